@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold on Hopper: TMA, wgmma, and warps that each do one thing. A CTA stays on its multiprocessor and folds
-// gqa_tiles of query tiles, one head_tile a warpgroup, over the key tiles that they share. Every number is a function
-// of the row, its keys, the job and the template parameters; gqa_tiles, q_stages and turns only say where and when.
+// The Hopper attention kernel: warp-specialized, persistent, with TMA and wgmma. A CTA computes GQA-packed tiles: each
+// consumer warpgroup has one head work tile, and all share the K/V tiles that the producer loads. Every bit of the
+// output is a function of the row, its keys, the job and the template parameters. The schedule decides only where and
+// when a tile is computed.
 //
-// Read on in shared_map.cuh (what lies where) → scheduler.cuh → producer.cuh, thread_fetch.cuh, pace.cuh → consumer.cuh
-// → tile_step.cuh, recompute_tile.cuh → row_state.cuh.
+// Read next: shared_map.cuh (shared memory) → scheduler.cuh → producer.cuh, thread_fetch.cuh, pace.cuh → consumer.cuh →
+// tile_step.cuh, recompute_tile.cuh → row_state.cuh.
 #pragma once
 
 #include "kernels/sm90/fold/consumer.cuh"
@@ -17,7 +18,7 @@
 
 namespace ringattn::sm90 {
 
-// `fetching`: threads that read a q_stage's work and fetch what it takes.
+// `fetching`: producer threads that read a Q stage's work tile and load its tensors.
 template <class C>
 __device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int fetching) {
   for (std::uint32_t i = 0; i < C::kQStages; ++i) {
@@ -42,7 +43,7 @@ __device__ __forceinline__ void init_barriers(const SharedMap<C>& map, int fetch
   barrier_init_fence();
 }
 
-// All threads, of all CTAs that kv_loop side by side.
+// Synchronizes all threads of the CTA, or of the CTA pair.
 template <class C>
 __device__ __forceinline__ void sync_all() {
   if constexpr (C::kClusterCtas > 1) {
@@ -83,7 +84,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_kernel(const __grid_
     reg_alloc<C::kConsumerRegisters>();
     consume<C>(params, map);
   }
-  if constexpr (C::kClusterCtas > 1) sync_all<C>();  // until then others may still write here
+  if constexpr (C::kClusterCtas > 1) sync_all<C>();  // the peer CTA may write to this CTA's shared memory until here
 }
 
 }  // namespace ringattn::sm90

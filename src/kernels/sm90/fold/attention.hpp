@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm90_attention: one for each pair of element type and configuration (fold_*.cu).
+// The compiled kernels of sm90_attention: one for each element type and head dim (attention_*.cu).
 #pragma once
 
 #include "kernels/cuda/launcher.hpp"

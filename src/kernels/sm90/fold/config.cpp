@@ -25,7 +25,7 @@ std::vector<std::string> attention_missing(const AttentionSpec& spec) {
 std::string describe(const AttentionConfig& config) {
   return fmt::format("tile {}x{}x{}{}{}, {} stages of keys, {:.1f} KiB, {} registers", config.warpgroups, kQueryTile,
                      config.key_tile, config.overlaps ? " overlapped" : "",
-                     config.cluster_ctas > 1 ? fmt::format(", {} CTAs side by side", config.cluster_ctas) : "",
+                     config.cluster_ctas > 1 ? fmt::format(", cluster of {} CTAs", config.cluster_ctas) : "",
                      config.stages, static_cast<double>(config.tile_bytes()) / 1024.0, config.consumer_registers());
 }
 
@@ -38,7 +38,7 @@ std::string device_obstacle(int reserved_bytes, int multiprocessors) {
     return fmt::format("its driver reserves {} bytes of a CTA's shared memory, not {}", reserved_bytes, kReservedBytes);
   }
   if (multiprocessors > kMaxCtas) {
-    return fmt::format("it has {} multiprocessors, and the kernel counts with {} at most", multiprocessors, kMaxCtas);
+    return fmt::format("it has {} multiprocessors, and the kernel supports at most {}", multiprocessors, kMaxCtas);
   }
   return {};
 }

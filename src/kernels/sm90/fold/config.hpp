@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How sm90_attention computes a AttentionSpec: tiles, warpgroups and shared memory. A pure function of the description,
-// so that ranks agree on it; launching is elsewhere (attention.hpp).
+// Tile sizes, warpgroups and shared memory of sm90_attention for an AttentionSpec. A pure function of the spec, so that
+// all ranks agree on it. attention.hpp has the launchers.
 #pragma once
 
 #include <optional>
@@ -16,42 +16,43 @@ namespace ringattn::sm90 {
 using cuda::kPanelColumns;
 using cuda::kPanelRowBytes;
 
-inline constexpr int kQueryTile = 64;  // rows of a warpgroup's products
+inline constexpr int kQueryTile = 64;  // rows of a warpgroup's wgmma (M)
 
-// References are powers of two: times this, a difference of theirs is its logarithm to base 2; times kLn2 they are
-// natural logarithms.
+// Softmax offsets are base-2 logarithms. A difference of offsets times kOffsetLog2Factor is a base-2 logarithm, times
+// kLn2 a natural one.
 inline constexpr float kOffsetLog2Factor = 1.0F;
 inline constexpr float kLn2 = 0.693147182F;
 
 struct AttentionConfig {
   int head_dim = 0;
   int head_dim_v = 0;
-  int key_tile = 0;    // keys of a tile
-  int warpgroups = 0;  // that attention, each its own query tile; one more fetches
+  int key_tile = 0;    // keys of a tile (N)
+  int warpgroups = 0;  // consumer warpgroups, one query tile each; one producer warpgroup comes on top
   int stages = 0;      // K and V tiles in shared memory
-  int q_stages = 2;    // of query tiles in shared memory: the next ones come while these are folded
-  // Whether a warpgroup's softmax runs beside its own P V of the tile before, not only beside the others' products.
+  // query tiles of each warpgroup in shared memory: the next one is loaded while this one is computed
+  int q_stages = 2;
+  // Intra-warpgroup overlap: a warpgroup's softmax runs during its own P V of the previous tile, and not only during
+  // the other warpgroups' wgmma.
   bool overlaps = false;
-  int cluster_ctas =
-      1;  // CTAs that kv_loop over their keys side by side where that pays: each fetches its share for all
+  int cluster_ctas = 1;  // cluster size where a cluster pays: each CTA loads its share of the K/V rows by multicast
 
-  // Where tiles overlap and stages are few, K of a stage goes back, and its next one comes, ahead of V.
+  // With overlap and two stages, K of a stage is released, and its next K loaded, before V.
   constexpr bool keys_ahead() const { return overlaps && stages == 2; }
   constexpr int threads() const { return 128 * (warpgroups + 1); }
-  // Registers of a thread: 65,536 of a multiprocessor, shared out in eights.
+  // Registers of a thread (setmaxnreg): multiples of 8, at most 65,536 in a multiprocessor.
   constexpr int producer_registers() const { return warpgroups == 3 ? 32 : 40; }
   constexpr int consumer_registers() const { return warpgroups == 3 ? 160 : 232; }
-  // What a warpgroup keeps of its rows' closed groups while a task has no state: B.
+  // fp32 elements of a warpgroup's acc of merged splits, in global scratch while a task has no saved state.
   constexpr int scratch_floats() const { return kQueryTile * head_dim_v; }
-  // Where it doesn't.
-  constexpr AttentionConfig alone() const {
+  // The same configuration without a cluster.
+  constexpr AttentionConfig without_cluster() const {
     AttentionConfig config = *this;
     config.cluster_ctas = 1;
     return config;
   }
-  // Of a copy: all columns where they fill panels, else a panel.
+  // Columns of a TMA box: all columns if they fill panels of 64, else one panel.
   static constexpr int box_columns(int dim) { return dim % kPanelColumns == 0 ? dim : kPanelColumns; }
-  // Of a copy of K or V: a CTA's share of the rows lies in each panel by itself.
+  // Box of a K or V load. In a cluster, a CTA's share of the rows is contiguous only within a panel.
   constexpr int key_box_rows() const { return key_tile / cluster_ctas; }
   constexpr int key_box_columns(int dim) const { return cluster_ctas == 1 ? box_columns(dim) : kPanelColumns; }
   constexpr int q_bytes() const { return kQueryTile * cuda::padded_row_bytes(head_dim); }  // of one query tile
@@ -60,8 +61,7 @@ struct AttentionConfig {
   constexpr int tile_bytes() const { return q_stages * warpgroups * q_bytes() + stages * (k_bytes() + v_bytes()); }
 };
 
-// The rows of the table below that kernels are compiled for. Chosen by speed on an H200
-// (bench/notes/attention-experiments.md).
+// The configurations that kernels are compiled for, chosen by speed on an H200 (bench/notes/attention-experiments.md).
 inline constexpr AttentionConfig kAttentionConfigs[] = {
     {64, 64, /*key_tile=*/128, /*warpgroups=*/3, /*stages=*/4, /*q_stages=*/2, /*overlaps=*/true},
     {96, 96, 128, 3, 2},
@@ -70,28 +70,27 @@ inline constexpr AttentionConfig kAttentionConfigs[] = {
     {256, 256, 80, 2, 2, 1, true, 2},
 };
 
-// The one that is compiled for these head dims.
+// The configuration compiled for these head dims.
 consteval AttentionConfig config_for(int head_dim, int head_dim_v) {
   return cuda::config_of_dims(kAttentionConfigs, head_dim, head_dim_v);
 }
 
-// The configuration for a spec; none: the kernel can't do it, and attention_missing() says why.
+// The configuration for a spec. nullopt: unsupported, and attention_missing() says why.
 std::optional<AttentionConfig> choose_config(const AttentionSpec& spec);
 // See KernelRow::missing.
 std::vector<std::string> attention_missing(const AttentionSpec& spec);
 
 // One line, e.g. "tile 3x64x112, 2 stages of keys, 212.0 KiB, 160 registers".
 std::string describe(const AttentionConfig& config);
-// All of them, with the head dims in front. See KernelRow::configs.
+// All configurations, each after its head dims. See KernelRow::configs.
 std::vector<std::string> attention_configs();
 
-// What the kernel takes for granted of a device: how much of a CTA's shared memory the device keeps for itself, and how
-// many CTAs, one a multiprocessor, there are at most (pace.cuh looks at each of them).
+// Assumptions about the device: shared memory reserved in each CTA in bytes, and the maximum number of CTAs (one for
+// each multiprocessor), all of which pace.cuh polls.
 inline constexpr int kReservedBytes = 1024;
 inline constexpr int kMaxCtas = 160;
 
-// Why the kernel can't run on a device that keeps so much shared memory of a CTA and has so many multiprocessors;
-// empty: it can.
+// Why the kernel can't run on a device with these attributes. Empty: it can.
 std::string device_obstacle(int reserved_bytes, int multiprocessors);
 
 }  // namespace ringattn::sm90

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// A attending warpgroup. For each q_stage it folds its head_tile, 64 query rows of one head, over the head_tile's part
-// of the gqa_tile's kv_loop over key tiles, and lets the other tiles of the kv_loop pass. While it works at its
-// exponentials, the tensor cores work for the other warpgroups, and where registers allow it (C::kOverlaps) for its own
-// tile before.
+// A consumer warpgroup. In each Q stage it computes its head work tile, 64 query rows of one head, over its part of the
+// GQA-packed tile's KV loop, and skips the other tiles. During its softmax the tensor cores work for the other
+// warpgroups, and with intra-warpgroup overlap (C::kOverlaps) for its own previous tile.
 //
-// A tile takes one of two ways. Most are plain: every row sees every key and has its softmax_offset. The others mask
-// scores, set softmax_offsets, begin a group, or give a q_stage's memory back; where they come is known from the
-// head_tile (HeadWorkTile::stop()).
+// There are two code paths for a tile. Most tiles are plain: every row sees every key and has its softmax_offset.
+// Special tiles mask scores, set softmax_offsets, begin a KV split, or release a Q stage. HeadWorkTile::stop() says
+// where they come.
 #pragma once
 
 #include "kernels/sm90/fold/gemms.cuh"
@@ -30,7 +29,7 @@ class Consumer {
       if (head_tile_.kv_loop() == kNoMoreWork) break;
       begin_rows<C>(p_, head_tile_, rows_);
       skip_tiles(head_tile_.begin());
-      left_ = head_tile_.end() - head_tile_.begin();
+      tiles_left_ = head_tile_.end() - head_tile_.begin();
       compute_chained_tiles();
       epilogue();
     }
@@ -42,10 +41,10 @@ class Consumer {
   using Scores = float[C::kKeyTile / 8][4];
   enum class Tile { kPlain, kSpecial };
 
-  // The first warpgroup fetches, so this one's number is at least 1; named barrier 0 is __syncthreads()'s.
+  // The producer is warpgroup 0, so this is at least 1. Named barrier 0 is __syncthreads()'s.
   static __device__ __forceinline__ int warpgroup() { return thread_of_cta() / kWarpgroup; }
 
-  // --- Rounds: a head_tile's work, its Q, and the shared memory that both lie in.
+  // --- Q stages: a head work tile's info and Q.
 
   __device__ __forceinline__ HeadWorkTile acquire_q_stage() {
     barrier_wait(map_.work_full(rows_.q_stage().stage()), rows_.q_stage().parity());
@@ -55,8 +54,8 @@ class Consumer {
     return head_tile;
   }
 
-  // A q_stage's finished rows leave from where its Q was. So its memory is given back in the next q_stage, when the
-  // copy engine has read them.
+  // Finished rows are stored from the memory of their Q. So a Q stage is released during the next one, after the TMA
+  // store has read it.
   __device__ __forceinline__ void release_q_stage() {
     if ((rows_.flags & AttentionState<C>::kWriting) == 0) [[likely]]
       return;
@@ -65,9 +64,9 @@ class Consumer {
     rows_.flags &= ~AttentionState<C>::kWriting;
   }
 
-  // --- Stages of K and V. Where K goes back ahead of V, each warp says when it is done with K.
+  // --- K/V stages. Where K is released before V, each warp arrives for K.
 
-  // Where CTAs kv_loop side by side, one thread for each of them arrives there.
+  // In a CTA pair one thread arrives at each CTA's barrier.
   static __device__ __forceinline__ void arrive_in_each_cta(std::uint32_t barrier) {
     if constexpr (C::kClusterCtas > 1) {
       barrier_arrive_at(in_cta(barrier, static_cast<std::uint32_t>(thread_of_cta() % 32)));
@@ -81,46 +80,47 @@ class Consumer {
   __device__ __forceinline__ void release_v() const {
     if (rows_.has(AttentionState<C>::kLeader)) arrive_in_each_cta(map_.v_empty(ring_.stage()));
   }
-  // Tiles of the kv_loop that none of the head_tile's rows folds.
+  // Skips tiles of the KV loop that the head work tile does not attend to.
   __device__ __forceinline__ void skip_tiles(int count) {
 #pragma unroll 1
     for (int i = 0; i < count; ++i, ring_.advance()) {
       barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
       barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
-      named_sync(warpgroup(), kWarpgroup);  // no warp may fall behind by a turn of the stages
+      named_sync(warpgroup(), kWarpgroup);  // keeps the warps within one turn of the stages
       if constexpr (C::kKeysAhead) release_k(ring_.stage());
       release_v();
     }
   }
 
-  // --- The tile that comes next.
+  // --- The next tile.
 
-  __device__ __forceinline__ int number() const { return head_tile_.number(p_, left_); }  // in its sequence
-  // Whether it begins a group while the one before is open.
+  __device__ __forceinline__ int number() const { return head_tile_.number(p_, tiles_left_); }  // in its sequence
+  // Whether the tile begins a split while the previous one is still current.
   __device__ __forceinline__ bool begins_next_split() const {
-    return head_tile_.begins_split(left_) && rows_.has(AttentionState<C>::kCurrent);
+    return head_tile_.begins_split(tiles_left_) && rows_.has(AttentionState<C>::kCurrent);
   }
-  // How many tiles will be left when the next one comes that needs more than the plain way.
+  // How many tiles are left when the next special tile comes.
   __device__ __forceinline__ int next_stop() const {
-    return rows_.has(AttentionState<C>::kSpecial) ? left_ : head_tile_.stop(left_);
+    return rows_.has(AttentionState<C>::kSpecial) ? tiles_left_ : head_tile_.stop(tiles_left_);
   }
-  // Called once a tile is scored. A group that ends with the task's last tile is merged before the state is saved.
+  // Called after the scores of a tile. A split that ends with the task's last tile is merged before the state is saved.
   __device__ __forceinline__ void note_complete_split() {
-    if (left_ == 1 && p_.state.save && head_tile_.begins_split(0)) rows_.flags |= AttentionState<C>::kSplitComplete;
+    if (tiles_left_ == 1 && p_.state.save && head_tile_.begins_split(0))
+      rows_.flags |= AttentionState<C>::kSplitComplete;
   }
 
   // --- Scores and probabilities.
 
-  // Scores → probabilities and the thread's shares of their sums. Returns whether a row of the warp has
-  // exceeds_threshold its softmax_offset.
+  // Scores → probabilities and the thread's shares of their sums. Returns whether a row of the warp exceeds the rescale
+  // threshold.
   template <Tile kTile>
   __device__ __forceinline__ bool softmax_step(Scores& s) {
     if constexpr (kTile == Tile::kSpecial) {
       if (p_.softmax.scaled_first) scale_scores(p_, s);
-      if (head_tile_.masked(left_)) mask_tile<C>(p_, head_tile_, number(), s);
+      if (head_tile_.masked(tiles_left_)) mask_tile<C>(p_, head_tile_, number(), s);
       if (rows_.has(AttentionState<C>::kSpecial)) {
         fix_offset<C>(p_, rows_, s);
-        // The warps of a warpgroup take the same way through the products, as wgmma demands.
+        // The warps of a warpgroup must take the same path through its wgmma.
         const bool more = p_.softmax.scaled_first || !rows_.has_offset(0) || !rows_.has_offset(1);
         if (!named_any(warpgroup(), kWarpgroup, more)) rows_.flags &= ~AttentionState<C>::kSpecial;
       }
@@ -128,7 +128,7 @@ class Consumer {
     exponentiate<C>(p_, rows_.shift, s, sum_);
     return __any_sync(0xffffffffU, sum_[0] > kMax || sum_[1] > kMax) != 0;
   }
-  // Does the tile again for the rows of this warp that have exceeds_threshold their softmax_offset.
+  // Recomputes the tile for the rows of this warp that exceed the rescale threshold.
   __device__ __forceinline__ void recompute(Scores& s) {
     Recomputed<C> recomputed;
     recompute_tile<C>(p_, head_tile_, number(), map_.q(head_tile_), map_.k(ring_.stage()), rows_.shift[0],
@@ -140,7 +140,7 @@ class Consumer {
     rows_.l[1] = __fadd_rn(rows_.l[1], sum_[1]);
   }
 
-  // A tile's scores and probabilities, with nothing of this warpgroup beside them.
+  // Computes a tile's probabilities without overlap in this warpgroup.
   template <Tile kTile>
   __device__ __forceinline__ void score() {
     Scores s;
@@ -155,7 +155,7 @@ class Consumer {
     pack<C>(s, probability_);
     add_sums();
   }
-  // Its part of the outputs.
+  // Computes P V of the tile.
   __device__ __forceinline__ void add_outputs(bool first) {
     barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
     pv_gemm<C>(rows_.o, probability_, map_.v(ring_.stage()), first);
@@ -163,7 +163,8 @@ class Consumer {
     pin(rows_.o);
     release_v();
   }
-  // The outputs of the tile before, whose probabilities are there, and beside that product this tile's probabilities.
+  // Computes P V of the previous tile, whose probabilities are ready, and during that wgmma the probabilities of this
+  // tile.
   template <Tile kTile>
   __device__ __forceinline__ void add_outputs_and_score() {
     PackedPipelineState<C::kStages> next = ring_;
@@ -200,55 +201,55 @@ class Consumer {
     pack<C>(s, probability_);
     add_sums();
   }
-  // Whether the product that comes is the first of its group; from now on the group is open.
+  // Returns whether the next P V is the first of its split, which becomes the current one.
   __device__ __forceinline__ bool begin_outputs() {
     const bool first = rows_.has(AttentionState<C>::kOverwriteAcc);
     rows_.flags = (rows_.flags | AttentionState<C>::kCurrent) & ~AttentionState<C>::kOverwriteAcc;
     return first;
   }
 
-  // --- The tiles of a head_tile.
+  // --- The tiles of a head work tile.
 
   __device__ __forceinline__ void mainloop_serial() {
-    while (left_ > 0) {
+    while (tiles_left_ > 0) {
       const int stop = next_stop();
 #pragma unroll 1
-      for (; left_ > stop; --left_, ring_.advance()) {
+      for (; tiles_left_ > stop; --tiles_left_, ring_.advance()) {
         score<Tile::kPlain>();
         add_outputs(false);
       }
-      if (left_ == 0) break;
+      if (tiles_left_ == 0) break;
       if (begins_next_split()) merge_current_split<C>(p_, head_tile_, rows_);
       score<Tile::kSpecial>();
       note_complete_split();
       add_outputs(begin_outputs());
-      --left_;
+      --tiles_left_;
       ring_.advance();
     }
   }
   // `scored`: the first tile has its probabilities already.
   __device__ __forceinline__ void mainloop_overlapped(bool scored) {
     if (!scored) {
-      if (left_ == 0) return;
+      if (tiles_left_ == 0) return;
       if (begins_next_split()) merge_current_split<C>(p_, head_tile_, rows_);
       score<Tile::kSpecial>();
       note_complete_split();
-      --left_;
+      --tiles_left_;
     }
-    while (left_ > 0) {
+    while (tiles_left_ > 0) {
       const int stop = next_stop();
 #pragma unroll 1
-      for (; left_ > stop; --left_) add_outputs_and_score<Tile::kPlain>();
-      if (left_ == 0) break;
+      for (; tiles_left_ > stop; --tiles_left_) add_outputs_and_score<Tile::kPlain>();
+      if (tiles_left_ == 0) break;
       add_outputs_and_score<Tile::kSpecial>();
       note_complete_split();
-      --left_;
+      --tiles_left_;
     }
     add_outputs(begin_outputs());
     ring_.advance();
   }
 
-  // --- From head_tile to head_tile.
+  // --- From one head work tile to the next.
 
   __device__ __forceinline__ void compute_chained_tiles() {
     for (bool scored = false;; scored = true) {
@@ -261,16 +262,16 @@ class Consumer {
       release_q_stage();
       rows_.flags += AttentionState<C>::kNextQStage;
       if constexpr (C::kQStages == 1) return;
-      // Closed groups would have to be waited for. In a task without a state both halves have them or none.
-      if (!params_.chains || !head_tile_.whole() || rows_.has_merged(0)) return;
+      // Merged splits would have to be waited for. Without a saved state, both halves have some or neither has.
+      if (!params_.overlaps_epilogue || !head_tile_.whole() || rows_.has_merged(0)) return;
       const HeadWorkTile next = acquire_q_stage();
       if (next.kv_loop() <= 0 || next.begin() > 0 || next.end() == 0) return;
-      chain(next);
+      start_next_tile(next);
     }
   }
-  // The next head_tile's first product runs beside the end of this head_tile. AttentionState that see something of that
-  // tile take their softmax_offsets from it, so none can have exceeds_threshold them: the tile need not be done again.
-  __device__ __forceinline__ void chain(const HeadWorkTile& next) {
+  // The first Q K of the next head work tile runs during the epilogue of this one. Rows that see a key of that tile
+  // take their softmax_offsets from it, so no row can exceed the rescale threshold and recompute it.
+  __device__ __forceinline__ void start_next_tile(const HeadWorkTile& next) {
     Scores s;
     barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
     qk_gemm<C>(s, map_.q(next), map_.k(ring_.stage()));
@@ -284,17 +285,18 @@ class Consumer {
                   (C::kOverlaps ? AttentionState<C>::kOverwriteAcc : AttentionState<C>::kCurrent);
     head_tile_.address = next.address;
     keep(head_tile_.address);
-    left_ = head_tile_.end();
+    tiles_left_ = head_tile_.end();
     rows_.shift[0] = 0.0F;
     rows_.shift[1] = 0.0F;
     wgmma_wait<0>();
     pin(s);
-    if (head_tile_.masked(left_)) mask_tile<C>(p_, head_tile_, head_tile_.origin(), s);
+    if (head_tile_.masked(tiles_left_)) mask_tile<C>(p_, head_tile_, head_tile_.origin(), s);
     fix_offset<C>(p_, rows_, s);
     if (!named_any(warpgroup(), kWarpgroup, !rows_.has_offset(0) || !rows_.has_offset(1)))
       rows_.flags &= ~AttentionState<C>::kSpecial;
     exponentiate<C>(p_, rows_.shift, s, sum_);
-    if (__any_sync(0xffffffffU, sum_[0] < 0.0F || sum_[1] < 0.0F)) __trap();  // as end_block(): no sum is negative
+    // never taken, as in end_block(): no sum is negative
+    if (__any_sync(0xffffffffU, sum_[0] < 0.0F || sum_[1] < 0.0F)) __trap();
     pack<C>(s, probability_);
     rows_.l[0] = 0.0F;
     rows_.l[1] = 0.0F;
@@ -305,12 +307,13 @@ class Consumer {
       add_outputs(true);
       ring_.advance();
     }
-    --left_;
+    --tiles_left_;
   }
   __device__ __forceinline__ void epilogue() {
     if (p_.state.save) {
       if (rows_.has(AttentionState<C>::kSplitComplete))
-        merge_current_split<C>(p_, head_tile_, rows_);  // else both would have to be saved
+        // otherwise both splits would have to be saved
+        merge_current_split<C>(p_, head_tile_, rows_);
       save_rows<C>(p_, head_tile_, rows_);
     }
     if (p_.finish) finish_rows<C>(params_, head_tile_, map_.q(head_tile_), rows_);
@@ -326,8 +329,8 @@ class Consumer {
   PackedPipelineState<C::kStages> ring_;
   AttentionState<C> rows_;
   HeadWorkTile head_tile_;
-  int left_ = 0;       // tiles of the head_tile
-  float sum_[2] = {};  // Σ p of this thread's columns of the tile
+  int tiles_left_ = 0;  // tiles left in the head work tile
+  float sum_[2] = {};   // Σ p of this thread's columns of the tile
   std::uint32_t probability_[C::kKeyTile / 16][4];
 };
 

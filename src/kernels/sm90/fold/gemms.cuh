@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two matrix products of a key tile, issued to the tensor cores. They run on while the warpgroup does something
-// else; wgmma_wait() waits for them.
+// The two GEMMs of a key tile, issued as asynchronous wgmma. wgmma_wait() waits for them.
 #pragma once
 
 #include "kernels/cuda/attention_params.hpp"
@@ -11,7 +10,7 @@
 
 namespace ringattn::sm90 {
 
-// Issues S = Q Kᵀ for the warpgroup's 64 rows and one key tile. q_tile and k_tile are addresses in shared memory.
+// Issues S = Q Kᵀ for the warpgroup's 64 rows and one key tile. q_tile and k_tile are shared-memory addresses.
 template <class C>
 __device__ __forceinline__ void qk_gemm(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile, std::uint32_t k_tile) {
   const std::uint32_t q = of_warp(descriptor_low(q_tile));
@@ -29,7 +28,7 @@ __device__ __forceinline__ void qk_gemm(float (&s)[C::kKeyTile / 8][4], std::uin
   wgmma_commit();
 }
 
-// Issues O += P V, or O = P V where it is the first product of a group.
+// Issues O += P V, or O = P V where `first`, which is the first P V of a KV split.
 template <class C>
 __device__ __forceinline__ void pv_gemm(float (&o)[C::kDimV / 8][4],
                                         const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile,
@@ -46,8 +45,8 @@ __device__ __forceinline__ void pv_gemm(float (&o)[C::kDimV / 8][4],
   wgmma_commit();
 }
 
-// A branch that is never taken. It ends the basic block: without it ptxas (13.0) moves the softmax behind the wait that
-// the softmax should come before, or runs out of registers between the softmax and P V.
+// A branch that is never taken, which ends the basic block. Without it ptxas (13.0) moves the softmax after the wait
+// that should follow it, or runs out of registers between the softmax and P V.
 __device__ __forceinline__ void end_block(const cuda::AttentionParams& p) {
   if (p.heads == 0) __trap();
 }

@@ -24,7 +24,7 @@ HopperParams hopper_params(const cuda::AttentionParams& p, const AttentionConfig
   const auto box_columns = [&](int dim) { return whole ? config.key_box_columns(dim) : kPanelColumns; };
   for (int i = 0; params.bulk_in && i < cuda::kNearSources; ++i) {
     const cuda::SourceEntry& source = p.tables.near_sources[i];
-    if (source.rows == 0) continue;  // nothing to fetch from it
+    if (source.rows == 0) continue;  // an empty source has no map
     const MappedTensor k{source.k, source.rows, p.kv_heads, p.head_dim, source.k_token_stride, source.k_head_stride};
     const MappedTensor v{source.v, source.rows, p.kv_heads, p.head_dim_v, source.v_token_stride, source.v_head_stride};
     params.bulk_in = !source.has_pages() && can_map(k) && can_map(v);
@@ -36,7 +36,7 @@ HopperParams hopper_params(const cuda::AttentionParams& p, const AttentionConfig
   const MappedTensor out{p.out.data, p.rows, p.heads, p.head_dim_v, p.out.token_stride, p.out.head_stride};
   params.bulk_out = p.finish && can_map(out);
   if (params.bulk_out) params.out = map_tensor(out, dtype, kQueryTile / 4, kPanelColumns);
-  params.chains = params.bulk_out && !p.state.resume && !p.state.save && !p.softmax.scaled_first;
+  params.overlaps_epilogue = params.bulk_out && !p.state.resume && !p.state.save && !p.softmax.scaled_first;
   return params;
 }
 

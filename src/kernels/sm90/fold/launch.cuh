@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration to a kernel and its launch; the fold_*.cu files instantiate it.
+// Kernel traits and launch of a configuration. The attention_*.cu files instantiate it.
 #pragma once
 
 #include "base/cuda.hpp"
@@ -48,16 +48,16 @@ void prepare_kernel() {
 template <class Element, AttentionConfig kConfig>
 void launch_kernel(const cuda::AttentionParams& p, Stream stream) {
   using C = KernelConfig<Element, kConfig>;
-  static_assert(C::kHeadTiles > 1);  // WorkBuilder makes gqa_tiles of head_tiles
+  static_assert(C::kHeadTiles > 1);  // WorkBuilder packs several head work tiles into a GQA-packed tile
   static_assert(C::kClusterCtas <= 2);
   const HopperParams params = hopper_params(p, kConfig);
   const std::int64_t work = std::int64_t{p.tables.gqa_tile_count} * p.schedule.entry_heads;
-  const std::int64_t most = p.schedule.multiprocessors / C::kClusterCtas;
+  const std::int64_t max_work = p.schedule.multiprocessors / C::kClusterCtas;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {C::kClusterCtas, 1, 1};
   cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>((work < most ? work : most) * C::kClusterCtas);
+  launch.gridDim = static_cast<unsigned>((work < max_work ? work : max_work) * C::kClusterCtas);
   launch.blockDim = C::kThreads;
   launch.dynamicSmemBytes = SharedMap<C>::kBytes;
   launch.stream = cuda_stream(stream);
@@ -66,21 +66,21 @@ void launch_kernel(const cuda::AttentionParams& p, Stream stream) {
   check_cuda(cudaLaunchKernelEx(&launch, attention_kernel<C>, params), "sm90_attention");
 }
 
-// A configuration whose CTAs kv_loop side by side has a second kernel, for tasks where they kv_loop alone.
+// A configuration with a cluster has a second kernel without it, for tasks where a cluster doesn't pay.
 template <class Element, AttentionConfig kConfig>
 void prepare_attention() {
   check_device();
   prepare_kernel<Element, kConfig>();
-  if constexpr (kConfig.cluster_ctas > 1) prepare_kernel<Element, kConfig.alone()>();
+  if constexpr (kConfig.cluster_ctas > 1) prepare_kernel<Element, kConfig.without_cluster()>();
 }
 
 template <class Element, AttentionConfig kConfig>
 void launch_attention(const cuda::AttentionParams& p, Stream stream) {
   if (p.schedule.cluster_ctas == kConfig.cluster_ctas) return launch_kernel<Element, kConfig>(p, stream);
   if constexpr (kConfig.cluster_ctas > 1) {
-    if (p.schedule.cluster_ctas == 1) return launch_kernel<Element, kConfig.alone()>(p, stream);
+    if (p.schedule.cluster_ctas == 1) return launch_kernel<Element, kConfig.without_cluster()>(p, stream);
   }
-  fail(ErrorCode::kInternal, "sm90_attention has no kernel for a task", "so many CTAs side by side are not its own");
+  fail(ErrorCode::kInternal, "sm90_attention has no kernel for a task", "none is compiled for this cluster size");
 }
 
 template <class Element, AttentionConfig kConfig>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two warps of each CTA that issue_loads tiles into shared memory. The producer has the copy engine fetch query and key
-// tiles. The tail warp writes zeros over the rows of a V tile that lie past its sequence's end. CTAs that kv_loop side
-// by side fetch half of each key tile's rows each, and the copy engine writes them to both.
+// The two load warps of a CTA. The producer warp issues TMA loads of query and key tiles. The tail warp zeroes the rows
+// of a V tile that lie past the end of its sequence. In a CTA pair each CTA loads half of each key tile's rows and
+// multicasts it to both.
 #pragma once
 
 #include <cstdint>
@@ -15,27 +15,27 @@
 
 namespace ringattn::sm90 {
 
-// Instead of a stage: no V tile comes any more.
+// Instead of a stage: there are no more V tiles.
 inline constexpr int kNoMoreTails = -1;
 
-// Instead of a source: this lane has nothing to fetch of the tile.
+// Instead of a source: this lane loads no part of the tile.
 inline constexpr int kNotMine = -1;
 
-// Where a key tile, or a page_run of one, lies, in which source and at which row, and how many keys the tile has.
+// Source and row of a key tile, or of one of its page runs, and how many keys the tile has.
 struct TileCoord {
   int source;
   int keys;
   std::int64_t row;
 };
 
-// The same for the copy engine, whose coordinates have 32 bits: can_map() keeps rows within those.
+// The same with TMA's 32-bit coordinates: can_map() keeps rows within that range.
 struct TileBox {
   int source;
   int row;
   int keys;
 };
 
-// The i-th tile of a q_stage's kv_loop.
+// The i-th tile of a Q stage's KV loop.
 template <class C>
 __device__ __forceinline__ TileCoord find_tile(const cuda::AttentionParams& p, const GqaPackedTileInfo& work, int i) {
   const auto [tile, entry] = cuda::tile_of_kv_loop(p.tables, work, i);
@@ -43,21 +43,22 @@ __device__ __forceinline__ TileCoord find_tile(const cuda::AttentionParams& p, c
   return {entry->source, left < C::kKeyTile ? static_cast<int>(left) : C::kKeyTile, entry->row};
 }
 
-// How the lanes of the producer share out tiles that lie in page_runs: each has one page_run of one of several tiles.
-// Worked out anew from the launch's parameters each time, since the producer has no registers to spare.
+// Assignment of tiles with several page runs to the producer's lanes: each lane loads one page run of one of several
+// tiles. Recomputed from the kernel parameters each time, since the producer has no registers to spare.
 template <class C>
 struct PageRunLanes {
   const HopperParams& params;
 
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
-  __device__ __forceinline__ int tiles() const { return 32 >> params.lanes_log; }    // that are looked up together
-  __device__ __forceinline__ int nth() const { return lane() >> params.lanes_log; }  // of those, this lane's
+  __device__ __forceinline__ int tiles() const { return 32 >> params.lanes_log; }    // looked up at a time
+  __device__ __forceinline__ int nth() const { return lane() >> params.lanes_log; }  // this lane's tile among them
   __device__ __forceinline__ int first_lane(int nth) const { return nth << params.lanes_log; }  // of a tile
   __device__ __forceinline__ int page_run() const { return lane() & ((1 << params.lanes_log) - 1); }
   __device__ __forceinline__ int first_key() const {
     return page_run() * params.page_run_keys;
-  }  // of the page_run in its tile
-  // Whether there is such a page_run and it is in this CTA's share: side by side each has half of them.
+    // of the page run in its tile
+  }
+  // Whether the tile has this page run and this CTA loads it: in a CTA pair each CTA loads half of the page runs.
   __device__ __forceinline__ bool fetches() const {
     const int page_runs = params.attention.tables.page_runs;
     if constexpr (C::kClusterCtas > 1) {
@@ -66,13 +67,14 @@ struct PageRunLanes {
     }
     return page_run() < page_runs;
   }
-  // Keys of a tile, up to the end of the last page_run that holds any of `keys`. Pieces have 16, 32 or 64 keys.
+  // Keys of a tile, rounded up to the end of the last page run that has any of `keys`. Page runs have 16, 32 or 64
+  // keys.
   __device__ __forceinline__ int whole_page_runs(int keys) const {
     return (keys + params.page_run_keys - 1) & -params.page_run_keys;
   }
 };
 
-// This lane's page_run of the i-th tile of a q_stage's kv_loop. The entries of page_runs without keys are not read.
+// This lane's page run of the i-th tile of a Q stage's KV loop. The entries of page runs without keys are not read.
 template <class C>
 __device__ __forceinline__ TileCoord find_page_run(const GqaPackedTileInfo& work, int i, const PageRunLanes<C>& lanes) {
   const auto [tile, page_runs] = cuda::tile_of_kv_loop(lanes.params.attention.tables, work, i);
@@ -82,8 +84,8 @@ __device__ __forceinline__ TileCoord find_page_run(const GqaPackedTileInfo& work
   return {page_runs[lanes.page_run()].source, keys, page_runs[lanes.page_run()].row};
 }
 
-// The i-th tile of a batch that the lanes have looked up, as one lane fetches it; in page_runs, this lane's page_run of
-// it.
+// The i-th tile of a batch that the lanes have looked up, broadcast to the warp; with page runs, this lane's page run
+// of it.
 template <bool kPageRuns, class C>
 __device__ __forceinline__ TileBox box_of(const TileCoord& batch, int i, const PageRunLanes<C>& lanes) {
   constexpr unsigned kAll = 0xffffffffU;
@@ -96,7 +98,7 @@ __device__ __forceinline__ TileBox box_of(const TileCoord& batch, int i, const P
   }
 }
 
-// Fetches the queries of a q_stage's head_tiles. One lane calls it.
+// Loads Q of a Q stage's head work tiles. One lane calls it.
 template <class C>
 __device__ __forceinline__ void fetch_queries(const HopperParams& params, const SharedMap<C>& map,
                                               const GqaPackedTileInfo& work, const HeadWorkTileInfo* head_tiles,
@@ -117,7 +119,7 @@ __device__ __forceinline__ void fetch_queries(const HopperParams& params, const 
   }
 }
 
-// Fetches K or V of a tile. Side by side each CTA fetches its share of the rows for both, and each CTA's barrier counts
+// Loads K or V of a tile. In a CTA pair each CTA loads its share of the rows for both, and each CTA's barrier counts
 // the bytes of both shares.
 template <class C, int kColumns, int kBox>
 __device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
@@ -135,7 +137,7 @@ __device__ __forceinline__ void load_keys(std::uint32_t target, const CUtensorMa
   }
 }
 
-// Fetches K or V of this lane's page_run of a tile; side by side, for both CTAs. A page_run fills a part of each panel.
+// Loads K or V of this lane's page run of a tile; in a CTA pair, for both CTAs. A page run fills a part of each panel.
 template <class C, int kColumns>
 __device__ __forceinline__ void load_page_run(std::uint32_t target, const CUtensorMap* from, std::uint32_t barrier,
                                               int head, int row, const PageRunLanes<C>& lanes) {
@@ -151,19 +153,19 @@ __device__ __forceinline__ void load_page_run(std::uint32_t target, const CUtens
   }
 }
 
-// The producer's work. All lanes pass the barriers together. One of them issues the copies of a tile; where tiles lie
-// in page_runs (kPageRuns), a lane for each page_run.
+// Main loop of the producer warp. All lanes pass the barriers together. One lane issues the loads of a tile, or one
+// lane for each of its page runs (kPageRuns).
 template <class C, bool kPageRuns>
 __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMap<C>& map, unsigned char* shared) {
   const cuda::AttentionParams& p = params.attention;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const PageRunLanes<C> lanes{params};
-  const int together = kPageRuns ? lanes.tiles() : 32;  // tiles that the lanes look up at a time
+  const int batch_tiles = kPageRuns ? lanes.tiles() : 32;  // looked up at a time
   PackedPipelineState<C::kQStages> q_stage;
   PackedPipelineState<C::kStages> ring;
-  PackedPipelineState<C::kStages> ring_v;  // where V is fetched behind K (C::kKeysAhead)
-  std::uint32_t tails = 0;                 // V tiles so far that the tail warp was told of
-  std::uint32_t paced = 0;                 // parity of pace_free()
+  PackedPipelineState<C::kStages> ring_v;  // for V, which is loaded one tile after K (C::kKeysAhead)
+  std::uint32_t tails = 0;                 // V tiles posted to the tail warp so far
+  std::uint32_t pace_parity = 0;           // parity of pace_free()
   for (;; q_stage.advance()) {
     barrier_wait(map.work_full(q_stage.stage()), q_stage.parity());
     const GqaPackedTileInfo& work = *work_info_of<C>(shared, q_stage.stage());
@@ -171,8 +173,8 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     if (lane == 0) fetch_queries<C>(params, map, work, head_tile_infos<C>(shared, q_stage.stage()), q_stage.stage());
     if (tiles == kNoMoreWork) break;
     const int kv_head = work.kv_head;
-    const int wanted = requested_at<C>(tiles);
-    // The copies of a tile's K, and of its V.
+    const int request_tile = requested_at<C>(tiles);
+    // The loads of a tile's K and of its V.
     const auto copy_k = [&](const TileBox& tile, std::uint32_t stage) {
       const std::uint32_t landed = map.k_full(stage);
       if constexpr (kPageRuns) {
@@ -188,8 +190,8 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
     };
     const auto copy_v = [&](const TileBox& tile, std::uint32_t stage) {
       if (!kPageRuns && lane != 0) return;
-      // AttentionState past the sequence's end belong to somebody else. Their probabilities are 0, but 0 · ∞ would be
-      // NaN, so the tail warp writes zeros there before the consumers hear of the tile.
+      // Rows past the end of the sequence have foreign data. Their probabilities are 0, but 0 · ∞ is NaN. So the tail
+      // warp zeroes them before v_full is signalled.
       const bool whole = tile.keys == C::kKeyTile;
       std::uint32_t landed = map.v_full(stage);
       if (!whole) {
@@ -215,14 +217,14 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
         ++tails;
       }
     };
-    TileBox last{};  // the tile whose K was fetched last, and whose V comes next (C::kKeysAhead)
+    TileBox last{};  // the tile whose K was loaded last; its V comes next (C::kKeysAhead)
     const auto copy_last_v = [&] {
       barrier_wait(map.v_empty(ring_v.stage()), ring_v.parity() ^ 1U);
       __syncwarp();
       copy_v(last, ring_v.stage());
       ring_v.advance();
     };
-    // Each lane looks up one tile, or a page_run of one, of a batch, one batch before it is fetched.
+    // Each lane looks up one tile, or one page run of a tile, one batch ahead.
     TileCoord ahead{};
     const auto look_up = [&](int begin) {
       if constexpr (kPageRuns) {
@@ -232,21 +234,21 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
       }
     };
     look_up(0);
-    for (int first = 0; first < tiles; first += together) {
+    for (int first = 0; first < tiles; first += batch_tiles) {
       const TileCoord batch = ahead;
-      look_up(first + together);
-      const int end = tiles - first < together ? tiles - first : together;
+      look_up(first + batch_tiles);
+      const int end = tiles - first < batch_tiles ? tiles - first : batch_tiles;
       if (p.schedule.keep_pace && (!kPageRuns || first % 32 == 0)) {
         if (lane == 0) {
           store_number(map.pace_tiles(), tiles - first < 32 ? tiles - first : 32);
           barrier_arrive(map.pace_requested());
         }
-        barrier_wait(map.pace_free(), paced);
-        paced ^= 1U;
+        barrier_wait(map.pace_free(), pace_parity);
+        pace_parity ^= 1U;
       }
       for (int i = 0; i < end; ++i, ring.advance()) {
         const TileBox tile = box_of<kPageRuns>(batch, i, lanes);
-        if (lane == 0 && first + i == wanted) barrier_arrive(map.work_requested());
+        if (lane == 0 && first + i == request_tile) barrier_arrive(map.work_requested());
         barrier_wait(map.k_empty(ring.stage()), ring.parity() ^ 1U);
         __syncwarp();  // all lanes have passed the barrier before its next phase can end
         copy_k(tile, ring.stage());
@@ -273,8 +275,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
   }
 }
 
-// The tail warp's work: writes zeros over the rows of a V tile that lie past its sequence's end, then tells the
-// consumers that the tile has arrived.
+// Main loop of the tail warp: zeroes the rows of a V tile that lie past the end of its sequence, then signals v_full.
 template <class C>
 __device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile step once more, for rows that have exceeds_threshold their softmax_offset. This is seldom needed, so it is
-// short rather than fast. A warp works out its 16 rows' scores again by mma.sync, 16 keys at a time: once for their
-// maximum, and once more for their exponentials. AttentionState that have not exceeds_threshold their softmax_offset
-// keep what they have.
+// The tile step once more, for rows that exceed the rescale threshold. This is rare, so the code is short rather than
+// fast. A warp recomputes its 16 rows' scores by mma.sync, 16 keys at a time: once for their maximum, and once more for
+// their exponentials. Rows within the threshold keep their values.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -35,17 +34,17 @@ __device__ __forceinline__ void recompute_scores(const cuda::AttentionParams& p,
   if (p.softmax.scaled_first) scale_scores(p, s);
 }
 
-// What comes of it, for both rows of a thread.
+// The results for both rows of a thread.
 template <class C>
 struct Recomputed {
   float s[C::kKeyTile / 8][4];  // probabilities
   float sum[2];
   float shift[2];
-  float factor[2];  // of what was has_merged with the old softmax_offset
+  float factor[2];  // rescales what was accumulated with the old softmax_offset
   bool exceeds_threshold[2];
 };
 
-// A function of its own, with its results in memory, so that the main loop's registers don't know of it.
+// Not inlined, and with its results in memory, so that it costs the main loop no registers.
 template <class C, class AnyWorkTile>
 __device__ __noinline__ void recompute_tile(const cuda::AttentionParams& p, AnyWorkTile head_tile, int number,
                                             std::uint32_t q_tile, std::uint32_t k_tile, float shift0, float shift1,
@@ -53,7 +52,7 @@ __device__ __noinline__ void recompute_tile(const cuda::AttentionParams& p, AnyW
   const float old_shift[2] = {shift0, shift1};
   const float old_sum[2] = {sum0, sum1};
   const Columns columns[2] = {visible_columns<C>(head_tile, 0, number), visible_columns<C>(head_tile, 1, number)};
-  float most[2] = {-INFINITY, -INFINITY};
+  float max_score[2] = {-INFINITY, -INFINITY};
 #pragma unroll 1
   for (int block = 0; block < C::kKeyTile / 16; ++block) {
     float s[2][4];
@@ -61,8 +60,8 @@ __device__ __noinline__ void recompute_tile(const cuda::AttentionParams& p, AnyW
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       mask_scores<0, 2>(p, s, half, columns[half], 2 * block);
-      most[half] = fmaxf(most[half],
-                         fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1])));
+      max_score[half] = fmaxf(
+          max_score[half], fmaxf(fmaxf(s[0][2 * half], s[0][2 * half + 1]), fmaxf(s[1][2 * half], s[1][2 * half + 1])));
     }
   }
 #pragma unroll
@@ -71,7 +70,8 @@ __device__ __noinline__ void recompute_tile(const cuda::AttentionParams& p, AnyW
     int any = old_sum[half] > kRescaleThreshold<typename C::Element> ? 1 : 0;
     any |= __shfl_xor_sync(0xffffffffU, any, 1);
     any |= __shfl_xor_sync(0xffffffffU, any, 2);
-    const float softmax_offset = fmaxf(-old_shift[half], __fmul_rn(over_quad(most[half]), p.softmax.exponent_base2));
+    const float softmax_offset =
+        fmaxf(-old_shift[half], __fmul_rn(over_quad(max_score[half]), p.softmax.exponent_base2));
     result.exceeds_threshold[half] = any != 0;
     result.shift[half] = any != 0 ? -softmax_offset : old_shift[half];
     result.factor[half] = cuda::exp2_approx(__fsub_rn(result.shift[half], old_shift[half]));
@@ -98,8 +98,7 @@ __device__ __noinline__ void recompute_tile(const cuda::AttentionParams& p, AnyW
   }
 }
 
-// Takes over what was done again. What the open group held before moves with its softmax_offset; closed groups have
-// their own.
+// Applies the results. The current split's sum and acc are rescaled. Merged splits have an offset of their own.
 template <class C>
 __device__ __forceinline__ void take_over(const Recomputed<C>& recomputed, AttentionState<C>& rows,
                                           float (&s)[C::kKeyTile / 8][4], float (&sum)[2]) {

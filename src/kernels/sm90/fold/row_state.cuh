@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AttentionState between tiles: their state in memory, the groups of tiles that are merged, and, at the end, the
-// division and the way out. The state's layout is cuda/device/attention_state.cuh's.
+// The state of rows between tiles and tasks: loading and saving it, merging KV splits, and the epilogue.
+// cuda/device/attention_state.cuh has the layout of a saved state.
 #pragma once
 
 #include "kernels/cuda/device/merge_arithmetic.cuh"
@@ -24,8 +24,8 @@ __device__ __forceinline__ cuda::StatePtrs state_of(const cuda::AttentionParams&
           head_tile.query_head()};
 }
 
-// B, the outputs of a row's merged groups: in its state, where the task has one; else in its warpgroup's scratch
-// memory. This thread's share of columns 16n … 16n + 15 is at [4 n].
+// acc of a row's merged splits: in its state if the task has one, else in its warpgroup's global scratch. This thread's
+// share of columns 16n … 16n + 15 is at [4 n].
 __device__ __forceinline__ bool task_has_state(const cuda::AttentionParams& p) {
   return p.state.save || p.state.resume;
 }
@@ -38,7 +38,7 @@ __device__ __forceinline__ float4* merged_outputs(const cuda::AttentionParams& p
   const int tile_row = tile_row_of_thread() + 8 * half;
   return reinterpret_cast<float4*>(p.state.scratch + warpgroup * C::kScratchFloats + tile_row * C::kDimV + columns);
 }
-// Their R and L, in shared memory.
+// softmax_offset and sum of the merged splits, in shared memory.
 template <class C>
 __device__ __forceinline__ std::uint32_t merged_stats(int half) {
   return SharedMap<C>().merged(thread_of_cta() / kWarpgroup, tile_row_of_thread() + 8 * half);
@@ -59,29 +59,30 @@ __device__ __forceinline__ void begin_rows(const cuda::AttentionParams& p, const
   const int tile_row = tile_row_of_thread();
   rows.flags |= AttentionState<C>::kSpecial;
   if (!p.state.resume) rows.flags |= AttentionState<C>::kOverwriteAcc;
-  if (p.state.resume || head_tile.end() == head_tile.begin()) clear(rows.o);  // else the first tile does it
+  if (p.state.resume || head_tile.end() == head_tile.begin()) clear(rows.o);  // else the first tile clears them
   rows.shift[0] = 0.0F;
   rows.shift[1] = 0.0F;
   rows.l[0] = 0.0F;
   rows.l[1] = 0.0F;
   if (!p.state.resume) return;
   float softmax_offsets[2] = {-INFINITY, -INFINITY};
-  float parts[2] = {};
+  float state_flags[2] = {};
   float2 merged[2] = {};
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {  // of both rows at once: memory is far
+  // issues the loads of both rows before using either
+  for (int half = 0; half < 2; ++half) {
     if (!present(head_tile, tile_row + 8 * half)) continue;
     const float* const stats = state_of<C>(p, head_tile, half).stats;
     rows.l[half] = stats[threadIdx.x % 4];
     softmax_offsets[half] = stats[cuda::kCurrentOffset];
-    parts[half] = stats[cuda::kStateFlags];
+    state_flags[half] = stats[cuda::kStateFlags];
     merged[half] = {stats[cuda::kMergedOffset], stats[cuda::kMergedSum]};
   }
   bool current = false;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float softmax_offset = softmax_offsets[half];
-    const int has = static_cast<int>(parts[half]);
+    const int has = static_cast<int>(state_flags[half]);
     const bool seen = softmax_offset != -INFINITY;
     rows.shift[half] = seen ? -softmax_offset : 0.0F;
     rows.flags |= (seen ? AttentionState<C>::kOffsetSet << half : 0U) |
@@ -99,13 +100,12 @@ __device__ __forceinline__ void begin_rows(const cuda::AttentionParams& p, const
       rows.o[2 * n + 1][2 * half + 1] = x.w;
     }
   }
-  // AttentionState of a head_tile fold the same tiles, so one that is there is_leader for those that are not: the warps
-  // go the same way.
+  // All rows of a head work tile attend to the same tiles, so those with a state decide for those without: the warps
+  // must branch alike.
   if (named_any(thread_of_cta() / kWarpgroup, kWarpgroup, current)) rows.flags |= AttentionState<C>::kCurrent;
 }
 
-// The softmax_offset of a row has moved: the outputs of its merged groups move with it. Seldom, so a function of its
-// own.
+// The softmax_offset of a row's merged splits has moved, so their acc is rescaled. This is rare, so it is not inlined.
 template <class C>
 __device__ __noinline__ void rescale_merged(float4* outputs, float kept) {
 #pragma unroll 1
@@ -116,9 +116,10 @@ __device__ __noinline__ void rescale_merged(float4* outputs, float kept) {
   }
 }
 
-// Closes the current group: merges its partial into the groups before it (kernels/merge.hpp). This is done when a tile
-// of the next group is known to come, or else when the state is saved; at the end of a row finish_rows() does the same
-// in registers. So it does not matter where a task ends. The outputs are added in memory, and nobody waits for them.
+// Completes the current split: merges its partial into the splits before it (kernels/merge.hpp). This happens when a
+// tile of the next split is about to come, or before the state is saved. At the end of a row finish_rows() does the
+// same in registers. So the bits do not depend on where a task ends. The acc is added in global memory by reductions
+// that nothing waits for.
 template <class C>
 __device__ __forceinline__ void merge_current_split(const cuda::AttentionParams& p, const HeadWorkTile& head_tile,
                                                     AttentionState<C>& rows) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ void merge_current_split(const cuda::AttentionParams&
       sum = step.sum;
       if (step.rescales) rescale_merged<C>(outputs, step.state_scale);
     }
-    __syncwarp();  // the row's other threads have read
+    __syncwarp();  // the row's other threads have read the stats
     if (thread_of_cta() % 4 == 0) store_pair(stats, softmax_offset, sum);
     rows.l[half] = 0.0F;
     rows.shift[half] = 0.0F;
@@ -161,8 +162,9 @@ __device__ __forceinline__ void merge_current_split(const cuda::AttentionParams&
   rows.flags &= ~(AttentionState<C>::kCurrent | AttentionState<C>::kSplitComplete | AttentionState<C>::kOffsetSet |
                   AttentionState<C>::kOffsetSet << 1);
   rows.flags |= AttentionState<C>::kSpecial |
-                AttentionState<C>::kOverwriteAcc;  // the next group's first tile sets its softmax_offsets
-  __syncwarp();                                    // the stats are there for all threads
+                // the next split's first tile sets its softmax_offset
+                AttentionState<C>::kOverwriteAcc;
+  __syncwarp();  // the stats are visible to all threads of the warp
 }
 
 template <class C>
@@ -193,7 +195,7 @@ __device__ __forceinline__ void save_rows(const cuda::AttentionParams& p, const 
   }
 }
 
-// The rows that a warp has left in shared memory: where some are absent, or the copy engine can't write them.
+// Copies a warp's rows from shared memory to the output where some are not valid, or TMA can't store them.
 template <class C>
 __device__ __noinline__ void write_rows(const cuda::AttentionParams& p, HeadWorkTile head_tile, std::uint32_t staging) {
   constexpr int kChunks = C::kDimV / 8;
@@ -215,8 +217,7 @@ __device__ __noinline__ void write_rows(const cuda::AttentionParams& p, HeadWork
   }
 }
 
-// What a thread's two rows are scaled by at the end, from their softmax_offsets and their sums over all keys. LSE is
-// written on the way.
+// Scale factors of a thread's two rows at the end, from their softmax_offsets and sums over all keys. Also writes LSE.
 __device__ __forceinline__ void end_softmax(const cuda::AttentionParams& p, const HeadWorkTile& head_tile,
                                             const float (&softmax_offsets)[2], const float (&sums)[2],
                                             float (&inverse)[2]) {
@@ -227,7 +228,7 @@ __device__ __forceinline__ void end_softmax(const cuda::AttentionParams& p, cons
   inverse[0] = ends[0].factor();
   inverse[1] = ends[1].factor();
   const int half = thread_of_cta() % 4;
-  if (p.lse.data == nullptr || half > 1) return;  // of a row's four threads, one; the next one for the other half
+  if (p.lse.data == nullptr || half > 1) return;  // two of a row's four threads write, one for each half
   const int at = tile_row_of_thread() + 8 * half;
   if (!present(head_tile, at)) return;
   p.lse.data[(head_tile.row() + at) * p.lse.token_stride + head * p.lse.head_stride] = __fadd_rn(
@@ -254,7 +255,7 @@ __device__ __forceinline__ void stage_rows(const AttentionState<C>& rows, const 
   __syncwarp();
 }
 
-// The copy engine writes a warp's rows.
+// Issues the TMA store of a warp's rows.
 template <class C>
 __device__ __forceinline__ void send_rows(const HopperParams& params, const HeadWorkTile& head_tile,
                                           std::uint32_t staging) {
@@ -269,28 +270,29 @@ __device__ __forceinline__ void send_rows(const HopperParams& params, const Head
   tma_store_commit();
 }
 
-// Calls take(merged output, the thread's output at its state_ptrs) for each of the thread's outputs of a row.
-template <class C, class Take>
+// Calls visit(merged acc element, the thread's own acc element) for each of the thread's elements of a row.
+template <class C, class Visit>
 __device__ __forceinline__ void with_merged_outputs(const cuda::AttentionParams& p, const HeadWorkTile& head_tile,
-                                                    int half, AttentionState<C>& rows, Take take) {
+                                                    int half, AttentionState<C>& rows, Visit visit) {
   const float4* const outputs = merged_outputs<C>(p, head_tile, half);
 #pragma unroll
   for (int n = 0; n < C::kDimV / 16; ++n) {
     const float4 x = __ldcg(outputs + 4 * n);
-    take(x.x, rows.o[2 * n][2 * half]);
-    take(x.y, rows.o[2 * n][2 * half + 1]);
-    take(x.z, rows.o[2 * n + 1][2 * half]);
-    take(x.w, rows.o[2 * n + 1][2 * half + 1]);
+    visit(x.x, rows.o[2 * n][2 * half]);
+    visit(x.y, rows.o[2 * n][2 * half + 1]);
+    visit(x.z, rows.o[2 * n + 1][2 * half]);
+    visit(x.w, rows.o[2 * n + 1][2 * half + 1]);
   }
 }
 
-// Merges a row's current group, if there is one, with the merged ones, as merge_current_split() does, into registers.
+// Merges a row's current split, if there is one, with the merged ones in registers, as merge_current_split() does in
+// memory.
 template <class C>
 __device__ __forceinline__ void merge_into_current(const cuda::AttentionParams& p, const HeadWorkTile& head_tile,
                                                    int half, AttentionState<C>& rows, float& softmax_offset,
                                                    float& sum) {
   const float2 merged = load_pair(merged_stats<C>(half));
-  // A branch around each loop: a choice for each output spills hundreds of bytes at 256 dims.
+  // A branch around each loop: a select for each element spills hundreds of bytes at 256 dims.
   if (!rows.has(AttentionState<C>::kCurrent)) {
     softmax_offset = merged.x;
     sum = merged.y;
@@ -304,7 +306,7 @@ __device__ __forceinline__ void merge_into_current(const cuda::AttentionParams& 
                          [&](float before, float& o) { o = cuda::TensorArithmetic::join(before, o, step); });
 }
 
-// Divides, writes LSE, and sends the rounded rows out, a warp its 16.
+// Epilogue: divides, writes LSE, rounds and stores the rows, 16 for each warp.
 template <class C>
 __device__ __forceinline__ void finish_rows(const HopperParams& params, const HeadWorkTile& head_tile,
                                             std::uint32_t staging, AttentionState<C>& rows) {
@@ -312,7 +314,7 @@ __device__ __forceinline__ void finish_rows(const HopperParams& params, const He
   const int first = thread_of_warpgroup() / 32 * 16;
   const int valid_row_begin = head_tile.valid_row_begin();
   const int valid_row_end = head_tile.valid_row_end();
-  if (valid_row_begin >= first + 16 || valid_row_end <= first) return;  // none of the warp's rows is present
+  if (valid_row_begin >= first + 16 || valid_row_end <= first) return;  // none of the warp's rows is valid
   float softmax_offsets[2];
   float totals[2];
 #pragma unroll

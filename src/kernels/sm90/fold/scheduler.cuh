@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scheduler: one warp of each CTA, which decides what the CTA folds next and writes it down for the other warps.
+// The tile scheduler: one warp of each CTA, which decides what the CTA computes next and posts it to the other warps.
 //
-// All CTAs take work from one counter in memory. Each takes as late as it can, because work that it has taken and not
-// begun can't go to another CTA that is free sooner. Of two CTAs that kv_loop side by side the first one takes, and
-// sends the other one the number that it got.
+// It is dynamic and persistent: all CTAs fetch work from one atomic counter in global memory. Each fetches as late as
+// it can, because fetched work can't go to another CTA that is free sooner. In a CTA pair the first CTA fetches, and
+// sends the index to its peer.
 #pragma once
 
 #include "kernels/cuda/work_order.hpp"
@@ -13,23 +13,22 @@
 
 namespace ringattn::sm90 {
 
-// The next q_stage is taken when the producer fetches a tile of this q_stage that has so many tiles behind it. That is
-// early enough for the next q_stage's tables and Q to arrive in time. After a q_stage with no more tiles than that, the
-// scheduler does not wait for the producer, and takes the next one at once.
+// The next work is fetched when the producer loads the tile that has kTilesAhead tiles after it in this Q stage. That
+// is early enough for the next Q stage's tables and Q to arrive in time. After a Q stage with no more tiles than that,
+// the scheduler fetches the next work at once, without waiting for the producer.
 inline constexpr int kTilesAhead = 4;
 
-// The number of the tile with which the producer tells the scheduler to take the next q_stage, of a q_stage of `tiles`
-// tiles; kNeverRequested where it doesn't: the q_stage is short, or the other CTA takes.
+// Index of the tile at which the producer asks the scheduler for the next work, in a Q stage of `tiles` tiles.
+// kNeverRequested if it doesn't ask: the Q stage is short, or the peer CTA fetches.
 inline constexpr int kNeverRequested = -1;
 template <class C>
 __device__ __forceinline__ int requested_at(int tiles) {
-  const bool takes = C::kClusterCtas == 1 || rank_in_cluster() == 0;
-  return takes && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : kNeverRequested;
+  const bool fetches = C::kClusterCtas == 1 || rank_in_cluster() == 0;
+  return fetches && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : kNeverRequested;
 }
 
-// Writes down what a head_tile's rows see of its tiles, and for which of those the plain steps are enough: the tiles of
-// which every row sees all keys, and with which no group ends. The masked ones are the first and the last ones, as
-// tiles ascend; where they lie in several runs the host has counted them.
+// Writes which keys the rows see, and which tiles are plain: every row sees all keys, and no KV split ends. Tiles
+// ascend, so the masked tiles are the first and the last ones. For tiles in several runs the host has counted them.
 template <class C>
 __device__ __forceinline__ void set_edges(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
                                           HeadWorkTileInfo& head_tile) {
@@ -54,13 +53,13 @@ __device__ __forceinline__ void set_edges(const cuda::AttentionParams& p, const 
   const int plain_end = one_run ? tiles_before(edge(common.end)) : work_tile.plain_end;
   head_tile.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
   head_tile.tail = tiles - (plain_end < tiles ? plain_end : tiles);
-  head_tile.group = (work_tile.split_position + tiles) % kTilesPerKvSplit;
-  if (p.state.save && head_tile.group == 0 && head_tile.tail == 0)
-    head_tile.tail = 1;  // the consumer notes there that it is full
+  head_tile.split_begin = (work_tile.split_position + tiles) % kTilesPerKvSplit;
+  if (p.state.save && head_tile.split_begin == 0 && head_tile.tail == 0)
+    head_tile.tail = 1;  // the consumer checks there whether the split is complete
 }
 
-// Takes numbers of work from the counter. Work n is piece and KV head cuda::work_index(…, n). All lanes of the warp
-// call it together.
+// Fetches work indices from the counter. Work n is the scheduler entry and KV head of cuda::work_index(…, n). Whole
+// warps call it.
 template <class C>
 class Counter {
  public:
@@ -70,28 +69,28 @@ class Counter {
   __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
   __device__ __forceinline__ int work() const { return p_.tables.gqa_tile_count * p_.schedule.entry_heads; }
 
-  // A CTA's first number; take() goes on behind those of all CTAs.
+  // A CTA's first work index. next() continues after those of all CTAs.
   __device__ __forceinline__ int first() const { return static_cast<int>(blockIdx.x) / C::kClusterCtas; }
-  // The next number; there is no more work where it is work() or more.
-  __device__ __forceinline__ int take() {
+  // The next work index. There is no more work if it is work() or more.
+  __device__ __forceinline__ int next() {
     const bool leads = threadIdx.x % 32 == 0;
     int number = 0;
-    if (leads) number = rank_ > 0 ? receive() : take_and_send();
+    if (leads) number = rank_ > 0 ? receive() : fetch_and_send();
     number = __shfl_sync(0xffffffffU, number, 0);
-    // The first CTA may overwrite the number as soon as it counts as read. A load that has only been issued may be
-    // overtaken by an arrival, so the arrival stands behind the number's use, is made by the lane that has read it, and
-    // releases to the cluster.
+    // The first CTA may overwrite the index as soon as it counts as read. An arrival may overtake a load that has only
+    // been issued. So the lane that has loaded the index arrives, after using it, and with release semantics at cluster
+    // scope.
     if (rank_ > 0 && leads) barrier_release_at(in_cta(map_.number_read(), 0));
     return number;
   }
 
  private:
   // One lane calls each of these.
-  __device__ __forceinline__ int take_and_send() {
+  __device__ __forceinline__ int fetch_and_send() {
     int number = atomicAdd(p_.schedule.taken, 1);
-    // A CTA's first work is not taken, but each CTA takes once in vain at the end. So as many numbers are taken as
-    // there is work, and whoever gets the last one leaves the counter as the next task that uses these tables expects
-    // it.
+    // A CTA's first work is not fetched from the counter, but each CTA fetches once in vain at the end. So there are as
+    // many fetches as work indices, and the CTA with the last one resets the counter for the next task with these
+    // tables.
     if (number == work() - 1) atomicExch(p_.schedule.taken, 0);
     number += static_cast<int>(gridDim.x) / C::kClusterCtas;
     if constexpr (C::kClusterCtas > 1) send(number);
@@ -115,7 +114,8 @@ class Counter {
   std::uint32_t parity_ = 0;
 };
 
-// The scheduler's work: writes for each q_stage the kv_loop and the head_tiles, until there is no more work.
+// Main loop of the scheduler warp: writes the KV loop and the head work tiles of each Q stage until there is no more
+// work.
 template <class C>
 __device__ __forceinline__ void schedule(const cuda::AttentionParams& p, const SharedMap<C>& map,
                                          unsigned char* shared) {
@@ -124,16 +124,15 @@ __device__ __forceinline__ void schedule(const cuda::AttentionParams& p, const S
   Counter<C> counter(p, map);
   const int first_head_tile = static_cast<int>(counter.rank()) * C::kHeadTiles;
   PackedPipelineState<C::kQStages> cursor;
-  int tiles = 0;             // of the q_stage before
-  std::uint32_t wanted = 0;  // parity of work_requested()
+  int tiles = 0;                     // of the previous Q stage
+  std::uint32_t request_parity = 0;  // parity of work_requested()
   for (int q_stage = 0;; ++q_stage, cursor.advance()) {
     if (requested_at<C>(tiles) != kNeverRequested) {
-      barrier_wait(map.work_requested(), wanted);
-      wanted ^= 1U;
+      barrier_wait(map.work_requested(), request_parity);
+      request_parity ^= 1U;
     }
-    const int index = q_stage == 0 ? counter.first() : counter.take();
-    // All that the q_stage needs is read and worked out before its place is free: of short q_stages nothing else hides
-    // it.
+    const int index = q_stage == 0 ? counter.first() : counter.next();
+    // Everything is read and computed before the Q stage is free: in short Q stages nothing else hides that latency.
     const bool any = index < counter.work();
     HeadWorkTileInfo head_tile{};
     GqaPackedTileInfo work{};

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in the shared memory of a CTA, who writes it and who reads it. The words are explained in
-// kernels/README.md.
+// Shared memory of a CTA: layout, writers and readers.
 //
-//   Q      [q_stages][head_tiles][64 rows]     the producer writes it, the consumers read it; then a consumer puts
-//   finished
-//                                       rows there, from where the copy engine writes them to memory
-//   K, V   [stages][key_tile rows]      the producer writes them, the consumers read them
-//   head_tiles  [q_stages][head_tiles]              the scheduler writes what each head_tile is, the producer and the
-//   consumers read it work   [q_stages]                     the scheduler writes what a q_stage's kv_loop is, the
-//   producer reads it merged [head_tiles][64 rows]             a consumer's own: R and L of its rows' merged groups
-//   (kernels/merge.hpp) barriers, and a few numbers that warps leave for each other
+//   Q          [q_stages][head_tiles][64 rows]   written by the producer, read by the consumers; then a consumer
+//                                                stages its finished rows there for the TMA store
+//   K, V       [stages][key_tile rows]           written by the producer, read by the consumers
+//   head_tiles [q_stages][head_tiles]            HeadWorkTileInfo: written by the scheduler, read by producer and
+//                                                consumers
+//   work       [q_stages]                        GqaPackedTileInfo: written by the scheduler, read by the producer
+//   barriers, and a few integers that warps post to each other
+//   merged     [head_tiles][64 rows]             a consumer's own: softmax_offset and sum of its rows' merged splits
+//                                                (kernels/merge.hpp)
 //
-// A tile of [rows, dim] is cut into panels of 64 columns. In a panel a row is 128 bytes, with the 128-byte swizzle.
+// A tile of [rows, dim] is cut into panels of 64 columns. A row of a panel is 128 bytes, with the 128-byte swizzle.
 #pragma once
 
 #include <cstddef>
@@ -48,34 +48,35 @@ __device__ __forceinline__ void store_pair(std::uint32_t address, float x, float
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(x), "f"(y) : "memory");
 }
 
-// The number of tiles of a q_stage behind which no other comes: there is no more work.
+// Instead of a tile count: there is no more work.
 inline constexpr int kNoMoreWork = -1;
 
-// A head_tile: 64 slots of one query head, which one warpgroup folds. Slots [valid_row_begin, valid_row_end) hold rows;
-// the memory of the others belongs to somebody else.
+// A head work tile: a query tile of 64 rows of one query head, which one warpgroup computes. The task has the rows
+// [valid_row_begin, valid_row_end) of the tile. The memory of the other rows is not the task's.
 struct HeadWorkTileInfo {
-  std::int64_t row;         // where tile_row 0's row would be in q
+  std::int64_t row;         // index in q of tile row 0
   std::int64_t first;       // as in cuda::WorkTile
-  std::int32_t kv_loop;     // tiles of the gqa_tile's kv_loop, or kNoMoreWork
-  std::int32_t begin, end;  // the head_tile's own tiles are numbers [begin, end) of the kv_loop
+  std::int32_t kv_loop;     // tiles of the GQA-packed tile's KV loop, or kNoMoreWork
+  std::int32_t begin, end;  // this head work tile attends to tiles [begin, end) of the KV loop
   std::int32_t valid_row_begin, valid_row_end;
   std::int32_t query_head;
   std::int32_t run_begin, runs;  // as in cuda::WorkTile
-  // The head_tile's first tile is number `origin` of the sequence. Keys are counted from the first one of that tile:
-  // tile_row 0 sees keys [from, to), tile_row s the keys [from + s, to + s), and the sequence ends before key `length`.
+  // `origin` is the head work tile's first key tile, counted in the sequence. Keys count from the first key of that
+  // tile: tile row 0 sees keys [from, to), tile row s sees [from + s, to + s), and the sequence ends before key
+  // `length`.
   std::int32_t origin;
   std::int32_t from, to, length;
-  // Most tiles take the plain steps alone: all rows see all of their keys, and they lie inside of a group. The others
-  // are found by how many of the head_tile's tiles are left when one begins, itself included: those with more than
-  // `head` left and those with at most `tail` left may have masked keys, and a group begins where `group`, `group` −
+  // Most tiles are plain: all rows see all of their keys, and no KV split begins or ends there. The others are
+  // identified by how many of the head work tile's tiles are left, the current one included. A tile may have masked
+  // keys if more than `head` or at most `tail` are left. A KV split begins where `split_begin`, `split_begin` −
   // kTilesPerKvSplit, … are left.
-  std::int32_t head, tail, group;
+  std::int32_t head, tail, split_begin;
   std::int32_t padding[12];
 };
 static_assert(sizeof(HeadWorkTileInfo) == 128);
-inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the kv_loop, in either direction
+inline constexpr int kNoEdge = 1 << 30;  // farther than any key of the KV loop, in either direction
 
-// A HeadWorkTileInfo as consumers read it: from shared memory each time that they ask, since they have no registers to
+// Accessors of a HeadWorkTileInfo in shared memory. Consumers load a field each time, since they have no registers to
 // spare.
 struct HeadWorkTile {
   std::uint32_t address;
@@ -88,13 +89,14 @@ struct HeadWorkTile {
   __device__ int valid_row_end() const { return load(offsetof(HeadWorkTileInfo, valid_row_end)); }
   __device__ bool whole() const {
     return valid_row_begin() == 0 && valid_row_end() == kQueryTile;
-  }  // every tile_row holds a row
+    // all rows of the tile are valid
+  }
   __device__ int query_head() const { return load(offsetof(HeadWorkTileInfo, query_head)); }
   __device__ int origin() const { return load(offsetof(HeadWorkTileInfo, origin)); }
   __device__ int from() const { return load(offsetof(HeadWorkTileInfo, from)); }
   __device__ int to() const { return load(offsetof(HeadWorkTileInfo, to)); }
   __device__ int length() const { return load(offsetof(HeadWorkTileInfo, length)); }
-  // The number in its sequence of the tile that begins when `left` tiles are left.
+  // The key tile, counted in its sequence, that starts when `left` tiles are left.
   __device__ int number(const cuda::AttentionParams& p, int left) const {
     const int nth = end() - begin() - left;
     const int runs = load(offsetof(HeadWorkTileInfo, runs));
@@ -104,20 +106,20 @@ struct HeadWorkTile {
         cuda::find_run(p.tables.runs + load(offsetof(HeadWorkTileInfo, run_begin)), runs, in_runs);
     return static_cast<int>(run.first_tile + in_runs - run.first);
   }
-  // Whether the tile that begins when `left` tiles are left may have keys that some row does not see.
+  // Whether the tile that starts when `left` tiles are left may have keys that some row does not see.
   __device__ bool masked(int left) const {
     return left > load(offsetof(HeadWorkTileInfo, head)) || left <= load(offsetof(HeadWorkTileInfo, tail));
   }
-  // Whether a group begins where `left` tiles are left.
+  // Whether a KV split begins where `left` tiles are left.
   __device__ bool begins_split(int left) const {
-    return ((left - load(offsetof(HeadWorkTileInfo, group))) & (kTilesPerKvSplit - 1)) == 0;
+    return ((left - load(offsetof(HeadWorkTileInfo, split_begin))) & (kTilesPerKvSplit - 1)) == 0;
   }
-  // How many tiles will be left when the next one begins that takes more than the plain steps; `left` are left now.
+  // How many tiles are left when the next tile starts that is not plain. `left` are left now.
   __device__ int stop(int left) const {
     if (left > load(offsetof(HeadWorkTileInfo, head))) return left;
     const int tail = load(offsetof(HeadWorkTileInfo, tail));
-    const int group = load(offsetof(HeadWorkTileInfo, group));
-    const int begins = left - ((left - group) & (kTilesPerKvSplit - 1));
+    const int split_begin = load(offsetof(HeadWorkTileInfo, split_begin));
+    const int begins = left - ((left - split_begin) & (kTilesPerKvSplit - 1));
     const int stop = begins > tail ? begins : tail;
     return stop < left ? stop : left;
   }
@@ -134,11 +136,11 @@ struct HeadWorkTile {
   }
 };
 
-// A q_stage's gqa_tile: its kv_loop, and how many of its head_tiles this CTA folds.
+// The GQA-packed tile of a Q stage: its KV loop, and how many of its head work tiles this CTA computes.
 struct GqaPackedTileInfo {
   std::int64_t first, first_tile, table;  // as in cuda::GqaPackedTile
   std::int64_t key_length;                // of the sequence
-  std::int32_t tiles;                     // of the kv_loop, or kNoMoreWork
+  std::int32_t tiles;                     // of the KV loop, or kNoMoreWork
   std::int32_t run_begin, runs;           // as in cuda::GqaPackedTile
   std::int32_t kv_head;
   std::int32_t head_tiles;
@@ -147,7 +149,7 @@ struct GqaPackedTileInfo {
 
 template <class C>
 struct SharedMap {
-  // Barriers of which there is one. Those of q_stages and stages come before them.
+  // Barriers that exist once. Those of Q stages and K/V stages come before them.
   enum Single : int {
     kTailLanded,
     kTailRequested,
@@ -174,9 +176,8 @@ struct SharedMap {
   static constexpr int kBytes = kMergedStatsOffset + C::kHeadTiles * kQueryTile * 8;
   static_assert(kWorkTileOffset % 1024 == 0 && kBarrierOffset % kBarrierBytes == 0 && kBytes <= 232448);
 
-  // Where it all begins in the shared window: behind what the device keeps for itself (config.hpp). A constant
-  // costs no register. Where CTAs kv_loop side by side, an address also says whose memory it is, because copies and
-  // arrivals reach the other CTA's too.
+  // Start of the map in the shared window: after the bytes that the device reserves (config.hpp). A constant costs no
+  // register. In a cluster an address also names the CTA, because copies and arrivals reach the peer CTA too.
   static __device__ std::uint32_t base() {
     if constexpr (C::kClusterCtas > 1) return in_cta(kReservedBytes, rank_in_cluster());
     return kReservedBytes;
@@ -192,25 +193,26 @@ struct SharedMap {
     return {
         at(kWorkTileOffset, q_stage * C::kHeadTiles + static_cast<std::uint32_t>(head_tile), sizeof(HeadWorkTileInfo))};
   }
-  // Q of a head_tile, worked out from the address of its HeadWorkTileInfo, so that consumers keep one address and not
-  // two.
+  // Q of a head work tile, derived from the address of its HeadWorkTileInfo, so that consumers keep one address instead
+  // of two.
   __device__ std::uint32_t q(const HeadWorkTile& head_tile) const {
     static_assert(C::kQBytes % sizeof(HeadWorkTileInfo) == 0);
     return at(kQOffset, head_tile.address - (base() + kWorkTileOffset), C::kQBytes / sizeof(HeadWorkTileInfo));
   }
-  // R and L of a row's merged groups, two floats.
+  // softmax_offset and sum of a row's merged splits, two floats.
   __device__ std::uint32_t merged(int warpgroup, int tile_row) const {
     return at(kMergedStatsOffset, static_cast<std::uint32_t>((warpgroup - 1) * kQueryTile + tile_row), 8);
   }
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
 
-  // Barriers of a q_stage: the scheduler has written its work; its Q has arrived; everyone is done with both.
+  // Barriers of a Q stage: work_full (the scheduler has written its work), q_full (Q has landed), and q_empty (all
+  // readers have released both).
   __device__ std::uint32_t work_full(std::uint32_t q_stage) const { return at(kBarrierOffset, q_stage, kBarrierBytes); }
   __device__ std::uint32_t q_full(std::uint32_t q_stage) const { return work_full(C::kQStages + q_stage); }
   __device__ std::uint32_t q_empty(std::uint32_t q_stage) const { return work_full(2 * C::kQStages + q_stage); }
-  // Barriers of a stage: its K has arrived; its V has; every consumer is done with its K; and with its V. The last two
-  // are one barrier unless K is given back before V (C::kKeysAhead).
+  // Barriers of a K/V stage: k_full, v_full, and k_empty, v_empty (released by every consumer). k_empty and v_empty are
+  // one barrier unless K is released before V (C::kKeysAhead).
   __device__ std::uint32_t k_full(std::uint32_t stage) const { return work_full(3 * C::kQStages + stage); }
   __device__ std::uint32_t v_full(std::uint32_t stage) const { return work_full(3 * C::kQStages + C::kStages + stage); }
   __device__ std::uint32_t k_empty(std::uint32_t stage) const {
@@ -219,21 +221,21 @@ struct SharedMap {
   __device__ std::uint32_t v_empty(std::uint32_t stage) const {
     return C::kKeysAhead ? work_full(3 * C::kQStages + 3 * C::kStages + kSingles + stage) : k_empty(stage);
   }
-  // A V tile that reaches past its sequence's end has arrived; the tail warp has been told of it, with its stage and
-  // how many keys it has; the tail warp is done with it. Side by side the last one waits for both CTAs' tail warps,
-  // since the next such tile arrives in halves at both.
+  // For a V tile that extends past the end of its sequence: it has landed; its stage and number of keys have been
+  // posted to the tail warp; the tail warp has finished it. In a CTA pair tail_done waits for both tail warps, since
+  // each CTA loads half of the next such tile for both.
   __device__ std::uint32_t tail_landed() const { return single(kTailLanded); }
   __device__ std::uint32_t tail_requested() const { return single(kTailRequested); }
   __device__ std::uint32_t tail_done() const { return single(kTailDone); }
   __device__ std::uint32_t tail_stage() const { return base() + kNumberOffset; }
   __device__ std::uint32_t tail_keys() const { return base() + kNumberOffset + 4; }
-  // The pace warp has been told how many tiles come next; it lets the producer fetch them.
+  // The number of next tiles has been posted to the pace warp; it lets the producer load them.
   __device__ std::uint32_t pace_requested() const { return single(kPaceRequested); }
   __device__ std::uint32_t pace_free() const { return single(kPaceFree); }
   __device__ std::uint32_t pace_tiles() const { return base() + kNumberOffset + 8; }
-  // A q_stage comes to its end, so the scheduler may take the next one.
+  // A Q stage is near its end, so the scheduler may fetch the next work.
   __device__ std::uint32_t work_requested() const { return single(kWorkRequested); }
-  // Side by side: the first CTA has sent the number of what both fold next; the other one has read it.
+  // CTA pair: the first CTA has sent the index of the next work; the peer CTA has read it.
   __device__ std::uint32_t number_sent() const { return single(kNumberSent); }
   __device__ std::uint32_t number_read() const { return single(kNumberRead); }
   __device__ std::uint32_t number() const { return base() + kNumberOffset + 16; }
@@ -242,7 +244,7 @@ struct SharedMap {
   __device__ std::uint32_t single(Single which) const { return work_full(3 * C::kQStages + 3 * C::kStages + which); }
 };
 
-// Generic addresses of the same memory, for plain data.
+// Generic addresses of the same memory, for plain C++ access.
 template <class C>
 __device__ __forceinline__ GqaPackedTileInfo* work_info_of(unsigned char* shared, std::uint32_t q_stage) {
   return reinterpret_cast<GqaPackedTileInfo*>(shared + SharedMap<C>::kWorkInfoOffset) + q_stage;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel row `sm90_attention`: Hopper's tensor cores and copy engine.
+// The kernel `sm90_attention` for Hopper: prefill with TMA and wgmma. registry.cpp calls these functions.
 #pragma once
 
 #include <memory>
@@ -9,10 +9,11 @@
 
 namespace ringattn::sm90 {
 
-// Why it can't run here: a device that is not of compute capability 9.0, as its instructions are of that one only.
+// Why the kernel can't run here: it needs a device of compute capability 9.0 exactly, since sm_90a code runs on no
+// other. Empty: it can.
 std::string attention_unavailable();
 
-// `backend` is a CudaBackend and outlives the kernel; config.hpp says which specs it can do.
+// `backend` is a CudaBackend and must outlive the kernel. config.hpp says which specs are supported.
 std::unique_ptr<AttentionKernel> make_attention(const AttentionSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm90

@@ -17,7 +17,7 @@ namespace {
 constexpr std::int64_t kElementBytes = 2;
 constexpr std::int64_t kAlignment = 16;
 
-// The driver's function, found at run time so that a program without a driver starts.
+// The driver's function, looked up at run time so that a program starts without a driver.
 decltype(&cuTensorMapEncodeTiled) encoder() {
   static const auto found = [] {
     void* function = nullptr;
@@ -38,14 +38,14 @@ bool can_map_stride(std::int64_t elements) {
   return elements > 0 && elements * kElementBytes % kAlignment == 0 && elements * kElementBytes < kMaxStride;
 }
 
-// Less than a panel is one of its own, with the swizzle of its width.
+// A box narrower than a panel is its own panel, with the swizzle of its width.
 CUtensorMapSwizzle swizzle_of(int box_columns) {
   return box_columns == 16   ? CU_TENSOR_MAP_SWIZZLE_32B
          : box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                              : CU_TENSOR_MAP_SWIZZLE_128B;
 }
 
-// `rank`: of the map; 4 leaves the pages out.
+// `rank` is the map's: 4 leaves out the page dimension.
 CUtensorMap encode(const MappedPages& pages, unsigned rank, Dtype dtype, int box_rows, int box_columns,
                    CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion) {
   const MappedTensor& tensor = pages.page;
@@ -93,7 +93,7 @@ CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, in
 }
 
 CUtensorMap map_pages(const MappedPages& tensor, Dtype dtype, int box_rows, int box_columns) {
-  if (tensor.pages == 0) return {};  // a rank without groups reads none
+  if (tensor.pages == 0) return {};  // a rank without KV splits reads no pages
   return encode(tensor, 5, dtype, box_rows, box_columns, swizzle_of(box_columns), CU_TENSOR_MAP_L2_PROMOTION_NONE);
 }
 

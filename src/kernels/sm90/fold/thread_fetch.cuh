@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The producer's work done by threads, for tensors that the copy engine can't reach: rows that are not aligned to 16
-// bytes, pages that are not evenly apart, or more sources than a launch has tensor maps for. The same tiles arrive in
-// the same places, more slowly. CTAs that kv_loop side by side then copy whole tiles, each for itself.
+// The producer's work done by threads, for tensors that TMA can't access: rows that are not 16-byte aligned, unevenly
+// spaced pages, or more sources than a launch has tensor maps for. The same tiles arrive in the same layout, but more
+// slowly. In a CTA pair each CTA then loads whole tiles for itself.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -10,11 +10,11 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kProducerThreads = 96;  // the first warpgroup without the scheduler
+inline constexpr int kProducerThreads = 96;  // the producer warpgroup without the scheduler warp
 inline constexpr int kFetchBarrier = 8;
 
-// Copies rows [begin, end) of `count` rows of a tile, whose panels have `panel_rows` rows; the others of the `count`
-// become zeros.
+// Copies rows [begin, end) of `count` rows of a tile whose panels have `panel_rows` rows, and zeroes the others of the
+// `count` rows.
 __device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::RowsOf& rows, int columns, int panel_rows,
                                           int count, int begin, int end, int thread) {
   const int chunks = (columns + kPanelColumns - 1) / kPanelColumns * 8;
@@ -46,7 +46,7 @@ template <class C>
 __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, const SharedMap<C>& map,
                                                  unsigned char* shared, int thread) {
   const cuda::AttentionParams& p = params.attention;
-  // Makes what all of these threads have written visible to the products of the tensor cores.
+  // Makes the writes of all producer threads visible to wgmma.
   const auto publish = [&] {
     proxy_fence();
     named_sync(kFetchBarrier, kProducerThreads);
@@ -68,13 +68,13 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
     publish();
     if (thread == 0) barrier_arrive(map.q_full(q_stage.stage()));
     if (tiles == kNoMoreWork) return;
-    const int wanted = requested_at<C>(tiles);
+    const int request_tile = requested_at<C>(tiles);
     for (int i = 0; i < tiles; ++i, ring.advance()) {
-      if (thread == 0 && i == wanted) barrier_arrive(map.work_requested());
+      if (thread == 0 && i == request_tile) barrier_arrive(map.work_requested());
       const auto [tile, page_runs] = cuda::tile_of_kv_loop(p.tables, work, i);
       const cuda::SourceEntry& source = cuda::source_of(p.tables, page_runs->source);
-      const std::int64_t behind = work.key_length - tile * C::kKeyTile;
-      const int keys = behind < C::kKeyTile ? static_cast<int>(behind) : C::kKeyTile;
+      const std::int64_t remaining = work.key_length - tile * C::kKeyTile;
+      const int keys = remaining < C::kKeyTile ? static_cast<int>(remaining) : C::kKeyTile;
       const std::uint32_t stage = ring.stage();
       barrier_wait(map.k_empty(stage), ring.parity() ^ 1U);
       if (C::kKeysAhead) barrier_wait(map.v_empty(stage), ring.parity() ^ 1U);
@@ -82,7 +82,8 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
       for (int page_run = 0; page_run < p.tables.page_runs; ++page_run) {
         const int first = page_run * params.page_run_keys;
         const int left = keys - first;
-        const std::int64_t row = page_runs[left > 0 ? page_run : 0].row;  // without keys: any row, which is not read
+        // a page run without keys gets any row, which is not read
+        const std::int64_t row = page_runs[left > 0 ? page_run : 0].row;
         const int present = left < params.page_run_keys ? left : params.page_run_keys;
         const auto offset = static_cast<std::uint32_t>(first * kPanelRowBytes);
         const char* k = static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, work.kv_head);

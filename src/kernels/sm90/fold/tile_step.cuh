@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one tile step, in registers: scores of 64 rows and one key tile become probabilities, and (r, l, A) of the open
-// group move on:
+// The tile step, in registers: scores of 64 rows and one key tile become probabilities, and the current KV split's
+// partial (r, l, A) = (softmax_offset, sum, acc) is updated:
 //   t = S · c − r       p = exp2(t)       l ← l + Σ p       A ← A + Σ p · v
-// S is Q Kᵀ, and −∞ where the row does not see the key; c = softmax_scale · log₂ e. With a soft-cap, or a scale that is
+// S is Q Kᵀ, and −∞ where the row does not see the key. c = softmax_scale · log₂ e. With a soft-cap, or a scale that is
 // not positive, S is capped and scaled first, and c = log₂ e.
 //
-// The softmax_offset r is not the running maximum. It is the largest S · c of the group's first tile in which the row
-// sees a key. It moves only when the row's probabilities outgrow it by far (kRescaleThreshold): then the tile is done
-// again (recompute_tile.cuh) with the larger softmax_offset. So most tiles need no maximum and no rescaling. Each row
-// decides for itself; the other rows of its warp keep what they have.
+// The softmax_offset r is not the running maximum. It is the largest S · c of the split's first tile in which the row
+// sees a key. It moves only when the row's probabilities exceed kRescaleThreshold. Then the tile is recomputed with the
+// larger softmax_offset (recompute_tile.cuh). So most tiles need no row maximum and no rescaling. Each row decides for
+// itself, and the other rows of its warp keep their values.
 #pragma once
 
 #include <cstdint>
@@ -20,38 +20,40 @@
 
 namespace ringattn::sm90 {
 
-// The most that a thread's share of a tile's Σ p may be. In bf16 p is as precise at any size, in fp16 below its largest
-// number. The rest of fp32's range, up to 2^128, is room for the sum over 2^31 keys and for V.
+// Maximum of a thread's share of a tile's Σ p. bf16 is equally precise at any magnitude, fp16 below its largest value.
+// The rest of fp32's range, up to 2^128, is left for the sum over 2^31 keys and for V.
 template <class Element>
 inline constexpr float kRescaleThreshold = 0x1p60F;
 template <>
 inline constexpr float kRescaleThreshold<__half> = 0x1p15F;
 
-// What a thread holds of its two rows: row n (half 0) and row n + 8 (half 1) of its warp's 16. Columns are in the order
-// of the products' fragments.
+// A thread's share of its two rows: row n (half 0) and row n + 8 (half 1) of its warp's 16. Columns are in the order of
+// the wgmma fragments.
 template <class C>
 struct AttentionState {
-  float o[C::kDimV / 8][4];  // A of the open group
-  float shift[2];            // −r; 0 as long as the group has seen nothing
-  float l[2];                // of this thread's columns
+  float o[C::kDimV / 8][4];  // acc of the current split
+  float shift[2];            // −r; 0 while the split has seen no key
+  float l[2];                // over this thread's columns
   std::uint32_t flags;
 
-  static constexpr std::uint32_t kSpecial = 1;    // the next tile is not plain: rows have no softmax_offset yet, or
-                                                  // scores are scaled first, which is so for every tile
-  static constexpr std::uint32_t kOffsetSet = 2;  // r is set; 4: of half 1
-  static constexpr std::uint32_t kMerged = 8;     // there are closed groups; 16: of half 1
-  static constexpr std::uint32_t kCurrent = 32;   // the open group holds something
-  static constexpr std::uint32_t kSplitComplete = 64;  // the open group ends with the last tile of the task
-  static constexpr std::uint32_t kWriting = 128;       // the last q_stage's finished rows may be on their way out
-  static constexpr std::uint32_t kLeader = 256;        // tells a CTA that a stage is empty, for the warpgroup
-  static constexpr std::uint32_t kOverwriteAcc = 512;  // the next P V is its group's first
-  // kSpecial, kCurrent, kSplitComplete and kOverwriteAcc are the same in all threads of a warpgroup.
-  // Above: where the warpgroup is in the ring of q_stages. Counting on it wraps around by itself.
+  // The next tile is not plain: rows have no softmax_offset yet, or scores are scaled first, which holds for every
+  // tile.
+  static constexpr std::uint32_t kSpecial = 1;
+  static constexpr std::uint32_t kOffsetSet = 2;       // r is set in half 0; 4: in half 1
+  static constexpr std::uint32_t kMerged = 8;          // half 0 has merged splits; 16: half 1 has
+  static constexpr std::uint32_t kCurrent = 32;        // the current split has keys
+  static constexpr std::uint32_t kSplitComplete = 64;  // the current split ends with the last tile of the task
+  static constexpr std::uint32_t kWriting = 128;  // the TMA store of the previous Q stage's rows may still be reading
+  // this thread releases stages for the warpgroup, each leader to one CTA
+  static constexpr std::uint32_t kLeader = 256;
+  static constexpr std::uint32_t kOverwriteAcc = 512;  // the next P V is the first of its split
+  // kSpecial, kCurrent, kSplitComplete and kOverwriteAcc are warpgroup-uniform.
+  // The bits above hold the warpgroup's Q stage and its parity. Incrementing them wraps around without a mask.
   static constexpr int kQStageShift = C::kQStages == 1 ? 31 : 30;
   static_assert(C::kQStages <= 2);
   static constexpr std::uint32_t kNextQStage = 1U << kQStageShift;
 
-  static constexpr std::uint32_t kKept = kLeader | ~(kNextQStage - 1);  // from head_tile to head_tile
+  static constexpr std::uint32_t kKept = kLeader | ~(kNextQStage - 1);  // kept from one head work tile to the next
 
   __device__ PackedPipelineState<C::kQStages> q_stage() const { return {flags >> kQStageShift}; }
 
@@ -60,20 +62,20 @@ struct AttentionState {
   __device__ bool has_merged(int half) const { return has(kMerged << half); }
 };
 
-// The softmax_offset of a thread's row; −∞ where its group has seen nothing.
+// The softmax_offset of a thread's row; −∞ while its split has seen no key.
 template <class C>
 __device__ __forceinline__ float offset_of(const AttentionState<C>& rows, int half) {
   return rows.has_offset(half) ? -rows.shift[half] : -INFINITY;
 }
 
-// A row's l from its threads' shares: each of the four has it.
+// Sums over the quad of threads that share a row. All four get the result.
 __device__ __forceinline__ float sum_of_quad(float x) {
   x = __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 1));
   return __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 2));
 }
 
-// Keys of a tile that a row sees: columns [low, high), counted from the thread's first column. They may lie outside of
-// the tile.
+// Keys of a tile that a row sees: columns [low, high), relative to the thread's first column. The range may extend
+// outside the tile.
 struct Columns {
   int low, high;
 };
@@ -88,7 +90,7 @@ __device__ __forceinline__ Columns visible_columns(const HeadWorkTile& head_tile
   return {head_tile.from() + tile_row - key, (to < length ? to : length) - key};
 }
 
-// Blocks [kFrom, kTo) of s hold the columns from `first` · 8 on.
+// Blocks [kFrom, kTo) of s start at column `first` · 8.
 template <int kFrom, int kTo, int kBlocks>
 __device__ __forceinline__ void mask_scores(const cuda::AttentionParams& p, float (&s)[kBlocks][4], int half,
                                             const Columns& columns, int first = 0) {
@@ -109,7 +111,7 @@ __device__ __forceinline__ void mask_scores(const cuda::AttentionParams& p, floa
   }
 }
 
-// The keys that rows don't see. Where all rows see the first ones, those need no look.
+// Masks keys that rows don't see. If all rows see the first half of the columns, that half is skipped.
 template <class C, int kBlocks>
 __device__ __forceinline__ void mask_tile(const cuda::AttentionParams& p, const HeadWorkTile& head_tile, int number,
                                           float (&s)[kBlocks][4]) {
@@ -143,25 +145,25 @@ __device__ __forceinline__ void scale_scores(const cuda::AttentionParams& p, flo
   }
 }
 
-// The row's largest score; fmaxf passes NaN over.
+// Maximum over the quad of threads that share a row. fmaxf ignores NaN.
 __device__ __forceinline__ float over_quad(float maximum) {
   maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 1));
   return fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
 }
 
-// Sets the softmax_offsets of rows that have none and see something here.
+// Sets the softmax_offset of rows that have none and see a key here.
 template <class C, int kBlocks>
 __device__ __forceinline__ void fix_offset(const cuda::AttentionParams& p, AttentionState<C>& rows,
                                            const float (&s)[kBlocks][4]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float most[2] = {s[0][2 * half], s[0][2 * half + 1]};
+    float max_score[2] = {s[0][2 * half], s[0][2 * half + 1]};
 #pragma unroll
     for (int j = 1; j < kBlocks; ++j) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) most[i] = fmaxf(most[i], s[j][2 * half + i]);
+      for (int i = 0; i < 2; ++i) max_score[i] = fmaxf(max_score[i], s[j][2 * half + i]);
     }
-    const float maximum = over_quad(fmaxf(most[0], most[1]));
+    const float maximum = over_quad(fmaxf(max_score[0], max_score[1]));
     if (!rows.has_offset(half) && maximum > -INFINITY) {
       rows.flags |= AttentionState<C>::kOffsetSet << half;
       rows.shift[half] = -__fmul_rn(maximum, p.softmax.exponent_base2);
@@ -188,7 +190,7 @@ __device__ __forceinline__ void exponentiate(const cuda::AttentionParams& p, con
   }
 }
 
-// Rounded, in the order of the second product's fragments.
+// Rounds P to the element type, in the order of the A fragments of P V.
 template <class C, int kBlocks>
 __device__ __forceinline__ void pack(const float (&s)[kBlocks][4], std::uint32_t (&probability)[kBlocks / 2][4]) {
 #pragma unroll
