@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sliced kernel that hold outputs, where columns of V are the rows of their products and query rows
-// the columns, eight at a time: so few query rows, as most steps have, leave nothing of the products empty, and less is
-// read from shared memory. Each output is the same chain of additions. They take the tiles in order, whoever has scored
-// them.
+// The output warps of the sliced kernel with operands swapped: columns of V are the M of the mma and query rows the N,
+// eight at a time. So the few query rows of a typical step fill the mma, and less is read from shared memory. Each
+// output is the same chain of additions. P V of the tiles is added in order, whichever CTA has scored them.
 #pragma once
 
 #include <type_traits>
@@ -15,7 +14,7 @@
 
 namespace ringattn::sm90 {
 
-// Values: where it has tiles of V from, and how they become fragments (TileColumns).
+// Values supplies V tiles as fragments (TileColumns).
 template <class C, class Values = TileColumns<C>>
 class ColumnOutputs {
  public:
@@ -31,15 +30,15 @@ class ColumnOutputs {
     p_at_ = ScoreStage::block<C::kScoreBlocks>(lane_ / 16, half_) + ScoreStage::chunk(lane_ % 8, lane_ / 8 % 2);
   }
 
-  // Whether this warp is the one that says so when a work_tile has failed.
+  // Whether this thread reports a failed work tile.
   __device__ bool is_leader() const { return warp_ == 0 && lane_ == 0; }
 
-  // Returns whether the work_tile has to be folded tile by tile.
+  // Returns whether the work tile has failed and must be recomputed tile by tile.
   __device__ __forceinline__ bool take(const WorkTileInfo& info) {
     const DecodeWorkTile work_tile = info.work_tile(p_);
     rows_count_ = info.get(WorkTileInfo::kRows);
     flags_ = 0;
-    int begin[2], end[2];  // of all rows: lanes share the question where some begin or end
+    int begin[2], end[2];  // of all 16 rows, shared among the lanes, to find where any begins or ends
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       begin[half] = info.get(WorkTileInfo::kRowBegin, lane_ / 4 + 8 * half);
@@ -54,7 +53,7 @@ class ColumnOutputs {
       }
     }
     const bool more = rows_count_ > 8;
-    const bool idle = half_ > 0 && !more;  // of none of the work_tile's rows; another warp is_leader for it
+    const bool idle = half_ > 0 && !more;  // its rows don't exist; another warp releases stages for it
     readers_ = kSharing == 2 && !more ? 2 : 1;
     if constexpr (C::kResumes) {
       if (work_tile.resumes && !idle) restore(work_tile);
@@ -105,13 +104,13 @@ class ColumnOutputs {
 
  private:
   static constexpr int kSharing = Values::kSharing;
-  static constexpr int kHalves = 2 / kSharing;  // of 8 rows, a warp's
+  static constexpr int kHalves = 2 / kSharing;  // of 8 rows each, a warp's
   static constexpr int kBlocks = Values::kBlocks;
   static constexpr int kSteps = C::kKeyTile / 16;
   static constexpr int kAhead = Values::kAhead;
   static_assert(kAhead % 2 == 0 && kAhead < kSteps);
 
-  // Calls with(std::true_type()) where the warp has to look at all of its halves, else with(std::false_type()).
+  // Calls with(std::true_type()) if all of the warp's halves have rows, else with(std::false_type()).
   template <class With>
   __device__ __forceinline__ static void for_rows(bool more, const With& with) {
     if constexpr (kHalves == 1) {
@@ -125,24 +124,24 @@ class ColumnOutputs {
   template <bool kAll>
   static constexpr int kUsed = kAll ? kHalves : 1;
 
-  // Whether the next tile and its probabilities are here, without waiting.
+  // Whether the next tile and its probabilities are ready, without waiting.
   __device__ __forceinline__ bool next_is_here() const {
     const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
     return values_.here() && scored;
   }
-  // Until they are. `keys`: that the tile has, from its first one on.
+  // Waits for them. The tile has `keys` keys.
   __device__ __forceinline__ void await_next(int keys) const {
     barrier_wait(map_.score_full(score_state_.index), score_state_.parity);
     values_.await(keys);
   }
-  // Then it is the one that is fetched from.
+  // Makes it the tile that is read from.
   template <class Path>
   __device__ __forceinline__ void take_next(Path path) {
     p_tile_ = map_.slot(score_state_.index).address + p_at_;
     values_.take(path);
     score_state_.advance();
   }
-  // Of a work_tile of so many tiles, without a look at them.
+  // Skips a work tile of `tiles` tiles.
   __device__ __forceinline__ void skip(int tiles) {
     tiles_ += static_cast<std::uint32_t>(tiles);
 #pragma unroll 1
@@ -152,7 +151,7 @@ class ColumnOutputs {
     }
   }
 
-  // What the products of 16 keys need: of the tile that is fetched from. Probabilities come for two steps at a time.
+  // Loads the fragments of 16 keys of the current tile. Probabilities are loaded for two k16 steps at a time.
   template <bool kAll, class Path>
   __device__ __forceinline__ void fetch(Path path, int step) {
     values_.fetch(path, v_[step], step);
@@ -180,16 +179,17 @@ class ColumnOutputs {
     }
   }
 
-  // P V of tiles [tile, stop) of a work_tile. Of the first one the first steps have been fetched, the usual path.
+  // Adds P V of tiles [tile, stop) of a work tile. The first k16 steps of the first one have been loaded by the usual
+  // path.
   template <bool kAll, class Path>
   __device__ __forceinline__ void add_tiles(Path path, const DecodeWorkTile& work_tile, int tile, int stop) {
 #pragma unroll 1
     while (tile < stop) {
-      if (values_.is_usual(path)) {  // a loop of its own, so that nothing of the others lies in between
+      if (values_.is_usual(path)) {  // a tight loop without the other cases
 #pragma unroll 1
         do add_tile<kAll>(path, work_tile, tile++);
         while (tile < stop && values_.is_usual(path));
-      } else {  // what has been fetched the usual path, of this tile and of the next one, is fetched anew
+      } else {  // fragments loaded by the usual path, of this tile and of the next, are loaded again
         fetch_first<kAll>(values_.unusual(path));
         add_tile<kAll>(values_.unusual(path), work_tile, tile++);
         if (tile < work_tile.end) fetch_first<kAll>(path);
@@ -210,8 +210,8 @@ class ColumnOutputs {
     ++tiles_;
   }
 
-  // P V of a tile, whose first steps have been fetched; the next tile's are fetched on the path, so that the chain of
-  // products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
+  // Adds P V of a tile whose first k16 steps have been loaded. The next tile's are loaded meanwhile, so that the mma
+  // chain never waits. Its barriers are tested well before that. It has `keys` keys.
   template <bool kAll, class Path>
   __device__ __forceinline__ void add_outputs(Path path, bool is_next, int keys) {
     bool here = false;
@@ -238,7 +238,7 @@ class ColumnOutputs {
     fetch_first<kAll>(path);
   }
 
-  // The same where scores are seldom far ahead: the next tile is waited for in front of the last steps.
+  // The same if scores are rarely ahead: waits for the next tile before the last steps.
   template <bool kAll, class Path>
   __device__ __forceinline__ void add_late_outputs(Path path, bool is_next, int keys) {
     bool here = false;
@@ -247,7 +247,7 @@ class ColumnOutputs {
       if (step == kSteps / 2 - 1) here = next_is_here();
       if (step + kAhead < kSteps) fetch<kAll>(path, step + kAhead);
       multiply<kAll>(path, step);
-      if (step + kAhead + 1 == kSteps && is_next) {  // of this tile everything has been fetched
+      if (step + kAhead + 1 == kSteps && is_next) {  // all of this tile has been loaded
         if (!here || keys < C::kKeyTile) await_next(keys);
         take_next(path);
       }
@@ -255,7 +255,7 @@ class ColumnOutputs {
     }
   }
 
-  // AttentionState that begin with `tile` have nothing of those before: what they have is 0 · V.
+  // Clears rows that begin with `tile`: earlier tiles have added 0 · V to them.
   __device__ __forceinline__ void clear_rows(const WorkTileInfo& info, int tile) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -272,7 +272,7 @@ class ColumnOutputs {
     __syncwarp();
   }
 
-  // What rows have in their states, instead of nothing.
+  // Starts from the acc in the rows' states instead of zero.
   __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile) {
     await_states();
     const int first = static_cast<int>(rank_) * C::kSliceColumns;  // of all columns
@@ -294,10 +294,10 @@ class ColumnOutputs {
     __syncwarp();
   }
 
-  // The row, of those of a half, that this thread leaves.
+  // The row of a half that this thread stores.
   __device__ __forceinline__ int row_of(int half) const { return 8 * (half_ + half) + lane_ % 4 * 2 + lane_ / 4 % 2; }
-  // Four columns of that row, of the product's rows 2s, 2s + 1, 2s + 8 and 2s + 9, where s is lane / 8. Lanes exchange
-  // what they have of each other's row.
+  // Four columns of that row: the mma rows 2s, 2s + 1, 2s + 8 and 2s + 9, where s is lane / 8. Lanes exchange their
+  // shares of each other's row.
   __device__ __forceinline__ float4 columns_of_row(int n, int half) const {
     const bool odd = lane_ / 4 % 2 != 0;
     const float(&o)[4] = o_[n][half];
@@ -306,7 +306,7 @@ class ColumnOutputs {
     return odd ? float4{low, o[1], high, o[3]} : float4{o[0], low, o[2], high};
   }
 
-  // The rows that end in front of `tile`, of which the sums' warp tells.
+  // Stores the rows that end before `tile`, with offsets and sums from the sum adder.
   __device__ __forceinline__ void store_rows(const WorkTileInfo& info, const DecodeWorkTile& work_tile, int tile) {
     const PipelineStateAt<2> turn(ends_++);
     barrier_wait(map_.ends_full(turn.index), turn.parity);
@@ -364,15 +364,15 @@ class ColumnOutputs {
   const int warp_;
   const int lane_;
   const int half_;                              // the first of its halves of the rows
-  std::uint32_t p_at_;                          // where this lane's share of a slot begins
-  std::uint32_t p_tile_ = 0;                    // that is fetched from
-  std::uint32_t tiles_ = 0;                     // so far, of all work_tiles
-  PipelineState<C::kScoreStages> score_state_;  // of the next one
-  std::uint32_t ends_ = 0;                      // of which the sums' warp has told
+  std::uint32_t p_at_;                          // offset of this lane's share in a score stage
+  std::uint32_t p_tile_ = 0;                    // the current tile's
+  std::uint32_t tiles_ = 0;                     // of all work tiles so far
+  PipelineState<C::kScoreStages> score_state_;  // of the next tile
+  std::uint32_t ends_ = 0;                      // row ends received from the sum adder
   int flags_ = 0;
   int rows_count_ = 0;
-  int readers_ = 1;                      // for whom this warp says that a tile has been read
-  typename Values::Fragment v_[kSteps];  // of the products, by step
+  int readers_ = 1;                      // warps for which this warp releases tiles
+  typename Values::Fragment v_[kSteps];  // by k16 step
   std::uint32_t weights_[(kSteps + 1) / 2][kHalves][4];
   float o_[kBlocks][kHalves][4];
   Values values_;

@@ -46,13 +46,13 @@ bool divides(std::int64_t bytes, const PagedStream& stream) {
 }
 
 MappedPages mapped(const CompressedCache& cache, const PagedStream& stream, int heads, int row_bytes) {
-  // The copy engine counts 16 bits here.
+  // The map counts 16-bit units.
   return {{stream.data, cache.page_size, heads, row_bytes / 2, stream.token_stride / 2, stream.head_stride / 2},
           cache.pages,
           stream.page_stride / 2};
 }
 
-// Numbers of rows, where the copy engine can issue_loads them: 16 bytes at a time.
+// Maps the scales and zero points of rows, if TMA can load them 16 bytes at a time.
 void map_qparams(const CompressedCache& cache, int box_rows, QuantizedTensor& t) {
   constexpr int kBytes = 16;
   const PagedStream& stream = cache.streams[1];
@@ -61,10 +61,10 @@ void map_qparams(const CompressedCache& cache, int box_rows, QuantizedTensor& t)
   MappedPages pages{};
   if (t.qparam_bytes == kBytes) {
     pages = mapped(cache, stream, heads, t.qparam_bytes);
-  } else {  // those of several heads side by side
+  } else {  // the qparams of several heads are adjacent
     if (stream.head_stride != t.qparam_bytes || heads * t.qparam_bytes % kBytes != 0) return;
     PagedStream joined = stream;
-    joined.head_stride = stream.token_stride;  // of which there is one
+    joined.head_stride = stream.token_stride;  // a single head
     pages = mapped(cache, joined, 1, heads * t.qparam_bytes);
     t.qparams_step = t.qparam_bytes;
   }
@@ -72,7 +72,7 @@ void map_qparams(const CompressedCache& cache, int box_rows, QuantizedTensor& t)
   if (t.qparams_mapped) t.qparam_map = map_plain_pages(pages, box_rows, kBytes / 2);
 }
 
-// `slices`: of V's columns, of which the sliced kernel fetches one.
+// `slices` divides V's columns; the sliced kernel loads one slice.
 void set_tensor(const CompressedCache& cache, int slices, int box_rows, QuantizedTensor& t) {
   const RowFormat& format = cache.format;
   const PagedStream& quantized = cache.streams[0];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sliced kernel (sliced.cuh) over a compressed cache: the warps that multiply make elements of quantized for
-// themselves. A work_tile that fails is folded tile by tile when the others are done (compressed_whole.cuh).
+// The sliced kernel (sliced.cuh) over a quantized cache: the warps that issue mma dequantize in registers. Failed work
+// tiles are recomputed tile by tile at the end (compressed_whole.cuh).
 #pragma once
 
 #include "kernels/sm90/decode/compressed_fetch.cuh"
@@ -11,7 +11,7 @@
 
 namespace ringattn::sm90 {
 
-// As recompute_failed_tiles(), of quantized.
+// As recompute_failed_tiles(), over a quantized cache.
 template <class C>
 __device__ __noinline__ void recompute_failed_quantized(const CompressedParams& p, int first, int step) {
   using Whole = typename C::Whole;
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
   if (threadIdx.x == 32) init_quantized_barriers<C>(params, map);
   cuda::pdl_launch_dependents();
   __syncthreads();
-  arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
+  arrive_in_cluster<C, false>();  // warps that write to other CTAs wait for this arrival of all
   cuda::pdl_wait();
   const SlicedWork work = work_info_of<C>();
   decode_sliced<C>(
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
       },
       [&](auto values) { return QuantizedBoxes<C, values>(params, map, rank); },
       [&] { store_number(map.any_failed(), 1); });
-  // A CTA stays until nobody writes to its shared memory any more.
+  // A CTA stays until no other CTA writes to its shared memory.
   __syncthreads();
   arrive_in_cluster<C, true>();
   wait_for_cluster<C>();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm90_attention over compressed caches: one for each pair of element type and head dims
+// The compiled decode kernels of sm90_attention over quantized caches: one for each element type and head dims
 // (compressed_*.cu).
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace ringattn::sm90 {
 
-// As DecodeLauncher. What the params say of the cache is filled in already, but for stages.
+// As DecodeLauncher. The cache fields of params are set already, except the stages.
 struct CompressedLauncher {
   void (*prepare)();
   void (*launch)(const CompressedParams& params, int ctas, Stream stream);
@@ -33,15 +33,15 @@ extern const CompressedLauncher compressed_fp16_256;
 
 const CompressedLauncher& compressed_launcher_of(const DecodeSpec& spec, bool configured);
 
-// What sm90_attention lacks of a spec's formats; empty: nothing.
+// Formats of a spec that sm90_attention does not support; empty: none.
 std::vector<std::string> formats_missing(const DecodeSpec& spec);
 
-// Whether the sliced kernel decodes caches of these formats: those that methods of compression make. Others of 4 bits,
-// keys by token or values by channel, are folded tile by tile.
+// Whether the sliced kernel decodes these formats: those that the compression methods make. Other 4-bit formats, keys
+// quantized by token or values by channel, are decoded tile by tile.
 bool slices_formats(const CacheFormat& format);
 
-// The caches of a step, p.step being filled but for its maps. Throws kUnsupported where the copy engine can't read
-// them.
+// Sets the cache fields of a step, p.step being set except for its maps. Throws kUnsupported if TMA can't read the
+// caches.
 void set_compressed(const DecodeStep& step, CompressedParams& p);
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fetching warps of the sliced kernel do over a compressed cache: the copy engine brings quantized and
-// qparams, box by box; where qparams lie so that it can't, the lanes copy them.
+// The producer warps of the sliced kernel over a quantized cache: TMA loads quantized values and qparams, box by box.
+// Where TMA can't load the qparams, the lanes copy them.
 #pragma once
 
 #include "kernels/sm90/decode/compressed_map.cuh"
@@ -13,7 +13,7 @@ __device__ __forceinline__ void copy_qparam(std::uint32_t target, const std::byt
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(target), "l"(source) : "memory");
 }
 
-// Fetches tiles of K, or with kValues this CTA's columns of tiles of V.
+// Loads tiles of K or, if kValues, this CTA's columns of tiles of V.
 template <class C, bool kValues>
 class QuantizedBoxes : public TileBoxes<C> {
  public:
@@ -24,7 +24,7 @@ class QuantizedBoxes : public TileBoxes<C> {
         tensor_(kValues ? p.v : p.k),
         map_(map),
         box_log_(p.box_log),
-        first_column_(kValues ? static_cast<int>(rank) * p.v.row_bytes / 2 : 0),  // a map's elements are of two bytes
+        first_column_(kValues ? static_cast<int>(rank) * p.v.row_bytes / 2 : 0),  // a map's elements have two bytes
         stages_(map.quantized_stage(p, kValues, 0)),
         stage_bytes_(static_cast<std::uint32_t>(tensor_.stage_bytes)),
         tile_bytes_(C::kKeyTile * tensor_.row_bytes) {
@@ -44,7 +44,7 @@ class QuantizedBoxes : public TileBoxes<C> {
   }
 
  private:
-  // Of a tile: one box, one and another of qparams, or what there is.
+  // One tile is loaded as one TMA box, as a box of values and one of qparams, or in parts.
   enum Path : int { kBox, kBoxAndQparams, kParts };
 
   __device__ __forceinline__ void fetch_quantized(int tile, Box box, int nth, int head) {
@@ -55,7 +55,7 @@ class QuantizedBoxes : public TileBoxes<C> {
       return;
     }
     box = box_of(box, nth);
-    if (this->lane_ == 0) {  // one lane does all, as the whole warp takes as long for each of its parts
+    if (this->lane_ == 0) {  // one lane does everything, since a whole warp takes as long for each part
       const std::uint32_t barrier = map_.quantized_full(kValues, pipeline_state_.index);
       barrier_wait(map_.quantized_empty(kValues, pipeline_state_.index), pipeline_state_.parity ^ 1U);
       barrier_arrive_expect(barrier, tile_bytes_ + (path_ == kBoxAndQparams ? C::kKeyTile * kQparamPitch : 0));
@@ -64,7 +64,7 @@ class QuantizedBoxes : public TileBoxes<C> {
     }
     pipeline_state_.advance(tensor_.stages);
   }
-  // That of another lane.
+  // Broadcasts lane `lane`'s box to the warp.
   __device__ __forceinline__ static Box box_of(const Box& box, int lane) {
     return {__shfl_sync(0xffffffffU, box.page, lane), __shfl_sync(0xffffffffU, box.row, lane)};
   }
@@ -88,7 +88,7 @@ class QuantizedBoxes : public TileBoxes<C> {
     }
   }
 
-  // By one lane, a box that begins `row` rows behind the tile's first; and its qparams.
+  // One lane calls them: loads a box that starts `row` rows after the tile's first, and its qparams.
   __device__ __forceinline__ void fetch_quantized_box(std::uint32_t target, std::uint32_t barrier, int row,
                                                       const Box& box, int head) const {
     tma_load_page_box(target + static_cast<std::uint32_t>(row * tensor_.row_bytes), &tensor_.map, barrier,
@@ -102,13 +102,13 @@ class QuantizedBoxes : public TileBoxes<C> {
                       box.page, box.row);
   }
 
-  // Those of rows lane, lane + 32, …
+  // Copies the qparams of rows lane, lane + 32, …
   __device__ __forceinline__ void copy_qparams(std::uint32_t target, int tile, const Box& box, int nth,
                                                int head) const {
     const DecodeParams& p = this->p_;
-    const int rows = this->length_ - tile * C::kKeyTile;  // there may be more
+    const int rows = this->length_ - tile * C::kKeyTile;  // may exceed the tile
     const std::uint32_t to = target + static_cast<std::uint32_t>(this->lane_ * kQparamPitch);
-    if (p.boxes == 1) {  // all of a tile's rows lie at one distance from each other
+    if (p.boxes == 1) {  // all rows of a tile have the same stride
       const std::byte* from = tensor_.qparams.at(box.page, box.row + this->lane_, head);
       const std::int64_t step = 32 * tensor_.qparams.token_stride;
 #pragma unroll
@@ -120,7 +120,7 @@ class QuantizedBoxes : public TileBoxes<C> {
 #pragma unroll
     for (int first = 0; first < C::kKeyTile; first += 32) {
       const int row = first + this->lane_;
-      const int lane = nth * p.boxes + (row >> box_log_);  // the boxes have 2ⁿ rows
+      const int lane = nth * p.boxes + (row >> box_log_);  // boxes have 2ⁿ rows
       const int page = __shfl_sync(0xffffffffU, box.page, lane);
       const int box_row = __shfl_sync(0xffffffffU, box.row, lane);
       if (row >= rows) continue;
@@ -128,7 +128,7 @@ class QuantizedBoxes : public TileBoxes<C> {
     }
   }
 
-  // Those of one row, to `to` and `first` rows behind.
+  // Copies the qparams of one row to row `first` after `to`.
   __device__ __forceinline__ void copy_row(std::uint32_t to, int first, const std::byte* from) const {
     to += static_cast<std::uint32_t>(first * kQparamPitch);
 #pragma unroll 1
@@ -139,9 +139,9 @@ class QuantizedBoxes : public TileBoxes<C> {
   const CompressedMap<C>& map_;
   const int box_log_;
   const int first_column_;
-  const std::uint32_t stages_;  // where the first one lies
+  const std::uint32_t stages_;  // address of the first stage
   std::uint32_t stage_bytes_;
-  int tile_bytes_;  // of quantized
+  int tile_bytes_;  // of quantized values
   int path_ = kParts;
   RuntimePipelineState pipeline_state_;
 };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration to a decode kernel over compressed caches and its launch; the compressed_*.cu files instantiate
-// it.
+// Kernel traits and launch of the decode kernels over quantized caches. The compressed_*.cu files instantiate it.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +13,14 @@
 
 namespace ringattn::sm90 {
 
-// Dims whose quantized the sliced kernel's warps share evenly; others are folded by whole_kernel.
+// Head dims whose quantized values the sliced kernel's warps share evenly. whole_kernel decodes others.
 template <AttentionConfig kAttention>
 constexpr bool slices_compressed() {
   return kAttention.head_dim == kAttention.head_dim_v && (kAttention.head_dim == 64 || kAttention.head_dim == 128);
 }
 
-// Calls with(std::integral_constant<int, n>) for the slices that kernels are compiled for: of 32 columns or more.
-// With one, a CTA folds a work_tile by itself.
+// Calls with(std::integral_constant<int, n>) for the slices that kernels are compiled for: at least 32 columns. With
+// one slice, a CTA computes a work tile by itself.
 template <AttentionConfig kAttention, class With>
 void for_compressed_slices(With with) {
   if constexpr (slices_compressed<kAttention>()) {
@@ -54,8 +53,8 @@ void launch_whole(const CompressedParams& params, int ctas, Stream stream) {
              "sm90_attention's decode of a compressed cache");
 }
 
-// Stages for what has been fetched: of V as many more as there are slices, for its tiles are so much smaller; at least
-// two of K, of which one arrives while the other is read.
+// Sets the stages of quantized tiles: V gets more than K in proportion to the slices, since its tiles are smaller by
+// that factor. K gets at least two, so that one is loaded while the other is read.
 template <class C>
 void set_stages(CompressedParams& p) {
   constexpr int kCapacity = CompressedMap<C>::kQuantizedCapacity;
@@ -93,7 +92,7 @@ int compressed_clusters(int slices) {
     using S = CompressedConfig<Element, kAttention, kSlices>;
     cuda::PdlLaunch launch(kSlices, S::kThreads, kMaxSharedBytes, Stream{});
     launch.set_cluster_size(kSlices);
-    launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
+    launch.config.attrs = launch.attributes + 1;  // the query accepts only the cluster attribute
     launch.config.numAttrs = 1;
     check_cuda(cudaOccupancyMaxActiveClusters(&count, compressed_kernel<S>, &launch.config),
                "cudaOccupancyMaxActiveClusters");

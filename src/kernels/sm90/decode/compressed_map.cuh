@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sliced kernel over a compressed cache: its configuration, and what lies in shared memory behind what SlicedMap
-// has.
+// The sliced kernel over a quantized cache: its configuration, and its shared memory after that of SlicedMap.
 //
-//   quantized_stage K  [K stages]   quantized of a tile, [key_tile rows], swizzled as a tile of elements in rows of so
-//   many bytes
-//                          is, and 16 bytes for the qparams of each row
-//   quantized_stage V  [V stages]   the same of this CTA's columns
 //   barriers
-//   qparams   [warps with outputs][scales, zeros][key_tile rows]  of V's tile, two bytes each
+//   qparams           [warps with outputs][scales, zero points][key_tile rows]  of a V tile, two bytes each
+//   quantized_stage K [K stages]  quantized values of a tile, [key_tile rows], swizzled as elements in rows of the same
+//                                 bytes, then 16 bytes of qparams for each row
+//   quantized_stage V [V stages]  the same for this CTA's columns
 //
-// How many stages there are is up to the launch: quantized of 4 bits take half of the room. Codes become elements in
-// the registers of the warps that multiply them, so there are no tiles of elements.
+// The launch sets the number of stages: 4-bit values take half of the memory of 8-bit ones. There are no tiles of
+// elements, since values are dequantized in registers.
 #pragma once
 
 #include "kernels/sm90/decode/compressed_params.hpp"
@@ -19,11 +17,11 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kMaxQuantizedStages = 16;    // stages of a tensor
-inline constexpr int kQuantizedAlignment = 1024;  // what is swizzled repeats itself
-inline constexpr int kQparamPitch = 16;           // from row to row
+inline constexpr int kMaxQuantizedStages = 16;    // stages of K, or of V
+inline constexpr int kQuantizedAlignment = 1024;  // the swizzle pattern repeats after 1,024 bytes
+inline constexpr int kQparamPitch = 16;           // bytes from row to row
 
-// A CTA that folds a work_tile by itself scores all of its tiles, so two scoring_warpgroups_count do.
+// A CTA that is its own cluster scores all tiles, so it has two scoring warpgroups.
 template <class Element_, AttentionConfig kAttention, int kSlices_>
 struct CompressedConfig : SlicedConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1> {
   using Plain = SlicedConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1>;
@@ -31,7 +29,7 @@ struct CompressedConfig : SlicedConfig<Element_, kAttention, kSlices_, kSlices_ 
   static constexpr int kVBytes = 0;
   static constexpr int kKStages = 1;
   static constexpr int kVStages = 2;
-  static constexpr bool kResumes = false;  // nobody folds prefixes of quantized for several sequences
+  static constexpr bool kResumes = false;  // quantized prefixes are not shared
   static_assert(Plain::kKeyTile % (16 * Plain::kScoringWarpgroupWarps) == 0 && Plain::kDim % 64 == 0);
   static_assert(Plain::kDimV == Plain::kDim);
 };
@@ -41,14 +39,14 @@ struct CompressedMap : SlicedMap<C> {
   static constexpr int kBarrierOffset = (SlicedMap<C>::kBytes + 7) / 8 * 8;
   static constexpr int kQuantizedBarriers = 4 * kMaxQuantizedStages;
   static constexpr int kQparamOffset = kBarrierOffset + kQuantizedBarriers * kBarrierBytes;
-  static constexpr int kQparamBytes = 2 * C::kKeyTile * 2;  // of a warp with outputs
-  // Behind what the device keeps, whose size is a multiple of the alignment.
+  static constexpr int kQparamBytes = 2 * C::kKeyTile * 2;  // of an output warp
+  // The stages are aligned, since the reserved bytes are a multiple of the alignment.
   static constexpr int kQuantizedOffset = (kQparamOffset + C::kOutWarps * kQparamBytes + kQuantizedAlignment - 1) /
                                           kQuantizedAlignment * kQuantizedAlignment;
   static constexpr int kQuantizedCapacity = kMaxSharedBytes - kQuantizedOffset;
   static_assert(kReservedBytes % kQuantizedAlignment == 0);
 
-  // `values`: of V. Stages of K come first.
+  // `values`: of V. The stages of K come first.
   __device__ __forceinline__ std::uint32_t quantized_stage(const CompressedParams& p, bool values,
                                                            std::uint32_t stage) const {
     return shared_base<C>() + static_cast<std::uint32_t>(kQuantizedOffset) +
@@ -56,11 +54,11 @@ struct CompressedMap : SlicedMap<C> {
                          stage * static_cast<std::uint32_t>(p.v.stage_bytes)
                    : stage * static_cast<std::uint32_t>(p.k.stage_bytes));
   }
-  // A tile's scales and its zeros, of two bytes, as a warp with outputs lays them out for itself.
+  // A tile's scales and zero points, two bytes each, which an output warp reorders for itself.
   __device__ __forceinline__ std::uint32_t qparams(int out_warp) const {
     return shared_base<C>() + static_cast<std::uint32_t>(kQparamOffset + out_warp * kQparamBytes);
   }
-  // Of a stage: it has arrived; who reads it is done with it.
+  // Barriers of a stage: full (loaded) and empty (released by every reader).
   __device__ __forceinline__ std::uint32_t quantized_full(bool values, std::uint32_t stage) const {
     return shared_base<C>() + static_cast<std::uint32_t>(kBarrierOffset) +
            ((values ? kMaxQuantizedStages : 0U) + stage) * static_cast<std::uint32_t>(kBarrierBytes);
@@ -70,7 +68,7 @@ struct CompressedMap : SlicedMap<C> {
   }
 };
 
-// Where 16 bytes of a row lie in rows of `row_bytes`, a power of 2 of 128 at most, as the copy engine swizzles them.
+// Offset of 16 bytes of a row in rows of `row_bytes`, a power of 2 up to 128, with TMA's swizzle.
 __device__ __forceinline__ std::uint32_t swizzled_chunk(int row_bytes, int row, int chunk) {
   const auto at = static_cast<std::uint32_t>(row * row_bytes + chunk * 16);
   return at ^ ((at >> 7 & static_cast<std::uint32_t>(row_bytes / 16 - 1)) << 4);
@@ -87,12 +85,12 @@ __device__ __forceinline__ uint2 load_words(std::uint32_t address) {
   return words;
 }
 
-// Of quantized of 8 bits whose rows have none of their own.
+// The scale of 8-bit values whose rows have none.
 __device__ __forceinline__ float table_scale(const QuantizedTensor& tensor, int head) {
   return __ldcg(reinterpret_cast<const float*>(tensor.table) + (tensor.scales == ScaleGrain::kHead ? head : 0));
 }
 
-// A index of a ring of so many stage_count, and the parity of its turn, for those who take one after the other.
+// PipelineState of a ring with `stage_count` stages.
 struct RuntimePipelineState {
   std::uint32_t index = 0, parity = 0;
 
@@ -103,10 +101,10 @@ struct RuntimePipelineState {
   }
 };
 
-// By one thread, as init_sliced_barriers().
+// One thread calls it, as init_sliced_barriers().
 template <class C>
 __device__ __forceinline__ void init_quantized_barriers(const CompressedParams& p, const CompressedMap<C>& map) {
-  // The copy engine's, and those of qparams by the lanes of the fetching warp, of which each tells.
+  // TMA's arrival, and if lanes copy the qparams, one from each lane of the producer warp.
   const auto arrivals = [](const QuantizedTensor& t) { return 1 + (t.qparam_bytes > 0 && !t.qparams_mapped ? 32 : 0); };
   const int of_k = arrivals(p.k), of_v = arrivals(p.v);
 #pragma unroll

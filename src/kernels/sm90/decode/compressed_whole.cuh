@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over a compressed cache where the sliced kernel doesn't: many query rows a KV head, other head dims, and
-// work_tiles that the sliced kernel has failed at. It is decode_kernel with a warpgroup instead of the fetching warp,
-// which reads quantized from memory and writes elements into the tiles, by row_quantization.hpp.
+// Decode over a quantized cache without the sliced kernel: for many query rows of a KV head, for other head dims, and
+// for work tiles that the sliced kernel has failed. It is decode_kernel with a dequantizing warpgroup instead of the
+// producer warp, which reads quantized values from global memory and writes elements to the tiles, with the arithmetic
+// of row_quantization.hpp.
 #pragma once
 
 #include "kernels/cuda/device/pdl.cuh"
@@ -11,7 +12,7 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kDequantizeBarrier = 3;  // of the threads that dequantize
+inline constexpr int kDequantizeBarrier = 3;  // of the dequantizing threads
 inline constexpr int kDequantizeThreads = 128;
 inline constexpr int kWholeThreads = kDecodeConsumerThreads + kDequantizeThreads;
 
@@ -41,7 +42,7 @@ class Dequantizer {
     if (thread_ == 0) barrier_arrive(barrier);
   }
 
-  // Where a key of the work_tile's sequence lies.
+  // The location of a key of the work tile's sequence.
   struct Place {
     int page, row;
   };
@@ -53,7 +54,7 @@ class Dequantizer {
             here & ((1 << p.page_log) - 1)};
   }
 
-  // 8 columns of a row at a time. AttentionState behind the last key are left as they are: nobody sees them.
+  // Dequantizes 8 columns of a row at a time. Rows after the last key are left as they are: no row sees them.
   template <int kColumns>
   __device__ __forceinline__ void dequantize(const QuantizedTensor& t, std::uint32_t tile,
                                              const DecodeWorkTile& work_tile, int number) const {
@@ -121,7 +122,8 @@ class Dequantizer {
   PackedPipelineState<C::kStages> ring_;
 };
 
-// Of the work_tiles first, first + step, … of a step those that `chosen(number)` says, by kWholeThreads threads.
+// Decodes those of the work tiles first, first + step, … for which chosen(number) is true. kWholeThreads threads call
+// it.
 template <class C, class Chosen>
 __device__ __forceinline__ void decode_whole_tiles(const CompressedParams& p, const DecodeMap<C>& map, int first,
                                                    int step, const Chosen& chosen) {

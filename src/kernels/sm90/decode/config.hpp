@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How sm90_attention decodes a DecodeSpec. Tiles, and whatever else moves a bit, are those of the fold
-// (fold/config.hpp); what is added here says only where things lie.
+// How sm90_attention decodes a DecodeSpec. Tile sizes, and everything else that changes a bit of the result, are those
+// of prefill. What is added here only decides where data is placed.
 #pragma once
 
 #include <algorithm>
@@ -11,26 +11,27 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kMaxSharedBytes = 232448;      // of a CTA
-inline constexpr int kMaxDecodeSequences = 1024;    // of a launch, or their lists: each CTA keeps a number for each
+inline constexpr int kMaxSharedBytes = 232448;  // of a CTA
+// of a launch, times the masks of a sequence: each CTA keeps 4 bytes for each
+inline constexpr int kMaxDecodeSequences = 1024;
 inline constexpr int kMaxPrefixes = 256;            // of a step, for the same reason
-inline constexpr int kMaxDecodeKeys = 1 << 30;      // of a sequence: positions are numbers of 32 bits
-inline constexpr int kDecodeConsumerThreads = 128;  // a warpgroup that folds; behind it, one warp fetches
+inline constexpr int kMaxDecodeKeys = 1 << 30;      // of a sequence: positions are 32-bit
+inline constexpr int kDecodeConsumerThreads = 128;  // the consumer warpgroup; one producer warp follows
 inline constexpr int kDecodeThreads = kDecodeConsumerThreads + 32;
-inline constexpr int kDecodeMetadataBytes = 8192;  // of shared memory: barriers, and the sequences' numbers
+inline constexpr int kDecodeMetadataBytes = 8192;  // of shared memory: barriers and the work tile table
 
-// The kernel of shared prefixes (prefix.cuh): panels of probabilities of 64 keys, in the query rows' room, and numbers.
+// The prefix kernel (prefix.cuh): panels of probabilities of 64 keys, in the memory of Q, and metadata.
 inline constexpr int kPrefixPanels = 3;
 inline constexpr int kPrefixMetadataBytes = 10752;
 constexpr int prefix_q_capacity(const AttentionConfig& attention) {
   return std::max(attention.q_bytes(), kPrefixPanels * cuda::panel_bytes(kQueryTile));
 }
-// The same by pairs of CTAs, which have half of V's columns each: panels of four tiles.
+// The prefix kernel on CTA pairs, where each CTA has half of V's columns: panels for four tiles.
 inline constexpr int kPrefixCtaPairPanels = 8;
 inline constexpr int kPrefixCtaPairQCapacity = kPrefixCtaPairPanels * cuda::panel_bytes(kQueryTile);
 inline constexpr int kPrefixCtaPairMetadataBytes = 13312;
 
-// Stages of K and V tiles in shared memory, beside so many bytes of other things. `slices`: of V's columns.
+// K/V stages that fit in shared memory beside `other_bytes`. `slices` divides V's columns.
 constexpr int stages_beside(const AttentionConfig& attention, int other_bytes, int slices = 1) {
   return std::min((kMaxSharedBytes - other_bytes) / (attention.k_bytes() + attention.v_bytes() / slices), 8);
 }
@@ -44,12 +45,12 @@ constexpr int prefix_cta_pair_stages(const AttentionConfig& attention) {
   return stages_beside(attention, kPrefixCtaPairQCapacity + kPrefixCtaPairMetadataBytes, 2);
 }
 
-// The sliced kernel (sliced.cuh): query rows of a block, and CTAs of a cluster at most.
+// The sliced kernel (sliced.cuh): query rows of a row block, and maximum CTAs of a cluster.
 inline constexpr int kSlicedRows = 16;
 inline constexpr int kMaxSlices = 4;
-// AttentionState of V's boxes that the copy engine fetches, at least: it takes about as long for a box of 1 KB as for
-// one of 8. AttentionState of smaller ones are copied by lanes, in pieces of 16, as no page has fewer. K's boxes are
-// its business always: a CTA scores a half or a fourth of the tiles, and fetches the keys of no other.
+// Minimum rows of a V box for TMA, which takes about as long for a box of 1 KB as for one of 8 KB. Smaller boxes are
+// copied by lanes in page runs of 16 rows, the minimum page size. K always uses TMA: a CTA scores a half or a fourth of
+// the tiles, and loads only their keys.
 inline constexpr int kMinBoxRows = 64;
 inline constexpr int kPageRunRows = 16;
 

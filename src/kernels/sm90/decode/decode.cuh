@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding on Hopper, with the bits of the fold. A CTA takes work_tiles, each a group of key tiles for the rows of one
-// KV head (work_tiles.cuh); one warp fetches (fetch.cuh), a warpgroup folds (decoder.cuh), and the last work_tile of a
-// sequence's rows merges what all have left (finish.cuh).
+// The Hopper decode kernel, bitwise identical to prefill. A CTA takes work tiles, each one KV split of a sequence for a
+// row block of one KV head (work_tiles.cuh). One producer warp loads (fetch.cuh), a consumer warpgroup computes
+// (decoder.cuh), and the last work tile of a row block merges all partials (finish.cuh).
 #pragma once
 
 #include "kernels/cuda/device/pdl.cuh"

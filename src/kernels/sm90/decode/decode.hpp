@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm90_attention: one for each pair of element type and head dims (decode_*.cu).
+// The compiled decode kernels of sm90_attention: one for each element type and head dims (decode_*.cu).
 #pragma once
 
 #include "base/memory.hpp"
@@ -9,18 +9,19 @@ namespace ringattn::sm90 {
 
 struct DecodeLauncher {
   void (*prepare)();  // as cuda::Launcher
-  // Enqueues the step on `ctas` CTAs, a warpgroup's 64 rows a block (decode.cuh). What the params say of the cache is
-  // filled in already.
+  // Enqueues the step on `ctas` CTAs, with row blocks of 64 rows, a warpgroup's M (decode.cuh). The cache fields of
+  // params are set already.
   void (*launch)(const DecodeParams& params, int ctas, Stream stream);
-  // The same with few rows a block, in clusters of params.slices CTAs (sliced.cuh), `clusters` of them.
+  // The same with row blocks of up to 16 rows, on `clusters` clusters of params.slices CTAs (sliced.cuh).
   void (*launch_sliced)(const DecodeParams& params, int clusters, Stream stream);
-  // Enqueues the tiles of the step's shared prefixes (prefix.cuh), in front of one of the launches above.
+  // Enqueues the tiles of the step's shared prefixes (prefix.cuh), before one of the launches above.
   void (*launch_prefixes)(const DecodeParams& params, int ctas, Stream stream);
-  // The same by pairs of CTAs, so many. Values come by boxes of kPanelColumns columns then.
+  // The same on `pairs` CTA pairs. The map of V then has boxes of kPanelColumns columns.
   void (*launch_prefix_cta_pairs)(const DecodeParams& params, int pairs, Stream stream);
-  // How many clusters of so many slices the current device holds at a time; 0: there is no such kernel.
+  // How many clusters of `slices` CTAs are resident on the current device at a time; 0: no kernel is compiled for
+  // `slices`.
   int (*clusters_at_a_time)(int slices);
-  int (*prefix_cta_pairs_at_a_time)();  // and how many pairs for prefixes
+  int (*prefix_cta_pairs_at_a_time)();  // and how many CTA pairs of the prefix kernel
 };
 
 extern const DecodeLauncher decode_bf16_64;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in the shared memory of a decoding CTA.
+// Shared memory of a decode CTA: layout, writers and readers.
 //
-//   Q      [64 rows]             the attending warpgroup's own: it copies a work_tile's query rows there itself
-//   K, V   [stages][key_tile rows]  the fetching warp has the copy engine write them, the attending warpgroup reads
-//   them work_tiles  [sequences + 1]       how many work_tiles come before each sequence (work_tiles.cuh) barriers
+//   Q          [64 rows]                written and read by the consumer warpgroup
+//   K, V       [stages][key_tile rows]  written by TMA, which the producer warp issues; read by the consumers
+//   barriers
+//   work_tiles [sequences + 1]          how many work tiles come before each sequence (work_tiles.cuh)
 //
-// Tiles lie in panels, as in the fold.
+// Tiles are in panels, as in prefill.
 #pragma once
 
 #include "kernels/cuda/device/panels.hpp"
@@ -15,8 +16,8 @@
 
 namespace ringattn::sm90 {
 
-// Where a CTA's shared memory begins. In a cluster an address also says whose memory it is: copies and arrivals would
-// row_range the first CTA's else.
+// Start of a CTA's shared memory. In a cluster the address also names the CTA: otherwise copies and arrivals would go
+// to the first CTA.
 template <class C>
 __device__ __forceinline__ std::uint32_t shared_base() {
   if constexpr (C::kSlices > 1) return in_cta(kReservedBytes, rank_in_cluster());
@@ -39,7 +40,7 @@ struct DecodeMap {
   __device__ std::uint32_t work_tiles_before(int sequence) const {
     return at(kWorkTileOffset, static_cast<std::uint32_t>(sequence), 4);
   }
-  // Of a stage: its K has arrived; its V has; every warp that folds is done with its K; and with its V.
+  // Barriers of a K/V stage: full (TMA landed) and empty (every consumer warp has released it).
   __device__ std::uint32_t k_full(std::uint32_t stage) const { return at(kBarrierOffset, stage, kBarrierBytes); }
   __device__ std::uint32_t v_full(std::uint32_t stage) const { return k_full(C::kStages + stage); }
   __device__ std::uint32_t k_empty(std::uint32_t stage) const { return k_full(2 * C::kStages + stage); }
@@ -51,7 +52,7 @@ struct DecodeMap {
   }
 };
 
-// By one thread.
+// One thread calls it.
 template <class C>
 __device__ __forceinline__ void init_decode_barriers(const DecodeMap<C>& map) {
   for (std::uint32_t i = 0; i < C::kStages; ++i) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attending warpgroup of a decoding CTA. Its arithmetic is that of the fold's consumer (fold/consumer.cuh): the
-// same functions on the same fragments, in the same order. What differs is where rows, tiles and results lie.
+// The consumer warpgroup of a decode CTA. Its arithmetic is that of prefill's consumer (consumer.cuh): the same
+// functions on the same fragments, in the same order. Only the layout of rows, tiles and results differs.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -63,7 +63,7 @@ class Decoder {
     store_rows(work_tile, slots, work_tile.end);
   }
 
-  // A tile's probabilities and the shares of their sums. Only warps that have rows work at them.
+  // A tile's probabilities and the thread's shares of their sums. Warps without rows skip the arithmetic.
   __device__ __forceinline__ void score(const ThreadRows& slots, int number, bool special, bool has_rows) {
     Scores s;
     barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
@@ -95,8 +95,8 @@ class Decoder {
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.k_empty(ring_.stage()));
   }
 
-  // AttentionState whose first tile this is begin with nothing: what they have of tiles before, which others attention,
-  // is 0 · V. AttentionState whose last tile was the one before end.
+  // Stores rows whose last tile was the previous one. Clears the acc of rows whose first tile this is: earlier tiles of
+  // other rows have added 0 · V to it.
   __device__ __forceinline__ void start_rows(const DecodeWorkTile& work_tile, const ThreadRows& slots, int number) {
     if (number == work_tile.begin) return;
     store_rows(work_tile, slots, number);
@@ -106,14 +106,15 @@ class Decoder {
     }
   }
 
-  // The rows that end in front of tile `number`.
+  // Stores the rows that end before tile `number`.
   __device__ __forceinline__ void store_rows(const DecodeWorkTile& work_tile, const ThreadRows& slots, int number) {
     const float sums[2] = {sum_of_quad(rows_.l[0]), sum_of_quad(rows_.l[1])};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (slots.end[half] != number || !slots.present[half]) continue;
       if (slots.begin[half] == slots.end[half]) {
-        if (!finishes(params_, work_tile)) continue;  // another work_tile has the row, or the merge finds that none has
+        // another work tile has the row, or the merge sees that it attends to no key
+        if (!finishes(params_, work_tile)) continue;
         clear_row(half);
       }
       store_row<C>(params_, work_tile, slots, rows_, half, sums[half]);
@@ -129,8 +130,8 @@ class Decoder {
     if (thread_of_cta() % 32 == 0) barrier_arrive(map_.v_empty(ring_.stage()));
   }
 
-  // AttentionState of V behind the sequence's last key are somebody else's, or were fetched for another tile: their
-  // probabilities are 0, but 0 · ∞ would be NaN.
+  // Zeroes rows of V past the end of the sequence. They have foreign data or those of another tile: their probabilities
+  // are 0, but 0 · ∞ is NaN.
   __device__ __forceinline__ void clear_tail(int keys) const {
 #pragma unroll 1
     for (int panel = 0; panel < C::kPanelsV; ++panel) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes become elements in registers, many at a time, with the bits of kernels/row_quantization.hpp.
+// Dequantization in registers, several values at a time, bitwise as in kernels/row_quantization.hpp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,7 +13,7 @@
 
 namespace ringattn::sm90 {
 
-// The low or the high half of a register, of bf16 or fp16, as fp32.
+// The low or the high half of a bf16x2 or fp16x2 register, as fp32.
 template <class Element>
 __device__ __forceinline__ float half_of(std::uint32_t pair, bool high) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ float half_of(std::uint32_t pair, bool high) {
   }
 }
 
-// The two quantized of E4M3 in the lower half of a word, as fp16, which holds every code.
+// Converts the two E4M3 values in the low half of a word to fp16x2, which represents every E4M3 value.
 __device__ __forceinline__ std::uint32_t halves_of_two(std::uint32_t quantized) {
   std::uint32_t halves;
   asm("{\n"
@@ -36,7 +36,7 @@ __device__ __forceinline__ std::uint32_t halves_of_two(std::uint32_t quantized) 
   return halves;
 }
 
-// Four quantized of 8 bits, the first one lowest, as fp32.
+// Converts four 8-bit values, the first one in the lowest byte, to fp32.
 template <bool kFp8>
 __device__ __forceinline__ void widen_quantized(std::uint32_t quantized, float (&x)[4]) {
   if constexpr (kFp8) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void widen_quantized(std::uint32_t quantized, float (
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[i] = half_of<__half>(halves[i / 2], i % 2 != 0);
   } else {
-    // 2^23 + 128 + code, whose lowest byte is the code with its sign turned over.
+    // 2^23 + 128 + value, where the lowest byte is the value with its sign bit flipped.
     const std::uint32_t turned = quantized ^ 0x80808080U;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void widen_quantized(std::uint32_t quantized, float (
   }
 }
 
-// Four elements of four quantized: each is multiplied in fp32, and the product is rounded.
+// Dequantizes four values: multiplies in fp32 and rounds the products.
 template <class Element, bool kFp8>
 __device__ __forceinline__ uint2 eight_bits(std::uint32_t quantized, float scale) {
   using Products = cuda::Products<Element>;
@@ -65,7 +65,7 @@ __device__ __forceinline__ uint2 eight_bits(std::uint32_t quantized, float scale
   return {Products::pack(x[0], x[1]), Products::pack(x[2], x[3])};
 }
 
-// Two of them, the lower bytes of `quantized`.
+// Converts the two values in the lower bytes of `quantized`.
 template <bool kFp8>
 __device__ __forceinline__ void widen_quantized(std::uint32_t quantized, float (&x)[2]) {
   float all[4];
@@ -74,9 +74,9 @@ __device__ __forceinline__ void widen_quantized(std::uint32_t quantized, float (
   x[1] = all[1];
 }
 
-// Scales of two quantized, one in a word's bytes 0 and 1, one in bytes 2 and 3: in fp32, or as elements, which they are
-// where are_element_scales() says so. Then a product in the elements' dtype has the same bits as one in fp32 that is
-// rounded, for fp32 holds it.
+// Scales of two values, one in bytes 0 and 1 of a word and one in bytes 2 and 3: in fp32, or as elements if
+// are_element_scales() allows it. In that case a product in the element type is bitwise equal to a rounded fp32
+// product, since fp32 represents it exactly.
 struct Fp32Scales {
   float low, high;
 };
@@ -84,17 +84,17 @@ struct ElementScales {
   std::uint32_t both;
 };
 
-// Codes of E4M3 are spread into bf16 without their bias, which is 120 less than bf16's; it is in the scale.
+// E4M3 bits are spread into bf16 without changing the exponent bias, which is 120 less than bf16's. The scale makes up
+// for it.
 inline constexpr std::uint32_t kSpreadBias = 120U << 7;
 inline constexpr std::uint32_t kSpreadMask = 0x07f007f0U;
 
-// What is_leader against scales being elements: bits of `scale` where elements that are neither very great nor very
-// small have others. Those of several scales may be joined by `or`.
+// Bits in which `scale` differs from elements of moderate magnitude. Those of several scales may be combined by `or`.
 template <class Element>
 __device__ __forceinline__ std::uint32_t scale_deviation(std::uint32_t scale) {
   return scale ^ (std::is_same_v<Element, __nv_bfloat16> ? 0x20000000U : 0x38000000U);
 }
-// Of bf16 from 2^-63, of fp16 from 2^-15, to 2, with 8 significant bits.
+// Whether scales are from 2^-63 (bf16) or 2^-15 (fp16) to 2, with 8 significant bits.
 template <class Element>
 __device__ __forceinline__ bool are_element_scales(std::uint32_t deviations) {
   return (deviations & (std::is_same_v<Element, __nv_bfloat16> ? 0xe000ffffU : 0xf800ffffU)) == 0;
@@ -108,7 +108,7 @@ __device__ __forceinline__ std::uint32_t element_scales(std::uint32_t low, std::
   }
 }
 
-// a · b of both halves.
+// a · b in both halves.
 template <class Element>
 __device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t a, std::uint32_t b) {
   std::uint32_t r;
@@ -120,7 +120,7 @@ __device__ __forceinline__ std::uint32_t multiply_halves(std::uint32_t a, std::u
   return r;
 }
 
-// a · b + c of both halves, each rounded once.
+// a · b + c in both halves, each rounded once.
 template <class Element>
 __device__ __forceinline__ std::uint32_t fma_halves(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
   std::uint32_t r;
@@ -138,7 +138,7 @@ __device__ __forceinline__ std::uint32_t select_bits(std::uint32_t a, std::uint3
   asm("lop3.b32 %0, %1, %2, %3, 0xe4;" : "=r"(r) : "r"(a), "r"(b), "r"(mask));
   return r;
 }
-// a & kMask, which stays the same word when it is shifted: the compiler would mask what it has shifted once more.
+// a & kMask, opaque to the compiler, which would otherwise mask again after a shift.
 template <std::uint32_t kMask>
 __device__ __forceinline__ std::uint32_t masked(std::uint32_t a) {
   std::uint32_t r;
@@ -153,21 +153,21 @@ __device__ __forceinline__ std::uint32_t mask_and_set(std::uint32_t a, std::uint
   return r;
 }
 
-// Numbers of 8 bits, the lower bytes of the halves of `quantized`, as two elements. Both parts are 128, or 256 where
-// the sign is set, but for the first one's 7 bits.
+// Converts int8 values, the lower bytes of the halves of `quantized`, to two elements. Both terms are 128, or 256 if
+// the sign is set, plus the 7 low bits in the first one.
 template <class Element>
 __device__ __forceinline__ std::uint32_t elements_of_int8(std::uint32_t quantized) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
     constexpr std::uint32_t kMagic = 0x43004300U;
     return fma_halves<Element>(mask_and_set<0x00800080U>(quantized, kMagic), 0xbf80bf80U,
                                mask_and_set<0x007f007fU>(quantized, kMagic));
-  } else {  // 1024 + 128 + code, whose sign has been turned over
+  } else {  // 1024 + 128 + value, whose sign bit has been flipped
     return fma_halves<Element>(mask_and_set<0x00ff00ffU>(quantized ^ 0x00800080U, 0x64006400U), 0x3c003c00U,
                                0xe480e480U);
   }
 }
 
-// Elements of the quantized of 8 bits in the lower half of a word.
+// Dequantizes the two 8-bit values in the low half of a word.
 template <class Element, bool kFp8>
 __device__ __forceinline__ std::uint32_t two_of_eight_bits(std::uint32_t quantized, const Fp32Scales& scales) {
   float x[2];
@@ -175,7 +175,7 @@ __device__ __forceinline__ std::uint32_t two_of_eight_bits(std::uint32_t quantiz
   return cuda::Products<Element>::pack(__fmul_rn(x[0], scales.low), __fmul_rn(x[1], scales.high));
 }
 
-// Elements of the four quantized of 8 bits of a word: of bytes 0 and 2, and of 1 and 3.
+// Dequantizes the four 8-bit values of a word: bytes 0 and 2, and bytes 1 and 3.
 struct ElementPairs {
   std::uint32_t even, odd;
 };
@@ -192,8 +192,7 @@ __device__ __forceinline__ ElementPairs element_pairs(std::uint32_t quantized, c
     return {multiply_halves<Element>(elements_of_int8<Element>(quantized), scales.both),
             multiply_halves<Element>(elements_of_int8<Element>(quantized >> 8), scales.both)};
   } else if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
-    // Exponent and mantissa go to bits 4 to 10 of a half, the sign to bit 15; of the other signs, which come along,
-    // nothing is left.
+    // Exponent and mantissa go to bits 4 to 10 of a half, and the sign to bit 15. The mask removes the other sign bits.
     const std::uint32_t signs = masked<0x80808080U>(quantized);
     return {multiply_halves<Element>(select_bits(quantized << 4, signs << 8, kSpreadMask), scales.both),
             multiply_halves<Element>(select_bits(quantized >> 4, signs, kSpreadMask), scales.both)};
@@ -204,7 +203,8 @@ __device__ __forceinline__ ElementPairs element_pairs(std::uint32_t quantized, c
   }
 }
 
-// Of a scale and a zero of quantized of 4 bits, whether they are elements of which a fused product and sum may differ.
+// Whether value · scale + zero point, rounded once to the element type, may differ from dequantize_int4(), which rounds
+// to fp32 first. `pair` is a scale and a zero point.
 template <class Element>
 __device__ __forceinline__ bool rounds_twice(std::uint32_t pair) {
   const float scale = half_of<Element>(pair, false);
@@ -213,12 +213,11 @@ __device__ __forceinline__ bool rounds_twice(std::uint32_t pair) {
                                                 : int4_rounds_twice_to_f16(scale, zero);
 }
 
-// Scales and zeros of eight neighbouring quantized of 4 bits, which are worked at as they lie in their word: code i
-// beside code i + 4.
+// Scales and zero points of eight adjacent 4-bit values, in the order of their word: value i with value i + 4.
 struct EightPairs {
   std::uint32_t scales[4], zeros[4];
 
-  // `pair`: of all eight, a scale in the lower half and a zero in the upper one.
+  // One `pair` for all eight: the scale in the low half, the zero point in the high half.
   __device__ __forceinline__ void set(std::uint32_t pair) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -232,13 +231,13 @@ struct EightPairs {
   }
 };
 
-// Two elements of the quantized of 4 bits in the lowest bits of the halves of `quantized`; what else these hold doesn't
-// count. `exact`: rounds_twice() doesn't hold for any of the pairs.
+// Dequantizes the two 4-bit values in the lowest bits of the halves of `quantized`; other bits are ignored. `exact`:
+// rounds_twice() holds for none of the pairs.
 template <class Element>
 __device__ __forceinline__ std::uint32_t two_of_four_bits(std::uint32_t quantized, std::uint32_t scales,
                                                           std::uint32_t zeros, bool exact) {
   constexpr bool kBf16 = std::is_same_v<Element, __nv_bfloat16>;
-  constexpr std::uint32_t kMagic = kBf16 ? 0x43004300U : 0x64006400U;  // 128 or 1024, in front of a code
+  constexpr std::uint32_t kMagic = kBf16 ? 0x43004300U : 0x64006400U;  // 128 or 1024, in the bits above a value
   if (exact) {
     const std::uint32_t integers =
         fma_halves<Element>(mask_and_set<0x000f000fU>(quantized, kMagic), kBf16 ? 0x3f803f80U : 0x3c003c00U,
@@ -252,10 +251,10 @@ __device__ __forceinline__ std::uint32_t two_of_four_bits(std::uint32_t quantize
   return cuda::Products<Element>::pack(element(false), element(true));
 }
 
-// Eight quantized of a word, whatever their pairs are.
+// Dequantizes the eight 4-bit values of a word, for any pairs.
 template <class Element>
 __device__ __forceinline__ uint4 four_bits(std::uint32_t quantized, const EightPairs& pairs) {
-  std::uint32_t x[4];  // of quantized i and i + 4
+  std::uint32_t x[4];  // values i and i + 4
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     x[i] = two_of_four_bits<Element>(quantized >> 4 * i, pairs.scales[i], pairs.zeros[i], false);

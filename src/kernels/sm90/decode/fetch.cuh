@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp that fetches: it looks up pages and has the copy engine issue_loads key tiles into shared memory, box by
-// box. A box lies in one page. Boxes behind a sequence's last key are left out, so nothing there is read, not even its
-// page.
+// The producer warp: looks up pages and issues TMA loads of key tiles, box by box. A box lies in one page. Boxes past a
+// sequence's last key are skipped, so neither their data nor their page number is read.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -12,13 +11,13 @@
 
 namespace ringattn::sm90 {
 
-// What a warp fetches of tiles: where two share the work, each takes K or V.
+// The operands that a producer warp loads. If two warps share the work, one loads K and the other V.
 enum class FetchedParts { kBoth, kKeys, kValues };
 
 template <class C, FetchedParts kParts = FetchedParts::kBoth>
 class TileProducer {
  public:
-  // `first_column`: of V, those that this CTA has.
+  // `first_column`: of V, where this CTA's columns start.
   __device__ __forceinline__ TileProducer(const DecodeParams& p, const DecodeMap<C>& map, int first_column = 0)
       : p_(p),
         map_(map),
@@ -32,7 +31,7 @@ class TileProducer {
   __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
     take(work_tile, work_tile.begin, work_tile.end, [](int tile) { return tile; });
   }
-  // The tiles tile_at(begin) … tile_at(end − 1) of the work_tile's.
+  // Loads the tiles tile_at(begin) … tile_at(end − 1) of the work tile.
   template <class TileAt>
   __device__ __forceinline__ void take(const DecodeWorkTile& work_tile, int begin, int end, const TileAt& tile_at) {
     const auto find_nth = [&](int nth) { return nth < end ? find(work_tile, tile_at(nth)) : Box{0, -1}; };
@@ -51,7 +50,7 @@ class TileProducer {
  private:
   using Box = PageBox;
 
-  // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
+  // This lane's box of a tile, which starts row_ keys after the tile's first.
   __device__ __forceinline__ Box find(const DecodeWorkTile& work_tile, int tile) const {
     if (nth_ >= batch_ || tile * C::kKeyTile + row_ >= work_tile.of.length) return {0, -1};
     const int key =
@@ -62,7 +61,7 @@ class TileProducer {
     return {page, key & ((1 << p_.page_log) - 1)};
   }
 
-  // The nth tile of those whose boxes the lanes have found, of so many keys.
+  // Loads tile `nth` of the batch that the lanes have looked up. It has `keys` keys.
   __device__ __forceinline__ void fetch_tile(int head, const Box& box, int nth, int keys) const {
     const std::uint32_t stage = ring_.stage();
     const int boxes = keys == C::kKeyTile ? p_.boxes : (keys + p_.box_rows - 1) / p_.box_rows;
@@ -88,9 +87,9 @@ class TileProducer {
   const DecodeMap<C>& map_;
   const int lane_;
   const int batch_;  // tiles whose boxes the lanes look up at a time
-  const int nth_;    // which of those is this lane's
+  const int nth_;    // this lane's tile in the batch
   const int first_column_;
-  int row_;  // where in its tile this lane's box begins
+  int row_;  // where in its tile this lane's box starts
   PackedPipelineState<C::kStages> ring_;
 };
 

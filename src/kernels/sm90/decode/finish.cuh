@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of rows: a work_tile leaves its partials, and whoever leaves the last ones of a sequence's rows merges them,
-// in ascending order, by the fold's own step (kernels/merge.hpp).
+// The epilogue of decode: a work tile stores its partials, and the last one of a row block merges all of them, in
+// ascending order, by the same merge step as prefill (kernels/merge.hpp).
 #pragma once
 
 #include "kernels/cuda/device/attention_state.cuh"
@@ -12,9 +12,9 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kDecodeBarrier = 1;  // of the threads that hold outputs
+inline constexpr int kDecodeBarrier = 1;  // of the threads that hold acc
 
-// A row's division and LSE, from its softmax_offset and its sum over all keys.
+// The divisor and LSE of a row, from its softmax_offset and sum over all keys.
 __device__ __forceinline__ cuda::RowEnd end_of_row(const DecodeParams& p, int query_head, float softmax_offset,
                                                    float sum) {
   return cuda::end_row(__fmul_rn(softmax_offset, kLn2), sum,
@@ -25,7 +25,7 @@ __device__ __forceinline__ void write_lse(const DecodeParams& p, int row, int qu
   if (to.data != nullptr) to.data[row * to.token_stride + query_head * to.head_stride] = lse;
 }
 
-// Two neighbouring columns, divided and rounded.
+// Writes two adjacent columns, divided and rounded.
 template <class C>
 __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int query_head, int column, float x, float y,
                                            float factor) {
@@ -42,13 +42,14 @@ __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int q
   }
 }
 
-// Whether a work_tile's rows end with it: nobody else has anything of them.
+// Whether a work tile finishes its rows: no other work tile or rank has a split of them.
 __device__ __forceinline__ bool finishes(const DecodeParams& p, const DecodeWorkTile& work_tile) {
   return p.partials == nullptr && work_tile.of.single();
 }
 
-// A row's partial of a work_tile's group. Columns lie as in a fold state (cuda/device/attention_state.cuh): of the 16
-// columns of a block, thread t of four has 2t, 2t + 1, 2t + 8 and 2t + 9 side by side.
+// Address of the acc of a work tile's row in scratch. Columns are in the order of a saved AttentionState
+// (cuda/device/attention_state.cuh): of each block of 16 columns, thread t of a quad has 2t, 2t + 1, 2t + 8 and 2t + 9,
+// adjacent in memory.
 template <class C>
 __device__ __forceinline__ float* outputs_of(const DecodeParams& p, int work_tile, int tile_row) {
   return p.outputs + (std::int64_t{work_tile} * p.block_rows + tile_row) * C::kDimV;
@@ -56,7 +57,7 @@ __device__ __forceinline__ float* outputs_of(const DecodeParams& p, int work_til
 __device__ __forceinline__ float2* stats_of(const DecodeParams& p, int work_tile, int slice, int tile_row) {
   return p.stats + ((std::int64_t{work_tile} * p.slices + slice) * p.block_rows + tile_row);
 }
-// The same where rows are not finished: a record, A and then the stats.
+// The same if rows are not finished: a partial for the caller, acc and then stats.
 __device__ __forceinline__ float* partial_of(const DecodeParams& p, int cache_split, const DecodeCoord& coord) {
   return p.partials + ((coord.row * p.partial_splits + cache_split) * p.attention.heads + coord.query_head) *
                           (p.attention.head_dim_v + 4);
@@ -70,7 +71,7 @@ __device__ __forceinline__ float* partial_outputs(const DecodeParams& p, const D
                                                   const DecodeCoord& coord) {
   return p.partials == nullptr ? outputs_of<C>(p, work_tile.number, tile_row) : partial_of(p, work_tile, coord);
 }
-// By one thread of those that leave a row, for the slices [first, end).
+// One thread for each row calls it, for the slices [first, end).
 __device__ __forceinline__ void store_stats(const DecodeParams& p, const DecodeWorkTile& work_tile, int first, int end,
                                             int tile_row, const DecodeCoord& coord, float2 stats) {
   if (p.partials != nullptr) {
@@ -80,7 +81,7 @@ __device__ __forceinline__ void store_stats(const DecodeParams& p, const DecodeW
   for (int slice = first; slice < end; ++slice) __stcg(stats_of(p, work_tile.number, slice, tile_row), stats);
 }
 
-// A row's division and rounding, of columns that one thread has.
+// Divides and rounds the columns of a row that one thread has.
 template <class C>
 struct FinishedRow {
   const DecodeParams& p;
@@ -104,7 +105,7 @@ struct FinishedRow {
     const float factor = end.factor();
     return cuda::Products<typename C::Element>::pack(cuda::scale_flushed(x, factor), cuda::scale_flushed(y, factor));
   }
-  // Eight columns that have been.
+  // Writes eight columns that pack() has rounded.
   __device__ void write(int column, const uint4& eight) const {
     const auto& out = p.attention.out;
     auto* const to = static_cast<std::uint16_t*>(out.data) + coord.row * out.token_stride +
@@ -120,7 +121,7 @@ struct FinishedRow {
   __device__ void write_lse() const { sm90::write_lse(p, coord.row, coord.query_head, end.lse()); }
 };
 
-// A thread's columns of a row of `half`, to where those that its CTA has begin.
+// Stores a thread's acc of the row of `half`. `to` is where this CTA's columns start.
 template <class C>
 __device__ __forceinline__ void store_accumulators(float* to, const AttentionState<C>& rows, int half) {
   auto* const outputs = reinterpret_cast<float4*>(to) + thread_of_cta() % 4;
@@ -131,8 +132,8 @@ __device__ __forceinline__ void store_accumulators(float* to, const AttentionSta
   }
 }
 
-// A row's state where its prefix's tiles end (DecodeParams::states). The launch of the prefixes saves it; the one
-// behind it, which runs beside it, goes on from there.
+// A row's state at the end of its prefix (DecodeParams::states). The prefix launch saves it, and the concurrent launch
+// that follows resumes from it.
 __device__ __forceinline__ float* state_of(const DecodeParams& p, const DecodeCoord& coord) {
   return p.states + (std::int64_t{coord.row} * p.attention.heads + coord.query_head) *
                         (p.attention.head_dim_v + cuda::kStateStats);
@@ -140,9 +141,9 @@ __device__ __forceinline__ float* state_of(const DecodeParams& p, const DecodeCo
 __device__ __forceinline__ float* state_stats(const DecodeParams& p, const DecodeCoord& coord) {
   return state_of(p, coord) + p.attention.head_dim_v;
 }
-// Until states are there. Nobody waits here for ever: the launch of the prefixes has all of its CTAs already.
+// Waits until the states are saved. It can't deadlock: all CTAs of the prefix launch are resident already.
 __device__ __forceinline__ void await_states() { cuda::pdl_wait(); }
-// Saves the row of `half`, the columns from `first_column` on; who has the first ones saves the stats.
+// Saves the row of `half`, this CTA's columns from `first_column` on. The CTA with column 0 saves the stats.
 template <class C>
 __device__ __forceinline__ void save_row(const DecodeParams& p, const DecodeCoord& coord, const AttentionState<C>& rows,
                                          int half, int first_column) {
@@ -153,7 +154,7 @@ __device__ __forceinline__ void save_row(const DecodeParams& p, const DecodeCoor
   __stcg(stats + lane, rows.l[half]);
   if (lane == 0) __stcg(stats + cuda::kCurrentOffset, offset_of(rows, half));
 }
-// The other path round, of all columns, by who has awaited states.
+// Restores all columns of the row of `half`, after await_states().
 template <class C>
 __device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodeCoord& coord, AttentionState<C>& rows,
                                             int half) {
@@ -176,8 +177,8 @@ __device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodeC
   }
 }
 
-// The rows of `half` end here. `sum`: of the row. Of a record, `first_column` is where its columns that this thread's
-// CTA has begin; the CTA that has the first ones leaves the stats.
+// Finishes the row of `half` or stores its partial. `sum` is the row's. `first_column` is where this CTA's columns
+// start in a partial; the CTA with column 0 stores the stats.
 template <class C>
 __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                           const ThreadRows& slots, const AttentionState<C>& rows, int half, float sum,
@@ -200,7 +201,7 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWor
   if (lane == 0) finished.write_lse();
 }
 
-// Four columns of a row, merged over its splits. at(group) is where a group's A and stats are.
+// Four columns of a row, merged over its splits. at(split) returns where a split's acc and stats are.
 struct MergedColumns {
   float4 outputs{0.0F, 0.0F, 0.0F, 0.0F};
   float softmax_offset = -INFINITY;
@@ -213,7 +214,7 @@ struct PartialAt {
 template <class At>
 __device__ __forceinline__ MergedColumns merge_splits(int begin, int end, At at) {
   MergedColumns merged;
-  constexpr int kBatch = 8;  // on their path from memory at a time
+  constexpr int kBatch = 8;  // loads in flight
 #pragma unroll 1
   for (int first = begin; first < end; first += kBatch) {
     float4 outputs[kBatch];
@@ -245,7 +246,7 @@ __device__ __forceinline__ MergedColumns merge_splits(int begin, int end, At at)
   return merged;
 }
 
-// Finishes what a thread has merged: `share` counts four columns.
+// Finishes the four columns number `share` of a row.
 template <class C>
 __device__ __forceinline__ void write_merged(const DecodeParams& p, const DecodeCoord& coord, int share,
                                              const MergedColumns& merged) {
@@ -256,8 +257,8 @@ __device__ __forceinline__ void write_merged(const DecodeParams& p, const Decode
   if (share == 0) finished.write_lse();
 }
 
-// Called by all threads that hold outputs, `thread` among kThreads, once they have left their slice of a work_tile's
-// partials: where it is the last one of the sequence's rows, the slice is merged.
+// All threads with acc call it, `thread` of kThreads, after storing their slice of a work tile's partials. If it is the
+// last work tile of the row block, its slice is merged.
 template <class C, int kThreads>
 __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const DecodeWorkTile& work_tile, int thread,
                                               int slice) {

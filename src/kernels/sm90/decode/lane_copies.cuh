@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of a tile's rows of V by the lanes of a warp, for boxes that are too small for the copy engine (config.hpp):
-// those of small pages, and of tiles of 80 and 112 keys, whose boxes have 16 rows whatever the page is.
-// AttentionState come to where boxes would have brought them, and the barrier of the tile's stage tells when all are
-// there: no lane waits for its copies. Who reads them does so by ordinary loads, as the copies are no business of the
-// copy engine.
+// Copies of V rows by the lanes of a warp (cp.async), for boxes too small for TMA (config.hpp): those of small pages,
+// and of tiles of 80 and 112 keys, whose boxes have 16 rows whatever the page size. The rows land where TMA would put
+// them, and the stage's barrier counts the copies, so no lane waits. Readers must use ordinary loads or ldmatrix: the
+// copies are not ordered for the async proxy.
 #pragma once
 
 #include "kernels/sm90/decode/decode_params.hpp"
@@ -12,8 +11,8 @@
 
 namespace ringattn::sm90 {
 
-// Pieces of a tile, of kPageRunRows rows, which lie in one page each. Lanes look up those of several tiles at a time:
-// lane i page_run i % kPieces of tile i / kPieces of them.
+// Page runs of a tile: kPageRunRows rows that lie in one page. Lanes look up those of several tiles at a time: lane i
+// looks up page run i % kPieces of tile i / kPieces.
 template <class C>
 struct TilePageRuns {
   static constexpr int kPieces = C::kKeyTile / kPageRunRows;
@@ -21,10 +20,10 @@ struct TilePageRuns {
   static_assert(C::kKeyTile % kPageRunRows == 0);
 };
 
-// By a warp, once the stage is empty: the CTA's columns of the `nth` tile of those whose page_runs the lanes have
-// looked up, into panels at `target`. `page_run`: where in memory this lane's begins; null: it has no key, and becomes
-// zeros. Of every fourth page_run a lane copies 16 bytes of some rows; what eight lanes copy at a time are 128 bytes of
-// shared memory.
+// A warp calls it: waits until the stage is empty, then copies this CTA's columns of tile `nth` of those looked up,
+// into panels at `target`. `page_run` is the address of this lane's page run; null: it has no key, and becomes zeros. A
+// lane copies 16-byte chunks of some rows of every fourth page run. Eight lanes write 128 contiguous bytes of shared
+// memory at a time.
 template <class C>
 __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* page_run, std::int64_t token_stride,
                                               int nth, std::uint32_t target, std::uint32_t empty, std::uint32_t parity,
@@ -33,9 +32,9 @@ __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* pa
   constexpr int kRowBytes = C::kVRowBytes;
   constexpr int kChunks = C::kSliceColumns / 8;                               // of a row
   constexpr int kRowLanes = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;  // that share a row
-  constexpr int kRows = 8 / kRowLanes;                                        // of a page_run, at a time
+  constexpr int kRows = 8 / kRowLanes;                                        // of a page run, at a time
   constexpr int kTurns = (kPieces + 3) / 4;
-  constexpr int kHalf = kPageRunRows / 2;                  // the swizzle is the same in both
+  constexpr int kHalf = kPageRunRows / 2;                  // the swizzle is the same in both halves
   constexpr std::uint32_t kSwizzledBits = kRowBytes - 16;  // of an address
   static_assert(kChunks % kRowLanes == 0 && (kRowLanes * 16 == kRowBytes || kRowBytes == kPanelRowBytes));
   const auto first = static_cast<int>(lane / 8);
@@ -63,7 +62,7 @@ __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* pa
       for (int i = 0; i < kHalf; i += kRows, source += kRows * token_stride) {
 #pragma unroll
         for (int column = 0; column < kChunks; column += kRowLanes) {
-          // AttentionState and chunks behind the lane's first one flip bits of its address, or add to it.
+          // Rows and chunks after the lane's first one flip bits of its address, or add to it.
           const std::uint32_t behind = tile_chunk<C::kKeyTile, kRowBytes>(i, column);
           cuda::copy_16((to ^ (behind & kSwizzledBits)) + (behind & ~kSwizzledBits), source + column * 16,
                         present[turn]);

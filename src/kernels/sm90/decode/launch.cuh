@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration to a decode kernel and its launch; the decode_*.cu files instantiate it.
+// Kernel traits and launch of the decode kernels. The decode_*.cu files instantiate it.
 #pragma once
 
 #include <algorithm>
@@ -41,10 +41,10 @@ struct PrefixConfig : DecodeConfig<Element_, kAttention> {
   static constexpr int kStages = prefix_stages(kAttention);
 };
 
-// The same by pairs of CTAs, of which each has half of the outputs' columns: kDimV are a CTA's.
+// The prefix kernel on CTA pairs, of which each CTA has half of the output columns: kDimV counts a CTA's.
 template <class Element_, AttentionConfig kAttention>
 struct PrefixCtaPairConfig : DecodeConfig<Element_, kAttention> {
-  using Whole = PrefixConfig<Element_, kAttention>;  // for work_tiles that are folded tile by tile
+  using Whole = PrefixConfig<Element_, kAttention>;  // for work tiles that are recomputed tile by tile
   static constexpr int kSlices = 2;
   static constexpr int kScorers = 2;
   static constexpr int kDimV = kAttention.head_dim_v / kSlices;
@@ -55,19 +55,19 @@ struct PrefixCtaPairConfig : DecodeConfig<Element_, kAttention> {
   static constexpr int kStages = prefix_cta_pair_stages(kAttention);
 };
 
-// Head dims for which pairs are compiled: those whose halves fill a panel each. (Of 256, the warpgroup that folds whole
-// work_tiles needs more registers than there are beside two that score.)
+// Head dims for which CTA pairs are compiled: each half fills one panel. With 256 the warpgroup that recomputes whole
+// work tiles needs more registers than two scoring warpgroups leave.
 template <AttentionConfig kAttention>
 constexpr bool cta_pairs_prefixes() {
   return kAttention.head_dim == kAttention.head_dim_v && kAttention.head_dim_v == 2 * kPanelColumns;
 }
 
-// kScoringWarpgroups_: of four warps that score; they take tiles in turn.
+// kScoringWarpgroups_: scoring warpgroups of four warps, which take tiles in turn.
 template <class Element_, AttentionConfig kAttention, int kSlices_, int kScoringWarpgroups_ = 1>
 struct SlicedConfig {
   using Element = Element_;
   using KvSplits = FixedKvSplits;
-  using Whole = DecodeConfig<Element_, kAttention>;  // for work_tiles that are folded tile by tile
+  using Whole = DecodeConfig<Element_, kAttention>;  // for work tiles that are recomputed tile by tile
   static constexpr int kDim = kAttention.head_dim;
   static constexpr int kDimV = kAttention.head_dim_v;
   static constexpr int kKeyTile = kAttention.key_tile;
@@ -81,26 +81,27 @@ struct SlicedConfig {
   static constexpr int kScoringWarpgroupWarps = 4;
   static constexpr int kScoreWarps = kScoringWarpgroups * kScoringWarpgroupWarps;
   static constexpr int kOutWarps = std::min(kSliceColumns / 8, 4);
-  static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 4);  // two that add up, two that fetch
+  static constexpr int kThreads = 32 * (kScoreWarps + kOutWarps + 4);  // two sum warps and two producer warps
   static constexpr int kScoreBlocks =
-      (kKeyTile / 16 + kScoringWarpgroupWarps - 1) / kScoringWarpgroupWarps;  // of 16 keys, a warp's
+      (kKeyTile / 16 + kScoringWarpgroupWarps - 1) / kScoringWarpgroupWarps;  // blocks of 16 keys for each warp
   static constexpr int kScoreStages = kSlices < 4 ? 4 : 2 * kSlices;
-  static constexpr bool kResumes = true;  // work_tiles may go on from the states of a prefix
+  static constexpr bool kResumes = true;  // work tiles may resume from the states of a prefix
   static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;
-  static constexpr int kWeightsBytes = 20 * 1024 + kSlicedRows * cuda::padded_row_bytes(kDim);  // and more
+  // unrounded probabilities, barriers and other metadata; an upper bound without Q
+  static constexpr int kWeightsBytes = 20 * 1024 + kSlicedRows * cuda::padded_row_bytes(kDim);
   static constexpr int kVCapacity = (kMaxSharedBytes - kKStages * kKBytes - kScoreStages * ScoreStage::kBytes -
                                      kWeightsBytes - kDecodeMetadataBytes) /
                                     kVBytes;
   static constexpr int kVStages = kVCapacity < 16 ? kVCapacity : 16;
 };
 
-// Shared memory of its CTAs, whichever path they fold.
+// Dynamic shared memory of a CTA for either of its paths.
 template <class S>
 constexpr int sliced_bytes() {
   return std::max(int{SlicedMap<S>::kBytes}, int{DecodeMap<typename S::Whole>::kBytes});
 }
 
-// Slices of 16 columns or more that fill panels, or a part of one that the copy engine can swizzle.
+// Slices of at least 16 columns that fill panels, or a part of a panel that TMA can swizzle.
 template <AttentionConfig kAttention>
 constexpr bool can_slice(int slices) {
   if (slices == 1) return true;
@@ -157,7 +158,7 @@ void launch_prefix_splits(const DecodeParams& params, int ctas, Stream stream) {
   check_cuda(cudaLaunchKernelEx(&launch.config, prefix_kernel<C>, params), "sm90_attention's shared prefixes");
 }
 
-// Of pairs of CTAs, so many.
+// A launch of `pairs` CTA pairs.
 template <class Pair>
 struct CtaPairLaunch : cuda::PdlLaunch {
   CtaPairLaunch(int pairs, Stream stream)
@@ -175,11 +176,11 @@ void launch_prefix_cta_pairs(const DecodeParams& params, int pairs, Stream strea
   }
 }
 
-// How many clusters of a launch the current device holds at a time.
+// How many clusters of a launch are resident on the current device at a time.
 template <class Kernel>
 int clusters_at_a_time(Kernel* kernel, cuda::PdlLaunch& launch) {
   int count = 0;
-  launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
+  launch.config.attrs = launch.attributes + 1;  // the query accepts only the cluster attribute
   launch.config.numAttrs = 1;
   check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config), "cudaOccupancyMaxActiveClusters");
   return count;

@@ -17,17 +17,17 @@ struct MergeConfig {
 };
 
 constexpr int kMaxColumns = 512;
-constexpr int kMergeBatch = 32;  // splits that are on their path from memory at a time, at most: a lane looks up each
+constexpr int kMergeBatch = 32;  // maximum of partials that are loaded at a time: a lane finds each
 
-// As many as a row may have.
+// At most the partials that a row may have.
 __host__ __device__ int merge_batch(const MergeParams& params) {
   const auto splits = static_cast<int>(params.step.partial_splits) * params.partitions;
   return splits < kMergeBatch ? splits : kMergeBatch;
 }
 
-// Four columns of a row, those that `share` counts, merged over its splits [begin, end); partial_of(split) is where a
-// split's A and, `columns` behind it, its stats are. In as little code as can be, by whole warps: a step that has
-// read many keys finds none of it in the caches, and straight code comes more slowly than what it asks for.
+// Merges the splits [begin, end) of four columns of a row, number `share` of the row. partial_of(split) returns the
+// address of a split's acc, which its stats follow after `columns` floats. Whole warps call it. The code is kept short:
+// after a step that has read many keys it is in no cache, and fetching straight-line code takes longer than the loads.
 template <class RecordOf>
 __device__ __forceinline__ MergedColumns merge_split_partials(int begin, int end, int batch, int share, int columns,
                                                               RecordOf partial_of) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ MergedColumns merge_split_partials(int begin, int end
       cuda::copy_16(cuda::shared_address(own + i * blockDim.x), reinterpret_cast<const float4*>(from) + share, true);
     }
     cuda::copy_commit();
-    // References move seldom: all splits up to the next one that moves it are looked at at once.
+    // Offsets move rarely: all splits up to the next one that moves the offset are handled at once.
     MergeStep step{};
     int done = 0;
     if (first == begin) {
@@ -87,7 +87,7 @@ __device__ __forceinline__ MergedColumns merge_split_partials(int begin, int end
   return merged;
 }
 
-// A CTA merges one row of one head; a thread four of its columns.
+// A CTA merges one row of one head, and a thread four of its columns.
 template <class Element>
 __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
   cuda::pdl_launch_dependents();
@@ -97,7 +97,7 @@ __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
   const int sequence = p.rows == 1 ? row : row / p.rows;
   const DecodeCoord coord{row, static_cast<int>(blockIdx.y), row - sequence * p.rows};
   const int length = __ldcg(p.lengths + sequence);
-  // A split is a tile of so many keys.
+  // A split counts as one tile of kv_split_keys keys.
   const auto splits =
       visibility_of(p, length).tiles(length - p.rows + coord.of_sequence, TileSizes{kQueryTile, params.kv_split_keys});
   if (params.whole != nullptr && splits.begin < splits.end && __ldcg(params.whole) != 0) return;

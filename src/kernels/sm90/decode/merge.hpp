@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a decoding step whose keys were dealt to several caches: what each left of its splits becomes rows of the
-// output.
+// The last kernel of a decode step whose KV splits are on several ranks or in several launches: merges their partials
+// into output rows (split-KV combine).
 #pragma once
 
 #include "base/dtype.hpp"
@@ -12,14 +12,15 @@ namespace ringattn::sm90 {
 inline constexpr int kMaxPartitions = 64;
 
 struct MergeParams {
-  DecodeParams step;  // the job's shape, lengths and output; neither a cache nor scratch
+  DecodeParams step;  // shape, lengths and output; no cache or scratch
   std::int32_t kv_split_keys;
   std::int32_t partitions;
-  const float* partials[kMaxPartitions];  // of each share, as DecodePartials says
-  const std::int32_t* whole;  // DecodeParams::whole: where it is 1 rows that have splits are done; null: none is
+  const float* partials[kMaxPartitions];  // [partitions], each in the layout of DecodePartials
+  // DecodeParams::whole: if it is 1, rows that have splits are finished already; null: none is
+  const std::int32_t* whole;
 };
 
-// Loads the code to the current device, which a first launch would do otherwise, and might wait for.
+// Loads the code on the current device. Otherwise the first launch would do it, and might block.
 void prepare_merge(Dtype dtype);
 void launch_merge(const MergeParams& params, Dtype dtype, Stream stream);
 

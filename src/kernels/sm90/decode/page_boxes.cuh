@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies of a tile whose rows lie in boxes of one page each. One lane issues all of them, one behind the other: numbers
-// that the copy engine takes from uniform registers are then known to be one lane's, and no loop asks lane by lane.
+// TMA loads of a tile from boxes that lie in one page each. One elected lane issues all of them, so that the compiler
+// knows that TMA operands in uniform registers are one lane's, and makes no loop over lanes.
 #pragma once
 
 #include "kernels/sm90/decode/decode_params.hpp"
@@ -12,10 +12,11 @@ namespace ringattn::sm90 {
 
 struct PageBox {
   int page;
-  int row;  // in the page; −1: no key of the sequence lies there, nor behind it
+  int row;  // in the page; −1: the box is past the end of the sequence
 };
 
-// By one lane: a box into `target`, into panels of kTileRows rows of kRowBytes. A copy brings all kColumns, or a panel.
+// One lane calls it: loads a box into `target`, in panels of kTileRows rows of kRowBytes. One copy loads all kColumns,
+// or one panel (kByPanel).
 template <int kTileRows, int kColumns, int kRowBytes, bool kByPanel>
 __device__ __forceinline__ void load_columns(std::uint32_t target, const CUtensorMap* map, std::uint32_t barrier,
                                              const PageBox& box, int head, int first_column) {
@@ -27,9 +28,9 @@ __device__ __forceinline__ void load_columns(std::uint32_t target, const CUtenso
   }
 }
 
-// By a warp, of which one lane is elected: the first `count` boxes of a tile, that lanes `first`, first + 1, … have
-// found, from `first_column` on. Where a tile is one box, a copy brings `columns`; else their rows follow each other in
-// `target`.
+// A warp with one elected lane calls it: loads the first `count` boxes of a tile, which lanes `first`, first + 1, …
+// have looked up, from column `first_column` on. If a tile is one box, a copy loads `columns`; else the rows of the
+// boxes follow each other in `target`.
 template <int kTileRows, int kColumns, int kRowBytes>
 __device__ __forceinline__ void tma_load_page_boxes(bool elected, std::uint32_t target, const CUtensorMap* map,
                                                     std::uint32_t barrier, int count, int box_rows, const PageBox& box,

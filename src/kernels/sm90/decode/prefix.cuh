@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folds the groups of prefixes that sequences share, once for all of them: the rows of many sequences are those of one
-// product. Each work_tile leaves its rows' partials, or, of a group that goes on behind the prefix, their states; the
-// launch behind this one goes on from these, and leaves the partials of what sequences have by themselves. A merge ends
-// the rows.
+// Computes the KV splits of shared prefixes once for all sequences that share them (cascade attention): rows of many
+// sequences are packed into one M. A work tile stores its rows' partials. For a split that continues after the prefix
+// it stores their states, from which the next launch resumes. That launch stores the partials of each sequence's own
+// splits, and a merge finishes the rows.
 //
-// Units are few, so what counts is how long a CTA takes for one. Two warpgroups score tiles in turn and write the
-// probabilities to shared memory (one does, where outputs leave no registers for more); another one adds P V of all
-// tiles, in order. So the tensor cores have a product to do while probabilities are made. The arithmetic is the fold's:
-// its functions on the same fragments, in the same order.
+// There are few work tiles, so the latency of each counts. Two warpgroups score tiles in turn and write the
+// probabilities to shared memory; only one does if the accumulators leave no registers for two. Another warpgroup adds
+// P V of all tiles, in order. So the tensor cores have work during the softmax. The arithmetic is prefill's: the same
+// functions on the same fragments, in the same order.
 //
-// Where there are multiprocessors for it, a work_tile is folded by a pair of CTAs, a cluster: each scores every second
-// tile, hands the probabilities to the outputs of both, and has the outputs of half of the columns. So each column's
-// chain of additions goes through all tiles in order, too.
+// If there are enough multiprocessors, a CTA pair (a cluster of two) computes a work tile. Each CTA scores every second
+// tile, sends the probabilities to both, and has half of the output columns. So each column's chain of additions also
+// goes through all tiles in order.
 //
-// For that, a tile must be scored before the tiles ahead of it are. It can be, as softmax_offsets hardly ever move:
-// they are taken from a work_tile's first tile, which both CTAs of a pair score. Where one moves, or is not set by
-// then, the CTA, or the first one of the pair, folds its work_tiles again, tile by tile (prefix_whole.cuh), which
-// writes the same partials where nothing was wrong.
+// Tiles are thus scored before the tiles ahead of them are complete. This works because softmax_offsets rarely move:
+// they are taken from a work tile's first tile, which both CTAs of a pair score. If an offset moves, or is not set by
+// then, the CTA, or the first one of the pair, recomputes its work tiles tile by tile (prefix_whole.cuh), which writes
+// the same partials for work tiles that had not failed.
 #pragma once
 
 #include "kernels/cuda/device/pdl.cuh"
@@ -27,25 +27,26 @@
 
 namespace ringattn::sm90 {
 
-// A warpgroup with outputs, those that score, and one of which two warps fetch and the others end at once.
+// Threads of a CTA: one output warpgroup, the scoring warpgroups, and one of which two warps load and the others exit.
+// kPrefixWarps counts the warps that stay.
 template <class C>
 inline constexpr int kPrefixThreads = (2 + C::kScorers) * kWarpgroup;
 template <class C>
 inline constexpr int kPrefixWarps = (1 + C::kScorers) * kWarpgroup / 32 + 2;
 
-// Registers of their threads. When those that score are done, they have given theirs back.
+// Registers of a thread by role. The scoring warpgroups release theirs when they are done.
 template <class C>
 struct PrefixRegisters {
   static constexpr int kOutputs = C::kSlices > 1 ? 112 : C::kScorers == 1 ? 208 : 176;
   static constexpr int kScores = C::kSlices > 1 ? 176 : C::kScorers == 1 ? 208 : 144;
   static constexpr int kFetch = C::kSlices > 1 ? 48 : 40;
   static constexpr int kWhole = 240;
-  static constexpr int kLaunched = 65536 / kPrefixThreads<C> / 8 * 8;  // with which all begin
+  static constexpr int kLaunched = 65536 / kPrefixThreads<C> / 8 * 8;  // at launch
   static constexpr int kAll = kLaunched * (2 + C::kScorers);
   static_assert(kOutputs + C::kScorers * kScores + kFetch <= kAll);
   static_assert(kWhole + (1 + C::kScorers) * kFetch <= kAll);
-  // Sums of two tiles have places: those of one are read before those of the next but one are written. In a pair there
-  // are as many places as for probabilities, which are free at the same time.
+  // Sums of two tiles are buffered: one tile's are read before those of the next but one are written. A pair buffers as
+  // many sums as probabilities, which become free at the same time.
   static_assert(C::kScorers == 1 || C::kSlices > 1 || C::kStages % 2 == 0 || C::kPanels <= 3);
 };
 
@@ -55,14 +56,14 @@ __device__ __forceinline__ void init_prefix_barriers(const PrefixMap<C>& map) {
     barrier_init(map.panel_full(i), kWarpgroup / 32);
     barrier_init(map.panel_empty(i), C::kSlices * kWarpgroup / 32);
   }
-  // Every thread says so, and, of the other CTA of a pair, a lane of every warp.
+  // Every thread arrives and, from the other CTA of a pair, one lane of every warp.
   barrier_init(map.done(), (32 + C::kSlices - 1) * kPrefixWarps<C>);
   if constexpr (C::kSlices > 1) barrier_init(map.laid_out(), 32);
   init_decode_barriers<C>(map);
 }
 
-// Lays the memory of a pair's first CTA out anew, for work_tiles that are folded again. By the warp that fetches keys,
-// when nothing else is going on there any more.
+// Reinitializes the shared memory of a pair's first CTA to recompute work tiles. The K producer warp calls it when the
+// CTA's other work is complete.
 template <class C>
 __device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const PrefixMap<C>& before,
                                               const PrefixMap<typename C::Whole>& map) {
@@ -92,11 +93,10 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
     init_prefix_barriers<C>(map);
     store_number(map.failed(), 0);
   }
-  arrive_in_cluster<C, true>();  // whoever writes to the other CTA waits until both have come so far
+  arrive_in_cluster<C, true>();  // warps that write to the peer CTA wait for this arrival of both
   if (warp == kFetchWarp) prefetch_metadata(params);
   cuda::pdl_wait();
-  // The launch behind this one waits where it reads what this one writes; what others have written, everyone sees by
-  // now.
+  // The next launch waits before it reads what this one writes. What earlier launches have written is visible by now.
   cuda::pdl_launch_dependents();
   if (warp == kFetchWarp) collect_members<C>(params, map);
   __syncthreads();
@@ -107,8 +107,9 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
 #pragma unroll 1
     for (int n = work.first; n < work_tiles; n += work.step) take(prefix_work_tile_of(params, of_map, n));
   };
-  // When all work_tiles are done, also those of a pair's other CTA, everyone knows whether one of them has failed, and
-  // nobody writes to a CTA that has gone. (Warps ask in different places, where no barrier of the whole CTA may stand.)
+  // Once all work tiles are complete, those of the peer CTA too, every thread knows whether one has failed, and no CTA
+  // writes to one that has exited. Warps call this in different branches, where a barrier of the whole CTA is not
+  // possible.
   const auto any_failed = [&] {
     if constexpr (kPairs) {
       __syncwarp();
@@ -122,8 +123,7 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
     }
     return load_number(map.failed()) != 0 && rank == 0;
   };
-  // Of a pair's CTA tiles lie elsewhere when work_tiles are folded again: those who do wait until one warp has laid it
-  // out.
+  // In a pair, tiles have a different layout for recomputing. The warps wait until one warp has initialized it.
   const PrefixMap<Whole> again;
   const auto await_layout = [&] {
     if constexpr (kPairs) barrier_wait(map.laid_out(), 0);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup that adds P V of a shared prefix's tiles (prefix.cuh), in order, whoever has scored them.
+// The output warpgroup of the prefix kernel (prefix.cuh): adds P V of a prefix's tiles in order, whichever warpgroup or
+// CTA has scored them.
 #pragma once
 
 #include "kernels/sm90/decode/prefix_whole.cuh"
@@ -11,7 +12,7 @@
 
 namespace ringattn::sm90 {
 
-// The warpgroup that holds outputs and l.
+// Holds acc and sum of 64 rows.
 template <class C>
 class PrefixOutputs {
  public:
@@ -22,11 +23,12 @@ class PrefixOutputs {
     if constexpr (C::kSlices > 1) await_panels_of_queries();
     load_queries<C>(params_, map_, work_tile.rows, [&](int slot) { return coord_of(params_, map_, work_tile, slot); });
     named_arrive(kPrefixQueries, (1 + C::kScorers) * kWarpgroup);
-    const ThreadRows slots = prefix_thread_rows(params_, map_, work_tile);  // now, as there is nothing to do yet
+    // done here since the warpgroup has to wait anyway
+    const ThreadRows slots = prefix_thread_rows(params_, map_, work_tile);
 #pragma unroll
     for (int half = 0; half < 2; ++half) rows_.l[half] = 0.0F;
 #pragma unroll
-    for (int n = 0; n < C::kDimV / 8; ++n) {  // of which nothing comes, as the first product writes over it
+    for (int n = 0; n < C::kDimV / 8; ++n) {  // keeps the registers defined; the first P V overwrites them
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows_.o[n][i] = 0.0F;
     }
@@ -48,16 +50,17 @@ class PrefixOutputs {
     const float2 shift = load_pair(map_.shift(thread_of_warpgroup()));
     rows_.shift[0] = shift.x;
     rows_.shift[1] = shift.y;
-    rows_.flags = AttentionState<C>::kOffsetSet | AttentionState<C>::kOffsetSet << 1;  // or the work_tile has failed
+    // otherwise the work tile has failed
+    rows_.flags = AttentionState<C>::kOffsetSet | AttentionState<C>::kOffsetSet << 1;
     store_prefix_rows(params_, slots, work_tile, rows_, rank_ * C::kDimV);
   }
 
-  // Where the next work_tile begins.
+  // The stage of the next work tile's first tile.
   __device__ PackedPipelineState<C::kStages> ring() const { return ring_; }
 
  private:
-  // Until the other CTA, too, has what the last work_tile's probabilities there were. All places have had as many
-  // tiles.
+  // Waits until the peer CTA, too, has read the previous work tile's probabilities that share memory with Q. Every
+  // panel has been used for the same number of tiles.
   __device__ __forceinline__ void await_panels_of_queries() const {
     constexpr std::uint32_t kTiles = PrefixMap<C>::kPanels / PrefixMap<C>::kTilePanels;
     static_assert(scoring_warpgroups<C>() % kTiles == 0);
@@ -70,7 +73,8 @@ class PrefixOutputs {
 
   using Panels = PipelineState<PrefixMap<C>::kPanels>;
 
-  // P V of a tile's panel. The panel before is done by then, and with a tile's first one all of the tile before.
+  // Issues P V of a tile's panel. It first completes the previous panel and, with a tile's first panel, the previous
+  // tile.
   template <int kPanel>
   __device__ __forceinline__ void add_panel(bool first) {
     barrier_wait(map_.panel_full(panel_.index), panel_.parity);
@@ -92,14 +96,14 @@ class PrefixOutputs {
     release_panel();
     if (kPanel == 0) release_values();
   }
-  // A turn that is for nothing, when all products are done.
+  // Skips a turn without a tile, after all wgmma are complete.
   __device__ __forceinline__ void skip_tiles() {
     barrier_wait(map_.v_full(ring_.stage()), ring_.parity());
 #pragma unroll
     for (int panel = 0; panel < PrefixMap<C>::kTilePanels; ++panel) {
       barrier_wait(map_.panel_full(panel_.index), panel_.parity);
       panel_.advance();
-      __syncwarp();  // a lane says for all that they have seen it
+      __syncwarp();  // one lane arrives after all have waited
       release_panel();
     }
     release_values();
@@ -107,13 +111,13 @@ class PrefixOutputs {
     ++number_;
   }
   __device__ __forceinline__ void add_sums() {
-    if (C::kSlices > 1 && rank_ != 0) return;  // the other CTA leaves l
+    if (C::kSlices > 1 && rank_ != 0) return;  // the other CTA stores the sum
     const float2 sum = load_pair(map_.sums(number_, thread_of_warpgroup()));
     rows_.l[0] = __fadd_rn(rows_.l[0], sum.x);
     rows_.l[1] = __fadd_rn(rows_.l[1], sum.y);
-    __syncwarp();  // a lane says for all that the panel, and these with it, have been read
+    __syncwarp();  // one lane releases the panel, and these sums with it, after all have read
   }
-  // The CTA whose warpgroups write there is told, by the outputs of both of a pair.
+  // Arrives at the CTA that writes the panel; in a pair both CTAs' output warpgroups do.
   __device__ __forceinline__ void release_panel() {
     const std::uint32_t panel_index = released_panel_.index;
     const std::uint32_t barrier = map_.panel_empty(panel_index);
@@ -134,9 +138,9 @@ class PrefixOutputs {
   const DecodeParams& params_;
   const PrefixMap<C>& map_;
   const int rank_;
-  PackedPipelineState<C::kStages> ring_, released_;  // V of the next tile, and the next one to give back
+  PackedPipelineState<C::kStages> ring_, released_;  // V of the next tile, and the next stage to release
   Panels panel_, released_panel_;
-  std::uint32_t number_ = 0;  // of the next tile, of all work_tiles'
+  std::uint32_t number_ = 0;  // of the next tile, over all work tiles
   AttentionState<C> rows_;
 };
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroups that score tiles of shared prefixes (prefix.cuh) and write the probabilities to where those with
-// outputs read them. They go through every work_tile in turns, and each has as many: so whose turn is next, and which
-// places are whose, never hangs on how many tiles work_tiles had before. Where a work_tile has fewer tiles, the last
-// one is scored again.
+// The scoring warpgroups of the prefix kernel (prefix.cuh), which write probabilities to shared memory for the output
+// warpgroup. They have the same number of turns in every work tile, so turns and panels never depend on how many tiles
+// earlier work tiles had. If a work tile has fewer tiles than turns, its last tile is scored again.
 #pragma once
 
 #include "kernels/sm90/decode/prefix_work_tiles.cuh"
@@ -15,8 +14,8 @@
 
 namespace ringattn::sm90 {
 
-// The nth tile that a CTA's warpgroups score of a work_tile's. The second CTA of a pair scores the first one, too, for
-// its softmax_offsets alone.
+// The nth tile of a work tile that a CTA scores. The second CTA of a pair also scores the first tile, only for its
+// softmax_offsets.
 template <class C>
 __device__ __forceinline__ int scored_tile(int rank, int nth) {
   return max(C::kSlices * nth - rank, 0);
@@ -26,7 +25,7 @@ __device__ __forceinline__ int scored_tiles(int rank, int turns) {
   return turns / C::kSlices + (C::kSlices == 1 || rank == 0 ? 0 : 1);
 }
 
-// One of the warpgroups that score: every kScorers-th of the CTA's own tiles, from the one with number `which` on.
+// A scoring warpgroup: every kScorers-th of the CTA's own tiles, from tile number `which` on.
 template <class C>
 class PrefixScorer {
  public:
@@ -48,11 +47,11 @@ class PrefixScorer {
     constexpr int kStep = scoring_warpgroups<C>();
     static_assert(kTilesPerKvSplit % kStep == 0);
     const int turns = work_tile.turns<C>();
-    // A warpgroup waits for a panel that has been read only when it knows of its turn before the last one: it has
-    // filled that address, or one behind it, itself.
+    // A warpgroup waits for a panel to be released only if it has itself filled that panel, or a later one, in the
+    // previous turn. So it can't miss a phase.
     static_assert(C::kSlices == 1 || PrefixMap<C>::kPanels >= kStep * PrefixMap<C>::kTilePanels);
     const int first = which_ == 0 ? 0 : own_;
-    if (rank_ != 0 && which_ != 0) ring_.advance();  // the other warpgroup scores the work_tile's first tile
+    if (rank_ != 0 && which_ != 0) ring_.advance();  // the other warpgroup scores the work tile's first tile
 #pragma unroll 1
     for (int tile = first; tile < turns;) {
       Scores s;
@@ -86,13 +85,13 @@ class PrefixScorer {
  private:
   using Scores = float[C::kKeyTile / 8][4];
   static constexpr int kSteps = C::kDim / 16;
-  // A stage of keys goes from one warpgroup to the other. So none waits for it before the other one has seen it full,
-  // whose turn would pass for its own. (In one CTA, the places of probabilities see to that.)
+  // K stages pass from one warpgroup to the other. A warpgroup must not wait for a stage before the other one has seen
+  // it full, or it would take that phase for its own. In a single CTA the panels' barriers guarantee this.
   static constexpr bool kAlternates = C::kSlices > 1;
   static_assert(!kAlternates || C::kScorers == 2);
   static constexpr float kMax = kRescaleThreshold<typename C::Element>;
 
-  // Query rows as fragments: the address where they lie is then the probabilities'.
+  // Loads query rows as fragments: probabilities overwrite their memory later.
   __device__ __forceinline__ void load_queries() {
     named_sync(kPrefixQueries, (1 + C::kScorers) * kWarpgroup);
     const std::uint32_t q = map_.q() + offset_of_lane();
@@ -100,7 +99,7 @@ class PrefixScorer {
     for (int step = 0; step < kSteps; ++step) cuda::load_matrix(q_[step], cuda::at_columns<kQueryTile>(q, step));
     named_sync(kPrefixQueriesRead, C::kScorers * kWarpgroup);
   }
-  // In a panel, of this lane's row and chunk of a 16 × 16 piece that the warp loads or stores.
+  // Offset in a panel of this lane's row and chunk of a 16 × 16 block that the warp loads or stores.
   __device__ __forceinline__ static std::uint32_t offset_of_lane() {
     const int lane = thread_of_cta() % 32;
     return cuda::swizzled(thread_of_warpgroup() / 32 * 16 + lane % 16, lane / 16);
@@ -118,7 +117,7 @@ class PrefixScorer {
     wgmma_commit();
   }
 
-  // Of a work_tile's first tile, by the warpgroup that scores it; the other one is told.
+  // The offsets of a work tile's first tile: the warpgroup that scores it fixes them and posts them to the other one.
   __device__ __forceinline__ void take_offsets(const Scores& s) {
     const std::uint32_t address = map_.shift(thread_of_warpgroup());
     if (which_ == 0) {
@@ -135,12 +134,12 @@ class PrefixScorer {
   }
   __device__ __forceinline__ void mark_failed() const {
     if constexpr (C::kSlices > 1) {
-      dsmem_store(in_cta(map_.failed(), 0), 1);  // the first CTA of a pair folds again
+      dsmem_store(in_cta(map_.failed(), 0), 1);  // the first CTA of a pair recomputes
     } else {
       store_number(map_.failed(), 1);
     }
   }
-  // Of a pair's CTAs, the one that this one is not.
+  // The peer CTA.
   __device__ __forceinline__ std::uint32_t other() const { return static_cast<std::uint32_t>(1 - rank_); }
 
   __device__ __forceinline__ void send(const Scores& s, const float (&sum)[2]) const {
@@ -161,7 +160,7 @@ class PrefixScorer {
       }
       if (panel == 0 && adds_up()) store_pair(map_.sums(number_, thread_of_warpgroup()), sum[0], sum[1]);
     }
-    // Once for both: the fence waits until what has been written is there.
+    // One fence for both panels: it waits until the writes are complete.
     proxy_fence();
     __syncwarp();
     if (!adds_up()) {
@@ -176,9 +175,10 @@ class PrefixScorer {
       if constexpr (C::kSlices > 1) send_rows(address, panel);
     }
   }
-  // Whether this CTA's outputs add sums up: a pair's first one does.
+  // Whether this CTA's output warpgroup adds the sums: the first CTA of a pair does.
   __device__ __forceinline__ bool adds_up() const { return C::kSlices == 1 || rank_ == 0; }
-  // The warp's rows of a panel to the other CTA, which has the same address free: its outputs have said so, too.
+  // Sends the warp's rows of a panel to the peer CTA, where the same panel is free: its output warpgroup has arrived
+  // here too.
   __device__ __forceinline__ void send_rows(std::uint32_t address, int panel) const {
     constexpr int kWarpBytes = 16 * kPanelRowBytes;
     const std::uint32_t rows =
@@ -193,10 +193,10 @@ class PrefixScorer {
   const PrefixMap<C>& map_;
   const int rank_;
   const int which_;
-  const int own_;                         // the first of a work_tile's tiles whose probabilities it makes
-  PackedPipelineState<C::kStages> ring_;  // of the next tile of its own
-  std::uint32_t number_;                  // of the same, of all work_tiles'
-  AttentionState<C> rows_;                // its softmax_offsets
+  const int own_;                         // the first tile of a work tile whose probabilities it computes
+  PackedPipelineState<C::kStages> ring_;  // of its next tile
+  std::uint32_t number_;                  // number of its next tile, over all work tiles
+  AttentionState<C> rows_;                // only its softmax_offsets are used
   std::uint32_t q_[kSteps][4];
 };
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folds work_tiles of shared prefixes (prefix.cuh) tile by tile by one warpgroup, which does all that a tile needs: for
-// work_tiles in which a row outgrows its softmax_offset, or has none in the first tile.
+// Recomputes work tiles of shared prefixes (prefix.cuh) tile by tile with a single warpgroup, if a row exceeds the
+// rescale threshold or has no softmax_offset in the first tile.
 //
-// All rows see all keys of a work_tile, so every tile is plain, and a tile's softmax runs beside the products of the
-// tile before. The arithmetic is the fold's: its functions on the same fragments, in the same order.
+// All rows see all keys of a work tile, so every tile is plain, and a tile's softmax overlaps P V of the previous tile.
+// The arithmetic is prefill's: the same functions on the same fragments, in the same order.
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
@@ -14,7 +14,7 @@
 
 namespace ringattn::sm90 {
 
-// Where a thread's rows of a work_tile lie, as far as they are there.
+// The coordinates of a thread's rows of a work tile, for rows that exist.
 template <class C>
 __device__ __forceinline__ ThreadRows prefix_thread_rows(const DecodeParams& params, const PrefixMap<C>& map,
                                                          const PrefixWorkTile& work_tile) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ ThreadRows prefix_thread_rows(const DecodeParams& par
   return slots;
 }
 
-// The partials of a work_tile's rows, or their states, from `first_column` on (store_row(), save_row()).
+// Stores the partials of a work tile's rows, or their states, from `first_column` on (store_row(), save_row()).
 template <class C>
 __device__ __forceinline__ void store_prefix_rows(const DecodeParams& params, const ThreadRows& slots,
                                                   const PrefixWorkTile& work_tile, const AttentionState<C>& rows,
@@ -48,7 +48,7 @@ __device__ __forceinline__ void store_prefix_rows(const DecodeParams& params, co
 template <class C>
 class PrefixConsumer {
  public:
-  // `ring`: where in the ring of tiles its first work_tile begins.
+  // `ring`: the stage of its first tile.
   __device__ __forceinline__ PrefixConsumer(const DecodeParams& params, const PrefixMap<C>& map,
                                             PackedPipelineState<C::kStages> ring)
       : params_(params), p_(params.attention), map_(map), ring_(ring) {}
@@ -86,15 +86,15 @@ class PrefixConsumer {
  private:
   using Scores = float[C::kKeyTile / 8][4];
 
-  // Whether the next tile is not plain: rows have no softmax_offset yet, or scores are scaled first. The warps of a
-  // warpgroup take the same path through the products, as wgmma demands.
+  // Whether the next tile is special: rows have no softmax_offset yet, or scores are scaled first. The warps of a
+  // warpgroup must take the same path through its wgmma.
   __device__ __forceinline__ bool still_special() const {
     const bool more = p_.softmax.scaled_first || !rows_.has_offset(0) || !rows_.has_offset(1);
     return named_any(kDecodeBarrier, kDecodeConsumerThreads, more);
   }
 
-  // Scores → probabilities and the thread's shares of their sums. Returns whether a row of the warp has
-  // exceeds_threshold its softmax_offset.
+  // Scores → probabilities and the thread's shares of their sums. Returns whether a row of the warp exceeds the rescale
+  // threshold.
   template <bool kSpecial>
   __device__ __forceinline__ bool softmax_step(Scores& s) {
     if constexpr (kSpecial) {
@@ -104,7 +104,7 @@ class PrefixConsumer {
     exponentiate<C>(p_, rows_.shift, s, sum_);
     return __any_sync(0xffffffffU, sum_[0] > kMax || sum_[1] > kMax) != 0;
   }
-  // What recompute_tile() asks for the keys that rows see: all of them.
+  // The visible keys for recompute_tile(): all of them.
   __device__ __forceinline__ ThreadRows all_keys() const {
     ThreadRows slots{};
     slots.high[0] = slots.high[1] = end_ * C::kKeyTile;
@@ -124,7 +124,7 @@ class PrefixConsumer {
     if (thread_of_cta() % 32 == 0) barrier_arrive(barrier);
   }
 
-  // The probabilities of a work_tile's first tile.
+  // Computes the probabilities of a work tile's first tile.
   __device__ __forceinline__ void score_first() {
     Scores s;
     barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
@@ -132,7 +132,7 @@ class PrefixConsumer {
     wgmma_wait<0>();
     pin(s);
 #pragma unroll
-    for (int n = 0; n < C::kDimV / 8; ++n) {  // of which nothing comes, as the first product writes over it
+    for (int n = 0; n < C::kDimV / 8; ++n) {  // keeps the registers defined; the first P V overwrites them
 #pragma unroll
       for (int i = 0; i < 4; ++i) rows_.o[n][i] = 0.0F;
     }
@@ -143,7 +143,7 @@ class PrefixConsumer {
     add_sums();
   }
 
-  // The outputs of the tile before, whose probabilities are there, and beside that product the next tile's
+  // Computes P V of the previous tile, whose probabilities are ready, and during that wgmma the next tile's
   // probabilities.
   template <bool kSpecial>
   __device__ __forceinline__ void add_outputs_and_score(bool first) {
@@ -186,7 +186,7 @@ class PrefixConsumer {
   const PrefixMap<C>& map_;
   PackedPipelineState<C::kStages> ring_;
   AttentionState<C> rows_;
-  int tile_ = 0, end_ = 0;  // of the work_tile: the one whose probabilities are there, and behind the last one
+  int tile_ = 0, end_ = 0;  // the tile whose probabilities are ready, and the end of the work tile
   float sum_[2] = {};       // Σ p of this thread's columns of the tile
   std::uint32_t probability_[C::kKeyTile / 16][4];
 };

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the groups of shared prefixes are cut into work_tiles. The query rows of one KV head of all sequences that share
-// a prefix lie one behind the other; a work_tile is one split of the prefix for up to 64 of them. Of whole splits it
-// leaves partials. The last split may be is_partial: of its tiles, as far as the prefix has them, a work_tile leaves
-// states, from which each sequence goes on. As lengths are known on the device alone, so is which sequences share
-// (work_tiles.cuh); every CTA lists them for itself, first those that share all tiles of a prefix, and then those that
-// share its whole splits alone.
+// How the KV splits of shared prefixes are cut into work tiles. The query rows of one KV head of all sequences that
+// share a prefix are concatenated. A work tile is one KV split of the prefix for up to 64 of these rows. For whole
+// splits it stores partials. For the last split, if it is partial, it stores states from which each sequence resumes.
+// Lengths are known only on the device, and so is which sequences share (work_tiles.cuh). So every CTA builds the
+// member list: for each prefix the sequences that share all of its tiles, then those that share only its whole splits.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -12,23 +11,23 @@
 
 namespace ringattn::sm90 {
 
-// DecodeMap, and behind its barriers:
+// DecodeMap, and after its barriers:
 //
-//   work_tiles    [prefixes + 1]   how many work_tiles come before each prefix
-//   members  [2 prefixes + 1] how many sequences share the prefixes before each, and with those that share all of it
-//   mask_row     [sequences]      those sequences, by their prefixes
-//   sums     [places][128 threads]  shares of Σ p of a tile's rows, those of the thread that has them; tiles take turns
-//   shifts   [128 threads]    minus the softmax_offsets of a thread's two rows
-//   barriers of panels and of the end, and a flag: a work_tile has failed
+//   work_tiles [prefixes + 1]        how many work tiles come before each prefix
+//   members    [2 prefixes + 1]      start of each prefix's two parts in the member list
+//   list       [sequences]           the member list: sequences ordered by prefix and part
+//   sums       [stages][128 threads] shares of Σ p of a tile's two rows, by thread
+//   shifts     [128 threads]         −softmax_offset of a thread's two rows
+//   barriers of panels and of the end, and a flag: a work tile has failed
 //
-// The end's barriers and the flag of a pair's CTA lie behind all that has a panel_index where work_tiles are folded
-// again. Where Q lies, tiles' probabilities do later: [panels][64 rows], of which a tile has two. In a CTA of a pair
-// that is the panel_index of the first tile that it scores itself: into the others' the other CTA may write already.
+// In a CTA pair the end's barriers and the flag come after everything that is used for recomputing. Q shares memory
+// with the probabilities, [panels][64 rows], two panels for each tile. In a CTA of a pair, Q is in the panels of the
+// first tile that it scores itself, because the peer CTA may already write to the others.
 template <class C>
 struct PrefixMap : DecodeMap<C> {
   static constexpr int kPanels = C::kPanels;
   static constexpr int kTilePanels = (C::kKeyTile + kPanelColumns - 1) / kPanelColumns;
-  static constexpr int kThreadPairs = kDecodeConsumerThreads * 8;  // bytes of two numbers of each thread
+  static constexpr int kThreadPairs = kDecodeConsumerThreads * 8;  // bytes of two floats for each thread
   static constexpr int kMemberOffset = DecodeMap<C>::kWorkTileOffset + (kMaxPrefixes + 1) * 4;
   static constexpr int kListOffset = kMemberOffset + (2 * kMaxPrefixes + 1) * 4;
   static constexpr int kSumOffset = (kListOffset + kMaxDecodeSequences * 4 + 15) / 16 * 16;
@@ -49,8 +48,8 @@ struct PrefixMap : DecodeMap<C> {
   static constexpr int kBytes = kFailedOffset + 4;
   static_assert(C::kQCapacity >= kPanels * cuda::panel_bytes(kQueryTile) && kBytes <= kMaxSharedBytes);
 
-  // In a pair, which CTA's warpgroups write the probabilities of a panel, and the first of the panels where Q lies: one
-  // that its own write.
+  // In a pair: the CTA whose warpgroups write a panel, and the first of the panels that Q shares, which this CTA
+  // writes.
   __device__ static std::uint32_t writer_of(std::uint32_t panel) {
     static_assert(C::kSlices == 1 || kPanels / kTilePanels % C::kSlices == 0);
     return panel / kTilePanels % C::kSlices;
@@ -62,7 +61,7 @@ struct PrefixMap : DecodeMap<C> {
   }
   __device__ std::uint32_t q() const { return panel(q_panel()); }
   __device__ std::uint32_t work_tiles_before(int prefix) const { return at(DecodeMap<C>::kWorkTileOffset, prefix); }
-  // Two parts of each prefix's members.
+  // Each prefix has two parts of the member list.
   __device__ std::uint32_t members_before(int part) const { return at(kMemberOffset, part); }
   __device__ std::uint32_t listed(int member) const { return at(kListOffset, member); }
   __device__ std::uint32_t panel(std::uint32_t panel_index) const {
@@ -71,21 +70,21 @@ struct PrefixMap : DecodeMap<C> {
   __device__ std::uint32_t sums(std::uint32_t tile, int thread) const {
     return at(kSumOffset, 2 * thread) + tile % kSumStages * kThreadPairs;
   }
-  // Which part of which members a sequence is in, in two bytes: while sequences are listed, where sums lie later.
+  // The part of a sequence, in two bytes. Used while the list is built, in the memory of the sums.
   __device__ std::uint32_t found(int sequence) const {
     static_assert(2 * kMaxDecodeSequences <= kSumStages * kThreadPairs);
     return at(kSumOffset, 0) + static_cast<std::uint32_t>(2 * sequence);
   }
   __device__ std::uint32_t shift(int thread) const { return at(kShiftOffset, 2 * thread); }
-  // Of a panel: probabilities are there; they have been read, by both CTAs of a pair, which the one that writes there
-  // is told.
+  // Barriers of a panel: full (probabilities written) and empty (read by the output warpgroups of all CTAs, signalled
+  // at the CTA that writes it).
   __device__ std::uint32_t panel_full(std::uint32_t panel_index) const {
     return at(kPanelBarrierOffset, 0) + panel_index * kBarrierBytes;
   }
   __device__ std::uint32_t panel_empty(std::uint32_t panel_index) const { return panel_full(kPanels + panel_index); }
-  // All work_tiles are done.
+  // All work tiles are complete.
   __device__ std::uint32_t done() const { return at(kDoneOffset, 0); }
-  // Of a pair: memory has been laid out anew.
+  // In a pair: shared memory has been reinitialized.
   __device__ std::uint32_t laid_out() const { return done() + kBarrierBytes; }
   __device__ std::uint32_t failed() const { return at(kFailedOffset, 0); }
 
@@ -95,13 +94,13 @@ struct PrefixMap : DecodeMap<C> {
   }
 };
 
-// Named barriers: query rows are there; those that score have read them; softmax_offsets are there.
+// Named barriers: Q is in shared memory; the scoring warpgroups have read it; the softmax_offsets are fixed.
 inline constexpr int kPrefixQueries = 2;
 inline constexpr int kPrefixQueriesRead = 3;
 inline constexpr int kPrefixOffsets = 4;
-inline constexpr int kPrefixOrderBarrier = 5;  // and 6, in pairs: of the first and of the second warpgroup that scores
+inline constexpr int kPrefixOrderBarrier = 5;  // and 6: the turns of the first and of the second scoring warpgroup
 
-// Steps of 16 keys in each of a tile's two panels of probabilities.
+// k16 steps of each of a tile's two panels of probabilities.
 template <class C>
 constexpr int panel_steps(int panel) {
   constexpr int kSteps = C::kKeyTile / 16;
@@ -109,32 +108,32 @@ constexpr int panel_steps(int panel) {
   return panel == 0 ? 4 : kSteps - 4;
 }
 
-// How many warpgroups score, of a CTA or of both of a pair.
+// Scoring warpgroups of a CTA, or of both CTAs of a pair.
 template <class C>
 constexpr int scoring_warpgroups() {
   return C::kSlices * C::kScorers;
 }
 
 struct PrefixWorkTile {
-  DecodeWorkTile of;  // where its keys lie: those of the first sequence that shares them
-  int first_member;   // of the prefix, in the mask_row
-  int first_row;      // of the rows of all members
+  DecodeWorkTile of;  // its keys, located through the first sequence that shares them
+  int first_member;   // of the prefix, in the member list
+  int first_row;      // in the concatenated rows of all members
   int rows;
 
   __device__ int tiles() const { return of.end - of.begin; }
-  // Whether the split goes on behind the prefix: states are left.
+  // Whether the split continues after the prefix, so that states are stored.
   __device__ bool is_partial() const { return tiles() < kTilesPerKvSplit; }
-  // As many as there are tiles, and more, for nothing, where not all that score would have had as many.
+  // The number of tiles, rounded up so that all scoring warpgroups have the same number of turns.
   template <class C>
   __device__ int turns() const {
     constexpr int kAtATime = scoring_warpgroups<C>();
     return (tiles() + kAtATime - 1) / kAtATime * kAtATime;
   }
-  // The tile of a turn: of those that are for nothing, the last one again.
+  // The tile of a turn; the last one again for turns without a tile.
   __device__ int tile_at(int turn) const { return min(of.begin + turn, of.end - 1); }
 };
 
-// Row `slot` of a work_tile.
+// Coordinate of row `slot` of a work tile.
 template <class C>
 __device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const PrefixMap<C>& map,
                                                 const PrefixWorkTile& work_tile, int slot) {
@@ -146,12 +145,12 @@ __device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const Pre
   return {sequence * p.rows + i, work_tile.of.kv_head * p.ratio + (of_sequence - i * p.ratio), i};
 }
 
-// Whole groups of a prefix of so many tiles that the cache holds.
+// Whole KV splits of a prefix of `tiles` tiles that the cache holds.
 __device__ __forceinline__ int cached_splits(const DecodeParams& p, int tiles) {
   const int splits = tiles / kTilesPerKvSplit;
   return splits <= p.first_split ? 0 : (splits - p.first_split - 1) / p.split_stride + 1;
 }
-// And whether it holds the is_partial one behind them, if there is one.
+// Whether the cache holds the partial split after them, if there is one.
 __device__ __forceinline__ bool partial_split_cached(const DecodeParams& p, int tiles) {
   const int behind = tiles / kTilesPerKvSplit - p.first_split;
   return tiles % kTilesPerKvSplit != 0 && behind >= 0 && behind % p.split_stride == 0;
@@ -160,7 +159,7 @@ __device__ __forceinline__ int prefix_blocks(const DecodeParams& p, int members)
   return (members * p.rows * p.ratio + kQueryTile - 1) / kQueryTile;
 }
 
-// A number of 16 bits with its sign.
+// 16-bit signed integers.
 __device__ __forceinline__ void store_short(std::uint32_t address, int number) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::int16_t>(number)) : "memory");
 }
@@ -170,7 +169,7 @@ __device__ __forceinline__ int load_short(std::uint32_t address) {
   return number;
 }
 
-// The sum of the lanes up to this one.
+// Inclusive prefix sum over the lanes.
 __device__ __forceinline__ int sum_up_to_lane(int number, int lane) {
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
@@ -180,10 +179,9 @@ __device__ __forceinline__ int sum_up_to_lane(int number, int lane) {
   return number;
 }
 
-// Has what tells who shares which prefix brought to the second level of the caches: whatever is written there later is
-// seen all the same. By one warp.
+// Prefetches the prefix tables and lengths into L2. Data written later is seen all the same. One warp calls it.
 __device__ __forceinline__ void prefetch_metadata(const DecodeParams& p) {
-  const int first = thread_of_cta() % 32 * 32;  // numbers that follow each other, 128 bytes of them
+  const int first = thread_of_cta() % 32 * 32;  // a lane's 128 bytes
   if (first < p.sequences) {
     cuda::prefetch_to_l2(p.prefix_of + first);
     cuda::prefetch_to_l2(p.lengths + first);
@@ -191,8 +189,8 @@ __device__ __forceinline__ void prefetch_metadata(const DecodeParams& p) {
   if (first < p.prefixes) cuda::prefetch_to_l2(p.prefix_keys + first);
 }
 
-// The part of a prefix's members that a sequence is in: 2 i, of prefix i, where it shares all tiles, 2 i + 1 where it
-// shares whole splits alone, and −1 where it shares nothing.
+// The part of the member list that a sequence belongs to: 2 i if it shares all tiles of prefix i, 2 i + 1 if it shares
+// only whole splits, −1 if it shares nothing.
 template <class C>
 __device__ __forceinline__ int part_of(const DecodeParams& p, int sequence) {
   if (sequence >= p.sequences) return -1;
@@ -204,8 +202,8 @@ __device__ __forceinline__ int part_of(const DecodeParams& p, int sequence) {
   return shared == 0 ? -1 : 2 * prefix + (shared == tiles ? 0 : 1);
 }
 
-// Calls visit(sequence, part, rank, leads, of_part) for every sequence: part_at(sequence), the part that it is in, or
-// −1; and among the lanes of its part, its rank, whether it is the first, and how many there are.
+// Calls visit(sequence, part, rank, leads, of_part) for every sequence. part_at(sequence) is its part, or −1. Among the
+// lanes with the same part, rank is the lane's index, leads whether it is the first, and of_part their number.
 template <class PartAt, class Visit>
 __device__ __forceinline__ void each_member(const DecodeParams& p, int lane, PartAt part_at, Visit visit) {
 #pragma unroll 1
@@ -219,7 +217,7 @@ __device__ __forceinline__ void each_member(const DecodeParams& p, int lane, Par
   }
 }
 
-// Units of a prefix and KV head, of so many members, `of_all` of which share all of its tiles.
+// Work tiles of a prefix and KV head with `members` members, of which `of_all` share all of its tiles.
 template <class C>
 __device__ __forceinline__ int blocks_of_prefix(const DecodeParams& p, int prefix, int members, int of_all) {
   const int tiles = prefix_tiles<C>(p, prefix);
@@ -227,7 +225,7 @@ __device__ __forceinline__ int blocks_of_prefix(const DecodeParams& p, int prefi
          (partial_split_cached(p, tiles) ? prefix_blocks(p, of_all) : 0);
 }
 
-// Fills the map's tables. By one warp.
+// Fills the tables of the map. One warp calls it.
 template <class C>
 __device__ __forceinline__ void collect_members(const DecodeParams& p, const PrefixMap<C>& map) {
   const int lane = thread_of_cta() % 32;
@@ -242,7 +240,7 @@ __device__ __forceinline__ void collect_members(const DecodeParams& p, const Pre
   each_member(p, lane, look_up, [&](int, int part, int, bool leads, int count) {
     if (part >= 0 && leads) store_number(next_of(part), load_number(next_of(part)) + count);
   });
-  // Where each part begins, one panel_index late: listing its members moves that to where they end.
+  // The start of each part is stored one entry late, and advances to the part's end while its members are listed.
   int members_before = 0, work_tiles_before = 0;
 #pragma unroll 1
   for (int first = 0; first < p.prefixes; first += 32) {
@@ -273,8 +271,8 @@ __device__ __forceinline__ void collect_members(const DecodeParams& p, const Pre
   });
 }
 
-// Units of the same keys follow each other, so that the second level of the caches serves all but one of them. Those of
-// an is_partial split, which are shorter, come last.
+// Work tiles with the same keys are consecutive, so that only one of them reads from HBM and the others hit in L2.
+// Those of a partial split are shorter and come last.
 template <class C>
 __device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const DecodeParams& p, const PrefixMap<C>& map,
                                                               int number) {

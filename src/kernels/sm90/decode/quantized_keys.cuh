@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys of a compressed cache for the warps that score: quantized come from shared memory as fragments of a product, and
-// become elements in registers, with the bits of kernels/row_quantization.hpp.
+// K of a quantized cache for the scoring warps: values are loaded from shared memory as mma fragments and dequantized
+// in registers, bitwise as in kernels/row_quantization.hpp.
 //
-// The loops over columns are not unrolled: there are several kinds of warps, and what they run must stay where a
-// multiprocessor finds it quickly.
+// The loops over columns are not unrolled: there are several warp roles, and their code must stay in the instruction
+// cache.
 //
-// A fragment has 4 neighbouring columns of each 16, every second one in front, where a product's has two pairs, 8
-// columns apart. So the query rows lie likewise: a product adds its 16 terms at once, whichever lane has them.
+// A fragment has 4 adjacent columns of each 16, even ones first, where an mma fragment has two pairs that are 8 columns
+// apart. So the query rows are permuted likewise: an mma adds its 16 terms at once, whichever lane has them.
 #pragma once
 
 #include <type_traits>
@@ -47,17 +47,17 @@ class QuantizedKeys {
     if (first_row_ == 0 && info.get(WorkTileInfo::kEnd) * C::kKeyTile >= length_) prefetch_tail();
   }
 
-  // Of each four columns every second one in front.
+  // Permutes each four columns, even ones first.
   __device__ __forceinline__ static uint4 arranged(const uint4& columns) {
     const uint2 first = alternate_columns({columns.x, columns.y});
     const uint2 second = alternate_columns({columns.z, columns.w});
     return {first.x, first.y, second.x, second.y};
   }
-  __device__ __forceinline__ void load_queries() const {}  // they stay where they are
+  __device__ __forceinline__ void load_queries() const {}  // they stay in shared memory
 
   __device__ __forceinline__ void skip() { pipeline_state_.advance(p_.k.stages); }
 
-  // As TileKeys::add_qk(), of tile `tile` of the work_tile's sequence, whatever its qparams are.
+  // As TileKeys::add_qk(), for tile `tile` of the work tile's sequence, whatever its qparams are.
   template <bool kMore>
   __device__ __forceinline__ void add_qk(ScoreFragments<C>& s, int tile, std::bool_constant<kMore>) {
     await();
@@ -83,10 +83,11 @@ class QuantizedKeys {
     release();
   }
 
-  // Returns with(path): how quantized of usual tiles become elements. If there can't be any, true.
+  // Returns with(path), where path says how usual tiles are dequantized; true if there can't be any.
   template <class With>
   __device__ __forceinline__ bool choose_path(const With& with) const {
-    if (p_.k.qparam_bytes == 0) return true;  // quantized may be NaN, which a product of elements doesn't see
+    // values may be NaN, which a product in the element type would not propagate
+    if (p_.k.qparam_bytes == 0) return true;
     switch (p_.k.encoding) {
       case RowEncoding::kFp8:
         return with(Path<RowEncoding::kFp8>());
@@ -96,7 +97,7 @@ class QuantizedKeys {
         return with(Path<RowEncoding::kInt4Channel>());
     }
   }
-  // Waits for the next tile. Whether its quantized become elements that path; then add_qk_fast() may be called.
+  // Waits for the next tile, and returns whether it is usual, so that add_qk_fast() may be called.
   template <RowEncoding kEncoding>
   __device__ __forceinline__ bool is_usual(Path<kEncoding>, int tile) {
     await();
@@ -133,12 +134,13 @@ class QuantizedKeys {
   static constexpr int kMine = C::kScoreBlocks;
   static constexpr int kSteps = C::kDim / 16;
 
-  // Four columns of two words, every second one in front.
+  // Four columns of two words, even ones first.
   __device__ __forceinline__ static uint2 alternate_columns(uint2 words) {
     return {__byte_perm(words.x, words.y, 0x5410), __byte_perm(words.x, words.y, 0x7632)};
   }
 
-  // Where this lane's row of four matrices lies: rows 0 … 7 and 8 … 15 of a block, of the first 16 bytes and the next.
+  // Address of this lane's row of four matrices: rows 0 … 7 and 8 … 15 of a block, of the first 16 bytes and of the
+  // next.
   template <int kRowBytes>
   __device__ __forceinline__ std::uint32_t matrices(std::uint32_t quantized_stage, int mine) const {
     return quantized_stage + swizzled_chunk(kRowBytes, first_row_ + mine * 16 + lane_ % 16, lane_ / 16);
@@ -148,7 +150,7 @@ class QuantizedKeys {
            static_cast<std::uint32_t>(C::kKeyTile * p_.k.row_bytes + row * kQparamPitch + qparam_offset_);
   }
 
-  // Of query row lane / 4 and of the one 8 behind, this lane's columns of a step. kMore: as `more`.
+  // This lane's columns of a k16 step of query row lane / 4 and, if kMore (as `more`), of row lane / 4 + 8.
   template <bool kMore>
   struct Queries {
     uint2 rows[kMore ? 2 : 1];
@@ -202,7 +204,7 @@ class QuantizedKeys {
     }
     add_eight_by<kFp8, kMore>(s, scales);
   }
-  // `scales`: of rows lane / 4 and 8 behind of each of the warp's blocks.
+  // `scales`: of rows lane / 4 and lane / 4 + 8 of each of the warp's blocks.
   template <bool kFp8, bool kMore, class Scales>
   __device__ __forceinline__ void add_eight_by(ScoreFragments<C>& s, const Scales (&scales)[kMine][2]) const {
     std::uint32_t at[kMine], quantized[kMine][4];
@@ -211,7 +213,7 @@ class QuantizedKeys {
       at[mine] = matrices<C::kDim>(quantized_stage_, mine);
       cuda::load_matrix(quantized[mine], at[mine]);
     }
-    // Two steps at a time, the next two of which are on their path; behind the last ones the first once more.
+    // Two k16 steps at a time, with the next two in flight. After the last ones the first are loaded once more, unused.
 #pragma unroll 1
     for (int pair = 0; pair < kSteps / 2; ++pair) {
       const auto next = static_cast<std::uint32_t>((pair + 1) % (kSteps / 2));
@@ -236,13 +238,13 @@ class QuantizedKeys {
     }
   }
 
-  // Where the pairs of four channels that follow each other lie, the first one a multiple of 4. The warp's rows are a
-  // group, or half of one; a row has 4, 2 or 1 of the group's pairs.
+  // Address of the (scale, zero point) pairs of four consecutive channels, the first a multiple of 4. The warp's rows
+  // are a quantization group, or half of one. A row holds 4, 2 or 1 of the group's pairs.
   __device__ __forceinline__ std::uint32_t pairs_of(std::uint32_t quantized_stage, int channel) const {
     return qparams_of(quantized_stage, group_row_ + (channel >> p_.k.pairs_log));
   }
   __device__ __forceinline__ void load_pairs(std::uint32_t (&pairs)[4], std::uint32_t at) const {
-    if constexpr (C::kDim >= 128) {  // splits have 64 tokens at most: two pairs lie side by side
+    if constexpr (C::kDim >= 128) {  // groups have at most 64 tokens, so two pairs are adjacent
       const uint2 first = load_words(at), second = load_words(at + two_pairs_on_);
       pairs[0] = first.x;
       pairs[1] = first.y;
@@ -256,9 +258,9 @@ class QuantizedKeys {
     }
   }
 
-  // Whether no pair of the warp's rows q_stages twice.
+  // Whether no pair of the warp's rows rounds twice.
   __device__ __forceinline__ bool rounds_once() const {
-    std::uint32_t pairs[4];  // a lane looks at those of four channels
+    std::uint32_t pairs[4];  // each lane checks four channels
     load_pairs(pairs, pairs_of(quantized_stage_, lane_ / 4 % kSteps * 16 + first_column_));
     bool twice = false;
 #pragma unroll
@@ -266,7 +268,7 @@ class QuantizedKeys {
     return !__any_sync(0xffffffffU, twice);
   }
 
-  // A row's four columns of a step, of which the lower byte of each half of `quantized` has two.
+  // A row's four columns of a k16 step, from two values in the lower byte of each half of `quantized`.
   template <bool kUsual>
   __device__ __forceinline__ static uint2 columns_of(std::uint32_t quantized, const std::uint32_t (&scales)[2],
                                                      const std::uint32_t (&zeros)[2]) {
@@ -274,16 +276,16 @@ class QuantizedKeys {
             two_of_four_bits<Element>(quantized >> 4, scales[1], zeros[1], kUsual)};
   }
 
-  // Keys behind the last full group have elements instead of quantized. A warp's rows of a tile all do, or none of
-  // them.
-  static_assert(16 * kMine == 32);  // a group has 32 or 64
+  // Keys after the last full quantization group are stored as 16-bit elements (the tail). Either all of a warp's rows
+  // of a tile are, or none.
+  static_assert(16 * kMine == 32);  // a quantization group has 32 or 64 keys
   __device__ __forceinline__ bool is_of_tail(int tile) const { return tile * C::kKeyTile + first_row_ >= tail_begin_; }
-  // Where those of a key, of the tail's `nth`, lie.
+  // Address of the nth key of the tail.
   __device__ __forceinline__ const std::byte* tail(int nth) const {
     const std::int64_t row_index = (std::int64_t{sequence_} * p_.k.group + nth) * p_.step.attention.kv_heads + head_;
     return p_.k.table + row_index * C::kDim * 2;
   }
-  // By a warp: into the L2 cache.
+  // One warp calls it: prefetches the tail into L2.
   __device__ __forceinline__ void prefetch_tail() const {
 #pragma unroll 1
     for (int nth = lane_; nth < length_ - tail_begin_; nth += 32) {
@@ -291,7 +293,7 @@ class QuantizedKeys {
       for (int at = 0; at < C::kDim * 2; at += 128) cuda::prefetch_to_l2(tail(nth) + at);
     }
   }
-  // Two steps of rows lane / 4 and 8 behind of each of the warp's blocks.
+  // Two k16 steps of rows lane / 4 and lane / 4 + 8 of each of the warp's blocks.
   struct Tails {
     uint2 columns[2][kMine][2];
   };
@@ -304,7 +306,7 @@ class QuantizedKeys {
   }
   template <bool kMore>
   __device__ __forceinline__ void add_of_tail(ScoreFragments<C>& s, int tile) const {
-    if (tile * C::kKeyTile + first_row_ >= length_) return;  // nobody sees these keys
+    if (tile * C::kKeyTile + first_row_ >= length_) return;  // no row sees these keys
     const std::byte* rows[kMine][2];
 #pragma unroll
     for (int i = 0; i < 2 * kMine; ++i) {
@@ -330,12 +332,12 @@ class QuantizedKeys {
     }
   }
 
-  // Of 4 bits, 32 columns of rows lane / 4 and 8 behind of each of the warp's blocks, 8 of them in a word. Each of two
-  // steps takes 16, which two lanes have, so lanes 2 apart exchange halves.
+  // 4-bit values: 32 columns of rows lane / 4 and lane / 4 + 8 of each of the warp's blocks, 8 of them in a word. Each
+  // of two k16 steps needs 16 columns, which two lanes have, so lanes 2 apart exchange halves.
   struct FourBits {
     std::uint32_t quantized[kMine][2], others[kMine][2];
   };
-  // at: where this lane's row begins.
+  // at: address of this lane's row.
   __device__ __forceinline__ static void fetch(FourBits& to, const std::uint32_t (&at)[kMine], int pair) {
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
@@ -406,16 +408,16 @@ class QuantizedKeys {
   const CompressedMap<C>& map_;
   const int lane_;
   const int first_row_;  // of the warp's
-  int first_column_;     // of this lane's in each 16
-  // Of 4 bits: where the group begins that has the warp's rows, and how many bytes behind the pair of a channel those
-  // of the next channel and of the next but one are.
+  int first_column_;     // this lane's in each 16
+  // For 4-bit values: the first row of the quantization group with the warp's rows, and the bytes from a channel's pair
+  // to those of the next channel and of the next but one.
   int group_row_ = 0;
   std::uint32_t pair_on_ = 0, two_pairs_on_ = 0;
-  int sequence_ = 0, length_ = 0, head_ = 0, qparam_offset_ = 0;  // of the work_tile
-  int tail_begin_ = 0;                                            // the key
+  int sequence_ = 0, length_ = 0, head_ = 0, qparam_offset_ = 0;  // of the work tile
+  int tail_begin_ = 0;                                            // first key of the tail
   float scale_ = 0.0F;
-  std::uint32_t quantized_stage_ = 0;  // of the tile awaited last
-  std::uint32_t scales_[kMine][2]{};   // of its rows lane / 4 and 8 behind of each of the warp's blocks
+  std::uint32_t quantized_stage_ = 0;  // of the last tile waited for
+  std::uint32_t scales_[kMine][2]{};   // its scales, of rows lane / 4 and lane / 4 + 8 of each of the warp's blocks
   RuntimePipelineState pipeline_state_;
 };
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of a compressed cache for the warps with outputs: quantized come from shared memory transposed, as fragments
-// of a product, and become elements in registers, with the bits of kernels/row_quantization.hpp.
+// V of a quantized cache for the output warps: values are loaded from shared memory transposed, as mma fragments, and
+// dequantized in registers, bitwise as in kernels/row_quantization.hpp.
 //
-// The least that is transposed is 16 bits: of 8 bits the quantized of two neighbouring columns, of 4 bits those of
-// four. So a lane has these of two keys, and neighbouring columns are 8 rows of a product apart, or in the next block
-// of 16.
+// ldmatrix transposes units of 16 bits: two adjacent columns of 8-bit values, or four of 4-bit values. So a lane has
+// these of two keys, and adjacent columns become mma rows that are 8 apart, or rows of the next block of 16.
 #pragma once
 
 #include "kernels/sm90/decode/column_outputs.cuh"
@@ -18,7 +17,7 @@ template <class C>
 class QuantizedColumns {
  private:
   static constexpr int kWarpColumns = C::kSliceColumns / C::kOutWarps;
-  // Half of a block's rows stay empty. And nobody looks at scales of 8 bits, as a lane has so few quantized.
+  // Half of a block's M is unused. 8-bit scales are not tested, since a lane has too few values to gain from it.
   static constexpr bool kNarrow = kWarpColumns == 8;
 
  public:
@@ -29,8 +28,8 @@ class QuantizedColumns {
   static constexpr bool kScoresAhead = false;
   static_assert(kNarrow || kWarpColumns == 16 || kWarpColumns == 32);
 
-  // Of the products of 16 keys: quantized of keys 2t, 2t + 1 and those 8 behind, where t is lane % 4, of 8 bits for
-  // each block; and these keys' qparams, as they lie in the tile or two in a word, as they have been laid out.
+  // For the mma of 16 keys: the values of keys 2t, 2t + 1, 2t + 8 and 2t + 9, where t is lane % 4, for 8 bits of each
+  // block; and these keys' qparams, as in the tile, or two in a word if they have been reordered.
   struct Fragment {
     std::uint32_t quantized[2 * kBlocks];
     std::uint32_t qparams[4];
@@ -38,13 +37,14 @@ class QuantizedColumns {
   struct Elements {
     std::uint32_t v[kBlocks][4];
   };
-  // How quantized become elements. kUsual: of 8 bits, all of the tile's scales are elements; of 4 bits, no pair of its
-  // q_stages twice. kByRow: rows have qparams, else there is one scale.
+  // How values are dequantized. kUsual: for 8 bits, all scales of the tile are elements; for 4 bits, no pair of it
+  // rounds twice. kByRow: rows have qparams, else there is one scale.
   template <RowEncoding kEncoding, bool kUsual = true, bool kByRow = true>
   struct Path {
     static constexpr bool kFour = kEncoding == RowEncoding::kInt4Token;
     static constexpr int kRowBytes = kFour ? C::kSliceColumns / 2 : C::kSliceColumns;
-    static constexpr bool kLaysOut = kFour || (!kNarrow && kByRow);  // qparams of tiles, for those who ask for them so
+    // reorders the qparams of tiles for paths that need it
+    static constexpr bool kLaysOut = kFour || (!kNarrow && kByRow);
     static constexpr bool kLaidOut = kFour || kUsual;
   };
 
@@ -55,9 +55,9 @@ class QuantizedColumns {
         lane_(thread_of_cta() % 32),
         four_(p.v.four_bits()),
         warp_(thread_of_cta() / 32 - C::kScoreWarps) {
-    const int first = warp_ * kWarpColumns;  // columns of the slice
+    const int first = warp_ * kWarpColumns;  // in the slice
     chunk_ = first / (four_ ? 32 : 16);
-    const int nth = first % (four_ ? 32 : 16) / 8;  // of the columns that a lane has side by side
+    const int nth = first % (four_ ? 32 : 16) / 8;  // which of the adjacent columns that a lane has
     first_column_ = chunk_ * (four_ ? 32 : 16) + nth;
     shift_ = nth * 4;
     bytes_of_column_ = nth == 0 ? 0x4420U : 0x4431U;
@@ -107,7 +107,7 @@ class QuantizedColumns {
       case RowEncoding::kFp8:
         if (p_.v.qparam_bytes > 0) {
           with(Path<RowEncoding::kFp8, !kNarrow>());
-        } else {  // quantized may be NaN, which a product of elements doesn't see
+        } else {  // values may be NaN, which a product in the element type would not propagate
           with(Path<RowEncoding::kFp8, false, false>());
         }
         break;
@@ -233,7 +233,7 @@ class QuantizedColumns {
  private:
   using Element = typename C::Element;
   static constexpr int kLooks = C::kKeyTile / 32;
-  static constexpr std::uint32_t kZeros = 2 * C::kKeyTile;  // behind the scales
+  static constexpr std::uint32_t kZeros = 2 * C::kKeyTile;  // bytes from scales to zero points
 
   __device__ __forceinline__ static void store_columns(float* to, float x) { __stcg(to, x); }
   __device__ __forceinline__ static void store_columns(float* to, float x, float y) {
@@ -244,10 +244,10 @@ class QuantizedColumns {
     return quantized_stage + static_cast<std::uint32_t>(qparam_at_ + row * kQparamPitch);
   }
 
-  // The qparams of the tile as products ask for them: those of the four keys of a lane and step side by side.
+  // Reorders the qparams of the tile for the fragments: those of a lane's four keys of a k16 step become adjacent.
   template <RowEncoding kEncoding>
   __device__ __forceinline__ void lay_out() const {
-    __syncwarp();  // nobody reads those of the tile before any more
+    __syncwarp();  // no lane reads those of the previous tile any more
 #pragma unroll
     for (int i = 0; i < kLooks; ++i) {
       const std::uint32_t at = lay_at_ + static_cast<std::uint32_t>(64 * i);
@@ -262,7 +262,7 @@ class QuantizedColumns {
     __syncwarp();
   }
 
-  // Codes of the rows behind `keys` become zeros, and so do their elements.
+  // Zeroes the values of the rows after `keys`, so that their elements are 0.
   __device__ __forceinline__ void clear_tail(std::uint32_t quantized_stage, int keys) const {
 #pragma unroll 1
     for (int row = keys + lane_; row < C::kKeyTile; row += 32) {
@@ -273,7 +273,7 @@ class QuantizedColumns {
       if (p_.v.qparam_bytes > 0)
         cuda::store_shared(qparam_of(quantized_stage, row), four_ ? 0U : __float_as_uint(1.0F));
     }
-    proxy_fence();  // the copy engine writes there next
+    proxy_fence();  // orders the writes before a later TMA load
     __syncwarp();
   }
   __device__ __forceinline__ std::uint32_t next_stage() const {
@@ -285,17 +285,17 @@ class QuantizedColumns {
   const int lane_;
   const bool four_;
   const int warp_;
-  int chunk_;                                  // 16 bytes of each row that this warp's quantized begin in
-  int first_column_;                           // of the slice: this warp's
-  int shift_;                                  // bits in front of the lane's columns in 16 bits
-  std::uint32_t bytes_of_column_;              // of a word that has two columns of two keys: those of the warp's
+  int chunk_;                                  // 16-byte chunk of each row in which this warp's values start
+  int first_column_;                           // this warp's, in the slice
+  int shift_;                                  // bit offset of the lane's columns in 16 bits
+  std::uint32_t bytes_of_column_;              // selects this warp's column from a word with two columns of two keys
   int pair_at_, qparam_at_ = 0;                // bytes, in a row's qparams and in a stage
-  std::uint32_t v_at_;                         // where this lane's share begins
-  std::uint32_t stages_;                       // where the first one lies
-  float scale_ = 0.0F;                         // of all rows, where they have none of their own
-  std::uint32_t quantized_ = 0, qparams_ = 0;  // of the tile taken last
-  std::uint32_t laid_out_, lay_at_;    // where the lane's share of laid-out qparams begins, and what it lays out
-  std::uint32_t looked_at_[kLooks]{};  // of its rows' qparams, a lane's share
+  std::uint32_t v_at_;                         // offset of this lane's share
+  std::uint32_t stages_;                       // address of the first stage
+  float scale_ = 0.0F;                         // of all rows if they have none of their own
+  std::uint32_t quantized_ = 0, qparams_ = 0;  // of the current tile
+  std::uint32_t laid_out_, lay_at_;    // addresses of this lane's share of reordered qparams to read, and to write
+  std::uint32_t looked_at_[kLooks]{};  // a lane's share of the qparams of its rows
   RuntimePipelineState pipeline_state_, released_;
 };
 

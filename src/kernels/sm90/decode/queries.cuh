@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Query rows of a work_tile, from wherever they lie into shared memory, as the products of the attending warpgroup want
-// them.
+// Copies the query rows of a work tile from global to shared memory, in the layout of the consumer's wgmma.
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
@@ -9,8 +8,8 @@
 
 namespace ringattn::sm90 {
 
-// By the attending warpgroup. coord_of_slot(i) says where row i of `rows` lies. AttentionState that are not there, and
-// columns behind head_dim, are zeros.
+// The consumer warpgroup calls it. coord_of_slot(i) is the coordinate of row i of `rows`. Missing rows, and columns
+// past head_dim, become zeros.
 template <class C, class Map, class CoordOfSlot>
 __device__ __forceinline__ void load_queries(const DecodeParams& params, const Map& map, int rows,
                                              CoordOfSlot coord_of_slot) {
@@ -20,9 +19,9 @@ __device__ __forceinline__ void load_queries(const DecodeParams& params, const M
   const bool aligned =
       ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p.q.token_stride | p.q.head_stride))) &
        15U) == 0;
-  // From here on nobody reads the last work_tile's.
+  // From here on no thread reads the previous work tile's rows.
   named_sync(kDecodeBarrier, kDecodeConsumerThreads);
-  // A short loop, as it runs once: copies are under path together.
+  // A rolled loop, since it runs once. Its copies are in flight together.
 #pragma unroll 1
   for (int i = thread_of_cta(); i < kQueryTile * kChunks; i += kDecodeConsumerThreads) {
     const int tile_row = i / kChunks;

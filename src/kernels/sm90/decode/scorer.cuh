@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sliced kernel that score. They do a tile together, each some blocks of 16 keys, with keys as the
-// rows of the products and query rows as their columns: the scores are the fold's, transposed, as each is the same
-// chain of additions. What a warp has scored goes into a slot of every CTA of the cluster.
+// The scoring warps of the sliced kernel. They score a tile together, some blocks of 16 keys each, with operands
+// swapped: keys are the M of the mma and query rows the N. The scores are prefill's, transposed, since each is the same
+// chain of additions. A warp's probabilities go to a score stage in every CTA of the cluster.
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
@@ -12,14 +12,14 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kScoreBarrier = 2;    // of the threads that score
-inline constexpr int kScoringBarrier = 3;  // of those of their first scoring_warpgroup
+inline constexpr int kScoreBarrier = 2;    // of all scoring threads
+inline constexpr int kScoringBarrier = 3;  // of the first scoring warpgroup
 
-// The scores of a thread of a warp that scores: [2 · block + half of the rows].
+// A scoring thread's accumulators: [2 · block + half of the rows].
 template <class C>
 using ScoreFragments = float[2 * C::kScoreBlocks][4];
 
-// A warp's first block of a tile, of 16 keys, and whether it has its `mine`-th.
+// A warp's first block of 16 keys in a tile, and whether the warp has a `mine`-th block.
 template <class C>
 __device__ __forceinline__ int first_score_block() {
   return thread_of_cta() / 32 % C::kScoringWarpgroupWarps * C::kScoreBlocks;
@@ -30,25 +30,25 @@ __device__ __forceinline__ bool has_score_block(int mine) {
   return kBlocks == C::kScoreBlocks * C::kScoringWarpgroupWarps || first_score_block<C>() + mine < kBlocks;
 }
 
-// K tiles of elements, as the copy engine brings them.
+// K tiles of 16-bit elements in TMA's layout.
 template <class C>
 class TileKeys {
  public:
-  static constexpr bool kByRows = false;    // whether there is code of its own for up to 8 rows
-  static constexpr bool kHasUsual = false;  // and for tiles with nothing unusual
+  static constexpr bool kByRows = false;    // no separate code for up to 8 rows
+  static constexpr bool kHasUsual = false;  // no separate loop for usual tiles
 
   __device__ __forceinline__ explicit TileKeys(const SlicedMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
 
   __device__ __forceinline__ void begin(const WorkTileInfo&) {}
 
-  // Eight columns of a query row as they lie in shared memory.
+  // Eight columns of a query row in the order of shared memory.
   __device__ __forceinline__ static uint4 arranged(const uint4& columns) { return columns; }
 
-  // A work_tile's query rows lie in shared memory, until all of the warps are done with it.
+  // Loads a work tile's query rows, which stay in shared memory until all warps have finished it.
   __device__ __forceinline__ void load_queries() {
 #pragma unroll
     for (int step = 0; step < C::kDim / 16; ++step) {
-      std::uint32_t both[4];  // rows 0 … 7 and 8 … 15, of 8 columns and the next 8
+      std::uint32_t both[4];  // rows 0 … 7 and 8 … 15, of 8 columns and of the next 8
       cuda::load_matrix(both, map_.q(lane_ % 8 + lane_ / 16 * 8, 2 * step + lane_ / 8 % 2));
       q_[step][0][0] = both[0];
       q_[step][0][1] = both[1];
@@ -57,10 +57,10 @@ class TileKeys {
     }
   }
 
-  // Past the next K tile, which another scoring_warpgroup scores.
+  // Skips the next K tile, which another scoring warpgroup scores.
   __device__ __forceinline__ void skip() { stage_.advance(); }
 
-  // K Qᵀ of the K tile that has arrived next, added to `s`. `more`: there are more than 8 rows.
+  // Adds K Qᵀ of the next K tile to `s`. `more`: there are more than 8 rows.
   __device__ __forceinline__ void add_qk(ScoreFragments<C>& s, int, bool more) {
     constexpr int kSteps = C::kDim / 16;
     constexpr int kMine = C::kScoreBlocks;
@@ -70,7 +70,7 @@ class TileKeys {
     barrier_wait(map_.k_full(stage.index), stage.parity);
     const std::uint32_t tile =
         map_.k(stage.index) + cuda::swizzled(first_score_block<C>() * 16 + lane_ % 16, lane_ / 16);
-    // A step's keys are fetched two steps ahead of their product.
+    // Keys are loaded two k16 steps ahead of their mma.
     std::uint32_t keys[3][kMine][4];
     const auto fetch = [&](int step) {
 #pragma unroll
@@ -99,14 +99,14 @@ class TileKeys {
  private:
   const SlicedMap<C>& map_;
   const int lane_;
-  PipelineState<C::kKStages> stage_;  // of the next K tile that this CTA scores
-  // Of 16 columns, those of rows 0 … 7 and of 8 … 15.
+  PipelineState<C::kKStages> stage_;  // the next K tile that this CTA scores
+  // For each 16 columns: B fragments of rows 0 … 7 and of rows 8 … 15.
   std::uint32_t q_[C::kDim / 16][2][2];
 };
 
-// A thread scores keys lane / 4 and lane / 4 + 8 of each of its warp's blocks, for query rows 2t, 2t + 1, and those 8
-// behind, where t is lane % 4. Of several scoring_warpgroups_count the first one settles softmax_offsets, and all take
-// the CTA's tiles in turn. Keys: where it has tiles of K from, and how they become fragments (TileKeys).
+// A thread scores keys lane / 4 and lane / 4 + 8 of each of its warp's blocks, for query rows 2t, 2t + 1, 2t + 8 and 2t
+// + 9, where t is lane % 4. If there are several scoring warpgroups, the first one fixes the softmax_offsets, and all
+// take the CTA's tiles in turn. Keys supplies K tiles as fragments (TileKeys).
 template <class C, class Keys = TileKeys<C>>
 class Scorer {
  public:
@@ -145,10 +145,10 @@ class Scorer {
     }
   }
 
-  // Behind all work_tiles, until nobody reads what this CTA has sent, or will arrive it so: it may end.
+  // After all work tiles, waits until no CTA reads or will acknowledge what this CTA has sent. Then it may exit.
   __device__ __forceinline__ void drain() const {
     if (tiles_ <= rank_) return;
-    const std::uint32_t own = (tiles_ - 1 - rank_) / C::kSlices;  // its last tile, of its own
+    const std::uint32_t own = (tiles_ - 1 - rank_) / C::kSlices;  // index of this CTA's last tile among its own
 #pragma unroll
     for (std::uint32_t behind = 0; behind < C::kScoreStages / C::kSlices; ++behind) {
       if (behind > own) break;
@@ -167,30 +167,31 @@ class Scorer {
   // The query row, of 16, of element `i` of a block's fragment.
   __device__ __forceinline__ int row_at(int half, int i) const { return 8 * half + lane_ % 4 * 2 + i % 2; }
 
-  // The scoring_warpgroup's tiles of a work_tile whose first one is the `begin`-th. more: there are more than 8 rows.
+  // Scores the warpgroup's tiles of a work tile whose first tile has the number `begin`. more: there are more than 8
+  // rows.
   template <class More>
   __device__ __forceinline__ void score_tiles(const WorkTileInfo& info, const DecodeWorkTile& work_tile,
                                               std::uint32_t begin, More more) {
     const std::uint32_t turn = fixed_++;
-    // References come from one tile, for all rows and all other tiles; where that doesn't do, flags say so.
+    // Offsets come from one tile for all rows and all other tiles. If that is not possible, flags say so.
     std::uint32_t number = begin + static_cast<std::uint32_t>(info.get(WorkTileInfo::kOffsetTile) - work_tile.begin);
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
     bool settles = true;
-    if (C::kResumes && work_tile.resumes) {  // no tile is needed for them
+    if (C::kResumes && work_tile.resumes) {  // offsets come from states
       restore(work_tile, turn);
       if (own >= tiles_) return;
       settles = false;
       number = own;
     }
     const std::uint32_t softmax_offset = number;
-    bool knows = scoring_warpgroup_ == 0;  // the softmax_offsets
+    bool knows = scoring_warpgroup_ == 0;  // whether this warpgroup has the softmax_offsets
     int scoring_warpgroup = 0;             // whose turn it is
     const auto tile = [&] { return work_tile.begin + static_cast<int>(number - begin); };
     const auto know_offsets = [&] {
       if (!knows) take_offsets(turn);
       knows = true;
     };
-    // Whether there is another tile.
+    // Advances to the next tile, if there is one.
     const auto go_on = [&] {
       scoring_warpgroup = scoring_warpgroup + 1 == C::kScoringWarpgroups ? 0 : scoring_warpgroup + 1;
       if (own == softmax_offset) own += C::kSlices;
@@ -215,7 +216,7 @@ class Scorer {
       if (sends) ++sent_;
       if (!go_on()) return;
       if constexpr (Keys::kHasUsual) {
-        // Most tiles, in a loop in which nothing of the others lies in between.
+        // Usual tiles, in a tight loop without the other cases.
         if (p_.softmax.scaled_first) continue;
         const int first = info.get(WorkTileInfo::kCommonBegin), end = info.get(WorkTileInfo::kCommonEnd);
         const bool left = keys_.choose_path([&](auto path) __attribute__((always_inline)) {
@@ -240,14 +241,14 @@ class Scorer {
     }
   }
 
-  // Query rows into shared memory, and from there into fragments; rows that aren't there are zeros.
+  // Copies query rows to shared memory, and from there to fragments. Missing rows are zeros.
   __device__ __forceinline__ void load_queries(const DecodeWorkTile& work_tile) {
     constexpr int kChunks = C::kDim / 8;
     const auto* const q = static_cast<const std::uint16_t*>(p_.q.data);
     const bool aligned =
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
          15U) == 0;
-    named_sync(kScoreBarrier, 32 * C::kScoreWarps);  // nobody reads the last work_tile's any more
+    named_sync(kScoreBarrier, 32 * C::kScoreWarps);  // no warp reads the previous work tile's rows any more
 #pragma unroll 1
     for (int i = thread_of_cta(); i < kSlicedRows * kChunks; i += 32 * C::kScoreWarps) {
       const int slot = i / kChunks;
@@ -264,8 +265,8 @@ class Scorer {
     keys_.load_queries();
   }
 
-  // Scaled and capped, and −∞ where a row does not see the key. Few tiles have such rows, so which keys a row sees is
-  // read where it is asked for.
+  // Scales and caps the scores, and masks keys that a row does not see. Few tiles have such keys, so the ranges are
+  // read from shared memory only here.
   __device__ __forceinline__ void mask_and_scale(Scores& s, int tile, const WorkTileInfo& info) const {
     if (p_.softmax.scaled_first) scale_scores(p_, s);
     const int first = tile * C::kKeyTile;
@@ -291,7 +292,7 @@ class Scorer {
     }
   }
 
-  // The rows' softmax_offsets, from the scores of the work_tile's softmax_offset tile.
+  // Fixes the rows' softmax_offsets from the scores of the work tile's softmax_offset tile.
   __device__ __forceinline__ void fix_offset(const Scores& s, const WorkTileInfo& info, std::uint32_t turn) {
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
@@ -326,7 +327,7 @@ class Scorer {
     }
     arrive_offsets(turn, fails || info.get(WorkTileInfo::kFails) != 0);
   }
-  // The same from the rows' states. A row that has seen nothing yet makes the work_tile fail.
+  // Takes them from the rows' states. A row that has seen no key yet makes the work tile fail.
   __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile, std::uint32_t turn) {
     await_states();
     bool fails = false;
@@ -343,7 +344,7 @@ class Scorer {
     }
     arrive_offsets(turn, fails);
   }
-  // Those that the first scoring_warpgroup has settled.
+  // Takes those that the first scoring warpgroup has fixed.
   __device__ __forceinline__ void take_offsets(std::uint32_t turn) {
     barrier_wait(map_.softmax_offsets_full(turn), turn / 2 & 1U);
 #pragma unroll
@@ -352,7 +353,7 @@ class Scorer {
       shift_[row] = softmax_offset == -INFINITY ? 0.0F : -softmax_offset;
     }
   }
-  // To the warp that adds sums up, and to other scoring_warpgroups_count.
+  // Posts them to the sum adder and to the other scoring warpgroups.
   __device__ __forceinline__ void arrive_offsets(std::uint32_t turn, bool fails) const {
     fails = __any_sync(0xffffffffU, fails);
     if (warp_ == 0 && lane_ == 0) store_number(map_.offset_flags(turn), fails ? ScoreStage::kFails : 0);
@@ -392,7 +393,7 @@ class Scorer {
       arrive_at_others<C>(rank_, map_.score_full(turn.index));
     }
     if (lane_ == 0) barrier_arrive(map_.score_full(turn.index));
-    // Those who add them up are in less of a hurry.
+    // The sums are less urgent than the probabilities.
     const PipelineStateAt<2> unrounded_p(sent_);
     barrier_wait(map_.unrounded_p_empty(unrounded_p.index), unrounded_p.parity ^ 1U);
     const std::uint32_t at =
@@ -420,15 +421,16 @@ class Scorer {
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   const int scoring_warpgroup_;
-  const int warp_;  // of the scoring_warpgroup
+  const int warp_;  // in its scoring warpgroup
   const int lane_;
   const std::uint32_t score_at_, chunk_at_,
-      unrounded_p_at_;       // where this warp's, or this thread's, share of each begins
-  std::uint32_t fixed_ = 0;  // work_tiles so far, but for those without tiles
-  std::uint32_t tiles_ = 0;  // of all of them
-  std::uint32_t sent_ = 0;   // slots that this CTA's scoring_warpgroups_count write before the next one
+      // offsets of this warp's or thread's share of each
+      unrounded_p_at_;
+  std::uint32_t fixed_ = 0;  // work tiles with tiles so far
+  std::uint32_t tiles_ = 0;  // of all work tiles so far
+  std::uint32_t sent_ = 0;   // score stages that this CTA's scoring warpgroups write before the next one
   int rows_count_ = 0;
-  float shift_[4];  // of this thread's rows, [2 · half + i]: minus the softmax_offset, or 0
+  float shift_[4];  // of this thread's rows, [2 · half + i]: −softmax_offset, or 0
   Keys keys_;
 };
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding of few rows, up to 16 of a KV head: a cluster of CTAs folds a work_tile together, each CTA some columns of
-// the outputs. The CTAs score the work_tile's tiles in turn, and hand the probabilities to each other through their
-// shared memory; each then adds P V of every tile, in order, for its own columns. So the chain of additions of each
-// output is the fold's. A cluster may be one CTA, which then does all of it.
+// Decode of few rows, up to 16 for each KV head: a cluster of CTAs computes a work tile together, and each CTA has a
+// slice of the output columns. The CTAs score the tiles in turn and exchange the probabilities through distributed
+// shared memory. Each CTA then adds P V of every tile, in order, for its own columns. So the chain of additions of each
+// output element is that of prefill. A cluster may be a single CTA.
 //
-// For that, a tile must be scored before the tiles ahead of it are. It can be, as softmax_offsets hardly ever move:
-// they are taken from the work_tile's first tile, which every CTA scores for itself; where a work_tile goes on from the
-// states of a prefix, they come from there. A work_tile in which one moves, or is set later, has failed; when the
-// others are done, the cluster's first CTA folds it tile by tile, as decode_kernel does.
+// Tiles are thus scored before the tiles ahead of them are complete. This works because softmax_offsets rarely move:
+// they are taken from the work tile's first tile, which every CTA scores for itself, or from the states of a prefix. If
+// an offset moves or is set later, the work tile has failed. The cluster's first CTA recomputes failed work tiles tile
+// by tile at the end, as decode_kernel does.
 #pragma once
 
 #include <type_traits>
@@ -24,7 +24,7 @@
 
 namespace ringattn::sm90 {
 
-// How many arrivals end a phase of a barrier; 0: as many as fill a stage of values, which is up to the launch.
+// Arrivals of a phase of each barrier. 0 stands for the writers of a V stage, which depend on the launch.
 template <class C>
 constexpr int sliced_arrivals(int barrier) {
   constexpr int kV = 2 * C::kKStages;
@@ -41,9 +41,9 @@ constexpr int sliced_arrivals(int barrier) {
   return barrier < C::kKStages ? 1 : C::kScoringWarpgroupWarps;
 }
 
-// By one thread, and without a loop: a barrier is then one instruction, whose coord and arrivals are constants. The
-// instruction takes one address for the whole warp, so lanes that have different ones would take turns, each after some
-// ten instructions that look for lanes with the same.
+// One thread calls it. It has no loop, so each barrier is one instruction with constant operands. mbarrier.init takes
+// one address for the whole warp: lanes with different addresses would take turns, each after about ten instructions
+// that look for lanes with equal ones.
 template <class C>
 __device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params, const SlicedMap<C>& map) {
   const int fillers = params.values_by_lanes ? 32 : 1;
@@ -58,8 +58,8 @@ __device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params,
   barrier_init_fence();
 }
 
-// The fetching warp finds out about work_tiles and tells the other warps, which all go through the same ones. Calls
-// take(info, number) for each.
+// The K producer warp posts WorkTileInfos, and all other warps go through them in order. Calls take(info, number) for
+// each.
 template <class C, class Take>
 __device__ __forceinline__ void for_each_work_tile(const SlicedMap<C>& map, int first, int step, const Take& take) {
   wait_for_cluster<C>();
@@ -76,13 +76,13 @@ __device__ __forceinline__ void for_each_work_tile(const SlicedMap<C>& map, int 
   }
 }
 
-// Registers of a thread, where warps of several scoring_warpgroups_count score: those with outputs need more than there
-// are for each.
+// Registers of a thread by role if there are several scoring warpgroups: warps with outputs need more than an even
+// share.
 inline constexpr int kScoringRegisters = 120;
 inline constexpr int kOutputRegisters = 192;
 inline constexpr int kSliceHelperRegisters = 80;
 
-// kCount of the registers that a thread has for its part, and all of them the same behind it.
+// Sets a role's register count kCount in its scope, and the common count again at its end.
 template <class C, int kCount>
 class RoleRegisters {
  public:
@@ -106,15 +106,15 @@ class RoleRegisters {
                     kAll * (C::kThreads / 32));
 };
 
-// What a CTA's warps do between its cluster's first and last meeting, each its part. keys(), make_outputs() and
-// boxes(), which is told whether it is for values, make what tiles come from and go through (TileKeys, ColumnOutputs,
-// TileBoxes); one thread of the CTA calls fails() for a work_tile that has failed.
+// The roles of a CTA's warps between the first and last cluster barriers. keys(), make_outputs() and boxes(), which is
+// told whether it is for V, make the sources of tiles (TileKeys, ColumnOutputs, TileBoxes). One thread of the CTA calls
+// fails() for a failed work tile.
 template <class C, class Keys, class MakeOutputs, class Boxes, class Fails>
 __device__ __forceinline__ void decode_sliced(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank,
                                               const SlicedWork& work, const Keys& keys, const MakeOutputs& make_outputs,
                                               const Boxes& boxes, const Fails& fails) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  // Were these no parts of the kernel, all that a warp has in registers would lie in memory.
+  // Always inlined: otherwise a warp's register arrays would be in local memory.
   const auto each_work_tile = [&](auto take) __attribute__((always_inline)) {
     for_each_work_tile<C>(map, work.first, work.step, take);
   };
@@ -151,12 +151,12 @@ __device__ __forceinline__ void decode_sliced(const DecodeParams& params, const 
   }
 }
 
-// By all threads of a CTA in which nothing else is going on any more: its shared memory is laid out anew, for
-// work_tiles that are folded tile by tile. forget(), which one thread calls, forgets the barriers that lay there.
+// Reinitializes shared memory to recompute work tiles tile by tile. All threads of a CTA call it when its other work is
+// complete. One thread calls forget(), which invalidates the old barriers.
 template <class Whole, class Forget>
 __device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const DecodeMap<Whole>& map,
                                               const Forget& forget) {
-  __syncthreads();  // everyone has read that work_tiles have failed, which lies where other things come now
+  __syncthreads();  // all threads have read any_failed(), whose memory is reused
   if (threadIdx.x == 0) {
     forget();
     init_decode_barriers(map);
@@ -166,8 +166,8 @@ __device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const 
   __syncthreads();
 }
 
-// Of a cluster's work_tiles, from `first` on in steps of `step`, those that have failed, by one CTA. A function of its
-// own, so that its registers are not the others'.
+// One CTA recomputes the failed ones of the work tiles first, first + step, … Not inlined, so that its registers don't
+// count for the other code.
 template <class C>
 __device__ __noinline__ void recompute_failed_tiles(const DecodeParams& params, int first, int step) {
   using Whole = typename C::Whole;
@@ -189,7 +189,7 @@ __device__ __noinline__ void recompute_failed_tiles(const DecodeParams& params, 
   }
 }
 
-// Where CTAs have few columns each, these are the rows of the products.
+// With the most slices, the few columns of a CTA are the M of its mma.
 template <class C>
 __device__ __forceinline__ auto outputs_by_slices(const DecodeParams& params, const SlicedMap<C>& map,
                                                   std::uint32_t rank) {
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
     if (work.first >= work.step) return;
   }
   __syncthreads();
-  arrive_in_cluster<C, false>();  // whoever writes to other CTAs waits until all have come so far
+  arrive_in_cluster<C, false>();  // warps that write to other CTAs wait for this arrival of all
   decode_sliced<C>(
       params, map, rank, work, [&] { return TileKeys<C>(map); },
       [&] { return outputs_by_slices<C>(params, map, rank); }, [&](auto) { return TileBoxes<C>(params); },
@@ -223,8 +223,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   await_prefixes(params);
   __syncthreads();
   if (load_number(map.any_failed()) == 0) return;
-  // All CTAs of the cluster have come so far, as they see the same; what they have left of failed work_tiles is written
-  // over.
+  // All CTAs of the cluster get here, since they have the same flags. Their results for failed work tiles are
+  // overwritten.
   arrive_in_cluster<C, true>();
   wait_for_cluster<C>();
   if (rank == 0) recompute_failed_tiles<C>(params, work.first, work.step);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sliced kernel that fetch: one K of the tiles that its CTA scores, one its CTA's columns of every V.
-// The former finds out about work_tiles, and tells all other warps.
+// The producer warps of the sliced kernel: one loads K of the tiles that its CTA scores, one its CTA's columns of every
+// V tile. The K producer also posts the WorkTileInfos to all other warps.
 #pragma once
 
 #include <type_traits>
@@ -13,7 +13,7 @@
 
 namespace ringattn::sm90 {
 
-// Where a sequence's tiles lie. Lanes look boxes up, those of several tiles at a time, and well ahead.
+// Locates a sequence's tiles. Lanes look up the boxes of several tiles at a time, well ahead of the loads.
 template <class C>
 class TileBoxes {
  public:
@@ -44,19 +44,19 @@ class TileBoxes {
     gap_ = work_tile.of.gap;
   }
 
-  // Tiles whose boxes are looked up at a time; which of them has this lane's box.
+  // Tiles whose boxes are looked up at a time, and this lane's tile among them.
   __device__ int at_a_time() const { return at_a_time_; }
   __device__ int nth() const { return nth_; }
-  // This lane's box of a tile, the one that begins row_ keys behind the tile's first.
+  // This lane's box of a tile, which starts row_ keys after the tile's first.
   __device__ __forceinline__ Box find(int tile) const {
     if (nth_ >= at_a_time_ || tile >= end_ || tile * C::kKeyTile + row_ >= length_) return {0, -1};
     return locate_rows(tile, row_);
   }
-  // Whether a tile is one box. Then one lane does all there is to do for the tiles of a work_tile, which is faster.
+  // Whether a tile is one box. Then one lane does everything for the tiles of a work tile, which is faster.
   __device__ bool alone() const { return p_.boxes == 1; }
-  // Whether memory says where a tile lies: a block table, or a mask_row.
+  // Whether a tile's location must be read from memory: a block table or a block mask.
   __device__ bool looked_up() const { return p_.pages != nullptr || p_.mask_block_indices != nullptr; }
-  // By the lane that does so, of a tile before the work_tile's end.
+  // For that one lane, the box of a tile.
   __device__ __forceinline__ Box find_alone(int tile) const { return tile >= end_ ? Box{0, -1} : locate_rows(tile, 0); }
   __device__ __forceinline__ void fetch_keys_alone(const SlicedMap<C>& map, const PipelineState<C::kKStages>& turn,
                                                    const Box& box, int head) const {
@@ -70,7 +70,7 @@ class TileBoxes {
     fetch_alone<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), box, head,
                                                  static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
-  // The next tile of K, and this CTA's columns of the next tile of V, into the stage whose turn it is.
+  // Waits for the stage to be empty, then loads the next K tile, or this CTA's columns of the next V tile.
   __device__ __forceinline__ void fetch_keys(const SlicedMap<C>& map, const PipelineState<C::kKStages>& turn, int tile,
                                              Box box, int head) const {
     barrier_wait(map.k_empty(turn.index), turn.parity ^ 1U);
@@ -84,8 +84,8 @@ class TileBoxes {
                                            head, static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
 
-  // Whether lanes copy rows of V. Then they look up page_runs, of TilePageRuns::kTiles tiles at a time: which of these
-  // has this lane's; and this lane's of a tile.
+  // Whether lanes copy rows of V. Then they look up page runs of TilePageRuns::kTiles tiles at a time: this lane's tile
+  // among them, and its page run of a tile.
   __device__ bool by_lanes() const { return p_.values_by_lanes; }
   __device__ int tile_of_page_run() const { return lane_ / TilePageRuns<C>::kPieces; }
   __device__ __forceinline__ Box find_page_run(int tile) const {
@@ -93,8 +93,7 @@ class TileBoxes {
     if (tile >= end_ || tile * C::kKeyTile + row >= length_) return {0, -1};
     return locate_rows(tile, row);
   }
-  // Where in memory this CTA's columns of a page_run begin that has been found; null: nowhere, as of what is in no page
-  // of the pool.
+  // The address of this CTA's columns of a page run that has been looked up; null if it is in no page of the pool.
   __device__ __forceinline__ const std::byte* page_run_at(const Box& page_run, int head, std::uint32_t rank) const {
     const bool found =
         page_run.row >= 0 && static_cast<std::uint32_t>(page_run.page) < static_cast<std::uint32_t>(p_.pool_pages);
@@ -107,13 +106,13 @@ class TileBoxes {
   }
 
  protected:
-  // Fetches the tile whose boxes the lanes of this nth() have found, `columns` at a time from first_column on, into
-  // `target`, in rows of kRowBytes. The barrier counts it.
+  // Loads tile `tile` from the boxes that the lanes with this nth() have looked up, `columns` at a time from
+  // first_column on, into `target`, in rows of kRowBytes, and signals the barrier.
   template <int kColumns, int kRowBytes>
   __device__ __forceinline__ void fetch(const CUtensorMap* map, std::uint32_t target, std::uint32_t barrier, int tile,
                                         const Box& box, int nth, int head, int first_column, int columns) const {
     constexpr int kAllRowBytes = (kColumns * 2 + kRowBytes - 1) / kRowBytes * kRowBytes;  // of all panels
-    // No order between the two is needed: the phase waits for this arrival however many bytes have come.
+    // Other lanes' loads may come first: the phase waits for this arrival however many bytes have landed.
     if (lane_ == 0) barrier_arrive_expect(barrier, rows(tile) * kAllRowBytes);
     if (nth_ != nth || box.row < 0) return;
     const std::uint32_t to = target + static_cast<std::uint32_t>(row_ * kRowBytes);
@@ -124,7 +123,7 @@ class TileBoxes {
     }
   }
 
-  // The same of a tile that is one box, by one lane.
+  // The same by one lane, for a tile that is one box.
   template <int kColumns, int kRowBytes>
   __device__ __forceinline__ static void fetch_alone(const CUtensorMap* map, std::uint32_t target,
                                                      std::uint32_t barrier, const Box& box, int head, int first_column,
@@ -138,25 +137,25 @@ class TileBoxes {
     }
   }
 
-  // Where the rows of a tile lie from `row` on, as far as they are of one box.
+  // Locates the rows of a tile from `row` on, as far as they lie in one box.
   __device__ __forceinline__ Box locate_rows(int tile, int row) const {
     const int here = tile_in_sequence(p_, mask_row_, selected_, gap_, tile) * C::kKeyTile + row - lag_;
     if (p_.pages == nullptr) return {sequence_, here};
     return {__ldcg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
   }
 
-  // Of a tile, those that boxes issue_loads: behind the last key none but the rest of its box.
+  // Rows of a tile that its boxes load: after the last key, only the rest of its box.
   __device__ __forceinline__ int rows(int tile) const {
     const int left = length_ - tile * C::kKeyTile;
     if (p_.boxes == 1 || left >= C::kKeyTile) return C::kKeyTile;
-    return (left + p_.box_rows - 1) & ~(p_.box_rows - 1);  // where there are several boxes, their rows are 2ⁿ
+    return (left + p_.box_rows - 1) & ~(p_.box_rows - 1);  // with several boxes the rows of a box are a power of 2
   }
 
   const DecodeParams& p_;
   const int lane_;
   const int at_a_time_;
   const int nth_;
-  int row_;  // where in its tile this lane's box begins
+  int row_;  // where in its tile this lane's box starts
   const std::int32_t* pages_ = nullptr;
   int sequence_ = 0, length_ = 0, end_ = 0, lag_ = 0;
   int mask_row_ = 0, selected_ = 0, gap_ = 0;
@@ -169,12 +168,12 @@ class KeyProducer {
                                          const Boxes& boxes)
       : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), boxes_(boxes) {}
 
-  // Units first, first + step, … What other kernels have written is read, here and by those who are told of work_tiles,
-  // once they are done.
+  // Posts and loads the work tiles first, first + step, … Data written by earlier kernels is read, here and by the
+  // warps that get infos, only after those kernels are complete.
   __device__ __forceinline__ void run(int first, int step) {
     prefetch_metadata(first);
     pdl_wait_before_step(p_);
-    int work_tiles = kNoKey;  // of one sequence, its first work_tile here tells
+    int work_tiles = kNoKey;  // unknown; with one sequence, its first work tile here tells
     if (p_.sequences > 1) {
       work_tiles = count_work_tiles<C>(p_, map_);
     } else {
@@ -191,8 +190,8 @@ class KeyProducer {
   }
 
  private:
-  // Fetches what work_tiles are found by, and query rows where it's clear whose, to the second level of the caches:
-  // whatever is written there later is seen all the same.
+  // Prefetches the lengths and block table into L2, and the query rows if they are known. Data written later is seen
+  // all the same.
   __device__ __forceinline__ void prefetch_metadata(int first) const {
     if (lane_ * 32 < p_.sequences) cuda::prefetch_to_l2(p_.lengths + lane_ * 32);
     if (p_.sequences > 1) return;
@@ -221,15 +220,15 @@ class KeyProducer {
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     const auto tile_at = [&](std::uint32_t number) { return work_tile.begin + static_cast<int>(number - begin); };
-    // The softmax_offset tile, and then those that this CTA scores: own, own + kSlices, … Where states have the
-    // softmax_offsets, the latter alone.
+    // The softmax_offset tile first, then the tiles that this CTA scores: own, own + kSlices, … If offsets come from
+    // states, only the latter.
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
     const int softmax_offset = C::kResumes && work_tile.resumes ? tile_at(own) : look.softmax_offset;
     int tile = softmax_offset;
     const auto find = [&](int of) { return alone ? boxes_.find_alone(of) : boxes_.find(of); };
     auto ahead = find(tile);
     bool more = tile < work_tile.end && work_tile.begin < work_tile.end;
-    const int info_at = more && infos_ == 0 ? 1 : 0;  // everyone waits for the first tile
+    const int info_at = more && infos_ == 0 ? 1 : 0;  // the first tile is urgent, the info less so
 #pragma unroll 1
     for (int n = 0;; ++n) {
       if (n == info_at) write_info(work_tile, look);
@@ -252,9 +251,8 @@ class KeyProducer {
     }
   }
 
-  // What there is to know of a work_tile's rows: this lane's, and of all of them. The softmax_offset tile is the first
-  // in which a row that folds the work_tile sees a key. AttentionState for which it is another one make the work_tile
-  // fail.
+  // The rows of a work tile: this lane's range, and properties of all. The softmax_offset tile is the first one in
+  // which a row with tiles here sees a key. If it differs between rows, the work tile fails.
   struct Look {
     RowRange row_range;
     int rows, softmax_offset;
@@ -317,7 +315,7 @@ class KeyProducer {
     if (lane_ == 0) barrier_arrive(map_.info_full(turn.index));
   }
 
-  // There are no more work_tiles.
+  // Posts that there are no more work tiles.
   __device__ __forceinline__ void arrive_end() {
     const PipelineStateAt<2> turn(infos_++);
     barrier_wait(map_.info_empty(turn.index), turn.parity ^ 1U);
@@ -331,9 +329,9 @@ class KeyProducer {
   const std::uint32_t rank_;
   const int lane_;
   Boxes boxes_;
-  std::uint32_t infos_ = 0;           // so far
-  std::uint32_t tiles_ = 0;           // of all work_tiles
-  PipelineState<C::kKStages> stage_;  // of the next K that this warp fetches
+  std::uint32_t infos_ = 0;           // posted so far
+  std::uint32_t tiles_ = 0;           // of all work tiles so far
+  PipelineState<C::kKStages> stage_;  // the next K stage that this warp fills
 };
 
 template <class C, class Boxes = TileBoxes<C>>
@@ -350,7 +348,7 @@ class ValueProducer {
     if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
       if (boxes_.alone()) {
         if (boxes_.looked_up()) {
-          take_alone<4>(tile, end, kv_head);  // what memory says takes longer to come than a tile to be folded
+          take_alone<4>(tile, end, kv_head);  // a lookup in memory takes longer than the computation of a tile
         } else {
           take_alone<1>(tile, end, kv_head);
         }
@@ -375,10 +373,10 @@ class ValueProducer {
   }
 
  private:
-  // Tiles are found so many ahead of their copies.
+  // Tiles are looked up kAhead tiles before their load.
   template <int kAhead>
   __device__ __forceinline__ void take_alone(int tile, int end, int head) {
-    if (elect_one()) {  // always the same lane, whose stage is the one that counts
+    if (elect_one()) {  // always the same lane, whose stage_ is the valid one
       typename Boxes::Box ahead[kAhead];
 #pragma unroll
       for (int i = 0; i < kAhead; ++i) ahead[i] = boxes_.find_alone(tile + i);

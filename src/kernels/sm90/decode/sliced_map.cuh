@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in the shared memory of a CTA of the sliced kernel (sliced.cuh).
+// Shared memory of a CTA of the sliced kernel (sliced.cuh): layout.
 //
-//   K        [K stages][key_tile rows]  tiles that this CTA scores, and each work_tile's softmax_offset tile
-//   V        [V stages][key_tile rows]  this CTA's columns of every tile
-//   slots    [slots]                    a tile's probabilities, and the sums of its rows; the CTA that scores the tile
-//                                       writes them into every CTA of the cluster
-//   unrounded_p  [2][16 rows]               probabilities before rounding, of which the sums are made
-//   Q        [16 rows]                  of a work_tile
-//   maxima   [2][4 warps][16 rows]      of the scores in a work_tile's softmax_offset tile
-//   refs     [2][16 rows]               softmax_offsets of a work_tile's rows, and flags
-//   ends     [2][16 rows]               softmax_offsets and sums of rows that end, and flags
-//   notes    [2]                        what there is to know of a work_tile
+//   K            [K stages][key_tile rows]  tiles that this CTA scores, and each work tile's softmax_offset tile
+//   V            [V stages][key_tile rows]  this CTA's columns of every tile
+//   score stages [score stages]             a tile's probabilities and the sums of its rows; the CTA that scores the
+//                                           tile writes them to every CTA of the cluster
+//   Q            [16 rows]                  of a work tile
+//   unrounded_p  [2][16 rows]               probabilities before rounding, from which the sums are made
+//   maxima       [2][4 warps][16 rows]      of the scores in a work tile's softmax_offset tile
+//   offsets      [2][16 rows]               softmax_offsets of a work tile's rows, and flags
+//   ends         [2][16 rows]               softmax_offsets and sums of rows that end, and flags
+//   infos        [2]                        WorkTileInfo
 //   barriers
-//   work_tiles    [sequences + 1]            how many work_tiles come before each sequence (work_tiles.cuh)
+//   work_tiles   [sequences + 1]            how many work tiles come before each sequence (work_tiles.cuh)
 //
-// Of two copies, work_tiles, tiles or ends take turns.
+// Arrays of two are double buffers for consecutive work tiles, tiles or row ends.
 #pragma once
 
 #include "kernels/cuda/device/panels.hpp"
@@ -28,7 +28,7 @@
 
 namespace ringattn::sm90 {
 
-// A number that goes through a ring of kStages again and again: which coord, and the parity of its turn.
+// Stage and parity of the `number`-th use of a ring of kStages.
 template <int kStages>
 struct PipelineStateAt {
   std::uint32_t index, parity;
@@ -36,7 +36,7 @@ struct PipelineStateAt {
   __device__ explicit PipelineStateAt(std::uint32_t number) : index(number % kStages), parity(number / kStages & 1U) {}
 };
 
-// The same for a warp that takes every number: nothing is divided.
+// The same for a warp that uses every stage in turn, without a division.
 template <int kStages>
 struct PipelineState {
   std::uint32_t index = 0, parity = 0;
@@ -48,8 +48,8 @@ struct PipelineState {
   }
 };
 
-// Where 16 bytes of a row lie in a tile of panels of kTileRows rows of kRowBytes, as the copy engine swizzles them. 16
-// rows behind, they lie 16 rows' bytes behind.
+// Offset of 16 bytes of a row in a tile of panels of kTileRows rows of kRowBytes, with TMA's swizzle. The pattern
+// repeats every 16 rows.
 template <int kTileRows, int kRowBytes>
 __device__ __forceinline__ std::uint32_t tile_chunk(int row, int chunk) {
   constexpr int kChunks = kRowBytes / 16;
@@ -58,27 +58,27 @@ __device__ __forceinline__ std::uint32_t tile_chunk(int row, int chunk) {
          (at ^ ((at >> 7 & static_cast<std::uint32_t>(kChunks - 1)) << 4));
 }
 
-// A tile's slot. Probabilities lie in blocks of 16 keys and 8 rows, rows of 32 bytes, whose two chunks change places in
-// every second four rows; so eight rows of a chunk lie in different banks. What a warp has scored, kMine blocks of 16
-// keys, is one piece: those of rows 0 … 7 first, so that less is sent where there are no more rows. Behind them flags,
-// and for each row the four shares of Σ p that the fold's threads have.
+// A score stage: one tile's probabilities and sums. Probabilities are in blocks of 16 keys and 8 rows, with rows of 32
+// bytes whose two chunks are swapped in every second four rows, so that eight rows of a chunk are in different banks.
+// The kMine blocks of 16 keys that a warp scores are contiguous, rows 0 … 7 first, so that less is sent if there are no
+// other rows. Then come flags and, for each row, the four shares of Σ p that prefill's quad of threads would have.
 struct ScoreStage {
   static constexpr int kRowBytes = 32;
   static constexpr int kBlockBytes = 8 * kRowBytes;
-  static constexpr int kNumbers = 2 * 8 * kBlockBytes;  // 8 blocks of 16 keys at most
+  static constexpr int kNumbers = 2 * 8 * kBlockBytes;  // at most 8 blocks of 16 keys
   static constexpr int kBytes = kNumbers + 16 + kSlicedRows * 16;
 
-  // A flag: the work_tile must be folded tile by tile.
+  // Flag: the work tile must be recomputed tile by tile.
   static constexpr int kFails = 1;
 
   std::uint32_t address;
 
-  // Where the 16 keys of a block and rows 0 … 7 lie, or 8 … 15 of half 1.
+  // Offset of a block's 16 keys and rows 0 … 7 (half 0) or 8 … 15 (half 1).
   template <int kMine>
   static constexpr __host__ __device__ std::uint32_t block(int block, int half) {
     return static_cast<std::uint32_t>(((block / kMine * 2 + half) * kMine + block % kMine) * kBlockBytes);
   }
-  // Where in a block 8 keys of one of 8 rows lie.
+  // Offset in a block of 8 keys of one of 8 rows.
   static __device__ std::uint32_t chunk(int row, int chunk) {
     return static_cast<std::uint32_t>(row * kRowBytes + ((chunk ^ (row >> 2 & 1)) << 4));
   }
@@ -86,13 +86,13 @@ struct ScoreStage {
   __device__ std::uint32_t sum(int row, int share) const {
     return flags() + 16 + static_cast<std::uint32_t>(row * 16 + share * 4);
   }
-  // Flags and sums.
+  // Bytes of flags and sums.
   static __device__ int stats_bytes(int rows) { return 16 + rows * 16; }
 };
 
-// What the fetching warp has found out about a work_tile, as numbers of 4 bytes.
+// The K producer warp's description of a work tile, as 32-bit fields for the CTA's other warps.
 struct WorkTileInfo {
-  // A info of which kBegin is kNoMore says that there are no more work_tiles.
+  // kBegin of an info that ends the work: there are no more work tiles.
   static constexpr int kNoMore = -1;
   enum Field {
     kBegin,
@@ -111,15 +111,15 @@ struct WorkTileInfo {
     kBeginSplit,
     kSplits,
     kPosition,
-    kRows,        // that the work_tile has
-    kOffsetTile,  // the tile of which softmax_offsets are taken
-    kFails,       // they can't be
+    kRows,        // of the work tile
+    kOffsetTile,  // the tile from which softmax_offsets are taken
+    kFails,       // there is no such tile for all rows
     kCommonBegin,
     kCommonEnd,  // keys that all rows see
-    kResumes,    // rows go on from states
+    kResumes,    // rows resume from states
     kFields
   };
-  // Of 16 rows each.
+  // Fields of 16 rows each.
   enum RowField { kLow, kHigh, kRowBegin, kRowEnd, kRowFields };
   static constexpr int kBytes = (kFields + 3) / 4 * 16 + kRowFields * kSlicedRows * 4;
 
@@ -132,7 +132,7 @@ struct WorkTileInfo {
   __device__ int get(Field field) const { return load_number(at(field)); }
   __device__ int get(RowField field, int row) const { return load_number(at(field, row)); }
 
-  // All of it but where tiles and keys lie in memory.
+  // The work tile, without the fields that locate its tiles and keys in memory.
   __device__ DecodeWorkTile work_tile(const DecodeParams& p) const {
     DecodeWorkTile work_tile;
     work_tile.of = {get(kLength), get(kPosition), 0, 0, get(kBeginSplit), get(kSplits), 0, 0, false};
@@ -155,7 +155,8 @@ struct WorkTileInfo {
 template <class C>
 struct SlicedMap {
   static constexpr int kUnroundedPStride =
-      132;  // floats of a row: threads that write 8 keys of 4 rows meet no bank twice
+      // in floats: threads that write 8 keys of 4 rows have no bank conflict
+      132;
   static constexpr int kUnroundedPBytes = kSlicedRows * kUnroundedPStride * 4;
   static constexpr int kMaximaBytes = C::kScoringWarpgroupWarps * kSlicedRows * 4;
   static constexpr int kSoftmaxOffsetBytes = kSlicedRows * 4 + 16;
@@ -180,7 +181,7 @@ struct SlicedMap {
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
   __device__ ScoreStage slot(std::uint32_t slot) const { return {at(kScoreOffset, slot, ScoreStage::kBytes)}; }
-  // 8 columns of a row of Q: 16-byte chunks of a row, whose lowest three bits of the number are XORed with the row.
+  // 8 columns of a row of Q: the lowest three bits of the 16-byte chunk's number are XORed with the row.
   __device__ std::uint32_t q(int row, int chunk) const {
     return at(kQOffset, 0, 0) +
            static_cast<std::uint32_t>(row * cuda::padded_row_bytes(C::kDim) + ((chunk ^ (row & 7)) << 4));
@@ -189,7 +190,7 @@ struct SlicedMap {
     return at(kUnroundedPOffset, turn & 1U, kUnroundedPBytes) +
            static_cast<std::uint32_t>((row * kUnroundedPStride + key) * 4);
   }
-  // So many rows and keys further on.
+  // Distance of `rows` rows and `keys` keys.
   static constexpr __host__ __device__ std::uint32_t unrounded_p_offset(int rows, int keys) {
     return static_cast<std::uint32_t>((rows * kUnroundedPStride + keys) * 4);
   }
@@ -200,7 +201,7 @@ struct SlicedMap {
     return at(kSoftmaxOffsetsOffset, turn & 1U, kSoftmaxOffsetBytes) + static_cast<std::uint32_t>(row * 4);
   }
   __device__ std::uint32_t offset_flags(std::uint32_t turn) const { return softmax_offset(turn, kSlicedRows); }
-  // A softmax_offset and a sum.
+  // softmax_offset and sum of a row.
   __device__ std::uint32_t row_end(std::uint32_t turn, int row) const {
     return at(kEndOffset, turn & 1U, kEndBytes) + static_cast<std::uint32_t>(row * 8);
   }
@@ -214,17 +215,17 @@ struct SlicedMap {
   __device__ std::uint32_t barrier(int number) const {
     return k_full(0) + static_cast<std::uint32_t>(number * kBarrierBytes);
   }
-  // Of a stage: it has arrived; who reads it is done with it.
+  // Barriers of K and V stages: full (loaded) and empty (released by every reader).
   __device__ std::uint32_t k_full(std::uint32_t stage) const { return at(kBarrierOffset, stage, kBarrierBytes); }
   __device__ std::uint32_t k_empty(std::uint32_t stage) const { return k_full(C::kKStages + stage); }
   __device__ std::uint32_t v_full(std::uint32_t stage) const { return k_full(2 * C::kKStages + stage); }
   __device__ std::uint32_t v_empty(std::uint32_t stage) const { return v_full(C::kVStages + stage); }
-  // Of a slot: its probabilities have been written here; its sums have; all CTAs are done with theirs, which the one
-  // that writes it next is told.
+  // Barriers of a score stage: score_full (the probabilities are in this CTA), sums_full (the sums are), score_empty
+  // (all CTAs have released theirs; signalled at the CTA that writes the stage next).
   __device__ std::uint32_t score_full(std::uint32_t slot) const { return v_full(2 * C::kVStages + slot); }
   __device__ std::uint32_t sums_full(std::uint32_t slot) const { return score_full(C::kScoreStages + slot); }
   __device__ std::uint32_t score_empty(std::uint32_t slot) const { return score_full(2 * C::kScoreStages + slot); }
-  // Of things in turn: they are written; they have been read.
+  // Barriers of the double buffers: full (written) and empty (read).
   __device__ std::uint32_t unrounded_p_full(std::uint32_t turn) const { return in_turn(0, turn); }
   __device__ std::uint32_t unrounded_p_empty(std::uint32_t turn) const { return in_turn(1, turn); }
   __device__ std::uint32_t info_full(std::uint32_t turn) const { return in_turn(2, turn); }
@@ -242,7 +243,7 @@ struct SlicedMap {
   }
 };
 
-// `kReleases`: what this thread has written to shared memory before is seen by those that have waited.
+// `kReleases`: this thread's earlier writes to shared memory are visible to threads that have waited.
 template <class C, bool kReleases>
 __device__ __forceinline__ void arrive_in_cluster() {
   if constexpr (C::kSlices > 1) {
@@ -258,7 +259,7 @@ __device__ __forceinline__ void wait_for_cluster() {
   }
 }
 
-// The work_tiles of a CTA's cluster: first, first + step, …
+// Work tiles of a CTA's cluster: first, first + step, …
 struct SlicedWork {
   int first, step;
 };
@@ -267,23 +268,23 @@ __device__ __forceinline__ SlicedWork work_info_of() {
   return {static_cast<int>(blockIdx.x) / C::kSlices, static_cast<int>(gridDim.x) / C::kSlices};
 }
 
-// By a warp: bytes of this CTA's shared memory go to the same coord of the cluster's other CTAs, and count there at a
-// barrier as one arrival.
+// A warp calls it: copies bytes of this CTA's shared memory to the same offset in the other CTAs of the cluster, and
+// arrives once at each one's barrier.
 template <class C>
 __device__ __forceinline__ void send_to_others(std::uint32_t rank, std::uint32_t from, int bytes,
                                                std::uint32_t barrier) {
   const auto to = static_cast<std::uint32_t>(thread_of_cta() % 32);
   if (to < C::kSlices && to != rank) dsmem_copy(in_cta(from, to), from, bytes, in_cta(barrier, to));
 }
-// The arrival alone.
+// Only the arrival.
 template <class C>
 __device__ __forceinline__ void arrive_at_others(std::uint32_t rank, std::uint32_t barrier) {
   const auto to = static_cast<std::uint32_t>(thread_of_cta() % 32);
   if (to < C::kSlices && to != rank) barrier_arrive_at(in_cta(barrier, to));
 }
 
-// For `readers` warps that have read the slot of tile `number`, by the thread that `says` so: the CTA that has written
-// it is told.
+// Releases the score stage of tile `number` for `readers` warps, by the thread where `says` is true. Arrives at the CTA
+// that has written it.
 template <class C>
 __device__ __forceinline__ void release_slot(bool says, const SlicedMap<C>& map, std::uint32_t number, int readers) {
   const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
@@ -293,7 +294,7 @@ __device__ __forceinline__ void release_slot(bool says, const SlicedMap<C>& map,
     barrier_arrive_if(says, barrier, readers);
   }
 }
-// By one thread of a warp that has read it.
+// The same by one thread of a warp that has read the stage.
 template <class C>
 __device__ __forceinline__ void release_slot(const SlicedMap<C>& map, std::uint32_t number) {
   const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);

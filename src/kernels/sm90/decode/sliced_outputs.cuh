@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sliced kernel that hold outputs, each some columns of its CTA's slice. They take the tiles in order,
-// whoever has scored them.
+// The output warps of the sliced kernel, each with some columns of its CTA's slice. They add P V of the tiles in order,
+// whichever CTA has scored them.
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
@@ -11,16 +11,15 @@
 
 namespace ringattn::sm90 {
 
-// How many blocks of 8 columns a warp with outputs has.
+// Blocks of 8 columns of an output warp.
 template <class C>
 inline constexpr int kOutBlocks = C::kSliceColumns / 8 / C::kOutWarps;
 
-// Tiles of V of elements, as the copy engine brings them: this warp's columns of its CTA's slice, one block behind the
-// other.
+// V tiles of 16-bit elements in TMA's layout: this warp's columns of its CTA's slice, in consecutive blocks.
 template <class C>
 class TileValues {
  public:
-  // Of the products of 16 keys.
+  // B fragments of 16 keys.
   struct Fragment {
     std::uint32_t v[kOutBlocks<C>][2];
   };
@@ -34,20 +33,20 @@ class TileValues {
     }
   }
 
-  // Whether the next tile is here, without waiting.
+  // Whether the next tile has landed, without waiting.
   __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
-  // Until it is. `keys`: that it has, from its first one on.
+  // Waits for the next tile, which has `keys` keys.
   __device__ __forceinline__ void await(int keys) const {
     barrier_wait(map_.v_full(stage_.index), stage_.parity);
     if (keys < C::kKeyTile) clear_value_tail<C, kBlocks>(map_.v(stage_.index), warp_ * kBlocks, keys, lane_);
   }
-  // Then it is the one that is fetched from; unless there is none, and the last one stays so.
+  // Makes it the tile that is read from. Without a next tile, the current one stays.
   __device__ __forceinline__ void take(bool is_next) {
     if (!is_next) return;
     tile_ = map_.v(stage_.index);
     stage_.advance();
   }
-  // All that differs from step to step is a constant of the instructions: nothing is worked out between products.
+  // Only constants of the instructions differ from step to step, so no address is computed between mma.
   __device__ __forceinline__ void fetch(Fragment& to, int step) const {
     const auto rows = static_cast<std::uint32_t>(step * 16 * C::kVRowBytes);
 #pragma unroll
@@ -63,14 +62,14 @@ class TileValues {
       cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], tile_ + v_at_[kLoads - 1] + rows);
     }
   }
-  // Which barrier a warp tells when nothing of the tile taken before the last one is fetched any more.
+  // The barrier at which a warp arrives when it has finished reading the tile before the current one.
   __device__ __forceinline__ std::uint32_t next_released() {
     const std::uint32_t barrier = map_.v_empty(released_.index);
     released_.advance();
     return barrier;
   }
 
-  // Calls with(column, x, y) for neighbouring outputs of this thread in a row, of `half`; columns are of the slice.
+  // Calls with(column, x, y) for this thread's adjacent outputs in the row of `half`. Columns count within the slice.
   template <class Outputs, class With>
   __device__ __forceinline__ void for_columns(Outputs& o, int half, const With& with) const {
 #pragma unroll
@@ -81,14 +80,14 @@ class TileValues {
 
  private:
   static constexpr int kBlocks = kOutBlocks<C>;
-  static constexpr int kLoads = (kBlocks + 1) / 2;  // for the products of 16 keys
+  static constexpr int kLoads = (kBlocks + 1) / 2;  // for the mma of 16 keys
 
   const SlicedMap<C>& map_;
   const int warp_;
   const int lane_;
-  PipelineState<C::kVStages> stage_, released_;  // the next one to await, and to give back
+  PipelineState<C::kVStages> stage_, released_;  // the next tile to wait for, and the next to release
   std::uint32_t tile_ = 0;
-  std::uint32_t v_at_[kLoads];  // where this lane's share begins
+  std::uint32_t v_at_[kLoads];  // offset of this lane's share
 };
 
 template <class C>
@@ -104,10 +103,10 @@ class SlicedOutputs {
     p_at_ = ScoreStage::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreStage::chunk(lane_ % 8, lane_ / 16);
   }
 
-  // Whether this warp is the one that says so when a work_tile has failed.
+  // Whether this thread reports a failed work tile.
   __device__ bool is_leader() const { return warp_ == 0 && lane_ == 0; }
 
-  // Returns whether the work_tile has to be folded tile by tile.
+  // Returns whether the work tile has failed and must be recomputed tile by tile.
   __device__ __forceinline__ bool take(const WorkTileInfo& info) {
     const DecodeWorkTile work_tile = info.work_tile(p_);
     rows_count_ = info.get(WorkTileInfo::kRows);
@@ -157,25 +156,25 @@ class SlicedOutputs {
   static constexpr int kSteps = C::kKeyTile / 16;
   static_assert(kSteps >= 4);
 
-  // What the products of 16 keys need.
+  // Fragments of the mma of 16 keys.
   struct Fragments {
     std::uint32_t p[4];
     typename TileValues<C>::Fragment v;
   };
 
-  // Whether the next tile and its probabilities are here, without waiting.
+  // Whether the next tile and its probabilities are ready, without waiting.
   __device__ __forceinline__ bool next_is_here() const {
     const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
     return values_.here() && scored;
   }
-  // Until they are, unless `here`. `keys`: that the tile has, from its first one on.
+  // Waits for them, unless `here`. The tile has `keys` keys.
   __device__ __forceinline__ void await_next(bool here, int keys) const {
     if (here && keys >= C::kKeyTile) return;
     barrier_wait(map_.score_full(score_state_.index), score_state_.parity);
     values_.await(keys);
   }
 
-  // Where this lane's share of the probabilities of a slot begins.
+  // Address of this lane's share of a score stage's probabilities.
   __device__ __forceinline__ std::uint32_t probabilities(const PipelineState<C::kScoreStages>& slot) const {
     return map_.slot(slot.index).address + p_at_;
   }
@@ -185,7 +184,7 @@ class SlicedOutputs {
     values_.fetch(to.v, step);
   }
 
-  // P V of tiles [tile, stop) of a work_tile. Of the first one two steps have been fetched.
+  // Adds P V of tiles [tile, stop) of a work tile. The first two k16 steps of the first one have been loaded.
   __device__ __forceinline__ void add_tiles(const DecodeWorkTile& work_tile, int tile, int stop) {
 #pragma unroll 1
     for (; tile < stop; ++tile) {
@@ -202,13 +201,14 @@ class SlicedOutputs {
     }
   }
 
-  // P V of a tile, whose first two steps have been fetched; the next tile's are fetched on the path, so that the chain
-  // of products goes on without a wait. Whether it is here is asked well before that. `keys`: that it has.
+  // Adds P V of a tile whose first two k16 steps have been loaded. The next tile's are loaded meanwhile, so that the
+  // mma chain never waits. Its barriers are tested well before that. It has `keys` keys.
   __device__ __forceinline__ void add_outputs(bool is_next, int keys) {
     const std::uint32_t p = probabilities(score_state_);
     score_state_.advance();
     Fragments ring[3];
-    const std::uint32_t next_p = is_next ? probabilities(score_state_) : p;  // what is fetched of no tile doesn't count
+    // without a next tile the loaded fragments are not used
+    const std::uint32_t next_p = is_next ? probabilities(score_state_) : p;
     bool here = false;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -216,7 +216,7 @@ class SlicedOutputs {
       if (step == kSteps / 2 - 1) here = next_is_here() || !is_next;
       if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], p, step + 2);
       multiply(now);
-      if (step + 3 == kSteps) {  // of this tile everything has been fetched
+      if (step + 3 == kSteps) {  // all of this tile has been loaded
         await_next(here, keys);
         values_.take(is_next);
       }
@@ -242,7 +242,7 @@ class SlicedOutputs {
     }
     __syncwarp();
   }
-  // The rows that end in front of `tile`, of which the sums' warp tells.
+  // Stores the rows that end before `tile`, with offsets and sums from the sum adder.
   __device__ __forceinline__ void store_rows(const DecodeWorkTile& work_tile, int tile) {
     const PipelineStateAt<2> turn(ends_++);
     barrier_wait(map_.ends_full(turn.index), turn.parity);
@@ -287,7 +287,7 @@ class SlicedOutputs {
     values_.for_columns(o_, half, [&](int column, float x, float y) { finished.write(first + column, x, y); });
     if (first == 0 && is_leader) finished.write_lse();
   }
-  // What rows have in their states, instead of nothing.
+  // Starts from the acc in the rows' states instead of zero.
   __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile) {
     await_states();
     const int first = static_cast<int>(rank_) * C::kSliceColumns;
@@ -317,13 +317,13 @@ class SlicedOutputs {
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;
-  std::uint32_t tiles_ = 0;                     // so far, of all work_tiles
-  PipelineState<C::kScoreStages> score_state_;  // of the next one
-  std::uint32_t p_at_;                          // where this lane's share begins
-  std::uint32_t ends_ = 0;                      // of which the sums' warp has told
+  std::uint32_t tiles_ = 0;                     // of all work tiles so far
+  PipelineState<C::kScoreStages> score_state_;  // of the next tile
+  std::uint32_t p_at_;                          // offset of this lane's share
+  std::uint32_t ends_ = 0;                      // row ends received from the sum adder
   int flags_ = 0;
   int rows_count_ = 0;
-  int begin_[2], end_[2];  // tiles of the work_tile that this thread's rows fold
+  int begin_[2], end_[2];  // the tiles of this thread's rows in the work tile
   Fragments head_[2];
   float o_[kBlocks][4];
   TileValues<C> values_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of the sliced kernel that add probabilities up: one makes the sums of single tiles, as soon as they are
-// scored, and one adds them up over a work_tile's tiles, in order. So no CTA waits for another one to make its sums.
+// The sum warps of the sliced kernel: the sum reducer makes the row sums of single tiles as soon as they are scored,
+// and the sum adder adds them over a work tile's tiles, in order. So no CTA waits for another one's reduction.
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
@@ -11,8 +11,8 @@
 
 namespace ringattn::sm90 {
 
-// The next tile of a work_tile behind `tile` in front of which rows end, or begin; or one behind them all. Every lane
-// asks, for the rows lane / 4 and 8 behind.
+// The next tile after `tile` before which rows end or begin; kNoKey if there is none. All lanes call it, for the rows
+// lane / 4 and lane / 4 + 8.
 __device__ __forceinline__ int next_state(const int (&begin)[2], const int (&end)[2], int tile) {
   int next = kNoKey;
 #pragma unroll
@@ -24,14 +24,14 @@ __device__ __forceinline__ int next_state(const int (&begin)[2], const int (&end
   return __reduce_min_sync(0xffffffffU, next);
 }
 
-// Whether rows of a work_tile end in front of `tile`. Every lane asks.
+// Whether rows of a work tile end before `tile`. All lanes call it.
 __device__ __forceinline__ bool rows_end(const int (&begin)[2], const int (&end)[2], int tile) {
   const bool mine = (end[0] == tile && begin[0] < tile) || (end[1] == tile && begin[1] < tile);
   return __any_sync(0xffffffffU, mine);
 }
 
-// The warp that makes the sums of the tiles that its CTA scores, each in the order of the fold's thread that has these
-// columns, and hands them to all CTAs.
+// Makes the sums of the tiles that its CTA scores, in the order of additions of prefill's thread with the same columns,
+// and sends them to all CTAs.
 template <class C>
 class SumReducer {
  public:
@@ -43,7 +43,7 @@ class SumReducer {
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(info.get(WorkTileInfo::kEnd) - info.get(WorkTileInfo::kBegin));
     if (begin == tiles_) return;
-    // The tile that softmax_offsets are taken of comes first, as for the warps that score.
+    // The softmax_offset tile comes first, as in the scoring warps.
     const std::uint32_t softmax_offset =
         begin + static_cast<std::uint32_t>(info.get(WorkTileInfo::kOffsetTile) - info.get(WorkTileInfo::kBegin));
     if ((softmax_offset & (C::kSlices - 1U)) == rank_) make(softmax_offset, rows);
@@ -89,11 +89,11 @@ class SumReducer {
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
-  std::uint32_t made_ = 0;   // of which this CTA's
+  std::uint32_t tiles_ = 0;  // of all work tiles so far
+  std::uint32_t made_ = 0;   // those of this CTA
 };
 
-// The warp that adds the sums of all tiles to l, in order. Lane 4r + t has share t of rows r and r + 8.
+// Adds the sums of all tiles to l, in order. Lane 4r + t has share t of rows r and r + 8.
 template <class C>
 class SumAdder {
  public:
@@ -138,7 +138,7 @@ class SumAdder {
   }
 
  private:
-  // The shares that the rows have in their states.
+  // Starts from the shares in the rows' states.
   __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile, int rows) {
     await_states();
 #pragma unroll
@@ -148,7 +148,7 @@ class SumAdder {
     }
     __syncwarp();
   }
-  // What the rows have so far, to those that hold outputs.
+  // Posts the rows' offsets and sums to the output warps.
   __device__ __forceinline__ void arrive(std::uint32_t work_tile) {
     const PipelineStateAt<2> turn(told_++);
     const float sums[2] = {sum_of_quad(l_[0]), sum_of_quad(l_[1])};
@@ -167,8 +167,8 @@ class SumAdder {
   const DecodeParams& p_;
   const SlicedMap<C>& map_;
   const int lane_;
-  std::uint32_t work_tiles_ = 0;  // so far, but for those without tiles
-  std::uint32_t tiles_ = 0;       // of all of them
+  std::uint32_t work_tiles_ = 0;  // with tiles, so far
+  std::uint32_t tiles_ = 0;       // of all work tiles so far
   std::uint32_t told_ = 0;
   int flags_ = 0;
   int begin_[2], end_[2];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The query rows of a work_tile: where they stand, which keys they see and which tiles they fold.
+// The query rows of a work tile: their coordinates, visible keys and tiles.
 #pragma once
 
 #include "kernels/sm90/decode/work_tiles.cuh"
@@ -10,16 +10,16 @@ namespace ringattn::sm90 {
 // Farther than any key, in either direction.
 inline constexpr int kNoKey = 1 << 30;
 
-// How many rows a work_tile has.
+// How many rows a work tile has.
 __device__ __forceinline__ int rows_of(const DecodeParams& p, const DecodeWorkTile& work_tile) {
   const int left = p.rows * p.ratio - work_tile.block * p.block_rows;
   return left < p.block_rows ? left : p.block_rows;
 }
 
-// Where tile_row `tile_row` of a work_tile lies in q and out.
+// Coordinate in q and out of row `tile_row` of a work tile.
 struct DecodeCoord {
   int row, query_head;
-  int of_sequence;  // which row of its sequence
+  int of_sequence;  // query token of its sequence
 };
 __device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile_row) {
   const int number = work_tile.block * p.block_rows + tile_row;
@@ -27,8 +27,8 @@ __device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const Dec
   return {work_tile.sequence * p.rows + i, work_tile.kv_head * p.ratio + (number - i * p.ratio), i};
 }
 
-// The keys that a row sees, [low, high), and the tiles that it folds of the work_tile's, [begin, end). Where it folds
-// none, both are the work_tile's end.
+// The keys that a row sees, [low, high), and its tiles within the work tile, [begin, end). If it has none, both are the
+// work tile's end.
 struct RowRange {
   int low, high;
   int begin, end;
@@ -48,7 +48,7 @@ __device__ __forceinline__ RowRange range_of(const DecodeParams& p, const Decode
           none || tiles.end > work_tile.end ? work_tile.end : tiles.end};
 }
 
-// The splits that a row folds of those that the cache holds, [begin, end).
+// The KV splits, of those that the cache holds, to which a row attends: [begin, end).
 struct RowKvSplits {
   int begin, end;
 };
@@ -61,7 +61,7 @@ __device__ __forceinline__ RowKvSplits splits_of(const DecodeParams& p, const De
   return {C::KvSplits::of_tile(p, tiles.begin), C::KvSplits::of_tile(p, tiles.end - 1) + 1};
 }
 
-// The keys that all of a work_tile's rows see.
+// The keys that all rows of a work tile see.
 __device__ __forceinline__ BasicKeyRange<int> common_keys(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                           int rows) {
   const int last = coord_of(p, work_tile, rows - 1).of_sequence;
@@ -71,15 +71,15 @@ __device__ __forceinline__ BasicKeyRange<int> common_keys(const DecodeParams& p,
   return keys.empty() ? BasicKeyRange<int>{kNoKey, 0} : keys;
 }
 
-// A thread's share of rows of the attending warpgroup: two, `half` 0 and 1.
+// The two rows of which a thread of the consumer warpgroup has a share: `half` 0 and 1.
 struct ThreadRows {
   DecodeCoord coord[2];
-  bool present[2];  // else the tile_row is empty, and counts as the last row again
+  bool present[2];  // else there is no such row, and the fields repeat the last row
   int low[2], high[2];
   int begin[2], end[2];
 };
 
-// `first`: the thread's tile_row of half 0; the other one is 8 behind.
+// `first`: the thread's tile row of half 0. The other one is 8 rows below it.
 template <class C>
 __device__ __forceinline__ ThreadRows thread_rows_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                      int first) {
@@ -99,14 +99,14 @@ __device__ __forceinline__ ThreadRows thread_rows_of(const DecodeParams& p, cons
   return slots;
 }
 
-// What the tile step, done again (recompute_tile.cuh), asks: the columns of a tile that a row sees.
+// For recompute_tile.cuh: the columns of a tile that a row sees.
 template <class C>
 __device__ __forceinline__ Columns visible_columns(const ThreadRows& slots, int half, int number) {
   const int key = number * C::kKeyTile + thread_of_cta() % 4 * 2;
   return {slots.low[half] - key, slots.high[half] - key};
 }
 
-// Tiles [first, last) of a work_tile in which each of its rows sees every key, and which no row begins or ends with.
+// Plain tiles [first, last) of a work tile: each row sees every key, and no row begins or ends there.
 template <class C>
 __device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p, const DecodeWorkTile& work_tile) {
   const int rows = rows_of(p, work_tile);
@@ -117,8 +117,8 @@ __device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p
   return {begin > last ? begin : last + 1, common.end / C::kKeyTile};
 }
 
-// Four lanes that follow each other have four words each. Afterwards lane i of them has the i-th words of all four. So
-// a row's blocks of 8 columns, of which each lane has two columns, become one block a lane, and the other path round.
+// Transposes a 4 × 4 matrix of words over a quad of lanes: lane i gets word i of each of the four. So a row's blocks of
+// 8 columns, of which each lane has two columns, become one block for each lane, and vice versa.
 __device__ __forceinline__ uint4 turn_in_quad(uint4 x, int lane) {
   const auto swap = [](std::uint32_t& low, std::uint32_t& high, bool odd, int with) {
     const std::uint32_t got = __shfl_xor_sync(0xffffffffU, odd ? low : high, with);
@@ -131,8 +131,8 @@ __device__ __forceinline__ uint4 turn_in_quad(uint4 x, int lane) {
   return x;
 }
 
-// Eight elements of a row of q; `aligned`: to 16 bytes. Not from the multiprocessor's own cache: where a launch begins
-// before the one in front of it has ended (pdl.cuh), what lies there might be old.
+// Eight elements of a row of q. `aligned`: to 16 bytes. The load bypasses L1, which may hold old data if this launch
+// starts before the previous one has ended (PDL, pdl.cuh).
 __device__ __forceinline__ uint4 load_elements(const std::uint16_t* from, bool aligned) {
   if (aligned) return __ldcg(reinterpret_cast<const uint4*>(from));
   const auto pair = [from](int w) {

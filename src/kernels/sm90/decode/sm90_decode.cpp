@@ -32,11 +32,11 @@ const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
   return cuda::launcher_of("sm90_attention", kCompiled, spec.attention, configured);
 }
 
-// Of an open group behind whole ones, as many tiles as make work_tiles of it worth multiprocessors of their own: fewer
-// are folded behind those of whole splits.
+// Minimum tiles of a partial split after whole ones for which its work tiles get CTAs of their own. With fewer they are
+// computed after those of whole splits.
 constexpr int kMinPartialSplitTiles = 8;
 
-// What a step's work_tiles leave for each other, as it lies in scratch memory.
+// Scratch memory: what the work tiles of a step exchange, as byte offsets.
 struct ScratchLayout {
   std::int64_t splits;  // of a sequence, at most
   std::size_t outputs, stats, arrived, failed, partials, states, bytes;
@@ -55,7 +55,8 @@ class Sm90Decode final : public DecodeKernel {
   int key_tile() const override { return config_.key_tile; }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
-  bool shares_prefixes() const override { return compressed_ == nullptr; }  // over codes each sequence reads its own
+  // over a quantized cache each sequence reads its own keys
+  bool shares_prefixes() const override { return compressed_ == nullptr; }
 
   void check(const DecodeLimits& limits, int shares) const override {
     check_limits("sm90_attention", limits, shares);
@@ -130,9 +131,10 @@ class Sm90Decode final : public DecodeKernel {
                      {{&partials, 1}, p.partial_splits, step.rows, step.lengths, step.output}, stream);
   }
 
-  // Enqueues the groups of shared prefixes. From here on the step leaves partials: its own, where it has none to give.
-  // Returns how many multiprocessors that keeps busy while the rest of the step runs, which gets the others; 0 where
-  // prefixes may need most of them, or all of the rest goes on from states of theirs, and so better waits.
+  // Enqueues the splits of shared prefixes. From here on the step stores partials, into scratch if the caller wants
+  // none. Returns how many multiprocessors stay busy with prefixes while the rest of the step runs on the others.
+  // Returns 0 if prefixes may need most of them, or if all of the rest continues from prefix states and so had better
+  // wait.
   int enqueue_prefixes(const DecodeStep& step, DecodeParams& p, Stream stream) const {
     p.prefix_of = step.prefixes.of_sequence;
     p.prefix_keys = step.prefixes.keys;
@@ -143,7 +145,8 @@ class Sm90Decode final : public DecodeKernel {
       p.partials = reinterpret_cast<float*>(scratch_.data() + layout_.partials);
       p.partial_splits = layout_.splits;
     }
-    // At most: each prefix's last block may be filled in part, and a prefix as long as its sequences.
+    // An upper bound: the last row block of each prefix may be partly filled, and a prefix may be as long as its
+    // sequences.
     const std::int64_t blocks =
         (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
     const std::int64_t splits =
@@ -161,7 +164,7 @@ class Sm90Decode final : public DecodeKernel {
     }
     return whole_keys() > 0 && ctas <= multiprocessors_ / 2 ? ctas : 0;
   }
-  // Keys of the longest sequence's whole splits, and whether prefixes may have an open one that counts.
+  // Keys of the longest sequence's whole splits, and whether prefixes may have a partial split that is worth CTAs.
   std::int64_t whole_keys() const {
     const std::int64_t group = std::int64_t{kTilesPerKvSplit} * key_tile();
     return limits_.keys / group * group;
@@ -169,34 +172,34 @@ class Sm90Decode final : public DecodeKernel {
   bool may_be_open() const {
     return whole_keys() == 0 || limits_.keys - whole_keys() >= kMinPartialSplitTiles * key_tile();
   }
-  // How many of `most` CTAs, or clusters, a launch of so many work_tiles has beside one that keeps `busy` of them; and
-  // where its work_tiles may wait for that one, as many more as come then.
+  // How many of `most` CTAs or clusters a launch of `work_tiles` gets beside one that keeps `busy` of them. If its work
+  // tiles may wait for that launch, the CTAs that become free then are added, as p.late.
   int beside(int most, int busy, std::int64_t work_tiles, DecodeParams& p) const {
     const auto at_once = static_cast<int>(std::clamp<std::int64_t>(most - busy, 1, work_tiles));
     if (busy == 0 || !may_be_open()) return at_once;
     p.late = static_cast<int>(std::min<std::int64_t>(most, work_tiles)) - at_once;
     return at_once + p.late;
   }
-  // A pair folds a work_tile in less time, but takes two multiprocessors: where all work_tiles are folded at a time all
-  // the same (bench/notes/block-sparse-and-prefixes.md has the times).
+  // A CTA pair computes a work tile in less time but takes two multiprocessors, so pairs are used if all work tiles run
+  // at once anyway (bench/notes/block-sparse-and-prefixes.md has the times).
   bool cta_pairs_compute_prefixes(std::int64_t work_tiles) const {
     if (prefix_cta_pairs_ == 0) return false;
     return limits_.slices > 0 ? limits_.slices > 1 : work_tiles <= prefix_cta_pairs_;
   }
 
-  // Of a block of products: as few as the sliced kernel has, where that is enough.
+  // Rows of a row block: those of the sliced kernel if they suffice.
   int block_rows(int rows) const {
     return rows * (spec_.attention.heads / spec_.attention.kv_heads) <= kSlicedRows ? kSlicedRows : kQueryTile;
   }
-  // Of a sequence and KV head.
+  // Row blocks of a sequence and KV head.
   std::int64_t blocks(int rows) const {
     return (std::int64_t{rows} * (spec_.attention.heads / spec_.attention.kv_heads) + block_rows(rows) - 1) /
            block_rows(rows);
   }
 
   int clusters_of(int slices) const { return clusters_[std::countr_zero(static_cast<unsigned>(slices))]; }
-  // CTAs of a cluster. Four where that leaves no work_tile waiting for another, else as few as there are kernels for
-  // (bench/notes/decoding.md has the times of each).
+  // CTAs of a cluster: four if all work tiles are resident at once, else the fewest that kernels are compiled for
+  // (bench/notes/decoding.md has the times).
   int slices_for(std::int64_t work_tiles) const {
     if (compressed_ != nullptr) return slices_of_quantized(work_tiles);
     const int least = clusters_of(2) > 0 ? 2 : 1;
@@ -205,8 +208,8 @@ class Sm90Decode final : public DecodeKernel {
                                                                                                         : least;
   }
 
-  // The same over codes: what takes the least time in all, where clusters take work_tiles in turns. A work_tile takes
-  // about so much of the time that one CTA takes (bench/notes/quantized-kv.md).
+  // The same for quantized caches: the least total time, where clusters take work tiles in waves. kWorkTileTime is the
+  // time of a work tile relative to one CTA (bench/notes/quantized-kv.md).
   int slices_of_quantized(std::int64_t work_tiles) const {
     constexpr double kWorkTileTime[] = {1.0, 0.7, 0.5};
     int best = 1;
@@ -232,7 +235,7 @@ class Sm90Decode final : public DecodeKernel {
     const auto blocks_in_all =
         static_cast<std::size_t>(limits.sequences * spec_.attention.kv_heads * blocks(limits.rows));
     const std::size_t work_tiles = blocks_in_all * static_cast<std::size_t>(layout.splits);
-    // One group is a row's whole result, and leaves nothing.
+    // A row with one split is finished by its work tile and stores nothing.
     const std::size_t rows = layout.splits > 1 ? work_tiles * static_cast<std::size_t>(block_rows(limits.rows)) : 0;
     const auto allocate = [&layout](std::size_t bytes) {
       const std::size_t offset = layout.bytes;
@@ -262,18 +265,18 @@ class Sm90Decode final : public DecodeKernel {
     p.slices = p.block_rows == kSlicedRows ? slices_for(max_work_tiles(step, p)) : 1;
   }
 
-  // That a step has, as far as the host knows.
+  // Upper bound of a step's work tiles, as far as the host knows.
   std::int64_t max_work_tiles(const DecodeStep& step, const DecodeParams& p) const {
     std::int64_t splits = layout_.splits;
     if (spec_.attention.block_mask.any()) {
-      // Beside those that are listed, rows stand in two blocks at most.
+      // Besides the selected blocks, the query rows lie in at most two.
       splits = std::min(splits,
                         ((step.block_mask.stride + 2) * p.mask_block_tiles + kTilesPerKvSplit - 1) / kTilesPerKvSplit);
     }
     return std::int64_t{p.sequences} * p.mask_kv_heads * p.blocks * splits;
   }
 
-  // Of up to so many work_tiles.
+  // `work_tiles` is an upper bound.
   void enqueue_compressed(const DecodeStep& step, const DecodeParams& shape, int work_tiles, Stream stream) const {
     DecodeStep paged = step;
     paged.k.page_size = step.quantized_k.page_size;
@@ -292,7 +295,7 @@ class Sm90Decode final : public DecodeKernel {
     const AttentionSpec& spec = spec_.attention;
     const MappedPages k = mapped_pages("sm90_attention", step.k);
     set_pages(step, config_.key_tile, config_.key_tile, p);
-    // A box of several panels fills them one behind the other, so it must be a whole tile.
+    // A box of several panels fills them one after the other, so it must be a whole tile.
     const auto box_columns = [&](int dim) { return p.boxes == 1 ? AttentionConfig::box_columns(dim) : kPanelColumns; };
     p.k_box_columns = box_columns(spec.head_dim);
     p.k = map_pages(k, spec.dtype, p.box_rows, p.k_box_columns);
@@ -315,12 +318,12 @@ class Sm90Decode final : public DecodeKernel {
   int device_;
   AttentionConfig config_;
   const DecodeLauncher& launcher_;
-  const CompressedLauncher* const compressed_;  // null: caches are plain
+  const CompressedLauncher* const compressed_;  // null: the cache is not quantized
   DecodeLimits limits_;
   ScratchLayout layout_{};
   int multiprocessors_ = 0;
-  int clusters_[4] = {};      // by log₂ of their CTAs, how many the device holds at a time
-  int prefix_cta_pairs_ = 0;  // the same of pairs that fold prefixes
+  int clusters_[4] = {};      // resident clusters, by log2 of their CTAs
+  int prefix_cta_pairs_ = 0;  // resident CTA pairs of the prefix kernel
   Buffer scratch_;
 };
 

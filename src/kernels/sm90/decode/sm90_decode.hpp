@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the kernel row `sm90_attention` decodes.
+// How the kernel `sm90_attention` decodes. registry.cpp calls it.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,8 @@
 
 namespace ringattn::sm90 {
 
-// `backend` is a CudaBackend and outlives the kernel; attention_missing() (fold/config.hpp) says which specs it can do.
+// `backend` is a CudaBackend and must outlive the kernel. attention_missing() (config.hpp of prefill) says which specs
+// are supported.
 std::unique_ptr<DecodeKernel> make_decode(const DecodeSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm90

@@ -16,7 +16,7 @@ namespace ringattn::sm90 {
 
 namespace {
 
-// What a step and a merge have in common: `rows` of each sequence, `all` rows.
+// Sets the fields that a step and a merge share: `rows` query tokens of each sequence, `all` query tokens in total.
 void set_shape(const AttentionSpec& spec, const AttentionOutput& output, int rows, std::int64_t all, DecodeParams& p) {
   p.attention.mask = spec.mask;
   p.attention.rows = all;
@@ -88,7 +88,7 @@ void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams&
     p.pages = step.block_table.pages;
     p.table_stride = step.block_table.stride;
     p.page_log = std::countr_zero(static_cast<std::uint64_t>(step.k.page_size));
-    // No box lies in two pages: what divides both is a power of two, as the pages are.
+    // A box lies in one page. gcd() of the two is a power of two, as page sizes are.
     p.box_rows = static_cast<std::int32_t>(std::gcd(std::int64_t{box_rows}, step.k.page_size));
   }
   p.boxes = key_tile / p.box_rows;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What decoding on Hopper has in common on the host, whichever kernel: from a step to a launch's parameters.
+// Host code shared by the Hopper decode kernels: from a DecodeStep to kernel parameters.
 #pragma once
 
 #include <string_view>
@@ -11,17 +11,17 @@
 
 namespace ringattn::sm90 {
 
-// Throws kUnsupported where steps would be larger than `kernel` can do.
+// Throws kUnsupported if a step may exceed the limits of `kernel`.
 void check_limits(std::string_view kernel, const DecodeLimits& limits, int shares);
 
-// All of a step but its cache, cut into work_tiles of up to block_rows query rows.
+// Sets everything of a step except its cache, cut into work tiles of up to block_rows query rows.
 void set_step(const AttentionSpec& spec, const DecodeStep& step, int block_rows, DecodeParams& params);
-// Where the cache's pages are, and the boxes that tiles of key_tile keys are fetched in, of up to box_rows each.
+// Sets the block table, and the boxes, of up to box_rows rows, in which tiles of key_tile keys are loaded.
 void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams& params);
-// Throws kUnsupported where the copy engine can't read the cache.
+// Throws kUnsupported if TMA can't read the cache.
 MappedPages mapped_pages(std::string_view kernel, const CacheView& view);
 
-// DecodeKernel::merge(), checked already, on the current device. `whole`: MergeParams::whole.
+// DecodeKernel::merge() on the current device, after its checks. `whole`: MergeParams::whole.
 void merge_partitions(std::string_view kernel, const AttentionSpec& spec, std::int64_t kv_split_keys,
                       const DecodeMerge& merge, Stream stream, const std::int32_t* whole = nullptr);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of a plain cache as rows of products (column_outputs.cuh).
+// V of a 16-bit cache as the A operand of ColumnOutputs (column_outputs.cuh).
 #pragma once
 
 #include "kernels/cuda/device/attention_state.cuh"
@@ -7,22 +7,23 @@
 
 namespace ringattn::sm90 {
 
-// Tiles of V of elements, as the copy engine brings them, for a warp with outputs: some of its CTA's columns, 16 of
-// which are a block of rows of its products.
+// V tiles of 16-bit elements in TMA's layout, for a warp with outputs: it has some of its CTA's columns, in blocks of
+// 16, the M of its mma.
 template <class C>
 class TileColumns {
  private:
   static constexpr int kColumnBlocks = C::kSliceColumns / 16;
 
  public:
-  static constexpr int kSharing = kColumnBlocks < C::kOutWarps ? 2 : 1;  // warps of the same columns: of 8 rows each
+  // warps that share the same columns: 8 query rows each
+  static constexpr int kSharing = kColumnBlocks < C::kOutWarps ? 2 : 1;
   static constexpr int kColumnWarps = C::kOutWarps / kSharing;
-  static constexpr int kBlocks = kColumnBlocks / kColumnWarps;  // a warp's
-  static constexpr int kAhead = kBlocks == 1 ? 4 : 2;           // steps that are fetched in front of their products
-  static constexpr bool kScoresAhead = true;  // the next tile has been scored when a tile's products begin
+  static constexpr int kBlocks = kColumnBlocks / kColumnWarps;  // column blocks of a warp
+  static constexpr int kAhead = kBlocks == 1 ? 4 : 2;           // k16 steps that are loaded before their mma
+  static constexpr bool kScoresAhead = true;                    // the next tile has been scored when a tile's mma begin
   static_assert(kBlocks * kColumnWarps == kColumnBlocks);
 
-  // Of the products of 16 keys.
+  // A fragments of 16 keys.
   struct Fragment {
     std::uint32_t v[kBlocks][4];
   };
@@ -38,39 +39,39 @@ class TileColumns {
 
   __device__ __forceinline__ void begin(const WorkTileInfo&) {}
 
-  // Whether the next tile is here, without waiting.
+  // Whether the next tile has landed, without waiting.
   __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
-  // Until it is. `keys`: that it has, from its first one on.
+  // Waits for the next tile, which has `keys` keys.
   __device__ __forceinline__ void await(int keys) const {
     barrier_wait(map_.v_full(stage_.index), stage_.parity);
     if (keys < C::kKeyTile) clear_value_tail<C, 2 * kBlocks>(map_.v(stage_.index), first_column_ / 8, keys, lane_);
   }
-  // Then it is the one that is fetched from.
+  // Makes it the tile that is read from.
   __device__ __forceinline__ void take(int) {
     v_tile_ = map_.v(stage_.index);
     stage_.advance();
   }
-  // Past the next tile without a look at it.
+  // Skips the next tile.
   __device__ __forceinline__ void skip() {
     stage_.advance();
     released_.advance();
   }
-  // Which barrier a warp tells when nothing of the tile taken before the last one is fetched any more.
+  // The barrier at which a warp arrives when it has finished reading the tile before the current one.
   __device__ __forceinline__ std::uint32_t next_released() {
     const std::uint32_t barrier = map_.v_empty(released_.index);
     released_.advance();
     return barrier;
   }
 
-  // Calls with(path): how tiles are fetched and become elements.
+  // Calls with(path): how tiles are loaded and converted.
   template <class With>
   __device__ __forceinline__ static void choose_path(const With& with) {
     with(0);
   }
-  // Whether this is the path of the tile taken last, too; else unusual(path) is.
+  // Whether this is the path of the current tile too; else unusual(path) is.
   __device__ __forceinline__ static constexpr bool is_usual(int) { return true; }
   __device__ __forceinline__ static constexpr int unusual(int path) { return path; }
-  // All that differs from step to step is a constant of the instructions.
+  // Only constants of the instructions differ from step to step.
   __device__ __forceinline__ void fetch(int, Fragment& to, int step) const {
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
@@ -79,9 +80,9 @@ class TileColumns {
   }
   __device__ __forceinline__ static const Fragment& elements(int, const Fragment& fetched) { return fetched; }
 
-  // Whether this warp has the first of the slice's columns.
+  // Whether this warp has the first columns of the slice.
   __device__ __forceinline__ bool has_first() const { return first_column_ == 0; }
-  // Four columns of a row, of block n: those of the product's rows 2s, 2s + 1, 2s + 8 and 2s + 9, where s is lane / 8.
+  // Four columns of a row, of block n: the mma rows 2s, 2s + 1, 2s + 8 and 2s + 9, where s is lane / 8.
   __device__ __forceinline__ void leave(float* outputs, int n, const float4& columns) const {
     __stcg(reinterpret_cast<float4*>(outputs + first_column_ + 16 * n) + lane_ / 8, columns);
   }
@@ -91,7 +92,7 @@ class TileColumns {
     write(column, columns.x, columns.y);
     write(column + 8, columns.z, columns.w);
   }
-  // What a row's state has of this thread's columns of block n.
+  // This thread's columns of block n of a row's state.
   __device__ __forceinline__ float2 restored(const float* outputs, int first, int n) const {
     const int column = first + first_column_ + 16 * n + lane_ / 4;
     return {__ldcg(outputs + cuda::fragment_offset(column)), __ldcg(outputs + cuda::fragment_offset(column + 8))};
@@ -100,10 +101,10 @@ class TileColumns {
  private:
   const SlicedMap<C>& map_;
   const int lane_;
-  const int first_column_;                       // of the slice, that this warp has
-  std::uint32_t v_at_[kBlocks];                  // where this lane's share of a tile begins
-  std::uint32_t v_tile_ = 0;                     // that is fetched from
-  PipelineState<C::kVStages> stage_, released_;  // of the next tile to await, and to give back
+  const int first_column_;                       // this warp's, in the slice
+  std::uint32_t v_at_[kBlocks];                  // offset of this lane's share in a tile
+  std::uint32_t v_tile_ = 0;                     // the current tile
+  PipelineState<C::kVStages> stage_, released_;  // the next tile to wait for, and the next to release
 };
 
 }  // namespace ringattn::sm90

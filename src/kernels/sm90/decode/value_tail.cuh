@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where columns lie in a tile of V of the sliced kernel, and the rows behind a sequence's last key.
+// Layout of a V tile in the sliced kernel, and zeroing of the rows past the end of a sequence.
 #pragma once
 
 #include "kernels/sm90/decode/sliced_map.cuh"
@@ -7,13 +7,13 @@
 
 namespace ringattn::sm90 {
 
-// Where 8 columns of a row of V lie in a tile.
+// Offset in a V tile of 8 columns of a row.
 template <class C>
 __device__ __forceinline__ std::uint32_t value_chunk(int row, int chunk) {
   return tile_chunk<C::kKeyTile, C::kVRowBytes>(row, chunk);
 }
 
-// As Decoder::clear_tail(), by a warp: of the tile at `v` the rows behind `keys`, kChunks · 8 columns of them.
+// As Decoder::clear_tail(), for one warp: zeroes kChunks · 8 columns of the rows after `keys` of the tile at `v`.
 template <class C, int kChunks>
 __device__ __forceinline__ void clear_value_tail(std::uint32_t v, int first_chunk, int keys, int lane) {
 #pragma unroll 1
@@ -23,7 +23,7 @@ __device__ __forceinline__ void clear_value_tail(std::uint32_t v, int first_chun
       cuda::store_shared(v + value_chunk<C>(row, first_chunk + n), uint4{0, 0, 0, 0});
     }
   }
-  proxy_fence();  // before the copy engine writes there; lanes that copy values (lane_copies.cuh) need none
+  proxy_fence();  // orders the writes before a later TMA load; lanes that copy values (lane_copies.cuh) need none
   __syncwarp();
 }
 

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a step is cut into work_tiles. A work_tile is one split of key tiles of one sequence, for up to block_rows query
-// rows of one KV head. Lengths are known on the device alone, so every CTA counts the work_tiles of each sequence for
-// itself; work_tile n is folded by the n-th CTA, or cluster, modulo their number. Positions and tiles are numbers of 32
-// bits.
+// How a step is cut into work tiles: one KV split of one sequence, for up to block_rows query rows of one KV head.
+// Lengths are known only on the device, so every CTA counts the work tiles of all sequences. Work tile n belongs to CTA
+// (or cluster) n modulo their number. Positions and tiles are 32-bit.
 #pragma once
 
 #include "kernels/cuda/device/pdl.cuh"
@@ -14,9 +13,9 @@
 
 namespace ringattn::sm90 {
 
-// A launch that folds what sequences have besides their shared prefixes runs beside the one of the prefixes, which is
-// in front of it and has waited for all others (prefix.cuh). So it waits at its end: with it, both are done. Whoever
-// reads a state that this one leaves waits for it before (finish.cuh).
+// The launch for what sequences have besides their shared prefixes runs concurrently with the prefix launch before it,
+// which has waited for all earlier ones (prefix.cuh). So it waits at its end: when it is complete, both are. A reader
+// of a prefix state waits before reading (finish.cuh).
 __device__ __forceinline__ void pdl_wait_before_step(const DecodeParams& p) {
   if (p.prefix_of == nullptr) cuda::pdl_wait();
 }
@@ -24,7 +23,7 @@ __device__ __forceinline__ void await_prefixes(const DecodeParams& p) {
   if (p.prefix_of != nullptr) cuda::pdl_wait();
 }
 
-// How many key tiles a split has, and the split of a tile: a constant of the kernel, or what a launch says.
+// Tiles of a KV split, and the split of a tile: a constant of the kernel, or a launch parameter.
 struct FixedKvSplits {
   static __device__ __forceinline__ int tiles(const DecodeParams&) { return kTilesPerKvSplit; }
   static __device__ __forceinline__ int of_tile(const DecodeParams&, int tile) { return tile / kTilesPerKvSplit; }
@@ -40,18 +39,18 @@ __device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p,
   return {p.left, p.right, length};
 }
 
-// Where the rows of a sequence stand, and the tiles that some of them folds. With block_mask, what is not listed is as
-// if it were not there (kernels/decode_block_mask.hpp); where the rest lies, tile_in_sequence() says.
+// Positions of a sequence's rows, and the tiles to which any of them attends. With a block mask, tiles count only
+// selected blocks (kernels/decode_block_mask.hpp); tile_in_sequence() maps them back.
 struct DecodeSequence {
   int length;
   int position;     // of row 0
-  int first, last;  // tiles [first, last), without those of a prefix that others attention; none: both are 0
-  int begin_split;  // of the cache's splits, the first that some row folds
-  int splits;       // of the cache's, as many, and so many work_tiles
-  int listed, gap;  // blocks in front of the rows' own, and how many tiles these lie further on
-  bool resumes;     // the split of the first tile goes on from the states that a prefix's tiles there have left
+  int first, last;  // tiles [first, last), without those of a prefix that the prefix launch computes; none: both are 0
+  int begin_split;  // the first of the cache's splits with any of these tiles
+  int splits;       // how many of the cache's splits have these tiles, at least 1
+  int listed, gap;  // selected blocks before the rows' own blocks, and by how many tiles the latter are displaced
+  bool resumes;     // the split of the first tile resumes from the states that the prefix launch has stored
 
-  // Whether a work_tile finishes its rows: there is no other split.
+  // Whether a work tile finishes its rows: there is no other split.
   __device__ bool single() const { return splits == 1; }
 };
 
@@ -62,14 +61,14 @@ __device__ __forceinline__ int prefix_of(const DecodeParams& p, int sequence) {
   return prefix >= 0 && prefix < p.prefixes ? prefix : -1;
 }
 
-// How many tiles of a prefix may be folded once for all: whole ones, in pages that it fills.
+// How many tiles of a prefix may be computed once for all its sequences: whole tiles, in pages that it fills.
 template <class C>
 __device__ __forceinline__ int prefix_tiles(const DecodeParams& p, int prefix) {
   const int keys = __ldcg(p.prefix_keys + prefix) >> p.page_log << p.page_log;
   return keys > 0 ? keys / C::kKeyTile : 0;
 }
 
-// Whether a prefix has tiles of an open split. Asked by all threads of a CTA.
+// Whether any prefix has tiles of a partial split. All threads of a CTA call it.
 template <class C>
 __device__ __forceinline__ bool any_partial_split(const DecodeParams& p) {
   bool open = false;
@@ -80,9 +79,9 @@ __device__ __forceinline__ bool any_partial_split(const DecodeParams& p) {
   return __syncthreads_or(open ? 1 : 0) != 0;
 }
 
-// How many of its prefix's tiles are folded for the sequence together with those of others: all of them; or those of
-// whole splits, where a row doesn't see all keys of the others, or folds no tile behind them; or none. So those who
-// pack rows need no look at single tiles. Prefixes are of kernels with FixedKvSplits.
+// How many of its prefix's tiles are computed for the sequence by the prefix launch. All of them; or only those of
+// whole splits, if a row doesn't see all keys of the others or attends to no tile after them; or none. So packing rows
+// needs no test of single tiles. Prefixes need a kernel with FixedKvSplits.
 template <class C>
 __device__ __forceinline__ int shared_tiles(const DecodeParams& p, int tiles, int length, int position) {
   const DecodeVisibility visibility = visibility_of(p, length);
@@ -96,7 +95,8 @@ __device__ __forceinline__ int shared_tiles(const DecodeParams& p, int tiles, in
   return whole * C::kKeyTile <= seen.end ? whole : 0;
 }
 
-// A tile of the keys that a mask_row leaves, among all of the sequence. `mask_row`: of all sequences' lists.
+// Maps a tile that counts the keys selected by a mask row to a tile of the sequence. `mask_row` counts over all
+// sequences.
 __device__ __forceinline__ int tile_in_sequence(const DecodeParams& p, int mask_row, int listed, int gap, int tile) {
   if (p.mask_block_indices == nullptr) return tile;
   const int block_index = p.by_mask_block_tiles.quotient(tile);
@@ -105,7 +105,7 @@ __device__ __forceinline__ int tile_in_sequence(const DecodeParams& p, int mask_
          (__ldcg(p.mask_block_indices + mask_row * p.mask_row_stride + block_index) - block_index) * p.mask_block_tiles;
 }
 
-// By the `mask_row`-th of all block_mask, and without lists of the `mask_row`-th sequence.
+// For the `mask_row`-th mask row of all sequences, or, without a mask, the `mask_row`-th sequence.
 template <class C>
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int mask_row) {
   using KvSplits = typename C::KvSplits;
@@ -131,10 +131,10 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
   of.resumes = false;
   if (const int prefix = prefix_of(p, sequence); prefix >= 0) {
     const int shared = shared_tiles<C>(p, prefix_tiles<C>(p, prefix), of.length, of.position);
-    if (shared > 0) of.first = shared;  // from 0
+    if (shared > 0) of.first = shared;  // counts from 0
     of.resumes = shared % kTilesPerKvSplit != 0;
   }
-  // Where no row folds a tile there is a work_tile of no tiles all the same, so that its rows are written.
+  // If no row attends to any tile there is still one work tile, without tiles, so that its rows are written.
   of.begin_split = KvSplits::of_tile(p, of.first);
   of.splits = none ? 1 : KvSplits::of_tile(p, of.last - 1) + 1 - of.begin_split;
   if (p.split_stride > 1 || p.partials != nullptr) {
@@ -149,21 +149,21 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
 struct DecodeWorkTile {
   DecodeSequence of;
   int sequence, kv_head, block;
-  int mask_row;      // of all sequences' lists
-  int number;        // of all work_tiles
-  int cache_split;   // of the splits that the cache holds of the sequence
-  int begin, end;    // tiles that it folds: a split's, as far as rows fold them
-  int first_number;  // of the work_tile of the same rows in the sequence's first split
-  int stride;        // from there to the work_tile of the next split
-  int lag;           // keys that the cache doesn't hold before the work_tile's
-  bool resumes;      // its rows go on from the states that their prefix has left
+  int mask_row;      // counts over all sequences
+  int number;        // counts all work tiles
+  int cache_split;   // counts the splits of the sequence that the cache holds
+  int begin, end;    // its tiles: those of the split that any row attends to
+  int first_number;  // the work tile of the same rows in the sequence's first split
+  int stride;        // from there to the work tile of the next split
+  int lag;           // keys before the work tile's that the cache doesn't hold
+  bool resumes;      // its rows resume from the states of their prefix
 };
 
-// Units of a split, of the rows that share a mask_row.
+// Work tiles of a split, for the rows that share a mask row.
 __device__ __forceinline__ int work_tile_stride(const DecodeParams& p) { return p.mask_kv_heads * p.blocks; }
 
-// Fills the table of work_tiles in shared memory, whose map is given: how many come before each sequence, or each
-// mask_row. Returns how many there are. By one warp.
+// Fills the work tile table in the shared memory of `map`: how many work tiles come before each sequence or mask row.
+// Returns the total. One warp calls it.
 template <class C, class Map>
 __device__ __forceinline__ int count_work_tiles(const DecodeParams& p, const Map& map) {
   const int lane = thread_of_cta() % 32;
@@ -191,7 +191,7 @@ __device__ __forceinline__ int work_tile_count(const DecodeParams& p, const Map&
   return load_number(map.work_tiles_before(p.sequences));
 }
 
-// Unit `number`, of a sequence, or a mask_row, before which there are `before`.
+// Work tile `number` of a sequence or mask row that `before` work tiles precede.
 template <class C>
 __device__ __forceinline__ DecodeWorkTile work_tile_in(const DecodeParams& p, int mask_row, int before, int number) {
   using KvSplits = typename C::KvSplits;
@@ -207,7 +207,7 @@ __device__ __forceinline__ DecodeWorkTile work_tile_in(const DecodeParams& p, in
   work_tile.block = rest - work_tile.kv_head * p.blocks;
   if (p.mask_block_indices != nullptr) {
     work_tile.kv_head +=
-        (mask_row * p.mask_kv_heads) - work_tile.sequence * p.attention.kv_heads;  // those of the lists before
+        (mask_row * p.mask_kv_heads) - work_tile.sequence * p.attention.kv_heads;  // heads of the mask rows before
   }
   work_tile.first_number = before + rest;
   work_tile.cache_split = work_tile.of.begin_split + nth;
