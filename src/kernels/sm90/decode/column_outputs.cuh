@@ -34,7 +34,7 @@ class ColumnOutputs {
   __device__ bool is_leader() const { return warp_ == 0 && lane_ == 0; }
 
   // Returns whether the work tile has failed and must be recomputed tile by tile.
-  __device__ __forceinline__ bool take(const WorkTileInfo& info) {
+  __device__ __forceinline__ bool process(const WorkTileInfo& info) {
     const DecodeWorkTile work_tile = info.work_tile(p_);
     rows_count_ = info.get(WorkTileInfo::kRows);
     flags_ = 0;
@@ -63,7 +63,7 @@ class ColumnOutputs {
       await_next(work_tile.of.length - work_tile.begin * C::kKeyTile);
       for_rows(more, [&](auto all) {
         values_.choose_path([&](auto path) {
-          take_next(path);
+          acquire_next(path);
           fetch_first<all>(path);
         });
       });
@@ -125,9 +125,9 @@ class ColumnOutputs {
   static constexpr int kUsed = kAll ? kHalves : 1;
 
   // Whether the next tile and its probabilities are ready, without waiting.
-  __device__ __forceinline__ bool next_is_here() const {
+  __device__ __forceinline__ bool next_is_ready() const {
     const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
-    return values_.here() && scored;
+    return values_.landed() && scored;
   }
   // Waits for them. The tile has `keys` keys.
   __device__ __forceinline__ void await_next(int keys) const {
@@ -136,9 +136,9 @@ class ColumnOutputs {
   }
   // Makes it the tile that is read from.
   template <class Path>
-  __device__ __forceinline__ void take_next(Path path) {
-    p_tile_ = map_.slot(score_state_.index).address + p_at_;
-    values_.take(path);
+  __device__ __forceinline__ void acquire_next(Path path) {
+    p_tile_ = map_.score_stage(score_state_.index).address + p_at_;
+    values_.acquire(path);
     score_state_.advance();
   }
   // Skips a work tile of `tiles` tiles.
@@ -158,7 +158,7 @@ class ColumnOutputs {
     if (step % 2 != 0) return;
 #pragma unroll
     for (int half = 0; half < kUsed<kAll>; ++half) {
-      cuda::load_matrix(weights_[step / 2][half], p_tile_ + ScoreStage::block<C::kScoreBlocks>(step, half));
+      cuda::load_matrix(p_fragments_[step / 2][half], p_tile_ + ScoreStage::block<C::kScoreBlocks>(step, half));
     }
   }
   template <bool kAll, class Path>
@@ -171,7 +171,7 @@ class ColumnOutputs {
     const auto& [v] = values_.elements(path, v_[step]);
 #pragma unroll
     for (int half = 0; half < kUsed<kAll>; ++half) {
-      const std::uint32_t* const p = weights_[step / 2][half] + step % 2 * 2;
+      const std::uint32_t* const p = p_fragments_[step / 2][half] + step % 2 * 2;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
         cuda::Products<typename C::Element>::mma(o_[n][half], v[n], p[0], p[1], o_[n][half]);
@@ -206,7 +206,7 @@ class ColumnOutputs {
       add_late_outputs<kAll>(path, is_next, keys);
     }
     barrier_arrive_if(lane_ == 0, values_.next_released(), readers_);
-    release_slot<C>(lane_ == 0, map_, tiles_, readers_);
+    release_score_stage<C>(lane_ == 0, map_, tiles_, readers_);
     ++tiles_;
   }
 
@@ -214,15 +214,15 @@ class ColumnOutputs {
   // chain never waits. Its barriers are tested well before that. It has `keys` keys.
   template <bool kAll, class Path>
   __device__ __forceinline__ void add_outputs(Path path, bool is_next, int keys) {
-    bool here = false;
+    bool ready = false;
 #pragma unroll
     for (int step = 0; step < kSteps - kAhead; ++step) {
       fetch<kAll>(path, step + kAhead);
       multiply<kAll>(path, step);
-      if (step == 0) here = next_is_here();
+      if (step == 0) ready = next_is_ready();
     }
-    if (here && is_next && keys >= C::kKeyTile) {
-      take_next(path);
+    if (ready && is_next && keys >= C::kKeyTile) {
+      acquire_next(path);
 #pragma unroll
       for (int step = 0; step < kAhead; ++step) {
         multiply<kAll>(path, kSteps - kAhead + step);
@@ -234,22 +234,22 @@ class ColumnOutputs {
     for (int step = kSteps - kAhead; step < kSteps; ++step) multiply<kAll>(path, step);
     if (!is_next) return;
     await_next(keys);
-    take_next(path);
+    acquire_next(path);
     fetch_first<kAll>(path);
   }
 
   // The same if scores are rarely ahead: waits for the next tile before the last steps.
   template <bool kAll, class Path>
   __device__ __forceinline__ void add_late_outputs(Path path, bool is_next, int keys) {
-    bool here = false;
+    bool ready = false;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      if (step == kSteps / 2 - 1) here = next_is_here();
+      if (step == kSteps / 2 - 1) ready = next_is_ready();
       if (step + kAhead < kSteps) fetch<kAll>(path, step + kAhead);
       multiply<kAll>(path, step);
       if (step + kAhead + 1 == kSteps && is_next) {  // all of this tile has been loaded
-        if (!here || keys < C::kKeyTile) await_next(keys);
-        take_next(path);
+        if (!ready || keys < C::kKeyTile) await_next(keys);
+        acquire_next(path);
       }
       if (step + kAhead >= kSteps) fetch<kAll>(path, step + kAhead - kSteps);
     }
@@ -347,7 +347,7 @@ class ColumnOutputs {
     if (!finishes(p_, work_tile)) {
       float* const outputs = partial_outputs<C>(p_, work_tile, row, coord) + first;
 #pragma unroll
-      for (int n = 0; n < kBlocks; ++n) values_.leave(outputs, n, columns[n]);
+      for (int n = 0; n < kBlocks; ++n) values_.store_partial(outputs, n, columns[n]);
       if (is_leader) store_stats(p_, work_tile, slice, slice + 1, row, coord, stats);
       return;
     }
@@ -373,7 +373,7 @@ class ColumnOutputs {
   int rows_count_ = 0;
   int readers_ = 1;                      // warps for which this warp releases tiles
   typename Values::Fragment v_[kSteps];  // by k16 step
-  std::uint32_t weights_[(kSteps + 1) / 2][kHalves][4];
+  std::uint32_t p_fragments_[(kSteps + 1) / 2][kHalves][4];
   float o_[kBlocks][kHalves][4];
   Values values_;
 };

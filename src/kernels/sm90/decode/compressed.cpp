@@ -42,7 +42,7 @@ bool divides(std::int64_t bytes, const PagedStream& stream) {
 [[noreturn]] void refuse_alignment(std::string_view stream, int bytes) {
   fail(ErrorCode::kUnsupported, "sm90_attention can't read this compressed cache",
        fmt::format("the start and the strides of its {} must be multiples of {} bytes", stream, bytes),
-       "Lay it out so.");
+       "Use a cache with such a layout.");
 }
 
 MappedPages mapped(const CompressedCache& cache, const PagedStream& stream, int heads, int row_bytes) {
@@ -85,7 +85,7 @@ void set_tensor(const CompressedCache& cache, int slices, int box_rows, Quantize
   const int all_bytes = t.four_bits() ? dim / 2 : dim;
   t.row_bytes = all_bytes / slices;
   const MappedPages pages = mapped(cache, quantized, static_cast<int>(cache.shape.heads), all_bytes);
-  if (!divides(16, quantized) || !can_map(pages)) refuse_alignment("quantized", 16);
+  if (!divides(16, quantized) || !can_map(pages)) refuse_alignment("quantized values", 16);
   // Longer rows, and those of other lengths, are read by threads (compressed_whole.cuh).
   if (t.row_bytes == 16) t.map = map_plain_pages(pages, box_rows, t.row_bytes / 2);
   if (t.row_bytes == 32 || t.row_bytes == 64 || t.row_bytes == kPanelRowBytes) {
@@ -113,7 +113,7 @@ std::vector<std::string> formats_missing(const DecodeSpec& spec) {
   for (const RowFormat& format : {spec.format.k, spec.format.v}) {
     if (!is_decoded(format)) missing.push_back(describe(format) + " (supported: fp8, int8 and int4, of both tensors)");
   }
-  if (spec.values_in_keys) missing.emplace_back("values in compressed keys (supported: tensors of their own)");
+  if (spec.values_in_keys) missing.emplace_back("values in compressed keys (supported: separate K and V tensors)");
   return missing;
 }
 

@@ -75,9 +75,9 @@ class QuantizedBoxes : public TileBoxes<C> {
     if (this->lane_ == 0) {
       barrier_arrive_expect(barrier, this->rows(tile) * (tensor_.row_bytes + (mapped ? kQparamPitch : 0)));
     }
-    const bool alone = this->p_.boxes == 1;
-    if (alone ? this->lane_ == 0 : this->nth_ == nth && box.row >= 0) {
-      const int row = alone ? 0 : this->row_;
+    const bool single_box = this->p_.boxes == 1;
+    if (single_box ? this->lane_ == 0 : this->nth_ == nth && box.row >= 0) {
+      const int row = single_box ? 0 : this->row_;
       fetch_quantized_box(target, barrier, row, box, head);
       if (mapped) fetch_qparams(target, barrier, row, box, head);
     }

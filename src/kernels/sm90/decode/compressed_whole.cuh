@@ -22,7 +22,7 @@ class Dequantizer {
   __device__ __forceinline__ Dequantizer(const CompressedParams& p, const DecodeMap<C>& map)
       : p_(p), map_(map), thread_(thread_of_cta() - kDecodeConsumerThreads) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
 #pragma unroll 1
     for (int tile = work_tile.begin; tile < work_tile.end; ++tile, ring_.advance()) {
       const std::uint32_t stage = ring_.stage();
@@ -43,10 +43,10 @@ class Dequantizer {
   }
 
   // The location of a key of the work tile's sequence.
-  struct Place {
+  struct KeyCoord {
     int page, row;
   };
-  __device__ __forceinline__ Place locate_key(const DecodeWorkTile& work_tile, int key) const {
+  __device__ __forceinline__ KeyCoord locate_key(const DecodeWorkTile& work_tile, int key) const {
     const DecodeParams& p = p_.step;
     const int here = key - work_tile.lag;
     if (p.pages == nullptr) return {work_tile.sequence, here};
@@ -82,7 +82,7 @@ class Dequantizer {
           work_tile.kv_head;
       return __ldcg(reinterpret_cast<const uint4*>(t.table + (row_index * kColumns + chunk * 8) * 2));
     }
-    const Place at = locate_key(work_tile, key);
+    const KeyCoord at = locate_key(work_tile, key);
     const std::byte* const quantized = t.quantized.at(at.page, at.row, work_tile.kv_head);
     if (!t.four_bits()) {
       const auto* const scale = reinterpret_cast<const float*>(
@@ -106,7 +106,7 @@ class Dequantizer {
       const int each = kColumns / t.group;
       const auto pair_of = [&](int i) {
         const int column = chunk * 8 + i;
-        const Place of = locate_key(work_tile, group_key + column / each);
+        const KeyCoord of = locate_key(work_tile, group_key + column / each);
         const std::byte* const qparams = t.qparams.at(of.page, of.row, work_tile.kv_head);
         return __ldcg(reinterpret_cast<const std::uint32_t*>(qparams) + column % each);
       };
@@ -130,7 +130,7 @@ __device__ __forceinline__ void decode_whole_tiles(const CompressedParams& p, co
   const int work_tiles = work_tile_count(p.step, map);
   const auto each_work_tile = [&](auto&& worker) {
     for (int n = first; n < work_tiles; n += step) {
-      if (chosen(n)) worker.take(work_tile_of<C>(p.step, map, n));
+      if (chosen(n)) worker.process(work_tile_of<C>(p.step, map, n));
     }
   };
   if (threadIdx.x < kDecodeConsumerThreads) {

@@ -32,17 +32,17 @@ inline constexpr int kPrefixCtaPairQCapacity = kPrefixCtaPairPanels * cuda::pane
 inline constexpr int kPrefixCtaPairMetadataBytes = 13312;
 
 // K/V stages that fit in shared memory beside `other_bytes`. `slices` divides V's columns.
-constexpr int stages_beside(const AttentionConfig& attention, int other_bytes, int slices = 1) {
+constexpr int max_stages(const AttentionConfig& attention, int other_bytes, int slices = 1) {
   return std::min((kMaxSharedBytes - other_bytes) / (attention.k_bytes() + attention.v_bytes() / slices), 8);
 }
 constexpr int decode_stages(const AttentionConfig& attention) {
-  return stages_beside(attention, attention.q_bytes() + kDecodeMetadataBytes);
+  return max_stages(attention, attention.q_bytes() + kDecodeMetadataBytes);
 }
 constexpr int prefix_stages(const AttentionConfig& attention) {
-  return stages_beside(attention, prefix_q_capacity(attention) + kPrefixMetadataBytes);
+  return max_stages(attention, prefix_q_capacity(attention) + kPrefixMetadataBytes);
 }
 constexpr int prefix_cta_pair_stages(const AttentionConfig& attention) {
-  return stages_beside(attention, kPrefixCtaPairQCapacity + kPrefixCtaPairMetadataBytes, 2);
+  return max_stages(attention, kPrefixCtaPairQCapacity + kPrefixCtaPairMetadataBytes, 2);
 }
 
 // The sliced kernel (sliced.cuh): query rows of a row block, and maximum CTAs of a cluster.

@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_
   const auto each_work_tile = [&](auto&& worker) {
     if (static_cast<int>(blockIdx.x) >= ctas) return;
     for (int n = static_cast<int>(blockIdx.x); n < work_tiles; n += ctas) {
-      worker.take(work_tile_of<C>(params, map, n));
+      worker.process(work_tile_of<C>(params, map, n));
     }
   };
   if (threadIdx.x < kDecodeConsumerThreads) {

@@ -18,9 +18,9 @@ class Decoder {
   __device__ __forceinline__ Decoder(const DecodeParams& params, const DecodeMap<C>& map)
       : params_(params), p_(params.attention), map_(map) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     load_queries<C>(params_, map_, rows_of(params_, work_tile),
-                    [&](int slot) { return coord_of(params_, work_tile, slot); });
+                    [&](int tile_row) { return coord_of(params_, work_tile, tile_row); });
     attend(work_tile);
     if (finishes(params_, work_tile) || params_.partials != nullptr) return;
     for (int slice = 0; slice < params_.slices; ++slice) {
@@ -32,7 +32,7 @@ class Decoder {
   using Scores = float[C::kKeyTile / 8][4];
 
   __device__ __forceinline__ void attend(const DecodeWorkTile& work_tile) {
-    const ThreadRows slots = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
+    const ThreadRows thread_rows = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
     const BasicTileRange<int> plain = plain_tiles<C>(params_, work_tile);
     const bool has_rows = thread_of_cta() / 32 * 16 < rows_of(params_, work_tile);
     rows_.flags = 0;
@@ -45,8 +45,8 @@ class Decoder {
       await_states();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        if (slots.present[half]) {
-          restore_row(params_, slots.coord[half], rows_, half);
+        if (thread_rows.present[half]) {
+          restore_row(params_, thread_rows.coord[half], rows_, half);
         } else {
           clear_row(half);
         }
@@ -56,15 +56,15 @@ class Decoder {
 #pragma unroll 1
     for (int number = work_tile.begin; number < work_tile.end; ++number, ring_.advance()) {
       const bool special = number < plain.begin || number >= plain.end;
-      score(slots, number, special, has_rows);
-      if (special) start_rows(work_tile, slots, number);
+      score(thread_rows, number, special, has_rows);
+      if (special) start_rows(work_tile, thread_rows, number);
       add_outputs(number == work_tile.begin && !work_tile.resumes, work_tile.of.length - number * C::kKeyTile);
     }
-    store_rows(work_tile, slots, work_tile.end);
+    store_rows(work_tile, thread_rows, work_tile.end);
   }
 
   // A tile's probabilities and the thread's shares of their sums. Warps without rows skip the arithmetic.
-  __device__ __forceinline__ void score(const ThreadRows& slots, int number, bool special, bool has_rows) {
+  __device__ __forceinline__ void score(const ThreadRows& thread_rows, int number, bool special, bool has_rows) {
     Scores s;
     barrier_wait(map_.k_full(ring_.stage()), ring_.parity());
     qk_gemm<C>(s, map_.q(), map_.k(ring_.stage()));
@@ -75,7 +75,7 @@ class Decoder {
       if (special) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          mask_scores<0, C::kKeyTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
+          mask_scores<0, C::kKeyTile / 8>(p_, s, half, visible_columns<C>(thread_rows, half, number));
         }
       }
       if (!__all_sync(0xffffffffU, rows_.has_offset(0) && rows_.has_offset(1))) fix_offset<C>(p_, rows_, s);
@@ -83,8 +83,8 @@ class Decoder {
       exponentiate<C>(p_, rows_.shift, s, sum);
       if (__any_sync(0xffffffffU, sum[0] > kMax || sum[1] > kMax)) [[unlikely]] {
         Recomputed<C> recomputed;
-        recompute_tile<C>(p_, slots, number, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum[0],
-                          sum[1], recomputed);
+        recompute_tile<C>(p_, thread_rows, number, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1],
+                          sum[0], sum[1], recomputed);
         take_over<C>(recomputed, rows_, s, sum);
       }
       pack<C>(s, probability_);
@@ -97,27 +97,29 @@ class Decoder {
 
   // Stores rows whose last tile was the previous one. Clears the acc of rows whose first tile this is: earlier tiles of
   // other rows have added 0 · V to it.
-  __device__ __forceinline__ void start_rows(const DecodeWorkTile& work_tile, const ThreadRows& slots, int number) {
+  __device__ __forceinline__ void start_rows(const DecodeWorkTile& work_tile, const ThreadRows& thread_rows,
+                                             int number) {
     if (number == work_tile.begin) return;
-    store_rows(work_tile, slots, number);
+    store_rows(work_tile, thread_rows, number);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (slots.begin[half] == number) clear_row(half);
+      if (thread_rows.begin[half] == number) clear_row(half);
     }
   }
 
   // Stores the rows that end before tile `number`.
-  __device__ __forceinline__ void store_rows(const DecodeWorkTile& work_tile, const ThreadRows& slots, int number) {
+  __device__ __forceinline__ void store_rows(const DecodeWorkTile& work_tile, const ThreadRows& thread_rows,
+                                             int number) {
     const float sums[2] = {sum_of_quad(rows_.l[0]), sum_of_quad(rows_.l[1])};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      if (slots.end[half] != number || !slots.present[half]) continue;
-      if (slots.begin[half] == slots.end[half]) {
+      if (thread_rows.end[half] != number || !thread_rows.present[half]) continue;
+      if (thread_rows.begin[half] == thread_rows.end[half]) {
         // another work tile has the row, or the merge sees that it attends to no key
         if (!finishes(params_, work_tile)) continue;
         clear_row(half);
       }
-      store_row<C>(params_, work_tile, slots, rows_, half, sums[half]);
+      store_row<C>(params_, work_tile, thread_rows, rows_, half, sums[half]);
     }
   }
 

@@ -225,9 +225,9 @@ struct EightPairs {
       zeros[i] = __byte_perm(pair, 0, 0x3232);
     }
   }
-  __device__ __forceinline__ void set(int i, std::uint32_t pair, std::uint32_t pair_of_four_behind) {
-    scales[i] = __byte_perm(pair, pair_of_four_behind, 0x5410);
-    zeros[i] = __byte_perm(pair, pair_of_four_behind, 0x7632);
+  __device__ __forceinline__ void set(int i, std::uint32_t pair, std::uint32_t pair_plus_4) {
+    scales[i] = __byte_perm(pair, pair_plus_4, 0x5410);
+    zeros[i] = __byte_perm(pair, pair_plus_4, 0x7632);
   }
 };
 

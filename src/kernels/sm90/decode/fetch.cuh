@@ -28,12 +28,12 @@ class TileProducer {
     row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
   }
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
-    take(work_tile, work_tile.begin, work_tile.end, [](int tile) { return tile; });
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
+    process(work_tile, work_tile.begin, work_tile.end, [](int tile) { return tile; });
   }
   // Loads the tiles tile_at(begin) … tile_at(end − 1) of the work tile.
   template <class TileAt>
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile, int begin, int end, const TileAt& tile_at) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile, int begin, int end, const TileAt& tile_at) {
     const auto find_nth = [&](int nth) { return nth < end ? find(work_tile, tile_at(nth)) : Box{0, -1}; };
     Box ahead = find_nth(begin + nth_);
     for (int first = begin; first < end; first += batch_) {

@@ -181,19 +181,19 @@ __device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodeC
 // start in a partial; the CTA with column 0 stores the stats.
 template <class C>
 __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWorkTile& work_tile,
-                                          const ThreadRows& slots, const AttentionState<C>& rows, int half, float sum,
-                                          int first_column = 0) {
+                                          const ThreadRows& thread_rows, const AttentionState<C>& rows, int half,
+                                          float sum, int first_column = 0) {
   const int lane = thread_of_cta() % 4;
   const float softmax_offset = offset_of(rows, half);
   const int tile_row = tile_row_of_thread() + 8 * half;
   if (!finishes(p, work_tile)) {
-    store_accumulators(partial_outputs<C>(p, work_tile, tile_row, slots.coord[half]) + first_column, rows, half);
+    store_accumulators(partial_outputs<C>(p, work_tile, tile_row, thread_rows.coord[half]) + first_column, rows, half);
     if (lane == 0 && first_column == 0) {
-      store_stats(p, work_tile, 0, p.slices, tile_row, slots.coord[half], float2{softmax_offset, sum});
+      store_stats(p, work_tile, 0, p.slices, tile_row, thread_rows.coord[half], float2{softmax_offset, sum});
     }
     return;
   }
-  const FinishedRow<C> finished(p, slots.coord[half], softmax_offset, sum);
+  const FinishedRow<C> finished(p, thread_rows.coord[half], softmax_offset, sum);
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; ++n) {
     finished.write(8 * n + 2 * lane, rows.o[n][2 * half], rows.o[n][2 * half + 1]);
@@ -281,8 +281,8 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
     const int share = slice * shares + i % shares;
     const DecodeCoord coord = coord_of(p, work_tile, tile_row);
     const RowKvSplits splits = splits_of<C>(p, work_tile, coord);
-    write_merged<C>(p, coord, share, merge_splits(splits.begin, splits.end, [&](int group) {
-                      const int at = work_tile.first_number + (group - work_tile.of.begin_split) * work_tile.stride;
+    write_merged<C>(p, coord, share, merge_splits(splits.begin, splits.end, [&](int split) {
+                      const int at = work_tile.first_number + (split - work_tile.of.begin_split) * work_tile.stride;
                       return PartialAt{reinterpret_cast<const float4*>(outputs_of<C>(p, at, tile_row)) + share,
                                        stats_of(p, at, slice, tile_row)};
                     }));

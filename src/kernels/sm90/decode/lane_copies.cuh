@@ -12,11 +12,11 @@
 namespace ringattn::sm90 {
 
 // Page runs of a tile: kPageRunRows rows that lie in one page. Lanes look up those of several tiles at a time: lane i
-// looks up page run i % kPieces of tile i / kPieces.
+// looks up page run i % kPageRuns of tile i / kPageRuns.
 template <class C>
 struct TilePageRuns {
-  static constexpr int kPieces = C::kKeyTile / kPageRunRows;
-  static constexpr int kTiles = 32 / kPieces;
+  static constexpr int kPageRuns = C::kKeyTile / kPageRunRows;
+  static constexpr int kTiles = 32 / kPageRuns;
   static_assert(C::kKeyTile % kPageRunRows == 0);
 };
 
@@ -28,12 +28,12 @@ template <class C>
 __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* page_run, std::int64_t token_stride,
                                               int nth, std::uint32_t target, std::uint32_t empty, std::uint32_t parity,
                                               std::uint32_t full) {
-  constexpr int kPieces = TilePageRuns<C>::kPieces;
+  constexpr int kPageRuns = TilePageRuns<C>::kPageRuns;
   constexpr int kRowBytes = C::kVRowBytes;
   constexpr int kChunks = C::kSliceColumns / 8;                               // of a row
   constexpr int kRowLanes = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;  // that share a row
   constexpr int kRows = 8 / kRowLanes;                                        // of a page run, at a time
-  constexpr int kTurns = (kPieces + 3) / 4;
+  constexpr int kTurns = (kPageRuns + 3) / 4;
   constexpr int kHalf = kPageRunRows / 2;                  // the swizzle is the same in both halves
   constexpr std::uint32_t kSwizzledBits = kRowBytes - 16;  // of an address
   static_assert(kChunks % kRowLanes == 0 && (kRowLanes * 16 == kRowBytes || kRowBytes == kPanelRowBytes));
@@ -45,14 +45,15 @@ __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* pa
   bool present[kTurns];
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    from[turn] = __shfl_sync(0xffffffffU, reinterpret_cast<std::uint64_t>(page_run), nth * kPieces + turn * 4 + first);
+    from[turn] =
+        __shfl_sync(0xffffffffU, reinterpret_cast<std::uint64_t>(page_run), nth * kPageRuns + turn * 4 + first);
     present[turn] = from[turn] != 0;
     from[turn] += static_cast<std::uint64_t>(offset);
   }
   barrier_wait(empty, parity);
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
-    if (kPieces % 4 != 0 && turn * 4 + first >= kPieces) continue;
+    if (kPageRuns % 4 != 0 && turn * 4 + first >= kPageRuns) continue;
     const auto* source = reinterpret_cast<const std::byte*>(from[turn]);
     std::uint32_t to = target + tile_chunk<C::kKeyTile, kRowBytes>(first * kPageRunRows + row, chunk) +
                        turn * 4 * kPageRunRows * kRowBytes;
@@ -63,9 +64,8 @@ __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* pa
 #pragma unroll
         for (int column = 0; column < kChunks; column += kRowLanes) {
           // Rows and chunks after the lane's first one flip bits of its address, or add to it.
-          const std::uint32_t behind = tile_chunk<C::kKeyTile, kRowBytes>(i, column);
-          cuda::copy_16((to ^ (behind & kSwizzledBits)) + (behind & ~kSwizzledBits), source + column * 16,
-                        present[turn]);
+          const std::uint32_t delta = tile_chunk<C::kKeyTile, kRowBytes>(i, column);
+          cuda::copy_16((to ^ (delta & kSwizzledBits)) + (delta & ~kSwizzledBits), source + column * 16, present[turn]);
         }
       }
     }

@@ -88,10 +88,10 @@ struct SlicedConfig {
   static constexpr bool kResumes = true;  // work tiles may resume from the states of a prefix
   static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;
   // unrounded probabilities, barriers and other metadata; an upper bound without Q
-  static constexpr int kWeightsBytes = 20 * 1024 + kSlicedRows * cuda::padded_row_bytes(kDim);
-  static constexpr int kVCapacity = (kMaxSharedBytes - kKStages * kKBytes - kScoreStages * ScoreStage::kBytes -
-                                     kWeightsBytes - kDecodeMetadataBytes) /
-                                    kVBytes;
+  static constexpr int kOtherBytes = 20 * 1024 + kSlicedRows * cuda::padded_row_bytes(kDim);
+  static constexpr int kVCapacity =
+      (kMaxSharedBytes - kKStages * kKBytes - kScoreStages * ScoreStage::kBytes - kOtherBytes - kDecodeMetadataBytes) /
+      kVBytes;
   static constexpr int kVStages = kVCapacity < 16 ? kVCapacity : 16;
 };
 

@@ -28,9 +28,9 @@ __host__ __device__ int merge_batch(const MergeParams& params) {
 // Merges the splits [begin, end) of four columns of a row, number `share` of the row. partial_of(split) returns the
 // address of a split's acc, which its stats follow after `columns` floats. Whole warps call it. The code is kept short:
 // after a step that has read many keys it is in no cache, and fetching straight-line code takes longer than the loads.
-template <class RecordOf>
+template <class PartialOf>
 __device__ __forceinline__ MergedColumns merge_split_partials(int begin, int end, int batch, int share, int columns,
-                                                              RecordOf partial_of) {
+                                                              PartialOf partial_of) {
   extern __shared__ float4 staged[];  // [batch][threads]
   constexpr unsigned kAll = 0xffffffffU;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -39,11 +39,11 @@ __device__ __forceinline__ MergedColumns merge_split_partials(int begin, int end
 #pragma unroll 1
   for (int first = begin; first < end; first += batch) {
     const int count = end - first < batch ? end - first : batch;
-    const float* const record = partial_of(first + (lane < count ? lane : 0));
-    const float2 stats = __ldcg(reinterpret_cast<const float2*>(record + columns));
+    const float* const partial = partial_of(first + (lane < count ? lane : 0));
+    const float2 stats = __ldcg(reinterpret_cast<const float2*>(partial + columns));
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      const auto from = __shfl_sync(kAll, reinterpret_cast<std::uintptr_t>(record), i);
+      const auto from = __shfl_sync(kAll, reinterpret_cast<std::uintptr_t>(partial), i);
       cuda::copy_16(cuda::shared_address(own + i * blockDim.x), reinterpret_cast<const float4*>(from) + share, true);
     }
     cuda::copy_commit();
@@ -69,19 +69,20 @@ __device__ __forceinline__ MergedColumns merge_split_partials(int begin, int end
     for (int i = 0; i < count; ++i) {
       const float4 x = own[i * blockDim.x];
       const float sum = __shfl_sync(kAll, stats.y, i);
-      MergeStep of{};
-      of.rescales = __shfl_sync(kAll, static_cast<int>(step.rescales), i) != 0;
-      of.state_scale = __shfl_sync(kAll, step.state_scale, i);
-      of.partial_scale = __shfl_sync(kAll, step.partial_scale, i);
+      MergeStep merge{};
+      merge.rescales = __shfl_sync(kAll, static_cast<int>(step.rescales), i) != 0;
+      merge.state_scale = __shfl_sync(kAll, step.state_scale, i);
+      merge.partial_scale = __shfl_sync(kAll, step.partial_scale, i);
       if (first + i == begin) {
         merged.outputs = x;
         merged.sum = sum;
         continue;
       }
-      merged.sum = __fmaf_rn(sum, of.partial_scale, of.rescales ? __fmul_rn(merged.sum, of.state_scale) : merged.sum);
+      merged.sum =
+          __fmaf_rn(sum, merge.partial_scale, merge.rescales ? __fmul_rn(merged.sum, merge.state_scale) : merged.sum);
       using Arithmetic = cuda::TensorArithmetic;
-      merged.outputs = {Arithmetic::join(merged.outputs.x, x.x, of), Arithmetic::join(merged.outputs.y, x.y, of),
-                        Arithmetic::join(merged.outputs.z, x.z, of), Arithmetic::join(merged.outputs.w, x.w, of)};
+      merged.outputs = {Arithmetic::join(merged.outputs.x, x.x, merge), Arithmetic::join(merged.outputs.y, x.y, merge),
+                        Arithmetic::join(merged.outputs.z, x.z, merge), Arithmetic::join(merged.outputs.w, x.w, merge)};
     }
   }
   return merged;

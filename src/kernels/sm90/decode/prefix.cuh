@@ -102,10 +102,10 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
   __syncthreads();
   wait_for_cluster<C>();
   const SlicedWork work = work_info_of<C>();
-  const auto each_work_tile = [&](const auto& of_map, auto&& take) {
+  const auto each_work_tile = [&](const auto& of_map, auto&& visit) {
     const int work_tiles = load_number(of_map.work_tiles_before(params.prefixes));
 #pragma unroll 1
-    for (int n = work.first; n < work_tiles; n += work.step) take(prefix_work_tile_of(params, of_map, n));
+    for (int n = work.first; n < work_tiles; n += work.step) visit(prefix_work_tile_of(params, of_map, n));
   };
   // Once all work tiles are complete, those of the peer CTA too, every thread knows whether one has failed, and no CTA
   // writes to one that has exited. Warps call this in different branches, where a barrier of the whole CTA is not
@@ -124,54 +124,55 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
     return load_number(map.failed()) != 0 && rank == 0;
   };
   // In a pair, tiles have a different layout for recomputing. The warps wait until one warp has initialized it.
-  const PrefixMap<Whole> again;
+  const PrefixMap<Whole> recompute_map;
   const auto await_layout = [&] {
     if constexpr (kPairs) barrier_wait(map.laid_out(), 0);
   };
   if (warp < kWarpgroup / 32) {
     change_registers<Registers::kOutputs, Registers::kLaunched>();
     PrefixOutputs<C> outputs(params, map, rank);
-    each_work_tile(map, [&](const PrefixWorkTile& work_tile) { outputs.take(work_tile); });
+    each_work_tile(map, [&](const PrefixWorkTile& work_tile) { outputs.process(work_tile); });
     if (!any_failed()) return;
     reg_alloc<Registers::kWhole>();
     await_layout();
-    PrefixConsumer<Whole> folder(params, again, [&] {
+    PrefixConsumer<Whole> consumer(params, recompute_map, [&] {
       if constexpr (kPairs)
         return PackedPipelineState<Whole::kStages>();
       else
         return outputs.ring();
     }());
-    each_work_tile(again, [&](const PrefixWorkTile& work_tile) { folder.take(work_tile); });
+    each_work_tile(recompute_map, [&](const PrefixWorkTile& work_tile) { consumer.process(work_tile); });
   } else if (warp < kFetchWarp) {
     change_registers<Registers::kScores, Registers::kLaunched>();
     PrefixScorer<C> scorer(params, map, rank, warp / (kWarpgroup / 32) - 1);
-    each_work_tile(map, [&](const PrefixWorkTile& work_tile) { scorer.take(work_tile); });
+    each_work_tile(map, [&](const PrefixWorkTile& work_tile) { scorer.process(work_tile); });
     if (!any_failed()) return;
     reg_dealloc<Registers::kFetch>();
   } else {
     reg_dealloc<Registers::kFetch>();
     const auto refetch = [&]<FetchedParts kParts>(TileProducer<C, kParts>& producer) {
       if constexpr (kPairs) {
-        TileProducer<Whole, kParts> of_whole(params, again);
-        each_work_tile(again, [&](const PrefixWorkTile& work_tile) { of_whole.take(work_tile.of); });
+        TileProducer<Whole, kParts> whole_producer(params, recompute_map);
+        each_work_tile(recompute_map, [&](const PrefixWorkTile& work_tile) { whole_producer.process(work_tile.of); });
       } else {
-        each_work_tile(map, [&](const PrefixWorkTile& work_tile) { producer.take(work_tile.of); });
+        each_work_tile(map, [&](const PrefixWorkTile& work_tile) { producer.process(work_tile.of); });
       }
     };
     if (warp == kFetchWarp) {
       TileProducer<C, FetchedParts::kKeys> producer(params, map);
       each_work_tile(map, [&](const PrefixWorkTile& work_tile) {
-        producer.take(work_tile.of, 0, scored_tiles<C>(rank, work_tile.turns<C>()),
-                      [&](int nth) { return work_tile.tile_at(scored_tile<C>(rank, nth)); });
+        producer.process(work_tile.of, 0, scored_tiles<C>(rank, work_tile.turns<C>()),
+                         [&](int nth) { return work_tile.tile_at(scored_tile<C>(rank, nth)); });
       });
       if (!any_failed()) return;
-      if constexpr (kPairs) lay_out_whole<C>(params, map, again);
+      if constexpr (kPairs) lay_out_whole<C>(params, map, recompute_map);
       refetch(producer);
     } else if (warp == kFetchWarp + 1) {
       TileProducer<C, FetchedParts::kValues> producer(params, map, rank * C::kDimV);
       each_work_tile(map, [&](const PrefixWorkTile& work_tile) {
-        producer.take(work_tile.of);
-        producer.take(work_tile.of, work_tile.tiles(), work_tile.turns<C>(), [&](int) { return work_tile.of.end - 1; });
+        producer.process(work_tile.of);
+        producer.process(work_tile.of, work_tile.tiles(), work_tile.turns<C>(),
+                         [&](int) { return work_tile.of.end - 1; });
       });
       if (!any_failed()) return;
       await_layout();

@@ -19,12 +19,13 @@ class PrefixOutputs {
   __device__ __forceinline__ PrefixOutputs(const DecodeParams& params, const PrefixMap<C>& map, int rank)
       : params_(params), map_(map), rank_(rank) {}
 
-  __device__ __forceinline__ void take(const PrefixWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const PrefixWorkTile& work_tile) {
     if constexpr (C::kSlices > 1) await_panels_of_queries();
-    load_queries<C>(params_, map_, work_tile.rows, [&](int slot) { return coord_of(params_, map_, work_tile, slot); });
+    load_queries<C>(params_, map_, work_tile.rows,
+                    [&](int tile_row) { return coord_of(params_, map_, work_tile, tile_row); });
     named_arrive(kPrefixQueries, (1 + C::kScorers) * kWarpgroup);
     // done here since the warpgroup has to wait anyway
-    const ThreadRows slots = prefix_thread_rows(params_, map_, work_tile);
+    const ThreadRows thread_rows = prefix_thread_rows(params_, map_, work_tile);
 #pragma unroll
     for (int half = 0; half < 2; ++half) rows_.l[half] = 0.0F;
 #pragma unroll
@@ -52,7 +53,7 @@ class PrefixOutputs {
     rows_.shift[1] = shift.y;
     // otherwise the work tile has failed
     rows_.flags = AttentionState<C>::kOffsetSet | AttentionState<C>::kOffsetSet << 1;
-    store_prefix_rows(params_, slots, work_tile, rows_, rank_ * C::kDimV);
+    store_prefix_rows(params_, thread_rows, work_tile, rows_, rank_ * C::kDimV);
   }
 
   // The stage of the next work tile's first tile.

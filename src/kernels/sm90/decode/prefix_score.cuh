@@ -39,7 +39,7 @@ class PrefixScorer {
     if (which_ != 0) ring_.advance();
   }
 
-  __device__ __forceinline__ void take(const PrefixWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const PrefixWorkTile& work_tile) {
     load_queries();
     rows_.flags = 0;
 #pragma unroll
@@ -65,7 +65,7 @@ class PrefixScorer {
       pin(s);
       if (thread_of_cta() % 32 == 0) barrier_arrive(map_.k_empty(ring_.stage()));
       if (p_.softmax.scaled_first) scale_scores(p_, s);
-      if (tile == first) take_offsets(s);
+      if (tile == first) fix_or_load_offsets(s);
       if (C::kSlices > 1 && tile < own_) {
         tile = own_;
         ring_.advance();
@@ -118,7 +118,7 @@ class PrefixScorer {
   }
 
   // The offsets of a work tile's first tile: the warpgroup that scores it fixes them and posts them to the other one.
-  __device__ __forceinline__ void take_offsets(const Scores& s) {
+  __device__ __forceinline__ void fix_or_load_offsets(const Scores& s) {
     const std::uint32_t address = map_.shift(thread_of_warpgroup());
     if (which_ == 0) {
       fix_offset<C>(p_, rows_, s);
@@ -158,12 +158,12 @@ class PrefixScorer {
       for (int step = 0; step < panel_steps<C>(panel); ++step) {
         store_matrix(cuda::at_columns<kQueryTile>(to, step), probability[4 * panel + step]);
       }
-      if (panel == 0 && adds_up()) store_pair(map_.sums(number_, thread_of_warpgroup()), sum[0], sum[1]);
+      if (panel == 0 && adds_sums()) store_pair(map_.sums(number_, thread_of_warpgroup()), sum[0], sum[1]);
     }
     // One fence for both panels: it waits until the writes are complete.
     proxy_fence();
     __syncwarp();
-    if (!adds_up()) {
+    if (!adds_sums()) {
       dsmem_store_pair_async(in_cta(map_.sums(number_, thread_of_warpgroup()), 0),
                              in_cta(map_.panel_full(turn_of(0).index), 0), sum[0], sum[1]);
     }
@@ -176,7 +176,7 @@ class PrefixScorer {
     }
   }
   // Whether this CTA's output warpgroup adds the sums: the first CTA of a pair does.
-  __device__ __forceinline__ bool adds_up() const { return C::kSlices == 1 || rank_ == 0; }
+  __device__ __forceinline__ bool adds_sums() const { return C::kSlices == 1 || rank_ == 0; }
   // Sends the warp's rows of a panel to the peer CTA, where the same panel is free: its output warpgroup has arrived
   // here too.
   __device__ __forceinline__ void send_rows(std::uint32_t address, int panel) const {
@@ -184,7 +184,7 @@ class PrefixScorer {
     const std::uint32_t rows =
         map_.panel(address) + static_cast<std::uint32_t>(thread_of_warpgroup() / 32 * kWarpBytes);
     const std::uint32_t barrier = in_cta(map_.panel_full(address), other());
-    const int sums = panel == 0 && !adds_up() ? 32 * 8 : 0;
+    const int sums = panel == 0 && !adds_sums() ? 32 * 8 : 0;
     barrier_arrive_expect_at(barrier, kWarpBytes + sums);
     dsmem_copy_expected(in_cta(rows, other()), rows, kWarpBytes, barrier);
   }

@@ -18,29 +18,29 @@ namespace ringattn::sm90 {
 template <class C>
 __device__ __forceinline__ ThreadRows prefix_thread_rows(const DecodeParams& params, const PrefixMap<C>& map,
                                                          const PrefixWorkTile& work_tile) {
-  ThreadRows slots{};
+  ThreadRows thread_rows{};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int slot = tile_row_of_thread() + 8 * half;
-    slots.present[half] = slot < work_tile.rows;
-    if (slots.present[half]) slots.coord[half] = coord_of(params, map, work_tile, slot);
+    const int tile_row = tile_row_of_thread() + 8 * half;
+    thread_rows.present[half] = tile_row < work_tile.rows;
+    if (thread_rows.present[half]) thread_rows.coord[half] = coord_of(params, map, work_tile, tile_row);
   }
-  return slots;
+  return thread_rows;
 }
 
 // Stores the partials of a work tile's rows, or their states, from `first_column` on (store_row(), save_row()).
 template <class C>
-__device__ __forceinline__ void store_prefix_rows(const DecodeParams& params, const ThreadRows& slots,
+__device__ __forceinline__ void store_prefix_rows(const DecodeParams& params, const ThreadRows& thread_rows,
                                                   const PrefixWorkTile& work_tile, const AttentionState<C>& rows,
                                                   int first_column = 0) {
   const float sums[2] = {sum_of_quad(rows.l[0]), sum_of_quad(rows.l[1])};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    if (!slots.present[half]) continue;
+    if (!thread_rows.present[half]) continue;
     if (work_tile.is_partial()) {
-      save_row(params, slots.coord[half], rows, half, first_column);
+      save_row(params, thread_rows.coord[half], rows, half, first_column);
     } else {
-      store_row<C>(params, work_tile.of, slots, rows, half, sums[half], first_column);
+      store_row<C>(params, work_tile.of, thread_rows, rows, half, sums[half], first_column);
     }
   }
 }
@@ -53,8 +53,9 @@ class PrefixConsumer {
                                             PackedPipelineState<C::kStages> ring)
       : params_(params), p_(params.attention), map_(map), ring_(ring) {}
 
-  __device__ __forceinline__ void take(const PrefixWorkTile& work_tile) {
-    load_queries<C>(params_, map_, work_tile.rows, [&](int slot) { return coord_of(params_, map_, work_tile, slot); });
+  __device__ __forceinline__ void process(const PrefixWorkTile& work_tile) {
+    load_queries<C>(params_, map_, work_tile.rows,
+                    [&](int tile_row) { return coord_of(params_, map_, work_tile, tile_row); });
     rows_.flags = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -106,9 +107,9 @@ class PrefixConsumer {
   }
   // The visible keys for recompute_tile(): all of them.
   __device__ __forceinline__ ThreadRows all_keys() const {
-    ThreadRows slots{};
-    slots.high[0] = slots.high[1] = end_ * C::kKeyTile;
-    return slots;
+    ThreadRows thread_rows{};
+    thread_rows.high[0] = thread_rows.high[1] = end_ * C::kKeyTile;
+    return thread_rows;
   }
   __device__ __forceinline__ void recompute(Scores& s) {
     Recomputed<C> recomputed;

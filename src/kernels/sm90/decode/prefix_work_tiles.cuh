@@ -63,7 +63,7 @@ struct PrefixMap : DecodeMap<C> {
   __device__ std::uint32_t work_tiles_before(int prefix) const { return at(DecodeMap<C>::kWorkTileOffset, prefix); }
   // Each prefix has two parts of the member list.
   __device__ std::uint32_t members_before(int part) const { return at(kMemberOffset, part); }
-  __device__ std::uint32_t listed(int member) const { return at(kListOffset, member); }
+  __device__ std::uint32_t member_sequence(int member) const { return at(kListOffset, member); }
   __device__ std::uint32_t panel(std::uint32_t panel_index) const {
     return DecodeMap<C>::q() + panel_index * static_cast<std::uint32_t>(cuda::panel_bytes(kQueryTile));
   }
@@ -136,12 +136,12 @@ struct PrefixWorkTile {
 // Coordinate of row `slot` of a work tile.
 template <class C>
 __device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const PrefixMap<C>& map,
-                                                const PrefixWorkTile& work_tile, int slot) {
-  const int number = work_tile.first_row + slot;
+                                                const PrefixWorkTile& work_tile, int tile_row) {
+  const int number = work_tile.first_row + tile_row;
   const int member = p.by_sequence_rows.quotient(number);
   const int of_sequence = number - member * p.rows * p.ratio;
   const int i = p.by_ratio.quotient(of_sequence);
-  const int sequence = load_number(map.listed(work_tile.first_member + member));
+  const int sequence = load_number(map.member_sequence(work_tile.first_member + member));
   return {sequence * p.rows + i, work_tile.of.kv_head * p.ratio + (of_sequence - i * p.ratio), i};
 }
 
@@ -152,8 +152,8 @@ __device__ __forceinline__ int cached_splits(const DecodeParams& p, int tiles) {
 }
 // Whether the cache holds the partial split after them, if there is one.
 __device__ __forceinline__ bool partial_split_cached(const DecodeParams& p, int tiles) {
-  const int behind = tiles / kTilesPerKvSplit - p.first_split;
-  return tiles % kTilesPerKvSplit != 0 && behind >= 0 && behind % p.split_stride == 0;
+  const int nth = tiles / kTilesPerKvSplit - p.first_split;
+  return tiles % kTilesPerKvSplit != 0 && nth >= 0 && nth % p.split_stride == 0;
 }
 __device__ __forceinline__ int prefix_blocks(const DecodeParams& p, int members) {
   return (members * p.rows * p.ratio + kQueryTile - 1) / kQueryTile;
@@ -266,7 +266,7 @@ __device__ __forceinline__ void collect_members(const DecodeParams& p, const Pre
     const int begin = part < 0 ? 0 : load_number(next_of(part));
     __syncwarp();
     if (part < 0) return;
-    store_number(map.listed(begin + rank), sequence);
+    store_number(map.member_sequence(begin + rank), sequence);
     if (leads) store_number(next_of(part), begin + count);
   });
 }
@@ -280,9 +280,9 @@ __device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const DecodeParams
 #pragma unroll 1
   for (int count = p.prefixes; count > 1;) {
     const int half = count / 2;
-    const bool behind = load_number(map.work_tiles_before(prefix + half)) <= number;
-    prefix += behind ? half : 0;
-    count = behind ? count - half : half;
+    const bool right = load_number(map.work_tiles_before(prefix + half)) <= number;
+    prefix += right ? half : 0;
+    count = right ? count - half : half;
   }
   PrefixWorkTile work_tile{};
   work_tile.first_member = load_number(map.members_before(2 * prefix));
@@ -298,11 +298,11 @@ __device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const DecodeParams
     members = members_to(2 * prefix + 1);
   }
   const int blocks = prefix_blocks(p, members);
-  const int of_group = nth % (p.attention.kv_heads * blocks);
-  work_tile.of.sequence = load_number(map.listed(work_tile.first_member));
-  work_tile.of.kv_head = of_group / blocks;
+  const int in_split = nth % (p.attention.kv_heads * blocks);
+  work_tile.of.sequence = load_number(map.member_sequence(work_tile.first_member));
+  work_tile.of.kv_head = in_split / blocks;
   work_tile.of.cache_split = is_partial ? whole : nth / (p.attention.kv_heads * blocks);
-  work_tile.first_row = of_group % blocks * kQueryTile;
+  work_tile.first_row = in_split % blocks * kQueryTile;
   const int left = members * p.rows * p.ratio - work_tile.first_row;
   work_tile.rows = left < kQueryTile ? left : kQueryTile;
   const int split = p.first_split + work_tile.of.cache_split * p.split_stride;

@@ -31,8 +31,8 @@ class QuantizedKeys {
     first_column_ = p.k.four_bits() ? t % 2 * 8 + t / 2 * 4 : t * 4;
     if (p.k.four_bits()) {
       group_row_ = first_row_ - first_row_ % p.k.group;
-      pair_on_ = p.k.pairs_log == 0 ? kQparamPitch : 4;
-      two_pairs_on_ = p.k.pairs_log == 2 ? 8 : p.k.pairs_log == 1 ? kQparamPitch : 2 * kQparamPitch;
+      pair_stride_ = p.k.pairs_log == 0 ? kQparamPitch : 4;
+      two_pairs_stride_ = p.k.pairs_log == 2 ? 8 : p.k.pairs_log == 1 ? kQparamPitch : 2 * kQparamPitch;
     }
   }
 
@@ -48,7 +48,7 @@ class QuantizedKeys {
   }
 
   // Permutes each four columns, even ones first.
-  __device__ __forceinline__ static uint4 arranged(const uint4& columns) {
+  __device__ __forceinline__ static uint4 permuted(const uint4& columns) {
     const uint2 first = alternate_columns({columns.x, columns.y});
     const uint2 second = alternate_columns({columns.z, columns.w});
     return {first.x, first.y, second.x, second.y};
@@ -168,8 +168,8 @@ class QuantizedKeys {
 
   template <bool kMore>
   __device__ __forceinline__ static void multiply(ScoreFragments<C>& s, const Queries<kMore>& q, int mine, uint2 row,
-                                                  uint2 row_8_behind) {
-    const std::uint32_t keys[4] = {row.x, row_8_behind.x, row.y, row_8_behind.y};
+                                                  uint2 row_plus_8) {
+    const std::uint32_t keys[4] = {row.x, row_plus_8.x, row.y, row_plus_8.y};
 #pragma unroll
     for (int half = 0; half < (kMore ? 2 : 1); ++half) {
       Products::mma(s[2 * mine + half], keys, q.rows[half].x, q.rows[half].y, s[2 * mine + half]);
@@ -226,8 +226,8 @@ class QuantizedKeys {
 #pragma unroll
         for (int mine = 0; mine < kMine; ++mine) {
           const ElementPairs row = element_pairs<Element, kFp8>(quantized[mine][2 * i], scales[mine][0]);
-          const ElementPairs row_8_behind = element_pairs<Element, kFp8>(quantized[mine][2 * i + 1], scales[mine][1]);
-          multiply<kMore>(s, q, mine, {row.even, row.odd}, {row_8_behind.even, row_8_behind.odd});
+          const ElementPairs row_plus_8 = element_pairs<Element, kFp8>(quantized[mine][2 * i + 1], scales[mine][1]);
+          multiply<kMore>(s, q, mine, {row.even, row.odd}, {row_plus_8.even, row_plus_8.odd});
         }
       }
 #pragma unroll
@@ -245,7 +245,7 @@ class QuantizedKeys {
   }
   __device__ __forceinline__ void load_pairs(std::uint32_t (&pairs)[4], std::uint32_t at) const {
     if constexpr (C::kDim >= 128) {  // groups have at most 64 tokens, so two pairs are adjacent
-      const uint2 first = load_words(at), second = load_words(at + two_pairs_on_);
+      const uint2 first = load_words(at), second = load_words(at + two_pairs_stride_);
       pairs[0] = first.x;
       pairs[1] = first.y;
       pairs[2] = second.x;
@@ -253,7 +253,7 @@ class QuantizedKeys {
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        pairs[i] = load_word(at + (i < 2 ? 0U : two_pairs_on_) + (i % 2 == 0 ? 0U : pair_on_));
+        pairs[i] = load_word(at + (i < 2 ? 0U : two_pairs_stride_) + (i % 2 == 0 ? 0U : pair_stride_));
       }
     }
   }
@@ -324,8 +324,8 @@ class QuantizedKeys {
         const Queries<kMore> q = queries_of<kMore>(2 * pair + i);
 #pragma unroll
         for (int mine = 0; mine < kMine; ++mine) {
-          const auto& [row, row_8_behind] = now.columns[i][mine];
-          multiply<kMore>(s, q, mine, alternate_columns(row), alternate_columns(row_8_behind));
+          const auto& [row, row_plus_8] = now.columns[i][mine];
+          multiply<kMore>(s, q, mine, alternate_columns(row), alternate_columns(row_plus_8));
         }
       }
       now = ahead;
@@ -412,7 +412,7 @@ class QuantizedKeys {
   // For 4-bit values: the first row of the quantization group with the warp's rows, and the bytes from a channel's pair
   // to those of the next channel and of the next but one.
   int group_row_ = 0;
-  std::uint32_t pair_on_ = 0, two_pairs_on_ = 0;
+  std::uint32_t pair_stride_ = 0, two_pairs_stride_ = 0;
   int sequence_ = 0, length_ = 0, head_ = 0, qparam_offset_ = 0;  // of the work tile
   int tail_begin_ = 0;                                            // first key of the tail
   float scale_ = 0.0F;

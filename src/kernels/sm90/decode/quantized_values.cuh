@@ -76,7 +76,7 @@ class QuantizedColumns {
     if (p_.v.qparam_bytes == 0) scale_ = table_scale(p_.v, head);
   }
 
-  __device__ __forceinline__ bool here() const {
+  __device__ __forceinline__ bool landed() const {
     return barrier_ended(map_.quantized_full(true, pipeline_state_.index), pipeline_state_.parity);
   }
   __device__ __forceinline__ void await(int keys) const {
@@ -84,13 +84,13 @@ class QuantizedColumns {
     if (keys < C::kKeyTile) clear_tail(next_stage(), keys);
   }
   template <RowEncoding kEncoding, bool kUsual, bool kByRow>
-  __device__ __forceinline__ void take(Path<kEncoding, kUsual, kByRow> path) {
+  __device__ __forceinline__ void acquire(Path<kEncoding, kUsual, kByRow> path) {
     const std::uint32_t quantized_stage = next_stage();
     quantized_ = quantized_stage + v_at_;
     qparams_ = qparam_of(quantized_stage, lane_ % 4 * 2);
     if constexpr (path.kLaysOut) {
 #pragma unroll
-      for (int i = 0; i < kLooks; ++i) looked_at_[i] = load_word(qparam_of(quantized_stage, 32 * i + lane_));
+      for (int i = 0; i < kLaneQparams; ++i) lane_qparams_[i] = load_word(qparam_of(quantized_stage, 32 * i + lane_));
       lay_out<kEncoding>();
     }
     pipeline_state_.advance(p_.v.stages);
@@ -124,14 +124,14 @@ class QuantizedColumns {
     if constexpr (path.kFour) {
       bool twice = false;
 #pragma unroll
-      for (int i = 0; i < kLooks; ++i) twice |= rounds_twice<Element>(looked_at_[i]);
+      for (int i = 0; i < kLaneQparams; ++i) twice |= rounds_twice<Element>(lane_qparams_[i]);
       return !__any_sync(0xffffffffU, twice);
     } else if constexpr (!kUsual) {
       return true;
     } else {
       std::uint32_t deviations = 0;
 #pragma unroll
-      for (int i = 0; i < kLooks; ++i) deviations |= scale_deviation<Element>(looked_at_[i]);
+      for (int i = 0; i < kLaneQparams; ++i) deviations |= scale_deviation<Element>(lane_qparams_[i]);
       return __all_sync(0xffffffffU, are_element_scales<Element>(deviations));
     }
   }
@@ -213,7 +213,7 @@ class QuantizedColumns {
   }
 
   __device__ __forceinline__ bool has_first() const { return warp_ == 0; }
-  __device__ __forceinline__ void leave(float* outputs, int n, const float4& columns) const {
+  __device__ __forceinline__ void store_partial(float* outputs, int n, const float4& columns) const {
     const auto store = [&](int column, auto... x) { store_columns(outputs + cuda::fragment_offset(column), x...); };
     finish(store, n, columns);
   }
@@ -232,7 +232,7 @@ class QuantizedColumns {
 
  private:
   using Element = typename C::Element;
-  static constexpr int kLooks = C::kKeyTile / 32;
+  static constexpr int kLaneQparams = C::kKeyTile / 32;
   static constexpr std::uint32_t kZeros = 2 * C::kKeyTile;  // bytes from scales to zero points
 
   __device__ __forceinline__ static void store_columns(float* to, float x) { __stcg(to, x); }
@@ -249,9 +249,9 @@ class QuantizedColumns {
   __device__ __forceinline__ void lay_out() const {
     __syncwarp();  // no lane reads those of the previous tile any more
 #pragma unroll
-    for (int i = 0; i < kLooks; ++i) {
+    for (int i = 0; i < kLaneQparams; ++i) {
       const std::uint32_t at = lay_at_ + static_cast<std::uint32_t>(64 * i);
-      const std::uint32_t number = looked_at_[i];
+      const std::uint32_t number = lane_qparams_[i];
       if constexpr (kEncoding == RowEncoding::kInt4Token) {
         cuda::store_shared_half(at, number);
         cuda::store_shared_half(at + kZeros, number >> 16);
@@ -294,8 +294,8 @@ class QuantizedColumns {
   std::uint32_t stages_;                       // address of the first stage
   float scale_ = 0.0F;                         // of all rows if they have none of their own
   std::uint32_t quantized_ = 0, qparams_ = 0;  // of the current tile
-  std::uint32_t laid_out_, lay_at_;    // addresses of this lane's share of reordered qparams to read, and to write
-  std::uint32_t looked_at_[kLooks]{};  // a lane's share of the qparams of its rows
+  std::uint32_t laid_out_, lay_at_;  // addresses of this lane's share of reordered qparams to read, and to write
+  std::uint32_t lane_qparams_[kLaneQparams]{};  // a lane's share of the qparams of its rows
   RuntimePipelineState pipeline_state_, released_;
 };
 

@@ -10,9 +10,9 @@ namespace ringattn::sm90 {
 
 // The consumer warpgroup calls it. coord_of_slot(i) is the coordinate of row i of `rows`. Missing rows, and columns
 // past head_dim, become zeros.
-template <class C, class Map, class CoordOfSlot>
+template <class C, class Map, class CoordOfRow>
 __device__ __forceinline__ void load_queries(const DecodeParams& params, const Map& map, int rows,
-                                             CoordOfSlot coord_of_slot) {
+                                             CoordOfRow coord_of_row) {
   constexpr int kChunks = C::kQBytes / kQueryTile / 16;
   const cuda::AttentionParams& p = params.attention;
   const auto* const q = static_cast<const std::uint16_t*>(p.q.data);
@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_queries(const DecodeParams& params, const M
     const int tile_row = i / kChunks;
     const int chunk = i % kChunks;
     const bool present = tile_row < rows && chunk * 8 < C::kDim;
-    const DecodeCoord coord = coord_of_slot(tile_row < rows ? tile_row : 0);
+    const DecodeCoord coord = coord_of_row(tile_row < rows ? tile_row : 0);
     const auto* const from =
         q + coord.row * p.q.token_stride + coord.query_head * p.q.head_stride + (present ? chunk * 8 : 0);
     const std::uint32_t to = map.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +

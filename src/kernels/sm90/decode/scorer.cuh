@@ -42,7 +42,7 @@ class TileKeys {
   __device__ __forceinline__ void begin(const WorkTileInfo&) {}
 
   // Eight columns of a query row in the order of shared memory.
-  __device__ __forceinline__ static uint4 arranged(const uint4& columns) { return columns; }
+  __device__ __forceinline__ static uint4 permuted(const uint4& columns) { return columns; }
 
   // Loads a work tile's query rows, which stay in shared memory until all warps have finished it.
   __device__ __forceinline__ void load_queries() {
@@ -124,7 +124,7 @@ class Scorer {
         unrounded_p_at_(map.unrounded_p(0, row_at(0, 0), block(0) * 16 + lane_ / 4)),
         keys_(keys) {}
 
-  __device__ __forceinline__ void take(const WorkTileInfo& info) {
+  __device__ __forceinline__ void process(const WorkTileInfo& info) {
     const int tile_begin = info.get(WorkTileInfo::kBegin);
     const int tile_end = info.get(WorkTileInfo::kEnd);
     const std::uint32_t begin = tiles_;
@@ -150,9 +150,9 @@ class Scorer {
     if (tiles_ <= rank_) return;
     const std::uint32_t own = (tiles_ - 1 - rank_) / C::kSlices;  // index of this CTA's last tile among its own
 #pragma unroll
-    for (std::uint32_t behind = 0; behind < C::kScoreStages / C::kSlices; ++behind) {
-      if (behind > own) break;
-      const PipelineStateAt<C::kScoreStages> turn(rank_ + (own - behind) * C::kSlices);
+    for (std::uint32_t back = 0; back < C::kScoreStages / C::kSlices; ++back) {
+      if (back > own) break;
+      const PipelineStateAt<C::kScoreStages> turn(rank_ + (own - back) * C::kSlices);
       barrier_wait(map_.score_empty(turn.index), turn.parity);
     }
   }
@@ -176,23 +176,23 @@ class Scorer {
     // Offsets come from one tile for all rows and all other tiles. If that is not possible, flags say so.
     std::uint32_t number = begin + static_cast<std::uint32_t>(info.get(WorkTileInfo::kOffsetTile) - work_tile.begin);
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
-    bool settles = true;
+    bool fixes_offset = true;
     if (C::kResumes && work_tile.resumes) {  // offsets come from states
       restore(work_tile, turn);
       if (own >= tiles_) return;
-      settles = false;
+      fixes_offset = false;
       number = own;
     }
     const std::uint32_t softmax_offset = number;
-    bool knows = scoring_warpgroup_ == 0;  // whether this warpgroup has the softmax_offsets
-    int scoring_warpgroup = 0;             // whose turn it is
+    bool has_offsets = scoring_warpgroup_ == 0;  // whether this warpgroup has the softmax_offsets
+    int scoring_warpgroup = 0;                   // whose turn it is
     const auto tile = [&] { return work_tile.begin + static_cast<int>(number - begin); };
-    const auto know_offsets = [&] {
-      if (!knows) take_offsets(turn);
-      knows = true;
+    const auto get_offsets = [&] {
+      if (!has_offsets) load_offsets(turn);
+      has_offsets = true;
     };
     // Advances to the next tile, if there is one.
-    const auto go_on = [&] {
+    const auto next_tile = [&] {
       scoring_warpgroup = scoring_warpgroup + 1 == C::kScoringWarpgroups ? 0 : scoring_warpgroup + 1;
       if (own == softmax_offset) own += C::kSlices;
       if (own >= tiles_) return false;
@@ -201,20 +201,20 @@ class Scorer {
       return true;
     };
 #pragma unroll 1
-    for (;; settles = false) {
-      const bool sends = !settles || (number & (C::kSlices - 1U)) == rank_;
+    for (;; fixes_offset = false) {
+      const bool sends = !fixes_offset || (number & (C::kSlices - 1U)) == rank_;
       if (scoring_warpgroup == scoring_warpgroup_) {
         Scores s{};
         keys_.add_qk(s, tile(), more);
         mask_and_scale(s, tile(), info);
-        if (settles) fix_offset(s, info, turn);
-        know_offsets();
+        if (fixes_offset) fix_offset(s, info, turn);
+        get_offsets();
         if (sends) exponentiate_and_send(s, number, more);
       } else {
         keys_.skip();
       }
       if (sends) ++sent_;
-      if (!go_on()) return;
+      if (!next_tile()) return;
       if constexpr (Keys::kHasUsual) {
         // Usual tiles, in a tight loop without the other cases.
         if (p_.softmax.scaled_first) continue;
@@ -227,13 +227,13 @@ class Scorer {
               if (key < first || key + C::kKeyTile > end || !keys_.is_usual(path, tile())) return true;
               Scores s{};
               keys_.add_qk_fast(path, s, more);
-              know_offsets();
+              get_offsets();
               exponentiate_and_send(s, number, more);
             } else {
               keys_.skip();
             }
             ++sent_;
-          } while (go_on());
+          } while (next_tile());
           return false;
         });
         if (!left) return;
@@ -251,15 +251,15 @@ class Scorer {
     named_sync(kScoreBarrier, 32 * C::kScoreWarps);  // no warp reads the previous work tile's rows any more
 #pragma unroll 1
     for (int i = thread_of_cta(); i < kSlicedRows * kChunks; i += 32 * C::kScoreWarps) {
-      const int slot = i / kChunks;
+      const int tile_row = i / kChunks;
       const int chunk = i % kChunks;
       uint4 elements{0, 0, 0, 0};
-      if (slot < rows_count_) {
-        const DecodeCoord coord = coord_of(params_, work_tile, slot);
-        elements = Keys::arranged(load_elements(
+      if (tile_row < rows_count_) {
+        const DecodeCoord coord = coord_of(params_, work_tile, tile_row);
+        elements = Keys::permuted(load_elements(
             q + coord.row * p_.q.token_stride + coord.query_head * p_.q.head_stride + chunk * 8, aligned));
       }
-      cuda::store_shared(map_.q(slot, chunk), elements);
+      cuda::store_shared(map_.q(tile_row, chunk), elements);
     }
     named_sync(kScoreBarrier, 32 * C::kScoreWarps);
     keys_.load_queries();
@@ -296,34 +296,35 @@ class Scorer {
   __device__ __forceinline__ void fix_offset(const Scores& s, const WorkTileInfo& info, std::uint32_t turn) {
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      float most = -INFINITY;
+      float max_score = -INFINITY;
 #pragma unroll
       for (int mine = 0; mine < kMine; ++mine) {
         if (!has(mine)) continue;
         const float(&x)[4] = s[2 * mine + row / 2];
-        most = fmaxf(most, fmaxf(x[row % 2], x[row % 2 + 2]));
+        max_score = fmaxf(max_score, fmaxf(x[row % 2], x[row % 2 + 2]));
       }
 #pragma unroll
-      for (int lanes = 4; lanes < 32; lanes *= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, lanes));
-      if (lane_ < 4) cuda::store_shared(map_.maximum(turn, warp_, row_at(row / 2, row)), __float_as_uint(most));
+      for (int lanes = 4; lanes < 32; lanes *= 2)
+        max_score = fmaxf(max_score, __shfl_xor_sync(0xffffffffU, max_score, lanes));
+      if (lane_ < 4) cuda::store_shared(map_.maximum(turn, warp_, row_at(row / 2, row)), __float_as_uint(max_score));
     }
     named_sync(kScoringBarrier, 32 * C::kScoringWarpgroupWarps);
     bool fails = false;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      const int slot = row_at(row / 2, row);
-      float maximum = load_float(map_.maximum(turn, 0, slot));
+      const int tile_row = row_at(row / 2, row);
+      float maximum = load_float(map_.maximum(turn, 0, tile_row));
 #pragma unroll
       for (int warp = 1; warp < C::kScoringWarpgroupWarps; ++warp) {
-        maximum = fmaxf(maximum, load_float(map_.maximum(turn, warp, slot)));
+        maximum = fmaxf(maximum, load_float(map_.maximum(turn, warp, tile_row)));
       }
       const bool seen = maximum > -INFINITY;
       shift_[row] = seen ? -__fmul_rn(maximum, p_.softmax.exponent_base2) : 0.0F;
       if (warp_ == 0 && lane_ < 4) {
-        cuda::store_shared(map_.softmax_offset(turn, slot), __float_as_uint(seen ? -shift_[row] : -INFINITY));
+        cuda::store_shared(map_.softmax_offset(turn, tile_row), __float_as_uint(seen ? -shift_[row] : -INFINITY));
       }
-      const bool folds = info.get(WorkTileInfo::kRowBegin, slot) < info.get(WorkTileInfo::kRowEnd, slot);
-      fails = fails || (folds && !seen && slot < rows_count_);
+      const bool attends = info.get(WorkTileInfo::kRowBegin, tile_row) < info.get(WorkTileInfo::kRowEnd, tile_row);
+      fails = fails || (attends && !seen && tile_row < rows_count_);
     }
     arrive_offsets(turn, fails || info.get(WorkTileInfo::kFails) != 0);
   }
@@ -333,19 +334,20 @@ class Scorer {
     bool fails = false;
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
-      const int slot = row_at(row / 2, row);
-      const bool present = slot < rows_count_;
-      const DecodeCoord coord = coord_of(params_, work_tile, present ? slot : 0);
+      const int tile_row = row_at(row / 2, row);
+      const bool present = tile_row < rows_count_;
+      const DecodeCoord coord = coord_of(params_, work_tile, present ? tile_row : 0);
       const float softmax_offset = present ? __ldcg(state_stats(params_, coord) + cuda::kCurrentOffset) : -INFINITY;
       const bool seen = softmax_offset != -INFINITY;
       shift_[row] = seen ? -softmax_offset : 0.0F;
-      if (warp_ == 0 && lane_ < 4) cuda::store_shared(map_.softmax_offset(turn, slot), __float_as_uint(softmax_offset));
+      if (warp_ == 0 && lane_ < 4)
+        cuda::store_shared(map_.softmax_offset(turn, tile_row), __float_as_uint(softmax_offset));
       fails = fails || (present && !seen);
     }
     arrive_offsets(turn, fails);
   }
   // Takes those that the first scoring warpgroup has fixed.
-  __device__ __forceinline__ void take_offsets(std::uint32_t turn) {
+  __device__ __forceinline__ void load_offsets(std::uint32_t turn) {
     barrier_wait(map_.softmax_offsets_full(turn), turn / 2 & 1U);
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
@@ -365,7 +367,7 @@ class Scorer {
   __device__ __forceinline__ void exponentiate_and_send(Scores& s, std::uint32_t number, More more) {
     using Products = cuda::Products<typename C::Element>;
     const PipelineStateAt<C::kScoreStages> turn(number);
-    const std::uint32_t piece = map_.slot(turn.index).address + score_at_;
+    const std::uint32_t warp_blocks = map_.score_stage(turn.index).address + score_at_;
     const float c = p_.softmax.exponent_base2;
 #pragma unroll
     for (int j = 0; j < 2 * kMine; ++j) {
@@ -381,14 +383,15 @@ class Scorer {
       for (int half = 0; half < 2; ++half) {
         if (half == 1 && !more) continue;
         const float(&x)[4] = s[2 * mine + half];
-        cuda::store_transposed(piece + chunk_at_ + ScoreStage::block<kMine>(mine, half), Products::pack(x[0], x[1]),
-                               Products::pack(x[2], x[3]));
+        cuda::store_transposed(warp_blocks + chunk_at_ + ScoreStage::block<kMine>(mine, half),
+                               Products::pack(x[0], x[1]), Products::pack(x[2], x[3]));
       }
     }
     if constexpr (C::kSlices > 1) proxy_fence();
     __syncwarp();
     if (has(0)) {
-      send_to_others<C>(rank_, piece, (more ? 2 : 1) * kMine * ScoreStage::kBlockBytes, map_.score_full(turn.index));
+      send_to_others<C>(rank_, warp_blocks, (more ? 2 : 1) * kMine * ScoreStage::kBlockBytes,
+                        map_.score_full(turn.index));
     } else {
       arrive_at_others<C>(rank_, map_.score_full(turn.index));
     }

@@ -28,15 +28,15 @@ namespace ringattn::sm90 {
 template <class C>
 constexpr int sliced_arrivals(int barrier) {
   constexpr int kV = 2 * C::kKStages;
-  constexpr int kSlot = kV + 2 * C::kVStages;
-  constexpr int kTurn = kSlot + 3 * C::kScoreStages;
+  constexpr int kScore = kV + 2 * C::kVStages;
+  constexpr int kTurn = kScore + 3 * C::kScoreStages;
   static_assert(SlicedMap<C>::kBarriers == kTurn + 14);
   if (barrier >= kTurn) {
     const int of = (barrier - kTurn) / 2;
     return of == 0 ? C::kScoringWarpgroupWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
   }
-  if (barrier >= kSlot + 2 * C::kScoreStages) return C::kSlices * (C::kOutWarps + 1);
-  if (barrier >= kSlot) return barrier < kSlot + C::kScoreStages ? C::kScoringWarpgroupWarps : 1;
+  if (barrier >= kScore + 2 * C::kScoreStages) return C::kSlices * (C::kOutWarps + 1);
+  if (barrier >= kScore) return barrier < kScore + C::kScoreStages ? C::kScoringWarpgroupWarps : 1;
   if (barrier >= kV) return barrier < kV + C::kVStages ? 0 : C::kOutWarps;
   return barrier < C::kKStages ? 1 : C::kScoringWarpgroupWarps;
 }
@@ -60,17 +60,17 @@ __device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params,
 
 // The K producer warp posts WorkTileInfos, and all other warps go through them in order. Calls take(info, number) for
 // each.
-template <class C, class Take>
-__device__ __forceinline__ void for_each_work_tile(const SlicedMap<C>& map, int first, int step, const Take& take) {
+template <class C, class Visit>
+__device__ __forceinline__ void for_each_work_tile(const SlicedMap<C>& map, int first, int step, const Visit& visit) {
   wait_for_cluster<C>();
-  std::uint32_t notes = 0;
+  std::uint32_t infos = 0;
 #pragma unroll 1
   for (int n = first;; n += step) {
-    const PipelineStateAt<2> turn(notes++);
+    const PipelineStateAt<2> turn(infos++);
     const WorkTileInfo info = map.info(turn.index);
     barrier_wait(map.info_full(turn.index), turn.parity);
     if (info.get(WorkTileInfo::kBegin) == WorkTileInfo::kNoMore) break;
-    take(info, n);
+    visit(info, n);
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(map.info_empty(turn.index));
   }
@@ -115,19 +115,19 @@ __device__ __forceinline__ void decode_sliced(const DecodeParams& params, const 
                                               const Boxes& boxes, const Fails& fails) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   // Always inlined: otherwise a warp's register arrays would be in local memory.
-  const auto each_work_tile = [&](auto take) __attribute__((always_inline)) {
-    for_each_work_tile<C>(map, work.first, work.step, take);
+  const auto each_work_tile = [&](auto visit) __attribute__((always_inline)) {
+    for_each_work_tile<C>(map, work.first, work.step, visit);
   };
   if (warp < C::kScoreWarps) {
     const RoleRegisters<C, kScoringRegisters> registers;
     Scorer<C, decltype(keys())> scorer(params, map, rank, keys());
-    each_work_tile([&](const WorkTileInfo& info, int) { scorer.take(info); });
+    each_work_tile([&](const WorkTileInfo& info, int) { scorer.process(info); });
     scorer.drain();
   } else if (warp < C::kScoreWarps + C::kOutWarps) {
     const RoleRegisters<C, kOutputRegisters> registers;
     auto outputs = make_outputs();
     each_work_tile([&](const WorkTileInfo& info, int number) __attribute__((always_inline)) {
-      const bool failed = outputs.take(info);
+      const bool failed = outputs.process(info);
       if (!outputs.is_leader()) return;
       if (failed) fails();
       if (rank == 0) __stcg(params.failed + number, failed ? 1 : 0);
@@ -135,14 +135,14 @@ __device__ __forceinline__ void decode_sliced(const DecodeParams& params, const 
   } else {
     const RoleRegisters<C, kSliceHelperRegisters> registers;
     if (warp == C::kScoreWarps + C::kOutWarps) {
-      SumReducer<C> maker(map, rank);
-      each_work_tile([&](const WorkTileInfo& info, int) { maker.take(info); });
+      SumReducer<C> reducer(map, rank);
+      each_work_tile([&](const WorkTileInfo& info, int) { reducer.process(info); });
     } else if (warp == C::kScoreWarps + C::kOutWarps + 1) {
       SumAdder<C> adder(params, map);
-      each_work_tile([&](const WorkTileInfo& info, int) { adder.take(info); });
+      each_work_tile([&](const WorkTileInfo& info, int) { adder.process(info); });
     } else if (warp == C::kScoreWarps + C::kOutWarps + 2) {
       ValueProducer<C, decltype(boxes(std::true_type()))> producer(map, rank, boxes(std::true_type()));
-      each_work_tile([&](const WorkTileInfo& info, int) { producer.take(info); });
+      each_work_tile([&](const WorkTileInfo& info, int) { producer.process(info); });
     } else {
       KeyProducer<C, decltype(boxes(std::false_type()))> producer(params, map, rank, boxes(std::false_type()));
       producer.run(work.first, work.step);
@@ -179,7 +179,7 @@ __device__ __noinline__ void recompute_failed_tiles(const DecodeParams& params, 
   const int work_tiles = work_tile_count(params, map);
   const auto each_work_tile = [&](auto&& worker) {
     for (int n = first; n < work_tiles; n += step) {
-      if (__ldcg(params.failed + n) != 0) worker.take(work_tile_of<Whole>(params, map, n));
+      if (__ldcg(params.failed + n) != 0) worker.process(work_tile_of<Whole>(params, map, n));
     }
   };
   if (threadIdx.x < kDecodeConsumerThreads) {

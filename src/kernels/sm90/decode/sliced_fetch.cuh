@@ -53,21 +53,23 @@ class TileBoxes {
     return locate_rows(tile, row_);
   }
   // Whether a tile is one box. Then one lane does everything for the tiles of a work tile, which is faster.
-  __device__ bool alone() const { return p_.boxes == 1; }
+  __device__ bool single_box() const { return p_.boxes == 1; }
   // Whether a tile's location must be read from memory: a block table or a block mask.
-  __device__ bool looked_up() const { return p_.pages != nullptr || p_.mask_block_indices != nullptr; }
+  __device__ bool needs_lookup() const { return p_.pages != nullptr || p_.mask_block_indices != nullptr; }
   // For that one lane, the box of a tile.
-  __device__ __forceinline__ Box find_alone(int tile) const { return tile >= end_ ? Box{0, -1} : locate_rows(tile, 0); }
-  __device__ __forceinline__ void fetch_keys_alone(const SlicedMap<C>& map, const PipelineState<C::kKStages>& turn,
+  __device__ __forceinline__ Box find_single(int tile) const {
+    return tile >= end_ ? Box{0, -1} : locate_rows(tile, 0);
+  }
+  __device__ __forceinline__ void load_single_keys(const SlicedMap<C>& map, const PipelineState<C::kKStages>& turn,
                                                    const Box& box, int head) const {
     barrier_wait(map.k_empty(turn.index), turn.parity ^ 1U);
-    fetch_alone<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.index), map.k_full(turn.index), box, head, 0,
+    load_single<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.index), map.k_full(turn.index), box, head, 0,
                                          p_.k_box_columns);
   }
-  __device__ __forceinline__ void fetch_values_alone(const SlicedMap<C>& map, const PipelineState<C::kVStages>& turn,
+  __device__ __forceinline__ void load_single_values(const SlicedMap<C>& map, const PipelineState<C::kVStages>& turn,
                                                      const Box& box, int head, std::uint32_t rank) const {
     barrier_wait(map.v_empty(turn.index), turn.parity ^ 1U);
-    fetch_alone<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), box, head,
+    load_single<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), box, head,
                                                  static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
   // Waits for the stage to be empty, then loads the next K tile, or this CTA's columns of the next V tile.
@@ -87,9 +89,9 @@ class TileBoxes {
   // Whether lanes copy rows of V. Then they look up page runs of TilePageRuns::kTiles tiles at a time: this lane's tile
   // among them, and its page run of a tile.
   __device__ bool by_lanes() const { return p_.values_by_lanes; }
-  __device__ int tile_of_page_run() const { return lane_ / TilePageRuns<C>::kPieces; }
+  __device__ int tile_of_page_run() const { return lane_ / TilePageRuns<C>::kPageRuns; }
   __device__ __forceinline__ Box find_page_run(int tile) const {
-    const int row = lane_ % TilePageRuns<C>::kPieces * kPageRunRows;
+    const int row = lane_ % TilePageRuns<C>::kPageRuns * kPageRunRows;
     if (tile >= end_ || tile * C::kKeyTile + row >= length_) return {0, -1};
     return locate_rows(tile, row);
   }
@@ -125,7 +127,7 @@ class TileBoxes {
 
   // The same by one lane, for a tile that is one box.
   template <int kColumns, int kRowBytes>
-  __device__ __forceinline__ static void fetch_alone(const CUtensorMap* map, std::uint32_t target,
+  __device__ __forceinline__ static void load_single(const CUtensorMap* map, std::uint32_t target,
                                                      std::uint32_t barrier, const Box& box, int head, int first_column,
                                                      int columns) {
     constexpr int kAllRowBytes = (kColumns * 2 + kRowBytes - 1) / kRowBytes * kRowBytes;
@@ -184,7 +186,7 @@ class KeyProducer {
     for (int n = first; n < work_tiles; n += step) {
       const DecodeWorkTile work_tile = work_tile_of<C>(p_, map_, n);
       if (p_.sequences == 1) work_tiles = work_tile.of.splits * work_tile.stride;
-      if (n < work_tiles) take(work_tile);
+      if (n < work_tiles) process(work_tile);
     }
     arrive_end();
   }
@@ -212,26 +214,26 @@ class KeyProducer {
     }
   }
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
-    const Look look = look_at(work_tile);
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
+    const RowSummary summary = summarize_rows(work_tile);
     boxes_.begin(work_tile);
-    bool alone = false;
-    if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) alone = boxes_.alone();
+    bool single_box = false;
+    if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) single_box = boxes_.single_box();
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     const auto tile_at = [&](std::uint32_t number) { return work_tile.begin + static_cast<int>(number - begin); };
     // The softmax_offset tile first, then the tiles that this CTA scores: own, own + kSlices, … If offsets come from
     // states, only the latter.
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
-    const int softmax_offset = C::kResumes && work_tile.resumes ? tile_at(own) : look.softmax_offset;
+    const int softmax_offset = C::kResumes && work_tile.resumes ? tile_at(own) : summary.softmax_offset;
     int tile = softmax_offset;
-    const auto find = [&](int of) { return alone ? boxes_.find_alone(of) : boxes_.find(of); };
+    const auto find = [&](int of) { return single_box ? boxes_.find_single(of) : boxes_.find(of); };
     auto ahead = find(tile);
     bool more = tile < work_tile.end && work_tile.begin < work_tile.end;
     const int info_at = more && infos_ == 0 ? 1 : 0;  // the first tile is urgent, the info less so
 #pragma unroll 1
     for (int n = 0;; ++n) {
-      if (n == info_at) write_info(work_tile, look);
+      if (n == info_at) write_info(work_tile, summary);
       if (!more) break;
       const auto box = ahead;
       const int now = tile;
@@ -241,51 +243,51 @@ class KeyProducer {
       own += C::kSlices;
       ahead = find(tile);
       if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
-        if (alone) {
-          if (elect_one()) boxes_.fetch_keys_alone(map_, stage_, box, work_tile.kv_head);
+        if (single_box) {
+          if (elect_one()) boxes_.load_single_keys(map_, stage_, box, work_tile.kv_head);
           __syncwarp();
         }
       }
-      if (!alone) boxes_.fetch_keys(map_, stage_, now, box, work_tile.kv_head);
+      if (!single_box) boxes_.fetch_keys(map_, stage_, now, box, work_tile.kv_head);
       stage_.advance();
     }
   }
 
   // The rows of a work tile: this lane's range, and properties of all. The softmax_offset tile is the first one in
   // which a row with tiles here sees a key. If it differs between rows, the work tile fails.
-  struct Look {
+  struct RowSummary {
     RowRange row_range;
     int rows, softmax_offset;
     bool fails;
     int common_begin, common_end;
   };
-  __device__ __forceinline__ Look look_at(const DecodeWorkTile& work_tile) const {
+  __device__ __forceinline__ RowSummary summarize_rows(const DecodeWorkTile& work_tile) const {
     const int rows = rows_of(p_, work_tile);
     RowRange row_range{kNoKey, 0, work_tile.end, work_tile.end};
     if (lane_ < rows) row_range = range_of<C>(p_, work_tile, coord_of(p_, work_tile, lane_));
-    const bool folds = row_range.begin < row_range.end;
+    const bool attends = row_range.begin < row_range.end;
     int own = row_range.low / C::kKeyTile;
     own = own > work_tile.begin ? own : work_tile.begin;
-    const std::uint32_t attending = __ballot_sync(0xffffffffU, folds);
+    const std::uint32_t attending = __ballot_sync(0xffffffffU, attends);
     const int first = __shfl_sync(0xffffffffU, own, attending == 0 ? 0 : __ffs(static_cast<int>(attending)) - 1);
     const bool inside = attending != 0 && first < work_tile.end;
     const int softmax_offset = inside ? first : work_tile.begin;
-    const bool fails = __any_sync(0xffffffffU, folds && own != softmax_offset);
+    const bool fails = __any_sync(0xffffffffU, attends && own != softmax_offset);
     const int common_begin = __reduce_max_sync(0xffffffffU, lane_ < rows ? row_range.low : 0);
     const int common_end = __reduce_min_sync(0xffffffffU, lane_ < rows ? row_range.high : kNoKey);
     return {row_range, rows, softmax_offset, fails, common_begin, common_end};
   }
 
-  __device__ __forceinline__ void write_info(const DecodeWorkTile& work_tile, const Look& look) {
+  __device__ __forceinline__ void write_info(const DecodeWorkTile& work_tile, const RowSummary& summary) {
     const PipelineStateAt<2> turn(infos_++);
     const WorkTileInfo info = map_.info(turn.index);
     barrier_wait(map_.info_empty(turn.index), turn.parity ^ 1U);
     const auto put = [&info](WorkTileInfo::Field field, int number) { store_number(info.at(field), number); };
     if (lane_ < kSlicedRows) {
-      store_number(info.at(WorkTileInfo::kLow, lane_), look.row_range.low);
-      store_number(info.at(WorkTileInfo::kHigh, lane_), look.row_range.high);
-      store_number(info.at(WorkTileInfo::kRowBegin, lane_), look.row_range.begin);
-      store_number(info.at(WorkTileInfo::kRowEnd, lane_), look.row_range.end);
+      store_number(info.at(WorkTileInfo::kLow, lane_), summary.row_range.low);
+      store_number(info.at(WorkTileInfo::kHigh, lane_), summary.row_range.high);
+      store_number(info.at(WorkTileInfo::kRowBegin, lane_), summary.row_range.begin);
+      store_number(info.at(WorkTileInfo::kRowEnd, lane_), summary.row_range.end);
     }
     if (lane_ == 0) {
       put(WorkTileInfo::kBegin, work_tile.begin);
@@ -304,11 +306,11 @@ class KeyProducer {
       put(WorkTileInfo::kSelected, work_tile.of.listed);
       put(WorkTileInfo::kGap, work_tile.of.gap);
       put(WorkTileInfo::kFirstNumber, work_tile.first_number);
-      put(WorkTileInfo::kRows, look.rows);
-      put(WorkTileInfo::kOffsetTile, look.softmax_offset);
-      put(WorkTileInfo::kFails, look.fails ? 1 : 0);
-      put(WorkTileInfo::kCommonBegin, look.common_begin);
-      put(WorkTileInfo::kCommonEnd, look.common_end);
+      put(WorkTileInfo::kRows, summary.rows);
+      put(WorkTileInfo::kOffsetTile, summary.softmax_offset);
+      put(WorkTileInfo::kFails, summary.fails ? 1 : 0);
+      put(WorkTileInfo::kCommonBegin, summary.common_begin);
+      put(WorkTileInfo::kCommonEnd, summary.common_end);
       put(WorkTileInfo::kResumes, work_tile.resumes ? 1 : 0);
     }
     __syncwarp();
@@ -340,17 +342,17 @@ class ValueProducer {
   __device__ __forceinline__ ValueProducer(const SlicedMap<C>& map, std::uint32_t rank, const Boxes& boxes)
       : map_(map), rank_(rank), boxes_(boxes) {}
 
-  __device__ __forceinline__ void take(const WorkTileInfo& info) {
+  __device__ __forceinline__ void process(const WorkTileInfo& info) {
     const int end = info.get(WorkTileInfo::kEnd);
     const int kv_head = info.get(WorkTileInfo::kKvHead);
     int tile = info.get(WorkTileInfo::kBegin);
     boxes_.begin(info);
     if constexpr (std::is_same_v<Boxes, TileBoxes<C>>) {
-      if (boxes_.alone()) {
-        if (boxes_.looked_up()) {
-          take_alone<4>(tile, end, kv_head);  // a lookup in memory takes longer than the computation of a tile
+      if (boxes_.single_box()) {
+        if (boxes_.needs_lookup()) {
+          load_single_boxes<4>(tile, end, kv_head);  // a lookup in memory takes longer than the computation of a tile
         } else {
-          take_alone<1>(tile, end, kv_head);
+          load_single_boxes<1>(tile, end, kv_head);
         }
         return;
       }
@@ -375,19 +377,19 @@ class ValueProducer {
  private:
   // Tiles are looked up kAhead tiles before their load.
   template <int kAhead>
-  __device__ __forceinline__ void take_alone(int tile, int end, int head) {
+  __device__ __forceinline__ void load_single_boxes(int tile, int end, int head) {
     if (elect_one()) {  // always the same lane, whose stage_ is the valid one
       typename Boxes::Box ahead[kAhead];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) ahead[i] = boxes_.find_alone(tile + i);
+      for (int i = 0; i < kAhead; ++i) ahead[i] = boxes_.find_single(tile + i);
 #pragma unroll 1
       for (; tile < end; tile += kAhead) {
 #pragma unroll
         for (int i = 0; i < kAhead; ++i) {
           if (tile + i >= end) break;
           const auto box = ahead[i];
-          ahead[i] = boxes_.find_alone(tile + i + kAhead);
-          boxes_.fetch_values_alone(map_, stage_, box, head, rank_);
+          ahead[i] = boxes_.find_single(tile + i + kAhead);
+          boxes_.load_single_values(map_, stage_, box, head, rank_);
           stage_.advance();
         }
       }

@@ -65,8 +65,8 @@ __device__ __forceinline__ std::uint32_t tile_chunk(int row, int chunk) {
 struct ScoreStage {
   static constexpr int kRowBytes = 32;
   static constexpr int kBlockBytes = 8 * kRowBytes;
-  static constexpr int kNumbers = 2 * 8 * kBlockBytes;  // at most 8 blocks of 16 keys
-  static constexpr int kBytes = kNumbers + 16 + kSlicedRows * 16;
+  static constexpr int kProbabilityBytes = 2 * 8 * kBlockBytes;  // at most 8 blocks of 16 keys
+  static constexpr int kBytes = kProbabilityBytes + 16 + kSlicedRows * 16;
 
   // Flag: the work tile must be recomputed tile by tile.
   static constexpr int kFails = 1;
@@ -82,7 +82,7 @@ struct ScoreStage {
   static __device__ std::uint32_t chunk(int row, int chunk) {
     return static_cast<std::uint32_t>(row * kRowBytes + ((chunk ^ (row >> 2 & 1)) << 4));
   }
-  __device__ std::uint32_t flags() const { return address + kNumbers; }
+  __device__ std::uint32_t flags() const { return address + kProbabilityBytes; }
   __device__ std::uint32_t sum(int row, int share) const {
     return flags() + 16 + static_cast<std::uint32_t>(row * 16 + share * 4);
   }
@@ -180,7 +180,7 @@ struct SlicedMap {
 
   __device__ std::uint32_t k(std::uint32_t stage) const { return at(kKOffset, stage, C::kKBytes); }
   __device__ std::uint32_t v(std::uint32_t stage) const { return at(kVOffset, stage, C::kVBytes); }
-  __device__ ScoreStage slot(std::uint32_t slot) const { return {at(kScoreOffset, slot, ScoreStage::kBytes)}; }
+  __device__ ScoreStage score_stage(std::uint32_t stage) const { return {at(kScoreOffset, stage, ScoreStage::kBytes)}; }
   // 8 columns of a row of Q: the lowest three bits of the 16-byte chunk's number are XORed with the row.
   __device__ std::uint32_t q(int row, int chunk) const {
     return at(kQOffset, 0, 0) +
@@ -222,9 +222,9 @@ struct SlicedMap {
   __device__ std::uint32_t v_empty(std::uint32_t stage) const { return v_full(C::kVStages + stage); }
   // Barriers of a score stage: score_full (the probabilities are in this CTA), sums_full (the sums are), score_empty
   // (all CTAs have released theirs; signalled at the CTA that writes the stage next).
-  __device__ std::uint32_t score_full(std::uint32_t slot) const { return v_full(2 * C::kVStages + slot); }
-  __device__ std::uint32_t sums_full(std::uint32_t slot) const { return score_full(C::kScoreStages + slot); }
-  __device__ std::uint32_t score_empty(std::uint32_t slot) const { return score_full(2 * C::kScoreStages + slot); }
+  __device__ std::uint32_t score_full(std::uint32_t stage) const { return v_full(2 * C::kVStages + stage); }
+  __device__ std::uint32_t sums_full(std::uint32_t stage) const { return score_full(C::kScoreStages + stage); }
+  __device__ std::uint32_t score_empty(std::uint32_t stage) const { return score_full(2 * C::kScoreStages + stage); }
   // Barriers of the double buffers: full (written) and empty (read).
   __device__ std::uint32_t unrounded_p_full(std::uint32_t turn) const { return in_turn(0, turn); }
   __device__ std::uint32_t unrounded_p_empty(std::uint32_t turn) const { return in_turn(1, turn); }
@@ -286,7 +286,8 @@ __device__ __forceinline__ void arrive_at_others(std::uint32_t rank, std::uint32
 // Releases the score stage of tile `number` for `readers` warps, by the thread where `says` is true. Arrives at the CTA
 // that has written it.
 template <class C>
-__device__ __forceinline__ void release_slot(bool says, const SlicedMap<C>& map, std::uint32_t number, int readers) {
+__device__ __forceinline__ void release_score_stage(bool says, const SlicedMap<C>& map, std::uint32_t number,
+                                                    int readers) {
   const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
   if constexpr (C::kSlices > 1) {
     barrier_arrive_at_if(says, in_cta(barrier, number & (C::kSlices - 1U)), readers);
@@ -296,7 +297,7 @@ __device__ __forceinline__ void release_slot(bool says, const SlicedMap<C>& map,
 }
 // The same by one thread of a warp that has read the stage.
 template <class C>
-__device__ __forceinline__ void release_slot(const SlicedMap<C>& map, std::uint32_t number) {
+__device__ __forceinline__ void release_score_stage(const SlicedMap<C>& map, std::uint32_t number) {
   const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
   if constexpr (C::kSlices > 1) {
     barrier_arrive_at(in_cta(barrier, number & (C::kSlices - 1U)));

@@ -34,14 +34,14 @@ class TileValues {
   }
 
   // Whether the next tile has landed, without waiting.
-  __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
+  __device__ __forceinline__ bool landed() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
   // Waits for the next tile, which has `keys` keys.
   __device__ __forceinline__ void await(int keys) const {
     barrier_wait(map_.v_full(stage_.index), stage_.parity);
     if (keys < C::kKeyTile) clear_value_tail<C, kBlocks>(map_.v(stage_.index), warp_ * kBlocks, keys, lane_);
   }
   // Makes it the tile that is read from. Without a next tile, the current one stays.
-  __device__ __forceinline__ void take(bool is_next) {
+  __device__ __forceinline__ void acquire(bool is_next) {
     if (!is_next) return;
     tile_ = map_.v(stage_.index);
     stage_.advance();
@@ -107,21 +107,21 @@ class SlicedOutputs {
   __device__ bool is_leader() const { return warp_ == 0 && lane_ == 0; }
 
   // Returns whether the work tile has failed and must be recomputed tile by tile.
-  __device__ __forceinline__ bool take(const WorkTileInfo& info) {
+  __device__ __forceinline__ bool process(const WorkTileInfo& info) {
     const DecodeWorkTile work_tile = info.work_tile(p_);
     rows_count_ = info.get(WorkTileInfo::kRows);
     flags_ = 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int slot = lane_ / 4 + 8 * half;
-      begin_[half] = info.get(WorkTileInfo::kRowBegin, slot);
-      end_[half] = info.get(WorkTileInfo::kRowEnd, slot);
+      const int tile_row = lane_ / 4 + 8 * half;
+      begin_[half] = info.get(WorkTileInfo::kRowBegin, tile_row);
+      end_[half] = info.get(WorkTileInfo::kRowEnd, tile_row);
       clear_row(half);
     }
     if (work_tile.resumes) restore(work_tile);
     if (work_tile.begin < work_tile.end) {
       await_next(false, work_tile.of.length - work_tile.begin * C::kKeyTile);
-      values_.take(true);
+      values_.acquire(true);
       fetch(head_[0], probabilities(score_state_), 0);
       fetch(head_[1], probabilities(score_state_), 1);
     }
@@ -163,20 +163,20 @@ class SlicedOutputs {
   };
 
   // Whether the next tile and its probabilities are ready, without waiting.
-  __device__ __forceinline__ bool next_is_here() const {
+  __device__ __forceinline__ bool next_is_ready() const {
     const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
-    return values_.here() && scored;
+    return values_.landed() && scored;
   }
   // Waits for them, unless `here`. The tile has `keys` keys.
-  __device__ __forceinline__ void await_next(bool here, int keys) const {
-    if (here && keys >= C::kKeyTile) return;
+  __device__ __forceinline__ void await_next(bool ready, int keys) const {
+    if (ready && keys >= C::kKeyTile) return;
     barrier_wait(map_.score_full(score_state_.index), score_state_.parity);
     values_.await(keys);
   }
 
   // Address of this lane's share of a score stage's probabilities.
-  __device__ __forceinline__ std::uint32_t probabilities(const PipelineState<C::kScoreStages>& slot) const {
-    return map_.slot(slot.index).address + p_at_;
+  __device__ __forceinline__ std::uint32_t probabilities(const PipelineState<C::kScoreStages>& state) const {
+    return map_.score_stage(state.index).address + p_at_;
   }
 
   __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t p, int step) const {
@@ -195,7 +195,7 @@ class SlicedOutputs {
       const std::uint32_t released = values_.next_released();
       if (lane_ == 0) {
         barrier_arrive(released);
-        release_slot<C>(map_, tiles_);
+        release_score_stage<C>(map_, tiles_);
       }
       ++tiles_;
     }
@@ -209,16 +209,16 @@ class SlicedOutputs {
     Fragments ring[3];
     // without a next tile the loaded fragments are not used
     const std::uint32_t next_p = is_next ? probabilities(score_state_) : p;
-    bool here = false;
+    bool ready = false;
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
-      if (step == kSteps / 2 - 1) here = next_is_here() || !is_next;
+      if (step == kSteps / 2 - 1) ready = next_is_ready() || !is_next;
       if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], p, step + 2);
       multiply(now);
       if (step + 3 == kSteps) {  // all of this tile has been loaded
-        await_next(here, keys);
-        values_.take(is_next);
+        await_next(ready, keys);
+        values_.acquire(is_next);
       }
       if (step + 2 >= kSteps) fetch(head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
     }
@@ -249,10 +249,10 @@ class SlicedOutputs {
     flags_ |= load_number(map_.row_end_flags(turn.index));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int slot = lane_ / 4 + 8 * half;
-      if (end_[half] != tile || slot >= rows_count_) continue;
+      const int tile_row = lane_ / 4 + 8 * half;
+      if (end_[half] != tile || tile_row >= rows_count_) continue;
       if (begin_[half] < end_[half]) {
-        store_row(work_tile, half, load_pair(map_.row_end(turn.index, slot)));
+        store_row(work_tile, half, load_pair(map_.row_end(turn.index, tile_row)));
       } else if (finishes(p_, work_tile)) {
         clear_row(half);
         store_row(work_tile, half, float2{-INFINITY, 0.0F});
@@ -269,18 +269,18 @@ class SlicedOutputs {
   }
   // `stats`: the row's softmax_offset and sum.
   __device__ __forceinline__ void store_row(const DecodeWorkTile& work_tile, int half, float2 stats) const {
-    const int slot = lane_ / 4 + 8 * half;
+    const int tile_row = lane_ / 4 + 8 * half;
     const int first = static_cast<int>(rank_) * C::kSliceColumns;  // of all columns
     const bool is_leader = warp_ == 0 && lane_ % 4 == 0;
-    const DecodeCoord coord = coord_of(p_, work_tile, slot);
+    const DecodeCoord coord = coord_of(p_, work_tile, tile_row);
     if (!finishes(p_, work_tile)) {
-      float* const outputs = partial_outputs<C>(p_, work_tile, slot, coord);
-      const auto leave = [&](int column, float x, float y) {
+      float* const outputs = partial_outputs<C>(p_, work_tile, tile_row, coord);
+      const auto store = [&](int column, float x, float y) {
         __stcg(reinterpret_cast<float2*>(outputs + cuda::fragment_offset(first + column)), float2{x, y});
       };
-      values_.for_columns(o_, half, leave);
+      values_.for_columns(o_, half, store);
       const int slice = static_cast<int>(rank_);
-      if (is_leader) store_stats(p_, work_tile, slice, slice + 1, slot, coord, stats);
+      if (is_leader) store_stats(p_, work_tile, slice, slice + 1, tile_row, coord, stats);
       return;
     }
     const FinishedRow<C> finished(p_, coord, stats.x, stats.y);
@@ -293,9 +293,9 @@ class SlicedOutputs {
     const int first = static_cast<int>(rank_) * C::kSliceColumns;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int slot = lane_ / 4 + 8 * half;
-      if (slot >= rows_count_) continue;
-      const float* const state = state_of(p_, coord_of(p_, work_tile, slot));
+      const int tile_row = lane_ / 4 + 8 * half;
+      if (tile_row >= rows_count_) continue;
+      const float* const state = state_of(p_, coord_of(p_, work_tile, tile_row));
       values_.for_columns(o_, half, [&](int column, float& x, float& y) {
         const auto two = __ldcg(reinterpret_cast<const float2*>(state + cuda::fragment_offset(first + column)));
         x = two.x;

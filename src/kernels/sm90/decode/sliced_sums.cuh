@@ -38,7 +38,7 @@ class SumReducer {
   __device__ __forceinline__ SumReducer(const SlicedMap<C>& map, std::uint32_t rank)
       : map_(map), rank_(rank), lane_(thread_of_cta() % 32) {}
 
-  __device__ __forceinline__ void take(const WorkTileInfo& info) {
+  __device__ __forceinline__ void process(const WorkTileInfo& info) {
     const int rows = info.get(WorkTileInfo::kRows);
     const std::uint32_t begin = tiles_;
     tiles_ += static_cast<std::uint32_t>(info.get(WorkTileInfo::kEnd) - info.get(WorkTileInfo::kBegin));
@@ -46,17 +46,17 @@ class SumReducer {
     // The softmax_offset tile comes first, as in the scoring warps.
     const std::uint32_t softmax_offset =
         begin + static_cast<std::uint32_t>(info.get(WorkTileInfo::kOffsetTile) - info.get(WorkTileInfo::kBegin));
-    if ((softmax_offset & (C::kSlices - 1U)) == rank_) make(softmax_offset, rows);
+    if ((softmax_offset & (C::kSlices - 1U)) == rank_) reduce(softmax_offset, rows);
     for (std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U)); own < tiles_; own += C::kSlices) {
-      if (own != softmax_offset) make(own, rows);
+      if (own != softmax_offset) reduce(own, rows);
     }
   }
 
  private:
-  __device__ __forceinline__ void make(std::uint32_t number, int rows) {
+  __device__ __forceinline__ void reduce(std::uint32_t number, int rows) {
     const PipelineStateAt<C::kScoreStages> turn(number);
-    const ScoreStage slot = map_.slot(turn.index);
-    const PipelineStateAt<2> unrounded_p(made_++);
+    const ScoreStage scores = map_.score_stage(turn.index);
+    const PipelineStateAt<2> unrounded_p(reduced_++);
     barrier_wait(map_.unrounded_p_full(unrounded_p.index), unrounded_p.parity);
     bool exceeds_threshold = false;
 #pragma unroll 1
@@ -70,17 +70,17 @@ class SumReducer {
         sum = __fadd_rn(sum, x.y);
       }
       exceeds_threshold = exceeds_threshold || (row < rows && sum > kRescaleThreshold<typename C::Element>);
-      cuda::store_shared(slot.sum(row, lane_ % 4), __float_as_uint(sum));
+      cuda::store_shared(scores.sum(row, lane_ % 4), __float_as_uint(sum));
     }
     const bool fails = __any_sync(0xffffffffU, exceeds_threshold);
     if (lane_ == 0) {
       barrier_arrive(map_.unrounded_p_empty(unrounded_p.index));
-      store_number(slot.flags(), fails ? ScoreStage::kFails : 0);
+      store_number(scores.flags(), fails ? ScoreStage::kFails : 0);
     }
     if constexpr (C::kSlices > 1) {
       proxy_fence();
       __syncwarp();
-      send_to_others<C>(rank_, slot.flags(), ScoreStage::stats_bytes(rows), map_.sums_full(turn.index));
+      send_to_others<C>(rank_, scores.flags(), ScoreStage::stats_bytes(rows), map_.sums_full(turn.index));
     }
     __syncwarp();
     if (lane_ == 0) barrier_arrive(map_.sums_full(turn.index));
@@ -89,8 +89,8 @@ class SumReducer {
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;
-  std::uint32_t tiles_ = 0;  // of all work tiles so far
-  std::uint32_t made_ = 0;   // those of this CTA
+  std::uint32_t tiles_ = 0;    // of all work tiles so far
+  std::uint32_t reduced_ = 0;  // those of this CTA
 };
 
 // Adds the sums of all tiles to l, in order. Lane 4r + t has share t of rows r and r + 8.
@@ -100,7 +100,7 @@ class SumAdder {
   __device__ __forceinline__ SumAdder(const DecodeParams& p, const SlicedMap<C>& map)
       : p_(p), map_(map), lane_(thread_of_cta() % 32) {}
 
-  __device__ __forceinline__ void take(const WorkTileInfo& info) {
+  __device__ __forceinline__ void process(const WorkTileInfo& info) {
     const int tile_begin = info.get(WorkTileInfo::kBegin);
     const int tile_end = info.get(WorkTileInfo::kEnd);
     if (tile_begin == tile_end) return;
@@ -123,16 +123,16 @@ class SumAdder {
         next = next_state(begin_, end_, tile);
       }
       const PipelineStateAt<C::kScoreStages> state(tiles_);
-      const ScoreStage slot = map_.slot(state.index);
+      const ScoreStage scores = map_.score_stage(state.index);
       barrier_wait(map_.sums_full(state.index), state.parity);
-      flags_ |= load_number(slot.flags());
+      flags_ |= load_number(scores.flags());
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float sum = load_float(slot.sum(lane_ / 4 + 8 * half, lane_ % 4));
+        const float sum = load_float(scores.sum(lane_ / 4 + 8 * half, lane_ % 4));
         if (begin_[half] <= tile && tile < end_[half]) l_[half] = __fadd_rn(l_[half], sum);
       }
       __syncwarp();
-      if (lane_ == 0) release_slot<C>(map_, tiles_);
+      if (lane_ == 0) release_score_stage<C>(map_, tiles_);
     }
     arrive(turn);
   }
@@ -143,14 +143,14 @@ class SumAdder {
     await_states();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int slot = lane_ / 4 + 8 * half;
-      if (slot < rows) l_[half] = __ldcg(state_stats(p_, coord_of(p_, work_tile, slot)) + lane_ % 4);
+      const int row = lane_ / 4 + 8 * half;
+      if (row < rows) l_[half] = __ldcg(state_stats(p_, coord_of(p_, work_tile, row)) + lane_ % 4);
     }
     __syncwarp();
   }
   // Posts the rows' offsets and sums to the output warps.
   __device__ __forceinline__ void arrive(std::uint32_t work_tile) {
-    const PipelineStateAt<2> turn(told_++);
+    const PipelineStateAt<2> turn(ends_posted_++);
     const float sums[2] = {sum_of_quad(l_[0]), sum_of_quad(l_[1])};
     barrier_wait(map_.ends_empty(turn.index), turn.parity ^ 1U);
     if (lane_ % 4 < 2) {
@@ -169,7 +169,7 @@ class SumAdder {
   const int lane_;
   std::uint32_t work_tiles_ = 0;  // with tiles, so far
   std::uint32_t tiles_ = 0;       // of all work tiles so far
-  std::uint32_t told_ = 0;
+  std::uint32_t ends_posted_ = 0;
   int flags_ = 0;
   int begin_[2], end_[2];
   float l_[2];

@@ -84,26 +84,26 @@ template <class C>
 __device__ __forceinline__ ThreadRows thread_rows_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                      int first) {
   const int rows = rows_of(p, work_tile);
-  ThreadRows slots;
+  ThreadRows thread_rows;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int tile_row = first + 8 * half;
-    slots.present[half] = tile_row < rows;
-    slots.coord[half] = coord_of(p, work_tile, tile_row < rows ? tile_row : rows - 1);
-    const RowRange row_range = range_of<C>(p, work_tile, slots.coord[half]);
-    slots.low[half] = row_range.low;
-    slots.high[half] = row_range.high;
-    slots.begin[half] = row_range.begin;
-    slots.end[half] = row_range.end;
+    thread_rows.present[half] = tile_row < rows;
+    thread_rows.coord[half] = coord_of(p, work_tile, tile_row < rows ? tile_row : rows - 1);
+    const RowRange row_range = range_of<C>(p, work_tile, thread_rows.coord[half]);
+    thread_rows.low[half] = row_range.low;
+    thread_rows.high[half] = row_range.high;
+    thread_rows.begin[half] = row_range.begin;
+    thread_rows.end[half] = row_range.end;
   }
-  return slots;
+  return thread_rows;
 }
 
 // For recompute_tile.cuh: the columns of a tile that a row sees.
 template <class C>
-__device__ __forceinline__ Columns visible_columns(const ThreadRows& slots, int half, int number) {
+__device__ __forceinline__ Columns visible_columns(const ThreadRows& thread_rows, int half, int number) {
   const int key = number * C::kKeyTile + thread_of_cta() % 4 * 2;
-  return {slots.low[half] - key, slots.high[half] - key};
+  return {thread_rows.low[half] - key, thread_rows.high[half] - key};
 }
 
 // Plain tiles [first, last) of a work tile: each row sees every key, and no row begins or ends there.

@@ -61,7 +61,7 @@ class Sm90Decode final : public DecodeKernel {
   void check(const DecodeLimits& limits, int shares) const override {
     check_limits("sm90_attention", limits, shares);
     if (const int mask_heads = mask_heads_of(spec_.attention.block_mask); mask_heads > kMaxDecodeSequences) {
-      fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} lists a sequence", mask_heads),
+      fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} block masks for each sequence", mask_heads),
            fmt::format("sm90_attention takes up to {}", kMaxDecodeSequences), "Use another kernel.");
     }
     if (limits.prefixes > kMaxPrefixes) {
@@ -119,10 +119,10 @@ class Sm90Decode final : public DecodeKernel {
     if (compressed_ != nullptr) {
       enqueue_compressed(step, p, static_cast<int>(work_tiles), stream);
     } else if (p.block_rows == kSlicedRows) {
-      const int clusters = beside(clusters_of(p.slices), (busy + p.slices - 1) / p.slices, work_tiles, p);
+      const int clusters = concurrent_ctas(clusters_of(p.slices), (busy + p.slices - 1) / p.slices, work_tiles, p);
       launcher_.launch_sliced(p, clusters, stream);
     } else {
-      const int ctas = beside(multiprocessors_, busy, work_tiles, p);
+      const int ctas = concurrent_ctas(multiprocessors_, busy, work_tiles, p);
       launcher_.launch(p, ctas, stream);
     }
     if (!shares || step.partials.data != nullptr) return;
@@ -149,8 +149,8 @@ class Sm90Decode final : public DecodeKernel {
     // sequences.
     const std::int64_t blocks =
         (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
-    const std::int64_t splits =
-        splits_per_partition(may_be_open() ? limits_.keys : whole_keys(), p.split_stride, kv_split_keys());
+    const std::int64_t splits = splits_per_partition(may_have_partial_split() ? limits_.keys : whole_split_keys(),
+                                                     p.split_stride, kv_split_keys());
     const std::int64_t work_tiles = std::max<std::int64_t>(1, blocks * spec_.attention.kv_heads * splits);
     int ctas = static_cast<int>(std::min<std::int64_t>(work_tiles, multiprocessors_));
     if (cta_pairs_compute_prefixes(work_tiles)) {
@@ -162,22 +162,22 @@ class Sm90Decode final : public DecodeKernel {
     } else {
       launcher_.launch_prefixes(p, ctas, stream);
     }
-    return whole_keys() > 0 && ctas <= multiprocessors_ / 2 ? ctas : 0;
+    return whole_split_keys() > 0 && ctas <= multiprocessors_ / 2 ? ctas : 0;
   }
   // Keys of the longest sequence's whole splits, and whether prefixes may have a partial split that is worth CTAs.
-  std::int64_t whole_keys() const {
+  std::int64_t whole_split_keys() const {
     const std::int64_t group = std::int64_t{kTilesPerKvSplit} * key_tile();
     return limits_.keys / group * group;
   }
-  bool may_be_open() const {
-    return whole_keys() == 0 || limits_.keys - whole_keys() >= kMinPartialSplitTiles * key_tile();
+  bool may_have_partial_split() const {
+    return whole_split_keys() == 0 || limits_.keys - whole_split_keys() >= kMinPartialSplitTiles * key_tile();
   }
   // How many of `most` CTAs or clusters a launch of `work_tiles` gets beside one that keeps `busy` of them. If its work
   // tiles may wait for that launch, the CTAs that become free then are added, as p.late.
-  int beside(int most, int busy, std::int64_t work_tiles, DecodeParams& p) const {
-    const auto at_once = static_cast<int>(std::clamp<std::int64_t>(most - busy, 1, work_tiles));
-    if (busy == 0 || !may_be_open()) return at_once;
-    p.late = static_cast<int>(std::min<std::int64_t>(most, work_tiles)) - at_once;
+  int concurrent_ctas(int resident, int busy, std::int64_t work_tiles, DecodeParams& p) const {
+    const auto at_once = static_cast<int>(std::clamp<std::int64_t>(resident - busy, 1, work_tiles));
+    if (busy == 0 || !may_have_partial_split()) return at_once;
+    p.late = static_cast<int>(std::min<std::int64_t>(resident, work_tiles)) - at_once;
     return at_once + p.late;
   }
   // A CTA pair computes a work tile in less time but takes two multiprocessors, so pairs are used if all work tiles run
@@ -202,10 +202,10 @@ class Sm90Decode final : public DecodeKernel {
   // (bench/notes/decoding.md has the times).
   int slices_for(std::int64_t work_tiles) const {
     if (compressed_ != nullptr) return slices_of_quantized(work_tiles);
-    const int least = clusters_of(2) > 0 ? 2 : 1;
+    const int min_slices = clusters_of(2) > 0 ? 2 : 1;
     const int clusters = clusters_of(kMaxSlices);
     return clusters > 0 && (limits_.slices > 0 ? kMaxSlices <= limits_.slices : work_tiles <= clusters) ? kMaxSlices
-                                                                                                        : least;
+                                                                                                        : min_slices;
   }
 
   // The same for quantized caches: the least total time, where clusters take work tiles in waves. kWorkTileTime is the
@@ -213,15 +213,15 @@ class Sm90Decode final : public DecodeKernel {
   int slices_of_quantized(std::int64_t work_tiles) const {
     constexpr double kWorkTileTime[] = {1.0, 0.7, 0.5};
     int best = 1;
-    double least = std::numeric_limits<double>::infinity();
+    double min_time = std::numeric_limits<double>::infinity();
     for (int slices = 1; slices <= kMaxSlices; slices *= 2) {
       const std::int64_t clusters = clusters_of(slices);
       if (clusters == 0) continue;
       const double time = static_cast<double>((work_tiles + clusters - 1) / clusters) *
                           kWorkTileTime[std::countr_zero(static_cast<unsigned>(slices))];
-      if (limits_.slices > 0 ? slices > limits_.slices : time >= least) continue;
+      if (limits_.slices > 0 ? slices > limits_.slices : time >= min_time) continue;
       best = slices;
-      least = time;
+      min_time = time;
     }
     return best;
   }

@@ -102,7 +102,7 @@ MappedPages mapped_pages(std::string_view kernel, const CacheView& view) {
   if (!can_map(pages)) {
     fail(ErrorCode::kUnsupported, fmt::format("{} can't read this cache", kernel),
          "its start and its strides must be multiples of 16 bytes, and it must have less than 2^31 pages and tokens",
-         "Lay it out so.");
+         "Use a cache with such a layout.");
   }
   return pages;
 }

@@ -40,14 +40,14 @@ class TileColumns {
   __device__ __forceinline__ void begin(const WorkTileInfo&) {}
 
   // Whether the next tile has landed, without waiting.
-  __device__ __forceinline__ bool here() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
+  __device__ __forceinline__ bool landed() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
   // Waits for the next tile, which has `keys` keys.
   __device__ __forceinline__ void await(int keys) const {
     barrier_wait(map_.v_full(stage_.index), stage_.parity);
     if (keys < C::kKeyTile) clear_value_tail<C, 2 * kBlocks>(map_.v(stage_.index), first_column_ / 8, keys, lane_);
   }
   // Makes it the tile that is read from.
-  __device__ __forceinline__ void take(int) {
+  __device__ __forceinline__ void acquire(int) {
     v_tile_ = map_.v(stage_.index);
     stage_.advance();
   }
@@ -83,7 +83,7 @@ class TileColumns {
   // Whether this warp has the first columns of the slice.
   __device__ __forceinline__ bool has_first() const { return first_column_ == 0; }
   // Four columns of a row, of block n: the mma rows 2s, 2s + 1, 2s + 8 and 2s + 9, where s is lane / 8.
-  __device__ __forceinline__ void leave(float* outputs, int n, const float4& columns) const {
+  __device__ __forceinline__ void store_partial(float* outputs, int n, const float4& columns) const {
     __stcg(reinterpret_cast<float4*>(outputs + first_column_ + 16 * n) + lane_ / 8, columns);
   }
   template <class Write>

@@ -71,12 +71,12 @@ __device__ __forceinline__ int prefix_tiles(const DecodeParams& p, int prefix) {
 // Whether any prefix has tiles of a partial split. All threads of a CTA call it.
 template <class C>
 __device__ __forceinline__ bool any_partial_split(const DecodeParams& p) {
-  bool open = false;
+  bool partial = false;
 #pragma unroll 1
   for (int i = thread_of_cta(); i < p.prefixes; i += static_cast<int>(blockDim.x)) {
-    open = open || prefix_tiles<C>(p, i) % kTilesPerKvSplit != 0;
+    partial = partial || prefix_tiles<C>(p, i) % kTilesPerKvSplit != 0;
   }
-  return __syncthreads_or(open ? 1 : 0) != 0;
+  return __syncthreads_or(partial ? 1 : 0) != 0;
 }
 
 // How many of its prefix's tiles are computed for the sequence by the prefix launch. All of them; or only those of
@@ -227,9 +227,9 @@ __device__ __forceinline__ DecodeWorkTile work_tile_of(const DecodeParams& p, co
 #pragma unroll 1
   for (int count = p.sequences; count > 1;) {
     const int half = count / 2;
-    const bool behind = load_number(map.work_tiles_before(sequence + half)) <= number;
-    sequence += behind ? half : 0;
-    count = behind ? count - half : half;
+    const bool right = load_number(map.work_tiles_before(sequence + half)) <= number;
+    sequence += right ? half : 0;
+    count = right ? count - half : half;
   }
   return work_tile_in<C>(p, sequence, load_number(map.work_tiles_before(sequence)), number);
 }

@@ -40,10 +40,10 @@ __device__ __forceinline__ void set_edges(const cuda::AttentionParams& p, const 
     return static_cast<int>(from_origin < -kNoEdge ? -kNoEdge : from_origin > kNoEdge ? kNoEdge : from_origin);
   };
   const Visibility visibility(p.mask, work_tile.key_length);
-  const KeyRange reach = visibility.mask_range(work_tile.position);
+  const KeyRange visible = visibility.mask_range(work_tile.position);
   head_tile.origin = static_cast<int>(first);
-  head_tile.from = edge(reach.begin);
-  head_tile.to = edge(reach.end);
+  head_tile.from = edge(visible.begin);
+  head_tile.to = edge(visible.end);
   head_tile.length = edge(work_tile.key_length);
 
   const auto tiles_before = [](int key) { return key < 0 ? 0 : key / C::kKeyTile; };
