@@ -38,7 +38,7 @@ class ColumnOutputs {
     const DecodeWorkTile work_tile = info.work_tile(p_);
     rows_count_ = info.get(WorkTileInfo::kRows);
     flags_ = 0;
-    int begin[2], end[2];  // of all 16 rows, shared among the lanes, to find where any begins or ends
+    int begin[2], end[2];  // row ranges of all 16 rows, shared among the lanes, to find where any row begins or ends
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       begin[half] = info.get(WorkTileInfo::kRowBegin, lane_ / 4 + 8 * half);
@@ -104,7 +104,7 @@ class ColumnOutputs {
 
  private:
   static constexpr int kSharing = Values::kSharing;
-  static constexpr int kHalves = 2 / kSharing;  // of 8 rows each, a warp's
+  static constexpr int kHalves = 2 / kSharing;  // halves of 8 rows that a warp has
   static constexpr int kBlocks = Values::kBlocks;
   static constexpr int kSteps = C::kKeyTile / 16;
   static constexpr int kAhead = Values::kAhead;
@@ -275,7 +275,7 @@ class ColumnOutputs {
   // Starts from the acc in the rows' states instead of zero.
   __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile) {
     await_states();
-    const int first = static_cast<int>(rank_) * C::kSliceColumns;  // of all columns
+    const int first = static_cast<int>(rank_) * C::kSliceColumns;  // this CTA's first output column
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
@@ -341,7 +341,7 @@ class ColumnOutputs {
   __device__ __forceinline__ void store_row(const DecodeWorkTile& work_tile, int row, const float4 (&columns)[kBlocks],
                                             float2 stats) const {
     const int slice = static_cast<int>(rank_);
-    const int first = slice * C::kSliceColumns;  // of all columns
+    const int first = slice * C::kSliceColumns;  // this CTA's first output column
     const bool is_leader = values_.has_first() && lane_ < 8;
     const DecodeCoord coord = coord_of(p_, work_tile, row);
     if (!finishes(p_, work_tile)) {
@@ -366,13 +366,13 @@ class ColumnOutputs {
   const int half_;                              // the first of its halves of the rows
   std::uint32_t p_at_;                          // offset of this lane's share in a score stage
   std::uint32_t p_tile_ = 0;                    // the current tile's
-  std::uint32_t tiles_ = 0;                     // of all work tiles so far
-  PipelineState<C::kScoreStages> score_state_;  // of the next tile
+  std::uint32_t tiles_ = 0;                     // tiles of all work tiles so far
+  PipelineState<C::kScoreStages> score_state_;  // score stage of the next tile
   std::uint32_t ends_ = 0;                      // row ends received from the sum adder
   int flags_ = 0;
   int rows_count_ = 0;
   int readers_ = 1;                      // warps for which this warp releases tiles
-  typename Values::Fragment v_[kSteps];  // by k16 step
+  typename Values::Fragment v_[kSteps];  // [k16 step]
   std::uint32_t p_fragments_[(kSteps + 1) / 2][kHalves][4];
   float o_[kBlocks][kHalves][4];
   Values values_;

@@ -141,7 +141,7 @@ class QuantizedBoxes : public TileBoxes<C> {
   const int first_column_;
   const std::uint32_t stages_;  // address of the first stage
   std::uint32_t stage_bytes_;
-  int tile_bytes_;  // of quantized values
+  int tile_bytes_;  // bytes of a tile's quantized values
   int path_ = kParts;
   RuntimePipelineState pipeline_state_;
 };

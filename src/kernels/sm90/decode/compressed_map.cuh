@@ -39,7 +39,7 @@ struct CompressedMap : SlicedMap<C> {
   static constexpr int kBarrierOffset = (SlicedMap<C>::kBytes + 7) / 8 * 8;
   static constexpr int kQuantizedBarriers = 4 * kMaxQuantizedStages;
   static constexpr int kQparamOffset = kBarrierOffset + kQuantizedBarriers * kBarrierBytes;
-  static constexpr int kQparamBytes = 2 * C::kKeyTile * 2;  // of an output warp
+  static constexpr int kQparamBytes = 2 * C::kKeyTile * 2;  // bytes for each output warp
   // The stages are aligned, since the reserved bytes are a multiple of the alignment.
   static constexpr int kQuantizedOffset = (kQparamOffset + C::kOutWarps * kQparamBytes + kQuantizedAlignment - 1) /
                                           kQuantizedAlignment * kQuantizedAlignment;

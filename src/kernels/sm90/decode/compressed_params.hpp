@@ -26,10 +26,10 @@ struct QuantizedTensor {
   bool qparams_mapped;
   std::int32_t qparams_step;  // bytes
   std::int32_t group;         // quantization group of int4, in elements
-  std::int32_t row_bytes;     // of quantized values that the sliced kernel loads for each row
-  std::int32_t qparam_bytes;  // of a row's scales and zero points; 0: none
+  std::int32_t row_bytes;     // bytes of quantized values that the sliced kernel loads for each row
+  std::int32_t qparam_bytes;  // bytes of a row's scales and zero points; 0: none
   std::int32_t pairs_log;     // log2 of the (scale, zero point) pairs of a row, if the dim is a power of 2
-  std::int32_t stages;        // of loaded values and qparams, in the sliced kernel
+  std::int32_t stages;        // stages of values and qparams in the sliced kernel
   std::int32_t stage_bytes;
 
   constexpr bool has_tail() const { return encoding == RowEncoding::kInt4Channel; }

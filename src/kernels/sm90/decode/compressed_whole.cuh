@@ -12,7 +12,7 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kDequantizeBarrier = 3;  // of the dequantizing threads
+inline constexpr int kDequantizeBarrier = 3;  // named barrier of the dequantizing threads
 inline constexpr int kDequantizeThreads = 128;
 inline constexpr int kWholeThreads = kDecodeConsumerThreads + kDequantizeThreads;
 

@@ -11,14 +11,14 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kMaxSharedBytes = 232448;  // of a CTA
-// of a launch, times the masks of a sequence: each CTA keeps 4 bytes for each
+inline constexpr int kMaxSharedBytes = 232448;  // maximum dynamic shared memory of a CTA
+// sequences of a launch, times the masks of each: a CTA keeps 4 bytes for each
 inline constexpr int kMaxDecodeSequences = 1024;
-inline constexpr int kMaxPrefixes = 256;            // of a step, for the same reason
-inline constexpr int kMaxDecodeKeys = 1 << 30;      // of a sequence: positions are 32-bit
+inline constexpr int kMaxPrefixes = 256;            // shared prefixes of a step: a CTA keeps a table of them
+inline constexpr int kMaxDecodeKeys = 1 << 30;      // keys of a sequence: positions are 32-bit
 inline constexpr int kDecodeConsumerThreads = 128;  // the consumer warpgroup; one producer warp follows
 inline constexpr int kDecodeThreads = kDecodeConsumerThreads + 32;
-inline constexpr int kDecodeMetadataBytes = 8192;  // of shared memory: barriers and the work tile table
+inline constexpr int kDecodeMetadataBytes = 8192;  // shared memory for barriers and the work tile table
 
 // The prefix kernel (prefix.cuh): panels of probabilities of 64 keys, in the memory of Q, and metadata.
 inline constexpr int kPrefixPanels = 3;

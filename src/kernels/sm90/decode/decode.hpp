@@ -8,7 +8,7 @@
 namespace ringattn::sm90 {
 
 struct DecodeLauncher {
-  void (*prepare)();  // as cuda::Launcher
+  void (*prepare)();  // see cuda::Launcher
   // Enqueues the step on `ctas` CTAs, with row blocks of 64 rows, a warpgroup's M (decode.cuh). The cache fields of
   // params are set already.
   void (*launch)(const DecodeParams& params, int ctas, Stream stream);
@@ -21,7 +21,7 @@ struct DecodeLauncher {
   // How many clusters of `slices` CTAs are resident on the current device at a time; 0: no kernel is compiled for
   // `slices`.
   int (*clusters_at_a_time)(int slices);
-  int (*prefix_cta_pairs_at_a_time)();  // and how many CTA pairs of the prefix kernel
+  int (*prefix_cta_pairs_at_a_time)();  // the same for CTA pairs of the prefix kernel
 };
 
 extern const DecodeLauncher decode_bf16_64;

@@ -38,7 +38,7 @@ struct DecodeParams {
   CUtensorMap v;
   CUtensorMap v_slices;
   std::int32_t box_rows;
-  std::int32_t boxes;  // of a key tile
+  std::int32_t boxes;  // boxes of a key tile
   cuda::Divider by_boxes;
   std::int32_t k_box_columns, v_box_columns, slice_box_columns;
   const std::int32_t* pages;  // block table [sequences, table_stride], or null: page s is sequence s
@@ -52,15 +52,15 @@ struct DecodeParams {
   std::int32_t split_tiles_log;  // log2 of the key tiles of a KV split, for kernels with LaunchKvSplits
 
   const std::int32_t* lengths;  // [sequences]
-  std::int32_t left, right;     // of the mask
+  std::int32_t left, right;     // the mask's window
   // The KV splits that the cache holds: its g-th split of a sequence is split first_split + g · split_stride.
   std::int32_t first_split, split_stride;
-  std::int32_t sequences;  // with a block mask: sequences times masks of a sequence
-  std::int32_t rows;       // of a sequence
+  std::int32_t sequences;  // sequences; with a block mask, times the masks of a sequence
+  std::int32_t rows;       // query tokens of a sequence
   std::int32_t ratio;      // query heads of a KV head
   std::int32_t block_rows;
   std::int32_t blocks;                           // row blocks of a sequence and KV head
-  std::int32_t slices;                           // of the output's columns, one for each CTA of a cluster
+  std::int32_t slices;                           // slices of the output columns, one for each CTA of a cluster
   cuda::Divider by_ratio, by_blocks, by_stride;  // stride: row blocks of a mask row, over all its KV heads
 
   // Block mask in BSR form, as in DecodeBlockMask. Null: no mask, and a sequence is one mask row that selects all keys.

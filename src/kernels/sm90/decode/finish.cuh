@@ -12,7 +12,7 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kDecodeBarrier = 1;  // of the threads that hold acc
+inline constexpr int kDecodeBarrier = 1;  // named barrier of the threads that hold acc
 
 // The divisor and LSE of a row, from its softmax_offset and sum over all keys.
 __device__ __forceinline__ cuda::RowEnd end_of_row(const DecodeParams& p, int query_head, float softmax_offset,
@@ -270,7 +270,7 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
         (std::int64_t{work_tile.sequence} * p.attention.kv_heads + work_tile.kv_head) * p.blocks + work_tile.block;
     std::int32_t* const arrived = p.arrived + rows * p.slices + slice;
     last = atomicAdd(arrived, 1) == work_tile.of.splits - 1;
-    if (last) *arrived = 0;  // for the next step
+    if (last) *arrived = 0;  // resets the counter for the next step
   }
   if (!named_any(kDecodeBarrier, kThreads, last)) return;
   __threadfence();

@@ -30,12 +30,12 @@ __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* pa
                                               std::uint32_t full) {
   constexpr int kPageRuns = TilePageRuns<C>::kPageRuns;
   constexpr int kRowBytes = C::kVRowBytes;
-  constexpr int kChunks = C::kSliceColumns / 8;                               // of a row
-  constexpr int kRowLanes = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;  // that share a row
-  constexpr int kRows = 8 / kRowLanes;                                        // of a page run, at a time
+  constexpr int kChunks = C::kSliceColumns / 8;                               // 16-byte chunks of a row
+  constexpr int kRowLanes = kChunks % 8 == 0 ? 8 : kChunks % 4 == 0 ? 4 : 2;  // lanes that share a row
+  constexpr int kRows = 8 / kRowLanes;  // rows of a page run that are copied at a time
   constexpr int kTurns = (kPageRuns + 3) / 4;
   constexpr int kHalf = kPageRunRows / 2;                  // the swizzle is the same in both halves
-  constexpr std::uint32_t kSwizzledBits = kRowBytes - 16;  // of an address
+  constexpr std::uint32_t kSwizzledBits = kRowBytes - 16;  // address bits that the swizzle changes
   static_assert(kChunks % kRowLanes == 0 && (kRowLanes * 16 == kRowBytes || kRowBytes == kPanelRowBytes));
   const auto first = static_cast<int>(lane / 8);
   const auto row = static_cast<int>(lane % 8 / kRowLanes);

@@ -44,7 +44,7 @@ struct PrefixConfig : DecodeConfig<Element_, kAttention> {
 // The prefix kernel on CTA pairs, of which each CTA has half of the output columns: kDimV counts a CTA's.
 template <class Element_, AttentionConfig kAttention>
 struct PrefixCtaPairConfig : DecodeConfig<Element_, kAttention> {
-  using Whole = PrefixConfig<Element_, kAttention>;  // for work tiles that are recomputed tile by tile
+  using Whole = PrefixConfig<Element_, kAttention>;  // recomputes failed work tiles tile by tile
   static constexpr int kSlices = 2;
   static constexpr int kScorers = 2;
   static constexpr int kDimV = kAttention.head_dim_v / kSlices;
@@ -67,7 +67,7 @@ template <class Element_, AttentionConfig kAttention, int kSlices_, int kScoring
 struct SlicedConfig {
   using Element = Element_;
   using KvSplits = FixedKvSplits;
-  using Whole = DecodeConfig<Element_, kAttention>;  // for work tiles that are recomputed tile by tile
+  using Whole = DecodeConfig<Element_, kAttention>;  // recomputes failed work tiles tile by tile
   static constexpr int kDim = kAttention.head_dim;
   static constexpr int kDimV = kAttention.head_dim_v;
   static constexpr int kKeyTile = kAttention.key_tile;

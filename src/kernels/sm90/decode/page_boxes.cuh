@@ -12,7 +12,7 @@ namespace ringattn::sm90 {
 
 struct PageBox {
   int page;
-  int row;  // in the page; −1: the box is past the end of the sequence
+  int row;  // row in the page; −1: the box is past the end of the sequence
 };
 
 // One lane calls it: loads a box into `target`, in panels of kTileRows rows of kRowBytes. One copy loads all kColumns,

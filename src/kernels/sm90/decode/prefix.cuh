@@ -41,7 +41,7 @@ struct PrefixRegisters {
   static constexpr int kScores = C::kSlices > 1 ? 176 : C::kScorers == 1 ? 208 : 144;
   static constexpr int kFetch = C::kSlices > 1 ? 48 : 40;
   static constexpr int kWhole = 240;
-  static constexpr int kLaunched = 65536 / kPrefixThreads<C> / 8 * 8;  // at launch
+  static constexpr int kLaunched = 65536 / kPrefixThreads<C> / 8 * 8;  // registers of a thread at launch
   static constexpr int kAll = kLaunched * (2 + C::kScorers);
   static_assert(kOutputs + C::kScorers * kScores + kFetch <= kAll);
   static_assert(kWhole + (1 + C::kScorers) * kFetch <= kAll);

@@ -141,7 +141,7 @@ class PrefixOutputs {
   const int rank_;
   PackedPipelineState<C::kStages> ring_, released_;  // V of the next tile, and the next stage to release
   Panels panel_, released_panel_;
-  std::uint32_t number_ = 0;  // of the next tile, over all work tiles
+  std::uint32_t number_ = 0;  // number of the next tile, over all work tiles
   AttentionState<C> rows_;
 };
 

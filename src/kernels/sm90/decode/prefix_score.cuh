@@ -194,7 +194,7 @@ class PrefixScorer {
   const int rank_;
   const int which_;
   const int own_;                         // the first tile of a work tile whose probabilities it computes
-  PackedPipelineState<C::kStages> ring_;  // of its next tile
+  PackedPipelineState<C::kStages> ring_;  // stage of its next tile
   std::uint32_t number_;                  // number of its next tile, over all work tiles
   AttentionState<C> rows_;                // only its softmax_offsets are used
   std::uint32_t q_[kSteps][4];

@@ -98,7 +98,8 @@ struct PrefixMap : DecodeMap<C> {
 inline constexpr int kPrefixQueries = 2;
 inline constexpr int kPrefixQueriesRead = 3;
 inline constexpr int kPrefixOffsets = 4;
-inline constexpr int kPrefixOrderBarrier = 5;  // and 6: the turns of the first and of the second scoring warpgroup
+// and 6: barriers of the turns of the first and the second scoring warpgroup
+inline constexpr int kPrefixOrderBarrier = 5;
 
 // k16 steps of each of a tile's two panels of probabilities.
 template <class C>
@@ -116,8 +117,8 @@ constexpr int scoring_warpgroups() {
 
 struct PrefixWorkTile {
   DecodeWorkTile of;  // its keys, located through the first sequence that shares them
-  int first_member;   // of the prefix, in the member list
-  int first_row;      // in the concatenated rows of all members
+  int first_member;   // index in the member list of the prefix's first member
+  int first_row;      // index in the concatenated rows of all members
   int rows;
 
   __device__ int tiles() const { return of.end - of.begin; }
@@ -133,7 +134,7 @@ struct PrefixWorkTile {
   __device__ int tile_at(int turn) const { return min(of.begin + turn, of.end - 1); }
 };
 
-// Coordinate of row `slot` of a work tile.
+// Coordinate of row `tile_row` of a work tile.
 template <class C>
 __device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const PrefixMap<C>& map,
                                                 const PrefixWorkTile& work_tile, int tile_row) {
@@ -272,7 +273,7 @@ __device__ __forceinline__ void collect_members(const DecodeParams& p, const Pre
 }
 
 // Work tiles with the same keys are consecutive, so that only one of them reads from HBM and the others hit in L2.
-// Those of a partial split are shorter and come last.
+// A partial split has fewer tiles and comes last.
 template <class C>
 __device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const DecodeParams& p, const PrefixMap<C>& map,
                                                               int number) {

@@ -407,16 +407,16 @@ class QuantizedKeys {
   const CompressedParams& p_;
   const CompressedMap<C>& map_;
   const int lane_;
-  const int first_row_;  // of the warp's
-  int first_column_;     // this lane's in each 16
+  const int first_row_;  // first tile row of the warp's blocks
+  int first_column_;     // first column of this lane in each 16
   // For 4-bit values: the first row of the quantization group with the warp's rows, and the bytes from a channel's pair
   // to those of the next channel and of the next but one.
   int group_row_ = 0;
   std::uint32_t pair_stride_ = 0, two_pairs_stride_ = 0;
-  int sequence_ = 0, length_ = 0, head_ = 0, qparam_offset_ = 0;  // of the work tile
+  int sequence_ = 0, length_ = 0, head_ = 0, qparam_offset_ = 0;  // fields of the current work tile
   int tail_begin_ = 0;                                            // first key of the tail
   float scale_ = 0.0F;
-  std::uint32_t quantized_stage_ = 0;  // of the last tile waited for
+  std::uint32_t quantized_stage_ = 0;  // address of the current tile's stage
   std::uint32_t scales_[kMine][2]{};   // its scales, of rows lane / 4 and lane / 4 + 8 of each of the warp's blocks
   RuntimePipelineState pipeline_state_;
 };

@@ -55,9 +55,10 @@ class QuantizedColumns {
         lane_(thread_of_cta() % 32),
         four_(p.v.four_bits()),
         warp_(thread_of_cta() / 32 - C::kScoreWarps) {
-    const int first = warp_ * kWarpColumns;  // in the slice
+    const int first = warp_ * kWarpColumns;  // this warp's first column in the slice
     chunk_ = first / (four_ ? 32 : 16);
-    const int nth = first % (four_ ? 32 : 16) / 8;  // which of the adjacent columns that a lane has
+    // index of this warp's column among the adjacent ones that a lane has
+    const int nth = first % (four_ ? 32 : 16) / 8;
     first_column_ = chunk_ * (four_ ? 32 : 16) + nth;
     shift_ = nth * 4;
     bytes_of_column_ = nth == 0 ? 0x4420U : 0x4431U;
@@ -286,14 +287,14 @@ class QuantizedColumns {
   const bool four_;
   const int warp_;
   int chunk_;                                  // 16-byte chunk of each row in which this warp's values start
-  int first_column_;                           // this warp's, in the slice
+  int first_column_;                           // this warp's first column in the slice
   int shift_;                                  // bit offset of the lane's columns in 16 bits
   std::uint32_t bytes_of_column_;              // selects this warp's column from a word with two columns of two keys
   int pair_at_, qparam_at_ = 0;                // bytes, in a row's qparams and in a stage
   std::uint32_t v_at_;                         // offset of this lane's share
   std::uint32_t stages_;                       // address of the first stage
-  float scale_ = 0.0F;                         // of all rows if they have none of their own
-  std::uint32_t quantized_ = 0, qparams_ = 0;  // of the current tile
+  float scale_ = 0.0F;                         // scale of all rows if they have none of their own
+  std::uint32_t quantized_ = 0, qparams_ = 0;  // addresses in the current tile
   std::uint32_t laid_out_, lay_at_;  // addresses of this lane's share of reordered qparams to read, and to write
   std::uint32_t lane_qparams_[kLaneQparams]{};  // a lane's share of the qparams of its rows
   RuntimePipelineState pipeline_state_, released_;

@@ -8,7 +8,7 @@
 
 namespace ringattn::sm90 {
 
-// The consumer warpgroup calls it. coord_of_slot(i) is the coordinate of row i of `rows`. Missing rows, and columns
+// The consumer warpgroup calls it. coord_of_row(i) is the coordinate of row i of `rows`. Missing rows, and columns
 // past head_dim, become zeros.
 template <class C, class Map, class CoordOfRow>
 __device__ __forceinline__ void load_queries(const DecodeParams& params, const Map& map, int rows,

@@ -12,8 +12,8 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kScoreBarrier = 2;    // of all scoring threads
-inline constexpr int kScoringBarrier = 3;  // of the first scoring warpgroup
+inline constexpr int kScoreBarrier = 2;    // named barrier of all scoring threads
+inline constexpr int kScoringBarrier = 3;  // named barrier of the first scoring warpgroup
 
 // A scoring thread's accumulators: [2 · block + half of the rows].
 template <class C>
@@ -272,7 +272,7 @@ class Scorer {
     const int first = tile * C::kKeyTile;
     if (info.get(WorkTileInfo::kCommonBegin) <= first && first + C::kKeyTile <= info.get(WorkTileInfo::kCommonEnd))
       return;
-    int low[4], high[4];  // of this thread's rows, [2 · half + i]
+    int low[4], high[4];  // visible keys of this thread's rows, [2 · half + i]
 #pragma unroll
     for (int row = 0; row < 4; ++row) {
       low[row] = info.get(WorkTileInfo::kLow, row_at(row / 2, row));
@@ -424,16 +424,16 @@ class Scorer {
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   const int scoring_warpgroup_;
-  const int warp_;  // in its scoring warpgroup
+  const int warp_;  // index in its scoring warpgroup
   const int lane_;
   const std::uint32_t score_at_, chunk_at_,
       // offsets of this warp's or thread's share of each
       unrounded_p_at_;
   std::uint32_t fixed_ = 0;  // work tiles with tiles so far
-  std::uint32_t tiles_ = 0;  // of all work tiles so far
+  std::uint32_t tiles_ = 0;  // tiles of all work tiles so far
   std::uint32_t sent_ = 0;   // score stages that this CTA's scoring warpgroups write before the next one
   int rows_count_ = 0;
-  float shift_[4];  // of this thread's rows, [2 · half + i]: −softmax_offset, or 0
+  float shift_[4];  // −softmax_offset of this thread's rows, or 0: [2 · half + i]
   Keys keys_;
 };
 

@@ -113,7 +113,8 @@ class TileBoxes {
   template <int kColumns, int kRowBytes>
   __device__ __forceinline__ void fetch(const CUtensorMap* map, std::uint32_t target, std::uint32_t barrier, int tile,
                                         const Box& box, int nth, int head, int first_column, int columns) const {
-    constexpr int kAllRowBytes = (kColumns * 2 + kRowBytes - 1) / kRowBytes * kRowBytes;  // of all panels
+    // bytes of a tile row in all panels
+    constexpr int kAllRowBytes = (kColumns * 2 + kRowBytes - 1) / kRowBytes * kRowBytes;
     // Other lanes' loads may come first: the phase waits for this arrival however many bytes have landed.
     if (lane_ == 0) barrier_arrive_expect(barrier, rows(tile) * kAllRowBytes);
     if (nth_ != nth || box.row < 0) return;
@@ -332,7 +333,7 @@ class KeyProducer {
   const int lane_;
   Boxes boxes_;
   std::uint32_t infos_ = 0;           // posted so far
-  std::uint32_t tiles_ = 0;           // of all work tiles so far
+  std::uint32_t tiles_ = 0;           // tiles of all work tiles so far
   PipelineState<C::kKStages> stage_;  // the next K stage that this warp fills
 };
 

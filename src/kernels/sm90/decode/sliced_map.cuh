@@ -111,7 +111,7 @@ struct WorkTileInfo {
     kBeginSplit,
     kSplits,
     kPosition,
-    kRows,        // of the work tile
+    kRows,        // rows of the work tile
     kOffsetTile,  // the tile from which softmax_offsets are taken
     kFails,       // there is no such tile for all rows
     kCommonBegin,
@@ -155,7 +155,7 @@ struct WorkTileInfo {
 template <class C>
 struct SlicedMap {
   static constexpr int kUnroundedPStride =
-      // in floats: threads that write 8 keys of 4 rows have no bank conflict
+      // floats of a row; with this stride threads that write 8 keys of 4 rows have no bank conflict
       132;
   static constexpr int kUnroundedPBytes = kSlicedRows * kUnroundedPStride * 4;
   static constexpr int kMaximaBytes = C::kScoringWarpgroupWarps * kSlicedRows * 4;

@@ -80,7 +80,7 @@ class TileValues {
 
  private:
   static constexpr int kBlocks = kOutBlocks<C>;
-  static constexpr int kLoads = (kBlocks + 1) / 2;  // for the mma of 16 keys
+  static constexpr int kLoads = (kBlocks + 1) / 2;  // ldmatrix for the mma of 16 keys
 
   const SlicedMap<C>& map_;
   const int warp_;
@@ -167,7 +167,7 @@ class SlicedOutputs {
     const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
     return values_.landed() && scored;
   }
-  // Waits for them, unless `here`. The tile has `keys` keys.
+  // Waits for them, unless `ready`. The tile has `keys` keys.
   __device__ __forceinline__ void await_next(bool ready, int keys) const {
     if (ready && keys >= C::kKeyTile) return;
     barrier_wait(map_.score_full(score_state_.index), score_state_.parity);
@@ -270,7 +270,7 @@ class SlicedOutputs {
   // `stats`: the row's softmax_offset and sum.
   __device__ __forceinline__ void store_row(const DecodeWorkTile& work_tile, int half, float2 stats) const {
     const int tile_row = lane_ / 4 + 8 * half;
-    const int first = static_cast<int>(rank_) * C::kSliceColumns;  // of all columns
+    const int first = static_cast<int>(rank_) * C::kSliceColumns;  // this CTA's first output column
     const bool is_leader = warp_ == 0 && lane_ % 4 == 0;
     const DecodeCoord coord = coord_of(p_, work_tile, tile_row);
     if (!finishes(p_, work_tile)) {
@@ -317,8 +317,8 @@ class SlicedOutputs {
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;
-  std::uint32_t tiles_ = 0;                     // of all work tiles so far
-  PipelineState<C::kScoreStages> score_state_;  // of the next tile
+  std::uint32_t tiles_ = 0;                     // tiles of all work tiles so far
+  PipelineState<C::kScoreStages> score_state_;  // score stage of the next tile
   std::uint32_t p_at_;                          // offset of this lane's share
   std::uint32_t ends_ = 0;                      // row ends received from the sum adder
   int flags_ = 0;

@@ -89,8 +89,8 @@ class SumReducer {
   const SlicedMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;
-  std::uint32_t tiles_ = 0;    // of all work tiles so far
-  std::uint32_t reduced_ = 0;  // those of this CTA
+  std::uint32_t tiles_ = 0;    // tiles of all work tiles so far
+  std::uint32_t reduced_ = 0;  // tiles that this CTA has reduced
 };
 
 // Adds the sums of all tiles to l, in order. Lane 4r + t has share t of rows r and r + 8.
@@ -167,8 +167,8 @@ class SumAdder {
   const DecodeParams& p_;
   const SlicedMap<C>& map_;
   const int lane_;
-  std::uint32_t work_tiles_ = 0;  // with tiles, so far
-  std::uint32_t tiles_ = 0;       // of all work tiles so far
+  std::uint32_t work_tiles_ = 0;  // work tiles with tiles, so far
+  std::uint32_t tiles_ = 0;       // tiles of all work tiles so far
   std::uint32_t ends_posted_ = 0;
   int flags_ = 0;
   int begin_[2], end_[2];

@@ -38,7 +38,7 @@ constexpr int kMinPartialSplitTiles = 8;
 
 // Scratch memory: what the work tiles of a step exchange, as byte offsets.
 struct ScratchLayout {
-  std::int64_t splits;  // of a sequence, at most
+  std::int64_t splits;  // maximum KV splits of a sequence
   std::size_t outputs, stats, arrived, failed, partials, states, bytes;
 };
 
@@ -166,14 +166,14 @@ class Sm90Decode final : public DecodeKernel {
   }
   // Keys of the longest sequence's whole splits, and whether prefixes may have a partial split that is worth CTAs.
   std::int64_t whole_split_keys() const {
-    const std::int64_t group = std::int64_t{kTilesPerKvSplit} * key_tile();
-    return limits_.keys / group * group;
+    const std::int64_t split_keys = std::int64_t{kTilesPerKvSplit} * key_tile();
+    return limits_.keys / split_keys * split_keys;
   }
   bool may_have_partial_split() const {
     return whole_split_keys() == 0 || limits_.keys - whole_split_keys() >= kMinPartialSplitTiles * key_tile();
   }
-  // How many of `most` CTAs or clusters a launch of `work_tiles` gets beside one that keeps `busy` of them. If its work
-  // tiles may wait for that launch, the CTAs that become free then are added, as p.late.
+  // How many of `resident` CTAs or clusters a launch of `work_tiles` gets beside one that keeps `busy` of them. If its
+  // work tiles may wait for that launch, the CTAs that become free then are added, as p.late.
   int concurrent_ctas(int resident, int busy, std::int64_t work_tiles, DecodeParams& p) const {
     const auto at_once = static_cast<int>(std::clamp<std::int64_t>(resident - busy, 1, work_tiles));
     if (busy == 0 || !may_have_partial_split()) return at_once;

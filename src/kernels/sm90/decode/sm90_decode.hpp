@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the kernel `sm90_attention` decodes. registry.cpp calls it.
+// How the kernel `sm90_attention` decodes. decode_table.cpp calls it.
 #pragma once
 
 #include <memory>

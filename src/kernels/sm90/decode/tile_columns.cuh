@@ -101,7 +101,7 @@ class TileColumns {
  private:
   const SlicedMap<C>& map_;
   const int lane_;
-  const int first_column_;                       // this warp's, in the slice
+  const int first_column_;                       // this warp's first column in the slice
   std::uint32_t v_at_[kBlocks];                  // offset of this lane's share in a tile
   std::uint32_t v_tile_ = 0;                     // the current tile
   PipelineState<C::kVStages> stage_, released_;  // the next tile to wait for, and the next to release

@@ -43,7 +43,7 @@ __device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p,
 // selected blocks (kernels/decode_block_mask.hpp); tile_in_sequence() maps them back.
 struct DecodeSequence {
   int length;
-  int position;     // of row 0
+  int position;     // position of row 0
   int first, last;  // tiles [first, last), without those of a prefix that the prefix launch computes; none: both are 0
   int begin_split;  // the first of the cache's splits with any of these tiles
   int splits;       // how many of the cache's splits have these tiles, at least 1
@@ -154,7 +154,7 @@ struct DecodeWorkTile {
   int cache_split;   // counts the splits of the sequence that the cache holds
   int begin, end;    // its tiles: those of the split that any row attends to
   int first_number;  // the work tile of the same rows in the sequence's first split
-  int stride;        // from there to the work tile of the next split
+  int stride;        // distance from a work tile to that of the next split
   int lag;           // keys before the work tile's that the cache doesn't hold
   bool resumes;      // its rows resume from the states of their prefix
 };

@@ -55,7 +55,7 @@ struct AttentionConfig {
   // Box of a K or V load. In a cluster, a CTA's share of the rows is contiguous only within a panel.
   constexpr int key_box_rows() const { return key_tile / cluster_ctas; }
   constexpr int key_box_columns(int dim) const { return cluster_ctas == 1 ? box_columns(dim) : kPanelColumns; }
-  constexpr int q_bytes() const { return kQueryTile * cuda::padded_row_bytes(head_dim); }  // of one query tile
+  constexpr int q_bytes() const { return kQueryTile * cuda::padded_row_bytes(head_dim); }  // bytes of one query tile
   constexpr int k_bytes() const { return key_tile * cuda::padded_row_bytes(head_dim); }
   constexpr int v_bytes() const { return key_tile * cuda::padded_row_bytes(head_dim_v); }
   constexpr int tile_bytes() const { return q_stages * warpgroups * q_bytes() + stages * (k_bytes() + v_bytes()); }

@@ -94,7 +94,8 @@ class Consumer {
 
   // --- The next tile.
 
-  __device__ __forceinline__ int number() const { return head_tile_.number(p_, tiles_left_); }  // in its sequence
+  // index of the tile in its sequence
+  __device__ __forceinline__ int number() const { return head_tile_.number(p_, tiles_left_); }
   // Whether the tile begins a split while the previous one is still current.
   __device__ __forceinline__ bool begins_next_split() const {
     return head_tile_.begins_split(tiles_left_) && rows_.has(AttentionState<C>::kCurrent);

@@ -52,11 +52,11 @@ struct PageRunLanes {
   static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   __device__ __forceinline__ int tiles() const { return 32 >> params.lanes_log; }    // looked up at a time
   __device__ __forceinline__ int nth() const { return lane() >> params.lanes_log; }  // this lane's tile among them
-  __device__ __forceinline__ int first_lane(int nth) const { return nth << params.lanes_log; }  // of a tile
+  __device__ __forceinline__ int first_lane(int nth) const { return nth << params.lanes_log; }  // first lane of a tile
   __device__ __forceinline__ int page_run() const { return lane() & ((1 << params.lanes_log) - 1); }
   __device__ __forceinline__ int first_key() const {
     return page_run() * params.page_run_keys;
-    // of the page run in its tile
+    // ^first key of the page run in its tile
   }
   // Whether the tile has this page run and this CTA loads it: in a CTA pair each CTA loads half of the page runs.
   __device__ __forceinline__ bool fetches() const {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void fetch(const HopperParams& params, const SharedMa
   const int batch_tiles = kPageRuns ? lanes.tiles() : 32;  // looked up at a time
   PackedPipelineState<C::kQStages> q_stage;
   PackedPipelineState<C::kStages> ring;
-  PackedPipelineState<C::kStages> ring_v;  // for V, which is loaded one tile after K (C::kKeysAhead)
+  PackedPipelineState<C::kStages> ring_v;  // stage of V, which is loaded one tile after K (C::kKeysAhead)
   std::uint32_t tails = 0;                 // V tiles posted to the tail warp so far
   std::uint32_t pace_parity = 0;           // parity of pace_free()
   for (;; q_stage.advance()) {

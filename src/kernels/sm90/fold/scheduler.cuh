@@ -124,7 +124,7 @@ __device__ __forceinline__ void schedule(const cuda::AttentionParams& p, const S
   Counter<C> counter(p, map);
   const int first_head_tile = static_cast<int>(counter.rank()) * C::kHeadTiles;
   PackedPipelineState<C::kQStages> cursor;
-  int tiles = 0;                     // of the previous Q stage
+  int tiles = 0;                     // tiles of the previous Q stage
   std::uint32_t request_parity = 0;  // parity of work_requested()
   for (int q_stage = 0;; ++q_stage, cursor.advance()) {
     if (requested_at<C>(tiles) != kNeverRequested) {

@@ -139,8 +139,8 @@ struct HeadWorkTile {
 // The GQA-packed tile of a Q stage: its KV loop, and how many of its head work tiles this CTA computes.
 struct GqaPackedTileInfo {
   std::int64_t first, first_tile, table;  // as in cuda::GqaPackedTile
-  std::int64_t key_length;                // of the sequence
-  std::int32_t tiles;                     // of the KV loop, or kNoMoreWork
+  std::int64_t key_length;                // keys of the sequence
+  std::int32_t tiles;                     // tiles of the KV loop, or kNoMoreWork
   std::int32_t run_begin, runs;           // as in cuda::GqaPackedTile
   std::int32_t kv_head;
   std::int32_t head_tiles;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel `sm90_attention` for Hopper: prefill with TMA and wgmma. registry.cpp calls these functions.
+// The kernel `sm90_attention` for Hopper: prefill with TMA and wgmma. attention_table.cpp calls these functions.
 #pragma once
 
 #include <memory>

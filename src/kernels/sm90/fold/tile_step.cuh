@@ -83,7 +83,7 @@ struct Columns {
 template <class C>
 __device__ __forceinline__ Columns visible_columns(const HeadWorkTile& head_tile, int half, int number) {
   const int column = thread_of_cta() % 4 * 2;
-  const int key = (number - head_tile.origin()) * C::kKeyTile + column;  // from the origin
+  const int key = (number - head_tile.origin()) * C::kKeyTile + column;  // key offset from the origin
   const int tile_row = tile_row_of_thread() + 8 * half;
   const int to = head_tile.to() + tile_row;
   const int length = head_tile.length();
