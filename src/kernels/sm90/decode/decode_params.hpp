@@ -63,7 +63,8 @@ struct DecodeParams {
   std::int32_t slices;                           // slices of the output columns, one for each CTA of a cluster
   cuda::Divider by_ratio, by_blocks, by_stride;  // stride: row blocks of a mask row, over all its KV heads
 
-  // Block mask in BSR form, as in DecodeBlockMask. Null: no mask, and a sequence is one mask row that selects all keys.
+  // Block-sparse mask as in DecodeBlockMask, padded BSR: indices [mask rows, mask_row_stride] and counts [mask rows].
+  // Null: no mask, and a sequence is one mask row that selects all keys.
   const std::int32_t* mask_block_indices;
   const std::int32_t* mask_block_counts;
   std::int64_t mask_row_stride;
@@ -81,8 +82,8 @@ struct DecodeParams {
   std::int32_t* failed;  // [work_tiles]: whether the work tile must be recomputed tile by tile (sliced.cuh)
   // Shared prefixes, as in SharedPrefixes. Null: none. Another launch (prefix.cuh) stores the partials of their splits,
   // so no row is finished in this launch. For a split that a prefix begins and sequences continue, it stores the rows'
-  // states instead: [rows, heads] of head_dim_v + kStateStats floats, acc and then sum and softmax_offset as in an
-  // AttentionState.
+  // states instead: [rows, heads] of head_dim_v + kStateStats floats, acc and then the quad's shares of the sum and the
+  // softmax_offset, as in a saved AttentionState.
   const std::int32_t* prefix_of;
   const std::int32_t* prefix_keys;
   std::int32_t prefixes;

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// The merge kernel of split-KV decode (merge.hpp): output rows and LSE from the partials of KV splits.
 #include <cstdint>
 
 #include "base/cuda.hpp"

@@ -47,8 +47,8 @@ class PrefixScorer {
     constexpr int kStep = scoring_warpgroups<C>();
     static_assert(kTilesPerKvSplit % kStep == 0);
     const int turns = work_tile.turns<C>();
-    // A warpgroup waits for a panel to be released only if it has itself filled that panel, or a later one, in the
-    // previous turn. So it can't miss a phase.
+    // A warpgroup waits for a panel to be released only if it has itself filled that panel, or a later one, in an
+    // earlier turn. So it can't miss a phase.
     static_assert(C::kSlices == 1 || PrefixMap<C>::kPanels >= kStep * PrefixMap<C>::kTilePanels);
     const int first = which_ == 0 ? 0 : own_;
     if (rank_ != 0 && which_ != 0) ring_.advance();  // the other warpgroup scores the work tile's first tile

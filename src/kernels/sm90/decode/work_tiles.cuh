@@ -46,7 +46,7 @@ struct DecodeSequence {
   int position;     // position of row 0
   int first, last;  // tiles [first, last), without those of a prefix that the prefix launch computes; none: both are 0
   int begin_split;  // the first of the cache's splits with any of these tiles
-  int splits;       // how many of the cache's splits have these tiles, at least 1
+  int splits;       // how many of the cache's splits have these tiles: a work tile each
   int listed, gap;  // selected blocks before the rows' own blocks, and by how many tiles the latter are displaced
   bool resumes;     // the split of the first tile resumes from the states that the prefix launch has stored
 
