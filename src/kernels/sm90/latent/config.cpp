@@ -22,15 +22,15 @@ std::vector<std::string> mla_missing(const DecodeSpec& spec) {
     missing.push_back(fmt::format("{} of {} (supported: plain caches, and {} of bf16)", describe(spec.format),
                                   dtype_name(attention.dtype), describe(kFp8LatentFormat)));
   }
-  if (attention.block_mask.any()) missing.push_back("lists of key tiles (supported: none)");
+  if (attention.block_mask.any()) missing.push_back("a block-sparse mask (supported: none)");
   return missing;
 }
 
 std::vector<std::string> mla_configs(const MlaVariant& row) {
   return {cuda::config_line(
       kLatentDim, kLatentDimV,
-      fmt::format("tile {}x{}, groups of {} keys, 2 warpgroups, {} stages of keys, outputs of 1 to 4 CTAs", kQueryTile,
-                  kMlaKeyTile, row.tiles_per_kv_split * kMlaKeyTile, kMlaStages))};
+      fmt::format("tile {}x{}, KV splits of {} keys, 2 warpgroups, {} stages of keys, output columns of 1 to 4 CTAs",
+                  kQueryTile, kMlaKeyTile, row.tiles_per_kv_split * kMlaKeyTile, kMlaStages))};
 }
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How `sm90_mla` and `sm90_mla_split1k` decode over latents: rows [c, k_r] that all query heads share as their keys,
-// and whose first columns are their values.
+// Tile sizes, limits and kernel-table rows of `sm90_mla` and `sm90_mla_split1k`. Both decode in the absorbed form of
+// MLA: all query heads share the key rows [c, k_r], and the values are the first columns of these rows.
 #pragma once
 
 #include <string>
@@ -13,32 +13,35 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kLatentDim = 576;   // latent and rotary key
-inline constexpr int kLatentDimV = 512;  // the latent
-inline constexpr int kMlaKeyTile = 64;   // keys of a tile
-inline constexpr int kMlaStages = 2;     // tiles in shared memory
-inline constexpr int kMlaTileParts = 5;  // of a tile that arrive by themselves: 128 columns each, and the rotary keys
+inline constexpr int kLatentDim = 576;   // columns of a key row: latent c and rotary key k_r
+inline constexpr int kLatentDimV = 512;  // columns of a value row: the latent c
+inline constexpr int kMlaKeyTile = 64;   // keys per tile
+inline constexpr int kMlaStages = 2;     // pipeline stages, one tile each
+// Column parts of a tile, each with its own full barrier: 4 of 128 latent columns, and the rotary keys.
+inline constexpr int kMlaTileParts = 5;
 inline constexpr int kMlaConsumerThreads = 256;
 inline constexpr int kMlaThreads = kMlaConsumerThreads + 128;
-// Registers of a thread that the three warpgroups have between them: what a CTA is launched with.
+// Sum of the registers per thread of the three warpgroups at launch. setmaxnreg redistributes them.
 inline constexpr int kMlaRegisters = 3 * 168;
-// Of more work_tiles than this, each folded by a cta_group, those of two blocks of rows share what they read: else they
-// might ask for nearly all that the L2 cache gives.
+// With more work tiles than this, CTA groups share tiles between two row blocks. Otherwise the loads could need nearly
+// all of the L2 bandwidth.
 inline constexpr int kMaxCtaGroupWorkTiles = 8;
-inline constexpr int kMaxMlaSequences = 256;  // of a launch: each CTA keeps a number for each
+inline constexpr int kMaxMlaSequences = 256;  // per launch: each CTA keeps an int32 per sequence in shared memory
 
-// How latents of 8 bits are stored.
+// Row format of the FP8 latent cache.
 inline constexpr RowFormat kFp8LatentFormat{.encoding = RowEncoding::kLatent, .rope = kLatentDim - kLatentDimV};
 
-// In powers of two. A tile's probabilities are at row_max 2^12, and the sum over a group stays far below fp32's end.
-inline constexpr float kFarAbove = 12.0F;
+// Rescale threshold in log2 units. Probabilities of a tile are at most 2^12, so the sum over a KV split cannot overflow
+// fp32.
+inline constexpr float kMlaRescaleThreshold = 12.0F;
 
-// The rows of the table that the same compiled kernels are. KvSplits of fewer keys are more work_tiles, and other bits.
+// A row of the kernel table. Both rows use the same compiled kernels. Shorter KV splits give more work tiles, and other
+// bits.
 struct MlaVariant {
   std::string_view name;
   int tiles_per_kv_split;  // a power of two
 };
-inline constexpr MlaVariant kMlaVariant{"sm90_mla", kTilesPerKvSplit};  // groups of 4,096 keys
+inline constexpr MlaVariant kMlaVariant{"sm90_mla", kTilesPerKvSplit};  // KV splits of 4,096 keys
 inline constexpr MlaVariant kMlaSplit1kVariant{"sm90_mla_split1k", 1024 / kMlaKeyTile};
 
 // See KernelRow::missing and KernelRow::configs.

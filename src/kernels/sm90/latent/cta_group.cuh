@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over latents by three or four CTAs a work_tile, a cta_group, where work_tiles are few: as pairs
-// (cta_pair.cuh), but each CTA scores every third or fourth tile and has a third or a quarter of the outputs' columns
-// (cta_group_map.cuh). A cluster is a cta_group, or two cta_groups for two blocks of rows of the same keys, each read
-// once for both. A warpgroup scores, a warpgroup has the outputs, two warps fetch (cta_group_producer.cuh) and one
-// sends (cta_group_score.cuh).
+// MLA decode with a CTA group of three or four CTAs per work tile, for launches with few work tiles. As in CTA pairs
+// (cta_pair.cuh), but each CTA scores every third or fourth tile and has a third or a quarter of the output columns
+// (cta_group_map.cuh). A cluster is one CTA group, or two for two row blocks of the same keys, which are then loaded
+// once for both. One warpgroup computes scores (cta_group_score.cuh), one the outputs (cta_group_outputs.cuh), two
+// warps are producers (cta_group_producer.cuh), and one sends probabilities (cta_group_score.cuh).
 #pragma once
 
 #include "kernels/sm90/latent/cta_group_outputs.cuh"
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1) cta_group_kernel(const __grid_
     reg_dealloc<kOtherRegisters>();
     const auto warp = static_cast<int>(threadIdx.x / 32) - 2 * kWarpgroup / 32;
     if (warp == 0) {
-      // Units of two blocks of rows rescale_to each other.
+      // The work tiles of two row blocks have consecutive numbers, so both CTA groups of a cluster use the same keys.
       constexpr int kCtas = Map::kCtas;
       CtaGroupKeyProducer<C>(params, map)
           .run(static_cast<int>(blockIdx.x) / kCtas, static_cast<int>(gridDim.x) / kCtas);
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1) cta_group_kernel(const __grid_
       for_each_work_tile(map, values);
     }
   }
-  // Nobody writes to a CTA that has gone: what others have sent has been waited for.
+  // DSMEM of a CTA must not be accessed after it exits. All stores that other CTAs sent here have been waited for.
   __syncwarp();
   cluster_sync();
 }

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in the shared memory of a CTA of a cta_group, three or four CTAs that share a work_tile
-// (cta_group.cuh). CTA i has the i-th third or quarter of the panels of the work_tile's output columns, and scores
-// every third or fourth tile: tiles are counted over the life of the cluster, and CTA i of k scores those with numbers
-// k·n + i. It needs all of such a tile, as keys; and its own columns of every tile, as values, which come by themselves
-// and later, so that a tile's stage is free as soon as it has been scored.
+// Shared-memory layout and barriers of a CTA of cta_group_kernel (cta_group.cuh). CTA i of k has the i-th k-th of the
+// output panels, and scores tiles k · n + i, where tiles are counted over all work tiles of the cluster. It needs all
+// columns of these tiles as keys, and its own columns of every tile as values. Values are loaded again, and later, so
+// that a stage of keys is free as soon as the tile has been scored.
 //
-//   keys    [2][64 keys]    of the tiles that this CTA scores, the columns of the first parts, in turn
-//   last    [64 keys]       those of the other parts, rotary keys included
-//   values  [4][64 keys]    this CTA's columns of a tile, of any tile, in turn
-//   probabilities [k][64 rows]    probabilities of a tile, and behind them what the scoring threads have of their sums,
-//   in
-//                           every CTA, for tiles of each of the k scorers
-//   row_max    [16][64]        the greatest scores of a tile's rows, n and n + 8 of a warp side by side, in every CTA
-//   notes   [2]             what there is to know of a work_tile
+//   keys           [2][64 keys][192]     first column parts of the tiles that this CTA scores, double-buffered
+//   last keys      [64 keys][192]        the other column parts, rotary keys included, single-buffered
+//   values         [4][64 keys][columns] this CTA's columns of every tile
+//   probabilities  [k][64 rows][64 keys] per scorer: probabilities of a tile, and each scoring thread's addends of row
+//                                       sums
+//   row_max        [16][64]              maximum scores of the rows of a tile, rows n and n + 8 of a warp adjacent
+//   info           [2]                   MlaWorkTileInfo
 //   barriers
 //
-// A tile's columns come in three parts of 192. What there are two places of is fetched long before it is needed; what
-// there is one of, while the tile before becomes probabilities.
+// Probabilities and row maxima of every tile are sent to all CTAs of the group. A tile has three column parts of 192:
+// the first one (k = 3) or two (k = 4) are double-buffered, and are loaded long before they are needed. The others are
+// loaded during the softmax of the previous tile.
 //
-// A cluster may have two cta_groups, for two blocks of rows. They walk over the same tiles, and CTAs of the same rank
-// in their cta_groups, peer_ctas, fetch half of the rows of everything for both.
+// A cluster may have two CTA groups, for two row blocks. Both process the same tiles. CTAs of the same rank in their
+// groups are peers: each multicasts half of the rows of every tile to both.
 #pragma once
 
 #include "kernels/cuda/device/panels.hpp"
@@ -35,34 +34,38 @@ inline constexpr std::uint32_t kCtaGroupTileParts = 3;
 inline constexpr int kCtaGroupPartPanels = kLatentDim / kPanelColumns / static_cast<int>(kCtaGroupTileParts);
 inline constexpr int kCtaGroupValueStages = 4;
 inline constexpr std::uint32_t kCtaGroupMaxStages = 16;
-inline constexpr int kCtaGroupInfoReaders = 2 * kWarpgroup / 32 + 2;  // warps: score, have outputs, send, fetch values
+// Warps: scores, outputs, sender, producer of values.
+inline constexpr int kCtaGroupInfoReaders = 2 * kWarpgroup / 32 + 2;
 
 template <int kCtas_>
 struct CtaGroupMap {
-  // An address also says whose memory it is: copies and arrivals would reach the first CTA's else.
+  // Shared-memory address of this CTA in the shared::cluster window. TMA writes and arrivals on a plain address would
+  // go to rank 0.
   std::uint32_t base;
-  std::uint32_t rank;       // in its cta_group
-  std::uint32_t cta_group;  // which of the cluster's
-  std::uint32_t cta_groups;
+  std::uint32_t rank;        // in its CTA group
+  std::uint32_t cta_group;   // index in the cluster
+  std::uint32_t cta_groups;  // per cluster
 
   static constexpr std::uint32_t kCtas = kCtas_;
   static constexpr int kLatentPanels = kLatentDimV / kPanelColumns;
-  static constexpr int kPanels = (kLatentPanels + kCtas_ - 1) / kCtas_;  // of outputs; the last CTA may have less
+  // Output panels per CTA. The last CTA may have fewer.
+  static constexpr int kPanels = (kLatentPanels + kCtas_ - 1) / kCtas_;
   static constexpr int kColumns = kPanels * kPanelColumns;
-  static constexpr std::uint32_t kEarlyParts = kCtas == 3 ? 1 : 2;  // of which there are two places
+  static constexpr std::uint32_t kDoubleBufferedParts = kCtas == 3 ? 1 : 2;  // column parts with two stages
 
   static constexpr int kPanelBytes = cuda::panel_bytes(kMlaKeyTile);
   static constexpr int kPartBytes = kCtaGroupPartPanels * kPanelBytes;
   static constexpr int kValueBytes = kPanels * kPanelBytes;
   static constexpr int kProbabilityBytes = kQueryTile * kPanelRowBytes + kWarpgroup * 8;
-  static constexpr int kLastOffset = 2 * static_cast<int>(kEarlyParts) * kPartBytes;
-  static constexpr int kValueOffset = kLastOffset + static_cast<int>(kCtaGroupTileParts - kEarlyParts) * kPartBytes;
+  static constexpr int kSingleBufferedOffset = 2 * static_cast<int>(kDoubleBufferedParts) * kPartBytes;
+  static constexpr int kValueOffset =
+      kSingleBufferedOffset + static_cast<int>(kCtaGroupTileParts - kDoubleBufferedParts) * kPartBytes;
   static constexpr int kProbabilityOffset = kValueOffset + kCtaGroupValueStages * kValueBytes;
   static constexpr int kRowMaxOffset = kProbabilityOffset + kCtas_ * kProbabilityBytes;
   static constexpr int kInfoOffset = kRowMaxOffset + static_cast<int>(kCtaGroupMaxStages) * kQueryTile * 4;
   static constexpr int kBarrierOffset = kInfoOffset + 2 * MlaWorkTileInfo::kBytes;
   static constexpr int kKeysFull = 0;
-  static constexpr int kKeysEmpty = kKeysFull + static_cast<int>(kCtaGroupTileParts + kEarlyParts);
+  static constexpr int kKeysEmpty = kKeysFull + static_cast<int>(kCtaGroupTileParts + kDoubleBufferedParts);
   static constexpr int kValuesFull = kKeysEmpty + 2;
   static constexpr int kValuesEmpty = kValuesFull + kCtaGroupValueStages;
   static constexpr int kProbabilitiesFull = kValuesEmpty + kCtaGroupValueStages;
@@ -70,26 +73,26 @@ struct CtaGroupMap {
   static constexpr int kRowMaxFull = kProbabilitiesEmpty + 2;
   static constexpr int kInfoFull = kRowMaxFull + static_cast<int>(kCtaGroupMaxStages);
   static constexpr int kInfoEmpty = kInfoFull + 2;
-  static constexpr int kQueriesAsked = kInfoEmpty + 2;
-  static constexpr int kBarriers = kQueriesAsked + 1;
+  static constexpr int kQueriesIssued = kInfoEmpty + 2;
+  static constexpr int kBarriers = kQueriesIssued + 1;
   static constexpr int kBytes = kBarrierOffset + kBarriers * kBarrierBytes;
   static_assert(kBytes <= kMaxSharedBytes && kProbabilityBytes % 1024 == 0 && kPanelBytes % 1024 == 0);
 
-  // From a tile on, the first that this CTA scores.
+  // The first tile from `tile` on that this CTA scores.
   __device__ std::uint32_t first_own(std::uint32_t tile) const { return tile + (rank + kCtas - tile % kCtas) % kCtas; }
-  // How many panels of outputs this CTA has.
+  // Number of output panels of this CTA.
   __device__ int panels() const {
     const int left = kLatentPanels - static_cast<int>(rank) * kPanels;
     return left < kPanels ? left : kPanels;
   }
 
-  // A part of the n-th tile that this CTA scores.
+  // A column part of the n-th tile that this CTA scores.
   __device__ std::uint32_t keys(std::uint32_t n, std::uint32_t part) const { return at(0, stage(n, part), kPartBytes); }
   __device__ std::uint32_t values(std::uint32_t stage) const { return at(kValueOffset, stage, kValueBytes); }
   __device__ std::uint32_t probabilities(std::uint32_t stage) const {
     return at(kProbabilityOffset, stage, kProbabilityBytes);
   }
-  // Of a thread of those that score, or of those that have outputs: of its two rows.
+  // The addends of a thread's two rows. `thread`: of the scoring warpgroup, or the same thread of the output warpgroup.
   __device__ std::uint32_t sums(std::uint32_t stage, int thread) const {
     return probabilities(stage) + static_cast<std::uint32_t>(kQueryTile * kPanelRowBytes + 8 * thread);
   }
@@ -101,36 +104,38 @@ struct CtaGroupMap {
     return {at(kInfoOffset, stage, MlaWorkTileInfo::kBytes)};
   }
 
-  // A part of the n-th tile has arrived, in a phase of this parity; and its scorers, of all peer_ctas, have done with
-  // it.
+  // keys_full: a column part of the n-th tile has landed. keys_empty: the scorers of all peers have read the tile.
   __device__ std::uint32_t keys_full(std::uint32_t n, std::uint32_t part) const {
     return barrier(kKeysFull, stage(n, part));
   }
   static __device__ std::uint32_t keys_parity(std::uint32_t n, std::uint32_t part) {
-    return (part < kEarlyParts ? n >> 1 : n) & 1U;
+    return (part < kDoubleBufferedParts ? n >> 1 : n) & 1U;
   }
-  __device__ std::uint32_t keys_empty(std::uint32_t turn) const { return barrier(kKeysEmpty, turn); }
-  // Columns of a tile have arrived; the outputs of all peer_ctas have them.
+  __device__ std::uint32_t keys_empty(std::uint32_t stage) const { return barrier(kKeysEmpty, stage); }
+  // values_full: this CTA's columns of a tile have landed. values_empty: the output warpgroups of all peers have read
+  // them.
   __device__ std::uint32_t values_full(std::uint32_t stage) const { return barrier(kValuesFull, stage); }
   __device__ std::uint32_t values_empty(std::uint32_t stage) const { return barrier(kValuesEmpty, stage); }
-  // Probabilities and sums of a tile are here. Each of these barriers is for tiles of one scorer.
+  // Probabilities and sums of a tile have arrived. Each scorer has barriers of its own.
   __device__ std::uint32_t probabilities_full(std::uint32_t tile) const {
     return barrier(kProbabilitiesFull, tile % (2 * kCtas));
   }
   static __device__ std::uint32_t probabilities_parity(std::uint32_t tile) { return tile / (2 * kCtas) & 1U; }
   static __device__ std::uint32_t probabilities_stage(std::uint32_t tile) { return tile % kCtas; }
-  // At the tile's scorer: all of the cta_group's outputs have those of a tile. There are two in turn; one would do, as
-  // none of them has the scorer's next tile before that.
-  __device__ std::uint32_t probabilities_empty(std::uint32_t turn) const { return barrier(kProbabilitiesEmpty, turn); }
-  // The turn in which a tile's stage is given back; and the one in which the n-th tile that this CTA scores waits for
-  // it. The first one waits for a turn before all others, which counts as ended.
+  // At the tile's scorer: the output warpgroups of all CTAs in the group have read the probabilities. There are two
+  // barriers, used alternately. One would do, as no output warpgroup has the scorer's next tile before that.
+  __device__ std::uint32_t probabilities_empty(std::uint32_t stage) const {
+    return barrier(kProbabilitiesEmpty, stage);
+  }
+  // The state in which a tile's probabilities are released, and the one that the n-th tile of this CTA waits for to
+  // acquire the stage. The first tile waits for the phase before the first, which counts as complete.
   static __device__ MlaPipelineState probabilities_released(std::uint32_t tile) {
     return MlaPipelineState::of(tile / kCtas);
   }
   static __device__ MlaPipelineState probabilities_acquired(std::uint32_t n) { return MlaPipelineState::of(n - 1); }
-  // The greatest scores of a tile are here. Their stage is written again for the tile 16 behind. When that one has been
-  // scored, its scorer has handed over its tile before, so the outputs of all CTAs have added its tile before that one:
-  // whoever scored, or added, a tile up to there has read what he needed.
+  // The row maxima of a tile have arrived. Their stage is reused for the tile 16 later. When that one has been scored,
+  // its scorer has sent its previous tile, so the output warpgroups of all CTAs have added that scorer's tile before
+  // it. All CTAs that scored or added a tile up to there have read the row maxima that they need.
   __device__ std::uint32_t row_max_full(std::uint32_t tile) const {
     return barrier(kRowMaxFull, tile % kCtaGroupMaxStages);
   }
@@ -138,16 +143,16 @@ struct CtaGroupMap {
   static_assert(kCtaGroupMaxStages >= 3 * kCtas - 1);
   __device__ std::uint32_t info_full(std::uint32_t stage) const { return barrier(kInfoFull, stage); }
   __device__ std::uint32_t info_empty(std::uint32_t stage) const { return barrier(kInfoEmpty, stage); }
-  // The scoring warps have asked for the queries of their first work_tile.
-  __device__ std::uint32_t queries_asked() const { return barrier(kQueriesAsked, 0); }
+  // The scoring warps have issued the loads of their first work tile's queries.
+  __device__ std::uint32_t queries_issued() const { return barrier(kQueriesIssued, 0); }
 
-  // Ranks in the cluster: of a CTA of this cta_group, and of this CTA or its peer_cta.
+  // Ranks in the cluster: of CTA `cta` of this group, and of this CTA's peer in group `of_cta_group`.
   __device__ std::uint32_t in_cta_group(std::uint32_t cta) const { return kCtas * cta_group + cta; }
   __device__ std::uint32_t peer_cta(std::uint32_t of_cta_group) const { return kCtas * of_cta_group + rank; }
 
  private:
   static __device__ std::uint32_t stage(std::uint32_t n, std::uint32_t part) {
-    return part < kEarlyParts ? n % 2 * kEarlyParts + part : kEarlyParts + part;
+    return part < kDoubleBufferedParts ? n % 2 * kDoubleBufferedParts + part : kDoubleBufferedParts + part;
   }
   __device__ std::uint32_t barrier(int first, std::uint32_t number) const {
     return at(kBarrierOffset + first * kBarrierBytes, number, kBarrierBytes);
@@ -161,27 +166,27 @@ struct CtaGroupMap {
 template <int kCtas>
 __device__ __forceinline__ void init_cta_group_barriers(const CtaGroupMap<kCtas>& map) {
   constexpr int kWarps = kWarpgroup / 32;
-  const int of_peers = kWarps * static_cast<int>(map.cta_groups);
+  const int peer_warps = kWarps * static_cast<int>(map.cta_groups);
   for (std::uint32_t n = 0; n < 2; ++n) {
-    barrier_init(map.keys_empty(n), of_peers);
+    barrier_init(map.keys_empty(n), peer_warps);
     barrier_init(map.probabilities_empty(n), kCtas * kWarps);
     barrier_init(map.info_full(n), 1);
     barrier_init(map.info_empty(n), kCtaGroupInfoReaders);
   }
   for (std::uint32_t part = 0; part < kCtaGroupTileParts; ++part) {
     barrier_init(map.keys_full(0, part), 1);
-    if (part < map.kEarlyParts) barrier_init(map.keys_full(1, part), 1);
+    if (part < map.kDoubleBufferedParts) barrier_init(map.keys_full(1, part), 1);
   }
   for (std::uint32_t i = 0; i < kCtaGroupValueStages; ++i) {
     barrier_init(map.values_full(i), 1);
-    barrier_init(map.values_empty(i), of_peers);
+    barrier_init(map.values_empty(i), peer_warps);
   }
-  // The scoring warps of this CTA, or the sending one of another CTA.
+  // The scoring warps of this CTA arrive, or the sending warp of another CTA.
   for (std::uint32_t tile = 0; tile < 2 * kCtas; ++tile) {
     barrier_init(map.probabilities_full(tile), tile % kCtas == map.rank ? kWarps : 1);
   }
   for (std::uint32_t i = 0; i < kCtaGroupMaxStages; ++i) barrier_init(map.row_max_full(i), kWarps);
-  barrier_init(map.queries_asked(), kWarps);
+  barrier_init(map.queries_issued(), kWarps);
   barrier_init_fence();
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup of a CTA of a cta_group that has some columns of a work_tile's outputs. It adds P V of every tile, in
-// order, whoever has scored it, and works out softmax_offsets and l by itself (cta_group_score.cuh).
+// The output warpgroup of a CTA in a CTA group: some columns of a work tile's outputs. It adds P V of every tile in
+// order, whichever CTA has scored it, and computes softmax offsets and sums itself (cta_group_score.cuh).
 #pragma once
 
 #include "kernels/sm90/latent/cta_group_map.cuh"
@@ -16,14 +16,13 @@ class CtaGroupOutputs {
  public:
   __device__ __forceinline__ CtaGroupOutputs(const DecodeParams& params, const Map& map) : params_(params), map_(map) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     const std::uint32_t first = tiles_;
     const std::uint32_t end = first + static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     columns_.begin_work_tile();
     l_[0] = l_[1] = 0.0F;
-    columns_.clear();  // also where the first product overwrites them: else the compiler keeps those of the work_tile
-                       // before
-    if (first != end) await_and_rescale(first);
+    columns_.clear();  // needed even if the first MMA overwrites them: else the compiler keeps the last outputs live
+    if (first != end) await_offsets(first);
 #pragma unroll 1
     for (; tiles_ != end; ++tiles_) {
       add(tiles_ == first, tiles_ + 1 == end,
@@ -34,19 +33,19 @@ class CtaGroupOutputs {
   }
 
  private:
-  // The softmax_offsets behind a tile whose greatest scores are here.
-  __device__ __forceinline__ void rescale_to(std::uint32_t tile) {
+  // Updates the softmax offsets with the row maxima of a tile, which have arrived.
+  __device__ __forceinline__ void update_offsets(std::uint32_t tile) {
     const float2 row_max = load_pair(map_.row_max(tile, thread_of_warpgroup()));
-    moves_ = columns_.rescale_to(
+    rescale_ = columns_.update_offsets(
         {offset_after(columns_.softmax_offset(0), row_max.x), offset_after(columns_.softmax_offset(1), row_max.y)});
   }
-  __device__ __forceinline__ void await_and_rescale(std::uint32_t tile) {
+  __device__ __forceinline__ void await_offsets(std::uint32_t tile) {
     barrier_wait(map_.row_max_full(tile), Map::row_max_parity(tile));
-    rescale_to(tile);
+    update_offsets(tile);
   }
 
-  // O += P V of the next tile, whose softmax_offsets are known. `last`: of the work_tile; `keys`: of the sequence from
-  // the tile's first one on.
+  // O += P V of the next tile, whose softmax offsets are known. `last`: of the work tile. `keys`: keys of the sequence
+  // from the tile's first key on.
   __device__ __forceinline__ void add(bool first, bool last, int keys) {
     const std::uint32_t probabilities = of_warp(Map::probabilities_stage(tiles_));
     const std::uint32_t stage = of_warp(stage_.stage());
@@ -55,22 +54,22 @@ class CtaGroupOutputs {
     if (all_of_warp(keys < kMlaKeyTile)) columns_.clear_tail(values, keys);
     barrier_wait(map_.probabilities_full(tiles_), Map::probabilities_parity(tiles_));
     const float2 sum = load_pair(map_.sums(probabilities, thread_of_warpgroup()));
-    columns_.scale(moves_);
-    l_[0] = __fadd_rn(__fmul_rn(l_[0], moves_.factor[0]), sum.x);
-    l_[1] = __fadd_rn(__fmul_rn(l_[1], moves_.factor[1]), sum.y);
+    columns_.scale(rescale_);
+    l_[0] = __fadd_rn(__fmul_rn(l_[0], rescale_.factor[0]), sum.x);
+    l_[1] = __fadd_rn(__fmul_rn(l_[1], rescale_.factor[1]), sum.y);
     columns_.multiply(map_.probabilities(probabilities), values, first);
-    // The next tile's softmax_offsets, while the tensor cores are busy; if they are not there yet, this tile's places
-    // are given back before.
+    // Computes the next tile's softmax offsets during the MMAs, if its row maxima are here. If not, releases this
+    // tile's stages first.
     const std::uint32_t next = tiles_ + 1;
     const bool early = !last && all_of_warp(barrier_ended(map_.row_max_full(next), Map::row_max_parity(next)));
-    if (early) rescale_to(next);
+    if (early) update_offsets(next);
     columns_.await();
     release(stage);
     stage_.advance();
-    if (!last && !early) await_and_rescale(next);
+    if (!last && !early) await_offsets(next);
   }
 
-  // The stage of the tile's values, to all peer_ctas; that of its probabilities to its scorer.
+  // Releases the stage of values to all peers, and the stage of probabilities to the tile's scorer.
   __device__ __forceinline__ void release(std::uint32_t stage) const {
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
     if (lane <= map_.cta_groups) {
@@ -84,10 +83,10 @@ class CtaGroupOutputs {
 
   const DecodeParams& params_;
   const Map& map_;
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+  std::uint32_t tiles_ = 0;  // over all work tiles so far
   PackedPipelineState<kCtaGroupValueStages> stage_;
-  typename Columns::Moves moves_{};  // of the next tile
-  float l_[2];                       // this thread's share of its rows'
+  typename Columns::Rescale rescale_{};  // factors before the next tile is added
+  float l_[2];                           // this thread's addend of its rows' sums
   Columns columns_;
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fetching warps of a CTA of a cta_group: one has the copy engine issue_loads the tiles that the CTA scores, as
-// keys, the other one the CTA's columns of all tiles, as values. Places of keys are free when scorers have done with
-// them, those of values when outputs have, which is thousands of cycles later: one warp for both would wait for one
-// with the other free. Boxes behind a sequence's last key are left out, so nothing there is read, not even its page.
+// The producer warps of a CTA in a CTA group. One loads the tiles that the CTA scores, as keys. The other loads the
+// CTA's columns of all tiles, as values. Stages of values become empty thousands of cycles after those of keys, so a
+// single warp would wait for one kind while the other has an empty stage. Boxes after the last key of a sequence are
+// skipped, so neither these rows nor their page-table entries are read.
 #pragma once
 
 #include "kernels/sm90/latent/cta_group_map.cuh"
@@ -12,30 +12,30 @@
 
 namespace ringattn::sm90 {
 
-// Copies of boxes of tiles: of all rows, or, with a peer_cta, of half of them, for both.
+// Loads TMA boxes of tiles: all rows, or, with a peer CTA, half of the rows, multicast to both.
 template <class Map>
 class CtaGroupBoxes {
  public:
   __device__ __forceinline__ CtaGroupBoxes(const DecodeParams& p, const Map& map)
       : p_(p),
         lane_(thread_of_cta() % 32),
-        count_(p.boxes / static_cast<int>(map.cta_groups)),
-        first_row_(static_cast<int>(map.cta_group) * count_ * p.box_rows),
+        box_count_(p.boxes / static_cast<int>(map.cta_groups)),
+        first_row_(static_cast<int>(map.cta_group) * box_count_ * p.box_rows),
         peer_ctas_(map.cta_groups > 1 ? static_cast<std::uint16_t>(1U << map.peer_cta(0) | 1U << map.peer_cta(1))
                                       : std::uint16_t{0}) {}
 
   // This lane's box of a tile.
   __device__ __forceinline__ PageBox find(const DecodeWorkTile& work_tile, int tile) const {
-    return box_of_lane(p_, work_tile, tile, first_row_, count_);
+    return box_of_lane(p_, work_tile, tile, first_row_, box_count_);
   }
-  // `panels` panels, kMax at row_max, from `column` on become those at `target`; `rows`: that they have, whoever brings
-  // them.
+  // Loads `panels` panels (at most kMax) from column `column` on to `target`. `rows`: rows of the tile that this CTA
+  // and its peer load.
   template <int kMax>
   __device__ __forceinline__ void issue_loads(int panels, std::uint32_t target, std::uint32_t full, int rows, int head,
                                               const PageBox& of_lane, int column) const {
     if (lane_ == 0) barrier_arrive_expect(full, panels * rows * kPanelRowBytes);
     __syncwarp();
-    for_boxes(of_lane, count_, [&](int i, const PageBox& box) {
+    for_boxes(of_lane, box_count_, [&](int i, const PageBox& box) {
       const std::uint32_t to = target + static_cast<std::uint32_t>((first_row_ + i * p_.box_rows) * kPanelRowBytes);
 #pragma unroll
       for (int n = 0; n < kMax; ++n) {
@@ -54,13 +54,13 @@ class CtaGroupBoxes {
  private:
   const DecodeParams& p_;
   const int lane_;
-  const int count_;                // of a tile, this CTA's
-  const int first_row_;            // where in a tile they begin
-  const std::uint16_t peer_ctas_;  // bits by rank in the cluster; 0: there is no peer_cta
+  const int box_count_;            // this CTA's boxes per tile
+  const int first_row_;            // this CTA's first row of a tile
+  const std::uint16_t peer_ctas_;  // multicast mask; 0: no peer
 };
 
-// The warp that finds out about work_tiles, tells the others, and has the tiles that its CTA scores brought as keys,
-// part by part, each as soon as there is a stage for it.
+// Producer of keys. Finds the work tiles, passes them to the other warps, and loads each column part of the tiles that
+// this CTA scores as soon as its stage is empty.
 template <class C>
 class CtaGroupKeyProducer {
   using Map = typename C::Map;
@@ -69,26 +69,26 @@ class CtaGroupKeyProducer {
   __device__ __forceinline__ CtaGroupKeyProducer(const DecodeParams& p, const Map& map)
       : p_(p), map_(map), boxes_(p, map), infos_(map) {}
 
-  // Units first, first + step, …
+  // Processes work tiles first, first + step, …
   __device__ __forceinline__ void run(int first, int step) {
     WorkTileFinder<C> work_tile_finder(p_);
     const int work_tiles = work_tile_finder.count();
 #pragma unroll 1
-    for (int n = first; n < work_tiles; n += step) take(work_tile_finder.find(n));
+    for (int n = first; n < work_tiles; n += step) process(work_tile_finder.find(n));
     infos_.send_end();
   }
 
  private:
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     const std::uint32_t first = tiles_;
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     const auto tile_at = [&](std::uint32_t number) { return work_tile.begin + static_cast<int>(number - first); };
     std::uint32_t own = map_.first_own(first);
     PageBox next = boxes_.find(work_tile, tile_at(own));
-    const bool begins = infos_.none();
+    const bool first_work_tile = infos_.none();
     infos_.await();
     infos_.send(work_tile);
-    if (begins) barrier_wait(map_.queries_asked(), 0);
+    if (first_work_tile) barrier_wait(map_.queries_issued(), 0);
 #pragma unroll 1
     for (; static_cast<int>(tiles_ - own) > 0; own += Map::kCtas) {
       const PageBox box = next;
@@ -101,11 +101,11 @@ class CtaGroupKeyProducer {
     }
   }
 
-  // A part of the n-th tile that this CTA scores.
+  // Loads a column part of the n-th tile that this CTA scores.
   __device__ __forceinline__ void fetch(int head, std::uint32_t n, std::uint32_t part, const PageBox& box,
                                         int rows) const {
-    // The tile that has been scored when its stage is free.
-    const MlaPipelineState scored = MlaPipelineState::of(part < Map::kEarlyParts ? n - 2 : n - 1);
+    // The stage is empty when the tile before it in the same stage has been scored.
+    const MlaPipelineState scored = MlaPipelineState::of(part < Map::kDoubleBufferedParts ? n - 2 : n - 1);
     barrier_wait(map_.keys_empty(scored.index), scored.parity);
     boxes_.template issue_loads<kCtaGroupPartPanels>(kCtaGroupPartPanels, map_.keys(n, part), map_.keys_full(n, part),
                                                      rows, head, box,
@@ -116,10 +116,10 @@ class CtaGroupKeyProducer {
   const Map& map_;
   const CtaGroupBoxes<Map> boxes_;
   WorkTileInfoWriter<Map> infos_;
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+  std::uint32_t tiles_ = 0;  // over all work tiles so far
 };
 
-// The warp that has the CTA's columns of all tiles brought as values.
+// Producer of values: loads this CTA's columns of all tiles.
 template <class C>
 class CtaGroupValueProducer {
   using Map = typename C::Map;
@@ -128,10 +128,10 @@ class CtaGroupValueProducer {
   __device__ __forceinline__ CtaGroupValueProducer(const DecodeParams& p, const Map& map)
       : p_(p), map_(map), boxes_(p, map) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     PageBox next = boxes_.find(work_tile, work_tile.begin);
-    if (!begun_) barrier_wait(map_.queries_asked(), 0);
-    begun_ = true;
+    if (!started_) barrier_wait(map_.queries_issued(), 0);
+    started_ = true;
 #pragma unroll 1
     for (int tile = work_tile.begin; tile < work_tile.end; ++tile) {
       const PageBox box = next;
@@ -152,7 +152,7 @@ class CtaGroupValueProducer {
   const DecodeParams& p_;
   const Map& map_;
   const CtaGroupBoxes<Map> boxes_;
-  bool begun_ = false;
+  bool started_ = false;
   PackedPipelineState<kCtaGroupValueStages> stage_;
 };
 

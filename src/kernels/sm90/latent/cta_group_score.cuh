@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup of a CTA of a cta_group that scores every third or fourth tile, with the query rows in registers; and
-// the warp that sends what comes of it to the others.
+// The scoring warpgroup of a CTA in a CTA group, which scores every third or fourth tile with the queries in registers,
+// and the warp that sends the probabilities to the other CTAs.
 //
-// A row's softmax_offset behind a tile hangs on the one before it and on the row's greatest score in the tile. So
-// scorers send all CTAs of their tiles' greatest scores, as soon as they have them, and everybody works softmax_offsets
-// out by himself (softmax_offsets.cuh): no tile waits for a message that waited for another one. Sums of probabilities
-// go with the probabilities, and whoever has outputs adds them up.
+// The softmax offset of a row depends on the previous tile's offset and on the row's maximum score in the tile. Scorers
+// send the row maxima of their tiles to all CTAs as soon as they have them, and each CTA computes the offsets itself
+// (softmax_offsets.cuh). So no tile waits for a message that depends on another message. Row sums are sent with the
+// probabilities, and the output warpgroups add them up.
 #pragma once
 
 #include "kernels/sm90/latent/cta_group_map.cuh"
@@ -23,13 +23,14 @@ class CtaGroupScorer {
   __device__ __forceinline__ CtaGroupScorer(const DecodeParams& params, const Map& map)
       : params_(params), p_(params.attention), map_(map) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     const std::uint32_t first = tiles_;
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
-    // The CTA's first keys and values are asked for behind its queries: all CTAs' keys take long to come.
+    // The CTA's first keys and values are loaded after its queries: with the loads of all CTAs in flight, they arrive
+    // late.
     const auto arrive_producers = [&] {
-      if (!begun_ && thread_of_cta() % 32 == 0) barrier_arrive(map_.queries_asked());
-      begun_ = true;
+      if (!started_ && thread_of_cta() % 32 == 0) barrier_arrive(map_.queries_issued());
+      started_ = true;
     };
     std::uint32_t tile = map_.first_own(first);
     if (static_cast<int>(tiles_ - tile) <= 0) {
@@ -39,18 +40,18 @@ class CtaGroupScorer {
     const ThreadRows slots = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
     const BasicTileRange<int> plain = plain_tiles<C>(params_, work_tile);
     queries_.load(params_, work_tile, arrive_producers);
-    known_ = first;
+    offset_tile_ = first;
     softmax_offset_[0] = softmax_offset_[1] = -INFINITY;
-    const auto see = [&](MlaScores& s) {
+    const auto mask = [&](MlaScores& s) {
       const int number = work_tile.begin + static_cast<int>(tile - first);
-      see_scores<C>(p_, s, slots, number, number < plain.begin || number >= plain.end);
+      scale_and_mask<C>(p_, s, slots, number, number < plain.begin || number >= plain.end);
     };
     const auto is_of_work_tile = [&](std::uint32_t number) { return static_cast<int>(tiles_ - number) > 0; };
     MlaScores s;
-    if constexpr (kBeginsNext) {
+    if constexpr (kOverlapsNextGemm) {
       begin_gemm(s, tile);
       end_gemm(s, tile);
-      see(s);
+      mask(s);
 #pragma unroll 1
       while (is_of_work_tile(tile + Map::kCtas)) {
         MlaScores next;
@@ -62,7 +63,7 @@ class CtaGroupScorer {
 #pragma unroll
           for (int i = 0; i < 4; ++i) s[j][i] = next[j][i];
         }
-        see(s);
+        mask(s);
       }
       softmax_step(s, tile, [] {});
     } else {
@@ -70,7 +71,7 @@ class CtaGroupScorer {
       for (; is_of_work_tile(tile); tile += Map::kCtas) {
         begin_gemm(s, tile);
         end_gemm(s, tile);
-        see(s);
+        mask(s);
         softmax_step(s, tile, [] {});
       }
     }
@@ -78,11 +79,11 @@ class CtaGroupScorer {
 
  private:
   static constexpr int kPartSteps = kCtaGroupPartPanels * kPanelColumns / 16;
-  // Whether the next tile's first products are issued while the others send of their greatest scores. Teams of four
-  // were slower with it (bench/notes/mla.md).
-  static constexpr bool kBeginsNext = Map::kCtas == 3;
+  // True if the next tile's first MMAs are issued while the row maxima are in flight. CTA groups of four were slower
+  // with it (bench/notes/mla.md).
+  static constexpr bool kOverlapsNextGemm = Map::kCtas == 3;
 
-  // S = Q Kᵀ: the products of the tile's first part …
+  // Issues S = Q Kᵀ for the tile's first column part.
   __device__ __forceinline__ void begin_gemm(MlaScores& s, std::uint32_t tile) const {
     const std::uint32_t n = tile / Map::kCtas;
     await(n, 0);
@@ -90,7 +91,7 @@ class CtaGroupScorer {
     wgmma_fence();
     queries_.template multiply<0, kPartSteps>(s, map_.keys(n, 0));
   }
-  // … and of the others. Then the tile's keys are given back.
+  // Issues the other column parts, waits, and releases the tile's keys.
   __device__ __forceinline__ void end_gemm(MlaScores& s, std::uint32_t tile) {
     const std::uint32_t n = tile / Map::kCtas;
     await(n, 1);
@@ -100,9 +101,9 @@ class CtaGroupScorer {
     wgmma_fence();
     queries_.template multiply<2 * kPartSteps, 3 * kPartSteps>(s, map_.keys(n, 2));
     wgmma_commit();
-    // What the others have told so far, while the tensor cores are busy.
+    // Uses the row maxima that have arrived, during the MMAs.
 #pragma unroll 1
-    while (known_ != tile && __all_sync(0xffffffffU, told(known_)) != 0) rescale_to();
+    while (offset_tile_ != tile && __all_sync(0xffffffffU, row_max_arrived(offset_tile_)) != 0) update_offsets();
     wgmma_wait<0>();
     pin(s);
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
@@ -110,20 +111,20 @@ class CtaGroupScorer {
     __syncwarp();
   }
 
-  // Scores become probabilities, which are handed over. meanwhile() is called when the others have been told of the
-  // greatest ones, and before theirs are waited for.
+  // Computes probabilities from scores and stores them for the sender. meanwhile() is called after the row maxima are
+  // sent, before those of other CTAs are waited for.
   template <class Meanwhile>
   __device__ __forceinline__ void softmax_step(MlaScores& s, std::uint32_t tile, Meanwhile meanwhile) {
     float row_max[2], shift[2], sum[2];
-    greatest_scores(p_, s, row_max);
+    max_scores(p_, s, row_max);
     send(row_max, tile);
     meanwhile();
 #pragma unroll 1
-    while (known_ != tile) {
-      barrier_wait(map_.row_max_full(known_), Map::row_max_parity(known_));
-      rescale_to();
+    while (offset_tile_ != tile) {
+      barrier_wait(map_.row_max_full(offset_tile_), Map::row_max_parity(offset_tile_));
+      update_offsets();
     }
-    ++known_;
+    ++offset_tile_;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       softmax_offset_[half] = offset_after(softmax_offset_[half], row_max[half]);
@@ -135,7 +136,7 @@ class CtaGroupScorer {
 #pragma unroll
     for (auto& step : probability) {
 #pragma unroll
-      for (std::uint32_t& word : step) keep(word);  // made before the wait, not behind it
+      for (std::uint32_t& word : step) keep(word);  // computed before the wait, not after it
     }
     const std::uint32_t stage = Map::probabilities_stage(tile);
     const MlaPipelineState before = map_.probabilities_acquired(tile / Map::kCtas);
@@ -152,7 +153,7 @@ class CtaGroupScorer {
     barrier_wait(map_.keys_full(n, part), Map::keys_parity(n, part));
   }
 
-  // The greatest scores of a tile to all of the cta_group: of the four threads that have a row, each tells one CTA.
+  // Sends the row maxima of a tile to all CTAs of the group. Each of the four threads of a row sends to one CTA.
   __device__ __forceinline__ void send(const float (&row_max)[2], std::uint32_t tile) const {
     const int thread = thread_of_warpgroup();
     const auto to = static_cast<std::uint32_t>(thread % 4);
@@ -175,33 +176,34 @@ class CtaGroupScorer {
     __syncwarp();
   }
 
-  __device__ __forceinline__ bool told(std::uint32_t tile) const {
+  __device__ __forceinline__ bool row_max_arrived(std::uint32_t tile) const {
     return barrier_ended(map_.row_max_full(tile), Map::row_max_parity(tile));
   }
-  // References behind the tile `known_`.
-  __device__ __forceinline__ void rescale_to() {
-    const float2 row_max = load_pair(map_.row_max(known_, thread_of_warpgroup()));
+  // Updates the softmax offsets with the row maxima of tile offset_tile_.
+  __device__ __forceinline__ void update_offsets() {
+    const float2 row_max = load_pair(map_.row_max(offset_tile_, thread_of_warpgroup()));
     softmax_offset_[0] = offset_after(softmax_offset_[0], row_max.x);
     softmax_offset_[1] = offset_after(softmax_offset_[1], row_max.y);
-    ++known_;
+    ++offset_tile_;
   }
 
   const DecodeParams& params_;
   const cuda::AttentionParams& p_;
   const Map& map_;
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
-  bool begun_ = false;
-  std::uint32_t known_ = 0;  // the tile in front of which softmax_offset_ stands
-  float softmax_offset_[2];  // of this thread's rows
+  std::uint32_t tiles_ = 0;  // over all work tiles so far
+  bool started_ = false;
+  std::uint32_t offset_tile_ = 0;  // softmax_offset_ includes all tiles before this one
+  float softmax_offset_[2];        // of this thread's rows
   QueryRows<C> queries_;
 };
 
+// Sends probabilities and row sums of the tiles that this CTA scores to the other CTAs of the group. By one warp.
 template <class Map>
 class CtaGroupSender {
  public:
   __device__ __forceinline__ explicit CtaGroupSender(const Map& map) : map_(map) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     const std::uint32_t first = tiles_;
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
 #pragma unroll 1
@@ -222,7 +224,7 @@ class CtaGroupSender {
 
  private:
   const Map& map_;
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+  std::uint32_t tiles_ = 0;  // over all work tiles so far
 };
 
 }  // namespace ringattn::sm90

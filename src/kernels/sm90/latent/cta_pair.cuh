@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over latents by pairs of CTAs. A cluster of two takes work_tiles, each a group of key tiles for 64 rows
-// (decode/work_tiles.cuh). Each CTA has half of the outputs' columns, and scores every second tile for both
-// (cta_pair_map.cuh). A warpgroup scores (cta_pair_score.cuh), a warpgroup has the outputs (cta_pair_outputs.cuh), a
-// warp fetches (cta_pair_producer.cuh), and another one sends (cta_pair_send.cuh). So each column's chain of additions
-// goes through the tiles in order, while the tensor cores of both CTAs have the scores of one tile and the outputs of
-// another one to do.
+// MLA decode with a CTA pair, a cluster of two CTAs, per work tile. A work tile is one KV split for 64 rows
+// (decode/work_tiles.cuh). Each CTA has half of the output columns, and scores every second tile for both
+// (cta_pair_map.cuh). One warpgroup computes scores (cta_pair_score.cuh), one the outputs (cta_pair_outputs.cuh), one
+// warp is the producer (cta_pair_producer.cuh), and one sends (cta_pair_send.cuh). Each output column is accumulated
+// over the tiles in order, while the tensor cores of both CTAs overlap the scores of one tile with P V of another.
 #pragma once
 
 #include "kernels/sm90/latent/cta_pair_dequantize.cuh"
@@ -17,9 +16,9 @@ namespace ringattn::sm90 {
 
 template <class C>
 __global__ void __launch_bounds__(kMlaThreads, 1)
-    cta_pair_kernel(const __grid_constant__ typename C::Params of_launch) {
+    cta_pair_kernel(const __grid_constant__ typename C::Params launch_params) {
   constexpr int kScoreRegisters = 240, kOtherRegisters = C::kFp8 ? 80 : 56;
-  const DecodeParams& params = step_of(of_launch);
+  const DecodeParams& params = step_of(launch_params);
   const std::uint32_t rank = rank_in_cluster();
   const CtaPairMap map{in_cta(kReservedBytes, rank), rank};
   if (threadIdx.x == 0) init_cta_pair_barriers(map, C::kFp8 ? kCtaPairDequantizers : 0);
@@ -44,11 +43,11 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
       CtaPairSender sender(map);
       for_each_work_tile(map, sender);
     } else if constexpr (C::kFp8) {
-      CtaPairDequantizer<C> dequantizer(of_launch, map);
+      CtaPairDequantizer<C> dequantizer(launch_params, map);
       for_each_work_tile(map, dequantizer);
     }
   }
-  // Nobody writes to a CTA that has gone: what the other one has sent has been waited for.
+  // DSMEM of a CTA must not be accessed after it exits. All stores that the peer sent here have been waited for.
   __syncwarp();
   cluster_sync();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps of a pair's CTA that make elements of the fp8 of the tiles that it scores (fp8_rows.cuh), and send the
-// half that the other CTA needs.
+// The dequantizing warps of a CTA in a pair. They dequantize the tiles that this CTA scores (fp8_rows.cuh), and send
+// the half that the peer CTA needs.
 #pragma once
 
 #include "kernels/sm90/latent/cta_pair_map.cuh"
@@ -18,7 +18,7 @@ class CtaPairDequantizer {
     static_assert(kCtaPairDequantizers * Row::kRows == kMlaKeyTile);
   }
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     const std::uint32_t first = tiles_;
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     std::uint32_t tile = first + ((first ^ map_.rank) & 1U);
@@ -37,17 +37,17 @@ class CtaPairDequantizer {
  private:
   using Row = Fp8Row<1>;
 
-  __device__ __forceinline__ void dequantize(const float4& scales, const MlaPipelineState& turn) const {
-    const std::uint32_t shared = map_.shared_half(map_.rank, turn.index), own = map_.own_half(turn.index);
-    // The columns of a tile, first those that both CTAs need.
+  __device__ __forceinline__ void dequantize(const float4& scales, const MlaPipelineState& state) const {
+    const std::uint32_t shared = map_.shared_half(map_.rank, state.index), own = map_.own_half(state.index);
+    // Panels of a tile, starting with those that both CTAs need.
     const auto panel = [=](int n) {
       return (n < kCtaPairPanels ? shared : own) +
              static_cast<std::uint32_t>(n % kCtaPairPanels * CtaPairMap::kPanelBytes);
     };
     const int lane = thread_of_cta() % 32;
-    constexpr int kRowBytes = Row::kRows * kPanelRowBytes;  // of a panel, those of this warp's rows
-    barrier_wait(map_.fp8_full(turn.index), turn.parity);
-    barrier_wait(map_.shared_empty(turn.index), turn.parity ^ 1U);
+    constexpr int kRowBytes = Row::kRows * kPanelRowBytes;  // of one panel of this warp's rows
+    barrier_wait(map_.fp8_full(state.index), state.parity);
+    barrier_wait(map_.shared_empty(state.index), state.parity ^ 1U);
 #pragma unroll
     for (int nth = 0; nth < kScaleBlocks; ++nth) {
       const int block = static_cast<int>(CtaPairMap::block_of(map_.rank, static_cast<std::uint32_t>(nth)));
@@ -57,12 +57,12 @@ class CtaPairDequantizer {
       __syncwarp();
       if (2 * nth < kCtaPairPanels && lane < 2) {
         const std::uint32_t rows = panel(2 * nth + lane) + static_cast<std::uint32_t>(first_row_ * kPanelRowBytes);
-        const std::uint32_t other = 1U - map_.rank;
-        dsmem_copy_expected(in_cta(rows, other), rows, kRowBytes,
-                            in_cta(map_.shared_full(map_.rank, turn.index), other));
+        const std::uint32_t peer = 1U - map_.rank;
+        dsmem_copy_expected(in_cta(rows, peer), rows, kRowBytes,
+                            in_cta(map_.shared_full(map_.rank, state.index), peer));
       }
       if (nth % 2 == 1 && lane == 0) {
-        barrier_arrive(nth == 1 ? map_.shared_full(map_.rank, turn.index) : map_.own_full(turn.index));
+        barrier_arrive(nth == 1 ? map_.shared_full(map_.rank, state.index) : map_.own_full(state.index));
       }
       __syncwarp();
     }
@@ -71,7 +71,7 @@ class CtaPairDequantizer {
   const CtaPairMap& map_;
   const int first_row_;
   const Row row_;
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+  std::uint32_t tiles_ = 0;  // over all work tiles so far
 };
 
 }  // namespace ringattn::sm90

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroup of a pair's CTA that has outputs: half of the columns of a work_tile's 64 rows, in registers. It adds P
-// V of every tile, in order, whoever has scored it.
+// The output warpgroup of a CTA in a pair: half of the output columns of a work tile's 64 rows, in registers. It adds P
+// V of every tile in order, whichever CTA has scored it.
 #pragma once
 
 #include "kernels/sm90/latent/cta_pair_map.cuh"
@@ -14,7 +14,7 @@ class CtaPairOutputs {
   __device__ __forceinline__ CtaPairOutputs(const DecodeParams& params, const CtaPairMap& map)
       : params_(params), map_(map) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     const std::uint32_t first = tiles_;
     const std::uint32_t end = first + static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     columns_.begin_work_tile();
@@ -24,52 +24,53 @@ class CtaPairOutputs {
       add(tiles_ == first, work_tile.of.length - (work_tile.begin + static_cast<int>(tiles_ - first)) * kMlaKeyTile);
     }
     float sum[2] = {0.0F, 0.0F};
-    if (first != end) read_ends(sum);
+    if (first != end) read_final_sums(sum);
     columns_.store_rows(params_, work_tile, static_cast<int>(map_.rank) * kCtaPairColumns, sum, first != end);
   }
 
  private:
-  // O += P V of the next tile. `keys`: of the sequence from the tile's first one on.
+  // O += P V of the next tile. `keys`: keys of the sequence from the tile's first key on.
   __device__ __forceinline__ void add(bool first, int keys) {
-    const MlaPipelineState turn = cta_pair_pipeline_state(tiles_);
+    const MlaPipelineState state = cta_pair_pipeline_state(tiles_);
     const bool own = ((tiles_ ^ map_.rank) & 1U) == 0;
-    const std::uint32_t values = map_.values(own, turn.index);
-    barrier_wait(map_.values_full(own, turn.index), turn.parity);
-    // Before the probabilities: what there is to do for a softmax_offset is done when they come. Whoever has sent
-    // softmax_offsets has done with the keys, so that nobody else reads these columns.
-    barrier_wait(map_.softmax_offsets_full(own, turn.index), turn.parity);
-    const float2 pair = load_pair(map_.softmax_offsets(own, turn.index, thread_of_warpgroup()));
-    columns_.scale(columns_.rescale_to({pair.x, pair.y}));
+    const std::uint32_t values = map_.values(own, state.index);
+    barrier_wait(map_.values_full(own, state.index), state.parity);
+    // Offsets are waited for before the probabilities, so that rescaling is done when these arrive. The sender of the
+    // offsets has read the keys, so no other warp reads these columns.
+    barrier_wait(map_.softmax_offsets_full(own, state.index), state.parity);
+    const float2 pair = load_pair(map_.softmax_offsets(own, state.index, thread_of_warpgroup()));
+    columns_.scale(columns_.update_offsets({pair.x, pair.y}));
     if (all_of_warp(keys < kMlaKeyTile)) columns_.clear_tail(values, keys);
-    barrier_wait(map_.probabilities_full(own, turn.index), turn.parity);
-    columns_.multiply(map_.probabilities(own, turn.index), values, first);
+    barrier_wait(map_.probabilities_full(own, state.index), state.parity);
+    columns_.multiply(map_.probabilities(own, state.index), values, first);
     columns_.await();
     if (thread_of_cta() % 32 == 0) {
       if (own) {
-        barrier_arrive(map_.own_empty(turn.index));
+        barrier_arrive(map_.own_empty(state.index));
       } else {
-        barrier_arrive_at(in_cta(map_.shared_empty(turn.index), 1U - map_.rank));
+        barrier_arrive_at(in_cta(map_.shared_empty(state.index), 1U - map_.rank));
       }
     }
     __syncwarp();
   }
 
-  __device__ __forceinline__ void read_ends(float (&sum)[2]) {
-    const MlaPipelineState turn = MlaPipelineState::of(work_tiles_);
-    barrier_wait(map_.ends_full(turn.index), turn.parity);
+  __device__ __forceinline__ void read_final_sums(float (&sum)[2]) {
+    const MlaPipelineState state = MlaPipelineState::of(work_tiles_);
+    barrier_wait(map_.final_sums_full(state.index), state.parity);
     ++work_tiles_;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) sum[half] = load_float(map_.end(turn.index, tile_row_of_thread() + 8 * half));
+    for (int half = 0; half < 2; ++half)
+      sum[half] = load_float(map_.final_sum(state.index, tile_row_of_thread() + 8 * half));
     __syncwarp();
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
-    if (lane < 2) barrier_arrive_at(in_cta(map_.ends_empty(turn.index), lane));
+    if (lane < 2) barrier_arrive_at(in_cta(map_.final_sums_empty(state.index), lane));
     __syncwarp();
   }
 
   const DecodeParams& params_;
   const CtaPairMap& map_;
-  std::uint32_t tiles_ = 0;       // of all work_tiles so far
-  std::uint32_t work_tiles_ = 0;  // that have tiles
+  std::uint32_t tiles_ = 0;       // over all work tiles so far
+  std::uint32_t work_tiles_ = 0;  // non-empty work tiles so far
   OutputColumns<C, kCtaPairColumns> columns_;
 };
 

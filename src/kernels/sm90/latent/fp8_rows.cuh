@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// AttentionState of 8-bit latents (kernels/latent_rows.hpp) on their way into a tile. The copy engine brings fp8, 128
-// of each row at a time, into panels of the tile that are filled last; rotary keys go where they belong. Warps then
-// make elements of the fp8, block by block, with the bits of dequantize_latent_rows(): what they leave is what the copy
-// engine brings of latents of 16 bits.
+// Dequantization of the FP8 latent cache (kernels/latent_rows.hpp) in shared memory. TMA loads the fp8 values, in
+// blocks of 128 columns, into those panels of a tile that are dequantized last. Rotary keys are loaded to their final
+// place. Warps dequantize the blocks in order, with the bits of dequantize_latent_rows(). The tile then is as TMA would
+// have loaded it from a 16-bit latent cache.
 //
-// A tile's panels 0 … 7 have its columns, two of them those of one block of 128. The fp8 of the k-th block that is
-// expanded lie in panel 4 + k, and become panels 2k and 2k + 1: those have been read, or are being read by the threads
-// of the same row, which are in one warp.
+// Panels 0 to 7 of a tile hold its latent columns, two panels per block of 128. The fp8 values of block k are loaded
+// into panel 4 + k and dequantized to panels 2k and 2k + 1. The fp8 values that these panels held have been read by
+// then, or are being read by the threads of the same row, which are in one warp.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -17,10 +17,10 @@
 namespace ringattn::sm90 {
 
 inline constexpr int kScaleBlocks = kLatentDimV / kLatentScaleBlock;
-inline constexpr int kFp8Panel = 4;  // the panel with the fp8 of the first block
+inline constexpr int kFp8Panel = 4;  // the panel that the fp8 values of block 0 are loaded into
 static_assert(kScaleBlocks == 4 && kLatentScaleBlock == kPanelRowBytes && kLatentScaleBlock == 2 * kPanelColumns);
 
-// kChunks · 16 fp8 of a row, from the chunk `first` of their block on: they become elements of one panel.
+// Dequantizes 16 · kChunks values of a row, from 16-byte chunk `first` of their block on. They go to one panel.
 template <class Element, int kChunks>
 __device__ __forceinline__ void dequantize_fp8(std::uint32_t fp8, std::uint32_t panel, int row, int first,
                                                float scale) {
@@ -40,19 +40,19 @@ __device__ __forceinline__ void dequantize_fp8(std::uint32_t fp8, std::uint32_t 
   }
 }
 
-// Which rows of a tile a lane expands, and what it has to know of them.
-template <int kThreads>  // of a row: 1, 2 or 4 lanes of a warp
+// One lane's part of a tile's rows.
+template <int kThreads>  // per row: 1, 2 or 4 lanes of a warp
 class Fp8Row {
  public:
-  static constexpr int kRows = 32 / kThreads;                       // of a warp
-  static constexpr int kChunks = kThreads == 1 ? 4 : 8 / kThreads;  // at a time
-  static constexpr int kTimes = 8 / (kThreads * kChunks);           // for a block
+  static constexpr int kRows = 32 / kThreads;                       // per warp
+  static constexpr int kChunks = kThreads == 1 ? 4 : 8 / kThreads;  // dequantized at a time
+  static constexpr int kTimes = 8 / (kThreads * kChunks);           // per block
 
   // `first`: the warp's first row.
   __device__ __forceinline__ Fp8Row(const MlaFp8Params& p, int first)
       : p_(p), row_(first + thread_of_cta() % 32 % kRows), chunk_(thread_of_cta() % 32 / kRows * kChunks) {}
 
-  // The scales of this lane's row of a tile; 0 where no key of the sequence is.
+  // The scales of this lane's row of a tile. 0 if the row has no key.
   __device__ __forceinline__ float4 scales(const DecodeWorkTile& work_tile, int tile) const {
     const int key = tile * kMlaKeyTile + row_;
     if (tile >= work_tile.end || key >= work_tile.of.length) return {0.0F, 0.0F, 0.0F, 0.0F};
@@ -65,7 +65,7 @@ class Fp8Row {
     return __ldcg(reinterpret_cast<const float4*>(p_.scales.at(page, row, work_tile.kv_head)));
   }
 
-  // This lane's share of a block.
+  // Dequantizes this lane's chunks of a block.
   template <class Element>
   __device__ __forceinline__ void dequantize(std::uint32_t fp8, std::uint32_t left, std::uint32_t right,
                                              float scale) const {
@@ -83,7 +83,7 @@ class Fp8Row {
  private:
   const MlaFp8Params& p_;
   const int row_;
-  const int chunk_;  // of 16 fp8, this lane's first of a block
+  const int chunk_;  // this lane's first chunk of 16 values of a block
 };
 
 }  // namespace ringattn::sm90

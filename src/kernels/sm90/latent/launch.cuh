@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From an element type to the kernels and their launch; the latent_*.cu files instantiate it.
+// Maps an element type to the MLA decode kernels and their launches. Instantiated by mla_*.cu.
 #pragma once
 
 #include <type_traits>
@@ -18,16 +18,16 @@ template <class Element_, bool kFp8_, int kCtas_>
 struct MlaConfig {
   using Element = Element_;
   using KvSplits = LaunchKvSplits;
-  static constexpr bool kFp8 = kFp8_;  // latents of 8 bits
+  static constexpr bool kFp8 = kFp8_;  // FP8 latent cache
   using Params = std::conditional_t<kFp8, MlaFp8Params, DecodeParams>;
-  static constexpr int kCtas = kCtas_;  // of a cluster, each with a block of rows
+  static constexpr int kCtas = kCtas_;  // per cluster, one row block each
   static constexpr int kKeyTile = kMlaKeyTile;
   static constexpr int kDimV = kLatentDimV;
-  static constexpr int kColumns = kLatentDimV / 2;  // of a warpgroup
+  static constexpr int kColumns = kLatentDimV / 2;  // output columns per warpgroup
 };
 
-// Calls with(MlaConfig()) for every form of the kernel. Clusters of four would be fewer than a quarter of the
-// multiprocessors: some parts of the device have a number of them that is no multiple of four.
+// Calls with(MlaConfig()) for each cluster size of mla_kernel. There is no cluster of four: GPCs whose number of SMs is
+// not a multiple of four would leave SMs idle.
 template <class Element, bool kFp8, class With>
 void for_mla_configs(With with) {
   with(MlaConfig<Element, kFp8, 1>());
@@ -44,16 +44,17 @@ struct CtaPairConfig {
   static constexpr int kDimV = kLatentDimV;
 };
 
-// How many clusters of so many CTAs the current device holds at a time.
+// Max. co-resident clusters of `ctas` CTAs on the current device.
 template <class Kernel>
-int clusters_at_a_time(Kernel kernel, int ctas, int shared_bytes) {
+int max_active_clusters(Kernel kernel, int ctas, int shared_bytes) {
   cuda::PdlLaunch launch(ctas, kMlaThreads, shared_bytes, Stream{});
   launch.set_cluster_size(ctas);
-  launch.config.attrs = launch.attributes + 1;  // this question is asked of the clusters alone
+  // skips the PDL attribute: the occupancy query accepts only the cluster size
+  launch.config.attrs = launch.attributes + 1;
   launch.config.numAttrs = 1;
   int count = 0;
   const cudaError_t error = cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config);
-  if (error == cudaErrorInvalidClusterSize) {  // a part of a device may be too small for any
+  if (error == cudaErrorInvalidClusterSize) {  // a MIG slice may be too small for any
     cudaGetLastError();
     return 0;
   }
@@ -75,7 +76,7 @@ int mla_clusters(int ctas) {
   int count = 0;
   for_mla_configs<Element, kFp8>([&]<class C>(C) {
     if (C::kCtas != ctas) return;
-    count = clusters_at_a_time(mla_kernel<C>, C::kCtas, MlaMap::kBytes);
+    count = max_active_clusters(mla_kernel<C>, C::kCtas, MlaMap::kBytes);
   });
   return count;
 }
@@ -90,7 +91,8 @@ void launch_mla(const Params& params, int ctas, int clusters, Stream stream) {
   });
 }
 
-// Calls with(kernel, bytes of shared memory) for the form of clusters of so many CTAs that share blocks of rows.
+// Calls with(kernel, shared-memory bytes) for the kernel whose clusters of `ctas` CTAs share row blocks, if there is
+// one.
 template <class Element, bool kFp8, class With>
 void with_cta_group_kernel(int ctas, With with) {
   using C = CtaPairConfig<Element, kFp8>;
@@ -118,7 +120,7 @@ template <class Element, bool kFp8>
 int mla_cta_group_clusters(int ctas) {
   int count = 0;
   with_cta_group_kernel<Element, kFp8>(
-      ctas, [&](auto kernel, int bytes) { count = clusters_at_a_time(kernel, ctas, bytes); });
+      ctas, [&](auto kernel, int bytes) { count = max_active_clusters(kernel, ctas, bytes); });
   return count;
 }
 

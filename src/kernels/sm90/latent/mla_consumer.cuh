@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warpgroups that fold latents. Tiles are scored in turn, one by either warpgroup, and a tile's probabilities go to
-// the other one through shared memory; each then adds P V of every tile, in order, to its own columns of the outputs.
-//
-// The tile step is the fold's (fold/tile_step.cuh) but for when a row's softmax_offset moves: as soon as a score lies
-// more than kFarAbove above it, which is known before the exponentials are taken, so no tile is done twice.
-// AttentionState that don't see a tile of the work_tile have probabilities of 0 there, which change nothing.
+// The consumer warpgroups of mla_kernel. They alternate at computing S and P of a tile, and pass P to the other
+// warpgroup through shared memory. Each then adds P V of every tile, in order, to its own output columns.
+// The tile step is that of sm90_attention, except for when the softmax offset of a row moves: as soon as a score
+// exceeds it by more than kMlaRescaleThreshold. This is known before the exponentials are computed, so no tile is
+// recomputed. Rows that do not see a tile of the work tile have probabilities 0 there, which changes nothing.
 #pragma once
 
 #include <type_traits>
@@ -20,8 +19,8 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kBothBarrier = 1;   // of both warpgroups; behind it, each has one of its own
-inline constexpr int kOrderBarrier = 4;  // the second warpgroup may score
+inline constexpr int kBothWarpgroupsBarrier = 1;  // both warpgroups. The next two ids are those of one warpgroup each.
+inline constexpr int kOrderBarrier = 4;           // the second warpgroup may issue its scores
 
 template <class C>
 class MlaConsumer {
@@ -29,7 +28,7 @@ class MlaConsumer {
   __device__ __forceinline__ MlaConsumer(const DecodeParams& params, const MlaMap& map)
       : params_(params), p_(params.attention), map_(map), warpgroup_(of_warp(threadIdx.x / kWarpgroup)) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     if (begins_rows(map_, work_tile)) load_queries(work_tile);
     first_column_ = static_cast<int>(warpgroup_) * C::kColumns;
     const ThreadRows slots = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
@@ -40,7 +39,7 @@ class MlaConsumer {
       return work_tile.of.length - (work_tile.begin + static_cast<int>(tile - first)) * kMlaKeyTile;
     };
     if (first == tiles_) clear(o_);
-    // The scores of a tile that is here become probabilities, and with them outputs. `before()`: before these change.
+    // Softmax of a tile's scores, then O += P V. before() runs before O changes.
     const auto finish = [&]<bool kOthers>(std::bool_constant<kOthers>, Scores& s, std::uint32_t tile, auto before) {
       const int number = work_tile.begin + static_cast<int>(tile - first);
       std::uint32_t probability[kMlaKeyTile / 16][4];
@@ -54,12 +53,11 @@ class MlaConsumer {
       pin(o_);
       release(tile);
     };
-    // Of two tiles that rescale_to each other, the first warpgroup scores the even one, and the second one the odd one.
-    // The second one issues its products when all of the first one's are issued: side by side, both would be done at
-    // the same time, and the tensor cores idle while both make probabilities. So they score the odd tile while the
-    // first warpgroup makes the even one's probabilities, and add the even one while the second warpgroup makes the odd
-    // one's.
-    const auto fold = [&]<bool kOthers>(std::bool_constant<kOthers> others, std::uint32_t tile) {
+    // Of two consecutive tiles, the first warpgroup scores the even one and the second the odd one. The second issues
+    // its MMAs after all of the first's are issued. If they ran concurrently, both would end at the same time, and the
+    // tensor cores would idle during both softmaxes. In this order they compute the odd scores during the even tile's
+    // softmax, and the even tile's P V during the odd tile's softmax.
+    const auto process_tile = [&]<bool kOthers>(std::bool_constant<kOthers> others, std::uint32_t tile) {
       const auto add_before = [&] { add_other(tile - 1, tile - 1 == first, keys_from(tile - 1)); };
       const auto release_stage = [&] {
         wgmma_wait<0>();
@@ -87,7 +85,7 @@ class MlaConsumer {
           wgmma_wait<0>();
         }
         pin(s);
-        meet();  // all have done with the rotary keys, whose coord is the probabilities'
+        sync_warpgroup();  // all warps have read the rotary keys, which the probabilities overwrite
         finish(others, s, tile, [&] {
           if constexpr (kOthers) release_stage();
         });
@@ -95,11 +93,11 @@ class MlaConsumer {
     };
     std::uint32_t tile = first + ((warpgroup_ ^ first) & 1U);
     if (tile == first && first != tiles_) {
-      fold(std::false_type(), tile);
+      process_tile(std::false_type(), tile);
       tile += 2;
     }
 #pragma unroll 1
-    for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) fold(std::true_type(), tile);
+    for (; static_cast<int>(tiles_ - tile) > 0; tile += 2) process_tile(std::true_type(), tile);
     if (first != tiles_ && ((tiles_ - 1) & 1U) != warpgroup_) {
       add_other(tiles_ - 1, tiles_ - 1 == first, keys_from(tiles_ - 1));
       wgmma_wait<0>();
@@ -107,20 +105,20 @@ class MlaConsumer {
       release(tiles_ - 1);
     }
     store_rows<C>(params_, map_, work_tile, slots, first_column_, first != tiles_, o_);
-    named_sync(kBothBarrier, kMlaConsumerThreads);  // the stats and the queries have been read
+    named_sync(kBothWarpgroupsBarrier, kMlaConsumerThreads);  // all have read sums, offsets and queries
   }
 
  private:
   using Scores = float[kMlaKeyTile / 8][4];
 
-  // What holds for all lanes or for none, so that the compiler knows it.
+  // Makes a warp-uniform condition known as uniform to the compiler.
   static __device__ __forceinline__ bool all_of_warp(bool holds) { return __all_sync(0xffffffffU, holds) != 0; }
 
-  // Of a thread's two rows, behind a tile.
+  // State of a thread's two rows after a tile.
   struct RowStats {
     float softmax_offset[2];
     float l[2];
-    float factor[2];  // of what was there before the tile
+    float factor[2];  // rescales the sum and outputs of earlier tiles
     bool moved;       // whether a factor of the warp's rows is not 1
   };
 
@@ -132,7 +130,7 @@ class MlaConsumer {
     }
   }
 
-  // Four threads have a row. AttentionState that are not there are zeros.
+  // Loads the queries to shared memory, four threads per row. Missing rows are zeros.
   __device__ __forceinline__ void load_queries(const DecodeWorkTile& work_tile) const {
     constexpr int kChunks = kLatentDim / 8;
     constexpr int kAtOnce = kChunks / 4;
@@ -165,15 +163,15 @@ class MlaConsumer {
                          elements[i]);
     }
     proxy_fence();
-    named_sync(kBothBarrier, kMlaConsumerThreads);
+    named_sync(kBothWarpgroupsBarrier, kMlaConsumerThreads);
   }
 
-  // Until a part of a tile is here.
+  // Waits for a column part of a tile.
   __device__ __forceinline__ void await(std::uint32_t tile, int part) const {
     barrier_wait(map_.full(stage_of(tile), part), parity_of(tile));
   }
-  // Once the warp's products are done with its columns of a tile: they are the whole cluster's. Whoever has scored the
-  // tile is done with all of it, as this warp has its probabilities.
+  // Releases this warpgroup's half of a tile to all producers of the cluster. Called when the warp's P V is complete.
+  // The other warpgroup's reads for S are complete then, as this warp has the tile's probabilities.
   __device__ __forceinline__ void release(std::uint32_t tile) const {
     const std::uint32_t barrier = map_.empty(stage_of(tile), warpgroup_);
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
@@ -184,12 +182,12 @@ class MlaConsumer {
     }
   }
 
-  // The warps of this warpgroup meet.
-  __device__ __forceinline__ void meet() const {
-    named_sync(kBothBarrier + 1 + static_cast<int>(warpgroup_), kWarpgroup);
+  // Syncs the warps of this warpgroup.
+  __device__ __forceinline__ void sync_warpgroup() const {
+    named_sync(kBothWarpgroupsBarrier + 1 + static_cast<int>(warpgroup_), kWarpgroup);
   }
 
-  // Issues S = Q Kᵀ of a tile, part by part as it arrives.
+  // Issues S = Q Kᵀ of a tile, each column part when it has landed.
   __device__ __forceinline__ void multiply(Scores& s, std::uint32_t tile) const {
     constexpr int kPart = 4 * kPartPanels;
     pin(s);
@@ -221,7 +219,7 @@ class MlaConsumer {
     }
   }
 
-  // Scores → probabilities; moves the rows' stats on.
+  // Computes probabilities from scores, and updates the rows' offsets and sums.
   __device__ __forceinline__ RowStats softmax_step(Scores& s, const ThreadRows& slots, int number, bool first,
                                                    bool special,
                                                    std::uint32_t (&probability)[kMlaKeyTile / 16][4]) const {
@@ -232,7 +230,7 @@ class MlaConsumer {
     float old[2], shift[2], row_max[2];
     bool moves = false;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // first, as they take their time
+    for (int half = 0; half < 2; ++half) {  // loaded first, to overlap their latency
       old[half] = first ? -INFINITY : load_float(map_.softmax_offset(slot + 8 * half));
       stats.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
     }
@@ -242,7 +240,7 @@ class MlaConsumer {
         mask_scores<0, kMlaKeyTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
       }
     }
-    greatest_scores(p_, s, row_max);
+    max_scores(p_, s, row_max);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       stats.softmax_offset[half] = offset_after(old[half], row_max[half]);
@@ -262,9 +260,9 @@ class MlaConsumer {
     return stats;
   }
 
-  // What a tile comes to, to the other warpgroup: it has read what is there, and so has this one. The odd tile is
-  // handed over before the even tile's probabilities are known to have been read; they have been when the next even
-  // tile has been scored, as that came into a coord which both had given back.
+  // Passes a tile's probabilities and row state to the other warpgroup, which has read the previous ones, as has this
+  // one. An odd tile is passed before the even tile's probabilities are known to have been read. They have been by the
+  // time the next even tile is scored, as that tile was loaded into a stage that both warpgroups had released.
   __device__ __forceinline__ void send_probabilities_of_tile(const std::uint32_t (&probability)[kMlaKeyTile / 16][4],
                                                              const RowStats& stats, std::uint32_t tile) const {
     const int slot = tile_row_of_thread();
@@ -277,7 +275,7 @@ class MlaConsumer {
       }
       cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(stats.l[half]));
     }
-    // Four matrices of 8 rows and 8 keys at a time: lanes give the addresses of their rows.
+    // stmatrix stores four 8x8 matrices at a time. Each lane gives the address of one row.
     const int in_warp = thread_of_cta() % 32;
     const int row = thread_of_warpgroup() / 32 * 16 + in_warp % 16;
     const std::uint32_t probabilities = map_.probabilities(tile);
@@ -305,7 +303,7 @@ class MlaConsumer {
     return of_warp(descriptor_low(address, MlaMap::kPanelBytes));
   }
 
-  // Issues O += P V of a tile that this warpgroup has scored.
+  // Issues O += P V of a tile that this warpgroup has scored. P is in registers.
   __device__ __forceinline__ void add_own(const std::uint32_t (&probability)[kMlaKeyTile / 16][4], std::uint32_t tile,
                                           bool first, int keys) {
     if (all_of_warp(keys < kMlaKeyTile)) clear_tail(tile, keys);
@@ -321,10 +319,10 @@ class MlaConsumer {
     wgmma_commit();
   }
 
-  // Issues O += P V of a tile that the other one has scored.
+  // Issues O += P V of a tile that the other warpgroup has scored. P is in shared memory.
   __device__ __forceinline__ void add_other(std::uint32_t tile, bool first, int keys) {
     const int part = static_cast<int>(warpgroup_) * kHalfParts;
-    await(tile, part);  // of the other half's coord the next tile may be known already
+    await(tile, part);  // the other half may already hold the next tile
     await(tile, part + 1);
     barrier_wait(map_.probabilities_full(stage_of(tile)), parity_of(tile));
     if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
@@ -346,11 +344,11 @@ class MlaConsumer {
     wgmma_commit();
   }
 
-  // AttentionState of a tile behind the sequence's last key are somebody else's, or were fetched for another tile:
-  // their probabilities are 0, but 0 · ∞ would be NaN. Each warpgroup clears its own columns.
+  // Rows of a tile after the sequence's last key hold other data, or are left from an earlier tile. Their probabilities
+  // are 0, but 0 · ∞ is NaN, so they are cleared. Each warpgroup clears its own columns.
   __device__ __forceinline__ void clear_tail(std::uint32_t tile, int keys) const {
     constexpr int kChunks = C::kColumns / 8;
-    meet();  // all have scored it
+    sync_warpgroup();  // all warps have scored the tile
 #pragma unroll 1
     for (int i = keys * kChunks + thread_of_warpgroup(); i < kMlaKeyTile * kChunks; i += kWarpgroup) {
       const int chunk = first_column_ / 8 + i % kChunks;
@@ -359,7 +357,7 @@ class MlaConsumer {
                          uint4{0, 0, 0, 0});
     }
     proxy_fence();
-    meet();
+    sync_warpgroup();
   }
 
   static __device__ __forceinline__ int warp() { return thread_of_warpgroup() / 32; }
@@ -368,8 +366,8 @@ class MlaConsumer {
   const cuda::AttentionParams& p_;
   const MlaMap& map_;
   const std::uint32_t warpgroup_;
-  int first_column_ = 0;     // of this warpgroup's columns of the outputs
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+  int first_column_ = 0;     // of this warpgroup's output columns
+  std::uint32_t tiles_ = 0;  // over all work tiles so far
   float o_[C::kColumns / 8][4];
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warps that issue_loads latents of 8 bits: the first of them fetches fp8 (mla_producer.cuh), and all make elements
-// of them. Each CTA of a cluster expands its rows of a tile and sends them to the other ones.
+// The dequantizing warps of mla_kernel with the FP8 latent cache. The first one is also the producer
+// (mla_producer.cuh). In a cluster, each CTA dequantizes its half of a tile's rows and copies them to the other CTA.
 #pragma once
 
 #include "kernels/sm90/latent/mla_producer.cuh"
@@ -14,22 +14,22 @@ class MlaDequantizer {
  public:
   __device__ __forceinline__ MlaDequantizer(const MlaFp8Params& p, const MlaMap& map, std::uint32_t rank)
       : map_(map),
-        other_(1U - rank),
+        peer_(1U - rank),
         first_row_(static_cast<int>(rank) * (kDequantizers * Row::kRows) + warp() * Row::kRows),
         row_(p, first_row_),
-        fetcher_(p.step, map, rank) {
+        producer_(p.step, map, rank) {
     static_assert(C::kCtas * kDequantizers * Row::kRows == kMlaKeyTile && C::kCtas <= 2);
   }
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     const bool fetches = warp() == 0;
-    if (fetches) fetcher_.begin(work_tile);
+    if (fetches) producer_.begin(work_tile);
     float4 next = row_.scales(work_tile, work_tile.begin);
 #pragma unroll 1
     for (int tile = work_tile.begin; tile < work_tile.end; ++tile, ++tiles_) {
-      if (fetches && fetcher_.next() == tile) fetcher_.fetch_next(work_tile);
+      if (fetches && producer_.next() == tile) producer_.fetch_next(work_tile);
       // The next one, where it has a place before this one is expanded.
-      if (fetches && tile + 1 < work_tile.end && fetcher_.has_free_stage()) fetcher_.fetch_next(work_tile);
+      if (fetches && tile + 1 < work_tile.end && producer_.has_free_stage()) producer_.fetch_next(work_tile);
       const float4 scales = next;
       next = row_.scales(work_tile, tile + 1);
       dequantize(scales);
@@ -46,9 +46,10 @@ class MlaDequantizer {
     const std::uint32_t tile = map_.tile(stage);
     const auto panel = [tile](int n) { return tile + static_cast<std::uint32_t>(n * MlaMap::kPanelBytes); };
     const int lane = thread_of_cta() % 32;
-    constexpr int kRowBytes = Row::kRows * kPanelRowBytes;  // of a panel, those of this warp's rows
+    constexpr int kRowBytes = Row::kRows * kPanelRowBytes;  // of one panel of this warp's rows
     barrier_wait(map_.fp8_full(stage), parity_of(tiles_));
-    barrier_wait(map_.empty(stage, 0), parity_of(tiles_) ^ 1U);  // the other half has been given back to the fp8
+    // the fp8 values overwrite the other half, which is empty
+    barrier_wait(map_.empty(stage, 0), parity_of(tiles_) ^ 1U);
 #pragma unroll
     for (int block = 0; block < kScaleBlocks; ++block) {
       row_.template dequantize<typename C::Element>(panel(kFp8Panel + block), panel(2 * block), panel(2 * block + 1),
@@ -59,21 +60,21 @@ class MlaDequantizer {
       if constexpr (C::kCtas > 1) {
         if (lane < 2) {
           const std::uint32_t rows = panel(2 * block + lane) + static_cast<std::uint32_t>(first_row_ * kPanelRowBytes);
-          dsmem_copy_expected(in_cta(rows, other_), rows, kRowBytes, in_cta(full, other_));
+          dsmem_copy_expected(in_cta(rows, peer_), rows, kRowBytes, in_cta(full, peer_));
         }
       }
-      // As many bytes as this warp sends come from the same one of the other CTA.
+      // The same warp of the other CTA sends as many bytes here.
       if (lane == 0) barrier_arrive_expect(full, C::kCtas > 1 ? kPartPanels * kRowBytes : 0);
       __syncwarp();
     }
   }
 
   const MlaMap& map_;
-  const std::uint32_t other_;  // rank of the other CTA of a cluster
+  const std::uint32_t peer_;  // rank of the other CTA in the cluster
   const int first_row_;
   const Row row_;
-  MlaProducer<C> fetcher_;
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
+  MlaProducer<C> producer_;
+  std::uint32_t tiles_ = 0;  // over all work tiles so far
 };
 
 }  // namespace ringattn::sm90

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies where in the shared memory of a CTA that decodes over latents (mla.cuh).
+// Shared-memory layout and barriers of a CTA of mla_kernel (mla.cuh).
 //
-//   Q           [64 rows]           both attending warpgroups write it, and read it
-//   tiles       [2 stages][64 keys] the fetching warp has the copy engine write them; keys, and values as their first
-//                                   columns
-//   probabilities     [64 rows][64 keys]  the probabilities of a tile with an even number, from the warpgroup that has
-//   scored it
-//                                   to the other one; those of an odd one lie where its rotary keys were
-//   sums        [64 rows][4]        what the threads of a row have of l
-//   softmax_offsets  [64 rows]           r of the open group; −∞ as long as it has seen nothing
-//   factors     [64 rows], moved [4 warps]  by how much r has moved with this tile, and whether it has
+//   Q                [64 rows][576]        written and read by both consumer warpgroups
+//   tiles            [2][64 keys][576]     written by TMA: keys, and values as their first 512 columns
+//   probabilities    [64 rows][64 keys]    of an even tile, from the warpgroup that computed them to the other one.
+//                                          Those of an odd tile overwrite its rotary keys.
+//   sums             [64 rows][4]          l of the current KV split, one addend per thread of the row's quad
+//   softmax offsets  [64 rows]             of the current KV split; −∞ until a key was visible
+//   factors          [64 rows]             by which the outputs are rescaled before this tile is added
+//   moved            [4 warps]             whether a factor of the warp's rows is not 1
 //   barriers
-//   work_tiles       [sequences + 1]     how many work_tiles come before each sequence (decode/work_tiles.cuh)
+//   work_tiles       [sequences + 1]       number of work tiles before each sequence (decode/work_tiles.cuh)
 //
-// Tiles lie in panels of 64 columns, as in the fold.
+// Q and tiles are stored in swizzled panels of 64 columns, as in the attention kernel (sm90_attention).
 #pragma once
 
 #include "kernels/cuda/device/panels.hpp"
@@ -25,7 +24,8 @@
 namespace ringattn::sm90 {
 
 struct MlaMap {
-  // In a cluster an address also says whose memory it is: copies and arrivals would reach the first CTA's else.
+  // Shared-memory address. In a cluster it is a shared::cluster address of this CTA: TMA writes and arrivals on a plain
+  // address would go to rank 0.
   std::uint32_t base;
 
   static constexpr int kPanelBytes = cuda::panel_bytes(kMlaKeyTile);
@@ -62,23 +62,23 @@ struct MlaMap {
   __device__ std::uint32_t work_tiles_before(int sequence) const {
     return at(kWorkTileOffset, static_cast<std::uint32_t>(sequence), 4);
   }
-  // Whether the CTA has all groups of its rows (mla_schedule.cuh).
+  // int32, 1 if this CTA processes all KV splits of its rows (mla_schedule.cuh).
   __device__ std::uint32_t whole() const { return at(kAllSplitsOffset, 0, 0); }
-  // Of a stage: a part of its columns has arrived; the warpgroups of the cluster with one half's columns are done with
-  // that half, and then nobody needs it. The rotary keys' place is free when both are.
+  // Per stage: `full` per column part (TMA landed), `empty` per half of the latent columns. The warpgroups that own a
+  // half, in all CTAs of the cluster, arrive on its `empty`. The rotary keys' columns are free when both halves are.
   __device__ std::uint32_t full(std::uint32_t stage, int part) const {
     return barrier(stage * kMlaTileParts + static_cast<std::uint32_t>(part));
   }
   __device__ std::uint32_t empty(std::uint32_t stage, std::uint32_t half) const {
     return barrier(kMlaStages * kMlaTileParts + 2 * stage + half);
   }
-  // The fp8 of a tile of 8 bits have arrived, those of the rows that this CTA expands.
+  // FP8 latent cache: the fp8 values of the rows that this CTA dequantizes have landed.
   __device__ std::uint32_t fp8_full(std::uint32_t stage) const {
     return barrier(kMlaStages * (kMlaTileParts + 2) + stage);
   }
-  // The probabilities of a tile in this stage, and what else its rows have, are there. Each warpgroup tells of its own
-  // tiles by a barrier of its own: by a common one, a warp that waits for the other warpgroup's would go on while
-  // another warp of its own has not told of the tile before.
+  // Per stage: the probabilities, offsets, factors and sums of a tile are written. Each warpgroup arrives on a barrier
+  // of its own tiles. With one barrier for both, a warp that waits for the other warpgroup's tile could be released
+  // before another warp of its own warpgroup has arrived for the previous tile.
   __device__ std::uint32_t probabilities_full(std::uint32_t stage) const {
     return barrier(kMlaStages * (kMlaTileParts + 3) + stage);
   }
@@ -90,19 +90,19 @@ struct MlaMap {
   }
 };
 
-// A tile's number in the CTA's life says where it lies, and in which phase of the barriers.
+// A tile's running number in the CTA gives its stage and the parity of its barriers.
 __device__ __forceinline__ std::uint32_t stage_of(std::uint32_t number) { return number & 1U; }
 __device__ __forceinline__ std::uint32_t parity_of(std::uint32_t number) { return number >> 1 & 1U; }
 static_assert(kMlaStages == 2);
 
-// The panels of a part of a tile. The last part is the rotary keys.
+// Panels of a column part. The last part is the rotary keys.
 inline constexpr int kPartPanels = 2;
-inline constexpr int kHalfParts = 2;  // of a half's columns
+inline constexpr int kHalfParts = 2;  // per half of the latent columns
 inline constexpr int kRopePart = 2 * kHalfParts;
 static_assert(kMlaTileParts == kRopePart + 1 && kRopePart * kPartPanels * kPanelColumns == kLatentDimV);
 __device__ __forceinline__ int panels_of_part(int part) { return part < kRopePart ? kPartPanels : 1; }
 
-// By one thread. `ctas`: of the cluster. `dequantizers`: warps that make elements of fp8; 0: the tiles are fetched.
+// By one thread. `ctas`: per cluster. `dequantizers`: warps that dequantize fp8 values; 0 if TMA loads the elements.
 __device__ __forceinline__ void init_mla_barriers(const MlaMap& map, int ctas, int dequantizers) {
   for (std::uint32_t stage = 0; stage < kMlaStages; ++stage) {
     for (int part = 0; part < kMlaTileParts; ++part) {

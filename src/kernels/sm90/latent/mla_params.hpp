@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a launch over latents of 8 bits is given, besides what every decode kernel is.
+// Kernel arguments of a launch over the FP8 latent cache. All other MLA decode launches get DecodeParams.
 #pragma once
 
 #include "kernels/latent_rows.hpp"
@@ -8,9 +8,9 @@
 namespace ringattn::sm90 {
 
 struct MlaFp8Params {
-  // k finds the fp8, two of them an element of 16 bits; v the rotary keys.
+  // step.k maps the fp8 values as 16-bit elements, two values each. step.v maps the rotary keys.
   DecodeParams step;
-  PagedBytes scales;  // four of a row
+  PagedBytes scales;  // float[4] per row, one scale per 128 latent columns
 };
 
 #ifdef __CUDACC__

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The warp that fetches latents: it looks up pages and has the copy engine issue_loads tiles into shared memory, a
-// panel of one page at a time. Boxes behind a sequence's last key are left out, so nothing there is read, not even its
-// page.
+// The producer warp of mla_kernel: looks up pages and issues TMA loads of key tiles, one panel of one page at a time.
+// Boxes after the last key of a sequence are skipped, so neither these rows nor their page-table entries are read.
 #pragma once
 
 #include "kernels/sm90/decode/work_tiles.cuh"
@@ -15,7 +14,7 @@ namespace ringattn::sm90 {
 template <class C>
 class MlaProducer {
  public:
-  // `rank`: of the CTA in its cluster.
+  // `rank`: of this CTA in its cluster.
   __device__ __forceinline__ MlaProducer(const DecodeParams& p, const MlaMap& map, std::uint32_t rank)
       : p_(p),
         map_(map),
@@ -23,30 +22,30 @@ class MlaProducer {
         own_boxes_(p.boxes / C::kCtas),
         first_row_(static_cast<int>(rank) * own_boxes_ * p.box_rows) {}
 
-  __device__ __forceinline__ void take(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     begin(work_tile);
     while (tile_ < work_tile.end) fetch_next(work_tile);
   }
 
-  // The same tile by tile.
+  // The same tile by tile, for MlaDequantizer.
   __device__ __forceinline__ void begin(const DecodeWorkTile& work_tile) {
     tile_ = work_tile.begin;
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) ahead_[i] = find(work_tile, tile_ + i);
+    for (int i = 0; i < kAhead; ++i) next_boxes_[i] = find(work_tile, tile_ + i);
   }
-  // The next tile's number.
+  // Index of the next tile in its sequence.
   __device__ __forceinline__ int next() const { return tile_; }
-  // Whether there is a place for it.
+  // True if the next tile's stage is empty.
   __device__ __forceinline__ bool has_free_stage() const {
     const std::uint32_t stage = stage_of(tiles_), parity = parity_of(tiles_) ^ 1U;
     return __all_sync(0xffffffffU,
                       barrier_ended(map_.empty(stage, 0), parity) && barrier_ended(map_.empty(stage, 1), parity)) != 0;
   }
   __device__ __forceinline__ void fetch_next(const DecodeWorkTile& work_tile) {
-    const PageBox box = ahead_[0];
+    const PageBox box = next_boxes_[0];
 #pragma unroll
-    for (int i = 0; i + 1 < kAhead; ++i) ahead_[i] = ahead_[i + 1];
-    ahead_[kAhead - 1] = find(work_tile, tile_ + kAhead);
+    for (int i = 0; i + 1 < kAhead; ++i) next_boxes_[i] = next_boxes_[i + 1];
+    next_boxes_[kAhead - 1] = find(work_tile, tile_ + kAhead);
     const int rows = box_rows_of(p_, work_tile.of.length - tile_ * kMlaKeyTile);
     if constexpr (C::kFp8) {
       fetch_quantized_box(work_tile.kv_head, box, rows);
@@ -59,14 +58,14 @@ class MlaProducer {
   }
 
  private:
-  static constexpr int kAhead = C::kFp8 ? 1 : 2;  // tiles whose boxes are looked up ahead
+  static constexpr int kAhead = C::kFp8 ? 1 : 2;  // tiles whose pages are looked up in advance
 
   __device__ __forceinline__ PageBox find(const DecodeWorkTile& work_tile, int tile) const {
     return box_of_lane(p_, work_tile, tile, first_row_, own_boxes_);
   }
 
-  // Has the copy engine issue_loads this CTA's boxes of the panels [kBegin, kEnd), to the CTAs of the cluster: column
-  // `column` and those behind it become panel kBegin. The panels of a part send barrier_of(panel).
+  // Loads this CTA's boxes of panels [kBegin, kEnd), multicast to the cluster if kForAll. Column `column` is the first
+  // column of panel kBegin. Panel i arrives on barrier_of(i).
   template <int kBegin, int kEnd, bool kForAll, class BarrierOf>
   __device__ __forceinline__ void issue_loads(const CUtensorMap& map, int head, const PageBox& of_lane, int column,
                                               BarrierOf barrier_of) const {
@@ -87,8 +86,8 @@ class MlaProducer {
     });
   }
 
-  // A half of a tile, as soon as its place is free; the rotary keys come with the second one. `rows`: of the tile,
-  // those that boxes issue_loads. Each CTA of a cluster fetches its boxes for all of them.
+  // Loads one half of a tile as soon as its columns are empty. The rotary keys are loaded with the second half. `rows`:
+  // rows of the tile that boxes load. Each CTA multicasts its boxes to the cluster.
   template <int kHalf>
   __device__ __forceinline__ void fetch_half(int head, const PageBox& box, int rows) const {
     constexpr int kFirst = kHalf * kHalfParts, kEnd = kHalf == 0 ? kHalfParts : kMlaTileParts;
@@ -103,13 +102,13 @@ class MlaProducer {
         p_.k, head, box, kPanel * kPanelColumns, [&](int panel) { return map_.full(stage, panel / kPartPanels); });
   }
 
-  // The fp8 of this CTA's rows, and the rotary keys of all.
+  // Loads the fp8 values of this CTA's rows, and the rotary keys for all CTAs.
   __device__ __forceinline__ void fetch_quantized_box(int head, const PageBox& box, int rows) const {
     const std::uint32_t stage = of_warp(stage_of(tiles_));
     const std::uint32_t parity = parity_of(tiles_) ^ 1U;
-    const int behind = rows - first_row_;
+    const int rows_left = rows - first_row_;
     constexpr int kMax = kMlaKeyTile / C::kCtas;
-    const int own = behind < 0 ? 0 : behind < kMax ? behind : kMax;
+    const int own = rows_left < 0 ? 0 : rows_left < kMax ? rows_left : kMax;
     barrier_wait(map_.empty(stage, 1), parity);
     if (lane_ == 0) barrier_arrive_expect(map_.fp8_full(stage), own * kLatentDimV);
     __syncwarp();
@@ -125,11 +124,11 @@ class MlaProducer {
   const DecodeParams& p_;
   const MlaMap& map_;
   const int lane_;
-  const int own_boxes_;      // of a tile, a power of two
-  const int first_row_;      // where in a tile this CTA's boxes begin
-  std::uint32_t tiles_ = 0;  // of all work_tiles so far
-  int tile_ = 0;             // of the work_tile, the next one
-  PageBox ahead_[kAhead];    // of the tiles that are next
+  const int own_boxes_;         // per tile, a power of two
+  const int first_row_;         // this CTA's first row of a tile
+  std::uint32_t tiles_ = 0;     // over all work tiles so far
+  int tile_ = 0;                // the work tile's next tile
+  PageBox next_boxes_[kAhead];  // boxes of the next tiles
 };
 
 }  // namespace ringattn::sm90

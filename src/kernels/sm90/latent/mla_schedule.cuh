@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which work_tiles a CTA by itself folds, one behind the other. Units are dealt to CTAs one by one, and a launch behind
-// merges them. But where it takes no more turns, a CTA has all groups of its rows, in ascending order: queries are
-// loaded once, what the splits before come to stays with the CTA (mla_epilogue.cuh), and it finishes the rows; rows
-// that have no split are left to the launch behind. Lengths are known on the device alone, so that is where this is
-// chosen, by all CTAs alike. Bits are the same.
+// Assigns work tiles to the CTAs of mla_kernel. By default CTA n takes work tiles n, n + gridDim.x, …, and a second
+// launch merges the KV splits. If it takes no more waves, a CTA processes all KV splits of its rows in ascending order
+// instead: it loads the queries once, merges each split itself (mla_epilogue.cuh) and finishes the rows. Rows without a
+// split are left to the second launch. Lengths are known only on the device, so all CTAs make the same choice there.
+// The bits are the same either way.
 #pragma once
 
 #include "kernels/sm90/decode/work_tiles.cuh"
@@ -11,7 +11,7 @@
 
 namespace ringattn::sm90 {
 
-// Fills the tables of work_tiles in shared memory. By one warp.
+// Fills the table of work tiles in shared memory. By one warp.
 template <class C>
 __device__ __forceinline__ void plan_work_tiles(const DecodeParams& p, const MlaMap& map) {
   const int work_tiles = count_work_tiles<C>(p, map);
@@ -19,39 +19,39 @@ __device__ __forceinline__ void plan_work_tiles(const DecodeParams& p, const Mla
     if (thread_of_cta() % 32 == 0) store_number(map.whole(), 0);
     return;
   }
-  int row_max = 0;  // work_tiles of a sequence
+  int max_work_tiles = 0;  // work tiles of a sequence
 #pragma unroll 1
   for (int s = thread_of_cta() % 32; s < p.sequences; s += 32) {
     const int own = load_number(map.work_tiles_before(s + 1)) - load_number(map.work_tiles_before(s));
-    row_max = own > row_max ? own : row_max;
+    max_work_tiles = own > max_work_tiles ? own : max_work_tiles;
   }
-  const int each = work_tile_stride(p);
-  const int splits = static_cast<int>(__reduce_max_sync(0xffffffffU, static_cast<unsigned>(row_max))) / each;
+  const int stride = work_tile_stride(p);
+  const int splits = static_cast<int>(__reduce_max_sync(0xffffffffU, static_cast<unsigned>(max_work_tiles))) / stride;
   const int ctas = static_cast<int>(gridDim.x);
-  const auto turns = [ctas](int count) { return (count + ctas - 1) / ctas; };
-  const int whole = turns(p.sequences * each) * splits <= turns(work_tiles) ? 1 : 0;
+  const auto waves = [ctas](int count) { return (count + ctas - 1) / ctas; };
+  const int whole = waves(p.sequences * stride) * splits <= waves(work_tiles) ? 1 : 0;
   if (thread_of_cta() % 32 != 0) return;
   store_number(map.whole(), whole);
   if (blockIdx.x == 0) *p.whole = whole;
 }
 
-// Calls take(work_tile) for each work_tile of this CTA. Units of two blocks of rows, and so rows, rescale_to each
-// other.
-template <class C, class Take>
-__device__ __forceinline__ void for_each_work_tile(const DecodeParams& p, const MlaMap& map, Take take) {
+// Calls process(work_tile) for each work tile of this CTA. Work tiles of two row blocks of the same split have
+// consecutive numbers.
+template <class C, class Process>
+__device__ __forceinline__ void for_each_work_tile(const DecodeParams& p, const MlaMap& map, Process process) {
   const bool whole = load_number(map.whole()) != 0;
-  const int each = work_tile_stride(p);
-  const int count = whole ? p.sequences * each : work_tile_count(p, map);
+  const int stride = work_tile_stride(p);
+  const int count = whole ? p.sequences * stride : work_tile_count(p, map);
 #pragma unroll 1
   for (int n = static_cast<int>(blockIdx.x); n < count; n += static_cast<int>(gridDim.x)) {
     int number = n, end = n + 1;
     if (whole) {
       const int sequence = p.by_stride.quotient(n);
-      number = load_number(map.work_tiles_before(sequence)) + n - sequence * each;
-      end = load_number(map.work_tiles_before(sequence + 1));  // not behind `number` where rows fold nothing
+      number = load_number(map.work_tiles_before(sequence)) + n - sequence * stride;
+      end = load_number(map.work_tiles_before(sequence + 1));  // at most `number` if the rows attend to no key
     }
 #pragma unroll 1
-    for (; number < end; number += each) take(work_tile_of<C>(p, map, number));
+    for (; number < end; number += stride) process(work_tile_of<C>(p, map, number));
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fetching warp of a CTA that shares work_tiles with others has found out about a work_tile, for the CTA's
-// other warps, and how these go from work_tile to work_tile.
+// Work descriptors in shared memory. In CTA pairs and CTA groups, the producer warp finds the work tiles and passes
+// each one to the other warps of its CTA through a double-buffered MlaWorkTileInfo.
 #pragma once
 
 #include "kernels/sm90/decode/work_tiles.cuh"
@@ -8,35 +8,35 @@
 
 namespace ringattn::sm90 {
 
-// Which of two copies the n-th of something uses, and the parity of its turn.
+// Stage and parity of the n-th use of a pipeline with two stages.
 struct MlaPipelineState {
   std::uint32_t index, parity;
 
   static __device__ __forceinline__ MlaPipelineState of(std::uint32_t n) { return {n & 1U, n >> 1 & 1U}; }
 };
 
-// Numbers of 4 bytes.
+// Ten int32 fields at `address` in shared memory.
 struct MlaWorkTileInfo {
-  // A info of which `begin` is kNoMore says that there are no more work_tiles.
+  // Value of `begin` that marks the end of the work tiles.
   static constexpr int kNoMore = -1;
   static constexpr int kBytes = 48;
 
   std::uint32_t address;
 
   __device__ __forceinline__ void write(const DecodeWorkTile& work_tile) const {
-    put(0, work_tile.begin);
-    put(1, work_tile.end);
-    put(2, work_tile.of.length);
-    put(3, work_tile.of.position);
-    put(4, work_tile.of.splits);
-    put(5, work_tile.sequence);
-    put(6, work_tile.kv_head);
-    put(7, work_tile.block);
-    put(8, work_tile.cache_split);
-    put(9, work_tile.lag);
+    set(0, work_tile.begin);
+    set(1, work_tile.end);
+    set(2, work_tile.of.length);
+    set(3, work_tile.of.position);
+    set(4, work_tile.of.splits);
+    set(5, work_tile.sequence);
+    set(6, work_tile.kv_head);
+    set(7, work_tile.block);
+    set(8, work_tile.cache_split);
+    set(9, work_tile.lag);
   }
-  __device__ __forceinline__ void write_end() const { put(0, kNoMore); }
-  // All that those need who attention, fetch or dequantize it.
+  __device__ __forceinline__ void write_end() const { set(0, kNoMore); }
+  // The fields that computing, loading and dequantizing warps need.
   __device__ __forceinline__ DecodeWorkTile read() const {
     DecodeWorkTile work_tile{};
     work_tile.begin = get(0);
@@ -53,7 +53,7 @@ struct MlaWorkTileInfo {
   }
 
  private:
-  __device__ __forceinline__ void put(int field, int number) const {
+  __device__ __forceinline__ void set(int field, int number) const {
     store_number(address + static_cast<std::uint32_t>(4 * field), number);
   }
   __device__ __forceinline__ int get(int field) const {
@@ -61,33 +61,33 @@ struct MlaWorkTileInfo {
   }
 };
 
-// By a warp: goes through the work_tiles that the fetching warp tells of.
+// Consumer side, by one warp: calls worker.process() for each work tile that the producer warp writes.
 template <class Map, class Worker>
 __device__ __forceinline__ void for_each_work_tile(const Map& map, Worker& worker) {
 #pragma unroll 1
   for (std::uint32_t n = 0;; ++n) {
-    const MlaPipelineState turn = MlaPipelineState::of(n);
-    barrier_wait(map.info_full(turn.index), turn.parity);
-    const DecodeWorkTile work_tile = map.info(turn.index).read();
+    const MlaPipelineState state = MlaPipelineState::of(n);
+    barrier_wait(map.info_full(state.index), state.parity);
+    const DecodeWorkTile work_tile = map.info(state.index).read();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(map.info_empty(turn.index));
+    if (threadIdx.x % 32 == 0) barrier_arrive(map.info_empty(state.index));
     if (work_tile.begin == MlaWorkTileInfo::kNoMore) break;
-    worker.take(work_tile);
+    worker.process(work_tile);
   }
 }
 
-// The fetching warp's side.
+// Producer side, by one warp.
 template <class Map>
 class WorkTileInfoWriter {
  public:
   __device__ __forceinline__ explicit WorkTileInfoWriter(const Map& map) : map_(map) {}
 
-  // Whether none has been written.
+  // True if no work tile has been written.
   __device__ __forceinline__ bool none() const { return infos_ == 0; }
-  // Until the next one has a index.
+  // Waits until the next stage is empty.
   __device__ __forceinline__ void await() const {
-    const MlaPipelineState turn = MlaPipelineState::of(infos_);
-    barrier_wait(map_.info_empty(turn.index), turn.parity ^ 1U);
+    const MlaPipelineState state = MlaPipelineState::of(infos_);
+    barrier_wait(map_.info_empty(state.index), state.parity ^ 1U);
   }
   __device__ __forceinline__ void send(const DecodeWorkTile& work_tile) {
     if (thread_of_cta() % 32 == 0) info().write(work_tile);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Some columns of a work_tile's 64 rows' outputs in the registers of a warpgroup that shares the work_tile with those
-// of other CTAs: O += P V, tile by tile in order. Those behind the last one of all are anything, and are not left.
+// Some output columns of a work tile's 64 rows in the registers of a warpgroup, where several CTAs share the work tile:
+// O += P V, tile by tile in order. Columns from kDimV on are undefined and are not stored.
 #pragma once
 
 #include "kernels/sm90/decode/finish.cuh"
@@ -11,16 +11,16 @@
 
 namespace ringattn::sm90 {
 
-// What holds for all lanes or for none, so that the compiler knows it.
+// Makes a warp-uniform condition known as uniform to the compiler.
 __device__ __forceinline__ bool all_of_warp(bool holds) { return __all_sync(0xffffffffU, holds) != 0; }
 
-inline constexpr int kOutputBarrier = 2;  // of the threads that have outputs
+inline constexpr int kOutputBarrier = 2;  // output warpgroup
 
 template <class C, int kColumns>
 class OutputColumns {
  public:
-  // By how much a thread's two rows are scaled, and whether any of the warp's is.
-  struct Moves {
+  // Rescale factors of a thread's two rows, and whether any factor of the warp is not 1.
+  struct Rescale {
     float factor[2];
     bool any;
   };
@@ -35,29 +35,29 @@ class OutputColumns {
   }
 
   __device__ __forceinline__ float softmax_offset(int half) const { return softmax_offset_[half]; }
-  // The rows' softmax_offsets behind the next tile are these.
-  __device__ __forceinline__ Moves rescale_to(const float (&softmax_offsets)[2]) {
-    Moves moves;
+  // Sets the softmax offsets after the next tile. Returns the factors for the outputs of earlier tiles.
+  __device__ __forceinline__ Rescale update_offsets(const float (&softmax_offsets)[2]) {
+    Rescale rescale;
     bool mine = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      moves.factor[half] = factor_between(softmax_offset_[half], softmax_offsets[half]);
+      rescale.factor[half] = factor_between(softmax_offset_[half], softmax_offsets[half]);
       mine = mine || offset_moves(softmax_offset_[half], softmax_offsets[half]);
       softmax_offset_[half] = softmax_offsets[half];
     }
-    moves.any = !all_of_warp(!mine);
-    return moves;
+    rescale.any = !all_of_warp(!mine);
+    return rescale;
   }
-  __device__ __forceinline__ void scale(const Moves& moves) {
-    if (!moves.any) return;
+  __device__ __forceinline__ void scale(const Rescale& rescale) {
+    if (!rescale.any) return;
 #pragma unroll
     for (int n = 0; n < kColumns / 8; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) o_[n][i] = __fmul_rn(o_[n][i], moves.factor[i / 2]);
+      for (int i = 0; i < 4; ++i) o_[n][i] = __fmul_rn(o_[n][i], rescale.factor[i / 2]);
     }
   }
 
-  // Issues O += P V of a tile. `first`: of the work_tile.
+  // Issues O += P V of a tile. `first`: of the work tile.
   __device__ __forceinline__ void multiply(std::uint32_t probabilities, std::uint32_t values, bool first) {
     const std::uint32_t p = of_warp(descriptor_low(probabilities));
     const std::uint32_t v = of_warp(descriptor_low(values, kPanelBytes));
@@ -76,8 +76,8 @@ class OutputColumns {
     pin(o_);
   }
 
-  // AttentionState of a tile behind the sequence's last key are somebody else's, or were fetched for another tile:
-  // their probabilities are 0, but 0 · ∞ would be NaN. By all of the warpgroup, when nobody else reads these columns.
+  // Rows of a tile after the sequence's last key hold other data, or are left from an earlier tile. Their probabilities
+  // are 0, but 0 · ∞ is NaN, so they are cleared. By the whole warpgroup, when no other warp reads these columns.
   __device__ __forceinline__ void clear_tail(std::uint32_t values, int keys) const {
     constexpr int kChunks = kColumns / 8;
 #pragma unroll 1
@@ -91,9 +91,9 @@ class OutputColumns {
     named_sync(kOutputBarrier, kWarpgroup);
   }
 
-  // `sum`: l of this thread's rows. `folded`: the work_tile has tiles.
+  // `sum`: l of this thread's rows. `has_tiles`: the work tile is not empty.
   __device__ __forceinline__ void store_rows(const DecodeParams& params, const DecodeWorkTile& work_tile,
-                                             int first_column, const float (&sum)[2], bool folded) const {
+                                             int first_column, const float (&sum)[2], bool has_tiles) const {
     const int lane = thread_of_cta() % 4;
     const bool is_leader = first_column == 0 && lane == 0;
     const int rows = rows_of(params, work_tile);
@@ -103,7 +103,8 @@ class OutputColumns {
       const bool present = slot < rows;
       const DecodeCoord coord = coord_of(params, work_tile, present ? slot : rows - 1);
       if (!finishes(params, work_tile)) {
-        if (!folded || !present) continue;  // another work_tile has the row, or the merge finds that none has
+        // else another work tile finishes the row, or the merge launch finds that none does
+        if (!has_tiles || !present) continue;
         auto* const outputs = reinterpret_cast<float4*>(partial_of(params, work_tile, coord) + first_column);
 #pragma unroll
         for (int n = 0; n < kColumns / 16; ++n) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The boxes of a tile that a warp fetches: runs of rows that lie in one page each. Lane i has looked up the i-th of
-// them, and one lane has the copy engine issue_loads them all. If each lane brought its own, its instructions would
-// wait for those of the lanes before it, as all of a warp's lanes give what they ask for in the same registers.
+// TMA boxes of a key tile: each is a run of rows within one page. Lane i looks up box i, and one lane issues all loads.
+// If each lane issued its own, the instructions of the lanes would serialize, as TMA operands are in uniform registers.
 #pragma once
 
 #include "kernels/sm90/decode/page_boxes.cuh"
@@ -11,7 +10,7 @@
 
 namespace ringattn::sm90 {
 
-// This lane's box of a tile of the work_tile's, of those of `boxes` lanes, which begin at the tile's row `first_row`.
+// This lane's box of the tile, among the `boxes` boxes that start at the tile's row `first_row`. row = -1: no keys.
 __device__ __forceinline__ PageBox box_of_lane(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile,
                                                int first_row, int boxes) {
   const int lane = thread_of_cta() % 32;
@@ -22,13 +21,13 @@ __device__ __forceinline__ PageBox box_of_lane(const DecodeParams& p, const Deco
   return {__ldcg(p.pages + work_tile.sequence * p.table_stride + (here >> p.page_log)), here & ((1 << p.page_log) - 1)};
 }
 
-// How many rows the boxes of a tile issue_loads. `left`: keys of the sequence from the tile's first one on.
+// Rows of a tile that its boxes load. `left`: keys of the sequence from the tile's first key on.
 __device__ __forceinline__ int box_rows_of(const DecodeParams& p, int left) {
   const int keys = left < kMlaKeyTile ? left : kMlaKeyTile;
-  return (keys + p.box_rows - 1) & -p.box_rows;  // boxes have a power of two
+  return (keys + p.box_rows - 1) & -p.box_rows;  // box_rows is a power of two
 }
 
-// Calls visit(i, box) by one lane for the warp's first `count` boxes, up to the first one without keys.
+// Calls visit(i, box) from one lane for each of the warp's first `count` boxes, up to the first box without keys.
 template <class Visit>
 __device__ __forceinline__ void for_boxes(const PageBox& of_lane, int count, Visit visit) {
 #pragma unroll 1

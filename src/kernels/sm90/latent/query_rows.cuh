@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A work_tile's 64 query rows in the registers of the warpgroup that scores, and what it does with them and with what
-// comes of them, whoever it shares the work_tile with.
+// The 64 query rows of a work tile in the registers of the scoring warpgroup, Q Kᵀ, masking, and stores of
+// probabilities. Used by CTA pairs and CTA groups.
 #pragma once
 
 #include <type_traits>
@@ -16,15 +16,15 @@ namespace ringattn::sm90 {
 using MlaScores = float[kMlaKeyTile / 8][4];
 using MlaProbabilities = std::uint32_t[kMlaKeyTile / 16][4];
 
-// Fragments of the first product.
+// A fragments of S = Q Kᵀ.
 template <class C>
 class QueryRows {
  public:
   static constexpr int kSteps = kLatentDim / 16;
 
-  // AttentionState that are not there are zeros. asked(): once they are on their way.
-  template <class Asked>
-  __device__ __forceinline__ void load(const DecodeParams& params, const DecodeWorkTile& work_tile, Asked asked) {
+  // Loads the queries. Missing rows are zeros. Calls asked() once the loads are issued.
+  template <class Issued>
+  __device__ __forceinline__ void load(const DecodeParams& params, const DecodeWorkTile& work_tile, Issued issued) {
     const cuda::AttentionParams& p = params.attention;
     const auto* const q = static_cast<const std::uint16_t*>(p.q.data);
     const int rows = rows_of(params, work_tile);
@@ -41,7 +41,7 @@ class QueryRows {
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p.q.token_stride | p.q.head_stride))) &
          15U) == 0;
     const int lane = thread_of_cta() % 4;
-    uint4 chunk[kSteps / 2][2];  // of 32 columns each
+    uint4 chunk[kSteps / 2][2];  // 32 columns per quad
     const auto load = [&](auto is_aligned) {
 #pragma unroll
       for (int i = 0; i < kSteps / 2; ++i) {
@@ -57,7 +57,7 @@ class QueryRows {
     } else {
       load(std::false_type());
     }
-    asked();
+    issued();
 #pragma unroll
     for (int i = 0; i < kSteps / 2; ++i) {
 #pragma unroll
@@ -71,7 +71,7 @@ class QueryRows {
     }
   }
 
-  // Issues the products of steps [kBegin, kEnd) of 16 columns. `panels`: of the keys, from kBegin's on.
+  // Issues k steps [kBegin, kEnd) of 16 columns. `panels`: panels of the keys, from that of kBegin on.
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void multiply(MlaScores& s, std::uint32_t panels) const {
     constexpr int kPanelSteps = kPanelColumns / 16;
@@ -89,11 +89,11 @@ class QueryRows {
   std::uint32_t q_[kSteps][4];
 };
 
-// Scales scores first where the step says so, and masks those of a tile with this number in its sequence where
-// `special`: not all rows see all of it.
+// Scales scores if the spec scales them before masking. `special`: not all rows see all keys of the tile, so it is
+// masked. `number`: the tile's index in its sequence.
 template <class C>
-__device__ __forceinline__ void see_scores(const cuda::AttentionParams& p, MlaScores& s, const ThreadRows& slots,
-                                           int number, bool special) {
+__device__ __forceinline__ void scale_and_mask(const cuda::AttentionParams& p, MlaScores& s, const ThreadRows& slots,
+                                               int number, bool special) {
   if (p.softmax.scaled_first) scale_scores(p, s);
   if (!special) return;
 #pragma unroll
@@ -102,8 +102,8 @@ __device__ __forceinline__ void see_scores(const cuda::AttentionParams& p, MlaSc
   }
 }
 
-// A warp's rows of a tile's probabilities, as the second product reads them. Four matrices of 8 rows and 8 keys at a
-// time: lanes give the addresses of their rows.
+// Stores a warp's rows of a tile's probabilities as the A operand of P V. stmatrix stores four 8x8 matrices at a time,
+// and each lane gives the address of one row.
 __device__ __forceinline__ void store_probabilities(std::uint32_t to, const MlaProbabilities& probability) {
   const int lane = thread_of_cta() % 32;
   const int row = thread_of_warpgroup() / 32 * 16 + lane % 16;

@@ -30,9 +30,10 @@ class Sm90Mla final : public DecodeKernel {
   int key_tile() const override { return kMlaKeyTile; }
   int tiles_per_kv_split() const override { return row_.tiles_per_kv_split; }
 
-  // Records of all splits, where sequences may have several: a second launch merges them, or finds them merged.
+  // Partials of all KV splits, if a sequence may have more than one. A merge launch reads them, or finds all rows
+  // finished.
   std::size_t scratch_bytes(const DecodeLimits& limits) const override {
-    const std::int64_t splits = splits_of(limits);
+    const std::int64_t splits = max_kv_splits(limits);
     if (splits <= 1) return 0;
     const std::int64_t rows = std::min<std::int64_t>(limits.sequences, kMaxMlaSequences) * limits.rows;
     return static_cast<std::size_t>(rows * splits * spec_.attention.heads * partial_floats()) * sizeof(float) +
@@ -45,16 +46,16 @@ class Sm90Mla final : public DecodeKernel {
     check(limits, 1);
     const DeviceGuard guard(device_);
     limits_ = limits;
-    groups_ = splits_of(limits);
+    kv_splits_ = max_kv_splits(limits);
     const std::size_t bytes = scratch_bytes(limits);
     scratch_ = allocate_device(bytes, device_);
     whole_ = bytes == 0 ? nullptr : reinterpret_cast<std::int32_t*>(scratch_.data() + bytes) - 1;
     prepare_merge(spec_.attention.dtype);
     with_launcher([&](const auto& launcher) {
       launcher.prepare();
-      alone_ = launcher.clusters_at_a_time(1);
-      clusters_ = launcher.clusters_at_a_time(2);
-      for (Form& form : cta_group_forms_) form.at_a_time = launcher.cta_groups_at_a_time(form.ctas);
+      max_ctas_ = launcher.max_active_clusters(1);
+      max_clusters_ = launcher.max_active_clusters(2);
+      for (ClusterShape& shape : cta_group_shapes_) shape.max_active = launcher.max_active_cta_groups(shape.ctas);
     });
   }
 
@@ -73,25 +74,27 @@ class Sm90Mla final : public DecodeKernel {
   }
 
  private:
-  // One launch: at row_max kMaxMlaSequences sequences.
+  // One launch, for at most kMaxMlaSequences sequences.
   void enqueue_launch(const DecodeStep& step, Stream stream) const {
     DecodeParams p{};
     set_step(spec_.attention, step, kQueryTile, p);
     p.split_tiles_log = std::countr_zero(static_cast<unsigned>(row_.tiles_per_kv_split));
-    const std::int64_t work_tiles = std::int64_t{p.sequences} * p.attention.kv_heads * p.blocks * groups_;
-    const bool merges = groups_ > 1 && step.partials.data == nullptr;
+    const std::int64_t work_tiles = std::int64_t{p.sequences} * p.attention.kv_heads * p.blocks * kv_splits_;
+    const bool merges = kv_splits_ > 1 && step.partials.data == nullptr;
     p.slices = 1;
-    const Form form = form_of(work_tiles, p.blocks % 2 == 0);
+    const ClusterShape shape = choose_shape(work_tiles, p.blocks % 2 == 0);
     if (merges) {
       p.partials = reinterpret_cast<float*>(scratch_.data());
-      p.partial_splits = groups_;
-      if (form.ctas == form.blocks) p.whole = whole_;
+      p.partial_splits = kv_splits_;
+      if (shape.ctas == shape.blocks) p.whole = whole_;
     }
-    const auto at_a_time = static_cast<int>(std::min(work_tiles / form.blocks, form.at_a_time));
+    const auto max_active = static_cast<int>(std::min(work_tiles / shape.blocks, shape.max_active));
     const auto launch = [&](const auto& launcher, const auto& params) {
-      (form.ctas > form.blocks ? launcher.launch_cta_groups : launcher.launch)(params, form.ctas, at_a_time, stream);
+      (shape.ctas > shape.blocks ? launcher.launch_cta_groups : launcher.launch)(params, shape.ctas, max_active,
+                                                                                 stream);
     };
-    const int box_rows = kMlaKeyTile / form.blocks;  // a box or more for each CTA that needs it
+    // at least one TMA box for each CTA that loads a part of the tile
+    const int box_rows = kMlaKeyTile / shape.blocks;
     if (spec_.format.is_plain()) {
       set_pages(step, kMlaKeyTile, box_rows, p);
       p.k = map_pages(mapped_pages(row_.name, step.k), spec_.attention.dtype, p.box_rows, kPanelColumns);
@@ -114,11 +117,11 @@ class Sm90Mla final : public DecodeKernel {
     }
   }
 
-  // Where fp8, scales and rotary keys of rows of 8 bits lie.
+  // Describes where the fp8 values, the scales and the rotary keys of the FP8 latent cache are.
   MlaFp8Params fp8_params(const CompressedCache& cache, const DecodeParams& step) const {
     MlaFp8Params p{step, {}};
     const PagedStream& scales = cache.streams[1];
-    // The copy engine counts 16 bits: two fp8, or an element.
+    // The tensor map has 16-bit elements: two fp8 values, or one element of a rotary key.
     const auto map = [&](const PagedStream& stream, std::int64_t columns) {
       const CacheView view{stream.data,
                            Dtype::kBf16,
@@ -142,50 +145,50 @@ class Sm90Mla final : public DecodeKernel {
     return p;
   }
 
-  // Merges a step's splits, which lie in the scratch memory.
+  // Merges the KV splits of a step. Their partials are in the scratch memory.
   void finish(const DecodeStep& step, const DecodeParams& launched, Stream stream) const {
     const float* const partials = launched.partials;
     merge_partitions(row_.name, spec_.attention, kv_split_keys(),
                      {.partitions = {&partials, 1},
-                      .kv_splits = groups_,
+                      .kv_splits = kv_splits_,
                       .rows = step.rows,
                       .lengths = step.lengths,
                       .output = step.output},
                      stream, launched.whole);
   }
 
-  // Of a sequence, at row_max.
-  std::int64_t splits_of(const DecodeLimits& limits) const {
+  // Max. KV splits per sequence.
+  std::int64_t max_kv_splits(const DecodeLimits& limits) const {
     return std::max<std::int64_t>(1, splits_per_partition(limits.keys, 1, kv_split_keys()));
   }
-  // Clusters of so many CTAs, which fold so many blocks of rows, and how many the device holds at a time.
-  struct Form {
+  // A cluster size: `ctas` CTAs process `blocks` row blocks. `max_active` clusters fit on the device at once.
+  struct ClusterShape {
     int ctas, blocks;
-    std::int64_t at_a_time;
+    std::int64_t max_active;
   };
-  // The more CTAs share a work_tile, the less time it takes, but no less than their share of it: so as many do as can
-  // take all work_tiles at once. Of many work_tiles, those of two blocks of rows share what they read; so do cta_groups
-  // of three, which only pay where they do. `even`: blocks of rows. All forms have the same bits.
-  Form form_of(std::int64_t work_tiles, bool even) const {
+  // Chooses the largest CTA groups that can process all work tiles in one wave: more CTAs per work tile take less time,
+  // but less than proportionally. With many work tiles, two row blocks share their tile loads. Groups of three are used
+  // only in that case, where they are faster. `even`: the number of row blocks is even. All shapes give the same bits.
+  ClusterShape choose_shape(std::int64_t work_tiles, bool even) const {
     const int slices = limits_.slices;
-    for (const Form& form : cta_group_forms_) {
-      if (form.at_a_time == 0 || (form.blocks == 2 && !even)) continue;
-      const bool pays = form.blocks == 2 ? work_tiles > kMaxCtaGroupWorkTiles : form.ctas != 3;
-      if (slices == 0 ? pays && work_tiles <= form.blocks * form.at_a_time : form.ctas <= slices) return form;
+    for (const ClusterShape& shape : cta_group_shapes_) {
+      if (shape.max_active == 0 || (shape.blocks == 2 && !even)) continue;
+      const bool pays = shape.blocks == 2 ? work_tiles > kMaxCtaGroupWorkTiles : shape.ctas != 3;
+      if (slices == 0 ? pays && work_tiles <= shape.blocks * shape.max_active : shape.ctas <= slices) return shape;
     }
-    return even && clusters_ > 0 ? Form{2, 2, clusters_} : Form{1, 1, alone_};
+    return even && max_clusters_ > 0 ? ClusterShape{2, 2, max_clusters_} : ClusterShape{1, 1, max_ctas_};
   }
 
   DecodeSpec spec_;
   int device_;
   MlaVariant row_;
   DecodeLimits limits_;
-  std::int64_t groups_ = 0;  // of a sequence, at row_max
-  // That the device holds at a time: CTAs by themselves, and clusters of two that have a block of rows each. A part of
-  // a device may hold no cluster.
-  int alone_ = 0;
-  int clusters_ = 0;
-  std::array<Form, 5> cta_group_forms_ = {{{8, 2, 0}, {6, 2, 0}, {4, 1, 0}, {3, 1, 0}, {2, 1, 0}}};
+  std::int64_t kv_splits_ = 0;  // max. per sequence
+  // Max. co-resident single CTAs, and clusters of two CTAs with one row block each. A MIG slice may be too small for a
+  // cluster.
+  int max_ctas_ = 0;
+  int max_clusters_ = 0;
+  std::array<ClusterShape, 5> cta_group_shapes_ = {{{8, 2, 0}, {6, 2, 0}, {4, 1, 0}, {3, 1, 0}, {2, 1, 0}}};
   Buffer scratch_;
   std::int32_t* whole_ = nullptr;  // DecodeParams::whole, in the scratch memory
 };

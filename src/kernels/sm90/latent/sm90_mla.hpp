@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel rows `sm90_mla` and `sm90_mla_split1k`: decoding in the absorbed form of latent attention.
+// The decode kernels `sm90_mla` and `sm90_mla_split1k`: absorbed MLA on Hopper. Created by the kernel registry.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace ringattn::sm90 {
 
-// `backend` is a CudaBackend and outlives the kernel; mla_missing() says which specs it can do.
+// `backend` must be a CudaBackend and must outlive the kernel. mla_missing() says which specs are supported.
 std::unique_ptr<DecodeKernel> make_mla_decode(const DecodeSpec& spec, Backend& backend, const MlaVariant& row);
 
 }  // namespace ringattn::sm90

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// When a row's softmax_offset moves while latents are folded: as soon as a score lies more than kFarAbove above it.
+// When the softmax offset of a row moves in MLA decode: as soon as a score exceeds it by more than
+// kMlaRescaleThreshold.
 #pragma once
 
 #include "kernels/cuda/attention_params.hpp"
@@ -9,10 +10,11 @@
 
 namespace ringattn::sm90 {
 
-// The greatest S · c of a thread's two rows in a tile. Both rows at once, as each waits for its neighbours' shares.
+// Max. of S · c over a thread's two rows in a tile. Both rows are reduced together to overlap the quad shuffles'
+// latency.
 template <int kBlocks>
-__device__ __forceinline__ void greatest_scores(const cuda::AttentionParams& p, const float (&s)[kBlocks][4],
-                                                float (&row_max)[2]) {
+__device__ __forceinline__ void max_scores(const cuda::AttentionParams& p, const float (&s)[kBlocks][4],
+                                           float (&row_max)[2]) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     row_max[half] = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
@@ -23,17 +25,17 @@ __device__ __forceinline__ void greatest_scores(const cuda::AttentionParams& p, 
   for (int half = 0; half < 2; ++half) row_max[half] = __fmul_rn(over_quad(row_max[half]), p.softmax.exponent_base2);
 }
 
-// A row's softmax_offset behind a tile, from the one before it; −∞: the row has seen nothing. Without branches.
+// The softmax offset after a tile, from the one before it. −∞: no key was visible so far. Branch-free.
 __device__ __forceinline__ float offset_after(float old, float row_max) {
   const int unset = static_cast<int>(old == -INFINITY);
-  const int some = static_cast<int>(row_max > -INFINITY);
-  const int far = static_cast<int>(__fsub_rn(row_max, old) > kFarAbove);
-  return ((unset & some) | (~unset & far)) != 0 ? row_max : old;
+  const int any = static_cast<int>(row_max > -INFINITY);
+  const int exceeds = static_cast<int>(__fsub_rn(row_max, old) > kMlaRescaleThreshold);
+  return ((unset & any) | (~unset & exceeds)) != 0 ? row_max : old;
 }
 
-// Whether a row that has seen something has another softmax_offset now, and so what it has is to be scaled.
+// True if a row that has seen a key gets a new offset, so that its sum and outputs must be rescaled.
 __device__ __forceinline__ bool offset_moves(float old, float now) { return old != -INFINITY && now != old; }
-// What of a row is to be scaled by.
+// Factor by which a row's sum and outputs are rescaled.
 __device__ __forceinline__ float factor_between(float old, float now) {
   return offset_moves(old, now) ? cuda::exp2_approx(__fsub_rn(old, now)) : 1.0F;
 }

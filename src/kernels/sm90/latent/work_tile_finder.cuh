@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finds a step's work_tiles by one warp and without a table (decode/work_tiles.cuh): a lane counts the work_tiles of
-// some sequences that rescale_to each other.
+// Finds the work tiles of a step by one warp and without a table in shared memory (decode/work_tiles.cuh). Each lane
+// counts the work tiles of consecutive sequences.
 #pragma once
 
 #include "kernels/sm90/decode/work_tiles.cuh"
@@ -14,7 +14,7 @@ class WorkTileFinder {
   __device__ __forceinline__ explicit WorkTileFinder(const DecodeParams& p)
       : p_(p), lane_(thread_of_cta() % 32), each_((p.sequences + 31) / 32) {}
 
-  // Returns how many work_tiles there are.
+  // Returns the number of work tiles.
   __device__ __forceinline__ int count() {
     int own = 0;
 #pragma unroll 1
@@ -24,7 +24,8 @@ class WorkTileFinder {
     return __shfl_sync(0xffffffffU, before_ + own, 31);
   }
   __device__ __forceinline__ DecodeWorkTile find(int number) const {
-    // The last lane with no more work_tiles before it, and of its sequences, of which each lane takes one, the same.
+    // Finds the last lane with at most `number` work tiles before it. Then the lanes split its sequences and search
+    // again.
     const int lane = __popc(__ballot_sync(0xffffffffU, before_ <= number)) - 1;
     const int sequences_before = __shfl_sync(0xffffffffU, before_, lane);
     static_assert(kMaxMlaSequences <= 32 * 32);
@@ -40,7 +41,7 @@ class WorkTileFinder {
     if (sequence >= p_.sequences) return 0;
     return sequence_of<C>(p_, sequence).splits * p_.attention.kv_heads * p_.blocks;
   }
-  // What the lanes before this one have.
+  // Exclusive prefix sum over the lanes.
   __device__ __forceinline__ int before(int own) const {
     int sum = own;
 #pragma unroll
@@ -53,9 +54,9 @@ class WorkTileFinder {
 
   const DecodeParams& p_;
   const int lane_;
-  const int each_;  // sequences of a lane
-  int own_ = 0;     // their work_tiles
-  int before_ = 0;  // work_tiles before them
+  const int each_;  // sequences per lane
+  int own_ = 0;     // work tiles of the lane's sequences
+  int before_ = 0;  // work tiles of earlier lanes
 };
 
 }  // namespace ringattn::sm90
