@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of heads with their matrices through wgmma. Each CTA makes tiles of out, one after the other: its last warp
-// (or, where the copy engine can't read the views, its last four) brings panels of 64 numbers of the sum into stages,
-// and its warpgroups multiply them, 64 rows × 128 columns a block. The fetching warp is stages ahead, also into the
-// next tile while this one is written.
+// Batched GEMM with wgmma. CTAs are persistent and warp-specialized. The last warp is the producer: it loads K panels
+// of 64 into pipeline stages by TMA. If TMA cannot read the operands, the last four warps copy them. The consumer
+// warpgroups issue MMAs of 64 rows × 128 columns. The producer runs ahead into the next tile during the epilogue.
 #pragma once
 
 #include <cstdint>
@@ -20,24 +19,23 @@ template <class Element_, GemmConfig kConfig, bool kTransposed_>
 struct GemmKernel {
   using Element = Element_;
   static constexpr int kRows = kConfig.rows();
-  static constexpr int kBlocks = kConfig.blocks;
+  static constexpr int kRowBlocks = kConfig.row_blocks;
   static constexpr int kWarpgroups = kConfig.warpgroups;
   static constexpr int kConsumers = kWarpgroup * kConfig.warpgroups;  // threads
-  static constexpr int kFetchWarps = kConfig.fetch_warps;
+  static constexpr int kProducerWarps = kConfig.producer_warps;
   static constexpr int kThreads = kConfig.threads();
   static constexpr int kCtas = kConfig.ctas;
   static constexpr int kStages = kConfig.stages;
   static constexpr int kStageBytes = kConfig.stage_bytes();
-  static constexpr int kRowsBytes = kRows * cuda::kPanelRowBytes;  // of a stage; its weights follow
+  static constexpr int kRowsBytes = kRows * cuda::kPanelRowBytes;  // per stage; its weights follow
   static constexpr int kSharedBytes = kConfig.shared_bytes();
   static constexpr bool kTransposed = kTransposed_;
 };
 
-// The stages in shared memory, and their barriers: a full one ends when a stage's panels are there, an empty one when
-// every warp that multiplies is done with them.
+// Pipeline stages in shared memory and their barriers: full (operands landed) and empty (all consumer warps released).
 template <class C>
 struct GemmStages {
-  std::uint32_t base;  // at a multiple of 1,024, as the 128-byte swizzle needs
+  std::uint32_t base;  // aligned to 1,024 bytes, as the 128-byte swizzle requires
 
   __device__ __forceinline__ std::uint32_t rows(std::uint32_t stage) const { return base + stage * C::kStageBytes; }
   __device__ __forceinline__ std::uint32_t weights(std::uint32_t stage) const { return rows(stage) + C::kRowsBytes; }
@@ -47,7 +45,7 @@ struct GemmStages {
   __device__ __forceinline__ std::uint32_t empty(std::uint32_t stage) const { return full(stage + C::kStages); }
 };
 
-// Calls visit(tile) for the tiles of this CTA, in an order that its warps share.
+// Calls visit(tile) for the output tiles of this CTA, in the same order in all warps.
 template <class C, class Visit>
 __device__ __forceinline__ void for_each_tile(const cuda::GemmParams& p, Visit visit) {
   const auto columns = static_cast<std::uint32_t>((p.dim_n + cuda::kGemmTileN - 1) / cuda::kGemmTileN);
@@ -62,9 +60,9 @@ __device__ __forceinline__ int gemm_panels(const cuda::GemmParams& p) {
   return (p.dim_k + cuda::kGemmTileK - 1) / cuda::kGemmTileK;
 }
 
-// One thread has the copy engine fetch. What lies outside of the tensors arrives as zeros, and counts as bytes.
+// Producer by TMA, one thread. Elements outside of the tensors are zero-filled, and count for the barrier's byte count.
 template <class C>
-__device__ __forceinline__ void fetch_panels(const HopperGemm& params, const GemmStages<C>& stages) {
+__device__ __forceinline__ void load_panels(const HopperGemm& params, const GemmStages<C>& stages) {
   const cuda::GemmParams& p = params.gemm;
   const int panels = gemm_panels(p);
   PackedPipelineState<C::kStages> ring;
@@ -89,7 +87,7 @@ __device__ __forceinline__ void fetch_panels(const HopperGemm& params, const Gem
   });
 }
 
-// The same by threads: the same bytes in the same places.
+// Producer by copies of threads. Fills stages as TMA would.
 template <class C>
 __device__ __forceinline__ void copy_panels(const cuda::GemmParams& p, const GemmStages<C>& stages) {
   const int thread = static_cast<int>(threadIdx.x) - C::kConsumers;
@@ -99,7 +97,7 @@ __device__ __forceinline__ void copy_panels(const cuda::GemmParams& p, const Gem
     for (int panel = 0; panel < panels; ++panel, ring.advance()) {
       const std::uint32_t stage = ring.stage();
       barrier_wait(stages.empty(stage), ring.parity() ^ 1U);
-      cuda::copy_operands<C::kRows, C::kTransposed, 32 * C::kFetchWarps>(
+      cuda::copy_operands<C::kRows, C::kTransposed, 32 * C::kProducerWarps>(
           p, tile, panel * cuda::kGemmTileK, stages.rows(stage), stages.weights(stage), thread);
       cuda::copy_commit();
       cuda::copy_wait<0>();
@@ -110,24 +108,24 @@ __device__ __forceinline__ void copy_panels(const cuda::GemmParams& p, const Gem
   });
 }
 
-// A warpgroup's sums of one panel: sums[b] ← those of its b-th block of 64 rows.
+// Issues the MMAs of one K panel: sums[b] += rows · weightsᵀ for the warpgroup's b-th block of 64 rows.
 template <class C>
-__device__ __forceinline__ void multiply_panel(float (&sums)[C::kBlocks][16][4], std::uint32_t rows,
+__device__ __forceinline__ void multiply_panel(float (&sums)[C::kRowBlocks][16][4], std::uint32_t rows,
                                                std::uint32_t weights, bool first) {
-  // All lanes have the same numbers; told so, the compiler works descriptors out once a warp, in uniform registers.
+  // Broadcasts a warp-uniform value, so that the compiler computes descriptors in uniform registers.
   const auto of_warp = [](std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); };
   const std::uint32_t a = of_warp(descriptor_low(rows));
   const std::uint32_t b =
       of_warp(C::kTransposed ? descriptor_low(weights, cuda::panel_bytes(cuda::kGemmTileK)) : descriptor_low(weights));
 #pragma unroll
-  for (int block = 0; block < C::kBlocks; ++block) pin(sums[block]);
+  for (int block = 0; block < C::kRowBlocks; ++block) pin(sums[block]);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < cuda::kGemmTileK / 16; ++step) {
-    // 16 numbers on: 32 bytes along the rows; transposed, 16 rows.
+    // The next 16 of K: 32 bytes further in each row; with transposed weights, 16 rows further.
     const auto b_step = static_cast<std::uint32_t>(step * (C::kTransposed ? 16 * cuda::kPanelRowBytes : 32) >> 4);
 #pragma unroll
-    for (int block = 0; block < C::kBlocks; ++block) {
+    for (int block = 0; block < C::kRowBlocks; ++block) {
       const auto a_step = static_cast<std::uint32_t>((block * 64 * cuda::kPanelRowBytes + step * 32) >> 4);
       GemmWgmma<typename C::Element, C::kTransposed>::multiply(sums[block], descriptor(a + a_step),
                                                                descriptor(b + b_step), step > 0 || !first);
@@ -139,15 +137,15 @@ __device__ __forceinline__ void multiply_panel(float (&sums)[C::kBlocks][16][4],
 template <class C>
 __device__ __forceinline__ void multiply_tiles(const cuda::GemmParams& p, const GemmStages<C>& stages) {
   const int panels = gemm_panels(p);
-  const int first_row = thread_of_cta() / kWarpgroup * C::kBlocks * 64;  // of the warpgroup in a tile
+  const int first_row = thread_of_cta() / kWarpgroup * C::kRowBlocks * 64;  // of this warpgroup in the tile
   PackedPipelineState<C::kStages> ring;
   const auto release_stage = [&](std::uint32_t stage) {
     __syncwarp();
     if (thread_of_cta() % 32 == 0) barrier_arrive(stages.empty(stage));
   };
   for_each_tile<C>(p, [&](const cuda::GemmTile& tile) {
-    float sums[C::kBlocks][16][4];
-    std::uint32_t before = 0;  // the stage of the panel before this one
+    float sums[C::kRowBlocks][16][4];
+    std::uint32_t previous = 0;  // the stage of the previous panel
     for (int panel = 0; panel < panels; ++panel, ring.advance()) {
       const std::uint32_t stage = ring.stage();
       barrier_wait(stages.full(stage), ring.parity());
@@ -155,14 +153,14 @@ __device__ __forceinline__ void multiply_tiles(const cuda::GemmParams& p, const 
                         stages.weights(stage), panel == 0);
       if (panel > 0) {
         wgmma_wait<1>();
-        release_stage(before);
+        release_stage(previous);
       }
-      before = stage;
+      previous = stage;
     }
     wgmma_wait<0>();
-    release_stage(before);
+    release_stage(previous);
 #pragma unroll
-    for (int block = 0; block < C::kBlocks; ++block) {
+    for (int block = 0; block < C::kRowBlocks; ++block) {
       pin(sums[block]);
       cuda::store_sums<typename C::Element>(p, tile.head, tile.row + first_row + block * 64 + tile_row_of_thread(),
                                             tile.column, sums[block]);
@@ -176,7 +174,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) gemm_kernel(const __gri
   const GemmStages<C> stages{(cuda::shared_address(shared) + 1023U) & ~1023U};
   if (threadIdx.x == 0) {
     for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
-      barrier_init(stages.full(stage), C::kFetchWarps);
+      barrier_init(stages.full(stage), C::kProducerWarps);
       barrier_init(stages.empty(stage), C::kConsumers / 32);
     }
     barrier_init_fence();
@@ -184,10 +182,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) gemm_kernel(const __gri
   __syncthreads();
   if (static_cast<int>(threadIdx.x) < C::kConsumers) {
     multiply_tiles<C>(params.gemm, stages);
-  } else if constexpr (C::kFetchWarps > 1) {
+  } else if constexpr (C::kProducerWarps > 1) {
     copy_panels<C>(params.gemm, stages);
   } else {
-    if (threadIdx.x % 32 == 0) fetch_panels<C>(params, stages);
+    if (threadIdx.x % 32 == 0) load_panels<C>(params, stages);
   }
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm90_gemm (gemm_*.cu), their tiles, and what a launch is given.
+// Tile configurations and kernel parameters of sm90_gemm. The kernels are compiled in gemm_*.cu and launched by
+// cuda/cuda_gemm.hpp.
 #pragma once
 
 #include <cuda.h>
@@ -10,39 +11,40 @@
 namespace ringattn::sm90 {
 
 struct GemmConfig {
-  int warpgroups = 0;  // that multiply
-  int blocks = 0;      // of 64 rows that each of them has of a tile
+  int warpgroups = 0;  // consumer warpgroups
+  int row_blocks = 0;  // row blocks of 64 per warpgroup and tile
   int stages = 0;
-  int ctas = 0;         // of a multiprocessor
-  int fetch_warps = 1;  // 1: the copy engine fetches; else so many warps copy
+  int ctas = 0;            // CTAs per SM
+  int producer_warps = 1;  // producer warps; 1: TMA, else the warps copy with cp.async
 
-  constexpr int rows() const { return 64 * warpgroups * blocks; }  // of a tile
-  constexpr int threads() const { return 128 * warpgroups + 32 * fetch_warps; }
+  constexpr int rows() const { return 64 * warpgroups * row_blocks; }  // M of a tile
+  constexpr int threads() const { return 128 * warpgroups + 32 * producer_warps; }
   constexpr int stage_bytes() const { return (rows() + cuda::kGemmTileN) * cuda::kPanelRowBytes; }
-  // Stages begin at a multiple of 1,024 bytes; behind them are two barriers each.
+  // Stages are aligned to 1,024 bytes. Two mbarriers per stage follow them.
   constexpr int shared_bytes() const { return 1024 + stages * (stage_bytes() + 16); }
 };
 
-inline constexpr GemmConfig kFewRowsConfig{1, 1, 4, 2};       // up to 64 rows
-inline constexpr GemmConfig kSomeRowsConfig{2, 1, 3, 2};      // more; where memory is waited for, two CTAs hide more
-inline constexpr GemmConfig kManyRowsConfig{2, 2, 4, 1};      // many: a tile's weights are read for twice the rows
-inline constexpr GemmConfig kUnalignedConfig{2, 1, 6, 1, 4};  // any number; views that threads read
-// A CTA gets 227 KiB of a multiprocessor's 228, and each of its CTAs takes 1 KiB more than it asks for.
-static_assert(2 * (kFewRowsConfig.shared_bytes() + 1024) <= 228 * 1024);
-static_assert(2 * (kSomeRowsConfig.shared_bytes() + 1024) <= 228 * 1024);
-static_assert(kManyRowsConfig.shared_bytes() <= 227 * 1024);
+inline constexpr GemmConfig kSmallMConfig{1, 1, 4, 2};   // M up to 64
+inline constexpr GemmConfig kMediumMConfig{2, 1, 3, 2};  // larger M; two CTAs per SM hide memory latency
+// M from 1,024 on: each tile of weights is loaded for twice the rows.
+inline constexpr GemmConfig kLargeMConfig{2, 2, 4, 1};
+inline constexpr GemmConfig kUnalignedConfig{2, 1, 6, 1, 4};  // any M, for views that TMA cannot read
+// An SM has 228 KiB of shared memory. A CTA can have 227 KiB, and each CTA takes 1 KiB more than it requests.
+static_assert(2 * (kSmallMConfig.shared_bytes() + 1024) <= 228 * 1024);
+static_assert(2 * (kMediumMConfig.shared_bytes() + 1024) <= 228 * 1024);
+static_assert(kLargeMConfig.shared_bytes() <= 227 * 1024);
 static_assert(kUnalignedConfig.shared_bytes() <= 227 * 1024);
 
-// The configuration for a product whose rows and weights the copy engine reads.
+// The tile configuration of a GEMM whose operands TMA can read.
 const GemmConfig& choose_gemm(const cuda::GemmParams& p);
 
 struct HopperGemm {
   cuda::GemmParams gemm;
-  CUtensorMap rows;     // boxes of a tile's rows × a panel
-  CUtensorMap weights;  // of a tile's columns × a panel; transposed, of 64 rows × a panel
+  CUtensorMap rows;     // box [rows of a tile, 64 of K]
+  CUtensorMap weights;  // box [128 of N, 64 of K]; transposed: [64 of K, 64 of N]
 };
 
-// Whether the copy engine reads the rows and weights; and the tensor maps, where it does.
+// can_map_gemm: true if TMA can read both operands. map_gemm: makes their tensor maps.
 bool can_map_gemm(const cuda::GemmParams& p);
 HopperGemm map_gemm(const cuda::GemmParams& p, const GemmConfig& config);
 

@@ -12,7 +12,7 @@ namespace ringattn::sm90 {
 namespace {
 
 constexpr std::int64_t kElementBytes = 2;
-constexpr int kManyRows = 1024;  // where large tiles are worth it
+constexpr int kLargeM = 1024;  // M from which large tiles are faster
 
 std::string describe(const GemmConfig& config) {
   return fmt::format("tile {}x{}, {} warpgroup{}, {} stages, {:.1f} KiB", config.rows(), cuda::kGemmTileN,
@@ -20,8 +20,8 @@ std::string describe(const GemmConfig& config) {
                      static_cast<double>(config.shared_bytes()) / 1024.0);
 }
 
-// `count` rows of each head. One head's distance to the next, and one row's, have no meaning where there is one: the
-// copy engine wants a number, and gets one that it takes.
+// Describes [count, heads, columns] of an operand. The stride of a dimension of size 1 has no meaning, but a tensor map
+// needs a valid one.
 MappedTensor mapped(const cuda::GemmOperand<const char>& rows, std::int64_t count, std::int64_t columns) {
   MappedTensor tensor{
       rows.data, count, rows.heads, columns, rows.stride / kElementBytes, rows.head_stride / kElementBytes};
@@ -38,9 +38,9 @@ MappedTensor mapped_weights(const cuda::GemmParams& p) {
 }  // namespace
 
 const GemmConfig& choose_gemm(const cuda::GemmParams& p) {
-  if (p.row_count <= kFewRowsConfig.rows()) return kFewRowsConfig;
-  const bool fills_device = cuda::gemm_tiles(p, kManyRowsConfig.rows()) >= 2 * std::int64_t{p.multiprocessors};
-  return p.row_count >= kManyRows && fills_device ? kManyRowsConfig : kSomeRowsConfig;
+  if (p.row_count <= kSmallMConfig.rows()) return kSmallMConfig;
+  const bool fills_device = cuda::gemm_tiles(p, kLargeMConfig.rows()) >= 2 * std::int64_t{p.multiprocessors};
+  return p.row_count >= kLargeM && fills_device ? kLargeMConfig : kMediumMConfig;
 }
 
 bool can_map_gemm(const cuda::GemmParams& p) { return can_map(mapped_rows(p)) && can_map(mapped_weights(p)); }
@@ -52,9 +52,8 @@ HopperGemm map_gemm(const cuda::GemmParams& p, const GemmConfig& config) {
 }
 
 std::vector<std::string> gemm_configs() {
-  return {fmt::format("up to {} rows: {}", kFewRowsConfig.rows(), describe(kFewRowsConfig)),
-          fmt::format("more rows: {}", describe(kSomeRowsConfig)),
-          fmt::format("many rows: {}", describe(kManyRowsConfig)),
+  return {fmt::format("up to {} rows: {}", kSmallMConfig.rows(), describe(kSmallMConfig)),
+          fmt::format("more rows: {}", describe(kMediumMConfig)), fmt::format("many rows: {}", describe(kLargeMConfig)),
           fmt::format("views not aligned to 16 bytes: {}, copied by threads", describe(kUnalignedConfig))};
 }
 

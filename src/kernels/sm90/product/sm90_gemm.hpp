@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel row `sm90_gemm`: products of heads with their matrices by wgmma and TMA, H100 and H200. bf16 and fp16,
-// dims that are multiples of 8, matrices either way round. Views of any alignment: where rows or matrices don't lie at
-// multiples of 16 bytes, threads copy them, more slowly, and every bit of out is the same.
+// The batched GEMM kernel `sm90_gemm`, with wgmma and TMA, for H100 and H200. It multiplies the rows of each head by
+// that head's matrix. bf16 and fp16, dims that are multiples of 8, weights [N, K] or transposed. Views may have any
+// alignment: operands that are not aligned to 16 bytes are copied by threads, which is slower and gives the same bits.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@ namespace ringattn::sm90 {
 // See KernelRow::configs.
 std::vector<std::string> gemm_configs();
 
-// `backend` is a CudaBackend and outlives the kernel.
+// `backend` must be a CudaBackend and must outlive the kernel.
 std::unique_ptr<BatchedGemmKernel> make_gemm(const BatchedGemmSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm90
