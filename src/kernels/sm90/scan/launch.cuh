@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a task to the launches of sm90_ssd; the ssd_*.cu files instantiate it.
+// Launches of sm90_ssd for one state_dim. Instantiated by ssd_*.cu.
 #pragma once
 
 #include <algorithm>
@@ -10,14 +10,14 @@
 
 namespace ringattn::sm90 {
 
-// Of a tensor with `rows` rows. One head's distance to the next has no meaning where there is one, nor one row's: the
-// copy engine wants a number, and gets one that it takes.
+// Describes a tensor [rows, heads, columns]. The stride of a dimension of size 1 has no meaning, but a tensor map needs
+// a valid one.
 inline MappedTensor mapped(const void* data, std::int64_t token_stride, std::int64_t head_stride, std::int64_t rows,
                            std::int64_t heads, std::int64_t columns) {
   return {data, rows, heads, columns, rows == 1 ? columns : token_stride, heads == 1 ? columns : head_stride};
 }
 
-// Maps a tensor where the copy engine can read or write it.
+// Makes a tensor map if TMA can access the tensor.
 inline bool map_ssd(const MappedTensor& tensor, int columns, CUtensorMap& map) {
   if (!can_map(tensor)) return false;
   map = map_tensor(tensor, Dtype::kBf16, kChunk, columns);
@@ -31,13 +31,13 @@ HopperSsd map_task(const SsmParams& s, int multiprocessors) {
   p.blocks = deal_dim_blocks(s, s.head_dim / kDimBlockDims, multiprocessors);
   std::int64_t rows = 0;
   for (int run = 0; run < s.run_count; ++run) rows = std::max(rows, s.runs[run].row + s.runs[run].tokens);
-  const auto given = [rows](const SsmTensor& tensor, std::int64_t heads, std::int64_t columns) {
+  const auto mapped_input = [rows](const SsmTensor& tensor, std::int64_t heads, std::int64_t columns) {
     return mapped(tensor.data, tensor.token_stride, tensor.head_stride, rows, heads, columns);
   };
   const int groups = s.heads / s.group_heads;
-  p.maps_x = map_ssd(given(s.x, s.heads, s.head_dim), kDimBlockDims, p.x);
-  p.maps_b = map_ssd(given(s.b, groups, kStates), kStates, p.b);
-  p.maps_c = map_ssd(given(s.c, groups, kStates), kStates, p.c);
+  p.maps_x = map_ssd(mapped_input(s.x, s.heads, s.head_dim), kDimBlockDims, p.x);
+  p.maps_b = map_ssd(mapped_input(s.b, groups, kStates), kStates, p.b);
+  p.maps_c = map_ssd(mapped_input(s.c, groups, kStates), kStates, p.c);
   p.maps_y = map_ssd(mapped(s.y, s.y_token_stride, s.y_head_stride, rows, s.heads, s.head_dim), kDimBlockDims, p.y);
   return p;
 }
@@ -51,7 +51,7 @@ constexpr auto ssd_kernel() {
   }
 }
 
-// Its shared memory is more than a kernel has unasked.
+// Allows the kernel its dynamic shared memory, which is above the default limit.
 template <int kStates, bool kOutputs>
 void load_ssd() {
   check_cuda(cudaFuncSetAttribute(ssd_kernel<kStates, kOutputs>(), cudaFuncAttributeMaxDynamicSharedMemorySize,

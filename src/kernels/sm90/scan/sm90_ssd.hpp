@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel row `sm90_ssd`: scans with one decay a head (Mamba-2) by wgmma and TMA, H100 and H200. bf16, head_dim 64
-// and 128, state_dim 64 and 128, views of any alignment: where rows don't lie at multiples of 16 bytes, threads copy
-// them, more slowly, and every bit is the same. What is rounded, and what is exact, is as in sm80_ssd
-// (sm80/scan/ssd_tiles.cuh), but that
-//   - a chunk's sum begins with the decayed state instead of zero;
-//   - of weighed x it is the weight that is split_hi_lo, into two bf16 parts, and x times these into two again: within
-//   2^−16
-//     of its fp32 value. So are local states of segments, and with them final states;
-//   - rows of y have factors that are rounded to bf16 once, as y is, where sm80_ssd has two parts: the state in front
-//     of a chunk, intra_chunk_scores of tokens, and behind a chunk of the row's own segment the weight of x, and x
-//     times that;
-//   - D is added to the weight that a row's own token has, in fp32, before that is rounded.
-// Bits are its own.
+// The SSD kernel `sm90_ssd` (Mamba-2: one decay per head), with wgmma and TMA, for H100 and H200. bf16, head_dim 64 and
+// 128, state_dim 64 and 128. Views may have any alignment: rows that are not aligned to 16 bytes are copied by threads,
+// which is slower and gives the same bits. Rounding is that of sm80_ssd (sm80/scan/ssd_tiles.cuh), except that
+//   - the state accumulates into the decayed state instead of from zero;
+//   - for local states, the scale of x is split into a bf16 hi/lo pair, and x times it into a pair again, within 2^−16
+//     of the fp32 value. The same holds for final states;
+//   - for y, some factors are rounded to bf16 once, where sm80_ssd has a hi/lo pair: the state before a chunk, the
+//     intra-chunk scores, and for the segment's running state the scale of x, and x times it;
+//   - D is added to the intra-chunk score of a row's own token in fp32, before that is rounded.
+// So its bits differ from those of other kernels.
 #pragma once
 
 #include <memory>
@@ -23,10 +20,10 @@
 
 namespace ringattn::sm90 {
 
-// What `spec` requires that the kernel lacks; see KernelRow::missing.
+// Requirements of `spec` that the kernel does not support. See KernelRow::missing.
 std::vector<std::string> ssd_missing(const SsmSpec& spec);
 
-// `backend` is a CudaBackend and outlives the kernel.
+// `backend` must be a CudaBackend and must outlive the kernel.
 std::unique_ptr<SsmKernel> make_ssd(const SsmSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm90
