@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp32 factors of products as two 16-bit parts, and pairs of 16-bit elements as fp32.
+// Hi/lo pairs: fp32 factors of MMAs as the sum of two bf16 values, and conversions of packed 16-bit pairs. Used by the
+// SSD kernels of sm80 and sm90.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,15 +12,15 @@
 
 namespace ringattn::cuda {
 
-// Two fp32 numbers as two pairs of bf16, whose sums they are but for 2^−17.
+// Splits two fp32 values into packed bf16 values with first = hi + lo, within 2^−17.
 __device__ __forceinline__ void split_hi_lo(float first, float second, std::uint32_t& hi, std::uint32_t& lo) {
   hi = Products<__nv_bfloat16>::pack(first, second);
   lo = Products<__nv_bfloat16>::pack(__fsub_rn(first, __uint_as_float(hi << 16)),
                                      __fsub_rn(second, __uint_as_float(hi & 0xffff0000U)));
 }
 
-// Two bf16 numbers times two that are hi + lo each, as two pairs of bf16, whose sums the products are but for
-// 3 · 2^−18. x · hi is exact as its rounded value and what the rounding took away.
+// Products of two packed bf16 values with two hi/lo pairs, as hi/lo pairs within 3 · 2^−18. x · hi is represented
+// exactly: its rounded value, and the rounding error in lo.
 __device__ __forceinline__ void split_product_hi_lo(std::uint32_t x, uint2 factor, std::uint32_t& hi,
                                                     std::uint32_t& lo) {
   asm("{\n"
@@ -33,7 +34,7 @@ __device__ __forceinline__ void split_product_hi_lo(std::uint32_t x, uint2 facto
       : "r"(x), "r"(factor.x), "r"(factor.y), "r"(0x80008000U));
 }
 
-// Two bf16 numbers times two others, each product rounded once. What is added is −0, so the sign of a zero stays.
+// Products of packed bf16 values, each rounded once. The addend is −0, which keeps the sign of a zero.
 __device__ __forceinline__ std::uint32_t multiply_pairs(std::uint32_t a, std::uint32_t b) {
   std::uint32_t products;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(products) : "r"(a), "r"(b), "r"(0x80008000U));

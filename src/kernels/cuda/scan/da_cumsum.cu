@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the scan with one decay a head needs of every token and head beside x, B and C: dt, and the sum of the
-// logarithms of decays from the beginning of its chunk. A thread has a chunk of one head, so sums ascend. What a warp
-// has made of some tokens goes through shared memory, so that neighbours in memory are written together.
+// Computes dt and dA_cumsum per token and head. One thread computes a chunk of one head, in ascending order. A warp
+// transposes its results through shared memory, so that global stores are coalesced.
 #include "base/cuda.hpp"
 #include "kernels/cuda/load_kernel.hpp"
 #include "kernels/cuda/scan/da_cumsum.hpp"
@@ -11,16 +10,16 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kHeads = 8;      // of a CTA: neighbours' dt are 16 bytes
-constexpr int kLanes = 32;     // of a warp: heads of some chunks
-constexpr int kTogether = 16;  // tokens that are loaded, and written, at a time
+constexpr int kHeads = 8;           // per CTA: adjacent heads' dt are 16 bytes
+constexpr int kLanes = 32;          // lanes of a warp: kHeads heads of several chunks
+constexpr int kTokensPerStep = 16;  // tokens loaded and stored at a time
 constexpr int kThreads = kHeads * kChunksOfSegment;
 constexpr int kPitch =
-    kTogether + 4;  // of what a lane has made of them: floats that eight lanes write meet no bank twice
+    kTokensPerStep + 4;  // floats per lane in shared memory; padded to avoid bank conflicts of float4 stores
 
-// Sums and dt of kTogether tokens, of all lanes of a warp.
+// dA_cumsum and dt of kTokensPerStep tokens, for all lanes of a warp.
 struct WarpCumsum {
-  float made[kDaCumsumFloats][kLanes][kPitch];
+  float values[kDaCumsumFloats][kLanes][kPitch];
 };
 
 template <class Element>
@@ -41,21 +40,21 @@ __global__ void __launch_bounds__(kThreads, 5) da_cumsum_kernel(const __grid_con
   const float bias = dt_bias_of(p.dt_bias, head);
   float sum = 0.0F;
 #pragma unroll 1
-  for (int first = 0; first < kChunk; first += kTogether) {
+  for (int first = 0; first < kChunk; first += kTokensPerStep) {
     const int left = segment.tokens - chunk * kChunk - first;
-    Element given[kTogether];
+    Element given[kTokensPerStep];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kTokensPerStep; ++i) {
       given[i] = from_float<Element>(0.0F);
       if (i < left) given[i] = *element_at<Element>(p.dt, segment.row + chunk * kChunk + first + i, head);
     }
 #pragma unroll
-    for (int begin = 0; begin < kTogether; begin += 4) {
+    for (int begin = 0; begin < kTokensPerStep; begin += 4) {
       float sums[4];
       float dts[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        dts[i] = 0.0F;  // behind the last token the sum and a dt of 0 go on
+        dts[i] = 0.0F;  // tokens after the last one have dt 0 and repeat the sum
         if (begin + i < left) {
           dts[i] = make_dt(to_float(given[begin + i]), bias, p.softplus, p.dt_min, p.dt_max);
           const float log = __fmul_rn(dts[i], rate);
@@ -63,25 +62,25 @@ __global__ void __launch_bounds__(kThreads, 5) da_cumsum_kernel(const __grid_con
         }
         sums[i] = sum;
       }
-      *reinterpret_cast<float4*>(&warp.made[0][lane][begin]) = make_float4(sums[0], sums[1], sums[2], sums[3]);
-      *reinterpret_cast<float4*>(&warp.made[1][lane][begin]) = make_float4(dts[0], dts[1], dts[2], dts[3]);
+      *reinterpret_cast<float4*>(&warp.values[0][lane][begin]) = make_float4(sums[0], sums[1], sums[2], sums[3]);
+      *reinterpret_cast<float4*>(&warp.values[1][lane][begin]) = make_float4(dts[0], dts[1], dts[2], dts[3]);
     }
     __syncwarp();
-    constexpr int kQuarters = kTogether / 4;
+    constexpr int kQuarters = kTokensPerStep / 4;
 #pragma unroll
     for (int row = 0; row < kLanes; row += kLanes / kQuarters) {
-      const int of = row + lane / kQuarters;  // whose
-      const int its_chunk = thread / kLanes * (kLanes / kHeads) + of / kHeads;
-      const int its_head = first_in_range + of % kHeads;
-      if (its_chunk >= chunks || its_head >= p.head_count) continue;
-      float* const target =
-          p.da_cumsum +
-          ((segment.index * p.heads + p.first_head + its_head) * kChunksOfSegment + its_chunk) * kChunkDaCumsumFloats +
-          first + lane % kQuarters * 4;
+      const int source_lane = row + lane / kQuarters;  // lane that computed the elements
+      const int source_chunk = thread / kLanes * (kLanes / kHeads) + source_lane / kHeads;
+      const int source_head = first_in_range + source_lane % kHeads;
+      if (source_chunk >= chunks || source_head >= p.head_count) continue;
+      float* const target = p.da_cumsum +
+                            ((segment.index * p.heads + p.first_head + source_head) * kChunksOfSegment + source_chunk) *
+                                kChunkDaCumsumFloats +
+                            first + lane % kQuarters * 4;
 #pragma unroll
-      for (int what = 0; what < kDaCumsumFloats; ++what) {
-        *reinterpret_cast<float4*>(target + what * kChunk) =
-            *reinterpret_cast<const float4*>(&warp.made[what][of][lane % kQuarters * 4]);
+      for (int quantity = 0; quantity < kDaCumsumFloats; ++quantity) {
+        *reinterpret_cast<float4*>(target + quantity * kChunk) =
+            *reinterpret_cast<const float4*>(&warp.values[quantity][source_lane][lane % kQuarters * 4]);
       }
     }
     __syncwarp();
@@ -94,19 +93,19 @@ __global__ void __launch_bounds__(kThreads, 5) da_cumsum_kernel(const __grid_con
   p.logs[segment.index * p.heads + head] = log;
 }
 
-using Steps = void(SsmParams);
-Steps* steps_of(Dtype dtype) {
+using Kernel = void(SsmParams);
+Kernel* kernel_of(Dtype dtype) {
   return dtype == Dtype::kBf16 ? da_cumsum_kernel<__nv_bfloat16> : da_cumsum_kernel<__half>;
 }
 
 }  // namespace
 
-void load_da_cumsum(Dtype dtype) { load_kernel(steps_of(dtype)); }
+void load_da_cumsum(Dtype dtype) { load_kernel(kernel_of(dtype)); }
 
 void compute_da_cumsum(const SsmParams& params, Dtype dtype, cudaStream_t stream) {
   const int blocks = (params.head_count + kHeads - 1) / kHeads;
   const dim3 grid(static_cast<unsigned>(params.segments), static_cast<unsigned>(blocks));
-  steps_of(dtype)<<<grid, kThreads, 0, stream>>>(params);
+  kernel_of(dtype)<<<grid, kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "da_cumsum of a scan");
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the scans with one decay a head share beside x, B and C. They enqueue, and throw what a launch fails with.
+// dt and dA_cumsum for the SSD kernels of sm80 and sm90. Functions enqueue and throw if a launch fails.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@ namespace ringattn::cuda {
 
 // Loads compute_da_cumsum() onto the current device (load_kernel.hpp).
 void load_da_cumsum(Dtype dtype);
-// dt and sums of logarithms of all tokens (SsmParams::da_cumsum), and the logarithms of segments.
+// Computes dt and dA_cumsum of all tokens (SsmParams::da_cumsum), and the log decays of segments.
 void compute_da_cumsum(const SsmParams& params, Dtype dtype, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

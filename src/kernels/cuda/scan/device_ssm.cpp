@@ -17,23 +17,23 @@ namespace {
 
 constexpr std::uint64_t kAlignment = 16;
 
-// Whether rows of heads begin at multiples of so many bytes.
+// True if every row of every head is aligned to `to` bytes.
 bool is_aligned(const TensorView& view, std::uint64_t to) {
   const auto bytes = static_cast<std::int64_t>(size_of(view.dtype));
-  const auto places = reinterpret_cast<std::uint64_t>(view.data) |
-                      static_cast<std::uint64_t>(view.token_stride * bytes) |
-                      static_cast<std::uint64_t>(view.head_stride * bytes);
-  return places % to == 0;
+  const auto addresses = reinterpret_cast<std::uint64_t>(view.data) |
+                         static_cast<std::uint64_t>(view.token_stride * bytes) |
+                         static_cast<std::uint64_t>(view.head_stride * bytes);
+  return addresses % to == 0;
 }
 
 SsmTensor tensor_of(const TensorView& view) {
   return {view.data, view.token_stride, view.head_stride, is_aligned(view, kAlignment)};
 }
 
-// What two ranges of heads cost: last waves that don't fill the device, and B and C read twice (measured on an H100:
-// bench/notes/ssm.md, "One range of heads or two").
+// Cost of splitting the heads into two ranges: partial last waves, and B and C read twice. Measured on an H100
+// (bench/notes/ssm.md, "One range of heads or two").
 constexpr double kLastWavesSeconds = 1e-4;
-constexpr double kReadTwicePart = 0.02;
+constexpr double kReadTwiceFraction = 0.02;
 
 float* floats_of(const Buffer& buffer) { return reinterpret_cast<float*>(buffer.data()); }
 
@@ -53,7 +53,7 @@ class DeviceSsm final : public SsmKernel {
   }
 
   int heads_together() const override { return spec_.state_decays ? kChannelsTogether : 1; }
-  double cost_of_two_ranges(double seconds) const override { return kLastWavesSeconds + kReadTwicePart * seconds; }
+  double cost_of_two_ranges(double seconds) const override { return kLastWavesSeconds + kReadTwiceFraction * seconds; }
 
   std::size_t scratch_bytes(const SsmLimits& limits) const override {
     return bytes_of(limits.segments, all_heads(state_floats() + kernels_->da_cumsum_floats() + 2)) +
@@ -66,7 +66,7 @@ class DeviceSsm final : public SsmKernel {
       return allocate_device(bytes_of(count, all_heads(floats)), device_);
     };
     states_ = allocate(limits.segments, state_floats());
-    steps_ = allocate(limits.segments, kernels_->da_cumsum_floats());
+    da_cumsum_ = allocate(limits.segments, kernels_->da_cumsum_floats());
     logs_ = allocate(limits.segments, 1);
     logs_before_ = allocate(limits.segments, 1);
     super_states_ = allocate(limits.super_segments, state_floats());
@@ -107,16 +107,16 @@ class DeviceSsm final : public SsmKernel {
     fill_tensors(p, update);
     p.states = update.states;
     p.slots = update.slots;
-    const std::uint64_t piece = kUpdateWidth * size_of(spec_.dtype);
-    p.b.aligned = is_aligned(update.b, piece);
-    p.c.aligned = is_aligned(update.c, piece);
+    const std::uint64_t vector_bytes = kUpdateWidth * size_of(spec_.dtype);
+    p.b.aligned = is_aligned(update.b, vector_bytes);
+    p.c.aligned = is_aligned(update.c, vector_bytes);
     p.states_aligned = reinterpret_cast<std::uint64_t>(update.states) % kAlignment == 0;
     p.rates_aligned = reinterpret_cast<std::uint64_t>(update.a) % kAlignment == 0;
     update_states(p, spec_.dtype, spec_.state_decays, update_ctas_, cuda_stream(stream));
   }
 
  private:
-  static constexpr int kChannelsTogether = 8;  // that a group of lanes updates together
+  static constexpr int kChannelsTogether = 8;  // channels that a lane group updates together
 
   std::size_t state_floats() const {
     return static_cast<std::size_t>(spec_.head_dim) * static_cast<std::size_t>(spec_.state_dim);
@@ -149,7 +149,7 @@ class DeviceSsm final : public SsmKernel {
     p.dt_bias = tensors.dt_bias;
   }
 
-  // Calls launch() with kSsmRunsPerLaunch runs at a time; of one step only, where there is one.
+  // Calls launch() for up to kSsmRunsPerLaunch runs at a time. With `step`, only for runs of that step.
   void for_each_launch(const SsmTask& task, const HeadRange& heads, std::optional<int> step,
                        const std::function<void(const SsmParams&)>& launch) const {
     if (heads.count == 0) return;
@@ -161,7 +161,7 @@ class DeviceSsm final : public SsmKernel {
     p.y_aligned = tensor_of(task.y).aligned;
     p.first_head = heads.first;
     p.head_count = heads.count;
-    p.da_cumsum = floats_of(steps_);
+    p.da_cumsum = floats_of(da_cumsum_);
     p.states = floats_of(states_);
     p.logs = floats_of(logs_);
     p.logs_before = floats_of(logs_before_);
@@ -192,12 +192,12 @@ class DeviceSsm final : public SsmKernel {
   int device_;
   SsmLimits limits_;
   Buffer states_;
-  Buffer steps_;
+  Buffer da_cumsum_;
   Buffer logs_;
   Buffer logs_before_;
   Buffer super_states_;
   Buffer super_logs_;
-  int update_ctas_ = 0;  // that update_loop over states at a time, at most
+  int update_ctas_ = 0;  // max. resident CTAs of the persistent update kernel
 };
 
 }  // namespace

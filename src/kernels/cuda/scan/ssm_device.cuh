@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the scans' kernels share on the device: where a segment lies, elements of tensors, dt, decays and the end of a
-// row.
+// Device functions of the SSM kernels: segments of a launch, tensor elements, dt, softplus and silu.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,25 +13,25 @@
 namespace ringattn::cuda {
 
 inline constexpr float kSsmLog2E = 1.44269504F;
-inline constexpr float kMinLog = -150.0F;  // of one token (kernels/ssm.hpp)
+inline constexpr float kMinLog = -150.0F;  // log2 decay of one token, clamped (kernels/ssm.hpp)
 
 // A segment of one of a launch's runs.
 struct SegmentCoord {
-  std::int64_t index;          // of all segments of the task
-  std::int64_t super_segment;  // of all of the task
+  std::int64_t index;          // among all segments of the task
+  std::int64_t super_segment;  // among all super-segments of the task
   std::int64_t row;
   int tokens;
-  // Which of the states in front of it are zero, and in no memory: the local one, and that of its super-segment.
+  // These states before the segment are zero and not stored: the local state (M), and the super-segment's state (T).
   bool first_of_super;
   bool from_zero;
 };
 
-// Two neighbouring elements of states, or zeros where there are none.
+// Two adjacent elements of a state, or zeros for a null pointer.
 __device__ __forceinline__ float2 state_pair(const float* states, std::int64_t at) {
   return states != nullptr ? *reinterpret_cast<const float2*>(states + at) : make_float2(0.0F, 0.0F);
 }
 
-// The run that has the nth of the launch's segments, or super-segments.
+// The run of the launch that contains the segment (or super-segment) with this index in the task.
 template <std::int64_t SsmRunEntry::*kFirst>
 __device__ __forceinline__ int run_of(const SsmParams& p, std::int64_t index) {
   int low = 0;
@@ -86,7 +85,7 @@ __device__ __forceinline__ const Element* element_at(const SsmTensor& tensor, st
   return static_cast<const Element*>(tensor.data) + row * tensor.token_stride + head * tensor.head_stride;
 }
 
-// The larger and the smaller of two, or NaN where one of them is.
+// Maximum and minimum. NaN if either operand is NaN.
 __device__ __forceinline__ float larger(float a, float b) {
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -105,7 +104,7 @@ __device__ __forceinline__ float softplus(float v) {
   constexpr float kLn2 = 0.693147181F;
   constexpr float kQuotient[] = {-0.0295052137F, 0.0782259107F, -0.136632427F, 0.191060051F,
                                  -0.24842982F,   0.333190978F,  -0.499994934F, 0.99999994F};
-  const float distance = fminf(fabsf(v), 128.0F);  // so far away e is 0; of NaN the other summand keeps track
+  const float distance = fminf(fabsf(v), 128.0F);  // further away e is 0; the other summand propagates NaN
   const float log = __fmul_rn(distance, -kSsmLog2E);
   const float rest = __fmaf_rn(distance, -kLog2ERest, __fmaf_rn(distance, -kSsmLog2E, -log));
   const float power = exp2_approx(log);
@@ -116,16 +115,16 @@ __device__ __forceinline__ float softplus(float v) {
   return __fmaf_rn(quotient, e, larger(v, 0.0F));
 }
 
-// What is added to dt: without a bias −0, which changes nothing.
+// Bias of dt. −0 without a bias, which changes no bits.
 __device__ __forceinline__ float dt_bias_of(const float* bias, int head) {
   return bias != nullptr ? bias[head] : -0.0F;
 }
 
-// dt as it enters the recurrence; NaN stays NaN.
-__device__ __forceinline__ float make_dt(float dt, float bias, bool with_softplus, float least, float most) {
+// dt after bias, softplus and clamping. NaN stays NaN.
+__device__ __forceinline__ float make_dt(float dt, float bias, bool with_softplus, float dt_min, float dt_max) {
   dt = __fadd_rn(dt, bias);
   if (with_softplus) dt = softplus(dt);
-  return smaller(larger(dt, least), most);
+  return smaller(larger(dt, dt_min), dt_max);
 }
 
 // v / (1 + exp(−v))

@@ -11,17 +11,17 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTogether = 4;  // local states that are on their way at once: no store is between their loads
+constexpr int kLoadsInFlight = 4;  // local states loaded before the first is used: no store is between their loads
 
-// Four neighbouring elements of one head's state.
-struct Quarter {
+// Four adjacent elements of one head's state.
+struct StateElements {
   int head;
-  std::int64_t in_states;  // the first element's number among those of all heads
+  std::int64_t in_states;  // offset of the first one in [heads, head_dim, state_dim]
   bool present;
   bool first_of_head;
   float rates[4];  // with state_decays: A · log2 e
 
-  __device__ Quarter(const SsmParams& p, bool state_decays) : rates{} {
+  __device__ StateElements(const SsmParams& p, bool state_decays) : rates{} {
     const int state_floats = p.head_dim * p.state_dim;
     const std::int64_t in_range = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
     present = in_range < std::int64_t{p.head_count} * state_floats;
@@ -32,7 +32,7 @@ struct Quarter {
     for (int i = 0; i < 4; ++i) rates[i] = __fmul_rn(p.a[in_states + i], kSsmLog2E);
   }
 
-  // fma(decay, before, local) of all four.
+  // fma(decay, before, local) for the four elements.
   __device__ float4 join(bool state_decays, float log, const float4& before, const float4& local) const {
     if (!state_decays) {
       const float decay = exp2_approx(log);
@@ -45,7 +45,7 @@ struct Quarter {
   }
 };
 
-// Neighbours in memory of which a caller's array need not be aligned.
+// Unaligned accesses: a caller's array need not be aligned to 16 bytes.
 __device__ float4 load_four(const float* at) { return make_float4(at[0], at[1], at[2], at[3]); }
 __device__ void store_four(float* at, const float4& value) {
   at[0] = value.x;
@@ -56,69 +56,72 @@ __device__ void store_four(float* at, const float4& value) {
 
 template <bool kStateDecays>
 __global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constant__ SsmParams p) {
-  const Quarter mine(p, kStateDecays);
-  if (!mine.present) return;
+  const StateElements own(p, kStateDecays);
+  if (!own.present) return;
   const std::int64_t super_segment = p.runs[0].super_segment + blockIdx.y;
   const SsmRunEntry& run = p.runs[run_of<&SsmRunEntry::super_segment>(p, super_segment)];
   const std::int64_t begin = run.segment + (super_segment - run.super_segment) * kSegmentsOfSuper;
   const std::int64_t run_end = run.segment + (run.tokens + kSegmentTokens - 1) / kSegmentTokens;
   const std::int64_t end = begin + kSegmentsOfSuper < run_end ? begin + kSegmentsOfSuper : run_end;
-  if (end - begin == 1) return;  // its local state is the segment's
+  if (end - begin == 1) return;  // its local state is that of the only segment
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   float log_before = 0.0F;
 #pragma unroll 1
-  for (std::int64_t first = begin; first < end; first += kTogether) {
-    float4 local[kTogether];
-    float log[kTogether];
+  for (std::int64_t first = begin; first < end; first += kLoadsInFlight) {
+    float4 local[kLoadsInFlight];
+    float log[kLoadsInFlight];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kLoadsInFlight; ++i) {
       if (first + i >= end) break;
-      local[i] = *reinterpret_cast<const float4*>(p.states + (first + i) * all + mine.in_states);
-      log[i] = p.logs[(first + i) * p.heads + mine.head];
+      local[i] = *reinterpret_cast<const float4*>(p.states + (first + i) * all + own.in_states);
+      log[i] = p.logs[(first + i) * p.heads + own.head];
     }
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kLoadsInFlight; ++i) {
       if (first + i >= end) break;
-      if (first + i > begin) {  // nobody reads zeros
-        // An assignment becomes four stores here (13.0).
-        __stcg(reinterpret_cast<float4*>(p.states + (first + i) * all + mine.in_states), before);
-        if (mine.first_of_head) p.logs_before[(first + i) * p.heads + mine.head] = log_before;
+      if (first + i > begin) {  // the first state is zero and not stored
+        // A plain assignment compiles to four stores here (nvcc 13.0).
+        __stcg(reinterpret_cast<float4*>(p.states + (first + i) * all + own.in_states), before);
+        if (own.first_of_head) p.logs_before[(first + i) * p.heads + own.head] = log_before;
       }
-      before = mine.join(kStateDecays, log[i], before, local[i]);
+      before = own.join(kStateDecays, log[i], before, local[i]);
       log_before = __fadd_rn(log_before, log[i]);
     }
   }
-  __stcg(reinterpret_cast<float4*>(p.super_states + super_segment * all + mine.in_states), before);
-  if (mine.first_of_head) p.super_logs[super_segment * p.heads + mine.head] = log_before;
+  __stcg(reinterpret_cast<float4*>(p.super_states + super_segment * all + own.in_states), before);
+  if (own.first_of_head) p.super_logs[super_segment * p.heads + own.head] = log_before;
 }
 
 template <bool kStateDecays>
 __global__ void __launch_bounds__(kThreads) super_segments_kernel(const __grid_constant__ SsmParams p) {
-  const Quarter mine(p, kStateDecays);
-  if (!mine.present) return;
+  const StateElements own(p, kStateDecays);
+  if (!own.present) return;
   const SsmRunEntry& run = p.runs[blockIdx.y];
   const std::int64_t end = run.super_segment + (run.tokens + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
   const std::int64_t segments = (run.tokens + kSegmentTokens - 1) / kSegmentTokens;
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-  if (run.initial != nullptr) before = load_four(run.initial + mine.in_states);
+  if (run.initial != nullptr) before = load_four(run.initial + own.in_states);
   for (std::int64_t super_segment = run.super_segment; super_segment < end; ++super_segment) {
-    auto* const state = reinterpret_cast<float4*>(p.super_states + super_segment * all + mine.in_states);
+    auto* const state = reinterpret_cast<float4*>(p.super_states + super_segment * all + own.in_states);
     const std::int64_t in_run = super_segment - run.super_segment;
-    const bool alone = segments - in_run * kSegmentsOfSuper == 1;  // one segment is all of it
+    // The super-segment has one segment, whose local state it uses.
+    const bool is_single = segments - in_run * kSegmentsOfSuper == 1;
     const std::int64_t segment = run.segment + in_run * kSegmentsOfSuper;
-    const float4 local = alone ? *reinterpret_cast<const float4*>(p.states + segment * all + mine.in_states) : *state;
-    const float log = alone ? p.logs[segment * p.heads + mine.head] : p.super_logs[super_segment * p.heads + mine.head];
+    const float4 local =
+        is_single ? *reinterpret_cast<const float4*>(p.states + segment * all + own.in_states) : *state;
+    const float log =
+        is_single ? p.logs[segment * p.heads + own.head] : p.super_logs[super_segment * p.heads + own.head];
     if (in_run > 0 || run.initial != nullptr) *state = before;
-    before = mine.join(kStateDecays, log, before, local);
+    before = own.join(kStateDecays, log, before, local);
   }
-  if (run.final != nullptr) store_four(run.final + mine.in_states, before);
+  if (run.final != nullptr) store_four(run.final + own.in_states, before);
 }
 
 dim3 grid_of(const SsmParams& p, int rows) {
-  const std::int64_t quarters = std::int64_t{p.head_count} * p.head_dim * p.state_dim / 4;
-  return {static_cast<unsigned>((quarters + kThreads - 1) / kThreads), static_cast<unsigned>(rows)};
+  const std::int64_t vectors = std::int64_t{p.head_count} * p.head_dim * p.state_dim / 4;
+  return {static_cast<unsigned>((vectors + kThreads - 1) / kThreads), static_cast<unsigned>(rows)};
 }
 
 using Pass = void(SsmParams);

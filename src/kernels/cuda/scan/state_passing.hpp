@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ordered passes over states (kernels/ssm.hpp, 2 and 3), each element of a state by itself. They enqueue, and
-// throw what a launch fails with.
+// State passing between segments and super-segments (kernels/ssm.hpp, 2 and 3). Each element of a state is independent.
+// Functions enqueue and throw if a launch fails.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,15 +9,15 @@
 
 namespace ringattn::cuda {
 
-// Loads both onto the current device (load_kernel.hpp).
+// Loads both kernels onto the current device (load_kernel.hpp).
 void load_state_passing(bool state_decays);
 
-// Of every super-segment of the launch that has several segments: local states of its segments become those in front of
-// them, its own local state comes to SsmParams::super_states, and the logarithms go along.
+// For each super-segment of the launch with more than one segment: replaces the local states of its segments by the
+// states before them, writes its own local state to SsmParams::super_states, and accumulates the log decays.
 void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream);
 
-// Of every run of the launch: local states of its super-segments become the states in front of them, from the run's
-// initial state to its final one.
+// For each run of the launch: replaces the local states of its super-segments by the states before them, starting from
+// the run's initial state, and writes the final state.
 void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a lane has of a row of states, rates, B or C: elements side by side, read and written at once where they are
-// aligned.
+// A lane's adjacent elements of a row of states, A, B or C, loaded and stored as one vector where they are aligned.
+// Used by the update kernels.
 #pragma once
 
 #include "kernels/cuda/scan/ssm_params.hpp"
 
 namespace ringattn::cuda {
 
-struct Four {
+struct Vec4 {
   float v[kUpdateWidth];
 };
 
 template <bool kAligned>
-__device__ __forceinline__ Four load_state(const float* at) {
+__device__ __forceinline__ Vec4 load_state(const float* at) {
   if constexpr (kAligned) {
     const float4 four = *reinterpret_cast<const float4*>(at);
     return {{four.x, four.y, four.z, four.w}};
@@ -20,7 +20,7 @@ __device__ __forceinline__ Four load_state(const float* at) {
   return {{at[0], at[1], at[2], at[3]}};
 }
 template <bool kAligned>
-__device__ __forceinline__ void store_state(float* at, const Four& four) {
+__device__ __forceinline__ void store_state(float* at, const Vec4& four) {
   if constexpr (kAligned) {
     *reinterpret_cast<float4*>(at) = make_float4(four.v[0], four.v[1], four.v[2], four.v[3]);
   } else {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One token of each sequence, states in place (SsmKernel::update). Enqueues, and throws what the launch fails with.
+// Decode step of an SSM layer: one token per sequence, states updated in place (SsmKernel::update). Enqueues the launch
+// and throws if it fails.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,10 +10,10 @@
 
 namespace ringattn::cuda {
 
-// Loads the kernels onto the current device (load_kernel.hpp). Returns how many CTAs it holds at a time of the one that
-// loops over states (update_loop.cuh); 0 where none does.
+// Loads the kernels onto the current device (load_kernel.hpp). Returns the max. number of resident CTAs of the
+// persistent kernel (update_loop.cuh), or 0 if there is none for this spec.
 int load_update(Dtype dtype, bool state_decays, int state_dim);
-// `max_walk_ctas`: what load_update() has returned.
-void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, int max_walk_ctas, cudaStream_t stream);
+// `resident_ctas`: the return value of load_update().
+void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, int resident_ctas, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The update of states with a rate each, by as many CTAs as the device holds at a time. A CTA loops over blocks, some
-// channels of one sequence each: all sequences of its channels, then those of the next ones. So rates, biases and D are
-// read when the channels change, and log2 e is in the rates. States come by asynchronous copies to shared memory,
-// kUpdateStages blocks ahead; a thread reads what it has copied itself, so nothing is synchronized. What else belongs
-// to a block is asked for one block ahead, into registers.
+// Persistent kernel for the decode step of selective scans (one A per state). A CTA processes blocks, each some
+// channels of one sequence: all sequences of its channels, then those of the next channels. So A, biases and D are
+// loaded only when the channels change. States are loaded by cp.async to shared memory, kUpdateStages blocks ahead. A
+// thread reads only what it has copied itself, so no synchronization is needed. Other inputs are loaded into registers
+// one block ahead. Launched by update.cu.
 #pragma once
 
 #include <cstring>
@@ -16,27 +16,27 @@
 namespace ringattn::cuda {
 
 inline constexpr int kUpdateThreads = 128;
-inline constexpr int kUpdateRows = 4;    // of a group of lanes
-inline constexpr int kUpdateStages = 3;  // of states in shared memory
-// Channels that share B and C for certain. Groups of lanes have their rows in turn, so that each access of a warp is to
-// whole lines.
-inline constexpr int kUpdateRowUnit = 8;
-inline constexpr int kUpdateGroups = kUpdateRowUnit / kUpdateRows;  // of a unit
+inline constexpr int kUpdateRows = 4;    // rows per lane group
+inline constexpr int kUpdateStages = 3;  // pipeline stages of states in shared memory
+// Number of channels that always share B and C. Lane groups take their rows alternately, so that each access of a warp
+// covers whole cache lines.
+inline constexpr int kUpdateChannelTile = 8;
+inline constexpr int kUpdateGroups = kUpdateChannelTile / kUpdateRows;  // lane groups per channel tile
 
 template <class Element>
-inline constexpr int kUpdateCtas = sizeof(Element) == 2 ? 8 : 6;  // of a multiprocessor
+inline constexpr int kUpdateCtas = sizeof(Element) == 2 ? 8 : 6;  // CTAs per SM
 
 template <int kLanes>
-inline constexpr int kUpdateChannels = kUpdateRows*(kUpdateThreads / kLanes);  // of a block
+inline constexpr int kUpdateChannels = kUpdateRows*(kUpdateThreads / kLanes);  // channels per block
 
 struct UpdateLoop {
   UpdateParams params;
   Divider by_sequences;
-  std::int32_t blocks_each;   // of a CTA
-  std::int32_t longer_loops;  // CTAs, the first ones, with one more
+  std::int32_t blocks_per_cta;
+  std::int32_t longer_ctas;  // the first CTAs, which have one block more
 };
 
-// Sums over a group's lanes of a row each: a lane gets that of row lane / (kLanes / kRows).
+// Sums each row over the lanes of a group. A lane gets the sum of row lane / (kLanes / kRows).
 template <int kLanes, int kRows>
 __device__ __forceinline__ float sum_of_own_row(float (&y)[kRows], int lane) {
 #pragma unroll
@@ -48,31 +48,31 @@ __device__ __forceinline__ float sum_of_own_row(float (&y)[kRows], int lane) {
     const bool upper = (lane & other) != 0;
 #pragma unroll
     for (int i = 0; i < rows / 2; ++i) {
-      const float given = upper ? y[i] : y[i + rows / 2];
+      const float sent = upper ? y[i] : y[i + rows / 2];
       const float kept = upper ? y[i + rows / 2] : y[i];
-      y[i] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffU, given, other));
+      y[i] = __fadd_rn(kept, __shfl_xor_sync(0xffffffffU, sent, other));
     }
   }
   return y[0];
 }
 
-// Of a block: its first channel, and its sequence.
+// A block: its first channel, and its sequence.
 struct UpdateIndex {
   int first;
   int sequence;
 };
 
-// Where a sequence's heads lie within 2^31 elements of each other.
+// Address of an element. Heads of a sequence are within 2^31 elements of each other.
 template <class Element>
 __device__ __forceinline__ const Element* update_element(const SsmTensor& tensor, int sequence, int head) {
   return static_cast<const Element*>(tensor.data) + sequence * tensor.token_stride +
          head * static_cast<std::int32_t>(tensor.head_stride);
 }
 
-// What belongs to a block besides its states: of the lane's own row x, dt and z; B and C of the lane's piece.
+// Inputs of a block except states: x, dt and z of the lane's own row, and the lane's elements of B and C.
 template <class Element>
 struct UpdateInputs {
-  using Words = std::conditional_t<sizeof(Element) == 2, uint2, uint4>;  // a piece, not taken apart before its use
+  using Words = std::conditional_t<sizeof(Element) == 2, uint2, uint4>;  // packed elements, unpacked only when used
 
   Element x, dt, gate;
   Words b, c;
@@ -80,7 +80,7 @@ struct UpdateInputs {
 };
 
 template <class Element, class Words>
-__device__ __forceinline__ void take_apart(const Words& words, float (&elements)[kUpdateWidth]) {
+__device__ __forceinline__ void unpack_elements(const Words& words, float (&elements)[kUpdateWidth]) {
   static_assert(sizeof(Words) == kUpdateWidth * sizeof(Element));
   Elements<Element> parts;
   memcpy(&parts, &words, sizeof parts);
@@ -88,35 +88,35 @@ __device__ __forceinline__ void take_apart(const Words& words, float (&elements)
   for (int i = 0; i < kUpdateWidth; ++i) elements[i] = to_float(parts.v[i]);
 }
 
-// kLanes: of a group; a row of states is one piece of each of them.
+// kLanes: lanes per group. A row of states has kUpdateWidth elements per lane.
 template <class Element, int kLanes>
 __global__ void __launch_bounds__(kUpdateThreads, kUpdateCtas<Element>)
     update_loop_kernel(const __grid_constant__ UpdateLoop update_loop) {
   static_assert(kUpdateRows <= kLanes && kLanes <= 32, "a lane has one row of its own, at most");
   constexpr int kStateDim = kLanes * kUpdateWidth;
-  constexpr int kLanesOfRow = kLanes / kUpdateRows;      // whose own row is the same
-  constexpr int kRowFloats = kUpdateGroups * kStateDim;  // from one of a group's rows to the next one
+  constexpr int kLanesOfRow = kLanes / kUpdateRows;      // lanes with the same own row
+  constexpr int kRowFloats = kUpdateGroups * kStateDim;  // stride of a group's rows
   const UpdateParams& p = update_loop.params;
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kLanes;
   const int group = thread / kLanes;
-  const int unit_channel = group / kUpdateGroups * kUpdateRowUnit;
+  const int tile_channel = group / kUpdateGroups * kUpdateChannelTile;
   const int own_offset = lane / kLanesOfRow * kUpdateGroups;
   const int n = lane * kUpdateWidth;
 
   __shared__ float4 stages[kUpdateStages][kUpdateRows][kUpdateThreads];
-  __shared__ float2 own_terms[kUpdateThreads];  // the bias and D of a lane's own row: registers are for rates
+  __shared__ float2 own_terms[kUpdateThreads];  // bias and D of a lane's own row, to save registers
 
-  const auto place_of = [&](int block) -> UpdateIndex {
+  const auto index_of = [&](int block) -> UpdateIndex {
     const int channels = update_loop.by_sequences.quotient(block);
     return {channels * kUpdateChannels<kLanes>, block - channels * static_cast<std::int32_t>(p.sequences)};
   };
-  const auto present_in = [&](const UpdateIndex& update_index) { return update_index.first + unit_channel < p.heads; };
-  // The group's first channel: of the first unit where there are no more.
+  const auto present_in = [&](const UpdateIndex& update_index) { return update_index.first + tile_channel < p.heads; };
+  // The group's first channel, or a channel of the first tile if the group has none.
   const auto channel_of = [&](const UpdateIndex& update_index) {
-    return (present_in(update_index) ? update_index.first + unit_channel : 0) + group % kUpdateGroups;
+    return (present_in(update_index) ? update_index.first + tile_channel : 0) + group % kUpdateGroups;
   };
-  // By a shuffle, so that the compiler does not see that all lanes read one address: such a load is waited for at once.
+  // The shuffle hides from the compiler that all lanes read one address: it would wait for such a load at once.
   const auto slot_of = [&](const UpdateIndex& update_index) {
     const int sequence = __shfl_sync(0xffffffffU, update_index.sequence, 0);
     return p.slots != nullptr ? p.slots[sequence] : sequence;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateCtas<Element>)
   const auto states_at = [&](int channel, int slot) {
     return p.states + channel * kStateDim + n + std::int64_t{slot} * (p.heads * kStateDim);
   };
-  const auto ask = [&](const UpdateIndex& update_index, int stage, int slot) {
+  const auto issue_state_loads = [&](const UpdateIndex& update_index, int stage, int slot) {
     const bool present = present_in(update_index) && slot >= 0;
     const float* const from = states_at(channel_of(update_index), present ? slot : 0);
 #pragma unroll
@@ -151,24 +151,24 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateCtas<Element>)
   };
 
   const int cta = static_cast<int>(blockIdx.x);
-  const int first = cta * update_loop.blocks_each + (cta < update_loop.longer_loops ? cta : update_loop.longer_loops);
-  const int end = first + update_loop.blocks_each + (cta < update_loop.longer_loops ? 1 : 0);
+  const int first = cta * update_loop.blocks_per_cta + (cta < update_loop.longer_ctas ? cta : update_loop.longer_ctas);
+  const int end = first + update_loop.blocks_per_cta + (cta < update_loop.longer_ctas ? 1 : 0);
   int slots[kUpdateStages];
 #pragma unroll
   for (int stage = 0; stage < kUpdateStages; ++stage) {
-    slots[stage] = first + stage < end ? slot_of(place_of(first + stage)) : -1;
+    slots[stage] = first + stage < end ? slot_of(index_of(first + stage)) : -1;
   }
 #pragma unroll
   for (int stage = 0; stage < kUpdateStages; ++stage) {
-    if (first + stage < end) ask(place_of(first + stage), stage, slots[stage]);
+    if (first + stage < end) issue_state_loads(index_of(first + stage), stage, slots[stage]);
     copy_commit();
   }
-  UpdateIndex update_index = place_of(first);
+  UpdateIndex update_index = index_of(first);
   UpdateInputs<Element> next = inputs_of(update_index);
-  int asked_slot = first + kUpdateStages < end ? slot_of(place_of(first + kUpdateStages)) : -1;
+  int next_slot = first + kUpdateStages < end ? slot_of(index_of(first + kUpdateStages)) : -1;
 
   int rates_of = -1;
-  Four rates[kUpdateRows];
+  Vec4 rates[kUpdateRows];
   int stage = 0;
   for (int block = first; block < end; ++block) {
     const int channel = channel_of(update_index);
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateCtas<Element>)
       }
     }
     const UpdateInputs<Element> inputs = next;
-    const UpdateIndex next_index = place_of(block + 1);
+    const UpdateIndex next_index = index_of(block + 1);
     if (block + 1 < end) next = inputs_of(next_index);
     const float own_x = to_float(inputs.x);
     const float own_dt = make_dt(to_float(inputs.dt), own_terms[thread].x, p.softplus, p.dt_min, p.dt_max);
@@ -196,15 +196,15 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateCtas<Element>)
     float* const states = states_at(channel, inputs.slot);
     float b[kUpdateWidth];
     float c[kUpdateWidth];
-    take_apart<Element>(inputs.b, b);
-    take_apart<Element>(inputs.c, c);
+    unpack_elements<Element>(inputs.b, b);
+    unpack_elements<Element>(inputs.c, c);
     copy_wait<kUpdateStages - 1>();
     float y[kUpdateRows];
 #pragma unroll
     for (int row = 0; row < kUpdateRows; ++row) {
       const float dt = __shfl_sync(0xffffffffU, own_dt, row * kLanesOfRow, kLanes);
       const float input = __shfl_sync(0xffffffffU, own_input, row * kLanesOfRow, kLanes);
-      Four state = load_state<true>(&stages[stage][row][thread].x);
+      Vec4 state = load_state<true>(&stages[stage][row][thread].x);
       y[row] = 0.0F;
 #pragma unroll
       for (int i = 0; i < kUpdateWidth; ++i) {
@@ -214,9 +214,9 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateCtas<Element>)
       }
       if (present) store_state<true>(states + row * kRowFloats, state);
     }
-    if (block + kUpdateStages < end) ask(place_of(block + kUpdateStages), stage, asked_slot);
+    if (block + kUpdateStages < end) issue_state_loads(index_of(block + kUpdateStages), stage, next_slot);
     copy_commit();
-    if (block + kUpdateStages + 1 < end) asked_slot = slot_of(place_of(block + kUpdateStages + 1));
+    if (block + kUpdateStages + 1 < end) next_slot = slot_of(index_of(block + kUpdateStages + 1));
     stage = stage + 1 < kUpdateStages ? stage + 1 : 0;
 
     float value = sum_of_own_row<kLanes>(y, lane);
