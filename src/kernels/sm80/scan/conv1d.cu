@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// The kernels of sm80_conv1d. A thread computes eight channels of a tile of tokens, and prefetches tokens with
+// cp.async.
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/cuda/load_kernel.hpp"
@@ -14,14 +16,14 @@ using cuda::load_kernel;
 using cuda::to_float;
 
 constexpr int kThreads = 128;
-// Registers and shared memory are shared among so many.
+// CTAs per SM, which share registers and shared memory.
 template <class Element>
 constexpr int kCtasOfMultiprocessor = sizeof(Element) > 2 ? 4 : 5;
-constexpr int kChannels = 8;  // of a thread
-constexpr int kTogether = 4;  // tokens that are asked for, and computed, together
-constexpr int kAhead = 2;     // so often are some on their way, while others are computed
+constexpr int kChannels = 8;       // per thread
+constexpr int kTokensPerStep = 4;  // tokens loaded and computed per iteration
+constexpr int kStages = 2;         // pipeline stages of kTokensPerStep tokens
 
-// Eight neighbouring channels of one token, as they are in memory.
+// Eight adjacent channels of one token, as stored.
 template <class Element>
 struct alignas(16) Eight {
   Element v[kChannels];
@@ -61,7 +63,7 @@ __device__ __forceinline__ Eight<Element> zeros() {
   return eight;
 }
 
-// Weights and bias of a thread's channels.
+// Weights and bias of a thread's channels. weight: [width][channels].
 template <int kWidth>
 struct Filter {
   float weight[kWidth][kChannels];
@@ -79,7 +81,7 @@ struct Filter {
     if (p.bias != nullptr) load(p.bias + channel, p.filter_aligned, bias);
   }
 
-  // A row of y, of kWidth tokens from `first` on.
+  // One token of y, from kWidth tokens from `first` on.
   template <class Element, int kTokens>
   __device__ __forceinline__ Eight<Element> convolve(const Eight<Element> (&tokens)[kTokens], int first,
                                                      bool with_silu) const {
@@ -95,7 +97,7 @@ struct Filter {
   }
 
  private:
-  // Lanes read lines of their own, so few wide loads matter.
+  // Lanes read separate cache lines, so few wide loads are faster.
   template <int kCount>
   static __device__ __forceinline__ void load(const float* from, bool aligned, float (&to)[kCount]) {
     if (aligned) {
@@ -114,10 +116,10 @@ struct Filter {
   }
 };
 
-// Token `token` of a run, which may be in its halo, or a zero in front of the sequence.
+// Loads a token of a run. A negative one is in the run's halo, or zero before the sequence.
 template <class Element>
-__device__ __forceinline__ Eight<Element> token_of(const Conv1dParams& p, const Conv1dRunEntry& run, std::int64_t token,
-                                                   std::int64_t channel) {
+__device__ __forceinline__ Eight<Element> load_token(const Conv1dParams& p, const Conv1dRunEntry& run,
+                                                     std::int64_t token, std::int64_t channel) {
   if (token >= 0) {
     return load_eight(static_cast<const Element*>(p.x) + (run.row + token) * p.x_stride + channel, p.aligned);
   }
@@ -125,47 +127,47 @@ __device__ __forceinline__ Eight<Element> token_of(const Conv1dParams& p, const 
   return load_eight(static_cast<const Element*>(run.before) + (token + p.width - 1) * p.channels + channel, p.aligned);
 }
 
-// Tokens of a thread's channels that are on their way from memory, in places of shared memory that are the thread's
-// own: it takes no registers to ask for many, and nobody waits for another thread.
+// cp.async pipeline of a thread's channels. Each thread has its own buffers in shared memory, so prefetching takes no
+// registers and needs no synchronization.
 template <class Element, bool kAligned>
-class Arriving {
+class TokenPipeline {
  public:
-  static constexpr int kPieces = sizeof(Eight<Element>) / 16;
-  static constexpr int kPlaces = kAhead * kTogether;
-  using Places = uint4[kPlaces][kPieces][kThreads];
+  static constexpr int kVectors = sizeof(Eight<Element>) / 16;
+  static constexpr int kBufferTokens = kStages * kTokensPerStep;
+  using Buffers = uint4[kBufferTokens][kVectors][kThreads];
 
-  __device__ __forceinline__ Arriving(Places& places, const Element* from, std::int64_t stride)
-      : mine_(cuda::shared_address(&places[0][0][threadIdx.x])), from_(from), stride_(stride) {}
+  __device__ __forceinline__ TokenPipeline(Buffers& buffers, const Element* from, std::int64_t stride)
+      : address_(cuda::shared_address(&buffers[0][0][threadIdx.x])), from_(from), stride_(stride) {}
 
-  // Asks for kTogether tokens more, of which `present` are there, in the nth of kAhead parts of the places.
-  __device__ __forceinline__ void ask(int nth, int present) {
+  // Issues the loads of the next kTokensPerStep tokens, of which `present` exist, into stage `nth`.
+  __device__ __forceinline__ void issue_loads(int nth, int present) {
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i, from_ += stride_) {
+    for (int i = 0; i < kTokensPerStep; ++i, from_ += stride_) {
 #pragma unroll
-      for (int piece = 0; piece < kPieces && i < present; ++piece) {
-        cuda::copy_chunk(at(nth, i, piece), reinterpret_cast<const char*>(from_) + 16 * piece, true, kAligned);
+      for (int vector = 0; vector < kVectors && i < present; ++vector) {
+        cuda::copy_chunk(at(nth, i, vector), reinterpret_cast<const char*>(from_) + 16 * vector, true, kAligned);
       }
     }
     cuda::copy_commit();
   }
-  // Those that were asked for first have arrived.
-  __device__ __forceinline__ void take(int nth, Eight<Element>* tokens) const {
-    cuda::copy_wait<kAhead - 1>();
+  // Waits for the oldest stage and reads it.
+  __device__ __forceinline__ void wait_and_read(int nth, Eight<Element>* tokens) const {
+    cuda::copy_wait<kStages - 1>();
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kTokensPerStep; ++i) {
 #pragma unroll
-      for (int piece = 0; piece < kPieces; ++piece) {
-        reinterpret_cast<uint4*>(&tokens[i])[piece] = cuda::load_shared_16(at(nth, i, piece));
+      for (int vector = 0; vector < kVectors; ++vector) {
+        reinterpret_cast<uint4*>(&tokens[i])[vector] = cuda::load_shared_16(at(nth, i, vector));
       }
     }
   }
 
  private:
-  __device__ __forceinline__ std::uint32_t at(int nth, int token, int piece) const {
-    return mine_ + static_cast<std::uint32_t>(((nth * kTogether + token) * kPieces + piece) * kThreads * 16);
+  __device__ __forceinline__ std::uint32_t at(int nth, int token, int vector) const {
+    return address_ + static_cast<std::uint32_t>(((nth * kTokensPerStep + token) * kVectors + vector) * kThreads * 16);
   }
 
-  std::uint32_t mine_;
+  std::uint32_t address_;
   const Element* from_;
   std::int64_t stride_;
 };
@@ -176,52 +178,52 @@ __global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor<Element>)
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
   if (channel >= p.channels) return;
   int nth = 0;
-  while (nth + 1 < p.run_count && p.runs[nth + 1].first_piece <= blockIdx.x) ++nth;
+  while (nth + 1 < p.run_count && p.runs[nth + 1].first_tile <= blockIdx.x) ++nth;
   const Conv1dRunEntry& run = p.runs[nth];
-  const std::int64_t begin = (blockIdx.x - run.first_piece) * kPieceTokens;
+  const std::int64_t begin = (blockIdx.x - run.first_tile) * kTileTokens;
   const std::int64_t left = run.tokens - begin;
-  const int count = static_cast<int>(left < kPieceTokens ? left : kPieceTokens);
-  // The tokens in front of the next ones, and those.
+  const int count = static_cast<int>(left < kTileTokens ? left : kTileTokens);
+  // The last kWidth − 1 tokens, followed by the current ones.
   constexpr int kBefore = kWidth - 1;
-  Eight<Element> tokens[kBefore + kTogether];
+  Eight<Element> tokens[kBefore + kTokensPerStep];
   Element* y = static_cast<Element*>(p.y) + (run.row + begin) * p.y_stride + channel;
-  using X = Arriving<Element, kAligned>;
-  __shared__ typename X::Places places;
-  X x(places, static_cast<const Element*>(p.x) + (run.row + begin) * p.x_stride + channel, p.x_stride);
+  using X = TokenPipeline<Element, kAligned>;
+  __shared__ typename X::Buffers buffers;
+  X x(buffers, static_cast<const Element*>(p.x) + (run.row + begin) * p.x_stride + channel, p.x_stride);
 #pragma unroll
-  for (int nth = 0; nth < kAhead; ++nth) x.ask(nth, count - nth * kTogether);
+  for (int nth = 0; nth < kStages; ++nth) x.issue_loads(nth, count - nth * kTokensPerStep);
 #pragma unroll
-  for (int k = 0; k < kBefore; ++k) tokens[k] = token_of<Element>(p, run, begin + k - kBefore, channel);
+  for (int k = 0; k < kBefore; ++k) tokens[k] = load_token<Element>(p, run, begin + k - kBefore, channel);
   const Filter<kWidth> filter(p, channel);
 #pragma unroll 1
-  for (int first = 0, nth = 0; first < count; first += kTogether, nth = nth + 1 == kAhead ? 0 : nth + 1) {
-    x.take(nth, tokens + kBefore);
+  for (int first = 0, nth = 0; first < count; first += kTokensPerStep, nth = nth + 1 == kStages ? 0 : nth + 1) {
+    x.wait_and_read(nth, tokens + kBefore);
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < kTokensPerStep; ++i) {
       if (first + i < count) store_eight(y, kAligned, filter.convolve(tokens, i, p.silu));
       y += p.y_stride;
     }
-    x.ask(nth, count - first - kAhead * kTogether);  // to where those lay that are computed
+    x.issue_loads(nth, count - first - kStages * kTokensPerStep);  // overwrites the stage that has been computed
 #pragma unroll
-    for (int k = 0; k < kBefore; ++k) tokens[k] = tokens[kTogether + k];
+    for (int k = 0; k < kBefore; ++k) tokens[k] = tokens[kTokensPerStep + k];
   }
 }
 
-// A thread reads its channels' tokens before it writes them: the halo behind a run may lie where the one in front does.
+// A thread loads its channels before it stores them, as the halo after a run may overwrite the one before it.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) halo_kernel(const __grid_constant__ Conv1dParams p) {
   const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
   const Conv1dRunEntry& run = p.runs[blockIdx.x];
-  if (channel >= p.channels || run.behind == nullptr) return;
+  if (channel >= p.channels || run.after == nullptr) return;
   Eight<Element> tokens[kMaxWidth - 1];
 #pragma unroll
   for (int k = 0; k < kMaxWidth - 1; ++k) {
-    if (k < p.width - 1) tokens[k] = token_of<Element>(p, run, run.tokens - (p.width - 1) + k, channel);
+    if (k < p.width - 1) tokens[k] = load_token<Element>(p, run, run.tokens - (p.width - 1) + k, channel);
   }
 #pragma unroll
   for (int k = 0; k < kMaxWidth - 1; ++k) {
     if (k < p.width - 1) {
-      store_eight(static_cast<Element*>(run.behind) + k * p.channels + channel, p.aligned, tokens[k]);
+      store_eight(static_cast<Element*>(run.after) + k * p.channels + channel, p.aligned, tokens[k]);
     }
   }
 }
@@ -294,11 +296,11 @@ void load_conv1d(Dtype dtype, int width) {
 void conv1d_runs(const Conv1dParams& params, Dtype dtype, cudaStream_t stream) {
   const Kernels kernels = kernels_of(dtype, params.width);
   const auto kernel = params.aligned ? kernels.convolve : kernels.conv1d_unaligned;
-  kernel<<<grid_of(params, params.pieces), kThreads, 0, stream>>>(params);
+  kernel<<<grid_of(params, params.tiles), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm80_conv1d");
 }
 
-void keep_halos(const Conv1dParams& params, Dtype dtype, cudaStream_t stream) {
+void store_halos(const Conv1dParams& params, Dtype dtype, cudaStream_t stream) {
   kernels_of(dtype, params.width).halo<<<grid_of(params, params.run_count), kThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "halos of sm80_conv1d");
 }

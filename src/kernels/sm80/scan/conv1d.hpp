@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of sm80_conv1d. They enqueue, and throw what the launch fails with.
+// The kernels of sm80_conv1d, launched by sm80_conv1d.cpp. Functions enqueue and throw if a launch fails.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,14 +11,14 @@
 namespace ringattn::sm80 {
 
 inline constexpr int kMaxWidth = 4;
-inline constexpr int kConv1dRunsPerLaunch = 64;  // travel as kernel arguments
+inline constexpr int kConv1dRunsPerLaunch = 64;  // passed as kernel arguments
 
 struct Conv1dRunEntry {
   std::int64_t row;
   std::int64_t tokens;
-  std::int64_t first_piece;  // of the launch's pieces
-  const void* before;        // or null, as is the one behind
-  void* behind;
+  std::int64_t first_tile;  // index of its first token tile in the launch
+  const void* before;       // [width - 1, channels], the halo before the run, or null; `after` likewise
+  void* after;
 };
 
 struct Conv1dParams {
@@ -26,33 +26,34 @@ struct Conv1dParams {
   std::int32_t run_count;
   std::int32_t width;
   std::int64_t channels;
-  std::int64_t pieces;  // of all runs of the launch
+  std::int64_t tiles;  // token tiles of all runs in the launch
   const void* x;
   void* y;
-  std::int64_t x_stride, y_stride;  // of tokens, in elements
+  std::int64_t x_stride, y_stride;  // between tokens, in elements
   const float* weight;
   const float* bias;  // or null
   bool silu;
-  bool aligned;         // eight channels of x, y and halos begin at multiples of 16 bytes
-  bool filter_aligned;  // as do weights and bias
+  bool aligned;         // eight channels of x, y and halos are aligned to 16 bytes
+  bool filter_aligned;  // weight and bias are aligned to 16 bytes
 };
 static_assert(sizeof(Conv1dParams) <= 4000, "kernel arguments are at most 4 KiB");
 
-// Tokens of a run that a thread computes: pieces of a run have so many, the last one maybe fewer.
-inline constexpr int kPieceTokens = 64;
+// Tokens per thread. The last tile of a run may have fewer.
+inline constexpr int kTileTokens = 64;
 
-// Loads all of them onto the current device (load_kernel.hpp).
+// Loads all kernels of this dtype and width onto the current device (load_kernel.hpp).
 void load_conv1d(Dtype dtype, int width);
 
 void conv1d_runs(const Conv1dParams& params, Dtype dtype, cudaStream_t stream);
-// The halos behind runs. May write where those in front of them lie, so it follows conv1d_runs() of all runs.
-void keep_halos(const Conv1dParams& params, Dtype dtype, cudaStream_t stream);
+// Stores the halos after runs. They may overwrite those before runs, so conv1d_runs() of all runs must be enqueued
+// first.
+void store_halos(const Conv1dParams& params, Dtype dtype, cudaStream_t stream);
 
-// One token of each sequence: x and y are [sequences, channels], and so many halos are updated in place.
+// Decode step: one token per sequence. x and y are [sequences, channels]. The sequences' halos are updated in place.
 struct Conv1dStep {
   std::int64_t sequences;
   void* halos;
-  const std::int32_t* slots;  // as of UpdateParams
+  const std::int32_t* slots;  // as UpdateParams::slots
 };
 void update_halos(const Conv1dParams& params, const Conv1dStep& step, Dtype dtype, cudaStream_t stream);
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The scan with a decay for each state of each channel, token by token in fp32. A lane has up to 16 states of a channel
-// in registers; a channel with more is spread over neighbouring lanes, whose parts of y are added in a fixed order. The
-// channels of a CTA belong to one group, and B and C of some tokens lie in shared memory for all of them.
+// Selective scan (one decay per state of each channel), token by token in fp32. A lane has up to 16 states of a channel
+// in registers. Larger states are distributed over adjacent lanes, whose addends of y are summed in a fixed order. The
+// channels of a CTA are in one group and share tiles of B and C in shared memory.
 #include "base/cuda.hpp"
 #include "kernels/cuda/load_kernel.hpp"
 #include "kernels/cuda/scan/head_blocks.cuh"
@@ -20,29 +20,29 @@ using cuda::SsmTensor;
 using cuda::to_float;
 
 constexpr int kThreads = 128;
-constexpr int kStates = 16;        // of a lane
-constexpr int kTileFloats = 2048;  // of B, and as many of C, in shared memory
+constexpr int kStates = 16;        // per lane
+constexpr int kTileFloats = 2048;  // floats of B, and of C, in shared memory
 constexpr int kMaxTileTokens = 64;
-constexpr int kTogether = 4;  // tokens that are loaded, and computed, together
+constexpr int kTokensPerStep = 4;  // tokens loaded and computed per iteration
 
 struct SelectiveScanParams {
   SsmParams scan;
-  std::int32_t lanes;   // of a channel
-  std::int32_t blocks;  // of channels; CTAs of one segment follow each other
+  std::int32_t lanes;   // per channel
+  std::int32_t blocks;  // channel blocks; CTAs of one segment have consecutive indices
 };
 static_assert(sizeof(SelectiveScanParams) <= 4096);
 
-// B or C of some tokens as fp32, [tokens, columns]; columns that the scan lacks are 0, and so are tokens up to a
-// multiple of kTogether.
+// Loads B or C of some tokens as fp32 [tokens, columns]. Columns from state_dim on, and tokens up to a multiple of
+// kTokensPerStep, are zero.
 template <class Element>
 __device__ void load_tile(const SsmTensor& tensor, std::int64_t row, int tokens, int group, int state_dim, int columns,
                           float* tile) {
-  const int whole = (tokens + kTogether - 1) / kTogether * kTogether;
+  const int whole = (tokens + kTokensPerStep - 1) / kTokensPerStep * kTokensPerStep;
   for (int i = static_cast<int>(threadIdx.x); i < whole * columns; i += kThreads) {
     const int token = i / columns;
     const int column = i % columns;
-    const bool there = token < tokens && column < state_dim;
-    tile[i] = there ? to_float(element_at<Element>(tensor, row + token, group)[column]) : 0.0F;
+    const bool in_range = token < tokens && column < state_dim;
+    tile[i] = in_range ? to_float(element_at<Element>(tensor, row + token, group)[column]) : 0.0F;
   }
 }
 
@@ -57,14 +57,14 @@ __device__ __forceinline__ void load_states(const float* from, float (&to)[kStat
   }
 }
 
-// What kTogether tokens have of a channel.
+// Inputs of kTokensPerStep tokens of a channel.
 template <class Element, bool kOutputs>
-struct GivenTokens {
-  Element x[kTogether];
-  Element dt[kTogether];
-  Element z[kOutputs ? kTogether : 1];
+struct TokenInputs {
+  Element x[kTokensPerStep];
+  Element dt[kTokensPerStep];
+  Element z[kOutputs ? kTokensPerStep : 1];
 
-  // Of tokens from `row` on, of which `count` are there, if not more.
+  // Loads tokens from `row` on. Only the first `count` exist.
   __device__ __forceinline__ void load(const SsmParams& p, std::int64_t row, int count, int channel) {
     load_rows(p.x, row, count, channel, x);
     load_rows(p.dt, row, count, channel, dt);
@@ -75,10 +75,10 @@ struct GivenTokens {
 
  private:
   static __device__ __forceinline__ void load_rows(const SsmTensor& tensor, std::int64_t row, int count, int channel,
-                                                   Element (&to)[kTogether]) {
+                                                   Element (&to)[kTokensPerStep]) {
     const Element* from = element_at<Element>(tensor, row, channel);
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i, from += tensor.token_stride) {
+    for (int i = 0; i < kTokensPerStep; ++i, from += tensor.token_stride) {
       to[i] = from_float<Element>(0.0F);
       if (i < count) to[i] = *from;
     }
@@ -96,12 +96,12 @@ __global__ void __launch_bounds__(kThreads, 5)
   const int in_block = static_cast<int>(threadIdx.x) / params.lanes;
   const bool present = in_block < block.count;
   const int channel = block.first + (present ? in_block : 0);
-  const int part = static_cast<int>(threadIdx.x) % params.lanes;
-  const int first_state = part * kStates;
+  const int lane = static_cast<int>(threadIdx.x) % params.lanes;
+  const int first_state = lane * kStates;
   const int columns = params.lanes * kStates;
   const int tile_tokens = kTileFloats / columns < kMaxTileTokens ? kTileFloats / columns : kMaxTileTokens;
 
-  // States that the scan lacks stay 0.
+  // States from state_dim on stay 0.
   const std::int64_t of_segment = segment.index * p.heads + channel;
   float rates[kStates];
   float state[kStates];
@@ -122,46 +122,46 @@ __global__ void __launch_bounds__(kThreads, 5)
   }
   const float skip = kOutputs && p.d != nullptr ? p.d[channel] : 0.0F;
   const float bias = cuda::dt_bias_of(p.dt_bias, channel);
-  float time = 0.0F;  // the sum of dt
-  GivenTokens<Element, kOutputs> next;
+  float dt_sum = 0.0F;
+  TokenInputs<Element, kOutputs> next;
   next.load(p, segment.row, present ? segment.tokens : 0, channel);
 
   for (int tile = 0; tile < segment.tokens; tile += tile_tokens) {
     const int left = segment.tokens - tile;
     const int tokens = left < tile_tokens ? left : tile_tokens;
     const std::int64_t row = segment.row + tile;
-    __syncthreads();  // nobody reads the tile before any more
+    __syncthreads();  // all reads of the previous tile are done
     load_tile<Element>(p.b, row, tokens, block.group, p.state_dim, columns, b_tile);
     if (kOutputs) load_tile<Element>(p.c, row, tokens, block.group, p.state_dim, columns, c_tile);
     __syncthreads();
 #pragma unroll 1
-    for (int first = 0; first < tokens; first += kTogether) {
-      const GivenTokens<Element, kOutputs> given = next;
+    for (int first = 0; first < tokens; first += kTokensPerStep) {
+      const TokenInputs<Element, kOutputs> given = next;
       const int count = tokens - first;
-      next.load(p, row + first + kTogether, present ? left - first - kTogether : 0, channel);
-      // Tokens that aren't there have a step and an input of 0, which change no state; their B and C are 0.
-      float step[kTogether];
-      float input[kTogether];
+      next.load(p, row + first + kTokensPerStep, present ? left - first - kTokensPerStep : 0, channel);
+      // Tokens from `count` on have dt 0 and input 0, which do not change the state. Their B and C are 0.
+      float dt[kTokensPerStep];
+      float input[kTokensPerStep];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) step[i] = __fadd_rn(to_float(given.dt[i]), bias);
+      for (int i = 0; i < kTokensPerStep; ++i) dt[i] = __fadd_rn(to_float(given.dt[i]), bias);
       if (p.softplus) {
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) step[i] = cuda::softplus(step[i]);
+        for (int i = 0; i < kTokensPerStep; ++i) dt[i] = cuda::softplus(dt[i]);
       }
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        step[i] = i < count ? cuda::smaller(cuda::larger(step[i], p.dt_min), p.dt_max) : 0.0F;
-        input[i] = __fmul_rn(step[i], to_float(given.x[i]));
-        time = __fadd_rn(time, step[i]);
+      for (int i = 0; i < kTokensPerStep; ++i) {
+        dt[i] = i < count ? cuda::smaller(cuda::larger(dt[i], p.dt_min), p.dt_max) : 0.0F;
+        input[i] = __fmul_rn(dt[i], to_float(given.x[i]));
+        dt_sum = __fadd_rn(dt_sum, dt[i]);
       }
-      float y[kTogether];
+      float y[kTokensPerStep];
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
+      for (int i = 0; i < kTokensPerStep; ++i) {
         float b[kStates];
         load_states(b_tile + (first + i) * columns + first_state, b);
 #pragma unroll
         for (int n = 0; n < kStates; ++n) {
-          const float decay = cuda::exp2_approx(__fmul_rn(step[i], rates[n]));
+          const float decay = cuda::exp2_approx(__fmul_rn(dt[i], rates[n]));
           state[n] = __fmaf_rn(decay, state[n], __fmul_rn(input[i], b[n]));
         }
         if constexpr (kOutputs) {
@@ -175,20 +175,20 @@ __global__ void __launch_bounds__(kThreads, 5)
       if constexpr (kOutputs) {
         for (int other = params.lanes / 2; other > 0; other /= 2) {
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) y[i] = __fadd_rn(y[i], __shfl_xor_sync(0xffffffffU, y[i], other));
+          for (int i = 0; i < kTokensPerStep; ++i) y[i] = __fadd_rn(y[i], __shfl_xor_sync(0xffffffffU, y[i], other));
         }
-        if (!present || part != 0) continue;
+        if (!present || lane != 0) continue;
         if (p.d != nullptr) {
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) y[i] = __fmaf_rn(skip, to_float(given.x[i]), y[i]);
+          for (int i = 0; i < kTokensPerStep; ++i) y[i] = __fmaf_rn(skip, to_float(given.x[i]), y[i]);
         }
         if (p.z.data != nullptr) {
 #pragma unroll
-          for (int i = 0; i < kTogether; ++i) y[i] = __fmul_rn(y[i], cuda::silu(to_float(given.z[i])));
+          for (int i = 0; i < kTokensPerStep; ++i) y[i] = __fmul_rn(y[i], cuda::silu(to_float(given.z[i])));
         }
         Element* target = static_cast<Element*>(p.y) + (row + first) * p.y_token_stride + channel * p.y_head_stride;
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i, target += p.y_token_stride) {
+        for (int i = 0; i < kTokensPerStep; ++i, target += p.y_token_stride) {
           if (i < count) *target = from_float<Element>(y[i]);
         }
       }
@@ -200,14 +200,14 @@ __global__ void __launch_bounds__(kThreads, 5)
     for (int n = 0; n < kStates; ++n) {
       if (first_state + n < p.state_dim) p.states[of_segment * p.state_dim + first_state + n] = state[n];
     }
-    if (part == 0) p.logs[of_segment] = time;
+    if (lane == 0) p.logs[of_segment] = dt_sum;
   }
 }
 
-using Selective = void(SelectiveScanParams);
+using Kernel = void(SelectiveScanParams);
 
 template <bool kOutputs>
-Selective* kernel_of(Dtype dtype) {
+Kernel* kernel_of(Dtype dtype) {
   switch (dtype) {
     case Dtype::kF32:
       return selective_scan_kernel<float, kOutputs>;
@@ -218,7 +218,7 @@ Selective* kernel_of(Dtype dtype) {
   }
 }
 
-void launch(Selective* kernel, const SsmParams& scan, cudaStream_t stream) {
+void launch(Kernel* kernel, const SsmParams& scan, cudaStream_t stream) {
   SelectiveScanParams params{scan, 1, 0};
   while (params.lanes * kStates < scan.state_dim) params.lanes *= 2;
   params.blocks = cuda::head_blocks(scan, kThreads / params.lanes);

@@ -14,7 +14,7 @@ namespace {
 constexpr std::uint64_t kAlignment = 16;
 static_assert(kMaxWidth == kMaxConv1dWidth);
 
-std::uint64_t place(const void* data) { return reinterpret_cast<std::uint64_t>(data); }
+std::uint64_t address_of(const void* data) { return reinterpret_cast<std::uint64_t>(data); }
 
 class DeviceConv1d final : public CausalConv1dKernel {
  public:
@@ -29,9 +29,9 @@ class DeviceConv1d final : public CausalConv1dKernel {
     check_causal_conv1d_task(spec_, task);
     if (progress) progress();
     const DeviceGuard guard(device_);
-    // A halo behind a run may lie where one in front of it does, so all rows come first.
+    // The halo after a run may overwrite one before a run, so the convolutions of all runs come first.
     for_each_launch(task, [&](const Conv1dParams& p) { conv1d_runs(p, spec_.dtype, cuda_stream(stream)); });
-    for_each_launch(task, [&](const Conv1dParams& p) { keep_halos(p, spec_.dtype, cuda_stream(stream)); });
+    for_each_launch(task, [&](const Conv1dParams& p) { store_halos(p, spec_.dtype, cuda_stream(stream)); });
   }
 
   void update(const CausalConv1dUpdate& update, Stream stream) override {
@@ -39,12 +39,12 @@ class DeviceConv1d final : public CausalConv1dKernel {
     if (update.x.tokens == 0) return;
     const DeviceGuard guard(device_);
     Conv1dParams p = params_of(update);
-    p.aligned = p.aligned && place(update.halos) % kAlignment == 0;
+    p.aligned = p.aligned && address_of(update.halos) % kAlignment == 0;
     update_halos(p, {update.x.tokens, update.halos, update.slots}, spec_.dtype, cuda_stream(stream));
   }
 
  private:
-  // Without runs; `tensors` is a task or an update.
+  // Parameters without runs. `tensors`: a CausalConv1dTask or a CausalConv1dUpdate.
   template <class Tensors>
   Conv1dParams params_of(const Tensors& tensors) const {
     const auto bytes = static_cast<std::int64_t>(size_of(spec_.dtype));
@@ -59,8 +59,8 @@ class DeviceConv1d final : public CausalConv1dKernel {
     p.bias = tensors.bias;
     p.silu = spec_.silu;
     const auto strides = static_cast<std::uint64_t>((p.x_stride | p.y_stride) * bytes);
-    p.aligned = (place(p.x) | place(p.y) | strides) % kAlignment == 0;
-    p.filter_aligned = (place(p.weight) | place(p.bias)) % kAlignment == 0;
+    p.aligned = (address_of(p.x) | address_of(p.y) | strides) % kAlignment == 0;
+    p.filter_aligned = (address_of(p.weight) | address_of(p.bias)) % kAlignment == 0;
     return p;
   }
 
@@ -69,13 +69,13 @@ class DeviceConv1d final : public CausalConv1dKernel {
     const Conv1dParams empty = params_of(task);
     Conv1dParams p = empty;
     const auto flush = [&] {
-      if (p.pieces > 0) launch(p);
+      if (p.tiles > 0) launch(p);
       p = empty;
     };
     for (const CausalConv1dRun& run : task.runs) {
-      p.runs[p.run_count++] = {run.row, run.tokens, p.pieces, run.before, run.behind};
-      p.pieces += (run.tokens + kPieceTokens - 1) / kPieceTokens;
-      p.aligned = p.aligned && (place(run.before) | place(run.behind)) % kAlignment == 0;
+      p.runs[p.run_count++] = {run.row, run.tokens, p.tiles, run.before, run.behind};
+      p.tiles += (run.tokens + kTileTokens - 1) / kTileTokens;
+      p.aligned = p.aligned && (address_of(run.before) | address_of(run.behind)) % kAlignment == 0;
       if (p.run_count == kConv1dRunsPerLaunch) flush();
     }
     flush();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel row `sm80_conv1d`: fp32 arithmetic, eight channels a thread, rows of a piece of a run one after the
-// other. Moves x and y once, and of x the tokens in front of each piece.
+// The causal conv1d kernel `sm80_conv1d`: fp32 arithmetic, eight channels per thread, tokens of a tile in order. Reads
+// x and writes y once, and reads width − 1 tokens before each tile again.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace ringattn::sm80 {
 
-// `backend` is a CudaBackend and outlives the kernel.
+// `backend` must be a CudaBackend and must outlive the kernel.
 std::unique_ptr<CausalConv1dKernel> make_conv1d(const CausalConv1dSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm80

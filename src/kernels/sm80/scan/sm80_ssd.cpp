@@ -20,11 +20,11 @@ namespace {
 
 constexpr int kMaxHeadDim = kMaxWarps * kWarpDims;
 constexpr int kMaxStates = 256;
-constexpr int kChannels = 8;  // of a group: multiples of it
+constexpr int kChannels = 8;  // the channels of a group must be a multiple of this
 
 struct CompiledSsd {
   Dtype dtype;
-  int state_dim;  // at most
+  int state_dim;  // max.
   const SsdLauncher* launcher;
 };
 constexpr CompiledSsd kCompiled[] = {
@@ -40,9 +40,9 @@ const SsdLauncher& launcher_of(const SsmSpec& spec) {
   fail(ErrorCode::kInternal, "sm80_ssd was made for " + describe(spec), "it can't do that");
 }
 
-void require_dim(std::string_view name, int dim, int most, std::vector<std::string>& missing) {
-  if (dim >= 8 && dim <= most && dim % 8 == 0) return;
-  missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, most));
+void require_dim(std::string_view name, int dim, int max_dim, std::vector<std::string>& missing) {
+  if (dim >= 8 && dim <= max_dim && dim % 8 == 0) return;
+  missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, max_dim));
 }
 
 class SsdKernels final : public cuda::SegmentKernels {
@@ -85,7 +85,7 @@ class SelectiveScanKernels final : public cuda::SegmentKernels {
   Dtype dtype_;
 };
 
-// A chunk has to fit into the shared memory that a CTA may have, on every GPU here. Elsewhere it is taken to.
+// Adds an entry if a chunk does not fit into the shared memory of a CTA on some visible GPU.
 void require_shared_memory(const SsmSpec& spec, std::vector<std::string>& missing) {
   const std::size_t needed = launcher_of(spec).min_shared(spec.head_dim);
   for (const Gpu& gpu : visible_gpus()) {
@@ -105,7 +105,7 @@ void require_shared_memory(const SsmSpec& spec, std::vector<std::string>& missin
 
 std::vector<std::string> ssd_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
-  if (spec.state_decays) missing.push_back("a decay for each state (supported: one a head)");
+  if (spec.state_decays) missing.push_back("a decay per state (supported: one per head)");
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
   require_dim("head_dim", spec.head_dim, kMaxHeadDim, missing);
   require_dim("state_dim", spec.state_dim, kMaxStates, missing);
@@ -115,7 +115,7 @@ std::vector<std::string> ssd_missing(const SsmSpec& spec) {
 
 std::vector<std::string> selective_scan_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
-  if (!spec.state_decays) missing.push_back("one decay a head (supported: one for each state)");
+  if (!spec.state_decays) missing.push_back("one decay per head (supported: one per state)");
   if (spec.heads % spec.groups != 0 || spec.heads / spec.groups % kChannels != 0) {
     missing.push_back(fmt::format("{} channels in {} groups (supported: multiples of {} in each)", spec.heads,
                                   spec.groups, kChannels));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU scans. `sm80_ssd` has one decay a head (Mamba-2): products of chunks on tensor cores, states in registers;
-// what is rounded there says ssd_tiles.cuh. `sm80_selective_scan` has one for each state of each channel (Mamba-1), and
-// goes token by token in fp32. What they can do, and how to make one.
+// The SSM kernels `sm80_ssd` and `sm80_selective_scan`. `sm80_ssd` has one decay per head (Mamba-2). It uses tensor
+// cores within chunks and keeps states in registers; ssd_tiles.cuh says what is rounded. `sm80_selective_scan` has one
+// decay per state of each channel (Mamba-1), and goes token by token in fp32.
 #pragma once
 
 #include <memory>
@@ -13,11 +13,12 @@
 
 namespace ringattn::sm80 {
 
-// What `spec` requires that the kernel lacks; see KernelRow::missing. A GPU here may lack shared memory for it.
+// Requirements of `spec` that the kernel does not support. See KernelRow::missing. Includes too little shared memory on
+// a visible GPU.
 std::vector<std::string> ssd_missing(const SsmSpec& spec);
 std::vector<std::string> selective_scan_missing(const SsmSpec& spec);
 
-// `backend` is a CudaBackend and outlives the kernel.
+// `backend` must be a CudaBackend and must outlive the kernel.
 std::unique_ptr<SsmKernel> make_ssd(const SsmSpec& spec, Backend& backend);
 std::unique_ptr<SsmKernel> make_selective_scan(const SsmSpec& spec, Backend& backend);
 

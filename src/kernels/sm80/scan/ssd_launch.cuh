@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a task to the launches of sm80_ssd; the ssd_*.cu files instantiate it.
+// Launches of sm80_ssd for one element type and state_dim. Instantiated by ssd_*.cu.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace ringattn::sm80 {
 
-// Bytes of shared memory that a CTA may have.
+// Max. dynamic shared memory of a CTA, in bytes.
 inline int max_shared(int device) {
   int shared = 0;
   check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
@@ -17,13 +17,13 @@ inline int max_shared(int device) {
   return shared;
 }
 
-// Heads side by side and stages, as many as shared memory and threads allow. One head and one stage always fit:
-// make_ssd() has asked.
+// Chooses the most heads, then the most stages, that shared memory and max_threads allow. One head and one stage always
+// fit: ssd_missing() has checked.
 inline SsdShape shape_of(const SsmParams& p, int state_columns, bool with_outputs, int max_threads, int device) {
   const int shared = max_shared(device);
   SsdShape shape;
   shape.warps = (p.head_dim + kWarpDims - 1) / kWarpDims;
-  for (int heads = std::min({kMaxHeadsTogether, p.group_heads, max_threads / 32 / shape.warps}); heads > 0; --heads) {
+  for (int heads = std::min({kMaxHeadsPerCta, p.group_heads, max_threads / 32 / shape.warps}); heads > 0; --heads) {
     for (const int stages : {2, 1}) {
       shape.heads = heads;
       shape.stages = stages;
@@ -33,7 +33,7 @@ inline SsdShape shape_of(const SsmParams& p, int state_columns, bool with_output
   return shape;
 }
 
-// Loads a kernel onto the current device, with all of the shared memory that a CTA may have there: a launch takes what
+// Loads a kernel onto the current device, and allows it all shared memory that a CTA can have. A launch requests what
 // its shape needs.
 template <class Kernel>
 void load_ssd(Kernel kernel) {

@@ -47,7 +47,7 @@ void require_dim(std::string_view name, int dim, std::vector<std::string>& missi
 
 std::vector<std::string> ssd_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
-  if (spec.state_decays) missing.push_back("a decay for each state (supported: one a head)");
+  if (spec.state_decays) missing.push_back("a decay per state (supported: one per head)");
   if (spec.dtype != Dtype::kBf16) missing.push_back(fmt::format("{} (supported: bf16)", dtype_name(spec.dtype)));
   require_dim("head_dim", spec.head_dim, missing);
   require_dim("state_dim", spec.state_dim, missing);
