@@ -101,7 +101,7 @@ class CtaPairScorer {
     scale_and_mask<C>(p_, s, slots, number, special);
     float shift[2];
     update_offsets(s, tile, first, shift, factor);
-    // all warps have read the rotary keys, which the probabilities overwrite
+    // All warps have read the rotary keys, which the probabilities overwrite.
     named_sync(kCtaPairScoreBarrier, kWarpgroup);
     exponentiate<C>(p_, shift, s, sum);
     MlaProbabilities probability;

@@ -49,7 +49,7 @@ template <class Kernel>
 int max_active_clusters(Kernel kernel, int ctas, int shared_bytes) {
   cuda::PdlLaunch launch(ctas, kMlaThreads, shared_bytes, Stream{});
   launch.set_cluster_size(ctas);
-  // skips the PDL attribute: the occupancy query accepts only the cluster size
+  // Skips the PDL attribute: the occupancy query accepts only the cluster size.
   launch.config.attrs = launch.attributes + 1;
   launch.config.numAttrs = 1;
   int count = 0;

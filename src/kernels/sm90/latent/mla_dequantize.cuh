@@ -48,7 +48,7 @@ class MlaDequantizer {
     const int lane = thread_of_cta() % 32;
     constexpr int kRowBytes = Row::kRows * kPanelRowBytes;  // of one panel of this warp's rows
     barrier_wait(map_.fp8_full(stage), parity_of(tiles_));
-    // the fp8 values overwrite the other half, which is empty
+    // The producer has waited for the other half, which the fp8 values were loaded into.
     barrier_wait(map_.empty(stage, 0), parity_of(tiles_) ^ 1U);
 #pragma unroll
     for (int block = 0; block < kScaleBlocks; ++block) {

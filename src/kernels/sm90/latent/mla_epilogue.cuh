@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_rows(const DecodeParams& p, const MlaMap& 
         }
       }
     }
-    // else another work tile finishes the row, or the merge launch finds that none does
+    // A row without a partial here is finished by another work tile, or by the merge launch.
     if (!transition.ends && sees && present) {
 #pragma unroll
       for (int n = 0; n < C::kColumns / 16; ++n) {

@@ -103,7 +103,7 @@ class OutputColumns {
       const bool present = slot < rows;
       const DecodeCoord coord = coord_of(params, work_tile, present ? slot : rows - 1);
       if (!finishes(params, work_tile)) {
-        // else another work tile finishes the row, or the merge launch finds that none does
+        // A row without a partial here is finished by another work tile, or by the merge launch.
         if (!has_tiles || !present) continue;
         auto* const outputs = reinterpret_cast<float4*>(partial_of(params, work_tile, coord) + first_column);
 #pragma unroll

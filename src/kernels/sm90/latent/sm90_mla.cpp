@@ -88,12 +88,11 @@ class Sm90Mla final : public DecodeKernel {
       p.partial_splits = kv_splits_;
       if (shape.ctas == shape.blocks) p.whole = whole_;
     }
-    const auto max_active = static_cast<int>(std::min(work_tiles / shape.blocks, shape.max_active));
+    const auto clusters = static_cast<int>(std::min(work_tiles / shape.blocks, shape.max_active));
     const auto launch = [&](const auto& launcher, const auto& params) {
-      (shape.ctas > shape.blocks ? launcher.launch_cta_groups : launcher.launch)(params, shape.ctas, max_active,
-                                                                                 stream);
+      (shape.ctas > shape.blocks ? launcher.launch_cta_groups : launcher.launch)(params, shape.ctas, clusters, stream);
     };
-    // at least one TMA box for each CTA that loads a part of the tile
+    // At least one TMA box for each CTA that loads a part of the tile.
     const int box_rows = kMlaKeyTile / shape.blocks;
     if (spec_.format.is_plain()) {
       set_pages(step, kMlaKeyTile, box_rows, p);
@@ -140,7 +139,7 @@ class Sm90Mla final : public DecodeKernel {
     const auto address = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(scales.data));
     if ((address | scales.page_stride | scales.token_stride | scales.head_stride) % 16 != 0) {
       fail(ErrorCode::kUnsupported, fmt::format("{} can't read this compressed cache", row_.name),
-           "the start and the strides of its scales must be multiples of 16 bytes", "Lay it out so.");
+           "the start and the strides of its scales must be multiples of 16 bytes", "Use a cache with that alignment.");
     }
     return p;
   }
