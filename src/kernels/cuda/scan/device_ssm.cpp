@@ -43,8 +43,8 @@ std::size_t bytes_of(std::int64_t count, std::size_t floats) {
 
 class DeviceSsm final : public SsmKernel {
  public:
-  DeviceSsm(const SsmSpec& scan, std::unique_ptr<SegmentKernels> kernels, const CudaBackend& backend)
-      : spec_(scan), kernels_(std::move(kernels)), device_(backend.device()) {
+  DeviceSsm(const SsmSpec& spec, std::unique_ptr<SegmentKernels> kernels, const CudaBackend& backend)
+      : spec_(spec), kernels_(std::move(kernels)), device_(backend.device()) {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     kernels_->load();
