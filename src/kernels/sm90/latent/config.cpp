@@ -26,11 +26,11 @@ std::vector<std::string> mla_missing(const DecodeSpec& spec) {
   return missing;
 }
 
-std::vector<std::string> mla_configs(const MlaVariant& row) {
+std::vector<std::string> mla_configs(const MlaVariant& variant) {
   return {cuda::config_line(
       kLatentDim, kLatentDimV,
       fmt::format("tile {}x{}, KV splits of {} keys, 2 warpgroups, {} stages of keys, output columns of 1 to 4 CTAs",
-                  kQueryTile, kMlaKeyTile, row.tiles_per_kv_split * kMlaKeyTile, kMlaStages))};
+                  kQueryTile, kMlaKeyTile, variant.tiles_per_kv_split * kMlaKeyTile, kMlaStages))};
 }
 
 }  // namespace ringattn::sm90

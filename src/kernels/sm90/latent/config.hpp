@@ -46,6 +46,6 @@ inline constexpr MlaVariant kMlaSplit1kVariant{"sm90_mla_split1k", 1024 / kMlaKe
 
 // See KernelRow::missing and KernelRow::configs.
 std::vector<std::string> mla_missing(const DecodeSpec& spec);
-std::vector<std::string> mla_configs(const MlaVariant& row);
+std::vector<std::string> mla_configs(const MlaVariant& variant);
 
 }  // namespace ringattn::sm90

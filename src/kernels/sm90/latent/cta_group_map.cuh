@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared-memory layout and barriers of a CTA of cta_group_kernel (cta_group.cuh). CTA i of k has the i-th k-th of the
-// output panels, and scores tiles k · n + i, where tiles are counted over all work tiles of the cluster. It needs all
-// columns of these tiles as keys, and its own columns of every tile as values. Values are loaded again, and later, so
-// that a stage of keys is free as soon as the tile has been scored.
+// Shared-memory layout and barriers of a CTA of cta_group_kernel (cta_group.cuh). CTA i of k holds the output panels
+// from i · kPanels on, and scores tiles k · n + i, where tiles are counted over all work tiles of the cluster. It needs
+// all columns of these tiles as keys, and its own columns of every tile as values. Values are loaded again, and later,
+// so that a stage of keys is free as soon as the tile has been scored.
 //
 //   keys           [2][64 keys][192]     first column parts of the tiles that this CTA scores, double-buffered
 //   last keys      [64 keys][192]        the other column parts, rotary keys included, single-buffered

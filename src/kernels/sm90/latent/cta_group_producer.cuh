@@ -96,14 +96,14 @@ class CtaGroupKeyProducer {
       const int rows = box_rows_of(p_, work_tile.of.length - tile_at(own) * kMlaKeyTile);
 #pragma unroll 1
       for (std::uint32_t part = 0; part < kCtaGroupTileParts; ++part) {
-        fetch(work_tile.kv_head, of_warp(own / Map::kCtas), of_warp(part), box, rows);
+        load(work_tile.kv_head, of_warp(own / Map::kCtas), of_warp(part), box, rows);
       }
     }
   }
 
   // Loads a column part of the n-th tile that this CTA scores.
-  __device__ __forceinline__ void fetch(int head, std::uint32_t n, std::uint32_t part, const PageBox& box,
-                                        int rows) const {
+  __device__ __forceinline__ void load(int head, std::uint32_t n, std::uint32_t part, const PageBox& box,
+                                       int rows) const {
     // The stage is empty when the tile before it in the same stage has been scored.
     const MlaPipelineState scored = MlaPipelineState::of(part < Map::kDoubleBufferedParts ? n - 2 : n - 1);
     barrier_wait(map_.keys_empty(scored.index), scored.parity);
@@ -136,12 +136,12 @@ class CtaGroupValueProducer {
     for (int tile = work_tile.begin; tile < work_tile.end; ++tile) {
       const PageBox box = next;
       next = boxes_.find(work_tile, tile + 1);
-      fetch(work_tile.kv_head, box, box_rows_of(p_, work_tile.of.length - tile * kMlaKeyTile));
+      load(work_tile.kv_head, box, box_rows_of(p_, work_tile.of.length - tile * kMlaKeyTile));
     }
   }
 
  private:
-  __device__ __forceinline__ void fetch(int head, const PageBox& box, int rows) {
+  __device__ __forceinline__ void load(int head, const PageBox& box, int rows) {
     const std::uint32_t stage = of_warp(stage_.stage());
     barrier_wait(map_.values_empty(stage), stage_.parity() ^ 1U);
     boxes_.template issue_loads<Map::kPanels>(map_.panels(), map_.values(stage), map_.values_full(stage), rows, head,

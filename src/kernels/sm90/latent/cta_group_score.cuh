@@ -37,14 +37,14 @@ class CtaGroupScorer {
       arrive_producers();
       return;
     }
-    const ThreadRows slots = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
+    const ThreadRows thread_rows = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
     const BasicTileRange<int> plain = plain_tiles<C>(params_, work_tile);
     queries_.load(params_, work_tile, arrive_producers);
     offset_tile_ = first;
     softmax_offset_[0] = softmax_offset_[1] = -INFINITY;
     const auto mask = [&](MlaScores& s) {
       const int number = work_tile.begin + static_cast<int>(tile - first);
-      scale_and_mask<C>(p_, s, slots, number, number < plain.begin || number >= plain.end);
+      scale_and_mask<C>(p_, s, thread_rows, number, number < plain.begin || number >= plain.end);
     };
     const auto is_of_work_tile = [&](std::uint32_t number) { return static_cast<int>(tiles_ - number) > 0; };
     MlaScores s;

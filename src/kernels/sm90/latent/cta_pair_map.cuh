@@ -15,8 +15,8 @@
 //   info           [2]                   MlaWorkTileInfo
 //   barriers
 //
-// Shared halves are in the same stage in both CTAs. All of these are double-buffered by tile or by work tile. Tiles are
-// stored in swizzled panels of 64 columns, as in the attention kernel (sm90_attention).
+// Shared halves are in the same stage in both CTAs. Arrays with a leading [2] are double-buffered, by tile or by work
+// tile. Tiles are stored in swizzled panels of 64 columns, as in the attention kernel (sm90_attention).
 #pragma once
 
 #include "kernels/cuda/device/panels.hpp"

@@ -48,7 +48,7 @@ class CtaPairProducer {
     for (; static_cast<int>(tiles_ - own) > 0; own += 2) {
       const PageBox box = next;
       next = box_of_lane(p_, work_tile, tile_at(own + 2), 0, p_.boxes);
-      fetch(work_tile.kv_head, own, box, work_tile.of.length - tile_at(own) * kMlaKeyTile);
+      load(work_tile.kv_head, own, box, work_tile.of.length - tile_at(own) * kMlaKeyTile);
     }
   }
 
@@ -72,7 +72,7 @@ class CtaPairProducer {
   }
 
   // `left`: keys of the sequence from the tile's first key on.
-  __device__ __forceinline__ void fetch(int head, std::uint32_t tile, const PageBox& box, int left) const {
+  __device__ __forceinline__ void load(int head, std::uint32_t tile, const PageBox& box, int left) const {
     const MlaPipelineState state = cta_pair_pipeline_state(of_warp(tile));
     const std::uint32_t rank = map_.rank;
     const int rows = box_rows_of(p_, left);

@@ -37,7 +37,7 @@ class CtaPairScorer {
     if (static_cast<int>(tiles_ - tile) <= 0) arrive_producer();
     if (first == tiles_) return;
     if (static_cast<int>(tiles_ - tile) > 0) {
-      const ThreadRows slots = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
+      const ThreadRows thread_rows = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
       const BasicTileRange<int> plain = plain_tiles<C>(params_, work_tile);
       queries_.load(params_, work_tile, arrive_producer);
       const std::uint32_t begin = tile;
@@ -50,7 +50,7 @@ class CtaPairScorer {
           if (tile != begin) add_last();
         });
         const int number = work_tile.begin + static_cast<int>(tile - first);
-        score(s, slots, tile, number, tile == first, number < plain.begin || number >= plain.end, sum, factor);
+        score(s, thread_rows, tile, number, tile == first, number < plain.begin || number >= plain.end, sum, factor);
       }
       add_last();
     }
@@ -96,9 +96,9 @@ class CtaPairScorer {
 
   // Computes probabilities from scores and stores them for the sender. `number`: the tile's index in its sequence.
   // `first`: of the work tile. `special`: not all rows see all keys of the tile.
-  __device__ __forceinline__ void score(Scores& s, const ThreadRows& slots, std::uint32_t tile, int number, bool first,
-                                        bool special, float (&sum)[2], float (&factor)[2]) const {
-    scale_and_mask<C>(p_, s, slots, number, special);
+  __device__ __forceinline__ void score(Scores& s, const ThreadRows& thread_rows, std::uint32_t tile, int number,
+                                        bool first, bool special, float (&sum)[2], float (&factor)[2]) const {
+    scale_and_mask<C>(p_, s, thread_rows, number, special);
     float shift[2];
     update_offsets(s, tile, first, shift, factor);
     // All warps have read the rotary keys, which the probabilities overwrite.

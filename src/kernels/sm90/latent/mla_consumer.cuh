@@ -31,7 +31,7 @@ class MlaConsumer {
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     if (begins_rows(map_, work_tile)) load_queries(work_tile);
     first_column_ = static_cast<int>(warpgroup_) * C::kColumns;
-    const ThreadRows slots = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
+    const ThreadRows thread_rows = thread_rows_of<C>(params_, work_tile, tile_row_of_thread());
     const BasicTileRange<int> plain = plain_tiles<C>(params_, work_tile);
     const std::uint32_t first = tiles_;
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
@@ -44,7 +44,7 @@ class MlaConsumer {
       const int number = work_tile.begin + static_cast<int>(tile - first);
       std::uint32_t probability[kMlaKeyTile / 16][4];
       const RowStats stats =
-          softmax_step(s, slots, number, !kOthers, number < plain.begin || number >= plain.end, probability);
+          softmax_step(s, thread_rows, number, !kOthers, number < plain.begin || number >= plain.end, probability);
       send_probabilities_of_tile(probability, stats, tile);
       before();
       if (stats.moved) scale_outputs(stats.factor);
@@ -104,7 +104,7 @@ class MlaConsumer {
       pin(o_);
       release(tiles_ - 1);
     }
-    store_rows<C>(params_, map_, work_tile, slots, first_column_, first != tiles_, o_);
+    store_rows<C>(params_, map_, work_tile, thread_rows, first_column_, first != tiles_, o_);
     named_sync(kBothWarpgroupsBarrier, kMlaConsumerThreads);  // all have read sums, offsets and queries
   }
 
@@ -138,9 +138,9 @@ class MlaConsumer {
     const bool aligned =
         ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p_.q.token_stride | p_.q.head_stride))) &
          15U) == 0;
-    const int slot = thread_of_cta() / 4;
-    const bool present = slot < rows_of(params_, work_tile);
-    const DecodeCoord coord = coord_of(params_, work_tile, present ? slot : 0);
+    const int tile_row = thread_of_cta() / 4;
+    const bool present = tile_row < rows_of(params_, work_tile);
+    const DecodeCoord coord = coord_of(params_, work_tile, present ? tile_row : 0);
     const std::uint16_t* const row = q + coord.row * p_.q.token_stride + coord.query_head * p_.q.head_stride;
     const int first = thread_of_cta() % 4;
     uint4 elements[kAtOnce];
@@ -159,7 +159,7 @@ class MlaConsumer {
     for (int i = 0; i < kAtOnce; ++i) {
       const int chunk = first + 4 * i;
       cuda::store_shared(map_.q() + static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(kQueryTile)) +
-                             cuda::swizzled(slot, chunk % 8),
+                             cuda::swizzled(tile_row, chunk % 8),
                          elements[i]);
     }
     proxy_fence();
@@ -220,10 +220,10 @@ class MlaConsumer {
   }
 
   // Computes probabilities from scores, and updates the rows' offsets and sums.
-  __device__ __forceinline__ RowStats softmax_step(Scores& s, const ThreadRows& slots, int number, bool first,
+  __device__ __forceinline__ RowStats softmax_step(Scores& s, const ThreadRows& thread_rows, int number, bool first,
                                                    bool special,
                                                    std::uint32_t (&probability)[kMlaKeyTile / 16][4]) const {
-    const int slot = tile_row_of_thread();
+    const int tile_row = tile_row_of_thread();
     const int lane = thread_of_cta() % 4;
     if (p_.softmax.scaled_first) scale_scores(p_, s);
     RowStats stats;
@@ -231,13 +231,13 @@ class MlaConsumer {
     bool moves = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {  // loaded first, to overlap their latency
-      old[half] = first ? -INFINITY : load_float(map_.softmax_offset(slot + 8 * half));
-      stats.l[half] = first ? 0.0F : load_float(map_.sum(slot + 8 * half, lane));
+      old[half] = first ? -INFINITY : load_float(map_.softmax_offset(tile_row + 8 * half));
+      stats.l[half] = first ? 0.0F : load_float(map_.sum(tile_row + 8 * half, lane));
     }
     if (special) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        mask_scores<0, kMlaKeyTile / 8>(p_, s, half, visible_columns<C>(slots, half, number));
+        mask_scores<0, kMlaKeyTile / 8>(p_, s, half, visible_columns<C>(thread_rows, half, number));
       }
     }
     max_scores(p_, s, row_max);
@@ -265,15 +265,15 @@ class MlaConsumer {
   // time the next even tile is scored, as that tile was loaded into a stage that both warpgroups had released.
   __device__ __forceinline__ void send_probabilities_of_tile(const std::uint32_t (&probability)[kMlaKeyTile / 16][4],
                                                              const RowStats& stats, std::uint32_t tile) const {
-    const int slot = tile_row_of_thread();
+    const int tile_row = tile_row_of_thread();
     const int lane = thread_of_cta() % 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (lane == 0) {
-        cuda::store_shared(map_.softmax_offset(slot + 8 * half), __float_as_uint(stats.softmax_offset[half]));
-        if (stats.moved) cuda::store_shared(map_.factor(slot + 8 * half), __float_as_uint(stats.factor[half]));
+        cuda::store_shared(map_.softmax_offset(tile_row + 8 * half), __float_as_uint(stats.softmax_offset[half]));
+        if (stats.moved) cuda::store_shared(map_.factor(tile_row + 8 * half), __float_as_uint(stats.factor[half]));
       }
-      cuda::store_shared(map_.sum(slot + 8 * half, lane), __float_as_uint(stats.l[half]));
+      cuda::store_shared(map_.sum(tile_row + 8 * half, lane), __float_as_uint(stats.l[half]));
     }
     // stmatrix stores four 8x8 matrices at a time. Each lane gives the address of one row.
     const int in_warp = thread_of_cta() % 32;
@@ -326,8 +326,8 @@ class MlaConsumer {
     await(tile, part + 1);
     barrier_wait(map_.probabilities_full(stage_of(tile)), parity_of(tile));
     if (all_of_warp(load_number(map_.moved(warp())) != 0)) {
-      const int slot = tile_row_of_thread();
-      const float factor[2] = {load_float(map_.factor(slot)), load_float(map_.factor(slot + 8))};
+      const int tile_row = tile_row_of_thread();
+      const float factor[2] = {load_float(map_.factor(tile_row)), load_float(map_.factor(tile_row + 8))};
       scale_outputs(factor);
     }
     if (all_of_warp(keys < kMlaKeyTile)) clear_tail(tile, keys);

@@ -22,14 +22,14 @@ class MlaDequantizer {
   }
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
-    const bool fetches = warp() == 0;
-    if (fetches) producer_.begin(work_tile);
+    const bool is_producer = warp() == 0;
+    if (is_producer) producer_.begin(work_tile);
     float4 next = row_.scales(work_tile, work_tile.begin);
 #pragma unroll 1
     for (int tile = work_tile.begin; tile < work_tile.end; ++tile, ++tiles_) {
-      if (fetches && producer_.next() == tile) producer_.fetch_next(work_tile);
-      // The next one, where it has a place before this one is expanded.
-      if (fetches && tile + 1 < work_tile.end && producer_.has_free_stage()) producer_.fetch_next(work_tile);
+      if (is_producer && producer_.next() == tile) producer_.load_next(work_tile);
+      // Loads the next tile before this one is dequantized, if its stage is empty.
+      if (is_producer && tile + 1 < work_tile.end && producer_.has_free_stage()) producer_.load_next(work_tile);
       const float4 scales = next;
       next = row_.scales(work_tile, tile + 1);
       dequantize(scales);

@@ -12,7 +12,7 @@ namespace ringattn::sm90 {
 
 // True if this CTA does not hold merged earlier splits of the work tile's rows.
 __device__ __forceinline__ bool begins_rows(const MlaMap& map, const DecodeWorkTile& work_tile) {
-  return load_number(map.whole()) == 0 || work_tile.cache_split == work_tile.of.begin_split;
+  return load_number(map.all_splits()) == 0 || work_tile.cache_split == work_tile.of.begin_split;
 }
 
 // How the epilogue treats a row: it merges the CTA's earlier splits, stores a partial, or finishes the row.
@@ -23,7 +23,7 @@ struct RowTransition {
 template <class C>
 __device__ __forceinline__ RowTransition transition_of(const DecodeParams& p, const MlaMap& map,
                                                        const DecodeWorkTile& work_tile, const DecodeCoord& coord) {
-  if (load_number(map.whole()) == 0) return {true, false, finishes(p, work_tile)};
+  if (load_number(map.all_splits()) == 0) return {true, false, finishes(p, work_tile)};
   const RowKvSplits splits = splits_of<C>(p, work_tile, coord);
   const int split = work_tile.cache_split;
   const bool attends = splits.begin <= split && split < splits.end;
@@ -34,26 +34,27 @@ __device__ __forceinline__ RowTransition transition_of(const DecodeParams& p, co
 // tile is not empty.
 template <class C>
 __device__ __forceinline__ void store_rows(const DecodeParams& p, const MlaMap& map, const DecodeWorkTile& work_tile,
-                                           const ThreadRows& slots, int first_column, bool has_tiles,
+                                           const ThreadRows& thread_rows, int first_column, bool has_tiles,
                                            float (&o)[C::kColumns / 8][4]) {
   const int lane = thread_of_cta() % 4;
   const int block = first_column / 16;
   const bool first_columns = first_column == 0;
-  const bool whole = load_number(map.whole()) != 0;
+  const bool all_splits = load_number(map.all_splits()) != 0;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int slot = tile_row_of_thread() + 8 * half;
-    const bool present = slots.present[half];
-    const DecodeCoord& coord = slots.coord[half];
+    const int tile_row = tile_row_of_thread() + 8 * half;
+    const bool present = thread_rows.present[half];
+    const DecodeCoord& coord = thread_rows.coord[half];
     const RowTransition transition = transition_of<C>(p, map, work_tile, coord);
-    const bool sees = has_tiles && transition.attends;
-    float softmax_offset = sees ? load_float(map.softmax_offset(slot)) : -INFINITY;
-    float sum = sum_of_quad(sees ? load_float(map.sum(slot, lane)) : 0.0F);
+    const bool attends = has_tiles && transition.attends;
+    float softmax_offset = attends ? load_float(map.softmax_offset(tile_row)) : -INFINITY;
+    float sum = sum_of_quad(attends ? load_float(map.sum(tile_row, lane)) : 0.0F);
     // With all splits in this CTA, the row's merged partial: each warpgroup has its own columns and its own (offset,
     // sum).
-    float* const partial = p.partials == nullptr ? nullptr : partial_of(p, whole ? 0 : work_tile.cache_split, coord);
+    float* const partial =
+        p.partials == nullptr ? nullptr : partial_of(p, all_splits ? 0 : work_tile.cache_split, coord);
     auto* const outputs = reinterpret_cast<float4*>(partial) + 4 * block + lane;
-    auto* const stats = reinterpret_cast<float2*>(partial + C::kDimV) + (whole && !first_columns ? 1 : 0);
+    auto* const stats = reinterpret_cast<float2*>(partial + C::kDimV) + (all_splits && !first_columns ? 1 : 0);
     if (transition.joins) {
       const float2 before = __ldcg(stats);
       const MergeStep step = cuda::merge_partials(before.x, before.y, softmax_offset, sum, kOffsetLog2Factor);
@@ -77,13 +78,13 @@ __device__ __forceinline__ void store_rows(const DecodeParams& p, const MlaMap& 
       }
     }
     // A row without a partial here is finished by another work tile, or by the merge launch.
-    if (!transition.ends && sees && present) {
+    if (!transition.ends && attends && present) {
 #pragma unroll
       for (int n = 0; n < C::kColumns / 16; ++n) {
         __stcg(outputs + 4 * n,
                float4{o[2 * n][2 * half], o[2 * n][2 * half + 1], o[2 * n + 1][2 * half], o[2 * n + 1][2 * half + 1]});
       }
-      if (whole || (first_columns && lane == 0)) __stcg(stats, float2{softmax_offset, sum});
+      if (all_splits || (first_columns && lane == 0)) __stcg(stats, float2{softmax_offset, sum});
     }
     if (__any_sync(0xffffffffU, transition.ends) == 0) continue;
     const FinishedRow<C> finished(p, coord, softmax_offset, sum);

@@ -63,7 +63,7 @@ struct MlaMap {
     return at(kWorkTileOffset, static_cast<std::uint32_t>(sequence), 4);
   }
   // int32, 1 if this CTA processes all KV splits of its rows (mla_schedule.cuh).
-  __device__ std::uint32_t whole() const { return at(kAllSplitsOffset, 0, 0); }
+  __device__ std::uint32_t all_splits() const { return at(kAllSplitsOffset, 0, 0); }
   // Per stage: `full` per column part (TMA landed), `empty` per half of the latent columns. The warpgroups that own a
   // half, in all CTAs of the cluster, arrive on its `empty`. The rotary keys' columns are free when both halves are.
   __device__ std::uint32_t full(std::uint32_t stage, int part) const {

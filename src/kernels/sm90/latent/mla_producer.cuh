@@ -24,7 +24,7 @@ class MlaProducer {
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     begin(work_tile);
-    while (tile_ < work_tile.end) fetch_next(work_tile);
+    while (tile_ < work_tile.end) load_next(work_tile);
   }
 
   // The same tile by tile, for MlaDequantizer.
@@ -41,17 +41,17 @@ class MlaProducer {
     return __all_sync(0xffffffffU,
                       barrier_ended(map_.empty(stage, 0), parity) && barrier_ended(map_.empty(stage, 1), parity)) != 0;
   }
-  __device__ __forceinline__ void fetch_next(const DecodeWorkTile& work_tile) {
+  __device__ __forceinline__ void load_next(const DecodeWorkTile& work_tile) {
     const PageBox box = next_boxes_[0];
 #pragma unroll
     for (int i = 0; i + 1 < kAhead; ++i) next_boxes_[i] = next_boxes_[i + 1];
     next_boxes_[kAhead - 1] = find(work_tile, tile_ + kAhead);
     const int rows = box_rows_of(p_, work_tile.of.length - tile_ * kMlaKeyTile);
     if constexpr (C::kFp8) {
-      fetch_quantized_box(work_tile.kv_head, box, rows);
+      load_fp8(work_tile.kv_head, box, rows);
     } else {
-      fetch_half<0>(work_tile.kv_head, box, rows);
-      fetch_half<1>(work_tile.kv_head, box, rows);
+      load_half<0>(work_tile.kv_head, box, rows);
+      load_half<1>(work_tile.kv_head, box, rows);
     }
     ++tile_;
     ++tiles_;
@@ -89,7 +89,7 @@ class MlaProducer {
   // Loads one half of a tile as soon as its columns are empty. The rotary keys are loaded with the second half. `rows`:
   // rows of the tile that boxes load. Each CTA multicasts its boxes to the cluster.
   template <int kHalf>
-  __device__ __forceinline__ void fetch_half(int head, const PageBox& box, int rows) const {
+  __device__ __forceinline__ void load_half(int head, const PageBox& box, int rows) const {
     constexpr int kFirst = kHalf * kHalfParts, kEnd = kHalf == 0 ? kHalfParts : kMlaTileParts;
     const std::uint32_t stage = of_warp(stage_of(tiles_));
     barrier_wait(map_.empty(stage, kHalf), parity_of(tiles_) ^ 1U);
@@ -103,7 +103,7 @@ class MlaProducer {
   }
 
   // Loads the fp8 values of this CTA's rows, and the rotary keys for all CTAs.
-  __device__ __forceinline__ void fetch_quantized_box(int head, const PageBox& box, int rows) const {
+  __device__ __forceinline__ void load_fp8(int head, const PageBox& box, int rows) const {
     const std::uint32_t stage = of_warp(stage_of(tiles_));
     const std::uint32_t parity = parity_of(tiles_) ^ 1U;
     const int rows_left = rows - first_row_;

@@ -16,7 +16,7 @@ template <class C>
 __device__ __forceinline__ void plan_work_tiles(const DecodeParams& p, const MlaMap& map) {
   const int work_tiles = count_work_tiles<C>(p, map);
   if (p.whole == nullptr) {
-    if (thread_of_cta() % 32 == 0) store_number(map.whole(), 0);
+    if (thread_of_cta() % 32 == 0) store_number(map.all_splits(), 0);
     return;
   }
   int max_work_tiles = 0;  // work tiles of a sequence
@@ -29,23 +29,23 @@ __device__ __forceinline__ void plan_work_tiles(const DecodeParams& p, const Mla
   const int splits = static_cast<int>(__reduce_max_sync(0xffffffffU, static_cast<unsigned>(max_work_tiles))) / stride;
   const int ctas = static_cast<int>(gridDim.x);
   const auto waves = [ctas](int count) { return (count + ctas - 1) / ctas; };
-  const int whole = waves(p.sequences * stride) * splits <= waves(work_tiles) ? 1 : 0;
+  const int all_splits = waves(p.sequences * stride) * splits <= waves(work_tiles) ? 1 : 0;
   if (thread_of_cta() % 32 != 0) return;
-  store_number(map.whole(), whole);
-  if (blockIdx.x == 0) *p.whole = whole;
+  store_number(map.all_splits(), all_splits);
+  if (blockIdx.x == 0) *p.whole = all_splits;
 }
 
 // Calls process(work_tile) for each work tile of this CTA. Work tiles of two row blocks of the same split have
 // consecutive numbers.
 template <class C, class Process>
 __device__ __forceinline__ void for_each_work_tile(const DecodeParams& p, const MlaMap& map, Process process) {
-  const bool whole = load_number(map.whole()) != 0;
+  const bool all_splits = load_number(map.all_splits()) != 0;
   const int stride = work_tile_stride(p);
-  const int count = whole ? p.sequences * stride : work_tile_count(p, map);
+  const int count = all_splits ? p.sequences * stride : work_tile_count(p, map);
 #pragma unroll 1
   for (int n = static_cast<int>(blockIdx.x); n < count; n += static_cast<int>(gridDim.x)) {
     int number = n, end = n + 1;
-    if (whole) {
+    if (all_splits) {
       const int sequence = p.by_stride.quotient(n);
       number = load_number(map.work_tiles_before(sequence)) + n - sequence * stride;
       end = load_number(map.work_tiles_before(sequence + 1));  // at most `number` if the rows attend to no key

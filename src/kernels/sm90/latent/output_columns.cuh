@@ -99,9 +99,9 @@ class OutputColumns {
     const int rows = rows_of(params, work_tile);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int slot = tile_row_of_thread() + 8 * half;
-      const bool present = slot < rows;
-      const DecodeCoord coord = coord_of(params, work_tile, present ? slot : rows - 1);
+      const int tile_row = tile_row_of_thread() + 8 * half;
+      const bool present = tile_row < rows;
+      const DecodeCoord coord = coord_of(params, work_tile, present ? tile_row : rows - 1);
       if (!finishes(params, work_tile)) {
         // A row without a partial here is finished by another work tile, or by the merge launch.
         if (!has_tiles || !present) continue;
@@ -112,7 +112,7 @@ class OutputColumns {
           __stcg(outputs + 4 * n + lane, float4{o_[2 * n][2 * half], o_[2 * n][2 * half + 1], o_[2 * n + 1][2 * half],
                                                 o_[2 * n + 1][2 * half + 1]});
         }
-        if (is_leader) store_stats(params, work_tile, 0, 1, slot, coord, float2{softmax_offset_[half], sum[half]});
+        if (is_leader) store_stats(params, work_tile, 0, 1, tile_row, coord, float2{softmax_offset_[half], sum[half]});
         continue;
       }
       const FinishedRow<C> finished(params, coord, softmax_offset_[half], sum[half]);

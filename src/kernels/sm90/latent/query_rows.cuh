@@ -22,7 +22,7 @@ class QueryRows {
  public:
   static constexpr int kSteps = kLatentDim / 16;
 
-  // Loads the queries. Missing rows are zeros. Calls asked() once the loads are issued.
+  // Loads the queries. Missing rows are zeros. Calls issued() once the loads are issued.
   template <class Issued>
   __device__ __forceinline__ void load(const DecodeParams& params, const DecodeWorkTile& work_tile, Issued issued) {
     const cuda::AttentionParams& p = params.attention;
@@ -32,9 +32,9 @@ class QueryRows {
     bool present[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int slot = tile_row_of_thread() + 8 * half;
-      present[half] = slot < rows;
-      const DecodeCoord coord = coord_of(params, work_tile, slot < rows ? slot : 0);
+      const int tile_row = tile_row_of_thread() + 8 * half;
+      present[half] = tile_row < rows;
+      const DecodeCoord coord = coord_of(params, work_tile, tile_row < rows ? tile_row : 0);
       row[half] = q + coord.row * p.q.token_stride + coord.query_head * p.q.head_stride;
     }
     const bool aligned =
@@ -92,13 +92,13 @@ class QueryRows {
 // Scales scores if the spec scales them before masking. `special`: not all rows see all keys of the tile, so it is
 // masked. `number`: the tile's index in its sequence.
 template <class C>
-__device__ __forceinline__ void scale_and_mask(const cuda::AttentionParams& p, MlaScores& s, const ThreadRows& slots,
-                                               int number, bool special) {
+__device__ __forceinline__ void scale_and_mask(const cuda::AttentionParams& p, MlaScores& s,
+                                               const ThreadRows& thread_rows, int number, bool special) {
   if (p.softmax.scaled_first) scale_scores(p, s);
   if (!special) return;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    mask_scores<0, kMlaKeyTile / 8>(p, s, half, visible_columns<C>(slots, half, number));
+    mask_scores<0, kMlaKeyTile / 8>(p, s, half, visible_columns<C>(thread_rows, half, number));
   }
 }
 

@@ -24,11 +24,12 @@ namespace {
 
 class Sm90Mla final : public DecodeKernel {
  public:
-  Sm90Mla(const DecodeSpec& spec, int device, const MlaVariant& row) : spec_(spec), device_(device), row_(row) {}
+  Sm90Mla(const DecodeSpec& spec, int device, const MlaVariant& variant)
+      : spec_(spec), device_(device), variant_(variant) {}
 
   std::int64_t partial_floats() const override { return kLatentDimV + 4; }
   int key_tile() const override { return kMlaKeyTile; }
-  int tiles_per_kv_split() const override { return row_.tiles_per_kv_split; }
+  int tiles_per_kv_split() const override { return variant_.tiles_per_kv_split; }
 
   // Partials of all KV splits, if a sequence may have more than one. A merge launch reads them, or finds all rows
   // finished.
@@ -40,7 +41,7 @@ class Sm90Mla final : public DecodeKernel {
            sizeof(std::int32_t);  // DecodeParams::whole
   }
 
-  void check(const DecodeLimits& limits, int shares) const override { check_limits(row_.name, limits, shares); }
+  void check(const DecodeLimits& limits, int shares) const override { check_limits(variant_.name, limits, shares); }
 
   void reserve(const DecodeLimits& limits) override {
     check(limits, 1);
@@ -70,7 +71,7 @@ class Sm90Mla final : public DecodeKernel {
   void merge(const DecodeMerge& merge, Stream stream) override {
     check_decode_merge(spec_, merge);
     const DeviceGuard guard(device_);
-    merge_partitions(row_.name, spec_.attention, kv_split_keys(), merge, stream);
+    merge_partitions(variant_.name, spec_.attention, kv_split_keys(), merge, stream);
   }
 
  private:
@@ -78,7 +79,7 @@ class Sm90Mla final : public DecodeKernel {
   void enqueue_launch(const DecodeStep& step, Stream stream) const {
     DecodeParams p{};
     set_step(spec_.attention, step, kQueryTile, p);
-    p.split_tiles_log = std::countr_zero(static_cast<unsigned>(row_.tiles_per_kv_split));
+    p.split_tiles_log = std::countr_zero(static_cast<unsigned>(variant_.tiles_per_kv_split));
     const std::int64_t work_tiles = std::int64_t{p.sequences} * p.attention.kv_heads * p.blocks * kv_splits_;
     const bool merges = kv_splits_ > 1 && step.partials.data == nullptr;
     p.slices = 1;
@@ -96,7 +97,7 @@ class Sm90Mla final : public DecodeKernel {
     const int box_rows = kMlaKeyTile / shape.blocks;
     if (spec_.format.is_plain()) {
       set_pages(step, kMlaKeyTile, box_rows, p);
-      p.k = map_pages(mapped_pages(row_.name, step.k), spec_.attention.dtype, p.box_rows, kPanelColumns);
+      p.k = map_pages(mapped_pages(variant_.name, step.k), spec_.attention.dtype, p.box_rows, kPanelColumns);
       launch(spec_.attention.dtype == Dtype::kBf16 ? mla_bf16 : mla_fp16, p);
     } else {
       DecodeStep paged = step;
@@ -131,14 +132,14 @@ class Sm90Mla final : public DecodeKernel {
                            stream.page_stride / 2,
                            stream.token_stride / 2,
                            stream.head_stride / 2};
-      return map_pages(mapped_pages(row_.name, view), Dtype::kBf16, step.box_rows, kPanelColumns);
+      return map_pages(mapped_pages(variant_.name, view), Dtype::kBf16, step.box_rows, kPanelColumns);
     };
     p.step.k = map(cache.streams[0], kLatentDimV / 2);
     p.step.v = map(cache.streams[2], kLatentDim - kLatentDimV);
     p.scales = {scales.data, scales.page_stride, scales.token_stride, scales.head_stride};
     const auto address = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(scales.data));
     if ((address | scales.page_stride | scales.token_stride | scales.head_stride) % 16 != 0) {
-      fail(ErrorCode::kUnsupported, fmt::format("{} can't read this compressed cache", row_.name),
+      fail(ErrorCode::kUnsupported, fmt::format("{} can't read this compressed cache", variant_.name),
            "the start and the strides of its scales must be multiples of 16 bytes", "Use a cache with that alignment.");
     }
     return p;
@@ -147,7 +148,7 @@ class Sm90Mla final : public DecodeKernel {
   // Merges the KV splits of a step. Their partials are in the scratch memory.
   void finish(const DecodeStep& step, const DecodeParams& launched, Stream stream) const {
     const float* const partials = launched.partials;
-    merge_partitions(row_.name, spec_.attention, kv_split_keys(),
+    merge_partitions(variant_.name, spec_.attention, kv_split_keys(),
                      {.partitions = {&partials, 1},
                       .kv_splits = kv_splits_,
                       .rows = step.rows,
@@ -180,7 +181,7 @@ class Sm90Mla final : public DecodeKernel {
 
   DecodeSpec spec_;
   int device_;
-  MlaVariant row_;
+  MlaVariant variant_;
   DecodeLimits limits_;
   std::int64_t kv_splits_ = 0;  // max. per sequence
   // Max. co-resident single CTAs, and clusters of two CTAs with one row block each. A MIG slice may be too small for a
@@ -194,8 +195,8 @@ class Sm90Mla final : public DecodeKernel {
 
 }  // namespace
 
-std::unique_ptr<DecodeKernel> make_mla_decode(const DecodeSpec& spec, Backend& backend, const MlaVariant& row) {
-  return std::make_unique<Sm90Mla>(spec, static_cast<const cuda::CudaBackend&>(backend).device(), row);
+std::unique_ptr<DecodeKernel> make_mla_decode(const DecodeSpec& spec, Backend& backend, const MlaVariant& variant) {
+  return std::make_unique<Sm90Mla>(spec, static_cast<const cuda::CudaBackend&>(backend).device(), variant);
 }
 
 }  // namespace ringattn::sm90

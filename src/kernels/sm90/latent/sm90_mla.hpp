@@ -10,6 +10,6 @@
 namespace ringattn::sm90 {
 
 // `backend` must be a CudaBackend and must outlive the kernel. mla_missing() says which specs are supported.
-std::unique_ptr<DecodeKernel> make_mla_decode(const DecodeSpec& spec, Backend& backend, const MlaVariant& row);
+std::unique_ptr<DecodeKernel> make_mla_decode(const DecodeSpec& spec, Backend& backend, const MlaVariant& variant);
 
 }  // namespace ringattn::sm90
