@@ -10,8 +10,7 @@
 
 namespace ringattn::sm90 {
 
-// Max. of S · c over a thread's two rows in a tile. Both rows are reduced together to overlap the quad shuffles'
-// latency.
+// Row maxima of S · c in a tile, for a thread's two rows. Both are reduced together to overlap the shuffles' latency.
 template <int kBlocks>
 __device__ __forceinline__ void max_scores(const cuda::AttentionParams& p, const float (&s)[kBlocks][4],
                                            float (&row_max)[2]) {

@@ -107,7 +107,7 @@ struct SsdMemory {
 // The chunks of a CTA's segment.
 struct SsdChunks {
   cuda::SegmentCoord segment;
-  cuda::HeadBlock block;  // of dim_blocks of heads
+  cuda::HeadBlock block;  // dim blocks, not heads
 
   __device__ explicit SsdChunks(const HopperSsd& p)
       : SsdChunks(p.scan, dim_block_cta(p.scan, p.blocks, static_cast<int>(blockIdx.x))) {}

@@ -2,7 +2,7 @@
 // Outputs y (kernels/ssm.hpp, 4). A CTA processes a segment for up to three dim blocks of heads in one group, chunk by
 // chunk, starting from the state before the segment. A warpgroup computes yᵀ [64 dims, 64 tokens] of its dim block:
 //
-//   yᵀ = S · Cᵀ                  S in registers, the accumulator of the state update; scaled by exp2(dA_cumsum)
+//   yᵀ = S · Cᵀ                    S in registers, the accumulator of the state update; scaled by exp2(dA_cumsum)
 //      + xᵀ · intra-chunk scoresᵀ  x in registers, scores in shared memory
 //
 // and then the next state. The intra-chunk scores of the next chunk and the epilogue of this one overlap the MMAs of
@@ -244,7 +244,8 @@ class SsdOutput {
     }
   }
 
-  // Stores y from shared to global memory. A TMA store is still in flight afterwards; stores by threads have read it.
+  // Stores y from shared to global memory. Stores by threads have read the tile on return. A TMA store may still read
+  // it.
   __device__ __forceinline__ void store_output(int chunk, std::uint32_t tile) const {
     const SsmParams& s = p_.scan;
     if (p_.maps_y && cta_chunks_.whole(chunk)) {

@@ -22,7 +22,7 @@ __device__ __forceinline__ void load_chunks(const HopperSsd& p, const SsdMemory<
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks + kDelay; ++chunk, ring.advance()) {
     if (chunk < chunks) issue(chunk);
-    // Before the wait for an empty stage: the dim blocks wait for it.
+    // Runs before the wait for an empty stage, as the dim blocks wait for its results.
     if (chunk >= kDelay) compute(chunk - kDelay);
     if (chunk >= chunks) continue;
     const std::uint32_t stage = ring.stage();
