@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a CUDA fold kernel is given: the tables of a AttentionTask as they lie in device memory, and the numbers of the
-// job. Plain data without vendor types: the host fills it, and kernels read it. The words are explained in
-// kernels/README.md.
+// Parameters of a CUDA attention kernel: the tables of an AttentionTask as they lie in device memory, and the job's
+// shape. Plain data without vendor types: the host (cuda_attention.cpp) fills it, and kernels read it.
 #pragma once
 
 #include <cstdint>
@@ -10,12 +9,12 @@
 
 namespace ringattn::cuda {
 
-// kernels/attention.hpp's PageRun, KeySource and KeyRun for the device. Strides count elements.
+// Device copies of PageRun, KeySource and KeyRun (kernels/attention.hpp). Strides count elements.
 struct TileEntry {
   std::int32_t source;
   std::int64_t row;
 };
-inline constexpr std::int64_t kNoPages = 62;  // as page_log: the source is one page
+inline constexpr std::int64_t kNoPages = 62;  // value of page_log when the source is a single page
 struct SourceEntry {
   const void* k;  // [rows, kv_heads, head_dim]
   const void* v;  // [rows, kv_heads, head_dim_v]
@@ -28,123 +27,122 @@ struct SourceEntry {
 
   bool has_pages() const { return page_log != kNoPages; }
 };
-// The tiles of a sequence that a task has are numbered 0, 1, … through all of its runs; where there are lists of tiles,
-// each list has runs of its own, and those of its tiles that the task has are numbered. A run's first tile has number
-// `first`; it is tile `first_tile` of the sequence, and entry `table` of the map of tiles.
+// The tiles of a sequence that a task has are numbered 0, 1, … through all of its runs. With a block-sparse mask, each
+// row of the mask has runs of its own, and the tiles that are both in the mask and in the task are numbered. A run's
+// first tile has number `first`. It is tile `first_tile` of the sequence and entry `table` of the page map
+// (AttentionParams::Tables::tiles).
 struct RunEntry {
   std::int64_t first_tile;
   std::int64_t first;
   std::int64_t table;
 };
 
-// Query rows of one run, which fold the same tiles, or nearly so where there are no query tiles. Slots
-// [valid_row_begin, valid_row_end) hold rows; the memory of the others belongs to somebody else. An work_tile counts
-// for the Schedule's entry_heads heads from `head` on: for every head, unless heads have lists of tiles, or of
-// positions, of their own.
+// Query rows of one run that attend to the same KV tiles. Kernels without query tiles attend to nearly the same ones.
+// Rows [valid_row_begin, valid_row_end) of the tile are valid. The memory of the others belongs to other work tiles. A
+// work tile is scheduled once for each of Schedule::entry_heads heads from `head` on: for all heads, unless heads have
+// block masks or key positions of their own.
 struct WorkTile {
-  std::int64_t row;         // where slot 0's row would be in q
-  std::int64_t position;    // of slot 0
+  std::int64_t row;         // offset in q of the tile's row 0, valid or not
+  std::int64_t position;    // of the tile's row 0, in the sequence
   std::int64_t key_length;  // of the sequence
-  // The first tile that the work_tile folds: its number, counted through the sequence's runs; its number in the
-  // sequence; its entry in the map of tiles. Where the work_tile's tiles lie in one run, the others follow it in all
-  // three.
+  // The first KV tile that the work tile attends to: its number in the sequence's runs, its number in the sequence, and
+  // its entry in the page map. If all tiles lie in one run, the other tiles follow in all three.
   std::int64_t first, first_tile, table;
   std::int32_t tiles;
   std::int32_t run_begin, runs;  // the entries in AttentionParams::Tables::runs that hold the tiles
   std::int32_t valid_row_begin, valid_row_end;
-  std::int32_t split_position;  // of the first tile: the tile at position n belongs to group n / kTilesPerKvSplit
-                                // (kernels/block_mask.hpp)
+  std::int32_t split_position;  // index of the first tile among the row's KV tiles, modulo kTilesPerKvSplit: the tile
+                                // with index n belongs to KV split n / kTilesPerKvSplit (kernels/block_mask.hpp)
   std::int32_t head;            // the first query head
-  // Of an work_tile with several runs, or whose keys have positions of their own: its tiles [plain_begin, plain_end)
-  // are seen whole by every row.
+  // Set for work tiles with several runs or with explicit key positions: tiles [plain_begin, plain_end) are visible to
+  // every row in full and need no mask.
   std::int32_t plain_begin, plain_end;
-  std::int32_t position_list;  // of AttentionParams::Tables::positions, which of a tile's lists
+  std::int32_t position_list;  // which of the position lists of AttentionParams::Tables::positions
 };
 
-// Units of one sequence, and of one list where there are block_mask, that are folded side by side. Of the Schedule's
-// `heads_per_gqa_tile` query heads that share a KV head, unit n is the one of work_tile `work_tile` + (head + n) /
-// heads_per_gqa_tile and of number (head + n) % heads_per_gqa_tile. The work_tiles say which head is the first.
+// Head work tiles (one query head of a WorkTile each) of one sequence, or of one row of a block mask, that a CTA or a
+// CTA cluster processes together. `heads_per_gqa_tile` query heads share a KV head. Head work tile n belongs to work
+// tile `work_tile` + (head + n) / heads_per_gqa_tile and to query head (head + n) % heads_per_gqa_tile of that KV head.
 struct GqaPackedTile {
-  std::int64_t first, first_tile, table;  // of the walk's first tile, as in WorkTile
+  std::int64_t first, first_tile, table;  // of the KV loop's first tile, as in WorkTile
   std::int32_t tiles;
   std::int32_t run_begin, runs;
   std::int32_t work_tile, head, head_tiles;
 };
 
-// Sources that stand in the launch's parameters themselves.
+// The first sources are passed in the launch parameters themselves, so that no global load is needed.
 inline constexpr int kNearSources = 4;
 
-// Rows of a tensor for each of its heads; a row's elements lie side by side. Strides count elements.
+// Rows of a tensor for each of its heads. The elements of a row are contiguous. Strides count elements.
 template <class Data>
 struct StridedRows {
   Data* data;
   std::int64_t token_stride, head_stride;
 };
 
-// What a launch is given, in parts by who reads them.
+// The parameters of a launch, grouped by which part of a kernel reads them.
 struct AttentionParams {
-  // What is folded next and where its keys lie: read where a CTA, or its scheduler, takes work and looks up tiles.
+  // The work and where its keys lie. Read where a CTA, or its scheduler warp, takes work and looks up tiles.
   struct Tables {
     const WorkTile* work_tiles;      // [work_tile_count]
-    const GqaPackedTile* gqa_tiles;  // [gqa_tile_count], for every KV head; of kernels that work in gqa_tiles
+    const GqaPackedTile* gqa_tiles;  // [gqa_tile_count], for each KV head; empty for kernels without them
     const RunEntry* runs;
     const TileEntry* tiles;
-    // [tiles of the map, position_lists, key_tile]: where each key stands, kNoPosition behind a sequence's last one
-    // (kernels/key_positions.hpp). Null: key i of a sequence stands at position i.
+    // [tiles of the page map, position_lists, key_tile]: position of each key, kNoPosition after a sequence's last key
+    // (kernels/key_positions.hpp). Null: key i of a sequence has position i.
     const std::int32_t* positions;
-    std::int32_t position_lists;             // 1 for all K/V heads, or one each
-    SourceEntry near_sources[kNearSources];  // the first ones; they arrive with the launch, so nobody waits for them
-    const SourceEntry* sources;              // all of them, where there are more
-    bool all_near;                           // there are not
-    std::int32_t page_runs;                  // entries of `tiles` for a tile: the page_runs that it lies in
+    std::int32_t position_lists;             // 1 for all KV heads, or one for each
+    SourceEntry near_sources[kNearSources];  // the first kNearSources sources, in the launch parameters
+    const SourceEntry* sources;              // all sources, if there are more than kNearSources
+    bool all_near;                           // there are at most kNearSources sources
+    std::int32_t page_runs;                  // entries of `tiles` per KV tile
     std::int32_t work_tile_count, gqa_tile_count;
   };
 
-  // In which order, and by whom: read by the launch, the scheduler (work_order.hpp) and the pace warp.
+  // The order of work and its distribution. Read by the launch, the scheduler (work_order.hpp) and the pacing warp.
   struct Schedule {
-    std::int32_t* taken;           // counter of work that CTAs have taken, 0 at the start and when the kernel ends
-    std::int32_t* tiles_done;      // [multiprocessors]: tiles that CTAs which keep pace have begun; 0 before the first
-                                   // task, then what the task before has left
+    std::int32_t* taken;           // work counter; 0 at the start and when the kernel ends
+    std::int32_t* tiles_done;      // [multiprocessors]: KV tiles begun by each CTA that keeps pace; 0 before the first
+                                   // task, then what the task before left
     std::int32_t multiprocessors;  // of the device
-    std::int32_t cluster_ctas;     // CTAs that fold a gqa_tile side by side, each its part of the units
-    std::int32_t
-        entry_heads;  // that an work_tile or gqa_tile is folded for: query heads, or KV heads where there are gqa_tiles
-    std::int32_t heads_per_gqa_tile;  // query heads of an work_tile that are units of the same gqa_tiles
-    std::int32_t swizzle_heads;  // of a swizzle_group, counted as entry_heads are: their K and V stay in the L2 cache
-    std::int32_t early_entries;  // work_tiles, or gqa_tiles, that are folded in sections; the others come last
-    bool keep_pace;  // one head's K and V are far more than the cache holds: CTAs read them at about the same time
+    std::int32_t cluster_ctas;     // CTAs of a cluster that share a gqa_tile's head work tiles
+    std::int32_t entry_heads;      // heads per entry: query heads, or KV heads if there are gqa_tiles
+    std::int32_t heads_per_gqa_tile;  // query heads of a work tile that go into the same gqa_tiles
+    std::int32_t swizzle_heads;       // heads of an L2 swizzle group, counted as entry_heads; their K and V stay in L2
+    std::int32_t early_entries;       // entries that are ordered in swizzle groups; the late ones follow
+    bool keep_pace;                   // one head's K and V far exceed L2, so CTAs read them at about the same time
   };
 
-  // From scores to probabilities: read by the tile step, and where a row ends.
+  // From scores to probabilities. Read by the softmax of a KV tile and by the epilogue.
   struct Softmax {
     float scale;
     float cap;             // 0: off
-    bool scaled_first;     // scores are scaled, and capped, before their maximum is taken; else the exponential scales
-    float exponent;        // the factor that is left for the exponential: 1 or scale
-    float exponent_base2;  // the same for base 2
+    bool scaled_first;     // scale and cap scores before their row maximum; else the exponential applies the scale
+    float exponent;        // factor left for the exponential: 1 or scale
+    float exponent_base2;  // `exponent` times log2(e)
   };
 
-  // What outlives a launch, or is too large for registers: read where rows begin, and where groups and rows end.
+  // Memory outside a launch's registers. Read where rows begin and where KV splits and rows end.
   struct State {
     float* memory;   // device/attention_state.cuh
-    bool resume;     // rows begin with what is there, else with nothing
-    bool save;       // rows leave it there
-    float* scratch;  // of the kernel's CTAs, during a task
+    bool resume;     // rows begin from the saved state, else from the empty state
+    bool save;       // rows save their state
+    float* scratch;  // per-CTA scratch memory, [multiprocessors, DeviceKernel::scratch_floats]
   };
 
-  // The job's shape: read everywhere.
+  // The job's shape, read everywhere.
   std::int64_t rows;  // of q, out, lse and the state
   std::int32_t heads, kv_heads;
   std::int32_t head_dim, head_dim_v;
   std::int32_t dtype;  // a ringattn::Dtype
-  Mask mask;           // asked through kernels/visibility.hpp
+  Mask mask;           // evaluated by kernels/visibility.hpp
 
-  // The tensors: q is read where a query tile is loaded, the others where a row ends.
+  // The tensors. q is read where a query tile is loaded, the others in the epilogue.
   StridedRows<const void> q;  // [rows, heads, head_dim]
   StridedRows<void> out;      // [rows, heads, head_dim_v]
   StridedRows<float> lse;     // [rows, heads], or null
   const float* sinks;         // [heads], or null
-  bool finish;                // rows end with this task: out and lse are written
+  bool finish;                // the task is the rows' last one: write out and lse
 
   Tables tables;
   Schedule schedule;
@@ -152,19 +150,19 @@ struct AttentionParams {
   State state;
 };
 
-// What a state's softmax_offsets count.
+// Unit of a state's softmax_offset.
 struct OffsetScale {
-  float natural;  // one of them, in scaled scores
-  float base2;    // the same in powers of two: what the merge step counts in
+  float natural;  // one unit in scaled scores
+  float base2;    // one unit in powers of two; the unit of merge_step()
 };
 
-// Numbers of a row and head in a state, beside the two parts of O (device/attention_state.cuh).
+// Scalars per row and head of a state, next to the two output accumulators (device/attention_state.cuh).
 inline constexpr int kStateStats = 8;
 
-// Floats of a row and head in a state.
+// Floats per row and head of a state.
 constexpr int state_floats(int head_dim_v) { return 2 * head_dim_v + kStateStats; }
 
-// AttentionKernel::merge_state().
+// Arguments of AttentionKernel::merge_state().
 struct MergeParams {
   float* state;
   const float* partial;
@@ -173,7 +171,7 @@ struct MergeParams {
   OffsetScale offset_scale;
 };
 
-// A state as numbers (AttentionStateView): where to, and from what.
+// Arguments of AttentionKernel::export_state(): the saved state and the strides of the exported (m, l, O).
 struct ExportParams {
   const float* state;
   std::int64_t rows;

@@ -10,7 +10,7 @@ std::vector<std::string> missing_in_table(const AttentionSpec& spec, std::span<c
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
   if (spec.positions > 0) missing.push_back(missing_for_positions());
   const bool equal = spec.head_dim == spec.head_dim_v;
-  std::string alike, all;  // that are as equal as the spec's; and all
+  std::string alike, all;  // dims that are equal or different as the spec's are; all dims
   for (const TableDims& dims : table) {
     if (dims.head_dim == spec.head_dim && dims.head_dim_v == spec.head_dim_v) return missing;
     const bool same = dims.head_dim == dims.head_dim_v;

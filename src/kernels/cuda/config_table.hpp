@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tables of compiled configurations have in common: an entry for each pair of head dims, bf16 and fp16 alike.
+// Shared code for tables of compiled configurations. A table has one entry per pair of head dims for both bf16 and
+// fp16.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +14,7 @@
 
 namespace ringattn::cuda {
 
-// The entry for these head dims, at compile time. What the table lacks does not compile.
+// Returns the entry for these head dims at compile time. A missing entry is a compile error.
 template <class Config, std::size_t kSize>
 consteval Config config_of_dims(const Config (&table)[kSize], int head_dim, int head_dim_v) {
   for (const Config& config : table) {
@@ -22,7 +23,7 @@ consteval Config config_of_dims(const Config (&table)[kSize], int head_dim, int 
   throw "the table has no such configuration";
 }
 
-// The entry for the spec's head dims; none: the kernel can't do the spec.
+// Returns the entry for the spec's head dims, or nullopt if the kernel doesn't support the spec.
 template <class Config>
 std::optional<Config> find_config(std::span<const Config> table, const AttentionSpec& spec) {
   const auto found = std::find_if(table.begin(), table.end(), [&](const Config& config) {
@@ -35,10 +36,10 @@ std::optional<Config> find_config(std::span<const Config> table, const Attention
 struct TableDims {
   int head_dim, head_dim_v;
 };
-// What a kernel with a table of these head dims lacks for the spec (KernelRow::missing).
+// Returns what a kernel with a table of these head dims lacks for the spec (KernelRow::missing).
 std::vector<std::string> missing_in_table(const AttentionSpec& spec, std::span<const TableDims> table);
 
-// "head_dim 192/128: " and the description.
+// "head_dim 192/128: " followed by the description.
 std::string config_line(int head_dim, int head_dim_v, const std::string& description);
 
 template <class Config>
@@ -48,7 +49,7 @@ std::vector<std::string> missing_in_table(std::span<const Config> table, Attenti
   return missing_in_table(spec, std::span<const TableDims>(dims));
 }
 
-// See KernelRow::configs.
+// Text for KernelRow::configs.
 template <class Config>
 std::vector<std::string> config_lines(std::span<const Config> table) {
   std::vector<std::string> lines;

@@ -26,14 +26,14 @@ namespace {
 
 constexpr std::uintptr_t kStateAlignment = 16;
 
-// K and V that stay in the cache: a swizzle_group's, while the one before comes to its end.
+// L2 bytes for the K and V of one swizzle group: three eighths, because the group before may still be running.
 std::int64_t cache_for_keys(int device) {
   int bytes = 0;
   check_cuda(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device), "cudaDeviceGetAttribute");
   return std::int64_t{bytes} / 8 * 3;
 }
 
-// What doesn't change from task to task.
+// Parameters that don't change from task to task.
 AttentionParams params_of(const AttentionSpec& spec) {
   AttentionParams p{};
   p.mask = spec.mask;
@@ -81,11 +81,11 @@ class CudaAttention final : public AttentionKernel {
     kernel_.launcher->prepare();
   }
 
-  // The tables are the task's own, so nobody overwrites them and nobody has to wait: not even a graph's launches do.
+  // The tables belong to the task and are never overwritten, so no launch, not even a graph's, has to wait for them.
   PreparedTask prepare(const AttentionTask& task) override {
     if (task.sources.size() > kNearSources) {
-      fail(ErrorCode::kInternal, fmt::format("a fold task of {} sources can't be prepared", task.sources.size()),
-           fmt::format("the addresses of more than {} stand in its tables", kNearSources));
+      fail(ErrorCode::kInternal, fmt::format("an attention task of {} sources can't be prepared", task.sources.size()),
+           fmt::format("the tables would hold the addresses of more than {} sources", kNearSources));
     }
     const DeviceGuard guard(device_);
     const CudaStream queue;
@@ -105,7 +105,7 @@ class CudaAttention final : public AttentionKernel {
   void attend(const AttentionTask& task, Stream stream, const Progress& progress) override {
     check_attention_task(spec_, key_tile(), task);
     if (reinterpret_cast<std::uintptr_t>(task.state) % kStateAlignment != 0) {
-      fail(ErrorCode::kInternal, "a fold task's state is not aligned",
+      fail(ErrorCode::kInternal, "an attention task's state is not aligned",
            fmt::format("it must lie at a multiple of {} bytes", kStateAlignment));
     }
     if (progress) progress();
@@ -158,7 +158,7 @@ class CudaAttention final : public AttentionKernel {
   }
 
  private:
-  // What a slot of the ring holds.
+  // The task and the layout of the tables in a slot of the ring.
   struct Built {
     TaskGeometry geometry;
     TableLayout layout;
@@ -169,7 +169,7 @@ class CudaAttention final : public AttentionKernel {
     Buffer memory;
   };
 
-  // `tables`: on the device, as `layout` says.
+  // `tables`: device memory with the layout `layout`.
   void launch(const AttentionTask& task, const TableLayout& layout, std::byte* tables, Stream stream) const {
     AttentionParams p = params_;
     set_tensors(task, p);
@@ -192,7 +192,7 @@ class CudaAttention final : public AttentionKernel {
     p.sinks = sinks;
   }
 
-  // `tables` is where the tables of `layout` are on the device.
+  // `tables`: device address of the tables of `layout`.
   void set_tables(const AttentionTask& task, const TableLayout& layout, std::byte* tables, AttentionParams& p) const {
     const auto at = [tables]<class Entry>(const Entry*& entries, std::size_t offset) {
       entries = reinterpret_cast<const Entry*>(tables + offset);
@@ -233,7 +233,7 @@ class CudaAttention final : public AttentionKernel {
   AttentionParams params_;
   StagingRing ring_;
   std::array<Built, kStagingSlots> built_;
-  std::vector<PreparedTables> prepared_;  // by PreparedTask
+  std::vector<PreparedTables> prepared_;  // indexed by PreparedTask
   Buffer scratch_;
   WorkBuilder builder_;
 };
@@ -241,7 +241,7 @@ class CudaAttention final : public AttentionKernel {
 }  // namespace
 
 int multiprocessors_of(int device) {
-  constexpr int kUsual = 132;  // of an H100 or H200: what plans without a device count with
+  constexpr int kUsual = 132;  // of an H100 or H200, assumed by plans without a device
   if (device == kNoDevice) return kUsual;
   int count = 0;
   check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
@@ -252,7 +252,7 @@ AttentionParams::Softmax softmax_of(const AttentionSpec& spec) {
   AttentionParams::Softmax softmax{};
   softmax.scale = spec.softmax_scale;
   softmax.cap = spec.softcap;
-  // The greatest score keeps its place under a positive factor only.
+  // Scaling keeps the order of scores only if the scale is positive.
   softmax.scaled_first = spec.softcap > 0.0F || !(spec.softmax_scale > 0.0F);
   softmax.exponent = softmax.scaled_first ? 1.0F : spec.softmax_scale;
   softmax.exponent_base2 = softmax.exponent * kLog2E;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A AttentionKernel on a GPU: everything but the arithmetic. A fold kernel of this backend says how it cuts its work,
-// how large a row's state is, and how it is launched.
+// An AttentionKernel on a GPU: everything except the device code. A kernel of this backend states its work tile shape,
+// the size of a row's state and its launcher.
 #pragma once
 
 #include <cstddef>
@@ -18,11 +18,11 @@
 
 namespace ringattn::cuda {
 
-// They enqueue, and throw what the launch fails with.
+// Both enqueue, and throw if the launch fails.
 using Merge = void (*)(const MergeParams& params, Stream stream);
 using Export = void (*)(const ExportParams& params, Stream stream);
 
-// A kernel for each element type and head_dim that is compiled.
+// A compiled kernel for one element type and head_dim.
 template <class AnyLauncher>
 struct Compiled {
   Dtype dtype;
@@ -31,8 +31,8 @@ struct Compiled {
 };
 using CompiledAttention = Compiled<Launcher>;
 
-// The one for a spec, which the kernel has a configuration for or not. Throws kInternal where there is none: the
-// registry asks the kernel first what it can do.
+// Returns the launcher for a spec. Throws kInternal if none is compiled or the kernel has no configuration for it
+// (`configured` is false). The registry has asked the kernel before whether it supports the spec.
 template <class AnyLauncher, std::size_t kCount>
 const AnyLauncher& launcher_of(std::string_view kernel, const Compiled<AnyLauncher> (&compiled)[kCount],
                                const AttentionSpec& spec, bool configured) {
@@ -42,29 +42,29 @@ const AnyLauncher& launcher_of(std::string_view kernel, const Compiled<AnyLaunch
   fail(ErrorCode::kInternal, std::string(kernel) + " was made for " + describe(spec), "it can't do that");
 }
 
-// What every kernel is told about turning scores into probabilities.
+// Softmax parameters that all kernels share.
 AttentionParams::Softmax softmax_of(const AttentionSpec& spec);
 
 struct DeviceKernel {
-  WorkTileShape shape{};           // without the cache, which is the device's
-  std::size_t state_floats = 0;    // of a row and head
-  std::size_t scratch_floats = 0;  // of a multiprocessor; zeros before the first task
-  OffsetScale offset_scale{};      // of the state
+  WorkTileShape shape{};           // without cache_bytes and ctas, which depend on the device
+  std::size_t state_floats = 0;    // per row and head
+  std::size_t scratch_floats = 0;  // per multiprocessor; zero-filled before the first task
+  OffsetScale offset_scale{};      // unit of the state's softmax_offset
   const Launcher* launcher = nullptr;
   Merge merge_state = nullptr;
   Export export_state = nullptr;
 };
 
-// `backend` is a CudaBackend and outlives the kernel. fold() doesn't allocate. Tasks of one kernel follow each other in
-// one stream, or wait for each other: they share the kernel's scratch memory. A prepared task has tables of its own,
-// and fold() only launches. The tables of others pass through a StagingRing, where the host may have to wait; what the
-// last kStagingSlots of them were built from is remembered, so that the same tasks again find theirs on the device.
+// `backend` is a CudaBackend and outlives the kernel. attend() doesn't allocate. Tasks of one kernel run in one stream,
+// or wait for each other, because they share the kernel's scratch memory. A prepared task has tables of its own, and
+// attend() only launches. The tables of other tasks are staged through a StagingRing, where the host may have to wait.
+// The inputs of the last kStagingSlots tables are remembered, so that a repeated task reuses its tables on the device.
 std::unique_ptr<AttentionKernel> make_cuda_attention(const AttentionSpec& spec, const DeviceKernel& kernel,
                                                      Backend& backend);
 
 std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
 
-// Why no kernel of this backend can run here: no driver, no GPU, or one that is older than sm_80. Empty: they can.
+// Why no kernel of this backend can run here: no driver, no GPU, or a GPU older than sm_80. Empty if one can.
 std::string cuda_unavailable();
 
 }  // namespace ringattn::cuda

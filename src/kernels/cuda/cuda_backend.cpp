@@ -29,7 +29,7 @@ const Gpu& gpu_of(int device) {
   return gpus[static_cast<std::size_t>(device)];
 }
 
-// Returns when the device has passed the event.
+// Returns when the event has completed. Throws kPeer if the deadline expires first.
 void await_event(const CudaEvent& event, int device, const Deadline& deadline, const Progress& progress) {
   while (!event.passed()) {
     const bool late = deadline.expired();
@@ -112,7 +112,7 @@ class CudaReplay final : public Replay {
       enqueue();
     } catch (...) {
       if (cudaStreamEndCapture(stream_, &graph) == cudaSuccess && graph != nullptr) cudaGraphDestroy(graph);
-      cudaGetLastError();  // the failure that is under way is the one to tell
+      cudaGetLastError();  // clear the error: the exception in flight is the one to report
       throw;
     }
     check_cuda(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
@@ -151,7 +151,7 @@ CudaBackend::CudaBackend(int device) : device_(device) {
 
 Buffer CudaBackend::allocate(std::size_t bytes) {
   Buffer buffer = allocate_device(bytes, device_);
-  see_memory();
+  update_min_free();
   return buffer;
 }
 
@@ -254,7 +254,7 @@ void CudaBackend::synchronize(Stream stream, const Deadline& deadline, const Pro
   if (!passed_) passed_.emplace();
   passed_->record(cuda_stream(stream));
   await_event(*passed_, device_, deadline, progress);
-  see_memory();
+  update_min_free();
 }
 
 std::unique_ptr<Events> CudaBackend::make_events(std::size_t count, bool timed) {
@@ -273,7 +273,7 @@ bool CudaBackend::is_capturing(Stream stream) {
   const DeviceGuard guard(device_);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   const cudaError_t result = cudaStreamIsCapturing(cuda_stream(stream), &status);
-  // The legacy default stream can't be asked while another stream that it waits for is being captured.
+  // The legacy default stream can't be queried while another stream that it waits for is being captured.
   if (result == cudaErrorStreamCaptureImplicit) {
     cudaGetLastError();
     return true;
@@ -282,10 +282,10 @@ bool CudaBackend::is_capturing(Stream stream) {
   return status != cudaStreamCaptureStatusNone;
 }
 
-void CudaBackend::see_memory() { min_free_ = std::min(min_free_, gpu_memory(device_).free); }
+void CudaBackend::update_min_free() { min_free_ = std::min(min_free_, gpu_memory(device_).free); }
 
 std::size_t CudaBackend::peak_memory() {
-  see_memory();
+  update_min_free();
   return free_before_ - min_free_;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cuda backend: one GPU's memory, a stream of its own, and marks that are events.
+// The CUDA backend: device memory of one GPU, its stream, and events.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace ringattn::cuda {
 
 class CudaBackend final : public Backend {
  public:
-  // `device` may be kNoDevice. Throws kUnsupported where there is no such device.
+  // `device` may be kNoDevice. Throws kUnsupported if there is no such device.
   explicit CudaBackend(int device);
 
   int device() const { return device_; }
@@ -54,14 +54,14 @@ class CudaBackend final : public Backend {
   std::size_t peak_memory() override;
 
  private:
-  void see_memory();
+  void update_min_free();
 
   const int device_;
   std::string identity_;
   std::optional<CudaStream> stream_;
-  std::optional<CudaEvent> passed_;  // what synchronize() waits for
-  std::size_t free_before_ = 0;      // bytes of the device when the backend was made
-  std::size_t min_free_ = 0;
+  std::optional<CudaEvent> passed_;  // recorded and awaited by synchronize()
+  std::size_t free_before_ = 0;      // free device memory in bytes when the backend was made
+  std::size_t min_free_ = 0;         // lowest free device memory seen, in bytes
 };
 
 }  // namespace ringattn::cuda

@@ -19,9 +19,10 @@ namespace {
 constexpr std::int64_t kElementBytes = 2;
 constexpr std::int64_t kAlignment = 16;
 constexpr std::int64_t kMaxTiles = std::numeric_limits<std::int32_t>::max();
-constexpr std::int64_t kMaxRows = std::int64_t{1} << 30;  // of a launch: a tile's last row still has an int
+constexpr std::int64_t kMaxRows = std::int64_t{1}
+                                  << 30;  // per launch, so that the index of a tile's last row fits into an int
 
-// `count` rows of each head, `stride` elements apart.
+// `count` rows per head, `stride` elements apart.
 template <class Byte, class Void>
 GemmOperand<Byte> rows_of(Void* data, std::int64_t count, std::int64_t stride, std::int64_t heads,
                           std::int64_t head_stride) {
@@ -67,9 +68,9 @@ class CudaGemm final : public BatchedGemmKernel {
                     : rows_of<const char>(weights.data, spec_.dim_n, weights.n_stride, p.heads, weights.head_stride);
     // Tiles and rows of a launch are counted in 32 bits.
     const std::int64_t row_tiles = kMaxTiles / (p.heads * column_tiles(p));
-    const std::int64_t most = std::clamp(row_tiles * kMinGemmTileM, std::int64_t{kMinGemmTileM}, kMaxRows);
-    for (std::int64_t begin = 0; begin < task.rows.tokens; begin += most) {
-      const std::int64_t count = std::min(most, task.rows.tokens - begin);
+    const std::int64_t max_rows = std::clamp(row_tiles * kMinGemmTileM, std::int64_t{kMinGemmTileM}, kMaxRows);
+    for (std::int64_t begin = 0; begin < task.rows.tokens; begin += max_rows) {
+      const std::int64_t count = std::min(max_rows, task.rows.tokens - begin);
       p.row_count = static_cast<std::int32_t>(count);
       p.rows = rows_of<const char>(static_cast<const void*>(task.rows.at(begin, 0)), count, task.rows.token_stride,
                                    task.rows.heads, task.rows.head_stride);

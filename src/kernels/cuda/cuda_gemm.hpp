@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A BatchedGemmKernel on a GPU: everything but the arithmetic.
+// A BatchedGemmKernel on a GPU: everything except the device code.
 #pragma once
 
 #include <memory>
@@ -11,10 +11,10 @@
 
 namespace ringattn::cuda {
 
-// What `spec` requires that the products of this backend lack; see KernelRow::missing.
+// Returns what this backend's GEMM kernels lack for `spec` (KernelRow::missing).
 std::vector<std::string> gemm_missing(const BatchedGemmSpec& spec);
 
-// `backend` is a CudaBackend and outlives the kernel. Nothing is allocated; tasks may be in any stream, and in a graph.
+// `backend` is a CudaBackend and outlives the kernel. Nothing is allocated. Tasks may run in any stream and in a graph.
 std::unique_ptr<BatchedGemmKernel> make_cuda_gemm(const BatchedGemmSpec& spec, const GemmLauncher& launcher,
                                                   Backend& backend);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Divides by a number that a launch knows and the compiler doesn't: three instructions instead of some twenty-five.
+// Division by a launch-time constant in three instructions, instead of about 25.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@ namespace ringattn::cuda {
 
 class Divider {
  public:
-  Divider() = default;  // by 1
-  // By d, from 1 to 2^31. Where 2^l is the least power of two that is no less than d: ⌊n / d⌋ is
-  // ⌊(⌊n · m / 2^32⌋ + n) / 2^l⌋ with m = ⌊2^32 · (2^l − d) / d⌋ + 1.
+  Divider() = default;  // divides by 1
+  // d from 1 to 2^31. With 2^l the least power of two that is not less than d, ⌊n / d⌋ = ⌊(⌊n · m / 2^32⌋ + n) / 2^l⌋
+  // with m = ⌊2^32 · (2^l − d) / d⌋ + 1.
   explicit Divider(std::int64_t d) {
     while (std::int64_t{1} << shift_ < d) ++shift_;
     multiplier_ = static_cast<std::uint32_t>((((std::int64_t{1} << shift_) - d) << 32) / d + 1);

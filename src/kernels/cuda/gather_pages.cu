@@ -10,31 +10,32 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::size_t kPagesOfLaunch = 512;  // they travel in the launch's parameters, so nothing is uploaded
+constexpr std::size_t kPagesOfLaunch = 512;  // page numbers are passed in the launch parameters, so nothing is uploaded
 
 struct GatherParams {
   const char* data;
-  char* target;                                         // of the launch's first page
+  char* target;                                         // for the launch's first page
   std::int64_t page_stride, token_stride, head_stride;  // bytes
-  std::int64_t rows;                                    // of all pages of the launch
-  std::int32_t page_size, heads, row_bytes;             // of a row of one head
+  std::int64_t rows;                                    // for all pages of the launch
+  std::int32_t page_size, heads, row_bytes;             // row_bytes: one row of one head
   std::int32_t pages[kPagesOfLaunch];
 };
 
-// A CTA copies a page. Unit: what is copied at a time.
-template <class Unit>
+// One CTA copies one page, `Vector` by `Vector`.
+template <class Vector>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ GatherParams p) {
-  constexpr int kUnit = sizeof(Unit);
-  const auto nth = static_cast<std::int64_t>(blockIdx.x);
-  const std::int64_t left = p.rows - nth * p.page_size;
+  constexpr int kVectorBytes = sizeof(Vector);
+  const auto page_index = static_cast<std::int64_t>(blockIdx.x);
+  const std::int64_t left = p.rows - page_index * p.page_size;
   const int rows = left < p.page_size ? static_cast<int>(left) : p.page_size;
-  const int units = p.row_bytes / kUnit;
-  const char* const page = p.data + p.pages[nth] * p.page_stride;
-  auto* const target = reinterpret_cast<Unit*>(p.target + nth * p.page_size * p.heads * p.row_bytes);
-  for (int i = static_cast<int>(threadIdx.x); i < rows * p.heads * units; i += kThreads) {
-    const int head = i / units % p.heads;
-    const int row = i / units / p.heads;
-    target[i] = *reinterpret_cast<const Unit*>(page + row * p.token_stride + head * p.head_stride + i % units * kUnit);
+  const int vectors = p.row_bytes / kVectorBytes;
+  const char* const page = p.data + p.pages[page_index] * p.page_stride;
+  auto* const target = reinterpret_cast<Vector*>(p.target + page_index * p.page_size * p.heads * p.row_bytes);
+  for (int i = static_cast<int>(threadIdx.x); i < rows * p.heads * vectors; i += kThreads) {
+    const int head = i / vectors % p.heads;
+    const int row = i / vectors / p.heads;
+    target[i] = *reinterpret_cast<const Vector*>(page + row * p.token_stride + head * p.head_stride +
+                                                 i % vectors * kVectorBytes);
   }
 }
 

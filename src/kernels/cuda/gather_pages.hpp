@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a paged cache, copied side by side.
+// Copies rows of a paged cache into a contiguous buffer.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace ringattn::cuda {
 
-// Backend::gather_pages().
+// Implements Backend::gather_pages().
 void gather_pages(void* target, const CacheView& cache, std::span<const std::int32_t> pages, std::int64_t rows,
                   Stream stream);
 

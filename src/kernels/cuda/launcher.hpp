@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the host reaches a compiled fold kernel. Each kernel's .cu files define constants of this type, one for each pair
-// of element type and configuration that is compiled.
+// How the host reaches a compiled attention kernel. Each kernel's .cu files define one constant of this type for each
+// compiled pair of element type and configuration.
 #pragma once
 
 #include "base/memory.hpp"
@@ -9,11 +9,11 @@
 namespace ringattn::cuda {
 
 struct Launcher {
-  // Makes the kernel ready on the current device, so that no launch has to load it while peers wait. Throws
-  // kUnsupported where the device is not what the kernel was compiled for, and what else the device fails with.
+  // Loads the kernel on the current device, so that no launch has to load it while peers wait. Throws kUnsupported if
+  // the kernel was not compiled for the device, or the device's error.
   void (*prepare)();
-  // Enqueues the fold of all work_tiles or gqa_tiles of `params`, of which there is at least one. Throws what the
-  // launch fails with.
+  // Enqueues attention for all work tiles or gqa_tiles of `params`, of which there is at least one. Throws if the
+  // launch fails.
   void (*launch)(const AttentionParams& params, Stream stream);
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A kernel's code comes to the device when it is first used, which may wait for everything that runs there: for a peer,
-// too, that waits for this rank. So kernels are loaded when their owner is made.
+// CUDA loads a kernel's code at its first use. Loading may wait for all work on the device, including a kernel that
+// waits for a peer which waits for this rank. Therefore kernels are loaded when their owner is made.
 #pragma once
 
 #include "base/cuda.hpp"

@@ -3,7 +3,7 @@
 
 namespace ringattn::cuda {
 
-// Of a device; of kNoDevice as many as plans count with.
+// Multiprocessors of a device. For kNoDevice, the number that plans assume.
 int multiprocessors_of(int device);
 
 }  // namespace ringattn::cuda

@@ -9,11 +9,11 @@ namespace ringattn::cuda {
 
 namespace {
 
-// Late entries have at most a quarter of the longest entry's tiles. There are about so many of them that every worker
-// folds half of the longest entry's tiles with them.
+// Late entries have at most 1 / kLatePart of the longest entry's tiles. Their number is chosen so that late work per
+// worker is about 1 / kLateWork of the longest entry's tiles.
 constexpr std::int64_t kLatePart = 4;
 constexpr std::int64_t kLateWork = 2;
-// The swizzle_group of the late entries.
+// The swizzle group of the late entries.
 constexpr std::int32_t kLate = std::numeric_limits<std::int32_t>::max();
 
 bool shorter(const SchedulerEntry& a, const SchedulerEntry& b) { return a.tiles < b.tiles; }
@@ -43,9 +43,9 @@ std::int32_t SchedulerOrder::sort(std::int64_t workers, std::int64_t heads) {
   return early;
 }
 
-// The task ends when the last entry is folded, so the last entries should be short, and there should be enough of them
-// to even out what the long ones leave unequal. Short entries of all sections serve for that, but no more of them than
-// it takes, because late entries find less in the cache. Returns how many entries stay in front.
+// The task ends with its last entry. The last entries should be short, and there should be enough of them to even out
+// the load of the long ones. Short entries of all swizzle groups serve for that, but no more than needed, because late
+// entries hit L2 less often. Returns the number of early entries.
 std::int32_t SchedulerOrder::move_late_entries_back(std::int64_t workers, std::int64_t heads) {
   const std::int64_t most = max_tiles();
   const std::int64_t longest = std::min(most / kLatePart, static_cast<std::int64_t>(counts_.size()) - 1);
@@ -53,10 +53,10 @@ std::int32_t SchedulerOrder::move_late_entries_back(std::int64_t workers, std::i
   for (const SchedulerEntry& entry : entries_) {
     if (entry.tiles <= longest) ++counts_[static_cast<std::size_t>(entry.tiles)];
   }
-  // Pieces of fewer than `limit` tiles are late.
-  std::int64_t room = workers * most / kLateWork;
+  // Entries of fewer than `limit` tiles are late.
+  std::int64_t budget = workers * most / kLateWork;
   std::int64_t limit = 0;
-  for (; limit <= longest && room >= 0; ++limit) room -= limit * counts_[static_cast<std::size_t>(limit)] * heads;
+  for (; limit <= longest && budget >= 0; ++limit) budget -= limit * counts_[static_cast<std::size_t>(limit)] * heads;
 
   unsorted_.clear();
   std::size_t early = 0;
@@ -72,7 +72,7 @@ std::int32_t SchedulerOrder::move_late_entries_back(std::int64_t workers, std::i
 }
 
 void SchedulerOrder::sort_swizzle_group(std::span<SchedulerEntry> swizzle_group) {
-  // Most sections are in order already, or, under a causal mask, in reverse order.
+  // Most swizzle groups are in order already or, under a causal mask, in reverse order.
   if (std::is_sorted(swizzle_group.begin(), swizzle_group.end())) return;
   if (std::is_sorted(swizzle_group.rbegin(), swizzle_group.rend())) {
     std::reverse(swizzle_group.begin(), swizzle_group.end());
@@ -87,7 +87,7 @@ void SchedulerOrder::sort_swizzle_group(std::span<SchedulerEntry> swizzle_group)
     });
     return;
   }
-  // There are not many more lengths than entries, so counting them is the faster way to sort.
+  // There are not many more lengths than entries, so a counting sort is fastest.
   std::fill_n(counts_.begin(), most + 1, 0);
   for (const SchedulerEntry& entry : swizzle_group) ++counts_[most - static_cast<std::size_t>(entry.tiles)];
   std::exclusive_scan(counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(most) + 1, counts_.begin(), 0);

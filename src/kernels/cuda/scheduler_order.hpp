@@ -12,23 +12,22 @@ namespace ringattn::cuda {
 struct SchedulerEntry {
   std::int32_t swizzle_group;
   std::int32_t tiles;
-  std::int32_t index;  // of the work_tile or the gqa_tile
+  std::int32_t index;  // of the work tile or gqa_tile
 
   bool operator<(const SchedulerEntry& other) const { return tiles > other.tiles; }  // the longest first
 };
 
-// Sorts the entries of a task. Keeps its lists between tasks, so that sorting allocates nothing once they have
-// new_lengths.
+// Sorts the entries of a task. Reuses its vectors between tasks, so that sorting doesn't allocate after reserve().
 class SchedulerOrder {
  public:
   void reserve(std::size_t entries);
   void clear() { entries_.clear(); }
-  // Sections ascend from entry to entry.
+  // Swizzle groups must ascend from entry to entry.
   void add(const SchedulerEntry& entry) { entries_.push_back(entry); }
-  // Tiles of the longest entry, 0 where there is none.
+  // KV tiles of the longest entry, 0 if there is none.
   std::int32_t max_tiles() const;
-  // Brings the entries into their order and returns how many of them are early. `workers` CTAs, or pairs of CTAs that
-  // walk side by side, take entries, and each entry is taken once for each of `heads` heads.
+  // Sorts the entries and returns how many of them are early. `workers` CTAs, or CTA clusters, take entries, and each
+  // entry is taken once for each of `heads` heads.
   std::int32_t sort(std::int64_t workers, std::int64_t heads);
 
   std::span<const SchedulerEntry> entries() const { return entries_; }
@@ -39,7 +38,7 @@ class SchedulerOrder {
 
   std::vector<SchedulerEntry> entries_;
   std::vector<SchedulerEntry> unsorted_;
-  std::vector<std::int32_t> counts_;  // of entries by their tiles
+  std::vector<std::int32_t> counts_;  // number of entries by their tiles
 };
 
 }  // namespace ringattn::cuda

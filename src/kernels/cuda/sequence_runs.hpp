@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of a task's tiles a work work_tile folds.
+// Finds which of a task's KV tiles a work tile attends to.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,12 @@
 
 namespace ringattn::cuda {
 
-// The key runs of one sequence of a task, or of one list of it.
+// The key runs of one sequence of a task, or of one row of its block mask.
 class SequenceRuns {
  public:
   SequenceRuns(std::span<const RunEntry> entries, std::span<const KeyRun> runs) : entries_(entries), runs_(runs) {}
 
-  // Sets which tiles the work_tile folds: those in `range` that the task has. Leaves the work_tile without tiles where
-  // there are none.
+  // Sets the KV tiles of the work tile: those in `range` that the task has. Leaves it without tiles if there are none.
   void assign(const TileRange& range, std::size_t first_entry, WorkTile& work_tile) const {
     const auto ends_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile + run.tiles <= tile; };
     const auto begins_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile < tile; };

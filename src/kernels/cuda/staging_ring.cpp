@@ -15,7 +15,7 @@ namespace ringattn::cuda {
 
 void StagingRing::reserve(std::size_t bytes, int device) {
   if (!slots_.empty() && slots_.front().host.bytes() >= bytes) return;
-  // A slot that is still read may not go: its memory is freed, which waits for the device.
+  // Freeing a slot's memory waits for the device, so a slot that is still being read is safe.
   slots_.clear();
   std::vector<Slot> slots;
   for (std::size_t i = 0; i < kStagingSlots; ++i) {
@@ -25,14 +25,14 @@ void StagingRing::reserve(std::size_t bytes, int device) {
 }
 
 std::span<std::byte> StagingRing::next(const Progress& progress) {
-  if (slots_.empty()) fail(ErrorCode::kInternal, "a fold task came before reserve()");
+  if (slots_.empty()) fail(ErrorCode::kInternal, "an attention task came before reserve()");
   const auto oldest = std::ranges::min_element(slots_, {}, &Slot::used);
   current_ = static_cast<std::size_t>(oldest - slots_.begin());
   const Slot& slot = *oldest;
   if (!slot.read.passed()) {
     const Deadline deadline = DeviceTimeouts::for_queue();
     while (!slot.read.passed()) {
-      if (progress) progress();  // tasks may wait for peers: who watches these gives up earlier
+      if (progress) progress();  // tasks may wait for peers; a caller that watches the peers throws earlier
       DeviceTimeouts::check(deadline, fmt::format("{} tasks are enqueued", slots_.size()));
       std::this_thread::yield();
     }

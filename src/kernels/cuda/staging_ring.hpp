@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small tables on their way to a device: pinned host memory with a device twin, in slots. A slot is free again when the
-// stream has passed the kernel that reads it, and keeps its tables until next() gives it out.
+// Stages small tables for upload: slots of pinned host memory, each with a device buffer. A slot is free again when the
+// stream has passed the kernel that reads it. It keeps its tables until next() returns it.
 #pragma once
 
 #include <cstddef>
@@ -13,24 +13,24 @@
 
 namespace ringattn::cuda {
 
-// Tasks that are not prepared pass through these: a host that is this many of them ahead of the device waits.
+// Slots for tasks that are not prepared. A host that is this many tasks ahead of the device waits.
 inline constexpr std::size_t kStagingSlots = 4;
 
 class StagingRing {
  public:
-  // kStagingSlots slots of `bytes`; slots are kept where they are large enough already.
+  // Allocates kStagingSlots slots of `bytes`. Existing slots are kept if they are large enough.
   void reserve(std::size_t bytes, int device);
 
-  // The host memory of the slot whose last use is the longest ago. A caller that is further ahead than the ring has
-  // slots waits here for the oldest task, and `progress` is called meanwhile.
+  // Returns the host memory of the least recently used slot. If its last task is not done yet, waits for it and calls
+  // `progress` meanwhile.
   std::span<std::byte> next(const Progress& progress);
-  // The slot that next() or again() named last: what the other calls speak of.
+  // The slot that next() or again() selected last. The other calls refer to it.
   std::size_t current() const { return current_; }
-  // Enqueues the copy of the slot's first `bytes`; returns where they will be on the device.
+  // Enqueues the copy of the slot's first `bytes`. Returns their device address.
   std::byte* upload(std::size_t bytes, cudaStream_t stream);
-  // What the slot was last uploaded with, once more: `stream` waits for those who read it before.
+  // Selects a slot whose upload is reused. `stream` waits for the slot's earlier readers.
   std::byte* again(std::size_t slot, cudaStream_t stream);
-  // Says that everything which reads the slot is enqueued.
+  // Call after everything that reads the slot is enqueued.
   void release(cudaStream_t stream);
 
  private:
@@ -38,7 +38,7 @@ class StagingRing {
     Buffer host;
     Buffer device;
     CudaEvent read;
-    std::uint64_t used = 0;  // when, counted in uses
+    std::uint64_t used = 0;  // value of uses_ at the last release()
   };
   std::vector<Slot> slots_;
   std::size_t current_ = 0;

@@ -12,14 +12,14 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr std::size_t kRunsOfLaunch = 128;  // travel as kernel arguments: nothing is uploaded, nothing waited for
+constexpr std::size_t kRunsOfLaunch = 128;  // passed in the launch parameters, so nothing is uploaded
 
 struct FillParams {
   std::uint64_t seed;
   SyntheticTensor tensor;
   float scale;  // synthetic_scale()
   MutableTensorView rows;
-  std::int64_t token[kRunsOfLaunch];  // the packed token of a run's first row
+  std::int64_t token[kRunsOfLaunch];  // the packed token of each run's first row
   std::int64_t row[kRunsOfLaunch + 1];
 };
 
@@ -32,14 +32,14 @@ struct Pair {
   Element first, second;
 };
 
-// A block of Philox words makes two neighbouring elements. A CTA makes rows, a thread such pairs; blockIdx.y is the
+// A Philox block makes two neighbouring elements. A CTA makes rows, a thread makes pairs of elements. blockIdx.y is the
 // run.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ FillParams p) {
   const auto pairs_of_head = static_cast<std::uint32_t>((p.rows.dim + 1) / 2);
   const std::uint32_t pairs = static_cast<std::uint32_t>(p.rows.heads) * pairs_of_head;
-  const bool together = p.rows.dim % 2 == 0 && p.rows.token_stride % 2 == 0 && p.rows.head_stride % 2 == 0 &&
-                        reinterpret_cast<std::uint64_t>(p.rows.data) % sizeof(Pair<Element>) == 0;
+  const bool vector_stores = p.rows.dim % 2 == 0 && p.rows.token_stride % 2 == 0 && p.rows.head_stride % 2 == 0 &&
+                             reinterpret_cast<std::uint64_t>(p.rows.data) % sizeof(Pair<Element>) == 0;
   const std::int64_t first = p.row[blockIdx.y];
   for (std::int64_t row = first + blockIdx.x; row < p.row[blockIdx.y + 1]; row += gridDim.x) {
     const std::int64_t token = p.token[blockIdx.y] + row - first;
@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
                                rounded(synthetic_from_words(words.word[2], words.word[3]) * p.scale, Element())};
       Element* to =
           static_cast<Element*>(p.rows.data) + row * p.rows.token_stride + head * p.rows.head_stride + 2 * pair;
-      if (together) {
-        // One store of both: a pair is as large as its alignment.
+      if (vector_stores) {
+        // A pair is stored at once.
         if constexpr (sizeof(Element) == 2) {
           *reinterpret_cast<std::uint32_t*>(to) = __builtin_bit_cast(std::uint32_t, made);
         } else {
@@ -70,15 +70,15 @@ template <class Element>
 void launch_fill(const FillParams& params, std::size_t runs, Stream stream) {
   std::int64_t longest = 0;
   for (std::size_t i = 0; i < runs; ++i) longest = std::max(longest, params.row[i + 1] - params.row[i]);
-  constexpr std::int64_t kMostBlocks = 1 << 16;
-  const std::int64_t blocks = std::min(kMostBlocks, longest);
+  constexpr std::int64_t kMaxBlocks = 1 << 16;
+  const std::int64_t blocks = std::min(kMaxBlocks, longest);
   if (blocks == 0) return;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(runs));
   fill_kernel<Element><<<grid, kThreads, 0, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "fill_synthetic");
 }
 
-// Calls launch.operator()<Element>() with the element type of `dtype`.
+// Calls `call` with a value of the element type of `dtype`.
 template <class Call>
 void with_element(Dtype dtype, Call call) {
   switch (dtype) {

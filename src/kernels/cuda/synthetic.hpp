@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Synthetic input made on the device (kernels/synthetic.hpp), with exactly the bits of the host's.
+// Synthetic input generated on the device (kernels/synthetic.hpp), bitwise equal to the host's.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace ringattn::cuda {
 
-// Enqueues: `rows`, [tokens of all runs, heads, dim] in device memory, get the elements of the runs' tokens, one run
-// after the other, rounded to nearest even. `runs` is read before the call returns.
+// Enqueues. Fills `rows`, [tokens of all runs, heads, dim] in device memory, with the elements of the runs' tokens, one
+// run after another, rounded to nearest even. `runs` is read before the call returns.
 void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const PackedRun> runs,
                     const MutableTensorView& rows, Stream stream);
 

@@ -9,7 +9,7 @@ namespace ringattn::cuda {
 
 namespace {
 
-// Of what never changes, or 0.
+// The id of an immutable object, or 0 for null.
 template <class Object>
 std::int64_t id_of(const Object* object) {
   return object == nullptr ? 0 : object->id();
@@ -42,7 +42,7 @@ void TaskGeometry::remember(const AttentionTask& task) {
 }
 
 bool TaskGeometry::fits(const AttentionTask& task) const {
-  // Blocks of a plan differ in their keys, so those are compared first.
+  // Blocks of a plan differ in their keys, so keys are compared first.
   return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
          block_mask_id_ == id_of(task.block_mask) && positions_ == id_of(task.positions) &&
          std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&

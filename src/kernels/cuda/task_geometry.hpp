@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of a task its tables depend on. A job does the same tasks layer by layer with other tensors, so tables that are
-// on the device already can serve again.
+// The part of a task that determines its tables. A job repeats the same tasks in each layer with other tensors, so
+// tables that are already on the device can be reused.
 #pragma once
 
 #include <cstdint>
@@ -10,17 +10,17 @@
 
 namespace ringattn::cuda {
 
-// Whether rows that fold nothing in a task have work all the same: they are written, unless their state stays as it is.
+// Returns true if rows without keys in a task need a work tile: their results or state are written, unless the state is kept.
 bool takes_all_rows(const AttentionTask& task);
 
 class TaskGeometry {
  public:
-  // Makes room for every task within `limits`, and forgets.
+  // Allocates for every task within `limits`, and forgets.
   void reserve(const AttentionLimits& limits);
   void remember(const AttentionTask& task);
   void forget() { known_ = false; }
-  // Whether `task` has the same tables as what was remembered last. It never has where tables hold sources, because
-  // those name the tensors.
+  // Whether `task` has the same tables as the remembered one. Always false if tables hold sources, because sources have
+  // the tensors' addresses.
   bool fits(const AttentionTask& task) const;
 
  private:

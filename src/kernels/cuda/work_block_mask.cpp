@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work work_tiles where there are lists of key tiles: those of a query block have the runs of its list.
+// Work tiles for a block-sparse mask: the work tiles of a query block have the key runs of its row of the mask.
 #include <algorithm>
 
 #include "kernels/cuda/sequence_runs.hpp"
@@ -8,9 +8,9 @@
 
 namespace ringattn::cuda {
 
-// The same with lists of tiles. The work_tiles of a query block have the runs of its list, and are stretches by
-// themselves. Heads with lists of their own come one after the other, so that a swizzle_group's work_tiles read the
-// keys of few heads.
+// collect() for a block-sparse mask. The work tiles of a query block have the runs of its row of the mask, and form a
+// stretch. Heads with masks of their own follow each other, so that a swizzle group's work tiles read the keys of few
+// heads.
 std::int64_t WorkBuilder::collect_masked(const AttentionSpec& spec, const AttentionTask& task,
                                          const WorkTileShape& shape) {
   const BlockMask& block_mask = *task.block_mask;
@@ -61,7 +61,7 @@ std::int64_t WorkBuilder::collect_masked(const AttentionSpec& spec, const Attent
                 .assign(range, first_masked_, work_tile);
           }
           if (work_tile.tiles > 0) {
-            const std::int64_t place = places_[static_cast<std::size_t>(work_tile.run_begin) - first_masked_] +
+            const std::int64_t place = split_positions_[static_cast<std::size_t>(work_tile.run_begin) - first_masked_] +
                                        work_tile.first - runs_[static_cast<std::size_t>(work_tile.run_begin)].first;
             work_tile.split_position = static_cast<std::int32_t>(place % kTilesPerKvSplit);
             set_plain(visibility.common_keys(work_tile.position, last), shape.key_tile, work_tile);
@@ -76,15 +76,15 @@ std::int64_t WorkBuilder::collect_masked(const AttentionSpec& spec, const Attent
   return longest;
 }
 
-// How many of the work_tile's tiles have a smaller number in the sequence than `tile`.
+// Number of the work tile's KV tiles whose number in the sequence is smaller than `tile`.
 std::int32_t WorkBuilder::tiles_before(const WorkTile& work_tile, std::int64_t tile) const {
   const auto begin = runs_.begin() + work_tile.run_begin;
-  const auto behind = std::partition_point(begin, begin + work_tile.runs,
-                                           [tile](const RunEntry& run) { return run.first_tile < tile; });
-  if (behind == begin) return 0;
-  const RunEntry& run = *std::prev(behind);
+  const auto after = std::partition_point(begin, begin + work_tile.runs,
+                                          [tile](const RunEntry& run) { return run.first_tile < tile; });
+  if (after == begin) return 0;
+  const RunEntry& run = *std::prev(after);
   std::int64_t number = run.first + tile - run.first_tile;
-  if (behind != begin + work_tile.runs) number = std::min(number, behind->first);
+  if (after != begin + work_tile.runs) number = std::min(number, after->first);
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(number - work_tile.first, 0, work_tile.tiles));
 }
 
@@ -93,13 +93,13 @@ void WorkBuilder::set_plain(const KeyRange& common, int key_tile, WorkTile& work
   work_tile.plain_end = common.end < 0 ? 0 : tiles_before(work_tile, quotient(common.end, key_tile));
 }
 
-// The runs of a query block's listed tiles that the task has: appends them to the table, and keeps them as runs of keys
-// with their places.
+// Appends the runs of a query block's unmasked tiles that the task has to the table, and keeps them as KeyRuns with the
+// positions of their first tiles among the mask's tiles.
 void WorkBuilder::mask_tile_runs(const AttentionSpec& spec, const BlockMask& block_mask, std::size_t sequence, int head,
                                  std::int64_t query_block, int key_tile, std::span<const KeyRun> keys) {
   first_masked_ = runs_.size();
   masked_runs_.clear();
-  places_.clear();
+  split_positions_.clear();
   std::int64_t tiles = 0;
   auto run = keys.begin();
   for_each_masked_tile_run(block_mask, spec.mask, key_tile, sequence, head, query_block, [&](const MaskedTileRun& one) {
@@ -110,7 +110,7 @@ void WorkBuilder::mask_tile_runs(const AttentionSpec& spec, const BlockMask& blo
       const std::int64_t table = next->table + begin - next->first_tile;
       runs_.push_back({begin, tiles, table});
       masked_runs_.push_back({next->sequence, begin, end - begin, table});
-      places_.push_back(one.place + begin - one.tiles.begin);
+      split_positions_.push_back(one.place + begin - one.tiles.begin);
       tiles += end - begin;
     }
   });

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// In which order the entries of a task (work_tiles, or gqa_tiles of them) start, for which heads.
+// The order in which the entries of a task (work tiles or GQA-packed tiles) start, and for which heads.
 //
-// Pieces whose K and V fit into the L2 cache together form a swizzle_group. First come the early entries: swizzle_group
-// by swizzle_group of heads, in each of those swizzle_group by swizzle_group of entries, the longest entry of a
-// swizzle_group first, and of a entry the swizzle_group's heads one after the other. Then come the late entries, which
-// are short, the longest first, each for all heads. The host sorts the entries (scheduler_order.hpp), and a kernel
-// finds its place in the order (work_index()).
+// Entries whose K and V fit into the L2 cache together form an L2 swizzle group. The early entries come first. They are
+// ordered by swizzle group of heads, then by swizzle group of entries. In a swizzle group the longest entry comes
+// first, and an entry's heads follow each other. The late entries, which are short, come last, the longest first, each
+// for all heads. The host sorts the entries (scheduler_order.hpp), and a kernel computes its entry with work_index().
 #pragma once
 
 #include "base/host_device.hpp"
@@ -17,8 +16,8 @@ struct WorkIndex {
   int head;
 };
 
-// Which entry and which of `heads` heads come as number `index`, where the first `early_entries` entries are early and
-// a swizzle_group has `swizzle_heads` heads. Heads are query heads, or KV heads where entries are gqa_tiles.
+// Returns the entry and head with number `index` in this order. The first `early_entries` entries are early, and a
+// swizzle group has `swizzle_heads` of the `heads` heads. Heads are query heads, or KV heads if entries are gqa_tiles.
 RINGATTN_HOST_DEVICE inline WorkIndex work_index(int early_entries, int heads, int swizzle_heads, int index) {
   const int early = early_entries * heads;
   if (index >= early) return {early_entries + (index - early) / heads, (index - early) % heads};

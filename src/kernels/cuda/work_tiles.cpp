@@ -18,19 +18,19 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr std::size_t kTableAlignment = 256;
-// CTAs walk side by side unless they would let too many tiles pass without attending them: at most one more than alone
-// in every kWorthwhile · head_tiles tiles, where head_tiles is the number of one CTA. The more head_tiles share a tile
-// in one CTA already, the less there is to gain.
+// CTAs form a cluster unless too many tiles of the shared KV loop would be skipped. Per CTA, at most one tile
+// more than without the cluster is accepted in every kWorthwhile · head_tiles tiles, where head_tiles is the number of
+// one CTA. The more head work tiles of one CTA share a KV tile already, the less a cluster gains.
 constexpr std::int64_t kWorthwhile = 16;
-// CTAs keep pace where one head's K and V are more than so many times what the cache holds. On shorter walks they don't
-// drift far apart.
+// CTAs keep pace if one head's K and V are more than this many times the cache. In shorter KV loops they don't drift
+// far apart.
 constexpr std::int64_t kFarBeyondCache = 6;
 
-// The task's map of tiles is copied into the table as it is.
+// The task's page map is copied into the table unchanged.
 static_assert(sizeof(TileEntry) == sizeof(PageRun) && offsetof(TileEntry, source) == offsetof(PageRun, source) &&
               offsetof(TileEntry, row) == offsetof(PageRun, row));
 
-std::size_t place(std::size_t& bytes, std::size_t size) {
+std::size_t append_table(std::size_t& bytes, std::size_t size) {
   const std::size_t offset = bytes;
   bytes += (size + kTableAlignment - 1) / kTableAlignment * kTableAlignment;
   return offset;
@@ -39,37 +39,37 @@ std::size_t place(std::size_t& bytes, std::size_t size) {
 TableLayout lay_out(std::size_t runs, std::size_t tiles, std::size_t positions, std::size_t sources,
                     std::size_t work_tiles, std::size_t gqa_tiles, std::int64_t ctas) {
   TableLayout layout;
-  layout.runs = place(layout.bytes, runs * sizeof(RunEntry));
-  layout.tiles = place(layout.bytes, tiles * sizeof(TileEntry));
-  layout.positions = place(layout.bytes, positions * sizeof(std::int32_t));
-  layout.sources = place(layout.bytes, sources * sizeof(SourceEntry));
-  layout.work_tiles = place(layout.bytes, work_tiles * sizeof(WorkTile));
-  layout.gqa_tiles = place(layout.bytes, gqa_tiles * sizeof(GqaPackedTile));
-  layout.counters = place(layout.bytes, static_cast<std::size_t>(1 + ctas) * sizeof(std::int32_t));
+  layout.runs = append_table(layout.bytes, runs * sizeof(RunEntry));
+  layout.tiles = append_table(layout.bytes, tiles * sizeof(TileEntry));
+  layout.positions = append_table(layout.bytes, positions * sizeof(std::int32_t));
+  layout.sources = append_table(layout.bytes, sources * sizeof(SourceEntry));
+  layout.work_tiles = append_table(layout.bytes, work_tiles * sizeof(WorkTile));
+  layout.gqa_tiles = append_table(layout.bytes, gqa_tiles * sizeof(GqaPackedTile));
+  layout.counters = append_table(layout.bytes, static_cast<std::size_t>(1 + ctas) * sizeof(std::int32_t));
   return layout;
 }
 
-// Heads that have lists of tiles or of positions, and so work_tiles, of their own.
+// Number of heads with block masks or key positions, and so work tiles, of their own.
 int own_heads(const AttentionSpec& spec) { return std::max({1, spec.block_mask.heads, spec.positions}); }
 
-// Query blocks that a task's rows lie in: every run may begin and end inside of one.
+// Upper bound of the query blocks that a task's rows lie in: each run may begin and end inside of one.
 std::int64_t max_blocks(const AttentionSpec& spec, const AttentionLimits& limits) {
   return limits.rows / spec.block_mask.query_block + 2 * limits.query_runs;
 }
 
-// Every query run, and every query block, may begin and end inside of a tile.
+// Each query run, and each query block, may begin and end inside of a tile.
 std::int64_t max_work_tiles(const AttentionSpec& spec, const WorkTileShape& shape, const AttentionLimits& limits) {
   std::int64_t work_tiles = limits.rows / shape.tile_rows + 2 * limits.query_runs;
   if (spec.block_mask.any() && shape.query_tile == 1) work_tiles += max_blocks(spec, limits);
   return std::min(limits.rows, work_tiles) * own_heads(spec);
 }
 
-// Query heads of one KV head that an work_tile is folded for.
+// Query heads of one KV head that a work tile counts for.
 int heads_per_gqa_tile(const AttentionSpec& spec) {
   return spec.block_mask.heads > spec.kv_heads ? 1 : spec.heads / spec.kv_heads;
 }
 
-// The first gqa_tile of a sequence, or of a list of tiles or of positions, may have fewer head_tiles than the others.
+// The first gqa_tile of a stretch may have fewer head work tiles than the others.
 std::int64_t max_gqa_tiles(const AttentionSpec& spec, const WorkTileShape& shape, const AttentionLimits& limits) {
   if (shape.head_tiles == 1) return 0;
   const std::int64_t stretches =
@@ -77,31 +77,31 @@ std::int64_t max_gqa_tiles(const AttentionSpec& spec, const WorkTileShape& shape
   return max_work_tiles(spec, shape, limits) * heads_per_gqa_tile(spec) / shape.head_tiles + stretches;
 }
 
-// A list's runs of tiles stand in the table once for each query block, a sequence's once for each list of positions.
+// A mask row's runs are in the table once per query block, a sequence's runs once per list of key positions.
 std::int64_t max_runs(const AttentionSpec& spec, const AttentionLimits& limits) {
   return spec.block_mask.any() ? limits.mask_tile_runs : limits.key_runs * own_heads(spec);
 }
 
-// Positions in the table, of so many tiles.
+// Key positions in the table for this number of tiles.
 std::int64_t positions_of_tiles(const AttentionSpec& spec, const WorkTileShape& shape, std::int64_t tiles) {
   return tiles * spec.positions * shape.key_tile;
 }
 
-// Units of a sequence's first gqa_tile, where the others have `most` each. It is the first one that has fewer where
-// they don't come out even, because under a causal mask its walk is the shortest.
-std::size_t head_tiles_of_first(std::size_t head_tiles, std::size_t most) {
-  return head_tiles % most == 0 ? most : head_tiles % most;
+// Head work tiles of a sequence's first gqa_tile, if the others have `max_head_tiles` each. A remainder goes into the
+// first one, because under a causal mask its KV loop is the shortest.
+std::size_t head_tiles_of_first(std::size_t head_tiles, std::size_t max_head_tiles) {
+  return head_tiles % max_head_tiles == 0 ? max_head_tiles : head_tiles % max_head_tiles;
 }
 
-// Tiles [begin, end) of a sequence's runs, from the first to the last that one of several work_tiles folds.
-struct Walk {
+// Tiles [begin, end) of a sequence's runs: the union of the KV tiles of several work tiles.
+struct KvLoopRange {
   std::int64_t begin = std::numeric_limits<std::int64_t>::max();
   std::int64_t end = 0;
 
   void add(const WorkTile& work_tile) {
-    if (work_tile.tiles > 0) add(Walk{work_tile.first, work_tile.first + work_tile.tiles});
+    if (work_tile.tiles > 0) add(KvLoopRange{work_tile.first, work_tile.first + work_tile.tiles});
   }
-  void add(const Walk& other) {
+  void add(const KvLoopRange& other) {
     begin = std::min(begin, other.begin);
     end = std::max(end, other.end);
   }
@@ -140,7 +140,7 @@ void WorkBuilder::reserve(const AttentionSpec& spec, const WorkTileShape& shape,
   stretches_.reserve(spec.block_mask.any() ? work_tiles : static_cast<std::size_t>(limits.sequences * own_heads(spec)));
 }
 
-// Heads with positions of their own come one after the other, so that a swizzle_group's work_tiles read the keys of few
+// Heads with key positions of their own follow each other, so that a swizzle group's work tiles read the keys of few
 // heads.
 void WorkBuilder::collect(const AttentionSpec& spec, const AttentionTask& task, const WorkTileShape& shape) {
   SwizzleGroup swizzle_group;
@@ -178,14 +178,14 @@ void WorkBuilder::collect_positions(const AttentionSpec& spec, const AttentionTa
     for (; run != task.queries.end() && run->sequence == sequence; ++run) {
       const std::int64_t run_end = run->position + run->rows;
       for (std::int64_t begin = run->position; begin < run_end;) {
-        WorkTile& work_tile = work_tiles_.emplace_back();  // in place: copies of what was just written are slow
+        WorkTile& work_tile = work_tiles_.emplace_back();  // in place: copies of freshly written memory are slow
         work_tile.position = query_tile_begin(begin, shape.query_tile);
         const std::int64_t end = std::min(work_tile.position + shape.tile_rows, run_end);
         work_tile.row = run->row + (work_tile.position - run->position);
         work_tile.key_length = key_length;
         work_tile.valid_row_begin = static_cast<std::int32_t>(begin - work_tile.position);
         work_tile.valid_row_end = static_cast<std::int32_t>(end - work_tile.position);
-        // All rows of a query tile fold the same tiles; without query tiles a row folds what it sees.
+        // All rows of a query tile attend to the same tiles. Without query tiles a row attends to those that it sees.
         const std::int64_t last = shape.query_tile > 1 ? work_tile.position + shape.query_tile - 1 : end - 1;
         work_tile.head = list * (spec.heads / mask_heads);
         work_tile.position_list = list;
@@ -205,7 +205,7 @@ void WorkBuilder::collect_positions(const AttentionSpec& spec, const AttentionTa
   }
 }
 
-// Writes the positions of the keys of all tiles that the task has, which lie as its map does.
+// Writes the positions of the keys of all tiles that the task has, in the order of the page map.
 void WorkBuilder::write_positions(const AttentionTask& task, const WorkTileShape& shape, std::int32_t* positions) {
   const int mask_heads = task.positions->heads();
   for (const KeyRun& run : task.key_runs) {
@@ -222,7 +222,7 @@ void WorkBuilder::write_positions(const AttentionTask& task, const WorkTileShape
   }
 }
 
-// Makes the entries: the work_tiles themselves, or gqa_tiles of `head_tiles` head_tiles.
+// Makes the entries: the work tiles themselves, or gqa_tiles of `head_tiles` head work tiles.
 void WorkBuilder::cut(int heads_per_gqa_tile, int head_tiles) {
   gqa_tiles_.clear();
   order_.clear();
@@ -239,16 +239,16 @@ void WorkBuilder::cut(int heads_per_gqa_tile, int head_tiles) {
   }
 }
 
-// Makes gqa_tiles of the work_tiles of one stretch, which are those from `first_work_tile` on. An work_tile's
-// head_tiles, one for each query head of a KV head, follow each other, and then come the next work_tile's: neighbours
-// fold nearly the same tiles.
+// Makes gqa_tiles of the work tiles of one stretch, which begin at `first_work_tile`. A work tile's head work tiles,
+// one for each query head of a KV head, follow each other, then the next work tile's. Neighbours attend to nearly the
+// same KV tiles.
 void WorkBuilder::gqa_tile(int heads_per_gqa_tile, int head_tiles_of_gqa_tile, std::size_t first_work_tile,
                            const Stretch& stretch) {
   const auto heads = static_cast<std::uint32_t>(heads_per_gqa_tile);
   const auto head_tiles = static_cast<std::uint32_t>(stretch.end_tile - first_work_tile) * heads;
-  const auto most = static_cast<std::uint32_t>(head_tiles_of_gqa_tile);
-  auto count = static_cast<std::uint32_t>(head_tiles_of_first(head_tiles, most));
-  for (std::uint32_t head_tile = 0; head_tile < head_tiles; head_tile += count, count = most) {
+  const auto max_head_tiles = static_cast<std::uint32_t>(head_tiles_of_gqa_tile);
+  auto count = static_cast<std::uint32_t>(head_tiles_of_first(head_tiles, max_head_tiles));
+  for (std::uint32_t head_tile = 0; head_tile < head_tiles; head_tile += count, count = max_head_tiles) {
     const std::size_t first = first_work_tile + head_tile / heads;
     const std::size_t last = first_work_tile + (head_tile + count - 1) / heads;
     GqaPackedTile& gqa_tile = gqa_tiles_.emplace_back();
@@ -274,34 +274,34 @@ void WorkBuilder::gqa_tile(int heads_per_gqa_tile, int head_tiles_of_gqa_tile, s
   }
 }
 
-// Whether CTAs that walk side by side would find enough to fold on the way: their walk covers the tiles of both, and
-// each lets those pass that only the other one folds.
+// Returns true if a CTA cluster pays off. Its KV loop covers the tiles of all its CTAs, and each CTA skips those that only
+// another one attends to.
 bool WorkBuilder::clusters_pay(int heads_per_gqa_tile, const WorkTileShape& shape) const {
   const auto heads = static_cast<std::size_t>(heads_per_gqa_tile);
   const auto of_cta = static_cast<std::size_t>(shape.head_tiles);
-  const std::size_t most = of_cta * static_cast<std::size_t>(shape.cluster_ctas);
-  std::int64_t together = 0;  // tiles that all CTAs walk over, side by side
-  std::int64_t alone = 0;     // the same where each walks alone
+  const std::size_t max_head_tiles = of_cta * static_cast<std::size_t>(shape.cluster_ctas);
+  std::int64_t clustered = 0;  // KV loop tiles of all CTAs of the clusters
+  std::int64_t separate = 0;   // the same without clusters
   std::size_t first_work_tile = 0;
   for (const Stretch& stretch : stretches_) {
     const std::size_t head_tiles = (stretch.end_tile - first_work_tile) * heads;
-    std::size_t count = head_tiles_of_first(head_tiles, most);
-    for (std::size_t head_tile = 0; head_tile < head_tiles; head_tile += count, count = most) {
-      Walk shared;
-      for (std::size_t part = head_tile; part < head_tile + count; part += of_cta) {
-        const std::size_t last = std::min(part + of_cta, head_tile + count) - 1;
-        Walk own;
-        for (std::size_t i = first_work_tile + part / heads; i <= first_work_tile + last / heads; ++i)
+    std::size_t count = head_tiles_of_first(head_tiles, max_head_tiles);
+    for (std::size_t head_tile = 0; head_tile < head_tiles; head_tile += count, count = max_head_tiles) {
+      KvLoopRange shared;
+      for (std::size_t cta_begin = head_tile; cta_begin < head_tile + count; cta_begin += of_cta) {
+        const std::size_t last = std::min(cta_begin + of_cta, head_tile + count) - 1;
+        KvLoopRange own;
+        for (std::size_t i = first_work_tile + cta_begin / heads; i <= first_work_tile + last / heads; ++i)
           own.add(work_tiles_[i]);
-        alone += own.tiles();
+        separate += own.tiles();
         shared.add(own);
       }
-      together += shape.cluster_ctas * shared.tiles();
+      clustered += shape.cluster_ctas * shared.tiles();
     }
     first_work_tile = stretch.end_tile;
   }
   const std::int64_t worthwhile = kWorthwhile * shape.head_tiles;
-  return together * worthwhile <= alone * (worthwhile + 1);
+  return clustered * worthwhile <= separate * (worthwhile + 1);
 }
 
 TableLayout WorkBuilder::build(const AttentionSpec& spec, const AttentionTask& task, const WorkTileShape& shape,
@@ -325,7 +325,7 @@ TableLayout WorkBuilder::build(const AttentionSpec& spec, const AttentionTask& t
       lay_out(runs_.size(), task.tiles.size(), static_cast<std::size_t>(positions_of_tiles(spec, shape, tiles)),
               far_sources, work_tiles_.size(), gqa_tiles_.size(), shape.ctas);
   if (layout.bytes > memory.size()) {
-    fail(ErrorCode::kInternal, fmt::format("a fold task needs {} bytes of tables", layout.bytes),
+    fail(ErrorCode::kInternal, fmt::format("an attention task needs {} bytes of tables", layout.bytes),
          fmt::format("{} were reserved", memory.size()));
   }
   if (work_tiles_.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max() / spec.heads)) {
@@ -336,11 +336,11 @@ TableLayout WorkBuilder::build(const AttentionSpec& spec, const AttentionTask& t
   layout.gqa_tile_count = static_cast<std::int32_t>(gqa_tiles_.size());
   layout.cluster_ctas = cluster_ctas;
   layout.heads_per_gqa_tile = heads_of_head_tile;
-  // A entry counts for all heads, or for those that share its lists.
+  // An entry counts for all heads, or for those that share its block mask or key positions.
   layout.entry_heads = (shape.head_tiles == 1 ? spec.heads : spec.kv_heads) /
                        std::min(own_heads(spec), shape.head_tiles == 1 ? spec.heads : spec.kv_heads);
   if (work_tiles_.empty()) return layout;
-  // Lists of one sequence name tiles all over it, so that it is read as a whole, however short they are.
+  // The mask rows of one sequence have tiles all over it, so it is read as a whole, however short the rows are.
   const std::int64_t max_tiles = task.block_mask == nullptr ? order_.max_tiles() : longest_masked;
   layout.early_entries = order_.sort(shape.ctas / cluster_ctas, layout.entry_heads);
 
@@ -349,7 +349,7 @@ TableLayout WorkBuilder::build(const AttentionSpec& spec, const AttentionTask& t
   while (kv_heads > 1 && (kv_heads * head_bytes > shape.cache_bytes || spec.kv_heads % kv_heads != 0)) --kv_heads;
   layout.swizzle_heads = kv_heads * (shape.head_tiles == 1 ? spec.heads / spec.kv_heads : 1);
   if (own_heads(spec) > 1) layout.swizzle_heads = layout.entry_heads;
-  // CTAs with lists of their own don't read the same keys at the same time.
+  // CTAs with different masks or positions don't read the same keys at the same time.
   layout.keep_pace =
       task.block_mask == nullptr && task.positions == nullptr && head_bytes > kFarBeyondCache * shape.cache_bytes;
 

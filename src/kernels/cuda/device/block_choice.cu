@@ -11,10 +11,10 @@ constexpr int kPoolThreads = 128;
 constexpr int kScoreWarps = 8;
 constexpr int kBlocksOfWarp = 2;
 constexpr int kBlocksOfCta = kScoreWarps * kBlocksOfWarp;
-constexpr int kQueryFloats = 4096;  // mean queries in shared memory
-constexpr int kMaxDimLanes = 18;    // numbers of a key that a lane has: 576 dims
+constexpr int kQueryFloats = 4096;  // floats of mean queries in shared memory
+constexpr int kMaxDimLanes = 18;    // elements of a key per lane: up to 576 dims
 
-// A number of a block's mean, `column` of its [kv_heads, head_dim].
+// Computes one element of a block's mean: `column` of its [kv_heads, head_dim].
 template <class Element>
 __device__ __forceinline__ void pool_column(const BlockChoice& p, std::int64_t s, std::int64_t block, int column) {
   const int dim = p.spec.head_dim;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void pool_column(const BlockChoice& p, std::int64_t s
   p.means[(s * p.blocks + block) * p.spec.kv_heads * dim + column] = mean_of_rows(sum, keys);
 }
 
-// A block of threads has some columns of one block's mean.
+// A thread block computes some columns of one KV block's mean.
 template <class Element>
 __global__ void __launch_bounds__(kPoolThreads)
     pool_kernel(const __grid_constant__ BlockChoice p, std::int64_t first_sequence) {
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kPoolThreads)
   if (column < p.spec.kv_heads * p.spec.head_dim) pool_column<Element>(p, s, blockIdx.x, column);
 }
 
-// The mean of a step's rows, one number of a query head.
+// One element of the mean of a decode step's query rows for a query head.
 template <class Element>
 __device__ float mean_query(const BlockChoice& p, std::int64_t sequence, int head, int d) {
   const float sum = sum_of_rows(0.0F, p.rows, [&](std::int64_t i) {
@@ -52,15 +52,15 @@ __device__ float mean_query(const BlockChoice& p, std::int64_t sequence, int hea
   return mean_of_rows(sum, p.rows);
 }
 
-// A block of threads scores some key blocks by one list's heads, a warp several of them.
+// A thread block scores some KV blocks by the heads of one mask row, and each warp several of them.
 template <class Element>
 __global__ void __launch_bounds__(32 * kScoreWarps)
     score_kernel(const __grid_constant__ BlockChoice p, std::int64_t first_mask_row) {
   __shared__ float queries[kQueryFloats];
   const int mask_heads = p.spec.block_mask.heads;
-  const std::int64_t list_of_all = first_mask_row + blockIdx.y;
-  const std::int64_t s = list_of_all / mask_heads;
-  const int list = static_cast<int>(list_of_all - s * mask_heads);
+  const std::int64_t mask_row = first_mask_row + blockIdx.y;
+  const std::int64_t s = mask_row / mask_heads;
+  const int mask_head = static_cast<int>(mask_row - s * mask_heads);
   const int length = p.lengths[s];
   const int blocks = blocks_before_rows(p, length);
   if (static_cast<int>(blockIdx.x) * kBlocksOfCta >= blocks) return;
@@ -71,17 +71,17 @@ __global__ void __launch_bounds__(32 * kScoreWarps)
   const int kv_heads = p.spec.kv_heads / mask_heads;
   const int at_a_time = ratio < kQueryFloats / dim ? ratio : kQueryFloats / dim;
   if (static_cast<int>(blockIdx.x) == (blocks - 1) / kBlocksOfCta && fills_block(p, length)) {
-    // Of the heads that are scored here; nobody else reads these.
+    // The new block's mean, for the heads that are scored here. No other thread block reads it.
     for (int i = static_cast<int>(threadIdx.x); i < kv_heads * dim; i += 32 * kScoreWarps) {
-      pool_column<Element>(p, s, blocks - 1, list * kv_heads * dim + i);
+      pool_column<Element>(p, s, blocks - 1, mask_head * kv_heads * dim + i);
     }
   }
   const MeanScore score{p.spec.softmax_scale};
   float scores[kBlocksOfWarp] = {};
-  for (int kv_head = list * kv_heads; kv_head < (list + 1) * kv_heads; ++kv_head) {
+  for (int kv_head = mask_head * kv_heads; kv_head < (mask_head + 1) * kv_heads; ++kv_head) {
     for (int done = 0; done < ratio; done += at_a_time) {
       const int heads = ratio - done < at_a_time ? ratio - done : at_a_time;
-      __syncthreads();  // everybody is done with the queries before
+      __syncthreads();  // all threads are done with the previous queries
       for (int i = static_cast<int>(threadIdx.x); i < heads * dim; i += 32 * kScoreWarps) {
         queries[i] = mean_query<Element>(p, s, kv_head * ratio + done + i / dim, i % dim);
       }
@@ -108,19 +108,19 @@ __global__ void __launch_bounds__(32 * kScoreWarps)
   }
 #pragma unroll
   for (int n = 0; n < kBlocksOfWarp; ++n) {
-    if (lane == 0 && first + n < blocks) p.scores[list_of_all * p.blocks + first + n] = scores[n];
+    if (lane == 0 && first + n < blocks) p.scores[mask_row * p.blocks + first + n] = scores[n];
   }
 }
 
-// A block of threads makes one list: the first block, and of the others the best.
+// A thread block makes one row of the mask: the first block, and the best of the others.
 __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_constant__ BlockChoice p) {
-  const std::int64_t list = blockIdx.x;
-  const int length = p.lengths[list / p.spec.block_mask.heads];
+  const std::int64_t mask_head = blockIdx.x;
+  const int length = p.lengths[mask_head / p.spec.block_mask.heads];
   const int count = chosen_blocks(p, length);
-  const float* const scores = p.scores + list * p.blocks;
-  if (threadIdx.x == 0) p.counts[list] = count;
+  const float* const scores = p.scores + mask_head * p.blocks;
+  if (threadIdx.x == 0) p.counts[mask_head] = count;
   choose_best([scores](int block) { return block == 0 ? kAlwaysTaken : order_of_score(scores[block]); },
-              blocks_before_rows(p, length), 0, count, p.chosen + list * p.count);
+              blocks_before_rows(p, length), 0, count, p.chosen + mask_head * p.count);
 }
 
 // Calls launch(first, count) for parts of `all` that fit into the y dimension of a grid.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend::pool_keys() and choose_blocks() for a GPU's memory.
+// Implements Backend::pool_keys() and choose_blocks() on the GPU.
 #pragma once
 
 #include "base/memory.hpp"
@@ -7,9 +7,9 @@
 
 namespace ringattn::cuda {
 
-// Enqueues one launch. Without sequences, only loads the code.
+// Enqueues one launch. Without sequences, only loads the kernel's code.
 void pool_keys(const BlockChoice& choice, Stream stream);
-// Enqueues two launches: scores, and lists by them.
+// Enqueues two launches: block scores, and the top-k choice.
 void choose_blocks(const BlockChoice& choice, Stream stream);
 
 }  // namespace ringattn::cuda

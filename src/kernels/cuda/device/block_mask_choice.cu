@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kPoolThreads = 128;
 
-// A block of threads has some columns of one block's mean.
+// A thread block computes some columns of one block's mean.
 template <class Element>
 __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constant__ RowPooling p) {
   const int column = static_cast<int>(blockIdx.y) * kPoolThreads + static_cast<int>(threadIdx.x);
@@ -19,12 +19,12 @@ __global__ void __launch_bounds__(kPoolThreads) pool_kernel(const __grid_constan
   const auto dim = static_cast<int>(p.rows.dim);
   const std::int64_t begin = query_tile_begin(p.position, p.block) + blockIdx.x * std::int64_t{p.block};
   const std::int64_t end = begin + p.block;
-  // Of the sequence, and of this piece.
+  // Positions of the block in the sequence, and those of them in this call's rows.
   const std::int64_t own_begin = begin > p.positions.begin ? begin : p.positions.begin;
   const std::int64_t own_end = end < p.positions.end ? end : p.positions.end;
   const std::int64_t here = own_begin > p.position ? own_begin : p.position;
-  const std::int64_t piece_end = p.position + p.rows.tokens;
-  const std::int64_t here_end = own_end < piece_end ? own_end : piece_end;
+  const std::int64_t rows_end = p.position + p.rows.tokens;
+  const std::int64_t here_end = own_end < rows_end ? own_end : rows_end;
   float* const mean = p.means + (begin / p.block - p.first) * width + column;
   const std::int64_t at = (here - p.position) * p.rows.token_stride + column / dim * p.rows.head_stride + column % dim;
   const float sum = sum_of_rows(here > own_begin ? *mean : 0.0F, here_end - here, [&](std::int64_t i) {
@@ -40,17 +40,17 @@ __global__ void __launch_bounds__(Scores::kThreads) score_kernel(const __grid_co
   Scores(p, shared).run();
 }
 
-// A block of threads makes one list.
+// A thread block makes one row of the mask.
 __global__ void __launch_bounds__(kChooseThreads) choose_kernel(const __grid_constant__ BlockMaskChoice p) {
   const std::int64_t query_block = blockIdx.x;
-  const std::int64_t list = blockIdx.y;
+  const std::int64_t mask_head = blockIdx.y;
   const BlockCandidates of = p.candidates[query_block];
   if (of.count == 0) return;
-  const float* const scores = p.scores + (list * p.query_blocks + query_block) * p.key_blocks + of.begin;
+  const float* const scores = p.scores + (mask_head * p.query_blocks + query_block) * p.key_blocks + of.begin;
   const int diagonal = of.diagonal - of.begin;
   choose_best([scores, diagonal](
                   int block) { return block == 0 || block == diagonal ? kAlwaysTaken : order_of_score(scores[block]); },
-              of.end - of.begin, of.begin, of.count, p.listed + list * p.entries + of.first);
+              of.end - of.begin, of.begin, of.count, p.listed + mask_head * p.entries + of.first);
 }
 
 unsigned ceil_div(std::int64_t a, int b) { return static_cast<unsigned>((a + b - 1) / b); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend::pool_rows() and choose_block_mask() for a GPU's memory.
+// Implements Backend::pool_rows() and choose_block_mask() on the GPU.
 #pragma once
 
 #include "base/memory.hpp"
@@ -7,9 +7,9 @@
 
 namespace ringattn::cuda {
 
-// Enqueues one launch; none without rows.
+// Enqueues one launch, or none without rows.
 void pool_rows(const RowPooling& pooling, Stream stream);
-// Enqueues two launches: scores, and lists by them; none without query blocks.
+// Enqueues two launches: block scores, and the top-k choice. Enqueues none without query blocks.
 void choose_block_mask(const BlockMaskChoice& choice, Stream stream);
 
 }  // namespace ringattn::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backend::update_cache() for a GPU's memory.
+// Implements Backend::update_cache() on the GPU.
 #pragma once
 
 #include "base/memory.hpp"
@@ -7,7 +7,7 @@
 
 namespace ringattn::cuda {
 
-// Enqueues the update: one launch. Without sequences, only loads the code.
+// Enqueues the update as one launch. Without sequences, only loads the kernel's code.
 void update_cache(const CacheUpdate& update, Stream stream);
 
 }  // namespace ringattn::cuda

@@ -9,9 +9,9 @@ namespace {
 
 template <class Arithmetic>
 __global__ void export_kernel(const __grid_constant__ ExportParams p) {
-  for (std::int64_t n = blockIdx.x; n < p.rows * p.heads; n += gridDim.x) {
-    const std::int64_t row = n / p.heads;
-    const std::int64_t head = n % p.heads;
+  for (std::int64_t row_head = blockIdx.x; row_head < p.rows * p.heads; row_head += gridDim.x) {
+    const std::int64_t row = row_head / p.heads;
+    const std::int64_t head = row_head % p.heads;
     const WholeRow<Arithmetic> whole({p.state, p.rows, p.heads, p.head_dim_v, row, head}, p.offset_scale.base2);
     if (threadIdx.x == 0) {
       p.m[row * p.m_token_stride + head * p.m_head_stride] = __fmul_rn(whole.softmax_offset, p.offset_scale.natural);
@@ -26,9 +26,9 @@ __global__ void export_kernel(const __grid_constant__ ExportParams p) {
 
 template <class Arithmetic>
 void launch_export(const ExportParams& params, Stream stream) {
-  constexpr std::int64_t kMostBlocks = 1 << 16;
+  constexpr std::int64_t kMaxBlocks = 1 << 16;
   const std::int64_t rows = params.rows * params.heads;
-  const auto blocks = static_cast<unsigned>(rows < kMostBlocks ? rows : kMostBlocks);
+  const auto blocks = static_cast<unsigned>(rows < kMaxBlocks ? rows : kMaxBlocks);
   export_kernel<Arithmetic><<<blocks, 64, 0, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "export_state");
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saved states of the CUDA kernels as numbers: (m, l, O), see AttentionKernel::export_state().
+// Exports saved states of the CUDA kernels as (m, l, O). See AttentionKernel::export_state().
 #pragma once
 
 #include "base/memory.hpp"
@@ -7,7 +7,7 @@
 
 namespace ringattn::cuda {
 
-void export_tensor_state(const ExportParams& params, Stream stream);  // of the kernels on tensor cores
-void export_simt_state(const ExportParams& params, Stream stream);    // of sm80_simt
+void export_tensor_state(const ExportParams& params, Stream stream);  // states of tensor-core kernels
+void export_simt_state(const ExportParams& params, Stream stream);    // states of sm80_simt
 
 }  // namespace ringattn::cuda

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GPU kernels for products of heads have in common: how the work is cut into tiles of out, how panels of rows
-// and weights come into shared memory by threads, and how a tile's sums are rounded and written.
+// Device code shared by the batched GEMM kernels: output tile coordinates, loads of panels of A (rows) and B (weights)
+// into shared memory by threads, and the epilogue that rounds and stores a tile's accumulators.
 //
-// A tile's sums go through `inner` in ascending steps of 16, in one accumulator from zero. Where `inner` or `outer`
-// doesn't fill the last panel, zeros stand in for what is missing.
+// A tile accumulates over K in ascending steps of 16, in one accumulator that starts at zero. If K or N doesn't fill
+// the last panel, it is padded with zeros.
 #pragma once
 
 #include <cstdint>
@@ -13,30 +13,30 @@
 
 namespace ringattn::cuda {
 
-// The first row and column of a tile of out, and its head.
+// The first row and column of an output tile, and its head.
 struct GemmTile {
   int row;
   int head;
   int column;
 };
 
-// Tiles that share rows follow each other, so these are read from memory once, even where all heads share them.
+// Tiles that share rows follow each other, so that the rows are read from memory once even if all heads share them.
 template <int kRows>
 __device__ __forceinline__ GemmTile gemm_tile(const GemmParams& p, std::uint32_t number) {
   const auto columns = static_cast<std::uint32_t>((p.dim_n + kGemmTileN - 1) / kGemmTileN);
   const auto heads = static_cast<std::uint32_t>(p.heads);
-  const std::uint32_t unit = number / columns;
-  return {static_cast<int>(unit / heads) * kRows, static_cast<int>(unit % heads),
+  const std::uint32_t column_strip = number / columns;
+  return {static_cast<int>(column_strip / heads) * kRows, static_cast<int>(column_strip % heads),
           static_cast<int>(number % columns) * kGemmTileN};
 }
 
-// Copies the panel of 64 columns from `column` on, rows [first, first + kPanelRows), of `rows` rows of `columns`
-// elements; what lies outside becomes zeros. `thread` is one of kThreads that do so together. Some of the copies may be
-// under way when it returns (copy_commit).
+// Copies a panel of 64 columns from `column` on, rows [first, first + kPanelRows), of a [rows, columns] matrix.
+// Elements outside become zeros. `thread` is one of the kThreads that copy together. Copies may still be in flight at
+// the return (copy_commit).
 template <int kPanelRows, int kThreads>
 __device__ __forceinline__ void copy_panel(std::uint32_t target, const RowsOf& source, bool aligned, int first,
                                            int rows, int column, int columns, int thread) {
-  constexpr int kStep = kThreads / 8;  // rows of one pass
+  constexpr int kStep = kThreads / 8;  // rows per pass
   static_assert(kPanelRows % kStep == 0);
   const int chunk = thread % 8;
   const bool in_columns = column + chunk * 8 < columns;
@@ -48,11 +48,11 @@ __device__ __forceinline__ void copy_panel(std::uint32_t target, const RowsOf& s
   }
 }
 
-// Bytes of a tile's weights in shared memory: a panel of kGemmTileN rows, or, transposed, two of kGemmTileK rows.
+// Bytes of a tile's weights in shared memory: a panel of kGemmTileN rows, or, if transposed, two of kGemmTileK rows.
 inline constexpr int kGemmWeightBytes = kGemmTileN * kPanelRowBytes;
 static_assert(kGemmTileK == kPanelColumns && kGemmTileN == 2 * kPanelColumns);
 
-// Copies both sides of the tile's part of the sum from `depth` on: rows as one panel, weights as they lie.
+// Copies both operands of one K step from `depth` on: rows as one panel, weights in their layout.
 template <int kRows, bool kTransposed, int kThreads>
 __device__ __forceinline__ void copy_operands(const GemmParams& p, const GemmTile& tile, int depth,
                                               std::uint32_t rows_to, std::uint32_t weights_to, int thread) {
@@ -78,21 +78,21 @@ __device__ __forceinline__ void transpose_in_quad(std::uint32_t (&words)[4]) {
   const bool upper = threadIdx.x % 4 >= 2;
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
-    const std::uint32_t got = __shfl_xor_sync(0xffffffffU, odd ? words[i] : words[i + 1], 1);
-    words[i] = odd ? got : words[i];
-    words[i + 1] = odd ? words[i + 1] : got;
+    const std::uint32_t received = __shfl_xor_sync(0xffffffffU, odd ? words[i] : words[i + 1], 1);
+    words[i] = odd ? received : words[i];
+    words[i + 1] = odd ? words[i + 1] : received;
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const std::uint32_t got = __shfl_xor_sync(0xffffffffU, upper ? words[i] : words[i + 2], 2);
-    words[i] = upper ? got : words[i];
-    words[i + 2] = upper ? words[i + 2] : got;
+    const std::uint32_t received = __shfl_xor_sync(0xffffffffU, upper ? words[i] : words[i + 2], 2);
+    words[i] = upper ? received : words[i];
+    words[i + 2] = upper ? words[i + 2] : received;
   }
 }
 
-// Rounds and writes a thread's share of kBlocks blocks of 8 columns from `column` on, of the rows `row` and `row` + 8,
-// in the order of mma.sync. Four threads hold a block's columns of a row; having traded words, each writes one block.
-// The conversion has one NaN, 0x7fff, for every NaN of fp32. All threads of a warp call it.
+// Rounds and writes a thread's values of kBlocks blocks of 8 columns from `column` on, in rows `row` and `row` + 8, in
+// mma.sync's accumulator layout. Four threads hold a block's columns of a row. After a transposition in the quad each
+// writes one block. Every fp32 NaN is converted to the NaN 0x7fff. All threads of a warp call it.
 template <class Element, int kBlocks>
 __device__ __forceinline__ void store_sums(const GemmParams& p, int head, int row, int column,
                                            const float (&sums)[kBlocks][4]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Saved states of groups that were folded elsewhere join a row's: AttentionKernel::merge_state() of the CUDA kernels.
+// AttentionKernel::merge_state() of the CUDA kernels: merges saved states of KV splits computed elsewhere.
 #pragma once
 
 #include "base/memory.hpp"
@@ -7,7 +7,7 @@
 
 namespace ringattn::cuda {
 
-void merge_tensor_state(const MergeParams& params, Stream stream);  // of the kernels on tensor cores
-void merge_simt_state(const MergeParams& params, Stream stream);    // of sm80_simt
+void merge_tensor_state(const MergeParams& params, Stream stream);  // states of tensor-core kernels
+void merge_simt_state(const MergeParams& params, Stream stream);    // states of sm80_simt
 
 }  // namespace ringattn::cuda

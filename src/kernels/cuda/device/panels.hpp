@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How tiles of 16-bit elements lie in shared memory: [rows, dim] in panels of 64 columns, whose rows are 128 bytes. The
-// host lays out the same as the kernels.
+// Layout of tiles of 16-bit elements in shared memory: [rows, dim] in panels of 64 columns with rows of 128 bytes. Host
+// and device code share it.
 #pragma once
 
 namespace ringattn::cuda {
@@ -8,10 +8,10 @@ namespace ringattn::cuda {
 inline constexpr int kPanelColumns = 64;
 inline constexpr int kPanelRowBytes = 128;
 
-// Bytes of a panel of so many rows.
+// Bytes of a panel with `rows` rows.
 constexpr int panel_bytes(int rows) { return rows * kPanelRowBytes; }
 
-// Bytes of a row in all its panels.
+// Bytes of one row in all its panels.
 constexpr int padded_row_bytes(int dim) { return (dim + kPanelColumns - 1) / kPanelColumns * kPanelRowBytes; }
 
 }  // namespace ringattn::cuda

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that follow each other in a stream overlap: a kernel's CTAs come while those of the one before still run, set
-// their barriers up, and wait. PTX ISA, "griddepcontrol", which GPUs from sm_90 on have; what the host says for it
-// stands in pdl_launch.hpp. Code for older GPUs does nothing here, and is launched in order.
+// Programmatic dependent launch (PDL): a kernel's CTAs may start, set up their barriers and wait while the previous
+// kernel in the stream still runs. PTX ISA, "griddepcontrol", from sm_90 on. The host's side is pdl_launch.hpp. On
+// older GPUs these functions do nothing, and kernels are launched in order.
 #pragma once
 
 namespace ringattn::cuda {
 
-// The kernel behind this one in the stream, where it was launched for it, may begin once all CTAs have said so.
+// Lets the next kernel in the stream start, if it was launched with PDL, once all CTAs have called this.
 __device__ __forceinline__ void pdl_launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
 
-// Until the kernels before this one in the stream are done and what they have written is seen. Whoever reads or writes
-// global memory has waited here, or comes behind a launch that has and lets it begin (units.cuh). What has been read by
-// the cache of read-only data (__ldg) might be old behind it.
+// Waits until the previous kernels in the stream are done and their writes are visible. A thread that accesses global
+// memory has called this, or runs in a kernel whose predecessor called it before pdl_launch_dependents() (units.cuh).
+// Data that the read-only cache (__ldg) fetched may be stale after the wait.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

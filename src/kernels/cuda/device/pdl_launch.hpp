@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host's side of pdl.cuh.
+// Host side of programmatic dependent launch (PDL, see pdl.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,7 +11,7 @@
 
 namespace ringattn::cuda {
 
-// A launch whose CTAs may come before the kernel in front of it in the stream is done (pdl.cuh), if its code waits.
+// A launch whose CTAs may start before the previous kernel in the stream is done. The kernel must call pdl_wait().
 struct PdlLaunch {
   cudaLaunchConfig_t config{};
   cudaLaunchAttribute attributes[2]{};
@@ -26,7 +26,7 @@ struct PdlLaunch {
     config.attrs = attributes;
     config.numAttrs = 1;
   }
-  // Of a kernel that has code for older GPUs, too, which doesn't wait.
+  // Disables PDL if the kernel's code was compiled for GPUs older than sm_90, where pdl_wait() does nothing.
   void serialize_unless_pdl(const void* kernel) {
     cudaFuncAttributes code{};
     check_cuda(cudaFuncGetAttributes(&code, kernel), "cudaFuncGetAttributes");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The smallest set of PTX wrappers that the fold needs: asynchronous copies, matrix loads and products of sm_80.
+// PTX wrappers of sm_80 instructions: cp.async, ldmatrix, mma.sync and shared-memory accesses.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,22 +13,22 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// Copies 16 bytes to shared memory; where not `present`, writes zeros without reading.
+// Copies 16 bytes to shared memory, or writes zeros without reading if not `present`.
 __device__ inline void copy_16(std::uint32_t target, const void* source, bool present) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(present ? 16 : 0)
                : "memory");
 }
 __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Waits until at most kPending of this thread's groups are under way.
+// Waits until at most kPending of this thread's cp.async groups are in flight.
 template <int kPending>
 __device__ inline void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Has the line that `what` lies in brought to the L2 cache.
+// Prefetches the cache line of `what` into L2.
 __device__ inline void prefetch_to_l2(const void* what) { asm volatile("prefetch.global.L2 [%0];" ::"l"(what)); }
 
-// Four 8×8 matrices of 16-bit elements; lane i gives the address of row i.
+// Loads four 8×8 matrices of 16-bit elements. Lane i has the address of row i.
 __device__ inline void load_matrix(std::uint32_t (&r)[4], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -42,7 +42,7 @@ __device__ inline void load_matrix_transposed(std::uint32_t (&r)[4], std::uint32
                : "memory");
 }
 
-// Two of them, from the addresses of lanes 0 … 15.
+// Loads two 8×8 matrices. Lanes 0 … 15 have the addresses.
 __device__ inline void load_matrix_pair(std::uint32_t (&r)[2], std::uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -56,7 +56,7 @@ __device__ inline void load_matrix_pair_transposed(std::uint32_t (&r)[2], std::u
                : "memory");
 }
 
-// The lower half of `value`.
+// Stores the lower half of `value`.
 __device__ inline void store_shared_half(std::uint32_t address, std::uint32_t value) {
   asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<std::uint16_t>(value)) : "memory");
 }
@@ -82,14 +82,14 @@ __device__ inline uint4 load_shared_16(std::uint32_t address) {
   return r;
 }
 
-// Two 8×8 matrices of 16-bit elements, each stored as its transposed; lanes 0 … 15 give the addresses of its rows, in
-// memory, as lanes of load_matrix_pair_transposed() do.
+// Stores two 8×8 matrices of 16-bit elements, each transposed. Lanes 0 … 15 have the addresses of the rows in memory,
+// as in load_matrix_pair_transposed().
 __device__ inline void store_transposed(std::uint32_t address, std::uint32_t first, std::uint32_t second) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second)
                : "memory");
 }
 
-// 2^x: exactly 1 at 0, 0 at −∞ and below the normal numbers; within 2 ulp elsewhere.
+// 2^x: exactly 1 at 0, 0 at −∞ and below the normal numbers, within 2 ulp elsewhere.
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -101,7 +101,7 @@ __device__ inline float reciprocal_approx(float x) {
   return y;
 }
 
-// D[16, 8] = A[16, 16] · B[16, 8] + C, fp32, for either 16-bit type; and its packing of two rounded elements.
+// D[16, 8] = A[16, 16] · B[16, 8] + C with fp32 accumulation, and the packing of two rounded elements.
 template <class Element>
 struct Products;
 
@@ -137,7 +137,7 @@ struct Products<__half> {
   }
 };
 
-// As mma, or from zero: the compiler then needs no registers for C.
+// mma, or mma with C = 0, for which the compiler then needs no registers.
 template <class Element>
 __device__ __forceinline__ void multiply(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
                                          bool from_zero) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a row, once its last key is folded: the sink joins, and what remains is to scale the outputs and to take
-// the logarithm. References are in natural units of the scaled scores.
+// Softmax epilogue of a row after its last key: adds the sink, and computes the normalization and the log-sum-exp.
+// softmax_offsets are in natural units of the scaled scores.
 #pragma once
 
 #include <cmath>
@@ -11,17 +11,17 @@ namespace ringattn::cuda {
 
 struct RowEnd {
   float softmax_offset;
-  float sum;     // Σ exp(x − softmax_offset), with the sink's share
-  float weight;  // exp of how far the softmax_offset has moved: what the outputs are multiplied by first
+  float sum;     // Σ exp(x − softmax_offset), with the sink's term
+  float weight;  // exp(old softmax_offset − new one); the outputs are multiplied by it first
 
   __device__ __forceinline__ float lse() const { return __fadd_rn(softmax_offset, logf(sum)); }
-  // Where nothing was seen, O is 0, and log 0 is −∞.
+  // If the row attends to nothing, O is 0 and the LSE is log 0 = −∞.
   __device__ __forceinline__ float divisor() const { return sum == 0.0F ? 1.0F : sum; }
-  // Of the outputs, where they are multiplied by one number instead of multiplied and divided.
+  // weight / divisor as one factor.
   __device__ __forceinline__ float factor() const { return __fmul_rn(weight, __frcp_rn(divisor())); }
 };
 
-// `sink` is the head's logit, or null: one more score, without a value. `exp` gives the row's weight.
+// `sink` is the head's sink logit or null. It acts as one more score without a value. `exp` computes the row's weight.
 template <class Exp>
 __device__ __forceinline__ RowEnd end_row(float softmax_offset, float sum, const float* sink, Exp exp) {
   RowEnd end{softmax_offset, sum, 1.0F};
@@ -34,7 +34,7 @@ __device__ __forceinline__ RowEnd end_row(float softmax_offset, float sum, const
   return end;
 }
 
-// Of the tensor-core kernels.
+// end_row() of the tensor-core kernels.
 __device__ __forceinline__ RowEnd end_row(float softmax_offset, float sum, const float* sink) {
   return end_row(softmax_offset, sum, sink, [](float x) { return expf(x); });
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold in fp32, by fused multiply-adds. A CTA of four warps folds 16 rows of one head, each warp four of them; keys
-// and values of 32 tokens at a time lie in shared memory as fp32: all of their columns up to head_dim 256, else 128
-// columns at a time. Each 32 keys are one step
+// sm80_simt: attention in fp32 with fused multiply-adds. A CTA of four warps computes 16 rows of one head, each warp
+// four of them. Shared memory holds keys and values of 32 tokens at a time as fp32, with all columns up to head_dim
+// 256, else 128 columns at a time. Each 32 keys are one step
 //   x  = softcap(S · softmax_scale)         m′ = max(m, max x)      over the keys that the row sees
 //   p  = exp(x − m′)                        s  = exp(m − m′)
 //   l′ = l · s + Σ p                        O′ = O · s + Σ p · v
-// and a step in which the row sees no key is left out. Steps begin at multiples of 32 in their sequence, so a row's
-// numbers depend on nothing but the row and its keys. Each group of key tiles begins anew, and then joins those before
-// it (kernels/merge.hpp).
+// A step without keys that the row sees is skipped. Steps begin at multiples of 32 in their sequence, so a row's
+// results depend only on the row and its keys. Each KV split begins with an empty partial, which is then merged into
+// those before it (kernels/merge.hpp).
 #include <utility>
 
 #include "base/cuda.hpp"
@@ -18,11 +18,11 @@
 
 namespace ringattn::cuda {
 
-namespace plain {
+namespace simt {
 
 namespace {
 
-// `rows` rows of K or V as fp32 in shared memory; those behind the first `keys` become zeros.
+// Loads `rows` rows of K or V as fp32 into shared memory. Rows after the first `keys` become zeros.
 __device__ void load_rows(const void* data, int dtype, std::int64_t offset, std::int64_t stride, int rows, int keys,
                           int dim, int pitch, float* target) {
   for (int i = static_cast<int>(threadIdx.x); i < rows * dim; i += kWarps * 32) {
@@ -31,17 +31,17 @@ __device__ void load_rows(const void* data, int dtype, std::int64_t offset, std:
   }
 }
 
-// Columns [column, column + dim) of K, or of V, of the keys [begin, begin + kStepKeys) of a tile in page_runs. The
+// Loads columns [column, column + dim) of K or V for the keys [begin, begin + kStepKeys) of a tile in page runs. The
 // sequence has the first `keys` of them.
 template <bool kKeys>
-__device__ void load_decode(const AttentionParams& p, const TileEntry* page_runs, int kv_head, int begin, int keys,
-                            int column, int dim, int pitch, float* target) {
+__device__ void load_step(const AttentionParams& p, const TileEntry* page_runs, int kv_head, int begin, int keys,
+                          int column, int dim, int pitch, float* target) {
   const int page_run_keys = kSimtKeyTile / p.tables.page_runs;
   const int rows = page_run_keys < kStepKeys ? page_run_keys : kStepKeys;
   for (int first = 0; first < kStepKeys; first += rows) {
     const int left = keys - first;
     float* const to = target + first * pitch;
-    if (left <= 0) {  // the page_run has no entry
+    if (left <= 0) {  // no keys: the page run may have no entry
       load_rows(nullptr, p.dtype, 0, 0, rows, 0, dim, pitch, to);
       continue;
     }
@@ -58,14 +58,15 @@ __device__ void load_decode(const AttentionParams& p, const TileEntry* page_runs
   }
 }
 
-// Calls visit.operator()<kPiece>() for each page_run of V's columns.
+// Calls visit.operator()<kBlock>() for each block of V's columns.
 template <class C, class Visit>
-__device__ __forceinline__ void for_each_piece(Visit visit) {
-  [&]<int... kPiece>(std::integer_sequence<int, kPiece...>) { (visit.template operator()<kPiece>(), ...); }
-  (std::make_integer_sequence<int, C::kPieces>());
+__device__ __forceinline__ void for_each_column_block(Visit visit) {
+  [&]<int... kBlock>(std::integer_sequence<int, kBlock...>) { (visit.template operator()<kBlock>(), ...); }
+  (std::make_integer_sequence<int, C::kColumnBlocks>());
 }
 
-// The columns of a step whose keys stand in `span`: one run, as positions ascend. `position`: of the lane's key.
+// The columns of a step whose keys' positions are in `span`. They are contiguous because positions ascend. `position`
+// is that of the lane's key.
 __device__ ColumnRange columns_within(const PositionSpan& span, std::int32_t position) {
   const unsigned seen = __ballot_sync(kAllLanes, span.has(position));
   return seen == 0 ? ColumnRange{} : ColumnRange{__ffs(static_cast<int>(seen)) - 1, 32 - __clz(static_cast<int>(seen))};
@@ -83,11 +84,11 @@ __global__ void __launch_bounds__(kWarps * 32, C::kCtas) simt_kernel(const __gri
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
 
-  Row<C> rows[kRowsOfWarp];
+  SimtRow<C> rows[kRowsOfWarp];
 #pragma unroll
   for (int r = 0; r < kRowsOfWarp; ++r) {
     const int tile_row = warp * kRowsOfWarp + r;
-    rows[r].parts = 0;
+    rows[r].flags = 0;
     rows[r].merged_m = -INFINITY;
     rows[r].merged_l = 0.0F;
     rows[r].merged_o = shared.merged + tile_row * p.head_dim_v;
@@ -105,7 +106,8 @@ __global__ void __launch_bounds__(kWarps * 32, C::kCtas) simt_kernel(const __gri
   for (int t = 0; t < work_tile.tiles; ++t) {
     const auto [tile, page_runs] = tile_of_kv_loop(p.tables, work_tile, t);
     if ((work_tile.split_position + t) % kTilesPerKvSplit == 0) {
-      // Rows fold tiles at consecutive places, so what is current when a group begins is another's.
+      // Consecutive tiles have consecutive indices, so the current partial at a split's first tile belongs to the split
+      // before.
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) merge_current_split(p, rows[r]);
     }
@@ -114,13 +116,13 @@ __global__ void __launch_bounds__(kWarps * 32, C::kCtas) simt_kernel(const __gri
       const std::int64_t left = work_tile.key_length - first_key;
       if (left <= 0) break;
       const int keys = left < kStepKeys ? static_cast<int>(left) : kStepKeys;
-      std::int32_t own = kNoPosition;  // of the lane's key, where keys have positions of their own
+      std::int32_t own = kNoPosition;  // position of the lane's key, if keys have explicit positions
       if (p.tables.positions != nullptr) {
         const std::int64_t list =
             (page_runs - p.tables.tiles) / p.tables.page_runs * p.tables.position_lists + work_tile.position_list;
         own = __ldg(p.tables.positions + list * kSimtKeyTile + begin + lane);
       }
-      StepOfRow steps[kRowsOfWarp];
+      RowStep steps[kRowsOfWarp];
 #pragma unroll
       for (int r = 0; r < kRowsOfWarp; ++r) {
         steps[r] = {};
@@ -133,13 +135,13 @@ __global__ void __launch_bounds__(kWarps * 32, C::kCtas) simt_kernel(const __gri
       }
       const auto load_values = [&](int column) {
         const int dim = p.head_dim_v - column < v_columns ? p.head_dim_v - column : v_columns;
-        load_decode<false>(p, page_runs, kv_head, begin, keys, column, dim, v_columns, shared.v);
+        load_step<false>(p, page_runs, kv_head, begin, keys, column, dim, v_columns, shared.v);
       };
 #pragma unroll 1
       for (int column = 0; column < p.head_dim; column += k_columns) {
         const int dim = p.head_dim - column < k_columns ? p.head_dim - column : k_columns;
         __syncthreads();
-        load_decode<true>(p, page_runs, kv_head, begin, keys, column, dim, k_columns + 1, shared.k);
+        load_step<true>(p, page_runs, kv_head, begin, keys, column, dim, k_columns + 1, shared.k);
         if (column == 0) load_values(0);
         __syncthreads();
 #pragma unroll
@@ -153,8 +155,8 @@ __global__ void __launch_bounds__(kWarps * 32, C::kCtas) simt_kernel(const __gri
       for (int r = 0; r < kRowsOfWarp; ++r) {
         if (!steps[r].seen.empty()) weigh_keys(p, rows[r], steps[r]);
       }
-      for_each_piece<C>([&]<int kPiece>() {
-        constexpr int kFirst = kPiece * C::kColumns;
+      for_each_column_block<C>([&]<int kBlock>() {
+        constexpr int kFirst = kBlock * C::kColumns;
         if constexpr (kFirst > 0) {
           if (kFirst >= p.head_dim_v) return;
           __syncthreads();
@@ -178,7 +180,7 @@ __global__ void __launch_bounds__(kWarps * 32, C::kCtas) simt_kernel(const __gri
   }
 }
 
-// Each kernel is made ready for its largest head dims.
+// Sets the shared memory limit for each kernel's largest head dims.
 template <class C>
 void prepare() {
   constexpr auto kBytes = static_cast<int>(C::shared_bytes(C::kMax, C::kMax));
@@ -186,8 +188,8 @@ void prepare() {
              "cudaFuncSetAttribute");
 }
 void prepare_simt() {
-  prepare<Narrow>();
-  prepare<Wide>();
+  prepare<NarrowShape>();
+  prepare<WideShape>();
 }
 
 template <class C>
@@ -199,14 +201,14 @@ void launch(const AttentionParams& params, Stream stream) {
   check_cuda(cudaGetLastError(), "sm80_simt");
 }
 void launch_simt(const AttentionParams& params, Stream stream) {
-  const bool narrow = params.head_dim <= Narrow::kMax && params.head_dim_v <= Narrow::kMax;
-  narrow ? launch<Narrow>(params, stream) : launch<Wide>(params, stream);
+  const bool narrow = params.head_dim <= NarrowShape::kMax && params.head_dim_v <= NarrowShape::kMax;
+  narrow ? launch<NarrowShape>(params, stream) : launch<WideShape>(params, stream);
 }
 
 }  // namespace
 
-}  // namespace plain
+}  // namespace simt
 
-constinit const Launcher simt_attention{plain::prepare_simt, plain::launch_simt};
+constinit const Launcher simt_attention{simt::prepare_simt, simt::launch_simt};
 
 }  // namespace ringattn::cuda

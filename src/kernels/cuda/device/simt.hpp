@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernel of sm80_simt, and how it cuts its work.
+// The compiled sm80_simt kernel and its tile sizes.
 #pragma once
 
 #include "kernels/cuda/launcher.hpp"

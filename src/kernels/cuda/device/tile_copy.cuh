@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of 16-bit elements in shared memory, and copies into them. A tile of [rows, dim] is cut into panels of 64
-// columns; in a panel a row is 128 bytes, and its 16-byte chunks are XORed with the row, so that eight rows of one
-// column of chunks lie in different banks.
+// Tiles of 16-bit elements in shared memory, and copies into them with cp.async. A tile of [rows, dim] is divided into
+// panels of 64 columns. A panel row is 128 bytes, and its 16-byte chunks are XORed with the row, so that eight rows of
+// one chunk column lie in different banks.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +19,15 @@ __device__ inline std::uint32_t swizzled(int row, int chunk) {
   return static_cast<std::uint32_t>(row * kPanelRowBytes + ((chunk ^ (row & 7)) << 4));
 }
 
-// Where the 16 columns of step `step` begin, given the address of the same row's chunk 0 or 1: moving on by 16 columns
-// flips bits of a swizzled address; 16 rows add to it.
+// Address of columns 16 · step, given the address of the same row's chunk 0 or 1. Moving by 16 columns flips bits of a
+// swizzled address, and each panel adds its size.
 template <int kRows>
 __device__ __forceinline__ std::uint32_t at_columns(std::uint32_t address, int step) {
   return (address ^ static_cast<std::uint32_t>(step % 4 << 5)) +
          static_cast<std::uint32_t>(step / 4 * kRows * kPanelRowBytes);
 }
 
-// Rows of a tensor in global memory; consecutive ones lie `stride` bytes apart.
+// Rows of a tensor in global memory. Consecutive rows are `stride` bytes apart.
 struct RowsOf {
   const char* data;
   std::int64_t stride;
@@ -39,7 +39,7 @@ struct RowsOf {
   __device__ const char* at(int row) const { return data + static_cast<std::int64_t>(row) * stride; }
 };
 
-// Copies eight elements to shared memory; where not `present`, writes zeros without reading. `aligned`: to 16 bytes.
+// Copies eight elements to shared memory, or writes zeros without reading if not `present`. `aligned`: to 16 bytes.
 __device__ __forceinline__ void copy_chunk(std::uint32_t to, const char* from, bool present, bool aligned) {
   if (aligned) {
     copy_16(to, from, present);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void copy_chunk(std::uint32_t to, const char* from, b
   store_shared(to, uint4{words[0], words[1], words[2], words[3]});
 }
 
-// Columns [kFirst, kFirst + kWidth) of rows [begin, end); the tile's other rows become zeros.
+// Copies columns [kFirst, kFirst + kWidth) of rows [begin, end). The tile's other rows become zeros.
 template <int kRows, int kThreads, int kFirst, int kWidth>
 __device__ __forceinline__ void copy_columns_checked(std::uint32_t target, const RowsOf& rows, int begin, int end) {
   constexpr int kChunks = kWidth / 8;
@@ -68,8 +68,8 @@ __device__ __forceinline__ void copy_columns_checked(std::uint32_t target, const
   }
 }
 
-// Copies rows [begin, end) of a tile, all threads together; its other rows become zeros. Whole tiles of 16-byte aligned
-// rows take the fast way. `begin` < `end`.
+// Copies rows [begin, end) of a tile, with all threads. The tile's other rows become zeros. Whole tiles of 16-byte
+// aligned rows take a faster path. `begin` < `end`.
 template <int kRows, int kDim, int kThreads>
 __device__ __forceinline__ void copy_tile(std::uint32_t target, const RowsOf& rows, int begin, int end) {
   constexpr int kPanels = kDim / kPanelColumns;
@@ -80,7 +80,8 @@ __device__ __forceinline__ void copy_tile(std::uint32_t target, const RowsOf& ro
   }
   {
     constexpr int kStep = kThreads / 8;  // rows of one pass, a multiple of 8: the swizzle is the same in each
-    static_assert(kRows % kStep == 0 && kStep % 8 == 0);
+    static_assert(kRows % kStep == 0 &&
+                  kStep % 8 == 0);  // rows per pass, a multiple of 8, so that the swizzle is the same in each
     const int chunk = static_cast<int>(threadIdx.x) % 8;
     const int row = static_cast<int>(threadIdx.x) / 8;
     const std::uint32_t to = target + swizzled(row, chunk);
@@ -113,14 +114,14 @@ __device__ __forceinline__ void copy_tile(std::uint32_t target, const RowsOf& ro
   }
 }
 
-// The rows of a page_run of a tile; the first `keys` are there.
+// The rows of one page run of a tile. The first `keys` of them exist.
 struct PageRunRows {
   RowsOf rows;
   int keys;
 };
 
-// Copies a tile that lies in page_runs of 2^page_run_log2 rows; rows that are not there become zeros.
-// find(page_run) says where a page_run lies, as a PageRunRows: somewhere in readable memory, also where it has no keys.
+// Copies a tile that consists of page runs of 2^page_run_log2 rows. Missing rows become zeros. find(page_run) returns a
+// page run's PageRunRows, whose address must be readable even if it has no keys.
 template <int kRows, int kDim, int kThreads, class Find>
 __device__ __forceinline__ void copy_page_runs(std::uint32_t target, int page_run_log2, Find find) {
   constexpr int kStep = kThreads / 8;  // rows of one pass; eight threads share a row
@@ -140,7 +141,7 @@ __device__ __forceinline__ void copy_page_runs(std::uint32_t target, int page_ru
   }
 }
 
-// Eight elements of a row on their way out; `aligned`: to 16 bytes.
+// Stores eight elements of a row. `aligned`: to 16 bytes.
 __device__ __forceinline__ void store_elements(std::uint16_t* to, const uint4& elements, bool aligned) {
   if (aligned) {
     *reinterpret_cast<uint4*>(to) = elements;

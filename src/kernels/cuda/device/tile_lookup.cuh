@@ -1,31 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the tiles of a kv_loop lie. A kv_loop goes through the key runs of a sequence as if they were one: the tiles
-// that the task has are numbered through all of them.
+// Address lookup of the KV tiles of a KV loop. A KV loop iterates over the key runs of a sequence as if they were one:
+// the tiles that the task has are numbered through all of them.
 #pragma once
 
 #include "kernels/cuda/attention_params.hpp"
 
 namespace ringattn::cuda {
 
-// Of the `count` runs of a sequence, the one that holds the tile of this number.
+// Finds the run with tile `number` among the `count` runs of a sequence.
 __device__ __forceinline__ const RunEntry& find_run(const RunEntry* runs, int count, std::int64_t number) {
   while (count > 1) {
     const int half = count / 2;
-    const bool behind = runs[half].first <= number;
-    runs += behind ? half : 0;
-    count = behind ? count - half : half;
+    const bool in_upper_half = runs[half].first <= number;
+    runs += in_upper_half ? half : 0;
+    count = in_upper_half ? count - half : half;
   }
   return *runs;
 }
 
-// A tile of a kv_loop.
+// A KV tile of a KV loop.
 struct KvLoopTile {
-  std::int64_t tile;           // its number in the sequence: its keys begin at tile · key_tile
+  std::int64_t tile;           // entries of its pages; entries without keys must not be read
   const TileEntry* page_runs;  // where they lie; those without keys must not be read
 };
 
-// The i-th tile of `kv_loop`, which is a WorkTile, a GqaPackedTile, or has the members of those that say where a
-// kv_loop lies.
+// Returns the i-th tile of `kv_loop`, which is a WorkTile, a GqaPackedTile, or has their members that locate a KV loop.
 template <class KvLoop>
 __device__ __forceinline__ KvLoopTile tile_of_kv_loop(const AttentionParams::Tables& tables, const KvLoop& kv_loop,
                                                       int i) {
@@ -40,12 +39,12 @@ __device__ __forceinline__ KvLoopTile tile_of_kv_loop(const AttentionParams::Tab
   return {tile, tables.tiles + index * tables.page_runs};
 }
 
-// The source of this number.
+// Returns source number `source`.
 __device__ __forceinline__ const SourceEntry& source_of(const AttentionParams::Tables& tables, int source) {
   return tables.all_near ? tables.near_sources[source] : tables.sources[source];
 }
 
-// Where a row of one head lies in a source, in elements from its start.
+// Offset of a row of one head in a source, in elements from its start.
 __device__ __forceinline__ std::int64_t k_offset(const SourceEntry& source, std::int64_t row, int head) {
   const auto log = static_cast<int>(source.page_log);
   return (row >> log) * source.k_page_stride + (row & ((std::int64_t{1} << log) - 1)) * source.k_token_stride +

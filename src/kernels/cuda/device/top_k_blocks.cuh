@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels that choose blocks of keys share (block_choice.cu, block_mask_choice.cu): means, products of means
-// and the choice by scores, in the order of sums that kernels/block_score.hpp says.
+// Device code shared by the kernels that choose KV blocks (block_choice.cu, block_mask_choice.cu): means, products of
+// means, and top-k selection by score, in the summation order of kernels/block_score.hpp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,7 +17,7 @@ __device__ __forceinline__ float number_at(const void* data, std::int64_t index)
   return static_cast<float>(static_cast<const Element*>(data)[index]);
 }
 
-// `sum` and the numbers at(0) … at(rows − 1), one after the other.
+// Adds at(0) … at(rows − 1) to `sum`, one after another.
 template <class At>
 __device__ __forceinline__ float sum_of_rows(float sum, std::int64_t rows, At at) {
 #pragma unroll 8
@@ -28,7 +28,7 @@ __device__ __forceinline__ float mean_of_rows(float sum, std::int64_t rows) {
   return __fmul_rn(sum, __fdiv_rn(1.0F, static_cast<float>(rows)));
 }
 
-// The sum of mean_product(), of what each lane has of it.
+// The sum of mean_product() over the lanes' partial sums.
 __device__ __forceinline__ float sum_of_lanes(float x) {
 #pragma unroll
   for (int half = kScoreLanes / 2; half > 0; half /= 2) x = __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, half));
@@ -37,7 +37,7 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
 
 inline constexpr int kChooseThreads = 1024;
 
-// How many of the threads in front of this one say yes, and how many of all. By all threads of the block.
+// Number of threads before this one with `yes`, and of all threads. Called by all threads of the block.
 struct Ranks {
   int before, all;
 };
@@ -53,7 +53,7 @@ __device__ __forceinline__ Ranks ranks_of(bool yes, int* of_warps) {
   return {before + __popc(votes & ((1U << lane) - 1U)), static_cast<int>(__reduce_add_sync(0xffffffffU, own))};
 }
 
-// The sum over all threads of the block. `of_warps` is another place than that of the sum before.
+// Sum over all threads of the block. `of_warps` must differ from the buffer of the previous sum.
 __device__ __forceinline__ int sum_of_block(int own, int* of_warps) {
   const int of_warp = static_cast<int>(__reduce_add_sync(0xffffffffU, own));
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = of_warp;
@@ -61,8 +61,8 @@ __device__ __forceinline__ int sum_of_block(int own, int* of_warps) {
   return static_cast<int>(__reduce_add_sync(0xffffffffU, of_warps[threadIdx.x % 32]));
 }
 
-// choose_best() by a block of kChooseThreads threads: order_at(i) is the order of the i-th of `blocks` blocks. A thread
-// has every kChooseThreads-th of them, the first few of its orders in registers.
+// choose_best() with kChooseThreads threads: order_at(i) is the sort key of block i of `blocks`. Each thread handles
+// every kChooseThreads-th block and keeps its first kKept sort keys in registers.
 template <class OrderAt>
 __device__ __forceinline__ void choose_best(OrderAt order_at, int blocks, int first, int count, std::int32_t* to) {
   static_assert(kChooseThreads == 32 * 32);
@@ -79,26 +79,26 @@ __device__ __forceinline__ void choose_best(OrderAt order_at, int blocks, int fi
     const int block = thread + i * kChooseThreads;
     kept[i] = block < blocks ? order_at(block) : 0;
   }
-  // Bit by bit, the count-th highest order; none is 0.
+  // Finds the count-th highest sort key bit by bit. None is 0.
   std::uint32_t limit = 0;
 #pragma unroll 1
   for (int bit = 31; bit >= 0; --bit) {
     const std::uint32_t tried = limit | 1U << bit;
-    int reach = 0;
+    int at_least = 0;
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) reach += kept[i] >= tried ? 1 : 0;
+    for (int i = 0; i < kKept; ++i) at_least += kept[i] >= tried ? 1 : 0;
 #pragma unroll 1
     for (int block = thread + kKept * kChooseThreads; block < blocks; block += kChooseThreads) {
-      reach += order_at(block) >= tried ? 1 : 0;
+      at_least += order_at(block) >= tried ? 1 : 0;
     }
-    if (sum_of_block(reach, of_warps[bit & 1]) >= count) limit = tried;
+    if (sum_of_block(at_least, of_warps[bit & 1]) >= count) limit = tried;
   }
-  // Those above it, and of its equals the first.
+  // Takes the blocks above the limit, and the first of those equal to it.
   int above = 0;
 #pragma unroll 1
   for (int block = thread; block < blocks; block += kChooseThreads) above += order_at(block) > limit ? 1 : 0;
   int left = count - sum_of_block(above, of_warps[1]);
-  int listed = 0;
+  int written = 0;
   for (int base = 0; base < blocks; base += kChooseThreads) {
     const int block = base + thread;
     const std::uint32_t order = block < blocks ? order_at(block) : 0;
@@ -106,9 +106,9 @@ __device__ __forceinline__ void choose_best(OrderAt order_at, int blocks, int fi
     const Ranks equals = ranks_of(equal, of_warps[0]);
     const bool takes = block < blocks && (order > limit || (equal && equals.before < left));
     const Ranks taken = ranks_of(takes, of_warps[1]);
-    if (takes) to[listed + taken.before] = first + block;
+    if (takes) to[written + taken.before] = first + block;
     left -= equals.all;
-    listed += taken.all;
+    written += taken.all;
   }
 }
 

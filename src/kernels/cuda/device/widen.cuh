@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements of 16 bits as numbers of fp32.
+// Conversion of 16-bit elements to fp32.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +10,7 @@
 
 namespace ringattn::cuda {
 
-// Of 16 bits, the rest of which are ignored.
+// Converts the low 16 bits and ignores the others.
 template <class Element>
 __device__ __forceinline__ float widen(std::uint32_t bits) {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {

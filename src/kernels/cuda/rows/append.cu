@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that join a compressed cache, on any GPU: one launch, which a graph may hold. Lengths and block tables lie on
-// the device.
+// Appends rows to a compressed cache on any GPU, in one launch that a graph may capture. Lengths and block tables are
+// on the device.
 #include "kernels/cuda/rows/row_launch.hpp"
 #include "kernels/cuda/rows/row_writer.cuh"
 
@@ -10,12 +10,12 @@ namespace {
 
 constexpr int kThreads = 32 * kGroupWarps;
 constexpr int kWarps = kThreads / 32;
-// Pages have multiples of so many tokens, and a group of kInt4Channel begins at a multiple: its tokens lie one behind
-// the other in pieces of so many.
-constexpr int kTokensTogether = 16;
+// Page sizes are multiples of this number of tokens, and a group of kInt4Channel begins at a multiple of it. So this
+// many tokens of a group are contiguous in a page.
+constexpr int kContiguousTokens = 16;
 constexpr int kMaxGroup = 64;
 
-// Where the new rows of a sequence go, for a head.
+// Page slots of the new rows of a sequence, for a head.
 struct NewRows {
   const AppendParams& p;
   std::int64_t sequence, length;
@@ -24,28 +24,28 @@ struct NewRows {
   __device__ NewRows(const AppendParams& params, int of_head)
       : p(params), sequence(blockIdx.x), length(params.places.lengths[blockIdx.x]), head(of_head) {}
 
-  // Whether the sequence gets none.
+  // Returns true if nothing is appended to the sequence.
   __device__ bool none() const {
     if (length_out_of_range(p.places, length).kind != OutOfRangeEntry::Kind::kNone) return true;
     return p.places.checked != nullptr && p.places.checked[sequence] == 0;
   }
-  __device__ std::byte* at(int stream, const PageSlot& place) const {
-    return p.rows.streams[stream].at(place.token, head) + place.page * p.page_strides[stream];
+  __device__ std::byte* at(int stream, const PageSlot& slot) const {
+    return p.rows.streams[stream].at(slot.token, head) + slot.page * p.page_strides[stream];
   }
-  // Calls with(row, token among all new ones, position in the sequence, place) for those that have a place.
+  // Calls with(row, token among all new ones, position in the sequence, slot) for rows that have a page slot.
   template <class With>
   __device__ void each(const With& with) const {
     for (int i = 0; i < p.places.rows; ++i) {
       const std::int64_t position = length - p.places.rows + i;
-      const PageSlot place = page_slot_of(p.places, sequence, position);
-      if (place.page < 0) continue;
+      const PageSlot slot = page_slot_of(p.places, sequence, position);
+      if (slot.page < 0) continue;
       const std::int64_t token = sequence * p.places.rows + i;
-      with(p.rows.plain.at(token, head), token, position, place);
+      with(p.rows.plain.at(token, head), token, position, slot);
     }
   }
 };
 
-// A warp has a head of a sequence, and takes its new rows in order.
+// A warp has a head of a sequence and appends its new rows in order.
 template <class Element, int kQuads>
 __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_constant__ AppendParams p) {
   const RowParams& rows = p.rows;
@@ -53,15 +53,15 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
   if (head >= rows.heads) return;
   const NewRows fresh(p, head);
   if (fresh.none()) return;
-  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t, const PageSlot& place) {
+  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t, const PageSlot& slot) {
     RowQuads<kQuads> quads;
     quads.load(rows, plain);
     if (rows.fault != nullptr) quads.template check<Element>(rows, token, head);
     std::byte* streams[kMaxStreams];
 #pragma unroll
-    for (int s = 0; s < kMaxStreams; ++s) streams[s] = fresh.at(s, place);
+    for (int s = 0; s < kMaxStreams; ++s) streams[s] = fresh.at(s, slot);
     const RowWriter<Element, kQuads> writer(rows, quads);
-    switch (rows.format.encoding) {  // neither formats with a rank nor plain ones are appended to
+    switch (rows.format.encoding) {  // formats with a rank and plain formats are not appended to
       case RowEncoding::kFp8:
         writer.template write<RowEncoding::kFp8>(streams, head, plain, nullptr);
         break;
@@ -83,11 +83,11 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
   });
 }
 
-// Of kInt4Channel: a block has a head of a sequence. A row joins the tail, and a group that has become full becomes
-// quantized.
+// Appends to kInt4Channel. A thread block has a head of a sequence. A row goes to the tail, and a group that becomes
+// full is quantized.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_constant__ AppendParams p) {
-  __shared__ PageSlot together[kMaxGroup / kTokensTogether];
+  __shared__ PageSlot group_slots[kMaxGroup / kContiguousTokens];
   __shared__ GroupExtremes extremes[kGroupWarps][kMaxQuads];
   const RowParams& rows = p.rows;
   const auto head = static_cast<int>(blockIdx.y);
@@ -98,25 +98,25 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
     return rows.tables[0] +
            ((fresh.sequence * group + t) * rows.heads + head) * static_cast<std::int64_t>(2 * rows.dim);
   };
-  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t position, const PageSlot& place) {
+  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t position, const PageSlot& slot) {
     if (threadIdx.x < 32) {
-      write_tail(rows, plain, tail_at(position % group), fresh.at(0, place), fresh.at(1, place),
+      write_tail(rows, plain, tail_at(position % group), fresh.at(0, slot), fresh.at(1, slot),
                  [&](uint2 raw, int channel) {
                    if (rows.fault != nullptr) check_elements<Element>(rows, raw, 0, token, head, channel);
                  });
     }
     if ((position + 1) % group != 0) return;
     const std::int64_t first = position + 1 - group;
-    if (threadIdx.x < group / kTokensTogether) {
-      together[threadIdx.x] = page_slot_of(p.places, fresh.sequence, first + threadIdx.x * kTokensTogether);
+    if (threadIdx.x < group / kContiguousTokens) {
+      group_slots[threadIdx.x] = page_slot_of(p.places, fresh.sequence, first + threadIdx.x * kContiguousTokens);
     }
-    __syncthreads();  // places are there, and so are the row that has just come and what was cleared for it
-    write_group_together<Element>(
+    __syncthreads();  // the slots, the new row in the tail, and what write_tail() cleared are visible
+    write_group_by_block<Element>(
         rows, extremes, [&](int t) { return tail_at(t); },
         [&](int stream, int t) -> std::byte* {
-          PageSlot of_token = together[t / kTokensTogether];
-          of_token.token += t % kTokensTogether;
-          return of_token.page < 0 ? nullptr : fresh.at(stream, of_token);
+          PageSlot slot = group_slots[t / kContiguousTokens];
+          slot.token += t % kContiguousTokens;
+          return slot.page < 0 ? nullptr : fresh.at(stream, slot);
         });
     __syncthreads();
   });
@@ -164,7 +164,7 @@ void append(const AppendTask& task, Stream stream) {
   streams.tables = cache.tables;
   check_quantizable(cache.shape);
   p.rows = row_params(cache.format, cache.shape, streams, task.rows, {}, task.fault);
-  p.rows.by_four = p.rows.by_four && takes_four(p.rows, p.page_strides);
+  p.rows.by_four = p.rows.by_four && allows_4_channels(p.rows, p.page_strides);
   p.places = *task.update;
   if (p.rows.bf16) {
     launch<__nv_bfloat16>(p, stream);

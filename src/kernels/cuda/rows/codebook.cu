@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codebooks on any GPU, with the host's bits: a block has one run of channels of one head, and moves its 256 vectors
-// round after round. A thread finds the nearest vectors of some points; of one vector it keeps the sums, to which the
-// points are added in their order.
+// Codebooks by k-means on any GPU, bitwise equal to the host's. A thread block has one run of channels of one head and
+// updates its 256 vectors in each iteration. A thread finds the nearest vectors of some points, and keeps the sums of
+// one vector, to which the points are added in their order.
 #include <algorithm>
 
 #include "base/cuda.hpp"
@@ -16,20 +16,20 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = kCodebookVectors;  // each keeps a vector's sums
-constexpr int kPoints = 4;                  // of a thread at a time
+constexpr int kThreads = kCodebookVectors;  // one vector's sums per thread
+constexpr int kPoints = 4;                  // points per thread at a time
 constexpr unsigned kAllLanes = 0xffffffffU;
 
 struct CodebookParams {
   DeviceRows rows;
   std::int64_t tokens;
-  int points;  // of each codebook
+  int points;  // per codebook
   int dim;
   std::uint64_t seed;
   std::uint16_t* codebook;
 };
 
-// Point i of a run of channels.
+// Loads point i of a run of channels.
 template <class Element, int kWidth>
 struct PointsOfRun {
   const CodebookParams& p;
@@ -43,7 +43,7 @@ struct PointsOfRun {
   }
 };
 
-// Where vectors start: the first of the points in a drawn order. `order` has room for all points.
+// Initial vectors: the first points in a random order. `order` has space for all points.
 template <class Points, int kWidth>
 __device__ void start_vectors(const Points& points, std::uint32_t stream, std::uint16_t* order, float* vectors) {
   const CodebookParams& p = points.p;
@@ -66,7 +66,7 @@ __device__ void start_vectors(const Points& points, std::uint32_t stream, std::u
   __syncthreads();
 }
 
-// The nearest vector of every point.
+// Finds the nearest vector of every point.
 template <class Points, int kWidth>
 __device__ __forceinline__ void find_indices(const Points& points, const float* vectors,
                                              std::uint8_t* codebook_indices) {
@@ -87,8 +87,8 @@ __device__ __forceinline__ void find_indices(const Points& points, const float* 
   }
 }
 
-// The thread's vector becomes the mean of its points. A warp looks at 32 points at a time; those that are nearest to
-// one of its vectors are added there, in ascending order.
+// The thread's vector becomes the mean of its points. A warp reads 32 points at a time. Those whose nearest vector
+// belongs to the warp are added in ascending order.
 template <class Points, int kWidth>
 __device__ __forceinline__ void move_vector(const Points& points, const std::uint8_t* codebook_indices, float* vector) {
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
@@ -105,8 +105,8 @@ __device__ __forceinline__ void move_vector(const Points& points, const std::uin
       const bool own = (__shfl_sync(kAllLanes, code, from) & 31) == lane;
 #pragma unroll
       for (int c = 0; c < kWidth; ++c) {
-        const float number = __shfl_sync(kAllLanes, point[c], from);
-        if (own) sums[c] += static_cast<double>(number);
+        const float value = __shfl_sync(kAllLanes, point[c], from);
+        if (own) sums[c] += static_cast<double>(value);
       }
       if (own) ++added;
     }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void move_vector(const Points& points, const std::uin
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(kThreads, 2) codebook_kernel(const __grid_constant__ CodebookParams p) {
   __shared__ __align__(16) float vectors[kCodebookVectors * kWidth];
-  __shared__ std::uint16_t order[kCodebookSample];  // and then codebook_indices
+  __shared__ std::uint16_t order[kCodebookSample];  // later the codebook indices
   const auto run = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   const auto runs = static_cast<int>(gridDim.x);
   using Points = PointsOfRun<Element, kWidth>;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 2) codebook_kernel(const __grid_cons
   start_vectors<Points, kWidth>(points, static_cast<std::uint32_t>(head * runs + run), order, vectors);
   auto* const codebook_indices = reinterpret_cast<std::uint8_t*>(order);
   const int own = static_cast<int>(threadIdx.x) * kWidth;
-  for (int round = 0; round < kKMeansIterations; ++round) {
+  for (int iteration = 0; iteration < kKMeansIterations; ++iteration) {
     find_indices<Points, kWidth>(points, vectors, codebook_indices);
     __syncthreads();
     move_vector<Points, kWidth>(points, codebook_indices, vectors + own);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements become quantized, on any GPU.
+// Quantization of rows on any GPU.
 #include "kernels/cuda/rows/row_launch.hpp"
 #include "kernels/cuda/rows/row_sixteens.cuh"
 #include "kernels/cuda/rows/vectors.hpp"
@@ -10,12 +10,12 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kGroupThreads = 128;  // where lanes have many registers
+constexpr int kGroupThreads = 128;  // fewer threads, because a lane needs many registers
 
-// Rows of formats whose quantized are a token's own.
+// Quantizes rows for encodings that quantize each token's row separately.
 template <class Element, int kQuads, RowEncoding kEncoding>
 __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_constant__ RowParams p) {
-  constexpr int kRowsAhead = kQuads == 1 ? 4 : 1;  // of a warp, asked for before it works at the first
+  constexpr int kRowsAhead = kQuads == 1 ? 4 : 1;  // rows per warp, loaded before the first is processed
   const CompressedRun& run = p.run[blockIdx.y];
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const auto items = static_cast<std::uint32_t>(run.rows) * heads;
@@ -28,64 +28,64 @@ __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_consta
     const RowsOfRun<kRowsAhead> of_run(first, items, heads);
     RowQuads<kQuads> rows[kRowsAhead];
 #pragma unroll
-    for (int i = 0; i < kRowsAhead; ++i) rows[i].load(p, plain.near(of_run.nth[i], of_run.head[i]));
+    for (int i = 0; i < kRowsAhead; ++i) rows[i].load(p, plain.near(of_run.token[i], of_run.head[i]));
 #pragma unroll
     for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
       if (first + i >= items) break;
-      const std::uint32_t nth = of_run.nth[i], head = of_run.head[i];
-      if (p.fault != nullptr) rows[i].template check<Element>(p, run.to + nth, static_cast<int>(head));
+      const std::uint32_t token = of_run.token[i], head = of_run.head[i];
+      if (p.fault != nullptr) rows[i].template check<Element>(p, run.to + token, static_cast<int>(head));
       std::byte* to[kMaxStreams];
 #pragma unroll
-      for (int s = 0; s < kMaxStreams; ++s) to[s] = streams[s].near(nth, head);
+      for (int s = 0; s < kMaxStreams; ++s) to[s] = streams[s].near(token, head);
       RowWriter<Element, kQuads>(p, rows[i])
-          .template write<kEncoding>(to, static_cast<int>(head), plain.near(nth, head), products.near(nth, head));
+          .template write<kEncoding>(to, static_cast<int>(head), plain.near(token, head), products.near(token, head));
     }
   }
 }
 
-// The same, where a lane takes 16 channels and 2ⁿ lanes have a row. Every lane stays to the end: rows are reduced by
-// all of a warp's.
+// The same with 16 channels per lane and 2ⁿ lanes per row. No lane returns early, because all lanes of a warp take part
+// in the reductions.
 template <class Element, RowEncoding kEncoding, int kLanes>
-__global__ void __launch_bounds__(kThreads) compress_sixteens(const __grid_constant__ RowParams p) {
+__global__ void __launch_bounds__(kThreads) compress_16_channels(const __grid_constant__ RowParams p) {
   constexpr std::uint32_t kRows = kThreads / kLanes;
-  constexpr std::uint32_t kAhead = 2;  // rows of a lane, asked for before it works at the first
+  constexpr std::uint32_t kAhead = 2;  // rows per lane, loaded before the first is processed
   const CompressedRun& run = p.run[blockIdx.y];
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const auto items = static_cast<std::uint32_t>(run.rows) * heads;
   const DeviceRows plain = p.plain.from(run.to);
   const DeviceRows quantized = p.streams[0].from(run.row), qparams = p.streams[1].from(run.row);
-  const int channel = static_cast<int>(threadIdx.x % kLanes) * kSixteen;
+  const int channel = static_cast<int>(threadIdx.x % kLanes) * kLaneChannels;
   for (std::uint32_t begin = blockIdx.x * kRows * kAhead; begin < items; begin += gridDim.x * kRows * kAhead) {
-    std::uint32_t nth[kAhead], head[kAhead];
-    Sixteen rows[kAhead];
+    std::uint32_t token[kAhead], head[kAhead];
+    LaneChannels rows[kAhead];
 #pragma unroll
     for (std::uint32_t i = 0; i < kAhead; ++i) {
       const std::uint32_t item = begin + i * kRows + threadIdx.x / kLanes;
       const std::uint32_t present = item < items ? item : items - 1;
-      nth[i] = present / heads;
-      head[i] = present - nth[i] * heads;
-      rows[i].load(plain.near(nth[i], head[i]), channel);
+      token[i] = present / heads;
+      head[i] = present - token[i] * heads;
+      rows[i].load(plain.near(token[i], head[i]), channel);
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kAhead; ++i) {
       if (p.fault != nullptr) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-          check_elements<Element>(p, rows[i].quad(n), 0, run.to + nth[i], static_cast<int>(head[i]), channel + 4 * n);
+          check_elements<Element>(p, rows[i].quad(n), 0, run.to + token[i], static_cast<int>(head[i]), channel + 4 * n);
         }
       }
-      write_sixteen<Element, kEncoding, kLanes>(p, rows[i], channel, static_cast<int>(head[i]),
-                                                quantized.near(nth[i], head[i]), qparams.near(nth[i], head[i]),
-                                                begin + i * kRows + threadIdx.x / kLanes < items);
+      write_16_channels<Element, kEncoding, kLanes>(p, rows[i], channel, static_cast<int>(head[i]),
+                                                    quantized.near(token[i], head[i]), qparams.near(token[i], head[i]),
+                                                    begin + i * kRows + threadIdx.x / kLanes < items);
     }
   }
 }
 
 template <class Element, RowEncoding kEncoding>
-void launch_sixteens(const RowParams& p, dim3 grid, cudaStream_t queue) {
-  if (p.dim == 64) compress_sixteens<Element, kEncoding, 4><<<grid, kThreads, 0, queue>>>(p);
-  if (p.dim == 128) compress_sixteens<Element, kEncoding, 8><<<grid, kThreads, 0, queue>>>(p);
-  if (p.dim == 256) compress_sixteens<Element, kEncoding, 16><<<grid, kThreads, 0, queue>>>(p);
+void launch_16_channels(const RowParams& p, dim3 grid, cudaStream_t queue) {
+  if (p.dim == 64) compress_16_channels<Element, kEncoding, 4><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 128) compress_16_channels<Element, kEncoding, 8><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 256) compress_16_channels<Element, kEncoding, 16><<<grid, kThreads, 0, queue>>>(p);
 }
 
 // A warp's part of a group of tokens of one head: 32 · kChannels channels. A lane keeps its elements of all tokens.
@@ -107,16 +107,17 @@ __device__ __forceinline__ void compress_part(const RowParams& p, const Compress
   group.write(p.streams[0].from(run.row + first), p.streams[1].from(run.row + first));
 }
 
-// Groups of tokens; those behind the last full one go to the tail. At once: whatever a lane reads or writes is aligned.
-template <class Element, int kGroup, bool kAtOnce>
+// Quantizes groups of tokens. Those after the last full group go to the tail. kVectorized: all of a lane's accesses are
+// aligned.
+template <class Element, int kGroup, bool kVectorized>
 __global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid_constant__ RowParams p) {
   constexpr std::uint32_t kGroupWarps = kGroupThreads / 32;
-  constexpr int kChannels = kAtOnce ? 128 / kGroup : 1;
+  constexpr int kChannels = kVectorized ? 128 / kGroup : 1;
   const CompressedRun& run = p.run[blockIdx.y];
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const auto groups = static_cast<std::uint32_t>((run.rows + kGroup - 1) / kGroup);
-  const std::uint32_t parts = kAtOnce ? static_cast<std::uint32_t>((p.dim - 1) / (32 * kChannels)) + 1 : 1;
-  const std::int64_t closed = full_group_tokens(run.keys, kGroup);
+  const std::uint32_t parts = kVectorized ? static_cast<std::uint32_t>((p.dim - 1) / (32 * kChannels)) + 1 : 1;
+  const std::int64_t full_tokens = full_group_tokens(run.keys, kGroup);
   for (std::uint32_t item = blockIdx.x * kGroupWarps + threadIdx.x / 32; item < groups * heads * parts;
        item += gridDim.x * kGroupWarps) {
     const std::uint32_t of_head = item / parts;
@@ -125,8 +126,8 @@ __global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid
     const auto check = [&](uint2 raw, int t, int channel) {
       if (p.fault != nullptr) check_elements<Element>(p, raw, 0, run.to + first + t, head, channel);
     };
-    if (run.position + first < closed) {
-      if constexpr (kAtOnce) {
+    if (run.position + first < full_tokens) {
+      if constexpr (kVectorized) {
         compress_part<Element, kGroup, kChannels>(p, run, first, head, static_cast<int>(item % parts));
       } else {
         write_group<Element>(
@@ -167,7 +168,7 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
     } else {
       if constexpr (kEncoding == RowEncoding::kFp8 || kEncoding == RowEncoding::kInt8 ||
                     kEncoding == RowEncoding::kInt4Token) {
-        if (takes_sixteen(p)) return launch_sixteens<Element, kEncoding>(p, grid, queue);
+        if (allows_16_channels(p)) return launch_16_channels<Element, kEncoding>(p, grid, queue);
       }
       if (p.dim <= kLaneStep) {
         compress_rows<Element, 1, kEncoding><<<grid, kThreads, 0, queue>>>(p);
@@ -182,22 +183,22 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
   check_cuda(cudaGetLastError(), "compress");
 }
 
-// Non-negative qparams are ordered as their bits are.
+// Bits of non-negative floats are ordered as their values.
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
     magnitude_kernel(const __grid_constant__ RowParams p, std::int64_t tokens, float* greatest) {
   const auto head = static_cast<int>(blockIdx.y);
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
-  float most = 0.0F;
+  float max_magnitude = 0.0F;
   for (std::int64_t token = blockIdx.x * kWarps + threadIdx.x / 32; token < tokens; token += step) {
     for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
       const Quad quad = widen<Element>(load_elements(p, p.plain.at(token, head), channel));
 #pragma unroll
-      for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
+      for (int i = 0; i < 4; ++i) max_magnitude = fmaxf(max_magnitude, fabsf(quad.x[i]));
     }
   }
-  most = greatest_of<32>(most);
-  if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(greatest + head), __float_as_int(most));
+  max_magnitude = max_of<32>(max_magnitude);
+  if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(greatest + head), __float_as_int(max_magnitude));
 }
 
 template <class Element>
@@ -249,7 +250,7 @@ void compute_absmax(const AbsmaxTask& task, Stream stream) {
   if (plain.tokens == 0 || plain.heads == 0) return;
   check_quantizable({plain.dtype, plain.heads, plain.dim});
   const RowParams p = row_params({}, {plain.dtype, plain.heads, plain.dim}, {}, plain, {}, nullptr);
-  constexpr std::int64_t kBlocks = 4096;  // of all heads: enough for any GPU
+  constexpr std::int64_t kBlocks = 4096;  // for all heads: enough for any GPU
   const std::int64_t blocks = std::clamp<std::int64_t>((plain.tokens + kWarps - 1) / kWarps, 1,
                                                        std::max<std::int64_t>(1, kBlocks / plain.heads));
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(plain.heads));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Codes become elements, on any GPU. A warp takes rows of one head, and asks for several before it works at the first.
+// Dequantization on any GPU. A warp takes rows of one head and loads several of them before it processes the first.
 #include "kernels/cuda/rows/row_check.cuh"
 #include "kernels/cuda/rows/row_launch.hpp"
 #include "kernels/cuda/rows/row_quads.cuh"
@@ -10,16 +10,16 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kRowsAhead = 4;  // of a warp
+constexpr int kRowsAhead = 4;  // per warp
 
-// What a quad of a row is made of, as it lies in memory.
+// A quad of a row as loaded.
 struct RawQuad {
   std::uint32_t quantized = 0;
-  std::uint32_t qparams = 0;  // a scale of 8 bits, or scale and zero of 4
+  std::uint32_t qparams = 0;  // an 8-bit format's scale, or a 4-bit format's scale and zero point
   uint2 plain{0, 0};          // kHybrid: products; kPlain: elements
 };
 
-// Where a row lies.
+// Addresses of a row.
 struct RowAt {
   const std::byte* streams[kMaxStreams];
   std::byte* plain;
@@ -46,12 +46,12 @@ __device__ __forceinline__ RawQuad load_quad(const RowParams& p, const RowAt& ro
   } else if constexpr (kEncoding == RowEncoding::kPlain) {
     raw.plain = load_elements(p, row.streams[0], channel);
   } else if constexpr (kEncoding == RowEncoding::kLatent) {
-    const int coded = p.dim - p.format.rope;
-    if (channel < coded) {
+    const int quantized_dims = p.dim - p.format.rope;
+    if (channel < quantized_dims) {
       raw.quantized = load_quantized(p, row.streams[0], channel);
       raw.qparams = load_word(p, row.streams[1] + channel / kLatentScaleBlock * 4);
     } else {
-      raw.plain = load_elements(p, row.streams[2], channel - coded);
+      raw.plain = load_elements(p, row.streams[2], channel - quantized_dims);
     }
   } else {
     static_assert(kEncoding == RowEncoding::kVector);
@@ -63,7 +63,7 @@ __device__ __forceinline__ RawQuad load_quad(const RowParams& p, const RowAt& ro
 }
 
 template <class Element, RowEncoding kEncoding>
-__device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw, int head, int channel) {
+__device__ __forceinline__ uint2 dequantized(const RowParams& p, const RawQuad& raw, int head, int channel) {
   Quad quad;
   if constexpr (kEncoding == RowEncoding::kFp8 || kEncoding == RowEncoding::kLatent) {
     if (kEncoding == RowEncoding::kLatent && channel >= p.dim - p.format.rope) return raw.plain;
@@ -75,7 +75,7 @@ __device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw,
     const Quad remainder = int4_quad<Element>(raw.quantized, raw.qparams);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      quad.x[i] = hybrid_element(product.x[i], remainder.x[i], greatest_number<Element>());
+      quad.x[i] = hybrid_element(product.x[i], remainder.x[i], max_finite<Element>());
     }
   } else if constexpr (kEncoding == RowEncoding::kVector) {
     const int width = p.format.width;
@@ -98,8 +98,8 @@ __device__ __forceinline__ uint2 decoded(const RowParams& p, const RawQuad& raw,
   return narrow<Element>(quad);
 }
 
-// Rows of formats whose quantized are a token's own. The encoding is a constant, so that the loads of several rows come
-// one behind the other.
+// Dequantizes rows of encodings that quantize each token's row separately. The encoding is a template parameter, so
+// that the loads of several rows are issued one after another.
 template <class Element, RowEncoding kEncoding>
 __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 2 : 3)
     decompress_rows(const __grid_constant__ RowParams p) {
@@ -117,9 +117,9 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
     RowAt at[kRowsAhead];
 #pragma unroll
     for (int i = 0; i < kRowsAhead; ++i) {
-      at[i].plain = plain.near(rows.nth[i], rows.head[i]);
+      at[i].plain = plain.near(rows.token[i], rows.head[i]);
 #pragma unroll
-      for (int s = 0; s < kMaxStreams; ++s) at[i].streams[s] = streams[s].near(rows.nth[i], rows.head[i]);
+      for (int s = 0; s < kMaxStreams; ++s) at[i].streams[s] = streams[s].near(rows.token[i], rows.head[i]);
     }
     for (int channel = lane * kQuadChannels; channel < p.dim; channel += kLaneStep) {
       RawQuad raw[kRowsAhead];
@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
         if (first + i >= items) break;
         const auto head = static_cast<int>(rows.head[i]);
         if (p.fault != nullptr) {
-          check_quantized<Element>(p, raw[i].quantized, raw[i].qparams, run.to + rows.nth[i], head, channel);
+          check_quantized<Element>(p, raw[i].quantized, raw[i].qparams, run.to + rows.token[i], head, channel);
         }
-        store_elements(p, at[i].plain, channel, decoded<Element, kEncoding>(p, raw[i], head, channel));
+        store_elements(p, at[i].plain, channel, dequantized<Element, kEncoding>(p, raw[i], head, channel));
       }
     }
     if constexpr (kEncoding != RowEncoding::kHybrid) continue;
@@ -158,16 +158,17 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
   }
 }
 
-// Groups of tokens, for 128 channels of a head at a time. A warp keeps their scales.
+// Dequantizes groups of tokens of kInt4Channel, 128 channels of a head at a time. A warp keeps their scales in
+// registers.
 template <class Element>
 __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_constant__ RowParams p) {
-  constexpr int kRows = 8;  // asked for at a time
+  constexpr int kRows = 8;  // rows loaded at a time
   const CompressedRun& run = p.run[blockIdx.y];
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const int group = p.format.group;
   const auto groups = static_cast<std::uint32_t>((run.rows + group - 1) / group);
   const auto heads = static_cast<std::uint32_t>(p.heads);
-  const std::int64_t closed = full_group_tokens(run.keys, group);
+  const std::int64_t full_tokens = full_group_tokens(run.keys, group);
   for (std::uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < groups * heads; item += gridDim.x * kWarps) {
     const auto head = static_cast<int>(item % heads);
     const std::int64_t first = static_cast<std::int64_t>(item / heads) * group;  // row of the run
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
     const std::int64_t left = run.rows - first;
     const int rows = left < group ? static_cast<int>(left) : group;
     for (int channel = lane * kQuadChannels; channel < p.dim; channel += kLaneStep) {
-      if (position >= closed) {
+      if (position >= full_tokens) {
         for (int t = 0; t < rows; ++t) {
           const std::byte* const tail =
               p.tables[0] + ((run.sequence * group + t) * p.heads + head) * static_cast<std::int64_t>(2 * p.dim);
@@ -188,13 +189,13 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
       std::uint32_t qparams[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const ScaleOffset place = scale_offset_of(channel + i, p.dim, group);
-        qparams[i] = load_pair(p, p.streams[1].at(run.row + first + place.token, head), static_cast<int>(place.pair));
+        const ScaleOffset offset = scale_offset_of(channel + i, p.dim, group);
+        qparams[i] = load_pair(p, p.streams[1].at(run.row + first + offset.token, head), static_cast<int>(offset.pair));
         if (p.fault != nullptr) {
-          check_pair<Element>(p, qparams[i], 1, run.to + first + place.token, head, static_cast<int>(place.pair));
+          check_pair<Element>(p, qparams[i], 1, run.to + first + offset.token, head, static_cast<int>(offset.pair));
         }
       }
-      for (int begin = 0; begin < rows; begin += kRows) {  // groups are 32 or 64 tokens
+      for (int begin = 0; begin < rows; begin += kRows) {  // groups have 32 or 64 tokens
         std::uint32_t quantized[kRows];
 #pragma unroll
         for (int t = 0; t < kRows; ++t) {
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
   }
 }
 
-// Of kLowRank there is nothing to do but to look.
+// kLowRank has nothing to dequantize, so it is only checked.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) check_factors(const __grid_constant__ RowParams p) {
   check_qparams<Element>(p, p.run[blockIdx.y]);

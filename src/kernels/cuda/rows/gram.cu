@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of channels with each other on any GPU, with the host's bits: a block has 64 × 64 sums of a head and goes
-// through the tokens, a thread has 4 × 4 of them.
+// Gram matrices of channels on any GPU, bitwise equal to the host's. A thread block has 64 × 64 sums of a head and
+// loops over the tokens. A thread has 4 × 4 sums.
 #include "base/cuda.hpp"
 #include "kernels/cuda/device/ptx.cuh"
 #include "kernels/cuda/rows/row_quads.cuh"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kTile = 64;     // channels
-constexpr int kTokens = 32;   // at a time
-constexpr int kOfThread = 4;  // channels of each side
+constexpr int kTokens = 32;   // tokens per step
+constexpr int kOfThread = 4;  // channels of each side per thread
 constexpr int kStep = kThreads / kTile;
 constexpr int kLoads = kTokens / kStep;
 
@@ -25,7 +25,7 @@ struct GramParams {
   double* sums;
 };
 
-// A thread's numbers of a tile: one channel of every kStep-th token.
+// A thread's elements of a tile: one channel of every kStep-th token.
 template <class Element>
 struct TileColumn {
   float x[kLoads];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which vector of a codebook is nearest to a point, with the host's distances and the host's choice among equals.
+// Nearest codebook vector to a point, with the host's distances and the host's choice among equal distances.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,11 +9,11 @@
 
 namespace ringattn::cuda {
 
-// Vectors that are compared among themselves before their nearest is with those before.
-inline constexpr int kVectorsTogether = 16;
-static_assert(kCodebookVectors % kVectorsTogether == 0);
+// Vectors per step. Their minimum distance is compared with that of the steps before.
+inline constexpr int kVectorsPerStep = 16;
+static_assert(kCodebookVectors % kVectorsPerStep == 0);
 
-// A codebook's vectors lie in shared memory in fp32, [256, width], aligned to a vector's size or 16 bytes.
+// Loads a vector of a codebook in shared memory, [256, width] in fp32, aligned to a vector's size or 16 bytes.
 template <int kWidth>
 __device__ __forceinline__ void load_vector(const float* from, float (&to)[kWidth]) {
   if constexpr (kWidth == 2) {
@@ -32,41 +32,41 @@ __device__ __forceinline__ void load_vector(const float* from, float (&to)[kWidt
   }
 }
 
-// For kPoints of a thread's points at once, which share what is read of the vectors. Numbers are finite; distances may
-// be ∞.
+// Finds the nearest vectors of kPoints points, which share the loads of the vectors. Elements are finite, but distances
+// may be ∞.
 template <int kWidth, int kPoints>
 __device__ __forceinline__ void find_nearest(const float* vectors, const float (&points)[kPoints][kWidth],
                                              int (&found)[kPoints]) {
-  float least[kPoints];
+  float min_distance[kPoints];
 #pragma unroll 1
-  for (int first = 0; first < kCodebookVectors; first += kVectorsTogether) {
-    float among[kPoints];
+  for (int first = 0; first < kCodebookVectors; first += kVectorsPerStep) {
+    float step_min[kPoints];
 #pragma unroll
-    for (int v = 0; v < kVectorsTogether; ++v) {
+    for (int v = 0; v < kVectorsPerStep; ++v) {
       float vector[kWidth];
       load_vector<kWidth>(vectors + (first + v) * kWidth, vector);
 #pragma unroll
       for (int i = 0; i < kPoints; ++i) {
         const float distance = squared_distance(points[i], vector, kWidth);
-        among[i] = v == 0 ? distance : fminf(among[i], distance);
+        step_min[i] = v == 0 ? distance : fminf(step_min[i], distance);
       }
     }
 #pragma unroll
     for (int i = 0; i < kPoints; ++i) {
-      const bool nearer = first == 0 || among[i] < least[i];
-      least[i] = nearer ? among[i] : least[i];
+      const bool nearer = first == 0 || step_min[i] < min_distance[i];
+      min_distance[i] = nearer ? step_min[i] : min_distance[i];
       found[i] = nearer ? first : found[i];
     }
   }
-  // The first of those together that is as near.
+  // The first vector of the nearest step with the minimum distance.
 #pragma unroll
   for (int i = 0; i < kPoints; ++i) {
     const int first = found[i];
 #pragma unroll 4
-    for (int v = kVectorsTogether - 1; v >= 0; --v) {
+    for (int v = kVectorsPerStep - 1; v >= 0; --v) {
       float vector[kWidth];
       load_vector<kWidth>(vectors + (first + v) * kWidth, vector);
-      if (squared_distance(points[i], vector, kWidth) == least[i]) found[i] = first + v;
+      if (squared_distance(points[i], vector, kWidth) == min_distance[i]) found[i] = first + v;
     }
   }
 }

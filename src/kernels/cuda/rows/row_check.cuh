@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no compressed tensor may hold, looked for on the device by those who read it anyway: the same faults at the same
-// places as find_invalid_element() finds on the host.
+// Device-side validation of compressed tensors, by kernels that read them anyway. It finds the same invalid elements at
+// the same locations as find_invalid_element() on the host.
 #pragma once
 
 #include "base/e4m3.hpp"
@@ -8,15 +8,15 @@
 
 namespace ringattn::cuda {
 
-// A number that a scale makes of a code is finite when it is rounded.
+// Returns true if a dequantized value is finite after rounding to Element.
 template <class Element>
 __device__ __forceinline__ bool is_finite_as(float value) {
   return is_finite<Element>(Products<Element>::pack(value, 0.0F));
 }
 
 template <class Element>
-__device__ __forceinline__ bool is_bad_scale(float scale, float greatest_code) {
-  return !(scale > 0.0F) || !is_finite_as<Element>(greatest_code * scale);
+__device__ __forceinline__ bool is_bad_scale(float scale, float max_value) {
+  return !(scale > 0.0F) || !is_finite_as<Element>(max_value * scale);
 }
 
 template <class Element>
@@ -32,7 +32,7 @@ __device__ __forceinline__ void check_pair(const RowParams& p, std::uint32_t qpa
                        bad_scale ? scale : zero);
 }
 
-// Of a quad: its quantized, and the qparams that begin with it.
+// Checks four quantized values, and the qparams whose group begins with them.
 template <class Element>
 __device__ __forceinline__ void check_quantized(const RowParams& p, std::uint32_t quantized, std::uint32_t qparams,
                                                 std::int64_t token, int head, int channel) {
@@ -44,7 +44,7 @@ __device__ __forceinline__ void check_quantized(const RowParams& p, std::uint32_
   }
   const bool latent = encoding == RowEncoding::kLatent;
   if (encoding != RowEncoding::kFp8 && encoding != RowEncoding::kInt8 && !latent) return;
-  if (latent && channel >= p.dim - p.format.rope) return;  // check_qparams() looks at them
+  if (latent && channel >= p.dim - p.format.rope) return;  // check_qparams() checks these
   const bool fp8 = encoding == RowEncoding::kFp8 || latent;
   for (int i = 0; i < 4; ++i) {
     const auto code = static_cast<std::uint8_t>(quantized >> 8 * i);
@@ -53,7 +53,7 @@ __device__ __forceinline__ void check_quantized(const RowParams& p, std::uint32_
                          fp8 ? e4m3_to_float(code) : -128.0F);
     break;
   }
-  const int first = latent ? channel % kLatentScaleBlock : channel;  // of those that share a scale
+  const int first = latent ? channel % kLatentScaleBlock : channel;  // offset within the channels that share a scale
   if (first > 0 || (fp8 && p.format.scales != ScaleGrain::kTokenHead)) return;
   const float scale = __uint_as_float(qparams);
   if (is_bad_scale<Element>(scale, fp8 ? kMaxE4m3 : kMaxInt8)) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void check_quantized(const RowParams& p, std::uint32_
   }
 }
 
-// Rows of the tail: `row` counts them over all sequences.
+// Checks rows of the tail. `row` counts tail rows over all sequences.
 template <class Element>
 __device__ __forceinline__ void check_tail(const RowParams& p, uint2 raw, std::int64_t row, int head, int channel) {
   const std::int64_t first = (row * p.heads + head) * p.dim + channel;
@@ -73,19 +73,20 @@ __device__ __forceinline__ void check_tail(const RowParams& p, uint2 raw, std::i
   }
 }
 
-// Streams of qparams that are no scales: factors and outliers, of so many heads. By all threads of the run.
+// Checks a stream of 16-bit elements other than scales (factors or outliers), [tokens, heads, width]. Called by all
+// threads of the run.
 template <class Element>
 __device__ __forceinline__ void check_stream(const RowParams& p, const CompressedRun& run, int stream, int heads,
                                              int width) {
   const std::int64_t count = run.rows * heads * width;
   for (std::int64_t at = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x; at < count;
        at += gridDim.x * std::int64_t{blockDim.x}) {
-    const auto place = static_cast<int>(at % width);
+    const auto element = static_cast<int>(at % width);
     const auto head = static_cast<int>(at / width % heads);
     const std::int64_t row = at / width / heads;
-    const std::uint32_t bits = load_any_half(p.streams[stream].at(run.row + row, head) + 2 * place);
+    const std::uint32_t bits = load_any_half(p.streams[stream].at(run.row + row, head) + 2 * element);
     if (is_finite<Element>(bits)) continue;
-    note_invalid_element(p.fault, location_of_element(stream, run.to + row, head, place), widen<Element>(bits));
+    note_invalid_element(p.fault, location_of_element(stream, run.to + row, head, element), widen<Element>(bits));
   }
 }
 template <class Element>
@@ -96,13 +97,13 @@ __device__ __forceinline__ void check_qparams(const RowParams& p, const Compress
   if (p.format.encoding == RowEncoding::kHybrid) check_stream<Element>(p, run, 3, p.heads, p.format.outliers);
 }
 
-// By all blocks of a row of the grid.
+// Checks the tables. Called by all thread blocks of one row of the grid.
 template <class Element>
 __device__ __forceinline__ void check_tables(const RowParams& p) {
   const std::int64_t first = blockIdx.x * std::int64_t{blockDim.x} + threadIdx.x;
   const std::int64_t step = gridDim.x * std::int64_t{blockDim.x};
   const auto* const elements = reinterpret_cast<const std::uint16_t*>(p.tables[0]);
-  std::int64_t count = 0;  // of elements
+  std::int64_t count = 0;  // number of elements
   switch (p.format.encoding) {
     case RowEncoding::kFp8: {
       if (p.format.scales == ScaleGrain::kTokenHead) return;

@@ -27,7 +27,7 @@ bool divides(std::int64_t bytes, const DeviceRows& rows) {
 void check_quantizable(const RowShape& shape) {
   if (shape.dim <= kMaxRowDim) return;
   fail(ErrorCode::kUnsupported, fmt::format("rows of {} channels", shape.dim),
-       fmt::format("GPUs code rows of up to {}", kMaxRowDim), "Code them on the host.");
+       fmt::format("GPUs quantize rows of up to {}", kMaxRowDim), "Quantize them on the host.");
 }
 
 RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
@@ -45,11 +45,11 @@ RowParams row_params(const RowFormat& format, const RowShape& shape, const Compr
   p.plain = device_rows(plain);
   if (products.data != nullptr) p.products = device_rows(products);
   p.fault = fault;
-  p.by_four = takes_four(p, {});
+  p.by_four = allows_4_channels(p, {});
   return p;
 }
 
-bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) {
+bool allows_4_channels(const RowParams& p, std::span<const std::int64_t> page_strides) {
   const RowShape shape{p.bf16 ? Dtype::kBf16 : Dtype::kF16, p.heads, p.dim};
   const auto tail = p.format.encoding == RowEncoding::kInt4Channel
                         ? static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(p.tables[0]))
@@ -57,7 +57,7 @@ bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) 
   if (p.dim % 4 != 0 || tail % 8 != 0 || !divides(8, p.plain) || !divides(8, p.products)) return false;
   int at = 0;
   for (const FormatStream& stream : format_streams(p.format, shape)) {
-    // A quad of elements or quantized, a scale, a pair of qparams.
+    // Bytes of four elements or quantized values, of a scale, or of a scale and zero point.
     const std::int64_t bytes = p.format.is_plain()                         ? 8
                                : stream.name == "rotary"                   ? 8
                                : stream.type != StoredType::kU8            ? 4
@@ -72,7 +72,7 @@ bool takes_four(const RowParams& p, std::span<const std::int64_t> page_strides) 
   return true;
 }
 
-bool takes_sixteen(const RowParams& p) {
+bool allows_16_channels(const RowParams& p) {
   const bool has_lanes = p.dim == 64 || p.dim == 128 || p.dim == 256;
   return p.by_four && has_lanes && divides(16, p.plain) &&
          divides(p.format.encoding == RowEncoding::kInt4Token ? 8 : 16, p.streams[0]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From tasks over compressed rows to launches.
+// Turns tasks over compressed rows into launches.
 #pragma once
 
 #include <algorithm>
@@ -12,28 +12,27 @@
 
 namespace ringattn::cuda {
 
-// All of a launch but its runs. Throws kUnsupported for a row that is too long.
-// Throws kUnsupported for rows that are longer than those that a warp makes quantized of.
+// Throws kUnsupported for rows that are longer than a warp can quantize.
 void check_quantizable(const RowShape& shape);
 
+// Returns the launch parameters without runs.
 RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
                      const TensorView& plain, const TensorView& products, InvalidElementCell* fault);
-// Whether four channels of a row can be taken at once, in streams with such further strides.
-bool takes_four(const RowParams& params, std::span<const std::int64_t> page_strides);
+// Returns true if four channels of a row can be accessed at once, if pages have these strides in bytes.
+bool allows_4_channels(const RowParams& params, std::span<const std::int64_t> page_strides);
 
-// Whether a lane can take 16 channels at once of rows and of quantized of fp8, int8 or int4_token, and 2ⁿ lanes have a
-// row.
-bool takes_sixteen(const RowParams& params);
+// Returns true if a lane can access 16 channels at once, for fp8, int8 and int4_token, and 2ⁿ lanes cover a row.
+bool allows_16_channels(const RowParams& params);
 
-// Loads the code of a kernel, which its first launch would do otherwise.
+// Loads a kernel's code before its first launch.
 template <class Kernel>
 void load_kernel(Kernel* kernel) {
   cudaFuncAttributes attributes;
   check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
 }
 
-// Calls with.operator()<encoding>() where quantized are a token's own and made by the row: kernels have a encoding for
-// a constant, so that none pays for the others' addresses and branches.
+// Calls with.operator()<encoding>() for encodings that quantize each token's row separately. Kernels have the encoding
+// as a template parameter, so that none pays for the others' addresses and branches.
 template <class With>
 void with_token_encoding(RowEncoding encoding, const With& with) {
   switch (encoding) {
@@ -57,11 +56,11 @@ void with_token_encoding(RowEncoding encoding, const With& with) {
   }
 }
 
-// Rows of a part of a run, whose items are then qparams of 31 bits: a multiple of every group.
+// Maximum rows of a part of a run, so that row indices fit into 31 bits. A multiple of every group size.
 inline constexpr std::int64_t kRowsOfRun = 1 << 18;
-inline constexpr std::int64_t kMostBlocks = 1 << 15;
+inline constexpr std::int64_t kMaxBlocks = 1 << 15;
 
-// Calls launch(grid) with p.run filled, until all of the runs have been there. A block has `warps` warps.
+// Calls launch(grid) with p.run filled, until all runs are launched. A thread block has `warps` warps.
 template <class Launch>
 void for_launches(RowParams& p, std::span<const CompressedRun> runs, int warps, const Launch& launch) {
   std::vector<CompressedRun> parts;
@@ -77,15 +76,15 @@ void for_launches(RowParams& p, std::span<const CompressedRun> runs, int warps, 
   }
   for (std::size_t first = 0; first < parts.size(); first += kRunsOfLaunch) {
     p.runs = static_cast<int>(std::min<std::size_t>(kRunsOfLaunch, parts.size() - first));
-    std::int64_t most = 0;
+    std::int64_t max_rows = 0;
     for (int i = 0; i < p.runs; ++i) {
       p.run[i] = parts[first + static_cast<std::size_t>(i)];
-      most = std::max(most, p.run[i].rows * p.heads);
+      max_rows = std::max(max_rows, p.run[i].rows * p.heads);
     }
-    // Where quantized are made by groups there are fewer items than rows, and some blocks find nothing.
+    // Groups of tokens have fewer work items than rows, so some thread blocks may have no work.
     const std::int64_t each = p.format.encoding == RowEncoding::kInt4Channel ? p.format.group : 4;
-    const std::int64_t items = (most + each - 1) / each;
-    const std::int64_t blocks = std::clamp<std::int64_t>((items + warps - 1) / warps, 1, kMostBlocks);
+    const std::int64_t items = (max_rows + each - 1) / each;
+    const std::int64_t blocks = std::clamp<std::int64_t>((items + warps - 1) / warps, 1, kMaxBlocks);
     launch(dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.runs)));
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What launches over compressed rows are given. Plain data.
+// Parameters of launches over compressed rows. Plain data, filled by row_launch.cpp and read by the kernels of rows/.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace ringattn::cuda {
 
-// Rows with two strides, in bytes.
+// Rows [tokens, heads, row bytes]. Strides count bytes.
 struct DeviceRows {
   std::byte* data = nullptr;
   std::int64_t token_stride = 0;
@@ -21,7 +21,8 @@ struct DeviceRows {
   __device__ __forceinline__ std::byte* at(std::int64_t token, std::int64_t head) const {
     return data + token * token_stride + head * head_stride;
   }
-  // The same rows from `token` on. Products of 32 bits by 64 are cheaper than those of at().
+  // The same rows from `token` on. near() takes 32-bit indices, whose products with strides are cheaper than those of
+  // at().
   __device__ __forceinline__ DeviceRows from(std::int64_t token) const {
     return {at(token, 0), token_stride, head_stride};
   }
@@ -31,7 +32,7 @@ struct DeviceRows {
 #endif
 };
 
-inline constexpr int kRunsOfLaunch = 64;  // they travel in the launch's parameters, so nothing is uploaded
+inline constexpr int kRunsOfLaunch = 64;  // passed in the launch parameters, so nothing is uploaded
 
 struct RowParams {
   RowFormat format;
@@ -42,16 +43,16 @@ struct RowParams {
   std::byte* tables[kMaxTables] = {};
   DeviceRows plain;
   DeviceRows products;
-  // Whether all addresses and strides let a lane take four channels at once.
+  // All addresses and strides are aligned so that a lane can access four channels at once.
   bool by_four = false;
   InvalidElementCell* fault = nullptr;
   int runs = 0;
   CompressedRun run[kRunsOfLaunch];
 };
 
-// Rows that join a cache, of which streams[] lie in pages.
+// Parameters of an append to a paged cache. The pages have streams[].
 struct AppendParams {
-  RowParams rows;  // `plain` are the new ones; no runs
+  RowParams rows;  // `plain` has the new rows; no runs
   std::int64_t page_strides[kMaxStreams] = {};
   CacheUpdate places;
 };

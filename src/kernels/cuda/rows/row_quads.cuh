@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Four channels of a row: what a lane has of it at a time. A warp has a row, lane i channels 4i … 4i + 3, and those 128
-// behind, and so on.
+// Access to four channels of a row, which a lane processes at a time. A warp has a row: lane i has channels 4i … 4i +
+// 3, the four channels 128 after these, and so on.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,8 +17,8 @@
 namespace ringattn::cuda {
 
 inline constexpr int kQuadChannels = 4;
-inline constexpr int kPairChannels = 32;              // that share a scale and a zero, of kInt4Token and kHybrid
-inline constexpr int kLaneStep = 32 * kQuadChannels;  // channels from one of a lane's quads to its next
+inline constexpr int kPairChannels = 32;  // channels that share a scale and a zero point in kInt4Token and kHybrid
+inline constexpr int kLaneStep = 32 * kQuadChannels;  // channels from one of a lane's quads to the next
 
 struct Quad {
   float x[4];
@@ -34,10 +34,10 @@ __device__ __forceinline__ float truncated(float value) {
   return truncated_to_f16(value);
 }
 template <class Element>
-__device__ __forceinline__ constexpr float greatest_number() {
+__device__ __forceinline__ constexpr float max_finite() {
   return std::is_same_v<Element, __nv_bfloat16> ? 0x1.fep127F : 65504.0F;
 }
-// Of 16 bits.
+// Returns true if a 16-bit element is finite.
 template <class Element>
 __device__ __forceinline__ bool is_finite(std::uint32_t bits) {
   constexpr std::uint32_t kExponent =
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint2 narrow(const Quad& quad) {
   return {Products<Element>::pack(quad.x[0], quad.x[1]), Products<Element>::pack(quad.x[2], quad.x[3])};
 }
 
-// Elements of a row from `channel` on. Without by_four, those behind the row's last channel are zeros.
+// Elements of a row from `channel` on. Without by_four, those after the row's last channel are zeros.
 __device__ __forceinline__ uint2 load_elements(const RowParams& p, const std::byte* row, int channel) {
   if (p.by_four) return *reinterpret_cast<const uint2*>(row + 2 * channel);
   const auto* const elements = reinterpret_cast<const std::uint16_t*>(row) + channel;
@@ -73,7 +73,7 @@ __device__ __forceinline__ void store_elements(const RowParams& p, std::byte* ro
   }
 }
 
-// Codes of 8 bits, the first one lowest.
+// Four 8-bit values, the first one in the lowest byte.
 __device__ __forceinline__ std::uint32_t load_quantized(const RowParams& p, const std::byte* row, int channel) {
   if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(row + channel);
   std::uint32_t quantized = 0;
@@ -94,7 +94,7 @@ __device__ __forceinline__ void store_quantized(const RowParams& p, std::byte* r
     if (channel + i < p.dim) row[channel + i] = static_cast<std::byte>(quantized >> 8 * i);
   }
 }
-// Codes of 4 bits; rows have whole quads of them.
+// Four 4-bit values. Rows have whole quads of them.
 __device__ __forceinline__ std::uint32_t load_nibbles(const RowParams& p, const std::byte* row, int channel) {
   const std::byte* const at = row + channel / 2;
   if (p.by_four) return *reinterpret_cast<const std::uint16_t*>(at);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void store_nibbles(const RowParams& p, std::byte* row
   at[0] = static_cast<std::byte>(quantized);
   at[1] = static_cast<std::byte>(quantized >> 8);
 }
-// Streams begin and go on at any byte: only where all take four channels are their qparams aligned.
+// A 32-bit word of a stream. Streams are byte-aligned. Words are aligned only if by_four is set.
 __device__ __forceinline__ std::uint32_t load_word(const RowParams& p, const std::byte* at) {
   if (p.by_four) return *reinterpret_cast<const std::uint32_t*>(at);
   std::uint32_t word = 0;
@@ -126,14 +126,14 @@ __device__ __forceinline__ void store_word(const RowParams& p, std::byte* at, st
 #pragma unroll
   for (int i = 0; i < 4; ++i) at[i] = static_cast<std::byte>(word >> 8 * i);
 }
-// A scale, low, and a zero.
+// A scale in the low half and a zero point in the high half.
 __device__ __forceinline__ std::uint32_t load_pair(const RowParams& p, const std::byte* row, int pair) {
   return load_word(p, row + 4 * pair);
 }
 __device__ __forceinline__ void store_pair(const RowParams& p, std::byte* row, int pair, std::uint32_t qparams) {
   store_word(p, row + 4 * pair, qparams);
 }
-// 16 bits of streams whose alignment nobody looks at: factors and outliers.
+// 16-bit elements of streams without alignment: factors and outliers.
 __device__ __forceinline__ std::uint32_t load_any_half(const std::byte* at) {
   return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
 }
@@ -142,20 +142,20 @@ __device__ __forceinline__ void store_any_half(std::byte* at, std::uint32_t bits
   at[1] = static_cast<std::byte>(bits >> 8);
 }
 
-// Four quantized of e4m3, the first one lowest.
+// Converts four e4m3 values, the first one in the lowest byte.
 __device__ __forceinline__ Quad e4m3_quad(std::uint32_t quantized) {
   Quad quad;
 #if __CUDA_ARCH__ >= 890
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    std::uint32_t halves;  // fp16 holds every code
+    std::uint32_t halves;  // fp16 represents every e4m3 value
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<unsigned short>(quantized >> 16 * i)));
     quad.x[2 * i] = widen<__half>(halves);
     quad.x[2 * i + 1] = widen<__half>(halves >> 16);
   }
 #else
-  // e4m3_to_float() without its conversion of an integer, which is slow here: a code's bits as those of an fp32 are
-  // 2^-120 of the code, and the product is exact where they are subnormal, too.
+  // e4m3_to_float() without its integer conversion, which is slow here. The e4m3 bits in an fp32's place are 2^-120
+  // of the value. The product is exact for subnormal numbers, too.
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const std::uint32_t code = quantized >> 8 * i;
@@ -181,7 +181,7 @@ __device__ __forceinline__ std::uint32_t quantize_e4m3(const Quad& quad) {
 #endif
 }
 
-// Elements of four quantized, before they are rounded to the dtype; the first code is the lowest.
+// Dequantizes four values without rounding to the dtype. The first value is the lowest.
 __device__ __forceinline__ Quad fp8_quad(std::uint32_t quantized, float scale) {
   Quad quad = e4m3_quad(quantized);
 #pragma unroll
@@ -194,7 +194,8 @@ __device__ __forceinline__ Quad int8_quad(std::uint32_t quantized, float scale) 
   for (int i = 0; i < 4; ++i) quad.x[i] = dequantize_int8(static_cast<std::int8_t>(quantized >> 8 * i), scale);
   return quad;
 }
-// Of 4 bits; what lies above the fourth one doesn't count. `qparams`: a scale, low, and a zero, of all four or of each.
+// Dequantizes four 4-bit values and ignores higher bits. `qparams`: scale (low half) and zero point, of each value or
+// of all four.
 template <class Element>
 __device__ __forceinline__ Quad int4_quad(std::uint32_t quantized, const std::uint32_t (&qparams)[4]) {
   Quad quad;
@@ -211,35 +212,35 @@ __device__ __forceinline__ Quad int4_quad(std::uint32_t quantized, std::uint32_t
   return int4_quad<Element>(quantized, of_each);
 }
 
-// Rows of a run that a warp takes one behind the other: a row of each head of a token, and then the next token's.
-// `first` is divided once for all of them.
+// Rows of a run that a warp takes one after another: a row of each head of a token, then the next token's. Only `first`
+// is divided.
 template <int kRows>
 struct RowsOfRun {
-  std::uint32_t nth[kRows];  // of the run's tokens
+  std::uint32_t token[kRows];  // token in the run
   std::uint32_t head[kRows];
 
-  // Behind the last of `items` it is asked for again.
-  __device__ __forceinline__ RowsOfRun(std::uint32_t first, std::uint32_t items, std::uint32_t heads) {
-    nth[0] = first / heads;
-    head[0] = first - nth[0] * heads;
+  // Indices from `count` on repeat the last row.
+  __device__ __forceinline__ RowsOfRun(std::uint32_t first, std::uint32_t count, std::uint32_t heads) {
+    token[0] = first / heads;
+    head[0] = first - token[0] * heads;
 #pragma unroll
     for (std::uint32_t i = 1; i < kRows; ++i) {
-      const bool more = first + i < items;
-      const bool around = head[i - 1] + 1 == heads;
-      nth[i] = nth[i - 1] + (more && around ? 1U : 0U);
-      head[i] = !more ? head[i - 1] : around ? 0U : head[i - 1] + 1;
+      const bool more = first + i < count;
+      const bool next_token = head[i - 1] + 1 == heads;
+      token[i] = token[i - 1] + (more && next_token ? 1U : 0U);
+      head[i] = !more ? head[i - 1] : next_token ? 0U : head[i - 1] + 1;
     }
   }
 };
 
-// Keeps the fault in the cell where it is the first. Hardly ever called, and by few threads to the end.
-__device__ __forceinline__ void note_invalid_element(InvalidElementCell* cell, std::uint64_t place, float value) {
+// Stores the invalid element in the cell if its location is the first. Rarely called, and by few threads.
+__device__ __forceinline__ void note_invalid_element(InvalidElementCell* cell, std::uint64_t location, float value) {
   auto* const first = const_cast<volatile std::uint64_t*>(&cell->location);
-  while (place < *first) {
+  while (location < *first) {
     if (atomicCAS(&cell->lock, ~0U, 0U) != ~0U) continue;
     __threadfence();
-    if (place < *first) {
-      *first = place;
+    if (location < *first) {
+      *first = location;
       *const_cast<volatile float*>(&cell->value) = value;
     }
     __threadfence();
@@ -247,7 +248,7 @@ __device__ __forceinline__ void note_invalid_element(InvalidElementCell* cell, s
   }
 }
 
-// Elements of a plain row that are not finite.
+// Reports elements of a plain row that are not finite.
 template <class Element>
 __device__ __forceinline__ void check_elements(const RowParams& p, uint2 raw, int stream, std::int64_t token, int head,
                                                int channel) {

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole tensors whose rows lie so that lanes can take much at a time: 16 channels of a row, so that few lanes share it
-// and what is worked out once a row or once a group of channels weighs little; or some channels of all tokens of a
-// group, which are read once. The arithmetic is that of row_writer.cuh, without what can't happen here.
+// Quantization of whole tensors whose alignment allows wide accesses. For encodings per token a lane has 16 channels of
+// a row, so that few lanes share a row and work per row or channel group is amortized. For kInt4Channel a lane has some
+// channels of all tokens of a group and loads them once. The arithmetic is that of row_writer.cuh without the cases
+// that can't occur here.
 #pragma once
 
 #include "kernels/cuda/rows/row_writer.cuh"
 
 namespace ringattn::cuda {
 
-inline constexpr int kSixteen = 16;
+inline constexpr int kLaneChannels = 16;
 
-struct Sixteen {
+struct LaneChannels {
   uint4 raw[2];
 
   __device__ __forceinline__ void load(const std::byte* row, int channel) {
@@ -24,9 +25,9 @@ struct Sixteen {
   }
 };
 
-// Greatest magnitude of all elements; NaN where one is.
+// Maximum magnitude of all elements; NaN if one is NaN.
 template <class Element>
-__device__ __forceinline__ float greatest_magnitude(const Sixteen& row) {
+__device__ __forceinline__ float max_magnitude(const LaneChannels& row) {
   float most = 0.0F;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -37,21 +38,21 @@ __device__ __forceinline__ float greatest_magnitude(const Sixteen& row) {
   return most;
 }
 
-// Divisor::quotient() of a number of either sign, whose quotient is known to be kMax at most: each step q_stages a
-// number and its negative alike, but that the quotient of -0 is 0.
+// Divisor::quotient() of a number of either sign whose quotient is at most kMax. Each step rounds a number and its
+// negative alike, except that the quotient of -0 is 0.
 __device__ __forceinline__ float signed_quotient(const Divisor& by, float x) {
   const float near = fmaf(x, by.reciprocal, x * by.rest);
   return fmaf(fmaf(-near, by.scale, x), by.reciprocal, near);
 }
 
-// The lowest bytes of four qparams, the first one lowest.
+// The lowest bytes of four words, the first one lowest.
 __device__ __forceinline__ std::uint32_t lowest_bytes(const std::uint32_t (&x)[4]) {
   return __byte_perm(__byte_perm(x[0], x[1], 0x0040), __byte_perm(x[2], x[3], 0x0040), 0x5410);
 }
 
-// The quantized of 16 elements of E4M3. `own`: the scale is that of these rows, and no quotient is beyond kMax.
+// Quantizes 16 elements to e4m3. `own`: the scale was computed from this row, so that no quotient exceeds kMax.
 template <class Element>
-__device__ __forceinline__ uint4 quantize_fp8(const Sixteen& row, const Divisor& by, bool own) {
+__device__ __forceinline__ uint4 quantize_fp8(const LaneChannels& row, const Divisor& by, bool own) {
   std::uint32_t quantized[4];
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -67,7 +68,7 @@ __device__ __forceinline__ uint4 quantize_fp8(const Sixteen& row, const Divisor&
 }
 
 template <class Element>
-__device__ __forceinline__ uint4 quantize_int8(const Sixteen& row, const Divisor& by) {
+__device__ __forceinline__ uint4 quantize_int8(const LaneChannels& row, const Divisor& by) {
   std::uint32_t quantized[4];
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
@@ -83,22 +84,23 @@ __device__ __forceinline__ uint4 quantize_int8(const Sixteen& row, const Divisor
   return {quantized[0], quantized[1], quantized[2], quantized[3]};
 }
 
-// The code of an element of a group whose least one is `zero`, in the lowest four bits; the next four are zeros. `by`:
-// int4_divisor() of the group's scale, which is quick. Halves are exact, so one rounding makes the difference of both.
+// Quantizes an element of a group with minimum `zero` to the lowest four bits. The next four bits are zeros. `by`:
+// int4_divisor() of the group's scale, with `quick` set. Halving is exact, so only the difference of the halves is
+// rounded.
 __device__ __forceinline__ std::uint32_t quantize_int4_fast(float x, float zero, const Divisor& by) {
   const float ratio = signed_quotient(by, fmaf(0.5F, x, -0.5F * zero));
   return __float_as_uint(fminf(ratio, kMaxInt4) + 0x1.8p23F);
 }
-// Two quantized of the lowest four bits of two qparams, in the lowest byte.
+// Packs the lowest four bits of two words into the lowest byte.
 __device__ __forceinline__ std::uint32_t pack_int4_pair(std::uint32_t even, std::uint32_t odd) {
   return even + (odd << 4);
 }
 
-// Of 4 bits, of one scale and zero.
+// Quantizes 16 elements to int4 with one scale and zero point.
 template <class Element>
-__device__ __forceinline__ uint2 quantize_int4(const Sixteen& row, float scale, float zero) {
+__device__ __forceinline__ uint2 quantize_int4(const LaneChannels& row, float scale, float zero) {
   const Divisor by = int4_divisor(scale);
-  std::uint32_t quantized[4];  // of four channels
+  std::uint32_t quantized[4];  // of four channels each
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const Quad quad = widen<Element>(row.quad(n));
@@ -113,11 +115,11 @@ __device__ __forceinline__ uint2 quantize_int4(const Sixteen& row, float scale, 
   return {__byte_perm(quantized[0], quantized[1], 0x5410), __byte_perm(quantized[2], quantized[3], 0x5410)};
 }
 
-// A row of one head, of which this lane has the 16 channels from `channel` on and kLanes lanes have all. `present`:
-// else nothing is written. Every lane of the warp comes here.
+// Quantizes a row of one head. This lane has the 16 channels from `channel` on, and kLanes lanes have the row. Writes
+// nothing if not `present`. Called by all lanes of the warp.
 template <class Element, RowEncoding kEncoding, int kLanes>
-__device__ __forceinline__ void write_sixteen(const RowParams& p, const Sixteen& row, int channel, int head,
-                                              std::byte* quantized, std::byte* qparams, bool present) {
+__device__ __forceinline__ void write_16_channels(const RowParams& p, const LaneChannels& row, int channel, int head,
+                                                  std::byte* quantized, std::byte* qparams, bool present) {
   if constexpr (kEncoding == RowEncoding::kInt4Token) {
     float least = 0.0F, most = 0.0F;
 #pragma unroll
@@ -130,9 +132,9 @@ __device__ __forceinline__ void write_sixteen(const RowParams& p, const Sixteen&
         most = first ? quad.x[i] : fmaxf(most, quad.x[i]);
       }
     }
-    constexpr int kShare = kPairChannels / kSixteen;  // lanes of a group
-    const float zero = int4_zero_point(rounded<Element>(min_of<kShare>(least)));
-    const float scale = truncated<Element>(int4_scale(zero, greatest_of<kShare>(most)));
+    constexpr int kScaleLanes = kPairChannels / kLaneChannels;  // lanes that share a scale
+    const float zero = int4_zero_point(rounded<Element>(min_of<kScaleLanes>(least)));
+    const float scale = truncated<Element>(int4_scale(zero, max_of<kScaleLanes>(most)));
     if (!present) return;
     *reinterpret_cast<uint2*>(quantized + channel / 2) = quantize_int4<Element>(row, scale, zero);
     if (channel % kPairChannels == 0) {
@@ -143,8 +145,8 @@ __device__ __forceinline__ void write_sixteen(const RowParams& p, const Sixteen&
     const bool own = !kFp8 || p.format.scales == ScaleGrain::kTokenHead;
     float scale = 0.0F;
     if (own) {
-      scale = row_scale_of(greatest_or_nan_of<kLanes>(greatest_magnitude<Element>(row)), kFp8 ? kMaxE4m3 : kMaxInt8,
-                           greatest_number<Element>());
+      scale = row_scale_of(max_or_nan_of<kLanes>(max_magnitude<Element>(row)), kFp8 ? kMaxE4m3 : kMaxInt8,
+                           max_finite<Element>());
     } else {
       scale = reinterpret_cast<const float*>(p.tables[0])[p.format.scales == ScaleGrain::kHead ? head : 0];
     }
@@ -156,8 +158,8 @@ __device__ __forceinline__ void write_sixteen(const RowParams& p, const Sixteen&
   }
 }
 
-// A group of kInt4Channel, of which this lane has channels [channel, channel + kChannels) of each token. Rows are those
-// of the group's first token. check(raw, t) sees the two elements of a word, of which there are kChannels / 2.
+// A group of kInt4Channel. This lane has channels [channel, channel + kChannels) of each token. `plain` begins at the
+// group's first token. check(raw, t) is called with each token's kChannels / 2 words of two elements.
 template <class Element, int kGroup, int kChannels>
 class GroupOfChannels {
  public:
@@ -189,17 +191,18 @@ class GroupOfChannels {
       scale[i] = truncated<Element>(int4_scale(zero[i], most));
       by[i] = int4_divisor(scale[i]);
       quick = quick && by[i].quick;
-      const ScaleOffset place = scale_offset_of(channel_ + i, p_.dim, kGroup);
-      auto* const to = reinterpret_cast<std::uint32_t*>(qparams.near(static_cast<std::uint32_t>(place.token), head_));
-      to[place.pair] = Products<Element>::pack(scale[i], zero[i]);
+      const ScaleOffset offset = scale_offset_of(channel_ + i, p_.dim, kGroup);
+      auto* const to = reinterpret_cast<std::uint32_t*>(qparams.near(static_cast<std::uint32_t>(offset.token), head_));
+      to[offset.pair] = Products<Element>::pack(scale[i], zero[i]);
     }
-    // They are widened again below, instead of being kept in twice as many registers.
+    // The asm prevents reuse of the fp32 conversions: they would take twice as many registers, so they are repeated
+    // below.
 #pragma unroll
     for (int t = 0; t < kGroup; ++t) {
 #pragma unroll
       for (int i = 0; i < kChannels / 2; ++i) asm volatile("" : "+r"(words_[t].of[i]));
     }
-    if (!quick) [[unlikely]] {  // the elements once more: they are in a cache
+    if (!quick) [[unlikely]] {  // loads the elements again, from the cache
 #pragma unroll 1
       for (int t = 0; t < kGroup; ++t) {
         const Words words = load(t);

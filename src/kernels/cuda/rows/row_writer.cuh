@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements become quantized: what a warp does with a row of one head, or with a group of its tokens.
+// Quantization of a row of one head, or of a group of its tokens, by a warp.
 #pragma once
 
 #include "kernels/cuda/rows/row_quads.cuh"
@@ -7,37 +7,37 @@
 
 namespace ringattn::cuda {
 
-// The greater one; NaN where one of both is.
+// Maximum of both, or NaN if one of them is NaN.
 __device__ __forceinline__ float greater_or_nan(float a, float b) {
   float greater;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(greater) : "f"(a), "f"(b));
   return greater;
 }
 
-// What 2ⁿ lanes that lie side by side come to by join(a, b).
+// Reduction over 2ⁿ neighbouring lanes with join(a, b).
 template <int kLanes, class Join>
-__device__ __forceinline__ float joined_lanes(float value, const Join& join) {
+__device__ __forceinline__ float reduce_lanes(float value, const Join& join) {
 #pragma unroll
   for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) value = join(value, __shfl_xor_sync(0xffffffffU, value, lanes));
   return value;
 }
 template <int kLanes>
-__device__ __forceinline__ float greatest_or_nan_of(float value) {
-  return joined_lanes<kLanes>(value, [](float a, float b) { return greater_or_nan(a, b); });
+__device__ __forceinline__ float max_or_nan_of(float value) {
+  return reduce_lanes<kLanes>(value, [](float a, float b) { return greater_or_nan(a, b); });
 }
-// Greatest and least, which pass over NaN.
+// Maximum and minimum, which ignore NaN.
 template <int kLanes>
-__device__ __forceinline__ float greatest_of(float value) {
-  return joined_lanes<kLanes>(value, [](float a, float b) { return fmaxf(a, b); });
+__device__ __forceinline__ float max_of(float value) {
+  return reduce_lanes<kLanes>(value, [](float a, float b) { return fmaxf(a, b); });
 }
 template <int kLanes>
 __device__ __forceinline__ float min_of(float value) {
-  return -greatest_of<kLanes>(-value);
+  return -max_of<kLanes>(-value);
 }
 
-// A code of 4 bits divides the halves of its element and its scale.
+// Quantization to int4 divides half of the element by half of the scale.
 __device__ __forceinline__ Divisor int4_divisor(float scale) { return divisor_of(0.5F * scale); }
-// The quantized of four bits, the first one lowest; by[i] is int4_divisor(scale[i]).
+// Four int4 values, the first one in the lowest bits. by[i] is int4_divisor(scale[i]).
 __device__ __forceinline__ std::uint32_t quantize_int4(const Quad& quad, const float (&scale)[4],
                                                        const float (&zero)[4], const Divisor (&by)[4]) {
   std::uint32_t quantized = 0;
@@ -74,14 +74,14 @@ struct RowQuads {
   }
 };
 
-// Of a format whose quantized are a token's own.
+// Writes a row in an encoding that quantizes each token's row separately.
 template <class Element, int kQuads>
 class RowWriter {
  public:
   __device__ __forceinline__ RowWriter(const RowParams& p, const RowQuads<kQuads>& row)
       : p_(p), row_(row), lane_(static_cast<int>(threadIdx.x % 32)) {}
 
-  // `streams`: where the row lies in each.
+  // `streams`: address of the row in each stream.
   template <RowEncoding kEncoding>
   __device__ __forceinline__ void write(std::byte* const (&streams)[kMaxStreams], int head, const std::byte* plain,
                                         const std::byte* products) const {
@@ -111,7 +111,7 @@ class RowWriter {
   __device__ __forceinline__ int channel(int n) const { return row_.channel(n); }
   __device__ __forceinline__ bool has(int n) const { return channel(n) < p_.dim; }
 
-  __device__ __forceinline__ float greatest() const {
+  __device__ __forceinline__ float max_magnitude() const {
     float most = 0.0F;
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
@@ -119,13 +119,13 @@ class RowWriter {
 #pragma unroll
       for (int i = 0; i < 4; ++i) most = greater_or_nan(most, fabsf(quad.x[i]));
     }
-    return greatest_or_nan_of<32>(most);
+    return max_or_nan_of<32>(most);
   }
 
   __device__ __forceinline__ void write_fp8(std::byte* const (&streams)[kMaxStreams], int head) const {
     float scale = 0.0F;
     if (p_.format.scales == ScaleGrain::kTokenHead) {
-      scale = row_scale_of(greatest(), kMaxE4m3, greatest_number<Element>());
+      scale = row_scale_of(max_magnitude(), kMaxE4m3, max_finite<Element>());
       if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
     } else {
       scale = reinterpret_cast<const float*>(p_.tables[0])[p_.format.scales == ScaleGrain::kHead ? head : 0];
@@ -149,28 +149,28 @@ class RowWriter {
     return quad;
   }
 
-  // A step of the warp's lanes is a block that shares a scale.
+  // The channels of one step of the warp's lanes share a scale.
   __device__ __forceinline__ void write_latent(std::byte* const (&streams)[kMaxStreams]) const {
     static_assert(kLaneStep == kLatentScaleBlock);
-    const int coded = p_.dim - p_.format.rope;
+    const int quantized_dims = p_.dim - p_.format.rope;
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       const Quad quad = widen<Element>(row_.raw[n]);
       float most = 0.0F;
 #pragma unroll
       for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
-      const float scale = scale_of(greatest_of<32>(most), kMaxE4m3);
-      if (channel(n) < coded) {
+      const float scale = scale_of(max_of<32>(most), kMaxE4m3);
+      if (channel(n) < quantized_dims) {
         if (lane_ == 0) store_word(p_, streams[1] + 4 * n, __float_as_uint(scale));
         store_quantized(p_, streams[0], channel(n), quantize_e4m3(divided(quad, divisor_of(scale))));
       } else if (has(n)) {
-        store_elements(p_, streams[2], channel(n) - coded, row_.raw[n]);
+        store_elements(p_, streams[2], channel(n) - quantized_dims, row_.raw[n]);
       }
     }
   }
 
   __device__ __forceinline__ void write_int8(std::byte* const (&streams)[kMaxStreams]) const {
-    const float scale = row_scale_of(greatest(), kMaxInt8, greatest_number<Element>());
+    const float scale = row_scale_of(max_magnitude(), kMaxInt8, max_finite<Element>());
     if (lane_ == 0) store_word(p_, streams[1], __float_as_uint(scale));
     const Divisor by = divisor_of(scale);
 #pragma unroll
@@ -180,7 +180,7 @@ class RowWriter {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         std::uint32_t code = 0;
-        if (by.quick) {  // the sum's lowest byte is the nearest integer's
+        if (by.quick) {  // the sum's lowest byte is the nearest integer
           const float ratio = fminf(by.quotient(fabsf(quad.x[i])), kMaxInt8);
           code = __float_as_uint(copysignf(ratio, quad.x[i]) + 0x1.8p23F) & 0xffU;
         } else {
@@ -192,10 +192,10 @@ class RowWriter {
     }
   }
 
-  // 32 channels share a scale and a zero: eight lanes. Every lane of the warp comes here.
+  // 32 channels, i.e. eight lanes, share a scale and a zero point. Called by all lanes of the warp.
   __device__ __forceinline__ void write_pairs(int n, const Quad& quad, std::byte* quantized, std::byte* pairs) const {
     const float least = min_of<8>(fminf(fminf(quad.x[0], quad.x[1]), fminf(quad.x[2], quad.x[3])));
-    const float most = greatest_of<8>(fmaxf(fmaxf(quad.x[0], quad.x[1]), fmaxf(quad.x[2], quad.x[3])));
+    const float most = max_of<8>(fmaxf(fmaxf(quad.x[0], quad.x[1]), fmaxf(quad.x[2], quad.x[3])));
     const float zero = int4_zero_point(rounded<Element>(least));
     const float scale = truncated<Element>(int4_scale(zero, most));
     if (!has(n)) return;
@@ -229,7 +229,7 @@ class RowWriter {
     }
   }
 
-  // A lane finds the nearest vector of a run of channels.
+  // Each lane finds the nearest vectors of some runs of channels.
   __device__ __forceinline__ void write_vectors(std::byte* quantized, int head, const std::byte* plain) const {
     const int width = p_.format.width;
     const auto* const row = reinterpret_cast<const std::uint16_t*>(plain);
@@ -258,7 +258,7 @@ class RowWriter {
   const int lane_;
 };
 
-// What a group of kInt4Channel has in four neighbouring channels.
+// Minimum and maximum of each of four neighbouring channels over a group of tokens of kInt4Channel.
 struct GroupExtremes {
   float least[4], most[4];
 
@@ -286,8 +286,8 @@ struct GroupQparams {
   }
 };
 
-// Calls with(raw, t) for tokens begin … end − 1 of a group, whose elements from `channel` on are asked for kRows at a
-// time: as many as end − begin is a multiple of. plain_at(t) says where a token's row lies.
+// Calls with(raw, t) for tokens begin … end − 1 of a group, with their elements from `channel` on. Elements are loaded
+// kRows tokens at a time, and end − begin is a multiple of kRows. plain_at(t) returns the address of a token's row.
 template <int kRows, class PlainAt, class With>
 __device__ __forceinline__ void for_tokens(const RowParams& p, int channel, int begin, int end, const PlainAt& plain_at,
                                            const With& with) {
@@ -307,30 +307,30 @@ __device__ __forceinline__ GroupExtremes extremes_of(const RowParams& p, int cha
   for_tokens<kRows>(p, channel, begin, end, plain_at, [&](uint2 raw, int t) {
     check(raw, t, channel);
     const Quad quad = widen<Element>(raw);
-    GroupExtremes one;
+    GroupExtremes token_extremes;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) one.least[i] = one.most[i] = quad.x[i];
+    for (int i = 0; i < 4; ++i) token_extremes.least[i] = token_extremes.most[i] = quad.x[i];
     if (t == begin) {
-      all = one;
+      all = token_extremes;
     } else {
-      all.join(one);
+      all.join(token_extremes);
     }
   });
   return all;
 }
 
-// The scale and zero of channel `channel` + i. row_at(stream, t) says where the quantized of a group's t-th token, and
-// its pairs, lie; it may be null, and nothing is written there.
+// Writes the scale and zero point of channel `channel` + i. row_at(stream, t) returns the address of the quantized
+// values or the qparams of a group's t-th token, or null, in which case nothing is written.
 template <class Element, class RowAt>
 __device__ __forceinline__ void write_pair(const RowParams& p, int channel, int i, const GroupQparams<Element>& code,
                                            const RowAt& row_at) {
-  const ScaleOffset place = scale_offset_of(channel + i, p.dim, p.format.group);
-  std::byte* const row = row_at(1, static_cast<int>(place.token));
+  const ScaleOffset offset = scale_offset_of(channel + i, p.dim, p.format.group);
+  std::byte* const row = row_at(1, static_cast<int>(offset.token));
   if (row == nullptr) return;
-  store_pair(p, row, static_cast<int>(place.pair), Products<Element>::pack(code.scale[i], code.zero[i]));
+  store_pair(p, row, static_cast<int>(offset.pair), Products<Element>::pack(code.scale[i], code.zero[i]));
 }
 
-// The quantized of tokens begin … end − 1.
+// Writes the quantized values of tokens begin … end − 1.
 template <class Element, int kRows, class PlainAt, class RowAt>
 __device__ __forceinline__ void write_quantized(const RowParams& p, int channel, int begin, int end,
                                                 const GroupQparams<Element>& code, const PlainAt& plain_at,
@@ -342,7 +342,7 @@ __device__ __forceinline__ void write_quantized(const RowParams& p, int channel,
   });
 }
 
-// A group of kInt4Channel, of one head, by a warp. check(raw, t, channel) sees all of its elements.
+// A warp quantizes a group of kInt4Channel of one head. check(raw, t, channel) is called for all of its elements.
 template <class Element, class PlainAt, class RowAt, class Check>
 __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& plain_at, const RowAt& row_at,
                                             const Check& check) {
@@ -352,16 +352,17 @@ __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& p
     const GroupQparams<Element> code(extremes_of<Element, kRows>(p, channel, 0, group, plain_at, check));
 #pragma unroll
     for (int i = 0; i < 4; ++i) write_pair(p, channel, i, code, row_at);
-    write_quantized<Element, kRows>(p, channel, 0, group, code, plain_at, row_at);  // their elements are in a cache
+    write_quantized<Element, kRows>(p, channel, 0, group, code, plain_at,
+                                    row_at);  // loads the elements again, from the cache
   }
 }
 
-// The same by all of a block's four warps, each of which takes a quarter of the tokens. `shared` has room for what they
-// tell each other: [4 warps][kMaxQuads]. The block has met before and meets behind.
+// The same with all of a thread block's four warps, each of which takes a quarter of the tokens. `shared` is their
+// exchange buffer, [4 warps][kMaxQuads]. The caller synchronizes the block before and after.
 inline constexpr int kGroupWarps = 4;
 inline constexpr int kMaxQuads = kMaxRowDim / kQuadChannels;
 template <class Element, class PlainAt, class RowAt>
-__device__ __forceinline__ void write_group_together(const RowParams& p, GroupExtremes (*shared)[kMaxQuads],
+__device__ __forceinline__ void write_group_by_block(const RowParams& p, GroupExtremes (*shared)[kMaxQuads],
                                                      const PlainAt& plain_at, const RowAt& row_at) {
   constexpr int kRows = 8;
   const auto warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
@@ -386,7 +387,8 @@ __device__ __forceinline__ void write_group_together(const RowParams& p, GroupEx
   }
 }
 
-// A token of kInt4Channel whose group isn't full: its elements go to the tail, its quantized and scales are zeros.
+// Writes a token of kInt4Channel whose group isn't full: its elements go to the tail, and its quantized values and
+// scales are zeros.
 template <class Check>
 __device__ __forceinline__ void write_tail(const RowParams& p, const std::byte* plain, std::byte* tail,
                                            std::byte* quantized, std::byte* pairs, const Check& check) {

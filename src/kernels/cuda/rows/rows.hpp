@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed rows in a GPU's memory: what the cuda backend does of kernels/compressed_rows.hpp,
-// kernels/codebook.hpp and kernels/gram.hpp.
+// GPU implementation of kernels/compressed_rows.hpp, kernels/codebook.hpp and kernels/gram.hpp. CudaBackend calls it.
 #pragma once
 
 #include "base/memory.hpp"
@@ -12,8 +11,8 @@ namespace ringattn::cuda {
 
 inline constexpr int kMaxRowDim = 640;
 
-// Enqueue the tasks on the current device. What makes codes throws kUnsupported for dims beyond kMaxRowDim.
-// Without runs, or without sequences, decompress() and append() only load their code, so that they do so neither while
+// All functions enqueue on the current device. Quantization throws kUnsupported for dims above kMaxRowDim. Without
+// runs, or without sequences, decompress() and append() only load their kernels, so that loading happens neither while
 // a graph is captured nor while peers wait.
 
 void decompress(const DecompressTask& task, Stream stream);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements become vector codebook_indices, on any GPU. A block has 32 channels of a head, whose codebooks it keeps in
-// shared memory, and takes some tokens after the other: a lane has one run of channels of several tokens.
+// Vector quantization (vq) on any GPU. A thread block has 32 channels of a head, whose codebooks it keeps in shared
+// memory, and loops over tokens. A lane has one run of channels of several tokens.
 #include "kernels/cuda/rows/nearest_vector.cuh"
 #include "kernels/cuda/rows/row_launch.hpp"
 #include "kernels/cuda/rows/row_quads.cuh"
@@ -11,21 +11,21 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kSlice = 32;  // channels of a block
-constexpr int kPoints = 4;  // tokens of a lane at a time
-constexpr int kTurns = 4;   // after each other, for which a block reads its codebooks once
+constexpr int kSlice = 32;         // channels per thread block
+constexpr int kPoints = 4;         // tokens per lane at a time
+constexpr int kStepsPerBlock = 4;  // steps of a thread block, for which it loads its codebooks once
 
-// What a block does with codebook_indices of so many channels.
+// Shape of a thread block's work for vectors of kWidth channels.
 template <int kWidth>
 struct Slice {
   static constexpr int kRuns = kSlice / kWidth;
-  // From one run's vectors to the next one's, in numbers: lanes of neighbouring runs read different banks.
+  // Floats from one run's vectors to the next one's, padded so that lanes of neighbouring runs read different banks.
   static constexpr int kBook = (kCodebookVectors + 1) * kWidth;
-  static constexpr int kTokens = kThreads / kRuns;  // side by side
+  static constexpr int kTokens = kThreads / kRuns;  // tokens processed concurrently
   static constexpr int kStep = kTokens * kPoints;
 };
 
-// The elements of a run of channels, of which those behind the row's last are 0.
+// Loads the elements of a run of channels. Those after the row's last channel are 0.
 template <class Element, int kWidth>
 __device__ __forceinline__ void load_run(const RowParams& p, const std::byte* row, int channel,
                                          uint2 (&raw)[(kWidth + 3) / 4]) {
@@ -73,11 +73,11 @@ __global__ void __launch_bounds__(kThreads, 2) compress_vectors_kernel(const __g
   const DeviceRows plain = p.plain.from(run.to), codebook_indices = p.streams[0].from(run.row);
   for (std::int64_t step = begin; step < run.rows; step += std::int64_t{parts} * S::kStep) {
     float points[kPoints][kWidth];
-    std::int64_t nth[kPoints];
+    std::int64_t token[kPoints];
 #pragma unroll
     for (int i = 0; i < kPoints; ++i) {
-      nth[i] = step + i * S::kTokens + static_cast<int>(threadIdx.x) / S::kRuns;
-      const std::int64_t present = nth[i] < run.rows ? nth[i] : run.rows - 1;
+      token[i] = step + i * S::kTokens + static_cast<int>(threadIdx.x) / S::kRuns;
+      const std::int64_t present = token[i] < run.rows ? token[i] : run.rows - 1;
       uint2 raw[(kWidth + 3) / 4];
       load_run<Element, kWidth>(p, plain.at(present, head), channel, raw);
 #pragma unroll
@@ -95,17 +95,18 @@ __global__ void __launch_bounds__(kThreads, 2) compress_vectors_kernel(const __g
     find_nearest<kWidth, kPoints>(books + of_slice * S::kBook, points, nearest);
 #pragma unroll
     for (int i = 0; i < kPoints; ++i) {
-      if (nth[i] < run.rows) codebook_indices.at(nth[i], head)[channel / kWidth] = static_cast<std::byte>(nearest[i]);
+      if (token[i] < run.rows)
+        codebook_indices.at(token[i], head)[channel / kWidth] = static_cast<std::byte>(nearest[i]);
     }
   }
 }
 
 template <class Element, int kWidth>
 void launch(const RowParams& p, cudaStream_t queue) {
-  std::int64_t most = 1;
-  for (int i = 0; i < p.runs; ++i) most = std::max(most, p.run[i].rows);
-  constexpr std::int64_t kTokens = std::int64_t{Slice<kWidth>::kStep} * kTurns;
-  const std::int64_t parts = (most + kTokens - 1) / kTokens;
+  std::int64_t max_rows = 1;
+  for (int i = 0; i < p.runs; ++i) max_rows = std::max(max_rows, p.run[i].rows);
+  constexpr std::int64_t kTokens = std::int64_t{Slice<kWidth>::kStep} * kStepsPerBlock;
+  const std::int64_t parts = (max_rows + kTokens - 1) / kTokens;
   const std::int64_t blocks = parts * p.heads * ((p.dim + kSlice - 1) / kSlice);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.runs));
   compress_vectors_kernel<Element, kWidth><<<grid, kThreads, 0, queue>>>(p);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Vector codes of rows, which a kernel of their own makes: a codebook is read for many tokens at once.
+// Vector quantization of rows (vq). It has a kernel of its own, because a codebook is read once for many tokens.
 #pragma once
 
 #include "base/memory.hpp"
@@ -7,7 +7,7 @@
 
 namespace ringattn::cuda {
 
-// Enqueues what compress() does of kVector, for the runs of a launch. The caller looks at the launch's error.
+// Enqueues compress() of kVector for the runs of a launch. The caller checks for launch errors.
 void compress_vectors(const RowParams& params, Stream stream);
 
 }  // namespace ringattn::cuda
