@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of heads with their matrices through mma.sync, sm_80 and later. One CTA makes one tile of out.
+// Batched GEMM on tensor cores through mma.sync, sm_80 and later. One CTA computes one output tile.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ringattn::sm80 {
 
-// One warp's part of a tile, 32 rows × 64 columns, and where lanes find what matrix loads give them.
+// One warp's part of a tile, 32 rows × 64 columns, and its ldmatrix addresses.
 template <class C>
 struct WarpPart {
   int row;     // in the tile
@@ -23,15 +23,15 @@ struct WarpPart {
     lane = static_cast<int>(threadIdx.x) % 32;
   }
 
-  // 16 rows × 16 numbers: quarters are rows 0 … 7 and 8 … 15 of the first eight numbers, then of the others.
+  // A fragment of 16 rows × 16 K: the four matrices are rows 0 … 7 and 8 … 15 of the first eight K, then of the others.
   __device__ __forceinline__ void load_rows(std::uint32_t (&a)[4], std::uint32_t rows, int block, int step) const {
     cuda::load_matrix(a, rows + cuda::swizzled(row + block * 16 + lane % 16, 2 * step + lane / 16));
   }
-  // 16 columns × 16 numbers: quarters are the first eight numbers of columns 0 … 7, the others, and so of 8 … 15.
+  // A fragment of 16 columns × 16 K: the four matrices are both halves of K of columns 0 … 7, then of columns 8 … 15.
   __device__ __forceinline__ void load_weights(std::uint32_t (&b)[4], std::uint32_t weights, int pair, int step) const {
     const int first = column + pair * 16;
     if constexpr (C::kTransposed) {
-      const int chunk = first / 8 + lane / 16;  // of both panels
+      const int chunk = first / 8 + lane / 16;  // in both panels
       cuda::load_matrix_transposed(b, weights +
                                           static_cast<std::uint32_t>(chunk / 8 * cuda::panel_bytes(cuda::kGemmTileK)) +
                                           cuda::swizzled(step * 16 + lane % 16, chunk % 8));
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(C::kThreads, 2) gemm_kernel(const __grid_const
   const auto stage = [&](int panel) {
     return stages + static_cast<std::uint32_t>(panel % C::kStages * C::kStageBytes);
   };
-  // Every panel has its group of copies, also where there is none: groups are counted.
+  // Every panel commits a cp.async group, also past the last one, because copy_wait() counts groups.
   const auto copy = [&](int panel) {
     if (panel < panels) {
       cuda::copy_operands<C::kRows, C::kTransposed, C::kThreads>(p, tile, panel * cuda::kGemmTileK, stage(panel),
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(C::kThreads, 2) gemm_kernel(const __grid_const
   float sums[2][8][4] = {};
   for (int panel = 0; panel < panels; ++panel) {
     cuda::copy_wait<C::kStages - 2>();
-    __syncthreads();  // the panel is here, and everyone is past the one before, whose stage is next to be filled
+    __syncthreads();  // the panel has arrived, and all warps are done with the one before, whose stage is filled next
     copy(panel + C::kStages - 1);
     const std::uint32_t rows = stage(panel);
     const std::uint32_t weights = rows + C::kRows * cuda::kPanelRowBytes;

@@ -7,9 +7,9 @@
 
 namespace ringattn::sm80 {
 
-// A warp has 32 rows and half of a tile's columns.
+// A warp computes 32 rows and half of a tile's columns.
 struct GemmConfig {
-  int rows = 0;  // of a tile
+  int rows = 0;  // per tile
   int stages = 0;
 
   constexpr int threads() const { return rows / 32 * 2 * 32; }
@@ -17,7 +17,7 @@ struct GemmConfig {
   constexpr int shared_bytes() const { return stages * stage_bytes(); }
 };
 
-// For up to kFewRows rows, and for more. Each fits into the 99 KiB that a CTA gets on every device from sm_80 on.
+// For up to kFewRows rows, and for more. Each fits into the 99 KiB that every device from sm_80 on provides per CTA.
 inline constexpr int kFewRows = 64;
 inline constexpr GemmConfig kFewRowsConfig{64, 4};
 inline constexpr GemmConfig kManyRowsConfig{128, 3};

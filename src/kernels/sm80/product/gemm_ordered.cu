@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of heads with their matrices in the order of cpu_gemm: each sum is one chain of fp32 multiply-adds over
-// `inner`, ascending, from zero. A thread has 8 rows × 4 or 8 columns of out in registers; both factors come through
-// shared memory in fp32, 16 or 32 numbers of the sum at a time.
+// sm80_gemm_ordered: batched GEMM in the summation order of cpu_gemm. Each sum is one chain of fp32 multiply-adds over
+// K, ascending, from zero. A thread has 8 rows × 4 or 8 columns of out in registers. Both operands are staged through
+// shared memory in fp32, 16 or 32 values of K at a time.
 #include <type_traits>
 
 #include "base/cuda.hpp"
@@ -16,26 +16,26 @@ namespace {
 
 using cuda::GemmParams;
 
-constexpr int kChunk = 8;  // elements that are asked for at once; dims are multiples of it
+constexpr int kChunk = 8;  // elements per load; dims are multiples of it
 constexpr int kRowsOfThread = 8;
-constexpr int kColumnsTogether = 4;
+constexpr int kQuadColumns = 4;
 
 template <class Element_, bool kTransposed_, int kColumns_>
 struct OrderedGemm {
   using Element = Element_;
   static constexpr bool kTransposed = kTransposed_;
   static constexpr int kColumns = kColumns_;
-  static constexpr int kDepth = kColumns == kSmallOrderedTileN ? 32 : 16;  // numbers of the sum at a time
+  static constexpr int kDepth = kColumns == kSmallOrderedTileN ? 32 : 16;  // K per step
   static constexpr int kChunks = kDepth / kChunk;
-  static constexpr int kQuads = kColumns == kSmallOrderedTileN ? 1 : 2;  // of columns, of a thread
-  static constexpr int kQuadStep = kColumns / kQuads;                    // from one to the next
-  static constexpr int kThreads = kOrderedTileM / kRowsOfThread * kQuadStep / kColumnsTogether;
+  static constexpr int kQuads = kColumns == kSmallOrderedTileN ? 1 : 2;  // quads of columns per thread
+  static constexpr int kQuadStep = kColumns / kQuads;                    // columns from one quad to the next
+  static constexpr int kThreads = kOrderedTileM / kRowsOfThread * kQuadStep / kQuadColumns;
   static constexpr int kRowLoads = kOrderedTileM * kChunks / kThreads;
   static constexpr int kWeightLoads = kColumns * kChunks / kThreads;
 
-  // Where a row or column of number k of the sum lies in its line of shared memory: lanes that write eight numbers of
-  // eight or sixteen lines each, and those that read a line, meet no bank twice. Eight neighbours stay neighbours.
-  static __device__ __forceinline__ int mixed(int at, int k) { return at ^ (k / kChunk % kChunks * (32 / kChunks)); }
+  // Swizzled index of row or column `at` in line k of shared memory. Neither lanes that write eight K of eight or
+  // sixteen lines each nor lanes that read a line have bank conflicts. Eight neighbours stay contiguous.
+  static __device__ __forceinline__ int swizzled(int at, int k) { return at ^ (k / kChunk % kChunks * (32 / kChunks)); }
   static_assert(kQuadStep % 32 == 0 && kThreads % 32 == 0 && kWeightLoads >= 1);
 };
 
@@ -50,7 +50,7 @@ __device__ __forceinline__ void widen(const uint4& chunk, float (&to)[kChunk]) {
   }
 }
 
-// Eight elements from `column` on of row `row`; zeros where the row, or the column, is none.
+// Eight elements of row `row` from `column` on, or zeros outside of the matrix.
 __device__ __forceinline__ uint4 load_chunk(const char* data, std::int64_t stride, bool aligned, int row, int rows,
                                             int column, int columns) {
   if (row >= rows || column >= columns) return uint4{0, 0, 0, 0};
@@ -61,7 +61,7 @@ __device__ __forceinline__ uint4 load_chunk(const char* data, std::int64_t strid
   return uint4{two(0), two(1), two(2), two(3)};
 }
 
-// A thread's part of both factors, on its way from memory.
+// A thread's elements of both operands for the next step, in registers.
 template <class C>
 struct OperandPrefetch {
   uint4 rows[C::kRowLoads];
@@ -100,7 +100,7 @@ struct OperandPrefetch {
 #pragma unroll
       for (int j = 0; j < kChunk; ++j) {
         const int k = at % C::kChunks * kChunk + j;
-        to_rows[k][C::mixed(at / C::kChunks, k)] = wide[j];
+        to_rows[k][C::swizzled(at / C::kChunks, k)] = wide[j];
       }
     }
 #pragma unroll
@@ -110,14 +110,14 @@ struct OperandPrefetch {
       if constexpr (C::kTransposed) {
         constexpr int kOfLine = C::kColumns / kChunk;
         const int k = at / kOfLine;
-        auto* const to = reinterpret_cast<float4*>(&to_weights[k][C::mixed(at % kOfLine * kChunk, k)]);
+        auto* const to = reinterpret_cast<float4*>(&to_weights[k][C::swizzled(at % kOfLine * kChunk, k)]);
         to[0] = {wide[0], wide[1], wide[2], wide[3]};
         to[1] = {wide[4], wide[5], wide[6], wide[7]};
       } else {
 #pragma unroll
         for (int j = 0; j < kChunk; ++j) {
           const int k = at % C::kChunks * kChunk + j;
-          to_weights[k][C::mixed(at / C::kChunks, k)] = wide[j];
+          to_weights[k][C::swizzled(at / C::kChunks, k)] = wide[j];
         }
       }
     }
@@ -136,13 +136,13 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
   const char* const of_rows = p.rows.data + head * p.rows.head_stride;
   const char* const of_weights = p.weights.data + head * p.weights.head_stride;
 
-  // Eight lanes side by side have neighbouring columns, four have rows.
-  constexpr int kGroups = C::kQuadStep / 32;
+  // In a warp, eight lanes cover neighbouring columns and four cover rows.
+  constexpr int kWarpColumns = C::kQuadStep / 32;
   const auto lane = static_cast<int>(threadIdx.x % 32), warp = static_cast<int>(threadIdx.x / 32);
-  const int own_row = (warp / kGroups * 4 + lane / 8) * kRowsOfThread;
-  const int own_column = (warp % kGroups * 8 + lane % 8) * kColumnsTogether;
+  const int own_row = (warp / kWarpColumns * 4 + lane / 8) * kRowsOfThread;
+  const int own_column = (warp % kWarpColumns * 8 + lane % 8) * kQuadColumns;
 
-  float sums[kRowsOfThread][C::kQuads][kColumnsTogether] = {};
+  float sums[kRowsOfThread][C::kQuads][kQuadColumns] = {};
   OperandPrefetch<C> ahead;
   ahead.load(p, of_rows, of_weights, row, column, 0);
   for (int depth = 0; depth < p.dim_k; depth += C::kDepth) {
@@ -152,18 +152,19 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
     ahead.load(p, of_rows, of_weights, row, column, depth + C::kDepth);
     const int count = p.dim_k - depth < C::kDepth ? p.dim_k - depth : C::kDepth;
 #pragma unroll 1
-    for (int first = 0; first < count; first += kChunk) {  // nothing is added where there is no number
+    for (int first = 0; first < count; first += kChunk) {  // steps without K are skipped
 #pragma unroll 2
       for (int k = first; k < first + kChunk; ++k) {
-        float a[kRowsOfThread], b[C::kQuads][kColumnsTogether];
+        float a[kRowsOfThread], b[C::kQuads][kQuadColumns];
 #pragma unroll
         for (int i = 0; i < kRowsOfThread; i += 4) {
-          const float4 four = *reinterpret_cast<const float4*>(&rows[k][C::mixed(own_row, k) + i]);
+          const float4 four = *reinterpret_cast<const float4*>(&rows[k][C::swizzled(own_row, k) + i]);
           a[i] = four.x, a[i + 1] = four.y, a[i + 2] = four.z, a[i + 3] = four.w;
         }
 #pragma unroll
         for (int q = 0; q < C::kQuads; ++q) {
-          const float4 four = *reinterpret_cast<const float4*>(&weights[k][C::mixed(own_column + q * C::kQuadStep, k)]);
+          const float4 four =
+              *reinterpret_cast<const float4*>(&weights[k][C::swizzled(own_column + q * C::kQuadStep, k)]);
           b[q][0] = four.x, b[q][1] = four.y, b[q][2] = four.z, b[q][3] = four.w;
         }
 #pragma unroll
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
 #pragma unroll
           for (int q = 0; q < C::kQuads; ++q) {
 #pragma unroll
-            for (int c = 0; c < kColumnsTogether; ++c) sums[i][q][c] = fmaf(a[i], b[q][c], sums[i][q][c]);
+            for (int c = 0; c < kQuadColumns; ++c) sums[i][q][c] = fmaf(a[i], b[q][c], sums[i][q][c]);
           }
         }
       }
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
     for (int q = 0; q < C::kQuads; ++q) {
       const int first = column + own_column + q * C::kQuadStep;
       if (first >= p.dim_n) continue;
-      const float(&four)[kColumnsTogether] = sums[i][q];
+      const float(&four)[kQuadColumns] = sums[i][q];
       const uint2 words{Products::pack(four[0], four[1]), Products::pack(four[2], four[3])};
       auto* const elements = reinterpret_cast<std::uint16_t*>(to) + first;
       if (p.out.aligned) {

@@ -6,7 +6,8 @@
 
 namespace ringattn::sm80 {
 
-// A CTA has 128 rows of out and so many columns: few where out has no more than kSmallN.
+// A CTA computes kOrderedTileM rows of out. It computes kSmallOrderedTileN columns if N ≤ kSmallN, else
+// kLargeOrderedTileN.
 inline constexpr int kOrderedTileM = 128;
 inline constexpr int kSmallOrderedTileN = 32;
 inline constexpr int kLargeOrderedTileN = 128;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a product's parameters to a kernel and its launch; the gemm_*.cu files instantiate it.
+// Turns GEMM parameters into a kernel and its launch. The gemm_*.cu files instantiate it.
 #pragma once
 
 #include "base/cuda.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two kernel rows of products of heads with their matrices, Ampere and newer: `sm80_gemm` on tensor cores through
-// mma.sync, and `sm80_gemm_ordered`, whose sums have the order of cpu_gemm, and so its bits. bf16 and fp16, dims that
-// are multiples of 8, views of any alignment, matrices either way round.
+// Two registry entries for batched GEMMs on Ampere and newer: `sm80_gemm` uses tensor cores through mma.sync, and
+// `sm80_gemm_ordered` has the summation order, and so the bits, of cpu_gemm. bf16 and fp16, dims that are multiples of
+// 8, views of any alignment, weights K-major or N-major.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace ringattn::sm80 {
 
-// See KernelRow::configs.
+// Text for KernelRow::configs.
 std::vector<std::string> gemm_configs();
 std::vector<std::string> gemm_ordered_configs();
 
