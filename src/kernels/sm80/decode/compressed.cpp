@@ -30,10 +30,10 @@ bool is_decoded(const RowFormat& format) {
 }
 
 [[noreturn]] void refuse(const std::string& why) {
-  fail(ErrorCode::kUnsupported, "sm80_attention can't read this compressed cache", why, "Lay it out so.");
+  fail(ErrorCode::kUnsupported, "sm80_attention can't read this compressed cache", why, "Change its layout.");
 }
 
-// Places of keys are qparams of 32 bits.
+// Page numbers and token offsets are 32-bit.
 void check_coords(std::int64_t pages, std::int64_t page_size) {
   constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
   if (pages > kMax || page_size > kMax) refuse("it must have less than 2^31 pages and tokens");
@@ -48,7 +48,7 @@ PagedBytes aligned(const PagedStream& stream, std::string_view name, int bytes) 
   return aligned(PagedBytes{stream.data, stream.page_stride, stream.token_stride, stream.head_stride}, name, bytes);
 }
 
-QuantizedTensor quantized_stage(const CacheView& view) {
+QuantizedTensor quantized_tensor(const CacheView& view) {
   check_coords(view.pages, view.page_size);
   QuantizedTensor t{};
   t.quantized = aligned(PagedBytes{static_cast<const std::byte*>(view.data), 2 * view.page_stride,
@@ -58,17 +58,17 @@ QuantizedTensor quantized_stage(const CacheView& view) {
   return t;
 }
 
-QuantizedTensor quantized_stage(const CompressedCache& cache) {
+QuantizedTensor quantized_tensor(const CompressedCache& cache) {
   check_coords(cache.pages, cache.page_size);
   const RowFormat& format = cache.format;
   QuantizedTensor t{};
   t.encoding = format.encoding;
   t.scales = format.scales;
   t.group = format.group;
-  t.quantized = aligned(cache.streams[0], "quantized", 8);
+  t.quantized = aligned(cache.streams[0], "quantized values", 8);
   t.table = cache.tables[0];
-  const bool table_alone = format.encoding == RowEncoding::kFp8 && format.scales != ScaleGrain::kTokenHead;
-  if (!table_alone) t.qparams = aligned(cache.streams[1], "scales", 4);
+  const bool table_only = format.encoding == RowEncoding::kFp8 && format.scales != ScaleGrain::kTokenHead;
+  if (!table_only) t.qparams = aligned(cache.streams[1], "scales", 4);
   if (format.encoding == RowEncoding::kLatent) t.rotary = aligned(cache.streams[2], "rotary keys", 16);
   if (format.encoding == RowEncoding::kInt4Channel && reinterpret_cast<std::uintptr_t>(t.table) % 16 != 0) {
     refuse("the start of its tail must be a multiple of 16 bytes");
@@ -104,14 +104,14 @@ std::vector<std::string> formats_missing(const DecodeSpec& spec) {
   for (const RowFormat& format : {spec.format.k, spec.format.v}) {
     if (!is_decoded(format)) missing.push_back(describe(format) + " (supported: plain, fp8, int8 and int4)");
   }
-  if (spec.values_in_keys) missing.emplace_back("values in compressed keys (supported: tensors of their own)");
+  if (spec.values_in_keys) missing.emplace_back("values in compressed keys (supported: separate tensors)");
   return missing;
 }
 
 void set_compressed(const DecodeSpec& spec, const DecodeStep& step, CompressedParams& p) {
-  p.k = spec.format.k.is_plain() ? quantized_stage(step.k) : quantized_stage(step.quantized_k);
+  p.k = spec.format.k.is_plain() ? quantized_tensor(step.k) : quantized_tensor(step.quantized_k);
   if (spec.quantized_values_in_keys()) return;
-  p.v = spec.format.v.is_plain() ? quantized_stage(step.v) : quantized_stage(step.quantized_v);
+  p.v = spec.format.v.is_plain() ? quantized_tensor(step.v) : quantized_tensor(step.quantized_v);
 }
 
 }  // namespace ringattn::sm80

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over a compressed cache: work_tiles, tiles and tile steps are those of decode.cuh. What differs is that the
-// threads of a CTA make the elements of a tile of quantized (compressed_fetch.cuh), so nothing is on its way to a stage
-// that isn't there at the next barrier. Warps without rows, which most steps leave some, dequantize a tile while the
-// others fold the one before it.
+// Decode from a compressed cache. Work tiles, KV tiles and tile steps are those of decode.cuh. The threads of a CTA
+// dequantize a tile (compressed_fetch.cuh) instead of copying it, so a stage is complete at the next barrier. Warps
+// without rows, which most decode steps have, dequantize a tile while the others compute the one before it.
 #pragma once
 
 #include "kernels/sm80/decode/compressed_fetch.cuh"
@@ -40,16 +39,16 @@ __device__ __forceinline__ void decode_compressed_tile(const CompressedParams& p
   const int whole = work_tile.whole;
   const int whole_end = work_tile.whole_end;
   std::uint32_t stage = 0;
-  // The first round is in front of the first tile, and attends none: so what unpacks tiles is there once.
+  // The first iteration precedes the first tile and attends to none, so that the dequantization code is emitted once.
 #pragma unroll 1
   for (int tile = work_tile.begin - 1; tile < end; ++tile) {
     const bool attends = tile >= work_tile.begin && has_rows;
     const bool masked = tile < whole || tile >= whole_end;
     const auto first_key = [tile] { return std::int64_t{tile} * C::kKeyTile; };
-    cuda::copy_wait<0>();  // of queries, ahead of the first tile
+    cuda::copy_wait<0>();  // for the queries, before the first tile
     __syncthreads();
     if constexpr (C::kStages > 1) {
-      // The tile is here, and everyone is past the one before it.
+      // The tile has arrived, and all warps are done with the one before it.
       const std::uint32_t k_tile = k_tiles + stage * Layout::kKBytes;
       const std::uint32_t v_tile = v_tiles + stage * Layout::kVBytes;
       stage ^= 1U;
@@ -59,9 +58,9 @@ __device__ __forceinline__ void decode_compressed_tile(const CompressedParams& p
       }
       if (attends) step.attend(state, k_tile, v_tile, masked, first_key, [] {});
     } else {
-      // The tile's K is here, and everyone is past V of the one before it.
+      // The tile's K has arrived, and all warps are done with V of the one before it.
       if (tile >= work_tile.begin) dequantize_v(tile, v_tiles);
-      const auto between = [] { __syncthreads(); };  // V is here, and everyone is past K
+      const auto between = [] { __syncthreads(); };  // V has arrived, and all warps are done with K
       if (attends) {
         step.attend(state, k_tiles, v_tiles, masked, first_key, between);
       } else {
@@ -92,7 +91,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     } else {
       decode_compressed_tile<C>(params, work_tile, shared);
     }
-    __syncthreads();  // everybody is done with the work_tile, and with its tiles
+    __syncthreads();  // all threads are done with the work tile and with its KV tiles
   }
 }
 

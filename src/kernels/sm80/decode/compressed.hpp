@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm80_attention over compressed caches: one for each pair of element type and head dims
-// (compressed_*.cu). Those of latents are of bf16 alone, as their rows of 8 bits are.
+// The compiled decode kernels of sm80_attention for compressed caches: one for each pair of element type and head dims
+// (compressed_*.cu). The MLA kernel exists for bf16 only, because the FP8 latent cache has only bf16.
 #pragma once
 
 #include <string>
@@ -32,10 +32,10 @@ extern const CompressedLauncher compressed_fp16_256;
 
 const CompressedLauncher& compressed_launcher_of(const DecodeSpec& spec, bool configured);
 
-// What sm80_attention lacks of a spec's formats; empty: nothing.
+// Returns what sm80_attention lacks for a spec's formats, or nothing.
 std::vector<std::string> formats_missing(const DecodeSpec& spec);
 
-// The caches of a step. Throws kUnsupported where they can't be read.
+// Sets the caches of a decode step. Throws kUnsupported if the kernel can't read them.
 void set_compressed(const DecodeSpec& spec, const DecodeStep& step, CompressedParams& p);
 
 }  // namespace ringattn::sm80

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of K and V that lie in memory as quantized: each thread makes elements of some, by the functions of
-// decompression (cuda/rows/row_quads.cuh), and stores them where copy_keys() would have copied elements to. Who reads a
-// tile waits for a barrier behind the stores of all threads; there are no copies to wait for.
+// Loads of quantized K and V tiles. Each thread dequantizes some elements with the functions of decompression
+// (cuda/rows/row_quads.cuh), and stores them where copy_keys() would copy elements. A reader of the tile waits at a
+// barrier after the stores of all threads. There are no cp.async copies to wait for.
 #pragma once
 
 #include "kernels/cuda/rows/row_quads.cuh"
@@ -10,7 +10,7 @@
 
 namespace ringattn::sm80 {
 
-// Eight elements, rounded.
+// Packs eight rounded elements.
 template <class Element>
 __device__ __forceinline__ uint4 eight_elements(const cuda::Quad& first, const cuda::Quad& second) {
   const uint2 low = cuda::narrow<Element>(first);
@@ -18,13 +18,13 @@ __device__ __forceinline__ uint4 eight_elements(const cuda::Quad& first, const c
   return {low.x, low.y, high.x, high.y};
 }
 
-template <class Number>
-__device__ __forceinline__ Number load_number(const std::byte* from) {
-  return __ldg(reinterpret_cast<const Number*>(from));
+template <class Value>
+__device__ __forceinline__ Value load_as(const std::byte* from) {
+  return __ldg(reinterpret_cast<const Value*>(from));
 }
 
-// A tile of K or V, for the work_tile's KV head. Eight threads share a row; each has 8 columns of every 64. Rows behind
-// the sequence's last key become zeros. Of these the tile's first row is read, as it is there.
+// Loads a tile of K or V for the work tile's KV head. Eight threads share a row, and each has 8 columns of every 64.
+// Rows after the sequence's last key become zeros. For these the tile's first row is read, which exists.
 template <class C, int kDim>
 class TileDequantizer {
  public:
@@ -46,10 +46,10 @@ class TileDequantizer {
   __device__ __forceinline__ void dequantize() const {
     switch (t_.encoding) {
       case RowEncoding::kFp8:
-        dequantize_eight_bits([](std::uint32_t quantized, float scale) { return cuda::fp8_quad(quantized, scale); });
+        dequantize_8_bit([](std::uint32_t quantized, float scale) { return cuda::fp8_quad(quantized, scale); });
         break;
       case RowEncoding::kInt8:
-        dequantize_eight_bits([](std::uint32_t quantized, float scale) { return cuda::int8_quad(quantized, scale); });
+        dequantize_8_bit([](std::uint32_t quantized, float scale) { return cuda::int8_quad(quantized, scale); });
         break;
       case RowEncoding::kInt4Token:
         dequantize_runs();
@@ -71,8 +71,8 @@ class TileDequantizer {
   static constexpr int kPanels = (kDim + cuda::kPanelColumns - 1) / cuda::kPanelColumns;
   static constexpr int kRowsOfPass = C::kThreads / 8;
   static constexpr int kPasses = C::kKeyTile / kRowsOfPass;
-  static constexpr int kAtOnce = kPanels > 2 ? 2 : 4;  // passes whose loads are under way together
-  static_assert(kPasses % kAtOnce == 0 && 32 % kRowsOfPass == 0);
+  static constexpr int kPassesInFlight = kPanels > 2 ? 2 : 4;  // passes whose loads are in flight together
+  static_assert(kPasses % kPassesInFlight == 0 && 32 % kRowsOfPass == 0);
 
   __device__ static int first_row() { return static_cast<int>(threadIdx.x) / 8; }
   __device__ static int chunk() { return static_cast<int>(threadIdx.x) % 8; }
@@ -90,15 +90,15 @@ class TileDequantizer {
         row < keys_ ? elements : uint4{0, 0, 0, 0});
   }
 
-  // load(place, column) gives what eight elements are made of, and make() makes them.
+  // load(coord, column) loads the inputs of eight elements, and make() dequantizes them.
   template <class Load, class Make>
   __device__ __forceinline__ void dequantize_rows(const Load& load, const Make& make) const {
 #pragma unroll 1
-    for (int pass = 0; pass < kPasses; pass += kAtOnce) {
+    for (int pass = 0; pass < kPasses; pass += kPassesInFlight) {
       const int begin = pass * kRowsOfPass + first_row();
-      decltype(load(CachedKeyCoord{}, 0)) raw[kAtOnce][kPanels];
+      decltype(load(CachedKeyCoord{}, 0)) raw[kPassesInFlight][kPanels];
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kPassesInFlight; ++i) {
         const int row = begin + i * kRowsOfPass;
         const CachedKeyCoord at = page_slot_of(row < keys_ ? row : 0);
 #pragma unroll
@@ -107,7 +107,7 @@ class TileDequantizer {
         }
       }
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
+      for (int i = 0; i < kPassesInFlight; ++i) {
 #pragma unroll
         for (int panel = 0; panel < kPanels; ++panel) {
           if (has(panel)) store(begin + i * kRowsOfPass, panel, make(raw[i][panel]));
@@ -117,30 +117,30 @@ class TileDequantizer {
   }
 
   template <class QuadOf>
-  __device__ __forceinline__ void dequantize_eight_bits(const QuadOf& quad_of) const {
+  __device__ __forceinline__ void dequantize_8_bit(const QuadOf& quad_of) const {
     struct Raw {
       uint2 quantized;
       float scale;
     };
     const bool by_row = has_row_qparams();
     const float scale =
-        by_row ? 0.0F : load_number<float>(t_.table + (t_.scales == ScaleGrain::kHead ? 4 * work_tile_.kv_head : 0));
+        by_row ? 0.0F : load_as<float>(t_.table + (t_.scales == ScaleGrain::kHead ? 4 * work_tile_.kv_head : 0));
     dequantize_rows(
         [&](const CachedKeyCoord& at, int column) {
-          return Raw{load_number<uint2>(quantized_.at(at.page, at.of_page) + column),
-                     by_row ? load_number<float>(qparams_.at(at.page, at.of_page)) : scale};
+          return Raw{load_as<uint2>(quantized_.at(at.page, at.in_page) + column),
+                     by_row ? load_as<float>(qparams_.at(at.page, at.in_page)) : scale};
         },
         [&](const Raw& raw) {
           return eight_elements<Element>(quad_of(raw.quantized.x, raw.scale), quad_of(raw.quantized.y, raw.scale));
         });
   }
 
-  // Codes of 4 bits, of runs of a row's columns.
+  // Dequantizes int4 with scales per run of a row's columns.
   __device__ __forceinline__ void dequantize_runs() const {
     dequantize_rows(
         [&](const CachedKeyCoord& at, int column) {
-          return uint2{load_number<std::uint32_t>(quantized_.at(at.page, at.of_page) + column / 2),
-                       load_number<std::uint32_t>(qparams_.at(at.page, at.of_page) + column / cuda::kPairChannels * 4)};
+          return uint2{load_as<std::uint32_t>(quantized_.at(at.page, at.in_page) + column / 2),
+                       load_as<std::uint32_t>(qparams_.at(at.page, at.in_page) + column / cuda::kPairChannels * 4)};
         },
         [](const uint2& raw) {
           return eight_elements<Element>(cuda::int4_quad<Element>(raw.x, raw.y),
@@ -148,8 +148,8 @@ class TileDequantizer {
         });
   }
 
-  // Codes of 4 bits, of groups of tokens. A tile holds whole groups of its sequence, and the one that is not full yet,
-  // whose tokens lie in the tail.
+  // Dequantizes int4 with scales per group of tokens. A tile has whole groups of its sequence, and the group that is
+  // not full yet, whose tokens are in the tail.
   template <int kGroup>
   __device__ __forceinline__ void dequantize_groups() const {
     constexpr int kPassesOfGroup = kGroup / kRowsOfPass;
@@ -163,14 +163,14 @@ class TileDequantizer {
 #pragma unroll
       for (int i = 0; i < kPassesOfGroup; ++i) {
         const CachedKeyCoord at = page_slot_of(group + first_row() + i * kRowsOfPass);
-        quantized[i] = quantized_.at(at.page, at.of_page);
+        quantized[i] = quantized_.at(at.page, at.in_page);
       }
 #pragma unroll 2
       for (int panel = 0; panel < kPanels; ++panel) {
         if (!has(panel)) break;
         std::uint32_t raw[kPassesOfGroup];
 #pragma unroll
-        for (int i = 0; i < kPassesOfGroup; ++i) raw[i] = load_number<std::uint32_t>(quantized[i] + column(panel) / 2);
+        for (int i = 0; i < kPassesOfGroup; ++i) raw[i] = load_as<std::uint32_t>(quantized[i] + column(panel) / 2);
         std::uint32_t pairs[2][4];
 #pragma unroll
         for (int i = 0; i < 8; ++i) pairs[i / 4][i % 4] = pair_of_channel<kGroup>(group, column(panel) + i);
@@ -183,14 +183,14 @@ class TileDequantizer {
       }
     }
   }
-  // Where scale_offset_of() says.
+  // Loads the scale and zero point of a channel, at scale_offset_of().
   template <int kGroup>
   __device__ __forceinline__ std::uint32_t pair_of_channel(int group, int channel) const {
     constexpr unsigned kOfToken = kDim / kGroup;
     const unsigned token = static_cast<unsigned>(channel) / kOfToken;
     const CachedKeyCoord at = page_slot_of(group + static_cast<int>(token));
-    return load_number<std::uint32_t>(qparams_.at(at.page, at.of_page) +
-                                      (static_cast<unsigned>(channel) - token * kOfToken) * 4);
+    return load_as<std::uint32_t>(qparams_.at(at.page, at.in_page) +
+                                  (static_cast<unsigned>(channel) - token * kOfToken) * 4);
   }
   template <int kGroup>
   __device__ __forceinline__ void copy_tail(int group) const {
@@ -204,7 +204,7 @@ class TileDequantizer {
 #pragma unroll
       for (int panel = 0; panel < kPanels; ++panel) {
         if (has(panel)) {
-          store(group + token, panel, load_number<uint4>(tail + token * token_stride + 2 * column(panel)));
+          store(group + token, panel, load_as<uint4>(tail + token * token_stride + 2 * column(panel)));
         }
       }
     }
@@ -212,7 +212,7 @@ class TileDequantizer {
 
   __device__ __forceinline__ void copy_elements() const {
     dequantize_rows([&](const CachedKeyCoord& at,
-                        int column) { return load_number<uint4>(quantized_.at(at.page, at.of_page) + 2 * column); },
+                        int column) { return load_as<uint4>(quantized_.at(at.page, at.in_page) + 2 * column); },
                     [](const uint4& elements) { return elements; });
   }
 
@@ -224,8 +224,8 @@ class TileDequantizer {
   const std::int32_t* const pages_;
   const PagedBytes quantized_;
   const PagedBytes qparams_;
-  const int first_;  // the first row's place in the cache
-  const int keys_;   // of the sequence, from the first row on; maybe more than the tile's
+  const int first_;  // index of the first row in the cache
+  const int keys_;   // of the sequence, from the first row on; may exceed the tile's
   const std::uint32_t target_;
 };
 

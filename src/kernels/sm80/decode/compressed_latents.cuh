@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latents of 8 bits where O is cut into slices: strips of key tiles (../sliced/strips.cuh) whose elements the threads
-// make of quantized. Strips are asked for one after the other, so each thread has the quantized of the next one under
-// way in its registers while it attends the ones before.
+// Decode from an FP8 latent cache with column slices of O: strips of KV tiles (../sliced/strips.cuh) that the threads
+// dequantize. Strips are requested in order, so each thread holds the quantized values of the next strip in registers
+// while it computes the strips before.
 #pragma once
 
 #include "kernels/latent_rows.hpp"
@@ -19,98 +19,101 @@ class LatentStrips {
                                           const std::int32_t* pages)
       : p_(p), work_tile_(work_tile), pages_(pages) {}
 
-  __device__ int end() const { return work_tile_.end; }  // of the work_tile's tiles
+  __device__ int end() const { return work_tile_.end; }  // of the work tile's KV tiles
 
-  __device__ __forceinline__ void ask(int tile, int strip) {
+  __device__ __forceinline__ void prefetch(int tile, int strip) {
     const QuantizedTensor& t = p_.k;
     if (strip < kQuantizedStrips) {
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const CachedKeyCoord at = place(tile, i * kStripKeys + row());
-        quantized_[i] = load_number<uint2>(t.quantized.at(at.page, at.of_page) + strip * kStripColumns + first() * 8);
-        scales_[i] = load_number<float>(t.qparams.at(at.page, at.of_page) + strip * 4);
+      for (int i = 0; i < kVectors; ++i) {
+        const CachedKeyCoord at = key_coord(tile, i * kStripKeys + row());
+        quantized_[i] = load_as<uint2>(t.quantized.at(at.page, at.in_page) + strip * kStripColumns + first() * 8);
+        scales_[i] = load_as<float>(t.qparams.at(at.page, at.in_page) + strip * 4);
       }
-    } else if (strip >= S::kOfK) {
-      const CachedKeyCoord at = place(tile, (strip - S::kOfK) * kStripKeys + row());
-      const std::byte* const quantized = t.quantized.at(at.page, at.of_page) + first() * 8;
-      const std::byte* const scales = t.qparams.at(at.page, at.of_page);
+    } else if (strip >= S::kKStrips) {
+      const CachedKeyCoord at = key_coord(tile, (strip - S::kKStrips) * kStripKeys + row());
+      const std::byte* const quantized = t.quantized.at(at.page, at.in_page) + first() * 8;
+      const std::byte* const scales = t.qparams.at(at.page, at.in_page);
 #pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        quantized_[i] = load_number<uint2>(quantized + i * kStripColumns);
-        scales_[i] = load_number<float>(scales + i * 4);
+      for (int i = 0; i < kVectors; ++i) {
+        quantized_[i] = load_as<uint2>(quantized + i * kStripColumns);
+        scales_[i] = load_as<float>(scales + i * 4);
       }
     }
   }
 
   __device__ __forceinline__ void write(int tile, int strip, std::uint32_t target) const {
-    if (strip + 1 == S::kOfK) {
+    if (strip + 1 == S::kKStrips) {
       copy_rotary_keys(tile, target);
       return;
     }
-    const bool of_keys = strip < S::kOfK;
+    const bool of_keys = strip < S::kKStrips;
     const std::uint32_t chunk =
         target + static_cast<std::uint32_t>(first() / 8 * cuda::panel_bytes(of_keys ? C::kKeyTile : kStripKeys)) +
         cuda::swizzled(row(), first() % 8);
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const int further = of_keys ? i * kStripKeys : 0;
+    for (int i = 0; i < kVectors; ++i) {
+      const int row_offset = of_keys ? i * kStripKeys : 0;
       const std::uint32_t to =
           chunk + static_cast<std::uint32_t>(of_keys ? i * kStripKeys * cuda::kPanelRowBytes
                                                      : i * (kThreadsOfRow / 8) * cuda::panel_bytes(kStripKeys));
       const uint4 elements = eight_elements<typename C::Element>(cuda::fp8_quad(quantized_[i].x, scales_[i]),
                                                                  cuda::fp8_quad(quantized_[i].y, scales_[i]));
-      const int of_tile = (of_keys ? 0 : (strip - S::kOfK) * kStripKeys) + further + row();
+      const int of_tile = (of_keys ? 0 : (strip - S::kKStrips) * kStripKeys) + row_offset + row();
       cuda::store_shared(to, present(tile, of_tile) ? elements : uint4{0, 0, 0, 0});
     }
   }
 
  private:
   static constexpr int kThreadsOfRow = kStripColumns / 8;
-  static constexpr int kParts = C::kKeyTile / kStripKeys;  // eights of a thread: of as many rows of K, or of one of V
+  static constexpr int kVectors =
+      C::kKeyTile / kStripKeys;  // vectors of 8 values per thread: of kVectors rows of K, or of one row of V
   static constexpr int kQuantizedStrips =
-      C::kDimV / kStripColumns;  // strips of K that are quantized; the last one is rotary keys
-  static_assert(kStripColumns == kLatentScaleBlock && kQuantizedStrips == kParts && kQuantizedStrips + 1 == S::kOfK);
+      C::kDimV / kStripColumns;  // strips of K that are quantized; the last strip has rotary keys
+  static_assert(kStripColumns == kLatentScaleBlock && kQuantizedStrips == kVectors &&
+                kQuantizedStrips + 1 == S::kKStrips);
   static_assert(C::kThreads == kStripKeys * kThreadsOfRow);
 
   __device__ static int row() { return static_cast<int>(threadIdx.x) / kThreadsOfRow; }  // of 16
   __device__ static int first() { return static_cast<int>(threadIdx.x) % kThreadsOfRow; }
   __device__ bool present(int tile, int row) const { return row < work_tile_.length - tile * C::kKeyTile; }
-  // Of a row behind the sequence's last key, the tile's first one.
-  __device__ __forceinline__ CachedKeyCoord place(int tile, int row) const {
+  // For a row after the sequence's last key, returns the tile's first row.
+  __device__ __forceinline__ CachedKeyCoord key_coord(int tile, int row) const {
     return locate_key(p_.step, work_tile_, pages_,
                       tile * C::kKeyTile + work_tile_.cache_offset + (present(tile, row) ? row : 0));
   }
 
   __device__ __forceinline__ void copy_rotary_keys(int tile, std::uint32_t target) const {
-    if (first() >= S::columns(S::kOfK - 1) / 8) return;
+    if (first() >= S::columns(S::kKStrips - 1) / 8) return;
 #pragma unroll 1
     for (int i = row(); i < C::kKeyTile; i += kStripKeys) {
-      const CachedKeyCoord at = place(tile, i);
+      const CachedKeyCoord at = key_coord(tile, i);
       cuda::copy_16(target + static_cast<std::uint32_t>(first() / 8 * cuda::panel_bytes(C::kKeyTile)) +
                         cuda::swizzled(i, first() % 8),
-                    p_.k.rotary.at(at.page, at.of_page) + first() * 16, present(tile, i));
+                    p_.k.rotary.at(at.page, at.in_page) + first() * 16, present(tile, i));
     }
   }
 
   const CompressedParams& p_;
   const DecodeWorkTile& work_tile_;
   const std::int32_t* const pages_;
-  uint2 quantized_[kParts];
-  float scales_[kParts];
+  uint2 quantized_[kVectors];
+  float scales_[kVectors];
 };
 
-// See ../sliced/strips.cuh. A strip is written by those who have asked for it, and the one behind it is asked for.
+// The overloads of ../sliced/strips.cuh. Each thread writes the values that it has prefetched, and prefetches the next
+// strip.
 template <class C>
-__device__ __forceinline__ void ask_strip(LatentStrips<C>& strips, int tile, int strip) {
-  strips.ask(tile, strip);
+__device__ __forceinline__ void prefetch_strip(LatentStrips<C>& strips, int tile, int strip) {
+  strips.prefetch(tile, strip);
 }
 template <class C>
 __device__ __forceinline__ void copy_strip(LatentStrips<C>& strips, int tile, int strip, std::uint32_t target) {
   strips.write(tile, strip, target);
-  if (strip + 1 < LatentStrips<C>::S::kAll) {
-    strips.ask(tile, strip + 1);
+  if (strip + 1 < LatentStrips<C>::S::kTileStrips) {
+    strips.prefetch(tile, strip + 1);
   } else if (tile + 1 < strips.end()) {
-    strips.ask(tile + 1, 0);
+    strips.prefetch(tile + 1, 0);
   }
 }
 

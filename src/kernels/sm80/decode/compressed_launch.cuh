@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration to a decode kernel over compressed caches and its launch; the compressed_*.cu files instantiate
-// it.
+// Turns a configuration into a decode kernel for compressed caches and its launch. The compressed_*.cu files
+// instantiate it.
 #pragma once
 
 #include "kernels/sm80/decode/compressed.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a launch over a compressed cache is given, besides what every decode kernel is.
+// Parameters of a launch over a compressed cache, in addition to DecodeParams.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ringattn::sm80 {
 
-// Rows in pages, strides in bytes.
+// Rows in pages, [pages, tokens, heads, row bytes]. Strides count bytes.
 struct PagedBytes {
   const std::byte* data = nullptr;  // null: the format has no such rows
   std::int64_t page_stride = 0;
@@ -18,30 +18,30 @@ struct PagedBytes {
   std::int64_t head_stride = 0;
 
 #ifdef __CUDACC__
-  // Those of a head.
+  // The rows of one head.
   __device__ __forceinline__ PagedBytes of_head(int head) const {
     return {data + head * head_stride, page_stride, token_stride, head_stride};
   }
-  __device__ __forceinline__ const std::byte* at(std::int64_t page, std::int64_t of_page) const {
-    return data + page * page_stride + of_page * token_stride;
+  __device__ __forceinline__ const std::byte* at(std::int64_t page, std::int64_t in_page) const {
+    return data + page * page_stride + in_page * token_stride;
   }
 #endif
 };
 
-// K or V, or latents that are both.
+// K or V, or a latent cache that is both.
 struct QuantizedTensor {
-  PagedBytes quantized;    // of kPlain: elements
-  PagedBytes qparams;      // scales, or scales and zeros, of each row
-  PagedBytes rotary;       // of kLatent
-  const std::byte* table;  // scales of a tensor or of heads, or a tail; null: there is none
+  PagedBytes quantized;    // quantized values; elements for kPlain
+  PagedBytes qparams;      // scales, or scales and zero points, of each row
+  PagedBytes rotary;       // rotary keys of kLatent
+  const std::byte* table;  // scales of a tensor or of heads, or a tail; null if there is none
   RowEncoding encoding;
   ScaleGrain scales;
-  std::int32_t group;  // of 4 bits
+  std::int32_t group;  // tokens per group of int4
 };
 
 struct CompressedParams {
-  DecodeParams step;     // its caches say nothing
-  QuantizedTensor k, v;  // of latents, v says nothing
+  DecodeParams step;     // its k and v are unused
+  QuantizedTensor k, v;  // v is unused with a latent cache
 };
 
 }  // namespace ringattn::sm80

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding on tensor cores through mma.sync, with the bits of the fold. A CTA takes work_tiles, each a group of key
-// tiles for the rows of one KV head (work_tiles.cuh), and attends them by the fold's own tile step: the same functions
-// on the same fragments, in the same order. What differs is where rows, tiles and results lie.
+// Decode on tensor cores through mma.sync, bitwise equal to prefill. A CTA takes work tiles, each one KV split for the
+// rows of one KV head (work_tiles.cuh), and runs prefill's tile step: the same functions on the same fragments in the
+// same order. Only the addresses of rows, tiles and results differ.
 #pragma once
 
 #include "kernels/sm80/decode/fetch.cuh"
@@ -45,7 +45,7 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
 
   AttentionState<C> state;
   for_each_row<C>([&](int block, int half, int) { begin_split(state, block, half); });
-  // Only warps that have rows work at them.
+  // Only warps with rows compute.
   const bool has_rows = static_cast<int>(threadIdx.x) / 32 * 16 < work_tile.tile_rows;
   const TileStep<C, DecodeRows> step(p.attention, {work_tile, p.ratio}, q_tile);
   const int whole = work_tile.whole;
@@ -60,7 +60,7 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
     cuda::copy_wait<0>();
     __syncthreads();
     if constexpr (C::kStages > 1) {
-      // The tile is here, and everyone is past the one before it.
+      // The tile has arrived, and all warps are done with the one before it.
       stage ^= 1U;
       if (tile + 1 < end) {
         copy_k(tile + 1, stage);
@@ -69,12 +69,12 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
       cuda::copy_commit();
       if (has_rows) step.attend(state, k_tile, v_tile, masked, first_key, [] {});
     } else {
-      // The tile's K is here, and everyone is past V of the one before it.
+      // The tile's K has arrived, and all warps are done with V of the one before it.
       copy_v(tile, stage);
       cuda::copy_commit();
       const auto between = [&] {
         cuda::copy_wait<0>();
-        __syncthreads();  // V is here, and everyone is past K
+        __syncthreads();  // V has arrived, and all warps are done with K
         if (tile + 1 < end) copy_k(tile + 1, stage);
         cuda::copy_commit();
       };
@@ -90,7 +90,7 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
   if (p.finish) merge_if_last<C>(p, work_tile);
 }
 
-// Dynamic shared memory of a CTA.
+// Bytes of dynamic shared memory per CTA.
 template <class C>
 constexpr int decode_kernel_bytes() {
   if constexpr (C::kSlices > 1) {
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) decode_kernel(const __g
     } else {
       decode_work_tile<C>(p, work_tile, shared);
     }
-    __syncthreads();  // everybody is done with the work_tile, and with its tiles
+    __syncthreads();  // all threads are done with the work tile and with its KV tiles
   }
 }
 

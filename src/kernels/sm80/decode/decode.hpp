@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The compiled decode kernels of sm80_attention: one for each pair of element type and head dims (decode_*.cu), and one
-// for each element type that merges shares (merge.cu).
+// for each element type that merges partitions (merge.cu).
 #pragma once
 
 #include "base/memory.hpp"
@@ -9,9 +9,9 @@
 namespace ringattn::sm80 {
 
 struct DecodeLauncher {
-  // As cuda::Launcher; returns how many CTAs run on a multiprocessor at a time.
+  // As cuda::Launcher. Returns how many CTAs a multiprocessor runs at a time.
   int (*prepare)();
-  // Enqueues the step on `ctas` CTAs. Throws what the launch fails with.
+  // Enqueues the decode step on `ctas` CTAs. Throws if the launch fails.
   void (*launch)(const DecodeParams& params, int ctas, Stream stream);
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a work_tile reads: its pages' numbers, its query rows, and tiles of K and V, whose rows lie wherever their pages
-// do. Nothing behind a sequence's last key is read, not even its page.
+// Loads of a decode work tile: page numbers, query rows, and tiles of K and V, whose rows are scattered over pages.
+// Neither data nor page numbers after a sequence's last key are read.
 #pragma once
 
 #include "kernels/cuda/device/tile_copy.cuh"
@@ -8,23 +8,24 @@
 
 namespace ringattn::sm80 {
 
-// Where a page_run of the keys that a mask_row leaves lies: as a number of page_runs of the cache, or of the sequence
-// in a dense one.
+// Index of a page run of the keys of a mask row, counted in page runs of the cache, or of the sequence in a dense
+// cache.
 __device__ __forceinline__ std::int32_t masked_page_run(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                         int page_run) {
   const int key = page_run << p.page_run_log2;
-  const int place = key / p.mask_block_keys;
-  const int further = place >= work_tile.listed
-                          ? work_tile.gap
-                          : __ldg(p.mask_block_indices + work_tile.mask_row * p.mask_row_stride + place) - place;
-  const int in_sequence = key + further * p.mask_block_keys;
+  const int list_index = key / p.mask_block_keys;
+  const int block_shift =
+      list_index >= work_tile.listed
+          ? work_tile.gap
+          : __ldg(p.mask_block_indices + work_tile.mask_row * p.mask_row_stride + list_index) - list_index;
+  const int in_sequence = key + block_shift * p.mask_block_keys;
   if (p.pages == nullptr) return in_sequence >> p.page_run_log2;
-  const int of_page = p.page_log - p.page_run_log2;  // of 2: page_runs
+  const int page_runs_log2 = p.page_log - p.page_run_log2;  // log2 of the page runs per page
   const int page = __ldg(p.pages + work_tile.sequence * p.table_stride + (in_sequence >> p.page_log));
-  return (page << of_page) + ((in_sequence >> p.page_run_log2) & ((1 << of_page) - 1));
+  return (page << page_runs_log2) + ((in_sequence >> p.page_run_log2) & ((1 << page_runs_log2) - 1));
 }
 
-// All threads of the CTA; `pages` is in shared memory.
+// Called by all threads of the CTA. `pages` is in shared memory.
 template <class C>
 __device__ __forceinline__ void load_pages(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                            std::int32_t* pages) {
@@ -38,9 +39,9 @@ __device__ __forceinline__ void load_pages(const DecodeParams& p, const DecodeWo
   }
 }
 
-// Where a key of the work_tile lies, `token` among those that its rows see.
+// Page and token in the page of a key of the work tile, where `token` is its index in the cache.
 struct CachedKeyCoord {
-  std::int64_t page, of_page;
+  std::int64_t page, in_page;
 };
 __device__ __forceinline__ CachedKeyCoord locate_key(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                      const std::int32_t* pages, int token) {
@@ -51,7 +52,7 @@ __device__ __forceinline__ CachedKeyCoord locate_key(const DecodeParams& p, cons
   return {p.pages == nullptr ? work_tile.sequence : page_run >> more, before + in_page_run};
 }
 
-// Slots without a row become zeros.
+// Copies the query rows of a work tile. Rows past tile_rows become zeros.
 template <class C>
 __device__ __forceinline__ void copy_queries(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                              std::uint32_t q_tile) {
@@ -71,8 +72,8 @@ __device__ __forceinline__ void copy_queries(const DecodeParams& p, const Decode
   }
 }
 
-// Where a row of a tile lies in K or V, for the work_tile's KV head; of a row behind the sequence's last key, the
-// tile's first one.
+// Address of a row of a tile in K or V, for the work tile's KV head. For a row after the sequence's last key, the
+// address of the tile's first row.
 struct CachedRow {
   const char* data;
   bool present;
@@ -81,23 +82,23 @@ template <class C>
 __device__ __forceinline__ CachedRow cached_row(const DecodeParams& p, const DecodeCache& cache,
                                                 const DecodeWorkTile& work_tile, const std::int32_t* pages, int tile,
                                                 int row) {
-  const int keys = work_tile.length - tile * C::kKeyTile;  // maybe more than the tile's
+  const int keys = work_tile.length - tile * C::kKeyTile;  // may exceed the tile's
   const bool present = row < keys;
   const CachedKeyCoord at =
       locate_key(p, work_tile, pages, tile * C::kKeyTile + work_tile.cache_offset + (present ? row : 0));
   return {cache.data + work_tile.kv_head * cache.head_stride + at.page * cache.page_stride +
-              at.of_page * cache.token_stride,
+              at.in_page * cache.token_stride,
           present};
 }
 
-// A tile of K or V; rows behind the sequence's last key become zeros.
+// Copies a tile of K or V. Rows after the sequence's last key become zeros.
 template <class C, int kDim>
 __device__ __forceinline__ void copy_keys(const DecodeParams& p, const DecodeCache& cache,
                                           const DecodeWorkTile& work_tile, const std::int32_t* pages, int tile,
                                           std::uint32_t target) {
   constexpr int kPanels = (kDim + cuda::kPanelColumns - 1) / cuda::kPanelColumns;
   const int chunk = static_cast<int>(threadIdx.x) % 8;
-  const int keys = work_tile.length - tile * C::kKeyTile;  // maybe more than the tile's
+  const int keys = work_tile.length - tile * C::kKeyTile;  // may exceed the tile's
   const int first = tile * C::kKeyTile + work_tile.cache_offset;
   const char* const head = cache.data + work_tile.kv_head * cache.head_stride + chunk * 16;
 #pragma unroll
@@ -105,7 +106,7 @@ __device__ __forceinline__ void copy_keys(const DecodeParams& p, const DecodeCac
     const int row = i + static_cast<int>(threadIdx.x) / 8;
     const bool present = row < keys;
     const CachedKeyCoord at = locate_key(p, work_tile, pages, first + (present ? row : 0));
-    const char* const from = head + at.page * cache.page_stride + at.of_page * cache.token_stride;
+    const char* const from = head + at.page * cache.page_stride + at.in_page * cache.token_stride;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
       if (panel * 8 + chunk >= kDim / 8) break;

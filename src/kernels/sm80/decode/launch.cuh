@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration to a decode kernel and its launch; the decode_*.cu files instantiate it.
+// Turns a configuration into a decode kernel and its launch. The decode_*.cu files instantiate it.
 #pragma once
 
 #include "base/cuda.hpp"
@@ -14,9 +14,10 @@ struct DecodeConfig {
   static constexpr int kDim = kAttention.head_dim;
   static constexpr int kDimV = kAttention.head_dim_v;
   static constexpr int kKeyTile = kAttention.key_tile;
-  static constexpr int kPrefillTile = kAttention.query_tile();  // rows of one fold the same key tiles
+  static constexpr int kPrefillTile =
+      kAttention.query_tile();  // rows of one prefill query tile attend to the same KV tiles
   static constexpr int kQueryTile = decode_rows(kAttention);
-  static constexpr int kRowBlocks = kAttention.slices > 1 ? kAttention.rows_of_warp / 16 : 1;  // of a warp
+  static constexpr int kRowBlocks = kAttention.slices > 1 ? kAttention.rows_of_warp / 16 : 1;  // of 16 rows, per warp
   static constexpr int kThreads = decode_threads(kAttention);
   static constexpr int kStages = decode_stages(kAttention);
   static constexpr int kPages = decode_pages(kAttention);
@@ -24,12 +25,12 @@ struct DecodeConfig {
   static constexpr int kColumnsAtOnce = kAttention.slices > 1         ? kAttention.columns_at_once
                                         : kAttention.head_dim_v > 128 ? 1
                                                                       : 2;
-  static constexpr bool kSeam = kAttention.seam;
+  static constexpr bool kEndBasicBlock = kAttention.end_basic_block;
   static constexpr bool kPositions = false;
   static constexpr int kSlices = kAttention.slices;
 };
 
-// `kernel` decodes plain caches or compressed ones.
+// `kernel` decodes plain or compressed caches.
 template <class Element, AttentionConfig kAttention, class Params>
 int prepare_decode(void (*kernel)(Params)) {
   using C = DecodeConfig<Element, kAttention>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a step whose keys were dealt to several partitions.
+// The combine kernel for decode steps whose keys are partitioned over several caches.
 #include "base/cuda.hpp"
 #include "kernels/sm80/decode/decode.hpp"
 #include "kernels/sm80/decode/finish.cuh"
@@ -10,13 +10,13 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// A thread finishes a share of a row's columns: four of them.
+// A thread finishes four columns of a row.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ DecodeMergeParams p) {
   const int columns = p.attention.head_dim_v / 4;
   const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (index >= p.attention.rows * p.attention.heads * columns) return;
-  const int share = static_cast<int>(index % columns);
+  const int column_quad = static_cast<int>(index % columns);
   const int head = static_cast<int>(index / columns % p.attention.heads);
   const std::int64_t row = index / columns / p.attention.heads;
   const std::int64_t sequence = row / p.rows;
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
       Visibility(p.attention.mask, length).tiles(length - p.rows + (row - sequence * p.rows), p.tiles);
   const int first = static_cast<int>(tiles.begin / kTilesPerKvSplit);
   const int splits = tiles.empty() ? 0 : static_cast<int>((tiles.end - 1) / kTilesPerKvSplit) + 1 - first;
-  finish_share<Element>(p.attention, row, head, share, splits, [&](int i) {
+  finish_columns<Element>(p.attention, row, head, column_quad, splits, [&](int i) {
     const int split = first + i;
     return partial_at(p.partitions[split % p.partition_count], p.partial_splits, p.attention, row,
                       std::int64_t{split} / p.partition_count, head);

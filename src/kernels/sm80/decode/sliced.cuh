@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A work_tile where O is cut into slices: the fold's own step (../sliced/tile_step.cuh) on a cache's keys.
+// A decode work tile with column slices of O: the prefill's tile step (../sliced/tile_step.cuh) on keys of a cache.
 #pragma once
 
 #include "kernels/sm80/decode/fetch.cuh"
@@ -18,24 +18,24 @@ struct SlicedDecodeLayout {
   }
 };
 
-// See sliced/strips.cuh.
+// The `Keys` of sliced/strips.cuh for a plain cache.
 template <class C>
 struct CachedKeys {
   const DecodeParams& p;
   const DecodeWorkTile& work_tile;
   const std::int32_t* pages;
 
-  __device__ __forceinline__ FoundRow k_row(int tile, int row) const { return found(p.k, tile, row); }
-  __device__ __forceinline__ FoundRow v_row(int tile, int row) const { return found(p.v, tile, row); }
+  __device__ __forceinline__ RowAddress k_row(int tile, int row) const { return row_address(p.k, tile, row); }
+  __device__ __forceinline__ RowAddress v_row(int tile, int row) const { return row_address(p.v, tile, row); }
 
  private:
-  __device__ __forceinline__ FoundRow found(const DecodeCache& cache, int tile, int row) const {
+  __device__ __forceinline__ RowAddress row_address(const DecodeCache& cache, int tile, int row) const {
     const CachedRow at = cached_row<C>(p, cache, work_tile, pages, tile, row);
     return {at.data, at.present, /*aligned=*/true};
   }
 };
 
-// `keys` looks into `pages`, which are filled here, in shared memory.
+// Fills `pages`, in shared memory, from which `keys` reads.
 template <class C, class Keys>
 __device__ __forceinline__ void decode_sliced_tile(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                    unsigned char* shared, std::int32_t* pages, Keys& keys) {

@@ -38,7 +38,7 @@ bool aligned(const void* data, std::initializer_list<std::int64_t> strides) {
          std::ranges::all_of(strides, [](std::int64_t stride) { return stride * 2 % 16 == 0; });
 }
 
-// Places of keys are numbers of 32 bits.
+// Page numbers and token offsets are 32-bit.
 bool can_read(const CacheView& view) {
   constexpr std::int64_t kMax = std::numeric_limits<std::int32_t>::max();
   return aligned(view.data, {view.page_stride, view.token_stride, view.head_stride}) && view.pages <= kMax &&
@@ -49,9 +49,9 @@ DecodeCache cache_of(const CacheView& view) {
   return {static_cast<const char*>(view.data), 2 * view.page_stride, 2 * view.token_stride, 2 * view.head_stride};
 }
 
-// What a step's work_tiles leave for each other, as it lies in scratch memory.
+// Layout of the partials and counters in scratch memory.
 struct ScratchLayout {
-  std::int64_t splits;  // of a row
+  std::int64_t splits;  // per row
   std::size_t counters, bytes;
 };
 
@@ -73,7 +73,9 @@ class Sm80Decode final : public DecodeKernel {
   std::int64_t partial_floats() const override { return sm80::partial_floats(spec_.attention.head_dim_v); }
   std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
 
-  void check(const DecodeLimits&, int shares) const override { check_partitions(static_cast<std::size_t>(shares)); }
+  void check(const DecodeLimits&, int partitions) const override {
+    check_partitions(static_cast<std::size_t>(partitions));
+  }
 
   void reserve(const DecodeLimits& limits) override {
     const DeviceGuard guard(device_);
@@ -133,13 +135,13 @@ class Sm80Decode final : public DecodeKernel {
   }
 
  private:
-  static void check_partitions(std::size_t shares) {
-    if (shares <= kMaxPartitions) return;
-    fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are dealt to {} ranks", shares),
-         fmt::format("sm80_attention merges the results of up to {}", kMaxPartitions), "Use fewer ranks.");
+  static void check_partitions(std::size_t partitions) {
+    if (partitions <= kMaxPartitions) return;
+    fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are partitioned over {} ranks", partitions),
+         fmt::format("sm80_attention merges up to {} partitions", kMaxPartitions), "Use fewer ranks.");
   }
 
-  // Blocks of rows of a sequence and KV head, at most: rows of two query tiles lie in blocks of their own.
+  // Maximum row blocks of a sequence and KV head. Rows of two query tiles are in separate blocks.
   std::int64_t blocks(int rows) const {
     const int stacked = rows * (spec_.attention.heads / spec_.attention.kv_heads);
     return (stacked + decode_rows(config_) - 1) / decode_rows(config_) + (rows > 1 ? 1 : 0);
@@ -179,7 +181,7 @@ class Sm80Decode final : public DecodeKernel {
     if (!can_read(step.k) || !can_read(step.v)) {
       fail(ErrorCode::kUnsupported, "sm80_attention can't read this cache",
            "its start and its strides must be multiples of 16 bytes, and it must have less than 2^31 pages and tokens",
-           "Lay it out so.");
+           "Change its layout.");
     }
     p.k = cache_of(step.k);
     p.v = cache_of(step.v);
@@ -196,7 +198,7 @@ class Sm80Decode final : public DecodeKernel {
     p.page_log = std::countr_zero(static_cast<std::uint64_t>(page_size));
   }
 
-  // Behind set_pages().
+  // Called after set_pages().
   void set_block_mask(const DecodeStep& step, DecodeParams& p) const {
     const BlockMaskShape& shape = spec_.attention.block_mask;
     p.mask_kv_heads = spec_.attention.kv_heads / mask_heads_of(shape);
@@ -218,7 +220,7 @@ class Sm80Decode final : public DecodeKernel {
   const MergeLauncher& merge_;
   DecodeLimits limits_;
   ScratchLayout layout_{};
-  int ctas_ = 0;    // that the device runs at a time
+  int ctas_ = 0;    // CTAs that the device runs at a time
   Buffer scratch_;  // partials, then counters
 };
 
@@ -228,10 +230,10 @@ std::vector<std::string> decode_configs() {
   std::vector<std::string> lines;
   for (const AttentionConfig& config : kAttentionConfigs) {
     const int stages = decode_stages(config);
-    const std::string_view room = config.slices > 1 ? "strips" : stages == 1 ? "stage" : "stages";
+    const std::string_view unit = config.slices > 1 ? "strips" : stages == 1 ? "stage" : "stages";
     lines.push_back(cuda::config_line(
         config.head_dim, config.head_dim_v,
-        fmt::format("tile {}x{}, {} {} of keys", decode_rows(config), config.key_tile, stages, room)));
+        fmt::format("tile {}x{}, {} {} of keys", decode_rows(config), config.key_tile, stages, unit)));
   }
   return lines;
 }

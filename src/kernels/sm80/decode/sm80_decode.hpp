@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the kernel row `sm80_attention` decodes.
+// Decode with the registry entry `sm80_attention`.
 #pragma once
 
 #include <memory>
@@ -9,7 +9,7 @@
 
 namespace ringattn::sm80 {
 
-// `backend` is a CudaBackend and outlives the kernel; attention_missing() (sm80/config.hpp) says which specs it can do.
+// `backend` is a CudaBackend and outlives the kernel. attention_missing() (sm80/config.hpp) checks specs.
 std::unique_ptr<DecodeKernel> make_decode(const DecodeSpec& spec, Backend& backend);
 
 }  // namespace ringattn::sm80

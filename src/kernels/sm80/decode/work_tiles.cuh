@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a step is cut into work_tiles. A work_tile is one split of key tiles of one sequence, for query rows of one KV
-// head, up to 64, or 32 where O is cut into slices, all of one query tile: so they all fold the same key tiles. Lengths
-// are known on the device alone, so every CTA counts the work_tiles of each sequence for itself; work_tile n is folded
-// by CTA n modulo their number.
+// Division of a decode step into work tiles. A work tile is one KV split of one sequence for the query rows of one KV
+// head: up to 64 rows, or 32 with slices, all of one prefill query tile, so that they attend to the same KV tiles.
+// Lengths are only on the device, so every CTA counts the work tiles of each sequence itself. CTA i computes the
+// work tiles whose number is i modulo the number of CTAs.
 #pragma once
 
 #include "kernels/decode.hpp"
@@ -12,22 +12,22 @@
 
 namespace ringattn::sm80 {
 
-// Rows of a sequence that stand in one query tile, and what of the share they fold.
+// Rows of a sequence in one prefill query tile, and the KV splits of the partition that they attend to.
 struct DecodeRowGroup {
-  int row, rows;          // of the sequence's rows
-  std::int64_t position;  // of the first of them
-  int first, last;        // key tiles [first, last) of the sequence
-  int first_split;        // of the share
-  int splits;             // of the share; one, of no tiles, where no tile is folded and rows end with this launch
+  int row, rows;          // among the sequence's rows
+  std::int64_t position;  // of the first of these rows
+  int first, last;        // KV tiles [first, last) of the sequence
+  int first_split;        // in the partition
+  int splits;  // in the partition; one empty split if the rows attend to no tile and this launch writes the results
 };
 
-// Query tiles are larger than a step has rows, so rows stand in two of them at most: parts 0 and 1.
+// A query tile is larger than the rows of a decode step, so the rows lie in at most two: row groups 0 and 1.
 template <class C>
 __device__ __forceinline__ DecodeRowGroup row_group_of(const DecodeParams& p, int length, int row_group) {
   static_assert(C::kPrefillTile >= kMaxDecodeRows);
   const std::int64_t position = std::int64_t{length} - p.rows;
-  const int behind = static_cast<int>(query_tile_begin(position, C::kPrefillTile) + C::kPrefillTile - position);
-  const int of_first = behind < p.rows ? behind : p.rows;
+  const int offset = static_cast<int>(query_tile_begin(position, C::kPrefillTile) + C::kPrefillTile - position);
+  const int of_first = offset < p.rows ? offset : p.rows;
   DecodeRowGroup result{};
   result.row = row_group == 0 ? 0 : of_first;
   result.rows = row_group == 0 ? of_first : p.rows - of_first;
@@ -44,13 +44,13 @@ __device__ __forceinline__ DecodeRowGroup row_group_of(const DecodeParams& p, in
   const int split = result.first / kTilesPerKvSplit;
   const int last_split = (result.last - 1) / kTilesPerKvSplit;
   const int ahead = (p.partition_first - split % p.partition_stride + p.partition_stride) %
-                    p.partition_stride;  // splits until the share's next one
+                    p.partition_stride;  // splits until the partition's next one
   result.first_split = split + ahead;
   result.splits = result.first_split <= last_split ? (last_split - result.first_split) / p.partition_stride + 1 : 0;
   return result;
 }
 
-// Blocks of rows of a row_group and KV head.
+// Row blocks of a row group and KV head.
 template <class C>
 __device__ __forceinline__ int blocks_of(const DecodeParams& p, const DecodeRowGroup& row_group) {
   return (row_group.rows * p.ratio + C::kQueryTile - 1) / C::kQueryTile;
@@ -60,8 +60,8 @@ __device__ __forceinline__ int work_tiles_of(const DecodeParams& p, const Decode
   return row_group.splits * p.mask_kv_heads * blocks_of<C>(p, row_group);
 }
 
-// The keys that the rows of the `mask_row`-th of all lists see, and without lists those of the `mask_row`-th sequence:
-// what is not listed is as if it were not there.
+// The keys that the rows of mask row `mask_row` see, over all sequences. Without a mask, `mask_row` is a sequence.
+// Masked keys are treated as absent.
 __device__ __forceinline__ MaskedKeys keys_of(const DecodeParams& p, int mask_row) {
   if (p.mask_block_indices == nullptr) return {0, 0, __ldg(p.lengths + mask_row)};
   const std::int32_t* const blocks = p.mask_block_indices + mask_row * p.mask_row_stride;
@@ -69,24 +69,24 @@ __device__ __forceinline__ MaskedKeys keys_of(const DecodeParams& p, int mask_ro
                      __ldg(p.mask_block_counts + mask_row), [blocks](int i) { return __ldg(blocks + i); });
 }
 
-// In shared memory. Slots are the rows of the products.
+// A work tile in shared memory. Its tile rows are the rows of the MMAs.
 struct DecodeWorkTile {
   int sequence, length;
-  std::int64_t position;  // of the first row of its row_group
-  std::int64_t row;       // the same row in q
+  std::int64_t position;  // of the first row of its row group
+  std::int64_t row;       // index of the same row in q
   int kv_head;
-  int first;       // tile_row 0's number among the row_group's rows · ratio; row i of query head h has i · ratio + h
-  int tile_rows;   // that hold rows; 0: there is no such work_tile
-  int begin, end;  // key tiles that it attends: a split's, as far as its rows fold them
-  int whole, whole_end;  // of those, the tiles of which every row sees every key
-  int cache_offset;      // from a key's place in its sequence to its place in the cache
-  int first_page;        // of the page_runs of keys that lie in one page each, the one that the work_tile begins with
-  int mask_row;          // of all sequences' lists
-  int listed, gap;       // MaskedKeys of it
-  int partial_index;     // number of its split among the row's partials
-  int first_partial;     // the same for the row_group's first split
-  int splits;            // of the row_group
-  int arrived;           // index of the row_group's counter
+  int first;  // index of tile row 0 among the row group's rows · ratio; row i of query head h has index i · ratio + h
+  int tile_rows;         // valid rows; 0: there is no such work tile
+  int begin, end;        // KV tiles that it attends to, within one split
+  int whole, whole_end;  // those of which every row sees every key
+  int cache_offset;      // added to a key's index in its sequence gives its index in the cache
+  int first_page;        // first page run of the work tile; each page run's keys lie in one page
+  int mask_row;          // over all sequences
+  int listed, gap;       // MaskedKeys of the mask row
+  int partial_index;     // index of its split among the row's partials
+  int first_partial;     // the same for the row group's first split
+  int splits;            // of the row group
+  int arrived;           // index of the row group's counter
 
   __device__ __forceinline__ int pages(const DecodeParams& p, int key_tile) const {
     const int keys = end * key_tile < length ? end * key_tile : length;
@@ -94,7 +94,7 @@ struct DecodeWorkTile {
   }
 };
 
-// Where a tile_row's row lies in q and out, and its query head.
+// Row of a tile row in q and out, and its query head.
 struct DecodeRow {
   std::int64_t row;
   int head;
@@ -105,26 +105,26 @@ __device__ __forceinline__ DecodeRow row_of(const DecodeParams& p, const DecodeW
   return {work_tile.row + i, work_tile.kv_head * p.ratio + (number - i * p.ratio)};
 }
 
-// See TileStep.
+// The `Rows` of TileStep.
 struct DecodeRows {
   const DecodeWorkTile& work_tile;
   int ratio;
 
   __device__ __forceinline__ auto positions(int tile_row, std::int64_t first_key) const {
-    return [this, tile_row, first_key](int behind) {
-      return work_tile.position - first_key + (work_tile.first + tile_row + behind) / ratio;
+    return [this, tile_row, first_key](int offset) {
+      return work_tile.position - first_key + (work_tile.first + tile_row + offset) / ratio;
     };
   }
   __device__ std::int64_t key_length() const { return work_tile.length; }
 };
 
-// Asked for work_tiles in ascending order, by all threads of one warp.
+// Finds work tiles in ascending order. Called by all threads of one warp.
 template <class C>
 class WorkTileFinder {
  public:
   __device__ explicit WorkTileFinder(const DecodeParams& p) : p_(p) {}
 
-  // Writes work_tile `number`.
+  // Writes work tile `number`.
   __device__ __forceinline__ void find(int number, DecodeWorkTile& work_tile) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (; sequence_ < p_.sequences; sequence_ += 32) {
@@ -151,7 +151,7 @@ class WorkTileFinder {
   }
 
  private:
-  // The nth work_tile of a mask_row.
+  // Writes work tile `nth` of a mask row.
   __device__ void write(int mask_row, const MaskedKeys& keys, int nth, DecodeWorkTile& work_tile) const {
     const int length = keys.keys;
     const int sequence = p_.mask_block_indices == nullptr ? mask_row : mask_row / p_.mask_rows;
@@ -190,14 +190,14 @@ class WorkTileFinder {
     const std::int64_t last = work_tile.position + (work_tile.first + work_tile.tile_rows - 1) / p_.ratio;
     const KeyRange common =
         Visibility(p_.attention.mask, length).common_keys(work_tile.position + work_tile.first / p_.ratio, last);
-    // Where there is no such key, no tile lies between these.
+    // If there is no such key, no tile is in this range.
     work_tile.whole = static_cast<int>(quotient(common.begin + C::kKeyTile - 1, C::kKeyTile));
     work_tile.whole_end = static_cast<int>(quotient(common.end, C::kKeyTile));
   }
 
   const DecodeParams& p_;
-  int sequence_ = 0;  // a multiple of 32: the work_tile asked for last was not of a sequence before it
-  int before_ = 0;    // work_tiles of sequences before it
+  int sequence_ = 0;  // a multiple of 32; the last work tile found is not in a sequence before it
+  int before_ = 0;    // work tiles of the sequences before sequence_
 };
 
 }  // namespace ringattn::sm80
