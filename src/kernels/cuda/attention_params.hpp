@@ -37,12 +37,12 @@ struct RunEntry {
   std::int64_t table;
 };
 
-// Query rows of one run that attend to the same KV tiles. Kernels without query tiles attend to nearly the same ones.
+// Query rows of one run that attend to the same KV tiles, or to nearly the same ones in kernels without query tiles.
 // Rows [valid_row_begin, valid_row_end) of the tile are valid. The memory of the others belongs to other work tiles. A
 // work tile is scheduled once for each of Schedule::entry_heads heads from `head` on: for all heads, unless heads have
 // block masks or key positions of their own.
 struct WorkTile {
-  std::int64_t row;         // offset in q of the tile's row 0, valid or not
+  std::int64_t row;         // index in q of the tile's row 0, valid or not
   std::int64_t position;    // of the tile's row 0, in the sequence
   std::int64_t key_length;  // of the sequence
   // The first KV tile that the work tile attends to: its number in the sequence's runs, its number in the sequence, and

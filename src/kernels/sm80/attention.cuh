@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold on tensor cores through mma.sync, sm_80 and later. One CTA folds the key tiles of one query tile of one
-// head, in ascending order. Every number is a function of the row, its keys, the job and the template parameters; the
-// work work_tile only says where things lie and where to stop.
+// sm80_attention: attention on tensor cores through mma.sync, sm_80 and later. One CTA computes one query tile of one
+// head and loops over its KV tiles in ascending order. Results depend only on the row, its keys, the job and the
+// template parameters. The work tile states addresses and the range of the KV loop, and never changes a bit.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     attention_kernel(const __grid_constant__ cuda::AttentionParams p) {
   using Layout = SharedLayout<C>;
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ cuda::WorkTile work_tile;  // not in registers: most of it is wanted at both ends only
+  __shared__ cuda::WorkTile work_tile;  // in shared memory, because most of it is needed only at the start and the end
 
   const cuda::WorkIndex work_index = cuda::work_index(p.schedule.early_entries, p.schedule.entry_heads,
                                                       p.schedule.swizzle_heads, static_cast<int>(blockIdx.x));
@@ -65,19 +65,21 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
   load_attention_state<C>(p, work_tile, head, state, held);
 
   const TileStep<C, WorkTileRows> step(p, {work_tile}, q_tile);
+  // A masked tile's first key, or the address of its keys' positions, loaded on demand.
   const auto first_key = [&](int i) { return [at = map.tile_address(i) + 32] { return load_key(at); }; };
   for (int i = 0; i < tiles;) {
-    // An work_tile's tiles have consecutive tile_addresses, so what is current when a group begins is another's.
-    const int of_group =
+    // A work tile's tiles have consecutive indices, so the current partial at a split's first tile belongs to the split
+    // before.
+    const int tile_in_split =
         static_cast<int>((static_cast<std::uint32_t>(work_tile.split_position) + i) % kTilesPerKvSplit);
-    if (of_group == 0 && held.current) merge_current_split<C>(p, work_tile, head, state, held);
+    if (tile_in_split == 0 && held.current) merge_current_split<C>(p, work_tile, head, state, held);
     held.current = true;
-    const int end = min(tiles, i + kTilesPerKvSplit - of_group);
+    const int end = min(tiles, i + kTilesPerKvSplit - tile_in_split);
     for (; i < end; ++i) {
       cuda::copy_wait<0>();
       __syncthreads();
       if constexpr (C::kStages > 1) {
-        // Tile i is here, and everyone is past tile i − 1.
+        // Tile i has arrived, and all warps are done with tile i − 1.
         if (i + 1 < tiles) {
           map.copy_k(i + 1, k_stage(i + 1));
           map.copy_v(i + 1, v_stage(i + 1));
@@ -86,13 +88,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
         map.resolve_ahead(i + 1);
         step.attend(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [] {});
       } else {
-        // K of tile i is here, and everyone is past V of tile i − 1.
+        // K of tile i has arrived, and all warps are done with V of tile i − 1.
         map.copy_v(i, v_stage(i));
         cuda::copy_commit();
         map.resolve_ahead(i + 1);
         step.attend(state, k_stage(i), v_stage(i), map.masked(i), first_key(i), [&] {
           cuda::copy_wait<0>();
-          __syncthreads();  // V is here, and everyone is past K
+          __syncthreads();  // V has arrived, and all warps are done with K
           if (i + 1 < tiles) map.copy_k(i + 1, k_stage(i + 1));
           cuda::copy_commit();
         });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm80_attention: one for each pair of element type and configuration (fold_*.cu), and one
-// where keys have positions of their own, unless O is cut into slices.
+// The compiled kernels of sm80_attention: one for each pair of element type and configuration (attention_*.cu).
+// Configurations with one slice have a second kernel, for keys with explicit positions.
 #pragma once
 
 #include "kernels/cuda/launcher.hpp"

@@ -16,7 +16,7 @@ std::optional<AttentionConfig> choose_config(const AttentionSpec& spec) {
 std::vector<std::string> attention_missing(const AttentionSpec& spec) {
   const auto config = choose_config(spec);
   AttentionSpec asked = spec;
-  if (!config || config->knows_positions()) asked.positions = 0;
+  if (!config || config->supports_positions()) asked.positions = 0;
   std::vector<std::string> missing = cuda::missing_in_table(std::span<const AttentionConfig>(kAttentionConfigs), asked);
   const std::string block_mask =
       config ? missing_for_block_mask(spec.block_mask, {config->query_tile(), config->key_tile}) : std::string();

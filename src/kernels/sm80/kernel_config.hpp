@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A configuration as the fold's kernels are instantiated with it.
+// An AttentionConfig as the template parameter of the attention kernels.
 #pragma once
 
 #include "kernels/sm80/config.hpp"
 
 namespace ringattn::sm80 {
 
-// kPositions_: keys have positions of their own (kernels/key_positions.hpp).
+// kPositions_: keys have explicit positions (kernels/key_positions.hpp).
 template <class Element_, AttentionConfig kConfig, bool kPositions_ = false>
 struct KernelConfig {
   using Element = Element_;
@@ -15,12 +15,12 @@ struct KernelConfig {
   static constexpr int kDimV = kConfig.head_dim_v;
   static constexpr int kKeyTile = kConfig.key_tile;
   static constexpr int kQueryTile = kConfig.query_tile();
-  static constexpr int kRowBlocks = kConfig.rows_of_warp / 16;  // of a warp
+  static constexpr int kRowBlocks = kConfig.rows_of_warp / 16;  // of 16 rows, per warp
   static constexpr int kThreads = kConfig.threads();
   static constexpr int kStages = kConfig.stages;
   static constexpr int kCtas = kConfig.ctas;
   static constexpr int kColumnsAtOnce = kConfig.columns_at_once;
-  static constexpr bool kSeam = kConfig.seam;
+  static constexpr bool kEndBasicBlock = kConfig.end_basic_block;
   static constexpr int kSlices = kConfig.slices;
 };
 

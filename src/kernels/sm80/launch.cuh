@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration to a kernel and its launch; the fold_*.cu files instantiate it.
+// Turns a configuration into a kernel and its launch. The attention_*.cu files instantiate it.
 #pragma once
 
 #include "base/cuda.hpp"
@@ -12,7 +12,7 @@ namespace ringattn::sm80 {
 template <class Element, AttentionConfig kConfig, bool kPositions>
 void prepare_attention() {
   using C = KernelConfig<Element, kConfig, kPositions>;
-  // With the work work_tile no more than 99 KiB: what a CTA gets on every device from sm_80 on.
+  // With the work tile at most 99 KiB, which every device from sm_80 on provides per CTA.
   static_assert(SharedLayout<C>::kBytes == kConfig.shared_bytes());
   static_assert(SharedLayout<C>::kBytes + 128 <= 99 * 1024);
   check_cuda(

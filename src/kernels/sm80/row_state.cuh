@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows between tiles and between held of tiles: their state in memory, merged held, and, at the end, the division
-// and the way out. References are running maxima of a group's scores before AttentionParams::Softmax::exponent is
-// applied.
+// State of rows between KV tiles and between KV splits: saved state in memory, merged splits, and the epilogue with
+// normalization and stores. softmax_offsets are running maxima of a split's scores before
+// AttentionParams::Softmax::exponent is applied.
 #pragma once
 
 #include <cmath>
@@ -15,9 +15,9 @@
 
 namespace ringattn::sm80 {
 
-// The first tile_row of the rows that this thread's warp works on, alone or with other warps.
+// The first tile row of the rows that this thread's warp computes, possibly together with other warps.
 template <class C>
-__device__ __forceinline__ int first_slot() {
+__device__ __forceinline__ int first_row() {
   return static_cast<int>(threadIdx.x) / 32 / C::kSlices * C::kRowBlocks * 16;
 }
 // The first of this warp's columns of O.
@@ -26,7 +26,7 @@ __device__ __forceinline__ int first_column() {
   return C::kSlices == 1 ? 0 : static_cast<int>(threadIdx.x) / 32 % C::kSlices * kWarpColumns<C>;
 }
 
-// Calls visit(block, half, tile_row) for each row that this thread has a share of.
+// Calls visit(block, half, tile_row) for each row of which this thread holds columns.
 template <class C, class Visit>
 __device__ __forceinline__ void for_each_row(Visit visit) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void for_each_row(Visit visit) {
   for (int block = 0; block < C::kRowBlocks; ++block) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      visit(block, half, first_slot<C>() + block * 16 + lane / 4 + 8 * half);
+      visit(block, half, first_row<C>() + block * 16 + lane / 4 + 8 * half);
     }
   }
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ bool present(const cuda::WorkTile& work_tile, int til
 }
 
 // The sum over a row's quad of threads, in all of them.
-__device__ __forceinline__ float over_quad(float x) {
+__device__ __forceinline__ float quad_sum(float x) {
   x = __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 1));
   return __fadd_rn(x, __shfl_xor_sync(0xffffffffU, x, 2));
 }
@@ -60,20 +60,21 @@ __device__ __forceinline__ void begin_split(AttentionState<C>& state, int block,
   }
 }
 
-// Whether this thread writes what is one number for a whole row.
+// Returns true if this thread writes the scalars of its rows.
 template <class C>
 __device__ __forceinline__ bool writes_stats() {
   return threadIdx.x % 4 == 0 && first_column<C>() == 0;
 }
 
-// A thread's share of the warp's columns 16n … 16n + 15 of a row: one vector in memory.
+// This thread's four values of the warp's columns 16n … 16n + 15 of a row: one vector in memory.
 template <class C>
-__device__ __forceinline__ float4 share(const AttentionState<C>& state, int block, int half, int n) {
+__device__ __forceinline__ float4 thread_columns(const AttentionState<C>& state, int block, int half, int n) {
   return {state.o[block][2 * n][2 * half], state.o[block][2 * n][2 * half + 1], state.o[block][2 * n + 1][2 * half],
           state.o[block][2 * n + 1][2 * half + 1]};
 }
 template <class C>
-__device__ __forceinline__ void set_share(AttentionState<C>& state, int block, int half, int n, const float4& x) {
+__device__ __forceinline__ void set_thread_columns(AttentionState<C>& state, int block, int half, int n,
+                                                   const float4& x) {
   state.o[block][2 * n][2 * half] = x.x;
   state.o[block][2 * n][2 * half + 1] = x.y;
   state.o[block][2 * n + 1][2 * half] = x.z;
@@ -85,16 +86,17 @@ __device__ __forceinline__ float4 join(const float4& merged, const float4& curre
           Arithmetic::join(merged.z, current.z, step), Arithmetic::join(merged.w, current.w, step)};
 }
 
-// Which parts the rows of a CTA have. Rows of a query tile fold the same key tiles, so it is the same for all of them.
+// Partials that the rows of a CTA hold. Rows of a query tile attend to the same KV tiles, so it is the same for all
+// rows.
 struct HeldPartials {
-  bool current;      // a group is under way, in registers
-  bool merged;       // there are held before it, in memory
-  int scratch_slot;  // of the scratch memory; −1: none is taken
+  bool current;      // the partial of the current KV split, in registers
+  bool merged;       // the partial of the merged splits, in memory
+  int scratch_slot;  // index in the scratch memory; −1: none is acquired
 };
 
-// Where merged held lie: in the rows' state, where the task has one; else in scratch memory. That is cut into slots,
-// C::kCtas for each multiprocessor, and a CTA holds one from its first merged group to its end. Where a device runs
-// more CTAs at a time than there are slots, one waits for another's end.
+// Memory of the merged partials if the task neither saves nor resumes a state. Else the state holds them. It has
+// C::kCtas slots per multiprocessor, and a CTA holds a slot from its first merge to its end. If a device runs more CTAs
+// at a time than there are slots, a CTA waits until another one ends.
 template <class C>
 struct Scratch {
   float* sums;   // [slots, kQueryTile, kDimV]
@@ -115,30 +117,30 @@ __device__ __forceinline__ bool merged_in_state(const cuda::AttentionParams& p) 
 
 template <class C>
 struct MergedRow {
-  float4* sums;  // of this thread's share, which is at [4 n]
+  float4* sums;  // at [4 n]: this thread's vector of columns 16n … 16n + 15
   float* stats;  // softmax_offset and sum
 
   __device__ __forceinline__ MergedRow(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile, int head,
                                        int tile_row, const HeldPartials& held) {
     static_assert(cuda::kMergedSum == cuda::kMergedOffset + 1);
-    float* of_row;
+    float* row_sums;
     if (merged_in_state(p)) {
       const cuda::StatePtrs state_ptrs(p.state.memory, p.rows, p.heads, C::kDimV, work_tile.row + tile_row, head);
-      of_row = state_ptrs.merged;
+      row_sums = state_ptrs.merged;
       stats = state_ptrs.stats + cuda::kMergedOffset;
     } else {
       const Scratch<C> scratch(p);
       const std::int64_t row = held.scratch_slot * C::kQueryTile + tile_row;
-      of_row = scratch.sums + row * C::kDimV;
+      row_sums = scratch.sums + row * C::kDimV;
       stats = scratch.stats + row * 2;
     }
-    sums = reinterpret_cast<float4*>(of_row + first_column<C>() + threadIdx.x % 4 * 4);
+    sums = reinterpret_cast<float4*>(row_sums + first_column<C>() + threadIdx.x % 4 * 4);
   }
 };
 
-// All threads of the CTA take a tile_row together.
+// Acquires a scratch slot. Called by all threads of the CTA.
 template <class C>
-__device__ __forceinline__ int take_slot(const cuda::AttentionParams& p) {
+__device__ __forceinline__ int acquire_scratch(const cuda::AttentionParams& p) {
   __shared__ int taken;
   if (threadIdx.x == 0) {
     const Scratch<C> scratch(p);
@@ -147,7 +149,7 @@ __device__ __forceinline__ int take_slot(const cuda::AttentionParams& p) {
     int scratch_slot = static_cast<int>(multiprocessor) * C::kCtas % scratch.slots;
     while (atomicCAS(scratch.taken + scratch_slot, 0, 1) != 0)
       scratch_slot = scratch_slot + 1 < scratch.slots ? scratch_slot + 1 : 0;
-    __threadfence();  // what its last owner wrote came before
+    __threadfence();  // acquire: the previous owner's writes are visible
     taken = scratch_slot;
   }
   __syncthreads();
@@ -156,17 +158,17 @@ __device__ __forceinline__ int take_slot(const cuda::AttentionParams& p) {
 template <class C>
 __device__ __forceinline__ void release_scratch(const cuda::AttentionParams& p, const HeldPartials& held) {
   if (held.scratch_slot < 0) return;
-  __syncthreads();  // everybody is done with it
+  __syncthreads();  // all threads are done with the slot
   if (threadIdx.x != 0) return;
   __threadfence();
   atomicExch(Scratch<C>(p).taken + held.scratch_slot, 0);
 }
 
-// The current group joins those before it, and the next one begins.
+// Merges the current KV split into the splits before it, and resets it to the empty partial.
 template <class C>
 __device__ __forceinline__ void merge_current_split(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
                                                     int head, AttentionState<C>& state, HeldPartials& held) {
-  if (!merged_in_state(p) && held.scratch_slot < 0) held.scratch_slot = take_slot<C>(p);
+  if (!merged_in_state(p) && held.scratch_slot < 0) held.scratch_slot = acquire_scratch<C>(p);
   float2 stats[C::kRowBlocks][2] = {};
   if constexpr (C::kSlices > 1) {
     for_each_row<C>([&](int block, int half, int tile_row) {
@@ -178,11 +180,11 @@ __device__ __forceinline__ void merge_current_split(const cuda::AttentionParams&
   }
   for_each_row<C>([&](int block, int half, int tile_row) {
     float softmax_offset = state.m[block][half];
-    float sum = over_quad(state.l[block][half]);
+    float sum = quad_sum(state.l[block][half]);
     if (present(work_tile, tile_row)) {
       const MergedRow<C> row(p, work_tile, head, tile_row, held);
       if (held.merged) {
-        // The loads side by side: memory is far.
+        // The loads are issued together to overlap their latency.
         float4 before[kWarpColumns<C> / 16];
 #pragma unroll
         for (int n = 0; n < kWarpColumns<C> / 16; ++n) before[n] = __ldcg(row.sums + 4 * n);
@@ -193,11 +195,11 @@ __device__ __forceinline__ void merge_current_split(const cuda::AttentionParams&
         sum = step.sum;
 #pragma unroll
         for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
-          __stcg(row.sums + 4 * n, join(before[n], share(state, block, half, n), step));
+          __stcg(row.sums + 4 * n, join(before[n], thread_columns(state, block, half, n), step));
         }
       } else {
 #pragma unroll
-        for (int n = 0; n < kWarpColumns<C> / 16; ++n) __stcg(row.sums + 4 * n, share(state, block, half, n));
+        for (int n = 0; n < kWarpColumns<C> / 16; ++n) __stcg(row.sums + 4 * n, thread_columns(state, block, half, n));
       }
       __syncwarp(0xfU << (threadIdx.x % 32 & ~3U));  // the quad has read the stats
       if (writes_stats<C>()) {
@@ -211,12 +213,12 @@ __device__ __forceinline__ void merge_current_split(const cuda::AttentionParams&
   held.merged = true;
 }
 
-// The merged held join the current one, if there is one, in registers: the rows are whole.
+// Merges the merged splits with the current one, if any, into registers, which then have the rows' final partials.
 template <class C>
 __device__ __forceinline__ void add_merged(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile, int head,
                                            AttentionState<C>& state, const HeldPartials& held) {
   for_each_row<C>([&](int block, int half, int tile_row) {
-    const float sum = over_quad(state.l[block][half]);
+    const float sum = quad_sum(state.l[block][half]);
     if (!present(work_tile, tile_row)) return;
     const MergedRow<C> row(p, work_tile, head, tile_row, held);
     MergeStep step{};
@@ -230,7 +232,8 @@ __device__ __forceinline__ void add_merged(const cuda::AttentionParams& p, const
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
       const float4 x = __ldcg(row.sums + 4 * n);
-      set_share(state, block, half, n, held.current ? join(x, share(state, block, half, n), step) : x);
+      set_thread_columns(state, block, half, n,
+                         held.current ? join(x, thread_columns(state, block, half, n), step) : x);
     }
   });
 }
@@ -238,13 +241,13 @@ __device__ __forceinline__ void add_merged(const cuda::AttentionParams& p, const
 template <class C>
 __device__ __forceinline__ void load_attention_state(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
                                                      int head, AttentionState<C>& state, HeldPartials& held) {
-  int parts = 0;
+  int flags = 0;
   if (p.state.resume) {
     const cuda::StatePtrs first(p.state.memory, p.rows, p.heads, C::kDimV, work_tile.row + work_tile.valid_row_begin,
                                 head);
-    parts = static_cast<int>(first.stats[cuda::kStateFlags]);
+    flags = static_cast<int>(first.stats[cuda::kStateFlags]);
   }
-  held = {(parts & cuda::kHasCurrent) != 0, (parts & cuda::kHasMerged) != 0, -1};
+  held = {(flags & cuda::kHasCurrent) != 0, (flags & cuda::kHasMerged) != 0, -1};
   for_each_row<C>([&](int block, int half, int tile_row) {
     begin_split(state, block, half);
     if (!held.current || !present(work_tile, tile_row)) return;
@@ -253,13 +256,14 @@ __device__ __forceinline__ void load_attention_state(const cuda::AttentionParams
     state.l[block][half] = state_ptrs.stats[threadIdx.x % 4];
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
-      set_share(state, block, half, n,
-                reinterpret_cast<const float4*>(state_ptrs.current + first_column<C>())[4 * n + threadIdx.x % 4]);
+      set_thread_columns(
+          state, block, half, n,
+          reinterpret_cast<const float4*>(state_ptrs.current + first_column<C>())[4 * n + threadIdx.x % 4]);
     }
   });
 }
 
-// Closed held are in the state already.
+// The merged partial is in the state already.
 template <class C>
 __device__ __forceinline__ void save_attention_state(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
                                                      int head, const AttentionState<C>& state,
@@ -277,26 +281,26 @@ __device__ __forceinline__ void save_attention_state(const cuda::AttentionParams
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
       reinterpret_cast<float4*>(state_ptrs.current + first_column<C>())[4 * n + threadIdx.x % 4] =
-          share(state, block, half, n);
+          thread_columns(state, block, half, n);
     }
   });
 }
 
-// Divides, q_stages and writes. Rows go through the warp's own rows, or columns, of the Q tile, so that whole lines are
-// written.
+// Normalizes, rounds and writes rows. They are staged in the warp's own rows, or columns, of the Q tile, so that whole
+// cache lines are written.
 template <class C>
 __device__ __forceinline__ void finish_rows(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile, int head,
                                             std::uint32_t q_tile, AttentionState<C>& state) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if constexpr (C::kSlices > 1) {
-    __syncthreads();  // Q has been read, by every warp
+    __syncthreads();  // every warp has read Q
   } else {
-    __syncwarp();  // Q has been read
+    __syncwarp();  // the warp has read Q
   }
   const int first_chunk = first_column<C>() / 8;
   for_each_row<C>([&](int block, int half, int tile_row) {
     const cuda::RowEnd end =
-        cuda::end_row(__fmul_rn(state.m[block][half], p.softmax.exponent), over_quad(state.l[block][half]),
+        cuda::end_row(__fmul_rn(state.m[block][half], p.softmax.exponent), quad_sum(state.l[block][half]),
                       p.sinks != nullptr ? p.sinks + head : nullptr);
     const float inverse = end.factor();
     if (p.lse.data != nullptr && writes_stats<C>() && present(work_tile, tile_row)) {
@@ -319,7 +323,7 @@ __device__ __forceinline__ void finish_rows(const cuda::AttentionParams& p, cons
                          static_cast<std::uint64_t>(2 * (p.out.token_stride | p.out.head_stride))) &
                         15U) == 0;
   for (int i = lane; i < C::kRowBlocks * 16 * kChunks; i += 32) {
-    const int tile_row = first_slot<C>() + i / kChunks;
+    const int tile_row = first_row<C>() + i / kChunks;
     const int chunk = first_chunk + i % kChunks;
     const uint4 elements =
         cuda::load_shared_16(q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +

@@ -41,7 +41,7 @@ std::unique_ptr<AttentionKernel> make_attention(const AttentionSpec& spec, Backe
   kernel.shape = {config->query_tile(), config->query_tile(), config->key_tile};
   kernel.state_floats = static_cast<std::size_t>(cuda::state_floats(spec.head_dim_v));
   kernel.scratch_floats = static_cast<std::size_t>(config->scratch_floats());
-  // References are scores as they come from the product, or capped and scaled, whichever the maximum is taken of.
+  // softmax_offsets are unscaled scores, or capped and scaled ones if the maximum is taken of those.
   const cuda::AttentionParams::Softmax softmax = cuda::softmax_of(spec);
   kernel.offset_scale = {softmax.exponent, softmax.exponent_base2};
   kernel.launcher = &launcher;

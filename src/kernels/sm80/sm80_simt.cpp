@@ -35,7 +35,7 @@ std::unique_ptr<AttentionKernel> make_simt(const AttentionSpec& spec, Backend& b
   cuda::DeviceKernel kernel;
   kernel.shape = {cuda::kSimtTileRows, /*query_tile=*/1, cuda::kSimtKeyTile};
   kernel.state_floats = static_cast<std::size_t>(cuda::state_floats(spec.head_dim_v));
-  kernel.offset_scale = {1.0F, kLog2E};  // of scaled scores themselves
+  kernel.offset_scale = {1.0F, kLog2E};  // softmax_offsets are scaled scores
   kernel.launcher = &cuda::simt_attention;
   kernel.merge_state = cuda::merge_simt_state;
   kernel.export_state = cuda::export_simt_state;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel row `sm80_simt`: fp32 arithmetic without tensor cores, for accuracy and generality. fp32, bf16, fp16;
-// head dims that are multiples of 8 up to 512, equal or not; every mask, soft-cap, sinks, keys at positions of their
-// own. A row folds exactly the keys that it sees, so NaN and ∞ come out where the oracle has them.
+// The registry entry `sm80_simt`: fp32 arithmetic without tensor cores, for accuracy and generality. fp32, bf16, fp16;
+// head dims that are multiples of 8 up to 512, equal or not; all masks, soft-cap, sinks, and keys with explicit
+// positions. A row attends to exactly the keys that it sees, so NaN and ∞ appear where the oracle has them.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The slots and the key tiles of a work work_tile: where its rows stand, and where its keys and values lie.
+// The rows of a work tile, and the resolved addresses of its K and V tiles.
 #pragma once
 
 #include <cstddef>
@@ -12,19 +12,20 @@
 
 namespace ringattn::sm80 {
 
-// Where one head of a page_run of a key tile lies, in shared memory: 48 bytes.
+// Address of one head of a page run of a KV tile, in shared memory: 48 bytes.
 struct TileAddress {
   cuda::RowsOf k;
   cuda::RowsOf v;
-  std::int64_t first_key;  // of the tile, in its sequence; where C::kPositions, the address of its keys' positions
-  std::int32_t keys;       // that the sequence has of the page_run
+  std::int64_t first_key;  // of the tile, in its sequence; if C::kPositions, the address of its keys' positions
+  std::int32_t keys;       // number of keys of the sequence in the page run
   std::int32_t masked;     // whether some row of the query tile doesn't see some key of the tile
 };
-inline constexpr int kTileAddresses = 32;  // of the tile map that are held resolved: two halves, one in use, one ahead
+inline constexpr int kTileAddresses =
+    32;  // resolved entries of the page map: two halves, one in use and one prefetched
 inline constexpr int kTileAddressBytes = 48;
 static_assert(sizeof(TileAddress) == kTileAddressBytes && kTileAddresses <= 32);
 
-// Loads by explicit instructions: what the compiler loads for itself here it makes uniform, and everyone waits.
+// Explicit load instructions: the compiler's own loads here would be uniform loads, which stall all threads.
 __device__ inline cuda::RowsOf load_rows(std::uint32_t data_at, std::uint32_t stride_at) {
   cuda::RowsOf rows;
   asm volatile("ld.shared.u64 %0, [%1];" : "=l"(rows.data) : "r"(data_at) : "memory");
@@ -38,17 +39,17 @@ __device__ inline std::int64_t load_key(std::uint32_t address) {
   return key;
 }
 
-// The slots of a work work_tile: consecutive queries.
+// The rows of a work tile: consecutive queries.
 struct WorkTileRows {
   const cuda::WorkTile& work_tile;
 
   __device__ __forceinline__ auto positions(int tile_row, std::int64_t first_key) const {
-    return [first = work_tile.position - first_key + tile_row](int behind) { return first + behind; };
+    return [first = work_tile.position - first_key + tile_row](int offset) { return first + offset; };
   }
   __device__ std::int64_t key_length() const { return work_tile.key_length; }
 };
 
-// The addresses of one work work_tile's tiles.
+// The addresses of one work tile's KV tiles.
 template <class C>
 struct TileMap {
   const cuda::AttentionParams& p;
@@ -56,34 +57,35 @@ struct TileMap {
   TileAddress* tile_addresses;
   int kv_head;
 
-  // Pieces of a tile as a power of two: kMinPageRunKeys and the tile are, and so is what lies between.
+  // log2 of the page runs per tile. kMinPageRunKeys and the tile size are powers of two, and so is their ratio.
   static_assert((C::kKeyTile & (C::kKeyTile - 1)) == 0 && C::kKeyTile / kMinPageRunKeys <= kTileAddresses / 4);
   __device__ int page_runs_log2() const { return __ffs(p.tables.page_runs) - 1; }
   __device__ int page_run_log2() const { return __ffs(C::kKeyTile) - 1 - page_runs_log2(); }
   __device__ int page_run_keys() const { return 1 << page_run_log2(); }
 
-  // Resolves entries [first, first + count) of the work_tile, count ≤ 32; for the first warp.
+  // Resolves entries [first, first + count) of the work tile, count ≤ 32. Called by the first warp.
   __device__ void resolve(int first, int count) const {
     const int i = first + static_cast<int>(threadIdx.x);
-    const int nth = i >> page_runs_log2();  // tile
-    if (static_cast<int>(threadIdx.x) >= count || nth >= work_tile.tiles) return;
-    const auto [tile, page_runs] = cuda::tile_of_kv_loop(p.tables, work_tile, nth);
+    const int tile_number = i >> page_runs_log2();
+    if (static_cast<int>(threadIdx.x) >= count || tile_number >= work_tile.tiles) return;
+    const auto [tile, page_runs] = cuda::tile_of_kv_loop(p.tables, work_tile, tile_number);
     const int page_run = i & (p.tables.page_runs - 1);
     const cuda::SourceEntry& source = cuda::source_of(p.tables, page_runs->source);
     TileAddress tile_address;
     tile_address.first_key = tile * C::kKeyTile;
     const std::int64_t left = work_tile.key_length - tile_address.first_key - page_run * page_run_keys();
-    const std::int64_t row = page_runs[left > 0 ? page_run : 0].row;  // without keys: any row, which is not read
+    const std::int64_t row =
+        page_runs[left > 0 ? page_run : 0].row;  // without keys: the address of any row, which is not read
     tile_address.k = {static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, kv_head),
                       2 * source.k_token_stride};
     tile_address.v = {static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, kv_head),
                       2 * source.v_token_stride};
     tile_address.keys = left <= 0 ? 0 : left < page_run_keys() ? static_cast<std::int32_t>(left) : page_run_keys();
     if constexpr (C::kPositions) {
-      const std::int64_t of_map = (page_runs - p.tables.tiles) >> page_runs_log2();
+      const std::int64_t map_entry = (page_runs - p.tables.tiles) >> page_runs_log2();
       tile_address.first_key = reinterpret_cast<std::int64_t>(
-          p.tables.positions + (of_map * p.tables.position_lists + work_tile.position_list) * C::kKeyTile);
-      tile_address.masked = nth < work_tile.plain_begin || nth >= work_tile.plain_end;
+          p.tables.positions + (map_entry * p.tables.position_lists + work_tile.position_list) * C::kKeyTile);
+      tile_address.masked = tile_number < work_tile.plain_begin || tile_number >= work_tile.plain_end;
     } else {
       const std::int64_t last_position = work_tile.position + C::kQueryTile - 1;
       tile_address.masked =
@@ -93,7 +95,7 @@ struct TileMap {
     tile_addresses[i % kTileAddresses] = tile_address;
   }
 
-  // Called with tile numbers in order; resolves the next half where the one before it is free.
+  // Called with ascending tile numbers. Resolves the next half as soon as it is free.
   __device__ void resolve_ahead(int next_tile) const {
     const int next = next_tile << page_runs_log2();
     if (next % (kTileAddresses / 2) == kTileAddresses / 4 && next > kTileAddresses / 2) {
@@ -114,7 +116,7 @@ struct TileMap {
   __device__ bool masked(int tile) const { return cuda::load_shared_number(tile_address(tile) + 44) != 0; }
 
  private:
-  // K or V of the tile whose first page_run's tile_address is `at`, `offset` bytes into each.
+  // Copies K or V of the tile whose first page run's TileAddress is at `at`. `offset`: of k or v in a TileAddress.
   template <int kDim>
   __device__ __forceinline__ void copy(std::uint32_t at, std::uint32_t offset, std::uint32_t target) const {
     if (p.tables.page_runs == 1) {

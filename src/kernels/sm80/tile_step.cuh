@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one tile step within a group, (m, l, O) ← fold((m, l, O), tile), in registers:
+// Online softmax of one KV tile within a KV split, (m, l, O) ← attend((m, l, O), tile), in registers:
 //   x  = S, −∞ where masked                 m′ = max(m, max x)
 //   p  = exp2(x · c − m′ · c)               s  = exp2((m − m′) · c)
 //   l′ = l · s + Σ p                        O′ = O · s + Σ p · v
-// S is Q Kᵀ, and c = softmax_scale · log₂ e; with a soft-cap, or a scale that is not positive, S is capped and scaled
-// first and c = log₂ e. Σ p · v of a tile is has_merged from zero by the tensor cores, which truncate; tiles are added
-// by the fp32 units, rounded to nearest.
+// S is Q Kᵀ, and c = softmax_scale · log₂ e. With a soft-cap, or a scale that is not positive, S is capped and scaled
+// first and c = log₂ e. The tensor cores accumulate Σ p · v of a tile from zero, with truncation. The fp32 units add
+// tiles, rounded to nearest.
 #pragma once
 
 #include <cmath>
@@ -17,13 +17,13 @@
 
 namespace ringattn::sm80 {
 
-// Columns of O that a warp holds: all of its rows', or a slice of them.
+// Columns of O that a warp holds: all columns of its rows, or a slice of them.
 template <class C>
 inline constexpr int kWarpColumns = C::kDimV / C::kSlices;
 
-// What a warp's threads hold of its rows, in the order of the products' fragments: thread t of a quad holds columns
-// 8n + 2t and 8n + 2t + 1 of row r (elements 0, 1) and of row r + 8 (elements 2, 3). The warps that share rows all hold
-// the same m and l.
+// The accumulators of a warp's rows in mma.sync's fragment layout. Thread t of a quad holds columns 8n + 2t and
+// 8n + 2t + 1 of row r (elements 0, 1) and of row r + 8 (elements 2, 3). Warps that share rows all hold the same m and
+// l.
 template <class C>
 struct AttentionState {
   float o[C::kRowBlocks][kWarpColumns<C> / 8][4];
@@ -31,9 +31,9 @@ struct AttentionState {
   float l[C::kRowBlocks][2];
 };
 
-// Scales, and caps, scores whose maximum is taken afterwards: where AttentionParams::Softmax::scaled_first says so.
+// Scales, and caps, scores before their maximum is taken, if AttentionParams::Softmax::scaled_first is set.
 __device__ __forceinline__ void scale_scores(const cuda::AttentionParams::Softmax& softmax, float (&s)[4]) {
-  // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
+  // cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1). The absolute error is a few 2⁻²³ of the cap.
   const float inner = softmax.cap > 0.0F ? 2.88539008F * softmax.scale / softmax.cap : 0.0F;
   const float outer = -2.0F * softmax.cap;
 #pragma unroll
@@ -45,9 +45,9 @@ __device__ __forceinline__ void scale_scores(const cuda::AttentionParams::Softma
   }
 }
 
-// `Rows` says where the rows stand: key_length(), and positions(tile_row, first_key), a function that gives the
-// position of a tile_row so many behind that one, counted from first_key. Where C::kPositions, keys have positions of
-// their own.
+// `Rows` has the rows' positions: key_length(), and positions(tile_row, first_key), which returns a function from an
+// offset to the position of row tile_row + offset, relative to first_key. If C::kPositions, keys have explicit
+// positions.
 template <class C, class Rows>
 class TileStep {
  public:
@@ -57,8 +57,8 @@ class TileStep {
   __device__ TileStep(const cuda::AttentionParams& p, const Rows& rows, std::uint32_t q_tile)
       : p_(p), rows_(rows), q_tile_(q_tile) {}
 
-  // k_tile and v_tile are addresses in shared memory. first_key() gives the tile's first key, or the address of its
-  // keys' positions, and is asked where the tile is masked. `between` runs once the tile of K has been read.
+  // k_tile and v_tile are addresses in shared memory. first_key() returns the tile's first key, or the address of its
+  // keys' positions, and is called only if the tile is masked. `between` is called after K has been read.
   template <class FirstKey, class Between>
   __device__ __forceinline__ void attend(AttentionState<C>& state, std::uint32_t k_tile, std::uint32_t v_tile,
                                          bool masked, FirstKey&& first_key, Between&& between) const {
@@ -83,9 +83,9 @@ class TileStep {
     std::uint32_t probability[C::kRowBlocks][C::kKeyTile / 16][4];
     float scale[C::kRowBlocks][2];
     exponentiate(state, s, probability, scale);
-    // Never taken. It ends the basic block: where softmax and P V are one and registers are short, ptxas (13.0) chains
-    // P V's products two at a time. Elsewhere it is better off without.
-    if (C::kSeam && p_.heads == 0) __trap();
+    // Never taken. It ends the basic block. If softmax and P V are one basic block and registers are scarce, ptxas
+    // (13.0) serializes P V's MMAs two at a time. Other configurations are faster without it.
+    if (C::kEndBasicBlock && p_.heads == 0) __trap();
     pv_gemm(state, probability, scale, v_tile);
   }
 
@@ -122,7 +122,7 @@ class TileStep {
   }
 
   __device__ __forceinline__ void mask_scores(Scores& s, std::int64_t first_key) const {
-    // Positions count from the tile's first key, as if the sequence began there: registers are short.
+    // Positions are relative to the tile's first key, to save registers.
     const Visibility visibility(p_.mask, rows_.key_length() - first_key);
     const auto position = rows_.positions(warp() * C::kRowBlocks * 16 + lane() / 4, first_key);
 #pragma unroll
@@ -142,7 +142,7 @@ class TileStep {
     }
   }
 
-  // positions: [kKeyTile], in global memory; kNoPosition where the sequence has no key.
+  // positions: [kKeyTile] in global memory, kNoPosition if the sequence has no such key.
   __device__ __forceinline__ void mask_by_positions(Scores& s, const std::int32_t* positions) const {
     const auto position = rows_.positions(warp() * C::kRowBlocks * 16 + lane() / 4, 0);
     PositionSpan seen[C::kRowBlocks][2];
@@ -167,7 +167,7 @@ class TileStep {
     }
   }
 
-  // Scores → probabilities; moves m and l on. fmaxf passes NaN over: its p is NaN.
+  // Turns scores into probabilities, and updates m and l. fmaxf passes NaN over, but its p is NaN.
   __device__ __forceinline__ void exponentiate(AttentionState<C>& state, Scores& s, Probabilities& probability,
                                                float (&scale)[C::kRowBlocks][2]) const {
     const float c = p_.softmax.exponent_base2;
@@ -185,9 +185,10 @@ class TileStep {
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
         const float m_old = state.m[b][half];
         const float m_new = fmaxf(m_old, maximum);
-        const float softmax_offset = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
+        const float softmax_offset =
+            m_new == -INFINITY ? 0.0F : m_new;  // if −∞, every score so far is −∞, and exp2(−∞) = 0
         state.m[b][half] = m_new;
-        // The difference first: an unchanged maximum scales by exactly 1.
+        // The difference is taken first, so that an unchanged maximum scales by exactly 1.
         scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, softmax_offset), c));
         const float shift = __fmul_rn(-softmax_offset, c);
         float sum = 0.0F;
@@ -213,7 +214,7 @@ class TileStep {
   __device__ __forceinline__ void pv_gemm(AttentionState<C>& state, const Probabilities& probability,
                                           const float (&scale)[C::kRowBlocks][2], std::uint32_t v_tile) const {
     const std::uint32_t v_at = v_tile + cuda::swizzled(lane() % 16, lane() / 16);
-    constexpr int kColumns = C::kColumnsAtOnce;  // blocks of 16 columns in flight
+    constexpr int kColumns = C::kColumnsAtOnce;  // blocks of 16 columns accumulated concurrently
 #pragma unroll
     for (int n = 0; n < C::kDimV / 16; n += kColumns) {
       float sum[kColumns][C::kRowBlocks][2][4];

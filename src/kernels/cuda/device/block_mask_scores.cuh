@@ -212,7 +212,7 @@ struct BlockMaskScores {
 
   const BlockMaskChoice& p_;
   Terms* const shared_;
-  const int units_per_quad_;  // units per quad
+  const int units_per_quad_;
   const std::int64_t first_key_;
   const std::int64_t first_query_;
   const int query_rows_;  // of this tile

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold on tensor cores through mma.sync for many columns of O, which the warps of a CTA hold in slices
-// (tile_step.cuh). All else is as in ../attention.cuh: one CTA folds the key tiles of one query tile of one head.
+// sm80_attention for wide head dims (512, 576): the warps of a CTA hold column slices of O (tile_step.cuh). Otherwise
+// as ../attention.cuh: one CTA computes one query tile of one head and loops over its KV tiles.
 #pragma once
 
 #include <cstddef>
@@ -13,21 +13,21 @@
 
 namespace ringattn::sm80 {
 
-// The keys of a work work_tile's tiles, row by row.
+// Locates the keys of a work tile's KV tiles, row by row.
 template <class C>
 struct MappedKeys {
   const TileMap<C>& map;
 
-  __device__ __forceinline__ FoundRow k_row(int tile, int row) const {
-    return found(tile, row, offsetof(TileAddress, k));
+  __device__ __forceinline__ RowAddress k_row(int tile, int row) const {
+    return row_address(tile, row, offsetof(TileAddress, k));
   }
-  __device__ __forceinline__ FoundRow v_row(int tile, int row) const {
-    return found(tile, row, offsetof(TileAddress, v));
+  __device__ __forceinline__ RowAddress v_row(int tile, int row) const {
+    return row_address(tile, row, offsetof(TileAddress, v));
   }
 
  private:
-  // Piece by piece, K or V lie `offset` bytes into the tile_address of the piece.
-  __device__ __forceinline__ FoundRow found(int tile, int row, std::uint32_t offset) const {
+  // `offset`: of k or v in a TileAddress.
+  __device__ __forceinline__ RowAddress row_address(int tile, int row, std::uint32_t offset) const {
     const int log = map.page_run_log2();
     const std::uint32_t tile_address =
         map.tile_address(tile) + static_cast<std::uint32_t>((row >> log) * kTileAddressBytes);
@@ -78,22 +78,23 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
   load_attention_state<C>(p, work_tile, head, state, held);
 
   for (int i = 0; i < tiles;) {
-    // An work_tile's tiles have consecutive tile_addresses, so what is current when a group begins is another's.
-    const int of_group =
+    // A work tile's tiles have consecutive indices, so the current partial at a split's first tile belongs to the split
+    // before.
+    const int tile_in_split =
         static_cast<int>((static_cast<std::uint32_t>(work_tile.split_position) + i) % kTilesPerKvSplit);
-    if (of_group == 0 && held.current) merge_current_split<C>(p, work_tile, head, state, held);
+    if (tile_in_split == 0 && held.current) merge_current_split<C>(p, work_tile, head, state, held);
     held.current = true;
-    const int end = min(tiles, i + kTilesPerKvSplit - of_group);
+    const int end = min(tiles, i + kTilesPerKvSplit - tile_in_split);
 #pragma unroll 1
     for (; i < end; ++i) {
-      // Nobody reads addresses of tiles before this one any more.
+      // No thread reads addresses of earlier tiles any more.
       map.resolve_ahead(i + 1);
       step.attend(state, stages, keys, i, i + 1 < tiles, map.masked(i),
                   [&] { return load_key(map.tile_address(i) + 32); });
     }
   }
 
-  __syncthreads();  // without tiles, too, every warp has loaded its rows before one saves them
+  __syncthreads();  // also without tiles, every warp must have loaded its rows before one saves them
   if (p.state.save) save_attention_state<C>(p, work_tile, head, state, held);
   if (p.finish) {
     if (held.merged) add_merged<C>(p, work_tile, head, state, held);

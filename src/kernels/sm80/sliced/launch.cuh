@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a configuration that cuts O into slices to a kernel and its launch; fold_*_512.cu and fold_*_576.cu
-// instantiate it.
+// Turns a configuration with slices into a kernel and its launch. attention_*_512.cu and attention_*_576.cu instantiate
+// it.
 #pragma once
 
 #include "base/cuda.hpp"
@@ -14,7 +14,7 @@ template <class Element, AttentionConfig kConfig>
 void prepare_sliced_attention() {
   using C = KernelConfig<Element, kConfig>;
   constexpr int kBytes = SlicedAttentionLayout<C>::kBytes;
-  // With the work work_tile no more than 99 KiB: what a CTA gets on every device from sm_80 on.
+  // With the work tile at most 99 KiB, which every device from sm_80 on provides per CTA.
   static_assert(SlicedLayout<C>::kBytes == kConfig.sliced_bytes() && kBytes == kConfig.shared_bytes());
   static_assert(kBytes + 256 <= 99 * 1024);
   check_cuda(cudaFuncSetAttribute(sliced_attention_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),

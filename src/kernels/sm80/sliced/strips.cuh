@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strips of key tiles on their way into shared memory. A strip of K has all keys of the tile and kStripColumns columns,
-// the last one of a tile maybe fewer; a strip of V has kStripKeys keys and all columns. Both take the same room, so
-// they pass through the same stages: first the strips of K, then those of V.
+// Loads of strips of KV tiles into shared memory. A strip of K has all keys of the tile and kStripColumns columns, the
+// last one possibly fewer. A strip of V has kStripKeys keys and all columns. Both have the same size, so they share the
+// pipeline stages: first the strips of K, then those of V.
 //
-// The keys and values of a tile are asked of a `Keys`: k_row(tile, row) and v_row(tile, row) say where a row lies.
-// Where rows are no elements, their `Keys` has an ask_strip() and a copy_strip() of its own
+// A `Keys` locates the keys and values of a tile: k_row(tile, row) and v_row(tile, row) return a row's address. For
+// quantized rows, the `Keys` overloads prefetch_strip() and copy_strip() (../decode/compressed_latents.cuh).
 // (../decode/compressed_latents.cuh).
 #pragma once
 
@@ -15,8 +15,8 @@
 
 namespace ringattn::sm80 {
 
-// A row of K or V of one head.
-struct FoundRow {
+// Address of a row of K or V of one head.
+struct RowAddress {
   const char* data;
   bool present;  // false: the sequence has no such key, and nothing is read
   bool aligned;  // to 16 bytes
@@ -24,25 +24,25 @@ struct FoundRow {
 
 template <class C>
 struct Strips {
-  static constexpr int kOfK = (C::kDim + kStripColumns - 1) / kStripColumns;
-  static constexpr int kOfV = C::kKeyTile / kStripKeys;
-  static constexpr int kAll = kOfK + kOfV;  // of a tile
+  static constexpr int kKStrips = (C::kDim + kStripColumns - 1) / kStripColumns;
+  static constexpr int kVStrips = C::kKeyTile / kStripKeys;
+  static constexpr int kTileStrips = kKStrips + kVStrips;  // per tile
   static constexpr int kBytes = cuda::kTileBytes<kStripKeys, C::kDimV>;
 
   // Columns of strip `strip` of K.
   static constexpr int columns(int strip) {
-    return strip + 1 < kOfK ? kStripColumns : C::kDim - (kOfK - 1) * kStripColumns;
+    return strip + 1 < kKStrips ? kStripColumns : C::kDim - (kKStrips - 1) * kStripColumns;
   }
 
   static_assert(cuda::kTileBytes<C::kKeyTile, kStripColumns> == kBytes);
   static_assert(C::kDim % cuda::kPanelColumns == 0 && C::kDimV % kStripColumns == 0);
 };
 
-// Called ahead of the first copy_strip(); the others follow each other strip by strip.
+// Called before the first copy_strip(). Each copy_strip() then prefetches the strip after it.
 template <class C, class Keys>
-__device__ __forceinline__ void ask_strip(const Keys&, int, int) {}
+__device__ __forceinline__ void prefetch_strip(const Keys&, int, int) {}
 
-// Copies strip `strip` of the tile, all threads together. 16 neighbours copy 256 bytes of a row.
+// Copies strip `strip` of the tile with all threads. 16 neighbouring threads copy 256 bytes of a row.
 template <class C, class Keys>
 __device__ __forceinline__ void copy_strip(const Keys& keys, int tile, int strip, std::uint32_t target) {
   using S = Strips<C>;
@@ -50,18 +50,18 @@ __device__ __forceinline__ void copy_strip(const Keys& keys, int tile, int strip
   static_assert(C::kThreads == kStripKeys * kThreadsOfRow);
   const int row = static_cast<int>(threadIdx.x) / kThreadsOfRow;  // of 16
   const int first = static_cast<int>(threadIdx.x) % kThreadsOfRow;
-  if (strip < S::kOfK) {
+  if (strip < S::kKStrips) {
     if (first >= S::columns(strip) / 8) return;
 #pragma unroll 1
     for (int i = 0; i < C::kKeyTile; i += kStripKeys) {
-      const FoundRow from = keys.k_row(tile, i + row);
+      const RowAddress from = keys.k_row(tile, i + row);
       cuda::copy_chunk(target + static_cast<std::uint32_t>(first / 8 * cuda::panel_bytes(C::kKeyTile)) +
                            cuda::swizzled(i + row, first % 8),
                        from.data + strip * kStripColumns * 2 + first * 16, from.present, from.aligned);
     }
     return;
   }
-  const FoundRow from = keys.v_row(tile, (strip - S::kOfK) * kStripKeys + row);
+  const RowAddress from = keys.v_row(tile, (strip - S::kKStrips) * kStripKeys + row);
 #pragma unroll
   for (int chunk = first; chunk < C::kDimV / 8; chunk += kThreadsOfRow) {
     cuda::copy_chunk(

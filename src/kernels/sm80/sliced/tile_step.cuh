@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile step of ../tile_step.cuh where the columns of O are too many for a warp: the warps of a CTA share all of its
-// rows, and each holds a slice of O's columns of every row. They divide the scores of a tile among themselves, 16 rows
-// and 16 keys each, and hand maxima, sums and probabilities to each other through shared memory. K and V come in strips
-// (strips.cuh), so that Q and what is in use of a tile fit beside each other.
+// The tile step of ../tile_step.cuh for more columns of O than a warp can hold. The warps of a CTA share all of its
+// rows, and each holds a column slice of O of every row. For the scores of a tile each warp computes 16 rows × 16 keys.
+// Warps exchange maxima, sums and probabilities through shared memory. K and V are loaded in strips (strips.cuh), so
+// that Q and the strips in use fit into shared memory together.
 //
-// A tile has a barrier in front of each strip, which all threads' copies of the strip precede, and one between the
-// maxima and the probabilities:
+// Barriers (__syncthreads) per tile: one before each strip is read, after all threads' copies of it have completed, and
+// one between the maxima and the probabilities:
 //   strips of K: scores | maxima | barrier | probabilities, sums | strips of V: outputs
 #pragma once
 
@@ -19,21 +19,21 @@
 
 namespace ringattn::sm80 {
 
-// What a CTA has in shared memory, in bytes from its start.
+// Byte offsets in a CTA's shared memory.
 template <class C>
 struct SlicedLayout {
   static constexpr int kKeyBlocks = C::kKeyTile / 16;  // warps that divide the scores of a row
-  static constexpr int kProbabilities = cuda::kTileBytes<C::kQueryTile, C::kDim>;  // behind Q
+  static constexpr int kProbabilities = cuda::kTileBytes<C::kQueryTile, C::kDim>;  // follow Q
   static constexpr int kStages = kProbabilities + cuda::kTileBytes<C::kQueryTile, C::kKeyTile>;
   static constexpr int kMaxima = kStages + C::kStages * Strips<C>::kBytes;  // [kQueryTile, kKeyBlocks]
   static constexpr int kSums = kMaxima + C::kQueryTile * kKeyBlocks * 4;    // [kQueryTile, 4, kKeyBlocks]
   static constexpr int kBytes = kSums + C::kQueryTile * 4 * kKeyBlocks * 4;
 };
 
-// The stages of the current tile's strips, in bytes from the start of shared memory. Strips take stages in turn. Where
-// that comes out even, a strip has the same stage in every tile; else the next tile's first strip takes the stage after
-// that of this tile's last one.
-template <class C, bool kEven = Strips<C>::kAll % C::kStages == 0>
+// Byte offsets of the pipeline stages of the current tile's strips. Strips take the stages in turn. If the number of
+// strips is a multiple of the number of stages, a strip has the same stage in every tile. Else the next tile's first
+// strip takes the stage after that of this tile's last strip.
+template <class C, bool kEven = Strips<C>::kTileStrips % C::kStages == 0>
 class StripStages {
  public:
   static constexpr std::uint32_t at(int strip) {
@@ -53,7 +53,7 @@ class StripStages<C, false> {
   __device__ __forceinline__ void next_tile() {
     std::uint32_t next[C::kStages];
 #pragma unroll
-    for (int i = 0; i < C::kStages; ++i) next[i] = offsets_[(i + Strips<C>::kAll) % C::kStages];
+    for (int i = 0; i < C::kStages; ++i) next[i] = offsets_[(i + Strips<C>::kTileStrips) % C::kStages];
 #pragma unroll
     for (int i = 0; i < C::kStages; ++i) offsets_[i] = next[i];
   }
@@ -62,7 +62,7 @@ class StripStages<C, false> {
   std::uint32_t offsets_[C::kStages];
 };
 
-// `Rows` as in TileStep, `Keys` as in strips.cuh. `shared` is the start of the CTA's shared memory; Q lies there.
+// `Rows` as in TileStep, `Keys` as in strips.cuh. `shared` is the start of the CTA's shared memory, where Q is.
 template <class C, class Rows>
 class SlicedStep {
  public:
@@ -73,26 +73,26 @@ class SlicedStep {
   __device__ SlicedStep(const cuda::AttentionParams& p, const Rows& rows, unsigned char* shared)
       : p_(p), rows_(rows), shared_(shared), q_tile_(cuda::shared_address(shared)) {}
 
-  // Starts the copies of a CTA's first tile. Those of Q may be under way; they count to the first strip's.
+  // Starts the copies of a CTA's first tile. Copies of Q may be in flight. They join the first strip's cp.async group.
   template <class Keys>
   __device__ __forceinline__ void start(const StripStages<C>& stages, Keys& keys, int tile) const {
-    ask_strip<C>(keys, tile, 0);
+    prefetch_strip<C>(keys, tile, 0);
 #pragma unroll
-    for (int strip = 0; strip < kAhead; ++strip) {
+    for (int strip = 0; strip < kStripsInFlight; ++strip) {
       copy_strip<C>(keys, tile, strip, q_tile_ + stages.at(strip));
       cuda::copy_commit();
     }
   }
 
-  // Folds the tile, and starts the copies of the one behind it where it `goes_on`. first_key() gives the tile's first
-  // key, and is asked where the tile is masked.
+  // Attends to the tile, and starts the copies of the next tile if `has_next`. first_key() returns the tile's first
+  // key, and is called only if the tile is masked.
   template <class Keys, class FirstKey>
   __device__ __forceinline__ void attend(AttentionState<C>& state, StripStages<C>& stages, Keys& keys, int tile,
-                                         bool goes_on, bool masked, FirstKey&& first_key) const {
+                                         bool has_next, bool masked, FirstKey&& first_key) const {
     float s[2][4];
 #pragma unroll
-    for (int strip = 0; strip < S::kOfK; ++strip) {
-      arrive(stages, keys, tile, goes_on, strip);
+    for (int strip = 0; strip < S::kKStrips; ++strip) {
+      advance(stages, keys, tile, has_next, strip);
       qk_gemm(s, strip, stages.at(strip));
     }
     if (p_.softmax.scaled_first) {
@@ -104,15 +104,15 @@ class SlicedStep {
     __syncthreads();
     float scale[C::kRowBlocks][2];
     float shift[2];
-    move_offsets(state, scale, shift);
+    update_offsets(state, scale, shift);
     exponentiate(s, shift);
 
     float sum[C::kRowBlocks][kWarpColumns<C> / 8][4];
 #pragma unroll
-    for (int strip = 0; strip < S::kOfV; ++strip) {
-      arrive(stages, keys, tile, goes_on, S::kOfK + strip);
+    for (int strip = 0; strip < S::kVStrips; ++strip) {
+      advance(stages, keys, tile, has_next, S::kKStrips + strip);
       if (strip == 0) add_sums(state, scale);
-      pv_gemm(sum, strip, stages.at(S::kOfK + strip));
+      pv_gemm(sum, strip, stages.at(S::kKStrips + strip));
     }
     stages.next_tile();
 #pragma unroll
@@ -127,10 +127,10 @@ class SlicedStep {
 
  private:
   static constexpr int kWarps = C::kThreads / 32;
-  static constexpr int kAhead = C::kStages - 1;  // strips on their way while one is in use
+  static constexpr int kStripsInFlight = C::kStages - 1;  // strips in flight while one is in use
   static_assert(C::kQueryTile == 16 * C::kRowBlocks && kWarps == C::kSlices);
   static_assert(kWarps == C::kRowBlocks * Layout::kKeyBlocks && Layout::kKeyBlocks == 4);
-  static_assert(kAhead >= 1 && kAhead <= S::kOfK);
+  static_assert(kStripsInFlight >= 1 && kStripsInFlight <= S::kKStrips);
   static_assert(kWarpColumns<C> == cuda::kPanelColumns && C::kKeyTile == cuda::kPanelColumns);
   static_assert(C::kColumnsAtOnce == kWarpColumns<C> / 16);
 
@@ -138,7 +138,7 @@ class SlicedStep {
 
   static __device__ int lane() { return static_cast<int>(threadIdx.x) % 32; }
   static __device__ int warp() { return static_cast<int>(threadIdx.x) / 32; }
-  // The 16 rows and 16 keys whose scores are this warp's.
+  // The 16 rows and 16 keys whose scores this warp computes.
   static __device__ int row_block() { return warp() / Layout::kKeyBlocks; }
   static __device__ int key_block() { return warp() % Layout::kKeyBlocks; }
   static __device__ int row_of(int block, int half) { return 16 * block + 8 * half + lane() / 4; }
@@ -146,26 +146,26 @@ class SlicedStep {
   __device__ float* maxima(int row) const {
     return reinterpret_cast<float*>(shared_ + Layout::kMaxima) + row * Layout::kKeyBlocks;
   }
-  __device__ float* sums(int row) const {  // of this thread's place in its quad
+  __device__ float* sums(int row) const {  // of this thread's index in its quad
     return reinterpret_cast<float*>(shared_ + Layout::kSums) + (row * 4 + lane() % 4) * Layout::kKeyBlocks;
   }
 
-  // The strip is here, and everyone is past the one before it, whose stage the next copies take.
+  // Waits for the strip and for all warps to finish the strip before it, then starts the next copies into its stage.
   template <class Keys>
-  __device__ __forceinline__ void arrive(const StripStages<C>& stages, Keys& keys, int tile, bool goes_on,
-                                         int strip) const {
-    cuda::copy_wait<kAhead - 1>();
+  __device__ __forceinline__ void advance(const StripStages<C>& stages, Keys& keys, int tile, bool has_next,
+                                          int strip) const {
+    cuda::copy_wait<kStripsInFlight - 1>();
     __syncthreads();
-    const int next = strip + kAhead;
-    if (next < S::kAll) {
+    const int next = strip + kStripsInFlight;
+    if (next < S::kTileStrips) {
       copy_strip<C>(keys, tile, next, q_tile_ + stages.at(next));
-    } else if (goes_on) {
-      copy_strip<C>(keys, tile + 1, next - S::kAll, q_tile_ + stages.at(next));
+    } else if (has_next) {
+      copy_strip<C>(keys, tile + 1, next - S::kTileStrips, q_tile_ + stages.at(next));
     }
     cuda::copy_commit();
   }
 
-  // The strip lies at `stage`, which is added last, so that addresses in all stages have the rest in common.
+  // `stage` is the strip's offset. It is added last, so that the addresses in all stages share the other terms.
   __device__ __forceinline__ void qk_gemm(Scores& s, int strip, std::uint32_t stage) const {
     const std::uint32_t q_at = q_tile_ + cuda::swizzled(row_block() * 16 + lane() % 16, lane() / 16);
     const std::uint32_t k_at =
@@ -208,10 +208,10 @@ class SlicedStep {
     }
   }
 
-  // Moves m on, in every warp for all of its rows; `shift` is that of the rows whose scores are this warp's. fmaxf
-  // passes NaN over: its p is NaN.
-  __device__ __forceinline__ void move_offsets(AttentionState<C>& state, float (&scale)[C::kRowBlocks][2],
-                                               float (&shift)[2]) const {
+  // Updates m in every warp for all of its rows. `shift` is that of the rows whose scores this warp computes. fmaxf
+  // passes NaN over, but its p is NaN.
+  __device__ __forceinline__ void update_offsets(AttentionState<C>& state, float (&scale)[C::kRowBlocks][2],
+                                                 float (&shift)[2]) const {
     const float c = p_.softmax.exponent_base2;
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
@@ -221,16 +221,17 @@ class SlicedStep {
         const float maximum = fmaxf(fmaxf(of.x, of.y), fmaxf(of.z, of.w));
         const float m_old = state.m[b][half];
         const float m_new = fmaxf(m_old, maximum);
-        const float softmax_offset = m_new == -INFINITY ? 0.0F : m_new;  // every score so far is −∞: exp2(−∞) = 0
+        const float softmax_offset =
+            m_new == -INFINITY ? 0.0F : m_new;  // if −∞, every score so far is −∞, and exp2(−∞) = 0
         state.m[b][half] = m_new;
-        // The difference first: an unchanged maximum scales by exactly 1.
+        // The difference is taken first, so that an unchanged maximum scales by exactly 1.
         scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, softmax_offset), c));
         if (b == row_block()) shift[half] = __fmul_rn(-softmax_offset, c);
       }
     }
   }
 
-  // Scores → probabilities, into shared memory with their partial sums.
+  // Turns scores into probabilities, and writes these and their partial sums to shared memory.
   __device__ __forceinline__ void exponentiate(Scores& s, const float (&shift)[2]) const {
     const float c = p_.softmax.exponent_base2;
 #pragma unroll
@@ -253,7 +254,7 @@ class SlicedStep {
     }
   }
 
-  // Moves l on, in every warp for all of its rows.
+  // Updates l in every warp for all of its rows.
   __device__ __forceinline__ void add_sums(AttentionState<C>& state, const float (&scale)[C::kRowBlocks][2]) const {
 #pragma unroll
     for (int b = 0; b < C::kRowBlocks; ++b) {
@@ -266,7 +267,7 @@ class SlicedStep {
     }
   }
 
-  // The strip's keys, for the warp's columns of all rows.
+  // Accumulates the strip's keys for the warp's columns of all rows.
   __device__ __forceinline__ void pv_gemm(float (&sum)[C::kRowBlocks][kWarpColumns<C> / 8][4], int strip,
                                           std::uint32_t stage) const {
     const std::uint32_t p_at = q_tile_ + cuda::swizzled(lane() % 16, lane() / 16);
