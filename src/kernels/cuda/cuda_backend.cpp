@@ -33,7 +33,7 @@ const Gpu& gpu_of(int device) {
 void await_event(const CudaEvent& event, int device, const Deadline& deadline, const Progress& progress) {
   while (!event.passed()) {
     const bool late = deadline.expired();
-    if (progress) progress();  // it may know better what the device waits for
+    if (progress) progress();  // it may throw a more specific error
     if (late) {
       fail(ErrorCode::kPeer, fmt::format("GPU {} did not finish within {} s", device, deadline.seconds()),
            "its work waits for a peer, or is slower than predicted",

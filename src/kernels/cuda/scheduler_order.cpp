@@ -47,14 +47,14 @@ std::int32_t SchedulerOrder::sort(std::int64_t workers, std::int64_t heads) {
 // the load of the long ones. Short entries of all swizzle groups serve for that, but no more than needed, because late
 // entries hit L2 less often. Returns the number of early entries.
 std::int32_t SchedulerOrder::move_late_entries_back(std::int64_t workers, std::int64_t heads) {
-  const std::int64_t most = max_tiles();
-  const std::int64_t longest = std::min(most / kLatePart, static_cast<std::int64_t>(counts_.size()) - 1);
+  const std::int64_t longest_tiles = max_tiles();
+  const std::int64_t longest = std::min(longest_tiles / kLatePart, static_cast<std::int64_t>(counts_.size()) - 1);
   std::fill_n(counts_.begin(), longest + 1, 0);
   for (const SchedulerEntry& entry : entries_) {
     if (entry.tiles <= longest) ++counts_[static_cast<std::size_t>(entry.tiles)];
   }
   // Entries of fewer than `limit` tiles are late.
-  std::int64_t budget = workers * most / kLateWork;
+  std::int64_t budget = workers * longest_tiles / kLateWork;
   std::int64_t limit = 0;
   for (; limit <= longest && budget >= 0; ++limit) budget -= limit * counts_[static_cast<std::size_t>(limit)] * heads;
 
@@ -78,9 +78,9 @@ void SchedulerOrder::sort_swizzle_group(std::span<SchedulerEntry> swizzle_group)
     std::reverse(swizzle_group.begin(), swizzle_group.end());
     return;
   }
-  const auto most =
+  const auto longest_tiles =
       static_cast<std::size_t>(std::max_element(swizzle_group.begin(), swizzle_group.end(), shorter)->tiles);
-  if (most >= counts_.size()) {
+  if (longest_tiles >= counts_.size()) {
     std::sort(swizzle_group.begin(), swizzle_group.end(), [](const SchedulerEntry& a, const SchedulerEntry& b) {
       if (a < b || b < a) return a < b;
       return a.index < b.index;
@@ -88,13 +88,14 @@ void SchedulerOrder::sort_swizzle_group(std::span<SchedulerEntry> swizzle_group)
     return;
   }
   // There are not many more lengths than entries, so a counting sort is fastest.
-  std::fill_n(counts_.begin(), most + 1, 0);
-  for (const SchedulerEntry& entry : swizzle_group) ++counts_[most - static_cast<std::size_t>(entry.tiles)];
-  std::exclusive_scan(counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(most) + 1, counts_.begin(), 0);
+  std::fill_n(counts_.begin(), longest_tiles + 1, 0);
+  for (const SchedulerEntry& entry : swizzle_group) ++counts_[longest_tiles - static_cast<std::size_t>(entry.tiles)];
+  std::exclusive_scan(counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(longest_tiles) + 1,
+                      counts_.begin(), 0);
   unsorted_.assign(swizzle_group.begin(), swizzle_group.end());
   for (const SchedulerEntry& entry : unsorted_) {
-    std::int32_t& place = counts_[most - static_cast<std::size_t>(entry.tiles)];
-    swizzle_group[static_cast<std::size_t>(place++)] = entry;
+    std::int32_t& next_index = counts_[longest_tiles - static_cast<std::size_t>(entry.tiles)];
+    swizzle_group[static_cast<std::size_t>(next_index++)] = entry;
   }
 }
 

@@ -36,15 +36,15 @@ std::int64_t WorkBuilder::collect_masked(const AttentionSpec& spec, const Attent
 
       const Visibility visibility(spec.mask, key_length);
       std::int64_t masked_block = 0;
-      for (bool listed = false; run != task.queries.end() && run->sequence == sequence; ++run) {
+      for (bool has_mask_row = false; run != task.queries.end() && run->sequence == sequence; ++run) {
         const std::int64_t run_end = run->position + run->rows;
         for (std::int64_t begin = run->position; begin < run_end;) {
           const std::int64_t own_block = query_block_of(begin, block);
-          if (!listed || own_block != masked_block) {
-            if (listed) stretches_.push_back({work_tiles_.size(), swizzle_group.number});
+          if (!has_mask_row || own_block != masked_block) {
+            if (has_mask_row) stretches_.push_back({work_tiles_.size(), swizzle_group.number});
             mask_tile_runs(spec, block_mask, static_cast<std::size_t>(sequence), head, own_block, shape.key_tile, keys);
             masked_block = own_block;
-            listed = true;
+            has_mask_row = true;
           }
           WorkTile& work_tile = work_tiles_.emplace_back();
           work_tile.position = query_tile_begin(begin, shape.query_tile);
@@ -61,9 +61,10 @@ std::int64_t WorkBuilder::collect_masked(const AttentionSpec& spec, const Attent
                 .assign(range, first_masked_, work_tile);
           }
           if (work_tile.tiles > 0) {
-            const std::int64_t place = split_positions_[static_cast<std::size_t>(work_tile.run_begin) - first_masked_] +
-                                       work_tile.first - runs_[static_cast<std::size_t>(work_tile.run_begin)].first;
-            work_tile.split_position = static_cast<std::int32_t>(place % kTilesPerKvSplit);
+            const std::int64_t position =
+                split_positions_[static_cast<std::size_t>(work_tile.run_begin) - first_masked_] + work_tile.first -
+                runs_[static_cast<std::size_t>(work_tile.run_begin)].first;
+            work_tile.split_position = static_cast<std::int32_t>(position % kTilesPerKvSplit);
             set_plain(visibility.common_keys(work_tile.position, last), shape.key_tile, work_tile);
           }
           if (work_tile.tiles == 0 && !all_rows) work_tiles_.pop_back();

@@ -124,7 +124,7 @@ struct PageRunRows {
 // page run's PageRunRows, whose address must be readable even if it has no keys.
 template <int kRows, int kDim, int kThreads, class Find>
 __device__ __forceinline__ void copy_page_runs(std::uint32_t target, int page_run_log2, Find find) {
-  constexpr int kStep = kThreads / 8;  // rows of one pass; eight threads share a row
+  constexpr int kStep = kThreads / 8;  // rows per pass; eight threads share a row
   static_assert(kRows % kStep == 0);
   const int first = static_cast<int>(threadIdx.x) % 8;
 #pragma unroll 1

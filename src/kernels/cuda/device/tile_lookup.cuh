@@ -21,7 +21,7 @@ __device__ __forceinline__ const RunEntry& find_run(const RunEntry* runs, int co
 // A KV tile of a KV loop.
 struct KvLoopTile {
   std::int64_t tile;           // entries of its pages; entries without keys must not be read
-  const TileEntry* page_runs;  // where they lie; those without keys must not be read
+  const TileEntry* page_runs;  // its page runs' entries; entries without keys must not be read
 };
 
 // Returns the i-th tile of `kv_loop`, which is a WorkTile, a GqaPackedTile, or has their members that locate a KV loop.

@@ -22,12 +22,12 @@ struct NewRows {
   int head;
 
   __device__ NewRows(const AppendParams& params, int of_head)
-      : p(params), sequence(blockIdx.x), length(params.places.lengths[blockIdx.x]), head(of_head) {}
+      : p(params), sequence(blockIdx.x), length(params.update.lengths[blockIdx.x]), head(of_head) {}
 
   // Returns true if nothing is appended to the sequence.
   __device__ bool none() const {
-    if (length_out_of_range(p.places, length).kind != OutOfRangeEntry::Kind::kNone) return true;
-    return p.places.checked != nullptr && p.places.checked[sequence] == 0;
+    if (length_out_of_range(p.update, length).kind != OutOfRangeEntry::Kind::kNone) return true;
+    return p.update.checked != nullptr && p.update.checked[sequence] == 0;
   }
   __device__ std::byte* at(int stream, const PageSlot& slot) const {
     return p.rows.streams[stream].at(slot.token, head) + slot.page * p.page_strides[stream];
@@ -35,11 +35,11 @@ struct NewRows {
   // Calls with(row, token among all new ones, position in the sequence, slot) for rows that have a page slot.
   template <class With>
   __device__ void each(const With& with) const {
-    for (int i = 0; i < p.places.rows; ++i) {
-      const std::int64_t position = length - p.places.rows + i;
-      const PageSlot slot = page_slot_of(p.places, sequence, position);
+    for (int i = 0; i < p.update.rows; ++i) {
+      const std::int64_t position = length - p.update.rows + i;
+      const PageSlot slot = page_slot_of(p.update, sequence, position);
       if (slot.page < 0) continue;
-      const std::int64_t token = sequence * p.places.rows + i;
+      const std::int64_t token = sequence * p.update.rows + i;
       with(p.rows.plain.at(token, head), token, position, slot);
     }
   }
@@ -51,15 +51,15 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
   const RowParams& rows = p.rows;
   const auto head = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
   if (head >= rows.heads) return;
-  const NewRows fresh(p, head);
-  if (fresh.none()) return;
-  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t, const PageSlot& slot) {
+  const NewRows new_rows(p, head);
+  if (new_rows.none()) return;
+  new_rows.each([&](const std::byte* plain, std::int64_t token, std::int64_t, const PageSlot& slot) {
     RowQuads<kQuads> quads;
     quads.load(rows, plain);
     if (rows.fault != nullptr) quads.template check<Element>(rows, token, head);
     std::byte* streams[kMaxStreams];
 #pragma unroll
-    for (int s = 0; s < kMaxStreams; ++s) streams[s] = fresh.at(s, slot);
+    for (int s = 0; s < kMaxStreams; ++s) streams[s] = new_rows.at(s, slot);
     const RowWriter<Element, kQuads> writer(rows, quads);
     switch (rows.format.encoding) {  // formats with a rank and plain formats are not appended to
       case RowEncoding::kFp8:
@@ -91,16 +91,16 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
   __shared__ GroupExtremes extremes[kGroupWarps][kMaxQuads];
   const RowParams& rows = p.rows;
   const auto head = static_cast<int>(blockIdx.y);
-  const NewRows fresh(p, head);
-  if (fresh.none()) return;
+  const NewRows new_rows(p, head);
+  if (new_rows.none()) return;
   const int group = rows.format.group;
   const auto tail_at = [&](std::int64_t t) {
     return rows.tables[0] +
-           ((fresh.sequence * group + t) * rows.heads + head) * static_cast<std::int64_t>(2 * rows.dim);
+           ((new_rows.sequence * group + t) * rows.heads + head) * static_cast<std::int64_t>(2 * rows.dim);
   };
-  fresh.each([&](const std::byte* plain, std::int64_t token, std::int64_t position, const PageSlot& slot) {
+  new_rows.each([&](const std::byte* plain, std::int64_t token, std::int64_t position, const PageSlot& slot) {
     if (threadIdx.x < 32) {
-      write_tail(rows, plain, tail_at(position % group), fresh.at(0, slot), fresh.at(1, slot),
+      write_tail(rows, plain, tail_at(position % group), new_rows.at(0, slot), new_rows.at(1, slot),
                  [&](uint2 raw, int channel) {
                    if (rows.fault != nullptr) check_elements<Element>(rows, raw, 0, token, head, channel);
                  });
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
     if ((position + 1) % group != 0) return;
     const std::int64_t first = position + 1 - group;
     if (threadIdx.x < group / kContiguousTokens) {
-      group_slots[threadIdx.x] = page_slot_of(p.places, fresh.sequence, first + threadIdx.x * kContiguousTokens);
+      group_slots[threadIdx.x] = page_slot_of(p.update, new_rows.sequence, first + threadIdx.x * kContiguousTokens);
     }
     __syncthreads();  // the slots, the new row in the tail, and what write_tail() cleared are visible
     write_group_by_block<Element>(
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
         [&](int stream, int t) -> std::byte* {
           PageSlot slot = group_slots[t / kContiguousTokens];
           slot.token += t % kContiguousTokens;
-          return slot.page < 0 ? nullptr : fresh.at(stream, slot);
+          return slot.page < 0 ? nullptr : new_rows.at(stream, slot);
         });
     __syncthreads();
   });
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
 template <class Element>
 void launch(const AppendParams& p, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
-  const auto sequences = static_cast<unsigned>(p.places.sequences), heads = static_cast<unsigned>(p.rows.heads);
+  const auto sequences = static_cast<unsigned>(p.update.sequences), heads = static_cast<unsigned>(p.rows.heads);
   const dim3 grid(sequences, (heads + kWarps - 1) / kWarps);
   if (p.rows.format.encoding == RowEncoding::kInt4Channel) {
     append_group_kernel<Element><<<dim3(sequences, heads), kThreads, 0, queue>>>(p);
@@ -165,7 +165,7 @@ void append(const AppendTask& task, Stream stream) {
   check_quantizable(cache.shape);
   p.rows = row_params(cache.format, cache.shape, streams, task.rows, {}, task.fault);
   p.rows.by_four = p.rows.by_four && allows_4_channels(p.rows, p.page_strides);
-  p.places = *task.update;
+  p.update = *task.update;
   if (p.rows.bf16) {
     launch<__nv_bfloat16>(p, stream);
   } else {

@@ -18,20 +18,20 @@ __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_consta
   constexpr int kRowsAhead = kQuads == 1 ? 4 : 1;  // rows per warp, loaded before the first is processed
   const CompressedRun& run = p.run[blockIdx.y];
   const auto heads = static_cast<std::uint32_t>(p.heads);
-  const auto items = static_cast<std::uint32_t>(run.rows) * heads;
+  const auto run_rows = static_cast<std::uint32_t>(run.rows) * heads;
   const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
   const DeviceRows plain = p.plain.from(run.to), products = p.products.from(run.to);
   DeviceRows streams[kMaxStreams];
 #pragma unroll
   for (int s = 0; s < kMaxStreams; ++s) streams[s] = p.streams[s].from(run.row);
-  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
-    const RowsOfRun<kRowsAhead> of_run(first, items, heads);
+  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < run_rows; first += step) {
+    const RowsOfRun<kRowsAhead> of_run(first, run_rows, heads);
     RowQuads<kQuads> rows[kRowsAhead];
 #pragma unroll
     for (int i = 0; i < kRowsAhead; ++i) rows[i].load(p, plain.near(of_run.token[i], of_run.head[i]));
 #pragma unroll
     for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
-      if (first + i >= items) break;
+      if (first + i >= run_rows) break;
       const std::uint32_t token = of_run.token[i], head = of_run.head[i];
       if (p.fault != nullptr) rows[i].template check<Element>(p, run.to + token, static_cast<int>(head));
       std::byte* to[kMaxStreams];
@@ -51,17 +51,17 @@ __global__ void __launch_bounds__(kThreads) compress_16_channels(const __grid_co
   constexpr std::uint32_t kAhead = 2;  // rows per lane, loaded before the first is processed
   const CompressedRun& run = p.run[blockIdx.y];
   const auto heads = static_cast<std::uint32_t>(p.heads);
-  const auto items = static_cast<std::uint32_t>(run.rows) * heads;
+  const auto run_rows = static_cast<std::uint32_t>(run.rows) * heads;
   const DeviceRows plain = p.plain.from(run.to);
   const DeviceRows quantized = p.streams[0].from(run.row), qparams = p.streams[1].from(run.row);
   const int channel = static_cast<int>(threadIdx.x % kLanes) * kLaneChannels;
-  for (std::uint32_t begin = blockIdx.x * kRows * kAhead; begin < items; begin += gridDim.x * kRows * kAhead) {
+  for (std::uint32_t begin = blockIdx.x * kRows * kAhead; begin < run_rows; begin += gridDim.x * kRows * kAhead) {
     std::uint32_t token[kAhead], head[kAhead];
     LaneChannels rows[kAhead];
 #pragma unroll
     for (std::uint32_t i = 0; i < kAhead; ++i) {
-      const std::uint32_t item = begin + i * kRows + threadIdx.x / kLanes;
-      const std::uint32_t present = item < items ? item : items - 1;
+      const std::uint32_t work_index = begin + i * kRows + threadIdx.x / kLanes;
+      const std::uint32_t present = work_index < run_rows ? work_index : run_rows - 1;
       token[i] = present / heads;
       head[i] = present - token[i] * heads;
       rows[i].load(plain.near(token[i], head[i]), channel);
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(kThreads) compress_16_channels(const __grid_co
       }
       write_16_channels<Element, kEncoding, kLanes>(p, rows[i], channel, static_cast<int>(head[i]),
                                                     quantized.near(token[i], head[i]), qparams.near(token[i], head[i]),
-                                                    begin + i * kRows + threadIdx.x / kLanes < items);
+                                                    begin + i * kRows + threadIdx.x / kLanes < run_rows);
     }
   }
 }
@@ -118,9 +118,9 @@ __global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid
   const auto groups = static_cast<std::uint32_t>((run.rows + kGroup - 1) / kGroup);
   const std::uint32_t parts = kVectorized ? static_cast<std::uint32_t>((p.dim - 1) / (32 * kChannels)) + 1 : 1;
   const std::int64_t full_tokens = full_group_tokens(run.keys, kGroup);
-  for (std::uint32_t item = blockIdx.x * kGroupWarps + threadIdx.x / 32; item < groups * heads * parts;
-       item += gridDim.x * kGroupWarps) {
-    const std::uint32_t of_head = item / parts;
+  for (std::uint32_t work_index = blockIdx.x * kGroupWarps + threadIdx.x / 32; work_index < groups * heads * parts;
+       work_index += gridDim.x * kGroupWarps) {
+    const std::uint32_t of_head = work_index / parts;
     const auto head = static_cast<int>(of_head % heads);
     const std::int64_t first = static_cast<std::int64_t>(of_head / heads) * kGroup;  // row of the run
     const auto check = [&](uint2 raw, int t, int channel) {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid
     };
     if (run.position + first < full_tokens) {
       if constexpr (kVectorized) {
-        compress_part<Element, kGroup, kChannels>(p, run, first, head, static_cast<int>(item % parts));
+        compress_part<Element, kGroup, kChannels>(p, run, first, head, static_cast<int>(work_index % parts));
       } else {
         write_group<Element>(
             p, [&](int t) { return p.plain.at(run.to + first + t, head); },
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid
       }
       continue;
     }
-    if (item % parts != 0) continue;
+    if (work_index % parts != 0) continue;
     for (int t = 0; t < kGroup && first + t < run.rows; ++t) {
       std::byte* const tail =
           p.tables[0] + ((run.sequence * kGroup + t) * p.heads + head) * static_cast<std::int64_t>(2 * p.dim);

@@ -106,14 +106,14 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
   const CompressedRun& run = p.run[blockIdx.y];
   const auto lane = static_cast<int>(threadIdx.x % 32);
   const auto heads = static_cast<std::uint32_t>(p.heads);
-  const auto items = static_cast<std::uint32_t>(run.rows) * heads;
+  const auto run_rows = static_cast<std::uint32_t>(run.rows) * heads;
   const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
   const DeviceRows plain = p.plain.from(run.to);
   DeviceRows streams[kMaxStreams];
 #pragma unroll
   for (int s = 0; s < kMaxStreams; ++s) streams[s] = p.streams[s].from(run.row);
-  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < items; first += step) {
-    const RowsOfRun<kRowsAhead> rows(first, items, heads);
+  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < run_rows; first += step) {
+    const RowsOfRun<kRowsAhead> rows(first, run_rows, heads);
     RowAt at[kRowsAhead];
 #pragma unroll
     for (int i = 0; i < kRowsAhead; ++i) {
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
       }
 #pragma unroll
       for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
-        if (first + i >= items) break;
+        if (first + i >= run_rows) break;
         const auto head = static_cast<int>(rows.head[i]);
         if (p.fault != nullptr) {
           check_quantized<Element>(p, raw[i].quantized, raw[i].qparams, run.to + rows.token[i], head, channel);
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
     __syncwarp();
 #pragma unroll
     for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
-      if (first + i >= items) break;
+      if (first + i >= run_rows) break;
       const auto* const channels =
           reinterpret_cast<const std::int32_t*>(p.tables[1]) + static_cast<int>(rows.head[i]) * p.format.outliers;
       auto* const to = reinterpret_cast<std::uint16_t*>(at[i].plain);
@@ -169,9 +169,10 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
   const auto groups = static_cast<std::uint32_t>((run.rows + group - 1) / group);
   const auto heads = static_cast<std::uint32_t>(p.heads);
   const std::int64_t full_tokens = full_group_tokens(run.keys, group);
-  for (std::uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < groups * heads; item += gridDim.x * kWarps) {
-    const auto head = static_cast<int>(item % heads);
-    const std::int64_t first = static_cast<std::int64_t>(item / heads) * group;  // row of the run
+  for (std::uint32_t group_index = blockIdx.x * kWarps + threadIdx.x / 32; group_index < groups * heads;
+       group_index += gridDim.x * kWarps) {
+    const auto head = static_cast<int>(group_index % heads);
+    const std::int64_t first = static_cast<std::int64_t>(group_index / heads) * group;  // row of the run
     const std::int64_t position = run.position + first;
     const std::int64_t left = run.rows - first;
     const int rows = left < group ? static_cast<int>(left) : group;

@@ -12,9 +12,9 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kTile = 64;     // channels
-constexpr int kTokens = 32;   // tokens per step
-constexpr int kOfThread = 4;  // channels of each side per thread
+constexpr int kTile = 64;       // channels
+constexpr int kTokens = 32;     // tokens per step
+constexpr int kThreadTile = 4;  // channels of each side per thread
 constexpr int kStep = kThreads / kTile;
 constexpr int kLoads = kTokens / kStep;
 
@@ -53,18 +53,18 @@ __global__ void __launch_bounds__(kThreads) gram_kernel(const __grid_constant__ 
   if (column < row) return;
   const auto head = static_cast<int>(blockIdx.z);
   const auto of_tile = static_cast<int>(threadIdx.x) % kTile;
-  const int own_row = static_cast<int>(threadIdx.x) / 16 * kOfThread;
-  const int own_column = static_cast<int>(threadIdx.x) % 16 * kOfThread;
+  const int own_row = static_cast<int>(threadIdx.x) / 16 * kThreadTile;
+  const int own_column = static_cast<int>(threadIdx.x) % 16 * kThreadTile;
   double* const sums = p.sums + static_cast<std::int64_t>(head) * p.dim * p.dim;
   const auto at = [&](int i, int j) {
     return sums + static_cast<std::int64_t>(row + own_row + i) * p.dim + column + own_column + j;
   };
   const bool present = row + own_row < p.dim && column + own_column < p.dim;  // dims are multiples of 8
-  double sum[kOfThread][kOfThread];
+  double sum[kThreadTile][kThreadTile];
 #pragma unroll
-  for (int i = 0; i < kOfThread; ++i) {
+  for (int i = 0; i < kThreadTile; ++i) {
 #pragma unroll
-    for (int j = 0; j < kOfThread; ++j) sum[i][j] = present ? *at(i, j) : 0.0;
+    for (int j = 0; j < kThreadTile; ++j) sum[i][j] = present ? *at(i, j) : 0.0;
   }
   TileColumn<Element> rows_ahead, columns_ahead;
   rows_ahead.load(p, 0, head, row + of_tile);
@@ -80,23 +80,23 @@ __global__ void __launch_bounds__(kThreads) gram_kernel(const __grid_constant__ 
     const int count = rest < kTokens ? static_cast<int>(rest) : kTokens;
 #pragma unroll 4
     for (int t = 0; t < count; ++t) {
-      double a[kOfThread], b[kOfThread];
+      double a[kThreadTile], b[kThreadTile];
 #pragma unroll
-      for (int i = 0; i < kOfThread; ++i) a[i] = left[t][own_row + i];
+      for (int i = 0; i < kThreadTile; ++i) a[i] = left[t][own_row + i];
 #pragma unroll
-      for (int j = 0; j < kOfThread; ++j) b[j] = right[t][own_column + j];
+      for (int j = 0; j < kThreadTile; ++j) b[j] = right[t][own_column + j];
 #pragma unroll
-      for (int i = 0; i < kOfThread; ++i) {
+      for (int i = 0; i < kThreadTile; ++i) {
 #pragma unroll
-        for (int j = 0; j < kOfThread; ++j) sum[i][j] = fma(a[i], b[j], sum[i][j]);
+        for (int j = 0; j < kThreadTile; ++j) sum[i][j] = fma(a[i], b[j], sum[i][j]);
       }
     }
   }
   if (!present) return;
 #pragma unroll
-  for (int i = 0; i < kOfThread; ++i) {
+  for (int i = 0; i < kThreadTile; ++i) {
 #pragma unroll
-    for (int j = 0; j < kOfThread; ++j) *at(i, j) = sum[i][j];
+    for (int j = 0; j < kThreadTile; ++j) *at(i, j) = sum[i][j];
   }
 }
 

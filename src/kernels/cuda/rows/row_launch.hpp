@@ -83,8 +83,8 @@ void for_launches(RowParams& p, std::span<const CompressedRun> runs, int warps, 
     }
     // Groups of tokens have fewer work items than rows, so some thread blocks may have no work.
     const std::int64_t each = p.format.encoding == RowEncoding::kInt4Channel ? p.format.group : 4;
-    const std::int64_t items = (max_rows + each - 1) / each;
-    const std::int64_t blocks = std::clamp<std::int64_t>((items + warps - 1) / warps, 1, kMaxBlocks);
+    const std::int64_t work_items = (max_rows + each - 1) / each;
+    const std::int64_t blocks = std::clamp<std::int64_t>((work_items + warps - 1) / warps, 1, kMaxBlocks);
     launch(dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.runs)));
   }
 }

@@ -54,7 +54,7 @@ struct RowParams {
 struct AppendParams {
   RowParams rows;  // `plain` has the new rows; no runs
   std::int64_t page_strides[kMaxStreams] = {};
-  CacheUpdate places;
+  CacheUpdate update;
 };
 
 }  // namespace ringattn::cuda

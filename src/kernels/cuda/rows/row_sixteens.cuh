@@ -28,14 +28,14 @@ struct LaneChannels {
 // Maximum magnitude of all elements; NaN if one is NaN.
 template <class Element>
 __device__ __forceinline__ float max_magnitude(const LaneChannels& row) {
-  float most = 0.0F;
+  float max_value = 0.0F;
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
     const Quad quad = widen<Element>(row.quad(n));
 #pragma unroll
-    for (int i = 0; i < 4; ++i) most = greater_or_nan(most, fabsf(quad.x[i]));
+    for (int i = 0; i < 4; ++i) max_value = greater_or_nan(max_value, fabsf(quad.x[i]));
   }
-  return most;
+  return max_value;
 }
 
 // Divisor::quotient() of a number of either sign whose quotient is at most kMax. Each step rounds a number and its
@@ -76,8 +76,10 @@ __device__ __forceinline__ uint4 quantize_int8(const LaneChannels& row, const Di
     std::uint32_t x[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[i] = by.quick ? __float_as_uint(signed_quotient(by, quad.x[i]) + 0x1.8p23F)  // its lowest byte is the nearest's
-                      : static_cast<std::uint32_t>(quantize_to_int8(quad.x[i], by.scale));
+      x[i] =
+          by.quick
+              ? __float_as_uint(signed_quotient(by, quad.x[i]) + 0x1.8p23F)  // its lowest byte is the nearest integer's
+              : static_cast<std::uint32_t>(quantize_to_int8(quad.x[i], by.scale));
     }
     quantized[n] = lowest_bytes(x);
   }
@@ -121,20 +123,20 @@ template <class Element, RowEncoding kEncoding, int kLanes>
 __device__ __forceinline__ void write_16_channels(const RowParams& p, const LaneChannels& row, int channel, int head,
                                                   std::byte* quantized, std::byte* qparams, bool present) {
   if constexpr (kEncoding == RowEncoding::kInt4Token) {
-    float least = 0.0F, most = 0.0F;
+    float min_value = 0.0F, max_value = 0.0F;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const Quad quad = widen<Element>(row.quad(n));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const bool first = n == 0 && i == 0;
-        least = first ? quad.x[i] : fminf(least, quad.x[i]);
-        most = first ? quad.x[i] : fmaxf(most, quad.x[i]);
+        min_value = first ? quad.x[i] : fminf(min_value, quad.x[i]);
+        max_value = first ? quad.x[i] : fmaxf(max_value, quad.x[i]);
       }
     }
     constexpr int kScaleLanes = kPairChannels / kLaneChannels;  // lanes that share a scale
-    const float zero = int4_zero_point(rounded<Element>(min_of<kScaleLanes>(least)));
-    const float scale = truncated<Element>(int4_scale(zero, max_of<kScaleLanes>(most)));
+    const float zero = int4_zero_point(rounded<Element>(min_of<kScaleLanes>(min_value)));
+    const float scale = truncated<Element>(int4_scale(zero, max_of<kScaleLanes>(max_value)));
     if (!present) return;
     *reinterpret_cast<uint2*>(quantized + channel / 2) = quantize_int4<Element>(row, scale, zero);
     if (channel % kPairChannels == 0) {
@@ -181,14 +183,14 @@ class GroupOfChannels {
     bool quick = true;
 #pragma unroll
     for (int i = 0; i < kChannels; ++i) {
-      float least = element(words_[0], i), most = least;
+      float min_value = element(words_[0], i), max_value = min_value;
 #pragma unroll
       for (int t = 1; t < kGroup; ++t) {
-        least = fminf(least, element(words_[t], i));
-        most = fmaxf(most, element(words_[t], i));
+        min_value = fminf(min_value, element(words_[t], i));
+        max_value = fmaxf(max_value, element(words_[t], i));
       }
-      zero[i] = int4_zero_point(least);
-      scale[i] = truncated<Element>(int4_scale(zero[i], most));
+      zero[i] = int4_zero_point(min_value);
+      scale[i] = truncated<Element>(int4_scale(zero[i], max_value));
       by[i] = int4_divisor(scale[i]);
       quick = quick && by[i].quick;
       const ScaleOffset offset = scale_offset_of(channel_ + i, p_.dim, kGroup);

@@ -112,14 +112,14 @@ class RowWriter {
   __device__ __forceinline__ bool has(int n) const { return channel(n) < p_.dim; }
 
   __device__ __forceinline__ float max_magnitude() const {
-    float most = 0.0F;
+    float max_value = 0.0F;
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       const Quad quad = widen<Element>(row_.raw[n]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) most = greater_or_nan(most, fabsf(quad.x[i]));
+      for (int i = 0; i < 4; ++i) max_value = greater_or_nan(max_value, fabsf(quad.x[i]));
     }
-    return max_or_nan_of<32>(most);
+    return max_or_nan_of<32>(max_value);
   }
 
   __device__ __forceinline__ void write_fp8(std::byte* const (&streams)[kMaxStreams], int head) const {
@@ -156,10 +156,10 @@ class RowWriter {
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       const Quad quad = widen<Element>(row_.raw[n]);
-      float most = 0.0F;
+      float max_value = 0.0F;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(quad.x[i]));
-      const float scale = scale_of(max_of<32>(most), kMaxE4m3);
+      for (int i = 0; i < 4; ++i) max_value = fmaxf(max_value, fabsf(quad.x[i]));
+      const float scale = scale_of(max_of<32>(max_value), kMaxE4m3);
       if (channel(n) < quantized_dims) {
         if (lane_ == 0) store_word(p_, streams[1] + 4 * n, __float_as_uint(scale));
         store_quantized(p_, streams[0], channel(n), quantize_e4m3(divided(quad, divisor_of(scale))));
@@ -194,10 +194,10 @@ class RowWriter {
 
   // 32 channels, i.e. eight lanes, share a scale and a zero point. Called by all lanes of the warp.
   __device__ __forceinline__ void write_pairs(int n, const Quad& quad, std::byte* quantized, std::byte* pairs) const {
-    const float least = min_of<8>(fminf(fminf(quad.x[0], quad.x[1]), fminf(quad.x[2], quad.x[3])));
-    const float most = max_of<8>(fmaxf(fmaxf(quad.x[0], quad.x[1]), fmaxf(quad.x[2], quad.x[3])));
-    const float zero = int4_zero_point(rounded<Element>(least));
-    const float scale = truncated<Element>(int4_scale(zero, most));
+    const float min_value = min_of<8>(fminf(fminf(quad.x[0], quad.x[1]), fminf(quad.x[2], quad.x[3])));
+    const float max_value = max_of<8>(fmaxf(fmaxf(quad.x[0], quad.x[1]), fmaxf(quad.x[2], quad.x[3])));
+    const float zero = int4_zero_point(rounded<Element>(min_value));
+    const float scale = truncated<Element>(int4_scale(zero, max_value));
     if (!has(n)) return;
     const Divisor by = int4_divisor(scale);
     store_nibbles(p_, quantized, channel(n),
@@ -240,14 +240,14 @@ class RowWriter {
       for (int i = 0; i < width; ++i) element[i] = widen<Element>(row[run * width + i]);
       const std::uint16_t* const book = books + run * kCodebookVectors * width;
       int nearest = 0;
-      float least = 0.0F;
+      float min_value = 0.0F;
 #pragma unroll 1
       for (int v = 0; v < kCodebookVectors; ++v) {
         for (int i = 0; i < width; ++i) vector[i] = widen<Element>(book[v * width + i]);
         const float distance = squared_distance(element, vector, width);
-        if (v > 0 && !(distance < least)) continue;
+        if (v > 0 && !(distance < min_value)) continue;
         nearest = v;
-        least = distance;
+        min_value = distance;
       }
       quantized[run] = static_cast<std::byte>(nearest);
     }
@@ -260,13 +260,13 @@ class RowWriter {
 
 // Minimum and maximum of each of four neighbouring channels over a group of tokens of kInt4Channel.
 struct GroupExtremes {
-  float least[4], most[4];
+  float min_value[4], max_value[4];
 
   __device__ __forceinline__ void join(const GroupExtremes& other) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      least[i] = fminf(least[i], other.least[i]);
-      most[i] = fmaxf(most[i], other.most[i]);
+      min_value[i] = fminf(min_value[i], other.min_value[i]);
+      max_value[i] = fmaxf(max_value[i], other.max_value[i]);
     }
   }
 };
@@ -279,8 +279,8 @@ struct GroupQparams {
   __device__ __forceinline__ explicit GroupQparams(const GroupExtremes& of) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      zero[i] = int4_zero_point(of.least[i]);
-      scale[i] = truncated<Element>(int4_scale(zero[i], of.most[i]));
+      zero[i] = int4_zero_point(of.min_value[i]);
+      scale[i] = truncated<Element>(int4_scale(zero[i], of.max_value[i]));
       by[i] = int4_divisor(scale[i]);
     }
   }
@@ -309,7 +309,7 @@ __device__ __forceinline__ GroupExtremes extremes_of(const RowParams& p, int cha
     const Quad quad = widen<Element>(raw);
     GroupExtremes token_extremes;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) token_extremes.least[i] = token_extremes.most[i] = quad.x[i];
+    for (int i = 0; i < 4; ++i) token_extremes.min_value[i] = token_extremes.max_value[i] = quad.x[i];
     if (t == begin) {
       all = token_extremes;
     } else {

@@ -186,11 +186,11 @@ class TileDequantizer {
   // Loads the scale and zero point of a channel, at scale_offset_of().
   template <int kGroup>
   __device__ __forceinline__ std::uint32_t pair_of_channel(int group, int channel) const {
-    constexpr unsigned kOfToken = kDim / kGroup;
-    const unsigned token = static_cast<unsigned>(channel) / kOfToken;
+    constexpr unsigned kPairsPerToken = kDim / kGroup;
+    const unsigned token = static_cast<unsigned>(channel) / kPairsPerToken;
     const CachedKeyCoord at = page_slot_of(group + static_cast<int>(token));
     return load_as<std::uint32_t>(qparams_.at(at.page, at.in_page) +
-                                  (static_cast<unsigned>(channel) - token * kOfToken) * 4);
+                                  (static_cast<unsigned>(channel) - token * kPairsPerToken) * 4);
   }
   template <int kGroup>
   __device__ __forceinline__ void copy_tail(int group) const {

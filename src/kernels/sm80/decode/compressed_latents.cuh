@@ -74,7 +74,7 @@ class LatentStrips {
                 kQuantizedStrips + 1 == S::kKStrips);
   static_assert(C::kThreads == kStripKeys * kThreadsOfRow);
 
-  __device__ static int row() { return static_cast<int>(threadIdx.x) / kThreadsOfRow; }  // of 16
+  __device__ static int row() { return static_cast<int>(threadIdx.x) / kThreadsOfRow; }  // 0 … 15
   __device__ static int first() { return static_cast<int>(threadIdx.x) % kThreadsOfRow; }
   __device__ bool present(int tile, int row) const { return row < work_tile_.length - tile * C::kKeyTile; }
   // For a row after the sequence's last key, returns the tile's first row.

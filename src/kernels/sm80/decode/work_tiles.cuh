@@ -141,31 +141,31 @@ class WorkTileFinder {
         const int other = __shfl_up_sync(0xffffffffU, sum, step);
         if (lane >= step) sum += other;
       }
-      const int nth = number - before_;
-      if (nth >= sum - count && nth < sum) write(s, keys, nth - (sum - count), work_tile);
+      const int index = number - before_;
+      if (index >= sum - count && index < sum) write(s, keys, index - (sum - count), work_tile);
       const int all = __shfl_sync(0xffffffffU, sum, 31);
-      if (nth < all) return;
+      if (index < all) return;
       before_ += all;
     }
     if (lane == 0) work_tile.tile_rows = 0;
   }
 
  private:
-  // Writes work tile `nth` of a mask row.
-  __device__ void write(int mask_row, const MaskedKeys& keys, int nth, DecodeWorkTile& work_tile) const {
+  // Writes work tile `index` of a mask row.
+  __device__ void write(int mask_row, const MaskedKeys& keys, int index, DecodeWorkTile& work_tile) const {
     const int length = keys.keys;
     const int sequence = p_.mask_block_indices == nullptr ? mask_row : mask_row / p_.mask_rows;
     DecodeRowGroup row_group = row_group_of<C>(p_, length, 0);
     const int of_first = work_tiles_of<C>(p_, row_group);
-    const int blocks_before = nth < of_first ? 0 : blocks_of<C>(p_, row_group);
-    if (nth >= of_first) {
-      nth -= of_first;
+    const int blocks_before = index < of_first ? 0 : blocks_of<C>(p_, row_group);
+    if (index >= of_first) {
+      index -= of_first;
       row_group = row_group_of<C>(p_, length, 1);
     }
     const int blocks = blocks_of<C>(p_, row_group);
     const int each = p_.mask_kv_heads * blocks;
-    const int split = row_group.first_split + nth / each * p_.partition_stride;
-    const int rest = nth % each;
+    const int split = row_group.first_split + index / each * p_.partition_stride;
+    const int rest = index % each;
     const int block = rest % blocks;
     const int begin = split * kTilesPerKvSplit;
     work_tile.sequence = sequence;

@@ -80,9 +80,9 @@ struct OperandPrefetch {
     for (int i = 0; i < C::kWeightLoads; ++i) {
       const int at = thread + i * C::kThreads;
       if constexpr (C::kTransposed) {
-        constexpr int kOfLine = C::kColumns / kChunk;
-        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, depth + at / kOfLine, p.dim_k,
-                                column + at % kOfLine * kChunk, p.dim_n);
+        constexpr int kChunksPerLine = C::kColumns / kChunk;
+        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, depth + at / kChunksPerLine, p.dim_k,
+                                column + at % kChunksPerLine * kChunk, p.dim_n);
       } else {
         weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, column + at / C::kChunks, p.dim_n,
                                 depth + at % C::kChunks * kChunk, p.dim_k);
@@ -108,9 +108,9 @@ struct OperandPrefetch {
       const int at = thread + i * C::kThreads;
       widen<typename C::Element>(weights[i], wide);
       if constexpr (C::kTransposed) {
-        constexpr int kOfLine = C::kColumns / kChunk;
-        const int k = at / kOfLine;
-        auto* const to = reinterpret_cast<float4*>(&to_weights[k][C::swizzled(at % kOfLine * kChunk, k)]);
+        constexpr int kChunksPerLine = C::kColumns / kChunk;
+        const int k = at / kChunksPerLine;
+        auto* const to = reinterpret_cast<float4*>(&to_weights[k][C::swizzled(at % kChunksPerLine * kChunk, k)]);
         to[0] = {wide[0], wide[1], wide[2], wide[3]};
         to[1] = {wide[4], wide[5], wide[6], wide[7]};
       } else {

@@ -48,7 +48,7 @@ __device__ __forceinline__ void copy_strip(const Keys& keys, int tile, int strip
   using S = Strips<C>;
   constexpr int kThreadsOfRow = kStripColumns / 8;
   static_assert(C::kThreads == kStripKeys * kThreadsOfRow);
-  const int row = static_cast<int>(threadIdx.x) / kThreadsOfRow;  // of 16
+  const int row = static_cast<int>(threadIdx.x) / kThreadsOfRow;  // 0 … 15
   const int first = static_cast<int>(threadIdx.x) % kThreadsOfRow;
   if (strip < S::kKStrips) {
     if (first >= S::columns(strip) / 8) return;
