@@ -10,7 +10,8 @@
 
 namespace ringattn::cuda {
 
-// Returns true if rows without keys in a task need a work tile: their results or state are written, unless the state is kept.
+// Returns true if rows without keys in a task need a work tile: their results or state are written, unless the state is
+// kept.
 bool takes_all_rows(const AttentionTask& task);
 
 class TaskGeometry {

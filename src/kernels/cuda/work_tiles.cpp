@@ -274,8 +274,8 @@ void WorkBuilder::gqa_tile(int heads_per_gqa_tile, int head_tiles_of_gqa_tile, s
   }
 }
 
-// Returns true if a CTA cluster pays off. Its KV loop covers the tiles of all its CTAs, and each CTA skips those that only
-// another one attends to.
+// Returns true if a CTA cluster pays off. Its KV loop covers the tiles of all its CTAs, and each CTA skips those that
+// only another one attends to.
 bool WorkBuilder::clusters_pay(int heads_per_gqa_tile, const WorkTileShape& shape) const {
   const auto heads = static_cast<std::size_t>(heads_per_gqa_tile);
   const auto of_cta = static_cast<std::size_t>(shape.head_tiles);

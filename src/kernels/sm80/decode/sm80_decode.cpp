@@ -137,7 +137,7 @@ class Sm80Decode final : public DecodeKernel {
  private:
   static void check_partitions(std::size_t partitions) {
     if (partitions <= kMaxPartitions) return;
-    fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are partitioned over {} ranks", partitions),
+    fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are dealt to {} ranks", partitions),
          fmt::format("sm80_attention merges up to {} partitions", kMaxPartitions), "Use fewer ranks.");
   }
 
