@@ -20,8 +20,8 @@ class TaskGeometry {
   void reserve(const AttentionLimits& limits);
   void remember(const AttentionTask& task);
   void forget() { known_ = false; }
-  // Whether `task` has the same tables as the remembered one. Always false if tables hold sources, because sources have
-  // the tensors' addresses.
+  // Returns true if `task` has the same tables as the remembered one. Always false if tables hold sources, because
+  // sources have the tensors' addresses.
   bool fits(const AttentionTask& task) const;
 
  private:

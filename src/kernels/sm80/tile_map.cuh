@@ -20,8 +20,8 @@ struct TileAddress {
   std::int32_t keys;       // number of keys of the sequence in the page run
   std::int32_t masked;     // whether some row of the query tile doesn't see some key of the tile
 };
-inline constexpr int kTileAddresses =
-    32;  // resolved entries of the page map: two halves, one in use and one prefetched
+// Resolved entries of the page map: two halves, one in use and one prefetched.
+inline constexpr int kTileAddresses = 32;
 inline constexpr int kTileAddressBytes = 48;
 static_assert(sizeof(TileAddress) == kTileAddressBytes && kTileAddresses <= 32);
 
@@ -74,8 +74,8 @@ struct TileMap {
     TileAddress tile_address;
     tile_address.first_key = tile * C::kKeyTile;
     const std::int64_t left = work_tile.key_length - tile_address.first_key - page_run * page_run_keys();
-    const std::int64_t row =
-        page_runs[left > 0 ? page_run : 0].row;  // without keys: the address of any row, which is not read
+    // Without keys, any row: its address is not read.
+    const std::int64_t row = page_runs[left > 0 ? page_run : 0].row;
     tile_address.k = {static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, kv_head),
                       2 * source.k_token_stride};
     tile_address.v = {static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, kv_head),

@@ -185,8 +185,8 @@ class TileStep {
         maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffU, maximum, 2));
         const float m_old = state.m[b][half];
         const float m_new = fmaxf(m_old, maximum);
-        const float softmax_offset =
-            m_new == -INFINITY ? 0.0F : m_new;  // if −∞, every score so far is −∞, and exp2(−∞) = 0
+        // If m_new is −∞, every score so far is −∞, and exp2(−∞) = 0.
+        const float softmax_offset = m_new == -INFINITY ? 0.0F : m_new;
         state.m[b][half] = m_new;
         // The difference is taken first, so that an unchanged maximum scales by exactly 1.
         scale[b][half] = cuda::exp2_approx(__fmul_rn(__fsub_rn(m_old, softmax_offset), c));

@@ -30,9 +30,9 @@ struct BlockMaskScores {
   static constexpr int kPlanes = kUnitsOfStage * kLanesOfUnit;
   static constexpr int kRows = 2 * kTile;   // query blocks, then KV blocks
   static constexpr int kPitch = kRows + 1;  // a warp that stores 16 planes of two rows has no bank conflict
-  static constexpr int kRowsOfUnit =
-      kRows * kPlanes / kThreads / kUnitsOfStage;  // rows that a thread fetches during a unit
-  static constexpr int kSide = 4;                  // a thread computes kSide x kSide products
+  // Rows that a thread fetches during a unit.
+  static constexpr int kRowsOfUnit = kRows * kPlanes / kThreads / kUnitsOfStage;
+  static constexpr int kSide = 4;  // a thread computes kSide x kSide products
   static_assert(kScoreLanes == 32 && kQuads == 1 << kLevels && kThreads == kTile / kSide * (kTile / kSide));
 
   struct alignas(sizeof(float) * kTerms) Terms {

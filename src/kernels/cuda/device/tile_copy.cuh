@@ -79,9 +79,8 @@ __device__ __forceinline__ void copy_tile(std::uint32_t target, const RowsOf& ro
     return;
   }
   {
-    constexpr int kStep = kThreads / 8;  // rows of one pass, a multiple of 8: the swizzle is the same in each
-    static_assert(kRows % kStep == 0 &&
-                  kStep % 8 == 0);  // rows per pass, a multiple of 8, so that the swizzle is the same in each
+    constexpr int kStep = kThreads / 8;  // rows per pass, a multiple of 8, so that the swizzle is the same in each
+    static_assert(kRows % kStep == 0 && kStep % 8 == 0);
     const int chunk = static_cast<int>(threadIdx.x) % 8;
     const int row = static_cast<int>(threadIdx.x) / 8;
     const std::uint32_t to = target + swizzled(row, chunk);

@@ -20,7 +20,7 @@ __device__ __forceinline__ const RunEntry& find_run(const RunEntry* runs, int co
 
 // A KV tile of a KV loop.
 struct KvLoopTile {
-  std::int64_t tile;           // entries of its pages; entries without keys must not be read
+  std::int64_t tile;           // its number in the sequence; its keys begin at tile · key_tile
   const TileEntry* page_runs;  // its page runs' entries; entries without keys must not be read
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Access to four channels of a row, which a lane processes at a time. A warp has a row: lane i has channels 4i … 4i +
-// 3, the four channels 128 after these, and so on.
+// Access to four channels of a row, which a lane processes at a time. A warp has a row: lane i has the four channels
+// from 4i on, those 128 channels further, and so on.
 #pragma once
 
 #include <cuda_bf16.h>

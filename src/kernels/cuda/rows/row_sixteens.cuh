@@ -76,10 +76,8 @@ __device__ __forceinline__ uint4 quantize_int8(const LaneChannels& row, const Di
     std::uint32_t x[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[i] =
-          by.quick
-              ? __float_as_uint(signed_quotient(by, quad.x[i]) + 0x1.8p23F)  // its lowest byte is the nearest integer's
-              : static_cast<std::uint32_t>(quantize_to_int8(quad.x[i], by.scale));
+      x[i] = by.quick ? __float_as_uint(signed_quotient(by, quad.x[i]) + 0x1.8p23F)  // nearest in the low byte
+                      : static_cast<std::uint32_t>(quantize_to_int8(quad.x[i], by.scale));
     }
     quantized[n] = lowest_bytes(x);
   }

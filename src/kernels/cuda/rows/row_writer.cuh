@@ -352,8 +352,8 @@ __device__ __forceinline__ void write_group(const RowParams& p, const PlainAt& p
     const GroupQparams<Element> code(extremes_of<Element, kRows>(p, channel, 0, group, plain_at, check));
 #pragma unroll
     for (int i = 0; i < 4; ++i) write_pair(p, channel, i, code, row_at);
-    write_quantized<Element, kRows>(p, channel, 0, group, code, plain_at,
-                                    row_at);  // loads the elements again, from the cache
+    // Loads the elements again, from the cache.
+    write_quantized<Element, kRows>(p, channel, 0, group, code, plain_at, row_at);
   }
 }
 

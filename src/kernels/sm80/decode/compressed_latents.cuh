@@ -66,10 +66,10 @@ class LatentStrips {
 
  private:
   static constexpr int kThreadsOfRow = kStripColumns / 8;
-  static constexpr int kVectors =
-      C::kKeyTile / kStripKeys;  // vectors of 8 values per thread: of kVectors rows of K, or of one row of V
-  static constexpr int kQuantizedStrips =
-      C::kDimV / kStripColumns;  // strips of K that are quantized; the last strip has rotary keys
+  // Vectors of 8 values per thread: of kVectors rows of K, or of one row of V.
+  static constexpr int kVectors = C::kKeyTile / kStripKeys;
+  // Strips of K that are quantized; the last strip has rotary keys.
+  static constexpr int kQuantizedStrips = C::kDimV / kStripColumns;
   static_assert(kStripColumns == kLatentScaleBlock && kQuantizedStrips == kVectors &&
                 kQuantizedStrips + 1 == S::kKStrips);
   static_assert(C::kThreads == kStripKeys * kThreadsOfRow);

@@ -10,8 +10,8 @@
 
 namespace ringattn::sm80 {
 
-inline constexpr int kDecodeWarps =
-    4;  // per CTA; each computes 16 rows, unless the warps share rows and divide O into slices
+// Warps per CTA. Each computes 16 rows, unless the warps share rows and divide O into slices.
+inline constexpr int kDecodeWarps = 4;
 inline constexpr int kMinPage = 16;                // minimum page size of a cache, in tokens
 inline constexpr int kMaxSharedBytes = 99 * 1024;  // per CTA, on every device from sm_80 on
 inline constexpr int kMaxPartitions = 256;         // partitions per merge: their addresses are launch parameters

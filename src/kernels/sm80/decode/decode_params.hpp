@@ -50,8 +50,8 @@ struct DecodeParams {
   float* partials;
   std::int64_t partial_splits;  // per row
   bool finish;                  // the launch writes the results; else only the partials
-  std::int32_t*
-      arrived;  // [sequences, kv_heads, blocks]: work tiles that have written their partials; 0 between launches
+  // [sequences, kv_heads, blocks]: work tiles that have written their partials; 0 between launches.
+  std::int32_t* arrived;
 };
 
 // Arguments of DecodeKernel::merge().

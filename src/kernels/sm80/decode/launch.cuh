@@ -14,8 +14,8 @@ struct DecodeConfig {
   static constexpr int kDim = kAttention.head_dim;
   static constexpr int kDimV = kAttention.head_dim_v;
   static constexpr int kKeyTile = kAttention.key_tile;
-  static constexpr int kPrefillTile =
-      kAttention.query_tile();  // rows of one prefill query tile attend to the same KV tiles
+  // Rows of one prefill query tile attend to the same KV tiles.
+  static constexpr int kPrefillTile = kAttention.query_tile();
   static constexpr int kQueryTile = decode_rows(kAttention);
   static constexpr int kRowBlocks = kAttention.slices > 1 ? kAttention.rows_of_warp / 16 : 1;  // of 16 rows, per warp
   static constexpr int kThreads = decode_threads(kAttention);
