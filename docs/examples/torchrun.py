@@ -28,8 +28,8 @@ mine = [ringattn.shard(rows, layout, world.rank) for rows in (q, k, v)]  # a mod
 
 out, lse = ringattn.attention(*mine, world=world, layout=layout)
 
-alone, _ = ringattn.attention(q, k, v)
-ringattn.testing.assert_same_bits(out, ringattn.shard(alone, layout, world.rank))
+single, _ = ringattn.attention(q, k, v)
+ringattn.testing.assert_same_bits(out, ringattn.shard(single, layout, world.rank))
 if world.rank == 0:
     print(f"the same bits on {world.size} {'GPUs' if on_gpus else 'CPU ranks'} and on one")
 distributed.barrier()
