@@ -1,4 +1,4 @@
-"""One sequence over all ranks that torchrun starts, on GPUs or on CPUs, and the same bits as on one of them.
+"""One sequence over all ranks that torchrun starts, on GPUs or CPUs. The bits are compared with those of one rank.
 
 torchrun --nproc-per-node 2 docs/examples/torchrun.py
 """
@@ -24,7 +24,7 @@ tokens = 4096
 layout = ringattn.zigzag([tokens], world.size)
 seeded = torch.Generator().manual_seed(1)
 q, k, v = (torch.randn((tokens, heads, 128), generator=seeded).to(device, torch.bfloat16) for heads in (8, 2, 2))
-mine = [ringattn.shard(rows, layout, world.rank) for rows in (q, k, v)]  # a model would make no more than these
+mine = [ringattn.shard(rows, layout, world.rank) for rows in (q, k, v)]  # a model would compute only these
 
 out, lse = ringattn.attention(*mine, world=world, layout=layout)
 
