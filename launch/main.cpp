@@ -13,6 +13,6 @@ int main(int argc, char** argv) {
   // threads that is more than a refused job may cost.
   mallopt(M_ARENA_MAX, 16);
 #endif
-  ringattn::begin_outcome(ringattn::launched_rank(), ringattn::launched_ranks_here().value_or(0));
+  ringattn::begin_outcome(ringattn::launched_rank(), ringattn::launched_local_ranks().value_or(0));
   return ringattn::end_outcome(ringattn::run_program({argv, argv + argc}));
 }

@@ -361,14 +361,14 @@ void Attention::Impl::throw_invalid_elements() {
   const auto refuse = [&](std::string_view name, const RowFormat& format, const RowShape& shape, std::size_t which) {
     InvalidElementCell first;
     for (std::size_t block = 0; block < decompressed.size(); ++block) {
-      std::optional<InvalidElement> fault = invalid_element_of(cells[2 * block + which], format, shape);
-      if (fault && fault->kind != InvalidElement::Kind::kTable) {
-        fault->token = key_of_row(decompressed[block], job.batch, fault->token);
+      std::optional<InvalidElement> invalid = invalid_element_of(cells[2 * block + which], format, shape);
+      if (invalid && invalid->kind != InvalidElement::Kind::kTable) {
+        invalid->token = key_of_row(decompressed[block], job.batch, invalid->token);
       }
-      note_invalid_element(first, fault);
+      note_invalid_element(first, invalid);
     }
-    if (const auto fault = invalid_element_of(first, format, shape)) {
-      refuse_invalid_element(name, format, shape, *fault, ErrorCode::kUsage);
+    if (const auto invalid = invalid_element_of(first, format, shape)) {
+      refuse_invalid_element(name, format, shape, *invalid, ErrorCode::kUsage);
     }
   };
   if (cells.empty()) return;

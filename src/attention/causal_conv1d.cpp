@@ -160,12 +160,12 @@ std::vector<CausalConv1dRun> CausalConv1d::Impl::runs_of(const CausalConv1dInput
     run.row = layout->run_rows(transport.rank())[i];
     run.tokens = tokens[i].tokens();
     if (tokens[i].begin > 0) {
-      run.before = received.data() + i * halo_bytes();
+      run.initial_halo = received.data() + i * halo_bytes();
     } else if (initial != nullptr) {
-      run.before = initial + index_of(beginning, tokens[i].sequence) * job.spec.halo_bytes();
+      run.initial_halo = initial + index_of(beginning, tokens[i].sequence) * job.spec.halo_bytes();
     }
     if (ends(tokens[i]) && final != nullptr) {
-      run.behind = final + index_of(ending, tokens[i].sequence) * job.spec.halo_bytes();
+      run.final_halo = final + index_of(ending, tokens[i].sequence) * job.spec.halo_bytes();
     }
     runs.push_back(run);
   }

@@ -109,7 +109,7 @@ void LowRankGemms::reserve(const Job& job) {
 
 void CompressedRingStep::decompress(const ArrivedBlock& block, const RowFormat& format, const RowShape& shape,
                                     const Source& source, BatchedGemmKernel* gemms, const MutableTensorView& plain,
-                                    InvalidElementCell* fault, Stream stream, const Progress& progress) {
+                                    InvalidElementCell* invalid, Stream stream, const Progress& progress) {
   const DecompressedBlock& decompressed = tools_.blocks[static_cast<std::size_t>(block.index)];
   for (const std::int32_t from : {kOwnShard, kBlockBuffer}) {
     const std::vector<CompressedRun>& runs = decompressed.runs[static_cast<std::size_t>(from)];
@@ -127,7 +127,7 @@ void CompressedRingStep::decompress(const ArrivedBlock& block, const RowFormat& 
       }
     }
     if (format.is_plain() || format.encoding == RowEncoding::kLowRank) continue;
-    tools_.backend.decompress({format, shape, rows, runs, plain, fault}, stream);
+    tools_.backend.decompress({format, shape, rows, runs, plain, invalid}, stream);
   }
 }
 

@@ -77,7 +77,7 @@ class CompressedRingStep final : public RingStep {
 
  private:
   void decompress(const ArrivedBlock& block, const RowFormat& format, const RowShape& shape, const Source& source,
-                  BatchedGemmKernel* gemms, const MutableTensorView& plain, InvalidElementCell* fault, Stream stream,
+                  BatchedGemmKernel* gemms, const MutableTensorView& plain, InvalidElementCell* invalid, Stream stream,
                   const Progress& progress);
 
   const Tools& tools_;

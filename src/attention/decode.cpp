@@ -346,8 +346,8 @@ void Decode::Impl::finish_collectively(DecodeStep step, const DecodeExtent& exte
 void Decode::Impl::throw_invalid_elements() {
   const std::vector<InvalidElementCell> cells = appended ? appended->drain() : std::vector<InvalidElementCell>();
   for (std::size_t i = 0; i < cells.size(); ++i) {
-    const auto fault = invalid_element_of(cells[i], {}, {});
-    if (fault) refuse_invalid_element(i == 0 ? "k_new" : "v_new", {}, {}, *fault, ErrorCode::kUsage);
+    const auto invalid = invalid_element_of(cells[i], {}, {});
+    if (invalid) refuse_invalid_element(i == 0 ? "k_new" : "v_new", {}, {}, *invalid, ErrorCode::kUsage);
   }
   if (!checks_on_device()) return;
   const Stream stream = backend->stream();
@@ -359,7 +359,7 @@ void Decode::Impl::throw_invalid_elements() {
   std::vector<OutOfRangeEntry> found(static_cast<std::size_t>(part.limits.sequences));
   backend->copy_rows(found.data(), bytes, faults(), bytes, bytes, 1, stream);
   wait_all();
-  if (std::ranges::all_of(found, [](const OutOfRangeEntry& fault) { return fault == OutOfRangeEntry{}; })) return;
+  if (std::ranges::all_of(found, [](const OutOfRangeEntry& invalid) { return invalid == OutOfRangeEntry{}; })) return;
   backend->fill_bytes(faults(), std::byte{0}, invalid_element_bytes(), stream);
   wait_all();
   refuse_out_of_range(found.data(), part.limits.sequences, ErrorCode::kUsage);

@@ -94,8 +94,8 @@ CompressedRows read_keys(const TensorReader& reader, std::string_view name, cons
                          const RowFormat& format, const RowShape& shape, std::int64_t tokens, std::int64_t sequences) {
   const CompressedRows rows = read_rows(reader, name, given, format, shape, tokens, sequences);
   if (format.encoding == RowEncoding::kHybrid && reader.memory() == MemoryKind::kHost) {
-    if (const auto fault = find_invalid_element(format, shape, rows, {})) {
-      refuse_invalid_element(name, format, shape, *fault, ErrorCode::kUsage);
+    if (const auto invalid = find_invalid_element(format, shape, rows, {})) {
+      refuse_invalid_element(name, format, shape, *invalid, ErrorCode::kUsage);
     }
   }
   return rows;

@@ -74,8 +74,8 @@ MutableTensorView rows_of(const TensorReader& reader, const char* name, const DL
 }
 
 TensorView finite(std::string_view name, const TensorView& rows) {
-  if (const auto fault = rows.data == nullptr ? std::nullopt : find_invalid_element(rows)) {
-    refuse_invalid_element(name, {}, {rows.dtype, rows.heads, rows.dim}, *fault, ErrorCode::kUsage);
+  if (const auto invalid = rows.data == nullptr ? std::nullopt : find_invalid_element(rows)) {
+    refuse_invalid_element(name, {}, {rows.dtype, rows.heads, rows.dim}, *invalid, ErrorCode::kUsage);
   }
   return rows;
 }
@@ -113,9 +113,9 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
       const std::int64_t window = std::min(task.eviction.options.window, sequence.q_len);
       const std::int64_t first = query + sequence.q_len - window;
       scored.queries = rows_of_view(q, first, window);
-      if (auto fault = find_invalid_element(scored.queries)) {
-        fault->token += first;
-        refuse_invalid_element("q", {}, {q.dtype, q.heads, q.dim}, *fault, ErrorCode::kUsage);
+      if (auto invalid = find_invalid_element(scored.queries)) {
+        invalid->token += first;
+        refuse_invalid_element("q", {}, {q.dtype, q.heads, q.dim}, *invalid, ErrorCode::kUsage);
       }
       scored.position = sequence.q_offset + sequence.q_len - window;
     }

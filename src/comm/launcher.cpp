@@ -34,12 +34,12 @@ std::optional<int> launched_rank() { return first_number(&RankVariables::rank); 
 
 std::optional<int> launched_ranks() { return first_number(&RankVariables::ranks); }
 
-std::optional<int> launched_ranks_here() { return first_number(&RankVariables::here); }
+std::optional<int> launched_local_ranks() { return first_number(&RankVariables::here); }
 
-bool launched_as_rank() { return store_asked_for() || launched_by_mpi(); }
+bool launched_as_rank() { return store_requested() || launched_by_mpi(); }
 
 bool prints_for_launcher() {
-  if (!store_asked_for()) return !launched_by_mpi() || launched_rank().value_or(0) == 0;
+  if (!store_requested()) return !launched_by_mpi() || launched_rank().value_or(0) == 0;
   try {
     return store_rank().rank == 0;
   } catch (const Error&) {

@@ -14,7 +14,7 @@ bool launched_by_mpi();
 // doesn't say.
 std::optional<int> launched_rank();
 std::optional<int> launched_ranks();
-std::optional<int> launched_ranks_here();
+std::optional<int> launched_local_ranks();
 
 // Returns true if this process is one of several ranks of one world: of MPI, or at the store (comm/store_rank.hpp).
 bool launched_as_rank();

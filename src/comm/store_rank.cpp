@@ -59,7 +59,7 @@ std::string job_name() {
 
 }  // namespace
 
-bool store_asked_for() { return variable_value(kStore).has_value(); }
+bool store_requested() { return variable_value(kStore).has_value(); }
 
 StoreRank store_rank() {
   StoreRank mine;

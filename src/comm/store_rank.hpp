@@ -17,7 +17,7 @@ struct StoreRank {
 };
 
 // Returns true if RINGATTN_STORE is set.
-bool store_asked_for();
+bool store_requested();
 
 // Throws kUsage, naming the variable, for a value that is missing, not a number, or contradictory.
 StoreRank store_rank();

@@ -38,7 +38,7 @@ std::string mpi_unavailable() {
 }
 #endif
 
-std::string tcp_unavailable() { return store_asked_for() ? "" : "RINGATTN_STORE is not set"; }
+std::string tcp_unavailable() { return store_requested() ? "" : "RINGATTN_STORE is not set"; }
 
 #if defined(RINGATTN_HAVE_CUDA)
 std::string device_unavailable() { return gpus_unavailable(); }
@@ -78,7 +78,7 @@ const TransportRow& find_row(std::string_view name) {
 // choose_transport() for ranks that are processes of one launcher.
 std::string_view choose_between_processes(const WorldRequest& request, std::string_view wanted) {
   // RINGATTN_STORE takes precedence, whichever launcher has started the ranks.
-  const bool store = store_asked_for();
+  const bool store = store_requested();
   const std::string_view launcher = store ? "RINGATTN_STORE" : "mpirun";
   const std::string_view own = store ? "tcp" : "mpi";
   if (request.ranks) {
@@ -220,7 +220,7 @@ int end_without_world(const Error& error, const std::function<void(const Error&)
   const MessageClaim claim;
   const auto no_rank = [](Transport&) { return 0; };
   try {
-    if (store_asked_for()) return run_store_world({}, &error, no_rank, print_error);
+    if (store_requested()) return run_store_world({}, &error, no_rank, print_error);
 #if defined(RINGATTN_HAVE_MPI)
     if (launched_by_mpi() && why_no_mpi().empty()) return run_mpi_world({}, &error, no_rank, print_error);
 #endif

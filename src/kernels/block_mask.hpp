@@ -98,7 +98,7 @@ inline int mask_head(const BlockMaskShape& shape, int heads, int head) { return 
 // Consecutive tiles that a query block processes, and the ordinal of the first one.
 struct MaskedTileRun {
   TileRange tiles;
-  std::int64_t place = 0;
+  std::int64_t ordinal = 0;
 };
 
 // Calls visit(MaskedTileRun) for the tiles that a query block processes, in ascending order. Runs are maximal, and
@@ -123,7 +123,7 @@ void for_each_masked_tile_run(const BlockMask& block_mask, const Mask& mask, int
     }
     if (!run.tiles.empty()) {
       visit(run);
-      run.place += run.tiles.end - run.tiles.begin;
+      run.ordinal += run.tiles.end - run.tiles.begin;
     }
     run.tiles = {begin, end};
   }

@@ -39,11 +39,11 @@ namespace {
            fmt::format("the first sequence with the same prefix has page {} there", entry.limit),
            "Let sequences share a prefix only if they share its pages.");
     case OutOfRangeEntry::Kind::kMaskCount:
-      fail(code, fmt::format("mask row {} of sequence {} has {} blocks", entry.list, sequence, entry.value),
+      fail(code, fmt::format("mask row {} of sequence {} has {} blocks", entry.mask_row, sequence, entry.value),
            fmt::format("it holds at most {}", entry.limit), "Check DecodeBlockMask::counts.");
     case OutOfRangeEntry::Kind::kMaskBlock:
       fail(code,
-           fmt::format("mask row {} of sequence {} has block {} at index {}, after {}", entry.list, sequence,
+           fmt::format("mask row {} of sequence {} has block {} at index {}, after {}", entry.mask_row, sequence,
                        entry.value, entry.index, entry.limit),
            "a mask row ascends, and begins with 0 or more", "Sort each mask row, and name a block once.");
     case OutOfRangeEntry::Kind::kNone:
@@ -72,12 +72,12 @@ CacheAppend append_to_cache(const MutableCacheView& cache, const TensorView& row
 namespace {
 
 OutOfRangeEntry mask_out_of_range(const CacheUpdate& update, std::int64_t sequence) {
-  for (int list = 0; list < update.mask_heads; ++list) {
-    const OutOfRangeEntry entry = mask_count_out_of_range(update, sequence, list);
+  for (int mask_row = 0; mask_row < update.mask_heads; ++mask_row) {
+    const OutOfRangeEntry entry = mask_count_out_of_range(update, sequence, mask_row);
     if (entry.kind != OutOfRangeEntry::Kind::kNone) return entry;
-    const std::int32_t count = update.block_mask.counts[sequence * update.mask_heads + list];
+    const std::int32_t count = update.block_mask.counts[sequence * update.mask_heads + mask_row];
     for (std::int64_t place = 0; place < count; ++place) {
-      const OutOfRangeEntry bad = mask_block_out_of_order(update, sequence, list, place);
+      const OutOfRangeEntry bad = mask_block_out_of_order(update, sequence, mask_row, place);
       if (bad.kind != OutOfRangeEntry::Kind::kNone) return bad;
     }
   }

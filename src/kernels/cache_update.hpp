@@ -44,15 +44,15 @@ struct OutOfRangeEntry {
     kPrefix,      // value: the sequence's prefix; limit: number of prefixes
     kPrefixKeys,  // index: the sequence's prefix; value: its keys; limit: keys of the sequence
     kPrefixPage,  // index and value: as for kPage; limit: the page at that entry of the prefix's first sequence
-    kMaskCount,   // value: key blocks of mask row `list` of the sequence; limit: its capacity
-    kMaskBlock,   // value: the key block at entry `index` of mask row `list`; limit: the one before it, or −1
+    kMaskCount,   // value: key blocks of mask row `mask_row` of the sequence; limit: its capacity
+    kMaskBlock,   // value: the key block at entry `index` of mask row `mask_row`; limit: the one before it, or −1
   };
 
   Kind kind = Kind::kNone;
   std::int64_t index = 0;
   std::int64_t value = 0;
   std::int64_t limit = 0;
-  std::int64_t list = 0;
+  std::int64_t mask_row = 0;
 
   bool operator==(const OutOfRangeEntry&) const = default;
 };
@@ -153,20 +153,20 @@ RINGATTN_HOST_DEVICE inline OutOfRangeEntry prefix_page_mismatch(const CacheUpda
 
 // Checks the number of key blocks in a sequence's mask row.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry mask_count_out_of_range(const CacheUpdate& update, std::int64_t sequence,
-                                                                    int list) {
-  const std::int32_t count = update.block_mask.counts[sequence * update.mask_heads + list];
+                                                                    int mask_row) {
+  const std::int32_t count = update.block_mask.counts[sequence * update.mask_heads + mask_row];
   if (count >= 0 && count <= update.block_mask.stride) return {};
-  return {OutOfRangeEntry::Kind::kMaskCount, 0, count, update.block_mask.stride, list};
+  return {OutOfRangeEntry::Kind::kMaskCount, 0, count, update.block_mask.stride, mask_row};
 }
 
 // Checks entry `index` of a mask row whose number of key blocks is in range.
 RINGATTN_HOST_DEVICE inline OutOfRangeEntry mask_block_out_of_order(const CacheUpdate& update, std::int64_t sequence,
-                                                                    int list, std::int64_t index) {
+                                                                    int mask_row, std::int64_t index) {
   const std::int32_t* const blocks =
-      update.block_mask.blocks + (sequence * update.mask_heads + list) * update.block_mask.stride;
+      update.block_mask.blocks + (sequence * update.mask_heads + mask_row) * update.block_mask.stride;
   const std::int32_t before = index == 0 ? -1 : blocks[index - 1];
   if (blocks[index] > before) return {};
-  return {OutOfRangeEntry::Kind::kMaskBlock, index, blocks[index], before, list};
+  return {OutOfRangeEntry::Kind::kMaskBlock, index, blocks[index], before, mask_row};
 }
 
 // Where the row at `position` of a sequence is stored. Page −1: nowhere.

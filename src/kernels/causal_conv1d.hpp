@@ -52,10 +52,10 @@ void check_causal_conv1d(const CausalConv1dSpec& spec);
 struct CausalConv1dRun {
   std::int64_t row = 0;
   std::int64_t tokens = 0;
-  const void* before = nullptr;  // the tokens before the run; null: zeros, at the beginning of the sequence
+  const void* initial_halo = nullptr;  // the tokens before the run; null: zeros, at the beginning of the sequence
   // Receives the last width − 1 tokens of the sequence up to the run's end, for the next runs and updates. Null: not
   // written.
-  void* behind = nullptr;
+  void* final_halo = nullptr;
 };
 
 // The views' memory must live until the stream has completed the task. The runs are read before the call returns.

@@ -119,8 +119,8 @@ void check_task(const CompressTask& task) {
 
 void decompress_on_host(const DecompressTask& task, int threads) {
   check_task(task);
-  if (task.fault != nullptr)
-    note_invalid_element(*task.fault, find_invalid_element(task.format, task.shape, task.from, task.runs));
+  if (task.invalid != nullptr)
+    note_invalid_element(*task.invalid, find_invalid_element(task.format, task.shape, task.from, task.runs));
   const std::int64_t stride = task.plain.token_stride * static_cast<std::int64_t>(size_of(task.shape.dtype));
   for_each_item(task.format, task.shape, task.from, work_items(task.runs, task.shape.heads), threads,
                 [&](RowCodec& codec, const WorkItem& item) {
@@ -133,13 +133,13 @@ void decompress_on_host(const DecompressTask& task, int threads) {
 void compress_on_host(const CompressTask& task, int threads) {
   check_task(task);
   for (const CompressedRun& run : task.runs) {
-    if (task.fault == nullptr) break;
+    if (task.invalid == nullptr) break;
     TensorView rows = task.plain;
     rows.data = rows.at(run.to, 0);
     rows.tokens = run.rows;
-    auto fault = find_invalid_element(rows);
-    if (fault) fault->token += run.to;
-    note_invalid_element(*task.fault, fault);
+    auto invalid = find_invalid_element(rows);
+    if (invalid) invalid->token += run.to;
+    note_invalid_element(*task.invalid, invalid);
   }
   for_each_item(task.format, task.shape, task.to, work_items(task.runs, task.shape.heads), threads,
                 [&](RowCodec& codec, const WorkItem& item) {
@@ -163,17 +163,17 @@ void compute_absmax_on_host(const AbsmaxTask& task, int threads) {
 }
 
 void check_finite_on_host(const FiniteTask& task) {
-  auto fault = find_invalid_element(task.rows);
-  if (!fault) return;
-  fault->part = task.part;
-  fault->token += task.first;
-  note_invalid_element(*task.fault, fault);
+  auto invalid = find_invalid_element(task.rows);
+  if (!invalid) return;
+  invalid->part = task.part;
+  invalid->token += task.first;
+  note_invalid_element(*task.invalid, invalid);
 }
 
 void append_on_host(const AppendTask& task) {
   const CacheUpdate& update = *task.update;
   const CompressedCache& cache = task.cache;
-  if (task.fault != nullptr) note_invalid_element(*task.fault, find_invalid_element(task.rows));
+  if (task.invalid != nullptr) note_invalid_element(*task.invalid, find_invalid_element(task.rows));
   RowCodec codec(cache.format, cache.shape, cache.tables);
   for (std::int64_t s = 0; s < update.sequences; ++s) {
     if (out_of_range_entry(update, s).kind != OutOfRangeEntry::Kind::kNone) continue;

@@ -88,7 +88,7 @@ struct DecompressTask {
   std::span<const CompressedRun> runs;  // read before the call returns
   MutableTensorView plain;              // [rows, heads, dim] of shape.dtype
   // Non-null: receives the first element that cannot be decompressed, whose result is then unspecified.
-  InvalidElementCell* fault = nullptr;
+  InvalidElementCell* invalid = nullptr;
 };
 
 // Quantizes elements, with given tables: scales of a tensor or head, codebooks, outlier channels. Tails are written.
@@ -101,7 +101,7 @@ struct CompressTask {
   TensorView products;  // [rows, heads, dim], for kHybrid
   std::span<const CompressedRun> runs;
   CompressedRows to;
-  InvalidElementCell* fault = nullptr;  // non-null: receives the first non-finite element, by its row in `plain`
+  InvalidElementCell* invalid = nullptr;  // non-null: receives the first non-finite element, by its row in `plain`
 };
 
 // Updates `greatest`, [heads] fp32, with the absolute max of each head over the rows of `plain`. The fp8 scale is
@@ -111,13 +111,13 @@ struct AbsmaxTask {
   float* greatest = nullptr;
 };
 
-// Checks that all elements of plain rows or factors are finite. The first non-finite element is stored in `fault` as
+// Checks that all elements of plain rows or factors are finite. The first non-finite element is stored in `invalid` as
 // stream `part`, at a token index counted from `first`.
 struct FiniteTask {
   TensorView rows;  // bf16 or fp16
   int part = 0;
   std::int64_t first = 0;
-  InvalidElementCell* fault = nullptr;
+  InvalidElementCell* invalid = nullptr;
 };
 
 // A compressed tensor of a paged cache. Each stream of token t of page p and head h is at data + p · page_stride + t ·
@@ -154,7 +154,7 @@ struct AppendTask {
   const CacheUpdate* update = nullptr;  // without `new_lengths`
   CompressedCache cache;
   TensorView rows;                      // [sequences · rows, heads, dim]
-  InvalidElementCell* fault = nullptr;  // as in CompressTask
+  InvalidElementCell* invalid = nullptr;  // as in CompressTask
 };
 
 // An element that no plain or compressed tensor may contain.
@@ -188,15 +188,15 @@ std::optional<InvalidElement> find_invalid_element(const RowFormat& format, cons
 // the last axis. For a tail, `entries` are all tokens that a sequence has in it.
 std::optional<InvalidElement> find_invalid_table_element(const RowFormat& format, const RowShape& shape, int table,
                                                          std::int64_t first, std::span<const std::byte> entries);
-// Stores `fault` in the cell if it comes first.
-void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& fault);
+// Stores `invalid` in the cell if it comes first.
+void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& invalid);
 // Decodes a cell that tasks of this format have written. kPlain: tasks that compress.
 std::optional<InvalidElement> invalid_element_of(const InvalidElementCell& cell, const RowFormat& format,
                                                  const RowShape& shape);
 // Throws `code`: "k_scales[12, 3, 0] is nan (…). …". `name` is the tensor's, e.g. "k". A non-empty `row` replaces token
 // and head in the message.
 [[noreturn]] void refuse_invalid_element(std::string_view name, const RowFormat& format, const RowShape& shape,
-                                         const InvalidElement& fault, ErrorCode code, std::string_view row = {});
+                                         const InvalidElement& invalid, ErrorCode code, std::string_view row = {});
 
 // Host implementations of Backend::decompress(), compress(), compute_absmax(), check_finite() and append().
 void decompress_on_host(const DecompressTask& task, int threads);

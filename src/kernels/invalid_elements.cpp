@@ -56,23 +56,23 @@ std::optional<InvalidElement> invalid_element_of_row(const RowFormat& format, co
   const bool scales = stream.name == "scales";
   for (std::int64_t i = 0; i < stream.width; ++i) {
     const float value = number_at(row, stream.type, dtype, i);
-    InvalidElement fault{InvalidElement::Kind::kNotFinite, 0, 0, 0, i, value};
+    InvalidElement invalid{InvalidElement::Kind::kNotFinite, 0, 0, 0, i, value};
     if (scales && stream.type == StoredType::kF32) {
-      fault.kind = InvalidElement::Kind::kScale;
-      if (!(value > 0.0F) || !is_finite_as(greatest_code(format) * value, dtype)) return fault;
+      invalid.kind = InvalidElement::Kind::kScale;
+      if (!(value > 0.0F) || !is_finite_as(greatest_code(format) * value, dtype)) return invalid;
     } else if (scales && i % 2 == 0) {
-      fault.kind = InvalidElement::Kind::kScale;
+      invalid.kind = InvalidElement::Kind::kScale;
       const float zero = number_at(row, stream.type, dtype, i + 1);
-      if (!(value >= 0.0F) || !std::isfinite(value)) return fault;
-      if (std::isfinite(zero) && !is_finite_as(dequantize_int4(15, value, zero), dtype)) return fault;
+      if (!(value >= 0.0F) || !std::isfinite(value)) return invalid;
+      if (std::isfinite(zero) && !is_finite_as(dequantize_int4(15, value, zero), dtype)) return invalid;
     } else if (stream.type == StoredType::kE4m3) {
-      fault.kind = InvalidElement::Kind::kCode;
-      if (std::isnan(value)) return fault;
+      invalid.kind = InvalidElement::Kind::kCode;
+      if (std::isnan(value)) return invalid;
     } else if (stream.type == StoredType::kI8) {
-      fault.kind = InvalidElement::Kind::kCode;
-      if (value < -kMaxInt8) return fault;
+      invalid.kind = InvalidElement::Kind::kCode;
+      if (value < -kMaxInt8) return invalid;
     } else if (!std::isfinite(value)) {
-      return fault;
+      return invalid;
     }
   }
   return std::nullopt;
@@ -135,7 +135,7 @@ std::optional<InvalidElement> invalid_element_of_tables(const RowFormat& format,
   if (!quantized_per_token(format)) {  // the part of the tail that sequences use
     for (const CompressedRun& run : runs) {
       if (run.position + run.rows < run.keys) continue;
-      if (const auto fault = invalid_element_of_tail(format, shape, rows.tables[0], run)) return fault;
+      if (const auto invalid = invalid_element_of_tail(format, shape, rows.tables[0], run)) return invalid;
     }
     return std::nullopt;
   }
@@ -143,9 +143,9 @@ std::optional<InvalidElement> invalid_element_of_tables(const RowFormat& format,
   for (const FormatTable& table : format_tables(format, shape, 0)) {
     const std::byte* const data = rows.tables[static_cast<std::size_t>(part)];
     const std::span<const std::byte> entries{data, static_cast<std::size_t>(table.bytes(shape.dtype))};
-    if (auto fault = invalid_element_of_entries(table, shape, entries)) {
-      fault->part = part;
-      return fault;
+    if (auto invalid = invalid_element_of_entries(table, shape, entries)) {
+      invalid->part = part;
+      return invalid;
     }
     ++part;
   }
@@ -271,7 +271,7 @@ std::optional<InvalidElement> find_invalid_element(const TensorView& plain) {
 
 std::optional<InvalidElement> find_invalid_element(const RowFormat& format, const RowShape& shape,
                                                    const CompressedRows& rows, std::span<const CompressedRun> runs) {
-  if (const auto fault = invalid_element_of_tables(format, shape, rows, runs)) return fault;
+  if (const auto invalid = invalid_element_of_tables(format, shape, rows, runs)) return invalid;
   int part = 0;
   for (const FormatStream& stream : format_streams(format, shape)) {
     const StreamView& view = rows.streams[static_cast<std::size_t>(part)];
@@ -279,12 +279,12 @@ std::optional<InvalidElement> find_invalid_element(const RowFormat& format, cons
       const std::int64_t coded = quantized_per_token(format) ? run.keys : full_group_tokens(run.keys, format.group);
       for (std::int64_t i = 0; i < run.rows && run.position + i < coded; ++i) {
         for (std::int64_t head = 0; head < stream.heads; ++head) {
-          auto fault = invalid_element_of_row(format, stream, shape.dtype, view.at(run.row + i, head));
-          if (!fault) continue;
-          fault->part = part;
-          fault->token = run.to + i;
-          fault->head = head;
-          return fault;
+          auto invalid = invalid_element_of_row(format, stream, shape.dtype, view.at(run.row + i, head));
+          if (!invalid) continue;
+          invalid->part = part;
+          invalid->token = run.to + i;
+          invalid->head = head;
+          return invalid;
         }
       }
     }
@@ -295,10 +295,10 @@ std::optional<InvalidElement> find_invalid_element(const RowFormat& format, cons
   for (const CompressedRun& run : runs) {
     for (std::int64_t i = 0; i < run.rows; ++i) {
       for (std::int64_t head = 0; head < products.heads(); ++head) {
-        auto fault = products.invalid_element_of(run.row + i, head);
-        if (!fault) continue;
-        fault->token = run.to + i;
-        return fault;
+        auto invalid = products.invalid_element_of(run.row + i, head);
+        if (!invalid) continue;
+        invalid->token = run.to + i;
+        return invalid;
       }
     }
   }
@@ -307,23 +307,23 @@ std::optional<InvalidElement> find_invalid_element(const RowFormat& format, cons
 
 std::optional<InvalidElement> find_invalid_table_element(const RowFormat& format, const RowShape& shape, int table,
                                                          std::int64_t first, std::span<const std::byte> entries) {
-  auto fault =
+  auto invalid =
       invalid_element_of_entries(format_tables(format, shape, 1)[static_cast<std::size_t>(table)], shape, entries);
-  if (fault) {
-    fault->part = table;
-    fault->index += first;
+  if (invalid) {
+    invalid->part = table;
+    invalid->index += first;
   }
-  return fault;
+  return invalid;
 }
 
-void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& fault) {
-  if (!fault) return;
-  const std::uint64_t location = fault->kind == InvalidElement::Kind::kTable
-                                     ? location_of_table_element(fault->part, fault->index)
-                                     : location_of_element(fault->part, fault->token, fault->head, fault->index);
+void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& invalid) {
+  if (!invalid) return;
+  const std::uint64_t location = invalid->kind == InvalidElement::Kind::kTable
+                                     ? location_of_table_element(invalid->part, invalid->index)
+                                     : location_of_element(invalid->part, invalid->token, invalid->head, invalid->index);
   if (location >= cell.location) return;
   cell.location = location;
-  cell.value = fault->value;
+  cell.value = invalid->value;
 }
 
 std::optional<InvalidElement> invalid_element_of(const InvalidElementCell& cell, const RowFormat& format,
@@ -334,38 +334,38 @@ std::optional<InvalidElement> invalid_element_of(const InvalidElementCell& cell,
   };
   const auto part = static_cast<int>(bits(61, 2));
   if (bits(63, 1) == 0) return InvalidElement{InvalidElement::Kind::kTable, part, 0, 0, bits(0, 61), cell.value};
-  InvalidElement fault{InvalidElement::Kind::kNotFinite, part, bits(28, 33), bits(16, 12), bits(0, 16), cell.value};
-  if (format.is_plain()) return fault;
+  InvalidElement invalid{InvalidElement::Kind::kNotFinite, part, bits(28, 33), bits(16, 12), bits(0, 16), cell.value};
+  if (format.is_plain()) return invalid;
   const FormatStream stream = format_streams(format, shape)[static_cast<std::size_t>(part)];
-  if (stream.name == "scales" && (stream.type == StoredType::kF32 || fault.index % 2 == 0)) {
-    fault.kind = InvalidElement::Kind::kScale;
+  if (stream.name == "scales" && (stream.type == StoredType::kF32 || invalid.index % 2 == 0)) {
+    invalid.kind = InvalidElement::Kind::kScale;
   } else if (stream.type == StoredType::kE4m3 || stream.type == StoredType::kI8) {
-    fault.kind = InvalidElement::Kind::kCode;
+    invalid.kind = InvalidElement::Kind::kCode;
   }
-  return fault;
+  return invalid;
 }
 
 void refuse_invalid_element(std::string_view name, const RowFormat& format, const RowShape& shape,
-                            const InvalidElement& fault, ErrorCode code, std::string_view row) {
+                            const InvalidElement& invalid, ErrorCode code, std::string_view row) {
   std::string coordinates;
   std::string_view part;
-  if (fault.kind == InvalidElement::Kind::kTable) {
-    const FormatTable table = format_tables(format, shape, 1)[static_cast<std::size_t>(fault.part)];
+  if (invalid.kind == InvalidElement::Kind::kTable) {
+    const FormatTable table = format_tables(format, shape, 1)[static_cast<std::size_t>(invalid.part)];
     part = table.name;
-    std::int64_t rest = fault.index;
+    std::int64_t rest = invalid.index;
     std::vector<std::int64_t> at(table.shape.size());
     for (std::size_t axis = at.size(); axis-- > 1; rest /= table.shape[axis]) at[axis] = rest % table.shape[axis];
     at[0] = rest;
     for (const std::int64_t index : at) coordinates += fmt::format("{}{}", coordinates.empty() ? "" : ", ", index);
   } else {
-    part = format_streams(format, shape)[static_cast<std::size_t>(fault.part)].name;
-    coordinates = row.empty() ? fmt::format("{}, {}, {}", fault.token, fault.head, fault.index)
-                              : fmt::format("{}, {}", row, fault.index);
+    part = format_streams(format, shape)[static_cast<std::size_t>(invalid.part)].name;
+    coordinates = row.empty() ? fmt::format("{}, {}, {}", invalid.token, invalid.head, invalid.index)
+                              : fmt::format("{}, {}", row, invalid.index);
   }
-  const InvalidElementText text = text_of(format, fault.kind, part);
-  const bool element = format.is_plain() || fault.kind == InvalidElement::Kind::kProduct;
+  const InvalidElementText text = text_of(format, invalid.kind, part);
+  const bool element = format.is_plain() || invalid.kind == InvalidElement::Kind::kProduct;
   const std::string tensor = element ? std::string(name) : fmt::format("{}_{}", name, part);
-  fail(code, fmt::format("{}[{}] is {}", tensor, coordinates, fault.value), text.why, text.suggestion);
+  fail(code, fmt::format("{}[{}] is {}", tensor, coordinates, invalid.value), text.why, text.suggestion);
 }
 
 }  // namespace ringattn

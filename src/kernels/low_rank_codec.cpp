@@ -107,7 +107,7 @@ void LowRankCodec::add_gram(const TensorView& plain, std::span<const CompressedR
 }
 
 void LowRankCodec::compress(const TensorView& plain, std::span<const CompressedRun> runs, const CompressedRows& to,
-                            InvalidElementCell* fault, Stream stream) {
+                            InvalidElementCell* invalid, Stream stream) {
   for (const CompressedRun& run : runs) {
     for (std::int64_t first = 0; first < run.rows; first += max_tokens_) {
       const std::int64_t count = std::min(max_tokens_, run.rows - first);
@@ -116,13 +116,13 @@ void LowRankCodec::compress(const TensorView& plain, std::span<const CompressedR
       projection_->multiply(
           {grouped(plain, token, count, stream), projection_matrices(format_, shape_, to.tables[0]), factors}, stream,
           {});
-      if (fault != nullptr) backend_.check_finite({factors, kInvalidFactor, token, fault}, stream);
-      if (fault == nullptr && format_.encoding == RowEncoding::kLowRank) continue;
+      if (invalid != nullptr) backend_.check_finite({factors, kInvalidFactor, token, invalid}, stream);
+      if (invalid == nullptr && format_.encoding == RowEncoding::kLowRank) continue;
       if (products_.data() == nullptr) products_ = allocate_tokens();
       const MutableTensorView products =
           dense_view(static_cast<void*>(products_.data()), shape_.dtype, count, shape_.heads, shape_.dim);
       expand_factors(*expansion_, format_, shape_, to, run.row + first, products, stream);
-      if (fault != nullptr) backend_.check_finite({products, kInvalidProduct, token, fault}, stream);
+      if (invalid != nullptr) backend_.check_finite({products, kInvalidProduct, token, invalid}, stream);
       if (format_.encoding == RowEncoding::kLowRank) continue;
       const CompressedRun block_run{run.sequence, run.position + first, run.keys, run.row + first, count, 0};
       backend_.compress({format_, shape_, rows_of(plain, token, count), products, {&block_run, 1}, to}, stream);
@@ -134,7 +134,7 @@ void LowRankCodec::decompress(const DecompressTask& task, Stream stream) {
   for (const CompressedRun& run : task.runs) {
     expand_factors(*expansion_, format_, shape_, task.from, run.row, rows_of(task.plain, run.to, run.rows), stream);
   }
-  if (format_.encoding != RowEncoding::kLowRank || task.fault != nullptr) backend_.decompress(task, stream);
+  if (format_.encoding != RowEncoding::kLowRank || task.invalid != nullptr) backend_.decompress(task, stream);
 }
 
 }  // namespace ringattn

@@ -47,10 +47,10 @@ class LowRankCodec {
   // Adds the rows of `runs` to the sums of gram.hpp, with heads grouped as in low_rank_shape(). Ordered on `stream`.
   void add_gram(const TensorView& plain, std::span<const CompressedRun> runs, double* sums, Stream stream);
   // Compresses elements to factors and, for kHybrid, quantized values, scales and outliers, with given bases and
-  // outlier channels. Ordered on `stream`. A non-null `fault` receives the first non-finite factor, or product of
+  // outlier channels. Ordered on `stream`. A non-null `invalid` receives the first non-finite factor, or product of
   // factors and basis, by its row in `plain`. Throws kMemory if the backend has no memory for products.
   void compress(const TensorView& plain, std::span<const CompressedRun> runs, const CompressedRows& to,
-                InvalidElementCell* fault, Stream stream);
+                InvalidElementCell* invalid, Stream stream);
   // Runs the task, with products summed in the same order.
   void decompress(const DecompressTask& task, Stream stream);
 

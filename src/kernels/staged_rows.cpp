@@ -25,7 +25,7 @@ class StagedRows {
         tokens_(std::min(max_tokens, kStagedTokens)),
         row_bytes_(shape.heads * shape.dim * static_cast<std::int64_t>(size_of(shape.dtype))),
         plain_(allocate(tokens_ * row_bytes_)),
-        fault_(allocate(sizeof(InvalidElementCell))) {
+        invalid_(allocate(sizeof(InvalidElementCell))) {
     if (format.is_plain()) return;
     std::vector<std::byte*> streams;
     for (const FormatStream& stream : format_streams(format, shape)) {
@@ -85,20 +85,20 @@ class StagedRows {
   // the host's plain rows of the task's row 0.
   InvalidElementCell* cell(const InvalidElementCell* wanted) {
     if (wanted == nullptr) return nullptr;
-    backend_.fill_bytes(fault_.data(), std::byte{0xff}, sizeof(InvalidElementCell), backend_.stream());
-    return reinterpret_cast<InvalidElementCell*>(fault_.data());
+    backend_.fill_bytes(invalid_.data(), std::byte{0xff}, sizeof(InvalidElementCell), backend_.stream());
+    return reinterpret_cast<InvalidElementCell*>(invalid_.data());
   }
   std::optional<InvalidElement> take_invalid_element(InvalidElementCell* to, const RowFormat& format,
                                                      std::int64_t first) {
     if (to == nullptr) return std::nullopt;
     InvalidElementCell found;
-    copy(&found, fault_.data(), sizeof found);
+    copy(&found, invalid_.data(), sizeof found);
     synchronize();
-    auto fault = invalid_element_of(found, format, shape_);
-    if (!fault) return std::nullopt;
-    if (fault->kind != InvalidElement::Kind::kTable) fault->token += first;
-    note_invalid_element(*to, fault);
-    return fault;
+    auto invalid = invalid_element_of(found, format, shape_);
+    if (!invalid) return std::nullopt;
+    if (invalid->kind != InvalidElement::Kind::kTable) invalid->token += first;
+    note_invalid_element(*to, invalid);
+    return invalid;
   }
 
   // Calls with(run, row, to) for blocks of the runs, until it returns false. The block's rows are 0, 1, … in the
@@ -142,7 +142,7 @@ class StagedRows {
   const RowShape shape_;
   const std::int64_t tokens_;
   const std::int64_t row_bytes_;
-  Buffer plain_, fault_;
+  Buffer plain_, invalid_;
   std::vector<Buffer> streams_, tables_;
   std::vector<std::int64_t> table_bytes_;
   CompressedRows rows_;
@@ -172,15 +172,15 @@ void compress_staged(Backend& backend, const CompressTask& task) {
   staged.for_each_stage(task.runs, [&](const CompressedRun& block, std::int64_t row, std::int64_t to) {
     staged.load_plain(task.plain, to, block.rows);
     const MutableTensorView plain = staged.plain(block.rows);
-    InvalidElementCell* const cell = staged.cell(task.fault);
+    InvalidElementCell* const cell = staged.cell(task.invalid);
     if (ranked) {
       ranked->compress(plain, {&block, 1}, staged.rows(), cell, backend.stream());
     } else {
       backend.compress({task.format, task.shape, plain, {}, {&block, 1}, staged.rows(), cell}, backend.stream());
     }
     staged.store_rows(task.to, row, block.rows);
-    const auto fault = staged.take_invalid_element(task.fault, {}, to);
-    return !fault || fault->part == kInvalidProduct;
+    const auto invalid = staged.take_invalid_element(task.invalid, {}, to);
+    return !invalid || invalid->part == kInvalidProduct;
   });
   staged.store_tables(task.to);
 }
@@ -194,14 +194,14 @@ void decompress_staged(Backend& backend, const DecompressTask& task) {
   staged.for_each_stage(task.runs, [&](const CompressedRun& block, std::int64_t row, std::int64_t to) {
     staged.load_rows(task.from, row, block.rows);
     const DecompressTask there{
-        task.format, task.shape, staged.rows(), {&block, 1}, staged.plain(block.rows), staged.cell(task.fault)};
+        task.format, task.shape, staged.rows(), {&block, 1}, staged.plain(block.rows), staged.cell(task.invalid)};
     if (ranked) {
       ranked->decompress(there, backend.stream());
     } else {
       backend.decompress(there, backend.stream());
     }
     staged.store_plain(task.plain, to, block.rows);
-    return !staged.take_invalid_element(task.fault, task.format, to).has_value();
+    return !staged.take_invalid_element(task.invalid, task.format, to).has_value();
   });
 }
 

@@ -88,11 +88,11 @@ std::size_t gram_numbers(const RowFormat& format, const RowShape& shape) {
 
 // Reports what LowRankCodec has found.
 [[noreturn]] void refuse_ranked(std::string_view name, const RowFormat& format, const RowShape& shape,
-                                InvalidElement fault, ErrorCode code) {
+                                InvalidElement invalid, ErrorCode code) {
   const std::string of =
-      fault.part == kInvalidFactor ? fmt::format("{}_factors", name) : fmt::format("{} of rank {}", name, format.rank);
-  fault.part = 0;
-  refuse_invalid_element(of, {}, shape, fault, code);
+      invalid.part == kInvalidFactor ? fmt::format("{}_factors", name) : fmt::format("{} of rank {}", name, format.rank);
+  invalid.part = 0;
+  refuse_invalid_element(of, {}, shape, invalid, code);
 }
 
 // Computes tables and quantizes on a backend, some tokens at a time.
@@ -125,9 +125,9 @@ void compress_on_backend(std::string_view name, CompressedTensor& tensor, const 
   const std::vector<CompressedRun> runs = tensor.runs();
   InvalidElementCell cell;
   compress_staged(backend, {format, shape, plain, {}, runs, tensor.rows(), checks_finite ? &cell : nullptr});
-  if (const auto fault = invalid_element_of(cell, {}, shape)) {
-    if (ranked) refuse_ranked(name, format, shape, *fault, code);
-    refuse_invalid_element(name, {}, shape, *fault, code);
+  if (const auto invalid = invalid_element_of(cell, {}, shape)) {
+    if (ranked) refuse_ranked(name, format, shape, *invalid, code);
+    refuse_invalid_element(name, {}, shape, *invalid, code);
   }
 }
 
@@ -215,9 +215,9 @@ void TensorCodec::find_scales(const TensorView& plain, std::byte* scales, Stream
 }
 
 void TensorCodec::check_finite(std::string_view name, const TensorView& plain, ErrorCode code, Stream stream) {
-  FirstInvalidElement fault(*backend_, stream);
-  backend_->check_finite({plain, 0, 0, fault.get()}, stream);
-  if (const auto found = fault.read({}, shape_)) refuse_invalid_element(name, {}, shape_, *found, code);
+  FirstInvalidElement invalid(*backend_, stream);
+  backend_->check_finite({plain, 0, 0, invalid.get()}, stream);
+  if (const auto found = invalid.read({}, shape_)) refuse_invalid_element(name, {}, shape_, *found, code);
 }
 
 double TensorCodec::compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
@@ -227,12 +227,12 @@ double TensorCodec::compress(std::string_view name, const TensorView& plain, std
     check_finite(name, plain, code, stream);
     backend_->find_codebook({plain, format_.width, seed, to.tables[0]}, stream);
   }
-  FirstInvalidElement fault(*backend_, stream);
+  FirstInvalidElement invalid(*backend_, stream);
   if (format_.encoding == RowEncoding::kFp8 && format_.scales != ScaleGrain::kTokenHead) {
     find_scales(plain, to.tables[0], stream);
   }
-  backend_->compress({format_, shape_, plain, {}, runs, to, fault.get()}, stream);
-  if (const auto found = fault.read({}, shape_)) refuse_invalid_element(name, {}, shape_, *found, code);
+  backend_->compress({format_, shape_, plain, {}, runs, to, invalid.get()}, stream);
+  if (const auto found = invalid.read({}, shape_)) refuse_invalid_element(name, {}, shape_, *found, code);
   return 1.0;
 }
 
@@ -256,21 +256,21 @@ double TensorCodec::compress_ranked(std::string_view name, const TensorView& pla
   };
   upload(to.tables[0], tables.basis);
   if (format_.encoding == RowEncoding::kHybrid) upload(to.tables[1], std::as_bytes(std::span(tables.outliers)));
-  FirstInvalidElement fault(*backend_, stream);
-  codec.compress(plain, runs, to, tables.bounded ? nullptr : fault.get(), stream);
-  if (const auto found = fault.read({}, shape_)) refuse_ranked(name, format_, shape_, *found, code);
+  FirstInvalidElement invalid(*backend_, stream);
+  codec.compress(plain, runs, to, tables.bounded ? nullptr : invalid.get(), stream);
+  if (const auto found = invalid.read({}, shape_)) refuse_ranked(name, format_, shape_, *found, code);
   return tables.energy_kept;
 }
 
 void TensorCodec::decompress(const CompressedRows& from, std::span<const CompressedRun> runs,
-                             const MutableTensorView& plain, Stream stream, InvalidElementCell* fault) {
+                             const MutableTensorView& plain, Stream stream, InvalidElementCell* invalid) {
   if (format_.rank > 0) {
     for (const CompressedRun& run : runs) {
       expand_factors(*products_, format_, shape_, from, run.row, rows_of(plain, run.to, run.rows), stream);
     }
   }
-  if (format_.encoding != RowEncoding::kLowRank || fault != nullptr) {
-    backend_->decompress({format_, shape_, from, runs, plain, fault}, stream);
+  if (format_.encoding != RowEncoding::kLowRank || invalid != nullptr) {
+    backend_->decompress({format_, shape_, from, runs, plain, invalid}, stream);
   }
 }
 
@@ -282,9 +282,9 @@ void TensorCodec::decompress_checked(std::string_view name, const CompressedRows
     found = find_invalid_element(format_, shape_, from, runs);
     if (!found) decompress(from, runs, plain, stream);
   } else {
-    FirstInvalidElement fault(*backend_, stream);
-    decompress(from, runs, plain, stream, fault.get());
-    found = fault.read(format_, shape_);
+    FirstInvalidElement invalid(*backend_, stream);
+    decompress(from, runs, plain, stream, invalid.get());
+    found = invalid.read(format_, shape_);
   }
   if (found) refuse_invalid_element(name, format_, shape_, *found, code);
 }

@@ -70,10 +70,10 @@ class TensorCodec {
   // ∞, with tensor and index; the rows are then unspecified. Throws kUnsupported for a low-rank format without Eigen.
   double compress(std::string_view name, const TensorView& plain, std::span<const CompressedRun> runs,
                   const CompressedRows& to, ErrorCode code, Stream stream = {}, std::uint64_t seed = 0);
-  // Decompresses the tokens of `runs` to rows CompressedRun::to of `plain`. Ordered on `stream`. `fault` receives the
-  // first invalid element (DecompressTask::fault).
+  // Decompresses the tokens of `runs` to rows CompressedRun::to of `plain`. Ordered on `stream`. `invalid` receives the
+  // first invalid element (DecompressTask::invalid).
   void decompress(const CompressedRows& from, std::span<const CompressedRun> runs, const MutableTensorView& plain,
-                  Stream stream = {}, InvalidElementCell* fault = nullptr);
+                  Stream stream = {}, InvalidElementCell* invalid = nullptr);
   // The same, and waits. Throws `code` for elements that no compressed tensor may contain, with the part and the index.
   void decompress_checked(std::string_view name, const CompressedRows& from, std::span<const CompressedRun> runs,
                           const MutableTensorView& plain, ErrorCode code, Stream stream = {});

@@ -33,9 +33,9 @@ TEST(Launcher, ReadsRankAndRanks) {
 }
 
 TEST(Launcher, ReadsTheRanksOfThisHost) {
-  EXPECT_FALSE(launched_ranks_here());
+  EXPECT_FALSE(launched_local_ranks());
   const testing::ScopedEnvironment ranks("OMPI_COMM_WORLD_LOCAL_SIZE", "4");
-  EXPECT_EQ(launched_ranks_here(), 4);
+  EXPECT_EQ(launched_local_ranks(), 4);
 }
 
 TEST(Launcher, TakesTheWordOfTheInnerLauncher) {

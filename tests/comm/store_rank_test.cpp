@@ -28,11 +28,11 @@ class Variables {
 };
 
 TEST(StoreRank, ReadsWhatTorchrunSays) {
-  EXPECT_FALSE(store_asked_for());
+  EXPECT_FALSE(store_requested());
   const Variables variables{
       {"RINGATTN_STORE", "node1:29555"}, {"RANK", "3"},         {"WORLD_SIZE", "8"},   {"LOCAL_RANK", "1"},
       {"TORCHELASTIC_RUN_ID", "train"},  {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", "17"}};
-  EXPECT_TRUE(store_asked_for());
+  EXPECT_TRUE(store_requested());
   const StoreRank mine = store_rank();
   EXPECT_EQ(mine.address.text(), "node1:29555");
   EXPECT_EQ(mine.rank, 3);

@@ -38,8 +38,8 @@ TEST(BlockMask, RunsPlacesAndPairsByDefinition) {
             return std::find(list.begin(), list.end(), key / kShape.key_block) != list.end();
           };
           // Tiles that a position of the block sees, and of those the listed ones.
-          std::map<std::int64_t, std::int64_t> expected;  // tile → place
-          std::int64_t place = -1;
+          std::map<std::int64_t, std::int64_t> expected;  // tile → ordinal
+          std::int64_t ordinal = -1;
           for (std::int64_t tile = 0; tile * kKeyTile < sequences[s].keys; ++tile) {
             bool seen = false;
             for (std::int64_t p = q * 64; p < (q + 1) * 64; ++p) {
@@ -49,8 +49,8 @@ TEST(BlockMask, RunsPlacesAndPairsByDefinition) {
               }
             }
             if (!seen) continue;
-            if (place < 0) place = tile;
-            if (listed(tile * kKeyTile)) expected[tile] = place++;
+            if (ordinal < 0) ordinal = tile;
+            if (listed(tile * kKeyTile)) expected[tile] = ordinal++;
           }
           std::map<std::int64_t, std::int64_t> found;
           std::int64_t end = -1;
@@ -58,7 +58,7 @@ TEST(BlockMask, RunsPlacesAndPairsByDefinition) {
             EXPECT_GT(run.tiles.begin, end);  // as long as can be
             end = run.tiles.end;
             for (std::int64_t tile = run.tiles.begin; tile < run.tiles.end; ++tile) {
-              found[tile] = run.place + tile - run.tiles.begin;
+              found[tile] = run.ordinal + tile - run.tiles.begin;
             }
           });
           EXPECT_EQ(found, expected) << s << ", " << head << ", " << q;

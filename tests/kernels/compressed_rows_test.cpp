@@ -283,9 +283,9 @@ TEST_P(CompressedRowsTest, NaNAndInfinityAreRefusedByIndex) {
 // What find_invalid_element() says of a compressed tensor.
 std::string fault_text(CompressedTensor& tensor) {
   const std::vector<CompressedRun> runs = tensor.runs();
-  const auto fault = find_invalid_element(tensor.format, tensor.shape, tensor.rows(), runs);
-  if (!fault) return "";
-  return error_of([&] { refuse_invalid_element("k", tensor.format, tensor.shape, *fault, ErrorCode::kFile); }).what();
+  const auto invalid = find_invalid_element(tensor.format, tensor.shape, tensor.rows(), runs);
+  if (!invalid) return "";
+  return error_of([&] { refuse_invalid_element("k", tensor.format, tensor.shape, *invalid, ErrorCode::kFile); }).what();
 }
 
 // Of every stream and table a number that may not be there, at a place that decompression reads.

@@ -9,7 +9,7 @@ namespace ringattn::testing {
 // Of the loopback interface. Nothing keeps others from taking it; the system gives out each number once in a while.
 inline int free_port() {
   const Opened opened = open_listener(numeric_address("127.0.0.1", 0).at(0));
-  return own_end(opened.socket).port();
+  return local_address(opened.socket).port();
 }
 
 }  // namespace ringattn::testing

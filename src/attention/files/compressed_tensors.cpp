@@ -131,16 +131,16 @@ void CompressedSource::read_stream(std::size_t stream, std::span<const PackedRun
 
 void CompressedSource::check(const CompressedRows& rows, std::span<const PackedRun> runs) const {
   const std::vector<CompressedRun> all = rows_of(runs);
-  const auto fault = find_invalid_element(format, shape, rows, all);
-  if (!fault) return;
+  const auto invalid = find_invalid_element(format, shape, rows, all);
+  if (!invalid) return;
   const std::string path = streams.empty() ? "" : streams[0].shard->path() + ": ";
-  if (pages == nullptr || fault->kind == InvalidElement::Kind::kTable) {
-    refuse_invalid_element(path + name, format, shape, *fault, ErrorCode::kFile);
+  if (pages == nullptr || invalid->kind == InvalidElement::Kind::kTable) {
+    refuse_invalid_element(path + name, format, shape, *invalid, ErrorCode::kFile);
   }
-  const PackedRun token{fault->token, fault->token + 1};
+  const PackedRun token{invalid->token, invalid->token + 1};
   const std::int64_t slot = pool_runs(*pages, cu, {&token, 1}).front().begin;
-  refuse_invalid_element(path + name, format, shape, *fault, ErrorCode::kFile,
-                         page_coordinates(*pages, order, slot, fault->head));
+  refuse_invalid_element(path + name, format, shape, *invalid, ErrorCode::kFile,
+                         page_coordinates(*pages, order, slot, invalid->head));
 }
 
 void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const {
@@ -301,9 +301,9 @@ void check_table(const SafetensorsFile& file, const CompressedSource& source, in
     for (std::int64_t at = begin; at < end; at += most) {
       part.resize(static_cast<std::size_t>(std::min(most, end - at) * bytes));
       tensor.shard->read(*tensor.info, at * bytes, part);
-      const auto fault = find_invalid_table_element(source.format, source.shape, number, at, part);
-      if (!fault) continue;
-      refuse_invalid_element(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *fault,
+      const auto invalid = find_invalid_table_element(source.format, source.shape, number, at, part);
+      if (!invalid) continue;
+      refuse_invalid_element(fmt::format("{}: {}", file.path(), source.name), source.format, source.shape, *invalid,
                              ErrorCode::kFile);
     }
   };

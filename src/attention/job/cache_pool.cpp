@@ -25,9 +25,9 @@ void read_slots(const CachePool& pool, std::span<const PackedRun> slots, std::sp
       dense_view(static_cast<void*>(rows.data()), pool.shape.dtype, tokens, pool.shape.heads, pool.shape.dim);
   read_rows(pool.source, pool.grid, slots, view);
   if (count_non_finite(view) == 0) return;
-  const auto fault = find_invalid_element(view);
-  refuse_invalid_element(fmt::format("{}_pages", pool.name), {}, pool.shape, *fault, ErrorCode::kFile,
-                         page_coordinates(pool.table, pool.grid.order, slot_at(slots, fault->token), fault->head));
+  const auto invalid = find_invalid_element(view);
+  refuse_invalid_element(fmt::format("{}_pages", pool.name), {}, pool.shape, *invalid, ErrorCode::kFile,
+                         page_coordinates(pool.table, pool.grid.order, slot_at(slots, invalid->token), invalid->head));
 }
 
 void check_slots(const CachePool& pool, std::span<const PackedRun> slots) {
@@ -38,9 +38,9 @@ void check_slots(const CachePool& pool, std::span<const PackedRun> slots) {
     const std::int64_t first = segment.offset / static_cast<std::int64_t>(element);
     const auto found = find_non_finite(pool.source, first, first + segment.tokens * segment.heads * grid.dim);
     if (!found) return;
-    const InvalidElement fault = invalid_element_at(*found, grid);
-    refuse_invalid_element(fmt::format("{}_pages", pool.name), {}, pool.shape, fault, ErrorCode::kFile,
-                           page_coordinates(pool.table, grid.order, fault.token, fault.head));
+    const InvalidElement invalid = invalid_element_at(*found, grid);
+    refuse_invalid_element(fmt::format("{}_pages", pool.name), {}, pool.shape, invalid, ErrorCode::kFile,
+                           page_coordinates(pool.table, grid.order, invalid.token, invalid.head));
   });
 }
 

@@ -129,17 +129,17 @@ CacheRows find_rows_of(const SyntheticInput& input, int threads) {
 }  // namespace
 
 InvalidElement invalid_element_at(const NonFiniteElement& found, const RowGrid& grid) {
-  InvalidElement fault{InvalidElement::Kind::kNotFinite, 0, 0, 0, found.element % grid.dim, found.value};
+  InvalidElement invalid{InvalidElement::Kind::kNotFinite, 0, 0, 0, found.element % grid.dim, found.value};
   const std::int64_t row = found.element / grid.dim;
   if (grid.head_major()) {
     const std::int64_t entry = row / (grid.heads * grid.length);
-    fault.token = entry * grid.length + row % grid.length;
-    fault.head = row / grid.length % grid.heads;
+    invalid.token = entry * grid.length + row % grid.length;
+    invalid.head = row / grid.length % grid.heads;
   } else {
-    fault.token = row / grid.heads;
-    fault.head = row % grid.heads;
+    invalid.token = row / grid.heads;
+    invalid.head = row % grid.heads;
   }
-  return fault;
+  return invalid;
 }
 
 bool CacheRows::has(std::string_view name) const {

@@ -76,13 +76,13 @@ struct LatentRows {
     const MutableTensorView view = view_of(rows, shape, tokens);
     ringattn::read_latents(source, tensor, runs, view);
     if (count_non_finite(view) == 0) return;
-    auto fault = find_invalid_element(view);
-    fault->index += first;
-    const std::int64_t slot = slot_at(runs, fault->token);
+    auto invalid = find_invalid_element(view);
+    invalid->index += first;
+    const std::int64_t slot = slot_at(runs, invalid->token);
     const RowGrid& grid = source.latent_grid;
     std::string place = fmt::format("{}", slot);
     if (paged || grid.has_batch()) place = fmt::format("{}, {}", slot / grid.length, slot % grid.length);
-    refuse_invalid_element(name, {}, shape, *fault, ErrorCode::kFile, place);
+    refuse_invalid_element(name, {}, shape, *invalid, ErrorCode::kFile, place);
   }
 };
 

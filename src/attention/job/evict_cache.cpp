@@ -20,10 +20,10 @@ namespace {
 
 // `first`: the packed token of the first row.
 void refuse_non_finite(std::string_view name, const TensorView& rows, std::int64_t first = 0) {
-  auto fault = find_invalid_element(rows);
-  if (!fault) return;
-  fault->token += first;
-  refuse_invalid_element(name, {}, {rows.dtype, rows.heads, rows.dim}, *fault, ErrorCode::kFile);
+  auto invalid = find_invalid_element(rows);
+  if (!invalid) return;
+  invalid->token += first;
+  refuse_invalid_element(name, {}, {rows.dtype, rows.heads, rows.dim}, *invalid, ErrorCode::kFile);
 }
 
 // The last queries of a sequence.

@@ -37,8 +37,8 @@ std::optional<NonFiniteElement> find_non_finite(const TensorSource& tensor, std:
     const TensorView numbers = dense_view(static_cast<const void*>(part.data()), *dtype,
                                           static_cast<std::int64_t>(part.size()) / element, 1, 1);
     if (count_non_finite(numbers) == 0) continue;
-    const auto fault = find_invalid_element(numbers);
-    found = {at / element + fault->token, fault->value};
+    const auto invalid = find_invalid_element(numbers);
+    found = {at / element + invalid->token, invalid->value};
   }
   return found;
 }

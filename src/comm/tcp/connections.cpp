@@ -376,7 +376,7 @@ Connections make_connections(Bootstrap& world, const std::string& address, const
            "See this user's limit on open files (ulimit -n).");
     }
     listener = std::move(opened.socket);
-    const SocketAddress end = own_end(listener);
+    const SocketAddress end = local_address(listener);
     own_text = fmt::format("{}\n", end.port());
     if (one_host) {
       own_text += end.host();

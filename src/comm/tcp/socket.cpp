@@ -168,7 +168,7 @@ Opened accept_connection(const FileDescriptor& listener) {
   return opened;
 }
 
-SocketAddress own_end(const FileDescriptor& socket) {
+SocketAddress local_address(const FileDescriptor& socket) {
   SocketAddress address;
   address.length = sizeof address.storage;
   if (::getsockname(socket.get(), raw(address), &address.length) != 0) address.length = 0;

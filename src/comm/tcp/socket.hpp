@@ -55,7 +55,7 @@ int connection_error(const FileDescriptor& socket);
 // Accepts a pending connection of `listener`. Without one the error is EAGAIN.
 Opened accept_connection(const FileDescriptor& listener);
 
-SocketAddress own_end(const FileDescriptor& socket);
+SocketAddress local_address(const FileDescriptor& socket);
 SocketAddress peer_address(const FileDescriptor& socket);
 
 // Sets TCP_NODELAY, so that small messages are sent at once.

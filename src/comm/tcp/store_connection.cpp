@@ -34,7 +34,7 @@ class StoreConnection final : public Store {
   int rank() const override { return options_.rank; }
   int size() const override { return options_.size; }
   const std::vector<std::string>& hosts() const override { return hosts_; }
-  std::string own_address() const override { return own_end(wire_.socket()).host(); }
+  std::string own_address() const override { return local_address(wire_.socket()).host(); }
   const std::string& session() const override { return session_; }
 
   std::vector<std::string> all_gather(std::string_view bytes, const Deadline& deadline) override {

@@ -59,7 +59,7 @@ class StoreServer final : public Store {
   }
 
   void warn() const {
-    if (secret_.is_given() || options_.size == 1 || !options_.warn || own_end(listener_).is_loopback()) return;
+    if (secret_.is_given() || options_.size == 1 || !options_.warn || local_address(listener_).is_loopback()) return;
     options_.warn(
         {fmt::format("any process that can connect to {} may join this job as a rank", options_.address.text()),
          " (RINGATTN_STORE_SECRET is not set). ",
@@ -123,7 +123,7 @@ class StoreServer final : public Store {
   void join(const Hello& hello, Wire wire) {
     const auto rank = static_cast<std::size_t>(hello.rank);
     hosts_[rank] = hello.host_text();
-    const SocketAddress mine = own_end(wire.socket());
+    const SocketAddress mine = local_address(wire.socket());
     if (own_address_.empty() || !mine.is_loopback()) own_address_ = mine.host();
     connections_[rank].emplace(std::move(wire));
   }

@@ -98,9 +98,9 @@ class CpuConv1d final : public CausalConv1dKernel {
   // Address of token `token` of a run, which may be in its halo. Null: the token is zero.
   const std::byte* token_at(const TensorView& x, const CausalConv1dRun& run, std::int64_t token) const {
     if (token >= 0) return x.at(run.row + token, 0);
-    if (run.before == nullptr) return nullptr;
+    if (run.initial_halo == nullptr) return nullptr;
     const auto row_bytes = static_cast<std::int64_t>(size_of(spec_.dtype)) * spec_.channels;
-    return static_cast<const std::byte*>(run.before) + (token + spec_.halo_tokens()) * row_bytes;
+    return static_cast<const std::byte*>(run.initial_halo) + (token + spec_.halo_tokens()) * row_bytes;
   }
 
   void load(const TensorView& x, const CausalConv1dRun& run, std::int64_t token, float* target) const {
@@ -113,14 +113,14 @@ class CpuConv1d final : public CausalConv1dKernel {
   }
 
   void keep_halo(const TensorView& x, const CausalConv1dRun& run) const {
-    if (run.behind == nullptr) return;
+    if (run.final_halo == nullptr) return;
     const auto row_bytes = static_cast<std::size_t>(spec_.channels) * size_of(spec_.dtype);
-    std::vector<std::byte> halo(static_cast<std::size_t>(spec_.halo_bytes()));  // run.behind may alias run.before
+    std::vector<std::byte> halo(static_cast<std::size_t>(spec_.halo_bytes()));  // run.final_halo may alias run.initial_halo
     for (int i = 0; i < spec_.halo_tokens(); ++i) {
       const std::byte* const source = token_at(x, run, run.tokens - spec_.halo_tokens() + i);
       if (source != nullptr) std::memcpy(halo.data() + static_cast<std::size_t>(i) * row_bytes, source, row_bytes);
     }
-    std::memcpy(run.behind, halo.data(), halo.size());
+    std::memcpy(run.final_halo, halo.data(), halo.size());
   }
 
   CausalConv1dSpec spec_;

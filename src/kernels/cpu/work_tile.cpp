@@ -195,7 +195,7 @@ class WorkTileAttention {
                              query_block_of(first_position_, shape.query_block), [&](const MaskedTileRun& masked) {
                                while (run != end && run->first_tile + run->tiles <= masked.tiles.begin) ++run;
                                for (auto next = run; next != end && next->first_tile < masked.tiles.end; ++next) {
-                                 add(masked.tiles, masked.place, *next);
+                                 add(masked.tiles, masked.ordinal, *next);
                                }
                              });
   }

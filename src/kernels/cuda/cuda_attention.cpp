@@ -83,9 +83,9 @@ class CudaAttention final : public AttentionKernel {
 
   // The tables belong to the task and are never overwritten, so no launch, not even a graph's, has to wait for them.
   PreparedTask prepare(const AttentionTask& task) override {
-    if (task.sources.size() > kNearSources) {
+    if (task.sources.size() > kInlineSources) {
       fail(ErrorCode::kInternal, fmt::format("an attention task of {} sources can't be prepared", task.sources.size()),
-           fmt::format("the tables would hold the addresses of more than {} sources", kNearSources));
+           fmt::format("the tables would hold the addresses of more than {} sources", kInlineSources));
     }
     const DeviceGuard guard(device_);
     const CudaStream queue;
@@ -204,11 +204,11 @@ class CudaAttention final : public AttentionKernel {
     if (spec_.positions > 0) at(p.tables.positions, layout.positions);
     p.tables.position_lists = spec_.positions;
     at(p.tables.sources, layout.sources);
-    for (std::size_t i = 0; i < std::min<std::size_t>(kNearSources, task.sources.size()); ++i) {
-      p.tables.near_sources[i] = source_entry(task.sources[i]);
+    for (std::size_t i = 0; i < std::min<std::size_t>(kInlineSources, task.sources.size()); ++i) {
+      p.tables.inline_sources[i] = source_entry(task.sources[i]);
     }
     p.tables.page_runs = task.page_runs;
-    p.tables.all_near = task.sources.size() <= kNearSources;
+    p.tables.all_inline = task.sources.size() <= kInlineSources;
     p.tables.work_tile_count = layout.work_tile_count;
     p.tables.gqa_tile_count = layout.gqa_tile_count;
     p.schedule.taken = reinterpret_cast<std::int32_t*>(tables + layout.counters);

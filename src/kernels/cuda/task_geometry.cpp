@@ -29,7 +29,7 @@ void TaskGeometry::reserve(const AttentionLimits& limits) {
 
 void TaskGeometry::remember(const AttentionTask& task) {
   forget();
-  if (task.sources.size() > kNearSources) return;
+  if (task.sources.size() > kInlineSources) return;
   all_rows_ = takes_all_rows(task);
   rows_ = task.q.tokens;
   block_mask_id_ = id_of(task.block_mask);
@@ -43,7 +43,7 @@ void TaskGeometry::remember(const AttentionTask& task) {
 
 bool TaskGeometry::fits(const AttentionTask& task) const {
   // Blocks of a plan differ in their keys, so keys are compared first.
-  return known_ && task.sources.size() <= kNearSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
+  return known_ && task.sources.size() <= kInlineSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
          block_mask_id_ == id_of(task.block_mask) && positions_ == id_of(task.positions) &&
          std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&
          std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths);

@@ -65,7 +65,7 @@ std::int64_t WorkBuilder::collect_masked(const AttentionSpec& spec, const Attent
                 split_positions_[static_cast<std::size_t>(work_tile.run_begin) - first_masked_] + work_tile.first -
                 runs_[static_cast<std::size_t>(work_tile.run_begin)].first;
             work_tile.split_position = static_cast<std::int32_t>(position % kTilesPerKvSplit);
-            set_plain(visibility.common_keys(work_tile.position, last), shape.key_tile, work_tile);
+            set_unmasked_tiles(visibility.common_keys(work_tile.position, last), shape.key_tile, work_tile);
           }
           if (work_tile.tiles == 0 && !all_rows) work_tiles_.pop_back();
           begin = end;
@@ -89,9 +89,9 @@ std::int32_t WorkBuilder::tiles_before(const WorkTile& work_tile, std::int64_t t
   return static_cast<std::int32_t>(std::clamp<std::int64_t>(number - work_tile.first, 0, work_tile.tiles));
 }
 
-void WorkBuilder::set_plain(const KeyRange& common, int key_tile, WorkTile& work_tile) const {
-  work_tile.plain_begin = tiles_before(work_tile, quotient(common.begin + key_tile - 1, key_tile));
-  work_tile.plain_end = common.end < 0 ? 0 : tiles_before(work_tile, quotient(common.end, key_tile));
+void WorkBuilder::set_unmasked_tiles(const KeyRange& common, int key_tile, WorkTile& work_tile) const {
+  work_tile.unmasked_begin = tiles_before(work_tile, quotient(common.begin + key_tile - 1, key_tile));
+  work_tile.unmasked_end = common.end < 0 ? 0 : tiles_before(work_tile, quotient(common.end, key_tile));
 }
 
 // Appends the runs of a query block's unmasked tiles that the task has to the table, and keeps them as KeyRuns with the
@@ -111,7 +111,7 @@ void WorkBuilder::mask_tile_runs(const AttentionSpec& spec, const BlockMask& blo
       const std::int64_t table = next->table + begin - next->first_tile;
       runs_.push_back({begin, tiles, table});
       masked_runs_.push_back({next->sequence, begin, end - begin, table});
-      split_positions_.push_back(one.place + begin - one.tiles.begin);
+      split_positions_.push_back(one.ordinal + begin - one.tiles.begin);
       tiles += end - begin;
     }
   });

@@ -195,7 +195,7 @@ void WorkBuilder::collect_positions(const AttentionSpec& spec, const AttentionTa
         if (!range.empty()) keys.assign(range, first_entry, work_tile);
         work_tile.split_position = static_cast<std::int32_t>(work_tile.first_tile % kTilesPerKvSplit);
         if (positioned && work_tile.tiles > 0) {
-          set_plain(positioned->common_keys(work_tile.position, last), shape.key_tile, work_tile);
+          set_unmasked_tiles(positioned->common_keys(work_tile.position, last), shape.key_tile, work_tile);
         }
         if (work_tile.tiles == 0 && !all_rows) work_tiles_.pop_back();
         begin = end;
@@ -319,7 +319,7 @@ TableLayout WorkBuilder::build(const AttentionSpec& spec, const AttentionTask& t
   const std::int32_t cluster_ctas =
       shape.cluster_ctas > 1 && clusters_pay(heads_of_head_tile, shape) ? shape.cluster_ctas : 1;
   cut(heads_of_head_tile, shape.head_tiles * cluster_ctas);
-  const std::size_t far_sources = task.sources.size() > kNearSources ? task.sources.size() : 0;
+  const std::size_t far_sources = task.sources.size() > kInlineSources ? task.sources.size() : 0;
   const auto tiles = static_cast<std::int64_t>(task.tiles.size()) / task.page_runs;
   TableLayout layout =
       lay_out(runs_.size(), task.tiles.size(), static_cast<std::size_t>(positions_of_tiles(spec, shape, tiles)),

@@ -31,7 +31,7 @@ struct TableLayout {
   std::size_t runs = 0;
   std::size_t tiles = 0;
   std::size_t positions = 0;  // empty unless keys have explicit positions
-  std::size_t sources = 0;    // empty unless there are more than kNearSources
+  std::size_t sources = 0;    // empty unless there are more than kInlineSources
   std::size_t work_tiles = 0;
   std::size_t gqa_tiles = 0;
   std::size_t counters = 0;  // int32, all 0: AttentionParams::Schedule::taken, then its tiles_done
@@ -100,7 +100,7 @@ class WorkBuilder {
                       std::int64_t query_block, int key_tile, std::span<const KeyRun> keys);
   std::int32_t tiles_before(const WorkTile& work_tile, std::int64_t tile) const;
   // Sets which tiles every row of the work tile sees in full: those that hold only keys of `common`.
-  void set_plain(const KeyRange& common, int key_tile, WorkTile& work_tile) const;
+  void set_unmasked_tiles(const KeyRange& common, int key_tile, WorkTile& work_tile) const;
   void cut(int heads_per_gqa_tile, int head_tiles);
   void gqa_tile(int heads_per_gqa_tile, int head_tiles, std::size_t first_work_tile, const Stretch& stretch);
   bool clusters_pay(int heads_per_gqa_tile, const WorkTileShape& shape) const;

@@ -85,7 +85,7 @@ struct TileMap {
       const std::int64_t map_entry = (page_runs - p.tables.tiles) >> page_runs_log2();
       tile_address.first_key = reinterpret_cast<std::int64_t>(
           p.tables.positions + (map_entry * p.tables.position_lists + work_tile.position_list) * C::kKeyTile);
-      tile_address.masked = tile_number < work_tile.plain_begin || tile_number >= work_tile.plain_end;
+      tile_address.masked = tile_number < work_tile.unmasked_begin || tile_number >= work_tile.unmasked_end;
     } else {
       const std::int64_t last_position = work_tile.position + C::kQueryTile - 1;
       tile_address.masked =

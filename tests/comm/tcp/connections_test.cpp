@@ -107,7 +107,7 @@ TEST(Connections, TakesNoStrangers) {
 TEST(Connections, NamesRanksThatCanNotConnect) {
   constexpr double kShort = 0.5;
   const Opened other = open_listener(numeric_address("127.0.0.1", 0).at(0));  // takes calls, says nothing
-  const int port = own_end(other.socket).port();
+  const int port = local_address(other.socket).port();
   run_threads_world(3, {}, [&](Transport& world) {
     Spy spy(world, [&](std::vector<std::string>& all) {
       if (port_in(all[0]) > 0 && world.rank() == 2) all[0] = std::to_string(port) + "\n127.0.0.1";

@@ -169,7 +169,7 @@ TEST_F(StoreWithSecret, TakesNoReplay) {
 // Who answers at the store's address without knowing the secret hears nothing of the job.
 TEST_F(StoreWithSecret, TellsAStrangerThatServesItsAddressNothing) {
   const Opened listener = open_listener(numeric_address("127.0.0.1", 0).at(0));
-  const int port = own_end(listener.socket).port();
+  const int port = local_address(listener.socket).port();
   Threads threads;
   threads.run([&] {
     for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {

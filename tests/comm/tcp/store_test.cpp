@@ -215,7 +215,7 @@ TEST(Store, RefusesARankThatIsThere) {
 TEST(Store, SaysThatItsPortIsInUse) {
   const Opened other = open_listener(numeric_address("127.0.0.1", 0).at(0));
   ASSERT_TRUE(other.socket.valid());
-  const int port = own_end(other.socket).port();
+  const int port = local_address(other.socket).port();
   const auto start = Deadline::Clock::now();
   const Error error = error_of([&] { make_store(options_of(port, 0, 2)); });
   EXPECT_EQ(error.code(), ErrorCode::kUsage);
@@ -235,7 +235,7 @@ TEST(Store, SaysThatTheAddressIsNotItsHosts) {
 // A rank that comes to the port of something else is told at once.
 TEST(Store, IsToldFromOtherServices) {
   const Opened other = open_listener(numeric_address("127.0.0.1", 0).at(0));
-  const int port = own_end(other.socket).port();
+  const int port = local_address(other.socket).port();
   Threads threads;
   threads.run([&] {
     for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {

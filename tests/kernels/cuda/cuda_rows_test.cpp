@@ -301,7 +301,7 @@ TEST_P(CudaRowsTest, InvalidEntriesAreTheHosts) {
     host.decompress(task, {});
     task.from = twin.there;
     task.plain.data = there.data();
-    task.fault = cell.get();
+    task.invalid = cell.get();
     device().decompress(task, device().stream());
     wait();
     const auto mine = invalid_element_of(here, format(), shape), got = invalid_element_of(cell.read(), format(), shape);
@@ -344,7 +344,7 @@ TEST_P(CudaRowsTest, InvalidEntriesAreTheHosts) {
     task.plain = view(there.data());
     if (hybrid) task.products = view(there.data());
     task.to = twin.there;
-    task.fault = cell.get();
+    task.invalid = cell.get();
     device().compress(task, device().stream());
     wait();
     EXPECT_TRUE(here.location == cell.read().location && invalid_element_of(here, {}, shape)->token == bad) << bad;

@@ -297,10 +297,10 @@ TEST_F(CudaTables, TheFirstNumberThatIsNotFiniteIsReported) {
     EXPECT_FALSE(told());
     for (const std::int64_t at : {69 * 3 * dim + 3 * dim - 1, 20 * 3 * dim + dim, std::int64_t{0}}) {
       store_element(rows.data() + 2 * at, shape.dtype, -std::numeric_limits<float>::infinity());
-      const auto fault = told();
-      ASSERT_TRUE(fault);
-      EXPECT_EQ(fault->part, 1);
-      EXPECT_EQ(((fault->token - 1000) * 3 + fault->head) * dim + fault->index, at);
+      const auto invalid = told();
+      ASSERT_TRUE(invalid);
+      EXPECT_EQ(invalid->part, 1);
+      EXPECT_EQ(((invalid->token - 1000) * 3 + invalid->head) * dim + invalid->index, at);
     }
   }
 }

@@ -147,12 +147,12 @@ TEST(TaskGeometry, FitsWhatHasTheSameTables) {
 TEST(TaskGeometry, NeverFitsSourcesThatTheTablesHold) {
   HostTask t = random_task(kShapes[0], 3);
   TaskGeometry geometry;
-  t.sources.resize(kNearSources + 1);
+  t.sources.resize(kInlineSources + 1);
   t.task.sources = t.sources;
   geometry.reserve(limits_of(t.task));
   geometry.remember(t.task);
   EXPECT_FALSE(geometry.fits(t.task));
-  t.task.sources = std::span(t.sources).first(kNearSources);
+  t.task.sources = std::span(t.sources).first(kInlineSources);
   EXPECT_FALSE(geometry.fits(t.task));
   geometry.remember(t.task);
   EXPECT_TRUE(geometry.fits(t.task));

@@ -56,14 +56,14 @@ __device__ OutOfRangeEntry page_out_of_range(const CacheUpdate& p, std::int64_t 
 
 // Finds the out-of-range entry in a sequence's block mask. Called by all threads of the block.
 __device__ OutOfRangeEntry mask_out_of_range(const CacheUpdate& p, std::int64_t sequence, int* shared) {
-  for (int list = 0; list < p.mask_heads; ++list) {
-    const OutOfRangeEntry out_of_range = mask_count_out_of_range(p, sequence, list);
+  for (int mask_row = 0; mask_row < p.mask_heads; ++mask_row) {
+    const OutOfRangeEntry out_of_range = mask_count_out_of_range(p, sequence, mask_row);
     if (out_of_range.kind != OutOfRangeEntry::Kind::kNone) return out_of_range;
-    const std::int32_t count = p.block_mask.counts[sequence * p.mask_heads + list];
+    const std::int32_t count = p.block_mask.counts[sequence * p.mask_heads + mask_row];
     const int bad = first_that(count, shared, [&](int entry) {
-      return mask_block_out_of_order(p, sequence, list, entry).kind != OutOfRangeEntry::Kind::kNone;
+      return mask_block_out_of_order(p, sequence, mask_row, entry).kind != OutOfRangeEntry::Kind::kNone;
     });
-    if (bad != kNoEntry) return mask_block_out_of_order(p, sequence, list, bad);
+    if (bad != kNoEntry) return mask_block_out_of_order(p, sequence, mask_row, bad);
   }
   return {};
 }

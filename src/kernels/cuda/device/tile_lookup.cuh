@@ -41,7 +41,7 @@ __device__ __forceinline__ KvLoopTile tile_of_kv_loop(const AttentionParams::Tab
 
 // Returns source number `source`.
 __device__ __forceinline__ const SourceEntry& source_of(const AttentionParams::Tables& tables, int source) {
-  return tables.all_near ? tables.near_sources[source] : tables.sources[source];
+  return tables.all_inline ? tables.inline_sources[source] : tables.sources[source];
 }
 
 // Offset of a row of one head in a source, in elements from its start.

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
   new_rows.each([&](const std::byte* plain, std::int64_t token, std::int64_t, const PageSlot& slot) {
     RowQuads<kQuads> quads;
     quads.load(rows, plain);
-    if (rows.fault != nullptr) quads.template check<Element>(rows, token, head);
+    if (rows.invalid != nullptr) quads.template check<Element>(rows, token, head);
     std::byte* streams[kMaxStreams];
 #pragma unroll
     for (int s = 0; s < kMaxStreams; ++s) streams[s] = new_rows.at(s, slot);
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
     if (threadIdx.x < 32) {
       write_tail(rows, plain, tail_at(position % group), new_rows.at(0, slot), new_rows.at(1, slot),
                  [&](uint2 raw, int channel) {
-                   if (rows.fault != nullptr) check_elements<Element>(rows, raw, 0, token, head, channel);
+                   if (rows.invalid != nullptr) check_elements<Element>(rows, raw, 0, token, head, channel);
                  });
     }
     if ((position + 1) % group != 0) return;
@@ -163,7 +163,7 @@ void append(const AppendTask& task, Stream stream) {
   }
   streams.tables = cache.tables;
   check_quantizable(cache.shape);
-  p.rows = row_params(cache.format, cache.shape, streams, task.rows, {}, task.fault);
+  p.rows = row_params(cache.format, cache.shape, streams, task.rows, {}, task.invalid);
   p.rows.by_four = p.rows.by_four && allows_4_channels(p.rows, p.page_strides);
   p.update = *task.update;
   if (p.rows.bf16) {

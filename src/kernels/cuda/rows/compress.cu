@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_consta
     for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
       if (first + i >= run_rows) break;
       const std::uint32_t token = of_run.token[i], head = of_run.head[i];
-      if (p.fault != nullptr) rows[i].template check<Element>(p, run.to + token, static_cast<int>(head));
+      if (p.invalid != nullptr) rows[i].template check<Element>(p, run.to + token, static_cast<int>(head));
       std::byte* to[kMaxStreams];
 #pragma unroll
       for (int s = 0; s < kMaxStreams; ++s) to[s] = streams[s].near(token, head);
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) compress_16_channels(const __grid_co
     }
 #pragma unroll
     for (std::uint32_t i = 0; i < kAhead; ++i) {
-      if (p.fault != nullptr) {
+      if (p.invalid != nullptr) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           check_elements<Element>(p, rows[i].quad(n), 0, run.to + token[i], static_cast<int>(head[i]), channel + 4 * n);
@@ -96,7 +96,7 @@ __device__ __forceinline__ void compress_part(const RowParams& p, const Compress
   if (channel >= p.dim) return;
   const DeviceRows plain = p.plain.from(run.to + first);
   GroupOfChannels<Element, kGroup, kChannels> group(p, plain, head, channel);
-  if (p.fault != nullptr) {
+  if (p.invalid != nullptr) {
     group.check([&](const auto& words, int t) {
 #pragma unroll
       for (int i = 0; i < kChannels / 2; ++i) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid
     const auto head = static_cast<int>(of_head % heads);
     const std::int64_t first = static_cast<std::int64_t>(of_head / heads) * kGroup;  // row of the run
     const auto check = [&](uint2 raw, int t, int channel) {
-      if (p.fault != nullptr) check_elements<Element>(p, raw, 0, run.to + first + t, head, channel);
+      if (p.invalid != nullptr) check_elements<Element>(p, raw, 0, run.to + first + t, head, channel);
     };
     if (run.position + first < full_tokens) {
       if constexpr (kVectorized) {
@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads)
 void compress(const CompressTask& task, Stream stream) {
   check_task(task);
   check_quantizable(task.shape);
-  RowParams p = row_params(task.format, task.shape, task.to, task.plain, task.products, task.fault);
+  RowParams p = row_params(task.format, task.shape, task.to, task.plain, task.products, task.invalid);
   for_launches(p, task.runs, kWarps, [&](dim3 grid) {
     if (p.bf16) {
       launch<__nv_bfloat16>(p, grid, stream);
@@ -233,7 +233,7 @@ void compress(const CompressTask& task, Stream stream) {
 void check_finite(const FiniteTask& task, Stream stream) {
   const TensorView& rows = task.rows;
   if (rows.tokens == 0 || rows.heads == 0) return;
-  const RowParams p = row_params({}, {rows.dtype, rows.heads, rows.dim}, {}, rows, {}, task.fault);
+  const RowParams p = row_params({}, {rows.dtype, rows.heads, rows.dim}, {}, rows, {}, task.invalid);
   constexpr std::int64_t kBlocks = 4096;  // enough for any GPU
   const auto blocks =
       static_cast<unsigned>(std::clamp<std::int64_t>((rows.tokens * rows.heads + kWarps - 1) / kWarps, 1, kBlocks));

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
       for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
         if (first + i >= run_rows) break;
         const auto head = static_cast<int>(rows.head[i]);
-        if (p.fault != nullptr) {
+        if (p.invalid != nullptr) {
           check_quantized<Element>(p, raw[i].quantized, raw[i].qparams, run.to + rows.token[i], head, channel);
         }
         store_elements(p, at[i].plain, channel, dequantized<Element, kEncoding>(p, raw[i], head, channel));
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
       }
     }
   }
-  if (p.fault != nullptr) {
+  if (p.invalid != nullptr) {
     check_qparams<Element>(p, run);
     if (blockIdx.y == 0) check_tables<Element>(p);
   }
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
           const std::byte* const tail =
               p.tables[0] + ((run.sequence * group + t) * p.heads + head) * static_cast<std::int64_t>(2 * p.dim);
           const uint2 raw = load_elements(p, tail, channel);
-          if (p.fault != nullptr) check_tail<Element>(p, raw, run.sequence * group + t, head, channel);
+          if (p.invalid != nullptr) check_tail<Element>(p, raw, run.sequence * group + t, head, channel);
           store_elements(p, p.plain.at(run.to + first + t, head), channel, raw);
         }
         continue;
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
       for (int i = 0; i < 4; ++i) {
         const ScaleOffset offset = scale_offset_of(channel + i, p.dim, group);
         qparams[i] = load_pair(p, p.streams[1].at(run.row + first + offset.token, head), static_cast<int>(offset.pair));
-        if (p.fault != nullptr) {
+        if (p.invalid != nullptr) {
           check_pair<Element>(p, qparams[i], 1, run.to + first + offset.token, head, static_cast<int>(offset.pair));
         }
       }
@@ -227,7 +227,7 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
       decompress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
       break;
     case RowEncoding::kLowRank:
-      if (p.fault == nullptr) return;
+      if (p.invalid == nullptr) return;
       check_factors<Element><<<grid, kThreads, 0, queue>>>(p);
       break;
     default:
@@ -257,7 +257,7 @@ void decompress(const DecompressTask& task, Stream stream) {
     return;
   }
   check_task(task);
-  RowParams p = row_params(task.format, task.shape, task.from, task.plain, {}, task.fault);
+  RowParams p = row_params(task.format, task.shape, task.from, task.plain, {}, task.invalid);
   for_launches(p, task.runs, kWarps, [&](dim3 grid) {
     if (p.bf16) {
       launch<__nv_bfloat16>(p, grid, stream);

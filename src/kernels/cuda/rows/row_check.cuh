@@ -28,7 +28,7 @@ __device__ __forceinline__ void check_pair(const RowParams& p, std::uint32_t qpa
   const bool good_scale = scale >= 0.0F && is_finite<Element>(qparams);
   const bool bad_scale = !good_scale || (good_zero && !is_finite_as<Element>(dequantize_int4(15, scale, zero)));
   if (good_zero && !bad_scale) return;
-  note_invalid_element(p.fault, location_of_element(stream, token, head, 2 * pair + (bad_scale ? 0 : 1)),
+  note_invalid_element(p.invalid, location_of_element(stream, token, head, 2 * pair + (bad_scale ? 0 : 1)),
                        bad_scale ? scale : zero);
 }
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ void check_quantized(const RowParams& p, std::uint32_
   for (int i = 0; i < 4; ++i) {
     const auto code = static_cast<std::uint8_t>(quantized >> 8 * i);
     if (fp8 ? (code & 0x7fU) != 0x7fU : code != 0x80U) continue;
-    note_invalid_element(p.fault, location_of_element(0, token, head, channel + i),
+    note_invalid_element(p.invalid, location_of_element(0, token, head, channel + i),
                          fp8 ? e4m3_to_float(code) : -128.0F);
     break;
   }
@@ -57,7 +57,7 @@ __device__ __forceinline__ void check_quantized(const RowParams& p, std::uint32_
   if (first > 0 || (fp8 && p.format.scales != ScaleGrain::kTokenHead)) return;
   const float scale = __uint_as_float(qparams);
   if (is_bad_scale<Element>(scale, fp8 ? kMaxE4m3 : kMaxInt8)) {
-    note_invalid_element(p.fault, location_of_element(1, token, head, latent ? channel / kLatentScaleBlock : 0), scale);
+    note_invalid_element(p.invalid, location_of_element(1, token, head, latent ? channel / kLatentScaleBlock : 0), scale);
   }
 }
 
@@ -68,7 +68,7 @@ __device__ __forceinline__ void check_tail(const RowParams& p, uint2 raw, std::i
   for (int i = 0; i < 4; ++i) {
     const std::uint32_t bits = (i < 2 ? raw.x : raw.y) >> i % 2 * 16;
     if (is_finite<Element>(bits)) continue;
-    note_invalid_element(p.fault, location_of_table_element(0, first + i), widen<Element>(bits));
+    note_invalid_element(p.invalid, location_of_table_element(0, first + i), widen<Element>(bits));
     return;
   }
 }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void check_stream(const RowParams& p, const Compresse
     const std::int64_t row = at / width / heads;
     const std::uint32_t bits = load_any_half(p.streams[stream].at(run.row + row, head) + 2 * element);
     if (is_finite<Element>(bits)) continue;
-    note_invalid_element(p.fault, location_of_element(stream, run.to + row, head, element), widen<Element>(bits));
+    note_invalid_element(p.invalid, location_of_element(stream, run.to + row, head, element), widen<Element>(bits));
   }
 }
 template <class Element>
@@ -111,7 +111,7 @@ __device__ __forceinline__ void check_tables(const RowParams& p) {
       for (std::int64_t at = first; at < scales; at += step) {
         const float scale = reinterpret_cast<const float*>(p.tables[0])[at];
         if (is_bad_scale<Element>(scale, kMaxE4m3))
-          note_invalid_element(p.fault, location_of_table_element(0, at), scale);
+          note_invalid_element(p.invalid, location_of_table_element(0, at), scale);
       }
       return;
     }
@@ -127,7 +127,7 @@ __device__ __forceinline__ void check_tables(const RowParams& p) {
   }
   for (std::int64_t at = first; at < count; at += step) {
     if (is_finite<Element>(elements[at])) continue;
-    note_invalid_element(p.fault, location_of_table_element(0, at), widen<Element>(elements[at]));
+    note_invalid_element(p.invalid, location_of_table_element(0, at), widen<Element>(elements[at]));
   }
   if (p.format.encoding != RowEncoding::kHybrid) return;
   const auto* const channels = reinterpret_cast<const std::int32_t*>(p.tables[1]);
@@ -135,7 +135,7 @@ __device__ __forceinline__ void check_tables(const RowParams& p) {
     const std::int32_t channel = channels[at];
     const bool ascends = at % p.format.outliers == 0 || channel > channels[at - 1];
     if (channel >= 0 && channel < p.dim && ascends) continue;
-    note_invalid_element(p.fault, location_of_table_element(1, at), static_cast<float>(channel));
+    note_invalid_element(p.invalid, location_of_table_element(1, at), static_cast<float>(channel));
   }
 }
 

@@ -31,7 +31,7 @@ void check_quantizable(const RowShape& shape) {
 }
 
 RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                     const TensorView& plain, const TensorView& products, InvalidElementCell* fault) {
+                     const TensorView& plain, const TensorView& products, InvalidElementCell* invalid) {
   RowParams p;
   p.format = format;
   p.bf16 = shape.dtype == Dtype::kBf16;
@@ -44,7 +44,7 @@ RowParams row_params(const RowFormat& format, const RowShape& shape, const Compr
   std::ranges::copy(rows.tables, p.tables);
   p.plain = device_rows(plain);
   if (products.data != nullptr) p.products = device_rows(products);
-  p.fault = fault;
+  p.invalid = invalid;
   p.by_four = allows_4_channels(p, {});
   return p;
 }

@@ -17,7 +17,7 @@ void check_quantizable(const RowShape& shape);
 
 // Returns the launch parameters without runs.
 RowParams row_params(const RowFormat& format, const RowShape& shape, const CompressedRows& rows,
-                     const TensorView& plain, const TensorView& products, InvalidElementCell* fault);
+                     const TensorView& plain, const TensorView& products, InvalidElementCell* invalid);
 // Returns true if four channels of a row can be accessed at once, if pages have these strides in bytes.
 bool allows_4_channels(const RowParams& params, std::span<const std::int64_t> page_strides);
 

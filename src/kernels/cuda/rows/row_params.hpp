@@ -45,7 +45,7 @@ struct RowParams {
   DeviceRows products;
   // All addresses and strides are aligned so that a lane can access four channels at once.
   bool by_four = false;
-  InvalidElementCell* fault = nullptr;
+  InvalidElementCell* invalid = nullptr;
   int runs = 0;
   CompressedRun run[kRunsOfLaunch];
 };

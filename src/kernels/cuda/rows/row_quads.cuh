@@ -262,7 +262,7 @@ __device__ __forceinline__ void check_elements(const RowParams& p, uint2 raw, in
     found = bits;
   }
   if (first < 4)
-    note_invalid_element(p.fault, location_of_element(stream, token, head, channel + first), widen<Element>(found));
+    note_invalid_element(p.invalid, location_of_element(stream, token, head, channel + first), widen<Element>(found));
 }
 
 }  // namespace ringattn::cuda

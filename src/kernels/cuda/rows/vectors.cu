@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads, 2) compress_vectors_kernel(const __g
         const std::uint32_t two = c % 4 < 2 ? raw[c / 4].x : raw[c / 4].y;
         points[i][c] = widen<Element>(two >> c % 2 * 16);
       }
-      if (p.fault == nullptr) continue;
+      if (p.invalid == nullptr) continue;
 #pragma unroll
       for (int n = 0; n < (kWidth + 3) / 4; ++n) {
         check_elements<Element>(p, raw[n], 0, run.to + present, head, channel + 4 * n);

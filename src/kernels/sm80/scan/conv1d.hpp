@@ -17,7 +17,7 @@ struct Conv1dRunEntry {
   std::int64_t row;
   std::int64_t tokens;
   std::int64_t first_tile;  // index of its first token tile in the launch
-  const void* before;       // [width - 1, channels], the halo before the run, or null; `after` likewise
+  const void* initial_halo;       // [width - 1, channels], the halo before the run, or null; `after` likewise
   void* after;
 };
 

@@ -73,9 +73,9 @@ class DeviceConv1d final : public CausalConv1dKernel {
       p = empty;
     };
     for (const CausalConv1dRun& run : task.runs) {
-      p.runs[p.run_count++] = {run.row, run.tokens, p.tiles, run.before, run.behind};
+      p.runs[p.run_count++] = {run.row, run.tokens, p.tiles, run.initial_halo, run.final_halo};
       p.tiles += (run.tokens + kTileTokens - 1) / kTileTokens;
-      p.aligned = p.aligned && (address_of(run.before) | address_of(run.behind)) % kAlignment == 0;
+      p.aligned = p.aligned && (address_of(run.initial_halo) | address_of(run.final_halo)) % kAlignment == 0;
       if (p.run_count == kConv1dRunsPerLaunch) flush();
     }
     flush();

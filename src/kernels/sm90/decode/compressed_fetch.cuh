@@ -84,7 +84,7 @@ class QuantizedBoxes : public TileBoxes<C> {
     __syncwarp();
     if (tensor_.qparam_bytes > 0 && !mapped) {
       copy_qparams(target + static_cast<std::uint32_t>(tile_bytes_), tile, box, nth, head);
-      arrive_with_copies(barrier);
+      cp_async_arrive(barrier);
     }
   }
 

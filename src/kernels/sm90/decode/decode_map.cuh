@@ -20,7 +20,7 @@ namespace ringattn::sm90 {
 // to the first CTA.
 template <class C>
 __device__ __forceinline__ std::uint32_t shared_base() {
-  if constexpr (C::kSlices > 1) return in_cta(kReservedBytes, rank_in_cluster());
+  if constexpr (C::kSlices > 1) return map_to_cta(kReservedBytes, rank_in_cluster());
   return kReservedBytes;
 }
 

@@ -7,7 +7,7 @@
 #include "kernels/cuda/device/merge_arithmetic.cuh"
 #include "kernels/cuda/device/pdl.cuh"
 #include "kernels/cuda/device/row_end.cuh"
-#include "kernels/sm90/decode/slots.cuh"
+#include "kernels/sm90/decode/work_tile_rows.cuh"
 #include "kernels/sm90/ptx/threads.cuh"
 
 namespace ringattn::sm90 {

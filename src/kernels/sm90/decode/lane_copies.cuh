@@ -70,7 +70,7 @@ __device__ __forceinline__ void copy_by_lanes(unsigned lane, const std::byte* pa
       }
     }
   }
-  arrive_with_copies(full);
+  cp_async_arrive(full);
 }
 
 }  // namespace ringattn::sm90

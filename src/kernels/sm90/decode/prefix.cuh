@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
   const auto any_failed = [&] {
     if constexpr (kPairs) {
       __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_release_at(in_cta(map.done(), 1U - static_cast<std::uint32_t>(rank)));
+      if (threadIdx.x % 32 == 0) barrier_release_at(map_to_cta(map.done(), 1U - static_cast<std::uint32_t>(rank)));
     }
     barrier_arrive(map.done());
     if constexpr (kPairs) {

@@ -79,8 +79,8 @@ class PrefixOutputs {
   template <int kPanel>
   __device__ __forceinline__ void add_panel(bool first) {
     barrier_wait(map_.panel_full(panel_.index), panel_.parity);
-    const std::uint32_t p = of_warp(descriptor_low(map_.panel(panel_.index)));
-    const std::uint32_t v = of_warp(descriptor_low(map_.v(ring_.stage()), cuda::panel_bytes(C::kKeyTile)));
+    const std::uint32_t p = warp_uniform(descriptor_low(map_.panel(panel_.index)));
+    const std::uint32_t v = warp_uniform(descriptor_low(map_.v(ring_.stage()), cuda::panel_bytes(C::kKeyTile)));
     panel_.advance();
     pin(rows_.o);
     wgmma_fence();
@@ -124,7 +124,7 @@ class PrefixOutputs {
     const std::uint32_t barrier = map_.panel_empty(panel_index);
     if (thread_of_cta() % 32 == 0) {
       if constexpr (C::kSlices > 1) {
-        barrier_arrive_at(in_cta(barrier, PrefixMap<C>::writer_of(panel_index)));
+        barrier_arrive_at(map_to_cta(barrier, PrefixMap<C>::writer_of(panel_index)));
       } else {
         barrier_arrive(barrier);
       }

@@ -106,7 +106,7 @@ class PrefixScorer {
   }
 
   __device__ __forceinline__ void multiply(Scores& s, std::uint32_t k_tile) const {
-    const std::uint32_t k = of_warp(descriptor_low(k_tile));
+    const std::uint32_t k = warp_uniform(descriptor_low(k_tile));
     pin(s);
     wgmma_fence();
 #pragma unroll
@@ -134,7 +134,7 @@ class PrefixScorer {
   }
   __device__ __forceinline__ void mark_failed() const {
     if constexpr (C::kSlices > 1) {
-      dsmem_store(in_cta(map_.failed(), 0), 1);  // the first CTA of a pair recomputes
+      dsmem_store(map_to_cta(map_.failed(), 0), 1);  // the first CTA of a pair recomputes
     } else {
       store_number(map_.failed(), 1);
     }
@@ -164,8 +164,8 @@ class PrefixScorer {
     proxy_fence();
     __syncwarp();
     if (!adds_sums()) {
-      dsmem_store_pair_async(in_cta(map_.sums(number_, thread_of_warpgroup()), 0),
-                             in_cta(map_.panel_full(turn_of(0).index), 0), sum[0], sum[1]);
+      dsmem_store_pair_async(map_to_cta(map_.sums(number_, thread_of_warpgroup()), 0),
+                             map_to_cta(map_.panel_full(turn_of(0).index), 0), sum[0], sum[1]);
     }
     if (!elect_one()) return;
 #pragma unroll
@@ -183,10 +183,10 @@ class PrefixScorer {
     constexpr int kWarpBytes = 16 * kPanelRowBytes;
     const std::uint32_t rows =
         map_.panel(address) + static_cast<std::uint32_t>(thread_of_warpgroup() / 32 * kWarpBytes);
-    const std::uint32_t barrier = in_cta(map_.panel_full(address), other());
+    const std::uint32_t barrier = map_to_cta(map_.panel_full(address), other());
     const int sums = panel == 0 && !adds_sums() ? 32 * 8 : 0;
     barrier_arrive_expect_at(barrier, kWarpBytes + sums);
-    dsmem_copy_expected(in_cta(rows, other()), rows, kWarpBytes, barrier);
+    dsmem_copy_expected(map_to_cta(rows, other()), rows, kWarpBytes, barrier);
   }
 
   const cuda::AttentionParams& p_;

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "kernels/sm90/decode/decode_map.cuh"
-#include "kernels/sm90/decode/slots.cuh"
+#include "kernels/sm90/decode/work_tile_rows.cuh"
 
 namespace ringattn::sm90 {
 

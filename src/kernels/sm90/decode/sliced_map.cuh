@@ -21,7 +21,7 @@
 #include "kernels/cuda/device/tile_copy.cuh"
 #include "kernels/sm90/decode/config.hpp"
 #include "kernels/sm90/decode/decode_map.cuh"
-#include "kernels/sm90/decode/slots.cuh"
+#include "kernels/sm90/decode/work_tile_rows.cuh"
 #include "kernels/sm90/fold/shared_map.cuh"
 #include "kernels/sm90/ptx/cluster.cuh"
 #include "kernels/sm90/ptx/mbarrier.cuh"
@@ -274,13 +274,13 @@ template <class C>
 __device__ __forceinline__ void send_to_others(std::uint32_t rank, std::uint32_t from, int bytes,
                                                std::uint32_t barrier) {
   const auto to = static_cast<std::uint32_t>(thread_of_cta() % 32);
-  if (to < C::kSlices && to != rank) dsmem_copy(in_cta(from, to), from, bytes, in_cta(barrier, to));
+  if (to < C::kSlices && to != rank) dsmem_copy(map_to_cta(from, to), from, bytes, map_to_cta(barrier, to));
 }
 // Only the arrival.
 template <class C>
 __device__ __forceinline__ void arrive_at_others(std::uint32_t rank, std::uint32_t barrier) {
   const auto to = static_cast<std::uint32_t>(thread_of_cta() % 32);
-  if (to < C::kSlices && to != rank) barrier_arrive_at(in_cta(barrier, to));
+  if (to < C::kSlices && to != rank) barrier_arrive_at(map_to_cta(barrier, to));
 }
 
 // Releases the score stage of tile `number` for `readers` warps, by the thread where `says` is true. Arrives at the CTA
@@ -290,7 +290,7 @@ __device__ __forceinline__ void release_score_stage(bool says, const SlicedMap<C
                                                     int readers) {
   const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
   if constexpr (C::kSlices > 1) {
-    barrier_arrive_at_if(says, in_cta(barrier, number & (C::kSlices - 1U)), readers);
+    barrier_arrive_at_if(says, map_to_cta(barrier, number & (C::kSlices - 1U)), readers);
   } else {
     barrier_arrive_if(says, barrier, readers);
   }
@@ -300,7 +300,7 @@ template <class C>
 __device__ __forceinline__ void release_score_stage(const SlicedMap<C>& map, std::uint32_t number) {
   const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
   if constexpr (C::kSlices > 1) {
-    barrier_arrive_at(in_cta(barrier, number & (C::kSlices - 1U)));
+    barrier_arrive_at(map_to_cta(barrier, number & (C::kSlices - 1U)));
   } else {
     barrier_arrive(barrier);
   }

@@ -69,7 +69,7 @@ class Consumer {
   // In a CTA pair one thread arrives at each CTA's barrier.
   static __device__ __forceinline__ void arrive_in_each_cta(std::uint32_t barrier) {
     if constexpr (C::kClusterCtas > 1) {
-      barrier_arrive_at(in_cta(barrier, static_cast<std::uint32_t>(thread_of_cta() % 32)));
+      barrier_arrive_at(map_to_cta(barrier, static_cast<std::uint32_t>(thread_of_cta() % 32)));
     } else {
       barrier_arrive(barrier);
     }

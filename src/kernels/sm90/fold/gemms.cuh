@@ -13,8 +13,8 @@ namespace ringattn::sm90 {
 // Issues S = Q Kᵀ for the warpgroup's 64 rows and one key tile. q_tile and k_tile are shared-memory addresses.
 template <class C>
 __device__ __forceinline__ void qk_gemm(float (&s)[C::kKeyTile / 8][4], std::uint32_t q_tile, std::uint32_t k_tile) {
-  const std::uint32_t q = of_warp(descriptor_low(q_tile));
-  const std::uint32_t k = of_warp(descriptor_low(k_tile));
+  const std::uint32_t q = warp_uniform(descriptor_low(q_tile));
+  const std::uint32_t k = warp_uniform(descriptor_low(k_tile));
   pin(s);
   wgmma_fence();
 #pragma unroll
@@ -33,7 +33,7 @@ template <class C>
 __device__ __forceinline__ void pv_gemm(float (&o)[C::kDimV / 8][4],
                                         const std::uint32_t (&probability)[C::kKeyTile / 16][4], std::uint32_t v_tile,
                                         bool first) {
-  const std::uint32_t v = of_warp(descriptor_low(v_tile, cuda::panel_bytes(C::kKeyTile)));
+  const std::uint32_t v = warp_uniform(descriptor_low(v_tile, cuda::panel_bytes(C::kKeyTile)));
   pin(o);
   wgmma_fence();
 #pragma unroll

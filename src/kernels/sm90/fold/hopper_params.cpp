@@ -16,14 +16,14 @@ HopperParams hopper_params(const cuda::AttentionParams& p, const AttentionConfig
   params.attention = p;
   const auto dtype = static_cast<Dtype>(p.dtype);
   const MappedTensor q{p.q.data, p.rows, p.heads, p.head_dim, p.q.token_stride, p.q.head_stride};
-  params.bulk_in = p.tables.all_near && can_map(q);
+  params.bulk_in = p.tables.all_inline && can_map(q);
   const bool whole = p.tables.page_runs == 1;
   params.page_run_keys = config.key_tile / p.tables.page_runs;
   params.lanes_log = static_cast<std::int32_t>(std::bit_width(static_cast<unsigned>(p.tables.page_runs - 1)));
   const int box_rows = whole ? config.key_box_rows() : params.page_run_keys;
   const auto box_columns = [&](int dim) { return whole ? config.key_box_columns(dim) : kPanelColumns; };
-  for (int i = 0; params.bulk_in && i < cuda::kNearSources; ++i) {
-    const cuda::SourceEntry& source = p.tables.near_sources[i];
+  for (int i = 0; params.bulk_in && i < cuda::kInlineSources; ++i) {
+    const cuda::SourceEntry& source = p.tables.inline_sources[i];
     if (source.rows == 0) continue;  // an empty source has no map
     const MappedTensor k{source.k, source.rows, p.kv_heads, p.head_dim, source.k_token_stride, source.k_head_stride};
     const MappedTensor v{source.v, source.rows, p.kv_heads, p.head_dim_v, source.v_token_stride, source.v_head_stride};

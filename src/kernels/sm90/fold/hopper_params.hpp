@@ -15,8 +15,8 @@ struct HopperParams {
   // key_box_columns() of a key tile, or a page run × one panel. Out: the 16 rows of a warp × one panel.
   CUtensorMap q;
   CUtensorMap out;
-  CUtensorMap k[cuda::kNearSources];
-  CUtensorMap v[cuda::kNearSources];
+  CUtensorMap k[cuda::kInlineSources];
+  CUtensorMap v[cuda::kInlineSources];
   std::int32_t page_run_keys;  // keys of a page run, for tiles of several page runs
   std::int32_t lanes_log;      // log2 of the lanes that share the page runs of a tile
   bool bulk_in;                // TMA can load q and every K/V source; otherwise threads copy

@@ -298,7 +298,7 @@ __device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
     __syncwarp();
     if (lane == 0) barrier_arrive(map.v_full(static_cast<std::uint32_t>(stage)));
     barrier_arrive(map.tail_done());
-    if constexpr (C::kClusterCtas > 1) barrier_arrive_at(in_cta(map.tail_done(), rank_in_cluster() ^ 1U));
+    if constexpr (C::kClusterCtas > 1) barrier_arrive_at(map_to_cta(map.tail_done(), rank_in_cluster() ^ 1U));
   }
 }
 

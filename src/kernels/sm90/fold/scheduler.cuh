@@ -49,10 +49,10 @@ __device__ __forceinline__ void set_edges(const cuda::AttentionParams& p, const 
   const auto tiles_before = [](int key) { return key < 0 ? 0 : key / C::kKeyTile; };
   const KeyRange common = visibility.common_keys(work_tile.position, work_tile.position + kQueryTile - 1);
   const bool one_run = work_tile.runs == 1;
-  const int plain_begin = one_run ? tiles_before(edge(common.begin) + C::kKeyTile - 1) : work_tile.plain_begin;
-  const int plain_end = one_run ? tiles_before(edge(common.end)) : work_tile.plain_end;
-  head_tile.head = tiles - (plain_begin < tiles ? plain_begin : tiles);
-  head_tile.tail = tiles - (plain_end < tiles ? plain_end : tiles);
+  const int unmasked_begin = one_run ? tiles_before(edge(common.begin) + C::kKeyTile - 1) : work_tile.unmasked_begin;
+  const int unmasked_end = one_run ? tiles_before(edge(common.end)) : work_tile.unmasked_end;
+  head_tile.head = tiles - (unmasked_begin < tiles ? unmasked_begin : tiles);
+  head_tile.tail = tiles - (unmasked_end < tiles ? unmasked_end : tiles);
   head_tile.split_begin = (work_tile.split_position + tiles) % kTilesPerKvSplit;
   if (p.state.save && head_tile.split_begin == 0 && head_tile.tail == 0)
     head_tile.tail = 1;  // the consumer checks there whether the split is complete
@@ -80,7 +80,7 @@ class Counter {
     // The first CTA may overwrite the index as soon as it counts as read. An arrival may overtake a load that has only
     // been issued. So the lane that has loaded the index arrives, after using it, and with release semantics at cluster
     // scope.
-    if (rank_ > 0 && leads) barrier_release_at(in_cta(map_.number_read(), 0));
+    if (rank_ > 0 && leads) barrier_release_at(map_to_cta(map_.number_read(), 0));
     return number;
   }
 
@@ -99,7 +99,7 @@ class Counter {
   __device__ __forceinline__ void send(int number) {
     barrier_acquire(map_.number_read(), parity_ ^ 1U);
     parity_ ^= 1U;
-    dsmem_store_async(in_cta(map_.number(), 1), in_cta(map_.number_sent(), 1), number);
+    dsmem_store_async(map_to_cta(map_.number(), 1), map_to_cta(map_.number_sent(), 1), number);
   }
   __device__ __forceinline__ int receive() {
     barrier_arrive_expect(map_.number_sent(), sizeof(int));

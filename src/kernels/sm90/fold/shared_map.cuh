@@ -179,7 +179,7 @@ struct SharedMap {
   // Start of the map in the shared window: after the bytes that the device reserves (config.hpp). A constant costs no
   // register. In a cluster an address also names the CTA, because copies and arrivals reach the peer CTA too.
   static __device__ std::uint32_t base() {
-    if constexpr (C::kClusterCtas > 1) return in_cta(kReservedBytes, rank_in_cluster());
+    if constexpr (C::kClusterCtas > 1) return map_to_cta(kReservedBytes, rank_in_cluster());
     return kReservedBytes;
   }
 

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1) cta_group_kernel(const __grid_
   constexpr int kScoreRegisters = 240, kOtherRegisters = 80;
   const std::uint32_t rank = rank_in_cluster();
   using Map = typename C::Map;
-  const Map map{in_cta(kReservedBytes, rank), rank % Map::kCtas, rank / Map::kCtas, ctas_of_cluster() / Map::kCtas};
+  const Map map{map_to_cta(kReservedBytes, rank), rank % Map::kCtas, rank / Map::kCtas, cluster_size() / Map::kCtas};
   if (threadIdx.x == 0) init_cta_group_barriers(map);
   cuda::pdl_launch_dependents();
   __syncthreads();

@@ -47,8 +47,8 @@ class CtaGroupOutputs {
   // O += P V of the next tile, whose softmax offsets are known. `last`: of the work tile. `keys`: keys of the sequence
   // from the tile's first key on.
   __device__ __forceinline__ void add(bool first, bool last, int keys) {
-    const std::uint32_t probabilities = of_warp(Map::probabilities_stage(tiles_));
-    const std::uint32_t stage = of_warp(stage_.stage());
+    const std::uint32_t probabilities = warp_uniform(Map::probabilities_stage(tiles_));
+    const std::uint32_t stage = warp_uniform(stage_.stage());
     const std::uint32_t values = map_.values(stage);
     barrier_wait(map_.values_full(stage), stage_.parity());
     if (all_of_warp(keys < kMlaKeyTile)) columns_.clear_tail(values, keys);
@@ -74,9 +74,9 @@ class CtaGroupOutputs {
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
     if (lane <= map_.cta_groups) {
       const std::uint32_t scorer = tiles_ % Map::kCtas;
-      barrier_arrive_at(lane == 0 ? in_cta(map_.probabilities_empty(Map::probabilities_released(tiles_).index),
+      barrier_arrive_at(lane == 0 ? map_to_cta(map_.probabilities_empty(Map::probabilities_released(tiles_).index),
                                            map_.in_cta_group(scorer))
-                                  : in_cta(map_.values_empty(stage), map_.peer_cta(lane - 1)));
+                                  : map_to_cta(map_.values_empty(stage), map_.peer_cta(lane - 1)));
     }
     __syncwarp();
   }

@@ -96,7 +96,7 @@ class CtaGroupKeyProducer {
       const int rows = box_rows_of(p_, work_tile.of.length - tile_at(own) * kMlaKeyTile);
 #pragma unroll 1
       for (std::uint32_t part = 0; part < kCtaGroupTileParts; ++part) {
-        load(work_tile.kv_head, of_warp(own / Map::kCtas), of_warp(part), box, rows);
+        load(work_tile.kv_head, warp_uniform(own / Map::kCtas), warp_uniform(part), box, rows);
       }
     }
   }
@@ -142,7 +142,7 @@ class CtaGroupValueProducer {
 
  private:
   __device__ __forceinline__ void load(int head, const PageBox& box, int rows) {
-    const std::uint32_t stage = of_warp(stage_.stage());
+    const std::uint32_t stage = warp_uniform(stage_.stage());
     barrier_wait(map_.values_empty(stage), stage_.parity() ^ 1U);
     boxes_.template issue_loads<Map::kPanels>(map_.panels(), map_.values(stage), map_.values_full(stage), rows, head,
                                               box, static_cast<int>(map_.rank) * Map::kColumns);

@@ -107,7 +107,7 @@ class CtaGroupScorer {
     wgmma_wait<0>();
     pin(s);
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
-    if (lane < map_.cta_groups) barrier_arrive_at(in_cta(map_.keys_empty(n % 2), map_.peer_cta(lane)));
+    if (lane < map_.cta_groups) barrier_arrive_at(map_to_cta(map_.keys_empty(n % 2), map_.peer_cta(lane)));
     __syncwarp();
   }
 
@@ -158,12 +158,12 @@ class CtaGroupScorer {
     const int thread = thread_of_warpgroup();
     const auto to = static_cast<std::uint32_t>(thread % 4);
     const std::uint32_t address = map_.row_max(tile, thread);
-    const std::uint32_t here = map_.row_max_full(tile), there = in_cta(here, map_.in_cta_group(to));
+    const std::uint32_t here = map_.row_max_full(tile), there = map_to_cta(here, map_.in_cta_group(to));
     const bool own = to == map_.rank;
     if (own) {
       store_pair(address, row_max[0], row_max[1]);
     } else if (to < Map::kCtas) {
-      dsmem_store_pair_async(in_cta(address, map_.in_cta_group(to)), there, row_max[0], row_max[1]);
+      dsmem_store_pair_async(map_to_cta(address, map_.in_cta_group(to)), there, row_max[0], row_max[1]);
     }
     __syncwarp();
     if (thread % 32 < static_cast<int>(Map::kCtas)) {
@@ -208,14 +208,14 @@ class CtaGroupSender {
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
 #pragma unroll 1
     for (std::uint32_t tile = map_.first_own(first); static_cast<int>(tiles_ - tile) > 0; tile += Map::kCtas) {
-      const std::uint32_t from = of_warp(map_.probabilities(Map::probabilities_stage(tile)));
-      const std::uint32_t full = of_warp(map_.probabilities_full(tile));
+      const std::uint32_t from = warp_uniform(map_.probabilities(Map::probabilities_stage(tile)));
+      const std::uint32_t full = warp_uniform(map_.probabilities_full(tile));
       barrier_wait(full, Map::probabilities_parity(tile));
       if (elect_one()) {
 #pragma unroll
         for (std::uint32_t i = 1; i < Map::kCtas; ++i) {
           const std::uint32_t to = map_.in_cta_group((map_.rank + i) % Map::kCtas);
-          dsmem_copy(in_cta(from, to), from, Map::kProbabilityBytes, in_cta(full, to));
+          dsmem_copy(map_to_cta(from, to), from, Map::kProbabilityBytes, map_to_cta(full, to));
         }
       }
       __syncwarp();

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
   constexpr int kScoreRegisters = 240, kOtherRegisters = C::kFp8 ? 80 : 56;
   const DecodeParams& params = step_of(launch_params);
   const std::uint32_t rank = rank_in_cluster();
-  const CtaPairMap map{in_cta(kReservedBytes, rank), rank};
+  const CtaPairMap map{map_to_cta(kReservedBytes, rank), rank};
   if (threadIdx.x == 0) init_cta_pair_barriers(map, C::kFp8 ? kCtaPairDequantizers : 0);
   cuda::pdl_launch_dependents();
   __syncthreads();

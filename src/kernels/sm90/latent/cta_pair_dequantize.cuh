@@ -58,8 +58,8 @@ class CtaPairDequantizer {
       if (2 * nth < kCtaPairPanels && lane < 2) {
         const std::uint32_t rows = panel(2 * nth + lane) + static_cast<std::uint32_t>(first_row_ * kPanelRowBytes);
         const std::uint32_t peer = 1U - map_.rank;
-        dsmem_copy_expected(in_cta(rows, peer), rows, kRowBytes,
-                            in_cta(map_.shared_full(map_.rank, state.index), peer));
+        dsmem_copy_expected(map_to_cta(rows, peer), rows, kRowBytes,
+                            map_to_cta(map_.shared_full(map_.rank, state.index), peer));
       }
       if (nth % 2 == 1 && lane == 0) {
         barrier_arrive(nth == 1 ? map_.shared_full(map_.rank, state.index) : map_.own_full(state.index));

@@ -48,7 +48,7 @@ class CtaPairOutputs {
       if (own) {
         barrier_arrive(map_.own_empty(state.index));
       } else {
-        barrier_arrive_at(in_cta(map_.shared_empty(state.index), 1U - map_.rank));
+        barrier_arrive_at(map_to_cta(map_.shared_empty(state.index), 1U - map_.rank));
       }
     }
     __syncwarp();
@@ -63,7 +63,7 @@ class CtaPairOutputs {
       sum[half] = load_float(map_.final_sum(state.index, tile_row_of_thread() + 8 * half));
     __syncwarp();
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
-    if (lane < 2) barrier_arrive_at(in_cta(map_.final_sums_empty(state.index), lane));
+    if (lane < 2) barrier_arrive_at(map_to_cta(map_.final_sums_empty(state.index), lane));
     __syncwarp();
   }
 

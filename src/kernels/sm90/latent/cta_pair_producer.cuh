@@ -73,7 +73,7 @@ class CtaPairProducer {
 
   // `left`: keys of the sequence from the tile's first key on.
   __device__ __forceinline__ void load(int head, std::uint32_t tile, const PageBox& box, int left) const {
-    const MlaPipelineState state = cta_pair_pipeline_state(of_warp(tile));
+    const MlaPipelineState state = cta_pair_pipeline_state(warp_uniform(tile));
     const std::uint32_t rank = map_.rank;
     const int rows = box_rows_of(p_, left);
     const int own_column = static_cast<int>(rank) * kCtaPairColumns;
@@ -99,7 +99,7 @@ class CtaPairProducer {
       barrier_arrive_expect(rope_full, rows * kPanelRowBytes);
       if (!C::kFp8) barrier_arrive_expect(shared_full, kCtaPairPanels * rows * kPanelRowBytes);
       // Dequantized tiles are sent with all rows.
-      barrier_arrive_expect_at(in_cta(shared_full, 1U - rank),
+      barrier_arrive_expect_at(map_to_cta(shared_full, 1U - rank),
                                kCtaPairPanels * (C::kFp8 ? kMlaKeyTile : rows) * kPanelRowBytes);
     }
     __syncwarp();

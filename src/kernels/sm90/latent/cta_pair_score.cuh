@@ -159,10 +159,10 @@ class CtaPairScorer {
     const float2 before = first ? float2{0.0F, 0.0F} : load_pair(map_.sums(thread));
     const float l[2] = {__fadd_rn(__fmul_rn(before.x, factor[0]), sum[0]),
                         __fadd_rn(__fmul_rn(before.y, factor[1]), sum[1])};
-    const std::uint32_t barrier = in_cta(map_.sums_full(), peer_);
+    const std::uint32_t barrier = map_to_cta(map_.sums_full(), peer_);
     if (lane == 0) barrier_arrive_expect_at(barrier, 32 * 8);
     __syncwarp();
-    dsmem_store_pair_async(in_cta(map_.sums(thread), peer_), barrier, l[0], l[1]);
+    dsmem_store_pair_async(map_to_cta(map_.sums(thread), peer_), barrier, l[0], l[1]);
     if (tile + 1 == tiles_) send_final_sums(l);
   }
 
@@ -171,14 +171,14 @@ class CtaPairScorer {
     const float sums[2] = {sum_of_quad(l[0]), sum_of_quad(l[1])};
     const std::uint32_t stage =
         MlaPipelineState::of(work_tiles_).index;  // empty: the producer has waited for it (cta_pair_producer.cuh)
-    const std::uint32_t barrier = in_cta(map_.final_sums_full(stage), peer_);
+    const std::uint32_t barrier = map_to_cta(map_.final_sums_full(stage), peer_);
     if (lane == 0) barrier_arrive_expect_at(barrier, 16 * 4);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (lane % 4 != 0) continue;
       const std::uint32_t final_sum = map_.final_sum(stage, tile_row_of_thread() + 8 * half);
       cuda::store_shared(final_sum, __float_as_uint(sums[half]));
-      dsmem_store_async(in_cta(final_sum, peer_), barrier, __float_as_int(sums[half]));
+      dsmem_store_async(map_to_cta(final_sum, peer_), barrier, __float_as_int(sums[half]));
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(map_.final_sums_full(stage));

@@ -27,8 +27,8 @@ class CtaPairSender {
   __device__ __forceinline__ void send_offsets(const MlaPipelineState& state) const {
     static_assert(kQueryTile == 2 * 32);
     const int lane = thread_of_cta() % 32;
-    const std::uint32_t barrier = in_cta(map_.softmax_offsets_full(false, state.index), peer_);
-    const std::uint32_t to = in_cta(map_.softmax_offsets(false, state.index, 4 * lane), peer_);
+    const std::uint32_t barrier = map_to_cta(map_.softmax_offsets_full(false, state.index), peer_);
+    const std::uint32_t to = map_to_cta(map_.softmax_offsets(false, state.index, 4 * lane), peer_);
     barrier_wait(map_.softmax_offsets_full(true, state.index), state.parity);
     const float2 pair = load_pair(map_.softmax_offsets(true, state.index, 4 * lane));
     dsmem_store_pair_async(to, barrier, pair.x, pair.y);
@@ -37,8 +37,8 @@ class CtaPairSender {
   }
 
   __device__ __forceinline__ void send_probabilities(const MlaPipelineState& state) const {
-    const std::uint32_t barrier = in_cta(map_.probabilities_full(false, state.index), peer_);
-    const std::uint32_t to = in_cta(map_.probabilities(false, state.index), peer_);
+    const std::uint32_t barrier = map_to_cta(map_.probabilities_full(false, state.index), peer_);
+    const std::uint32_t to = map_to_cta(map_.probabilities(false, state.index), peer_);
     barrier_wait(map_.probabilities_full(true, state.index), state.parity);
     if (thread_of_cta() % 32 == 0) {
       dsmem_copy(to, map_.probabilities(true, state.index), kQueryTile * kPanelRowBytes, barrier);

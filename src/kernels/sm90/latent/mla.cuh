@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1) mla_kernel(const __grid_consta
   constexpr int kConsumerRegisters = (kMlaRegisters - kOtherRegisters) / 2;
   const DecodeParams& params = step_of(launch_params);
   const std::uint32_t rank = C::kCtas > 1 ? rank_in_cluster() : 0;
-  const MlaMap map{C::kCtas > 1 ? in_cta(kReservedBytes, rank) : kReservedBytes};
+  const MlaMap map{C::kCtas > 1 ? map_to_cta(kReservedBytes, rank) : kReservedBytes};
   if (threadIdx.x == 0) init_mla_barriers(map, C::kCtas, C::kFp8 ? kDequantizers : 0);
   cuda::pdl_launch_dependents();
   cuda::pdl_wait();

@@ -26,7 +26,7 @@ template <class C>
 class MlaConsumer {
  public:
   __device__ __forceinline__ MlaConsumer(const DecodeParams& params, const MlaMap& map)
-      : params_(params), p_(params.attention), map_(map), warpgroup_(of_warp(threadIdx.x / kWarpgroup)) {}
+      : params_(params), p_(params.attention), map_(map), warpgroup_(warp_uniform(threadIdx.x / kWarpgroup)) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     if (begins_rows(map_, work_tile)) load_queries(work_tile);
@@ -176,7 +176,7 @@ class MlaConsumer {
     const std::uint32_t barrier = map_.empty(stage_of(tile), warpgroup_);
     const auto lane = static_cast<std::uint32_t>(thread_of_cta() % 32);
     if constexpr (C::kCtas > 1) {
-      if (lane < C::kCtas) barrier_arrive_at(in_cta(barrier, lane));
+      if (lane < C::kCtas) barrier_arrive_at(map_to_cta(barrier, lane));
     } else {
       if (lane == 0) barrier_arrive(barrier);
     }
@@ -210,8 +210,8 @@ class MlaConsumer {
   }
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void score_steps(Scores& s, std::uint32_t tile) const {
-    const std::uint32_t q = of_warp(descriptor_low(map_.q()));
-    const std::uint32_t k = of_warp(descriptor_low(map_.tile(stage_of(tile))));
+    const std::uint32_t q = warp_uniform(descriptor_low(map_.q()));
+    const std::uint32_t k = warp_uniform(descriptor_low(map_.tile(stage_of(tile))));
 #pragma unroll
     for (int step = kBegin; step < kEnd; ++step) {
       const auto at = static_cast<std::uint32_t>((step / 4 * MlaMap::kPanelBytes + step % 4 * 32) >> 4);
@@ -300,7 +300,7 @@ class MlaConsumer {
   __device__ __forceinline__ std::uint32_t values(std::uint32_t tile) const {
     const std::uint32_t address =
         map_.tile(stage_of(tile)) + static_cast<std::uint32_t>(first_column_ / kPanelColumns * MlaMap::kPanelBytes);
-    return of_warp(descriptor_low(address, MlaMap::kPanelBytes));
+    return warp_uniform(descriptor_low(address, MlaMap::kPanelBytes));
   }
 
   // Issues O += P V of a tile that this warpgroup has scored. P is in registers.
@@ -331,7 +331,7 @@ class MlaConsumer {
       scale_outputs(factor);
     }
     if (all_of_warp(keys < kMlaKeyTile)) clear_tail(tile, keys);
-    const std::uint32_t p = of_warp(descriptor_low(map_.probabilities(tile)));
+    const std::uint32_t p = warp_uniform(descriptor_low(map_.probabilities(tile)));
     const std::uint32_t v = values(tile);
     pin(o_);
     wgmma_fence();

@@ -60,7 +60,7 @@ class MlaDequantizer {
       if constexpr (C::kCtas > 1) {
         if (lane < 2) {
           const std::uint32_t rows = panel(2 * block + lane) + static_cast<std::uint32_t>(first_row_ * kPanelRowBytes);
-          dsmem_copy_expected(in_cta(rows, peer_), rows, kRowBytes, in_cta(full, peer_));
+          dsmem_copy_expected(map_to_cta(rows, peer_), rows, kRowBytes, map_to_cta(full, peer_));
         }
       }
       // The same warp of the other CTA sends as many bytes here.

@@ -92,7 +92,7 @@ __device__ __forceinline__ void store_rows(const DecodeParams& p, const MlaMap& 
 #pragma unroll
     for (int n = 0; n < C::kColumns / 8; n += 4) {
       const auto two = [&](int i) { return finished.pack(o[n + i][2 * half], o[n + i][2 * half + 1]); };
-      const uint4 eight = turn_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
+      const uint4 eight = transpose_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
       if (writes) finished.write(first_column + 8 * (n + lane), eight);
     }
     if (writes && first_columns && lane == 0) finished.write_lse();

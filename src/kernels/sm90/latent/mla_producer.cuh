@@ -69,7 +69,7 @@ class MlaProducer {
   template <int kBegin, int kEnd, bool kForAll, class BarrierOf>
   __device__ __forceinline__ void issue_loads(const CUtensorMap& map, int head, const PageBox& of_lane, int column,
                                               BarrierOf barrier_of) const {
-    const std::uint32_t tile = of_warp(map_.tile(stage_of(tiles_)));
+    const std::uint32_t tile = warp_uniform(map_.tile(stage_of(tiles_)));
     for_boxes(of_lane, own_boxes_, [&](int i, const PageBox& box) {
       const std::uint32_t rows = tile + static_cast<std::uint32_t>((first_row_ + i * p_.box_rows) * kPanelRowBytes);
 #pragma unroll
@@ -91,7 +91,7 @@ class MlaProducer {
   template <int kHalf>
   __device__ __forceinline__ void load_half(int head, const PageBox& box, int rows) const {
     constexpr int kFirst = kHalf * kHalfParts, kEnd = kHalf == 0 ? kHalfParts : kMlaTileParts;
-    const std::uint32_t stage = of_warp(stage_of(tiles_));
+    const std::uint32_t stage = warp_uniform(stage_of(tiles_));
     barrier_wait(map_.empty(stage, kHalf), parity_of(tiles_) ^ 1U);
     if (kFirst <= lane_ && lane_ < kEnd) {
       barrier_arrive_expect(map_.full(stage, lane_), panels_of_part(lane_) * rows * kPanelRowBytes);
@@ -104,7 +104,7 @@ class MlaProducer {
 
   // Loads the fp8 values of this CTA's rows, and the rotary keys for all CTAs.
   __device__ __forceinline__ void load_fp8(int head, const PageBox& box, int rows) const {
-    const std::uint32_t stage = of_warp(stage_of(tiles_));
+    const std::uint32_t stage = warp_uniform(stage_of(tiles_));
     const std::uint32_t parity = parity_of(tiles_) ^ 1U;
     const int rows_left = rows - first_row_;
     constexpr int kMax = kMlaKeyTile / C::kCtas;

@@ -59,8 +59,8 @@ class OutputColumns {
 
   // Issues O += P V of a tile. `first`: of the work tile.
   __device__ __forceinline__ void multiply(std::uint32_t probabilities, std::uint32_t values, bool first) {
-    const std::uint32_t p = of_warp(descriptor_low(probabilities));
-    const std::uint32_t v = of_warp(descriptor_low(values, kPanelBytes));
+    const std::uint32_t p = warp_uniform(descriptor_low(probabilities));
+    const std::uint32_t v = warp_uniform(descriptor_low(values, kPanelBytes));
     pin(o_);
     wgmma_fence();
 #pragma unroll
@@ -120,7 +120,7 @@ class OutputColumns {
       for (int n = 0; n < kColumns / 8; n += 4) {
         if (first_column + 8 * n >= C::kDimV) break;
         const auto two = [&](int i) { return finished.pack(o_[n + i][2 * half], o_[n + i][2 * half + 1]); };
-        const uint4 eight = turn_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
+        const uint4 eight = transpose_in_quad(uint4{two(0), two(1), two(2), two(3)}, lane);
         if (present) finished.write(first_column + 8 * (n + lane), eight);
       }
       if (is_leader && present) finished.write_lse();

@@ -5,7 +5,7 @@
 
 #include <type_traits>
 
-#include "kernels/sm90/decode/slots.cuh"
+#include "kernels/sm90/decode/work_tile_rows.cuh"
 #include "kernels/sm90/fold/gemms.cuh"
 #include "kernels/sm90/fold/tile_step.cuh"
 #include "kernels/sm90/latent/config.hpp"
@@ -62,7 +62,7 @@ class QueryRows {
     for (int i = 0; i < kSteps / 2; ++i) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 turned = turn_in_quad(chunk[i][half], lane);
+        const uint4 turned = transpose_in_quad(chunk[i][half], lane);
         q_[2 * i][half] = turned.x;
         q_[2 * i][2 + half] = turned.y;
         q_[2 * i + 1][half] = turned.z;
@@ -75,7 +75,7 @@ class QueryRows {
   template <int kBegin, int kEnd>
   __device__ __forceinline__ void multiply(MlaScores& s, std::uint32_t panels) const {
     constexpr int kPanelSteps = kPanelColumns / 16;
-    const std::uint32_t k = of_warp(descriptor_low(panels));
+    const std::uint32_t k = warp_uniform(descriptor_low(panels));
 #pragma unroll
     for (int step = kBegin; step < kEnd; ++step) {
       const int i = step - kBegin / kPanelSteps * kPanelSteps;

@@ -113,10 +113,10 @@ template <class C>
 __device__ __forceinline__ void multiply_panel(float (&sums)[C::kRowBlocks][16][4], std::uint32_t rows,
                                                std::uint32_t weights, bool first) {
   // Broadcasts a warp-uniform value, so that the compiler computes descriptors in uniform registers.
-  const auto of_warp = [](std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); };
-  const std::uint32_t a = of_warp(descriptor_low(rows));
+  const auto warp_uniform = [](std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); };
+  const std::uint32_t a = warp_uniform(descriptor_low(rows));
   const std::uint32_t b =
-      of_warp(C::kTransposed ? descriptor_low(weights, cuda::panel_bytes(cuda::kGemmTileK)) : descriptor_low(weights));
+      warp_uniform(C::kTransposed ? descriptor_low(weights, cuda::panel_bytes(cuda::kGemmTileK)) : descriptor_low(weights));
 #pragma unroll
   for (int block = 0; block < C::kRowBlocks; ++block) pin(sums[block]);
   wgmma_fence();

@@ -13,14 +13,14 @@ __device__ __forceinline__ std::uint32_t rank_in_cluster() {
   return rank;
 }
 
-__device__ __forceinline__ std::uint32_t ctas_of_cluster() {
+__device__ __forceinline__ std::uint32_t cluster_size() {
   std::uint32_t count;
   asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
   return count;
 }
 
 // Maps an address of this CTA's shared memory to the same offset in the CTA `rank`, as a shared::cluster address.
-__device__ __forceinline__ std::uint32_t in_cta(std::uint32_t address, std::uint32_t rank) {
+__device__ __forceinline__ std::uint32_t map_to_cta(std::uint32_t address, std::uint32_t rank) {
   std::uint32_t there;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;

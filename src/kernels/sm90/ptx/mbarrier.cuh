@@ -40,7 +40,7 @@ __device__ __forceinline__ void barrier_arrive_expect(std::uint32_t barrier, int
 }
 // Arrives once (noinc: the arrival is part of the expected count) when this thread's earlier cp.async copies have
 // landed.
-__device__ __forceinline__ void arrive_with_copies(std::uint32_t barrier) {
+__device__ __forceinline__ void cp_async_arrive(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 // Waits until the phase of this parity has ended. On a new barrier, a wait for parity 1 returns at once.

@@ -22,7 +22,7 @@ inline constexpr int kProducerBarrier = kFirstDimBlockBarrier + kDimBlocksPerCta
 
 // Index of the warp in its warpgroup, as a uniform value.
 __device__ __forceinline__ int warp_of_warpgroup() {
-  return static_cast<int>(of_warp(static_cast<std::uint32_t>(thread_of_warpgroup() / 32)));
+  return static_cast<int>(warp_uniform(static_cast<std::uint32_t>(thread_of_warpgroup() / 32)));
 }
 
 // A CTA's shared memory, as a pointer and as shared-memory addresses.
@@ -236,7 +236,7 @@ __device__ __forceinline__ float decay_of_chunk(const float* da_cumsum) {
 template <int kStates, int kBegin, int kEnd, int kParts>
 __device__ __forceinline__ void accumulate_tokens(float (&state)[kStates / 8][4],
                                                   const std::uint32_t (&scaled_x)[4][kParts][4], std::uint32_t b) {
-  const std::uint32_t low = of_warp(descriptor_low(b, kDimBlockTileBytes));
+  const std::uint32_t low = warp_uniform(descriptor_low(b, kDimBlockTileBytes));
   wgmma_fence();
 #pragma unroll
   for (int k = kBegin; k < kEnd; ++k) {

@@ -10,7 +10,7 @@
 // Bᵀ, shared by all dim blocks, exp2(dA_cumsum), and the scales of x in the state.
 #pragma once
 
-#include "kernels/sm90/ptx/wgmma_left.cuh"
+#include "kernels/sm90/ptx/wgmma_m64n64_rs.cuh"
 #include "kernels/sm90/scan/ssd_scores.cuh"
 #include "kernels/sm90/scan/ssd_state.cuh"
 
@@ -127,7 +127,7 @@ class SsdOutput {
   // by the chunk, so that the state update can accumulate into it.
   __device__ __forceinline__ void multiply_state(float (&y)[kChunk / 8][4], std::uint32_t c_tile, float decay) {
     using Pack = cuda::Products<__nv_bfloat16>;
-    const std::uint32_t c = of_warp(descriptor_low(c_tile));
+    const std::uint32_t c = warp_uniform(descriptor_low(c_tile));
     std::uint32_t rounded[kStates / 16][4];
     wgmma_wait<0>();  // no-op: shows ptxas (13.0) that no MMA is in flight, which else adds a wait to each k step
     pin(state_);
@@ -145,7 +145,7 @@ class SsdOutput {
       }
       wgmma_fence();
       const auto at = static_cast<std::uint32_t>((k / 4 * kDimBlockTileBytes + k % 4 * 32) >> 4);
-      multiply_left(y, rounded[k], descriptor(c + at), k > 0);
+      wgmma_m64n64_rs(y, rounded[k], descriptor(c + at), k > 0);
       wgmma_commit();
     }
   }
@@ -170,12 +170,12 @@ class SsdOutput {
 
   // Issues yᵀ += xᵀ · intra-chunk scoresᵀ.
   __device__ __forceinline__ void multiply_scores(float (&y)[kChunk / 8][4], const std::uint32_t (&x)[4][4]) const {
-    const std::uint32_t intra_chunk_scores = of_warp(descriptor_low(memory_.intra_chunk_scores(dim_block_.index)));
+    const std::uint32_t intra_chunk_scores = warp_uniform(descriptor_low(memory_.intra_chunk_scores(dim_block_.index)));
     pin(y);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      multiply_left(y, x[k], descriptor(intra_chunk_scores + static_cast<std::uint32_t>(k * 32 >> 4)), true);
+      wgmma_m64n64_rs(y, x[k], descriptor(intra_chunk_scores + static_cast<std::uint32_t>(k * 32 >> 4)), true);
     }
     wgmma_commit();
   }
@@ -301,7 +301,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid
     intra_chunk_scores[i] = make_uint4(0, 0, 0, 0);
   proxy_fence();
   __syncthreads();
-  const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
+  const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
   if (warpgroup == kDimBlocksPerCta) {
     reg_dealloc<kSsdScoreRegisters>();
     const DimBlockDecays<kStates> decays(memory, cta_chunks.block.count);

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/sm90/ptx/matrix.cuh"
-#include "kernels/sm90/ptx/wgmma_narrow.cuh"
+#include "kernels/sm90/ptx/wgmma_m64n32_ss.cuh"
 #include "kernels/sm90/scan/ssd_dim_block.cuh"
 
 namespace ringattn::sm90 {
@@ -20,14 +20,14 @@ __device__ __forceinline__ int score_tile(int row, int j) { return row * (row + 
 template <int kStates>
 __device__ __forceinline__ void score_half(std::uint32_t c_tile, std::uint32_t b_tile, int half,
                                            float (&scores)[kChunk / 16][4]) {
-  const std::uint32_t c = of_warp(descriptor_low(c_tile));
-  const std::uint32_t b = of_warp(descriptor_low(b_tile + static_cast<std::uint32_t>(half * kDimBlockTileBytes / 2)));
+  const std::uint32_t c = warp_uniform(descriptor_low(c_tile));
+  const std::uint32_t b = warp_uniform(descriptor_low(b_tile + static_cast<std::uint32_t>(half * kDimBlockTileBytes / 2)));
   pin(scores);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kStates / 16; ++k) {
     const auto at = static_cast<std::uint32_t>((k / 4 * kDimBlockTileBytes + k % 4 * 32) >> 4);
-    multiply_narrow(scores, descriptor(c + at), descriptor(b + at), k > 0);
+    wgmma_m64n32_ss(scores, descriptor(c + at), descriptor(b + at), k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();

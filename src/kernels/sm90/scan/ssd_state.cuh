@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_state_kernel(const __grid_
   const SsdChunks cta_chunks(p);
   if (threadIdx.x == 0) memory.init_barriers(cta_chunks.block.count);
   __syncthreads();
-  const int warpgroup = static_cast<int>(of_warp(threadIdx.x / kWarpgroup));
+  const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
   if (warpgroup == kDimBlocksPerCta) {
     reg_dealloc<kSsdProducerRegisters>();
     const DimBlockInputs<kStates> inputs(p, memory, cta_chunks);

@@ -8,7 +8,7 @@
 namespace ringattn::sm90 {
 
 #define RINGATTN_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-__device__ __forceinline__ void multiply_narrow(float (&d)[4][4], std::uint64_t a, std::uint64_t b, bool accumulate) {
+__device__ __forceinline__ void wgmma_m64n32_ss(float (&d)[4][4], std::uint64_t a, std::uint64_t b, bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16"

@@ -119,7 +119,7 @@ __device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p
 
 // Transposes a 4 × 4 matrix of words over a quad of lanes: lane i gets word i of each of the four. So a row's blocks of
 // 8 columns, of which each lane has two columns, become one block for each lane, and vice versa.
-__device__ __forceinline__ uint4 turn_in_quad(uint4 x, int lane) {
+__device__ __forceinline__ uint4 transpose_in_quad(uint4 x, int lane) {
   const auto swap = [](std::uint32_t& low, std::uint32_t& high, bool odd, int with) {
     const std::uint32_t got = __shfl_xor_sync(0xffffffffU, odd ? low : high, with);
     (odd ? low : high) = got;

@@ -8,7 +8,7 @@
 namespace ringattn::sm90 {
 
 #define RINGATTN_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-__device__ __forceinline__ void multiply_left(float (&d)[8][4], const std::uint32_t (&a)[4], std::uint64_t b,
+__device__ __forceinline__ void wgmma_m64n64_rs(float (&d)[8][4], const std::uint32_t (&a)[4], std::uint64_t b,
                                               bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
