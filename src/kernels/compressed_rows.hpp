@@ -153,7 +153,7 @@ struct CompressedCache {
 struct AppendTask {
   const CacheUpdate* update = nullptr;  // without `new_lengths`
   CompressedCache cache;
-  TensorView rows;                      // [sequences · rows, heads, dim]
+  TensorView rows;                        // [sequences · rows, heads, dim]
   InvalidElementCell* invalid = nullptr;  // as in CompressTask
 };
 

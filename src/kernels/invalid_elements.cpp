@@ -318,9 +318,10 @@ std::optional<InvalidElement> find_invalid_table_element(const RowFormat& format
 
 void note_invalid_element(InvalidElementCell& cell, const std::optional<InvalidElement>& invalid) {
   if (!invalid) return;
-  const std::uint64_t location = invalid->kind == InvalidElement::Kind::kTable
-                                     ? location_of_table_element(invalid->part, invalid->index)
-                                     : location_of_element(invalid->part, invalid->token, invalid->head, invalid->index);
+  const std::uint64_t location =
+      invalid->kind == InvalidElement::Kind::kTable
+          ? location_of_table_element(invalid->part, invalid->index)
+          : location_of_element(invalid->part, invalid->token, invalid->head, invalid->index);
   if (location >= cell.location) return;
   cell.location = location;
   cell.value = invalid->value;

@@ -89,8 +89,8 @@ std::size_t gram_numbers(const RowFormat& format, const RowShape& shape) {
 // Reports what LowRankCodec has found.
 [[noreturn]] void refuse_ranked(std::string_view name, const RowFormat& format, const RowShape& shape,
                                 InvalidElement invalid, ErrorCode code) {
-  const std::string of =
-      invalid.part == kInvalidFactor ? fmt::format("{}_factors", name) : fmt::format("{} of rank {}", name, format.rank);
+  const std::string of = invalid.part == kInvalidFactor ? fmt::format("{}_factors", name)
+                                                        : fmt::format("{} of rank {}", name, format.rank);
   invalid.part = 0;
   refuse_invalid_element(of, {}, shape, invalid, code);
 }

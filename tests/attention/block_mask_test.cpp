@@ -155,7 +155,7 @@ TEST(BlockMaskJobs, BadOnesAreRefused) {
   const Job blocks = with_block_mask(dense, {128, 8, 1}, all_blocks());
   const auto error = error_of([&] { run_job(blocks, on_the_cpu(), random_tensors(blocks, 1), 1); });
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-  EXPECT_NE(std::string(error.what()).find("lists in blocks of 128 queries and 8 keys"), std::string::npos);
+  EXPECT_NE(std::string(error.what()).find("block mask of 128 queries and 8 keys"), std::string::npos);
 }
 
 }  // namespace

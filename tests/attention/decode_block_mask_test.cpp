@@ -283,11 +283,11 @@ TEST(DecodeWithBlockMask, RefusesBlockMasksThatDontFit) {
     }
     EXPECT_TRUE(rank.untouched());
   };
-  refused([&] { rank.list_counts[3] = 12; }, {"list 1 of sequence 1 has 12 blocks", "room for 10"});
-  refused([&] { rank.list_counts[0] = -1; }, {"list 0 of sequence 0 has -1 blocks"});
+  refused([&] { rank.list_counts[3] = 12; }, {"mask row 1 of sequence 1 has 12 blocks", "at most 10"});
+  refused([&] { rank.list_counts[0] = -1; }, {"mask row 0 of sequence 0 has -1 blocks"});
   refused([&] { std::swap(rank.list_blocks[10], rank.list_blocks[11]); },
-          {"list 1 of sequence 0 names block", "ascend"});
-  refused([&] { rank.list_blocks[0] = -2; }, {"list 0 of sequence 0 names block -2 at place 0"});
+          {"mask row 1 of sequence 0 has block", "ascend"});
+  refused([&] { rank.list_blocks[0] = -2; }, {"mask row 0 of sequence 0 has block -2 at index 0"});
   DecodeInputs without = rank.inputs(false, false);
   without.block_mask = {};
   EXPECT_NE(std::string(error_of([&] { decode.run(without, rank.outputs()); }).what()).find("lists of key blocks are"),

@@ -142,24 +142,24 @@ std::vector<BadTable> bad_tables() {
       {"page behind the pool",
        16,
        [=](DecodeRank& rank) { entry(rank, 2, 12) = static_cast<std::int32_t>(rank.pages()); },
-       {"sequence 2", "at place 12", "the pool has"}},
-      {"negative page", 16, [=](DecodeRank& rank) { entry(rank, 3, 0) = -1; }, {"sequence 3 has page -1 at place 0"}},
+       {"sequence 2", "at index 12", "the pool has"}},
+      {"negative page", 16, [=](DecodeRank& rank) { entry(rank, 3, 0) = -1; }, {"sequence 3 has page -1 at index 0"}},
       {"largest page",
        16,
        [=](DecodeRank& rank) { entry(rank, 0, 18) = kMost; },
-       {"sequence 0 has page 2147483647 at place 18"}},
+       {"sequence 0 has page 2147483647 at index 18"}},
       {"two bad sequences",
        16,
        [=](DecodeRank& rank) { entry(rank, 3, 1) = entry(rank, 1, 4) = -7; },
-       {"sequence 1 has page -7 at place 4"}},
+       {"sequence 1 has page -7 at index 4"}},
       {"length beyond the limit",
        16,
        [](DecodeRank& rank) { rank.lengths[1] = 500; },
-       {"sequence 1 has 501 keys", "the most that a step may have are 500"}},
+       {"sequence 1 has 501 keys", "a step may have at most 500"}},
       {"length beyond the table",
        16,
        [](DecodeRank& rank) { rank.table_pages -= 3; },
-       {"sequence 2 has 500 keys", "reaches 480 tokens"}},
+       {"sequence 2 has 500 keys", "covers 480 tokens"}},
       {"negative length", 16, [](DecodeRank& rank) { rank.lengths[0] = -2; }, {"sequence 0 has -2 keys", "negative"}},
       {"negative until it grows",
        16,
@@ -235,7 +235,7 @@ TEST(DecodeRefusals, SharedPrefixes) {
         "sequence 2 shares prefix 0 of 8201 keys (the sequence has 40)");
   ranks([](DecodeRank& rank) { rank.prefix_keys[0] = -1; }, "sequence 0 shares prefix 0 of -1 keys");
   ranks([](DecodeRank& rank) { rank.table[static_cast<std::size_t>(rank.table_pages) + 127] = 0; },
-        "at place 127 of its block table (the first sequence with the same prefix has page");
+        "at index 127 of its block table (the first sequence with the same prefix has page");
   inputs([](DecodeInputs& in) { in.prefixes.count = 2; },
          "a step has 2 shared prefixes (steps were prepared for up to 1)");
   inputs([](DecodeInputs& in) { in.prefixes.keys = nullptr; }, "shared prefixes are not complete");
@@ -258,7 +258,7 @@ TEST(DecodeRefusals, ADenseCacheThatIsTooShort) {
     DecodeInputs inputs = rank.inputs(false, false);
     inputs.k.page_size = inputs.v.page_size = kGroup + 9;  // rank 0 has kGroup + 10 of the first one's, rank 1 kGroup
     expect_message(error_of([&] { decode.run(inputs, rank.outputs()); }), ErrorCode::kUsage,
-                   {"sequence 0 has 8202 keys in this cache", "room for 8201"});
+                   {"sequence 0 has 8202 keys in this cache", "holds 8201"});
   });
 }
 

@@ -113,10 +113,10 @@ TEST(CCausalConv1d, RefusesWhatItHasNot) {
   refused(RINGATTN_USAGE, "ringattn_options::memory_budget is set");
   options.memory_budget = 0;
   spec.width = 5;
-  refused(RINGATTN_USAGE, "a convolution of width 5");
+  refused(RINGATTN_USAGE, "a conv1d of width 5");
   spec.width = kWidth;
   spec.channels = -8;
-  refused(RINGATTN_USAGE, "a convolution of 0 channels");
+  refused(RINGATTN_USAGE, "a conv1d of 0 channels");
   spec.channels = kChannels;
   batch.update = 1;
   refused(RINGATTN_USAGE, "an update of sequences with several tokens");

@@ -77,7 +77,7 @@ TEST(BlockMaskFiles, RowsHaveTheBitsOfAMask) {
     const Finished plan = tool({"plan", "--world", "2", "--seq", "1500", "--batch", "2", "--heads", "4", "--kv-heads",
                                 "2", "--head-dim", "16", "--block-mask", file});
     EXPECT_EQ(plan.code, 0) << plan.err;
-    EXPECT_TRUE(has(plan.out, "lists of 128x128 blocks, one a KV head")) << plan.out;
+    EXPECT_TRUE(has(plan.out, "block mask of 128x128 blocks, one per KV head")) << plan.out;
     return plan.out;
   };
   EXPECT_EQ(planned(rows), planned(mask));

@@ -133,15 +133,15 @@ TEST(BlockMaskCommand, CachesThatNoKernelDecodesAreReadIntoRows) {
     Words flags;
     const char* why;
   };
-  const Case cases[] = {
-      {{"--window", "100,0", "--block-mask", "topk:3"},
-       " (missing: decoding by lists under a sliding window (supported: without one))"},
-      {{"--block-mask", "topk:2+heads:each"},
-       " (missing: decoding by a list for each query head (supported: each KV head))"},
-      {{"--block-mask", "global:128"},
-       "sequence 0 can't be decoded by its list 0 (the list leaves out block 5, in which its rows stand, and a step "
-       "always reads that)"},
-      {{"--block-mask", "bigbird:1,0,1,3"}, "which have different lists)"}};
+  const Case cases[] = {{{"--window", "100,0", "--block-mask", "topk:3"},
+                         " (missing: decoding with a block mask under a sliding window (supported: without one))"},
+                        {{"--block-mask", "topk:2+heads:each"},
+                         " (missing: decoding with a mask row for each query head (supported: each KV head))"},
+                        {{"--block-mask", "global:128"},
+                         "sequence 0 can't be decoded with its mask row 0 (the mask row leaves out block 5, which "
+                         "contains its rows, and a step "
+                         "always reads that)"},
+                        {{"--block-mask", "bigbird:1,0,1,3"}, "which have different lists)"}};
   for (const auto& [flags, why] : cases) {
     const std::string expected = folder.file("expected");
     const Finished prefill = tool(Words{"run", "--input", rows, "--output", expected, "--force"} + flags);
@@ -217,7 +217,7 @@ TEST(BlockMaskCommand, CompressedCachesAreDecodedBySeveralRanks) {
 TEST(BlockMaskCommand, ShowsInPlansAndJobs) {
   const Finished plan = tool({"plan", "--seq", "64k", "--world", "4", "--block-mask", "window:1k+global:128"});
   ASSERT_EQ(plan.code, 0) << plan.err;
-  EXPECT_TRUE(has(plan.out + plan.err, "lists of 128x128 blocks")) << plan.out << plan.err;
+  EXPECT_TRUE(has(plan.out + plan.err, "block mask of 128x128 blocks")) << plan.out << plan.err;
   EXPECT_TRUE(has(plan.out + plan.err, "% of the pairs")) << plan.out << plan.err;
   const Finished top = tool({"plan", "--seq", "1k", "--block-mask", "topk:2"});
   EXPECT_EQ(top.code, 2) << top.out;  // rows are needed

@@ -230,7 +230,7 @@ TEST(CompressedPages, ThatAreBrokenAreRefusedByName) {
     broken = whole;
     broken.all[broken.begin_of("k_pages_codes") +
                static_cast<std::size_t>(64 * (32 * page + (head_major ? 16 : 1)) + 3)] = static_cast<char>(0x80);
-    refused(broken, fmt::format("k_pages_codes[{}, {}, 3] is -128 (a code is from -127 to 127)", page,
+    refused(broken, fmt::format("k_pages_codes[{}, {}, 3] is -128 (a quantized value is from -127 to 127)", page,
                                 head_major ? "1, 0" : "0, 1"));
     // Behind it nobody looks.
     broken = whole;

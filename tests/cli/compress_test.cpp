@@ -321,7 +321,7 @@ TEST(CompressCommand, BrokenFilesAreRefusedByName) {
   file.expect_refused(broken, "v_scales[17, 1, 0] is ");
   broken = file.whole();
   broken[file.begin_of("k_codes") + 128 * 299 + 64 + 3] = static_cast<char>(0x80);
-  file.expect_refused(broken, "k_codes[299, 1, 3] is -128 (a code is from -127 to 127)");
+  file.expect_refused(broken, "k_codes[299, 1, 3] is -128 (a quantized value is from -127 to 127)");
 }
 
 // Ranks that no head of 64 has, and a basis whose axes are the other way round.
@@ -373,7 +373,7 @@ TEST(CompressCommand, StoredNumbersThatAreNotFiniteAreCompressedAnew) {
     const BrokenFile file(method);
     std::string broken = file.whole();
     broken.replace(file.begin_of(tensor) + 2 * place, 2, "\xc0\x7f");  // NaN of bf16
-    file.expect_refused(broken, fmt::format("{} is nan (it must be finite). Compress it anew.", name));
+    file.expect_refused(broken, fmt::format("{} is nan (it must be finite). Compress it again.", name));
   };
   expect_refused("int4", "v_scales", 4 * (2 * 17 + 1) + 3, "v_scales[17, 1, 3]");  // a zero
   if (has_low_rank()) expect_refused("lowrank", "v_factors", 16 * (2 * 17 + 1) + 5, "v_factors[17, 1, 5]");

@@ -133,7 +133,7 @@ TEST(EvictCommand, RefusesToEvict) {
   };
   const auto compress = [&](const Words& words) { return Words{"compress", "--output", out} + words; };
   refused(compress(Words{"--method", "knorm", "--ratio", "1"} + small_cache()), 2,
-          "--ratio 1 of the tokens (the ratio is the share that is taken out");
+          "--ratio 1 of the tokens (the ratio is the fraction that is evicted");
   refused(compress(Words{"--method", "snapkw"} + small_cache()), 2, "Did you mean snapkv?");
   refused(compress(Words{"--method", "snapkv:pool=2"} + small_cache()), 2, "pool=2 of snapkv");
   refused(compress(Words{"--method", "int4+snapkv"} + small_cache()), 2,

@@ -222,7 +222,7 @@ TEST(MlaSteps, AreWhatKernelsThatOnlyDecodeAreFor) {
          {Words{"--q-len", "1", "--layout", "zigzag"}, {"--q-len", "1", "--form", "expanded"}, {"--q-len", "17"}}) {
       const Finished refused = tool(job + rows);
       EXPECT_EQ(refused.code, 4) << refused.err;
-      EXPECT_TRUE(has(refused.err, "kernel " + kernel + " can't do this job (it is for decode alone")) << refused.err;
+      EXPECT_TRUE(has(refused.err, "kernel " + kernel + " can't do this job (it is only for decode")) << refused.err;
     }
     // More sequences than a launch takes.
     const Finished large = tool(job + Words{"--q-len", "1", "--batch", "3000"});

@@ -114,7 +114,7 @@ TEST(Mpi, FailuresNameTheRankAndItsHost) {
       root);
   EXPECT_EQ(run.code, 3) << run.err;
   EXPECT_EQ(count_messages(run.err), 1) << run.err;
-  EXPECT_TRUE(has(run.err, "error: rank 1 on " + host_name() + ": can't bring ")) << run.err;
+  EXPECT_TRUE(has(run.err, "error: rank 1 on " + host_name() + ": can't sync ")) << run.err;
   EXPECT_TRUE(has(run.err, "to the disk (Input/output error). Choose another folder")) << run.err;
   EXPECT_EQ(check_report(read_whole(report)), "");
   EXPECT_EQ(json_at(read_whole(report), "/error/rank"), "1");

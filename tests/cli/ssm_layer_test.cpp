@@ -80,7 +80,7 @@ TEST(SsmLayer, LeadsOnToAStepOfDecoding) {
   const std::string stepped = folder.file("stepped");
   const Finished step = tool({"run", "--input", input, "--output", stepped});
   ASSERT_EQ(step.code, 0) << step.err;
-  EXPECT_TRUE(has(step.out, "# job: update of one token, scan, bf16, 8 heads of 16, state 16")) << step.out;
+  EXPECT_TRUE(has(step.out, "# job: update of one token, SSD, bf16, 8 heads of 16, state 16")) << step.out;
   EXPECT_TRUE(has(read_whole(stepped), R"("final_conv_state")")) << "the next step's";
   EXPECT_EQ(tool({"verify", "--input", input, "--against", "oracle"}).code, 0);
   EXPECT_EQ(tool({"verify", "--input", input, "--against", stepped}).code, 0);

@@ -115,7 +115,7 @@ TEST(StoreProgram, WarnsOnceWhereOtherHostsReachItsPort) {
   EXPECT_FALSE(has(here.err, "warning:")) << here.err;
   const Finished open = store_tool(2, job, {"--host", "0.0.0.0"});
   EXPECT_EQ(open.code, 0) << open.err;
-  const std::size_t first = open.err.find("ringattn: warning: whoever reaches 0.0.0.0:");
+  const std::size_t first = open.err.find("ringattn: warning: any process that can connect to 0.0.0.0:");
   ASSERT_NE(first, std::string::npos) << open.err;
   EXPECT_EQ(open.err.find("warning:", first + 20), std::string::npos) << open.err;
 }

@@ -343,7 +343,7 @@ TEST(Info, ShowsTablesAndReasons) {
   const Finished run = tool({"info"}, {{"RINGATTN_PACE", "100m"}});
   ASSERT_EQ(run.code, 0) << run.err;
   for (const char* part : {"kernels of each op in order of preference; mla uses those of batched_gemm", "cpu_attention",
-                           "vector codes, latents of 8 bits", "transports", "threads",
+                           "vector, FP8 latent caches", "transports", "threads",
                            "RINGATTN_PACE = \"100m\" (environment)", "RINGATTN_TEST_LONG is not set"}) {
     EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
   }

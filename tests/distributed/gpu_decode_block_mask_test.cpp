@@ -226,9 +226,9 @@ TEST_F(GpuDecodeWithBlockMask, AreCheckedOnTheDevice) {
     rank.difference(expected);
   };
   spoiled([&] { rank.list_blocks[2 * stride + 2] = rank.list_blocks[2 * stride + 1]; },
-          "list 0 of sequence 1 names block");
-  spoiled([&] { rank.list_blocks[3 * stride] = -7; }, "list 1 of sequence 1 names block -7 at place 0");
-  spoiled([&] { rank.list_counts[3] = 1000; }, "list 1 of sequence 1 has 1000 blocks");
+          "mask row 0 of sequence 1 has block");
+  spoiled([&] { rank.list_blocks[3 * stride] = -7; }, "mask row 1 of sequence 1 has block -7 at index 0");
+  spoiled([&] { rank.list_counts[3] = 1000; }, "mask row 1 of sequence 1 has 1000 blocks");
   rank.set_block_mask(*block_mask, 1);
   rank.upload();
   decode.run(rank.inputs(false, false), rank.outputs());

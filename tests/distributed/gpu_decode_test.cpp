@@ -165,10 +165,10 @@ std::vector<BadTable> bad_tables() {
   };
   return {
       {"the page behind the pool", [=](DecodeRank& rank) { entry(rank, 12) = static_cast<std::int32_t>(rank.pages()); },
-       "at place 12 of its block table"},
-      {"a negative page", [=](DecodeRank& rank) { entry(rank, 0) = -1; }, "sequence 2 has page -1 at place 0"},
+       "at index 12 of its block table"},
+      {"a negative page", [=](DecodeRank& rank) { entry(rank, 0) = -1; }, "sequence 2 has page -1 at index 0"},
       {"the page of the new row", [=](DecodeRank& rank) { entry(rank, 31) = kMost; },
-       "sequence 2 has page 2147483647 at place 31"},
+       "sequence 2 has page 2147483647 at index 31"},
       {"a length beyond the limit", [](DecodeRank& rank) { rank.lengths[2] = 100000; }, "sequence 2 has 100001 keys"},
       {"a negative length", [](DecodeRank& rank) { rank.lengths[2] = -9; }, "sequence 2 has -9 keys"},
       {"the largest length", [](DecodeRank& rank) { rank.lengths[2] = kMost; }, "sequence 2 has 2147483647 keys"},
@@ -258,7 +258,7 @@ TEST_F(GpuDecode, HostCopiesAreCheckedAtOnce) {
   EXPECT_EQ(refused.code(), ErrorCode::kUsage) << refused.what();
   table[3] = -5;
   const Error error = error_of([&] { decode.enqueue(inputs, rank.outputs(), rank.stream()); });
-  EXPECT_NE(std::string(error.what()).find("sequence 0 has page -5 at place 3"), std::string::npos) << error.what();
+  EXPECT_NE(std::string(error.what()).find("sequence 0 has page -5 at index 3"), std::string::npos) << error.what();
   decode.wait();
   EXPECT_TRUE(rank.untouched());
 }
@@ -297,7 +297,7 @@ TEST_F(GpuDecode, SharedPrefixes) {
   decode.enqueue(rank.inputs(false, false), rank.outputs(), rank.stream());
   const Error error = error_of([&] { decode.wait(); });
   EXPECT_EQ(error.code(), ErrorCode::kUsage);
-  EXPECT_NE(std::string(error.what()).find("at place 511 of its block table (the first sequence with the same prefix"),
+  EXPECT_NE(std::string(error.what()).find("at index 511 of its block table (the first sequence with the same prefix"),
             std::string::npos)
       << error.what();
   EXPECT_TRUE(rank.is_empty(2));

@@ -151,7 +151,7 @@ TEST_P(MpiDecode, ABadTable) {
   rank.upload();
   const Error error = error_of([&] { decode.run(rank.inputs(false, false), rank.outputs(), rank.stream()); });
   EXPECT_EQ(error.code(), ErrorCode::kUsage);
-  EXPECT_NE(std::string(error.what()).find("sequence 1 has page 1048576 at place 2"), std::string::npos)
+  EXPECT_NE(std::string(error.what()).find("sequence 1 has page 1048576 at index 2"), std::string::npos)
       << error.what();
   if (bad != nullptr) *bad = good;
   rank.upload();

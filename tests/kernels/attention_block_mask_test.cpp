@@ -354,7 +354,7 @@ TEST_P(AttentionBlockMask, ThatDontFitAreRefused) {
   EXPECT_TRUE(row().missing(spec).empty());
   spec.block_mask.key_block += 1;
   ASSERT_EQ(row().missing(spec).size(), 1U);
-  EXPECT_NE(row().missing(spec)[0].find("lists in blocks of"), std::string::npos) << row().missing(spec)[0];
+  EXPECT_NE(row().missing(spec)[0].find("block mask of"), std::string::npos) << row().missing(spec)[0];
 
   AttentionInputs inputs =
       random_inputs(make_spec(usual_dims(row()).front(), kHeads, kKvHeads, {-1, 0}), {{50, 90, 40}}, 22);

@@ -111,16 +111,17 @@ TEST(BlockMask, BadOnesAreRefusedByName) {
     const auto message = testing::error_of([&] { BlockMask(with, sequences, begins, blocks); });
     return std::string(message.what());
   };
-  EXPECT_NE(error({0, 0, 0, 0, 0, 0}, {}).find("there are 5 lists"), std::string::npos);
-  EXPECT_NE(error({0, 0, 0, 0, 0, 0, 1}, {5}).find("key block 5 in the list of sequence 1, head 1, query block 1"),
+  EXPECT_NE(error({0, 0, 0, 0, 0, 0}, {}).find("a block mask has 5 rows"), std::string::npos);
+  EXPECT_NE(error({0, 0, 0, 0, 0, 0, 1}, {5}).find("key block 5 in the mask row of sequence 1, head 1, query block 1"),
             std::string::npos);
-  EXPECT_NE(error({0, 0, 0, 1, 1, 1, 1}, {-1}).find("key block -1 in the list of sequence 0, head 1, query block 0"),
-            std::string::npos);
+  EXPECT_NE(
+      error({0, 0, 0, 1, 1, 1, 1}, {-1}).find("key block -1 in the mask row of sequence 0, head 1, query block 0"),
+      std::string::npos);
   EXPECT_NE(error({0, 0, 2, 2, 2, 2, 2}, {1, 0})
-                .find("key block 0 behind 1 in the list of sequence 0, head 0, query "
+                .find("key block 0 after 1 in the mask row of sequence 0, head 0, query "
                       "block 1"),
             std::string::npos);
-  EXPECT_NE(error({0, 2, 2, 2, 2, 2, 2}, {1, 1}).find("key block 1 behind 1"), std::string::npos);
+  EXPECT_NE(error({0, 2, 2, 2, 2, 2, 2}, {1, 1}).find("key block 1 after 1"), std::string::npos);
   EXPECT_NE(error({1, 1, 1, 1, 1, 1, 1}, {0}).find("entries 1 to 1"), std::string::npos);
   EXPECT_NE(error({0, 1, 0, 0, 0, 0, 0}, {0}).find("entries 1 to 0"), std::string::npos);
   EXPECT_NE(error({0, 9, 9, 9, 9, 9, 9}, {0}).find("entries 0 to 9"), std::string::npos);

@@ -298,7 +298,7 @@ INSTANTIATE_TEST_SUITE_P(Kernels, Conv1dKernels,
 
 TEST(Conv1dSpecs, AreDescribedAndChecked) {
   const CausalConv1dSpec spec{Dtype::kBf16, 8448, 4, true, true};
-  EXPECT_EQ(describe(spec), "convolution, bf16, 8448 channels, width 4, bias, silu");
+  EXPECT_EQ(describe(spec), "conv1d, bf16, 8448 channels, width 4, bias, silu");
   check_causal_conv1d(spec);
   for (const int width : {-1, 1, 5}) {
     CausalConv1dSpec wrong = spec;

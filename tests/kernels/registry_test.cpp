@@ -174,14 +174,14 @@ TEST(Registry, SaysWhatAKernelOfAnotherOpIsFor) {
   EXPECT_EQ(sum.code(), ErrorCode::kUnsupported);
   EXPECT_STREQ(
       sum.what(),
-      "kernel cpu_attention can't do this job (it is for attention and decode alone; required: 3 terms; known for "
+      "kernel cpu_attention can't do this job (it is only for attention and decode; required: 3 terms; known for "
       "this job: auto, sum_short, sum_elsewhere). Leave kernel out, or see ringattn's info.");
   EXPECT_TRUE(contains(message_of(usual(), {"auto", "cpu_gemm"}, ErrorCode::kUnsupported),
-                       "it is for product alone; required: bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; known for "
+                       "it is only for product; required: bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; known for "
                        "this job: auto, "));
   const auto is_latent = [](const OpKernel& kernel) { return kernel.row->name == "sm90_mla"; };
   if (std::ranges::none_of(all_kernels(), is_latent)) GTEST_SKIP() << "this build has no kernels for Hopper";
-  EXPECT_TRUE(contains(message_of(usual(), {"auto", "sm90_mla"}, ErrorCode::kUnsupported), "it is for decode alone"));
+  EXPECT_TRUE(contains(message_of(usual(), {"auto", "sm90_mla"}, ErrorCode::kUnsupported), "it is only for decode"));
 }
 
 TEST(Registry, AllKernelsAreThoseOfTheTables) {

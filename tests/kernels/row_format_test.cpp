@@ -87,7 +87,7 @@ TEST(RowFormat, ShapesThatDoNotFitAreRefused) {
             std::string::npos);
   EXPECT_NE(refused("low_rank rank 128", kShape).find("rank 128 of a dim of 128"), std::string::npos);
   EXPECT_NE(refused("low_rank rank 12", kShape).find("multiples of 8"), std::string::npos);
-  EXPECT_NE(refused("vector width 3", kShape).find("codes of 3 channels"), std::string::npos);
+  EXPECT_NE(refused("vector width 3", kShape).find("vectors of 3 channels"), std::string::npos);
   EXPECT_NE(refused("hybrid rank 8 group 32 outliers 3", kShape).find("3 outlier channels"), std::string::npos);
   EXPECT_NE(refused("int8", {Dtype::kF32, 2, 64}).find("fp32 (supported: bf16 and fp16)"), std::string::npos);
   EXPECT_NO_THROW(check_format("k", {}, {Dtype::kF32, 2, 64}));

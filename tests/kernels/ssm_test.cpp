@@ -404,7 +404,7 @@ RINGATTN_FOR_EVERY_SSM(SsmKernels);
 TEST(SsmSpecs, AreDescribedAndChecked) {
   SsmSpec spec = ssm_spec(Dtype::kBf16, 80, 64, 128);
   spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
-  EXPECT_EQ(describe(spec), "scan, bf16, 80 heads of 64, state 128, 1 group, D, z, dt bias, dt softplus");
+  EXPECT_EQ(describe(spec), "SSD, bf16, 80 heads of 64, state 128, 1 group, D, z, dt bias, dt softplus");
   EXPECT_EQ(describe(selective_spec(Dtype::kF32, 16, 8, 2)), "selective scan, fp32, 16 channels, state 8, 2 groups");
   check_ssm(spec);
   spec.groups = 3;

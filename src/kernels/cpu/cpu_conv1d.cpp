@@ -115,7 +115,8 @@ class CpuConv1d final : public CausalConv1dKernel {
   void keep_halo(const TensorView& x, const CausalConv1dRun& run) const {
     if (run.final_halo == nullptr) return;
     const auto row_bytes = static_cast<std::size_t>(spec_.channels) * size_of(spec_.dtype);
-    std::vector<std::byte> halo(static_cast<std::size_t>(spec_.halo_bytes()));  // run.final_halo may alias run.initial_halo
+    std::vector<std::byte> halo(
+        static_cast<std::size_t>(spec_.halo_bytes()));  // run.final_halo may alias run.initial_halo
     for (int i = 0; i < spec_.halo_tokens(); ++i) {
       const std::byte* const source = token_at(x, run, run.tokens - spec_.halo_tokens() + i);
       if (source != nullptr) std::memcpy(halo.data() + static_cast<std::size_t>(i) * row_bytes, source, row_bytes);

@@ -54,8 +54,8 @@ struct WorkTile {
   std::int32_t split_position;  // index of the first tile among the row's KV tiles, modulo kTilesPerKvSplit: the tile
                                 // with index n belongs to KV split n / kTilesPerKvSplit (kernels/block_mask.hpp)
   std::int32_t head;            // the first query head
-  // Set for work tiles with several runs or with explicit key positions: tiles [unmasked_begin, unmasked_end) are visible to
-  // every row in full and need no mask.
+  // Set for work tiles with several runs or with explicit key positions: tiles [unmasked_begin, unmasked_end) are
+  // visible to every row in full and need no mask.
   std::int32_t unmasked_begin, unmasked_end;
   std::int32_t position_list;  // which of the position lists of AttentionParams::Tables::positions
 };
@@ -91,11 +91,11 @@ struct AttentionParams {
     // [tiles of the page map, position_lists, key_tile]: position of each key, kNoPosition after a sequence's last key
     // (kernels/key_positions.hpp). Null: key i of a sequence has position i.
     const std::int32_t* positions;
-    std::int32_t position_lists;             // 1 for all KV heads, or one for each
+    std::int32_t position_lists;                 // 1 for all KV heads, or one for each
     SourceEntry inline_sources[kInlineSources];  // the first kInlineSources sources, in the launch parameters
-    const SourceEntry* sources;              // all sources, if there are more than kInlineSources
-    bool all_inline;                           // there are at most kInlineSources sources
-    std::int32_t page_runs;                  // entries of `tiles` per KV tile
+    const SourceEntry* sources;                  // all sources, if there are more than kInlineSources
+    bool all_inline;                             // there are at most kInlineSources sources
+    std::int32_t page_runs;                      // entries of `tiles` per KV tile
     std::int32_t work_tile_count, gqa_tile_count;
   };
 

@@ -43,8 +43,8 @@ void TaskGeometry::remember(const AttentionTask& task) {
 
 bool TaskGeometry::fits(const AttentionTask& task) const {
   // Blocks of a plan differ in their keys, so keys are compared first.
-  return known_ && task.sources.size() <= kInlineSources && all_rows_ == takes_all_rows(task) && rows_ == task.q.tokens &&
-         block_mask_id_ == id_of(task.block_mask) && positions_ == id_of(task.positions) &&
+  return known_ && task.sources.size() <= kInlineSources && all_rows_ == takes_all_rows(task) &&
+         rows_ == task.q.tokens && block_mask_id_ == id_of(task.block_mask) && positions_ == id_of(task.positions) &&
          std::ranges::equal(key_runs_, task.key_runs) && std::ranges::equal(tiles_, task.tiles) &&
          std::ranges::equal(queries_, task.queries) && std::ranges::equal(key_lengths_, task.key_lengths);
 }

@@ -81,7 +81,7 @@ TEST_F(StoreWithSecret, NamesRanksWhoseSecretIsAnotherOrMissing) {
       {secret_of(kText), secret_of(kOther), "a rank 1 has another secret than rank 0",
        "rank 1 and rank 0, at 127.0.0.1:"},
       {secret_of(kText), Secret(), "a rank 1 has no secret, and rank 0 has one", "asks for a secret (rank 1 has none)"},
-      {Secret(), secret_of(kText), "a rank 1 has a secret, and rank 0 has none", "(what answers there has none)"},
+      {Secret(), secret_of(kText), "a rank 1 has a secret, and rank 0 has none", "(the server there has none)"},
   };
   for (const auto& one : cases) {
     const int port = free_port();

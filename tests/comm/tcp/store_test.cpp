@@ -250,7 +250,7 @@ TEST(Store, IsToldFromOtherServices) {
   const auto start = Deadline::Clock::now();
   const Error error = error_of([&] { make_store(options_of(port, 1, 2)); });
   EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
-  EXPECT_TRUE(has(error, "is no store of ringattn")) << error.what();
+  EXPECT_TRUE(has(error, "is not a ringattn store")) << error.what();
   EXPECT_LT(seconds_since(start), kStoreSlack);
 }
 

@@ -72,7 +72,7 @@ TEST(TcpTransportContext, NamesAPeerThatSendsNoFrames) {
       sized(FrameKind::kHeartbeat, 1),
       sized(FrameKind::kLeave, ~0U),
   };
-  for (const std::string& bytes : bad) expect_named(error_after(bytes), "it has sent what is no frame");
+  for (const std::string& bytes : bad) expect_named(error_after(bytes), "it has sent an invalid frame");
 }
 
 TEST(TcpTransportContext, NamesAPeerThatSendsWhatNobodyWaitsFor) {
@@ -80,32 +80,32 @@ TEST(TcpTransportContext, NamesAPeerThatSendsWhatNobodyWaitsFor) {
   data.kind = FrameKind::kData;
   for (const std::int64_t ticket : {std::int64_t{-1}, std::int64_t{0}, std::int64_t{1} << 60}) {
     data.number = ticket;
-    expect_named(error_after(frame(data, "abc")), "it has sent data that nobody waits for");
+    expect_named(error_after(frame(data, "abc")), "it has sent data that this rank does not wait for");
   }
   data.world = 77;
-  expect_named(error_after(frame(data, "abc")), "it has sent data that nobody waits for");
+  expect_named(error_after(frame(data, "abc")), "it has sent data that this rank does not wait for");
 
   FrameHead gather;
   gather.kind = FrameKind::kGather;
-  expect_named(error_after(frame(gather, "a") + frame(gather, "b")), "it has sent what is out of order");
+  expect_named(error_after(frame(gather, "a") + frame(gather, "b")), "it has sent a frame out of order");
   FrameHead ready;
   ready.kind = FrameKind::kReady;
-  expect_named(error_after(frame(ready) + frame(ready)), "it has sent what is out of order");
+  expect_named(error_after(frame(ready) + frame(ready)), "it has sent a frame out of order");
   FrameHead notice;
   notice.kind = FrameKind::kNotice;
   const std::string error = pack_error(Error(ErrorCode::kFile, "x."));
   for (const int rank : {-1, 2}) {
     notice.round = rank;
-    expect_named(error_after(frame(notice, error)), "it has sent what is out of order");
+    expect_named(error_after(frame(notice, error)), "it has sent a frame out of order");
   }
   notice.round = 1;  // an error with a code that the program doesn't have, or none
   for (const std::string_view code : {std::string_view("\0\0", 2), std::string_view("\xff\xff"), std::string_view()}) {
-    expect_named(error_after(frame(notice, code)), "it has sent what is out of order");
+    expect_named(error_after(frame(notice, code)), "it has sent a frame out of order");
   }
   FrameHead heartbeat;
   heartbeat.kind = FrameKind::kHeartbeat;
   heartbeat.shape = 'x';
-  expect_named(error_after(frame(heartbeat)), "it has sent what is out of order");
+  expect_named(error_after(frame(heartbeat)), "it has sent a frame out of order");
   std::string readies;
   ready.kind = FrameKind::kReady;
   ready.world = 0;
@@ -113,13 +113,13 @@ TEST(TcpTransportContext, NamesAPeerThatSendsWhatNobodyWaitsFor) {
     ready.number = ticket;
     readies += frame(ready);
   }
-  expect_named(error_after(readies), "it has sent what is out of order");
+  expect_named(error_after(readies), "it has sent a frame out of order");
   std::string worlds;
   for (std::uint64_t world = 0; world < 5000; ++world) {
     ready.world = world;
     worlds += frame(ready);
   }
-  expect_named(error_after(worlds), "it has sent what is out of order");
+  expect_named(error_after(worlds), "it has sent a frame out of order");
 }
 
 // Memory is taken for what this rank takes part in: nobody can be two collectives ahead of it, or in a world after the
@@ -135,7 +135,7 @@ TEST(TcpTransportContext, RefusesABodyThatNobodyWaitsForByItsHead) {
   };
   for (const std::string& head : {head_of(0, 1000, 60U << 20), head_of(0, 1, 4), head_of(0, -1, 4),
                                   head_of(5, 0, (1U << 20) + 1), head_of(5, 1, 4)}) {
-    expect_named(error_after(head), "it has sent what is out of order");  // no body has come
+    expect_named(error_after(head), "it has sent a frame out of order");  // no body has come
   }
   const Pair pair = make_pair_of_ranks();
   pair.peer->send(head_of(5, 0, 1U << 20) + std::string(1U << 20, 'x'));

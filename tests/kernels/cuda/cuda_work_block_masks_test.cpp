@@ -118,7 +118,8 @@ class WorkBlockMasks : public ::testing::Test {
     // The tiles that every row sees whole are the plain ones.
     const Visibility visibility(spec.mask, work_tile.key_length);
     for (std::size_t i = 0; i < tiles.size(); ++i) {
-      const bool plain = static_cast<int>(i) >= work_tile.unmasked_begin && static_cast<int>(i) < work_tile.unmasked_end;
+      const bool plain =
+          static_cast<int>(i) >= work_tile.unmasked_begin && static_cast<int>(i) < work_tile.unmasked_end;
       ASSERT_EQ(plain, visibility.coverage(work_tile.position, last, tiles[i] % 100'000 * shape.key_tile,
                                            shape.key_tile) == Coverage::kWhole);
     }

@@ -81,7 +81,8 @@ class WorkPositions : public ::testing::Test {
     }
     const auto* positions = built.at<std::int32_t>(built.layout.positions);
     for (std::size_t i = 0; i < tiles.size(); ++i) {
-      ASSERT_EQ(static_cast<int>(i) >= work_tile.unmasked_begin && static_cast<int>(i) < work_tile.unmasked_end, plain[i]);
+      ASSERT_EQ(static_cast<int>(i) >= work_tile.unmasked_begin && static_cast<int>(i) < work_tile.unmasked_end,
+                plain[i]);
       const auto entry = std::ranges::find(task.tiles, tiles[i], &PageRun::row) - task.tiles.begin();
       const std::int32_t* const of_tile =
           positions + (entry * spec.positions + work_tile.position_list) * shape.key_tile;

@@ -109,16 +109,16 @@ TEST(Sm90Config, KnowsItsDevices) {
   EXPECT_EQ(device_obstacle(kReservedBytes, 132), "");
   EXPECT_EQ(device_obstacle(kReservedBytes, kMaxCtas), "");
   EXPECT_EQ(device_obstacle(2048, 132), "its driver reserves 2048 bytes of a CTA's shared memory, not 1024");
-  EXPECT_EQ(device_obstacle(kReservedBytes, 161), "it has 161 multiprocessors, and the kernel counts with 160 at most");
+  EXPECT_EQ(device_obstacle(kReservedBytes, 161), "it has 161 multiprocessors, and the kernel supports at most 160");
 }
 
 TEST(Sm90Config, DescribesItself) {
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 128, 128))),
-            "tile 3x64x128, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 160 registers");
+            "tile 3x64x128, cluster of 2 CTAs, 2 stages of keys, 224.0 KiB, 160 registers");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kF16, 64, 64))),
             "tile 3x64x128 overlapped, 4 stages of keys, 176.0 KiB, 160 registers");
   EXPECT_EQ(describe(*choose_config(spec_of_dims(Dtype::kBf16, 256, 256))),
-            "tile 2x64x80 overlapped, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 232 registers");
+            "tile 2x64x80 overlapped, cluster of 2 CTAs, 2 stages of keys, 224.0 KiB, 232 registers");
 }
 
 // The swizzle repeats every eight rows.
@@ -132,7 +132,7 @@ TEST(Sm90Config, SharesOfCtasAreWholeSwizzles) {
 TEST(Sm90Config, ListsWhatIsCompiled) {
   const std::vector<std::string> lines = attention_configs();
   ASSERT_EQ(lines.size(), 5U);
-  EXPECT_EQ(lines[2], "head_dim 128: tile 3x64x128, 2 CTAs side by side, 2 stages of keys, 224.0 KiB, 160 registers");
+  EXPECT_EQ(lines[2], "head_dim 128: tile 3x64x128, cluster of 2 CTAs, 2 stages of keys, 224.0 KiB, 160 registers");
   EXPECT_TRUE(lines[3].starts_with("head_dim 192/128: "));
 }
 

@@ -57,7 +57,8 @@ __device__ __forceinline__ void check_quantized(const RowParams& p, std::uint32_
   if (first > 0 || (fp8 && p.format.scales != ScaleGrain::kTokenHead)) return;
   const float scale = __uint_as_float(qparams);
   if (is_bad_scale<Element>(scale, fp8 ? kMaxE4m3 : kMaxInt8)) {
-    note_invalid_element(p.invalid, location_of_element(1, token, head, latent ? channel / kLatentScaleBlock : 0), scale);
+    note_invalid_element(p.invalid, location_of_element(1, token, head, latent ? channel / kLatentScaleBlock : 0),
+                         scale);
   }
 }
 

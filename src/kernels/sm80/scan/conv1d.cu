@@ -124,7 +124,8 @@ __device__ __forceinline__ Eight<Element> load_token(const Conv1dParams& p, cons
     return load_eight(static_cast<const Element*>(p.x) + (run.row + token) * p.x_stride + channel, p.aligned);
   }
   if (run.initial_halo == nullptr) return zeros<Element>();
-  return load_eight(static_cast<const Element*>(run.initial_halo) + (token + p.width - 1) * p.channels + channel, p.aligned);
+  return load_eight(static_cast<const Element*>(run.initial_halo) + (token + p.width - 1) * p.channels + channel,
+                    p.aligned);
 }
 
 // cp.async pipeline of a thread's channels. Each thread has its own buffers in shared memory, so prefetching takes no

@@ -16,8 +16,8 @@ inline constexpr int kConv1dRunsPerLaunch = 64;  // passed as kernel arguments
 struct Conv1dRunEntry {
   std::int64_t row;
   std::int64_t tokens;
-  std::int64_t first_tile;  // index of its first token tile in the launch
-  const void* initial_halo;       // [width - 1, channels], the halo before the run, or null; `after` likewise
+  std::int64_t first_tile;   // index of its first token tile in the launch
+  const void* initial_halo;  // [width - 1, channels], the halo before the run, or null; `after` likewise
   void* after;
 };
 

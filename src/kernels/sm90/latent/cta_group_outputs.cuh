@@ -75,7 +75,7 @@ class CtaGroupOutputs {
     if (lane <= map_.cta_groups) {
       const std::uint32_t scorer = tiles_ % Map::kCtas;
       barrier_arrive_at(lane == 0 ? map_to_cta(map_.probabilities_empty(Map::probabilities_released(tiles_).index),
-                                           map_.in_cta_group(scorer))
+                                               map_.in_cta_group(scorer))
                                   : map_to_cta(map_.values_empty(stage), map_.peer_cta(lane - 1)));
     }
     __syncwarp();

@@ -115,8 +115,8 @@ __device__ __forceinline__ void multiply_panel(float (&sums)[C::kRowBlocks][16][
   // Broadcasts a warp-uniform value, so that the compiler computes descriptors in uniform registers.
   const auto warp_uniform = [](std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); };
   const std::uint32_t a = warp_uniform(descriptor_low(rows));
-  const std::uint32_t b =
-      warp_uniform(C::kTransposed ? descriptor_low(weights, cuda::panel_bytes(cuda::kGemmTileK)) : descriptor_low(weights));
+  const std::uint32_t b = warp_uniform(C::kTransposed ? descriptor_low(weights, cuda::panel_bytes(cuda::kGemmTileK))
+                                                      : descriptor_low(weights));
 #pragma unroll
   for (int block = 0; block < C::kRowBlocks; ++block) pin(sums[block]);
   wgmma_fence();

@@ -24,7 +24,9 @@ __device__ __forceinline__ int tile_row_of_thread() {
 
 // Broadcasts lane 0's value, so that the compiler knows that it is warp-uniform. Values derived from it, such as
 // descriptors, are then computed in uniform registers.
-__device__ __forceinline__ std::uint32_t warp_uniform(std::uint32_t number) { return __shfl_sync(0xffffffffU, number, 0); }
+__device__ __forceinline__ std::uint32_t warp_uniform(std::uint32_t number) {
+  return __shfl_sync(0xffffffffU, number, 0);
+}
 
 // True in one lane of a converged warp. The compiler makes a loop over lanes around an instruction that only one lane
 // may issue, such as a TMA copy, unless it sees that a single lane reaches it.

@@ -9,7 +9,7 @@ namespace ringattn::sm90 {
 
 #define RINGATTN_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 __device__ __forceinline__ void wgmma_m64n64_rs(float (&d)[8][4], const std::uint32_t (&a)[4], std::uint64_t b,
-                                              bool accumulate) {
+                                                bool accumulate) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
       "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16"

@@ -21,7 +21,8 @@ template <int kStates>
 __device__ __forceinline__ void score_half(std::uint32_t c_tile, std::uint32_t b_tile, int half,
                                            float (&scores)[kChunk / 16][4]) {
   const std::uint32_t c = warp_uniform(descriptor_low(c_tile));
-  const std::uint32_t b = warp_uniform(descriptor_low(b_tile + static_cast<std::uint32_t>(half * kDimBlockTileBytes / 2)));
+  const std::uint32_t b =
+      warp_uniform(descriptor_low(b_tile + static_cast<std::uint32_t>(half * kDimBlockTileBytes / 2)));
   pin(scores);
   wgmma_fence();
 #pragma unroll
