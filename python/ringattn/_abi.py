@@ -13,7 +13,7 @@ from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint64, c_vo
 
 from . import _errors, _structs
 
-ABI = 5
+ABI = 6
 
 CAUSAL, FULL, WINDOW = 0, 1, 2
 STRIPED, RUNS = 0, 3

@@ -28,12 +28,14 @@ const char* backend_of(const Transport& transport) {
 
 namespace {
 
-// With the size that it had in interface 1.
+// Interfaces before it had other names of functions and structs, and were never released.
+constexpr std::int64_t kFirstAbi = 6;
+
 ringattn_world_options read_options(const ringattn_world_options* options) {
   ringattn_world_options read = read_struct("ringattn_world_options", options, 24);
-  if (read.abi < 1 || read.abi > RINGATTN_ABI) {
+  if (read.abi < kFirstAbi || read.abi > RINGATTN_ABI) {
     fail(ErrorCode::kUsage, fmt::format("the program wants interface {} of ringattn", read.abi),
-         fmt::format("this library, ringattn {}, serves 1 to {}", ringattn_version(), RINGATTN_ABI),
+         fmt::format("this library, ringattn {}, serves {} to {}", ringattn_version(), kFirstAbi, RINGATTN_ABI),
          "Load a newer libringattn_c.so, or set the member `abi` to RINGATTN_ABI.");
   }
   if (read.device_type == 0) read.device_type = kDLCPU;
