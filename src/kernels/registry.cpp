@@ -13,6 +13,7 @@
 #include "base/error.hpp"
 #include "kernels/causal_conv1d.hpp"
 #include "kernels/decode.hpp"
+#include "kernels/renamed_kernels.hpp"
 #include "kernels/ssm.hpp"
 
 namespace ringattn {
@@ -50,26 +51,6 @@ void check_backend(Rows rows, std::string_view backend) {
   fail(ErrorCode::kUnsupported, fmt::format("this build has no {} kernels", backend),
        fmt::format("it was built without {}", backend), {"Use ", setting("backend", "auto"), ", or another build."});
 }
-
-constexpr std::pair<std::string_view, std::string_view> kRenamed[] = {
-    {"cpu_fold", "cpu_attention"},
-    {"sm80_fold", "sm80_attention"},
-    {"sm80_plain", "sm80_simt"},
-    {"sm90_fold", "sm90_attention"},
-    {"sm90_latent", "sm90_mla"},
-    {"sm90_latent_1k", "sm90_mla_split1k"},
-    {"cpu_product", "cpu_gemm"},
-    {"sm80_product", "sm80_gemm"},
-    {"sm80_chain", "sm80_gemm_ordered"},
-    {"sm90_product", "sm90_gemm"},
-    {"cpu_scan", "cpu_ssd"},
-    {"sm80_scan", "sm80_ssd"},
-    {"sm90_scan", "sm90_ssd"},
-    {"cpu_selective", "cpu_selective_scan"},
-    {"sm80_selective", "sm80_selective_scan"},
-    {"cpu_convolution", "cpu_conv1d"},
-    {"sm80_convolution", "sm80_conv1d"},
-};
 
 void check_kernel(Rows rows, const KernelRequest& request, const std::string& required) {
   if (request.kernel == "auto") return;

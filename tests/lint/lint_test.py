@@ -113,6 +113,16 @@ class Files(unittest.TestCase):
         self.assertEqual(len(list(lint.licence_breaches("int x;\n"))), 1)
         self.assertEqual(list(lint.licence_breaches("// SPDX-License-Identifier: Apache-2.0\n")), [])
 
+    def test_retired_words(self):
+        def said(name, text):
+            return [rule for _, rule in lint.retired_words(name, text)]
+
+        self.assertEqual(said("src/x.cpp", "FoldSpec spec;\n"), ['retired: "FoldSpec"; write Attention…'])
+        self.assertEqual(len(said("docs/x.md", "`sm90_fold` runs\n// Of the rows\n")), 2)
+        self.assertEqual(len(said("src/kernels/x.cu", "// by the copy engine\n")), 1)
+        self.assertEqual(said("src/comm/p2p/x.cpp", "// by the copy engine\n"), [])
+        self.assertEqual(said("docs/renamed.md", "`sm90_fold`\n") + said("src/x.cpp", "// Offsets of rows\nunfold();\n"), [])
+
     def test_lengths(self):
         self.assertEqual(len(list(lint.length_breaches("src/x.cpp", "\n" * (lint.MAX_LINES + 1)))), 1)
         self.assertEqual(list(lint.length_breaches("src/x.cpp", "\n" * lint.MAX_LINES)), [])
