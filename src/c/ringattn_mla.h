@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Mla attention in C, its decoding, and the products around it, of the form of ringattn_attention. ringattn_ops.h, which
- * has limits and facts of decoding, includes it; ringattn.h has the rules.
+ * C API of multi-head latent attention (MLA), of its decode, and of the batched GEMM that absorbs and expands its
+ * matrices. ringattn_ops.h includes this header. ringattn.h has the rules of all calls; functions work as those of
+ * ringattn_attention.
  */
 #ifndef RINGATTN_MLA_H
 #define RINGATTN_MLA_H
@@ -28,46 +29,46 @@ typedef struct ringattn_mla_spec {
   int64_t window_right;
   float softmax_scale; /* 0: 1 / sqrt(head_dim + rope_dim), unless scale_given is 1 */
   float softcap;
-  /* Since interface 4: how latents and rotary keys lie. NULL: as they are. "latent rope 64", with rope_dim 64: FlashMLA's
-     rows of 8 bits, U8, each of latent_dim codes of E4M3, latent_dim / 128 scales of fp32 and rope_dim numbers of bf16.
-     Then dtype is bf16, latent_dim a multiple of 128 and rope_dim one of 4, else RINGATTN_USAGE. */
+  /* Since interface 4: format of latents and rotary keys. NULL: two tensors of dtype. "latent rope 64", with rope_dim
+   * 64: FlashMLA's FP8 layout in U8 rows: latent_dim E4M3 values, latent_dim / 128 fp32 scales, rope_dim bf16 values.
+   * It requires dtype bf16, latent_dim a multiple of 128 and rope_dim a multiple of 4, else RINGATTN_USAGE. */
   const char *format;
-  int64_t scale_given; /* since interface 5: 1: softmax_scale is meant as it is, also 0 */
+  int64_t scale_given; /* since interface 5. 1: use softmax_scale as given, even if it is 0 */
 } ringattn_mla_spec;
 
+/* The two forms round differently, so each has bits of its own. */
 enum {
-  RINGATTN_ANY_FORM = 0, /* by the longest query length */
-  RINGATTN_EXPANDED = 1, /* keys and values of every head are made of the latents; bits of its own */
-  RINGATTN_ABSORBED = 2  /* the matrices are multiplied into q and out instead; bits of its own */
+  RINGATTN_ANY_FORM = 0, /* chosen by the longest query length */
+  RINGATTN_EXPANDED = 1, /* K and V of every head are computed from the latents */
+  RINGATTN_ABSORBED = 2  /* w_uk is multiplied into q, and w_uv into out */
 };
 
 typedef struct ringattn_mla ringattn_mla;
 
-ringattn_status ringattn_mla_create(ringattn_world *world, const ringattn_mla_spec *spec,
-                                       const ringattn_batch *batch, int32_t form, const ringattn_options *options,
-                                       ringattn_mla **mla);
+ringattn_status ringattn_mla_create(ringattn_world *world, const ringattn_mla_spec *spec, const ringattn_batch *batch,
+                                    int32_t form, const ringattn_options *options, ringattn_mla **mla);
 
 typedef struct ringattn_mla_facts {
   uint64_t size;
   int64_t q_rows;
   int64_t k_rows;
   uint64_t workspace_bytes;
-  const char *kernel; /* that folds */
+  const char *kernel; /* of the attention */
   int64_t form;       /* RINGATTN_EXPANDED or RINGATTN_ABSORBED */
 } ringattn_mla_facts;
 ringattn_status ringattn_mla_get_facts(const ringattn_mla *mla, ringattn_mla_facts *facts);
 ringattn_status ringattn_mla_rows(const ringattn_mla *mla, int32_t side, int64_t count, int64_t *packed_tokens,
-                                     int64_t *sequence_tokens);
+                                  int64_t *sequence_tokens);
 
-/* latent and k_rope may be columns of one tensor, w_uk and w_uv rows of one kv_b_proj. With a format, latent is the rows
-   of 8 bits, U8 [k_rows, 1, bytes of a row], at even addresses, and k_rope NULL. */
+/* latent and k_rope may be columns of one tensor, w_uk and w_uv rows of one kv_b_proj. With a format, latent is the FP8
+ * rows, U8 [k_rows, 1, row_bytes], at even addresses, and k_rope is NULL. */
 typedef struct ringattn_mla_tensors {
   uint64_t size;
   const DLTensor *q;      /* [q_rows, heads, head_dim + rope_dim]; absorbed without w_uk: latent_dim + rope_dim */
   const DLTensor *latent; /* [k_rows, 1, latent_dim] */
   const DLTensor *k_rope; /* [k_rows, 1, rope_dim] */
-  const DLTensor *w_uk;   /* [heads, head_dim, latent_dim]; absorbed: or NULL, q is in the latent already */
-  const DLTensor *w_uv;   /* [heads, head_dim_v, latent_dim]; absorbed: or NULL, out stays in the latent */
+  const DLTensor *w_uk;   /* [heads, head_dim, latent_dim]; NULL, only absorbed: q is in the latent space already */
+  const DLTensor *w_uv;   /* [heads, head_dim_v, latent_dim]; NULL, only absorbed: out stays in the latent space */
   const DLTensor *sinks;
   const DLTensor *out; /* [q_rows, heads, head_dim_v]; without w_uv [q_rows, heads, latent_dim] */
   const DLTensor *lse;
@@ -80,31 +81,31 @@ ringattn_status ringattn_mla_enqueue(ringattn_mla *mla, const ringattn_mla_tenso
 ringattn_status ringattn_mla_wait(ringattn_mla *mla);
 void ringattn_mla_destroy(ringattn_mla *mla);
 
-/* Decoding over a cache of latents in the absorbed form. With the kernels cpu_attention and sm80_attention rows have the bits of a
-   ringattn_mla of that form over the whole sequence; sm90_mla has bits of its own, and so has sm90_mla_split1k, which
-   is taken where the options' kernel names it: its groups have fewer keys, which is faster for few sequences. */
+/* Decode over a latent cache, in the absorbed form. With kernels cpu_attention and sm80_attention a row has the bits of
+ * an absorbed ringattn_mla over the whole sequence. sm90_mla and sm90_mla_split1k each have bits of their own. The
+ * latter is selected only by options->kernel: its KV splits have fewer keys, which is faster for few sequences. */
 typedef struct ringattn_mla_decode ringattn_mla_decode;
 
 ringattn_status ringattn_mla_decode_create(ringattn_world *world, const ringattn_mla_spec *spec,
-                                              const ringattn_decode_limits *limits, const ringattn_options *options,
-                                              ringattn_mla_decode **decode);
+                                           const ringattn_decode_limits *limits, const ringattn_options *options,
+                                           ringattn_mla_decode **decode);
 ringattn_status ringattn_mla_decode_get_facts(const ringattn_mla_decode *decode, ringattn_decode_facts *facts);
 ringattn_status ringattn_mla_decode_owned(const ringattn_mla_decode *decode, int64_t sequences, int64_t *first,
-                                             int64_t *count);
+                                          int64_t *count);
 int64_t ringattn_mla_decode_cache_tokens(const ringattn_mla_decode *decode, int64_t length);
 
-/* Members that ringattn_decode_tensors has, too, are as there. */
+/* Members that ringattn_decode_tensors also has work as there. */
 typedef struct ringattn_mla_decode_tensors {
   uint64_t size;
   const DLTensor *q;     /* [sequences * rows, heads, head_dim + rope_dim]; without w_uk latent_dim + rope_dim */
-  const DLTensor *cache; /* [pages, page_size, 1, latent_dim + rope_dim]: the latent, then the rotary key; with a format
-                            U8 [pages, page_size, 1, bytes of a row], of which sm90_mla and sm90_mla_split1k want the
-                            start and the strides to be multiples of 16 bytes */
+  const DLTensor *cache; /* [pages, page_size, 1, latent_dim + rope_dim]: latent, then rotary key. With a format U8
+                          * [pages, page_size, 1, row_bytes]; sm90_mla and sm90_mla_split1k require its address and
+                          * strides to be multiples of 16 bytes */
   const DLTensor *block_table;
   const DLTensor *lengths;
   const DLTensor *sinks;
-  const DLTensor *latent; /* [sequences * rows, 1, latent_dim], new rows; or NULL */
-  const DLTensor *k_rope; /* [sequences * rows, 1, rope_dim], exactly where latent is */
+  const DLTensor *latent; /* [sequences * rows, 1, latent_dim], new tokens to append; NULL: none */
+  const DLTensor *k_rope; /* [sequences * rows, 1, rope_dim], exactly if latent is given */
   const DLTensor *w_uk;
   const DLTensor *w_uv;
   const DLTensor *out;
@@ -117,36 +118,34 @@ typedef struct ringattn_mla_decode_tensors {
   const DLTensor *lengths_before; /* since interface 5 */
 } ringattn_mla_decode_tensors;
 
-ringattn_status ringattn_mla_decode_run(ringattn_mla_decode *decode,
-                                           const ringattn_mla_decode_tensors *tensors);
-ringattn_status ringattn_mla_decode_enqueue(ringattn_mla_decode *decode,
-                                               const ringattn_mla_decode_tensors *tensors);
+ringattn_status ringattn_mla_decode_run(ringattn_mla_decode *decode, const ringattn_mla_decode_tensors *tensors);
+ringattn_status ringattn_mla_decode_enqueue(ringattn_mla_decode *decode, const ringattn_mla_decode_tensors *tensors);
 ringattn_status ringattn_mla_decode_wait(ringattn_mla_decode *decode);
 void ringattn_mla_decode_destroy(ringattn_mla_decode *decode);
 
-/* ---- Products of heads with their matrices, since interface 4 ---- */
+/* ---- Batched GEMM with one matrix per head, since interface 4 ---- */
 
-/* out[row, head, o] = sum over i of rows[row, head, i] * weights[head, o, i], in fp32 and rounded once: what absorbs w_uk
- * into queries, takes outputs in the latent back by w_uv, and expands latents. A row has the same bits whatever rows and heads
- * are multiplied beside it, and those that ringattn_mla and ringattn_mla_decode make of the same matrices. */
+/* out[row, head, n] = sum over k of rows[row, head, k] * weights[head, n, k], accumulated in fp32 and rounded once. It
+ * absorbs w_uk into queries, maps outputs from the latent space by w_uv, and expands latents. A row's bits do not
+ * depend on the other rows and heads of the call, and equal those that ringattn_mla and ringattn_mla_decode compute
+ * from the same matrices. */
 typedef struct ringattn_batched_gemm_spec {
   uint64_t size;
   DLDataType dtype; /* of rows, weights and out */
-  int32_t heads;    /* the most that a call multiplies, up to 65536; of rows it may have any number */
-  int32_t dim_k;    /* numbers of a row, which are summed over: a multiple of 8 */
-  int32_t dim_n;    /* numbers of a row of out: a multiple of 8 */
+  int32_t heads;    /* maximum number of heads of a call, up to 65536. The number of rows is not limited */
+  int32_t dim_k;    /* contracted dimension: a multiple of 8 */
+  int32_t dim_n;    /* output dimension: a multiple of 8 */
 } ringattn_batched_gemm_spec;
 
 typedef struct ringattn_batched_gemm ringattn_batched_gemm;
 
-/* Nothing of it is collective: each rank multiplies the rows that it has. Of the options kernel and threads; others are
- * refused. */
+/* Not collective: each rank multiplies its own rows. Uses only the options kernel and threads; others are refused. */
 ringattn_status ringattn_batched_gemm_create(ringattn_world *world, const ringattn_batched_gemm_spec *spec,
                                              const ringattn_options *options, ringattn_batched_gemm **batched_gemm);
 
 typedef struct ringattn_batched_gemm_facts {
   uint64_t size;
-  uint64_t memory_bytes; /* that the object has allocated */
+  uint64_t memory_bytes; /* allocated by the object */
   const char *kernel;
 } ringattn_batched_gemm_facts;
 ringattn_status ringattn_batched_gemm_get_facts(const ringattn_batched_gemm *batched_gemm,
@@ -154,9 +153,9 @@ ringattn_status ringattn_batched_gemm_get_facts(const ringattn_batched_gemm *bat
 
 typedef struct ringattn_batched_gemm_tensors {
   uint64_t size;
-  const DLTensor *rows;    /* [rows, heads, dim_k], or [rows, 1, dim_k]: all heads share a row */
-  const DLTensor *weights; /* [heads, dim_n, dim_k], where the stride of one of the last two axes is 1: w_uk of a kv_b_proj is
-                            * an expansion as it lies, and with these axes exchanged the absorption */
+  const DLTensor *rows;    /* [rows, heads, dim_k], or [rows, 1, dim_k] if all heads share a row */
+  const DLTensor *weights; /* [heads, dim_n, dim_k]; the stride of one of the last two axes is 1. w_uk as it lies in
+                            * kv_b_proj expands, and with its last two axes exchanged absorbs */
   const DLTensor *out;     /* [rows, heads, dim_n], written */
   void *stream;
 } ringattn_batched_gemm_tensors;
