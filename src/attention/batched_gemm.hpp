@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's front door for the products around a latent (kernels/batched_gemm.hpp): rows of heads times a matrix
-// for each head. A layer that keeps its queries and outputs in the latent absorbs w_uk into the one and takes the other
-// back by w_uv; both matrices are views of kv_b_proj as it lies.
+// Public API of the batched GEMM around a latent (kernels/batched_gemm.hpp): rows of each head times that head's
+// matrix. A layer that keeps queries and outputs in the latent space absorbs w_uk into its queries and multiplies
+// outputs by w_uv. Both matrices are views of kv_b_proj.
 //
 //   BatchedGemm absorb({query_absorption(spec), spec.heads}, options);
 //   absorb.enqueue({q_nope, w_uk.transposed(), q_in_latent}, stream);   // kernels, once; no wait, no allocation
 //
-// Ranks have no part in it: each multiplies the rows that it has, and the bits of a row depend on it, its head's
-// matrix, the kernel, the device model and the build alone. They are those that Mla and MlaDecode make of the
-// same matrices.
+// Not collective: each rank multiplies its own rows. The bits of a row depend only on the row, its head's matrix, the
+// kernel, the device model and the build. They equal those that Mla and MlaDecode compute from the same matrices.
 #pragma once
 
 #include <cstddef>
@@ -23,13 +22,12 @@ namespace ringattn {
 
 using BatchedGemmChoice = KernelChoice<BatchedGemmSpec>;
 
-// Plain data.
 struct BatchedGemmJob {
   BatchedGemmSpec spec;
-  std::int64_t heads = 128;  // the most that a call multiplies; of rows it may have any number
+  std::int64_t heads = 128;  // maximum number of heads of a call; the number of rows is not limited
 };
 
-// Nothing here changes a bit of the result, but for another kernel.
+// Only the kernel may change bits of the result.
 struct BatchedGemmOptions {
   KernelRequest kernel;
   int threads = 0;  // of a host kernel; 0: all processors of this process
@@ -38,8 +36,8 @@ struct BatchedGemmOptions {
 
 class BatchedGemm {
  public:
-  // Prepares: kernel, memory. Not collective. Throws Error: kUsage (the job contradicts itself), kUnsupported (no
-  // kernel), kMemory.
+  // Chooses the kernel and allocates memory. Not collective. Throws Error: kUsage (the job contradicts itself),
+  // kUnsupported (no kernel), kMemory.
   BatchedGemm(BatchedGemmJob job, BatchedGemmOptions options);
   ~BatchedGemm();
   BatchedGemm(BatchedGemm&&) noexcept;
@@ -48,16 +46,16 @@ class BatchedGemm {
   const BatchedGemmJob& job() const;
   const BatchedGemmChoice& kernel() const;
   Backend& backend();
-  std::size_t memory_bytes() const;  // that the object has allocated
+  std::size_t memory_bytes() const;  // allocated by the object
 
-  // Puts the product on the stream of a device, or does it. Views lie in the kernel's kind of memory; what they point
-  // to lives until the stream has passed the product. A stream that is being captured gets it as a part of its graph.
+  // Enqueues the GEMM on a device; a host kernel runs it. Views lie in the kernel's kind of memory, and their data must
+  // live until the stream has passed the GEMM. If the stream is being captured, the GEMM becomes part of the graph.
   // Throws kUsage, before anything is done, for shapes, types or strides that don't fit, and for an `out` that overlaps
-  // what it is made of, or itself.
+  // itself or an input.
   void enqueue(const BatchedGemmTask& task, Stream stream = {});
-  // Returns when the device has passed the last product that was enqueued, and throws what failed up to there.
+  // Returns when the device has passed the last enqueued GEMM. Throws the failures so far.
   void wait();
-  // Both.
+  // enqueue() and wait().
   void run(const BatchedGemmTask& task, Stream stream = {});
 
  private:

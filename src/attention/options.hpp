@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a job is run. Nothing here changes a bit of the result.
+// Options of attention and MLA over a ring. The bits of the result do not depend on them.
 #pragma once
 
 #include <cstddef>
@@ -16,20 +16,20 @@ namespace ringattn {
 struct Options {
   KernelRequest kernel;
   LayoutRequest layout;
-  // The caller's own distribution instead of `layout`, if its data lie otherwise: for each rank, its tokens.
+  // The caller's own distribution instead of `layout`: [ranks], the token runs of each rank.
   std::optional<std::vector<std::vector<TokenRun>>> query_runs;
   std::optional<std::vector<std::vector<TokenRun>>> key_runs;
-  std::int64_t block_tokens = 0;  // 0: from the machine model and the memory budget
+  std::int64_t block_tokens = 0;  // tokens per KV block; 0: from the machine model and the memory budget
   std::size_t memory_budget = 0;  // bytes a rank may use, inputs and outputs included; 0: no limit
-  bool overlap = true;            // the next block travels while this one is folded
-  bool checksum = false;          // verify each part of a block after its travels
+  bool overlap = true;            // receive the next block while this one is computed
+  bool checksum = false;          // verify a checksum of each message part on arrival
   bool state_out = false;         // a run also writes Outputs::state
-  bool shorter_lengths = false;   // runs of shorter sequences will come, too: Attention::set_lengths()
+  bool shorter_lengths = false;   // Attention::set_lengths() will be called
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
-  // Of a wait for a peer that should be ready and gives no signs of life. A wait for one that computes lasts longer by
-  // ten times what the machine model predicts (comm/timeouts.hpp).
+  // Of a wait for a peer that should be ready and sends no heartbeats. A wait for a peer that computes is longer by ten
+  // times the estimated compute time (comm/timeouts.hpp).
   double timeout_seconds = 60.0;
-  // What the plan and the deadlines assume; left as it is, default_machine() of the kernel.
+  // Machine model of the plan and the deadlines. If not set, default_machine() of the kernel.
   MachineModel machine;
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows on their way from one distribution over the ranks to another, on a stream: what lies between attention, whose
-// layout is striped, and a scan, whose ranks have neighbouring tokens; or between a caller's own distribution and
-// either.
+// Moves rows from one distribution over the ranks to another, on a stream: between attention, whose layout is striped,
+// and an SSM, whose ranks have adjacent tokens, or between a caller's distribution and either.
 //
 //   Attention attention(…);
 //   Ssm scan(…);
@@ -12,7 +11,7 @@
 //   scan.enqueue(…, stream);
 //   back.enqueue(y, q, stream);
 //
-// Rows are bytes: nothing of them changes, so a stack of layers has the same bits on any number of ranks.
+// Rows are copied as bytes, so a stack of layers has the same bits on any number of ranks.
 #pragma once
 
 #include <cstddef>
@@ -28,29 +27,29 @@ namespace ringattn {
 
 class Reshard {
  public:
-  // Prepares. Collective. Agrees with the other ranks on what moves, and allocates what arrives from them, and what
-  // goes to them where it isn't one stretch of this rank's rows; so up to as much again as the rows. `from` and `to`
-  // are layouts of the same tokens over the transport's ranks, and `backend` is whose memory the rows lie in. Throws
-  // Error: kUsage (other tokens or ranks, no bytes), kUnsupported (unlike ranks; a transport of another kind of
-  // memory), kMemory, kPeer. Transport and backend outlive the object.
+  // Collective. Compares the layouts with the other ranks. Allocates receive buffers, and send buffers for rows that
+  // are not contiguous on this rank, together at most the size of the rows. `from` and `to` are layouts of the same
+  // tokens over the transport's ranks. The rows lie in the memory of `backend`. Transport and backend must outlive the
+  // object. Throws Error: kUsage (other tokens or ranks, no bytes), kUnsupported (ranks differ, or the transport moves
+  // another kind of memory), kMemory, kPeer.
   Reshard(const Layout& from, const Layout& to, std::int64_t token_bytes, Transport& transport, Backend& backend,
           double timeout_seconds = 60.0);
-  // Gives up what was not waited for; with several ranks that ends the use of the transport.
+  // Abandons work that was not waited for. With several ranks the transport is then unusable.
   ~Reshard();
   Reshard(Reshard&&) noexcept;
   Reshard& operator=(Reshard&&) = delete;
 
-  // Of this rank.
+  // Bytes that this rank receives from others per enqueue().
   std::int64_t bytes_received() const;
-  std::size_t memory_bytes() const;  // that the object allocated
+  std::size_t memory_bytes() const;  // allocated by the object
 
-  // `rows` are this rank's rows of `from`, dense, and become rows of `target`, those of `to`; they don't overlap. No
-  // collective, no allocation, no wait for the device: every rank enqueues the same ones in the same order, on streams
-  // that follow each other. A host's rows have moved when this returns. kUnsupported on a stream that is being
-  // captured, with several ranks.
+  // Copies `rows`, this rank's rows of `from`, to `target`, its rows of `to`. Both are dense, [tokens, token_bytes],
+  // and must not overlap. Not collective, no allocation, no wait for the device: every rank enqueues the same calls in
+  // the same order, on streams that are ordered among themselves. With host memory the rows have moved on return.
+  // kUnsupported on a stream that is being captured, with several ranks.
   void enqueue(const void* rows, void* target, Stream stream = {});
   // Returns when the device has passed all that was enqueued; at once if there is nothing. Throws what it failed with:
-  // kPeer for a deadline or a dead peer.
+  // Returns when all enqueued work is done. Throws kPeer for a deadline or a dead peer.
   void wait();
 
  private:
