@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention's block step: a block that has arrived is folded into the rank's queries.
+// Ring step of attention: attends the rank's queries to each block after its arrival.
 #pragma once
 
 #include <array>
@@ -18,20 +18,20 @@ namespace ringattn {
 
 class AttentionRingStep final : public RingStep {
  public:
-  // Where a run's rows lie.
+  // Memory of a run.
   struct Memory {
     TensorView q;                               // [q_rows, heads, head_dim]
-    KeySource own;                              // this rank's k and v, as the caller has them, or copied side by side
+    KeySource own;                              // this rank's k and v, in place or as a dense copy
     const PagedKeys* pages = nullptr;           // not null: `own` is their pool, and the rank has all keys
     std::int64_t page_rows = 0;                 // of the pool (PoolSource)
-    std::vector<PageRun>* map = nullptr;        // room for a block's tiles in pages
+    std::vector<PageRun>* map = nullptr;        // scratch for the page runs of a block's tiles
     std::array<KeySource, 2> buffers;           // block b uses buffers[b % 2]
-    void* state = nullptr;                      // AttentionKernel::state_bytes(), where Plan::keeps_state
+    void* state = nullptr;                      // AttentionKernel::state_bytes(), if Plan::keeps_state
     AttentionOutput output;                     // for the last block
-    std::optional<AttentionStateView> exports;  // the state is wanted as numbers, behind the last block
+    std::optional<AttentionStateView> exports;  // writes the state after the last block
   };
 
-  // `prepared`: for each block of the plan what prepare_tasks() returned. What it refers to outlives the object.
+  // `prepared`: [blocks] of prepare_tasks(). All arguments outlive the object.
   AttentionRingStep(const Plan& plan, AttentionKernel& kernel, std::span<const PreparedTask> prepared,
                     const Memory& memory)
       : plan_(plan), kernel_(kernel), prepared_(prepared), memory_(memory) {}
@@ -46,15 +46,15 @@ class AttentionRingStep final : public RingStep {
   const Memory& memory_;
 };
 
-// The task of a block whose tiles are mapped so, but for its q, state and prepared tables. `sources` and `output`
-// outlive it. `exports`: the state is wanted behind the last block.
+// The task of a block with its tile map, without q, state and prepared tables. `sources` and `output` outlive it.
+// `exports`: write the state after the last block.
 AttentionTask block_task(const Plan& plan, const ArrivedBlock& block, std::span<const PageRun> tiles,
                          std::span<const KeySource> sources, const AttentionOutput& output, bool exports);
 
-// The map of a block's tiles.
+// Returns the tile map of a block.
 using TilesOf = std::function<std::span<const PageRun>(std::size_t block)>;
 
-// Prepares the task of each block, [blocks], with such maps (none: the plan's) as it will be folded. `state_out`: as in
+// Prepares the task of each block: [blocks]. `tiles_of`: tile maps; empty: those of the plan. `state_out`: as in
 // Options.
 std::vector<PreparedTask> prepare_tasks(const Plan& plan, const AttentionSpec& spec, AttentionKernel& kernel,
                                         bool state_out, const TilesOf& tiles_of = {});

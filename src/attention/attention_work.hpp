@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention in the words of the ring: its row streams and its pairs.
+// Describes an attention job to the ring: its row streams and its cost per (query, key) pair.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace ringattn {
 
-// The streams of a token: its rows of K and of V, in this order; of a compressed tensor those of its format.
+// The row streams of a token: K, then V. A compressed tensor has the streams of its format.
 inline RowStreams kv_streams(const Job& job) {
   const AttentionSpec& spec = job.spec;
   RowStreams streams;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How large a block may be whose rows are made anew where they are folded, decompressed or expanded: as large as the
-// memory budget leaves candidate for beside what a rank needs anyway.
+// Chooses the block size of jobs whose ring steps decompress or expand blocks into a workspace: as large as the memory
+// budget permits.
 #pragma once
 
 #include <cstddef>
@@ -13,18 +13,18 @@
 
 namespace ringattn {
 
-// At so many keys a block, reading and writing the state is about one percent of its fold.
+// With this many keys per block, reading and writing the attention state takes about one percent of the compute time.
 inline constexpr std::int64_t kBlockTokens = std::int64_t{1} << 15;
 
-// PlanOptions::max_block_tokens from `most` on, halved down to a tile; 0 instead of as many as the job's `keys`, and
-// where the caller states the blocks. Each once.
+// Candidates of PlanOptions::max_block_tokens: `most`, halved repeatedly down to a tile; 0 (no limit) in place of a
+// size that covers all of the job's `keys`, and if the caller states the block size. Each value once.
 std::vector<std::int64_t> block_sizes(const Options& options, std::int64_t keys, std::int64_t most, int key_tile);
 
-// Of `candidates` ways to make a job's rows, from the one that is wanted to the smallest one, the first with which a
-// world of `world` ranks keeps to Options::memory_budget: shards, state, scratch, and two buffers of its blocks. Where
-// none does, the one that needs the least, so that a plan either has candidate for it or names what is enough. 0
-// without a budget. ring(i): the job in candidate i, which differs from the others in what it needs beside its blocks;
-// what it returns is used until the next call. Throws what check_size() and MinBudget throw.
+// Index of the first of `candidates` candidates, from the preferred to the smallest one, with which a world of `world`
+// ranks fits into Options::memory_budget: shards, state, scratch and two block buffers. If none fits, the candidate
+// that needs least, so that the plan can report a sufficient budget. 0 without a budget. ring(i) is the job with
+// candidate i; the candidates may differ only in what they need besides blocks. Its result is used until the next call.
+// Throws what check_size() and MinBudget throw.
 std::size_t choose_block_size(std::size_t candidates, const Options& options, int world,
                               const std::function<RingJob(std::size_t candidate)>& ring);
 

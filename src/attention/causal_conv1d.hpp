@@ -47,7 +47,8 @@ struct CausalConv1dInputs {
   TensorView x;                   // [own tokens, 1, channels]; any token stride, as in a fused projection
   const float* weight = nullptr;  // [channels, width]
   const float* bias = nullptr;    // [channels], exactly if CausalConv1dSpec::bias
-  // Of the sequences that begin on this rank, exactly if CausalConv1dJob::initial_halos and there are such sequences.
+  // Halos of the sequences that begin on this rank, exactly if CausalConv1dJob::initial_halos and there are such
+  // sequences.
   const void* initial_halos = nullptr;
   // [own tokens], for an update with a pool of halos: as SsmInputs::slots.
   const std::int32_t* slots = nullptr;
@@ -55,8 +56,8 @@ struct CausalConv1dInputs {
 
 struct CausalConv1dOutputs {
   MutableTensorView y;  // [own tokens, 1, channels]
-  // Of the sequences that end on this rank, exactly if CausalConv1dJob::final_halos and there are such sequences. May
-  // be the initial halos of the same sequences.
+  // Halos of the sequences that end on this rank, exactly if CausalConv1dJob::final_halos and there are such sequences.
+  // May be the initial halos of the same sequences.
   void* final_halos = nullptr;
 };
 

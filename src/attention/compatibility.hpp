@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which kernels and transports fit each other: what every front door asks before it has made anything of them.
+// Checks which kernels and transports work together. Every op asks this at the start of its construction.
 #pragma once
 
 #include "attention/files/top_k_blocks.hpp"
@@ -9,16 +9,16 @@
 
 namespace ringattn {
 
-// The request of a job over `transport`: of several ranks, those kernels alone whose memory the transport moves.
+// The kernel request of a job over `transport`: with several ranks, only kernels whose memory the transport can move.
 KernelRequest compatible_request(const KernelRequest& request, const Transport& transport);
 
-// Where the blocks of such a job are chosen: on the rank's own device, if a kernel of a device folds it.
+// Where top-k block masks of such a job are computed: on the rank's own device, if a device kernel runs the job.
 TopKDevice top_k_device(const KernelRequest& request, const Transport& transport);
 
-// Throws kUnsupported where the transport, of several ranks, can't move what lies in the backend's memory.
+// Throws kUnsupported if the transport of several ranks can't move the backend's memory.
 void check_compatible(const KernelEntry& kernel, const Backend& backend, const Transport& transport);
 
-// Options::checksum in a backend's memory. Throws kUnsupported for device memory.
+// Checks Options::checksum for a backend's memory. Throws kUnsupported for device memory.
 void check_checksum(const Backend& backend);
 
 }  // namespace ringattn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of a block are decompressed, and where: those of the tiles that the rank folds, side by side, the rank's
-// own and those that have arrived. So every row is decompressed once where it is folded.
+// The rows of a block that are decompressed: those of the tiles that the rank attends to, from its own shard and from
+// the block buffer, packed. Each row is decompressed once on each rank that needs it.
 #pragma once
 
 #include <array>
@@ -22,22 +22,22 @@ struct DecompressedBlock {
   std::int64_t rows = 0;
 };
 
-// `plan`: whose block it is. Tiles are whole groups of tokens.
+// `plan` is the plan of the block. Tiles are whole quantization groups of tokens.
 DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block);
 
-// Which of the batch's keys row `row` of the block is, counted over its sequences.
+// Index in the batch, counted over its sequences, of the key at row `row` of the block.
 std::int64_t key_of_row(const DecompressedBlock& block, const Batch& batch, std::int64_t row);
 
-// K and V of a job as tensors of a format.
+// Tensor specs of the job's K and V.
 inline RowShape k_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
 inline RowShape v_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
 
-// Bytes of the rows of the largest block, where blocks have so many tokens at most (0: the job is one), and of the
-// job's tables.
+// Bytes of the decompressed rows of the largest block, with at most this many tokens per block (0: one block), and of
+// the job's tables.
 std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t max_block_tokens, int key_tile);
 
-// Throws kUsage for shorter lengths, which runs over compressed rows don't have; kUnsupported for tiles that cut groups
-// of tokens.
+// Throws kUsage for Options::shorter_lengths, which compressed rows do not support. Throws kUnsupported for key tiles
+// that cut quantization groups of tokens.
 void check_compressed(const Job& job, const Options& options, int key_tile);
 
 }  // namespace ringattn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention's block step over compressed keys and values: the rows of a block that has arrived are decompressed into
-// the workspace, side by side, and folded from there.
+// Ring step of attention over compressed keys and values: decompresses the rows of a block into the workspace, and
+// attends to them there.
 #pragma once
 
 #include <array>
@@ -23,14 +23,14 @@
 
 namespace ringattn {
 
-// Whether all streams lie dense.
+// True if all streams are dense.
 bool has_dense_streams(const RowFormat& format, const RowShape& shape, const CompressedRows& rows);
-// The rank's rows as transfers need them: `count` rows of each stream of k and v, where they lie if they are dense,
-// else a copy at `staged`.
+// The rank's rows for transfers: `count` rows of each stream of k and v, in place if they are dense, else copied to
+// `staged`.
 StreamRows dense_stream_rows(const Job& job, const CompressedRows& k, const CompressedRows& v, std::int64_t count,
                              StreamRows staged, Backend& backend, Stream stream);
 
-// Kernels for the products of formats with a rank; null where a tensor's format has none.
+// GEMM kernels of low-rank formats; null if a tensor's format has no rank.
 struct LowRankGemms {
   std::unique_ptr<BatchedGemmKernel> k;
   std::unique_ptr<BatchedGemmKernel> v;
@@ -38,15 +38,15 @@ struct LowRankGemms {
   std::size_t scratch_bytes(const Job& job) const;
   void reserve(const Job& job);
 };
-// On the backend of this name. Throws kUnsupported.
+// Creates them on the named backend. Throws kUnsupported.
 LowRankGemms make_low_rank_gemms(const Job& job, std::string_view backend_name, Backend& backend);
 
 class CompressedRingStep final : public RingStep {
  public:
-  // Where a tensor's rows lie: of a plain one as the one stream of its format.
+  // Rows of a tensor. A plain tensor is the single stream of its format.
   struct Source {
-    CompressedRows own;                     // this rank's, as the caller has them
-    std::array<CompressedRows, 2> buffers;  // block b uses buffers[b % 2]; tables as own
+    CompressedRows own;                     // this rank's rows, as the caller has them
+    std::array<CompressedRows, 2> buffers;  // block b uses buffers[b % 2]; same tables as `own`
   };
   struct Memory {
     TensorView q;
@@ -58,16 +58,16 @@ class CompressedRingStep final : public RingStep {
     AttentionOutput output;
     std::optional<AttentionStateView> exports;
   };
-  // What steps work with. All of it outlives them.
+  // The objects that the ring step uses. They outlive the step.
   struct Tools {
     const Job& job;
     const Plan& plan;
-    std::span<const DecompressedBlock> blocks;  // of the plan
-    std::span<const PreparedTask> prepared;     // of the plan's blocks
+    std::span<const DecompressedBlock> blocks;  // [blocks of the plan]
+    std::span<const PreparedTask> prepared;     // [blocks of the plan]
     Backend& backend;
     AttentionKernel& attention;
     LowRankGemms& gemms;
-    const InvalidElementCells& invalid_elements;  // two of each block, of k and of v
+    const InvalidElementCells& invalid_elements;  // two cells per block, for k and for v
   };
 
   CompressedRingStep(const Tools& tools, const Memory& memory) : tools_(tools), memory_(memory) {}

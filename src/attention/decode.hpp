@@ -50,7 +50,7 @@ struct DecodeOptions {
   // checked.
   bool check_tables = true;
   int threads = 0;  // of a host kernel; 0: this rank's share of the processors it may use
-  // Of a wait for a peer that should be ready and sends no heartbeats.
+  // Timeout of a wait for a peer that should be ready and sends no heartbeats.
   double timeout_seconds = 60.0;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which rows of a block latent attention gathers, and where: those of the tiles that the rank folds, side by side, the
-// rank's own and those that have arrived. What is expanded or put together lies like that, once for each row.
+// The rows of a block that MLA gathers: those of the tiles that the rank attends to, from its own shard and from the
+// block buffer, packed. Expanded rows and rows [c, k_r] have this order. Each row is gathered once.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ringattn {
 
-// Rows [row, row + rows) of kOwnShard or kBlockBuffer become the gathered rows from `to` on.
+// Rows [row, row + rows) of source kOwnShard or kBlockBuffer are copied to the gathered rows from `to` on.
 struct GatheredRun {
   std::int32_t source = kOwnShard;
   std::int64_t row = 0;
@@ -27,7 +27,7 @@ struct GatheredBlock {
   std::int64_t rows = 0;
 };
 
-// `plan`: whose block it is.
+// `plan` is the plan of the block.
 GatheredBlock gather_block(const Plan& plan, const BlockPlan& block);
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Results of rows whose heads several ranks have folded: how they travel, and become rows again.
+// Decode results of some heads, as one rank sends them to the rank that owns the sequence, which joins the heads.
 #pragma once
 
 #include <cstddef>
@@ -13,19 +13,19 @@
 
 namespace ringattn {
 
-// A row's results of a rank's heads, in memory: outputs, [heads, head_dim_v], and behind them LSE, [heads].
+// Layout of one row's results of a rank's heads: out, [heads, head_dim_v], then LSE, [heads].
 struct HeadResults {
-  std::int64_t lse_at = 0;  // bytes from the record's beginning
-  std::int64_t bytes = 0;   // of all of it, a multiple of 16
+  std::int64_t lse_at = 0;  // byte offset of LSE in the record
+  std::int64_t bytes = 0;   // of the record, a multiple of 16
 
-  explicit HeadResults(const AttentionSpec& part);  // of these heads
+  explicit HeadResults(const AttentionSpec& part);  // `part` has the rank's heads
 };
 
-// Where a fold of these heads alone leaves the records of so many rows, which follow each other. Without sinks.
+// Output of attention over these heads that writes `rows` contiguous records. Without sinks.
 AttentionOutput results_in(std::byte* records, const AttentionSpec& part, std::int64_t rows);
 
-// Puts heads side by side on `stream`: records[i], in the backend's memory, are those of the i-th part of the heads,
-// of the rows of `output`.
+// Joins heads on `stream`: records[i], in the backend's memory, has the results of head part i for the rows of
+// `output`.
 void join_heads(Backend& backend, const AttentionSpec& spec, const DecodeDeal& deal,
                 std::span<std::byte* const> records, const AttentionOutput& output, Stream stream);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cells in which a front door's tasks over compressed rows tell what they have met that no tensor may hold: filled
-// while runs go on, and looked at by whoever has waited for them.
+// Cells in which decompression tasks report elements that no compressed tensor may have. Tasks write the cells on the
+// device. The op reads them after it has waited for its runs.
 #pragma once
 
 #include <cstddef>
@@ -17,15 +17,15 @@ namespace ringattn {
 
 class InvalidElementCells {
  public:
-  // `count` cells in the backend's memory, empty. What it refers to outlives the object.
+  // `count` empty cells in the backend's memory. All arguments outlive the object.
   InvalidElementCells(Backend& backend, const Collective& collective, Transport& transport, std::size_t count);
 
   InvalidElementCell* at(std::size_t cell) const {
     return reinterpret_cast<InvalidElementCell*>(memory_.data()) + cell;
   }
 
-  // What has been told since the last call, a cell each; none where nothing has. Every run that tells has ended. Throws
-  // kPeer where the device doesn't answer.
+  // Invalid elements that were reported since the last call. All runs that write cells must have ended. Throws kPeer if
+  // the device doesn't answer.
   std::vector<InvalidElementCell> drain();
 
  private:

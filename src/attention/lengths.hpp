@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs of other lengths in the room of a prepared one. Pure: every rank finds the same answer for itself.
+// Options for shorter batches in the memory that was allocated for a job. Pure: every rank computes the same result.
 #pragma once
 
 #include "attention/options.hpp"
@@ -9,9 +9,9 @@
 
 namespace ringattn {
 
-// The options with which a job of `batch` runs in what was allocated for `prepared`: with blocks as large as its, or
-// smaller ones where shorter sequences, of which more lie in a block, would need more room on any rank. Throws kUsage
-// when there are more sequences, a longer one, or no such blocks.
+// The options with which a job of `batch` runs in the memory of `prepared`. Blocks are as large, or smaller if shorter
+// sequences, more of which fit into a block, would need more memory on any rank. Throws kUsage if there are more
+// sequences, if a sequence is longer, or if no block size fits.
 Options options_within(const RingJob& prepared, const Options& options, const Batch& batch, Route route, int world);
 
 }  // namespace ringattn

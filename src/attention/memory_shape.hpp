@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which bytes a strided tensor has: whether it shares some with another one, or its own rows share some.
+// The set of bytes of a strided tensor. Used to check that outputs overlap neither inputs nor themselves.
 #pragma once
 
 #include <algorithm>
@@ -18,35 +18,35 @@ struct MemoryAxis {
   std::int64_t stride = 0;  // bytes
 };
 
-// A block of contiguous bytes, repeated along axes.
+// A range of contiguous bytes, repeated along axes.
 class MemoryShape {
  public:
   static constexpr std::size_t kMaxAxes = 8;
 
-  // Elements of so many bytes along `axes`, at most kMaxAxes in any order. An axis of length 0: there are no bytes.
+  // Elements of `element` bytes along `axes`, at most kMaxAxes in any order. With an axis of length 0 it is empty.
   MemoryShape(const void* first, std::int64_t element, std::span<const MemoryAxis> axes);
   explicit MemoryShape(const TensorView& view);
 
   bool empty() const { return block_ == 0; }
-  // Bytes of the block and the innermost `axes` of them, from the lowest address on.
+  // Size and lowest address of the range spanned by the block and the innermost `axes`.
   std::int64_t bytes(std::size_t axes) const;
   std::intptr_t lowest(std::size_t axes) const;
-  // What all strides of the axes outside of the innermost `axes` are multiples of; 0 where there are none.
+  // The greatest common divisor of the strides of all axes outside of the innermost `axes`; 0 if there are none.
   std::int64_t period(std::size_t axes) const;
   std::size_t axes() const { return count_; }
-  // Whether two elements have the same place, as those of an expanded tensor do. Also true where an axis' blocks
-  // neither follow each other nor lie inside of one step of the next axis.
+  // True if two elements have the same address, as in an expanded tensor. Also true if the blocks of an axis neither
+  // follow each other nor lie within one stride of the next axis.
   bool overlaps_itself() const;
 
  private:
   std::intptr_t first_ = 0;
   std::int64_t block_ = 0;                   // bytes
-  std::array<MemoryAxis, kMaxAxes> axes_{};  // [count_], of two or more steps, by ascending stride
+  std::array<MemoryAxis, kMaxAxes> axes_{};  // [count_], of two or more elements, by ascending stride
   std::size_t count_ = 0;
 };
 
-// Whether no byte can be both tensors': as whole stretches, or because their rows or heads take turns in one stretch of
-// memory, as columns of a fused projection do.
+// True if no byte can belong to both tensors: they occupy separate ranges, or their rows or heads interleave in one
+// range, as the columns of a fused projection do.
 bool are_apart(const MemoryShape& a, const MemoryShape& b);
 
 }  // namespace ringattn

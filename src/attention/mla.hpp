@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library's front door for multi-head latent attention (kernels/mla.hpp). What travels around the ring is the
-// latent and the rotary key of a token, which all heads share: with 128 heads 71 times fewer bytes than the keys and
-// values that they stand for, and 125 times fewer in rows of 8 bits.
+// Public API of multi-head latent attention (kernels/mla.hpp). Ranks exchange the latent and the rotary key of each
+// token, which all heads share. With 128 heads these are 71 times fewer bytes than the keys and values expanded from
+// them, and 125 times fewer in the FP8 layout.
 //
-//   Mla latent(job, transport, options);   // collective: form, kernels, layout, plan, memory
-//   latent.run({.q = q, .latent = c, .k_rope = k_rope, .w_uk = w_uk, .w_uv = w_uv}, {out, lse}, workspace);
+//   Mla mla(job, transport, options);   // collective: form, kernels, layout, plan, memory
+//   mla.run({.q = q, .latent = c, .k_rope = k_rope, .w_uk = w_uk, .w_uv = w_uv}, {out, lse}, workspace);
 //
-// Expanded, a block that has arrived is expanded some heads at a time into a workspace inside the memory budget, and
-// folded. Absorbed, its rows are folded as they are. O and LSE depend on the job, the form, the kernels, the device
-// model and the build alone: not on the number of ranks, blocks, or heads expanded at a time.
+// The expanded form expands each block, some heads at a time, into a workspace within the memory budget. The absorbed
+// form attends to the latents directly. O and LSE depend only on the job, the form, the kernels, the device model and
+// the build, not on the number of ranks, the blocks, or the heads expanded at a time.
 #pragma once
 
 #include <cstddef>
@@ -32,19 +32,19 @@
 
 namespace ringattn {
 
-// This rank's shards, rows as Mla::layout() says; the matrices are whole on every rank. Strides are free: latent and
-// k_rope may be views of one [k_rows, latent_dim + rope_dim] tensor, and w_uk and w_uv views of one kv_b_proj,
-// [heads · (head_dim + head_dim_v), latent_dim]. In the kernel's kind of memory.
+// Tensors of this rank, in the kernel's kind of memory: the rows that Mla::layout() assigns to it, and whole matrices.
+// Strides are free: latent and k_rope may be views of one [k_rows, latent_dim + rope_dim] tensor, and w_uk and w_uv
+// views of one kv_b_proj, [heads · (head_dim + head_dim_v), latent_dim].
 struct MlaInputs {
-  // [q_rows, heads, head_dim + rope_dim]; or, in the absorbed form and without w_uk, the queries in the latent already:
-  // [q_rows, heads, latent_dim + rope_dim]
+  // [q_rows, heads, head_dim + rope_dim]; absorbed and without w_uk, queries in the latent space: [q_rows, heads,
+  // latent_dim + rope_dim]
   TensorView q;
-  TensorView latent;             // [k_rows, 1, latent_dim]
-  TensorView k_rope;             // [k_rows, 1, rope_dim]
-  GemmWeights w_uk;              // [heads, head_dim, latent_dim]; none where MlaSpec::q_in_latent
-  GemmWeights w_uv;              // [heads, head_dim_v, latent_dim]; none: O stays in the latent, in the absorbed form
-  const float* sinks = nullptr;  // [heads], present exactly when MlaSpec::sinks
-  // Instead of latent and k_rope, exactly where MlaJob::format is not plain: k_rows rows of kernels/latent_rows.hpp,
+  TensorView latent;  // [k_rows, 1, latent_dim]
+  TensorView k_rope;  // [k_rows, 1, rope_dim]
+  GemmWeights w_uk;   // [heads, head_dim, latent_dim]; none if MlaSpec::q_in_latent
+  GemmWeights w_uv;   // [heads, head_dim_v, latent_dim]; none (absorbed form only): O stays in the latent space
+  const float* sinks = nullptr;  // [heads], exactly if MlaSpec::sinks
+  // Instead of latent and k_rope, exactly if MlaJob::format is not plain: [k_rows] FP8 rows (kernels/latent_rows.hpp),
   // token_stride bytes apart, at even addresses.
   StreamView fp8_rows = {};
 };
@@ -55,46 +55,46 @@ struct MlaOutputs {
 };
 
 struct MlaOptions {
-  // Kernel, layout, blocks, memory, overlap, deadline, as of Attention. state_out and shorter_lengths are refused.
+  // Kernel, layout, blocks, memory, overlap and deadline, as for Attention. state_out and shorter_lengths are refused.
   Options ring;
-  // Of the expanded form: the largest divisor of the heads that is no more than this. 0: as many as fit into 256 MiB of
-  // expanded rows, or into what the memory budget leaves where that is less. No bit depends on it.
+  // Expanded form: the largest divisor of the heads up to this number is used. 0: as many heads as fit into 256 MiB of
+  // expanded rows, or into the rest of the memory budget if that is less. No bit depends on it.
   int heads_at_a_time = 0;
 };
 
 class Mla {
  public:
-  // Prepares. Collective. Throws Error: kUsage (the job contradicts itself), kUnsupported (no kernel; unlike ranks),
-  // kMemory (the budget is too small), kPeer (deadline). `transport` outlives the object.
+  // Collective. `transport` must outlive the object. Throws Error: kUsage (the job contradicts itself), kUnsupported
+  // (no kernel, or ranks differ), kMemory (the budget is too small), kPeer (deadline).
   Mla(MlaJob job, Transport& transport, MlaOptions options);
-  // Gives up runs that were not waited for; with several ranks that ends the use of the transport.
+  // Abandons runs that were not waited for. With several ranks the transport is then unusable.
   ~Mla();
   Mla(Mla&&) noexcept;
   Mla& operator=(Mla&&) = delete;
 
-  const MlaJob& job() const;  // with its form
+  const MlaJob& job() const;  // with the chosen form
   const MlaFormChoice& form() const;
   const MlaOptions& options() const;
-  int heads_at_a_time() const;            // absorbed: all
-  const AttentionChoice& kernel() const;  // what folds
+  int heads_at_a_time() const;            // absorbed: all heads
+  const AttentionChoice& kernel() const;  // of the attention
   Backend& backend();
   const JobLayout& layout() const;
   const Plan& plan() const;
   const TimeEstimate& time_estimate() const;
   std::int64_t q_rows() const;
   std::int64_t k_rows() const;
-  // Bytes that reach this rank in a run, and that would reach it if K and V of all heads travelled, which is 0 where
-  // queries or O are in the latent; for reports.
+  // Bytes that this rank receives in a run, and bytes that it would receive if K and V of all heads were exchanged. The
+  // latter is 0 if queries or O are in the latent space. For reports.
   std::int64_t bytes_received() const;
   std::int64_t expanded_bytes_received() const;
 
-  // Bytes a run needs beside inputs and outputs: fold state, two blocks (on devices those are the object's own),
-  // gathered rows and, absorbed, queries and O in the latent, where MlaSpec doesn't say that the caller has them,
-  // or, expanded, rows of 8 bits that are unpacked; and a dense copy of latent and k_rope if several ranks have them,
-  // or their rows of 8 bits, strided (`dense_rows` false).
+  // Bytes that a run needs besides inputs and outputs: attention state, two block buffers (on devices the object owns
+  // them), gathered rows, and a dense copy of latent and k_rope, or of FP8 rows, if several ranks have them strided
+  // (`dense_rows` false). Absorbed: also queries and O in the latent space, unless the caller has them. Expanded: also
+  // dequantized FP8 rows.
   std::size_t workspace_bytes(bool dense_rows = true) const;
 
-  // As Attention's calls of the same names. Where shapes don't fit the job, all ranks of run() throw kUsage with both
+  // As the calls of Attention. If shapes don't fit the job, all ranks of run() throw kUsage, and the message has both
   // shapes.
   RunStats run(const MlaInputs& inputs, const MlaOutputs& outputs, std::span<std::byte> workspace, Stream stream = {},
                const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);

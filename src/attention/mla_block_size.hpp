@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of a block of latents is gathered at a time (gathered_blocks.hpp): as much as the memory budget leaves room
-// for beside what a rank needs anyway.
+// Chooses the block size and the heads expanded at a time of an MLA job from the memory budget. Called by Mla and by
+// plan summaries. gathered_blocks.hpp defines the rows of a block.
 #pragma once
 
 #include <cstdint>
@@ -15,26 +15,26 @@
 namespace ringattn {
 
 struct MlaBlockSize {
-  int heads = 1;                      // at a time; divides the job's. Absorbed: all
+  int heads = 1;                      // expanded at a time, a divisor of the job's heads. Absorbed: all
   std::int64_t max_block_tokens = 0;  // PlanOptions::max_block_tokens
 
   bool operator==(const MlaBlockSize&) const = default;
 };
 
-// The kernels that a room is chosen for. The functions are called before choose_mla_block_size() returns.
+// Kernels that the choice asks for state and scratch sizes. The functions are called before choose_mla_block_size()
+// returns.
 struct BlockSizeKernels {
-  // Of form_spec() for so many heads: all of the same tiles.
+  // Kernel of form_spec() for `heads` heads. The kernels of all head counts must have the same tiles.
   std::function<std::unique_ptr<AttentionKernel>(int heads)> attention;
-  const BatchedGemmKernel* keys;    // as MlaKernels has them
-  const BatchedGemmKernel* values;  // likewise
+  const BatchedGemmKernel* keys;    // as in MlaKernels
+  const BatchedGemmKernel* values;  // as in MlaKernels
 };
 
-// The largest room that a world of `world` ranks has. Without a budget these are blocks of 32,768 tokens, expanded for
-// as many heads as fit into 256 MiB, or of 131,072 absorbed. With one there are fewer heads, and then fewer tokens,
-// until everything fits: shards, state, scratch, and two buffers of such blocks. Where nothing does, the room that
-// needs the least, so that a plan either has room for it or names what is enough. `heads_at_a_time` (MlaOptions) and
-// Options::block_tokens are kept where they are stated. `job` has its form. Throws kUsage for a negative number of
-// heads, and what WorldPlans throws of layouts.
+// The largest block size for a world of `world` ranks. Without a budget: 32,768 tokens, expanded for as many heads as
+// fit into 256 MiB; absorbed 131,072 tokens. With a budget, first the heads and then the tokens are reduced until
+// shards, state, scratch and two block buffers fit. If nothing fits, the choice that needs least memory, so that the
+// plan can report a sufficient budget. Stated `heads_at_a_time` (MlaOptions) and Options::block_tokens are kept. `job`
+// has its form. Throws kUsage for a negative number of heads, and the layout errors of WorldPlans.
 MlaBlockSize choose_mla_block_size(const MlaJob& job, const Options& options, int heads_at_a_time, int world,
                                    const BlockSizeKernels& kernels);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the front doors of latent attention check of matrices.
+// Checks of the matrices w_uk and w_uv. Called by Mla and MlaDecode.
 #pragma once
 
 #include "kernels/batched_gemm.hpp"
@@ -7,8 +7,9 @@
 
 namespace ringattn {
 
-// Of those that are given. Throws kUsage, with both shapes, where matrices are not [heads, outer, latent_dim] of the
-// job, or neither their rows nor their columns lie without gaps, or where what they multiply is the caller's.
+// Checks those that are given. Throws kUsage, with both shapes, if a matrix is not [heads, head_dim, latent_dim] or
+// [heads, head_dim_v, latent_dim], if neither its rows nor its columns are contiguous, or if the caller has already
+// multiplied by it.
 void check_matrices(const GemmWeights& w_uk, const GemmWeights& w_uv, const MlaSpec& spec);
 
 }  // namespace ringattn

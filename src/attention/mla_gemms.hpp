@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step over a cache of latents has around its Decode: the products that bring queries into the latent and
-// results back, and the memory of the whole. Pure but for the making of kernels, so a plan can ask for it too.
+// The GEMMs of MLA decode, which map queries into the latent space and outputs back, and the memory of an MLA decode.
+// Called by MlaDecode and by plans.
 #pragma once
 
 #include <cstddef>
@@ -14,21 +14,21 @@
 
 namespace ringattn {
 
-// Those that are not the caller's, of the absorbed form.
+// The GEMMs of the absorbed form whose matrices are given.
 struct MlaGemms {
-  std::string_view kernel;                     // its name; empty: there is no product
-  std::unique_ptr<BatchedGemmKernel> queries;  // of key_gemm(); null where there is none, as the next
-  std::unique_ptr<BatchedGemmKernel> values;   // of value_gemm()
+  std::string_view kernel;                     // kernel name; empty: there is no GEMM
+  std::unique_ptr<BatchedGemmKernel> queries;  // of key_gemm(); null if queries are given in the latent space
+  std::unique_ptr<BatchedGemmKernel> values;   // of value_gemm(); null if O stays in the latent space
 
   std::size_t scratch_bytes(const MlaSpec& spec) const;
 };
 
-// By the first kernel of this backend that can. `backend` outlives them. Throws kUnsupported.
+// Uses the first kernel of this backend that supports them. `backend` outlives them. Throws kUnsupported.
 MlaGemms make_mla_gemms(const MlaSpec& spec, std::string_view backend_name, Backend& backend,
                         KernelScope scope = KernelScope::kThisMachine);
 
-// Bytes of a step, of `in_latent` for its Decode: beside that what the products come from and give, q and out as the
-// caller has them, and the products' matrices and scratch.
+// Memory of a decode step: `in_latent` of its Decode, inputs and outputs of the GEMMs, the caller's q and out, and the
+// matrices and scratch of the GEMMs.
 DecodeMemory mla_decode_memory(const DecodeMemory& in_latent, const MlaSpec& spec, const DecodeLimits& limits,
                                const MlaGemms& gemms);
 

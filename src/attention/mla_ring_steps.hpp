@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block steps of latent attention, one for each form. A block's rows are gathered (gathered_blocks.hpp): expanded
-// to keys and values of some heads at a time, or put side by side as [c, k_r]. Rows of 8 bits are unpacked once a
-// block.
+// The ring steps of MLA, one for each form. A block's rows are gathered (gathered_blocks.hpp), and then expanded to
+// keys and values of some heads at a time, or copied as [c, k_r]. FP8 rows are dequantized once per block.
 #pragma once
 
 #include <array>
@@ -33,41 +32,41 @@ struct LatentRows {
   TensorView k_rope;  // [rows, 1, rope_dim]
 };
 
-// What a run's steps have in common.
+// Memory of a run, for both forms.
 struct MlaMemory {
   TensorView q;                        // [q_rows, heads, …]
   std::array<LatentRows, 3> sources;   // this rank's shard, and the two block buffers
-  std::array<StreamView, 3> fp8_rows;  // instead of them, of rows of 8 bits
+  std::array<StreamView, 3> fp8_rows;  // instead of `sources`, FP8 rows
   GemmWeights w_uk;
   GemmWeights w_uv;
-  std::byte* state = nullptr;  // where Plan::keeps_state
+  std::byte* state = nullptr;  // if Plan::keeps_state
   AttentionOutput output;
-  // Of the workspace, room for the largest block.
+  // In the workspace, sized for the largest block.
   std::byte* keys = nullptr;  // expanded: [rows, heads at a time, head_dim + rope_dim]; absorbed: [rows, 1, latent_dim
                               // + rope_dim]
   std::byte* values = nullptr;    // expanded: [rows, heads at a time, head_dim_v]
-  std::byte* unpacked = nullptr;  // expanded, of rows of 8 bits: [rows, 1, latent_dim + rope_dim]
-  std::byte* queries = nullptr;   // absorbed: [q_rows, heads, latent_dim + rope_dim], where w_uk is given
-  std::byte* latents = nullptr;   // absorbed: [q_rows, heads, latent_dim], where w_uv is given
+  std::byte* unpacked = nullptr;  // expanded, with FP8 rows: [rows, 1, latent_dim + rope_dim]
+  std::byte* queries = nullptr;   // absorbed: [q_rows, heads, latent_dim + rope_dim], if w_uk is given
+  std::byte* latents = nullptr;   // absorbed: [q_rows, heads, latent_dim], if w_uv is given
 };
 
-// What steps work with. All of it outlives them.
+// The objects that the ring steps use. They outlive the steps.
 struct MlaTools {
   const MlaSpec& spec;
-  const RowFormat& format;  // of MlaJob
+  const RowFormat& format;  // MlaJob::format
   const Plan& plan;
-  std::span<const GatheredBlock> blocks;   // of the plan
-  std::span<const PreparedTask> prepared;  // of the plan's blocks, the same for each run of heads
+  std::span<const GatheredBlock> blocks;   // [blocks of the plan]
+  std::span<const PreparedTask> prepared;  // [blocks of the plan], the same for each range of heads
   Backend& backend;
   AttentionKernel& attention;
-  BatchedGemmKernel* keys;    // of key_gemm(); null where there is none, as the next
-  BatchedGemmKernel* values;  // of value_gemm()
+  BatchedGemmKernel* keys;    // of key_gemm(); may be null
+  BatchedGemmKernel* values;  // of value_gemm(); may be null
 };
 
-// Each run of heads has its part of the state, `state_stride` bytes from the next.
+// The state of each range of heads is `state_stride` bytes after that of the one before.
 class ExpandedRingStep final : public RingStep {
  public:
-  // `heads` at a time divide the job's.
+  // `heads`: heads expanded at a time, a divisor of the job's heads.
   ExpandedRingStep(const MlaTools& tools, const MlaMemory& memory, int heads, std::size_t state_stride)
       : tools_(tools), memory_(memory), heads_(heads), state_stride_(state_stride) {}
 
@@ -92,8 +91,8 @@ class AbsorbedRingStep final : public RingStep {
  private:
   const MlaTools& tools_;
   const MlaMemory& memory_;
-  TensorView q_;            // in the latent
-  AttentionOutput output_;  // likewise
+  TensorView q_;            // in the latent space
+  AttentionOutput output_;  // in the latent space
 };
 
 }  // namespace ringattn

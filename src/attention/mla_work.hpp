@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mla attention in the words of the ring: its row streams, and what its pairs, keys and queries cost. Pure, so a
-// plan can be asked for without ranks or devices.
+// Describes an MLA job to the ring: its row streams and its cost per pair, key and query. Pure, so that plans need no
+// ranks or devices.
 #pragma once
 
 #include <cstddef>
@@ -18,46 +18,46 @@
 
 namespace ringattn {
 
-// The streams of a token: its latent and its rotary key, in this order; or a row of 8 bits that has both.
+// The row streams of a token: latent, then rotary key; or one FP8 row with both.
 RowStreams latent_streams(const MlaJob& job);
 
-// Bytes of one row that is unpacked beside what it is gathered into: of the expanded form over rows of 8 bits. (Those
-// of the absorbed form are gathered as they are unpacked.)
+// Bytes per row of the buffer that FP8 rows are dequantized into before they are expanded. 0 in the absorbed form,
+// which dequantizes while it gathers.
 std::int64_t dequantized_row_bytes(const MlaJob& job);
 
-// Bytes of one gathered row: expanded the keys and values of `heads` heads, absorbed [c, k_r].
+// Bytes of one gathered row: expanded, keys and values of `heads` heads; absorbed, [c, k_r].
 std::int64_t gathered_row_bytes(const MlaSpec& spec, MlaForm form, int heads);
 
-// Bytes of state for so many query rows: a part for each run of heads, each aligned to 256.
+// Bytes of attention state of `rows` query rows for one range of heads, aligned to 256.
 std::size_t mla_state_stride(const AttentionKernel& attention, std::int64_t rows);
 
-// What computes a form: kernels of one backend.
+// The kernels of a form, all of one backend.
 struct MlaChoice {
   AttentionChoice attention;               // of form_spec() for all heads
-  const BatchedGemmRow* keys = nullptr;    // of key_gemm(); null where there is none, as the next
-  const BatchedGemmRow* values = nullptr;  // of value_gemm()
+  const BatchedGemmRow* keys = nullptr;    // of key_gemm(); null if not needed
+  const BatchedGemmRow* values = nullptr;  // of value_gemm(); null if not needed
 
-  // The name of the kernel of gemms; empty: there is no product.
+  // Name of the GEMM kernel; empty: there is no GEMM.
   std::string_view gemms() const {
     const BatchedGemmRow* const row = keys != nullptr ? keys : values;
     return row == nullptr ? std::string_view() : row->name;
   }
 };
-// As choose_kernel(), of which the first row counts whose backend multiplies the job's matrices too: the GPUs' kernels
-// multiply none of fp32. Throws kUnsupported where `request` names a backend or a kernel that has no gemms.
+// As choose_kernel(), but skips backends that can't run the job's GEMMs: GPUs have no fp32 GEMM kernel. Throws
+// kUnsupported if `request` names a backend or a kernel without GEMMs.
 MlaChoice choose_mla_kernels(const MlaSpec& spec, MlaForm form, const KernelRequest& request,
                              KernelScope scope = KernelScope::kThisMachine);
 
-// The kernels of a form.
+// The created kernels of a form.
 struct MlaKernels {
   const AttentionKernel& attention;  // of form_spec() for MlaBlockSize::heads
-  const BatchedGemmKernel* keys;     // of key_gemm(); null where there is none, as the next
-  const BatchedGemmKernel* values;   // of value_gemm()
+  const BatchedGemmKernel* keys;     // of key_gemm(); may be null
+  const BatchedGemmKernel* values;   // of value_gemm(); may be null
 };
-// What a summary needs of a job that has its form. The kernels outlive what is returned.
+// The input of a plan summary for a job that has its form. `kernels` must outlive the result.
 RingJob ring_job(const MlaJob& job, const Options& options, const MlaBlockSize& block_size, const MlaKernels& kernels);
 
-// Rows that reach the plan's rank from others in a run.
+// Rows that the plan's rank receives from others in a run.
 std::int64_t received_rows(const Plan& plan);
 
 }  // namespace ringattn

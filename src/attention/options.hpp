@@ -26,8 +26,8 @@ struct Options {
   bool state_out = false;         // a run also writes Outputs::state
   bool shorter_lengths = false;   // Attention::set_lengths() will be called
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
-  // Of a wait for a peer that should be ready and sends no heartbeats. A wait for a peer that computes is longer by ten
-  // times the estimated compute time (comm/timeouts.hpp).
+  // Timeout of a wait for a peer that should be ready and sends no heartbeats. A wait for a peer that computes is
+  // longer by ten times the estimated compute time (comm/timeouts.hpp).
   double timeout_seconds = 60.0;
   // Machine model of the plan and the deadlines. If not set, default_machine() of the kernel.
   MachineModel machine;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plans of a world without the world: what `plan` prints, and what the constructors of the front doors use. No
-// ranks, no devices, no MPI.
+// Plans without ranks or devices. `ringattn plan` prints them, and the constructors of the ops use them.
 #pragma once
 
 #include <cstddef>
@@ -20,36 +19,36 @@
 
 namespace ringattn {
 
-// An op's job in the words of a summary: what its plan must know, and what a rank needs beside its blocks.
+// A job as input of a plan: the work of the ring, and the memory that a rank needs besides its blocks.
 struct RingJob {
   RingWork work;
   KernelShape kernel;
-  std::int64_t query_bytes = 0;       // of one query: rows of the rank's own tensors, and of an op's workspace
-  std::size_t fixed_bytes = 0;        // of an op, whatever the rank's rows are
+  std::int64_t query_bytes = 0;       // per query: rows of the rank's tensors and of the op's workspace
+  std::size_t fixed_bytes = 0;        // of the op, independent of the rank's rows
   std::int64_t max_block_tokens = 0;  // PlanOptions::max_block_tokens
-  std::int64_t page_size = 0;         // Job::page_size of plain keys, which one rank reads where they lie
-  bool gathered = false;              // keys lie in pages otherwise: every rank copies its own side by side first
-  // What the op's kernels need: state of so many query rows, and scratch for tasks within such limits.
+  std::int64_t page_size = 0;         // Job::page_size of plain keys that one rank reads in place
+  bool gathered = false;              // the rank gathers the pages of its keys into dense rows first
+  // Bytes that the op's kernels need: state of `rows` query rows, and scratch of tasks within `limits`.
   std::function<std::size_t(std::int64_t rows)> state_bytes;
   std::function<std::size_t(const AttentionLimits& limits)> scratch_bytes;
 };
 
-// Attention's, in a world of `world` ranks. `kernel` outlives what is returned. `gemm_scratch_bytes`: scratch of the
-// products that decompress keys and values of a rank. Where keys are compressed, throws what choose_block_size()
+// For Attention in a world of `world` ranks. `kernel` must outlive the result. `gemm_scratch_bytes`: scratch of the
+// GEMMs that decompress a rank's keys and values. If keys are compressed, throws what choose_block_size()
 // (block_size.hpp) throws.
 RingJob ring_job(const Job& job, const Options& options, const AttentionKernel& kernel, int world,
                  std::size_t gemm_scratch_bytes = 0);
 
-// Whether there is room for the plans of such a world, from the lengths alone: before anything is made of them. Throws
+// Checks from the lengths, before anything is allocated, that the plans of such a world fit into host memory. Throws
 // kMemory.
 void check_size(const RingJob& job, const Options& options, int world);
 
-// All that a layout follows from: it is made of this alone, and equal ones have equal layouts.
+// All inputs of a layout. Equal inputs have equal layouts.
 struct LayoutInputs {
   RingWork work;
   KernelShape kernel;
   LayoutRequest request;
-  // Options' of the same names.
+  // As in Options.
   std::optional<std::vector<std::vector<TokenRun>>> query_runs;
   std::optional<std::vector<std::vector<TokenRun>>> key_runs;
   int world = 1;
@@ -57,25 +56,24 @@ struct LayoutInputs {
   bool operator==(const LayoutInputs&) const = default;
 };
 
-// The plans of a world of `world` ranks. `staged`: the caller's rows that travel are strided. Throws what the
-// constructors of front doors throw of kUsage and kMemory.
+// The plans of a world of `world` ranks. `staged`: the caller's rows that are sent are strided. Throws the kUsage and
+// kMemory errors of the ops' constructors.
 class WorldPlans {
  public:
   WorldPlans(const RingJob& job, const Options& options, Route route, int world, bool staged = false);
   WorldPlans(const Job& job, const Options& options, const AttentionKernel& kernel, Route route, int world)
       : WorldPlans(ring_job(job, options, kernel, world), options, route, world) {}
-  WorldPlans(const WorldPlans&) = delete;  // the planner refers to the layout that is kept here
+  WorldPlans(const WorldPlans&) = delete;  // planner_ refers to layout_
   WorldPlans& operator=(const WorldPlans&) = delete;
 
-  // Whether the constructor would make the same of these. Throws as it does.
+  // True if the constructor would give the same plans for these arguments. Throws as it does.
   bool are_of(const RingJob& job, const Options& options, Route route, int world, bool staged) const;
 
   const JobLayout& layout() const { return layout_; }
   Plan plan(int rank) const { return planner_.plan(rank); }
 
  private:
-  // In the order in which they follow from each other. The layout and the planner are made of the others alone, which
-  // compare all their members: what plans come to depend on is compared, too.
+  // In order of dependency. are_of() compares all members that layout_ and planner_ are computed from.
   LayoutInputs inputs_;
   JobLayout layout_;
   PlanOptions plan_options_;
@@ -83,15 +81,15 @@ class WorldPlans {
   Planner planner_;
 };
 
-// The smallest memory budgets of a world, for jobs that have the batch, the mask and the tiles of the first and differ
-// in what they need beside their blocks. Throws what the constructor of WorldPlans throws of layouts.
+// The smallest memory budgets of a world, for jobs that have the batch, mask and tiles of the constructor's job and may
+// differ in what they need besides blocks. Throws the layout errors of WorldPlans.
 class MinBudget {
  public:
   MinBudget(const RingJob& job, const Options& options, int world);
-  MinBudget(const MinBudget&) = delete;  // the needs refer to the layout that is kept here
+  MinBudget(const MinBudget&) = delete;  // needs_ refers to layout_
   MinBudget& operator=(const MinBudget&) = delete;
 
-  // The smallest Options::memory_budget with which WorldPlans doesn't refuse the job.
+  // The smallest Options::memory_budget that WorldPlans accepts for the job.
   std::size_t of(const RingJob& job) const;
 
  private:
@@ -101,7 +99,7 @@ class MinBudget {
   Needs needs_;
 };
 
-// The plan of one rank, with its time_estimate. The ranks of a process share what their plans have in common.
+// The plan of one rank and its time estimate. Ranks of one process share the WorldPlans.
 struct PlanSummary {
   std::shared_ptr<const WorldPlans> world;
   Plan plan;
@@ -116,19 +114,19 @@ inline PlanSummary summarize_plan(const Job& job, const Options& options, const 
   return summarize_plan(ring_job(job, options, kernel, world), options, route, world, rank);
 }
 
-// Whether tasks of plain keys read them from the pages of a cache, where they lie: on one rank. Several ranks first
-// copy theirs side by side, as those that travel must lie.
+// True if tasks read plain keys from cache pages in place, which requires one rank. Several ranks gather their pages,
+// because sent rows must be contiguous.
 bool reads_pages(std::int64_t page_size, int world);
 // AttentionTask::pieces of the job's tasks.
 int tile_page_runs(const RingJob& job, int world);
-// What the largest task of a plan holds, whose tiles are mapped in so many pieces. None of its tasks are prepared.
+// Limits of the largest task of a plan whose tiles are mapped in `pieces` page runs. No task is prepared.
 AttentionLimits task_limits(const Plan& plan, int pieces);
-// What is reserved for a plan: room for its tasks, which are all prepared where the memory for that was counted in the
-// plan (where they read pages, none are: those are named anew in each run); and with Options::shorter_lengths for as
-// many more pieces of sequences as a block of shorter ones may hold.
+// Limits to reserve for a plan. They include the prepared tables of all tasks, if the plan's memory counts them; tasks
+// that read pages are never prepared, because their tables change with each run. With Options::shorter_lengths they
+// include the additional sequence runs that a block of shorter sequences may have.
 AttentionLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan);
-// Rows of each block buffer beside those that the plan needs, for tiles of shorter sequences that are assembled from
-// the rows of several ranks. None without Options::shorter_lengths.
+// Additional rows of each block buffer for tiles of shorter sequences that are assembled from the rows of several
+// ranks. 0 without Options::shorter_lengths.
 std::int64_t spare_rows(const RingJob& job, const Options& options, int world);
 
 }  // namespace ringattn

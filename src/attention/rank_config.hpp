@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all ranks of a job must have in common (attention/ring/handshake.hpp).
+// The configuration of each op that all ranks must have in common (attention/ring/handshake.hpp).
 #pragma once
 
 #include <cstdint>
@@ -21,15 +21,15 @@ namespace ringattn {
 std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
                                          const Backend& backend);
 
-// Build, kernel, device, job and options of this rank. A step is given its lists of key blocks, which are compared by
-// whoever makes them (block_mask_config_entry()).
+// Build, kernel, device, job and options of this rank. Block masks are inputs of a step, and are compared where they
+// are made (block_mask_config_entry()).
 std::vector<RankConfigEntry> rank_config(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
                                          const Backend& backend);
 
-// What all lists say; null: there are none.
+// Digest of a block mask; null: there is none.
 RankConfigEntry block_mask_config_entry(const BlockMask* block_mask);
 
-// Build, kernels (`products`: of products, or empty), device, job and its form, machine model and options of this rank.
+// Build, kernels (`gemms`: of the GEMMs, or empty), device, job and its form, machine model and options of this rank.
 std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& options, const AttentionChoice& choice,
                                          std::string_view gemms, const Backend& backend);
 
@@ -39,7 +39,7 @@ std::vector<RankConfigEntry> rank_config(const SsmJob& job, const SsmOptions& op
 std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const CausalConv1dOptions& options,
                                          const CausalConv1dChoice& choice, const Backend& backend);
 
-// Build, device and the way of rows from one layout to another.
+// Build, device, and the two layouts of a Reshard.
 std::vector<RankConfigEntry> rank_config(const Layout& from, const Layout& to, std::int64_t token_bytes,
                                          const Backend& backend);
 

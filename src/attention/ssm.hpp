@@ -11,7 +11,7 @@
 // the bits depend on.
 //
 // SsmJob::convolution adds the causal conv1d before the SSM. SsmJob::update is a decode step: one token of each
-// sequence. SsmJob::alone runs only the convolution.
+// sequence. SsmJob::conv1d_only runs only the convolution.
 //
 // A rank has whole super-segments of tokens. It first scans them from a zero state. Then one state of each sequence
 // that continues on another rank is passed from rank to rank, in order. If that takes long, heads are split in two
@@ -59,7 +59,7 @@ struct SsmOptions {
   std::optional<std::vector<std::vector<TokenRun>>> runs;
   std::size_t memory_budget = 0;  // bytes a rank may use, rows and states included; 0: no limit
   int threads = 0;                // of a host kernel; 0: this rank's share of the processors it may use
-  // Of a wait for a peer that should be ready and sends no heartbeats.
+  // Timeout of a wait for a peer that should be ready and sends no heartbeats.
   double timeout_seconds = 60.0;
   // 1: all heads at a time; 2: two halves, if the kernel can halve them; 0: summarize_ssm_plan() chooses.
   int head_ranges = 0;
@@ -69,7 +69,7 @@ struct SsmOptions {
 // Rows of this rank's tokens, and states, in the kernel's kind of memory. Strides of rows are free. The memory is in
 // use until the stream has passed the SSM. With SsmJob::convolution, x is the convolution's input, [own tokens, 1,
 // channels]: only x with SsmSpec::state_decays, else x, B and C side by side, and then b and c are absent. With
-// SsmJob::alone only x and the members of the convolution are given.
+// SsmJob::conv1d_only only x and the members of the convolution are given.
 struct SsmInputs {
   TensorView x;                    // [own tokens, heads, head_dim]
   TensorView dt;                   // [own tokens, heads, 1]
@@ -122,7 +122,7 @@ class Ssm {
   const std::vector<std::int32_t>& beginning() const;
   const std::vector<std::int32_t>& ending() const;
 
-  // Of one run on the rank with most tokens, at the kernel's usual rate.
+  // Compute time of one run on the rank with most tokens, at the kernel's usual rate.
   double estimated_seconds() const;
   // Bytes of states, or of halos if there is only a convolution, that this rank receives in a run.
   std::int64_t bytes_received() const;

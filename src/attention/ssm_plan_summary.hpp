@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a scan will take of each rank, from its shape and its kernel alone: no ranks run here.
+// Layout, memory and time of an SSM or conv1d job, from its shape and kernel. No ranks run here.
 #pragma once
 
 #include <cstddef>
@@ -18,46 +18,47 @@ namespace ringattn {
 // Bytes on a rank.
 struct SsmMemory {
   std::size_t rows = 0;      // x, dt, B, C, z and y
-  std::size_t states = 0;    // initial and final ones, at the most; of a convolution alone tokens instead
-  std::size_t scratch = 0;   // of the kernel, and rows behind a convolution
-  std::size_t exchange = 0;  // states that travel
+  std::size_t states = 0;    // initial and final states, at most; for a convolution only, halos
+  std::size_t scratch = 0;   // of the kernel, and the output rows of a convolution
+  std::size_t exchange = 0;  // states sent and received
 
-  // What a Ssm allocates; the rest is its caller's.
+  // Bytes that the op allocates. The caller owns the rest.
   std::size_t own() const { return scratch + exchange; }
   std::size_t total() const { return rows + states + scratch + exchange; }
 };
 
-// A rank's runs, without the addresses of states.
+// The runs of a rank, without addresses of states.
 std::vector<SsmRun> ssm_runs(const Layout& layout, const StateHops& hops, int rank);
 
 struct SsmPlanSummary {
   Layout layout;
   StateHops hops;
   std::vector<SsmMemory> memory;  // [ranks]
-  double seconds = 0.0;           // that the rank with most tokens computes, its convolution included
-  std::vector<HeadRange> ranges;  // that ranks fold, hand on and finish one behind the other
+  double seconds = 0.0;           // compute time of the rank with most tokens, its convolution included
+  std::vector<HeadRange> ranges;  // head ranges that ranks scan, pass on and finish one after the other
 
   const SsmMemory& max_memory() const;
-  std::int64_t states_moved() const;  // from rank to rank; of a convolution alone halos
-  double balance() const;             // tokens of the rank that has most, over the mean
+  std::int64_t states_moved() const;  // number of states sent between ranks; for a convolution only, of halos
+  double balance() const;             // tokens of the rank with most, over the mean
 };
 
-// Seconds in which what sequences hand on goes from the first rank to the last, of one range of heads.
+// Seconds in which the states of one head range pass from the first rank to the last.
 double passing_seconds(const SsmJob& job, const SsmPlanSummary& summary, const MachineModel& machine);
 
-// Before a summary: throws kMemory for a budget (0: none) that can't even hold an equal share of the rows.
+// Before a summary: throws kMemory if a budget (0: none) is too small for an equal share of the rows.
 void check_ssm_budget(const SsmJob& job, int world, std::size_t budget);
-// Throws kMemory for a budget (0: none) that doesn't hold all of it.
+// Throws kMemory if a budget (0: none) is too small.
 void check_budget(const SsmMemory& needed, std::size_t budget);
 
-// `runs`: as SsmOptions has them; `kernel`: null where a convolution is alone; `machine`: of all ranks alike, as they
-// choose ranges by it: all heads at a time, or two halves where states would take longer from the first rank to the
-// last than halves cost. `conv1d_rate`: operations a second of a convolution in front (conv1d_rate(),
-// attention/ssm.hpp). Throws kUsage for runs or lengths that no scan has, and kMemory where check_ssm_size() does.
+// `runs`: as in SsmOptions. `kernel`: null for a convolution only. `machine`: common to all ranks. It decides if heads
+// are split in two halves: they are if passing the states of all heads takes longer than splitting costs.
+// `conv1d_rate`: operations per second of the convolution before the SSM (conv1d_rate(), attention/ssm.hpp). Throws
+// kUsage for runs or lengths that are not valid for an SSM, and kMemory as check_ssm_size() does.
 SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
                                   int world, const SsmKernel* kernel, const MachineModel& machine, double conv1d_rate);
 
-// All heads of a kernel, or two halves of them, by the number of ranges; all where they have no halves.
+// All heads of a kernel as one range, or as two halves if `ranges` is 2 and the
+// kernel can halve them.
 std::vector<HeadRange> head_ranges(int heads, const SsmKernel& kernel, int ranges);
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When the parts of a scan were done, by the clock of the device.
+// Device timestamps of the phases of an SSM run.
 #pragma once
 
 #include <cstddef>
@@ -11,13 +11,13 @@
 
 namespace ringattn {
 
-// Something that a rank did with a range of heads; seconds since the scan began.
+// A phase of a head range on this rank, in seconds since the run began.
 struct SsmPhase {
   enum class Kind {
-    kSegmentState,  // segments from nothing
-    kWait,          // for states of other ranks, with nothing left to do
+    kSegmentState,  // states of segments from a zero initial state
+    kWait,          // for states of other ranks, with nothing left to compute
     kOutput,        // outputs
-    kTransfer,      // from when the first state of the range could leave to when the last one had arrived
+    kTransfer,      // from when the range's first state could be sent to when its last one had arrived
   };
   Kind kind = Kind::kSegmentState;
   HeadRange heads;
@@ -25,39 +25,39 @@ struct SsmPhase {
   double end = 0.0;
 };
 
-// What this rank has seen of a scan.
+// Timing of one run on this rank.
 struct SsmStats {
   double seconds = 0.0;               // from the first to the last operation on the stream
-  double exposed_comm_seconds = 0.0;  // of them, for other ranks' states, where no other heads filled them
-  std::vector<SsmPhase> parts;        // in order of their ends; where SsmOptions::timeline asks for them
+  double exposed_comm_seconds = 0.0;  // waits for states of other ranks that no other heads' work hid
+  std::vector<SsmPhase> parts;        // in order of their ends; only with SsmOptions::timeline
 };
 
-// Events around a scan and its waits for states; with `timeline` around each of its parts.
+// Events around a run and its waits for states; with `timeline` also around each phase.
 class SsmTimeline {
  public:
   SsmTimeline(Backend& backend, std::size_t ranges, std::size_t waits, bool timeline);
 
   void begin(Stream stream);
   void end(Stream stream) { marks_->record(1, stream); }
-  // A part that begins and ends here, one inside another at most.
+  // Begin and end of a phase. Phases nest at most two deep.
   void begin_phase(SsmPhase::Kind kind, const HeadRange& heads, Stream stream);
   void end_phase(SsmPhase::Kind kind, Stream stream);
 
-  // Once the stream has passed the scan.
+  // Valid once the stream has passed the run.
   SsmStats stats() const;
 
  private:
   struct Marked {
     SsmPhase::Kind kind;
     HeadRange heads;
-    std::size_t begin = 0;  // marks
+    std::size_t begin = 0;  // index into marks_
     std::size_t end = 0;
   };
 
   bool wanted(SsmPhase::Kind kind) const { return timeline_ || kind == SsmPhase::Kind::kWait; }
 
   bool timeline_;
-  std::unique_ptr<Events> marks_;  // 0 and 1: of the whole
+  std::unique_ptr<Events> marks_;  // 0 and 1: begin and end of the run
   std::size_t next_ = 2;
   std::vector<Marked> open_;
   std::vector<Marked> ended_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the ranks of a Ssm hand on states: exchange s moves those between runs of step s and runs of step s + 1, of one
-// range of heads. It has the memory on both ends.
+// Sends SSM states between ranks: exchange s moves the states of one head range from runs of step s to runs of step
+// s + 1. Owns the send and receive buffers. Called by StateRelay.
 #pragma once
 
 #include <cstddef>
@@ -19,35 +19,35 @@ namespace ringattn {
 
 class StateExchange {
  public:
-  // Allocates. `hops`, `transport` and `ranges` outlive the object; `ranges` are the ranges of heads that states travel
-  // in.
+  // Allocates the buffers. `hops`, `transport` and `ranges`, the head ranges that are sent separately, outlive the
+  // object.
   StateExchange(const SsmSpec& spec, const StateHops& hops, std::span<const HeadRange> ranges, Transport& transport,
                 Backend& backend);
 
   // Bytes that rank `rank` allocates.
   static std::size_t bytes(const SsmSpec& spec, const StateHops& hops, int rank);
 
-  // Tells peers where states will land. Collective.
+  // Announces the receive buffers to the peers. Collective.
   void announce(const Deadline& deadline);
 
-  // Of the states that travel; at least a byte for each rank.
+  // The buffers; at least one byte for each rank.
   std::byte* memory() const { return memory_.data(); }
 
-  // How many exchanges a range of heads takes.
+  // Number of exchanges of a head range.
   int steps() const { return static_cast<int>(hops_.hops.size()); }
-  // The state that this rank receives in front of its run, or sends on from behind it; null where it doesn't. [heads,
-  // head_dim, state_dim]
+  // The state that this rank receives before run `run`, or sends after it; null if it doesn't. [heads, head_dim,
+  // state_dim]
   float* received(std::int64_t run) const;
   float* sent(std::int64_t run) const;
-  // Whether this rank receives states in an exchange; false for steps() and more.
+  // True if this rank receives states in exchange `step`; false for step >= steps().
   bool receives(int step) const;
 
-  // Enqueues exchange `step` of a range. All ranks post the same exchanges in the same order, and wait for them so.
+  // Enqueues exchange `step` of a head range. All ranks post and wait for exchanges in the same order.
   Ticket post(std::size_t range, int step, Stream stream);
 
  private:
   Exchange exchange_of(std::size_t range, int step) const;
-  // The part of a state that belongs to a range of heads.
+  // Byte offset and size of a head range in a state.
   std::size_t offset_of(const HeadRange& heads) const { return static_cast<std::size_t>(heads.first) * head_bytes_; }
   std::size_t size_of(const HeadRange& heads) const { return static_cast<std::size_t>(heads.count) * head_bytes_; }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the states of a range of heads go through all runs of a rank, and on to other ranks, while the kernel works on
-// the other ranges: on a device in a stream of its own, on a host whenever the kernel calls between its pieces.
+// Passes the states of a head range through all runs of a rank and on to other ranks, while the kernel computes other
+// head ranges. On a device this runs on a separate stream. On a host it runs whenever the kernel calls advance().
 //
-// A state that has arrived is carried through this rank's run and handed on at once. So a hop from rank to rank hides
-// behind what ranks have to do anyway, as long as they have something to do.
+// An arrived state is carried through this rank's run and sent on at once, so that hops overlap with the ranks' own
+// work.
 #pragma once
 
 #include <cstddef>
@@ -23,28 +23,27 @@ namespace ringattn {
 
 class StateRelay {
  public:
-  // All outlive the object. `ranges` are those of the exchange.
+  // All arguments outlive the object. `ranges` are those of the exchange.
   StateRelay(SsmKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange, Transport& transport,
              Backend& backend, const Timeouts& timeouts);
 
-  // How many times a scan waits for states, at most: as SsmTimeline counts waits.
+  // Maximum number of waits for states in a run, as SsmTimeline counts them.
   static std::size_t max_waits(std::size_t ranges, int steps);
 
-  // A scan begins, whose kernels work on `stream`. `seconds`: what it is predicted to take. `clock` may be null.
+  // Begins a run whose kernels work on `stream`. `seconds`: its estimated duration. `clock` may be null.
   void enter(const SsmTask& task, Stream stream, double seconds, SsmTimeline* clock);
 
-  // For each range, in order: begin(), and before that of the next range end(), once each.
+  // For each range in order: begin(), then end(), once each and before begin() of the next range.
   //
-  // The range has been folded on the stream: it is carried as far as no other rank's states are needed for, and those
-  // that are needed are on their way.
+  // Call begin() when the range has been scanned on the stream. It carries states as far as no other rank's states are
+  // needed, and posts the exchanges.
   void begin(std::size_t range);
-  // On a host, what has arrived of the range that is on its way is carried and handed on. Doesn't wait. A device does
-  // so by itself, once end() has been called.
+  // On a host, carries the arrived states of the range in flight and sends them on. Doesn't wait. On a device the
+  // stream does this after end().
   void advance();
-  // The rest. On a device enqueued, on a host done when it returns.
+  // Carries the remaining states. On a device this is enqueued, on a host done on return.
   void end();
-  // What the stream does from here on finds the range carried; of the last range, also that nothing reads or writes
-  // states any more.
+  // Orders the stream after the carries of the range; for the last range, also after all accesses to states.
   void join(std::size_t range);
 
  private:
@@ -59,19 +58,18 @@ class StateRelay {
   StateExchange& exchange_;
   Transport& transport_;
   Timeouts timeouts_;
-  // Of a device, where something travels; its marks are of each range that it is folded, and carried, and the end of
-  // all.
+  // On a device with several ranks; its marks: each range scanned, each range carried, and the end of the run.
   std::unique_ptr<PriorityStream> ahead_;
 
-  // Of the scan under way.
+  // The current run.
   const SsmTask* task_ = nullptr;
   Stream stream_;  // the kernel's
-  Stream own_;     // the states', which is the kernel's where nothing travels
+  Stream own_;     // the states'; the kernel's if nothing is exchanged
   double seconds_ = 0.0;
   SsmTimeline* clock_ = nullptr;
-  std::size_t range_ = 0;  // on its way
+  std::size_t range_ = 0;  // in flight
   bool on_its_way_ = false;
-  int step_ = 0;                 // the next one
+  int step_ = 0;                 // the next exchange
   int last_carried_ = 0;         // the last step of this rank's runs
   std::vector<Ticket> tickets_;  // of the range, in order
 };

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of the best blocks of keys for a job whose rows the ranks have in memory already (kernels/top_k_selection.hpp),
-// in front of the Attention that follows them:
+// Computes a block mask of the highest-scoring key blocks (kernels/top_k_selection.hpp) from rows that the ranks hold,
+// before the Attention that uses it:
 //
 //   set_block_mask(job, top_k_block_mask(job, {128, 128, job.spec.kv_heads}, 16, {queries, keys, q, k}, transport,
 //   options)); Attention attention(job, transport, options);
 //
-// Each rank makes the means of its keys and the lists of its queries, on the kernel's device. Mean keys and lists
-// travel through host memory.
+// Each rank computes the mean keys of its blocks and selects the blocks of its queries on the kernel's device. Mean
+// keys and selected blocks are exchanged through host memory.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@
 
 namespace ringattn {
 
-// Who has which tokens, and this rank's rows, in the kernel's kind of memory. A block of the lists lies on one rank.
+// Layouts, and this rank's rows in the kernel's kind of memory. Each mask block must lie on one rank.
 struct TopKInputs {
   const Layout& queries;
   const Layout& keys;
@@ -28,11 +28,11 @@ struct TopKInputs {
   TensorView k;  // [keys.tokens(rank), kv_heads, head_dim]
 };
 
-// Collective. Lists of this shape: `count` blocks by the scores of mean queries and mean keys, the same on every rank,
-// however tokens are dealt. Rows are read behind what is enqueued on `stream`; all work is complete when it returns.
-// The job has no block_mask, and its keys lie in rows as they are. Throws Error: kUsage (the job or the shape
-// contradicts itself, a count below 1, rows that don't fit, layouts of other tokens or ranks, a block on several
-// ranks), kUnsupported (no kernel; unlike ranks), kMemory, kPeer.
+// Collective. A block mask of this shape: `count` key blocks per query block, by the scores of mean queries against
+// mean keys. The mask is equal on every rank and does not depend on the layout. Rows are read after the work enqueued
+// on `stream`; all work is complete on return. The job has no block_mask, and its keys are plain and not paged. Throws
+// Error: kUsage (the job or the shape contradicts itself, count below 1, rows that don't fit, layouts of other tokens
+// or ranks, a block on several ranks), kUnsupported (no kernel, or ranks differ), kMemory, kPeer.
 std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMaskShape& shape, int count,
                                                   const TopKInputs& rows, Transport& transport, const Options& options,
                                                   Stream stream = {});

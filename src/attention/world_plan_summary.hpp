@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plans of all ranks of a world together: sums, and the rank that has most. For who wants to see a world before
-// there is one.
+// Sums and maxima of the plans of all ranks of a world. Needs no ranks; used by `ringattn plan`.
 #pragma once
 
 #include <cstddef>
@@ -17,11 +16,11 @@ struct BlockPlanSummary {
   std::int64_t first_token = 0;
   std::int64_t last_token = 0;
   double flops = 0.0;
-  double max_flops = 0.0;           // of a rank
+  double max_flops = 0.0;           // of the rank that has most
   std::int64_t bytes_received = 0;  // by all ranks
   std::int64_t max_bytes_received = 0;
 
-  // Operations of the rank that has most, over the mean; 1 where there are none.
+  // FLOPs of the rank that has most, over the mean; 1 if there are none.
   double balance(int world) const { return flops > 0.0 ? max_flops / (flops / world) : 1.0; }
 };
 
@@ -38,7 +37,7 @@ struct WorldPlanSummary {
 
   int world() const { return static_cast<int>(rank_flops.size()); }
   double flops() const;
-  double balance() const;  // as a block's
+  double balance() const;  // as BlockPlanSummary::balance()
   double flops_per_second_per_rank() const;
 };
 
