@@ -27,7 +27,7 @@ BlockMover::BlockMover(const Plan& plan, std::span<const RowStream> streams, Tra
       shard_(streams.size(), nullptr) {}
 
 void BlockMover::announce(std::array<StreamRows, 2> buffers, const Deadline& deadline) {
-  if (checksum_) return;  // checksums travel as well, to where a run keeps them
+  if (checksum_) return;  // checksums lie in the object, so their addresses can't be announced
   buffers_ = std::move(buffers);
   std::vector<Exchange> exchanges;
   for (std::size_t block = 0; block < plan_.blocks.size(); ++block) {
@@ -52,7 +52,7 @@ std::size_t BlockMover::bytes_of(const MessagePart& part, std::size_t stream) co
   return static_cast<std::size_t>(part.rows * streams_[stream].token_bytes);
 }
 
-// One hash over all streams: each goes on from the one before.
+// One hash over all streams: the hash of a stream is the seed of the next.
 std::uint64_t BlockMover::checksum_of(const MessagePart& part, std::int64_t block) const {
   std::uint64_t hash = 0;
   for (std::size_t stream = 0; stream < streams_.size(); ++stream) {
@@ -124,7 +124,7 @@ void BlockMover::verify(std::int64_t block) const {
       const std::uint64_t sent = checksums_[parity_of(block)][static_cast<std::size_t>(index)];
       if (found == sent) continue;
       fail(ErrorCode::kPeer,
-           fmt::format("rank {} received {} rows of rank {} damaged in block {} of {}, handed on by rank {}",
+           fmt::format("rank {} received {} rows of rank {} damaged in block {} of {}, forwarded by rank {}",
                        plan_.rank, part.rows, part.owner, block + 1, plan_.blocks.size(), message.peer),
            fmt::format("checksum {:016x}, rank {} computed {:016x}", found, part.owner, sent),
            "Check the link and memory of both hosts.");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns a block's part messages into spans of memory, posts and awaits them, and checks what arrived.
+// Turns a block's message parts into byte spans, posts their exchange to the transport, waits for it, and verifies
+// checksums. Called by the overlap loop (engine.hpp).
 #pragma once
 
 #include <array>
@@ -16,26 +17,26 @@ namespace ringattn {
 
 class BlockMover {
  public:
-  // What it refers to outlives the object.
+  // All arguments outlive the object.
   BlockMover(const Plan& plan, std::span<const RowStream> streams, Transport& transport, Backend& backend,
              bool checksum);
 
-  // Collective. Tells the transport where the blocks of all runs will land; bind() then always names these buffers.
+  // Collective. Announces the block buffers of all runs to the transport. bind() must then always name these buffers.
   void announce(std::array<StreamRows, 2> buffers, const Deadline& deadline);
 
-  // The memory of the next run: the rank's own rows, dense, and the two block buffers, of which block b uses the one
-  // of its parity. Nothing is read or written yet.
+  // Memory of the next run: the rank's own rows, dense, and the two block buffers. Block b uses buffers[b % 2]. Nothing
+  // is read or written yet.
   void bind(StreamRows shard, std::array<StreamRows, 2> buffers);
 
-  // Hands the block's transfers to the transport.
+  // Posts the exchange of the block.
   void post(std::int64_t block, Stream stream);
-  // Returns (or on devices: lets `stream` go on) when the block is here, its straddling tiles assembled. Throws kPeer
-  // past the deadline or when a part arrived damaged.
+  // Returns (on devices: orders `stream`) after the block has arrived and its scattered tiles are assembled. Throws
+  // kPeer past the deadline, or if a checksum is wrong.
   void wait(std::int64_t block, Stream stream, const Deadline& deadline);
 
  private:
   Exchange exchange_of(std::int64_t block);
-  // Where a part's rows of a stream lie (nullptr for the rank's own before bind()), and their bytes.
+  // Address of a part's rows of a stream (nullptr for own rows before bind()), and their bytes.
   std::byte* rows_of(const MessagePart& part, std::int64_t block, std::size_t stream) const;
   std::size_t bytes_of(const MessagePart& part, std::size_t stream) const;
   std::uint64_t checksum_of(const MessagePart& part, std::int64_t block) const;
@@ -50,7 +51,7 @@ class BlockMover {
   std::array<StreamRows, 2> buffers_;
   std::int64_t announced_ = kNotAnnounced;  // the first block's exchange
   std::array<Ticket, 2> tickets_{};
-  std::array<std::vector<std::uint64_t>, 2> checksums_;  // of the block's parts, by index
+  std::array<std::vector<std::uint64_t>, 2> checksums_;  // [parts of the block] for each block parity
 };
 
 }  // namespace ringattn

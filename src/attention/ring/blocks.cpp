@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next block travels while this one is computed, so a block should be as large as its transfer can be hidden. The
-// first is small, for nothing hides it; the next ones grow by the ratio of compute rate to link rate, and shrink again
-// at the end of a causal job, where few queries are left to see the keys. Without overlap blocks are as large as memory
-// allows.
+// Chooses block sizes for overlap: the receive of a block should take no longer than the computation of the block
+// before it. The first block is small, because its receive is exposed. The next blocks grow by the ratio of compute
+// time to receive time. At the end of a causal job they shrink, because few queries see the last keys. Without overlap,
+// blocks are as large as memory allows.
 #include "attention/ring/blocks.hpp"
 
 #include <fmt/format.h>
@@ -21,22 +21,22 @@ namespace ringattn {
 
 namespace {
 
-// Where the links are slower than the fold no size hides a transfer, and small blocks would only add latency: the
-// blocks of such a job (or of its end) hold at least one in this many of its tiles.
+// If links are slower than the computation, no block size hides a receive, and small blocks only add latency. Then a
+// block has at least 1 / kMinShare of the job's tiles.
 constexpr std::int64_t kMinShare = 128;
-// A block moves at most this many times what the one before it moved, so that a machine model which is wrong by an
-// order of magnitude costs little.
+// A block receives at most this factor more than the block before it, so that a machine model with an error of an order
+// of magnitude costs little.
 constexpr double kMaxGrowth = 16.0;
-// Above this a block's fixed costs (reading and writing the fold state, a launch) are below half a percent of its fold,
-// and larger blocks would only take memory.
+// With this number of rows a block's fixed costs (reading and writing the attention state, a launch) are below half
+// a percent of its compute time. Larger blocks would only need more memory.
 constexpr std::int64_t kEnoughRows = 65536;
-// What is left behind a block joins it if it moves no more than this share of the block.
-constexpr double kRest = 0.25;
-// The largest number of tiles that is tried for the first block, whatever its messages' latency.
-constexpr std::int64_t kMaxFirst = 16;
+// The remaining tiles after a block are appended to it if their receive time is at most this share of the block's.
+constexpr double kMaxRest = 0.25;
+// The largest number of tiles that is tried for the first block.
+constexpr std::int64_t kMaxFirstTiles = 16;
 constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
-// A number of bytes that --memory takes: in whole mebibytes, rounded up, or as it is.
+// A number of bytes in the syntax of --memory: whole mebibytes, rounded up, or bytes below one mebibyte.
 std::string byte_size(double bytes) {
   constexpr double kMega = 1024.0 * 1024.0;
   return bytes < kMega ? fmt::format("{:.0f}", bytes) : fmt::format("{:.0f}m", std::ceil(bytes / kMega));
@@ -67,13 +67,13 @@ class BlockCutter {
     if (options_.memory_budget > 0 && options_.memory_budget < fixed_bytes_) refuse_budget();
     if (options_.block_tokens > 0) return cut_fixed();
     if (one_block()) return {0, axis_.tiles()};
-    return options_.overlap ? cut_hidden() : cut_unhidden();
+    return options_.overlap ? cut_overlapped() : cut_without_overlap();
   }
 
   std::size_t min_budget() const { return fixed_bytes_ + min_buffer_bytes(); }
 
  private:
-  // Whether there will be only one, as far as can be told beforehand.
+  // True if there will be one block, as far as it is known before the cut.
   bool one_block() const {
     if (options_.block_tokens > 0) return options_.block_tokens >= axis_.token(axis_.tiles());
     if (limit_from(0) < axis_.tiles()) return false;
@@ -90,7 +90,7 @@ class BlockCutter {
     return boundaries;
   }
 
-  // The end of the longest block from `begin` that any block may be.
+  // The last possible end of a block that begins at `begin`, by max_block_tokens.
   std::int64_t limit_from(std::int64_t begin) const {
     if (options_.max_block_tokens == 0 || begin >= axis_.tiles()) return axis_.tiles();
     return last_good(begin + 1, axis_.tiles(), [&](std::int64_t end) {
@@ -98,7 +98,7 @@ class BlockCutter {
     });
   }
 
-  // Whether every rank's buffer for the block is of at most `rows` rows.
+  // True if the block needs at most `rows` buffer rows on every rank.
   bool fits(std::int64_t first_tile, std::int64_t last_tile, std::int64_t rows) const {
     return needs_.bound(first_tile, last_tile).all <= rows || needs_.largest(first_tile, last_tile).all <= rows;
   }
@@ -126,8 +126,8 @@ class BlockCutter {
     refuse_budget();
   }
 
-  // Nothing hides a transfer, and each block's messages take their time: as few blocks as the buffers allow.
-  std::vector<std::int64_t> cut_unhidden() const {
+  // All receives are exposed, and each block adds latency: uses as few blocks as the buffers allow.
+  std::vector<std::int64_t> cut_without_overlap() const {
     const std::int64_t enough = std::min(kEnoughRows, max_rows_);
     std::vector<std::int64_t> boundaries{0};
     while (boundaries.back() < axis_.tiles()) {
@@ -138,14 +138,14 @@ class BlockCutter {
     return boundaries;
   }
 
-  // Of several ways to cut, the one that is predicted to be fastest.
-  std::vector<std::int64_t> cut_hidden() const {
-    std::vector<std::int64_t> best = cut_hidden_from(1);
+  // The cut with the shortest estimated time of several candidates.
+  std::vector<std::int64_t> cut_overlapped() const {
+    std::vector<std::int64_t> best = cut_overlapped_from(1);
     double best_seconds = estimated_seconds(best);
-    // A block of few tiles doesn't come from all ranks alike: to the rank that owns none of it all of it must travel,
-    // up to P / (P − 1) times what a block in which all have equal parts costs. Among few ranks that matters.
-    for (std::int64_t first = 2; first <= kMaxFirst && needs_.world() <= kMaxFirst; first *= 2) {
-      std::vector<std::int64_t> boundaries = cut_hidden_from(first);
+    // A block of few tiles has few owners. A rank that owns none of them must receive all of it, up to P / (P − 1)
+    // times what it receives of a block that all ranks own equal parts of. This matters for small P.
+    for (std::int64_t first = 2; first <= kMaxFirstTiles && needs_.world() <= kMaxFirstTiles; first *= 2) {
+      std::vector<std::int64_t> boundaries = cut_overlapped_from(first);
       const double seconds = estimated_seconds(boundaries);
       if (seconds >= best_seconds) continue;
       best = std::move(boundaries);
@@ -154,34 +154,37 @@ class BlockCutter {
     return best;
   }
 
-  // Where the budget allows it the first block, and those that no size would hide, have at least `first_tiles` tiles.
-  std::vector<std::int64_t> cut_hidden_from(std::int64_t first_tiles) const {
+  // If the budget allows it, the first block and blocks whose receive can't be hidden have at least `first_tiles`
+  // tiles.
+  std::vector<std::int64_t> cut_overlapped_from(std::int64_t first_tiles) const {
     const std::int64_t tiles = axis_.tiles();
     const std::int64_t enough = std::min(kEnoughRows, max_rows_);
     const double half_tile = transfer_seconds({key_tile_, key_tile_}) / 2.0;
     std::vector<std::int64_t> boundaries{0};
-    double limit = latency_;  // of a transfer, latency aside: the first takes as long again as its messages take anyway
+    double limit = latency_;  // of a receive, without latency: the first block's receive takes as long as its latency
     std::int64_t min_tiles = first_tiles;
     while (boundaries.back() < tiles) {
       const std::int64_t begin = boundaries.back();
       if (!fits(begin, begin + 1, max_rows_)) refuse_budget();
-      std::int64_t end = farthest_end(begin, limit + half_tile, enough);  // to the nearest: always down would add up
+      std::int64_t end =
+          farthest_end(begin, limit + half_tile, enough);  // rounded to the nearest tile, so that errors don't add up
       end = std::min(limit_from(begin), std::max(begin + min_tiles, end));
       if (!fits(begin, end, enough)) end = farthest_end(begin, kUnlimited, enough);
       const double transfer = transfer_seconds(needs_.largest(begin, end));
-      const bool small_rest = begin > 0 && transfer_seconds(needs_.largest(begin, tiles)) <= (1.0 + kRest) * transfer;
+      const bool small_rest =
+          begin > 0 && transfer_seconds(needs_.largest(begin, tiles)) <= (1.0 + kMaxRest) * transfer;
       if (small_rest && limit_from(begin) == tiles && fits(begin, tiles, enough)) end = tiles;
       boundaries.push_back(end);
 
       limit = std::min(compute_seconds(begin, end) - latency_, kMaxGrowth * std::max(transfer, latency_));
-      // A growth that is lost in rounding down to whole tiles would be lost for good.
+      // Growth by less than a tile would be rounded down in each block, so the next block is at least one tile larger.
       min_tiles = limit > transfer ? end - begin + 1 : std::max(first_tiles, (tiles + kMinShare - 1) / kMinShare);
       limit = std::max(limit, latency_);
     }
     return boundaries;
   }
 
-  // As estimate_time() does for one rank.
+  // The formula of estimate_time(), for a rank with the maximum receive.
   double estimated_seconds(const std::vector<std::int64_t>& boundaries) const {
     double arrived = 0.0;
     double computed = 0.0;
@@ -195,13 +198,15 @@ class BlockCutter {
     return computed;
   }
 
-  // The end of the largest block from `begin` whose transfer takes at most `seconds` and whose buffers hold at most
-  // `most` rows; at least one tile.
-  std::int64_t farthest_end(std::int64_t begin, double seconds, std::int64_t most) const {
-    const auto is_good = [&](const BufferRows& rows) { return transfer_seconds(rows) <= seconds && rows.all <= most; };
+  // The end of the largest block from `begin` that is received in at most `seconds` and needs at most `max_rows` buffer
+  // rows; at least one tile.
+  std::int64_t farthest_end(std::int64_t begin, double seconds, std::int64_t max_rows) const {
+    const auto is_good = [&](const BufferRows& rows) {
+      return transfer_seconds(rows) <= seconds && rows.all <= max_rows;
+    };
     const auto is_bound_good = [&](std::int64_t end) { return is_good(needs_.bound(begin, end)); };
     const auto is_largest_good = [&](std::int64_t end) { return is_good(needs_.largest(begin, end)); };
-    // Looking at every rank's needs is slow: start where the bound leads, and go on in growing steps.
+    // largest() iterates over all ranks, so start at the result for bound() and grow the step.
     const std::int64_t limit = limit_from(begin);
     const std::int64_t start = last_good(begin + 1, limit, is_bound_good);
     std::int64_t step = 1;
@@ -209,7 +214,7 @@ class BlockCutter {
     return last_good(start + step / 2, std::min(start + step, limit), is_largest_good);
   }
 
-  // The last of [first, last] that is good, where the good ones come first; `first` if none is.
+  // The last value in [first, last] for which is_good() holds, if it holds for a prefix; `first` if it never holds.
   template <typename IsGood>
   static std::int64_t last_good(std::int64_t first, std::int64_t last, const IsGood& is_good) {
     while (first < last) {
@@ -223,13 +228,12 @@ class BlockCutter {
     return first;
   }
 
-  // Latency aside.
+  // Without latency.
   double transfer_seconds(const BufferRows& rows) const {
     return static_cast<double>(rows.received) * row_bytes_ / machine_.link_bytes_per_second;
   }
 
-  // Pairs of all queries and the tiles before each, where there are lists: looking at them again for every block would
-  // be slow.
+  // Prefix sums over tiles of the pairs that the block mask lets through, so that it is read only once.
   void sum_masked_pairs() {
     std::vector<double>& sums = masked_pairs_;
     sums.assign(static_cast<std::size_t>(axis_.tiles()) + 1, 0.0);
@@ -264,7 +268,8 @@ class BlockCutter {
     const double once = first_tile == 0 && work_.query_flops > 0.0
                             ? work_.query_flops * static_cast<double>(work_.batch.q_tokens())
                             : 0.0;
-    const auto keys = static_cast<double>(axis_.token(last_tile) - axis_.token(first_tile));  // every rank sees most
+    const auto keys = static_cast<double>(axis_.token(last_tile) -
+                                          axis_.token(first_tile));  // nearly every rank computes with every key
     double pairs = 0.0;
     if (work_.block_mask != nullptr) {
       pairs = masked_pairs_[static_cast<std::size_t>(last_tile)] - masked_pairs_[static_cast<std::size_t>(first_tile)];
@@ -282,7 +287,7 @@ class BlockCutter {
     return ((pairs * work_.pair_flops + once) / needs_.world() + keys * work_.key_flops) / machine_.flops_per_second;
   }
 
-  // Of the two block buffers, where blocks are as small as they may be.
+  // Bytes of both block buffers with the smallest possible blocks.
   std::size_t min_buffer_bytes() const {
     std::int64_t rows = 0;
     if (options_.block_tokens > 0) {
@@ -292,7 +297,7 @@ class BlockCutter {
       }
     } else if (!one_block()) {
       for (std::int64_t tile = 0; tile < axis_.tiles(); ++tile) {
-        if (needs_.bound(tile, tile + 1).all <= rows) continue;  // without asking every rank
+        if (needs_.bound(tile, tile + 1).all <= rows) continue;  // bound() doesn't iterate over the ranks
         rows = std::max(rows, needs_.largest(tile, tile + 1).all);
       }
     }
@@ -317,11 +322,11 @@ class BlockCutter {
   int key_tile_;
   const MachineModel& machine_;
   const PlanOptions& options_;
-  double row_bytes_;                  // of a token
-  double latency_;                    // of a block's messages, one after the other
-  std::size_t fixed_bytes_;           // whatever the blocks are
+  double row_bytes_;                  // of one token
+  double latency_;                    // of the messages of a block, one after the other
+  std::size_t fixed_bytes_;           // independent of the blocks
   std::int64_t max_rows_;             // of a block buffer, by the memory budget
-  std::vector<double> masked_pairs_;  // [tiles + 1], where there are lists
+  std::vector<double> masked_pairs_;  // [tiles + 1], with a block mask
 };
 
 MessageTemplate how_to_measure_one() { return {command("info", "measure"), " measures one."}; }
@@ -353,7 +358,7 @@ std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis,
 
 std::size_t min_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
                        const PlanOptions& options) {
-  const MachineModel machine;  // decides where blocks end, not how small they may be
+  const MachineModel machine;  // any model gives the same minimum
   return BlockCutter(work, axis, needs, kernel, machine, options).min_budget();
 }
 

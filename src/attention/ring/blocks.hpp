@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where blocks begin and end. Every rank cuts alike: the cut looks at all ranks' needs, and at nothing of its own.
+// Cuts the tile axis into KV blocks. Every rank computes the same cut, from the needs of all ranks.
 #pragma once
 
 #include <cstddef>
@@ -14,18 +14,19 @@
 
 namespace ringattn {
 
-// First tile of each block, with all tiles behind: [blocks + 1]. There is always a block, if of nothing. Throws kUsage
-// for a machine model or options that make no sense, and kMemory, saying what would fit, when the budget can't hold.
+// First tile of each block, then the number of tiles: [blocks + 1]. There is at least one block, which may be empty.
+// Throws kUsage for invalid machine models or options. Throws kMemory, with a sufficient budget, if the budget is too
+// small.
 std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis, const Needs& needs,
                                      const KernelShape& kernel, const MachineModel& machine,
                                      const PlanOptions& options);
 
-// The smallest memory budget that cut_blocks() doesn't refuse, whatever PlanOptions::memory_budget is.
+// The smallest memory budget that cut_blocks() accepts; ignores PlanOptions::memory_budget.
 std::size_t min_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
                        const PlanOptions& options);
 
-// The most of a job's `keys` keys that a block has, where it is asked to have up to `block_tokens`; 0: up to all. It
-// ends at a tile's end, so it may have some keys more.
+// Maximum number of keys of a block if blocks have up to `block_tokens` of a job's `keys` keys; 0: all keys. Blocks end
+// at tile ends, so it may exceed block_tokens.
 std::int64_t max_block_keys(std::int64_t keys, std::int64_t block_tokens, int key_tile);
 
 }  // namespace ringattn

@@ -7,7 +7,7 @@ namespace ringattn {
 
 namespace {
 
-// Whether all (token, head) pairs lie at one distance from each other.
+// True if all (token, head) rows have the same stride.
 bool is_even(const TensorView& view) { return view.token_stride == view.heads * view.head_stride; }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between tensors of any strides.
+// Copies tensors between any strides.
 #pragma once
 
 #include "base/tensor.hpp"
@@ -7,8 +7,8 @@
 
 namespace ringattn {
 
-// Copies `source`, [tokens, heads, dim], to `target` of the same shape and dtype, or one head of it to every head of
-// `target`: [tokens, 1, dim]. Ordered on `stream`.
+// Copies `source`, [tokens, heads, dim], to `target` of the same shape and dtype. A source [tokens, 1, dim] is copied
+// to every head of `target`. Ordered on `stream`.
 void copy_tensor(Backend& backend, const MutableTensorView& target, const TensorView& source, Stream stream);
 
 }  // namespace ringattn

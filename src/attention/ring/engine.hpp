@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one loop that holds both a Transport and a Backend: walks the plan, the next block in flight while this one is
-// computed. What is computed is a RingStep's business.
+// The overlap loop of a run over the ring: while block b is computed, block b + 1 is received. The op provides the
+// computation as a RingStep. Called by RingRuns.
 #pragma once
 
 #include <cstdint>
@@ -16,35 +16,35 @@
 
 namespace ringattn {
 
-// A block whose rows are in place.
+// A block that has arrived.
 struct ArrivedBlock {
   std::int64_t index = 0;  // into Plan::blocks; its rows lie in the block buffer of the same parity
   bool first = false;
   bool last = false;
 };
 
-// What an op does with the blocks of a run. Its calls enqueue on `stream` (devices) or do the work (hosts).
+// An op's computation on the blocks of a run. Calls enqueue on `stream` (devices) or do the work (hosts).
 class RingStep {
  public:
   virtual ~RingStep() = default;
 
-  // While the first block travels: what the op does once, before it needs any block.
+  // Called once while the first block is in flight: work that needs no block.
   virtual void begin(Stream /*stream*/, const Progress& /*progress*/) {}
   virtual void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) = 0;
-  // Behind the last block. Returns whether that was anything.
+  // Called after the last block. Returns true if it enqueued or did any work.
   virtual bool finish(Stream stream, const Progress& progress) = 0;
 };
 
-// Called after each block with the number of blocks done and of all blocks; for progress displays.
-// `done` of `all` steps are done.
+// Progress of a run, for progress displays: `done` of `all` blocks.
 struct StepCount {
   std::int64_t done = 0;
   std::int64_t all = 0;
-  std::optional<double> work = {};  // share of the work that the done steps were, 0 to 1; absent: steps are alike
+  std::optional<double> work = {};  // share of the run's work in the done blocks, 0 to 1; absent: all blocks are equal
 };
+// Called after each block.
 using BlockDone = std::function<void(const StepCount& blocks)>;
 
-// The first `done` blocks of the plan, weighed by this rank's FLOPs.
+// Progress after the first `done` blocks of the plan, weighted by this rank's FLOPs.
 StepCount blocks_done(const Plan& plan, std::int64_t done);
 
 struct RingLoop {
@@ -52,15 +52,15 @@ struct RingLoop {
   Transport& transport;
   Backend& backend;
   RingStep& step;
-  BlockMover* mover = nullptr;   // bound to this run's memory; nullptr: nothing travels
-  Timeline* timeline = nullptr;  // nullptr: nobody asks for times
-  bool overlap = true;           // the next block travels while this one is computed
+  BlockMover* mover = nullptr;   // bound to this run's memory; nullptr: no exchange
+  Timeline* timeline = nullptr;  // nullptr: not timed
+  bool overlap = true;           // receive block b + 1 while block b is computed
   Timeouts timeouts;
-  double longest_block = 0.0;  // predicted seconds of computing one
+  double longest_block = 0.0;  // estimated seconds to compute the longest block
 };
 
-// Enqueues all blocks of a run. `block_done` is called by backends that do the work before a call returns. What is in
-// flight after a failure is for the caller to give up.
+// Enqueues all blocks of a run. `block_done` is only called with backends that do the work before a call returns. After
+// a failure the caller abandons what is in flight.
 void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_done);
 
 }  // namespace ringattn

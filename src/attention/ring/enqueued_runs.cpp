@@ -35,11 +35,11 @@ void EnqueuedRuns::wait_all(const std::function<void()>& wait) {
     const Deadline others = DeviceTimeouts::for_queue();
     marks_->synchronize(kFirstBegins, others, [&] {
       progress();
-      DeviceTimeouts::check(others, "it was enqueued on the stream before the first run, by whoever uses it");
+      DeviceTimeouts::check(others, "other work was enqueued on the stream before the first run");
     });
     if (wait) wait();
     marks_->synchronize(kLastEnds, timeouts_.for_work(predicted), progress);
-    // A peer that gave up may have let this rank's stream go on: its failure must be heard before the end.
+    // A peer's failure may have released this rank's stream; progress() throws it before the end is reported.
     transport_.progress();
   });
 }

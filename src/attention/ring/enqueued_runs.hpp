@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs that were enqueued and that nobody has waited for yet: where the first of them begins, where the last one ends,
-// and how long they may take. What every front door that enqueues keeps of its runs.
+// Keeps track of runs that were enqueued but not waited for: events at the begin of the first and the end of the last,
+// and their estimated duration. Used by all ops that enqueue.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace ringattn {
 
-// Calls work(). A failure is noted before the stack unwinds further, and gives up every exchange that is in flight:
-// nothing may be written to memory that is about to be freed, and no device wait for a peer for ever.
+// Calls work(). If it throws, records the failure before the stack unwinds and abandons every exchange in flight, so
+// that no peer writes to memory that is about to be freed, and no device waits for a peer forever.
 template <typename Work>
 void abandon_on_failure(Transport& transport, const Work& work) {
   try {
@@ -28,18 +28,19 @@ void abandon_on_failure(Transport& transport, const Work& work) {
   }
 }
 
+// Enqueued runs of one op.
 class EnqueuedRuns {
  public:
-  // Both outlive the object.
+  // All arguments outlive the object.
   EnqueuedRuns(Backend& backend, Transport& transport, const Timeouts& timeouts);
-  // Gives up what is in flight; with several ranks that ends the use of the transport.
+  // Abandons what is in flight. With several ranks the transport is then unusable.
   ~EnqueuedRuns();
   EnqueuedRuns(const EnqueuedRuns&) = delete;
   EnqueuedRuns& operator=(const EnqueuedRuns&) = delete;
 
   // Calls work(), which enqueues a run on `stream` (devices) or does it (hosts). Runs end in the order in which they
-  // were enqueued. Where the stream is being captured, nobody will wait for the run here. A failure, wherever in the
-  // run, gives up what is in flight.
+  // were enqueued. A run that is being captured is not counted, because wait_all() can't wait for it. A failure of
+  // work() abandons what is in flight.
   template <typename Work>
   void enqueue(Stream stream, double estimated_seconds, const Work& work) {
     abandon_on_failure(transport_, [&] {
@@ -52,9 +53,9 @@ class EnqueuedRuns {
 
   bool any() const { return pending_ > 0; }
 
-  // Waits for all runs: for their beginning as long as a queue may last (base/device_timeouts.hpp), since what the
-  // stream holds before them is not known here, then as `wait` says, and to the end. A failure gives up what is in
-  // flight.
+  // Waits for all runs. First waits for the begin of the first run, as long as a device queue may last
+  // (base/device_timeouts.hpp), because the stream may have earlier work of unknown length. Then calls wait(), then
+  // waits for the end. A failure abandons what is in flight.
   void wait_all(const std::function<void()>& wait = {});
 
  private:
@@ -68,16 +69,17 @@ class EnqueuedRuns {
   Timeouts timeouts_;
   std::unique_ptr<Events> marks_;
   std::int64_t pending_ = 0;
-  double pending_seconds_ = 0.0;  // that they are predicted to take
+  double pending_seconds_ = 0.0;  // estimated duration of the runs
 };
 
-// Of a run that is waited for. Throws kUnsupported where the stream is being captured: there is no end to wait for.
+// For runs that are waited for. Throws kUnsupported if the stream is being captured, because captured work can't be
+// waited for.
 void check_not_captured(Backend& backend, Stream stream);
 
-// Throws kUnsupported: a graph can't hold `what` ("this scan"), for the transport "hands states on to other ranks" or
-// whatever it `does` for it.
+// Throws kUnsupported: a graph can't hold `what` ("this scan"), because the transport `does` something that can't be
+// captured ("hands states on to other ranks").
 [[noreturn]] void refuse_capture(std::string_view what, const Transport& transport, std::string_view does);
-// The same where the stream is being captured and there are several ranks.
+// Throws the same if the stream is being captured and there are several ranks.
 void check_capture(Backend& backend, Stream stream, std::string_view what, const Transport& transport,
                    std::string_view does);
 

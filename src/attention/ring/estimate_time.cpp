@@ -7,7 +7,7 @@ namespace ringattn {
 
 namespace {
 
-// A rank sends and receives at once; each round waits for the messages of the one before it.
+// A rank sends and receives at the same time. Each round waits for the messages of the round before it.
 double transfer_seconds(const BlockPlan& block, const MachineModel& machine) {
   int rounds = 0;
   if (!block.sends.empty()) rounds = block.sends.back().round + 1;
@@ -20,9 +20,9 @@ double transfer_seconds(const BlockPlan& block, const MachineModel& machine) {
 
 TimeEstimate estimate_time(const Plan& plan, const MachineModel& machine, bool overlap) {
   TimeEstimate time_estimate;
-  double arrived = 0.0;          // end of the last transfer
-  double computed = 0.0;         // end of the last fold
-  double computed_before = 0.0;  // end of the fold before it
+  double arrived = 0.0;          // end of the last receive
+  double computed = 0.0;         // end of the last computation
+  double computed_before = 0.0;  // end of the computation before it
   for (const BlockPlan& block : plan.blocks) {
     const double begins = overlap ? std::max(arrived, computed_before) : computed;
     arrived = begins + transfer_seconds(block, machine);

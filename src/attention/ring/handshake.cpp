@@ -20,7 +20,7 @@ void handshake(const Collective& collective, const std::vector<RankConfigEntry>&
       const std::string value = theirs[rank].substr(at, end - at);
       const std::string value_zero = theirs[0].substr(at_zero, end_zero - at_zero);
       if (value != value_zero) {
-        // Everyone sees the same table, so everyone throws the same.
+        // All ranks compare the same table, so all throw the same error.
         throw AgreedError(Error(ErrorCode::kUnsupported,
                                 fmt::format("rank {} and rank 0 differ in {}", rank, identity.what),
                                 fmt::format("{} against {}", value, value_zero),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks must have in common before their bits can be equal.
+// Compares the configuration of all ranks. Results have the same bits only if these are equal.
 #pragma once
 
 #include <string>
@@ -9,13 +9,13 @@
 
 namespace ringattn {
 
-// One thing that all ranks must agree on, e.g. {"SIMD target", "AVX2"}.
+// A named setting that must be equal on all ranks, e.g. {"SIMD target", "AVX2"}.
 struct RankConfigEntry {
   std::string what;
   std::string value;
 };
 
-// Collective. Throws kUnsupported (as an AgreedError), naming the first thing and rank that differ from rank 0.
+// Collective. Throws kUnsupported (as an AgreedError) for the first setting and rank that differ from rank 0.
 void handshake(const Collective& collective, const std::vector<RankConfigEntry>& mine);
 
 }  // namespace ringattn

@@ -9,7 +9,7 @@ namespace ringattn {
 
 namespace {
 
-// Walks the key axis once, with the set of ranks that need the tile where it stands.
+// Iterates once over the key tiles, with the set of ranks that need the current tile.
 class MessagePartCutter {
  public:
   MessagePartCutter(const TileAxis& axis, const Needs& needs, const Layout& keys)
@@ -24,7 +24,7 @@ class MessagePartCutter {
               [](const Change& a, const Change& b) { return a.tile != b.tile ? a.tile < b.tile : a.rank < b.rank; });
   }
 
-  // The parts of the block behind the last one, up to tile `last`; `sets` takes the sets that they name.
+  // The parts of the next block, up to tile `last`. Appends the receiver sets that they refer to to `sets`.
   std::vector<WorldMessagePart> next_block(std::int64_t last, std::vector<RankSet>& sets) {
     std::vector<WorldMessagePart> parts;
     std::fill(open_.begin(), open_.end(), kNone);
@@ -41,7 +41,7 @@ class MessagePartCutter {
   }
 
  private:
-  // A rank begins or ceases to need tiles.
+  // A rank starts or stops needing tiles.
   struct Change {
     std::int64_t tile;
     int rank;
@@ -61,7 +61,8 @@ class MessagePartCutter {
     }
   }
 
-  // Adds packed tokens [begin, end), which the active ranks need, owner by owner; longer parts rather than more.
+  // Adds packed tokens [begin, end), which the active ranks need, for each owner. Extends the owner's last part if
+  // possible.
   void add_rows(std::int64_t begin, std::int64_t end, std::vector<WorldMessagePart>& parts,
                 std::vector<RankSet>& sets) {
     const std::span<const OwnedRun> owners = keys_.owners();
@@ -94,13 +95,14 @@ class MessagePartCutter {
   std::vector<Change> changes_;
   std::size_t next_change_ = 0;
   std::int64_t tile_ = 0;
-  std::size_t owner_ = 0;  // run of keys_.owners() at tile_
+  std::size_t owner_ = 0;  // index into keys_.owners() of the run at tile_
   RankSet active_;
-  bool active_is_stored_ = false;  // as the last of the sets
+  bool active_is_stored_ = false;  // active_ is the last of `sets`
   std::vector<std::size_t> open_;  // [world] index of the owner's last part in this block
 };
 
-// Decides how the parts of each owner travel, and cuts those that go along a chain so that the chain is a pipeline.
+// Chooses direct or chain routing for the parts of each owner, and cuts chained parts into chunks, so that the chain is
+// a pipeline.
 class Router {
  public:
   Router(Route route, const MachineModel& machine, std::int64_t token_bytes, const std::vector<RankSet>& sets)
@@ -111,7 +113,7 @@ class Router {
 
   std::vector<WorldMessagePart> route_block(std::span<const WorldMessagePart> parts, std::int64_t block_tokens,
                                             int world) const {
-    // A step of the classic ring moves this much; and what a message costs anyway.
+    // Rows of a chunk: a step of a classic ring, but at least what a link sends in a message's latency.
     const std::int64_t step_rows = std::max((block_tokens + world - 1) / world, rows_of_latency(block_tokens));
     std::vector<WorldMessagePart> routed;
     routed.reserve(parts.size());
@@ -135,8 +137,8 @@ class Router {
 
   void route_owner(std::span<const WorldMessagePart> parts, std::int64_t step_rows,
                    std::vector<WorldMessagePart>& routed) const {
-    std::int64_t chain_rows = 0;   // that more than one rank needs
-    std::int64_t pushed_rows = 0;  // that the owner sends if it sends them to each
+    std::int64_t chain_rows = 0;   // needed by more than one rank
+    std::int64_t pushed_rows = 0;  // sent by the owner with direct routing
     int longest = 0;
     for (const WorldMessagePart& part : parts) {
       const int count = receivers(part);
@@ -144,14 +146,14 @@ class Router {
       pushed_rows += part.rows * count;
       longest = std::max(longest, count);
     }
-    // To the nearest: a part not much larger than a step is one chunk.
+    // Rounded to nearest: rows that barely exceed a chunk stay one chunk.
     const std::int64_t chunks = std::max<std::int64_t>(1, (chain_rows + step_rows / 2) / step_rows);
     const std::int64_t chunk_rows = (chain_rows + chunks - 1) / chunks;
     if (longest <= 1 || (route_ == Route::kDirect && !chain_is_faster(pushed_rows, chunks, chunk_rows, longest))) {
       routed.insert(routed.end(), parts.begin(), parts.end());
       return;
     }
-    std::int64_t before = 0;  // rows on the chain before this part
+    std::int64_t before = 0;  // rows of the chain before this part
     for (WorldMessagePart part : parts) {
       if (receivers(part) == 1) {
         routed.push_back(part);
@@ -169,7 +171,7 @@ class Router {
     }
   }
 
-  // An owner of much of a block would push it P − 1 times over its one link.
+  // With direct routing, an owner of a large share of a block sends it up to P − 1 times over its one link.
   bool chain_is_faster(std::int64_t pushed_rows, std::int64_t chunks, std::int64_t chunk_rows, int longest) const {
     const double direct = latency_ + static_cast<double>(pushed_rows) * row_seconds_;
     const double chain =
@@ -179,7 +181,7 @@ class Router {
 
   Route route_;
   double latency_;
-  double row_seconds_;  // of a token on a link
+  double row_seconds_;  // to send one token over a link
   const std::vector<RankSet>& sets_;
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What travels in each block, as all ranks see it: which rows of which owner go together to which ranks, and when they
-// set out. A rank's own plan is what it does in this picture; sends and receives match because there is one picture.
+// The exchange of each block over all ranks: which rows of which owner are sent to which ranks, and in which round.
+// Every rank computes all of it and takes its own messages, so sends and receives match.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@
 
 namespace ringattn {
 
-// Rows of one owner's shard that the same ranks need.
+// Rows of one owner's shard that the same set of ranks needs.
 struct WorldMessagePart {
   int owner = 0;
   std::int64_t row = 0;  // of the owner's shard
   std::int64_t rows = 0;
   std::int32_t receivers =
-      0;  // index into WorldMessageParts::sets; the owner may or may not be in the set, and doesn't count
-  // Handed on from each needing rank to the next one up the ring, in rounds first_round, first_round + 1, …; otherwise
-  // the owner sends it to each of them in round 0.
+      0;  // index into WorldMessageParts::sets; the owner counts as no receiver, even if in the set
+  // True: each receiver forwards the rows to the next receiver up the ring, in rounds first_round, first_round + 1, ….
+  // False: the owner sends them to each receiver in round 0.
   bool chain = false;
   int first_round = 0;
 };
@@ -34,7 +34,7 @@ struct WorldMessageParts {
   std::vector<std::vector<WorldMessagePart>> blocks;  // each ascending by (owner, row)
 };
 
-// `boundaries` are tiles, [blocks + 1]. Rows that no other rank needs are in no part.
+// `boundaries`: first tile of each block, [blocks + 1]. Rows that no other rank needs are in no part.
 WorldMessageParts cut_message_parts(const TileAxis& axis, const Needs& needs, const Layout& keys,
                                     std::span<const std::int64_t> boundaries, Route route, const MachineModel& machine,
                                     std::int64_t token_bytes);

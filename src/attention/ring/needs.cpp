@@ -52,7 +52,7 @@ void Needs::for_each_mask_block(const RingWork& work, const TokenRun& queries, c
 }
 
 void Needs::find_spans(const RingWork& work, const Layout& queries, int query_tile, int key_tile) {
-  std::vector<bool> listed;  // [tiles]: what the rank's lists name, where there are lists
+  std::vector<bool> selected;  // [tiles] selected by the block mask for any of the rank's queries
   for (int rank = 0; rank < world(); ++rank) {
     std::vector<Span>& spans = spans_[static_cast<std::size_t>(rank)];
     const auto add = [&spans](const TileRange& tiles) {
@@ -62,12 +62,12 @@ void Needs::find_spans(const RingWork& work, const Layout& queries, int query_ti
         spans.push_back({tiles, {}});
       }
     };
-    if (work.block_mask != nullptr) listed.assign(static_cast<std::size_t>(axis_->tiles()), false);
+    if (work.block_mask != nullptr) selected.assign(static_cast<std::size_t>(axis_->tiles()), false);
     for (const TokenRun& run : queries.runs(rank)) {
       const std::int64_t origin = axis_->first(run.sequence);
       if (work.block_mask != nullptr) {
         for_each_mask_block(work, run, {query_tile, key_tile}, [&](const TileRange& tiles) {
-          std::fill(listed.begin() + origin + tiles.begin, listed.begin() + origin + tiles.end, true);
+          std::fill(selected.begin() + origin + tiles.begin, selected.begin() + origin + tiles.end, true);
         });
         continue;
       }
@@ -77,9 +77,9 @@ void Needs::find_spans(const RingWork& work, const Layout& queries, int query_ti
           work.visibility(sequence).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
       if (!tiles.empty()) add({origin + tiles.begin, origin + tiles.end});
     }
-    for (std::size_t tile = 0; tile < listed.size(); ++tile) {
+    for (std::size_t tile = 0; tile < selected.size(); ++tile) {
       const auto number = static_cast<std::int64_t>(tile);
-      if (listed[tile]) add({number, number + 1});
+      if (selected[tile]) add({number, number + 1});
     }
     for (std::size_t i = 1; i < spans.size(); ++i) {
       const Span& last = spans[i - 1];

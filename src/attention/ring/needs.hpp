@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which key tiles each rank needs: those that one of its query rows folds, and no others. Kept as spans of tiles, so
-// that a long job with many ranks costs what its runs cost, not ranks × tiles.
+// Computes which key tiles each rank needs: those that at least one of its query rows attends to. Stored as spans of
+// tiles, so cost grows with the number of runs, not with ranks × tiles.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@
 
 namespace ringattn {
 
-// Rows of a rank's block buffer.
+// Number of rows of a rank's block buffer.
 struct BufferRows {
   std::int64_t received = 0;
-  std::int64_t all = 0;  // with room to assemble the tiles whose keys lie in several runs: no plan needs more
+  std::int64_t all = 0;  // plus rows to assemble tiles whose keys lie in several runs; an upper bound for every plan
 };
 
 class Needs {
@@ -26,16 +26,16 @@ class Needs {
   Needs(const RingWork& work, const JobLayout& layout, const TileAxis& axis, int query_tile, int key_tile);
 
   int world() const { return static_cast<int>(spans_.size()); }
-  // Tiles of the axis that the rank folds, in [first, last): disjoint, ascending, not adjacent.
+  // Tiles that the rank needs in [first, last): disjoint, ascending, not adjacent.
   std::vector<TileRange> spans(int rank, std::int64_t first, std::int64_t last) const;
 
-  // For a block of tiles [first, last): the largest of any rank, each count by itself.
+  // For a block of tiles [first, last): the maximum of each count over all ranks.
   BufferRows largest(std::int64_t first, std::int64_t last) const;
-  // A bound for it that doesn't ask every rank.
+  // An upper bound of largest() that doesn't iterate over the ranks.
   BufferRows bound(std::int64_t first, std::int64_t last) const;
 
  private:
-  // A span of tiles, and what the spans before it bring.
+  // A span of tiles, and the buffer rows of all spans before it.
   struct Span {
     TileRange tiles;
     BufferRows before;
@@ -43,21 +43,21 @@ class Needs {
 
   void find_scattered();
   void find_spans(const RingWork& work, const Layout& queries, int query_tile, int key_tile);
-  // Calls need(tiles) for runs of a sequence's tiles that some of the rank's query rows fold of their lists.
+  // Calls need(tiles) for each tile run of a sequence that the block mask selects for any of the rank's query rows.
   template <class Need>
   void for_each_mask_block(const RingWork& work, const TokenRun& queries, const TileSizes& sizes, Need need) const;
 
-  // Tokens of the scattered tiles in [first, last): those whose keys lie in several runs.
+  // Tokens of the scattered tiles in [first, last): tiles whose keys lie in several runs.
   std::int64_t scattered(std::int64_t first, std::int64_t last) const;
-  // For tiles [first, last), all of which the rank needs.
+  // Buffer rows of tiles [first, last), all of which the rank needs.
   BufferRows rows_of_needed(int rank, std::int64_t first, std::int64_t last) const;
-  // For what the rank needs of the tiles before `tile`.
+  // Buffer rows of the tiles before `tile` that the rank needs.
   BufferRows rows_before(int rank, std::int64_t tile) const;
 
   const Layout* keys_;
   const TileAxis* axis_;
   std::vector<std::vector<Span>> spans_;        // [world]
-  std::vector<std::int64_t> scattered_tokens_;  // of the tiles before each: [tiles + 1]
+  std::vector<std::int64_t> scattered_tokens_;  // of the tiles before each tile: [tiles + 1]
 };
 
 }  // namespace ringattn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part in what all ranks do together (message_parts.hpp): its messages, where in its buffer rows come to
-// lie, and the address of every tile that it folds.
+// The plan of one rank, from the message parts of all ranks (message_parts.hpp): its messages, the rows of its block
+// buffer, and the address of every tile that it attends to.
 #include "attention/ring/plan.hpp"
 
 #include <fmt/format.h>
@@ -20,7 +20,7 @@ namespace ringattn {
 
 namespace {
 
-// A part that a rank sends or receives in a round; `distance` to the peer on the ring orders the messages of a round.
+// A part that a rank sends or receives in a round. The ring distance to the peer orders the messages of a round.
 struct Hop {
   int round;
   int distance;
@@ -42,7 +42,7 @@ std::vector<PlannedMessage> messages(std::vector<Hop> hops) {
   return result;
 }
 
-// Builds one block of one rank's plan.
+// Plans one block of one rank.
 class BlockPlanner {
  public:
   BlockPlanner(const RingWork& work, const JobLayout& layout, const TileAxis& axis, const Needs& needs,
@@ -106,16 +106,16 @@ class BlockPlanner {
     return sum;
   }
 
-  // Where a run of rows lies that the rank owns or has received.
-  struct Place {
+  // Address of a row that the rank owns or has received.
+  struct RowAddress {
     std::int32_t source;
     std::int64_t row;
   };
 
-  Place place(const OwnedRun& run, std::int64_t token, const BlockPlan& block) const {
+  RowAddress row_address(const OwnedRun& run, std::int64_t token, const BlockPlan& block) const {
     const std::int64_t row = run.row + token - run.token;
     if (run.owner == rank_) return {kOwnShard, row};
-    // The rank needs every row of the run's piece in its tile, so they all were received, and lie behind the first.
+    // The rank needs all rows of this tile, so it has received them, in the last part that begins at or before `row`.
     const auto after = std::partition_point(block.parts.begin(), block.parts.end(), [&](const MessagePart& part) {
       return std::tie(part.owner, part.owner_row) <= std::tie(run.owner, row);
     });
@@ -144,31 +144,31 @@ class BlockPlanner {
     }
   }
 
-  // Where the keys [begin, end) of one tile lie; they are brought together first if they don't lie so. `run` is that of
-  // the first key.
+  // The address of the keys [begin, end) of one tile. If they are not contiguous, copies them together first. `run` is
+  // the run of the first key.
   PageRun tile_address(const OwnedRun* run, std::int64_t begin, std::int64_t end, BlockPlan& block) const {
-    std::vector<std::pair<Place, std::int64_t>> pieces;  // with their rows
+    std::vector<std::pair<RowAddress, std::int64_t>> runs_of_rows;  // with their numbers of rows
     for (std::int64_t token = begin; token < end; ++run) {
-      const Place at = place(*run, token, block);
+      const RowAddress at = row_address(*run, token, block);
       const std::int64_t rows = std::min(end, run->end()) - token;
       token += rows;
-      if (!pieces.empty()) {
-        auto& [last, last_rows] = pieces.back();
+      if (!runs_of_rows.empty()) {
+        auto& [last, last_rows] = runs_of_rows.back();
         if (last.source == at.source && last.row + last_rows == at.row) {
           last_rows += rows;
           continue;
         }
       }
-      pieces.emplace_back(at, rows);
+      runs_of_rows.emplace_back(at, rows);
     }
-    if (pieces.size() == 1) return {pieces[0].first.source, pieces[0].first.row};
+    if (runs_of_rows.size() == 1) return {runs_of_rows[0].first.source, runs_of_rows[0].first.row};
     const std::int64_t assembled = block.buffer_rows;
-    for (const auto& [from, rows] : pieces)
+    for (const auto& [from, rows] : runs_of_rows)
       add_copy({from.source == kOwnShard, from.row, block.buffer_rows, rows}, block);
     return {kBlockBuffer, assembled};
   }
 
-  // Takes the next free rows of the buffer for the copy: copies that follow each other also lie so.
+  // Appends a copy to the next free rows of the buffer. Merges it with the last copy if both are contiguous.
   static void add_copy(const RowCopy& copy, BlockPlan& block) {
     block.buffer_rows += copy.rows;
     if (!block.copies.empty()) {
@@ -204,7 +204,7 @@ class BlockPlanner {
     return pairs * work_.pair_flops + work_.key_flops * static_cast<double>(keys_of(block));
   }
 
-  // Of the tiles in the rank's task.
+  // Number of keys of the rank's task.
   std::int64_t keys_of(const BlockPlan& block) const {
     std::int64_t keys = 0;
     for (const KeyRun& run : block.key_runs) {
@@ -242,7 +242,7 @@ void check_layout(const Batch& batch, const JobLayout& layout) {
 
 }  // namespace
 
-// What all ranks' plans have in common.
+// The common parts of all ranks' plans.
 struct Planner::Shared {
   Shared(RingWork the_work, const JobLayout& the_layout, const KernelShape& the_kernel, const MachineModel& machine,
          const PlanOptions& the_options)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// For one rank: blocks in ascending token order, each with its transfers and its compute task. A pure function of the
-// work, the layout, the kernel's tiles, the machine model and the options; where these are the same on all ranks, every
-// rank computes its own plan, and they fit together.
+// The plan of one rank: KV blocks in ascending token order, each with its messages and its compute task. It is a pure
+// function of the work, the layout, the kernel's tiles, the machine model and the options. Where these are equal on all
+// ranks, the plans that ranks compute fit together.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 
 namespace ringattn {
 
-// What a plan must know of the kernel that will run it (AttentionKernel, as numbers).
+// Tile sizes of the kernel that will run the plan.
 struct KernelShape {
   int key_tile = 128;
   int query_tile = 1;
@@ -25,64 +25,65 @@ struct KernelShape {
   bool operator==(const KernelShape&) const = default;
 };
 
+// Bytes of a message part's checksum.
 inline constexpr std::int64_t kChecksumBytes = 8;
 
 struct PlanOptions {
-  // kDirect is a preference: an owner of so much of a block that handing on is faster (by the machine model) hands on.
+  // kDirect is a preference: if the machine model says that forwarding a part is faster, receivers forward it.
   Route route = Route::kDirect;
   std::int64_t block_tokens = 0;  // 0: chosen from the machine model and the memory budget
-  // Of a block that is chosen, also where nothing travels; 0: no limit. A block of one tile may have more.
+  // Upper limit for a chosen block size, also with one rank; 0: no limit. A block of one tile may exceed it.
   std::int64_t max_block_tokens = 0;
-  std::size_t memory_budget = 0;  // bytes a rank may use, all of it; 0: no limit
-  std::size_t fixed_bytes = 0;    // what a rank needs whatever the blocks are: shards, scratch, staging; the most of
-                                  // any rank, for all ranks cut the same blocks
-  std::size_t state_bytes = 0;    // of the fold state, likewise
-  bool state_out = false;         // the state is wanted; else one block alone needs none
-  bool checksum = false;          // kChecksumBytes travel with each part
-  bool overlap = true;            // transfers are hidden behind folds
+  std::size_t memory_budget = 0;  // bytes that a rank may use in total; 0: no limit
+  std::size_t fixed_bytes = 0;    // independent of the blocks: shards, scratch, staging; the maximum over all ranks,
+                                  // because all ranks have the same blocks
+  std::size_t state_bytes = 0;    // of attention state; the maximum over all ranks
+  bool state_out = false;         // the state is an output; otherwise a plan of one block needs none
+  bool checksum = false;          // kChecksumBytes are sent with each part
+  bool overlap = true;            // the next block is received while a block is computed
 
   bool operator==(const PlanOptions&) const = default;
 };
 
-// Rows of one owner's key shard, of every stream, that travel together: contiguous in the shard and in every buffer
-// that receives them.
+// A message part: rows of one owner's key shard, of every stream, that are sent together. They are contiguous in the
+// shard and in every buffer that receives them.
 struct MessagePart {
   int owner = 0;
   std::int64_t owner_row = 0;  // first row in the owner's shard
   std::int64_t rows = 0;
-  std::int64_t buffer_row = -1;  // first row in this rank's block buffer; −1 where the rank owns the part
+  std::int64_t buffer_row = -1;  // first row in this rank's block buffer; −1 if the rank owns the part
 };
 
-// A message of an exchange: these parts, in this order.
+// One message of an exchange: these parts in this order.
 struct PlannedMessage {
   int peer = 0;
   int round = 0;
   std::vector<std::int32_t> parts;  // indices into BlockPlan::parts
 };
 
-// Rows to copy into the block buffer before the fold: pieces of a tile whose keys don't lie together.
+// Rows to copy within memory before the block is computed, to assemble a tile whose keys are scattered.
 struct RowCopy {
-  bool from_shard = false;  // else from the block buffer
+  bool from_shard = false;  // source: own shard, or block buffer
   std::int64_t from_row = 0;
-  std::int64_t to_row = 0;  // of the block buffer
+  std::int64_t to_row = 0;  // in the block buffer
   std::int64_t rows = 0;
 };
 
-// Sources of a block's tile map, by index.
+// Sources of a block's tile map.
 inline constexpr std::int32_t kOwnShard = 0;
 inline constexpr std::int32_t kBlockBuffer = 1;
 
 struct BlockPlan {
   std::int64_t first_token = 0;  // packed key tokens [first_token, last_token) of the whole job
   std::int64_t last_token = 0;
-  std::vector<MessagePart> parts;        // that this rank sends, receives or hands on
+  std::vector<MessagePart> parts;        // parts that this rank sends, receives or forwards
   std::vector<PlannedMessage> sends;     // ascending by round
   std::vector<PlannedMessage> receives;  // ascending by round
   std::vector<RowCopy> copies;
-  std::vector<KeyRun> key_runs;  // the rank's compute task
+  std::vector<KeyRun> key_runs;  // keys of the rank's compute task
   std::vector<PageRun> tiles;
-  std::int64_t buffer_rows = 0;  // that the block needs: received rows, then assembled tiles
-  double flops = 0.0;            // of this rank's task; the first block's has what is done once for each query
+  std::int64_t buffer_rows = 0;  // rows of the block buffer in use: received rows, then assembled tiles
+  double flops = 0.0;            // of this rank's task; the first block includes the work that is done once per query
   std::int64_t bytes_received = 0;
   std::int64_t bytes_sent = 0;
 };
@@ -92,24 +93,24 @@ struct Plan {
   int world = 1;
   KernelShape kernel;
   std::vector<QueryRun> queries;                  // of the rank's shard
-  std::vector<std::int64_t> key_lengths;          // of every sequence
+  std::vector<std::int64_t> key_lengths;          // [sequences]
   std::shared_ptr<const BlockMask> block_mask;    // of the job, or null
   std::shared_ptr<const KeyPositions> positions;  // of the job's keys, or null
   std::vector<BlockPlan> blocks;
-  std::int64_t buffer_rows = 0;        // of each of the two block buffers: the largest block's
-  std::size_t block_buffer_bytes = 0;  // of each of the two
-  bool keeps_state = true;             // the rows' state outlives a block
-  std::size_t memory_bytes = 0;        // predicted peak of the rank: fixed_bytes, the state if kept, and both buffers
+  std::int64_t buffer_rows = 0;        // of each of the two block buffers: the maximum over blocks
+  std::size_t block_buffer_bytes = 0;  // of each of the two block buffers
+  bool keeps_state = true;             // attention state is kept between blocks
+  std::size_t memory_bytes = 0;        // estimated peak of the rank: fixed_bytes, kept state, and both block buffers
 
   double flops() const;
   std::int64_t bytes_received() const;
   std::int64_t bytes_sent() const;
 };
 
-// All ranks' plans: what they share is worked out once. `layout` is read by the constructor and by plan(), and outlives
-// the object. The constructor throws kUsage for a layout that doesn't hold the batch's tokens and for options
-// or a machine model that make no sense, and kMemory, saying what would fit, when the budget can't hold even the
-// smallest blocks.
+// Computes the plans of all ranks, and their common parts once. `layout` is read by the constructor and by plan(), and
+// must outlive the object. The constructor throws kUsage for a layout that doesn't match the batch and for invalid
+// options or machine models. It throws kMemory, with a sufficient budget, if the budget is too small for the smallest
+// blocks.
 class Planner {
  public:
   Planner(RingWork work, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
@@ -118,8 +119,8 @@ class Planner {
   Planner(Planner&&) noexcept;
   Planner& operator=(Planner&&) noexcept;
 
-  // Packed key tokens at which blocks begin, with all key tokens behind: [blocks + 1]. At tile boundaries of the
-  // sequences. There is always a block, if of nothing.
+  // Packed key token at which each block begins, then the number of key tokens: [blocks + 1]. Boundaries are tile
+  // boundaries of the sequences. There is at least one block, which may be empty.
   const std::vector<std::int64_t>& boundaries() const;
   Plan plan(int rank) const;
 
@@ -128,19 +129,19 @@ class Planner {
   std::unique_ptr<const Shared> shared_;
 };
 
-// Planner::boundaries() and Planner::plan() for those who need one of them once.
+// Planner::boundaries() and Planner::plan() for a single use.
 std::vector<std::int64_t> block_boundaries(RingWork work, const JobLayout& layout, const KernelShape& kernel,
                                            const MachineModel& machine, const PlanOptions& options);
 Plan make_plan(RingWork work, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
                const PlanOptions& options, int rank);
 
-// Predicted seconds of a plan: each block's fold and transfer, the next in flight while one folds. There are two block
-// buffers, so a transfer starts when the one before it and the fold before the last have ended.
+// Estimated duration of a plan. Block b + 1 is received while block b is computed. There are two block buffers, so a
+// receive starts after the receive before it and after the computation of the block that used the same buffer.
 struct TimeEstimate {
   double seconds = 0.0;
-  double exposed_comm_seconds = 0.0;  // in which the rank waits for bytes
+  double exposed_comm_seconds = 0.0;  // in which the rank waits for a block
 };
-// Without overlap each block is waited for before it is folded, and the next transfer starts after the fold.
+// Without overlap the receive of block b + 1 starts after the computation of block b.
 TimeEstimate estimate_time(const Plan& plan, const MachineModel& machine, bool overlap = true);
 
 }  // namespace ringattn

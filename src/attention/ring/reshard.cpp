@@ -17,7 +17,7 @@ Layout even_layout(std::span<const std::int64_t> lengths, int world) {
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
   std::size_t sequence = 0;
   for (int rank = 0; rank < world; ++rank) {
-    // tokens · rank / world without the product's overflow
+    // tokens · rank / world without overflow
     const auto cut = [&](int r) { return tokens / world * r + tokens % world * r / world; };
     const std::int64_t end = cut(rank + 1);
     for (std::int64_t token = cut(rank); token < end;) {

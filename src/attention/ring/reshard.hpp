@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves rows from one distribution over the ranks to another: at once, in host memory. On a stream, in any memory, is
-// Reshard (attention/reshard.hpp).
+// Moves rows from one distribution over the ranks to another, blocking and in host memory. Reshard
+// (attention/reshard.hpp) does it on a stream in any memory.
 #pragma once
 
 #include <cstddef>
@@ -14,14 +14,14 @@
 
 namespace ringattn {
 
-// The tokens of sequences in P equal pieces of the packed axis, a piece a rank: what results of different layouts are
-// brought to before they are compared.
+// The packed axis in `world` equal runs, one per rank. Results of different layouts are moved to it before a
+// comparison.
 Layout even_layout(std::span<const std::int64_t> lengths, int world);
 
-// A layout of fewer ranks as one of `world` ranks, the others without tokens.
+// A layout of fewer ranks, extended to `world` ranks by ranks without tokens.
 Layout widened(const Layout& layout, const Batch& batch, int world);
 
-// Rows of one rank that become rows of one rank.
+// Rows of rank `from` that become rows of rank `to`.
 struct RowTransfer {
   int from = 0;  // ranks
   int to = 0;
@@ -30,11 +30,12 @@ struct RowTransfer {
   std::int64_t rows = 0;
 };
 
-// What rank `rank` has a part in, on either side, ascending by token; neighbours on both sides are one.
+// All transfers that rank `rank` sends or receives, ascending by token. Transfers that are adjacent on both sides are
+// merged.
 std::vector<RowTransfer> row_transfers(const Layout& from, const Layout& to, int rank);
 
-// Moves this rank's rows, `token_bytes` each and laid out as `from`, to `target`, laid out as `to`; both are layouts of
-// this world's ranks, of the same tokens, in host memory. Collective. Throws kPeer past the deadline.
+// Collective. Moves this rank's rows, `token_bytes` each, from layout `from` to `target` in layout `to`. Both are
+// layouts of the same tokens over this world's ranks, in host memory. Throws kPeer past the deadline.
 void reshard(Transport& world, const Layout& from, const Layout& to, const std::byte* rows, std::byte* target,
              std::int64_t token_bytes, const Deadline& deadline);
 

@@ -60,7 +60,7 @@ StreamRows RingRuns::dense_shard(std::span<const TensorView> views, StreamRows s
   for (std::size_t s = 0; s < staged.size(); ++s) {
     const TensorView& view = views[s];
     if (view.is_dense()) {
-      // Parts of the shard are only ever sent from here.
+      // The shard is only read: its parts are only sent.
       staged[s] = static_cast<std::byte*>(const_cast<void*>(view.data));
       continue;
     }
@@ -111,7 +111,7 @@ void RingRuns::enqueue(const Run& run, Stream stream, Timeline* timeline, const 
 
 RunStats RingRuns::run(PlannedRuns& planned, const std::function<void(Timeline*)>& enqueue,
                        const BlockDone& block_done) {
-  wait();  // what was enqueued before: its time is none of this run's
+  wait();  // so that the time of earlier work is not counted
   std::optional<Timeline>& timeline = planned.timeline;
   if (!timeline) timeline.emplace(backend_, planned.plan.blocks.size(), !several());
   enqueue(&*timeline);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runs of an op over the ring: what every front door does with its plan, its block buffers and its block step. The
-// op says what travels (row streams) and what happens to a block that has arrived (RingStep); all else is here.
+// Runs of an op over the ring: owns block buffers, movers and enqueued runs, and calls the overlap loop. The op
+// provides its row streams and its computation (RingStep). Used by Attention and Mla.
 #pragma once
 
 #include <array>
@@ -25,11 +25,11 @@
 
 namespace ringattn {
 
-// Whether blocks travel. kComputeOnly leaves the transfers out and folds what an earlier run left in the block buffers:
-// the time of the computation alone, for measurements. Its results mean nothing.
+// kComputeOnly omits the exchanges and computes on the contents that an earlier run left in the block buffers. It
+// measures the compute time; its results are meaningless.
 enum class RunMode { kWhole, kComputeOnly };
 
-// A plan with what its runs use again and again.
+// A plan, and what all of its runs share.
 struct PlannedRuns {
   PlannedRuns(const Plan& the_plan, double seconds) : plan(the_plan), estimated_seconds(seconds) {}
   PlannedRuns(const PlannedRuns&) = delete;  // the mover refers to the plan
@@ -38,7 +38,7 @@ struct PlannedRuns {
   const Plan& plan;          // outlives the object
   double estimated_seconds;  // of a run
   std::optional<BlockMover> mover;
-  std::optional<Timeline> timeline;  // of RingRuns::run()
+  std::optional<Timeline> timeline;  // for RingRuns::run()
 };
 
 class RingRuns {
@@ -47,52 +47,52 @@ class RingRuns {
     RowStreams streams;
     bool overlap = true;
     bool checksum = false;
-    double flops_per_second = 1.0;  // of the machine model: deadlines wait for what a block is predicted to take
+    double flops_per_second = 1.0;  // of the machine model; deadlines include the estimated time of a block
   };
-  // What a run reads, writes and does.
+  // Memory and computation of one run.
   struct Run {
     PlannedRuns& planned;
     RingStep& step;
     std::array<StreamRows, 2> buffers;
-    // Called where blocks travel: the rank's own rows, dense, on the run's stream.
+    // Called if blocks are exchanged: returns the rank's own rows, dense, ordered on the run's stream.
     std::function<StreamRows()> shard;
     RunMode mode = RunMode::kWhole;
-    bool copies_shard = false;  // the step reads what shard() copies: one rank calls it, too
+    bool copies_shard = false;  // the step reads the copy made by shard(), so one rank calls it, too
   };
 
-  // What it refers to outlives the object.
+  // All arguments outlive the object.
   RingRuns(const Collective& collective, Transport& transport, Backend& backend, Settings settings);
 
   bool several() const { return transport_.size() > 1; }
-  // Peers write to a device's block buffers, so they are memory that transports may map: not the caller's.
+  // On devices peers write to block buffers, so the buffers must be memory that transports can map, not the caller's.
   bool owns_block_buffers() const { return backend_.memory() == MemoryKind::kDevice && several(); }
 
-  // Allocates what runs need beside the caller's workspace, with block buffers of so many rows.
+  // Allocates what runs need besides the caller's workspace, with block buffers of `buffer_rows` rows.
   void allocate(std::int64_t buffer_rows);
-  // Makes the plan's mover, where there are several ranks.
+  // Creates the plan's mover if there are several ranks.
   void make_mover(PlannedRuns& planned) const;
-  // Tells peers where the plan's blocks will land, where the block buffers are the object's own. Collective.
+  // Collective. Announces the plan's block buffers to the peers if the object owns them.
   void connect(PlannedRuns& planned);
 
   std::int64_t buffer_rows() const { return buffer_rows_; }
-  // Of the caller's workspace: `staged_rows` of a dense copy of the shard.
+  // Layout of the caller's workspace, with `staged_rows` rows for a dense copy of the shard.
   WorkspaceLayout workspace(std::size_t state_bytes, std::int64_t staged_rows) const;
-  // The two block buffers of a run in that workspace.
+  // The two block buffers of a run: own buffers, or in that workspace.
   std::array<StreamRows, 2> block_buffers(std::byte* workspace, const WorkspaceLayout& layout) const;
-  // The rank's own rows as transfers and assembled tiles need them: a stream's view where it is dense, else a copy of
-  // it at `staged`. `views`: [streams].
+  // The rank's own rows for transfers and assembled tiles: each stream in place if it is dense, else copied to
+  // `staged`. `views`: [streams].
   StreamRows dense_shard(std::span<const TensorView> views, StreamRows staged, Stream stream) const;
 
-  // A graph can't hold a run whose blocks are exchanged.
+  // Throws kUnsupported if a graph can't hold the runs because blocks are exchanged.
   void check_capture_alone() const;
-  // Nor one whose blocks' tables were not prepared. `prepared`: [blocks].
+  // Throws kUnsupported if the tables of any block were not prepared. `prepared`: [blocks].
   static void check_capture_of(std::span<const PreparedTask> prepared);
 
-  // Enqueues a run on `stream` (devices) or does it (hosts), as EnqueuedRuns::enqueue() says.
+  // Enqueues a run on `stream` (devices) or does it (hosts); see EnqueuedRuns::enqueue().
   void enqueue(const Run& run, Stream stream, Timeline* timeline, const BlockDone& block_done);
-  // A run that is waited for, and timed: `enqueue` calls enqueue() with the timeline.
+  // Runs once, waits and returns timing. `enqueue` calls enqueue() with the timeline that it is given.
   RunStats run(PlannedRuns& planned, const std::function<void(Timeline*)>& enqueue, const BlockDone& block_done);
-  // Returns when all runs that were enqueued have ended.
+  // Returns when all enqueued runs have ended.
   void wait();
 
  private:
@@ -103,11 +103,11 @@ class RingRuns {
   Backend& backend_;
   Settings settings_;
   std::int64_t buffer_rows_ = 0;  // of each block buffer
-  Buffer own_buffers_;            // on devices
+  Buffer own_buffers_;            // on devices with several ranks
   std::optional<EnqueuedRuns> runs_;
 };
 
-// Throws kUnsupported: a graph can't hold a run, for a reason that no other rank has a part in.
+// Throws kUnsupported: a graph can't hold a run, for a reason on this rank.
 [[noreturn]] void refuse_capture(std::string_view why, std::string_view suggestion);
 
 }  // namespace ringattn

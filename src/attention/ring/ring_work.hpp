@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan must know of a job, and all it knows: the sequences, which keys a query sees, what travels with a token,
-// and how much pairs, keys and queries cost. An op describes itself in these words; attention does in
-// attention/attention_work.hpp.
+// Describes a job to the planner: the sequences, the mask, the row streams, and the FLOPs per pair, key and query. Made
+// by each op, e.g. in attention/attention_work.hpp.
 #pragma once
 
 #include "attention/ring/row_stream.hpp"
@@ -17,16 +16,16 @@ struct RingWork {
   Batch batch;
   Mask mask;
   RowStreams streams;
-  double pair_flops = 0.0;                 // operations of one visible (query, key) pair
-  SharedValue<BlockMask> block_mask = {};  // of the batch's sequences; null: a query folds what the mask lets it see
-  double key_flops = 0.0;                  // operations of one key in a block that a rank computes, beside its pairs
-  double query_flops = 0.0;                // of one query, once in a run, beside its pairs
-  // Of the batch's keys, which no lists go with; null: key i stands at position i.
+  double pair_flops = 0.0;                 // per visible (query, key) pair
+  SharedValue<BlockMask> block_mask = {};  // of the batch's sequences; null: only `mask` applies
+  double key_flops = 0.0;                  // per key of a computed block, besides its pairs
+  double query_flops = 0.0;                // per query, once in a run, besides its pairs
+  // Positions of the batch's keys, not combined with a block mask; null: key i has position i.
   SharedValue<KeyPositions> positions = {};
 
   bool operator==(const RingWork&) const = default;
 
-  // What queries of a sequence see, beside what lists say.
+  // Visibility of keys to queries of a sequence, without the block mask.
   SequenceVisibility visibility(std::size_t sequence) const {
     return {mask, batch.sequences[sequence].k_len, positions.get(), sequence};
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When the blocks of a run were posted, waited for and folded, by the clock of the device.
+// Device timestamps of a run: when each block was posted, waited for and computed.
 #pragma once
 
 #include <cstddef>
@@ -11,24 +11,24 @@
 
 namespace ringattn {
 
-// What happened in a block on this rank; seconds since the run began, on a device by the clock of its stream.
+// Times of one block on this rank, in seconds since the run began, by the clock of the device's stream.
 struct BlockTimes {
-  double posted = 0.0;      // its transfer may begin
-  double wait_begin = 0.0;  // nothing left to fold until it arrives
+  double posted = 0.0;      // its exchange may begin
+  double wait_begin = 0.0;  // no work left until it arrives
   double compute_begin = 0.0;
   double compute_end = 0.0;
 };
 
 struct RunStats {
   double seconds = 0.0;
-  double exposed_comm_seconds = 0.0;  // waiting for blocks
+  double exposed_comm_seconds = 0.0;  // in which the rank waited for blocks
   std::vector<BlockTimes> blocks;
 };
 
-// The marks of one run. They are made once and recorded anew by each run that is timed.
+// Events of one run, created once and recorded by each timed run.
 class Timeline {
  public:
-  // `alone`: nothing is ever exchanged, so nothing is marked around it. Two marks on a GPU are 3 us apart.
+  // `alone`: there is no exchange, so posts and waits have no events. Two events on a GPU are 3 us apart.
   Timeline(Backend& backend, std::size_t blocks, bool alone);
 
   void start(Stream stream);
@@ -36,12 +36,12 @@ class Timeline {
   void begin_wait(std::int64_t block, Stream stream);
   void begin_compute(std::int64_t block, Stream stream);
   void end_compute(std::int64_t block, Stream stream);
-  // What was enqueued behind the last fold belongs to the run too.
+  // Records the end of the run, after RingStep::finish().
   void end(Stream stream);
 
-  // Returns when the device has folded the block.
+  // Returns when the device has computed the block.
   void await_compute(std::int64_t block, const Deadline& deadline, const Progress& progress);
-  // Of the last run, once the device has passed it.
+  // Times of the last run. Valid once the device has passed it.
   RunStats stats() const;
 
  private:
@@ -60,7 +60,7 @@ class Timeline {
   const bool alone_;
   std::vector<Block> blocks_;
   std::unique_ptr<Events> marks_;
-  std::size_t next_ = 0;  // marks recorded in this run; the first is its start, the last its end
+  std::size_t next_ = 0;  // number of marks recorded in this run; the first is its begin, the last its end
 };
 
 }  // namespace ringattn

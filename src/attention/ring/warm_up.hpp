@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks do with each other once, before the first run.
+// Collective work of the ranks before their first run.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,17 @@
 
 namespace ringattn {
 
-// Threads for a host kernel where the caller names none: this process's processors, shared with the ranks that have the
-// same ones. Collective.
+// Default number of threads of a host kernel: the processors of this process, divided by the number of ranks that share
+// them. Collective.
 int default_host_threads(const Collective& collective);
 
-// The machine model that all ranks plan with: the one that is given, or, where it says nothing, the default of the
-// kernel at the slowest rank's rate, for ranks with unequal shares of their hosts make one plan. Collective.
+// The machine model that all ranks plan with: `given`, or, if it is not set, the default of the kernel at the slowest
+// rank's rate. Ranks may have unequal shares of their hosts, but need one plan. Collective.
 MachineModel common_machine(const Collective& collective, const MachineModel& given, const KernelEntry& kernel,
                             const Backend& backend);
 
-// A byte from everyone to everyone: transports map memory and build their channels when they first use them, which
-// takes far longer than a run should. `bytes` of the backend's memory are overwritten, one for each rank. Collective.
+// Sends one byte from every rank to every rank. Transports map memory and create their channels at first use, which
+// takes far longer than a run. Overwrites `bytes`, one byte for each rank, in the backend's memory. Collective.
 void warm_up_transport(const Collective& collective, Transport& transport, Backend& backend, std::byte* bytes);
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where things lie in the workspace of a run: fold state, two block buffers, and a dense copy of a strided shard.
+// Layout of the workspace of a run: attention state, two block buffers, and a dense copy of a strided shard.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 
 namespace ringattn {
 
-// Byte offsets from the start of the workspace.
+// Byte offsets in the workspace.
 struct WorkspaceLayout {
   std::size_t state = 0;
   std::array<std::vector<std::size_t>, 2> buffers;  // [block parity][streams]
@@ -20,14 +20,14 @@ struct WorkspaceLayout {
   std::size_t bytes = 0;
 };
 
-// `staged_rows`: rows of the dense copy, 0 without one.
+// `staged_rows`: number of rows of the dense copy, 0 without one.
 WorkspaceLayout workspace_layout(std::span<const RowStream> streams, std::size_t state_bytes, std::int64_t buffer_rows,
                                  std::int64_t staged_rows);
 
-// The two block buffers alone.
+// The layout of only the two block buffers.
 WorkspaceLayout block_buffers_layout(std::span<const RowStream> streams, std::int64_t buffer_rows);
 
-// The rows at these offsets from `base`.
+// The addresses at these offsets from `base`.
 StreamRows rows_at(std::byte* base, std::span<const std::size_t> offsets);
 
 }  // namespace ringattn

@@ -13,7 +13,7 @@ namespace {
 
 using RankRuns = std::vector<std::vector<TokenRun>>;
 
-// The runs of each sequence, by rank: [sequences] of (rank, run).
+// The runs of one sequence, with their ranks.
 std::vector<std::vector<std::pair<std::size_t, TokenRun>>> by_sequence(const Layout& layout, std::size_t sequences) {
   std::vector<std::vector<std::pair<std::size_t, TokenRun>>> runs(sequences);
   for (int rank = 0; rank < layout.world(); ++rank) {

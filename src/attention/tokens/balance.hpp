@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stripes dealt by their work. A snake evens out work that grows along a sequence, as under a causal mask; where each
-// stripe has a list of key tiles of its own, neighbours may differ by any amount.
+// Distributes stripes by their work. The snake order balances work that grows along a sequence, as with a causal mask.
+// With a block mask adjacent stripes may differ by any amount.
 #pragma once
 
 #include "attention/tokens/layout.hpp"
 
 namespace ringattn {
 
-// The layout with the stripes of each sequence that is split dealt anew, as many to each rank as before or one more or
-// less: of every round of one stripe a rank, the one with the most work goes to the rank that has the least so far.
-// Keys follow the queries where they are equally many, and stay where they are otherwise. Layouts that are not striped,
-// or whose stripes are not equally long in all sequences, stay as they are. Every rank gets the same answer.
+// Redistributes the stripes of each sequence that is split. Each rank gets the same number of stripes as before, plus
+// or minus one: of each group of P stripes, the stripe with the most work goes to the rank with the least work so far.
+// Keys follow the queries if both have the same length; otherwise they stay. Layouts that are not striped, or whose
+// stripe differs between sequences, are returned unchanged. Every rank computes the same result.
 JobLayout balance_stripes(const Batch& batch, const QueryWork& work, JobLayout layout);
 
 }  // namespace ringattn

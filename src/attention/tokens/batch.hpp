@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A batch: the sequences that are computed together, as lengths alone. Plain data, the same on every rank; it knows no
-// op, so jobs, layouts and plans share it.
+// A batch: the lengths of the sequences that are computed together. The same on every rank. Jobs, layouts and plans of
+// all ops use it.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace ringattn {
 
-// Tokens that may attend to each other. Query i stands at key position i + q_offset.
+// Query and key lengths of a sequence, in tokens. Query i has key position i + q_offset.
 struct Sequence {
   std::int64_t q_len = 0;
   std::int64_t k_len = 0;
@@ -23,11 +23,12 @@ struct Sequence {
   bool operator==(const Sequence&) const = default;
 };
 
-// How many sequences a batch may have: tables of a plan hold each of them.
+// Maximum number of sequences of a batch: tables of a plan have an entry for each.
 inline constexpr std::int64_t kMaxSequences = std::int64_t{1} << 20;
 
-// Sequences in order: equal ones as one and their number, others as a list that copies share until one of them grows.
-// So a batch may be named before anyone has looked whether there is room for it, and the ranks of a process share it.
+// Sequences in order. Equal sequences are stored as one sequence and a count, others as a list that copies share until
+// one of them is changed. So a huge batch can be described before its memory is checked, and ranks of a process share
+// it.
 class SequenceList {
  public:
   class Iterator {
@@ -65,7 +66,7 @@ class SequenceList {
   SequenceList(std::vector<Sequence> all)
       : count_(all.size()), all_(std::make_shared<std::vector<Sequence>>(std::move(all))) {}
   SequenceList(std::initializer_list<Sequence> all) : SequenceList(std::vector<Sequence>(all)) {}
-  // `count` times the same.
+  // `count` equal sequences.
   SequenceList(std::int64_t count, const Sequence& each) : count_(static_cast<std::size_t>(count)), each_(each) {}
 
   std::size_t size() const { return count_; }
@@ -74,20 +75,20 @@ class SequenceList {
   Iterator begin() const { return {*this, 0}; }
   Iterator end() const { return {*this, count_}; }
   void push_back(const Sequence& sequence);
-  // Those that differ from each other, as far as that is known: all of a list, one of equal ones.
+  // Number of entries that may differ: all of a list, one for equal sequences.
   std::size_t distinct() const { return all_ ? count_ : count_ > 0 ? 1 : 0; }
-  // The same sequences with their first queries at this position.
+  // The same sequences with another q_offset.
   SequenceList with_offset(std::int64_t q_offset) const;
 
   bool operator==(const SequenceList& other) const;
 
  private:
   std::size_t count_ = 0;
-  Sequence each_;                               // where there is no list
+  Sequence each_;                               // if there is no list
   std::shared_ptr<std::vector<Sequence>> all_;  // [count_]
 };
 
-// Sequences lie packed one after the other on the token axis of queries and on that of keys.
+// Sequences are packed one after the other on the query token axis and on the key token axis.
 struct Batch {
   SequenceList sequences;
 
@@ -98,25 +99,25 @@ struct Batch {
 
   std::int64_t q_tokens() const;
   std::int64_t k_tokens() const;
-  // Length of each sequence: [sequences].
+  // [sequences]
   std::vector<std::int64_t> q_lengths() const;
   std::vector<std::int64_t> k_lengths() const;
-  // Packed token where each sequence begins, with the total behind: [sequences + 1].
+  // Packed token at which each sequence begins, then the number of tokens: [sequences + 1].
   std::vector<std::int64_t> cu_q() const;
   std::vector<std::int64_t> cu_k() const;
 
   bool operator==(const Batch&) const = default;
 };
 
-// `count` sequences of equal length, queries aligned to the end of the keys.
+// `count` sequences of equal lengths; queries end where keys end.
 Batch uniform_batch(std::int64_t count, std::int64_t q_len, std::int64_t k_len);
 
-// Sequences from cumulative lengths [sequences + 1] and, if not empty, the offset of each; without offsets queries are
-// aligned to the end of the keys (q_offset = k_len − q_len). Throws kFile when the lists don't fit each other.
+// Sequences from cumulative lengths [sequences + 1], and q_offset [sequences], or empty: queries end where keys end
+// (q_offset = k_len − q_len). Throws kFile if the lists are inconsistent.
 Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int64_t> cu_k,
                    std::span<const std::int64_t> q_offset);
 
-// Throws kUsage for more than kMaxSequences, negative lengths, and for lengths or offsets beyond ±2^60.
+// Throws kUsage for more than kMaxSequences, negative lengths, and lengths or offsets beyond ±2^60.
 void check_batch(const Batch& batch);
 
 }  // namespace ringattn

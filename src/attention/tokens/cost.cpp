@@ -9,7 +9,7 @@ std::int64_t row_bytes(Dtype dtype, int heads, int dim) {
   return std::int64_t{heads} * dim * static_cast<std::int64_t>(size_of(dtype));
 }
 
-// Of the matrices of a head that there are.
+// Number of rows, over the given matrices, of one head.
 int matrix_rows(const MlaSpec& spec) {
   return (spec.q_in_latent ? 0 : spec.head_dim) + (spec.out_in_latent ? 0 : spec.head_dim_v);
 }

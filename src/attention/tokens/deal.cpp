@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Deals a batch's tokens to ranks: stripes like a snake, short sequences whole into bins.
+// Distributes a batch's tokens over ranks: stripes in snake order, short sequences whole.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,10 +17,10 @@ namespace {
 
 using RankRuns = std::vector<std::vector<TokenRun>>;
 
-// A sequence that is not split adds at most this share of a rank's work, so the bins come out even.
+// A sequence that is not split has at most this share of a rank's work, so that ranks are balanced.
 constexpr double kWholeShare = 0.25;
 
-// 0 1 … P−1 P−1 … 1 0 0 1 …
+// The ranks in snake order: 0 1 … P−1 P−1 … 1 0 0 1 …
 class Snake {
  public:
   explicit Snake(int world) : world_(world) {}
@@ -38,7 +38,7 @@ class Snake {
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Stripe of one side of a sequence; `tile` is that side's tile.
+// Stripe in tokens of the query or key side of a sequence. `tile`: tile size of that side.
 std::int64_t stripe_of(const LayoutRequest& request, std::int64_t length, int world, int query_tile, int key_tile,
                        int tile) {
   if (request.stripe > 0) return request.stripe;
@@ -85,7 +85,7 @@ class Dealer {
   }
 
  private:
-  // A token costs about as much as one more pair, so that bins without pairs fill evenly too.
+  // A token counts as one more pair, so that ranks are also balanced without pairs.
   double work_of(std::size_t sequence) const {
     const Sequence& s = batch_.sequences[sequence];
     return query_work_({static_cast<std::int32_t>(sequence), 0, s.q_len}) + static_cast<double>(s.q_len) +
@@ -104,7 +104,7 @@ class Dealer {
 
   void split(std::int32_t sequence) {
     const Sequence& s = batch_.sequences[static_cast<std::size_t>(sequence)];
-    if (request_.kind == LayoutKind::kContiguous) {  // rank order is token order
+    if (request_.kind == LayoutKind::kContiguous) {  // runs are in order of rank
       query_snake_ = Snake(world_);
       key_snake_ = Snake(world_);
     }
@@ -121,10 +121,10 @@ class Dealer {
     }
   }
 
-  // Puts each of these sequences on the rank with the least work so far, the largest first.
+  // Assigns each of these sequences to the rank with the least work so far, the largest first.
   void pack(std::vector<std::size_t> whole) {
     if (whole.empty()) return;
-    using Bin = std::pair<double, std::size_t>;  // work, rank
+    using Bin = std::pair<double, std::size_t>;  // (work, rank)
     std::priority_queue<Bin, std::vector<Bin>, std::greater<>> bins;
     for (std::size_t rank = 0; rank < query_runs_.size(); ++rank) {
       double work = 0.0;

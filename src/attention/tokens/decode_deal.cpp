@@ -20,14 +20,14 @@ DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, int ranks,
                        const std::function<std::int64_t(const DecodeDeal&)>& most) {
   if (!spec.block_mask.any()) return {1, 1, ranks};
   DecodeDeal best{ranks, 1, 1};
-  std::int64_t least = most(best);
+  std::int64_t min_work = most(best);
   for (int heads = 2; heads <= std::min(max_head_parts(spec, chooses), ranks); ++heads) {
     if (ranks % heads != 0) continue;
     const DecodeDeal deal{ranks / heads, heads, 1};
-    const std::int64_t here = most(deal);
-    if (10 * here > 9 * least) continue;
+    const std::int64_t work = most(deal);
+    if (10 * work > 9 * min_work) continue;
     best = deal;
-    least = here;
+    min_work = work;
   }
   return best;
 }
@@ -50,7 +50,7 @@ SequenceRange kept_sequences(const DecodeDeal& deal, std::int64_t sequences, int
 }
 
 HeadRange kept_heads(const DecodeDeal& deal, const AttentionSpec& spec, int rank) {
-  // Heads that share one of several lists follow each other.
+  // K/V heads that share a block mask are adjacent.
   const int together = spec.block_mask.heads > 1 ? std::max(1, spec.kv_heads / spec.block_mask.heads) : 1;
   const int units = spec.kv_heads / together;
   const int part = rank / deal.kv_splits % deal.heads;

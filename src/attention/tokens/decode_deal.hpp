@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks deal the work of decoding. Each owns the rows of some sequences. What of the keys it keeps and folds, for
-// all rows that see them, is a part: neighbouring sequences, of these neighbouring K/V heads, and of these every n-th
-// group of keys.
+// How ranks partition decode. Each rank owns the sequences whose results it gets. Its part is what it keeps in its
+// cache and attends to, for all query tokens: a range of sequences, of these a range of K/V heads, and of these every
+// n-th KV split.
 //
-// Groups are dealt where there are no lists of key blocks. A list's group holds 64 of its tiles, from anywhere in the
-// sequence, and is folded in one go: so with lists a rank keeps all keys of a head, and heads are dealt, which share no
-// group; and sequences, which share nothing. Pure: no ranks run here.
+// Without a block mask ranks partition KV splits. With a block mask, a KV split has 64 of the mask's key tiles, from
+// anywhere in the sequence, and is computed as a whole. A rank then keeps all keys of a head, and ranks partition
+// sequences and K/V heads, which share no KV split. Pure: no ranks run here.
 #pragma once
 
 #include <cstdint>
@@ -26,48 +26,51 @@ struct SequenceRange {
   bool operator==(const SequenceRange&) const = default;
 };
 
-// Into how many parts each is cut. Ranks that have the same sequences are neighbours.
+// The number of parts along each axis. Ranks with the same sequences are adjacent.
 struct DecodeDeal {
   int sequences = 1;
   int heads = 1;
   int kv_splits = 1;
 
   int ranks() const { return sequences * heads * kv_splits; }
-  // Whether ranks have something of rows to give to those that own them.
+  // True if ranks send partials or results to the owners of the rows.
   bool gives() const { return heads > 1 || kv_splits > 1; }
   bool operator==(const DecodeDeal&) const = default;
 };
 
-// Into how many parts K/V heads can be dealt, at most. Heads that share one of several lists stay together, and all do
-// where a step chooses one list for them (`chooses`).
+// Maximum number of parts of the K/V heads. Heads that share a mask of several stay together. All heads stay together
+// if a step selects one mask for all of them (`chooses`).
 int max_head_parts(const AttentionSpec& spec, bool chooses);
 
-// How `ranks` ranks deal steps, where `most` says how much the rank has to fold that has most. Without lists kv_splits
-// are dealt. With them sequences, for which nothing has to travel, and heads, in as many parts as each take a tenth and
-// more off the rank with most.
+// How `ranks` ranks partition decode steps. most(deal) is the work of the rank with most of it. Without a block mask KV
+// splits are partitioned. With one, sequences are partitioned, which need no exchange, and heads, in as many parts as
+// still reduce the largest rank's work by a tenth or more each.
 DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, int ranks,
                        const std::function<std::int64_t(const DecodeDeal&)>& most);
-// The same of up to so many sequences, of which nothing else is known: the K/V heads of all of them are to be folded.
+// The same for up to `sequences` sequences of equal work.
 DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, std::int64_t sequences, int ranks);
 
-// "groups", "K/V heads", "sequences" or "sequences and K/V heads": what is dealt. By one rank: "groups".
+// "groups", "K/V heads", "sequences" or "sequences and K/V heads": the partitioned axes. For one
+// rank "groups".
 std::string_view deal_name(const DecodeDeal& deal);
 
-// The sequences whose rows rank `rank` merges, and gives: neighbours, in order of rank, as many for each as can be.
-// With fewer sequences than ranks some have none.
+// The sequences whose rows rank `rank` merges and outputs: contiguous, in order of rank, and
+// balanced. With fewer sequences than ranks some ranks have none.
 inline SequenceRange owned_sequences(std::int64_t sequences, int rank, int ranks) {
   const std::int64_t first = sequences * rank / ranks;
   return {first, sequences * (rank + 1) / ranks - first};
 }
 
-// The part of rank `rank`, of a step of so many sequences: those that it and its neighbours in the part own.
+// The part of rank `rank` in a step of `sequences` sequences: those that the ranks of its part
+// own.
 SequenceRange kept_sequences(const DecodeDeal& deal, std::int64_t sequences, int rank);
 HeadRange kept_heads(const DecodeDeal& deal, const AttentionSpec& spec, int rank);
 KvPartition kept_partition(const DecodeDeal& deal, int rank);
-// The first of the ranks that keep the same sequences; DecodeDeal::heads · kv_splits follow each other.
+// The first of the ranks that keep the same sequences. DecodeDeal::heads · kv_splits adjacent
+// ranks keep them.
 int first_of_part(const DecodeDeal& deal, int rank);
 
-// What is computed of these K/V heads alone, with the query heads and lists that they have.
+// The spec with only these K/V heads and their query heads and block masks.
 AttentionSpec spec_of_heads(const AttentionSpec& spec, const HeadRange& kv_heads);
 // The query heads of these K/V heads.
 HeadRange query_heads(const AttentionSpec& spec, const HeadRange& kv_heads);

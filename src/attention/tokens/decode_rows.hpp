@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether the queries of sequences are rows of a decoding step.
+// Checks if the queries of a batch can be computed as a decode step.
 #pragma once
 
 #include <cstddef>
@@ -14,23 +14,23 @@
 
 namespace ringattn {
 
-// Whether every sequence has as many rows, and no more than decode kernels take.
+// True if every sequence has the same number of queries, and decode kernels support that number.
 bool are_decode_steps(const SequenceList& sequences);
-// Whether queries are the last tokens of their sequences.
+// True if queries are the last tokens of their sequences.
 bool queries_end_keys(const SequenceList& sequences);
-// Whether all have as many keys.
+// True if all sequences have the same number of keys.
 bool are_equally_long(const SequenceList& sequences);
-// Pages of 64 tokens for a cache of the others, each of which would have the longest one's memory without pages. Null
-// where the table would have too many entries.
+// Pages of 64 tokens for a cache of sequences of unequal lengths. A dense cache would need the longest length for each.
+// Null if the table would have too many entries.
 std::shared_ptr<const PageTable> pages_of_unequal(const Batch& batch);
-// Rows that see every key, and would from the end of these as well, stand there.
+// Sequences whose queries see every key, at any position from their end on, moved to their end.
 SequenceList aligned_to_end(const SequenceList& sequences, const Mask& mask);
 
 struct QueryWithoutKey {
   std::size_t sequence;
   std::int64_t position;
 };
-// The first query that stands, among the tokens that its sequence had, where some head has no key any more.
+// The first query that sees no key of some head, because all keys before it were evicted.
 std::optional<QueryWithoutKey> first_without_key(const Batch& batch, const KeyPositions& positions);
 
 }  // namespace ringattn

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::int64_t kFar = std::int64_t{1} << 62;
 
-// Whether the job's keys are those of its positions.
+// Checks that the positions have the batch's keys.
 void check_positions(const Job& job) {
   if (job.spec.positions != (job.positions == nullptr ? 0 : job.positions->heads())) {
     fail(ErrorCode::kUsage,
@@ -101,14 +101,13 @@ void check_job(const Job& job) {
   check_format("k", job.format.k, {job.spec.dtype, job.spec.kv_heads, job.spec.head_dim});
   check_format("v", job.format.v, {job.spec.dtype, job.spec.kv_heads, job.spec.head_dim_v});
   if (job.spec.block_mask != (job.block_mask == nullptr ? BlockMaskShape{} : job.block_mask->shape())) {
-    fail(ErrorCode::kUsage,
-         fmt::format("the job has {}", job.block_mask == nullptr ? "no lists of tiles" : "lists of tiles"),
+    fail(ErrorCode::kUsage, fmt::format("the job has {}", job.block_mask == nullptr ? "no block mask" : "a block mask"),
          "its spec says otherwise", "set_block_mask() sets both.");
   }
   if (job.block_mask != nullptr && !std::ranges::equal(job.block_mask->sequences(), masked_sequences(job.batch))) {
-    fail(ErrorCode::kUsage, "the job's lists of tiles are those of other sequences",
+    fail(ErrorCode::kUsage, "the job's block mask is that of other sequences",
          "their lengths, or where their queries begin, differ from the batch's",
-         "Make the lists from masked_sequences().");
+         "Make the block mask from masked_sequences().");
   }
   check_positions(job);
 }

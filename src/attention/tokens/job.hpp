@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job of attention: which fold, over which batch. Plain data, the same on every rank.
+// An attention job: a spec and a batch. The same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -15,37 +15,36 @@ namespace ringattn {
 struct Job {
   AttentionSpec spec;
   Batch batch;
-  std::int64_t page_size = 0;  // keys and values lie in pages of a cache, of so many tokens; 0: in rows of their own
-  CacheFormat format = {};     // how keys and values are stored, and travel; what they are is what decompression gives
-  // Which key tiles each query block folds, beside what the mask says; present exactly where spec.lists are.
+  std::int64_t page_size = 0;  // tokens per page if keys and values lie in a paged cache; 0: contiguous rows
+  CacheFormat format = {};  // of keys and values in memory and messages; results are those of the decompressed values
+  // Key tiles that each query block attends to, besides the mask; exactly if AttentionSpec::block_mask has a shape.
   std::shared_ptr<const BlockMask> block_mask = nullptr;
-  // Where each key stands, present exactly where spec.positions are; null: key i stands at position i.
+  // Positions of the keys, exactly if AttentionSpec::positions; null: key i has position i.
   std::shared_ptr<const KeyPositions> positions = nullptr;
 };
 
-// The batch's sequences as lists of tiles have them.
+// The batch's sequences as a BlockMask has them.
 std::vector<MaskedSequence> masked_sequences(const Batch& batch);
 
-// Gives the job lists of tiles; null takes them away.
+// Sets the job's block mask; null removes it.
 void set_block_mask(Job& job, std::shared_ptr<const BlockMask> block_mask);
 
-// Gives the job's keys their positions: those of a cache from which tokens were taken out. q_offset counts as before,
-// by these positions. Where the job's mask lets through the same keys without them, with queries that stand elsewhere
-// (position_without_gaps(): queries behind all that was taken out, under a mask without a left side), the queries are
-// moved instead, and any kernel and any front door can do the job; positions are then left out. Called when the mask is
-// known. Throws kUsage for positions of other sequences.
+// Sets the positions of the job's keys, for a cache from which tokens were evicted. q_offset is relative to them. If
+// the mask lets the same keys through without positions (position_without_gaps(): queries after all evicted tokens, and
+// a mask without a left limit), q_offset is changed instead and positions stay null, so that any kernel and op can run
+// the job. Call it after the mask is set. Throws kUsage for positions of other sequences.
 void set_positions(Job& job, std::shared_ptr<const KeyPositions> positions);
 
-// (query, key) pairs that the mask, and the block_mask, let through, all sequences; the mean over heads with lists of
-// their own.
+// Number of (query, key) pairs that mask and block mask let through, over all sequences; the mean over heads if heads
+// have different masks.
 double visible_pairs(const Job& job);
 
-// The visible pairs of a run of a batch's queries, by the mask, by lists and by positions of keys (null: there are
-// none). What it is given outlives the function.
+// Counts the visible pairs of a run of queries, by the mask, the block mask and the key positions (null: none). The
+// arguments must outlive the function.
 QueryWork query_work(const Batch& batch, const Mask& mask, const BlockMask* block_mask, const KeyPositions* positions);
 QueryWork query_work(const Job& job);
 
-// Deals a batch's tokens by the pairs that its queries see (attention/tokens/layout.hpp), which lists make uneven.
+// Distributes a batch's tokens by visible pairs (attention/tokens/layout.hpp), which a block mask makes uneven.
 JobLayout make_layout(const Batch& batch, const QueryWork& work, bool listed, int world, const LayoutRequest& request,
                       int query_tile, int key_tile);
 JobLayout make_layout(const Job& job, int world, const LayoutRequest& request, int query_tile, int key_tile);
@@ -56,9 +55,8 @@ std::string describe(const Job& job);
 // Throws kUsage for a window beyond ±2^62.
 void check_mask(const Mask& mask);
 
-// Throws kUsage when the job contradicts itself: heads, dims, windows beyond ±2^62, page_size, its batch
-// (check_batch()), formats that don't hold its keys or values, or pages of them, or lists or positions that are those
-// of other sequences.
+// Throws kUsage if the job contradicts itself: heads, dims, windows beyond ±2^62, page_size, its batch (check_batch()),
+// formats that can't hold its keys or values or their pages, and block masks or positions of other sequences.
 void check_job(const Job& job);
 
 }  // namespace ringattn

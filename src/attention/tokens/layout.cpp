@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The runs of every rank, checked and joined, and their rows. How a job's tokens are dealt is in deal.cpp.
+// Checks and merges the runs of every rank. deal.cpp distributes a job's tokens.
 #include "attention/tokens/layout.hpp"
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ namespace ringattn {
 
 namespace {
 
-// Checks one rank's runs by themselves, and joins those that follow each other without a gap.
+// Checks the runs of one rank, and merges adjacent ones.
 std::vector<TokenRun> join_runs(int rank, std::span<const std::int64_t> lengths, std::span<const TokenRun> runs) {
   std::vector<TokenRun> joined;
   for (const TokenRun& run : runs) {
@@ -51,7 +51,7 @@ std::vector<TokenRun> join_runs(int rank, std::span<const std::int64_t> lengths,
 
 constexpr std::string_view kOnce = "State each token on exactly one rank.";
 
-// "token 5 of sequence 2" for a token of the packed axis.
+// "token 5 of sequence 2" for a packed token.
 std::string token_name(std::span<const std::int64_t> cu, std::int64_t packed) {
   const auto next = std::upper_bound(cu.begin(), cu.end(), packed);
   return fmt::format("token {} of sequence {}", packed - *std::prev(next), next - cu.begin() - 1);
@@ -92,7 +92,8 @@ Layout::Layout(std::span<const std::int64_t> lengths, std::vector<std::vector<To
   std::sort(owners_.begin(), owners_.end(), [](const OwnedRun& a, const OwnedRun& b) {
     return a.token != b.token ? a.token < b.token : a.owner < b.owner;
   });
-  // Every run lies inside its sequence, so the axis is covered once exactly when each run starts where one ended.
+  // Every run lies inside its sequence, so the axis is covered exactly once if each run starts where the last one
+  // ended.
   std::int64_t covered = 0;
   int last_owner = 0;
   for (const OwnedRun& run : owners_) {

@@ -17,17 +17,17 @@ namespace ringattn {
 
 namespace {
 
-// "queries", "O", "queries and O"; empty: neither is in the latent.
+// "queries", "O", "queries and O": what is in the latent space; empty: neither.
 std::string_view in_latent(const MlaSpec& spec) {
   if (!spec.q_in_latent) return spec.out_in_latent ? "O" : "";
   return spec.out_in_latent ? "queries and O" : "queries";
 }
 
-// `dim` is that of what lies in the latent.
+// `dim`: of the tensor that is in the latent space.
 void check_in_latent(std::string_view what, std::string_view name, int dim, const MlaSpec& spec) {
   if (dim == spec.latent_dim) return;
-  fail(ErrorCode::kUsage, fmt::format("{} in a latent of {} numbers with {} {}", what, spec.latent_dim, name, dim),
-       "what lies in the latent has as many as it has", fmt::format("Set {} to {}.", name, spec.latent_dim));
+  fail(ErrorCode::kUsage, fmt::format("{} in a latent space of {} dims with {} {}", what, spec.latent_dim, name, dim),
+       "tensors in the latent space have its number of dims", fmt::format("Set {} to {}.", name, spec.latent_dim));
 }
 
 }  // namespace
@@ -92,15 +92,15 @@ void check_latent_format(std::string_view what, const RowFormat& format, const M
          "Choose one of the two.");
   }
   if (spec.dtype != Dtype::kBf16) {
-    fail(ErrorCode::kUsage, fmt::format("8-bit {} in a job of {}", what, dtype_name(spec.dtype)),
-         "they are unpacked to bf16", "Choose bf16, or latents of 16 bits.");
+    fail(ErrorCode::kUsage, fmt::format("FP8 {} in a job of {}", what, dtype_name(spec.dtype)),
+         "they are dequantized to bf16", "Choose bf16, or latents of 16 bits.");
   }
   check_format(what, format, {spec.dtype, 1, spec.latent_dim + spec.rope_dim});
 }
 
 void check_mla_job(const MlaJob& job) {
   const MlaSpec& spec = job.spec;
-  constexpr int kMaxDims = 1 << 16;  // sums and products of theirs are numbers, too
+  constexpr int kMaxDims = 1 << 16;  // so that sums and products of dims fit into int
   const auto possible = [](int dim) { return dim >= 1 && dim <= kMaxDims; };
   if (!possible(spec.head_dim) || !possible(spec.rope_dim) || !possible(spec.head_dim_v) ||
       !possible(spec.latent_dim)) {
@@ -113,7 +113,7 @@ void check_mla_job(const MlaJob& job) {
   if (spec.out_in_latent) check_in_latent("O", "head_dim_v", spec.head_dim_v, spec);
   if (const std::string_view what = in_latent(spec); !what.empty() && job.form == MlaForm::kExpanded) {
     fail(ErrorCode::kUsage, fmt::format("the expanded form with {} in the latent", what),
-         "it folds keys and values of the heads", {"Use ", setting("form", "absorbed"), ", or give the matrices."});
+         "it attends to expanded keys and values", {"Use ", setting("form", "absorbed"), ", or give the matrices."});
   }
   check_heads(expanded_spec(spec, spec.heads));
   check_mask(spec.mask);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job of latent attention (kernels/mla.hpp): what is computed, over which batch, and in which of its two forms.
-// Plain data, the same on every rank.
+// An MLA job (kernels/mla.hpp): a spec, a batch and a form. The same on every rank.
 #pragma once
 
 #include <optional>
@@ -21,8 +20,8 @@ struct MlaJob {
   MlaSpec spec;
   Batch batch;
   std::optional<MlaForm> form;  // absent: choose_form()
-  // How latents and rotary keys lie and travel: plain, or latent_format() of spec.rope_dim (kernels/latent_rows.hpp).
-  // Rows of 8 bits are those that they are unpacked to: no bit depends on where that happens.
+  // Format of latents and rotary keys in memory and messages: plain, or latent_format() of spec.rope_dim
+  // (kernels/latent_rows.hpp). Results are those of the dequantized FP8 rows, wherever they are dequantized.
   RowFormat format = {};
 };
 
@@ -31,33 +30,32 @@ struct MlaFormChoice {
   std::string reason;  // e.g. "16 queries a sequence at most: absorbed up to 170"
 };
 
-// The form that the job names, else the absorbed one where queries or O are in the latent, else the one that costs less
-// by the shape alone. Expanding a key to a head costs
-// 2 · latent_dim · (head_dim + head_dim_v) operations; the absorbed form pays 2 · (2 · latent_dim + rope_dim − head_dim
-// − rope_dim − head_dim_v) more for each query that sees the key. So up to as many queries as the first holds the
-// second it is cheaper: 170 at DeepSeek's dims. The longest q_len of the batch is compared with that, whatever the mask
-// is and however many ranks there are: a pure function of the job, which a caller can foresee.
+// The form that the job names; else absorbed if queries or O are in the latent space; else the cheaper form by shape.
+// Expanding a key for a head costs 2 · latent_dim · (head_dim + head_dim_v) FLOPs. The absorbed form costs
+// 2 · (2 · latent_dim + rope_dim − head_dim − rope_dim − head_dim_v) FLOPs more for each query that sees the key. So it
+// is cheaper up to a number of queries that is the ratio of the two: 170 at DeepSeek's dims. The longest q_len of the
+// batch is compared with it, for any mask and number of ranks, so a caller can predict the choice.
 MlaFormChoice choose_form(const MlaJob& job);
 
-// What folds in a form: `heads` of the job's heads at a time, expanded; absorbed always all.
+// The attention spec of a form: expanded, `heads` of the job's heads at a time; absorbed, always all heads.
 AttentionSpec form_spec(const MlaSpec& spec, MlaForm form, int heads);
 
-// The products around what folds: expanded of latents to keys and to values, absorbed of queries and of O. None where
-// they are the caller's.
+// The GEMMs around the attention: expanded, of latents to K and V; absorbed, of queries and O. None if the caller does
+// them.
 std::optional<BatchedGemmSpec> key_gemm(const MlaSpec& spec, MlaForm form);
 std::optional<BatchedGemmSpec> value_gemm(const MlaSpec& spec);
 
-// "bf16, 128 heads, head_dim 128+64/128, latent 512, causal, scale 0.0721"; "latent 512, queries and O in it" where
-// they are
+// "bf16, 128 heads, head_dim 128+64/128, latent 512, causal, scale 0.0721"; with queries and O in the latent space
+// "latent 512, queries and O in it"
 std::string describe(const MlaSpec& spec);
 // The same with the batch: "…; 3 sequences, 1000 queries, 4096 keys"
 std::string describe(const MlaJob& job);
 
-// Throws kUsage unless `what`, "latents" or those of a cache, may be stored so: plain, or as latent_format() in a job
-// of bf16 whose latent_dim is a multiple of 128 and whose rope_dim is one of 4.
+// Throws kUsage if `what` ("latents", or a cache's name) can't have this format: it must be plain, or latent_format()
+// with bf16, a latent_dim that is a multiple of 128, and a rope_dim that is a multiple of 4.
 void check_latent_format(std::string_view what, const RowFormat& format, const MlaSpec& spec);
 
-// Throws kUsage when the job contradicts itself: heads, dims, form, scale, soft-cap, window, batch, format.
+// Throws kUsage if the job contradicts itself: heads, dims, form, scale, softcap, window, batch, format.
 void check_mla_job(const MlaJob& job);
 
 }  // namespace ringattn

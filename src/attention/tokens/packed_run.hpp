@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's rows as runs of the packed token axis, by which files, digests and synthetic input name them. In a batch
-// order packed token = batch index · length + token.
+// A rank's rows as runs of the packed token axis. Files, digests and synthetic inputs use packed tokens.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +11,8 @@
 
 namespace ringattn {
 
-// The runs of a rank on the packed axis; neighbours are joined, also over a sequence's end. `packed_begin` holds the
-// packed token at which each sequence begins (Batch::cu_q() or cu_k()).
+// The runs of a rank on the packed axis. Adjacent runs are merged, also across sequences. `packed_begin`: packed token
+// at which each sequence begins (Batch::cu_q() or cu_k()).
 inline std::vector<PackedRun> packed_runs(std::span<const TokenRun> runs, std::span<const std::int64_t> packed_begin) {
   std::vector<PackedRun> packed;
   for (const TokenRun& run : runs) {

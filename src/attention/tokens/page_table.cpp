@@ -16,9 +16,9 @@ namespace ringattn {
 
 namespace {
 
-// A number below `bound`. 64 bits for at most 2^22 choices: what the remainder prefers is out of sight.
+// A random number below `bound` <= 2^22. With 64 bits the bias of the remainder is negligible.
 std::uint64_t below(std::uint64_t bound, std::uint64_t index, std::uint64_t seed) {
-  constexpr std::uint32_t kPages = 0x70616765;  // apart from the counters of synthetic input
+  constexpr std::uint32_t kPages = 0x70616765;  // a counter that synthetic inputs don't use
   const PhiloxWords words = philox4x32_10(
       {{static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32), kPages, 0xffffffffU}}, seed);
   return (std::uint64_t{words.word[0]} << 32 | words.word[1]) % bound;
@@ -30,15 +30,15 @@ struct Prefix {
   std::int64_t pages = 0;
 };
 
-// Sequences in the order of their pages: what several share, neighbours share. So all that may be a prefix are runs in
-// this order, with the pages that all of a run have in common, and runs lie in each other. A choice is which runs have
-// a prefix. A sequence has that of the innermost of its runs that has one, and spares its tiles; each prefix is folded
-// once, which takes as many.
+// Chooses shared prefixes. In lexicographic order of pages, sequences that share pages are adjacent. So the candidates
+// are runs in this order, with the pages that all sequences of the run share, and runs are nested. A choice selects
+// runs that become prefixes. A sequence uses the innermost selected run that contains it. It saves the tiles of that
+// prefix, and each prefix costs its tiles once.
 class PrefixChoice {
  public:
   PrefixChoice(const PageTable& table, const Batch& batch, int key_tile)
       : page_size_(table.page_size), key_tile_(key_tile), order_(table.sequences()) {
-    std::vector<std::span<const std::int32_t>> pages;  // that each fills
+    std::vector<std::span<const std::int32_t>> pages;  // full pages of each sequence
     for (std::size_t s = 0; s < order_.size(); ++s) {
       pages.push_back(table.of(s).first(static_cast<std::size_t>(batch.sequences[s].k_len / page_size_)));
     }
@@ -52,13 +52,13 @@ class PrefixChoice {
     }
   }
 
-  // By their first sequences.
+  // The chosen prefixes, in order of their first sequences.
   std::vector<Prefix> best() const {
     std::vector<Prefix> chosen;
     if (order_.size() < 2) return chosen;
     Run all = run_of(0, order_.size());
-    std::vector<std::int64_t> around{0};  // no prefix
-    weigh(all, around);
+    std::vector<std::int64_t> outer{0};  // no prefix
+    saved_tiles(all, outer);
     choose(all, 0, 1, -1, chosen);
     for (Prefix& prefix : chosen) std::ranges::sort(prefix.sequences);
     std::ranges::sort(chosen, {}, [](const Prefix& prefix) { return prefix.sequences.front(); });
@@ -66,12 +66,12 @@ class PrefixChoice {
   }
 
  private:
-  // Two or more sequences [begin, end) in order.
+  // Two or more sequences [begin, end) in page order.
   struct Run {
     std::size_t begin = 0, end = 0;
-    std::int64_t pages = 0;         // that all have in common
-    std::vector<Run> parts;         // runs with more in common, ascending
-    std::size_t chosen_before = 0;  // see weigh()
+    std::int64_t pages = 0;          // shared by all
+    std::vector<Run> parts;          // nested runs that share more pages, ascending
+    std::size_t selected_below = 0;  // see saved_tiles()
   };
 
   Run run_of(std::size_t begin, std::size_t end) const {
@@ -86,34 +86,35 @@ class PrefixChoice {
     return run;
   }
 
-  // The tiles that the sequences of a run spare, less those of its prefixes, by the best choice inside of it, for each
-  // of the prefixes that may be the innermost one around it, of whose tiles `around` has the numbers, from the
-  // outermost on. The more tiles that one has, the less a prefix of the run's own is worth: it has one in front of
-  // around[chosen_before]. That is then of two sequences at least, as one spares no more than its prefix takes.
-  std::vector<std::int64_t> weigh(Run& run, std::vector<std::int64_t>& around) const {
+  // The maximum number of tiles that the sequences of a run save, minus the cost of prefixes inside of it, as a
+  // function of the innermost selected run that contains it: entry i is for outer[i], the number of tiles of that
+  // prefix. `outer` is ordered from the outermost run on, so ascending. The more tiles outer[i] has, the less a prefix
+  // of this run gains: this run is selected if i < selected_below. A selected run has at least two sequences, because
+  // for one sequence a prefix saves no more than it costs.
+  std::vector<std::int64_t> saved_tiles(Run& run, std::vector<std::int64_t>& outer) const {
     const std::int64_t tiles = run.pages * page_size_ / key_tile_;
-    around.push_back(tiles);
-    std::vector<std::int64_t> spared(around.size(), 0);
-    auto alone = static_cast<std::int64_t>(run.end - run.begin);
+    outer.push_back(tiles);
+    std::vector<std::int64_t> saved(outer.size(), 0);
+    auto direct = static_cast<std::int64_t>(run.end - run.begin);
     for (Run& part : run.parts) {
-      alone -= static_cast<std::int64_t>(part.end - part.begin);
-      std::ranges::transform(spared, weigh(part, around), spared.begin(), std::plus());
+      direct -= static_cast<std::int64_t>(part.end - part.begin);
+      std::ranges::transform(saved, saved_tiles(part, outer), saved.begin(), std::plus());
     }
-    for (std::size_t i = 0; i < around.size(); ++i) spared[i] += alone * around[i];
-    const std::int64_t own = spared.back() - tiles;
-    around.pop_back();
-    spared.pop_back();
-    run.chosen_before = static_cast<std::size_t>(
-        std::ranges::find_if(spared, [&](std::int64_t n) { return n >= own; }) - spared.begin());
-    for (std::int64_t& n : spared) n = std::max(n, own);
-    return spared;
+    for (std::size_t i = 0; i < outer.size(); ++i) saved[i] += direct * outer[i];
+    const std::int64_t own = saved.back() - tiles;
+    outer.pop_back();
+    saved.pop_back();
+    run.selected_below =
+        static_cast<std::size_t>(std::ranges::find_if(saved, [&](std::int64_t n) { return n >= own; }) - saved.begin());
+    for (std::int64_t& n : saved) n = std::max(n, own);
+    return saved;
   }
 
-  // `innermost`: which of the `depth` that lie around the run is the innermost that was chosen, and `prefix` what it
-  // has become in `chosen`, or −1.
+  // `innermost`: index of the innermost selected run among the `depth` runs around this one. `prefix`: its index in
+  // `chosen`, or −1.
   void choose(const Run& run, std::size_t innermost, std::size_t depth, std::ptrdiff_t prefix,
               std::vector<Prefix>& chosen) const {
-    if (innermost < run.chosen_before) {
+    if (innermost < run.selected_below) {
       innermost = depth;
       prefix = static_cast<std::ptrdiff_t>(chosen.size());
       chosen.push_back({{}, run.pages});
@@ -135,7 +136,7 @@ class PrefixChoice {
   std::int64_t page_size_;
   int key_tile_;
   std::vector<std::size_t> order_;
-  std::vector<std::int64_t> in_common_;  // pages of each and the next in order
+  std::vector<std::int64_t> in_common_;  // number of pages that each sequence shares with the next in order
 };
 
 }  // namespace
@@ -151,7 +152,7 @@ std::vector<PackedRun> pool_runs(const PageTable& table, std::span<const std::in
   for (const PackedRun& run : runs) {
     auto sequence = static_cast<std::size_t>(std::upper_bound(cu_k.begin(), cu_k.end(), run.begin) - cu_k.begin() - 1);
     for (std::int64_t at = run.begin; at < run.end;) {
-      while (at >= cu_k[sequence + 1]) ++sequence;  // empty ones as well
+      while (at >= cu_k[sequence + 1]) ++sequence;  // skips empty sequences
       const std::int64_t token = at - cu_k[sequence];
       const std::int64_t in_page = token % table.page_size;
       const std::int64_t left = std::min(run.end, cu_k[sequence + 1]) - at;
@@ -181,7 +182,7 @@ PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t s
     }
     table.begin.push_back(entries);
   }
-  // Of sequences behind the first.
+  // Number of pages that sequence s shares with sequence 0.
   const auto shared = [&](std::size_t s) {
     return s == 0 ? 0 : std::min({prefix, batch.sequences[0].k_len, batch.sequences[s].k_len}) / page_size;
   };
@@ -194,7 +195,7 @@ PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t s
   }
   auto next = order.begin();
   for (std::size_t s = 0; s < table.sequences(); ++s) {
-    table.entries.insert(table.entries.end(), order.begin(), order.begin() + shared(s));  // those of sequence 0
+    table.entries.insert(table.entries.end(), order.begin(), order.begin() + shared(s));  // pages of sequence 0
     const std::int64_t own = table.begin[s + 1] - table.begin[s] - shared(s);
     table.entries.insert(table.entries.end(), next, next + own);
     next += own;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A set of ranks that knows its neighbours on the ring 0, 1, …, P − 1, 0.
+// A bit set of ranks that finds members next to a rank on the ring 0, 1, …, P − 1, 0.
 #pragma once
 
 #include <bit>
@@ -17,25 +17,25 @@ class RankSet {
   void erase(int rank) { words_[word_of(rank)] &= ~bit_of(rank); }
   bool contains(int rank) const { return (words_[word_of(rank)] & bit_of(rank)) != 0; }
 
-  // Members strictly between two ranks, going up from `from` and around; all but `from` itself where both are one.
+  // Number of members strictly between two ranks, going up from `from` and around. If both are equal, all but `from`.
   int count_between(int from, int to) const {
     if (from < to) return count(from + 1, to);
     return count(from + 1, world_) + count(0, to);
   }
-  // The first of them that is met going up from `from`; −1: none.
+  // The first of these members, going up from `from`; −1: none.
   int first_between(int from, int to) const {
     if (from < to) return first(from + 1, to);
     const int above = first(from + 1, world_);
     return above >= 0 ? above : first(0, to);
   }
-  // The last of them.
+  // The last of these members.
   int last_between(int from, int to) const {
     if (from < to) return last(from + 1, to);
     const int below = last(0, to);
     return below >= 0 ? below : last(from + 1, world_);
   }
 
-  // Whether both have the same members, `rank` left aside.
+  // True if both sets have the same members, apart from `rank`.
   bool equals_but(const RankSet& other, int rank) const {
     for (std::size_t i = 0; i < words_.size(); ++i) {
       const std::uint64_t ignored = i == word_of(rank) ? bit_of(rank) : 0;
@@ -47,7 +47,7 @@ class RankSet {
  private:
   static std::size_t word_of(int rank) { return static_cast<std::size_t>(rank) / 64; }
   static std::uint64_t bit_of(int rank) { return std::uint64_t{1} << (rank % 64); }
-  // The bits of word i that stand for ranks in [begin, end).
+  // The bits of word i for ranks in [begin, end).
   std::uint64_t masked(std::size_t i, int begin, int end) const {
     const int low = static_cast<int>(i) * 64;
     std::uint64_t word = words_[i];

@@ -16,15 +16,15 @@ std::int64_t SsmJob::tokens() const { return std::accumulate(lengths.begin(), le
 std::string describe(const SsmJob& job) {
   const std::string convolution =
       job.convolution && !job.conv1d_only
-          ? fmt::format(", behind a convolution of width {}{}{}", job.convolution->width,
+          ? fmt::format(", after a convolution of width {}{}{}", job.convolution->width,
                         job.convolution->bias ? ", its bias" : "", job.convolution->silu ? " and silu" : "")
           : "";
   return fmt::format("{}{}{}; {}, {} tokens{}{}{}{}", job.update ? "update of one token, " : "",
                      job.conv1d_only ? describe(*job.convolution) : describe(job.spec), convolution,
                      counted(job.lengths.size(), "sequence"), job.tokens(),
-                     job.initial_states ? ", initial states" : "", job.initial_halos ? ", tokens in front" : "",
+                     job.initial_states ? ", initial states" : "", job.initial_halos ? ", initial halos" : "",
                      job.final_states ? ", final states" : "",
-                     job.conv1d_only && job.final_halos ? ", final tokens" : "");
+                     job.conv1d_only && job.final_halos ? ", final halos" : "");
 }
 
 int conv1d_channels(const SsmSpec& spec) {
@@ -44,20 +44,18 @@ void check_ssm_job(const SsmJob& job) {
   }
   if (!job.convolution) {
     if (job.initial_halos || job.final_halos || job.conv1d_only) {
-      refuse(job.conv1d_only ? "a convolution alone" : "tokens in front of a convolution",
-             "the scan has no convolution");
+      refuse(job.conv1d_only ? "a convolution without an SSM" : "halos of a convolution", "the job has no convolution");
     }
     return;
   }
   check_causal_conv1d(*job.convolution);
   if (job.conv1d_only && (!job.spec.state_decays || job.initial_states || job.final_states)) {
-    refuse("a convolution alone with heads or states", "it has channels, and hands on tokens");
+    refuse("a convolution without an SSM, but with heads or states", "it has channels and halos");
   }
   if (job.convolution->channels != conv1d_channels(job.spec) || job.convolution->dtype != job.spec.dtype) {
-    refuse(
-        fmt::format("a convolution of {} channels of {}", job.convolution->channels,
-                    dtype_name(job.convolution->dtype)),
-        fmt::format("in front of the scan there are {} of {}", conv1d_channels(job.spec), dtype_name(job.spec.dtype)));
+    refuse(fmt::format("a convolution of {} channels of {}", job.convolution->channels,
+                       dtype_name(job.convolution->dtype)),
+           fmt::format("the SSM needs {} of {}", conv1d_channels(job.spec), dtype_name(job.spec.dtype)));
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job of scans (kernels/ssm.hpp): what is computed, over which sequences. Plain data, the same on every rank.
+// An SSM or conv1d job (kernels/ssm.hpp): a spec and the lengths of its sequences. The same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@ namespace ringattn {
 struct SsmJob {
   SsmSpec spec;
   std::vector<std::int64_t> lengths;  // [sequences] tokens; 0: the state passes through
-  bool initial_states = false;        // sequences start from given states, else from zero
-  bool final_states = false;          // the states behind them are wanted
-  // One token of each sequence by the kernel's update(), which reads and writes each state once: from initial states to
-  // final ones, both of which it has. Such rows and states agree with those of a scan within a tolerance.
+  bool initial_states = false;        // initial states are given; else they are zero
+  bool final_states = false;          // final states are written
+  // One token of each sequence by the kernel's update(), which reads and writes each state once. Has initial and final
+  // states. Results agree with those of a whole sequence within a tolerance.
   bool update = false;
-  // In front of the scan, over x, B and C side by side (conv1d_channels()); with state_decays over x alone.
+  // Causal conv1d before the SSM, over x, B and C side by side (conv1d_channels()); with state_decays only over x.
   std::optional<CausalConv1dSpec> convolution = {};
-  // The convolution is the whole job, and y is what it makes of x. Of the spec only dtype and heads are looked at: with
-  // state_decays they are its channels.
+  // The job has only the convolution, with input x and output y. Of the spec only dtype and heads are used; with
+  // state_decays set the heads are the channels.
   bool conv1d_only = false;
-  bool initial_halos = false;  // sequences go on from given tokens in front of the convolution, else from zeros
-  bool final_halos = false;    // their last tokens in front of it are wanted
+  bool initial_halos = false;  // initial halos of the convolution are given; else they are zeros
+  bool final_halos = false;    // final halos of the convolution are written
 
   std::int64_t tokens() const;  // of all sequences
 };
@@ -36,19 +36,19 @@ struct SsmJob {
 // "scan, bf16, 80 heads of 64, state 128, 1 group; 2 sequences, 131072 tokens, initial states"
 std::string describe(const SsmJob& job);
 
-// Channels that a convolution in front of a scan has.
+// Number of channels of the convolution before an SSM.
 int conv1d_channels(const SsmSpec& spec);
 
-// Throws kUsage where the parts of a job contradict each other; lengths are looked at by whoever deals them.
+// Throws kUsage if the members of a job contradict each other. Lengths are checked when they are distributed.
 void check_ssm_job(const SsmJob& job);
 
 // Bytes of one sequence's state, all heads.
 std::int64_t state_bytes(const SsmSpec& spec);
-// Bytes of what a sequence hands on to who goes on with it: its state, or of a convolution alone its last tokens.
+// Bytes that a sequence passes on to the next rank: its state; for a convolution only, its halo.
 std::int64_t carried_bytes(const SsmJob& job);
 std::string_view carried_name(const SsmJob& job);  // "final_states", "final_conv_state"
-// It as files have it, of so many sequences: [sequences, heads, head_dim · state_dim], or [sequences, channels,
-// width − 1].
+// View of the carried data of `sequences` sequences in a file: [sequences, heads, head_dim · state_dim], or [sequences,
+// channels, width − 1].
 TensorView carried_view(const SsmJob& job, const void* data, std::int64_t sequences);
 
 }  // namespace ringattn

@@ -39,10 +39,10 @@ std::vector<Piece> pieces_of(std::span<const std::int64_t> lengths) {
   return pieces;
 }
 
-// How many ranks the pieces from each on take, at the least, where none has more than `most` tokens: [pieces + 1].
+// Minimum number of ranks for pieces [i, end), if no rank has more than `most` tokens: [pieces + 1].
 std::vector<std::int64_t> ranks_from(std::span<const Piece> pieces, std::int64_t most) {
   std::vector<std::int64_t> ranks(pieces.size() + 1, 0);
-  std::size_t end = pieces.size();  // of what the first rank takes, from piece i on
+  std::size_t end = pieces.size();  // of the first rank's pieces, if they begin at i
   std::int64_t tokens = 0;
   for (std::size_t i = pieces.size(); i-- > 0;) {
     tokens += pieces[i].tokens();
@@ -61,7 +61,7 @@ void check_ssm_size(std::int64_t sequences, std::int64_t super_segments, int wor
   if (std::max(sequences, super_segments) <= most) return;
   const auto ranks = static_cast<std::uint64_t>(world);
   fail(ErrorCode::kMemory, "the scan is too large for " + counted(ranks, "rank"),
-       fmt::format("{} of {} tokens are dealt, at most {} on so many ranks",
+       fmt::format("it has {} of {} tokens, at most {} are possible on this number of ranks",
                    counted(static_cast<std::uint64_t>(super_segments), "super-segment"), kSuperSegmentTokens, most),
        "Use fewer tokens or sequences, or fewer ranks.");
 }
@@ -76,7 +76,7 @@ Layout deal_ssm(std::span<const std::int64_t> lengths, int world) {
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
   const std::vector<Piece> pieces = pieces_of(lengths);
   std::int64_t left = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
-  // The fewest tokens that the rank with most of them can have.
+  // The smallest possible maximum of tokens per rank.
   std::int64_t most = 1;
   for (const Piece& piece : pieces) most = std::max(most, piece.tokens());
   for (std::int64_t high = std::max(left, most); most < high;) {
@@ -89,17 +89,17 @@ Layout deal_ssm(std::span<const std::int64_t> lengths, int world) {
   }
   const std::vector<std::int64_t> needed = ranks_from(pieces, most);
   const auto count = static_cast<std::int64_t>(pieces.size());
-  std::int64_t next = 0;  // piece
+  std::int64_t next = 0;  // index of the next piece
   for (int rank = 0; rank < world && next < count; ++rank) {
-    const std::int64_t behind = world - rank - 1;  // ranks
-    const double share = static_cast<double>(left) / static_cast<double>(behind + 1);
+    const std::int64_t ranks_after = world - rank - 1;  // ranks after this one
+    const double share = static_cast<double>(left) / static_cast<double>(ranks_after + 1);
     std::int64_t tokens = 0;
     for (; next < count; ++next) {
       const Piece& piece = pieces[static_cast<std::size_t>(next)];
-      const bool full = tokens + piece.tokens() > most || count - next <= behind;
-      // To the nearest of an equal share of what is left.
+      const bool full = tokens + piece.tokens() > most || count - next <= ranks_after;
+      // Rounded to nearest, for an equal share of the rest.
       const bool enough = static_cast<double>(tokens) + static_cast<double>(piece.tokens()) / 2.0 > share;
-      if (tokens > 0 && (full || (enough && needed[static_cast<std::size_t>(next)] <= behind))) break;
+      if (tokens > 0 && (full || (enough && needed[static_cast<std::size_t>(next)] <= ranks_after))) break;
       runs[static_cast<std::size_t>(rank)].push_back({piece.sequence, piece.begin, piece.end});
       tokens += piece.tokens();
     }
@@ -112,10 +112,10 @@ Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vecto
   Layout layout(lengths, runs);
   for (int rank = 0; rank < layout.world(); ++rank) {
     for (const TokenRun& run : layout.runs(rank)) {
-      if (run.begin % kSuperSegmentTokens == 0) continue;  // and so its neighbour ends there
+      if (run.begin % kSuperSegmentTokens == 0) continue;  // then the run before it ends there, too
       fail(ErrorCode::kUsage, fmt::format("rank {} begins at token {} of sequence {}", rank, run.begin, run.sequence),
            fmt::format("it is no multiple of {}, so two ranks would share a super-segment", kSuperSegmentTokens),
-           "State runs of whole super-segments, or leave them out and move the rows to the layout that is dealt.");
+           "Use runs of whole super-segments, or omit them and move the rows to the default layout.");
     }
   }
   return layout;
@@ -156,7 +156,7 @@ StateHops state_hops(const Layout& layout) {
     if (before == nullptr) {
       steps.push_back(0);
     } else {
-      // Neighbours of one rank are one run, so the state comes from another rank, whose latest run it is.
+      // Adjacent runs of one rank are merged, so the state comes from another rank, from its latest run.
       const std::vector<int>& theirs = result.steps[static_cast<std::size_t>(before->owner)];
       const auto hop = static_cast<std::size_t>(theirs.back());
       if (result.hops.size() <= hop) result.hops.resize(hop + 1);
@@ -181,7 +181,7 @@ StateOwners state_owners(const Layout& layout) {
   const std::span<const std::int64_t> cu = layout.cu();
   const std::span<const OwnedRun> runs = layout.owners();
   StateOwners owners;
-  std::size_t run = 0;  // the first one that ends behind the sequence's first token
+  std::size_t run = 0;  // the first run that ends after the sequence's first token
   for (std::size_t s = 0; s + 1 < cu.size(); ++s) {
     const auto ends_before = [&](std::int64_t token) { return run < runs.size() && runs[run].end() <= token; };
     if (cu[s] == cu[s + 1]) {
