@@ -30,7 +30,7 @@ namespace ringattn {
 
 namespace {
 
-// Of a tensor as its format has it: the streams of compressed rows, or the one of plain ones.
+// The streams of a compressed tensor. A plain tensor is one stream.
 CompressedRows stream_rows(const RowFormat& format, const CompressedRows& packed, const TensorView& plain) {
   if (!format.is_plain()) return packed;
   const auto element = static_cast<std::int64_t>(size_of(plain.dtype));
@@ -61,7 +61,7 @@ void check_compressed_rows(std::string_view name, const RowFormat& format, const
 
 }  // namespace
 
-// What depends on the lengths of the sequences. A plan is made by every rank for itself.
+// Everything that depends on the lengths of the sequences. Each rank makes its own plan.
 struct Attention::Lengths {
   Lengths(const RingJob& job, const Options& options, const Transport& transport)
       : batch(job.work.batch),
@@ -103,9 +103,9 @@ struct Attention::Impl {
     const bool staged = gathers_pages() || (several() && !dense_kv);
     return ring->workspace(plan().keeps_state ? kernel->state_bytes(q_rows()) : 0, staged ? k_rows() : 0);
   }
-  // Of compressed jobs, behind that: the rows of a block as they are decompressed.
+  // With compressed keys the decompressed rows of a block follow in the workspace.
   std::size_t decompressed_bytes(std::int64_t token_bytes) const {
-    return aligned(static_cast<std::size_t>(most_decompressed * token_bytes));
+    return aligned(static_cast<std::size_t>(max_decompressed * token_bytes));
   }
   std::size_t keys_bytes() const { return decompressed_bytes(k_token_bytes(job.spec)); }
   std::size_t values_bytes() const { return decompressed_bytes(v_token_bytes(job.spec)); }
@@ -135,14 +135,14 @@ struct Attention::Impl {
   AttentionChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<AttentionKernel> kernel;
-  RingJob prepared_job;                                 // with the lengths that the object was made with
-  std::unique_ptr<Lengths> prepared;                    // of it
-  std::unique_ptr<Lengths> others;                      // of set_lengths(), instead
-  std::vector<PageRun> page_map;                        // of a block's tiles, where they lie in pages
-  LowRankGemms gemms;                                   // of compressed jobs, and all below
+  RingJob prepared_job;                                 // with the lengths at construction
+  std::unique_ptr<Lengths> prepared;                    // of prepared_job
+  std::unique_ptr<Lengths> others;                      // after set_lengths(); replaces `prepared`
+  std::vector<PageRun> page_map;                        // of a block's tiles in pages
+  LowRankGemms gemms;                                   // this and the following members: compressed jobs only
   std::vector<DecompressedBlock> decompressed;          // [blocks]
-  std::int64_t most_decompressed = 0;                   // rows of a block
-  std::optional<InvalidElementCells> invalid_elements;  // two of each block
+  std::int64_t max_decompressed = 0;                    // maximum number of rows of a block
+  std::optional<InvalidElementCells> invalid_elements;  // two cells per block, for k and for v
   std::optional<RingRuns> ring;
 };
 
@@ -169,7 +169,7 @@ void Attention::Impl::allocate() {
   if (is_compressed()) {
     for (const BlockPlan& block : plan().blocks) {
       decompressed.push_back(decompressed_block(plan(), block));
-      most_decompressed = std::max(most_decompressed, decompressed.back().rows);
+      max_decompressed = std::max(max_decompressed, decompressed.back().rows);
     }
     gemms.reserve(job);
     invalid_elements.emplace(*backend, collective, transport, 2 * decompressed.size());
@@ -226,7 +226,7 @@ void Attention::Impl::check(const Inputs& inputs, const Outputs& outputs, std::s
   check_apart("out", outputs.out, "v", inputs.v);
   check_sinks("AttentionSpec", inputs.sinks, spec.sinks);
   if (options.state_out != outputs.state.has_value()) {
-    fail(ErrorCode::kUsage, options.state_out ? "no place for the fold state" : "a place for the fold state",
+    fail(ErrorCode::kUsage, options.state_out ? "Outputs::state is missing" : "Outputs::state is given",
          options.state_out ? "Options::state_out asks for it" : "Options::state_out is off",
          "Give Outputs::state exactly where Options::state_out is on.");
   }
@@ -245,7 +245,7 @@ void Attention::Impl::check_keys(std::string_view name, const RowFormat& format,
     check_compressed_rows(name, format, shape, packed, k_rows());
   }
   if ((format.is_plain() ? packed.streams[0].data : plain.data) == nullptr) return;
-  fail(ErrorCode::kUsage, fmt::format("{} is given {}", name, format.is_plain() ? "compressed" : "as it is"),
+  fail(ErrorCode::kUsage, fmt::format("{} is given {}", name, format.is_plain() ? "compressed" : "uncompressed"),
        fmt::format("the job stores it as {}", describe(format)), "Job::format says how keys and values are stored.");
 }
 
@@ -262,7 +262,7 @@ void Attention::Impl::check_capture() const {
   RingRuns::check_capture_of(prepared->prepared);
 }
 
-// The rank's own K and V as dense rows.
+// The rank's own K and V as dense rows: in place, or copied to `staged`.
 StreamRows Attention::Impl::dense_shard(const Inputs& inputs, StreamRows staged, Stream stream) const {
   if (gathers_pages()) {
     gather_pages(inputs.pages, job, key_rows_of_sequences(), *backend, staged, stream);
@@ -277,7 +277,7 @@ StreamRows Attention::Impl::dense_shard(const Inputs& inputs, StreamRows staged,
   return ring->dense_shard(views, std::move(staged), stream);
 }
 
-// Dense rows of K and V.
+// `count` dense rows of K and V.
 KeySource Attention::Impl::key_source(const StreamRows& rows, std::int64_t count) const {
   const AttentionSpec& spec = job.spec;
   const void* const k = rows[0];
@@ -354,7 +354,7 @@ void Attention::Impl::enqueue_compressed(const Inputs& inputs, const Outputs& ou
   ring->enqueue({now().runs, step, std::move(buffers), shard, mode, gathers_pages()}, stream, times, block_done);
 }
 
-// What decompression has met since the last call, named as in the caller's tensors. All runs have ended.
+// Throws for invalid elements that decompression has reported, named as in the caller's tensors. All runs have ended.
 void Attention::Impl::throw_invalid_elements() {
   if (!invalid_elements) return;
   const std::vector<InvalidElementCell> cells = invalid_elements->drain();

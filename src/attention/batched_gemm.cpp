@@ -19,7 +19,7 @@ namespace ringattn {
 
 namespace {
 
-// Kernels count tiles of so many in 32 bits.
+// Kernels count the tiles of up to this number of heads in 32 bits.
 constexpr std::int64_t kMaxHeads = std::int64_t{1} << 16;
 constexpr int kMostDim = 1 << 20;
 
@@ -36,27 +36,27 @@ void check_job(const BatchedGemmJob& job) {
   const BatchedGemmSpec& spec = job.spec;
   const auto fits = [](std::int64_t number, std::int64_t most) { return number >= 1 && number <= most; };
   if (!fits(job.heads, kMaxHeads)) {
-    refuse(fmt::format("a product of {} heads", job.heads), fmt::format("there are 1 to {}", kMaxHeads),
+    refuse(fmt::format("a batched GEMM of {} heads", job.heads), fmt::format("there are 1 to {}", kMaxHeads),
            job.heads > kMaxHeads ? "Multiply some of the heads at a time." : "Say how many heads the weights have.");
   }
   if (fits(spec.dim_k, kMostDim) && fits(spec.dim_n, kMostDim)) return;
-  refuse(fmt::format("a product with k {} and n {}", spec.dim_k, spec.dim_n), fmt::format("each is 1 to {}", kMostDim),
-         "Check the spec: a head's matrix is [n, k].");
+  refuse(fmt::format("a batched GEMM with k {} and n {}", spec.dim_k, spec.dim_n),
+         fmt::format("each is 1 to {}", kMostDim), "Check the spec: a head's matrix is [n, k].");
 }
 
-// `shape`: that of what is checked.
+// `shape`: text of the checked tensor's shape.
 void check_dtype(std::string_view name, Dtype dtype, const std::string& shape, const BatchedGemmSpec& spec) {
   if (dtype == spec.dtype) return;
   refuse(fmt::format("{} {} {}", name, name == "out" ? "is" : "are", shape),
-         fmt::format("the product was made for {}: rows, weights and out have one dtype", dtype_name(spec.dtype)),
+         fmt::format("the batched GEMM was made for {}: rows, weights and out have one dtype", dtype_name(spec.dtype)),
          name == "out" ? fmt::format("Give an out of {}.", dtype_name(spec.dtype))
                        : fmt::format("Convert the {} to {}, or what they are multiplied by to {}.", name,
                                      dtype_name(spec.dtype), dtype_name(dtype)));
 }
 
-// Whether a step along an axis of so many, in elements, stays within the bytes that can be counted.
+// True if the byte offset of the last element of an axis is too large. `stride` is in elements.
 bool is_out_of_range(std::int64_t stride, std::int64_t length, Dtype dtype) {
-  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 61;  // of an axis; a tensor has two, and its rows
+  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 61;  // per axis; a tensor has two axes, and its rows
   if (length <= 1) return false;
   const auto bits = static_cast<std::uint64_t>(stride);
   const std::uint64_t magnitude = stride < 0 ? 0 - bits : bits;
@@ -78,17 +78,17 @@ void check_weights(const BatchedGemmJob& job, const GemmWeights& weights) {
   check_dtype("weights", weights.dtype, text_of(weights.dtype, weights.heads, weights.dim_n, weights.dim_k), spec);
   if (weights.dim_n != spec.dim_n || weights.dim_k != spec.dim_k || weights.heads < 1 || weights.heads > job.heads) {
     refuse(fmt::format("weights are {}", text_of(weights.dtype, weights.heads, weights.dim_n, weights.dim_k)),
-           fmt::format("the product was made for {}, of fewer heads too",
+           fmt::format("the batched GEMM was made for {}, of fewer heads too",
                        text_of(spec.dtype, job.heads, spec.dim_n, spec.dim_k)),
-           "They are [heads, n, k] for rows of k numbers: transpose them where they lie the other way round.");
+           "They are [heads, n, k] for rows of k elements: transpose them if they are stored as [heads, k, n].");
   }
   if (weights.data == nullptr) refuse("weights are missing", "rows are multiplied by them", "Pass them.");
   if (weights.n_stride == 1 || weights.k_stride == 1) return;
   refuse(fmt::format("weights have strides {}, {} and {}", weights.head_stride, weights.n_stride, weights.k_stride),
-         "one of the last two is 1", "Give matrices whose rows or columns lie without gaps.");
+         "one of the last two is 1", "Give matrices with contiguous rows or columns.");
 }
 
-// The numbers of all matrices, as a tensor that has the same ones.
+// All elements of the weights as a tensor view, for overlap checks.
 TensorView numbers_of(const GemmWeights& weights) {
   if (weights.k_stride == 1) {
     return {weights.data,  weights.dtype,    weights.dim_n,      weights.heads,
@@ -120,7 +120,7 @@ void check_task(const BatchedGemmJob& job, const BatchedGemmTask& task) {
   }
   if (rows.tokens == 0) return;
   if (rows.data == nullptr) refuse("rows are missing", fmt::format("there are {}", rows.tokens), "Pass them.");
-  if (out.data == nullptr) refuse("out is missing", "the product is written there", "Pass it.");
+  if (out.data == nullptr) refuse("out is missing", "the result is written there", "Pass it.");
   check_range("rows", rows);
   check_range("weights", numbers_of(task.weights));
   check_range("out", out);
@@ -128,7 +128,7 @@ void check_task(const BatchedGemmJob& job, const BatchedGemmTask& task) {
   check_apart("out", out, "weights", numbers_of(task.weights));
   if (!MemoryShape(out).overlaps_itself()) return;
   refuse(fmt::format("out has strides {} and {}", out.token_stride, out.head_stride),
-         fmt::format("rows of {} numbers would lie over each other", out.dim), "Give each row memory of its own.");
+         fmt::format("rows of {} elements would overlap", out.dim), "Give each row memory of its own.");
 }
 
 }  // namespace
@@ -148,7 +148,7 @@ struct BatchedGemm::Impl {
   BatchedGemmChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<BatchedGemmKernel> kernel;
-  std::unique_ptr<Events> ended;  // where the last product that was enqueued ends
+  std::unique_ptr<Events> ended;  // end of the last enqueued GEMM
 };
 
 BatchedGemm::BatchedGemm(BatchedGemmJob job, BatchedGemmOptions options)

@@ -28,7 +28,7 @@ std::size_t choose_block_size(std::size_t candidates, const Options& options, in
     }
     const std::size_t needed = least->of(job);
     const std::int64_t block = job.max_block_tokens > 0 ? job.max_block_tokens : job.work.batch.k_tokens();
-    // Blocks that the job states have their buffers in `needed` already.
+    // `needed` includes the buffers of blocks whose size the job states.
     const std::int64_t buffers = world == 1 || options.block_tokens > 0 ? 0 : 2 * block * token_bytes(job.work.streams);
     if (needed + static_cast<std::size_t>(buffers) <= options.memory_budget) return candidate;
     if (needed >= smallest_bytes) continue;

@@ -35,7 +35,7 @@ void check_update(const CausalConv1dJob& job) {
     refuse("an update of sequences with several tokens", "it takes one token of each", "Check the job.");
   }
   if (!(job.initial_halos && job.final_halos)) {
-    refuse("an update without halos", "it goes from the last tokens of each sequence to the next", "Check the job.");
+    refuse("an update without halos", "it reads and writes the halo of each sequence", "Check the job.");
   }
 }
 
@@ -71,8 +71,8 @@ struct CausalConv1d::Impl {
   std::vector<std::int32_t> beginning;
   std::vector<std::int32_t> ending;
   std::vector<PassThroughStates> empty;
-  double seconds = 0.0;  // that a convolution is predicted to take
-  Buffer received;       // [runs] halos in front of them
+  double seconds = 0.0;  // estimated duration of a convolution
+  Buffer received;       // [runs] halos before the runs
   std::int64_t announced = kNotAnnounced;
   std::optional<EnqueuedRuns> enqueued;
 };
@@ -90,9 +90,9 @@ void CausalConv1d::Impl::choose() {
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_compatible(*choice.row, *backend, transport);
   kernel = choice.row->make_kernel(job.spec, *backend);
-  std::int64_t most_tokens = 0;
-  for (int rank = 0; rank < transport.size(); ++rank) most_tokens = std::max(most_tokens, layout->tokens(rank));
-  seconds = conv1d_token_flops(job.spec) * static_cast<double>(most_tokens) / choice.row->flops_per_second(*backend);
+  std::int64_t max_tokens = 0;
+  for (int rank = 0; rank < transport.size(); ++rank) max_tokens = std::max(max_tokens, layout->tokens(rank));
+  seconds = conv1d_token_flops(job.spec) * static_cast<double>(max_tokens) / choice.row->flops_per_second(*backend);
 }
 
 void CausalConv1d::Impl::allocate() {
@@ -110,8 +110,7 @@ void CausalConv1d::Impl::check(const CausalConv1dInputs& inputs, const CausalCon
   check_given("CausalConv1d", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
   check_given("CausalConv1d", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
   if (inputs.slots == nullptr || (job.update && inputs.initial_halos == outputs.final_halos)) return;
-  refuse("slots are given",
-         job.update ? "the halos behind the update lie elsewhere than those in front of it" : "the job is no update",
+  refuse("slots are given", job.update ? "initial_halos and final_halos differ" : "the job is no update",
          "Slots are those of an update in place.");
 }
 
@@ -124,8 +123,8 @@ void CausalConv1d::Impl::update(const CausalConv1dInputs& inputs, const CausalCo
   kernel->update({inputs.x, inputs.weight, inputs.bias, outputs.final_halos, outputs.y, inputs.slots}, stream);
 }
 
-// The last tokens of each run whose sequence goes on elsewhere. Runs but a sequence's last are whole super-segments, so
-// each has as many. `x` without data: sizes alone.
+// Exchange of the last tokens of each run whose sequence continues on another rank. Such runs are whole super-segments,
+// so each has enough tokens. `x` without data: only sizes, for announce().
 Exchange CausalConv1d::Impl::halos(const TensorView& x) const {
   const int self = transport.rank();
   const int tokens = job.spec.halo_tokens();
@@ -135,8 +134,8 @@ Exchange CausalConv1d::Impl::halos(const TensorView& x) const {
     for (const StateHop& hop : step) {
       for (int i = 0; i < tokens; ++i) {
         if (hop.from == self) {
-          const std::int64_t behind = layout->run_rows(self)[static_cast<std::size_t>(hop.from_run) + 1];
-          rows.send(hop.to, {x.data == nullptr ? nullptr : x.at(behind - tokens + i, 0), row_bytes});
+          const std::int64_t run_end = layout->run_rows(self)[static_cast<std::size_t>(hop.from_run) + 1];
+          rows.send(hop.to, {x.data == nullptr ? nullptr : x.at(run_end - tokens + i, 0), row_bytes});
         } else if (hop.to == self) {
           std::byte* const halo = received.data() + static_cast<std::size_t>(hop.to_run) * halo_bytes();
           rows.receive(hop.from, {halo + static_cast<std::size_t>(i) * row_bytes, row_bytes});
@@ -144,7 +143,7 @@ Exchange CausalConv1d::Impl::halos(const TensorView& x) const {
       }
     }
   }
-  Exchange exchange = std::move(rows).exchange("tokens in front of runs");
+  Exchange exchange = std::move(rows).exchange("halos of runs");
   exchange.announced = announced;
   return exchange;
 }
@@ -173,7 +172,7 @@ std::vector<CausalConv1dRun> CausalConv1d::Impl::runs_of(const CausalConv1dInput
 }
 
 void CausalConv1d::Impl::enqueue(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream) {
-  check_capture(*backend, stream, "this convolution", transport, "brings tokens of other ranks");
+  check_capture(*backend, stream, "this convolution", transport, "receives halos from other ranks");
   enqueued->enqueue(stream, seconds, [&] {
     const std::vector<CausalConv1dRun> runs = runs_of(inputs, outputs);
     if (!hops.hops.empty()) {

@@ -13,7 +13,7 @@ namespace ringattn {
 
 namespace {
 
-// Rows of a plain tensor's stream.
+// View of a plain tensor's stream.
 MutableTensorView elements(const StreamView& stream, const RowShape& shape, std::int64_t row, std::int64_t rows) {
   const auto element = static_cast<std::int64_t>(size_of(shape.dtype));
   return {stream.at(row, 0),           shape.dtype, rows, shape.heads, shape.dim, stream.token_stride / element,
@@ -26,7 +26,7 @@ MutableTensorView rows_of(MutableTensorView view, std::int64_t first, std::int64
   return view;
 }
 
-// Runs whose rows follow each other on both sides, whichever sequences they are of.
+// Merges runs that are contiguous on both sides, also across sequences.
 std::vector<CompressedRun> joined(std::span<const CompressedRun> runs) {
   std::vector<CompressedRun> all;
   for (const CompressedRun& run : runs) {
@@ -48,7 +48,7 @@ std::unique_ptr<BatchedGemmKernel> make_gemms(const RowFormat& format, const Row
   return choose_kernel(spec, KernelRequest{std::string(backend_name), "auto"}).row->make_kernel(spec, backend);
 }
 
-// Calls visit(stream, where it lies) for the streams of k and then of v.
+// Calls visit(stream, stream view) for the streams of k and then of v.
 template <class Visit>
 void for_streams(const Job& job, const CompressedRows& k, const CompressedRows& v, const Visit& visit) {
   const auto of = [&](const RowFormat& format, const RowShape& shape, const CompressedRows& rows) {

@@ -29,10 +29,10 @@ namespace {
 
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
 
-// How large a step is, all ranks together.
+// Size of a step over all ranks.
 struct DecodeExtent {
   std::int64_t sequences = 0;
-  std::int64_t keys = 0;  // of the longest sequence that the rank looks at
+  std::int64_t keys = 0;  // of the longest sequence that this rank reads
 };
 
 }  // namespace
@@ -44,11 +44,11 @@ struct Decode::Impl {
         transport(the_transport),
         collective(transport, Timeouts(options.timeout_seconds)) {}
 
-  // Whether ranks have parts of rows to give each other.
+  // True if ranks exchange partials or head results.
   bool several() const { return deal.gives(); }
   bool is_part() const { return deal.sequences > 1 || deal.heads > 1; }
   bool on_device() const { return backend->memory() == MemoryKind::kDevice; }
-  // A host's tables are checked before anything is done.
+  // Tables in host memory are checked before a step is enqueued.
   bool checks_on_device() const { return on_device() && options.check_tables; }
   KvPartition partition() const { return kept_partition(deal, transport.rank()); }
   HeadRange kv_heads() const { return kept_heads(deal, job.spec, transport.rank()); }
@@ -59,13 +59,13 @@ struct Decode::Impl {
   }
   static std::int64_t sequences_of(const DecodeInputs& inputs) { return inputs.q.tokens / inputs.rows; }
   std::int32_t* checked_lengths() const {
-    return reinterpret_cast<std::int32_t*>(checks.data() + invalid_element_bytes());
+    return reinterpret_cast<std::int32_t*>(checks.data() + out_of_range_bytes());
   }
-  OutOfRangeEntry* faults() const { return reinterpret_cast<OutOfRangeEntry*>(checks.data()); }
+  OutOfRangeEntry* out_of_range_entries() const { return reinterpret_cast<OutOfRangeEntry*>(checks.data()); }
   std::int32_t* lengths_of_step(const DecodeInputs& inputs) const {
     return inputs.update_lengths ? inputs.lengths_before : reinterpret_cast<std::int32_t*>(new_lengths.data());
   }
-  std::size_t invalid_element_bytes() const {
+  std::size_t out_of_range_bytes() const {
     return static_cast<std::size_t>(part.limits.sequences) * sizeof(OutOfRangeEntry);
   }
 
@@ -79,7 +79,7 @@ struct Decode::Impl {
   }
   void check_tables(const DecodeInputs& inputs) const;
   void check_capture(const DecodeInputs& inputs) const;
-  // What of a step this rank looks at.
+  // The part of a step that this rank reads.
   DecodeInputs own(const DecodeInputs& inputs) const {
     return is_part() ? rank_step(job, inputs, kept(sequences_of(inputs)), kv_heads()) : inputs;
   }
@@ -89,25 +89,25 @@ struct Decode::Impl {
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
   void enqueue_step(DecodeInputs inputs, const DecodeExtent& extent, const DecodeOutputs& outputs, Stream stream);
   void add_rows(const DecodeInputs& inputs, Stream stream);
-  void append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream);
+  void append(const DecodeInputs& inputs, CacheUpdate positions, const std::int32_t* lengths, Stream stream);
   void finish_collectively(DecodeStep step, const DecodeExtent& extent, const AttentionOutput& output, Stream stream);
-  void throw_invalid_elements();
+  void throw_reported_errors();
 
   DecodeJob job;
   DecodeOptions options;
   Transport& transport;
   Collective collective;
   DecodeDeal deal;
-  DecodeJob part;  // of the job, that this rank keeps: what its kernel does
+  DecodeJob part;  // the job of this rank's kernel
   DecodeChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<DecodeKernel> kernel;
   DecodeMemory memory;
-  Buffer means, scores, chosen, counts;  // of blocks of keys, where steps choose them
-  Buffer checks;                         // on devices: [sequences] faults, then [sequences] lengths
-  Buffer new_lengths;                    // [sequences] lengths with a step's rows, of callers who keep theirs
-  std::unique_ptr<Events> invalid_elements_read;
-  std::optional<InvalidElementCells> appended;  // of compressed jobs: of k_new and of v_new
+  Buffer means, scores, chosen, counts;  // of key blocks, if steps select them
+  Buffer checks;                         // on devices: [sequences] OutOfRangeEntry, then [sequences] checked lengths
+  Buffer new_lengths;  // [sequences] lengths including the step's tokens, if lengths_before is not updated
+  std::unique_ptr<Events> errors_read;
+  std::optional<InvalidElementCells> appended;  // compressed caches: cells for k_new and v_new
   std::optional<PartialExchange> exchange;      // with several ranks
   std::optional<EnqueuedRuns> runs;
 };
@@ -123,8 +123,8 @@ void Decode::Impl::choose() {
   kernel->check(part.limits, deal.kv_splits);
   if (job.spec.block_mask.any() && !job.format.is_plain() && transport.size() > 1) {
     fail(ErrorCode::kUnsupported,
-         fmt::format("{} ranks decode a cache of {} by lists of key blocks", transport.size(), describe(job.format)),
-         "its tables are those of all heads and sequences, and a rank keeps some", "Use one rank, or plain caches.");
+         fmt::format("{} ranks decode a cache of {} with a block mask", transport.size(), describe(job.format)),
+         "its tables have all heads and sequences, but a rank keeps only some", "Use one rank, or plain caches.");
   }
   const DecodeJob largest = largest_rank_job(job, transport.size());
   memory = decode_memory(job, *choice.row->make_kernel(largest.decode_spec(), *backend), transport.size());
@@ -134,14 +134,14 @@ void Decode::Impl::allocate() {
   kernel->reserve(part.limits);
   new_lengths = backend->allocate(static_cast<std::size_t>(job.limits.sequences) * sizeof(std::int32_t));
   if (checks_on_device()) {
-    checks = backend->allocate(invalid_element_bytes() +
+    checks = backend->allocate(out_of_range_bytes() +
                                static_cast<std::size_t>(part.limits.sequences) * sizeof(std::int32_t));
     backend->fill_bytes(checks.data(), std::byte{0}, checks.bytes(), backend->stream());
     backend->synchronize(backend->stream(), collective.timeouts().for_peer(), {});
-    invalid_elements_read = backend->make_events(1, false);
+    errors_read = backend->make_events(1, false);
   }
   if (!job.format.is_plain()) appended.emplace(*backend, collective, transport, 2);
-  backend->update_cache({}, backend->stream());  // makes it ready
+  backend->update_cache({}, backend->stream());  // loads the kernel
   if (job.top_k_blocks > 0) {
     const TopKMemory bytes = top_k_memory(part);
     means = backend->allocate(bytes.means);
@@ -165,7 +165,7 @@ void Decode::Impl::connect() {
   if (on_device()) warm_up_transport(collective, transport, *backend, exchange->memory());
 }
 
-// What the host knows of lengths and pages.
+// Checks lengths and pages that are in host memory.
 void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
   CacheUpdate update = update_of(inputs);
   if (!on_device()) {
@@ -176,10 +176,10 @@ void Decode::Impl::check_tables(const DecodeInputs& inputs) const {
   if (inputs.host_lengths == nullptr) return;
   std::vector<std::int32_t> lengths(inputs.host_lengths, inputs.host_lengths + update.sequences);
   update.lengths = lengths.data();
-  update.new_lengths = nullptr;  // they count the step's rows
+  update.new_lengths = nullptr;  // host lengths include the step's tokens
   update.block_table = inputs.host_table;
   update.prefixes = inputs.host_prefixes;
-  update.block_mask = {};  // they lie on the device, and DecodeOptions::check_tables has it look at them
+  update.block_mask = {};  // the block mask is on the device, where DecodeOptions::check_tables checks it
   update.mask_heads = 0;
   refuse_out_of_range(update, ErrorCode::kUsage);
 }
@@ -190,7 +190,7 @@ void Decode::Impl::check_capture(const DecodeInputs& inputs) const {
                    fmt::format("exchanges partial results with {} other ranks", transport.size() - 1));
   }
   if (inputs.host_lengths != nullptr) {
-    fail(ErrorCode::kUsage, "a captured step has host copies of lengths", "a replay would not look at them",
+    fail(ErrorCode::kUsage, "a captured step has host copies of lengths", "a replay would not read them",
          "Leave them out; DecodeOptions::check_tables checks on the device.");
   }
 }
@@ -221,7 +221,7 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
   return update;
 }
 
-// Of a step that takes these lengths.
+// The top-k selection of a step. `lengths` include the step's tokens.
 BlockChoice Decode::Impl::choice_of(const DecodeInputs& inputs, const std::int32_t* lengths) const {
   BlockChoice of;
   of.spec = part.spec;
@@ -250,7 +250,7 @@ void Decode::Impl::enqueue(const DecodeInputs& all, const DecodeOutputs& outputs
   const DecodeExtent extent{sequences_of(all), longest_sequence(job, inputs, on_device())};
   runs->enqueue(stream, step_seconds(extent), [&] {
     if (all.lengths_before != nullptr && deal.sequences > 1) {
-      add_rows(all, stream);  // to the lengths of other ranks' sequences, too
+      add_rows(all, stream);  // including the sequences of other ranks
       set_lengths(inputs, lengths_of_step(all) + kept(sequences_of(all)).first);
     }
     enqueue_step(inputs, extent, outputs, stream);
@@ -266,14 +266,14 @@ void Decode::Impl::add_rows(const DecodeInputs& inputs, Stream stream) {
   if (lengths.sequences > 0) backend->update_cache(lengths, stream);
 }
 
-// `inputs`: what this rank looks at.
+// `inputs`: the part that this rank reads.
 void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeExtent& extent, const DecodeOutputs& outputs,
                                 Stream stream) {
   CacheUpdate update = update_of(inputs);
   if (checks_on_device()) {
     update.max_keys = std::min(update.max_keys, extent.keys);
     update.checked = checked_lengths();
-    update.out_of_range = faults();
+    update.out_of_range = out_of_range_entries();
   }
   DecodeStep step;
   step.q = inputs.q;
@@ -307,18 +307,21 @@ void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeExtent& extent,
   }
 }
 
-// New rows of compressed tensors, at the places of an update that has been enqueued. `lengths`: what the step takes.
-void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate places, const std::int32_t* lengths, Stream stream) {
-  places.lengths = lengths;
-  places.new_lengths = nullptr;
-  places.checked = nullptr;
-  places.out_of_range = nullptr;
-  places.append_count = 0;
-  if (!job.format.k.is_plain()) backend->append({&places, inputs.quantized_k, inputs.k_new, appended->at(0)}, stream);
-  if (!job.format.v.is_plain()) backend->append({&places, inputs.quantized_v, inputs.v_new, appended->at(1)}, stream);
+// Compresses and appends new tokens at the positions of an enqueued cache update. `lengths` include the step's tokens.
+void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate positions, const std::int32_t* lengths,
+                          Stream stream) {
+  positions.lengths = lengths;
+  positions.new_lengths = nullptr;
+  positions.checked = nullptr;
+  positions.out_of_range = nullptr;
+  positions.append_count = 0;
+  if (!job.format.k.is_plain())
+    backend->append({&positions, inputs.quantized_k, inputs.k_new, appended->at(0)}, stream);
+  if (!job.format.v.is_plain())
+    backend->append({&positions, inputs.quantized_v, inputs.v_new, appended->at(1)}, stream);
 }
 
-// Folds this rank's part for all rows, and finishes the rows that it owns.
+// Attends to this rank's part for all rows, exchanges records, and finishes the rows that this rank owns.
 void Decode::Impl::finish_collectively(DecodeStep step, const DecodeExtent& extent, const AttentionOutput& output,
                                        Stream stream) {
   const bool has_splits = deal.kv_splits > 1;
@@ -341,9 +344,9 @@ void Decode::Impl::finish_collectively(DecodeStep step, const DecodeExtent& exte
   kernel->merge({shares, shape.splits, step.rows, step.lengths + mine.first, output}, stream);
 }
 
-// What has been found since the last call, by checks on the device and by those who compress new rows. The device has
-// passed them.
-void Decode::Impl::throw_invalid_elements() {
+// Throws for out-of-range entries and invalid elements that steps have reported since the last call. The device has
+// passed the steps.
+void Decode::Impl::throw_reported_errors() {
   const std::vector<InvalidElementCell> cells = appended ? appended->drain() : std::vector<InvalidElementCell>();
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const auto invalid = invalid_element_of(cells[i], {}, {});
@@ -351,16 +354,16 @@ void Decode::Impl::throw_invalid_elements() {
   }
   if (!checks_on_device()) return;
   const Stream stream = backend->stream();
-  const auto bytes = static_cast<std::int64_t>(invalid_element_bytes());
+  const auto bytes = static_cast<std::int64_t>(out_of_range_bytes());
   const auto wait_all = [&] {
-    invalid_elements_read->record(0, stream);
-    invalid_elements_read->synchronize(0, collective.timeouts().for_peer(), [this] { transport.progress(); });
+    errors_read->record(0, stream);
+    errors_read->synchronize(0, collective.timeouts().for_peer(), [this] { transport.progress(); });
   };
   std::vector<OutOfRangeEntry> found(static_cast<std::size_t>(part.limits.sequences));
-  backend->copy_rows(found.data(), bytes, faults(), bytes, bytes, 1, stream);
+  backend->copy_rows(found.data(), bytes, out_of_range_entries(), bytes, bytes, 1, stream);
   wait_all();
-  if (std::ranges::all_of(found, [](const OutOfRangeEntry& invalid) { return invalid == OutOfRangeEntry{}; })) return;
-  backend->fill_bytes(faults(), std::byte{0}, invalid_element_bytes(), stream);
+  if (std::ranges::all_of(found, [](const OutOfRangeEntry& fault) { return fault == OutOfRangeEntry{}; })) return;
+  backend->fill_bytes(out_of_range_entries(), std::byte{0}, out_of_range_bytes(), stream);
   wait_all();
   refuse_out_of_range(found.data(), part.limits.sequences, ErrorCode::kUsage);
 }
@@ -411,7 +414,7 @@ void Decode::run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Strea
   });
   impl.enqueue(inputs, outputs, stream);
   impl.runs->wait_all();
-  impl.collective.run_collectively([&] { impl.throw_invalid_elements(); });
+  impl.collective.run_collectively([&] { impl.throw_reported_errors(); });
 }
 
 void Decode::check(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) const {
@@ -439,7 +442,7 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
   update.append_count = 0;
   if (impl.checks_on_device()) {
     update.checked = impl.checked_lengths();
-    update.out_of_range = impl.faults();
+    update.out_of_range = impl.out_of_range_entries();
   } else if (!impl.on_device()) {
     refuse_out_of_range(update, ErrorCode::kUsage);
   }
@@ -452,7 +455,7 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
 
 void Decode::wait() {
   if (impl_->runs->any()) impl_->runs->wait_all();
-  impl_->throw_invalid_elements();
+  impl_->throw_reported_errors();
 }
 
 }  // namespace ringattn

@@ -112,7 +112,7 @@ struct DecodeOutputs {
 // With a block mask the query tokens attend to only some key blocks. The caller passes the mask of each step
 // (DecodeInputs::block_mask), or the step makes it (DecodeJob::top_k_blocks): for each K/V head, or for all heads
 // together, the first block, the blocks of the query tokens, and the blocks of highest score against mean keys
-// (kernels/top_k_selection.hpp). Scoring, selection and attention are enqueued one after the other. Mean keys are kept
+// (kernels/block_choice.hpp). Scoring, selection and attention are enqueued one after the other. Mean keys are kept
 // between steps, by index of the sequence in the step, so each layer of a model needs its own object. pool() computes
 // the means of keys that were not appended by a step.
 class Decode {

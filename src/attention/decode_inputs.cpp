@@ -31,7 +31,7 @@ void check_cache(std::string_view name, const MutableCacheView& view, const Atte
   refuse(fmt::format("the cache of {} is {} [{}, {}, {}, {}]", name, dtype_name(view.dtype), view.pages, view.page_size,
                      view.heads, view.dim),
          fmt::format("this rank's is {} [pages, page_size, {}, {}]", dtype_name(spec.dtype), spec.kv_heads, dim),
-         spec.block_mask.any() ? "Of several ranks that have mask_heads, each is to keep those of Decode::kv_heads()."
+         spec.block_mask.any() ? "With a block mask, each of several ranks keeps the heads Decode::kv_heads()."
                                : "Check the job's heads and dims.");
 }
 
@@ -71,11 +71,10 @@ void check_compressed_cache(std::string_view name, const CompressedCache& cache,
 
 void check_pool(const DecodeJob& job, const DecodeInputs& inputs) {
   if (job.top_k_blocks == 0) {
-    refuse("means of keys are asked for", "steps of this job choose no blocks",
-           "DecodeJob::top_k_blocks has them do so.");
+    refuse("mean keys are requested", "steps of this job select no blocks", "Set DecodeJob::top_k_blocks.");
   }
   if (inputs.lengths_before != nullptr) {
-    refuse("means of keys are asked for with lengths_before", "they are those of all keys of a step",
+    refuse("mean keys are requested with lengths_before", "they include the keys of the step",
            "Give lengths, which count the step's rows.");
   }
 }
@@ -112,7 +111,7 @@ void check_caches(const DecodeJob& part, const DecodeInputs& inputs) {
   }
   const bool is_quantized = part.decode_spec().quantized_values_in_keys();
   if (is_quantized) {
-    // Values lie in k.
+    // v is the first columns of k.
   } else if (part.format.v.is_plain()) {
     check_cache("v", inputs.v, spec, spec.head_dim_v);
   } else {
@@ -146,11 +145,11 @@ void check_caches(const DecodeJob& part, const DecodeInputs& inputs) {
   const bool takes_block_mask = spec.block_mask.any() && part.top_k_blocks == 0;
   if (takes_block_mask != (inputs.block_mask.blocks != nullptr) ||
       takes_block_mask != (inputs.block_mask.counts != nullptr) || inputs.block_mask.stride < 0) {
-    refuse(takes_block_mask ? "lists of key blocks are missing, or not complete" : "a step has lists of key blocks",
-           takes_block_mask        ? "the job has them, each a row of blocks and how many of them count"
-           : part.top_k_blocks > 0 ? "steps of this job make them"
+    refuse(takes_block_mask ? "the block mask is missing or incomplete" : "a step has a block mask",
+           takes_block_mask        ? "the job needs indices and counts of key blocks"
+           : part.top_k_blocks > 0 ? "steps of this job select the blocks"
                                    : "the job has none",
-           "AttentionSpec::block_mask and DecodeJob::top_k_blocks say whether a step is given lists.");
+           "AttentionSpec::block_mask and DecodeJob::top_k_blocks say whether a step is given a block mask.");
   }
   const SharedPrefixes& prefixes = inputs.prefixes;
   if (prefixes.count < 0 || prefixes.count > part.limits.prefixes) {

@@ -34,7 +34,7 @@ std::string describe(const DecodeJob& job) {
   const std::string cache = job.is_paged() ? fmt::format("pages of {} tokens", job.page_size) : "a dense cache";
   const std::string prefixes =
       job.limits.prefixes == 0 ? "" : fmt::format(", shared prefixes up to {}", job.limits.prefixes);
-  const std::string best = job.top_k_blocks == 0 ? "" : fmt::format(", the best {} blocks", job.top_k_blocks);
+  const std::string best = job.top_k_blocks == 0 ? "" : fmt::format(", the top {} blocks", job.top_k_blocks);
   const std::string parts = job.head_parts == 0 ? "" : fmt::format(", K/V heads in {} parts", job.head_parts);
   return fmt::format("{}; {}, up to {} and {} each, {}{}{}{}", describe(job.decode_spec()),
                      counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
@@ -49,10 +49,10 @@ void check_decode_job(const DecodeJob& job) {
   const BlockMaskShape& lists = job.spec.block_mask;
   if (lists.any() && (lists.key_block < 1 || lists.heads < 1 ||
                       (lists.heads <= job.spec.kv_heads && job.spec.kv_heads % lists.heads != 0))) {
-    fail(ErrorCode::kUsage, fmt::format("{} lists of blocks of {} keys", lists.heads, lists.key_block),
-         fmt::format("the job has {}, and each shares its list with as many others",
+    fail(ErrorCode::kUsage, fmt::format("{} block masks of blocks of {} keys", lists.heads, lists.key_block),
+         fmt::format("the job has {}, and each mask is shared by an equal number of them",
                      counted(static_cast<std::uint64_t>(job.spec.kv_heads), "KV head")),
-         "Use one list for all of them, or one for each.");
+         "Use one block mask for all of them, or one for each.");
   }
   const DecodeLimits& limits = job.limits;
   if (limits.sequences < 1 || limits.sequences > kMaxSequences) {
@@ -77,29 +77,28 @@ void check_decode_job(const DecodeJob& job) {
          "Use pages, or say nothing of prefixes.");
   }
   if (job.values_in_keys && job.spec.head_dim_v > job.spec.head_dim) {
-    fail(ErrorCode::kUsage,
-         fmt::format("values of {} numbers lie in keys of {}", job.spec.head_dim_v, job.spec.head_dim),
-         "they are the first numbers of a key", "Check head_dim_v, or give values a cache of their own.");
+    fail(ErrorCode::kUsage, fmt::format("values of {} dims lie in keys of {}", job.spec.head_dim_v, job.spec.head_dim),
+         "they are the first elements of a key", "Check head_dim_v, or give values a cache of their own.");
   }
   if (job.values_in_keys && !job.format.v.is_plain()) {
     fail(ErrorCode::kUsage, fmt::format("values in keys that are stored as {}", describe(job.format.v)),
          "they are columns of the keys, however these are stored", "Give values a cache of their own.");
   }
   if (job.spec.block_mask.any() && limits.prefixes > 0) {
-    fail(ErrorCode::kUsage, "sequences with lists of key blocks share prefixes",
-         "which keys are folded together follows from each sequence's lists", "Use lists, or prefixes.");
+    fail(ErrorCode::kUsage, "sequences with a block mask share prefixes",
+         "the KV splits of a sequence follow from its block mask", "Use a block mask, or prefixes.");
   }
   if (job.top_k_blocks < 0 || (job.top_k_blocks > 0 && !job.spec.block_mask.any())) {
-    refuse_limit(fmt::format("the best {} blocks of keys", job.top_k_blocks),
+    refuse_limit(fmt::format("the top {} blocks of keys", job.top_k_blocks),
                  "AttentionSpec::block_mask says how large they are");
   }
   if (job.top_k_blocks > 0 && !job.format.k.is_plain()) {
-    fail(ErrorCode::kUsage, fmt::format("blocks are chosen of keys that are stored as {}", describe(job.format)),
-         "means are made of plain keys", "Give lists to each step: DecodeInputs::lists.");
+    fail(ErrorCode::kUsage, fmt::format("blocks are selected from keys that are stored as {}", describe(job.format)),
+         "mean keys are computed from plain keys", "Give a block mask to each step: DecodeInputs::block_mask.");
   }
   if (job.head_parts < 0 || (job.head_parts > 0 && !job.spec.block_mask.any())) {
-    fail(ErrorCode::kUsage, fmt::format("K/V heads are dealt in {} parts", job.head_parts),
-         "only ranks whose steps have lists of key blocks deal heads", "Use DecodeJob::head_parts 0.");
+    fail(ErrorCode::kUsage, fmt::format("K/V heads are split in {} parts", job.head_parts),
+         "ranks split heads only with a block mask", "Use DecodeJob::head_parts 0.");
   }
   if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
 }
@@ -109,9 +108,9 @@ DecodeDeal deal_of(const DecodeJob& job, int ranks) {
   if (parts > 0) {
     const int most = max_head_parts(job.spec, job.top_k_blocks > 0);
     if (ranks % parts == 0 && parts <= most) return {ranks / parts, parts, 1};
-    fail(ErrorCode::kUsage, fmt::format("{} ranks deal K/V heads in {} parts", ranks, parts),
-         fmt::format("they can in a number of parts that divides theirs, up to {}: K/V heads that share a list of "
-                     "several, or one that a step chooses, stay together",
+    fail(ErrorCode::kUsage, fmt::format("{} ranks split K/V heads in {} parts", ranks, parts),
+         fmt::format("the number of parts divides that of the ranks, up to {}: K/V heads that share a block mask, "
+                     "or one that a step selects, stay together",
                      most),
          "Use DecodeJob::head_parts 0, or another number of ranks.");
   }
@@ -127,7 +126,7 @@ DecodeJob rank_job(const DecodeJob& job, int rank, int ranks) {
 }
 
 std::int64_t max_cache_tokens(const DecodeJob& job, int ranks, std::int64_t kv_split_keys) {
-  // The first rank has most.
+  // The first rank has the maximum.
   return keys_of_partition(kept_partition(deal_of(job, ranks), 0), kv_split_keys, job.limits.keys);
 }
 
@@ -172,7 +171,7 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   const DecodeDeal deal = deal_of(job, ranks);
   const DecodeJob part = largest_rank_job(job, ranks);
   const std::int64_t table_pages = max_table_pages(job, ranks, kv_split_keys);
-  // The most that a rank owns.
+  // The maximum number of sequences that a rank owns.
   const std::int64_t owned = (limits.sequences + ranks - 1) / ranks;
   const std::int64_t pages = job.pages > 0 ? job.pages : part.limits.sequences * table_pages;
   const std::int64_t page = job.is_paged() ? job.page_size : max_cache_tokens(job, ranks, kv_split_keys);

@@ -7,7 +7,7 @@ namespace ringattn {
 
 namespace {
 
-// Copies rows whose heads follow each other to rows of any strides.
+// Copies rows of contiguous heads to rows of any strides.
 void copy_heads(Backend& backend, const MutableTensorView& target, const TensorView& source, Stream stream) {
   const auto element = static_cast<std::int64_t>(size_of(source.dtype));
   const std::int64_t together = target.head_stride == source.dim ? source.heads : 1;
@@ -17,7 +17,7 @@ void copy_heads(Backend& backend, const MutableTensorView& target, const TensorV
   }
 }
 
-// Of [tokens, heads] from a head on.
+// Values [tokens, heads] of a range of heads as a tensor view.
 MutableTensorView as_rows(const RowView& values, std::int64_t tokens, const HeadRange& heads) {
   return {&values.at(0, heads.first), Dtype::kF32, tokens, heads.count, 1, values.token_stride, values.head_stride};
 }
@@ -25,7 +25,7 @@ MutableTensorView as_rows(const RowView& values, std::int64_t tokens, const Head
 }  // namespace
 
 HeadResults::HeadResults(const AttentionSpec& part) {
-  constexpr std::int64_t kAligned = 16;  // what a kernel stores at a time, at most
+  constexpr std::int64_t kAligned = 16;  // the widest store of a kernel, in bytes
   const auto aligned = [](std::int64_t size) { return (size + kAligned - 1) / kAligned * kAligned; };
   lse_at = aligned(out_token_bytes(part));
   bytes = lse_at + aligned(lse_token_bytes(part));

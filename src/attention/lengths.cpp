@@ -33,13 +33,13 @@ void check_lengths(const Batch& batch, const Batch& prepared) {
   }
 }
 
-// What the runs of a rank need of what is allocated once.
+// Everything that is allocated once for the runs of a rank.
 struct Capacity {
   AttentionLimits task;
   std::int64_t buffer_rows = 0;
   bool keeps_state = false;
 
-  // What of `other` finds no room, in words; nothing if all of it does.
+  // Text of the first size in which `other` exceeds this capacity; empty if it fits.
   std::string misses(const Capacity& other) const {
     const auto more = [](std::string_view what, std::int64_t needed, std::int64_t there) {
       return needed <= there ? std::string() : fmt::format("{} {}, {} were prepared", needed, what, there);
@@ -49,7 +49,7 @@ struct Capacity {
                                        more("runs of keys in a block", other.task.key_runs, task.key_runs),
                                        more("key tiles in a block", other.task.tiles, task.tiles),
                                        more("rows of a block buffer", other.buffer_rows, buffer_rows),
-                                       more("fold states", other.keeps_state ? 1 : 0, keeps_state ? 1 : 0)}) {
+                                       more("attention states", other.keeps_state ? 1 : 0, keeps_state ? 1 : 0)}) {
       if (!missing.empty()) return missing;
     }
     return {};
@@ -66,10 +66,10 @@ Options options_within(const RingJob& prepared, const Options& options, const Ba
   check_lengths(batch, prepared.work.batch);
   if (!options.shorter_lengths) refuse("the lengths can't be changed", "Options::shorter_lengths is off");
   if (options.query_runs || options.key_runs) {
-    refuse("the lengths can't be changed", "the caller dealt the tokens of the prepared ones");
+    refuse("the lengths can't be changed", "the caller stated the layout of the prepared ones");
   }
   if (prepared.work.block_mask != nullptr) {
-    refuse("the lengths can't be changed", "the job's lists of tiles are made for the prepared ones");
+    refuse("the lengths can't be changed", "the job's block mask is made for the prepared ones");
   }
   if (prepared.work.positions != nullptr) {
     refuse("the lengths can't be changed", "the keys' positions are those of the prepared ones");
@@ -102,7 +102,7 @@ Options options_within(const RingJob& prepared, const Options& options, const Ba
     }
     if (missing.empty()) return fitting;
   }
-  refuse("these lengths need more room than was prepared", missing);
+  refuse("these lengths need more memory than was prepared", missing);
 }
 
 }  // namespace ringattn

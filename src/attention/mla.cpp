@@ -38,7 +38,7 @@ namespace {
   fail(ErrorCode::kUsage, problem, why, suggestion);
 }
 
-// Rows of 8 bits as a tensor of as many halves, which is all that copies ask.
+// FP8 rows viewed as bf16 elements, for copies of bytes.
 TensorView halves_of(const StreamView& rows, std::int64_t count, std::int64_t row_bytes) {
   constexpr auto kHalf = static_cast<std::int64_t>(size_of(Dtype::kBf16));
   TensorView view = dense_view(static_cast<const void*>(rows.data), Dtype::kBf16, count, 1, row_bytes / kHalf);
@@ -46,12 +46,12 @@ TensorView halves_of(const StreamView& rows, std::int64_t count, std::int64_t ro
   return view;
 }
 
-// Where things lie in the workspace, behind what every op of the ring has there.
-struct Places {
+// Layout of the workspace: the ring's part, then the op's buffers.
+struct MlaWorkspace {
   WorkspaceLayout ring;
   std::size_t keys = 0;
   std::size_t values = 0;
-  std::size_t unpacked = 0;
+  std::size_t dequantized = 0;
   std::size_t queries = 0;
   std::size_t latents = 0;
   std::size_t bytes = 0;
@@ -73,9 +73,9 @@ struct Mla::Impl {
 
   void choose();
   void allocate();
-  Places places(bool dense_rows) const;
-  bool packed() const { return !job.format.is_plain(); }
-  // What travels of the rank's rows, [streams].
+  MlaWorkspace mla_workspace(bool dense_rows) const;
+  bool is_fp8() const { return !job.format.is_plain(); }
+  // Views of the rank's rows that are exchanged, [streams].
   std::vector<TensorView> shard(const MlaInputs& inputs) const;
   bool is_dense(const MlaInputs& inputs) const;
   void set_sources(const MlaInputs& inputs, std::span<const StreamRows> buffers, MlaMemory& memory) const;
@@ -84,21 +84,21 @@ struct Mla::Impl {
   void enqueue(const MlaInputs& inputs, const MlaOutputs& outputs, std::span<std::byte> workspace, Stream stream,
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
 
-  MlaJob job;  // with its form
+  MlaJob job;  // with the chosen form
   MlaOptions options;
   Transport& transport;
   Collective collective;
   MlaFormChoice form;
   AttentionChoice choice;
-  std::string_view gemms;  // the kernel's name
+  std::string_view gemms;  // kernel name
   MlaBlockSize block_size;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<AttentionKernel> attention;
-  std::unique_ptr<BatchedGemmKernel> key_gemms;    // of key_gemm(); null where there is none, as the next
-  std::unique_ptr<BatchedGemmKernel> value_gemms;  // of value_gemm()
+  std::unique_ptr<BatchedGemmKernel> key_gemms;    // of key_gemm(); may be null
+  std::unique_ptr<BatchedGemmKernel> value_gemms;  // of value_gemm(); may be null
   std::optional<PlanSummary> summary;
-  std::vector<GatheredBlock> blocks;   // of the plan
-  std::int64_t max_gathered = 0;       // rows of a block
+  std::vector<GatheredBlock> blocks;   // [blocks of the plan]
+  std::int64_t max_gathered = 0;       // maximum number of rows of a block
   std::vector<PreparedTask> prepared;  // [blocks]
   std::optional<PlannedRuns> runs;
   std::optional<RingRuns> ring;
@@ -107,8 +107,8 @@ struct Mla::Impl {
 void Mla::Impl::choose() {
   check_mla_job(job);
   if (options.ring.state_out || options.ring.shorter_lengths) {
-    refuse(options.ring.state_out ? "the state of the fold is wanted" : "shorter lengths are wanted",
-           "latent attention has neither", "Leave Options::state_out and Options::shorter_lengths off.");
+    refuse(options.ring.state_out ? "the attention state is wanted" : "shorter lengths are wanted", "MLA has neither",
+           "Leave Options::state_out and Options::shorter_lengths off.");
   }
   form = choose_form(job);
   job.form = form.form;
@@ -160,35 +160,35 @@ void Mla::Impl::allocate() {
   ring->make_mover(*runs);
 }
 
-Places Mla::Impl::places(bool dense_rows) const {
+MlaWorkspace Mla::Impl::mla_workspace(bool dense_rows) const {
   const MlaSpec& spec = job.spec;
   const std::size_t state =
       mla_state_stride(*attention, q_rows()) * static_cast<std::size_t>(spec.heads / block_size.heads);
-  Places places;
-  places.ring =
+  MlaWorkspace mla_workspace;
+  mla_workspace.ring =
       ring->workspace(summary->plan.keeps_state ? state : 0, transport.size() > 1 && !dense_rows ? k_rows() : 0);
-  places.bytes = places.ring.bytes;
+  mla_workspace.bytes = mla_workspace.ring.bytes;
   const auto place = [&](std::int64_t rows, std::int64_t row_bytes) {
-    const std::size_t at = places.bytes;
-    places.bytes += aligned(static_cast<std::size_t>(rows * row_bytes));
+    const std::size_t at = mla_workspace.bytes;
+    mla_workspace.bytes += aligned(static_cast<std::size_t>(rows * row_bytes));
     return at;
   };
   if (!absorbed()) {
     const AttentionSpec chunk = expanded_spec(spec, block_size.heads);
-    places.keys = place(max_gathered, k_token_bytes(chunk));
-    places.values = place(max_gathered, v_token_bytes(chunk));
-    places.unpacked = place(max_gathered, dequantized_row_bytes(job));
-    return places;
+    mla_workspace.keys = place(max_gathered, k_token_bytes(chunk));
+    mla_workspace.values = place(max_gathered, v_token_bytes(chunk));
+    mla_workspace.dequantized = place(max_gathered, dequantized_row_bytes(job));
+    return mla_workspace;
   }
   const AttentionSpec all = absorbed_spec(spec);
-  places.keys = place(max_gathered, k_token_bytes(all));
-  if (!spec.q_in_latent) places.queries = place(q_rows(), q_token_bytes(all));
-  if (!spec.out_in_latent) places.latents = place(q_rows(), out_token_bytes(all));
-  return places;
+  mla_workspace.keys = place(max_gathered, k_token_bytes(all));
+  if (!spec.q_in_latent) mla_workspace.queries = place(q_rows(), q_token_bytes(all));
+  if (!spec.out_in_latent) mla_workspace.latents = place(q_rows(), out_token_bytes(all));
+  return mla_workspace;
 }
 
 std::vector<TensorView> Mla::Impl::shard(const MlaInputs& inputs) const {
-  if (packed()) return {halves_of(inputs.fp8_rows, k_rows(), latent_row_bytes(job.spec))};
+  if (is_fp8()) return {halves_of(inputs.fp8_rows, k_rows(), latent_row_bytes(job.spec))};
   return {inputs.latent, inputs.k_rope};
 }
 
@@ -197,7 +197,7 @@ bool Mla::Impl::is_dense(const MlaInputs& inputs) const {
 }
 
 void Mla::Impl::set_sources(const MlaInputs& inputs, std::span<const StreamRows> buffers, MlaMemory& memory) const {
-  if (packed()) {
+  if (is_fp8()) {
     const std::int64_t bytes = latent_row_bytes(job.spec);
     memory.fp8_rows = {inputs.fp8_rows, StreamView{buffers[0][0], bytes, bytes},
                        StreamView{buffers[1][0], bytes, bytes}};
@@ -218,9 +218,9 @@ void Mla::Impl::check_fp8_rows(const StreamView& rows) const {
   check_given("Mla", "fp8_rows", rows.data, true);
   const bool apart = k_rows() == 1 || (rows.token_stride >= bytes && rows.token_stride % 2 == 0);
   if (!apart || reinterpret_cast<std::uintptr_t>(rows.data) % 2 != 0) {
-    refuse(fmt::format("the latents' rows lie at {}, {} bytes apart", static_cast<const void*>(rows.data),
-                       rows.token_stride),
-           fmt::format("they have {} bytes, and begin at even addresses", bytes), "Lay them out so, or copy them.");
+    refuse(
+        fmt::format("the FP8 rows lie at {}, {} bytes apart", static_cast<const void*>(rows.data), rows.token_stride),
+        fmt::format("they have {} bytes, and begin at even addresses", bytes), "Lay them out so, or copy them.");
   }
 }
 
@@ -229,13 +229,14 @@ void Mla::Impl::check(const MlaInputs& inputs, const MlaOutputs& outputs, std::s
   const bool has_w_uk = inputs.w_uk.data != nullptr;
   const bool has_w_uv = inputs.w_uv.data != nullptr;
   if (!absorbed() && !(has_w_uk && has_w_uv)) {
-    refuse(fmt::format("{} is missing", has_w_uk ? "w_uv" : "w_uk"), "the expanded form makes keys and values of both",
+    refuse(fmt::format("{} is missing", has_w_uk ? "w_uv" : "w_uk"),
+           "the expanded form computes keys and values from both",
            "Give both matrices, or name the absorbed form in MlaJob::form.");
   }
   check_matrices(inputs.w_uk, inputs.w_uv, spec);
   const int nope = has_w_uk ? spec.head_dim : spec.latent_dim;
   check_shard("Mla", "q", inputs.q, {spec.dtype, q_rows(), spec.heads, nope + spec.rope_dim});
-  if (packed()) {
+  if (is_fp8()) {
     check_given("Mla", "latent", inputs.latent.data, false);
     check_given("Mla", "k_rope", inputs.k_rope.data, false);
     check_fp8_rows(inputs.fp8_rows);
@@ -250,9 +251,9 @@ void Mla::Impl::check(const MlaInputs& inputs, const MlaOutputs& outputs, std::s
   constexpr std::string_view kStreams[] = {"latent", "k_rope"};
   std::size_t at = 0;
   for (const TensorView& rows : shard(inputs))
-    check_apart("out", outputs.out, packed() ? "the latents' rows" : kStreams[at++], rows);
+    check_apart("out", outputs.out, is_fp8() ? "fp8_rows" : kStreams[at++], rows);
   check_sinks("MlaSpec", inputs.sinks, spec.sinks);
-  const std::size_t needed = places(is_dense(inputs)).bytes;
+  const std::size_t needed = mla_workspace(is_dense(inputs)).bytes;
   if (space.size() < needed) {
     refuse(fmt::format("the workspace has {} bytes", space.size()), fmt::format("{} are needed", needed),
            "Ask Mla::workspace_bytes().");
@@ -265,26 +266,26 @@ void Mla::Impl::enqueue(const MlaInputs& inputs, const MlaOutputs& outputs, std:
     ring->check_capture_alone();
     RingRuns::check_capture_of(prepared);
   }
-  const Places places = this->places(is_dense(inputs));
-  std::array<StreamRows, 2> buffers = ring->block_buffers(space.data(), places.ring);
+  const MlaWorkspace mla_workspace = this->mla_workspace(is_dense(inputs));
+  std::array<StreamRows, 2> buffers = ring->block_buffers(space.data(), mla_workspace.ring);
   MlaMemory memory;
   memory.q = inputs.q;
   set_sources(inputs, buffers, memory);
   memory.w_uk = inputs.w_uk;
   memory.w_uv = inputs.w_uv;
-  if (summary->plan.keeps_state) memory.state = space.data() + places.ring.state;
+  if (summary->plan.keeps_state) memory.state = space.data() + mla_workspace.ring.state;
   memory.output = {outputs.out, outputs.lse, inputs.sinks};
-  memory.keys = space.data() + places.keys;
-  memory.values = space.data() + places.values;
-  memory.unpacked = space.data() + places.unpacked;
-  memory.queries = space.data() + places.queries;
-  memory.latents = space.data() + places.latents;
+  memory.keys = space.data() + mla_workspace.keys;
+  memory.values = space.data() + mla_workspace.values;
+  memory.dequantized = space.data() + mla_workspace.dequantized;
+  memory.queries = space.data() + mla_workspace.queries;
+  memory.latents = space.data() + mla_workspace.latents;
   const MlaTools tools{job.spec, job.format, summary->plan,   blocks,           prepared,
                        *backend, *attention, key_gemms.get(), value_gemms.get()};
   ExpandedRingStep expanded(tools, memory, block_size.heads, mla_state_stride(*attention, q_rows()));
   AbsorbedRingStep absorbed_step(tools, memory);
   const auto shard = [&] {
-    return ring->dense_shard(this->shard(inputs), rows_at(space.data(), places.ring.staged), stream);
+    return ring->dense_shard(this->shard(inputs), rows_at(space.data(), mla_workspace.ring.staged), stream);
   };
   RingStep& step = absorbed() ? static_cast<RingStep&>(absorbed_step) : expanded;
   ring->enqueue({*runs, step, std::move(buffers), shard, mode}, stream, times, block_done);
@@ -320,7 +321,7 @@ std::int64_t Mla::bytes_received() const { return plan().bytes_received(); }
 std::int64_t Mla::expanded_bytes_received() const {
   return received_rows(plan()) * expanded_token_bytes(impl_->job.spec);
 }
-std::size_t Mla::workspace_bytes(bool dense_rows) const { return impl_->places(dense_rows).bytes; }
+std::size_t Mla::workspace_bytes(bool dense_rows) const { return impl_->mla_workspace(dense_rows).bytes; }
 
 RunStats Mla::run(const MlaInputs& inputs, const MlaOutputs& outputs, std::span<std::byte> workspace, Stream stream,
                   const BlockDone& block_done, RunMode mode) {

@@ -15,9 +15,9 @@ namespace ringattn {
 
 namespace {
 
-// Of expanded rows.
+// Limit for the expanded rows of a block, without a memory budget.
 constexpr std::int64_t kMaxExpandedBytes = std::int64_t{256} << 20;
-// Absorbed, queries are few and a state is four times as large.
+// In the absorbed form there are few queries, and the state of a query is four times as large.
 constexpr std::int64_t kAbsorbedTokens = 4 * kBlockTokens;
 
 int largest_divisor(int number, std::int64_t limit) {
@@ -26,7 +26,7 @@ int largest_divisor(int number, std::int64_t limit) {
   return divisor;
 }
 
-// Rooms from the one that is wanted to the smallest one.
+// Candidates from the preferred to the smallest one.
 std::vector<MlaBlockSize> block_size_candidates(const MlaJob& job, const Options& options, int heads_at_a_time,
                                                 int key_tile) {
   const MlaSpec& spec = job.spec;
@@ -64,7 +64,7 @@ MlaBlockSize choose_mla_block_size(const MlaJob& job, const Options& options, in
   std::unique_ptr<AttentionKernel> attention = kernels.attention(job.spec.heads);
   const std::vector<MlaBlockSize> candidates =
       block_size_candidates(job, options, heads_at_a_time, attention->key_tile());
-  int heads = job.spec.heads;  // of `fold`
+  int heads = job.spec.heads;  // heads of the attention kernel
   return candidates[choose_block_size(candidates.size(), options, world, [&](std::size_t i) {
     if (candidates[i].heads != heads) attention = kernels.attention(heads = candidates[i].heads);
     return ring_job(job, options, candidates[i], {*attention, kernels.keys, kernels.values});

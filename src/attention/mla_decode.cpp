@@ -58,7 +58,7 @@ struct MlaDecode::Impl {
   DecodeMemory memory;
   Buffer queries;  // [sequences · rows, heads, latent_dim + rope_dim]
   Buffer latents;  // [own rows, heads, latent_dim]
-  Buffer rows;     // [sequences · rows, 1, latent_dim + rope_dim], new ones
+  Buffer rows;     // [sequences · rows, 1, latent_dim + rope_dim], new tokens
   std::unique_ptr<Events> ended;
 };
 
@@ -107,7 +107,7 @@ void MlaDecode::Impl::check(const MlaDecodeInputs& inputs, const MlaOutputs& out
   expect("k_rope", inputs.k_rope, inputs.q.tokens, 1, spec.rope_dim);
 }
 
-// The step in the latent, of what begin() makes.
+// Inputs of the decode in the latent space, from the results of begin().
 DecodeInputs MlaDecode::Impl::step_of(const MlaDecodeInputs& inputs) const {
   const MlaSpec& spec = job.spec;
   const int wide = spec.latent_dim + spec.rope_dim;
@@ -129,11 +129,11 @@ DecodeInputs MlaDecode::Impl::step_of(const MlaDecodeInputs& inputs) const {
   step.host_table = inputs.host_table;
   if (inputs.latent.data == nullptr) return step;
   step.k_new = buffer_view(rows, spec.dtype, count, 1, wide);
-  step.v_new = columns_of(step.k_new, 0, spec.latent_dim);  // the same bytes, into the same memory
+  step.v_new = columns_of(step.k_new, 0, spec.latent_dim);  // the same columns of the same memory
   return step;
 }
 
-// What comes before the step: queries in the latent, and new rows whose two parts lie side by side.
+// Work before the decode: maps queries into the latent space, and joins latent and rotary key of new tokens.
 void MlaDecode::Impl::begin(const MlaDecodeInputs& inputs, Stream stream) {
   const MlaSpec& spec = job.spec;
   const int wide = spec.latent_dim + spec.rope_dim;
@@ -177,8 +177,7 @@ MlaDecode::MlaDecode(MlaDecodeJob job, Transport& transport, DecodeOptions optio
     check_budget(impl.memory, impl.decode->options().memory_budget);
   });
   impl.decode->prepare();
-  handshake(impl.collective,
-            {{"latent job", describe(impl.job.spec)}, {"kernel of products", std::string(impl.gemms.kernel)}});
+  handshake(impl.collective, {{"MLA job", describe(impl.job.spec)}, {"GEMM kernel", std::string(impl.gemms.kernel)}});
   impl.collective.run_collectively([&impl] { impl.allocate(); });
 }
 

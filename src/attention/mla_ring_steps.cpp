@@ -24,26 +24,26 @@ View heads_of(View view, std::int64_t first, std::int64_t count) {
   return view;
 }
 
-// Of MlaMemory's sources, the one that a gathered run lies in.
+// Index in MlaMemory::sources of a gathered run.
 std::size_t source_of(const ArrivedBlock& block, const GatheredRun& run) {
   return run.source == kOwnShard ? std::size_t{0} : static_cast<std::size_t>(1 + block.index % 2);
 }
 
-// Rows that lie side by side, and the first of the gathered ones that they become.
-struct Stretch {
+// Contiguous source rows, and the first of the gathered rows that they become.
+struct LatentRun {
   LatentRows rows;
   std::int64_t to = 0;
 };
 
-// A block's rows where they lie.
-std::vector<Stretch> stretches_of(const MlaTools& tools, const MlaMemory& memory, const ArrivedBlock& block) {
-  std::vector<Stretch> stretches;
+// The source rows of a block.
+std::vector<LatentRun> latent_runs_of(const MlaTools& tools, const MlaMemory& memory, const ArrivedBlock& block) {
+  std::vector<LatentRun> latent_runs;
   for (const GatheredRun& run : tools.blocks[static_cast<std::size_t>(block.index)].runs) {
     const LatentRows& rows = memory.sources[source_of(block, run)];
-    stretches.push_back(
+    latent_runs.push_back(
         {{tokens_of(rows.latent, run.row, run.rows), tokens_of(rows.k_rope, run.row, run.rows)}, run.to});
   }
-  return stretches;
+  return latent_runs;
 }
 
 MutableTensorView dense(std::byte* data, Dtype dtype, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
@@ -57,16 +57,16 @@ AttentionOutput heads_of(AttentionOutput output, std::int64_t first, std::int64_
   return output;
 }
 
-// A product for rows that there may be none of.
+// Runs a GEMM, unless it has no rows.
 void multiply(BatchedGemmKernel& kernel, const BatchedGemmTask& task, Stream stream, const Progress& progress) {
   if (task.rows.tokens > 0) kernel.multiply(task, stream, progress);
 }
 
-// Unpacks a block's rows of 8 bits, as they are gathered, into `both`: [rows, 1, latent_dim + rope_dim].
-void unpack(const MlaTools& tools, const MlaMemory& memory, const ArrivedBlock& block, const MutableTensorView& both,
-            Stream stream) {
+// Dequantizes the FP8 rows of a block into `both`, [rows, 1, latent_dim + rope_dim], in gathered order.
+void dequantize(const MlaTools& tools, const MlaMemory& memory, const ArrivedBlock& block,
+                const MutableTensorView& both, Stream stream) {
   const MlaSpec& spec = tools.spec;
-  std::array<std::vector<CompressedRun>, 3> runs;  // of each source; a token is unpacked by itself, wherever it stands
+  std::array<std::vector<CompressedRun>, 3> runs;  // per source; each token is dequantized on its own
   for (const GatheredRun& run : tools.blocks[static_cast<std::size_t>(block.index)].runs) {
     runs[source_of(block, run)].push_back({0, 0, run.rows, run.row, run.rows, run.to});
   }
@@ -91,20 +91,21 @@ void ExpandedRingStep::compute(const ArrivedBlock& block, Stream stream, const P
   const GatheredBlock& gathered = tools_.blocks[index];
   const MutableTensorView keys = dense(memory_.keys, spec.dtype, gathered.rows, heads_, spec.head_dim + spec.rope_dim);
   const MutableTensorView values = dense(memory_.values, spec.dtype, gathered.rows, heads_, spec.head_dim_v);
-  std::vector<Stretch> stretches;
+  std::vector<LatentRun> latent_runs;
   if (tools_.format.is_plain()) {
-    stretches = stretches_of(tools_, memory_, block);
+    latent_runs = latent_runs_of(tools_, memory_, block);
   } else if (gathered.rows > 0) {
     const MutableTensorView both =
-        dense(memory_.unpacked, spec.dtype, gathered.rows, 1, spec.latent_dim + spec.rope_dim);
-    unpack(tools_, memory_, block, both, stream);
-    stretches.push_back({{columns_of(both, 0, spec.latent_dim), columns_of(both, spec.latent_dim, spec.rope_dim)}, 0});
+        dense(memory_.dequantized, spec.dtype, gathered.rows, 1, spec.latent_dim + spec.rope_dim);
+    dequantize(tools_, memory_, block, both, stream);
+    latent_runs.push_back(
+        {{columns_of(both, 0, spec.latent_dim), columns_of(both, spec.latent_dim, spec.rope_dim)}, 0});
   }
   const KeySource source{keys, values};
   for (int head = 0; head < spec.heads; head += heads_) {
     const GemmWeights w_uk = memory_.w_uk.slice(head, heads_);
     const GemmWeights w_uv = memory_.w_uv.slice(head, heads_);
-    for (const auto& [rows, to] : stretches) {
+    for (const auto& [rows, to] : latent_runs) {
       const MutableTensorView k = tokens_of(keys, to, rows.latent.tokens);
       tools_.keys->multiply({rows.latent, w_uk, columns_of(k, 0, spec.head_dim)}, stream, progress);
       copy_tensor(tools_.backend, columns_of(k, spec.head_dim, spec.rope_dim), rows.k_rope, stream);
@@ -149,13 +150,13 @@ void AbsorbedRingStep::compute(const ArrivedBlock& block, Stream stream, const P
   const GatheredBlock& gathered = tools_.blocks[index];
   const MutableTensorView keys = dense(memory_.keys, spec.dtype, gathered.rows, 1, spec.latent_dim + spec.rope_dim);
   if (tools_.format.is_plain()) {
-    for (const auto& [rows, to] : stretches_of(tools_, memory_, block)) {
+    for (const auto& [rows, to] : latent_runs_of(tools_, memory_, block)) {
       const MutableTensorView k = tokens_of(keys, to, rows.latent.tokens);
       copy_tensor(tools_.backend, columns_of(k, 0, spec.latent_dim), rows.latent, stream);
       copy_tensor(tools_.backend, columns_of(k, spec.latent_dim, spec.rope_dim), rows.k_rope, stream);
     }
   } else {
-    unpack(tools_, memory_, block, keys, stream);
+    dequantize(tools_, memory_, block, keys, stream);
   }
   const KeySource source{keys, columns_of(keys, 0, spec.latent_dim)};
   AttentionTask task = block_task(tools_.plan, block, gathered.tiles, {&source, 1}, output_, false);

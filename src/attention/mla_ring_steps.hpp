@@ -44,10 +44,10 @@ struct MlaMemory {
   // In the workspace, sized for the largest block.
   std::byte* keys = nullptr;  // expanded: [rows, heads at a time, head_dim + rope_dim]; absorbed: [rows, 1, latent_dim
                               // + rope_dim]
-  std::byte* values = nullptr;    // expanded: [rows, heads at a time, head_dim_v]
-  std::byte* unpacked = nullptr;  // expanded, with FP8 rows: [rows, 1, latent_dim + rope_dim]
-  std::byte* queries = nullptr;   // absorbed: [q_rows, heads, latent_dim + rope_dim], if w_uk is given
-  std::byte* latents = nullptr;   // absorbed: [q_rows, heads, latent_dim], if w_uv is given
+  std::byte* values = nullptr;       // expanded: [rows, heads at a time, head_dim_v]
+  std::byte* dequantized = nullptr;  // expanded, with FP8 rows: [rows, 1, latent_dim + rope_dim]
+  std::byte* queries = nullptr;      // absorbed: [q_rows, heads, latent_dim + rope_dim], if w_uk is given
+  std::byte* latents = nullptr;      // absorbed: [q_rows, heads, latent_dim], if w_uv is given
 };
 
 // The objects that the ring steps use. They outlive the steps.

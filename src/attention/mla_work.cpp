@@ -30,8 +30,8 @@ RowStreams latent_streams(const MlaJob& job) {
 }
 
 std::int64_t dequantized_row_bytes(const MlaJob& job) {
-  const bool unpacked = !job.format.is_plain() && *job.form == MlaForm::kExpanded;
-  return unpacked ? latent_token_bytes(job.spec) + k_rope_token_bytes(job.spec) : 0;
+  const bool dequantized = !job.format.is_plain() && *job.form == MlaForm::kExpanded;
+  return dequantized ? latent_token_bytes(job.spec) + k_rope_token_bytes(job.spec) : 0;
 }
 
 std::int64_t gathered_row_bytes(const MlaSpec& spec, MlaForm form, int heads) {
@@ -48,13 +48,13 @@ MlaChoice choose_mla_kernels(const MlaSpec& spec, MlaForm form, const KernelRequ
   const std::optional<BatchedGemmSpec> keys = key_gemm(spec, form);
   const std::optional<BatchedGemmSpec> values = value_gemm(spec);
   MlaChoice choice;
-  // Why the backend that folds has no products; nothing: it has.
+  // Chooses all kernels of one backend. Returns the error if the backend can't run the GEMMs.
   const auto choose = [&](const KernelRequest& asked) -> std::optional<Error> {
     choice.attention = choose_kernel(attention, asked, scope);
-    const KernelRequest beside{std::string(choice.attention.row->backend), "auto"};
+    const KernelRequest same_backend{std::string(choice.attention.row->backend), "auto"};
     try {
-      if (keys) choice.keys = choose_kernel(*keys, beside, scope).row;
-      if (values) choice.values = choose_kernel(*values, beside, scope).row;
+      if (keys) choice.keys = choose_kernel(*keys, same_backend, scope).row;
+      if (values) choice.values = choose_kernel(*values, same_backend, scope).row;
     } catch (const Error& error) {
       return error;
     }
@@ -65,11 +65,11 @@ MlaChoice choose_mla_kernels(const MlaSpec& spec, MlaForm form, const KernelRequ
   const std::string_view name = choice.attention.row->name;
   const std::string_view backend = choice.attention.row->backend;
   if (request.backend == "auto" && request.kernel == "auto" && backend != "cpu" && !choose({"cpu", "auto"})) {
-    choice.attention.reason += fmt::format("; passed over {}: no {} kernel multiplies the matrices", name, backend);
+    choice.attention.reason += fmt::format("; not {}: no {} kernel runs the GEMMs", name, backend);
     return choice;
   }
   fail(ErrorCode::kUnsupported,
-       fmt::format("{} folds these latents, and no {} kernel multiplies the matrices", name, backend), missing->why(),
+       fmt::format("{} supports these latents, but no {} kernel runs the GEMMs", name, backend), missing->why(),
        backend == "cpu"
            ? MessageTemplate("Give dtypes and dims that are supported.")
            : MessageTemplate{"Use ", setting("backend", "cpu"), ", or dtypes and dims that are supported."});

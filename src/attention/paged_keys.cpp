@@ -21,18 +21,18 @@ void check_pool(std::string_view name, const CacheView& pool, const AttentionSpe
        fmt::format("the pool of {} is {} [pages, {}, {}, {}]", name, dtype_name(pool.dtype), pool.page_size, pool.heads,
                    pool.dim),
        fmt::format("the job has {} [pages, {}, {}, {}]", dtype_name(spec.dtype), page_size, spec.kv_heads, dim),
-       "Axes in another order are named by strides.");
+       "Pass another order of axes by strides.");
 }
 
-// Codes are copied two bytes at a time.
-bool in_pairs(const FormatStream& stream, Dtype dtype, const PagedStream& at) {
+// True if pages of quantized values can be copied as 16-bit elements.
+bool has_even_layout(const FormatStream& stream, Dtype dtype, const PagedStream& at) {
   const auto address = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(at.data) % 2);
   const std::int64_t all = at.page_stride | at.token_stride | at.head_stride | stream.token_bytes(dtype) / stream.heads;
   return (address | all) % 2 == 0;
 }
 
-void check_codes(std::string_view name, const CompressedCache& pool, const RowFormat& format, const RowShape& shape,
-                 std::int64_t page_size) {
+void check_quantized_pool(std::string_view name, const CompressedCache& pool, const RowFormat& format,
+                          const RowShape& shape, std::int64_t page_size) {
   bool complete = pool.format == format && pool.shape == shape && pool.page_size == page_size;
   for (std::size_t i = 0; complete && i < format_tables(format, shape, 1).size(); ++i) {
     complete = pool.tables[i] != nullptr;
@@ -50,15 +50,15 @@ void check_codes(std::string_view name, const CompressedCache& pool, const RowFo
   }
   std::size_t at = 0;
   for (const FormatStream& stream : format_streams(format, shape)) {
-    if (in_pairs(stream, shape.dtype, pool.streams[at++])) continue;
+    if (has_even_layout(stream, shape.dtype, pool.streams[at++])) continue;
     fail(ErrorCode::kUsage,
          fmt::format("{}_{} in pages has an odd number of bytes in a row or a stride", name, stream.name),
-         "pages of codes are copied two bytes at a time", "Copy the pages side by side, or decode over them.");
+         "quantized pages are copied two bytes at a time", "Copy the pages to contiguous rows, or decode over them.");
   }
 }
 
-// As a plain cache of elements of two bytes.
-CacheView pairs_of(const CompressedCache& pool, const FormatStream& stream, const PagedStream& at) {
+// A stream of a compressed cache as a plain cache of 16-bit elements.
+CacheView as_16_bit(const CompressedCache& pool, const FormatStream& stream, const PagedStream& at) {
   return {at.data,
           Dtype::kBf16,
           pool.pages,
@@ -70,14 +70,14 @@ CacheView pairs_of(const CompressedCache& pool, const FormatStream& stream, cons
           at.head_stride / 2};
 }
 
-// The job's streams of k, and then of v.
+// The page pools of the job's streams: k, then v.
 std::vector<CacheView> pools_of(const PagedKeys& keys, const Job& job) {
   std::vector<CacheView> pools;
   const auto add = [&](const RowFormat& format, const CacheView& plain, const CompressedCache& packed) {
     if (format.is_plain()) return pools.push_back(plain);
     std::size_t at = 0;
     for (const FormatStream& stream : format_streams(format, packed.shape)) {
-      pools.push_back(pairs_of(packed, stream, packed.streams[at++]));
+      pools.push_back(as_16_bit(packed, stream, packed.streams[at++]));
     }
   };
   add(job.format.k, keys.k, keys.quantized_k);
@@ -116,10 +116,11 @@ void check_paged_keys(const PagedKeys& keys, const Job& job, std::span<const std
     if (format.is_plain()) {
       check_pool(name, plain, job.spec, job.page_size, static_cast<int>(shape.dim));
     } else {
-      check_codes(name, packed, format, shape, job.page_size);
+      check_quantized_pool(name, packed, format, shape, job.page_size);
     }
     if ((format.is_plain() ? packed.streams[0].data : plain.data) != nullptr) {
-      fail(ErrorCode::kUsage, fmt::format("the pool of {} is {}", name, format.is_plain() ? "compressed" : "as it is"),
+      fail(ErrorCode::kUsage,
+           fmt::format("the pool of {} is {}", name, format.is_plain() ? "compressed" : "uncompressed"),
            fmt::format("the job stores it as {}", describe(format)), "Job::format says how k and v are stored.");
     }
     return format.is_plain() ? plain.pages : packed.pages;
@@ -151,7 +152,7 @@ void map_pages(const PagedKeys& keys, std::int64_t page_rows, const Plan& plan, 
     const std::int64_t end = (run.first_tile + run.tiles) * plan.kernel.key_tile;
     for (std::int64_t key = run.first_tile * plan.kernel.key_tile; key < end; key += piece_keys) {
       PageRun& piece = tiles.emplace_back(PageRun{kOwnShard, 0});
-      if (key >= length) continue;  // it holds no key, and is not read
+      if (key >= length) continue;  // the page has no keys and is not read
       piece.row = pages[static_cast<std::size_t>(key / page_size)] * page_rows + key % page_size;
     }
   }

@@ -22,7 +22,7 @@ namespace ringattn {
 
 namespace {
 
-// Throws what check_size() throws.
+// The inputs of a job's layout. Throws what check_size() throws.
 LayoutInputs layout_inputs(const RingJob& job, const Options& options, int world) {
   check_size(job, options, world);
   return {job.work, job.kernel, options.layout, options.query_runs, options.key_runs, world};
@@ -47,8 +47,8 @@ JobLayout layout_of(const LayoutInputs& inputs) {
   return layout;
 }
 
-// How many tasks as large as the whole job a rank's memory is counted for. Blocks are smaller, so this is room for the
-// tables of many.
+// A rank's memory includes prepared tables for this number of tasks as large as the whole job. Tasks of blocks are
+// smaller, so this suffices for many blocks.
 constexpr std::int64_t kCountedTasks = 8;
 
 std::int64_t key_tiles(const RingJob& job) {
@@ -58,7 +58,7 @@ std::int64_t key_tiles(const RingJob& job) {
   return tiles;
 }
 
-// A task of everything, which no task of a plan exceeds. `tiles`: key_tiles() of the job.
+// Limits of a task over the whole job, an upper bound for all tasks of a plan. `tiles`: key_tiles() of the job.
 AttentionLimits largest_task(const RingJob& job, const JobLayout& layout, int rank, std::int64_t tiles) {
   const RingWork& work = job.work;
   AttentionLimits limits;
@@ -78,7 +78,7 @@ AttentionLimits largest_task(const RingJob& job, const JobLayout& layout, int ra
   return limits;
 }
 
-// What a rank needs whatever the blocks are: its shards, results, scratch, the dense copy and spare rows.
+// Bytes of a rank that don't depend on the blocks: shards, results, scratch, the dense copy and spare rows.
 std::size_t fixed_bytes(const RingJob& job, const JobLayout& layout, const Options& options, int rank, bool staged,
                         std::int64_t tiles) {
   const std::int64_t k_rows = layout.keys.tokens(rank);
@@ -100,8 +100,8 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
   result.overlap = options.overlap;
   const int world = layout.queries.world();
   const bool copied = job.gathered || ((staged || job.page_size > 0) && world > 1);
-  const std::int64_t tiles = key_tiles(job);  // of as many sequences as there may be, so once for all ranks
-  for (int rank = 0; rank < world; ++rank) {  // ranks must cut the same blocks, so the neediest decides
+  const std::int64_t tiles = key_tiles(job);  // for the maximum number of sequences, so computed once for all ranks
+  for (int rank = 0; rank < world; ++rank) {  // all ranks have the same blocks, so the maximum over ranks counts
     result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, options, rank, copied, tiles));
     result.state_bytes = std::max(result.state_bytes, job.state_bytes(layout.queries.tokens(rank)));
   }
@@ -111,9 +111,9 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
 constexpr std::int64_t kMostPieces = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
 constexpr std::int64_t kMaxOfAllRanks = std::int64_t{1} << 26;
 constexpr std::int64_t kMaxSequencesOfAllRanks = std::int64_t{1} << 24;
-constexpr std::int64_t kFewPageRuns = std::int64_t{1} << 16;  // whose tables take a few megabytes
+constexpr std::int64_t kFewPageRuns = std::int64_t{1} << 16;  // their tables take a few megabytes
 
-// What the tables of a plan have an entry for: tiles, or stripes where these are shorter. It stops beyond kMostPieces.
+// Number of table entries of a plan: tiles, or stripes if they are shorter. Stops counting above the maximum.
 std::int64_t pieces(const Batch& batch, std::int64_t shortest) {
   const auto of = [&](const Sequence& sequence) {
     return (std::max<std::int64_t>({sequence.k_len, sequence.q_len, 1}) - 1) / shortest + 1;
@@ -126,7 +126,7 @@ std::int64_t pieces(const Batch& batch, std::int64_t shortest) {
   return sum;
 }
 
-// Before tables of many entries are made: a budget that can't even hold an equal share of the tensors.
+// Checks, before large tables are allocated, that the budget can hold an equal share of the tensors.
 void check_budget(const RingJob& job, const Options& options, int world) {
   const Batch& batch = job.work.batch;
   const double bytes = static_cast<double>(batch.q_tokens()) * static_cast<double>(job.query_bytes) +
@@ -188,7 +188,7 @@ WorldPlans::WorldPlans(const RingJob& job, const Options& options, Route route, 
       machine_(options.machine),
       planner_(inputs_.work, layout_, inputs_.kernel, machine_, plan_options_) {}
 
-// The kernels are asked for what each rank needs of them, as for plans of its own.
+// The needs of the kernels are recomputed, as for new plans.
 bool WorldPlans::are_of(const RingJob& job, const Options& options, Route route, int world, bool staged) const {
   return machine_ == options.machine && inputs_ == layout_inputs(job, options, world) &&
          plan_options_ == plan_options(job, layout_, options, route, staged);
@@ -201,13 +201,13 @@ MinBudget::MinBudget(const RingJob& job, const Options& options, int world)
       needs_(job.work, layout_, axis_, job.kernel.query_tile, job.kernel.key_tile) {}
 
 std::size_t MinBudget::of(const RingJob& job) const {
-  // The route decides how parts travel, and takes no memory.
+  // Routes don't affect memory.
   return min_budget(job.work, axis_, needs_, job.kernel, plan_options(job, layout_, options_, Route::kDirect, false));
 }
 
 namespace {
 
-// Made by the first rank of this process that asks for them, one after the other.
+// The plans of a world, made by the first rank of this process that asks for them and shared with the others.
 std::shared_ptr<const WorldPlans> shared_world_plans(const RingJob& job, const Options& options, Route route, int world,
                                                      bool staged) {
   static std::mutex mutex;
@@ -268,7 +268,7 @@ AttentionLimits reserved_limits(const RingJob& job, const Options& options, cons
 
 std::int64_t spare_rows(const RingJob& job, const Options& options, int world) {
   if (!options.shorter_lengths || world == 1) return 0;
-  // A block is at least one tile of keys; a sequence in it that lies on several ranks has two keys or more.
+  // A block has at least one tile of keys, and a sequence that lies on several ranks has at least two keys in it.
   const std::int64_t tile = job.kernel.key_tile;
   return tile * (1 + std::min(static_cast<std::int64_t>(job.work.batch.sequences.size()), tile / 2));
 }

@@ -17,10 +17,10 @@ namespace ringattn {
 
 namespace {
 
-// Long values travel and are shown as their hash.
+// Long values are compared and shown as hashes.
 std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size())); }
 
-// What the ranks' programs, kernels and devices must have in common, whatever the op is.
+// Settings of program, kernel and device that all ops compare.
 std::vector<RankConfigEntry> program_config(const KernelEntry& kernel, const Backend& backend) {
   return {{"build", fmt::format("{} {}", version(), build_id())},
           {"kernel", std::string(kernel.name)},
@@ -124,18 +124,18 @@ std::vector<RankConfigEntry> rank_config(const DecodeJob& job, const DecodeOptio
 }
 
 RankConfigEntry block_mask_config_entry(const BlockMask* block_mask) {
-  if (block_mask == nullptr) return {"lists of key blocks", "none"};
+  if (block_mask == nullptr) return {"block mask", "none"};
   XXH3_state_t state;
   std::memset(&state, 0, sizeof state);
   XXH3_64bits_reset(&state);
   add_block_mask(state, *block_mask);
-  return {"lists of key blocks", fmt::format("{:016x}", XXH3_64bits_digest(&state))};
+  return {"block mask", fmt::format("{:016x}", XXH3_64bits_digest(&state))};
 }
 
 std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& options, const AttentionChoice& choice,
                                          std::string_view gemms, const Backend& backend) {
   std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
-  all.push_back({"kernel of products", std::string(gemms)});
+  all.push_back({"GEMM kernel", std::string(gemms)});
   all.push_back({"job", job_hash(job)});
   all.push_back({"form", std::string(form_name(*job.form))});
   all.push_back({"machine model", machine_text(options.ring.machine)});

@@ -23,24 +23,24 @@ namespace ringattn {
 
 namespace {
 
-constexpr double kBytesPerSecond = 1e9;  // a slow link: what waits rest on
+constexpr double kBytesPerSecond = 1e9;  // of a slow link, for deadlines
 
-// `rows` rows of one buffer, from a row of another one.
-struct Piece {
+// Copies `rows` rows of one buffer to rows of another.
+struct RowSpan {
   std::int64_t from_row = 0;
   std::int64_t to_row = 0;
   std::int64_t rows = 0;
 };
 
-// What goes to one peer, or comes from it, in order of tokens.
-struct Stretch {
+// Rows sent to or received from one peer, in order of tokens.
+struct PeerRows {
   std::int64_t rows = 0;
-  std::int64_t first_row = 0;  // in the rank's rows, where they are one stretch there; else in a buffer
+  std::int64_t first_row = 0;  // first row, in the rank's rows if in_rows, else in the buffer
   bool in_rows = false;
-  std::vector<Piece> pieces;  // between the rank's rows and the buffer
+  std::vector<RowSpan> pieces;  // copies between the rank's rows and the buffer
 };
 
-// Of layouts that hold other sequences.
+// Text of the first difference between the sequences of two layouts.
 std::string difference_of(const Layout& from, const Layout& to) {
   const std::span<const std::int64_t> a = from.cu();
   const std::span<const std::int64_t> b = to.cu();
@@ -67,16 +67,17 @@ struct Reshard::Impl {
   void allocate();
   void connect();
   Exchange exchange(const std::byte* rows) const;
-  void copy(std::byte* to, const std::byte* from, const std::vector<Piece>& pieces, Stream stream);
+  void copy(std::byte* to, const std::byte* from, const std::vector<RowSpan>& pieces, Stream stream);
 
   std::int64_t token_bytes;
   Transport& transport;
   Backend& backend;
   Collective collective;
-  std::vector<Piece> own;           // from this rank to itself
-  std::map<int, Stretch> sends;     // by peer
-  std::map<int, Stretch> receives;  // by peer; never in the rank's rows: others write to memory that is announced
-  std::int64_t sent_rows = 0;       // through the buffer
+  std::vector<RowSpan> own;       // rows that stay on this rank
+  std::map<int, PeerRows> sends;  // [peer]
+  std::map<int, PeerRows>
+      receives;                // [peer]; always through the buffer, because announced memory must not be the caller's
+  std::int64_t sent_rows = 0;  // through the buffer
   std::int64_t received_rows = 0;
   Buffer outgoing;
   Buffer arriving;
@@ -90,7 +91,7 @@ void Reshard::Impl::check(const Layout& from, const Layout& to) const {
          fmt::format("the transport has {}", transport.size()), "Give layouts of this world's ranks.");
   }
   if (!std::ranges::equal(from.cu(), to.cu())) {
-    fail(ErrorCode::kUsage, difference_of(from, to), "rows go on as rows of the same tokens of the same sequences",
+    fail(ErrorCode::kUsage, difference_of(from, to), "both layouts should have the same sequences",
          "Give two layouts of one batch.");
   }
   if (token_bytes < 1) {
@@ -99,7 +100,7 @@ void Reshard::Impl::check(const Layout& from, const Layout& to) const {
   }
   if (transport.size() > 1 && transport.memory() != backend.memory()) {
     fail(ErrorCode::kUnsupported, fmt::format("rows of this memory can't move over {}", transport.name()),
-         "the transport moves another kind of memory", "Give the backend of what is computed over this transport.");
+         "the transport moves another kind of memory", "Give the backend that works with this transport.");
   }
 }
 
@@ -109,38 +110,38 @@ void Reshard::Impl::plan(const Layout& from, const Layout& to) {
     if (moved.from == self && moved.to == self) {
       own.push_back({moved.from_row, moved.to_row, moved.rows});
     } else if (moved.from == self) {
-      Stretch& stretch = sends[moved.to];
-      stretch.pieces.push_back({moved.from_row, stretch.rows, moved.rows});
-      stretch.rows += moved.rows;
+      PeerRows& peer_rows = sends[moved.to];
+      peer_rows.pieces.push_back({moved.from_row, peer_rows.rows, moved.rows});
+      peer_rows.rows += moved.rows;
     } else {
-      Stretch& stretch = receives[moved.from];
-      stretch.pieces.push_back({stretch.rows, moved.to_row, moved.rows});
-      stretch.rows += moved.rows;
+      PeerRows& peer_rows = receives[moved.from];
+      peer_rows.pieces.push_back({peer_rows.rows, moved.to_row, moved.rows});
+      peer_rows.rows += moved.rows;
     }
   }
-  for (auto& [peer, stretch] : sends) {
-    // Neighbours in the rank's own rows, wherever they go.
-    const Piece& first = stretch.pieces.front();
+  for (auto& [peer, peer_rows] : sends) {
+    // True if the rows are contiguous in the rank's own rows, so that they are sent in place.
+    const RowSpan& first = peer_rows.pieces.front();
     const bool one = std::ranges::all_of(
-        stretch.pieces, [&](const Piece& piece) { return piece.from_row - first.from_row == piece.to_row; });
-    stretch.in_rows = one;
-    stretch.first_row = one ? first.from_row : sent_rows;
+        peer_rows.pieces, [&](const RowSpan& piece) { return piece.from_row - first.from_row == piece.to_row; });
+    peer_rows.in_rows = one;
+    peer_rows.first_row = one ? first.from_row : sent_rows;
     if (one) continue;
-    for (Piece& piece : stretch.pieces) piece.to_row += sent_rows;
-    sent_rows += stretch.rows;
+    for (RowSpan& piece : peer_rows.pieces) piece.to_row += sent_rows;
+    sent_rows += peer_rows.rows;
   }
-  for (auto& [peer, stretch] : receives) {
-    stretch.first_row = received_rows;
-    for (Piece& piece : stretch.pieces) piece.from_row += received_rows;
-    received_rows += stretch.rows;
+  for (auto& [peer, peer_rows] : receives) {
+    peer_rows.first_row = received_rows;
+    for (RowSpan& piece : peer_rows.pieces) piece.from_row += received_rows;
+    received_rows += peer_rows.rows;
   }
 }
 
 void Reshard::Impl::allocate() {
-  // At least a byte for each rank, of its first contact.
-  const auto least = static_cast<std::size_t>(transport.size());
+  // At min_bytes one byte for each rank, for warm_up_transport().
+  const auto min_bytes = static_cast<std::size_t>(transport.size());
   if (sent_rows > 0) outgoing = backend.allocate(static_cast<std::size_t>(sent_rows * token_bytes));
-  arriving = backend.allocate(std::max(least, static_cast<std::size_t>(received_rows * token_bytes)));
+  arriving = backend.allocate(std::max(min_bytes, static_cast<std::size_t>(received_rows * token_bytes)));
   enqueued.emplace(backend, transport, collective.timeouts());
 }
 
@@ -151,34 +152,34 @@ void Reshard::Impl::connect() {
   if (backend.memory() == MemoryKind::kDevice) warm_up_transport(collective, transport, backend, arriving.data());
 }
 
-// `rows`: null where nobody sends yet.
+// `rows`: null for announce().
 Exchange Reshard::Impl::exchange(const std::byte* rows) const {
   Exchange exchange;
   exchange.label = "rows for another layout";
-  for (const auto& [peer, stretch] : sends) {
-    const std::byte* const from = stretch.in_rows ? rows : outgoing.data();
-    const std::byte* const data = from == nullptr ? nullptr : from + stretch.first_row * token_bytes;
-    exchange.sends.push_back({peer, 0, {{data, static_cast<std::size_t>(stretch.rows * token_bytes)}}});
+  for (const auto& [peer, peer_rows] : sends) {
+    const std::byte* const from = peer_rows.in_rows ? rows : outgoing.data();
+    const std::byte* const data = from == nullptr ? nullptr : from + peer_rows.first_row * token_bytes;
+    exchange.sends.push_back({peer, 0, {{data, static_cast<std::size_t>(peer_rows.rows * token_bytes)}}});
   }
-  for (const auto& [peer, stretch] : receives) {
-    exchange.receives.push_back(
-        {peer,
-         0,
-         {{arriving.data() + stretch.first_row * token_bytes, static_cast<std::size_t>(stretch.rows * token_bytes)}}});
+  for (const auto& [peer, peer_rows] : receives) {
+    exchange.receives.push_back({peer,
+                                 0,
+                                 {{arriving.data() + peer_rows.first_row * token_bytes,
+                                   static_cast<std::size_t>(peer_rows.rows * token_bytes)}}});
   }
   return exchange;
 }
 
-// Pieces whose rows lie as far apart on either side go as one copy.
-void Reshard::Impl::copy(std::byte* to, const std::byte* from, const std::vector<Piece>& pieces, Stream stream) {
+// Copies with equal sizes and equal strides are merged into one 2D copy.
+void Reshard::Impl::copy(std::byte* to, const std::byte* from, const std::vector<RowSpan>& pieces, Stream stream) {
   for (std::size_t i = 0; i < pieces.size();) {
-    const Piece& first = pieces[i];
+    const RowSpan& first = pieces[i];
     std::size_t count = 1;
     std::int64_t from_step = first.rows;
     std::int64_t to_step = first.rows;
     while (i + count < pieces.size() && pieces[i + count].rows == first.rows) {
-      const Piece& last = pieces[i + count - 1];
-      const Piece& next = pieces[i + count];
+      const RowSpan& last = pieces[i + count - 1];
+      const RowSpan& next = pieces[i + count];
       if (count == 1) {
         from_step = next.from_row - last.from_row;
         to_step = next.to_row - last.to_row;
@@ -215,14 +216,14 @@ std::size_t Reshard::memory_bytes() const { return impl_->outgoing.bytes() + imp
 
 void Reshard::enqueue(const void* rows, void* target, Stream stream) {
   Impl& impl = *impl_;
-  check_capture(impl.backend, stream, "these rows' way", impl.transport, "moves them to other ranks");
+  check_capture(impl.backend, stream, "this reshard", impl.transport, "moves them to other ranks");
   const bool several = impl.transport.size() > 1;
   const auto* from = static_cast<const std::byte*>(rows);
   auto* to = static_cast<std::byte*>(target);
   const double seconds = static_cast<double>(impl.received_rows * impl.token_bytes) / kBytesPerSecond;
   impl.enqueued->enqueue(stream, seconds, [&] {
-    for (const auto& [peer, stretch] : impl.sends) {
-      if (!stretch.in_rows) impl.copy(impl.outgoing.data(), from, stretch.pieces, stream);
+    for (const auto& [peer, peer_rows] : impl.sends) {
+      if (!peer_rows.in_rows) impl.copy(impl.outgoing.data(), from, peer_rows.pieces, stream);
     }
     Ticket ticket = 0;
     if (several) {
@@ -230,10 +231,10 @@ void Reshard::enqueue(const void* rows, void* target, Stream stream) {
       exchange.announced = impl.announced;
       ticket = impl.transport.post(std::move(exchange), stream);
     }
-    // Own rows move while the others are on their way.
+    // Copies own rows while the others are in flight.
     impl.copy(to, from, impl.own, stream);
     if (several) impl.transport.wait(ticket, stream, impl.collective.timeouts().for_work(seconds));
-    for (const auto& [peer, stretch] : impl.receives) impl.copy(to, impl.arriving.data(), stretch.pieces, stream);
+    for (const auto& [peer, peer_rows] : impl.receives) impl.copy(to, impl.arriving.data(), peer_rows.pieces, stream);
   });
 }
 

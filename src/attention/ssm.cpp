@@ -69,7 +69,7 @@ struct Ssm::Impl {
   void update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
   void wait_all();
   SsmTask task_of(const SsmInputs& inputs, const SsmOutputs& outputs);
-  // `clock`: to be measured by, or null.
+  // `clock`: records phases; may be null.
   void enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream, SsmTimeline* clock);
   void run_ssm_collectively(const SsmTask& task, Stream stream, SsmTimeline* clock);
 
@@ -79,18 +79,18 @@ struct Ssm::Impl {
   Collective collective;
   SsmJobChoice choice;
   std::unique_ptr<Backend> backend;
-  std::unique_ptr<SsmKernel> kernel;  // null for a convolution alone
+  std::unique_ptr<SsmKernel> kernel;  // null for a convolution only
   std::optional<Layout> layout;
   StateHops hops;
   std::vector<HeadRange> ranges;
   SsmMemory memory;
-  double seconds = 0.0;  // that a scan is predicted to take
+  double seconds = 0.0;  // estimated duration of a run
   std::vector<std::int32_t> beginning;
   std::vector<std::int32_t> ending;
   std::vector<PassThroughStates> empty;
-  std::vector<SsmRun> runs;  // of this rank; those that receive or send states have their addresses
+  std::vector<SsmRun> runs;  // of this rank; runs that receive or send states have their buffers
   std::optional<CausalConv1d> convolution;
-  Buffer convolved;  // [own tokens, channels] behind it
+  Buffer convolved;  // [own tokens, channels] output of the convolution
   std::optional<StateExchange> exchange;
   std::optional<StateRelay> relay;
   std::optional<SsmTimeline> own_clock;
@@ -144,7 +144,7 @@ void Ssm::Impl::allocate() {
   own_clock.emplace(*backend, ranges.size(), StateRelay::max_waits(ranges.size(), exchange->steps()), options.timeline);
 }
 
-// States are few and small: a channel that is built when the first of them travels would be the whole of the wait.
+// States are few and small, so creating a transport channel for the first of them would dominate its latency.
 void Ssm::Impl::connect() {
   if (job.conv1d_only) return;
   exchange->announce(collective.timeouts().for_peer());
@@ -152,7 +152,7 @@ void Ssm::Impl::connect() {
   warm_up_transport(collective, transport, *backend, exchange->memory());
 }
 
-// Its ranks have the same runs, and its kernel the same kind of memory.
+// The convolution has the same runs and the same backend as the SSM.
 void Ssm::Impl::make_convolution() {
   if (!job.convolution) return;
   CausalConv1dOptions given;
@@ -181,7 +181,8 @@ void Ssm::Impl::check(const SsmInputs& inputs, const SsmOutputs& outputs) const 
   if (spec.gate) check_shard("Ssm", "z", inputs.z, {spec.dtype, rows, spec.heads, spec.head_dim});
   check_shard("Ssm", "y", outputs.y, {spec.dtype, rows, spec.heads, spec.head_dim});
   if (job.conv1d_only && outputs.y.head_stride != 1) {
-    refuse("y has channels that lie apart", "a convolution's lie side by side", "Give rows that are dense.");
+    refuse("y has channels that are not contiguous", "a convolution writes contiguous channels",
+           "Give rows that are dense.");
   }
   for (const auto& [name, view] :
        {std::pair{"x", inputs.x}, {"dt", inputs.dt}, {"B", inputs.b}, {"C", inputs.c}, {"z", inputs.z}}) {
@@ -200,12 +201,12 @@ void Ssm::Impl::check(const SsmInputs& inputs, const SsmOutputs& outputs) const 
     return;
   }
   refuse("slots are given",
-         job.update && !job.convolution ? "the states behind the update lie elsewhere than those in front of it"
-                                        : "the job is no update of states alone",
-         "Slots are those of an update in place, without a convolution in front.");
+         job.update && !job.convolution ? "initial_states and final_states differ"
+                                        : "the job is no update without a convolution",
+         "Slots are those of an update in place, without a convolution.");
 }
 
-// The rows behind the convolution.
+// Enqueues the convolution with output `rows`.
 void Ssm::Impl::convolve_into(void* rows, std::int64_t token_stride, const SsmInputs& inputs, const SsmOutputs& outputs,
                               Stream stream) {
   const std::int64_t channels = job.convolution->channels;
@@ -214,7 +215,7 @@ void Ssm::Impl::convolve_into(void* rows, std::int64_t token_stride, const SsmIn
                        stream);
 }
 
-// x, B and C behind the convolution.
+// Enqueues the convolution. Returns the inputs of the SSM, with x, B and C from its output.
 SsmInputs Ssm::Impl::convolve(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
   const SsmSpec& spec = job.spec;
   const std::int64_t channels = job.convolution->channels;
@@ -223,13 +224,13 @@ SsmInputs Ssm::Impl::convolve(const SsmInputs& inputs, const SsmOutputs& outputs
     const std::byte* const data = convolved.data() + first * static_cast<std::int64_t>(size_of(spec.dtype));
     return TensorView{data, spec.dtype, own_tokens(), heads, dim, channels, dim};
   };
-  SsmInputs behind = inputs;
-  behind.x = part(0, spec.heads, spec.head_dim);
-  if (spec.state_decays) return behind;
+  SsmInputs after_convolution = inputs;
+  after_convolution.x = part(0, spec.heads, spec.head_dim);
+  if (spec.state_decays) return after_convolution;
   const std::int64_t dims = std::int64_t{spec.heads} * spec.head_dim;
-  behind.b = part(dims, spec.groups, spec.state_dim);
-  behind.c = part(dims + std::int64_t{spec.groups} * spec.state_dim, spec.groups, spec.state_dim);
-  return behind;
+  after_convolution.b = part(dims, spec.groups, spec.state_dim);
+  after_convolution.c = part(dims + std::int64_t{spec.groups} * spec.state_dim, spec.groups, spec.state_dim);
+  return after_convolution;
 }
 
 void Ssm::Impl::update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
@@ -268,27 +269,27 @@ SsmTask Ssm::Impl::task_of(const SsmInputs& inputs, const SsmOutputs& outputs) {
 }
 
 void Ssm::Impl::enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream, SsmTimeline* clock) {
-  check_capture(*backend, stream, "this scan", transport, "hands states on to other ranks");
+  check_capture(*backend, stream, "this scan", transport, "sends states to other ranks");
   enqueued->enqueue(stream, seconds, [&] {
     if (clock != nullptr) clock->begin(stream);
     if (job.conv1d_only) {
       convolve_into(outputs.y.data, outputs.y.token_stride, inputs, outputs, stream);
     } else {
-      const SsmInputs behind = convolution ? convolve(inputs, outputs, stream) : inputs;
+      const SsmInputs after_convolution = convolution ? convolve(inputs, outputs, stream) : inputs;
       if (job.update) {
-        update(behind, outputs, stream);
+        update(after_convolution, outputs, stream);
       } else {
         pass_states_through(empty, inputs.initial_states, outputs.final_states, state_bytes(job.spec), *backend,
                             stream);
-        run_ssm_collectively(task_of(behind, outputs), stream, clock);
+        run_ssm_collectively(task_of(after_convolution, outputs), stream, clock);
       }
     }
     if (clock != nullptr) clock->end(stream);
   });
 }
 
-// Each range of heads is folded, carried and finished. Where there are two, the states of one travel while the other
-// one is folded, or finished.
+// Each head range is scanned, carried and finished. With two ranges, the states of one are in flight while the other is
+// scanned or finished.
 void Ssm::Impl::run_ssm_collectively(const SsmTask& task, Stream stream, SsmTimeline* clock) {
   const Progress progress = [this] {
     transport.progress();

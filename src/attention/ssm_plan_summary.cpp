@@ -63,8 +63,8 @@ std::vector<HeadRange> head_ranges(int heads, const SsmKernel& kernel, int range
 void check_budget(const SsmMemory& needed, std::size_t budget) {
   if (budget == 0 || needed.total() <= budget) return;
   fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
-       fmt::format("{} are needed: {} of rows, {} of states, {} of scratch, {} of states that travel", needed.total(),
-                   needed.rows, needed.states, needed.scratch, needed.exchange),
+       fmt::format("{} are needed: {} of rows, {} of states, {} of scratch, {} of states that are exchanged",
+                   needed.total(), needed.rows, needed.states, needed.scratch, needed.exchange),
        "Use more ranks, or allow for fewer tokens.");
 }
 
@@ -84,7 +84,7 @@ SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::ve
   SsmPlanSummary summary{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.heads}}};
   const std::size_t kinds = job.conv1d_only ? (job.initial_halos ? 1 : 0) + (job.final_halos ? 1 : 0)
                                             : (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
-  std::vector<std::size_t> empty(static_cast<std::size_t>(world));  // sequences without tokens, by rank
+  std::vector<std::size_t> empty(static_cast<std::size_t>(world));  // [ranks] sequences without tokens
   const StateOwners owners = state_owners(summary.layout);
   for (std::size_t s = 0; s < job.lengths.size(); ++s) {
     if (job.lengths[s] == 0) ++empty[static_cast<std::size_t>(owners.final[s])];

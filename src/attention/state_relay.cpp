@@ -55,7 +55,7 @@ void StateRelay::carry_and_post() {
   ++step_;
 }
 
-// Up to the next states that this rank receives, which are on their way then.
+// Carries and posts up to the next exchange in which this rank receives states.
 void StateRelay::go_on() {
   while (step_ <= exchange_.steps()) {
     carry_and_post();
@@ -80,7 +80,7 @@ void StateRelay::begin(std::size_t range) {
 void StateRelay::advance() {
   if (beside() || !on_its_way_) return;
   while (step_ <= exchange_.steps() && arrived()) {
-    wait_for_tickets();  // not at all
+    wait_for_tickets();  // returns at once, because they have arrived
     go_on();
   }
 }

@@ -25,13 +25,13 @@ namespace ringattn {
 
 namespace {
 
-// Blocks of a sequence that one rank has, side by side in its shard.
+// Blocks of a sequence on one rank, contiguous in its shard.
 struct BlockRun {
   std::size_t sequence = 0;
   TileRange blocks;
   int owner = 0;
-  std::int64_t row = 0;     // of the shard, of the first token
-  std::int64_t before = 0;  // tokens of the sequence in front of it
+  std::int64_t row = 0;     // row of the first token in the owner's shard
+  std::int64_t before = 0;  // index of the first token in the sequence
 };
 
 void check_tokens(std::string_view what, const Layout& layout, const std::vector<std::int64_t>& cu, int ranks) {
@@ -42,7 +42,7 @@ void check_tokens(std::string_view what, const Layout& layout, const std::vector
        "Give the layout of the job's tokens over this world's ranks.");
 }
 
-// All ranks' runs, ascending. `positions`: of the first token of each sequence.
+// The block runs of all ranks, ascending. `positions`: position of the first token of each sequence.
 std::vector<BlockRun> block_runs(std::string_view what, const Layout& layout,
                                  const std::vector<std::int64_t>& positions, int block) {
   std::vector<BlockRun> runs;
@@ -57,17 +57,17 @@ std::vector<BlockRun> block_runs(std::string_view what, const Layout& layout,
            fmt::format("block {} of the {} of sequence {} lies on ranks {} and {}", blocks.begin, what, s,
                        runs.back().owner, run.owner),
            fmt::format("its mean is one sum, over {} tokens", block),
-           "Deal tokens in runs that begin and end where blocks do, or use smaller blocks.");
+           "Use a layout whose runs begin and end where blocks do, or smaller blocks.");
     }
     runs.push_back({s, blocks, run.owner, run.row, before});
   }
   return runs;
 }
 
-// Which numbers of an array a rank has made: `pieces(run)` of each of its runs, [begin, end) each.
+// The elements [begin, end) of an array that the owner of a run computes.
 using Pieces = std::function<std::vector<TileRange>(const BlockRun& run)>;
 
-// Gives every rank all numbers of the array. Those of a rank travel side by side.
+// All-gathers the elements of an array. Each rank's elements are packed into one message.
 template <class Number>
 void share(const std::string& label, std::vector<Number>& numbers, const std::vector<BlockRun>& runs,
            const Pieces& pieces, const Collective& collective, Transport& transport) {
@@ -112,7 +112,7 @@ void share(const std::string& label, std::vector<Number>& numbers, const std::ve
   }
 }
 
-// Rows of a rank's shard: `first` counts the sequence's, and what is asked for lies in the run.
+// Rows of a rank's shard, by token index in the run's sequence. The requested rows must lie in the run.
 RowSource rows_of(const BlockRun& run, const TensorView& shard) {
   return [&run, &shard](SyntheticTensor, std::size_t, std::int64_t first, std::int64_t most) {
     TensorView rows = shard;
@@ -122,7 +122,7 @@ RowSource rows_of(const BlockRun& run, const TensorView& shard) {
   };
 }
 
-// What all ranks have in common of the layouts.
+// Digest of a layout, to compare it between ranks.
 std::string layout_text(const Layout& layout) {
   std::string text;
   for (const OwnedRun& run : layout.owners()) text += fmt::format("{}@{} ", run.token, run.owner);
@@ -146,8 +146,9 @@ std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMas
   collective.run_collectively([&] {
     check_job(job);
     if (job.block_mask != nullptr || job.positions != nullptr || job.page_size > 0 || !job.format.is_plain()) {
-      fail(ErrorCode::kUsage, "the best blocks of a job with block_mask, pages, codes or positions of its own",
-           "blocks are chosen by rows of keys as they are", "Give the job of q and k in rows, without lists.");
+      fail(ErrorCode::kUsage, "the top-k blocks of a job with a block mask, pages, quantized keys or positions",
+           "blocks are selected from plain rows of keys",
+           "Give a job with plain rows of q and k, and without a block mask.");
     }
     check_tokens("q", rows.queries, job.batch.cu_q(), transport.size());
     check_tokens("k", rows.keys, job.batch.cu_k(), transport.size());
@@ -163,7 +164,7 @@ std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMas
     keys = block_runs("keys", rows.keys, std::vector<std::int64_t>(offsets.size(), 0), shape.key_block);
   });
   std::vector<RankConfigEntry> mine = rank_config(listed, options, choice, *backend);
-  mine.push_back({"blocks of a list", std::to_string(count)});
+  mine.push_back({"blocks of a query block", std::to_string(count)});
   mine.push_back({"layouts of rows", layout_text(rows.queries) + layout_text(rows.keys)});
   handshake(collective, mine);
 
@@ -200,7 +201,7 @@ std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMas
   });
   if (transport.size() > 1) {
     share(
-        "lists of key blocks", entries, queries,
+        "block mask", entries, queries,
         [&](const BlockRun& run) {
           std::vector<TileRange> pieces;
           for (int head = 0; head < shape.heads; ++head) {

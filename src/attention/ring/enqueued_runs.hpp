@@ -77,7 +77,7 @@ class EnqueuedRuns {
 void check_not_captured(Backend& backend, Stream stream);
 
 // Throws kUnsupported: a graph can't hold `what` ("this scan"), because the transport `does` something that can't be
-// captured ("hands states on to other ranks").
+// captured ("sends states to other ranks").
 [[noreturn]] void refuse_capture(std::string_view what, const Transport& transport, std::string_view does);
 // Throws the same if the stream is being captured and there are several ranks.
 void check_capture(Backend& backend, Stream stream, std::string_view what, const Transport& transport,
