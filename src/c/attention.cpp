@@ -37,7 +37,7 @@ std::tuple<Inputs, Outputs, std::span<std::byte>, Stream> ringattn_attention::re
   need(tensors.q, "q");
   need(tensors.out, "out");
   const TensorReader reader(*transport);
-  const Job& job = door.job();
+  const Job& job = instance.job();
   const auto sequences = static_cast<std::int64_t>(job.batch.sequences.size());
   Inputs inputs;
   Outputs outputs;
@@ -46,13 +46,13 @@ std::tuple<Inputs, Outputs, std::span<std::byte>, Stream> ringattn_attention::re
     inputs.k = reader.rows("k", tensors.k);
   } else {
     inputs.quantized_k =
-        read_keys(reader, "k", tensors.compressed_k, job.format.k, k_shape(job.spec), door.k_rows(), sequences);
+        read_keys(reader, "k", tensors.compressed_k, job.format.k, k_shape(job.spec), instance.k_rows(), sequences);
   }
   if (is_plain("v", job.format.v, tensors.v, tensors.compressed_v)) {
     inputs.v = reader.rows("v", tensors.v);
   } else {
     inputs.quantized_v =
-        read_keys(reader, "v", tensors.compressed_v, job.format.v, v_shape(job.spec), door.k_rows(), sequences);
+        read_keys(reader, "v", tensors.compressed_v, job.format.v, v_shape(job.spec), instance.k_rows(), sequences);
   }
   const std::int64_t heads = job.spec.heads;
   inputs.sinks = reader.numbers("sinks", tensors.sinks, std::array{heads});
@@ -60,7 +60,7 @@ std::tuple<Inputs, Outputs, std::span<std::byte>, Stream> ringattn_attention::re
   outputs.lse = reader.row_values("lse", tensors.lse, inputs.q.tokens, heads);
   const std::span<std::byte> bytes =
       workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
-                       door.workspace_bytes(false), door.backend());
+                       instance.workspace_bytes(false), instance.backend());
   reader.check_written("out");
   reader.check_written("lse");
   return {inputs, outputs, bytes, Stream{tensors.stream}};
@@ -78,20 +78,20 @@ ringattn_status ringattn_attention_create(ringattn_world* world, const ringattn_
     check_mask(job.spec.mask);
     if (positions != nullptr) set_positions(job, std::move(positions));
     Options read = read_options(options, job.batch, transport);
-    Attention door(std::move(job), transport, std::move(read));
-    std::string machine = door.backend().identity();
-    return new ringattn_attention{{world->transport, std::move(door)}, {}, std::move(machine)};
+    Attention instance(std::move(job), transport, std::move(read));
+    std::string machine = instance.backend().identity();
+    return new ringattn_attention{{world->transport, std::move(instance)}, {}, std::move(machine)};
   });
 }
 
 ringattn_status ringattn_attention_get_facts(const ringattn_attention* attention, ringattn_attention_facts* facts) {
   constexpr std::size_t kFirstFacts = 40;
   return with(attention, [&](const ringattn_attention& handle) {
-    const Attention& door = handle.door;
-    // Names of kernels are literals, so they end in a zero byte.
+    const Attention& instance = handle.instance;
+    // Kernel names are literals, so they end in a zero byte.
     write_struct("ringattn_attention_facts",
-                 {0, door.q_rows(), door.k_rows(), door.workspace_bytes(false), door.kernel().row->name.data(),
-                  door.time_estimate().seconds, handle.machine.c_str()},
+                 {0, instance.q_rows(), instance.k_rows(), instance.workspace_bytes(false),
+                  instance.kernel().row->name.data(), instance.time_estimate().seconds, handle.machine.c_str()},
                  facts, kFirstFacts);
   });
 }
@@ -99,7 +99,8 @@ ringattn_status ringattn_attention_get_facts(const ringattn_attention* attention
 ringattn_status ringattn_attention_rows(const ringattn_attention* attention, int32_t side, int64_t count,
                                         int64_t* packed_tokens, int64_t* sequence_tokens) {
   return with(attention, [&](const ringattn_attention& handle) {
-    write_rows(side_of(handle.door.layout(), side), handle.transport->rank(), count, packed_tokens, sequence_tokens);
+    write_rows(side_of(handle.instance.layout(), side), handle.transport->rank(), count, packed_tokens,
+               sequence_tokens);
   });
 }
 

@@ -20,7 +20,7 @@ using namespace ringattn::c;
 
 namespace {
 
-// Sizes of structs in the interface version that they came with.
+// Sizes of the structs in their first interface version.
 constexpr std::size_t kFirstSpec = 24, kFirstFacts = 24, kFirstTensors = 40;
 
 }  // namespace
@@ -52,8 +52,8 @@ ringattn_status ringattn_batched_gemm_create(ringattn_world* world, const ringat
 ringattn_status ringattn_batched_gemm_get_facts(const ringattn_batched_gemm* batched_gemm,
                                                 ringattn_batched_gemm_facts* facts) {
   return with(batched_gemm, [&](const ringattn_batched_gemm& handle) {
-    const BatchedGemm& door = handle.door;
-    write_struct("ringattn_batched_gemm_facts", {0, door.memory_bytes(), door.kernel().row->name.data()}, facts,
+    const BatchedGemm& instance = handle.instance;
+    write_struct("ringattn_batched_gemm_facts", {0, instance.memory_bytes(), instance.kernel().row->name.data()}, facts,
                  kFirstFacts);
   });
 }

@@ -19,9 +19,9 @@
 struct ringattn_causal_conv1d : ringattn::c::Object<ringattn::CausalConv1d> {
   static constexpr const char* kName = "causal_conv1d";
 
-  // Sequences whose initial halo this rank has, and whose final one.
-  std::int64_t beginning() const { return static_cast<std::int64_t>(door.beginning().size()); }
-  std::int64_t ending() const { return static_cast<std::int64_t>(door.ending().size()); }
+  // Number of sequences whose initial halo, and whose final halo, this rank has.
+  std::int64_t beginning() const { return static_cast<std::int64_t>(instance.beginning().size()); }
+  std::int64_t ending() const { return static_cast<std::int64_t>(instance.ending().size()); }
   std::tuple<ringattn::CausalConv1dInputs, ringattn::CausalConv1dOutputs, ringattn::Stream> read(
       const ringattn_causal_conv1d_tensors* given) const;
 };
@@ -31,7 +31,7 @@ using namespace ringattn::c;
 
 namespace {
 
-// Sizes of structs in the interface version that they came with.
+// Sizes of the structs in their first interface version.
 constexpr std::size_t kFirstSpec = 32, kFirstFacts = 48, kFirstTensors = 72;
 
 CausalConv1dSpec read_conv1d_spec(const ringattn_causal_conv1d_spec* given) {
@@ -55,7 +55,7 @@ std::tuple<CausalConv1dInputs, CausalConv1dOutputs, Stream> ringattn_causal_conv
   need(tensors.weight, "weight");
   need(tensors.y, "y");
   const TensorReader reader(*transport);
-  const CausalConv1dSpec& spec = door.job().spec;
+  const CausalConv1dSpec& spec = instance.job().spec;
   const std::array<std::int64_t, 2> weights{spec.channels, spec.width};
   const auto types = part_types(StoredType::kDtype, spec.dtype);
   const auto halos = [&](const char* name, const DLTensor* tensor, std::int64_t sequences) {
@@ -76,7 +76,7 @@ std::tuple<CausalConv1dInputs, CausalConv1dOutputs, Stream> ringattn_causal_conv
   if (tensors.slots == nullptr || inputs.x.tokens > 0) outputs.final_halos = final.data;
   reader.check_written("y");
   reader.check_written("final_halos", "initial_halos");
-  if (door.job().update && tensors.initial_halos == nullptr) inputs.initial_halos = outputs.final_halos;
+  if (instance.job().update && tensors.initial_halos == nullptr) inputs.initial_halos = outputs.final_halos;
   return {inputs, outputs, Stream{tensors.stream}};
 }
 
@@ -96,12 +96,12 @@ ringattn_status ringattn_causal_conv1d_create(ringattn_world* world, const ringa
 
 ringattn_status ringattn_causal_conv1d_get_facts(const ringattn_causal_conv1d* conv1d, ringattn_ssm_facts* facts) {
   return with(conv1d, [&](const ringattn_causal_conv1d& handle) {
-    const CausalConv1d& door = handle.door;
-    const CausalConv1dSpec& spec = door.job().spec;
-    const std::int64_t rows = door.layout().tokens(handle.transport->rank());
+    const CausalConv1d& instance = handle.instance;
+    const CausalConv1dSpec& spec = instance.job().spec;
+    const std::int64_t rows = instance.layout().tokens(handle.transport->rank());
     const auto bytes = static_cast<std::uint64_t>(2 * rows * spec.channels) * size_of(spec.dtype);
     write_struct("ringattn_ssm_facts",
-                 {0, rows, handle.beginning(), handle.ending(), bytes, door.kernel().row->name.data()}, facts,
+                 {0, rows, handle.beginning(), handle.ending(), bytes, instance.kernel().row->name.data()}, facts,
                  kFirstFacts);
   });
 }

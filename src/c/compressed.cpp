@@ -14,7 +14,7 @@ namespace ringattn::c {
 namespace {
 
 constexpr std::size_t kFirstCompressed = 56;
-constexpr std::uint8_t kE4m3Code = 10;  // DLPack's, since 1.1
+constexpr std::uint8_t kE4m3Code = 10;  // DLPack's code since version 1.1
 
 std::string part_name(std::string_view tensor, std::string_view part) { return fmt::format("{}_{}", tensor, part); }
 
@@ -108,7 +108,7 @@ CompressedCache read_cache(const TensorReader& reader, std::string_view name, co
   cache.format = format;
   cache.shape = shape;
   std::size_t at = 0;
-  std::array<std::int64_t, 2> pages{-1, -1};  // of the first stream those of the others
+  std::array<std::int64_t, 2> pages{-1, -1};  // page count and page size of the first stream, required of the others
   for (const FormatStream& stream : format_streams(format, shape)) {
     const Part part =
         reader.part(part_name(name, stream.name).c_str(), parts.streams[at], part_types(stream.type, shape.dtype),

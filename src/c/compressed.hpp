@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed keys and values of a call. All functions throw kUsage, naming the part ("k_scales") and what it should
-// have been.
+// Reads compressed keys and values of a C call. All functions throw kUsage; the message names the part ("k_scales") and
+// the expected shape and type.
 #pragma once
 
 #include <cstdint>
@@ -15,23 +15,23 @@
 
 namespace ringattn::c {
 
-// DLPack's types of a part's elements, that which the library names first.
+// DLPack types accepted for a part, the preferred one first.
 std::vector<DLDataType> part_types(StoredType type, Dtype dtype);
 
-// Whether the format is plain. Throws where `plain` is missing then, or `compressed` otherwise, or the wrong one is
-// there. `name`: "k", "v".
+// True if the format is plain. Throws kUsage if `plain` or `compressed` is missing, or the wrong one is given. `name`:
+// "k", "v".
 bool is_plain(std::string_view name, const RowFormat& format, const DLTensor* plain,
               const ringattn_compressed* compressed);
 
-// `tokens` rows, and tables of a batch of so many sequences.
+// Reads `tokens` rows, and tables of a batch of `sequences` sequences.
 CompressedRows read_rows(const TensorReader& reader, std::string_view name, const ringattn_compressed* given,
                          const RowFormat& format, const RowShape& shape, std::int64_t tokens, std::int64_t sequences);
 
-// The same of rows that are read by attention. In host memory the channels of outliers are checked: they are addresses.
+// The same for attention. In host memory also checks the channel indices of outliers, which are used as addresses.
 CompressedRows read_keys(const TensorReader& reader, std::string_view name, const ringattn_compressed* given,
                          const RowFormat& format, const RowShape& shape, std::int64_t tokens, std::int64_t sequences);
 
-// Pages, and tables of a step of so many sequences.
+// Reads pages, and tables of a step of `sequences` sequences.
 CompressedCache read_cache(const TensorReader& reader, std::string_view name, const ringattn_compressed* given,
                            const RowFormat& format, const RowShape& shape, std::int64_t sequences);
 

@@ -31,10 +31,10 @@ using namespace ringattn::c;
 
 namespace {
 
-// Sizes of structs in the interface version that they came with.
+// Sizes of the structs in their first interface version.
 constexpr std::size_t kFirstSpec = 48, kFirstFacts = 40, kFirstPart = 56, kFirstTensors = 48, kFirstFormats = 144;
 
-// What both directions take.
+// Arguments of compress and decompress.
 struct Call {
   std::string name;
   MutableTensorView plain;
@@ -76,7 +76,7 @@ Call read_call(const ringattn_compression& handle, const ringattn_compression_te
 }
 
 ringattn_part part_of(std::string_view name, StoredType type, Dtype dtype, std::span<const std::int64_t> shape) {
-  // Names of parts are literals, so they end in a zero byte.
+  // Part names are literals, so they end in a zero byte.
   ringattn_part part{0, name.data(), part_types(type, dtype).front(), static_cast<std::int32_t>(shape.size()), {}};
   std::ranges::copy(shape, part.shape);
   return part;
@@ -84,7 +84,7 @@ ringattn_part part_of(std::string_view name, StoredType type, Dtype dtype, std::
 
 void write_text(const std::string& text, char (&to)[64]) {
   if (text.size() >= sizeof to) {
-    fail(ErrorCode::kInternal, fmt::format("a format's name has {} letters", text.size()), "there is room for 63",
+    fail(ErrorCode::kInternal, fmt::format("a format's name has {} letters", text.size()), "the limit is 63",
          "Please report it.");
   }
   std::ranges::copy(text, to);
@@ -108,7 +108,7 @@ ringattn_status ringattn_compression_create(ringattn_world* world, const ringatt
     }
     check_format("a tensor", format, shape);
     if (format.is_plain()) {
-      fail(ErrorCode::kUsage, "the format is plain", "rows are then as they are", "Name a format that compresses.");
+      fail(ErrorCode::kUsage, "the format is plain", "it compresses nothing", "Name a format that compresses.");
     }
     TensorCodec coder(format, shape, {read_threads(options), transport.device()}, backend_of(transport));
     return new ringattn_compression{
@@ -156,8 +156,8 @@ ringattn_status ringattn_compression_compress(ringattn_compression* compression,
                                               const ringattn_compression_tensors* tensors, double* energy_kept) {
   return with(compression, [&](ringattn_compression& handle) {
     const Call call = read_call(handle, tensors, false);
-    const double kept =
-        handle.door.compress(call.name, call.plain, call.runs, call.rows, ErrorCode::kUsage, call.stream, handle.seed);
+    const double kept = handle.instance.compress(call.name, call.plain, call.runs, call.rows, ErrorCode::kUsage,
+                                                 call.stream, handle.seed);
     if (energy_kept != nullptr) *energy_kept = kept;
   });
 }
@@ -166,7 +166,7 @@ ringattn_status ringattn_compression_decompress(ringattn_compression* compressio
                                                 const ringattn_compression_tensors* tensors) {
   return with(compression, [&](ringattn_compression& handle) {
     const Call call = read_call(handle, tensors, true);
-    handle.door.decompress_checked(call.name, call.rows, call.runs, call.plain, ErrorCode::kUsage, call.stream);
+    handle.instance.decompress_checked(call.name, call.rows, call.runs, call.plain, ErrorCode::kUsage, call.stream);
   });
 }
 

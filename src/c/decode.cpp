@@ -17,8 +17,8 @@
 struct ringattn_decode : ringattn::c::Object<ringattn::Decode> {
   static constexpr const char* kName = "decode";
 
-  const ringattn::Decode& steps() const { return door; }
-  std::uint64_t memory_bytes() const { return door.memory().total(); }
+  const ringattn::Decode& steps() const { return instance; }
+  std::uint64_t memory_bytes() const { return instance.memory().total(); }
   std::tuple<ringattn::DecodeInputs, ringattn::DecodeOutputs, ringattn::Stream> read(
       const ringattn_decode_tensors* given) const;
 };
@@ -30,7 +30,7 @@ std::tuple<DecodeInputs, DecodeOutputs, Stream> ringattn_decode::read(const ring
   constexpr std::size_t kFirstTensors = 120;
   const auto tensors = read_tensors("ringattn_decode_tensors", given, kFirstTensors);
   const TensorReader reader(*transport);
-  const DecodeJob& job = door.job();
+  const DecodeJob& job = instance.job();
   DecodeInputs inputs;
   DecodeOutputs outputs;
   read_step(reader, tensors, job.spec.heads, inputs, outputs);

@@ -28,11 +28,11 @@ using namespace ringattn::c;
 
 namespace {
 
-// Sizes of structs in the interface version that they came with.
+// Sizes of the structs in their first interface version.
 constexpr std::size_t kFirstEviction = 32, kFirstTensors = 56;
 constexpr DLDataType kInt32[] = {{kDLInt, 32, 1}};
 
-// What is taken out of which sequences.
+// The eviction method and the batch of a call.
 struct Task {
   Task(const ringattn_eviction* given, const ringattn_spec* given_spec, const ringattn_batch* given_batch) {
     const auto read = read_struct("ringattn_eviction", given, kFirstEviction);
@@ -44,8 +44,8 @@ struct Task {
     check_heads(spec);
     check_mask(spec.mask);
     if (!format.is_plain()) {
-      fail(ErrorCode::kUsage, "keys or values have a format", "tokens are taken out of rows as they are",
-           "Compress what is left.");
+      fail(ErrorCode::kUsage, "keys or values have a format", "tokens are evicted from plain rows",
+           "Compress the rows that are kept.");
     }
     batch = read_batch(given_batch);
     check_batch(batch);
@@ -57,11 +57,11 @@ struct Task {
   int threads = 1;
   AttentionSpec spec;
   Batch batch;
-  std::vector<std::int64_t> kept;  // of each sequence
-  std::int64_t heads = 1;          // that keep tokens of their own
+  std::vector<std::int64_t> kept;  // number of tokens kept of each sequence
+  std::int64_t heads = 1;          // number of heads with tokens of their own
 };
 
-// Rows [tokens, heads, dim] of the whole batch; of NULL none.
+// Rows [tokens, heads, dim] of the whole batch; empty for NULL.
 MutableTensorView rows_of(const TensorReader& reader, const char* name, const DLTensor* tensor, Dtype dtype,
                           const std::array<std::int64_t, 3>& shape) {
   if (tensor == nullptr) return {};
@@ -80,7 +80,7 @@ TensorView finite(std::string_view name, const TensorView& rows) {
   return rows;
 }
 
-// Chooses the tokens, and writes what is wanted of them.
+// Selects the tokens, and writes the requested outputs.
 void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
   need(tensors.k, "k");
   need(tensors.positions, "positions");
@@ -101,7 +101,7 @@ void evict(const Task& task, const ringattn_eviction_tensors& tensors) {
   const MutableTensorView v_kept = read("v_kept", tensors.v_kept, left, spec.kv_heads, spec.head_dim_v);
   const Part places = reader.part("positions", tensors.positions, kInt32, std::array{left, task.heads}, true);
   for (const char* const written : {"positions", "k_kept", "v_kept"}) reader.check_written(written);
-  // All of them first: what is wrong with a sequence leaves the outputs as they are.
+  // Selects for all sequences before anything is written, so that an error leaves the outputs unchanged.
   std::vector<std::int32_t> positions;
   std::int64_t query = 0, key = 0;
   for (std::size_t s = 0; s < task.kept.size(); ++s) {

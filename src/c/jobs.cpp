@@ -20,7 +20,7 @@ namespace ringattn::c {
 
 namespace {
 
-// Sizes of structs in the interface version that they came with.
+// Sizes of the structs in their first interface version.
 constexpr std::size_t kFirstSpec = 64, kFirstBatch = 40, kFirstSsmBatch = 32, kFirstOptions = 88, kFirstMlaSpec = 64,
                       kFirstLimits = 48;
 
@@ -28,14 +28,14 @@ ringattn_options read_all(const ringattn_options* given) {
   return given == nullptr ? ringattn_options{} : read_struct("ringattn_options", given, kFirstOptions);
 }
 
-// What a caller asked for by options that an op doesn't have.
+// Throws kUsage if the caller set an option that the op doesn't have.
 void refuse_option(bool given, const char* name, const char* op) {
   if (!given) return;
   fail(ErrorCode::kUsage, fmt::format("ringattn_options::{} is set", name), fmt::format("{} has no such option", op),
        "Leave it 0.");
 }
 
-// Of all ops but decoding.
+// For all ops except decode.
 void refuse_step_options(const ringattn_options& read, const char* op) {
   refuse_option(read.unchecked_tables != 0, "unchecked_tables", op);
 }
@@ -49,14 +49,14 @@ void refuse_ring_options(const ringattn_options& read, const char* op) {
 
 bool has_query_runs(const ringattn_options& read) { return read.query_run_count != 0 || read.query_runs != nullptr; }
 
-// Of ops whose ranks don't deal rows.
+// For ops that have no layout.
 void refuse_rows_options(const ringattn_options& read, const char* op) {
   refuse_ring_options(read, op);
   refuse_option(has_query_runs(read), "query_runs", op);
   refuse_option(read.layout != 0, "layout", op);
 }
 
-// Of ops that each rank does by itself.
+// For ops that are not collective.
 void refuse_shared_options(const ringattn_options& read, const char* op) {
   refuse_rows_options(read, op);
   refuse_step_options(read, op);
@@ -64,7 +64,7 @@ void refuse_shared_options(const ringattn_options& read, const char* op) {
   refuse_option(read.memory_budget != 0, "memory_budget", op);
 }
 
-// What says who has which rows, beside a layout that doesn't look at it: rows would lie elsewhere than the caller says.
+// Throws if stripe or runs are set but the layout ignores them. Otherwise rows would silently have another layout.
 void refuse_unread_rows(const ringattn_options& read) {
   const auto refuse = [](bool given, const char* name, const char* layout) {
     if (!given) return;
@@ -78,7 +78,7 @@ void refuse_unread_rows(const ringattn_options& read) {
   refuse(read.key_run_count != 0 || read.key_runs != nullptr, "key_runs", "RINGATTN_RUNS");
 }
 
-// `all` is what a mask without windows sees. A window beside it says the same, or is left 0.
+// For a mask without windows, equivalent to `all`. The given window must be the same, or 0.
 Mask without_windows(const char* mask, const Mask& all, std::int64_t left, std::int64_t right) {
   const auto refuse = [&](const char* name, std::int64_t given, std::int64_t own) {
     if (given == 0 || given == own) return;
@@ -96,7 +96,7 @@ std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int6
     const ringattn_run& run = runs[i];
     if (run.rank < 0 || run.rank >= world) {
       fail(ErrorCode::kUsage, fmt::format("run {} names rank {}", i, run.rank),
-           fmt::format("the world has {}, counted from 0", world), "State runs of the world's ranks alone.");
+           fmt::format("the world has {}, counted from 0", world), "State runs only of the world's ranks.");
     }
     of_ranks[static_cast<std::size_t>(run.rank)].push_back({run.sequence, run.begin, run.end});
   }
@@ -123,7 +123,7 @@ std::shared_ptr<const KeyPositions> read_positions(const ringattn_batch& given, 
   return std::make_shared<KeyPositions>("k_positions", static_cast<int>(given.position_heads), std::move(kept), rows);
 }
 
-// Options of scans and convolutions.
+// Options of SSM and conv1d.
 template <class Wanted>
 Wanted read_run_options(const ringattn_options& read, const char* op, const Transport& transport) {
   refuse_ring_options(read, op);
@@ -185,7 +185,7 @@ Batch read_batch(const ringattn_batch* given, int kv_heads, std::shared_ptr<cons
     whole = batch.whole_lengths;
   } else if (batch.whole_lengths != nullptr || batch.position_heads != 0) {
     fail(ErrorCode::kUsage, "ringattn_batch::k_positions is NULL", "whole_lengths and position_heads belong to it",
-         "Pass where the keys stand, or neither of these.");
+         "Pass the positions of the keys, or neither of these.");
   }
   std::vector<Sequence> sequences;
   for (std::int64_t s = 0; s < batch.sequences; ++s) {
@@ -204,7 +204,7 @@ Batch read_batch(const ringattn_batch* given) {
   std::shared_ptr<const KeyPositions> positions;
   Batch batch = read_batch(given, 1, positions);
   if (positions == nullptr) return batch;
-  fail(ErrorCode::kUsage, "ringattn_batch::k_positions is given", "the op has keys that follow each other alone",
+  fail(ErrorCode::kUsage, "ringattn_batch::k_positions is given", "the op has only keys without positions",
        "Leave it NULL, or use ringattn_attention.");
 }
 
@@ -318,7 +318,7 @@ int read_threads(const ringattn_options* given) {
 
 BatchedGemmOptions read_batched_gemm_options(const ringattn_options* given, const Transport& transport) {
   const ringattn_options read = read_all(given);
-  refuse_shared_options(read, "a head product");
+  refuse_shared_options(read, "a batched GEMM");
   BatchedGemmOptions options;
   options.kernel.backend = backend_of(transport);
   if (read.kernel != nullptr) options.kernel.kernel = read.kernel;

@@ -20,7 +20,7 @@ const Layout& side_of(const JobLayout& layout, std::int32_t side) {
 void write_rows(const Layout& layout, int rank, std::int64_t count, std::int64_t* packed_tokens,
                 std::int64_t* sequence_tokens) {
   if (count != layout.tokens(rank)) {
-    fail(ErrorCode::kUsage, fmt::format("there is room for {} rows", count),
+    fail(ErrorCode::kUsage, fmt::format("the arrays have {} rows", count),
          fmt::format("this rank has {}", layout.tokens(rank)), "Ask the object's facts how many.");
   }
   if (packed_tokens != nullptr) std::ranges::copy(layout.packed_tokens(rank), packed_tokens);

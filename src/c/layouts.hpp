@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What callers are told of a layout.
+// C API queries about a layout.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace ringattn::c {
 
-// RINGATTN_QUERIES or RINGATTN_KEYS of it; throws kUsage for another number.
+// The layout of RINGATTN_QUERIES or RINGATTN_KEYS. Throws kUsage for another value.
 const Layout& side_of(const JobLayout& layout, std::int32_t side);
 
-// Of each row of the rank its token on the packed axis and in its sequence, each where the array isn't null. Throws
-// kUsage where `count` isn't the number of rows.
+// Writes for each row of the rank its packed token and its token in its sequence, to arrays that are not null. Throws
+// kUsage if `count` isn't the number of rows.
 void write_rows(const Layout& layout, int rank, std::int64_t count, std::int64_t* packed_tokens,
                 std::int64_t* sequence_tokens);
 

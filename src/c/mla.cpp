@@ -49,16 +49,17 @@ std::tuple<MlaInputs, MlaOutputs, std::span<std::byte>, Stream> ringattn_mla::re
   need(tensors.latent, "latent");
   need(tensors.out, "out");
   const TensorReader reader(*transport);
-  const std::int64_t heads = door.job().spec.heads;
+  const std::int64_t heads = instance.job().spec.heads;
   MlaInputs inputs;
   MlaOutputs outputs;
   inputs.q = reader.rows("q", tensors.q);
-  if (door.job().format.is_plain()) {
+  if (instance.job().format.is_plain()) {
     need(tensors.k_rope, "k_rope");
     inputs.latent = reader.rows("latent", tensors.latent);
   } else {
-    const auto rows = reader.part("latent", tensors.latent, part_types(StoredType::kU8, Dtype::kBf16),
-                                  std::array{door.k_rows(), std::int64_t{1}, latent_row_bytes(door.job().spec)}, false);
+    const auto rows =
+        reader.part("latent", tensors.latent, part_types(StoredType::kU8, Dtype::kBf16),
+                    std::array{instance.k_rows(), std::int64_t{1}, latent_row_bytes(instance.job().spec)}, false);
     inputs.fp8_rows = {rows.data, rows.strides[0], rows.strides[1]};
   }
   inputs.k_rope = reader.rows("k_rope", tensors.k_rope);
@@ -69,7 +70,7 @@ std::tuple<MlaInputs, MlaOutputs, std::span<std::byte>, Stream> ringattn_mla::re
   outputs.lse = reader.row_values("lse", tensors.lse, inputs.q.tokens, heads);
   const std::span<std::byte> bytes =
       workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
-                       door.workspace_bytes(false), door.backend());
+                       instance.workspace_bytes(false), instance.backend());
   reader.check_written("out");
   reader.check_written("lse");
   return {inputs, outputs, bytes, Stream{tensors.stream}};
@@ -93,10 +94,11 @@ ringattn_status ringattn_mla_create(ringattn_world* world, const ringattn_mla_sp
 ringattn_status ringattn_mla_get_facts(const ringattn_mla* mla, ringattn_mla_facts* facts) {
   constexpr std::size_t kFirstFacts = 48;
   return with(mla, [&](const ringattn_mla& handle) {
-    const Mla& door = handle.door;
-    const std::int64_t form = door.form().form == MlaForm::kExpanded ? RINGATTN_EXPANDED : RINGATTN_ABSORBED;
+    const Mla& instance = handle.instance;
+    const std::int64_t form = instance.form().form == MlaForm::kExpanded ? RINGATTN_EXPANDED : RINGATTN_ABSORBED;
     write_struct("ringattn_mla_facts",
-                 {0, door.q_rows(), door.k_rows(), door.workspace_bytes(false), door.kernel().row->name.data(), form},
+                 {0, instance.q_rows(), instance.k_rows(), instance.workspace_bytes(false),
+                  instance.kernel().row->name.data(), form},
                  facts, kFirstFacts);
   });
 }
@@ -104,7 +106,8 @@ ringattn_status ringattn_mla_get_facts(const ringattn_mla* mla, ringattn_mla_fac
 ringattn_status ringattn_mla_rows(const ringattn_mla* mla, int32_t side, int64_t count, int64_t* packed_tokens,
                                   int64_t* sequence_tokens) {
   return with(mla, [&](const ringattn_mla& handle) {
-    write_rows(side_of(handle.door.layout(), side), handle.transport->rank(), count, packed_tokens, sequence_tokens);
+    write_rows(side_of(handle.instance.layout(), side), handle.transport->rank(), count, packed_tokens,
+               sequence_tokens);
   });
 }
 

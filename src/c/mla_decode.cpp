@@ -17,8 +17,8 @@
 struct ringattn_mla_decode : ringattn::c::Object<ringattn::MlaDecode> {
   static constexpr const char* kName = "decode";
 
-  const ringattn::Decode& steps() const { return door.in_latent(); }
-  std::uint64_t memory_bytes() const { return door.memory().total(); }
+  const ringattn::Decode& steps() const { return instance.in_latent(); }
+  std::uint64_t memory_bytes() const { return instance.memory().total(); }
   std::tuple<ringattn::MlaDecodeInputs, ringattn::MlaOutputs, ringattn::Stream> read(
       const ringattn_mla_decode_tensors* given) const;
 };
@@ -34,8 +34,8 @@ std::tuple<MlaDecodeInputs, MlaOutputs, Stream> ringattn_mla_decode::read(
   const TensorReader reader(*transport);
   MlaDecodeInputs inputs;
   MlaOutputs outputs;
-  read_step(reader, tensors, door.job().spec.heads, inputs, outputs);
-  const MlaDecodeJob& job = door.job();
+  read_step(reader, tensors, instance.job().spec.heads, inputs, outputs);
+  const MlaDecodeJob& job = instance.job();
   if (job.format.is_plain()) {
     inputs.cache = reader.cache("cache", tensors.cache);
   } else {

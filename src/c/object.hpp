@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the handles of all ops are, and what all ops do with them. An op's file defines its handle
+// Handles of all ops, and their common functions. An op's file defines its handle
 //
 //   struct ringattn_ssm : ringattn::c::Object<ringattn::Ssm> {
 //     static constexpr const char* kName = "ssm";
-//     // The arguments of the door's run() and enqueue().
+//     // The arguments of the op's run() and enqueue().
 //     std::tuple<ringattn::SsmInputs, ringattn::SsmOutputs, ringattn::Stream> read(const ringattn_ssm_tensors*)
 //     const;
 //   };
 //
-// and has the functions that are alike for every op by RINGATTN_CALLS(ssm).
+// and defines the functions that are the same for every op by RINGATTN_CALLS(ssm).
 #pragma once
 
 #include <atomic>
@@ -22,31 +22,31 @@
 
 namespace ringattn::c {
 
-// A front door, and the transport that it works over.
-template <class Door>
+// An op, and the transport that it uses.
+template <class Op>
 struct Object {
   std::shared_ptr<Transport> transport;
-  Door door;
-  std::shared_ptr<std::atomic<bool>> busy = {};  // the world's
+  Op instance;
+  std::shared_ptr<std::atomic<bool>> busy = {};  // of the world
 };
 
-// Runs body(*object), and returns what became of it.
+// Runs body(*object) exclusively. Converts exceptions to a status.
 template <class Handle, class Body>
 ringattn_status with(Handle* object, const Body& body) noexcept {
   return guarded([&] {
     need(object, Handle::kName);
-    const Turn turn(object->busy);
+    const ExclusiveUse use(object->busy);
     interruptible(*object->transport, [&] { body(*object); });
   });
 }
 
-// *object becomes what make(transport) gives, a new Handle.
+// Sets *object to a new Handle, made by make(transport).
 template <class Handle, class Make>
 ringattn_status create(ringattn_world* world, Handle** object, const Make& make) noexcept {
   return guarded([&] {
     need(world, "world");
     need(object, Handle::kName);
-    const Turn turn(world->busy);
+    const ExclusiveUse use(world->busy);
     interruptible(*world->transport, [&] {
       Handle* const made = make(*world->transport);
       made->busy = world->busy;
@@ -58,20 +58,20 @@ ringattn_status create(ringattn_world* world, Handle** object, const Make& make)
 template <class Handle, class Tensors>
 ringattn_status run(Handle* object, const Tensors* tensors) noexcept {
   return with(object, [&](Handle& handle) {
-    std::apply([&](const auto&... call) { handle.door.run(call...); }, handle.read(tensors));
+    std::apply([&](const auto&... call) { handle.instance.run(call...); }, handle.read(tensors));
   });
 }
 
 template <class Handle, class Tensors>
 ringattn_status enqueue(Handle* object, const Tensors* tensors) noexcept {
   return with(object, [&](Handle& handle) {
-    std::apply([&](const auto&... call) { handle.door.enqueue(call...); }, handle.read(tensors));
+    std::apply([&](const auto&... call) { handle.instance.enqueue(call...); }, handle.read(tensors));
   });
 }
 
 }  // namespace ringattn::c
 
-// ringattn_OP_run(), _enqueue(), _wait() and _destroy(). Stands in `extern "C"`.
+// Defines ringattn_OP_run(), _enqueue(), _wait() and _destroy(). Use it inside `extern "C"`.
 #define RINGATTN_CALLS(op)                                                                                 \
   ringattn_status ringattn_##op##_run(ringattn_##op* object, const ringattn_##op##_tensors* tensors) {     \
     return ringattn::c::run(object, tensors);                                                              \
@@ -80,7 +80,7 @@ ringattn_status enqueue(Handle* object, const Tensors* tensors) noexcept {
     return ringattn::c::enqueue(object, tensors);                                                          \
   }                                                                                                        \
   ringattn_status ringattn_##op##_wait(ringattn_##op* object) {                                            \
-    return ringattn::c::with(object, [](ringattn_##op& handle) { handle.door.wait(); });                   \
+    return ringattn::c::with(object, [](ringattn_##op& handle) { handle.instance.wait(); });               \
   }                                                                                                        \
   void ringattn_##op##_destroy(ringattn_##op* object) { ringattn::c::destroy(object); }                    \
   static_assert(true)

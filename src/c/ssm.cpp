@@ -31,7 +31,7 @@ namespace {
 constexpr DLDataType kFp32[] = {{kDLFloat, 32, 1}};
 constexpr std::size_t kFirstSpec = 64, kFirstFacts = 48, kFirstTensors = 104;
 
-// A bound without dt_limits says that there is none, or is left 0.
+// Without dt_limits, a bound must be 0 or equal to no limit.
 void refuse_bound(const char* name, float bound, float none) {
   if (bound == 0.0F || bound == none) return;
   fail(ErrorCode::kUsage, fmt::format("{} is {}", name, bound),
@@ -77,7 +77,7 @@ std::tuple<SsmInputs, SsmOutputs, Stream> ringattn_ssm::read(const ringattn_ssm_
   need(tensors.a, "a");
   need(tensors.y, "y");
   const TensorReader reader(*transport);
-  const SsmSpec& spec = door.job().spec;
+  const SsmSpec& spec = instance.job().spec;
   const std::array<std::int64_t, 2> decays{spec.heads, spec.state_dim};
   const std::span<const std::int64_t> heads(decays.data(), 1);
   const auto states = [&](std::size_t sequences) {
@@ -93,7 +93,7 @@ std::tuple<SsmInputs, SsmOutputs, Stream> ringattn_ssm::read(const ringattn_ssm_
   inputs.a = reader.numbers("a", tensors.a, spec.state_decays ? std::span(decays) : heads);
   inputs.d = reader.numbers("d", tensors.d, heads);
   inputs.dt_bias = reader.numbers("dt_bias", tensors.dt_bias, heads);
-  inputs.initial_states = reader.numbers("initial_states", tensors.initial_states, states(door.beginning().size()));
+  inputs.initial_states = reader.numbers("initial_states", tensors.initial_states, states(instance.beginning().size()));
   outputs.y = reader.rows("y", tensors.y);
   if (tensors.slots != nullptr) {
     const Part slots = reader.part("final_states", tensors.final_states, kFp32,
@@ -101,11 +101,11 @@ std::tuple<SsmInputs, SsmOutputs, Stream> ringattn_ssm::read(const ringattn_ssm_
     inputs.slots = reader.slots("slots", tensors.slots, inputs.x.tokens, slots.lengths[0]);
     if (inputs.x.tokens > 0) outputs.final_states = reinterpret_cast<float*>(slots.data);
   } else {
-    outputs.final_states = reader.numbers("final_states", tensors.final_states, states(door.ending().size()));
+    outputs.final_states = reader.numbers("final_states", tensors.final_states, states(instance.ending().size()));
   }
   reader.check_written("y");
   reader.check_written("final_states", "initial_states");
-  if (door.job().update && tensors.initial_states == nullptr) inputs.initial_states = outputs.final_states;
+  if (instance.job().update && tensors.initial_states == nullptr) inputs.initial_states = outputs.final_states;
   return {inputs, outputs, Stream{tensors.stream}};
 }
 
@@ -128,11 +128,12 @@ ringattn_status ringattn_ssm_create(ringattn_world* world, const ringattn_ssm_sp
 
 ringattn_status ringattn_ssm_get_facts(const ringattn_ssm* ssm, ringattn_ssm_facts* facts) {
   return with(ssm, [&](const ringattn_ssm& handle) {
-    const Ssm& door = handle.door;
+    const Ssm& instance = handle.instance;
     write_struct(
         "ringattn_ssm_facts",
-        {0, door.layout().tokens(handle.transport->rank()), static_cast<std::int64_t>(door.beginning().size()),
-         static_cast<std::int64_t>(door.ending().size()), door.memory().total(), door.kernel().row->name.data()},
+        {0, instance.layout().tokens(handle.transport->rank()), static_cast<std::int64_t>(instance.beginning().size()),
+         static_cast<std::int64_t>(instance.ending().size()), instance.memory().total(),
+         instance.kernel().row->name.data()},
         facts, kFirstFacts);
   });
 }
@@ -140,14 +141,14 @@ ringattn_status ringattn_ssm_get_facts(const ringattn_ssm* ssm, ringattn_ssm_fac
 ringattn_status ringattn_ssm_rows(const ringattn_ssm* ssm, int64_t count, int64_t* packed_tokens,
                                   int64_t* sequence_tokens) {
   return with(ssm, [&](const ringattn_ssm& handle) {
-    write_rows(handle.door.layout(), handle.transport->rank(), count, packed_tokens, sequence_tokens);
+    write_rows(handle.instance.layout(), handle.transport->rank(), count, packed_tokens, sequence_tokens);
   });
 }
 
 ringattn_status ringattn_ssm_sequences(const ringattn_ssm* ssm, int32_t* beginning, int32_t* ending) {
   return with(ssm, [&](const ringattn_ssm& handle) {
-    if (beginning != nullptr) std::ranges::copy(handle.door.beginning(), beginning);
-    if (ending != nullptr) std::ranges::copy(handle.door.ending(), ending);
+    if (beginning != nullptr) std::ranges::copy(handle.instance.beginning(), beginning);
+    if (ending != nullptr) std::ranges::copy(handle.instance.ending(), ending);
   });
 }
 

@@ -21,7 +21,7 @@ struct Failure {
 };
 
 thread_local Failure last;
-// Said where there was no memory to keep the words.
+// True if there was no memory to store the text of the last failure.
 thread_local bool wordless = false;
 constexpr const char* kWordless = "there is no memory left to say what failed";
 
@@ -46,8 +46,8 @@ void check_process() {
   static_cast<void>(noted);
   if (!is_forked()) return;
   fail(ErrorCode::kUnsupported, "this process was forked from one that had used ringattn",
-       "the threads that compute did not come with it",
-       "Start processes by spawn instead of fork, or let each begin to use ringattn behind the fork.");
+       "fork() does not copy the library's threads",
+       "Start processes by spawn instead of fork, or use ringattn only after the fork.");
 }
 
 ringattn_status keep_failure() noexcept {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The border of the C interface: what is thrown inside becomes a status, and its words are kept for the thread. And
+// Error handling of the C API: converts exceptions to a status and keeps their text for the thread. Reads and writes
 // structs of callers that were compiled with other versions of the header.
 #pragma once
 
@@ -16,23 +16,23 @@
 
 namespace ringattn::c {
 
-// Keeps the exception that is being handled as this thread's last failure. Called in a catch block.
+// Stores the exception that is being handled as this thread's last failure. Called in a catch block.
 ringattn_status keep_failure() noexcept;
 
-// Whether this process was forked from one that had used the library. It has none of that one's threads, for which
-// work would wait for ever, and half of its connections.
+// True if this process was forked from one that had used the library. Such a process lacks the library's threads, so
+// work would never end, and shares its connections.
 bool is_forked() noexcept;
 
-// Notes that this process uses the library. Throws kUnsupported where is_forked().
+// Records that this process uses the library. Throws kUnsupported if is_forked().
 void check_process();
 
-// What a `destroy` function does. What a process has inherited belongs to the one that it was forked from.
+// Implements `destroy` functions. Objects inherited by fork() are not destroyed; they belong to the parent.
 template <class Object>
 void destroy(Object* object) {
   if (!is_forked()) delete object;
 }
 
-// Runs `body`, and returns what became of it.
+// Runs `body`. Converts exceptions to a status.
 template <class Body>
 ringattn_status guarded(const Body& body) noexcept {
   try {
@@ -45,14 +45,14 @@ ringattn_status guarded(const Body& body) noexcept {
   }
 }
 
-// Throws kUsage: a pointer that a function needs is null.
+// Throws kUsage if a required pointer is null.
 void need(const void* pointer, const char* name);
 
-// Throws kUsage where a struct's size can't be that of any version: less than in the first, or more than here.
+// Throws kUsage if a struct's size is smaller than in its first version or larger than in this one.
 void check_size(const char* name, std::uint64_t size, std::size_t first, std::size_t now);
 
-// A struct of the caller's, with the members that its header didn't have cleared. `first`: the struct's size in the
-// first version that had it. Throws kUsage for null and for sizes that don't fit.
+// Copies a struct of the caller, and clears members that its header lacks. `first`: size of the struct in its first
+// version. Throws kUsage for null and invalid sizes.
 template <class Struct>
 Struct read_struct(const char* name, const Struct* given, std::size_t first) {
   static_assert(std::is_trivially_copyable_v<Struct>);
@@ -63,7 +63,7 @@ Struct read_struct(const char* name, const Struct* given, std::size_t first) {
   return whole;
 }
 
-// The other way: as much of `whole` as the caller's struct has room for.
+// Copies the members of `whole` that the caller's header has.
 template <class Struct>
 void write_struct(const char* name, Struct whole, Struct* wanted, std::size_t first) {
   need(wanted, name);

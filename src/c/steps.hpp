@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What all ops of decoding share. The handle of one has, beside what object.hpp wants,
+// Common parts of decode and MLA decode. In addition to object.hpp's requirements, a handle defines
 //
-//   const ringattn::Decode& steps() const;   // which knows groups, shares and owners
+//   const ringattn::Decode& steps() const;   // partition and owned sequences
 //   std::uint64_t memory_bytes() const;
 #pragma once
 
@@ -21,7 +21,8 @@
 
 namespace ringattn::c {
 
-// A step's struct, of any header. Those without lengths_before say by `grow` that lengths are those before the step.
+// Reads the tensors struct of a step, of any header. In structs without lengths_before, the former member `grow` says
+// that lengths are lengths_before.
 template <class Tensors>
 Tensors read_tensors(const char* name, const Tensors* given, std::size_t first) {
   Tensors tensors = read_struct(name, given, first);
@@ -31,8 +32,8 @@ Tensors read_tensors(const char* name, const Tensors* given, std::size_t first) 
   return tensors;
 }
 
-// Reads what all steps take and give: q, rows, lengths, tables, sinks, out and lse. `Tensors` has the members of
-// ringattn_decode_tensors of these names, `In` those of DecodeInputs, `Out` those of DecodeOutputs. Throws kUsage.
+// Reads the common tensors of decode steps: q, rows, lengths, tables, sinks, out and lse. `Tensors` has these members
+// of ringattn_decode_tensors, `In` those of DecodeInputs, `Out` those of DecodeOutputs. Throws kUsage.
 template <class Tensors, class In, class Out>
 void read_step(const TensorReader& reader, const Tensors& tensors, std::int64_t heads, In& inputs, Out& outputs) {
   need(tensors.q, "q");
@@ -41,7 +42,7 @@ void read_step(const TensorReader& reader, const Tensors& tensors, std::int64_t 
   inputs.rows = tensors.rows == 0 ? 1 : tensors.rows;
   if (inputs.rows < 0 || inputs.q.tokens % inputs.rows != 0) {
     fail(ErrorCode::kUsage, fmt::format("a step has {} rows of q, {} a sequence", inputs.q.tokens, inputs.rows),
-         "each sequence has as many", "Pass rows sequence by sequence.");
+         "each sequence has the same number", "Pass rows sequence by sequence.");
   }
   const std::int64_t sequences = inputs.q.tokens / inputs.rows;
   inputs.lengths = reader.integers("lengths", tensors.lengths, sequences);
@@ -67,7 +68,7 @@ ringattn_status get_facts(const Handle* object, ringattn_decode_facts* facts) no
   return with(object, [&](const Handle& handle) {
     const Decode& steps = handle.steps();
     const KvPartition partition = steps.partition();
-    // Names of kernels are literals, so they end in a zero byte.
+    // Kernel names are literals, so they end in a zero byte.
     write_struct("ringattn_decode_facts",
                  {0, steps.kv_split_keys(), partition.first, partition.stride, handle.memory_bytes(),
                   steps.kernel().row->name.data()},
@@ -92,7 +93,7 @@ ringattn_status owned(const Handle* object, std::int64_t sequences, std::int64_t
 
 }  // namespace ringattn::c
 
-// ringattn_OP_get_facts(), _owned() and _cache_tokens(). Stands in `extern "C"`.
+// Defines ringattn_OP_get_facts(), _owned() and _cache_tokens(). Use it inside `extern "C"`.
 #define RINGATTN_STEPS(op)                                                                               \
   ringattn_status ringattn_##op##_get_facts(const ringattn_##op* decode, ringattn_decode_facts* facts) { \
     return ringattn::c::get_facts(decode, facts);                                                        \

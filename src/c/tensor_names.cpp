@@ -4,7 +4,7 @@
 #include "attention/files/known_names.hpp"
 #include "c/ringattn.h"
 
-// Not guarded(): a process that has only asked for names has not used the library, and may be forked.
+// Not guarded(): a process that has only asked for names may still be forked.
 extern "C" const char* ringattn_tensor_names(void) {
   try {
     // Never destroyed: the text is valid as long as the library is loaded.

@@ -42,7 +42,7 @@ std::string shape_text(const DLTensor& tensor) {
   return fmt::format("[{}]", fmt::join(tensor.shape, tensor.shape + tensor.ndim, ", "));
 }
 
-// Of an axis without steps any stride is as good as another, and NumPy has 0 there: it is that of a dense tensor.
+// The stride of an axis of one element is ignored, and NumPy may report 0. Returns the stride of a dense tensor.
 std::int64_t stride(const DLTensor& tensor, int axis) {
   if (tensor.strides != nullptr && tensor.shape[axis] > 1) return tensor.strides[axis];
   std::int64_t dense = 1;
@@ -50,12 +50,12 @@ std::int64_t stride(const DLTensor& tensor, int axis) {
   return dense;
 }
 
-// Strides of a tensor without elements say nothing.
+// Strides of a tensor without elements are ignored.
 bool is_empty(const DLTensor& tensor) {
   return std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
 }
 
-// An axis of one element has any stride.
+// The innermost axis of one element has any stride.
 bool is_contiguous(const DLTensor& tensor, int axis) {
   return is_empty(tensor) || tensor.shape[axis] <= 1 || stride(tensor, axis) == 1;
 }
@@ -72,12 +72,12 @@ bool is_dense(const DLTensor& tensor) {
 void check_contiguous(const char* name, const DLTensor& tensor, int axis) {
   if (is_contiguous(tensor, axis)) return;
   refuse(fmt::format("axis {} of {} has a stride of {}", axis, name, stride(tensor, axis)),
-         "numbers of a head lie side by side", "Make the tensor contiguous, or transpose other axes alone.");
+         "elements of a head are contiguous", "Make the tensor contiguous, or transpose only other axes.");
 }
 
 void check_dense(const char* name, const DLTensor& tensor) {
   if (is_dense(tensor)) return;
-  refuse(fmt::format("{} is not dense", name), "it is read as one stretch of memory", "Make it contiguous.");
+  refuse(fmt::format("{} is not dense", name), "it is read as contiguous memory", "Make it contiguous.");
 }
 
 void check_type(const char* name, const DLTensor& tensor, int code, int bits, const char* wanted) {
@@ -114,14 +114,14 @@ std::byte* first_element(const char* name, const DLTensor& tensor) {
   if (tensor.data == nullptr) {
     if (elements(tensor) == 0) return nullptr;
     refuse(fmt::format("{} of shape {} has no data", name, shape_text(tensor)), "DLTensor::data is NULL",
-           "Pass NULL for a tensor that there isn't.");
+           "Pass NULL for an absent tensor.");
   }
   return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
 }
 
 Dtype dtype_of(const char* name, const DLTensor& tensor) {
   if (const auto dtype = known_dtype(tensor.dtype)) return *dtype;
-  refuse(fmt::format("{} holds {}", name, type_name(tensor.dtype)), "numbers are fp32, bf16 or fp16",
+  refuse(fmt::format("{} holds {}", name, type_name(tensor.dtype)), "elements are fp32, bf16 or fp16",
          "Convert it to one of these.");
 }
 
@@ -129,7 +129,7 @@ Dtype dtype_of(const char* name, const DLTensor& tensor) {
 
 Dtype read_dtype(const DLDataType& type) {
   if (const auto dtype = known_dtype(type)) return *dtype;
-  refuse(fmt::format("dtype is {}", type_name(type)), "numbers are fp32, bf16 or fp16", "Choose one of these.");
+  refuse(fmt::format("dtype is {}", type_name(type)), "elements are fp32, bf16 or fp16", "Choose one of these.");
 }
 
 std::byte* TensorReader::data(const char* name, const DLTensor& tensor, int axes) const {
@@ -151,7 +151,7 @@ std::byte* TensorReader::data(const char* name, const DLTensor& tensor, int axes
   return first;
 }
 
-// Bytes that no tensor reaches. One that would is refused by its op, or is none.
+// Upper limit of byte offsets. Tensors that exceed it are refused by their op or are invalid.
 constexpr std::int64_t kFarthest = std::int64_t{1} << 60;
 
 void TensorReader::note(const char* name, const DLTensor& tensor, const std::byte* first) const {
@@ -175,7 +175,7 @@ void TensorReader::note(const char* name, const DLTensor& tensor, const std::byt
 
 MemoryShape TensorReader::Read::shape() const {
   std::array<MemoryAxis, MemoryShape::kMaxAxes> axes;
-  // One of more axes is dense (bytes()): its stretch is all that counts.
+  // A tensor with more axes was read by bytes() and is dense, so only its byte range counts.
   const bool dense = tensor->ndim > static_cast<int>(axes.size());
   if (dense) return {first, 1, std::array{MemoryAxis{end - begin, 1}}};
   for (int axis = 0; axis < tensor->ndim; ++axis) {
@@ -201,7 +201,7 @@ void TensorReader::check_written(std::string_view name, std::string_view in_plac
   if (!shape.overlaps_itself()) return;
   std::vector<std::int64_t> strides;
   for (int axis = 0; axis + 1 < written->tensor->ndim; ++axis) strides.push_back(stride(*written->tensor, axis));
-  refuse(fmt::format("{} has strides {}", name, fmt::join(strides, " and ")), "its rows would lie over each other",
+  refuse(fmt::format("{} has strides {}", name, fmt::join(strides, " and ")), "its rows would overlap",
          "Give each row memory of its own.");
 }
 
@@ -220,7 +220,7 @@ RowView TensorReader::row_values(const char* name, const DLTensor* tensor, std::
   check_type(name, *tensor, kDLFloat, 32, "fp32");
   if (tensor->shape[0] != rows || tensor->shape[1] != heads) {
     refuse(fmt::format("{} is {}", name, shape_text(*tensor)), fmt::format("it should be [{}, {}]", rows, heads),
-           "Transpose it where its axes stand the other way round.");
+           "Transpose it if its axes are exchanged.");
   }
   return {reinterpret_cast<float*>(at), stride(*tensor, 0), stride(*tensor, 1)};
 }
@@ -261,7 +261,7 @@ std::int32_t* TensorReader::integers(const char* name, const DLTensor* tensor, s
   check_type(name, *tensor, kDLInt, 32, "int32");
   if (tensor->shape[0] != count) {
     refuse(fmt::format("{} is {}", name, shape_text(*tensor)), fmt::format("it should be [{}]", count),
-           "It has a number for each sequence.");
+           "It has one entry per sequence.");
   }
   check_dense(name, *tensor);
   return reinterpret_cast<std::int32_t*>(at);
@@ -271,7 +271,7 @@ std::int32_t* TensorReader::slots(const char* name, const DLTensor* tensor, std:
                                   std::int64_t slots) const {
   std::int32_t* const numbers = integers(name, tensor, count);
   if (numbers == nullptr || memory_ != MemoryKind::kHost) return numbers;
-  std::vector<std::int64_t> taken(static_cast<std::size_t>(slots), -1);  // by which row
+  std::vector<std::int64_t> taken(static_cast<std::size_t>(slots), -1);  // index of the row that uses the slot, or -1
   for (std::int64_t row = 0; row < count; ++row) {
     const std::int64_t slot = numbers[row];
     if (slot < 0) continue;
@@ -281,8 +281,8 @@ std::int32_t* TensorReader::slots(const char* name, const DLTensor* tensor, std:
     }
     std::int64_t& other = taken[static_cast<std::size_t>(slot)];
     if (other >= 0) {
-      refuse(fmt::format("{}[{}] is {}, as {}[{}] is", name, row, slot, name, other),
-             "two rows can't go on in one state", "Give each row a slot of its own.");
+      refuse(fmt::format("{}[{}] is {}, as {}[{}] is", name, row, slot, name, other), "two rows can't update one state",
+             "Give each row a slot of its own.");
     }
     other = row;
   }

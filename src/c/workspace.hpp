@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The workspace of an object's runs: the caller's, or one that the object keeps.
+// The workspace of an object's runs: the caller's, or the object's own.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,13 +15,13 @@ namespace ringattn::c {
 
 class Workspace {
  public:
-  // What a run works in: the caller's bytes, if they are `given`, else the object's own, allocated when first needed.
-  // Throws kUsage where the caller's are too few.
+  // The caller's bytes if they are `given`, else the object's own, allocated on first use. Throws kUsage if the
+  // caller's are too few.
   std::span<std::byte> choose(std::span<std::byte> callers, bool given, std::size_t needed, Backend& backend) {
     if (given) {
       if (callers.size() >= needed) return callers;
       fail(ErrorCode::kUsage, fmt::format("the workspace has {} bytes", callers.size()),
-           fmt::format("a run needs {}", needed), "Pass as many as the object's facts say, or NULL.");
+           fmt::format("a run needs {}", needed), "Pass the number that the object's facts say, or NULL.");
     }
     if (own_.bytes() < needed) own_ = backend.allocate(needed);
     return {own_.data(), own_.bytes()};

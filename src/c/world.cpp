@@ -28,9 +28,7 @@ const char* backend_of(const Transport& transport) {
 
 namespace {
 
-// Interfaces before it had other names of functions and structs, and were never released.
-constexpr std::int64_t kFirstAbi = 6;
-
+// Reads options of any header, with their size in interface 1 as the minimum.
 ringattn_world_options read_options(const ringattn_world_options* options) {
   ringattn_world_options read = read_struct("ringattn_world_options", options, 24);
   if (read.abi < kFirstAbi || read.abi > RINGATTN_ABI) {
@@ -66,12 +64,12 @@ int checked_device(std::int32_t device) {
   return device;
 }
 
-// A device's transport goes before the one of the host beside which it was made.
+// Destroys the device transport before the host transport that it was made with.
 struct Pair {
   std::unique_ptr<Transport> host, device;
 };
 
-// The ranks that can meet by `bootstrap`, in the memory that the options name.
+// Connects the ranks of `bootstrap`, in the memory of the device that the options name.
 std::shared_ptr<Transport> connect(Bootstrap& bootstrap, const ringattn_world_options& options, double seconds) {
   TcpOptions tcp;
   tcp.setup_seconds = seconds;
@@ -99,7 +97,7 @@ StoreOptions read_store(const char* address, std::int32_t rank, std::int32_t ran
 
 }  // namespace
 
-Turn::Turn(const std::shared_ptr<std::atomic<bool>>& busy) : busy_(*busy) {
+ExclusiveUse::ExclusiveUse(const std::shared_ptr<std::atomic<bool>>& busy) : busy_(*busy) {
   if (!busy_.exchange(true, std::memory_order_acquire)) return;
   fail(ErrorCode::kUsage, "this world is at work in another thread", "calls on a world and its objects take turns",
        "Give each thread a world of its own, or share one behind a lock.");
@@ -170,7 +168,7 @@ ringattn_status ringattn_world_callbacks(const ringattn_world_options* options, 
       made.all_gather = [&callers](std::string_view bytes, double limit) {
         ringattn_gathered gathered;
         if (callers.all_gather(callers.context, bytes.data(), bytes.size(), limit, &gathered) != 0) {
-          fail(ErrorCode::kPeer, "the caller's all-gather failed", "it returned so", "See what it says.");
+          fail(ErrorCode::kPeer, "the caller's all-gather failed", "it returned nonzero", "Check its own error.");
         }
         return gathered.parts;
       };

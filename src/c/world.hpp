@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a ringattn_world is, and how calls on it take turns.
+// A ringattn_world, and exclusive access to it.
 #pragma once
 
 #include <atomic>
@@ -10,29 +10,29 @@
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
 
-// Objects on a world share its transport, so that they may outlive it.
+// Objects share the transport of their world, so they may outlive the world.
 struct ringattn_world {
   std::shared_ptr<ringattn::Transport> transport;
-  // Whether a call on the world, or on an object of it, is under way.
+  // True while a call on the world or on one of its objects runs.
   std::shared_ptr<std::atomic<bool>> busy = std::make_shared<std::atomic<bool>>(false);
 };
 
 namespace ringattn::c {
 
-// A call on a world, as long as it lives. Two at a time would mix their messages to the other ranks.
-class Turn {
+// Exclusive use of a world for the duration of a call. Concurrent calls would mix their messages to other ranks.
+class ExclusiveUse {
  public:
-  // Throws kUsage where another thread's call is under way.
-  explicit Turn(const std::shared_ptr<std::atomic<bool>>& busy);
-  ~Turn() { busy_.store(false, std::memory_order_release); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  // Throws kUsage if another thread's call is running.
+  explicit ExclusiveUse(const std::shared_ptr<std::atomic<bool>>& busy);
+  ~ExclusiveUse() { busy_.store(false, std::memory_order_release); }
+  ExclusiveUse(const ExclusiveUse&) = delete;
+  ExclusiveUse& operator=(const ExclusiveUse&) = delete;
 
  private:
   std::atomic<bool>& busy_;
 };
 
-// Runs body(). Where its caller interrupts it, other ranks learn that this one won't come.
+// Runs body(). If the caller's poll() interrupts it, reports the failure to the other ranks.
 template <class Body>
 void interruptible(Transport& transport, const Body& body) {
   try {
@@ -43,7 +43,7 @@ void interruptible(Transport& transport, const Body& body) {
   }
 }
 
-// The backend whose kernels work in the world's memory: "cpu", "cuda".
+// The backend of the world's memory: "cpu" or "cuda".
 const char* backend_of(const Transport& transport);
 
 }  // namespace ringattn::c
