@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention whose results have the same bits on one rank and on many.
+"""Exact attention with bitwise equal results on one rank and on many.
 
 import numpy, ringattn
 

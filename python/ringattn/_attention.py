@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention, over one rank or a ring of them.
+"""Exact attention on one rank or over a ring of ranks.
 
     out, lse = ringattn.attention(q, k, v)                                     # one causal sequence, this process alone
     out, lse = ringattn.attention(q, k, v, world=world, layout="zigzag")       # this rank's rows of it
@@ -21,9 +21,9 @@ from .worlds import World
 
 
 class Attention(_job.Prepared):
-    """A prepared job, for many runs (layers, steps) of the same lengths. attention() and varlen() keep such objects.
+    """A prepared job for many runs (layers, steps) with the same lengths. attention() and varlen() keep such objects.
 
-    q_rows, k_rows: rows of this rank's q, out, lse and of its k, v. Making one is collective."""
+    q_rows: tokens of this rank's q, out and lse. k_rows: tokens of its k and v. Creating one is collective."""
 
     op = "attention"
 
@@ -33,12 +33,13 @@ class Attention(_job.Prepared):
         self.q_rows: int = self.facts.q_rows
         self.k_rows: int = self.facts.k_rows
         self.workspace_bytes: int = self.facts.workspace_bytes
-        # Device model and instruction set: bits are equal where this, the kernel and the library are.
+        # Device model and instruction set. Bits are equal where this, the kernel and the library are.
         self.machine: str = self.facts.machine.decode()
 
     def run(self, q, k, v, out, lse=None, sinks=None) -> None:
-        """Computes out [q_rows, heads, head_dim_v] and lse [q_rows, heads] of q [q_rows, heads, head_dim], k and v
-        [k_rows, kv_heads, …]. On a GPU the work is put on the caller's current stream, else it is done."""
+        """Computes out [q_rows, heads, head_dim_v] and lse [q_rows, heads] from q [q_rows, heads, head_dim] and k, v
+        [k_rows, kv_heads, head_dim or head_dim_v]. On a GPU the work is enqueued on the caller's current stream. On a
+        CPU it is done on return."""
         _job.check_arrays("Attention.run", {"q": q, "k": k, "v": v, "out": out}, lse=lse, sinks=sinks)
         self._do(q, _job.shown(q, k, v) | {"sinks": sinks, "out": out, "lse": lse}, self.workspace_bytes)
 
@@ -67,7 +68,7 @@ def _pair(lengths) -> tuple[int, int]:
 
 
 def _tokens(layout, rows: int, world: World) -> int:
-    """Tokens of a sequence over all ranks: as a Layout says, else as many on each rank."""
+    """Tokens of a sequence over all ranks: those of a Layout, else this rank's times the number of ranks."""
     if isinstance(layout, Layout) and layout.lengths:
         return layout.lengths[0]
     return rows * world.size
@@ -77,8 +78,8 @@ _order = {"attention": "[(batch,) tokens, heads, head_dim]", "varlen": "[tokens,
 
 
 def _warn_of_unseen(op: str, mask, offsets, k_positions, q_lengths, k_lengths) -> None:
-    """Queries that see no key are legal, and most often tensors of another layout. Where the call is prepared, so once for each
-    form of it."""
+    """Warns of queries that see no key. They are legal, but usually the tensors have another layout. Called when a job
+    is prepared, so once per shape."""
     if mask != "causal" or offsets is not None or k_positions is not None:
         return
     for queries, keys in zip(q_lengths, k_lengths):
@@ -90,14 +91,14 @@ def _warn_of_unseen(op: str, mask, offsets, k_positions, q_lengths, k_lengths) -
 
 
 def _check_tokens(name: str, rows, lengths, begins: str) -> None:
-    """Of one rank, which has all of them."""
+    """Checks cu_seqlens on one rank, which has all tokens."""
     if sum(lengths) != rows.shape[0]:
         refuse(f"{begins} ends at {sum(lengths)}, and {name} has {rows.shape[0]} tokens", "its last number is all tokens",
                f"Check {begins} against {name}.")  # fmt: skip
 
 
 def _run(prepared: Attention, q, k, v, sinks, out):
-    """(out, lse, what the library was shown)."""
+    """Returns out, lse, and the arrays passed to the library."""
     q, k, v = (rows if isinstance(rows, Compressed) else contiguous_heads(rows) for rows in (q, k, v))
     if out is None:
         out = empty(q, (q.shape[0], q.shape[1], v.shape[2]))
@@ -112,26 +113,36 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
               key_layout: str | Layout | None = None, lengths: tuple[int, int] | None = None,
               k_positions=None, k_lengths: int | Sequence[int] | None = None, world: World | None = None, out=None,
               threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Attention of equally long sequences, causal unless mask says otherwise.
+    """Attention over sequences of equal length, causal unless mask says otherwise.
 
-    q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; k, v: the same with kv_heads, which divides heads,
-    and v with a head_dim of its own; either may be ringattn.Compressed. NumPy arrays or PyTorch tensors of float32, float16 or
-    bfloat16. Strides are free but for the last axis, which is copied where its numbers don't lie side by side.
-    mask: "causal", "full" or (left, right): a query at position p sees the keys p - left … p + right, -1 is no limit.
-    softmax_scale: None is 1 / sqrt(head_dim). softcap: 0 is off. sinks: [heads] float32, a logit that joins the denominator.
-    q_offset: query i stands at key position i + q_offset; None: queries end where keys end.
-    layout: in a world of several ranks, which tokens of each sequence this rank's rows are (ringattn.layouts);
-    key_layout: of k and v, where it is another one. lengths: queries and keys of a sequence over all ranks; None:
-    those of the layouts, or by a layout's name this rank's times the number of ranks.
-    k_positions: int32 [(batch,) keys, kv_heads or 1] of all ranks, where keys stand in sequences from which tokens were taken
-    out (ringattn.evict()); k_lengths: these sequences' tokens, all of them, behind whose last one queries end that have no
-    q_offset. world: None is this rank alone. out: where the result goes; None: new. threads: of the CPU; memory_budget: bytes;
-    timeout: seconds that a silent peer is waited for.
+    Arrays are NumPy arrays or PyTorch tensors of float32, float16 or bfloat16, with any strides. If the last axis is
+    not contiguous, the array is copied.
 
-    Returns out, of q's shape and dtype but with v's head_dim, and lse, float32 [(batch,) tokens, heads]: natural
-    logarithms of the denominators, -inf where a query sees no key; its tokens come before its heads, other than in flash_attn
-    and in files. Collective in a world of several ranks. causal=, window_size=, scale=, return_lse=, enable_gqa= and order="bhtd"
-    (SDPA's axes) are taken in their libraries' meaning: docs/porting.md.
+    q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim].
+    k, v: [(batch,) keys, kv_heads, head_dim or head_dim_v]; kv_heads divides heads. Either may be a
+    ringattn.Compressed.
+    mask: "causal", "full" or (left, right): a query at position p sees keys p - left … p + right; -1: no limit.
+    softmax_scale: None: 1 / sqrt(head_dim). softcap: score = softcap * tanh(score / softcap); 0: off.
+    sinks: float32 [heads], logits that are added to the softmax denominator.
+    q_offset: query i has key position i + q_offset; None: queries end where keys end.
+    layout: with several ranks, a name or a Layout (ringattn.layouts) that says which tokens this rank's rows are.
+    key_layout: layout of k and v, if it differs. lengths: (queries, keys) of a sequence over all ranks; None: those of
+    the Layout, or this rank's times the number of ranks.
+    k_positions: int32 [(batch,) keys, kv_heads or 1] of all ranks, original positions of keys after ringattn.evict().
+    k_lengths: original sequence lengths, where queries end if q_offset is None.
+    world: the ranks; None: only this rank. out: array for the result; None: a new one.
+    threads: CPU threads; 0: this rank's share of the processors. memory_budget: bytes; 0: no limit. timeout: seconds to
+    wait for a peer without heartbeats.
+
+    Returns (out, lse). out: [(batch,) tokens, heads, head_dim_v], q's dtype. lse: float32 [(batch,) tokens, heads],
+    natural logarithm of the softmax denominator, -inf where a query sees no key. Note that flash_attn and files have
+    heads before tokens in lse.
+    Raises ringattn.Error for arguments that don't fit, unsupported jobs, a memory budget that is too small, and failed
+    peers. Collective with several ranks.
+    causal=, window_size=, scale=, return_lse=, enable_gqa= and order="bhtd" (SDPA's axes) are accepted with the meaning
+    of their libraries: docs/porting.md.
+
+    Example: out, lse = ringattn.attention(q, k, v, mask=(4096, 0), world=world, layout="zigzag")
     """
     if unknown:
         refuse_unknown("attention", unknown)
@@ -185,12 +196,15 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
            key_layout: str | Layout | None = None, k_positions=None, k_lengths: Sequence[int] | None = None,
            world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
            **unknown):  # fmt: skip
-    """Attention of a packed batch, causal unless mask says otherwise: sequences of any lengths, one behind the other.
+    """Attention over a packed batch of sequences of any lengths, causal unless mask says otherwise.
 
-    q: [tokens, heads, head_dim], k, v: [tokens, kv_heads, …]: this rank's rows. cu_seqlens_q, cu_seqlens_k: [sequences + 1]
-    where sequences begin, of the whole batch over all ranks; without cu_seqlens_k keys have the queries' lengths.
-    Tensors of a GPU cost a wait for it: keep them on the host. q_offsets: [sequences], key position of each first query.
-    The rest, and what it returns, is as attention() has it."""
+    q: [tokens, heads, head_dim]; k, v: [keys, kv_heads, head_dim or head_dim_v]: this rank's tokens.
+    cu_seqlens_q, cu_seqlens_k: [sequences + 1] cumulative lengths of the whole batch over all ranks; without
+    cu_seqlens_k keys have the lengths of queries. Reading them from a GPU waits for it, so keep them on the host.
+    q_offsets: [sequences], key position of the first query of each sequence; None: queries end where keys end.
+    Other arguments, results and errors are those of attention(), without the batch axis.
+
+    Example: out, lse = ringattn.varlen(q, k, v, [0, 1000, 4096])"""
     if unknown:
         refuse_unknown("varlen", unknown)
     q_lengths = lengths_of(cu_seqlens_q, "cu_seqlens_q")

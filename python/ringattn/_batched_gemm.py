@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The products around a latent as an op of their own: rows of heads times a matrix for each head.
+"""The batched GEMM around a latent: rows of each head times that head's matrix.
 
     q_latent = ringattn.batched_gemm(q_nope, w_uk.swapaxes(1, 2))     # [tokens, heads, head_dim] to latent_dim
     out = ringattn.batched_gemm(out_latent, w_uv)                     # and back, to head_dim_v"""
@@ -11,21 +11,27 @@ from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, tr
 
 
 class BatchedGemm(_job.Prepared):
-    """A prepared product. batched_gemm() keeps such objects. Making one is not collective."""
+    """A prepared GEMM. batched_gemm() keeps such objects. Creating one is not collective."""
 
     op = "batched_gemm"
 
 
 @traced
 def batched_gemm(rows, weights, *, out=None, threads: int = 0, **unknown):
-    """out[row, head, o] = sum over i of rows[row, head, i] * weights[head, o, i], in float32 and rounded once.
+    """out[row, head, n] = sum over k of rows[row, head, k] * weights[head, n, k], accumulated in float32 and rounded
+    once.
 
-    rows: [(batch,) tokens, heads, dim_k], or 1 head, or [tokens, dim_k], which all heads share; float32, float16 or
-    bfloat16. weights: [heads, dim_n, dim_k] of the same type, of whose last two strides one is 1: w_uk and w_uv, views of
-    kv_b_proj's weight, expand latents and take outputs back from them, and w_uk with its last two axes exchanged absorbs
-    itself into queries. dim_k and dim_n are multiples of 8. Ranks call it each for the rows that they have.
-    Returns [(batch,) tokens, heads, dim_n]: a row has the same bits beside any others, and those that mla() and
-    mla_decode() make of the same matrices in the absorbed form."""
+    rows: [(batch,) tokens, heads, dim_k], or with 1 head or [tokens, dim_k] if all heads share a row; float32, float16
+    or bfloat16.
+    weights: [heads, dim_n, dim_k], same dtype; one of its last two strides is 1. w_uk and w_uv, views of kv_b_proj's
+    weight, expand latents and map outputs out of the latent space; w_uk with its last two axes exchanged maps queries
+    into it. dim_k and dim_n are multiples of 8.
+    Not collective: each rank passes its own rows.
+
+    Returns [(batch,) tokens, heads, dim_n]. A row's bits do not depend on other rows, and equal those that mla() and
+    mla_decode() compute from the same matrices in the absorbed form.
+
+    Example: q_latent = ringattn.batched_gemm(q_nope, w_uk.swapaxes(1, 2))"""
     given = {"rows": rows, "weights": weights}
     call, results = (None, None) if unknown else _job.known_call(None, ("batched_gemm", threads), given, out)
     if results is not None:

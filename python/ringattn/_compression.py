@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values that are stored in fewer bytes. They are, bit for bit, the tensor that decompress() gives: attention() and
-decode() take them in place of k and v, and their results have the bits of attention over that tensor.
+"""Compression of keys and values. attention() and decode() take compressed keys and values in place of k and v. Their
+results
+have the bits of attention over the tensor that decompress() returns.
 
     k_small, v_small = ringattn.compress(k, v, "int4")
     out, lse = ringattn.attention(q, k_small, v_small)"""
@@ -20,12 +21,12 @@ METHODS = ("fp8", "int8", "int4", "lowrank", "vq", "hybrid")
 
 
 class Compressed:
-    """Keys or values in a format: what attention() and decode() take for k or v.
+    """Compressed keys or values, for k or v of attention() and decode().
 
-    shape, dtype: of the tensor that it is, [tokens, heads, dim], [batch, tokens, heads, dim], or of a cache [pages,
-    page_size, heads, dim]. format: its words in docs/compression.md. streams: what is stored of each token, arrays by
-    name, [..., heads, width]. tables: what is stored once. lengths: tokens of each sequence. energy_kept: of a format with
-    a rank the share of the sum of squares that its factors keep."""
+    shape, dtype: of the decompressed tensor, [tokens, heads, dim], [batch, tokens, heads, dim], or of a cache [pages,
+    page_size, heads, dim]. format: its name in docs/compression.md. streams: arrays with data of each token, by name,
+    [..., heads, width]. tables: arrays for the whole tensor, by name. lengths: tokens of each sequence. energy_kept:
+    for a low-rank format, the share of the sum of squares that its factors keep."""
 
     def __init__(self, format: str, shape: tuple, dtype, streams: dict, tables: dict, lengths: tuple, energy_kept=1.0):
         self.format, self.shape, self.dtype, self.lengths, self.energy_kept = format, tuple(shape), dtype, lengths, energy_kept
@@ -33,9 +34,10 @@ class Compressed:
 
     @classmethod
     def cache(cls, format: str, shape: tuple, like, *, sequences: int | None = None, tables: dict | None = None):
-        """A cache without tokens: shape [pages, page_size, heads, dim], of like's kind, dtype and device. sequences: of a step
-        (tails of "int4_channel" have a place for each); None: as many as pages, as a dense cache has. tables: those of
-        another one, where codes refer to such ("fp8 head", "vector")."""
+        """An empty cache: shape [pages, page_size, heads, dim], with the array type, dtype and device of `like`.
+        sequences: number of sequences of a step, for the tails of "int4_channel"; None: the number of pages, as in a
+        dense cache. tables: those of another Compressed, for formats that quantize with given tables ("fp8 head",
+        "vector")."""
         if len(shape) != 4:
             refuse(f"a cache of shape {tuple(shape)}", "it is [pages, page_size, heads, dim]", "Name all four.")
         lengths = (shape[1],) * (shape[0] if sequences is None else sequences)
@@ -54,15 +56,15 @@ class Compressed:
 
     @property
     def nbytes(self) -> int:
-        """Of all streams and tables."""
+        """Bytes of all streams and tables."""
         return sum(part.nbytes for part in self.parts)
 
     def like(self):
-        """An array of its kind, on its device."""
+        """An array of the same type on the same device."""
         return self.parts[0]
 
     def with_streams(self, streams: dict, shape: tuple) -> "Compressed":
-        """A tensor of another shape with these streams, and the same tables."""
+        """A tensor of another shape with these streams and the same tables."""
         return Compressed(self.format, shape, self.dtype, streams, self.tables, self.lengths, self.energy_kept)
 
     def flat_rows(self) -> "Compressed":
@@ -72,7 +74,7 @@ class Compressed:
         return self.with_streams(streams, (rows, *self.shape[2:]))
 
     def to(self, device) -> "Compressed":
-        """A copy on another device, of PyTorch's tensors."""
+        """A copy on another device, for PyTorch tensors."""
         streams, tables = (
             {name: moved(part, device) for name, part in parts.items()} for parts in (self.streams, self.tables)
         )
@@ -82,7 +84,7 @@ class Compressed:
         return f"<ringattn.Compressed {self.format} {list(self.shape)}, {self.nbytes} bytes>"
 
 
-# What may be compressed, by its names in the ops that take it.
+# Arrays that may be compressed, by their names in the ops that take them.
 _COMPRESSED = ("k", "v", "k_cache", "v_cache")
 
 
@@ -104,7 +106,7 @@ class _Coder(Prepared):
         self._handle = handle
         facts = _structs.compression_facts()
         lib.compression_get_facts(handle, facts)
-        # (name, type, shape): of streams that of a token.
+        # (name, type, shape); the shape of a stream is that of one token.
         self.streams = [self._part(_abi.STREAM, i) for i in range(facts.streams)]
         self.tables = [self._part(_abi.TABLE, i) for i in range(facts.tables)]
 
@@ -126,7 +128,7 @@ class _Coder(Prepared):
         function(self.handle, tensors, *more)
 
     def settle(self) -> None:
-        """Its calls return when they are done."""
+        """Does nothing, because its calls are synchronous."""
 
 
 def _coder(like, dtype, format: str, heads: int, dim: int, sequences: int, seed: int = 0, threads: int = 0) -> _Coder:
@@ -144,7 +146,7 @@ def _zeros(format: str, shape: tuple, like, lengths: tuple, seed: int = 0, threa
 
 
 def lengths_of(x, cu_seqlens) -> tuple[int, ...]:
-    """Tokens of each sequence of a tensor to compress."""
+    """Lengths of the sequences of a tensor to compress."""
     if x.ndim == 4:
         if cu_seqlens is not None:
             refuse("x has a batch axis", "cu_seqlens deals packed rows", "Pass [tokens, heads, dim].")
@@ -173,7 +175,7 @@ def compress_one(name: str, x, format: str, lengths: tuple, seed: int, threads: 
 
 @functools.cache
 def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: int, v_dim: int) -> tuple[str, str]:
-    """The formats of keys and values that a method, or a format's name, stands for."""
+    """The formats of keys and values that a method or a format name selects."""
     if isinstance(method, tuple):
         if len(method) != 2 or ratio is not None:
             refuse(f"method is {method!r}", "a pair names the formats of k and of v, and has no ratio", "Name two formats.")
@@ -191,16 +193,19 @@ def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: i
 @traced
 def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None, seed: int = 0, threads: int = 0,
              **unknown):  # fmt: skip
-    """Keys and values in fewer bytes.
+    """Compresses keys and values.
 
-    k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16; of the second form what it gives is
-    a dense cache, too. method: "fp8", "int8", "int4", "lowrank" (of two heads at a time "lowrank:heads=2"), "vq" or "hybrid"; or
-    one format for both, or a pair (of k, of v), by their words: "fp8 head", "int4_channel group 32", ... ratio: of a
-    method, the share of the bytes that is removed at least. cu_seqlens: [sequences + 1], of packed rows. seed: of codebooks
-    ("vq"); other formats draw nothing. threads: of the CPU.
-    Tensors on a GPU are compressed there, with the bytes of the CPU.
+    k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16. The result of the second form
+    can also be used as a dense cache.
+    method: "fp8", "int8", "int4", "lowrank" ("lowrank:heads=2" for two heads at a time), "vq" or "hybrid"; or the name
+    of a format, "fp8 head", "int4_channel group 32", …, or a pair (format of k, format of v).
+    ratio: for a method, the minimum share of bytes to remove. cu_seqlens: [sequences + 1] cumulative lengths of packed
+    rows. seed: of the codebook search ("vq"); other formats don't use it. threads: CPU threads.
+    GPU tensors are compressed on the GPU, to the same bytes as on the CPU. The call is synchronous.
 
-    Returns (k, v) as Compressed. Numbers that are not finite are refused with their place. Returns when it is done."""
+    Returns (k, v) as Compressed. Raises ringattn.Error for non-finite elements, with their index.
+
+    Example: k_small, v_small = ringattn.compress(k, v, "int4")"""
     if unknown:
         refuse_unknown("compress", unknown)
     for name, array in (("k", k), ("v", v)):
@@ -221,9 +226,10 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
 
 @traced
 def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **unknown):
-    """The tensor that x is, of its shape and dtype; of a cache without block table every page to its end. out: where it
-    goes; None: new. Scales, codes and tables that no compressed tensor has are refused with their place, and as a part of
-    `name`. Returns when it is done."""
+    """Decompresses x to a tensor of its shape and dtype. Of a cache it decompresses all pages, including unused tokens.
+
+    out: array for the result; None: a new one. name: of the tensor, for messages. Raises ringattn.Error for scales,
+    quantized values and tables that no compressed tensor can have, with their index. The call is synchronous."""
     if unknown:
         refuse_unknown("decompress", unknown)
     if not isinstance(x, Compressed):
@@ -246,6 +252,6 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **
 
 @functools.cache
 def parts_of(format: str, dtype: str, heads: int, dim: int, sequences: int = 1):
-    """(streams, tables) of a format as (name, type, shape): what fake tensors are made of."""
+    """(streams, tables) of a format as (name, type, shape), from which fake tensors are made."""
     coder = _Coder(self_world(), format, data_type(dtype), heads, dim, sequences, 0, 0)
     return coder.streams, coder.tables

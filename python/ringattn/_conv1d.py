@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The causal depthwise convolution in front of a scan, with the same bits on any number of ranks and token by token.
+"""The causal depthwise conv1d before an SSM layer, with the same bits on any number of ranks and token by token.
 
     x = ringattn.causal_conv1d(x, weight, bias, activation="silu")                          # [tokens, channels]
     x, halos = ringattn.causal_conv1d(x, weight, bias, return_final_states=True)
@@ -15,7 +15,7 @@ from .worlds import World
 
 
 class CausalConv1d(_job.Prepared):
-    """A prepared job. causal_conv1d() keeps such objects. Making one is collective."""
+    """A prepared job. causal_conv1d() keeps such objects. Creating one is collective."""
 
     op = "causal_conv1d"
 
@@ -38,7 +38,7 @@ def _prepared(world, x, channels, width, bias, activation, lengths, layout, flag
 
 
 def _check(op: str, x, axes, form, weight, bias, out, unknown, state=None, **states) -> None:
-    """state: what an update can't do without, by its name."""
+    """Checks arguments. state: the required state of an update, by its name."""
     if unknown:
         refuse_unknown(op, unknown)
     _job.check_arrays(op, {"x": x, "weight": weight} | (state or {}), bias=bias, out=out, **states)
@@ -51,7 +51,7 @@ def _check(op: str, x, axes, form, weight, bias, out, unknown, state=None, **sta
 
 
 def _rows(array):
-    """[rows, channels] as the library has it."""
+    """x as [rows, 1, channels] for the library."""
     return contiguous_heads(array)[:, None, :]
 
 
@@ -59,14 +59,17 @@ def _rows(array):
 def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initial_states=None,
                   return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
                   out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """causal_conv1d's causal_conv1d_fn, with tokens before channels.
+    """Causal conv1d, as causal_conv1d's causal_conv1d_fn, but with the token axis before the channel axis.
 
-    x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16; weight: float32 [channels, width] of 2
-    to 4 tokens; bias: float32 [channels]. activation: None or "silu". initial_states: [sequences, width - 1, channels] of x's
-    dtype, the tokens in front of each sequence, oldest first; None: zeros. cu_seqlens: [sequences + 1], with packed rows (in
-    place of seq_idx); the state of an empty sequence passes through. Ranks are those of ssd().
-    Returns y, of x's shape and dtype; with return_final_states (y, states): the last tokens of each sequence, which are the
-    initial states of what follows, or the state of causal_conv1d_update()."""
+    x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16. weight: float32 [channels, width],
+    width 2 to 4. bias: float32 [channels]. activation: None or "silu".
+    initial_states: [sequences, width - 1, channels] of x's dtype, the tokens before each sequence, oldest first; None:
+    zeros.
+    cu_seqlens: [sequences + 1] cumulative lengths of packed sequences (instead of seq_idx). An empty sequence passes
+    its state through. layout and ranks are as in ssd().
+
+    Returns y, of x's shape and dtype; with return_final_states (y, states): the last width - 1 tokens of each sequence,
+    for the next call or for causal_conv1d_update()."""
     _check("causal_conv1d", x, (2, 3), "[(batch,) tokens, channels]", weight, bias, out, unknown, initial_states=initial_states)
     is_true("return_final_states", return_final_states)
     world = _job.world_of(x, world)
@@ -90,11 +93,13 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
 @traced
 def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | None = None, conv_state_indices=None, out=None,
                          threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """The next token of each sequence: causal_conv1d's function of this name, with tokens before channels.
+    """Causal conv1d of one token per sequence, as causal_conv1d's function of this name, but with the token axis before
+    the channel axis.
 
-    x: [sequences, channels]; conv_state: [sequences, width - 1, channels] of x's dtype, contiguous, in place: what
-    causal_conv1d() gives with return_final_states. conv_state_indices: as ssd_update()'s state_batch_indices.
-    Returns y, of x's shape and dtype, with the bits that causal_conv1d() gives the token."""
+    x: [sequences, channels]. conv_state: [sequences, width - 1, channels] of x's dtype, contiguous, updated in place,
+    e.g. the final states of causal_conv1d(). conv_state_indices: as state_batch_indices of ssd_update().
+
+    Returns y, of x's shape and dtype, with the bits of the same token in causal_conv1d()."""
     given = {"x": x, "weight": weight, "bias": bias, "final_halos": conv_state, "slots": conv_state_indices}
     call, results = (None, None) if unknown else _job.known_call(None, ("causal_conv1d_update", activation, threads, timeout),
                                                                  given, out)  # fmt: skip

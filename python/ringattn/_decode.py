@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decoding: a few new rows at the end of each of many sequences, over keys and values in a cache.
+"""Decode: a few new query tokens at the end of each of many sequences, over a KV cache.
 
     out, lse = ringattn.decode(q, k_cache, v_cache, lengths_before=lengths, update_lengths=True, block_table=table, k_new=k,
                                v_new=v)
@@ -21,8 +21,8 @@ from .worlds import World
 
 
 class DecodePartition(NamedTuple):
-    """What is a rank's of decoding. Its cache holds of every sequence the groups of kv_split_keys keys with the numbers first,
-    first + stride, …, one behind the other. owned: the sequences of the step whose results it gets."""
+    """A rank's part of decode. Its cache holds the KV splits first, first + stride, … of each sequence, one after the
+    other; a KV split has kv_split_keys keys. owned: the sequences of the step whose results this rank gets."""
 
     kv_split_keys: int
     first: int
@@ -30,20 +30,20 @@ class DecodePartition(NamedTuple):
     owned: range
 
     def tokens(self, length: int) -> np.ndarray:
-        """int64, ascending: the places in a sequence of `length` keys of those that the rank's cache holds."""
+        """int64, ascending: the tokens of a sequence of `length` keys that this rank's cache holds."""
         groups = np.arange(self.first, -(-length // self.kv_split_keys), self.stride, dtype=np.int64)
         places = (groups[:, None] * self.kv_split_keys + np.arange(self.kv_split_keys)).reshape(-1)
         return places[places < length]
 
     def cache_tokens(self, length: int) -> int:
-        """How many they are."""
+        """Number of tokens of a sequence of `length` keys that this rank's cache holds."""
         groups = range(self.first, -(-length // self.kv_split_keys), self.stride)
         return sum(min(self.kv_split_keys, length - group * self.kv_split_keys) for group in groups)
 
 
 class _Steps(_job.Prepared):
     def owned(self, sequences: int) -> range:
-        """The sequences of a step of so many whose results this rank gets."""
+        """The sequences of a step of `sequences` sequences whose results this rank gets."""
         first, count = ctypes.c_int64(), ctypes.c_int64()
         getattr(lib, f"{self.op}_owned")(self.handle, sequences, ctypes.byref(first), ctypes.byref(count))
         return range(first.value, first.value + count.value)
@@ -54,27 +54,27 @@ class _Steps(_job.Prepared):
 
 
 class Decode(_Steps):
-    """A prepared decoder, for many steps (layers, tokens). decode() keeps such objects. Making one is collective."""
+    """A prepared decode for many steps (layers, tokens). decode() keeps such objects. Creating one is collective."""
 
     op = "decode"
 
 
 class MlaDecode(_Steps):
-    """The same over a cache of latents. mla_decode() keeps such objects."""
+    """The same over a latent cache. mla_decode() keeps such objects."""
 
     op = "mla_decode"
 
 
 def steps_of(q, rows_axes: int):
-    """(sequences, rows a sequence)."""
+    """Returns (sequences, rows per sequence)."""
     if q.ndim not in (rows_axes - 1, rows_axes):
         refuse(f"q has {q.ndim} axes", "it has [sequences, (rows,) heads, dim]", "Reshape it.")
     return q.shape[0], q.shape[1] if q.ndim == rows_axes else 1
 
 
 def flat(name: str, rows, q, *numbers: int):
-    """New rows as [rows, heads, dim], of which each is [heads, dim], or [dim] where it is one head's. They are
-    [sequences, (rows,) …], as those of q; an axis of one row may be there or not."""
+    """New tokens [sequences, (rows,) heads, dim], or [sequences, (rows,) dim] of one head, as [rows, heads, dim]. An
+    axis of one row may be present or not, independent of q."""
     if rows is None:
         return None
     if tuple(rows.shape[-len(numbers) :]) != numbers:
@@ -89,8 +89,8 @@ def flat(name: str, rows, q, *numbers: int):
 
 
 def limits_of(world: World, sequences: int, rows: int, cache, block_table, max_keys: int | None):
-    """The limits that a kept object has: of sequences in powers of two where one rank has them, of keys what the cache
-    reaches."""
+    """Limits of a kept object: sequences are rounded up to a power of two with one rank; keys are the capacity of the
+    cache."""
     page_size = cache.shape[1]
     reach = page_size if block_table is None else page_size * block_table.shape[1]
     if world.size == 1:
@@ -104,7 +104,7 @@ def c_limits(limits: tuple):
 
 
 def _memory(array) -> np.ndarray:
-    """An array of the same place and strides in memory, which nobody reads or writes."""
+    """An array with the same address and strides, for overlap checks. Its data is not accessed."""
     size = array.itemsize if isinstance(array, np.ndarray) else array.element_size()
     strides = array.strides if isinstance(array, np.ndarray) else tuple(size * n for n in array.stride())
     holder = type("_Holder", (), {"__array_interface__": {
@@ -114,7 +114,7 @@ def _memory(array) -> np.ndarray:
 
 
 def _check_apart(arrays: dict, written: tuple[str, ...]) -> None:
-    """Refuses arrays that a step writes to and that share memory with another one, or with themselves."""
+    """Refuses an array that a step writes if it shares memory with another one, or with itself."""
     memory = {{"k": "k_cache", "v": "v_cache"}.get(name, name): _memory(array) for name, array in arrays.items()
               if array is not None and not isinstance(array, Compressed) and 0 not in array.shape}  # fmt: skip
     for name in written:
@@ -133,7 +133,7 @@ def _check_apart(arrays: dict, written: tuple[str, ...]) -> None:
 
 
 def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v: int, out, update: bool, keep: tuple):
-    """Runs a step and gives (out, lse) q's form: [own sequences, (rows,) heads, …]. keep: (world, call, given) of
+    """Runs a step and returns (out, lse) in q's form: [own sequences, (rows,) heads, …]. keep: (world, call, given) of
     _job.keep_call()."""
     own = len(step.owned(sequences))
     form = (own, rows, q.shape[-2]) if q.ndim == 4 else (own, q.shape[-2])
@@ -154,7 +154,7 @@ def finish_step(step: _Steps, q, sequences: int, rows: int, arrays: dict, dim_v:
 
 
 def written_by_step(caches: tuple[str, ...], new_rows, update: bool) -> tuple[str, ...]:
-    """What a step writes to, beside its results."""
+    """Names of the arrays that a step writes, besides its results."""
     return (caches if new_rows is not None else ()) + (("lengths_before",) if update else ())
 
 
@@ -183,20 +183,27 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
            timeout: float = 60.0, **unknown):  # fmt: skip
     """One decode step over a KV cache.
 
-    q: [sequences, heads, head_dim], or [sequences, rows, heads, head_dim] with up to 16 new rows of each sequence.
-    k_cache, v_cache: [pages, page_size, kv_heads, …] with block_table, int32 [sequences, table_pages]: page of tokens
-    [i · page_size, (i + 1) · page_size) of a sequence; page_size is 16, 32, 64, 128 or 256. Without block_table a dense
-    cache: page s is sequence s, of any length. Other orders of axes are views: permute.
-    Exactly one of both says how many keys each sequence has, int32 [sequences]. lengths: with the rows of this step, so that
-    row i stands at position length - rows + i; with k_new it is passed by its name. lengths_before: without them, as
-    cache_seqlens of flash_attn_with_kvcache(), so that row i stands at position length + i. Both are only read, but with
-    update_lengths=True the number of rows is added to lengths_before in place.
-    Either cache may be a ringattn.Compressed: Compressed.cache() makes one with pages, compress() of a batch a dense one.
-    k_new, v_new: [sequences, (rows,) kv_heads, …], written into the cache first; without them it holds the rows already.
-    max_keys: of a sequence over all ranks; None: what the cache reaches. The rest is as attention() has it.
+    q: [sequences, heads, head_dim], or [sequences, rows, heads, head_dim] with up to 16 new query tokens per sequence.
+    k_cache, v_cache: [pages, page_size, kv_heads, head_dim or head_dim_v]; page_size is 16, 32, 64, 128 or 256. Pass
+    other axis orders as views (permute). Either may be a ringattn.Compressed: Compressed.cache() creates a paged one,
+    compress() of a batch a dense one.
+    block_table: int32 [sequences, table_pages], page index of tokens [i · page_size, (i + 1) · page_size) of a
+    sequence. Without it the cache is dense: page s is sequence s, with any page_size.
+    lengths, lengths_before: int32 [sequences] keys of each sequence; pass exactly one. lengths include the tokens of
+    this step: row i has position length - rows + i; pass it by name together with k_new. lengths_before exclude them,
+    as cache_seqlens of flash_attn_with_kvcache(): row i has position length + i. update_lengths=True adds the number of
+    rows to lengths_before in place; otherwise both are only read.
+    k_new, v_new: [sequences, (rows,) kv_heads, head_dim or head_dim_v], appended to the cache first; None: the cache
+    has these tokens already.
+    max_keys: maximum keys of a sequence over all ranks; None: the capacity of the cache.
+    Other arguments and errors are those of attention().
 
-    Returns out, of q's shape and dtype with v's head_dim, and lse [sequences, (rows,) heads]: in a world of several ranks of
-    this rank's sequences alone, and its cache holds some of the keys of every sequence: decode_partition() says which."""
+    Returns (out, lse). out: q's shape with head_dim_v, q's dtype. lse: float32 [sequences, (rows,) heads]. With several
+    ranks both have only this rank's sequences, and its cache holds some of the keys of every sequence: see
+    decode_partition().
+
+    Example: out, lse = ringattn.decode(q, k_cache, v_cache, lengths_before=lengths, update_lengths=True,
+    block_table=table, k_new=k, v_new=v)"""
     if unknown:
         refuse_unknown("decode", unknown)
     is_true("update_lengths", update_lengths)
@@ -225,7 +232,7 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
 
 
 def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks, max_keys, threads, timeout):
-    """(Decode, sequences, rows of each)."""
+    """Returns (Decode, sequences, rows per sequence)."""
     _job.read_mask(mask)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
@@ -259,9 +266,9 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
 def decode_partition(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                  softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
                  timeout: float = 60.0, **unknown) -> DecodePartition:  # fmt: skip
-    """What is this rank's of a step that decode() makes of these arguments: which keys its cache holds, and which sequences'
-    results it gets. Of the arrays only forms and types are read, so caches may be filled behind it. It prepares what decode()
-    then finds: collective in a world of several ranks."""
+    """This rank's part of a step that decode() runs with these arguments: which keys its cache holds, and which
+    sequences' results it gets. Only shapes and types of the arrays are read, so caches may be filled afterwards.
+    Prepares the object that decode() uses; collective with several ranks."""
     if unknown:
         refuse_unknown("decode_partition", unknown)
     _job.check_arrays("decode_partition", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, block_table=block_table, sinks=sinks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of fewer tokens. Those that are left stay where they stood.
+"""Eviction of tokens from keys and values. The remaining tokens keep their positions.
 
     kept = ringattn.evict(k, v, "snapkv", q=q, ratio=0.75)
     out, lse = ringattn.attention(next_q, kept.k, kept.v, k_positions=kept.k_positions, k_lengths=kept.k_lengths,
@@ -21,9 +21,9 @@ from ._tensors import View, as_rows, contiguous_heads, is_torch, traced, type_na
 
 
 class Kept(NamedTuple):
-    """What evict() leaves. k, v: rows as the caller's, of the tokens that are left. k_positions: int32 [(batch,) tokens, kv_heads
-    or 1], in host memory, where each stood. k_lengths: of the sequences, with the tokens that were taken out. cu_seqlens: where
-    packed sequences begin in what is left; None of a batch."""
+    """Result of evict(). k, v: rows of the remaining tokens. k_positions: int32 [(batch,) tokens, kv_heads or 1], in
+    host memory, their original positions. k_lengths: original lengths of the sequences. cu_seqlens: cumulative lengths
+    of the remaining tokens of packed sequences; None for a batch."""
 
     k: Any
     v: Any
@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
 
 def _host(array):
-    """In host memory, for the library to read."""
+    """A copy in host memory."""
     return contiguous_heads(array.detach().cpu() if is_torch(array) else array)
 
 
@@ -48,7 +48,7 @@ def shape_of(k, v, q) -> tuple:
 
 
 def _c_job(shape: tuple, settings: tuple, lengths, q_lengths, threads: int = 0) -> tuple:
-    """(eviction, spec, batch) for the library. settings: (method, ratio, mask, softmax_scale, softcap)."""
+    """(eviction, spec, batch) structs of the library. settings: (method, ratio, mask, softmax_scale, softcap)."""
     method, ratio, mask, softmax_scale, softcap = settings
     spec = _job.c_spec(*shape, _job.read_mask(mask), softmax_scale, softcap, False)
     eviction = _structs.eviction(method=as_text(method, "method"), ratio=ratio, threads=threads)
@@ -57,24 +57,24 @@ def _c_job(shape: tuple, settings: tuple, lengths, q_lengths, threads: int = 0) 
 
 @functools.cache
 def kept_of(shape: tuple, settings: tuple, lengths: tuple, q_lengths: tuple) -> tuple[tuple[int, ...], int]:
-    """(tokens that are left of each sequence, heads that have tokens of their own)."""
+    """(number of remaining tokens of each sequence, number of heads with tokens of their own)."""
     kept, heads = (ctypes.c_int64 * max(len(lengths), 1))(), ctypes.c_int64()
     lib.eviction_kept(*_c_job(shape, settings, lengths, q_lengths), kept, ctypes.byref(heads))
     return tuple(kept)[: len(lengths)], heads.value
 
 
 def kept_lengths(method: str, ratio: float, lengths: tuple) -> tuple[int, ...]:
-    """Tokens that are left of each sequence, which are those of any heads."""
+    """Number of remaining tokens of each sequence, which doesn't depend on the heads."""
     return kept_of(("float32", 1, 1, 1, 1), (method, ratio, "causal", None, 0.0), lengths, lengths)[0]
 
 
 def begins(k, kept) -> tuple[int, ...] | None:
-    """Where packed sequences begin in what is left."""
+    """Cumulative lengths of the remaining tokens of packed sequences."""
     return None if k.ndim == 4 else tuple(itertools.accumulate(kept, initial=0))
 
 
 def _choose(k, v, q, job: tuple, kept: tuple[int, ...], heads: int):
-    """int32 [tokens that are left, heads] of packed rows: their places in their sequences."""
+    """int32 [remaining tokens, heads] of packed rows: their indices in their sequences."""
     places = np.empty((sum(kept), heads), "int32")
     arrays = {"q": None if q is None else _host(_flat(q)), "k": _host(_flat(k)), "v": _host(_flat(v)), "positions": places}
     views: dict[str, View] = {}
@@ -95,7 +95,7 @@ def _left_of(rows, index):
 
 
 def evict_rows(k, v, q, settings, lengths, q_lengths, threads):
-    """(k, v, positions) of what is left."""
+    """(k, v, positions) of the remaining tokens."""
     shape = shape_of(k, v, q)
     kept, heads = kept_of(shape, settings, lengths, q_lengths)
     places = _choose(k, v, q, _c_job(shape, settings, lengths, q_lengths, threads), kept, heads)
@@ -137,18 +137,20 @@ def sequences_of(k, q, cu_seqlens, cu_seqlens_q) -> tuple[tuple[int, ...], tuple
 def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlens=None, cu_seqlens_q=None,
           mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0, threads: int = 0,
           **unknown) -> Kept:  # fmt: skip
-    """Takes tokens out of keys and values.
+    """Evicts tokens from keys and values.
 
-    k, v: [tokens, kv_heads, …] or [batch, tokens, kv_heads, …]. method: "streaming", "knorm", "snapkv" or "expected", with its
-    options after a colon: "snapkv:window=32,heads=all" (docs/eviction.md). ratio: the share of each sequence's tokens that
-    is taken out; one at least is left. q: the last queries of each sequence, [(batch,) queries, heads, head_dim], of "snapkv"
-    and "expected"; mask, softmax_scale and softcap are theirs. The other methods look at no query, and none of these four
-    changes what they give. cu_seqlens: [sequences + 1], of packed rows; cu_seqlens_q: of q, where its sequences have other
-    numbers of rows.
-    Scores are computed in host memory: of a GPU's tensors from a copy. Numbers that are not finite are refused.
+    k, v: [tokens, kv_heads, head_dim or head_dim_v] or [batch, tokens, kv_heads, head_dim or head_dim_v].
+    method: "streaming", "knorm", "snapkv" or "expected", with options after a colon: "snapkv:window=32,heads=all"
+    (docs/eviction.md). ratio: share of each sequence's tokens to remove, in [0, 1); at least one token stays.
+    q: the last queries of each sequence, [(batch,) queries, heads, head_dim], for "snapkv" and "expected", which also
+    use mask, softmax_scale and softcap. The other methods ignore these four arguments.
+    cu_seqlens: [sequences + 1] cumulative lengths of packed rows; cu_seqlens_q: of q, if its lengths differ.
+    Scores are computed in host memory; GPU tensors are copied. Raises ringattn.Error for non-finite elements.
 
-    Returns Kept: what attention() and varlen() take as k, v, k_positions, k_lengths and cu_seqlens_k. decode() takes k and v
-    as a cache of as many keys as are left, under masks without a left side."""
+    Returns Kept, to be passed to attention() and varlen() as k, v, k_positions, k_lengths and cu_seqlens_k. decode()
+    takes k and v as a cache of the remaining keys, if the mask has no left limit.
+
+    Example: see the top of this module."""
     if unknown:
         refuse_unknown("evict", unknown)
     for name, rows in (("k", k), ("v", v)):

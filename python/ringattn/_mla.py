@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-head latent attention (DeepSeek's MLA): a token has one latent and one rotary key for all heads, and these are what
-travels between ranks and lies in caches.
+"""Multi-head latent attention (DeepSeek's MLA). A token has one latent and one rotary key for all heads. Ranks exchange
+these, and caches hold them.
 
     out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)
     out, lse = ringattn.mla_decode(q, cache, w_uk=w_uk, w_uv=w_uv, lengths_before=lengths, update_lengths=True,
                                    block_table=table, latent=c, k_rope=k_r)
 
-Rows of 8 bits, as FlashMLA has them, are arrays of uint8: a row is latent_dim codes of E4M3, a scale of fp32 for each 128 of
-them, and the rotary key in bf16, 656 bytes for 512 and 64 numbers. latent_dim is a multiple of 128, the rotary key's one of 4,
-and all else is bf16. The bits are those over what they are unpacked to."""
+FP8 rows have FlashMLA's layout, as uint8: latent_dim E4M3 values, a float32 scale for each 128 of them, and the rotary
+key in
+bfloat16; 656 bytes for dims 512 and 64. latent_dim is a multiple of 128, the rotary dim a multiple of 4, and everything
+else is
+bfloat16. Results have the bits of the dequantized rows."""
 
 from . import _abi, _job, _structs
 from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, is_true, lengths_of, refuse_unknown, scale_members
@@ -21,7 +23,7 @@ from .worlds import World
 
 
 class Mla(_job.Prepared):
-    """A prepared job. mla() keeps such objects. Making one is collective."""
+    """A prepared job. mla() keeps such objects. Creating one is collective."""
 
     op = "mla"
 
@@ -36,7 +38,7 @@ def _check_matrices(w_uk, w_uv) -> None:
 
 
 def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, head_dim_v: int | None):
-    """(head_dim, head_dim_v, of out): those of the matrices, or of the caller where the products are the caller's."""
+    """Returns (head_dim, head_dim_v, dim of out), from the matrices or, without them, from the caller."""
     for name, given, matrix, of in (("head_dim", head_dim, w_uk, "w_uk"), ("head_dim_v", head_dim_v, w_uv, "w_uv")):
         if given is not None and matrix is not None and given != matrix.shape[1]:
             refuse(f"{name} is {given}", f"{of} is {list(matrix.shape)}, and its second number is that",
@@ -51,7 +53,7 @@ def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, h
 
 
 def _is_fp8(rows) -> bool:
-    """Whether they are rows of 8 bits."""
+    """True for FP8 rows."""
     return type_name(rows.dtype) == "uint8"
 
 
@@ -62,13 +64,13 @@ def _refuse_float8(name: str, rows) -> None:
 
 
 def latent_dim_of(rows, rope_dim: int) -> int:
-    """Of rows of both, [..., latent_dim + rope_dim] or of 8 bits."""
+    """latent_dim of joined rows, [..., latent_dim + rope_dim], or of FP8 rows."""
     numbers = rows.shape[-1]
     return (numbers - 2 * rope_dim) * 32 // 33 if _is_fp8(rows) else numbers - rope_dim
 
 
 def _check_rows(name: str, rows, rope_dim: int) -> None:
-    """Of rows of 8 bits: that a row has a multiple of 128 codes, their scales and a rotary key."""
+    """Checks that an FP8 row has a multiple of 128 values, their scales and a rotary key."""
     codes, rest = divmod(rows.shape[-1] - 2 * rope_dim, 132)
     if codes < 1 or rest != 0 or rope_dim < 1:
         refuse(f"{name} has rows of {rows.shape[-1]} bytes",
@@ -77,7 +79,7 @@ def _check_rows(name: str, rows, rope_dim: int) -> None:
 
 
 def rotary_of(q, latent, k_rope, w_uk) -> int:
-    """rope_dim of mla()'s arrays."""
+    """rope_dim of the arrays of mla()."""
     if k_rope is not None:
         return k_rope.shape[-1]
     if w_uk is not None:
@@ -100,15 +102,20 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, q_offsets=None,
         layout: str | Layout | None = None, key_layout: str | Layout | None = None, world: World | None = None, out=None,
         threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Multi-head latent attention over a packed batch: of the sequences of cu_seqlens_q, else of a Layout, else of one.
+    """Multi-head latent attention over a packed batch with the sequences of cu_seqlens_q, else of a Layout, else one
+    sequence.
 
-    q: [tokens, heads, head_dim + rope_dim]; latent: [tokens, latent_dim]; k_rope: [tokens, rope_dim]; both may be columns of
-    one tensor. Of rows of 8 bits latent, uint8 [tokens, bytes of a row], has both, and k_rope is None. w_uk: [heads, head_dim,
-    latent_dim], w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
-    form: "expanded" makes keys and values of each head, "absorbed" multiplies the matrices into q and out instead; each has
-    bits of its own. None: by the longest query length. Absorbed, without w_uk q is [tokens, heads, latent_dim + rope_dim],
-    and without w_uv out stays in the latent. head_dim, head_dim_v: of matrices that aren't given, since nothing else says
-    them. The rest, and what it returns, is as varlen() has it."""
+    q: [tokens, heads, head_dim + rope_dim]; absorbed and without w_uk [tokens, heads, latent_dim + rope_dim].
+    latent: [keys, latent_dim]; k_rope: [keys, rope_dim]. Both may be columns of one tensor. FP8: latent is uint8 [keys,
+    row_bytes], and k_rope None.
+    w_uk: [heads, head_dim, latent_dim]; w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
+    form: "expanded" computes K and V of each head; "absorbed" multiplies w_uk into q and w_uv into out. They round
+    differently, so each has bits of its own. None: chosen by the longest query length. Absorbed, w_uk and w_uv may be
+    None: q is then in the latent space, and out stays in it.
+    head_dim, head_dim_v: required for matrices that are not given.
+    Other arguments and errors are those of varlen().
+
+    Returns (out [tokens, heads, head_dim_v or latent_dim], lse float32 [tokens, heads])."""
     if unknown:
         refuse_unknown("mla", unknown)
     cu = tuple(None if at is None else lengths_of(at, name)
@@ -167,14 +174,14 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
 
 
 def _lengths(given: tuple[int, ...] | None, layout, rows: int, world: World) -> tuple[int, ...]:
-    """Tokens of the sequences over all ranks."""
+    """Lengths of the sequences over all ranks."""
     if given is not None:
         return given
     return layout.lengths if isinstance(layout, Layout) else (rows * world.size,)
 
 
 def _one_head(rows):
-    """[tokens, dim] as [tokens, 1, dim]; a tensor of that form stays what it is."""
+    """[tokens, dim] as [tokens, 1, dim]; a tensor that has three axes is returned as it is."""
     rows = contiguous_heads(rows)
     return rows if rows.ndim == 3 else rows[:, None, :]
 
@@ -185,15 +192,19 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
                head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, out=None,
                threads: int = 0, timeout: float = 60.0, kernel: str | None = None, **unknown):  # fmt: skip
-    """One decode step over a cache of latents, in the absorbed form: on CPUs and with sm80_attention with the bits of mla() in
-    that form over the whole sequence, on Hopper, where sm90_mla decodes, with bits of its own. kernel: the name of one that
-    must decode, for steps of few sequences "sm90_mla_split1k", whose bits are others (docs/mla.md); None: the usual one.
+    """One decode step over a latent cache, in the absorbed form.
 
-    q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim]. cache: [pages, page_size,
-    latent_dim + rope_dim]: the latent, then the rotary key; or uint8 [pages, page_size, bytes of a row], rows of 8 bits, into
-    which new rows are fp8. rope_dim: numbers of that, which nothing else says; DeepSeek's
-    models have 64. latent, k_rope: [sequences, (rows,) dim], new rows that join the cache first. Matrices are as mla() has
-    them, the rest as decode()."""
+    On CPUs and with sm80_attention rows have the bits of mla() in that form over the whole sequence. On Hopper sm90_mla
+    decodes with bits of its own. kernel: name of the kernel to use; "sm90_mla_split1k" is faster for few sequences and
+    has bits of its own (docs/mla.md); None: chosen.
+
+    q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim].
+    cache: [pages, page_size, latent_dim + rope_dim], latent then rotary key; or FP8 rows, uint8 [pages, page_size,
+    row_bytes], to which new tokens are quantized. rope_dim: dim of the rotary key; DeepSeek's models have 64.
+    latent, k_rope: [sequences, (rows,) latent_dim or rope_dim], new tokens, appended to the cache first.
+    Matrices and head dims are as in mla(). Other arguments, results and errors are those of decode().
+
+    Example: see the top of this module."""
     if unknown:
         refuse_unknown("mla_decode", unknown)
     is_true("update_lengths", update_lengths)
@@ -226,7 +237,7 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
 
 def _prepared_step(own: World, q, cache, w_uk, w_uv, block_table, rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap,
                    sinks, max_keys, threads, timeout, kernel):  # fmt: skip
-    """(MlaDecode, sequences, rows of each, numbers of a row of out)."""
+    """Returns (MlaDecode, sequences, rows per sequence, dim of out)."""
     _job.read_mask(mask)
     if not isinstance(rope_dim, int):
         refuse(f"rope_dim is {rope_dim!r}", "it says how many numbers of a row are the rotary key", "Pass a number: 64.")
@@ -258,7 +269,7 @@ def mla_decode_partition(q, cache, w_uk=None, w_uv=None, *, block_table=None, ro
                      head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                      softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
                      timeout: float = 60.0, kernel: str | None = None, **unknown) -> DecodePartition:  # fmt: skip
-    """decode_partition() of a step of mla_decode()."""
+    """The DecodePartition of a step that mla_decode() runs with these arguments."""
     if unknown:
         refuse_unknown("mla_decode_partition", unknown)
     _job.check_arrays("mla_decode_partition", {"q": q, "cache": cache}, w_uk=w_uk, w_uv=w_uv, block_table=block_table,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scans of state space layers: Mamba-2's (ssd) and Mamba-1's (selective_scan), with the same bits on any number of ranks; and
-one token of each of many sequences (ssd_update, selective_update), as models decode.
+"""SSM layers: Mamba-2's SSD (ssd) and Mamba-1's selective scan (selective_scan), with the same bits on any number of
+ranks, and
+their updates by one token per sequence (ssd_update, selective_update) for decode.
 
 y = ringattn.ssd(x, dt, A, B, C, D=D, dt_bias=dt_bias, dt_softplus=True)
 y, states = ringattn.ssd(x, dt, A, B, C, cu_seqlens=cu, initial_states=states, return_final_states=True)
@@ -16,19 +17,19 @@ from .layouts import Layout, make_layout, super_segments
 from .worlds import World
 
 
-# What a scan of heads calls the arguments of one of channels, and its results those of an update.
+# Mamba-1 names of arguments and results, by the Mamba-2 names that the common code uses.
 _CHANNELS = {"x": "u", "dt": "delta", "dt_bias": "delta_bias"}
 _STATE = {"final_states": "state"}
 
 
 class Ssm(_job.Prepared):
-    """A prepared job. ssd() keeps such objects. Making one is collective."""
+    """A prepared job. ssd() keeps such objects. Creating one is collective."""
 
     op = "ssm"
 
 
 def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple[int, ...]:
-    """Tokens of the sequences of [(batch,) tokens, …], over all ranks."""
+    """Lengths of the sequences of x, [(batch,) tokens, …], over all ranks."""
     if batched and (cu_seqlens is not None or world.size > 1):
         refuse(
             "x has a batch axis",
@@ -66,7 +67,7 @@ def run_options(world: World, lengths, layout: Layout | None, members: dict) -> 
 
 
 def check_state(name: str, state, slots, sequences: int, shape: tuple, dtype: str) -> None:
-    """A state for each sequence, or, of an update by slots, any number of them."""
+    """Checks that there is one state per sequence, or, with slots, any number of states."""
     wanted = ["slots" if slots is not None else sequences, *shape]
     fits = tuple(state.shape[1:]) == shape and (slots is not None or state.shape[0] == sequences)
     if not fits or type_name(state.dtype) != dtype:
@@ -111,7 +112,7 @@ def _ssm(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state
                      _limits(dt_limit), members)  # fmt: skip
     y = empty(x, (math.prod(x.shape[:-2]), heads, head_dim)) if out is None else _flat_out(out, x)
     states = empty(x, (scan.facts.ending, heads, head_dim, B.shape[-1]), "float32") if return_final_states else None
-    # Where no sequence of this rank has one, there are no states to pass.
+    # If no sequence of this rank begins here, there are no initial states to pass.
     arrays = _arrays(x, dt, A, B, C, D, z, dt_bias, y)
     arrays |= {"initial_states": initial_states if scan.facts.beginning else None,
                "final_states": states if scan.facts.ending else None}  # fmt: skip
@@ -121,7 +122,7 @@ def _ssm(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state
 
 
 def _check_leading(op: str, x, dt, B, C, z) -> None:
-    """By the caller's names."""
+    """Compares the leading axes. Names are the caller's."""
     like, of_dt = ("u", "delta") if op.startswith("selective") else ("x", "dt")
     wanted = x.shape[: x.ndim - 2]
     advice = f"Give {like}, {of_dt}, B, C and z the same rows."
@@ -130,8 +131,7 @@ def _check_leading(op: str, x, dt, B, C, z) -> None:
 
 
 def _check_expanded(x, dt, A, D, dt_bias) -> None:
-    """mamba_ssm's kernels for one token take a head's numbers expanded over its
-    head_dim and state_dim, and read one of them."""
+    """Refuses arrays expanded over head_dim and state_dim, as mamba_ssm's update kernels take them."""
     form = [f"{name} is {list(array.shape)}" for name, array, axes in (("A", A, 2), ("D", D, 1), ("dt_bias", dt_bias, 1))
             if array is not None and array.ndim > axes]  # fmt: skip
     if x.ndim > 2 and dt.shape == x.shape:
@@ -171,7 +171,8 @@ def _arrays(x, dt, A, B, C, D, z, dt_bias, y) -> dict:
 
 
 def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slots, out, members, unknown):
-    """One token of each sequence. x, z: [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups,
+    """Update by one token per sequence. x, z: [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences,
+    groups,
     state_dim]."""
     if unknown:
         refuse_unknown(op, unknown)
@@ -206,16 +207,21 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
         initial_states=None, return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None,
         world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
         **unknown):  # fmt: skip
-    """Mamba-2's scan, as mamba_ssm's mamba_chunk_scan_combined; docs/ssm.md says what differs.
+    """Mamba-2's SSD, as mamba_ssm's mamba_chunk_scan_combined; docs/ssm.md lists the differences.
 
-    x, z: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens,
-    groups, state_dim]; all of one type, float32, float16 or bfloat16. A, D, dt_bias: float32 [heads]. initial_states:
-    float32 [sequences, heads, head_dim, state_dim]. cu_seqlens: [sequences + 1], with packed rows; the state of an empty
-    sequence passes through.
-    Several ranks have whole super-segments of 65,536 tokens: ringattn.super_segments(lengths, ranks), or a layout of the
-    caller's. A rank passes the initial states of the sequences that begin on it, and gets the final states of those that
-    end on it: begins(rank) and ends(rank) of the layout.
-    Returns y, of x's shape and dtype; with return_final_states (y, states)."""
+    x, z: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,)
+    tokens, groups, state_dim]; all of one dtype, float32, float16 or bfloat16.
+    A, D, dt_bias: float32 [heads]. initial_states: float32 [sequences, heads, head_dim, state_dim]; None: zeros.
+    cu_seqlens: [sequences + 1] cumulative lengths of packed sequences. An empty sequence passes its state through.
+    layout: with several ranks, whole super-segments of 65,536 tokens: ringattn.super_segments(lengths, ranks), or a
+    Layout. A rank passes the initial states of the sequences that begin on it, Layout.begins(rank), and gets the final
+    states of those that end on it, Layout.ends(rank).
+    Other arguments and errors are those of attention().
+
+    Returns y, of x's shape and dtype; with return_final_states (y, states float32 [sequences, heads, head_dim,
+    state_dim]).
+
+    Example: y, states = ringattn.ssd(x, dt, A, B, C, D=D, dt_softplus=True, return_final_states=True)"""
     if unknown:
         refuse_unknown("ssd", unknown)
     is_true("dt_softplus", dt_softplus), is_true("return_final_states", return_final_states)
@@ -230,13 +236,17 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
 def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = False,
                dt_limit: tuple[float, float] | None = None, state_batch_indices=None, out=None, threads: int = 0,
                timeout: float = 60.0, **unknown):  # fmt: skip
-    """The next token of each sequence, as Mamba-2 decodes: mamba_ssm's selective_state_update, with A, D and dt of a head.
+    """Updates the state of each sequence by one token, as mamba_ssm's selective_state_update with A, D and dt per head.
 
-    state: float32 [sequences, heads, head_dim, state_dim], contiguous, in place: ssd()'s final states, for instance. x, z:
-    [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups, state_dim]; the rest is as ssd() has it.
-    state_batch_indices: int32 [sequences], with a state of any number of slots: row s goes on in the slot of that number,
-    each once; below 0 the row is padding: no state is written, and its row of y is zeros.
-    Returns y, of x's shape and dtype. A row doesn't depend on the others. It agrees with ssd()'s within a tolerance."""
+    state: float32 [sequences, heads, head_dim, state_dim], contiguous, updated in place, e.g. the final states of
+    ssd().
+    x, z: [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups, state_dim]. Other arguments
+    are those of ssd().
+    state_batch_indices: int32 [sequences], distinct slots of a state with any number of slots: row s updates that slot.
+    A negative slot marks a padding row: no state is written, and its y is zeros.
+
+    Returns y, of x's shape and dtype. A row doesn't depend on the other rows. It agrees with ssd() within a
+    tolerance."""
     is_true("dt_softplus", dt_softplus)
     members = {"threads": threads, "timeout_seconds": timeout}
     return called_by(_STATE, _update, "ssd_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit,
@@ -247,11 +257,13 @@ def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softpl
 def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus: bool = False, initial_states=None,
                    return_last_state: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
                    out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Mamba-1's scan: mamba_ssm's selective_scan_fn, with tokens before channels.
+    """Mamba-1's selective scan, as mamba_ssm's selective_scan_fn, but with the token axis before the channel axis.
 
-    u, delta, z: [(batch,) tokens, channels]; A: float32 [channels, state_dim]; B, C: [(batch,) tokens, (groups,) state_dim];
-    D, delta_bias: float32 [channels]; initial_states, and what return_last_state adds: float32 [sequences, channels,
-    state_dim]. The rest is as ssd() has it."""
+    u, delta, z: [(batch,) tokens, channels]; A: float32 [channels, state_dim]; B, C: [(batch,) tokens, (groups,)
+    state_dim]; D, delta_bias: float32 [channels]; initial_states: float32 [sequences, channels, state_dim]. Other
+    arguments are those of ssd().
+
+    Returns y, of u's shape and dtype; with return_last_state (y, states float32 [sequences, channels, state_dim])."""
     if unknown:
         refuse_unknown("selective_scan", unknown)
     is_true("delta_softplus", delta_softplus), is_true("return_last_state", return_last_state)
@@ -273,10 +285,11 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
 @traced
 def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus: bool = False,
                      state_batch_indices=None, out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """The next token of each sequence, as Mamba-1 decodes: mamba_ssm's selective_state_update.
+    """Updates the state of each sequence by one token, as mamba_ssm's selective_state_update.
 
-    state: float32 [sequences, channels, state_dim], contiguous, in place. u, delta, z: [sequences, channels]; A: float32
-    [channels, state_dim]; B, C: [sequences, (groups,) state_dim]. The rest is as ssd_update() has it."""
+    state: float32 [sequences, channels, state_dim], contiguous, updated in place. u, delta, z: [sequences, channels];
+    A: float32 [channels, state_dim]; B, C: [sequences, (groups,) state_dim]. Other arguments and results are those of
+    ssd_update()."""
     is_true("delta_softplus", delta_softplus)
     try:
         named = {"u": u, "state": state, "B": B, "C": C}

@@ -15,11 +15,11 @@ from ._arguments import as_int32, as_text, check_settings, seconds_of, shown
 from ._errors import Error, PeerError, refuse, told_to_peers
 from ._turns import Turn
 
-# Objects that a world keeps ready, of the jobs that it was last asked for.
+# Number of prepared objects that a world keeps, those that were used last.
 _KEPT_OBJECTS = 32
 
 
-# Worlds by their keys, for operators that can't take objects. A graph that comes from another process has no key of this one.
+# Worlds by key, for PyTorch operators, which can't take objects. Keys are unique across processes.
 _process = secrets.token_hex(8)
 _numbers = itertools.count(1)
 _by_key: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
@@ -34,7 +34,7 @@ def of_key(key: str) -> "World":
 
 
 class Owner:
-    """Has an object of the library, which must be destroyed once."""
+    """Owns an object of the library, which must be destroyed once."""
 
     _handle = None
 
@@ -46,22 +46,23 @@ class Owner:
 
 
 class World(Owner):
-    """Some ranks, of which this object is one. Its calls come from one thread at a time: one beside another is refused."""
+    """The ranks that compute together; this object is one of them. It is used by one thread at a time: a concurrent
+    call is refused."""
 
     def __init__(self, handle, device: tuple[int, int] = (_abi.CPU, 0), keeps=None):
         self._handle = handle
         self.turn = Turn()
-        self._using = threading.RLock()  # held while abort() uses the handle, and while it is taken away to be destroyed
+        self._using = threading.RLock()  # held while abort() uses the handle, and while close() takes it
         _abi.interrupts.watch()
         self.device = device
         self.rank: int = lib.world_rank(handle)
         self.size: int = lib.world_size(handle)
         self._objects: dict = {}
-        self.calls: dict = {}  # _job.Call by settings and forms of arrays
+        self.calls: dict = {}  # _job.Call by settings and shapes of arrays
         self._uses = 0
         self.key = f"{_process}-{next(_numbers)}"
         _by_key[self.key] = self
-        self._keeps = keeps  # what callbacks of the library refer to
+        self._keeps = keeps  # objects that callbacks of the library use
 
     @property
     def handle(self):
@@ -70,8 +71,8 @@ class World(Owner):
         return self._handle
 
     def prepared(self, key, make: Callable):
-        """The object of a job: made once, and kept while it is among the last that were used. Making is collective, so
-        what is kept depends on the order of uses alone, which is that of every rank."""
+        """The prepared object of a job. Created once, and kept while it is among those used last. Creation is
+        collective, so the choice of what is kept depends only on the order of uses, which all ranks share."""
         objects = self._objects
         try:
             hash(key)
@@ -95,8 +96,8 @@ class World(Owner):
         self._uses = prepared.used = self._uses + 1
 
     def wait(self) -> None:
-        """Returns when all that calls on this world have put on streams of a GPU is done, and raises what of it failed first.
-        Of calls without a world it is ringattn.self_world((2, i)) of GPU i. Refused once the world is closed."""
+        """Waits for all work that calls on this world have enqueued on GPU streams, and raises its first failure. For
+        calls without a world use ringattn.self_world((2, i)).wait() of GPU i. Refused once the world is closed."""
         self.turn.run(self._drain)
 
     def _drain(self) -> None:
@@ -111,14 +112,15 @@ class World(Owner):
             raise failures[0]
 
     def abort(self, error: BaseException) -> None:
-        """Tells the other ranks that this one has failed and won't come. May be called beside any call of another thread."""
+        """Reports to the other ranks that this rank has failed; their calls raise `error`. May be called while another
+        thread's call runs."""
         status = error.status if isinstance(error, Error) else PeerError.status
         text = told_to_peers(error)
         with self._using:
             lib.world_abort(self.handle, status, text)
 
     def close(self) -> None:
-        """Ends the world and what was prepared on it. Refused beside a call of another thread."""
+        """Closes the world and all objects prepared on it. Refused while another thread's call runs."""
         self.turn.run(self._end)
 
     def _end(self) -> None:
@@ -131,7 +133,7 @@ class World(Owner):
         self._destroy()
 
     def _destroy(self) -> None:
-        with self._using:  # an exception of a signal handler may come between: better never destroyed than twice
+        with self._using:  # a signal handler may raise in between: better never destroyed than twice
             handle, self._handle = self._handle, None
         lib.world_destroy(handle)
 
@@ -142,7 +144,7 @@ class World(Owner):
         self.close()
 
     def __del__(self):
-        # Nobody has the world any more, but somebody may be at work with one of its objects, which outlive it then.
+        # The world is unreachable, but a call on one of its objects may be running, which outlives it then.
         if self._handle is not None:
             with contextlib.suppress(Error):
                 self.close()
@@ -156,7 +158,7 @@ class World(Owner):
 class Prepared(Owner):
     """An object of the library on a world. It is destroyed with this one, or with its world."""
 
-    used = 0  # when its world last did
+    used = 0  # time of the last use, in uses of the world
 
     def __init__(self, world: World, destroy: Callable):
         self.world = weakref.ref(world)
@@ -170,17 +172,17 @@ class Prepared(Owner):
         return self._handle
 
     def close(self) -> None:
-        """Refused beside a call of another thread on the same world."""
+        """Closes the object. Refused while another thread's call on the same world runs."""
         self.turn.run(self.end)
 
     def end(self) -> None:
-        """close() in a turn that is the caller's."""
+        """close() for a caller that has exclusive use of the world."""
         if self._handle is not None:
             handle, self._handle = self._handle, None
             self._destroy(handle)
 
     def __del__(self):
-        self.end()  # nobody else has it, so nobody is at work with it
+        self.end()  # unreachable from elsewhere, so no call runs on it
 
 
 def _options(device: tuple[int, int] = (_abi.CPU, 0)):
@@ -191,7 +193,7 @@ _own = threading.local()
 
 
 def self_world(device: tuple[int, int] = (_abi.CPU, 0)) -> World:
-    """The world of one rank for a device, as DLPack counts them: (1, 0) is the host, (2, i) GPU i. Each thread has its
+    """The world of one rank on a device, numbered as in DLPack: (1, 0) is the host, (2, i) GPU i. Each thread has its
     own."""
     worlds = _own.__dict__.setdefault("worlds", {})
     try:
@@ -215,16 +217,18 @@ def own_calls() -> dict:
 
 
 def threads_worlds(ranks: int) -> list[World]:
-    """The ranks of a world in this process; each is for a thread of its own. Host memory."""
+    """The worlds of `ranks` ranks in this process, in host memory. Use each from a thread of its own."""
     ranks = as_int32(ranks, "ranks")
-    handles = (_abi.Handle * min(max(ranks, 1), 1024))()  # of more the library makes none
+    handles = (_abi.Handle * min(max(ranks, 1), 1024))()  # the library refuses more ranks
     lib.world_threads(ctypes.byref(_options()), ranks, handles)
     return [World(_abi.Handle(handle)) for handle in handles]
 
 
 def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
-    """Calls work(world) on a thread for each of `ranks` ranks of this process. Returns what each returned, in order of
-    rank; raises what failed first, after all have ended."""
+    """Calls work(world) on a thread for each of `ranks` ranks of this process. Returns the results in order of rank.
+    After all have ended, raises the first failure.
+
+    Example: ringattn.run_ranks(2, lambda world: ringattn.attention(q, k, v, world=world, layout="contiguous"))"""
     worlds = threads_worlds(ranks)
     results: list = [None] * ranks
     failures: list = []
@@ -234,7 +238,7 @@ def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
             results[world.rank] = work(world)
         except BaseException as error:  # noqa: BLE001, raised again below
             failures.append(error)
-            with contextlib.suppress(Error):  # where work() has closed it
+            with contextlib.suppress(Error):  # if work() has closed it
                 world.abort(error)
 
     threads = [threading.Thread(target=play, args=(world,)) for world in worlds]
@@ -243,7 +247,7 @@ def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
             thread.start()
         for thread in threads:
             thread.join()
-    except BaseException as error:  # as of Ctrl-C, which comes to this thread: their calls end, too
+    except BaseException as error:  # e.g. Ctrl-C in this thread: ends the ranks' calls, too
         for world in worlds:
             with contextlib.suppress(Error):
                 world.abort(error)
@@ -262,10 +266,10 @@ def callbacks_world(
     rank: int, ranks: int, all_gather: Callable[[bytes, float], list[bytes]], device: tuple[int, int] = (_abi.CPU, 0),
     timeout: float = 60.0,
 ) -> World:  # fmt: skip
-    """Ranks that are processes and can gather bytes: all_gather(data, seconds) returns every rank's, in order of rank, and is
-    called in here alone. What it raises is the cause of the error, but a KeyboardInterrupt or SystemExit is raised itself. The
-    ranks connect to each other over TCP. device: (1, 0) is the host, (2, i) GPU i of this process, where bytes then go from GPU
-    to GPU. Collective."""
+    """The world of ranks in several processes that can all-gather bytes. Collective. all_gather(data, seconds) returns
+    the bytes of every rank, in order of rank. It is only called during this call. An exception that it raises is the
+    cause of the error; KeyboardInterrupt and SystemExit are raised themselves. The ranks connect over TCP. device: (1,
+    0) is the host, (2, i) GPU i of this process; GPU data then goes from GPU to GPU. timeout: seconds."""
     failures = []
 
     def gather(_, data, size, seconds, gathered):
@@ -285,7 +289,7 @@ def callbacks_world(
         lib.world_callbacks(_options(device), rank, ranks, callbacks, seconds_of(timeout), ctypes.byref(handle))
     except Error as error:
         cause = failures[0] if failures else None
-        if cause is not None and not isinstance(cause, Exception):  # the caller's process is asked to end, as by Ctrl-C
+        if cause is not None and not isinstance(cause, Exception):  # e.g. Ctrl-C: the caller's process shall end
             raise cause from error
         raise error from cause
     return World(handle, device)
@@ -295,9 +299,12 @@ def store_world(
     address: str | None = None, rank: int | None = None, ranks: int | None = None, job: str | None = None,
     device: tuple[int, int] = (_abi.CPU, 0), timeout: float = 60.0,
 ) -> World:  # fmt: skip
-    """Ranks that are processes and come together at an address, "host:port", which rank 0 serves until they have. rank, ranks:
-    None is 0 of 1. job: a name that tells jobs at one address apart. Without an address RINGATTN_STORE names it, and torchrun,
-    Slurm or mpirun have set which rank this is: then rank, ranks and job are not given. Collective."""
+    """The world of ranks in several processes that meet at an address, "host:port", which rank 0 serves until all have
+    connected. Collective. rank, ranks: None: 0 of 1. job: name that distinguishes jobs at one address. Without an
+    address it is read from RINGATTN_STORE, and rank and number of ranks from the environment of torchrun, Slurm or
+    mpirun; rank, ranks and job must then be None. device as in callbacks_world(); timeout: seconds.
+
+    Example: world = ringattn.store_world("10.0.0.7:29555", rank, ranks)"""
     for name, given in (("rank", rank), ("ranks", ranks), ("job", job)):
         if address is None and given is not None:
             refuse(f"{name} is given without an address", "without one the environment says where ranks meet, and which this is",
@@ -311,7 +318,8 @@ def store_world(
 
 
 def mpi_world(communicator) -> World:
-    """The ranks of an mpi4py communicator, which is duplicated: collective. Needs a library that was built with MPI."""
+    """The world of an mpi4py communicator, which is duplicated. Collective. Requires a library that was built with
+    MPI."""
     from mpi4py import MPI  # noqa: PLC0415, needed here alone
 
     address = MPI._addressof(communicator)
