@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m ringattn verify --input qkv.safetensors --peer theirs.safetensors
 
-Another system's result of a file's attention, against fp64: what the program's `ringattn verify --peer` does, where the
-package alone is installed."""
+Compares another system's result for a file's attention with fp64, as the program's `ringattn verify --peer` does, if
+only the
+Python package is installed."""
 
 import difflib
 import errno
@@ -209,7 +210,7 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
     for name, array in stored.items():
         _check_rows(path, name, array, q, order)
     axes = _AXES[order or ("bthd" if q.ndim == 4 else "thd")]
-    rows = {name: array.transpose(axes) for name, array in stored.items()}  # tokens in front of heads
+    rows = {name: array.transpose(axes) for name, array in stored.items()}  # tokens before heads
     found: dict[str, Any] = {name: array.reshape(-1, *array.shape[-2:]) for name, array in rows.items()}
     batched = q.ndim == 4
     for name in _NAMES[3:]:
@@ -400,7 +401,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _program() -> int:
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever reads may stop, as with any program
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the reader of the output may close it
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.reconfigure(errors="backslashreplace")  # names of files are any bytes

@@ -131,7 +131,7 @@ class _Interrupts:
         self._poll = None
 
     def watch(self) -> None:
-        """Calls of the main thread, in which alone Python runs handlers."""
+        """For calls of the main thread, the only one in which Python runs signal handlers."""
         if self._poll is None and threading.current_thread() is threading.main_thread():
             self._idle.extend(self._asked() for _ in range(_MAX_POLLS))
             for asked in self._idle:
@@ -195,8 +195,8 @@ def _nccl() -> ctypes.CDLL | None:
 
 
 def _open(path: str) -> ctypes.CDLL:
-    """The library, with PyTorch's NCCL unless that is too old for it: a process has one library of that name, and torch can't
-    be imported behind an older one than its own."""
+    """Loads the library, with PyTorch's NCCL unless that is too old: a process has one library of that name, and torch
+    can't be imported after an older one than its own."""
     nccl = _nccl()
     try:
         return ctypes.CDLL(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that are no arrays: what is nothing of the kind is refused by name, whatever Python would have said of it."""
+"""Arguments other than arrays. Values of the wrong type are refused by name."""
 
 import ctypes
 import inspect
@@ -11,7 +11,7 @@ from ._errors import refuse, unsupported
 from ._tensors import type_name
 
 
-# Beyond it the library has no numbers of tokens, and ctypes would cut off some digits.
+# Larger values are no valid numbers of tokens, and ctypes would truncate them.
 _FARTHEST = 2**62
 
 
@@ -54,7 +54,7 @@ def check_whole(settings: dict) -> None:
 
 
 def as_int32(value, name: str) -> int:
-    """For arguments of the library's functions, of which ctypes would cut off digits."""
+    """An int32 argument of a library function. ctypes would truncate larger values."""
     number = as_int(value, name)
     if not -(2**31) <= number < 2**31:
         refuse(f"{name} is {number}", "the library counts them in 32 bits", "Check it.")
@@ -62,17 +62,17 @@ def as_int32(value, name: str) -> int:
 
 
 def as_text(value, name: str) -> bytes:
-    """As the library has it."""
+    """Text as bytes for the library."""
     if not isinstance(value, str):
         refuse(f"{name} is {shown(value)}", "it is a word", "Pass a string.")
     text = value.encode(errors="replace")
-    if b"\0" in text or text.decode() != value:  # the library would read what stands in front of a NUL
+    if b"\0" in text or text.decode() != value:  # the library would stop at a NUL
         refuse(f"{name} is {value[:60]!r}", "it has a NUL, or what no UTF-8 has", "Leave that out.")
     return text
 
 
 def check_settings(settings) -> None:
-    """Refuses what can't be compared with the settings of other calls, such as a list."""
+    """Refuses settings that can't be compared with those of other calls, such as a list."""
     for given in settings:
         try:
             hash(given)
@@ -91,7 +91,7 @@ def as_number(value, name: str) -> float:
 
 
 def as_ints(values, name: str = "a list of lengths") -> list[int]:
-    """A list of Python's integers from a list, an array or a tensor; of a GPU's tensor this waits for the device."""
+    """A list of ints from a list, an array or a tensor. For a GPU tensor this waits for the device."""
     try:
         return [_near(operator.index(value), name) for value in (values.tolist() if hasattr(values, "tolist") else values)]
     except TypeError:
@@ -100,14 +100,14 @@ def as_ints(values, name: str = "a list of lengths") -> list[int]:
 
 
 def is_true(name: str, value) -> bool:
-    """Words and tensors, which would all count as true, are refused."""
+    """Reads a bool. Text and tensors are refused, because Python would treat them as true."""
     if type(value).__name__ not in ("bool", "bool_"):  # Python's, and NumPy's
         refuse(f"{name} is {repr(value)[:60]}", "it is True or False", "Pass one of them.")
     return bool(value)
 
 
 def lengths_of(cu_seqlens, name: str = "cu_seqlens") -> tuple[int, ...]:
-    """Lengths of sequences from where they begin."""
+    """Lengths of sequences from cumulative lengths."""
     at = as_ints(cu_seqlens, name)
     if not at or at[0] != 0 or any(b < a for a, b in zip(at, at[1:])):
         refuse(f"{name} is {at[:8]}", "it begins with 0 and ascends, and its last number is all tokens", "Check it.")
@@ -115,14 +115,14 @@ def lengths_of(cu_seqlens, name: str = "cu_seqlens") -> tuple[int, ...]:
 
 
 def check_axes(name: str, array, axes: tuple[int, ...], form: str) -> None:
-    """None is left out."""
+    """Checks the number of axes. None is skipped."""
     if array is not None and array.ndim not in axes:
         refuse(f"{name} has {array.ndim} axes", f"it is {form}", "Reshape it.")
 
 
 def check_leading(like: str, wanted: tuple[int, ...], arrays: dict, last: int, advice: str) -> None:
-    """Compares the axes in front of the `last` ones, which become one axis of rows: others of as many rows would pair rows that
-    don't belong together. like: whose these axes are. None is left out."""
+    """Compares all axes except the `last` ones. They are merged to one axis of rows, so different axes with the same
+    product would pair unrelated rows. like: name of the array with the wanted axes. None is skipped."""
     for name, array in arrays.items():
         if array is not None and tuple(array.shape[: max(array.ndim - last, 0)]) != tuple(wanted):
             refuse(f"{name} is {type_name(array.dtype)} {list(array.shape)}",
@@ -130,7 +130,8 @@ def check_leading(like: str, wanted: tuple[int, ...], arrays: dict, last: int, a
 
 
 def as_fp32(value, name: str) -> float:
-    """A number that the library has in fp32. One that becomes 0 there, which is another setting, or infinite, is refused."""
+    """A value that the library holds as fp32. A value that would become 0, which is another setting, or infinite, is
+    refused."""
     number = as_number(value, name)
     nearest = ctypes.c_float(number).value
     if nearest == number or not math.isfinite(number) or (nearest != 0 and math.isfinite(nearest)):
@@ -144,14 +145,15 @@ def check_dropout(dropout_p) -> None:
 
 
 def scale_members(softmax_scale: float | None) -> dict:
-    """softmax_scale as the library's specs have it. None: their default; 0 is meant as it is: all keys count alike."""
+    """softmax_scale as members of the library's specs. None: the default; 0 is used as given: all keys count
+    equally."""
     if softmax_scale is None:
         return {"softmax_scale": 0.0, "scale_given": 0}
     return {"softmax_scale": as_fp32(softmax_scale, "softmax_scale"), "scale_given": 1}
 
 
 def seconds_of(timeout: float) -> float:
-    """As the library has it, for which 0 is the usual time."""
+    """Seconds for the library, in which 0 means the default."""
     seconds = as_number(timeout, "timeout")
     if seconds == 0:
         refuse("timeout is 0", "no peer could answer in that time", "Pass seconds, or leave it out for 60.")
@@ -159,7 +161,7 @@ def seconds_of(timeout: float) -> float:
 
 
 def refuse_unknown(op: str, given: dict) -> NoReturn:
-    """Arguments that the function of this name doesn't have."""
+    """Refuses keywords that the function doesn't have."""
     import ringattn  # noqa: PLC0415, which imports this
 
     from . import _spellings  # noqa: PLC0415, as above

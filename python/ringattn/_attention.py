@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact attention on one rank or over a ring of ranks.
 
-    out, lse = ringattn.attention(q, k, v)                                     # one causal sequence, this process alone
+    out, lse = ringattn.attention(q, k, v)                                     # one causal sequence, one rank
     out, lse = ringattn.attention(q, k, v, world=world, layout="zigzag")       # this rank's rows of it
     out, lse = ringattn.varlen(q, k, v, cu_seqlens)                            # a packed batch
 

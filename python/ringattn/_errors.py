@@ -73,7 +73,7 @@ BY_STATUS = {
 
 @functools.cache
 def _pattern(names: tuple[str, ...]) -> re.Pattern:
-    """Where they are arguments: in front of a verb or an index, or behind what is compared with them."""
+    """Matches names of arguments: before a verb or an index, or after a comparison."""
     words = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     verbs = "is|are|has|have|holds?|lies?|overlaps?|and|count|requires|to"
     return re.compile(rf"(?<![\w.])(?:({words})(?= (?:{verbs})\b|\[\d+\]|=)|(?<=overlaps )({words})\b)")
@@ -114,7 +114,7 @@ _WORDS = [
         (r"\b([A-Z]\w*)::(\w+\(\))", r"\1.\2"),
         (r"\b[A-Z]\w*::(\w+)", r"\1"),
         (r"\btimeout_seconds\b", "timeout"),
-        # A decode step: of what a caller passes, not of what is prepared for it.
+        # Decode step: names of the caller's arguments, not of prepared ones.
         (r"Check the lengths, or prepare for longer sequences\.",
          "Check lengths and max_keys; where the cache has pages, pass its block_table."),
         (r"Each sequence has a page of its own\.", "Without a block_table each sequence has a page of its own."),

@@ -67,7 +67,7 @@ def check_rows(**arrays) -> None:
 
 
 def unpacked(name: str, packed, axes: int):
-    """The tensors of kv or qkv, whose number is the name's, side by side in front of the axes of heads and dims."""
+    """The tensors packed in kv or qkv, on the axis before heads and dims."""
     check_rows(**{name: packed})
     if packed.ndim != axes or packed.shape[-3] != len(name):
         refuse(f"{name} is {list(packed.shape)}",
@@ -77,7 +77,7 @@ def unpacked(name: str, packed, axes: int):
 
 
 def check_stride(stride, kv_heads: int) -> None:
-    """heads_k_stride: that many K/V heads travel together in ring_flash_attn."""
+    """Checks heads_k_stride: the number of K/V heads that ring_flash_attn exchanges at a time."""
     stride = as_int(stride, "heads_k_stride")
     if stride < 1 or kv_heads % stride:
         refuse(f"heads_k_stride is {stride}", f"it divides the {kv_heads} heads of keys and values",

@@ -18,8 +18,8 @@ _NONE = object()  # no group, where None is the default one
 
 
 def _dealt():
-    """(layout, world), or None inside of ringattn.transformers.batch(), which knows them. Where nobody has said them it refuses:
-    a rank that took its shard for all there is would compute other numbers."""
+    """(layout, world), or None inside ringattn.transformers.batch(), which has them. Refuses if neither was stated,
+    because a rank that took its shard for the whole stream would compute other values."""
     from . import transformers  # noqa: PLC0415, needs torch
 
     dealt = getattr(_here, "batch", None)
@@ -43,9 +43,9 @@ def _mask(*arguments, **named):
 
 
 def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
-    """Models whose implementation is "flash_attention_2" compute by ringattn from here on, and so do those of "ringattn", as
-    transformers lets none have the first without the package flash_attn. heads_k_stride changes nothing, because keys travel
-    block by block; as in ring_flash_attn it divides the K/V heads of each layer."""
+    """Makes models with the implementation "flash_attention_2" use ringattn, and also "ringattn", because transformers
+    refuses the former without the package flash_attn. heads_k_stride has no effect, because keys are exchanged in
+    blocks; as in ring_flash_attn it must divide the K/V heads of each layer."""
     check_stride(heads_k_stride, 0)
     from . import transformers  # noqa: PLC0415, as above
 
@@ -55,8 +55,8 @@ def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
 
 
 def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:
-    """Says where the sequences begin of the packed stream of which this rank has the contiguous shard: for all models that this
-    thread calls until it is called again. process_group: that of substitute_hf_flash_attn()."""
+    """States the sequence boundaries of the packed stream, of which this rank has the contiguous shard, for all models
+    that this thread calls until the next update. process_group: that of substitute_hf_flash_attn()."""
     lengths = lengths_of(cu_seqlens)
     if getattr(_here, "group", _NONE) is not process_group:
         refuse("process_group is another one", "keys travel among the ranks of substitute_hf_flash_attn()",

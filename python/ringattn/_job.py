@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops' arguments mean: masks, worlds, layouts, and the structs that say them to the library."""
+"""Common arguments of the ops: masks, worlds, layouts, and their structs of the library."""
 
 import ctypes
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ from .worlds import World, own_calls, self_world
 
 Mask = str | tuple[int, int]
 
-# Forms of calls that a world remembers.
+# Number of call shapes that a world remembers.
 _MAX_CALLS = 256
 
 _MASKS = {"causal": (_abi.CAUSAL, 0, 0), "full": (_abi.FULL, 0, 0)}
 
 
 def read_mask(mask: Mask) -> tuple[int, int, int]:
-    """(kind, left, right) as the library has it."""
+    """(kind, left, right) of the library."""
     if isinstance(mask, str):
         if mask in _MASKS:
             return _MASKS[mask]
@@ -59,7 +59,7 @@ def _check_world(world) -> None:
 
 
 def world_of(array, world: World | None) -> World:
-    """The caller's world, or the one of this rank alone on the array's device."""
+    """The caller's world, or the world of only this rank on the array's device."""
     device = device_of(array)
     if world is None:
         return self_world(device)
@@ -72,8 +72,8 @@ def world_of(array, world: World | None) -> World:
 
 
 def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
-    """All arrays of an op are of one kind, that of the first one; optional ones may be None. written: names of arrays that the
-    call writes to, beside those that always are."""
+    """Checks that all arrays of an op are of one library and device, those of the first one. Optional ones may be None.
+    written: names of additional arrays that the call writes."""
     first, like = next(iter(needed.items()))
     for name, array in (*needed.items(), *optional.items()):
         if array is None and name in optional:
@@ -106,7 +106,7 @@ def check_dtypes(**arrays) -> None:
 
 
 def check_head_dim(q, v=None) -> None:
-    """Of attention and its decoding. Heads of other dims are padded by their caller."""
+    """Checks head_dim for attention and decode. Callers pad heads of other dims."""
     for name, array in (("q", q), ("v", v)):
         dim = 8 if array is None else array.shape[-1]
         if dim % 8:
@@ -116,12 +116,12 @@ def check_head_dim(q, v=None) -> None:
 
 
 def format_of(rows) -> str | None:
-    """How keys or values are stored; None: as they are."""
+    """Format of compressed keys or values; None: not compressed."""
     return rows.format if isinstance(rows, Compressed) else None
 
 
 def shown(q, k, v) -> dict:
-    """q, k and v by the names of the tensors' struct."""
+    """q, k and v by their names in the tensors struct."""
     rows = {"k": k, "v": v}
     named = {f"compressed_{name}" if isinstance(x, Compressed) else name: x for name, x in rows.items()}
     return {"q": q, "k": None, "v": None, "compressed_k": None, "compressed_v": None} | named
@@ -138,8 +138,8 @@ def c_spec(like, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, sof
 
 
 class Positions(NamedTuple):
-    """Where keys stand that don't follow each other: int32 [keys of all sequences, heads] as bytes, and the lengths of the
-    sequences with the tokens that were taken out."""
+    """Positions of keys after eviction: int32 [keys of all sequences, heads] as bytes, and the original lengths of the
+    sequences."""
 
     rows: bytes
     heads: int
@@ -147,7 +147,7 @@ class Positions(NamedTuple):
 
 
 def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_offsets: bool) -> Positions | None:
-    """Of k_rows keys over all ranks. k_lengths: an integer, or one for each sequence."""
+    """Positions of k_rows keys over all ranks. k_lengths: an int, or one for each sequence."""
     if k_positions is None:
         if k_lengths is not None:
             refuse("k_lengths is given", "it belongs to k_positions", "Pass both, as ringattn.evict() gives them.")
@@ -170,8 +170,8 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
 
 
 def c_batch(q_lengths, k_lengths, q_offsets, positions: Positions | None = None) -> _structs.batch:
-    """Sequences as the library has them: one number of sequences, and pointers to as many numbers each. So this is where lists
-    of other lengths are refused, for every op."""
+    """The batch struct: a number of sequences and arrays of that length. Lists of other lengths are refused here, for
+    every op."""
     sequences = len(q_lengths)
     if k_lengths is not None and len(k_lengths) != sequences:
         refuse(f"there are {sequences} sequences of queries and {len(k_lengths)} of keys", "each has both", "Check cu_seqlens.")
@@ -187,17 +187,17 @@ def c_batch(q_lengths, k_lengths, q_offsets, positions: Positions | None = None)
 
 
 def run_options(*, timeout_seconds: float, **members) -> _structs.options:
-    """Options of any op that has a timeout."""
+    """Options of an op that has a timeout."""
     return _structs.options(timeout_seconds=seconds_of(timeout_seconds), **members)
 
 
 def c_options(world: World, q_lengths, k_lengths, layout, key_layout, **members) -> _structs.options:
-    """Options of a ring; layouts where the world has several ranks."""
+    """Options of a ring op; with layouts if the world has several ranks."""
     options = run_options(**members)
     if world.size == 1 and layout is None:
         if key_layout is None:
             return options
-        layout = "contiguous"  # as all are on one rank; what the keys' is called is read
+        layout = "contiguous"  # with one rank all layouts are equal; the keys' name is still checked
     if layout is None:
         refuse(f"the layout of {world.size} ranks is not given", "it says which tokens this rank's rows are",
                'Pass layout="contiguous", "zigzag", "striped" or "packed", or a ringattn.Layout.')  # fmt: skip
@@ -214,7 +214,7 @@ def longs(values: Sequence[int] | None):
 
 
 def show(tensors, views: dict, arrays: dict) -> None:
-    """Has an op's struct name views of the arrays, which are kept in `views` by their names; None are absent."""
+    """Sets the members of an op's struct to views of the arrays. `views` keeps them by name; None: absent."""
     for name, array in arrays.items():
         view = views.get(name)
         if array is None:
@@ -229,7 +229,7 @@ def show(tensors, views: dict, arrays: dict) -> None:
 
 
 class Prepared(worlds.Prepared):
-    """`op` prepared for a job."""
+    """A prepared job of the op `op`."""
 
     op = ""
 
@@ -237,7 +237,7 @@ class Prepared(worlds.Prepared):
         super().__init__(world, getattr(lib, f"{self.op}_destroy"))
         self._run = getattr(lib, f"{self.op}_run")
         self._enqueue = getattr(lib, f"{self.op}_enqueue")
-        # What the library is shown of each call's arrays. Every call names the same ones.
+        # Views of each call's arrays. Every call has the same names.
         self._tensors = getattr(_structs, f"{self.op}_tensors")()
         self._views: dict[str, View | CompressedView] = {}
         handle = _abi.Handle()
@@ -248,11 +248,11 @@ class Prepared(worlds.Prepared):
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel that computes."""
+        """Name of the kernel."""
         return self.facts.kernel.decode()
 
     def _do(self, like, arrays: dict, workspace_bytes: int = 0, **members) -> None:
-        """Computes: on a GPU on the caller's current stream, else at once. arrays: of the op's tensors; None are absent."""
+        """Runs: on a GPU enqueued on the caller's current stream, else synchronously. arrays: by name; None: absent."""
         on_host = device_of(like)[0] == _abi.CPU
         if workspace_bytes and not on_host:
             arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
@@ -271,21 +271,21 @@ class Prepared(worlds.Prepared):
         self.turn.run(call)
 
     def wait(self) -> None:
-        """Returns when everything that was put on streams is done, and raises what of it failed."""
+        """Waits for all work on streams, and raises its first failure."""
         self.turn.run(self.settle)
 
     def settle(self) -> None:
-        """wait() in a turn that is the caller's."""
+        """wait() for a caller that has exclusive use of the world."""
         getattr(lib, f"{self.op}_wait")(self.handle)
 
 
 class Call:
-    """A call of an op with arrays of certain forms. One that has been checked and prepared is done again for other arrays of
-    these forms by telling the library where they lie."""
+    """A checked and prepared call of an op for arrays of given shapes. It is repeated for other arrays of these shapes
+    by changing only their addresses."""
 
     def __init__(self, prepared: Prepared, arrays: dict, given: dict, out, lse, workspace_bytes: int, members: dict):
-        """arrays: what the library is shown; given: the caller's, by the same names. out, lse: what the caller gets; lse may be
-        None, and out is a scan's y."""
+        """arrays: those passed to the library; given: the caller's, by the same names. out, lse: results for the
+        caller; lse may be None, and out is y for SSM ops."""
         self.prepared = prepared
         self._tensors = getattr(_structs, f"{prepared.op}_tensors")()
         self._views: dict[str, View] = {}
@@ -307,8 +307,9 @@ class Call:
             self._tensors.workspace = view.address
 
     def __call__(self, arrays: tuple, out):
-        """(out, lse): arrays are the caller's in the order of `given`, then out or None. None where the prepared object is
-        closed. The structs are shared by all calls of this form, so nothing of them is touched before the turn is taken."""
+        """(out, lse). arrays: the caller's in the order of `given`, then out or None. Returns None if the prepared
+        object is closed. All calls of this shape share the structs, so they are only changed with exclusive use of the
+        world."""
         prepared = self.prepared
         turn = prepared.turn
         held = turn.take()
@@ -331,7 +332,7 @@ class Call:
                 prepared._run(prepared._handle, tensors)
                 return out, lse
             if self._new_workspace is not None:
-                workspace = self._new_workspace()  # until the call is enqueued; the stream's allocator keeps it in order
+                workspace = self._new_workspace()  # until the call is enqueued; the allocator orders its reuse
                 self._workspace.data = workspace.data_ptr()
             tensors.stream = stream_of(out)
             prepared._enqueue(prepared._handle, tensors)
@@ -342,8 +343,8 @@ class Call:
 
 
 def known_call(world: World | None, settings: tuple, given: dict, out):
-    """(key, results): of a call with such settings and arrays of such forms, where there has been one: given are the op's
-    arrays by name, first q. Otherwise the results are None, and the key is that for keep_call(), or None."""
+    """(key, results) of an earlier call with these settings and array shapes. given: the op's arrays by name, q first.
+    Without one, results is None and key is for keep_call(), or None."""
     arrays = (*given.values(), out)
     forms = forms_of(arrays)
     if forms is None:
@@ -356,19 +357,19 @@ def known_call(world: World | None, settings: tuple, given: dict, out):
         calls = world.calls
     try:
         call = calls.get(key)
-    except TypeError:  # of what can't be a key, whose name is said where it is read
+    except TypeError:  # unhashable settings, which are refused when they are read
         return None, None
     if call is None:
         return key, None
     results = call(arrays, out)
-    if results is None:  # closed, as others were used since
+    if results is None:  # closed, because others were used since
         calls.pop(key, None)
     return key, results
 
 
 def keep_call(world: World | None, key, prepared: Prepared, arrays: dict, given: dict, out, lse, workspace_bytes: int = 0,
               **members) -> None:  # fmt: skip
-    """Keeps what known_call() finds, unless the library was shown copies. out, lse: as the caller gets them."""
+    """Keeps a call for known_call(), unless the library got copies. out, lse: the caller's results."""
     if key is None or any(x is not None and address_of(arrays[name]) != address_of(x) for name, x in given.items()):
         return
     calls = own_calls() if world is None else world.calls

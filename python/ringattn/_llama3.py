@@ -13,7 +13,7 @@ from ._flash_attn_tools import causal_of, check, check_rows, check_stride, mask_
 from .layouts import packed
 from .torch_worlds import world_of
 
-# Of tensors on GPUs, whose numbers cost a wait for the device: (version, numbers).
+# (version, values) of GPU tensors, because reading them waits for the device.
 _read = WeakIdKeyDictionary()
 
 
@@ -101,10 +101,9 @@ def _check_prepared(causal, rank, world_size, k_begin, k_end, given_causal, give
 def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
                                   dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                                   deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    """heads_k_stride changes nothing, because keys travel block by block; as in ring_flash_attn it divides the K/V
-    heads. max_seqlen_q and max_seqlen_k are not looked at: the sequences say their lengths, so that numbers which are
-    too small, with which flash_attn leaves rows out, change nothing either. The other arguments that were prepared must
-    be those of one call of llama3_flash_attn_prepare_cu_seqlens()."""
+    """heads_k_stride has no effect, because keys are exchanged in blocks; as in ring_flash_attn it must divide the K/V
+    heads. max_seqlen_q and max_seqlen_k are ignored, because cu_seqlens has the lengths. The other prepared arguments
+    must be those of one call of llama3_flash_attn_prepare_cu_seqlens()."""
     check(dropout_p, alibi_slopes)
     check_rows(q=q, k=k, v=v)
     check_axes("k", k, (3,), "[tokens, heads, head_dim]")

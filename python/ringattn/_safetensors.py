@@ -104,7 +104,7 @@ def _scan(text: bytes, depth: int, most: int, refuse: _Refuse) -> None:
 
 
 def _parse(text: bytes, depth: int, most: int, refuse: _Refuse) -> dict:
-    """An object of JSON in UTF-8, whose whole numbers are those of the format: digits alone. All else is a float."""
+    """A JSON object in UTF-8. Integers consist only of digits, as in the format. All other numbers are floats."""
     _scan(text, depth, most, refuse)
 
     def once(pairs: list) -> dict:
@@ -114,7 +114,7 @@ def _parse(text: bytes, depth: int, most: int, refuse: _Refuse) -> dict:
                 refuse(f"it names {quoted(name)} twice")
             for word in (name, value):
                 if isinstance(word, str):
-                    word.encode()  # raises where \ud800 stands alone
+                    word.encode()  # raises for a lone \ud800
             said[name] = value
         return said
 

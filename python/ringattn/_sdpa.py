@@ -14,7 +14,7 @@ _NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}
 
 @shim
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """PyTorch's function of this name, and returns out alone.
+    """PyTorch's function of this name. Returns only out.
 
     query: [(batch,) heads, tokens, head_dim]; key, value: [(batch,) heads, keys, …], with enable_gqa fewer heads. is_causal is
     aligned to the first key, as PyTorch has it: query i sees the keys 0 … i, also where keys are more than queries, as they are

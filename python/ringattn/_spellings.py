@@ -20,7 +20,7 @@ _JOBS = {"varlen": "attention", "decode_partition": "decode", "mla_decode_partit
 # Names of other libraries that mean what a keyword here does.
 _SCALES = ("scale", "sm_scale", "scaling")
 _CAPS = ("logits_soft_cap", "logit_softcapping")
-# SDPA's alone: with one of them tensors most likely have SDPA's axes, which have the same shapes.
+# Keywords that only SDPA has: the tensors most likely have SDPA's axis order, whose shapes look the same.
 _SDPA = ("is_causal", "enable_gqa", "attn_mask")
 # Whose call it is, by names that only functions with a full mask by default have.
 _FULL_BY_DEFAULT = {

@@ -171,7 +171,7 @@ def flat_rows(array):
 
 
 def as_rows(array, axes: int = 2):
-    """The last axes as they are, and all in front of them as one, of which there may be none."""
+    """Merges all axes before the last `axes` ones to one axis; there may be none."""
     return array.reshape(math.prod(array.shape[:-axes]), *array.shape[-axes:])
 
 
@@ -199,8 +199,8 @@ def address_of(array) -> int:
 
 
 def forms_of(arrays) -> tuple | None:
-    """What tells whether arrays of another call are like these, but for where they lie: hashable. None for anything but plain
-    arrays, and tensors and parameters whose gradients nobody wants."""
+    """A hashable key that is equal for arrays that differ only in address. None for anything but plain arrays, and
+    tensors and parameters without required gradients."""
     torch = sys.modules.get("torch")
     kinds = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     forms = []
@@ -222,7 +222,7 @@ def forms_of(arrays) -> tuple | None:
 
 
 class View:
-    """A DLTensor that is used again for arrays of one form: for each array but the first its address alone is written."""
+    """A DLTensor that is reused for arrays of one shape: after the first array only the address is written."""
 
     __slots__ = ("address", "struct", "_form", "_lengths")
 

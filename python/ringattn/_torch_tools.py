@@ -13,14 +13,14 @@ from ._tensors import check_array, type_name
 
 LIBRARY = library.Library("ringattn", "DEF")
 
-# Of each operator, where its schema has tensors or lists of them: the place among its arguments, and the name.
+# (index, name) of the tensor arguments of each operator, single or in lists.
 _tensors: dict[str, tuple[tuple[int, str], ...]] = {}
 
 
 def operator(name: str, mutates: tuple[str, ...] = ()):
-    """Makes the function an operator of the CPU and of GPUs. Where autograd would have recorded it, it refuses tensors
-    whose gradients are wanted: whoever traces a graph can't lose them without a word. This kernel of Python takes a few
-    microseconds of a call, and none under torch.inference_mode(); library.custom_op() would put more of them around."""
+    """Registers the function as an operator for CPU and GPUs. Tensors that require gradients are refused where autograd
+    would record the operator, so a traced graph can't lose them silently. This Python kernel takes a few microseconds
+    per call, and none under torch.inference_mode(); library.custom_op() would add more."""
 
     def register(function):
         schema = name + library.infer_schema(function, mutates_args=mutates)

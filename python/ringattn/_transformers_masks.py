@@ -27,7 +27,7 @@ class Mask:
     made_for: how many queries and keys.
     packed: [batch, tokens], the number of a token's sequence in its row, where the model's positions tell sequences
     apart; while torch.compile traces it is there for each batch without a cache.
-    padding: a padding mask whose numbers nobody has seen yet, because torch.compile traces."""
+    padding: a padding mask whose values are unknown, because torch.compile traces."""
 
     def __init__(self, causal: bool, window: int | None, made_for, packed=None, padding=None):
         self.causal, self.window, self.made_for, self.packed, self.padding = causal, window, made_for, packed, padding

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""flash_attn 2's functions, by their names, arguments, defaults and results, over ringattn:
+"""flash_attn 2's functions over ringattn, with the same names, arguments, defaults and results:
 
     from ringattn.flash_attn import flash_attn_func, flash_attn_with_kvcache      # instead of: from flash_attn import …
 
-causal is False where nothing is said, and they return out alone. With return_attn_probs they return (out, lse, None), with
-return_softmax_lse (out, lse): lse is [batch, heads, tokens], of packed sequences [heads, tokens], while ringattn's own functions
-have the tokens first. A row that sees no key has zeros, and an lse of -inf.
+As in flash_attn, causal is False by default, and the functions return only out. With return_attn_probs they return
+(out, lse, None), with return_softmax_lse (out, lse). lse is [batch, heads, tokens], for packed sequences [heads,
+tokens], while ringattn's own functions have tokens first. A row that sees no key has zeros in out and -inf in lse.
 
-Differences: dropout, ALiBi, rotary embedding, cache_batch_idx and cache_leftpad are refused, as are gradients. `deterministic`
-and `num_splits` change nothing: every call is deterministic, and keys are split at fixed places. All else means what it does
-in flash_attn. Ranks are in ringattn.ring_flash_attn."""
+Differences: dropout, ALiBi, rotary embedding, cache_batch_idx, cache_leftpad and gradients are refused. `deterministic`
+and `num_splits` have no effect: every call is deterministic, and KV splits are fixed. For several ranks use
+ringattn.ring_flash_attn."""
 
 import torch
 
@@ -19,14 +19,15 @@ from ._errors import called_by, refuse, unsupported
 from ._flash_attn_tools import check, check_rows, mask_of, result, shim, unpacked
 
 
-# What decode() calls its arguments.
+# Names of the arguments of decode().
 _NAMES = {"lengths": "cache_seqlens", "lengths_before": "cache_seqlens", "k_new": "k", "v_new": "v"}
 
 
 @shim
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                     alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
-    """q: [batch, tokens, heads, head_dim]; k, v: [batch, keys, kv_heads, head_dim]."""
+    """q: [batch, tokens, heads, head_dim]; k, v: [batch, keys, kv_heads, head_dim]. Returns out, [batch, tokens, heads,
+    head_dim]."""
     check(dropout_p, alibi_slopes)
     check_rows(q=q, k=k, v=v)
     check_axes("q", q, (4,), "[batch, tokens, heads, head_dim]")
@@ -54,14 +55,14 @@ def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=Fal
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
                            causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
                            return_attn_probs=False, block_table=None):  # fmt: skip
-    """q: [tokens, heads, head_dim]; k, v: [keys, kv_heads, head_dim]; cu_seqlens_q, cu_seqlens_k: [sequences + 1]. A max_seqlen
-    that is smaller than a sequence, with which flash_attn leaves rows out, is refused."""
+    """q: [tokens, heads, head_dim]; k, v: [keys, kv_heads, head_dim]; cu_seqlens_q, cu_seqlens_k: [sequences + 1]. A
+    max_seqlen that is shorter than a sequence is refused; flash_attn would omit rows."""
     check(dropout_p, alibi_slopes)
     if block_table is not None:
         unsupported("block_table of flash_attn_varlen_func is given", "packed keys have no pages",
                     "Pass them without pages, or decode up to 16 rows a sequence by flash_attn_with_kvcache().")  # fmt: skip
     check_rows(q=q, k=k, v=v)
-    if not torch.compiler.is_compiling():  # a graph can hold a tensor of lengths, but not its numbers
+    if not torch.compiler.is_compiling():  # a graph can hold a tensor of lengths, but not its values
         cu_seqlens_q = _checked_begins("q", cu_seqlens_q, max_seqlen_q)
         cu_seqlens_k = _checked_begins("k", cu_seqlens_k, max_seqlen_k)
     out, lse = _attention.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, mask=mask_of(causal, window_size),
@@ -102,10 +103,10 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
                             cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
                             window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
                             return_softmax_lse=False):  # fmt: skip
-    """One decode step. q: [batch, rows, heads, head_dim], up to 16 rows. k_cache, v_cache: [batch, keys, kv_heads, head_dim], or
-    [pages, page_size, kv_heads, head_dim] with block_table. k, v: [batch, rows, kv_heads, head_dim], as many rows as q has, are
-    written into the cache behind cache_seqlens, which are not changed; without them cache_seqlens count all keys. cache_seqlens:
-    a number, int32 [batch], or None: all that the cache holds."""
+    """One decode step. q: [batch, rows, heads, head_dim], up to 16 rows. k_cache, v_cache: [batch, keys, kv_heads,
+    head_dim], or [pages, page_size, kv_heads, head_dim] with block_table. k, v: [batch, rows, kv_heads, head_dim], the
+    same rows as q: appended to the cache after cache_seqlens, which are not changed. Without k and v cache_seqlens
+    include all keys. cache_seqlens: an int, int32 [batch], or None: the whole cache."""
     check(0.0, alibi_slopes)
     for name, given, why, suggestion in (
         ("rotary_cos", rotary_cos, "no rotary embedding is applied", "Pass q and k with their rotary embedding."),

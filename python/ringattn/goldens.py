@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Goldens: the bits of arrays, kept in a small JSON file, so that a project's tests notice the first change of them.
+"""Goldens: digests of arrays in a small JSON file, so that a project's tests notice the first change of bits.
 
     goldens = ringattn.goldens.Goldens("goldens/prefill.json", record=False)
     goldens.check("layer 0", out=out, lse=lse)
 
-Bits are those of one build of the library and one kind of device: a file has a section for each, and where there is
-none, one is told to record. Tests get them by the pytest fixture ringattn_goldens (ringattn/pytest_plugin.py)."""
+Bits depend on the build of the library and the type of device, so a file has a section for each. If there is none, the
+error
+says how to record it. Tests get a Goldens from the pytest fixture ringattn_goldens (ringattn/pytest_plugin.py)."""
 
 import base64
 import functools
@@ -31,9 +32,8 @@ from .worlds import self_world
 
 @functools.cache
 def this_machine(device: tuple[int, int] = (_abi.CPU, 0)) -> str:
-    """What bits are a function of, beside the job, as golden files of `ringattn verify` have it: version and build,
-    kernel, and the instruction set or the GPU's model and architecture. Which kernels there are the one of bf16
-    attention says."""
+    """What bits depend on besides the job, as in golden files of `ringattn verify`: version and build, kernel, and
+    instruction set or GPU model and architecture. The kernel is that of bf16 attention."""
     smallest = Attention(self_world(device), c_spec("bfloat16", 1, 1, 128, 128, (0, 0, 0), None, 0.0, False), [1])
     kind = "CPU" if device[0] == _abi.CPU else "GPU"
     build = build_id()[:16] or "without an id"
@@ -41,7 +41,7 @@ def this_machine(device: tuple[int, int] = (_abi.CPU, 0)) -> str:
 
 
 def dl_device_of(device) -> tuple[int, int]:
-    """"cpu", "cuda" and "cuda:1" as DLPack counts devices; a pair of such numbers is one already."""
+    """"cpu", "cuda" or "cuda:1" as a DLPack pair; a pair is returned as it is."""
     if isinstance(device, tuple):
         return device
     kind, _, number = str(device).partition(":")
@@ -65,9 +65,9 @@ def _entry(array) -> dict:
 
 
 class Goldens:
-    """A file of goldens. With record=True what is checked is written into this machine's section instead. device: whose
-    bits they are, such as "cuda:0" for copies in host memory of what a GPU has computed; None: of each array's own.
-    missing: what to do where nothing was recorded, "fail", or "record" it with a warning."""
+    """A golden file. record=True writes the checked arrays into this machine's section instead of comparing them.
+    device: the device that computed the arrays, e.g. "cuda:0" for host copies of GPU results; None: each array's own.
+    missing: for goldens that are not recorded, "fail", or "record" with a warning."""
 
     def __init__(self, path, record: bool = False, device=None, missing: str = "fail"):
         self.path = pathlib.Path(path)
@@ -87,8 +87,8 @@ class Goldens:
             raise FileError(f"{self.path} is no file of goldens", str(error), "Record it anew.") from error
 
     def check(self, name: str, **arrays) -> None:
-        """Compares arrays, NumPy's or PyTorch's of any device, with what was recorded under these names. Raises
-        WrongResult that names the first row that differs."""
+        """Compares arrays (NumPy, or PyTorch on any device) with those recorded under these names. Raises WrongResult
+        for the first row that differs."""
         known = self._read()
         new: dict = {}
         for array_name, array in arrays.items():
@@ -110,11 +110,11 @@ class Goldens:
     def _machine_of(self, name: str, array) -> str:
         if not isinstance(array, np.ndarray) and not is_torch(array):
             refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor", "Convert it.")
-        own = device_of(array)  # refuses what lies where ringattn doesn't compute
+        own = device_of(array)  # refuses devices that ringattn doesn't support
         return this_machine(own if self.device is None else self.device)
 
     def _missing(self, known: dict, new: dict) -> Error:
-        """An error of what is not there: the first machine's section, or the first golden."""
+        """The error for a missing section of this machine, or for the first missing golden."""
         record = "Record here, too: pytest --ringattn-record."
         machine, entries = next(iter(new.items()))
         if machine not in known:
@@ -124,7 +124,7 @@ class Goldens:
         return WrongResult(f"{self.path} knows no {next(iter(entries))!r}", f"it was not recorded by {machine}", record)
 
     def lacks(self, error: Error) -> None:
-        """What happens where goldens are not there."""
+        """Fails or warns, as `missing` says."""
         if self.missing == "fail":
             raise error
         warnings.warn(f"{error.problem} ({error.why}). They were recorded now.", stacklevel=3)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who has which tokens. No bit of a result depends on it.
+"""Layouts: which rank holds which tokens. No bit of a result depends on the layout.
 
 layout = ringattn.zigzag([4096, 1000], world=4)
 q_mine = ringattn.shard(q, layout, rank)          # rows of the packed q, [tokens, …], or of [batch, tokens, …]
@@ -21,11 +21,11 @@ from ._tensors import is_torch
 
 
 class Layout:
-    """Tokens [begin, end) of sequences, run by run, for each rank: its rows are those tokens in that order."""
+    """Runs of tokens [begin, end) of sequences for each rank. A rank's rows are these tokens in this order."""
 
     def __init__(self, lengths: Sequence[int], runs: Sequence[Sequence[tuple[int, int, int]]]):
-        """lengths: of the sequences. runs[rank]: (sequence, begin, end), ascending; of all ranks together every token
-        once."""
+        """lengths: tokens of each sequence. runs[rank]: (sequence, begin, end), ascending. Over all ranks the runs
+        cover each token once. Raises UsageError otherwise."""
         self.lengths = tuple(as_ints(lengths))
         self.runs = tuple(tuple((int(s), int(b), int(e)) for s, b, e in of_rank if e > b) for of_rank in runs)
         self._key = (self.lengths, self.runs)
@@ -68,12 +68,13 @@ class Layout:
         return sum(e - b for _, b, e in self.runs[rank])
 
     def begins(self, rank: int) -> list[int]:
-        """The sequences whose first token the rank has: of a scan those whose initial states it passes. An empty sequence
-        begins and ends on the rank of the token before it on the packed axis, else of the token after it, else on rank 0."""
+        """The sequences whose first token the rank has. With ssd() the rank passes their initial states. An empty
+        sequence begins and ends on the rank of the token before it on the packed axis, else of the token after it, else
+        on rank 0."""
         return sorted([s for s, b, _ in self.runs[rank] if b == 0] + self._empty_sequences(rank))
 
     def ends(self, rank: int) -> list[int]:
-        """The sequences whose last token the rank has: of a scan those whose final states it gets."""
+        """The sequences whose last token the rank has. With ssd() the rank gets their final states."""
         return sorted([s for s, _, e in self.runs[rank] if e == self.lengths[s]] + self._empty_sequences(rank))
 
     def _empty_sequences(self, rank: int) -> list[int]:
@@ -90,7 +91,7 @@ class Layout:
         return [s for s, owner in self._empty.items() if owner == rank]
 
     def token_indices(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of each row of a rank: its token on the packed axis, and its token in its sequence."""
+        """(packed token, token in its sequence) of each row of a rank: two int64 arrays [tokens of the rank]."""
         known = self._token_indices.get(rank)
         if known is None:
             begins = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
@@ -102,21 +103,21 @@ class Layout:
         return known
 
     def c_runs(self):
-        """All runs as the library takes them, rank by rank."""
+        """All runs as structs of the library, in order of rank."""
         flat = [_structs.Run(rank, *run) for rank, of_rank in enumerate(self.runs) for run in of_rank]
         return len(flat), ctypes.cast((_structs.Run * max(len(flat), 1))(*flat), ctypes.POINTER(_structs.Run))
 
 
 def _text_of(lengths, runs) -> str:
-    """The lengths, and of each rank its runs as sequence:begin:end: what graphs hold in place of the object, because it means
-    the same in any process."""
+    """Lengths and runs as text, sequence:begin:end for each rank. Graphs hold this text, because it has the same
+    meaning in any process."""
     parts = [" ".join(map(str, lengths)), *(" ".join(f"{s}:{b}:{e}" for s, b, e in of_rank) for of_rank in runs)]
     return "lengths " + " | ".join(parts)
 
 
 @functools.lru_cache(256)
 def of_text(text: str) -> Layout:
-    """The Layout of that text."""
+    """The Layout of a text of _text_of()."""
     lengths, *runs = text.removeprefix("lengths").split("|")
     of_ranks = [[tuple(map(int, run.split(":"))) for run in of_rank.split()] for of_rank in runs]
     return Layout(list(map(int, lengths.split())), of_ranks)
@@ -141,14 +142,14 @@ def _deal(lengths, world: int, cuts) -> Layout:
 
 
 def _parts(length: int, count: int) -> list[int]:
-    """Where `count` parts of nearly equal length begin, and the end: the first ones have one token more, as those of
+    """Boundaries of `count` nearly equal parts, [count + 1]. The first parts have one token more, as in
     numpy.array_split()."""
     small, more = divmod(length, count)
     return [part * small + min(part, more) for part in range(count + 1)]
 
 
 def contiguous(lengths: Sequence[int], world: int) -> Layout:
-    """Of each sequence, rank r has the r-th of `world` nearly equal parts: ring_flash_attn's ring."""
+    """Rank r has the r-th of `world` nearly equal parts of each sequence, as in ring_flash_attn's ring functions."""
 
     def cuts(length):
         at = _parts(length, world)
@@ -158,8 +159,8 @@ def contiguous(lengths: Sequence[int], world: int) -> Layout:
 
 
 def zigzag(lengths: Sequence[int], world: int) -> Layout:
-    """Of each sequence, rank r has the parts r and 2 · world − 1 − r of 2 · world nearly equal ones: ring_flash_attn's
-    zigzag, and Megatron's and TransformerEngine's."""
+    """Rank r has the parts r and 2 · world − 1 − r of 2 · world nearly equal parts of each sequence, as in
+    ring_flash_attn's zigzag functions, Megatron and TransformerEngine."""
 
     def cuts(length):
         at = _parts(length, 2 * world)
@@ -169,8 +170,9 @@ def zigzag(lengths: Sequence[int], world: int) -> Layout:
 
 
 def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
-    """Stripes of `stripe` tokens, dealt like a snake (0 1 … P−1 P−1 … 1 0), from sequence to sequence: what is fastest
-    under a causal mask, as all ranks have equal work in every block. Longer stripes suit longer sequences."""
+    """Stripes of `stripe` tokens, dealt to the ranks in snake order (0 1 … P−1 P−1 … 1 0), continued from sequence to
+    sequence. The fastest layout for causal masks, because all ranks have equal work in every block. Use longer stripes
+    for longer sequences."""
     if as_int(stripe, "stripe") < 1:
         refuse(f"a stripe of {stripe} tokens is not possible", "it has at least 1", "Choose 256, or a multiple of it.")
     dealt = 0
@@ -188,8 +190,8 @@ def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
 
 
 def packed(lengths: Sequence[int], world: int) -> Layout:
-    """Rank r has the r-th of `world` nearly equal parts of the packed axis, whatever sequences lie in it: llama3's
-    context parallelism, and what Hugging Face's adapters shard."""
+    """Rank r has the r-th of `world` nearly equal parts of the packed axis, across sequences, as in llama3's context
+    parallelism and Hugging Face's adapters."""
     _check_world(world)
     at = _parts(sum(as_ints(lengths)), world)
     runs: list[list] = [[] for _ in range(world)]
@@ -203,13 +205,13 @@ def packed(lengths: Sequence[int], world: int) -> Layout:
     return Layout(lengths, runs)
 
 
-# Tokens of a super-segment, which a scan doesn't cut.
+# Tokens of a super-segment, which an SSM layout must not cut.
 SUPER_SEGMENT = 65536
 
 
 def super_segments(lengths: Sequence[int], world: int) -> Layout:
-    """What ranks of a scan have: neighbouring super-segments of 65,536 tokens of the sequences, whole ones, dealt by
-    tokens. Where there are fewer than ranks, some have none."""
+    """The default layout of ssd(): adjacent whole super-segments of 65,536 tokens, with balanced tokens. With fewer
+    super-segments than ranks some ranks have none."""
     _check_world(world)
     pieces = [
         (sequence, begin, min(begin + SUPER_SEGMENT, length))
@@ -220,7 +222,7 @@ def super_segments(lengths: Sequence[int], world: int) -> Layout:
     runs: list[list] = [[] for _ in range(world)]
     before = 0
     for sequence, begin, end in pieces:
-        # By the piece's middle: each rank has the pieces that lie for the most part in its share of the tokens.
+        # Each rank gets the pieces whose middle lies in its share of the tokens.
         rank = min((2 * before + end - begin) * world // max(2 * total, 1), world - 1)
         before += end - begin
         of_rank = runs[rank]
@@ -244,7 +246,7 @@ def check_name(layout) -> None:
 
 
 def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
-    """A Layout stays what it is; a name is dealt."""
+    """Returns a Layout as it is, or makes the layout of that name."""
     if isinstance(layout, Layout):
         if layout.lengths != tuple(lengths) or layout.world != world:
             refuse(f"the layout is one of lengths {list(layout.lengths)[:8]} over {layout.world} ranks",
@@ -255,12 +257,13 @@ def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
 
 
 def positions(layout: Layout, rank: int) -> np.ndarray:
-    """int64 [tokens of the rank]: of each row its token in its sequence, which is the position that RoPE needs."""
+    """int64 [tokens of the rank]: token index of each row in its sequence, its RoPE position."""
     return layout.token_indices(rank)[1]
 
 
 def _rows(array, layout: Layout) -> int:
-    """1 where the array is packed, [tokens, …]; 2 where it is [batch, tokens, …] of equally long sequences."""
+    """Number of token axes: 1 for packed arrays [tokens, …], 2 for [batch, tokens, …] with sequences of equal
+    length."""
     total = sum(layout.lengths)
     if array.shape[0] == total:
         return 1
@@ -275,9 +278,9 @@ def _rows(array, layout: Layout) -> int:
 
 
 def shard(array, layout: Layout, rank: int):
-    """The rank's rows of a whole array, [tokens, …] or [batch, tokens, …], in memory of their own. Of the second form
-    the rows are [batch, tokens of the rank, …] where the rank has as many of each sequence, else [rows, …]. Of a Compressed
-    the rows of its streams; tables are every rank's."""
+    """A copy of the rank's rows of a whole array, [tokens, …] or [batch, tokens, …]. For the second form the result is
+    [batch, tokens of the rank, …] if the rank has the same number of tokens of each sequence, else [rows, …]. For a
+    Compressed, the rank's rows of its streams, with all tables."""
     if isinstance(array, Compressed):
         streams = {name: shard(stream, layout, rank) for name, stream in array.streams.items()}
         shape = *next(iter(streams.values())).shape[:-2], *array.shape[-2:]
@@ -304,7 +307,7 @@ def _equal_counts(layout: Layout, rank: int) -> bool:
 
 
 def unshard(shards: Sequence, layout: Layout):
-    """The whole packed array [tokens, …] of the ranks' rows, of which shards[r] are rank r's, as shard() gives them."""
+    """The whole packed array [tokens, …]. shards[r] are the rows of rank r, as shard() returns them."""
     if len(shards) != layout.world:
         refuse(f"there are {len(shards)} shards", f"the layout has {layout.world} ranks", "Pass one of each rank.")
     flat = []

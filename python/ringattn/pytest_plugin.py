@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pytest: the fixture ringattn_goldens, a Goldens of the file goldens/<module>.json beside the test; --ringattn-record writes it.
+"""pytest plugin: the fixture ringattn_goldens is a Goldens of goldens/<module>.json next to the test. --ringattn-record
+writes it.
 
 def test_prefill(ringattn_goldens):
     out, lse = ringattn.attention(q, k, v)
@@ -35,7 +36,7 @@ def pytest_addoption(parser):
 
 @pytest.fixture
 def ringattn_goldens(request):
-    """A parameter of this fixture, by parametrize(…, indirect=True), is the device of one test."""
+    """parametrize(…, indirect=True) passes the device of one test."""
     from .goldens import Goldens
 
     class Skipping(Goldens):

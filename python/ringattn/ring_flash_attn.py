@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ring_flash_attn's functions, by their names, arguments and results, over ringattn:
+"""ring_flash_attn's functions over ringattn, with the same names, arguments and results:
 
     from ringattn.ring_flash_attn import zigzag_ring_flash_attn_func      # instead of: from ring_flash_attn import …
 
-q, k, v: this rank's rows, [batch, tokens, heads, head_dim], or [tokens, heads, head_dim] of packed sequences. The `ring`
-functions take contiguous shards of each sequence, `zigzag` the chunks r and 2 · world − 1 − r of 2 · world, `llama3` contiguous
-shards of the packed stream. They return out, or with return_attn_probs (out, lse, None), where lse is [batch, heads, tokens],
-or [heads, tokens] of packed sequences.
+q, k, v: this rank's rows, [batch, tokens, heads, head_dim], or [tokens, heads, head_dim] for packed sequences. The
+`ring` functions take contiguous shards of each sequence, `zigzag` the chunks r and 2 · world − 1 − r of 2 · world,
+`llama3` contiguous shards of the packed stream. They return out, or with return_attn_probs (out, lse, None); lse is
+[batch, heads, tokens], or [heads, tokens] for packed sequences.
 
-Differences: results have the same bits on any number of ranks; windows reach over ranks' borders; sequences need not divide
-evenly where a world is given rows by ringattn's own functions. Dropout and ALiBi are refused, as are gradients. `deterministic`
-changes nothing: every call is. `max_seqlen` is not looked at, as cu_seqlens says the lengths: one that is too small,
-with which flash_attn leaves rows out, changes nothing either. `group` is a torch.distributed ProcessGroup, None for the
-default one, or a ringattn.World."""
+Differences: results have the same bits on any number of ranks. Windows cross rank boundaries. ringattn's own functions
+also accept sequences that don't divide evenly. Dropout, ALiBi and gradients are refused. `deterministic` has no effect,
+because every call is deterministic. `max_seqlen` is ignored, because cu_seqlens has the lengths; a value that is too
+small has no effect, while flash_attn would omit rows. `group`: a torch.distributed ProcessGroup, None for the default
+one, or a ringattn.World."""
 
 from . import _attention
 from ._arguments import as_ints, check_axes, lengths_of
@@ -46,11 +46,11 @@ def _batched(layout, q, k, v, dropout_p, softmax_scale, causal, window_size, ali
 def _varlen(
     layout, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs, group
 ):
-    """cu_seqlens: of this rank's rows, as ring_flash_attn has it: each sequence is split equally."""
+    """cu_seqlens: of this rank's rows, as in ring_flash_attn: each sequence is split equally."""
     check(dropout_p, alibi_slopes)
     check_rows(q=q, k=k, v=v)
     world = world_of(group, q)
-    # Of one rank they go on as they are: a graph can hold a tensor of lengths, but not its numbers.
+    # With one rank they are passed on unread, because a graph can hold a tensor of lengths, but not its values.
     whole, dealt = cu_seqlens, None
     if size_of(world) > 1:
         whole = [at * world.size for at in as_ints(cu_seqlens)]

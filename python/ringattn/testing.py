@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether attention is right: a result, of ringattn or of any other system, against fp64 on sampled rows; bits over numbers
-of ranks; and the first wrong row by name.
+"""Accuracy checks of attention: compares a result of ringattn or of any other system with fp64 on sampled rows,
+compares bits
+over numbers of ranks, and names the first wrong row.
 
     ringattn.testing.check_attention(q, k, v, out, lse, mask="causal")        # another system's out and lse
     ringattn.testing.check_bits(q, k, v, ranks=(1, 2, 3, 4))                   # ringattn, over numbers of ranks
@@ -20,23 +21,24 @@ from ._attention import varlen
 from .layouts import BY_NAME, shard, unshard
 from .worlds import run_ranks
 
-# Of out: twice the error of the same-precision reference, which rounds scores and their weights to the input's type and
-# sums in fp32, plus this, or of a row with numbers beyond 1 this part of the largest. Of lse: what rounding scores to
-# fp32 leaves.
+# Tolerances. out: twice the error of a same-precision reference, which rounds scores and weights to the input dtype and
+# sums in
+# fp32, plus this value; for a row with elements beyond 1, this share of the largest. lse: the error of rounding scores
+# to fp32.
 OUT_SLACK = 1e-6
 OUT_FACTOR = 2.0
 LSE_RELATIVE_F32 = 1e-5
 LSE_ABSOLUTE_16BIT = 1e-3
 LSE_RELATIVE_16BIT = 2.0**-21
 
-# Of "few" rows, times the keys of the longest sequence; of shorter ones a row takes as long. The rule of
+# Number of "few" rows, times the keys of the longest sequence; shorter sequences take as long per row. Same rule as
 # `ringattn verify --peer` (few_rows() in src/attention/check/accuracy.cpp).
 _FEW_KEYS = 2**21
 _KEYS_OF_SHORT_ROWS = 256
 
 
 def _host(array) -> np.ndarray:
-    """A NumPy array of the same numbers; of a type that NumPy lacks, as float32."""
+    """A NumPy array of the same values; float32 for dtypes that NumPy lacks."""
     if is_torch(array):
         array = array.detach().cpu()
         return array.float().numpy() if str(array.dtype) == "torch.bfloat16" else array.numpy()
@@ -48,7 +50,7 @@ def _type_name(array) -> str:
 
 
 def _round(values: np.ndarray, dtype: str) -> np.ndarray:
-    """To the numbers of a type, as float64."""
+    """Rounds to the values of a dtype; returns float64."""
     if dtype == "bfloat16":
         single = values.astype(np.float32)
         bits = single.view(np.uint32)
@@ -58,15 +60,16 @@ def _round(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _weights(scores: np.ndarray, most: float) -> np.ndarray:
-    """A finite score's weight is never 0, as in exact arithmetic: ∞ in v makes ∞, not 0 · ∞."""
+    """Weights of scores. The weight of a finite score is never 0, as in exact arithmetic, so ∞ in v gives ∞, not 0 ·
+    ∞."""
     weights = np.exp(scores - most)
     return np.where(np.isfinite(scores), np.maximum(weights, np.finfo(np.float64).tiny), weights)
 
 
 def _row(q, k, v, seen, scale, softcap, sink, dtype):
-    """out and lse of one row of one head in fp64, and the largest error of the same-precision reference, of numbers
-    that are finite in both. Where a score is NaN or +∞ the row is NaN, as exp(∞ − ∞) is; a row whose every score is −∞
-    ends like one that sees no key: what `ringattn verify` takes for right, too (src/kernels/oracle.hpp)."""
+    """out and lse of one row of one head in fp64, and the maximum error of the same-precision reference over elements
+    that are finite in both. If a score is NaN or +∞ the row is NaN, as exp(∞ − ∞). A row whose scores are all −∞ is
+    like a row that sees no key, as in `ringattn verify` (src/kernels/oracle.hpp)."""
     scores = (k[seen].astype(np.float64) @ q.astype(np.float64)) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
@@ -100,7 +103,7 @@ def _seen(position: int, keys: int, mask) -> slice:
 
 @dataclasses.dataclass
 class Accuracy:
-    """What a check saw: the largest errors, and as parts of what is allowed."""
+    """Result of a check: the maximum errors, absolute and as shares of the tolerances."""
 
     rows: int
     out_error: float
@@ -110,8 +113,8 @@ class Accuracy:
 
 
 def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> list[tuple[int, int]]:
-    """`rows` different (token, head), ascending, the first and, of two or more, the last among them; all of them where
-    rows is None."""
+    """`rows` distinct (token, head) pairs, ascending, always with the first and, from two on, the last one. None:
+    all."""
     count = tokens * heads
     if rows is not None and rows < 1:
         refuse(f"rows is {rows}", "at least one is compared", 'Pass a number of rows, "few", or None for all.')
@@ -128,13 +131,18 @@ def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> lis
 def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=None,
                     cu_seqlens_q=None, cu_seqlens_k=None, q_offsets=None, rows: int | str | None = "few",
                     seed: int = 1) -> Accuracy:  # fmt: skip
-    """Compares out, and lse (natural logarithms), with attention in fp64 on `rows` rows of a token and a head, None: all,
-    "few": as many as take about a second, which are all of small jobs, and 64 at least.
+    """Compares out, and lse (natural logarithm), with fp64 attention on sampled rows, each of one token and head.
 
-    q: [tokens, heads, head_dim], k, v: [tokens, kv_heads, …], all sequences packed; out: [tokens, heads, head_dim_v]; lse:
-    [tokens, heads]. NumPy arrays or PyTorch tensors. cu_seqlens as varlen() has them; without them it is one sequence.
-    NaN and ±∞ are right where fp64 has them, and nowhere else.
-    Raises WrongResult that names the first wrong row: token, sequence, head, what it is and should be."""
+    q: [tokens, heads, head_dim]; k, v: [keys, kv_heads, head_dim or head_dim_v], all sequences packed; out: [tokens,
+    heads, head_dim_v]; lse: [tokens, heads]. NumPy arrays or PyTorch tensors. mask, softmax_scale, softcap, sinks,
+    cu_seqlens and q_offsets are as in varlen(); without cu_seqlens there is one sequence.
+    rows: number of sampled rows; None: all; "few": the number that takes about a second, at least 64, so all rows of
+    small jobs. seed: of the sample.
+    NaN and ±∞ must be where fp64 has them, and nowhere else.
+
+    Returns Accuracy. Raises WrongResult for the first wrong row, with token, sequence, head, actual and expected value.
+
+    Example: ringattn.testing.check_attention(q, k, v, out, lse, mask="causal")"""
     dtype = _type_name(q)
     q, k, v, out = _host(q), _host(k), _host(v), _host(out)
     lse, sinks = (None if array is None else _host(array) for array in (lse, sinks))
@@ -211,12 +219,12 @@ def _check_lengths(q, k, q_lengths, k_lengths, offsets) -> None:
 
 
 def _last_digit(dtype: str) -> float:
-    """Half of what a type can tell apart at 1: a row without an error of its own has that of the last rounding."""
+    """Half a unit in the last place of a dtype at 1: the rounding error of the result itself."""
     return 2.0 ** -{"bfloat16": 9, "float16": 12}.get(dtype, 24)
 
 
 def _compare(seen: Accuracy, where: str, ours: np.ndarray, exact: np.ndarray, allowed: float, dtype: str) -> None:
-    # Beyond the type's range a number is rounded to ∞.
+    # Beyond the range of the dtype, values round to ∞.
     expected = _round(exact, dtype)
     right = np.where(np.isnan(expected), np.isnan(ours), ours == expected)
     errors = np.where(np.isfinite(expected) & np.isfinite(ours), np.abs(ours - exact), np.where(right, 0.0, np.inf))
@@ -243,7 +251,7 @@ def _compare_lse(seen: Accuracy, where: str, ours: float, exact: float, dtype: s
 
 
 def first_difference(a, b) -> tuple[int, ...] | None:
-    """The index of the first number whose bits differ; None where all are equal. 0.0 and -0.0 differ."""
+    """Index of the first element whose bits differ; None if all are equal. 0.0 and -0.0 differ."""
     a, b = (x if is_torch(x) else np.asarray(x) for x in (a, b))
     if tuple(a.shape) != tuple(b.shape) or str(a.dtype) != str(b.dtype):
         refuse(f"arrays of {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)} can't have equal bits",
@@ -254,7 +262,7 @@ def first_difference(a, b) -> tuple[int, ...] | None:
 
 
 def raw_bytes(array) -> np.ndarray:
-    """The numbers of an array of any kind, on any device, as they lie in memory, [numbers, bytes]."""
+    """The bytes of an array of any type, on any device: uint8 [elements, bytes per element]."""
     if is_torch(array):
         import torch  # noqa: PLC0415, only where the array is one of its tensors
 
@@ -265,7 +273,7 @@ def raw_bytes(array) -> np.ndarray:
 
 
 def assert_same_bits(a, b, what: str = "the arrays") -> None:
-    """Raises WrongResult that names the first number whose bits differ."""
+    """Raises WrongResult for the first element whose bits differ."""
     at = first_difference(a, b)
     if at is None:
         return
@@ -275,8 +283,10 @@ def assert_same_bits(a, b, what: str = "the arrays") -> None:
 
 
 def check_bits(q, k, v, cu_seqlens=None, *, ranks=(1, 2, 3, 4), layouts=tuple(BY_NAME), **arguments) -> None:
-    """Computes attention of packed rows over several numbers of ranks and layouts in this process, and raises WrongResult
-    where a bit differs. In host memory. arguments: as varlen() has them."""
+    """Computes attention of packed rows over several numbers of ranks and layouts in this process, in host memory.
+    Raises WrongResult if any bit differs. arguments: as in varlen().
+
+    Example: ringattn.testing.check_bits(q, k, v, ranks=(1, 2, 3, 4))"""
     cu_seqlens = [0, q.shape[0]] if cu_seqlens is None else cu_seqlens
     lengths = lengths_of(cu_seqlens)
     out, lse = varlen(q, k, v, cu_seqlens, **arguments)

@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.ops.ringattn.*: the ops of this package as PyTorch's, with fake implementations, so that torch.compile and
-torch.export keep them in their graphs. Under torch.compile ringattn.attention() and the others become these.
+"""torch.ops.ringattn.*: the ops of this package as PyTorch operators with fake implementations, so that torch.compile
+and
+torch.export keep them in graphs. Under torch.compile ringattn.attention() and the other functions become these
+operators.
 
-A Layout is passed as its text, Layout.text, which means the same wherever a graph runs; a world as its key, World.key, which
-its own process knows while something keeps the world. mask is "causal", "full" or "window" with left and right. Keys and
-values are lists: [rows], with a format "" and a dim 0, or the streams and tables of a Compressed with its format and dim."""
+A Layout is passed as Layout.text, which has the same meaning in any process. A world is passed as World.key, which is
+valid in its
+own process while the world is referenced. mask is "causal", "full" or "window" with left and right. Keys and values are
+lists of
+tensors: [rows] with format "" and dim 0, or streams and tables of a Compressed with its format and dim."""
 
 import torch
 from torch import Tensor
@@ -38,7 +42,7 @@ from .torch_ssm_ops import (  # noqa: F401, the second half
 )
 
 
-# What the library says of a format: constants of a graph.
+# Properties of a format, constants of a graph.
 @torch.compiler.assume_constant_result
 def _parts_of(*given):
     return _compression.parts_of(*given)
@@ -49,19 +53,19 @@ def _choose_formats(*given):
     return _compression.choose_formats(*given)
 
 
-# Nor does how many tokens an eviction leaves depend on the numbers.
+# The number of tokens after an eviction doesn't depend on the values of tensors either.
 @torch.compiler.assume_constant_result
 def _kept_lengths(*given):
     return _eviction.kept_lengths(*given)
 
 
 def _keys_arguments(rows) -> tuple[list[Tensor], str, int]:
-    """Keys or values as an operator takes them."""
+    """Keys or values as arguments of an operator."""
     return (rows.parts, rows.format, rows.shape[-1]) if isinstance(rows, Compressed) else ([rows], "", 0)
 
 
 def _keys(q: Tensor, parts: list[Tensor], format: str, dim: int):
-    """The other way; q is of their dtype."""
+    """The inverse of _keys_arguments(); q has their dtype."""
     if not format:
         return parts[0]
     heads = constant(parts[0].shape[-2])
@@ -335,6 +339,6 @@ def evict(k, v, method="snapkv", *, ratio=0.5, q=None, cu_seqlens=None, cu_seqle
     lengths, q_lengths = _eviction.sequences_of(k, q, cu_seqlens, cu_seqlens_q)
     k, v, places = run("evict", k, v, q, method, ratio, *mask_arguments(mask), softmax_scale, softcap, list(lengths),
                        list(q_lengths), threads)  # fmt: skip
-    # Lengths of a tensor need not be constants of a graph, those of cu_seqlens are.
+    # Lengths that come from tensor shapes need not be constants of a graph; those of cu_seqlens are.
     kept = (places.shape[0],) if cu_seqlens is None else _kept_lengths(method, ratio, lengths)
     return _eviction.Kept(k, v, places, lengths, _eviction.begins(k, kept))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scans, the convolution in front of them and their updates as operators of PyTorch: the second half of torch_ops."""
+"""PyTorch operators of SSM layers, their conv1d, and their updates; continues torch_ops."""
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ def _layout_text(layout) -> str | None:
 
 
 def _sequences(rows, batched: bool, cu_seqlens, layout: str | None) -> int:
-    """As lengths_of_runs() of _ssm finds them."""
+    """Number of sequences, as lengths_of_runs() of _ssm computes it."""
     if cu_seqlens is not None:
         return cu_seqlens.shape[0] - 1
     if batched:
@@ -59,7 +59,7 @@ def _limit(dt_limit) -> list[float] | None:
     return None if dt_limit is None else list(dt_limit)
 
 
-# A channel is a head of one.
+# Each channel is a head of dim 1.
 def _heads(*rows) -> list:
     return [None if array is None else array[..., None] for array in rows]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Worlds of torch.distributed's ranks."""
+"""Worlds of the ranks of torch.distributed."""
 
 import atexit
 import contextlib
@@ -11,20 +11,20 @@ from . import _abi
 from ._errors import Error, PeerError, refuse
 from .worlds import World, callbacks_world, self_world
 
-# By group and device; groups are kept, so that no other one has their identity.
+# By group and device. Groups are referenced, so that no other group gets the same identity.
 _worlds: dict[tuple[int, tuple[int, int]], tuple[object, World]] = {}
 
 
 @atexit.register
 def _close() -> None:
     for _, world in _worlds.values():
-        with contextlib.suppress(Error):  # a thread that is still at work keeps its world
+        with contextlib.suppress(Error):  # a thread that is still using the world keeps it
             world.close()
     _worlds.clear()
 
 
 def within(seconds: float, work: Callable, what: str):
-    """What work() returns or raises, unless it takes longer."""
+    """Returns or raises what work() does, or raises after `seconds`."""
     results: queue.SimpleQueue = queue.SimpleQueue()
 
     def do():
@@ -44,7 +44,7 @@ def within(seconds: float, work: Callable, what: str):
 
 
 def _ask(question: Callable, group):
-    """What torch.distributed says of a group."""
+    """Calls a query of torch.distributed on a group, with ringattn's errors."""
     try:
         return question(group)
     except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
@@ -53,9 +53,11 @@ def _ask(question: Callable, group):
 
 
 def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
-    """The world of a ProcessGroup, None for the default one: its ranks gather some bytes by it and then connect to each other.
-    device: a torch.device; None is this process's current GPU where the group has an accelerator's backend, else the CPU.
-    Collective when a group is first met on a device; kept from then on."""
+    """The world of a ProcessGroup; None: the default group. The ranks exchange addresses by the group and then connect
+    to each other. device: a torch.device; None: this process's current GPU if the group has an accelerator backend,
+    else the CPU. timeout: seconds. Collective on the first call for a group and device; the world is then kept.
+
+    Example: out, lse = ringattn.attention(q, k, v, world=ringattn.torch_world(), layout="zigzag")"""
     import torch
     import torch.distributed as distributed
 
@@ -78,9 +80,9 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     rank, ranks = _ask(distributed.get_rank, group), _ask(distributed.get_world_size, group)
 
     def gather(data: bytes, seconds: float) -> list[bytes]:
-        """all_gather_object() knows no time limit but its group's, which may be half an hour: what doesn't come back is left
-        behind, on a thread that ends with the group."""
-        current = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # each thread has its own
+        """all_gather_object() has no timeout other than its group's, which may be half an hour. A call that does not
+        return is left on a thread that ends with the group."""
+        current = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # per thread
 
         def work():
             if current is not None:
@@ -97,8 +99,8 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
 
 
 def world_of(group, array) -> World | None:
-    """The world of a group for arrays like this one. A World is one already; None, the usual one of attention(), is
-    this rank alone, as it is without torch.distributed. (Where a graph is traced no world can be made.)"""
+    """The world of a group, for arrays like this one. A World is returned as it is. None, the default of attention(),
+    means only this rank, as without torch.distributed. (Under tracing no world can be created.)"""
     if isinstance(group, World):
         return group
     import torch.distributed as distributed

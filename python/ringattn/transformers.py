@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringattn as an attention implementation of Hugging Face's transformers (AttentionInterface):
+"""ringattn as an attention implementation for Hugging Face's transformers (AttentionInterface):
 
     import ringattn.transformers
 
     ringattn.transformers.register()
     model = AutoModelForCausalLM.from_pretrained(…, attn_implementation="ringattn")
 
-Several ranks: each computes its rows of the packed stream, and says which they are while the model runs:
+With several ranks, each rank computes its rows of the packed stream. State the layout while the model runs:
 
     layout = ringattn.packed(lengths, world.size)
     with ringattn.transformers.batch(layout, world):
         model(input_ids=ringattn.shard(ids, layout, world.rank)[None],
               position_ids=torch.from_numpy(ringattn.positions(layout, world.rank))[None], use_cache=False)
 
-Masks are causal ones, bidirectional ones and sliding windows. What ringattn doesn't compute is refused: dropout,
-padding masks, other masks, logits with something added to them, caches of a fixed size, gradients."""
+Supported masks are causal, bidirectional and sliding window. Refused are dropout, padding masks, other masks, additive
+biases,
+static caches and gradients."""
 
 import contextlib
 import itertools
@@ -34,8 +35,8 @@ _current = threading.local()
 
 @contextlib.contextmanager
 def batch(layout: Layout, world: World | None = None):
-    """While it lasts, models on this thread compute this rank's rows of packed sequences, which `layout` deals: q, k and v are
-    [1, heads, rows, head_dim]."""
+    """Context manager: models on this thread compute this rank's rows of packed sequences with this layout. q, k and v
+    are then [1, heads, rows, head_dim]."""
     before = getattr(_current, "batch", None)
     _current.batch = (layout, world)
     try:
@@ -48,13 +49,13 @@ def is_inside_batch() -> bool:
     return getattr(_current, "batch", None) is not None
 
 
-# Arguments that say nothing about what is computed here.
+# Arguments without effect on the attention.
 _IGNORED = {
     "position_ids", "cache_position", "output_attentions", "use_cache", "cu_seq_lens_q", "cu_seq_lens_k",
     "max_length_q", "max_length_k", "num_items_in_batch", "output_hidden_states", "return_dict", "labels",
     "logits_to_keep", "output_router_logits", "deterministic",
 }  # fmt: skip
-# Others whose effect is known.
+# Arguments that are handled.
 _ADDED = "it is added to the logits, and ringattn adds nothing to them"
 _PAGES = "ringattn has no part in continuous batching, whose pages it tells of"
 _REASONS = {"position_bias": _ADDED} | dict.fromkeys(("cache", "read_index", "write_index", "block_table"), _PAGES)
@@ -78,8 +79,8 @@ def _check_arguments(dropout, attention_mask, given) -> None:
 
 
 def _mask_of(module, mask: Mask | None, is_causal, sliding_window, q, k):
-    """What the kernel computes, which is what the model's mask says and what the layer says. Without a mask eager
-    attention sees all keys."""
+    """The mask of the call, from the model's mask and the layer's arguments. Without a mask, queries see all keys, as
+    in eager attention."""
     if mask is None:
         if q.shape[1] > 1 and (getattr(module, "is_causal", True) if is_causal is None else is_causal):
             unsupported("a causal layer has no mask", "the model made none by transformers' functions",
@@ -100,8 +101,8 @@ def _mask_of(module, mask: Mask | None, is_causal, sliding_window, q, k):
 
 def attention_forward(module, query, key, value, attention_mask=None, *, scaling=None, dropout=0.0, sliding_window=None,
                       softcap=None, is_causal=None, s_aux=None, dealt=None, **given):  # fmt: skip
-    """query: [batch, heads, tokens, head_dim]; returns ([batch, tokens, heads, head_dim], None). dealt: what batch() takes; None:
-    what it was given."""
+    """query: [batch, heads, tokens, head_dim]; key, value: [batch, kv_heads, keys, head_dim]. Returns ([batch, tokens,
+    heads, head_dim], None). dealt: the arguments of batch(); None: those of the active batch()."""
     _check_arguments(dropout, attention_mask, given)
     q, k, v = (array.transpose(1, 2) for array in (query, key, value))
     named = {
@@ -130,7 +131,7 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
 
 
 def _of_batch(layout, world, q, k, v, mask, cu_q, cu_k, named):
-    """This rank's rows, inside of batch()."""
+    """Computes this rank's rows, inside batch()."""
     if q.shape[1] != k.shape[1]:
         refuse(f"q is {list(q.shape)} and k {list(k.shape)} inside of batch()", "no cache goes with packed rows",
                "Pass use_cache=False.")  # fmt: skip
@@ -141,7 +142,7 @@ def _of_batch(layout, world, q, k, v, mask, cu_q, cu_k, named):
 
 def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=0, attention_mask=None, local_size=None,
                    use_vmap=False, dealt=None, **_):  # fmt: skip
-    """What the layers get as their mask. Refuses what ringattn doesn't compute. dealt: as attention_forward() has it."""
+    """The mask object that layers get. Refuses unsupported masks. dealt: as in attention_forward()."""
     if use_vmap:
         unsupported(OWN_MASK, "a model's function decides what is seen", "Use another implementation.")
     if isinstance(q_offset, torch.Tensor):
@@ -164,7 +165,7 @@ def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=
 
 
 def register(name: str = "ringattn", forward=attention_forward, mask=attention_mask) -> None:
-    """Makes attn_implementation=name known to transformers. forward, mask: what it is."""
+    """Registers attn_implementation=name with transformers. forward, mask: its functions."""
     from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
 
     if not hasattr(masking_utils, "remap_positions_for_packed_sequence"):

@@ -320,7 +320,7 @@ def store_world(
 def mpi_world(communicator) -> World:
     """The world of an mpi4py communicator, which is duplicated. Collective. Requires a library that was built with
     MPI."""
-    from mpi4py import MPI  # noqa: PLC0415, needed here alone
+    from mpi4py import MPI  # noqa: PLC0415, only needed here
 
     address = MPI._addressof(communicator)
     handle = _abi.Handle()
