@@ -27,8 +27,8 @@ inline constexpr double kOutFactor = 2.0;
 inline constexpr double kLseRelativeF32 = 1e-5;       // of max(1, |lse|)
 inline constexpr double kLseAbsolute16Bit = 1e-3;     // or, for large lse,
 inline constexpr double kLseRelative16Bit = 0x1p-21;  // an fp32 score can't be told any finer
-// Of latents. The same_precision computation is that of the absorbed form, which rounds the queries once more; the
-// expanded form rounds keys and values instead, by as much, but not by the same errors, and a few rows may have small
+// For latents. The same_precision reference computes the absorbed form, which rounds the queries once more. The
+// expanded form rounds keys and values instead, by the same amount but with other errors, and a few rows may have small
 // ones by chance.
 inline constexpr double kMlaOutFactor = 3.0;
 // Beside twice the same_precision error: four times the rms error that rounding n numbers to bf16 (2^-9 / √3 of each)
@@ -63,8 +63,8 @@ struct AccuracyInputs {
   ReadRows k;
   ReadRows v;
   int threads = 1;  // that compute
-  // Of latents, dense matrices, and `job` is that of the absorbed form: k are the rows [latent, rotary key], v the
-  // latents, and q and out are those of the heads. Null: of attention.
+  // For latents, dense matrices; `job` is then the absorbed form: k are the rows [latent, rotary key], v the latents,
+  // and q and out those of the heads. Null: attention.
   const MlaProjections* latents = nullptr;
 };
 
@@ -87,7 +87,7 @@ struct Accuracy {
   bool passes() const { return misplaced == 0 && error <= allowed() && lse_error <= 1.0; }
 };
 
-// What was seen of one row; plain bytes, too.
+// Errors of one row; plain bytes, so that ranks can exchange them.
 struct RowError {
   RowSample sample;
   double error = 0.0;      // of O, where both are finite
@@ -100,7 +100,7 @@ struct RowError {
 Accuracy check_rows(const AccuracyInputs& inputs, std::span<const RowSample> samples, std::span<const PackedRun> runs,
                     const TensorView& out, const RowView& lse, std::vector<RowError>* each = nullptr);
 
-// What `part` saw joins `all`.
+// Merges `part` into `all`.
 void merge(const Accuracy& part, Accuracy& all);
 // All ranks' checks as one. Collective.
 Accuracy combine(const Collective& collective, const Accuracy& mine);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What ranks, and rows, have seen apart, as one.
+// Merges the errors found by all ranks.
 #include <algorithm>
 #include <string>
 #include <string_view>

@@ -77,7 +77,7 @@ class RunHash {
   XXH3_state_t state_;
 };
 
-// Rows of one rank inside 128 tokens that it doesn't hold alone.
+// Rows of one rank in a 128-token run that several ranks share.
 struct Piece {
   std::int64_t end = 0;  // packed token
   std::int64_t row = 0;
@@ -89,13 +89,13 @@ struct OpenRun {
   RunHash hash;
 };
 
-// What one rank contributes to a digest.
+// Contribution of one rank to a digest.
 class RankDigest {
  public:
   RankDigest(const Collective& collective, const TensorView& rows, std::int64_t tokens)
       : collective_(collective), rows_(rows), tokens_(tokens) {}
 
-  // Hashes the 128-token runs that the rank holds alone and remembers the others' pieces.
+  // Hashes the 128-token runs that only this rank holds, and stores the pieces of shared runs.
   void add(std::span<const PackedRun> runs) {
     std::int64_t row = 0;
     for (const PackedRun& run : runs) {
@@ -121,7 +121,8 @@ class RankDigest {
     }
   }
 
-  // Hands open runs on until nobody has one. Every rank sees all of them, and the owner of the next token takes it.
+  // Passes open runs on until all are finished. Every rank sees all of them, and the owner of the next token continues
+  // it.
   void finish_shared_runs() {
     constexpr std::size_t kPerRound = 6;  // keeps a message below 4 KiB
     constexpr std::size_t kBytes = sizeof(std::int64_t) + RunHash::kBytes;

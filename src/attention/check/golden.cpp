@@ -24,7 +24,7 @@ struct Member {
   std::string Golden::*value;
 };
 
-// Of the last two a file has one.
+// A file has one of the last two members.
 constexpr Member kMembers[] = {{"version", &Golden::version},
                                {"git", &Golden::git},
                                {"build_id", &Golden::build_id},

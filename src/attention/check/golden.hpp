@@ -20,10 +20,10 @@ struct Golden {
   std::string job;                       // what was computed, in one line
   std::string digest_out;                // hex; of a scan: of y
   std::string digest_lse = {};           // empty: of a scan
-  std::string digest_final_states = {};  // of a scan alone
+  std::string digest_final_states = {};  // of an SSM only
 };
 
-// What a golden file of this job would hold, but for the digests. `kernel` and `target` compute it.
+// The golden of this job without digests. `kernel` and `target` compute it.
 Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target);
 
 // The same of a scan.

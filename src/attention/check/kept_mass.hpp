@@ -17,8 +17,8 @@ struct KeptMass {
   double minimum = 1.0;
 };
 
-// Of the job's `count` sampled rows (sample_rows()), which the ranks share out among themselves. Collective; all ranks
-// get the same answer. `threads` make synthetic input.
+// Computed on `count` sampled rows (sample_rows()) of the job, distributed over the ranks. Collective; all ranks get
+// the same result. `threads` threads make synthetic input.
 KeptMass kept_mass(const Collective& collective, const JobInput& input, std::int64_t count, int threads);
 
 }  // namespace ringattn

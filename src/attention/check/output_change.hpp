@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What another cache does to O: fp64 of the same job over both, on sampled rows. Of latents O is that of the whole
-// formula, behind w_uv.
+// The change of O by another cache: fp64 of the same job over both caches, on sampled rows. For latents O is the whole
+// result, after w_uv.
 #pragma once
 
 #include <cstdint>

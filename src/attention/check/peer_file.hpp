@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What another system computed of a job: a file with its out and, where it gives one, its lse.
+// Another system's result of a job: a file with out and, optionally, lse.
 #pragma once
 
 #include <memory>

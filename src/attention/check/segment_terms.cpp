@@ -33,7 +33,7 @@ void SegmentTerms::add(double log_decay, std::span<const double> scaled, std::sp
 
 std::vector<double> SegmentTerms::spread(std::span<const double> c, double skip, std::span<const double> x) const {
   std::vector<double> squares(head_dim_, 0.0);
-  double log = 0.0;  // of the decay behind token j
+  double log = 0.0;  // of the decay after token j
   for (std::size_t j = decays_.size(); j-- > 0;) {
     double score = 0.0;
     for (std::size_t n = 0; n < state_dim_; ++n) score += c[n] * b_[j * state_dim_ + n];

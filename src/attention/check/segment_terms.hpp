@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a segment's tokens add to rows of one head, in fp64: from it follows what a scan may lose whose factors are
-// rounded (ssm_accuracy.hpp).
+// The terms that a segment's tokens add to rows of one head, in fp64. They bound the error of an SSM kernel that rounds
+// factors (ssm_accuracy.hpp).
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ class SegmentTerms {
  private:
   std::size_t head_dim_, state_dim_;
   std::int64_t chunks_ = 0;
-  std::size_t before_ = 0;      // tokens of the segment in front of the chunk
-  std::vector<double> state_;   // in front of the chunk
+  std::size_t before_ = 0;      // tokens of the segment before the chunk
+  std::vector<double> state_;   // before the chunk
   std::vector<double> decays_;  // logarithms, [tokens of the segment]
   std::vector<double> scaled_;  // [tokens, head_dim]
   std::vector<double> b_;       // [tokens, state_dim]

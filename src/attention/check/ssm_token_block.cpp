@@ -67,7 +67,7 @@ Rounded SsmTokenBlock::taken(SsmTensorKind which, std::int64_t token, int head, 
   double magnitude = std::abs(sum);
   for (int k = 0; k < spec.width; ++k) {
     const std::int64_t from = token - spec.halo_tokens() + k;
-    const std::int64_t missing = first_ - before_ - from;  // tokens in front of those that were read
+    const std::int64_t missing = first_ - before_ - from;  // tokens before those that were read
     const double value = missing <= 0 ? at(which, from, head, dim) : in_halo(spec.halo_tokens() - missing, channel);
     const double term = value * static_cast<double>(conv_weight_[static_cast<std::size_t>(channel * spec.width + k)]);
     sum += term;

@@ -15,7 +15,7 @@ namespace ringattn {
 
 // 2^−p of a dtype.
 double rounding_of(Dtype dtype);
-// What rounding `value` to a dtype loses, at most: half of the spacing there. fp16's smallest numbers lie 2^−24 apart.
+// Maximum error of rounding `value` to a dtype: half of the spacing there. The smallest fp16 numbers are 2^−24 apart.
 double rounding_error(Dtype dtype, double value);
 
 // A number that a kernel has but for an error.
@@ -24,8 +24,8 @@ struct Rounded {
   double error = 0.0;
 };
 
-// The rows of consecutive tokens of one sequence, behind the convolution where there is one: in fp64, with what its
-// result may lose in a kernel.
+// The rows of consecutive tokens of one sequence, after the convolution if there is one: in fp64, with the maximum loss
+// of a kernel in the convolution.
 class SsmTokenBlock {
  public:
   SsmTokenBlock(const SsmInput& input, std::int32_t sequence, PackedRun tokens, int threads);
@@ -36,7 +36,7 @@ class SsmTokenBlock {
   Rounded taken(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const;
 
  private:
-  // Channel of a token in front of the sequence, the oldest of which is 0.
+  // A channel of a token before the sequence; token 0 is the oldest.
   double in_halo(std::int64_t token, std::int64_t channel) const;
 
   const SsmJob& job_;

@@ -49,8 +49,8 @@ struct CacheRows {
   bool has(std::string_view name) const;  // among the others
 };
 
-// What of a file a job over its cache needs beside keys and values, by the names that it has here; read as they are
-// written. The file outlives them.
+// Tensors that a job over the file's cache needs besides keys and values, by their names in the file. They are read
+// while they are written. The file must outlive them.
 std::vector<WholeTensor> find_others(const SafetensorsFile& file, const InputNames& names);
 // Tensors of the file that are neither among those nor `used`. `given`: the names that the caller gave, of which
 // `names` were resolved.

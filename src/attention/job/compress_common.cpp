@@ -34,8 +34,8 @@ double compression_bytes(const RowFormat& format, const RowShape& shape, std::in
                          int threads) {
   const double rows = static_cast<double>(tokens) * static_cast<double>(token_bytes({}, shape));
   const double codes = static_cast<double>(tokens) * static_cast<double>(token_bytes(format, shape));
-  // Of each head, or group of heads, there are the products of its channels, in fp64, where they are summed and where
-  // they are read; a thread has a head's again, and what it makes of them.
+  // Memory: fp64 products of channels for each head or group of heads, where they are summed and where they are read;
+  // each thread has those of one head and their factorization.
   double basis = 0.0;
   if (format.rank > 0) {
     const RowShape ranked = low_rank_shape(format, shape);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ways of `compress` share: a tensor of a cache as it is made, whether it lies in rows or in pages, what that
-// takes, and the file that is written.
+// Common parts of `compress`: a tensor of a cache in rows or in pages, the memory that compression takes, and the file
+// that is written.
 #pragma once
 
 #include <chrono>
@@ -37,13 +37,13 @@ struct CompressedTensorResult {
   CompressedTensor tensor;
   CompressedFigures figures;  // but for bytes_before
 };
-// `rows`: those of sequences of such lengths, one behind the other. `name`: of the tensor, for messages. Throws kFile
-// for a number that is not finite, naming it.
+// `rows`: rows of sequences of these lengths, one after the other. `name`: of the tensor, for messages. Throws kFile
+// for a non-finite element, and names it.
 CompressedTensorResult compress_part(std::string_view name, const RowFormat& format, const RowShape& shape,
                                      const std::vector<std::byte>& rows, std::span<const std::int64_t> lengths,
                                      const CompressJob& job, Backend* gpu);
 
-// What changed of dense rows, which may come part by part.
+// The relative change of dense rows, accumulated over parts.
 class RelativeError {
  public:
   void add(std::span<const std::byte> before, std::span<const std::byte> after, Dtype dtype, int threads);

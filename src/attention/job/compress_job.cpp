@@ -49,7 +49,7 @@ void write_parts(const std::string& name, const CompressedTensor& tensor, Safete
   }
 }
 
-// What is left of each sequence, as rows say it: where sequences are packed, in cu_seqlens_k.
+// Writes the kept lengths: for packed sequences, to cu_seqlens_k.
 void set_row_lengths(CacheRows& cache) {
   if (!cache.has("cu_seqlens_q") && !cache.has("cu_seqlens_k")) {
     if (!cache.lengths.empty()) cache.grid.length = cache.lengths.front();

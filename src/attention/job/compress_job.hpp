@@ -29,7 +29,7 @@ struct CompressJob {
   int threads = 1;
 };
 
-// What became of a tensor.
+// Result for one tensor.
 struct CompressedFigures {
   RowFormat format;
   std::int64_t bytes_before = 0;

@@ -115,7 +115,7 @@ std::vector<std::pair<std::string_view, TensorSource>> matrices_of(const MlaTens
   return matrices;
 }
 
-// What O depends on beside latents and rotary keys, where there are queries.
+// Inputs of O besides latents and rotary keys, if there are queries.
 void check_compared_inputs(const SafetensorsFile& file, const InputNames& names, const MlaTensors& source) {
   check_compared_queries(file, names);
   for (const auto& [name, matrix] : matrices_of(source)) check_compared(matrix, name);

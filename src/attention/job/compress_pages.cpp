@@ -17,7 +17,7 @@ namespace ringattn {
 
 namespace {
 
-// Of the tensor that holds a part of its format.
+// Name of the tensor of a part of the format.
 std::string part_name(const CachePool& pool, std::string_view part) {
   return fmt::format("{}_pages_{}", pool.name, part);
 }
@@ -49,7 +49,7 @@ class Places {
   }
   std::int32_t of(std::int32_t page) const { return pages_[at(page)].tokens; }
   void set(std::int32_t page, std::int32_t place) { pages_[at(page)].tokens = place; }
-  // The pages that have a place, by it, with so many tokens each.
+  // The pages that the sequences use, with `tokens` tokens each.
   std::vector<PoolSlots::Page> take(std::int64_t tokens) {
     std::erase_if(pages_, [](const PoolSlots::Page& page) { return page.tokens < 0; });
     std::ranges::sort(pages_, {}, &PoolSlots::Page::tokens);
@@ -66,8 +66,8 @@ class Places {
   std::vector<PoolSlots::Page> pages_;  // ascending; `tokens` is the place, so that a large table takes no more
 };
 
-// Whether a group's pages, from entry `first` of a sequence on, were met in this order before. `place`: of each page,
-// where it lies in what was met.
+// True if the pages of a group, from entry `first` of a sequence on, were seen in this order before. `place`: index of
+// each page among those seen.
 bool is_known(std::span<const std::int32_t> pages, const Places& place) {
   const auto of = [&](std::size_t i) { return place.of(pages[i]); };
   if (of(0) < 0 || of(0) % static_cast<std::int64_t>(pages.size()) != 0) return false;
@@ -77,7 +77,7 @@ bool is_known(std::span<const std::int32_t> pages, const Places& place) {
   return true;
 }
 
-// Groups that lie in several pages each, one behind the other.
+// Groups that span several pages each.
 PoolSlots whole_groups(const CachePool& pool, std::int64_t group) {
   const std::int64_t page = pool.table.page_size;
   const std::int64_t together = group / page;
@@ -106,7 +106,7 @@ PoolSlots quantized_slots(const CachePool& pool, const RowFormat& format) {
   return held_slots(pool.table, pool.cu, group);
 }
 
-// Calls part(sequence, runs) for the tokens that a sequence has behind its last group.
+// Calls part(sequence, runs) for the tokens of a sequence after its last full group.
 template <class Part>
 void for_each_tail(const CachePool& pool, std::int64_t group, const Part& part) {
   for (std::size_t s = 0; s < pool.sequences(); ++s) {
@@ -137,7 +137,7 @@ void check_pool(const CachePool& pool, const RowFormat& format) {
   pool.source.shard->check_unchanged();
 }
 
-// What such a pool becomes.
+// Plans the output tensors of the compressed pool.
 void plan_pool(const CachePool& pool, const RowFormat& format, std::vector<OutputTensor>& planned) {
   const auto plan = [&](std::string_view of, StoredType type, std::vector<std::int64_t> shape) {
     planned.push_back({part_name(pool, of), file_dtype(type, pool.shape.dtype), std::move(shape)});

@@ -19,7 +19,7 @@ namespace ringattn {
 
 namespace {
 
-// The kernel that folds the rows, or null: the named one, else the first that can.
+// The attention kernel of the rows: the named one, else the first that supports the spec; null: none.
 const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequest& request, KernelScope scope) {
   for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (request.kernel != "auto" && request.kernel != row.name) continue;
@@ -30,7 +30,7 @@ const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequ
   return nullptr;
 }
 
-// Of latents in rows.
+// For latents in rows.
 std::string why_no_cache(const JobInput& input, const KernelRequest& request, KernelScope scope) {
   std::string_view folds;
   try {

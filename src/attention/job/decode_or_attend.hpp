@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whether a job whose queries would make a decode step is decoded, or computed as rows: a cache is read into rows
-// for Attention, whose bits are the same, and latents in rows stay what they are.
+// Decides if a job whose queries fit a decode step is decoded. Otherwise Attention computes it from the rows of the
+// cache, with the same bits, and Mla from latents in rows.
 #pragma once
 
 #include <string>
@@ -11,14 +11,14 @@
 
 namespace ringattn {
 
-// Why a kDecode input can't be decoded here with the bits that Attention gives it: the kernel that folds its rows, the
-// named one or the first that can, doesn't decode, or lacks something for it, or lists of key blocks don't fit a step.
-// A kernel of another name would have other bits, and another one would be chosen for one rank than for several. Empty
-// where the named kernel is one that decodes: then decoding says what is wrong. Why latents in rows are not decoded,
-// though Mla computes them: no kernel decodes them, or those of another backend. Empty for every other input.
+// Why a kDecode input can't be decoded with the bits of Attention: the attention kernel of its rows, the named one or
+// the first that supports the spec, can't decode, or lacks a feature for it, or the block mask does not fit a decode
+// step. A kernel of another name would have other bits, and several ranks might choose another kernel than one rank.
+// Empty if the named kernel decodes: then the decode reports errors. For latents in rows that Mla computes: no kernel
+// decodes them, or only kernels of another backend do. Empty for every other input.
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelScope scope);
 
-// The input, or its rows where it can't be decoded: for inputs of which nobody has said that they are to be decoded.
+// The input, or its rows if it can't be decoded: for inputs that the caller did not request to decode.
 JobInput decode_or_attend(JobInput input, const KernelRequest& request, KernelScope scope);
 // The same for ranks, which go one way: rows where any of them can't decode. Collective.
 JobInput decode_or_attend(JobInput input, const KernelRequest& request, const Collective& collective);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a decoding step takes and moves on so many ranks, from the job alone: no ranks, no devices.
+// Memory, time and traffic of a decode step on a number of ranks, from the job. No ranks, no devices.
 #pragma once
 
 #include <cstddef>
@@ -30,7 +30,7 @@ struct DecodePlanSummary {
 
   std::int64_t bytes_moved() const;
   double balance() const;  // `attended` of the rank that has most, over the mean
-  int idle() const;        // ranks that fold nothing, whatever the others do
+  int idle() const;        // ranks without keys to attend to
 };
 
 // `kernel`: of the spec of the largest part. It may be made on a backend without a device, and so may `products`, which

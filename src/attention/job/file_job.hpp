@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op class to whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, a decoding step
-// or latent attention over the ranks of a world; O and LSE to a file.
+// Runs whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, decode or MLA over the ranks
+// of a world; O and LSE to a file.
 //
 //   FileJob job;
 //   job.input = FileInput{"qkv.safetensors"};
@@ -35,8 +35,8 @@ struct FileJob {
   std::string output;     // empty: no file is written
   bool replace = false;   // an output file that exists
   FileMetadata metadata;  // of the output, beside what output_metadata() says
-  // Of latents in rows whose queries would make a step: why they are folded around the ring all the same. Empty: they
-  // are decoded, over a cache that is made of the rows.
+  // For latents in rows whose queries fit a decode step: why MLA around the ring computes them. Empty: they are
+  // decoded, over a cache that is made from the rows.
   std::string not_decoded_reason;
 };
 
@@ -45,11 +45,11 @@ struct FileJobResult {
   Digests digests;
 };
 
-// What decoding takes of a job's options.
+// The options of a decode, from a job's options.
 DecodeOptions decode_options(const Options& options);
 
-// The step of `input` with the kernel that `request` chooses, on `ranks` ranks, each with so many threads of a host
-// kernel (0: the processors that this process may use). Throws what choosing throws.
+// Plans the decode step of `input` with the kernel that `request` chooses, on `ranks` ranks with `threads` host threads
+// each (0: the processors that this process may use). Throws what choosing throws.
 DecodePlanSummary summarize_decode_plan(const JobInput& input, const KernelRequest& request, int ranks, int threads,
                                         KernelScope scope = KernelScope::kThisMachine);
 
@@ -58,15 +58,15 @@ DecodePlanSummary summarize_decode_plan(const JobInput& input, const KernelReque
 class PreparedFileJob {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares the op:
-  // kernel, plan, memory. A file's cache, and latents in rows, that no kernel decodes are computed as rows
-  // (decode_or_attend()). Reads samples of the rows. Throws kFile, and what JobInput and the op classes throw.
+  // kernel, plan, memory. Caches and latents in rows that no kernel decodes are computed as rows (decode_or_attend()).
+  // Reads samples of the rows. Throws kFile, and what JobInput and the ops throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
-  // Of an input that the caller has opened, on which the ranks have agreed; nothing is written. `heads_at_a_time`: of
-  // latents (MlaOptions).
+  // For an open input on which the ranks have agreed; writes nothing. `heads_at_a_time`: for latents (MlaOptions).
   PreparedFileJob(JobInput input, Transport& transport, Options options, int heads_at_a_time = 0);
 
   const JobInput& input() const { return *input_; }
-  // The one that input().op() says is there, and input().decodes(): of latents that are decoded decode() is what folds.
+  // The op that input().op() and input().decodes() name. decode() is the decode of MlaDecode for latents that are
+  // decoded.
   Attention& attention() { return *attention_; }
   Decode& decode() { return mla_decode_ ? mla_decode_->in_latent() : *decode_; }
   MlaDecode& latent_decode() { return *mla_decode_; }
@@ -77,7 +77,7 @@ class PreparedFileJob {
   // Of attention() or latent().
   RingOp ring() { return latent_ ? ring_op(*latent_) : ring_op(*attention_); }
 
-  // Of each.
+  // Accessors of whichever op is prepared.
   Backend& backend() { return input_->decodes() ? decode().backend() : ring().backend; }
   const KernelEntry& kernel() {
     if (input_->decodes()) return *decode().kernel().row;
@@ -87,7 +87,7 @@ class PreparedFileJob {
   // The steps that input() decodes(): `caches` as of LoadedDecode.
   std::unique_ptr<LoadedDecode> load_decode(const ProgressCallback& on_progress = {}, int caches = 1);
 
-  // What the kernel's tiles are.
+  // The tiles of the kernel.
   KernelShape tiles();
 
   // The rows of attention() or latent(), to be computed any number of times.

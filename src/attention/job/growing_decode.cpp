@@ -80,7 +80,7 @@ DecodeJob GrowingDecode::job_of(const Options& options, Transport& world) const 
   return job;
 }
 
-// The rows' queries, and what joins the cache with them, sequence by sequence, and room for the results.
+// Loads queries and new tokens, sequence by sequence, and allocates the results.
 void GrowingDecode::load() {
   const AttentionSpec& spec = input_.job().spec;
   Backend& backend = decode().backend();
@@ -120,7 +120,7 @@ void GrowingDecode::load() {
   await(backend, collective_.timeouts());
 }
 
-// Those of the first step, then those of the second, and so on.
+// The block masks of the first step, then of the second, and so on.
 void GrowingDecode::load_block_mask(const Job& whole, std::span<const std::int64_t> numbers) {
   std::vector<MaskedStep> steps;
   for (std::int64_t row = 0; row < rows_; ++row) {

@@ -15,7 +15,7 @@ namespace ringattn {
 
 namespace {
 
-// What is compared of a file, in the order in which a difference is named, and what it is called.
+// A compared property of a file and its name, in the order in which differences are reported.
 struct Member {
   std::string_view what;
   std::string FileFingerprint::*value;

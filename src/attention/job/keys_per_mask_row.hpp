@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many keys the lists of a decoding step have its ranks fold. Pure: no ranks run here.
+// Number of keys that ranks attend to in a decode step with a block mask. Pure: no ranks run here.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace ringattn {
 // its rows are no step by them (why_not_decodable()).
 std::vector<std::int64_t> keys_per_mask_row(const Job& job);
 
-// Of what keys_per_mask_row() has said, the keys that rank `rank` folds, those of each of its K/V heads.
+// Number of keys that rank `rank` attends to, over its K/V heads, from the result of keys_per_mask_row().
 std::int64_t attended_keys(const std::vector<std::int64_t>& listed, const Job& job, const DecodeDeal& deal, int rank);
 
 }  // namespace ringattn

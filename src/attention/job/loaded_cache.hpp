@@ -19,8 +19,8 @@
 
 namespace ringattn {
 
-// K and V of one cache, in the kernel's memory; of compressed ones their streams, one behind the other. Of latents `k`
-// holds the rows [c, k_r], whose first numbers are the values, and `v` nothing.
+// K and V of one cache, in the kernel's memory; for compressed caches their streams, one after the other. For latents
+// `k` has the rows [c, k_r], whose first columns are the values, and `v` is empty.
 struct CachePools {
   Buffer k;
   Buffer v;
@@ -30,8 +30,8 @@ struct CachePools {
 // file's pages of elements that a rank has all heads of, which are as they lie there.
 class LoadedCache {
  public:
-  // `held_back`: so many tokens at the end of each sequence are not there yet; pages of a file are whole. Throws what
-  // JobInput::read() throws, and kMemory.
+  // `held_back`: number of tokens at the end of each sequence that are not loaded; pages of a file are loaded whole.
+  // Throws what JobInput::read() throws, and kMemory.
   LoadedCache(const JobInput& input, Decode& decode, const Collective& collective,
               const ProgressCallback& on_progress = {}, std::int64_t held_back = 0);
 
@@ -46,7 +46,7 @@ class LoadedCache {
   void bind_tables(DecodeInputs& inputs) const;
   // The same for steps that update the lengths, which are those before the step.
   void bind_growing_tables(DecodeInputs& inputs) const;
-  // What the host knows of both, for a step whose lengths are these.
+  // Binds the host copies of lengths and block table, for a step with these lengths.
   void bind_host_tables(DecodeInputs& inputs) const;
   const NonFinite& non_finite() const { return non_finite_; }
 
@@ -63,9 +63,9 @@ class LoadedCache {
   void load(CachedTensor& part, Buffer& pool, std::int64_t& non_finite, const ProgressCallback& on_progress);
   MutableCacheView view(const CachedTensor& part, const Buffer& pool) const;
   CompressedCache packed(const CachedTensor& part, const Buffer& pool) const;
-  // Whether the pool holds a file's pages as they lie there.
+  // True if the pool has the pages of a file in the file's layout.
   bool as_in_file(const CachedTensor& part) const;
-  // Whether the rank has only some of the heads.
+  // True if the rank has only some of the heads.
   bool has_some_heads() const { return kv_heads_.count < input_.job().spec.kv_heads; }
   // Fills dense rows with this rank's heads of these tokens: in host memory what the input reads, in the backend's what
   // it is made of.

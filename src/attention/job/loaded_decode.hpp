@@ -31,8 +31,8 @@ class LoadedDecode {
 
   // Begins on all ranks at once and returns when all are done.
   RunStats run();
-  // Does `count` steps one behind the other, over the caches in turn, and returns the seconds of one. On one GPU they
-  // are a graph that is launched.
+  // Runs `count` consecutive steps, over the caches in turn, and returns the seconds of one. On one GPU they are a
+  // graph.
   double run_many(int count);
   // The rows of the last step, in host memory. Ends the object's use.
   RankResult fetch(const RunStats& stats);
@@ -41,7 +41,7 @@ class LoadedDecode {
   LoadedDecode(const JobInput& input, Decode& decode, MlaDecode* latents, const Collective& collective,
                const ProgressCallback& on_progress, int caches);
   const CachePools& pools_of(int step) const;
-  // Enqueues a step of the op class; `captured`: without what the host knows of lengths.
+  // Enqueues a step of the op; `captured`: without host copies of lengths.
   void enqueue(int step, bool captured);
   void wait();
 

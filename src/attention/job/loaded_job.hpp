@@ -58,14 +58,14 @@ class LoadedJob {
     std::int64_t heads;
     std::int64_t dim;
     std::int64_t NonFinite::*non_finite;
-    bool packed = false;  // rows of 8 bits of latents, as so many halves
+    bool packed = false;  // FP8 latent rows, viewed as 16-bit elements
   };
 
   LoadedJob(const RingOp& ring, const Collective& collective) : ring_(ring), collective_(collective) {}
   // Packed queries and keys of this rank.
   std::vector<PackedRun> query_runs(const JobInput& input) const;
   std::vector<PackedRun> key_runs(const JobInput& input) const;
-  // Fills inputs_ in the tensors' order, and makes room for outputs and workspace.
+  // Fills inputs_ in the tensors' order, and allocates outputs and workspace.
   void load(const JobInput& input, const std::vector<Tensor>& tensors, const ProgressCallback& on_progress);
   const float* load_sinks(const JobInput& input);
   // The rank's rows of a compressed tensor, and all of its tables.

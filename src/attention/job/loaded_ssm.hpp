@@ -30,15 +30,15 @@ struct SsmRankResult {
   std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
 
   TensorView y_view(const SsmSpec& spec) const;
-  // What sequences hand on: their states, [sequences, heads, head_dim · state_dim], or of a convolution alone their
-  // halos, [sequences, channels, width − 1].
+  // The data that sequences pass on: states, [sequences, heads, head_dim · state_dim], or for a convolution only halos,
+  // [sequences, channels, width − 1].
   TensorView carried_view(const SsmJob& job) const;
   SsmResultView result_view(const SsmJob& job) const;
   Buffer& carried(const SsmJob& job) { return job.conv1d_only ? halos : states; }
 };
 
-// This rank's rows of a scan in the memory of its kernel, ready to be scanned any number of times. All calls are
-// collective over `collective`, in whose world the op class was made; that and the input outlive the object.
+// This rank's rows of an SSM job in the memory of its kernel, ready to run any number of times. All calls are
+// collective over `collective`, the world of the op. It and the input outlive the object.
 class LoadedSsm {
  public:
   // Allocates everything and reads the rows.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a result that lies on many ranks: its digests, and its file.
+// The output of a result that is distributed over ranks: digests and file.
 #pragma once
 
 #include <functional>
@@ -22,8 +22,8 @@ struct Digests {
 // Collective.
 Digests digest_result(const JobInput& input, const RankResult& result, const Collective& collective);
 
-// What the header of an output file says of the program, the kernel and the result. Nothing of how the job was run, so
-// that files of different worlds are equal byte for byte.
+// Metadata of an output file: the program, the kernel and the result. How the job was run is omitted, so that files of
+// different worlds are equal byte for byte.
 FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests);
 
 // Makes the safetensors file `path` of these tensors, which appears whole or not at all. `write` writes this rank's

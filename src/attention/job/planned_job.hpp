@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a job that goes around the ring would run on, without ranks and devices: its kernels, and the job in the words
-// of a summary.
+// The kernels and the plan input of a ring job, without ranks and devices.
 #pragma once
 
 #include <memory>
@@ -15,8 +14,8 @@ namespace ringattn {
 
 class PlannedJob {
  public:
-  // Chooses as the op class of the input's op does, attention's or that of latents. `heads_at_a_time`: of latents
-  // (MlaOptions). `input` and `options` outlive the object. Throws what choosing throws.
+  // Chooses kernels as the op of the input (attention or MLA) does. `heads_at_a_time`: for latents (MlaOptions).
+  // `input` and `options` outlive the object. Throws what choosing throws.
   PlannedJob(const JobInput& input, const Options& options, KernelScope scope, int heads_at_a_time = 0);
 
   const AttentionChoice& kernel() const { return choice_; }
@@ -29,7 +28,7 @@ class PlannedJob {
  private:
   std::unique_ptr<Backend> make_backend() const;
   void choose_mla(KernelScope scope);
-  std::unique_ptr<AttentionKernel> make_kernel(int heads) const;  // of latents: of so many heads
+  std::unique_ptr<AttentionKernel> make_kernel(int heads) const;  // for latents: of `heads` heads
 
   const JobInput& input_;
   const Options& options_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tokens of a pool of pages become codes. A pool may have far more pages than its sequences hold: what is kept
-// here, and what is done, goes by the pages that they hold.
+// The tokens of a page pool that are compressed. A pool may have far more pages than its sequences use: memory and work
+// are proportional to the used pages.
 #pragma once
 
 #include <cstdint>
@@ -40,8 +40,8 @@ class PoolSlots {
 // Where the token that is the n-th of these runs lies.
 std::int64_t slot_at(std::span<const PackedRun> runs, std::int64_t n);
 
-// Tokens that sequences hold, each once, ascending. `cu`: of keys, [sequences + 1]. `group`: of each sequence those in
-// full groups of so many tokens alone; a page holds whole groups.
+// Tokens that sequences hold, each once, ascending. `cu`: cumulative key lengths, [sequences + 1]. `group`: only tokens
+// in full groups of `group` tokens of each sequence; a page holds whole groups.
 PoolSlots held_slots(const PageTable& table, std::span<const std::int64_t> cu, std::int64_t group = 1);
 
 }  // namespace ringattn

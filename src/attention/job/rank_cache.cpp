@@ -28,7 +28,7 @@ void for_each_piece(const KvPartition& partition, std::int64_t group, std::int64
   }
 }
 
-// What a rank holds: of each of these sequences the groups of the share.
+// The part of a rank: these sequences, and of each these KV splits.
 struct Holding {
   SequenceRange sequences;
   KvPartition partition;
@@ -73,7 +73,8 @@ RankCache dense_share(const Batch& batch, const Holding& holding, std::int64_t c
   return cache;
 }
 
-// By what the lists have the ranks fold, where they are known and there are several ranks; else 0.
+// Number of head parts that balances the keys selected by the block mask, if it is known and there are several ranks;
+// else 0.
 int head_parts(const Job& job, const AttentionSpec& spec, int ranks) {
   const std::vector<std::int64_t> listed = ranks > 1 ? keys_per_mask_row(job) : std::vector<std::int64_t>();
   if (listed.empty()) return 0;
@@ -158,7 +159,7 @@ DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, 
 }
 
 SharedPrefixPages shared_prefixes(const JobInput& input, int key_tile) {
-  constexpr std::size_t kMostPrefixes = 256;  // as many as every kernel takes
+  constexpr std::size_t kMostPrefixes = 256;  // supported by every kernel
   if (input.pages() == nullptr || input.op() == Op::kMla) return {};
   return shared_prefix_pages(*input.pages(), input.job().batch, key_tile, kMostPrefixes);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which of a job's keys a rank's cache holds, and where in it. Pure: no ranks run here, and nothing is read.
+// The keys of a job that a rank's cache holds, and their positions in it. Pure: no ranks run here, and nothing is read.
 #pragma once
 
 #include <cstdint>
@@ -37,12 +37,12 @@ struct RankCache {
   std::vector<CachedKeyRun> held;
 };
 
-// What decodes `input`, which decodes(): of latents the absorbed form, whose values lie in its keys.
+// The decode spec of `input`, which must be decodes(); for latents the absorbed form, with values in keys.
 DecodeSpec decode_spec(const JobInput& input);
 
-// The same with the cache as the input stores it, where a kernel of this row reads that: the bits are the same, and the
-// cache is smaller. Else rows are decompressed as the cache is filled; so they are for several ranks with block_mask,
-// each of which would need the formats' tables of its own heads or sequences alone.
+// The same with the cache in the format of the input, if a kernel of this row reads it: the bits are equal, and the
+// cache is smaller. Otherwise rows are decompressed when the cache is filled. So they are for several ranks with a
+// block mask, each of which would need tables of only its own heads or sequences.
 DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks);
 
 // The prefixes that the sequences of a job share in its pages; none without pages.
@@ -52,12 +52,12 @@ SharedPrefixPages shared_prefixes(const JobInput& input, int key_tile);
 // `format` is what the kernel was made for.
 DecodeJob decode_job(const JobInput& input, int ranks, const DecodeKernel& kernel, const CacheFormat& format = {});
 
-// What rank `rank` of `ranks` holds of a job that decodes; `job` is what decode_job() made of it. Throws kMemory for a
-// table of too many entries.
+// The part of rank `rank` of `ranks` of a decode job; `job` is the result of decode_job(). Throws kMemory for a table
+// of too many entries.
 RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, std::int64_t kv_split_keys);
 
-// Bytes of K and V, or of latents, that a step by `kernel` reads: the tiles that its rows see, once a K/V head, on all
-// ranks together. Tiles of prefixes that the kernel folds for several sequences at once are read once.
+// Bytes of K and V, or of latents, that a step by `kernel` reads: the tiles that its rows see, once per K/V head, on
+// all ranks together. Shared-prefix tiles that the kernel computes for several sequences at once are read once.
 double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const CacheFormat& format = {});
 
 }  // namespace ringattn

@@ -24,12 +24,12 @@ struct ReplayResult {
   std::optional<Difference> difference;  // the first, prefill's value left
 };
 
-// Whether the job's rows can be decoded: no row may see a key behind its own, each stands at a key, and latents are
-// folded as they are (absorbed). Throws kUsage.
+// Checks that the job's rows can be decoded: no row may see a key after its own, each position has a key, and latents
+// are used in the absorbed form. Throws kUsage.
 void check_replayable(const JobInput& input);
 
-// Whether steps have the bits of a prefill by this kernel: the request chooses for them the kernel of the same name.
-// Throws kUnsupported, and what choosing throws.
+// Checks that decode steps have the bits of a prefill by this kernel: the request must choose the kernel of the same
+// name for them. Throws kUnsupported, and what choosing throws.
 void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, const KernelRequest& request,
                          KernelScope scope = KernelScope::kThisMachine);
 

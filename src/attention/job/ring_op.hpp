@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the op classes of ops that go around the ring have in common, for those who load, show and measure jobs.
+// The common interface of Attention and Mla, for loading, reporting and measuring jobs.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace ringattn {
 // Refers to the front op, which outlives it.
 struct RingOp {
   Backend& backend;
-  const AttentionChoice& kernel;  // what folds
+  const AttentionChoice& kernel;  // of the attention
   const Options& options;
   const JobLayout& layout;
   const Plan& plan;

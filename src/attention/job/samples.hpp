@@ -27,7 +27,7 @@ struct SampleTimes {
 SampleTimes summarise(std::vector<double> milliseconds);
 
 struct SampleRequest {
-  std::int64_t count = 0;             // 0: as many as the figure needs
+  std::int64_t count = 0;             // 0: the number that the figure needs
   ProgressCallback on_progress = {};  // of all "sample"s
 };
 
@@ -37,33 +37,33 @@ struct Samples {
   double exposed_comm_ms = 0.0;  // median over the samples of the rank that waited longest
 };
 
-// What a run took on this rank.
+// Times of one run on this rank.
 struct RunTimes {
   double seconds = 0.0;
   double exposed_comm_seconds = 0.0;
 };
 
-// Of each of a rank's values the largest of all ranks. Collective, as all that follows.
+// The maximum over all ranks of each value. Collective, as are all functions below.
 std::vector<double> slowest(const Collective& collective, const std::vector<double>& mine);
 
 // As many samples as are asked for, else at least ten, and half a second of them. `seconds`: of one.
 std::int64_t sample_count(const SampleRequest& request, double seconds);
 
-// Samples of each of so many kinds of runs: `run` does one. They take turns, so all see the machine in the same temper.
-// `seconds`: what a run took on this rank when it was warm.
+// Samples of several kinds of runs; run(kind) runs one. Kinds alternate, so that all see the machine in the same state.
+// `seconds`: duration of a warm run on this rank.
 std::vector<Samples> take_samples(const Collective& collective, const SampleRequest& request, double seconds,
                                   std::size_t kinds, const std::function<RunTimes(std::size_t kind)>& run);
 
-// Of each mode.
+// Samples of each mode.
 std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request, LoadedJob& loaded,
                                  std::span<const RunMode> modes);
 
 // `last`: of the last scan.
 Samples sample_ssm(const Collective& collective, const SampleRequest& request, LoadedSsm& loaded, SsmStats& last);
 
-// Of decoding: a sample is `steps` steps one behind the other, over `caches` copies of the cache. On a device these are
-// so many that each step finds its keys in no cache memory any more, as between the layers of a model; hosts take one
-// step of one cache.
+// Samples of decode: each is `steps` consecutive steps over `caches` copies of the cache. On a device the copies are so
+// large together that no step finds its keys in the L2 cache, as between the layers of a model. Hosts run one step on
+// one cache.
 struct DecodeSample {
   int caches = 1;
   int steps = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The op class to whole scans, as file_job.hpp is of attention: tensors from a file or a seed, a scan over the ranks
-// of a world, y and final states to a file.
+// Runs whole SSM jobs, as file_job.hpp does for attention: tensors from a file or a seed, an SSM over the ranks of a
+// world, y and final states to a file.
 //
 //   SsmFileJob job;
 //   job.input = FileInput{"layer.safetensors"};
@@ -48,7 +48,7 @@ class PreparedSsm {
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares: kernel,
   // agreement, memory. Reads samples of the rows. Throws kFile, and what SsmInput and Ssm throw.
   PreparedSsm(SsmFileJob job, Transport& transport, SsmOptions options);
-  // Of an input on which the ranks have agreed; nothing is written.
+  // For an input on which the ranks have agreed; writes nothing.
   PreparedSsm(SsmInput input, Transport& transport, SsmOptions options);
 
   const SsmInput& input() const { return *input_; }

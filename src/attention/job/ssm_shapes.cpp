@@ -35,7 +35,7 @@ std::int64_t super_segments(std::span<const std::int64_t> lengths) {
   return count;
 }
 
-// Where sequences are cut: behind half of their super-segments, or at their end where they have but one.
+// Where sequences are cut: after half of their super-segments, or at their end if they have only one.
 std::vector<std::int64_t> cuts_of(std::span<const std::int64_t> lengths) {
   std::vector<std::int64_t> cuts;
   for (const std::int64_t length : lengths) {
@@ -45,7 +45,7 @@ std::vector<std::int64_t> cuts_of(std::span<const std::int64_t> lengths) {
   return cuts;
 }
 
-// What a shape leaves on a rank: rows, and what sequences hand on, in the order of its runs.
+// The results of a shape on a rank: rows, and the data that sequences pass on, in the order of its runs.
 struct Outcome {
   Buffer y;
   Buffer carried;
@@ -121,7 +121,7 @@ class Runner {
     return earliest(collective_, mine);
   }
 
-  // States that travel in a shape; a resumed one hands on one more of each sequence that is cut, through its caller.
+  // Number of states sent in a shape; a resumed one passes on one more for each cut sequence, through its caller.
   std::int64_t states_of(const SsmShape& shape) const {
     std::int64_t states = 0;
     for (const std::vector<StateHop>& step : state_hops(layout_of(shape)).hops) {
@@ -137,7 +137,7 @@ class Runner {
   }
 
   std::vector<std::int64_t> ends() const { return input_.job().lengths; }
-  // Whether the second part of a resumed shape has the sequence. Both parts have the empty ones.
+  // True if the second part of a resumed shape has the sequence. Both parts have empty sequences.
   bool goes_on(std::size_t sequence) const { return cuts_[sequence] < ends()[sequence] || ends()[sequence] == 0; }
   SsmInput front() const { return input_.part(std::vector<std::int64_t>(cuts_.size()), cuts_, {}); }
   SsmInput rear(std::vector<std::byte> carried) const { return input_.part(cuts_, ends(), std::move(carried)); }

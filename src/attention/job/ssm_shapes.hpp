@@ -18,8 +18,8 @@ namespace ringattn {
 struct SsmShape {
   int ranks = 1;
   bool in_turn = false;  // ranks have super-segments in turn, else neighbouring ones
-  // Long sequences are scanned up to a super-segment in their middle, and then from the final states of that; those of
-  // a convolution alone from the last tokens.
+  // Long sequences are scanned up to a super-segment in their middle, and then continued from the final states, or for
+  // a convolution only from the last tokens.
   bool resumed = false;
 };
 
@@ -28,7 +28,7 @@ struct SsmShape {
 std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input);
 
 struct SsmShapeResult {
-  std::int64_t states = 0;  // that travel from rank to rank
+  std::int64_t states = 0;  // sent between ranks
   std::optional<Difference> difference;
 };
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows on their way between host code (files, digests) and the memory of a backend, and room for them there. Host
-// memory needs no way. A device's rows go through two pinned buffers: one is filled or emptied by the host while the
-// other is copied.
+// Copies rows between host code (files, digests) and the memory of a backend, and allocates memory there. Host memory
+// is used directly. Device rows go through two pinned buffers: the host fills or empties one while the other is copied.
 #pragma once
 
 #include <cstddef>
@@ -70,7 +69,7 @@ Buffer upload(Backend& backend, std::span<const Value> values) {
 MutableTensorView make_rows(Backend& backend, Dtype dtype, std::int64_t tokens, std::int64_t heads, std::int64_t dim,
                             Buffer& memory);
 
-// What is handed out without having been written shows: it is NaN, in every dtype, not what an earlier job left there.
+// Fills outputs with NaN, in every dtype, so that elements that are not written are visible.
 void mark_unwritten(Backend& backend, std::initializer_list<const Buffer*> buffers);
 
 // The same bytes in host memory, where the backend's are elsewhere.
