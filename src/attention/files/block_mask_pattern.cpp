@@ -69,7 +69,7 @@ struct PatternPart {
   }
 };
 
-// What a pattern says, before anything is made of it.
+// A parsed pattern.
 struct Pattern {
   BlockMaskShape shape{kDefaultMaskBlock, kDefaultMaskBlock, 0};
   std::vector<PatternPart> parts;

@@ -26,13 +26,14 @@
 
 namespace ringattn {
 
-inline constexpr int kDefaultMaskBlock = 128;                          // tokens of a block where nobody names them
+inline constexpr int kDefaultMaskBlock = 128;                          // default tokens per mask block
 inline constexpr std::int64_t kMaxMaskTokens = std::int64_t{1} << 30;  // that a pattern, or a block, may name
 
 // Makes lists of the best `count` blocks by the job's rows; `spec` is the job's, with the shape of the lists.
 using TopKBlocks = std::function<BlockMask(const AttentionSpec& spec, int count)>;
 
-// The lists of a job by a pattern. Throws kUsage for words that make none, and kMemory for more than there is room for.
+// The block mask of a pattern for a job. Throws kUsage for invalid patterns, and kMemory if the mask exceeds its
+// budget.
 BlockMask block_mask_from_pattern(std::string_view text, const Job& job, const TopKBlocks& best,
                                   const BlockMaskBudget& budget);
 

@@ -29,7 +29,7 @@ RequestedBlockMask make_requested(const BlockMaskRequest& request, const Job& jo
   return {std::move(block_mask), std::move(file), std::move(used)};
 }
 
-// What was asked for, and the answer.
+// A request and its result.
 struct SharedBlockMasks {
   BlockMaskRequest request;
   Job job;

@@ -16,8 +16,7 @@ namespace ringattn {
 
 struct BlockMaskRequest {
   std::string text;  // the pattern, or the file's path
-  // What the data are read from, beside the job: a file, or a seed in words. Lists of the same request, job and input
-  // are the same.
+  // The input besides the job: a file, or a seed as text. Equal requests, jobs and inputs have equal block masks.
   std::shared_ptr<const void> file = nullptr;
   std::string seed = {};
   std::size_t memory_budget = 0;  // bytes that they may take; 0, or more than that: 512 MiB

@@ -32,7 +32,7 @@ class TensorPieces {
  public:
   explicit TensorPieces(const TensorSource& tensor) : tensor_(tensor) {}
 
-  // Those from a byte on: at least one element, and as many as are there.
+  // Elements from a byte on: at least one, up to the end of the buffer.
   std::span<const std::byte> from(std::int64_t byte) {
     constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
     if (byte < first_ || byte >= first_ + static_cast<std::int64_t>(piece_.size())) {
@@ -107,7 +107,7 @@ class BsrTensors {
   BsrTensors(const TensorSource& begins, const TensorSource& blocks) : begins_(begins), blocks_(blocks) {}
 
   std::int64_t lists() const { return begins_.size() - 1; }
-  // What can be said before lists are read.
+  // Checks that need no block indices.
   void check_ends() {
     if (begins_.at(0) != 0) begins_.refuse(0, "the first list begins at 0", kSuggestion);
     if (begins_.at(lists()) == blocks_.size()) return;

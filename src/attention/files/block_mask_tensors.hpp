@@ -25,8 +25,8 @@ namespace ringattn {
 // The tensors that hold a file's lists. Throws kFile for a file with neither form, with both, or with half of one.
 std::vector<TensorSource> block_mask_tensors(const SafetensorsFile& file);
 
-// The lists of a job. Throws kFile for a file that has none for it, naming the tensor and, where one is wrong, the
-// entry; kMemory for lists that take more than there is room for. A piece of a tensor is in memory at a time.
+// The block mask of a job. Throws kFile for a file that has none for it, naming the tensor and, if an entry is wrong,
+// the entry; kMemory if the mask exceeds its budget. Tensors are read in pieces.
 BlockMask block_mask_from_file(const SafetensorsFile& file, const Job& job, const BlockMaskBudget& budget);
 
 }  // namespace ringattn

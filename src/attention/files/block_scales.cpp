@@ -21,7 +21,7 @@ constexpr std::string_view kSuffix = "_scale_inv";
 
 std::int64_t blocks_of(std::int64_t extent) { return (extent + kScaleBlock - 1) / kScaleBlock; }
 
-// Whether a tensor holds scales of some kv_b_proj: kv_b_proj_scale_inv, and ….kv_b_proj.weight_scale_inv.
+// True if a tensor has the scales of a kv_b_proj: kv_b_proj_scale_inv, and ….kv_b_proj.weight_scale_inv.
 bool is_scales(std::string_view name) {
   return name == "weight_scale_inv" || name.ends_with("kv_b_proj_scale_inv") ||
          name.ends_with("kv_b_proj.weight_scale_inv");

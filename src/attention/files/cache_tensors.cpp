@@ -38,8 +38,8 @@ void check_axes(const TensorSource& tensor) {
           "Write a pool of pages of one size.");
 }
 
-// Whether the pages can be meant so: their size is one that caches have, and the K/V heads divide q's; 0: there is no
-// q.
+// True if the axes can be read as pages: the page size is supported, and the K/V heads divide q's. `q_heads` 0: there
+// is no q.
 bool fits(const RowGrid& pages, std::int64_t q_heads) {
   return is_page_size(pages.length) && pages.heads > 0 && q_heads % pages.heads == 0;
 }
@@ -225,7 +225,7 @@ struct Pool {
   std::optional<CompressedSource> source;
 };
 
-// Lists that a cache has no use for: whoever wrote them expects that they count.
+// Refuses block mask tensors that a cache can't use, because the writer of the file expects that they have an effect.
 void refuse_block_mask(const SafetensorsFile& file, const InputNames& names) {
   for (const auto& [name, role] : {std::pair{&names.cu_seqlens_k, "cu_seqlens_k"}, {&names.q_offset, "q_offset"}}) {
     const auto list = find_optional(file, *name, role);

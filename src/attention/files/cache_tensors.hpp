@@ -10,8 +10,8 @@
 
 namespace ringattn {
 
-// Whether the input is a cache: `k_pages` is named, or is there, in its format, while k and v were not named. Throws
-// kFile where the file holds `k` besides and nothing says which of them is meant.
+// True if the input is a cache: `k_pages` is named, or present in its format, while k and v were not named. Throws
+// kFile if the file also has `k` and nothing says which one to use.
 bool holds_cache(const SafetensorsFile& file, const InputNames& names);
 
 // `order` is that of q and out. `page_order`, kThd or kHtd, is that of a page; absent: what the file's metadata

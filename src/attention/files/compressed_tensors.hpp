@@ -4,7 +4,7 @@
 // k_<stream> [tokens, heads, width] for each stream, tokens packed in the order of their sequences, and k_<table> for
 // each table (kernels/row_format.hpp). q, cu_seqlens_q, cu_seqlens_k, q_offset and sinks are those of any other file.
 //
-// Of a paged cache the tensor is k_pages, and its streams lie as it would: k_pages_<stream>
+// In a paged cache the tensor is k_pages, and its streams have its layout: k_pages_<stream>
 // [pages, page_size, heads, width], or [pages, heads, page_size, width].
 #pragma once
 
@@ -35,17 +35,16 @@ struct CompressedSource {
   std::vector<std::int64_t> cu;              // of the keys: [sequences + 1]
   std::vector<TensorSource> streams;         // in the order of format_streams(); of a file
   AxisOrder order = AxisOrder::kThd;         // of these: kThd or, in pages, kBthd or kBhtd
-  std::shared_ptr<const PageTable> pages;    // in which the tokens lie; null: one behind the other
+  std::shared_ptr<const PageTable> pages;    // of the tokens; null: tokens are packed
   std::vector<std::vector<std::byte>> made;  // the same, of a seed
   std::vector<TensorSource> stored_tables;   // of format_tables(), of a file; their numbers were looked at
 
-  // These, or those of a seed: read when somebody first asks for them, once for all that share the source. Throws
-  // kFile.
+  // The tables, or those of a seed. Read on first use, once for all sources that share them. Throws kFile.
   const std::vector<std::vector<std::byte>>& tables() const;
   void set_tables(std::vector<std::vector<std::byte>> tables);
   // The runs as rows that follow each other, a run of a sequence each; `to` are the packed tokens.
   std::vector<CompressedRun> rows_of(std::span<const PackedRun> runs) const;
-  // Fills `target` with the runs' rows of a stream, [heads, width] each, one behind the other. Throws kFile.
+  // Fills `target` with the runs' rows of a stream, [heads, width] each, contiguous. Throws kFile.
   void read_stream(std::size_t stream, std::span<const PackedRun> runs, std::span<std::byte> target) const;
   // Throws kFile, naming tensor and place, where rows that were read hold what none may. `rows`: of rows_of(runs).
   void check(const CompressedRows& rows, std::span<const PackedRun> runs) const;
@@ -100,17 +99,17 @@ class SyntheticCompressed {
 
 // How the file stores `tensor`, "k" or "v": what its metadata say. Throws kFile for a format that is none.
 RowFormat stored_format(const SafetensorsFile& file, std::string_view tensor);
-// Whether that of its keys or values is not plain.
+// True if the file's keys or values are compressed.
 bool holds_compressed(const SafetensorsFile& file);
 // The tensor that a format has first, of one that is named `stored`: "k_codes" of "k", or itself where it is plain.
 std::string first_tensor(const RowFormat& format, std::string_view stored);
 
-// What the file stores as `stored` in a format that is not plain, of elements of `dtype`, its tables aside; `order` is
-// that of the streams, and `name` what messages call it. Throws kFile, naming the tensor and what is wrong.
+// The tensor `stored` of the file, in a format that is not plain, of elements of `dtype`, without its tables; `order`
+// is the axis order of the streams, and `name` its name in messages. Throws kFile, naming the tensor and the problem.
 CompressedSource find_source(const SafetensorsFile& file, std::string_view name, std::string_view stored,
                              const RowFormat& format, Dtype dtype, AxisOrder order);
-// The rest, once its sequences are known: tables are looked at part by part, and take memory when somebody asks for
-// them. What was found of it joins `used`. Throws kFile.
+// Finds the tables, once the sequences are known. They are checked in pieces, and read when they are used. Adds their
+// names to `used`. Throws kFile.
 void find_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
                  CompressedSource& source, std::vector<TensorSource>& used);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tells a file from another without reading all of it. Ranks compare theirs (attention/job/input_agreement.hpp):
-// each opens its input by name, and the name may lead to other bytes on another host, or a moment later.
+// Distinguishes files without reading all of them. Ranks compare fingerprints (attention/job/input_agreement.hpp): each
+// opens its input by name, and the name may lead to other bytes on another host or at another time.
 #pragma once
 
 #include <cstdint>
@@ -27,20 +27,20 @@ struct FileFingerprint {
   // Inode, time of the last change of its bytes and of the last change of anything: equal on all hosts for a file of a
   // file system that they share.
   std::string stamp;
-  // XXH3-128 in hex of the tensors that are used, at most 64 MB of them. Reads as much; lasts as long as the file is
-  // open. Of this rank's own files alone. Throws kFile.
+  // XXH3-128 in hex of the tensors in use, at most 64 MB of them. Reads that much. Valid as long as the file is open.
+  // Covers only this rank's files. Throws kFile.
   std::function<std::string()> more_data = {};
 };
 
-// Whether two ranks have opened one file, and not copies of it or others that look like it: the same device and inode
-// of one host, or a file with the same inode and the same times on two hosts.
+// True if two ranks have opened one file, not copies of it: the same device and inode on one host, or the same inode
+// and times on two hosts.
 bool is_one_file(const FileFingerprint& a, const FileFingerprint& b);
 
 // At most 32 pieces of 4 KiB of each tensor are read, the first and the last bytes among them; all of a tensor that is
 // no larger. Throws kFile, also where the file has changed since it was opened.
 FileFingerprint fingerprint(const SafetensorsShard& shard, std::span<const TensorInfo* const> tensors);
 
-// Of each file that the tensors lie in, in the tensors' order.
+// Fingerprint of each file that has one of the tensors, in the tensors' order.
 std::vector<FileFingerprint> fingerprints(std::span<const TensorSource> tensors);
 
 }  // namespace ringattn

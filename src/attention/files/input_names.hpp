@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tensors of a file have a job's roles: by the names that the caller gives, by the roles' own names, or by the
-// aliases of other libraries (known_names.hpp). And what is left: refused by name, or not read.
+// Finds the tensors of a job's roles in a file: by the names that the caller gives, by the roles' own names, or by
+// aliases of other libraries (known_names.hpp). The other tensors are refused by name, or not read.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace ringattn {
 
-// Whether any role is named. Then the caller knows the file, which may hold a whole model.
+// True if any role is named. Then the caller knows the file, which may hold a whole model.
 bool any_named(const InputNames& names);
 
 // `names`, and for each role that is not named and not there by its own name the alias that is there. The sinks of a
@@ -23,10 +23,10 @@ bool any_named(const InputNames& names);
 // a role that two tensors have and, unless any is named, for a tensor that is refused by its name.
 InputNames resolve_names(const SafetensorsFile& file, const InputNames& names, JobKind job);
 
-// Whether the file has a tensor of that role, by its own name or by an alias.
+// True if the file has a tensor of that role, by its own name or by an alias.
 bool has_role(const SafetensorsFile& file, std::string_view role, JobKind job);
 
-// What a job does not read of its file.
+// Tensors of its file that a job does not read.
 struct UnreadTensors {
   std::size_t count = 0;
   std::vector<std::string> first;  // up to 8 names in quotes, ascending; none where tensors were named

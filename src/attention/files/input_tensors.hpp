@@ -38,8 +38,8 @@ struct InputTensors {
 // Of q, k and v. Throws kFile, naming the tensor, its shape and what it disagrees with.
 InputTensors find_input(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
 
-// What ops share. The sequences of packed or batched rows, whose tokens q_grid and k_grid count: from cu_seqlens and
-// q_offset, or one for each entry of the batch. The lists that there are join `used`. Throws kFile.
+// Common to all ops. The sequences of packed or batched rows, whose tokens q_grid and k_grid count: from cu_seqlens and
+// q_offset, or one for each batch entry. Adds the names of these tensors to `used`. Throws kFile.
 SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names, InputTensors& input);
 
 // A logit for each of q's heads, where the file has them. Throws kFile.

@@ -25,7 +25,7 @@ bool is_matrix(SyntheticTensor tensor) {
   return tensor == SyntheticTensor::kWeightKeys || tensor == SyntheticTensor::kWeightValues;
 }
 
-// What decode steps can't be, of a synthetic one.
+// Checks a synthetic input for a decode step.
 void check_decode(const SyntheticInput& input, std::int64_t q_len) {
   const bool latents = input.op == Op::kMla;
   if (q_len < 1 || q_len > kMaxDecodeRows) {

@@ -28,22 +28,22 @@
 
 namespace ringattn {
 
-// What computes a job. The first two give a row the same bits.
+// The op that computes a job. The first two give a row the same bits.
 enum class Op {
   kAttention,  // Attention: rows in any number, keys dealt to ranks as the rows are
   kDecode,     // Decode: a few rows at the end of each sequence, whose keys lie in a cache
   kMla,        // Mla: rows in any number, keys and values expanded from latents
-  // Of a SsmInput (ssm_input.hpp).
+  // The ops of a SsmInput (ssm_input.hpp).
   kSsd,            // Ssm: Mamba-2's, a decay a head
   kSelectiveScan,  // Ssm: Mamba-1's, a decay for each state of a channel
-  kConv1d,         // Ssm: the convolution in front of one, alone
+  kConv1d,         // Ssm: only the convolution
 };
 std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan", "conv1d"
 
 // q, k and v, or latents and matrices, as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
   Op op = Op::kAttention;
-  std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
+  std::optional<std::uint64_t> seed;  // absent: only a shape, without readable rows
   std::int64_t tokens = 0;            // keys of each sequence
   // Queries of each, at the end of its keys; absent: all of them, or one where a cache is decoded.
   std::optional<std::int64_t> q_len = {};
@@ -69,7 +69,7 @@ struct SyntheticInput {
 
 using InputRequest = std::variant<FileInput, SyntheticInput>;
 
-// What is computed from q, k and v, whatever their shape.
+// Settings of the computation, independent of the shape.
 struct Numerics {
   Mask mask{-1, 0};                     // causal
   std::optional<double> softmax_scale;  // absent: 1 / sqrt(head_dim), of heads' keys with their rotary part
@@ -77,8 +77,7 @@ struct Numerics {
   // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end. Keys
   // that have positions of their own are counted with those that were taken out.
   std::optional<std::int64_t> query_offset;
-  // Which key blocks each query block sees beside that: a pattern, or a file (block_mask_request.hpp); empty: all of
-  // them.
+  // The block mask: a pattern, or a file (block_mask_request.hpp); empty: all blocks.
   std::string block_mask;
   std::optional<MlaForm> form;  // of latents; absent: by the shape
   // Bytes that a rank may use, which no lists exceed (BlockMaskRequest); 0: no limit. Decides nothing else.
@@ -87,63 +86,63 @@ struct Numerics {
 
 class JobInput {
  public:
-  // Of a file, reads the header and the short block_mask; all of q and k where lists of key blocks follow from them,
-  // which are then chosen at `target`. Throws kFile for a file that holds no job, kUsage for a job that contradicts
-  // itself.
+  // For a file, reads the header and the short block mask tensors. If the block mask is computed from q and k, reads
+  // all of them and selects blocks on `target`. Throws kFile for a file without a job, kUsage for a job that
+  // contradicts itself.
   JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target = {});
 
   // Synthetic input for a job that the caller made.
   static JobInput synthetic(Job job, std::uint64_t seed);
 
-  // The same job as a decoding step over another cache, without pages (0) or with pages of so many tokens, whose
-  // contents are read token by token. Its rows must be a step's: op() says so, or the caller sees to it.
+  // The same job as a decode step over another cache, dense (0) or with this page size, whose contents are read token
+  // by token. Its rows must fit a step: op() says so, or the caller ensures it.
   JobInput decoded(std::int64_t page_size) const;
   // The same job for Attention, or for Mla. `why`: of one that would have been decoded, why it isn't.
   JobInput attended(std::string why = {}) const;
-  // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these: no query
-  // stands before the first key or behind the last.
+  // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these. No query
+  // has a position before the first key or after the last.
   JobInput last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const;
 
-  // Of latents, as if keys and values lay there expanded: as many K/V heads as query heads.
+  // For latents, the job with expanded keys and values, with as many K/V heads as query heads.
   const Job& job() const { return job_; }
-  // Of a file, kLatent where it holds latents; kDecode where it holds a cache and every sequence has as many rows, no
-  // more than decode kernels take.
+  // For a file, kLatent if it has latents; kDecode if it has a cache and every sequence has the same number of rows,
+  // within the limit of decode kernels.
   Op op() const { return op_; }
-  // Whether a op class of decoding computes it: Decode for kDecode, and MlaDecode for latents, absorbed, where
-  // every sequence has as many rows at its end, no more than decode kernels take.
+  // True if a decode op computes it: Decode for kDecode; MlaDecode for latents in the absorbed form, if every sequence
+  // has the same number of rows at its end, within the limit of decode kernels.
   bool decodes() const { return op_ == Op::kDecode || decodes_mla_; }
-  // Whether what it decodes are latents in rows, of which a cache is made: without pages or, of sequences whose lengths
-  // differ, in pages of 64. Other steps have a cache.
+  // True if it decodes latents in rows, from which a cache is made: dense, or with pages of 64 for sequences of unequal
+  // lengths. Other decode inputs have a cache.
   bool makes_cache() const { return decodes_mla_ && in_rows_; }
   // Why a job is computed as rows that would have been decoded; else empty.
   const std::string& not_decoded_reason() const { return not_decoded_reason_; }
-  // Whether tokens were taken out of the file's cache: queries stand where they did among all of them.
+  // True if tokens were evicted from the file's cache: queries keep their original positions.
   bool has_evicted_tokens() const { return file_ && file_->tensors.positions != nullptr; }
   // Then: the first query whose own token is not among those that are left, of some head of keys.
   const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
-  // Of kLatent: the job as its op class has it, with the form that computes, and why it is that one. Where a file's
-  // queries are in the latent, or it has no w_uv, the spec says so.
+  // For kLatent: the job of Mla, with the form that computes and the reason for it. The spec says if a file's queries
+  // are in the latent space, and if it has no w_uv.
   const MlaJob& latent() const { return *latent_; }
   const MlaFormChoice& form() const { return form_; }
   // Of kLatent: of heads' keys without the rotary part, which queries in the latent don't tell; absent: nothing says
   // it.
   std::optional<int> nope_dim() const;
-  // Of latents in rows of 8 bits, as latent().format says: fills `rows` with those of these packed keys, wherever pages
-  // hold them. Throws kFile.
+  // For FP8 latents, as latent().format says: fills `rows` with the rows of these packed keys, from pages if there are
+  // some. Throws kFile.
   void read_fp8_latents(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
-  // Of a cache in pages: where each sequence's keys lie; else null.
+  // For a paged cache: the pages of each sequence; else null.
   const PageTable* pages() const { return has_file_pages() ? file_->tensors.pages.get() : dealt_.get(); }
-  // Of a synthetic cache: keys that all sequences begin with.
+  // For a synthetic cache: number of keys that all sequences begin with.
   std::int64_t prefix() const { return prefix_; }
-  // Whether these are pages that lie in a file.
+  // True if the pages are those of a file.
   bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
-  // Of input with compressed keys or values, that tensor as it is stored: kK or kV; null: plain. job().format says
-  // how they travel, or lie in a cache, and read() gives their elements.
+  // For compressed keys or values, the tensor as it is stored: kK or kV; null: plain. job().format is its format in
+  // messages and caches, and read() returns decompressed elements.
   const CompressedSource* compressed(SyntheticTensor tensor) const;
-  // Whether a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
+  // True if a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
   bool head_major_pages() const { return has_file_pages() && file_->tensors.k_grid.head_major(); }
-  // Fills `target` with these pages of a file's pool of k or v that is not compressed, one behind the other, as they
-  // lie there. `tensor` is kK or kV. Throws kFile.
+  // Fills `target` with these pages of a file's plain pool of k or v, contiguous and in the file's layout. `tensor` is
+  // kK or kV. Throws kFile.
   void read_pages(SyntheticTensor tensor, std::span<const std::int32_t> pages, std::span<std::byte> target) const;
   std::span<const float> sinks() const;  // [heads], or empty
   // How out lies in a file.
@@ -152,16 +151,15 @@ class JobInput {
   const std::optional<std::uint64_t>& seed() const { return seed_; }
   // The tokens of a seed that packed tokens of q, or of k and v, are made of: queries are those of the last keys.
   std::vector<PackedRun> made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
-  // Whether a tensor's rows are those that fill_synthetic() makes of made_tokens(), and not what compressing them
-  // gives.
+  // True if a tensor's rows are those of fill_synthetic() for made_tokens(), not results of compression.
   bool is_made(SyntheticTensor tensor) const {
     return seed_ && stored(tensor) == nullptr && !(fp8_latents_ && tensor == SyntheticTensor::kLatent);
   }
-  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
-  // them. `tensor` is kQ, kK or kV or, of latents, kQ, kLatent, kKeyRope or the matrices of the heads of `runs`
-  // (SyntheticTensor). Synthetic input is made by `threads` threads. Throws kFile, and kUsage for a shape alone.
+  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), from pages if there
+  // are some. `tensor` is kQ, kK or kV or, for latents, kQ, kLatent, kKeyRope or the matrices of the heads of `runs`
+  // (SyntheticTensor). `threads` threads make synthetic input. Throws kFile, and kUsage for an input of only a shape.
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
-  // Of the files that it is read from; none for synthetic input. Reads samples. Throws kFile.
+  // Fingerprints of its files; none for synthetic input. Reads samples. Throws kFile.
   std::vector<FileFingerprint> fingerprints() const;
   // Tensors of its file that the job does not read.
   UnreadTensors unread() const;
@@ -172,7 +170,7 @@ class JobInput {
   JobInput() = default;
   void take_latents(const MlaSpec& spec);
   void take_form(std::optional<MlaForm> form);
-  // Of latents, where none is stated. Throws kUsage where nothing says of how many dims heads' keys are.
+  // For latents, if no scale is stated. Throws kUsage if head_dim is unknown.
   float mla_softmax_scale() const;
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a JobInput of latents has beside the others: its form, its scale, and whether it is a step.
+// The parts of JobInput for latents: form, scale, and the check for a decode step.
 #include <fmt/format.h>
 
 #include "attention/files/job_input.hpp"

@@ -135,7 +135,7 @@ constexpr KnownName kNames[] = {
      "Write block_table in that order, and leave it out"},
     {"leftpad_k", kAttention, "", "sequences begin with their first key", "Pack the keys without padding"},
     {"cache_leftpad", kAttention, "", "sequences begin with their first key", "Pack the keys without padding"},
-    // A logit for each head that joins the denominator alone.
+    // A logit for each head that is added only to the softmax denominator.
     {"sink", kAttention, "sinks"},
     {"s_aux", kAttention, "sinks"},
     {"attn_sink", kAttention, "sinks"},

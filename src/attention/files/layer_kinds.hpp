@@ -21,7 +21,7 @@ inline constexpr std::string_view kBlockSparse = "block_sparse_attention";
 inline constexpr std::string_view kMambaLayer = "mamba";
 inline constexpr std::string_view kHybridLayer = "hybrid";  // attention and a scan
 
-// Whether windows are in use: the key has a number, and use_sliding_window, where it stands, is true.
+// True if windows are in use: the key has a number, and use_sliding_window, if present, is true.
 bool has_window(const ModelKeys& keys, std::string_view key = "sliding_window");
 
 std::string full_layers(const ModelKeys& keys, std::int64_t layer);  // all

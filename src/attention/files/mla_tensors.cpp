@@ -98,7 +98,7 @@ const TensorSource& matrix_of(const MlaTensors& latents) {
 
 bool names_rows(const InputNames& names) { return names.latent || names.k_rope; }
 
-// Whether latents lie in pages, where they lie in one form.
+// True if latents are paged, if they are given in one form.
 bool are_pages(const SafetensorsFile& file, const InputNames& names) {
   return names.latent_pages || (!names_rows(names) && !names.latent_fp8 && file.contains("latent_pages"));
 }
@@ -166,7 +166,7 @@ void check_rope(const MlaTensors& latents) {
           kLatentRows);
 }
 
-// What says how many numbers the latent has.
+// Text that says where latent_dim comes from.
 std::string says_latent(const MlaTensors& latents) {
   const TensorSource& matrix = matrix_of(latents);
   return matrix.info != nullptr ? described(matrix) : fmt::format("the latent has {} dims", latents.latent_dim);
@@ -182,8 +182,8 @@ int stated_latent_dim(const MlaTensors& latents, int stated) {
 // Says so as of any tensor that must be there.
 void missing_w_uk(const SafetensorsFile& file, const InputNames& names) { file.tensor(names.w_uk.value_or("w_uk")); }
 
-// Of queries in the latent over rows of 8 bits: both have as many numbers, and a row has `width` bytes, 33 for each 32
-// numbers of the latent and 64 for each 32 rotary ones. 0: there are no such rows.
+// latent_dim of FP8 rows with queries in the latent space: a query has `numbers` elements, and a row `width` bytes, 33
+// for each 32 latent dims and 64 for each 32 rotary dims. 0: there are no such rows.
 int latent_dim_of_fp8(std::int64_t width, std::int64_t numbers) {
   if (numbers > kMaxDims || width >= 2 * numbers) return 0;
   const std::int64_t codes = (2 * numbers - width) * 32;
@@ -232,8 +232,8 @@ std::int64_t rope_dim_of(const MlaTensors& latents) {
   return rope;
 }
 
-// Whether queries are in the latent: as wide as it, and not because w_uk has as many rows. Without w_uk they must be:
-// throws kFile, naming it.
+// True if queries are in the latent space: their dim is the latent's, and w_uk's rows don't explain it. Without w_uk
+// they must be: throws kFile, naming it.
 bool find_queries(const SafetensorsFile& file, const InputNames& names, const InputTensors& input, std::int64_t rope,
                   const MlaTensors& latents) {
   const bool wide = input.q_grid.dim == latents.latent_dim + rope;
@@ -265,7 +265,7 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
   if (latents.joined_weights) {
     const std::int64_t rows = latents.w_uk.info->shape[0];
     require(rows % heads == 0, latents.w_uk, queries, kMatrices);
-    // As wide as the latent, and no room for values behind keys of these dims: such queries lie in the latent.
+    // The dims of w_uk are the latent's, which leaves no rows for values: such queries are in the latent space.
     require(rows / heads > nope || nope != latents.latent_dim, latents.w_uk,
             fmt::format("{} is in the latent, and then nothing says how many of the {} rows of a head are w_uk's",
                         described(input.q), rows / heads),

@@ -9,7 +9,7 @@
 //   latent_pages            instead of both, with block_table and lengths_k: [pages, page_size, latent_dim + rope_dim],
 //                           or U8 [pages, page_size, bytes]
 //   w_uk, w_uv              [heads, head_dim, latent_dim], [heads, head_dim_v, latent_dim]. Without w_uv O stays in the
-//                           latent; with queries in the latent w_uk isn't needed, and says head_dim alone
+//                           latent space; with queries in the latent space w_uk isn't needed, and only gives head_dim
 //   kv_b_proj               instead of both, as Hugging Face has it: [heads · (head_dim + head_dim_v), latent_dim], of
 //                           each head first the rows of w_uk, then those of w_uv; also F8_E4M3, with the scales of
 //                           block_scales.hpp
@@ -28,7 +28,7 @@
 namespace ringattn {
 
 struct MlaTensors {
-  // How a token's latent and rotary key lie: in a tensor each, one behind the other, or as codes of 8 bits.
+  // Storage of a token's latent and rotary key: two tensors, one joined row, or an FP8 row.
   enum class Rows { kSeparate, kJoined, kFp8 };
 
   int head_dim = 0;  // of keys, without the rotary part; 0: queries are in the latent, and nothing says it
@@ -48,14 +48,13 @@ struct MlaTensors {
   std::optional<BlockScales> scales;  // of a kv_b_proj in F8_E4M3
 };
 
-// Whether the input is one of latent attention: latents are named, or are there while no keys were named. Throws kFile
-// where the file holds keys besides and nothing says which of them is meant.
+// True if the input is MLA: latents are named, or are present while no keys were named. Throws kFile if the file also
+// has keys and nothing says which to use.
 bool holds_latents(const SafetensorsFile& file, const InputNames& names);
 
-// With what all ops have: q, sequences, pages, sinks. k_grid and v_grid are those of the expanded keys and values, of
-// the dims that q and out have. `order` is that of q and out. `latent_dim`: of plain rows in pages where there is no
-// matrix, which alone could say it; 0: not known. Throws kFile, naming the tensor, its shape and what it disagrees
-// with.
+// With the tensors of all ops: q, sequences, pages, sinks. k_grid and v_grid are those of the expanded keys and values,
+// with the dims of q and out. `order` is the axis order of q and out. `latent_dim`: of plain paged rows without a
+// matrix, which otherwise gives it; 0: unknown. Throws kFile, naming the tensor, its shape and the mismatch.
 std::pair<InputTensors, MlaTensors> find_latents(const SafetensorsFile& file, const InputNames& names,
                                                  std::optional<AxisOrder> order, int latent_dim = 0);
 
@@ -69,8 +68,7 @@ std::pair<InputTensors, MlaTensors> find_latent_rows(const SafetensorsFile& file
 void read_latents(const MlaTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
                   const MutableTensorView& rows);
 
-// Of Rows::kFp8: fills `rows` with these tokens' rows of latent_row_bytes(), one behind the other, as they lie there.
-// Throws kFile.
+// For Rows::kFp8: fills `rows` with these tokens' rows of latent_row_bytes(), contiguous, as stored. Throws kFile.
 void read_fp8_latents(const MlaTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows);
 
 }  // namespace ringattn

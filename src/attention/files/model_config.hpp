@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention or scan of a model's layer, as the config.json says it that Hugging Face keeps beside the weights.
-// Which of its keys mean what depends on the family of the model (model_families.hpp).
+// The attention or SSM of a model's layer, from the config.json that Hugging Face stores with the weights. The meaning
+// of its keys depends on the family of the model (model_families.hpp).
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace ringattn {
 class ModelKeys;
 struct ModelFamily;
 
-// What a layer computes. Members that its op has no use for are 0.
+// Shape and op of a layer. Members that its op doesn't use are 0.
 struct ModelLayer {
   Op op = Op::kAttention;  // kAttention, kLatent, kSsd or kSelectiveScan
   int heads = 0;           // query heads; of scans heads or, of kSelectiveScan, channels
@@ -66,7 +66,7 @@ class ModelConfig {
   // be computed.
   ModelLayer layer(std::optional<std::int64_t> layer, std::optional<Op> wanted = {}) const;
 
-  // Whether some layers have attention and some have scans, or one has both.
+  // True if some layers have attention and some have SSMs, or one has both.
   bool mixes_ops() const;
 
   // How a file without model_type is read, such as "as a plain decoder (causal, scale 1/sqrt(head_dim))"; empty for

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a config.json of each family of models means for the attention of a layer. One row a family, by its model_type;
-// the rules of a row say where a value comes from. Sources: the configuration and modeling files of transformers
-// (5.24), and for models whose code lies beside their weights what the row's comment names.
+// The meaning of a config.json for the attention of a layer, by family of models. One row per model_type; its rules say
+// where a value comes from. Sources: the configuration and modeling files of transformers (5.24), and for models with
+// their own code the source in the row's comment.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ constexpr std::int64_t kPieceBytes = 1 << 20;
 
 MessageTemplate write_anew() { return {command("compress"), " writes such files."}; }
 
-// What is to be refused takes no memory for all of it.
+// Checks positions in pieces, so that an invalid tensor is refused without memory for all of it.
 void check_in_pieces(const TensorSource& positions, std::int64_t heads, std::span<const KeptSequence> kept) {
   const std::int64_t row_bytes = heads * static_cast<std::int64_t>(sizeof(std::int32_t));
   const std::int64_t most = std::max<std::int64_t>(1, kPieceBytes / row_bytes) * row_bytes;

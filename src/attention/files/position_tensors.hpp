@@ -9,7 +9,7 @@
 
 namespace ringattn {
 
-// Whether the file says where its keys stand. Throws kFile where it has k_lengths alone.
+// True if the file has positions of its keys. Throws kFile if it has only k_lengths.
 bool holds_positions(const SafetensorsFile& file);
 
 // Reads them into `input`, whose sequences are known, and moves its queries. Throws kFile, naming tensor and place, for

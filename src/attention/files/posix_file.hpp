@@ -12,15 +12,15 @@
 
 namespace ringattn {
 
-// Which file, and which of its states.
+// Identity and state of a file.
 struct FileIdentity {
   std::int64_t bytes = 0;
   std::uint64_t device = 0;
   std::uint64_t inode = 0;
   std::int64_t modified_seconds = 0;
   std::int64_t modified_nanoseconds = 0;
-  // Of the last change of anything about it. Nobody can set this time. Another name or other permissions change it,
-  // too, so it is no part of the state.
+  // Time of the last change of data or metadata (ctime), which programs can't set. Other names and permissions change
+  // it, too, so it is not part of the state.
   std::int64_t changed_seconds = 0;
   std::int64_t changed_nanoseconds = 0;
 

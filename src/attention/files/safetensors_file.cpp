@@ -37,7 +37,7 @@ bool is_now(const std::string& path, const FileIdentity& identity) {
   try {
     return identify(open_regular(path), path) == identity;
   } catch (const Error&) {
-    return false;  // whoever opens it learns why
+    return false;  // the caller's open reports the reason
   }
 }
 
@@ -143,7 +143,7 @@ const SafetensorsShard& SafetensorsFile::shard(const std::string& file) const {
 
 namespace {
 
-// What other libraries call q, k and v. Their order of axes is not ours, so these are no aliases (known_names.hpp).
+// Names of q, k and v in other libraries. Their axis order differs, so these are no aliases (known_names.hpp).
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"q", "query"},     {"q", "query_states"}, {"q", "query_layer"},  {"k", "key"},        {"k", "key_states"},
     {"k", "key_layer"}, {"v", "value"},        {"v", "value_states"}, {"v", "value_layer"}};

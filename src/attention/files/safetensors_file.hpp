@@ -35,7 +35,7 @@ class SafetensorsShard {
   // Calls `visit` for the header's bytes in pieces, its length field among them. Throws kFile.
   void read_header(const std::function<void(std::span<const std::byte>)>& visit) const;
   const FileIdentity& identity() const { return identity_; }
-  // Whether the path still leads to this file, in the state in which it was opened.
+  // True if the path still names this file, unchanged since it was opened.
   bool is_current() const;
   // Throws kFile when the file has been written to since it was opened.
   void check_unchanged() const;
@@ -68,7 +68,7 @@ class SafetensorsFile {
   bool contains(std::string_view name) const;
   // Throws kFile with the nearest name when there is no such tensor.
   TensorSource tensor(std::string_view name) const;
-  // Whether the path, and those of the files that were opened so far, still lead to what was opened.
+  // True if the path, and those of all files opened so far, still name the opened files.
   bool is_current() const;
   // A metadata value of a single file; nullptr where there is none.
   const std::string* metadata(std::string_view key) const;

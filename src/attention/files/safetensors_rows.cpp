@@ -109,7 +109,7 @@ Dtype row_dtype(const TensorSource& tensor) {
 void for_each_segment(const RowGrid& grid, std::span<const PackedRun> runs, std::size_t element_bytes,
                       std::int64_t max_bytes, const std::function<void(const RowSegment&)>& visit) {
   const auto head_bytes = grid.dim * static_cast<std::int64_t>(element_bytes);
-  // What lies together: whole tokens, or the tokens of one head of one batch entry.
+  // Contiguous unit: whole tokens, or the tokens of one head of one batch entry.
   const std::int64_t heads_together = grid.head_major() ? 1 : grid.heads;
   const std::int64_t length = grid.head_major() ? grid.length : grid.tokens();
   const std::int64_t row_bytes = heads_together * head_bytes;

@@ -88,7 +88,7 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
     plan.head += static_cast<char>(length[i]);
   }
   plan.head += json;
-  // What is written here is held to what is read.
+  // Checks the header that is written as a reader would.
   try {
     const std::int64_t file_bytes = static_cast<std::int64_t>(plan.head.size()) + offset;
     SafetensorsHeaderReader reader("the output", length, file_bytes);
@@ -178,7 +178,7 @@ void SafetensorsWriter::reserve_space(const std::string& path) {
   const int error = await_disk(file(), [bytes = off_t{plan_.file_bytes()}](int fd) {
     if (uninterrupted([&] { return ::fallocate(fd, 0, 0, bytes); }) == 0) return 0;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-    // A file system that can't reserve: the size alone.
+    // The file system can't reserve space, so only sets the size.
     return uninterrupted([&] { return ::ftruncate(fd, bytes); }) == 0 ? 0 : errno;
   });
   if (error != 0) fail_file(problem, error, "Free some space, or choose another folder.");

@@ -54,8 +54,8 @@ struct SafetensorsPlan {
 // passed as text of the same length. Throws kUsage for what the format can't hold.
 SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMetadata& metadata);
 
-// Whether `path` could be written: its folder exists and is writable, and nothing is there, or a file and `force`.
-// Throws kFile. Called before the job, so that a long one doesn't fail at its end.
+// Throws kFile if `path` can't be written: its directory must exist and be writable, and the file must not exist,
+// unless `force`. Called before the job, so that a long job doesn't fail at its end.
 void check_output_path(const std::string& path, bool force);
 
 class SafetensorsWriter {

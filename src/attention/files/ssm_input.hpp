@@ -26,8 +26,8 @@ namespace ringattn {
 struct SyntheticSsmInput {
   bool update = false;                // one token of each sequence, from states that the seed makes, too
   bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
-  bool convolution = false;           // alone: heads are its channels; dims, groups and states say nothing
-  std::optional<std::uint64_t> seed;  // absent: a shape alone, of which no rows can be read
+  bool convolution = false;           // only a convolution: heads are its channels; dims, groups and states are ignored
+  std::optional<std::uint64_t> seed;  // absent: only a shape, without readable rows
   std::int64_t tokens = 0;            // of each sequence
   std::int64_t batch = 1;             // sequences
   int heads = 1;
@@ -41,20 +41,20 @@ struct SyntheticSsmInput {
 
 using SsmRequest = std::variant<FileInput, SyntheticSsmInput>;
 
-// What is computed from the tensors, whatever their shape.
+// Settings of the computation, independent of the shape.
 struct SsmNumerics {
   std::optional<bool> softplus;  // of dt; absent: where dt has a bias
   float dt_min = -std::numeric_limits<float>::infinity();
   float dt_max = std::numeric_limits<float>::infinity();
-  bool final_states = false;  // and the last tokens in front of a convolution
-  // Of this process that open the input: the more they are, the fewer sequences and tokens it may have
-  // (check_ssm_size()). Decides nothing else.
+  bool final_states = false;  // and the final halos of a convolution
+  // Number of processes that open the input: more ranks reduce the maximum number of sequences and tokens
+  // (check_ssm_size()). Has no other effect.
   int ranks = 1;
 };
 
 Op ssm_op(const SsmJob& job);
 
-// The rows of a scan, one of each for every token; of a convolution alone x.
+// The row tensors of an SSM, one row per token; for a convolution only kX.
 enum class SsmTensorKind { kX, kDt, kB, kC, kZ };
 
 class SsmInput {
@@ -67,20 +67,20 @@ class SsmInput {
   const SsmJob& job() const { return job_; }
   // The same with the final states wanted.
   SsmInput with_final_states() const;
-  // Tokens [begins, ends) of each sequence, as sequences of their own; those without a token are left out. Where they
-  // don't begin at 0, `carried` gives what all of them go on from, [sequences left, …] as carried_view() has it:
-  // states, or of a convolution alone tokens. Rows are still named by the tokens of the whole.
+  // Tokens [begins, ends) of each sequence as sequences of their own, without empty ones. If they don't begin at 0,
+  // `carried` has what they continue from, [remaining sequences, …] as carried_view(): states, or for a convolution
+  // only halos. Rows keep the packed tokens of the whole input.
   SsmInput part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
                 std::vector<std::byte> carried) const;
-  // Of each sequence its number in the whole, and the packed token of the whole at which it begins.
+  // Index in the whole input of each sequence, and the packed token of the whole at which it begins.
   const std::vector<std::int32_t>& numbers() const { return numbers_; }
   const std::vector<std::int64_t>& origins() const { return origins_; }
 
-  // What heads have, as SsmTask has it; empty where the spec has none.
+  // Tensors with an entry per head, as in SsmTask; empty if the spec has none.
   const std::vector<float>& a() const { return a_; }
   const std::vector<float>& d() const { return d_; }
   const std::vector<float>& dt_bias() const { return dt_bias_; }
-  // What channels have, as CausalConv1dTask has it; empty without a convolution or its bias.
+  // Tensors with an entry per channel, as in CausalConv1dTask; empty without a convolution or its bias.
   const std::vector<float>& conv_weight() const { return conv_weight_; }
   const std::vector<float>& conv_bias() const { return conv_bias_; }
   // The rows that a convolution is over, side by side in this order; none without one.
@@ -94,19 +94,19 @@ class SsmInput {
 
   const std::optional<std::uint64_t>& seed() const { return seed_; }
   static SyntheticTensor synthetic(SsmTensorKind rows);
-  // Fills `rows`, in host memory, with the packed tokens of `runs`. Synthetic input is made by `threads` threads.
-  // Throws kFile, and kUsage for a shape alone.
+  // Fills `rows`, in host memory, with the packed tokens of `runs`. `threads` threads make synthetic input. Throws
+  // kFile, and kUsage for an input of only a shape.
   void read(SsmTensorKind which, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // Fills `states` with the initial ones of these sequences, [sequences, heads, head_dim, state_dim].
   void read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const;
-  // Fills `halos` with the tokens in front of these sequences, [sequences, width − 1, channels], oldest first.
+  // Fills `halos` with the tokens before these sequences, [sequences, width − 1, channels], oldest first.
   void read_halos(std::span<const std::int32_t> sequences, std::span<std::byte> halos) const;
 
   // How y lies in a file, and the shape of the final states there.
   const RowGrid& y_grid() const { return y_grid_; }
   std::vector<std::int64_t> y_shape() const;
   std::vector<std::int64_t> states_shape() const;
-  // Of the last tokens in front of a convolution: [sequences, channels, width − 1].
+  // Shape of the final halos of a convolution: [sequences, channels, width − 1].
   std::vector<std::int64_t> halos_shape() const;
 
   // As JobInput's.
@@ -127,9 +127,9 @@ class SsmInput {
   SsmJob job_;
   std::vector<std::int32_t> numbers_;
   std::vector<std::int64_t> origins_;
-  std::vector<std::int64_t> begins_;  // of a part: tokens of the sequence in front of it; of the whole: empty
+  std::vector<std::int64_t> begins_;  // of a part: tokens of the sequence before it; of the whole: empty
   std::vector<float> a_, d_, dt_bias_, conv_weight_, conv_bias_;
-  std::optional<std::vector<std::byte>> carried_;  // by what is in front of a part
+  std::optional<std::vector<std::byte>> carried_;  // from the tokens before a part
   RowGrid y_grid_;
 };
 

@@ -18,17 +18,16 @@
 //   D, delta_bias   [channels]
 //   initial_states  [sequences, channels, state_dim]
 //
-// The causal convolution in front of it, of x, B and C as they lie side by side, or of u alone, with silu behind it; x,
-// B and C, or u, are then what stands in front of it:
+// The causal conv1d before it, over x, B and C side by side, or over only u, followed by silu; x, B and C, or u, are
+// then its inputs:
 //
 //   conv1d_weight   [channels, width] or [channels, 1, width]; channels as conv1d_channels() counts them
 //   conv1d_bias     [channels], optional
-//   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens in
-//   front
+//   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens before
 //
 // known_names.hpp has other names of them.
 //
-// A convolution alone: x, conv1d_weight and, if wanted, the two after it, and no dt. x is [tokens, channels] then.
+// Only a convolution: x, conv1d_weight and, if wanted, the two after it, and no dt. x is then [tokens, channels].
 //
 // One token of each sequence (an update) instead of whole ones: `state`, shaped as initial_states, which it replaces.
 // Then the tokens of x, or of u, are the sequences; or it has a batch of sequences of one token.
@@ -71,8 +70,9 @@ struct SsmTensors {
   std::vector<TensorSource> used;
 };
 
-// Whether the input is a scan: its tensors are named, or x and dt, or u and delta are there while nothing of another op
-// was named; or one of these is, and no q. Throws kFile where q is there besides and nothing says which is meant.
+// True if the input is an SSM: its tensors are named, or x and dt, or u and delta are present while no tensor of
+// another op was named; or one of these is present, and no q. Throws kFile if q is also present and nothing says which
+// op is meant.
 bool holds_ssm(const SafetensorsFile& file, const InputNames& names);
 
 // `order`: kThd, kBthd, or by the number of axes. Throws kFile, naming the tensor, its shape and what it disagrees
@@ -82,10 +82,10 @@ SsmTensors find_ssm(const SafetensorsFile& file, const InputNames& names, std::o
 // The initial states of these sequences, [sequences, heads, head_dim, state_dim]. Throws kFile.
 void read_states(const SsmTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states);
 
-// The tokens in front of one sequence, from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
+// The tokens before one sequence, from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
 void read_halo(const SsmTensors& tensors, std::int32_t sequence, std::span<std::byte> halo);
 
-// The last tokens of [channels, kept], as many as `halo` has room for: [tokens, channels].
+// Transposes the last tokens of [channels, kept], the number that fits into `halo`, to [tokens, channels].
 void turn_halo(const std::byte* from, std::int64_t channels, std::int64_t kept, Dtype dtype, std::span<std::byte> halo);
 
 }  // namespace ringattn

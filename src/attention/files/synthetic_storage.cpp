@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int64_t kTokensAtOnce = 1 << 12;
 
-// Whether rows stay as they are. Throws kUsage where `name` is another dtype than theirs.
+// True if rows keep their dtype. Throws kUsage if `name` is another dtype.
 bool as_they_are(const std::string& name, Dtype dtype) {
   if (name.empty() || name == dtype_name(dtype)) return true;
   for (const Dtype other : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {

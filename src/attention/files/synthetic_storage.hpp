@@ -19,11 +19,11 @@ namespace ringattn {
 // nothing: as they are. Throws kUsage for others.
 CacheFormat synthetic_format(const std::string& name, const AttentionSpec& spec);
 
-// Whether latents lie in rows of 8 bits (kernels/latent_rows.hpp). `name`: "fp8", or as above. Throws kUsage for other
-// names, and for latents that no such rows hold.
+// True if latents are stored as FP8 rows (kernels/latent_rows.hpp). `name`: "fp8", or as above. Throws kUsage for other
+// names, and for latents that FP8 rows don't support.
 bool is_fp8_latent_format(const std::string& name, const MlaSpec& spec);
 
-// Rows of 8 bits of these tokens, one behind the other, of latents and rotary keys that fill_synthetic() makes.
+// FP8 rows of these tokens, contiguous, from the latents and rotary keys that fill_synthetic() makes.
 void make_fp8_latents(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens,
                       std::span<std::byte> rows, int threads);
 // The latents that such rows hold: `latent` is [tokens, 1, latent_dim], bf16.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is asked of every tensor of an input, whichever op it belongs to, and how it is refused.
+// Checks of the tensors of an input that all ops share.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ void require(bool agrees, const TensorSource& tensor, const MessageTemplate& why
 std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
                                           std::string_view role);
 
-// Of a list; −1 where it is none, which whoever reads it refuses.
+// Number of entries of a list; −1 if it is no list, which its reader refuses.
 std::int64_t entries(const TensorSource& tensor);
 
 // Before a list is read: one that can't be right may be of any length. Throws kFile for more than kMaxSequences.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors that a job's file may have, by the names that they have where nobody says another.
+// The tensors that a job's file may have, by their default names.
 #pragma once
 
 #include <optional>
@@ -9,10 +9,9 @@
 
 namespace ringattn {
 
-// What to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for those of the fifth row,
-// optional; a name that is set must be there. The second row is that of a paged cache, instead of k and v; the third
-// and fourth are those of latent attention (mla_tensors.hpp), the last three those of scans (ssm_tensors.hpp),
-// which have nothing of the others.
+// The names to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for those of the fifth row,
+// optional. A name that is set must be present. The second row is for a paged cache instead of k and v, the third and
+// fourth for MLA (mla_tensors.hpp), and the last three for SSMs (ssm_tensors.hpp), which use none of the others.
 struct InputNames {
   std::optional<std::string> q, k, v;
   std::optional<std::string> k_pages, v_pages, block_table, lengths_k;

@@ -11,7 +11,7 @@ class JobInput;
 
 // Whose memory rows are read into, and who chooses. The blocks are the same.
 struct TopKDevice {
-  // Of the job: the backend of the kernel that will fold it chooses.
+  // Kernel request of the job. Blocks are selected on the backend of the kernel that will compute it.
   KernelRequest request = {};
   int device = kNoDevice;  // of a device backend; kNoDevice: the host chooses, whatever the request says
 };
