@@ -137,7 +137,7 @@ class BsrTensors {
       if (block < 0 || block >= mask_row.blocks) {
         refuse(fmt::format("{} keys are {} blocks of {}", mask_row.keys, mask_row.blocks, key_block));
       }
-      if (block <= last) refuse(fmt::format("it stands behind {}", last));
+      if (block <= last) refuse(fmt::format("it comes after {}", last));
       listed.push_back(static_cast<std::int32_t>(block));
       last = block;
     }

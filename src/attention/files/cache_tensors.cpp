@@ -17,7 +17,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::string_view kTableSuggestion =
-    "Its entry [s, i] is the page of tokens i * page_size and on of sequence s; entries behind a sequence's last page "
+    "Its entry [s, i] is the page of tokens i * page_size and on of sequence s; entries after a sequence's last page "
     "may hold anything.";
 constexpr std::string_view kLengthsSuggestion =
     "It holds the number of keys of each sequence, those of its queries among them.";
@@ -169,7 +169,7 @@ SequenceList sequences_of(const SafetensorsFile& file, const InputNames& names, 
             "Leave it out, or pack all sequences into one axis of tokens.");
     require(entries(*list) < 0 || entries(*list) == count + 1, *list,
             fmt::format("lengths_k names {} sequences", count),
-            "Write 0, and behind it the end of every sequence in rows of q.");
+            "Write 0, and then the end of every sequence in rows of q.");
     cu_q = read_cumulative(*list, q, "q");
   } else {
     const bool even = q.has_batch() ? q.batch == count : q.tokens() % count == 0;

@@ -76,7 +76,7 @@ SequenceList read_sequences(const SafetensorsFile& file, const InputNames& names
   // Keys packed as the queries are need no list of their own.
   const bool shared = cu_q && !cu_k && input.q_grid.tokens() == input.k_grid.tokens();
   if (cu_q.has_value() != cu_k.has_value() && !shared) {
-    fail(ErrorCode::kFile, fmt::format("{} is there alone", (cu_q ? cu_q : cu_k)->text()),
+    fail(ErrorCode::kFile, fmt::format("{} is given without the other", (cu_q ? cu_q : cu_k)->text()),
          "lengths of sequences are given for queries and keys", "Add the other of cu_seqlens_q and cu_seqlens_k.");
   }
   if (!cu_q) {

@@ -246,7 +246,7 @@ void JobInput::read(SyntheticTensor tensor, std::span<const PackedRun> runs, con
   }
   if (seed_) return fill_synthetic(*seed_, tensor, made_tokens(tensor, runs), rows, threads);
   if (file_ == nullptr) {
-    fail(ErrorCode::kUsage, "the job has no input", "its shape alone is given", "Name a seed, or a file.");
+    fail(ErrorCode::kUsage, "the job has no input", "only its shape is given", "Name a seed, or a file.");
   }
   const InputTensors& found = file_->tensors;
   const bool keys = tensor != SyntheticTensor::kQ && !is_matrix(tensor);

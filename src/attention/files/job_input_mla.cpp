@@ -31,7 +31,7 @@ float JobInput::mla_softmax_scale() const {
     return default_softmax_scale(spec);
   }
   fail(ErrorCode::kUsage, fmt::format("{}, in the latent, and there is no w_uk", described(file_->tensors.q)),
-       fmt::format("scores are scaled by 1 / sqrt(head_dim + {}), and w_uk's rows alone say what head_dim is",
+       fmt::format("scores are scaled by 1 / sqrt(head_dim + {}), and only w_uk's rows say what head_dim is",
                    spec.rope_dim),
        {"Say the scale with ", setting("softmax_scale"), ", for DeepSeek's head_dim 128 and 64 rotary dims ",
         setting("softmax_scale", "0.07216878364870322"), ", or with ", setting("model_config"), "."});
@@ -49,12 +49,12 @@ void JobInput::take_form(std::optional<MlaForm> form) {
   if (codes) latent_->format = latent_format(latent.rope_dim);
   if (form == MlaForm::kExpanded && latent.q_in_latent) {
     fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " with queries in the latent"},
-         described(file_->tensors.q) + ", as the absorbed form folds them",
+         described(file_->tensors.q) + ", as the absorbed form uses them",
          "Leave it out, or give queries of the heads.");
   }
   if (form == MlaForm::kExpanded && latent.out_in_latent) {
     fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " without w_uv"},
-         file_->request.path + " has no values of the heads, so O stays in the latent, as the absorbed form folds it",
+         file_->request.path + " has no values of the heads, so O stays in the latent space, as in the absorbed form",
          {"Leave it out, put w_uv into the file, or name it with ", setting("tensors"), "."});
   }
   latent_->form = form;

@@ -57,7 +57,7 @@ constexpr std::string_view kStatesAdvice = "Say which it is";
 constexpr std::string_view kPool = "states stand in the order of the sequences";
 constexpr std::string_view kPoolAdvice = "Gather the states into that order, and leave it out";
 constexpr std::string_view kSsmTensorKeys = "the sequences of a scan have no keys";
-constexpr std::string_view kAloneWhy = "without dt it is a convolution alone, which reads nothing of a scan";
+constexpr std::string_view kAloneWhy = "without dt it is only a convolution, which reads nothing of a scan";
 constexpr std::string_view kAloneSuggestion = "Add dt, or leave it out";
 constexpr std::string_view kSsdBias = "the bias of a scan of x and dt is `dt_bias`";
 constexpr std::string_view kSelectiveBias = "the bias of a scan of u and delta is `delta_bias`";
@@ -162,7 +162,7 @@ constexpr KnownName kNames[] = {
     {"attention_bias", kAttention, "", kBias, kLeaveOut},
     {"position_bias", kAttention, "", kBias, kLeaveOut},
     {"rel_pos_bias", kAttention, "", kBias, kLeaveOut},
-    {"qv", kAttention, "", "scores are q times k alone", "Give MLA's queries as q, with latents instead of k and v"},
+    {"qv", kAttention, "", "scores are only q times k", "Give MLA's queries as q, with latents instead of k and v"},
     {"indices", kLatents, "", kChosen, kLeaveOut},
     {"topk_indices", kAttention, "", kChosen, kLeaveOut},
     {"topk_length", kAttention, "", kChosen, kLeaveOut},

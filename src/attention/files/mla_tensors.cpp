@@ -44,7 +44,7 @@ void check_dtype(const TensorSource& tensor, const InputTensors& input) {
 }
 
 void check_matrix_dtype(const TensorSource& tensor, const InputTensors& input) {
-  require(tensor.info->dtype != FileDtype::kF8E4m3, tensor, "scales of F8_E4M3 are applied to kv_b_proj alone",
+  require(tensor.info->dtype != FileDtype::kF8E4m3, tensor, "scales of F8_E4M3 are applied only to kv_b_proj",
           "Give kv_b_proj with its scales, or the dequantized matrices.");
   check_dtype(tensor, input);
 }
@@ -228,7 +228,7 @@ std::int64_t rope_dim_of(const MlaTensors& latents) {
                         latent_row_bytes(latents.latent_dim, 0), of_matrix),
             kMatrices);
   }
-  require(rope > 0, latents.latent, fmt::format("a rotary key stands behind the latent; {}", of_matrix), kMatrices);
+  require(rope > 0, latents.latent, fmt::format("a rotary key follows the latent; {}", of_matrix), kMatrices);
   return rope;
 }
 
@@ -261,7 +261,7 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
   require(nope > 0, input.q,
           fmt::format("{} of its dims are rotary: {}", rope,
                       described(latents.rows == Rows::kSeparate ? latents.k_rope : latents.latent)),
-          "A query has the dims of w_uk's rows, or those of the latent, and behind them the rotary ones.");
+          "A query has the dims of w_uk's rows, or those of the latent, and then the rotary ones.");
   if (latents.joined_weights) {
     const std::int64_t rows = latents.w_uk.info->shape[0];
     require(rows % heads == 0, latents.w_uk, queries, kMatrices);
@@ -371,7 +371,7 @@ std::pair<InputTensors, MlaTensors> find_latent_rows(const SafetensorsFile& file
           kMatrices);
   if (pages) {
     require(rope > 0 && rope <= kMaxDims, latents.latent,
-            fmt::format("a rotary key of 1 to {} dims stands behind the latent; {}", kMaxDims, says_latent(latents)),
+            fmt::format("a rotary key of 1 to {} dims follows the latent; {}", kMaxDims, says_latent(latents)),
             kMatrices);
   } else {
     check_rope(latents);

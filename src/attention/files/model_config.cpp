@@ -32,9 +32,9 @@ struct OtherKind {
 };
 constexpr OtherKind kOtherAttention[] = {
     {kLinearAttention, "a state stands in place of keys and values"},
-    {kChunkedAttention, "a row sees the keys of its own chunk alone"},
+    {kChunkedAttention, "a row sees only the keys of its own chunk"},
     {kCrossAttention, "its keys and values are not those of the text"},
-    {kBlockSparse, "a row sees chosen blocks of keys alone"},
+    {kBlockSparse, "a row sees only selected blocks of keys"},
     {"indexed_attention", "a row sees keys that an indexer chooses"},
     {"compressed_sparse_attention", "a row sees compressed keys that an indexer chooses"},
     {"heavily_compressed_attention", "a row sees compressed keys"},
@@ -217,10 +217,10 @@ ModelLayer ModelConfig::ssm() const {
   constexpr std::string_view kHeads = "mamba_n_heads mamba_num_heads n_mamba_heads";
   constexpr std::string_view kExpand = "mamba_expand expand";
   const ModelKeys& keys = *keys_;
-  const bool alone = !keys.has("num_attention_heads");  // Mamba and Mamba-2, whose keys have short names
+  const bool ssm_only = !keys.has("num_attention_heads");  // Mamba and Mamba-2, whose keys have short names
   ModelLayer found;
   auto heads = keys.first_of(kHeads);
-  if (!heads && alone) heads = keys.count("num_heads");
+  if (!heads && ssm_only) heads = keys.count("num_heads");
   if (!heads && keys.model_type() == "mamba2") static_cast<void>(keys.needed("num_heads"));
   found.op = heads ? Op::kSsd : Op::kSelectiveScan;
   const auto inner = [&] {
@@ -229,12 +229,12 @@ ModelLayer ModelConfig::ssm() const {
     return keys.product(keys.first_name(kExpand), expand, "hidden_size", keys.needed("hidden_size"));
   };
   // Mamba's class takes intermediate_size, where the file has it, for expand * hidden_size.
-  const auto channels = alone ? keys.count("intermediate_size") : std::nullopt;
+  const auto channels = ssm_only ? keys.count("intermediate_size") : std::nullopt;
   found.heads = static_cast<int>(heads ? *heads : channels ? *channels : inner());
   if (found.op == Op::kSsd) {
     std::optional<std::int64_t> dim;
     if (keys.text("mamba_d_head") != "auto") dim = keys.first_of("mamba_d_head mamba_head_dim");
-    if (!dim && alone) dim = keys.count("head_dim");
+    if (!dim && ssm_only) dim = keys.count("head_dim");
     if (!dim) {
       const std::int64_t all = inner();
       if (all % *heads != 0) {

@@ -230,7 +230,7 @@ void SsmInput::read(SsmTensorKind which, std::span<const PackedRun> runs, const 
     return;
   }
   if (file_ == nullptr) {
-    fail(ErrorCode::kUsage, "the job has no input", "its shape alone is given", "Name a seed, or a file.");
+    fail(ErrorCode::kUsage, "the job has no input", "only its shape is given", "Name a seed, or a file.");
   }
   const SsmTensors& found = *file_->ssm;
   switch (which) {

@@ -22,13 +22,13 @@ constexpr std::int64_t kMaxPerToken = 1 << 20;  // numbers in a token's row
 constexpr std::int64_t kMaxDecays = 1 << 22;
 constexpr std::int64_t kNumbersAtOnce = 1 << 16;
 constexpr std::string_view kRows =
-    "x is [tokens, heads, head_dim], dt [tokens, heads], B and C [tokens, groups, state_dim], each behind an axis for "
+    "x is [tokens, heads, head_dim], dt [tokens, heads], B and C [tokens, groups, state_dim], each after an axis for "
     "the batch where x has one.";
 constexpr std::string_view kChannelRows =
-    "u and delta are [tokens, channels], B and C [tokens, state_dim], each behind an axis for the batch where u has "
+    "u and delta are [tokens, channels], B and C [tokens, state_dim], each after an axis for the batch where u has "
     "one.";
-constexpr std::string_view kConvolvedRows = "x is [tokens, channels], behind an axis for the batch where it has one.";
-constexpr std::string_view kCumulative = "Write 0, and behind it the end of every sequence in packed tokens.";
+constexpr std::string_view kConvolvedRows = "x is [tokens, channels], after an axis for the batch where it has one.";
+constexpr std::string_view kCumulative = "Write 0, and then the end of every sequence in packed tokens.";
 
 using Shape = std::vector<std::int64_t>;
 
@@ -38,8 +38,8 @@ struct Roles {
   std::string_view rows;  // a suggestion
 };
 
-Roles roles_of(bool selective, bool alone, const InputNames& names) {
-  if (alone) return {names.x.value_or("x"), "", "", kConvolvedRows};
+Roles roles_of(bool selective, bool conv1d_only, const InputNames& names) {
+  if (conv1d_only) return {names.x.value_or("x"), "", "", kConvolvedRows};
   if (selective) {
     return {names.u.value_or("u"), names.delta.value_or("delta"), names.delta_bias.value_or("delta_bias"),
             kChannelRows};
@@ -193,7 +193,7 @@ std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputN
   require(ends.front() == 0, *cumulative, fmt::format("its first entry is {}", ends.front()), kCumulative);
   std::vector<std::int64_t> lengths;
   for (std::size_t s = 1; s < ends.size(); ++s) {
-    require(ends[s] >= ends[s - 1], *cumulative, fmt::format("entry {} is {}, behind {}", s, ends[s], ends[s - 1]),
+    require(ends[s] >= ends[s - 1], *cumulative, fmt::format("entry {} is {}, after {}", s, ends[s], ends[s - 1]),
             kCumulative);
     lengths.push_back(ends[s] - ends[s - 1]);
   }
@@ -243,7 +243,7 @@ void find_conv1d(const SafetensorsFile& file, const InputNames& names, SsmTensor
   require(
       width >= 2 && width <= 4 && (shape == Shape{channels, width} || shape == Shape{channels, 1, width}), *weight,
       found.conv1d_only ? fmt::format("{}, and widths are 2, 3 and 4", described(found.x))
-                        : fmt::format("{} channels stand in front of the scan, and widths are 2, 3 and 4", channels),
+                        : fmt::format("the SSM has {} channels, and widths are 2, 3 and 4", channels),
       found.selective ? "It is [channels, width]." : "It is [channels, width], of all dims of x, then of B and of C.");
   found.used.push_back(*weight);
   found.conv_channels = static_cast<int>(channels);
@@ -263,7 +263,7 @@ void find_conv1d(const SafetensorsFile& file, const InputNames& names, SsmTensor
           fmt::format("the job's sequences and channels are {}", shape_text(Shape{sequences, channels})),
           fmt::format("It holds the last {} or {} tokens of each sequence.", width - 1, width));
   require(row_dtype(*found.conv_state) == found.dtype, *found.conv_state, described(found.x),
-          "The rows of a scan, and the tokens in front of them, have one dtype.");
+          "The rows of a scan, and the tokens before them, have one dtype.");
 }
 
 bool holds_conv1d(const SafetensorsFile& file, const InputNames& names) {

@@ -10,7 +10,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kCumulative = "Write 0, and behind it the end of every sequence in packed tokens.";
+constexpr std::string_view kCumulative = "Write 0, and then the end of every sequence in packed tokens.";
 
 }  // namespace
 

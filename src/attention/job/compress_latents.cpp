@@ -25,8 +25,7 @@ using Rows = MlaTensors::Rows;
 
 void check_method(const CompressJob& job, const SafetensorsFile& file) {
   if (job.method.eviction) {
-    fail(ErrorCode::kFile, fmt::format("{} holds latents", file.path()),
-         "tokens are taken out of keys and values alone",
+    fail(ErrorCode::kFile, fmt::format("{} holds latents", file.path()), "tokens are evicted only from keys and values",
          {"Give a file with k and v or with pages of them, or use ", setting("method", "fp8"), "."});
   }
   const std::string_view method = job.method.format->name;

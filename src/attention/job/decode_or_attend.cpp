@@ -32,16 +32,17 @@ const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequ
 
 // For latents in rows.
 std::string why_no_cache(const JobInput& input, const KernelRequest& request, KernelScope scope) {
-  std::string_view folds;
+  std::string_view attends;
   try {
-    folds = choose_mla_kernels(input.latent().spec, MlaForm::kAbsorbed, request, scope).attention.row->backend;
+    attends = choose_mla_kernels(input.latent().spec, MlaForm::kAbsorbed, request, scope).attention.row->backend;
   } catch (const Error&) {
     return {};  // as rows it can't be computed
   }
   try {
     const std::string_view decodes = choose_kernel(decode_spec(input), request, scope).row->backend;
-    return decodes == folds ? ""
-                            : fmt::format("{} kernels fold it, and those that decode it are for {}", folds, decodes);
+    return decodes == attends
+               ? ""
+               : fmt::format("{} kernels compute it, and those that decode it are for {}", attends, decodes);
   } catch (const Error&) {
     return fmt::format("{} decodes it", request.kernel == "auto" ? "no kernel" : "no kernel " + request.kernel);
   }

@@ -187,12 +187,12 @@ void check_replayable(const JobInput& input) {
   if (input.op() == Op::kMla && input.form().form == MlaForm::kExpanded) {
     fail(ErrorCode::kUsage,
          fmt::format("a job of the expanded form ({}) is to be decoded row by row", input.form().reason),
-         "steps fold in the latent, and rows of the expanded form have other bits",
+         "decode steps use the absorbed form, and rows of the expanded form have other bits",
          {"Use ", setting("form", "absorbed"), "."});
   }
   if (job.spec.mask.right != 0) {
     fail(ErrorCode::kUsage, fmt::format("a job with mask {} is to be decoded row by row", describe(job.spec.mask)),
-         "its rows see keys behind their own, which are not there yet when a row is decoded",
+         "its rows see keys after their own, which are not there yet when a row is decoded",
          {"Use ", setting("mask", "causal"), "."});
   }
   const auto outside = [](const Sequence& sequence) {
@@ -211,7 +211,7 @@ void check_replayable(const JobInput& input) {
   if (job.positions != nullptr) {
     fail(ErrorCode::kUsage, "a job with keys at positions of their own is to be decoded row by row",
          job.spec.mask.left >= 0 ? "a window may end between tokens that were taken out, and a step's cache has no gaps"
-                                 : "tokens behind the queries were taken out, and a step's queries stand behind all of "
+                                 : "tokens after the queries were evicted, and a step's queries come after all of "
                                    "its cache",
          {"Use ", setting("against", "oracle"), ", which takes such jobs."});
   }
@@ -243,7 +243,7 @@ void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, con
   fail(ErrorCode::kUnsupported,
        fmt::format("steps of kernel {} are to have the bits of a prefill by {}", steps, prefill.name),
        decodes_alone
-           ? fmt::format("{} decodes alone, with bits of its own: no kernel folds a prefill's rows like it", steps)
+           ? fmt::format("{} only decodes, with bits of its own: no kernel computes a prefill's rows like it", steps)
            : std::string("kernels of different names have different bits"),
        both.empty() ? MessageTemplate{"See ", command("info"), " for what kernels do."}
                     : MessageTemplate{"Use ", setting("kernel", both), ", which does both."});
