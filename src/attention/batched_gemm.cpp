@@ -21,7 +21,7 @@ namespace {
 
 // Kernels count the tiles of up to this number of heads in 32 bits.
 constexpr std::int64_t kMaxHeads = std::int64_t{1} << 16;
-constexpr int kMostDim = 1 << 20;
+constexpr int kMaxDim = 1 << 20;
 
 [[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& suggestion) {
   fail(ErrorCode::kUsage, what, why, suggestion);
@@ -34,14 +34,14 @@ std::string text_of(const TensorView& view) { return text_of(view.dtype, view.to
 
 void check_job(const BatchedGemmJob& job) {
   const BatchedGemmSpec& spec = job.spec;
-  const auto fits = [](std::int64_t number, std::int64_t most) { return number >= 1 && number <= most; };
+  const auto fits = [](std::int64_t number, std::int64_t max) { return number >= 1 && number <= max; };
   if (!fits(job.heads, kMaxHeads)) {
     refuse(fmt::format("a batched GEMM of {} heads", job.heads), fmt::format("there are 1 to {}", kMaxHeads),
            job.heads > kMaxHeads ? "Multiply some of the heads at a time." : "Say how many heads the weights have.");
   }
-  if (fits(spec.dim_k, kMostDim) && fits(spec.dim_n, kMostDim)) return;
+  if (fits(spec.dim_k, kMaxDim) && fits(spec.dim_n, kMaxDim)) return;
   refuse(fmt::format("a batched GEMM with k {} and n {}", spec.dim_k, spec.dim_n),
-         fmt::format("each is 1 to {}", kMostDim), "Check the spec: a head's matrix is [n, k].");
+         fmt::format("each is 1 to {}", kMaxDim), "Check the spec: a head's matrix is [n, k].");
 }
 
 // `shape`: text of the checked tensor's shape.
@@ -56,11 +56,11 @@ void check_dtype(std::string_view name, Dtype dtype, const std::string& shape, c
 
 // True if the byte offset of the last element of an axis is too large. `stride` is in elements.
 bool is_out_of_range(std::int64_t stride, std::int64_t length, Dtype dtype) {
-  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 61;  // per axis; a tensor has two axes, and its rows
+  constexpr std::uint64_t kMaxBytes = std::uint64_t{1} << 61;  // per axis; a tensor has two axes, and its rows
   if (length <= 1) return false;
   const auto bits = static_cast<std::uint64_t>(stride);
   const std::uint64_t magnitude = stride < 0 ? 0 - bits : bits;
-  return magnitude > kMostBytes / size_of(dtype) / static_cast<std::uint64_t>(length - 1);
+  return magnitude > kMaxBytes / size_of(dtype) / static_cast<std::uint64_t>(length - 1);
 }
 
 void check_range(std::string_view name, const TensorView& view) {

@@ -16,9 +16,9 @@ namespace ringattn {
 // With this many keys per block, reading and writing the attention state takes about one percent of the compute time.
 inline constexpr std::int64_t kBlockTokens = std::int64_t{1} << 15;
 
-// Candidates of PlanOptions::max_block_tokens: `most`, halved repeatedly down to a tile; 0 (no limit) in place of a
-// size that covers all of the job's `keys`, and if the caller states the block size. Each value once.
-std::vector<std::int64_t> block_sizes(const Options& options, std::int64_t keys, std::int64_t most, int key_tile);
+// Candidates of PlanOptions::max_block_tokens: `max_tokens`, halved repeatedly down to a tile; 0 (no limit) in place of
+// a size that covers all of the job's `keys`, and if the caller states the block size. Each value once.
+std::vector<std::int64_t> block_sizes(const Options& options, std::int64_t keys, std::int64_t max_tokens, int key_tile);
 
 // Index of the first of `candidates` candidates, from the preferred to the smallest one, with which a world of `world`
 // ranks fits into Options::memory_budget: shards, state, scratch and two block buffers. If none fits, the candidate

@@ -184,9 +184,9 @@ std::int64_t longest_sequence(const DecodeJob& job, const DecodeInputs& inputs, 
   const std::int32_t* const known = on_device ? inputs.host_lengths : given_lengths(inputs);
   if (known == nullptr) return job.limits.keys;
   const std::int64_t more = !on_device && inputs.lengths == nullptr ? inputs.rows : 0;
-  std::int64_t most = 1;
-  for (std::int64_t s = 0; s < inputs.q.tokens / inputs.rows; ++s) most = std::max(most, known[s] + more);
-  return most;
+  std::int64_t longest = 1;
+  for (std::int64_t s = 0; s < inputs.q.tokens / inputs.rows; ++s) longest = std::max(longest, known[s] + more);
+  return longest;
 }
 
 DecodeInputs rank_step(const DecodeJob& job, const DecodeInputs& inputs, const SequenceRange& mine,

@@ -106,12 +106,12 @@ void check_decode_job(const DecodeJob& job) {
 DecodeDeal deal_of(const DecodeJob& job, int ranks) {
   const int parts = job.head_parts;
   if (parts > 0) {
-    const int most = max_head_parts(job.spec, job.top_k_blocks > 0);
-    if (ranks % parts == 0 && parts <= most) return {ranks / parts, parts, 1};
+    const int max_parts = max_head_parts(job.spec, job.top_k_blocks > 0);
+    if (ranks % parts == 0 && parts <= max_parts) return {ranks / parts, parts, 1};
     fail(ErrorCode::kUsage, fmt::format("{} ranks split K/V heads in {} parts", ranks, parts),
          fmt::format("the number of parts divides that of the ranks, up to {}: K/V heads that share a block mask, "
                      "or one that a step selects, stay together",
-                     most),
+                     max_parts),
          "Use DecodeJob::head_parts 0, or another number of ranks.");
   }
   return deal_decode(job.spec, job.top_k_blocks > 0, job.limits.sequences, ranks);

@@ -56,8 +56,8 @@ struct Capacity {
   }
 };
 
-Capacity capacity_of(const Plan& plan, int pieces) {
-  return {task_limits(plan, pieces), plan.buffer_rows, plan.keeps_state};
+Capacity capacity_of(const Plan& plan, int page_runs_per_tile) {
+  return {task_limits(plan, page_runs_per_tile), plan.buffer_rows, plan.keeps_state};
 }
 
 }  // namespace

@@ -32,13 +32,15 @@ std::vector<MlaBlockSize> block_size_candidates(const MlaJob& job, const Options
   const MlaSpec& spec = job.spec;
   const bool expanded = *job.form == MlaForm::kExpanded;
   const std::int64_t keys = std::max<std::int64_t>(1, job.batch.k_tokens());
-  const std::int64_t most = options.block_tokens > 0 ? options.block_tokens : expanded ? kBlockTokens : kAbsorbedTokens;
-  const std::vector<std::int64_t> sizes = block_sizes(options, keys, most, key_tile);
+  const std::int64_t max_tokens = options.block_tokens > 0 ? options.block_tokens
+                                  : expanded               ? kBlockTokens
+                                                           : kAbsorbedTokens;
+  const std::vector<std::int64_t> sizes = block_sizes(options, keys, max_tokens, key_tile);
   MlaBlockSize block_size{spec.heads, sizes.front()};
   if (expanded && heads_at_a_time > 0) {
     block_size.heads = largest_divisor(spec.heads, heads_at_a_time);
   } else if (expanded) {
-    const std::int64_t of_one_head = std::min(most, keys) * gathered_row_bytes(spec, *job.form, 1);
+    const std::int64_t of_one_head = std::min(max_tokens, keys) * gathered_row_bytes(spec, *job.form, 1);
     block_size.heads = largest_divisor(spec.heads, kMaxExpandedBytes / of_one_head);
   }
   std::vector<MlaBlockSize> candidates{block_size};

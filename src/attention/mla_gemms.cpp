@@ -18,11 +18,11 @@ std::size_t MlaGemms::scratch_bytes(const MlaSpec& spec) const {
 }
 
 MlaGemms make_mla_gemms(const MlaSpec& spec, std::string_view backend_name, Backend& backend, KernelScope scope) {
-  const KernelRequest beside{std::string(backend_name), "auto"};
+  const KernelRequest same_backend{std::string(backend_name), "auto"};
   MlaGemms gemms;
   const auto make = [&](const std::optional<BatchedGemmSpec>& product) -> std::unique_ptr<BatchedGemmKernel> {
     if (!product) return nullptr;
-    const BatchedGemmRow& row = *choose_kernel(*product, beside, scope).row;
+    const BatchedGemmRow& row = *choose_kernel(*product, same_backend, scope).row;
     if (gemms.kernel.empty()) gemms.kernel = row.name;
     return row.make_kernel(*product, backend);
   };

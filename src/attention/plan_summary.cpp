@@ -108,20 +108,20 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
   return result;
 }
 
-constexpr std::int64_t kMostPieces = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
+constexpr std::int64_t kMaxTableEntries = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
 constexpr std::int64_t kMaxOfAllRanks = std::int64_t{1} << 26;
 constexpr std::int64_t kMaxSequencesOfAllRanks = std::int64_t{1} << 24;
 constexpr std::int64_t kFewPageRuns = std::int64_t{1} << 16;  // their tables take a few megabytes
 
 // Number of table entries of a plan: tiles, or stripes if they are shorter. Stops counting above the maximum.
-std::int64_t pieces(const Batch& batch, std::int64_t shortest) {
+std::int64_t table_entries(const Batch& batch, std::int64_t shortest) {
   const auto of = [&](const Sequence& sequence) {
     return (std::max<std::int64_t>({sequence.k_len, sequence.q_len, 1}) - 1) / shortest + 1;
   };
   std::int64_t sum = 0;
   for (const Sequence& sequence : batch.sequences) {
     sum += of(sequence);
-    if (sum > kMostPieces) break;
+    if (sum > kMaxTableEntries) break;
   }
   return sum;
 }
@@ -164,10 +164,10 @@ RingJob ring_job(const Job& job, const Options& options, const AttentionKernel& 
 void check_size(const RingJob& job, const Options& options, int world) {
   const int key_tile = job.kernel.key_tile;
   const bool shorter = options.layout.stripe > 0 && options.layout.stripe < key_tile;
-  const std::int64_t count = pieces(job.work.batch, shorter ? options.layout.stripe : key_tile);
-  if (count > kMostPieces || count > kMaxOfAllRanks / std::max(world, 1)) {
+  const std::int64_t count = table_entries(job.work.batch, shorter ? options.layout.stripe : key_tile);
+  if (count > kMaxTableEntries || count > kMaxOfAllRanks / std::max(world, 1)) {
     fail(ErrorCode::kMemory, fmt::format("the job is too large for {} {}", world, world == 1 ? "rank" : "ranks"),
-         fmt::format("a plan holds at most {} {} of {} keys, and {} in the tables of all its ranks", kMostPieces,
+         fmt::format("a plan holds at most {} {} of {} keys, and {} in the tables of all its ranks", kMaxTableEntries,
                      shorter ? "stripes" : "tiles", shorter ? options.layout.stripe : key_tile, kMaxOfAllRanks),
          shorter ? "Use longer stripes, fewer tokens or sequences, or fewer ranks."
                  : "Use fewer tokens or sequences, or fewer ranks.");
@@ -236,7 +236,7 @@ int tile_page_runs(const RingJob& job, int world) {
   return reads_pages(job.page_size, world) ? page_runs_per_tile(job.kernel.key_tile, job.page_size) : 1;
 }
 
-AttentionLimits task_limits(const Plan& plan, int pieces) {
+AttentionLimits task_limits(const Plan& plan, int page_runs_per_tile) {
   AttentionLimits limits;
   for (const QueryRun& run : plan.queries) {
     limits.rows += run.rows;
@@ -246,7 +246,7 @@ AttentionLimits task_limits(const Plan& plan, int pieces) {
   limits.query_runs = static_cast<std::int64_t>(plan.queries.size());
   for (const BlockPlan& block : plan.blocks) {
     limits.key_runs = std::max(limits.key_runs, static_cast<std::int64_t>(block.key_runs.size()));
-    limits.tiles = std::max(limits.tiles, static_cast<std::int64_t>(block.tiles.size()) * pieces);
+    limits.tiles = std::max(limits.tiles, static_cast<std::int64_t>(block.tiles.size()) * page_runs_per_tile);
   }
   limits.sources = 2;
   limits.sequences = static_cast<std::int64_t>(plan.key_lengths.size());
@@ -255,11 +255,11 @@ AttentionLimits task_limits(const Plan& plan, int pieces) {
 
 AttentionLimits reserved_limits(const RingJob& job, const Options& options, const JobLayout& layout, const Plan& plan) {
   const AttentionLimits largest = largest_task(job, layout, plan.rank, key_tiles(job));
-  const int pieces = tile_page_runs(job, plan.world);
-  AttentionLimits limits = task_limits(plan, pieces);
+  const int page_runs_per_tile = tile_page_runs(job, plan.world);
+  AttentionLimits limits = task_limits(plan, page_runs_per_tile);
   if (options.shorter_lengths) {
     limits.key_runs = std::min(limits.key_runs + limits.sequences, largest.key_runs);
-    limits.tiles = std::min(limits.tiles + limits.sequences * pieces, largest.tiles);
+    limits.tiles = std::min(limits.tiles + limits.sequences * page_runs_per_tile, largest.tiles);
   }
   limits.prepared = reads_pages(job.page_size, plan.world) ? 0 : static_cast<std::int64_t>(plan.blocks.size());
   if (job.scratch_bytes(limits) > job.scratch_bytes(largest)) limits.prepared = 0;

@@ -117,10 +117,10 @@ inline PlanSummary summarize_plan(const Job& job, const Options& options, const 
 // True if tasks read plain keys from cache pages in place, which requires one rank. Several ranks gather their pages,
 // because sent rows must be contiguous.
 bool reads_pages(std::int64_t page_size, int world);
-// AttentionTask::pieces of the job's tasks.
+// AttentionTask::page_runs of the job's tasks.
 int tile_page_runs(const RingJob& job, int world);
-// Limits of the largest task of a plan whose tiles are mapped in `pieces` page runs. No task is prepared.
-AttentionLimits task_limits(const Plan& plan, int pieces);
+// Limits of the largest task of a plan whose tiles are mapped in `page_runs_per_tile` page runs. No task is prepared.
+AttentionLimits task_limits(const Plan& plan, int page_runs_per_tile);
 // Limits to reserve for a plan. They include the prepared tables of all tasks, if the plan's memory counts them; tasks
 // that read pages are never prepared, because their tables change with each run. With Options::shorter_lengths they
 // include the additional sequence runs that a block of shorter sequences may have.

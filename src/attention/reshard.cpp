@@ -37,7 +37,7 @@ struct PeerRows {
   std::int64_t rows = 0;
   std::int64_t first_row = 0;  // first row, in the rank's rows if in_rows, else in the buffer
   bool in_rows = false;
-  std::vector<RowSpan> pieces;  // copies between the rank's rows and the buffer
+  std::vector<RowSpan> spans;  // copies between the rank's rows and the buffer
 };
 
 // Text of the first difference between the sequences of two layouts.
@@ -67,7 +67,7 @@ struct Reshard::Impl {
   void allocate();
   void connect();
   Exchange exchange(const std::byte* rows) const;
-  void copy(std::byte* to, const std::byte* from, const std::vector<RowSpan>& pieces, Stream stream);
+  void copy(std::byte* to, const std::byte* from, const std::vector<RowSpan>& spans, Stream stream);
 
   std::int64_t token_bytes;
   Transport& transport;
@@ -111,28 +111,29 @@ void Reshard::Impl::plan(const Layout& from, const Layout& to) {
       own.push_back({moved.from_row, moved.to_row, moved.rows});
     } else if (moved.from == self) {
       PeerRows& peer_rows = sends[moved.to];
-      peer_rows.pieces.push_back({moved.from_row, peer_rows.rows, moved.rows});
+      peer_rows.spans.push_back({moved.from_row, peer_rows.rows, moved.rows});
       peer_rows.rows += moved.rows;
     } else {
       PeerRows& peer_rows = receives[moved.from];
-      peer_rows.pieces.push_back({peer_rows.rows, moved.to_row, moved.rows});
+      peer_rows.spans.push_back({peer_rows.rows, moved.to_row, moved.rows});
       peer_rows.rows += moved.rows;
     }
   }
   for (auto& [peer, peer_rows] : sends) {
     // True if the rows are contiguous in the rank's own rows, so that they are sent in place.
-    const RowSpan& first = peer_rows.pieces.front();
-    const bool one = std::ranges::all_of(
-        peer_rows.pieces, [&](const RowSpan& piece) { return piece.from_row - first.from_row == piece.to_row; });
+    const RowSpan& first = peer_rows.spans.front();
+    const bool one = std::ranges::all_of(peer_rows.spans, [&](const RowSpan& row_span) {
+      return row_span.from_row - first.from_row == row_span.to_row;
+    });
     peer_rows.in_rows = one;
     peer_rows.first_row = one ? first.from_row : sent_rows;
     if (one) continue;
-    for (RowSpan& piece : peer_rows.pieces) piece.to_row += sent_rows;
+    for (RowSpan& row_span : peer_rows.spans) row_span.to_row += sent_rows;
     sent_rows += peer_rows.rows;
   }
   for (auto& [peer, peer_rows] : receives) {
     peer_rows.first_row = received_rows;
-    for (RowSpan& piece : peer_rows.pieces) piece.from_row += received_rows;
+    for (RowSpan& row_span : peer_rows.spans) row_span.from_row += received_rows;
     received_rows += peer_rows.rows;
   }
 }
@@ -171,15 +172,15 @@ Exchange Reshard::Impl::exchange(const std::byte* rows) const {
 }
 
 // Copies with equal sizes and equal strides are merged into one 2D copy.
-void Reshard::Impl::copy(std::byte* to, const std::byte* from, const std::vector<RowSpan>& pieces, Stream stream) {
-  for (std::size_t i = 0; i < pieces.size();) {
-    const RowSpan& first = pieces[i];
+void Reshard::Impl::copy(std::byte* to, const std::byte* from, const std::vector<RowSpan>& spans, Stream stream) {
+  for (std::size_t i = 0; i < spans.size();) {
+    const RowSpan& first = spans[i];
     std::size_t count = 1;
     std::int64_t from_step = first.rows;
     std::int64_t to_step = first.rows;
-    while (i + count < pieces.size() && pieces[i + count].rows == first.rows) {
-      const RowSpan& last = pieces[i + count - 1];
-      const RowSpan& next = pieces[i + count];
+    while (i + count < spans.size() && spans[i + count].rows == first.rows) {
+      const RowSpan& last = spans[i + count - 1];
+      const RowSpan& next = spans[i + count];
       if (count == 1) {
         from_step = next.from_row - last.from_row;
         to_step = next.to_row - last.to_row;
@@ -223,7 +224,7 @@ void Reshard::enqueue(const void* rows, void* target, Stream stream) {
   const double seconds = static_cast<double>(impl.received_rows * impl.token_bytes) / kBytesPerSecond;
   impl.enqueued->enqueue(stream, seconds, [&] {
     for (const auto& [peer, peer_rows] : impl.sends) {
-      if (!peer_rows.in_rows) impl.copy(impl.outgoing.data(), from, peer_rows.pieces, stream);
+      if (!peer_rows.in_rows) impl.copy(impl.outgoing.data(), from, peer_rows.spans, stream);
     }
     Ticket ticket = 0;
     if (several) {
@@ -234,7 +235,7 @@ void Reshard::enqueue(const void* rows, void* target, Stream stream) {
     // Copies own rows while the others are in flight.
     impl.copy(to, from, impl.own, stream);
     if (several) impl.transport.wait(ticket, stream, impl.collective.timeouts().for_work(seconds));
-    for (const auto& [peer, peer_rows] : impl.receives) impl.copy(to, impl.arriving.data(), peer_rows.pieces, stream);
+    for (const auto& [peer, peer_rows] : impl.receives) impl.copy(to, impl.arriving.data(), peer_rows.spans, stream);
   });
 }
 

@@ -44,8 +44,8 @@ SsmJobChoice choose_kernel(const SsmJob& job, const KernelRequest& request, Kern
 
 double conv1d_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, KernelScope scope) {
   if (job.conv1d_only || !job.convolution) return 0.0;
-  const KernelRequest beside{std::string(choice.row->backend), "auto"};
-  return choose_kernel(*job.convolution, beside, scope).row->flops_per_second(backend);
+  const KernelRequest same_backend{std::string(choice.row->backend), "auto"};
+  return choose_kernel(*job.convolution, same_backend, scope).row->flops_per_second(backend);
 }
 
 struct Ssm::Impl {

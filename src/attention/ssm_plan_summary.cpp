@@ -39,12 +39,12 @@ std::int64_t SsmPlanSummary::states_moved() const {
 
 double SsmPlanSummary::balance() const {
   std::int64_t sum = 0;
-  std::int64_t most = 0;
+  std::int64_t max_tokens = 0;
   for (int rank = 0; rank < layout.world(); ++rank) {
     sum += layout.tokens(rank);
-    most = std::max(most, layout.tokens(rank));
+    max_tokens = std::max(max_tokens, layout.tokens(rank));
   }
-  return sum > 0 ? static_cast<double>(most) / static_cast<double>(sum) * layout.world() : 1.0;
+  return sum > 0 ? static_cast<double>(max_tokens) / static_cast<double>(sum) * layout.world() : 1.0;
 }
 
 double passing_seconds(const SsmJob& job, const SsmPlanSummary& summary, const MachineModel& machine) {
@@ -70,10 +70,10 @@ void check_budget(const SsmMemory& needed, std::size_t budget) {
 
 void check_ssm_budget(const SsmJob& job, int world, std::size_t budget) {
   const std::int64_t bytes = job.conv1d_only ? ssm_token_bytes(job) : ssm_token_bytes(job.spec);
-  const double least = static_cast<double>(job.tokens()) * static_cast<double>(bytes) / world;
-  if (budget == 0 || least <= static_cast<double>(budget)) return;
+  const double min_bytes = static_cast<double>(job.tokens()) * static_cast<double>(bytes) / world;
+  if (budget == 0 || min_bytes <= static_cast<double>(budget)) return;
   fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
-       fmt::format("the rank with most rows has at least {:.0f} bytes of them", least),
+       fmt::format("the rank with most rows has at least {:.0f} bytes of them", min_bytes),
        "Use more ranks, or allow for fewer tokens.");
 }
 

@@ -27,10 +27,10 @@ std::size_t StateRelay::max_waits(std::size_t ranges, int steps) {
 void StateRelay::enter(const SsmTask& task, Stream stream, double seconds, SsmTimeline* clock) {
   task_ = &task;
   stream_ = stream;
-  own_ = beside() ? ahead_->stream() : stream;
+  own_ = has_own_stream() ? ahead_->stream() : stream;
   seconds_ = seconds;
   clock_ = clock;
-  on_its_way_ = false;
+  in_flight_ = false;
   tickets_.clear();
   last_carried_ = 0;
   for (const SsmRun& run : task.runs) last_carried_ = std::max(last_carried_, run.step);
@@ -50,13 +50,13 @@ void StateRelay::carry_and_post() {
   if (std::ranges::any_of(task_->runs, [this](const SsmRun& run) { return run.step == step_; })) {
     kernel_.carry(*task_, heads, step_, own_);
   }
-  if (step_ == last_carried_ && beside()) ahead_->record(carried(range_), own_);
+  if (step_ == last_carried_ && has_own_stream()) ahead_->record(carried(range_), own_);
   if (step_ < exchange_.steps()) tickets_.push_back(exchange_.post(range_, step_, own_));
   ++step_;
 }
 
 // Carries and posts up to the next exchange in which this rank receives states.
-void StateRelay::go_on() {
+void StateRelay::carry_to_next_receive() {
   while (step_ <= exchange_.steps()) {
     carry_and_post();
     if (exchange_.receives(step_ - 1)) return;
@@ -66,27 +66,27 @@ void StateRelay::go_on() {
 void StateRelay::begin(std::size_t range) {
   range_ = range;
   step_ = 0;
-  on_its_way_ = true;
-  if (beside()) {
+  in_flight_ = true;
+  if (has_own_stream()) {
     ahead_->record(accumulated(range), stream_);
     ahead_->follow(accumulated(range), own_);
   }
   if (exchange_.steps() > 0 && clock_ != nullptr) {
     clock_->begin_phase(SsmPhase::Kind::kTransfer, ranges_[range], own_);
   }
-  go_on();
+  carry_to_next_receive();
 }
 
 void StateRelay::advance() {
-  if (beside() || !on_its_way_) return;
+  if (has_own_stream() || !in_flight_) return;
   while (step_ <= exchange_.steps() && arrived()) {
     wait_for_tickets();  // returns at once, because they have arrived
-    go_on();
+    carry_to_next_receive();
   }
 }
 
 void StateRelay::end() {
-  const bool timed = clock_ != nullptr && !beside();
+  const bool timed = clock_ != nullptr && !has_own_stream();
   const auto wait = [&] {
     if (tickets_.empty()) return;
     if (timed) clock_->begin_phase(SsmPhase::Kind::kWait, ranges_[range_], own_);
@@ -95,15 +95,15 @@ void StateRelay::end() {
   };
   while (step_ <= exchange_.steps()) {
     wait();
-    go_on();
+    carry_to_next_receive();
   }
   wait();
   if (clock_ != nullptr) clock_->end_phase(SsmPhase::Kind::kTransfer, own_);
-  on_its_way_ = false;
+  in_flight_ = false;
 }
 
 void StateRelay::join(std::size_t range) {
-  if (!beside()) return;
+  if (!has_own_stream()) return;
   const bool last = range + 1 == ranges_.size();
   const std::size_t everything = kMarksOfRange * ranges_.size();
   if (last) ahead_->record(everything, own_);

@@ -47,11 +47,11 @@ class StateRelay {
   void join(std::size_t range);
 
  private:
-  bool beside() const { return ahead_ != nullptr; }
+  bool has_own_stream() const { return ahead_ != nullptr; }
   bool arrived() const;
   void wait_for_tickets();
   void carry_and_post();
-  void go_on();
+  void carry_to_next_receive();
 
   SsmKernel& kernel_;
   std::span<const HeadRange> ranges_;
@@ -68,7 +68,7 @@ class StateRelay {
   double seconds_ = 0.0;
   SsmTimeline* clock_ = nullptr;
   std::size_t range_ = 0;  // in flight
-  bool on_its_way_ = false;
+  bool in_flight_ = false;
   int step_ = 0;                 // the next exchange
   int last_carried_ = 0;         // the last step of this rank's runs
   std::vector<Ticket> tickets_;  // of the range, in order

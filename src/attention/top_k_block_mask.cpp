@@ -65,18 +65,18 @@ std::vector<BlockRun> block_runs(std::string_view what, const Layout& layout,
 }
 
 // The elements [begin, end) of an array that the owner of a run computes.
-using Pieces = std::function<std::vector<TileRange>(const BlockRun& run)>;
+using OwnedElements = std::function<std::vector<TileRange>(const BlockRun& run)>;
 
 // All-gathers the elements of an array. Each rank's elements are packed into one message.
-template <class Number>
-void share(const std::string& label, std::vector<Number>& numbers, const std::vector<BlockRun>& runs,
-           const Pieces& pieces, const Collective& collective, Transport& transport) {
+template <class Element>
+void share(const std::string& label, std::vector<Element>& elements, const std::vector<BlockRun>& runs,
+           const OwnedElements& owned_elements, const Collective& collective, Transport& transport) {
   std::vector<std::vector<TileRange>> of_ranks(static_cast<std::size_t>(transport.size()));
   for (const BlockRun& run : runs) {
     std::vector<TileRange>& own = of_ranks[static_cast<std::size_t>(run.owner)];
-    for (const TileRange& piece : pieces(run)) own.push_back(piece);
+    for (const TileRange& piece : owned_elements(run)) own.push_back(piece);
   }
-  std::vector<std::vector<Number>> parts;
+  std::vector<std::vector<Element>> parts;
   for (const std::vector<TileRange>& own : of_ranks) {
     std::int64_t count = 0;
     for (const TileRange& piece : own) count += piece.end - piece.begin;
@@ -86,7 +86,7 @@ void share(const std::string& label, std::vector<Number>& numbers, const std::ve
   const auto move = [&](std::size_t rank, bool pack) {
     auto part = parts[rank].begin();
     for (const TileRange& piece : of_ranks[rank]) {
-      const auto begin = numbers.begin() + piece.begin;
+      const auto begin = elements.begin() + piece.begin;
       const auto count = static_cast<std::ptrdiff_t>(piece.end - piece.begin);
       if (pack) {
         std::copy_n(begin, count, part);
@@ -99,12 +99,12 @@ void share(const std::string& label, std::vector<Number>& numbers, const std::ve
   move(self, true);
   OneRound round;
   for (int peer = 0; peer < transport.size(); ++peer) {
-    std::vector<Number>& theirs = parts[static_cast<std::size_t>(peer)];
+    std::vector<Element>& theirs = parts[static_cast<std::size_t>(peer)];
     if (peer == transport.rank()) continue;
     if (!parts[self].empty())
-      round.send(peer, {reinterpret_cast<const std::byte*>(parts[self].data()), parts[self].size() * sizeof(Number)});
+      round.send(peer, {reinterpret_cast<const std::byte*>(parts[self].data()), parts[self].size() * sizeof(Element)});
     if (!theirs.empty())
-      round.receive(peer, {reinterpret_cast<std::byte*>(theirs.data()), theirs.size() * sizeof(Number)});
+      round.receive(peer, {reinterpret_cast<std::byte*>(theirs.data()), theirs.size() * sizeof(Element)});
   }
   transport.wait(transport.post(std::move(round).exchange(label), {}), {}, collective.timeouts().for_peer());
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
@@ -203,11 +203,11 @@ std::shared_ptr<const BlockMask> top_k_block_mask(const Job& job, const BlockMas
     share(
         "block mask", entries, queries,
         [&](const BlockRun& run) {
-          std::vector<TileRange> pieces;
+          std::vector<TileRange> owned_elements;
           for (int head = 0; head < shape.heads; ++head) {
-            pieces.push_back(top->entries(run.sequence, head, run.blocks));
+            owned_elements.push_back(top->entries(run.sequence, head, run.blocks));
           }
-          return pieces;
+          return owned_elements;
         },
         collective, transport.host());
   }

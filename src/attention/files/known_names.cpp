@@ -57,7 +57,7 @@ constexpr std::string_view kStatesAdvice = "Say which it is";
 constexpr std::string_view kPool = "states stand in the order of the sequences";
 constexpr std::string_view kPoolAdvice = "Gather the states into that order, and leave it out";
 constexpr std::string_view kSsmTensorKeys = "the sequences of a scan have no keys";
-constexpr std::string_view kAloneWhy = "without dt it is only a convolution, which reads nothing of a scan";
+constexpr std::string_view kConv1dOnlyWhy = "without dt it is only a convolution, which reads nothing of a scan";
 constexpr std::string_view kAloneSuggestion = "Add dt, or leave it out";
 constexpr std::string_view kSsdBias = "the bias of a scan of x and dt is `dt_bias`";
 constexpr std::string_view kSelectiveBias = "the bias of a scan of u and delta is `delta_bias`";
@@ -222,11 +222,11 @@ constexpr KnownName kNames[] = {
     {"delta_bias", kSsd, "", kSsdBias, kOtherBiasAdvice, "delta"},
     {"dt_proj.bias", kSelective, "", kSelectiveBias, kOtherBiasAdvice, "delta_bias"},
     {"dt_proj.bias", kSsd, "", kSsdBias, kOtherBiasAdvice, "dt_bias"},
-    {"A", kAlone, "", kAloneWhy, kAloneSuggestion},
-    {"A_log", kAlone, "", kAloneWhy, kAloneSuggestion},
-    {"dt_bias", kAlone, "", kAloneWhy, kAloneSuggestion},
-    {"delta_bias", kAlone, "", kAloneWhy, kAloneSuggestion},
-    {"delta", kAlone, "", kAloneWhy, kAloneSuggestion},
+    {"A", kAlone, "", kConv1dOnlyWhy, kAloneSuggestion},
+    {"A_log", kAlone, "", kConv1dOnlyWhy, kAloneSuggestion},
+    {"dt_bias", kAlone, "", kConv1dOnlyWhy, kAloneSuggestion},
+    {"delta_bias", kAlone, "", kConv1dOnlyWhy, kAloneSuggestion},
+    {"delta", kAlone, "", kConv1dOnlyWhy, kAloneSuggestion},
 };
 
 // Jobs by their functions' names.

@@ -127,8 +127,8 @@ class Router {
   }
 
  private:
-  std::int64_t rows_of_latency(std::int64_t most) const {
-    return static_cast<std::int64_t>(std::min(static_cast<double>(most), std::ceil(latency_ / row_seconds_)));
+  std::int64_t rows_of_latency(std::int64_t max_rows) const {
+    return static_cast<std::int64_t>(std::min(static_cast<double>(max_rows), std::ceil(latency_ / row_seconds_)));
   }
 
   int receivers(const WorldMessagePart& part) const {

@@ -117,14 +117,14 @@ BufferRows Needs::rows_before(int rank, std::int64_t tile) const {
 }
 
 BufferRows Needs::largest(std::int64_t first, std::int64_t last) const {
-  BufferRows most;
+  BufferRows largest_rows;
   for (int rank = 0; rank < world(); ++rank) {
     const BufferRows begin = rows_before(rank, first);
     const BufferRows end = rows_before(rank, last);
-    most.received = std::max(most.received, end.received - begin.received);
-    most.all = std::max(most.all, end.all - begin.all);
+    largest_rows.received = std::max(largest_rows.received, end.received - begin.received);
+    largest_rows.all = std::max(largest_rows.all, end.all - begin.all);
   }
-  return most;
+  return largest_rows;
 }
 
 BufferRows Needs::bound(std::int64_t first, std::int64_t last) const {

@@ -3,8 +3,10 @@
 
 namespace ringattn {
 
-Timeline::Timeline(Backend& backend, std::size_t blocks, bool alone)
-    : alone_(alone), blocks_(blocks), marks_(backend.make_events(2 + (alone ? 1 : 4) * blocks, true)) {}
+Timeline::Timeline(Backend& backend, std::size_t blocks, bool no_exchange)
+    : no_exchange_(no_exchange),
+      blocks_(blocks),
+      marks_(backend.make_events(2 + (no_exchange ? 1 : 4) * blocks, true)) {}
 
 std::size_t Timeline::mark(Stream stream) {
   marks_->record(next_, stream);

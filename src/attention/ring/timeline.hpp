@@ -28,8 +28,8 @@ struct RunStats {
 // Events of one run, created once and recorded by each timed run.
 class Timeline {
  public:
-  // `alone`: there is no exchange, so posts and waits have no events. Two events on a GPU are 3 us apart.
-  Timeline(Backend& backend, std::size_t blocks, bool alone);
+  // `no_exchange`: there is no exchange, so posts and waits have no events. Two events on a GPU are 3 us apart.
+  Timeline(Backend& backend, std::size_t blocks, bool no_exchange);
 
   void start(Stream stream);
   void post(std::int64_t block, Stream stream);
@@ -54,10 +54,10 @@ class Timeline {
   };
 
   std::size_t mark(Stream stream);
-  std::size_t mark_exchange(Stream stream) { return alone_ ? next_ - 1 : mark(stream); }
+  std::size_t mark_exchange(Stream stream) { return no_exchange_ ? next_ - 1 : mark(stream); }
   Block& at(std::int64_t block) { return blocks_[static_cast<std::size_t>(block)]; }
 
-  const bool alone_;
+  const bool no_exchange_;
   std::vector<Block> blocks_;
   std::unique_ptr<Events> marks_;
   std::size_t next_ = 0;  // number of marks recorded in this run; the first is its begin, the last its end

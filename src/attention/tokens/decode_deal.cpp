@@ -11,17 +11,17 @@ int ranks_of_part(const DecodeDeal& deal) { return deal.heads * deal.kv_splits; 
 
 }  // namespace
 
-int max_head_parts(const AttentionSpec& spec, bool chooses) {
+int max_head_parts(const AttentionSpec& spec, bool selects_blocks) {
   if (spec.block_mask.heads > 1) return std::min(spec.block_mask.heads, spec.kv_heads);
-  return chooses ? 1 : spec.kv_heads;
+  return selects_blocks ? 1 : spec.kv_heads;
 }
 
-DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, int ranks,
+DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, int ranks,
                        const std::function<std::int64_t(const DecodeDeal&)>& most) {
   if (!spec.block_mask.any()) return {1, 1, ranks};
   DecodeDeal best{ranks, 1, 1};
   std::int64_t min_work = most(best);
-  for (int heads = 2; heads <= std::min(max_head_parts(spec, chooses), ranks); ++heads) {
+  for (int heads = 2; heads <= std::min(max_head_parts(spec, selects_blocks), ranks); ++heads) {
     if (ranks % heads != 0) continue;
     const DecodeDeal deal{ranks / heads, heads, 1};
     const std::int64_t work = most(deal);
@@ -32,8 +32,8 @@ DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, int ranks,
   return best;
 }
 
-DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, std::int64_t sequences, int ranks) {
-  return deal_decode(spec, chooses, ranks, [&](const DecodeDeal& deal) {
+DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, std::int64_t sequences, int ranks) {
+  return deal_decode(spec, selects_blocks, ranks, [&](const DecodeDeal& deal) {
     return kept_sequences(deal, sequences, ranks - 1).count * kept_heads(deal, spec, ranks - 1).count;
   });
 }

@@ -39,16 +39,16 @@ struct DecodeDeal {
 };
 
 // Maximum number of parts of the K/V heads. Heads that share a mask of several stay together. All heads stay together
-// if a step selects one mask for all of them (`chooses`).
-int max_head_parts(const AttentionSpec& spec, bool chooses);
+// if a step selects one mask for all of them (`selects_blocks`).
+int max_head_parts(const AttentionSpec& spec, bool selects_blocks);
 
 // How `ranks` ranks partition decode steps. most(deal) is the work of the rank with most of it. Without a block mask KV
 // splits are partitioned. With one, sequences are partitioned, which need no exchange, and heads, in as many parts as
 // still reduce the largest rank's work by a tenth or more each.
-DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, int ranks,
+DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, int ranks,
                        const std::function<std::int64_t(const DecodeDeal&)>& most);
 // The same for up to `sequences` sequences of equal work.
-DecodeDeal deal_decode(const AttentionSpec& spec, bool chooses, std::int64_t sequences, int ranks);
+DecodeDeal deal_decode(const AttentionSpec& spec, bool selects_blocks, std::int64_t sequences, int ranks);
 
 // "groups", "K/V heads", "sequences" or "sequences and K/V heads": the partitioned axes. For one
 // rank "groups".
