@@ -49,8 +49,8 @@ class _Steps(_job.Prepared):
         return range(first.value, first.value + count.value)
 
     def partition(self, sequences: int) -> DecodePartition:
-        facts = self.facts
-        return DecodePartition(facts.kv_split_keys, facts.partition_first, facts.partition_stride, self.owned(sequences))
+        return DecodePartition(self.facts.kv_split_keys, self.facts.partition_first, self.facts.partition_stride,
+                               self.owned(sequences))  # fmt: skip
 
 
 class Decode(_Steps):

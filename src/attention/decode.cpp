@@ -29,10 +29,9 @@ namespace {
 
 bool has_rows(const TensorView& view) { return view.data != nullptr; }
 
-// Size of a step over all ranks.
 struct DecodeExtent {
-  std::int64_t sequences = 0;
-  std::int64_t keys = 0;  // of the longest sequence that this rank reads
+  std::int64_t sequences = 0;  // of the step, over all ranks
+  std::int64_t keys = 0;       // of the longest sequence that this rank reads
 };
 
 }  // namespace
@@ -54,20 +53,14 @@ struct Decode::Impl {
   HeadRange kv_heads() const { return kept_heads(deal, job.spec, transport.rank()); }
   SequenceRange kept(std::int64_t sequences) const { return kept_sequences(deal, sequences, transport.rank()); }
   std::int64_t kv_split_keys() const { return kernel->kv_split_keys(); }
-  SequenceRange owned(std::int64_t sequences) const {
-    return owned_sequences(sequences, transport.rank(), transport.size());
-  }
+  SequenceRange owned(std::int64_t count) const { return owned_sequences(count, transport.rank(), transport.size()); }
   static std::int64_t sequences_of(const DecodeInputs& inputs) { return inputs.q.tokens / inputs.rows; }
-  std::int32_t* checked_lengths() const {
-    return reinterpret_cast<std::int32_t*>(checks.data() + out_of_range_bytes());
-  }
-  OutOfRangeEntry* out_of_range_entries() const { return reinterpret_cast<OutOfRangeEntry*>(checks.data()); }
+  std::int32_t* checked_lengths() const { return reinterpret_cast<std::int32_t*>(checks.data() + entry_bytes()); }
+  OutOfRangeEntry* entries() const { return reinterpret_cast<OutOfRangeEntry*>(checks.data()); }
   std::int32_t* lengths_of_step(const DecodeInputs& inputs) const {
     return inputs.update_lengths ? inputs.lengths_before : reinterpret_cast<std::int32_t*>(new_lengths.data());
   }
-  std::size_t out_of_range_bytes() const {
-    return static_cast<std::size_t>(part.limits.sequences) * sizeof(OutOfRangeEntry);
-  }
+  std::size_t entry_bytes() const { return static_cast<std::size_t>(part.limits.sequences) * sizeof(OutOfRangeEntry); }
 
   void choose();
   void allocate();
@@ -89,7 +82,7 @@ struct Decode::Impl {
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
   void enqueue_step(DecodeInputs inputs, const DecodeExtent& extent, const DecodeOutputs& outputs, Stream stream);
   void add_rows(const DecodeInputs& inputs, Stream stream);
-  void append(const DecodeInputs& inputs, CacheUpdate positions, const std::int32_t* lengths, Stream stream);
+  void append(const DecodeInputs& inputs, CacheUpdate at, const std::int32_t* lengths, Stream stream);
   void finish_collectively(DecodeStep step, const DecodeExtent& extent, const AttentionOutput& output, Stream stream);
   void throw_reported_errors();
 
@@ -134,8 +127,7 @@ void Decode::Impl::allocate() {
   kernel->reserve(part.limits);
   new_lengths = backend->allocate(static_cast<std::size_t>(job.limits.sequences) * sizeof(std::int32_t));
   if (checks_on_device()) {
-    checks = backend->allocate(out_of_range_bytes() +
-                               static_cast<std::size_t>(part.limits.sequences) * sizeof(std::int32_t));
+    checks = backend->allocate(entry_bytes() + static_cast<std::size_t>(part.limits.sequences) * sizeof(std::int32_t));
     backend->fill_bytes(checks.data(), std::byte{0}, checks.bytes(), backend->stream());
     backend->synchronize(backend->stream(), collective.timeouts().for_peer(), {});
     errors_read = backend->make_events(1, false);
@@ -266,14 +258,13 @@ void Decode::Impl::add_rows(const DecodeInputs& inputs, Stream stream) {
   if (lengths.sequences > 0) backend->update_cache(lengths, stream);
 }
 
-// `inputs`: the part that this rank reads.
 void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeExtent& extent, const DecodeOutputs& outputs,
                                 Stream stream) {
   CacheUpdate update = update_of(inputs);
   if (checks_on_device()) {
     update.max_keys = std::min(update.max_keys, extent.keys);
     update.checked = checked_lengths();
-    update.out_of_range = out_of_range_entries();
+    update.out_of_range = entries();
   }
   DecodeStep step;
   step.q = inputs.q;
@@ -307,18 +298,16 @@ void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeExtent& extent,
   }
 }
 
-// Compresses and appends new tokens at the positions of an enqueued cache update. `lengths` include the step's tokens.
-void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate positions, const std::int32_t* lengths,
-                          Stream stream) {
-  positions.lengths = lengths;
-  positions.new_lengths = nullptr;
-  positions.checked = nullptr;
-  positions.out_of_range = nullptr;
-  positions.append_count = 0;
-  if (!job.format.k.is_plain())
-    backend->append({&positions, inputs.quantized_k, inputs.k_new, appended->at(0)}, stream);
-  if (!job.format.v.is_plain())
-    backend->append({&positions, inputs.quantized_v, inputs.v_new, appended->at(1)}, stream);
+// Compresses and appends new tokens where the enqueued cache update `at` puts them. `lengths` include the step's
+// tokens.
+void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate at, const std::int32_t* lengths, Stream stream) {
+  at.lengths = lengths;
+  at.new_lengths = nullptr;
+  at.checked = nullptr;
+  at.out_of_range = nullptr;
+  at.append_count = 0;
+  if (!job.format.k.is_plain()) backend->append({&at, inputs.quantized_k, inputs.k_new, appended->at(0)}, stream);
+  if (!job.format.v.is_plain()) backend->append({&at, inputs.quantized_v, inputs.v_new, appended->at(1)}, stream);
 }
 
 // Attends to this rank's part for all rows, exchanges records, and finishes the rows that this rank owns.
@@ -344,8 +333,7 @@ void Decode::Impl::finish_collectively(DecodeStep step, const DecodeExtent& exte
   kernel->merge({shares, shape.splits, step.rows, step.lengths + mine.first, output}, stream);
 }
 
-// Throws for out-of-range entries and invalid elements that steps have reported since the last call. The device has
-// passed the steps.
+// Throws for out-of-range entries and invalid elements that steps before the last wait have reported.
 void Decode::Impl::throw_reported_errors() {
   const std::vector<InvalidElementCell> cells = appended ? appended->drain() : std::vector<InvalidElementCell>();
   for (std::size_t i = 0; i < cells.size(); ++i) {
@@ -354,16 +342,16 @@ void Decode::Impl::throw_reported_errors() {
   }
   if (!checks_on_device()) return;
   const Stream stream = backend->stream();
-  const auto bytes = static_cast<std::int64_t>(out_of_range_bytes());
+  const auto bytes = static_cast<std::int64_t>(entry_bytes());
   const auto wait_all = [&] {
     errors_read->record(0, stream);
     errors_read->synchronize(0, collective.timeouts().for_peer(), [this] { transport.progress(); });
   };
   std::vector<OutOfRangeEntry> found(static_cast<std::size_t>(part.limits.sequences));
-  backend->copy_rows(found.data(), bytes, out_of_range_entries(), bytes, bytes, 1, stream);
+  backend->copy_rows(found.data(), bytes, entries(), bytes, bytes, 1, stream);
   wait_all();
   if (std::ranges::all_of(found, [](const OutOfRangeEntry& fault) { return fault == OutOfRangeEntry{}; })) return;
-  backend->fill_bytes(out_of_range_entries(), std::byte{0}, out_of_range_bytes(), stream);
+  backend->fill_bytes(entries(), std::byte{0}, entry_bytes(), stream);
   wait_all();
   refuse_out_of_range(found.data(), part.limits.sequences, ErrorCode::kUsage);
 }
@@ -442,7 +430,7 @@ void Decode::pool(const DecodeInputs& all, Stream stream) {
   update.append_count = 0;
   if (impl.checks_on_device()) {
     update.checked = impl.checked_lengths();
-    update.out_of_range = impl.out_of_range_entries();
+    update.out_of_range = impl.entries();
   } else if (!impl.on_device()) {
     refuse_out_of_range(update, ErrorCode::kUsage);
   }

@@ -43,8 +43,8 @@ struct CompressedFigures {
 
 struct CompressResult {
   CompressedFigures k, v;
-  std::optional<CompressedFigures> latent;  // of latents, which have neither k nor v; its error is that of the latents
-                                            // alone, and its bytes are those of the rotary keys, too
+  std::optional<CompressedFigures> latent;  // instead of k and v; its error covers only the latents, its bytes also the
+                                            // rotary keys
   std::int64_t tokens = 0;
   std::int64_t kept = 0;            // of these
   std::int64_t position_bytes = 0;  // of k_positions and k_lengths, where tokens were taken out
