@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Public API of decode: a few new query tokens at the end of each of many sequences, over a dense or paged KV cache.
 //
-//   Decode decode(job, transport, options);   // collective: kernel, agreement, memory
+//   Decode decode(job, transport, options);   // collective: kernel, config comparison, memory
 //   for (;;) {
 //     // q, k_new and v_new: tokens of this step; cache, block table and lengths: all in the kernel's kind of memory
 //     decode.enqueue({.q = q, .k = k, .v = v, .block_table = table, .table_pages = max_pages,
@@ -42,7 +42,7 @@ namespace ringattn {
 
 using DecodeChoice = KernelChoice<DecodeSpec>;
 
-// Options of decode. The bits of the result do not depend on them.
+// Options of decode. Only the kernel may change bits of the result.
 struct DecodeOptions {
   KernelRequest kernel;
   std::size_t memory_budget = 0;  // bytes a rank may use, cache and rows included; 0: no limit

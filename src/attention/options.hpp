@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options of attention and MLA over a ring. The bits of the result do not depend on them.
+// Options of attention and MLA over a ring. Only the kernel may change bits of the result.
 #pragma once
 
 #include <cstddef>

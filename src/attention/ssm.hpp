@@ -51,7 +51,7 @@ SsmJobChoice choose_kernel(const SsmJob& job, const KernelRequest& request,
 double conv1d_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend,
                    KernelScope scope = KernelScope::kThisMachine);
 
-// Options of a job. The bits of the result do not depend on them.
+// Options of a job. Only the kernel may change bits of the result.
 struct SsmOptions {
   KernelRequest kernel;
   // The caller's own distribution: for each rank its tokens, in whole super-segments of their sequences. Without it,

@@ -250,8 +250,8 @@ enum {
   RINGATTN_RUNS = 3 /* as query_runs and key_runs say */
 };
 
-/* How a job runs. Results do not depend on it. Options that the op or the layout ignores are refused (RINGATTN_USAGE).
- */
+/* How a job runs. Of these options only the kernel may change bits of the result. Options that the op or the layout
+ * ignores are refused (RINGATTN_USAGE). */
 typedef struct ringattn_options {
   uint64_t size;
   const char *kernel;      /* kernel name; NULL: the first kernel that supports the problem */
