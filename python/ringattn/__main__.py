@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m ringattn verify --input qkv.safetensors --peer theirs.safetensors
 
-Compares another system's result for a file's attention with fp64, as the program's `ringattn verify --peer` does, if
-only the
-Python package is installed."""
+Compares another system's result for a file's attention with fp64, as the program's `ringattn verify --peer` does. For
+installations of only the Python package."""
 
 import difflib
 import errno
@@ -23,7 +22,7 @@ from ._safetensors import Tensors, quoted
 from ._tensor_names import known_names
 
 _NAMES = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks")
-# Other roles that the program knows: of caches, latents and scans.
+# Other roles that the program knows: those of caches, latents and SSMs.
 _STORED = ("k_pages", "v_pages", "block_table", "lengths_k", "latent", "k_rope", "latent_fp8", "latent_pages", "w_uk",
            "w_uv", "kv_b_proj")
 _SSM = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "u", "delta", "delta_bias", "initial_states", "cu_seqlens", "state",
@@ -38,7 +37,7 @@ _HELP = "See `python -m ringattn verify --help`."
 
 
 class _BadValue(Exception):
-    """Says what a flag takes."""
+    """An invalid flag value; says what the flag takes."""
 
 
 def _choice(*names: str) -> Callable[[str], str]:
@@ -157,7 +156,7 @@ def _unknown(word: str) -> NoReturn:
 
 
 def _given(words: list[str]) -> dict[str, Any] | None:
-    """The flags' values; None where help is asked for."""
+    """The flags' values; None if help is requested."""
     flags = {f"--{flag.name}": flag for flag in _FLAGS}
     texts: dict[str, list[str]] = {}
     left = list(words)
@@ -385,7 +384,7 @@ def verify(given: dict[str, Any]) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit code: that of the program."""
+    """Returns the exit code, which is that of the program."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         if words[:1] != ["verify"] and words[:1] not in (["-h"], ["--help"]):

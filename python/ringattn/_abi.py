@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of libringattn_c. Those that return a status raise an Error where it isn't RINGATTN_OK."""
+"""The functions of libringattn_c. Functions that return a status raise an Error unless it is RINGATTN_OK."""
 
 import _ctypes
 import collections
@@ -32,7 +32,7 @@ def _struct(name: str):
 
 
 _options = _struct("options")
-# What each function takes; these return a status.
+# Argument types of the functions that return a status.
 _CHECKED = {
     "world_self": [_struct("world_options"), _handle],
     "world_threads": [_struct("world_options"), c_int32, _handle],
@@ -61,7 +61,7 @@ _CHECKED = {
     "compression_decompress": [Handle, _struct("compression_tensors")],
     "choose_formats": [c_char_p, c_double, _struct("spec"), _struct("formats")],
 }
-# What each returns, and takes.
+# Result and argument types of the other functions.
 _PLAIN = {
     "abi": (c_int32, []),
     "version": (c_char_p, []),
@@ -80,7 +80,7 @@ _PLAIN = {
     "mla_decode_cache_tokens": (c_int64, [Handle, c_int64]),
     "compression_destroy": (None, [Handle]),
 }
-# Ops with facts of their own name, and those with another's.
+# Ops with a facts struct of their own name, and ops that use another op's.
 FACTS = {"attention": "attention", "decode": "decode", "mla": "mla", "mla_decode": "decode",
          "batched_gemm": "batched_gemm", "ssm": "ssm", "causal_conv1d": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
@@ -182,7 +182,7 @@ class _Interrupts:
 
 
 def _nccl() -> ctypes.CDLL | None:
-    """NCCL of PyTorch's packages, where it is installed."""
+    """The NCCL library of PyTorch's packages, if it is installed."""
     try:
         package = importlib.util.find_spec("nvidia.nccl")
     except ImportError:

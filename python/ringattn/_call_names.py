@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What arguments of other libraries are called in this package's functions, and what there is in place of those that a function
-doesn't have. It goes before the C library's table of tensors' names, whose advice is about files."""
+"""Names of arguments in other libraries: their names in this package, or the alternative if a function has no such
+argument. This table is consulted before the C library's table of tensor names, whose suggestions are about files."""
 
 import numbers
 import sys
@@ -11,11 +11,11 @@ _STEPS = ("decode", "mla_decode")
 _SSM = ("ssd", "selective_scan")
 _UPDATES = ("ssd_update", "selective_update")
 
-# Names of the same meaning, by op: they are translated.
+# Names with the same meaning, by op: they are translated.
 ALIASES = {
     "selective_update": {"x": "u", "dt": "delta", "dt_bias": "delta_bias", "dt_softplus": "delta_softplus"},  # mamba_ssm's
 }
-# Names of the same or a near meaning, by ops: the right one is said.
+# Names with the same or a similar meaning, by ops: the error names the right one.
 _OWN = (
     (("decode",), {"key_cache": "k_cache", "k_pages": "k_cache", "value_cache": "v_cache", "v_pages": "v_cache", "k": "k_new",
                    "v": "v_new"}),
@@ -41,7 +41,7 @@ _PADDED = "seqused_q seqused_k seq_lens lengths_k kv_len_arr"
 _POSITIONS_MASK = "masks are causal, full or windows, by position alone"
 _SEQ_IDX = ("Pass packed rows, as x[0], with cu_seqlens=torch.nn.functional.pad(seq_idx[0].bincount().cumsum(0), (1, 0)), and "
             "z, B and C alike.")  # fmt: skip
-# (ops, names, why, suggestion) of what is done otherwise here.
+# (ops, names, why, suggestion) of features that work differently here.
 _OTHERWISE = (
     (("attention", "varlen"), _CACHES, "keys are rows, not pages of a cache",
      "Call ringattn.decode() with k_cache, v_cache and lengths; where the cache has pages, with block_table, too."),
@@ -91,7 +91,7 @@ _OTHERWISE = (
     (("selective_scan", "selective_update"), "dt_limit time_step_limit", "delta is not limited",
      "Pass delta with its bias and softplus applied, and clamped, without delta_bias and delta_softplus."),
 )  # fmt: skip
-# Values of names of attention's that ask for nothing: they are taken, and nothing changes. None is one of them, always.
+# Argument values that have no effect: they are accepted. None always is.
 _NOTHING = {
     "dropout_p": (0,), "dropout": (0,), "score_mod": (), "mask_mod": (), "bias": (), "attn_bias": (), "block_mask": (),
     "kernel_options": (), "sliding_window": (), "window_left": (-1,), "window_right": (-1,), "pos_encoding_mode": ("NONE",),
@@ -125,7 +125,7 @@ def asks_for_nothing(op: str, name: str, value) -> bool:
 
 
 def _ranks_by_default() -> int:
-    """Of PyTorch's default group, which None means."""
+    """The number of ranks of PyTorch's default group, which None means."""
     torch = sys.modules.get("torch")
     ranks = torch.distributed if torch is not None and torch.distributed.is_available() else None
     return ranks.get_world_size() if ranks is not None and ranks.is_initialized() else 1

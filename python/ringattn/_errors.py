@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Failures. A message reads `problem (why). suggestion.`, and its parts are members."""
+"""Errors. A message has the form `problem (why). suggestion.`; its parts are members."""
 
 import functools
 import re
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 class Error(Exception):
-    """What a call of ringattn failed with."""
+    """The error of a failed call."""
 
     status = 7
 
@@ -22,12 +22,12 @@ class Error(Exception):
 
 
     def with_names(self, names: dict[str, str]) -> "Error":
-        """The same of a caller to whom the arguments have other names."""
+        """The same error, for a caller whose arguments have other names."""
         return type(self)(*(renamed(part, names) for part in (self.problem, self.why, self.suggestion, str(self))))
 
 
 class WrongResult(Error, AssertionError):
-    """A result is not what it should be."""
+    """A result is wrong."""
 
     status = 1
 
@@ -39,7 +39,7 @@ class UsageError(Error, ValueError):
 
 
 class CallError(UsageError, TypeError):
-    """A function has no such argument, or lacks one."""
+    """A function has no such argument, or a required one is missing."""
 
 
 class FileError(Error, OSError):
@@ -49,7 +49,7 @@ class FileError(Error, OSError):
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """It can't be done here: no kernel, no device, or what ringattn doesn't compute."""
+    """Not possible here: no kernel, no device, or a feature that ringattn lacks."""
 
     status = 4
 
@@ -84,7 +84,7 @@ def renamed(text: str, names: dict[str, str]) -> str:
 
 
 def called_by(names: dict[str, str], function, *arguments, **named):
-    """function(…), whose errors speak of the arguments by the caller's names for them."""
+    """Calls function(…); errors use the caller's names of the arguments."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.compiler.is_compiling():
         return function(*arguments, **named)
@@ -94,7 +94,7 @@ def called_by(names: dict[str, str], function, *arguments, **named):
         raise error.with_names(names) from None
 
 
-# What the members of the library's structs are called in Python, by op.
+# Python names of the members of the library's structs, by op.
 _MEMBERS = {
     "decode": {"k": "k_cache", "v": "v_cache"},
     "ssm": {"a": "A", "b": "B", "c": "C", "d": "D", "slots": "state_batch_indices"},

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What flash_attn's arguments, which ring_flash_attn's functions have, mean here."""
+"""Translation of flash_attn's arguments, which ring_flash_attn's functions also have."""
 
 import difflib
 import functools
@@ -45,8 +45,8 @@ def _refuse_foreign(function: str, name: str, value, keywords) -> None:
 
 
 def shim(function):
-    """A function with another library's signature, whose callers may have another version of it in mind: arguments that it
-    doesn't have are refused as those of ringattn's own functions are."""
+    """Decorates a function with another library's signature, whose callers may expect another version of it: arguments
+    that it doesn't have are refused as in ringattn's own functions."""
     keywords = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -60,7 +60,7 @@ def shim(function):
 
 
 def check_rows(**arrays) -> None:
-    """What has no axes is refused by name."""
+    """Refuses arguments without axes, by name."""
     for name, array in arrays.items():
         if not hasattr(array, "ndim"):
             refuse(f"{name} is {type(array).__name__}", "it should be a PyTorch tensor", "Pass this rank's rows.")
@@ -91,7 +91,7 @@ def check(dropout_p: float, alibi_slopes) -> None:
 
 
 def result(out, lse, return_attn_probs: bool):
-    """lse's tokens go last."""
+    """The results of flash_attn's functions; moves lse's token axis to the end."""
     return (out, lse.transpose(-1, -2).contiguous(), None) if return_attn_probs else out
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The llama3 functions of ring_flash_attn: contiguous shards of the packed stream. A rank prepares where the sequences of its
-rows and of the keys that they see begin, and passes that on. ringattn needs the whole stream's sequences, which go along."""
+"""The llama3 functions of ring_flash_attn: contiguous shards of the packed stream. A rank prepares the sequence
+boundaries of its rows and of the keys that they see. ringattn needs the boundaries of the whole stream, which are
+passed along."""
 
 import torch
 from torch import Tensor
@@ -30,9 +31,9 @@ def _numbers(cu) -> tuple[int, ...]:
 
 
 def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, world_size: int):
-    """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice) of a rank's contiguous shard of the packed stream:
-    where the sequences of its rows begin, and those of the keys that they may see. What it was made of goes along with
-    cu_seqlens_k, and llama3_flash_attn_varlen_func() takes it from there."""
+    """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice) of a rank's contiguous shard of the
+    packed stream: the sequence boundaries of its rows, and of the keys that they may see. The arguments are attached to
+    cu_seqlens_k, where llama3_flash_attn_varlen_func() finds them."""
     at = as_ints(cu_seqlens, "cu_seqlens")
     lengths_of(at)
     causal = causal_of(causal)
@@ -62,7 +63,7 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, wo
 
 
 def _begins(cu_seqlens_q, cu_seqlens_k, local_q, local_k, whole):
-    """Where the sequences of the whole stream begin. Refuses tensors with other numbers than were prepared with them."""
+    """Sequence boundaries of the whole stream. Refuses tensors whose values differ from the prepared ones."""
     for name, given, prepared in (("cu_seqlens_q", cu_seqlens_q, local_q), ("cu_seqlens_k", cu_seqlens_k, local_k)):
         found = _numbers(given)
         if found != tuple(prepared):
@@ -85,7 +86,7 @@ def _(cu_seqlens_q, cu_seqlens_k, local_q, local_k, whole):
 
 
 def _check_prepared(causal, rank, world_size, k_begin, k_end, given_causal, given_slice, world) -> None:
-    """What no number of a tensor says."""
+    """Checks the prepared arguments that are not tensors."""
     if causal_of(given_causal) != causal:
         refuse(f"causal is {given_causal}", f"cu_seqlens_k was prepared with causal={causal}", "Pass the same to both.")
     mine = (0, 1) if world is None else (world.rank, world.size)

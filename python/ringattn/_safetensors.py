@@ -31,7 +31,7 @@ _Refuse = Callable[[str], NoReturn]
 
 
 def quoted(name: str) -> str:
-    """A name from a file, fit for a message of one line."""
+    """A name from a file, quoted for a message of one line."""
     shown = "".join(c if " " <= c <= "~" and c != "`" else f"\\u{ord(c):04x}" for c in name[:80])
     return f"`{shown}{'…' if len(name) > 80 else ''}`"
 
@@ -196,7 +196,7 @@ def _check_tiling(tensors: dict[str, _Tensor], data_bytes: int, refuse: _Refuse)
 
 
 class _Shard:
-    """A file, and what its header says of tensors, by their names."""
+    """A file and its tensor headers, by name."""
 
     def __init__(self, path: str):
         self.path, self.bytes = path, _map(path)
@@ -231,7 +231,7 @@ class _Shard:
 
 
 def _files_of(path: str) -> dict[str, str]:
-    """Where an index says that each tensor is."""
+    """The file of each tensor, from an index."""
     refuse, text = _index(path), _map(path)
     if len(text) > _HEADER_BYTES:
         refuse(f"it has {len(text)} bytes, more than {_HEADER_BYTES}")

@@ -12,12 +12,12 @@ from ._arguments import as_int, is_true, lengths_of
 from ._errors import CallError, refuse, unsupported
 from ._tensor_names import known_names
 
-# What the table of tensors' names calls otherwise than functions do.
+# Names in the table of tensor names that differ from those of functions.
 _ROLES = {"lengths_k": "lengths", "conv1d_weight": "weight", "conv1d_bias": "bias", "conv_state": "initial_states"}
-# Whose tensors an op reads.
+# The op whose tensors an op reads.
 _JOBS = {"varlen": "attention", "decode_partition": "decode", "mla_decode_partition": "mla_decode", "ssd_update": "ssd",
          "selective_update": "selective_scan", "causal_conv1d_update": "causal_conv1d"}  # fmt: skip
-# Names of other libraries that mean what a keyword here does.
+# Names in other libraries with the meaning of a keyword here.
 _SCALES = ("scale", "sm_scale", "scaling")
 _CAPS = ("logits_soft_cap", "logit_softcapping")
 # Keywords that only SDPA has: the tensors most likely have SDPA's axis order, whose shapes look the same.
@@ -41,7 +41,7 @@ _HINTS = {
     "window_left": "mask=(window_left, 0), without causal (window_left, -1)", "seqlens": "lengths",
 }  # fmt: skip
 _NOT_NEEDED = {"chunk_size": "chunks are 64 tokens, always"}
-# Why the table refuses tensors that are no tensors here.
+# Reasons of the table for tensors that are not tensors here.
 _SETTINGS = "settings are not read"
 # The ops of known_names(), read once, where functions are defined: torch.compile can't trace the call.
 _names: dict[str, dict] = {}
@@ -99,7 +99,7 @@ def causal_of(causal) -> bool:
 
 
 def mask_of(causal, window_size):
-    """As flash_attn has it: a causal window has no right side."""
+    """The mask of flash_attn's arguments: a causal window has no right side."""
     causal = causal_of(causal)
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         refuse(f"window_size is {str(window_size)[:60]}", "it is two numbers of tokens (left, right), each -1 for no limit",
@@ -111,7 +111,7 @@ def mask_of(causal, window_size):
 
 
 class _Call:
-    """A call that is translated. named: its arguments by name; foreign: those that the function doesn't have."""
+    """A call that is translated. named: its arguments by name; foreign: arguments that the function doesn't have."""
 
     def __init__(self, op: str, keywords, named: dict):
         self.op, self.keywords = op, keywords
@@ -123,7 +123,7 @@ class _Call:
         return self.foreign.pop(name)
 
     def put(self, name: str, value, instead: str) -> None:
-        """The value of a keyword of this package, which was given by another name."""
+        """Sets a keyword of this package that was given by another name."""
         if self.named.get(name) is not None:
             raise CallError(f"{name} and {instead} of {self.op} are given", "they mean the same", "Pass one of them.")
         self.named[name] = value

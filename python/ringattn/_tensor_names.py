@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names that other libraries give tensors: aliases of this library's names, and names that are refused because the tensor
-would change the result and is not computed with. The table is the C library's, src/attention/files/known_names.cpp."""
+"""Names that other libraries give tensors: aliases of this library's names, and names that are refused because the
+tensor would change the result and is not supported. The table is the C library's,
+src/attention/files/known_names.cpp."""
 
 import functools
 import json
@@ -18,7 +19,8 @@ class Meaning(NamedTuple):
 
 @functools.cache
 def known_names(op: str) -> dict[str, Meaning]:
-    """What names mean to "attention", "decode", "mla", "mla_decode", "ssd", "selective_scan" or "causal_conv1d"."""
+    """The meaning of names for "attention", "decode", "mla", "mla_decode", "ssd", "selective_scan" or
+    "causal_conv1d"."""
     return {
         one["name"]: Meaning(*(one.get(key, "") for key in Meaning._fields)) for one in _table() if op in one["ops"]
     }

@@ -38,7 +38,7 @@ def is_torch(array) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-# What calls write to whatever their other arguments are.
+# Arguments that calls always write.
 _WRITTEN = ("out", "lse", "state", "conv_state")
 
 
@@ -114,7 +114,7 @@ def _refuse_indexed(op: str, new_rows: str, lengths) -> None:
 
 
 def device_of(array) -> tuple[int, int]:
-    """(device type, index), as DLPack counts them."""
+    """(device type, index) of DLPack."""
     if isinstance(array, np.ndarray) or array.device.type == "cpu":
         return _abi.CPU, 0
     if array.device.type == "cuda":
@@ -134,12 +134,12 @@ def stream_of(array) -> int | None:
 
 
 def empty(like, shape, dtype=None):
-    """An array of like's kind and device; of its dtype, or of one by its name."""
+    """An array of the same type and device as `like`, of its dtype or of a named one."""
     return maker(like, shape, dtype)()
 
 
 def maker(like, shape, dtype=None):
-    """What makes such arrays as empty() does."""
+    """A function that makes the arrays of empty()."""
     if isinstance(like, np.ndarray):
         if dtype == "bfloat16":
             import ml_dtypes  # noqa: PLC0415, the arrays are of its types
@@ -153,7 +153,7 @@ def maker(like, shape, dtype=None):
 
 
 def contiguous_heads(array):
-    """The array, copied only where the numbers of a head don't lie side by side."""
+    """The array, copied only if the elements of a head are not contiguous."""
     if isinstance(array, np.ndarray):
         return array if array.shape[-1] <= 1 or array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
     return array if array.shape[-1] <= 1 or array.stride(-1) == 1 else array.contiguous()
@@ -189,12 +189,12 @@ def flat_view(out):
 
 
 def on_host(array) -> np.ndarray:
-    """The array in host memory, as NumPy's; a copy of what lies elsewhere."""
+    """The array in host memory, as NumPy array; copied from other devices."""
     return array if isinstance(array, np.ndarray) else array.detach().cpu().numpy()
 
 
 def address_of(array) -> int:
-    """Of its first number."""
+    """Address of the first element."""
     return array.__array_interface__["data"][0] if isinstance(array, np.ndarray) else array.data_ptr()
 
 
@@ -258,7 +258,7 @@ class View:
 
 
 class CompressedView:
-    """A ringattn_compressed that is used again."""
+    """A ringattn_compressed that is reused."""
 
     __slots__ = ("address", "_struct", "_views")
 

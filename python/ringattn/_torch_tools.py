@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operators of torch_ops and torch_ssm_ops are made with."""
+"""Tools to define the operators of torch_ops and torch_ssm_ops."""
 
 import torch
 from torch import Tensor, library
@@ -72,7 +72,7 @@ def run(op: str, *arguments):
 
 
 def fake(name: str):
-    """Makes the function what the operator gives without computing."""
+    """Registers the function as the fake implementation of an operator."""
     return library.register_fake(f"ringattn::{name}", lib=LIBRARY)
 
 
@@ -91,7 +91,7 @@ def mask_arguments(mask) -> tuple[str, int, int]:
 
 
 def layout_of(layout: str | None):
-    """The other way. A layout's name, or its text."""
+    """Inverse of Layout.text: a layout's name, or the Layout of a text."""
     return layouts.of_text(layout) if layout is not None and layout.startswith("lengths") else layout
 
 

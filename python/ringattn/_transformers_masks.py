@@ -19,7 +19,7 @@ _INSTEAD = (
 
 
 class _NoTensor(UnsupportedError, AttributeError):
-    """A model does with its mask what a tensor is needed for."""
+    """A model uses its mask as a tensor."""
 
 
 class Mask:
@@ -34,7 +34,7 @@ class Mask:
         self.begins, self.begins_for = None, (None, None)  # what sequences_of() has found, for layer after layer
 
     def kernel_mask(self):
-        """As ringattn's functions have it."""
+        """The mask argument of ringattn's functions."""
         if self.window is None:
             return "causal" if self.causal else "full"
         return (self.window - 1, 0) if self.causal else (self.window, self.window)
@@ -65,7 +65,7 @@ def _is_made_like(given, pattern) -> bool:
 
 
 def _held(function) -> tuple:
-    """The values that a function closes over."""
+    """The values of a function's closure."""
     return tuple([cell.cell_contents for cell in function.__closure__ or ()])
 
 
@@ -149,7 +149,7 @@ def _begins_op(
     like: Tensor, dealt: list[int] | None, rows: list[int], given_q: Tensor | None, given_k: Tensor | None,
     packed: Tensor | None, padding: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """like: a tensor of the model's device."""
+    """Operator of _begins(). like: a tensor on the model's device."""
     return torch.tensor(_begins(dealt, rows, given_q, given_k, packed, padding), dtype=torch.int64)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turns: the right to be the one call that is under way on a world and its objects."""
+"""Exclusive use of a world and its objects by one call at a time."""
 
 import threading
 import weakref
@@ -9,7 +9,7 @@ from ._errors import refuse
 
 
 class _Token:
-    """Whoever has it is the call that is under way."""
+    """The holder of this token is the running call."""
 
     __slots__ = ("__weakref__",)
 
@@ -52,7 +52,7 @@ class Turn:
         return [token]
 
     def _another(self) -> _Token:
-        """Where the last holder's token was lost."""
+        """Makes a new token if the last holder's was lost."""
         with self._mending:
             if self._made() is None:
                 made = _Token()
@@ -65,7 +65,7 @@ class Turn:
                "Give each thread a world of its own, or share one behind a lock.")  # fmt: skip
 
     def run(self, work: Callable):
-        """What work() returns, called in a turn."""
+        """Calls work() with exclusive use, and returns its result."""
         held = self.take()
         try:
             return work()

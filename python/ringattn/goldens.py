@@ -32,7 +32,7 @@ from .worlds import self_world
 
 @functools.cache
 def this_machine(device: tuple[int, int] = (_abi.CPU, 0)) -> str:
-    """What bits depend on besides the job, as in golden files of `ringattn verify`: version and build, kernel, and
+    """Everything that bits depend on besides the job, as in golden files of `ringattn verify`: version and build, kernel, and
     instruction set or GPU model and architecture. The kernel is that of bf16 attention."""
     smallest = Attention(self_world(device), c_spec("bfloat16", 1, 1, 128, 128, (0, 0, 0), None, 0.0, False), [1])
     kind = "CPU" if device[0] == _abi.CPU else "GPU"
