@@ -74,7 +74,7 @@ extern "C" {
 #endif
 
 /* Rises by one when a declaration is added. Declarations are never removed: the library serves all earlier versions. */
-#define RINGATTN_ABI 5
+#define RINGATTN_ABI 6
 
 /* RINGATTN_ABI and version of the loaded library, e.g. "0.3.0". */
 int32_t ringattn_abi(void);

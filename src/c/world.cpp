@@ -28,6 +28,9 @@ const char* backend_of(const Transport& transport) {
 
 namespace {
 
+// Interfaces before it had other names of functions and structs, and were never released.
+constexpr std::int64_t kFirstAbi = 6;
+
 // Reads options of any header, with their size in interface 1 as the minimum.
 ringattn_world_options read_options(const ringattn_world_options* options) {
   ringattn_world_options read = read_struct("ringattn_world_options", options, 24);
