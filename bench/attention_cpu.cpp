@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures the CPU fold kernel alone, beside OpenBLAS's SGEMM where the build found it. Prints medians of a few runs.
+// Measures the CPU attention kernel without communication, and OpenBLAS's SGEMM for comparison where the build found
+// it. Prints medians of a few runs.
 //   attention_cpu_bench [threads] [runs]
 #include <fmt/format.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures the fold kernels of the cuda backend alone, through AttentionKernel: speed over shapes
-// (attention_gpu_speed.cpp), the cost of state and of enqueueing, and the error of long sums; and the choice of blocks
-// in front of them (attention_gpu_choice.cpp). One JSON line a figure.
+// Measures the attention kernels of the cuda backend without communication, through AttentionKernel: speed over shapes
+// (attention_gpu_speed.cpp), the cost of state and of enqueueing, and the error of long sums. Also measures the
+// selection of key blocks that precedes them (attention_gpu_choice.cpp). Prints one JSON line a figure.
 //   attention_gpu_bench speed|gate|touched|pages|choice|state|host|bias|generator [kernel [head_dim [tokens]]]
 //   (head_dim: of speed, gate, pages and choice, tokens: of speed and choice)
 #include <fmt/format.h>

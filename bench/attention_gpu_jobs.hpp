@@ -226,7 +226,7 @@ void measure_gate(Device& device, int head_dim);
 void measure_touched(Device& device);
 // Keys in pages against the same keys side by side, in turn.
 void measure_pages(Device& device, int head_dim);
-// The choice of the best blocks of keys (kernels/top_k_selection.hpp), and its means alone.
+// Measures top-k block selection (kernels/top_k_selection.hpp), and computing the block means separately.
 void measure_choice(Device& device, int head_dim, std::int64_t tokens);
 
 }  // namespace ringattn

@@ -47,7 +47,7 @@ std::int64_t touched_pairs(const AttentionKernel& kernel, const Mask& mask, cons
 
 }  // namespace
 
-// The house's shapes: 16k tokens in all up to 16k, one sequence beyond.
+// The project's standard shapes: 16k tokens in all for lengths up to 16k, one sequence above that.
 void measure_speeds(Device& device, int only_head_dim, std::int64_t only_tokens) {
   constexpr Heads kHeads[] = {
       {32, 8, 128, 128}, {32, 32, 64, 64}, {8, 8, 256, 256}, {32, 8, 96, 96}, {16, 16, 192, 128}};

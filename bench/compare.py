@@ -60,7 +60,7 @@ def pair(found: list[Point]) -> list[Row]:
     ours = [point for point in found if point.ours]
     for mine in sorted(ours, key=lambda point: (point.job.kind, point.world, point.job.seq, point.name)):
         same = [p for p in found if not p.ours and p.world == mine.world and p.job == mine.job]
-        # Folds alone are the yardstick of the run that has their transport, blocks and layout.
+        # A compute-only run is compared with the whole run of the same transport, blocks and layout.
         compute_only = dataclasses.replace(mine, mode="compute").key if mine.mode == "whole" else None
         same = [p for p in same if p.mode == "whole" or p.key == compute_only]
         for theirs in sorted(same, key=lambda point: point.name):

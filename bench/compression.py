@@ -25,7 +25,7 @@ import numpy
 import safetensors.numpy
 
 TOKENS, HEADS, KV_HEADS, DIM = 4096, 8, 2, 128
-LAST = 256  # queries behind most of the cache: what is evicted is so for queries to come
+LAST = 256  # queries at the end of the cache: eviction must keep what later queries need
 RUNS = [("fp8", None), ("fp8", 0.5), ("fp8 tensor", None), ("int8", None), ("int4", None), ("int4", 0.7)]
 RUNS += [("lowrank", ratio) for ratio in (0.25, 0.5, 0.75)]
 RUNS += [("vq", ratio) for ratio in (0.75, 0.87, 0.93)]

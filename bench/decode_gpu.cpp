@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures decoding on a GPU: several steps one behind the other in a CUDA graph, each over a cache that is in no L2
-// cache any more. One JSON line a shape, as bench/peers/decode.py writes them (schema "ringattn.decode/1").
+// Measures decode on a GPU: several consecutive steps in a CUDA graph, each over a cache that is no longer in L2.
+// Prints one JSON line per shape, as bench/peers/decode.py writes them (schema "ringattn.decode/1").
 //   decode_gpu_bench --steps 1x1k,1x128k,32x4k --heads 32 --kv-heads 8 --head-dim 128 --page-size 0,64
 #include <fmt/format.h>
 
@@ -115,7 +115,8 @@ class Bench {
         upload(std::vector<std::int32_t>(static_cast<std::size_t>(shape.batch), static_cast<std::int32_t>(shape.keys)));
     const Buffer faults = backend_->allocate(static_cast<std::size_t>(update_bytes));
     backend_->fill_bytes(faults.data(), std::byte{0}, static_cast<std::size_t>(update_bytes), backend_->stream());
-    // What stands in front of `step`, which takes its lengths from it. New rows are those of another cache's beginning.
+    // Enqueues the cache update before `step`, which takes its lengths from it. The new rows are the first rows of
+    // another cache.
     const auto enqueue_update = [&](DecodeStep& step) {
       const auto new_rows = [&](std::int64_t dim) {
         return dense_view(static_cast<const void*>(v_.data()), Dtype::kBf16, rows, shape.kv_heads, dim);
@@ -225,7 +226,7 @@ class Bench {
     });
   }
 
-  // Lists of so many launches, drawn of the blocks in front of the last one.
+  // Block lists of `launches` launches, drawn at random from the blocks before the last one.
   static std::vector<std::int32_t> block_mask_of(const DecodeShape& shape, std::int64_t launches) {
     std::vector<std::int32_t> block_mask;
     const std::int64_t before = (shape.keys + kMaskBlockKeys - 1) / kMaskBlockKeys - 1;
@@ -237,7 +238,7 @@ class Bench {
       const auto begin = static_cast<std::ptrdiff_t>(block_mask.size());
       block_mask.insert(block_mask.end(), all.begin(), all.begin() + (shape.listed - 1));
       std::sort(block_mask.begin() + begin, block_mask.end());
-      block_mask.push_back(0);  // room that counts don't reach
+      block_mask.push_back(0);  // a spare entry that no count includes
     }
     if (block_mask.empty()) block_mask.push_back(0);
     return block_mask;

@@ -33,7 +33,7 @@ struct DecodeShape {
   bool update = false;          // as Decode does: lengths and tables are checked first, and new rows join the cache
 };
 
-// Of a row of one head, with its scales.
+// Bytes of one head's row in the cache, scales included.
 inline std::int64_t row_bytes_of(const DecodeShape& shape) {
   if (shape.cache == "plain") return std::int64_t{2} * shape.head_dim;
   if (shape.values_in_keys) return latent_row_bytes(shape.head_dim_v, shape.head_dim - shape.head_dim_v);

@@ -11,7 +11,7 @@
 
 namespace ringattn {
 
-// Dense streams one behind the other from `data` on, `rows` rows of each, each aligned to 256 bytes.
+// Dense streams stored consecutively from `data` on, `rows` rows each, aligned to 256 bytes.
 struct DenseStreams {
   std::array<StreamView, kMaxStreams> streams;
   std::size_t bytes = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures products of heads with their matrices on a GPU, as latent attention has them: many one behind the other in a
-// CUDA graph, over tensors that are in no L2 cache any more (cold), or always the same ones (warm). One JSON line a
-// shape, as bench/peers/gemm.py writes them (schema "ringattn.gemm/1").
+// Measures the batched GEMMs of MLA (each head with its own matrix) on a GPU: many consecutive launches in a CUDA
+// graph, over tensors that are no longer in L2 (cold), or always the same ones (warm). Prints one JSON line per shape,
+// as bench/peers/gemm.py writes them (schema "ringattn.gemm/1").
 //   gemm_gpu_bench --shapes expand:32kx16,absorb:128x128,back:128x128 --cache cold,warm
 #include <fmt/format.h>
 #include <fmt/ranges.h>

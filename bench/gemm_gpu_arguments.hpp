@@ -40,14 +40,14 @@ struct GemmShape {
     return use == GemmUse::kExpand ? kHeadDim + kRopeDim : use == GemmUse::kAbsorb ? kLatentDim + kRopeDim : kHeadDim;
   }
   double flops() const { return 2.0 * static_cast<double>(rows) * static_cast<double>(heads) * k() * n(); }
-  // Of 16-bit elements that are read and written, each once.
+  // Bytes of all 16-bit elements, each read or written once.
   std::int64_t bytes() const { return 2 * (rows * row_heads() * k() + heads * k() * n() + rows * heads * n()); }
-  // Copies of all tensors that are used in turn, so that of none anything is left in the L2 cache when it comes again.
+  // Number of copies of all tensors, used in turn, so that each has left the L2 cache before it is used again.
   std::int64_t copies() const {
     constexpr std::int64_t kFarBeyondCache = std::int64_t{512} << 20;
     return cold ? (kFarBeyondCache + bytes() - 1) / bytes() : 1;
   }
-  // Of a graph: each copy is used equally often.
+  // Launches in one graph: a multiple of copies(), so that each copy is used equally often.
   std::int64_t launches() const {
     constexpr std::int64_t kMinLaunches = 16;
     return copies() * ((kMinLaunches + copies() - 1) / copies());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times what is enqueued on a GPU: many launches one behind the other in a CUDA graph, which is replayed warm.
+// Times work enqueued on a GPU: many consecutive launches in a CUDA graph, which is replayed warm.
 #pragma once
 
 #include <cstdint>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures what it costs to enqueue layers one behind the other: their time on the device against the sum of their
-// folds, and the host's time for a call. One JSON line for each length.
+// Measures what it costs to enqueue consecutive layers: their time on the device against the sum of their kernels'
+// times, and the host's time per call. Prints one JSON line per length.
 //
-// On one rank compute only are as many launches of one kernel on one task, in a row, without events between them; in
-// turn with the layers. Ranks fold several blocks, and copies go beside them: there the folds of single runs are added
-// up, each timed by events around it, which themselves take a few µs.
+// On one rank the compute-only baseline is the same number of launches of one kernel on one task, without events
+// between them, measured in turn with the layers. With several ranks there are several blocks and concurrent copies:
+// there the kernel times of single runs are added up, each measured by events around it, which themselves take a few
+// µs.
 //   layers_gpu_bench [layers [ranks [transport [tokens …]]]]     32 layers on one rank, of 1k to 32k tokens
 //   mpirun -np 2 layers_gpu_bench 32 0 p2p                       the ranks are processes
 #include <fmt/format.h>
@@ -167,7 +168,7 @@ void measure_length(Transport& world, std::int64_t tokens, int layers) {
       slowest.layer = std::max(slowest.layer, theirs.layer);
       slowest.host = std::max(slowest.host, theirs.host);
     }
-    collective.barrier();  // a device frees memory only when nobody's work is on its way
+    collective.barrier();  // no rank may free device memory while another rank's work is in flight
   }
   if (world.rank() != 0) return;
   fmt::print(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of measured times.
+// Quantiles of measured times.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// Linear between the two nearest. `sorted` holds at least one.
+// Interpolates linearly between the two nearest values. `sorted` holds at least one; `part` is in [0, 1].
 inline double quantile(const std::vector<double>& sorted, double part) {
   const double at = part * static_cast<double>(sorted.size() - 1);
   const auto low = static_cast<std::size_t>(at);

@@ -37,7 +37,7 @@ class QuantizedCaches {
     const DenseStreams layout = dense_streams(nullptr, format, shape_, tokens);
     bytes_ = layout.bytes;
     memory_ = backend.allocate(bytes_ * static_cast<std::size_t>(rotation.caches));
-    // Fewer tokens than a group are left behind a sequence's last one; what they are doesn't matter here.
+    // Each sequence has a tail of fewer tokens than a quantization group. Its values don't matter here.
     const auto tail = static_cast<std::size_t>(table_bytes(format, shape_, batch_));
     tail_ = backend.allocate(tail > 0 ? tail : 1);
     backend.fill_bytes(tail_.data(), std::byte{0}, tail, backend.stream());

@@ -32,8 +32,8 @@ beside=$(dirname "$ringattn")
 # The shape that peers are measured at at every length, and scaling, too.
 main_shape=(--heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --mask causal)
 
-# Of what several files have, bench/compare.py shows the last one's, by name: precision-and-state measures shapes of one-gpu
-# and one-gpu-shapes again, and sorts behind both in every locale.
+# Where several files have the same job, bench/compare.py shows the last one by name. precision-and-state measures
+# shapes of one-gpu and one-gpu-shapes again, and sorts after both in every locale.
 part machine 1 "measure the machine model that plans and predictions rest on"
 part one-gpu 4 "ours in turn with cuDNN, FlashAttention-2 and FlashAttention-3 on one GPU, 1k to 128k tokens, every head_dim"
 part one-gpu-shapes 4 "the same at other lengths, heads and masks; ours with a sliding window and in blocks"
@@ -126,7 +126,7 @@ whole() {
   python3 -c 'import json, sys; print(json.dumps(json.load(open(sys.argv[1]))))' "$lines.json" >>"$lines"
 }
 
-# alone PROGRAM WORDS…: lines of a program of bench/, each with its command and the revision.
+# alone PROGRAM WORDS…: runs one program of bench/ and adds the command and the revision to each line.
 alone() {
   "$beside/$1" "${@:2}" >"$lines.one"
   [[ -s $lines.one ]] || { echo "$* measured nothing" >&2; return 1; }
@@ -160,8 +160,8 @@ part_machine() {
   launch/ringattn-mpirun -np "$gpus" info --measure --machine "$machine" --force
 }
 
-# in_turn WORDS…: ours and the peers at some shapes, one directly behind the other: a card's clock follows its power and
-# temperature, so what is compared is measured within a minute.
+# in_turn WORDS…: runs ours and the peers at some shapes, one directly after the other. A GPU's clock follows its power
+# and temperature, so what is compared is measured within a minute.
 in_turn() {
   ours 1 "$@" --total-tokens 16k
   peer sdpa "$@" --total-tokens 16k

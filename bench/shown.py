@@ -18,8 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 SELECTION = RESULTS / "shown.json"
 
-# Of each group that bench/run.sh --readme measures the part that it must have, and others that belong to it; where two
-# files measured the same job, the later one counts.
+# For each group of bench/run.sh --readme: the required part, and the parts that belong to it. Where two files measured
+# the same job, the later one counts.
 PARTS = {
     "one-gpu": ("one-gpu", ("one-gpu-shapes", "one-gpu")),
     "scaling": ("scaling", ("ring-p2p", "ring-nccl", "ring-peers", "scaling")),
@@ -43,7 +43,7 @@ PACKAGES = {
     "mamba_ssm": "mamba_ssm",
     "causal_conv1d": "causal_conv1d",
 }
-# Of lines whose tool is a peer, or ours.
+# Schemas of lines that peers or this project's programs write.
 SCHEMAS = (points.SCHEMA, "ringattn.decode/1", "ringattn.sparse/1", "ringattn.ssm/1")
 
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures scans, their updates and the convolution in front of them on a GPU. One JSON line a shape (schema
-// "ringattn.ssm/1"): milliseconds of the whole and of its stages, bytes that have to be moved at least, and their rate
-// beside that of a copy in the same run.
+// Measures SSM kernels, their updates and the causal convolution before them on a GPU. Prints one JSON line per shape
+// (schema "ringattn.ssm/1"): milliseconds of the whole and of its stages, the minimum number of bytes to move, and
+// their rate next to that of a copy in the same run.
 //   ssm_gpu_bench                                   every shape
 //   ssm_gpu_bench ssd-131k update-128               some of them
 //   ssm_gpu_bench --kernel sm80_ssd ssd-131k       by a kernel that isn't the first choice
@@ -94,7 +94,7 @@ class Bench {
     std::vector<std::pair<std::string, double>> stages;
   };
 
-  // Medians over rounds of all stages, one behind the other.
+  // Medians over rounds of all stages, each timed in sequence.
   Times time(const Stages& stages) {
     std::vector<double> whole;
     std::vector<std::vector<double>> parts(stages.size());
@@ -144,7 +144,7 @@ class Bench {
     spec.state_dim = shape.state_dim;
     spec.state_decays = shape.state_decays;
     spec.skip = true;
-    spec.gate = shape.gate;  // Mamba-2 mostly normalises in front of its gate, and then the scan has none
+    spec.gate = shape.gate;  // Mamba-2 mostly normalises before its gate, and then the SSM layer has no gate
     spec.dt_bias = true;
     spec.dt_softplus = true;
     return spec;

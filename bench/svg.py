@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-# Of each series: its colour on a light and on a dark background (text in it has a contrast of at least 4.5 to 1 on both),
-# its dashes, and its marker. Any two series differ in more than hue.
+# For each series: its colour on a light and on a dark background (text in it has a contrast of at least 4.5 to 1 on
+# both), its dashes, and its marker. Any two series differ in more than hue.
 SERIES = (
     ("#0b62a4", "#6cb6ff", "", "circle"),
     ("#b34700", "#ffa657", "7 4", "square"),

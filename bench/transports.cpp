@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures device transports through the Transport interface alone, two GPUs at a time: time of an exchange in which
-// both ranks send, from the stream's post to its wait, medians of event times on the slower rank. One line of JSON a
-// case.
+// Measures only device transports, through the Transport interface, two GPUs at a time: the time of an exchange in
+// which both ranks send, from the stream's post to its wait. Prints medians of event times on the slower rank, one JSON
+// line per case.
 //   transports_bench p2p|nccl [lanes or CTAs, 0: the default] [samples]      (ranks are threads, one a GPU, two at
 //   least) mpirun -np 2 transports_bench p2p|nccl 0 [samples]
 #include <fmt/format.h>
@@ -76,7 +76,7 @@ class Pair {
 
   void barrier() { world_.barrier(Deadline::after(kMaxWait)); }
 
-  // Microseconds of `repeats` exchanges one behind the other, each: on the device, and of the host's calls.
+  // Mean microseconds of one of `repeats` consecutive exchanges: on the device, and of the host's calls.
   std::pair<double, double> time(const Case& one, int repeats) {
     CudaEvent begin(true), end(true);
     barrier();

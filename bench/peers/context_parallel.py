@@ -28,7 +28,7 @@ def sharded(world: common.World, rotation: str, causal: bool, buffers: list[Any]
     from torch.distributed.tensor.experimental import _attention
 
     _attention.set_rotate_method(rotation)
-    _attention._cp_options.enable_load_balance = causal  # it is for causal masks alone
+    _attention._cp_options.enable_load_balance = causal  # load balancing is only for causal masks
     mesh = init_device_mesh("cuda", (world.size,))
     with _attention.context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * len(buffers), no_restore_buffers=set(buffers)):
         yield

@@ -100,7 +100,7 @@ def main() -> int:
                     found = common.measured(
                         world, shape, arguments.samples, lambda: attention(torch, kernel, q, k, v, shape.causal)
                     )
-                except RuntimeError as error:  # the input alone doesn't fit
+                except RuntimeError as error:  # even the input doesn't fit
                     found = {"error": common.reason(error)}
                 common.write(world, file, line(world, kernel, shape, found))
     return 0

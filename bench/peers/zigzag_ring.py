@@ -83,7 +83,7 @@ class Ring:
             k, v = (half.transpose(1, 2) for half in current)
             if step == 0 or not self.shape.causal:
                 block_out, block_lse = self.block(torch, self.q, k, v, self.shape.causal)
-            elif owner < world.rank:  # its first chunk lies before both of ours, its second one behind both
+            elif owner < world.rank:  # its first chunk lies before both of ours, its second one after both
                 block_out, block_lse = self.block(torch, self.q, k[:, :, :chunk], v[:, :, :chunk], False)
             else:  # both of its chunks lie between ours
                 block_out, block_lse = self.block(torch, self.q[:, :, chunk:], k, v, False)
