@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `bench` measures where nobody names an op: a few rows at the end of their keys are decode steps.
+// Which op `bench` measures without --op: a few rows at the end of their keys are decode steps.
 #pragma once
 
 #include "attention/files/job_input.hpp"
@@ -8,11 +8,11 @@
 
 namespace ringattn {
 
-// Makes decode the default of --op where --q-len gives no more rows than a step has, and no other flag asks for what
-// rows around the ring alone have.
+// Makes decode the default of --op where --q-len gives no more rows than a decode step has, and no other flag asks for
+// an option that only ring attention has.
 void fill_bench_op(Config& config);
 
-// Of few rows: what is measured, and how to measure the other thing.
+// Where there are few rows: prints which op is measured, and how to measure the other one.
 void print_bench_op(const Screen& screen, const Config& config, const JobInput& input);
 
 }  // namespace ringattn

@@ -34,7 +34,7 @@ BenchJob read_job(const Json& job) {
   result.dtype = job.at("dtype").get<std::string>();
   result.mask = job.at("mask").get<std::string>();
   result.source = job.value("source", "");
-  result.decode = job.value("op", "") == op_name(Op::kDecode) || job.contains("page_size");  // which steps alone say
+  result.decode = job.value("op", "") == op_name(Op::kDecode) || job.contains("page_size");  // only decode has pages
   result.keys = job.value("keys", std::int64_t{0});
   result.page_size = job.value("page_size", std::int64_t{0});
   result.prefix = job.value("prefix", std::int64_t{0});
@@ -183,7 +183,7 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
       json.key("exposed_comm_ms")
           .null()
           .key("estimated_ms")
-          .null();  // nobody has measured the one, or models the other
+          .null();  // decode measures no exposed communication and has no time estimate
     } else {
       json.member("exposed_comm_ms", point.exposed_comm_ms).member("estimated_ms", point.estimated_ms);
     }

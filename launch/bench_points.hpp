@@ -30,18 +30,18 @@ struct BenchJob {
   int head_dim = 0;
   int head_dim_v = 0;
   std::string dtype;
-  std::string mask;    // "causal", "full", "window 1023,0", with whatever else changes the computation behind it
+  std::string mask;    // "causal", "full", "window 1023,0", followed by all else that changes the computation
   std::string source;  // a file; empty: made up
-  // Of a decoding step alone.
+  // Only decode steps have these.
   bool decode = false;
   std::int64_t keys = 0;       // of all sequences
   std::int64_t page_size = 0;  // tokens; 0: no pages
   std::int64_t prefix = 0;     // tokens that all sequences share
-  // Of latents alone, whose dims are those of the expanded keys and values.
+  // Only MLA has these. Head dims are then those of the expanded keys and values.
   std::string form = {};
   int rope_dim = 0;
   int latent_dim = 0;
-  // Of a scan alone, which has no K/V heads; the mask's place is taken by what is computed besides.
+  // Only SSM ops have these. They have no K/V heads, and `mask` says what is computed besides the scan.
   std::string ssm = {};  // the op
   int state_dim = 0;
   int groups = 0;

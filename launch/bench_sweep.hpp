@@ -37,8 +37,8 @@ struct Setting {
 // Lengths × block sizes, or the file of --input × block sizes. `target`: where blocks of keys are chosen by rows.
 // Throws kUsage and kFile.
 std::vector<Setting> settings_of(const Config& config, const TopKDevice& target);
-// A cache, and latents in rows, that no kernel decodes are measured as their rows are computed, where a file's tensors
-// or a default alone would have them decoded. Collective.
+// Jobs whose cache, or latents in rows, no kernel decodes are measured as attention where decode was chosen only by the
+// file's tensors or by a default. Collective.
 void resolve_ops(std::vector<Setting>& settings, const Config& config, const Transport& world,
                  const Collective& collective);
 
@@ -68,7 +68,7 @@ class Sweep {
   // Plans the point and says what would be measured.
   void describe(const Setting& setting);
   const std::vector<BenchPoint>& points() const { return points_; }
-  // Of the first point that can't be measured.
+  // The failure of the first point that can't be measured.
   const std::optional<AgreedError>& failure() const { return failure_; }
 
  private:

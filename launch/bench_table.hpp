@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Points of a benchmark as tables for people: alone, beside other lines, against a baseline.
+// Points of a benchmark as tables for people: without comparison, next to other lines, or against a baseline.
 #pragma once
 
 #include <optional>

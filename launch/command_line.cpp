@@ -77,7 +77,7 @@ std::string meaning_of(unsigned command, std::string_view other) {
                          : fmt::format("Did you mean --{}?", nearest));
 }
 
-// CLI11 takes whatever follows a flag as its value, another flag too, and "--flag=" as a flag alone.
+// CLI11 takes any word after a flag as its value, even another flag, and "--flag=" as a flag without a value.
 void check_values(unsigned command, std::string_view command_name, const std::vector<std::string>& arguments) {
   const std::vector<const FlagRow*> rows = flags_of(command);
   const auto flag_of = [&](std::string_view text) -> const FlagRow* {

@@ -16,10 +16,10 @@ struct GivenFlag {
 
 struct CommandLine {
   bool help = false;
-  std::vector<GivenFlag> flags;  // beside --help: --op alone
+  std::vector<GivenFlag> flags;  // besides --help: only --op
 };
 
-// Splits the arguments behind a subcommand. Throws kUsage for an unknown flag (with the nearest one), a flag given
+// Splits the arguments after a subcommand. Throws kUsage for an unknown flag (with the nearest one), a flag given
 // twice, a missing value, or an argument that belongs to no flag.
 CommandLine split_command_line(unsigned command, std::string_view command_name,
                                const std::vector<std::string>& arguments);

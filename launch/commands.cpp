@@ -15,7 +15,7 @@ bool never(const Config&) { return false; }
 
 std::optional<int> asked_ranks(const Config& config) { return config.options.ranks; }
 
-// Comparing shapes takes a world to split, also alone.
+// Comparing shapes needs a world that can be split, even if the program was started as one process.
 std::optional<int> verify_ranks(const Config& config) {
   const JobOptions& options = config.options;
   const bool shapes = options.against.empty() && options.record.empty() && options.golden.empty() &&

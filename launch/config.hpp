@@ -45,7 +45,7 @@ Config load_config(unsigned command, const std::vector<GivenFlag>& flags);
 // names the value in messages. Throws kUsage for one that the flag doesn't take.
 void fill_value(Config& config, std::string_view flag, const std::string& text, Source source, std::string_view origin);
 
-// The layer of a config file alone, from its text: (flag, value) pairs. Throws kUsage.
+// Reads only the config file's layer, from its text: (flag, value) pairs. Throws kUsage.
 std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text, std::string_view name);
 
 // What the input's tensors say, by the flags of a shape that would say it of synthetic input. Flags that it says

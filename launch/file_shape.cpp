@@ -74,8 +74,8 @@ class Comparison {
   ModelLayer layer_;
 };
 
-// Keys and values of a layer, or those of a layer of latents: expanded by somebody else for each head, or the latents
-// as one K/V head, with queries in the latent.
+// Compares keys and values with a layer of the model. For an MLA layer they are either expanded for each head, or the
+// latents as one K/V head with queries in the latent.
 void compare_attention(const Comparison& compare, const AttentionSpec& spec) {
   const ModelLayer& layer = compare.layer();
   const int parts = compare.parts("num_attention_heads", spec.heads, layer.heads);

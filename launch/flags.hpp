@@ -61,7 +61,7 @@ struct FlagRow {
   unsigned ops;  // of a job; a command without an op takes the flag in any case
   FlagGroup group;
   FlagKind kind;
-  std::string_view value;     // what --help shows behind the flag; empty for a switch
+  std::string_view value;     // what --help shows after the flag; empty for a switch
   std::string_view fallback;  // the default, as text that `set` takes; empty: unset
   std::string_view help;
   // Takes over a value; throws BadValue.

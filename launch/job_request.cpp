@@ -20,7 +20,7 @@ constexpr std::string_view kShapeFlags[] = {
     "op",         "seq",      "q-len",      "page-size", "prefix", "batch",      "heads", "kv-heads",    "head-dim",
     "head-dim-v", "rope-dim", "latent-dim", "state-dim", "groups", "conv-width", "dtype", "cache-format"};
 
-// Of latents in pages a file says it by its matrices, and needn't have any.
+// A file with latents in pages gives the latent's dims by its matrices, but may lack the matrices.
 constexpr std::string_view kOfPages = "latent-dim";
 
 // Shape flags that say how a result is come by, and don't decide it.
@@ -39,7 +39,7 @@ Mask mask_of(const Config& config) {
   return mask;
 }
 
-// Of a file that says it itself.
+// Refuses --latent-dim where the file's tensors give another one.
 void check_latent_dim(const Config& config, const JobInput& input) {
   if (!config.given("input") || !config.given(kOfPages) || input.op() != Op::kMla) return;
   const int of_file = input.latent().spec.latent_dim;

@@ -13,7 +13,7 @@
 namespace ringattn {
 
 // Checks the input's flags against each other. Throws kUsage. `require_source`: one of --input and --synthetic must be
-// given; otherwise the shape flags alone will do.
+// given; otherwise the shape flags are enough.
 void check_source(const Config& config, bool require_source);
 
 // The file that is given, and what flags say of it.
@@ -34,8 +34,8 @@ JobInput open_input(const Config& config, bool require_source, const TopKDevice&
 // Where the ranks of a world choose blocks, by the kernel that is asked for.
 TopKDevice top_k_device(const Config& config, const Transport& world);
 
-// The input; or of latents in rows whose queries would make a step, those rows, where a setting was given that rows
-// around the ring alone have.
+// Returns the input as it is. Latents in rows that could be a decode step become rows for ring attention where a
+// setting was given that only ring attention has.
 JobInput decode_or_requested_rows(JobInput input, const Config& config);
 
 // What `run` computes and writes. The output's header says the part of the configuration that decides the result.
@@ -44,7 +44,7 @@ FileJob file_job(const Config& config);
 // Metadata of what decides the result of an op; where and how it was computed does not.
 FileMetadata deciding_values(const Config& config, Op op);
 
-// Of --machine, slowed down to the pace that the environment sets. Throws kFile.
+// The machine model of --machine, slowed down to the pace that the environment sets. Throws kFile.
 MachineModel machine_model(const Config& config);
 
 // Throws kUsage and kFile.

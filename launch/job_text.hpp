@@ -22,7 +22,7 @@ std::string layout_text(const LayoutRequest& request);
 
 // "form: absorbed (1 query a sequence at most: absorbed up to 170)", of latents.
 std::string form_text(const JobInput& input);
-// Of a cache that is read into rows, and of latents in rows that could make a step: that they are rows, and why.
+// Says that a cache is read as rows, or that latents in rows are not decoded, and why.
 void print_read_rows(const Screen& screen, const JobInput& input);
 
 // World, input, job, kernel, cache and plan of a decoding step that is about to run.

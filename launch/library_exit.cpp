@@ -45,7 +45,7 @@ void LibraryExitGuard::stop() noexcept { watching = false; }
 
 }  // namespace ringattn
 
-// Of two definitions libraries call the program's.
+// Libraries call this definition in the program in place of libc's.
 extern "C" void _exit(int status) {
   ringattn::at_exit();
   for (;;) ::syscall(SYS_exit_group, status);

@@ -9,7 +9,7 @@
 
 int main(int argc, char** argv) {
 #ifdef M_ARENA_MAX
-  // Of glibc's heaps each takes memory of its own, and there would be eight to a processor: with hundreds of ranks as
+  // Each of glibc's arenas takes memory of its own, by default up to eight per processor. With hundreds of ranks as
   // threads that is more than a refused job may cost.
   mallopt(M_ARENA_MAX, 16);
 #endif

@@ -30,7 +30,7 @@ constexpr OpDefault kOpDefaults[] = {{Op::kMla, "heads", "16"},
                                      {Op::kConv1d, "heads", "256"},
                                      {Op::kConv1d, "conv-width", "4"}};
 
-// Sets flags of the config that nobody gave.
+// Sets only those flags of the config that the user did not give.
 class Filler {
  public:
   explicit Filler(Config& config) : config_(config), path_(config.options.model_config) {}

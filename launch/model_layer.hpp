@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an op and a model's config say in place of flags that nobody gave.
+// Values that an op and a model's config provide for flags that the user did not give.
 #pragma once
 
 #include "launch/config.hpp"

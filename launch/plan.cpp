@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn plan`: what a run would do, from the job's shape alone.
+// `ringattn plan`: what a run would do, computed only from the job's shape.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -145,8 +145,8 @@ Route planned_route(const Config& config, const KernelEntry& kernel) {
        nearest.empty() ? "Leave it out, or see `ringattn info`." : fmt::format("Did you mean \"{}\"?", nearest));
 }
 
-// The job of each length, or of the file. MlaFigures in rows are steps where all lengths are, as one table has no room
-// for both.
+// The job of each length, or of the file. Jobs over latents in rows are decode steps only if all lengths are, because
+// one table can't show both.
 std::vector<JobInput> planned_inputs(const Config& config) {
   const KernelRequest request{config.options.backend, config.options.kernel};
   const auto settled = [&](JobInput input) {

@@ -27,7 +27,7 @@ KernelScope planned_scope(const JobOptions& options);
 // Says that times rest on a description of no machine in particular, where no file has one.
 void note_default_machine(const Screen& screen, const JobOptions& options);
 
-// Bytes in MiB, with two digits behind the point.
+// Bytes in MiB, with two decimal digits.
 std::string mebibytes(double bytes);
 // What a rank owns, as sequence:first-last: the first four runs, or `all`.
 std::string runs_text(std::span<const TokenRun> runs, bool all);
@@ -40,8 +40,8 @@ class PlanTable {
 
   // Whether the one row is all that is asked for: then details of it are shown.
   bool alone() const { return rows_ == 1; }
-  // Adds the row of an input of so many units on `world` ranks: `row` gives its cells and writes its object. Where it
-  // throws kMemory, the row says that the world is too small; for a row alone the error is the answer.
+  // Adds the row of an input of `units` units on `world` ranks: `row` gives its cells and writes its JSON object. Where
+  // `row` throws kMemory, the table says that the world is too small; a table of one row throws the error instead.
   void add(std::int64_t world, std::int64_t units,
            const std::function<std::vector<std::string>(JsonWriter& json)>& row);
   // Prints the table and writes the report. Throws the first refusal where no world fits.

@@ -250,7 +250,7 @@ int execute(Request& request) {
     failure = as_error(std::current_exception());
   }
   report(failure);
-  if (!request.error && !request.command->needs_world(invocation.config)) {  // nobody else has begun anything
+  if (!request.error && !request.command->needs_world(invocation.config)) {  // no other rank has started anything
     print_error(failure);
     return static_cast<int>(failure.code());
   }

@@ -140,7 +140,7 @@ void write_measurements(JsonWriter& json, const Report& report) {
   if (!report.plan || !report.plan->memory) {
     json.member("exposed_comm_ms", report.max_exposed_comm_seconds() * 1e3);
   } else {
-    json.key("exposed_comm_ms").null();  // nobody has measured it
+    json.key("exposed_comm_ms").null();  // decode doesn't measure it
   }
   json.member("memory_peak_bytes", report.memory_peak());
 }
@@ -374,7 +374,7 @@ void report_failure(Report& report, const Error& error, const Transport& world) 
   try {
     report.error = error;
     if (error.location() == nullptr && error.code() != ErrorCode::kPeer) {
-      report.error->set_location({world.rank(), host_name()});  // nobody else has failed
+      report.error->set_location({world.rank(), host_name()});  // no other rank has failed
     }
     write_report(report);
   } catch (const std::exception&) {

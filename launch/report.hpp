@@ -43,17 +43,17 @@ struct PlanFigures {
   std::int64_t bytes_moved = 0;     // received, by all ranks together
   std::size_t memory_per_rank = 0;  // of the neediest rank
   std::optional<double> estimated_seconds;
-  // Of decoding, whose blocks are the groups of the longest sequence, and whose stripe is one of them.
+  // Decode only. `blocks` counts the KV splits of the longest sequence; `stripe` is the length of one KV split.
   std::optional<DecodeMemory> memory;
   double bytes_read = 0.0;  // of the cache, by all ranks together
   std::string form;         // of latents; else empty
-  // Of latents around the ring.
+  // MLA with ring attention only.
   struct MlaFigures {
     int heads_at_a_time = 0;
     std::int64_t bytes_moved_expanded = 0;  // what would be moved if K and V of all heads travelled
   };
   std::optional<MlaFigures> latents;
-  // Of scans, whose blocks are the runs of all ranks, and whose stripe is a super-segment.
+  // SSM only. `blocks` counts the runs of all ranks; `stripe` is the length of a super-segment.
   std::optional<SsmMemory> ssm_memory;
 };
 
@@ -118,13 +118,13 @@ int run_reported(std::string_view command, const Invocation& invocation, Transpo
 void gather_world(Report& report, PreparedFileJob& prepared, Transport& world, const Collective& collective);
 void gather_figures(Report& report, PreparedFileJob& prepared, const RankResult& result, Transport& world,
                     const Collective& collective);
-// Of a step that `decode` does.
+// The same for a decode step of `decode`.
 void gather_decode(Report& report, const JobInput& input, Decode& decode, const DecodePlanSummary& step,
                    Transport& world, const Collective& collective);
 void gather_decode_figures(Report& report, Decode& decode, const DecodePlanSummary& step, const RankResult& result,
                            Transport& world, const Collective& collective);
 
-// Of a scan.
+// The same for an SSM op.
 void gather_ssm(Report& report, PreparedSsm& prepared, Transport& world, const Collective& collective);
 void gather_ssm_figures(Report& report, PreparedSsm& prepared, const SsmRankResult& result, Transport& world,
                         const Collective& collective);

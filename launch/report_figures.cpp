@@ -35,7 +35,7 @@ std::size_t peak_of(Backend& backend, const Transport& world) {
   return backend.peak_memory() / (shared ? ranks_here : 1);
 }
 
-// Of attention and of latents.
+// Gathers the report of attention, or of MLA over the ring.
 void gather_ring(Report& report, PreparedFileJob& prepared, Transport& world, const Collective& collective) {
   const RingOp ring_op = prepared.ring();
   gather_ranks(report, ring_op.backend, *ring_op.kernel.row, ring_op.kernel.reason, world, collective);

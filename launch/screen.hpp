@@ -22,7 +22,7 @@ class Screen {
   void print(std::string_view text) const;
   // "# text", unless --quiet.
   void context(std::string_view text) const;
-  // "# text", with --verbose alone.
+  // Prints "# text", only with --verbose.
   void detail(std::string_view text) const;
   std::string painted(std::string_view text, Paint paint) const;
   bool verbose() const { return verbose_; }
@@ -35,7 +35,7 @@ class Screen {
   bool color_;
 };
 
-// Whether people watch `file` as it is written. mpirun gives its ranks a terminal of its own making: nobody's.
+// Whether a person watches `file` as it is written. mpirun gives its ranks a pseudo-terminal that doesn't count.
 bool is_watched(std::FILE* file);
 
 // Whether to write colours to `file`: asked for, or (auto) on a terminal that isn't dumb and without NO_COLOR.

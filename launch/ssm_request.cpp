@@ -15,7 +15,7 @@ namespace ringattn {
 
 namespace {
 
-// One token of each sequence, however many are in front of it: what they have left is its state.
+// An update takes one token of each sequence, whatever its length so far: the earlier tokens are in its state.
 void check_update(const Config& config) {
   if (config.options.q_len != 1) {
     fail(ErrorCode::kUsage, fmt::format("{} of a scan is {}", config.origin("q-len"), *config.options.q_len),

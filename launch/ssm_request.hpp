@@ -14,7 +14,7 @@
 
 namespace ringattn {
 
-// What the job's input is, with its file held open until somebody has opened the job.
+// The kind of the job's input. Holds its file open until the job has been opened.
 struct OpenedSource {
   std::shared_ptr<const InputFile> file;  // null: synthetic
   bool ssm = false;                       // the file holds a scan, or --op names one

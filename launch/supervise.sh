@@ -35,7 +35,7 @@ running() {
 # ---- What the ranks say ---------------------------------------------------------------------------------------------
 
 # Reads what the ranks have written. Sets
-#   started   how many have begun, and expected: how many of this host there should be, 0 where nobody says
+#   started   how many have begun, and expected: how many of this host there should be, 0 where it is not known
 #   alive     how many of this host still run, and gone: how many don't
 #   worst     the code of those that failed, or 0. All leave with one code; where a failure kept them from agreeing, 6
 #             may be what the others made of it, so any other code counts before 6
@@ -189,7 +189,7 @@ watch() {
     status=0
     IFS= read -r -t 0.5 -u "$in" piece || status=$?
     line+=$piece  # a read whose time is over may have taken the beginning of a line
-    if ((status > 0 && status <= 128)); then  # nobody can write any more
+    if ((status > 0 && status <= 128)); then  # all writers have closed the pipe
       if [[ -n $child ]]; then
         kill -TERM "$child" 2>/dev/null || true  # mpirun then ends its ranks by a signal that they know
         for ((word = 0; word < 4 * patience_told; ++word)); do
@@ -321,7 +321,8 @@ leave() {
        "--dry-run prints the command."
 }
 
-# Tells mpirun once; a second signal ends it at once. (mpirun answers a second one by leaving its ranks behind.)
+# Forwards one signal to mpirun; a second one ends it at once. (On a second signal mpirun exits and leaves its ranks
+# running.)
 # shellcheck disable=SC2317  # called by the traps
 pass_on() {
   if [[ -z $signal ]]; then

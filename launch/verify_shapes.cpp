@@ -78,7 +78,7 @@ bool verify_shapes(const Invocation& invocation, const JobInput& input, Options 
     gather_world(report, prepared, world, collective);
     print_job(screen, prepared, report);
     ShapeRequest request = request_of(config, library, world);
-    // A kernel that decodes alone has bits that rows don't have.
+    // A kernel that only decodes gives other bits than the attention kernels.
     const auto same = [&](const AttentionRow& row) { return row.name == prepared.kernel().name; };
     request.as_rows = std::ranges::any_of(kernel_table<AttentionSpec>(), same);
     shapes = steps ? decode_shapes_of(request, input) : shapes_of(request, input, prepared.tiles().key_tile);

@@ -11,7 +11,8 @@
 
 namespace ringattn {
 
-// Of the worlds in which a job is verified: the world's own sizes, or (alone) an assortment that divides nothing.
+// World sizes in which a job is verified: 1 to the world's size, or {1, 2, 3, 4, 7} where neither --ranks nor a
+// launcher sets the number of ranks.
 std::vector<int> world_sizes(const Config& config, const Transport& world);
 
 // Runs the job in worlds of several sizes, split from `world`, with every layout and two block sizes or, of a decoding
