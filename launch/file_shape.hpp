@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// `latents`: of kLatent, whose `job` is that of the expanded keys and values; else null.
+// `latents`: the MLA spec, whose `job` is that of the expanded keys and values; null for other ops.
 FileShape file_shape(Op op, const Job& job, const MlaSpec* latents);
 FileShape file_shape(const SsmJob& job);
 FileShape shape_of(const JobInput& input);

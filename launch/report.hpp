@@ -66,7 +66,7 @@ struct Report {
   std::vector<std::string> devices;  // of each rank
   std::optional<Job> job;
   Op op = Op::kAttention;          // of `job`
-  std::optional<MlaSpec> latents;  // of kLatent, whose job is that of the expanded keys and values
+  std::optional<MlaSpec> latents;  // of kMla, whose job is that of the expanded keys and values
   std::optional<SsmJob> ssm;       // of scans, which have no `job`
   std::string kernel;
   std::string kernel_reason;
