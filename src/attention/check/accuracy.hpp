@@ -27,8 +27,8 @@ inline constexpr double kOutFactor = 2.0;
 inline constexpr double kLseRelativeF32 = 1e-5;       // of max(1, |lse|)
 inline constexpr double kLseAbsolute16Bit = 1e-3;     // or, for large lse,
 inline constexpr double kLseRelative16Bit = 0x1p-21;  // an fp32 score can't be told any finer
-// For latents. The same_precision reference computes the absorbed form, which rounds the queries once more. The
-// expanded form rounds keys and values instead, by the same amount but with other errors, and a few rows may have small
+// MLA: the same-precision computation is that of the absorbed form, which rounds the queries once more. The expanded
+// form rounds keys and values instead. Its errors are as large but not the same ones, and a few rows may have small
 // ones by chance.
 inline constexpr double kMlaOutFactor = 3.0;
 // Beside twice the same_precision error: four times the rms error that rounding n numbers to bf16 (2^-9 / √3 of each)
@@ -63,8 +63,8 @@ struct AccuracyInputs {
   ReadRows k;
   ReadRows v;
   int threads = 1;  // that compute
-  // For latents, dense matrices; `job` is then the absorbed form: k are the rows [latent, rotary key], v the latents,
-  // and q and out those of the heads. Null: attention.
+  // MLA only: dense matrices. `job` is then that of the absorbed form: k are the rows [latent, rotary key], v the
+  // latents, and q and out are those of the heads. Null for attention.
   const MlaProjections* latents = nullptr;
 };
 

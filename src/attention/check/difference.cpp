@@ -60,7 +60,7 @@ std::string values_text(const Difference& difference) {
   return ulps < 0 ? text : text + fmt::format(", {} ulp apart", ulps);
 }
 
-// "out at sequence 0, token 17, head 3"; `cu`: [sequences + 1] cumulative lengths.
+// "out at sequence 0, token 17, head 3". `cu`: token at which each sequence begins, then the total.
 std::string coordinates_text(std::string_view tensor, const Difference& difference,
                              const std::vector<std::int64_t>& cu) {
   const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);

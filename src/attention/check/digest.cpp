@@ -77,7 +77,7 @@ class RunHash {
   XXH3_state_t state_;
 };
 
-// Rows of one rank in a 128-token run that several ranks share.
+// Rows of one rank in a 128-token run that it shares with other ranks.
 struct Piece {
   std::int64_t end = 0;  // packed token
   std::int64_t row = 0;
@@ -95,7 +95,7 @@ class RankDigest {
   RankDigest(const Collective& collective, const TensorView& rows, std::int64_t tokens)
       : collective_(collective), rows_(rows), tokens_(tokens) {}
 
-  // Hashes the 128-token runs that only this rank holds, and stores the pieces of shared runs.
+  // Hashes the 128-token runs that only this rank holds and remembers the other runs' pieces.
   void add(std::span<const PackedRun> runs) {
     std::int64_t row = 0;
     for (const PackedRun& run : runs) {
@@ -121,7 +121,7 @@ class RankDigest {
     }
   }
 
-  // Passes open runs on until all are finished. Every rank sees all of them, and the owner of the next token continues
+  // Passes unfinished runs on until no rank has one. Every rank sees all of them, and the owner of the next token takes
   // it.
   void finish_shared_runs() {
     constexpr std::size_t kPerRound = 6;  // keeps a message below 4 KiB

@@ -20,7 +20,7 @@ struct Golden {
   std::string job;                       // what was computed, in one line
   std::string digest_out;                // hex; of a scan: of y
   std::string digest_lse = {};           // empty: of a scan
-  std::string digest_final_states = {};  // of an SSM only
+  std::string digest_final_states = {};  // only of an SSM layer
 };
 
 // The golden of this job without digests. `kernel` and `target` compute it.

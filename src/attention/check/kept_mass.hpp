@@ -17,8 +17,8 @@ struct KeptMass {
   double minimum = 1.0;
 };
 
-// Computed on `count` sampled rows (sample_rows()) of the job, distributed over the ranks. Collective; all ranks get
-// the same result. `threads` threads make synthetic input.
+// Measures `count` sampled rows of the job (sample_rows()), divided among the ranks. Collective; all ranks get the same
+// answer. `threads` threads make synthetic input.
 KeptMass kept_mass(const Collective& collective, const JobInput& input, std::int64_t count, int threads);
 
 }  // namespace ringattn

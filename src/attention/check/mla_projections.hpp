@@ -22,7 +22,7 @@ struct MlaProjections {
   GemmWeights w_uv;                   // none where O stays there
 };
 
-// The matrices of an input, in host memory.
+// Matrices of an input, in host memory.
 struct LoadedMlaProjections {
   // Throws what JobInput::read() throws.
   LoadedMlaProjections(const JobInput& input, int threads);

@@ -13,7 +13,7 @@
 
 namespace ringattn {
 
-// The sequence of a packed query token. `cu_q`: [sequences + 1] cumulative lengths.
+// The sequence that a packed query token belongs to. `cu_q`: token at which each sequence begins, then the total.
 std::size_t sequence_of(std::span<const std::int64_t> cu_q, std::int64_t token);
 
 // The sampled query as it is given: [head_dim], with the rotary part of a query of latents, or of one in the latent.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The change of O by another cache: fp64 of the same job over both caches, on sampled rows. For latents O is the whole
-// result, after w_uv.
+// How much another cache changes O: fp64 of the same job over both, on sampled rows. For MLA, O is the result of the
+// whole formula, after w_uv.
 #pragma once
 
 #include <cstdint>

@@ -22,11 +22,10 @@ constexpr std::uint64_t kSampleSeed = 20;   // any; the same rows each time
 constexpr std::int64_t kMaxHeads = 4;       // that are sampled
 constexpr std::int64_t kBlockTokens = 512;  // that are read at a time: whole chunks
 constexpr double kStepsPerSecond = 5e8;     // of an element of a state
-// Error factor of a kernel that rounds factors (ssm_accuracy.hpp).
+// Bounds for a kernel that rounds factors (ssm_accuracy.hpp).
 constexpr double kRoundings = 3.0;
 constexpr double kDeviations = 6.0;
-// States below this value may be zero in a kernel, because its decays are exponentials with a smaller range than
-// fp64's.
+// Elements of a state below this may be zero in a kernel: its decays are exponentials of a smaller range than fp64's.
 constexpr double kMinStates = 0x1p-100;
 
 std::vector<RowSample> sample_ssm(const SsmJob& job, std::int64_t count) {
@@ -300,7 +299,7 @@ void join(SsmAccuracy& all, const SsmAccuracy& more) {
   all.misplaced += more.misplaced;
 }
 
-// The final state of a sequence, all heads; null if this rank does not have it.
+// Final states of all heads of a sequence; null where this rank has none of them.
 const float* final_of(const SsmResultView& result, std::int32_t sequence) {
   std::int64_t row = 0;
   for (const PackedRun& run : result.sequences) {

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-// The promised accuracy of an SSM, checked against fp64 on sampled rows. The state is computed token by token over all
-// tokens up to a sampled one, in fp64, by the definition.
+// The promised accuracy of an SSM layer, checked against fp64 on sampled rows. The fp64 state is updated token by token
+// over all tokens up to a sampled one, by the definition.
 //
 //   |y − y64| ≤ 2^−p · |y64| + r · m,   m = Σ |terms of y64|
 //
-// p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y. For fp16 the first term is
-// at least 2^−25, half of the spacing of its subnormal numbers, below 2^−14. m: the value of y64 if no terms cancel, by
-// the same recursion over absolute values. r: the loss of a term in fp32, because decays are exponentials of sums whose
-// spacing is 2^−15 where they are large. Tests of kernels use the same bound. After a convolution, x, B and C are its
-// results in fp64, unrounded. The loss of kernels there, one rounding and 1e-6 of the sum of its absolute terms, is
-// propagated through the recursion and added. For a convolution only, the bound is 2^−p · |y64| + 1e-6 · m.
+// p: the bits of the dtype's significand, 8 (bf16), 11 (fp16), 24 (fp32): one rounding of y. That of fp16 is at least
+// 2^−25, half of the spacing of its subnormal numbers, below 2^−14. m: what y64 is if no term cancels another, by the
+// same recursion over absolute values. r: what fp32 may lose of a term, for decays are exponentials of sums whose steps
+// are 2^−15 where they are large. The tests of kernels use the same bound. After a convolution, x, B and C are its
+// outputs in fp64, unrounded. What kernels lose there, one rounding and 1e-6 of the sum of absolute terms, is followed
+// through the recursion and allowed in addition. For only a convolution the bound is 2^−p · |y64| + 1e-6 · m.
 //
-// A final state is compared if its rank has sampled rows of its sequence: |S − S64| ≤ 2^−24 · |S64| + r · m, plus the
-// loss of the convolution.
+// A final state is compared where its rank has sampled rows of its sequence: |S − S64| ≤ 2^−24 · |S64| + r · m, and
+// what a preceding convolution may lose.
 //
-// A kernel that rounds factors of rows (rounds_factors()) may lose more. The term of a token of the row's chunk is
-// rounded once more (its weight). The term of a token of the row's segment before the chunk is rounded twice (the
-// weight, and x times it). Each element of the state before the chunk is rounded once. If all terms have one sign this
-// is at most 3 · 2^−p of y. If they cancel, the roundings are independent errors, and six standard deviations are
-// allowed:
+// A kernel that rounds factors of rows (rounds_factors()) may lose more. The contribution of a token in the row's chunk
+// is rounded once more (its intra-chunk score). That of an earlier token of the row's segment is rounded twice (the
+// score, and x times it). Each element of the state before the chunk is rounded once. Where all terms have one sign
+// that is 3 · 2^−p of y at most. Where they cancel, the roundings are independent errors, of which six standard
+// deviations are allowed:
 //
 //   + 3 · 2^−p · |y64| + 6 · 2^−p / √3 · √(Σ chunk t_j² + 2 Σ segment t_j² + Σ_n (c_n s_n)²)
 //
-// t_j: the term of token j; c_n s_n: the term of element n of the state before the chunk.
+// t_j: what token j adds to the row; c_n s_n: what element n of the state before the chunk adds.
 #pragma once
 
 #include <cstdint>
@@ -74,10 +74,10 @@ struct SsmResultView {
   TensorView states;                     // [sequences, heads, head_dim · state_dim] fp32
 };
 
-// Checks about `count` rows of a few heads, always with the first and the last token; all ranks get the same result. A
-// value whose row is NaN or infinite in fp64 may be any such value, and so may the values before it in its chunk
-// (kernels/ssm.hpp). `result` is this rank's; for a convolution only its states aren't read. `threads` threads compute.
-// `rounded`: rounds_factors() of the kernel. Collective.
+// Checks about `count` rows of a few heads, the first and the last token among them, wherever they lie. All ranks get
+// the same answer. A value whose row is NaN or infinite in fp64 may be any such value, and so may those before one in
+// its chunk (kernels/ssm.hpp). `result` is this rank's; its states aren't read for only a convolution. `threads`
+// threads compute. `rounded`: rounds_factors() of the kernel. Collective.
 SsmAccuracy check_ssm_result(const Collective& collective, const SsmInput& input, std::int64_t count,
                              const SsmResultView& result, bool rounded, int threads);
 

@@ -19,8 +19,8 @@ namespace ringattn {
 
 class SsmOutputFile {
  public:
-  // Throws kFile unless the file has y of a job of this shape and, if present, final_states; for a convolution only
-  // final_conv_state.
+  // Throws kFile unless the file holds y of a job of this shape and, if final_states are there, those; for only a
+  // convolution final_conv_state.
   SsmOutputFile(const std::string& path, const SsmInput& input);
 
   bool has_carried() const { return carried_.has_value(); }

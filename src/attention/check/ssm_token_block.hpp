@@ -24,8 +24,8 @@ struct Rounded {
   double error = 0.0;
 };
 
-// The rows of consecutive tokens of one sequence, after the convolution if there is one: in fp64, with the maximum loss
-// of a kernel in the convolution.
+// The rows of consecutive tokens of one sequence, after the convolution where there is one: in fp64, with the error
+// that a kernel's result may have.
 class SsmTokenBlock {
  public:
   SsmTokenBlock(const SsmInput& input, std::int32_t sequence, PackedRun tokens, int threads);
@@ -36,7 +36,7 @@ class SsmTokenBlock {
   Rounded taken(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const;
 
  private:
-  // A channel of a token before the sequence; token 0 is the oldest.
+  // Channel of a token before the sequence, the oldest of which is 0.
   double in_halo(std::int64_t token, std::int64_t channel) const;
 
   const SsmJob& job_;

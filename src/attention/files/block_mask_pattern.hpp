@@ -26,13 +26,13 @@
 
 namespace ringattn {
 
-inline constexpr int kDefaultMaskBlock = 128;                          // default tokens per mask block
+inline constexpr int kDefaultMaskBlock = 128;                          // tokens of a block where the pattern names none
 inline constexpr std::int64_t kMaxMaskTokens = std::int64_t{1} << 30;  // that a pattern, or a block, may name
 
 // Makes lists of the best `count` blocks by the job's rows; `spec` is the job's, with the shape of the lists.
 using TopKBlocks = std::function<BlockMask(const AttentionSpec& spec, int count)>;
 
-// The block mask of a pattern for a job. Throws kUsage for invalid patterns, and kMemory if the mask exceeds its
+// The block mask of a job, from a pattern. Throws kUsage for an invalid pattern, and kMemory where the mask exceeds the
 // budget.
 BlockMask block_mask_from_pattern(std::string_view text, const Job& job, const TopKBlocks& best,
                                   const BlockMaskBudget& budget);

@@ -25,8 +25,8 @@ namespace ringattn {
 // The tensors that hold a file's lists. Throws kFile for a file with neither form, with both, or with half of one.
 std::vector<TensorSource> block_mask_tensors(const SafetensorsFile& file);
 
-// The block mask of a job. Throws kFile for a file that has none for it, naming the tensor and, if an entry is wrong,
-// the entry; kMemory if the mask exceeds its budget. Tensors are read in pieces.
+// Reads the block mask of a job. Throws kFile for a file that has none for it, naming the tensor and, where one is
+// wrong, the entry; kMemory for a mask that exceeds the budget. Only a part of a tensor is in memory at a time.
 BlockMask block_mask_from_file(const SafetensorsFile& file, const Job& job, const BlockMaskBudget& budget);
 
 }  // namespace ringattn

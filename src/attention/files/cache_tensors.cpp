@@ -225,7 +225,7 @@ struct Pool {
   std::optional<CompressedSource> source;
 };
 
-// Refuses block mask tensors that a cache can't use, because the writer of the file expects that they have an effect.
+// Refuses tensors of sequences and offsets that a cache doesn't use: the file's author expects that they count.
 void refuse_block_mask(const SafetensorsFile& file, const InputNames& names) {
   for (const auto& [name, role] : {std::pair{&names.cu_seqlens_k, "cu_seqlens_k"}, {&names.q_offset, "q_offset"}}) {
     const auto list = find_optional(file, *name, role);

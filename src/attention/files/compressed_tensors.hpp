@@ -4,7 +4,7 @@
 // k_<stream> [tokens, heads, width] for each stream, tokens packed in the order of their sequences, and k_<table> for
 // each table (kernels/row_format.hpp). q, cu_seqlens_q, cu_seqlens_k, q_offset and sinks are those of any other file.
 //
-// In a paged cache the tensor is k_pages, and its streams have its layout: k_pages_<stream>
+// For a paged cache the tensor is k_pages, and its streams have the same axes: k_pages_<stream>
 // [pages, page_size, heads, width], or [pages, heads, page_size, width].
 #pragma once
 
@@ -35,16 +35,17 @@ struct CompressedSource {
   std::vector<std::int64_t> cu;              // of the keys: [sequences + 1]
   std::vector<TensorSource> streams;         // in the order of format_streams(); of a file
   AxisOrder order = AxisOrder::kThd;         // of these: kThd or, in pages, kBthd or kBhtd
-  std::shared_ptr<const PageTable> pages;    // of the tokens; null: tokens are packed
+  std::shared_ptr<const PageTable> pages;    // in which the tokens lie; null: stored consecutively
   std::vector<std::vector<std::byte>> made;  // the same, of a seed
   std::vector<TensorSource> stored_tables;   // of format_tables(), of a file; their numbers were looked at
 
-  // The tables, or those of a seed. Read on first use, once for all sources that share them. Throws kFile.
+  // Tables of the format, read from the file or made from the seed on first use, once for all that share the source.
+  // Throws kFile.
   const std::vector<std::vector<std::byte>>& tables() const;
   void set_tables(std::vector<std::vector<std::byte>> tables);
   // The runs as rows that follow each other, a run of a sequence each; `to` are the packed tokens.
   std::vector<CompressedRun> rows_of(std::span<const PackedRun> runs) const;
-  // Fills `target` with the runs' rows of a stream, [heads, width] each, contiguous. Throws kFile.
+  // Fills `target` with the runs' rows of a stream, [heads, width] each, consecutively. Throws kFile.
   void read_stream(std::size_t stream, std::span<const PackedRun> runs, std::span<std::byte> target) const;
   // Throws kFile, naming tensor and place, where rows that were read hold what none may. `rows`: of rows_of(runs).
   void check(const CompressedRows& rows, std::span<const PackedRun> runs) const;
@@ -108,8 +109,8 @@ std::string first_tensor(const RowFormat& format, std::string_view stored);
 // is the axis order of the streams, and `name` its name in messages. Throws kFile, naming the tensor and the problem.
 CompressedSource find_source(const SafetensorsFile& file, std::string_view name, std::string_view stored,
                              const RowFormat& format, Dtype dtype, AxisOrder order);
-// Finds the tables, once the sequences are known. They are checked in pieces, and read when they are used. Adds their
-// names to `used`. Throws kFile.
+// Finds the rest, once its sequences are known. Tables are checked part by part, and are kept in memory only once they
+// are asked for. The tensors found join `used`. Throws kFile.
 void find_tables(const SafetensorsFile& file, std::string_view stored, const SequenceList& sequences,
                  CompressedSource& source, std::vector<TensorSource>& used);
 

@@ -27,8 +27,8 @@ struct FileFingerprint {
   // Inode, time of the last change of its bytes and of the last change of anything: equal on all hosts for a file of a
   // file system that they share.
   std::string stamp;
-  // XXH3-128 in hex of the tensors in use, at most 64 MB of them. Reads that much. Valid as long as the file is open.
-  // Covers only this rank's files. Throws kFile.
+  // XXH3-128 in hex of the tensors that are used, at most 64 MB of them. Reads as much; lasts as long as the file is
+  // open. Covers only this rank's own files. Throws kFile.
   std::function<std::string()> more_data = {};
 };
 
@@ -40,7 +40,7 @@ bool is_one_file(const FileFingerprint& a, const FileFingerprint& b);
 // no larger. Throws kFile, also where the file has changed since it was opened.
 FileFingerprint fingerprint(const SafetensorsShard& shard, std::span<const TensorInfo* const> tensors);
 
-// Fingerprint of each file that has one of the tensors, in the tensors' order.
+// One fingerprint for each file that the tensors lie in, in the tensors' order.
 std::vector<FileFingerprint> fingerprints(std::span<const TensorSource> tensors);
 
 }  // namespace ringattn

@@ -22,7 +22,7 @@ struct FileInput {
   InputNames names = {};
   std::optional<AxisOrder> order = {};       // of q, k, v and out, x and y; absent: by the number of axes
   std::optional<AxisOrder> page_order = {};  // of a cache's pages, kThd or kHtd; absent: see find_cache()
-  // For paged latents: latent_dim of a row, if no matrix in the file has it; 0: unknown.
+  // latent_dim of latents in pages, where no matrix in the file gives it; 0: unknown.
   int latent_dim = 0;
 
   bool operator==(const FileInput&) const = default;

@@ -35,7 +35,7 @@ struct InputTensors {
   RowGrid out_grid() const;
 };
 
-// Of q, k and v. Throws kFile, naming the tensor, its shape and what it disagrees with.
+// Finds q, k and v. Throws kFile, naming the tensor, its shape and what it disagrees with.
 InputTensors find_input(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
 
 // Common to all ops. The sequences of packed or batched rows, whose tokens q_grid and k_grid count: from cu_seqlens and

@@ -33,37 +33,37 @@ enum class Op {
   kAttention,  // Attention: rows in any number, keys dealt to ranks as the rows are
   kDecode,     // Decode: a few rows at the end of each sequence, whose keys lie in a cache
   kMla,        // Mla: rows in any number, keys and values expanded from latents
-  // The ops of a SsmInput (ssm_input.hpp).
+  // SSM ops, described by an SsmInput (ssm_input.hpp).
   kSsd,            // Ssm: Mamba-2's, a decay a head
   kSelectiveScan,  // Ssm: Mamba-1's, a decay for each state of a channel
-  kConv1d,         // Ssm: only the convolution
+  kConv1d,         // Ssm: only the convolution that precedes one
 };
 std::string_view op_name(Op op);  // "attention", "decode", "mla", "ssd", "selective_scan", "conv1d"
 
 // q, k and v, or latents and matrices, as functions of a seed, for sequences of equal length.
 struct SyntheticInput {
   Op op = Op::kAttention;
-  std::optional<std::uint64_t> seed;  // absent: only a shape, without readable rows
+  std::optional<std::uint64_t> seed;  // absent: only a shape, whose rows can't be read
   std::int64_t tokens = 0;            // keys of each sequence
   // Queries of each, at the end of its keys; absent: all of them, or one where a cache is decoded.
   std::optional<std::int64_t> q_len = {};
-  // Tokens, of kDecode and kLatent: pages dealt at random by the seed. 0: a dense cache, or rows of latents.
+  // kDecode and kMla only: tokens of a page. The seed deals pages at random. 0: a dense cache, or latents in rows.
   std::int64_t page_size = 0;
-  // Of kDecode in pages: keys that all sequences begin with, those of the first, in the same pages as far as they fill
-  // them.
+  // kDecode with pages only: keys that all sequences share as their beginning. They are those of the first sequence,
+  // and lie in the same pages as far as they fill them.
   std::int64_t prefix = 0;
   std::int64_t batch = 1;  // sequences
   int heads = 1;
   int kv_heads = 1;
   int head_dim = 64;
   std::optional<int> head_dim_v;  // absent: head_dim
-  // Of kLatent, where head_dim is without the rotary part, and kv_heads says nothing.
+  // kMla only. head_dim is then without the rotary part, and kv_heads is ignored.
   int rope_dim = 64;
   int latent_dim = 512;
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of out in a file; absent: thd, or bthd for several sequences
-  // A method of compression_methods() in whose usual format k and v are stored, or a format by its words, or their
-  // dtype, or nothing: as they are. Of kLatent also "fp8": rows of 8 bits.
+  // How k and v are stored: a method of compression_methods() in its usual format, a format by its words, or their
+  // dtype. Empty: uncompressed. For kMla also "fp8": rows of 8 bits.
   std::string cache_format = {};
 };
 
@@ -86,9 +86,9 @@ struct Numerics {
 
 class JobInput {
  public:
-  // For a file, reads the header and the short block mask tensors. If the block mask is computed from q and k, reads
-  // all of them and selects blocks on `target`. Throws kFile for a file without a job, kUsage for a job that
-  // contradicts itself.
+  // For a file, reads the header and the short tensors of the block mask; all of q and k where the block mask is
+  // selected from them, which then happens on `target`. Throws kFile for a file that holds no job, kUsage for a job
+  // that contradicts itself.
   JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target = {});
 
   // Synthetic input for a job that the caller made.
@@ -100,19 +100,19 @@ class JobInput {
   // The same job for Attention, or for Mla. `why`: of one that would have been decoded, why it isn't.
   JobInput attended(std::string why = {}) const;
   // Some of its sequences, ascending, each with its last `rows` queries and the keys up to the last of these. No query
-  // has a position before the first key or after the last.
+  // may stand before the first key or after the last.
   JobInput last_rows(std::span<const std::int64_t> sequences, std::int64_t rows) const;
 
-  // For latents, the job with expanded keys and values, with as many K/V heads as query heads.
+  // The job. For MLA it is that of the expanded keys and values: kv_heads equals the number of query heads.
   const Job& job() const { return job_; }
-  // For a file, kLatent if it has latents; kDecode if it has a cache and every sequence has the same number of rows,
-  // within the limit of decode kernels.
+  // For a file: kMla if it holds latents; kDecode if it holds a cache and every sequence has the same number of rows,
+  // not more than decode kernels take.
   Op op() const { return op_; }
-  // True if a decode op computes it: Decode for kDecode; MlaDecode for latents in the absorbed form, if every sequence
-  // has the same number of rows at its end, within the limit of decode kernels.
+  // Whether a decode op class computes it: Decode for kDecode, and MlaDecode for absorbed latents where every sequence
+  // has the same number of rows at its end, not more than decode kernels take.
   bool decodes() const { return op_ == Op::kDecode || decodes_mla_; }
-  // True if it decodes latents in rows, from which a cache is made: dense, or with pages of 64 for sequences of unequal
-  // lengths. Other decode inputs have a cache.
+  // Whether the decoded input is latents in rows, of which a cache is made: without pages or, where sequences differ in
+  // length, in pages of 64. Other steps have a cache.
   bool makes_cache() const { return decodes_mla_ && in_rows_; }
   // Why a job is computed as rows that would have been decoded; else empty.
   const std::string& not_decoded_reason() const { return not_decoded_reason_; }
@@ -120,34 +120,34 @@ class JobInput {
   bool has_evicted_tokens() const { return file_ && file_->tensors.positions != nullptr; }
   // Then: the first query whose own token is not among those that are left, of some head of keys.
   const std::optional<QueryWithoutKey>& query_without_key() const { return query_without_key_; }
-  // For kLatent: the job of Mla, with the form that computes and the reason for it. The spec says if a file's queries
-  // are in the latent space, and if it has no w_uv.
+  // kMla only: the job as class Mla takes it, the form that computes it, and why that form was chosen. Where a file's
+  // queries are in the latent, or it has no w_uv, the spec says so.
   const MlaJob& latent() const { return *latent_; }
   const MlaFormChoice& form() const { return form_; }
-  // Of kLatent: of heads' keys without the rotary part, which queries in the latent don't tell; absent: nothing says
-  // it.
+  // kMla only: head_dim of the keys without the rotary part. Absent where it is unknown: queries in the latent don't
+  // give it.
   std::optional<int> nope_dim() const;
-  // For FP8 latents, as latent().format says: fills `rows` with the rows of these packed keys, from pages if there are
-  // some. Throws kFile.
+  // FP8 latents only, as latent().format says: fills `rows` with the 8-bit rows of these packed keys, wherever pages
+  // hold them. Throws kFile.
   void read_fp8_latents(std::span<const PackedRun> runs, std::span<std::byte> rows, int threads) const;
-  // For a paged cache: the pages of each sequence; else null.
+  // Paged cache: where each sequence's keys lie. Else null.
   const PageTable* pages() const { return has_file_pages() ? file_->tensors.pages.get() : dealt_.get(); }
-  // For a synthetic cache: number of keys that all sequences begin with.
+  // Synthetic cache: the number of keys that all sequences share as their beginning.
   std::int64_t prefix() const { return prefix_; }
   // True if the pages are those of a file.
   bool has_file_pages() const { return file_ && file_->tensors.pages && !repaged_; }
-  // For compressed keys or values, the tensor as it is stored: kK or kV; null: plain. job().format is its format in
-  // messages and caches, and read() returns decompressed elements.
+  // The compressed tensor kK or kV as it is stored; null where it is plain. job().format is the format in which its
+  // rows are sent, or lie in a cache, and read() gives their elements.
   const CompressedSource* compressed(SyntheticTensor tensor) const;
   // True if a page's axes are [kv_heads, page_size, dim] instead of [page_size, kv_heads, dim].
   bool head_major_pages() const { return has_file_pages() && file_->tensors.k_grid.head_major(); }
-  // Fills `target` with these pages of a file's plain pool of k or v, contiguous and in the file's layout. `tensor` is
+  // Fills `target` with these pages of a file's uncompressed pool of k or v, consecutively and as stored. `tensor` is
   // kK or kV. Throws kFile.
   void read_pages(SyntheticTensor tensor, std::span<const std::int32_t> pages, std::span<std::byte> target) const;
   std::span<const float> sinks() const;  // [heads], or empty
   // How out lies in a file.
   const RowGrid& out_grid() const { return out_grid_; }
-  // Of synthetic input.
+  // The seed of synthetic input; absent for a file.
   const std::optional<std::uint64_t>& seed() const { return seed_; }
   // The tokens of a seed that packed tokens of q, or of k and v, are made of: queries are those of the last keys.
   std::vector<PackedRun> made_tokens(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
@@ -155,11 +155,12 @@ class JobInput {
   bool is_made(SyntheticTensor tensor) const {
     return seed_ && stored(tensor) == nullptr && !(fp8_latents_ && tensor == SyntheticTensor::kLatent);
   }
-  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), from pages if there
-  // are some. `tensor` is kQ, kK or kV or, for latents, kQ, kLatent, kKeyRope or the matrices of the heads of `runs`
-  // (SyntheticTensor). `threads` threads make synthetic input. Throws kFile, and kUsage for an input of only a shape.
+  // Fills `rows`, in host memory, with the tokens of `runs` (packed tokens of q, or of k and v), wherever pages hold
+  // them. `tensor` is kQ, kK or kV or, for MLA, kQ, kLatent, kKeyRope or the matrices of the heads of `runs`
+  // (SyntheticTensor). Synthetic input is made by `threads` threads. Throws kFile, and kUsage where the input is only a
+  // shape.
   void read(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
-  // Fingerprints of its files; none for synthetic input. Reads samples. Throws kFile.
+  // Fingerprints of the files that the input is read from; none for synthetic input. Reads samples. Throws kFile.
   std::vector<FileFingerprint> fingerprints() const;
   // Tensors of its file that the job does not read.
   UnreadTensors unread() const;
@@ -170,7 +171,7 @@ class JobInput {
   JobInput() = default;
   void take_latents(const MlaSpec& spec);
   void take_form(std::optional<MlaForm> form);
-  // For latents, if no scale is stated. Throws kUsage if head_dim is unknown.
+  // The default softmax scale of MLA. Throws kUsage where the head_dim of the keys is unknown.
   float mla_softmax_scale() const;
   void take_shape(const FileInput& input);
   void take_shape(const SyntheticInput& input);

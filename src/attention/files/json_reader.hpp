@@ -58,7 +58,7 @@ class JsonEvents {
   virtual void end_array() = 0;
   virtual void key(std::string& name) = 0;
   virtual void string(std::string& value) = 0;
-  // A number written only with digits and below 2^64.
+  // A number written with digits only and below 2^64.
   virtual void integer(std::uint64_t value) = 0;
   // A number with a fraction or an exponent; `text` as it stands there.
   virtual void real(double value, std::string_view text);

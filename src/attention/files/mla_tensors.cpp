@@ -159,7 +159,7 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
   return false;
 }
 
-// Of rotary keys in a tensor of their own.
+// Checks the head_dim of rotary keys that have a tensor of their own.
 void check_rope(const MlaTensors& latents) {
   const std::int64_t dims = latents.k_rope_grid.dim;
   require(dims > 0 && dims <= kMaxDims, latents.k_rope, fmt::format("a rotary key has 1 to {} dims", kMaxDims),
@@ -172,7 +172,7 @@ std::string says_latent(const MlaTensors& latents) {
   return matrix.info != nullptr ? described(matrix) : fmt::format("the latent has {} dims", latents.latent_dim);
 }
 
-// Of plain rows in pages, without a matrix. `stated`: 0 where the caller doesn't know it either.
+// latent_dim of plain rows in pages, where no matrix gives it. `stated`: the caller's, or 0 where unknown.
 int stated_latent_dim(const MlaTensors& latents, int stated) {
   require(stated > 0, latents.latent, "how many numbers of a row are the latent is seen from the matrices",
           {"Put one of them into the file, or say it with ", setting("latent_dim", 512), "."});
@@ -182,8 +182,8 @@ int stated_latent_dim(const MlaTensors& latents, int stated) {
 // Says so as of any tensor that must be there.
 void missing_w_uk(const SafetensorsFile& file, const InputNames& names) { file.tensor(names.w_uk.value_or("w_uk")); }
 
-// latent_dim of FP8 rows with queries in the latent space: a query has `numbers` elements, and a row `width` bytes, 33
-// for each 32 latent dims and 64 for each 32 rotary dims. 0: there are no such rows.
+// latent_dim of FP8 latent rows when queries are in the latent. Queries and rows have `numbers` elements, and a row has
+// `width` bytes: 33 for each 32 elements of the latent and 64 for each 32 rotary ones. 0: no such row exists.
 int latent_dim_of_fp8(std::int64_t width, std::int64_t numbers) {
   if (numbers > kMaxDims || width >= 2 * numbers) return 0;
   const std::int64_t codes = (2 * numbers - width) * 32;
@@ -265,7 +265,7 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
   if (latents.joined_weights) {
     const std::int64_t rows = latents.w_uk.info->shape[0];
     require(rows % heads == 0, latents.w_uk, queries, kMatrices);
-    // The dims of w_uk are the latent's, which leaves no rows for values: such queries are in the latent space.
+    // The dim is the latent's, which leaves no dims for w_uv after head_dim, so such queries lie in the latent.
     require(rows / heads > nope || nope != latents.latent_dim, latents.w_uk,
             fmt::format("{} is in the latent, and then nothing says how many of the {} rows of a head are w_uk's",
                         described(input.q), rows / heads),

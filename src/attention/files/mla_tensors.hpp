@@ -28,7 +28,7 @@
 namespace ringattn {
 
 struct MlaTensors {
-  // Storage of a token's latent and rotary key: two tensors, one joined row, or an FP8 row.
+  // Layout of a token's latent and rotary key: a tensor each, one joined row, or an FP8 row.
   enum class Rows { kSeparate, kJoined, kFp8 };
 
   int head_dim = 0;  // of keys, without the rotary part; 0: queries are in the latent, and nothing says it
@@ -68,7 +68,8 @@ std::pair<InputTensors, MlaTensors> find_latent_rows(const SafetensorsFile& file
 void read_latents(const MlaTensors& source, SyntheticTensor tensor, std::span<const PackedRun> runs,
                   const MutableTensorView& rows);
 
-// For Rows::kFp8: fills `rows` with these tokens' rows of latent_row_bytes(), contiguous, as stored. Throws kFile.
+// Rows::kFp8 only: fills `rows` with the rows of these tokens, latent_row_bytes() each, consecutively and as stored.
+// Throws kFile.
 void read_fp8_latents(const MlaTensors& source, std::span<const PackedRun> runs, std::span<std::byte> rows);
 
 }  // namespace ringattn

@@ -20,14 +20,14 @@ struct ModelFamily;
 
 // Shape and op of a layer. Members that its op doesn't use are 0.
 struct ModelLayer {
-  Op op = Op::kAttention;  // kAttention, kLatent, kSsd or kSelectiveScan
+  Op op = Op::kAttention;  // kAttention, kMla, kSsd or kSelectiveScan
   int heads = 0;           // query heads; of scans heads or, of kSelectiveScan, channels
 
   // Attention
   int kv_heads = 0;
-  int head_dim = 0;    // q and k; for kLatent without the rotary part
+  int head_dim = 0;    // q and k; for kMla without the rotary part
   int head_dim_v = 0;  // v
-  int rope_dim = 0;    // kLatent only, as the next
+  int rope_dim = 0;    // kMla only, as the next
   int latent_dim = 0;
   double softmax_scale = 0.0;
   double softcap = 0.0;            // 0: off

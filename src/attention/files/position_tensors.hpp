@@ -9,7 +9,7 @@
 
 namespace ringattn {
 
-// True if the file has positions of its keys. Throws kFile if it has only k_lengths.
+// Whether the file has positions of its keys. Throws kFile where it has only k_lengths.
 bool holds_positions(const SafetensorsFile& file);
 
 // Reads them into `input`, whose sequences are known, and moves its queries. Throws kFile, naming tensor and place, for

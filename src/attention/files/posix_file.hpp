@@ -19,8 +19,8 @@ struct FileIdentity {
   std::uint64_t inode = 0;
   std::int64_t modified_seconds = 0;
   std::int64_t modified_nanoseconds = 0;
-  // Time of the last change of data or metadata (ctime), which programs can't set. Other names and permissions change
-  // it, too, so it is not part of the state.
+  // ctime: the last change of the inode. Programs can't set this time. A new name or other permissions change it, too,
+  // so it is not compared as part of the state.
   std::int64_t changed_seconds = 0;
   std::int64_t changed_nanoseconds = 0;
 

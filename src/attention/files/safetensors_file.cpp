@@ -37,7 +37,7 @@ bool is_now(const std::string& path, const FileIdentity& identity) {
   try {
     return identify(open_regular(path), path) == identity;
   } catch (const Error&) {
-    return false;  // the caller's open reports the reason
+    return false;  // opening it reports why
   }
 }
 

@@ -178,7 +178,7 @@ void SafetensorsWriter::reserve_space(const std::string& path) {
   const int error = await_disk(file(), [bytes = off_t{plan_.file_bytes()}](int fd) {
     if (uninterrupted([&] { return ::fallocate(fd, 0, 0, bytes); }) == 0) return 0;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-    // The file system can't reserve space, so only sets the size.
+    // A file system that can't reserve blocks: set only the size.
     return uninterrupted([&] { return ::ftruncate(fd, bytes); }) == 0 ? 0 : errno;
   });
   if (error != 0) fail_file(problem, error, "Free some space, or choose another folder.");

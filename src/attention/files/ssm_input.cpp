@@ -17,7 +17,7 @@ namespace ringattn {
 namespace {
 
 constexpr double kMaxElements = 0x1p60;  // of a tensor: its bytes must stay countable
-// Indices of values besides the rows in the synthetic tensors: tokens of kSsmHeads, after D and dt_bias.
+// Synthetic tokens of kSsmHeads that follow D and the bias of dt.
 constexpr std::int64_t kConv1dToken = 2;                     // weights, then the bias; a channel is a head
 constexpr std::int64_t kStatesToken = 16;                    // one of each sequence, [heads, head_dim · state_dim]
 constexpr std::int64_t kHalosToken = std::int64_t{1} << 40;  // width − 1 of each sequence, [1, channels]
@@ -155,7 +155,7 @@ void SsmInput::take_shape(const FileInput& input, int ranks) {
   take_whole();
 }
 
-// Sets the convolution, with silu as in models.
+// The convolution is followed by silu, as in models.
 void SsmInput::set_conv1d(int width, bool bias) {
   job_.convolution = CausalConv1dSpec{job_.spec.dtype, conv1d_channels(job_.spec), width, bias, true};
 }
@@ -289,7 +289,7 @@ void SsmInput::read_halos(std::span<const std::int32_t> sequences, std::span<std
   }
 }
 
-// The tokens of the same sequence before a packed token.
+// Reads the tokens of the same sequence that precede a packed token.
 void SsmInput::read_before(std::int64_t token, const MutableTensorView& rows) const {
   const PackedRun runs[] = {{token - rows.tokens, token}};
   const auto size = static_cast<std::int64_t>(size_of(rows.dtype));

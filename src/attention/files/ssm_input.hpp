@@ -27,7 +27,7 @@ struct SyntheticSsmInput {
   bool update = false;                // one token of each sequence, from states that the seed makes, too
   bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
   bool convolution = false;           // only a convolution: heads are its channels; dims, groups and states are ignored
-  std::optional<std::uint64_t> seed;  // absent: only a shape, without readable rows
+  std::optional<std::uint64_t> seed;  // absent: only a shape, whose rows can't be read
   std::int64_t tokens = 0;            // of each sequence
   std::int64_t batch = 1;             // sequences
   int heads = 1;
@@ -46,15 +46,15 @@ struct SsmNumerics {
   std::optional<bool> softplus;  // of dt; absent: where dt has a bias
   float dt_min = -std::numeric_limits<float>::infinity();
   float dt_max = std::numeric_limits<float>::infinity();
-  bool final_states = false;  // and the final halos of a convolution
-  // Number of processes that open the input: more ranks reduce the maximum number of sequences and tokens
-  // (check_ssm_size()). Has no other effect.
+  bool final_states = false;  // and the last tokens before a convolution
+  // Ranks of this process that open the input. More ranks allow fewer sequences and tokens (check_ssm_size()). Decides
+  // nothing else.
   int ranks = 1;
 };
 
 Op ssm_op(const SsmJob& job);
 
-// The row tensors of an SSM, one row per token; for a convolution only kX.
+// The rows of an SSM layer, one of each for every token; a convolution without an SSM layer has only x.
 enum class SsmTensorKind { kX, kDt, kB, kC, kZ };
 
 class SsmInput {
@@ -67,12 +67,12 @@ class SsmInput {
   const SsmJob& job() const { return job_; }
   // The same with the final states wanted.
   SsmInput with_final_states() const;
-  // Tokens [begins, ends) of each sequence as sequences of their own, without empty ones. If they don't begin at 0,
-  // `carried` has what they continue from, [remaining sequences, …] as carried_view(): states, or for a convolution
-  // only halos. Rows keep the packed tokens of the whole input.
+  // Tokens [begins, ends) of each sequence, as sequences of their own; those without a token are left out. Where they
+  // don't begin at 0, `carried` holds what all of them continue from, [sequences left, …] as carried_view() lays it
+  // out: states, or tokens where there is only a convolution. Rows are still named by the tokens of the whole.
   SsmInput part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
                 std::vector<std::byte> carried) const;
-  // Index in the whole input of each sequence, and the packed token of the whole at which it begins.
+  // For each sequence: its number in the whole input, and the packed token of the whole input at which it begins.
   const std::vector<std::int32_t>& numbers() const { return numbers_; }
   const std::vector<std::int64_t>& origins() const { return origins_; }
 
@@ -94,8 +94,8 @@ class SsmInput {
 
   const std::optional<std::uint64_t>& seed() const { return seed_; }
   static SyntheticTensor synthetic(SsmTensorKind rows);
-  // Fills `rows`, in host memory, with the packed tokens of `runs`. `threads` threads make synthetic input. Throws
-  // kFile, and kUsage for an input of only a shape.
+  // Fills `rows`, in host memory, with the packed tokens of `runs`. Synthetic input is made by `threads` threads.
+  // Throws kFile, and kUsage where the input is only a shape.
   void read(SsmTensorKind which, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // Fills `states` with the initial ones of these sequences, [sequences, heads, head_dim, state_dim].
   void read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const;
@@ -106,7 +106,7 @@ class SsmInput {
   const RowGrid& y_grid() const { return y_grid_; }
   std::vector<std::int64_t> y_shape() const;
   std::vector<std::int64_t> states_shape() const;
-  // Shape of the final halos of a convolution: [sequences, channels, width − 1].
+  // Shape of the last tokens before a convolution: [sequences, channels, width − 1].
   std::vector<std::int64_t> halos_shape() const;
 
   // As JobInput's.
@@ -127,7 +127,7 @@ class SsmInput {
   SsmJob job_;
   std::vector<std::int32_t> numbers_;
   std::vector<std::int64_t> origins_;
-  std::vector<std::int64_t> begins_;  // of a part: tokens of the sequence before it; of the whole: empty
+  std::vector<std::int64_t> begins_;  // a part: tokens of the sequence before it; the whole: empty
   std::vector<float> a_, d_, dt_bias_, conv_weight_, conv_bias_;
   std::optional<std::vector<std::byte>> carried_;  // from the tokens before a part
   RowGrid y_grid_;

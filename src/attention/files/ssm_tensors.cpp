@@ -50,7 +50,7 @@ Roles roles_of(bool selective, bool conv1d_only, const InputNames& names) {
 bool names_channels(const InputNames& names) { return names.u || names.delta || names.delta_bias; }
 bool names_heads(const InputNames& names) { return names.x || names.dt || names.dt_bias; }
 
-// Shape of rows: the token axes of x, then `inner`.
+// Appends `inner` to the axes of x that count tokens.
 Shape rows_shape(const SsmTensors& found, const Shape& inner) {
   Shape shape = found.batched ? Shape{found.x_grid.batch, found.x_grid.length} : Shape{found.x_grid.length};
   shape.insert(shape.end(), inner.begin(), inner.end());
@@ -166,7 +166,7 @@ void find_decays(const SafetensorsFile& file, const InputNames& names, SsmTensor
   found.a = read_fp32(a, found.heads, dim);
 }
 
-// Lengths of an update: its sequences have one token each.
+// Lengths of an update: each sequence has one token.
 std::vector<std::int64_t> single_tokens(const std::optional<TensorSource>& cumulative, const SsmTensors& found) {
   require(!found.batched || found.x_grid.length == 1, found.x,
           fmt::format("`state` is there, so each of its {} sequences has one token", found.x_grid.batch),

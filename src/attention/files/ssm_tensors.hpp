@@ -18,8 +18,8 @@
 //   D, delta_bias   [channels]
 //   initial_states  [sequences, channels, state_dim]
 //
-// The causal conv1d before it, over x, B and C side by side, or over only u, followed by silu; x, B and C, or u, are
-// then its inputs:
+// The causal convolution before it, over x, B and C concatenated along channels, or over u only, followed by silu. x, B
+// and C, or u, are then the convolution's inputs:
 //
 //   conv1d_weight   [channels, width] or [channels, 1, width]; channels as conv1d_channels() counts them
 //   conv1d_bias     [channels], optional
@@ -27,7 +27,8 @@
 //
 // known_names.hpp has other names of them.
 //
-// Only a convolution: x, conv1d_weight and, if wanted, the two after it, and no dt. x is then [tokens, channels].
+// A convolution without an SSM layer: x, conv1d_weight and, if wanted, the two after it, and no dt. x is [tokens,
+// channels] then.
 //
 // One token of each sequence (an update) instead of whole ones: `state`, shaped as initial_states, which it replaces.
 // Then the tokens of x, or of u, are the sequences; or it has a batch of sequences of one token.
@@ -82,10 +83,10 @@ SsmTensors find_ssm(const SafetensorsFile& file, const InputNames& names, std::o
 // The initial states of these sequences, [sequences, heads, head_dim, state_dim]. Throws kFile.
 void read_states(const SsmTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states);
 
-// The tokens before one sequence, from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
+// Reads the tokens before one sequence from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
 void read_halo(const SsmTensors& tensors, std::int32_t sequence, std::span<std::byte> halo);
 
-// Transposes the last tokens of [channels, kept], the number that fits into `halo`, to [tokens, channels].
+// Transposes the last tokens of [channels, kept], the number that `halo` holds: [tokens, channels].
 void turn_halo(const std::byte* from, std::int64_t channels, std::int64_t kept, Dtype dtype, std::span<std::byte> halo);
 
 }  // namespace ringattn

@@ -23,7 +23,7 @@ CacheFormat synthetic_format(const std::string& name, const AttentionSpec& spec)
 // names, and for latents that FP8 rows don't support.
 bool is_fp8_latent_format(const std::string& name, const MlaSpec& spec);
 
-// FP8 rows of these tokens, contiguous, from the latents and rotary keys that fill_synthetic() makes.
+// Makes the FP8 rows of these tokens, consecutively, from the latents and rotary keys that fill_synthetic() makes.
 void make_fp8_latents(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens,
                       std::span<std::byte> rows, int threads);
 // The latents that such rows hold: `latent` is [tokens, 1, latent_dim], bf16.

@@ -24,7 +24,7 @@ void require(bool agrees, const TensorSource& tensor, const MessageTemplate& why
 std::optional<TensorSource> find_optional(const SafetensorsFile& file, const std::optional<std::string>& name,
                                           std::string_view role);
 
-// Number of entries of a list; −1 if it is no list, which its reader refuses.
+// Number of entries of a one-dimensional tensor; −1 for another shape, which the tensor's reader refuses.
 std::int64_t entries(const TensorSource& tensor);
 
 // Before a list is read: one that can't be right may be of any length. Throws kFile for more than kMaxSequences.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors that a job's file may have, by their default names.
+// The tensors that a job's file may have, with the names they have by default.
 #pragma once
 
 #include <optional>

@@ -11,7 +11,7 @@ class JobInput;
 
 // Whose memory rows are read into, and who chooses. The blocks are the same.
 struct TopKDevice {
-  // Kernel request of the job. Blocks are selected on the backend of the kernel that will compute it.
+  // The job's kernel request: the backend of its attention kernel selects the blocks.
   KernelRequest request = {};
   int device = kNoDevice;  // of a device backend; kNoDevice: the host chooses, whatever the request says
 };

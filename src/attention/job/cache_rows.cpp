@@ -25,7 +25,7 @@ std::vector<std::int64_t> differences(const std::vector<std::int64_t>& cu) {
   return lengths;
 }
 
-// Lengths in tokens, also for a file without queries.
+// Lengths of the keys of a file that may have no queries.
 std::vector<std::int64_t> key_lengths(const SafetensorsFile& file, const InputNames& names, const TensorSource& k,
                                       const RowGrid& grid) {
   auto cu = find_optional(file, names.cu_seqlens_k, "cu_seqlens_k");

@@ -34,8 +34,8 @@ double compression_bytes(const RowFormat& format, const RowShape& shape, std::in
                          int threads) {
   const double rows = static_cast<double>(tokens) * static_cast<double>(token_bytes({}, shape));
   const double codes = static_cast<double>(tokens) * static_cast<double>(token_bytes(format, shape));
-  // Memory: fp64 products of channels for each head or group of heads, where they are summed and where they are read;
-  // each thread has those of one head and their factorization.
+  // Each head, or group of heads, has two Gram matrices of its channels in fp64: one being summed and one being read.
+  // Each thread has another four while it factorizes a head's.
   double basis = 0.0;
   if (format.rank > 0) {
     const RowShape ranked = low_rank_shape(format, shape);

@@ -37,8 +37,8 @@ struct CompressedTensorResult {
   CompressedTensor tensor;
   CompressedFigures figures;  // but for bytes_before
 };
-// `rows`: rows of sequences of these lengths, one after the other. `name`: of the tensor, for messages. Throws kFile
-// for a non-finite element, and names it.
+// `rows`: the consecutive rows of sequences of these lengths. `name`: of the tensor, for messages. Throws kFile for a
+// number that is not finite, naming it.
 CompressedTensorResult compress_part(std::string_view name, const RowFormat& format, const RowShape& shape,
                                      const std::vector<std::byte>& rows, std::span<const std::int64_t> lengths,
                                      const CompressJob& job, Backend* gpu);

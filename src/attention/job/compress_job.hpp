@@ -43,8 +43,8 @@ struct CompressedFigures {
 
 struct CompressResult {
   CompressedFigures k, v;
-  std::optional<CompressedFigures> latent;  // instead of k and v; its error covers only the latents, its bytes also the
-                                            // rotary keys
+  std::optional<CompressedFigures> latent;  // MLA only, which has neither k nor v. The error is only that of the
+                                            // latents; the bytes include the rotary keys
   std::int64_t tokens = 0;
   std::int64_t kept = 0;            // of these
   std::int64_t position_bytes = 0;  // of k_positions and k_lengths, where tokens were taken out

@@ -17,7 +17,7 @@ namespace ringattn {
 
 namespace {
 
-// Name of the tensor of a part of the format.
+// Name of the tensor that holds a part of the format.
 std::string part_name(const CachePool& pool, std::string_view part) {
   return fmt::format("{}_pages_{}", pool.name, part);
 }
@@ -77,7 +77,7 @@ bool is_known(std::span<const std::int32_t> pages, const Places& place) {
   return true;
 }
 
-// Groups that span several pages each.
+// Quantization groups that span several pages each, concatenated.
 PoolSlots whole_groups(const CachePool& pool, std::int64_t group) {
   const std::int64_t page = pool.table.page_size;
   const std::int64_t together = group / page;
@@ -106,7 +106,7 @@ PoolSlots quantized_slots(const CachePool& pool, const RowFormat& format) {
   return held_slots(pool.table, pool.cu, group);
 }
 
-// Calls part(sequence, runs) for the tokens of a sequence after its last full group.
+// Calls part(sequence, runs) for a sequence's tokens after its last complete group.
 template <class Part>
 void for_each_tail(const CachePool& pool, std::int64_t group, const Part& part) {
   for (std::size_t s = 0; s < pool.sequences(); ++s) {

@@ -30,7 +30,7 @@ const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequ
   return nullptr;
 }
 
-// For latents in rows.
+// Why latents in rows are not decoded; empty where they are.
 std::string why_no_cache(const JobInput& input, const KernelRequest& request, KernelScope scope) {
   std::string_view attends;
   try {

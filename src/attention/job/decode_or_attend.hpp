@@ -18,7 +18,7 @@ namespace ringattn {
 // decodes them, or only kernels of another backend do. Empty for every other input.
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelScope scope);
 
-// The input, or its rows if it can't be decoded: for inputs that the caller did not request to decode.
+// Returns the input, or its rows where it can't be decoded. For inputs that the user did not ask to have decoded.
 JobInput decode_or_attend(JobInput input, const KernelRequest& request, KernelScope scope);
 // The same for ranks, which go one way: rows where any of them can't decode. Collective.
 JobInput decode_or_attend(JobInput input, const KernelRequest& request, const Collective& collective);

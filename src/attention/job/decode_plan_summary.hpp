@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory, time and traffic of a decode step on a number of ranks, from the job. No ranks, no devices.
+// What a decode step needs and transfers on a number of ranks, computed only from the job: no ranks, no devices.
 #pragma once
 
 #include <cstddef>

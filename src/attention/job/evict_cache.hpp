@@ -16,7 +16,7 @@ void check_eviction(const Eviction& eviction, const InputRequest& input, const N
 // Bytes of host memory that evict() takes at the most, with the rows of both tensors.
 double eviction_bytes(const Eviction& eviction, double ratio, const CacheRows& cache);
 
-// Default share of the tokens that is evicted.
+// The default share of tokens that are evicted.
 inline constexpr double kDefaultEviction = 0.5;
 
 // Leaves kept_tokens() of each sequence's tokens, those that the eviction chooses, and adds k_positions and k_lengths

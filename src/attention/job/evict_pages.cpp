@@ -23,7 +23,7 @@ void check_pool(const CachePool& pool) {
   pool.source.shard->check_unchanged();
 }
 
-// All rows of the sequences, contiguous.
+// All rows of the sequences, concatenated.
 std::vector<std::byte> rows_of(const CachePool& pool) {
   const PackedRun all{0, pool.cu.back()};
   std::vector<std::byte> rows(bytes_of(pool.shape, all.tokens()));
@@ -44,7 +44,7 @@ PageTable pages_for(std::span<const std::int64_t> lengths, std::int64_t page_siz
   return table;
 }
 
-// [sequences, max pages]; −1 after a sequence's last page.
+// [sequences, the largest number of pages of one]; −1 after a sequence's last page.
 WholeTensor block_table(const PageTable& table) {
   std::size_t columns = 1;
   for (std::size_t s = 0; s < table.sequences(); ++s) columns = std::max(columns, table.of(s).size());

@@ -35,8 +35,8 @@ struct FileJob {
   std::string output;     // empty: no file is written
   bool replace = false;   // an output file that exists
   FileMetadata metadata;  // of the output, beside what output_metadata() says
-  // For latents in rows whose queries fit a decode step: why MLA around the ring computes them. Empty: they are
-  // decoded, over a cache that is made from the rows.
+  // MLA only, for latents in rows that could be a decode step: why they are computed around the ring. Empty: they are
+  // decoded, over a cache that is made of the rows.
   std::string not_decoded_reason;
 };
 
@@ -61,7 +61,8 @@ class PreparedFileJob {
   // kernel, plan, memory. Caches and latents in rows that no kernel decodes are computed as rows (decode_or_attend()).
   // Reads samples of the rows. Throws kFile, and what JobInput and the ops throw.
   PreparedFileJob(FileJob job, Transport& transport, Options options);
-  // For an open input on which the ranks have agreed; writes nothing. `heads_at_a_time`: for latents (MlaOptions).
+  // For an input that the caller has opened, on which the ranks have agreed; nothing is written. `heads_at_a_time` is
+  // MlaOptions' and is used only for MLA.
   PreparedFileJob(JobInput input, Transport& transport, Options options, int heads_at_a_time = 0);
 
   const JobInput& input() const { return *input_; }
@@ -71,13 +72,13 @@ class PreparedFileJob {
   Decode& decode() { return mla_decode_ ? mla_decode_->in_latent() : *decode_; }
   MlaDecode& latent_decode() { return *mla_decode_; }
   Mla& latent() { return *latent_; }
-  // Of decode(), with the memory that its budget has to hold.
+  // Plan of decode(), with the memory that its budget has to hold.
   const DecodePlanSummary& step() const { return *step_; }
 
-  // Of attention() or latent().
+  // Kernel, plan and layout of attention() or latent().
   RingOp ring() { return latent_ ? ring_op(*latent_) : ring_op(*attention_); }
 
-  // Accessors of whichever op is prepared.
+  // Whatever the op: backend and kernel.
   Backend& backend() { return input_->decodes() ? decode().backend() : ring().backend; }
   const KernelEntry& kernel() {
     if (input_->decodes()) return *decode().kernel().row;

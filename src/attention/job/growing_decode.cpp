@@ -26,7 +26,7 @@ View every(View all, std::int64_t first, std::int64_t rows) {
   return all;
 }
 
-// Nobody has looked at the tables of these steps: on a device, it does.
+// The tables of these steps were not checked before: on a device, the step checks them.
 DecodeOptions checking_options(const Options& options) {
   DecodeOptions decoding = decode_options(options);
   decoding.check_tables = true;
@@ -80,7 +80,7 @@ DecodeJob GrowingDecode::job_of(const Options& options, Transport& world) const 
   return job;
 }
 
-// Loads queries and new tokens, sequence by sequence, and allocates the results.
+// Loads the rows' queries and the new keys and values, sequence by sequence, and allocates the results.
 void GrowingDecode::load() {
   const AttentionSpec& spec = input_.job().spec;
   Backend& backend = decode().backend();
@@ -120,7 +120,7 @@ void GrowingDecode::load() {
   await(backend, collective_.timeouts());
 }
 
-// The block masks of the first step, then of the second, and so on.
+// Loads the block masks of the first step, then those of the second, and so on.
 void GrowingDecode::load_block_mask(const Job& whole, std::span<const std::int64_t> numbers) {
   std::vector<MaskedStep> steps;
   for (std::int64_t row = 0; row < rows_; ++row) {

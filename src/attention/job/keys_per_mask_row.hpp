@@ -15,7 +15,7 @@ namespace ringattn {
 // its rows are no step by them (why_not_decodable()).
 std::vector<std::int64_t> keys_per_mask_row(const Job& job);
 
-// Number of keys that rank `rank` attends to, over its K/V heads, from the result of keys_per_mask_row().
+// The keys of all K/V heads that rank `rank` attends to. `listed`: result of keys_per_mask_row().
 std::int64_t attended_keys(const std::vector<std::int64_t>& listed, const Job& job, const DecodeDeal& deal, int rank);
 
 }  // namespace ringattn

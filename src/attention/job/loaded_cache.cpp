@@ -31,7 +31,7 @@ std::size_t pool_bytes(const RowFormat& format, const RowShape& shape, std::int6
   return bytes;
 }
 
-// Omits the last `count` keys of each sequence. `cu_k`: [sequences + 1] cumulative lengths.
+// Leaves out the last `count` keys of each sequence. `cu_k`: token at which each sequence begins, then the total.
 void hold_back(std::vector<CachedKeyRun>& held, std::span<const std::int64_t> cu_k, std::int64_t count) {
   for (CachedKeyRun& run : held) {
     const std::int64_t end = *std::upper_bound(cu_k.begin(), cu_k.end(), run.keys.begin);  // of its sequence
@@ -289,8 +289,8 @@ MutableCacheView LoadedCache::view(const CachedTensor& part, const Buffer& pool)
   MutableCacheView view = make(pool.data(), shape.dtype, rank_cache_.pages, rank_cache_.page_size,
                                static_cast<int>(shape.heads), static_cast<int>(shape.dim));
   if (rank_cache_.columns == 0) {
-    // A step skips the caches of all sequences before the rank's own (rank_step()). They are not loaded, so the view
-    // begins before the pool at addresses that are not read.
+    // A step skips the caches of all sequences before the rank's own (rank_step()). They are not here, so the view
+    // begins that far before the pool. Nothing is read there.
     const std::int64_t skipped =
         rank_cache_.first_sequence * view.page_stride * static_cast<std::int64_t>(size_of(shape.dtype));
     view.data = reinterpret_cast<void*>(reinterpret_cast<std::intptr_t>(pool.data()) - skipped);

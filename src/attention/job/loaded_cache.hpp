@@ -19,8 +19,8 @@
 
 namespace ringattn {
 
-// K and V of one cache, in the kernel's memory; for compressed caches their streams, one after the other. For latents
-// `k` has the rows [c, k_r], whose first columns are the values, and `v` is empty.
+// K and V of one cache, in the kernel's memory; a compressed cache has its streams, concatenated. For MLA `k` holds the
+// rows [c, k_r], whose first elements are the values, and `v` is empty.
 struct CachePools {
   Buffer k;
   Buffer v;

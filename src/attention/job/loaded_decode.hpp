@@ -32,7 +32,7 @@ class LoadedDecode {
   // Begins on all ranks at once and returns when all are done.
   RunStats run();
   // Runs `count` consecutive steps, over the caches in turn, and returns the seconds of one. On one GPU they are a
-  // graph.
+  // graph that is launched.
   double run_many(int count);
   // The rows of the last step, in host memory. Ends the object's use.
   RankResult fetch(const RunStats& stats);

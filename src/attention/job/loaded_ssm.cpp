@@ -70,7 +70,7 @@ TensorView LoadedSsm::load_rows(SsmTensorKind which, std::int64_t before, std::i
   return rows;
 }
 
-// The rows of several tensors, joined for each token.
+// Concatenates rows of several tensors token by token.
 TensorView LoadedSsm::side_by_side(std::span<const SsmTensorKind> all,
                                    const std::function<TensorView(SsmTensorKind)>& load) {
   Backend& backend = ssm_.backend();

@@ -30,8 +30,8 @@ struct SsmRankResult {
   std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
 
   TensorView y_view(const SsmSpec& spec) const;
-  // The data that sequences pass on: states, [sequences, heads, head_dim · state_dim], or for a convolution only halos,
-  // [sequences, channels, width − 1].
+  // What sequences carry on: their states, [sequences, heads, head_dim · state_dim], or for only a convolution their
+  // halos, [sequences, channels, width − 1].
   TensorView carried_view(const SsmJob& job) const;
   SsmResultView result_view(const SsmJob& job) const;
   Buffer& carried(const SsmJob& job) { return job.conv1d_only ? halos : states; }

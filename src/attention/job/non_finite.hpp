@@ -17,7 +17,7 @@ struct NonFinite {
   std::int64_t total() const { return q + k + v; }
 };
 
-// For rows in host memory whose dims are contiguous.
+// Counts NaN and infinite values of rows in host memory whose dims are contiguous.
 std::int64_t count_non_finite(const TensorView& view);
 
 }  // namespace ringattn

@@ -40,8 +40,8 @@ class PoolSlots {
 // Where the token that is the n-th of these runs lies.
 std::int64_t slot_at(std::span<const PackedRun> runs, std::int64_t n);
 
-// Tokens that sequences hold, each once, ascending. `cu`: cumulative key lengths, [sequences + 1]. `group`: only tokens
-// in full groups of `group` tokens of each sequence; a page holds whole groups.
+// Slots of the tokens that sequences hold, each once, ascending. `cu`: of keys, [sequences + 1]. `group`: takes only
+// the tokens of each sequence's full groups of that many tokens; a page holds whole groups.
 PoolSlots held_slots(const PageTable& table, std::span<const std::int64_t> cu, std::int64_t group = 1);
 
 }  // namespace ringattn

@@ -40,9 +40,9 @@ struct RankCache {
 // The decode spec of `input`, which must be decodes(); for latents the absorbed form, with values in keys.
 DecodeSpec decode_spec(const JobInput& input);
 
-// The same with the cache in the format of the input, if a kernel of this row reads it: the bits are equal, and the
-// cache is smaller. Otherwise rows are decompressed when the cache is filled. So they are for several ranks with a
-// block mask, each of which would need tables of only its own heads or sequences.
+// The same with the cache as the input stores it, where a kernel of this row reads that: the bits are the same, and the
+// cache is smaller. Else rows are decompressed as the cache is filled. So they are for several ranks with block_mask,
+// because each rank would need the formats' tables for only its own heads or sequences.
 DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks);
 
 // The prefixes that the sequences of a job share in its pages; none without pages.

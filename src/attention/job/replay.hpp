@@ -24,8 +24,8 @@ struct ReplayResult {
   std::optional<Difference> difference;  // the first, prefill's value left
 };
 
-// Checks that the job's rows can be decoded: no row may see a key after its own, each position has a key, and latents
-// are used in the absorbed form. Throws kUsage.
+// Checks that the job's rows can be decoded: no row may see a key after its own, each stands at a key, and latents are
+// attended to in the absorbed form. Throws kUsage.
 void check_replayable(const JobInput& input);
 
 // Checks that decode steps have the bits of a prefill by this kernel: the request must choose the kernel of the same

@@ -43,7 +43,7 @@ struct RunTimes {
   double exposed_comm_seconds = 0.0;
 };
 
-// The maximum over all ranks of each value. Collective, as are all functions below.
+// For each value, its maximum over all ranks. Collective, as are all functions below.
 std::vector<double> slowest(const Collective& collective, const std::vector<double>& mine);
 
 // As many samples as are asked for, else at least ten, and half a second of them. `seconds`: of one.
@@ -61,9 +61,8 @@ std::vector<Samples> sample_runs(const Collective& collective, const SampleReque
 // `last`: of the last scan.
 Samples sample_ssm(const Collective& collective, const SampleRequest& request, LoadedSsm& loaded, SsmStats& last);
 
-// Samples of decode: each is `steps` consecutive steps over `caches` copies of the cache. On a device the copies are so
-// large together that no step finds its keys in the L2 cache, as between the layers of a model. Hosts run one step on
-// one cache.
+// Decode: a sample is `steps` consecutive steps over `caches` copies of the cache. On a device there are enough copies
+// that no step finds its keys in L2, as between the layers of a model. Hosts take one step of one cache.
 struct DecodeSample {
   int caches = 1;
   int steps = 1;

@@ -93,7 +93,7 @@ class Runner {
     return earliest(collective_, mine);
   }
 
-  // Number of blocks of the last shape that this rank took part in.
+  // KV blocks of the last shape that this rank took part in.
   std::int64_t blocks() const { return blocks_; }
 
  private:

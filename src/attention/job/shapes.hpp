@@ -19,10 +19,10 @@ namespace ringattn {
 struct Shape {
   Op op = Op::kAttention;
   int ranks = 1;
-  LayoutRequest layout = {};                   // of kAttention and kLatent
-  std::int64_t block = 0;                      // of kAttention and kLatent: tokens; 0: the plan's own
+  LayoutRequest layout = {};                   // of kAttention and kMla
+  std::int64_t block = 0;                      // of kAttention and kMla: tokens; 0: the plan's own
   std::optional<std::int64_t> page_size = {};  // of kDecode; 0: no pages; absent: as the input has them
-  int heads_at_a_time = 0;                     // of kLatent, expanded; 0: the default of Mla
+  int heads_at_a_time = 0;                     // of kMla, expanded; 0: the op class's own
 };
 
 // Sizes of worlds, and what is held fixed in every shape; the rest is varied.

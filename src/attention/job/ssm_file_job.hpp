@@ -48,7 +48,7 @@ class PreparedSsm {
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares: kernel,
   // agreement, memory. Reads samples of the rows. Throws kFile, and what SsmInput and Ssm throw.
   PreparedSsm(SsmFileJob job, Transport& transport, SsmOptions options);
-  // For an input on which the ranks have agreed; writes nothing.
+  // For an input on which the ranks have agreed; nothing is written.
   PreparedSsm(SsmInput input, Transport& transport, SsmOptions options);
 
   const SsmInput& input() const { return *input_; }

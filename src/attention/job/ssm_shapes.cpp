@@ -35,7 +35,7 @@ std::int64_t super_segments(std::span<const std::int64_t> lengths) {
   return count;
 }
 
-// Where sequences are cut: after half of their super-segments, or at their end if they have only one.
+// Where sequences are cut: after half of their super-segments, or at their end where they have only one.
 std::vector<std::int64_t> cuts_of(std::span<const std::int64_t> lengths) {
   std::vector<std::int64_t> cuts;
   for (const std::int64_t length : lengths) {

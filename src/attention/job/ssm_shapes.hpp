@@ -18,8 +18,8 @@ namespace ringattn {
 struct SsmShape {
   int ranks = 1;
   bool in_turn = false;  // ranks have super-segments in turn, else neighbouring ones
-  // Long sequences are scanned up to a super-segment in their middle, and then continued from the final states, or for
-  // a convolution only from the last tokens.
+  // Long sequences are scanned up to a super-segment in their middle, and then from the final states of that; with only
+  // a convolution they continue from the last tokens.
   bool resumed = false;
 };
 

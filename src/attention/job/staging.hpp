@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies rows between host code (files, digests) and the memory of a backend, and allocates memory there. Host memory
-// is used directly. Device rows go through two pinned buffers: the host fills or empties one while the other is copied.
+// Copies rows between host code (files, digests) and the memory of a backend, and allocates them there. Host memory is
+// used in place. A device's rows go through two pinned buffers: one is filled or emptied by the host while the other is
+// copied.
 #pragma once
 
 #include <cstddef>
