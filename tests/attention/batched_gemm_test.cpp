@@ -39,7 +39,7 @@ class BatchedGemms : public ::testing::TestWithParam<BatchedGemmRow> {
     return {{spec, heads}, {{std::string(row.backend), std::string(row.name)}, threads, 0}};
   }
 
-  // Of both products around a latent, and of dims that no tile divides; in what the kernel has of the dtypes.
+  // Both GEMMs around a latent, and dims that no tile divides, for each dtype that the kernel supports.
   static std::vector<BatchedGemmSpec> specs() {
     std::vector<BatchedGemmSpec> able;
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {

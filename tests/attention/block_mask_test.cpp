@@ -99,7 +99,7 @@ TEST(BlockMaskJobs, OfSeveralKvSplits) {
   }
 }
 
-// A block of the layout that nobody's list names stays where it is.
+// A KV block of the layout that no row's block mask names isn't sent.
 TEST(BlockMaskJobs, NothingIsSentThatNoBlockMaskNames) {
   const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 64, {-1, 0});
   const Job job = with_block_mask({spec, {{4096, 4096, 0}}}, kShape, window_blocks(kShape, 0));
@@ -115,8 +115,8 @@ TEST(BlockMaskJobs, NothingIsSentThatNoBlockMaskNames) {
       const Plan own = summarize_plan(job, options, *kernel, Route::kDirect, world, rank).plan;
       EXPECT_EQ(own.bytes_sent() + own.bytes_received(), 0) << "rank " << rank << " of " << world;
       flops += own.flops();
-      // The first block's owner alone sends, to everyone.
-      const PlanSummary shared = summarize_plan(global, options, *kernel, Route::kDirect, world, rank);
+      // Only the first block's owner sends, to everyone.
+      const PlanSummary shared = forecast(global, options, *kernel, Route::kDirect, world, rank);
       const int owner = shared.layout().keys.owners().front().owner;
       EXPECT_EQ(shared.plan.bytes_received(), rank == owner ? 0 : 128 * kv_token_bytes(spec));
     }

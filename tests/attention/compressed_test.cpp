@@ -123,7 +123,7 @@ TEST_P(Compressed, StripesThatCutGroupsAndStridedRows) {
   expect_same(options, 5, "shuffled", 0, {Route::kChain, 1, std::chrono::microseconds(300)});
 }
 
-// Of a cache that has lost tokens: rows of heads are those of different tokens, and are coded as any other.
+// A cache with evicted tokens: rows of different heads are of different tokens, and are quantized as any other.
 TEST_P(Compressed, TokensThatAreLeft) {
   const Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), {{170, 200, 150}, {60, 150, 40}, {9, 33, 3}}};
   for (const int heads : {1, 2}) {
@@ -154,7 +154,7 @@ TEST_P(Compressed, InPages) {
   }
 }
 
-// Blocks that nobody lists are neither sent nor decompressed; those that are listed have the bits of plain rows.
+// KV blocks outside the block mask are neither sent nor decompressed; those in it have the bits of plain rows.
 TEST_P(Compressed, WithABlockMask) {
   for (const auto& [heads, mask] : {std::pair{1, Mask{-1, 0}}, {2, Mask{-1, -1}}, {4, Mask{300, 0}}}) {
     Job job{make_spec(Dtype::kBf16, 4, 2, 64, mask),
@@ -282,7 +282,7 @@ TEST(CompressedPlan, ABudgetHoldsTheRowsOfABlock) {
   }
 }
 
-// A budget that a refusal names is enough, and has the bits of one that has room for everything.
+// A budget that a refusal names is enough, and gives the bits of a job with unlimited memory.
 TEST(CompressedPlan, WhatARefusalNamesIsEnough) {
   for (const int world : {1, 3}) {
     for (const std::int64_t block : {0, 1024}) {

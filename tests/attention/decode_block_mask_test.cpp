@@ -95,7 +95,7 @@ void expect_same_on_ranks(const AttentionSpec& spec, const std::vector<std::int6
         for (std::int64_t s = 0; s < sequences; ++s) {
           if (s >= kept.first && s < kept.end()) continue;
           for (std::int64_t i = 0; i < rank.table_pages; ++i) {
-            rank.table[static_cast<std::size_t>(s * rank.table_pages + i)] = -5;  // nobody follows it
+            rank.table[static_cast<std::size_t>(s * rank.table_pages + i)] = -5;  // never followed
           }
           if (best == 0) rank.list_counts[static_cast<std::size_t>(own_lists * s)] = -9;
         }
@@ -118,7 +118,8 @@ void expect_same_on_ranks(const AttentionSpec& spec, const std::vector<std::int6
   }
 }
 
-// Two and four ranks deal the two K/V heads, four the five sequences, too, and odd numbers of ranks these alone.
+// Two and four ranks share the two K/V heads, four ranks also share the five sequences, and odd numbers share only
+// sequences.
 TEST(DecodeWithBlockMask, OnSeveralRanks) {
   AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
   const std::vector<std::int64_t> lengths = {9 * kBlock + 3, 5 * kBlock, 40, 20 * kBlock + 70, 7 * kBlock + 1};

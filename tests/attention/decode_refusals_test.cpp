@@ -132,7 +132,7 @@ struct BadTable {
   std::vector<std::string> message;
 };
 
-// Of sequences of 300, 200, 500 and 90 keys in pages of 16, of which the rank with group 0 has all.
+// Bad tables of sequences of 300, 200, 500 and 90 keys in pages of 16, all on the rank with KV split 0.
 std::vector<BadTable> bad_tables() {
   const auto entry = [](DecodeRank& rank, std::size_t sequence, std::size_t place) -> std::int32_t& {
     return rank.table[sequence * static_cast<std::size_t>(rank.table_pages) + place];
@@ -187,7 +187,7 @@ TEST_P(BadTables, AreRefusedBeforeAnythingIsChanged) {
       const std::int64_t stride = rank.table_pages;
       rank.fill({299, 199, 499, 89});
       rank.load({300, 200, 500, 90}, 1);
-      if (world.rank() == 0) bad.spoil(rank);  // one rank's alone
+      if (world.rank() == 0) bad.spoil(rank);  // on one rank only
       rank.upload();
       DecodeInputs inputs = rank.inputs(true, true);
       if (inputs.block_table.pages != nullptr) inputs.block_table.stride = stride;
@@ -247,7 +247,7 @@ TEST(DecodeRefusals, SharedPrefixes) {
   expect_message(error_of([&] { Decode(dense, *self, on_cpu()); }), ErrorCode::kUsage, {"5 shared prefixes"});
 }
 
-// A rank's cache of one more sequence than it has room for: its share alone counts.
+// A rank's cache is too short for the keys of one sequence. Only the rank's own share counts.
 TEST(DecodeRefusals, ADenseCacheThatIsTooShort) {
   const Job job = small_job({2 * kGroup + 10, 5}, 1);
   run_threads_world(2, {}, [&](Transport& world) {

@@ -146,7 +146,7 @@ TEST_P(DecodeWorld, SharedPrefixPages) {
   }
 }
 
-// The step is told of the prefixes that sequences share, and rows join the caches behind them.
+// The step is told of the prefixes that sequences share, and rows are appended to the caches after them.
 TEST_P(DecodeWorld, SharedPrefixes) {
   const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
   const Job job = job_of(spec, {2 * kGroup + 600, kGroup + 90, 2 * kGroup + 530, 300, kGroup + 80}, 3);
@@ -173,8 +173,8 @@ TEST_P(DecodeWorld, SharedPrefixes) {
   });
 }
 
-// Token by token, each step with rows that weren't in the cache, over edges of tiles and groups; nothing is waited for
-// between steps whose results nobody reads.
+// Token by token, each step with rows that weren't in the cache, over edges of tiles and KV splits. The test doesn't
+// wait between steps whose results it doesn't read.
 TEST_P(DecodeWorld, GrowsTokenByToken) {
   constexpr std::int64_t kSteps = 300;
   for (const Mask& mask : {Mask{-1, 0}, Mask{200, 0}}) {

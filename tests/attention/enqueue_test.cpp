@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs that are enqueued one behind the other are the runs that they would be one by one, in any world.
+// Runs that are enqueued consecutively give the same bits as runs that are waited for one by one, in any world.
 #include <gtest/gtest.h>
 
 #include <algorithm>

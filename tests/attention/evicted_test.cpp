@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over a cache that has lost tokens: each row of a head has, by memcmp, what plain attention over that head's
-// kept tokens alone gives, of which it sees those that the mask lets through at their positions; the same on any number
-// of ranks, in chunks, and decoded; fp64 of the whole cache with the others masked agrees.
+// Attention over a cache with evicted tokens: each row of a head equals, by memcmp, plain attention over only that
+// head's kept tokens, of which it sees those that the mask lets through at their positions. The same holds on any
+// number of ranks, in chunks, and decoded. fp64 of the whole cache with the others masked agrees.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ void expect_same_everywhere(const Job& job, const JobTensors& tensors, const Job
 TEST(EvictedJobs, AreAttentionOverTheKeptTokens) {
   std::uint64_t seed = 1;
   for (const Job& whole : jobs()) {
-    // Of few tokens some queries see none, between others that see one.
+    // With few tokens some queries see none, between others that see one.
     for (const auto& [heads, ratio] : {std::pair{1, 0.4}, {whole.spec.kv_heads, 0.4}, {whole.spec.kv_heads, 0.95}}) {
       const Evicted evicted(whole, ratio, heads, ++seed);
       const Job job = evicted.placed();

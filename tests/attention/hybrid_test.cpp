@@ -97,7 +97,7 @@ TEST(Reshards, OfOtherTokensRanksOrBytesAreRefused) {
     return error_of([&] { Reshard(from, to, bytes, *transport, *backend); }).code();
   };
   EXPECT_EQ(refused(here, more, 8), ErrorCode::kUsage);
-  // Of as many tokens, too, it says what differs.
+  // Where both layouts have the same number of tokens, the message says what differs.
   const auto told = [&](const Layout& from, const Layout& to) {
     return std::string(error_of([&] { Reshard(from, to, 8, *transport, *backend); }).what());
   };

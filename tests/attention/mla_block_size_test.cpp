@@ -30,7 +30,7 @@ MlaJob causal_job(std::int64_t tokens, MlaForm form, int heads, const RowFormat&
   return {spec, uniform_batch(1, tokens, tokens), form, format};
 }
 
-// Rooms as the CPU's kernels have them.
+// Chooses block sizes as a job with the CPU's kernels does.
 class Rooms {
  public:
   explicit Rooms(const MlaJob& job) : job_(job) {
@@ -80,7 +80,7 @@ TEST(MlaBlockSize, HeadsDivideAndFit) {
   EXPECT_EQ(error_of([&] { rooms.room(options, -1, 1); }).code(), ErrorCode::kUsage);
 }
 
-// A larger budget never makes a smaller room.
+// A larger budget never gives smaller blocks.
 TEST(MlaBlockSize, GrowsWithTheBudget) {
   for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {
     const MlaJob job = causal_job(100'000, form, 16);
@@ -150,7 +150,7 @@ TEST(MlaBudget, WhatARefusalNamesIsEnough) {
   }
 }
 
-// The bits of a job that has as little room as it can have are those of one that has all.
+// A job with the smallest possible blocks has the bits of one with unlimited memory.
 TEST(MlaBudget, ChangesNoBit) {
   const MlaJob job = [] {
     MlaJob small = causal_job(700, MlaForm::kExpanded, 4);

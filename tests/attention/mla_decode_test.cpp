@@ -158,7 +158,7 @@ TEST(MlaDecode, GemmsOfTheCallerHaveTheSameBits) {
   EXPECT_EQ(outputs_from_latent(spec, step(absorbed, {}, {}), tensors.w_uv, "cpu"), whole);
   EXPECT_EQ(outputs_from_latent(spec, step(tensors.q, w_uk, {}), tensors.w_uv, "cpu"), whole);
 
-  // A job that says so has no room for products, and no kernel of them.
+  // Where queries and O are in the latent, the step has no memory for GEMMs, and no GEMM kernel.
   MlaSpec told = spec;
   told.head_dim = told.head_dim_v = spec.latent_dim;
   told.q_in_latent = told.out_in_latent = true;

@@ -39,7 +39,7 @@ class Fp8Latents : public ::testing::TestWithParam<MlaForm> {
     MlaTensors tensors = with_fp8_latents(spec, random_mla_tensors(plain, 7));
     spoil(tensors);
     const JobResult reference = run_mla_job(plain, on_the_cpu(), tensors, 1);
-    tensors.latent.assign(tensors.latent.size(), std::byte{0xff});  // nobody reads them
+    tensors.latent.assign(tensors.latent.size(), std::byte{0xff});  // never read
     tensors.k_rope.assign(tensors.k_rope.size(), std::byte{0xff});
     for (const int world : {1, 2, 3, 5}) {
       for (const std::int64_t block : {0, 256}) {

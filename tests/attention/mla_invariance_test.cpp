@@ -202,7 +202,7 @@ TEST(MlaOutside, QueriesAndOutputsInTheLatent) {
   }
 }
 
-// Layers that are enqueued one behind the other share a workspace, and are what they are one by one.
+// Layers that are enqueued consecutively share a workspace, and give the bits that they give one by one.
 TEST(MlaLayers, OneBehindTheOther) {
   constexpr int kLayers = 3;
   for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {

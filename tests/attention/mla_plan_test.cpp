@@ -49,7 +49,7 @@ TEST(MlaCost, OfDeepSeeksDims) {
   EXPECT_EQ(mla_weight_bytes(spec), 128 * 256 * 512 * 2);
 }
 
-// What the caller multiplies is nobody else's memory or work.
+// GEMMs that the caller computes cost the plan no memory and no work.
 TEST(MlaCost, OfQueriesAndOutputsInTheLatent) {
   MlaSpec spec = deepseek({}).spec;
   spec.q_in_latent = true;
@@ -205,7 +205,7 @@ TEST(MlaKernelSelection, HasGemmsOnTheBackendOfAttention) {
   EXPECT_EQ(choose_mla_kernels(spec, MlaForm::kExpanded, {}, KernelScope::kAnyMachine).keys->backend, "cuda");
 }
 
-// A job whose products are the caller's has no room for them: neither rows nor matrices.
+// A job whose GEMMs the caller computes has no memory for them: neither rows nor matrices.
 TEST(MlaPlan, HasNoMemoryForGemmsOfTheCaller) {
   const auto self = make_self_transport();
   MlaJob job = narrow_job(300, MlaForm::kAbsorbed);

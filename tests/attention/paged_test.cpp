@@ -50,7 +50,7 @@ std::vector<Job> jobs() {
   return {{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, 1531, 1531)},
           {make_spec(Dtype::kF32, 2, 1, 16, {-1, -1}, 24), ragged},
           {everything, ragged},
-          {make_spec(Dtype::kBf16, 2, 2, 32, {-1, 0}), uniform_batch(2, 33, 1400)},  // behind a cached prefix
+          {make_spec(Dtype::kBf16, 2, 2, 32, {-1, 0}), uniform_batch(2, 33, 1400)},  // after a cached prefix
           with_random_positions({everything, ragged}, 2, 5)};
 }
 
@@ -78,7 +78,7 @@ TEST(PagedAttention, InSeveralBlocksOnOneRank) {
   }
 }
 
-// A prompt in chunks: each is a job whose queries stand behind those of the chunks before, over one growing cache.
+// A prompt in chunks: each is a job whose queries follow those of the chunks before, over one growing cache.
 TEST(PagedAttention, ChunkAfterChunkOverOneCache) {
   constexpr std::int64_t kTokens = 700;
   const Job whole{make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0}), uniform_batch(1, kTokens, kTokens)};

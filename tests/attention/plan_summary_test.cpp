@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a process share what their plans have in common, and nothing else: whatever is asked for differently has
-// plans of its own, those that it would have if nobody had asked before.
+// The ranks of a process share what their plans have in common, and nothing else. A request that differs gets plans of
+// its own, the same as without earlier requests.
 #include "attention/plan_summary.hpp"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ std::shared_ptr<const BlockMask> some_lists(std::int32_t block) {
                                      std::vector<std::int64_t>{0, 1, 2}, std::vector<std::int32_t>{block, 0});
 }
 
-// Of kernels whose needs are linear.
+// Needs of kernels whose memory grows linearly.
 Asked asked() {
   Asked all;
   all.job.work = {{{{2000, 2000, 0}, {900, 900, 0}}}, {-1, 0}, {{"k", 256}, {"v", 256}}, 1000.0};

@@ -200,7 +200,7 @@ TEST(SsmRefusals, RunsThatCutASuperSegment) {
   EXPECT_EQ(refused, 2);
 }
 
-// A rank that passes wrong tensors alone: all of them hear of it, and the object stays of use.
+// Only one rank passes wrong tensors: all ranks throw, and the object stays usable.
 TEST(SsmRefusals, TensorsOfTheWrongShape) {
   const SsmCase given = make_ssm_case(small_ssm(2, false), {kSuper + 100, 30}, false, 8);
   std::atomic<int> refused = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank in the middle hands on the states of a range as soon as they have arrived, while its kernel works on other
-// ranges, and carries each of them once, behind what it needs.
+// ranges, and hands on each of them once, after what it depends on.
 #include "attention/state_relay.hpp"
 
 #include <fmt/format.h>

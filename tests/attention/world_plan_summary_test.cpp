@@ -83,7 +83,7 @@ TEST_F(WorldPlanSummaries, BlocksFollowEachOtherAndAddUp) {
   EXPECT_EQ(bytes, all.bytes_received);
 }
 
-// Of two ranks, the one with the second half of a causal sequence has three quarters of its pairs.
+// With two ranks, the one with the second half of a causal sequence has three quarters of its pairs.
 TEST_F(WorldPlanSummaries, BalanceIsTheMostOverTheMean) {
   options_.layout.kind = LayoutKind::kContiguous;
   const Job job{job_.spec, uniform_batch(1, 8192, 8192)};

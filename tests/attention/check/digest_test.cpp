@@ -49,7 +49,7 @@ std::vector<std::byte> random_bytes(std::size_t count, std::mt19937_64& random) 
   return bytes;
 }
 
-// Each rank's digest of its rows of `packed`; they must agree. `padding` elements lie behind each row's heads.
+// Each rank's digest of its rows of `packed`; they must agree. `padding` elements follow each row's heads.
 std::string shared_digest(const std::vector<std::byte>& packed, Dtype dtype, std::int64_t heads, std::int64_t dim,
                           const std::vector<std::vector<PackedRun>>& ranks, std::int64_t tokens,
                           std::int64_t padding = 0) {

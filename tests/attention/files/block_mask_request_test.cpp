@@ -131,7 +131,7 @@ TEST(BlockMaskRequest, Files) {
   EXPECT_EQ(error_of([&] { asked(folder.file("none.safetensors")); }).code(), ErrorCode::kFile);
 }
 
-// Nobody asks for rows, and nothing is made, where there is no room.
+// Where memory is too small, the mask is refused before rows are read or a mask is built.
 TEST(BlockMaskRequest, BlockMasksThatDontFitAreRefusedFirst) {
   for (const std::string request : {"topk:3", "all", "window:100+heads:each"}) {
     const Error error = error_of([&] { requested_block_mask({request, nullptr, "", 100}, small_job(), kNoRows); });

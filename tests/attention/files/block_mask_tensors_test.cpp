@@ -64,7 +64,7 @@ NamedTensors rows_of(const BlockMask& block_mask, bool wide_begins, bool wide_bl
           {"block_indices", integers({block_mask.indices().begin(), block_mask.indices().end()}, wide_blocks)}};
 }
 
-// Of sequences with equal numbers of blocks.
+// A dense boolean mask. All sequences must have the same number of blocks.
 NamedTensors mask_of(const BlockMask& block_mask) {
   const auto sequences = static_cast<std::int64_t>(block_mask.sequences().size());
   const TileRange rows = block_mask.query_blocks(0);

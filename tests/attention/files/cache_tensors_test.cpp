@@ -310,7 +310,7 @@ TEST(CacheTensors, AreRefusedWithTheTensorsName) {
   }
 }
 
-// Entries behind a sequence's last page are nobody's business.
+// Table entries after a sequence's last page are never read.
 TEST(CacheTensors, TablesHoldAnythingBehindASequencesEnd) {
   const TemporaryFolder folder;
   NamedTensors tensors = cache_tensors(CacheShape());

@@ -35,7 +35,7 @@ RowGrid grid_of(AxisOrder order, std::int64_t batch, std::int64_t length, std::i
   return grid;
 }
 
-// Rows [tokens, heads, dim] of a rank, with `padding` elements behind each token.
+// Rows [tokens, heads, dim] of a rank, with `padding` elements after each token.
 struct Rows {
   Rows(std::span<const PackedRun> runs, const RowGrid& grid, std::int64_t gap)
       : padding(gap),

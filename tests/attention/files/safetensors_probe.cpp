@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our reader and writer as a program, for comparison with the reference library (safetensors_reference_test.py):
-//   check        reads files from stdin, each behind 8 bytes of length; prints "accept" or "reject MESSAGE" for each
+//   check        reads files from stdin, each after 8 bytes of length; prints "accept" or "reject MESSAGE" for each
 //   dump FILE    prints each tensor as "NAME DTYPE SHAPE HEX"
 //   write FILE   writes a tensor of every dtype, with bytes 0, 1, 2, …
 #include <fmt/format.h>

@@ -219,8 +219,8 @@ TEST(SsmTensors, UnderNamesThatArentReadAreRefused) {
       {"initial_states", "ssm_state", "Say which it is"},
       {"initial_states", "ssm_states", "Say which it is", true},
       {"conv1d_bias", "conv_states", "are `conv_state`"},
-      {"dt", "steps", "without dt it is a convolution alone"},  // with conv1d_weight it would be a convolution alone
-      {"u", "x", "x is [tokens, heads, head_dim]", true},       // x and conv1d_weight, but no convolution alone
+      {"dt", "steps", "without dt it is a convolution alone"},  // with conv1d_weight it would be only a convolution
+      {"u", "x", "x is [tokens, heads, head_dim]", true},       // x and conv1d_weight, but not only a convolution
   };
   for (const Unread& unread : cases) {
     SCOPED_TRACE(unread.to);

@@ -65,7 +65,7 @@ TEST_P(CompressedPages, AreThePagesThatDecompressionGives) {
   for (const bool head_major : {false, true}) {
     CacheShape shape;
     const std::int64_t page_size = head_major ? 128 : 16;
-    // Over the end of a group of 8,192 keys, at it, and in front of the first.
+    // Over the end of a quantization group of 8,192 keys, at it, and before the first.
     shape.lengths = codes ? std::vector<std::int64_t>{9000, 65, 8192, 31} : std::vector<std::int64_t>{300, 65, 128, 31};
     shape.q_lens = {2, 2, 2, 2};
     shape.head_dim = shape.head_dim_v = 64;

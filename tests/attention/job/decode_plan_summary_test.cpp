@@ -123,7 +123,7 @@ TEST(DecodePlanSummaries, DealTheKernelsKvSplits) {
   EXPECT_EQ(keys_read(SharingKernel(true, 16), 3000, window), keys_read(SharingKernel(false, 16), 3000, window));
 }
 
-// By lists ranks keep heads or sequences, and give each other results alone.
+// With a block mask, ranks keep heads or sequences, and exchange only results.
 TEST(DecodePlanSummaries, OfBlockMasks) {
   const auto summary = [](std::int64_t batch, int ranks) {
     SyntheticInput input;

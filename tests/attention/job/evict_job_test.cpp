@@ -129,8 +129,8 @@ TEST(EvictedFiles, QueriesStandWhereTheyStood) {
   EXPECT_EQ(sequences(offset), (SequenceList{{40, 20, 3}, {2, 4, 3}, {1, 32, 3}}));
   tensors["q_offset"] = long_list({5, 6, 30});
   EXPECT_EQ(sequences({}), (SequenceList{{40, 20, 5}, {2, 4, 6}, {1, 32, 30}}));
-  // Behind everything that was taken out they are moved; of the second one the first tokens alone are left. A single
-  // query that sees all keys stands at the last one, as a step's does.
+  // Queries after all evicted tokens are moved; the second sequence keeps only its first tokens. A single query that
+  // sees all keys stands at the last one, as a decode step's does.
   Numerics full;
   full.mask = {-1, -1};
   const JobInput moved(FileInput{folder.file("kept")}, full);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole jobs through the library alone: from a file to a file, on one rank and on several.
+// Whole jobs through the library without the program: from a file to a file, on one rank and on several.
 #include "attention/job/file_job.hpp"
 
 #include <gtest/gtest.h>

@@ -253,7 +253,7 @@ TEST(OneInput, RefusesAFileThatIsWrittenToWhileItIsRead) {
   EXPECT_TRUE(names(error, "has changed")) << error.what();
 }
 
-// Ranks of a process have it in memory once; whoever comes after it was replaced sees the new one.
+// Ranks of a process share one copy in memory. A rank that opens the file after it was replaced sees the new one.
 TEST(OneInput, IsOpenOnceInAProcess) {
   const testing::TemporaryFolder folder;
   const FileInput input{folder.file("input")};

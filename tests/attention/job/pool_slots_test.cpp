@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tokens of a pool become codes: each once, whoever holds it, and some at a time.
+// Which tokens of a pool are quantized: each once, however many sequences hold it, and some at a time.
 #include "attention/job/pool_slots.hpp"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ TEST(PoolSlots, AreWhatSequencesHold) {
   EXPECT_EQ(parts_of(slots, 1, &firsts),
             (std::vector<PackedRun>{{80, 96}, {96, 112}, {112, 123}, {kSlot, kSlot + 16}}));
   EXPECT_EQ(firsts, (std::vector<std::int64_t>{0, 16, 32, 43}));
-  // Full groups alone.
+  // Only full quantization groups.
   EXPECT_EQ(parts_of(held_slots(table, cu, 16), 1 << 20), (std::vector<PackedRun>{{80, 112}, {kSlot, kSlot + 16}}));
   EXPECT_EQ(held_slots(PageTable{}, std::vector<std::int64_t>{0}).tokens(), 0);
 }

@@ -35,7 +35,7 @@ TEST(ReplayKernels, OfOneNameAreCompared) {
   check_replay_kernel(*choose_kernel(absorbed, cpu).row, {absorbed, true}, cpu);
 }
 
-// A kernel that decodes alone folds no prefill's rows; the refusal says so, and names one that does both.
+// A kernel that only decodes can't compute a prefill's rows. The refusal says so, and names one that does both.
 TEST(ReplayKernels, ThatDecodeAloneAreRefused) {
   const DecodeSpec spec{absorbed_spec(deepseek()), true};
   const KernelRequest any;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scans behind their convolution, and updates of one token: in every world with the same bits, right by fp64, and what
-// a sequence leaves leads on to its next token.
+// SSM layers after their convolution, and updates of one token: the same bits in every world, right by fp64, and a
+// sequence's final state leads on to its next token.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -99,7 +99,7 @@ TEST(SsmLayers, AreTheConv1dAndTheSsm) {
                      input.conv_weight().data(), input.conv_bias().data()},
                     {dense_view(static_cast<void*>(behind.data()), spec.dtype, 777, 1, 32)});
   });
-  // The rows behind it as the file of a scan.
+  // The rows after the convolution as the file of an SSM layer.
   const TemporaryFolder folder;
   NamedTensors tensors = ssm_tensors({.lengths = {777}, .heads = 2, .head_dim = 8, .state_dim = 8});
   first = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs that nobody has waited for yet, and one that fails in the middle: it gives up what is in flight, whatever of it
-// fails, and all other ranks end at once.
+// Runs that have not been waited for yet, and one that fails in the middle: it gives up what is in flight, whatever
+// part of it fails, and all other ranks end at once.
 #include "attention/ring/enqueued_runs.hpp"
 
 #include <gtest/gtest.h>

@@ -44,7 +44,7 @@ TEST(PlanMemory, ABudgetTooSmallSaysWhatWouldFit) {
   EXPECT_EQ(refusal(plan, ErrorCode::kMemory), "");
 }
 
-// The fold state outlives a block only where another one follows or somebody wants it.
+// The attention state outlives a block only where another block follows or the caller wants the state.
 TEST(PlanMemory, OneBlockAloneKeepsNoState) {
   const Job job = causal_job(4096);
   PlanOptions options;
@@ -117,7 +117,7 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
   EXPECT_NE(answer(1, 2048, kFixed), "");
   EXPECT_NE(answer(1, 2048, kFixed + kState - 1), "");
   EXPECT_EQ(answer(1, 2048, kFixed + kState), "");
-  // Ranks that need each other's keys cut blocks as the budget has room for: with the state.
+  // Ranks that need each other's keys size their blocks to fit the budget, with the state.
   const auto two_tiles = static_cast<std::size_t>(2 * 128 * kv_token_bytes(job.spec));
   EXPECT_NE(answer(4, 0, kFixed + two_tiles), "");
   EXPECT_EQ(answer(4, 0, kFixed + kState + two_tiles), "");
@@ -132,7 +132,7 @@ TEST(PlanMemory, ABudgetCountsTheStateWhereItIsKept) {
   const std::size_t received = everything / 4 / 4 * 3;  // a rank has a quarter itself
   EXPECT_EQ(answer(4, 1024, kFixed + kState + received), "");
   EXPECT_NE(answer(4, 1024, kFixed + kState + received - 1), "");
-  // Whoever wants the state pays for it.
+  // A job that returns the state must have memory for it.
   options.state_out = true;
   EXPECT_EQ(answer(1, 0, kFixed),
             "a memory budget of 10485760 bytes a rank is too small (17825792 for shards, state and scratch, and 0 for "

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Thousands of random jobs: the plans of all ranks, run together, do exactly what the job asks.
-// A failure prints its seed; RINGATTN_TEST_SEED=<seed> with --gtest_filter=<test> replays it alone.
+// Thousands of random jobs: the plans of all ranks, run together, do exactly what the job asks. A failure prints its
+// seed; RINGATTN_TEST_SEED=<seed> with --gtest_filter=<test> replays only that one.
 #include <gtest/gtest.h>
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the plans of all ranks together, with token numbers for keys: messages, copies and tile addresses as the engine
-// would use them. Knows what a plan must do from the job alone.
+// would use them. Derives what a plan must do only from the job.
 #pragma once
 
 #include <string>

@@ -47,7 +47,7 @@ TEST(Plan, AJobOfNothingHasOneBlockOfNothing) {
   }
 }
 
-// 64k tokens on 8 ranks: every block is equal work for all, so nobody waits.
+// 64k tokens on 8 ranks: every block is equal work for all ranks, so no rank waits.
 TEST(Plan, StripedCausalIsBalancedBlockByBlock) {
   constexpr double kBlockTolerance = 0.02;
   constexpr double kTotalTolerance = 0.005;
@@ -300,7 +300,7 @@ TEST(Plan, TheTimeEstimateWithoutOverlapIsTheSum) {
   EXPECT_LT(estimate_time(plan, machine).seconds, estimate_time(plan, machine, false).seconds);
 }
 
-// Of the block sizes that jobs ask for, some cut tiles, and some are more than the job.
+// Some of these block sizes cut tiles, and some exceed the job.
 TEST(Plan, ABlockHasSomeKeysMoreThanItIsAskedFor) {
   Job job = causal_job(0);
   job.batch.sequences = {{1000, 1000, 0}, {70, 70, 0}, {2000, 2000, 0}};

@@ -76,7 +76,7 @@ TEST(RowStreams, PairsCostWhatTheWorkSays) {
 TEST(RowStreams, WorkspacesHoldEach) {
   for (const RowStreams& streams : stream_lists()) {
     const WorkspaceLayout layout = workspace_layout(streams, 100, 7, 3);
-    std::size_t at = 256;  // behind the state, aligned
+    std::size_t at = 256;  // after the state, aligned
     const auto next = [&](std::int64_t rows, const RowStream& stream) {
       const std::size_t here = at;
       at += (static_cast<std::size_t>(rows * stream.token_bytes) + 255) / 256 * 256;

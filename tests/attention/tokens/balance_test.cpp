@@ -14,7 +14,7 @@
 namespace ringattn {
 namespace {
 
-// Of the rank with the most pairs, as a part of the mean.
+// Pairs of the rank with the most pairs, divided by the mean.
 double unevenness(const Layout& queries, const QueryWork& work) {
   double most = 0.0;
   double all = 0.0;

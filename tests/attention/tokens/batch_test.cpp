@@ -79,9 +79,9 @@ TEST(CheckBatch, RefusesWhatNoMachineHolds) {
   }
 }
 
-// A layout asks for work alone, so the batch of any op can be dealt. Where every token is equal work, the long
+// A layout depends only on work, so the batch of any op can be dealt. Where every token is equal work, the long
 // sequences are too much for one rank and are dealt to both. Where nearly all the work is said to be in the short one,
-// it alone is split, and each of the others lives whole on one rank.
+// only that is split, and each of the others lives whole on one rank.
 TEST(Layouts, DealABatchByTheWorkTheyAreTold) {
   const Batch batch{{100, 100, 0}, {50, 50, 0}, {100, 100, 0}};
   const auto ranks_of = [&](const QueryWork& work) {

@@ -28,7 +28,7 @@ TEST(DecodeDeal, DealsKvSplitsWithoutABlockMask) {
   }
 }
 
-// Of equally good ways the one with fewest parts of heads: for sequences nothing has to travel.
+// Among equally good deals, the one with the fewest parts of heads is taken: dealing by sequences sends nothing.
 TEST(DecodeDeal, DealsSequencesOrHeadsWithABlockMask) {
   for (const int ranks : {1, 2, 4, 8}) {
     for (const int mask_heads : {1, 8}) {

@@ -106,7 +106,7 @@ TEST(Layout, MoreRanksThanStripesLeavesRanksEmpty) {
 }
 
 TEST(Layout, QueriesOfAnotherLengthAreDealtOnTheirOwn) {
-  // A chunk of 256 queries behind a cached prefix.
+  // A chunk of 256 queries after a cached prefix.
   const JobLayout layout = make_layout(job_of({{256, 1024, 768}}), 2, {LayoutKind::kStriped, 128}, 1, kKeyTile);
   EXPECT_EQ(runs_of(layout.queries), (Runs{{{0, 0, 128}}, {{0, 128, 256}}}));
   EXPECT_EQ(runs_of(layout.keys), (Runs{{{0, 0, 128}, {0, 384, 640}, {0, 896, 1024}}, {{0, 128, 384}, {0, 640, 896}}}));

@@ -67,7 +67,7 @@ TEST(PageTables, SharedPagesAreFoundFromOneTileOn) {
   EXPECT_EQ(shared_prefix_pages(PageTable(), batch_of({}), 8, 9), SharedPrefixPages());
 }
 
-// Of nested prefixes, a few sequences with much in common or many with little, those that spare most are chosen.
+// Nested prefixes: either a few sequences share much, or many share little. Those that save most tiles are chosen.
 TEST(PageTables, SharedPagesSpareAsManyTilesAsTheyCan) {
   const auto found = [](const std::vector<std::vector<std::int32_t>>& pages) {
     std::vector<std::int64_t> lengths;
@@ -87,7 +87,7 @@ TEST(PageTables, SharedPagesSpareAsManyTilesAsTheyCan) {
   EXPECT_EQ(found({{3}, {4}, {5}}), SharedPrefixPages());
 }
 
-// Tiles that are folded once instead of once more, by the pages alone.
+// Tiles that are loaded once instead of again, computed only from the pages.
 std::int64_t spared(const std::vector<std::vector<std::int32_t>>& pages, const std::vector<int>& of_sequence, int tile,
                     std::int64_t page) {
   std::int64_t sum = 0;
@@ -117,7 +117,7 @@ TEST(PageTables, NoOtherChoiceOfSharedPagesSparesMore) {
     std::vector<std::vector<std::int32_t>> pages(kSequences);
     std::vector<std::int64_t> lengths;
     for (std::vector<std::int32_t>& of : pages) {
-      std::int32_t path = 0;  // a page follows from those in front of it, as in a tree
+      std::int32_t path = 0;  // a page follows from those before it, as in a tree
       const std::int32_t count = draw(6);
       for (std::int32_t i = 0; i < count; ++i) of.push_back(path = path * 3 + (i == 0 ? 1 : 1 + draw(2)));
       lengths.push_back(kPage * count);

@@ -51,7 +51,7 @@ std::int64_t least_most(const std::vector<std::int64_t>& pieces, std::size_t fir
   return best;
 }
 
-// Nobody waits longer than must be, and nobody has nothing where there is enough for all.
+// No rank waits longer than it must, and no rank is empty where there is enough work for all.
 TEST(SsmLayout, IsAsEvenAsCanBe) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 200; ++round) {
