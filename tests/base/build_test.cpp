@@ -24,7 +24,7 @@ TEST(Build, IsNamed) {
 #endif
 }
 
-// Ranks compare it: it is the one that the linker has put into this program's file, behind the head of a note.
+// Ranks compare the build id: it is the one that the linker has put into this program's file, after the head of a note.
 TEST(Build, IdIsTheProgramFilesOwn) {
   const std::string id = build_id();
   ASSERT_GE(id.size(), 16U) << "link with --build-id";

@@ -28,7 +28,8 @@ TEST(Gpu, EachHasANameAndAnIdentity) {
 
 TEST(Gpu, MemoryComesAndGoes) {
   if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
-  // Twice what the GPU has, piece after piece: what is freed can be had again, whoever else uses the GPU meanwhile.
+  // Allocates twice what the GPU has, piece after piece: freed memory can be allocated again, even if others use the
+  // GPU meanwhile.
   const std::size_t total = gpu_memory(0).total;
   constexpr std::size_t kPieces = 64;
   for (std::size_t i = 0; i < 2 * kPieces; ++i) {

@@ -102,7 +102,7 @@ TEST(UnfinishedFileDeathTest, SignalsStillEndTheProcess) {
     const std::string path = folder.file("file");
     EXPECT_EXIT(
         {
-          ::signal(signal, SIG_DFL);  // whoever started the test may have it ignored
+          ::signal(signal, SIG_DFL);  // the test's parent process may have it ignored
           remove_unfinished_files_on_signals();
           FileDescriptor open;
           const UnfinishedFile file(path, open);
