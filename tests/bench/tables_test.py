@@ -21,7 +21,7 @@ import svg  # noqa: E402
 
 LINES = pathlib.Path(__file__).resolve().parent / "lines"
 COMMIT = "0123456789ab"
-# Groups that nobody need have measured, and the parts of bench/run.sh that measure them.
+# Groups that need not have been measured, and the parts of bench/run.sh that measure them.
 OPTIONAL = ("decode", "pages", "sparse", "latents", "scans", "compressed", "compressed-ring", "latent-prefill", "scan-ranks",
             "decode-ranks")  # fmt: skip
 PARTS = ("decode-peers", "decode", "sparse-peers", "latents-peers", "scans-peers", "compressed", "compressed-ring", "latent-ring",
