@@ -75,7 +75,7 @@ TEST_F(CAttention, HasTheBitsOfCpp) {
   CTensor v(data_.v.data(), bf16, {keys, 2, 32}), sinks(data_.sinks.data(), fp32, {4});
   std::vector<std::uint16_t> out(static_cast<std::size_t>(rows * 4 * 32) + 1, 0x7fff);
   std::vector<float> lse(static_cast<std::size_t>(rows * 4), std::numeric_limits<float>::quiet_NaN());
-  // O behind an offset of one number, LSE with the heads outside.
+  // O after an offset of one number, LSE with the heads outside.
   CTensor o(out.data(), bf16, {rows, 4, 32}), l(lse.data(), fp32, {rows, 4}, {1, rows});
   o->byte_offset = 2;
   auto tensors = sized<ringattn_attention_tensors>();

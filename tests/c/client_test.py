@@ -76,7 +76,7 @@ class Symbols(unittest.TestCase):
         listed = subprocess.run(
             ["nm", "-D", "--defined-only", LIBRARY], capture_output=True, text=True, check=True
         ).stdout
-        # Of the version's node there is a symbol, too.
+        # The version's node has a symbol, too, of type A.
         return {line.split()[-1].partition("@")[0] for line in listed.splitlines() if line.split()[1] != "A"}
 
     def test_the_library_exports_what_the_header_declares_and_nothing_else(self):

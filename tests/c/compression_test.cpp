@@ -198,7 +198,7 @@ TEST_F(CCompression, AttentionAndDecodingTakeItForKeysAndValues) {
   given.compressed_k = cache.get();
   EXPECT_OK(ringattn_decode_run(decode, &given));
   EXPECT_EQ(std::memcmp(row.data(), outs[0].data() + outs[0].size() - kRow, kRow), 0);
-  // A program of interface 2 has no such members: what lies behind its struct isn't read.
+  // A program of interface 2 has no such members: what follows its struct in memory isn't read.
   given.size = offsetof(ringattn_decode_tensors, compressed_k);
   EXPECT_EQ(ringattn_decode_run(decode, &given), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "compressed_k is NULL");

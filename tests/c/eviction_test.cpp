@@ -86,7 +86,7 @@ TEST_F(CEviction, KeepsTheTokensThatCppKeeps) {
     key += k_lengths_[s];
     row += kept.at(s);
   }
-  // All processors keep the same ones, and rows that nobody asked for are not written.
+  // All processors keep the same ones, and rows that were not asked for are not written.
   std::vector<std::int32_t> again(places_.size());
   CTensor other(again.data(), kInt32, {kKept, kKv});
   tensors_.positions = other.get();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every op of the C interface refuses: numbers of threads and seconds that nobody can mean, results that overlap
-// what they are made of, and processes that were forked from one that computes.
+// What every op of the C interface refuses: absurd numbers of threads and seconds, outputs that overlap inputs, and
+// processes that were forked from one that computes.
 #include <fmt/format.h>
 #include <sys/wait.h>
 #include <unistd.h>

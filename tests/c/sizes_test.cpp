@@ -16,8 +16,8 @@ namespace {
 struct Struct {
   std::string name;
   std::size_t first, now;  // bytes in the interface that it came with, and in this one
-  // With a struct that says this size. It is cleared as far as that, and what lies behind is no member that the caller
-  // knows: it is neither read nor written.
+  // Calls with a struct that states this size. The struct is cleared up to that size. What follows in memory is no
+  // member that the caller knows: it is neither read nor written.
   std::function<ringattn_status(std::uint64_t size)> call;
 };
 
@@ -252,7 +252,7 @@ TEST(CSizes, ThoseOfEarlierInterfacesAreServedAndOthersRefused) {
     all.insert(all.end(), more.begin(), more.end());
   }
   for (const Struct& tried : all) {
-    // Of a size that is served a call may fail for all that is missing, but not for the size.
+    // With a supported size a call may fail for all that is missing, but not for the size.
     for (const std::size_t size : {tried.first, tried.now}) {
       const bool fails = tried.call(size) != RINGATTN_OK;
       const std::string problem = fails ? ringattn_error_problem() : "";

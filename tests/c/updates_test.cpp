@@ -282,7 +282,7 @@ TEST(CSsm, UpdatesHaveTheBitsOfCppInPlaceAndInSlots) {
   EXPECT_STREQ(ringattn_error_why(), "the states behind the update lie elsewhere than those in front of it");
   ringattn_ssm_destroy(scan);
 
-  // Of a program that was compiled with the header before: without `update` and `slots`.
+  // A program that was compiled with the previous header: without `update` and `slots`.
   constexpr std::uint64_t kBatchBefore = 32, kTensorsBefore = 104;
   const std::int64_t lengths[kRows] = {1, 1, 1};
   batch.lengths = lengths;
