@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bad flags, variables and config files: each is one message of the house's grammar and code 2, in whatever layer.
+// Bad flags, variables and config files: each is one message in the project's form and code 2, in whatever layer.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ std::string refusal(std::string_view command, const Words& words, ErrorCode code
     EXPECT_EQ(error.code(), code) << message;
     EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     EXPECT_TRUE(message.ends_with(".") || message.ends_with("?")) << message;
-    // All three parts: the one in brackets, and a sentence behind it.
+    // All three parts: the problem, the reason in brackets, and a sentence after it.
     EXPECT_NE(message.find(" ("), std::string::npos) << message;
     EXPECT_NE(message.find("). "), std::string::npos) << message;
     return message;

@@ -20,7 +20,7 @@ NamedTensors rows_of(const BlockMask& lists) {
           {"block_indices", int_list({lists.indices().begin(), lists.indices().end()})}};
 }
 
-// Of sequences with equal numbers of blocks.
+// A dense boolean mask. All sequences must have the same number of blocks.
 NamedTensors mask_of(const BlockMask& lists) {
   const auto sequences = static_cast<std::int64_t>(lists.sequences().size());
   const TileRange rows = lists.query_blocks(0);

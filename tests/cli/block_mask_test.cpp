@@ -88,7 +88,7 @@ TEST(BlockMaskCommand, PlansStepsWithABlockMask) {
   EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/kv_heads"), "4") << line.out;
   EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/keys"), "27000") << line.out;
   EXPECT_EQ(json_at(line.out, "/rows/0/ranks/0/attended"), json_at(line.out, "/rows/0/ranks/1/attended")) << line.out;
-  // Of the heads of another rank a row's outputs come, in bf16, and its LSE, and nothing else.
+  // For another rank's heads only a row's outputs, in bf16, and its LSE are received.
   EXPECT_EQ(json_at(line.out, "/rows/0/ranks/1/bytes"), "2112") << line.out;
 
   const Words budget{"--world", "1", "--batch", "64", "--memory", "700m"};
@@ -172,7 +172,7 @@ TEST(BlockMaskCommand, CachesThatNoKernelDecodesAreReadIntoRows) {
   EXPECT_TRUE(has(decoded.out, "# job: decode")) << decoded.out << decoded.err;
 }
 
-// Each rank reads its own heads, or sequences, alone.
+// Each rank reads only its own heads, or sequences.
 TEST(BlockMaskCommand, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
   const TemporaryFolder folder;
   CacheShape shape;
@@ -196,7 +196,8 @@ TEST(BlockMaskCommand, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
   }
 }
 
-// Several ranks decode them over plain rows: each would need the tables of its own heads or sequences alone.
+// Several ranks decode them over plain rows, because each rank would need the tables of only its own heads or
+// sequences.
 TEST(BlockMaskCommand, CompressedCachesAreDecodedBySeveralRanks) {
   const Words job = Words{"run", "--op", "decode", "--synthetic", "7", "--seq", "900", "--batch", "3", "--q-len", "2"} +
                     Words{"--heads", "4", "--kv-heads", "2", "--head-dim", "64", "--page-size", "64"} +

@@ -50,7 +50,7 @@ std::string digest(const Words& words) {
   return digest_of(run.out);
 }
 
-// Without matrices, whose place the caller has: rows, and pages of which somebody has to say what is the latent.
+// Without matrices, which the caller multiplies: rows, and pages for which a flag must give latent_dim.
 TEST_F(CompressLatents, NeedNoMatrices) {
   const MlaFile shape;
   NamedTensors alone = with_queries_in_latent(mla_tensors(shape), shape);
@@ -167,7 +167,7 @@ TEST_F(CompressLatents, PagesKeepTheirPlaces) {
   }
 }
 
-// Latents alone, as a server keeps them; of pages the matrices say where the rotary key begins.
+// Only latents, as a server keeps them; for pages the matrices say where the rotary key begins.
 TEST_F(CompressLatents, FilesWithoutQueries) {
   const MlaFile shape;
   const NamedTensors plain = mla_tensors(shape);
@@ -278,7 +278,7 @@ TEST_F(CompressLatents, WhatIsRefused) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   refused(broken(plain, "latent", 17 * 128 + 5, kNan), fp8, 3, "latent[17, 5] is nan");
   refused(broken(plain, "k_rope", 3 * 8 + 7, kInf), fp8, 3, "k_rope[3, 7] is inf");
-  // Of what O depends on besides, where O is compared.
+  // Other tensors that O depends on are checked where O is compared.
   for (const auto& [tensors, name] :
        {std::pair{plain, "q"}, {plain, "w_uk"}, {plain, "w_uv"}, {with_projection(plain), "kv_b_proj"}}) {
     const NamedTensors inf = broken(tensors, name, 0, kInf);

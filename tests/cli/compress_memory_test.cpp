@@ -121,7 +121,7 @@ TEST_F(Hostile, WhatIsCompressedAndNotFinite) {
   const std::vector<Tensor> token{{"latent", "BF16", "[1,512]", 1024}, {"k_rope", "BF16", "[1,64]", 128}};
   refuse({"--method", "fp8"}, {broken(token[0]), token[1], w_uk, w_uv});
   refuse({"--method", "fp8", "--report"}, {token[0], token[1], one, w_uk, broken(w_uv)});
-  // Of a pool of 30 million pages one is held, and it is the matrices that say where a rotary key begins.
+  // A pool of 30 million pages, of which one is in use. The matrices say where a rotary key begins.
   constexpr std::int64_t kPages = std::int64_t{30} << 20;
   Tensor pool{"latent_pages", "BF16", fmt::format("[{},64,576]", kPages), kPages * 64 * 1152, {-1}};
   const Tensor page{"block_table", "I32", "[1,1]", 4};

@@ -184,7 +184,7 @@ struct Bytes {
   std::string all;
 };
 
-// Pages 0 to 2 belong to nobody; a page of the pool, as the table of the file says.
+// Pages 0 to 2 belong to no sequence; a page of the pool, as the table of the file says.
 std::int64_t page_of(const Bytes& file, std::size_t entry) {
   std::int32_t page = 0;
   std::memcpy(&page, file.all.data() + file.begin_of("block_table") + 4 * entry, sizeof page);
@@ -232,11 +232,11 @@ TEST(CompressedPages, ThatAreBrokenAreRefusedByName) {
                static_cast<std::size_t>(64 * (32 * page + (head_major ? 16 : 1)) + 3)] = static_cast<char>(0x80);
     refused(broken, fmt::format("k_pages_codes[{}, {}, 3] is -128 (a quantized value is from -127 to 127)", page,
                                 head_major ? "1, 0" : "0, 1"));
-    // Behind it nobody looks.
+    // After a sequence's end nothing is checked.
     broken = whole;
     std::memset(broken.all.data() + broken.begin_of("v_pages_scales") + 4 * (32 * page + (head_major ? 1 : 2)), 0xff,
                 4);
-    std::memset(broken.all.data() + broken.begin_of("k_pages_scales"), 0xff, 3 * 32 * 4);  // of pages of nobody
+    std::memset(broken.all.data() + broken.begin_of("k_pages_scales"), 0xff, 3 * 32 * 4);  // of pages of no sequence
     std::ofstream(folder.file("broken"), std::ios::binary) << broken.all;
     EXPECT_EQ(digest_of(tool({"run", "--input", folder.file("broken"), "--ranks", "2"}).out),
               digest_of(tool({"run", "--input", small}).out));
@@ -265,7 +265,7 @@ TEST(CompressedPages, MayBeSharedBySequences) {
   ASSERT_EQ(tool({"compress", "--method", "int4", "--ratio", "0.69", "--input", cache, "--output", small}).code, 0);
   for (const char* ranks : {"1", "2"}) EXPECT_EQ(run(small, ranks), run(small, "3"));
   EXPECT_EQ(tool({"verify", "--input", small}).code, 0);
-  // A scale that the longer sequence alone reads is looked at, too.
+  // A scale that only the longer sequence reads is checked, too.
   Bytes broken(small);
   const std::int64_t page = entry(0, 1);
   std::memset(
@@ -288,7 +288,7 @@ TEST(CompressedPages, MayBeSharedBySequences) {
   EXPECT_EQ(tool({"verify", "--input", folder.file("yes")}).code, 0);
 }
 
-// Tokens are taken out of pages, and every command takes what is left: steps are decoded where queries stand behind all
+// Tokens are evicted from pages, and every command takes what is left: steps are decoded where queries stand after all
 // of it, and other rows see what they saw.
 TEST(CompressedPages, MayLoseTokens) {
   const TemporaryFolder folder;

@@ -57,7 +57,7 @@ def decompressed(name, tensors, text, type=numpy.float16):
     if words[0] == "int4_channel":
         group = int(words[2])
         closed = TOKENS // group * group
-        # The pairs of a group's tokens, one behind the other, are those of its channels.
+        # The pairs of a group's tokens, in token order, are those of its channels.
         pairs = part("scales")[:closed].astype(numpy.float64)
         pairs = pairs.reshape(closed // group, group, KV_HEADS, DIM // group, 2).transpose(0, 2, 1, 3, 4)
         pairs = pairs.reshape(closed // group, 1, KV_HEADS, DIM, 2)

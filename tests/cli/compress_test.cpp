@@ -228,7 +228,7 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   EXPECT_FALSE(has(help.out, "convolution in front")) << help.out;
 }
 
-// A report says how much O changes: of numbers, and in front of everything else.
+// A report says how much O changes for finite numbers only, and refuses others before all else.
 TEST(CompressCommand, ReportsCompareNumbersAlone) {
   const TemporaryFolder folder;
   const std::string out = folder.file("out");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The convolution in front of a scan, alone: of files with causal_conv1d's and mamba_ssm's names, and of seeds.
+// The causal convolution without an SSM layer: files with causal_conv1d's and mamba_ssm's names, and seeds.
 #include <gtest/gtest.h>
 
 #include <cstddef>

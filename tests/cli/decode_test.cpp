@@ -230,7 +230,8 @@ TEST(PlanDecode, SaysMemoryAndBytes) {
 TEST(BenchDecode, MeasuresLengthsAndBatches) {
   const TemporaryFolder folder;
   const std::string lines = folder.file("lines");
-  // Of several threads one might wait for another that a busy machine doesn't let run, 10,000 times as long as a step.
+  // One thread: with several, one might wait for another that a busy machine doesn't schedule, 10,000 times as long as
+  // a step.
   const Words words{"bench",      "--op", "decode",     "--seq", "50,70",     "--batch", "1,3",       "--heads", "2",
                     "--kv-heads", "1",    "--head-dim", "8",     "--samples", "5",       "--threads", "1"};
   const Finished run = tool(words + Words{"--jsonl", lines});
@@ -253,7 +254,7 @@ TEST(BenchDecode, MeasuresLengthsAndBatches) {
   EXPECT_EQ(tool(words + Words{"--compute-only"}).code, 2);
 }
 
-// Nobody names an op: few rows behind many keys are steps, and flags of the ring say that rows around it are meant.
+// Without --op, few rows after many keys are decode steps, and flags of the ring mean that ring attention is measured.
 TEST(BenchDecode, FewQueriesAreStepsUnlessAFlagSaysOtherwise) {
   const Words words{"bench",      "--q-len", "1",          "--seq", "50,70",     "--batch", "1,3",       "--heads", "2",
                     "--kv-heads", "1",       "--head-dim", "8",     "--samples", "2",       "--threads", "1"};

@@ -57,7 +57,7 @@ TEST(EvictCommand, EvictsTokens) {
   EXPECT_EQ(digest_of(tool({"run", "--input", small}).out), digest_of(tool(Words{"run"} + small_cache()).out));
 }
 
-// Queries behind everything that was taken out need no positions: every kernel and op class takes them.
+// Queries after all evicted tokens need no positions: every kernel and op class takes them.
 TEST(EvictCommand, QueriesBehindTheGapsAreDecoded) {
   const TemporaryFolder folder;
   CacheShape shape;

@@ -13,7 +13,7 @@ namespace ringattn::testing {
 
 using Effects = std::map<std::string_view, std::function<void()>, std::less<>>;
 
-// Of flags that single ops have.
+// Effects of flags that belong to single ops.
 const Effects& op_effects();
 
 // Output of a successful run.

@@ -124,7 +124,8 @@ const Effects& effects() {
        }},
       {"prefix",
        [] {
-         // Of 3 times 10 pages two are shared by all; and the keys are others than without.
+         // Each of 3 sequences has 10 pages, of which two are shared by all. The keys differ from those without a
+         // prefix.
          const Words step = Words{"run", "--op", "decode", "--page-size", "32", "--batch", "3"} + small_job();
          const std::string shared = out_of(step + Words{"--prefix", "64"});
          EXPECT_TRUE(has(shared, "# cache: 26 pages of 32 tokens")) << shared;

@@ -69,7 +69,7 @@ class Hostile : public ::testing::Test {
     return tensor;
   }
 
-  // A sparse file: its data are zeros that take no room, but for a tensor's values. `spaces` follow the header's JSON.
+  // A sparse file: only a tensor's values take disk space. `spaces` follow the header's JSON.
   std::string sparse_file(const std::string& name, const std::vector<Tensor>& tensors, std::size_t spaces = 0,
                           const std::string& metadata = "") const {
     std::string json = metadata.empty() ? "{" : "{\"__metadata__\":" + metadata;

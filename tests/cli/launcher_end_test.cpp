@@ -22,7 +22,7 @@ bool long_tests() {
   return value != nullptr && std::string(value) == "1";
 }
 
-// A port of this host at which the system takes connections for nobody.
+// A port of this host on which the system accepts connections and no program reads them.
 class Listener {
  public:
   Listener() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
@@ -138,7 +138,7 @@ TEST(LauncherEnd, AJobThatHasBegunIsNotHeldToTheStartLimit) {
   EXPECT_EQ(here.code, 0) << here.err;
   EXPECT_FALSE(has(here.err, "no rank has begun")) << here.err;
 
-  // Of ranks that are all elsewhere it sees that mpirun is connected.
+  // Where all ranks are on other hosts, the launcher sees that mpirun is connected.
   const Listener daemon;
   machine.script("mpirun", std::string(kBegin) + "exec bash -c 'exec 3<>/dev/tcp/127.0.0.1/" +
                                std::to_string(daemon.port()) + "; sleep 4 3<&-; exit 0'");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Machines for tests of launch/ringattn-mpirun: fake programs in front of PATH. RINGATTN_LAUNCHER is its path.
+// Machines for tests of launch/ringattn-mpirun: fake programs at the start of PATH. RINGATTN_LAUNCHER is its path.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -95,7 +95,7 @@ TEST(Launcher, AHostfilesSlotsAreTheRanks) {
   EXPECT_TRUE(has(machine.command({"--hostfile", example, "run"}), " -np 16 "));
 }
 
-// By its name alone: everybody on the host can read a command's arguments.
+// Only by its name: every user of the host can read a command's arguments.
 TEST(Launcher, HandsASecretOnByItsName) {
   const Machine machine;
   const std::string text(64, 's');

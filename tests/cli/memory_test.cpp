@@ -64,7 +64,7 @@ TEST_F(Hostile, Caches) {
     }
     expect_refused({"run", "--input", file, "--ranks", "16"}, code, header_bytes(file));
   };
-  // All lengths are 0, and all pages too: what is wrong are the numbers of rows, sequences and entries alone.
+  // All lengths are 0, and all pages too: only the numbers of rows, sequences and entries are wrong.
   refuse({"block_table", "I32", "[1,1]", 4}, list("lengths_k", "I64", kMany, 8), 3);
   refuse({"block_table", "I32", fmt::format("[{},1]", kMany), kMany * 4}, list("lengths_k", "I32", kMany, 4), 3);
   refuse({"block_table", "I32", fmt::format("[2,{}]", kMany), kMany * 8}, list("lengths_k", "I32", 1, 4), 3);
@@ -194,7 +194,7 @@ TEST_F(Hostile, FilesOfSsm) {
     const std::string file = file_of(1024);
     expect_refused({command, "--input", file}, 3, header_bytes(file));
   }
-  // Dims of a head that no kernel takes, in front of a convolution whose channels an int doesn't count.
+  // Head dims that no kernel takes. The number of a convolution's channels would exceed an int.
   const std::string wide = sparse_file("wide.safetensors", {{"x", "BF16", "[1,65536,65536]", 2 * kMany * kMany},
                                                             {"dt", "BF16", "[1,65536]", 2 * kMany},
                                                             {"A", "F32", "[65536]", 4 * kMany},

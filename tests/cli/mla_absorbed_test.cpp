@@ -19,7 +19,7 @@
 namespace ringattn::testing {
 namespace {
 
-// Of head_dim 16 and 8 rotary dims, which a file without w_uk doesn't say.
+// The scale for head_dim 16 and 8 rotary dims, which a file without w_uk doesn't give.
 Words scale() { return {"--softmax-scale", "0.20412414523193154"}; }
 
 NamedTensors without(NamedTensors tensors, const std::vector<std::string>& names) {
@@ -104,7 +104,7 @@ TEST_F(AbsorbedFiles, GiveOOfTheHeadsOrOfTheLatent) {
           expect_mla(run(laid(without(tensors, {"w_uv"})), job));
           EXPECT_TRUE(has(said_, "# form: absorbed (O stays in the latent)")) << said_;
           expect_mla(run(laid(without(absorbed, {"w_uv"})), job));
-          const Words rows_say{"--latent-dim", "128"};  // nobody but pages of plain rows has to be told
+          const Words rows_say{"--latent-dim", "128"};  // only pages of plain rows need it
           expect_mla(
               run(laid(without(absorbed, {"w_uk", "w_uv"})), job + scale() + (paged && !codes ? rows_say : Words())));
           EXPECT_TRUE(has(said_, "head_dim 128+8/128, latent 128, queries and O in it")) << said_;
@@ -169,7 +169,7 @@ TEST_F(AbsorbedFiles, AreRefusedWhereSomethingIsNotKnown) {
       expect_refused(3, laid, scale(), {"has no tensor `w_uk`"});
     }
   }
-  // The scale of scores is that of heads that nobody has seen.
+  // The default softmax scale depends on the head_dim of the expanded heads, which is unknown here.
   for (const NamedTensors& unknown : {without(absorbed, {"w_uk"}), alone}) {
     expect_refused(2, unknown, {},
                    {"`q`", "[44, 3, 136], in the latent, and there is no w_uk", "1 / sqrt(head_dim + 8)",

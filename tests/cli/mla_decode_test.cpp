@@ -61,7 +61,7 @@ TEST(MlaSteps, OfEveryTypeHaveTheBitsOfRows) {
   }
 }
 
-// Latents in rows make a step where nobody asks for rows, and a kernel decodes them.
+// Latents in rows make a decode step unless rows are asked for, and a kernel decodes them.
 TEST(MlaSteps, AreRowsWhereTheyAreAskedFor) {
   const std::string digest = digest_of(tool(Words{"run"} + steps_job()).out);
   for (const Words& flags : {Words{"--layout", "zigzag"}, {"--block", "128"}, {"--overlap", "off"}}) {

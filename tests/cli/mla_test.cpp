@@ -290,7 +290,7 @@ TEST(ModelConfigFlag, GivesShapesAndScale) {
   EXPECT_EQ(json_at(run.out, "/job/heads"), "4");
   EXPECT_EQ(json_at(run.out, "/job/latent_dim"), "32");
   EXPECT_EQ(json_at(run.out, "/config_sources/heads"), "\"model config\"");
-  // Flags beat it: with the default scale the job is that of the flags alone.
+  // Flags override it: with the default scale the job is that of the flags only.
   const Finished scaled = tool(
       {"run", "--model-config", config, "--synthetic", "7", "--seq", "300", "--softmax-scale", "0.20412414523193154"});
   EXPECT_EQ(digest_of(scaled.out), digest_of(tool(Words{"run"} + latent_job()).out));

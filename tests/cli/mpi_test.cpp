@@ -196,7 +196,7 @@ TEST(Mpi, PrintsOnce) {
 }
 
 TEST(Mpi, RanksThatWereConfiguredDifferentlyRefuse) {
-  // Rank 1 alone reads another length. The report is rank 0's, though no rank has begun with the job.
+  // Only rank 1 reads another length. The report is rank 0's, though no rank has begun with the job.
   const TemporaryFolder folder;
   const std::string report = folder.file("report.json");
   const Finished run = run_program({"sh", "-c",

@@ -142,7 +142,7 @@ TEST(Program, ExamplesOfTheHelpRun) {
   int examples = 0;
   for (const CommandRow& command : command_table()) {
     for (const std::string_view example : command.examples) {
-      // Those of one process that need no file.
+      // Examples of one process that need no file.
       if (!example.starts_with("ringattn ") || has(example, "--input")) continue;
       Words words;
       for (std::size_t at = std::string_view("ringattn ").size(); at < example.size();) {

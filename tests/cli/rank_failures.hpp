@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What fails on ranks of the program, whoever started them: one message, and one exit code.
+// Failures on ranks of the program, however they were started: one message, and one exit code.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ inline void expect_one_message_and_one_code(const std::function<Finished(const W
   EXPECT_EQ(folder.entries().size(), 1U);
 }
 
-// What runs on the first process alone, and so fails there alone: at once, as nobody else comes to a collective.
+// Code that runs only on the first process, and so fails only there: at once, as no other process joins a collective.
 // `start`: as above, and returns the first process's code.
 inline void expect_the_first_process_speaks(const std::function<Finished(const Words&)>& start) {
   constexpr std::chrono::seconds kAtOnce{9};  // below the time after which a rank gives up to be heard by the others

@@ -15,7 +15,7 @@ std::string check_report(const std::string& text);
 std::string json_at(const std::string& text, std::string_view path);
 
 // A small safetensors file with tensors q, k, v. Values are a function of their index; `extra` is JSON of further
-// header members, with their bytes behind.
+// header members, whose bytes follow.
 struct FileShape {
   std::vector<long long> q{40, 4, 16};
   std::vector<long long> k{40, 2, 16};

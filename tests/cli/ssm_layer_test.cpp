@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers of Mamba by the program: the convolution in front of a scan, and decode steps, of files and of seeds.
+// Layers of Mamba by the program: the convolution before an SSM layer, and decode steps, of files and of seeds.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -55,7 +55,7 @@ TEST(SsmLayer, OfAFileHasTheSameBytesOnAnyNumberOfRanks) {
   }
 }
 
-// A prefill, and the token behind it from what it has left: the file of a step is made of the output of a scan.
+// A prefill, and the next token from its final state: the file of a step is made of the output of an SSM layer.
 TEST(SsmLayer, LeadsOnToAStepOfDecoding) {
   const TemporaryFolder folder;
   const NamedTensors whole = with_conv1d(ssm_tensors({}), 8 * 16 + 2 * 16);

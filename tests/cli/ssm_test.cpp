@@ -61,7 +61,7 @@ TEST(SsmFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
   EXPECT_TRUE(has(whole, R"("shape":[2, 2, 8, 8])"));    // final_states
   EXPECT_FALSE(has(whole, "config.mask"));
   EXPECT_EQ(tool({"verify", "--input", input, "--against", folder.file("1"), "--ranks", "2"}).code, 0);
-  // Without states, y alone is compared.
+  // Without states, only y is compared.
   const std::string bare = folder.file("bare");
   EXPECT_EQ(tool({"run", "--input", input, "--output", bare}).code, 0);
   EXPECT_FALSE(has(read_whole(bare), "final_states"));
@@ -74,7 +74,7 @@ TEST(SsmFiles, GiveTheSameBytesOnAnyNumberOfRanks) {
 }
 
 TEST(SsmFiles, GoOnFromWhereAnotherEnded) {
-  // A sequence cut behind a super-segment, and its end from the states of its beginning.
+  // A sequence cut after a super-segment, and its end from the states of its beginning.
   const TemporaryFolder folder;
   const SsmFile shape{.lengths = {65'600}, .heads = 2, .head_dim = 8, .state_dim = 8};
   const NamedTensors whole = ssm_tensors(shape);

@@ -27,7 +27,7 @@ std::string replaced(std::string text, const std::string& from, const std::strin
 TEST(Verify, ComparesShapes) {
   const Finished run = tool(Words{"verify"} + small_job());
   ASSERT_EQ(run.code, 0) << run.out << run.err;
-  EXPECT_TRUE(has(run.out, "# 26 shapes, bit for bit")) << run.out;  // 2 alone, and 6 for each of 4 larger worlds
+  EXPECT_TRUE(has(run.out, "# 26 shapes, bit for bit")) << run.out;  // 2 on one rank, and 6 for each of 4 larger worlds
   EXPECT_TRUE(has(run.out, "baseline")) << run.out;
   EXPECT_TRUE(run.out.ends_with("PASS\n")) << run.out;
   for (const char* layout : {"striped", "zigzag", "contiguous"}) EXPECT_TRUE(has(run.out, layout)) << run.out;
@@ -355,7 +355,7 @@ TEST(Info, ShowsTablesAndReasons) {
   EXPECT_EQ(json_at(json.out, "/machine"), "null");
 }
 
-// Of every kernel it says which op it computes, those that decode among them.
+// `info` names the op of every kernel, also of those that decode.
 TEST(Info, SaysTheOpOfEveryKernel) {
   const Finished info = tool({"info", "--json", "-"});
   ASSERT_EQ(info.code, 0) << info.err;
