@@ -24,7 +24,7 @@ namespace {
 using testing::error_of;
 
 constexpr int kRanks = 4;
-// Nobody may need it: a test whose ranks wait for one that has failed takes longer than kMoment.
+// An upper bound that is never reached: a test whose ranks wait for one that has failed takes longer than kMoment.
 constexpr double kLong = 60.0;
 constexpr double kMoment = 20.0;
 

@@ -134,9 +134,9 @@ TEST_P(Conformance, KeepsSeveralExchangesInFlight) {
   });
 }
 
-// As a scan does beside its convolution: tokens go around on the rank's stream, and meanwhile states of two ranges go
-// from rank to rank on another one, each handed on behind its arrival. All ranks post in one order, whichever stream an
-// exchange is of.
+// As an SSM layer does with its convolution: tokens go around on the rank's stream, and meanwhile states of two ranges
+// go from rank to rank on another one, each handed on after its arrival. All ranks post in one order, whichever stream
+// an exchange belongs to.
 TEST_P(Conformance, TakesExchangesOfTwoStreamsInTheOrderOfTheCalls) {
   run([](Transport& world) {
     constexpr std::uint32_t kLayers = 3, kRanges = 2;
@@ -177,7 +177,7 @@ TEST_P(Conformance, TakesExchangesOfTwoStreamsInTheOrderOfTheCalls) {
   });
 }
 
-// What is announced once is posted many times, in any order, between exchanges that nobody announced.
+// What is announced once is posted many times, in any order, between exchanges that were not announced.
 TEST_P(Conformance, RepeatsWhatIsAnnounced) {
   run([](Transport& world) {
     RingAllGather ring(world, 31, 3001);
@@ -313,7 +313,7 @@ TEST_P(Conformance, AgreesOnSuccess) {
   run([](Transport& world) { agree(world, nullptr, test_deadline()); });
 }
 
-// Nobody's place matters, and that of an error which some of the ranks have agreed on before stays.
+// No rank's location is added, and the location of an error on which some of the ranks have agreed before stays.
 TEST_P(Conformance, NamesNoRankWhereAllFailAlike) {
   run([](Transport& world) {
     Error mine(ErrorCode::kFile, "can't open x", "it isn't there", "Check the path.");

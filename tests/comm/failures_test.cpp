@@ -88,7 +88,7 @@ TEST_P(Failures, NamesTheRankThatMissesASplit) {
 // A send that waits for this rank's own receive is no fault of its receiver.
 TEST_P(Failures, BlamesOnlyTheRankThatIsWaitedFor) {
   GetParam().run([&](Transport& world) {
-    if (world.size() < 3 || world.rank() != 1) return 0;  // nobody else posts
+    if (world.size() < 3 || world.rank() != 1) return 0;  // the other ranks post nothing
     constexpr std::size_t kLarge = 1 << 20;
     const Memory buffer(world, Bytes(kLarge));
     Exchange exchange{"chain", {{2, 1, {{buffer.data(), kLarge}}}}, {{0, 0, {{buffer.data(), kLarge}}}}};
@@ -109,7 +109,7 @@ void expect_aborted(const WorldCase& world_case, const std::function<void(Transp
     const auto start = Deadline::Clock::now();
     int prints = 0;
     if (world.rank() == failed) {
-      world.barrier(test_deadline());  // nobody is on the way into the world any more
+      world.barrier(test_deadline());  // all ranks have finished entering the world
       if (world.abort(Error(ErrorCode::kFile, "the disk is on fire.", {}, suggestion))) prints = 1;
     } else {
       const Error error = error_of([&] {
@@ -157,7 +157,7 @@ TEST_P(Failures, AbortsASplitWorldToo) {
       world.abort(Error(ErrorCode::kMemory, "no more."));
       return 0;
     }
-    // Nobody fails in the part; but rank 0 doesn't come to its barrier, so only the abort ends it.
+    // No rank fails in the sub-world; but rank 0 doesn't come to its barrier, so only the abort ends it.
     const Error error = error_of([&] {
       const std::unique_ptr<Transport> part = world.split_world(std::max(1, failed), test_deadline());
       if (world.rank() == 0) {
@@ -223,7 +223,7 @@ TEST_P(Failures, FindsSidesThatDoNotFit) {
     const int found = GetParam().run([&, sent = sent, wanted = wanted](Transport& world) {
       if (world.size() == 1) return 1;
       try {
-        world.barrier(test_deadline());  // nobody is ended while the world is still being made
+        world.barrier(test_deadline());  // no rank is ended while the world is still being made
       } catch (const Error&) {
         EXPECT_GT(world.rank(), 1);  // who may hear of the end before the barrier's own
       }

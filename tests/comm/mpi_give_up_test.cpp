@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank that has given up a wait over MPI doesn't wait once more in a collective: whoever handles the failure may want
-// to agree on it.
+// A rank that has given up a wait over MPI doesn't wait once more in a collective: the code that handles the failure
+// may want to agree on it.
 #include <gtest/gtest.h>
 
 #include "comm/mpi.hpp"
@@ -47,7 +47,7 @@ TEST(MpiGivesUp, ACollective) {
       [](Transport& world) { expect_last_word(world, [&] { world.all_gather("abc", Deadline::after(kShort)); }); });
 }
 
-// The failures that its own call found are nobody's silence: the ranks can still agree on them.
+// Failures that its own call found say nothing about other ranks: the ranks can still agree on them.
 TEST(MpiGivesUp, NothingForABugOfTheCaller) {
   const std::unique_ptr<Transport> world = make_mpi_transport(MPI_COMM_WORLD);
   const Error error = error_of([&] { world->wait(17, rank_stream(), test_deadline()); });

@@ -63,7 +63,7 @@ TEST(Silence, OfAThreadEndsEveryWaitOfTheOthers) {
         [&](Transport& world) {
           if (world.rank() == 1) return gate.wait();
           const Error mine = error_of([&] {
-            // Rank 0 waits, rank 2 computes and meets nobody.
+            // Rank 0 waits, rank 2 computes and joins no collective.
             if (world.rank() == 0) world.barrier(Deadline::after(Deadline::kMaxSeconds));
             for (;;) world.progress();
           });
@@ -116,7 +116,7 @@ TEST(Silence, EndsTheProcessWhereTheThreadNeverComesBack) {
   EXPECT_EXIT(run(), ::testing::ExitedWithCode(6), "message: rank 1 fell silent");
 }
 
-// All of them: nobody is left to notice it in a wait.
+// All threads are silent: none is left to notice it in a wait.
 TEST(Silence, OfAllThreadsEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto run = [] {

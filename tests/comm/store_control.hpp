@@ -21,8 +21,8 @@ inline Transport& store_control() {
   return *world;
 }
 
-// The sum of what all ranks' `play` return. They meet before what `play` has left behind in `world` goes; a failure is
-// rethrown after that.
+// The sum of what all ranks' `play` return. They synchronize before the resources of `play` in `world` are released; a
+// failure is rethrown after that.
 template <typename World, typename Play>
 int sync_after(std::unique_ptr<World>& world, const Play& play) {
   int mine = 0;

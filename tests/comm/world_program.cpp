@@ -35,7 +35,7 @@ int run_rank(Transport& world, const std::string& mode, int rank, int code) {
     agree(world, chosen ? &failure : nullptr, Deadline::after(kMaxWait));
     return 0;
   }
-  if (mode == "stop-in-a-phase" && !chosen) {  // works where all work, and meets the others behind it
+  if (mode == "stop-in-a-phase" && !chosen) {  // works where all work, and joins the others after it
     Collective(world, Timeouts(kMaxWait)).run_collectively([] {
       for (const Deadline busy = Deadline::after(kMaxWait); !busy.expired();) heartbeat();
     });
@@ -47,7 +47,7 @@ int run_rank(Transport& world, const std::string& mode, int rank, int code) {
     if (mode == "hang") ::pause();
     if (mode == "exit") std::_Exit(0);
   } else if (mode == "stop-while-busy") {
-    // Computes, and meets nobody.
+    // Computes, and joins no collective.
     for (const Deadline busy = Deadline::after(kMaxWait); !busy.expired();) world.progress();
   } else if (mode == "throw-while-busy") {
     // Computes: looks at no message until it is ended.

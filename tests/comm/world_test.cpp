@@ -44,7 +44,7 @@ Outcome run(const WorldRequest& request, const std::function<int(Transport&)>& r
   return outcome;
 }
 
-// Of host memory, so that the choice is the same on hosts with GPUs.
+// Requests host memory, so that the choice is the same on hosts with GPUs.
 WorldRequest request_of(std::string transport, std::optional<int> ranks = std::nullopt) {
   WorldRequest request;
   request.transport = std::move(transport);

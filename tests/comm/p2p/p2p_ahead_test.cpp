@@ -59,7 +59,7 @@ TEST(P2pAhead, ADeviceWaitsForAPeerAsLongAsItsDeadline) {
       EXPECT_NE(std::string(error.what()).find("ring of 1000 bytes"), std::string::npos) << error.what();
       found = 1;
     }
-    // Nobody's end is to be mistaken for a failure before all have seen theirs.
+    // No rank's end may be mistaken for a failure before all have seen theirs.
     world.barrier(test_deadline());
     world.abandon();
     return found;

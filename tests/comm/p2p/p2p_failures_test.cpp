@@ -138,7 +138,7 @@ TEST_F(P2p, AnAbortReachesARankWhoseStreamWaits) {
   EXPECT_EQ(heard, 1);
 }
 
-// The caller's part is over before the device's is: the transport ends in order behind it.
+// The caller finishes before the device does: the transport ends in order after it.
 TEST_F(P2p, EndsWhileStreamsAreStillBehind) {
   for (int i = 0; i < 20; ++i) {
     run_p2p(2, [&](Transport& world, cudaStream_t stream) {
@@ -215,8 +215,7 @@ TEST_F(P2p, RefusesStreamsThatAreCaptured) {
   });
 }
 
-// Whoever else uses the GPU changes what is free, too, so this is tried several times: memory that stays never comes
-// back.
+// Other users of the GPU change what is free, too, so this is tried several times: memory that leaks never comes back.
 TEST_F(P2p, FreedMemoryGoesBackAtTheNextAllGather) {
   constexpr std::size_t kLarge = std::size_t{1} << 30;
   constexpr int kTries = 10;

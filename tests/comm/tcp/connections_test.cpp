@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks connect each to each, whoever else calls where they listen.
+// Ranks connect each to each, even if other clients connect to their listening ports.
 #include "comm/tcp/connections.hpp"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A connection of somebody who doesn't speak ringattn's language, or misuses it.
+// A connection of a client that doesn't speak ringattn's protocol, or misuses it.
 #pragma once
 
 #include <poll.h>

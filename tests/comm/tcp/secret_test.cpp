@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks with a secret form a world; whoever doesn't know it, records what they say or changes it is shut out.
+// Ranks with a secret form a world. A client that doesn't know it, replays messages or changes them is shut out.
 #include "comm/tcp/secret.hpp"
 
 #include <fmt/format.h>

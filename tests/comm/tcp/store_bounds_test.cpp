@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the store takes from whoever connects is bounded, in memory and in time.
+// What the store accepts from any client is bounded, in memory and in time.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -58,7 +58,7 @@ TEST(StoreBounds, NamesTheRankThatSendsWhatNobodyMay) {
   }
 }
 
-// Whoever connects and says nothing holds nobody up, however many they are.
+// Clients that connect and send nothing delay no rank, however many they are.
 TEST(StoreBounds, IsNotHeldUpByMoreStrangersThanItKeeps) {
   const int port = free_port();
   Threads threads;

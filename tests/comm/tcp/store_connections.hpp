@@ -20,7 +20,7 @@
 
 namespace ringattn::testing {
 
-// Nobody may need it, and how late a call may end on a busy machine.
+// An upper bound that is never reached, and how late a call may end on a busy machine.
 inline constexpr double kStoreTimeout = 20.0;
 inline constexpr double kStoreSlack = 5.0;
 
@@ -66,7 +66,7 @@ inline std::optional<WireFrame> next_frame(Wire& wire, double seconds = kStoreSl
   return frame;
 }
 
-// Connects once somebody listens there.
+// Connects once a server listens there.
 inline Wire connect_to(int port) {
   for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {
     Opened opened = begin_connection(numeric_address("127.0.0.1", port).at(0));

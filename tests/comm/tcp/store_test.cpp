@@ -48,7 +48,7 @@ void expect_world(int port, int rank, int size) {
   store->barrier(Deadline::after(kStoreTimeout));
 }
 
-// Until somebody listens there.
+// Waits until a server listens there.
 void wait_for_server(int port) {
   for (const Deadline deadline = Deadline::after(kStoreTimeout); !deadline.expired();) {
     if (RawConnection(port).is_there()) return;
@@ -226,7 +226,7 @@ TEST(Store, SaysThatItsPortIsInUse) {
 
 TEST(Store, SaysThatTheAddressIsNotItsHosts) {
   StoreOptions options = options_of(free_port(), 0, 2);
-  options.address.host = "203.0.113.77";  // for documentation: nobody has it
+  options.address.host = "203.0.113.77";  // reserved for documentation: no host has it
   EXPECT_EQ(error_of([&] { make_store(options); }).code(), ErrorCode::kUsage);
   options.address.host = "no..name";  // no name server has to be asked
   EXPECT_EQ(error_of([&] { make_store(options); }).code(), ErrorCode::kUsage);
@@ -343,7 +343,7 @@ TEST(Store, NamesTheRankThatLeavesACollective) {
   }
 }
 
-// The rank whose time is over first ends the wait of all, so that rank 0 alone has to say so.
+// The rank whose deadline expires first ends the wait of all, so only rank 0 has to report it.
 TEST(Store, EndsACollectiveForAllWhenTheFirstRanksTimeIsOver) {
   constexpr double kShort = 0.3;
   const int port = free_port();

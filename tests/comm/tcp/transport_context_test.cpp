@@ -122,8 +122,8 @@ TEST(TcpTransportContext, NamesAPeerThatSendsWhatNobodyWaitsFor) {
   expect_named(error_after(worlds), "it has sent a frame out of order");
 }
 
-// Memory is taken for what this rank takes part in: nobody can be two collectives ahead of it, or in a world after the
-// next ones with more than a little.
+// Memory is taken only for what this rank takes part in: no rank can be two collectives ahead of it, or send more than
+// a little for a world after the next ones.
 TEST(TcpTransportContext, RefusesABodyThatNobodyWaitsForByItsHead) {
   const auto head_of = [](std::uint64_t world, std::int64_t number, std::uint32_t bytes) {
     FrameHead head;
@@ -170,7 +170,7 @@ TEST(TcpTransportContext, HearsOfFailures) {
       << heard.what();
 }
 
-// Random bytes behind heads of every kind: nothing crashes, nothing hangs.
+// Random bytes after headers of every kind: nothing crashes, nothing hangs.
 TEST(TcpTransportContext, OutlivesRandomFrames) {
   std::mt19937 random(7);
   for (int round = 0; round < 200; ++round) {
