@@ -83,7 +83,7 @@ TEST_F(GpuBestBlocks, OfAJob) {
   EXPECT_TRUE(*JobInput(synthetic(3000), numerics, {{"cuda", "auto"}, 0}).job().block_mask == host);
 }
 
-// Of rows that several ranks have in their GPUs' memory.
+// Several ranks have the rows in their GPUs' memory.
 TEST_F(GpuBestBlocks, OfRowsOfSeveralRanks) {
   const Job job{make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0}),
                 {{3000, 3000, 0}, {0, 9, 0}, {700, 900, 200}, {1, 300, 299}}};

@@ -65,7 +65,7 @@ class Rows {
   MutableTensorView target() const {
     return dense_view(static_cast<void*>(array_.data()), Dtype::kBf16, tokens_, heads_, dim_);
   }
-  // As pages of a cache, one behind the other.
+  // As consecutive pages of a cache.
   CacheView pages(std::int64_t page_size) const {
     return {data(),        Dtype::kBf16, tokens_ / page_size, page_size, heads_, dim_, page_size * heads_ * dim_,
             heads_ * dim_, dim_};
@@ -168,7 +168,7 @@ void expect_mla_refuses(Transport& world, std::int64_t tokens, std::int64_t bloc
         latent.enqueue(inputs, {out.target(), {}}, {workspace.data(), workspace.bytes()}, stream);
       },
       [&] { latent.wait(); }, "a graph can't hold this run", why);
-  world.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  world.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 TEST_F(GpuCapture, OfManyBlocksOfMlaIsRefused) {

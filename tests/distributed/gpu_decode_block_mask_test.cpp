@@ -162,7 +162,7 @@ void expect_two_ranks(const char* transport, const std::vector<std::int64_t>& lo
       EXPECT_EQ(rank.difference(expected[static_cast<std::size_t>(step - 1)]), "")
           << transport << ", step " << step << ", rank " << world.rank() << ", best " << best;
     }
-    world.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+    world.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
   });
 }
 

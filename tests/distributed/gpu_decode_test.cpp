@@ -98,7 +98,7 @@ TEST_F(GpuDecode, EachLaunchOfAGraphGrowsTheSequences) {
   }
 }
 
-// All steps in one graph, launched once: nobody looks at anything between them.
+// All steps in one graph, launched once: the host does nothing between them.
 TEST_F(GpuDecode, ThreeHundredStepsInOneGraph) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   const Job job = job_of(spec_of({-1, 0}), {kGroup + 150, kSteps, 2 * kSteps});
@@ -353,7 +353,7 @@ void expect_growth(Transport& world, const std::vector<std::int64_t>& final_leng
     decode.wait();
     EXPECT_EQ(rank.difference(reference), "") << "step " << step << ", rank " << world.rank();
   }
-  world.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  world.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 void expect_growth_of_two_ranks(const char* transport) {

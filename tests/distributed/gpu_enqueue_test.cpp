@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs that are enqueued on a GPU's stream, one behind the other or captured in a graph, give the bits that they give
-// one by one.
+// Runs that are enqueued on a GPU's stream, consecutively or captured in a graph, give the bits that they give one by
+// one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -134,7 +134,7 @@ void expect_layers_in_a_row(Transport& world, std::int64_t block_tokens) {
   }
   attention.wait();
   for (std::size_t i = 0; i < layers.size(); ++i) EXPECT_EQ(layers[i].result(), expected[i]) << "layer " << i;
-  world.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  world.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 TEST_F(GpuEnqueue, ThirtyTwoLayersAreThirtyTwoRuns) {
@@ -151,7 +151,8 @@ TEST_F(GpuEnqueue, ThirtyTwoLayersOfTwoRanksByNccl) {
   in_two_ranks("nccl", [](Transport& world) { expect_layers_in_a_row(world, 512); });
 }
 
-// Layers are enqueued behind work that doesn't end before all of them are: nobody may wait for the device meanwhile.
+// Layers are enqueued after work that doesn't end before all of them are enqueued: no call may wait for the device
+// meanwhile.
 void expect_no_wait(Transport& world) {
   Attention attention(gpu_job(1500), world, on_gpu(512));
   const Stream stream = attention.backend().stream();
@@ -177,7 +178,7 @@ TEST_F(GpuEnqueue, WaitsForNothingBetweenTwoRanks) {
   in_two_ranks("p2p", expect_no_wait);
 }
 
-// Lengths change between runs that nobody has waited for.
+// Lengths change between runs that have not been waited for.
 void expect_lengths_in_a_row(Transport& world, std::int64_t block_tokens) {
   const Job longest{gpu_job(1).spec, {{{1500, 1500, 0}, {700, 3000, 2300}, {1, 900, 899}}}};
   const std::vector<Batch> lengths{{{1499, 1499, 0}, {700, 2500, 1800}, {1, 900, 899}},

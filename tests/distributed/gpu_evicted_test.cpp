@@ -46,7 +46,7 @@ TEST_P(GpuEvicted, HaveTheSameBitsOnAnyNumberOfRanks) {
   std::uint64_t seed = 1;
   for (const AttentionSpec& spec :
        {make_spec(Dtype::kBf16, 4, 2, kDim, {-1, 0}), make_spec(Dtype::kF16, 4, 2, kDim, {90, 0}), everything}) {
-    // Of few tokens some queries see none, between others that see one.
+    // With few tokens some queries see none, between others that see one.
     for (const auto& [heads, ratio] : {std::pair{1, 0.4}, {2, 0.4}, {2, 0.95}}) {
       const Evicted evicted({spec, kRagged}, ratio, heads, ++seed);
       const Job job = evicted.placed();

@@ -37,8 +37,8 @@ MlaSpec deepseek(Dtype dtype) {
   return spec;
 }
 
-// Sequences of none, one and two groups of keys in front of the first step, and some that grow into another group;
-// those of sm90_mla have 4096 keys, and those of sm90_mla_split1k 1024.
+// Sequences of none, one and two KV splits before the first step, and some that grow into another one. A KV split of
+// sm90_mla has 4096 keys, and one of sm90_mla_split1k has 1024.
 MlaJob steps_of(const MlaSpec& spec, int rows) {
   return stepwise_job(spec, {kSteps * rows, 130, 1024 + 2, 4096 + 2, 4096 + 70, 8192 + 9}, rows, kSteps);
 }
@@ -59,7 +59,7 @@ class GpuMlaDecode : public ::testing::TestWithParam<DecodeRow> {
     return options;
   }
 
-  // All steps of a rank, one behind the other.
+  // All steps of a rank, consecutively.
   static void do_steps(Transport& transport, const MlaJob& job, const MlaTensors& tensors, const MlaDecodeJob& of,
                        bool enqueued, const std::function<void(MlaSteps&, int)>& done) {
     MlaDecode decode(of, transport, options());
@@ -74,7 +74,7 @@ class GpuMlaDecode : public ::testing::TestWithParam<DecodeRow> {
       }
       done(steps, step);
     }
-    transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+    transport.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
   }
 
   // By one rank, without pages.

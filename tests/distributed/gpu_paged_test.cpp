@@ -79,7 +79,7 @@ TEST_P(GpuPaged, ShorterLengthsOverTheSamePool) {
       const PagedRank memory(attention, rank.rank(), tensors, {16, true, 6});
       attention.run(memory.inputs(), memory.outputs(), memory.workspace(), memory.stream());
       memory.collect(result);
-      rank.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+      rank.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
     });
     EXPECT_TRUE(result.same_bits(expected)) << world << " ranks";
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows on their way from one layout to another on GPUs: enqueued one behind the other, each finds its place.
+// Reshards of rows from one layout to another on GPUs: enqueued consecutively, each gets the right rows.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -93,7 +93,7 @@ void expect_there_and_back(Transport& world, std::int64_t stripe) {
     EXPECT_EQ(difference(returned[layer].read(), named_rows(striped, rank, first)), "")
         << "back, stripe " << stripe << ", rank " << rank << ", layer " << layer;
   }
-  world.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  world.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 TEST(GpuReshard, RowsOfOneRankFindTheirPlaces) {

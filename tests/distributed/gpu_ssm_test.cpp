@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Ssm whose ranks share GPUs has the bits of the kernel on all tokens, by memcmp of y and of final states: states
-// travel between device memories, and layers are enqueued one behind the other.
+// An Ssm whose ranks share GPUs has the bits of the kernel on all tokens, by memcmp of y and of final states: states
+// are sent between device memories, and layers are enqueued consecutively.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -21,8 +21,8 @@ namespace {
 
 constexpr std::int64_t kSuper = kSuperSegmentTokens;
 
-// One rank's part of a Ssm, alone and enqueued twice, in one range of heads or two: adds up rows and states that
-// differ, and its tokens.
+// One rank's part of an Ssm, run on its own and enqueued twice, in one range of heads or two: adds up rows and states
+// that differ, and its tokens.
 void scan_rank(Transport& world, const SsmCase& given, int ranges, std::atomic<std::int64_t>& differ,
                std::atomic<std::int64_t>& tokens) {
   SsmOptions options;
@@ -212,8 +212,8 @@ TEST(GpuSsmOfTwoRanks, ReportsItsPhasesInOrder) {
   EXPECT_EQ(differ, 0);
 }
 
-// States have a stream of their own: nothing of a scan begins before what the caller's stream has, and what the stream
-// gets behind it finds all of it done.
+// States have a stream of their own: nothing of an SSM layer begins before earlier work on the caller's stream has
+// finished, and later work on it finds all of the layer done.
 TEST(GpuSsmOfTwoRanks, IsPartOfTheCallersStream) {
   if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
   const SsmCase given = heads_of_matrices();

@@ -27,7 +27,7 @@ Job stream_job() {
   return job;
 }
 
-// Uploads late: q, k and v are copied from pinned memory on the very stream that run() gets, behind copies that keep it
+// Uploads late: q, k and v are copied from pinned memory on the very stream that run() gets, after copies that keep it
 // busy, with no wait between. The result is copied off on the same stream.
 JobResult run_on(Attention& attention, const JobTensors& tensors, Stream stream) {
   const Job& job = attention.job();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding under mpirun: the rows that each rank gives are those of Attention on one rank alone, byte for byte. Run at
+// Decode under mpirun: the rows that each rank gives are those of Attention on a single rank, byte for byte. Run at
 // several world sizes.
 #include <gtest/gtest.h>
 #include <mpi.h>
@@ -95,7 +95,7 @@ TEST_P(MpiDecode, GrowingSequences) {
     decode.wait();
     EXPECT_EQ(rank.difference(reference), "") << "step " << step << ", rank " << transport().rank();
   }
-  transport().barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  transport().barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 // By lists ranks keep some of the heads, or, where there are fewer than ranks, of the sequences.
@@ -129,7 +129,7 @@ TEST_P(MpiDecode, ByLists) {
       }
       decode.wait();
       EXPECT_EQ(rank.difference(reference), "") << kv_heads << " heads, rank " << transport().rank();
-      transport().barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+      transport().barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
     }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The promise under mpirun: each rank's rows equal those of one rank alone, byte for byte. Run at several world sizes.
+// The promise under mpirun: each rank's rows equal those of a single rank, byte for byte. Run at several world sizes.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A ring of latents under mpirun: each rank's rows equal those of one rank alone, byte for byte, in both forms.
+// MLA over the ring under mpirun: each rank's rows equal those of a single rank, byte for byte, in both forms.
 #include <gtest/gtest.h>
 
 #include <string>

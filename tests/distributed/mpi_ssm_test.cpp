@@ -93,7 +93,7 @@ TEST_P(MpiSsm, RowsComeFromAnotherLayoutAndGoBack) {
   back.wait();
   EXPECT_EQ(moved.read(), dealt.packed_tokens(rank));
   EXPECT_EQ(returned.read(), turns.packed_tokens(rank));
-  MPI_Barrier(MPI_COMM_WORLD);  // a device frees memory only when nobody's work is on its way
+  MPI_Barrier(MPI_COMM_WORLD);  // device memory may be freed only once no rank has work in flight
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, MpiSsm, ::testing::Values("mpi", "p2p", "nccl"), transport_name);

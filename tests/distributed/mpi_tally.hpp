@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // For tests under mpirun: each rank has the rows that it computed, in arrays of full size, and compares them with those
-// of one rank alone.
+// of a single rank.
 #pragma once
 
 #include <gtest/gtest.h>

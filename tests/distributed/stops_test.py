@@ -122,7 +122,7 @@ def processes_of(mark):
             if mark.encode() in (folder / "environ").read_bytes() and "Z" not in (folder / "stat").read_text().split()[2]:
                 found.append(int(folder.name))
         except OSError:
-            pass  # it has ended, or is somebody else's
+            pass  # it has ended, or belongs to another user
     return found
 
 
@@ -237,7 +237,7 @@ class Matrix:
         if code is None:
             yield "it hangs"
         elif transport == "tcp":
-            # The others need nobody any more where one leaves, and can't meet where rank 0 never comes.
+            # The other ranks no longer need a rank that leaves, and can't meet where rank 0 never comes.
             wanted_code = 0 if failpoint == "exit" else 6
             alone = rank == 0 and failpoint in ("init", "bootstrap")
             most = 0 if failpoint == "exit" else size - 1 if alone else 1

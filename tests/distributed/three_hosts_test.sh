@@ -91,7 +91,7 @@ echo "--- a link that is cut"
 begin_job
 "$hosts" cut "$state" 2
 end_job "cut link"
-# mpirun's own message holds host 2's address whoever is to blame; what ranks say is theirs.
+# mpirun's own message always holds host 2's address; only the ranks' messages say which rank they blame.
 expect "a rank blames one of host 2" grep -q '^ringattn: error:.*rank [23] on host2' "$state/out"
 expect "once" test "$(grep -c '^ringattn: error:' "$state/out")" = 1
 expect "no rank blames others alone" test -z "$(grep '^ringattn: error:' "$state/out" | grep -v 'rank [23] on host2')"
