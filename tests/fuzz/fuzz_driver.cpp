@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fuzzer for compilers without libFuzzer: seeds, mutations of seeds, and mutations of those, in an order that
-// --seed alone decides. Finds less than a guided fuzzer, and runs wherever the tests do.
+// A fuzzer for compilers without libFuzzer: seeds, mutations of seeds, and mutations of those, in an order that depends
+// only on --seed. Finds less than a guided fuzzer, and runs wherever the tests do.
 //
 //   fuzz_x [--seconds N] [--seed S]   mutates for N seconds (2)
 //   fuzz_x --write-seeds FOLDER       writes the seeds, as a corpus for libFuzzer

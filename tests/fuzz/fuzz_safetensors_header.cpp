@@ -13,7 +13,7 @@ namespace ringattn::testing {
 
 namespace {
 
-constexpr std::size_t kLargeSeed = std::size_t{1} << 16;  // cases about limits alone; they only slow mutation down
+constexpr std::size_t kLargeSeed = std::size_t{1} << 16;  // cases that only test limits; they slow mutation down
 
 void check_header(const SafetensorsHeader& header, std::size_t file_bytes) {
   fuzz_check(header.data_offset >= 8, "data lie behind the length field");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes from whoever connects to the store, and from what answers at its address: with a secret nobody joins,
-// without one only a rank of the world does; nothing but an Error comes out, and no message has a control character.
+// Any bytes from clients of the store, and from what answers at its address: with a secret no client joins, without one
+// only a rank of the world does; nothing but an Error comes out, and no message has a control character.
 #include <sys/socket.h>
 
 #include <algorithm>
