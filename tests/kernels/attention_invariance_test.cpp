@@ -20,7 +20,7 @@ std::string to_string(const Arrangement& a) {
 
 class AttentionInvariance : public KernelRowTest {
  protected:
-  // Ragged, with offsets before, at and behind the keys; a value of −0 and one that underflows to it.
+  // Ragged, with offsets before, at and after the keys; a value of −0 and one that underflows to it.
   AttentionInputs inputs_for(const AttentionSpec& spec) {
     AttentionInputs inputs =
         random_inputs(spec, {{300, 700, 400}, {0, 60, 0}, {130, 257, -9}, {1, 1, 0}, {20, 0, 0}}, 21);
@@ -127,8 +127,8 @@ TEST_P(AttentionInvariance, UnseenNanMovesNoBit) {
   EXPECT_FALSE(clean.same_bits(planted));
 }
 
-// A sum that underflows to −0 keeps that sign only until +0 is added: the products of masked keys, which a kernel
-// multiplies for a row's neighbours and skips for the row alone, would be just that.
+// A sum that underflows to −0 keeps that sign only until +0 is added. The products of masked keys, which a kernel
+// computes for a row's neighbours and skips for a row without neighbours, would be just that.
 TEST_P(AttentionInvariance, SignsOfZeroDontTellWhatIsMultiplied) {
   for (const Dims& dims : usual_dims(row())) {
     if (dims.dtype == Dtype::kF16) continue;  // its least values are too large to underflow
@@ -146,7 +146,7 @@ TEST_P(AttentionInvariance, SignsOfZeroDontTellWhatIsMultiplied) {
       // Less than nothing in the first tile; then weighed down to −0; then −0 is added; then keys that few rows see.
       together.set_v(key, 0, 3, key < key_tile ? tiny : key < 2 * key_tile ? 0.0F : key < keys - kRows ? tiny : 1.0F);
     }
-    // The first row alone: the same keys, of which it sees all but the last ones.
+    // Only the first row: the same keys, of which it sees all but the last ones.
     AttentionInputs alone = together;
     alone.sequences[0].q_len = 1;
     alone.q.resize(alone.q.size() / kRows);
@@ -174,7 +174,7 @@ TEST_P(AttentionInvariance, BatchAndChunksMoveNoBit) {
     AttentionInputs chunk;
     chunk.spec = spec;
     const auto queries = static_cast<std::int64_t>(end - begin);
-    // A neighbour in front of the chunk, and only the keys up to its last query.
+    // A neighbour before the chunk, and only the keys up to its last query.
     const AttentionInputs neighbour = random_inputs(spec, {{5, 77, 72}}, 62);
     chunk.sequences = {neighbour.sequences[0],
                        {queries, static_cast<std::int64_t>(end), static_cast<std::int64_t>(begin)}};

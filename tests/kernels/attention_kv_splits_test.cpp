@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Groups of key tiles are partials of their own: whoever folds a group, from whichever copy of its keys, in whichever
-// order, a row's bits are those of one task that folds everything. By memcmp of O, LSE and the state, and against the
-// oracle.
+// KV splits give partials of their own. Whichever task computes a split, from whichever copy of its keys, in whichever
+// order, a row's bits are those of one task that computes all splits. By memcmp of O, LSE and the state, and against
+// the oracle.
 #include <fmt/format.h>
 
 #include <algorithm>

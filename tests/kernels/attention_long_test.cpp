@@ -29,7 +29,7 @@ class AttentionScoreGrowth : public KernelRowTest {
       AttentionSpec spec = make_spec(dims, 2, 1, {-1, 0});
       SCOPED_TRACE(describe(spec));
       spec.softmax_scale = 0.125F;
-      // Of two levels, and so of a tile of 128 keys, in powers of two: 11, 46 and 185.
+      // Scores rise by these steps per level. A tile of 128 keys has two levels: 11, 46 and 185 in powers of two.
       for (const float step : {4.0F, 16.0F, 64.0F}) {
         SCOPED_TRACE(step);
         AttentionInputs inputs = random_inputs(spec, {{kRows, kKeys, kOffset}}, 41);
@@ -80,7 +80,7 @@ class AttentionLong : public KernelRowTest {
     SCOPED_TRACE(describe(spec));
     const int key_tile = AttentionRunner(row(), spec).kernel().key_tile();
     const std::int64_t keys = kTiles * key_tile + 5;
-    // Rows at the end of all, and rows of which some end with a group and some just behind it.
+    // Rows at the end of all keys, and rows of which some end with a KV split and some just after it.
     AttentionInputs inputs = random_inputs(
         spec, {{3, keys, keys - 3}, {4, (kTilesPerKvSplit + 2) * key_tile, kTilesPerKvSplit * key_tile - 2}}, 42);
     expect_right_in_any_cut(inputs, {kTilesPerKvSplit - 1, kTilesPerKvSplit, kTilesPerKvSplit + 1, 2 * kTilesPerKvSplit,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// NaN and ±∞ planted in q, k and v: where a row sees them, where it doesn't see them but folds their tile, in the last
-// key, in the next sequence, and in the memory behind a tile. They come out where the oracle has them and nowhere else,
-// and in the same bits however the work is cut.
+// NaN and ±∞ planted in q, k and v: where a row sees them, where it doesn't see them but their tile is computed, in the
+// last key, in the next sequence, and in the memory after a tile. They come out where the oracle has them and nowhere
+// else, and in the same bits however the work is cut.
 #include <limits>
 #include <string>
 #include <vector>
@@ -17,7 +17,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kPlants[] = {kNan, kInfinity, -kInfinity};
 
 // Tokens of the packed axis. The first sequence has 90 queries at 170 … 259 and 260 keys, so its last key tile is not
-// full, and what lies behind it in memory is the second sequence.
+// full, and what follows it in memory is the second sequence.
 constexpr std::int64_t kInside = 215;   // a key that half of the causal rows see, and the others don't
 constexpr std::int64_t kLastKey = 259;  // only the last causal row sees it
 constexpr std::int64_t kNextSequence = 260;
@@ -111,7 +111,7 @@ TEST_P(AttentionNonFinite, OfBothSigns) {
   });
 }
 
-// What lies behind a tile's last key belongs to nobody: bits are those of a run without it.
+// Memory after a tile's last key belongs to no tile: bits are those of a run without it.
 TEST_P(AttentionNonFinite, BehindTheKeys) {
   for (const Dims& dims : varied_dims(row())) {
     for (const Mask& mask : {Mask{-1, -1}, Mask{-1, 0}, Mask{50, 20}}) {

@@ -75,7 +75,7 @@ class AttentionPositions : public KernelRowTest {
   }
 };
 
-// Some queries stand in front of all keys, some behind, most between keys that are there and some that are not.
+// Some queries stand before all keys, some after, most between keys that are there and some that are not.
 const std::vector<SequenceShape> kRagged = {{300, 300, 100}, {1, 1, 0},    {0, 0, 0},    {170, 700, 630},
                                             {90, 40, 13},    {64, 0, 0},   {17, 5, -12}, {129, 256, 100},
                                             {5, 128, 255},   {40, 17, -20}};

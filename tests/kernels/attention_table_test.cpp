@@ -23,7 +23,7 @@ constexpr int kHeads = 8;
 struct Options {
   float softcap;
   bool sinks;
-  int offset;  // −1: before the first key; 0; 1: behind it
+  int offset;  // −1: before the first key; 0; 1: after it
 };
 constexpr std::array<Options, 12> kOptions = {{{0, false, 0},
                                                {20, true, 1},

@@ -149,7 +149,7 @@ TEST(BlockChoice, MeansFollowGrowingSequences) {
     EXPECT_TRUE(steps.means() == whole.means()) << rows;
     const BlockChooser::Result result = steps.choose();
     const BlockChooser::Result expected = whole.choose();
-    for (std::int64_t list = 0; list < 6; ++list) {  // behind a list lies what a longer one has left
+    for (std::int64_t list = 0; list < 6; ++list) {  // entries of a longer earlier list remain after a list's end
       EXPECT_EQ(list_of(steps, result, list), list_of(whole, expected, list)) << rows;
     }
   }

@@ -24,12 +24,12 @@ namespace {
 constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
 constexpr std::byte kUnwritten{0xff};
 
-// One part of a cache, as bytes of a dense pool behind a margin.
+// One part of a cache, as bytes of a dense pool after a margin.
 struct Part {
   std::int64_t heads;
   std::int64_t row_bytes;
-  std::int64_t gap;     // bytes behind each token of the pool and each new row
-  std::int64_t margin;  // before and behind the pool, and before the new rows
+  std::int64_t gap;     // bytes after each token of the pool and each new row
+  std::int64_t margin;  // before and after the pool, and before the new rows
 };
 
 struct Setting {
@@ -302,7 +302,7 @@ TEST_P(CacheUpdates, TablesAndDenseCachesThatEndTooEarly) {
   EXPECT_EQ(faults_of(), (std::vector<OutOfRangeEntry>{{}, {}, {OutOfRangeEntry::Kind::kTableRange, 0, 20, 16}}));
 }
 
-// Pages that a prefix fills are those of all of its sequences; the one behind them may be each one's own.
+// Pages that a prefix fills are shared by all of its sequences; the next page may belong to each one.
 TEST_P(CacheUpdates, SharedPrefixes) {
   using Kind = OutOfRangeEntry::Kind;
   Setting setting;
@@ -360,7 +360,7 @@ TEST_P(CacheUpdates, SharedPrefixesOfTheCurrentKvSplit) {
   }
 }
 
-// The second of three shares has group 1 alone of the prefix's three.
+// The second of three partitions has only KV split 1 of the prefix's three.
 TEST_P(CacheUpdates, SharedPrefixesOfAPartition) {
   Setting setting;
   setting.checked = true;
@@ -384,7 +384,7 @@ TEST_P(CacheUpdates, SharedPrefixesOfAPartition) {
   EXPECT_EQ(faults_of(), std::vector<OutOfRangeEntry>(2));
 }
 
-// The first fault of a sequence stays until somebody has read it.
+// The first out-of-range entry of a sequence stays until it has been read.
 TEST_P(CacheUpdates, OutOfRangeEntriesStay) {
   Setting setting;
   setting.checked = true;

@@ -264,7 +264,7 @@ TEST_P(CompressedCacheTest, AppendingLeavesWhatCompressingLeaves) {
   }
 }
 
-// Codes alone don't say that a number was NaN, or infinite: a row's scale does, and all of its elements come back so.
+// Quantized values can't hold NaN or infinity. A row's scale does, and all of its elements come back so.
 TEST(CompressedCache, RowsThatAreNotFiniteComeBackSo) {
   for (const std::string_view words : {"fp8 token_head", "int8"}) {
     for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {

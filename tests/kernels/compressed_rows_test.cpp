@@ -87,7 +87,7 @@ TEST_P(CompressedRowsTest, RunsAndStridesMoveNoBit) {
     const std::vector<std::byte> rows = outlier_rows(shape, kLengths, 2);
     CompressedTensor tensor = compressed(format(), shape, rows);
     const std::vector<std::byte> whole = decompress_tensor(tensor, 1);
-    // Streams with 48 bytes behind each row, and elements with a head too many.
+    // Streams with 48 bytes after each row, and elements with a head too many.
     CompressedRows from = tensor.rows();
     std::vector<std::vector<std::byte>> padded;
     std::size_t at = 0;
@@ -288,7 +288,7 @@ std::string fault_text(CompressedTensor& tensor) {
   return error_of([&] { refuse_invalid_element("k", tensor.format, tensor.shape, *invalid, ErrorCode::kFile); }).what();
 }
 
-// Of every stream and table a number that may not be there, at a place that decompression reads.
+// Breaks one element of every stream and table that decompression reads.
 TEST_P(CompressedRowsTest, BrokenPartsAreNamed) {
   const RowShape shape{Dtype::kF16, 2, 64};
   const std::vector<std::byte> rows = outlier_rows(shape, std::vector<std::int64_t>{80}, 6);
@@ -307,7 +307,7 @@ TEST_P(CompressedRowsTest, BrokenPartsAreNamed) {
   for (std::size_t i = 0; i < tables.size(); ++i) {
     CompressedTensor broken = good;
     std::memset(broken.tables[i].data(), 0xff, 4);
-    // The tail of 80 tokens begins behind 64: its first row is the group's.
+    // The tail of 80 tokens begins after 64 tokens: its first row is the group's.
     const std::string text = fault_text(broken);
     EXPECT_EQ(text.rfind("k_" + std::string(tables[i].name) + "[0", 0), 0U) << text;
   }
@@ -320,7 +320,7 @@ TEST_P(CompressedRowsTest, BrokenPartsAreNamed) {
     const std::string text = fault_text(broken);
     EXPECT_EQ(text.rfind("k[12, 0, 9] is ", 0), 0U) << text;
   }
-  if (format().encoding == RowEncoding::kInt4Channel) {  // what nobody reads
+  if (format().encoding == RowEncoding::kInt4Channel) {  // never read
     CompressedTensor unread = good;
     std::memset(unread.streams[1].data() + 79 * streams[1].token_bytes(shape.dtype), 0xff, 4);
     EXPECT_EQ(fault_text(unread), "");

@@ -61,7 +61,7 @@ std::vector<std::byte> bytes_of(const std::vector<float>& values) {
 
 struct Result {
   std::vector<std::byte> y;
-  std::vector<std::byte> halos;  // behind each sequence
+  std::vector<std::byte> halos;  // after each sequence
 };
 
 class Conv1dKernels : public ::testing::TestWithParam<KernelRow<CausalConv1dSpec>> {
@@ -88,7 +88,7 @@ class Conv1dKernels : public ::testing::TestWithParam<KernelRow<CausalConv1dSpec
     }
   }
 
-  // Each sequence cut into runs of at most `each` tokens, which hand halos on; x and y are `shift` elements behind a
+  // Each sequence cut into runs of at most `each` tokens, which hand halos on; x and y begin `shift` elements after a
   // multiple of 16 bytes.
   Result convolved(const Inputs& inputs, std::int64_t each, int threads, std::size_t shift = 0) const {
     const CausalConv1dSpec& spec = inputs.spec;

@@ -114,7 +114,7 @@ TEST_P(DecodeBlockMask, OfEverythingAreTheStepWithoutABlockMask) {
   }
 }
 
-// Keys that no list names are not read: they are NaN here. So are those behind the sequences.
+// Keys outside the block mask are not read: they are NaN here. So are those after the sequences' ends.
 TEST_P(DecodeBlockMask, NothingOutsideTheBlockMaskIsRead) {
   const AttentionSpec spec = make_spec(first_dims(), 4, 2, {-1, 0});
   const BlockMaskShape shape = shape_of(spec, 2);

@@ -25,7 +25,8 @@ class DecodePartitions : public DecodeRowTest {
     return std::int64_t{kTilesPerKvSplit} * AttentionRunner(attention_row(), spec).kernel().key_tile();
   }
 
-  // A runner for each share of `count`, with caches of different layouts and room for `spare` groups more than needed.
+  // A runner for each partition of `count`, with caches of different layouts that can hold `spare` KV splits more than
+  // needed.
   std::vector<std::unique_ptr<DecodeRunner>> deal(const AttentionInputs& inputs, int count,
                                                   std::int64_t spare = 0) const {
     std::int64_t longest = 0;
@@ -79,8 +80,8 @@ TEST_P(DecodePartitions, EveryConfiguration) {
   }
 }
 
-// Groups that a window leaves out have no records, and neither have rows without a key: those end all the same. Rows of
-// one step belong to two query tiles where their sequence ends a little behind the edge of one.
+// KV splits outside the window have no partials, and neither have rows without a key: those complete all the same. Rows
+// of one step belong to two query tiles where their sequence ends a little after the edge of one.
 TEST_P(DecodePartitions, EveryMask) {
   for (const Mask& mask : {Mask{-1, 0}, Mask{-1, -1}, Mask{0, 0}, Mask{300, 0}, Mask{9000, 40}, Mask{-1, 5}}) {
     AttentionSpec spec = make_spec(first_dims(), 3, 1, mask);

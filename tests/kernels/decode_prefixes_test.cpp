@@ -65,8 +65,8 @@ class DecodePrefixes : public DecodeRowTest {
     return dims;
   }
 
-  // Two prefixes, of which one ends inside of a group, that sequences of any length behind them have, in any order. One
-  // sequence has none, one names a prefix that is not there, and two end before their prefix does, or with it.
+  // Two prefixes, of which one ends inside of a KV split, shared by sequences of any length, in any order. One sequence
+  // has none, one names a prefix that is not there, and two end before their prefix does, or with it.
   static Shared ragged(std::int64_t group) {
     return {
         {2 * group + 301, group + 1, 2 * group + 900, 500, 3 * group + 7, group + 640, 2 * group - 5, 2 * group, 90},
@@ -86,8 +86,8 @@ TEST_P(DecodePrefixes, RaggedSequences) {
   }
 }
 
-// Prefixes of any length: shorter than a tile, tiles and a rest, whole groups and tiles of the next one. Sequences end
-// behind them, with the first key behind them, with their last key, or inside; one has no key; and two share another.
+// Prefixes of any length: shorter than a tile, tiles and a rest, whole KV splits and tiles of the next one. Sequences
+// end after them, with the first key after them, with their last key, or inside; one has no key; and two share another.
 TEST_P(DecodePrefixes, AnyLength) {
   for (const Dims& dims : dims_of_forms()) {
     std::uint64_t seed = 81;
@@ -135,7 +135,7 @@ TEST_P(DecodePrefixes, EveryMask) {
   }
 }
 
-// So many rows that they fill several blocks of products, of which the last has room.
+// Enough rows to fill several row blocks of the GEMM, the last of them partly.
 TEST_P(DecodePrefixes, ManyRows) {
   const AttentionSpec spec = make_spec(dims_of_forms().back(), 8, 1, {-1, 0});
   const std::int64_t group = group_of(spec);
@@ -147,15 +147,16 @@ TEST_P(DecodePrefixes, ManyRows) {
   expect_same_shared(spec, 5, shared, 31, 32);
 }
 
-// So many units that processors, or pairs of them, fold several one behind the other. Plain, and with rows that outgrow
-// their reference in the first unit of one of them, or in later ones.
+// Enough head work tiles that each CTA, or CTA pair, computes several consecutively. Plain, and with rows that exceed
+// the rescale threshold of their softmax_offset in the first work tile of one of them, or in later ones.
 TEST_P(DecodePrefixes, WorkTilesInARow) {
   for (const Dims& dims : dims_of_forms()) {
     const AttentionSpec spec = make_spec(dims, 64, 1, {-1, 0});
     const std::int64_t group = group_of(spec);
     const std::int64_t tile = group / kTilesPerKvSplit;
     const int rows = on_device() ? kMaxDecodeRows : 2;  // each, with its 64 heads, is a unit
-    // A whole group, and with it tiles of an open one; or an open one alone, of as many tiles as don't go round.
+    // A whole KV split, and with it tiles of an incomplete one; or only an incomplete one, with a number of tiles that
+    // doesn't divide evenly.
     for (const std::int64_t keys : {group, group + 3 * tile + 50, 7 * tile + 50}) {
       Shared shared{{}, {}, {static_cast<std::int32_t>(keys)}};
       for (int s = 9; s > (on_device() ? 0 : 7); --s) {

@@ -79,7 +79,7 @@ TEST(E4m3, TiesGoToTheEvenCode) {
   EXPECT_EQ(float_to_e4m3(std::numeric_limits<float>::denorm_min()), 0);
 }
 
-// Latents and rotary keys with room behind each row.
+// Latents and rotary keys with padding after each row.
 struct Rows {
   std::int64_t tokens;
   std::int64_t latent_dim;
@@ -228,7 +228,7 @@ TEST(Fp8LatentRows, RefusesViewsThatDoNotFit) {
   refused(latent, rows.rope_view(), bytes);
 }
 
-// Codes, scales and rotary keys of a row lie one behind the other, whatever lies between rows, and also of a cache
+// Quantized values, scales and rotary keys of a row are contiguous, whatever lies between rows, and also in a cache
 // without pages.
 TEST(Fp8LatentRows, CachesKnowEveryStreamOfTheirRows) {
   constexpr std::int64_t kPages = 3, kTokens = 5, kTokenStride = 700, kPageStride = 6 * kTokenStride;

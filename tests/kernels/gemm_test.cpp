@@ -36,7 +36,7 @@ class BatchedGemm : public ::testing::TestWithParam<BatchedGemmRow> {
 
   const BatchedGemmRow& row() const { return GetParam(); }
 
-  // Those of a fixed list that the kernel can do; of both numbers, what a latent needs comes first.
+  // The specs of a fixed list that the kernel supports. For both dim_k and dim_n, those of a latent come first.
   std::vector<BatchedGemmSpec> specs() const {
     constexpr std::pair<int, int> kDims[] = {{512, 128}, {128, 512}, {64, 64}, {192, 40}, {8, 8}, {576, 24}, {24, 136}};
     std::vector<BatchedGemmSpec> able;
@@ -166,7 +166,7 @@ TEST_P(BatchedGemm, HeadsAndLayoutsHaveTheSameBits) {
   }
 }
 
-// A head's first columns may be those of wider rows: what is behind them stays.
+// A head's outputs may be the first columns of wider rows: the columns after them stay unchanged.
 TEST_P(BatchedGemm, WritesIntoTheFirstColumnsOfWiderRows) {
   for (const BatchedGemmSpec& spec : specs()) {
     const GemmInputs inputs = normal_gemm_inputs(spec, 17, 3, false, 5);

@@ -85,7 +85,7 @@ TEST_F(HeadGroups, BackendsMakeTheSameBytesPiecewise) {
   }
 }
 
-// Heads that lie one behind the other, [heads, tokens, dim], on the way in and on the way out.
+// Heads that are stored one after another, [heads, tokens, dim], as input and as output.
 TEST_F(HeadGroups, WhereHeadsLieMovesNoBit) {
   const RowShape shape{Dtype::kBf16, 4, 40};
   constexpr std::int64_t kTokens = 90;
@@ -205,7 +205,7 @@ TEST(HeadGroupFormat, MethodsNameTheHeads) {
     return std::string(error_of([&] { chosen(text, std::nullopt); }).what());
   };
   EXPECT_NE(refused("lowrank:heads=3").find("groups of 3 of 8 heads"), std::string::npos);
-  // Of so many heads there would be ranks for hours, and more of them than memory.
+  // Must be refused at once: trying ranks for this many heads would take hours and exceed memory.
   EXPECT_NE(refused("lowrank:heads=2147483647").find("groups of 2147483647 of 8 heads"), std::string::npos);
   EXPECT_NE(refused("lowrank:heads=0").find("\"heads=0\" is no option of lowrank"), std::string::npos);
   EXPECT_NE(refused("lowrank:rank=8").find("\"rank=8\" is no option of lowrank"), std::string::npos);

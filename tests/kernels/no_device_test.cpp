@@ -42,7 +42,7 @@ void ask(const SsmKernel& kernel) {
 }
 void ask(const CausalConv1dKernel&) {}
 
-// Of every dtype and set of head dims that a fold has.
+// A spec for every dtype and set of head dims that attention kernels have.
 std::vector<AttentionSpec> fold_specs() {
   std::set<std::pair<Dtype, std::pair<int, int>>> dims;
   for (const AttentionRow& row : kernel_table<AttentionSpec>()) {

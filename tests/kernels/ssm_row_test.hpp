@@ -50,7 +50,7 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
   const SsmRow& row() const { return GetParam(); }
   bool can(const SsmSpec& spec) const { return row().missing(spec).empty(); }
 
-  // Those of all dims, dtypes and flags that the row can do.
+  // The specs of all dims, dtypes and flags that the row supports.
   std::vector<SsmSpec> specs() const {
     std::vector<SsmSpec> able;
     const auto add = [&](SsmSpec spec, int flags) {

@@ -187,7 +187,7 @@ TEST_P(SsmKernels, DontDependOnOtherSequences) {
   }
 }
 
-// Resumed behind a super-segment from its final state, a sequence has the bits of the whole one; elsewhere its values.
+// Resumed after a super-segment from its final state, a sequence has the bits of the whole one; elsewhere its values.
 TEST_P(SsmKernels, GoOnFromAFinalState) {
   const SsmSpec spec = small();
   const std::int64_t length = 2 * kSuperSegmentTokens + 3000;
@@ -310,7 +310,7 @@ TEST_P(SsmKernels, GoOnInManySequencesOfFewStates) {
   EXPECT_EQ(check_ssm_accuracy(inputs, update_with(row(), inputs), tolerance()), "") << describe(spec);
 }
 
-// Likewise: one token behind a segment's edge, whose state is carried over it.
+// Likewise: one token after a segment's edge, whose state is carried over it.
 TEST_P(SsmKernels, GoOnBehindASegment) {
   expect_accurate(with_initial(random_ssm(small(Dtype::kBf16), {kSegmentTokens + 1}, 24), 25));
 }

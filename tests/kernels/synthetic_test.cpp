@@ -43,7 +43,8 @@ TEST(Synthetic, DependsOnEveryArgument) {
   EXPECT_NE(base, synthetic_value(1, SyntheticTensor::kQ, 2, 3, 6));
 }
 
-// Of n independent values the mean errs by 1/√n, the variance by √((κ − 1)/n) with kurtosis κ = 2.7; five of those.
+// The mean of n independent values has a standard error of 1/√n, the variance one of √((κ − 1)/n) with kurtosis κ =
+// 2.7. Five standard errors are allowed.
 TEST(Synthetic, IsNearlyNormal) {
   constexpr std::int64_t kTokens = 4096;
   constexpr std::int64_t kHeads = 2;

@@ -71,7 +71,7 @@ TEST(Gram, IsOneChainOverTheTokens) {
   }
 }
 
-// Of a part of wider rows, and in pieces of any length.
+// The Gram matrix of some heads of wider rows, accumulated in pieces of any length.
 TEST(Gram, PiecesAndStridesMoveNoBit) {
   const RowShape shape{Dtype::kF16, 2, 40}, wide{Dtype::kF16, 5, 40};
   constexpr std::int64_t kTokens = 5000;
@@ -171,7 +171,7 @@ TEST(LowRankTables, WhatCannotBeHeldIsNamed) {
   };
   EXPECT_EQ(text("low_rank rank 8").rfind("k_factors[0, 0, 0] is inf", 0), 0U) << text("low_rank rank 8");
   EXPECT_EQ(text("hybrid rank 8 group 32 outliers 2").rfind("k_factors[0, 0, 0] is inf", 0), 0U);
-  // One channel alone: its factor fits.
+  // Only one channel: its factor fits.
   for (std::size_t i = 0; i < 64 * 40; ++i) {
     store_element(rows.data() + 2 * i, shape.dtype, i % 64 == 5 ? 65504.0F : 0.0F);
   }

@@ -142,7 +142,7 @@ TEST(TopKSelection, DontDependOnPiecesOrOnHowManyBlocksAreChosenForAtATime) {
   inputs.spec.block_mask = {32, 16, 2};
   const BlockMask whole = top_k_block_mask(inputs, 5);
   for (const std::int64_t piece : {1, 7, 64}) EXPECT_TRUE(top_k_block_mask(inputs, 5, piece) == whole) << piece;
-  // So many heads that few blocks of queries have room at a time, and the same sequences alone.
+  // So many heads that few query blocks fit in memory at a time, and only the last row.
   inputs = random_inputs(make_spec(Dtype::kF32, 64, 64, 4, {-1, 0}), {{600, 600, 0}}, 4);
   inputs.spec.block_mask = {1, 1, 64};
   const BlockMask many = top_k_block_mask(inputs, 4);

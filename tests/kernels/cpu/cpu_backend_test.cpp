@@ -83,7 +83,7 @@ TEST(CpuAttention, RefusesTasksOfAnotherShape) {
   const float sink = 0.0F;
   const AttentionOutput output{dense_view(static_cast<void*>(nullptr), Dtype::kBf16, 0, 4, 64), {}, &sink};
   task.finish = &output;
-  EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // sinks that nobody asked for
+  EXPECT_EQ(code_of(task), ErrorCode::kInternal);  // sinks that the spec doesn't have
   task.finish = nullptr;
   EXPECT_NO_THROW(kernel->attend(task, {}, {}));
 }

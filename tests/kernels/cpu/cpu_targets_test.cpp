@@ -151,7 +151,7 @@ double processor_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-// Predictions rest on it where nobody has measured.
+// Time estimates rest on it where no machine model was measured.
 TEST_P(CpuTargets, AreAboutAsFastAsTheTableSays) {
 #if defined(RINGATTN_SANITIZED) || !defined(__OPTIMIZE__)
   GTEST_SKIP() << "needs: an optimised build without sanitizers";

@@ -68,7 +68,7 @@ class CompressedSteps {
     if (fold.block_mask.any()) make_lists_of_sequences();
   }
 
-  // Outputs and LSE, one behind the other.
+  // Outputs, then LSE.
   std::vector<std::byte> run(bool compressed) {
     const Held held = hold({}, 1);
     const DecodeStep step = step_over(held, compressed);
@@ -181,7 +181,7 @@ class CompressedSteps {
     return step;
   }
 
-  // Three of four blocks in front of a sequence's rows.
+  // Three of four blocks before a sequence's rows.
   void make_lists_of_sequences() {
     const BlockMaskShape& shape = case_.spec.attention.block_mask;
     std::vector<MaskedSequence> of;

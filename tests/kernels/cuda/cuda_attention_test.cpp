@@ -64,7 +64,7 @@ TEST_P(CudaAttentionTest, SeveralKeyRunsOfASequence) {
     sequence.wait();
     EXPECT_EQ(sequence.result(1), sequence.result(0));
     EXPECT_EQ(sequence.result(2), sequence.result(0));
-    // With holes: tile 1 and tile 3 alone are not tiles 1 … 3.
+    // Tiles with a hole: tiles 1 and 3 must not be treated as tiles 1 … 3.
     sequence.enqueue({{1, 1}, {3, 1}}, false, 1);
     sequence.enqueue({{1, 1}}, false, -1);
     sequence.enqueue({{3, 1}}, true, 2);

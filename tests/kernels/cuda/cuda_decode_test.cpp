@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the tests of every decode kernel don't ask of those on a GPU: steps captured in a graph, which follow lengths
-// that grow on the device, and pages that nobody may read behind.
+// that grow on the device, and pages beyond whose end nothing may be read.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -82,7 +82,7 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
       const std::int64_t group = std::int64_t{kTilesPerKvSplit} * folder.kernel().key_tile();
       constexpr std::int64_t kSteps = 60;
       const std::vector<std::int32_t> prefix_of = {1, 0, 1, 1, -1, 0};
-      // Of the second one a group stays open, so that sequences go on behind its tiles.
+      // The second prefix leaves a KV split incomplete, so that sequences continue it after the prefix's tiles.
       const std::vector<std::int32_t> prefix_keys = {static_cast<std::int32_t>(group),
                                                      static_cast<std::int32_t>(2 * group + 649)};
       const AttentionInputs longest = with_prefixes(
@@ -250,7 +250,7 @@ TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
   }
 }
 
-// Pages are read to their ends and not behind, wherever they lie.
+// Pages are read to their ends and not beyond, wherever they lie.
 TEST(CudaDecode, PagesFarApartAtTheEndsOfTheirMemory) {
   const auto rows = rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages copied side by side on a GPU: the rows that the host copies, and not a byte behind them.
+// Pages gathered on a GPU: the rows that the host copies, and not a byte after them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ struct GatherCase {
   std::int64_t page_size;
   std::int64_t heads;
   std::int64_t dim;
-  std::int64_t gap;  // elements behind each page
+  std::int64_t gap;  // elements after each page
   bool head_major;
   std::int64_t rows;
 };

@@ -105,7 +105,7 @@ TEST_F(GqaPackedTiles, EveryWorkTileAndHeadOnce) {
   }
 }
 
-// As many work_tiles as rows, and a rest in every sequence: the most that table_bytes() must make room for.
+// One work tile per row, and an incomplete tile in every sequence: the maximum that table_bytes() must provide for.
 TEST_F(GqaPackedTiles, ManyShortSequencesHaveRoom) {
   for (const WorkTileShape& shape : kPackedTileShapes) {
     for (const int group : {1, 4}) check(spec_of(group, {-1, 0}), whole_task(shape, 500, 1), shape);

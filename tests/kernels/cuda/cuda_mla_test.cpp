@@ -208,8 +208,8 @@ TEST_P(CudaMla, EveryNumberOfKvSplits) {
   expect_right(inputs(spec(16), 1, {9 * group_ - 7, 5 * group_ + 1}, 24));
 }
 
-// Of as many rows as there are CTAs each has all groups of its own, and where groups are too few for that, or sequences
-// too different, none has. Rows of a sequence have other first groups, or last ones; some see no key.
+// With as many rows as CTAs, each CTA computes all KV splits of its row. Where splits are too few for that, or
+// sequences differ too much, no CTA does. Rows of a sequence have different first or last KV splits; some see no key.
 TEST_P(CudaMla, ManyRowsOfSeveralKvSplits) {
   const std::vector<std::int64_t> lengths = {
       2 * group_ + 4, 3 * group_, 2 * group_ + 1, 2 * group_ + 130, 0, 3 * group_ - 63, 2 * group_ + 700, 9};

@@ -47,7 +47,7 @@ TEST_P(CudaOrderTest, TilesInARow) {
     query_tiles += (n + 63) / 64;
     sequences.push_back(i % 7 == 3 ? SequenceShape{n, n + 150, 150} : SequenceShape{n, n, 0});
   }
-  // Of four heads, three at a time, on 132 multiprocessors.
+  // Four heads, three at a time, on 132 SMs.
   ASSERT_GT(query_tiles * 4 / 3, 2 * 132);
   const auto check = [&](const AttentionInputs& inputs) {
     const AttentionResult in_a_row = attend_with(row(), inputs);
@@ -191,9 +191,8 @@ TEST_P(CudaOrderTest, KeysFarBeyondTheCache) {
   }
 }
 
-// A sequence in blocks: of the later tasks most query tiles see nothing, so they are resumed and finished one behind
-// the other, faster than anything else comes. Of this shape sm90_attention once left out query tiles in nearly every
-// run.
+// A sequence in blocks: most query tiles of the later tasks see nothing, so they are resumed and finished back to back,
+// faster than anything else comes. With this shape sm90_attention once skipped query tiles in nearly every run.
 TEST_P(CudaOrderTest, BlocksOfALongSequence) {
   if (row().name == "sm80_simt") GTEST_SKIP() << "too slow";
   for (const Dims& dims : wide_dims()) {

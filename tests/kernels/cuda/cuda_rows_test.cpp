@@ -24,7 +24,7 @@ namespace ringattn::testing {
 namespace {
 
 const std::vector<std::int64_t> kLengths{0, 1, 31, 32, 33, 64, 100, 333, 63};
-constexpr std::int64_t kGap = 48;  // bytes behind each token of padded streams
+constexpr std::int64_t kGap = 48;  // bytes after each token of padded streams
 
 std::vector<RowFormat> formats_of_device() {
   std::vector<RowFormat> formats = quantized_formats();
@@ -50,7 +50,7 @@ class CudaRowsTest : public ::testing::TestWithParam<RowFormat> {
 INSTANTIATE_TEST_SUITE_P(Formats, CudaRowsTest, ::testing::ValuesIn(formats_of_device()),
                          [](const auto& test) { return test_name(test.param); });
 
-// Streams with a gap behind each token, and tables: on the host, and the same on the device.
+// Streams with a gap after each token, and tables: on the host, and the same on the device.
 class Twin {
  public:
   Twin(cuda::CudaBackend& device, const RowFormat& format, const RowShape& shape, std::int64_t tokens,
@@ -150,7 +150,7 @@ std::vector<RowCase> cases(const RowFormat& format) {
                            {Dtype::kBf16, 1, 64, 0, 64},     {Dtype::kF16, 2, 256, 0, 1000},
                            {Dtype::kBf16, 2, 576, 2, 128},   {Dtype::kF16, 8, 128, 0, 77},
                            {Dtype::kBf16, 5, 192, kGap, 128}};
-  if (format.encoding == RowEncoding::kLatent) {  // behind blocks of 128
+  if (format.encoding == RowEncoding::kLatent) {  // after blocks of 128
     std::erase_if(all, [&](const RowCase& c) { return c.dim <= format.rope || (c.dim - format.rope) % 128 != 0; });
     all.push_back({Dtype::kF16, 1, 576, 0, 1000});
     all.push_back({Dtype::kF16, 3, 320, kGap, 64});
@@ -274,7 +274,7 @@ TEST_P(CudaRowsTest, InvalidEntriesAreTheHosts) {
   const RowShape shape{Dtype::kBf16, 2, dim};
   const std::int64_t tokens = std::accumulate(kLengths.begin(), kLengths.end(), std::int64_t{0});
   std::vector<CompressedRun> runs = runs_of(format(), 64);
-  std::ranges::reverse(runs);  // the host looks at one behind the other
+  std::ranges::reverse(runs);  // the host checks runs in order
   Twin twin(device(), format(), shape, tokens, static_cast<std::int64_t>(kLengths.size()), 0);
   fill_tables(format(), shape, twin.host);
   std::vector<std::byte> plain = outlier_rows(shape, kLengths, 4);
@@ -430,7 +430,7 @@ TEST_P(CudaRowsTest, AFewRowsAreAppended) {
   expect_appended(device(), format(), 40, 16, 5);
 }
 
-// Rows that hold NaN or ∞ get such a scale, so that whoever reads them sees it.
+// Rows that hold NaN or ∞ get a NaN or infinite scale, so that every reader sees it.
 TEST_P(CudaRowsTest, AppendedRowsThatAreNotFiniteHaveSuchAScale) {
   const bool own_scale = format().encoding == RowEncoding::kInt8 ||
                          (format().encoding == RowEncoding::kFp8 && format().scales == ScaleGrain::kTokenHead);

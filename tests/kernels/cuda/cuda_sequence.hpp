@@ -15,9 +15,9 @@
 namespace ringattn::testing {
 
 struct CudaPlacement {
-  std::int64_t shift = 0;       // elements that each tensor lies behind an aligned address
-  std::int64_t extra = 0;       // elements behind each head and each token
-  std::int64_t first_tile = 0;  // tiles that the keys lie behind position 0; queries move with them
+  std::int64_t shift = 0;       // elements that each tensor lies after an aligned address
+  std::int64_t extra = 0;       // elements after each head and each token
+  std::int64_t first_tile = 0;  // tiles that the keys lie after position 0; queries move with them
   std::int64_t sources = 1;     // that the tiles are mapped to in turn
   bool heads_outside = false;   // [heads, tokens, dim]
 };
@@ -33,8 +33,8 @@ class CudaSequence {
   std::int64_t tiles() const { return tiles_; }
   std::int64_t rows() const { return shape_.q_len; }
 
-  // Enqueues one task over tiles [first, first + count) for each pair, from 0 as if nothing lay behind; rows are
-  // finished into result `result` where it is not negative.
+  // Enqueues one task over tiles [first, first + count) for each pair, from 0 as if nothing followed; rows are finished
+  // into result `result` where it is not negative.
   struct Tiles {
     std::int64_t first;
     std::int64_t count;
@@ -42,7 +42,7 @@ class CudaSequence {
   void enqueue(const std::vector<Tiles>& runs, bool resume, int result);
   // All tiles at once.
   void enqueue_all(int result) { enqueue({{0, tiles_}}, false, result); }
-  // Makes room for results 0 … count − 1.
+  // Allocates results 0 … count − 1.
   void make_results(int count);
   // Fills them with NaN again.
   void clear_results();

@@ -39,7 +39,7 @@ TEST_F(CudaWaitTest, NamesTheDeviceWhereNobodyKnowsMore) {
   EXPECT_NE(text.find("GPU 0 did not finish within 0.05 s"), std::string::npos) << text;
 }
 
-// The deadline passes while the caller looks up, just behind its own look at that deadline.
+// The deadline passes while the caller looks up, just after it checked that deadline itself.
 TEST_F(CudaWaitTest, LetsTheCallerSpeakFirst) {
   const Deadline deadline = Deadline::after(0.05);
   const std::string text = wait_in_vain(deadline, [&] {

@@ -13,12 +13,12 @@ namespace {
 
 using testing::spec_of_dims;
 
-// Of compute capability 8.6 and 8.9, the least among the devices that the kernel runs on (CUDA C++ Programming Guide,
-// technical specifications).
+// Compute capability 8.6 and 8.9 have the smallest limits of the devices that the kernel runs on (CUDA C++ Programming
+// Guide, technical specifications).
 constexpr int kMaxSharedBytes = 99 * 1024;  // of a CTA
 constexpr int kMultiprocessorRegisters = 64 * 1024;
 constexpr int kMostRegisters = 255;  // of a thread
-// Of an H200, whose speed the table was chosen by.
+// Limits of an H200. The table was chosen by measurements on it.
 constexpr int kH200SharedBytes = 228 * 1024;  // of a multiprocessor
 constexpr int kReservedSharedBytes = 1024;    // of each CTA
 

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMultiprocessors = 132;
 
-// Latents to keys of 16 heads; data lies at an address that nobody reads.
+// Latents to keys of 16 heads; the data's address is never read.
 cuda::GemmParams product(std::int32_t rows, std::int32_t heads = 16) {
   const auto* const data = reinterpret_cast<const char*>(std::uintptr_t{1} << 20);
   cuda::GemmParams p{};

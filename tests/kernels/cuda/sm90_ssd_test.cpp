@@ -22,7 +22,8 @@ cuda::SsmParams range(int first, int count, int group_heads, int segments) {
   return p;
 }
 
-// Each dim_block of each segment is one CTA's, with dim_blocks of its group alone, and CTAs become no longer.
+// Each dim_block of each segment is computed by exactly one CTA. A CTA's dim_blocks are of one group, and long CTAs
+// come before short ones.
 void expect_all_dealt(const cuda::SsmParams& p, const DimBlockPartition& blocks) {
   std::map<std::pair<std::int64_t, int>, int> seen;
   int before = kDimBlocksPerCta;
