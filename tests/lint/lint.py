@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The house's rules that a compiler does not enforce: which folder includes which, which files see a vendor's header,
+"""The project's rules that a compiler does not enforce: which folder includes which, which files see a vendor's header,
 file lengths, licence lines, formatting, the parts and words of messages, paths in committed results. Prints each breach as
 path:line: rule; exits 1 if there is one, 77 (skipped) only where git can't list the files."""
 import pathlib
@@ -11,9 +11,9 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# A room of src/ (the folder that a file lies in, or the nearest one above it that is named here) and the rooms whose
-# headers it may include besides its own. Data goes one way: launch, whole jobs, op classes, check, ring, files, tokens,
-# then comm and kernels, then base.
+# A module of src/ (the folder that a file lies in, or the nearest one above it that is named here) and the modules
+# whose headers it may include besides its own. Data goes one way: launch, whole jobs, op classes, check, ring, files,
+# tokens, then comm and kernels, then base.
 INNER = ["attention/tokens", "attention/files", "attention/ring", "attention/check"]
 ROOMS = {
     "base": [],
@@ -32,7 +32,7 @@ ROOMS = {
     "attention/check": ["base", "comm", "kernels", *INNER[:3]],
     "attention": ["base", "comm", "kernels", *INNER],  # the op classes, one an op
     "attention/job": ["base", "comm", "kernels", "attention", *INNER],  # whole jobs, from file to file
-    "c": ["base", "comm", "comm/tcp", "kernels", "attention", *INNER],  # the op classes for C, and for whoever calls C
+    "c": ["base", "comm", "comm/tcp", "kernels", "attention", *INNER],  # the op classes for C and its callers
     "launch": ["base", "comm", "kernels", "attention", "attention/job", *INNER],
 }
 
@@ -112,7 +112,7 @@ def short_messages(text):
 
 
 def room_of(folder):
-    """The room that a folder ("kernels/sm90/fold") belongs to; None where it is in none."""
+    """The module that a folder ("kernels/sm90/attention") belongs to; None where it is in none."""
     while folder and folder not in ROOMS:
         folder = folder.rpartition("/")[0]
     return folder or None
