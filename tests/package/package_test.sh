@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # package_test.sh CMAKE BUILD COMPILER VERSION MPIEXEC: installs BUILD into a folder of its own, builds the consumer
-# against it as a project that has no MPI, linked statically, to the shared library, in C, and by pkg-config, and runs it:
-# alone, in a world of threads, and by processes that gather without MPI. Where MPI is, the consumer runs under an
-# MPI_Comm of its own, too. All print the same bits. Then the installed program and launcher run.
+# against it as a project that has no MPI, linked statically, to the shared library, in C, and by pkg-config, and runs
+# it: on one rank, in a world of threads, and by processes that gather without MPI. Where MPI is, the consumer runs
+# under an MPI_Comm of its own, too. All print the same bits. Then the installed program and launcher run.
 set -euo pipefail
 cmake=$1 build=$2 compiler=$3 version=$4 mpiexec=$5
 here=$(cd "$(dirname "$0")" && pwd)
@@ -67,7 +67,7 @@ for file in "$place"/consumer/{static,shared,own_gather,in_c} "$library" "${libr
   [[ ! $needed =~ libmpi ]] || wrong "$file needs MPI: $needed"
 done
 
-# ---- In C alone ----
+# ---- Only in C ----
 build c_only c_only -- all
 expect "$in_c" "$place/c_only/in_c"
 # Before 1.0 each minor version is an interface of its own.

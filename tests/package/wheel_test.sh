@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # wheel_test.sh LIBRARY: builds the Python package's wheel, installs it where nothing else of the project is, and runs
 # tests of the package on it. The long suite (RINGATTN_TEST_LONG=1) builds the library anew, without CUDA, as pip does;
-# else the wheel has the package alone, over LIBRARY.
+# otherwise the wheel has only the package, over LIBRARY.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 library=$1
