@@ -254,7 +254,7 @@ class KnownForms(unittest.TestCase):
         k_other, v_other = k.copy(), v.copy()
         for t in range(30):
             out, lse = ringattn.decode(q[t], k, v, lengths_before=lengths, k_new=new[t], v_new=new[t], update_lengths=True)
-            # Of another form at each step, so that each is the first.
+            # The query has other strides at each step, so that each step is the first of its form.
             wide = np.empty((3, 4 + t, 64), "float32")[:, :4]
             wide[...] = q[t]
             expected, expected_lse = ringattn.decode(wide, k_other, v_other, lengths_before=other, k_new=new[t], v_new=new[t],

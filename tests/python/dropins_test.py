@@ -266,7 +266,7 @@ class RingFlashAttn(unittest.TestCase):
         expected = ringattn.varlen(q, kv, kv, cu)[0]
         for stride in (1, 2):
             assert_same_bits(llama3(stride), expected)
-        for longest in ((0, 0), (1, 1), (10**9, 10**9)):  # whose numbers nobody looks at
+        for longest in ((0, 0), (1, 1), (10**9, 10**9)):  # these numbers are never read
             assert_same_bits(llama3(longest=longest), expected)
             assert_same_bits(names.ring_flash_attn_varlen_func(q, kv, kv, cu, longest[0], causal=True), expected)
         for window in ((5,), (1, 2, 3), 5, None, "55", ("5", 0), (1.5, 0)):

@@ -203,7 +203,7 @@ class Attention(unittest.TestCase):
         k, v, places = self.kept[:3]
         counts = np.array([75], "int32")
         whole = int(places[-1, 0])
-        token, head = np.argwhere(places >= whole)[0]  # the first that is behind so short a sequence
+        token, head = np.argwhere(places >= whole)[0]  # the first that exceeds so short a sequence
         for kind, words, do in (
             (ringattn.UsageError, "k_lengths is not given", lambda: ringattn.attention(self.q, k, v, k_positions=places)),
             (ringattn.UsageError, "k_lengths is given", lambda: ringattn.attention(self.q, k, v, k_lengths=150)),

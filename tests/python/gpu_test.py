@@ -405,7 +405,7 @@ def on_two_gpus(folder: pathlib.Path, backend: str) -> None:
     for name in ("contiguous", "zigzag", "striped"):
         layout = getattr(ringattn, name)([8192], RANKS)
         mine = [ringattn.shard(x, layout, rank) for x in (q, k, v)]
-        for _ in range(3):  # layers one behind the other
+        for _ in range(3):  # consecutive layers
             left[name] = ringattn.attention(*mine, world=world, layout=layout, lengths=(8192, 8192))
     half = [ringattn.shard(x, ringattn.zigzag([8192], RANKS), rank)[None] for x in (q, k, v)]
     dropped = names.zigzag_ring_flash_attn_func(*half, causal=True)

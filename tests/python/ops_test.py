@@ -197,7 +197,7 @@ class Mla(unittest.TestCase):
             out, lse = ringattn.mla(self.q[rows], *parts, cu_seqlens_q=[0, 40, 70], q_offsets=np.array([50, 30]), **given)
             assert_same_bits(out, whole[rows])
             assert_same_bits(lse, whole_lse[rows])
-            # Of another call of the same forms.
+            # Another call of the same forms.
             other, _ = ringattn.mla(self.q[rows], *parts, cu_seqlens_q=[0, 40, 70], q_offsets=[50, 31], **given)
             self.assertFalse(np.array_equal(other[40:], out[40:]))
             assert_same_bits(other[:40], out[:40])
@@ -294,7 +294,7 @@ class Fp8Latents(unittest.TestCase):
         layout = ringattn.zigzag(self.lengths, 3)
         for form in ("expanded", "absorbed"):
             out, lse = self.mla(self.latent, self.k_rope, form=form)
-            wide = np.zeros((300, 1, 170), "uint8")  # rows with a gap behind them
+            wide = np.zeros((300, 1, 170), "uint8")  # rows with a gap after them
             wide[:, 0, :164] = self.rows
             for rows in (self.rows, wide[:, :, :164]):
                 made, made_lse = self.mla(rows, None, form=form)

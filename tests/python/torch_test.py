@@ -163,7 +163,7 @@ class Compiled(unittest.TestCase):
         B, C = normal(100, 2, 16, seed=4), normal(100, 2, 16, seed=5)
         self.check(lambda *given: ringattn.ssd(*given, return_final_states=True), x, dt, A, B, C)
         self.check(lambda *given: (ringattn.ssd(*given, dt_softplus=True, dt_limit=(0.1, 1.0)) * 2,), x, dt, A, B, C)
-        # Tokens behind heads, as a view: what operators give is contiguous.
+        # Tokens after heads, as a view: what operators give is contiguous.
         turned = x.transpose(0, 1).contiguous().transpose(0, 1)
         self.check(lambda *given: (ringattn.ssd(*given).transpose(0, 1) + 1,), turned, dt, A, B, C)
         u, delta, A = normal(2, 50, 24), normal(2, 50, 24, seed=2).abs(), -normal(24, 16, seed=3).exp()

@@ -146,7 +146,7 @@ class Flags(unittest.TestCase):
         ):  # fmt: skip
             call(**{name: True})
             step["lengths_before"][:] = before
-            for value in (0.5, 1, "0", "no", None):  # also behind a call with True, which is kept
+            for value in (0.5, 1, "0", "no", None):  # also after a call with True, which is kept
                 with self.subTest(name, value=value), self.assertRaises(ringattn.UsageError) as caught:
                     call(**{name: value})
                 self.assertEqual(str(caught.exception), f"{name} is {value!r} (it is True or False). Pass one of them.")

@@ -146,7 +146,7 @@ def with_a_late_rank(rank, folder, port):
         end = time.monotonic() + 60
         while not given_up.exists() and time.monotonic() < end:
             time.sleep(0.01)
-    os._exit(0 if given_up.exists() else 1)  # without a word to the group, whose collective nobody ends
+    os._exit(0 if given_up.exists() else 1)  # without a word to the group, whose collective never ends
 
 
 class Waits(unittest.TestCase):
