@@ -49,7 +49,8 @@ class Bytes {
   std::size_t size_;
 };
 
-// Where elements of [tokens, heads, dim] lie: dense, or with room behind each head and each token, or at odd elements.
+// Layout of elements of [tokens, heads, dim]: dense, or with padding after each head and each token, or at odd
+// elements.
 struct Lattice {
   std::int64_t shift;  // of the first
   std::int64_t token;

@@ -29,7 +29,7 @@ struct Arrangement {
   // and the last group is folded in place where 2 does.
   std::uint64_t apart = 0;
   bool keep_state = false;  // the last task saves as well, and what it saved must give the same rows once more
-  // Where there is a shuffle: what lies in memory behind a tile's last key, up to the length of a whole tile.
+  // Where there is a shuffle: the value in memory after a tile's last key, up to the length of a whole tile.
   float behind = std::numeric_limits<float>::quiet_NaN();
   // Rows lie at odd elements, where no vector load can read or write them: of q in the first, third, … task; of every
   // other source of keys and values; of out.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs whose rows see some blocks of keys alone.
+// Inputs whose rows see only some blocks of keys.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +15,8 @@ namespace ringattn::testing {
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// About `percent` of the blocks in front of those that the sequence's queries stand in, other ones for each seed,
-// sequence and head; and all others.
+// About `percent` of the blocks before those that the sequence's queries stand in, other ones for each seed, sequence
+// and head; and all later blocks.
 inline BlockMaskPattern some_blocks(const std::vector<MaskedSequence>& sequences, const BlockMaskShape& shape,
                                     unsigned percent, unsigned seed) {
   return [=](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {

@@ -32,7 +32,7 @@ class BlockMaskSteps {
   const Job& job() const { return job_; }
   const JobTensors& tensors() const { return tensors_; }
 
-  // Of the last `rows` rows of sequences that are as long as that: what the maker block_mask, and the rows' own blocks.
+  // The block mask of the last `rows` rows of sequences of these lengths: what `maker` gives, and the rows' own blocks.
   std::shared_ptr<const BlockMask> block_mask(const BlockMaskShape& shape, const std::vector<std::int64_t>& lengths,
                                               int rows, const BlockMaskPattern& maker) const {
     const std::vector<MaskedSequence> sequences = masked_sequences(step_job(lengths, rows).batch);

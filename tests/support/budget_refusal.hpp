@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a plan says that has no room in its memory budget.
+// The message of a plan that doesn't fit its memory budget.
 #pragma once
 
 #include <gtest/gtest.h>

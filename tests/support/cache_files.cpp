@@ -94,7 +94,7 @@ NamedTensor long_list(const std::vector<std::int64_t>& values) {
 NamedTensors cache_tensors(const CacheShape& shape) {
   const Batch batch = batch_of(shape);
   PageTable table = deal_pages(batch, shape.page_size, shape.seed);
-  // The spare pages lie in front, so that every page in use has another number than it would have alone.
+  // The spare pages come first, so that every page in use has another number than it would have without them.
   table.pages += shape.spare_pages;
   for (std::int32_t& page : table.entries) page += static_cast<std::int32_t>(shape.spare_pages);
 

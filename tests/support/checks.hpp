@@ -14,7 +14,7 @@ inline std::int64_t checks = 0;
 // Call it beside an assertion about a result that was computed.
 inline void count_check() { ++internal::checks; }
 
-// Of the whole program so far.
+// Checks in the whole program so far.
 inline std::int64_t checks_made() { return internal::checks; }
 
 }  // namespace ringattn::testing

@@ -14,7 +14,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-// A rank's rows of a compressed tensor, in streams with `gap` bytes behind each row.
+// A rank's rows of a compressed tensor, in streams with `gap` bytes after each row.
 struct Shard {
   std::vector<DeviceArray> memory;
   CompressedRows rows;
@@ -130,7 +130,7 @@ void run_compressed_rank(const Job& job, const Options& options, const Compresse
       attention.run(inputs, outputs, {workspace.data(), workspace_bytes}, backend.stream());
   queries.unshard(rank, out.read().data(), result.out.data(), out_token_bytes(spec));
   queries.unshard(rank, lse.read().data(), reinterpret_cast<std::byte*>(result.lse.data()), lse_token_bytes(spec));
-  transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  transport.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 }  // namespace ringattn::testing

@@ -20,7 +20,7 @@ struct CompressedJobTensors {
 CompressedJobTensors compressed_job_tensors(const Job& job, std::uint64_t seed);
 
 // One rank's part: shards the tensors, runs, and puts its rows into `result`, whose arrays have their full size.
-// Streams have `gap` bytes behind each row; of a job with pages they lie in shuffled ones, head-major in pages of 64.
+// Streams have `gap` bytes after each row. In a job with pages they lie in shuffled ones, head-major in pages of 64.
 // Collective.
 void run_compressed_rank(const Job& job, const Options& options, const CompressedJobTensors& tensors,
                          Transport& transport, JobResult& result, std::int64_t gap = 0);

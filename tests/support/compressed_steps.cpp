@@ -141,7 +141,7 @@ void CompressedSteps::run(Transport& transport, const DecodeOptions& options, Ou
     std::copy_n(rows.begin(), mine.count * kRows * out_token_bytes(fold),
                 outputs[static_cast<std::size_t>(step)].begin() + static_cast<std::ptrdiff_t>(first));
   }
-  transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  transport.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 }  // namespace ringattn::testing

@@ -17,7 +17,7 @@ namespace ringattn::testing {
 // rank's.
 class CompressedSteps {
  public:
-  static constexpr std::int64_t kStart = 8150;  // keys of a sequence in front of the first step
+  static constexpr std::int64_t kStart = 8150;  // keys of a sequence before the first step
   static constexpr int kSequences = 2;
   static constexpr int kRows = 3;  // of a step
   static constexpr std::int64_t kPage = 64;
@@ -42,7 +42,7 @@ class CompressedSteps {
 
   DecodeJob job_;
   int steps_;
-  std::int64_t tokens_;  // of a sequence behind the last step
+  std::int64_t tokens_;  // of a sequence after the last step
   RowShape k_shape_, v_shape_;
   std::vector<std::byte> k_rows_, v_rows_, q_;
   CompressedTensor k_, v_;  // kStart tokens

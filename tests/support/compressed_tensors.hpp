@@ -17,7 +17,7 @@ namespace ringattn::testing {
 
 // Every encoding, with each of its numbers, that fits a dim which is a multiple of 64; those of a rank last.
 std::vector<RowFormat> every_format();
-// Of these, what decode kernels read.
+// Those formats that decode kernels read.
 std::vector<RowFormat> quantized_formats();
 // "int4_channel_group_32": a name for a test.
 std::string test_name(const RowFormat& format);
@@ -39,7 +39,7 @@ struct PageOrder {
 
   BlockTable view() const { return {table.data(), columns}; }
 };
-// Room for `lengths` tokens of each sequence, and three pages that nobody owns.
+// Pages for `lengths` tokens of each sequence, and three pages that no sequence owns.
 PageOrder shuffled_pages(std::span<const std::int64_t> lengths, std::int64_t page_size, std::uint64_t seed);
 
 // A compressed cache with memory of its own. Bytes that no token owns are 0xff: NaN, or codes that are none.

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::byte kPoison{0xff};
 constexpr std::int64_t kSparePages = 3;   // that no sequence owns
-constexpr std::int64_t kSpareTokens = 5;  // behind the longest sequence of a dense cache
+constexpr std::int64_t kSpareTokens = 5;  // after the longest sequence of a dense cache
 
 std::size_t at_least_one(std::int64_t bytes) { return static_cast<std::size_t>(std::max<std::int64_t>(bytes, 1)); }
 
@@ -49,7 +49,7 @@ std::size_t cache_size(const Decode& decode, const Job& job, const CacheLayout& 
   return at_least_one(pool_pages(decode, job, layout) * page_tokens(decode, layout) * token_bytes);
 }
 
-// Blocks that a list has room for, and one more.
+// The maximum number of blocks of a list, and one more.
 std::int64_t list_width(const Decode& decode) {
   const DecodeJob& job = decode.job();
   return job.spec.block_mask.any() && job.top_k_blocks == 0 ? max_mask_blocks(job) + 1 : 0;

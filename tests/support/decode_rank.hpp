@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's side of a Decode: its share of the keys of a job in a cache of any layout, the rows of a step, and the
-// results, in the memory of the kernel. What nobody owns is NaN, in caches and in tables.
+// results, in the memory of the kernel. Unowned entries are NaN, in caches and in tables.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ class DecodeRank {
 
   // The cache holds the first so many keys of each sequence, and the lengths say so.
   void fill(const std::vector<std::int64_t>& lengths);
-  // A step of `rows` rows of each sequence, the last of which stands in front of position lengths[s]: its queries, and
-  // its keys and values as new rows.
+  // A step of `rows` rows of each sequence, the last of which stands before position lengths[s]: its queries, and its
+  // keys and values as new rows.
   void load(const std::vector<std::int64_t>& lengths, int rows);
 
   // The step that was loaded. `update`: the lengths are those before the step, which updates them; `append`: new
@@ -48,8 +48,8 @@ class DecodeRank {
   std::int64_t table_pages = 0;
   std::vector<std::int32_t> prefix_of;  // as in CacheLayout
   std::vector<std::int32_t> prefix_keys;
-  // Of a job whose steps are given lists: those of the rank's heads. set_block_mask() has those of the last `rows`
-  // queries.
+  // Block masks of the rank's heads, in a job whose steps are given them. set_block_mask() sets those of the last
+  // `rows` queries.
   std::vector<std::int32_t> list_blocks;
   std::vector<std::int32_t> list_counts;
   void set_block_mask(const BlockMask& block_mask, int rows);

@@ -13,7 +13,7 @@ namespace ringattn::testing {
 namespace {
 
 constexpr std::byte kPoison{0xff};  // NaN in every dtype
-constexpr std::int64_t kGap = 16;   // elements behind heads and rows of strided tensors
+constexpr std::int64_t kGap = 16;   // elements after heads and rows of strided tensors
 
 template <class Number>
 std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {

@@ -26,17 +26,17 @@ struct CacheLayout {
   std::uint64_t shuffle = 1;   // the order of pages
   // So many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
   std::int64_t shared = 0;
-  bool strided = false;     // q and out have room behind each head and row
+  bool strided = false;     // q and out have padding after each head and row
   int slices = 0;           // DecodeLimits::slices
   KvPartition partition{};  // the groups that the cache holds
   // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
   bool values_in_keys = false;
-  // Of values_in_keys, instead of inputs.k and inputs.v: rows of 8 bits of all tokens (kernels/latent_rows.hpp).
+  // With values_in_keys, instead of inputs.k and inputs.v: FP8 rows of all tokens (kernels/latent_rows.hpp).
   std::vector<std::byte> codes = {};
   // SharedPrefixes of the step: the prefix of each sequence, or −1, and the keys of each prefix.
   std::vector<std::int32_t> prefix_of = {};
   std::vector<std::int32_t> prefix_keys = {};
-  bool mask_with_own = false;  // of inputs with lists: a block that the rows stand in is named, and one behind it
+  bool mask_with_own = false;  // of inputs with block masks: names a block that the rows stand in, and one after it
 };
 
 // Inputs in a backend's memory, and a kernel that decodes them.

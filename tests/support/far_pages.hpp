@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages of a pool in a GPU's memory that are farther apart than numbers of 32 bits reach, each at the end of memory of
-// its own: what reads behind a page finds nothing, and its kernel fails. For tests that link ringattn_cuda.
+// Pages of a pool in a GPU's memory whose distances exceed 32-bit offsets, each at the end of memory of its own: a read
+// beyond a page's end faults, and its kernel fails. For tests that link ringattn_cuda.
 #pragma once
 
 #include <cuda.h>
@@ -48,7 +48,7 @@ class FarPages {
     }
     backend.synchronize(backend.stream(), Deadline::after(60.0), {});
   }
-  // Nobody reads them any more.
+  // Destroy it only after the kernels that read the pages have finished.
   ~FarPages() {
     for (std::int64_t page = 0; page < mapped_; ++page) {
       function<decltype(cuMemUnmap)>("cuMemUnmap")(memory_of(page), size_);

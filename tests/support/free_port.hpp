@@ -6,7 +6,8 @@
 
 namespace ringattn::testing {
 
-// Of the loopback interface. Nothing keeps others from taking it; the system gives out each number once in a while.
+// A free port of the loopback interface. Other programs may still take it; the system gives out each number once in a
+// while.
 inline int free_port() {
   const Opened opened = open_listener(numeric_address("127.0.0.1", 0).at(0));
   return local_address(opened.socket).port();

@@ -70,9 +70,9 @@ struct GemmLayout {
   std::vector<std::int64_t> cuts{};  // rows at which a new task begins, ascending
   bool head_by_head = false;         // each in a task of its own
   bool transposed = false;           // matrices lie [heads, dim_k, dim_n]
-  std::int64_t gap = 0;              // elements behind each head of rows, matrices and out
-  std::int64_t shift = 0;            // elements in front of all of rows, matrices and out: what isn't aligned
-  std::int64_t weight_gap = 0;       // elements behind each row of a matrix
+  std::int64_t gap = 0;              // elements after each head of rows, matrices and out
+  std::int64_t shift = 0;            // elements before all of rows, matrices and out: what isn't aligned
+  std::int64_t weight_gap = 0;       // elements after each row of a matrix
 };
 
 std::string describe(const GemmLayout& layout);

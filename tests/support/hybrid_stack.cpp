@@ -135,7 +135,7 @@ void run_hybrid_rank(const HybridStack& stack, Transport& transport, Bytes& pack
   back.wait();
   attention.wait();
   striped.unshard(rank, out.read().data(), packed.data(), stack.row_bytes());  // each rank writes its own rows
-  transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  transport.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 std::string what_is_empty(const HybridStack& stack, const Bytes& packed) {

@@ -18,8 +18,8 @@ struct Dims {
   bool operator==(const Dims&) const = default;
 };
 
-// Those of a fixed list that the kernel can do: bf16 first, then fp16, then fp32. Throws std::logic_error where there
-// are none: the list lacks the kernel's dims.
+// The dims of a fixed list that the kernel supports: bf16 first, then fp16, then fp32. Throws std::logic_error where
+// there are none: the list lacks the kernel's dims.
 std::vector<Dims> all_dims(const AttentionRow& row);
 
 // One for each dtype of the kernel: head_dim 64 where the kernel has it. head_dim_v is the same.

@@ -29,7 +29,7 @@ NamedTensors mla_tensors(const MlaFile& shape);
 
 // The same job with what stands there in another form. Each takes the tensors of mla_tensors().
 NamedTensors with_projection(NamedTensors tensors);  // w_uk and w_uv as kv_b_proj
-NamedTensors with_fp8_latent(NamedTensors tensors);  // latent and k_rope as latent_fp8; bf16 alone
+NamedTensors with_fp8_latent(NamedTensors tensors);  // latent and k_rope as latent_fp8; only bf16
 // Queries multiplied by w_uk by the CPU's kernel, as the absorbed form does it.
 NamedTensors with_queries_in_latent(NamedTensors tensors, const MlaFile& shape);
 // O in the latent, [tokens, heads, latent_dim], multiplied by w_uv by the CPU's kernel: [tokens, heads, head_dim_v].

@@ -147,7 +147,7 @@ void run_mla_rank(const MlaJob& job, const MlaOptions& options, const MlaTensors
   const Buffer q_there = memory.upload(q);
   const Buffer c_there = memory.upload(shape.fused ? beside(c, c_bytes, r, r_bytes, k_rows, gap) : c);
   const Buffer r_there = memory.upload(r);
-  // Fused, rows begin two bytes behind multiples of four.
+  // Fused, rows begin two bytes after multiples of four.
   constexpr std::int64_t kOff = 2;
   std::vector<std::byte> apart(kOff);
   for (const std::byte byte : beside(packed_rows, packed_bytes, packed_rows, 0, k_rows, kOff)) apart.push_back(byte);
@@ -200,7 +200,7 @@ void run_mla_rank(const MlaJob& job, const MlaOptions& options, const MlaTensors
   queries.unshard(rank, out.data(), result.out.data(), out_bytes(spec, shape));
   queries.unshard(rank, lse.data(), reinterpret_cast<std::byte*>(result.lse.data()),
                   spec.heads * static_cast<std::int64_t>(sizeof(float)));
-  transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  transport.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 JobResult run_mla_job(const MlaJob& job, const MlaOptions& options, const MlaTensors& tensors, int world,

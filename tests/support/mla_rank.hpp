@@ -33,7 +33,7 @@ MlaTensors with_fp8_latents(const MlaSpec& spec, MlaTensors tensors);
 // How a rank holds its inputs and wants its outputs. In the latent there is no w_uk or no w_uv: `q` of the tensors is
 // [q_tokens, heads, latent_dim + rope_dim] then, and out [q_tokens, heads, latent_dim].
 struct MlaShape {
-  bool fused = false;  // latent and k_rope are views of one tensor with a gap behind its rows, as rows of 8 bits have
+  bool fused = false;  // latent and k_rope are views of one tensor with a gap after its rows, as FP8 rows have
                        // one, and w_uk and w_uv of one [heads, head_dim + head_dim_v, latent_dim]
   bool q_in_latent = false;
   bool out_in_latent = false;
@@ -55,8 +55,8 @@ void run_mla_rank(const MlaJob& job, const MlaOptions& options, const MlaTensors
 JobResult run_mla_job(const MlaJob& job, const MlaOptions& options, const MlaTensors& tensors, int world,
                       const MlaShape& shape = {}, const ThreadsDelivery& delivery = {});
 
-// On the GPUs that there are: alone for a world of 1, else `world` ranks of this process, which share GPUs where there
-// are too few.
+// On the GPUs that there are: a single rank for a world of 1, else `world` ranks of this process, which share GPUs
+// where there are too few.
 JobResult run_gpu_mla_job(const MlaJob& job, const MlaOptions& options, const MlaTensors& tensors, int world,
                           const MlaShape& shape = {});
 

@@ -22,7 +22,7 @@ float number(const TensorView& view, std::int64_t token, std::int64_t head, std:
   return load_element(view.at(token, head) + static_cast<std::size_t>(dim) * size_of(view.dtype), view.dtype);
 }
 
-// round(Σ rows · matrix), and behind it the `beside` columns from `from` on of another tensor: [tokens, heads, dim_n +
+// round(Σ rows · matrix), followed by the `beside` columns from `from` on of another tensor: [tokens, heads, dim_n +
 // beside]. Sums are fp32, one number after the other.
 std::vector<std::byte> product(const TensorView& rows, int first_dim, const GemmWeights& matrices,
                                const TensorView& beside, std::int64_t from, std::int64_t columns) {

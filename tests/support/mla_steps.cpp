@@ -77,7 +77,7 @@ MlaSteps::MlaSteps(MlaDecode& decode, const MlaJob& job, const MlaTensors& tenso
   fill(tensors);
 }
 
-// The keys in front of the first step that are this rank's share.
+// The keys before the first step that are this rank's share.
 void MlaSteps::fill(MlaTensors tensors) {
   const MlaSpec& spec = job_.spec;
   const bool codes = !decode_.job().format.is_plain();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's side of a MlaDecode whose sequences grow step by step: its share of the latents in a cache, the rows of a
-// step and the results, in the memory of the kernel. What nobody owns is NaN.
+// step and the results, in the memory of the kernel. Unowned entries are NaN.
 #pragma once
 
 #include <cstddef>
@@ -22,13 +22,13 @@ MlaDecodeJob mla_decode_job(const MlaJob& job, int rows, std::int64_t page_size,
 
 class MlaSteps {
  public:
-  // `job`: a stepwise_job(). The cache holds the tokens in front of the first step, in pages that are dealt at random,
-  // and in rows of 8 bits where `decode` has them.
+  // `job`: a stepwise_job(). The cache holds the tokens before the first step, in pages that are dealt at random, and
+  // in rows of 8 bits where `decode` has them.
   MlaSteps(MlaDecode& decode, const MlaJob& job, const MlaTensors& tensors);
 
   // The rows of this step.
   void load(int step);
-  // Of the step that was loaded: its rows join the cache.
+  // Inputs of the step that was loaded: its rows are appended to the cache.
   MlaDecodeInputs inputs() const;
   MlaOutputs outputs() const;
   Stream stream() const { return backend_.stream(); }

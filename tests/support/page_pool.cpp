@@ -18,7 +18,7 @@ PagePool::PagePool(const std::vector<SequenceShape>& sequences, const PageLayout
     : layout_(layout), paged_(layout.page_size > 0) {
   std::int64_t longest = 1;
   for (const SequenceShape& shape : sequences) longest = std::max(longest, shape.k_len);
-  // A dense cache has room behind its longest sequence, and not a whole number of tiles.
+  // A dense cache has spare tokens after its longest sequence, and not a whole number of tiles.
   page_size_ = paged_ ? layout.page_size : longest + 5;
   table_width_ = paged_ ? longest / page_size_ + 2 : 0;
   std::int64_t pages = 0;
@@ -41,7 +41,7 @@ PagePool::PagePool(const std::vector<SequenceShape>& sequences, const PageLayout
   }
   count_ = pages;
   if (!paged_) return;
-  count_ += 3;  // some that nobody owns
+  count_ += 3;  // some that no sequence owns
   std::vector<std::int32_t> order(static_cast<std::size_t>(count_));
   std::iota(order.begin(), order.end(), 0);
   std::mt19937_64 generator(layout.shuffle);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A cache of all sequences of AttentionInputs: where pages lie, and which token of which sequence is where. What no
-// sequence owns is NaN, the room behind the last tokens of its last pages included.
+// sequence owns is NaN, also after the last tokens of a sequence's last page.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ringattn::testing {
 
-// No pool has this page: an entry of a table that nobody may follow.
+// No pool has this page: an entry of a table that must not be followed.
 inline constexpr std::int32_t kNoPage = 0x40000000;
 
 struct PageLayout {
@@ -21,7 +21,7 @@ struct PageLayout {
   std::uint64_t shuffle = 1;   // the order of pages
   // So many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
   std::int64_t shared = 0;
-  // Elements behind each page, which are NaN too: pages don't follow each other as their rows do.
+  // Elements after each page, which are NaN too: pages don't follow each other as their rows do.
   std::int64_t gap = 0;
   // As `shared`, of sequences that share prefixes (SharedPrefixes): the whole pages of each are those of the first
   // sequence that has it.
@@ -39,7 +39,7 @@ class PagePool {
   CacheView view(const void* data, const AttentionSpec& spec, int dim) const;
 
   std::int64_t pages() const { return count_; }
-  // [sequences, table_width()]; kNoPage behind a sequence's last page. Empty where the cache is dense.
+  // [sequences, table_width()]; kNoPage after a sequence's last page. Empty where the cache is dense.
   std::vector<std::int32_t> table() const;
   std::int64_t table_width() const { return table_width_; }
   // The page of a sequence's tokens [i · page_size, (i + 1) · page_size).

@@ -85,7 +85,7 @@ void run_paged_rank(Job job, const Options& options, const JobTensors& tensors, 
   const PagedRank memory(attention, transport.rank(), tensors, pages);
   attention.run(memory.inputs(), memory.outputs(), memory.workspace(), memory.stream());
   memory.collect(result);
-  transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  transport.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 }  // namespace ringattn::testing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank's side of an Attention whose keys lie in pages: its queries, and its keys in a pool, in the memory of the
-// kernel. What nobody owns is NaN.
+// kernel. Unowned entries are NaN.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ namespace ringattn::testing {
 
 class PagedRank {
  public:
-  // Of the rank's share of packed tensors, as the job is dealt now. The attention outlives it.
+  // Holds the rank's share of packed tensors, as the job is dealt now. The attention outlives it.
   PagedRank(Attention& attention, int rank, const JobTensors& tensors, const PageLayout& pages);
 
   Inputs inputs() const;

@@ -85,7 +85,7 @@ CachedKeyRun place_keys(const AttentionInputs& inputs, const Arrangement& arrang
              inputs.k.begin() + static_cast<std::ptrdiff_t>((from + rows) * k_row));
     v.insert(v.end(), inputs.v.begin() + static_cast<std::ptrdiff_t>(from * v_row),
              inputs.v.begin() + static_cast<std::ptrdiff_t>((from + rows) * v_row));
-    // A neighbour that nobody may read.
+    // A neighbour that must not be read.
     append_after(k, k_row);
     append_after(v, v_row);
   }

@@ -113,7 +113,7 @@ void run_rank(const Job& job, const Options& options, const JobTensors& tensors,
   queries.unshard(rank, out.data(), result.out.data(), static_cast<std::int64_t>(out_token_bytes(job)));
   queries.unshard(rank, reinterpret_cast<const std::byte*>(lse.data()), reinterpret_cast<std::byte*>(result.lse.data()),
                   spec.heads * static_cast<std::int64_t>(sizeof(float)));
-  transport.barrier(Deadline::after(60.0));  // a device frees memory only when nobody's work is on its way
+  transport.barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
 JobResult run_job(const Job& job, const Options& options, const JobTensors& tensors, int world,

@@ -62,8 +62,8 @@ std::string first_difference(const SsmData& inputs, const SsmResult& result, con
 SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement& arrangement = {});
 
 // The same sequences token by token, all of one length: update() of every token, from the initial states or zero. With
-// `slots`, one a sequence (SsmUpdate), the finals are those of all slots up to the last one; what nobody writes is
-// NaN. `unaligned` as in SsmArrangement.
+// `slots`, one a sequence (SsmUpdate), the finals are those of all slots up to the last one; slots that are not written
+// are NaN. `unaligned` as in SsmArrangement.
 SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads = 1,
                       const std::vector<std::int32_t>& slots = {}, bool unaligned = false);
 

@@ -12,7 +12,7 @@
 
 namespace ringattn::testing {
 
-// Whether a held stream leaves other streams alone: it holds its hardware queue too, of which a GPU has 8 unless the
+// Whether a held stream doesn't block other streams: it holds its hardware queue too, of which a GPU has 8 unless the
 // environment says otherwise, dealt to streams in turn.
 inline bool streams_have_queues() {
   const char* queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");

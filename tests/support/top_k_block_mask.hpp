@@ -13,7 +13,8 @@
 
 namespace ringattn::testing {
 
-// Of inputs whose spec has lists. Rows lie in the backend's memory, and come in pieces of at most so many.
+// Selects the block mask of inputs whose spec has one. Rows lie in the backend's memory, and come in pieces of at most
+// `piece` tokens.
 inline BlockMask top_k_block_mask(const AttentionInputs& inputs, int count, Backend& backend,
                                   std::int64_t piece = std::int64_t{1} << 40) {
   const AttentionSpec& spec = inputs.spec;
