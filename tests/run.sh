@@ -3,7 +3,7 @@
 # Installs what is missing, builds and runs the suite. What needs a GPU is skipped and says so.
 # Usage: ./tests/run.sh [--torch] [--cold] [--all]
 #   --torch  installs PyTorch and transformers (5 GB) for the tests that need them, which are skipped otherwise
-#   --cold   uses no compiler cache; faster on a machine that builds once
+#   --cold   doesn't use the compiler cache, which doesn't help on a machine that builds only once
 #   --all    adds the suite under sanitizers, and to the dev build's its long parts: long fuzzing, every world size, every
 #            moment at which a rank can stop, worlds over three hosts, the library that pip builds for the Python wheel,
 #            the tests of bench/, and the other version of transformers that is supported
@@ -62,8 +62,8 @@ fi
 
 ((all)) && options+=(-DRINGATTN_LONG_TESTS=ON) || options+=(-DRINGATTN_LONG_TESTS=OFF)
 
-# Without a GPU its code is compiled and not run. So nvcc (12.9 and later) need not optimise it, and makes machine code of
-# one file of each kernel alone (tests/lint), PTX of the others.
+# Without a GPU its code is compiled and not run. So nvcc (12.9 and later) need not optimise it. It makes machine code
+# of only one file of each kernel (tests/lint), and PTX of the others.
 nvcc=$(PATH="$PATH:/usr/local/cuda/bin" command -v nvcc || true)
 if [[ -n $nvcc ]] && ! nvidia-smi -L >/dev/null 2>&1 && "$nvcc" --help | grep -e --Ofast-compile >/dev/null; then
   options+=(-DCMAKE_CUDA_FLAGS=-Ofc=max -DCMAKE_CUDA_ARCHITECTURES=90a-virtual)

@@ -105,7 +105,7 @@ part_worlds() {
   logged worlds worlds
 }
 
-# Of worlds with a GPU for each rank.
+# MPI tests, on worlds with a GPU for each rank.
 part_mpirun_tests() {
   need_gpus 1
   tests mpirun-tests --tests-regex "^mpi_[a-z]*_test[.]np($(seq -s '|' "$gpus"))\$"
@@ -222,7 +222,7 @@ part_sanitizers() {
   logged sanitizers sanitizers
 }
 
-# Rank 1 ends itself as it starts; the launcher says 6, and nobody hangs.
+# Rank 1 ends itself as it starts; the launcher reports code 6, and no rank hangs.
 faults() {
   local code=0
   cat >"$state/dying-rank.sh" <<END
