@@ -45,7 +45,7 @@ function(joined_parts variable most)
 endfunction()
 
 # ringattn_join(<target>): up to twelve C++ sources of the target at a time. Not those that Highway compiles for several
-# instruction sets, nor what has options of its own, which CMake leaves alone.
+# instruction sets, nor sources with options of their own, which CMake doesn't join.
 function(ringattn_join target)
   if(NOT RINGATTN_COLD)
     return()

@@ -9,7 +9,7 @@
 //   latent_pages            instead of both, with block_table and lengths_k: [pages, page_size, latent_dim + rope_dim],
 //                           or U8 [pages, page_size, bytes]
 //   w_uk, w_uv              [heads, head_dim, latent_dim], [heads, head_dim_v, latent_dim]. Without w_uv O stays in the
-//                           latent space; with queries in the latent space w_uk isn't needed, and only gives head_dim
+//                           latent; with queries in the latent w_uk isn't needed, and gives only head_dim
 //   kv_b_proj               instead of both, as Hugging Face has it: [heads · (head_dim + head_dim_v), latent_dim], of
 //                           each head first the rows of w_uk, then those of w_uv; also F8_E4M3, with the scales of
 //                           block_scales.hpp
@@ -52,9 +52,10 @@ struct MlaTensors {
 // has keys and nothing says which to use.
 bool holds_latents(const SafetensorsFile& file, const InputNames& names);
 
-// With the tensors of all ops: q, sequences, pages, sinks. k_grid and v_grid are those of the expanded keys and values,
-// with the dims of q and out. `order` is the axis order of q and out. `latent_dim`: of plain paged rows without a
-// matrix, which otherwise gives it; 0: unknown. Throws kFile, naming the tensor, its shape and the mismatch.
+// With what all ops have: q, sequences, pages, sinks. k_grid and v_grid are those of the expanded keys and values, of
+// the dims that q and out have. `order` is that of q and out. `latent_dim`: of plain rows in pages where there is no
+// matrix, the only other source of it; 0: not known. Throws kFile, naming the tensor, its shape and what it disagrees
+// with.
 std::pair<InputTensors, MlaTensors> find_latents(const SafetensorsFile& file, const InputNames& names,
                                                  std::optional<AxisOrder> order, int latent_dim = 0);
 
