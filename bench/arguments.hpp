@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the words of the measuring programs have in common: block_mask, numbers, and how a word is refused.
+// What the words of the measuring programs have in common: lists, numbers, and how a word is refused.
 #pragma once
 
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a fold of one whole sequence costs, for programs that measure kernels without a job.
+// FLOPs of attention over one whole sequence, for programs that measure kernels without a job.
 #pragma once
 
 #include <cstdint>

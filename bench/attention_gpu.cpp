@@ -25,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Every row folds the same keys, with and without state; and a last task that finds nothing to fold.
+// Every row sees the same keys, with and without state; and a last task that has no key tiles to compute.
 void measure_state(Device& device) {
   const AttentionSpec spec = make_spec(Dtype::kBf16, {32, 8, 128, 128}, {-1, -1});
   constexpr std::int64_t kRows = 32768;
@@ -56,7 +56,7 @@ void measure_state(Device& device) {
              kRows, spec.heads, ms);
 }
 
-// Host time of fold() while the device is busy.
+// Host time of enqueueing while the device is busy.
 void measure_host(Device& device) {
   const auto measure = [&](std::int64_t rows, std::int64_t keys, std::int64_t run_rows) {
     const AttentionSpec spec = make_spec(Dtype::kBf16, {8, 2, 128, 128}, {-1, 0});

@@ -96,7 +96,7 @@ struct Figures {
   double host = 0.0;     // of enqueue()
 };
 
-// The fold of a whole sequence on one rank, launched again and again.
+// Attention over a whole sequence on one rank, launched repeatedly.
 class AttentionAlone {
  public:
   AttentionAlone(const AttentionRow& row, const AttentionSpec& spec, std::int64_t tokens)

@@ -146,7 +146,7 @@ part_decode_ranks() {
   finish decode-ranks
 }
 
-# Four megabytes a second: keys and values as they are take longer to travel than to be folded.
+# Four megabytes a second: sending uncompressed keys and values takes longer than computing with them.
 part_compressed_ring() {
   prepare
   local format

@@ -220,7 +220,7 @@ if [[ ! $rounds =~ ^[1-9][0-9]{0,3}$ ]]; then
   echo "$0: error: BENCH_ROUNDS is \"$rounds\" (it takes a whole number, 1 to 9999). Try BENCH_ROUNDS=3." >&2
   exit 2
 fi
-# The steps that decoding is measured at: sequences x keys, and heads.
+# Decode steps that are measured: sequences x keys, and heads.
 reach=(--steps "1x1k,1x4k,1x16k,1x64k,1x128k,1x1m,32x1k,32x4k,32x16k" --heads 32 --kv-heads 8 --head-dim 128)
 fewer_kv_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 4 --head-dim 128)
 equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
@@ -307,7 +307,7 @@ part_sparse_peers() {
 }
 joined() { local IFS=,; echo "$*"; }
 
-# To keys of 16 and 128 heads, into the latent, and back, by the rows of a prefill, a batch of decoding steps and one step.
+# To keys of 16 and 128 heads, into the latent, and back, by the rows of a prefill, a batch of decode steps and one step.
 products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,absorb:4kx128,back:4kx128,absorb:1x128,back:1x128")
 
 part_choice() {
