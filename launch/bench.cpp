@@ -133,8 +133,8 @@ void write_bench_report(const Invocation& invocation, std::span<const BenchPoint
   invocation.report_file->write(json.text());
 }
 
-// Every rank measures at once, as the folds do, and with as many threads; the slowest counts. `job`: whose kernel is
-// the one to stand beside.
+// Every rank measures at once, as the attention kernels run, and with as many threads; the slowest counts. `job`: whose
+// kernel is the one to stand beside.
 SgemmRate sgemm_of(const Config& config, const Job& job, Transport& world) {
   const Collective collective(world, Timeouts(config.options.timeout));
   Job small = job;

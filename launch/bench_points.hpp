@@ -54,7 +54,7 @@ struct BenchJob {
 BenchJob bench_job(const JobInput& input, std::string source);
 BenchJob bench_job(const SsmInput& input, std::string source);
 
-// Whole runs, or the same folds without transfers.
+// Whole runs, or the same kernels without transfers.
 inline constexpr std::string_view kWholeMode = "whole";
 inline constexpr std::string_view kComputeMode = "compute";
 
@@ -80,8 +80,8 @@ struct BenchPoint {
   double estimated_ms = 0.0;     // by the machine model, for the slowest rank
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
-  double gb_per_s = 0.0;  // of a decoding step: K and V read; of a scan: rows read and written; all ranks together
-  std::string digest;     // of a decoding step's out, or a scan's y
+  double gb_per_s = 0.0;  // of a decode step: K and V read; of an SSM op: rows read and written; all ranks together
+  std::string digest;     // of a decode step's out, or an SSM op's y
   std::string error;      // why there are no figures
 
   bool measured() const { return samples > 0 && error.empty(); }

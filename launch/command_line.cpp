@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that sees CLI11. It splits arguments, and nothing more: its own config file beats the environment, and
-// its numbers wrap (`--memory -1`).
+// The only file that sees CLI11. It splits arguments, and nothing more: its own config file overrides the environment,
+// and its numbers wrap (`--memory -1`).
 #include "launch/command_line.hpp"
 
 #include <fmt/format.h>

@@ -46,7 +46,7 @@ DeviceInfo find_device(const JobOptions& options) {
 
 std::string state_of(const std::string& obstacle) { return obstacle.empty() ? "yes" : "no"; }
 
-// Every variable that means something: those of the runtime, then the twins of flags that are set.
+// Every environment variable that is read: those of the runtime, then the variables of flags that are set.
 struct VariableInfo {
   std::string name;
   std::string value;

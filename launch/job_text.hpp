@@ -25,7 +25,7 @@ std::string form_text(const JobInput& input);
 // Says that a cache is read as rows, or that latents in rows are not decoded, and why.
 void print_read_rows(const Screen& screen, const JobInput& input);
 
-// World, input, job, kernel, cache and plan of a decoding step that is about to run.
+// World, input, job, kernel, cache and plan of a decode step that is about to run.
 void print_decode(const Screen& screen, const JobInput& input, const Decode& decode, const DecodePlanSummary& step,
                   const Report& report);
 // The same of any job; of those that go around the ring the layout too.

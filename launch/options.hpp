@@ -103,7 +103,7 @@ struct JobOptions {
 
   // Verification
   std::string against;  // "oracle" (`bench`: "compute", "sgemm"), a file, or empty
-  bool decode = false;  // the last rows once more, by decoding
+  bool decode = false;  // the last rows once more, by decode
   std::int64_t rows = 64;
   std::string record;
   std::string golden;

@@ -122,7 +122,7 @@ void check_as_run(const Config& config, const Backend& backend) {
   if (options.checksum) check_checksum(backend);
 }
 
-// How blocks will travel: as the named transport lets them or, for auto, as the one that joins processes does.
+// How blocks will be sent: as the named transport lets them or, for auto, as the one that joins processes does.
 Route planned_route(const Config& config, const KernelEntry& kernel) {
   const std::string_view backend = kernel.backend;
   const std::string_view memory = backend == "cpu" ? "host" : "device";

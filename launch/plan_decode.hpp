@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn plan` of a decoding step: memory of the cache, scratch and partial results, and the bytes that travel.
+// `ringattn plan` of a decode step: memory of the cache, scratch and partial results, and the bytes sent.
 #pragma once
 
 #include <vector>

@@ -74,8 +74,8 @@ void prepare_process() {
   }
 }
 
-// Where the report goes as far as can be told without understanding the rest: by the last --json, else by its twin in
-// the environment.
+// Where the report goes as far as can be told without understanding the rest: by the last --json, else by its variable
+// in the environment.
 std::string report_asked_for(const std::vector<std::string>& arguments) {
   constexpr std::string_view kFlag = "--json";
   for (std::size_t i = arguments.size(); i-- > 1;) {

@@ -50,7 +50,7 @@ struct PlanFigures {
   // MLA with ring attention only.
   struct MlaFigures {
     int heads_at_a_time = 0;
-    std::int64_t bytes_moved_expanded = 0;  // what would be moved if K and V of all heads travelled
+    std::int64_t bytes_moved_expanded = 0;  // what would be moved if K and V of all heads were sent
   };
   std::optional<MlaFigures> latents;
   // SSM only. `blocks` counts the runs of all ranks; `stripe` is the length of a super-segment.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rate of a plain matrix product on this machine's CPU, as a yardstick for folds. The BLAS is looked for when it is
-// asked for: nothing else of the program needs one.
+// The rate of a plain matrix product on this machine's CPU, as a yardstick for attention kernels. The BLAS is looked
+// for when it is asked for: nothing else of the program needs one.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A run's timeline in the Trace Event Format that Perfetto and chrome://tracing open: a process for each rank, with a
-// row each for transfers, waiting and folding.
+// row each for transfers, waiting and computing.
 #pragma once
 
 #include <string>
@@ -15,7 +15,7 @@ namespace ringattn {
 // `blocks` of each rank; the times of a rank start with its own run().
 std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const std::vector<std::string>& hosts);
 
-// The same of a scan: rows for what folds segments, what makes outputs, waiting, and states that travel.
+// The same for an SSM op: rows for segment states, outputs, waiting, and transfers of states.
 std::string trace_text(const std::vector<std::vector<SsmPhase>>& ranks, const std::vector<std::string>& hosts);
 
 // Every rank's parts of a scan. Collective.

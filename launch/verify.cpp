@@ -108,7 +108,7 @@ void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view 
   }
 }
 
-// Its threads are those of the processors that this rank shares with others.
+// It uses the processors that this rank shares with others.
 Accuracy check_rows_of(const SingleRun& run, std::int64_t count, const TensorView& out, const RowView& lse,
                        std::vector<RowError>* each = nullptr) {
   return check_result(run.collective, run.input, run.prepared.tiles(), count, run.result.runs, out, lse,

@@ -37,7 +37,7 @@ ShapeRequest request_of(const Config& config, const Options& library, const Tran
   return request;
 }
 
-// What a shape is: of attention ranks, layout and blocks, of decoding ranks and pages.
+// Cells of a shape: ranks, layout and blocks for attention, ranks and pages for decode.
 std::vector<std::string> row_of(const Shape& shape, const ShapeResult& result, const JobInput& input) {
   if (!input.decodes()) {
     std::vector<std::string> row{fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),

@@ -15,7 +15,7 @@ namespace ringattn {
 // launcher sets the number of ranks.
 std::vector<int> world_sizes(const Config& config, const Transport& world);
 
-// Runs the job in worlds of several sizes, split from `world`, with every layout and two block sizes or, of a decoding
+// Runs the job in worlds of several sizes, split from `world`, with every layout and two block sizes or, of a decode
 // step, with pages of several sizes, without pages and by Attention, and compares out and lse with those of the first
 // shape. Prints a table of shapes and the first difference; true if there is none.
 // Collective.

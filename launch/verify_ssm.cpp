@@ -22,7 +22,7 @@ namespace ringattn {
 
 namespace {
 
-// What travels once for each hop.
+// Bytes that are sent once per hop.
 std::string carried_word(const SsmInput& input) { return input.job().conv1d_only ? "halos" : "states"; }
 
 bool verify_worlds(const Config& config, const SsmInput& input, const SsmOptions& library, const Screen& screen,
