@@ -26,9 +26,9 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 struct CheckedRow {
   RowSample sample;
   std::int64_t row = 0;  // of this rank's results
-  TileRange tiles;       // that the kernel attends to
+  TileRange tiles;       // that the kernel computes
   SamePrecisionRow same_precision;
-  bool tainted = false;  // a tile that it attends to has a non-finite V
+  bool tainted = false;  // a computed tile holds a non-finite V
 };
 
 // Calls visit(i) for rows that have nothing to do with each other, on as many threads as there are rows at most.
@@ -60,7 +60,7 @@ void stream_keys(const AccuracyInputs& inputs, std::int64_t origin, KeyRange ran
   }
 }
 
-// True if any V of the keys that `row` attends to, of its own K/V head, is not finite.
+// Whether any V of the key tiles of `row`, in its own K/V head, is not finite.
 bool taints(const TensorView& v, std::int64_t first_key, const CheckedRow& row, std::int64_t key_tile) {
   const std::int64_t begin = std::max(row.tiles.begin * key_tile, first_key);
   const std::int64_t end = std::min(row.tiles.end * key_tile, first_key + v.tokens);

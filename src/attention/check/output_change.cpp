@@ -36,9 +36,8 @@ struct RowResult {
   double lse = 0.0;
 };
 
-// Results of a sequence's sampled rows over one of the caches, which may have fewer keys at other positions. `sinks`:
-// [heads], or empty. `latents`: the matrices of an MLA job, whose rows are computed in the absorbed form; null:
-// attention.
+// The samples of a sequence over one of the caches, whose keys may be fewer, and stand elsewhere. `sinks`: [heads], or
+// empty. `latents`: the matrices of an MLA job, which is computed in the absorbed form; null: of another.
 std::vector<RowResult> compute(const JobInput& input, std::size_t sequence, std::span<const RowSample> samples,
                                const std::vector<std::vector<double>>& queries, std::span<const float> sinks,
                                const MlaProjections* latents, int threads) {

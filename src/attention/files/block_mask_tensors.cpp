@@ -32,7 +32,7 @@ class TensorPieces {
  public:
   explicit TensorPieces(const TensorSource& tensor) : tensor_(tensor) {}
 
-  // Elements from a byte on: at least one, up to the end of the buffer.
+  // Elements from a byte on: at least one, and all that are there.
   std::span<const std::byte> from(std::int64_t byte) {
     constexpr std::int64_t kPieceBytes = std::int64_t{1} << 20;
     if (byte < first_ || byte >= first_ + static_cast<std::int64_t>(piece_.size())) {

@@ -16,7 +16,7 @@ bool holds_cache(const SafetensorsFile& file, const InputNames& names);
 
 // `order` is that of q and out. `page_order`, kThd or kHtd, is that of a page; absent: what the file's metadata
 // `page_order` says, or the only one that the shapes allow. Throws kFile, naming the tensor and what is wrong with it;
-// of the block_mask, sequence and entry too. `compressed`: what is found of pools that are.
+// for block_table and lengths_k, the sequence and entry too. `compressed`: what is found of pools that are.
 InputTensors find_cache(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order,
                         std::optional<AxisOrder> page_order, std::optional<CompressedTensors>& compressed);
 

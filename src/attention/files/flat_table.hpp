@@ -21,7 +21,7 @@ struct FlatEntry {
 };
 
 // Entries in the file's order. `name` stands for the file in messages. Throws `code` for anything that isn't a table of
-// scalars: syntax errors with their line, block_mask, dates, nulls, duplicate keys, more than 8 levels. `suggestion` is
+// scalars: syntax errors with their line, arrays, dates, nulls, duplicate keys, more than 8 levels. `suggestion` is
 // what messages end with.
 std::vector<FlatEntry> parse_toml_table(
     std::string_view text, std::string_view name, ErrorCode code,

@@ -94,8 +94,8 @@ class JobInput {
   // Synthetic input for a job that the caller made.
   static JobInput synthetic(Job job, std::uint64_t seed);
 
-  // The same job as a decode step over another cache, dense (0) or with this page size, whose contents are read token
-  // by token. Its rows must fit a step: op() says so, or the caller ensures it.
+  // The same job as a decode step over another cache, without pages (0) or with pages of that many tokens, whose
+  // contents are read token by token. Its rows must be a step's: op() says so, or the caller sees to it.
   JobInput decoded(std::int64_t page_size) const;
   // The same job for Attention, or for Mla. `why`: of one that would have been decoded, why it isn't.
   JobInput attended(std::string why = {}) const;

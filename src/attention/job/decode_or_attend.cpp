@@ -19,7 +19,7 @@ namespace ringattn {
 
 namespace {
 
-// The attention kernel of the rows: the named one, else the first that supports the spec; null: none.
+// The attention kernel for the rows, or null: the named one, else the first that can.
 const AttentionRow* attention_row_of(const AttentionSpec& spec, const KernelRequest& request, KernelScope scope) {
   for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     if (request.kernel != "auto" && request.kernel != row.name) continue;

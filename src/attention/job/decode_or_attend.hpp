@@ -11,11 +11,11 @@
 
 namespace ringattn {
 
-// Why a kDecode input can't be decoded with the bits of Attention: the attention kernel of its rows, the named one or
-// the first that supports the spec, can't decode, or lacks a feature for it, or the block mask does not fit a decode
-// step. A kernel of another name would have other bits, and several ranks might choose another kernel than one rank.
-// Empty if the named kernel decodes: then the decode reports errors. For latents in rows that Mla computes: no kernel
-// decodes them, or only kernels of another backend do. Empty for every other input.
+// Why a kDecode input can't be decoded here with the bits that Attention gives it: the attention kernel for its rows,
+// the named one or the first that can, doesn't decode, or lacks something for it, or lists of key blocks don't fit a
+// step. A kernel of another name would have other bits, and another one would be chosen for one rank than for several.
+// Empty where the named kernel is one that decodes: then Decode says what is wrong. Why latents in rows are not
+// decoded, though Mla computes them: no kernel decodes them, or those of another backend. Empty for every other input.
 std::string why_not_decoded(const JobInput& input, const KernelRequest& request, KernelScope scope);
 
 // Returns the input, or its rows where it can't be decoded. For inputs that the user did not ask to have decoded.

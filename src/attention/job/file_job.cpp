@@ -79,8 +79,8 @@ void PreparedFileJob::prepare(Transport& transport, Options options, int heads_a
 
 KernelShape PreparedFileJob::tiles() {
   if (!input_->decodes()) return ring().plan.kernel;
-  // Decoded rows attend to tiles as the attention kernel of the same name cuts them; without such a kernel, all rows of
-  // a step are in one tile.
+  // Decoded rows have the key tiles of the attention kernel of the same name; where there is none, all
+  // rows of a step at once.
   const AttentionSpec spec = decode_spec(*input_).attention;
   const auto same = [&](const AttentionRow& row) { return row.name == kernel().name; };
   if (std::ranges::none_of(kernel_table<AttentionSpec>(), same)) return {step_->key_tile, kMaxDecodeRows};

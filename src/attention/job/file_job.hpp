@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, decode or MLA over the ranks
-// of a world; O and LSE to a file.
+// The op class to whole jobs: q, k and v, or a cache, or latents, from a file or a seed; attention, a decode step
+// or latent attention over the ranks of a world; O and LSE to a file.
 //
 //   FileJob job;
 //   job.input = FileInput{"qkv.safetensors"};
@@ -45,7 +45,7 @@ struct FileJobResult {
   Digests digests;
 };
 
-// The options of a decode, from a job's options.
+// A job's options for Decode.
 DecodeOptions decode_options(const Options& options);
 
 // Plans the decode step of `input` with the kernel that `request` chooses, on `ranks` ranks with `threads` host threads
@@ -66,8 +66,7 @@ class PreparedFileJob {
   PreparedFileJob(JobInput input, Transport& transport, Options options, int heads_at_a_time = 0);
 
   const JobInput& input() const { return *input_; }
-  // The op that input().op() and input().decodes() name. decode() is the decode of MlaDecode for latents that are
-  // decoded.
+  // The one that input().op() says is there, and input().decodes(): for MLA that is decoded, decode() is in_latent().
   Attention& attention() { return *attention_; }
   Decode& decode() { return mla_decode_ ? mla_decode_->in_latent() : *decode_; }
   MlaDecode& latent_decode() { return *mla_decode_; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Number of keys that ranks attend to in a decode step with a block mask. Pure: no ranks run here.
+// How many keys a decode step's block mask has its ranks attend to. Pure: no ranks run here.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace ringattn {
 
 // Keys of each list, [sequences, lists of a sequence]: those of the blocks that it names, and of the rows' own. Empty
-// where the job has no block_mask, or has those of other sequences, as one of the last rows of another job, or where
+// where the job has no block mask, or has that of other sequences, as one of the last rows of another job, or where
 // its rows are no step by them (why_not_decodable()).
 std::vector<std::int64_t> keys_per_mask_row(const Job& job);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cache of a decoding step on this rank: its share of a job's keys and values, in the kernel's memory.
+// The cache of a decode step on this rank: its share of a job's keys and values, in the kernel's memory.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A decoding step on this rank: a loaded cache, all queries, and its rows of the result.
+// A decode step on this rank: a loaded cache, all queries, and its rows of the result.
 #pragma once
 
 #include <cstddef>

@@ -59,7 +59,7 @@ std::unique_ptr<Attention> measured_job(const Options& options, Transport& world
   return std::make_unique<Attention>(job, world, options);
 }
 
-// FLOP/s of this rank's attention, and the seconds it took: the second of two runs.
+// FLOPs per second of this rank's kernels, and their time in seconds. The second of two runs, warmed up.
 struct AttentionRate {
   double seconds = 0.0;
   double flops_per_second = 0.0;

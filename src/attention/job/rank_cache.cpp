@@ -73,8 +73,7 @@ RankCache dense_share(const Batch& batch, const Holding& holding, std::int64_t c
   return cache;
 }
 
-// Number of head parts that balances the keys selected by the block mask, if it is known and there are several ranks;
-// else 0.
+// By the keys that the block mask has the ranks attend to, where known and there are several ranks; else 0.
 int head_parts(const Job& job, const AttentionSpec& spec, int ranks) {
   const std::vector<std::int64_t> listed = ranks > 1 ? keys_per_mask_row(job) : std::vector<std::int64_t>();
   if (listed.empty()) return 0;

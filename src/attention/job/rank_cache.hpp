@@ -56,8 +56,8 @@ DecodeJob decode_job(const JobInput& input, int ranks, const DecodeKernel& kerne
 // of too many entries.
 RankCache rank_cache(const JobInput& input, const DecodeJob& job, int rank, int ranks, std::int64_t kv_split_keys);
 
-// Bytes of K and V, or of latents, that a step by `kernel` reads: the tiles that its rows see, once per K/V head, on
-// all ranks together. Shared-prefix tiles that the kernel computes for several sequences at once are read once.
+// Bytes of K and V, or of latents, that a step by `kernel` reads: the tiles that its rows see, once a K/V head, on all
+// ranks together. Tiles of shared prefixes that the kernel computes for several sequences at once are read once.
 double decode_bytes(const JobInput& input, const DecodeKernel& kernel, const CacheFormat& format = {});
 
 }  // namespace ringattn

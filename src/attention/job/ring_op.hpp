@@ -12,7 +12,7 @@ namespace ringattn {
 // Refers to the front op, which outlives it.
 struct RingOp {
   Backend& backend;
-  const AttentionChoice& kernel;  // of the attention
+  const AttentionChoice& kernel;  // what computes attention
   const Options& options;
   const JobLayout& layout;
   const Plan& plan;

@@ -121,7 +121,7 @@ class Runner {
     return earliest(collective_, mine);
   }
 
-  // Number of states sent in a shape; a resumed one passes on one more for each cut sequence, through its caller.
+  // States that are sent in a shape; a resumed one hands on one more of each sequence that is cut, through its caller.
   std::int64_t states_of(const SsmShape& shape) const {
     std::int64_t states = 0;
     for (const std::vector<StateHop>& step : state_hops(layout_of(shape)).hops) {

@@ -28,7 +28,7 @@ struct SsmShape {
 std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input);
 
 struct SsmShapeResult {
-  std::int64_t states = 0;  // sent between ranks
+  std::int64_t states = 0;  // that are sent from rank to rank
   std::optional<Difference> difference;
 };
 
