@@ -178,7 +178,7 @@ TEST_P(Compressed, WithABlockMask) {
   }
 }
 
-// What travels are the streams: as many bytes as a token has of them.
+// The streams are sent: the bytes per token of all of them.
 TEST_P(Compressed, BlocksTravelCompressed) {
   Job job{make_spec(Dtype::kBf16, 4, 2, 64, {-1, -1}), uniform_batch(1, 1024, 1024)};
   job.format = GetParam().format;

@@ -130,7 +130,7 @@ TEST(DecodeWithBlockMask, OnSeveralRanks) {
 }
 
 // One sequence, whose lists are two groups of tiles: ranks deal its heads, as evenly as they can. Of four ranks two
-// have nothing to fold, as there are three heads.
+// have no keys to attend to, as there are three heads.
 TEST(DecodeWithBlockMask, OfASingleSequenceOnSeveralRanks) {
   AttentionSpec spec = make_spec(Dtype::kBf16, 6, 3, 16, {-1, 0}, 32);
   spec.sinks = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank whose memory runs out in a step before its kernel folds, at each of its allocations in turn: nothing has been
+// A rank whose memory runs out in a step before its kernel runs, at each of its allocations in turn: nothing has been
 // done yet, or the transport is given up before the exception goes on. All other ranks end at once, and know whose
 // failure it was.
 #include <gtest/gtest.h>
@@ -57,7 +57,8 @@ class NotedTransport final : public ForwardingTransport {
   bool abandoned_ = false;
 };
 
-// Notes a failure. A kernel's beat says that it is about to fold, by threads that may not throw: memory is enough then.
+// Notes a failure. A kernel's heartbeat comes from threads that may not throw, just before it computes: memory is
+// enough then.
 class NotedLiveness final : public RankLiveness {
  public:
   using RankLiveness::RankLiveness;

@@ -234,7 +234,7 @@ TEST(EnqueueFailures, NameTheRankThatDidNotCome) {
     run_threads_world(2, {}, [&](Transport& world) {
       Options options = on_cpu();
       options.timeout_seconds = 0.5;
-      options.machine = {"fast", 1e12, 1e12, 0.0};  // a fold is predicted to take no time
+      options.machine = {"fast", 1e12, 1e12, 0.0};  // compute time is estimated as 0
       Attention attention(small_job(700), world, options);
       std::vector<std::byte> workspace(attention.workspace_bytes());
       std::vector<Layer> layers = layers_of(attention, world.rank(), 3);

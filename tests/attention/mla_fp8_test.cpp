@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latents in rows of 8 bits travel as they are, and are the numbers that they are unpacked to: O and LSE have the bits
-// of a job over those, in each form, for any number of ranks, blocks, heads at a time and strides.
+// Latents in rows of 8 bits are sent as stored, and equal the numbers that they are unpacked to: O and LSE have the
+// bits of a job over those, in each form, for any number of ranks, blocks, heads at a time and strides.
 
 #include <gtest/gtest.h>
 

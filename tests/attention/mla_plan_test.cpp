@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What latent attention plans: its form by the shape, the rows that it gathers, blocks within their limit, the heads
-// that fit into memory, and what travels.
+// that fit into memory, and what is sent.
 #include <gtest/gtest.h>
 
 #include <algorithm>

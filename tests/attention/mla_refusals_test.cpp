@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Mla refuses, with both shapes named and on all ranks together.
+// What Mla refuses, with both shapes named and on all ranks together.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What scans and decoding steps take of ranks by their world_plans, and budgets that don't hold it.
+// Memory and transfers of SSM ops and decode steps by their plan summaries, and budgets that are too small.
 #include "attention/ssm_plan_summary.hpp"
 
 #include <gtest/gtest.h>

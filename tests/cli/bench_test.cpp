@@ -196,7 +196,7 @@ TEST(Bench, ComputeOnlyWaitsForNothing) {
   EXPECT_EQ(json_at(lines[0], "/mode"), "\"whole\"");
   EXPECT_EQ(json_at(lines[1], "/mode"), "\"compute\"");
   EXPECT_TRUE(has(run.err, "compute")) << run.err;
-  // On a link of 1 MB/s the whole runs wait for 64 KB and more, and the folds don't touch it.
+  // On a link of 1 MB/s the whole runs wait for 64 KB and more, and compute-only runs don't use it.
   const Variables slow{{"RINGATTN_PACE", "1m"}};
   const auto exposed = [&](const Words& flags) {
     const Finished paced = tool(bench({"--seq", "500", "--ranks", "2", "--jsonl", "-"}) + flags, slow);

@@ -92,7 +92,7 @@ TEST_F(CompressLatents, RowsBecomeThoseOfFlashMla) {
   const std::string expected = digest({"run", "--input", rounded});
   EXPECT_NE(expected, digest({"run", "--input", folder_.file("plain")}));
   for (const char* ranks : {"1", "3"}) EXPECT_EQ(digest({"run", "--input", small(), "--ranks", ranks}), expected);
-  // The rows travel as they are.
+  // The rows are sent as stored.
   const auto moved = [&](const std::string& input) {
     const Finished run = tool({"run", "--input", input, "--ranks", "3", "--json", "-", "--quiet"});
     EXPECT_EQ(run.code, 0) << run.out << run.err;

@@ -77,7 +77,7 @@ TEST(DecodeFile, IsReadIntoRowsForANamedKernel) {
   EXPECT_TRUE(has(named.out, "# kernel: forced: sm80_simt (fp32")) << named.out;
 }
 
-// Over the edge of a group: the prefix's tiles are folded once for all, where a kernel can.
+// Over the edge of a KV split: the prefix's tiles are computed once for all sequences, where a kernel can.
 TEST(DecodeSteps, OfSharedPrefixesAreThoseOfAPrefill) {
   const Words step = Words{"--synthetic", "7", "--seq", "8300", "--batch", "3", "--op", "decode"} +
                      Words{"--heads", "2", "--kv-heads", "1", "--head-dim", "8", "--dtype", "fp32", "--q-len", "2"};
@@ -314,7 +314,7 @@ TEST(PlanDecode, ByEveryKernelOfGpus) {
   }
 }
 
-// Tiles of a prefix that sm90_attention folds once for all sequences are read once.
+// Tiles of a prefix that sm90_attention computes once for all sequences are read once.
 TEST(PlanDecode, CountsSharedTilesOnce) {
   const Words job{"plan", "--op", "decode", "--seq", "64k", "--batch", "32", "--page-size", "16", "--json", "-"};
   const Words shares = job + Words{"--kernel", "sm90_attention"};

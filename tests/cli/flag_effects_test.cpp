@@ -233,7 +233,7 @@ const Effects& effects() {
        }},
       {"overlap",
        [] {
-         // Without it a block is posted only once the one before it is folded.
+         // Without it a block is posted only once the one before it is computed.
          const TemporaryFolder folder;
          const auto posted = [&](const char* overlap) {
            const std::string path = folder.file(overlap);

@@ -255,7 +255,7 @@ TEST(MlaSteps, InKvSplitsOfFewerKeys) {
   }
 }
 
-// Partial results travel between ranks, and not the latents.
+// Partials are sent between ranks, and not the latents.
 TEST(MlaSteps, InRowsAreMeasuredAndPlannedAsSteps) {
   const Words shape{"--op",       "mla", "--seq",      "300", "--q-len",      "1",  "--heads",   "2",
                     "--head-dim", "16",  "--rope-dim", "8",   "--latent-dim", "32", "--samples", "2",

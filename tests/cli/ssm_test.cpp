@@ -22,7 +22,7 @@ Words ssd_job() {
 Words selective_job() {
   return {"--op", "selective_scan", "--synthetic", "7", "--seq", "300", "--heads", "8", "--state-dim", "16"};
 }
-// Two super-segments and a bit, so that states travel, of few numbers.
+// Two super-segments and a bit, so that states are sent, of few numbers.
 Words long_job() {
   return {"--op", "ssd",        "--synthetic", "7",           "--seq", "131100",  "--heads",
           "2",    "--head-dim", "8",           "--state-dim", "8",     "--dtype", "fp32"};
@@ -200,7 +200,7 @@ TEST(Ssm, IsTraced) {
   // Two heads in two halves on two ranks.
   for (const char* lane : {"\"fold\"", "\"finish\"", "\"states\""}) EXPECT_EQ(counts[lane], 4) << lane;
   EXPECT_GE(counts["\"wait\""], 2);
-  // The first half's states travel while the second is folded, the second's while the first is finished.
+  // The first half's states are sent while the second is computed, the second's while the first is finished.
   const auto overlap = [&](const std::string& a, const std::string& b) {
     return spans[a].first <= spans[b].first && spans[b].second <= spans[a].second;
   };

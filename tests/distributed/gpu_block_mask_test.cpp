@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs with lists of key tiles on GPUs, over every fold kernel of the cuda backend: a list of everything is the job
-// without block_mask, and other lists give the bits of one rank on several, in any layout and blocks.
+// Jobs with a block mask on GPUs, over every attention kernel of the cuda backend: a full mask is the job
+// without block mask, and other masks give the bits of one rank on several, in any layout and blocks.
 #include <gtest/gtest.h>
 
 #include <memory>

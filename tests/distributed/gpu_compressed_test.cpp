@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over compressed keys and values on GPUs, over every fold kernel of the cuda backend: blocks travel as
-// codes, and O and LSE have the bits of attention over what decompression gives, for any number of ranks, layout and
+// Attention over compressed keys and values on GPUs, over every attention kernel of the cuda backend: blocks are sent
+// as codes, and O and LSE have the bits of attention over what decompression gives, for any number of ranks, layout and
 // blocks.
 #include <gtest/gtest.h>
 

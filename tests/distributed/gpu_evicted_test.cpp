@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs over caches that have lost tokens on GPUs, over every fold kernel of the cuda backend that knows positions of
+// Jobs over caches with evicted tokens on GPUs, over every attention kernel of the cuda backend that knows positions of
 // keys: those that keep everything are the job, others give the bits of one rank on several, in any layout, blocks and
 // pages, and fp64 agrees.
 #include <gtest/gtest.h>

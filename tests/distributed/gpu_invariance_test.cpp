@@ -17,7 +17,7 @@ namespace {
 // Once for each kernel of the cuda backend.
 class GpuInvariance : public GpuRowTest {
  protected:
-  // The plain kernel takes the same paths with less patience.
+  // The SIMT kernel takes the same paths with smaller jobs, as it is slow.
   std::int64_t scaled(std::int64_t tokens) const {
     return GetParam().name.find("plain") == std::string_view::npos ? tokens : tokens / 4 + 3;
   }

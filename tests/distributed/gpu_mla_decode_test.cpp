@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over latents on GPUs, by every kernel of the cuda backend that does: products, rows that join the cache, and
 // the step. Rows of several ranks, pages, rows of 8 bits and launches of a graph equal those of one rank without pages,
-// byte for byte; these are right, and those of an absorbed Mla where a fold kernel has the decoding kernel's name.
-// Ranks are threads of this process and share the GPUs that there are.
+// byte for byte; these are right, and those of an absorbed Mla where an attention kernel has the decoding kernel's
+// name. Ranks are threads of this process and share the GPUs that there are.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mla attention on GPUs, over every fold kernel of the cuda backend that can do a form: O and LSE of several ranks,
+// MLA on GPUs, over every attention kernel of the cuda backend that can do a form: O and LSE of several ranks,
 // blocks, heads at a time and strides equal those of one rank, byte for byte, and are about what the CPU has. Ranks are
 // threads of this process and share the GPUs that there are.
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over keys in the pages of a cache on GPUs, over every fold kernel of the cuda backend: one rank reads pages
+// Attention over a paged cache on GPUs, over every attention kernel of the cuda backend: one rank reads pages
 // where they lie, several copy theirs first, and all give the bits of the same keys in rows.
 #include <gtest/gtest.h>
 

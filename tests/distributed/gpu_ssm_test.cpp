@@ -144,7 +144,7 @@ TEST_P(GpuSsm, LayersAndStepsOfDecoding) {
   }
 }
 
-// Halos travel in the caller's stream and states in one of the scan's own, over one transport.
+// Halos are sent on the caller's stream and states on one of the SSM op's own, over one transport.
 void expect_the_same_of_two_ranks(const std::string& transport) {
   for (const SsmCase& given : {heads_of_matrices(), ragged_sequences(), channels()}) {
     for (const int ranges : {1, 2}) {

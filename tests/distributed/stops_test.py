@@ -36,7 +36,7 @@ LAUNCHER = str(pathlib.Path(__file__).resolve().parents[2] / "launch" / "ringatt
 JOB = ["--synthetic", "7", "--seq", "1500", "--heads", "2", "--kv-heads", "1", "--head-dim", "32", "--dtype", "fp32",
        "--block", "256", "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
 
-# Three super-segments, so states travel from rank to rank.
+# Three super-segments, so states are sent from rank to rank.
 SSM = ["--op", "ssd", "--synthetic", "7", "--seq", "140000", "--heads", "2", "--head-dim", "8", "--state-dim", "8",
         "--backend", "cpu", "--threads", "1", "--timeout", f"{TIMEOUT:g}"]
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of key tiles: a list of everything gives the bits of the fold without block_mask; other lists give the same
-// bits however the work is arranged, are as accurate as the fold, and let nothing through that they don't name.
+// Block masks: a full mask gives the bits of attention without a mask; other masks give the same
+// bits however the work is arranged, are as accurate as attention, and let through only the blocks they name.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -56,7 +56,7 @@ class AttentionBlockMask : public KernelRowTest {
     AttentionRunner runner(row(), dense);
     return {runner.kernel().query_tile(), runner.kernel().key_tile()};
   }
-  // Blocks of so many tiles; of a kernel without query tiles, of 24 queries, which are no whole number of its items.
+  // Blocks of that many tiles. For a kernel without query tiles: 24 queries, no multiple of its work tiles.
   BlockMaskShape shape_of(const AttentionSpec& spec, int heads, int tiles = 1) {
     const Tiles sizes = tiles_of(spec);
     return {(sizes.query == 1 ? 24 : sizes.query) * tiles, sizes.key * tiles, heads};
@@ -109,7 +109,7 @@ TEST_P(AttentionBlockMask, OfEverythingAreDenseAttention) {
   }
 }
 
-// Groups of key tiles are those of the fold, also where a window's first tile is not a group's.
+// KV splits are those of plain attention, also where a window's first tile is not a split's first.
 TEST_P(AttentionBlockMask, OfEverythingOverSeveralKvSplitsAreDenseAttention) {
   std::size_t turn = 0;
   for (const Dims& dims : usual_dims(row())) {
@@ -158,7 +158,7 @@ TEST_P(AttentionBlockMask, GiveTheSameBitsInAnyArrangement) {
   }
 }
 
-// Where nothing is masked, tiles that are listed far apart are folded as if they followed each other: groups are full.
+// Where nothing is masked, distant tiles of the mask are computed as if they followed each other: KV splits are full.
 TEST_P(AttentionBlockMask, AreAttentionOverWhatTheyName) {
   for (const Dims& dims : usual_dims(row())) {
     const AttentionSpec spec = make_spec(dims, kHeads, kKvHeads, {-1, -1});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs whose result is exactly known. They see a tile that is folded twice, left out or misplaced.
+// Inputs whose result is exactly known. They detect a tile that is computed twice, left out or misplaced.
 #include <algorithm>
 #include <cmath>
 #include <cstring>

@@ -106,7 +106,7 @@ TEST_P(AttentionInvariance, WithNonFiniteValues) {
 }
 
 // A value that a row doesn't see decides which path the tile takes, but no bit of the row. Where rows share query
-// tiles, those that fold the value's tile may become NaN, and no others.
+// tiles, those that use the value's tile may become NaN, and no others.
 TEST_P(AttentionInvariance, UnseenNanMovesNoBit) {
   const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, 0});
   AttentionInputs inputs = inputs_for(spec);
@@ -192,7 +192,7 @@ TEST_P(AttentionInvariance, BatchAndChunksMoveNoBit) {
   EXPECT_TRUE(chunks.same_bits(expected));
 }
 
-// Scratch keeps what the last fold left there.
+// Scratch keeps what the last run left there.
 TEST_P(AttentionInvariance, ScratchLeavesNoTrace) {
   for (const Dims& dims : usual_dims(row())) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});

@@ -139,7 +139,7 @@ TEST_P(AttentionKvSplits, WithNanInOneOfThem) {
   });
 }
 
-// ∞ keeps its place, however little its group weighs. Where tensor cores fold, the group may weigh 0, and 0 · ∞ is NaN.
+// ∞ keeps its place, however small its KV split's weight. With tensor cores the weight may be 0, and 0 · ∞ is NaN.
 TEST_P(AttentionKvSplits, WithInfinityInALightOne) {
   for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
     AttentionInputs first = with_levels(spec, group, {0.0F, 300.0F});

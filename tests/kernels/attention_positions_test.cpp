@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys at positions of their own, as a cache has them that has lost tokens: with all keys at their places they give the
-// bits of the fold without positions; others give the same bits however the work is arranged, and are as accurate as
-// the fold.
+// bits of attention without positions; others give the same bits however the work is arranged, and are as accurate as
+// attention.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -53,7 +53,7 @@ class AttentionPositions : public KernelRowTest {
     if (known(usual_dims(row())).empty()) GTEST_SKIP() << row().name << " has no kernel for positions of keys";
   }
 
-  // Those for which the kernel knows positions.
+  // Dims for which the kernel supports positions.
   std::vector<Dims> known(const std::vector<Dims>& dims) const {
     std::vector<Dims> known;
     for (const Dims& one : dims) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold's contract beside its numbers: the exported state, progress between tiles, tasks that don't fit the kernel.
+// The attention kernels' contract besides their results: the exported state, progress between tiles, tasks that don't
+// fit the kernel.
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -87,7 +88,7 @@ TEST_P(AttentionStates, ProgressRunsOnTheCallingThread) {
   EXPECT_TRUE(result.same_bits(expected));
 }
 
-// What progress throws ends the fold on all threads and comes out unchanged; the kernel is as good as before.
+// What progress throws ends the computation on all threads and comes out unchanged; the kernel is as good as before.
 TEST_P(AttentionStates, ProgressMayThrow) {
   const AttentionSpec spec = make_spec(usual_dims(row()).front(), 4, 2, {-1, -1});
   for (const int threads : {1, 4}) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The fold table: every kernel × tail × head ratio × mask × dtype, with soft-cap, sinks and query offset, against the
-// oracle.
+// The attention table: every kernel × tail × head ratio × mask × dtype, with soft-cap, sinks and query offset, against
+// the oracle.
 #include <fmt/format.h>
 
 #include <array>

@@ -21,7 +21,7 @@ std::vector<std::string> missing_of_tensor_cores(const AttentionSpec& spec) {
 }
 std::vector<std::string> missing_everything(const AttentionSpec&) { return {"everything"}; }
 
-// It runs everywhere, and no row of it folds a key that it doesn't see.
+// It runs everywhere, and no row uses a key that it doesn't see.
 const AttentionRow& cpu_row() {
   return *std::ranges::find(kernel_table<AttentionSpec>(), "cpu_attention", &AttentionRow::name);
 }
@@ -76,7 +76,8 @@ TEST(Checks, WrongResultsAreFound) {
   }
 }
 
-// Where rows share tiles of keys, a value that is not finite makes every row so that folds its tile, and no other.
+// Where rows share tiles of keys, a value that is not finite makes every row that uses its tile not finite, and no
+// other.
 TEST(Checks, ValuesThatAreNotFiniteTaintTheirTile) {
   AttentionInputs inputs = small_inputs();  // rows at 2, 3 and 4 of 5 keys
   inputs.set_v(4, 0, 1, std::numeric_limits<float>::infinity());
@@ -84,7 +85,7 @@ TEST(Checks, ValuesThatAreNotFiniteTaintTheirTile) {
   EXPECT_EQ(check_accuracy(inputs, exact.out, exact.lse), "");
   // Two key tiles of 4 keys; rows 2 and 3 are of one query tile, row 4 of another.
   EXPECT_EQ(check_accuracy(inputs, exact.out, exact.lse, {2, 4}), "");
-  EXPECT_NE(check_accuracy(inputs, exact.out, exact.lse, {4, 8}), "");  // one tile: rows 2 and 3 fold it too
+  EXPECT_NE(check_accuracy(inputs, exact.out, exact.lse, {4, 8}), "");  // one tile: rows 2 and 3 use it too
   AttentionResult tainted = exact;
   const auto row = static_cast<std::size_t>(inputs.spec.head_dim_v) * size_of(inputs.spec.dtype);
   for (std::size_t i = 0; i < 4; ++i) {  // rows 2 and 3, two heads

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows that are decoded by lists of key blocks: they have the bits of a fold by the same block_mask, and by lists of
-// everything those of a decoding step without block_mask, by memcmp of O and LSE, for every kernel that decodes.
+// Decode with a block mask: rows have the bits of attention with the same mask, and with a mask of
+// everything those of a decode step without a mask, by memcmp of O and LSE, for every kernel that decodes.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -83,7 +83,7 @@ TEST_P(DecodeBlockMask, KvSplitsFollowFromPositions) {
       const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
       const std::int64_t group = group_of(spec);
       std::vector<CacheLayout> layouts = {{.page_size = 128}};
-      if (row().backend == "cuda") {  // how many processors share a group
+      if (row().backend == "cuda") {  // how many CTAs share a KV split
         layouts.insert(layouts.end(), {{.slices = 1},
                                        {.page_size = 16, .slices = 2},
                                        {.page_size = 16, .slices = 4},
@@ -139,7 +139,7 @@ TEST_P(DecodeBlockMask, NothingOutsideTheBlockMaskIsRead) {
   EXPECT_TRUE(got.same_bits(expected)) << first_difference(got, expected, spec);
 }
 
-// Rows that outgrow their references, in the groups of a list.
+// Rows that exceed the rescale threshold, in the KV splits of a mask row.
 TEST_P(DecodeBlockMask, RowsThatExceedTheRescaleThreshold) {
   for (const Dims& dims : usual_dims(attention_row())) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps whose keys were dealt to several caches by groups: what each leaves of its groups, merged, is the step over the
-// whole cache, and the fold, by memcmp of O and LSE, for every kernel that decodes.
+// whole cache, and attention, by memcmp of O and LSE, for every kernel that decodes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ class DecodePartitions : public DecodeRowTest {
     return runners;
   }
 
-  // Every share leaves its records; share `merger` merges them.
+  // Every partition writes its partials; partition `merger` merges them.
   static AttentionResult merged(const std::vector<std::unique_ptr<DecodeRunner>>& runners, std::size_t merger) {
     std::vector<const float*> shares;
     for (const auto& runner : runners) {
@@ -108,7 +108,7 @@ TEST_P(DecodePartitions, RowsThatExceedTheRescaleThreshold) {
   }
 }
 
-// A step that leaves records writes nothing else. The same records serve again when sequences have new_lengths.
+// A step that writes partials writes nothing else. The same buffer is reused when sequences have new lengths.
 TEST_P(DecodePartitions, GrowingSequences) {
   const AttentionSpec spec = make_spec(first_dims(), 2, 1, {-1, 0});
   const std::int64_t group = group_of(spec);

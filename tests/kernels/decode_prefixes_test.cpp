@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sequences that share prefixes: a step that is told of them has the bits of one that isn't, and of the fold, by memcmp
-// of O and LSE, for every kernel that decodes.
+// Sequences that share prefixes: a step that is told of them has the bits of one that isn't, and of attention, by
+// memcmp of O and LSE, for every kernel that decodes.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -53,10 +53,10 @@ class DecodePrefixes : public DecodeRowTest {
   }
 
   bool on_device() const { return row().backend == "cuda"; }
-  // Processors for a unit (DecodeLimits::slices): as many as the kernel chooses, one, two, or four; of a prefix two at
+  // CTAs per work tile (DecodeLimits::slices): as many as the kernel chooses, one, two, or four; of a prefix two at
   // most.
   std::vector<int> forms() const { return on_device() ? std::vector<int>{0, 1, 2, 4} : std::vector<int>{0}; }
-  // Head dims of all forms: on GPUs two processors share a unit of 128.
+  // Head dims of all forms: on GPUs two CTAs share a work tile of 128.
   std::vector<Dims> dims_of_forms() const {
     std::vector<Dims> dims = usual_dims(attention_row());
     for (const Dims& more : all_dims(attention_row())) {
@@ -154,7 +154,7 @@ TEST_P(DecodePrefixes, WorkTilesInARow) {
     const AttentionSpec spec = make_spec(dims, 64, 1, {-1, 0});
     const std::int64_t group = group_of(spec);
     const std::int64_t tile = group / kTilesPerKvSplit;
-    const int rows = on_device() ? kMaxDecodeRows : 2;  // each, with its 64 heads, is a unit
+    const int rows = on_device() ? kMaxDecodeRows : 2;  // each, with its 64 heads, is a work tile
     // A whole KV split, and with it tiles of an incomplete one; or only an incomplete one, with a number of tiles that
     // doesn't divide evenly.
     for (const std::int64_t keys : {group, group + 3 * tile + 50, 7 * tile + 50}) {
@@ -163,7 +163,7 @@ TEST_P(DecodePrefixes, WorkTilesInARow) {
         shared.lengths.push_back(keys + 20 + s);
         shared.prefix_of.push_back(0);
       }
-      const std::vector<int> none, first{1}, later{69, 133};  // of 144 units on 132 processors, or half as many pairs
+      const std::vector<int> none, first{1}, later{69, 133};  // of 144 work tiles on 132 SMs, or on 66 CTA pairs
       for (const std::vector<int>& outgrown : {none, first, later}) {
         AttentionInputs inputs = decode_inputs(spec, rows, shared.lengths, 33);
         for (const int row : outgrown) {
@@ -176,7 +176,7 @@ TEST_P(DecodePrefixes, WorkTilesInARow) {
   }
 }
 
-// Fewer units than the lengths allow, so that processors have none; or no unit at all.
+// Fewer work tiles than the lengths allow, so that some CTAs have none; or no work tile at all.
 TEST_P(DecodePrefixes, WorkTilesForFew) {
   for (const Dims& dims : dims_of_forms()) {
     const AttentionSpec spec = make_spec(dims, 8, 2, {-1, 0});
@@ -192,7 +192,7 @@ TEST_P(DecodePrefixes, WorkTilesForFew) {
   }
 }
 
-// Rows that outgrow their reference inside of a prefix, and what isn't finite there.
+// Rows that exceed the rescale threshold inside a prefix, and what isn't finite there.
 TEST_P(DecodePrefixes, RowsThatExceedTheRescaleThreshold) {
   for (const Dims& dims : dims_of_forms()) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
@@ -216,7 +216,7 @@ TEST_P(DecodePrefixes, RowsThatExceedTheRescaleThreshold) {
   }
 }
 
-// The same in an open group, which sequences go on with: rows outgrow their reference in the prefix's tiles, in their
+// The same in an incomplete KV split that sequences continue: rows exceed the threshold in the prefix's tiles, in their
 // own, or in both.
 TEST_P(DecodePrefixes, RowsThatExceedTheRescaleThresholdInTheCurrentKvSplit) {
   for (const Dims& dims : dims_of_forms()) {
@@ -287,7 +287,7 @@ TEST_P(DecodePrefixes, GrowingSequences) {
   }
 }
 
-// Keys dealt to several caches: each share folds its groups of the prefixes once.
+// Keys dealt to several caches: each partition computes its KV splits of the prefixes once.
 TEST_P(DecodePrefixes, OverPartitions) {
   for (const Dims& dims : dims_of_forms()) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});

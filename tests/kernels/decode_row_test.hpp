@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A test fixture that runs once for every kernel that decodes, as kernel_row_test.hpp's does for every one that folds.
+// A test fixture that runs once for every decode kernel, as kernel_row_test.hpp's does for every attention kernel.
 #pragma once
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ inline void PrintTo(const testing::DecodeRow& row, std::ostream* stream) { *stre
 
 namespace ringattn::testing {
 
-// The fold's kernel whose bits a decode kernel has.
+// The attention kernel whose bits a decode kernel has.
 inline const AttentionRow& fold_of(const DecodeRow& row) {
   for (const AttentionRow& fold : kernel_table<AttentionSpec>()) {
     if (fold.name == row.name) return fold;
@@ -30,7 +30,7 @@ inline const AttentionRow& fold_of(const DecodeRow& row) {
   throw std::logic_error("no fold kernel has the name of the decode kernel");
 }
 
-// The kernels that decode with the bits of a fold.
+// The kernels that decode with the bits of an attention kernel.
 inline std::vector<DecodeRow> rows_like_folds() {
   std::vector<DecodeRow> rows;
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {

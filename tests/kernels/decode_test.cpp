@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoded rows are those of a fold of the whole sequence, by memcmp of O and LSE, for every kernel that decodes.
+// Decoded rows are those of attention over the whole sequence, by memcmp of O and LSE, for every kernel that decodes.
 #include "kernels/decode.hpp"
 
 #include <fmt/format.h>
@@ -60,7 +60,8 @@ TEST_P(Decode, LengthsAroundEdges) {
   }
 }
 
-// 1 … 16 rows a sequence. Rows of one step may belong to two query tiles, and so fold different key tiles, and groups.
+// 1 … 16 rows a sequence. Rows of one step may belong to two query tiles, and so use different key tiles, and KV
+// splits.
 TEST_P(Decode, EveryNumberOfRows) {
   for (const Dims& dims : usual_dims(attention_row())) {
     const std::int64_t group = std::int64_t{kTilesPerKvSplit} *
@@ -87,7 +88,7 @@ TEST_P(Decode, EveryHeadRatio) {
   }
 }
 
-// The same rows of a fold in which every token of the sequence is a query.
+// The same rows of an attention run in which every token of the sequence is a query.
 TEST_P(Decode, RowsOfAWholePrefill) {
   for (const Dims& dims : dims()) {
     for (const Mask& mask : {Mask{-1, 0}, Mask{100, 0}}) {
@@ -137,7 +138,7 @@ TEST_P(Decode, AnyPages) {
   }
 }
 
-// As many sequences as most steps have at a time, and more units than processors, with and without pages.
+// As many sequences as a typical step has, and more work tiles than SMs, with and without pages.
 TEST_P(Decode, ManySequences) {
   std::vector<std::int64_t> lengths;
   for (std::int64_t s = 0; s < 256; ++s) lengths.push_back(s * 37 % 331);
@@ -260,7 +261,7 @@ TEST_P(Decode, ALongSequence) {
   expect_same(inputs, {.page_size = 64}, 2);
 }
 
-// Pages that are far smaller than tiles, however many processors fold a group together. Sequences end inside of a page,
+// Pages that are far smaller than tiles, however many CTAs share a KV split. Sequences end inside of a page,
 // with it, or with the first token of one.
 TEST_P(Decode, SmallPages) {
   for (const Dims& dims : varied_dims(attention_row())) {
@@ -351,7 +352,7 @@ TEST_P(Decode, HeadsOf512Columns) {
   }
 }
 
-// Rows that outgrow the reference of a middle group by far, in one of its later tiles, and then again.
+// Rows that exceed the rescale threshold of a middle KV split by far, in one of its later tiles, and then again.
 TEST_P(Decode, RowsThatExceedTheRescaleThreshold) {
   for (const Dims& dims : usual_dims(attention_row())) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});
@@ -370,7 +371,7 @@ TEST_P(Decode, RowsThatExceedTheRescaleThreshold) {
   }
 }
 
-// However many processors fold a group together. All dims of a kernel that is compiled for few.
+// However many CTAs share a KV split. All dims of a kernel that is compiled for few.
 TEST_P(Decode, AnyPartition) {
   constexpr std::size_t kFew = 14;
   const std::vector<Dims> all = all_dims(attention_row());
@@ -405,7 +406,7 @@ TEST_P(Decode, AnyPartition) {
   }
 }
 
-// What isn't finite moves the rows that fold its tile, as in the fold, and no others.
+// What isn't finite changes the rows that use its tile, as in attention, and no others.
 TEST_P(Decode, NotFinite) {
   for (const Dims& dims : usual_dims(attention_row())) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});

@@ -125,7 +125,7 @@ TEST_P(BatchedGemm, AnyNumberOfRowsHasTheSameBits) {
   }
 }
 
-// Work enough for the largest tiles, and several of them for each multiprocessor.
+// Work enough for the largest tiles, and several of them per SM.
 TEST_P(BatchedGemm, ManyTilesHaveTheSameBits) {
   for (const BatchedGemmSpec& spec : specs()) {
     if (spec.dim_k != 128) continue;

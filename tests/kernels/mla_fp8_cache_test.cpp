@@ -129,7 +129,7 @@ TEST_P(MlaFp8Cache, MasksCapAndSinks) {
   }
 }
 
-// More units than processors: places of shared memory go from unit to unit.
+// More work tiles than SMs: pipeline stages pass from work tile to work tile.
 TEST_P(MlaFp8Cache, ManyShortWorkTiles) {
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < (on_device() ? 256 : 24); ++i) lengths.push_back(i * 37 % 331);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A test fixture that runs once for every kernel that scans, as kernel_row_test.hpp's does for every one that folds.
+// A test fixture that runs once for every SSM kernel, as kernel_row_test.hpp's does for every attention kernel.
 #pragma once
 
 #include <fmt/format.h>

@@ -251,7 +251,7 @@ TEST_P(SsmKernels, GoOnInTheirSlots) {
   }
 }
 
-// Token by token, as in decoding: the same values, and states that a scan goes on from.
+// Token by token, as in decode: the same values, and states that a scan continues from.
 TEST_P(SsmKernels, GoOnTokenByToken) {
   for (const SsmSpec& spec : specs()) {
     const SsmData inputs = with_initial(random_ssm(spec, {70, 70, 70}, 63), 64);
@@ -301,7 +301,7 @@ TEST_P(SsmKernels, GoOnInManySequences) {
   }
 }
 
-// Small enough for compute-sanitizer: as many updates of few states as make CTAs of a GPU walk over several of them.
+// Small enough for compute-sanitizer: as many updates of few states that CTAs of a GPU process several of them.
 TEST_P(SsmKernels, GoOnInManySequencesOfFewStates) {
   SsmSpec spec = selective_spec(Dtype::kBf16, 8, 16);
   if (!can(spec)) spec = small(Dtype::kBf16);

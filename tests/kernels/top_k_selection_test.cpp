@@ -85,7 +85,7 @@ TEST(TopKSelection, TakeTheBestTheFirstAndTheDiagonal) {
   EXPECT_EQ(listed(3, 0), (Blocks{0, 4, 5}));  // the diagonal is the first one, and counts once
 }
 
-// By the definition, block by block: every score is that of decoding steps (block_score.hpp).
+// By the definition, block by block: every score is that of decode steps (block_score.hpp).
 TEST(TopKSelection, HaveTheHighestScores) {
   AttentionInputs inputs =
       random_inputs(make_spec(Dtype::kF16, 6, 2, 40, {-1, 0}), {{}, {700, 900, 200}, {1, 77, 76}}, 5);

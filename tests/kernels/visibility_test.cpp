@@ -26,7 +26,7 @@ void for_masks_and_lengths(Check check) {
   }
 }
 
-// Ranges and folded tiles, against every single key.
+// Ranges and computed tiles, against every single key.
 TEST(Visibility, RangesHoldExactlyTheVisibleKeys) {
   for_masks_and_lengths([](const Mask& mask, const Visibility& visibility, std::int64_t length) {
     TileRange previous{0, 0};
@@ -147,7 +147,7 @@ TEST(Visibility, ColumnsOfATile) {
   }
 }
 
-// With a query tile a row folds what any position of its tile sees, also below zero.
+// With a query tile a row computes what any position of its tile sees, also below zero.
 TEST(Visibility, QueryTilesShareTheirKeyTiles) {
   const Visibility causal({-1, 0}, 100);
   EXPECT_EQ(causal.tiles(0, {8, 4}).end, 2);

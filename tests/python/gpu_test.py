@@ -175,7 +175,7 @@ class OneGpu(unittest.TestCase):
                 for part, there in zip(made.parts, expected.parts, strict=True):
                     assert_same_bits(part.cpu(), there, format)
                 self.assertEqual(made.energy_kept, expected.energy_kept)
-            # What decompresses has bits of its own, which folding has too.
+            # Attention over compressed rows has the bits of attention over decompressed rows.
             plain = [ringattn.decompress(x) for x in small]
             assert_same_bits(ringattn.varlen(q, *small, cu)[0], ringattn.varlen(q, *plain, cu)[0], format)
         small[0].tables["basis"][1, 3, 5] = float("nan")

@@ -31,7 +31,7 @@ Numbers same_precision_reference(const AttentionInputs& inputs);
 
 // Checks a result, out [tokens, heads, head_dim_v] of spec.dtype and lse [tokens, heads]. NaN, ∞ and −∞ must stand
 // exactly where the oracle has them, with one exception: where rows share tiles (those of the kernel, `tiles`), a value
-// that is not finite makes its column not finite in every row that folds its tile. Empty if all is well, else what is
+// that is not finite makes its column not finite in every row that uses its tile. Empty if all is well, else what is
 // wrong first. Counts as a check where there are rows. `slack` is allowed beside what is promised.
 [[nodiscard]] std::string check_accuracy(const AttentionInputs& inputs, const std::vector<std::byte>& out,
                                          const std::vector<float>& lse, const TileSizes& tiles = {},

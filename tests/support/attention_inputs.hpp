@@ -39,7 +39,7 @@ struct AttentionInputs {
 
   // The sequences as lists of tiles have them.
   std::vector<MaskedSequence> masked_sequences() const;
-  // Whether the lists let the query head at a position see the key; without block_mask, true.
+  // Whether the block mask lets the query head at a position see the key; true without one.
   bool mask_has_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const;
   // Where a key of a K/V head stands.
   std::int64_t key_position(std::size_t sequence, int kv_head, std::int64_t key) const;

@@ -17,16 +17,16 @@ namespace ringattn::testing {
 
 struct Arrangement {
   int threads = 1;
-  std::int64_t tiles_per_task = 0;  // tiles (of all sequences, in order) folded by one task; 0: all by one
+  std::int64_t tiles_per_task = 0;  // tiles (of all sequences, in order) computed by one task; 0: all by one
   std::int64_t run_rows = 0;        // rows of a query run; 0: one run per sequence
   std::uint64_t shuffle = 0;        // not 0: runs lie in q, and tiles in several sources, in an order of this seed
   std::size_t sources = 3;          // so many; some hold nothing where there are fewer tiles
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
   bool export_state = false;        // the last task saves as well, and the result has what it saved
-  // Not 0: each group of key tiles is folded by tasks of its own, in an order of this seed, into a state of its own and
+  // Not 0: each KV split is computed by tasks of its own, in an order of this seed, into a state of its own and
   // from copies of the keys of its own. Then they are merged, in place with the first group where 3 divides the seed,
-  // and the last group is folded in place where 2 does.
+  // and the last KV split is computed in place where 2 does.
   std::uint64_t apart = 0;
   bool keep_state = false;  // the last task saves as well, and what it saved must give the same rows once more
   // Where there is a shuffle: the value in memory after a tile's last key, up to the length of a whole tile.
@@ -69,7 +69,7 @@ class AttentionRunner {
   std::unique_ptr<AttentionKernel> kernel_;
 };
 
-// Makes the kernel and folds everything once.
+// Makes the kernel and computes everything once.
 AttentionResult attend_with(const AttentionRow& row, const AttentionInputs& inputs,
                             const Arrangement& arrangement = {});
 

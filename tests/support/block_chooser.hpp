@@ -23,7 +23,7 @@ class BlockChooser {
     bool operator==(const Result&) const = default;
   };
 
-  // `inputs` have a spec with block_mask, and as many queries in each sequence, at the end of its keys.
+  // `inputs` have a spec with a block mask, and equally many queries in each sequence, at the end of its keys.
   BlockChooser(std::unique_ptr<Backend> backend, const AttentionInputs& inputs, std::int64_t page_size, int count)
       : backend_(std::move(backend)), inputs_(inputs) {
     const AttentionSpec& spec = inputs.spec;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A test fixture of op classes that runs once for every fold kernel of the cuda backend.
+// A test fixture of op classes that runs once for every attention kernel of the cuda backend.
 #pragma once
 
 #include <gtest/gtest.h>

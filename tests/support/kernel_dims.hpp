@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The dtypes and head dims of a kernel, asked from its own row of the table. Tests take their shapes from here, so that
-// each of them has something to fold on every kernel, also on one that is compiled for few head dims.
+// each of them has something to compute on every kernel, also on one that is compiled for few head dims.
 #pragma once
 
 #include <optional>

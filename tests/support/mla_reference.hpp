@@ -13,8 +13,8 @@ namespace ringattn::testing {
 Numbers numbers_of(const JobResult& result, Dtype dtype);
 
 // Expects of a result of job.form that its greatest error of O is at most twice that of the straightforward
-// computation, plus 1e-6: as for the fold (accuracy.hpp). LSE may be off by as much again, for keys or queries have
-// been rounded, plus what a fold may be off.
+// computation, plus 1e-6: as for attention (accuracy.hpp). LSE may be off by as much again, for keys or queries have
+// been rounded, plus what attention may be off.
 void expect_as_right(const MlaJob& job, const MlaTensors& tensors, const JobResult& result);
 
 }  // namespace ringattn::testing

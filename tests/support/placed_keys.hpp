@@ -14,7 +14,7 @@
 
 namespace ringattn::testing {
 
-inline constexpr std::int64_t kMaxSourcesApart = 5;  // of a group that is folded apart
+inline constexpr std::int64_t kMaxSourcesApart = 5;  // of a KV split that is computed separately
 
 // 0 … count − 1 in an order of the seed; 0: ascending.
 std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's side of a Ssm: its rows of a job, and what they are compared with.
+// A rank's side of an Ssm: its rows of a job, and what they are compared with.
 #pragma once
 
 #include <algorithm>

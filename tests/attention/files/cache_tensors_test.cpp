@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files with a paged cache: every token is found, whatever the pages' order, and what can't be right is refused with
-// code 3 and a message that names the tensor and, of the block_mask, the sequence.
+// code 3 and a message that names the tensor and, for block_table and lengths_k, the sequence.
 #include "attention/files/cache_tensors.hpp"
 
 #include <fmt/format.h>

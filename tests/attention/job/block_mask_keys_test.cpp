@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many keys ranks fold by their block_mask, and that they are dealt by that.
+// How many keys ranks attend to by their block mask, and that work is dealt by that.
 #include <gtest/gtest.h>
 
 #include <memory>

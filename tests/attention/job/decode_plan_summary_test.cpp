@@ -43,7 +43,7 @@ TEST(DecodePlanSummaries, AskTheKernelWhatIsTooMuch) {
   EXPECT_EQ(refusal(4, 2), ErrorCode::kUnsupported);
 }
 
-// Whether a kernel folds shared prefixes once, with tiles of 16 keys and groups of 1,024 or fewer.
+// A kernel that computes shared prefixes once, with tiles of 16 keys and KV splits of at most 1,024.
 class SharingKernel final : public DecodeKernel {
  public:
   explicit SharingKernel(bool shares, int tiles_per_kv_split = 64)
@@ -88,7 +88,7 @@ TEST(DecodePlanSummaries, CountTilesOfSharedPrefixesOnce) {
     EXPECT_EQ(keys_read(shares, 4992, {-1, 0}, ranks), kAll - 3 * 4992);
     EXPECT_EQ(keys_read(reads_all, 3000, {-1, 0}, ranks), kAll);
   }
-  // Rows that don't see the whole prefix fold all of it by themselves.
+  // Rows that don't see the whole prefix don't share its computation.
   const Mask window{4500, 0};
   EXPECT_EQ(keys_read(shares, 3000, window), keys_read(reads_all, 3000, window));
 }

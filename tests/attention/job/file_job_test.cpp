@@ -214,7 +214,7 @@ TEST(FileJob, RefusesShapesThatContradictThemselves) {
                "fewer tokens, sequences or heads.");
 }
 
-// What a report says before a job runs: without overlap, the sum of all transfers and folds.
+// What a report says before a job runs: without overlap, the sum of all transfers and kernels.
 TEST(FileJob, EstimatesWithoutOverlapWhatItDoes) {
   run_ranks(make_threads_world(3), [&](Transport& world) {
     SyntheticInput input = synthetic_of(1);

@@ -165,7 +165,7 @@ TEST(OneInput, NamesSizesAndHeaders) {
   EXPECT_TRUE(names(*size, " bytes against ")) << size->what();
 }
 
-// A step is given its block_mask, so that those who make them compare them.
+// A decode step is given its block mask, so ranks compare it.
 TEST(OneInput, RefusesOtherBlockMasksOfAStep) {
   const auto error = [](const std::string& zeros, const std::string& ones) -> std::optional<Error> {
     Options options;

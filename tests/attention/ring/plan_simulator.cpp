@@ -122,9 +122,9 @@ class Simulator {
     require(row == static_cast<std::int64_t>(tokens.size()), "rank {} covers {} rows", plan.rank, row);
   }
 
-  // Over all blocks, a rank's tiles are exactly those that its rows fold, each once, ascending, each in its block.
+  // Over all blocks, a rank's tiles are exactly those of its rows, each once, ascending, each in its block.
   void check_tasks(const Plan& plan) const {
-    std::vector<std::vector<int>> changes(job_.batch.sequences.size());  // of the number of rows that fold a tile
+    std::vector<std::vector<int>> changes(job_.batch.sequences.size());  // of the number of rows that use a tile
     for (std::size_t s = 0; s < changes.size(); ++s) {
       changes[s].assign(static_cast<std::size_t>(job_.batch.sequences[s].k_len / random_.kernel.key_tile) + 2, 0);
     }
@@ -295,7 +295,7 @@ class Simulator {
     }
   }
 
-  // What has arrived is what the rank folds in this block and doesn't own: no row more, none less.
+  // The received rows are those that the rank uses in this block and doesn't own: no row more, none less.
   void check_only_needed(const BlockPlan& block, int rank, const Tokens& buffer) const {
     Tokens needed;
     for (const KeyRun& run : block.key_runs) {

@@ -9,7 +9,7 @@
 
 namespace ringattn::testing {
 
-// The first broken promise, or nothing: every (row, tile) pair that the rows fold exactly once and in ascending order,
+// The first broken promise, or nothing: every (row, tile) pair is computed exactly once and in ascending order,
 // and no others; every tile's address leads to its tokens; sends match receives and send only what is there; nothing
 // arrives that isn't needed, or twice; no buffer is overrun; the sums of flops and bytes are right.
 std::string broken_promise(const RandomJob& random, const JobLayout& layout);

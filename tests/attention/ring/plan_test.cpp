@@ -237,7 +237,7 @@ TEST(Plan, WithoutOverlapBlocksAreFew) {
   EXPECT_GT(plan.blocks.size(), bare.size());
 }
 
-// Links as fast as the fold in all, which they never are block by block: little of the job is spent waiting.
+// Links as fast as the kernels in total, which they never are block by block: little of the job is spent waiting.
 TEST(Plan, TransfersOverlapWithCompute) {
   constexpr double kExposedOnChain = 0.03;
   constexpr double kExposedDirect = 0.06;  // an owner of one tile more than the others sends it to all of them
@@ -275,10 +275,10 @@ TEST(Plan, TheTimeEstimateFollowsTheTwoBuffers) {
     plan.blocks.back().bytes_received = bytes;
     plan.blocks.back().receives = {{0, 0, {}}};
   }
-  // Transfers end at 2, 5, 10; folds at 3, 6, 14.
+  // Transfers end at 2, 5, 10; kernels at 3, 6, 14.
   EXPECT_DOUBLE_EQ(estimate_time(plan, machine).seconds, 14.0);
   EXPECT_DOUBLE_EQ(estimate_time(plan, machine).exposed_comm_seconds, 2.0 + 2.0 + 4.0);
-  plan.blocks[0].flops = 10.0;  // transfers end at 2, 5, 17; folds at 12, 13, 21
+  plan.blocks[0].flops = 10.0;  // transfers end at 2, 5, 17; kernels at 12, 13, 21
   EXPECT_DOUBLE_EQ(estimate_time(plan, machine).seconds, 21.0);
   EXPECT_DOUBLE_EQ(estimate_time(plan, machine).exposed_comm_seconds, 2.0 + 4.0);
   plan.blocks[0].receives.front().round = 2;  // three messages, one after the other

@@ -94,7 +94,7 @@ RandomJob random_job(std::uint64_t seed, std::int64_t max_tokens, int max_ranks)
   random.options.route = draw.chance(50) ? Route::kChain : Route::kDirect;
   random.options.checksum = draw.chance(30);
   if (draw.chance(60)) random.options.block_tokens = draw.chance(20) ? 2 * max_tokens : draw.size(max_tokens);
-  // From links slower than any fold to links without cost, so that every way of cutting and routing comes up.
+  // From links slower than any kernel to links without cost, so that every way of cutting and routing comes up.
   random.machine.flops_per_second = static_cast<double>(draw.size(1LL << 40));
   random.machine.link_bytes_per_second = static_cast<double>(draw.size(1LL << 40));
   random.machine.latency_seconds = draw.chance(30) ? 0.0 : 1e-9 * static_cast<double>(draw.size(1LL << 30));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a run needs beside inputs and outputs: two block buffers, a dense copy of strided shards, and the fold state
-// where a block follows or Options::state_out asks for it; and what then comes out.
+// Memory of a run besides inputs and outputs: two block buffers, a dense copy of strided shards, and the attention
+// state where a block follows or Options::state_out asks for it; and what then comes out.
 #include "attention/ring/workspace.hpp"
 
 #include <gtest/gtest.h>
@@ -58,7 +58,7 @@ TEST(Workspace, OneRankInOneBlockNeedsNone) {
   const auto self = make_self_transport();
   EXPECT_EQ(Attention(small_job(), *self, on_cpu()).workspace_bytes(), 0U);
   EXPECT_EQ(Attention(small_job(), *self, on_cpu(1 << 20)).workspace_bytes(), 0U);
-  EXPECT_EQ(Attention(small_job(), *self, on_cpu()).workspace_bytes(/*dense_kv=*/false), 0U);  // strides are folded
+  EXPECT_EQ(Attention(small_job(), *self, on_cpu()).workspace_bytes(/*dense_kv=*/false), 0U);  // strides are fine
 }
 
 TEST(Workspace, HoldsTheStateWhereItIsKept) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks deal a decoding step: what each keeps is all of it, once, and holds what it owns.
+// How ranks deal a decode step: what each keeps is all of it, once, and holds what it owns.
 #include "attention/tokens/decode_deal.hpp"
 
 #include <gtest/gtest.h>

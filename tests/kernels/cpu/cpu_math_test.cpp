@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vector functions of the CPU fold, against double precision. Compiled for the build's baseline target; the others
-// differ at most in how a multiply-add is rounded.
+// The vector functions of the CPU attention kernel, against double precision. Compiled for the build's baseline target;
+// the others differ at most in how a multiply-add is rounded.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -31,7 +31,7 @@ inline bool any_is(std::span<const HeadDims> list, int head_dim, int head_dim_v)
       list, [&](const HeadDims& dims) { return dims.head_dim == head_dim && dims.head_dim_v == head_dim_v; });
 }
 
-// Specs of the dims with all else varied: none of it may decide how they are folded.
+// Specs of the dims with all else varied: none of it may decide which config is chosen.
 inline std::vector<AttentionSpec> specs_of(int head_dim, int head_dim_v) {
   std::vector<AttentionSpec> specs;
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the cuda backend, and what they fold: a test fixture.
+// A test fixture: the attention kernels of the cuda backend, and their inputs.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ inline std::vector<AttentionRow> cuda_rows() {
   return rows;
 }
 
-// Whether no element is as it was before the fold: NaN, which finite inputs don't give.
+// Whether no element is as it was before the run: NaN, which finite inputs don't give.
 inline bool all_written(const AttentionResult& result, Dtype dtype) {
   const auto nan = [](float x) { return std::isnan(x); };
   for (std::size_t at = 0; at < result.out.size(); at += size_of(dtype)) {
@@ -43,7 +43,7 @@ class CudaAttentionTest : public KernelRowTest {
     }
   }
 
-  // In one dtype, those of 128 columns and more: kernels fold some of them with several CTAs.
+  // In one dtype, those of 128 columns and more: kernels compute some of them with several CTAs.
   std::vector<Dims> wide_dims() const {
     std::vector<Dims> wide = all_dims(row());
     const Dtype dtype = wide.front().dtype;

@@ -151,8 +151,8 @@ TEST_P(CudaAttentionTest, AThousandRepeats) {
   }
 }
 
-// Tables that are used again are as good as new: more work than a device has multiprocessors, taken from a counter, and
-// walks that are long enough for keeping pace.
+// Tables that are used again are as good as new: more work than a device has SMs, taken from a counter, and
+// KV loops that are long enough for keeping pace.
 TEST_P(CudaAttentionTest, TheSameTaskAgain) {
   if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and its tables hold no counters";
   const auto repeat = [this](int heads, const SequenceShape& shape) {
@@ -236,7 +236,7 @@ TEST_P(CudaAttentionTest, ExportsNumbers) {
   });
 }
 
-// A value that is not finite makes the column not finite in every row that folds its tile (where query_tile is 1: that
+// A value that is not finite makes the column not finite in every row that uses its tile (where query_tile is 1: that
 // sees it), and moves no other bit.
 TEST_P(CudaAttentionTest, NanInAValueStaysInItsTile) {
   for_all_dims({-1, 0}, [&](const AttentionSpec& spec) {

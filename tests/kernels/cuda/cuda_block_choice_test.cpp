@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of keys that a GPU chooses for a decoding step are those that the host chooses: scores, lists and means by
+// Blocks of keys that a GPU chooses for a decode step are those that the host chooses: scores, lists and means by
 // memcmp.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -86,7 +86,7 @@ TEST(CudaCompressedDecode, OneSequenceAsTheCardLikesIt) {
   }
 }
 
-// As few as tools can watch that take each step to a hundred times its time; tails, a full group, and units of two
+// As few as tools can watch that take each step to a hundred times its time; tails, a full group, and work tiles of two
 // CTAs.
 TEST(CudaCompressedDecode, AFewTiles) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
@@ -173,7 +173,7 @@ TEST(CudaCompressedDecode, WindowsSinksAndCaps) {
   }
 }
 
-// Rows that outgrow their softmax_offsets, in the first, a middle and a last group.
+// Rows that exceed the rescale threshold, in the first, a middle and a last KV split.
 TEST(CudaCompressedDecode, WorkTilesThatFailAreComputedTileByTile) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {

@@ -26,7 +26,7 @@ const AttentionRow& attention_of(const DecodeRow& row) {
 
 AttentionSpec usual_spec() { return make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}); }
 
-// The kernels on a GPU that can run here, with the bits of a fold.
+// The kernels on a GPU that can run here, with the bits of an attention kernel.
 std::vector<const DecodeRow*> rows_here() {
   std::vector<const DecodeRow*> rows;
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
@@ -64,13 +64,13 @@ TEST(CudaDecode, AGraphFollowsGrowingSequences) {
     for (std::int64_t step = 0; step <= kSteps; ++step) {
       const std::vector<std::int64_t> lengths = launch_twice(runner, graph, longest, kSteps - step);
       const AttentionResult result = runner.read();
-      if (step % 7 != 0 && step % 64 > 2) continue;  // the fold of all keys takes far longer than the step
+      if (step % 7 != 0 && step % 64 > 2) continue;  // attention over all keys takes far longer than the step
       ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
     }
   }
 }
 
-// The prefix that sequences share is folded for all that are long enough by then: by single processors, and by two.
+// The prefix that sequences share is computed for all that are long enough by then: by single CTAs, and by two.
 TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
   const auto rows = rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
@@ -139,7 +139,7 @@ TEST(CudaDecode, AGraphFollowsBlockMasks) {
   }
 }
 
-// Three shares leave their records and one of them merges, all in one graph.
+// Three partitions write their partials and one of them merges, all in one graph.
 TEST(CudaDecode, AGraphOfPartitionsFollowsGrowingSequences) {
   const auto rows = rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
@@ -170,7 +170,7 @@ TEST(CudaDecode, AGraphOfPartitionsFollowsGrowingSequences) {
       for (const auto& runner : runners) runner->set_lengths(lengths);
       graph.launch();
       const AttentionResult result = runners[0]->read();
-      if (step % 5 != 0 && step < kSteps - 22) continue;  // the fold of all keys takes far longer than the step
+      if (step % 5 != 0 && step < kSteps - 22) continue;  // attention over all keys takes far longer than the step
       ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
     }
   }

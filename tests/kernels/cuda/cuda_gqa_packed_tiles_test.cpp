@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bundles of work work_tiles, checked on the host: every work_tile's heads once, in the order in which they should
+// GQA-packed tiles, checked on the host: every work tile's heads once, in the order in which they should
 // start, and for how many CTAs.
 #include <gtest/gtest.h>
 
@@ -56,7 +56,7 @@ class GqaPackedTiles : public ::testing::Test {
         if (work_tile.tiles == 0) continue;
         begin = std::min(begin, work_tile.first);
         end = std::max(end, work_tile.first + work_tile.tiles);
-        // The head_tile's tiles are a part of the walk, where the kernel looks for them.
+        // The head work tile's key tiles are a part of the KV loop, where the kernel looks for them.
         const std::vector<std::int64_t> own = walk(built, work_tile);
         ASSERT_LE(work_tile.first - gqa_tile.first + work_tile.tiles, gqa_tile.tiles);
         ASSERT_TRUE(std::equal(own.begin(), own.end(), tiles.begin() + (work_tile.first - gqa_tile.first)));
@@ -191,7 +191,7 @@ TEST_F(GqaPackedTiles, EnoughIsLeftForLast) {
   }
 }
 
-// Side by side unless CTAs would too often have nothing to fold: at the ends of short causal walks, or all along.
+// In CTA pairs unless CTAs would idle too often: at the ends of short causal KV loops, or all along.
 TEST_F(GqaPackedTiles, SideBySideWhereThatPays) {
   const WorkTileShape& shape = kPackedTileShapes[2];
   const auto cluster_ctas = [&](const Mask& mask, int group, int sequences, std::int64_t tokens) {
@@ -224,7 +224,7 @@ TEST_F(GqaPackedTiles, SideBySideWhereThatPays) {
             1);
 }
 
-// Nothing depends on how long the walks are against how many there are.
+// Nothing depends on the length of KV loops relative to their number.
 TEST_F(GqaPackedTiles, FewRowsOfManyKeys) {
   const WorkTileShape& shape = kPackedTileShapes[0];
   HostTask t;
@@ -246,9 +246,9 @@ TEST_F(GqaPackedTiles, CtasKeepPaceOnKvLoopsFarBeyondTheCache) {
     EXPECT_FALSE(build(spec, one.task, shape).layout.keep_pace);
     shape.cache_bytes -= 1;
     EXPECT_TRUE(build(spec, one.task, shape).layout.keep_pace);
-    // As many keys in all, but no walk is long.
+    // As many keys in all, but no KV loop is long.
     EXPECT_FALSE(build(spec, many.task, shape).layout.keep_pace);
-    // A window makes the walk short, however long the sequence is.
+    // A window makes the KV loop short, however long the sequence is.
     EXPECT_FALSE(build(spec_of(group, {256, 0}), one.task, shape).layout.keep_pace);
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm90_mla and sm90_mla_split1k decode over latents. No kernel folds like them, so their rows are held against fp64,
-// and against themselves by memcmp: in any batch, layout, number of rows, slices and shares. Lengths are told in groups
-// of the kernel's.
+// sm90_mla and sm90_mla_split1k decode over latents. No attention kernel computes like them, so their rows are held
+// against fp64, and against themselves by memcmp: in any batch, layout, number of rows, CTA counts and KV partitions.
+// Lengths are given in KV splits of the kernel.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,8 @@ struct MlaKernel {
 };
 void PrintTo(const MlaKernel& kernel, std::ostream* stream) { *stream << kernel.name; }
 constexpr MlaKernel kKernels[] = {{"sm90_mla", 4096}, {"sm90_mla_split1k", 1024}};
-// CacheLayout::slices of every form: a CTA, a pair, three or four CTAs a unit, and six or eight for two blocks of rows.
+// CacheLayout::slices of every form: a CTA, a pair, three or four CTAs per work tile, and six or eight for two blocks
+// of rows.
 constexpr int kForms[] = {1, 2, 3, 4, 6, 8};
 
 class CudaMla : public ::testing::TestWithParam<std::tuple<MlaKernel, Dtype>> {
@@ -120,7 +121,7 @@ TEST_P(CudaMla, TwoTiles) { expect_right(inputs(spec(64), 1, {128}, 2)); }
 TEST_P(CudaMla, OneKey) { expect_right(inputs(spec(16), 1, {1}, 3)); }
 TEST_P(CudaMla, ManyTiles) { expect_right(inputs(spec(128), 1, {group_}, 4)); }
 
-// Pairs, and teams of three and four CTAs, over a few tiles.
+// CTA pairs, and groups of three and four CTAs, over a few tiles.
 TEST_P(CudaMla, CtaGroupsOfAFewTiles) {
   const AttentionInputs of = inputs(spec(16), 1, {300, 65}, 21);
   const AttentionResult expected = run(of, {.slices = 1});
@@ -189,7 +190,7 @@ TEST_P(CudaMla, FormsHaveTheSameBits) {
   }
 }
 
-// From few units to many, each form is the one that is chosen for some of these steps.
+// From few work tiles to many, each form is the one that is chosen for some of these steps.
 TEST_P(CudaMla, EveryNumberOfWorkTiles) {
   for (const std::int64_t sequences : {3, 7, 15, 20, 32, 70}) {
     std::vector<std::int64_t> lengths;
@@ -199,7 +200,7 @@ TEST_P(CudaMla, EveryNumberOfWorkTiles) {
   }
 }
 
-// Units of whole groups, from few to many: teams, pairs and CTAs by themselves, and the merge of up to 34 groups.
+// Work tiles of whole KV splits, from few to many: CTA groups, pairs and single CTAs, and the merge of up to 34 splits.
 TEST_P(CudaMla, EveryNumberOfKvSplits) {
   for (const std::int64_t groups : {3, 5, 12, 18, 34}) {
     const AttentionInputs of = inputs(spec(128), 1, {groups * group_ - 7}, 23);
@@ -293,8 +294,8 @@ TEST_P(CudaMla, ARowHasItsBitsInAnyStep) {
   }
 }
 
-// More units than processors, of none to five tiles, for two blocks of rows: places of shared memory go from unit to
-// unit.
+// More work tiles than SMs, of none to five key tiles, for two row blocks: pipeline stages pass from work tile to
+// work tile.
 TEST_P(CudaMla, ManyShortWorkTiles) {
   std::vector<std::int64_t> lengths;
   for (std::int64_t i = 0; i < 256; ++i) lengths.push_back(i * 37 % 331);

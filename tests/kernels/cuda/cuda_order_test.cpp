@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In which order a task's work is folded, and beside what, as seen from outside: not at all. Query tiles in a row, of
-// many heads, of any lengths, with or without keys.
+// Results don't depend on the order in which a task's work is computed, or on what runs next to it. Consecutive query
+// tiles of many heads, of any lengths, with or without keys.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -149,7 +149,7 @@ TEST_P(CudaOrderTest, SeveralKeyRunsInARow) {
   });
 }
 
-// Query tiles are folded several at a time, by one CTA or by two: any number of them, so that any number lacks.
+// Query tiles are computed several at a time, by one CTA or by two: any number of them, so that any number lacks.
 TEST_P(CudaOrderTest, AnyNumberOfQueryTiles) {
   if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and folds them one by one";
   for (const Dims& dims : wide_dims()) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compressed rows on a GPU: the bytes that the host makes, both ways, and the faults that it finds.
+// Compressed rows on a GPU: the bytes that the host makes, both ways, and the invalid elements that it finds.
 #include <gtest/gtest.h>
 
 #include <algorithm>

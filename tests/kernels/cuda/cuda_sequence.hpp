@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One sequence in device memory, placed as a test likes, and folds of it as any list of key runs: what AttentionRunner,
-// which every backend shares, does not do.
+// One sequence in device memory, placed as a test likes, and attention over it as any list of key runs: what
+// AttentionRunner, which every backend shares, does not do.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables that CUDA fold kernels read where there are lists of key tiles: every row once for every head, with
-// exactly the listed tiles that it folds, in order, and the place of the first one.
+// The tables that CUDA attention kernels read where there is a block mask: every row once for every head, with
+// exactly its tiles of the mask, in order, and the index of the first one.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -60,7 +60,7 @@ class WorkBlockMasks : public ::testing::Test {
                            random_blocks(shape, {-1, -1}, static_cast<int>(seed % 9), seed));
   }
 
-  // The tiles of the task that a row folds of its list, as walk() names them. `first` .. `last`: the positions that
+  // The tiles of the task that a row's mask names, as walk() names them. `first` .. `last`: the positions that
   // share the row's tiles.
   static std::vector<std::int64_t> expected_tiles(const AttentionSpec& spec, const HostTask& task,
                                                   const WorkTileShape& shape, std::int32_t sequence, std::int64_t first,
@@ -100,7 +100,7 @@ class WorkBlockMasks : public ::testing::Test {
     return place;
   }
 
-  // Checks an work_tile for one of its heads, and counts its rows.
+  // Checks a work tile for one of its heads, and counts its rows.
   static void check_item(const AttentionSpec& spec, const HostTask& task, const WorkTileShape& shape,
                          const Built& built, const WorkTile& work_tile, int head, std::vector<int>& visits) {
     const std::int64_t first_row = work_tile.row + work_tile.valid_row_begin;
@@ -187,7 +187,7 @@ TEST_F(WorkBlockMasks, InGqaPackedTilesToo) {
   for (const WorkTileShape& shape : kPackedTileShapes) check_all(shape);
 }
 
-// Query blocks with lists of their own make gqa_tiles of their own; CTAs walk side by side where a block has enough
+// Query blocks with masks of their own make GQA-packed tiles of their own; CTAs pair up where a block has enough
 // head_tiles.
 TEST_F(WorkBlockMasks, GqaPackedTilesDontMixBlockMasks) {
   const WorkTileShape shape{64, 64, 128, 3, std::int64_t{1} << 40, 132, 2};

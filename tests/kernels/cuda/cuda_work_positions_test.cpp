@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables that CUDA fold kernels read where keys have positions of their own: every row once for every head, with
-// exactly the tiles that hold a key that its query tile sees; which of them every row sees whole; and the positions of
-// their keys.
+// The tables that CUDA attention kernels read where keys have positions of their own: every row once for every head,
+// with exactly the tiles that hold a key that its query tile sees; which of them every row sees whole; and the
+// positions of their keys.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -43,7 +43,7 @@ Seen seen(const Mask& mask, std::int64_t first, std::int64_t last, std::int64_t 
 
 class WorkPositions : public ::testing::Test {
  protected:
-  // Checks an work_tile for one of its heads, and counts its rows.
+  // Checks a work tile for one of its heads, and counts its rows.
   static void check_item(const AttentionSpec& spec, const HostTask& task, const WorkTileShape& shape,
                          const Built& built, const WorkTile& work_tile, int head, std::vector<int>& visits) {
     const std::int64_t first_row = work_tile.row + work_tile.valid_row_begin;
@@ -128,7 +128,7 @@ TEST_F(WorkPositions, InGqaPackedTilesToo) {
   for (const WorkTileShape& shape : kPackedTileShapes) check_all(shape);
 }
 
-// Where all keys stand at their places, work_tiles are those without positions, and where one list serves all heads
+// Where all keys stand at their indices, work tiles are those without positions, and where one list serves all heads
 // they count for all of them.
 TEST_F(WorkPositions, OfAllTokensLeaveTheWorkTilesAsTheyAre) {
   const WorkTileShape& shape = kShapes[0];

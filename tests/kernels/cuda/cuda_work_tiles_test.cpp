@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tables that CUDA fold kernels read, checked on the host: every row of a task once, with exactly the tiles that it
-// folds, in order; the longest first; and which tasks have the same ones.
+// The tables that CUDA attention kernels read, checked on the host: every row of a task once, with exactly the tiles
+// that it uses, in order; the longest first; and which tasks have the same ones.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -90,7 +90,7 @@ TEST(WorkTiles, LongestFirst) {
     EXPECT_EQ(built.layout.swizzle_heads, cache == 1 ? 4 : 8);
     const std::span work_tiles(built.at<WorkTile>(built.layout.work_tiles), 24);
     expect_order(built, work_tiles, [&](std::size_t i) { return cache == 1 ? work_tiles[i].run_begin : 0; });
-    EXPECT_EQ(built.layout.early_entries, 21);  // all but the first work_tile of each sequence
+    EXPECT_EQ(built.layout.early_entries, 21);  // all but the first work tile of each sequence
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice of sm80_attention's configuration: a pure function of the description, which explains itself, and keeps to
-// what a multiprocessor has.
+// what an SM has.
 #include <gtest/gtest.h>
 
 #include "kernels/latent_rows.hpp"
@@ -19,7 +19,7 @@ constexpr int kMaxSharedBytes = 99 * 1024;  // of a CTA
 constexpr int kMultiprocessorRegisters = 64 * 1024;
 constexpr int kMostRegisters = 255;  // of a thread
 // Limits of an H200. The table was chosen by measurements on it.
-constexpr int kH200SharedBytes = 228 * 1024;  // of a multiprocessor
+constexpr int kH200SharedBytes = 228 * 1024;  // of an SM
 constexpr int kReservedSharedBytes = 1024;    // of each CTA
 
 struct Expected {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The choice of sm90_attention's configuration: a pure function of the description, which explains itself, and keeps to
-// what a multiprocessor has.
+// what an SM has.
 #include <gtest/gtest.h>
 
 #include "kernels/registry.hpp"
@@ -24,7 +24,8 @@ struct Expected {
   int registers;       // of all threads, once they have changed hands
   int tile_kibibytes;  // of Q, K and V tiles in shared memory
 };
-// Three warpgroups fold, or two, and one fetches. Q tiles are of 64 rows, 2 bytes a column, padded to 64 columns.
+// Two or three warpgroups consume, and one produces (TMA). Q tiles are of 64 rows, 2 bytes a column, padded to 64
+// columns.
 constexpr Expected kExpected[] = {{{64, 64}, 128, 512, 65536, (2 * 3 * 64 * 128 + 4 * 128 * 256) / 1024},
                                   {{96, 96}, 128, 512, 65536, (2 * 3 * 64 * 256 + 2 * 128 * 512) / 1024},
                                   {{128, 128}, 128, 512, 65536, (2 * 3 * 64 * 256 + 2 * 128 * 512) / 1024},

@@ -133,7 +133,7 @@ inline Built build(const AttentionSpec& spec, const AttentionTask& task, const c
   return built;
 }
 
-// The rows of the tile map (100'000 · sequence + tile) that an work_tile or a gqa_tile walks over.
+// The rows of the tile map (100'000 · sequence + tile) of a work tile or a GQA-packed tile.
 template <typename Work>
 std::vector<std::int64_t> walk(const Built& built, const Work& work_tile) {
   std::vector<std::int64_t> tiles;
@@ -144,7 +144,7 @@ std::vector<std::int64_t> walk(const Built& built, const Work& work_tile) {
     const std::int64_t index = number - runs[run].first;
     const std::int64_t row = built.at<cuda::TileEntry>(built.layout.tiles)[runs[run].table + index].row;
     EXPECT_EQ(row % 100'000, runs[run].first_tile + index);
-    if (work_tile.runs == 1) {  // what the work_tile itself says
+    if (work_tile.runs == 1) {  // as in the work tile itself
       EXPECT_EQ(runs[run].table + index, work_tile.table + number - work_tile.first);
       EXPECT_EQ(runs[run].first_tile + index, work_tile.first_tile + number - work_tile.first);
     }
@@ -153,7 +153,7 @@ std::vector<std::int64_t> walk(const Built& built, const Work& work_tile) {
   return tiles;
 }
 
-// What is folded in sections comes longest first in each; then what is left for last, longest first too, shorter than
+// Work in L2 swizzle groups comes longest first in each; then what is left for last, longest first too, shorter than
 // all before and none longer than a quarter of the longest. `swizzle_group_of` the n-th piece.
 template <typename Work>
 void expect_order(const Built& built, std::span<const Work> pieces,
