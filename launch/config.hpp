@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layers of a configuration, each of which overrides the next ones: flags, the environment, the config file, values
-// from a model's config (model_layer.hpp), defaults. Every layer's values are read and checked, also those that a higher
-// layer replaces.
+// from a model's config (model_layer.hpp), defaults. Every layer's values are read and checked, also those that a
+// higher layer replaces.
 #pragma once
 
 #include <functional>
