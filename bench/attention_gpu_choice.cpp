@@ -17,7 +17,7 @@ namespace ringattn {
 namespace {
 
 constexpr int kBlock = 128;  // tokens
-constexpr int kCount = 16;   // blocks of a list
+constexpr int kCount = 16;   // blocks of a mask row
 constexpr int kChoices = 5;
 
 // Dense rows that a seed makes.

@@ -27,7 +27,7 @@ struct DecodeShape {
   std::int64_t page = 0;        // tokens; 0: a dense cache
   int slices = 0;               // DecodeLimits::slices
   std::int64_t prefix = 0;      // the first keys that all sequences share, in the same pages; 0: they share none
-  std::int64_t listed = 0;      // blocks of kMaskBlockKeys keys of a KV head's list, those of the rows included; 0: all
+  std::int64_t listed = 0;      // blocks of kMaskBlockKeys keys in a KV head's mask, those of the rows included; 0: all
   bool chosen = false;          // by the step itself, of mean keys; else they are drawn
   std::string cache = "plain";  // how it is stored: plain, fp8, int8 or int4
   bool update = false;          // as Decode does: lengths and tables are checked first, and new rows join the cache
@@ -64,7 +64,7 @@ inline CacheRotation cache_rotation_of(const DecodeShape& shape) {
   rotation.bytes = rotation.pool * rotation.page * shape.kv_heads * row_bytes_of(shape);
   const std::int64_t all = (shape.values_in_keys ? 1 : 2) * rotation.bytes;
   rotation.caches = (kFarBeyondCache + all - 1) / all;
-  // A launch by lists reads a part of a cache, and the next ones others.
+  // A launch with a block mask reads a part of a cache, and the next launches read other parts.
   const std::int64_t parts =
       shape.listed == 0 ? 1 : std::max<std::int64_t>(1, shape.keys / (shape.listed * kMaskBlockKeys));
   rotation.launches = rotation.caches * ((std::max(kMinLaunches, parts) + rotation.caches - 1) / rotation.caches);

@@ -14,7 +14,8 @@ namespace ringattn {
 inline constexpr int kReplays = 11;
 inline constexpr double kWarmSeconds = 0.1;  // of replays before the first that counts
 
-// Microseconds of a launch in each replay of a graph of so many; enqueue(i) puts the i-th on the backend's stream.
+// Microseconds of a launch in each replay of a graph of that many launches; enqueue(i) puts the i-th on the backend's
+// stream.
 template <class Enqueue>
 std::vector<double> time_graph(Backend& backend, std::int64_t launches, Enqueue enqueue) {
   const cudaStream_t stream = cuda_stream(backend.stream());
