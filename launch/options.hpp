@@ -113,7 +113,7 @@ struct JobOptions {
   bool measure = false;
   std::int64_t total_tokens = 0;     // of short sequences in a batch; 0: --batch says
   std::vector<std::int64_t> blocks;  // of `bench`; empty: as `block`
-  std::int64_t samples = 0;          // 0: as many as give a figure
+  std::int64_t samples = 0;          // 0: enough for a figure
   bool compute_only = false;
   std::string jsonl;  // "-": stdout; empty: no lines
   std::string baseline;
