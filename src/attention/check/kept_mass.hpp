@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much of a row's attention its list of key tiles keeps: the share of the softmax weight of all keys that the mask
-// lets through which lies on listed ones, by the fp64 oracle, on sampled rows. Sinks don't count.
+// How much of a row's attention its block mask keeps: the share of the softmax weight of all keys that the mask
+// lets through that lies in the mask, by the fp64 oracle, on sampled rows. Sinks don't count.
 #pragma once
 
 #include <cstdint>

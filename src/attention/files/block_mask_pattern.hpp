@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists of key tiles as patterns in words.
 //
-// A pattern is parts joined by "+": what is listed is the union of them.
+// A pattern is parts joined by "+": the mask is the union of them.
 //   window:W            keys at most W tokens from one of the block's queries
 //   global:G            the first G keys for every query, every key for the first G queries
 //   vertical:K,K,…      the keys at these positions, for every query
@@ -11,9 +11,9 @@
 //   bigbird:W,G,N[,SEED]  window:W+global:G+random:N,SEED
 //   topk:K              K blocks by the scores of mean queries and mean keys, the first and the diagonal one among them
 //   all                 every block
-// and, once each, how lists are kept:
+// and, once each, the mask's heads:
 //   block:N or block:Q,K  blocks of N tokens, or of Q queries and K keys [128]
-//   heads:all|kv|each     one list for all heads, for each KV head, or for each query head [all; kv with topk]
+//   heads:all|kv|each     one mask for all heads, for each KV head, or for each query head [all; kv with topk]
 // Numbers of tokens may end in k, m or g.
 #pragma once
 
@@ -29,7 +29,7 @@ namespace ringattn {
 inline constexpr int kDefaultMaskBlock = 128;                          // tokens of a block where the pattern names none
 inline constexpr std::int64_t kMaxMaskTokens = std::int64_t{1} << 30;  // that a pattern, or a block, may name
 
-// Makes lists of the best `count` blocks by the job's rows; `spec` is the job's, with the shape of the lists.
+// Selects the top `count` blocks by the job's rows; `spec` is the job's, with the block mask's shape.
 using TopKBlocks = std::function<BlockMask(const AttentionSpec& spec, int count)>;
 
 // The block mask of a job, from a pattern. Throws kUsage for an invalid pattern, and kMemory where the mask exceeds the

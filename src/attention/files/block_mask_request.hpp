@@ -28,11 +28,11 @@ struct RequestedBlockMask {
   std::vector<TensorSource> used;               // tensors of it
 };
 
-// The lists of a job, which has none yet. The same on every rank that has the same input, wherever it chooses blocks by
-// its rows (`best`, which sees all of q and k). They are made before anything else of a job, because plans say by them
-// who sends what to whom. The ranks of a process share them: they are made by the first one that asks. Throws kUsage
-// for words that make no pattern, kFile for a file that holds no lists for the job, and kMemory for lists that take
-// more than they may; what they take is counted before data are read and before they are made.
+// Builds the block mask of a job that has none yet. All ranks with the same input get the same mask, wherever its
+// blocks are selected (`best`, which sees all of q and k). It is made before anything else of a job, because plans
+// depend on it for what is sent to whom. The ranks of a process share it: the first one that asks makes it. Throws
+// kUsage for words that make no pattern, kFile for a file that holds no mask for the job, and kMemory for a mask that
+// exceeds the budget. Its size is computed before data are read and before it is made.
 RequestedBlockMask requested_block_mask(const BlockMaskRequest& request, const Job& job, const TopKBlocks& best);
 
 }  // namespace ringattn

@@ -107,14 +107,14 @@ class BsrTensors {
   BsrTensors(const TensorSource& begins, const TensorSource& blocks) : begins_(begins), blocks_(blocks) {}
 
   std::int64_t lists() const { return begins_.size() - 1; }
-  // Checks that need no block indices.
+  // Checks that are possible before the mask is read.
   void check_ends() {
     if (begins_.at(0) != 0) begins_.refuse(0, "the first list begins at 0", kSuggestion);
     if (begins_.at(lists()) == blocks_.size()) return;
     begins_.refuse(lists(), fmt::format("the last list ends with {}, which has {} entries", kBlocks, blocks_.size()),
                    kSuggestion);
   }
-  // Appends list `number`, which is that of `place`; those before it have been read.
+  // Appends mask row `number`, which is that of `place`; the rows before it have been read.
   void add(std::int64_t number, const BlockMaskRow& mask_row, int key_block, std::vector<std::int32_t>& listed) {
     const std::int64_t begin = begins_.at(number);
     const std::int64_t end = begins_.at(number + 1);

@@ -22,7 +22,7 @@
 
 namespace ringattn {
 
-// The tensors that hold a file's lists. Throws kFile for a file with neither form, with both, or with half of one.
+// The tensors that hold a file's block mask. Throws kFile for a file with neither form, with both, or with half of one.
 std::vector<TensorSource> block_mask_tensors(const SafetensorsFile& file);
 
 // Reads the block mask of a job. Throws kFile for a file that has none for it, naming the tensor and, where one is

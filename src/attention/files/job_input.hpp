@@ -80,7 +80,8 @@ struct Numerics {
   // The block mask: a pattern, or a file (block_mask_request.hpp); empty: all blocks.
   std::string block_mask;
   std::optional<MlaForm> form;  // of latents; absent: by the shape
-  // Bytes that a rank may use, which no lists exceed (BlockMaskRequest); 0: no limit. Decides nothing else.
+  // Bytes that a rank may use, which the block mask may not exceed (BlockMaskRequest); 0: no limit. Decides nothing
+  // else.
   std::size_t memory_budget = 0;
 };
 
@@ -183,7 +184,7 @@ class JobInput {
 
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
-  std::shared_ptr<const SafetensorsFile> block_mask_file_;  // that the lists were read from
+  std::shared_ptr<const SafetensorsFile> block_mask_file_;  // that the block mask was read from
   std::vector<TensorSource> block_mask_tensors_;            // of it
   bool queries_end_keys_ = false;                           // synthetic queries are those of a prefill's last tokens
   std::int64_t prefix_ = 0;  // synthetic keys of each sequence that are those of the first

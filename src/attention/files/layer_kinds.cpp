@@ -231,7 +231,7 @@ std::optional<std::int64_t> layer_count(const ModelKeys& keys, std::string_view 
   if (layers && *layers > kMaxModelLayers) {
     keys.refuse(key, fmt::format("it is {}, more than {} layers", *layers, kMaxModelLayers));
   }
-  // A list may be longer: some have entries for layers that estimate_time later tokens.
+  // A list may be longer: some have entries for layers that predict later tokens.
   const auto shorten = [&](std::string_view list, std::size_t length) {
     const auto entries = static_cast<std::int64_t>(length);
     if (const std::int64_t needed = layers.value_or(1); entries < needed) {

@@ -148,7 +148,7 @@ std::optional<std::int64_t> ModelConfig::dim_of(std::int64_t layer, bool sliding
   }
   if (!sliding && family_->is(kGlobalDims)) {
     if (key == "head_dim") return keys.needed("global_head_dim");
-    // attention_k_eq_v: keys and values of global layers are one projection with this number of heads.
+    // attention_k_eq_v: keys and values of global layers are one projection, of that many heads.
     if (key == "num_key_value_heads" && keys.flag("attention_k_eq_v", true)) {
       return keys.count("num_global_key_value_heads");
     }

@@ -16,7 +16,7 @@ struct TopKDevice {
   int device = kNoDevice;  // of a device backend; kNoDevice: the host chooses, whatever the request says
 };
 
-// The best `count` blocks by all of the input's q and k; `spec` is the input's, with the shape of the lists. Rows that
+// The top `count` blocks by all of the input's q and k; `spec` is the input's, with the block mask's shape. Rows that
 // a seed makes are made in the backend's memory, others are read by the host and copied, while the backend works.
 // Throws what choose_kernel(), JobInput::read() and top_k_selection() throw.
 BlockMask top_k_blocks(const JobInput& input, const AttentionSpec& spec, int count, const TopKDevice& target);

@@ -99,7 +99,7 @@ PoolSlots whole_groups(const CachePool& pool, std::int64_t group) {
 
 std::int64_t group_of(const RowFormat& format) { return quantized_per_token(format) ? 1 : format.group; }
 
-// Tokens of the pool that become codes, each once; those of a group lie together here.
+// Tokens of the pool that are quantized, each once; those of a group lie together here.
 PoolSlots quantized_slots(const CachePool& pool, const RowFormat& format) {
   const std::int64_t group = group_of(format);
   if (group > pool.table.page_size) return whole_groups(pool, group);

@@ -12,7 +12,7 @@
 namespace ringattn {
 
 // Why a kDecode input can't be decoded here with the bits that Attention gives it: the attention kernel for its rows,
-// the named one or the first that can, doesn't decode, or lacks something for it, or lists of key blocks don't fit a
+// the named one or the first that can, doesn't decode, or lacks something for it, or the block mask doesn't fit a
 // step. A kernel of another name would have other bits, and another one would be chosen for one rank than for several.
 // Empty where the named kernel is one that decodes: then Decode says what is wrong. Why latents in rows are not
 // decoded, though Mla computes them: no kernel decodes them, or those of another backend. Empty for every other input.

@@ -23,7 +23,7 @@ struct DecodePlanSummary {
   DecodeMemory memory;                 // of the rank that needs most
   std::vector<std::int64_t> keys;      // of each rank's cache, those of pages that sequences share once for each
   std::vector<int> kv_heads;           // of these keys
-  std::vector<std::int64_t> attended;  // keys that each rank's rows see, of each K/V head; with lists those listed
+  std::vector<std::int64_t> attended;  // keys that each rank's rows see, per K/V head, within the block mask
   std::vector<std::int64_t> rows;      // that each rank owns
   std::vector<std::int64_t> received;  // bytes of partial results
   double bytes_read = 0.0;             // decode_bytes(): of K and V, by all ranks together

@@ -48,8 +48,8 @@ struct FileJobResult {
 // A job's options for Decode.
 DecodeOptions decode_options(const Options& options);
 
-// Plans the decode step of `input` with the kernel that `request` chooses, on `ranks` ranks with `threads` host threads
-// each (0: the processors that this process may use). Throws what choosing throws.
+// The step of `input` with the kernel that `request` chooses, on `ranks` ranks, each with `threads` threads of a host
+// kernel (0: the processors that this process may use). Throws what choosing throws.
 DecodePlanSummary summarize_decode_plan(const JobInput& input, const KernelRequest& request, int ranks, int threads,
                                         KernelScope scope = KernelScope::kThisMachine);
 

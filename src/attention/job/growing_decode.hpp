@@ -61,7 +61,7 @@ class GrowingDecode {
   std::optional<LoadedCache> cache_;
   MlaWeights weights_;
   Buffer q_, k_, v_, sinks_, out_, lse_;
-  std::int64_t mask_stride_ = 0;        // 0: there are no lists
+  std::int64_t mask_stride_ = 0;        // 0: there is no block mask
   std::int64_t mask_rows_of_step_ = 0;  // of all its sequences, of this rank's heads
   Buffer mask_indices_, mask_counts_;
   // All rows' queries, and what of them joins the cache: keys and values, or latents and rotary keys.

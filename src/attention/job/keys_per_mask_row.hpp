@@ -10,9 +10,9 @@
 
 namespace ringattn {
 
-// Keys of each list, [sequences, lists of a sequence]: those of the blocks that it names, and of the rows' own. Empty
-// where the job has no block mask, or has that of other sequences, as one of the last rows of another job, or where
-// its rows are no step by them (why_not_decodable()).
+// Keys of each mask row, [sequences, mask rows of a sequence]: those of the blocks that it names, and of the rows' own.
+// Empty where the job has no block mask, or the mask of other sequences (as the last rows of another job have), or
+// where its rows can't be decoded with it (why_not_decodable()).
 std::vector<std::int64_t> keys_per_mask_row(const Job& job);
 
 // The keys of all K/V heads that rank `rank` attends to. `listed`: result of keys_per_mask_row().

@@ -30,8 +30,8 @@ struct CachePools {
 // file's pages of elements that a rank has all heads of, which are as they lie there.
 class LoadedCache {
  public:
-  // `held_back`: number of tokens at the end of each sequence that are not loaded; pages of a file are loaded whole.
-  // Throws what JobInput::read() throws, and kMemory.
+  // `held_back`: that many tokens at the end of each sequence are not there yet; pages of a file are whole. Throws what
+  // JobInput::read() throws, and kMemory.
   LoadedCache(const JobInput& input, Decode& decode, const Collective& collective,
               const ProgressCallback& on_progress = {}, std::int64_t held_back = 0);
 

@@ -52,7 +52,7 @@ class LoadedDecode {
   std::vector<CachePools> more_;
   RankResult result_;
   Buffer q_, sinks_;
-  Buffer mask_indices_, mask_counts_;  // where the job has lists of key blocks
+  Buffer mask_indices_, mask_counts_;  // where the job has a block mask
   MlaWeights weights_;                 // of latents
   DecodeInputs inputs_;
   DecodeOutputs outputs_;

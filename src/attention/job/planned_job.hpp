@@ -28,7 +28,7 @@ class PlannedJob {
  private:
   std::unique_ptr<Backend> make_backend() const;
   void choose_mla(KernelScope scope);
-  std::unique_ptr<AttentionKernel> make_kernel(int heads) const;  // for latents: of `heads` heads
+  std::unique_ptr<AttentionKernel> make_kernel(int heads) const;  // MLA: of that many heads
 
   const JobInput& input_;
   const Options& options_;

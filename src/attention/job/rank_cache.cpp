@@ -18,7 +18,7 @@ namespace ringattn {
 namespace {
 
 // Calls `visit` for each piece of `page` tokens that a share holds of a sequence of `length` keys: its number in the
-// partition, the position of its first key and how many it has. No piece reaches over the end of a group.
+// partition, the position of its first key and how many it has. No piece crosses the end of a KV split.
 void for_each_piece(const KvPartition& partition, std::int64_t group, std::int64_t length, std::int64_t page,
                     const std::function<void(std::int64_t index, std::int64_t position, std::int64_t keys)>& visit) {
   const std::int64_t held = keys_of_partition(partition, group, length);
@@ -28,7 +28,7 @@ void for_each_piece(const KvPartition& partition, std::int64_t group, std::int64
   }
 }
 
-// The part of a rank: these sequences, and of each these KV splits.
+// What a rank holds: the partition's KV splits of each of these sequences.
 struct Holding {
   SequenceRange sequences;
   KvPartition partition;
@@ -87,7 +87,7 @@ int head_parts(const Job& job, const AttentionSpec& spec, int ranks) {
       .heads;
 }
 
-// Tokens of a group whose codes are made together, of either tensor.
+// Tokens of a quantization group, of either tensor.
 std::int64_t quantized_together(const CacheFormat& format) {
   std::int64_t tokens = 1;
   for (const RowFormat& of : {format.k, format.v}) {
@@ -114,7 +114,7 @@ RankCache paged_share(const PageTable& table, const Batch& batch, const Holding&
   cache.pages = static_cast<std::int64_t>(cache.numbers.size());
   cache.table.assign(static_cast<std::size_t>(sequences * columns), 0);
   std::vector<PackedRun> keys(cache.numbers.size());      // of each page the longest run that a sequence has there
-  std::vector<std::int64_t> codes(cache.numbers.size());  // and how much of it, at most, lies in closed groups
+  std::vector<std::int64_t> codes(cache.numbers.size());  // and how much of it, at most, lies in complete groups
   for (std::int64_t sequence = holding.sequences.first; sequence < holding.sequences.end(); ++sequence) {
     const auto s = static_cast<std::size_t>(sequence);
     const std::int64_t length = batch.sequences[s].k_len;
@@ -158,7 +158,7 @@ DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, 
 }
 
 SharedPrefixPages shared_prefixes(const JobInput& input, int key_tile) {
-  constexpr std::size_t kMostPrefixes = 256;  // supported by every kernel
+  constexpr std::size_t kMostPrefixes = 256;  // the number that every kernel supports
   if (input.pages() == nullptr || input.op() == Op::kMla) return {};
   return shared_prefix_pages(*input.pages(), input.job().batch, key_tile, kMostPrefixes);
 }

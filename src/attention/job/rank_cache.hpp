@@ -48,7 +48,7 @@ DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, 
 // The prefixes that the sequences of a job share in its pages; none without pages.
 SharedPrefixPages shared_prefixes(const JobInput& input, int key_tile);
 
-// The steps that `input` is one of: as many sequences, rows and keys as it has, dealt as its lists have it most even.
+// Decode steps with the sequences, rows and keys of `input`, dealt as evenly as its block mask allows.
 // `format` is what the kernel was made for.
 DecodeJob decode_job(const JobInput& input, int ranks, const DecodeKernel& kernel, const CacheFormat& format = {});
 

@@ -27,7 +27,7 @@ struct SampleTimes {
 SampleTimes summarise(std::vector<double> milliseconds);
 
 struct SampleRequest {
-  std::int64_t count = 0;             // 0: the number that the figure needs
+  std::int64_t count = 0;             // 0: enough for the figure
   ProgressCallback on_progress = {};  // of all "sample"s
 };
 
@@ -49,8 +49,8 @@ std::vector<double> slowest(const Collective& collective, const std::vector<doub
 // As many samples as are asked for, else at least ten, and half a second of them. `seconds`: of one.
 std::int64_t sample_count(const SampleRequest& request, double seconds);
 
-// Samples of several kinds of runs; run(kind) runs one. Kinds alternate, so that all see the machine in the same state.
-// `seconds`: duration of a warm run on this rank.
+// Samples of each of `kinds` kinds of runs: `run` does one. They take turns, so all see the machine in the same state.
+// `seconds`: what a run took on this rank when it was warm.
 std::vector<Samples> take_samples(const Collective& collective, const SampleRequest& request, double seconds,
                                   std::size_t kinds, const std::function<RunTimes(std::size_t kind)>& run);
 

@@ -43,7 +43,7 @@ std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input,
 std::vector<Shape> decode_shapes_of(const ShapeRequest& request, const JobInput& input);
 
 struct ShapeResult {
-  std::int64_t blocks = 0;  // of the plan, or groups of the longest sequence; on a rank that the shape leaves out, of
+  std::int64_t blocks = 0;  // of the plan, or the longest sequence's KV splits; on a rank that the shape leaves out, of
                             // an earlier shape
   std::optional<Difference> difference;  // the first, from the first shape's results
 };
