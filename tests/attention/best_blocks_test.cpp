@@ -86,7 +86,7 @@ TEST(BestBlocks, RefuseWhatDoesNotFit) {
   TensorView few = q;
   few.tokens = 299;
   EXPECT_EQ(with_rows(few, k).code(), ErrorCode::kUsage);
-  // A block that two ranks share, and ranks that want other lists.
+  // A block that two ranks share, and ranks that want other masks.
   const std::vector<std::int64_t> lengths{300};
   const Dealt cut{Layout(lengths, Runs{{{0, 0, 160}}, {{0, 160, 300}}}),
                   Layout(lengths, Runs{{{0, 0, 168}}, {{0, 168, 300}}})};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs with lists of key tiles: the bits are those of one rank on any number of ranks, in any layout and blocks; a list
+// Jobs with a block mask: the bits are those of one rank on any number of ranks, in any layout and blocks; a mask
 // of everything is the job without block_mask; nothing is sent to ranks whose masks don't name it.
 #include <gtest/gtest.h>
 
@@ -80,7 +80,7 @@ TEST(BlockMaskJobs, HaveTheSameBitsOnAnyNumberOfRanks) {
   }
 }
 
-// More tiles than a group holds in every list, so that blocks and ranks cut groups anywhere.
+// More tiles than a KV split in every mask row, so that blocks and ranks cut splits anywhere.
 TEST(BlockMaskJobs, OfSeveralKvSplits) {
   const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 16, {-1, 0});
   const std::int64_t keys = 128 * 200 + 50;

@@ -34,7 +34,7 @@ TEST_P(CompressedDecode, StepsAreThoseOfPlainCaches) {
   DecodeOptions options;
   options.kernel.backend = "cpu";
   options.threads = 1;
-  // Around 8,192 keys, where every group of tokens closes, and at the end.
+  // Around 8,192 keys, where every quantization group is complete, and at the end.
   std::map<int, std::vector<std::byte>> expected;
   for (const int step : {0, 13, 14, kSteps - 1}) expected[step] = cache.expected(step, options.kernel);
   for (const int world : {1, 2, 3, 4, 5}) {

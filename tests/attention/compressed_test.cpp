@@ -273,7 +273,7 @@ TEST(CompressedPlan, ABudgetHoldsTheRowsOfABlock) {
   EXPECT_EQ(free.plan().blocks.size(), 4U);
   // Rows of 32,768 keys and a tile, K and V, stand in the plan and in the workspace.
   EXPECT_GE(free.workspace_bytes(), (std::size_t{1} << 15) * 512);
-  // 27 MB of codes and scales; rows of so many keys are 17 MB, of half as many 8 MB.
+  // 27 MB of quantized values and scales; rows of this many keys are 17 MB, of half as many 8 MB.
   for (const auto& [budget, blocks] : {std::pair{50'000'000U, 4U}, {40'000'000U, 7U}}) {
     options.memory_budget = budget;
     const Attention tight(job, *transport, options);

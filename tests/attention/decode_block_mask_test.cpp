@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps by lists of key blocks, given to them or chosen by them: they have the bits of Attention by the same lists, by
-// memcmp of O and LSE; what is wrong with lists is found, and nothing is changed.
+// Decode steps with a block mask, given or selected by the step: they have the bits of Attention with the same mask, by
+// memcmp of O and LSE; invalid masks are found, and nothing is changed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -69,8 +69,8 @@ TEST(DecodeWithBlockMask, HasTheBitsOfAttentionByThem) {
   }
 }
 
-// Steps over `lengths` by lists, or by blocks that they choose, on several ranks: what each rank gives is what one rank
-// gives, and it follows nothing of sequences that it doesn't keep.
+// Steps over `lengths` with a block mask, or by blocks that they select, on several ranks: what each rank gives is what
+// one rank gives, and it follows nothing of sequences that it doesn't keep.
 void expect_same_on_ranks(const AttentionSpec& spec, const std::vector<std::int64_t>& lengths,
                           const BlockMaskShape& shape, int best, std::initializer_list<int> worlds,
                           int head_parts = 0) {
@@ -129,8 +129,8 @@ TEST(DecodeWithBlockMask, OnSeveralRanks) {
   }
 }
 
-// One sequence, whose lists are two groups of tiles: ranks deal its heads, as evenly as they can. Of four ranks two
-// have no keys to attend to, as there are three heads.
+// One sequence, whose mask rows are two KV splits of tiles: ranks deal its heads, as evenly as they can. Of four ranks
+// two have no keys to attend to, as there are three heads.
 TEST(DecodeWithBlockMask, OfASingleSequenceOnSeveralRanks) {
   AttentionSpec spec = make_spec(Dtype::kBf16, 6, 3, 16, {-1, 0}, 32);
   spec.sinks = true;
@@ -205,7 +205,7 @@ TEST(DecodeWithBlockMask, RefusesPartsOfHeadsThatRanksCantDeal) {
   refused(2, 2, 1, 5, "up to 1: ");
 }
 
-// A rank that gives all heads, or lists of all of them, is told what it keeps.
+// A rank that gives all heads, or masks of all of them, is told what it keeps.
 TEST(DecodeWithBlockMask, RefusesACacheOfAllHeads) {
   const AttentionSpec spec = make_spec(Dtype::kF32, 4, 2, 16, {-1, 0});
   const BlockMaskSteps steps(spec, {700}, 3, "cpu");
@@ -227,8 +227,8 @@ TEST(DecodeWithBlockMask, RefusesACacheOfAllHeads) {
   });
 }
 
-// The blocks that a step chooses are those that prefill's lists choose, while sequences grow; pool() makes the means of
-// what the cache holds to begin with.
+// The blocks that a step chooses are those that a prefill's mask selects, while sequences grow; pool() makes the means
+// of what the cache holds to begin with.
 TEST(DecodeWithBlockMask, ChoosesAsPrefillDoes) {
   for (const int heads : {1, 2}) {
     const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0});

@@ -18,7 +18,7 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr std::int64_t kGroup = 8192;  // keys of a group of cpu_attention
+constexpr std::int64_t kGroup = 8192;  // keys of a KV split of cpu_attention
 
 AttentionSpec small_spec() { return make_spec(Dtype::kF32, 2, 1, 16, {-1, 0}); }
 
@@ -284,7 +284,7 @@ TEST(DecodeMemory, IsWhatTheLimitsNeed) {
     const Decode decode(job, world, on_cpu());
     const DecodeMemory two = decode.memory();
     EXPECT_EQ(two.cache, 7U * (2 * 128 + 1) * 64 * (2 * 2 * 32 * 2));
-    // Records of 36 floats of 3 groups: those of all rows, and those that the other rank sends of 4 sequences.
+    // Partials of 36 floats of 3 KV splits: those of all rows, and those that the other rank sends of 4 sequences.
     EXPECT_EQ(two.partials, (7U + 4U) * 3 * 3 * 4 * 36 * 4);
     EXPECT_EQ(two.scratch, one.scratch);
   });

@@ -22,7 +22,7 @@
 namespace ringattn::testing {
 namespace {
 
-constexpr std::int64_t kGroup = 8192;  // keys of a group of cpu_attention
+constexpr std::int64_t kGroup = 8192;  // keys of a KV split of cpu_attention
 
 DecodeOptions on_cpu() {
   DecodeOptions options;
@@ -121,7 +121,7 @@ TEST_P(DecodeWorld, AnyBatch) {
   }
 }
 
-// Sequences share the pages of a common prefix, over the edge of a group; all else of the pool is NaN.
+// Sequences share the pages of a common prefix, over the edge of a KV split; all else of the pool is NaN.
 TEST_P(DecodeWorld, SharedPrefixPages) {
   const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 16, {-1, 0});
   constexpr std::int64_t kShared = kGroup + 512;

@@ -76,7 +76,7 @@ TEST(EvictedJobs, AreAttentionOverTheKeptTokens) {
   }
 }
 
-// More tiles than a group holds, with windows that begin anywhere.
+// More tiles than a KV split holds, with windows that begin anywhere.
 TEST(EvictedJobs, OfSeveralKvSplits) {
   for (const Mask& mask : {Mask{-1, 0}, Mask{14000, 0}}) {
     const std::int64_t keys = 128 * 140 + 50;

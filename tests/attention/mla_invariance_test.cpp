@@ -140,7 +140,7 @@ TEST_P(MlaInvariance, ThreadsAndDelivery) {
 INSTANTIATE_TEST_SUITE_P(Jobs, MlaInvariance, ::testing::ValuesIn(cases()),
                          [](const ::testing::TestParamInfo<Case>& job) { return std::string(job.param.name); });
 
-// Rows whose keys are one more than a group of the CPU's kernel has, which ranks share; and as many heads as models
+// Rows whose keys are one more than a KV split of the CPU's kernel has, which ranks share; and as many heads as models
 // have.
 TEST(MlaExpanded, AcrossAKvSplitsEdgeAndWithManyHeads) {
   MlaJob edge{small_spec(Dtype::kBf16, {-1, 0}), {{20, 8193, 8173}, {2, 8192, 8190}}, MlaForm::kExpanded};

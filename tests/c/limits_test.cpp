@@ -15,7 +15,7 @@
 namespace ringattn::testing {
 namespace {
 
-// Steps of so many sequences and keys; a page of 0: a dense cache.
+// Steps of these numbers of sequences and keys; a page of 0: a dense cache.
 ringattn_decode* make_decode(SelfWorld& world, std::int64_t sequences, std::int64_t keys, std::int64_t page_size) {
   const ringattn_spec spec = attention_spec();
   auto limits = sized<ringattn_decode_limits>();

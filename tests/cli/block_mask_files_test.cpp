@@ -36,7 +36,7 @@ NamedTensors mask_of(const BlockMask& lists) {
   return {{"block_mask", mask}};
 }
 
-// window:300+vertical:0,700+slash:0,513 of all sequences, one list a K/V head, and in the second one's a block more.
+// window:300+vertical:0,700+slash:0,513 of all sequences, one mask a K/V head, and in the second one's a block more.
 BlockMask lists_of(const std::vector<MaskedSequence>& sequences) {
   const BlockMaskShape shape{128, 128, 2};
   const BlockMaskPattern pattern = union_of_patterns(
@@ -83,7 +83,7 @@ TEST(BlockMaskFiles, RowsHaveTheBitsOfAMask) {
   EXPECT_EQ(planned(rows), planned(mask));
 }
 
-// Steps by the lists of their last blocks; a mask of these says the same.
+// Steps with masks of their last blocks; a mask of these says the same.
 TEST(BlockMaskFiles, StepsByRows) {
   const TemporaryFolder folder;
   const BlockMask lists = lists_of({{1498, 2, 1500}, {1498, 2, 1500}, {1498, 2, 1500}});

@@ -36,7 +36,7 @@ TEST(BlockMaskCommand, VerifiesInOtherShapesAndAgainstTheOracle) {
   }
 }
 
-// A step by lists has the digest of a prefill by the same lists, in any world and pages.
+// A step with a block mask has the digest of a prefill with the same mask, in any world and pages.
 TEST(BlockMaskCommand, StepsWithABlockMaskAreThoseOfAPrefill) {
   const Words job = Words{"--synthetic", "7", "--seq", "9000", "--batch", "3", "--q-len", "1", "--heads", "4"} +
                     Words{"--kv-heads", "2", "--head-dim", "16", "--dtype", "fp32"};
@@ -61,7 +61,7 @@ TEST(BlockMaskCommand, StepsWithABlockMaskAreThoseOfAPrefill) {
   EXPECT_TRUE(has(oracle.out, "lists keep ")) << oracle.out;
 }
 
-// What a plan says of steps by lists: who keeps what, how even that is, and which ranks have nothing to do.
+// What a plan says of steps with a block mask: who keeps what, how even that is, and which ranks have nothing to do.
 TEST(BlockMaskCommand, PlansStepsWithABlockMask) {
   const Words step = Words{"plan", "--op", "decode", "--seq", "9000", "--q-len", "1", "--heads", "16", "--kv-heads"} +
                      Words{"8", "--head-dim", "64", "--block-mask", "window:1k+global:128", "--page-size", "64"};
@@ -121,7 +121,7 @@ TEST(BlockMaskCommand, StepsThatBlockMasksDontFit) {
   refused({"--block-mask", "topk:2", "--window", "300,0"}, 4, "sliding window");
 }
 
-// A file's tensors make it a step; where no kernel decodes by such lists its rows are computed as a prefill's.
+// A file's tensors make it a step; where no kernel decodes with such a mask its rows are computed as a prefill's.
 TEST(BlockMaskCommand, CachesThatNoKernelDecodesAreReadIntoRows) {
   const TemporaryFolder folder;
   CacheShape shape;

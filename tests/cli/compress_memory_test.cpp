@@ -56,7 +56,7 @@ TEST_F(Hostile, WhatIsTooLargeToBeCompressed) {
                                                               {"block_table", "I32", "[1,65536]", 4 * 65536, entries},
                                                               {"lengths_k", "I64", "[1]", 8, {65536 * 256}}});
   refuse({"--method", "fp8", "--page-order", "thd", "--input", pages}, header_bytes(pages));
-  // Tails of many sequences, which have a group of tokens each.
+  // Tails of many sequences, which have a quantization group each.
   const std::string tails = sparse_file("tails.safetensors", {{"k", "BF16", "[1048576,1,256,1024]", kTera / 2},
                                                               {"v", "BF16", "[1048576,1,256,1024]", kTera / 2}});
   refuse({"--method", "int4", "--input", tails}, header_bytes(tails));

@@ -243,8 +243,8 @@ TEST(CompressedPages, ThatAreBrokenAreRefusedByName) {
   }
 }
 
-// Two sequences, the longer of which closes a group of 64 tokens in pages that both have: of the shorter one these
-// tokens are in its tail.
+// Two sequences, the longer of which completes a quantization group of 64 tokens in pages that both have: of the
+// shorter one these tokens are in its tail.
 TEST(CompressedPages, MayBeSharedBySequences) {
   const TemporaryFolder folder;
   CacheShape shape = small_pages();

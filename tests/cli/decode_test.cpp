@@ -16,7 +16,7 @@ namespace {
 
 Words step_words() { return Words{"--op", "decode", "--page-size", "16", "--q-len", "3"} + small_job(); }
 
-// A cache of more than one group of keys, in pages and as rows.
+// A cache of more than one KV split, in pages and as rows.
 CacheShape several_groups() {
   CacheShape shape;
   shape.lengths = {9000, 1, 8193, 40};
@@ -331,7 +331,7 @@ TEST(PlanDecode, CountsSharedTilesOnce) {
   EXPECT_EQ(read(job + Words{"--kernel", "sm80_attention"}, "48k"), std::to_string(32 * 65536 * kKeyBytes));
 }
 
-// The GPUs' kernels merge the results of so many ranks; a plan says it, on any machine.
+// The GPUs' kernels merge the results of this many ranks; a plan says it, on any machine.
 TEST(PlanDecode, RefusesMoreRanksThanAKernelMerges) {
   const Words job{"plan", "--op", "decode", "--seq", "1m", "--heads", "8", "--kv-heads", "2", "--dtype", "bf16"};
   const Finished known = tool(job + Words{"--backend", "cuda", "--world", "2"});

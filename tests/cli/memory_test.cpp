@@ -229,7 +229,7 @@ TEST_F(Hostile, BlockMasksOfKeys) {
   const std::string mask =
       sparse_file("mask.safetensors", {{"block_mask", "U8", "[1,16384,16384]", std::int64_t{16384} * 16384}});
   expect_refused(seed + Words{"--seq", "4m", "--block-mask", mask}, 3, header_bytes(mask));
-  // A mask that lists nothing is none that is too large.
+  // An empty mask is not refused as too large.
   const Finished run = tool(seed + Words{"--seq", "2m", "--block-mask", mask, "--dry-run"});
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_LE(run.cpu_seconds, kMaxSeconds);
@@ -238,7 +238,7 @@ TEST_F(Hostile, BlockMasksOfKeys) {
   }
 }
 
-// Compressed rows of lists: 4 query blocks of 4 key blocks.
+// Mask rows in BSR form: 4 query blocks of 4 key blocks.
 TEST_F(Hostile, RowsOfBlockMasks) {
   constexpr std::int64_t kMany = std::int64_t{1} << 31;
   constexpr std::int64_t kSome = std::int64_t{1} << 27;

@@ -230,7 +230,7 @@ TEST(MlaSteps, AreWhatKernelsThatOnlyDecodeAreFor) {
   }
 }
 
-// Ranks deal groups of the kernel's, and groups of a quarter of the keys leave four times as many partial results.
+// Ranks deal the kernel's KV splits, and splits of a quarter of the keys leave four times as many partial results.
 TEST(MlaSteps, InKvSplitsOfFewerKeys) {
   const Words job{"plan", "--op",    "mla",  "--seq",       "16k", "--batch", "2",   "--heads", "128", "--q-len",
                   "1",    "--dtype", "bf16", "--page-size", "64",  "--world", "1,2", "--json",  "-"};
@@ -250,7 +250,7 @@ TEST(MlaSteps, InKvSplitsOfFewerKeys) {
     EXPECT_EQ(number(few, "/memory/partials"), 4 * number(usual, "/memory/partials"));
     EXPECT_EQ(number(few, "/bytes_moved"), 4 * number(usual, "/bytes_moved"));
     EXPECT_EQ(number(few, "/ranks/0/keys"), 2 * 16384 / parts);
-    // Records of a row of a head in a group: 512 numbers, and four of which two are used.
+    // Partials of a row of a head in a KV split: 512 numbers, and four of which two are used.
     EXPECT_EQ(number(few, "/memory/scratch") - number(usual, "/memory/scratch"), 2 * 12 * 128 * 516 * 4);
   }
 }

@@ -75,7 +75,7 @@ TEST_F(GpuBestBlocks, OfAFile) {
   expect_same(FileInput{path}, full);
 }
 
-// The job's own way to its lists.
+// The job's own path to its block mask.
 TEST_F(GpuBestBlocks, OfAJob) {
   Numerics numerics;
   numerics.block_mask = "topk:3+window:200";

@@ -17,7 +17,7 @@ namespace {
 
 class GpuBlockMask : public GpuRowTest {
  protected:
-  // Blocks of so many of the kernel's tiles. A kernel without query tiles takes blocks of any number of queries.
+  // Blocks of that many of the kernel's tiles. A kernel without query tiles takes blocks of any number of queries.
   BlockMaskShape shape_of(const AttentionSpec& spec, int heads, int tiles = 1) const {
     const Tiles sizes = tiles_of(spec);
     return {(sizes.query == 1 ? 24 : sizes.query) * tiles, sizes.key * tiles, heads};
@@ -74,7 +74,7 @@ TEST_P(GpuBlockMask, HaveTheSameBitsOnAnyNumberOfRanks) {
   }
 }
 
-// More tiles than a group holds in every list, so that blocks and ranks cut groups anywhere.
+// More tiles than a KV split in every mask row, so that blocks and ranks cut splits anywhere.
 TEST_P(GpuBlockMask, OfSeveralKvSplits) {
   const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 128, {-1, 0});
   const BlockMaskShape shape = shape_of(spec, 2);

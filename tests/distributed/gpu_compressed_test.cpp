@@ -44,7 +44,7 @@ std::vector<CacheFormat> formats_of_a_rank() {
 
 class GpuCompressed : public GpuRowTest {
  protected:
-  // Whether the kernel's tiles are whole groups of the format.
+  // Whether the kernel's tiles are whole quantization groups of the format.
   bool takes(const AttentionSpec& spec, const CacheFormat& format) const {
     const int tile = tiles_of(spec).key;
     const auto whole = [tile](const RowFormat& rows) { return quantized_per_token(rows) || tile % rows.group == 0; };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding on GPUs by lists of key blocks: a captured step follows lists that change in device memory, or chooses its
-// blocks anew with each launch; two ranks deal heads; lists are checked on the device.
+// Decode on GPUs with a block mask: a captured step follows masks that change in device memory, or selects its
+// blocks anew with each launch; two ranks deal heads; masks are checked on the device.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -181,7 +181,7 @@ TEST_F(GpuDecodeWithBlockMask, OnTwoRanksByNccl) {
   expect_two_ranks("nccl");
 }
 
-// What the host knows of lengths is checked there, and lists are not: they lie on the device.
+// What the host knows of lengths is checked there, and masks are not: they lie on the device.
 TEST_F(GpuDecodeWithBlockMask, StandBesideHostCopiesOfLengths) {
   const auto self = make_self_transport(MemoryKind::kDevice);
   const std::vector<std::int64_t> lengths = {20 * kBlock, 9 * kBlock + 5, 700};

@@ -263,7 +263,7 @@ TEST_F(GpuDecode, HostCopiesAreCheckedAtOnce) {
   EXPECT_TRUE(rank.untouched());
 }
 
-// Two sequences share a group of keys and tiles of the next one while they grow; then the table of one says otherwise.
+// Two sequences share a KV split and tiles of the next one while they grow; then the table of one says otherwise.
 TEST_F(GpuDecode, SharedPrefixes) {
   constexpr std::int64_t kFew = 20;
   constexpr std::int64_t kShared = kGroup + 272;
@@ -303,7 +303,7 @@ TEST_F(GpuDecode, SharedPrefixes) {
   EXPECT_TRUE(rank.is_empty(2));
 }
 
-// Two ranks, of which one has the prefix's open group.
+// Two ranks, of which one has the prefix's incomplete KV split.
 TEST_F(GpuDecode, SharedPrefixesOfTwoRanks) {
   AttentionSpec spec = spec_of({-1, 0});
   for (const std::int64_t keys : {kGroup + 640, std::int64_t{640}}) {
@@ -360,7 +360,7 @@ void expect_growth_of_two_ranks(const char* transport) {
   for (const bool host_copies : {false, true}) {
     in_two_ranks(transport, [&](Transport& world) {
       expect_growth(world, {2 * kGroup + 20, 60, kGroup + 7}, host_copies ? 64 : 0, host_copies);
-      expect_growth(world, {300, 60}, host_copies ? 64 : 0, host_copies);  // no group is the second rank's
+      expect_growth(world, {300, 60}, host_copies ? 64 : 0, host_copies);  // no KV split is the second rank's
     });
   }
 }

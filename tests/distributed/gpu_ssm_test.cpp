@@ -102,7 +102,7 @@ SsmInput layer(bool selective, bool step) {
   return SsmInput(scan, {}).with_final_states();
 }
 
-// The digests of the layer on so many ranks. `checked`: of the one rank, rows are compared with fp64, too.
+// The digests of the layer on that many ranks. `checked`: of the one rank, rows are compared with fp64, too.
 SsmDigests digests_of(const SsmInput& input, int ranks, const std::string& transport = "auto", bool checked = false) {
   WorldRequest request;
   request.transport = transport;

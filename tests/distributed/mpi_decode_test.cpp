@@ -98,7 +98,7 @@ TEST_P(MpiDecode, GrowingSequences) {
   transport().barrier(Deadline::after(60.0));  // device memory may be freed only once no rank has work in flight
 }
 
-// By lists ranks keep some of the heads, or, where there are fewer than ranks, of the sequences.
+// With a block mask ranks keep some of the heads, or, where there are fewer than ranks, of the sequences.
 TEST_P(MpiDecode, ByLists) {
   for (const int kv_heads : {2, 5}) {
     for (const std::vector<std::int64_t>& lengths : {std::vector<std::int64_t>{8192 + 1300}, {2000, 300, 1400, 130}}) {

@@ -22,7 +22,7 @@ constexpr int kHeads = 4;
 constexpr int kKvHeads = 2;
 constexpr int kListHeads[] = {1, kKvHeads, kHeads};
 
-// Whether a block is in the list.
+// Whether a block is in the mask row.
 using Listed = std::function<bool(const BlockMaskRow& place, std::int64_t block)>;
 
 BlockMaskPattern maker_of(const Listed& listed) {
@@ -266,7 +266,7 @@ TEST_P(AttentionBlockMask, OfOneBlock) {
   }
 }
 
-// What is not listed is not read for the row: it may hold anything.
+// Blocks outside the mask are not read for the row: it may hold anything.
 TEST_P(AttentionBlockMask, KeepNanOut) {
   for (const Dims& dims : usual_dims(row())) {
     const AttentionSpec spec = make_spec(dims, kHeads, kKvHeads, {-1, 0});
@@ -290,7 +290,7 @@ TEST_P(AttentionBlockMask, KeepNanOut) {
   }
 }
 
-// Each head has what it has where all heads have its list.
+// Each head has what it has where all heads have its mask.
 TEST_P(AttentionBlockMask, OfHeadsDontMix) {
   for (const Dims& dims : usual_dims(row())) {
     const AttentionSpec spec = make_spec(dims, kHeads, kKvHeads, {-1, 0});
@@ -346,7 +346,7 @@ TEST_P(AttentionBlockMask, OfChunksAreThoseOfTheWhole) {
   }
 }
 
-// A kernel says so where blocks are no multiples of its tiles, and refuses tasks whose lists are not its own.
+// A kernel says so where blocks are no multiples of its tiles, and refuses tasks whose masks are not its own.
 TEST_P(AttentionBlockMask, ThatDontFitAreRefused) {
   AttentionSpec spec = make_spec(usual_dims(row()).front(), kHeads, kKvHeads, {-1, 0});
   const BlockMaskShape fitting = shape_of(spec, 1);

@@ -31,7 +31,7 @@ std::vector<Dims> dims_of(const AttentionRow& row) {
 
 class AttentionKvSplits : public KernelRowTest {
  protected:
-  // Calls check(spec, keys of a group) for these dims, with two query heads a KV head.
+  // Calls check(spec, keys of a KV split) for these dims, with two query heads a KV head.
   template <typename Check>
   void for_dims(const Mask& mask, Check check) {
     for (const Dims& dims : dims_of(row())) {
@@ -40,14 +40,14 @@ class AttentionKvSplits : public KernelRowTest {
     }
   }
 
-  // Whole, in tasks, and group by group.
+  // Whole, in tasks, and split by split.
   void expect_same_apart(const AttentionInputs& inputs, double slack = 0.0) {
     SCOPED_TRACE(describe(inputs.spec));
     AttentionRunner runner(row(), inputs.spec);
     const AttentionResult whole = runner.run(inputs, {.export_state = true});
     const TileSizes sizes{runner.kernel().query_tile(), runner.kernel().key_tile()};
     EXPECT_EQ(check_accuracy(inputs, whole.out, whole.lse, sizes, slack), "");
-    // A task's end and a group's are the same or not.
+    // A task's end and a KV split's are the same or not.
     for (const std::int64_t tiles : {std::int64_t{kTilesPerKvSplit}, std::int64_t{kTilesPerKvSplit} + 9}) {
       EXPECT_TRUE(runner.run(inputs, {.tiles_per_task = tiles, .export_state = true}).same_bits(whole)) << tiles;
     }
@@ -60,7 +60,7 @@ class AttentionKvSplits : public KernelRowTest {
     }
   }
 
-  // Adds levels[g] to every score of group g, of two query rows at the end of all groups.
+  // Adds levels[g] to every score of KV split g, of two query rows at the end of all splits.
   static AttentionInputs with_levels(AttentionSpec spec, std::int64_t group, std::initializer_list<float> levels) {
     const std::int64_t keys = group * static_cast<std::int64_t>(levels.size()) - 3;
     AttentionInputs inputs = random_inputs(spec, {{2, keys, keys - 2}}, 92);
@@ -76,7 +76,7 @@ class AttentionKvSplits : public KernelRowTest {
   }
 };
 
-// Sequences that end around the edges of groups, together in one batch: some have no key of a group that others have.
+// Sequences that end around the edges of KV splits, in one batch: some have no key of a split that others have.
 TEST_P(AttentionKvSplits, AroundTheirEdges) {
   for_dims({-1, 0}, [&](AttentionSpec spec, std::int64_t group) {
     spec.sinks = spec.dtype == Dtype::kBf16;
@@ -98,7 +98,7 @@ TEST_P(AttentionKvSplits, EveryKeySeen) {
   });
 }
 
-// The window leaves out the first group, and begins inside of the next one.
+// The window leaves out the first KV split, and begins inside of the next one.
 TEST_P(AttentionKvSplits, InAWindow) {
   for_dims({}, [&](AttentionSpec spec, std::int64_t group) {
     spec.mask = {group + group / 3, 0};
@@ -108,7 +108,7 @@ TEST_P(AttentionKvSplits, InAWindow) {
   });
 }
 
-// The reference stays where a group's is larger by less than the threshold, and moves where it is larger by more.
+// The softmax_offset stays where a KV split's is larger by less than the threshold, and moves where by more.
 TEST_P(AttentionKvSplits, ThatLieApart) {
   for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
     for (const std::initializer_list<float> levels :
@@ -119,7 +119,7 @@ TEST_P(AttentionKvSplits, ThatLieApart) {
   });
 }
 
-// Scores of −∞ in all of the first groups, or of one between others.
+// Scores of −∞ in all of the first KV splits, or of one between others.
 TEST_P(AttentionKvSplits, WithoutAFiniteScore) {
   for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
     expect_same_apart(with_levels(spec, group, {-kInfinity, 0.0F}));

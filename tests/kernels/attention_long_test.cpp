@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows over many key tiles: scores that grow beyond any reference chosen early, and groups of key tiles that a kernel
+// Rows over many key tiles: scores that grow beyond any softmax_offset chosen early, and KV splits that a kernel
 // closes and opens again on the way. Against the oracle, and, by memcmp, with the state saved and resumed in between.
 #include <algorithm>
 #include <initializer_list>
@@ -71,7 +71,7 @@ RINGATTN_FOR_EVERY_KERNEL(AttentionScoreGrowth);
 
 class AttentionLong : public KernelRowTest {
  protected:
-  // Two groups of key tiles and the beginning of a third: no result shows where a group begins.
+  // Two KV splits and the beginning of a third: no result shows where a split begins.
   static constexpr std::int64_t kTiles = 2 * kTilesPerKvSplit + 3;
 
   void check(const std::optional<Dims>& dims) {
@@ -85,7 +85,7 @@ class AttentionLong : public KernelRowTest {
         spec, {{3, keys, keys - 3}, {4, (kTilesPerKvSplit + 2) * key_tile, kTilesPerKvSplit * key_tile - 2}}, 42);
     expect_right_in_any_cut(inputs, {kTilesPerKvSplit - 1, kTilesPerKvSplit, kTilesPerKvSplit + 1, 2 * kTilesPerKvSplit,
                                      2 * kTilesPerKvSplit + 1});
-    // A window that begins inside of a group.
+    // A window that begins inside a KV split.
     inputs.spec.mask = {100 * key_tile + 17, 0};
     expect_right_in_any_cut(inputs, {kTilesPerKvSplit - 1, kTilesPerKvSplit, 2 * kTilesPerKvSplit + 1});
   }

@@ -34,7 +34,7 @@ TEST_P(AttentionMla, ValuesThatLieInTheKeysHaveTheBitsOfACopy) {
   }
 }
 
-// All 128 heads of a model over one KV head: more rows of a token than a group of the CPU's has.
+// All 128 heads of a model over one KV head: more rows of a token than a row group of the CPU's kernel has.
 TEST_P(AttentionMla, AllHeadsOfAModel) {
   const AttentionSpec spec = make_spec(Dims{Dtype::kBf16, 576, 512}, 128, 1, {-1, 0});
   if (!cannot_run(row(), spec).empty()) GTEST_SKIP() << cannot_run(row(), spec);

@@ -79,8 +79,8 @@ TEST_P(AttentionPaged, EveryMaskWithRaggedBatches) {
   }
 }
 
-// Pages apart from each other: by a token's row, by a whole page, as where K and V share a pool, or by so many elements
-// that neither rows nor heads are evenly spaced over the pool, or rows not aligned for vector loads.
+// Pages apart from each other: by a token's row, by a whole page, as where K and V share a pool, or by a number of
+// elements that neither rows nor heads are evenly spaced over the pool, or rows not aligned for vector loads.
 TEST_P(AttentionPaged, PagesApartFromEachOther) {
   for (const Dims& dims : varied_dims(row())) {
     const AttentionInputs inputs = random_inputs(make_spec(dims, 4, 2, {-1, 0}), {{200, 430, 230}, {60, 60, 0}}, 63);

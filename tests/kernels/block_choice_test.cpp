@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks of keys that are chosen for a decode step on the host: those of the highest scores, as fp64 has them, the
-// first and the rows' own among them; what prefill's lists choose, too. That GPUs choose the same stands in
+// first and the rows' own among them; what a prefill's mask selects, too. That GPUs choose the same stands in
 // cuda/cuda_block_choice_test.cpp.
 #include "kernels/block_choice.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists of key tiles by themselves: runs, places and pairs against definitions that look at one tile at a time; what
-// patterns list; bad lists refused by name.
+// patterns list; bad masks refused by name.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,9 +37,9 @@ TEST(BlockMask, RunsPlacesAndPairsByDefinition) {
           const auto listed = [&](std::int64_t key) {
             return std::find(list.begin(), list.end(), key / kShape.key_block) != list.end();
           };
-          // Tiles that a position of the block sees, and of those the listed ones.
-          std::map<std::int64_t, std::int64_t> expected;  // tile → ordinal
-          std::int64_t ordinal = -1;
+          // Tiles that a position of the block sees, and of those the ones in the mask.
+          std::map<std::int64_t, std::int64_t> expected;  // tile → place
+          std::int64_t place = -1;
           for (std::int64_t tile = 0; tile * kKeyTile < sequences[s].keys; ++tile) {
             bool seen = false;
             for (std::int64_t p = q * 64; p < (q + 1) * 64; ++p) {
@@ -105,7 +105,7 @@ TEST(BlockMask, KnowEachOther) {
 
 TEST(BlockMask, BadOnesAreRefusedByName) {
   const BlockMaskShape shape{64, 64, 2};
-  const std::vector<MaskedSequence> sequences = {{0, 128, 100}, {64, 64, 300}};  // 4 lists and 2 lists
+  const std::vector<MaskedSequence> sequences = {{0, 128, 100}, {64, 64, 300}};  // 4 mask rows and 2 mask rows
   const auto error = [&](std::vector<std::int64_t> begins, std::vector<std::int32_t> blocks,
                          const BlockMaskShape& with = BlockMaskShape{64, 64, 2}) {
     const auto message = testing::error_of([&] { BlockMask(with, sequences, begins, blocks); });
@@ -219,7 +219,7 @@ TEST(BlockMaskMakers, BlockMasksThatDontFitAreNotMade) {
   EXPECT_THROW(random_blocks(shape, {-1, -1}, 65537, 0), Error);
 }
 
-// The same on every rank, other ones for each list, and all of the blocks in the long run.
+// The same on every rank, other ones for each mask row, and all of the blocks in the long run.
 TEST(BlockMaskMakers, RandomBlocks) {
   const BlockMaskShape shape{64, 64, 4};
   const std::vector<MaskedSequence> sequences = {{0, 6400, 6400}, {0, 6400, 6400}};

@@ -340,7 +340,7 @@ TEST_P(CacheUpdates, SharedPrefixes) {
   EXPECT_EQ(faults_of(), (std::vector<OutOfRangeEntry>{{Kind::kPrefixKeys, 1, -1, 20}, {}, {}, {}, {}, {}}));
 }
 
-// A group of a prefix may be open: pages count, and not groups.
+// A KV split of a prefix may be incomplete: pages count, and not splits.
 TEST_P(CacheUpdates, SharedPrefixesOfTheCurrentKvSplit) {
   for (const std::int32_t keys : {15, 16, 17}) {
     Setting setting;
@@ -380,7 +380,7 @@ TEST_P(CacheUpdates, SharedPrefixesOfAPartition) {
   EXPECT_EQ(faults_of(), std::vector<OutOfRangeEntry>(2));
   setting.table[1][1] = 2;
   EXPECT_EQ(faults_of(), (std::vector<OutOfRangeEntry>{{}, {OutOfRangeEntry::Kind::kPrefixPage, 1, 2, 1}}));
-  setting.prefix_keys = {15};  // of group 1 they fill one page
+  setting.prefix_keys = {15};  // of KV split 1 they fill one page
   EXPECT_EQ(faults_of(), std::vector<OutOfRangeEntry>(2));
 }
 
@@ -410,7 +410,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, CacheUpdates,
                          ::testing::ValuesIn(kernel_table<DecodeSpec>().begin(), kernel_table<DecodeSpec>().end()),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// Which keys a share holds, and where, against a list of all.
+// Which keys a partition holds, and where, against a list of all.
 TEST(PartitionedKvSplits, HoldEveryKeyOnce) {
   for (const int every : {1, 2, 3, 5}) {
     for (const std::int64_t group : {1, 4, 7}) {

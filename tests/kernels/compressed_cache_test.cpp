@@ -95,7 +95,7 @@ class Caches {
     step.v = cache_view(dense_[1].data(), shape_.dtype, sequences(), capacity_, shape_.heads, shape_.dim);
     return step;
   }
-  // What a step gives, of which all but the cache is said, over codes in pages of so many tokens.
+  // What a step gives, of which all but the cache is said, over quantized pages of that many tokens.
   Results run_packed(const Step& of, DecodeStep step, std::int64_t page) const {
     const PageOrder order = shuffled_pages(lengths_, page, static_cast<std::uint64_t>(page));
     CompressedPool k(format_.k, shape_, order, sequences()), v(format_.v, shape_, order, sequences());
@@ -153,7 +153,7 @@ TEST_P(CompressedCacheTest, DecodingIsThatOfThePlainCache) {
   }
 }
 
-// Blocks that are listed lie side by side, over codes as over elements, and their tiles fill groups in that order.
+// Blocks of the mask are packed together, quantized or not, and their tiles fill KV splits in that order.
 TEST_P(CompressedCacheTest, DecodingWithABlockMaskIsThatOfThePlainCache) {
   constexpr int kBlock = 128;
   for (const int mask_heads : {1, 2}) {

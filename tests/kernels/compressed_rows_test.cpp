@@ -80,7 +80,7 @@ TEST_P(CompressedRowsTest, BackendsMakeTheSameBytesPiecewise) {
   }
 }
 
-// Runs in any order and of any whole number of groups, from rows that lie apart, to rows that lie apart.
+// Runs in any order and of any whole number of quantization groups, from rows that lie apart, to rows that lie apart.
 TEST_P(CompressedRowsTest, RunsAndStridesMoveNoBit) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
     const RowShape shape{dtype, 2, 128};

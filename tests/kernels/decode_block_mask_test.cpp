@@ -76,7 +76,7 @@ TEST_P(DecodeBlockMask, EveryNumberOfRows) {
   }
 }
 
-// Lists over several groups: places of tiles say which group is whose, and not where they lie.
+// Mask rows over several KV splits: a tile's index in the row decides its split, and not its position.
 TEST_P(DecodeBlockMask, KvSplitsFollowFromPositions) {
   for (const Dims& dims : usual_dims(attention_row())) {
     for (const int heads : {1, 2}) {
@@ -155,7 +155,7 @@ TEST_P(DecodeBlockMask, RowsThatExceedTheRescaleThreshold) {
   }
 }
 
-// The same object, with lengths and lists that change from step to step.
+// The same object, with lengths and masks that change from step to step.
 TEST_P(DecodeBlockMask, ThatChangeFromStepToStep) {
   const AttentionSpec spec = make_spec(first_dims(), 4, 2, {-1, 0});
   const BlockMaskShape shape = shape_of(spec, 2);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps whose keys were dealt to several caches by groups: what each leaves of its groups, merged, is the step over the
+// Steps whose keys were dealt to several caches by KV splits: the partials of each, merged, are the step over the
 // whole cache, and attention, by memcmp of O and LSE, for every kernel that decodes.
 #include <gtest/gtest.h>
 
@@ -66,7 +66,8 @@ class DecodePartitions : public DecodeRowTest {
   }
 };
 
-// Ragged lengths around the edges of groups, without keys too, so that some shares have nothing of some sequences.
+// Ragged lengths around the edges of KV splits, without keys too, so that some partitions have nothing of some
+// sequences.
 TEST_P(DecodePartitions, EveryConfiguration) {
   std::uint64_t seed = 1;
   for (const Dims& dims : dims()) {
@@ -92,7 +93,7 @@ TEST_P(DecodePartitions, EveryMask) {
   }
 }
 
-// The merge step moves its reference in a group of another share than the one before.
+// The merge step moves its softmax_offset in a KV split of another partition than the one before.
 TEST_P(DecodePartitions, RowsThatExceedTheRescaleThreshold) {
   for (const Dims& dims : usual_dims(attention_row())) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});

@@ -247,7 +247,7 @@ TEST_P(DecodePrefixes, RowsThatExceedTheRescaleThresholdInTheCurrentKvSplit) {
   }
 }
 
-// Rows that have no reference yet where the prefix ends: all of their scores in the group are −∞ up to there.
+// Rows that have no softmax_offset yet where the prefix ends: all of their scores in the KV split are −∞ up to there.
 TEST_P(DecodePrefixes, RowsThatSeeNothingInAPrefix) {
   for (const Dims& dims : dims_of_forms()) {
     const AttentionSpec spec = make_spec(dims, 4, 2, {-1, 0});

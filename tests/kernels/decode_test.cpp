@@ -41,7 +41,7 @@ TEST_P(Decode, EveryConfiguration) {
   }
 }
 
-// A batch of lengths around the edges of tiles and groups.
+// A batch of lengths around the edges of tiles and KV splits.
 TEST_P(Decode, LengthsAroundEdges) {
   for (const Dims& dims : usual_dims(attention_row())) {
     for (const Mask& mask : {Mask{-1, 0}, Mask{8250, 0}}) {
@@ -149,8 +149,8 @@ TEST_P(Decode, ManySequences) {
   }
 }
 
-// More sequences than a launch takes, of which some have several groups: wherever a launch ends, each sequence has the
-// bits that it has in a smaller batch.
+// More sequences than a launch takes, of which some have several KV splits: wherever a launch ends, each sequence has
+// the bits that it has in a smaller batch.
 TEST_P(Decode, MoreSequencesThanALaunch) {
   const AttentionSpec spec = make_spec(first_dims(), 2, 1, {-1, 0});
   const std::int64_t group =
@@ -299,7 +299,8 @@ TEST_P(Decode, ValuesThatLieInTheKeys) {
   }
 }
 
-// All heads of a model over the one KV head of its latents, up to 2,048 rows of a sequence, around the edge of a group.
+// All heads of a model over the one KV head of its latents, up to 2,048 rows of a sequence, around the edge of a KV
+// split.
 TEST_P(Decode, AllHeadsOfAModel) {
   for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
     const Dims dims{dtype, 576, 512};
@@ -421,7 +422,7 @@ TEST_P(Decode, NotFinite) {
   }
 }
 
-// Sequences that grow token by token, over the edge of a group: only the lengths change.
+// Sequences that grow token by token, over the edge of a KV split: only the lengths change.
 TEST_P(Decode, GrowingSequences) {
   const AttentionSpec spec = make_spec(first_dims(), 2, 1, {-1, 0});
   const std::int64_t group =

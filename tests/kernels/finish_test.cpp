@@ -13,7 +13,7 @@
 namespace ringattn::testing {
 namespace {
 
-// A device that works until it has been asked so many times.
+// A device that works until it has been asked that many times.
 class BusyBackend final : public Backend {
  public:
   explicit BusyBackend(int looks) : looks_(looks) {}

@@ -81,7 +81,7 @@ class MlaFp8Cache : public ::testing::TestWithParam<DecodeRow> {
   }
   static bool on_device() { return GetParam().backend == "cuda"; }
 
-  std::int64_t group_ = 4096;  // keys of a group; on the CPU, whose groups are 8,192, half of one
+  std::int64_t group_ = 4096;  // keys of a KV split; on the CPU, whose splits are 8,192, half of one
 };
 
 TEST_P(MlaFp8Cache, OneTile) {

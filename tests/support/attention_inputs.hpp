@@ -25,7 +25,7 @@ struct AttentionInputs {
   std::vector<std::byte> k;
   std::vector<std::byte> v;
   std::vector<float> sinks;                       // [heads], or empty
-  std::shared_ptr<const BlockMask> block_mask;    // present exactly where spec.lists are
+  std::shared_ptr<const BlockMask> block_mask;    // present exactly where spec.block_mask is
   std::shared_ptr<const KeyPositions> positions;  // present exactly where spec.positions are
 
   std::int64_t q_tokens() const;
@@ -37,7 +37,7 @@ struct AttentionInputs {
   TensorView k_view(std::size_t sequence) const;
   TensorView v_view(std::size_t sequence) const;
 
-  // The sequences as lists of tiles have them.
+  // The sequences as block masks have them.
   std::vector<MaskedSequence> masked_sequences() const;
   // Whether the block mask lets the query head at a position see the key; true without one.
   bool mask_has_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const;

@@ -20,12 +20,12 @@ struct Arrangement {
   std::int64_t tiles_per_task = 0;  // tiles (of all sequences, in order) computed by one task; 0: all by one
   std::int64_t run_rows = 0;        // rows of a query run; 0: one run per sequence
   std::uint64_t shuffle = 0;        // not 0: runs lie in q, and tiles in several sources, in an order of this seed
-  std::size_t sources = 3;          // so many; some hold nothing where there are fewer tiles
+  std::size_t sources = 3;          // that many; some hold nothing where there are fewer tiles
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
   bool export_state = false;        // the last task saves as well, and the result has what it saved
   // Not 0: each KV split is computed by tasks of its own, in an order of this seed, into a state of its own and
-  // from copies of the keys of its own. Then they are merged, in place with the first group where 3 divides the seed,
+  // from copies of the keys of its own. Then they are merged, in place with the first split where 3 divides the seed,
   // and the last KV split is computed in place where 2 does.
   std::uint64_t apart = 0;
   bool keep_state = false;  // the last task saves as well, and what it saved must give the same rows once more

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps by lists of key blocks, and what Attention by the same lists gives: for tests of Decode on hosts and on GPUs.
+// Decode steps with a block mask, and what Attention with the same mask gives: for tests of Decode on hosts and on
+// GPUs.
 #pragma once
 
 #include <algorithm>
@@ -56,7 +57,7 @@ class BlockMaskSteps {
     return std::make_shared<const BlockMask>(top_k_selection(spec, sequences, count, source, *host, {}));
   }
 
-  // The results of these rows by these lists (none: by all keys), where the job of all tokens has them; NaN elsewhere.
+  // The results of these rows with this mask (none: all keys), where the job of all tokens has them; NaN elsewhere.
   // `attend`: gives them, where it is not to be a world of one rank.
   using Attend = std::function<JobResult(const Job& job, const JobTensors& tensors)>;
   JobResult attended(std::shared_ptr<const BlockMask> block_mask, const std::vector<std::int64_t>& lengths, int rows,

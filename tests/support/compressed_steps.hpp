@@ -23,7 +23,7 @@ class CompressedSteps {
   static constexpr std::int64_t kPage = 64;
   using Outputs = std::vector<std::vector<std::byte>>;  // O of each step, of all sequences
 
-  // So many steps; neither format is plain. The spec has no sinks.
+  // `steps` steps; neither format is plain. The spec has no sinks.
   CompressedSteps(const AttentionSpec& spec, const CacheFormat& format, int steps);
 
   int steps() const { return steps_; }

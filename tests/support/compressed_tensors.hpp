@@ -29,8 +29,8 @@ inline TensorView view_of(const std::vector<std::byte>& rows, const RowShape& sh
   return dense_view(static_cast<const void*>(rows.data()), shape.dtype, tokens, shape.heads, shape.dim);
 }
 
-// Pages of so many tokens in a shuffled order, the same for every tensor of the cache. Entry [s, i] is at s · columns +
-// i.
+// Pages of that many tokens in a shuffled order, the same for every tensor of the cache. Entry [s, i] is at s · columns
+// + i.
 struct PageOrder {
   std::vector<std::int32_t> table;
   std::int64_t columns = 0;
@@ -49,7 +49,7 @@ class CompressedPool {
   CompressedPool(const RowFormat& format, const RowShape& shape, const PageOrder& order, std::int64_t sequences,
                  bool head_major = false);
 
-  // Copies tables, and those rows of the tensor that a share holds. Groups are of so many keys.
+  // Copies tables, and those rows of the tensor that a partition holds. KV splits have that many keys.
   void fill(const CompressedTensor& tensor, const KvPartition& partition = {}, std::int64_t kv_split_keys = 1);
   CompressedCache view();
 

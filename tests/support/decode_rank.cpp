@@ -35,7 +35,7 @@ std::int64_t page_tokens(const Decode& decode, const CacheLayout& layout) {
   return layout.page_size > 0 ? layout.page_size : decode.cache_tokens(decode.job().limits.keys) + kSpareTokens;
 }
 
-// So many pages that sequences never share any.
+// Enough pages that sequences never share any.
 std::int64_t pool_pages(const Decode& decode, const Job& job, const CacheLayout& layout) {
   std::int64_t pages = layout.page_size > 0 ? kSparePages : 0;
   const std::int64_t size = page_tokens(decode, layout);
@@ -49,7 +49,7 @@ std::size_t cache_size(const Decode& decode, const Job& job, const CacheLayout& 
   return at_least_one(pool_pages(decode, job, layout) * page_tokens(decode, layout) * token_bytes);
 }
 
-// The maximum number of blocks of a list, and one more.
+// The maximum number of blocks of a mask row, and one more.
 std::int64_t list_width(const Decode& decode) {
   const DecodeJob& job = decode.job();
   return job.spec.block_mask.any() && job.top_k_blocks == 0 ? max_mask_blocks(job) + 1 : 0;

@@ -22,7 +22,7 @@ class DecodeRank {
   // `job` has the sequences as they are when they are longest, with the queries that steps will have.
   DecodeRank(Decode& decode, const Job& job, const JobTensors& tensors, const CacheLayout& layout);
 
-  // The cache holds the first so many keys of each sequence, and the lengths say so.
+  // The cache holds the first lengths[s] keys of each sequence, and the lengths say so.
   void fill(const std::vector<std::int64_t>& lengths);
   // A step of `rows` rows of each sequence, the last of which stands before position lengths[s]: its queries, and its
   // keys and values as new rows.

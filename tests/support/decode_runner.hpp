@@ -24,11 +24,11 @@ struct CacheLayout {
   std::int64_t page_size = 0;  // 0: dense
   bool head_major = false;     // within a page, or a dense sequence
   std::uint64_t shuffle = 1;   // the order of pages
-  // So many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
+  // This many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
   std::int64_t shared = 0;
   bool strided = false;     // q and out have padding after each head and row
   int slices = 0;           // DecodeLimits::slices
-  KvPartition partition{};  // the groups that the cache holds
+  KvPartition partition{};  // the KV splits that the cache holds
   // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
   bool values_in_keys = false;
   // With values_in_keys, instead of inputs.k and inputs.v: FP8 rows of all tokens (kernels/latent_rows.hpp).
@@ -46,22 +46,22 @@ class DecodeRunner {
   // those of the layout's share.
   DecodeRunner(const DecodeRow& row, const AttentionInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
 
-  // Overwrites the lists on the device: those of `inputs`, of the same shape, for its rows.
+  // Overwrites the block mask on the device: that of `inputs`, of the same shape, for its rows.
   void set_block_mask(const AttentionInputs& inputs);
   // Overwrites the lengths on the device; none is longer than in the inputs.
   void set_lengths(const std::vector<std::int64_t>& lengths);
-  // From now on steps are enqueued as parts of at most so many sequences; 0: whole.
+  // From now on steps are enqueued as parts of at most that many sequences; 0: whole.
   void set_part_limit(std::int64_t sequences) { part_limit_ = sequences; }
   // Enqueues a step.
   void enqueue(Stream stream);
   // Enqueues a step with outputs that says of its cache that it holds this share.
   void run_partition(const KvPartition& partition);
-  // Room for the partials of a step: so many groups a row, all NaN.
+  // The partials of a step: that many KV splits per row, all NaN.
   void make_partials(std::int64_t groups);
   const float* partials() const { return partials_->floats(); }
   // Enqueues a step that leaves partials, and has no outputs.
   void enqueue_leave(Stream stream);
-  // Enqueues the merges of what partitions of these inputs have left, whose partials have as many groups as this
+  // Enqueues the merges of what partitions of these inputs have left, whose partials have as many KV splits as this
   // runner's: of the first sequence's rows, and of the others', as owners of a part of the batch do it.
   void enqueue_merge(const std::vector<const float*>& partitions, Stream stream);
   void wait();
@@ -109,10 +109,11 @@ AttentionInputs decode_inputs(const AttentionSpec& spec, int rows, const std::ve
 AttentionInputs with_prefixes(AttentionInputs inputs, const std::vector<std::int32_t>& prefix_of,
                               const std::vector<std::int32_t>& prefix_keys);
 
-// The keys of the share's groups, as a cache of that share has them. Queries and where they stand are no part of it.
+// The keys of the partition's KV splits, as a cache of that partition has them. Queries and where they stand are no
+// part of it.
 AttentionInputs dealt(const AttentionInputs& inputs, const KvPartition& partition, std::int64_t kv_split_keys);
 
-// Sequences [first, first + count) of the inputs, as inputs of their own, without lists.
+// Sequences [first, first + count) of the inputs, as inputs of their own, without a block mask.
 AttentionInputs sequences_of(const AttentionInputs& inputs, std::size_t first, std::size_t count);
 // The rows of these inputs, whose first sequence is `first` of those of `result`: where all have as many queries.
 AttentionResult rows_of(const AttentionResult& result, const AttentionInputs& inputs, std::size_t first);

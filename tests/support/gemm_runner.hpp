@@ -89,7 +89,7 @@ std::vector<std::byte> multiplied_by(const Multiply& multiply, Backend& backend,
 std::string first_difference(const GemmInputs& inputs, const std::vector<std::byte>& out,
                              const std::vector<std::byte>& expected);
 
-// Within one rounding to the dtype and what a sum of so many terms in fp32 can lose. NaN and ∞ stand where they stand
+// Within one rounding to the dtype and what a sum of that many terms in fp32 can lose. NaN and ∞ stand where they stand
 // in fp64. Counts as a check.
 void expect_accurate_gemm(const GemmInputs& inputs, const std::vector<std::byte>& out);
 

@@ -11,7 +11,7 @@ namespace ringattn::testing {
 
 inline constexpr int kGpuHeads = 4, kGpuKvHeads = 2, kGpuDim = 128;
 
-// One sequence of so many tokens.
+// One sequence of that many tokens.
 inline Job gpu_job(std::int64_t tokens) {
   return {make_spec(Dtype::kBf16, kGpuHeads, kGpuKvHeads, kGpuDim, {-1, 0}), uniform_batch(1, tokens, tokens)};
 }

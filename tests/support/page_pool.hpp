@@ -19,7 +19,7 @@ struct PageLayout {
   std::int64_t page_size = 0;  // 0: dense
   bool head_major = false;     // within a page, or a dense sequence
   std::uint64_t shuffle = 1;   // the order of pages
-  // So many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
+  // This many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
   std::int64_t shared = 0;
   // Elements after each page, which are NaN too: pages don't follow each other as their rows do.
   std::int64_t gap = 0;

@@ -37,7 +37,7 @@ struct CachedKeyRun {
 
 CachedKeyRun place_keys(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile);
 
-// The tiles of `all` by groups, each with sources of its own.
+// The tiles of `all` by KV splits, each with sources of its own.
 std::vector<CachedKeyRun> place_kv_splits(const AttentionInputs& inputs, const Arrangement& arrangement,
                                           const CachedKeyRun& all, int key_tile);
 

@@ -14,7 +14,7 @@
 
 namespace ringattn::testing {
 
-// So many keys of each sequence, of about twice as many tokens, in each of `heads` heads others.
+// That many keys of each sequence, of about twice as many tokens, in each of `heads` heads others.
 inline std::shared_ptr<const KeyPositions> random_positions(std::span<const std::int64_t> keys, int heads,
                                                             std::uint64_t seed) {
   std::mt19937_64 generator(seed);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kBlock = 128;
 
-// Steps of one row, whose list h of sequence s names as many blocks as `listed` says, and the row's own.
+// Steps of one row, whose mask row h of sequence s names `listed` blocks, and the row's own.
 Job job_of(const std::vector<std::int64_t>& lengths, const std::vector<std::vector<int>>& listed) {
   Job job;
   const auto heads = static_cast<int>(listed[0].size());

@@ -63,7 +63,7 @@ class SharingKernel final : public DecodeKernel {
   int group_tiles_;
 };
 
-// Four sequences of 5,000 keys, of which the step reads so many.
+// Four sequences of 5,000 keys, of which the step reads this many.
 double keys_read(const DecodeKernel& kernel, std::int64_t prefix, const Mask& mask = {-1, 0}, int ranks = 1) {
   SyntheticInput input;
   input.op = Op::kDecode;
@@ -93,7 +93,7 @@ TEST(DecodePlanSummaries, CountTilesOfSharedPrefixesOnce) {
   EXPECT_EQ(keys_read(shares, 3000, window), keys_read(reads_all, 3000, window));
 }
 
-// A kernel says how many tiles its groups have, and ranks deal these groups.
+// A kernel says how many tiles its KV splits have, and ranks deal these splits.
 TEST(DecodePlanSummaries, DealTheKernelsKvSplits) {
   const auto summary = [](int tiles_per_kv_split, int ranks, std::int64_t page_size) {
     SyntheticInput input;
@@ -115,10 +115,10 @@ TEST(DecodePlanSummaries, DealTheKernelsKvSplits) {
     EXPECT_EQ(short_splits.memory.partials * 2, long_splits.memory.partials * 7) << "7 groups instead of 2";
     EXPECT_EQ(short_splits.job.pages * page_size, page_size > 0 ? 2 * 7 * 256 : 0);
   }
-  // More ranks than groups of 1,024 keys, but not of 256.
+  // More ranks than KV splits of 1,024 keys, but not of 256.
   EXPECT_EQ(forecast(64, 7, 0).idle(), 2);
   EXPECT_EQ(forecast(16, 7, 0).idle(), 0);
-  // Rows that see whole groups of a prefix, but not all of it, share these groups' tiles.
+  // Rows that see whole KV splits of a prefix, but not all of it, share these splits' tiles.
   const Mask window{4500, 0};
   EXPECT_EQ(keys_read(SharingKernel(true, 16), 3000, window), keys_read(SharingKernel(false, 16), 3000, window));
 }

@@ -40,8 +40,8 @@ std::size_t head_bytes(std::int64_t page_size) {
   return static_cast<std::size_t>(tokens) * 2 * 16 * 2;  // k and v, in bf16
 }
 
-// With lists two ranks deal the K/V heads, as three sequences don't come out even. More ranks deal sequences, and from
-// four ranks on some have none.
+// With a block mask two ranks deal the K/V heads, as three sequences don't come out even. More ranks deal sequences,
+// and from four ranks on some have none.
 TEST(LoadedCache, HoldsARanksOwnHeadsWhereTheyHaveBlockMasks) {
   Options options;
   options.kernel.backend = "cpu";

@@ -170,7 +170,7 @@ class Simulator {
             planned.size(), expected.size());
   }
 
-  // Whether some head's list of the position names the tile.
+  // Whether some head's mask row of the position names the tile.
   bool lists_tile(std::size_t sequence, std::int64_t position, std::int64_t tile) const {
     const BlockMaskShape& shape = job_.block_mask->shape();
     std::int64_t block = position / shape.query_block;

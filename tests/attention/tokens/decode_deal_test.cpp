@@ -43,7 +43,7 @@ TEST(DecodeDeal, DealsSequencesOrHeadsWithABlockMask) {
             (DecodeDeal{8, 1, 1}));                      // 17 whole sequences are less than a tenth more than 129 heads
   EXPECT_EQ(dealt(8, 8, 1, 16), (DecodeDeal{2, 8, 1}));  // half of the ranks have nothing
   EXPECT_EQ(dealt(1, 1, 1, 4), (DecodeDeal{4, 1, 1}));
-  // Heads that share one of several lists stay together; so do all where one list is chosen by their scores.
+  // Heads that share one of several masks stay together; so do all where one mask is selected by their scores.
   EXPECT_EQ(dealt(8, 2, 1, 4), (DecodeDeal{2, 2, 1}));
   EXPECT_EQ(dealt(8, 1, 1, 4, true), (DecodeDeal{4, 1, 1}));
   EXPECT_EQ(dealt(8, 8, 1, 4, true), (DecodeDeal{1, 4, 1}));

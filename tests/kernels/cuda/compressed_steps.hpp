@@ -29,7 +29,7 @@ struct CompressedCase {
   std::vector<std::int64_t> lengths;
   std::int64_t page = 64;  // 0: dense
   int slices = 0;
-  // Keys of these tokens of the last sequence are so many times as large: softmax_offsets are exceeds_threshold.
+  // Keys of these tokens of the last sequence are scaled by `loudness`: scores exceed the rescale threshold.
   std::vector<std::int64_t> loud;
   float loudness = 1.0F;
   bool tiny_zeros = false;  // least elements that are next to nothing beside their scales
@@ -81,7 +81,7 @@ class CompressedSteps {
     return results();
   }
 
-  // The same of keys that are dealt to so many caches.
+  // The same of keys that are dealt to that many caches.
   std::vector<std::byte> run_shares(bool compressed, int count) {
     const auto kernel = kernel_of(compressed);
     kernel->reserve({sequences(), case_.rows, longest(), case_.slices});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Blocks of keys that a GPU chooses for a decode step are those that the host chooses: scores, lists and means by
+// Blocks of keys that a GPU chooses for a decode step are those that the host chooses: scores, masks and means by
 // memcmp.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -78,7 +78,7 @@ TEST_F(CudaBlockChoice, ManyBlocksAndTies) {
   expect_same(inputs, 16, 700);
 }
 
-// More lists than a grid has rows.
+// More mask rows than a grid has rows.
 TEST_F(CudaBlockChoice, ManySequences) {
   std::vector<std::int64_t> lengths;
   for (std::int64_t s = 0; s < 1050; ++s) lengths.push_back(s % 5 == 0 ? 150 : s % 37);

@@ -102,7 +102,7 @@ TEST_F(CudaBlockMaskChoice, ManyBlocksTiesAndNonFiniteRows) {
   for (const int count : {3, 600}) expect_same(inputs, count);
 }
 
-// So many lists that blocks of queries are chosen for in several launches.
+// Enough mask rows that selection takes several launches.
 TEST_F(CudaBlockMaskChoice, MoreBlockMasksThanFitAtATime) {
   AttentionSpec spec = make_spec(Dtype::kBf16, 16, 16, 8, {-1, 0});
   spec.block_mask = {1, 1, 16};

@@ -86,8 +86,8 @@ TEST(CudaCompressedDecode, OneSequenceAsTheCardLikesIt) {
   }
 }
 
-// As few as tools can watch that take each step to a hundred times its time; tails, a full group, and work tiles of two
-// CTAs.
+// As few as tools can watch that take each step to a hundred times its time; tails, a full KV split, and work tiles of
+// two CTAs.
 TEST(CudaCompressedDecode, AFewTiles) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kInt8}, {kKeys32, kValues}}) {
@@ -267,7 +267,7 @@ TEST(CudaCompressedDecode, PartitionsOfTheKeysMergeToTheWhole) {
   }
 }
 
-// Blocks that are listed lie side by side, over codes as over elements: of kernels that read codes by lists.
+// Blocks of the mask are packed together, quantized or not, in kernels that read quantized caches with a mask.
 TEST(CudaCompressedDecode, BlockMasksOfKeys) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kKeys32, kValues}, {kValues, kKeys64}}) {

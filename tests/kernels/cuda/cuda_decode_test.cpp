@@ -35,8 +35,8 @@ std::vector<const DecodeRow*> rows_here() {
   return rows;
 }
 
-// Launches a step over sequences that are each shorter by so many keys, and at once again: nothing of the first launch
-// is left over. Returns their lengths.
+// Launches a step over sequences that are each shorter by that many keys, and at once again: nothing of the first
+// launch is left over. Returns their lengths.
 std::vector<std::int64_t> launch_twice(DecodeRunner& runner, const Graph& graph, const AttentionInputs& longest,
                                        std::int64_t less) {
   std::vector<std::int64_t> lengths;
@@ -177,7 +177,7 @@ TEST(CudaDecode, AGraphOfPartitionsFollowsGrowingSequences) {
 }
 
 // A captured step of more sequences than a launch takes follows lengths that grow: plain, of shared prefixes whose
-// sequences are in several launches, of shares, and by lists, of which a launch takes half as many sequences.
+// sequences are in several launches, of partitions, and with masks, of which a launch takes half as many sequences.
 TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
   const auto rows = rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";

@@ -130,7 +130,7 @@ TEST_F(GqaPackedTiles, LongestFirst) {
   }
 }
 
-// Sections are of equally many heads, as many as the cache holds.
+// L2 swizzle groups have equally many heads, as many as the L2 cache holds.
 TEST_F(GqaPackedTiles, SwizzleGroupsDivideTheHeads) {
   WorkTileShape shape = kPackedTileShapes[0];
   const HostTask task = whole_task(shape, 1, 1024);
@@ -203,12 +203,12 @@ TEST_F(GqaPackedTiles, SideBySideWhereThatPays) {
   }
   EXPECT_EQ(cluster_ctas({-1, 0}, 1, 3, 1024), 1);
   EXPECT_EQ(cluster_ctas({-1, 0}, 4, 3, 1024), 2);  // heads of the same rows
-  EXPECT_EQ(cluster_ctas({-1, -1}, 1, 3, 128), 1);  // a CTA's head_tiles
+  EXPECT_EQ(cluster_ctas({-1, -1}, 1, 3, 128), 1);  // a CTA's head work tiles
   EXPECT_EQ(cluster_ctas({-1, -1}, 1, 3, 256), 2);
   EXPECT_EQ(cluster_ctas({-1, -1}, 1, 3, 1), 1);
   EXPECT_EQ(cluster_ctas({8000, 0}, 1, 1, 65536), 2);
   EXPECT_EQ(cluster_ctas({100, 0}, 1, 1, 65536), 1);
-  // Three head_tiles of a CTA gain less.
+  // Three head work tiles per CTA gain less.
   const WorkTileShape three{64, 64, 128, 3, std::int64_t{1} << 40, 132, 2};
   const auto kv_loop_of_three = [&](int group, std::int64_t tokens) {
     return build(spec_of(group, {-1, 0}), whole_task(three, 3, tokens).task, three).layout.cluster_ctas;

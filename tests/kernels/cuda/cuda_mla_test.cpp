@@ -23,7 +23,7 @@
 namespace ringattn::testing {
 namespace {
 
-// A row of the table, and how many keys its groups have.
+// A row of the table, and how many keys its KV splits have.
 struct MlaKernel {
   const char* name;
   std::int64_t group;
@@ -72,7 +72,7 @@ class CudaMla : public ::testing::TestWithParam<std::tuple<MlaKernel, Dtype>> {
     EXPECT_EQ(check_accuracy(of, result.out, result.lse), "") << describe(of.spec) << ", " << of.sequences[0].q_len;
   }
 
-  // By shares of so many caches, in pages and not, that are merged.
+  // By partitions over that many caches, in pages and not, that are merged.
   AttentionResult merged(const AttentionInputs& of, int count) const {
     std::int64_t longest = 0;
     for (const auto& sequence : of.sequences) longest = std::max(longest, sequence.k_len);
@@ -133,7 +133,7 @@ TEST_P(CudaMla, LengthsAroundEdges) {
   for (const int slices : {0, 1, 2}) {
     const CacheLayout layout{.slices = slices};
     expect_right(inputs(of, 1, {1, 63, 64, 65, 127, 128, 129, 191, 0, group_ - 1}, 5), layout);
-    expect_right(inputs(of, 2, {1023, 1024, 1025, 4095, 4096, 4097}, 22), layout);  // edges of either kernel's groups
+    expect_right(inputs(of, 2, {1023, 1024, 1025, 4095, 4096, 4097}, 22), layout);  // edges of both kernels' KV splits
     expect_right(inputs(of, 1, {group_, group_ + 1, 2 * group_, 2 * group_ + 1, 3 * group_ - 63, 7, 0}, 6), layout);
   }
 }
@@ -238,7 +238,7 @@ TEST_P(CudaMla, ManyRowsOfSeveralKvSplits) {
   EXPECT_TRUE(runner.read().same_bits(run(shortened(longest, different), {.slices = 2})));
 }
 
-// With a window rows of a sequence have other first groups, and without one other last ones.
+// With a window rows of a sequence have other first KV splits, and without one other last ones.
 TEST_P(CudaMla, KvSplitsOfSomeRows) {
   const std::vector<std::int64_t> lengths = {2 * group_ + 2, 0, 2 * group_, 9, 3 * group_ + 72};
   for (const Mask& mask : {Mask{-1, 0}, Mask{group_ + 70, 0}, Mask{3, 0}, Mask{2 * group_, group_}}) {
@@ -250,7 +250,7 @@ TEST_P(CudaMla, KvSplitsOfSomeRows) {
   }
 }
 
-// Up to the end of the shorter group nothing tells the kernels apart.
+// Up to the end of the shorter KV split nothing tells the kernels apart.
 TEST_P(CudaMla, OneKvSplitHasTheSameBitsWithEitherKernel) {
   std::int64_t shorter = group_;
   for (const MlaKernel& other : kKernels) shorter = std::min(shorter, other.group);
@@ -319,8 +319,8 @@ TEST_P(CudaMla, ManyShortWorkTiles) {
   }
 }
 
-// More sequences than a launch takes, of which some have several groups: wherever a launch ends, each sequence has the
-// bits that it has in a smaller batch. A captured step follows lengths that grow.
+// More sequences than a launch takes, of which some have several KV splits: wherever a launch ends, each sequence has
+// the bits that it has in a smaller batch. A captured step follows lengths that grow.
 TEST_P(CudaMla, MoreSequencesThanALaunch) {
   for (const std::int64_t count : {257, 1025, 3000}) {
     std::vector<std::int64_t> lengths;
@@ -384,8 +384,8 @@ TEST_P(CudaMla, RowsThatExceedTheRescaleThreshold) {
   }
 }
 
-// The greatest scores lie in groups that are neither a row's first nor its last: little above the others', so that all
-// groups count, then so far that the merge moves its reference there, and then a little below that.
+// The greatest scores lie in KV splits that are neither a row's first nor its last: little above the others', so that
+// all splits count, then so far that the merge moves its softmax_offset there, and then a little below that.
 TEST_P(CudaMla, RowsThatExceedTheRescaleThresholdInAMiddleKvSplit) {
   const AttentionSpec of = spec(16);
   for (const float level : {6.0F, 40.0F}) {

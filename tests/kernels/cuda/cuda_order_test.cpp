@@ -75,7 +75,8 @@ TEST_P(CudaOrderTest, TilesInARow) {
   });
 }
 
-// A query tile of few key tiles, and, begun while that one is finished, one of so many that their sums close groups.
+// A query tile of few key tiles, and, begun while that one is finished, one of so many that their sums complete KV
+// splits.
 TEST_P(CudaOrderTest, LongBehindShortTiles) {
   if (row().name == "sm80_simt") GTEST_SKIP() << "too slow, and begins nothing early";
   for_all_dims({-1, -1}, [&](AttentionSpec spec) {

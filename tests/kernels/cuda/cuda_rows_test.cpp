@@ -126,7 +126,7 @@ void fill_tables(const RowFormat& format, const RowShape& shape, const Compresse
   }
 }
 
-// Whole groups of sequences, the last ones first.
+// Whole quantization groups of sequences, the last ones first.
 std::vector<CompressedRun> runs_of(const RowFormat& format, std::int64_t piece) {
   std::vector<CompressedRun> runs;
   std::int64_t begin = 0;
@@ -316,7 +316,7 @@ TEST_P(CudaRowsTest, InvalidEntriesAreTheHosts) {
     if (streams[i].type == StoredType::kU8) continue;
     const std::int64_t bytes = streams[i].token_bytes(shape.dtype);
     for (const std::int64_t token : {std::int64_t{500}, std::int64_t{170}}) {
-      // The 170th is in a full group of its sequence, and so is the 500th.
+      // The 170th is in a complete group of its sequence, and so is the 500th.
       std::byte* const at = twin.host.streams[i].data + token * bytes + bytes / 2;
       std::memset(at, streams[i].type == StoredType::kI8 ? 0x80 : 0xff, streams[i].type == StoredType::kF32 ? 4 : 2);
       faults_agree(true);
@@ -351,7 +351,7 @@ TEST_P(CudaRowsTest, InvalidEntriesAreTheHosts) {
   }
 }
 
-// Sequences of so many tokens join a cache on the device by steps of some: the bytes that they leave on the host.
+// Sequences of that many tokens join a cache on the device by steps of some: the bytes that they leave on the host.
 // `broken`: some elements are NaN or ∞.
 void expect_appended(cuda::CudaBackend& device, const RowFormat& format, std::int64_t tokens, std::int64_t page,
                      int step, bool broken = false) {
@@ -424,7 +424,7 @@ TEST_P(CudaRowsTest, AppendedRowsAreTheHosts) {
   }
 }
 
-// Some more than a group: as few as tools can watch that take each step to a hundred times its time.
+// Some more than a quantization group: as few as tools can watch that take each step to a hundred times its time.
 TEST_P(CudaRowsTest, AFewRowsAreAppended) {
   if (format().rank > 0) GTEST_SKIP() << "nothing appends to formats with a rank";
   expect_appended(device(), format(), 40, 16, 5);

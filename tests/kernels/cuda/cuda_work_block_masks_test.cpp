@@ -208,8 +208,8 @@ TEST_F(WorkBlockMasks, GqaPackedTilesDontMixBlockMasks) {
   }
 }
 
-// However few tiles a list has, lists of all query blocks together name tiles all over the sequence. So a swizzle_group
-// has as many heads as the cache holds of the whole sequence.
+// However few tiles a mask row has, rows of all query blocks together name tiles all over the sequence. So a swizzle
+// group has as many heads as the cache holds of the whole sequence.
 TEST_F(WorkBlockMasks, SwizzleGroupsHoldWholeSequences) {
   WorkTileShape shape{64, 64, 128, 3, 0, 132, 2};
   HostTask task = whole_task(shape, 2, 2304);

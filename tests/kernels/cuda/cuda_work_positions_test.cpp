@@ -128,7 +128,7 @@ TEST_F(WorkPositions, InGqaPackedTilesToo) {
   for (const WorkTileShape& shape : kPackedTileShapes) check_all(shape);
 }
 
-// Where all keys stand at their indices, work tiles are those without positions, and where one list serves all heads
+// Where all keys stand at their indices, work tiles are those without positions, and where one mask serves all heads
 // they count for all of them.
 TEST_F(WorkPositions, OfAllTokensLeaveTheWorkTilesAsTheyAre) {
   const WorkTileShape& shape = kShapes[0];

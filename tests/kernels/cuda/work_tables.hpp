@@ -174,7 +174,7 @@ void expect_order(const Built& built, std::span<const Work> pieces,
 }
 
 // Calls visit(work_tile, query head, gqa_tile, the gqa_tile's first query head) for every head_tile, as CTAs find them;
-// the gqa_tile is null where there are none.
+// gqa_tile is null where there are none.
 template <class Visit>
 void visit_units(const Built& built, const cuda::WorkTileShape& shape, Visit visit) {
   const cuda::TableLayout& layout = built.layout;
