@@ -55,7 +55,7 @@ class Bench {
     return memory;
   }
 
-  // Microseconds of a product in each replay.
+  // Microseconds of a GEMM in each replay.
   std::vector<double> time_gemms(const GemmShape& shape) {
     const BatchedGemmSpec spec{dtype_, shape.k(), shape.n()};
     if (const auto missing = row_.missing(spec); !missing.empty()) {

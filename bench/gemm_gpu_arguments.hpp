@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The words of gemm_gpu_bench: which products of latent attention it measures, and over how many copies of their
+// The arguments of gemm_gpu_bench: which GEMMs of MLA it measures, and over how many copies of their
 // tensors in turn. --shapes and --cache are those of bench/peers/gemm.py, so a script gives both programs the same.
 #pragma once
 

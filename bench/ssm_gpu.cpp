@@ -239,7 +239,7 @@ class Bench {
   }
 
   Backend& backend_;
-  std::string kernel_;      // of scans and updates
+  std::string kernel_;      // of SSM ops and updates
   double copy_rate_ = 0.0;  // bytes read and written, a second
   std::vector<Buffer> memory_;
   std::int64_t moved_ = 0;  // bytes that a shape has to read or write at least
