@@ -66,7 +66,7 @@ std::vector<std::pair<std::string_view, const CompressedFigures*>> tensors_of(co
   return {{"k", &result.k}, {"v", &result.v}};
 }
 
-// Where codes were made, and so what times are those of.
+// Where values were quantized, and so where times were measured.
 std::string coder(const CompressResult& result) {
   return result.quantized_on.empty() ? cpu_model() : result.quantized_on;
 }

@@ -117,7 +117,7 @@ void fill_scores(const ModelLayer& layer, Config& config, Filler& filler) {
 }
 
 // The op that the layer is wanted for: the one that is given, or that of the file, which is opened only where the model
-// has both attention and scans.
+// has both attention and SSM.
 std::optional<Op> wanted_op(const ModelConfig& model, const Config& config) {
   if (config.given("op")) return config.options.op;
   if (!config.given("input") || config.given("synthetic") || !model.mixes_ops()) return std::nullopt;

@@ -41,7 +41,7 @@ struct JobOptions {
   std::optional<int> head_dim_v;  // absent: head_dim
   int rope_dim = 64;              // of mla, as the next
   int latent_dim = 512;
-  int state_dim = 128;  // of scans, as the next
+  int state_dim = 128;  // SSM ops only, as the next
   int groups = 1;
   int conv_width = 0;                 // 0: no convolution in front
   std::string model_config;           // file that the shape comes from; empty: none
@@ -60,7 +60,7 @@ struct JobOptions {
   std::int64_t window_right = -1;
   std::optional<double> softmax_scale;  // absent: 1 / √head_dim
   double softcap = 0.0;                 // 0: off
-  std::optional<bool> dt_softplus;      // of scans; absent: where dt has a bias
+  std::optional<bool> dt_softplus;      // SSM ops only; absent: where dt has a bias
   float dt_min = -std::numeric_limits<float>::infinity();
   float dt_max = std::numeric_limits<float>::infinity();
 
@@ -85,7 +85,7 @@ struct JobOptions {
 
   // Output
   std::string output;         // empty: nothing is written
-  bool final_states = false;  // of scans
+  bool final_states = false;  // SSM ops only
   bool force = false;
   std::string json;  // "-": stdout; empty: no report
   std::string trace;

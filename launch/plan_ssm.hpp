@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn plan` for scans.
+// `ringattn plan` for SSM ops.
 #pragma once
 
 #include "launch/commands.hpp"

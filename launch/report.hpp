@@ -26,14 +26,14 @@ class JsonWriter;
 // What a rank tells rank 0.
 struct RankFigures {
   double seconds = 0.0;
-  double exposed_comm_seconds = 0.0;  // of attention; of scans: waiting for states
+  double exposed_comm_seconds = 0.0;  // of attention; of SSM ops: waiting for states
   double flops = 0.0;
   std::size_t memory_peak = 0;
   std::size_t memory_planned = 0;
   std::int64_t tokens = 0;
   std::int64_t bytes_received = 0;
   std::int64_t bytes_sent = 0;
-  NonFinite non_finite;  // of scans: of all rows, as q
+  NonFinite non_finite;  // of SSM ops: of all rows, as q
 };
 
 struct PlanFigures {
@@ -67,7 +67,7 @@ struct Report {
   std::optional<Job> job;
   Op op = Op::kAttention;          // of `job`
   std::optional<MlaSpec> latents;  // of kMla, whose job is that of the expanded keys and values
-  std::optional<SsmJob> ssm;       // of scans, which have no `job`
+  std::optional<SsmJob> ssm;       // of SSM ops, which have no `job`
   std::string kernel;
   std::string kernel_reason;
   std::optional<PlanFigures> plan;
@@ -98,7 +98,7 @@ void write_document_head(JsonWriter& json, std::string_view command, const Invoc
 void write_memory(JsonWriter& json, const DecodeMemory& memory);
 void write_memory(JsonWriter& json, const SsmMemory& memory);
 
-// What a scan computes: members of an object "job".
+// What an SSM op computes: members of an object "job".
 void write_ssm_spec(JsonWriter& json, const SsmSpec& spec);
 
 // Where --json leads.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn run` for a scan.
+// `ringattn run` for an SSM op.
 #pragma once
 
 #include "comm/transport.hpp"

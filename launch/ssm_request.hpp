@@ -17,7 +17,7 @@ namespace ringattn {
 // The kind of the job's input. Holds its file open until the job has been opened.
 struct OpenedSource {
   std::shared_ptr<const InputFile> file;  // null: synthetic
-  bool ssm = false;                       // the file holds a scan, or --op names one
+  bool ssm = false;                       // the file holds an SSM layer, or --op names one
 };
 
 // Checks the input's flags against each other. Throws kUsage, and kFile for a file that holds no job. `require_source`:

@@ -22,7 +22,7 @@ constexpr Lane kLanes[] = {{"compute", &BlockTimes::compute_begin, &BlockTimes::
                            {"wait", &BlockTimes::wait_begin, &BlockTimes::compute_begin},
                            {"transfer", &BlockTimes::posted, &BlockTimes::compute_begin}};
 
-// Lanes of a scan, by SsmPhase::Kind.
+// Lanes of an SSM op, by SsmPhase::Kind.
 constexpr std::string_view kSsmLanes[] = {"compute", "wait", "finish", "states"};
 
 // The events of a trace, rank by rank.

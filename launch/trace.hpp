@@ -18,7 +18,7 @@ std::string trace_text(const std::vector<std::vector<BlockTimes>>& ranks, const 
 // The same for an SSM op: rows for segment states, outputs, waiting, and transfers of states.
 std::string trace_text(const std::vector<std::vector<SsmPhase>>& ranks, const std::vector<std::string>& hosts);
 
-// Every rank's parts of a scan. Collective.
+// Every rank's parts of an SSM op. Collective.
 std::vector<std::vector<SsmPhase>> gather_ssm_phases(const std::vector<SsmPhase>& mine, const Collective& collective);
 
 // Every rank's block times. Collective.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn verify` for a scan: in other worlds and cut in two, against fp64, an output file or a golden file.
+// `ringattn verify` for an SSM op: in other worlds and cut in two, against fp64, an output file or a golden file.
 #pragma once
 
 #include "comm/transport.hpp"
