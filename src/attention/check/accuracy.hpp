@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The promised accuracy, checked against the fp64 oracle on sampled rows: the greatest error of O is at most twice that
-// of a same_precision computation, which rounds S and P to the input dtype and accumulates in fp32 (in runs of 128
+// of a same-precision reference, which rounds S and P to the input dtype and accumulates in fp32 (in runs of 128
 // keys, so that its own error doesn't grow with the context), plus 1e-6. Keys and values are streamed, so rows of any
 // length fit.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace ringattn {
 
-inline constexpr double kOutSlack = 1e-6;  // absolute, beside a multiple of the same_precision error:
+inline constexpr double kOutSlack = 1e-6;  // absolute, in addition to a multiple of the same-precision error:
 inline constexpr double kOutFactor = 2.0;
 inline constexpr double kLseRelativeF32 = 1e-5;       // of max(1, |lse|)
 inline constexpr double kLseAbsolute16Bit = 1e-3;     // or, for large lse,

@@ -17,7 +17,7 @@ namespace ringattn {
 
 // One element in which two results differ. Plain bytes: ranks tell each other.
 struct Difference {
-  bool in_lse = false;     // else in out; of a scan: in the final states, else in y
+  bool in_lse = false;     // else in out; of an SSM op: in the final states, else in y
   std::int64_t token = 0;  // packed; of final states: the sequence
   std::int64_t head = 0;
   std::int64_t dim = 0;  // 0 in lse

@@ -190,7 +190,7 @@ class RankDigest {
     return std::min(tokens_, (token / kDigestTokens + 1) * kDigestTokens);
   }
 
-  // Folds this rank's pieces into the run as far as they reach, then keeps its hash or has it handed on.
+  // Hashes this rank's pieces into the run as far as they reach, then keeps its hash or has it handed on.
   void go_on(OpenRun&& run) {
     const std::int64_t begin = run.next / kDigestTokens * kDigestTokens;
     const std::int64_t end = end_of(begin);

@@ -18,15 +18,15 @@ struct Golden {
   std::string kernel;
   std::string target;                    // instruction set or device model
   std::string job;                       // what was computed, in one line
-  std::string digest_out;                // hex; of a scan: of y
-  std::string digest_lse = {};           // empty: of a scan
+  std::string digest_out;                // hex; for an SSM op: of y
+  std::string digest_lse = {};           // empty: an SSM op
   std::string digest_final_states = {};  // only of an SSM layer
 };
 
 // The golden of this job without digests. `kernel` and `target` compute it.
 Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target);
 
-// The same of a scan.
+// The same for an SSM op.
 Golden golden_of(const SsmInput& input, std::string_view kernel, const std::string& target);
 
 std::string golden_text(const Golden& golden);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A result beside the output file of an earlier run of the same job, bit for bit.
+// Compares a result with the output file of an earlier run of the same job, bit for bit.
 #pragma once
 
 #include <array>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tensor of an output file beside what was computed: what files of every op are compared by.
+// Compares a tensor of an output file with what was computed, for files of every op.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The terms that a segment's tokens add to rows of one head, in fp64. They bound the error of an SSM kernel that rounds
-// factors (ssm_accuracy.hpp).
+// What a segment's tokens add to rows of one head, in fp64: from it follows what an SSM kernel may lose whose factors
+// are rounded (ssm_accuracy.hpp).
 #pragma once
 
 #include <cstddef>

@@ -66,7 +66,7 @@ struct SsmAccuracy {
   bool passes() const { return misplaced == 0 && part <= 1.0 && states.passes(); }
 };
 
-// A rank's results of an SSM, in host memory.
+// What a rank has of an SSM op's results, in host memory.
 struct SsmResultView {
   std::span<const PackedRun> runs;       // packed tokens
   TensorView y;                          // [rows of them, heads, head_dim]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A scan's result beside the output file of an earlier run of the same job, bit for bit.
+// Compares an SSM op's result with the output file of an earlier run of the same job, bit for bit.
 #pragma once
 
 #include <memory>

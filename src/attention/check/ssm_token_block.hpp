@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Some tokens of a sequence as the fp64 check of a scan takes them (ssm_accuracy.hpp).
+// Some tokens of a sequence as the fp64 check of an SSM op takes them (ssm_accuracy.hpp).
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ class SsmTokenBlock {
 
   // Element `dim` of a packed token's row, as it is given.
   double at(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const;
-  // The same as the scan takes it.
+  // The same as the SSM op takes it.
   Rounded taken(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const;
 
  private:

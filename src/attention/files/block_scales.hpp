@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An e4m3 matrix with an fp32 scale for each block of 128 x 128 elements, as DeepSeek-V3's checkpoints hold kv_b_proj
-// beside its weight_scale_inv. An element is its code times its block's scale.
+// beside its weight_scale_inv. An element is its quantized value times its block's scale.
 #pragma once
 
 #include <cstddef>
@@ -24,13 +24,14 @@ struct BlockScales {
 };
 
 // The scales of a job's kv_b_proj: of F8_E4M3, beside which they must be, and of no other dtype, beside which they must
-// not be (its elements may be the codes, cast). They are `<name>_scale_inv` or, where the caller named no kv_b_proj,
-// the one tensor whose name ends so. Throws kFile.
+// not be (its elements may be the quantized values, cast). They are `<name>_scale_inv` or, where the caller named no
+// kv_b_proj, the one tensor whose name ends so. Throws kFile.
 std::optional<BlockScales> find_block_scales(const SafetensorsFile& file, const InputNames& names,
                                              const TensorSource& matrix);
 
 // Rows [first, first + target.size() / row) of the matrix, whose rows have shape[1] elements: each element the exact
-// product of code and scale, rounded once to `dtype`. Throws kFile for a NaN code and for a product beyond the dtype.
+// product of quantized value and scale, rounded once to `dtype`. Throws kFile for a NaN code and for a product beyond
+// the dtype.
 void read_scaled_rows(const TensorSource& matrix, const BlockScales& scales, std::int64_t first, Dtype dtype,
                       std::span<std::byte> target);
 

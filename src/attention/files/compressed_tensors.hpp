@@ -47,7 +47,7 @@ struct CompressedSource {
   std::vector<CompressedRun> rows_of(std::span<const PackedRun> runs) const;
   // Fills `target` with the runs' rows of a stream, [heads, width] each, consecutively. Throws kFile.
   void read_stream(std::size_t stream, std::span<const PackedRun> runs, std::span<std::byte> target) const;
-  // Throws kFile, naming tensor and place, where rows that were read hold what none may. `rows`: of rows_of(runs).
+  // Throws kFile, naming tensor and index, where rows that were read hold an invalid value. `rows`: of rows_of(runs).
   void check(const CompressedRows& rows, std::span<const PackedRun> runs) const;
   // Fills `plain`, [total_tokens(runs), heads, dim], with the elements of the runs' tokens. Throws kFile.
   void read(std::span<const PackedRun> runs, const MutableTensorView& plain, int threads) const;

@@ -16,7 +16,7 @@
 namespace ringattn {
 
 // The tensors of a job in a safetensors file or its index: q, k and v, or q and a paged cache, or q and latents, or
-// those of a scan, and what may stand beside them.
+// those of an SSM layer, and what may stand beside them.
 struct FileInput {
   std::string path;
   InputNames names = {};
@@ -36,7 +36,7 @@ struct InputFile {
   SafetensorsFile file;
   std::optional<CompressedTensors> compressed;  // of compressed keys or values
   std::optional<MlaTensors> latents;            // of latent attention
-  std::optional<SsmTensors> ssm;                // of a scan, which has no others
+  std::optional<SsmTensors> ssm;                // of an SSM layer, which has no others
   InputTensors tensors;                         // of all other ops, found last
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of JobInput for latents: form, scale, and the check for a decode step.
+// What a JobInput has for MLA in addition to other ops: its form, its scale, and whether it is a step.
 #include <fmt/format.h>
 
 #include "attention/files/job_input.hpp"

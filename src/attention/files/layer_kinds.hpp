@@ -19,7 +19,7 @@ inline constexpr std::string_view kChunkedAttention = "chunked_attention";
 inline constexpr std::string_view kCrossAttention = "cross_attention";
 inline constexpr std::string_view kBlockSparse = "block_sparse_attention";
 inline constexpr std::string_view kMambaLayer = "mamba";
-inline constexpr std::string_view kHybridLayer = "hybrid";  // attention and a scan
+inline constexpr std::string_view kHybridLayer = "hybrid";  // attention and an SSM
 
 // True if windows are in use: the key has a number, and use_sliding_window, if present, is true.
 bool has_window(const ModelKeys& keys, std::string_view key = "sliding_window");

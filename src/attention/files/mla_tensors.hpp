@@ -39,7 +39,7 @@ struct MlaTensors {
   bool out_in_latent = false;
   Rows rows = Rows::kSeparate;
   TensorSource latent;  // the rows, or all that a row has where they are not apart
-  RowGrid latent_grid;  // its heads are 1; of codes, its dim is bytes
+  RowGrid latent_grid;  // its heads are 1; of FP8 rows, its dim is bytes
   TensorSource k_rope;  // of kSeparate
   RowGrid k_rope_grid;
   TensorSource w_uk;  // kv_b_proj where joined_weights; none where there is no w_uk

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attention or SSM of a model's layer, from the config.json that Hugging Face stores with the weights. The meaning
-// of its keys depends on the family of the model (model_families.hpp).
+// The attention or SSM of a model's layer, as the config.json says it that Hugging Face keeps beside the weights.
+// Which of its keys mean what depends on the family of the model (model_families.hpp).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct ModelFamily;
 // Shape and op of a layer. Members that its op doesn't use are 0.
 struct ModelLayer {
   Op op = Op::kAttention;  // kAttention, kMla, kSsd or kSelectiveScan
-  int heads = 0;           // query heads; of scans heads or, of kSelectiveScan, channels
+  int heads = 0;           // query heads; of SSM ops heads or, of kSelectiveScan, channels
 
   // Attention
   int kv_heads = 0;
@@ -60,13 +60,13 @@ class ModelConfig {
   ModelConfig(std::string_view text, std::string name);
 
   // A layer of the model, from 0 on; none is named: all of them, where they are alike. `wanted`: the op of the job,
-  // where it is known. Of a model with attention and scans it says which of them is meant, in a layer of both too, and
+  // where it is known. For a model with attention and SSM it says which of them is meant, in a layer of both too, and
   // layers of the other are left aside. Throws kUsage, naming what differs, where layers differ and none is named; for
-  // a layer that isn't there, or that has neither attention nor a scan; and kUnsupported for one whose attention can't
+  // a layer that isn't there, or that has neither attention nor SSM; and kUnsupported for one whose attention can't
   // be computed.
   ModelLayer layer(std::optional<std::int64_t> layer, std::optional<Op> wanted = {}) const;
 
-  // True if some layers have attention and some have SSMs, or one has both.
+  // Whether some layers have attention and some have SSM, or one has both.
   bool mixes_ops() const;
 
   // How a file without model_type is read, such as "as a plain decoder (causal, scale 1/sqrt(head_dim))"; empty for

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The input of a scan: tensors in a file, or functions of a seed. Its shape and what heads have are known at once, rows
-// are read when they are asked for.
+// The input of an SSM op: tensors in a file, or functions of a seed. Its shape and what heads have are known at once,
+// rows are read when they are asked for.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@
 
 namespace ringattn {
 
-// A scan as a function of a seed, over sequences of equal length, with D, z and a bias of dt. Decays are such that some
-// heads forget within a chunk, and others remember for super-segments.
+// An SSM layer as a function of a seed, over sequences of equal length, with D, z and a bias of dt. Decays are such
+// that some heads forget within a chunk, and others remember for super-segments.
 struct SyntheticSsmInput {
   bool update = false;                // one token of each sequence, from states that the seed makes, too
   bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
@@ -59,8 +59,8 @@ enum class SsmTensorKind { kX, kDt, kB, kC, kZ };
 
 class SsmInput {
  public:
-  // Throws kFile for a file that holds no scan, kUsage for a scan that contradicts itself, kMemory for one that is too
-  // large.
+  // Throws kFile for a file that holds no SSM layer, kUsage for one that contradicts itself, kMemory for one that is
+  // too large.
   SsmInput(const SsmRequest& request, const SsmNumerics& numerics);
 
   Op op() const { return ssm_op(job_); }

@@ -32,7 +32,7 @@ constexpr std::string_view kCumulative = "Write 0, and then the end of every seq
 
 using Shape = std::vector<std::int64_t>;
 
-// The names that the roles of a kind of scan have in a file.
+// The names that the roles of a kind of SSM have in a file.
 struct Roles {
   std::string x, dt, bias;
   std::string_view rows;  // a suggestion

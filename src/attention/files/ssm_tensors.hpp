@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of a scan (kernels/ssm.hpp) in a safetensors file, by mamba_ssm's names. Mamba-2 (SSD):
+// The tensors of an SSM layer (kernels/ssm.hpp) in a safetensors file, by mamba_ssm's names. Mamba-2 (SSD):
 //
 //   x               [tokens, heads, head_dim]; [batch, tokens, …] gives all rows below that axis too
 //   dt              [tokens, heads]
@@ -71,9 +71,9 @@ struct SsmTensors {
   std::vector<TensorSource> used;
 };
 
-// True if the input is an SSM: its tensors are named, or x and dt, or u and delta are present while no tensor of
-// another op was named; or one of these is present, and no q. Throws kFile if q is also present and nothing says which
-// op is meant.
+// Whether the input is an SSM layer: its tensors are named, or x and dt, or u and delta are there while nothing of
+// another op was named; or one of these is, and no q. Throws kFile where q is there besides and nothing says which is
+// meant.
 bool holds_ssm(const SafetensorsFile& file, const InputNames& names);
 
 // `order`: kThd, kBthd, or by the number of axes. Throws kFile, naming the tensor, its shape and what it disagrees

@@ -9,9 +9,10 @@
 
 namespace ringattn {
 
-// The names to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for those of the fifth row,
-// optional. A name that is set must be present. The second row is for a paged cache instead of k and v, the third and
-// fourth for MLA (mla_tensors.hpp), and the last three for SSMs (ssm_tensors.hpp), which use none of the others.
+// What to look for. A name that isn't set is the role's own ("q", "cu_seqlens_k") and, for those of the fifth row,
+// optional; a name that is set must be there. The second row is that of a paged cache, instead of k and v; the third
+// and fourth are those of MLA (mla_tensors.hpp), the last three those of SSM (ssm_tensors.hpp),
+// which have nothing of the others.
 struct InputNames {
   std::optional<std::string> q, k, v;
   std::optional<std::string> k_pages, v_pages, block_table, lengths_k;

@@ -68,7 +68,7 @@ std::unique_ptr<SafetensorsWriter> create_file(const CompressJob& job, std::span
 // Once all is written.
 void finish_file(SafetensorsWriter& writer);
 
-// compress_file() of a cache in pages: each token of the pool that a sequence holds becomes codes once, at its place;
+// compress_file() of a cache in pages: each token of the pool that a sequence holds is quantized once, at its index;
 // what no sequence holds is 0. Tokens that were taken out before stay so. Throws kFile, too, where a group of tokens
 // lies in pages that another sequence has in another group.
 CompressResult compress_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job);

@@ -147,7 +147,7 @@ CompressResult compress_rows(const CompressJob& job) {
   return result;
 }
 
-// A file of a scan or a convolution, beside whose tensors are no keys.
+// A file of an SSM layer or a convolution, which has no keys.
 void refuse_ssm(const SafetensorsFile& file, const InputNames& names) {
   if (names.k || file.contains("k") || holds_compressed(file) || !holds_ssm(file, names)) return;
   fail(ErrorCode::kFile, fmt::format("{} holds a scan or a convolution", file.path()),

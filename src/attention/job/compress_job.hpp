@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compressing the keys and values of a file, or of a seed, or the latents of a file, or taking tokens out, into a file
 // that run, verify, bench and plan take. One process does it, in host memory; a GPU, where there is one, makes the
-// codes of formats without a rank, whose bytes are the same.
+// quantized values of formats without a rank, whose bytes are the same.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct CompressedFigures {
   std::int64_t table_bytes = 0;     // of these
   double energy_kept = 1.0;         // CompressedTensor
   double error = 0.0;               // of kept tokens: root mean square of what changed, as a share of the elements' own
-  double compress_seconds = 0.0;    // that its codes and tables took to be made
+  double compress_seconds = 0.0;    // time to quantize and to make its tables
   double decompress_seconds = 0.0;  // that all its elements took to be made of them
 };
 
@@ -60,9 +60,9 @@ struct CompressResult {
 
 // Reads, compresses, writes; what else a job over the cache needs is copied. The file appears whole or not at all.
 // Numbers that are not finite are found, and the need for memory is known, before a tensor takes memory. Throws kFile:
-// what can't be read or written, numbers that are not finite (tensor and place), and scans; kUsage: a ratio that is
-// none, an eviction without the queries it looks at, and a method that latents don't have; kUnsupported: a method that
-// this build lacks; kMemory: more than this process may use. Pages are compressed by compress_pages(), latents by
+// what can't be read or written, numbers that are not finite (tensor and index), and SSM layers; kUsage: a ratio that
+// is none, an eviction without the queries it looks at, and a method that latents don't have; kUnsupported: a method
+// that this build lacks; kMemory: more than this process may use. Pages are compressed by compress_pages(), latents by
 // compress_latents() (compress_common.hpp).
 CompressResult compress_file(const CompressJob& job);
 

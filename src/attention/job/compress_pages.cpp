@@ -125,7 +125,7 @@ std::vector<std::byte> tails(const CachePool& pool, std::int64_t group) {
   return rows;
 }
 
-// Refuses numbers that are not finite of all that becomes codes or tails.
+// Refuses numbers that are not finite of all that is quantized or becomes tails.
 void check_pool(const CachePool& pool, const RowFormat& format) {
   quantized_slots(pool, format).for_each_part(part_tokens(pool), [&](std::int64_t, std::span<const PackedRun> runs) {
     check_slots(pool, runs);

@@ -26,7 +26,7 @@ struct CachePools {
   Buffer v;
 };
 
-// The cache of one rank, filled. Slots that hold no token are NaN, or codes that mean nothing, but for those of a
+// The cache of one rank, filled. Slots that hold no token are NaN, or arbitrary quantized values, but for those of a
 // file's pages of elements that a rank has all heads of, which are as they lie there.
 class LoadedCache {
  public:

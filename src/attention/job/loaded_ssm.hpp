@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A scan on this rank: its rows of the input, the computation, its rows of the result.
+// An SSM op on this rank: its rows of the input, the computation, its rows of the result.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@
 
 namespace ringattn {
 
-// This rank's part of a finished scan.
+// This rank's part of a finished SSM op.
 struct SsmRankResult {
   std::vector<PackedRun> runs;  // packed tokens of the rows
   Buffer y;                     // [rows, heads, head_dim], the job's dtype
@@ -37,8 +37,8 @@ struct SsmRankResult {
   Buffer& carried(const SsmJob& job) { return job.conv1d_only ? halos : states; }
 };
 
-// This rank's rows of an SSM job in the memory of its kernel, ready to run any number of times. All calls are
-// collective over `collective`, the world of the op. It and the input outlive the object.
+// This rank's rows of an SSM op in the memory of its kernel, ready to be scanned any number of times. All calls are
+// collective over `collective`, in whose world the op class was made; that and the input outlive the object.
 class LoadedSsm {
  public:
   // Allocates everything and reads the rows.

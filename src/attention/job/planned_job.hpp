@@ -37,7 +37,7 @@ class PlannedJob {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<AttentionKernel> kernel_;
   std::size_t gemm_scratch_bytes_ = 0;         // of compressed keys and values: what decompressing them takes
-  std::unique_ptr<BatchedGemmKernel> keys_;    // of latents, where they have that product
+  std::unique_ptr<BatchedGemmKernel> keys_;    // MLA, where it has that GEMM
   std::unique_ptr<BatchedGemmKernel> values_;  // likewise
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokens of a page pool that are compressed. A pool may have far more pages than its sequences use: memory and work
-// are proportional to the used pages.
+// Which tokens of a pool of pages are quantized. A pool may have far more pages than its sequences hold: what is kept
+// here, and what is done, goes by the pages that they hold.
 #pragma once
 
 #include <cstdint>

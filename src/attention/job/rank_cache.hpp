@@ -33,7 +33,7 @@ struct RankCache {
   std::vector<std::int32_t> table;    // [sequences, columns] of pages here; of a dense cache none
   std::int64_t columns = 0;
   // Ascending by row, each row once, though sequences may share it: then it is a key of the one that has most tokens,
-  // and of these most codes, in its page.
+  // and of these the most quantized ones, in its page.
   std::vector<CachedKeyRun> held;
 };
 

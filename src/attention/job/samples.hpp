@@ -58,7 +58,7 @@ std::vector<Samples> take_samples(const Collective& collective, const SampleRequ
 std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request, LoadedJob& loaded,
                                  std::span<const RunMode> modes);
 
-// `last`: of the last scan.
+// `last`: of the last run.
 Samples sample_ssm(const Collective& collective, const SampleRequest& request, LoadedSsm& loaded, SsmStats& last);
 
 // Decode: a sample is `steps` consecutive steps over `caches` copies of the cache. On a device there are enough copies

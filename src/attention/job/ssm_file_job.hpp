@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs whole SSM jobs, as file_job.hpp does for attention: tensors from a file or a seed, an SSM over the ranks of a
-// world, y and final states to a file.
+// The op class to whole SSM jobs, as file_job.hpp for attention: tensors from a file or a seed, SSM over the ranks
+// of a world, y and final states to a file.
 //
 //   SsmFileJob job;
 //   job.input = FileInput{"layer.safetensors"};
@@ -41,8 +41,8 @@ struct SsmFileResult {
   SsmDigests digests;
 };
 
-// A scan in steps, for callers that show what they are about to do. Each call is collective; the transport outlives the
-// object.
+// An SSM job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
+// the object.
 class PreparedSsm {
  public:
   // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares: kernel,

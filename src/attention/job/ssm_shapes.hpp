@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A scan in several shapes (numbers of ranks, runs, cut in two), whose results must have the same bits.
+// An SSM op in several shapes (numbers of ranks, runs, cut in two), whose results must have the same bits.
 #pragma once
 
 #include <cstdint>
@@ -32,9 +32,9 @@ struct SsmShapeResult {
   std::optional<Difference> difference;
 };
 
-// Runs the scan in every shape, in worlds split from `world`, and compares y and final states with those of the first;
-// the input wants final states. `seconds`: what it is predicted to take on one rank. The result of each shape is given
-// to `done` as soon as it is known. Collective. Throws what a scan throws.
+// Runs the SSM op in every shape, in worlds split from `world`, and compares y and final states with those of the
+// first; the input wants final states. `seconds`: what it is predicted to take on one rank. The result of each shape is
+// given to `done` as soon as it is known. Collective. Throws what an SSM op throws.
 void run_ssm_shapes(const SsmInput& input, const SsmOptions& options, std::span<const SsmShape> shapes,
                     Transport& world, double seconds,
                     const std::function<void(const SsmShape&, const SsmShapeResult&)>& done);
