@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// BatchedGemm over every kernel of products: sums in fp64 that are rounded once, the same bits however rows and heads
+// BatchedGemm over every GEMM kernel: sums in fp64 that are rounded once, the same bits however rows and heads
 // are cut and wherever they lie, one object for all of it, also captured and replayed; and what it refuses.
 #include "attention/batched_gemm.hpp"
 
@@ -114,7 +114,7 @@ TEST_P(BatchedGemms, KeepNanInItsRowAndColumn) {
   }
 }
 
-// What a graph of a device holds is the product: a replay reads the rows that lie there by then.
+// A device graph captures the GEMM, not its data: a replay reads the rows that are there by then.
 TEST_P(BatchedGemms, AreReplayedOverNewRows) {
   for (const BatchedGemmSpec& spec : specs()) {
     for (const std::int64_t rows : {1, 64, 300}) {

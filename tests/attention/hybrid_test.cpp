@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers of two kinds on one set of shards: attention, whose layout is striped, and a scan, whose ranks have
+// Layers of two kinds on one set of shards: attention, whose layout is striped, and SSM, whose ranks have
 // neighbouring super-segments, with rows that go from one to the other between them. And the way of rows by itself.
 #include <gtest/gtest.h>
 
@@ -117,7 +117,7 @@ TEST(Reshards, OfOtherTokensRanksOrBytesAreRefused) {
 }
 
 TEST(Reshards, LetACallerScanItsOwnRuns) {
-  // Runs that cut super-segments, which no scan takes, moved to those that it deals and back.
+  // Runs that cut super-segments, which no SSM layout has, moved to those that it deals and back.
   const std::vector<std::int64_t> tokens{500, 300};
   std::mt19937_64 random(9);
   const Layout own = random_layout(tokens, 2, random);

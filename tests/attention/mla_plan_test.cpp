@@ -160,7 +160,7 @@ TEST(MlaPlan, WhatTravelsIsTheLatent) {
   });
 }
 
-// Pairs by the form's attention, and beside them the products: of each key expanded, of each query absorbed.
+// Pairs by the form's attention, and in addition the GEMMs: of each key expanded, of each query absorbed.
 TEST(MlaPlan, CountsTheGemms) {
   const auto self = make_self_transport();
   MlaOptions options;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of heads with their matrices through the C interface: the bits of C++, the absorbed form of latent attention
-// with products of the caller's, and refusals.
+// with GEMMs of the caller's, and refusals.
 #include "attention/batched_gemm.hpp"
 
 #include <fmt/format.h>
@@ -75,7 +75,7 @@ TEST(CBatchedGemm, HasTheBitsOfCppEitherWayRound) {
   EXPECT_TRUE(same(c_out, out));
 }
 
-// q and out of one ringattn_mla, with its matrices and with the caller's products.
+// q and out of one ringattn_mla, with its matrices and with the caller's GEMMs.
 TEST(CBatchedGemm, IsWhatTheAbsorbedFormMakesOfItsMatrices) {
   constexpr std::int64_t kWide = kLatent + kRope;
   const Numbers q = normal(kRows * kHeads * (kDim + kRope), 1), c = normal(kRows * kLatent, 2);

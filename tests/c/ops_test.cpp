@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding, latent attention and scans through the C interface have the bits of C++.
+// Decode, MLA and SSM through the C interface have the bits of C++.
 #include <array>
 
 #include "attention/decode.hpp"

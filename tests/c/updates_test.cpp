@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conv1dKernels, and updates of one token of convolutions and scans, through the C interface: the bits of C++, in
+// Convolutions, and updates of one token of convolutions and SSM layers, through the C interface: the bits of C++, in
 // place, in slots, and what is refused.
 #include <algorithm>
 #include <array>
@@ -293,7 +293,7 @@ TEST(CSsm, UpdatesHaveTheBitsOfCppInPlaceAndInSlots) {
   tensors.initial_states = ti.get();
   ASSERT_EQ(ringattn_ssm_create(world.get(), &spec, &batch, nullptr, &scan), RINGATTN_OK) << ringattn_error_text();
   EXPECT_OK(ringattn_ssm_run(scan, &tensors));
-  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(c_y[i], y[i], 1e-4F) << i;  // a scan, not an update
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(c_y[i], y[i], 1e-4F) << i;  // a prefill, not an update
   ringattn_ssm_destroy(scan);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compressed caches in pages by the program: `compress` writes them, every command takes them, and their bits are those
-// of the same codes in rows.
+// of the same quantized values in rows.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -32,8 +32,8 @@ Words method_words(const std::string& method) {
   return {"--method", method.substr(0, at), "--ratio", method.substr(at + 1)};
 }
 
-// Row by row a token has the same codes, wherever it lies: so O has the same bytes. Ranks, layouts of pages and ways to
-// compute make no difference.
+// Quantized row by row, a token has the same values, wherever it lies: so O has the same bytes. Ranks, layouts of pages
+// and ways to compute make no difference.
 TEST(CompressedPages, GiveTheBytesOfCompressedRows) {
   const TemporaryFolder folder;
   for (const std::string method : {"fp8", "fp8 0.5", "int8", "int4", "int4 0.69"}) {
@@ -91,7 +91,7 @@ TEST(CompressedPages, AreTakenByEveryCommand) {
       0);
 }
 
-// Rows in larger numbers than a step's are computed as attention, over the same codes.
+// Rows in larger numbers than a step's are computed as attention, over the same quantized values.
 TEST(CompressedPages, OfManyRowsAreReadIntoRows) {
   const TemporaryFolder folder;
   CacheShape shape = small_pages();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The best blocks of a job's input are the same wherever they are chosen: on the host, or on a GPU, of rows that a seed
-// makes there, that a file has and that are stored as codes.
+// makes there, that a file has and that are stored quantized.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -79,7 +79,7 @@ TEST_F(GpuBestBlocks, OfAFile) {
 TEST_F(GpuBestBlocks, OfAJob) {
   Numerics numerics;
   numerics.block_mask = "topk:3+window:200";
-  const BlockMask host = *JobInput(synthetic(3000), numerics).job().block_mask;  // given back before the next one asks
+  const BlockMask host = *JobInput(synthetic(3000), numerics).job().block_mask;  // released before the next one asks
   EXPECT_TRUE(*JobInput(synthetic(3000), numerics, {{"cuda", "auto"}, 0}).job().block_mask == host);
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention over compressed keys and values on GPUs, over every attention kernel of the cuda backend: blocks are sent
-// as codes, and O and LSE have the bits of attention over what decompression gives, for any number of ranks, layout and
-// blocks.
+// quantized, and O and LSE have the bits of attention over what decompression gives, for any number of ranks, layout
+// and blocks.
 #include <gtest/gtest.h>
 
 #include <cstring>

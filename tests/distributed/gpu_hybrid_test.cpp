@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// attention → scan → attention on the streams of GPUs, everything enqueued before anything is waited for: the bytes of
+// attention → SSM → attention on the streams of GPUs, everything enqueued before anything is waited for: the bytes of
 // one rank on several, whose blocks, rows, states and partial results share one transport.
 #include <gtest/gtest.h>
 

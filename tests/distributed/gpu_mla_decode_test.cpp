@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over latents on GPUs, by every kernel of the cuda backend that does: products, rows that join the cache, and
+// MLA decode on GPUs, by every kernel of the cuda backend that does: GEMMs, rows that are appended to the cache, and
 // the step. Rows of several ranks, pages, rows of 8 bits and launches of a graph equal those of one rank without pages,
 // byte for byte; these are right, and those of an absorbed Mla where an attention kernel has the decoding kernel's
 // name. Ranks are threads of this process and share the GPUs that there are.

@@ -71,7 +71,7 @@ class GpuMla : public GpuRowTest {
     MlaOptions cpu;
     cpu.ring.kernel.backend = "cpu";
     cpu.ring.threads = 2;
-    // A few roundings of numbers up to 4: products, probabilities and O.
+    // A few roundings of numbers up to 4: GEMMs, probabilities and O.
     EXPECT_EQ(
         beyond(one, run_mla_job(job, cpu, tensors, 1), job.spec.dtype, job.spec.dtype == Dtype::kBf16 ? 0.0625 : 0.008),
         "")
@@ -126,7 +126,7 @@ TEST_P(GpuMla, GemmsOfTheCallerHaveTheSameBits) {
       JobResult back = run_gpu_mla_job(job, options(), absorbed, 1, {.q_in_latent = true, .out_in_latent = true});
       back.out = outputs_from_latent(spec, back.out, tensors.w_uv, "cuda");
       EXPECT_TRUE(back.same_bits(whole)) << describe(job);
-      MlaJob told = job;  // which says so, and has no kernels of products
+      MlaJob told = job;  // which says so, and has no GEMM kernels
       told.spec.head_dim = told.spec.head_dim_v = spec.latent_dim;
       told.spec.q_in_latent = told.spec.out_in_latent = true;
       back = run_gpu_mla_job(told, options(), absorbed, 1, {.q_in_latent = true, .out_in_latent = true});

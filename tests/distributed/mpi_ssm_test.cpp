@@ -67,7 +67,7 @@ TEST_P(MpiSsm, RaggedSequences) { expect_same(small_ssm(2, false), {3 * kSuper +
 TEST_P(MpiSsm, SelectiveScans) { expect_same(small_ssm(16, true), {2 * kSuper + 9, 80}, false, 2); }
 
 TEST_P(MpiSsm, RowsComeFromAnotherLayoutAndGoBack) {
-  // Tokens in turn, ten at a time, where a scan has whole super-segments.
+  // Tokens in turn, ten at a time, where SSM has whole super-segments.
   const std::vector<std::int64_t> lengths{kSuper + 70, 555};
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(transport().size()));
   std::size_t next = 0;

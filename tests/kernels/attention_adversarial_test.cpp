@@ -109,7 +109,7 @@ TEST_P(AttentionAdversarial, LogitsOfPlusAndMinusTenThousand) {
       }
       AttentionRunner runner(row(), spec);
       const AttentionResult result = runner.run(inputs);
-      // A product of 10⁴ and log2(e), and its reference, round to 2^−11 each.
+      // A product of 10⁴ and log2(e), and its softmax_offset, round to 2^−11 each.
       EXPECT_EQ(check_weights(inputs, result.out, result.lse, 0x1p-9), "") << describe(spec) << ", " << signs[0];
       expect_same_in_tasks(inputs, result);
     }

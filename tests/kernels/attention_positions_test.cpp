@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys at positions of their own, as a cache has them that has lost tokens: with all keys at their places they give the
+// Keys at positions of their own, as in a cache with evicted tokens: with all keys at their indices they give the
 // bits of attention without positions; others give the same bits however the work is arranged, and are as accurate as
 // attention.
 #include <fmt/format.h>

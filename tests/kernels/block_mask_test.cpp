@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of key tiles by themselves: runs, places and pairs against definitions that look at one tile at a time; what
+// Block masks by themselves: runs, indices and pairs against definitions that look at one tile at a time; what
 // patterns list; bad masks refused by name.
 #include <gtest/gtest.h>
 
@@ -38,7 +38,7 @@ TEST(BlockMask, RunsPlacesAndPairsByDefinition) {
             return std::find(list.begin(), list.end(), key / kShape.key_block) != list.end();
           };
           // Tiles that a position of the block sees, and of those the ones in the mask.
-          std::map<std::int64_t, std::int64_t> expected;  // tile → place
+          std::map<std::int64_t, std::int64_t> expected;  // tile → index
           std::int64_t place = -1;
           for (std::int64_t tile = 0; tile * kKeyTile < sequences[s].keys; ++tile) {
             bool seen = false;

@@ -145,7 +145,7 @@ class Cache {
       const std::int64_t token_bytes = part.heads * part.row_bytes + part.gap;
       std::vector<std::byte> expected(static_cast<std::size_t>(pool_bytes(part)), kUnwritten);
       for (std::size_t s = 0; s < lengths.size(); ++s) {
-        std::int64_t token = 0;  // of the share
+        std::int64_t token = 0;  // of the partition
         for (std::int64_t key = 0; written[s] && key < lengths[s]; ++key) {
           if (key / setting_.kv_split_keys % setting_.partition.stride != setting_.partition.first) continue;
           const std::int64_t at = token++;
@@ -287,7 +287,7 @@ TEST_P(CacheUpdates, TablesAndDenseCachesThatEndTooEarly) {
   setting.pages = 3;
   setting.partition = {1, 2};
   setting.kv_split_keys = 4;
-  setting.lengths = {15, 16, 17};  // of 16, 17 and 18 keys the share has 8
+  setting.lengths = {15, 16, 17};  // of 16, 17 and 18 keys the partition has 8
   const auto faults_of = [&] {
     Cache cache(backend(), setting);
     cache.update();

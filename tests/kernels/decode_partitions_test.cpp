@@ -17,7 +17,7 @@ namespace ringattn::testing {
 namespace {
 
 constexpr int kShareCounts[] = {1, 2, 3, 4, 5};
-constexpr std::int64_t kPages[] = {0, 16, 64, 256, 32, 128};  // of shares in turn; 0: dense
+constexpr std::int64_t kPages[] = {0, 16, 64, 256, 32, 128};  // of partitions in turn; 0: dense
 
 class DecodePartitions : public DecodeRowTest {
  protected:

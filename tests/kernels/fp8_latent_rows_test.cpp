@@ -62,7 +62,7 @@ TEST(E4m3, EveryBf16IsRoundedToTheNearest) {
   }
 }
 
-// fp32 is finer than bf16: between two codes, and beside it.
+// fp32 is finer than bf16: between two FP8 values, and next to the midpoint.
 TEST(E4m3, TiesGoToTheEvenCode) {
   for (int code = 0; code < 0x7f; ++code) {
     const double next = code == 0x7e ? 480.0 : defined_value(code + 1);

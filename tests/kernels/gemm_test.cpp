@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products of heads with their matrices: every kernel of the table against sums in fp64, and with the same bits
+// Batched GEMM, each head with its own matrix: every kernel of the table against sums in fp64, and with the same bits
 // however rows and heads are cut, wherever they lie, whichever way round the matrices are, and with any threads.
 #include <fmt/format.h>
 

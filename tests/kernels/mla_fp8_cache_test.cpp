@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over latents of 8 bits: the bits that the same kernel has over the latents which dequantize_latent_rows()
-// gives. Every kernel that reads such rows. What no sequence owns is 0xff: codes and numbers that are NaN.
+// gives. Every kernel that reads such rows. What no sequence owns is 0xff: quantized values and numbers that are NaN.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

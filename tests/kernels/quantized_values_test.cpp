@@ -57,7 +57,7 @@ TEST(QuantizedValues, QuotientsAreThoseOfDivisions) {
     const float got = divisor.quotient(element);
     ASSERT_TRUE(got == expected || (got < 0x1p-11F && expected < 0x1p-11F)) << element << " / " << scale;
   }
-  // Quotients beside the numbers halfway between two codes, where one bit decides.
+  // Quotients next to the numbers halfway between two quantized values, where one bit decides.
   for (int i = 0; i < 400'000; ++i) {
     const float element = rounded(std::exp2(ratio(random)) * 3.0F, Dtype::kF16);
     const float halfway = static_cast<float>(2 * (i % 24) + 1) / 2.0F;
@@ -67,7 +67,7 @@ TEST(QuantizedValues, QuotientsAreThoseOfDivisions) {
   for (const float scale : {0.0F, 0x1p-61F, 0x1p-140F, 0x1p61F, std::numeric_limits<float>::infinity()}) {
     EXPECT_FALSE(divisor_of(scale).quick) << scale;
   }
-  // What lies beyond all codes stays there.
+  // What lies beyond all quantized values stays there.
   for (const float element : {kGreatestBf16, 1e30F, std::numeric_limits<float>::infinity()}) {
     for (const float scale : {0x1p-60F, 0.003F, 0x1p60F}) {
       EXPECT_GE(divisor_of(scale).quotient(element), kMaxE4m3) << element << " / " << scale;
@@ -99,8 +99,8 @@ TEST(QuantizedValues, ScalesOfEightBits) {
   }
 }
 
-// Scales of rows are bf16, and no product with a code is rounded: what a kernel multiplies in the elements' dtype is
-// then rounded as often as what is multiplied in fp32.
+// Scales of rows are bf16, and no product with a quantized value is rounded: what a kernel multiplies in the elements'
+// dtype is then rounded as often as what is multiplied in fp32.
 TEST(QuantizedValues, ScalesOfRowsAreElements) {
   std::mt19937 random(3);
   for (int i = 0; i < 20'000; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every row of the scan's table that takes fp16: what it loses is what the format costs (bench/notes/ssm.md).
+// Every row of the SSM table that takes fp16: what it loses is what the format costs (bench/notes/ssm.md).
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 class Fp16Ssm : public SsmRowTest {};
 
 // Random jobs of fp16: y is the exact one rounded once, also where it is subnormal, but for what fp32 loses of the
-// terms. Kernels of GPUs have factors of 16 bits in two parts, and keep the tolerance of all scans.
+// terms. Kernels of GPUs have factors of 16 bits in two parts, and keep the tolerance of all SSM kernels.
 TEST_P(Fp16Ssm, RoundOnce) {
   const double term = row().backend == "cpu" ? kFp32SsmTerm : kSsmTerm;
   std::mt19937_64 random(111);

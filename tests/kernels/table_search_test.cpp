@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tables of formats are found by: products of channels, directions, outlier channels and codebooks, by their
-// words and one number at a time.
+// What the tables of formats are found by: Gram matrices of channels, directions, outlier channels and codebooks, by
+// their words and one number at a time.
 #include <gtest/gtest.h>
 
 #include <algorithm>

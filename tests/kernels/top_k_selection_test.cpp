@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of the best blocks on the host: what they take, that pieces of rows don't matter, and what is refused. That
+// Top-k block selection on the host: what they take, that pieces of rows don't matter, and what is refused. That
 // GPUs make the same masks stands in cuda/cuda_block_mask_choice_test.cpp.
 #include "kernels/top_k_selection.hpp"
 

@@ -11,7 +11,7 @@
 
 namespace ringattn::testing {
 
-inline constexpr double kOutputSlack = 1e-6;      // absolute, beside twice the straightforward error
+inline constexpr double kOutputSlack = 1e-6;      // absolute, in addition to twice the same-precision error
 inline constexpr double kLseRelativeFp32 = 1e-5;  // relative to max(1, |lse|)
 inline constexpr double kLseAbsoluteSixteenBit = 1e-3;
 // Relative: the fp32 score itself, a sum of head_dim rounded products, is no finer than this.
@@ -32,13 +32,13 @@ Numbers same_precision_reference(const AttentionInputs& inputs);
 // Checks a result, out [tokens, heads, head_dim_v] of spec.dtype and lse [tokens, heads]. NaN, ∞ and −∞ must stand
 // exactly where the oracle has them, with one exception: where rows share tiles (those of the kernel, `tiles`), a value
 // that is not finite makes its column not finite in every row that uses its tile. Empty if all is well, else what is
-// wrong first. Counts as a check where there are rows. `slack` is allowed beside what is promised.
+// wrong first. Counts as a check where there are rows. `slack` is allowed in addition to what is promised.
 [[nodiscard]] std::string check_accuracy(const AttentionInputs& inputs, const std::vector<std::byte>& out,
                                          const std::vector<float>& lse, const TileSizes& tiles = {},
                                          double slack = 0.0);
 
 // The slack where a few scores tower over all others. Their weights are 1 in the same-precision computation, which
-// makes no error then; a kernel whose reference is not the maximum rounds them as any other weight. 0 for fp32.
+// makes no error then; a kernel whose softmax_offset is not the maximum rounds them as any other weight. 0 for fp32.
 double slack_of_towering_scores(Dtype dtype);
 
 // Checks a result whose weights are finite by what their rounding can do to it, and not by the straightforward

@@ -56,7 +56,7 @@ void add_common(NamedTensors& tensors, const CacheShape& shape, bool block_mask)
   if (block_mask) tensors["cu_seqlens_q"] = long_list(batch_of(shape).cu_q());
 }
 
-// The pool: every token's row at its place, NaN elsewhere.
+// The pool: every token's row at its slot, NaN elsewhere.
 NamedTensor pool(const CacheShape& shape, const PageTable& table, SyntheticTensor tensor, int dim) {
   const Batch batch = batch_of(shape);
   const std::vector<PackedRun> all{{0, batch.k_tokens()}};

@@ -42,7 +42,7 @@ struct PageOrder {
 // Pages for `lengths` tokens of each sequence, and three pages that no sequence owns.
 PageOrder shuffled_pages(std::span<const std::int64_t> lengths, std::int64_t page_size, std::uint64_t seed);
 
-// A compressed cache with memory of its own. Bytes that no token owns are 0xff: NaN, or codes that are none.
+// A compressed cache with memory of its own. Bytes that no token owns are 0xff: NaN, or invalid quantized values.
 class CompressedPool {
  public:
   // Head-major: the tokens of a head follow each other in a page.

@@ -43,7 +43,7 @@ struct CacheLayout {
 class DecodeRunner {
  public:
   // The queries of all sequences are as many, and at the end of their keys. The cache holds all keys of `inputs`, or
-  // those of the layout's share.
+  // those of the layout's partition.
   DecodeRunner(const DecodeRow& row, const AttentionInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
 
   // Overwrites the block mask on the device: that of `inputs`, of the same shape, for its rows.
@@ -54,7 +54,7 @@ class DecodeRunner {
   void set_part_limit(std::int64_t sequences) { part_limit_ = sequences; }
   // Enqueues a step.
   void enqueue(Stream stream);
-  // Enqueues a step with outputs that says of its cache that it holds this share.
+  // Enqueues a step with outputs for a cache that holds this partition.
   void run_partition(const KvPartition& partition);
   // The partials of a step: that many KV splits per row, all NaN.
   void make_partials(std::int64_t groups);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's part of attention → scan → attention on one set of shards: attention's layout is striped, a scan's ranks
+// A rank's part of attention → SSM → attention on one set of shards: attention's layout is striped, SSM's ranks
 // have neighbouring super-segments, and rows go from one to the other between them.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace ringattn::testing {
 
-// Rows of attention are rows of the scan: heads · dim = ssm_heads · ssm_dim. A window keeps attention short.
+// Rows of attention are rows of the SSM layer: heads · dim = ssm_heads · ssm_dim. A window keeps attention short.
 struct HybridStack {
   std::string backend = "cpu";
   LayoutKind layout = LayoutKind::kStriped;
@@ -23,7 +23,7 @@ struct HybridStack {
   int ssm_dim = 16;
   int state_dim = 8;
 
-  // A sequence that a scan has on several ranks, and others.
+  // A sequence that SSM has on several ranks, and others.
   static std::vector<std::int64_t> lengths();
   std::int64_t row_bytes() const { return std::int64_t{2} * heads * dim; }  // of bf16
   std::int64_t packed_bytes() const;

@@ -37,7 +37,7 @@ std::vector<std::byte> multiplied_by_w_uv(const std::vector<std::byte>& in_laten
                                           const MlaFile& shape);
 // What with_fp8_latent() gives, unpacked again: the numbers that it stands for.
 NamedTensors with_fp8_rounded_latent(NamedTensors tensors);
-// Latents and rotary keys, or codes, in pages that are dealt at random; slots without a token are NaN.
+// Latents and rotary keys, or FP8 rows, in pages that are dealt at random; slots without a token are NaN.
 NamedTensors with_pages(NamedTensors tensors, const MlaFile& shape);
 
 }  // namespace ringattn::testing

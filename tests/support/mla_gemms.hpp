@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The products around latent attention as a caller makes them, by the library's op class for them: queries that are
+// The GEMMs around MLA as a caller computes them, by the library's op class for them: queries that are
 // in the latent already, and outputs that come back from it.
 #pragma once
 

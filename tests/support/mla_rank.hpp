@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a whole job of latent attention through the library, in a world of threads or as one rank, and gives back packed
+// Runs a whole MLA job through the library, in a world of threads or as one rank, and returns packed
 // results, for tests that compare worlds.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's side of a MlaDecode whose sequences grow step by step: its share of the latents in a cache, the rows of a
+// A rank's side of an MlaDecode whose sequences grow step by step: its share of the latents in a cache, the rows of a
 // step and the results, in the memory of the kernel. Unowned entries are NaN.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a whole job through the library in a world of threads and gives back packed results, for tests that compare
+// Runs a whole job through the library in a world of threads and returns packed results, for tests that compare
 // worlds.
 #pragma once
 

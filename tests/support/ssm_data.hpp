@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs of a scan over several sequences, and what any row of the table makes of them under any arrangement.
+// Inputs of an SSM op over several sequences, and what any row of the table makes of them under any arrangement.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of scans, of both kinds, with the numbers that a synthetic scan of the same shape has.
+// Files of SSM layers, of both kinds, with the numbers that a synthetic layer of the same shape has.
 #pragma once
 
 #include <cstdint>

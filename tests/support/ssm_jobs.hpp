@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small scans through the library's jobs, on one rank, and what fp64 says of them.
+// Small SSM jobs through the library's jobs, on one rank, and what fp64 says of them.
 #pragma once
 
 #include "attention/check/ssm_accuracy.hpp"
@@ -26,7 +26,7 @@ inline SyntheticSsmInput small_ssm(std::int64_t tokens, bool selective = false) 
   return scan;
 }
 
-// y of a synthetic scan on one rank.
+// y of a synthetic SSM layer on one rank.
 struct FinishedSsm {
   SsmInput input;
   SsmRankResult result;

@@ -55,7 +55,7 @@ inline SsmJob job_of(const SsmCase& given) {
   return {given.inputs.spec, given.inputs.lengths, !given.inputs.initial.empty(), true};
 }
 
-// One rank's rows and states, in the memory of the scan's backend.
+// One rank's rows and states, in the memory of the SSM kernel's backend.
 class SsmRank {
  public:
   SsmRank(Ssm& scan, int rank, const SsmCase& given)

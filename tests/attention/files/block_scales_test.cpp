@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kv_b_proj in e4m3 with its blocks' scales, as DeepSeek-V3's checkpoints have it, gives the matrix that they stand
-// for; codes without scales, and scales without codes, are refused.
+// for; quantized values without scales, and scales without values, are refused.
 #include "attention/files/block_scales.hpp"
 
 #include <gtest/gtest.h>

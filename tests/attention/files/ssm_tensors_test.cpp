@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of scans: what they hold is what a synthetic scan of their shape has, in every way to write it, and what can't
+// Files of SSM layers: they hold what a synthetic layer of their shape has, in every way to write it, and what can't
 // be right is refused with code 3 and a message that names the tensor and both shapes.
 #include "attention/files/ssm_tensors.hpp"
 
@@ -232,7 +232,7 @@ TEST(SsmTensors, UnderNamesThatArentReadAreRefused) {
   NamedTensors keys = layer_tensors(false);
   keys["cu_seqlens_k"] = int_list({0, 100, 300});
   EXPECT_NE(file_error([&] { written(folder, keys); }).find("the sequences of a scan have no keys"), std::string::npos);
-  // A file of two scans has both biases.
+  // A file of two SSM layers has both biases.
   NamedTensors both = ssm_tensors({});
   for (const auto& [name, tensor] : ssm_tensors({.selective = true})) both.try_emplace(name, tensor);
   FileInput input{write_tensors(folder.file("both"), both)};

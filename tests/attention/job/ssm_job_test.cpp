@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Whole scans through the library: from file to file, in every shape with the same bits, and checks that find what is
-// wrong.
+// Whole SSM jobs through the library: from file to file, in every shape with the same bits, and checks that find what
+// is wrong.
 #include <gtest/gtest.h>
 
 #include <chrono>

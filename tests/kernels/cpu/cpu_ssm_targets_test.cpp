@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU scans on every SIMD target that this machine has: each is accurate, and keeps its bits with any threads.
+// The CPU SSM kernels on every SIMD target that this machine has: each is accurate, and keeps its bits with any
+// threads.
 #include <gtest/gtest.h>
 #include <hwy/targets.h>
 

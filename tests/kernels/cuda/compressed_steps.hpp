@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps over compressed caches on a GPU, whole or in shares of the keys, beside the same steps over plain ones. What no
-// token owns is 0xff: NaN, and codes that are none.
+// Steps over compressed caches on a GPU, whole or in KV partitions, compared with the same steps over plain ones. What
+// no token owns is 0xff: NaN, and invalid quantized values.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct CompressedCase {
   // Keys of these tokens of the last sequence are scaled by `loudness`: scores exceed the rescale threshold.
   std::vector<std::int64_t> loud;
   float loudness = 1.0F;
-  bool tiny_zeros = false;  // least elements that are next to nothing beside their scales
+  bool tiny_zeros = false;  // least elements that are next to nothing compared with their scales
   bool odd_scales = false;  // of 8 bits, scales with all digits of fp32, in every second 128 tokens and now and then
 };
 
@@ -111,7 +111,7 @@ class CompressedSteps {
   struct Tensors {
     CompressedTensor packed, plain;
   };
-  // What a share of the keys lies in.
+  // The cache of one KV partition.
   struct Held {
     PageOrder order;
     std::unique_ptr<DevicePool> quantized_k, quantized_v, plain_k, plain_v;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over compressed caches on a GPU: the bits that the same kernel has over the plain cache which decompression
-// gives. What no token owns is 0xff: NaN, and codes that are none.
+// gives. What no token owns is 0xff: NaN, and invalid quantized values.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using Case = CompressedCase;
 
-// By every kernel that reads such a cache. `shares`: of the keys, in caches of their own.
+// By every kernel that reads such a cache. `shares`: KV partitions, in caches of their own.
 void expect_plain_bits(const Case& c, int shares = 1) {
   for (const DecodeRow* row : rows_here(c.spec)) {
     SCOPED_TRACE(fmt::format("{}: {}, {} rows, page {}, slices {}, {} shares", row->name, describe(c.spec), c.rows,
@@ -224,7 +224,7 @@ TEST(CudaCompressedDecode, ScalesThatAreNoElements) {
   }
 }
 
-// Keys as they are and values in codes, or the other way round: of kernels that read both.
+// Plain keys and quantized values, or the other way round: of kernels that read both.
 TEST(CudaCompressedDecode, OneOfBothIsPlain) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const RowFormat& format : {kFp8, kInt8, kKeys32, kKeys64, kValues}) {

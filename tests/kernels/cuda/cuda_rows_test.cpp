@@ -332,7 +332,7 @@ TEST_P(CudaRowsTest, InvalidEntriesAreTheHosts) {
     std::memset(twin.host.tables[n++] + place * unit, 0xff, static_cast<std::size_t>(unit));
     faults_agree(true);
   }
-  // Elements on their way to codes.
+  // Elements to be quantized.
   for (const std::int64_t bad : {std::int64_t{600}, std::int64_t{299}, std::int64_t{0}}) {
     store_element(plain.data() + (bad * 2 * dim + 131) * 2, shape.dtype, -std::numeric_limits<float>::infinity());
     there.write(plain);

@@ -71,8 +71,8 @@ TEST(Sm80Config, FitsAMultiprocessor) {
     EXPECT_LE(config.shared_bytes(), kMaxSharedBytes);
     EXPECT_LE(config.ctas * (config.shared_bytes() + kReservedSharedBytes), kH200SharedBytes);
     EXPECT_LE(config.ctas * 32 * config.warps * kMostRegisters, kMultiprocessorRegisters);
-    EXPECT_EQ(config.rows_of_warp % 16, 0);  // rows of a product
-    EXPECT_EQ(config.key_tile % 16, 0);      // the second product takes 16 keys at a time
+    EXPECT_EQ(config.rows_of_warp % 16, 0);  // rows of an MMA
+    EXPECT_EQ(config.key_tile % 16, 0);      // the second MMA takes 16 keys at a time
     EXPECT_GE(config.stages, 1);
     EXPECT_EQ(config.warps % config.slices, 0);
   }

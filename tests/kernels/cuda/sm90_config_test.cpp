@@ -83,7 +83,7 @@ TEST(Sm90Config, FitsAMultiprocessor) {
     EXPECT_GE(config.k_bytes(), config.key_tile * config.head_dim * 2);
     EXPECT_GE(config.stages, 1);
     EXPECT_GE(config.q_stages, 1);
-    EXPECT_EQ(config.key_tile % 16, 0);  // the second product takes 16 keys at a time
+    EXPECT_EQ(config.key_tile % 16, 0);  // the second MMA takes 16 keys at a time
     EXPECT_LE(config.key_tile, 256);     // rows of one copy
 
     EXPECT_LE(128 * (config.producer_registers() + config.warpgroups * config.consumer_registers()),

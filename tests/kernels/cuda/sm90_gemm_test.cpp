@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tiles sm90_gemm takes, and which views the copy engine reads: pure functions of a product's parameters.
+// Which tiles sm90_gemm takes, and which views TMA reads: pure functions of a GEMM's parameters.
 // Needs no GPU.
 #include <gtest/gtest.h>
 
