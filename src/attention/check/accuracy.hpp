@@ -31,8 +31,8 @@ inline constexpr double kLseRelative16Bit = 0x1p-21;  // an fp32 score can't be 
 // form rounds keys and values instead. Its errors are as large but not the same ones, and a few rows may have small
 // ones by chance.
 inline constexpr double kMlaOutFactor = 3.0;
-// Beside twice the same_precision error: four times the rms error that rounding n numbers to bf16 (2^-9 / √3 of each)
-// makes in a score of normal queries and keys, scaled by 1 / √n. In fp16 that is less than kLseAbsolute16Bit.
+// In addition to twice the same-precision error: four times the rms error that rounding n numbers to bf16 (2^-9 / √3 of
+// each) makes in a score of normal queries and keys, scaled by 1 / √n. In fp16 that is less than kLseAbsolute16Bit.
 inline constexpr double kMlaLseAbsoluteBf16 = 4.5e-3;
 inline constexpr double kMlaLseAbsoluteF32 = 1e-4;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A sampled row of latent attention as one of attention over latents: its query goes in by w_uk, its output comes back
 // by w_uv, unless either is in the latent anyway. In fp64 that is the whole formula, for both GEMMs may be moved out
-// of the sums over keys (kernels/mla_oracle.hpp); in fp32, rounded to the dtype, it is what a same_precision
+// of the sums over keys (kernels/mla_oracle.hpp); in fp32, rounded to the dtype, it is what a same-precision
 // computation does.
 #pragma once
 

@@ -32,7 +32,7 @@ inline void load_row(const TensorView& view, std::int64_t token, std::int64_t he
   }
 }
 
-// One row by the same_precision computation, in two passes over its keys: the maximum, then P and O.
+// One row by the same-precision reference, in two passes over its keys: the maximum, then P and O.
 class SamePrecisionRow {
  public:
   SamePrecisionRow(const AttentionSpec& spec, int head, std::int64_t position, std::int64_t key_length,

@@ -41,7 +41,7 @@ struct RankCache {
 DecodeSpec decode_spec(const JobInput& input);
 
 // The same with the cache as the input stores it, where a kernel of this row reads that: the bits are the same, and the
-// cache is smaller. Else rows are decompressed as the cache is filled. So they are for several ranks with block_mask,
+// cache is smaller. Else rows are decompressed as the cache is filled. So they are for several ranks with a block mask,
 // because each rank would need the formats' tables for only its own heads or sequences.
 DecodeSpec stored_spec(const JobInput& input, const KernelRow<DecodeSpec>& row, int ranks);
 

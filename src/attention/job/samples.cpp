@@ -81,8 +81,8 @@ std::vector<Samples> take_samples(const Collective& collective, const SampleRequ
   return samples;
 }
 
-// Warms up caches, clocks and allocations. The first run is a whole one, so that compute-only runs find every block in
-// its buffer.
+// Runs until caches, clocks and allocations are what they will be. The first run is a whole one, so that compute-only
+// runs find every block in its place.
 std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request, LoadedJob& loaded,
                                  std::span<const RunMode> modes) {
   double seconds = loaded.run().seconds;
