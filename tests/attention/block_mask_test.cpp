@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs with a block mask: the bits are those of one rank on any number of ranks, in any layout and blocks; a mask
-// of everything is the job without block_mask; nothing is sent to ranks whose masks don't name it.
+// of everything is the job without a mask; nothing is sent to ranks whose masks don't name it.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Ssm on 1 to 8 ranks gives the bits of the kernel on all tokens, by memcmp of y and of final states.
+// An Ssm on 1 to 8 ranks gives the bits of the kernel on all tokens, by memcmp of y and of final states.
 #include "attention/ssm.hpp"
 
 #include <fmt/format.h>

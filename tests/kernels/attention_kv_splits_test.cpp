@@ -108,7 +108,8 @@ TEST_P(AttentionKvSplits, InAWindow) {
   });
 }
 
-// The softmax_offset stays where a KV split's is larger by less than the threshold, and moves where by more.
+// The softmax_offset stays where a KV split's is larger by less than the threshold, and moves where it is larger by
+// more.
 TEST_P(AttentionKvSplits, ThatLieApart) {
   for_dims({-1, 0}, [&](const AttentionSpec& spec, std::int64_t group) {
     for (const std::initializer_list<float> levels :

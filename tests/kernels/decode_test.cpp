@@ -177,7 +177,7 @@ TEST_P(Decode, MoreSequencesThanALaunch) {
 }
 
 // Parts of a step write what the step does, however many sequences a part has: dense and in pages, with padding after
-// rows, with block_mask, shared prefixes, and where partials are left.
+// rows, with a block mask, shared prefixes, and where partials are left.
 TEST_P(Decode, PartsOfAStep) {
   AttentionSpec spec = make_spec(first_dims(), 4, 2, {-1, 0});
   spec.sinks = true;

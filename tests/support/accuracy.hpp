@@ -41,7 +41,7 @@ Numbers same_precision_reference(const AttentionInputs& inputs);
 // makes no error then; a kernel whose softmax_offset is not the maximum rounds them as any other weight. 0 for fp32.
 double slack_of_towering_scores(Dtype dtype);
 
-// Checks a result whose weights are finite by what their rounding can do to it, and not by the straightforward
+// Checks a result whose weights are finite by what their rounding can do to it, and not by the same-precision
 // computation, which rounds scores, and so says little where they are large: O within the rounding of weights and of O
 // itself, and `score_error`, what the scores' own size leaves to a weight in fp32; each relative to Σ w |v|. LSE as
 // check_accuracy() has it for 16-bit input.

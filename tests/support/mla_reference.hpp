@@ -12,7 +12,7 @@ namespace ringattn::testing {
 // Packed O and LSE of a result.
 Numbers numbers_of(const JobResult& result, Dtype dtype);
 
-// Expects of a result of job.form that its greatest error of O is at most twice that of the straightforward
+// Expects of a result of job.form that its greatest error of O is at most twice that of the same-precision
 // computation, plus 1e-6: as for attention (accuracy.hpp). LSE may be off by as much again, for keys or queries have
 // been rounded, plus what attention may be off.
 void expect_as_right(const MlaJob& job, const MlaTensors& tensors, const JobResult& result);

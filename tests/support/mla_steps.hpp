@@ -17,7 +17,7 @@ namespace ringattn::testing {
 // Absorbed, sequences of these lengths whose last `steps` · `rows` tokens are queries.
 MlaJob stepwise_job(const MlaSpec& spec, const std::vector<std::int64_t>& lengths, int rows, int steps);
 
-// What a MlaDecode of such a job prepares for.
+// The limits of an MlaDecode of such a job.
 MlaDecodeJob mla_decode_job(const MlaJob& job, int rows, std::int64_t page_size, const RowFormat& format = {});
 
 class MlaSteps {

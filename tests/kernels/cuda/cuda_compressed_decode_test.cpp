@@ -114,7 +114,7 @@ TEST(CudaCompressedDecode, MoreSequencesThanALaunch) {
   }
 }
 
-// The copy engine brings 16 bytes of them: the numbers of one head, or of several.
+// TMA loads 16 bytes of them: the numbers of one head, or of several.
 TEST(CudaCompressedDecode, ScalesOfSeveralHeadsSideBySide) {
   RINGATTN_NEEDS_COMPRESSED_DECODER();
   for (const CacheFormat& format : {CacheFormat{kFp8, kFp8}, CacheFormat{kInt8, kValues}, {kKeys64, kFp8}}) {

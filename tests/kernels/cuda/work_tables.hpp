@@ -173,8 +173,8 @@ void expect_order(const Built& built, std::span<const Work> pieces,
   for (std::size_t i = early; i < pieces.size(); ++i) EXPECT_LE(pieces[i].tiles, most / 4) << i;
 }
 
-// Calls visit(work_tile, query head, gqa_tile, the gqa_tile's first query head) for every head_tile, as CTAs find them;
-// gqa_tile is null where there are none.
+// Calls visit(work_tile, query head, gqa_tile, the gqa_tile's first query head) for every head work tile, in the order
+// of the CTAs; gqa_tile is null where there are none.
 template <class Visit>
 void visit_units(const Built& built, const cuda::WorkTileShape& shape, Visit visit) {
   const cuda::TableLayout& layout = built.layout;
