@@ -60,8 +60,7 @@ TEST_P(Decode, LengthsAroundEdges) {
   }
 }
 
-// 1 … 16 rows a sequence. Rows of one step may belong to two query tiles, and so use different key tiles, and KV
-// splits.
+// 1 … 16 rows a sequence. Rows of a step may belong to two query tiles, and so use different key tiles and KV splits.
 TEST_P(Decode, EveryNumberOfRows) {
   for (const Dims& dims : usual_dims(attention_row())) {
     const std::int64_t group = std::int64_t{kTilesPerKvSplit} *
