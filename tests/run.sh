@@ -3,7 +3,7 @@
 # Installs what is missing, builds and runs the suite. What needs a GPU is skipped and says so.
 # Usage: ./tests/run.sh [--torch] [--cold] [--all]
 #   --torch  installs PyTorch and transformers (5 GB) for the tests that need them, which are skipped otherwise
-#   --cold   doesn't use the compiler cache, which doesn't help on a machine that builds only once
+#   --cold   asks no compiler cache, which helps nobody on a machine that builds once
 #   --all    adds the suite under sanitizers, and to the dev build's its long parts: long fuzzing, every world size, every
 #            moment at which a rank can stop, worlds over three hosts, the library that pip builds for the Python wheel,
 #            the tests of bench/, and the other version of transformers that is supported

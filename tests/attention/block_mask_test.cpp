@@ -115,7 +115,7 @@ TEST(BlockMaskJobs, NothingIsSentThatNoBlockMaskNames) {
       const Plan own = summarize_plan(job, options, *kernel, Route::kDirect, world, rank).plan;
       EXPECT_EQ(own.bytes_sent() + own.bytes_received(), 0) << "rank " << rank << " of " << world;
       flops += own.flops();
-      // Only the first block's owner sends, to everyone.
+      // The first block's owner alone sends, to everyone.
       const PlanSummary shared = forecast(global, options, *kernel, Route::kDirect, world, rank);
       const int owner = shared.layout().keys.owners().front().owner;
       EXPECT_EQ(shared.plan.bytes_received(), rank == owner ? 0 : 128 * kv_token_bytes(spec));

@@ -37,8 +37,8 @@ TEST(BlockMask, RunsPlacesAndPairsByDefinition) {
           const auto listed = [&](std::int64_t key) {
             return std::find(list.begin(), list.end(), key / kShape.key_block) != list.end();
           };
-          // Tiles that a position of the block sees, and of those the ones in the mask.
-          std::map<std::int64_t, std::int64_t> expected;  // tile → index
+          // Tiles that a position of the block sees, and of those the listed ones.
+          std::map<std::int64_t, std::int64_t> expected;  // tile → place
           std::int64_t place = -1;
           for (std::int64_t tile = 0; tile * kKeyTile < sequences[s].keys; ++tile) {
             bool seen = false;
