@@ -44,7 +44,7 @@ struct Decode::Impl {
         collective(transport, Timeouts(options.timeout_seconds)) {}
 
   // True if ranks exchange partials or head results.
-  bool several() const { return deal.gives(); }
+  bool several() const { return deal.exchanges_records(); }
   bool is_part() const { return deal.sequences > 1 || deal.heads > 1; }
   bool on_device() const { return backend->memory() == MemoryKind::kDevice; }
   // Tables in host memory are checked before a step is enqueued.
@@ -419,9 +419,9 @@ void Decode::enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, S
   enqueue_checked(inputs, outputs, stream);
 }
 
-void Decode::pool(const DecodeInputs& all, Stream stream) {
+void Decode::update_mean_keys(const DecodeInputs& all, Stream stream) {
   Impl& impl = *impl_;
-  check_pool(impl.job, all);
+  check_mean_keys(impl.job, all);
   if (all.rows < 1) return;
   check_caches(impl.part, all);
   const DecodeInputs inputs = impl.own(all);

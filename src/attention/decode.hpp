@@ -113,7 +113,7 @@ struct DecodeOutputs {
 // (DecodeInputs::block_mask), or the step makes it (DecodeJob::top_k_blocks): for each K/V head, or for all heads
 // together, the first block, the blocks of the query tokens, and the blocks of highest score against mean keys
 // (kernels/block_choice.hpp). Scoring, selection and attention are enqueued one after the other. Mean keys are kept
-// between steps, by index of the sequence in the step, so each layer of a model needs its own object. pool() computes
+// between steps, by index of the sequence in the step, so each layer of a model needs its own object. update_mean_keys() computes
 // the means of keys that were not appended by a step.
 class Decode {
  public:
@@ -167,7 +167,7 @@ class Decode {
   // DecodeJob::top_k_blocks if the cache was filled by other means than steps, or if an index of the step has got
   // another sequence. `inputs` are those of that step, with `lengths`. Only the shape of q, the cache, its table and
   // the lengths are read. Reads all keys once. Enqueued, and throws, as enqueue().
-  void pool(const DecodeInputs& inputs, Stream stream = {});
+  void update_mean_keys(const DecodeInputs& inputs, Stream stream = {});
 
   // Returns when the device has passed all enqueued steps. Throws their failures: kPeer for a deadline or a dead peer;
   // kUsage, once, for the first sequence that a check on the device has found wrong, also in a graph launch. The caller

@@ -69,7 +69,7 @@ void check_compressed_cache(std::string_view name, const CompressedCache& cache,
 
 }  // namespace
 
-void check_pool(const DecodeJob& job, const DecodeInputs& inputs) {
+void check_mean_keys(const DecodeJob& job, const DecodeInputs& inputs) {
   if (job.top_k_blocks == 0) {
     refuse("mean keys are requested", "steps of this job select no blocks", "Set DecodeJob::top_k_blocks.");
   }

@@ -28,8 +28,8 @@ inline void set_lengths(DecodeInputs& inputs, const std::int32_t* lengths) {
   inputs.update_lengths = false;
 }
 
-// Checks that Decode::pool() supports the step. Throws kUsage.
-void check_pool(const DecodeJob& job, const DecodeInputs& inputs);
+// Checks that Decode::update_mean_keys() supports the step. Throws kUsage.
+void check_mean_keys(const DecodeJob& job, const DecodeInputs& inputs);
 
 // Checks shapes of the step's tensors. Throws kUsage. `owned`: number of sequences whose results this rank gets.
 void check_step_shapes(const DecodeJob& job, const DecodeInputs& inputs, const DecodeOutputs& outputs,

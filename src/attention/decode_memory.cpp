@@ -190,7 +190,7 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   memory.scratch = kernel.scratch_bytes(part.limits) + top_k_memory(part).total() +
                    bytes_of(part.limits.sequences, static_cast<std::int64_t>(sizeof(OutOfRangeEntry)) + kTableEntry) +
                    bytes_of(limits.sequences, kTableEntry);
-  if (deal.gives()) {
+  if (deal.exchanges_records()) {
     const RowPartials records = row_partials(job, kernel, ranks);
     const std::int64_t others = deal.heads * deal.kv_splits - 1;
     memory.partials =

@@ -50,20 +50,20 @@ class BatchedGemms : public ::testing::TestWithParam<BatchedGemmRow> {
     return able;
   }
 
-  static std::vector<std::byte> product_of(BatchedGemm& door, const GemmInputs& inputs, const GemmLayout& layout = {}) {
-    const auto enqueue = [&](const BatchedGemmTask& task) { door.enqueue(task, door.backend().stream()); };
-    return multiplied_by(enqueue, door.backend(), inputs, layout);
+  static std::vector<std::byte> product_of(BatchedGemm& op, const GemmInputs& inputs, const GemmLayout& layout = {}) {
+    const auto enqueue = [&](const BatchedGemmTask& task) { op.enqueue(task, op.backend().stream()); };
+    return multiplied_by(enqueue, op.backend(), inputs, layout);
   }
 };
 
 TEST_P(BatchedGemms, AreAccurateAndThoseOfTheKernel) {
   ASSERT_FALSE(specs().empty());
   for (const BatchedGemmSpec& spec : specs()) {
-    BatchedGemm door = make(spec);
-    EXPECT_EQ(door.kernel().row->name, GetParam().name);
+    BatchedGemm op = make(spec);
+    EXPECT_EQ(op.kernel().row->name, GetParam().name);
     for (const bool shared : {false, true}) {
       const GemmInputs inputs = normal_gemm_inputs(spec, 29, kHeads, shared, 1);
-      const std::vector<std::byte> out = product_of(door, inputs);
+      const std::vector<std::byte> out = product_of(op, inputs);
       expect_accurate_gemm(inputs, out);
       EXPECT_EQ(first_difference(inputs, out, multiplied(GetParam(), inputs)), "") << describe(spec);
     }
@@ -73,8 +73,8 @@ TEST_P(BatchedGemms, AreAccurateAndThoseOfTheKernel) {
 // One object multiplies any rows, and any of its heads.
 TEST_P(BatchedGemms, OfSomeRowsAndHeadsHaveTheBitsOfAll) {
   for (const BatchedGemmSpec& spec : specs()) {
-    BatchedGemm door = make(spec, 2);
-    BatchedGemm other = std::move(door);
+    BatchedGemm op = make(spec, 2);
+    BatchedGemm other = std::move(op);
     for (const std::int64_t rows : {1, 7, 130}) {
       const GemmInputs inputs = normal_gemm_inputs(spec, rows, kHeads, rows == 7, 2);
       const std::vector<std::byte> all = product_of(other, inputs);
@@ -94,12 +94,12 @@ TEST_P(BatchedGemms, OfSomeRowsAndHeadsHaveTheBitsOfAll) {
 
 TEST_P(BatchedGemms, KeepNanInItsRowAndColumn) {
   for (const BatchedGemmSpec& spec : specs()) {
-    BatchedGemm door = make(spec);
+    BatchedGemm op = make(spec);
     GemmInputs inputs = normal_gemm_inputs(spec, 6, kHeads, false, 3);
-    const std::vector<std::byte> clean = product_of(door, inputs);
+    const std::vector<std::byte> clean = product_of(op, inputs);
     inputs.set_left(2, 1, spec.dim_k - 1, std::numeric_limits<float>::quiet_NaN());
     inputs.set_right(3, 5, 0, std::numeric_limits<float>::quiet_NaN());
-    const std::vector<std::byte> out = product_of(door, inputs, {.transposed = true});
+    const std::vector<std::byte> out = product_of(op, inputs, {.transposed = true});
     const std::size_t element = size_of(spec.dtype);
     for (std::size_t at = 0; at < out.size(); at += element) {
       const auto i = static_cast<std::int64_t>(at / element);
@@ -118,8 +118,8 @@ TEST_P(BatchedGemms, KeepNanInItsRowAndColumn) {
 TEST_P(BatchedGemms, AreReplayedOverNewRows) {
   for (const BatchedGemmSpec& spec : specs()) {
     for (const std::int64_t rows : {1, 64, 300}) {
-      BatchedGemm door = make(spec);
-      Backend& backend = door.backend();
+      BatchedGemm op = make(spec);
+      Backend& backend = op.backend();
       const GemmInputs inputs[] = {normal_gemm_inputs(spec, rows, kHeads, false, 4),
                                    normal_gemm_inputs(spec, rows, kHeads, false, 5)};
       DeviceArray left(backend, inputs[0].left.size()), right(backend, inputs[0].right.size());
@@ -129,7 +129,7 @@ TEST_P(BatchedGemms, AreReplayedOverNewRows) {
           {right.data(), spec.dtype, kHeads, spec.dim_n, spec.dim_k, spec.dim_n * spec.dim_k, spec.dim_k, 1},
           dense_view(static_cast<void*>(out.data()), spec.dtype, rows, kHeads, spec.dim_n)};
       const Stream stream = backend.stream();
-      const auto replay = backend.replay(stream, [&] { door.enqueue(task, stream); });
+      const auto replay = backend.replay(stream, [&] { op.enqueue(task, stream); });
       for (const GemmInputs& now : inputs) {
         left.write(now.left);
         right.write(now.right);
@@ -139,14 +139,14 @@ TEST_P(BatchedGemms, AreReplayedOverNewRows) {
             << describe(spec) << ", " << rows << " rows";
       }
       out.clear();
-      door.run(task, stream);
+      op.run(task, stream);
       EXPECT_EQ(first_difference(inputs[1], out.read(), multiplied(GetParam(), inputs[1])), "") << describe(spec);
-      door.wait();
+      op.wait();
       if (!backend.enqueues()) continue;
       Error refused(ErrorCode::kInternal, "");
       const auto captured = backend.replay(stream, [&] {
-        refused = error_of([&] { door.run(task, stream); });
-        door.enqueue(task, stream);
+        refused = error_of([&] { op.run(task, stream); });
+        op.enqueue(task, stream);
       });
       EXPECT_EQ(refused.code(), ErrorCode::kUnsupported) << refused.what();
     }
@@ -189,7 +189,7 @@ TEST(BatchedGemmRefusals, OfJobs) {
 
 TEST(BatchedGemmRefusals, OfTasks) {
   constexpr std::int64_t kRows = 6, kMatrices = 2;
-  BatchedGemm door({{Dtype::kF32, 16, 40}, kMatrices}, on_cpu());
+  BatchedGemm op({{Dtype::kF32, 16, 40}, kMatrices}, on_cpu());
   const std::vector<float> left(kRows * kMatrices * 16, 1.0F);
   std::vector<float> right(kMatrices * 40 * 16, 1.0F), out(kRows * kMatrices * 40, -1.0F);
   const BatchedGemmTask fits{dense_view(static_cast<const void*>(left.data()), Dtype::kF32, kRows, kMatrices, 16),
@@ -198,7 +198,7 @@ TEST(BatchedGemmRefusals, OfTasks) {
   const auto refused = [&](const std::function<void(BatchedGemmTask&)>& spoil, const std::string& words) {
     BatchedGemmTask task = fits;
     spoil(task);
-    const Error error = error_of([&] { door.enqueue(task); });
+    const Error error = error_of([&] { op.enqueue(task); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage) << error.what();
     EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what() << "\nlacks: " << words;
     EXPECT_EQ(std::ranges::count(out, -1.0F), static_cast<std::int64_t>(out.size())) << words;
@@ -234,15 +234,15 @@ TEST(BatchedGemmRefusals, OfTasks) {
   BatchedGemmTask task = fits;
   task.rows.tokens = task.out.tokens = 0;
   task.rows.data = task.out.data = nullptr;
-  door.run(task);  // no rows
-  door.run(fits);
+  op.run(task);  // no rows
+  op.run(fits);
   EXPECT_EQ(std::ranges::count(out, 16.0F), static_cast<std::int64_t>(out.size()));
   std::ranges::fill(out, -1.0F);
   task = fits;
   task.rows.heads = task.weights.heads = task.out.heads = 1;
   task.out.token_stride = -40;  // backwards, from its last row
   task.out.data = out.data() + (kRows - 1) * 40;
-  door.run(task);
+  op.run(task);
   EXPECT_EQ(std::ranges::count(out, 16.0F), kRows * 40);
 }
 

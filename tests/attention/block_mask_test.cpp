@@ -116,7 +116,7 @@ TEST(BlockMaskJobs, NothingIsSentThatNoBlockMaskNames) {
       EXPECT_EQ(own.bytes_sent() + own.bytes_received(), 0) << "rank " << rank << " of " << world;
       flops += own.flops();
       // The first block's owner alone sends, to everyone.
-      const PlanSummary shared = forecast(global, options, *kernel, Route::kDirect, world, rank);
+      const PlanSummary shared = summarize_plan(global, options, *kernel, Route::kDirect, world, rank);
       const int owner = shared.layout().keys.owners().front().owner;
       EXPECT_EQ(shared.plan.bytes_received(), rank == owner ? 0 : 128 * kv_token_bytes(spec));
     }

@@ -101,7 +101,7 @@ void expect_same_on_ranks(const AttentionSpec& spec, const std::vector<std::int6
         }
         rank.upload();
         rank.load(less(lengths, 1), 1);
-        if (best > 0) decode.pool(rank.inputs(false, false));
+        if (best > 0) decode.update_mean_keys(rank.inputs(false, false));
         rank.load(lengths, 1);
         decode.run(rank.inputs(true, true), rank.outputs());
         EXPECT_EQ(rank.difference(expected), "") << ranks << " ranks, page " << page << ", best " << best;
@@ -242,7 +242,7 @@ TEST(DecodeWithBlockMask, ChoosesAsPrefillDoes) {
     constexpr std::int64_t kSteps = 145;
     rank.fill(less(longest, kSteps));
     rank.load(less(longest, kSteps), 1);
-    decode.pool(rank.inputs(false, false));
+    decode.update_mean_keys(rank.inputs(false, false));
     int dense = 0;
     for (std::int64_t left = kSteps - 1; left >= 0; --left) {
       const std::vector<std::int64_t> lengths = less(longest, left);
@@ -322,7 +322,7 @@ TEST(DecodeWithBlockMask, RefusesJobsThatContradictThemselves) {
   Decode dense(decode_job(steps.job(), 1, {}), *self, on_cpu());
   DecodeRank rank(dense, steps.job(), steps.tensors(), {});
   rank.load({700}, 1);
-  EXPECT_EQ(error_of([&] { dense.pool(rank.inputs(false, false)); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(error_of([&] { dense.update_mean_keys(rank.inputs(false, false)); }).code(), ErrorCode::kUsage);
 }
 
 }  // namespace

@@ -31,13 +31,13 @@ MlaJob causal_job(std::int64_t tokens, MlaForm form, int heads, const RowFormat&
 }
 
 // Chooses block sizes as a job with the CPU's kernels does.
-class Rooms {
+class BlockSizeChooser {
  public:
-  explicit Rooms(const MlaJob& job) : job_(job) {
+  explicit BlockSizeChooser(const MlaJob& job) : job_(job) {
     const KernelRequest cpu{"cpu", "auto"};
     const AttentionSpec spec = form_spec(job.spec, *job.form, job.spec.heads);
-    fold_ = choose_kernel(spec, cpu).row;
-    backend_ = fold_->make_backend({1, kNoDevice});
+    attention_row_ = choose_kernel(spec, cpu).row;
+    backend_ = attention_row_->make_backend({1, kNoDevice});
     const auto product = [&](const BatchedGemmSpec& of) {
       return choose_kernel(of, cpu).row->make_kernel(of, *backend_);
     };
@@ -45,16 +45,16 @@ class Rooms {
     values_ = product(value_expansion(job.spec));
   }
 
-  MlaBlockSize room(const Options& options, int heads_at_a_time, int world) const {
+  MlaBlockSize block_size(const Options& options, int heads_at_a_time, int world) const {
     const auto attention = [this](int heads) {
-      return fold_->make_kernel(form_spec(job_.spec, *job_.form, heads), *backend_);
+      return attention_row_->make_kernel(form_spec(job_.spec, *job_.form, heads), *backend_);
     };
     return choose_mla_block_size(job_, options, heads_at_a_time, world, {attention, keys_.get(), values_.get()});
   }
 
  private:
   MlaJob job_;
-  const AttentionRow* fold_ = nullptr;
+  const AttentionRow* attention_row_ = nullptr;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<BatchedGemmKernel> keys_;
   std::unique_ptr<BatchedGemmKernel> values_;
@@ -62,42 +62,42 @@ class Rooms {
 
 TEST(MlaBlockSize, HeadsDivideAndFit) {
   const MlaJob job = causal_job(1 << 21, MlaForm::kExpanded, 128);
-  const Rooms rooms(job);
+  const BlockSizeChooser chooser(job);
   Options options;
-  const MlaBlockSize room = rooms.room(options, 0, 8);
-  EXPECT_EQ(room.max_block_tokens, 32768);
-  EXPECT_EQ(room.heads, 8);  // 16 would take 320 MiB
-  EXPECT_EQ(rooms.room(options, 100, 8).heads, 64);
-  EXPECT_EQ(rooms.room(options, 1000, 8).heads, 128);
+  const MlaBlockSize block_size = chooser.block_size(options, 0, 8);
+  EXPECT_EQ(block_size.max_block_tokens, 32768);
+  EXPECT_EQ(block_size.heads, 8);  // 16 would take 320 MiB
+  EXPECT_EQ(chooser.block_size(options, 100, 8).heads, 64);
+  EXPECT_EQ(chooser.block_size(options, 1000, 8).heads, 128);
   // What a rank of 64 needs anyway are 16 GiB of state, 4 of its own rows and 2 of other things.
   options.memory_budget = std::size_t{64} << 30;
-  EXPECT_EQ(rooms.room(options, 0, 64), room) << "what isn't short is not saved";
+  EXPECT_EQ(chooser.block_size(options, 0, 64), block_size) << "what isn't short is not saved";
   options.memory_budget = 1;
-  EXPECT_EQ(rooms.room(options, 0, 64).heads, 1);
-  EXPECT_EQ(rooms.room(options, 4, 64).heads, 4) << "stated heads are as they are stated";
+  EXPECT_EQ(chooser.block_size(options, 0, 64).heads, 1);
+  EXPECT_EQ(chooser.block_size(options, 4, 64).heads, 4) << "stated heads are as they are stated";
   options.block_tokens = 4096;
-  EXPECT_EQ(rooms.room(options, 0, 64).max_block_tokens, 0) << "stated blocks are as they are stated";
-  EXPECT_EQ(error_of([&] { rooms.room(options, -1, 1); }).code(), ErrorCode::kUsage);
+  EXPECT_EQ(chooser.block_size(options, 0, 64).max_block_tokens, 0) << "stated blocks are as they are stated";
+  EXPECT_EQ(error_of([&] { chooser.block_size(options, -1, 1); }).code(), ErrorCode::kUsage);
 }
 
 // A larger budget never gives smaller blocks.
 TEST(MlaBlockSize, GrowsWithTheBudget) {
   for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {
     const MlaJob job = causal_job(100'000, form, 16);
-    const Rooms rooms(job);
+    const BlockSizeChooser chooser(job);
     std::int64_t before = 0;
-    std::int64_t rooms_seen = 0;
+    std::int64_t sizes_seen = 0;
     for (std::int64_t budget = std::int64_t{1} << 28; budget < std::int64_t{1} << 33; budget += budget / 64) {
       Options options;
       options.memory_budget = static_cast<std::size_t>(budget);
-      const MlaBlockSize room = rooms.room(options, 0, 4);
-      const std::int64_t tokens = room.max_block_tokens > 0 ? room.max_block_tokens : job.batch.k_tokens();
-      const std::int64_t bytes = tokens * gathered_row_bytes(job.spec, form, room.heads);
+      const MlaBlockSize block_size = chooser.block_size(options, 0, 4);
+      const std::int64_t tokens = block_size.max_block_tokens > 0 ? block_size.max_block_tokens : job.batch.k_tokens();
+      const std::int64_t bytes = tokens * gathered_row_bytes(job.spec, form, block_size.heads);
       EXPECT_GE(bytes, before) << budget;
-      rooms_seen += bytes != before ? 1 : 0;
+      sizes_seen += bytes != before ? 1 : 0;
       before = bytes;
     }
-    EXPECT_GE(rooms_seen, 3);
+    EXPECT_GE(sizes_seen, 3);
   }
 }
 

@@ -107,7 +107,7 @@ TEST_F(GpuDecodeWithBlockMask, AGraphChoosesItsBlocks) {
     const std::vector<std::int64_t> start = plus(longest, -kSteps);
     rank.fill(start);
     rank.load(start, 1);
-    decode.pool(rank.inputs(false, false), rank.stream());
+    decode.update_mean_keys(rank.inputs(false, false), rank.stream());
     rank.load(plus(start, 1), 1);
     const Graph graph(rank.stream(), [&] { decode.enqueue(rank.inputs(true, true), rank.outputs(), rank.stream()); });
     int dense = 0;
@@ -151,7 +151,7 @@ void expect_two_ranks(const char* transport, const std::vector<std::int64_t>& lo
     if (best == 0) rank.set_block_mask(*block_mask[0], 1);
     rank.fill(start);
     rank.load(start, 1);
-    if (best > 0) decode.pool(rank.inputs(false, false), rank.stream());
+    if (best > 0) decode.update_mean_keys(rank.inputs(false, false), rank.stream());
     for (std::int64_t step = 1; step <= kSteps; ++step) {
       rank.lengths = rank.lengths_now();
       if (best == 0) rank.set_block_mask(*block_mask[static_cast<std::size_t>(step - 1)], 1);

@@ -38,8 +38,8 @@ TEST(BlockMask, RunsPlacesAndPairsByDefinition) {
             return std::find(list.begin(), list.end(), key / kShape.key_block) != list.end();
           };
           // Tiles that a position of the block sees, and of those the listed ones.
-          std::map<std::int64_t, std::int64_t> expected;  // tile → place
-          std::int64_t place = -1;
+          std::map<std::int64_t, std::int64_t> expected;  // tile → ordinal
+          std::int64_t ordinal = -1;
           for (std::int64_t tile = 0; tile * kKeyTile < sequences[s].keys; ++tile) {
             bool seen = false;
             for (std::int64_t p = q * 64; p < (q + 1) * 64; ++p) {

@@ -180,14 +180,14 @@ TEST_P(Decode, MoreSequencesThanALaunch) {
 TEST_P(Decode, PartsOfAStep) {
   AttentionSpec spec = make_spec(first_dims(), 4, 2, {-1, 0});
   spec.sinks = true;
-  AttentionRunner folder(attention_row(), spec);
-  const int tile = static_cast<int>(folder.kernel().key_tile());
+  AttentionRunner attention_runner(attention_row(), spec);
+  const int tile = static_cast<int>(attention_runner.kernel().key_tile());
   const std::int64_t group = std::int64_t{kTilesPerKvSplit} * tile;
   const std::vector<std::int32_t> prefix_of = {0, -1, 1, 0, 1, 0, 1};
   const std::vector<std::int32_t> prefix_keys = {2 * tile, static_cast<std::int32_t>(group)};
   const std::vector<std::int64_t> lengths = {3 * tile + 9, 0, group + 70, 2 * tile + 5, 5, 5 * tile, group + 9};
   const AttentionInputs plain = with_prefixes(decode_inputs(spec, 3, lengths, 27), prefix_of, prefix_keys);
-  const int query_tile = folder.kernel().query_tile();
+  const int query_tile = attention_runner.kernel().query_tile();
   const AttentionInputs listed = with_random_block_mask(plain, {query_tile, std::lcm(query_tile, tile), 2}, 60, 3);
   struct Case {
     const AttentionInputs& inputs;

@@ -43,7 +43,7 @@ void ask(const SsmKernel& kernel) {
 void ask(const CausalConv1dKernel&) {}
 
 // A spec for every dtype and set of head dims that attention kernels have.
-std::vector<AttentionSpec> fold_specs() {
+std::vector<AttentionSpec> attention_specs() {
   std::set<std::pair<Dtype, std::pair<int, int>>> dims;
   for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
     for (const Dims& of : all_dims(row)) dims.insert({of.dtype, {of.head_dim, of.head_dim_v}});
@@ -56,7 +56,7 @@ std::vector<AttentionSpec> fold_specs() {
 // The same from caches of each kind, and with the values in the keys.
 std::vector<DecodeSpec> decode_specs() {
   std::vector<DecodeSpec> specs;
-  for (const AttentionSpec& fold : fold_specs()) {
+  for (const AttentionSpec& fold : attention_specs()) {
     for (const char* format : {"plain", "fp8 token_head", "int8", "int4_channel group 32"}) {
       const RowFormat of = parse_row_format(format);
       specs.push_back({fold, false, {of, of}});
@@ -93,7 +93,7 @@ class Made {
 
 TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   Made made;
-  made.make_all("attention", fold_specs());
+  made.make_all("attention", attention_specs());
   made.make_all("decode", decode_specs());
   made.make_all<BatchedGemmSpec>("batched_gemm", {{Dtype::kBf16, 512, 128}});
   made.make_all<SsmSpec>("ssm", {{.heads = 4},

@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # whose headers it may include besides its own. Data goes one way: launch, whole jobs, op classes, check, ring, files,
 # tokens, then comm and kernels, then base.
 INNER = ["attention/tokens", "attention/files", "attention/ring", "attention/check"]
-ROOMS = {
+MODULES = {
     "base": [],
     "comm": ["base", "comm/p2p", "comm/tcp"],
     "comm/p2p": ["base", "comm"],
@@ -38,7 +38,7 @@ ROOMS = {
 
 # The tables that name every implementation, and so include them all.
 TABLES = {
-    f"src/kernels/{op}_table.cpp": [room for room in ROOMS if room.startswith("kernels/")]
+    f"src/kernels/{op}_table.cpp": [src_module for src_module in MODULES if src_module.startswith("kernels/")]
     for op in ("attention", "decode", "batched_gemm", "ssm", "causal_conv1d")
 }
 
@@ -111,25 +111,25 @@ def short_messages(text):
             yield text.count("\n", 0, call.start()) + 1, "a message has all its parts: problem (why). suggestion."
 
 
-def room_of(folder):
+def module_of(folder):
     """The module that a folder ("kernels/sm90/attention") belongs to; None where it is in none."""
-    while folder and folder not in ROOMS:
+    while folder and folder not in MODULES:
         folder = folder.rpartition("/")[0]
     return folder or None
 
 
 def include_breaches(name, text):
     folder = name.removeprefix("src/").rpartition("/")[0]
-    room = room_of(folder) if name.startswith(("src/", "launch/")) else None
+    src_module = module_of(folder) if name.startswith(("src/", "launch/")) else None
     for number, line in enumerate(text.splitlines(), 1):
         include = re.match(r'\s*#\s*include\s*([<"])([^>"]+)[>"]', line)
         if not include:
             continue
         header = include.group(2)
-        target = room_of(header.rpartition("/")[0])
-        if room and target not in (None, room, *ROOMS[room], *TABLES.get(name, [])):
-            yield number, f"{room} does not include {target}"
-        if "./" in header or (include.group(1) == "<" and room and target):
+        target = module_of(header.rpartition("/")[0])
+        if src_module and target not in (None, src_module, *MODULES[src_module], *TABLES.get(name, [])):
+            yield number, f"{src_module} does not include {target}"
+        if "./" in header or (include.group(1) == "<" and src_module and target):
             yield number, "a header of the house is included by its path from src/, in quotes"
         if header == "bit" and name.endswith((".cu", ".cuh")):
             yield number, "device code takes __ffs() and __clz(): nvcc makes constants of what <bit> counts"

@@ -34,7 +34,7 @@ struct DecodeDeal {
 
   int ranks() const { return sequences * heads * kv_splits; }
   // True if ranks send partials or results to the owners of the rows.
-  bool gives() const { return heads > 1 || kv_splits > 1; }
+  bool exchanges_records() const { return heads > 1 || kv_splits > 1; }
   bool operator==(const DecodeDeal&) const = default;
 };
 

@@ -60,12 +60,12 @@ TEST(CudaDecode, AGraphFollowsGrowingSequences) {
     DecodeRunner runner(row, longest, {.page_size = 16});
     const Stream stream = runner.backend().stream();
     const Graph graph(stream, [&] { runner.enqueue(stream); });
-    AttentionRunner folder(attention_of(row), spec);
+    AttentionRunner attention_runner(attention_of(row), spec);
     for (std::int64_t step = 0; step <= kSteps; ++step) {
       const std::vector<std::int64_t> lengths = launch_twice(runner, graph, longest, kSteps - step);
       const AttentionResult result = runner.read();
       if (step % 7 != 0 && step % 64 > 2) continue;  // attention over all keys takes far longer than the step
-      ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
+      ASSERT_TRUE(result.same_bits(attention_runner.run(shortened(longest, lengths)))) << "step " << step;
     }
   }
 }
@@ -78,8 +78,8 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
     for (const int dim : {64, 128}) {
       const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, dim, {-1, 0});
       SCOPED_TRACE(fmt::format("{}, {}", here->name, dim));
-      AttentionRunner folder(attention_of(*here), spec);
-      const std::int64_t group = std::int64_t{kTilesPerKvSplit} * folder.kernel().key_tile();
+      AttentionRunner attention_runner(attention_of(*here), spec);
+      const std::int64_t group = std::int64_t{kTilesPerKvSplit} * attention_runner.kernel().key_tile();
       constexpr std::int64_t kSteps = 60;
       const std::vector<std::int32_t> prefix_of = {1, 0, 1, 1, -1, 0};
       // The second prefix leaves a KV split incomplete, so that sequences continue it after the prefix's tiles.
@@ -98,7 +98,7 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
       for (std::int64_t step = 0; step <= kSteps; ++step) {
         const std::vector<std::int64_t> lengths = launch_twice(runner, graph, longest, kSteps - step);
         const AttentionResult result = runner.read();
-        ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
+        ASSERT_TRUE(result.same_bits(attention_runner.run(shortened(longest, lengths)))) << "step " << step;
       }
     }
   }
@@ -133,8 +133,8 @@ TEST(CudaDecode, AGraphFollowsBlockMasks) {
       graph.launch();  // at once again: nothing of the first launch is left over
       const AttentionResult result = runner.read();
       if (step % 7 != 0 && step < kSteps - 3) continue;
-      AttentionRunner folder(attention_of(row), now.spec);
-      ASSERT_TRUE(result.same_bits(folder.run(now))) << "step " << step;
+      AttentionRunner attention_runner(attention_of(row), now.spec);
+      ASSERT_TRUE(result.same_bits(attention_runner.run(now))) << "step " << step;
     }
   }
 }
@@ -163,7 +163,7 @@ TEST(CudaDecode, AGraphOfPartitionsFollowsGrowingSequences) {
       for (const auto& runner : runners) runner->enqueue_leave(stream);
       runners[0]->enqueue_merge(shares, stream);
     });
-    AttentionRunner folder(attention_of(row), spec);
+    AttentionRunner attention_runner(attention_of(row), spec);
     for (std::int64_t step = 0; step <= kSteps; ++step) {
       std::vector<std::int64_t> lengths;
       for (const SequenceShape& shape : longest.sequences) lengths.push_back(shape.k_len - kSteps + step);
@@ -171,7 +171,7 @@ TEST(CudaDecode, AGraphOfPartitionsFollowsGrowingSequences) {
       graph.launch();
       const AttentionResult result = runners[0]->read();
       if (step % 5 != 0 && step < kSteps - 22) continue;  // attention over all keys takes far longer than the step
-      ASSERT_TRUE(result.same_bits(folder.run(shortened(longest, lengths)))) << "step " << step;
+      ASSERT_TRUE(result.same_bits(attention_runner.run(shortened(longest, lengths)))) << "step " << step;
     }
   }
 }
@@ -185,9 +185,9 @@ TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
     const DecodeRow& row = *here;
     SCOPED_TRACE(row.name);
     const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 64, {-1, 0});
-    AttentionRunner folder(attention_of(row), spec);
-    const int query_tile = folder.kernel().query_tile();
-    const int key_tile = folder.kernel().key_tile();
+    AttentionRunner attention_runner(attention_of(row), spec);
+    const int query_tile = attention_runner.kernel().query_tile();
+    const int key_tile = attention_runner.kernel().key_tile();
     const std::int64_t group = std::int64_t{kTilesPerKvSplit} * key_tile;
     constexpr std::int64_t kCount = 1100;
     constexpr std::int64_t kSteps = 3;
@@ -231,7 +231,7 @@ TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
       }();
       const std::vector<std::int64_t> now = launch_twice(prefixes, *prefixes_graph, longest, kSteps - step);
       const AttentionInputs shorter = shortened(longest, now);
-      const AttentionResult expected = folder.run(shorter);
+      const AttentionResult expected = attention_runner.run(shorter);
       EXPECT_TRUE(result.same_bits(expected));
       EXPECT_TRUE(prefixes.read().same_bits(expected));
       for (DecodeRunner* partition : {&first, &second}) partition->set_lengths(now);

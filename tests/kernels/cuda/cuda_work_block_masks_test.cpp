@@ -146,7 +146,7 @@ class WorkBlockMasks : public ::testing::Test {
     built.layout = builder.build(spec, task.task, shape, built.memory);
     EXPECT_FALSE(built.layout.keep_pace);
     std::vector<int> visits(static_cast<std::size_t>(task.task.q.tokens * kHeads), 0);
-    visit_units(built, shape, [&](const WorkTile& work_tile, int head, const GqaPackedTile* gqa_tile, int query_head) {
+    visit_work_tiles(built, shape, [&](const WorkTile& work_tile, int head, const GqaPackedTile* gqa_tile, int query_head) {
       check_item(spec, task, shape, built, work_tile, head, visits);
       if (gqa_tile == nullptr) return;
       ASSERT_LE(gqa_tile->head_tiles, shape.head_tiles * built.layout.cluster_ctas);

@@ -99,7 +99,7 @@ class WorkPositions : public ::testing::Test {
   static void check(const HostTask& task, const AttentionSpec& spec, const WorkTileShape& shape) {
     const Built built = build(spec, task.task, shape);
     std::vector<int> visits(static_cast<std::size_t>(task.task.q.tokens * kHeads), 0);
-    visit_units(built, shape, [&](const WorkTile& work_tile, int head, const GqaPackedTile*, int) {
+    visit_work_tiles(built, shape, [&](const WorkTile& work_tile, int head, const GqaPackedTile*, int) {
       check_item(spec, task, shape, built, work_tile, head, visits);
     });
     ASSERT_EQ(visits, std::vector<int>(visits.size(), 1));

@@ -176,7 +176,7 @@ void expect_order(const Built& built, std::span<const Work> pieces,
 // Calls visit(work_tile, query head, gqa_tile, the gqa_tile's first query head) for every head work tile, in the order
 // of the CTAs; gqa_tile is null where there are none.
 template <class Visit>
-void visit_units(const Built& built, const cuda::WorkTileShape& shape, Visit visit) {
+void visit_work_tiles(const Built& built, const cuda::WorkTileShape& shape, Visit visit) {
   const cuda::TableLayout& layout = built.layout;
   const auto* work_tiles = built.at<cuda::WorkTile>(layout.work_tiles);
   const int pieces = shape.head_tiles == 1 ? layout.work_tile_count : layout.gqa_tile_count;
