@@ -113,8 +113,8 @@ struct DecodeOutputs {
 // (DecodeInputs::block_mask), or the step makes it (DecodeJob::top_k_blocks): for each K/V head, or for all heads
 // together, the first block, the blocks of the query tokens, and the blocks of highest score against mean keys
 // (kernels/block_choice.hpp). Scoring, selection and attention are enqueued one after the other. Mean keys are kept
-// between steps, by index of the sequence in the step, so each layer of a model needs its own object. update_mean_keys() computes
-// the means of keys that were not appended by a step.
+// between steps, by index of the sequence in the step, so each layer of a model needs its own object.
+// update_mean_keys() computes the means of keys that were not appended by a step.
 class Decode {
  public:
   // Collective. Chooses the kernel, compares job, options, build, kernel and device with the other ranks, and allocates

@@ -174,7 +174,7 @@ TEST(Mpi, BenchIsOneTableAndTheSlowestRanksLines) {
   ASSERT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(std::count(run.out.begin(), run.out.end(), '\n'), 4) << run.out;
   EXPECT_EQ(json_at(run.out.substr(0, run.out.find('\n')), "/world"), "3");
-  EXPECT_TRUE(has(run.err, "of folds")) << run.err;
+  EXPECT_TRUE(has(run.err, "compute")) << run.err;
   // The gate's verdict is rank 0's, and every rank leaves with it.
   const TemporaryFolder folder;
   const std::string lines = folder.file("lines");

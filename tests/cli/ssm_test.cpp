@@ -198,13 +198,13 @@ TEST(Ssm, IsTraced) {
     if (at("pid") == "1") spans[at("cat") + at("name")] = {begin, begin + std::stod(at("dur"))};
   }
   // Two heads in two halves on two ranks.
-  for (const char* lane : {"\"fold\"", "\"finish\"", "\"states\""}) EXPECT_EQ(counts[lane], 4) << lane;
+  for (const char* lane : {"\"compute\"", "\"finish\"", "\"states\""}) EXPECT_EQ(counts[lane], 4) << lane;
   EXPECT_GE(counts["\"wait\""], 2);
   // The first half's states are sent while the second is computed, the second's while the first is finished.
   const auto overlap = [&](const std::string& a, const std::string& b) {
     return spans[a].first <= spans[b].first && spans[b].second <= spans[a].second;
   };
-  EXPECT_TRUE(overlap("\"states\"\"heads 0 to 0\"", "\"fold\"\"heads 1 to 1\"")) << trace;
+  EXPECT_TRUE(overlap("\"states\"\"heads 0 to 0\"", "\"compute\"\"heads 1 to 1\"")) << trace;
   EXPECT_TRUE(overlap("\"states\"\"heads 1 to 1\"", "\"finish\"\"heads 0 to 0\"")) << trace;
 }
 

@@ -19,7 +19,7 @@ class GpuInvariance : public GpuRowTest {
  protected:
   // The SIMT kernel takes the same paths with smaller jobs, as it is slow.
   std::int64_t scaled(std::int64_t tokens) const {
-    return GetParam().name.find("plain") == std::string_view::npos ? tokens : tokens / 4 + 3;
+    return GetParam().name.find("simt") == std::string_view::npos ? tokens : tokens / 4 + 3;
   }
 
   void expect_equal_worlds(const Job& job, const std::vector<int>& worlds, const std::vector<Options>& shapes) {

@@ -185,7 +185,7 @@ TEST_P(DecodeBlockMask, WhatIsNotDoneIsNamed) {
   };
   count_check();
   EXPECT_EQ(missing(shape, {-1, 0}), "");
-  EXPECT_NE(missing({shape.query_block, shape.key_block, 4}, {-1, 0}).find("a list for each query head"),
+  EXPECT_NE(missing({shape.query_block, shape.key_block, 4}, {-1, 0}).find("a mask row for each query head"),
             std::string::npos);
   EXPECT_NE(missing(shape, {500, 0}).find("sliding window"), std::string::npos);
   EXPECT_NE(missing({shape.query_block, 16, 1}, {-1, 0}).find("multiples of"), std::string::npos);

@@ -146,18 +146,19 @@ class WorkBlockMasks : public ::testing::Test {
     built.layout = builder.build(spec, task.task, shape, built.memory);
     EXPECT_FALSE(built.layout.keep_pace);
     std::vector<int> visits(static_cast<std::size_t>(task.task.q.tokens * kHeads), 0);
-    visit_work_tiles(built, shape, [&](const WorkTile& work_tile, int head, const GqaPackedTile* gqa_tile, int query_head) {
-      check_item(spec, task, shape, built, work_tile, head, visits);
-      if (gqa_tile == nullptr) return;
-      ASSERT_LE(gqa_tile->head_tiles, shape.head_tiles * built.layout.cluster_ctas);
-      ASSERT_EQ(head / (kHeads / kKvHeads), query_head / (kHeads / kKvHeads));
-      const std::vector<std::int64_t> whole = walk(built, *gqa_tile);
-      const std::vector<std::int64_t> own = walk(built, work_tile);
-      if (own.empty()) return;
-      const std::int64_t begin = work_tile.first - gqa_tile->first;
-      ASSERT_TRUE(begin >= 0 && begin + work_tile.tiles <= gqa_tile->tiles);
-      ASSERT_TRUE(std::equal(own.begin(), own.end(), whole.begin() + begin));
-    });
+    visit_work_tiles(built, shape,
+                     [&](const WorkTile& work_tile, int head, const GqaPackedTile* gqa_tile, int query_head) {
+                       check_item(spec, task, shape, built, work_tile, head, visits);
+                       if (gqa_tile == nullptr) return;
+                       ASSERT_LE(gqa_tile->head_tiles, shape.head_tiles * built.layout.cluster_ctas);
+                       ASSERT_EQ(head / (kHeads / kKvHeads), query_head / (kHeads / kKvHeads));
+                       const std::vector<std::int64_t> whole = walk(built, *gqa_tile);
+                       const std::vector<std::int64_t> own = walk(built, work_tile);
+                       if (own.empty()) return;
+                       const std::int64_t begin = work_tile.first - gqa_tile->first;
+                       ASSERT_TRUE(begin >= 0 && begin + work_tile.tiles <= gqa_tile->tiles);
+                       ASSERT_TRUE(std::equal(own.begin(), own.end(), whole.begin() + begin));
+                     });
     ASSERT_EQ(visits, std::vector<int>(visits.size(), 1));
   }
 

@@ -11,9 +11,9 @@
 
 namespace ringattn::sm90 {
 
-// As recompute_failed_tiles(), over a quantized cache.
+// As recompute_failed(), over a quantized cache.
 template <class C>
-__device__ __noinline__ void recompute_failed_quantized(const CompressedParams& p, int first, int step) {
+__device__ __noinline__ void recompute_failed(const CompressedParams& p, int first, int step) {
   using Whole = typename C::Whole;
   static_assert(C::kThreads >= kWholeThreads);
   const DecodeMap<Whole> map;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
   __syncthreads();
   arrive_in_cluster<C, true>();
   wait_for_cluster<C>();
-  if (rank == 0 && load_number(map.any_failed()) != 0) recompute_failed_quantized<C>(params, work.first, work.step);
+  if (rank == 0 && load_number(map.any_failed()) != 0) recompute_failed<C>(params, work.first, work.step);
 }
 
 }  // namespace ringattn::sm90

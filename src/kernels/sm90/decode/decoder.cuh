@@ -83,8 +83,8 @@ class Decoder {
       exponentiate<C>(p_, rows_.shift, s, sum);
       if (__any_sync(0xffffffffU, sum[0] > kMax || sum[1] > kMax)) [[unlikely]] {
         Recomputed<C> recomputed;
-        recompute_tile<C>(p_, thread_rows, number, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1],
-                          sum[0], sum[1], recomputed);
+        recompute_key_tile<C>(p_, thread_rows, number, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1],
+                              sum[0], sum[1], recomputed);
         take_over<C>(recomputed, rows_, s, sum);
       }
       pack<C>(s, probability_);

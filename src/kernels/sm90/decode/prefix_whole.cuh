@@ -105,7 +105,7 @@ class PrefixConsumer {
     exponentiate<C>(p_, rows_.shift, s, sum_);
     return __any_sync(0xffffffffU, sum_[0] > kMax || sum_[1] > kMax) != 0;
   }
-  // The visible keys for recompute_tile(): all of them.
+  // The visible keys for recompute_key_tile(): all of them.
   __device__ __forceinline__ ThreadRows all_keys() const {
     ThreadRows thread_rows{};
     thread_rows.high[0] = thread_rows.high[1] = end_ * C::kKeyTile;
@@ -113,8 +113,8 @@ class PrefixConsumer {
   }
   __device__ __forceinline__ void recompute(Scores& s) {
     Recomputed<C> recomputed;
-    recompute_tile<C>(p_, all_keys(), tile_, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1], sum_[0],
-                      sum_[1], recomputed);
+    recompute_key_tile<C>(p_, all_keys(), tile_, map_.q(), map_.k(ring_.stage()), rows_.shift[0], rows_.shift[1],
+                          sum_[0], sum_[1], recomputed);
     take_over<C>(recomputed, rows_, s, sum_);
   }
   __device__ __forceinline__ void add_sums() {

@@ -169,7 +169,7 @@ __device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const 
 // One CTA recomputes the failed ones of the work tiles first, first + step, … Not inlined, so that its registers don't
 // count for the other code.
 template <class C>
-__device__ __noinline__ void recompute_failed_tiles(const DecodeParams& params, int first, int step) {
+__device__ __noinline__ void recompute_failed(const DecodeParams& params, int first, int step) {
   using Whole = typename C::Whole;
   const DecodeMap<Whole> map;
   lay_out_whole(params, map, [] {
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_con
   // overwritten.
   arrive_in_cluster<C, true>();
   wait_for_cluster<C>();
-  if (rank == 0) recompute_failed_tiles<C>(params, work.first, work.step);
+  if (rank == 0) recompute_failed<C>(params, work.first, work.step);
 }
 
 }  // namespace ringattn::sm90

@@ -132,8 +132,8 @@ class Consumer {
   // Recomputes the tile for the rows of this warp that exceed the rescale threshold.
   __device__ __forceinline__ void recompute(Scores& s) {
     Recomputed<C> recomputed;
-    recompute_tile<C>(p_, head_tile_, number(), map_.q(head_tile_), map_.k(ring_.stage()), rows_.shift[0],
-                      rows_.shift[1], sum_[0], sum_[1], recomputed);
+    recompute_key_tile<C>(p_, head_tile_, number(), map_.q(head_tile_), map_.k(ring_.stage()), rows_.shift[0],
+                          rows_.shift[1], sum_[0], sum_[1], recomputed);
     take_over<C>(recomputed, rows_, s, sum_);
   }
   __device__ __forceinline__ void add_sums() {

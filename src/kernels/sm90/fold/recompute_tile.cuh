@@ -46,9 +46,9 @@ struct Recomputed {
 
 // Not inlined, and with its results in memory, so that it costs the main loop no registers.
 template <class C, class AnyWorkTile>
-__device__ __noinline__ void recompute_tile(const cuda::AttentionParams& p, AnyWorkTile head_tile, int number,
-                                            std::uint32_t q_tile, std::uint32_t k_tile, float shift0, float shift1,
-                                            float sum0, float sum1, Recomputed<C>& result) {
+__device__ __noinline__ void recompute_key_tile(const cuda::AttentionParams& p, AnyWorkTile head_tile, int number,
+                                                std::uint32_t q_tile, std::uint32_t k_tile, float shift0, float shift1,
+                                                float sum0, float sum1, Recomputed<C>& result) {
   const float old_shift[2] = {shift0, shift1};
   const float old_sum[2] = {sum0, sum1};
   const Columns columns[2] = {visible_columns<C>(head_tile, 0, number), visible_columns<C>(head_tile, 1, number)};
