@@ -26,10 +26,10 @@ std::int64_t v_token_bytes(const AttentionSpec& spec);
 std::int64_t out_token_bytes(const AttentionSpec& spec);
 std::int64_t lse_token_bytes(const AttentionSpec& spec);
 
-// Of K and V, which are exchanged.
+// Bytes of K and V, which ranks exchange.
 std::int64_t kv_token_bytes(const AttentionSpec& spec);
 
-// Of q, out and LSE: a rank's memory per query.
+// Bytes of q, out and LSE: memory of a rank per query.
 std::int64_t query_bytes(const AttentionSpec& spec);
 
 // FLOPs of the MLA GEMMs that the library runs, all heads: in the expanded form per key, to expand K and V; in the
@@ -41,7 +41,7 @@ double mla_gemm_flops(const MlaSpec& spec);
 std::int64_t latent_token_bytes(const MlaSpec& spec);
 std::int64_t k_rope_token_bytes(const MlaSpec& spec);
 std::int64_t expanded_token_bytes(const MlaSpec& spec);
-// Of w_uk and w_uv, as far as they are given.
+// Bytes of w_uk and w_uv, if they are given.
 std::int64_t mla_weight_bytes(const MlaSpec& spec);
 
 // FLOPs of an SSM for one token, all heads: a multiplication and an addition for each element of the state to update
