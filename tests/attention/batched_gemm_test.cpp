@@ -173,8 +173,8 @@ TEST(BatchedGemmRefusals, OfJobs) {
     EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
   };
   const BatchedGemmSpec spec{Dtype::kBf16, 16, 40};
-  refused({spec, 0}, ErrorCode::kUsage, "a product of 0 heads", on_cpu());
-  refused({spec, 65537}, ErrorCode::kUsage, "a product of 65537 heads", on_cpu());
+  refused({spec, 0}, ErrorCode::kUsage, "a batched GEMM of 0 heads", on_cpu());
+  refused({spec, 65537}, ErrorCode::kUsage, "a batched GEMM of 65537 heads", on_cpu());
   refused({{Dtype::kBf16, 0, 40}, 2}, ErrorCode::kUsage, "k 0 and n 40", on_cpu());
   refused({{Dtype::kBf16, 16, (1 << 20) + 8}, 2}, ErrorCode::kUsage, "k 16 and n 1048584", on_cpu());
   refused({{Dtype::kBf16, 17, 40}, 2}, ErrorCode::kUnsupported, "k 17 (supported: multiples of 8)", on_cpu());
@@ -204,7 +204,7 @@ TEST(BatchedGemmRefusals, OfTasks) {
     EXPECT_EQ(std::ranges::count(out, -1.0F), static_cast<std::int64_t>(out.size())) << words;
   };
   refused([](auto& task) { task.weights = task.weights.transposed(); },
-          "weights are fp32 [2, 16, 40] (the product was made for fp32 [2, 40, 16], of fewer heads too)");
+          "weights are fp32 [2, 16, 40] (the batched GEMM was made for fp32 [2, 40, 16], of fewer heads too)");
   refused([](auto& task) { task.weights.heads = 3; }, "weights are fp32 [3, 40, 16]");
   refused([](auto& task) { task.weights.heads = 0; }, "weights are fp32 [0, 40, 16]");
   refused([](auto& task) { task.weights.dtype = Dtype::kBf16; }, "weights are bf16 [2, 40, 16]");

@@ -342,7 +342,7 @@ TEST(CompressedRefusals, WhatDoesNotFitIsNamed) {
   EXPECT_NE(run(inputs).find("parts of k are missing (the job stores it as int8)"), std::string::npos) << run(inputs);
   inputs.quantized_k = tensors.k.rows();
   inputs.k = inputs.v;
-  EXPECT_NE(run(inputs).find("k is given as it is (the job stores it as int8)"), std::string::npos) << run(inputs);
+  EXPECT_NE(run(inputs).find("k is given uncompressed (the job stores it as int8)"), std::string::npos) << run(inputs);
 }
 
 TEST(CompressedRefusals, PagesThatDoNotFitAreNamed) {
@@ -391,7 +391,7 @@ TEST(CompressedRefusals, PagesThatDoNotFitAreNamed) {
          [](Inputs&, Table& table) { table[2] = 7; });
   expect(int8, "k is given (the job's keys lie in pages of 64 tokens)",
          [](Inputs& inputs, Table&) { inputs.quantized_k.streams[0].data = inputs.pages.quantized_k.streams[0].data; });
-  expect(int8, "the pool of k is as it is (the job stores it as int8)",
+  expect(int8, "the pool of k is uncompressed (the job stores it as int8)",
          [](Inputs& inputs, Table&) { inputs.pages.k.data = inputs.pages.quantized_k.streams[0].data; });
   // Three bytes a row of a head.
   expect(vector, "k_codes in pages has an odd number of bytes in a row or a stride", [](Inputs&, Table&) {});

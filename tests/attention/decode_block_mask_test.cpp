@@ -200,7 +200,7 @@ TEST(DecodeWithBlockMask, RefusesPartsOfHeadsThatRanksCantDeal) {
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     });
   };
-  refused(3, 2, 4, 0, "3 ranks deal K/V heads in 2 parts");
+  refused(3, 2, 4, 0, "3 ranks split K/V heads in 2 parts");
   refused(4, 4, 2, 0, "up to 2: K/V heads that share a list");
   refused(2, 2, 1, 5, "up to 1: ");
 }
@@ -291,7 +291,7 @@ TEST(DecodeWithBlockMask, RefusesBlockMasksThatDontFit) {
   refused([&] { rank.list_blocks[0] = -2; }, {"mask row 0 of sequence 0 has block -2 at index 0"});
   DecodeInputs without = rank.inputs(false, false);
   without.block_mask = {};
-  EXPECT_NE(std::string(error_of([&] { decode.run(without, rank.outputs()); }).what()).find("lists of key blocks are"),
+  EXPECT_NE(std::string(error_of([&] { decode.run(without, rank.outputs()); }).what()).find("the block mask is"),
             std::string::npos);
 }
 
@@ -307,10 +307,10 @@ TEST(DecodeWithBlockMask, RefusesJobsThatContradictThemselves) {
     return error.code();
   };
   EXPECT_EQ(code([](DecodeJob& job) { job.limits.prefixes = 1; }, "share prefixes"), ErrorCode::kUsage);
-  EXPECT_EQ(code([](DecodeJob& job) { job.spec.block_mask = {}; }, "best 5 blocks"), ErrorCode::kUsage);
+  EXPECT_EQ(code([](DecodeJob& job) { job.spec.block_mask = {}; }, "top 5 blocks"), ErrorCode::kUsage);
   EXPECT_EQ(code([](DecodeJob& job) { job.spec.block_mask.heads = 4; }, "each query head"), ErrorCode::kUnsupported);
-  EXPECT_EQ(code([](DecodeJob& job) { job.head_parts = -1; }, "dealt in -1 parts"), ErrorCode::kUsage);
-  EXPECT_EQ(code([](DecodeJob& job) { job.head_parts = 2; }, "1 ranks deal K/V heads in 2 parts"), ErrorCode::kUsage);
+  EXPECT_EQ(code([](DecodeJob& job) { job.head_parts = -1; }, "split in -1 parts"), ErrorCode::kUsage);
+  EXPECT_EQ(code([](DecodeJob& job) { job.head_parts = 2; }, "1 ranks split K/V heads in 2 parts"), ErrorCode::kUsage);
   const auto no_lists = [](DecodeJob& job) {
     job.spec.block_mask = {};
     job.top_k_blocks = 0;

@@ -168,7 +168,7 @@ TEST(MlaDecode, GemmsOfTheCallerHaveTheSameBits) {
   EXPECT_LT(alone.memory().total() + tensors.w_uk.size() + tensors.w_uv.size(), decode.memory().total());
   const Error given = error_of([&] { step_of(alone, absorbed, {}, w_uv); });
   EXPECT_EQ(given.code(), ErrorCode::kUsage);
-  EXPECT_NE(std::string(given.what()).find("w_uv is given (the job's O stays in the latent)"), std::string::npos)
+  EXPECT_NE(std::string(given.what()).find("w_uv is given (the job's O stays in the latent space)"), std::string::npos)
       << given.what();
 }
 
@@ -214,7 +214,7 @@ TEST(MlaDecode, RefusesWhatDoesNotFit) {
   MlaSpec half = coded;
   half.dtype = Dtype::kF16;
   const Error of_half = error_of([&] { MlaDecode({half, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options); });
-  EXPECT_NE(std::string(of_half.what()).find("8-bit cached latents in a job of fp16"), std::string::npos)
+  EXPECT_NE(std::string(of_half.what()).find("FP8 cached latents in a job of fp16"), std::string::npos)
       << of_half.what();
   EXPECT_EQ(MlaDecode({coded, {2, 1, 100}, 16, 0, latent_format(8)}, *self, options).in_latent().memory().cache,
             2U * 7U * 16U * (128U + 4U + 16U));

@@ -62,9 +62,9 @@ TEST(MlaRefusals, JobsAndOptionsThatContradictThemselves) {
   }
   refused([](MlaJob& job, MlaOptions&) { job.spec.latent_dim = 41; }, ErrorCode::kUnsupported, {"k 41"});
   refused([](MlaJob& job, MlaOptions&) { job.spec.q_in_latent = true; }, ErrorCode::kUsage,
-          {"queries in a latent of 40 numbers with head_dim 16", "Set head_dim to 40"});
+          {"queries in a latent space of 40 dims with head_dim 16", "Set head_dim to 40"});
   refused([](MlaJob& job, MlaOptions&) { job.spec.out_in_latent = true; }, ErrorCode::kUsage,
-          {"O in a latent of 40 numbers with head_dim_v 24"});
+          {"O in a latent space of 40 dims with head_dim_v 24"});
   refused(
       [](MlaJob& job, MlaOptions&) {
         job.spec.q_in_latent = true;

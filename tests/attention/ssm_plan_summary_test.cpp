@@ -48,7 +48,7 @@ TEST(SsmPlanSummaries, StatesTravelFromRankToRankOneBehindTheOther) {
     EXPECT_DOUBLE_EQ(passing_seconds(job, all, machine), (world - 1) * (0.25 + half_state));
     EXPECT_DOUBLE_EQ(all.balance(), 1.0);
   }
-  EXPECT_EQ(forecast(job_of({kSuper, kSuper}), 2).states_moved(), 0) << "nothing goes on elsewhere";
+  EXPECT_EQ(summarize_plan(job_of({kSuper, kSuper}), 2).states_moved(), 0) << "nothing goes on elsewhere";
 }
 
 // Two launches cost a GPU more than one: heads go in halves where hops take longer than that. A CPU loses nothing.
@@ -87,8 +87,8 @@ TEST(SsmPlanSummaries, AConv1dInFrontTakesItsOwnTime) {
 }
 
 TEST(SsmPlanSummaries, BalanceIsTheMostTokensOverTheMean) {
-  EXPECT_DOUBLE_EQ(forecast(job_of({3 * kSuper}), 2).balance(), 2.0 / 1.5);
-  EXPECT_DOUBLE_EQ(forecast(job_of({kSuper}), 4).balance(), 4.0);
+  EXPECT_DOUBLE_EQ(summarize_plan(job_of({3 * kSuper}), 2).balance(), 2.0 / 1.5);
+  EXPECT_DOUBLE_EQ(summarize_plan(job_of({kSuper}), 4).balance(), 4.0);
 }
 
 TEST(Budgets, HoldEverythingOrAreRefusedWithItsParts) {
@@ -99,7 +99,7 @@ TEST(Budgets, HoldEverythingOrAreRefusedWithItsParts) {
   EXPECT_EQ(of_ssm.code(), ErrorCode::kMemory);
   EXPECT_STREQ(of_ssm.what(),
                "a memory budget of 1233 bytes a rank is too small (1234 are needed: 1000 of rows, 200 of states, 30 of "
-               "scratch, 4 of states that travel). Use more ranks, or allow for fewer tokens.");
+               "scratch, 4 of states that are exchanged). Use more ranks, or allow for fewer tokens.");
   DecodeMemory decode;
   decode.cache = 10000;
   decode.tables = 1;

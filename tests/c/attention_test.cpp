@@ -229,7 +229,7 @@ TEST(CWorld, AnObjectKeepsItsWorld) {
   EXPECT_EQ(tokens[70], 70);
   EXPECT_EQ(places[70], 0) << "a sequence without queries lies between";
   EXPECT_EQ(ringattn_attention_rows(attention, RINGATTN_KEYS, 300, tokens.data(), nullptr), RINGATTN_USAGE);
-  EXPECT_STREQ(ringattn_error_problem(), "there is room for 300 rows");
+  EXPECT_STREQ(ringattn_error_problem(), "the arrays have 300 rows");
   EXPECT_STREQ(ringattn_error_why(), "this rank has 500");
   EXPECT_EQ(ringattn_attention_wait(attention), RINGATTN_OK);
   ringattn_attention_destroy(attention);

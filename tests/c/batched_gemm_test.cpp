@@ -140,13 +140,13 @@ TEST(CBatchedGemm, RefusesWhatDoesNotFit) {
     EXPECT_NE(std::string(ringattn_error_text()).find(words), std::string::npos) << ringattn_error_text();
     EXPECT_EQ(none, nullptr);
   };
-  not_made(0, kDim, kLatent, RINGATTN_USAGE, "a product of 0 heads");
+  not_made(0, kDim, kLatent, RINGATTN_USAGE, "a batched GEMM of 0 heads");
   EXPECT_STREQ(ringattn_error_suggestion(), "Say how many heads the weights have.");
-  not_made(65537, kDim, kLatent, RINGATTN_USAGE, "a product of 65537 heads");
-  not_made(kHeads, 0, kLatent, RINGATTN_USAGE, "a product with dim_k 0 and dim_n 40");
-  not_made(kHeads, kDim, -8, RINGATTN_USAGE, "a product with dim_k 16 and dim_n -8");
-  not_made(kHeads, 15, kLatent, RINGATTN_UNSUPPORTED, "dim_k 15 (supported: multiples of 8)");
-  not_made(kHeads, kDim, 12, RINGATTN_UNSUPPORTED, "dim_n 12 (supported: multiples of 8)");
+  not_made(65537, kDim, kLatent, RINGATTN_USAGE, "a batched GEMM of 65537 heads");
+  not_made(kHeads, 0, kLatent, RINGATTN_USAGE, "a batched GEMM with k 0 and n 40");
+  not_made(kHeads, kDim, -8, RINGATTN_USAGE, "a batched GEMM with k 16 and n -8");
+  not_made(kHeads, 15, kLatent, RINGATTN_UNSUPPORTED, "k 15 (supported: multiples of 8)");
+  not_made(kHeads, kDim, 12, RINGATTN_UNSUPPORTED, "n 12 (supported: multiples of 8)");
   spec.dtype = kInt32;
   not_made(kHeads, kDim, kLatent, RINGATTN_USAGE, "dtype is int32");
 
@@ -161,7 +161,7 @@ TEST(CBatchedGemm, RefusesWhatDoesNotFit) {
     EXPECT_TRUE(same(out, untouched));
   };
   CTensor other_way(weights.data(), kFp32, {kHeads, kDim, kLatent});
-  refused(tr, other_way, to, "weights are fp32 [3, 16, 40] (the product was made for fp32 [3, 40, 16]");
+  refused(tr, other_way, to, "weights are fp32 [3, 16, 40] (the batched GEMM was made for fp32 [3, 40, 16]");
   CTensor apart(weights.data(), kFp32, {kHeads, kLatent, kDim}, {kDim * kLatent, 2 * kDim, 2});
   refused(tr, apart, to, "axis 2 of weights has a stride of 2");
   CTensor two_heads(rows.data(), kFp32, {kRows, 2, kDim});
@@ -169,14 +169,14 @@ TEST(CBatchedGemm, RefusesWhatDoesNotFit) {
   CTensor half(rows.data(), {kDLFloat, 16, 1}, {kRows, kHeads, kDim});
   refused(
       half, tw, to,
-      "rows are fp16 [50, 3, 16] (the product was made for fp32: rows, weights and out have one dtype). Convert the "
+      "rows are fp16 [50, 3, 16] (the batched GEMM was made for fp32: rows, weights and out have one dtype). Convert the "
       "rows to fp32, or what they are multiplied by to fp16.");
   CTensor half_weights(weights.data(), {kDLFloat, 16, 1}, {kHeads, kLatent, kDim});
   refused(tr, half_weights, to,
-          "weights are fp16 [3, 40, 16] (the product was made for fp32: rows, weights and out have one dtype). Convert "
+          "weights are fp16 [3, 40, 16] (the batched GEMM was made for fp32: rows, weights and out have one dtype). Convert "
           "the weights to fp32");
   CTensor half_out(out.data(), {kDLFloat, 16, 1}, {kRows, kHeads, kLatent});
-  refused(tr, tw, half_out, "out is fp16 [50, 3, 40] (the product was made for fp32");
+  refused(tr, tw, half_out, "out is fp16 [50, 3, 40] (the batched GEMM was made for fp32");
   CTensor fewer(out.data(), kFp32, {kRows - 1, kHeads, kLatent});
   refused(tr, tw, fewer, "out is fp32 [49, 3, 40] (it should be fp32 [50, 3, 40])");
   CTensor flat(rows.data(), kFp32, {kRows, kHeads * kDim});

@@ -279,7 +279,7 @@ TEST(CSsm, UpdatesHaveTheBitsOfCppInPlaceAndInSlots) {
   tensors.initial_states = tf.get();
   EXPECT_EQ(ringattn_ssm_run(scan, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "slots are given");
-  EXPECT_STREQ(ringattn_error_why(), "the states behind the update lie elsewhere than those in front of it");
+  EXPECT_STREQ(ringattn_error_why(), "initial_states and final_states differ");
   ringattn_ssm_destroy(scan);
 
   // A program that was compiled with the previous header: without `update` and `slots`.

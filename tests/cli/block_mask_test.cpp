@@ -141,7 +141,7 @@ TEST(BlockMaskCommand, CachesThatNoKernelDecodesAreReadIntoRows) {
                          "sequence 0 can't be decoded with its mask row 0 (the mask row leaves out block 5, which "
                          "contains its rows, and a step "
                          "always reads that)"},
-                        {{"--block-mask", "bigbird:1,0,1,3"}, "which have different lists)"}};
+                        {{"--block-mask", "bigbird:1,0,1,3"}, "which have different mask rows)"}};
   for (const auto& [flags, why] : cases) {
     const std::string expected = folder.file("expected");
     const Finished prefill = tool(Words{"run", "--input", rows, "--output", expected, "--force"} + flags);

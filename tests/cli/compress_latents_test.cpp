@@ -239,7 +239,7 @@ TEST_F(CompressLatents, WhatIsRefused) {
   const Words fp8{"--method", "fp8"};
   refused(plain, {"--method", "int8"}, 2,
           "--method int8 with latents (they are stored as they are, or in rows of 8 bits");
-  refused(plain, {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of keys and values alone)");
+  refused(plain, {"--method", "snapkv"}, 3, "holds latents (tokens are evicted only from keys and values)");
   refused(plain, fp8 + Words{"--ratio", "0.5"}, 2,
           "--ratio 0.5 with latents (the ratio is the share of the bytes that");
   // Rotary keys that are too wide, or none: by their own name, beside queries and without them.
@@ -258,7 +258,7 @@ TEST_F(CompressLatents, WhatIsRefused) {
   half.dtype = Dtype::kF16;
   refused(mla_tensors(half), fp8, 3, "latents of 8 bits are unpacked to BF16");
   // A method that no latents have is refused before advice that would not help.
-  refused(with_pages(mla_tensors(half), half), {"--method", "snapkv"}, 3, "holds latents (tokens are taken out of");
+  refused(with_pages(mla_tensors(half), half), {"--method", "snapkv"}, 3, "holds latents (tokens are evicted only from");
   refused(with_pages(mla_tensors(half), half), {"--method", "int4"}, 2, "--method int4 with latents");
   MlaFile narrow = shape;
   narrow.latent_dim = 96;

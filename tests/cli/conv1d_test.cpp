@@ -61,7 +61,7 @@ TEST(Conv1dOp, OfAFileIsThatOfItsSeed) {
   const std::vector<std::byte> of_file = y_of(folder, conv1d_tensors(300));
   const Finished seed = tool(Words{"run", "--output", folder.file("seed")} + job_of_a_seed());
   ASSERT_EQ(seed.code, 0) << seed.err;
-  EXPECT_TRUE(has(seed.out, "# job: convolution, bf16, 8 channels, width 4, bias, silu; 1 sequence, 300 tokens"))
+  EXPECT_TRUE(has(seed.out, "# job: conv1d, bf16, 8 channels, width 4, bias, silu; 1 sequence, 300 tokens"))
       << seed.out;
   EXPECT_TRUE(of_file == bytes_of(folder.file("seed"), "y"));
   NamedTensors other = conv1d_tensors(300);
@@ -197,7 +197,7 @@ TEST(Conv1dOp, OfAModelIsOverItsChannels) {
       "state_size": 16, "conv_kernel": 3})");
   const Finished plan = tool({"plan", "--op", "convolution", "--model-config", config, "--seq", "1k"});
   ASSERT_EQ(plan.code, 0) << plan.err;
-  EXPECT_TRUE(has(plan.out, "# job: convolution, bf16, 160 channels, width 3")) << plan.out;
+  EXPECT_TRUE(has(plan.out, "# job: conv1d, bf16, 160 channels, width 3")) << plan.out;
   const std::string input = write_tensors(folder.file("in"), conv1d_tensors(300));
   EXPECT_EQ(tool({"plan", "--input", input, "--model-config", config}).code, 2) << "width 4 is not 3";
 }

@@ -85,7 +85,7 @@ const Effects& op_effects() {
       {"conv-width",
        [] {
          const std::string wide = out_of(ssm_words() + Words{"--conv-width", "3"});
-         EXPECT_TRUE(has(wide, "behind a convolution of width 3, its bias and silu")) << wide;
+         EXPECT_TRUE(has(wide, "after a convolution of width 3, its bias and silu")) << wide;
          EXPECT_NE(digest_of(wide), digest_of(out_of(ssm_words())));
        }},
       {"dt-softplus",

@@ -281,14 +281,14 @@ TEST(Run, RefusesFilesThatDoNotFit) {
        }),
        {},
        3,
-       "is there alone"},
+       "is given without the other"},
       {"cu_k missing",
        changed([](FileShape& s) {
          s.q = {20, 4, 16}, s.integers = {{"cu_seqlens_q", {0, 20}}};
        }),
        {},
        3,
-       "is there alone"},
+       "is given without the other"},
       {"offsets",
        changed([](FileShape& s) {
          s.integers = {{"q_offset", {0, 1}}};

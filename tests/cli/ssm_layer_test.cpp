@@ -43,7 +43,7 @@ TEST(SsmLayer, OfAFileHasTheSameBytesOnAnyNumberOfRanks) {
       const Finished run =
           tool({"run", "--input", input, "--final-states", "--ranks", ranks, "--output", path, "--force"});
       ASSERT_EQ(run.code, 0) << run.err;
-      EXPECT_TRUE(has(run.out, "behind a convolution of width 4, its bias and silu")) << run.out;
+      EXPECT_TRUE(has(run.out, "after a convolution of width 4, its bias and silu")) << run.out;
       EXPECT_TRUE(read_whole(path) == read_whole(folder.file("1"))) << ranks << " ranks";
     }
     EXPECT_TRUE(has(read_whole(folder.file("1")), R"("final_conv_state":{"dtype":"BF16")"));
@@ -138,7 +138,7 @@ TEST(SsmLayer, RefusesWhatContradictsAStep) {
     EXPECT_EQ(run.code, 3) << run.err;
     return run.err;
   };
-  EXPECT_TRUE(has(refused("conv1d_weight", {128, 4}), "160 channels stand in front of the scan"));
+  EXPECT_TRUE(has(refused("conv1d_weight", {128, 4}), "the SSM has 160 channels"));
   EXPECT_TRUE(has(refused("conv1d_weight", {160, 5}), "widths are 2, 3 and 4"));
   EXPECT_TRUE(has(refused("conv1d_bias", {4}), "one number a channel"));
   EXPECT_TRUE(has(refused("conv_state", {1, 160, 2}), "the last 3 or 4 tokens"));

@@ -163,7 +163,7 @@ TEST(Ssm, RefusesFlagsByName) {
 TEST(Ssm, HasDefaultsOfItsOwn) {
   const Finished ssd = tool({"plan", "--op", "ssd", "--seq", "1k"});
   ASSERT_EQ(ssd.code, 0) << ssd.err;
-  EXPECT_TRUE(has(ssd.out, "# job: scan, bf16, 8 heads of 64, state 128, 1 group")) << ssd.out;
+  EXPECT_TRUE(has(ssd.out, "# job: SSD, bf16, 8 heads of 64, state 128, 1 group")) << ssd.out;
   const Finished selective = tool({"plan", "--op", "selective_scan", "--seq", "1k"});
   EXPECT_TRUE(has(selective.out, "# job: selective scan, bf16, 256 channels, state 16, 1 group")) << selective.out;
   const Finished printed = tool({"run", "--op", "ssd", "--print-config"});
@@ -412,8 +412,8 @@ TEST(ModelConfigFlag, GivesAHybridsLayers) {
     const std::size_t at = plan.out.find("# job: ");
     return plan.out.substr(at, plan.out.find('\n', at) - at);
   };
-  EXPECT_TRUE(has(job_of({"--layer", "0"}), "# job: scan, bf16, 8 heads of 16, state 16"));
-  EXPECT_TRUE(has(job_of({"--op", "ssd"}), "# job: scan, bf16, 8 heads of 16, state 16"));
+  EXPECT_TRUE(has(job_of({"--layer", "0"}), "# job: SSD, bf16, 8 heads of 16, state 16"));
+  EXPECT_TRUE(has(job_of({"--op", "ssd"}), "# job: SSD, bf16, 8 heads of 16, state 16"));
   EXPECT_TRUE(has(job_of({"--layer", "1"}), "heads 4/4")) << job_of({"--layer", "1"});
   EXPECT_TRUE(has(job_of({"--op", "attention"}), "heads 4/4"));
   const Finished unnamed = tool({"plan", "--model-config", config, "--seq", "300"});

@@ -365,8 +365,8 @@ TEST(Info, SaysTheOpOfEveryKernel) {
   }
   EXPECT_EQ(ops, (std::set<std::string>{"\"attention\"", "\"batched_gemm\"", "\"conv1d\"", "\"decode\"", "\"ssm\""}));
   const Finished shown = tool({"info"});
-  EXPECT_TRUE(has(shown.out, "cpu_attention         attention   cpu   runs here: yes")) << shown.out;
-  EXPECT_TRUE(has(shown.out, "cpu_attention         decode      cpu   runs here: yes")) << shown.out;
+  EXPECT_TRUE(has(shown.out, "cpu_attention    attention   cpu   runs here: yes")) << shown.out;
+  EXPECT_TRUE(has(shown.out, "cpu_attention    decode      cpu   runs here: yes")) << shown.out;
 }
 
 TEST(Info, ReportsFailures) {

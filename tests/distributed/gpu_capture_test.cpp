@@ -192,7 +192,7 @@ TEST_F(GpuCapture, OfAnSsmOfTwoRanksIsRefused) {
     const Stream stream = scan.backend().stream();
     expect_refusal(
         stream, [&] { scan.enqueue(rank.inputs(), rank.outputs(), stream); }, [&] { scan.wait(); },
-        "a graph can't hold this scan", "hands states on to other ranks, which a replay would not do");
+        "a graph can't hold this scan", "sends states to other ranks, which a replay would not do");
     EXPECT_EQ(rank.differences(), 0);
     world.barrier(Deadline::after(60.0));
   });
@@ -216,7 +216,7 @@ TEST_F(GpuCapture, OfAConv1dOfTwoRanksIsRefused) {
     const Stream stream = backend.stream();
     expect_refusal(
         stream, [&] { convolution.enqueue(inputs, {y.target()}, stream); }, [&] { convolution.wait(); },
-        "a graph can't hold this convolution", "brings tokens of other ranks, which a replay would not do");
+        "a graph can't hold this convolution", "receives halos from other ranks, which a replay would not do");
     world.barrier(Deadline::after(60.0));
   });
 }
@@ -237,7 +237,7 @@ TEST_F(GpuCapture, OfRowsOnTheirWayToAnotherRankIsRefused) {
     const Stream stream = backend->stream();
     expect_refusal(
         stream, [&] { reshard.enqueue(rows.data(), target.data(), stream); }, [&] { reshard.wait(); },
-        "a graph can't hold these rows' way", "moves them to other ranks, which a replay would not do");
+        "a graph can't hold this reshard", "moves them to other ranks, which a replay would not do");
     world.barrier(Deadline::after(60.0));
   });
 }

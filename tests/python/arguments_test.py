@@ -72,7 +72,7 @@ class Refusals(unittest.TestCase):
         rows, weights = MLA[1], MLA[3]
         self.refuses([
             ("rows are float64 (numbers are", lambda: ringattn.batched_gemm(rows.astype("float64"), weights)),
-            ("weights are fp16 [4, 16, 64] (the product was made for fp32: rows, weights and out have one dtype). Convert "
+            ("weights are fp16 [4, 16, 64] (the batched GEMM was made for fp32: rows, weights and out have one dtype). Convert "
              "the weights to fp32, or what they are multiplied by to fp16.",
              lambda: ringattn.batched_gemm(rows, weights.astype("float16"))),
         ])  # fmt: skip

@@ -97,12 +97,12 @@ class BatchedGemms(unittest.TestCase):
         for words, call in (
             ("rows are fp32 [9, 4, 64] (they should be fp32 [rows, 4 or 1, 24])", lambda: product(rows, weights.swapaxes(1, 2))),
             ("rows are fp32 [9, 3, 64]", lambda: product(rows[:, :3], weights)),
-            ("weights are fp16 [4, 24, 64] (the product was made for fp32", lambda: product(rows, weights.astype("float16"))),
+            ("weights are fp16 [4, 24, 64] (the batched GEMM was made for fp32", lambda: product(rows, weights.astype("float16"))),
             ("axis 2 of weights has a stride of 2", lambda: product(rows[..., :32], weights[..., ::2])),
             ("out is [9, 4, 64]", lambda: product(rows, weights, out=np.empty((9, 4, 64), "float32"))),
             ("out is fp16 [9, 4, 24]", lambda: product(rows, weights, out=np.empty((9, 4, 24), "float16"))),
             ("out is read-only", lambda: product(rows, weights, out=np.broadcast_to(np.float32(0), (9, 4, 24)))),
-            ("a product of 0 heads", lambda: product(rows[:, :0], weights[:0])),
+            ("a batched GEMM of 0 heads", lambda: product(rows[:, :0], weights[:0])),
             ("rows are int32", lambda: product(rows.astype("int32"), weights.astype("int32"))),
         ):
             with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:

@@ -352,7 +352,7 @@ class Fp8Latents(unittest.TestCase):
                                          self.w_uv, rope_dim=None)),
             ("latent is float8_e4m3fn (rows of 8 bits hold more than codes)",
              lambda: self.mla(self.rows.view(ml_dtypes.float8_e4m3fn), None)),
-            ("8-bit latents in a job of fp32", lambda: ringattn.mla(fp32["q"], self.rows, None, fp32["w_uk"], fp32["w_uv"])),
+            ("FP8 latents in a job of fp32", lambda: ringattn.mla(fp32["q"], self.rows, None, fp32["w_uk"], fp32["w_uv"])),
             ("cache has rows of 163 bytes", lambda: ringattn.mla_decode(self.q[:1], np.zeros((1, 256, 163), "uint8"),
                                                                     np.array([9], "int32"), self.w_uk, self.w_uv, rope_dim=16)),
         ):  # fmt: skip

@@ -205,11 +205,11 @@ TEST(KeptMass, OfEverythingAndOfLess) {
   };
   const KeptMass all = share("all");
   EXPECT_EQ(all.rows, 40);
-  EXPECT_NEAR(all.min, 1.0, 1e-12);
+  EXPECT_NEAR(all.minimum, 1.0, 1e-12);
   EXPECT_NEAR(all.mean, 1.0, 1e-12);
   const KeptMass some = share("topk:2");
-  EXPECT_GT(some.min, 0.0);
-  EXPECT_LT(some.min, some.mean);
+  EXPECT_GT(some.minimum, 0.0);
+  EXPECT_LT(some.minimum, some.mean);
   EXPECT_LT(some.mean, 0.98);
   const KeptMass more = share("topk:3");
   EXPECT_GT(more.mean, some.mean);

@@ -166,8 +166,8 @@ TEST_F(BlockMaskTensors, RowsThatAreWrong) {
        {0, 2, 3, 3},
        {1, 1, 2},
        "entry 1 of `block_indices` of lists.safetensors is 1 (in the list of "
-       "sequence 0, head 0, query block 0: it stands behind 1)"},
-      {"descending blocks", {0, 0, 0, 3}, {0, 2, 1}, "query block 2: it stands behind 2)"},
+       "sequence 0, head 0, query block 0: it comes after 1)"},
+      {"descending blocks", {0, 0, 0, 3}, {0, 2, 1}, "query block 2: it comes after 2)"},
       {"too few lists",
        {0, 1, 2},
        {0, 1},

@@ -162,7 +162,7 @@ TEST(BlockScales, ThatDontFitAreRefused) {
          t["kv_b_proj"].dtype = FileDtype::kBf16;
          t["kv_b_proj"].bytes.resize(2 * t["kv_b_proj"].bytes.size());
        }},
-      {"scales of F8_E4M3 are applied to kv_b_proj alone",
+      {"scales of F8_E4M3 are applied only to kv_b_proj",
        [](NamedTensors& t) {
          t = mla_tensors({});
          t["w_uk"].dtype = FileDtype::kF8E4m3;

@@ -99,7 +99,7 @@ TEST(InputTensors, HaveNamesOfOtherLibraries) {
     // It says nothing of as many keys as these.
     const SafetensorsFile unlike(
         write_input(folder, with_lists(qkv({10, 4, 16}, {12, 4, 16}, {12, 4, 16}), {{name, {0, 3, 10}}})));
-    EXPECT_FILE_ERROR(find_input(unlike, {}, {}), "is there alone");
+    EXPECT_FILE_ERROR(find_input(unlike, {}, {}), "is given without the other");
   }
 }
 

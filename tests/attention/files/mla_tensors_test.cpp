@@ -306,7 +306,7 @@ TEST(MlaTensors, AreRefusedWithBothShapes) {
          t = with_pages(t, MlaFile());
          shaped("latent_pages", {10, 16, 128})(t);
        },
-       {"`latent_pages`", "[10, 16, 128]", "a rotary key stands behind"}},
+       {"`latent_pages`", "[10, 16, 128]", "a rotary key follows the latent"}},
   };
   const TemporaryFolder folder;
   for (const Refusal& refusal : cases) {

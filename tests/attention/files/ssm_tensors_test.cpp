@@ -219,7 +219,7 @@ TEST(SsmTensors, UnderNamesThatArentReadAreRefused) {
       {"initial_states", "ssm_state", "Say which it is"},
       {"initial_states", "ssm_states", "Say which it is", true},
       {"conv1d_bias", "conv_states", "are `conv_state`"},
-      {"dt", "steps", "without dt it is a convolution alone"},  // with conv1d_weight it would be only a convolution
+      {"dt", "steps", "without dt it is only a convolution"},  // with conv1d_weight it would be only a convolution
       {"u", "x", "x is [tokens, heads, head_dim]", true},       // x and conv1d_weight, but not only a convolution
   };
   for (const Unread& unread : cases) {
@@ -290,7 +290,7 @@ TEST(SsmTensors, ThatContradictEachOtherAreRefusedByNameAndShape) {
        [](NamedTensors& t) {
          t["cu_seqlens"] = int_list({0, 7, 5, 300});
        },
-       "`cu_seqlens` of", "entry 2 is 5, behind 7"},
+       "`cu_seqlens` of", "entry 2 is 5, after 7"},
       {"too few tokens",
        [](NamedTensors& t) {
          t["cu_seqlens"] = int_list({0, 299});

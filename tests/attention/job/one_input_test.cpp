@@ -192,7 +192,7 @@ TEST(OneInput, RefusesOtherBlockMasksOfAStep) {
   const auto other = error("window:300", "window:600");
   ASSERT_TRUE(other);
   EXPECT_EQ(other->code(), ErrorCode::kUnsupported);
-  EXPECT_TRUE(names(*other, "rank 1 and rank 0 differ in lists of key blocks (")) << other->what();
+  EXPECT_TRUE(names(*other, "rank 1 and rank 0 differ in block mask (")) << other->what();
   EXPECT_TRUE(error("window:300", ""));
 }
 

@@ -53,12 +53,12 @@ TEST(Capture, IsRefusedWhereRanksExchangeBlocks) {
 
 TEST(Capture, IsRefusedInOneWording) {
   run_threads_world(2, {}, [&](Transport& world) {
-    const Error error = error_of([&] { refuse_capture("this scan", world, "hands states on to other ranks"); });
+    const Error error = error_of([&] { refuse_capture("this scan", world, "sends states to other ranks"); });
     EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
     EXPECT_STREQ(error.what(),
-                 "a graph can't hold this scan (transport threads hands states on to other ranks, which a replay would "
+                 "a graph can't hold this scan (transport threads sends states to other ranks, which a replay would "
                  "not do). Enqueue it outside of the capture.");
-    check_capture(*host_backend(), {}, "this scan", world, "hands states on to other ranks");  // nothing is captured
+    check_capture(*host_backend(), {}, "this scan", world, "sends states to other ranks");  // nothing is captured
   });
 }
 
