@@ -194,7 +194,7 @@ TEST(GpuSsmOfTwoRanks, ReportsItsPhasesInOrder) {
     using enum SsmPhase::Kind;
     ASSERT_EQ(stats.parts.size(), 4U);
     for (std::size_t i = 0; i < 4; ++i) {
-      EXPECT_EQ(stats.parts[i].kind, (std::vector{kFold, kTravel, kWait, kFinish})[i]) << i;
+      EXPECT_EQ(stats.parts[i].kind, (std::vector{kSegmentState, kTransfer, kWait, kOutput})[i]) << i;
       EXPECT_EQ(stats.parts[i].heads.count, 2) << i;
     }
     // Seconds are those of fp32 milliseconds, which two differences round differently.

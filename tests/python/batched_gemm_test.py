@@ -108,7 +108,7 @@ class BatchedGemms(unittest.TestCase):
             with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
                 call()
             self.assertIn(words, str(caught.exception))
-        for words, some in (("dim_k 63 (supported: multiples of 8)", weights[..., :63]), ("dim_n 23", weights[:, :23])):
+        for words, some in (("k 63 (supported: multiples of 8)", weights[..., :63]), ("n 23", weights[:, :23])):
             with self.assertRaises(ringattn.UnsupportedError) as caught:
                 product(rows[..., : some.shape[-1]], some)
             self.assertIn(words, str(caught.exception))

@@ -104,7 +104,7 @@ TEST(DecodePlanSummaries, DealTheKernelsKvSplits) {
     return summarize_decode_plan(JobInput(input, {}), SharingKernel(false, tiles_per_kv_split), ranks);
   };
   for (const std::int64_t page_size : {0, 16, 256}) {
-    const DecodePlanSummary long_splits = forecast(64, 3, page_size), short_splits = forecast(16, 3, page_size);
+    const DecodePlanSummary long_splits = summary(64, 3, page_size), short_splits = summary(16, 3, page_size);
     EXPECT_EQ(long_splits.kv_split_keys, 1024);
     EXPECT_EQ(long_splits.kv_splits, 5);
     EXPECT_EQ(long_splits.keys, (std::vector<std::int64_t>{2 * 2048, 2 * 1928, 2 * 1024}));
