@@ -116,8 +116,8 @@ TEST(DecodePlanSummaries, DealTheKernelsKvSplits) {
     EXPECT_EQ(short_splits.job.pages * page_size, page_size > 0 ? 2 * 7 * 256 : 0);
   }
   // More ranks than KV splits of 1,024 keys, but not of 256.
-  EXPECT_EQ(forecast(64, 7, 0).idle(), 2);
-  EXPECT_EQ(forecast(16, 7, 0).idle(), 0);
+  EXPECT_EQ(summary(64, 7, 0).idle(), 2);
+  EXPECT_EQ(summary(16, 7, 0).idle(), 0);
   // Rows that see whole KV splits of a prefix, but not all of it, share these splits' tiles.
   const Mask window{4500, 0};
   EXPECT_EQ(keys_read(SharingKernel(true, 16), 3000, window), keys_read(SharingKernel(false, 16), 3000, window));
@@ -139,9 +139,9 @@ TEST(DecodePlanSummaries, OfBlockMasks) {
     numerics.block_mask = "window:1k+global:128";
     return summarize_decode_plan(JobInput(input, numerics), SharingKernel(false), ranks);
   };
-  const DecodePlanSummary one = forecast(1, 1);
+  const DecodePlanSummary one = summary(1, 1);
   EXPECT_EQ(one.deal, DecodeDeal());
-  const DecodePlanSummary heads = forecast(1, 2);
+  const DecodePlanSummary heads = summary(1, 2);
   EXPECT_EQ(heads.deal, (DecodeDeal{1, 2, 1}));
   EXPECT_EQ(heads.kv_heads, (std::vector<int>{2, 2}));
   EXPECT_EQ(heads.keys, (std::vector<std::int64_t>{5000, 5000}));
@@ -152,11 +152,11 @@ TEST(DecodePlanSummaries, OfBlockMasks) {
   EXPECT_EQ(heads.attended[0] + heads.attended[1], one.attended[0]);
   EXPECT_EQ(2 * heads.memory.cache, one.memory.cache);
   EXPECT_EQ(heads.memory.partials, 4U * 8 * (2 * 64 + 4));
-  const DecodePlanSummary sequences = forecast(4, 4);
+  const DecodePlanSummary sequences = summary(4, 4);
   EXPECT_EQ(sequences.deal, (DecodeDeal{4, 1, 1}));
   EXPECT_EQ(sequences.bytes_moved(), 0);
   EXPECT_EQ(sequences.memory.partials, 0U);
-  const DecodePlanSummary many = forecast(1, 16);
+  const DecodePlanSummary many = summary(1, 16);
   EXPECT_EQ(many.deal, (DecodeDeal{4, 4, 1}));
   EXPECT_EQ(many.idle(), 12);
   EXPECT_EQ(many.balance(), 4.0);
