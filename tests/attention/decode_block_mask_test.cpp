@@ -201,7 +201,7 @@ TEST(DecodeWithBlockMask, RefusesPartsOfHeadsThatRanksCantDeal) {
     });
   };
   refused(3, 2, 4, 0, "3 ranks split K/V heads in 2 parts");
-  refused(4, 4, 2, 0, "up to 2: K/V heads that share a list");
+  refused(4, 4, 2, 0, "up to 2: K/V heads that share a block mask");
   refused(2, 2, 1, 5, "up to 1: ");
 }
 
@@ -221,7 +221,7 @@ TEST(DecodeWithBlockMask, RefusesACacheOfAllHeads) {
     all.k.heads = all.v.heads = 2;
     const Error error = error_of([&] { decode.run(all, rank.outputs()); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
-    EXPECT_NE(std::string(error.what()).find("is to keep those of Decode::kv_heads()"), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("keeps the heads Decode::kv_heads()"), std::string::npos)
         << error.what();
     EXPECT_TRUE(rank.untouched());
   });
@@ -316,7 +316,7 @@ TEST(DecodeWithBlockMask, RefusesJobsThatContradictThemselves) {
     job.top_k_blocks = 0;
     job.head_parts = 1;
   };
-  EXPECT_EQ(code(no_lists, "only ranks whose steps have lists"), ErrorCode::kUsage);
+  EXPECT_EQ(code(no_lists, "ranks split heads only with a block mask"), ErrorCode::kUsage);
   EXPECT_EQ(code([](DecodeJob& job) { job.spec.block_mask.key_block = 100; }, "multiples of"), ErrorCode::kUnsupported);
   EXPECT_EQ(code([](DecodeJob& job) { job.spec.mask = {300, 0}; }, "sliding window"), ErrorCode::kUnsupported);
   Decode dense(decode_job(steps.job(), 1, {}), *self, on_cpu());

@@ -153,7 +153,7 @@ std::vector<RefusedJob> refusals() {
       {kAbsorbed, [](RankInputs& r) { r.inputs.k_rope.data = r.numbers.data(); }, {"k_rope is given"}, true},
       {kExpanded, [](RankInputs& r) { r.inputs.fp8_rows.token_stride = 146; }, {"146 bytes apart", "148 bytes"}, true},
       {kAbsorbed, [](RankInputs& r) { r.inputs.fp8_rows.token_stride = 149; }, {"149 bytes apart", "even"}, true},
-      {kAbsorbed, [](RankInputs& r) { ++r.inputs.fp8_rows.data; }, {"the latents' rows lie at", "even"}, true},
+      {kAbsorbed, [](RankInputs& r) { ++r.inputs.fp8_rows.data; }, {"the FP8 rows lie at", "even"}, true},
       {kExpanded, [](RankInputs& r) { r.outputs.out.data = r.numbers.data(); }, {"out overlaps"}, true},
   };
 }

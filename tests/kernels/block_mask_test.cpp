@@ -125,7 +125,7 @@ TEST(BlockMask, BadOnesAreRefusedByName) {
   EXPECT_NE(error({1, 1, 1, 1, 1, 1, 1}, {0}).find("entries 1 to 1"), std::string::npos);
   EXPECT_NE(error({0, 1, 0, 0, 0, 0, 0}, {0}).find("entries 1 to 0"), std::string::npos);
   EXPECT_NE(error({0, 9, 9, 9, 9, 9, 9}, {0}).find("entries 0 to 9"), std::string::npos);
-  EXPECT_NE(error({0, 0, 0, 0, 0, 0, 0}, {0}).find("end with entry 0"), std::string::npos);
+  EXPECT_NE(error({0, 0, 0, 0, 0, 0, 0}, {0}).find("end at entry 0"), std::string::npos);
   EXPECT_NE(error({}, {}, {0, 64, 1}).find("blocks of 0 queries and 64 keys"), std::string::npos);
   BlockMask(shape, sequences, {0, 0, 2, 2, 2, 3, 3}, {0, 1, 4});
 }

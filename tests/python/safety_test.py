@@ -168,7 +168,7 @@ class Caches(unittest.TestCase):
         k[3, 1, 5] = np.nan
         with self.assertRaises(ringattn.UsageError) as caught:
             ringattn.evict(k, k, "knorm")
-        self.assertIn("k[3, 1, 5] is nan (rows that are compressed, or of which some are chosen, hold finite numbers",
+        self.assertIn("k[3, 1, 5] is nan (rows that are compressed, or of which some are chosen, hold only finite numbers",
                       str(caught.exception))  # fmt: skip
 
 

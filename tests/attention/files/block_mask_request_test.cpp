@@ -136,7 +136,7 @@ TEST(BlockMaskRequest, BlockMasksThatDontFitAreRefusedFirst) {
   for (const std::string request : {"topk:3", "all", "window:100+heads:each"}) {
     const Error error = error_of([&] { requested_block_mask({request, nullptr, "", 100}, small_job(), kNoRows); });
     EXPECT_EQ(error.code(), ErrorCode::kMemory) << request;
-    EXPECT_NE(std::string(error.what()).find("take more than 100 bytes (a rank's memory budget is no larger)"),
+    EXPECT_NE(std::string(error.what()).find("takes more than 100 bytes (a rank's memory budget is no larger)"),
               std::string::npos)
         << error.what();
   }

@@ -227,7 +227,7 @@ TEST(InputTensors, RefusesTensorsThatDisagree) {
       {{qkv({1, 10, 8, 16}, {2, 12, 2, 16}, {2, 12, 2, 16}), {}}, {}, "q has a batch of 1"},
       {{qkv({10, 8, 16}, {12, 2, 16}, {12, 2, 16}, FileDtype::kF64), {}}, {}, "q, k and v are BF16, F16 or F32"},
       {{mixed, {}}, {}, "q is BF16"},
-      {with_lists(good(), {{"cu_seqlens_q", {0, 10}}}), {}, "there alone"},
+      {with_lists(good(), {{"cu_seqlens_q", {0, 10}}}), {}, "is given without the other"},
       {with_lists(good(), {{"cu_seqlens_q", {0, 9}}, {"cu_seqlens_k", {0, 12}}}), {}, "its last entry is 9"},
       {with_lists(good(), {{"cu_seqlens_q", {0}}, {"cu_seqlens_k", {0, 12}}}), {}, "one entry for each sequence"},
       {with_lists(good(), {{"cu_seqlens_q", {}}, {"cu_seqlens_k", {}}}), {}, "one entry for each sequence"},
@@ -245,7 +245,7 @@ TEST(InputTensors, RefusesTensorsThatDisagree) {
       {with_lists(good(), {{"q_offset", {std::int64_t{1} << 61}}}), {}, "beyond 2^60"},
       {plus("q_offset", FileDtype::kI32, {1}), {}, "it must be I64"},
       {plus("q_offset", FileDtype::kI64, {1, 1}), {}, "one dimension"},
-      {plus("cu_seqlens_q", FileDtype::kF32, {2}), {}, "there alone"},
+      {plus("cu_seqlens_q", FileDtype::kF32, {2}), {}, "is given without the other"},
       {plus("sinks", FileDtype::kF32, {2}), {}, "q has 8 heads"},
       {plus("sinks", FileDtype::kI32, {8}), {}, "F32, BF16 or F16"},
   };

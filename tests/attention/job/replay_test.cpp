@@ -49,7 +49,7 @@ TEST(ReplayKernels, ThatDecodeAloneAreRefused) {
   EXPECT_EQ(
       std::string(error.what()),
       "steps of kernel sm90_mla are to have the bits of a prefill by sm80_attention (sm90_mla only decodes, with "
-      "bits of its own: no kernel folds a prefill's rows like it). Use kernel = sm80_attention, which does both.");
+      "bits of its own: no kernel computes a prefill's rows like it). Use kernel = sm80_attention, which does both.");
   const KernelRequest both{"auto", "sm80_attention"};
   check_replay_kernel(prefill, spec, both, KernelScope::kAnyMachine);
 }
