@@ -208,7 +208,7 @@ TEST(MlaDecode, RefusesWhatDoesNotFit) {
   };
   EXPECT_NE(made(latent_format(4), 128).find("cached latents stored as latent rope 4"), std::string::npos);
   EXPECT_NE(made({RowEncoding::kInt8}, 128).find("plain or latent rope 8"), std::string::npos);
-  EXPECT_NE(made(latent_format(8), 40).find("40 of 48"), std::string::npos);
+  EXPECT_NE(made(latent_format(8), 40).find("40 of 48 channels quantized"), std::string::npos);
   MlaSpec coded = spec;
   coded.latent_dim = 128;
   MlaSpec half = coded;
