@@ -191,7 +191,7 @@ TEST(Mpi, PrintsOnce) {
   };
   EXPECT_EQ(lines_with(mpi_tool(2, {"--version"}).out, "ringattn "), 1);
   EXPECT_EQ(lines_with(mpi_tool(2, {"plan", "--world", "4"}).out, "# machine: "), 1);
-  EXPECT_EQ(lines_with(mpi_tool(2, {"info"}).out, "kernels, of each op in order"), 1);
+  EXPECT_EQ(lines_with(mpi_tool(2, {"info"}).out, "kernels of each op in order"), 1);
   EXPECT_EQ(lines_with(mpi_tool(2, Words{"run"} + small_job()).out, "# job: "), 1);
 }
 
