@@ -221,8 +221,7 @@ TEST(DecodeWithBlockMask, RefusesACacheOfAllHeads) {
     all.k.heads = all.v.heads = 2;
     const Error error = error_of([&] { decode.run(all, rank.outputs()); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
-    EXPECT_NE(std::string(error.what()).find("keeps the heads Decode::kv_heads()"), std::string::npos)
-        << error.what();
+    EXPECT_NE(std::string(error.what()).find("keeps the heads Decode::kv_heads()"), std::string::npos) << error.what();
     EXPECT_TRUE(rank.untouched());
   });
 }

@@ -193,8 +193,7 @@ TEST(MlaKernelSelection, HasGemmsOnTheBackendOfAttention) {
   }
   if (!has_cuda) GTEST_SKIP() << "this build has no cuda kernels";
   const MlaChoice expanded = choose_mla_kernels(spec, MlaForm::kExpanded, {}, KernelScope::kAnyMachine);
-  EXPECT_NE(expanded.attention.reason.find("not sm80_simt: no cuda kernel runs the GEMMs"),
-            std::string::npos)
+  EXPECT_NE(expanded.attention.reason.find("not sm80_simt: no cuda kernel runs the GEMMs"), std::string::npos)
       << expanded.attention.reason;
   const Error forced = error_of([&] {
     choose_mla_kernels(spec, MlaForm::kExpanded, {"cuda", "auto"}, KernelScope::kAnyMachine);

@@ -167,13 +167,14 @@ TEST(CBatchedGemm, RefusesWhatDoesNotFit) {
   CTensor two_heads(rows.data(), kFp32, {kRows, 2, kDim});
   refused(two_heads, tw, to, "rows are fp32 [50, 2, 16] (they should be fp32 [rows, 3 or 1, 16])");
   CTensor half(rows.data(), {kDLFloat, 16, 1}, {kRows, kHeads, kDim});
-  refused(
-      half, tw, to,
-      "rows are fp16 [50, 3, 16] (the batched GEMM was made for fp32: rows, weights and out have one dtype). Convert the "
-      "rows to fp32, or what they are multiplied by to fp16.");
+  refused(half, tw, to,
+          "rows are fp16 [50, 3, 16] (the batched GEMM was made for fp32: rows, weights and out have one dtype). "
+          "Convert the "
+          "rows to fp32, or what they are multiplied by to fp16.");
   CTensor half_weights(weights.data(), {kDLFloat, 16, 1}, {kHeads, kLatent, kDim});
   refused(tr, half_weights, to,
-          "weights are fp16 [3, 40, 16] (the batched GEMM was made for fp32: rows, weights and out have one dtype). Convert "
+          "weights are fp16 [3, 40, 16] (the batched GEMM was made for fp32: rows, weights and out have one dtype). "
+          "Convert "
           "the weights to fp32");
   CTensor half_out(out.data(), {kDLFloat, 16, 1}, {kRows, kHeads, kLatent});
   refused(tr, tw, half_out, "out is fp16 [50, 3, 40] (the batched GEMM was made for fp32");

@@ -258,7 +258,8 @@ TEST_F(CompressLatents, WhatIsRefused) {
   half.dtype = Dtype::kF16;
   refused(mla_tensors(half), fp8, 3, "latents of 8 bits are unpacked to BF16");
   // A method that no latents have is refused before advice that would not help.
-  refused(with_pages(mla_tensors(half), half), {"--method", "snapkv"}, 3, "holds latents (tokens are evicted only from");
+  refused(with_pages(mla_tensors(half), half), {"--method", "snapkv"}, 3,
+          "holds latents (tokens are evicted only from");
   refused(with_pages(mla_tensors(half), half), {"--method", "int4"}, 2, "--method int4 with latents");
   MlaFile narrow = shape;
   narrow.latent_dim = 96;

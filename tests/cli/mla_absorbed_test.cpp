@@ -180,7 +180,8 @@ TEST_F(AbsorbedFiles, AreRefusedWhereSomethingIsNotKnown) {
   // Rows of 136 numbers.
   const NamedTensors pages = with_pages(alone, shape);
   expect_refused(3, pages, scale(), {"`latent_pages`", "is seen from the matrices", "--latent-dim 512"});
-  expect_refused(3, pages, scale() + Words{"--latent-dim", "136"}, {"`latent_pages`", "a rotary key follows the latent"});
+  expect_refused(3, pages, scale() + Words{"--latent-dim", "136"},
+                 {"`latent_pages`", "a rotary key follows the latent"});
   expect_refused(2, with_pages(absorbed, shape), {"--latent-dim", "64"},
                  {"--latent-dim contradicts --input", "latents have 128 numbers"});
   // Codes that are none of these queries.

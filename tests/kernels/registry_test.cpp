@@ -89,8 +89,9 @@ TEST(Registry, UnknownNamesGetASuggestion) {
   const std::string kernel = message_of(usual(), {"auto", "cpu_atention"}, ErrorCode::kUsage);
   EXPECT_TRUE(contains(kernel, "there is no kernel \"cpu_atention\" (known: auto, ")) << kernel;
   EXPECT_TRUE(contains(kernel, "cpu_attention). Did you mean cpu_attention?")) << kernel;
-  EXPECT_EQ(message_of(usual(), {"auto", "cpu_fold"}, ErrorCode::kUsage),                                    // old name
-            "there is no kernel \"cpu_fold\" (it is called cpu_attention now). Use kernel = cpu_attention.");  // old name
+  EXPECT_EQ(
+      message_of(usual(), {"auto", "cpu_fold"}, ErrorCode::kUsage),                                      // old name
+      "there is no kernel \"cpu_fold\" (it is called cpu_attention now). Use kernel = cpu_attention.");  // old name
   EXPECT_TRUE(contains(message_of(usual(), {"quantum", "auto"}, ErrorCode::kUsage),
                        "(known: auto, cpu, cuda). Use auto, or see ringattn's info."));
 }
@@ -176,9 +177,10 @@ TEST(Registry, SaysWhatAKernelOfAnotherOpIsFor) {
       sum.what(),
       "kernel cpu_attention can't do this job (it is only for attention and decode; required: 3 terms; known for "
       "this job: auto, sum_short, sum_elsewhere). Leave kernel out, or see ringattn's info.");
-  EXPECT_TRUE(contains(message_of(usual(), {"auto", "cpu_gemm"}, ErrorCode::kUnsupported),
-                       "it is only for batched_gemm; required: bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; known for "
-                       "this job: auto, "));
+  EXPECT_TRUE(
+      contains(message_of(usual(), {"auto", "cpu_gemm"}, ErrorCode::kUnsupported),
+               "it is only for batched_gemm; required: bf16, heads 8/2 (GQA 4:1), head_dim 128, causal; known for "
+               "this job: auto, "));
   const auto is_latent = [](const OpKernel& kernel) { return kernel.row->name == "sm90_mla"; };
   if (std::ranges::none_of(all_kernels(), is_latent)) GTEST_SKIP() << "this build has no kernels for Hopper";
   EXPECT_TRUE(contains(message_of(usual(), {"auto", "sm90_mla"}, ErrorCode::kUnsupported), "it is only for decode"));

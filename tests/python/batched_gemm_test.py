@@ -97,7 +97,8 @@ class BatchedGemms(unittest.TestCase):
         for words, call in (
             ("rows are fp32 [9, 4, 64] (they should be fp32 [rows, 4 or 1, 24])", lambda: product(rows, weights.swapaxes(1, 2))),
             ("rows are fp32 [9, 3, 64]", lambda: product(rows[:, :3], weights)),
-            ("weights are fp16 [4, 24, 64] (the batched GEMM was made for fp32", lambda: product(rows, weights.astype("float16"))),
+            ("weights are fp16 [4, 24, 64] (the batched GEMM was made for fp32",
+             lambda: product(rows, weights.astype("float16"))),
             ("axis 2 of weights has a stride of 2", lambda: product(rows[..., :32], weights[..., ::2])),
             ("out is [9, 4, 64]", lambda: product(rows, weights, out=np.empty((9, 4, 64), "float32"))),
             ("out is fp16 [9, 4, 24]", lambda: product(rows, weights, out=np.empty((9, 4, 24), "float16"))),

@@ -220,7 +220,7 @@ TEST(SsmTensors, UnderNamesThatArentReadAreRefused) {
       {"initial_states", "ssm_states", "Say which it is", true},
       {"conv1d_bias", "conv_states", "are `conv_state`"},
       {"dt", "steps", "without dt it is only a convolution"},  // with conv1d_weight it would be only a convolution
-      {"u", "x", "x is [tokens, heads, head_dim]", true},       // x and conv1d_weight, but not only a convolution
+      {"u", "x", "x is [tokens, heads, head_dim]", true},      // x and conv1d_weight, but not only a convolution
   };
   for (const Unread& unread : cases) {
     SCOPED_TRACE(unread.to);
