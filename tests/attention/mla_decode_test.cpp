@@ -102,7 +102,7 @@ TEST(MlaDecode, HasTheBitsOfAnAbsorbedLatent) {
   }
 }
 
-// Over rows of 8 bits, which new ones join: the bits over what they are unpacked to.
+// Over FP8 rows, which new ones join: the bits over what they are unpacked to.
 TEST(MlaDecode, Fp8RowsAreWhatTheyAreDequantizedTo) {
   MlaSpec spec = small_spec(true);
   spec.latent_dim = 256;

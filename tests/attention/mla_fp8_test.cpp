@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latents in rows of 8 bits are sent as stored, and equal the numbers that they are unpacked to: O and LSE have the
+// Latents in FP8 rows are sent as stored, and equal the numbers that they are unpacked to: O and LSE have the
 // bits of a job over those, in each form, for any number of ranks, blocks, heads at a time and strides.
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ MlaSpec small_spec() {
 
 class Fp8Latents : public ::testing::TestWithParam<MlaForm> {
  protected:
-  // Compares runs over rows of 8 bits with one over what they are unpacked to.
+  // Compares runs over FP8 rows with one over what they are unpacked to.
   void expect_bits_of_dequantized(
       const MlaSpec& spec, const Batch& batch, const std::function<void(MlaTensors&)>& spoil = [](MlaTensors&) {}) {
     const MlaJob plain{spec, batch, GetParam()};

@@ -16,7 +16,7 @@
 namespace ringattn::testing {
 namespace {
 
-// packed: latents lie in rows of 8 bits, of 148 bytes.
+// packed: latents lie in FP8 rows, of 148 bytes.
 MlaJob small_job(MlaForm form, bool packed = false) {
   MlaSpec spec;
   spec.dtype = Dtype::kF32;

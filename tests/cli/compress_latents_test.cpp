@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn compress` of latents: rows of 8 bits, in rows and in pages, whose attention is that of what they come back
+// `ringattn compress` of latents: FP8 rows, in rows and in pages, whose attention is that of what they come back
 // as.
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MLA decode on GPUs, by every kernel of the cuda backend that does: GEMMs, rows that are appended to the cache, and
-// the step. Rows of several ranks, pages, rows of 8 bits and launches of a graph equal those of one rank without pages,
+// the step. Rows of several ranks, pages, FP8 rows and launches of a graph equal those of one rank without pages,
 // byte for byte; these are right, and those of an absorbed Mla where an attention kernel has the decoding kernel's
 // name. Ranks are threads of this process and share the GPUs that there are.
 #include <fmt/format.h>

@@ -90,7 +90,7 @@ class GpuMla : public GpuRowTest {
   }
 };
 
-// Latents in rows of 8 bits are unpacked where a block has arrived.
+// Latents in FP8 rows are unpacked where a block has arrived.
 TEST_P(GpuMla, Fp8RowsHaveTheBitsOfWhatTheyAreDequantizedTo) {
   bool any = false;
   for (const MlaForm form : {MlaForm::kExpanded, MlaForm::kAbsorbed}) {

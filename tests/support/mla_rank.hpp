@@ -21,13 +21,13 @@ struct MlaTensors {
   std::vector<std::byte> w_uk;
   std::vector<std::byte> w_uv;
   std::vector<float> sinks;
-  std::vector<std::byte> packed;  // of a job of MlaJob::format: rows of 8 bits, read instead of latent and k_rope
+  std::vector<std::byte> packed;  // of a job of MlaJob::format: FP8 rows, read instead of latent and k_rope
 };
 
 // Standard normal values (matrices: divided by √latent_dim), rounded to the job's dtype; the same for the same seed.
 MlaTensors random_mla_tensors(const MlaJob& job, std::uint64_t seed);
 
-// The same with latents packed into rows of 8 bits, and the numbers that those are unpacked to as latent and k_rope.
+// The same with latents packed into FP8 rows, and the numbers that those are unpacked to as latent and k_rope.
 MlaTensors with_fp8_latents(const MlaSpec& spec, MlaTensors tensors);
 
 // How a rank holds its inputs and wants its outputs. In the latent there is no w_uk or no w_uv: `q` of the tensors is

@@ -23,7 +23,7 @@ MlaDecodeJob mla_decode_job(const MlaJob& job, int rows, std::int64_t page_size,
 class MlaSteps {
  public:
   // `job`: a stepwise_job(). The cache holds the tokens before the first step, in pages that are dealt at random, and
-  // in rows of 8 bits where `decode` has them.
+  // in FP8 rows where `decode` has them.
   MlaSteps(MlaDecode& decode, const MlaJob& job, const MlaTensors& tensors);
 
   // The rows of this step.

@@ -63,7 +63,7 @@ struct SyntheticInput {
   Dtype dtype = Dtype::kBf16;
   std::optional<AxisOrder> order;  // of out in a file; absent: thd, or bthd for several sequences
   // How k and v are stored: a method of compression_methods() in its usual format, a format by its words, or their
-  // dtype. Empty: uncompressed. For kMla also "fp8": rows of 8 bits.
+  // dtype. Empty: uncompressed. For kMla also "fp8": FP8 rows.
   std::string cache_format = {};
 };
 
@@ -195,7 +195,7 @@ class JobInput {
   MlaFormChoice form_;
   bool decodes_mla_ = false;
   bool in_rows_ = false;                             // latents that decodes_mla_ without pages of their own
-  bool fp8_latents_ = false;                         // of a seed: latents lie in rows of 8 bits
+  bool fp8_latents_ = false;                         // synthetic latents lie in FP8 rows
   std::shared_ptr<const SyntheticCompressed> made_;  // of a seed with a format
   bool repaged_ = false;                             // by decoded() or last_rows(): the file's pages are not the job's
   std::shared_ptr<const PageTable> dealt_;           // of a cache in pages that lies in no file

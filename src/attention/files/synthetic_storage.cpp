@@ -29,7 +29,7 @@ bool as_they_are(const std::string& name, Dtype dtype) {
   return false;
 }
 
-// Calls part(tokens, latents, fp8 rows, first) for some tokens at a time, of which latents and rows of 8 bits are made.
+// Calls part(tokens, latents, fp8 rows, first) for some tokens at a time, of which latents and FP8 rows are made.
 template <class Part>
 void for_each_part(std::uint64_t seed, const MlaSpec& spec, std::span<const PackedRun> tokens, int threads,
                    const Part& part) {

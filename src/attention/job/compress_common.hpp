@@ -78,7 +78,7 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
 CompressResult evict_pages(const SafetensorsFile& file, const FileInput& input, const CompressJob& job,
                            const InputTensors& cache, std::vector<WholeTensor> others);
 
-// compress_file() of latents in rows or in pages, which become rows of 8 bits (kernels/latent_rows.hpp).
+// compress_file() of latents in rows or in pages, which become FP8 rows (kernels/latent_rows.hpp).
 CompressResult compress_latents(const SafetensorsFile& file, const FileInput& input, const CompressJob& job);
 
 }  // namespace ringattn

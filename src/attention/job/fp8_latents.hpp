@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Latents in rows of 8 bits (kernels/latent_rows.hpp) on their way from an input into memory, as they are.
+// Latents in FP8 rows (kernels/latent_rows.hpp) on their way from an input into memory, as they are.
 #pragma once
 
 #include <cstdint>

@@ -69,7 +69,7 @@ LoadedCache::LoadedCache(const JobInput& input, Decode& decode, const Collective
   if (job.values_in_keys) {
     failpoint("staging");
     mark_unwritten(backend, {&pools_.k});
-    // Rows of 8 bits are taken for rows of half as many numbers.
+    // FP8 rows are taken for rows of half as many numbers.
     const std::int64_t width = token_bytes(k_.format, k_.shape) / static_cast<std::int64_t>(size_of(spec.dtype));
     fill_rows({}, dense_view(static_cast<void*>(pools_.k.data()), spec.dtype, rows(), 1, width), nullptr, on_progress);
   } else {
@@ -149,7 +149,7 @@ void LoadedCache::make_heads(SyntheticTensor tensor, std::span<const PackedRun> 
   await(backend, collective_.timeouts());
 }
 
-// Latents and rotary keys side by side, or rows of 8 bits as they lie in the file.
+// Latents and rotary keys side by side, or FP8 rows as they lie in the file.
 void LoadedCache::fill_latents(std::span<const PackedRun> runs, const MutableTensorView& host) {
   const DecodeJob& job = decode_.job();
   if (job.format.k.is_plain()) {

@@ -58,7 +58,7 @@ class LoadedJob {
     std::int64_t heads;
     std::int64_t dim;
     std::int64_t NonFinite::*non_finite;
-    bool packed = false;  // rows of 8 bits of latents, as 16-bit halves
+    bool packed = false;  // FP8 rows of latents, as 16-bit halves
   };
 
   LoadedJob(const RingOp& ring, const Collective& collective) : ring_(ring), collective_(collective) {}
