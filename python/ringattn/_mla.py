@@ -59,7 +59,7 @@ def _is_fp8(rows) -> bool:
 
 def _refuse_float8(name: str, rows) -> None:
     if "float8" in type_name(rows.dtype):
-        refuse(f"{name} is {type_name(rows.dtype)}", "rows of 8 bits hold more than codes", 'Pass it as bytes: .view("uint8"), '
+        refuse(f"{name} is {type_name(rows.dtype)}", "FP8 rows hold more than quantized values", 'Pass it as bytes: .view("uint8"), '
                "of PyTorch .view(torch.uint8).")  # fmt: skip
 
 
@@ -134,7 +134,7 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     _job.check_dtypes(q=q, latent=latent, k_rope=k_rope, w_uk=w_uk, w_uv=w_uv, out=out)
     if fp8 == (k_rope is not None):
         refuse(f"k_rope of mla is {'given' if fp8 else 'missing'}", f"latent is {type_name(latent.dtype)}, and "
-               f"{'its rows have the rotary keys' if fp8 else 'only rows of 8 bits have rotary keys'}",
+               f"{'its rows have the rotary keys' if fp8 else 'only FP8 rows have rotary keys'}",
                "Leave it out." if fp8 else "Pass the rotary keys.")  # fmt: skip
     check_settings((form,))
     if form not in _abi.FORMS:

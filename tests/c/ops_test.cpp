@@ -253,7 +253,7 @@ TEST(CMla, HasTheBitsOfCppInBothFormsAndWhenDecoded) {
   ringattn_mla_decode_destroy(decode);
 }
 
-// Rows of 8 bits; their bits are compared in tests/python/ops_test.py, which reads by this interface.
+// FP8 rows; their bits are compared in tests/python/ops_test.py, which reads by this interface.
 TEST(CMla, FormatsAndWhatDoesNotFitThem) {
   constexpr std::int64_t kTokens = 5, kRowBytes = 128 + 4 + 2 * 16;
   SelfWorld world;

@@ -237,8 +237,7 @@ TEST_F(CompressLatents, WhatIsRefused) {
     EXPECT_FALSE(std::filesystem::exists(folder_.file("out")));
   };
   const Words fp8{"--method", "fp8"};
-  refused(plain, {"--method", "int8"}, 2,
-          "--method int8 with latents (they are stored as they are, or in rows of 8 bits");
+  refused(plain, {"--method", "int8"}, 2, "--method int8 with latents (they are stored as they are, or in FP8 rows");
   refused(plain, {"--method", "snapkv"}, 3, "holds latents (tokens are evicted only from keys and values)");
   refused(plain, fp8 + Words{"--ratio", "0.5"}, 2,
           "--ratio 0.5 with latents (the ratio is the share of the bytes that");
@@ -252,11 +251,11 @@ TEST_F(CompressLatents, WhatIsRefused) {
     for (const char* const name : {"q", "w_uk", "w_uv", "cu_seqlens_q"}) ropes.erase(name);
     refused(ropes, fp8, 3, "`k_rope` of ");
   }
-  refused(with_fp8_latent(plain), fp8, 3, "latents of 8 bits are compressed already");
-  refused(with_pages(with_fp8_latent(plain), shape), fp8, 3, "latents of 8 bits are compressed already");
+  refused(with_fp8_latent(plain), fp8, 3, "FP8 latents are compressed already");
+  refused(with_pages(with_fp8_latent(plain), shape), fp8, 3, "FP8 latents are compressed already");
   MlaFile half = shape;
   half.dtype = Dtype::kF16;
-  refused(mla_tensors(half), fp8, 3, "latents of 8 bits are unpacked to BF16");
+  refused(mla_tensors(half), fp8, 3, "FP8 latents are unpacked to BF16");
   // A method that no latents have is refused before advice that would not help.
   refused(with_pages(mla_tensors(half), half), {"--method", "snapkv"}, 3,
           "holds latents (tokens are evicted only from");

@@ -152,7 +152,7 @@ TEST(CompressCommand, TheGreatestRatioIsTakenAsItIsNamed) {
   latents.latent_dim = 512;
   latents.rope_dim = 64;
   const Words input{"--input", write_tensors(folder.file("latents"), mla_tensors(latents))};
-  expect_taken(input, "fp8", "rows of 8 bits remove ", " of them)");
+  expect_taken(input, "fp8", "FP8 rows remove ", " of them)");
   // A scale for each token and head is more than rows of two dims have to give.
   const Finished none = with({"--synthetic", "7", "--seq", "64", "--head-dim", "2"}, "int8", "0");
   EXPECT_EQ(none.code, 2);

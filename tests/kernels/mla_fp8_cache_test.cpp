@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding over latents of 8 bits: the bits that the same kernel has over the latents which dequantize_latent_rows()
+// Decoding over FP8 latents: the bits that the same kernel has over the latents which dequantize_latent_rows()
 // gives. Every kernel that reads such rows. What no sequence owns is 0xff: quantized values and numbers that are NaN.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class MlaFp8Cache : public ::testing::TestWithParam<DecodeRow> {
  protected:
   void SetUp() override {
     const DecodeSpec decode{spec(16), true, {latent_format(kRope), {}}};
-    if (!GetParam().missing(decode).empty()) GTEST_SKIP() << "reads no latents of 8 bits";
+    if (!GetParam().missing(decode).empty()) GTEST_SKIP() << "reads no FP8 latents";
     const std::string reason = GetParam().unavailable();
     if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
     if (on_device()) group_ = GetParam().make_kernel(decode, *GetParam().make_backend({1, kNoDevice}))->kv_split_keys();

@@ -13,7 +13,7 @@ import ringattn
 import ringattn.torch_ops  # noqa: F401, registers the operators
 import torch
 
-# A placeholder for each type of argument: gradients are refused before the rest is read.
+# An example for each type of argument: gradients are refused before the rest is read.
 ANYTHING = {"Tensor": None, "int": 0, "float": 0.0, "bool": False, "str": "", "List[int]": [], "List[float]": []}
 OPERATORS = sorted(
     name for name in torch._C._dispatch_get_all_op_names() if name.startswith("ringattn::") and "." not in name

@@ -48,7 +48,7 @@ def samples() -> dict[str, list[tuple]]:
     places = torch.arange(60, dtype=torch.int32)[:, None]
     latents = normal(60, 4, 24), normal(60, 64), normal(60, 8, seed=2), normal(4, 16, 64), normal(4, 16, 64, seed=2)
     inside = normal(60, 4, 72), *latents[1:3], None, None
-    bf16, rows = torch.bfloat16, torch.zeros(60, 148, dtype=torch.uint8)  # of 8 bits
+    bf16, rows = torch.bfloat16, torch.zeros(60, 148, dtype=torch.uint8)  # FP8
     matrices = normal(4, 16, 128, dtype=bf16), normal(4, 16, 128, seed=2, dtype=bf16)
     scan = normal(60, 2, 8), normal(60, 2).abs(), -normal(2).exp(), normal(60, 1, 16), normal(60, 1, 16, seed=2)
     row = normal(3, 2, 8), normal(3, 2).abs(), -normal(2).exp(), normal(3, 1, 16), normal(3, 1, 16, seed=2)

@@ -350,7 +350,7 @@ class Fp8Latents(unittest.TestCase):
             ("rope_dim is None",
              lambda: ringattn.mla_decode(self.q[:2], np.zeros((2, 256, 164), "uint8"), np.array([9, 9], "int32"), self.w_uk,
                                          self.w_uv, rope_dim=None)),
-            ("latent is float8_e4m3fn (rows of 8 bits hold more than codes)",
+            ("latent is float8_e4m3fn (FP8 rows hold more than quantized values)",
              lambda: self.mla(self.rows.view(ml_dtypes.float8_e4m3fn), None)),
             ("FP8 latents in a job of fp32", lambda: ringattn.mla(fp32["q"], self.rows, None, fp32["w_uk"], fp32["w_uv"])),
             ("cache has rows of 163 bytes", lambda: ringattn.mla_decode(self.q[:1], np.zeros((1, 256, 163), "uint8"),

@@ -37,7 +37,7 @@ CacheFormat format_of(const AttentionSpec& spec, const CacheLayout& layout) {
   return {latent_format(spec.head_dim - spec.head_dim_v), {}};
 }
 
-// Rows of 8 bits as keys of 16-bit elements, which lie in pages as keys do.
+// FP8 rows as keys of 16-bit elements, which lie in pages as keys do.
 AttentionInputs with_codes(AttentionInputs inputs, const std::vector<std::byte>& codes) {
   inputs.spec.head_dim =
       static_cast<int>(latent_row_bytes(inputs.spec.head_dim_v, inputs.spec.head_dim - inputs.spec.head_dim_v) / 2);

@@ -138,7 +138,7 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
             "Convert q to BF16.");
     if (codes && file.contains("k_rope")) {
       fail(ErrorCode::kFile, fmt::format("{} holds {} and k_rope", file.path(), described(latents.latent)),
-           "rows of 8 bits have their rotary keys", "Leave k_rope out, or give latents of 16 bits.");
+           "FP8 rows have their rotary keys", "Leave k_rope out, or give latents of 16 bits.");
     }
     latents.rows = Rows::kFp8;
     return pages;

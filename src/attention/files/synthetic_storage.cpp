@@ -66,11 +66,11 @@ bool is_fp8_latent_format(const std::string& name, const MlaSpec& spec) {
   if (as_they_are(name, spec.dtype)) return false;
   if (name != "fp8") {
     fail(ErrorCode::kUsage, {setting("cache_format", name), " with latents"},
-         "they are stored as they are, or in rows of 8 bits (fp8)", {"Use ", setting("cache_format", "fp8"), "."});
+         "they are stored as they are, or in FP8 rows (fp8)", {"Use ", setting("cache_format", "fp8"), "."});
   }
   if (spec.dtype != Dtype::kBf16) {
     fail(ErrorCode::kUsage, {setting("cache_format", name), " with ", setting("dtype", dtype_name(spec.dtype))},
-         "latents of 8 bits become bf16", {"Use ", setting("dtype", "bf16"), ", or leave the format out."});
+         "FP8 latents become bf16", {"Use ", setting("dtype", "bf16"), ", or leave the format out."});
   }
   static_cast<void>(latent_row_bytes(spec));  // refuses dims that no row holds
   return true;

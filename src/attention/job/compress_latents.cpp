@@ -31,7 +31,7 @@ void check_method(const CompressJob& job, const SafetensorsFile& file) {
   const std::string_view method = job.method.format->name;
   if (method == "fp8") return;
   fail(ErrorCode::kUsage, {setting("method", method), " with latents"},
-       "they are stored as they are, or in rows of 8 bits (fp8)", {"Use ", setting("method", "fp8"), "."});
+       "they are stored as they are, or in FP8 rows (fp8)", {"Use ", setting("method", "fp8"), "."});
 }
 
 // The bytes of a token's row.
@@ -39,7 +39,7 @@ void check_ratio(const CompressJob& job, std::int64_t before, std::int64_t after
   const double removed = 1.0 - static_cast<double>(after) / static_cast<double>(before);
   if (job.ratio && !meets_ratio(removed, *job.ratio)) {
     fail(ErrorCode::kUsage, {setting("ratio", fmt::format("{}", *job.ratio)), " with latents"},
-         fmt::format("the ratio is the share of the bytes that is removed, and rows of 8 bits remove {} of them",
+         fmt::format("the ratio is the share of the bytes that is removed, and FP8 rows remove {} of them",
                      max_ratio(removed)),
          "Ask for less, or leave it out.");
   }
@@ -139,15 +139,15 @@ void for_each_run(const InputTensors& found, const RowGrid& grid, std::int64_t m
 CompressResult compress_latents(const SafetensorsFile& file, const FileInput& input, const CompressJob& job) {
   check_method(job, file);
   const auto [found, source] = find_latent_rows(file, input.names, input.order, input.latent_dim);
-  require(source.rows != Rows::kFp8, source.latent, "latents of 8 bits are compressed already",
+  require(source.rows != Rows::kFp8, source.latent, "FP8 latents are compressed already",
           "Give a file with latent and k_rope, or with pages of them.");
-  require(found.dtype == Dtype::kBf16, source.latent, "latents of 8 bits are unpacked to BF16",
+  require(found.dtype == Dtype::kBf16, source.latent, "FP8 latents are unpacked to BF16",
           "Convert it, and q and the matrices beside it, to BF16.");
   require(source.latent_dim > 0 && source.latent_dim % kLatentScaleBlock == 0, source.latent,
           fmt::format("{} numbers of a latent share a scale, and it has {}", kLatentScaleBlock, source.latent_dim),
-          fmt::format("Latents of 8 bits have a multiple of {} dims.", kLatentScaleBlock));
+          fmt::format("FP8 latents have a multiple of {} dims.", kLatentScaleBlock));
   require(source.rope_dim % 4 == 0, source.latent, fmt::format("its rotary keys have {} numbers", source.rope_dim),
-          "In rows of 8 bits they have a multiple of 4.");
+          "In FP8 rows they have a multiple of 4.");
   const std::int64_t row_bytes = latent_row_bytes(source.latent_dim, source.rope_dim);
   const auto plain_bytes = static_cast<std::int64_t>(size_of(Dtype::kBf16)) * (source.latent_dim + source.rope_dim);
   check_ratio(job, plain_bytes, row_bytes);

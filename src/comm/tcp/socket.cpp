@@ -175,13 +175,6 @@ SocketAddress local_address(const FileDescriptor& socket) {
   return address;
 }
 
-SocketAddress peer_address(const FileDescriptor& socket) {
-  SocketAddress address;
-  address.length = sizeof address.storage;
-  if (::getpeername(socket.get(), raw(address), &address.length) != 0) address.length = 0;
-  return address;
-}
-
 void set_no_delay(const FileDescriptor& socket) { set_flag(socket, IPPROTO_TCP, TCP_NODELAY, 1); }
 
 void poll_briefly(std::span<pollfd> sockets) {

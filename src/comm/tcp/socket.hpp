@@ -56,7 +56,6 @@ int connection_error(const FileDescriptor& socket);
 Opened accept_connection(const FileDescriptor& listener);
 
 SocketAddress local_address(const FileDescriptor& socket);
-SocketAddress peer_address(const FileDescriptor& socket);
 
 // Sets TCP_NODELAY, so that small messages are sent at once.
 void set_no_delay(const FileDescriptor& socket);

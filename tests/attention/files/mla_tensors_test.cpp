@@ -293,7 +293,7 @@ TEST(MlaTensors, AreRefusedWithBothShapes) {
          t = with_fp8_latent(t);
          t["k_rope"] = k_rope;
        },
-       {"`latent_fp8`", "and k_rope (rows of 8 bits have their rotary keys)"}},
+       {"`latent_fp8`", "and k_rope (FP8 rows have their rotary keys)"}},
       {"pages of 24",
        [](NamedTensors& t) {
          t = with_pages(t, MlaFile());

@@ -53,7 +53,7 @@ class MlaConsumer {
       pin(o_);
       release(tile);
     };
-    // Of two consecutive tiles, the first warpgroup scores the even one and the second the odd one. The second issues
+    // The first warpgroup scores even tiles and the second odd ones. For two consecutive tiles, the second issues
     // its MMAs after all of the first's are issued. If they ran concurrently, both would end at the same time, and the
     // tensor cores would idle during both softmaxes. In this order they compute the odd scores during the even tile's
     // softmax, and the even tile's P V during the odd tile's softmax.
