@@ -59,7 +59,8 @@ def _is_fp8(rows) -> bool:
 
 def _refuse_float8(name: str, rows) -> None:
     if "float8" in type_name(rows.dtype):
-        refuse(f"{name} is {type_name(rows.dtype)}", "FP8 rows hold more than quantized values", 'Pass it as bytes: .view("uint8"), '
+        refuse(f"{name} is {type_name(rows.dtype)}", "FP8 rows hold more than quantized values",
+               'Pass it as bytes: .view("uint8"), '
                "of PyTorch .view(torch.uint8).")  # fmt: skip
 
 
