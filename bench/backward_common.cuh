@@ -56,7 +56,7 @@ __device__ __forceinline__ char* spill_address(const Problem& p, std::uint32_t t
   return reinterpret_cast<char*>(p.spill) + std::int64_t{tile & p.spill_mask} * kSpillTile;
 }
 
-__device__ __forceinline__ std::uint32_t pack(float low, float high) { return cuda::Products<bf16>::pack(low, high); }
+__device__ __forceinline__ std::uint32_t pack(float low, float high) { return cuda::MmaTraits<bf16>::pack(low, high); }
 
 // Issues D = A · Bᵀ. A [64, 128] and B [kColumns, 128] are in shared memory, in panels of kRowsA and kRowsB rows.
 template <int kColumns, int kRowsA, int kRowsB>

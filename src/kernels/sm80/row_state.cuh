@@ -312,8 +312,8 @@ __device__ __forceinline__ void finish_rows(const cuda::AttentionParams& p, cons
       const std::uint32_t to = q_tile + static_cast<std::uint32_t>(chunk / 8 * C::kQueryTile * cuda::kPanelRowBytes) +
                                cuda::swizzled(tile_row, chunk % 8) + static_cast<std::uint32_t>(lane % 4 * 4);
       cuda::store_shared(
-          to, cuda::Products<typename C::Element>::pack(__fmul_rn(state.o[block][n][2 * half], inverse),
-                                                        __fmul_rn(state.o[block][n][2 * half + 1], inverse)));
+          to, cuda::MmaTraits<typename C::Element>::pack(__fmul_rn(state.o[block][n][2 * half], inverse),
+                                                         __fmul_rn(state.o[block][n][2 * half + 1], inverse)));
     }
   });
   __syncwarp();

@@ -205,7 +205,7 @@ class TileStep {
 #pragma unroll
         for (int n = 0; n < C::kKeyTile / 8; ++n) {
           probability[b][n / 2][2 * (n % 2) + half] =
-              cuda::Products<Element>::pack(s[b][n][2 * half], s[b][n][2 * half + 1]);
+              cuda::MmaTraits<Element>::pack(s[b][n][2 * half], s[b][n][2 * half + 1]);
         }
       }
     }

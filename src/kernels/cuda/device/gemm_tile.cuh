@@ -107,7 +107,7 @@ __device__ __forceinline__ void store_sums(const GemmParams& p, int head, int ro
       std::uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        words[i] = Products<Element>::pack(sums[first + i][2 * half], sums[first + i][2 * half + 1]);
+        words[i] = MmaTraits<Element>::pack(sums[first + i][2 * half], sums[first + i][2 * half + 1]);
       }
       transpose_in_quad(words);
       const int block = own + first * 8;

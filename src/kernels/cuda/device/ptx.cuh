@@ -101,12 +101,13 @@ __device__ inline float reciprocal_approx(float x) {
   return y;
 }
 
-// D[16, 8] = A[16, 16] · B[16, 8] + C with fp32 accumulation, and the packing of two rounded elements.
+// The mma instruction for an element type, m16n8k16 with fp32 accumulation: mma() computes D = A · B + C. pack() rounds
+// two values to elements, and packs them into a register of a fragment.
 template <class Element>
-struct Products;
+struct MmaTraits;
 
 template <>
-struct Products<__nv_bfloat16> {
+struct MmaTraits<__nv_bfloat16> {
   __device__ static void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
                              const float (&c)[4]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
@@ -122,7 +123,7 @@ struct Products<__nv_bfloat16> {
 };
 
 template <>
-struct Products<__half> {
+struct MmaTraits<__half> {
   __device__ static void mma(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
                              const float (&c)[4]) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
@@ -143,9 +144,9 @@ __device__ __forceinline__ void multiply(float (&d)[4], const std::uint32_t (&a)
                                          bool from_zero) {
   if (from_zero) {
     const float zero[4] = {0.0F, 0.0F, 0.0F, 0.0F};
-    Products<Element>::mma(d, a, b0, b1, zero);
+    MmaTraits<Element>::mma(d, a, b0, b1, zero);
   } else {
-    Products<Element>::mma(d, a, b0, b1, d);
+    MmaTraits<Element>::mma(d, a, b0, b1, d);
   }
 }
 

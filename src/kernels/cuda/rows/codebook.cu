@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 2) codebook_kernel(const __grid_cons
   std::uint16_t* const to =
       p.codebook + (static_cast<std::int64_t>(head) * runs + run) * kCodebookVectors * kWidth + own;
 #pragma unroll
-  for (int c = 0; c < kWidth; ++c) to[c] = static_cast<std::uint16_t>(Products<Element>::pack(vectors[own + c], 0.0F));
+  for (int c = 0; c < kWidth; ++c) to[c] = static_cast<std::uint16_t>(MmaTraits<Element>::pack(vectors[own + c], 0.0F));
 }
 
 template <class Element, int kWidth>

@@ -11,7 +11,7 @@ namespace ringattn::cuda {
 // Returns true if a dequantized value is finite after rounding to Element.
 template <class Element>
 __device__ __forceinline__ bool is_finite_as(float value) {
-  return is_finite<Element>(Products<Element>::pack(value, 0.0F));
+  return is_finite<Element>(MmaTraits<Element>::pack(value, 0.0F));
 }
 
 template <class Element>

@@ -26,7 +26,7 @@ struct Quad {
 
 template <class Element>
 __device__ __forceinline__ float rounded(float value) {
-  return widen<Element>(Products<Element>::pack(value, 0.0F));
+  return widen<Element>(MmaTraits<Element>::pack(value, 0.0F));
 }
 template <class Element>
 __device__ __forceinline__ float truncated(float value) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ Quad widen(uint2 raw) {
 }
 template <class Element>
 __device__ __forceinline__ uint2 narrow(const Quad& quad) {
-  return {Products<Element>::pack(quad.x[0], quad.x[1]), Products<Element>::pack(quad.x[2], quad.x[3])};
+  return {MmaTraits<Element>::pack(quad.x[0], quad.x[1]), MmaTraits<Element>::pack(quad.x[2], quad.x[3])};
 }
 
 // Elements of a row from `channel` on. Without by_four, those after the row's last channel are zeros.

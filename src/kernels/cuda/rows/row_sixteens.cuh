@@ -138,7 +138,7 @@ __device__ __forceinline__ void write_16_channels(const RowParams& p, const Lane
     if (!present) return;
     *reinterpret_cast<uint2*>(quantized + channel / 2) = quantize_int4<Element>(row, scale, zero);
     if (channel % kPairChannels == 0) {
-      *reinterpret_cast<std::uint32_t*>(qparams + channel / kPairChannels * 4) = Products<Element>::pack(scale, zero);
+      *reinterpret_cast<std::uint32_t*>(qparams + channel / kPairChannels * 4) = MmaTraits<Element>::pack(scale, zero);
     }
   } else {
     constexpr bool kFp8 = kEncoding == RowEncoding::kFp8;
@@ -193,7 +193,7 @@ class GroupOfChannels {
       quick = quick && by[i].quick;
       const ScaleOffset offset = scale_offset_of(channel_ + i, p_.dim, kGroup);
       auto* const to = reinterpret_cast<std::uint32_t*>(qparams.near(static_cast<std::uint32_t>(offset.token), head_));
-      to[offset.pair] = Products<Element>::pack(scale[i], zero[i]);
+      to[offset.pair] = MmaTraits<Element>::pack(scale[i], zero[i]);
     }
     // The asm prevents reuse of the fp32 conversions: they would take twice as many registers, so they are repeated
     // below.

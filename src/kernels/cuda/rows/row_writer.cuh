@@ -202,7 +202,7 @@ class RowWriter {
     const Divisor by = int4_divisor(scale);
     store_nibbles(p_, quantized, channel(n),
                   quantize_int4(quad, {scale, scale, scale, scale}, {zero, zero, zero, zero}, {by, by, by, by}));
-    if (lane_ % 8 == 0) store_pair(p_, pairs, channel(n) / kPairChannels, Products<Element>::pack(scale, zero));
+    if (lane_ % 8 == 0) store_pair(p_, pairs, channel(n) / kPairChannels, MmaTraits<Element>::pack(scale, zero));
   }
 
   __device__ __forceinline__ void write_hybrid(std::byte* const (&streams)[kMaxStreams], int head,
@@ -327,7 +327,7 @@ __device__ __forceinline__ void write_pair(const RowParams& p, int channel, int 
   const ScaleOffset offset = scale_offset_of(channel + i, p.dim, p.format.group);
   std::byte* const row = row_at(1, static_cast<int>(offset.token));
   if (row == nullptr) return;
-  store_pair(p, row, static_cast<int>(offset.pair), Products<Element>::pack(code.scale[i], code.zero[i]));
+  store_pair(p, row, static_cast<int>(offset.pair), MmaTraits<Element>::pack(code.scale[i], code.zero[i]));
 }
 
 // Writes the quantized values of tokens begin … end − 1.

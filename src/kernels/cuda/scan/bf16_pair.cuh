@@ -14,9 +14,9 @@ namespace ringattn::cuda {
 
 // Splits two fp32 values into packed bf16 values with first = hi + lo, within 2^−17.
 __device__ __forceinline__ void split_hi_lo(float first, float second, std::uint32_t& hi, std::uint32_t& lo) {
-  hi = Products<__nv_bfloat16>::pack(first, second);
-  lo = Products<__nv_bfloat16>::pack(__fsub_rn(first, __uint_as_float(hi << 16)),
-                                     __fsub_rn(second, __uint_as_float(hi & 0xffff0000U)));
+  hi = MmaTraits<__nv_bfloat16>::pack(first, second);
+  lo = MmaTraits<__nv_bfloat16>::pack(__fsub_rn(first, __uint_as_float(hi << 16)),
+                                      __fsub_rn(second, __uint_as_float(hi & 0xffff0000U)));
 }
 
 // Products of two packed bf16 values with two hi/lo pairs, as hi/lo pairs within 3 · 2^−18. x · hi is represented

@@ -16,7 +16,7 @@ __device__ __forceinline__ void write_pair(const cuda::AttentionParams& p, std::
                                            float x, float y, float factor) {
   auto* const to =
       static_cast<std::uint16_t*>(p.out.data) + row * p.out.token_stride + head * p.out.head_stride + column;
-  const std::uint32_t pair = cuda::Products<Element>::pack(__fmul_rn(x, factor), __fmul_rn(y, factor));
+  const std::uint32_t pair = cuda::MmaTraits<Element>::pack(__fmul_rn(x, factor), __fmul_rn(y, factor));
   if (reinterpret_cast<std::uint64_t>(to) % 4 == 0) {
     *reinterpret_cast<std::uint32_t*>(to) = pair;
   } else {

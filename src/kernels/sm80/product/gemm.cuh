@@ -92,9 +92,9 @@ __global__ void __launch_bounds__(C::kThreads, 2) gemm_kernel(const __grid_const
         part.load_weights(b, weights, pair, step);
 #pragma unroll
         for (int block = 0; block < 2; ++block) {
-          using Products = cuda::Products<typename C::Element>;
-          Products::mma(sums[block][2 * pair], a[block], b[0], b[1], sums[block][2 * pair]);
-          Products::mma(sums[block][2 * pair + 1], a[block], b[2], b[3], sums[block][2 * pair + 1]);
+          using Mma = cuda::MmaTraits<typename C::Element>;
+          Mma::mma(sums[block][2 * pair], a[block], b[0], b[1], sums[block][2 * pair]);
+          Mma::mma(sums[block][2 * pair + 1], a[block], b[2], b[3], sums[block][2 * pair + 1]);
         }
       }
     }

@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
     }
   }
 
-  using Products = cuda::Products<typename C::Element>;
+  using Mma = cuda::MmaTraits<typename C::Element>;
 #pragma unroll
   for (int i = 0; i < kRowsOfThread; ++i) {
     const int at = row + own_row + i;
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
       const int first = column + own_column + q * C::kQuadStep;
       if (first >= p.dim_n) continue;
       const float(&four)[kQuadColumns] = sums[i][q];
-      const uint2 words{Products::pack(four[0], four[1]), Products::pack(four[2], four[3])};
+      const uint2 words{Mma::pack(four[0], four[1]), Mma::pack(four[2], four[3])};
       auto* const elements = reinterpret_cast<std::uint16_t*>(to) + first;
       if (p.out.aligned) {
         *reinterpret_cast<uint2*>(elements) = words;

@@ -24,8 +24,8 @@ __device__ __forceinline__ void compute_scores(std::uint32_t c, std::uint32_t b,
       std::uint32_t right[4];
       load_matrix(left, tile_at(c, 16 * row, 16 * k, kPitch) + down_first(lane, kPitch));
       load_matrix(right, tile_at(b, 16 * column, 16 * k, kPitch) + right_first(lane, kPitch));
-      cuda::Products<Element>::mma(sum[0], left, right[0], right[1], sum[0]);
-      cuda::Products<Element>::mma(sum[1], left, right[2], right[3], sum[1]);
+      cuda::MmaTraits<Element>::mma(sum[0], left, right[0], right[1], sum[0]);
+      cuda::MmaTraits<Element>::mma(sum[1], left, right[2], right[3], sum[1]);
     }
     float* const target = scores + (16 * row + lane / 4) * kScorePitch + 16 * column + lane % 4 * 2;
 #pragma unroll
@@ -167,7 +167,7 @@ __device__ __forceinline__ void store_output(const SsmParams& p, const WarpCoord
         first = __fmul_rn(first, cuda::silu(gate.x));
         second = __fmul_rn(second, cuda::silu(gate.y));
       }
-      packed[t] = cuda::Products<Element>::pack(first, second);
+      packed[t] = cuda::MmaTraits<Element>::pack(first, second);
     }
     const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? packed[0] : packed[1], 1);
     const std::uint32_t low = odd ? other : packed[0];

@@ -103,7 +103,7 @@ __device__ __forceinline__ void head_barrier(int head_index, int warps) {
   }
 }
 
-using Bf16Products = cuda::Products<__nv_bfloat16>;
+using Bf16Mma = cuda::MmaTraits<__nv_bfloat16>;
 using cuda::split_hi_lo;
 using cuda::unpack;
 
@@ -131,10 +131,10 @@ template <class Element>
 __device__ __forceinline__ void multiply_left(float (&d)[4], const std::uint32_t (&hi)[4], const std::uint32_t (&lo)[4],
                                               const InputOperand<Element, 4>& operand, int tile) {
   const int at = 2 * tile;
-  Bf16Products::mma(d, hi, operand.addend[0][at], operand.addend[0][at + 1], d);
-  Bf16Products::mma(d, lo, operand.addend[0][at], operand.addend[0][at + 1], d);
+  Bf16Mma::mma(d, hi, operand.addend[0][at], operand.addend[0][at + 1], d);
+  Bf16Mma::mma(d, lo, operand.addend[0][at], operand.addend[0][at + 1], d);
   if constexpr (InputOperand<Element, 4>::kAddends == 2) {
-    Bf16Products::mma(d, hi, operand.addend[1][at], operand.addend[1][at + 1], d);
+    Bf16Mma::mma(d, hi, operand.addend[1][at], operand.addend[1][at + 1], d);
   }
 }
 
@@ -142,9 +142,9 @@ __device__ __forceinline__ void multiply_left(float (&d)[4], const std::uint32_t
 template <class Element>
 __device__ __forceinline__ void multiply_right(float (&d)[4], const InputOperand<Element, 4>& operand,
                                                const std::uint32_t (&hi)[2], const std::uint32_t (&lo)[2]) {
-  Bf16Products::mma(d, operand.addend[0], hi[0], hi[1], d);
-  Bf16Products::mma(d, operand.addend[0], lo[0], lo[1], d);
-  if constexpr (InputOperand<Element, 4>::kAddends == 2) Bf16Products::mma(d, operand.addend[1], hi[0], hi[1], d);
+  Bf16Mma::mma(d, operand.addend[0], hi[0], hi[1], d);
+  Bf16Mma::mma(d, operand.addend[0], lo[0], lo[1], d);
+  if constexpr (InputOperand<Element, 4>::kAddends == 2) Bf16Mma::mma(d, operand.addend[1], hi[0], hi[1], d);
 }
 
 // Offset of this lane's row for ldmatrix, relative to a tile of 16 × 16 elements: matrices in column-major order

@@ -248,7 +248,7 @@ class SlicedStep {
         }
         cuda::store_shared(q_tile_ + static_cast<std::uint32_t>(Layout::kProbabilities) +
                                cuda::swizzled(row, key_block() * 2 + n) + static_cast<std::uint32_t>(lane() % 4 * 4),
-                           cuda::Products<Element>::pack(s[n][2 * half], s[n][2 * half + 1]));
+                           cuda::MmaTraits<Element>::pack(s[n][2 * half], s[n][2 * half + 1]));
       }
       sums(row)[key_block()] = sum;
     }

@@ -174,7 +174,7 @@ class ColumnOutputs {
       const std::uint32_t* const p = p_fragments_[step / 2][half] + step % 2 * 2;
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) {
-        cuda::Products<typename C::Element>::mma(o_[n][half], v[n], p[0], p[1], o_[n][half]);
+        cuda::MmaTraits<typename C::Element>::mma(o_[n][half], v[n], p[0], p[1], o_[n][half]);
       }
     }
   }

@@ -57,12 +57,12 @@ __device__ __forceinline__ void widen_quantized(std::uint32_t quantized, float (
 // Dequantizes four values: multiplies in fp32 and rounds the products.
 template <class Element, bool kFp8>
 __device__ __forceinline__ uint2 eight_bits(std::uint32_t quantized, float scale) {
-  using Products = cuda::Products<Element>;
+  using Mma = cuda::MmaTraits<Element>;
   float x[4];
   widen_quantized<kFp8>(quantized, x);
 #pragma unroll
   for (int i = 0; i < 4; ++i) x[i] = __fmul_rn(x[i], scale);
-  return {Products::pack(x[0], x[1]), Products::pack(x[2], x[3])};
+  return {Mma::pack(x[0], x[1]), Mma::pack(x[2], x[3])};
 }
 
 // Converts the two values in the lower bytes of `quantized`.
@@ -104,7 +104,7 @@ __device__ __forceinline__ std::uint32_t element_scales(std::uint32_t low, std::
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
     return __byte_perm(low, high, 0x7632) + (fp8 ? kSpreadBias * 0x10001U : 0U);
   } else {
-    return cuda::Products<Element>::pack(__uint_as_float(low), __uint_as_float(high));
+    return cuda::MmaTraits<Element>::pack(__uint_as_float(low), __uint_as_float(high));
   }
 }
 
@@ -172,7 +172,7 @@ template <class Element, bool kFp8>
 __device__ __forceinline__ std::uint32_t two_of_eight_bits(std::uint32_t quantized, const Fp32Scales& scales) {
   float x[2];
   widen_quantized<kFp8>(quantized, x);
-  return cuda::Products<Element>::pack(__fmul_rn(x[0], scales.low), __fmul_rn(x[1], scales.high));
+  return cuda::MmaTraits<Element>::pack(__fmul_rn(x[0], scales.low), __fmul_rn(x[1], scales.high));
 }
 
 // Dequantizes the four 8-bit values of a word: bytes 0 and 2, and bytes 1 and 3.
@@ -183,8 +183,8 @@ template <class Element, bool kFp8>
 __device__ __forceinline__ ElementPairs element_pairs(std::uint32_t quantized, const Fp32Scales& scales) {
   float x[4];
   widen_quantized<kFp8>(quantized, x);
-  return {cuda::Products<Element>::pack(__fmul_rn(x[0], scales.low), __fmul_rn(x[2], scales.high)),
-          cuda::Products<Element>::pack(__fmul_rn(x[1], scales.low), __fmul_rn(x[3], scales.high))};
+  return {cuda::MmaTraits<Element>::pack(__fmul_rn(x[0], scales.low), __fmul_rn(x[2], scales.high)),
+          cuda::MmaTraits<Element>::pack(__fmul_rn(x[1], scales.low), __fmul_rn(x[3], scales.high))};
 }
 template <class Element, bool kFp8>
 __device__ __forceinline__ ElementPairs element_pairs(std::uint32_t quantized, const ElementScales& scales) {
@@ -248,7 +248,7 @@ __device__ __forceinline__ std::uint32_t two_of_four_bits(std::uint32_t quantize
     return dequantize_int4(static_cast<std::uint8_t>((high ? quantized >> 16 : quantized) & 0xfU),
                            half_of<Element>(scales, high), half_of<Element>(zeros, high));
   };
-  return cuda::Products<Element>::pack(element(false), element(true));
+  return cuda::MmaTraits<Element>::pack(element(false), element(true));
 }
 
 // Dequantizes the eight 4-bit values of a word, for any pairs.

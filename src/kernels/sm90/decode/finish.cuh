@@ -33,7 +33,7 @@ __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int q
   auto* const to =
       static_cast<std::uint16_t*>(out.data) + row * out.token_stride + query_head * out.head_stride + column;
   const std::uint32_t pair =
-      cuda::Products<typename C::Element>::pack(cuda::scale_flushed(x, factor), cuda::scale_flushed(y, factor));
+      cuda::MmaTraits<typename C::Element>::pack(cuda::scale_flushed(x, factor), cuda::scale_flushed(y, factor));
   if (reinterpret_cast<std::uint64_t>(to) % 4 == 0) {
     *reinterpret_cast<std::uint32_t*>(to) = pair;
   } else {
@@ -98,12 +98,12 @@ struct FinishedRow {
     auto* const to = static_cast<std::uint16_t*>(out.data) + coord.row * out.token_stride +
                      coord.query_head * out.head_stride + column;
     *to = static_cast<std::uint16_t>(
-        cuda::Products<typename C::Element>::pack(cuda::scale_flushed(x, end.factor()), 0.0F));
+        cuda::MmaTraits<typename C::Element>::pack(cuda::scale_flushed(x, end.factor()), 0.0F));
   }
   // Two columns, divided and rounded.
   __device__ std::uint32_t pack(float x, float y) const {
     const float factor = end.factor();
-    return cuda::Products<typename C::Element>::pack(cuda::scale_flushed(x, factor), cuda::scale_flushed(y, factor));
+    return cuda::MmaTraits<typename C::Element>::pack(cuda::scale_flushed(x, factor), cuda::scale_flushed(y, factor));
   }
   // Writes eight columns that pack() has rounded.
   __device__ void write(int column, const uint4& eight) const {

@@ -130,7 +130,7 @@ class QuantizedKeys {
 
  private:
   using Element = typename C::Element;
-  using Products = cuda::Products<Element>;
+  using Mma = cuda::MmaTraits<Element>;
   static constexpr int kMine = C::kScoreBlocks;
   static constexpr int kSteps = C::kDim / 16;
 
@@ -172,7 +172,7 @@ class QuantizedKeys {
     const std::uint32_t keys[4] = {row.x, row_plus_8.x, row.y, row_plus_8.y};
 #pragma unroll
     for (int half = 0; half < (kMore ? 2 : 1); ++half) {
-      Products::mma(s[2 * mine + half], keys, q.rows[half].x, q.rows[half].y, s[2 * mine + half]);
+      Mma::mma(s[2 * mine + half], keys, q.rows[half].x, q.rows[half].y, s[2 * mine + half]);
     }
   }
 

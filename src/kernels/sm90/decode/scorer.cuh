@@ -64,7 +64,7 @@ class TileKeys {
   __device__ __forceinline__ void add_qk(ScoreFragments<C>& s, int, bool more) {
     constexpr int kSteps = C::kDim / 16;
     constexpr int kMine = C::kScoreBlocks;
-    using Products = cuda::Products<typename C::Element>;
+    using Mma = cuda::MmaTraits<typename C::Element>;
     const PipelineState<C::kKStages> stage = stage_;
     stage_.advance();
     barrier_wait(map_.k_full(stage.index), stage.parity);
@@ -88,8 +88,8 @@ class TileKeys {
 #pragma unroll
       for (int mine = 0; mine < kMine; ++mine) {
         if (!has_score_block<C>(mine)) continue;
-        Products::mma(s[2 * mine], keys[step % 3][mine], q_[step][0][0], q_[step][0][1], s[2 * mine]);
-        if (more) Products::mma(s[2 * mine + 1], keys[step % 3][mine], q_[step][1][0], q_[step][1][1], s[2 * mine + 1]);
+        Mma::mma(s[2 * mine], keys[step % 3][mine], q_[step][0][0], q_[step][0][1], s[2 * mine]);
+        if (more) Mma::mma(s[2 * mine + 1], keys[step % 3][mine], q_[step][1][0], q_[step][1][1], s[2 * mine + 1]);
       }
     }
     __syncwarp();
@@ -365,7 +365,7 @@ class Scorer {
 
   template <class More>
   __device__ __forceinline__ void exponentiate_and_send(Scores& s, std::uint32_t number, More more) {
-    using Products = cuda::Products<typename C::Element>;
+    using Mma = cuda::MmaTraits<typename C::Element>;
     const PipelineStateAt<C::kScoreStages> turn(number);
     const std::uint32_t warp_blocks = map_.score_stage(turn.index).address + score_at_;
     const float c = p_.softmax.exponent_base2;
@@ -383,8 +383,8 @@ class Scorer {
       for (int half = 0; half < 2; ++half) {
         if (half == 1 && !more) continue;
         const float(&x)[4] = s[2 * mine + half];
-        cuda::store_transposed(warp_blocks + chunk_at_ + ScoreStage::block<kMine>(mine, half),
-                               Products::pack(x[0], x[1]), Products::pack(x[2], x[3]));
+        cuda::store_transposed(warp_blocks + chunk_at_ + ScoreStage::block<kMine>(mine, half), Mma::pack(x[0], x[1]),
+                               Mma::pack(x[2], x[3]));
       }
     }
     if constexpr (C::kSlices > 1) proxy_fence();

@@ -227,7 +227,7 @@ class SlicedOutputs {
     const auto& [v] = now.v;
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-      cuda::Products<typename C::Element>::mma(o_[n], now.p, v[n][0], v[n][1], o_[n]);
+      cuda::MmaTraits<typename C::Element>::mma(o_[n], now.p, v[n][0], v[n][1], o_[n]);
     }
   }
 

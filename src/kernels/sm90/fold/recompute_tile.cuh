@@ -28,8 +28,8 @@ __device__ __forceinline__ void recompute_scores(const cuda::AttentionParams& p,
     std::uint32_t b[4];
     cuda::load_matrix(a, cuda::at_columns<kQueryTile>(q_at, step));
     cuda::load_matrix(b, cuda::at_columns<C::kKeyTile>(k_at, step));
-    cuda::Products<typename C::Element>::mma(s[0], a, b[0], b[1], s[0]);
-    cuda::Products<typename C::Element>::mma(s[1], a, b[2], b[3], s[1]);
+    cuda::MmaTraits<typename C::Element>::mma(s[0], a, b[0], b[1], s[0]);
+    cuda::MmaTraits<typename C::Element>::mma(s[1], a, b[2], b[3], s[1]);
   }
   if (p.softmax.scaled_first) scale_scores(p, s);
 }

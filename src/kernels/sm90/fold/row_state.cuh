@@ -243,8 +243,9 @@ __device__ __forceinline__ void stage_rows(const AttentionState<C>& rows, const 
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; n += 2) {
     const auto pair = [&](int block, int half) {
-      return cuda::Products<typename C::Element>::pack(cuda::scale_flushed(rows.o[block][2 * half], inverse[half]),
-                                                       cuda::scale_flushed(rows.o[block][2 * half + 1], inverse[half]));
+      return cuda::MmaTraits<typename C::Element>::pack(
+          cuda::scale_flushed(rows.o[block][2 * half], inverse[half]),
+          cuda::scale_flushed(rows.o[block][2 * half + 1], inverse[half]));
     };
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
                      cuda::at_columns<kQueryTile>(to, n / 2)),

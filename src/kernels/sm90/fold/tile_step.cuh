@@ -198,7 +198,7 @@ __device__ __forceinline__ void pack(const float (&s)[kBlocks][4], std::uint32_t
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       probability[j / 2][2 * (j % 2) + half] =
-          cuda::Products<typename C::Element>::pack(s[j][2 * half], s[j][2 * half + 1]);
+          cuda::MmaTraits<typename C::Element>::pack(s[j][2 * half], s[j][2 * half + 1]);
     }
   }
 }

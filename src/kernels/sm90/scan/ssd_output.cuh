@@ -126,7 +126,7 @@ class SsdOutput {
   // Issues y = S · Cᵀ, 16 states at a time, and rounds the next ones meanwhile. Then the state in registers is decayed
   // by the chunk, so that the state update can accumulate into it.
   __device__ __forceinline__ void multiply_state(float (&y)[kChunk / 8][4], std::uint32_t c_tile, float decay) {
-    using Pack = cuda::Products<__nv_bfloat16>;
+    using Pack = cuda::MmaTraits<__nv_bfloat16>;
     const std::uint32_t c = warp_uniform(descriptor_low(c_tile));
     std::uint32_t rounded[kStates / 16][4];
     wgmma_wait<0>();  // no-op: shows ptxas (13.0) that no MMA is in flight, which else adds a wait to each k step
@@ -231,7 +231,7 @@ class SsdOutput {
 
   // Rounds y and stores it to the warp's dims of the tile of x.
   __device__ __forceinline__ void store_output_tile(const float (&y)[kChunk / 8][4], std::uint32_t tile) const {
-    using Pack = cuda::Products<__nv_bfloat16>;
+    using Pack = cuda::MmaTraits<__nv_bfloat16>;
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       std::uint32_t packed[4];

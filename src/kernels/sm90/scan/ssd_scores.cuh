@@ -102,7 +102,7 @@ class DimBlockDecays {
         make_float2(cuda::exp2_approx(sums.x), cuda::exp2_approx(sums.y));
     const float2 scales = state_scale_pair(da_cumsum, lane);
     reinterpret_cast<std::uint32_t*>(memory_.state_scale(index, input))[state_scale_word(lane)] =
-        cuda::Products<__nv_bfloat16>::pack(scales.x, scales.y);
+        cuda::MmaTraits<__nv_bfloat16>::pack(scales.x, scales.y);
     __syncwarp();
     if (lane == 0) barrier_arrive(memory_.state_scale_full(index, input));
   }
@@ -137,7 +137,7 @@ struct ScoreTile {
       if (!kDiagonal) return scaled;
       return column <= 0 ? __fadd_rn(scaled, column == 0 ? skip : 0.0F) : 0.0F;
     };
-    using Pack = cuda::Products<__nv_bfloat16>;
+    using Pack = cuda::MmaTraits<__nv_bfloat16>;
     intra_chunk_scores[0] = Pack::pack(score_of(scores.x, sums[0], before.x, dt.x, offset),
                                        score_of(scores.y, sums[0], before.y, dt.y, offset + 1));
     intra_chunk_scores[1] = Pack::pack(score_of(scores.z, sums[1], before.x, dt.x, offset - 8),
