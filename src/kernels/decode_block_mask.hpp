@@ -29,14 +29,15 @@ struct DecodeBlockMask {
   std::int64_t stride = 0;
 };
 
-// A sequence's keys as its rows see them through a mask row.
+// The keys of a sequence that its rows see through a mask row, as if they were contiguous: the selected key blocks,
+// then all keys from the rows' own key blocks on.
 struct MaskedKeys {
-  std::int32_t listed = 0;  // key blocks of the mask row before the rows' own
-  std::int32_t own = 0;     // first key block that contains a row
-  std::int32_t keys = 0;    // keys in all of these, contiguous
+  std::int32_t selected = 0;  // number of key blocks in the mask row before the rows' own
+  std::int32_t own = 0;       // index of the first key block that contains a row
+  std::int32_t keys = 0;      // number of keys that the rows see
 
-  // Number of skipped key blocks: by how many the rows' own key blocks move.
-  RINGATTN_HOST_DEVICE std::int32_t gap() const { return own - listed; }
+  // Number of key blocks before the rows' own that the mask row leaves out.
+  RINGATTN_HOST_DEVICE std::int32_t gap() const { return own - selected; }
 };
 
 // For a sequence of `length` keys that ends with `rows` rows. `read(i)` returns entry i of the mask row, which has
@@ -45,25 +46,26 @@ RINGATTN_ANY_CALLEE
 template <class Read>
 RINGATTN_HOST_DEVICE inline MaskedKeys masked_keys(std::int32_t length, std::int32_t rows, std::int32_t key_block,
                                                    std::int32_t count, Read read) {
-  MaskedKeys of;
-  of.own = length > rows ? (length - rows) / key_block : 0;
-  of.keys = length;
-  if (of.own == 0) return of;  // nothing is read, as for a sequence with an invalid mask row, whose length was set to 0
+  MaskedKeys masked;
+  masked.own = length > rows ? (length - rows) / key_block : 0;
+  masked.keys = length;
+  // Nothing is read then, as for a sequence with an invalid mask row, whose length was set to 0.
+  if (masked.own == 0) return masked;
   // Most mask rows end with the rows' own key blocks or before them.
   std::int32_t end = count;
-  for (int i = 0; i < 3 && end > 0 && read(end - 1) >= of.own; ++i) --end;
-  if (end > 0 && read(end - 1) >= of.own) {
+  for (int i = 0; i < 3 && end > 0 && read(end - 1) >= masked.own; ++i) --end;
+  if (end > 0 && read(end - 1) >= masked.own) {
     std::int32_t begin = 0;
     while (begin < end) {
       const std::int32_t middle = begin + (end - begin) / 2;
-      const bool before = read(middle) < of.own;
+      const bool before = read(middle) < masked.own;
       begin = before ? middle + 1 : begin;
       end = before ? end : middle;
     }
   }
-  of.listed = end;
-  of.keys = length - of.gap() * key_block;
-  return of;
+  masked.selected = end;
+  masked.keys = length - masked.gap() * key_block;
+  return masked;
 }
 
 // Mask rows per sequence: one per group of KV heads that share it.

@@ -75,9 +75,9 @@ struct DecodeScratch {
 // A sequence's keys as the rows see them: all keys, or those of the mask row's key blocks as contiguous keys
 // (kernels/decode_block_mask.hpp).
 struct SeenKeys {
-  std::int64_t length;  // keys
-  int listed;           // key blocks of the mask row
-  std::int64_t gap;     // skipped key blocks before the rows' own
+  std::int64_t length;  // number of keys that the rows see
+  int selected;         // key blocks in the mask row before the rows' own
+  std::int64_t gap;     // key blocks before the rows' own that the mask row leaves out
   const std::int32_t* blocks;
 };
 
@@ -180,16 +180,16 @@ class CpuDecode final : public DecodeKernel {
     if (!spec_.block_mask.any()) return {length, kNoTile, 0, nullptr};
     const std::int64_t number = sequence * spec_.block_mask.heads + mask_row;
     const std::int32_t* const blocks = step.block_mask.blocks + number * step.block_mask.stride;
-    const MaskedKeys of = masked_keys(length, step.rows, spec_.block_mask.key_block, step.block_mask.counts[number],
-                                      [blocks](std::int32_t i) { return blocks[i]; });
-    return {of.keys, of.listed, of.gap(), blocks};
+    const MaskedKeys masked = masked_keys(length, step.rows, spec_.block_mask.key_block, step.block_mask.counts[number],
+                                          [blocks](std::int32_t i) { return blocks[i]; });
+    return {masked.keys, masked.selected, masked.gap(), blocks};
   }
   // Converts a tile index among the seen keys to one in the sequence.
   std::int64_t tile_in_sequence(const SeenKeys& seen, std::int64_t tile) const {
     if (seen.blocks == nullptr) return tile;
-    const std::int64_t each = spec_.block_mask.key_block / kKeyTile;
-    const std::int64_t place = tile / each;
-    return tile + each * (place < seen.listed ? seen.blocks[place] - place : seen.gap);
+    const std::int64_t block_tiles = spec_.block_mask.key_block / kKeyTile;
+    const std::int64_t block_index = tile / block_tiles;
+    return tile + block_tiles * (block_index < seen.selected ? seen.blocks[block_index] - block_index : seen.gap);
   }
 
   std::size_t thread_bytes(const DecodeLimits& limits) const {

@@ -13,11 +13,11 @@ namespace ringattn::sm80 {
 __device__ __forceinline__ std::int32_t masked_page_run(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                         int page_run) {
   const int key = page_run << p.page_run_log2;
-  const int list_index = key / p.mask_block_keys;
+  const int block_index = key / p.mask_block_keys;
   const int block_shift =
-      list_index >= work_tile.listed
+      block_index >= work_tile.selected
           ? work_tile.gap
-          : __ldg(p.mask_block_indices + work_tile.mask_row * p.mask_row_stride + list_index) - list_index;
+          : __ldg(p.mask_block_indices + work_tile.mask_row * p.mask_row_stride + block_index) - block_index;
   const int in_sequence = key + block_shift * p.mask_block_keys;
   if (p.pages == nullptr) return in_sequence >> p.page_run_log2;
   const int page_runs_log2 = p.page_log - p.page_run_log2;  // log2 of the page runs per page

@@ -82,7 +82,7 @@ struct DecodeWorkTile {
   int cache_offset;      // added to a key's index in its sequence gives its index in the cache
   int first_page;        // first page run of the work tile; each page run's keys lie in one page
   int mask_row;          // over all sequences
-  int listed, gap;       // MaskedKeys of the mask row
+  int selected, gap;     // of the mask row's MaskedKeys
   int partial_index;     // index of its split among the row's partials
   int first_partial;     // the same for the row group's first split
   int splits;            // of the row group
@@ -174,7 +174,7 @@ class WorkTileFinder {
     work_tile.row = std::int64_t{sequence} * p_.rows + row_group.row;
     work_tile.kv_head = rest / blocks + mask_row * p_.mask_kv_heads - sequence * p_.attention.kv_heads;
     work_tile.mask_row = mask_row;
-    work_tile.listed = keys.listed;
+    work_tile.selected = keys.selected;
     work_tile.gap = keys.gap();
     work_tile.first = block * C::kQueryTile;
     const int left = row_group.rows * p_.ratio - work_tile.first;

@@ -54,7 +54,7 @@ class TileProducer {
   __device__ __forceinline__ Box find(const DecodeWorkTile& work_tile, int tile) const {
     if (nth_ >= batch_ || tile * C::kKeyTile + row_ >= work_tile.of.length) return {0, -1};
     const int key =
-        tile_in_sequence(p_, work_tile.mask_row, work_tile.of.listed, work_tile.of.gap, tile) * C::kKeyTile + row_ -
+        tile_in_sequence(p_, work_tile.mask_row, work_tile.of.selected, work_tile.of.gap, tile) * C::kKeyTile + row_ -
         work_tile.lag;
     if (p_.pages == nullptr) return {work_tile.sequence, key};
     const int page = __ldcg(p_.pages + work_tile.sequence * p_.table_stride + (key >> p_.page_log));

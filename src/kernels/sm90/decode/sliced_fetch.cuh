@@ -40,7 +40,7 @@ class TileBoxes {
     end_ = work_tile.end;
     lag_ = work_tile.lag;
     mask_row_ = work_tile.mask_row;
-    selected_ = work_tile.of.listed;
+    selected_ = work_tile.of.selected;
     gap_ = work_tile.of.gap;
   }
 
@@ -304,7 +304,7 @@ class KeyProducer {
       put(WorkTileInfo::kCacheSplit, work_tile.cache_split);
       put(WorkTileInfo::kLag, work_tile.lag);
       put(WorkTileInfo::kMaskRow, work_tile.mask_row);
-      put(WorkTileInfo::kSelected, work_tile.of.listed);
+      put(WorkTileInfo::kSelected, work_tile.of.selected);
       put(WorkTileInfo::kGap, work_tile.of.gap);
       put(WorkTileInfo::kFirstNumber, work_tile.first_number);
       put(WorkTileInfo::kRows, summary.rows);

@@ -47,7 +47,8 @@ struct DecodeSequence {
   int first, last;  // tiles [first, last), without those of a prefix that the prefix launch computes; none: both are 0
   int begin_split;  // the first of the cache's splits with any of these tiles
   int splits;       // how many of the cache's splits have these tiles: a work tile each
-  int listed, gap;  // selected blocks before the rows' own blocks, and by how many tiles the latter are displaced
+  int selected;     // number of mask blocks before the rows' own blocks
+  int gap;          // tiles before the rows' own blocks that the mask leaves out
   bool resumes;     // the split of the first tile resumes from the states that the prefix launch has stored
 
   // Whether a work tile finishes its rows: there is no other split.
@@ -97,10 +98,10 @@ __device__ __forceinline__ int shared_tiles(const DecodeParams& p, int tiles, in
 
 // Maps a tile that counts the keys selected by a mask row to a tile of the sequence. `mask_row` counts over all
 // sequences.
-__device__ __forceinline__ int tile_in_sequence(const DecodeParams& p, int mask_row, int listed, int gap, int tile) {
+__device__ __forceinline__ int tile_in_sequence(const DecodeParams& p, int mask_row, int selected, int gap, int tile) {
   if (p.mask_block_indices == nullptr) return tile;
   const int block_index = p.by_mask_block_tiles.quotient(tile);
-  if (block_index >= listed) return tile + gap;
+  if (block_index >= selected) return tile + gap;
   return tile +
          (__ldcg(p.mask_block_indices + mask_row * p.mask_row_stride + block_index) - block_index) * p.mask_block_tiles;
 }
@@ -112,7 +113,7 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
   const int sequence = p.mask_block_indices == nullptr ? mask_row : p.by_mask_rows.quotient(mask_row);
   DecodeSequence of;
   of.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
-  of.listed = 0;
+  of.selected = 0;
   of.gap = 0;
   if (p.mask_block_indices != nullptr) {
     const std::int32_t* const blocks = p.mask_block_indices + mask_row * p.mask_row_stride;
@@ -120,7 +121,7 @@ __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int
         masked_keys(of.length, p.rows, p.mask_block_tiles * C::kKeyTile, __ldcg(p.mask_block_counts + mask_row),
                     [blocks](int i) { return __ldcg(blocks + i); });
     of.length = keys.keys;
-    of.listed = keys.listed;
+    of.selected = keys.selected;
     of.gap = keys.gap() * p.mask_block_tiles;
   }
   of.position = of.length - p.rows;
