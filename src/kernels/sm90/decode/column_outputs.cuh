@@ -60,7 +60,7 @@ class ColumnOutputs {
     }
     values_.begin(info);
     if (work_tile.begin < work_tile.end && !idle) {
-      await_next(work_tile.of.length - work_tile.begin * C::kKeyTile);
+      await_next(work_tile.seq_info.length - work_tile.begin * C::kKeyTile);
       for_rows(more, [&](auto all) {
         values_.choose_path([&](auto path) {
           acquire_next(path);
@@ -199,7 +199,7 @@ class ColumnOutputs {
   template <bool kAll, class Path>
   __device__ __forceinline__ void add_tile(Path path, const DecodeWorkTile& work_tile, int tile) {
     const bool is_next = tile + 1 < work_tile.end;
-    const int keys = work_tile.of.length - (tile + 1) * C::kKeyTile;
+    const int keys = work_tile.seq_info.length - (tile + 1) * C::kKeyTile;
     if constexpr (Values::kScoresAhead) {
       add_outputs<kAll>(path, is_next, keys);
     } else {

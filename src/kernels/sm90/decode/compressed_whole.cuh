@@ -60,7 +60,7 @@ class Dequantizer {
                                              const DecodeWorkTile& work_tile, int number) const {
     constexpr int kChunks = kColumns / 8;
     const int first = number * C::kKeyTile;
-    const int left = work_tile.of.length - first;
+    const int left = work_tile.seq_info.length - first;
     const int rows = left < C::kKeyTile ? left : C::kKeyTile;
 #pragma unroll 4
     for (int i = thread_; i < rows * kChunks; i += kDequantizeThreads) {
@@ -76,7 +76,7 @@ class Dequantizer {
   __device__ __forceinline__ uint4 elements(const QuantizedTensor& t, const DecodeWorkTile& work_tile, int key,
                                             int chunk) const {
     using Element = typename C::Element;
-    if (t.has_tail() && key >= work_tile.of.length - work_tile.of.length % t.group) {
+    if (t.has_tail() && key >= work_tile.seq_info.length - work_tile.seq_info.length % t.group) {
       const std::int64_t row_index =
           (static_cast<std::int64_t>(work_tile.sequence) * t.group + key % t.group) * p_.step.attention.kv_heads +
           work_tile.kv_head;

@@ -58,7 +58,7 @@ class Decoder {
       const bool special = number < plain.begin || number >= plain.end;
       score(thread_rows, number, special, has_rows);
       if (special) start_rows(work_tile, thread_rows, number);
-      add_outputs(number == work_tile.begin && !work_tile.resumes, work_tile.of.length - number * C::kKeyTile);
+      add_outputs(number == work_tile.begin && !work_tile.resumes, work_tile.seq_info.length - number * C::kKeyTile);
     }
     store_rows(work_tile, thread_rows, work_tile.end);
   }

@@ -41,7 +41,7 @@ class TileProducer {
       ahead = find_nth(first + batch_ + nth_);
       const int count = end - first < batch_ ? end - first : batch_;
       for (int i = 0; i < count; ++i, ring_.advance()) {
-        const int left = work_tile.of.length - tile_at(first + i) * C::kKeyTile;
+        const int left = work_tile.seq_info.length - tile_at(first + i) * C::kKeyTile;
         fetch_tile(work_tile.kv_head, box, i, left < C::kKeyTile ? left : C::kKeyTile);
       }
     }
@@ -52,10 +52,11 @@ class TileProducer {
 
   // This lane's box of a tile, which starts row_ keys after the tile's first.
   __device__ __forceinline__ Box find(const DecodeWorkTile& work_tile, int tile) const {
-    if (nth_ >= batch_ || tile * C::kKeyTile + row_ >= work_tile.of.length) return {0, -1};
+    if (nth_ >= batch_ || tile * C::kKeyTile + row_ >= work_tile.seq_info.length) return {0, -1};
     const int key =
-        tile_in_sequence(p_, work_tile.mask_row, work_tile.of.selected, work_tile.of.gap, tile) * C::kKeyTile + row_ -
-        work_tile.lag;
+        tile_in_sequence(p_, work_tile.mask_row, work_tile.seq_info.selected, work_tile.seq_info.gap, tile) *
+            C::kKeyTile +
+        row_ - work_tile.lag;
     if (p_.pages == nullptr) return {work_tile.sequence, key};
     const int page = __ldcg(p_.pages + work_tile.sequence * p_.table_stride + (key >> p_.page_log));
     return {page, key & ((1 << p_.page_log) - 1)};

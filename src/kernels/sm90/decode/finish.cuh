@@ -44,7 +44,7 @@ __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int q
 
 // Whether a work tile finishes its rows: no other work tile or rank has a split of them.
 __device__ __forceinline__ bool finishes(const DecodeParams& p, const DecodeWorkTile& work_tile) {
-  return p.partials == nullptr && work_tile.of.single();
+  return p.partials == nullptr && work_tile.seq_info.single();
 }
 
 // Address of the acc of a work tile's row in scratch. Columns are in the order of a saved AttentionState
@@ -269,7 +269,7 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
     const std::int64_t rows =
         (std::int64_t{work_tile.sequence} * p.attention.kv_heads + work_tile.kv_head) * p.blocks + work_tile.block;
     std::int32_t* const arrived = p.arrived + rows * p.slices + slice;
-    last = atomicAdd(arrived, 1) == work_tile.of.splits - 1;
+    last = atomicAdd(arrived, 1) == work_tile.seq_info.splits - 1;
     if (last) *arrived = 0;  // resets the counter for the next step
   }
   if (!named_any(kDecodeBarrier, kThreads, last)) return;
@@ -282,7 +282,8 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
     const DecodeCoord coord = coord_of(p, work_tile, tile_row);
     const RowKvSplits splits = splits_of<C>(p, work_tile, coord);
     write_merged<C>(p, coord, share, merge_splits(splits.begin, splits.end, [&](int split) {
-                      const int at = work_tile.first_number + (split - work_tile.of.begin_split) * work_tile.stride;
+                      const int at =
+                          work_tile.first_number + (split - work_tile.seq_info.begin_split) * work_tile.stride;
                       return PartialAt{reinterpret_cast<const float4*>(outputs_of<C>(p, at, tile_row)) + share,
                                        stats_of(p, at, slice, tile_row)};
                     }));

@@ -153,15 +153,16 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
     const auto refetch = [&]<FetchedParts kParts>(TileProducer<C, kParts>& producer) {
       if constexpr (kPairs) {
         TileProducer<Whole, kParts> whole_producer(params, recompute_map);
-        each_work_tile(recompute_map, [&](const PrefixWorkTile& work_tile) { whole_producer.process(work_tile.of); });
+        each_work_tile(recompute_map,
+                       [&](const PrefixWorkTile& work_tile) { whole_producer.process(work_tile.decode_tile); });
       } else {
-        each_work_tile(map, [&](const PrefixWorkTile& work_tile) { producer.process(work_tile.of); });
+        each_work_tile(map, [&](const PrefixWorkTile& work_tile) { producer.process(work_tile.decode_tile); });
       }
     };
     if (warp == kFetchWarp) {
       TileProducer<C, FetchedParts::kKeys> producer(params, map);
       each_work_tile(map, [&](const PrefixWorkTile& work_tile) {
-        producer.process(work_tile.of, 0, scored_tiles<C>(rank, work_tile.turns<C>()),
+        producer.process(work_tile.decode_tile, 0, scored_tiles<C>(rank, work_tile.turns<C>()),
                          [&](int nth) { return work_tile.tile_at(scored_tile<C>(rank, nth)); });
       });
       if (!any_failed()) return;
@@ -170,9 +171,9 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
     } else if (warp == kFetchWarp + 1) {
       TileProducer<C, FetchedParts::kValues> producer(params, map, rank * C::kDimV);
       each_work_tile(map, [&](const PrefixWorkTile& work_tile) {
-        producer.process(work_tile.of);
-        producer.process(work_tile.of, work_tile.tiles(), work_tile.turns<C>(),
-                         [&](int) { return work_tile.of.end - 1; });
+        producer.process(work_tile.decode_tile);
+        producer.process(work_tile.decode_tile, work_tile.tiles(), work_tile.turns<C>(),
+                         [&](int) { return work_tile.decode_tile.end - 1; });
       });
       if (!any_failed()) return;
       await_layout();

@@ -40,7 +40,7 @@ __device__ __forceinline__ void store_prefix_rows(const DecodeParams& params, co
     if (work_tile.is_partial()) {
       save_row(params, thread_rows.coord[half], rows, half, first_column);
     } else {
-      store_row<C>(params, work_tile.of, thread_rows, rows, half, sums[half], first_column);
+      store_row<C>(params, work_tile.decode_tile, thread_rows, rows, half, sums[half], first_column);
     }
   }
 }
@@ -62,8 +62,8 @@ class PrefixConsumer {
       rows_.shift[half] = 0.0F;
       rows_.l[half] = 0.0F;
     }
-    tile_ = work_tile.of.begin;
-    end_ = work_tile.of.end;
+    tile_ = work_tile.decode_tile.begin;
+    end_ = work_tile.decode_tile.end;
     score_first();
     bool special = still_special();
     bool first = true;

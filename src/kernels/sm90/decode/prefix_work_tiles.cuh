@@ -116,12 +116,12 @@ constexpr int scoring_warpgroups() {
 }
 
 struct PrefixWorkTile {
-  DecodeWorkTile of;  // its keys, located through the first sequence that shares them
-  int first_member;   // index in the member list of the prefix's first member
-  int first_row;      // index in the concatenated rows of all members
+  DecodeWorkTile decode_tile;  // its keys, located through the first sequence that shares them
+  int first_member;            // index in the member list of the prefix's first member
+  int first_row;               // index in the concatenated rows of all members
   int rows;
 
-  __device__ int tiles() const { return of.end - of.begin; }
+  __device__ int tiles() const { return decode_tile.end - decode_tile.begin; }
   // Whether the split continues after the prefix, so that states are stored.
   __device__ bool is_partial() const { return tiles() < kTilesPerKvSplit; }
   // The number of tiles, rounded up so that all scoring warpgroups have the same number of turns.
@@ -131,7 +131,7 @@ struct PrefixWorkTile {
     return (tiles() + kAtATime - 1) / kAtATime * kAtATime;
   }
   // The tile of a turn; the last one again for turns without a tile.
-  __device__ int tile_at(int turn) const { return min(of.begin + turn, of.end - 1); }
+  __device__ int tile_at(int turn) const { return min(decode_tile.begin + turn, decode_tile.end - 1); }
 };
 
 // Coordinate of row `tile_row` of a work tile.
@@ -143,7 +143,7 @@ __device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const Pre
   const int of_sequence = number - member * p.rows * p.ratio;
   const int i = p.by_ratio.quotient(of_sequence);
   const int sequence = load_number(map.member_sequence(work_tile.first_member + member));
-  return {sequence * p.rows + i, work_tile.of.kv_head * p.ratio + (of_sequence - i * p.ratio), i};
+  return {sequence * p.rows + i, work_tile.decode_tile.kv_head * p.ratio + (of_sequence - i * p.ratio), i};
 }
 
 // Whole KV splits of a prefix of `tiles` tiles that the cache holds.
@@ -300,17 +300,17 @@ __device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const DecodeParams
   }
   const int blocks = prefix_blocks(p, members);
   const int in_split = nth % (p.attention.kv_heads * blocks);
-  work_tile.of.sequence = load_number(map.member_sequence(work_tile.first_member));
-  work_tile.of.kv_head = in_split / blocks;
-  work_tile.of.cache_split = is_partial ? whole : nth / (p.attention.kv_heads * blocks);
+  work_tile.decode_tile.sequence = load_number(map.member_sequence(work_tile.first_member));
+  work_tile.decode_tile.kv_head = in_split / blocks;
+  work_tile.decode_tile.cache_split = is_partial ? whole : nth / (p.attention.kv_heads * blocks);
   work_tile.first_row = in_split % blocks * kQueryTile;
   const int left = members * p.rows * p.ratio - work_tile.first_row;
   work_tile.rows = left < kQueryTile ? left : kQueryTile;
-  const int split = p.first_split + work_tile.of.cache_split * p.split_stride;
-  work_tile.of.lag = (split - work_tile.of.cache_split) * (kTilesPerKvSplit * C::kKeyTile);
-  work_tile.of.begin = split * kTilesPerKvSplit;
-  work_tile.of.end = work_tile.of.begin + (is_partial ? tiles % kTilesPerKvSplit : kTilesPerKvSplit);
-  work_tile.of.of.length = work_tile.of.end * C::kKeyTile;
+  const int split = p.first_split + work_tile.decode_tile.cache_split * p.split_stride;
+  work_tile.decode_tile.lag = (split - work_tile.decode_tile.cache_split) * (kTilesPerKvSplit * C::kKeyTile);
+  work_tile.decode_tile.begin = split * kTilesPerKvSplit;
+  work_tile.decode_tile.end = work_tile.decode_tile.begin + (is_partial ? tiles % kTilesPerKvSplit : kTilesPerKvSplit);
+  work_tile.decode_tile.seq_info.length = work_tile.decode_tile.end * C::kKeyTile;
   return work_tile;
 }
 

@@ -36,12 +36,12 @@ class TileBoxes {
   __device__ __forceinline__ void begin(const DecodeWorkTile& work_tile) {
     sequence_ = work_tile.sequence;
     pages_ = p_.pages + sequence_ * p_.table_stride;
-    length_ = work_tile.of.length;
+    length_ = work_tile.seq_info.length;
     end_ = work_tile.end;
     lag_ = work_tile.lag;
     mask_row_ = work_tile.mask_row;
-    selected_ = work_tile.of.selected;
-    gap_ = work_tile.of.gap;
+    selected_ = work_tile.seq_info.selected;
+    gap_ = work_tile.seq_info.gap;
   }
 
   // Tiles whose boxes are looked up at a time, and this lane's tile among them.
@@ -186,7 +186,7 @@ class KeyProducer {
 #pragma unroll 1
     for (int n = first; n < work_tiles; n += step) {
       const DecodeWorkTile work_tile = work_tile_of<C>(p_, map_, n);
-      if (p_.sequences == 1) work_tiles = work_tile.of.splits * work_tile.stride;
+      if (p_.sequences == 1) work_tiles = work_tile.seq_info.splits * work_tile.stride;
       if (n < work_tiles) process(work_tile);
     }
     arrive_end();
@@ -293,10 +293,10 @@ class KeyProducer {
     if (lane_ == 0) {
       put(WorkTileInfo::kBegin, work_tile.begin);
       put(WorkTileInfo::kEnd, work_tile.end);
-      put(WorkTileInfo::kLength, work_tile.of.length);
-      put(WorkTileInfo::kPosition, work_tile.of.position);
-      put(WorkTileInfo::kBeginSplit, work_tile.of.begin_split);
-      put(WorkTileInfo::kSplits, work_tile.of.splits);
+      put(WorkTileInfo::kLength, work_tile.seq_info.length);
+      put(WorkTileInfo::kPosition, work_tile.seq_info.position);
+      put(WorkTileInfo::kBeginSplit, work_tile.seq_info.begin_split);
+      put(WorkTileInfo::kSplits, work_tile.seq_info.splits);
       put(WorkTileInfo::kSequence, work_tile.sequence);
       put(WorkTileInfo::kKvHead, work_tile.kv_head);
       put(WorkTileInfo::kBlock, work_tile.block);
@@ -304,8 +304,8 @@ class KeyProducer {
       put(WorkTileInfo::kCacheSplit, work_tile.cache_split);
       put(WorkTileInfo::kLag, work_tile.lag);
       put(WorkTileInfo::kMaskRow, work_tile.mask_row);
-      put(WorkTileInfo::kSelected, work_tile.of.selected);
-      put(WorkTileInfo::kGap, work_tile.of.gap);
+      put(WorkTileInfo::kSelected, work_tile.seq_info.selected);
+      put(WorkTileInfo::kGap, work_tile.seq_info.gap);
       put(WorkTileInfo::kFirstNumber, work_tile.first_number);
       put(WorkTileInfo::kRows, summary.rows);
       put(WorkTileInfo::kOffsetTile, summary.softmax_offset);

@@ -135,7 +135,7 @@ struct WorkTileInfo {
   // The work tile, without the fields that locate its tiles and keys in memory.
   __device__ DecodeWorkTile work_tile(const DecodeParams& p) const {
     DecodeWorkTile work_tile;
-    work_tile.of = {get(kLength), get(kPosition), 0, 0, get(kBeginSplit), get(kSplits), 0, 0, false};
+    work_tile.seq_info = {get(kLength), get(kPosition), 0, 0, get(kBeginSplit), get(kSplits), 0, 0, false};
     work_tile.mask_row = 0;
     work_tile.sequence = get(kSequence);
     work_tile.kv_head = get(kKvHead);

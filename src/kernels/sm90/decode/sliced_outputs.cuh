@@ -120,7 +120,7 @@ class SlicedOutputs {
     }
     if (work_tile.resumes) restore(work_tile);
     if (work_tile.begin < work_tile.end) {
-      await_next(false, work_tile.of.length - work_tile.begin * C::kKeyTile);
+      await_next(false, work_tile.seq_info.length - work_tile.begin * C::kKeyTile);
       values_.acquire(true);
       fetch(head_[0], probabilities(score_state_), 0);
       fetch(head_[1], probabilities(score_state_), 1);
@@ -189,7 +189,7 @@ class SlicedOutputs {
 #pragma unroll 1
     for (; tile < stop; ++tile) {
       const bool is_next = tile + 1 < work_tile.end;
-      const int keys = is_next ? work_tile.of.length - (tile + 1) * C::kKeyTile : C::kKeyTile;
+      const int keys = is_next ? work_tile.seq_info.length - (tile + 1) * C::kKeyTile : C::kKeyTile;
       add_outputs(is_next, keys);
       __syncwarp();
       const std::uint32_t released = values_.next_released();

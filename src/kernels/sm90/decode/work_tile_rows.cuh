@@ -36,8 +36,8 @@ struct RowRange {
 template <class C>
 __device__ __forceinline__ RowRange range_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                              const DecodeCoord& coord) {
-  const DecodeVisibility visibility = visibility_of(p, work_tile.of.length);
-  const int position = work_tile.of.position + coord.of_sequence;
+  const DecodeVisibility visibility = visibility_of(p, work_tile.seq_info.length);
+  const int position = work_tile.seq_info.position + coord.of_sequence;
   const auto keys = visibility.keys(position);
   const auto tiles = visibility.tiles(position, TileSizes{kQueryTile, C::kKeyTile});
   const bool none = tiles.empty() || tiles.begin >= work_tile.end || tiles.end <= work_tile.begin;
@@ -55,8 +55,8 @@ struct RowKvSplits {
 template <class C>
 __device__ __forceinline__ RowKvSplits splits_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                  const DecodeCoord& coord) {
-  const auto tiles = visibility_of(p, work_tile.of.length)
-                         .tiles(work_tile.of.position + coord.of_sequence, TileSizes{kQueryTile, C::kKeyTile});
+  const auto tiles = visibility_of(p, work_tile.seq_info.length)
+                         .tiles(work_tile.seq_info.position + coord.of_sequence, TileSizes{kQueryTile, C::kKeyTile});
   if (tiles.empty()) return {0, 0};
   return {C::KvSplits::of_tile(p, tiles.begin), C::KvSplits::of_tile(p, tiles.end - 1) + 1};
 }
@@ -66,8 +66,8 @@ __device__ __forceinline__ BasicKeyRange<int> common_keys(const DecodeParams& p,
                                                           int rows) {
   const int last = coord_of(p, work_tile, rows - 1).of_sequence;
   const int first = coord_of(p, work_tile, 0).of_sequence;
-  const auto keys =
-      visibility_of(p, work_tile.of.length).common_keys(work_tile.of.position + first, work_tile.of.position + last);
+  const auto keys = visibility_of(p, work_tile.seq_info.length)
+                        .common_keys(work_tile.seq_info.position + first, work_tile.seq_info.position + last);
   return keys.empty() ? BasicKeyRange<int>{kNoKey, 0} : keys;
 }
 

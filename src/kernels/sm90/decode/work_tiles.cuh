@@ -111,44 +111,44 @@ template <class C>
 __device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int mask_row) {
   using KvSplits = typename C::KvSplits;
   const int sequence = p.mask_block_indices == nullptr ? mask_row : p.by_mask_rows.quotient(mask_row);
-  DecodeSequence of;
-  of.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
-  of.selected = 0;
-  of.gap = 0;
+  DecodeSequence info;
+  info.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
+  info.selected = 0;
+  info.gap = 0;
   if (p.mask_block_indices != nullptr) {
     const std::int32_t* const blocks = p.mask_block_indices + mask_row * p.mask_row_stride;
     const MaskedKeys keys =
-        masked_keys(of.length, p.rows, p.mask_block_tiles * C::kKeyTile, __ldcg(p.mask_block_counts + mask_row),
+        masked_keys(info.length, p.rows, p.mask_block_tiles * C::kKeyTile, __ldcg(p.mask_block_counts + mask_row),
                     [blocks](int i) { return __ldcg(blocks + i); });
-    of.length = keys.keys;
-    of.selected = keys.selected;
-    of.gap = keys.gap() * p.mask_block_tiles;
+    info.length = keys.keys;
+    info.selected = keys.selected;
+    info.gap = keys.gap() * p.mask_block_tiles;
   }
-  of.position = of.length - p.rows;
-  const auto tiles = visibility_of(p, of.length).tiles(of.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
+  info.position = info.length - p.rows;
+  const auto tiles = visibility_of(p, info.length).tiles(info.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
   const bool none = tiles.empty();
-  of.first = none ? 0 : tiles.begin;
-  of.last = none ? 0 : tiles.end;
-  of.resumes = false;
+  info.first = none ? 0 : tiles.begin;
+  info.last = none ? 0 : tiles.end;
+  info.resumes = false;
   if (const int prefix = prefix_of(p, sequence); prefix >= 0) {
-    const int shared = shared_tiles<C>(p, prefix_tiles<C>(p, prefix), of.length, of.position);
-    if (shared > 0) of.first = shared;  // counts from 0
-    of.resumes = shared % kTilesPerKvSplit != 0;
+    const int shared = shared_tiles<C>(p, prefix_tiles<C>(p, prefix), info.length, info.position);
+    if (shared > 0) info.first = shared;  // counts from 0
+    info.resumes = shared % kTilesPerKvSplit != 0;
   }
   // If no row attends to any tile there is still one work tile, without tiles, so that its rows are written.
-  of.begin_split = KvSplits::of_tile(p, of.first);
-  of.splits = none ? 1 : KvSplits::of_tile(p, of.last - 1) + 1 - of.begin_split;
+  info.begin_split = KvSplits::of_tile(p, info.first);
+  info.splits = none ? 1 : KvSplits::of_tile(p, info.last - 1) + 1 - info.begin_split;
   if (p.split_stride > 1 || p.partials != nullptr) {
-    const int end_split = none ? of.begin_split : of.begin_split + of.splits;
+    const int end_split = none ? info.begin_split : info.begin_split + info.splits;
     const auto of_partition = [&p](int split) { return (split - p.first_split + p.split_stride - 1) / p.split_stride; };
-    of.begin_split = of_partition(of.begin_split);
-    of.splits = of_partition(end_split) - of.begin_split;
+    info.begin_split = of_partition(info.begin_split);
+    info.splits = of_partition(end_split) - info.begin_split;
   }
-  return of;
+  return info;
 }
 
 struct DecodeWorkTile {
-  DecodeSequence of;
+  DecodeSequence seq_info;
   int sequence, kv_head, block;
   int mask_row;      // counts over all sequences
   int number;        // counts all work tiles
@@ -197,7 +197,7 @@ template <class C>
 __device__ __forceinline__ DecodeWorkTile work_tile_in(const DecodeParams& p, int mask_row, int before, int number) {
   using KvSplits = typename C::KvSplits;
   DecodeWorkTile work_tile;
-  work_tile.of = sequence_of<C>(p, mask_row);
+  work_tile.seq_info = sequence_of<C>(p, mask_row);
   work_tile.mask_row = mask_row;
   work_tile.sequence = p.mask_block_indices == nullptr ? mask_row : p.by_mask_rows.quotient(mask_row);
   work_tile.number = number;
@@ -211,14 +211,14 @@ __device__ __forceinline__ DecodeWorkTile work_tile_in(const DecodeParams& p, in
         (mask_row * p.mask_kv_heads) - work_tile.sequence * p.attention.kv_heads;  // heads of the mask rows before
   }
   work_tile.first_number = before + rest;
-  work_tile.cache_split = work_tile.of.begin_split + nth;
+  work_tile.cache_split = work_tile.seq_info.begin_split + nth;
   const int split = p.first_split + work_tile.cache_split * p.split_stride;
   work_tile.lag = (split - work_tile.cache_split) * (KvSplits::tiles(p) * C::kKeyTile);
   const int begin = split * KvSplits::tiles(p);
   const int end = begin + KvSplits::tiles(p);
-  work_tile.begin = begin > work_tile.of.first ? begin : work_tile.of.first;
-  work_tile.end = end < work_tile.of.last ? end : work_tile.of.last;
-  work_tile.resumes = work_tile.of.resumes && work_tile.begin == work_tile.of.first;
+  work_tile.begin = begin > work_tile.seq_info.first ? begin : work_tile.seq_info.first;
+  work_tile.end = end < work_tile.seq_info.last ? end : work_tile.seq_info.last;
+  work_tile.resumes = work_tile.seq_info.resumes && work_tile.begin == work_tile.seq_info.first;
   return work_tile;
 }
 

@@ -26,7 +26,7 @@ class CtaGroupOutputs {
 #pragma unroll 1
     for (; tiles_ != end; ++tiles_) {
       add(tiles_ == first, tiles_ + 1 == end,
-          work_tile.of.length - (work_tile.begin + static_cast<int>(tiles_ - first)) * kMlaKeyTile);
+          work_tile.seq_info.length - (work_tile.begin + static_cast<int>(tiles_ - first)) * kMlaKeyTile);
     }
     columns_.store_rows(params_, work_tile, static_cast<int>(map_.rank) * Map::kColumns,
                         {sum_of_quad(l_[0]), sum_of_quad(l_[1])}, first != end);

@@ -93,7 +93,7 @@ class CtaGroupKeyProducer {
     for (; static_cast<int>(tiles_ - own) > 0; own += Map::kCtas) {
       const PageBox box = next;
       next = boxes_.find(work_tile, tile_at(own + Map::kCtas));
-      const int rows = box_rows_of(p_, work_tile.of.length - tile_at(own) * kMlaKeyTile);
+      const int rows = box_rows_of(p_, work_tile.seq_info.length - tile_at(own) * kMlaKeyTile);
 #pragma unroll 1
       for (std::uint32_t part = 0; part < kCtaGroupTileParts; ++part) {
         load(work_tile.kv_head, warp_uniform(own / Map::kCtas), warp_uniform(part), box, rows);
@@ -136,7 +136,7 @@ class CtaGroupValueProducer {
     for (int tile = work_tile.begin; tile < work_tile.end; ++tile) {
       const PageBox box = next;
       next = boxes_.find(work_tile, tile + 1);
-      load(work_tile.kv_head, box, box_rows_of(p_, work_tile.of.length - tile * kMlaKeyTile));
+      load(work_tile.kv_head, box, box_rows_of(p_, work_tile.seq_info.length - tile * kMlaKeyTile));
     }
   }
 

@@ -21,7 +21,8 @@ class CtaPairOutputs {
     if (first == end) columns_.clear();
 #pragma unroll 1
     for (; tiles_ != end; ++tiles_) {
-      add(tiles_ == first, work_tile.of.length - (work_tile.begin + static_cast<int>(tiles_ - first)) * kMlaKeyTile);
+      add(tiles_ == first,
+          work_tile.seq_info.length - (work_tile.begin + static_cast<int>(tiles_ - first)) * kMlaKeyTile);
     }
     float sum[2] = {0.0F, 0.0F};
     if (first != end) read_final_sums(sum);

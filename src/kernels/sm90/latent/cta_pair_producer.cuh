@@ -48,7 +48,7 @@ class CtaPairProducer {
     for (; static_cast<int>(tiles_ - own) > 0; own += 2) {
       const PageBox box = next;
       next = box_of_lane(p_, work_tile, tile_at(own + 2), 0, p_.boxes);
-      load(work_tile.kv_head, own, box, work_tile.of.length - tile_at(own) * kMlaKeyTile);
+      load(work_tile.kv_head, own, box, work_tile.seq_info.length - tile_at(own) * kMlaKeyTile);
     }
   }
 

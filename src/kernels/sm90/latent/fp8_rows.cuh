@@ -55,7 +55,7 @@ class Fp8Row {
   // The scales of this lane's row of a tile. 0 if the row has no key.
   __device__ __forceinline__ float4 scales(const DecodeWorkTile& work_tile, int tile) const {
     const int key = tile * kMlaKeyTile + row_;
-    if (tile >= work_tile.end || key >= work_tile.of.length) return {0.0F, 0.0F, 0.0F, 0.0F};
+    if (tile >= work_tile.end || key >= work_tile.seq_info.length) return {0.0F, 0.0F, 0.0F, 0.0F};
     const int here = key - work_tile.lag;
     const DecodeParams& step = p_.step;
     const bool paged = step.pages != nullptr;

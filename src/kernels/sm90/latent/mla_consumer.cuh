@@ -36,7 +36,7 @@ class MlaConsumer {
     const std::uint32_t first = tiles_;
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     const auto keys_from = [&](std::uint32_t tile) {
-      return work_tile.of.length - (work_tile.begin + static_cast<int>(tile - first)) * kMlaKeyTile;
+      return work_tile.seq_info.length - (work_tile.begin + static_cast<int>(tile - first)) * kMlaKeyTile;
     };
     if (first == tiles_) clear(o_);
     // Softmax of a tile's scores, then O += P V. before() runs before O changes.

@@ -12,7 +12,7 @@ namespace ringattn::sm90 {
 
 // True if this CTA does not hold merged earlier splits of the work tile's rows.
 __device__ __forceinline__ bool begins_rows(const MlaMap& map, const DecodeWorkTile& work_tile) {
-  return load_number(map.all_splits()) == 0 || work_tile.cache_split == work_tile.of.begin_split;
+  return load_number(map.all_splits()) == 0 || work_tile.cache_split == work_tile.seq_info.begin_split;
 }
 
 // How the epilogue treats a row: it merges the CTA's earlier splits, stores a partial, or finishes the row.

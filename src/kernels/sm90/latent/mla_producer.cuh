@@ -46,7 +46,7 @@ class MlaProducer {
 #pragma unroll
     for (int i = 0; i + 1 < kAhead; ++i) next_boxes_[i] = next_boxes_[i + 1];
     next_boxes_[kAhead - 1] = find(work_tile, tile_ + kAhead);
-    const int rows = box_rows_of(p_, work_tile.of.length - tile_ * kMlaKeyTile);
+    const int rows = box_rows_of(p_, work_tile.seq_info.length - tile_ * kMlaKeyTile);
     if constexpr (C::kFp8) {
       load_fp8(work_tile.kv_head, box, rows);
     } else {

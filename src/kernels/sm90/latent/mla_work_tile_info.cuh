@@ -26,9 +26,9 @@ struct MlaWorkTileInfo {
   __device__ __forceinline__ void write(const DecodeWorkTile& work_tile) const {
     set(0, work_tile.begin);
     set(1, work_tile.end);
-    set(2, work_tile.of.length);
-    set(3, work_tile.of.position);
-    set(4, work_tile.of.splits);
+    set(2, work_tile.seq_info.length);
+    set(3, work_tile.seq_info.position);
+    set(4, work_tile.seq_info.splits);
     set(5, work_tile.sequence);
     set(6, work_tile.kv_head);
     set(7, work_tile.block);
@@ -41,9 +41,9 @@ struct MlaWorkTileInfo {
     DecodeWorkTile work_tile{};
     work_tile.begin = get(0);
     work_tile.end = get(1);
-    work_tile.of.length = get(2);
-    work_tile.of.position = get(3);
-    work_tile.of.splits = get(4);
+    work_tile.seq_info.length = get(2);
+    work_tile.seq_info.position = get(3);
+    work_tile.seq_info.splits = get(4);
     work_tile.sequence = get(5);
     work_tile.kv_head = get(6);
     work_tile.block = get(7);

@@ -15,7 +15,7 @@ __device__ __forceinline__ PageBox box_of_lane(const DecodeParams& p, const Deco
                                                int first_row, int boxes) {
   const int lane = thread_of_cta() % 32;
   const int key = tile * kMlaKeyTile + first_row + lane * p.box_rows;
-  if (lane >= boxes || tile >= work_tile.end || key >= work_tile.of.length) return {0, -1};
+  if (lane >= boxes || tile >= work_tile.end || key >= work_tile.seq_info.length) return {0, -1};
   const int here = key - work_tile.lag;
   if (p.pages == nullptr) return {work_tile.sequence, here};
   return {__ldcg(p.pages + work_tile.sequence * p.table_stride + (here >> p.page_log)), here & ((1 << p.page_log) - 1)};
