@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     __syncthreads();
     if (work_tile.tile_rows == 0) return;
     if constexpr (C::kSlices > 1) {
-      std::int32_t* const pages = SlicedDecodeLayout<C>::pages(shared);
+      std::int32_t* const pages = ColumnSliceDecodeLayout<C>::pages(shared);
       LatentStrips<C> strips(params, work_tile, pages);
       decode_sliced_tile<C>(params.step, work_tile, shared, pages, strips);
     } else {

@@ -94,7 +94,7 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
 template <class C>
 constexpr int decode_kernel_bytes() {
   if constexpr (C::kSlices > 1) {
-    return SlicedDecodeLayout<C>::kBytes;
+    return ColumnSliceDecodeLayout<C>::kBytes;
   } else {
     return DecodeLayout<C>::kBytes;
   }
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) decode_kernel(const __g
     __syncthreads();
     if (work_tile.tile_rows == 0) return;
     if constexpr (C::kSlices > 1) {
-      std::int32_t* const pages = SlicedDecodeLayout<C>::pages(shared);
+      std::int32_t* const pages = ColumnSliceDecodeLayout<C>::pages(shared);
       const CachedKeys<C> keys{p, work_tile, pages};
       decode_sliced_tile<C>(p, work_tile, shared, pages, keys);
     } else {

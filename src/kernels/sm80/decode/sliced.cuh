@@ -9,8 +9,8 @@
 namespace ringattn::sm80 {
 
 template <class C>
-struct SlicedDecodeLayout {
-  static constexpr int kPages = SlicedLayout<C>::kBytes;
+struct ColumnSliceDecodeLayout {
+  static constexpr int kPages = ColumnSliceLayout<C>::kBytes;
   static constexpr int kBytes = kPages + C::kPages * 4;
 
   __device__ static std::int32_t* pages(unsigned char* shared) {
@@ -39,7 +39,7 @@ struct CachedKeys {
 template <class C, class Keys>
 __device__ __forceinline__ void decode_sliced_tile(const DecodeParams& p, const DecodeWorkTile& work_tile,
                                                    unsigned char* shared, std::int32_t* pages, Keys& keys) {
-  const SlicedStep<C, DecodeRows> step(p.attention, {work_tile, p.ratio}, shared);
+  const ColumnSliceStep<C, DecodeRows> step(p.attention, {work_tile, p.ratio}, shared);
   StripStages<C> stages;
   const int end = work_tile.end;
   if (work_tile.begin < end) {

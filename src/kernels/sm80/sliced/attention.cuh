@@ -39,8 +39,8 @@ struct MappedKeys {
 };
 
 template <class C>
-struct SlicedAttentionLayout {
-  static constexpr int kTileAddresses = SlicedLayout<C>::kBytes;
+struct ColumnSliceAttentionLayout {
+  static constexpr int kTileAddresses = ColumnSliceLayout<C>::kBytes;
   static constexpr int kBytes = kTileAddresses + sm80::kTileAddresses * kTileAddressBytes;
 };
 
@@ -57,10 +57,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
   const int head = work_tile.head + work_index.head;
 
   const std::uint32_t q_tile = cuda::shared_address(shared);
-  const TileMap<C> map{p, work_tile, reinterpret_cast<TileAddress*>(shared + SlicedAttentionLayout<C>::kTileAddresses),
+  const TileMap<C> map{p, work_tile,
+                       reinterpret_cast<TileAddress*>(shared + ColumnSliceAttentionLayout<C>::kTileAddresses),
                        head / (p.heads / p.kv_heads)};
   const MappedKeys<C> keys{map};
-  const SlicedStep<C, WorkTileRows> step(p, {work_tile}, shared);
+  const ColumnSliceStep<C, WorkTileRows> step(p, {work_tile}, shared);
   StripStages<C> stages;
   const int tiles = work_tile.tiles;
   map.resolve(0, kTileAddresses);

@@ -21,7 +21,7 @@ namespace ringattn::sm80 {
 
 // Byte offsets in a CTA's shared memory.
 template <class C>
-struct SlicedLayout {
+struct ColumnSliceLayout {
   static constexpr int kKeyBlocks = C::kKeyTile / 16;  // warps that divide the scores of a row
   static constexpr int kProbabilities = cuda::kTileBytes<C::kQueryTile, C::kDim>;  // follow Q
   static constexpr int kStages = kProbabilities + cuda::kTileBytes<C::kQueryTile, C::kKeyTile>;
@@ -37,7 +37,7 @@ template <class C, bool kEven = Strips<C>::kTileStrips % C::kStages == 0>
 class StripStages {
  public:
   static constexpr std::uint32_t at(int strip) {
-    return static_cast<std::uint32_t>(SlicedLayout<C>::kStages + strip % C::kStages * Strips<C>::kBytes);
+    return static_cast<std::uint32_t>(ColumnSliceLayout<C>::kStages + strip % C::kStages * Strips<C>::kBytes);
   }
   __device__ __forceinline__ void next_tile() {}
 };
@@ -64,13 +64,13 @@ class StripStages<C, false> {
 
 // `Rows` as in TileStep, `Keys` as in strips.cuh. `shared` is the start of the CTA's shared memory, where Q is.
 template <class C, class Rows>
-class SlicedStep {
+class ColumnSliceStep {
  public:
   using Element = typename C::Element;
-  using Layout = SlicedLayout<C>;
+  using Layout = ColumnSliceLayout<C>;
   using S = Strips<C>;
 
-  __device__ SlicedStep(const cuda::AttentionParams& p, const Rows& rows, unsigned char* shared)
+  __device__ ColumnSliceStep(const cuda::AttentionParams& p, const Rows& rows, unsigned char* shared)
       : p_(p), rows_(rows), shared_(shared), q_tile_(cuda::shared_address(shared)) {}
 
   // Starts the copies of a CTA's first tile. Copies of Q may be in flight. They join the first strip's cp.async group.

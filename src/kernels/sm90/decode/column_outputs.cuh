@@ -18,7 +18,7 @@ namespace ringattn::sm90 {
 template <class C, class Values = TileColumns<C>>
 class ColumnOutputs {
  public:
-  __device__ __forceinline__ ColumnOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank,
+  __device__ __forceinline__ ColumnOutputs(const DecodeParams& p, const ColumnSliceMap<C>& map, std::uint32_t rank,
                                            const Values& values)
       : p_(p),
         map_(map),
@@ -359,7 +359,7 @@ class ColumnOutputs {
   }
 
   const DecodeParams& p_;
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;

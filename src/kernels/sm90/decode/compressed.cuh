@@ -19,7 +19,7 @@ __device__ __noinline__ void recompute_failed(const CompressedParams& p, int fir
   const DecodeMap<Whole> map;
   lay_out_whole(p.step, map, [] {
     const CompressedMap<C> before;
-    for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_invalidate(before.k_full(i));
+    for (std::uint32_t i = 0; i < ColumnSliceMap<C>::kBarriers; ++i) barrier_invalidate(before.k_full(i));
     for (std::uint32_t i = 0; i < CompressedMap<C>::kQuantizedBarriers; ++i) {
       barrier_invalidate(before.quantized_full(false, i));
     }
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
   __syncthreads();
   arrive_in_cluster<C, false>();  // warps that write to other CTAs wait for this arrival of all
   cuda::pdl_wait();
-  const SlicedWork work = work_info_of<C>();
+  const ClusterWorkTiles work = cluster_work_tiles<C>();
   decode_sliced<C>(
       step_params, map, rank, work, [&] { return QuantizedKeys<C>(params, map); },
       [&] {

@@ -34,11 +34,11 @@ class QuantizedBoxes : public TileBoxes<C> {
     keep(tile_bytes_);
   }
 
-  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>&, const PipelineState<C::kKStages>&, int tile, Box box,
-                                             int head) {
+  __device__ __forceinline__ void fetch_keys(const ColumnSliceMap<C>&, const PipelineState<C::kKStages>&, int tile,
+                                             Box box, int head) {
     fetch_quantized(tile, box, 0, head);
   }
-  __device__ __forceinline__ void fetch_values(const SlicedMap<C>&, const PipelineState<C::kVStages>&, int tile,
+  __device__ __forceinline__ void fetch_values(const ColumnSliceMap<C>&, const PipelineState<C::kVStages>&, int tile,
                                                Box box, int nth, int head, std::uint32_t) {
     fetch_quantized(tile, box, nth, head);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sliced kernel over a quantized cache: its configuration, and its shared memory after that of SlicedMap.
+// The sliced kernel over a quantized cache: its configuration, and its shared memory after that of ColumnSliceMap.
 //
 //   barriers
 //   qparams           [warps with outputs][scales, zero points][key_tile rows]  of a V tile, two bytes each
@@ -23,8 +23,8 @@ inline constexpr int kQparamPitch = 16;           // bytes from row to row
 
 // A CTA that is its own cluster scores all tiles, so it has two scoring warpgroups.
 template <class Element_, AttentionConfig kAttention, int kSlices_>
-struct CompressedConfig : SlicedConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1> {
-  using Plain = SlicedConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1>;
+struct CompressedConfig : ColumnSliceConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1> {
+  using Plain = ColumnSliceConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1>;
   static constexpr int kKBytes = 0;
   static constexpr int kVBytes = 0;
   static constexpr int kKStages = 1;
@@ -35,8 +35,8 @@ struct CompressedConfig : SlicedConfig<Element_, kAttention, kSlices_, kSlices_ 
 };
 
 template <class C>
-struct CompressedMap : SlicedMap<C> {
-  static constexpr int kBarrierOffset = (SlicedMap<C>::kBytes + 7) / 8 * 8;
+struct CompressedMap : ColumnSliceMap<C> {
+  static constexpr int kBarrierOffset = (ColumnSliceMap<C>::kBytes + 7) / 8 * 8;
   static constexpr int kQuantizedBarriers = 4 * kMaxQuantizedStages;
   static constexpr int kQparamOffset = kBarrierOffset + kQuantizedBarriers * kBarrierBytes;
   static constexpr int kQparamBytes = 2 * C::kKeyTile * 2;  // bytes for each output warp

@@ -46,7 +46,7 @@ constexpr int prefix_cta_pair_stages(const AttentionConfig& attention) {
 }
 
 // The sliced kernel (sliced.cuh): query rows of a row block, and maximum CTAs of a cluster.
-inline constexpr int kSlicedRows = 16;
+inline constexpr int kColumnSliceRows = 16;
 inline constexpr int kMaxSlices = 4;
 // Minimum rows of a V box for TMA, which takes about as long for a box of 1 KB as for one of 8 KB. Smaller boxes are
 // copied by lanes in page runs of 16 rows, the minimum page size. K always uses TMA: a CTA scores a half or a fourth of

@@ -44,11 +44,10 @@ struct DecodeParams {
   const std::int32_t* pages;  // block table [sequences, table_stride], or null: page s is sequence s
   std::int64_t table_stride;
   std::int32_t page_log;  // log2 of the tokens of a page, if there is a block table
-  // Sliced kernel: lanes copy rows of V, instead of TMA loading boxes. v_rows are these rows, pool_pages the pages of
-  // the pool.
+  // In the sliced kernel, lanes copy rows of V if true. Otherwise TMA loads boxes of them.
   bool values_by_lanes;
-  PagedBytes v_rows;
-  std::int32_t pool_pages;
+  PagedBytes v_rows;             // the rows of V that lanes copy
+  std::int32_t pool_pages;       // number of pages in the pool
   std::int32_t split_tiles_log;  // log2 of the key tiles of a KV split, for kernels with LaunchKvSplits
 
   const std::int32_t* lengths;  // [sequences]

@@ -64,7 +64,7 @@ constexpr bool cta_pairs_prefixes() {
 
 // kScoringWarpgroups_: scoring warpgroups of four warps, which take tiles in turn.
 template <class Element_, AttentionConfig kAttention, int kSlices_, int kScoringWarpgroups_ = 1>
-struct SlicedConfig {
+struct ColumnSliceConfig {
   using Element = Element_;
   using KvSplits = FixedKvSplits;
   using Whole = DecodeConfig<Element_, kAttention>;  // recomputes failed work tiles tile by tile
@@ -88,7 +88,7 @@ struct SlicedConfig {
   static constexpr bool kResumes = true;  // work tiles may resume from the states of a prefix
   static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;
   // unrounded probabilities, barriers and other metadata; an upper bound without Q
-  static constexpr int kOtherBytes = 20 * 1024 + kSlicedRows * cuda::padded_row_bytes(kDim);
+  static constexpr int kOtherBytes = 20 * 1024 + kColumnSliceRows * cuda::padded_row_bytes(kDim);
   static constexpr int kVCapacity =
       (kMaxSharedBytes - kKStages * kKBytes - kScoreStages * ScoreStage::kBytes - kOtherBytes - kDecodeMetadataBytes) /
       kVBytes;
@@ -98,7 +98,7 @@ struct SlicedConfig {
 // Dynamic shared memory of a CTA for either of its paths.
 template <class S>
 constexpr int sliced_bytes() {
-  return std::max(int{SlicedMap<S>::kBytes}, int{DecodeMap<typename S::Whole>::kBytes});
+  return std::max(int{ColumnSliceMap<S>::kBytes}, int{DecodeMap<typename S::Whole>::kBytes});
 }
 
 // Slices of at least 16 columns that fill panels, or a part of a panel that TMA can swizzle.
@@ -138,7 +138,7 @@ void prepare_decode() {
                "cudaFuncSetAttribute");
   }
   for_slices<kAttention>([]<int kSlices>(std::integral_constant<int, kSlices>) {
-    using S = SlicedConfig<Element, kAttention, kSlices>;
+    using S = ColumnSliceConfig<Element, kAttention, kSlices>;
     check_cuda(cudaFuncSetAttribute(sliced_kernel<S>, cudaFuncAttributeMaxDynamicSharedMemorySize, sliced_bytes<S>()),
                "cudaFuncSetAttribute");
   });
@@ -201,7 +201,7 @@ template <class Element, AttentionConfig kAttention>
 void launch_sliced_decode(const DecodeParams& params, int clusters, Stream stream) {
   for_slices<kAttention>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (params.slices != kSlices) return;
-    using S = SlicedConfig<Element, kAttention, kSlices>;
+    using S = ColumnSliceConfig<Element, kAttention, kSlices>;
     cuda::PdlLaunch launch(clusters * kSlices, S::kThreads, sliced_bytes<S>(), stream);
     if (kSlices > 1) launch.set_cluster_size(kSlices);
     check_cuda(cudaLaunchKernelEx(&launch.config, sliced_kernel<S>, params), "sm90_attention's decode");
@@ -213,7 +213,7 @@ int sliced_clusters(int slices) {
   int count = 0;
   for_slices<kAttention>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (slices != kSlices) return;
-    using S = SlicedConfig<Element, kAttention, kSlices>;
+    using S = ColumnSliceConfig<Element, kAttention, kSlices>;
     cuda::PdlLaunch launch(kSlices, S::kThreads, sliced_bytes<S>(), Stream{});
     launch.set_cluster_size(kSlices);
     count = clusters_at_a_time(sliced_kernel<S>, launch);

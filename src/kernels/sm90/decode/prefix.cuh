@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
   if (warp == kFetchWarp) collect_members<C>(params, map);
   __syncthreads();
   wait_for_cluster<C>();
-  const SlicedWork work = work_info_of<C>();
+  const ClusterWorkTiles work = cluster_work_tiles<C>();
   const auto each_work_tile = [&](const auto& of_map, auto&& visit) {
     const int work_tiles = load_number(of_map.work_tiles_before(params.prefixes));
 #pragma unroll 1

@@ -37,7 +37,7 @@ class TileKeys {
   static constexpr bool kByRows = false;    // no separate code for up to 8 rows
   static constexpr bool kHasUsual = false;  // no separate loop for usual tiles
 
-  __device__ __forceinline__ explicit TileKeys(const SlicedMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
+  __device__ __forceinline__ explicit TileKeys(const ColumnSliceMap<C>& map) : map_(map), lane_(thread_of_cta() % 32) {}
 
   __device__ __forceinline__ void begin(const WorkTileInfo&) {}
 
@@ -97,7 +97,7 @@ class TileKeys {
   }
 
  private:
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const int lane_;
   PipelineState<C::kKStages> stage_;  // the next K tile that this CTA scores
   // For each 16 columns: B fragments of rows 0 … 7 and of rows 8 … 15.
@@ -110,7 +110,7 @@ class TileKeys {
 template <class C, class Keys = TileKeys<C>>
 class Scorer {
  public:
-  __device__ __forceinline__ Scorer(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank,
+  __device__ __forceinline__ Scorer(const DecodeParams& params, const ColumnSliceMap<C>& map, std::uint32_t rank,
                                     const Keys& keys)
       : params_(params),
         p_(params.attention),
@@ -250,7 +250,7 @@ class Scorer {
          15U) == 0;
     named_sync(kScoreBarrier, 32 * C::kScoreWarps);  // no warp reads the previous work tile's rows any more
 #pragma unroll 1
-    for (int i = thread_of_cta(); i < kSlicedRows * kChunks; i += 32 * C::kScoreWarps) {
+    for (int i = thread_of_cta(); i < kColumnSliceRows * kChunks; i += 32 * C::kScoreWarps) {
       const int tile_row = i / kChunks;
       const int chunk = i % kChunks;
       uint4 elements{0, 0, 0, 0};
@@ -400,7 +400,7 @@ class Scorer {
     const PipelineStateAt<2> unrounded_p(sent_);
     barrier_wait(map_.unrounded_p_empty(unrounded_p.index), unrounded_p.parity ^ 1U);
     const std::uint32_t at =
-        unrounded_p_at_ + unrounded_p.index * static_cast<std::uint32_t>(SlicedMap<C>::kUnroundedPBytes);
+        unrounded_p_at_ + unrounded_p.index * static_cast<std::uint32_t>(ColumnSliceMap<C>::kUnroundedPBytes);
 #pragma unroll
     for (int mine = 0; mine < kMine; ++mine) {
       if (!has(mine)) continue;
@@ -410,7 +410,7 @@ class Scorer {
         const float(&x)[4] = s[2 * mine + half];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          cuda::store_shared(at + SlicedMap<C>::unrounded_p_offset(8 * half + i % 2, mine * 16 + i / 2 * 8),
+          cuda::store_shared(at + ColumnSliceMap<C>::unrounded_p_offset(8 * half + i % 2, mine * 16 + i / 2 * 8),
                              __float_as_uint(x[i]));
         }
       }
@@ -421,7 +421,7 @@ class Scorer {
 
   const DecodeParams& params_;
   const cuda::AttentionParams& p_;
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   const int scoring_warpgroup_;
   const int warp_;  // index in its scoring warpgroup

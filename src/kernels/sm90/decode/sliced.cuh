@@ -30,7 +30,7 @@ constexpr int sliced_arrivals(int barrier) {
   constexpr int kV = 2 * C::kKStages;
   constexpr int kScore = kV + 2 * C::kVStages;
   constexpr int kTurn = kScore + 3 * C::kScoreStages;
-  static_assert(SlicedMap<C>::kBarriers == kTurn + 14);
+  static_assert(ColumnSliceMap<C>::kBarriers == kTurn + 14);
   if (barrier >= kTurn) {
     const int of = (barrier - kTurn) / 2;
     return of == 0 ? C::kScoringWarpgroupWarps : of == 3 ? C::kThreads / 32 - 1 : of == 5 ? C::kOutWarps : 1;
@@ -45,7 +45,7 @@ constexpr int sliced_arrivals(int barrier) {
 // one address for the whole warp: lanes with different addresses would take turns, each after about ten instructions
 // that look for lanes with equal ones.
 template <class C>
-__device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params, const SlicedMap<C>& map) {
+__device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params, const ColumnSliceMap<C>& map) {
   const int fillers = params.values_by_lanes ? 32 : 1;
   const auto init = [&]<int kBarrier>(std::integral_constant<int, kBarrier>) {
     constexpr int kArrivals = sliced_arrivals<C>(kBarrier);
@@ -54,14 +54,15 @@ __device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params,
   [&]<int... kBarrier>(std::integer_sequence<int, kBarrier...>) {
     (init(std::integral_constant<int, kBarrier>()), ...);
   }
-  (std::make_integer_sequence<int, SlicedMap<C>::kBarriers>());
+  (std::make_integer_sequence<int, ColumnSliceMap<C>::kBarriers>());
   barrier_init_fence();
 }
 
 // The K producer warp posts WorkTileInfos, and all other warps go through them in order. Calls take(info, number) for
 // each.
 template <class C, class Visit>
-__device__ __forceinline__ void for_each_work_tile(const SlicedMap<C>& map, int first, int step, const Visit& visit) {
+__device__ __forceinline__ void for_each_work_tile(const ColumnSliceMap<C>& map, int first, int step,
+                                                   const Visit& visit) {
   wait_for_cluster<C>();
   std::uint32_t infos = 0;
 #pragma unroll 1
@@ -110,9 +111,9 @@ class RoleRegisters {
 // told whether it is for V, make the sources of tiles (TileKeys, ColumnOutputs, TileBoxes). One thread of the CTA calls
 // fails() for a failed work tile.
 template <class C, class Keys, class MakeOutputs, class Boxes, class Fails>
-__device__ __forceinline__ void decode_sliced(const DecodeParams& params, const SlicedMap<C>& map, std::uint32_t rank,
-                                              const SlicedWork& work, const Keys& keys, const MakeOutputs& make_outputs,
-                                              const Boxes& boxes, const Fails& fails) {
+__device__ __forceinline__ void decode_sliced(const DecodeParams& params, const ColumnSliceMap<C>& map,
+                                              std::uint32_t rank, const ClusterWorkTiles& work, const Keys& keys,
+                                              const MakeOutputs& make_outputs, const Boxes& boxes, const Fails& fails) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   // Always inlined: otherwise a warp's register arrays would be in local memory.
   const auto each_work_tile = [&](auto visit) __attribute__((always_inline)) {
@@ -173,8 +174,8 @@ __device__ __noinline__ void recompute_failed(const DecodeParams& params, int fi
   using Whole = typename C::Whole;
   const DecodeMap<Whole> map;
   lay_out_whole(params, map, [] {
-    const SlicedMap<C> before;
-    for (std::uint32_t i = 0; i < SlicedMap<C>::kBarriers; ++i) barrier_invalidate(before.k_full(i));
+    const ColumnSliceMap<C> before;
+    for (std::uint32_t i = 0; i < ColumnSliceMap<C>::kBarriers; ++i) barrier_invalidate(before.k_full(i));
   });
   const int work_tiles = work_tile_count(params, map);
   const auto each_work_tile = [&](auto&& worker) {
@@ -191,25 +192,25 @@ __device__ __noinline__ void recompute_failed(const DecodeParams& params, int fi
 
 // With the most slices, the few columns of a CTA are the M of its mma.
 template <class C>
-__device__ __forceinline__ auto outputs_by_slices(const DecodeParams& params, const SlicedMap<C>& map,
+__device__ __forceinline__ auto outputs_by_slices(const DecodeParams& params, const ColumnSliceMap<C>& map,
                                                   std::uint32_t rank) {
   if constexpr (C::kSlices == kMaxSlices) {
     return ColumnOutputs<C>(params, map, rank, TileColumns<C>(map));
   } else {
-    return SlicedOutputs<C>(params, map, rank);
+    return RowOutputs<C>(params, map, rank);
   }
 }
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_constant__ DecodeParams params) {
-  const SlicedMap<C> map;
+  const ColumnSliceMap<C> map;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
   if (threadIdx.x == 0) {
     init_sliced_barriers(params, map);
     store_number(map.any_failed(), 0);
   }
   cuda::pdl_launch_dependents();
-  SlicedWork work = work_info_of<C>();
+  ClusterWorkTiles work = cluster_work_tiles<C>();
   if (params.late > 0 && !any_partial_split<C>(params)) {
     work.step -= params.late;
     if (work.first >= work.step) return;

@@ -60,26 +60,27 @@ class TileBoxes {
   __device__ __forceinline__ Box find_single(int tile) const {
     return tile >= end_ ? Box{0, -1} : locate_rows(tile, 0);
   }
-  __device__ __forceinline__ void load_single_keys(const SlicedMap<C>& map, const PipelineState<C::kKStages>& turn,
+  __device__ __forceinline__ void load_single_keys(const ColumnSliceMap<C>& map, const PipelineState<C::kKStages>& turn,
                                                    const Box& box, int head) const {
     barrier_wait(map.k_empty(turn.index), turn.parity ^ 1U);
     load_single<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.index), map.k_full(turn.index), box, head, 0,
                                          p_.k_box_columns);
   }
-  __device__ __forceinline__ void load_single_values(const SlicedMap<C>& map, const PipelineState<C::kVStages>& turn,
-                                                     const Box& box, int head, std::uint32_t rank) const {
+  __device__ __forceinline__ void load_single_values(const ColumnSliceMap<C>& map,
+                                                     const PipelineState<C::kVStages>& turn, const Box& box, int head,
+                                                     std::uint32_t rank) const {
     barrier_wait(map.v_empty(turn.index), turn.parity ^ 1U);
     load_single<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), box, head,
                                                  static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
   }
   // Waits for the stage to be empty, then loads the next K tile, or this CTA's columns of the next V tile.
-  __device__ __forceinline__ void fetch_keys(const SlicedMap<C>& map, const PipelineState<C::kKStages>& turn, int tile,
-                                             Box box, int head) const {
+  __device__ __forceinline__ void fetch_keys(const ColumnSliceMap<C>& map, const PipelineState<C::kKStages>& turn,
+                                             int tile, Box box, int head) const {
     barrier_wait(map.k_empty(turn.index), turn.parity ^ 1U);
     fetch<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.index), map.k_full(turn.index), tile, box, 0, head, 0,
                                    p_.k_box_columns);
   }
-  __device__ __forceinline__ void fetch_values(const SlicedMap<C>& map, const PipelineState<C::kVStages>& turn,
+  __device__ __forceinline__ void fetch_values(const ColumnSliceMap<C>& map, const PipelineState<C::kVStages>& turn,
                                                int tile, Box box, int nth, int head, std::uint32_t rank) const {
     barrier_wait(map.v_empty(turn.index), turn.parity ^ 1U);
     fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), tile, box, nth,
@@ -101,7 +102,7 @@ class TileBoxes {
         page_run.row >= 0 && static_cast<std::uint32_t>(page_run.page) < static_cast<std::uint32_t>(p_.pool_pages);
     return found ? p_.v_rows.at(page_run.page, page_run.row, head) + rank * (2 * C::kSliceColumns) : nullptr;
   }
-  __device__ __forceinline__ void copy_values(const SlicedMap<C>& map, const PipelineState<C::kVStages>& turn,
+  __device__ __forceinline__ void copy_values(const ColumnSliceMap<C>& map, const PipelineState<C::kVStages>& turn,
                                               const std::byte* page_run, int nth) const {
     copy_by_lanes<C>(static_cast<unsigned>(lane_), page_run, p_.v_rows.token_stride, nth, map.v(turn.index),
                      map.v_empty(turn.index), turn.parity ^ 1U, map.v_full(turn.index));
@@ -167,7 +168,7 @@ class TileBoxes {
 template <class C, class Boxes = TileBoxes<C>>
 class KeyProducer {
  public:
-  __device__ __forceinline__ KeyProducer(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank,
+  __device__ __forceinline__ KeyProducer(const DecodeParams& p, const ColumnSliceMap<C>& map, std::uint32_t rank,
                                          const Boxes& boxes)
       : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), boxes_(boxes) {}
 
@@ -284,7 +285,7 @@ class KeyProducer {
     const WorkTileInfo info = map_.info(turn.index);
     barrier_wait(map_.info_empty(turn.index), turn.parity ^ 1U);
     const auto put = [&info](WorkTileInfo::Field field, int number) { store_number(info.at(field), number); };
-    if (lane_ < kSlicedRows) {
+    if (lane_ < kColumnSliceRows) {
       store_number(info.at(WorkTileInfo::kLow, lane_), summary.row_range.low);
       store_number(info.at(WorkTileInfo::kHigh, lane_), summary.row_range.high);
       store_number(info.at(WorkTileInfo::kRowBegin, lane_), summary.row_range.begin);
@@ -328,7 +329,7 @@ class KeyProducer {
   }
 
   const DecodeParams& p_;
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;
   Boxes boxes_;
@@ -340,7 +341,7 @@ class KeyProducer {
 template <class C, class Boxes = TileBoxes<C>>
 class ValueProducer {
  public:
-  __device__ __forceinline__ ValueProducer(const SlicedMap<C>& map, std::uint32_t rank, const Boxes& boxes)
+  __device__ __forceinline__ ValueProducer(const ColumnSliceMap<C>& map, std::uint32_t rank, const Boxes& boxes)
       : map_(map), rank_(rank), boxes_(boxes) {}
 
   __device__ __forceinline__ void process(const WorkTileInfo& info) {
@@ -412,7 +413,7 @@ class ValueProducer {
     }
   }
 
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   Boxes boxes_;
   PipelineState<C::kVStages> stage_;

@@ -66,7 +66,7 @@ struct ScoreStage {
   static constexpr int kRowBytes = 32;
   static constexpr int kBlockBytes = 8 * kRowBytes;
   static constexpr int kProbabilityBytes = 2 * 8 * kBlockBytes;  // at most 8 blocks of 16 keys
-  static constexpr int kBytes = kProbabilityBytes + 16 + kSlicedRows * 16;
+  static constexpr int kBytes = kProbabilityBytes + 16 + kColumnSliceRows * 16;
 
   // Flag: the work tile must be recomputed tile by tile.
   static constexpr int kFails = 1;
@@ -121,13 +121,13 @@ struct WorkTileInfo {
   };
   // Fields of 16 rows each.
   enum RowField { kLow, kHigh, kRowBegin, kRowEnd, kRowFields };
-  static constexpr int kBytes = (kFields + 3) / 4 * 16 + kRowFields * kSlicedRows * 4;
+  static constexpr int kBytes = (kFields + 3) / 4 * 16 + kRowFields * kColumnSliceRows * 4;
 
   std::uint32_t address;
 
   __device__ std::uint32_t at(Field field) const { return address + static_cast<std::uint32_t>(field * 4); }
   __device__ std::uint32_t at(RowField field, int row) const {
-    return address + static_cast<std::uint32_t>((kFields + 3) / 4 * 16 + (field * kSlicedRows + row) * 4);
+    return address + static_cast<std::uint32_t>((kFields + 3) / 4 * 16 + (field * kColumnSliceRows + row) * 4);
   }
   __device__ int get(Field field) const { return load_number(at(field)); }
   __device__ int get(RowField field, int row) const { return load_number(at(field, row)); }
@@ -153,20 +153,20 @@ struct WorkTileInfo {
 };
 
 template <class C>
-struct SlicedMap {
+struct ColumnSliceMap {
   static constexpr int kUnroundedPStride =
       // floats of a row; with this stride threads that write 8 keys of 4 rows have no bank conflict
       132;
-  static constexpr int kUnroundedPBytes = kSlicedRows * kUnroundedPStride * 4;
-  static constexpr int kMaximaBytes = C::kScoringWarpgroupWarps * kSlicedRows * 4;
-  static constexpr int kSoftmaxOffsetBytes = kSlicedRows * 4 + 16;
-  static constexpr int kEndBytes = kSlicedRows * 8 + 16;
+  static constexpr int kUnroundedPBytes = kColumnSliceRows * kUnroundedPStride * 4;
+  static constexpr int kMaximaBytes = C::kScoringWarpgroupWarps * kColumnSliceRows * 4;
+  static constexpr int kSoftmaxOffsetBytes = kColumnSliceRows * 4 + 16;
+  static constexpr int kEndBytes = kColumnSliceRows * 8 + 16;
 
   static constexpr int kKOffset = 0;
   static constexpr int kVOffset = kKOffset + C::kKStages * C::kKBytes;
   static constexpr int kScoreOffset = (kVOffset + C::kVStages * C::kVBytes + 1023) / 1024 * 1024;
   static constexpr int kQOffset = kScoreOffset + C::kScoreStages * ScoreStage::kBytes;
-  static constexpr int kUnroundedPOffset = kQOffset + kSlicedRows * cuda::padded_row_bytes(C::kDim);
+  static constexpr int kUnroundedPOffset = kQOffset + kColumnSliceRows * cuda::padded_row_bytes(C::kDim);
   static constexpr int kMaximaOffset = kUnroundedPOffset + 2 * kUnroundedPBytes;
   static constexpr int kSoftmaxOffsetsOffset = kMaximaOffset + 2 * kMaximaBytes;
   static constexpr int kEndOffset = kSoftmaxOffsetsOffset + 2 * kSoftmaxOffsetBytes;
@@ -195,17 +195,17 @@ struct SlicedMap {
     return static_cast<std::uint32_t>((rows * kUnroundedPStride + keys) * 4);
   }
   __device__ std::uint32_t maximum(std::uint32_t turn, int warp, int row) const {
-    return at(kMaximaOffset, turn & 1U, kMaximaBytes) + static_cast<std::uint32_t>((warp * kSlicedRows + row) * 4);
+    return at(kMaximaOffset, turn & 1U, kMaximaBytes) + static_cast<std::uint32_t>((warp * kColumnSliceRows + row) * 4);
   }
   __device__ std::uint32_t softmax_offset(std::uint32_t turn, int row) const {
     return at(kSoftmaxOffsetsOffset, turn & 1U, kSoftmaxOffsetBytes) + static_cast<std::uint32_t>(row * 4);
   }
-  __device__ std::uint32_t offset_flags(std::uint32_t turn) const { return softmax_offset(turn, kSlicedRows); }
+  __device__ std::uint32_t offset_flags(std::uint32_t turn) const { return softmax_offset(turn, kColumnSliceRows); }
   // softmax_offset and sum of a row.
   __device__ std::uint32_t row_end(std::uint32_t turn, int row) const {
     return at(kEndOffset, turn & 1U, kEndBytes) + static_cast<std::uint32_t>(row * 8);
   }
-  __device__ std::uint32_t row_end_flags(std::uint32_t turn) const { return row_end(turn, kSlicedRows); }
+  __device__ std::uint32_t row_end_flags(std::uint32_t turn) const { return row_end(turn, kColumnSliceRows); }
   __device__ WorkTileInfo info(std::uint32_t turn) const { return {at(kInfoOffset, turn & 1U, WorkTileInfo::kBytes)}; }
   __device__ std::uint32_t any_failed() const { return at(kAnyFailedOffset, 0, 0); }
   __device__ std::uint32_t work_tiles_before(int sequence) const {
@@ -260,11 +260,11 @@ __device__ __forceinline__ void wait_for_cluster() {
 }
 
 // Work tiles of a CTA's cluster: first, first + step, …
-struct SlicedWork {
+struct ClusterWorkTiles {
   int first, step;
 };
 template <class C>
-__device__ __forceinline__ SlicedWork work_info_of() {
+__device__ __forceinline__ ClusterWorkTiles cluster_work_tiles() {
   return {static_cast<int>(blockIdx.x) / C::kSlices, static_cast<int>(gridDim.x) / C::kSlices};
 }
 
@@ -286,7 +286,7 @@ __device__ __forceinline__ void arrive_at_others(std::uint32_t rank, std::uint32
 // Releases the score stage of tile `number` for `readers` warps, by the thread where `says` is true. Arrives at the CTA
 // that has written it.
 template <class C>
-__device__ __forceinline__ void release_score_stage(bool says, const SlicedMap<C>& map, std::uint32_t number,
+__device__ __forceinline__ void release_score_stage(bool says, const ColumnSliceMap<C>& map, std::uint32_t number,
                                                     int readers) {
   const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
   if constexpr (C::kSlices > 1) {
@@ -297,7 +297,7 @@ __device__ __forceinline__ void release_score_stage(bool says, const SlicedMap<C
 }
 // The same by one thread of a warp that has read the stage.
 template <class C>
-__device__ __forceinline__ void release_score_stage(const SlicedMap<C>& map, std::uint32_t number) {
+__device__ __forceinline__ void release_score_stage(const ColumnSliceMap<C>& map, std::uint32_t number) {
   const std::uint32_t barrier = map.score_empty(PipelineStateAt<C::kScoreStages>(number).index);
   if constexpr (C::kSlices > 1) {
     barrier_arrive_at(map_to_cta(barrier, number & (C::kSlices - 1U)));

@@ -24,7 +24,7 @@ class TileValues {
     std::uint32_t v[kOutBlocks<C>][2];
   };
 
-  __device__ __forceinline__ explicit TileValues(const SlicedMap<C>& map)
+  __device__ __forceinline__ explicit TileValues(const ColumnSliceMap<C>& map)
       : map_(map), warp_(thread_of_cta() / 32 - C::kScoreWarps), lane_(thread_of_cta() % 32) {
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
@@ -82,7 +82,7 @@ class TileValues {
   static constexpr int kBlocks = kOutBlocks<C>;
   static constexpr int kLoads = (kBlocks + 1) / 2;  // ldmatrix for the mma of 16 keys
 
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const int warp_;
   const int lane_;
   PipelineState<C::kVStages> stage_, released_;  // the next tile to wait for, and the next to release
@@ -90,10 +90,11 @@ class TileValues {
   std::uint32_t v_at_[kLoads];  // offset of this lane's share
 };
 
+// Query rows are the M of the mma, and columns of V the N. ColumnOutputs (column_outputs.cuh) swaps them.
 template <class C>
-class SlicedOutputs {
+class RowOutputs {
  public:
-  __device__ __forceinline__ SlicedOutputs(const DecodeParams& p, const SlicedMap<C>& map, std::uint32_t rank)
+  __device__ __forceinline__ RowOutputs(const DecodeParams& p, const ColumnSliceMap<C>& map, std::uint32_t rank)
       : p_(p),
         map_(map),
         rank_(rank),
@@ -313,7 +314,7 @@ class SlicedOutputs {
   }
 
   const DecodeParams& p_;
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   const int warp_;
   const int lane_;

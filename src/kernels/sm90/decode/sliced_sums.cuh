@@ -35,7 +35,7 @@ __device__ __forceinline__ bool rows_end(const int (&begin)[2], const int (&end)
 template <class C>
 class SumReducer {
  public:
-  __device__ __forceinline__ SumReducer(const SlicedMap<C>& map, std::uint32_t rank)
+  __device__ __forceinline__ SumReducer(const ColumnSliceMap<C>& map, std::uint32_t rank)
       : map_(map), rank_(rank), lane_(thread_of_cta() % 32) {}
 
   __device__ __forceinline__ void process(const WorkTileInfo& info) {
@@ -60,7 +60,7 @@ class SumReducer {
     barrier_wait(map_.unrounded_p_full(unrounded_p.index), unrounded_p.parity);
     bool exceeds_threshold = false;
 #pragma unroll 1
-    for (int row = lane_ / 4; row < kSlicedRows; row += 8) {
+    for (int row = lane_ / 4; row < kColumnSliceRows; row += 8) {
       if (row - lane_ / 4 >= rows) break;
       float sum = 0.0F;
 #pragma unroll
@@ -86,7 +86,7 @@ class SumReducer {
     if (lane_ == 0) barrier_arrive(map_.sums_full(turn.index));
   }
 
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;
   std::uint32_t tiles_ = 0;    // tiles of all work tiles so far
@@ -97,7 +97,7 @@ class SumReducer {
 template <class C>
 class SumAdder {
  public:
-  __device__ __forceinline__ SumAdder(const DecodeParams& p, const SlicedMap<C>& map)
+  __device__ __forceinline__ SumAdder(const DecodeParams& p, const ColumnSliceMap<C>& map)
       : p_(p), map_(map), lane_(thread_of_cta() % 32) {}
 
   __device__ __forceinline__ void process(const WorkTileInfo& info) {
@@ -165,7 +165,7 @@ class SumAdder {
   }
 
   const DecodeParams& p_;
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const int lane_;
   std::uint32_t work_tiles_ = 0;  // work tiles with tiles, so far
   std::uint32_t tiles_ = 0;       // tiles of all work tiles so far

@@ -118,7 +118,7 @@ class Sm90Decode final : public DecodeKernel {
     const std::int64_t work_tiles = max_work_tiles(step, p);
     if (compressed_ != nullptr) {
       enqueue_compressed(step, p, static_cast<int>(work_tiles), stream);
-    } else if (p.block_rows == kSlicedRows) {
+    } else if (p.block_rows == kColumnSliceRows) {
       const int clusters = concurrent_ctas(clusters_of(p.slices), (busy + p.slices - 1) / p.slices, work_tiles, p);
       launcher_.launch_sliced(p, clusters, stream);
     } else {
@@ -189,7 +189,8 @@ class Sm90Decode final : public DecodeKernel {
 
   // Rows of a row block: those of the sliced kernel if they suffice.
   int block_rows(int rows) const {
-    return rows * (spec_.attention.heads / spec_.attention.kv_heads) <= kSlicedRows ? kSlicedRows : kQueryTile;
+    return rows * (spec_.attention.heads / spec_.attention.kv_heads) <= kColumnSliceRows ? kColumnSliceRows
+                                                                                         : kQueryTile;
   }
   // Row blocks of a sequence and KV head.
   std::int64_t blocks(int rows) const {
@@ -243,7 +244,7 @@ class Sm90Decode final : public DecodeKernel {
       return offset;
     };
     layout.outputs = allocate(rows * static_cast<std::size_t>(spec_.attention.head_dim_v) * sizeof(float));
-    layout.stats = allocate(std::max(rows, work_tiles * kSlicedRows * kMaxSlices) * sizeof(float2));
+    layout.stats = allocate(std::max(rows, work_tiles * kColumnSliceRows * kMaxSlices) * sizeof(float2));
     layout.arrived = allocate(blocks_in_all * kMaxSlices * sizeof(std::int32_t));
     layout.failed = allocate(work_tiles * sizeof(std::int32_t));
     const std::int64_t partials = limits.prefixes == 0 ? 0 : limits.sequences * limits.rows * layout.splits;
@@ -262,7 +263,7 @@ class Sm90Decode final : public DecodeKernel {
       p.mask_block_tiles = spec_.attention.block_mask.key_block / config_.key_tile;
       p.by_mask_block_tiles = cuda::Divider(p.mask_block_tiles);
     }
-    p.slices = p.block_rows == kSlicedRows ? slices_for(max_work_tiles(step, p)) : 1;
+    p.slices = p.block_rows == kColumnSliceRows ? slices_for(max_work_tiles(step, p)) : 1;
   }
 
   // Upper bound of a step's work tiles, as far as the host knows.
@@ -284,7 +285,7 @@ class Sm90Decode final : public DecodeKernel {
     p.step = shape;
     set_pages(paged, config_.key_tile, config_.key_tile, p.step);
     set_compressed(step, p);
-    if (shape.block_rows == kSlicedRows && clusters_of(shape.slices) > 0 && slices_formats(spec_.format)) {
+    if (shape.block_rows == kColumnSliceRows && clusters_of(shape.slices) > 0 && slices_formats(spec_.format)) {
       compressed_->launch_sliced(p, std::min(work_tiles, clusters_of(shape.slices)), stream);
     } else {
       compressed_->launch(p, std::min(work_tiles, multiprocessors_), stream);

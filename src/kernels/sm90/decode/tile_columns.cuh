@@ -28,7 +28,7 @@ class TileColumns {
     std::uint32_t v[kBlocks][4];
   };
 
-  __device__ __forceinline__ explicit TileColumns(const SlicedMap<C>& map)
+  __device__ __forceinline__ explicit TileColumns(const ColumnSliceMap<C>& map)
       : map_(map),
         lane_(thread_of_cta() % 32),
         first_column_((thread_of_cta() / 32 - C::kScoreWarps) % kColumnWarps * kBlocks * 16) {
@@ -99,7 +99,7 @@ class TileColumns {
   }
 
  private:
-  const SlicedMap<C>& map_;
+  const ColumnSliceMap<C>& map_;
   const int lane_;
   const int first_column_;                       // this warp's first column in the slice
   std::uint32_t v_at_[kBlocks];                  // offset of this lane's share in a tile
