@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quotes text from files in messages. A file may hold megabytes where a name is expected, and any bytes.
+// Quotes text from a file in a message. Where a name is expected, a file may hold megabytes of arbitrary bytes.
 #pragma once
 
 #include <cstddef>
@@ -8,11 +8,11 @@
 
 namespace ringattn {
 
-// The text in backquotes, for a one-line message: at most its first 80 bytes. Bytes other than printable ASCII become
-// \xNN.
+// Returns the text in backquotes, for a one-line message: its first 80 bytes, and an ellipsis if there are more.
+// Backquotes and bytes that are not printable ASCII become \xNN.
 std::string in_quotes(std::string_view text);
 
-// The text itself if it has at most `bytes` bytes, else its first `bytes` bytes and an ellipsis.
+// Returns the text, cut after `bytes` bytes. A text that was cut ends with an ellipsis.
 std::string shortened(std::string_view text, std::size_t bytes = 400);
 
 }  // namespace ringattn
