@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checks which kernels and transports work together. Every op asks this at the start of its construction.
+// Which kernels and transports work together. Each op calls these functions first when it is constructed.
 #pragma once
 
 #include "attention/files/top_k_blocks.hpp"
@@ -9,13 +9,14 @@
 
 namespace ringattn {
 
-// The kernel request of a job over `transport`: with several ranks, only kernels whose memory the transport can move.
+// Returns the kernel request for a job over `transport`. With several ranks, a request of neither a backend nor a
+// kernel becomes a request of the backend whose memory the transport moves.
 KernelRequest compatible_request(const KernelRequest& request, const Transport& transport);
 
-// Where top-k block masks of such a job are computed: on the rank's own device, if a device kernel runs the job.
+// Where the job's top-k block masks are computed: on the rank's own device if a device kernel runs the job.
 TopKDevice top_k_device(const KernelRequest& request, const Transport& transport);
 
-// Throws kUnsupported if the transport of several ranks can't move the backend's memory.
+// Throws kUnsupported if there are several ranks and the transport can't move the backend's memory.
 void check_compatible(const KernelEntry& kernel, const Backend& backend, const Transport& transport);
 
 // Checks Options::checksum for a backend's memory. Throws kUnsupported for device memory.

@@ -49,13 +49,13 @@ double SsmPlanSummary::balance() const {
 
 double passing_seconds(const SsmJob& job, const SsmPlanSummary& summary, const MachineModel& machine) {
   const double heads = static_cast<double>(summary.ranges.front().count) / job.spec.heads;
-  const double push = heads * static_cast<double>(carried_bytes(job)) / machine.link_bytes_per_second;
-  return static_cast<double>(summary.hops.hops.size()) * (machine.latency_seconds + push);
+  const double send = heads * static_cast<double>(carried_bytes(job)) / machine.link_bytes_per_second;
+  return static_cast<double>(summary.hops.hops.size()) * (machine.latency_seconds + send);
 }
 
 std::vector<HeadRange> head_ranges(int heads, const SsmKernel& kernel, int ranges) {
-  const int together = kernel.heads_together();
-  const int half = (heads / together + 1) / 2 * together;
+  const int granule = kernel.heads_together();  // ranges begin at multiples of this
+  const int half = (heads / granule + 1) / 2 * granule;
   if (ranges == 1 || half >= heads) return {{0, heads}};
   return {{0, half}, {half, heads - half}};
 }
@@ -63,9 +63,9 @@ std::vector<HeadRange> head_ranges(int heads, const SsmKernel& kernel, int range
 void check_budget(const SsmMemory& needed, std::size_t budget) {
   if (budget == 0 || needed.total() <= budget) return;
   fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
-       fmt::format("{} are needed: {} of rows, {} of states, {} of scratch, {} of states that are exchanged",
+       fmt::format("{} bytes are needed: {} for rows, {} for states, {} for scratch, {} for states that are exchanged",
                    needed.total(), needed.rows, needed.states, needed.scratch, needed.exchange),
-       "Use more ranks, or allow for fewer tokens.");
+       "Use more ranks or fewer tokens.");
 }
 
 void check_ssm_budget(const SsmJob& job, int world, std::size_t budget) {
@@ -73,8 +73,7 @@ void check_ssm_budget(const SsmJob& job, int world, std::size_t budget) {
   const double min_bytes = static_cast<double>(job.tokens()) * static_cast<double>(bytes) / world;
   if (budget == 0 || min_bytes <= static_cast<double>(budget)) return;
   fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
-       fmt::format("the rank with most rows has at least {:.0f} bytes of them", min_bytes),
-       "Use more ranks, or allow for fewer tokens.");
+       fmt::format("one rank needs at least {:.0f} bytes for its rows", min_bytes), "Use more ranks or fewer tokens.");
 }
 
 SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
@@ -82,20 +81,21 @@ SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::ve
   Layout layout = ssm_layout(job.lengths, runs, world);
   StateHops hops = state_hops(layout);
   SsmPlanSummary summary{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.heads}}};
-  const std::size_t kinds = job.conv1d_only ? (job.initial_halos ? 1 : 0) + (job.final_halos ? 1 : 0)
-                                            : (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
-  std::vector<std::size_t> empty(static_cast<std::size_t>(world));  // [ranks] sequences without tokens
+  // Initial and final states, or halos, that the caller passes for each sequence: 0, 1 or 2.
+  const std::size_t state_tensors = job.conv1d_only ? (job.initial_halos ? 1 : 0) + (job.final_halos ? 1 : 0)
+                                                    : (job.initial_states ? 1 : 0) + (job.final_states ? 1 : 0);
+  std::vector<std::size_t> empty(static_cast<std::size_t>(world));  // [ranks] number of empty sequences it owns
   const StateOwners owners = state_owners(summary.layout);
   for (std::size_t s = 0; s < job.lengths.size(); ++s) {
     if (job.lengths[s] == 0) ++empty[static_cast<std::size_t>(owners.final[s])];
   }
-  std::int64_t most_tokens = 0;
+  std::int64_t max_tokens = 0;
   for (int rank = 0; rank < world; ++rank) {
     const std::vector<SsmRun> own = ssm_runs(summary.layout, summary.hops, rank);
     const std::int64_t tokens = summary.layout.tokens(rank);
     SsmMemory bytes;
-    bytes.states =
-        (own.size() + empty[static_cast<std::size_t>(rank)]) * kinds * static_cast<std::size_t>(carried_bytes(job));
+    bytes.states = (own.size() + empty[static_cast<std::size_t>(rank)]) * state_tensors *
+                   static_cast<std::size_t>(carried_bytes(job));
     if (job.conv1d_only) {
       bytes.rows = static_cast<std::size_t>(tokens * ssm_token_bytes(job));
       bytes.exchange = own.size() * static_cast<std::size_t>(carried_bytes(job));
@@ -106,16 +106,16 @@ SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::ve
       bytes.exchange = StateExchange::bytes(job.spec, summary.hops, rank);
     }
     summary.memory.push_back(bytes);
-    most_tokens = std::max(most_tokens, tokens);
+    max_tokens = std::max(max_tokens, tokens);
   }
   const double flops = job.conv1d_only ? ssm_token_flops(job) : ssm_token_flops(job.spec);
-  summary.seconds = flops * static_cast<double>(most_tokens) / machine.flops_per_second;
+  summary.seconds = flops * static_cast<double>(max_tokens) / machine.flops_per_second;
   if (!job.conv1d_only && !summary.hops.hops.empty() &&
       passing_seconds(job, summary, machine) > kernel->cost_of_two_ranges(summary.seconds)) {
     summary.ranges = head_ranges(job.spec.heads, *kernel, 2);
   }
   if (!job.conv1d_only && job.convolution) {
-    summary.seconds += conv1d_token_flops(*job.convolution) * static_cast<double>(most_tokens) / conv1d_rate;
+    summary.seconds += conv1d_token_flops(*job.convolution) * static_cast<double>(max_tokens) / conv1d_rate;
   }
   return summary;
 }

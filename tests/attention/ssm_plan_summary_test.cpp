@@ -97,9 +97,10 @@ TEST(Budgets, HoldEverythingOrAreRefusedWithItsParts) {
   check_budget(scan, 1234);
   const Error of_ssm = error_of([&] { check_budget(scan, 1233); });
   EXPECT_EQ(of_ssm.code(), ErrorCode::kMemory);
-  EXPECT_STREQ(of_ssm.what(),
-               "a memory budget of 1233 bytes a rank is too small (1234 are needed: 1000 of rows, 200 of states, 30 of "
-               "scratch, 4 of states that are exchanged). Use more ranks, or allow for fewer tokens.");
+  EXPECT_STREQ(
+      of_ssm.what(),
+      "a memory budget of 1233 bytes a rank is too small (1234 bytes are needed: 1000 for rows, 200 for states, "
+      "30 for scratch, 4 for states that are exchanged). Use more ranks or fewer tokens.");
   DecodeMemory decode;
   decode.cache = 10000;
   decode.tables = 1;
