@@ -16,7 +16,7 @@ bool comparable(const BenchPoint& left, const BenchPoint& right) {
   return left.measured() && right.measured() && left.world == right.world && left.job == right.job;
 }
 
-// Lines of 10 TFLOP/s and more, and those of a CPU, both readable.
+// One decimal: in TFLOP/s if any line of the table reaches 1 TFLOP/s, in GFLOP/s if none does, as on a CPU.
 std::string rate_text(double tflops, bool tera) { return fmt::format("{:.1f}", tera ? tflops : tflops * 1e3); }
 
 bool in_tera(std::span<const BenchPoint> points) {
@@ -81,7 +81,7 @@ std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std:
 
 namespace {
 
-std::string decodes_text(std::span<const BenchPoint> points, bool with_header) {
+std::string decode_text(std::span<const BenchPoint> points, bool with_header) {
   const std::vector<Table::Column> columns{{"keys", "a sequence"},
                                            {"seqs"},
                                            {"rows"},
@@ -114,7 +114,7 @@ std::string decodes_text(std::span<const BenchPoint> points, bool with_header) {
   return table.text(with_header);
 }
 
-std::string scans_text(std::span<const BenchPoint> points, bool with_header) {
+std::string ssm_text(std::span<const BenchPoint> points, bool with_header) {
   const std::vector<Table::Column> columns{{"tokens"},
                                            {"seqs"},
                                            {"samples"},
@@ -151,8 +151,8 @@ std::string scans_text(std::span<const BenchPoint> points, bool with_header) {
 }  // namespace
 
 std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header) {
-  if (!points.empty() && !points.front().job.ssm.empty()) return scans_text(points, with_header);
-  if (!points.empty() && points.front().job.decode) return decodes_text(points, with_header);
+  if (!points.empty() && !points.front().job.ssm.empty()) return ssm_text(points, with_header);
+  if (!points.empty() && points.front().job.decode) return decode_text(points, with_header);
   const bool tera = in_tera(points);
   std::vector<Table::Column> columns{{"tokens"},
                                      {"seqs"},
@@ -166,14 +166,14 @@ std::string points_text(std::span<const BenchPoint> points, std::optional<double
                                      {"exposed comm", "(%)"},
                                      {"estimated", "(ms)"},
                                      {"mem/rank", "(MiB)"}};
-  // Share of a whole run that the same computation takes without communication.
-  const bool folds = std::any_of(points.begin(), points.end(), [&](const BenchPoint& point) {
+  // The column `compute`: the time of the same job without communication, as a share of the whole run's.
+  const bool has_compute = std::any_of(points.begin(), points.end(), [&](const BenchPoint& point) {
     return point.mode == kWholeMode && point.measured() &&
            std::any_of(points.begin(), points.end(), [&](const BenchPoint& other) {
              return other.mode == kComputeMode && other.block == point.block && comparable(point, other);
            });
   });
-  if (folds) columns.push_back({"compute", "(%)"});
+  if (has_compute) columns.push_back({"compute", "(%)"});
   if (sgemm) columns.push_back({"of SGEMM", "(%)"});
   Table table(columns);
   for (const BenchPoint& point : points) {
@@ -193,7 +193,7 @@ std::string points_text(std::span<const BenchPoint> points, std::optional<double
         fmt::format("{:.1f}", point.ms.median > 0.0 ? 100.0 * point.exposed_comm_ms / point.ms.median : 0.0));
     cells.push_back(fmt::format("{:.3f}", point.estimated_ms));
     cells.push_back(fmt::format("{:.1f}", static_cast<double>(point.memory_peak) / 0x1p20));
-    if (folds) {
+    if (has_compute) {
       std::string percent = "-";
       for (const BenchPoint& other : points) {
         if (point.mode != kWholeMode || other.mode != kComputeMode || other.block != point.block) continue;
@@ -212,10 +212,10 @@ std::string pairs_text(std::span<const PointPair> pairs) {
   for (const PointPair& pair : pairs) points.push_back(pair.ours);
   const bool tera = in_tera(points);
   const std::string unit = tera ? "(TFLOP/s)" : "(GFLOP/s)";
-  Table table({{"tokens"}, {"seqs"}, {"ours", unit}, {"theirs", unit}, {"ours/theirs"}, {"they"}});
+  Table table({{"tokens"}, {"seqs"}, {"ours", unit}, {"theirs", unit}, {"ours/theirs"}, {"peer"}});
   for (const PointPair& pair : pairs) {
     std::string name = who(pair.theirs);
-    std::replace(name.begin(), name.end(), ' ', '_');  // one word a column
+    std::replace(name.begin(), name.end(), ' ', '_');  // so that each column is one word
     table.add({fmt::format("{}", pair.ours.job.tokens), fmt::format("{}", pair.ours.job.batch),
                rate_text(pair.ours.tflops_per_rank, tera), rate_text(pair.theirs.tflops_per_rank, tera),
                fmt::format("{:.3f}", pair.speed()), name});

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that sees CLI11. It splits arguments, and nothing more: its own config file overrides the environment,
-// and its numbers wrap (`--memory -1`).
+// The only file that includes CLI11, which is used only to split the arguments into flags and their texts. Its config
+// files and its number conversion are not used: the former override environment variables, and the latter wraps around
+// (`--memory -1`).
 #include "launch/command_line.hpp"
 
 #include <fmt/format.h>
@@ -21,7 +22,8 @@ std::string flag_name(const FlagRow& row) {
   return row.letter != 0 ? fmt::format("-{},--{}", row.letter, row.name) : fmt::format("--{}", row.name);
 }
 
-// The command's flag of that name. plan's --world is called --ranks elsewhere: either name finds the other. Null: none.
+// The command's flag with this name, or null. `plan` has --world where other commands have --ranks: both names find
+// either flag.
 const FlagRow* flag_or_counterpart(unsigned command, std::string_view name) {
   const std::string_view counterpart = name == "ranks" ? "world" : name == "world" ? "ranks" : name;
   for (const FlagRow* row : flags_of(command)) {
@@ -30,12 +32,12 @@ const FlagRow* flag_or_counterpart(unsigned command, std::string_view name) {
   return nullptr;
 }
 
-// The suggestion for a flag of another program; empty where none is known by that name.
-std::string meaning_of(unsigned command, std::string_view other) {
+// The suggestion for a flag that other programs have. Empty if kOtherSpellings does not have the name.
+std::string suggestion_for(unsigned command, std::string_view other) {
   const auto* const found = std::ranges::find(kOtherSpellings, other, &OtherSpelling::other);
   if (found == std::end(kOtherSpellings)) return {};
   const FlagRow* const row = flag_or_counterpart(command, found->flag);
-  if (row == nullptr) {  // a flag of other commands
+  if (row == nullptr) {  // only other commands have the flag
     unsigned elsewhere = 0;
     for (const FlagRow& other_row : flag_table()) {
       if (other_row.name == found->flag) elsewhere |= other_row.commands;
@@ -69,23 +71,24 @@ std::string meaning_of(unsigned command, std::string_view other) {
          same != nullptr ? fmt::format("Did you mean --{}?", same->name) : help);
   }
   const std::string nearest = nearest_name(stem, here.data(), here.size());
-  const std::string meant = meaning_of(command, stem);
+  const std::string suggestion = suggestion_for(command, stem);
   fail(ErrorCode::kUsage, fmt::format("unknown flag {}", argument.substr(0, argument.find('='))),
        fmt::format("{} has no flag of that name", command_name),
-       !meant.empty()    ? meant
-       : nearest.empty() ? help
-                         : fmt::format("Did you mean --{}?", nearest));
+       !suggestion.empty() ? suggestion
+       : nearest.empty()   ? help
+                           : fmt::format("Did you mean --{}?", nearest));
 }
 
-// CLI11 takes any word after a flag as its value, even another flag, and "--flag=" as a flag without a value.
+// Refuses flags without a value. CLI11 would take the next argument as the value, even if it is a flag, and would
+// accept "--flag=".
 void check_values(unsigned command, std::string_view command_name, const std::vector<std::string>& arguments) {
   const std::vector<const FlagRow*> rows = flags_of(command);
   const auto flag_of = [&](std::string_view text) -> const FlagRow* {
-    const auto names = [&](const FlagRow* row) {
+    const auto matches = [&](const FlagRow* row) {
       return (row->letter != 0 && text == std::string{'-', row->letter}) ||
              (text.starts_with("--") && text.substr(2, text.find('=') - 2) == row->name);
     };
-    const auto found = std::find_if(rows.begin(), rows.end(), names);
+    const auto found = std::find_if(rows.begin(), rows.end(), matches);
     return found == rows.end() ? nullptr : *found;
   };
   const auto is_flag = [&](std::string_view text) {
@@ -96,13 +99,14 @@ void check_values(unsigned command, std::string_view command_name, const std::ve
     const std::size_t equals = argument.find('=');
     const FlagRow* row = flag_of(argument);
     if (row == nullptr || row->kind == FlagKind::kSwitch) continue;
-    const bool inside = equals != std::string_view::npos;
-    const bool empty = inside ? equals + 1 == argument.size() : i + 1 == arguments.size() || is_flag(arguments[i + 1]);
+    const bool has_equals = equals != std::string_view::npos;
+    const bool empty =
+        has_equals ? equals + 1 == argument.size() : i + 1 == arguments.size() || is_flag(arguments[i + 1]);
     if (empty) {
       fail(ErrorCode::kUsage, fmt::format("--{} has no value", row->name), "it takes one",
            fmt::format("See `ringattn {} --help`.", command_name));
     }
-    if (!inside) ++i;
+    if (!has_equals) ++i;
   }
 }
 
@@ -131,7 +135,7 @@ CommandLine split_command_line(unsigned command, std::string_view command_name,
   }
 
   try {
-    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // CLI11's order
+    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // parse() takes them in reverse order
     app.parse(reversed);
   } catch (const CLI::ParseError& error) {
     fail(ErrorCode::kUsage, "the arguments can't be read", error.what(),

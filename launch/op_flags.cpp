@@ -24,18 +24,18 @@ constexpr OpRow kTable[] = {
      "multi-head latent attention (DeepSeek)",
      {"q, latent, k_rope, w_uk, w_uv",
       "kv_b_proj replaces w_uk and w_uv; latent_fp8 or latent_pages replace latent, k_rope",
-      "without w_uk, q is absorbed already; without w_uv, out stays in the latent space"}},
+      "without w_uk, q is already absorbed; without w_uv, out stays in the latent space"}},
     {Op::kSsd,
      "Mamba-2's state-space model",
      {"x, dt, A, B, C; optional: D, z, dt_bias, initial_states, cu_seqlens, conv1d_weight, conv1d_bias, conv_state",
-      "state instead of initial_states makes a decode step"}},
+      "with state instead of initial_states, it is a decode step"}},
     {Op::kSelectiveScan,
      "Mamba-1's state-space model",
      {"u, delta, A, B, C; optional: D, z, delta_bias, initial_states, cu_seqlens, conv1d_weight, conv1d_bias, "
       "conv_state",
-      "state instead of initial_states makes a decode step"}},
+      "with state instead of initial_states, it is a decode step"}},
     {Op::kConv1d,
-     "causal convolution over channels",
+     "causal depthwise conv1d, as before an SSM layer",
      {"x, conv1d_weight; optional: conv1d_bias, conv_state, cu_seqlens"}},
 };
 
@@ -53,7 +53,7 @@ std::string op_list(unsigned ops) {
   return text;
 }
 
-// What --print-config wrote before anybody knew the input.
+// Whether the value is a default that --print-config wrote into the config file, perhaps for another op than this one.
 bool is_printed_default(const ConfigValue& value) {
   if (value.source != Source::kFile) return false;
   if (value.row->kind == FlagKind::kSwitch) return (value.text == "true") == (value.row->fallback == "on");
@@ -64,8 +64,8 @@ bool is_given(const Config& config, const FlagRow& row) {
   return config.given(row.name) && !is_printed_default(config.value(row.name));
 }
 
-// The first flag that the user gave and that the ring takes but no decode step; null: none.
-const FlagRow* first_of_ring(const Config& config) {
+// The first flag that the user gave and that prefill takes, but not a decode step. Null if there is none.
+const FlagRow* first_prefill_flag(const Config& config) {
   for (const ConfigValue& value : config.values) {
     const FlagRow& row = *value.row;
     if (belongs_to(row, Op::kAttention) && !belongs_to(row, Op::kDecode) && is_given(config, row)) return &row;
@@ -87,14 +87,14 @@ Op parse_op(std::string_view text) {
 }
 
 void check_mla_decode(const Config& config) {
-  const FlagRow* const row = first_of_ring(config);
+  const FlagRow* const row = first_prefill_flag(config);
   if (row == nullptr) return;
   fail(ErrorCode::kUsage, fmt::format("{} contradicts an MLA decode step", config.origin(row->name)),
        "a decode step sends no K/V blocks around the ring", "Leave it out, or add --form expanded.");
 }
 
 std::string why_mla_not_decoded(const Config& config) {
-  const FlagRow* const row = first_of_ring(config);
+  const FlagRow* const row = first_prefill_flag(config);
   return row == nullptr ? "" : fmt::format("a decode step takes no {}", config.origin(row->name));
 }
 

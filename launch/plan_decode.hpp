@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn plan` of a decode step: memory of the cache, scratch and partial results, and the bytes sent.
+// `ringattn plan` for a decode step: the memory of the cache, of scratch and of partials, and the bytes sent.
 #pragma once
 
 #include <vector>
@@ -10,8 +10,9 @@
 
 namespace ringattn {
 
-// One row for each input and each of --world. Throws what a run of the same flags would refuse; in a list, a world that
-// is too small is an answer.
+// Prints a row for each input and each number of ranks in --world, and writes the report. Returns the exit code. Throws
+// the errors that `run` would throw with these flags, except that with several rows, too small a memory budget is
+// reported for its row (PlanTable::add()).
 int plan_decode(const Invocation& invocation, const std::vector<JobInput>& inputs, const Screen& screen);
 
 }  // namespace ringattn

@@ -23,7 +23,7 @@ namespace {
 
 constexpr int kShownRanks = 8;  // without --verbose
 
-// `machine`: what a run assumes, whatever --machine says of the link.
+// `machine`: the model that a run of the job uses, also if --machine is given.
 SsmPlanSummary summary_of(const SsmJob& job, const SsmKernel* kernel, const MachineModel& machine, double conv1d_rate,
                           std::size_t budget, int world) {
   check_ssm_budget(job, world, budget);
@@ -32,7 +32,7 @@ SsmPlanSummary summary_of(const SsmJob& job, const SsmKernel* kernel, const Mach
   return summary;
 }
 
-// Who owns what: the ranks' runs, as sequence:first-last.
+// Prints the runs of tokens that each rank owns, as sequence:begin-end.
 void print_owners(const Screen& screen, const SsmPlanSummary& summary, const SsmJob& job) {
   const Layout& layout = summary.layout;
   const int world = layout.world();
@@ -71,7 +71,7 @@ void write_row(JsonWriter& json, const SsmJob& job, const SsmPlanSummary& summar
   write_memory(json, summary.max_memory());
   json.member("balance", summary.balance());
   if (job.update) {
-    json.key("estimated_ms").null();  // it waits for memory, whose speed kernels don't tell
+    json.key("estimated_ms").null();  // a decode step is memory-bound, and kernels don't report their bandwidth
   } else {
     json.member("estimated_ms", summary.seconds * 1e3);
   }
@@ -120,11 +120,10 @@ int plan_ssm(const Invocation& invocation, const Screen& screen) {
                                                             : describe(first.spec)));
   print_unread(screen, inputs.front().unread());
   screen.context(fmt::format("kernel: {}", choice.reason));
-  screen.context(
-      fmt::format("rates: {:.4g} GFLOP/s a rank by the kernel{}; {:.4g} GB/s and latency {:.4g} us by machine {}",
-                  assumed.flops_per_second / 1e9,
-                  convolution > 0.0 ? fmt::format(", {:.4g} by the convolution's", convolution / 1e9) : "",
-                  machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name));
+  screen.context(fmt::format("rates: kernel {:.4g} GFLOP/s per rank{}; machine {}: {:.4g} GB/s, latency {:.4g} us",
+                             assumed.flops_per_second / 1e9,
+                             convolution > 0.0 ? fmt::format(", conv1d {:.4g}", convolution / 1e9) : "", machine.name,
+                             machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6));
   note_default_machine(screen, options);
 
   PlanTable table(invocation, screen, file_shape(first), op_name(inputs.front().op()), choice.row->name,

@@ -7,7 +7,8 @@
 
 namespace ringattn {
 
-// Plans each length of the configuration, or its file, for each world. Returns the exit code; throws Error.
+// Prints a row for each length in --seq, or for the input file, and each number of ranks in --world, and writes the
+// report. Returns the exit code. Throws Error.
 int plan_ssm(const Invocation& invocation, const Screen& screen);
 
 }  // namespace ringattn

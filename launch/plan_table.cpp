@@ -51,7 +51,7 @@ void PlanTable::add(std::int64_t world, std::int64_t units,
     summary_.add(row(json_));
     some_fit_ = true;
   } catch (const Error& error) {
-    // In a list, a world that is too small is an answer.
+    // One of several rows may not fit into memory: the table reports it.
     if (error.code() != ErrorCode::kMemory || alone()) throw;
     if (!misfit_) misfit_ = error;
     screen_.context(fmt::format("world {}, {} {}: {}", world, units, unit_, program_text(error)));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What `ringattn plan` shows and reports of any op: a row for each input and world, or why a world is too small.
+// The table and the report of `ringattn plan` for any op: a row for each input and number of ranks, or the reason why
+// they don't fit into memory.
 #pragma once
 
 #include <cstdint>
@@ -21,30 +22,31 @@
 
 namespace ringattn {
 
-// What is forced is meant for another machine, perhaps; what is not is this one's.
+// The kernels that a plan may choose from. A backend or kernel that the user names may be one for another machine.
+// Otherwise the kernel is chosen for this machine.
 KernelScope planned_scope(const JobOptions& options);
 
-// Says that times rest on a description of no machine in particular, where no file has one.
+// Prints a note if no --machine file is given: times are then estimated from a default description of a machine.
 void note_default_machine(const Screen& screen, const JobOptions& options);
 
 // Bytes in MiB, with two decimal digits.
 std::string mebibytes(double bytes);
-// What a rank owns, as sequence:first-last: the first four runs, or `all`.
+// The runs that a rank owns, as sequence:begin-end: the first four, or `all`.
 std::string runs_text(std::span<const TokenRun> runs, bool all);
 
 class PlanTable {
  public:
-  // `shape`: of the first input; `rows`: how many there will be; `unit`: what an input is counted in, "tokens".
+  // `shape` is the first input's, `rows` the number of rows to come, and `unit` what an input consists of: "tokens".
   PlanTable(const Invocation& invocation, const Screen& screen, const FileShape& shape, std::string_view op,
             std::string_view kernel, std::vector<Table::Column> columns, std::size_t rows, std::string_view unit);
 
-  // Whether the one row is all that is asked for: then details of it are shown.
+  // Whether the table has only one row, so that its details are shown.
   bool alone() const { return rows_ == 1; }
-  // Adds the row of an input of `units` units on `world` ranks: `row` gives its cells and writes its JSON object. Where
-  // `row` throws kMemory, the table says that the world is too small; a table of one row throws the error instead.
+  // Adds the row of an input of `units` units on `world` ranks. `row` returns its cells and writes its JSON object. If
+  // `row` throws kMemory, prints the error and goes on. A table with only one row throws it.
   void add(std::int64_t world, std::int64_t units,
            const std::function<std::vector<std::string>(JsonWriter& json)>& row);
-  // Prints the table and writes the report. Throws the first refusal where no world fits.
+  // Prints the table and writes the report. If no row fits into memory, throws the first row's error.
   void finish();
 
  private:

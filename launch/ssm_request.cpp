@@ -15,15 +15,15 @@ namespace ringattn {
 
 namespace {
 
-// An update takes one token of each sequence, whatever its length so far: the earlier tokens are in its state.
+// A decode step takes one token of each sequence. The earlier tokens are in its state, so their number is not given.
 void check_update(const Config& config) {
   if (config.options.q_len != 1) {
-    fail(ErrorCode::kUsage, fmt::format("{} of a scan is {}", config.origin("q-len"), *config.options.q_len),
-         "a decode step takes one token of each sequence", "Use --q-len 1, or leave it out and scan --seq tokens.");
+    fail(ErrorCode::kUsage, fmt::format("{} is {}", config.origin("q-len"), *config.options.q_len),
+         "a decode step takes one token of each sequence", "Use --q-len 1, or leave it out to process --seq tokens.");
   }
   if (config.given("seq")) {
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("seq"), config.origin("q-len")),
-         "a scan's decode step goes on from a state, whose size is the same behind any number of tokens",
+         "an SSM decode step continues from a state, whose size does not depend on the number of earlier tokens",
          "Leave one of them out.");
   }
 }
@@ -69,8 +69,8 @@ OpenedSource open_source(const Config& config, bool require_source) {
   const Op op = config.options.op;
   if (!config.given("input")) return {nullptr, op >= Op::kSsd};
   std::shared_ptr<const InputFile> file = open_input_file(file_input(config));
-  const bool scan = file->ssm.has_value();
-  return {std::move(file), scan};
+  const bool ssm = file->ssm.has_value();
+  return {std::move(file), ssm};
 }
 
 SsmInput open_ssm(const Config& config, std::int64_t seq) {
@@ -100,12 +100,12 @@ SsmOptions ssm_options(const Config& config) {
 }
 
 void print_ssm(const Screen& screen, PreparedSsm& prepared, const Report& report) {
-  Ssm& scan = prepared.ssm();
-  print_head(screen, prepared.input().source(), prepared.input().unread(), describe(scan.job()), *scan.kernel().row,
-             scan.options().threads, report);
+  Ssm& ssm = prepared.ssm();
+  print_head(screen, prepared.input().source(), prepared.input().unread(), describe(ssm.job()), *ssm.kernel().row,
+             ssm.options().threads, report);
   screen.context(fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",
                              counted(static_cast<std::uint64_t>(report.plan->blocks), "run"),
-                             moved_text(scan.job(), report.plan->bytes_moved),
+                             moved_text(ssm.job(), report.plan->bytes_moved),
                              format_bytes(static_cast<double>(report.plan->memory_per_rank))));
   print_devices(screen, report);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn verify`: the choice among its checks, and those of a single run: against an output file, against fp64, and
-// against a golden file. The comparison of shapes is verify_shapes.cpp.
+// `ringattn verify`: chooses the check, and has those that need one run of the job: against an output file, against the
+// fp64 oracle, for another system's result, and against a golden file. verify_shapes.cpp compares runs in several
+// shapes.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -52,11 +53,11 @@ void check_flags(const Config& config) {
   }
   if (config.given("rows") && options.against != "oracle" && options.peer.empty() && !options.decode) {
     fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle, --peer or --decode", config.origin("rows")),
-         "it says how many rows they take", "Add one of them, or leave it out.");
+         "it sets how many rows these checks compare", "Add one of them, or leave it out.");
   }
 }
 
-// --against takes no name of another system, so a missing file gets a suggestion of its own.
+// A user may take --against for a check against another system, so the error for a missing file suggests --peer.
 OutputFile open_against(const Config& config, const JobInput& input) {
   const std::string& path = config.options.against;
   std::error_code ignored;
@@ -68,13 +69,13 @@ OutputFile open_against(const Config& config, const JobInput& input) {
   return {path, input};
 }
 
-// One run of the job in its own shape.
+// One run of the job, and what to check it against.
 struct SingleRun {
   const Invocation& invocation;
   const JobInput& input;
   const Screen& screen;
-  const OutputFile* against;  // null: another check
-  const PeerFile* peer;       // the same
+  const OutputFile* against;  // null if the check needs none
+  const PeerFile* peer;       // null if the check needs none
   PreparedFileJob& prepared;
   RankResult result;
   const Collective& collective;
@@ -88,7 +89,7 @@ std::string location(const RowSample& sample) { return fmt::format("token {}, he
 // `whose`: "" or "theirs: ". `has_lse`: whether LSEs were compared.
 void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view whose, bool has_lse = true) {
   if (all.compared == 0) {
-    run.screen.print(fmt::format("  {}out: no value is finite here and in fp64\n", whose));
+    run.screen.print(fmt::format("  {}out: no value is finite both here and in fp64\n", whose));
   } else {
     run.screen.print(
         fmt::format("  {}out: greatest error {:.3g} at {}; allowed {:.3g} (the same-precision reference has {:.3g})\n",
@@ -100,15 +101,15 @@ void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view 
     run.screen.print(fmt::format("  {}lse: greatest error {:.3g} of what is allowed, at {}\n", whose, all.lse_error,
                                  location(all.worst_lse)));
   } else {
-    run.screen.print(fmt::format("  {}lse: no value is finite here and in fp64\n", whose));
+    run.screen.print(fmt::format("  {}lse: no value is finite both here and in fp64\n", whose));
   }
   if (all.misplaced > 0) {
-    run.screen.print(fmt::format("  {}{} values are NaN or infinite where fp64 has others, the first at {}\n", whose,
-                                 all.misplaced, location(all.first_misplaced)));
+    run.screen.print(fmt::format("  {}{} values are NaN or infinite where fp64 has another value, the first at {}\n",
+                                 whose, all.misplaced, location(all.first_misplaced)));
   }
 }
 
-// It uses the processors that this rank shares with others.
+// Uses as many CPU threads as the job, because ranks on the same machine check at the same time.
 Accuracy check_rows_of(const SingleRun& run, std::int64_t count, const TensorView& out, const RowView& lse,
                        std::vector<RowError>* each = nullptr) {
   return check_result(run.collective, run.input, run.prepared.tiles(), count, run.result.runs, out, lse,
@@ -127,15 +128,15 @@ bool check_against_oracle(const SingleRun& run) {
   print_accuracy(run, all, "");
   if (run.input.job().block_mask != nullptr) {
     const KeptMass kept = kept_mass(run.collective, run.input, run.options().rows, run.prepared.threads());
-    run.screen.print(fmt::format("  lists keep {:.2f} % of the weight in the mean of {}, {:.2f} % at least\n",
-                                 100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"),
-                                 100.0 * kept.minimum));
+    run.screen.print(
+        fmt::format("  the block mask keeps {:.2f} % of the softmax weight in the mean of {}, and at least {:.2f} %\n",
+                    100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"), 100.0 * kept.minimum));
   }
   return all.passes();
 }
 
-// Another system's rows against fp64, with this job's beside them. What is judged are theirs. It may be any system,
-// wrong in any row, so small jobs are compared whole.
+// Compares another system's result with the fp64 oracle, and for information this job's result too. The verdict is on
+// the other system's result. It may be wrong in any row, so all rows are compared if the job is small.
 bool check_peer(const SingleRun& run) {
   const AttentionSpec& spec = run.input.job().spec;
   PeerFile::Rows rows;
@@ -151,7 +152,7 @@ bool check_peer(const SingleRun& run) {
                                  counted(static_cast<std::uint64_t>(theirs.rows), "row"), run.options().peer));
   print_accuracy(run, theirs, "theirs: ", has_lse);
   print_accuracy(run, ours, "ours: ", has_lse);
-  if (!has_lse) run.screen.print("  theirs has no lse: out alone is compared\n");
+  if (!has_lse) run.screen.print("  theirs has no lse: only out is compared\n");
   if (const auto wrong = first_wrong_row(run.collective, theirs, each)) {
     const std::string of_lse = has_lse ? fmt::format(", of lse {:.3g} of what is allowed", wrong->lse_error) : "";
     run.screen.print(fmt::format("  the first wrong row of theirs: {}; error of out {:.3g}{}\n",
@@ -186,7 +187,7 @@ bool write_golden(const SingleRun& run, Golden golden) {
   return true;
 }
 
-// Checks that need a single run; true if it passes.
+// Runs the job once and checks the result. Returns whether it passes.
 bool verify_single(const Invocation& invocation, const JobInput& input, const OutputFile* against, const PeerFile* peer,
                    const Options& library, const Screen& screen, Transport& world, Report& report) {
   const JobOptions& options = invocation.config.options;
@@ -229,7 +230,7 @@ std::string sampled_text(const JobOptions& options, const Report& report) {
   return fmt::format(" ({} of {} rows sampled)", with_commas(report.accuracy->rows), with_commas(all));
 }
 
-// Says and reports it; the exit code.
+// Prints the verdict, writes the report, and returns the exit code.
 int close_verdict(const Screen& screen, const JobOptions& options, const Collective& collective, Report& report,
                   bool pass) {
   report.verdict = pass ? "pass" : "fail";
@@ -261,7 +262,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     if (source.ssm) {
       if (options.peer.empty()) return;
       fail(ErrorCode::kUsage, fmt::format("{} is not for scans", config.origin("peer")),
-           "rows of out and lse are compared with fp64", "Compare a scan with --against oracle.");
+           "it compares rows of out and lse with fp64", "Check a scan with --against oracle.");
     }
     input.emplace(open_input(config, true, top_k_device(config, world)));
     if (first) warn_of_unseen_keys(config, *input);

@@ -73,14 +73,14 @@ bool check_against_oracle(const Collective& collective, const SsmInput& input, c
   };
   screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
   if (all.compared == 0) {
-    screen.print("  y: no value is finite here and in fp64\n");
+    screen.print("  y: no value is finite both here and in fp64\n");
   } else {
     screen.print(fmt::format("  y: greatest error {:.3g} of what is allowed, {:.3g} of {:.3g} at {}\n", all.part,
                              all.error, all.allowed, location(all.worst)));
   }
   if (all.misplaced > 0) {
-    screen.print(fmt::format("  {} values are NaN or infinite where fp64 has others, the first at {}\n", all.misplaced,
-                             location(all.first_misplaced)));
+    screen.print(fmt::format("  {} values are NaN or infinite where fp64 has another value, the first at {}\n",
+                             all.misplaced, location(all.first_misplaced)));
   }
   const StateAccuracy& states = all.states;
   if (states.compared > 0) {
@@ -89,7 +89,7 @@ bool check_against_oracle(const Collective& collective, const SsmInput& input, c
         states.part, states.error, states.allowed, states.sequence, states.head));
   }
   if (states.misplaced > 0) {
-    screen.print(fmt::format("  NaN or infinite in final states where fp64 has others: {}\n",
+    screen.print(fmt::format("  NaN or infinite in final states where fp64 has another value: {}\n",
                              counted(static_cast<std::uint64_t>(states.misplaced), "element")));
   }
   return all.passes();

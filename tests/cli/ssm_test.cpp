@@ -304,9 +304,8 @@ TEST(Ssm, IsPlannedByTheKernelsMachineAndWithItsConv1d) {
     const Words words{"--kernel", kernel};
     expect_machine(
         plan(words),
-        gpu ? "; 250 GB/s and latency 15 us by machine default GPU" : "; 5 GB/s and latency 20 us by machine default\n",
-        true);
-    expect_machine(plan(words + Words{"--machine", slow}), "; 1 GB/s and latency 1000 us by machine slow", false);
+        gpu ? "; machine default GPU: 250 GB/s, latency 15 us" : "; machine default: 5 GB/s, latency 20 us\n", true);
+    expect_machine(plan(words + Words{"--machine", slow}), "; machine slow: 1 GB/s, latency 1000 us", false);
     const auto estimated = [](const Finished& planned) {
       return std::stod(json_at(planned.out, "/rows/0/estimated_ms"));
     };
