@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns a configuration into a decode kernel for compressed caches and its launch. The compressed_*.cu files
-// instantiate it.
+// Makes the launcher of the decode kernel for compressed caches from an element type and an AttentionConfig. The
+// compressed_*.cu files instantiate it.
 #pragma once
 
 #include "kernels/sm80/decode/compressed.cuh"

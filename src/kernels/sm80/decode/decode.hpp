@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm80_attention: one for each pair of element type and head dims (decode_*.cu), and one
-// for each element type that merges partitions (merge.cu).
+// The compiled decode kernels of sm80_attention: one for each element type and head dim of K (decode_*.cu), and for
+// each element type one that merges partitions (merge.cu). 192 stands for head dims 192/128, 576 for 576/512.
 #pragma once
 
 #include "base/memory.hpp"
@@ -9,7 +9,7 @@
 namespace ringattn::sm80 {
 
 struct DecodeLauncher {
-  // As cuda::Launcher. Returns how many CTAs a multiprocessor runs at a time.
+  // Loads the kernel, as cuda::Launcher::prepare() does. Returns how many CTAs run on a multiprocessor at a time.
   int (*prepare)();
   // Enqueues the decode step on `ctas` CTAs. Throws if the launch fails.
   void (*launch)(const DecodeParams& params, int ctas, Stream stream);
@@ -31,7 +31,8 @@ extern const DecodeLauncher decode_fp16_512;
 extern const DecodeLauncher decode_fp16_576;
 
 struct MergeLauncher {
-  void (*prepare)();  // as cuda::Launcher
+  void (*prepare)();  // as cuda::Launcher::prepare()
+  // Enqueues the merge of the partitions' partials. Throws if the launch fails.
   void (*launch)(const DecodeMergeParams& params, Stream stream);
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of launches of the decode kernels. Plain data, filled by the host. May be part of a captured graph.
+// Launch parameters of the decode kernels. Plain data, filled by the host. A captured graph may contain them.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@
 
 namespace ringattn::sm80 {
 
-// K or V in pages, [pages, tokens, heads, dim]. Strides count bytes and are multiples of 16.
+// A cache of K or V, [pages, page size, KV heads, head dim]. Strides are in bytes and multiples of 16.
 struct DecodeCache {
   const char* data;
   std::int64_t page_stride, token_stride, head_stride;
 };
 
-// Floats per partial. Work tiles write partials [rows of q, splits, heads]: A in the column order of a saved state
-// (cuda/device/attention_state.cuh), then softmax_offset r, sum l and two unused floats.
+// Floats per partial. Work tiles write partials [rows of q, splits, heads]: acc in the column order of a saved state
+// (cuda/device/attention_state.cuh), then softmax_offset, sum and two unused floats.
 constexpr int partial_floats(int head_dim_v) { return head_dim_v + 4; }
 
 struct DecodeParams {
@@ -28,18 +28,18 @@ struct DecodeParams {
   const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
   std::int64_t table_stride;
   std::int32_t page_log;  // log2 of the page size in tokens; 31 if there is no block table
-  // log2 of the keys that are contiguous in a page wherever their tile begins. The page size, unless a block mask is
-  // given, whose blocks may begin inside of a page.
+  // log2 of the keys of a page run, which are contiguous in one page. A page run is a page, or with a block mask, whose
+  // blocks may begin inside a page, at most a key tile.
   std::int32_t page_run_log2;
-  std::int32_t partition_first, partition_stride;  // the KV splits that the cache holds (KvPartition)
+  std::int32_t partition_first, partition_stride;  // the KvPartition that the cache holds
 
   const std::int32_t* lengths;  // [sequences]
-  std::int32_t sequences;       // with a block mask, sequences · mask_rows
+  std::int32_t sequences;       // number of sequences; with a block mask, times mask_rows
   std::int32_t rows;            // query rows per sequence
   std::int32_t ratio;           // query heads per KV head
   std::int32_t blocks;          // maximum row blocks per sequence and KV head
 
-  // Block mask as in DecodeBlockMask, or null: each sequence then has one mask row with all keys.
+  // The arrays of a DecodeBlockMask. If they are null, each sequence has one mask row with all keys.
   const std::int32_t* mask_block_indices;
   const std::int32_t* mask_block_counts;
   std::int64_t mask_row_stride;
@@ -49,19 +49,19 @@ struct DecodeParams {
 
   float* partials;
   std::int64_t partial_splits;  // per row
-  bool finish;                  // the launch writes the results; else only the partials
-  // [sequences, kv_heads, blocks]: work tiles that have written their partials; 0 between launches.
+  bool finish;                  // true: the launch writes out and lse; false: only partials
+  // [sequences, kv_heads, blocks] number of work tiles that have written their partials. 0 between launches.
   std::int32_t* arrived;
 };
 
 // Arguments of DecodeKernel::merge().
 struct DecodeMergeParams {
-  cuda::AttentionParams attention;  // as above
+  cuda::AttentionParams attention;  // as in DecodeParams
   const float* partitions[kMaxPartitions];
   std::int32_t partition_count;
   std::int64_t partial_splits;  // per row and partition
   const std::int32_t* lengths;  // [sequences]
-  std::int32_t rows;            // per sequence
+  std::int32_t rows;            // query rows per sequence
   TileSizes tiles;              // of the prefill kernel
 };
 
