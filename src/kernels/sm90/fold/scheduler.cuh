@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile scheduler: one warp of each CTA, which decides what the CTA computes next and posts it to the other warps.
+// The tile scheduler: one warp of each CTA, which decides what the CTA computes next and tells the other warps through
+// the Q stage in shared memory.
 //
-// It is dynamic and persistent: all CTAs fetch work from one atomic counter in global memory. Each fetches as late as
-// it can, because fetched work can't go to another CTA that is free sooner. In a CTA pair the first CTA fetches, and
-// sends the index to its peer.
+// CTAs are persistent and scheduling is dynamic: all CTAs fetch work from one atomic counter in global memory. Each
+// fetches as late as it can, because fetched work can't go to another CTA that is free sooner. In a CTA pair the first
+// CTA fetches, and sends the index to its peer.
 #pragma once
 
 #include "kernels/cuda/work_order.hpp"
@@ -27,14 +28,16 @@ __device__ __forceinline__ int requested_at(int tiles) {
   return fetches && tiles > kTilesAhead ? tiles - kTilesAhead - 1 : kNeverRequested;
 }
 
-// Writes which keys the rows see, and which tiles are plain: every row sees all keys, and no KV split ends. Tiles
-// ascend, so the masked tiles are the first and the last ones. For tiles in several runs the host has counted them.
+// Writes which keys the rows see, which tiles may be masked, and where KV splits begin. Tiles are in ascending order,
+// so the masked tiles are the first and the last ones. If the tiles are in several runs, the host has counted the
+// masked ones.
 template <class C>
 __device__ __forceinline__ void set_edges(const cuda::AttentionParams& p, const cuda::WorkTile& work_tile,
                                           HeadWorkTileInfo& head_tile) {
   const int tiles = work_tile.tiles;
   const std::int64_t first = work_tile.first_tile;
   const std::int64_t origin = first * C::kKeyTile;
+  // A key relative to the first tile's first key, limited to ±kNoEdge.
   const auto edge = [&](std::int64_t key) {
     const std::int64_t from_origin = key - origin;
     return static_cast<int>(from_origin < -kNoEdge ? -kNoEdge : from_origin > kNoEdge ? kNoEdge : from_origin);
@@ -55,11 +58,11 @@ __device__ __forceinline__ void set_edges(const cuda::AttentionParams& p, const 
   head_tile.tail = tiles - (unmasked_end < tiles ? unmasked_end : tiles);
   head_tile.split_begin = (work_tile.split_position + tiles) % kTilesPerKvSplit;
   if (p.state.save && head_tile.split_begin == 0 && head_tile.tail == 0)
-    head_tile.tail = 1;  // the consumer checks there whether the split is complete
+    head_tile.tail = 1;  // in the last tile, the consumer then checks whether the split is complete
 }
 
-// Fetches work indices from the counter. Work n is the scheduler entry and KV head of cuda::work_index(…, n). Whole
-// warps call it.
+// Fetches work indices from the counter. Work index n stands for the scheduler entry and KV head that
+// cuda::work_index(…, n) returns. Whole warps call its functions.
 template <class C>
 class Counter {
  public:
@@ -67,6 +70,7 @@ class Counter {
       : p_(p), map_(map), rank_(C::kClusterCtas > 1 ? rank_in_cluster() : 0) {}
 
   __device__ __forceinline__ std::uint32_t rank() const { return rank_; }
+  // Number of work indices.
   __device__ __forceinline__ int work() const { return p_.tables.gqa_tile_count * p_.schedule.entry_heads; }
 
   // A CTA's first work index. next() continues after those of all CTAs.
@@ -88,9 +92,9 @@ class Counter {
   // One lane calls each of these.
   __device__ __forceinline__ int fetch_and_send() {
     int number = atomicAdd(p_.schedule.taken, 1);
-    // A CTA's first work is not fetched from the counter, but each CTA fetches once in vain at the end. So there are as
-    // many fetches as work indices, and the CTA with the last one resets the counter for the next task with these
-    // tables.
+    // A CTA's first work is not fetched from the counter, but each CTA fetches once more at the end, when there is no
+    // work left. So there are as many fetches as work indices, and the CTA with the last one resets the counter for the
+    // next task with these tables.
     if (number == work() - 1) atomicExch(p_.schedule.taken, 0);
     number += static_cast<int>(gridDim.x) / C::kClusterCtas;
     if constexpr (C::kClusterCtas > 1) send(number);
@@ -132,7 +136,8 @@ __device__ __forceinline__ void schedule(const cuda::AttentionParams& p, const S
       request_parity ^= 1U;
     }
     const int index = q_stage == 0 ? counter.first() : counter.next();
-    // Everything is read and computed before the Q stage is free: in short Q stages nothing else hides that latency.
+    // The tables are read before the wait for an empty Q stage, because in short Q stages nothing else hides their
+    // latency.
     const bool any = index < counter.work();
     HeadWorkTileInfo head_tile{};
     GqaPackedTileInfo work{};

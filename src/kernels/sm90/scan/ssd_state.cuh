@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Local states of segments (kernels/ssm.hpp, 1). A CTA processes a segment for up to three dim blocks of heads in one
-// group, one warpgroup each. The state [64 dims, state_dim] is the wgmma accumulator in registers. One more warpgroup
-// is the producer: it loads B, shared by all dim blocks, and x, and computes the scales of x, one warp per dim block.
+// Computes the local state of each segment (step 1 in kernels/ssm.hpp). A CTA processes a segment for up to three dim
+// blocks, each 64 dims of a head. Their heads are in one group, so that they share B. One consumer warpgroup per dim
+// block holds its state [64 dims, state_dim] in registers, as the wgmma accumulator. One more warpgroup is the
+// producer: its last warp loads B for all dim blocks. Each other warp loads x of one dim block and computes the scales
+// of x.
 #pragma once
 
 #include "kernels/sm90/scan/ssd_dim_block.cuh"
 
 namespace ringattn::sm90 {
 
-// Producer of B, and of C where y is computed, by one warpgroup. Its last warp issues TMA loads. What TMA cannot read,
-// the whole warpgroup copies. It also calls issue(chunk) for each chunk, and kDelay chunks later compute(chunk).
+// Main loop of the producer warpgroup: loads B, and with kOutputs also C. Its last warp issues the TMA loads. What TMA
+// cannot load is copied by the whole warpgroup. All warps call issue(chunk) for each chunk, and compute(chunk) kDelay
+// chunks later.
 template <int kDelay, int kStates, bool kOutputs, class Issue, class Compute>
 __device__ __forceinline__ void load_chunks(const HopperSsd& p, const SsdMemory<kStates, kOutputs>& memory,
                                             const SsdChunks& cta_chunks, Issue issue, Compute compute) {
@@ -17,12 +20,12 @@ __device__ __forceinline__ void load_chunks(const HopperSsd& p, const SsdMemory<
   constexpr int kPanels = kStates / 64;
   const int group = cta_chunks.block.group;
   const int chunks = cta_chunks.chunks();
-  const bool is_producer = warp_of_warpgroup() == kWarpgroup / 32 - 1;
+  const bool issues_tma = warp_of_warpgroup() == kWarpgroup / 32 - 1;
   PackedPipelineState<Layout::kStages> ring;
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks + kDelay; ++chunk, ring.advance()) {
     if (chunk < chunks) issue(chunk);
-    // Runs before the wait for an empty stage, as the dim blocks wait for its results.
+    // Before the wait for an empty stage, because the dim blocks need the results before they can release a stage.
     if (chunk >= kDelay) compute(chunk - kDelay);
     if (chunk >= chunks) continue;
     const std::uint32_t stage = ring.stage();
@@ -31,12 +34,12 @@ __device__ __forceinline__ void load_chunks(const HopperSsd& p, const SsdMemory<
     const bool tma_b = p.maps_b && whole;
     const bool tma_c = kOutputs && p.maps_c && whole;
     const bool needs_copy = !tma_b || (kOutputs && !tma_c);
-    if (!needs_copy && !is_producer) continue;
-    // By one warp only: another warp may be a full pipeline round ahead or late, and the parity does not tell the
-    // rounds apart.
-    if (is_producer) barrier_wait(memory.empty(stage), ring.parity() ^ 1U);
+    if (!needs_copy && !issues_tma) continue;
+    // Only one warp waits. Another warp may be a full round of the pipeline ahead or behind, where the parity is the
+    // same again.
+    if (issues_tma) barrier_wait(memory.empty(stage), ring.parity() ^ 1U);
     if (needs_copy) {
-      named_sync(kProducerBarrier, kWarpgroup);  // the stage is empty
+      named_sync(kProducerBarrier, kWarpgroup);  // now all warps know that the stage is empty
       if (!tma_b) {
         copy_panels<kPanels>(p.scan.b, cta_chunks.row(chunk), group, 0, cta_chunks.tokens(chunk), memory.b(stage));
       }
@@ -44,8 +47,8 @@ __device__ __forceinline__ void load_chunks(const HopperSsd& p, const SsdMemory<
         copy_panels<kPanels>(p.scan.c, cta_chunks.row(chunk), group, 0, cta_chunks.tokens(chunk), memory.c(stage));
       }
       proxy_fence();
-      named_sync(kProducerBarrier, kWarpgroup);  // all have copied
-      if (!is_producer) continue;
+      named_sync(kProducerBarrier, kWarpgroup);  // all threads have copied
+      if (!issues_tma) continue;
     }
     if (thread_of_warpgroup() % 32 == 0) {
       const int row = static_cast<int>(cta_chunks.row(chunk));
@@ -57,7 +60,8 @@ __device__ __forceinline__ void load_chunks(const HopperSsd& p, const SsdMemory<
   }
 }
 
-// Calls visit(pair of elements, offset in memory) for a state in registers.
+// Calls visit(first, second, offset) for each pair of adjacent elements of a state in registers. `offset` is theirs in
+// the state in memory, from this thread's first element.
 template <int kStates, class Visit>
 __device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visit visit) {
 #pragma unroll
@@ -69,8 +73,10 @@ __device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visi
   }
 }
 
-// Computes the scales of x, as hi/lo pairs per pair of tokens, and the chunk's decay. One lane per pair of tokens.
+// Offset in bytes of the chunk's decay, after the scales of x.
 inline constexpr int kChunkDecayOffset = kChunk * 4;
+// Computes the scales of x for a pair of tokens, as hi/lo pairs, and for pair 0 the chunk's decay. Each lane of a warp
+// computes one pair.
 __device__ __forceinline__ void compute_state_scale(const float* da_cumsum, int pair, unsigned char* state_scale) {
   const float2 scales = state_scale_pair(da_cumsum, pair);
   uint2 hi_lo;
@@ -79,7 +85,7 @@ __device__ __forceinline__ void compute_state_scale(const float* da_cumsum, int 
   if (pair == 0) *reinterpret_cast<float*>(state_scale + kChunkDecayOffset) = decay_of_chunk(da_cumsum);
 }
 
-// A fragment of x · scale for tokens [16 k, 16 k + 16), as a hi/lo pair.
+// Computes a fragment of x · scale for tokens [16 k, 16 k + 16), as a hi/lo pair.
 __device__ __forceinline__ void scale_x(const std::uint32_t (&x)[4], const unsigned char* state_scale, int k,
                                         std::uint32_t (&scaled_x)[2][4]) {
   const uint2* const pairs = reinterpret_cast<const uint2*>(state_scale) + thread_of_cta() % 4 + 8 * k;
@@ -89,13 +95,14 @@ __device__ __forceinline__ void scale_x(const std::uint32_t (&x)[4], const unsig
   for (int r = 0; r < 4; ++r) cuda::split_product_hi_lo(x[r], r < 2 ? first : second, scaled_x[0][r], scaled_x[1][r]);
 }
 
-// Inputs of the dim blocks: x, dA_cumsum and state scales. By the producer warpgroup, one warp per dim block.
+// Loads x and dA_cumsum of the dim blocks and computes their state scales. Each warp of the producer warpgroup does so
+// for one dim block.
 template <int kStates>
 class DimBlockInputs {
  public:
-  __device__ __forceinline__ DimBlockInputs(const HopperSsd& params, const SsdMemory<kStates, false>& shared,
-                                            const SsdChunks& where)
-      : memory_(shared), count_(where.block.count), dim_block_(params, shared, where, warp_of_warpgroup()) {}
+  __device__ __forceinline__ DimBlockInputs(const HopperSsd& params, const SsdMemory<kStates, false>& memory,
+                                            const SsdChunks& cta_chunks)
+      : memory_(memory), count_(cta_chunks.block.count), dim_block_(params, memory, cta_chunks, warp_of_warpgroup()) {}
 
   __device__ __forceinline__ void issue_loads(int chunk) const {
     if (dim_block_.index >= count_) return;
@@ -123,6 +130,8 @@ class DimBlockInputs {
   const DimBlock dim_block_;
 };
 
+// A consumer warpgroup: computes the local state of one dim block chunk by chunk, S ← decay · S + (x · scale)ᵀ B, and
+// stores it.
 template <int kStates>
 __device__ __forceinline__ void accumulate_dim_block(const HopperSsd& p, const SsdMemory<kStates, false>& memory,
                                                      const SsdChunks& cta_chunks, int index) {
