@@ -36,8 +36,8 @@ void await_event(const CudaEvent& event, int device, const Deadline& deadline, c
     if (progress) progress();  // it may throw a more specific error
     if (late) {
       fail(ErrorCode::kPeer, fmt::format("GPU {} did not finish within {} s", device, deadline.seconds()),
-           "its work waits for a peer, or is slower than predicted",
-           {"Raise ", setting("timeout"), " if it is only slow."});
+           "it waits for a rank that has stalled, or its work takes longer than the timeout",
+           {"Raise ", setting("timeout"), " if no rank has stalled."});
     }
     std::this_thread::yield();
   }
