@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The causal depthwise conv1d before an SSM layer, with the same bits on any number of ranks and token by token.
+"""The causal depthwise conv1d before an SSM layer. Results are bitwise identical on any number of ranks, and token by token.
 
     x = ringattn.causal_conv1d(x, weight, bias, activation="silu")                          # [tokens, channels]
     x, halos = ringattn.causal_conv1d(x, weight, bias, return_final_states=True)
@@ -15,14 +15,14 @@ from .worlds import World
 
 
 class CausalConv1d(_job.Prepared):
-    """A prepared job. causal_conv1d() keeps such objects. Creating one is collective."""
+    """A prepared job. causal_conv1d() caches these objects. Creating one is collective."""
 
     op = "causal_conv1d"
 
 
 def _prepared(world, x, channels, width, bias, activation, lengths, layout, flags, members):
     if activation not in (None, "silu", "swish"):
-        refuse(f"activation is {activation!r}", 'there are None, "silu" and "swish", which is the same', "Choose one.")
+        refuse(f"activation is {activation!r}", 'it must be None, "silu", or "swish", which is the same', "Choose one.")
     silu = activation is not None
     key = ("causal_conv1d", x.dtype, channels, width, bias is not None, silu, lengths, layout, flags, *members.items())
 
@@ -38,20 +38,20 @@ def _prepared(world, x, channels, width, bias, activation, lengths, layout, flag
 
 
 def _check(op: str, x, axes, form, weight, bias, out, unknown, state=None, **states) -> None:
-    """Checks arguments. state: the required state of an update, by its name."""
+    """Checks arguments. state: {name: array} of the state that an update requires. states: optional states."""
     if unknown:
         refuse_unknown(op, unknown)
     _job.check_arrays(op, {"x": x, "weight": weight} | (state or {}), bias=bias, out=out, **states)
     check_axes("x", x, axes, form)
     if weight.ndim != 2 or weight.shape[0] != x.shape[-1]:
-        refuse(f"weight is {list(weight.shape)}", f"x has {x.shape[-1]} channels, and so it is [{x.shape[-1]}, width]",
-               "Leave out the middle axis of a Conv1d's weight.")  # fmt: skip
+        refuse(f"weight is {list(weight.shape)}", f"x has {x.shape[-1]} channels, so it must be [{x.shape[-1]}, width]",
+               "Pass the weight of a torch Conv1d without its middle axis.")  # fmt: skip
     if out is not None and out.shape != x.shape:
         refuse(f"out is {list(out.shape)}", f"x is {list(x.shape)}", "Pass one of that shape, or none.")
 
 
 def _rows(array):
-    """x as [rows, 1, channels] for the library."""
+    """The array as [rows, 1, channels], the shape that the library takes."""
     return contiguous_heads(array)[:, None, :]
 
 
@@ -59,17 +59,17 @@ def _rows(array):
 def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initial_states=None,
                   return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
                   out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Causal conv1d, as causal_conv1d's causal_conv1d_fn, but with the token axis before the channel axis.
+    """Causal conv1d, like causal_conv1d_fn of the causal-conv1d package, but with the token axis before the channel axis.
 
     x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16. weight: float32 [channels, width],
     width 2 to 4. bias: float32 [channels]. activation: None or "silu".
-    initial_states: [sequences, width - 1, channels] of x's dtype, the tokens before each sequence, oldest first; None:
-    zeros.
-    cu_seqlens: [sequences + 1] cumulative lengths of packed sequences (instead of seq_idx). An empty sequence passes
-    its state through. layout and ranks are as in ssd().
+    initial_states: [sequences, width - 1, channels] of x's dtype, the tokens before each sequence, oldest first. None
+    means zeros.
+    cu_seqlens: [sequences + 1] cumulative lengths of packed sequences (the package has seq_idx for this). The final state
+    of an empty sequence is its initial state. layout, and what ranks pass, are as in ssd().
 
-    Returns y, of x's shape and dtype; with return_final_states (y, states): the last width - 1 tokens of each sequence,
-    for the next call or for causal_conv1d_update()."""
+    Returns y, of x's shape and dtype. With return_final_states, returns (y, states). `states` are the last width - 1
+    tokens of each sequence, for the next call or for causal_conv1d_update()."""
     _check("causal_conv1d", x, (2, 3), "[(batch,) tokens, channels]", weight, bias, out, unknown, initial_states=initial_states)
     is_true("return_final_states", return_final_states)
     world = _job.world_of(x, world)
@@ -93,13 +93,13 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
 @traced
 def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | None = None, conv_state_indices=None, out=None,
                          threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Causal conv1d of one token per sequence, as causal_conv1d's function of this name, but with the token axis before
-    the channel axis.
+    """Causal conv1d of one token per sequence, like the causal-conv1d package's function of this name, but conv_state has
+    the token axis before the channel axis.
 
     x: [sequences, channels]. conv_state: [sequences, width - 1, channels] of x's dtype, contiguous, updated in place,
     e.g. the final states of causal_conv1d(). conv_state_indices: as state_batch_indices of ssd_update().
 
-    Returns y, of x's shape and dtype, with the bits of the same token in causal_conv1d()."""
+    Returns y, of x's shape and dtype, bitwise identical to causal_conv1d() for the same token."""
     given = {"x": x, "weight": weight, "bias": bias, "final_halos": conv_state, "slots": conv_state_indices}
     call, results = (None, None) if unknown else _job.known_call(None, ("causal_conv1d_update", activation, threads, timeout),
                                                                  given, out)  # fmt: skip
