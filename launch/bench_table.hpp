@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Points of a benchmark as tables for people: without comparison, next to other lines, or against a baseline.
+// Tables of benchmark points, by themselves or compared with another program's points or with a baseline.
 #pragma once
 
 #include <optional>
@@ -11,23 +11,24 @@
 
 namespace ringattn {
 
-// Two points that were measured at the same job on as many ranks.
+// Two measurements of the same job on the same number of ranks.
 struct PointPair {
   BenchPoint ours;
   BenchPoint theirs;
 
-  // Ours over theirs: above 1 is faster than they are.
+  // Our rate over theirs: above 1 means that ours is faster.
   double speed() const { return theirs.tflops_per_rank > 0.0 ? ours.tflops_per_rank / theirs.tflops_per_rank : 0.0; }
 };
 
-// Each of `ours` beside each of `theirs` that is comparable; of lines by the same program, kernel and transport the
-// last one counts. Points without figures are left out.
+// Pairs each point of `ours` with the comparable points of `theirs`: the last one of each program, kernel and
+// transport. Points without measurements are left out.
 std::vector<PointPair> pair_points(std::span<const BenchPoint> ours, std::span<const BenchPoint> theirs);
 
-// Each of `ours` beside the last line of `baseline` that measured the same in the same way.
+// Pairs each point of `ours` with the last point of `baseline` for the same job, program, kernel and options.
 std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std::span<const BenchPoint> baseline);
 
-// The figures. `sgemm`: operations per second of a matrix product, for a column with the ratio.
+// The table of points. If `sgemm` (operations per second of a matrix product) is given, a column has the rate as a
+// percentage of it.
 std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header);
 std::string pairs_text(std::span<const PointPair> pairs);
 
