@@ -129,8 +129,8 @@ _FLAGS = (
     _Flag("softmax-scale", "X", _real(-1e30), None, "0.125", "of the scores; 0 weighs all keys alike [1/sqrt(head_dim)]"),
     _Flag("softcap", "X", _real(0.0), 0.0, "30", "score becomes X * tanh(score / X); 0 is off [0]"),
     _Flag("rows", "N", _integer(1, _MAX_ROWS), None, "64",
-          "rows, each of one token and head, to compare, the first and the last among them [as many as take about a "
-          "second, which are all rows of small jobs]"),
+          "number of rows to compare, each one token and one head; includes the first and the last [all rows of small jobs, "
+          "about a second's worth of large ones]"),
 )  # fmt: skip
 
 
@@ -201,7 +201,7 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
     names = _resolved(tensors, given)
     stored = {name: tensors.read(names.get(name, name), _ROWS) for name in ("q", "k", "v")}
     if "k_positions" in tensors:  # which decide what keys are seen
-        unsupported(f"{path} has k_positions", "this check has whole sequences under a mask alone",
+        unsupported(f"{path} has k_positions", "this check covers only whole sequences under a mask",
                     "Use the program, `ringattn verify`.")  # fmt: skip
     if "k_lengths" in tensors:
         raise FileError(f"{path} has k_lengths", "it belongs to k_positions, which the file lacks", "Leave it out.")
@@ -331,7 +331,7 @@ def _check_cumulative(path, name: str, array: np.ndarray, tokens: int) -> None:
             or np.any(array[1:] < array[:-1])):  # fmt: skip
         raise FileError(f"{name} of {path} begins as {array[:8].tolist()}",
                         f"it ascends from 0 to the {tokens} tokens of {name[-1]}, by at most 2^20 sequences",
-                        "Write 0, and behind it the end of every sequence in packed tokens.")  # fmt: skip
+                        "Write 0, then the end of each sequence in packed tokens.")  # fmt: skip
 
 
 def _read_peer(given: dict[str, Any], dtype, out_shape: list[int], lse_shape: list[int]):
@@ -372,10 +372,10 @@ def verify(given: dict[str, Any]) -> bool:
     except UsageError as error:  # flags have been read: it is about the file's tensors
         raise FileError(f"{tensors.path}: {error.problem}", error.why, error.suggestion) from error
     _say_unread(tensors, given["tensors"])
-    print(f"{seen.rows} of {shape[0] * shape[1]} rows of {given['peer']} against fp64")
+    print(f"{seen.rows:,} of {shape[0] * shape[1]:,} rows of {given['peer']} against fp64")
     print(f"  out: error {seen.out_error:.3g}, {seen.out_part:.3g} of what is allowed")
     if lse is None:
-        print("  theirs has no lse: out alone is compared")
+        print("  theirs has no lse: only out is compared")
     else:
         print(f"  lse: error {seen.lse_error:.3g}, {seen.lse_part:.3g} of what is allowed")
     all_rows = shape[0] * shape[1]
