@@ -127,7 +127,7 @@ bool check_against_oracle(const SingleRun& run) {
   print_accuracy(run, all, "");
   if (run.input.job().block_mask != nullptr) {
     const KeptMass kept = kept_mass(run.collective, run.input, run.options().rows, run.prepared.threads());
-    run.screen.print(fmt::format("  lists keep {:.2f} % of the weight in the mean of {}, {:.2f} % at least\n",
+    run.screen.print(fmt::format("  the mask keeps {:.2f} % of the softmax weight, the mean of {}; at least {:.2f} %\n",
                                  100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"),
                                  100.0 * kept.minimum));
   }
@@ -151,7 +151,7 @@ bool check_peer(const SingleRun& run) {
                                  counted(static_cast<std::uint64_t>(theirs.rows), "row"), run.options().peer));
   print_accuracy(run, theirs, "theirs: ", has_lse);
   print_accuracy(run, ours, "ours: ", has_lse);
-  if (!has_lse) run.screen.print("  theirs has no lse: out alone is compared\n");
+  if (!has_lse) run.screen.print("  theirs has no lse: only out is compared\n");
   if (const auto wrong = first_wrong_row(run.collective, theirs, each)) {
     const std::string of_lse = has_lse ? fmt::format(", of lse {:.3g} of what is allowed", wrong->lse_error) : "";
     run.screen.print(fmt::format("  the first wrong row of theirs: {}; error of out {:.3g}{}\n",

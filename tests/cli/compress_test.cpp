@@ -91,7 +91,7 @@ TEST(CompressCommand, ReportsTimes) {
     EXPECT_GT(json_at(made.out, "/quantized_on").size(), 3U) << made.out;
     EXPECT_TRUE(has(made.err, "decompress")) << made.err;
     EXPECT_TRUE(has(made.err, "# times: ")) << made.err;
-    EXPECT_EQ(has(made.err, "tokens were taken out in "), evicts) << made.err;
+    EXPECT_EQ(has(made.err, "tokens were evicted in "), evicts) << made.err;
   }
 }
 
