@@ -160,8 +160,8 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
                "Pass those of all ranks' keys.")  # fmt: skip
     if k_lengths is None:
         if not has_offsets:
-            refuse("k_lengths is not given", "queries end where sequences end, with the tokens that were taken out",
-                   "Pass it, or say where queries stand.")  # fmt: skip
+            refuse("k_lengths is not given", "queries are aligned to the ends of the sequences, which count evicted tokens",
+                   "Pass it, or q_offset.")  # fmt: skip
         return Positions(rows.tobytes(), heads, None)
     if hasattr(k_lengths, "__len__"):
         return Positions(rows.tobytes(), heads, tuple(as_ints(k_lengths, "k_lengths")))
