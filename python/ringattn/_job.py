@@ -161,7 +161,7 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
     if k_lengths is None:
         if not has_offsets:
             refuse("k_lengths is not given", "queries are aligned to the ends of the sequences, which count evicted tokens",
-                   "Pass it, or q_offset.")  # fmt: skip
+                   "Pass it, or q_offset (varlen: q_offsets).")  # fmt: skip
         return Positions(rows.tobytes(), heads, None)
     if hasattr(k_lengths, "__len__"):
         return Positions(rows.tobytes(), heads, tuple(as_ints(k_lengths, "k_lengths")))
