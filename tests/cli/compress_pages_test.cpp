@@ -216,7 +216,7 @@ TEST(CompressedPages, ThatAreBrokenAreRefusedByName) {
       return bytes;
     };
     const std::string axes = head_major ? "2, 16" : "16, 2";
-    refused(with(R"("k_format":"int8")", R"("k_format":"int9")"), "\"int9\" is no format of rows");
+    refused(with(R"("k_format":"int8")", R"("k_format":"int9")"), "\"int9\" is not a storage format");
     refused(with("k_pages_scales\":{\"dtype\":\"F32", "k_pages_scales\":{\"dtype\":\"I32"),
             fmt::format("int8 stores it as F32 [33, {}, 1]", axes));
     refused(with("v_pages_codes", "v_pages_cades"), "v_pages_codes");
