@@ -121,24 +121,24 @@ _FLAGS = (
           "other names of the input's tensors"),
     _Flag("order", "thd|htd|bthd|bhtd", _choice(*_AXES), None, "thd",
           "axis order of q, k, v and out [thd, bthd of four axes]"),
-    _Flag("mask", "full|causal", _choice("full", "causal"), "causal", "causal", "what queries see [causal]"),
+    _Flag("mask", "full|causal", _choice("full", "causal"), "causal", "causal", "attention mask [causal]"),
     _Flag("window", "L,R", _window, (-1, -1), "4095,0",
           "the row at p sees keys p-L ... p+R, -1 is no limit; causal sets R = 0 [-1,-1]"),
     _Flag("query-offset", "N", _integer(-_FARTHEST, _FARTHEST), None, "0",
           "position of the first query among the keys; overrides q_offset"),
-    _Flag("softmax-scale", "X", _real(-1e30), None, "0.125", "of the scores; 0 weighs all keys alike [1/sqrt(head_dim)]"),
+    _Flag("softmax-scale", "X", _real(-1e30), None, "0.125",
+          "scale of the scores; 0 gives all keys the same weight [1/sqrt(head_dim)]"),
     _Flag("softcap", "X", _real(0.0), 0.0, "30", "score becomes X * tanh(score / X); 0 is off [0]"),
     _Flag("rows", "N", _integer(1, _MAX_ROWS), None, "64",
-          "number of rows to compare, each one token and one head; includes the first and the last [all rows of small jobs, "
-          "about a second's worth of large ones]"),
+          "rows to compare (one token and one head each), with the first and the last [all, or about a second's worth]"),
 )  # fmt: skip
 
 
 def _help() -> str:
     lines = ["usage: python -m ringattn verify --input FILE --peer FILE [flags]", "",
-             "Compares another system's out, and lse if it has one, with fp64. These are all its flags, which mean",
-             "what they do in `ringattn verify --peer`: that program has more, computes the job itself, too, and",
-             "draws other rows of large jobs, though as many. It reads neither the environment nor a file of flags.",
+             "Compares another system's out, and lse if it has one, with fp64. The flags mean the same as in",
+             "`ringattn verify --peer`. That program has more flags, also checks its own result, and samples",
+             "different rows of large jobs. Environment variables and config files are not read here.",
              ""]  # fmt: skip
     for flag in _FLAGS:
         lines += [f"  --{flag.name} {flag.takes}", f"      {flag.about}"]

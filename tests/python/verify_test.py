@@ -353,7 +353,7 @@ class Refused(Case):
                              ["input", "peer", "tensors", "order", "mask", "window", "query-offset", "softmax-scale",
                               "softcap",
                               "rows"])  # fmt: skip
-            self.assertIn("that program has more", out.getvalue())
+            self.assertIn("That program has more", out.getvalue())
 
     def test_settings_of_the_function(self):
         given = self.q, self.k, self.v, self.out, self.lse
