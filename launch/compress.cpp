@@ -94,13 +94,13 @@ void print_figures(const CompressResult& result, const std::optional<OutputChang
   }
   screen.print(table.text(!quiet));
   if (result.position_bytes > 0 && !quiet) {
-    screen.context(fmt::format("{} bytes of positions beside them", result.position_bytes));
+    screen.context(fmt::format("plus {} bytes of positions", result.position_bytes));
   }
   if (!quiet) {
     std::string times =
         fmt::format("times: {}, {}", coder(result), counted(static_cast<std::uint64_t>(threads), "thread"));
     if (result.evict_seconds > 0.0)
-      times += fmt::format("; tokens were taken out in {:.3f} ms", 1e3 * result.evict_seconds);
+      times += fmt::format("; tokens were evicted in {:.3f} ms", 1e3 * result.evict_seconds);
     screen.context(times);
   }
   if (!change) return;
@@ -109,7 +109,7 @@ void print_figures(const CompressResult& result, const std::optional<OutputChang
             fmt::format("{:.3e}", change->greatest), fmt::format("{:.3e}", change->greatest_lse)});
   screen.print(of_o.text(!quiet));
   if (change->emptied > 0) {
-    screen.context(fmt::format("{} of these rows see no token any more", change->emptied));
+    screen.context(fmt::format("rows that no longer see a token: {}", change->emptied));
   }
 }
 

@@ -21,7 +21,7 @@ constexpr std::string_view kExitCodes =
     "  1  wrong result, or a difference\n"
     "  2  usage: flags, environment, config file, or ranks that were given different ones\n"
     "  3  a file is missing, malformed, unwritable, or exists\n"
-    "  4  can't be done here: forced kernel, missing device or library, ranks of unlike programs or machines\n"
+    "  4  can't be done here: forced kernel, missing device or library, ranks with different programs or machines\n"
     "  5  memory: budget or device too small\n"
     "  6  a peer failed, or a wait was too long\n"
     "  7  a bug\n";

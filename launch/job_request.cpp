@@ -148,7 +148,7 @@ TopKDevice top_k_device(const Config& config, const Transport& world) {
 
 JobInput open_input(const Config& config, bool require_source, const TopKDevice& target) {
   JobInput input(input_request(config, require_source), numerics_of(config), target);
-  // Queries stand among tokens that were taken out, which says whether the job is a step.
+  // Queries stand among evicted tokens, which decides whether the job is a decode step.
   check_op(config, input.op(), input.has_evicted_tokens() ? "query-offset" : "");
   check_latent_dim(config, input);
   if (input.op() == Op::kMla && input.decodes() && !input.makes_cache()) check_mla_decode(config);

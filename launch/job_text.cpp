@@ -106,7 +106,7 @@ void print_ring(const Screen& screen, const JobInput& input, const RingOp& ring_
   print_devices(screen, report);
   for (std::size_t block = 0; block < ring_op.plan.blocks.size(); ++block) {
     const BlockPlan& plan = ring_op.plan.blocks[block];
-    screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, folds {:.3f} GFLOP", block,
+    screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, computes {:.3f} GFLOP", block,
                               plan.first_token, plan.last_token, format_bytes(static_cast<double>(plan.bytes_received)),
                               plan.flops / 1e9));
   }
@@ -128,11 +128,11 @@ std::string cache_text(const JobInput& input, const DecodeJob& job) {
 }
 
 std::string deal_text(const DecodePlanSummary& step) {
-  if (!step.job.spec.block_mask.any()) return fmt::format("dealt by groups of {} keys", step.kv_split_keys);
+  if (!step.job.spec.block_mask.any()) return fmt::format("distributed by KV splits of {} keys", step.kv_split_keys);
   const DecodeDeal& deal = step.deal;
   if (deal.ranks() == 1) return "whole on one rank";
-  std::string text = fmt::format("dealt by {}", deal_name(deal));
-  if (step.idle() > 0) text += fmt::format("; {} of {} ranks without any", step.idle(), deal.ranks());
+  std::string text = fmt::format("distributed by {}", deal_name(deal));
+  if (step.idle() > 0) text += fmt::format("; {} of {} ranks have no work", step.idle(), deal.ranks());
   return text;
 }
 

@@ -33,7 +33,7 @@ void print_job(const Screen& screen, PreparedFileJob& prepared, const Report& re
 
 // "dense", "40 pages of 64 tokens, head-major": how the cache lies that a step reads.
 std::string cache_text(const JobInput& input, const DecodeJob& job);
-// "dealt by groups of 8192 keys": how the cache is divided among ranks.
+// "distributed by KV splits of 8192 keys": how the cache is divided among ranks.
 std::string deal_text(const DecodePlanSummary& step);
 // "rank 1 holds 131072 keys of 4 K/V heads, owns 8 rows".
 std::string held_text(const DecodePlanSummary& step, std::size_t rank);

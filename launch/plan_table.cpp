@@ -19,7 +19,7 @@ KernelScope planned_scope(const JobOptions& options) {
 void note_default_machine(const Screen& screen, const JobOptions& options) {
   if (!options.machine.empty()) return;
   screen.context(
-      "note: these are figures of a default description, and of no machine that was measured; "
+      "note: estimated for a default machine description, not for a measured machine; "
       "`ringattn info --measure --machine FILE` measures this one");
 }
 

@@ -121,24 +121,24 @@ _FLAGS = (
           "other names of the input's tensors"),
     _Flag("order", "thd|htd|bthd|bhtd", _choice(*_AXES), None, "thd",
           "axis order of q, k, v and out [thd, bthd of four axes]"),
-    _Flag("mask", "full|causal", _choice("full", "causal"), "causal", "causal", "what queries see [causal]"),
+    _Flag("mask", "full|causal", _choice("full", "causal"), "causal", "causal", "attention mask [causal]"),
     _Flag("window", "L,R", _window, (-1, -1), "4095,0",
           "the row at p sees keys p-L ... p+R, -1 is no limit; causal sets R = 0 [-1,-1]"),
     _Flag("query-offset", "N", _integer(-_FARTHEST, _FARTHEST), None, "0",
           "position of the first query among the keys; overrides q_offset"),
-    _Flag("softmax-scale", "X", _real(-1e30), None, "0.125", "of the scores; 0 weighs all keys alike [1/sqrt(head_dim)]"),
+    _Flag("softmax-scale", "X", _real(-1e30), None, "0.125",
+          "scale of the scores; 0 gives all keys the same weight [1/sqrt(head_dim)]"),
     _Flag("softcap", "X", _real(0.0), 0.0, "30", "score becomes X * tanh(score / X); 0 is off [0]"),
     _Flag("rows", "N", _integer(1, _MAX_ROWS), None, "64",
-          "rows, each of one token and head, to compare, the first and the last among them [as many as take about a "
-          "second, which are all rows of small jobs]"),
+          "rows to compare (one token and one head each), with the first and the last [all, or about a second's worth]"),
 )  # fmt: skip
 
 
 def _help() -> str:
     lines = ["usage: python -m ringattn verify --input FILE --peer FILE [flags]", "",
-             "Compares another system's out, and lse if it has one, with fp64. These are all its flags, which mean",
-             "what they do in `ringattn verify --peer`: that program has more, computes the job itself, too, and",
-             "draws other rows of large jobs, though as many. It reads neither the environment nor a file of flags.",
+             "Compares another system's out, and lse if it has one, with fp64. The flags mean the same as in",
+             "`ringattn verify --peer`. That program has more flags, also checks its own result, and samples",
+             "different rows of large jobs. Environment variables and config files are not read here.",
              ""]  # fmt: skip
     for flag in _FLAGS:
         lines += [f"  --{flag.name} {flag.takes}", f"      {flag.about}"]
@@ -201,7 +201,7 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
     names = _resolved(tensors, given)
     stored = {name: tensors.read(names.get(name, name), _ROWS) for name in ("q", "k", "v")}
     if "k_positions" in tensors:  # which decide what keys are seen
-        unsupported(f"{path} has k_positions", "this check has whole sequences under a mask alone",
+        unsupported(f"{path} has k_positions", "this check covers only whole sequences under a mask",
                     "Use the program, `ringattn verify`.")  # fmt: skip
     if "k_lengths" in tensors:
         raise FileError(f"{path} has k_lengths", "it belongs to k_positions, which the file lacks", "Leave it out.")
@@ -331,7 +331,7 @@ def _check_cumulative(path, name: str, array: np.ndarray, tokens: int) -> None:
             or np.any(array[1:] < array[:-1])):  # fmt: skip
         raise FileError(f"{name} of {path} begins as {array[:8].tolist()}",
                         f"it ascends from 0 to the {tokens} tokens of {name[-1]}, by at most 2^20 sequences",
-                        "Write 0, and behind it the end of every sequence in packed tokens.")  # fmt: skip
+                        "Write 0, then the end of each sequence in packed tokens.")  # fmt: skip
 
 
 def _read_peer(given: dict[str, Any], dtype, out_shape: list[int], lse_shape: list[int]):
@@ -372,10 +372,10 @@ def verify(given: dict[str, Any]) -> bool:
     except UsageError as error:  # flags have been read: it is about the file's tensors
         raise FileError(f"{tensors.path}: {error.problem}", error.why, error.suggestion) from error
     _say_unread(tensors, given["tensors"])
-    print(f"{seen.rows} of {shape[0] * shape[1]} rows of {given['peer']} against fp64")
+    print(f"{seen.rows:,} of {shape[0] * shape[1]:,} rows of {given['peer']} against fp64")
     print(f"  out: error {seen.out_error:.3g}, {seen.out_part:.3g} of what is allowed")
     if lse is None:
-        print("  theirs has no lse: out alone is compared")
+        print("  theirs has no lse: only out is compared")
     else:
         print(f"  lse: error {seen.lse_error:.3g}, {seen.lse_part:.3g} of what is allowed")
     all_rows = shape[0] * shape[1]

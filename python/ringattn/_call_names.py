@@ -38,7 +38,7 @@ _CACHES = "k_cache v_cache key_cache value_cache kv_cache paged_kv_cache k_pages
 _MASKS = "attn_mask attention_mask causal_mask custom_mask packed_custom_mask key_padding_mask padding_mask"
 _POSITIONS = "position_ids cache_position"
 _PADDED = "seqused_q seqused_k seq_lens lengths_k kv_len_arr"
-_POSITIONS_MASK = "masks are causal, full or windows, by position alone"
+_POSITIONS_MASK = "masks are causal, full or sliding windows, and depend only on positions"
 _SEQ_IDX = ("Pass packed rows, as x[0], with cu_seqlens=torch.nn.functional.pad(seq_idx[0].bincount().cumsum(0), (1, 0)), and "
             "z, B and C alike.")  # fmt: skip
 # (ops, names, why, suggestion) of features that work differently here.
@@ -78,7 +78,7 @@ _OTHERWISE = (
      "Use another library."),
     (_ATTENTION, "q_descale k_descale v_descale q_scale k_scale v_scale kv_scale", "arrays have no scales beside them",
      "Multiply by it beforehand, or let ringattn.compress() quantize keys and values."),
-    (("attention", "varlen", "decode"), "qv", "scores are q times k alone", "Call ringattn.mla() or ringattn.mla_decode()."),
+    (("attention", "varlen", "decode"), "qv", "scores are only q times k", "Call ringattn.mla() or ringattn.mla_decode()."),
     ((*_SSM, "causal_conv1d"), "seq_idx", "sequences are packed, and told by where they begin", _SEQ_IDX),
     (("causal_conv1d",), "conv_states", "states of a batch are passed and returned, not updated in place",
      "Pass initial_states, and return_final_states=True."),

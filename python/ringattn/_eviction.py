@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Eviction of tokens from keys and values. The remaining tokens keep their positions.
-
-    kept = ringattn.evict(k, v, "snapkv", q=q, ratio=0.75)
-    out, lse = ringattn.attention(next_q, kept.k, kept.v, k_positions=kept.k_positions, k_lengths=kept.k_lengths,
-                                  q_offset=len(k))"""
+"""Eviction of tokens from keys and values. The remaining tokens keep their positions."""
 
 import ctypes
 import functools
@@ -150,12 +146,15 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
     Returns Kept, to be passed to attention() and varlen() as k, v, k_positions, k_lengths and cu_seqlens_k. decode()
     takes k and v as a cache of the remaining keys, if the mask has no left limit.
 
-    Example: see the top of this module."""
+    Example: kept = ringattn.evict(k, v, "snapkv", q=q, ratio=0.75)
+    out, lse = ringattn.attention(next_q, kept.k, kept.v, k_positions=kept.k_positions, k_lengths=kept.k_lengths,
+    q_offset=len(k))"""
     if unknown:
         refuse_unknown("evict", unknown)
     for name, rows in (("k", k), ("v", v)):
         if isinstance(rows, Compressed):
-            unsupported(f"{name} is compressed", "tokens are taken out of rows as they are", "Compress what is left.")
+            unsupported(f"{name} is compressed", "tokens are evicted from unquantized rows",
+                        "Evict first, then compress the kept tokens.")  # fmt: skip
     _job.check_arrays("evict", {"k": k, "v": v}, q=q)
     lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
     ratio = as_number(ratio, "ratio")

@@ -24,8 +24,8 @@ _ELSEWHERE = (
     ("q_descale k_descale v_descale", "arrays have no scales beside them",
      "Multiply by it beforehand, or call ringattn.decode() with caches of ringattn.compress()."),
     ("pack_gqa sm_margin num_splits scheduler_metadata", "no result depends on it", "Leave it out."),
-    ("qv", "scores are q times k alone", "Call ringattn.mla() or ringattn.mla_decode()."),
-    ("score_mod mask_mod block_mask attn_mask attention_chunk", "masks are causal, full or windows, by position alone",
+    ("qv", "scores are only q times k", "Call ringattn.mla() or ringattn.mla_decode()."),
+    ("score_mod mask_mod block_mask attn_mask attention_chunk", "masks are causal, full or sliding windows",
      "Pass causal and window_size, or use another library."),
     ("softcap", "this signature has none", "Call ringattn.attention() or varlen() with softcap."),
     ("out", "results are new tensors", "Call ringattn's own function with out."),
@@ -71,8 +71,8 @@ def unpacked(name: str, packed, axes: int):
     check_rows(**{name: packed})
     if packed.ndim != axes or packed.shape[-3] != len(name):
         refuse(f"{name} is {list(packed.shape)}",
-               f"it has {axes} axes, and {len(name)} tensors in the third from behind",
-               "Stack them there.")  # fmt: skip
+               f"it has {axes} axes, and {len(name)} tensors along the third axis from the end",
+               "Stack them on that axis.")  # fmt: skip
     return packed.unbind(-3)
 
 

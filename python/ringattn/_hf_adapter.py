@@ -59,7 +59,7 @@ def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:
     that this thread calls until the next update. process_group: that of substitute_hf_flash_attn()."""
     lengths = lengths_of(cu_seqlens)
     if getattr(_here, "group", _NONE) is not process_group:
-        refuse("process_group is another one", "keys travel among the ranks of substitute_hf_flash_attn()",
+        refuse("process_group is another one", "keys are exchanged among the ranks of substitute_hf_flash_attn()",
                "Pass the same to both, and call that one first, on the same thread.")  # fmt: skip
     world = process_group if isinstance(process_group, World) else torch_world(process_group)
     if sum(lengths) % world.size:

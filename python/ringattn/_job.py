@@ -55,7 +55,8 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
 
 def _check_world(world) -> None:
     if not isinstance(world, World):
-        refuse(f"world is {world!r}", "it is a ringattn.World, who computes together", "Make one, or leave it out.")
+        refuse(f"world is {world!r}", "it should be a ringattn.World, a group of ranks",
+               "Make one, or leave it out.")  # fmt: skip
 
 
 def world_of(array, world: World | None) -> World:
@@ -160,8 +161,8 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
                "Pass those of all ranks' keys.")  # fmt: skip
     if k_lengths is None:
         if not has_offsets:
-            refuse("k_lengths is not given", "queries end where sequences end, with the tokens that were taken out",
-                   "Pass it, or say where queries stand.")  # fmt: skip
+            refuse("k_lengths is not given", "queries are aligned to the ends of the sequences, which count evicted tokens",
+                   "Pass it, or q_offset (varlen: q_offsets).")  # fmt: skip
         return Positions(rows.tobytes(), heads, None)
     if hasattr(k_lengths, "__len__"):
         return Positions(rows.tobytes(), heads, tuple(as_ints(k_lengths, "k_lengths")))

@@ -2,15 +2,9 @@
 """Multi-head latent attention (DeepSeek's MLA). A token has one latent and one rotary key for all heads. Ranks exchange
 these, and caches hold them.
 
-    out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)
-    out, lse = ringattn.mla_decode(q, cache, w_uk=w_uk, w_uv=w_uv, lengths_before=lengths, update_lengths=True,
-                                   block_table=table, latent=c, k_rope=k_r)
-
 FP8 rows have FlashMLA's layout, as uint8: latent_dim E4M3 values, a float32 scale for each 128 of them, and the rotary
-key in
-bfloat16; 656 bytes for dims 512 and 64. latent_dim is a multiple of 128, the rotary dim a multiple of 4, and everything
-else is
-bfloat16. Results have the bits of the dequantized rows."""
+key in bfloat16; 656 bytes for dims 512 and 64. latent_dim is a multiple of 128, the rotary dim a multiple of 4, and
+everything else is bfloat16. Results are bitwise identical to those of the dequantized rows."""
 
 from . import _abi, _job, _structs
 from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, is_true, lengths_of, refuse_unknown, scale_members
@@ -111,12 +105,14 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     row_bytes], and k_rope None.
     w_uk: [heads, head_dim, latent_dim]; w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
     form: "expanded" computes K and V of each head; "absorbed" multiplies w_uk into q and w_uv into out. They round
-    differently, so each has bits of its own. None: chosen by the longest query length. Absorbed, w_uk and w_uv may be
-    None: q is then in the latent space, and out stays in it.
+    differently, so their results are not bitwise identical. None: chosen by the longest query length. In the absorbed
+    form w_uk may be None if q is already in the latent space, and w_uv if out is to stay in it.
     head_dim, head_dim_v: required for matrices that are not given.
     Other arguments and errors are those of varlen().
 
-    Returns (out [tokens, heads, head_dim_v or latent_dim], lse float32 [tokens, heads])."""
+    Returns (out [tokens, heads, head_dim_v or latent_dim], lse float32 [tokens, heads]).
+
+    Example: out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)"""
     if unknown:
         refuse_unknown("mla", unknown)
     cu = tuple(None if at is None else lengths_of(at, name)
@@ -195,9 +191,9 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
                threads: int = 0, timeout: float = 60.0, kernel: str | None = None, **unknown):  # fmt: skip
     """One decode step over a latent cache, in the absorbed form.
 
-    On CPUs and with sm80_attention rows have the bits of mla() in that form over the whole sequence. On Hopper sm90_mla
-    decodes with bits of its own. kernel: name of the kernel to use; "sm90_mla_split1k" is faster for few sequences and
-    has bits of its own (docs/mla.md); None: chosen.
+    On CPUs and with sm80_attention, rows are bitwise identical to those of mla() in that form over the whole sequence.
+    Hopper's sm90_mla and sm90_mla_split1k round differently from mla() and from each other. kernel: name of the kernel
+    to use; "sm90_mla_split1k" is faster for few sequences (docs/mla.md); None: chosen.
 
     q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim].
     cache: [pages, page_size, latent_dim + rope_dim], latent then rotary key; or FP8 rows, uint8 [pages, page_size,
@@ -205,7 +201,8 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
     latent, k_rope: [sequences, (rows,) latent_dim or rope_dim], new tokens, appended to the cache first.
     Matrices and head dims are as in mla(). Other arguments, results and errors are those of decode().
 
-    Example: see the top of this module."""
+    Example: out, lse = ringattn.mla_decode(q, cache, w_uk=w_uk, w_uv=w_uv, lengths_before=lengths, update_lengths=True,
+    block_table=table, latent=c, k_rope=k_r)"""
     if unknown:
         refuse_unknown("mla_decode", unknown)
     is_true("update_lengths", update_lengths)

@@ -155,7 +155,7 @@ def _tensor(name: str, said, data_bytes: int, refuse: _Refuse) -> _Tensor:
     if name.startswith("/") or ".." in name.split("/"):
         refuse(f"{subject} has a name like a path that leaves its folder")
     if not isinstance(said, dict) or set(said) != {"dtype", "shape", "data_offsets"}:
-        refuse(f"{subject} is no object of dtype, shape and data_offsets alone")
+        refuse(f"{subject} is not an object of exactly dtype, shape and data_offsets")
     kind, shape = said["dtype"], _numbers(said["shape"], refuse, f"the shape of {subject}")
     offsets = _numbers(said["data_offsets"], refuse, f"the data_offsets of {subject}")
     if not isinstance(kind, str) or kind not in _BITS:
@@ -188,7 +188,7 @@ def _check_tiling(tensors: dict[str, _Tensor], data_bytes: int, refuse: _Refuse)
     covered = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1][2:]):
         if tensor.begin != covered:
-            where = "inside another that ends at" if tensor.begin < covered else "behind a hole that starts at"
+            where = "inside another tensor that ends at" if tensor.begin < covered else "after a gap that starts at"
             refuse(f"tensor {quoted(name)} begins at byte {tensor.begin}, {where} {covered}")
         covered = tensor.end
     if covered != data_bytes:

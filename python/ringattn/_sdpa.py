@@ -20,7 +20,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
     aligned to the first key, as PyTorch has it: query i sees the keys 0 … i, also where keys are more than queries, as they are
     when a cache is read. (attention() aligns to the last key.) attn_mask and dropout are refused."""
     if attn_mask is not None:
-        unsupported("attn_mask is given", "ringattn masks by position alone",
+        unsupported("attn_mask is given", "ringattn's masks depend only on positions",
                     "Pass is_causal, or call ringattn.attention() with mask and ringattn.varlen() with cu_seqlens.")  # fmt: skip
     check_dropout(dropout_p)
     for name, array in (("query", query), ("key", key), ("value", value)):

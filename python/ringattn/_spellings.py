@@ -69,7 +69,7 @@ def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
         raise CallError("grow is called update_lengths", "lengths without the rows of the step are lengths_before",
                         "Pass lengths_before=lengths, update_lengths=True in place of lengths and grow=True.")  # fmt: skip
     if name == "block_mask" and "mask" in keywords:
-        unsupported(f"{op} has no block_mask", "ringattn's functions mask by position alone",
+        unsupported(f"{op} has no block_mask", "the masks of ringattn's functions depend only on positions",
                     "For a block-sparse mask use the program, `ringattn run --block-mask` (docs/block-sparse.md).")  # fmt: skip
     if hint is not None and hint.partition("=")[0] in keywords:
         unsupported(f"{op} has no {name}", f"it was given as {str(value)[:60]}", f"Did you mean {hint}?")
@@ -79,8 +79,8 @@ def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
         unsupported(f"{op} has no is_causal", "PyTorch aligns it to the first key, and ringattn's masks to the last one",
                     'Pass mask="causal" or mask="full", or call ringattn.scaled_dot_product_attention().')  # fmt: skip
     if name in _MASKING and "mask" in keywords:
-        unsupported(f"{op} has no {name}", "ringattn masks by position alone",
-                    "Say by mask and cu_seqlens what is seen, or use another library.")  # fmt: skip
+        unsupported(f"{op} has no {name}", "ringattn's masks depend only on positions",
+                    "Pass mask and cu_seqlens, or use another library.")  # fmt: skip
     if name in ("dropout", "dropout_p"):
         unsupported(f"{op} has no {name}", "ringattn has no dropout", "Leave it out where it is 0, as in evaluation.")
     if name in ("group", "process_group", "cp_group") and "world" in keywords:

@@ -133,7 +133,7 @@ def _begins(dealt, rows, given_q, given_k, packed, padding) -> list[int]:
     apart = packed is not None and bool(packed[:, -1].any())
     if cu_q is None:
         if apart:
-            unsupported("sequences are packed by position_ids alone", "ringattn would take them for one",
+            unsupported("sequences are separated only by position_ids", "ringattn would treat them as one",
                         "Pass cu_seq_lens_q and cu_seq_lens_k, or use ringattn.transformers.batch().")  # fmt: skip
         return [tokens * row for row in range(batch + 1)]
     if apart:

@@ -62,7 +62,7 @@ class Turn:
             refuse("this world is at work in this thread", "a signal handler or a finalizer calls it during another call",
                    "Call it after that call has returned, or use another world.")  # fmt: skip
         refuse("this world is at work in another thread", "calls on a world and its objects take turns",
-               "Give each thread a world of its own, or share one behind a lock.")  # fmt: skip
+               "Give each thread a world of its own, or guard a shared one with a lock.")  # fmt: skip
 
     def run(self, work: Callable):
         """Calls work() with exclusive use, and returns its result."""

@@ -38,7 +38,7 @@ class Layout:
         for rank, of_rank in enumerate(self.runs):
             for (s, b, e), (t, c, _) in zip(of_rank, of_rank[1:]):
                 if (t, c) < (s, e):
-                    refuse(f"run {(s, b, e)} of rank {rank} stands in front of one at {(t, c)}",
+                    refuse(f"run {(s, b, e)} of rank {rank} comes before one at {(t, c)}",
                            "runs ascend by sequence and token", "Sort them.")  # fmt: skip
         at = {s: 0 for s in range(len(self.lengths))}
         for s, b, e in sorted(run for of_rank in self.runs for run in of_rank):

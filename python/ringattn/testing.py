@@ -278,8 +278,8 @@ def assert_same_bits(a, b, what: str = "the arrays") -> None:
     if at is None:
         return
     x, y = (_host(array)[at] for array in (a, b))
-    raise WrongResult(f"{what} differ at {list(at)}", f"row {at[0]} is the first whose bits differ: {x!r} and {y!r} there",
-                      "Equal bits take the same kernel, device model and build.")  # fmt: skip
+    raise WrongResult(f"{what} differ at {list(at)}", f"row {at[0]} is the first whose bits differ: {x} and {y} there",
+                      "Equal bits require the same kernel, device model and build.")  # fmt: skip
 
 
 def check_bits(q, k, v, cu_seqlens=None, *, ranks=(1, 2, 3, 4), layouts=tuple(BY_NAME), **arguments) -> None:

@@ -66,7 +66,7 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
                "Call torch.distributed.init_process_group() first, or pass a group or a ringattn.World.")  # fmt: skip
     group = distributed.group.WORLD if group is None else group
     if group is distributed.GroupMember.NON_GROUP_MEMBER:
-        refuse("the group has other ranks", "this one is no member of it", "Pass the group to its own ranks alone.")
+        refuse("this rank is not in the group", "only its members can make a world of it", "Call it on the group's own ranks.")
     if device is None:
         on_gpu = "nccl" in str(_ask(distributed.get_backend, group))
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

@@ -68,7 +68,7 @@ def _check_arguments(dropout, attention_mask, given) -> None:
         )
     if attention_mask is not None and not isinstance(attention_mask, Mask):
         unsupported(
-            "an attention_mask is given", "ringattn masks by position alone", "Pass packed sequences without padding."
+            "an attention_mask is given", "ringattn's masks depend only on positions", "Pass packed sequences without padding."
         )
     if given.get("output_attentions"):
         unsupported("output_attentions is set", "ringattn keeps no attention weights", "Leave it out.")
@@ -113,7 +113,7 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
     }
     cu_q, cu_k = given.get("cu_seq_lens_q"), given.get("cu_seq_lens_k")
     if (cu_q is None) != (cu_k is None):
-        refuse(f"cu_seq_lens_{'q' if cu_k is None else 'k'} is given alone", "queries and keys both have sequences",
+        refuse(f"cu_seq_lens_{'k' if cu_k is None else 'q'} is missing", "queries and keys both have sequences",
                "Pass cu_seq_lens_q and cu_seq_lens_k.")  # fmt: skip
     current = dealt or getattr(_current, "batch", None)
     if q.shape[0] != 1 and (current is not None or cu_q is not None):
@@ -157,7 +157,7 @@ def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=
                     "Use a dynamic cache, and leave attention_mask out.")  # fmt: skip
     if attention_mask is not None and attention_mask.shape[-1] < keys_end:
         unsupported(f"attention_mask has {attention_mask.shape[-1]} tokens, and there are keys of {keys_end}",
-                    "those behind it would be padding", "Leave attention_mask out.")  # fmt: skip
+                    "those after it would be padding", "Leave attention_mask out.")  # fmt: skip
     tracing = torch.compiler.is_compiling()
     if not tracing:
         check_padding(attention_mask)

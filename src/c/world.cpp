@@ -103,7 +103,7 @@ StoreOptions read_store(const char* address, std::int32_t rank, std::int32_t ran
 ExclusiveUse::ExclusiveUse(const std::shared_ptr<std::atomic<bool>>& busy) : busy_(*busy) {
   if (!busy_.exchange(true, std::memory_order_acquire)) return;
   fail(ErrorCode::kUsage, "this world is at work in another thread", "calls on a world and its objects take turns",
-       "Give each thread a world of its own, or share one behind a lock.");
+       "Give each thread a world of its own, or guard a shared one with a lock.");
 }
 
 }  // namespace ringattn::c

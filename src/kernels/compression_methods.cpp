@@ -181,14 +181,13 @@ CacheMethod parse_cache_method(std::string_view text) {
   std::vector<std::string_view> evictions;
   for (const EvictionMethod& known : eviction_methods()) evictions.push_back(known.name);
   if (!method.eviction) names.insert(names.end(), evictions.begin(), evictions.end());
-  fail(
-      ErrorCode::kUsage,
-      method.eviction ? fmt::format("there is no method of compression \"{}\" for the tokens that are left", rest)
-                      : fmt::format("there is no method of compression \"{}\"", rest),
-      fmt::format("methods are {}, or a format by its words, as \"{}\"; {} take tokens out, and one of them, + and one "
-                  "of the others do both",
-                  formats, kWords, fmt::join(evictions, ", ")),
-      choose_one(rest, names));
+  fail(ErrorCode::kUsage,
+       method.eviction ? fmt::format("there is no method of compression \"{}\" for the tokens that are left", rest)
+                       : fmt::format("there is no method of compression \"{}\"", rest),
+       fmt::format("methods are {}, or a full format such as \"{}\"; {} evict tokens, and may be followed by + and one "
+                   "of the others",
+                   formats, kWords, fmt::join(evictions, ", ")),
+       choose_one(rest, names));
 }
 
 std::string describe(const Eviction& eviction) {

@@ -155,7 +155,7 @@ std::vector<std::string_view> words_of(std::string_view text) {
 [[noreturn]] void refuse_text(std::string_view text, const std::string& why) {
   std::vector<std::string_view> names;
   for (const RowEncodingEntry& entry : kEncodings) names.push_back(entry.name);
-  fail(ErrorCode::kUsage, fmt::format("\"{}\" is no format of rows", shortened(text, 80)), why,
+  fail(ErrorCode::kUsage, fmt::format("\"{}\" is not a storage format", shortened(text, 80)), why,
        fmt::format("This build knows {}.", fmt::join(names, ", ")));
 }
 
@@ -291,7 +291,7 @@ RowFormat parse_row_format(std::string_view text) {
   const std::vector<std::string_view> words = words_of(text);
   const auto* const entry = words.empty() ? std::ranges::end(kEncodings)
                                           : std::ranges::find(kEncodings, words.front(), &RowEncodingEntry::name);
-  if (entry == std::ranges::end(kEncodings)) refuse_text(text, "its first word names no encoding");
+  if (entry == std::ranges::end(kEncodings)) refuse_text(text, "its first word is not a known encoding");
   RowFormat format;
   format.encoding = entry->encoding;
   std::size_t at = 1;

@@ -266,7 +266,7 @@ TEST(CWorld, RefusesASecondCallAtATime) {
   EXPECT_EQ(refused.status, RINGATTN_USAGE);
   EXPECT_EQ(refused.text,
             "this world is at work in another thread (calls on a world and its objects take turns). Give each thread a "
-            "world of its own, or share one behind a lock.");
+            "world of its own, or guard a shared one with a lock.");
   EXPECT_EQ(refused.made, nullptr);
   for (const Call& call : calls) {
     if (&call == &refused) continue;

@@ -55,7 +55,7 @@ TEST(BlockMaskCommand, StepsWithABlockMaskAreThoseOfAPrefill) {
   const Words step = Words{"--op", "decode", "--block-mask", "topk:8", "--page-size", "64"} + job;
   const Finished shapes = tool(Words{"verify", "--ranks", "3"} + step);
   EXPECT_EQ(shapes.code, 0) << shapes.out << shapes.err;
-  EXPECT_TRUE(has(shapes.out, "dealt by ")) << shapes.out;
+  EXPECT_TRUE(has(shapes.out, "distributed by ")) << shapes.out;
   const Finished oracle = tool(Words{"verify", "--against", "oracle"} + step);
   EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
   EXPECT_TRUE(has(oracle.out, "the block mask keeps ")) << oracle.out;
@@ -72,15 +72,15 @@ TEST(BlockMaskCommand, PlansStepsWithABlockMask) {
   };
   EXPECT_TRUE(has(planned("1", "1"), "whole on one rank"));
   const std::string two = planned("2", "1");
-  EXPECT_TRUE(has(two, "dealt by K/V heads")) << two;
+  EXPECT_TRUE(has(two, "distributed by K/V heads")) << two;
   EXPECT_TRUE(has(two, "rank 0 holds 9000 keys of 4 K/V heads, owns 0 rows")) << two;
   EXPECT_TRUE(has(two, "rank 1 holds 9000 keys of 4 K/V heads, owns 1 rows")) << two;
   EXPECT_TRUE(has(two, "1.0000")) << two;
   const std::string many = planned("16", "1");
-  EXPECT_TRUE(has(many, "dealt by sequences and K/V heads; 8 of 16 ranks without any")) << many;
+  EXPECT_TRUE(has(many, "distributed by sequences and K/V heads; 8 of 16 ranks have no work")) << many;
   EXPECT_TRUE(has(many, "2.0000")) << many;
   const std::string three = planned("3", "300");
-  EXPECT_TRUE(has(three, "dealt by sequences")) << three;
+  EXPECT_TRUE(has(three, "distributed by sequences")) << three;
   EXPECT_TRUE(has(three, "holds 900000 keys, owns 100 rows")) << three;
 
   const Finished line = tool(step + Words{"--world", "2", "--batch", "3", "--json", "-"});
@@ -188,8 +188,8 @@ TEST(BlockMaskCommand, CountsNanOfACacheOnceOnAnyNumberOfRanks) {
     const Finished run = tool({"run", "--input", cache, "--block-mask", "topk:3", "--ranks", ranks, "--json", "-"});
     ASSERT_EQ(run.code, 0) << run.err;
     const std::string deal = ranks == std::string("1")   ? "whole on one rank"
-                             : ranks == std::string("2") ? "dealt by K/V heads"
-                                                         : "dealt by sequences";
+                             : ranks == std::string("2") ? "distributed by K/V heads"
+                                                         : "distributed by sequences";
     EXPECT_TRUE(has(run.err, deal)) << run.err;
     EXPECT_EQ(json_at(run.out, "/non_finite_inputs/k"), "3") << ranks;
     EXPECT_EQ(json_at(run.out, "/non_finite_inputs/v"), "0") << ranks;

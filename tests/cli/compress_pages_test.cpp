@@ -216,7 +216,7 @@ TEST(CompressedPages, ThatAreBrokenAreRefusedByName) {
       return bytes;
     };
     const std::string axes = head_major ? "2, 16" : "16, 2";
-    refused(with(R"("k_format":"int8")", R"("k_format":"int9")"), "\"int9\" is no format of rows");
+    refused(with(R"("k_format":"int8")", R"("k_format":"int9")"), "\"int9\" is not a storage format");
     refused(with("k_pages_scales\":{\"dtype\":\"F32", "k_pages_scales\":{\"dtype\":\"I32"),
             fmt::format("int8 stores it as F32 [33, {}, 1]", axes));
     refused(with("v_pages_codes", "v_pages_cades"), "v_pages_codes");
@@ -357,7 +357,7 @@ TEST(CompressedPages, WhatCanNotBeDoneIsNamed) {
   };
   const std::string cache = write_cache(folder.file("cache"), shape);
   refused({"--method", "knorm+int4", "--input", cache}, 3,
-          "holds pages (of pages, tokens are taken out in one step, and the others are compressed in the next). Use "
+          "holds pages (a paged cache is evicted in one step and quantized in the next). Use "
           "--method knorm, then --method int4 for the file that it writes.");
   refused({"--method", "knorm", "--ratio", "1", "--input", cache}, 2, "--ratio 1 of the tokens");
   NamedTensors no_queries = cache_tensors(shape);

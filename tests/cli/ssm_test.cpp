@@ -296,7 +296,7 @@ TEST(Ssm, IsPlannedByTheKernelsMachineAndWithItsConv1d) {
   const auto expect_machine = [](const Finished& planned, const char* machine, bool assumed) {
     ASSERT_EQ(planned.code, 0) << planned.err;
     EXPECT_TRUE(has(planned.out, machine)) << planned.out;
-    EXPECT_EQ(has(planned.out, "a default description, and of no machine that was measured"), assumed) << planned.out;
+    EXPECT_EQ(has(planned.out, "a default machine description, not for a measured machine"), assumed) << planned.out;
   };
   for (const char* kernel : {"cpu_ssd", "sm80_ssd"}) {
     const bool gpu = std::string_view(kernel) != "cpu_ssd";

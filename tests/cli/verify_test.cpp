@@ -262,7 +262,7 @@ TEST(Plan, SaysWhoOwnsWhat) {
   const Finished run = tool({"plan", "--world", "4", "--seq", "16k"});
   ASSERT_EQ(run.code, 0) << run.err;
   for (const char* part : {"# rank 3 owns 4096 queries, 4096 keys", "# machine: default",
-                           "# note: these are figures of a default description", "# block", "balance", "16384"}) {
+                           "# note: estimated for a default machine description", "# block", "balance", "16384"}) {
     EXPECT_TRUE(has(run.out, part)) << part << "\n" << run.out;
   }
   const Finished list = tool({"plan", "--world", "2,4", "--seq", "8k-32k*2", "--quiet"});
@@ -310,8 +310,8 @@ TEST(Plan, ReadsMachineModels) {
                                         "3e11\nlatency_seconds = 1e-5\n");
   const Finished run = tool({"plan", "--world", "8", "--seq", "1m", "--machine", fast});
   EXPECT_TRUE(has(run.out, "# machine: fast; 6e+05 GFLOP/s and 300 GB/s a rank, latency 10 us")) << run.out << run.err;
-  EXPECT_FALSE(has(run.out, "default description")) << run.out;
-  EXPECT_TRUE(has(tool({"plan", "--op", "ssd", "--seq", "1m"}).out, "# note: these are figures of a default"));
+  EXPECT_FALSE(has(run.out, "default machine description")) << run.out;
+  EXPECT_TRUE(has(tool({"plan", "--op", "ssd", "--seq", "1m"}).out, "# note: estimated for a default machine"));
   for (const char* text : {"", "{}", "{\"flops_per_second\": -1}", "{\"flops\": 1}"}) {
     const Finished bad = tool({"plan", "--machine", folder.write("bad.json", text)});
     EXPECT_EQ(bad.code, 3) << text << bad.err;

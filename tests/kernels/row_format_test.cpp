@@ -44,7 +44,7 @@ TEST(RowFormat, OtherTextIsRefused) {
                                  "low_rank rank 8 9", "int8 group 32", "vector width 4x", "int4_token  group 32"}) {
     const Error error = error_of([&] { parse_row_format(text); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
-    EXPECT_NE(std::string(error.what()).find("is no format of rows"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("is not a storage format"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("int4_channel, int4_token"), std::string::npos) << error.what();
   }
 }

@@ -266,7 +266,7 @@ class Refusals(unittest.TestCase):
         cases = [
             ("Did you mean mask=(left, right)?", lambda: attention(Q, K, K, window=128)),
             ("Did you mean mask=(sliding_window - 1, 0)?", lambda: attention(Q, K, K, sliding_window=128)),
-            ("(ringattn's functions mask by position alone). For a block-sparse mask use the program, "
+            ("(the masks of ringattn's functions depend only on positions). For a block-sparse mask use the program, "
              "`ringattn run --block-mask` (docs/block-sparse.md)", lambda: attention(Q, K, K, block_mask=1)),
             ("ssd has no chunk_size (chunks are 64 tokens, always)", lambda: ringattn.ssd(*SCAN, chunk_size=128)),
             ("with cu_seqlens=torch.nn.functional.pad(", lambda: ringattn.ssd(*SCAN, seq_idx=1)),

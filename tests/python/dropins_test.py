@@ -306,7 +306,7 @@ class RingFlashAttn(unittest.TestCase):
             self.refuses("Call torch.distributed.init_process_group() first", call)
         self.refuses("group is a (torch.distributed says", lambda: names.ring_flash_attn_func(q, q, q, group="a"))
         other = torch.distributed.GroupMember.NON_GROUP_MEMBER
-        self.refuses("this one is no member of it", lambda: names.ring_flash_attn_func(q, q, q, group=other))
+        self.refuses("this rank is not in the group", lambda: names.ring_flash_attn_func(q, q, q, group=other))
 
     def test_the_page_says_which_names_are_there(self):
         page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "python.md"

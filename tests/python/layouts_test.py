@@ -51,7 +51,7 @@ class Layouts(unittest.TestCase):
         for runs, words in (
             ([[(0, 0, 4)], [(0, 5, 9)]], "tokens 4 to 5"),
             ([[(0, 0, 5)], [(0, 4, 9)]], "belong to no rank, or to two"),
-            ([[(0, 4, 9), (0, 0, 4)], []], "stands in front"),
+            ([[(0, 4, 9), (0, 0, 4)], []], "comes before"),
             ([[(0, 0, 9)], [(1, 0, 2)]], "sequence 1"),
             ([[(0, 0, 8)], []], "end at 8"),
         ):

@@ -219,8 +219,8 @@ class Names(Refused):
     def test_what_is_not_computed_is_refused_by_name(self):
         attention, mask = ringattn.attention, np.ones((20, 20), bool)
         for words, call in (
-            ("attention has no attn_mask (masks are causal, full or windows, by position alone). Pass mask; for sequences with "
-             "padding call ringattn.varlen() with cu_seqlens_q", lambda: attention(Q, K, V, attn_mask=mask)),
+            ("attention has no attn_mask (masks are causal, full or sliding windows, and depend only on positions). Pass mask; "
+             "for sequences with padding call ringattn.varlen() with cu_seqlens_q", lambda: attention(Q, K, V, attn_mask=mask)),
             ("attention has no alibi_slopes (no bias", lambda: attention(Q, K, V, alibi_slopes=normal(4))),
             ("attention has no dropout_p", lambda: attention(Q, K, V, dropout_p=0.1)),
             ("attention has no cu_seqlens (its sequences are equally long). Call ringattn.varlen().",

@@ -249,12 +249,12 @@ class Refused(Case):
     def test_packed_rows(self):
         for model in (llama(), mistral()):
             given = {"position_ids": PACKED, "use_cache": False}
-            self.refused(UNSUPPORTED, "packed by position_ids alone", model, self.ids[:1], **given)
+            self.refused(UNSUPPORTED, "separated only by position_ids", model, self.ids[:1], **given)
             cu = {"cu_seq_lens_q": OTHER_CU, "cu_seq_lens_k": OTHER_CU}
             self.refused(USAGE, "sequences begin at [0, 20, 50] by position_ids", model, self.ids[:1], **given, **cu)
             self.refused(USAGE, "a batch of 2 has cu_seq_lens_q", model, self.ids, **cu)
-            self.refused(USAGE, "cu_seq_lens_q is given alone", model, self.ids[:1], cu_seq_lens_q=CU)
-            self.refused(USAGE, "cu_seq_lens_k is given alone", model, self.ids[:1], cu_seq_lens_k=CU)
+            self.refused(USAGE, "cu_seq_lens_k is missing", model, self.ids[:1], cu_seq_lens_q=CU)
+            self.refused(USAGE, "cu_seq_lens_q is missing", model, self.ids[:1], cu_seq_lens_k=CU)
             with ringattn.transformers.batch(ringattn.packed([20, 30], 1)):
                 self.refused(USAGE, "its sequences begin at [0, 20, 50]", model, self.ids[:1], **given, **cu)
                 cu["cu_seq_lens_q"] = CU
@@ -347,7 +347,7 @@ class Compiled(Case):
             call = self.compiled(model)
             self.assert_close(call(row, **given, **right).logits, model(row, **given, **right).logits)
             self.assert_refused(USAGE, "sequences begin at [0, 20, 50] by position_ids", call, row, **given, **wrong)
-            self.assert_refused(UNSUPPORTED, "packed by position_ids alone", call, row, **given)
+            self.assert_refused(UNSUPPORTED, "separated only by position_ids", call, row, **given)
             plain = given | {"position_ids": torch.arange(50)[None]}
             self.assert_close(call(row, **plain).logits, model(row, **plain).logits)
 

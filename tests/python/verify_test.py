@@ -193,7 +193,7 @@ class Refused(Case):
         self.refused("none (No such file or directory)", code=3)
         self.peer = peer
         self.good(k_positions=np.zeros(1, "int32"))
-        self.refused("has k_positions (this check has whole sequences", code=4)
+        self.refused("has k_positions (this check covers only whole sequences", code=4)
         self.good(k_lengths=np.zeros(1, "int32"))
         self.refused("has k_lengths", code=3)
         self.good(k_pages=self.k)
@@ -353,7 +353,7 @@ class Refused(Case):
                              ["input", "peer", "tensors", "order", "mask", "window", "query-offset", "softmax-scale",
                               "softcap",
                               "rows"])  # fmt: skip
-            self.assertIn("that program has more", out.getvalue())
+            self.assertIn("That program has more", out.getvalue())
 
     def test_settings_of_the_function(self):
         given = self.q, self.k, self.v, self.out, self.lse

@@ -75,7 +75,7 @@ struct Numerics {
   std::optional<double> softmax_scale;  // absent: 1 / sqrt(head_dim), of heads' keys with their rotary part
   double softcap = 0.0;                 // 0: off
   // Position of each sequence's first query among its keys; absent: as the file says, or aligned to the keys' end. Keys
-  // that have positions of their own are counted with those that were taken out.
+  // that have positions of their own are counted with evicted ones.
   std::optional<std::int64_t> query_offset;
   // The block mask: a pattern, or a file (block_mask_request.hpp); empty: all blocks.
   std::string block_mask;

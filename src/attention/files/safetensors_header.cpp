@@ -288,7 +288,7 @@ void check_data(const TextSource& source, const SafetensorsHeader& header) {
     if (tensor->begin != covered) {
       source.refuse(fmt::format(
           "tensor {} begins at byte {}, {} {}", in_quotes(tensor->name), tensor->begin,
-          tensor->begin < covered ? "inside another that ends at" : "behind a hole that starts at", covered));
+          tensor->begin < covered ? "inside another tensor that ends at" : "after a gap that starts at", covered));
     }
     covered = tensor->end;
   }

@@ -47,7 +47,7 @@ struct CompressResult {
                                             // latents; the bytes include the rotary keys
   std::int64_t tokens = 0;
   std::int64_t kept = 0;            // of these
-  std::int64_t position_bytes = 0;  // of k_positions and k_lengths, where tokens were taken out
+  std::int64_t position_bytes = 0;  // of k_positions and k_lengths, if tokens were evicted
   double evict_seconds = 0.0;       // that scores, and taking tokens out, took
   std::string quantized_on;         // identity of the GPU that was there; empty: the host
   UnreadTensors unread;             // of the input file; they are not copied either

@@ -201,7 +201,7 @@ CompressResult compress_pages(const SafetensorsFile& file, const FileInput& inpu
   std::vector<WholeTensor> others = find_others(file, names);
   if (holds_positions(file)) {
     if (job.method.eviction) {
-      refuse("a cache that has lost tokens", "tokens are taken out once", "Give the file that had all of them.");
+      refuse("a cache with evicted tokens", "tokens are evicted once", "Pass the file that has all tokens.");
     }
     read_positions(file, names, cache);
     for (const char* const name : {"k_positions", "k_lengths"}) {

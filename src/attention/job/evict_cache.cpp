@@ -72,7 +72,7 @@ void check_eviction(const Eviction& eviction, const InputRequest& input, const N
                     const CacheRows& cache) {
   for (const std::int64_t length : cache.lengths) {
     if (length <= std::numeric_limits<std::int32_t>::max()) continue;
-    fail(ErrorCode::kUnsupported, fmt::format("tokens are taken out of a sequence of {}", length),
+    fail(ErrorCode::kUnsupported, fmt::format("tokens are evicted from a sequence of {}", length),
          "the positions of those that are left lie below 2^31", "Give shorter sequences.");
   }
   const auto& [method, options] = eviction;
