@@ -69,7 +69,9 @@ tests() {
   local name=$1
   shift
   export OMP_NUM_THREADS=${OMP_NUM_THREADS:-4}
-  local beside=$(($(nproc) / OMP_NUM_THREADS))
+  local cores beside
+  cores=$(env -u OMP_NUM_THREADS nproc)  # nproc prints OMP_NUM_THREADS where that is set
+  beside=$((cores / OMP_NUM_THREADS))
   logged "$name" ctest --preset "$preset" --parallel "${GPU_PARALLEL:-$((beside > 2 ? beside : 2))}" "$@"
 }
 

@@ -372,10 +372,11 @@ class OneGpu(unittest.TestCase):
         print(
             f"1024 tokens: C call {alone:.1f} us, Attention.run {prepared_call:.1f} us, ringattn.attention {whole:.1f} us"
         )
-        # A queue that is full makes every call as long as the device's work; then none of the three says anything.
-        self.assertLess(prepared_call - alone, 20.0)
-        self.assertLess(whole - alone, 20.0)
-        self.assertLess(step_whole - step_alone, 20.0)
+        # A queue that is full makes every call as long as the device's work; then none of the three says anything. Hosts
+        # measured 15 to 22 us; the bound finds a call that plans or allocates anew, which takes more than 100 us.
+        self.assertLess(prepared_call - alone, 60.0)
+        self.assertLess(whole - alone, 60.0)
+        self.assertLess(step_whole - step_alone, 60.0)
 
 
 def classic_zigzag(rank: int, q, k, v):
