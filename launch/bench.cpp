@@ -185,12 +185,12 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   resolve_ops(settings, config, world, collective);
   collective.run_collectively([&] {
     if (settings.front().is_ssm() && (options.against == "compute" || options.against == "sgemm")) {
-      fail(ErrorCode::kUsage, fmt::format("--against {} contradicts a scan", options.against),
-           "it has no folds, and is no matrix product", "Compare with a file of lines.");
+      fail(ErrorCode::kUsage, fmt::format("--against {} is not for an SSM", options.against),
+           "compute and sgemm are for attention", "Give --against FILE, a file of measured lines.");
     }
     if (settings.front().job.decode && (options.against == "compute" || options.against == "sgemm")) {
-      fail(ErrorCode::kUsage, fmt::format("--against {} contradicts decoding", options.against),
-           "a step reads its cache, and computes next to nothing", "Compare with a file of lines.");
+      fail(ErrorCode::kUsage, fmt::format("--against {} is not for a decode step", options.against),
+           "its time is that of reading the cache", "Give --against FILE, a file of measured lines.");
     }
     library_options(config);  // throws for what they can't be
     if (first) {

@@ -105,7 +105,7 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
                         variable.set ? fmt::format("= \"{}\" (environment)", variable.value) : "is not set",
                         variable.meaning);
   }
-  text += fmt::format("  flags of a job have twins, RINGATTN_ and the flag in capitals{}\n",
+  text += fmt::format("  each flag of a job has an environment variable, RINGATTN_ and the flag in capitals{}\n",
                       screen.verbose() ? "" : "; --verbose lists them");
   screen.print(text);
 }

@@ -18,12 +18,12 @@ namespace {
 // An update takes one token of each sequence, whatever its length so far: the earlier tokens are in its state.
 void check_update(const Config& config) {
   if (config.options.q_len != 1) {
-    fail(ErrorCode::kUsage, fmt::format("{} of a scan is {}", config.origin("q-len"), *config.options.q_len),
-         "a decode step takes one token of each sequence", "Use --q-len 1, or leave it out and scan --seq tokens.");
+    fail(ErrorCode::kUsage, fmt::format("{} of an SSM is {}", config.origin("q-len"), *config.options.q_len),
+         "a decode step takes one token of each sequence", "Use --q-len 1, or leave it out and give --seq.");
   }
   if (config.given("seq")) {
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("seq"), config.origin("q-len")),
-         "a scan's decode step goes on from a state, whose size is the same behind any number of tokens",
+         "an SSM's decode step starts from a state, whose size does not depend on the number of earlier tokens",
          "Leave one of them out.");
   }
 }

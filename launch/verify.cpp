@@ -127,9 +127,9 @@ bool check_against_oracle(const SingleRun& run) {
   print_accuracy(run, all, "");
   if (run.input.job().block_mask != nullptr) {
     const KeptMass kept = kept_mass(run.collective, run.input, run.options().rows, run.prepared.threads());
-    run.screen.print(fmt::format("  lists keep {:.2f} % of the weight in the mean of {}, {:.2f} % at least\n",
-                                 100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"),
-                                 100.0 * kept.minimum));
+    run.screen.print(
+        fmt::format("  the block mask keeps {:.2f} % of the softmax weight in the mean of {}, {:.2f} % at least\n",
+                    100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"), 100.0 * kept.minimum));
   }
   return all.passes();
 }
@@ -260,8 +260,8 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     source = open_source(config, true);
     if (source.ssm) {
       if (options.peer.empty()) return;
-      fail(ErrorCode::kUsage, fmt::format("{} is not for scans", config.origin("peer")),
-           "rows of out and lse are compared with fp64", "Compare a scan with --against oracle.");
+      fail(ErrorCode::kUsage, fmt::format("{} is not for an SSM", config.origin("peer")),
+           "it compares rows of out and lse with fp64", "Check an SSM with --against oracle.");
     }
     input.emplace(open_input(config, true, top_k_device(config, world)));
     if (first) warn_of_unseen_keys(config, *input);

@@ -246,11 +246,11 @@ def _check_kind(tensors: Tensors, given: dict[str, str]) -> None:
                     "Use the program, `ringattn verify`.")  # fmt: skip
     if not rows and given.keys() & {*_SSM}:
         if not any(name in given or name in tensors for name in ("dt", "delta", "conv1d_weight")):
-            raise FileError(f"{path} has no tensor `dt`", "--tensors names tensors of a scan", "Name q, k and v.")
-        refuse("--peer is not for scans", "--tensors names tensors of one", "Name q, k and v.")
+            raise FileError(f"{path} has no tensor `dt`", "--tensors names tensors of an SSM", "Name q, k and v.")
+        refuse("--peer is not for an SSM", "--tensors names tensors of one", "Name q, k and v.")
     for pair in (("x", "dt"), ("u", "delta")):
         if not rows and "q" in tensors and all(name in tensors for name in pair):
-            raise FileError(f"{path} holds a scan and attention", "a job is one of them",
+            raise FileError(f"{path} holds an SSM and attention", "a job is one of them",
                             "Name q, k and v by --tensors.")  # fmt: skip
     for name in () if rows & {"k", "v"} else _CACHES:
         if name not in tensors:

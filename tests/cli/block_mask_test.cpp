@@ -32,7 +32,7 @@ TEST(BlockMaskCommand, VerifiesInOtherShapesAndAgainstTheOracle) {
     EXPECT_EQ(shapes.code, 0) << lists << shapes.out << shapes.err;
     const Finished oracle = tool(Words{"verify", "--against", "oracle", "--ranks", "2"} + listed_job(lists));
     EXPECT_EQ(oracle.code, 0) << lists << oracle.out << oracle.err;
-    EXPECT_TRUE(has(oracle.out, "lists keep ")) << oracle.out;
+    EXPECT_TRUE(has(oracle.out, "the block mask keeps ")) << oracle.out;
   }
 }
 
@@ -58,7 +58,7 @@ TEST(BlockMaskCommand, StepsWithABlockMaskAreThoseOfAPrefill) {
   EXPECT_TRUE(has(shapes.out, "dealt by ")) << shapes.out;
   const Finished oracle = tool(Words{"verify", "--against", "oracle"} + step);
   EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
-  EXPECT_TRUE(has(oracle.out, "lists keep ")) << oracle.out;
+  EXPECT_TRUE(has(oracle.out, "the block mask keeps ")) << oracle.out;
 }
 
 // What a plan says of steps with a block mask: who keeps what, how even that is, and which ranks have nothing to do.

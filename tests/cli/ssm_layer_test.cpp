@@ -87,7 +87,7 @@ TEST(SsmLayer, LeadsOnToAStepOfDecoding) {
   next["initial_states"] = next["state"];
   const Finished both = tool({"run", "--input", write_tensors(folder.file("both"), next)});
   EXPECT_EQ(both.code, 3);
-  EXPECT_TRUE(has(both.err, "leave one of them out")) << both.err;
+  EXPECT_TRUE(has(both.err, "Leave one of them out")) << both.err;
 }
 
 TEST(SsmLayer, OfASeedIsVerifiedPlannedAndMeasured) {
@@ -120,7 +120,7 @@ TEST(SsmLayer, RefusesWhatContradictsAStep) {
   const Words step{"run", "--op", "ssd", "--synthetic", "7"};
   const Finished several = tool(step + Words{"--q-len", "3"});
   EXPECT_EQ(several.code, 2);
-  EXPECT_TRUE(has(several.err, "--q-len of a scan is 3 (a decode step takes one token of each sequence)"))
+  EXPECT_TRUE(has(several.err, "--q-len of an SSM is 3 (a decode step takes one token of each sequence)"))
       << several.err;
   const Finished both = tool(step + Words{"--q-len", "1", "--seq", "64"});
   EXPECT_EQ(both.code, 2);

@@ -155,8 +155,8 @@ void JobInput::take_shape(const SyntheticInput& input) {
 void JobInput::take_shape(const FileInput& input) {
   file_ = open_input_file(input);
   if (file_->ssm) {
-    fail(ErrorCode::kUsage, fmt::format("{} holds a scan, no attention", input.path), described(file_->ssm->x),
-         "Open it as a SsmInput.");
+    fail(ErrorCode::kUsage, fmt::format("{} holds an SSM, not attention", input.path), described(file_->ssm->x),
+         "Open it as an SsmInput.");
   }
   const InputTensors& found = file_->tensors;
   constexpr std::int64_t kMost = 1 << 16;
@@ -223,7 +223,7 @@ void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target)
   if (latent_) take_form(numerics.form);
   if (numerics.block_mask.empty()) return;
   if (latent_) {
-    fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "latent attention takes no lists of key blocks",
+    fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "MLA takes no block mask",
          "Leave it out; windows are possible.");
   }
   const std::string seed = seed_ ? fmt::format("{}, {} keys that all share", *seed_, prefix_) : "";

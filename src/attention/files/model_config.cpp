@@ -340,8 +340,8 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
   if (differs != candidates.end()) {
     const bool one_layer = differs->at == first.at;
     if (one_layer) {
-      fail(ErrorCode::kUsage, fmt::format("layer {} of {} has attention and a scan", first.at, keys_->name()),
-           "which of them is meant is not said",
+      fail(ErrorCode::kUsage, fmt::format("layer {} of {} has attention and an SSM", first.at, keys_->name()),
+           "the op is not given",
            {"Add ", setting("op", op_name(first.layer->op)), " or ", setting("op", op_name(differs->layer->op)), "."});
     }
     std::vector<std::string> kinds;
@@ -360,7 +360,7 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
          {"Name another with ", setting("layer"), ", or give the dims themselves for attention to all tokens."});
   }
   fail(ErrorCode::kUsage, setting("layer", first.at),
-       fmt::format("that layer of {} is {}, neither attention nor a scan", keys_->name(), in_quotes(kind)),
+       fmt::format("that layer of {} is {}, neither attention nor an SSM", keys_->name(), in_quotes(kind)),
        "Name another, or leave it out and name the op.");
 }
 
