@@ -100,7 +100,7 @@ void print_figures(const CompressResult& result, const std::optional<OutputChang
     std::string times =
         fmt::format("times: {}, {}", coder(result), counted(static_cast<std::uint64_t>(threads), "thread"));
     if (result.evict_seconds > 0.0)
-      times += fmt::format("; tokens were taken out in {:.3f} ms", 1e3 * result.evict_seconds);
+      times += fmt::format("; tokens were evicted in {:.3f} ms", 1e3 * result.evict_seconds);
     screen.context(times);
   }
   if (!change) return;

@@ -106,7 +106,7 @@ void print_ring(const Screen& screen, const JobInput& input, const RingOp& ring_
   print_devices(screen, report);
   for (std::size_t block = 0; block < ring_op.plan.blocks.size(); ++block) {
     const BlockPlan& plan = ring_op.plan.blocks[block];
-    screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, folds {:.3f} GFLOP", block,
+    screen.detail(fmt::format("block {}: keys {} to {}; rank 0 receives {}, computes {:.3f} GFLOP", block,
                               plan.first_token, plan.last_token, format_bytes(static_cast<double>(plan.bytes_received)),
                               plan.flops / 1e9));
   }

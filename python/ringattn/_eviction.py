@@ -155,7 +155,7 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
         refuse_unknown("evict", unknown)
     for name, rows in (("k", k), ("v", v)):
         if isinstance(rows, Compressed):
-            unsupported(f"{name} is compressed", "tokens are taken out of rows as they are", "Compress what is left.")
+            unsupported(f"{name} is compressed", "tokens are evicted before compression", "Call evict() first.")
     _job.check_arrays("evict", {"k": k, "v": v}, q=q)
     lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
     ratio = as_number(ratio, "ratio")

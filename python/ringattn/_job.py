@@ -160,7 +160,7 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
                "Pass those of all ranks' keys.")  # fmt: skip
     if k_lengths is None:
         if not has_offsets:
-            refuse("k_lengths is not given", "queries end where sequences end, with the tokens that were taken out",
+            refuse("k_lengths is not given", "queries end where sequences end, evicted tokens included",
                    "Pass it, or say where queries stand.")  # fmt: skip
         return Positions(rows.tobytes(), heads, None)
     if hasattr(k_lengths, "__len__"):

@@ -188,7 +188,7 @@ def _check_tiling(tensors: dict[str, _Tensor], data_bytes: int, refuse: _Refuse)
     covered = 0
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1][2:]):
         if tensor.begin != covered:
-            where = "inside another that ends at" if tensor.begin < covered else "behind a hole that starts at"
+            where = "inside another that ends at" if tensor.begin < covered else "after a gap that starts at"
             refuse(f"tensor {quoted(name)} begins at byte {tensor.begin}, {where} {covered}")
         covered = tensor.end
     if covered != data_bytes:

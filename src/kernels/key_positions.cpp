@@ -31,7 +31,7 @@ void PositionCheck::next(std::span<const std::int32_t> rows) {
         fail(code_, fmt::format("{} [{}, {}] is {}", name_, token_, head, position),
              inside ? fmt::format("the key before it, of sequence {} and head {}, stands at {}", sequence_, head,
                                   before_[head])
-                    : fmt::format("sequence {} had {} tokens before some were taken out", sequence_,
+                    : fmt::format("sequence {} had {} tokens before some were evicted", sequence_,
                                   sequences_[sequence_].whole),
              "Positions of a sequence and head ascend, from 0 on, each once.");
       }

@@ -357,7 +357,7 @@ TEST(CompressedPages, WhatCanNotBeDoneIsNamed) {
   };
   const std::string cache = write_cache(folder.file("cache"), shape);
   refused({"--method", "knorm+int4", "--input", cache}, 3,
-          "holds pages (of pages, tokens are taken out in one step, and the others are compressed in the next). Use "
+          "holds pages (in pages, tokens are evicted in one step, and the rest compressed in the next). Use "
           "--method knorm, then --method int4 for the file that it writes.");
   refused({"--method", "knorm", "--ratio", "1", "--input", cache}, 2, "--ratio 1 of the tokens");
   NamedTensors no_queries = cache_tensors(shape);

@@ -91,7 +91,7 @@ TEST(CompressCommand, ReportsTimes) {
     EXPECT_GT(json_at(made.out, "/quantized_on").size(), 3U) << made.out;
     EXPECT_TRUE(has(made.err, "decompress")) << made.err;
     EXPECT_TRUE(has(made.err, "# times: ")) << made.err;
-    EXPECT_EQ(has(made.err, "tokens were taken out in "), evicts) << made.err;
+    EXPECT_EQ(has(made.err, "tokens were evicted in "), evicts) << made.err;
   }
 }
 
@@ -195,7 +195,7 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   refused(small_cache(), 2, "--method is missing (it says how keys and values are compressed)");
   refused(Words{"--method", "int5"} + small_cache(), 2, "there is no method of compression \"int5\"");
   refused(Words{"--method", "plain "} + small_cache(), 2, "there is no method of compression \"plain \"");
-  refused(Words{"--method", "fp8:tensor"} + small_cache(), 2, "or a format by its words, as \"fp8 tensor\"");
+  refused(Words{"--method", "fp8:tensor"} + small_cache(), 2, "or a full format string such as \"fp8 tensor\"");
   refused(Words{"--method", "fp8 tensr"} + small_cache(), 2,
           "fp8 names what shares a scale: tensor, head or token_head");
   refused(Words{"--method", "int8", "--dtype", "fp32"} + small_cache(), 2, "fp32 (supported: bf16 and fp16)");

@@ -80,7 +80,7 @@ TEST(EvictCommand, QueriesBehindTheGapsAreDecoded) {
   const Finished window = tool({"verify", "--input", small, "--decode", "--window", "20,0"});
   EXPECT_EQ(window.code, 2) << window.out;
   EXPECT_TRUE(has(window.err,
-                  "(a window may end between tokens that were taken out, and a step's cache has no gaps). "
+                  "(a window may end between tokens that were evicted, and a step's cache has no gaps). "
                   "Use --against oracle, which takes such jobs."))
       << window.err;
 }
@@ -105,7 +105,7 @@ TEST(EvictCommand, QueriesWithoutAKeyAreNamed) {
       EXPECT_EQ(decoded.code, queries == 1 ? 0 : 2) << input << decoded.out << decoded.err;
       if (queries == 1) continue;
       EXPECT_TRUE(has(decoded.err,
-                      "of sequence 0 is to be decoded, and its own token was taken out (a row that is decoded adds its "
+                      "of sequence 0 is to be decoded, and its own token was evicted (a row that is decoded adds its "
                       "key and value to the cache). Keep the tokens of all queries, as --method snapkv and --method "
                       "streaming do"))
           << decoded.err;
@@ -159,11 +159,10 @@ TEST(EvictCommand, RefusesToEvict) {
 
   const std::string small = folder.file("small");
   ASSERT_EQ(tool(Words{"compress", "--method", "knorm", "--output", small} + small_cache()).code, 0);
-  refused(compress({"--method", "knorm", "--input", small}), 3, "holds a cache that has lost tokens");
+  refused(compress({"--method", "knorm", "--input", small}), 3, "holds a cache with evicted tokens");
   refused({"run", "--input", small, "--output", out, "--block-mask", "window:64"}, 2,
           "--block-mask with keys at positions of their own");
-  refused({"verify", "--input", small, "--decode"}, 2,
-          "of sequence 0 is to be decoded, and its own token was taken out");
+  refused({"verify", "--input", small, "--decode"}, 2, "of sequence 0 is to be decoded, and its own token was evicted");
   // Positions that no cache has.
   const std::string whole = read_whole(small);
   const std::size_t at = whole.find("data_offsets\":[", whole.find("\"k_positions\"")) + 15;

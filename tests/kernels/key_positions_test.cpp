@@ -195,7 +195,7 @@ TEST(KeyPositions, BadOnesAreRefusedByIndex) {
       std::string::npos)
       << text_of(with(7, 2), 2);
   EXPECT_NE(text_of(with(8, 6), 2).find("k_positions [4, 0] is 6"), std::string::npos);
-  EXPECT_NE(text_of(with(8, 9), 2).find("sequence 1 had 9 tokens before some were taken out"), std::string::npos);
+  EXPECT_NE(text_of(with(8, 9), 2).find("sequence 1 had 9 tokens before some were evicted"), std::string::npos);
   EXPECT_NE(text_of(with(0, -1), 2).find("k_positions [0, 0] is -1"), std::string::npos);
   EXPECT_NE(text_of({0, 1, 2}, 2).find("has 3 positions"), std::string::npos);
 }

@@ -204,7 +204,7 @@ void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target)
   if (file_ && file_->tensors.positions) {
     if (!numerics.block_mask.empty()) {
       fail(ErrorCode::kUsage, {setting("block_mask"), " with keys at positions of their own"},
-           "blocks of keys are counted from the first token of a sequence, and some were taken out",
+           "blocks of keys are counted from the first token of a sequence, and some tokens were evicted",
            "Leave it out; windows are possible.");
     }
     query_without_key_ = first_without_key(job_.batch, *file_->tensors.positions);

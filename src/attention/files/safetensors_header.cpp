@@ -286,9 +286,9 @@ void check_data(const TextSource& source, const SafetensorsHeader& header) {
   std::int64_t covered = 0;
   for (const TensorInfo* tensor : by_offset) {
     if (tensor->begin != covered) {
-      source.refuse(fmt::format(
-          "tensor {} begins at byte {}, {} {}", in_quotes(tensor->name), tensor->begin,
-          tensor->begin < covered ? "inside another that ends at" : "behind a hole that starts at", covered));
+      source.refuse(fmt::format("tensor {} begins at byte {}, {} {}", in_quotes(tensor->name), tensor->begin,
+                                tensor->begin < covered ? "inside another that ends at" : "after a gap that starts at",
+                                covered));
     }
     covered = tensor->end;
   }

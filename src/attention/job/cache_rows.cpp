@@ -46,7 +46,7 @@ void refuse_kind(const SafetensorsFile& file, std::string_view what) {
 CacheRows find_rows_of(const FileInput& input, int) {
   const auto file = std::make_shared<const SafetensorsFile>(input.path);
   if (holds_compressed(*file)) refuse_kind(*file, "a compressed cache");
-  if (holds_positions(*file)) refuse_kind(*file, "a cache that has lost tokens");
+  if (holds_positions(*file)) refuse_kind(*file, "a cache with evicted tokens");
   const InputNames names = resolve_names(*file, input.names, JobKind::kAttention);
   const TensorSource k = file->tensor(names.k.value_or("k"));
   const TensorSource v = file->tensor(names.v.value_or("v"));

@@ -72,8 +72,8 @@ void check_eviction(const Eviction& eviction, const InputRequest& input, const N
                     const CacheRows& cache) {
   for (const std::int64_t length : cache.lengths) {
     if (length <= std::numeric_limits<std::int32_t>::max()) continue;
-    fail(ErrorCode::kUnsupported, fmt::format("tokens are taken out of a sequence of {}", length),
-         "the positions of those that are left lie below 2^31", "Give shorter sequences.");
+    fail(ErrorCode::kUnsupported, fmt::format("a sequence has {} tokens", length),
+         "after eviction, the positions of tokens are below 2^31", "Give shorter sequences.");
   }
   const auto& [method, options] = eviction;
   if (!method->needs_queries || !cache.has("q")) return;

@@ -63,7 +63,7 @@ CompressResult evict_pages(const SafetensorsFile& file, const FileInput& input, 
   const Eviction& eviction = *job.method.eviction;
   if (job.method.format) {
     fail(ErrorCode::kFile, fmt::format("{} holds pages", file.path()),
-         "of pages, tokens are taken out in one step, and the others are compressed in the next",
+         "in pages, tokens are evicted in one step, and the rest compressed in the next",
          {"Use ", setting("method", eviction.method->name), ", then ", setting("method", job.method.format->name),
           " for the file that it writes."});
   }

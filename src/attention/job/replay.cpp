@@ -202,7 +202,7 @@ void check_replayable(const JobInput& input) {
   if (lost &&
       (job.positions != nullptr || std::any_of(job.batch.sequences.begin(), job.batch.sequences.end(), outside))) {
     fail(ErrorCode::kUsage,
-         fmt::format("the query at {} of sequence {} is to be decoded, and its own token was taken out", lost->position,
+         fmt::format("the query at {} of sequence {} is to be decoded, and its own token was evicted", lost->position,
                      lost->sequence),
          "a row that is decoded adds its key and value to the cache",
          {"Keep the tokens of all queries, as ", setting("method", "snapkv"), " and ", setting("method", "streaming"),
@@ -210,7 +210,7 @@ void check_replayable(const JobInput& input) {
   }
   if (job.positions != nullptr) {
     fail(ErrorCode::kUsage, "a job with keys at positions of their own is to be decoded row by row",
-         job.spec.mask.left >= 0 ? "a window may end between tokens that were taken out, and a step's cache has no gaps"
+         job.spec.mask.left >= 0 ? "a window may end between tokens that were evicted, and a step's cache has no gaps"
                                  : "tokens after the queries were evicted, and a step's queries come after all of "
                                    "its cache",
          {"Use ", setting("against", "oracle"), ", which takes such jobs."});

@@ -144,8 +144,8 @@ std::vector<FileCase> malformed_safetensors() {
       {"offset_near_2^63", with("data_offsets", "[9223372036854775803,9223372036854775807]"), "ends at byte"},
       {"overlap", two("[0,4]", "[2,6]", 6), "begins at byte 2, inside another"},
       {"same_place", two("[0,4]", "[0,4]", 4), "begins at byte 0, inside another"},
-      {"hole", two("[0,4]", "[8,12]", 12), "behind a hole that starts at 4"},
-      {"hole_at_start", two("[4,8]", "[8,12]", 12), "behind a hole that starts at 0"},
+      {"hole", two("[0,4]", "[8,12]", 12), "after a gap that starts at 4"},
+      {"hole_at_start", two("[4,8]", "[8,12]", 12), "after a gap that starts at 0"},
       {"empty_tensor_inside_another",
        safetensors_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
                          R"("b":{"dtype":"F32","shape":[0],"data_offsets":[4,4]}})",

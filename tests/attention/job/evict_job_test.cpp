@@ -334,10 +334,10 @@ TEST(EvictedFiles, BadTensorsAreRefused) {
   EXPECT_FILE_ERROR(open(pages), "[3, 0] is 5");
   // Twice is not possible, and neither is what follows from blocks of keys.
   write_tensors(folder.file("good"), good);
-  EXPECT_FILE_ERROR(evict_file({folder.file("good")}, folder.file("no"), "knorm", 0.5), "lost tokens");
+  EXPECT_FILE_ERROR(evict_file({folder.file("good")}, folder.file("no"), "knorm", 0.5), "evicted tokens");
   pages["k_positions"] = good["k_positions"];
   write_tensors(folder.file("good_pages"), pages);
-  EXPECT_FILE_ERROR(evict_file({folder.file("good_pages")}, folder.file("no"), "knorm", 0.5), "lost tokens");
+  EXPECT_FILE_ERROR(evict_file({folder.file("good_pages")}, folder.file("no"), "knorm", 0.5), "evicted tokens");
   Numerics block_mask;
   block_mask.block_mask = "window:64";
   EXPECT_EQ(error_of([&] { JobInput(FileInput{folder.file("good")}, block_mask); }).code(), ErrorCode::kUsage);
