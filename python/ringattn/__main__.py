@@ -331,7 +331,7 @@ def _check_cumulative(path, name: str, array: np.ndarray, tokens: int) -> None:
             or np.any(array[1:] < array[:-1])):  # fmt: skip
         raise FileError(f"{name} of {path} begins as {array[:8].tolist()}",
                         f"it ascends from 0 to the {tokens} tokens of {name[-1]}, by at most 2^20 sequences",
-                        "Write 0, and behind it the end of every sequence in packed tokens.")  # fmt: skip
+                        "Write 0, and after it the end of every sequence in packed tokens.")  # fmt: skip
 
 
 def _read_peer(given: dict[str, Any], dtype, out_shape: list[int], lse_shape: list[int]):

@@ -95,7 +95,7 @@ def as_ints(values, name: str = "a list of lengths") -> list[int]:
     try:
         return [_near(operator.index(value), name) for value in (values.tolist() if hasattr(values, "tolist") else values)]
     except TypeError:
-        refuse(f"{name} is {shown(values)}", "it should hold whole numbers, one behind the other",
+        refuse(f"{name} is {shown(values)}", "it should be a sequence of whole numbers",
                "Pass a list, or an array of integers with one axis.")  # fmt: skip
 
 

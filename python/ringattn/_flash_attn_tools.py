@@ -71,7 +71,7 @@ def unpacked(name: str, packed, axes: int):
     check_rows(**{name: packed})
     if packed.ndim != axes or packed.shape[-3] != len(name):
         refuse(f"{name} is {list(packed.shape)}",
-               f"it has {axes} axes, and {len(name)} tensors in the third from behind",
+               f"it has {axes} axes, and {len(name)} tensors in the third from the end",
                "Stack them there.")  # fmt: skip
     return packed.unbind(-3)
 

@@ -55,7 +55,7 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
 
 def _check_world(world) -> None:
     if not isinstance(world, World):
-        refuse(f"world is {world!r}", "it is a ringattn.World, who computes together", "Make one, or leave it out.")
+        refuse(f"world is {world!r}", "it is a ringattn.World, the ranks that compute together", "Make one, or leave it out.")
 
 
 def world_of(array, world: World | None) -> World:

@@ -152,7 +152,7 @@ def _limits(dt_limit) -> tuple[float, float] | None:
     try:
         least, most = map(float, dt_limit)
     except (TypeError, ValueError, OverflowError):
-        refuse(f"dt_limit is {shown(dt_limit)}", "it is (least, most), two numbers", "Pass both, or leave it out.")
+        refuse(f"dt_limit is {shown(dt_limit)}", "it is two numbers, (min, max)", "Pass both, or leave it out.")
     return None if (least, most) == (-math.inf, math.inf) else (least, most)
 
 

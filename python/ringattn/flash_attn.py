@@ -129,7 +129,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
                     "Pass as many new keys as rows of q.")  # fmt: skip
     if cache_seqlens is None:
         if k is not None or block_table is not None:
-            refuse("cache_seqlens is None", "new keys are written behind it, and pages are filled up to it", "Pass it.")
+            refuse("cache_seqlens is None", "new keys are written after it, and pages are filled up to it", "Pass it.")
         cache_seqlens = k_cache.shape[1]
     if not isinstance(cache_seqlens, torch.Tensor):
         cache_seqlens = torch.full((batch,), as_int(cache_seqlens, "cache_seqlens"), dtype=torch.int32, device=q.device)

@@ -157,7 +157,7 @@ def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=
                     "Use a dynamic cache, and leave attention_mask out.")  # fmt: skip
     if attention_mask is not None and attention_mask.shape[-1] < keys_end:
         unsupported(f"attention_mask has {attention_mask.shape[-1]} tokens, and there are keys of {keys_end}",
-                    "those behind it would be padding", "Leave attention_mask out.")  # fmt: skip
+                    "those after it would be padding", "Leave attention_mask out.")  # fmt: skip
     tracing = torch.compiler.is_compiling()
     if not tracing:
         check_padding(attention_mask)
