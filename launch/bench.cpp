@@ -15,6 +15,7 @@
 #include "launch/commands.hpp"
 #include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
+#include "launch/op_flags.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -167,7 +168,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage, "--json and --jsonl both go to stdout", "a reader couldn't tell them apart",
            "Give one of them a file.");
     }
-    if (config.given("fail-above") && options.baseline.empty()) {
+    if (chosen(config, "fail-above") && options.baseline.empty()) {
       fail(ErrorCode::kUsage, fmt::format("{} needs --baseline", config.origin("fail-above")),
            "it says how much slower a point may be", "Add --baseline FILE.");
     }

@@ -16,6 +16,7 @@
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/message_text.hpp"
+#include "launch/op_flags.hpp"
 #include "launch/progress.hpp"
 #include "launch/ssm_request.hpp"
 
@@ -36,7 +37,7 @@ Setting ssm_setting(SsmInput input, const std::string& source) {
 
 std::vector<Setting> settings_of(const Config& config, const TopKDevice& target) {
   const JobOptions& options = config.options;
-  if (config.given("batch") && config.given("total-tokens")) {
+  if (chosen(config, "batch") && config.given("total-tokens")) {
     fail(ErrorCode::kUsage,
          fmt::format("{} and {} are both given", config.origin("batch"), config.origin("total-tokens")),
          "each says how many sequences there are", "Leave one of them out.");

@@ -202,6 +202,7 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   refused({"--method", "int4", "--synthetic", "7", "--seq", "64", "--head-dim", "40"}, 2,
           "groups of 32 in a dim of 40");
   refused({"--method", "fp8"}, 2, "the job has no input");
+  refused(Words{"--method", "int4", "--rows", "3"} + small_cache(), 2, "--rows needs --report");
 
   CacheShape shape;
   shape.head_dim = shape.head_dim_v = 64;

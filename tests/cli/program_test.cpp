@@ -138,6 +138,21 @@ TEST(Program, MessagesAreOneLine) {
   EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
 }
 
+// The defaults that --print-config writes contradict nothing when they are read back.
+TEST(Program, APrintedConfigRuns) {
+  const TemporaryFolder folder;
+  const Words commands[] = {{"run", "--synthetic", "7", "--op", "ssd", "--q-len", "1"},
+                            {"verify", "--synthetic", "7", "--seq", "64"},
+                            {"bench", "--seq", "64", "--samples", "1"},
+                            {"bench", "--seq", "64", "--samples", "1", "--total-tokens", "128"}};
+  for (const Words& words : commands) {
+    const Finished printed = tool(words + Words{"--print-config"});
+    ASSERT_EQ(printed.code, 0) << printed.err;
+    const Finished run = tool({words.front(), "--config", folder.write("job.toml", printed.out)});
+    EXPECT_EQ(run.code, 0) << words.front() << run.err;
+  }
+}
+
 TEST(Program, ExamplesOfTheHelpRun) {
   int examples = 0;
   for (const CommandRow& command : command_table()) {
