@@ -50,10 +50,10 @@ const CommandRow& find_command(const std::string& name) {
   }
   if (name.starts_with("-")) {
     fail(ErrorCode::kUsage, fmt::format("{} stands before a subcommand", name),
-         fmt::format("the first argument is {}", command_names(kAllCommands)), "See `ringattn --help`.");
+         fmt::format("the first argument is a subcommand: {}", command_names(kAllCommands)), "See `ringattn --help`.");
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
-  fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name),
+  fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name.empty() ? "\"\"" : name),
        fmt::format("there are {}", command_names(kAllCommands)),
        nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
 }

@@ -66,7 +66,8 @@ TEST(Program, UnknownWordsAreUsageErrors) {
       {{"help", "rum"}, "Did you mean run?"},
       {{"frobnicate"},
        "unknown subcommand frobnicate (there are run, verify, bench, plan, compress and info). See `ringattn --help`."},
-      {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
+      {{""}, "unknown subcommand \"\" (there are run, "},
+      {{"--synthetic", "7"}, "--synthetic stands before a subcommand (the first argument is a subcommand: run, "},
       {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
   for (const auto& [words, expected] : cases) {
     const Finished run = tool(words);

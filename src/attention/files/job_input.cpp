@@ -46,8 +46,8 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
   }
   if (input.prefix > 0 && input.prefix > input.tokens - q_len) {
     fail(ErrorCode::kUsage,
-         {setting("prefix", input.prefix), " with ", setting("seq", input.tokens), fmt::format(" and {} rows", q_len)},
-         "the keys of a step's rows are each sequence's own", "Use a shorter prefix, or more tokens.");
+         {setting("prefix", input.prefix), " with ", setting("seq", input.tokens), " and ", setting("q_len", q_len)},
+         "the keys of a sequence's queries are its own", "Use a shorter prefix, or more tokens.");
   }
   if (input.tokens > std::numeric_limits<std::int32_t>::max()) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " in a cache"}, "its lengths lie below 2^31",
