@@ -102,7 +102,7 @@ void BenchLines::write(const BenchPoint& point, std::span<const std::string> arg
   write_point(json, point, arguments);
   if (file == nullptr || std::fprintf(file, "%s\n", json.text().c_str()) < 0 || std::fflush(file) != 0) {
     fail(ErrorCode::kFile, fmt::format("a line can't be written to --jsonl {}", path_), std::strerror(errno),
-         "Lead it to a place with room; the lines before are whole.");
+         "Write it to a disk with free space; the lines before it are complete.");
   }
 }
 

@@ -204,7 +204,7 @@ std::string print_config(const Config& config, const FileShape* shape) {
     if (comes_from_input(config, value)) {
       const auto said = shape == nullptr ? FileShape::const_iterator() : shape->find(name);
       text += shape == nullptr       ? fmt::format("# {} comes from the input\n", name)
-              : said == shape->end() ? fmt::format("# {} is nothing that the input says\n", name)
+              : said == shape->end() ? fmt::format("# {} is not given by the input\n", name)
                                      : fmt::format("# {} = {} comes from the input\n", name, said->second);
       continue;
     }

@@ -267,9 +267,10 @@ int run_program(const std::vector<std::string>& arguments) {
     if (request.invocation.first_process) {
       std::fputs(request.text.c_str(), stdout);
       if (std::fflush(stdout) != 0) {
-        print_error_line(fmt::format("the text can't be written to stdout ({}). Lead stdout to a place that takes it.",
-                                     std::strerror(errno)),
-                         When::kAuto);
+        print_error_line(
+            fmt::format("the text can't be written to stdout ({}). Redirect stdout to a file that can be written.",
+                        std::strerror(errno)),
+            When::kAuto);
         return static_cast<int>(ErrorCode::kFile);
       }
     }

@@ -413,7 +413,7 @@ def _program() -> int:
     except OSError as error:
         if sys.stderr is not None:
             print(f"error: the result can't be written to stdout ({error.strerror}). "
-                  "Lead stdout to a place that takes it.", file=sys.stderr, flush=True)  # fmt: skip
+                  "Redirect stdout to a file that can be written.", file=sys.stderr, flush=True)  # fmt: skip
         os._exit(FileError.status)  # what is still unwritten would be tried again
 
 

@@ -198,11 +198,11 @@ class Refusals(unittest.TestCase):
         cases = []
         for op, rest in ((decode, (lengths,)), (share, ())):
             cases += [
-                ("a token's key and value lie at the same place", lambda op=op,
+                ("a token's key and value have the same index", lambda op=op,
                  rest=rest: op(q, cache[:2], cache[:3], *rest)),
-                ("a token's key and value lie at the same place", lambda op=op,
+                ("a token's key and value have the same index", lambda op=op,
                  rest=rest: op(q, cache, cache[:, :8], *rest)),
-                ("a token's key and value lie at the same place",
+                ("a token's key and value have the same index",
                  lambda op=op, rest=rest: op(q, cache, cache[:, :, :1], *rest)),
                 ("Pass the block_table of a cache of pages", lambda op=op,
                  rest=rest: op(q, cache[:1], cache[:1], *rest)),

@@ -167,7 +167,7 @@ class Results(Case):
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         self.assertEqual(done.returncode, 3)
         self.assertEqual(done.stderr, "error: the result can't be written to stdout (No space left on device). "
-                                      "Lead stdout to a place that takes it.\n")
+                                      "Redirect stdout to a file that can be written.\n")
 
 
 class Refused(Case):

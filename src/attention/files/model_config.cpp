@@ -31,7 +31,7 @@ struct OtherKind {
   std::string_view why;
 };
 constexpr OtherKind kOtherAttention[] = {
-    {kLinearAttention, "a state stands in place of keys and values"},
+    {kLinearAttention, "a state replaces its keys and values"},
     {kChunkedAttention, "a row sees only the keys of its own chunk"},
     {kCrossAttention, "its keys and values are not those of the text"},
     {kBlockSparse, "a row sees only selected blocks of keys"},
@@ -39,9 +39,9 @@ constexpr OtherKind kOtherAttention[] = {
     {"compressed_sparse_attention", "a row sees compressed keys that an indexer chooses"},
     {"heavily_compressed_attention", "a row sees compressed keys"},
     {"minimax_m3_sparse", "a row sees keys that an indexer chooses"},
-    {"conv", "a short convolution stands in its place"},
-    {"recurrent", "a gated recurrence stands in its place"},
-    {"replace_with_linear", "a linear layer stands in its place"},
+    {"conv", "a short convolution replaces it"},
+    {"recurrent", "a gated recurrence replaces it"},
+    {"replace_with_linear", "a linear layer replaces it"},
     {"sparsify", "its weights are sparse in a way that this reader does not know"},
     {"num_sink_tokens", "a row sees the first tokens besides its window"},
     {"window_length", "a row sees the first tokens besides its window"},
