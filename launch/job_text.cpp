@@ -128,7 +128,7 @@ std::string cache_text(const JobInput& input, const DecodeJob& job) {
 }
 
 std::string deal_text(const DecodePlanSummary& step) {
-  if (!step.job.spec.block_mask.any()) return fmt::format("dealt by groups of {} keys", step.kv_split_keys);
+  if (!step.job.spec.block_mask.any()) return fmt::format("dealt by KV splits of {} keys", step.kv_split_keys);
   const DecodeDeal& deal = step.deal;
   if (deal.ranks() == 1) return "whole on one rank";
   std::string text = fmt::format("dealt by {}", deal_name(deal));

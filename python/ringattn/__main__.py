@@ -94,7 +94,7 @@ def _tensors(text: str) -> dict[str, str]:
         if name not in (*_NAMES, *_STORED, *_SSM) or not value:
             raise _BadValue(f"pairs of {', '.join(_NAMES)} with a name, such as q=layers.3.q,k=layers.3.k")
         if name in given:
-            raise _BadValue(f"each tensor once; {name} stands there twice")
+            raise _BadValue(f"each tensor once; {name} is given twice")
         given[name] = value
     return given
 

@@ -31,14 +31,14 @@ TEST(MlaSteps, HaveTheBitsOfRows) {
   for (const char* ranks : {"1", "2", "3", "4", "5"}) {
     const Finished steps = tool(Words{"run", "--ranks", ranks} + steps_job());
     ASSERT_EQ(steps.code, 0) << steps.err;
-    EXPECT_TRUE(has(steps.out, "# cache: dense; dealt by groups")) << steps.out;
+    EXPECT_TRUE(has(steps.out, "# cache: dense; dealt by KV splits")) << steps.out;
     EXPECT_EQ(digest_of(steps.out), digest_of(rows.out)) << ranks << " ranks";
   }
   for (const char* ranks : {"1", "2", "3"}) {
     for (const char* page : {"16", "64", "256"}) {
       const Finished steps = tool(Words{"run", "--page-size", page, "--ranks", ranks} + steps_job());
       ASSERT_EQ(steps.code, 0) << steps.err;
-      EXPECT_TRUE(has(steps.out, fmt::format("pages of {} tokens; dealt by groups", page))) << steps.out;
+      EXPECT_TRUE(has(steps.out, fmt::format("pages of {} tokens; dealt by KV splits", page))) << steps.out;
       EXPECT_EQ(digest_of(steps.out), digest_of(rows.out)) << ranks << " ranks, pages of " << page;
     }
   }

@@ -314,7 +314,7 @@ class Refused(Case):
               for n in ("0", "-3", "2k", "1.5", " 3", "+3", "1_0", "9" * 5000, "٣")),
             *((f'--window is "{w}"', ("--window", w))
               for w in ("3", "-2,0", "3,", "0,-7", "1,2,3", f"{2**61},0", "9999999999g,0")),
-            ("q stands there twice", ("--tensors", "q=k,q=q")),
+            ("q is given twice", ("--tensors", "q=k,q=q")),
             *((f'--tensors is "{t}"', ("--tensors", t)) for t in ("w=1", "q", "q=", "q=a,", ",")),
             *((f'--softcap is "{x}" (it takes', ("--softcap", x))
               for x in ("nan", "-1", "inf", "1e31", "1e-40", "1e-999", "a", "1_0")),

@@ -94,7 +94,7 @@ Pattern parse(std::string_view text, const AttentionSpec& spec) {
       if (pattern.shape.heads == 0) refuse(whole, "heads are all, kv or each");
     } else if (part.word == "topk") {
       part.expect(1, 1);
-      if (pattern.top_k) refuse(whole, "topk stands there twice");
+      if (pattern.top_k) refuse(whole, "topk is given twice");
       pattern.top_k = static_cast<int>(part.number(0, 1));
     } else {
       pattern.parts.push_back(part);
