@@ -65,7 +65,7 @@ void check_budget(const SsmMemory& needed, std::size_t budget) {
   fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
        fmt::format("{} are needed: {} of rows, {} of states, {} of scratch, {} of states that are exchanged",
                    needed.total(), needed.rows, needed.states, needed.scratch, needed.exchange),
-       "Use more ranks, or allow for fewer tokens.");
+       "Use more ranks, or fewer tokens.");
 }
 
 void check_ssm_budget(const SsmJob& job, int world, std::size_t budget) {
@@ -73,8 +73,8 @@ void check_ssm_budget(const SsmJob& job, int world, std::size_t budget) {
   const double min_bytes = static_cast<double>(job.tokens()) * static_cast<double>(bytes) / world;
   if (budget == 0 || min_bytes <= static_cast<double>(budget)) return;
   fail(ErrorCode::kMemory, fmt::format("a memory budget of {} a rank is too small", counted(budget, "byte")),
-       fmt::format("the rank with most rows has at least {:.0f} bytes of them", min_bytes),
-       "Use more ranks, or allow for fewer tokens.");
+       fmt::format("inputs and outputs take at least {:.0f} bytes on the rank with the most tokens", min_bytes),
+       "Use more ranks, or fewer tokens.");
 }
 
 SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs,

@@ -99,7 +99,7 @@ TEST(Budgets, HoldEverythingOrAreRefusedWithItsParts) {
   EXPECT_EQ(of_ssm.code(), ErrorCode::kMemory);
   EXPECT_STREQ(of_ssm.what(),
                "a memory budget of 1233 bytes a rank is too small (1234 are needed: 1000 of rows, 200 of states, 30 of "
-               "scratch, 4 of states that are exchanged). Use more ranks, or allow for fewer tokens.");
+               "scratch, 4 of states that are exchanged). Use more ranks, or fewer tokens.");
   DecodeMemory decode;
   decode.cache = 10000;
   decode.tables = 1;
