@@ -116,7 +116,7 @@ TEST(BenchPoints, WhatIsNoLineIsRefused) {
       {"{}\n{\"schema\": \"other/1\"}\n", "holds no point"},
       {"nonsense\n", "line 1 of"},
       {"{}\n[1]\n", "line 2 of"},
-      {"{\"schema\": \"ringattn.bench/2\"}\n", "is no whole point"},
+      {"{\"schema\": \"ringattn.bench/2\"}\n", "is no whole point (key"},
       {"{\"schema\": \"ringattn.bench/2\", \"tool\": 7}\n", "is no whole point"}};
   for (const auto& [text, expected] : cases) {
     const std::string path = folder.write("lines", text);
