@@ -37,6 +37,8 @@ VALUES = {
     "convolution-131k": "conv1d-131k",
     "folds": "compute",
 }
+# Parts of "mask", in a line or its "job".
+MASKS = {"lists of ": "block mask of ", ", one a head": ", one per head", ", one a KV head": ", one per KV head"}
 NAMED = ("kernel", "mode", "op", "kind", "shape")
 SCHEMAS = {
     "ringattn.bench/1": "ringattn.bench/2",
@@ -51,6 +53,9 @@ def modern(line: dict[str, Any]) -> dict[str, Any]:
     for key, value in line.items():
         if key in NAMED and isinstance(value, str):
             value = VALUES.get(value, value)
+        elif key == "mask" and isinstance(value, str):
+            for old, now in MASKS.items():
+                value = value.replace(old, now)
         elif key == "schema":
             value = SCHEMAS.get(value, value)
         elif key == "job" and isinstance(value, dict):

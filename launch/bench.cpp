@@ -15,6 +15,7 @@
 #include "launch/commands.hpp"
 #include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
+#include "launch/op_flags.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -167,7 +168,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage, "--json and --jsonl both go to stdout", "a reader couldn't tell them apart",
            "Give one of them a file.");
     }
-    if (config.given("fail-above") && options.baseline.empty()) {
+    if (chosen(config, "fail-above") && options.baseline.empty()) {
       fail(ErrorCode::kUsage, fmt::format("{} needs --baseline", config.origin("fail-above")),
            "it says how much slower a point may be", "Add --baseline FILE.");
     }
@@ -185,12 +186,12 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   resolve_ops(settings, config, world, collective);
   collective.run_collectively([&] {
     if (settings.front().is_ssm() && (options.against == "compute" || options.against == "sgemm")) {
-      fail(ErrorCode::kUsage, fmt::format("--against {} contradicts a scan", options.against),
-           "it has no folds, and is no matrix product", "Compare with a file of lines.");
+      fail(ErrorCode::kUsage, fmt::format("--against {} is not for an SSM", options.against),
+           "compute and sgemm are for attention", "Give --against FILE, a file of measured lines.");
     }
     if (settings.front().job.decode && (options.against == "compute" || options.against == "sgemm")) {
-      fail(ErrorCode::kUsage, fmt::format("--against {} contradicts decoding", options.against),
-           "a step reads its cache, and computes next to nothing", "Compare with a file of lines.");
+      fail(ErrorCode::kUsage, fmt::format("--against {} is not for a decode step", options.against),
+           "its time is that of reading the cache", "Give --against FILE, a file of measured lines.");
     }
     library_options(config);  // throws for what they can't be
     if (first) {

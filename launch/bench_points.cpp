@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "base/build.hpp"
 #include "base/error.hpp"
@@ -23,6 +24,16 @@ using Json = nlohmann::json;
 constexpr std::size_t kMostBytes = std::size_t{16} << 20;
 constexpr std::size_t kLongestLine = std::size_t{64} << 10;  // a parsed line takes up to a hundred times its length
 
+// Lines before schema 2 call a block mask "lists of 128x128 blocks, one a head".
+std::string modern_mask(std::string mask) {
+  constexpr std::pair<std::string_view, std::string_view> kRenamedParts[] = {
+      {"lists of ", "block mask of "}, {", one a head", ", one per head"}, {", one a KV head", ", one per KV head"}};
+  for (const auto& [old, now] : kRenamedParts) {
+    if (const std::size_t at = mask.find(old); at != std::string::npos) mask.replace(at, old.size(), now);
+  }
+  return mask;
+}
+
 BenchJob read_job(const Json& job) {
   BenchJob result;
   result.tokens = job.at("tokens").get<std::int64_t>();
@@ -32,7 +43,7 @@ BenchJob read_job(const Json& job) {
   result.head_dim = job.at("head_dim").get<int>();
   result.head_dim_v = job.at("head_dim_v").get<int>();
   result.dtype = job.at("dtype").get<std::string>();
-  result.mask = job.at("mask").get<std::string>();
+  result.mask = modern_mask(job.at("mask").get<std::string>());
   result.source = job.value("source", "");
   result.decode = job.value("op", "") == op_name(Op::kDecode) || job.contains("page_size");  // only decode has pages
   result.keys = job.value("keys", std::int64_t{0});
@@ -225,7 +236,13 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
     try {
       points.push_back(read_point(parsed));
     } catch (const Json::exception& error) {
-      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path), error.what(), kAdvice);
+      const std::string_view what = error.what();  // "[json.exception.out_of_range.403] key 'kernel' not found"
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path),
+           std::string(what.substr(what.find(' ') + 1)), kAdvice);
+    }
+    if (const BenchPoint& point = points.back(); point.measured() && !(point.ms.median > 0.0)) {
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path),
+           fmt::format("its median is {} ms", point.ms.median), kAdvice);
     }
   }
   if (points.empty()) {

@@ -16,6 +16,7 @@
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/message_text.hpp"
+#include "launch/op_flags.hpp"
 #include "launch/progress.hpp"
 #include "launch/ssm_request.hpp"
 
@@ -36,7 +37,7 @@ Setting ssm_setting(SsmInput input, const std::string& source) {
 
 std::vector<Setting> settings_of(const Config& config, const TopKDevice& target) {
   const JobOptions& options = config.options;
-  if (config.given("batch") && config.given("total-tokens")) {
+  if (chosen(config, "batch") && config.given("total-tokens")) {
     fail(ErrorCode::kUsage,
          fmt::format("{} and {} are both given", config.origin("batch"), config.origin("total-tokens")),
          "each says how many sequences there are", "Leave one of them out.");
@@ -101,7 +102,7 @@ void BenchLines::write(const BenchPoint& point, std::span<const std::string> arg
   write_point(json, point, arguments);
   if (file == nullptr || std::fprintf(file, "%s\n", json.text().c_str()) < 0 || std::fflush(file) != 0) {
     fail(ErrorCode::kFile, fmt::format("a line can't be written to --jsonl {}", path_), std::strerror(errno),
-         "Lead it to a place with room; the lines before are whole.");
+         "Write it to a disk with free space; the lines before it are complete.");
   }
 }
 

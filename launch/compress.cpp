@@ -20,6 +20,7 @@
 #include "launch/commands.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
+#include "launch/op_flags.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
@@ -37,6 +38,10 @@ void check_flags(const Config& config) {
          flag == "method" ? "it says how keys and values are compressed" : "it names the file that is written",
          flag == "method" ? "Try --method int4; `ringattn compress --help` lists the methods."
                           : "Try --output small.safetensors.");
+  }
+  if (chosen(config, "rows") && !config.options.compression_report) {
+    fail(ErrorCode::kUsage, fmt::format("{} needs --report", config.origin("rows")),
+         "it says how many rows are compared", "Add --report, or leave it out.");
   }
   parse_cache_method(config.options.method);
 }

@@ -156,7 +156,7 @@ void check_model(const Config& config, const JobInput& input) {
   if (!has_both(config)) return;
   const Comparison compare(config, input.op());
   const ModelLayer& layer = compare.layer();
-  if (layer.is_ssm()) compare.refuse_kind("attention", "scans alone");
+  if (layer.is_ssm()) compare.refuse_kind("attention", "SSM layers only");
   const AttentionSpec& spec = input.job().spec;
   if (input.op() != Op::kMla) return compare_attention(compare, spec);
   compare.parts("num_attention_heads", spec.heads, layer.heads);
@@ -174,7 +174,7 @@ void check_model(const Config& config, const SsmJob& job) {
   const ModelLayer& layer = compare.layer();
   const SsmSpec& spec = job.spec;
   if (!layer.is_ssm()) {
-    compare.refuse_kind("a scan", "no scan: it has no state_size, mamba_d_state or ssm_state_size");
+    compare.refuse_kind("an SSM", "no SSM: it has no state_size, mamba_d_state or ssm_state_size");
   }
   if (job.conv1d_only) {
     compare.parts("the number of channels", spec.heads, static_cast<int>(layer.conv_channels));
@@ -183,7 +183,8 @@ void check_model(const Config& config, const SsmJob& job) {
   }
   const bool channels = layer.op == Op::kSelectiveScan;
   if (channels != spec.state_decays) {
-    compare.refuse_kind(spec.state_decays ? "a selective scan" : "a scan of Mamba-2", channels ? "Mamba-1" : "Mamba-2");
+    compare.refuse_kind(spec.state_decays ? "an SSM of Mamba-1" : "an SSM of Mamba-2",
+                        channels ? "Mamba-1" : "Mamba-2");
   }
   const int parts = compare.parts(channels ? "the number of channels" : "the number of heads", spec.heads, layer.heads);
   if (!channels) compare.same("the dim of a head", spec.head_dim, layer.head_dim);

@@ -64,7 +64,7 @@ void set_tensors(JobOptions& options, std::string_view text) {
     const std::size_t equals = entry.find('=');
     if (equals == std::string_view::npos) throw BadValue{"pairs such as q=layers.3.q,k=layers.3.k"};
     const std::size_t tensor = parse_choice(entry.substr(0, equals), choices);
-    if (given[tensor]) throw BadValue{fmt::format("each tensor once; {} stands there twice", choices[tensor])};
+    if (given[tensor]) throw BadValue{fmt::format("each tensor once; {} is given twice", choices[tensor])};
     given[tensor] = true;
     names.*roles[tensor].member = parse_text(entry.substr(equals + 1), "pairs such as q=layers.3.q,k=layers.3.k");
     if (comma == std::string_view::npos) break;

@@ -67,7 +67,7 @@ void check_source(const Config& config, bool require_source) {
   }
   if (!file && config.given("page-order")) {
     fail(ErrorCode::kUsage, fmt::format("{} needs --input", config.origin("page-order")),
-         "it says how a file's pages lie", "Add --input FILE, or leave it out.");
+         "it gives the axis order of a file's pages", "Add --input FILE, or leave it out.");
   }
   if (!file) check_op(config, config.options.op);
   if (!file) return;

@@ -85,8 +85,8 @@ void check_op_of(const ModelLayer& layer, const Config& config) {
   if (is_ssm(op)) {
     if (layer.is_ssm() && (op == Op::kConv1d || op == layer.op)) return;
     fail(ErrorCode::kUsage, contradiction,
-         layer.is_ssm() ? fmt::format("the scans of {} are {}", path, op_name(layer.op))
-                        : fmt::format("{} has no scan there", path),
+         layer.is_ssm() ? fmt::format("the SSM layers of {} are {}", path, op_name(layer.op))
+                        : fmt::format("{} has no SSM there", path),
          "Leave --op out, or give another config or layer.");
   }
   if (layer.is_ssm()) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/size.hpp"
 #include "launch/values.hpp"
 
 namespace ringattn {
@@ -56,19 +57,16 @@ std::string op_list(unsigned ops) {
 // Whether the value is a default that --print-config wrote into the config file, perhaps for another op than this one.
 bool is_printed_default(const ConfigValue& value) {
   if (value.source != Source::kFile) return false;
+  if (value.row->kind == FlagKind::kSize) return parse_size(value.text) == parse_size(value.row->fallback);
   if (value.row->kind == FlagKind::kSwitch) return (value.text == "true") == (value.row->fallback == "on");
   return value.text == value.row->fallback;
-}
-
-bool is_given(const Config& config, const FlagRow& row) {
-  return config.given(row.name) && !is_printed_default(config.value(row.name));
 }
 
 // The first flag that the user gave and that prefill takes, but not a decode step. Null if there is none.
 const FlagRow* first_prefill_flag(const Config& config) {
   for (const ConfigValue& value : config.values) {
     const FlagRow& row = *value.row;
-    if (belongs_to(row, Op::kAttention) && !belongs_to(row, Op::kDecode) && is_given(config, row)) return &row;
+    if (belongs_to(row, Op::kAttention) && !belongs_to(row, Op::kDecode) && chosen(config, row.name)) return &row;
   }
   return nullptr;
 }
@@ -86,6 +84,10 @@ Op parse_op(std::string_view text) {
   return kTable[parse_choice(text, names)].op;
 }
 
+bool chosen(const Config& config, std::string_view flag) {
+  return config.given(flag) && !is_printed_default(config.value(flag));
+}
+
 void check_mla_decode(const Config& config) {
   const FlagRow* const row = first_prefill_flag(config);
   if (row == nullptr) return;
@@ -101,7 +103,7 @@ std::string why_mla_not_decoded(const Config& config) {
 const FlagRow* first_unknown(const Config& config, Op op, std::string_view but_for) {
   for (const ConfigValue& value : config.values) {
     const FlagRow& row = *value.row;
-    if (belongs_to(row, op) || row.name == but_for || !is_given(config, row)) continue;
+    if (belongs_to(row, op) || row.name == but_for || !chosen(config, row.name)) continue;
     if (row.name == "page-size" && config.options.page_size == 0) continue;
     if (row.name == "prefix" && config.options.prefix == 0) continue;
     return &row;

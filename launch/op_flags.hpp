@@ -24,6 +24,9 @@ const OpRow& op_row(Op op);
 // The op of that name, an older name included. Throws BadValue with all names.
 Op parse_op(std::string_view text);
 
+// True if the user chose the flag's value. A default that --print-config wrote into the config file is not a choice.
+bool chosen(const Config& config, std::string_view flag);
+
 // The first flag that the user gave and that does not belong to `op`, except `but_for`; null: none.
 const FlagRow* first_unknown(const Config& config, Op op, std::string_view but_for = {});
 // Throws kUsage where first_unknown() finds a flag.

@@ -62,15 +62,17 @@ inline constexpr OtherSpelling kOtherSpellings[] = {
     {"model", "model-config"},
 };
 
-// PyTorch's and NumPy's names of a value.
+// PyTorch's and NumPy's names of a dtype, and other names of an op.
 struct OtherValue {
   std::string_view other;
   std::string_view value;
 };
 
 inline constexpr OtherValue kOtherValues[] = {
-    {"bfloat16", "bf16"}, {"float16", "fp16"}, {"half", "fp16"}, {"f16", "fp16"},
-    {"float32", "fp32"},  {"float", "fp32"},   {"f32", "fp32"},
+    {"bfloat16", "bf16"}, {"float16", "fp16"},          {"half", "fp16"},
+    {"f16", "fp16"},      {"float32", "fp32"},          {"float", "fp32"},
+    {"f32", "fp32"},      {"prefill", "attention"},     {"latent", "mla"},
+    {"mamba2", "ssd"},    {"mamba1", "selective_scan"}, {"mamba", "selective_scan"},
 };
 
 }  // namespace ringattn

@@ -50,10 +50,10 @@ const CommandRow& find_command(const std::string& name) {
   }
   if (name.starts_with("-")) {
     fail(ErrorCode::kUsage, fmt::format("{} stands before a subcommand", name),
-         fmt::format("the first argument is {}", command_names(kAllCommands)), "See `ringattn --help`.");
+         fmt::format("the first argument is a subcommand: {}", command_names(kAllCommands)), "See `ringattn --help`.");
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
-  fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name),
+  fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name.empty() ? "\"\"" : name),
        fmt::format("there are {}", command_names(kAllCommands)),
        nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
 }
@@ -267,9 +267,10 @@ int run_program(const std::vector<std::string>& arguments) {
     if (request.invocation.first_process) {
       std::fputs(request.text.c_str(), stdout);
       if (std::fflush(stdout) != 0) {
-        print_error_line(fmt::format("the text can't be written to stdout ({}). Lead stdout to a place that takes it.",
-                                     std::strerror(errno)),
-                         When::kAuto);
+        print_error_line(
+            fmt::format("the text can't be written to stdout ({}). Redirect stdout to a file that can be written.",
+                        std::strerror(errno)),
+            When::kAuto);
         return static_cast<int>(ErrorCode::kFile);
       }
     }

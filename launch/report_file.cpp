@@ -44,7 +44,7 @@ void ReportFile::write(std::string_view text) const {
   }
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     fail(ErrorCode::kFile, "the report can't be written to stdout", std::strerror(errno),
-         {"Lead stdout elsewhere, or name a file with ", setting("json"), "."});
+         {"Redirect stdout, or name a file with ", setting("json"), "."});
   }
 }
 

@@ -25,7 +25,7 @@ void Screen::print(std::string_view text) const {
   const bool written = std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
   if (!written && file_ == stdout) {
     fail(ErrorCode::kFile, "the result can't be written to stdout", std::strerror(errno),
-         "Lead stdout to a place that takes it.");
+         "Redirect stdout to a file that can be written.");
   }
 }
 

@@ -21,7 +21,7 @@ void check_update(const Config& config) {
     fail(ErrorCode::kUsage, fmt::format("{} is {}", config.origin("q-len"), *config.options.q_len),
          "a decode step takes one token of each sequence", "Use --q-len 1, or leave it out to process --seq tokens.");
   }
-  if (config.given("seq")) {
+  if (chosen(config, "seq")) {
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("seq"), config.origin("q-len")),
          "an SSM decode step continues from a state, whose size does not depend on the number of earlier tokens",
          "Leave one of them out.");

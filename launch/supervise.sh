@@ -272,7 +272,7 @@ await_output() {
 
 # Leaves with 0, unless the job's output was not taken: `untaken` says why.
 end_well() {
-  [[ -z $untaken ]] || stop 3 "the output can't be written to stdout" "$untaken" "Lead stdout to a place that takes it."
+  [[ -z $untaken ]] || stop 3 "the output can't be written to stdout" "$untaken" "Redirect stdout to a file that can be written."
   exit 0
 }
 

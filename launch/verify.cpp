@@ -29,6 +29,7 @@
 #include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
+#include "launch/op_flags.hpp"
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
@@ -51,7 +52,7 @@ void check_flags(const Config& config) {
     fail(ErrorCode::kUsage, "--against, --record, --golden, --peer and --decode exclude each other",
          "one check at a time", "Leave out all but one of them.");
   }
-  if (config.given("rows") && options.against != "oracle" && options.peer.empty() && !options.decode) {
+  if (chosen(config, "rows") && options.against != "oracle" && options.peer.empty() && !options.decode) {
     fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle, --peer or --decode", config.origin("rows")),
          "it sets how many rows these checks compare", "Add one of them, or leave it out.");
   }
@@ -142,7 +143,7 @@ bool check_peer(const SingleRun& run) {
   PeerFile::Rows rows;
   run.collective.run_collectively([&] { rows = run.peer->read(run.result.runs, spec.dtype); });
   const RowView own_lse = run.result.lse_view(spec);
-  const std::int64_t count = run.invocation.config.given("rows") ? run.options().rows : few_rows(run.input.job());
+  const std::int64_t count = chosen(run.invocation.config, "rows") ? run.options().rows : few_rows(run.input.job());
   std::vector<RowError> each;
   const bool has_lse = run.peer->has_lse();
   const Accuracy theirs = check_rows_of(run, count, rows.out, has_lse ? rows.lse : RowView{}, &each);
@@ -261,8 +262,8 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
     source = open_source(config, true);
     if (source.ssm) {
       if (options.peer.empty()) return;
-      fail(ErrorCode::kUsage, fmt::format("{} is not for scans", config.origin("peer")),
-           "it compares rows of out and lse with fp64", "Check a scan with --against oracle.");
+      fail(ErrorCode::kUsage, fmt::format("{} is not for an SSM", config.origin("peer")),
+           "it compares rows of out and lse with fp64", "Check an SSM with --against oracle.");
     }
     input.emplace(open_input(config, true, top_k_device(config, world)));
     if (first) warn_of_unseen_keys(config, *input);

@@ -94,7 +94,7 @@ def _tensors(text: str) -> dict[str, str]:
         if name not in (*_NAMES, *_STORED, *_SSM) or not value:
             raise _BadValue(f"pairs of {', '.join(_NAMES)} with a name, such as q=layers.3.q,k=layers.3.k")
         if name in given:
-            raise _BadValue(f"each tensor once; {name} stands there twice")
+            raise _BadValue(f"each tensor once; {name} is given twice")
         given[name] = value
     return given
 
@@ -246,11 +246,11 @@ def _check_kind(tensors: Tensors, given: dict[str, str]) -> None:
                     "Use the program, `ringattn verify`.")  # fmt: skip
     if not rows and given.keys() & {*_SSM}:
         if not any(name in given or name in tensors for name in ("dt", "delta", "conv1d_weight")):
-            raise FileError(f"{path} has no tensor `dt`", "--tensors names tensors of a scan", "Name q, k and v.")
-        refuse("--peer is not for scans", "--tensors names tensors of one", "Name q, k and v.")
+            raise FileError(f"{path} has no tensor `dt`", "--tensors names tensors of an SSM", "Name q, k and v.")
+        refuse("--peer is not for an SSM", "--tensors names tensors of one", "Name q, k and v.")
     for pair in (("x", "dt"), ("u", "delta")):
         if not rows and "q" in tensors and all(name in tensors for name in pair):
-            raise FileError(f"{path} holds a scan and attention", "a job is one of them",
+            raise FileError(f"{path} holds an SSM and attention", "a job is one of them",
                             "Name q, k and v by --tensors.")  # fmt: skip
     for name in () if rows & {"k", "v"} else _CACHES:
         if name not in tensors:
@@ -413,7 +413,7 @@ def _program() -> int:
     except OSError as error:
         if sys.stderr is not None:
             print(f"error: the result can't be written to stdout ({error.strerror}). "
-                  "Lead stdout to a place that takes it.", file=sys.stderr, flush=True)  # fmt: skip
+                  "Redirect stdout to a file that can be written.", file=sys.stderr, flush=True)  # fmt: skip
         os._exit(FileError.status)  # what is still unwritten would be tried again
 
 

@@ -238,7 +238,7 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
         check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
     if k_cache.shape[:3] != v_cache.shape[:3]:
         refuse(f"k_cache is {list(k_cache.shape)} and v_cache {list(v_cache.shape)}",
-               "a token's key and value lie at the same place of both",
+               "a token's key and value have the same index in both",
                "Give both the same pages and heads.")  # fmt: skip
     sequences, rows = steps_of(q, 4)
     _job.check_head_dim(q, v_cache)

@@ -69,7 +69,7 @@ def _check_rows(name: str, rows, rope_dim: int) -> None:
     codes, rest = divmod(rows.shape[-1] - 2 * rope_dim, 132)
     if codes < 1 or rest != 0 or rope_dim < 1:
         refuse(f"{name} has rows of {rows.shape[-1]} bytes",
-               f"a row with a rotary key of {rope_dim} numbers has 132 · n + {2 * rope_dim} of them, for n times 128 codes",
+               f"with a rotary key of {rope_dim} numbers it is 132 · n + {2 * rope_dim} bytes, for 128 · n quantized values",
                "Pass all of a row, and the matrices or rope_dim that belong to it.")  # fmt: skip
 
 

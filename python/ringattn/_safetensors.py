@@ -142,7 +142,7 @@ class _Tensor(NamedTuple):
 
 def _numbers(said, refuse: _Refuse, what: str) -> tuple[int, ...]:
     if not isinstance(said, list) or any(type(number) is not int or number >= 2**63 for number in said):
-        refuse(f"{what} is no list of whole numbers below 2^63")
+        refuse(f"{what} is not a list of whole numbers below 2^63")
     return tuple(said)
 
 

@@ -300,12 +300,13 @@ def call_spelled(call: Callable, op: str, positional: tuple, required: int, keyw
     """call(*arguments, **named) of the function op, where these are not as the function has them. positional: names of what it
     takes by place, of which the first `required` are needed."""
     if len(arguments) > len(positional):
-        raise CallError(f"{op} was called with {len(arguments)} arguments by place", f"it takes {', '.join(positional)} by place",
+        raise CallError(f"{op} was called with {len(arguments)} arguments by position",
+                        f"it takes {', '.join(positional)} by position",
                         f"Pass the others by name: {', '.join(sorted(keywords - set(positional)))}.")  # fmt: skip
     placed = dict(zip(positional, arguments))
     for name in placed:
         if name in named:
-            raise CallError(f"{name} of {op} is given twice", "by place and by name", "Pass it once.")
+            raise CallError(f"{name} of {op} is given twice", "by position and by name", "Pass it once.")
     given = _Call(op, keywords, placed | named)
     foreign = list(given.foreign)
     for translate in (given.axes, given.heads, given.masks, given.is_causal, given.numbers, given.results, given.lengths,

@@ -44,14 +44,14 @@ def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple
         return layout.lengths
     if world.size > 1:
         refuse(
-            "cu_seqlens is not given", "ranks of a scan may have different numbers of tokens", "Pass it, or a layout."
+            "cu_seqlens is not given", "ranks of an SSM may have different numbers of tokens", "Pass it, or a layout."
         )
     return (x.shape[0],)
 
 
 def check_layout(layout) -> None:
     if layout is not None and not isinstance(layout, Layout):
-        refuse(f"layout is {layout!r}", "ranks of a scan have whole super-segments of sequences",
+        refuse(f"layout is {layout!r}", "ranks of an SSM have whole super-segments of sequences",
                "Leave it out, or pass ringattn.super_segments(lengths, ranks) or another ringattn.Layout.")  # fmt: skip
 
 
@@ -152,7 +152,7 @@ def _limits(dt_limit) -> tuple[float, float] | None:
     try:
         least, most = map(float, dt_limit)
     except (TypeError, ValueError, OverflowError):
-        refuse(f"dt_limit is {shown(dt_limit)}", "it is (least, most), two numbers", "Pass both, or leave it out.")
+        refuse(f"dt_limit is {shown(dt_limit)}", "it is two numbers, (min, max)", "Pass both, or leave it out.")
     return None if (least, most) == (-math.inf, math.inf) else (least, most)
 
 

@@ -53,7 +53,7 @@ def check_array(name: str, array, written: bool = False) -> None:
         refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor",
                "Convert it, for instance with numpy.asarray().")  # fmt: skip
     if array.layout is not sys.modules["torch"].strided:
-        refuse(f"{name} is of layout {array.layout}", "its numbers don't lie at places of their own", "Make it dense.")
+        refuse(f"{name} is of layout {array.layout}", "it is not strided", "Make it dense.")
     # Dynamo can't trace is_neg(); the operator in the graph looks again.
     if not sys.modules["torch"].compiler.is_compiling() and array.is_neg():
         refuse(f"{name} is a negated view", "its memory has other numbers than it has",
@@ -108,7 +108,7 @@ def _wrapped(function, new_rows: str | None, place: int):
 
 def _refuse_indexed(op: str, new_rows: str, lengths) -> None:
     if lengths is not None:
-        raise CallError(f"lengths of {op} are passed by place, beside {new_rows}",
+        raise CallError(f"lengths of {op} are passed by position, beside {new_rows}",
                         "lengths count the new rows of this step, and lengths_before don't",
                         "Pass lengths= or lengths_before=.")  # fmt: skip
 

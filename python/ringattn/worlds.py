@@ -299,7 +299,7 @@ def store_world(
     address: str | None = None, rank: int | None = None, ranks: int | None = None, job: str | None = None,
     device: tuple[int, int] = (_abi.CPU, 0), timeout: float = 60.0,
 ) -> World:  # fmt: skip
-    """The world of ranks in several processes that meet at an address, "host:port", which rank 0 serves until all have
+    """The world of ranks in several processes that connect to an address, "host:port", which rank 0 serves until all have
     connected. Collective. rank, ranks: None: 0 of 1. job: name that distinguishes jobs at one address. Without an
     address it is read from RINGATTN_STORE, and rank and number of ranks from the environment of torchrun, Slurm or
     mpirun; rank, ranks and job must then be None. device as in callbacks_world(); timeout: seconds.

@@ -108,8 +108,8 @@ void check_task(const BatchedGemmJob& job, const BatchedGemmTask& task) {
     refuse(fmt::format("rows are {}", text_of(rows)),
            fmt::format("they should be {} [rows, {}, {}]", dtype_name(spec.dtype),
                        heads == 1 ? "1" : fmt::format("{} or 1", heads), spec.dim_k),
-           "They have the weights' heads, or one that all share, and their k numbers: transpose weights that lie "
-           "the other way round.");
+           "They have the weights' heads, or one head that all share, and the weights' k: transpose the weights if "
+           "k is not their last axis.");
   }
   const TensorView out = task.out;
   check_dtype("out", out.dtype, text_of(out), spec);

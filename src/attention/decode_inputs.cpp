@@ -126,7 +126,7 @@ void check_caches(const DecodeJob& part, const DecodeInputs& inputs) {
   if (cache_pages(part, inputs) != v_pages || cache_page_size(part, inputs) != v_page) {
     refuse(fmt::format("k has {} pages of {} tokens, v {} of {}", cache_pages(part, inputs),
                        cache_page_size(part, inputs), v_pages, v_page),
-           "a token's key and value lie at the same place of both", "Give k and v the same pages.");
+           "a token's key and value have the same index in both", "Give k and v the same pages.");
   }
   const bool has_table = inputs.block_table.pages != nullptr;
   if (part.is_paged() != has_table) {

@@ -129,7 +129,7 @@ void check_paged_keys(const PagedKeys& keys, const Job& job, std::span<const std
   const std::int64_t v_pages = check("v", job.format.v, v_shape(job.spec), keys.v, keys.quantized_v);
   if (k_pages != v_pages) {
     fail(ErrorCode::kUsage, fmt::format("the pool of k has {} pages, that of v {}", k_pages, v_pages),
-         "a token's key and value lie at the same place of both", "Give two pools of one size.");
+         "a token's key and value have the same index in both", "Give two pools of one size.");
   }
   const auto sequences = static_cast<std::int64_t>(rows.size());
   if (keys.max_pages < 0 ||

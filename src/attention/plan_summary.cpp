@@ -134,7 +134,7 @@ void check_budget(const RingJob& job, const Options& options, int world) {
   if (options.memory_budget == 0 || bytes / world <= static_cast<double>(options.memory_budget)) return;
   fail(ErrorCode::kMemory,
        fmt::format("a memory budget of {} a rank is too small", counted(options.memory_budget, "byte")),
-       fmt::format("the rank with most of q, k, v, O and LSE has at least {:.0f} bytes of them", bytes / world),
+       fmt::format("q, k, v, O and LSE take at least {:.0f} bytes on the rank with the most tokens", bytes / world),
        "Use more ranks, or fewer tokens.");
 }
 

@@ -106,7 +106,8 @@ class Allocations {
 };
 
 MessageTemplate how_to_need_less() {
-  return {"Use more GPUs, or fewer tokens; a smaller ", setting("block"), " makes the buffers of blocks smaller."};
+  return {"Use more GPUs or fewer tokens; for attention a smaller ", setting("block"),
+          " makes the buffers of blocks smaller."};
 }
 
 }  // namespace

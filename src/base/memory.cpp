@@ -30,7 +30,7 @@ bool fit(std::size_t bytes) {
 }
 
 MessageTemplate how_to_need_less() {
-  return {"Use more hosts, fewer tokens, or a smaller ", setting("block"), "; ", command("plan"),
+  return {"Use more hosts or fewer tokens, for attention also a smaller ", setting("block"), "; ", command("plan"),
           " says what a rank needs."};
 }
 

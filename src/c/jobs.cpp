@@ -334,7 +334,7 @@ int read_thread_count(std::int64_t threads) {
 
 SsmOptions read_ssm_options(const ringattn_options* given, const Transport& transport) {
   const ringattn_options read = read_all(given);
-  auto options = read_run_options<SsmOptions>(read, "a scan", transport);
+  auto options = read_run_options<SsmOptions>(read, "an SSM", transport);
   options.memory_budget = read.memory_budget;
   return options;
 }

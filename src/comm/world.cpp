@@ -70,9 +70,9 @@ const TransportRow& find_row(std::string_view name) {
     known.append(", ").append(row.name);
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
-  fail(ErrorCode::kUsage, fmt::format("unknown transport '{}'", name), fmt::format("this build has {}", known),
+  fail(ErrorCode::kUsage, fmt::format("there is no transport \"{}\"", name), fmt::format("this build has {}", known),
        nearest.empty() ? MessageTemplate{"Leave it out, or see ", command("info"), "."}
-                       : MessageTemplate(fmt::format("Did you mean '{}'?", nearest)));
+                       : MessageTemplate(fmt::format("Did you mean {}?", nearest)));
 }
 
 // choose_transport() for ranks that are processes of one launcher.

@@ -8,7 +8,7 @@
 namespace ringattn {
 
 std::string describe(const BatchedGemmSpec& spec) {
-  return fmt::format("{}, rows of {} to {}", dtype_name(spec.dtype), spec.dim_k, spec.dim_n);
+  return fmt::format("{}, k {}, n {}", dtype_name(spec.dtype), spec.dim_k, spec.dim_n);
 }
 
 void check_batched_gemm(const BatchedGemmSpec& spec, const BatchedGemmTask& task) {

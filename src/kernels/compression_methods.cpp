@@ -101,7 +101,7 @@ int shared_heads(const CompressionMethod& method, std::string_view option) {
   fail(ErrorCode::kUsage, fmt::format("\"{}\" is no option of {}", option, method.name),
        method.name == kLowRank ? "heads=N says how many KV heads share a basis"
                                : fmt::format("methods have none but {}, whose heads=N shares bases", kLowRank),
-       fmt::format("Try {}:heads=2, or a format by its words, as \"{}\".", kLowRank, kWords));
+       fmt::format("Try {}:heads=2, or a full format string such as \"{}\".", kLowRank, kWords));
 }
 
 // A method, or a format's text; std::nullopt if it is neither. Throws kUsage for text that begins as a format but is
@@ -161,7 +161,7 @@ FormatChoice parse_format_choice(std::string_view text) {
   if (const auto choice = find_choice(text)) return *choice;
   const std::vector<std::string_view> names = method_names();
   fail(ErrorCode::kUsage, fmt::format("there is no method of compression \"{}\"", text),
-       fmt::format("methods are {}; a format by its words is one, too, as \"{}\"", fmt::join(names, ", "), kWords),
+       fmt::format("methods are {}, or a full format string such as \"{}\"", fmt::join(names, ", "), kWords),
        choose_one(text, names));
 }
 

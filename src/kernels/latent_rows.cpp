@@ -35,7 +35,7 @@ void check_views(const TensorView& latent, const TensorView& k_rope, std::int64_
 
 std::int64_t latent_row_bytes(std::int64_t latent_dim, std::int64_t rope_dim) {
   if (latent_dim < 1 || latent_dim % kLatentScaleBlock != 0 || rope_dim < 0) {
-    fail(ErrorCode::kUsage, fmt::format("8-bit latents of {} with rotary keys of {}", latent_dim, rope_dim),
+    fail(ErrorCode::kUsage, fmt::format("FP8 latents of {} with rotary keys of {}", latent_dim, rope_dim),
          fmt::format("{} numbers share a scale", kLatentScaleBlock),
          fmt::format("Give latents whose dim is a multiple of {}, or latents of 16 bits.", kLatentScaleBlock));
   }

@@ -319,11 +319,11 @@ RowFormat parse_row_format(std::string_view text) {
 void check_format(std::string_view tensor, const RowFormat& format, const RowShape& shape) {
   if (format.is_plain()) return;
   Missing missing = entry_of(format.encoding).missing(format, shape);
-  require(missing, shape.dtype != Dtype::kF32, "fp32 (supported: bf16 and fp16)");
+  require(missing, shape.dtype != Dtype::kF32, "dtype fp32 (supported: bf16 and fp16)");
   if (missing.empty()) return;
   fail(ErrorCode::kUsage,
        fmt::format("{} of {} heads of {} can't be stored as {}", tensor, shape.heads, shape.dim, describe(format)),
-       fmt::format("{}", fmt::join(missing, "; ")), "Choose another format, or its numbers otherwise.");
+       fmt::format("{}", fmt::join(missing, "; ")), "Choose another format, or another rank, group or dtype.");
 }
 
 }  // namespace ringattn

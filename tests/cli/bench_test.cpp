@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <regex>
 #include <sstream>
 
 #include "base/error.hpp"
@@ -90,13 +91,22 @@ TEST(BenchPoints, OldLinesAreRead) {
   const std::string line =
       R"({"schema": "ringattn.bench/1", "tool": {"name": "ringattn"}, "git": "abc", "host": "h", "devices": ["d"], "world": 2,)"
       R"( "transport": "p2p", "kernel": "sm80_fold", "mode": "folds", "job": {"tokens": 8, "batch": 1, "heads": 4,)"  // old name
-      R"( "kv_heads": 4, "head_dim": 64, "head_dim_v": 64, "dtype": "bf16", "mask": "causal", "op": "convolution"},)"
+      R"( "kv_heads": 4, "head_dim": 64, "head_dim_v": 64, "dtype": "bf16",)"
+      R"( "mask": "causal, lists of 128x128 blocks, one a KV head, 5e+07 pairs", "op": "convolution"},)"
       R"( "samples": 1, "ms": {"median": 1.0, "p10": 1.0, "p90": 1.0}, "tflops_per_rank": 1.0, "exposed_ms": 0.5,)"  // old name
       R"( "predicted_ms": 1.0, "memory_peak_bytes": 1, "memory_planned_bytes": 1})";  // old name
   const std::vector<BenchPoint> read = read_points(folder.write("lines", line + "\n"), "--against");
   ASSERT_EQ(read.size(), 1U);
   EXPECT_EQ(who(read.front()), "ringattn sm80_attention, p2p, compute only");
   EXPECT_EQ(read.front().job.ssm, "conv1d");
+  EXPECT_EQ(read.front().job.mask, "causal, block mask of 128x128 blocks, one per KV head, 5e+07 pairs");
+  const std::string untimed = std::regex_replace(line, std::regex("\"median\": 1.0"), "\"median\": 0.0");
+  try {
+    read_points(folder.write("lines", untimed + "\n"), "--against");
+    ADD_FAILURE() << "accepted: " << untimed;
+  } catch (const Error& error) {
+    EXPECT_TRUE(has(error.what(), "is no whole point (its median is 0 ms)")) << error.what();
+  }
 }
 
 TEST(BenchPoints, WhatIsNoLineIsRefused) {
@@ -106,7 +116,7 @@ TEST(BenchPoints, WhatIsNoLineIsRefused) {
       {"{}\n{\"schema\": \"other/1\"}\n", "holds no point"},
       {"nonsense\n", "line 1 of"},
       {"{}\n[1]\n", "line 2 of"},
-      {"{\"schema\": \"ringattn.bench/2\"}\n", "is no whole point"},
+      {"{\"schema\": \"ringattn.bench/2\"}\n", "is no whole point (key"},
       {"{\"schema\": \"ringattn.bench/2\", \"tool\": 7}\n", "is no whole point"}};
   for (const auto& [text, expected] : cases) {
     const std::string path = folder.write("lines", text);

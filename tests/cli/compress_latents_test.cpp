@@ -190,7 +190,7 @@ TEST_F(CompressLatents, FilesWithoutQueries) {
   const Finished blind = tool({"compress", "--method", "fp8", "--force", "--output", small(), "--input",
                                write("blind", without(pages, {"q", "cu_seqlens_q", "w_uk", "w_uv"}))});
   EXPECT_EQ(blind.code, 3);
-  EXPECT_TRUE(has(blind.err, "how many numbers of a row are the latent is seen from the matrices")) << blind.err;
+  EXPECT_TRUE(has(blind.err, "latent_dim follows from the matrices, and the file has none")) << blind.err;
 }
 
 // O is that of the whole formula: the same whatever form the matrices and queries have.
@@ -255,7 +255,7 @@ TEST_F(CompressLatents, WhatIsRefused) {
   refused(with_pages(with_fp8_latent(plain), shape), fp8, 3, "FP8 latents are compressed already");
   MlaFile half = shape;
   half.dtype = Dtype::kF16;
-  refused(mla_tensors(half), fp8, 3, "FP8 latents are unpacked to BF16");
+  refused(mla_tensors(half), fp8, 3, "FP8 latents are dequantized to BF16");
   // A method that no latents have is refused before advice that would not help.
   refused(with_pages(mla_tensors(half), half), {"--method", "snapkv"}, 3,
           "holds latents (tokens are evicted only from");

@@ -202,6 +202,7 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   refused({"--method", "int4", "--synthetic", "7", "--seq", "64", "--head-dim", "40"}, 2,
           "groups of 32 in a dim of 40");
   refused({"--method", "fp8"}, 2, "the job has no input");
+  refused(Words{"--method", "int4", "--rows", "3"} + small_cache(), 2, "--rows needs --report");
 
   CacheShape shape;
   shape.head_dim = shape.head_dim_v = 64;
@@ -214,16 +215,14 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   ASSERT_EQ(tool(Words{"compress", "--method", "fp8", "--output", small} + small_cache()).code, 0);
   refused({"--method", "int4", "--input", small}, 3, "holds a compressed cache");
   for (const SsmFile& scan : {SsmFile{}, SsmFile{.selective = true}}) {
-    refused(
-        {"--method", "int4", "--input", write_tensors(folder.file("scan"), ssm_tensors(scan))}, 3,
-        "holds a scan or a convolution (these have no keys and values, which are what is compressed). Give a file of "
-        "attention");
+    refused({"--method", "int4", "--input", write_tensors(folder.file("scan"), ssm_tensors(scan))}, 3,
+            "holds an SSM or a convolution (it has no keys and values to compress). Give a file with k and v");
   }
   NamedTensors convolution;
   convolution["x"] = {FileDtype::kF32, {4, 8}, std::vector<std::byte>(4 * 8 * 4)};
   convolution["conv1d_weight"] = {FileDtype::kF32, {8, 4}, std::vector<std::byte>(8 * 4 * 4)};
   refused({"--method", "knorm", "--input", write_tensors(folder.file("scan"), convolution)}, 3,
-          "holds a scan or a convolution");
+          "holds an SSM or a convolution");
   const Finished help = tool({"compress", "--help"});
   EXPECT_FALSE(has(help.out, "convolution in front")) << help.out;
 }

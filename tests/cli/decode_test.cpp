@@ -92,7 +92,7 @@ TEST(DecodeSteps, OfSharedPrefixesAreThoseOfAPrefill) {
   }
   const Finished verified = tool(Words{"verify", "--prefix", "8250", "--page-size", "64"} + step);
   EXPECT_EQ(verified.code, 0) << verified.out << verified.err;
-  for (const auto& [flags, part] : {std::pair{Words{"--prefix", "8299", "--page-size", "64"}, "each sequence's own"},
+  for (const auto& [flags, part] : {std::pair{Words{"--prefix", "8299", "--page-size", "64"}, "queries are its own"},
                                     {Words{"--prefix", "64", "--page-size", "0"}, "a dense cache has none"}}) {
     const Finished refused = tool(Words{"run"} + step + flags);
     EXPECT_EQ(refused.code, 2);

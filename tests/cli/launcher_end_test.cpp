@@ -194,7 +194,7 @@ TEST(LauncherEnd, AStdoutThatTakesNothingIsAFileError) {
   const Finished full = start(">/dev/full");
   EXPECT_EQ(full.code, 3) << full.err;
   EXPECT_TRUE(has(full.err, "its end")) << "the job goes on: " << full.err;
-  EXPECT_TRUE(has(full.err, "the output can't be written to stdout (No space left on device). Lead stdout "))
+  EXPECT_TRUE(has(full.err, "the output can't be written to stdout (No space left on device). Redirect stdout "))
       << full.err;
   EXPECT_EQ(start(">&-").code, 3);
   EXPECT_EQ(start(">&-", {{"FAKE_QUIET", "1"}}).code, 0);

@@ -179,7 +179,7 @@ TEST_F(AbsorbedFiles, AreRefusedWhereSomethingIsNotKnown) {
   expect_refused(2, alone, scale() + Words{"--form", "expanded"}, {"--form expanded with queries in the latent"});
   // Rows of 136 numbers.
   const NamedTensors pages = with_pages(alone, shape);
-  expect_refused(3, pages, scale(), {"`latent_pages`", "is seen from the matrices", "--latent-dim 512"});
+  expect_refused(3, pages, scale(), {"`latent_pages`", "latent_dim follows from the matrices", "--latent-dim 512"});
   expect_refused(3, pages, scale() + Words{"--latent-dim", "136"},
                  {"`latent_pages`", "a rotary key follows the latent"});
   expect_refused(2, with_pages(absorbed, shape), {"--latent-dim", "64"},

@@ -66,7 +66,8 @@ TEST(Program, UnknownWordsAreUsageErrors) {
       {{"help", "rum"}, "Did you mean run?"},
       {{"frobnicate"},
        "unknown subcommand frobnicate (there are run, verify, bench, plan, compress and info). See `ringattn --help`."},
-      {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
+      {{""}, "unknown subcommand \"\" (there are run, "},
+      {{"--synthetic", "7"}, "--synthetic stands before a subcommand (the first argument is a subcommand: run, "},
       {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
   for (const auto& [words, expected] : cases) {
     const Finished run = tool(words);
@@ -123,7 +124,7 @@ TEST(Program, AStdoutThatTakesNothingIsAnError) {
   const std::string messages = folder.file("messages");
   for (const char* flags : {"", " --json -"}) {
     EXPECT_EQ(code_of(std::string(flags) + " > /dev/full 2> " + messages), 3) << flags;
-    EXPECT_TRUE(has(read_whole(messages), " can't be written to stdout (No space left on device). Lead stdout "))
+    EXPECT_TRUE(has(read_whole(messages), " can't be written to stdout (No space left on device). Redirect stdout "))
         << read_whole(messages);
   }
   EXPECT_EQ(WEXITSTATUS(std::system((std::string(RINGATTN_TOOL) + " --help > /dev/full 2> " + messages).c_str())), 3);
@@ -136,6 +137,21 @@ TEST(Program, MessagesAreOneLine) {
   const Finished run = tool({"run", "--config", file});
   EXPECT_EQ(run.code, 2) << run.err;
   EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
+}
+
+// The defaults that --print-config writes contradict nothing when they are read back.
+TEST(Program, APrintedConfigRuns) {
+  const TemporaryFolder folder;
+  const Words commands[] = {{"run", "--synthetic", "7", "--op", "ssd", "--q-len", "1"},
+                            {"verify", "--synthetic", "7", "--seq", "64"},
+                            {"bench", "--seq", "64", "--samples", "1"},
+                            {"bench", "--seq", "64", "--samples", "1", "--total-tokens", "128"}};
+  for (const Words& words : commands) {
+    const Finished printed = tool(words + Words{"--print-config"});
+    ASSERT_EQ(printed.code, 0) << printed.err;
+    const Finished run = tool({words.front(), "--config", folder.write("job.toml", printed.out)});
+    EXPECT_EQ(run.code, 0) << words.front() << run.err;
+  }
 }
 
 TEST(Program, ExamplesOfTheHelpRun) {

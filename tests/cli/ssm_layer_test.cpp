@@ -87,7 +87,7 @@ TEST(SsmLayer, LeadsOnToAStepOfDecoding) {
   next["initial_states"] = next["state"];
   const Finished both = tool({"run", "--input", write_tensors(folder.file("both"), next)});
   EXPECT_EQ(both.code, 3);
-  EXPECT_TRUE(has(both.err, "leave one of them out")) << both.err;
+  EXPECT_TRUE(has(both.err, "Leave one of them out")) << both.err;
 }
 
 TEST(SsmLayer, OfASeedIsVerifiedPlannedAndMeasured) {

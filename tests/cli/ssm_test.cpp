@@ -390,7 +390,7 @@ TEST(ModelConfigFlag, IsComparedWithTheFilesSsm) {
   expect_refused({.state_dim = 32}, "the state's dim is 16 in the config and 32");
   expect_refused({.head_dim = 32}, "the dim of a head is 16 in the config and 32");
   expect_refused({.heads = 6}, "the number of heads is 8 in the config and 6");
-  expect_refused({.selective = true}, "the file holds a selective scan, and the config is of Mamba-2");
+  expect_refused({.selective = true}, "the file holds an SSM of Mamba-1, and the config is of Mamba-2");
   NamedTensors convolved = ssm_tensors({});
   convolved["conv1d_weight"] = float_list(std::vector<float>(160 * 4, 0.5F), {160, 4});
   const Finished wide =
@@ -422,7 +422,7 @@ TEST(ModelConfigFlag, GivesAHybridsLayers) {
       << unnamed.err;
   const Finished neither = tool({"plan", "--model-config", config, "--layer", "2"});
   EXPECT_EQ(neither.code, 2);
-  EXPECT_TRUE(has(neither.err, "neither attention nor a scan")) << neither.err;
+  EXPECT_TRUE(has(neither.err, "neither attention nor an SSM")) << neither.err;
 }
 
 }  // namespace

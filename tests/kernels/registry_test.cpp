@@ -144,7 +144,7 @@ TEST(Registry, TheCpuKernelTakesLatents) {
 
 TEST(Registry, BatchedGemmsHaveATableOfTheirOwn) {
   const KernelChoice<BatchedGemmSpec> choice = choose_kernel(BatchedGemmSpec{Dtype::kF16, 512, 128}, {"cpu", "auto"});
-  EXPECT_EQ(choice.reason, "first of 1 that can: cpu_gemm (fp16, rows of 512 to 128)");
+  EXPECT_EQ(choice.reason, "first of 1 that can: cpu_gemm (fp16, k 512, n 128)");
   const auto refused = [](const BatchedGemmSpec& spec) {
     return std::string(error_of([&] { choose_kernel(spec, {"cpu", "auto"}); }).what());
   };

@@ -80,9 +80,10 @@ TEST(RowFormat, ShapesThatDoNotFitAreRefused) {
   const auto refused = [](const char* text, const RowShape& shape) {
     return std::string(error_of([&] { check_format("k", parse_row_format(text), shape); }).what());
   };
-  EXPECT_EQ(refused("int4_channel group 48", kShape),
-            "k of 8 heads of 128 can't be stored as int4_channel group 48 (groups of 48 tokens (supported: 32 and 64); "
-            "groups of 48 in a dim of 128 (supported: divisors)). Choose another format, or its numbers otherwise.");
+  EXPECT_EQ(
+      refused("int4_channel group 48", kShape),
+      "k of 8 heads of 128 can't be stored as int4_channel group 48 (groups of 48 tokens (supported: 32 and 64); "
+      "groups of 48 in a dim of 128 (supported: divisors)). Choose another format, or another rank, group or dtype.");
   EXPECT_NE(refused("int4_token group 32", {Dtype::kBf16, 2, 80}).find("groups of 32 in a dim of 80"),
             std::string::npos);
   EXPECT_NE(refused("low_rank rank 128", kShape).find("rank 128 of a dim of 128"), std::string::npos);

@@ -144,7 +144,7 @@ class Refusals(unittest.TestCase):
             ("softcap is 1e-300", lambda: attention(Q, K, K, softcap=1e-300)),
             ("softmax_scale is 1e+300", lambda: ringattn.decode(*STEP, softmax_scale=1e300)),
             ("cu_seqlens has 9223372036854775808", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**63])),
-            ("sequence 0 of a scan has 4611686018427387904 tokens", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**62])),
+            ("sequence 0 of an SSM has 4611686018427387904 tokens", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**62])),
             ("a side of mask has 9223372036854775808", lambda: attention(Q, K, K, mask=(2**63, 0))),
             ("method is None", lambda: ringattn.evict(K, K, None)),
             ("there is no method of eviction", lambda: ringattn.evict(K, K, "x" * 100_000)),
@@ -198,11 +198,11 @@ class Refusals(unittest.TestCase):
         cases = []
         for op, rest in ((decode, (lengths,)), (share, ())):
             cases += [
-                ("a token's key and value lie at the same place", lambda op=op,
+                ("a token's key and value have the same index", lambda op=op,
                  rest=rest: op(q, cache[:2], cache[:3], *rest)),
-                ("a token's key and value lie at the same place", lambda op=op,
+                ("a token's key and value have the same index", lambda op=op,
                  rest=rest: op(q, cache, cache[:, :8], *rest)),
-                ("a token's key and value lie at the same place",
+                ("a token's key and value have the same index",
                  lambda op=op, rest=rest: op(q, cache, cache[:, :, :1], *rest)),
                 ("Pass the block_table of a cache of pages", lambda op=op,
                  rest=rest: op(q, cache[:1], cache[:1], *rest)),

@@ -98,7 +98,7 @@ class Reader(Case):
             ("tensor `q` is not an object", of_one({"q": 3})),
             ("the unknown dtype `F33`", of_one(dtype="F33")),
             ("the unknown dtype `3`", of_one(dtype=3)),
-            *(("the shape of tensor `q` is no list of whole numbers", of_one(shape=shape))
+            *(("the shape of tensor `q` is not a list of whole numbers", of_one(shape=shape))
               for shape in ([2.0], ["2"], [True, 2], [None], [-2], 2, {"a": 2}, [2**70], [2**63], [[2]])),
             ("the shape of tensor `q`", of_one(b'{"q":{"dtype":"F32","shape":[-0],"data_offsets":[0,0]}}', 0)),
             ("the shape of tensor `q`",
@@ -107,7 +107,7 @@ class Reader(Case):
             ("is larger than 2^63 bits", of_one(shape=[0, 2**40, 2**40])),
             ("has more than 64 dimensions", of_one(shape=[1] * 65)),
             ("doesn't fill whole bytes", of_one(dtype="F4", shape=[3])),
-            *(("the data_offsets of tensor `q` is no list", of_one(data_offsets=at)) for at in ([0, 8.0], ["0", "8"],
+            *(("the data_offsets of tensor `q` is not a list", of_one(data_offsets=at)) for at in ([0, 8.0], ["0", "8"],
                                                                                                 None)),
             ("has 1 data_offsets instead of 2", of_one(data_offsets=[8])),
             ("ends at byte 0, before it begins at 8", of_one(data_offsets=[8, 0])),

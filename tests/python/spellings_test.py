@@ -186,13 +186,13 @@ class Lengths(Refused):
         before = ints(8, 6)
         assert_same_bits(ringattn.mla_decode(q, cache.copy(), lengths_before=before, **rows, **w), expected)
         assert_same_bits(before, ints(8, 6))
-        self.refused("lengths of mla_decode are passed by place", ringattn.CallError,
+        self.refused("lengths of mla_decode are passed by position", ringattn.CallError,
                      lambda: ringattn.mla_decode(q, cache, ints(9, 7), *w.values(), **rows))  # fmt: skip
 
     def test_what_is_ambiguous_is_refused(self):
         decode, lengths = ringattn.decode, ints(9, 7)
         for words, call in (
-            ("lengths of decode are passed by place", lambda: decode(*STEP, lengths, **NEW)),
+            ("lengths of decode are passed by position", lambda: decode(*STEP, lengths, **NEW)),
             ("decode has neither lengths nor lengths_before", lambda: decode(*STEP, **NEW)),
             ("lengths and lengths_before of decode are given", lambda: decode(*STEP, lengths=lengths, lengths_before=lengths)),
             ("update_lengths of decode is given without", lambda: decode(*STEP, lengths=lengths, update_lengths=True, **NEW)),
@@ -314,8 +314,8 @@ class Names(Refused):
     def test_calls_that_are_malformed_are_type_errors(self):
         self.assertTrue(issubclass(ringattn.CallError, TypeError) and issubclass(ringattn.CallError, ringattn.UsageError))
         for words, call in (
-            ("varlen was called with 7 arguments by place (it takes q, k, v, cu_seqlens_q, cu_seqlens_k by place). Pass the "
-             "others by name: ", lambda: ringattn.varlen(*PACKED, CU, CU, 12, 12)),
+            ("varlen was called with 7 arguments by position (it takes q, k, v, cu_seqlens_q, cu_seqlens_k by position). Pass "
+             "the others by name: ", lambda: ringattn.varlen(*PACKED, CU, CU, 12, 12)),
             ("attention lacks v", lambda: ringattn.attention(Q, K)),
             ("Did you mean softmax_scale?", lambda: ringattn.attention(Q, K, V, softmax_scal=1.0)),
             ("Pass world=ringattn.torch_world(group).", lambda: ringattn.attention(Q, K, V, group=0)),

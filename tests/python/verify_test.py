@@ -167,7 +167,7 @@ class Results(Case):
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         self.assertEqual(done.returncode, 3)
         self.assertEqual(done.stderr, "error: the result can't be written to stdout (No space left on device). "
-                                      "Lead stdout to a place that takes it.\n")
+                                      "Redirect stdout to a file that can be written.\n")
 
 
 class Refused(Case):
@@ -214,7 +214,7 @@ class Refused(Case):
         self.good(cu_seqlens=cu, cu_seqlens_q=cu)
         self.refused("`cu_seqlens` and `cu_seqlens_q` (both names mean cu_seqlens_q)", code=3)
         self.good(x=self.q, dt=self.q)
-        self.refused("holds a scan and attention", code=3)
+        self.refused("holds an SSM and attention", code=3)
         self.good(block_mask=np.ones((1, 1, 1), "uint8"), **{f"z{i}": self.q for i in range(9)})
         listed = ", ".join(f"`{name}`" for name in ("block_mask", *(f"z{i}" for i in range(7))))
         self.assertIn(f"# not read: {listed} and 2 more\n", self.passes())
@@ -229,9 +229,9 @@ class Refused(Case):
         text = (pathlib.Path(__file__).parents[2] / "src/attention/files/tensor_roles.cpp").read_text()
         roles = re.findall(r'TensorRole\{"(\w+)"', text)
         self.assertEqual({*roles}, {*_NAMES, *_STORED, *_SSM})
-        self.refused("has no tensor `dt` (--tensors names tensors of a scan)", "--tensors", "x=q", code=3)
+        self.refused("has no tensor `dt` (--tensors names tensors of an SSM)", "--tensors", "x=q", code=3)
         self.good(dt=self.q)
-        self.refused("--peer is not for scans", "--tensors", "x=q", code=2)
+        self.refused("--peer is not for an SSM", "--tensors", "x=q", code=2)
         self.refused("--tensors names k_pages (this check takes keys", "--tensors", "k_pages=k", code=4)
         self.refused("--tensors is", "--tensors", "y=q", code=2)
 
@@ -314,7 +314,7 @@ class Refused(Case):
               for n in ("0", "-3", "2k", "1.5", " 3", "+3", "1_0", "9" * 5000, "٣")),
             *((f'--window is "{w}"', ("--window", w))
               for w in ("3", "-2,0", "3,", "0,-7", "1,2,3", f"{2**61},0", "9999999999g,0")),
-            ("q stands there twice", ("--tensors", "q=k,q=q")),
+            ("q is given twice", ("--tensors", "q=k,q=q")),
             *((f'--tensors is "{t}"', ("--tensors", t)) for t in ("w=1", "q", "q=", "q=a,", ",")),
             *((f'--softcap is "{x}" (it takes', ("--softcap", x))
               for x in ("nan", "-1", "inf", "1e31", "1e-40", "1e-999", "a", "1_0")),

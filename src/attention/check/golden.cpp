@@ -110,7 +110,7 @@ Golden parse_golden(std::string_view text, const std::string& path) {
     const auto* member = std::find_if(std::begin(kMembers), std::end(kMembers),
                                       [&](const Member& candidate) { return candidate.key == entry.key; });
     if (member == std::end(kMembers)) refuse(path, fmt::format("it has a member \"{}\"", shortened(entry.key)));
-    if (entry.kind != FlatKind::kText) refuse(path, fmt::format("\"{}\" is no text", shortened(entry.key)));
+    if (entry.kind != FlatKind::kText) refuse(path, fmt::format("\"{}\" is not a string", shortened(entry.key)));
     golden.*member->value = entry.text;
     std::erase(missing, member->key);
   }
@@ -118,11 +118,11 @@ Golden parse_golden(std::string_view text, const std::string& path) {
   // One of both is there; neither, and the first of them is what is missing.
   const bool states = std::ranges::find(missing, "digest_final_states") == missing.end();
   const bool lse = std::ranges::find(missing, "digest_lse") == missing.end();
-  if (states && lse) refuse(path, "it has digests of attention and of a scan");
+  if (states && lse) refuse(path, "it has digests of attention and of an SSM");
   std::erase(missing, states ? "digest_lse" : "digest_final_states");
   if (!missing.empty()) refuse(path, fmt::format("\"{}\" is missing", missing.front()));
   if (!is_digest(golden.digest_out) || !is_digest(states ? golden.digest_final_states : golden.digest_lse))
-    refuse(path, "a digest is no 32 hex digits");
+    refuse(path, "a digest is not 32 hex digits");
   return golden;
 }
 

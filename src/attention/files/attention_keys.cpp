@@ -156,7 +156,7 @@ void check_untyped(const ModelKeys& keys) {
   }
   const auto has = [&](std::string_view key) { return keys.has(key); };
   if (keys.has("num_attention_heads") && any_word(kSsmKeys, has) && !any_word(kSsmLayers, has)) {
-    refuse_untyped(fmt::format("it has {}, and no key says which layers have attention and which scans",
+    refuse_untyped(fmt::format("it has {}, and no key says which layers have attention and which have an SSM",
                                in_quotes(keys.first_name(kSsmKeys))));
   }
 }

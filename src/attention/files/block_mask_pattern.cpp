@@ -21,9 +21,9 @@ namespace {
 constexpr std::size_t kMaxNamed = std::size_t{1} << 16;  // columns or diagonals
 
 [[noreturn]] void refuse(std::string_view part, const std::string& why) {
-  fail(ErrorCode::kUsage, fmt::format("no lists of key blocks follow from \"{}\"", part), why,
-       "Patterns are such as window:4k+global:128, vertical:0,900+slash:0,64, strided:512, bigbird:256,128,3 and "
-       "topk:16.");
+  fail(ErrorCode::kUsage, fmt::format("the block mask \"{}\" is not valid", part), why,
+       "Patterns are, for example, window:4k+global:128, vertical:0,900+slash:0,64, strided:512, bigbird:256,128,3 and "
+       "topk:16; a file's name ends in .safetensors.");
 }
 
 std::vector<std::string_view> split(std::string_view text, char at) {
@@ -94,7 +94,7 @@ Pattern parse(std::string_view text, const AttentionSpec& spec) {
       if (pattern.shape.heads == 0) refuse(whole, "heads are all, kv or each");
     } else if (part.word == "topk") {
       part.expect(1, 1);
-      if (pattern.top_k) refuse(whole, "topk stands there twice");
+      if (pattern.top_k) refuse(whole, "topk is given twice");
       pattern.top_k = static_cast<int>(part.number(0, 1));
     } else {
       pattern.parts.push_back(part);
@@ -152,7 +152,7 @@ BlockMask block_mask_from_pattern(std::string_view text, const Job& job, const T
   const Pattern pattern = parse(text, job.spec);
   std::vector<BlockMaskPattern> makers;
   for (const PatternPart& part : pattern.parts) makers.push_back(maker_of(part, pattern.shape, job.spec.mask));
-  if (makers.empty() && !pattern.top_k) refuse(text, "it lists nothing");
+  if (makers.empty() && !pattern.top_k) refuse(text, "it has no pattern of key blocks");
   if (!pattern.top_k)
     return make_block_mask(pattern.shape, masked_sequences(job.batch), union_of_patterns(std::move(makers)), budget);
   AttentionSpec spec = job.spec;

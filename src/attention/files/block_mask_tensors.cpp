@@ -130,7 +130,7 @@ class BsrTensors {
       const std::int64_t block = blocks_.at(i);
       const auto refuse = [&](const std::string& why) {
         blocks_.refuse(i,
-                       fmt::format("in the list of sequence {}, head {}, query block {}: {}", mask_row.sequence,
+                       fmt::format("in the mask row of sequence {}, head {}, query block {}: {}", mask_row.sequence,
                                    mask_row.head, mask_row.block, why),
                        "List blocks of keys in ascending order, each once.");
       };
@@ -194,7 +194,7 @@ BlockMask block_mask_from_tensor(const TensorSource& mask, BlockMaskShape lists,
                      describe(job)),
          equal ? "Give [sequences, heads, query blocks, key blocks]; metadata query_block and key_block say how large "
                  "blocks are."
-               : "Sequences of different numbers of blocks have their lists in block_indptr and block_indices.");
+               : "Sequences with different numbers of blocks need block_indptr and block_indices.");
   }
   TensorPieces pieces(mask);
   const std::int64_t rows = shape[at + 1];
@@ -226,11 +226,12 @@ BlockMask block_mask_from_rows(const TensorSource& begins, const TensorSource& b
   }
   require(
       shape.heads > 0, begins,
-      fmt::format("{} of {} queries have {} lists for all heads, {} for the K/V heads or {} for the query heads; the "
-                  "job is {}",
-                  counted(static_cast<std::uint64_t>(all), "block"), shape.query_block, all, all * job.spec.kv_heads,
-                  all * job.spec.heads, describe(job)),
-      "It has an entry more than there are lists; metadata query_block and key_block say how large blocks are.");
+      fmt::format(
+          "{} of {} queries have {} mask rows for all heads, {} for the K/V heads or {} for the query heads; the "
+          "job is {}",
+          counted(static_cast<std::uint64_t>(all), "block"), shape.query_block, all, all * job.spec.kv_heads,
+          all * job.spec.heads, describe(job)),
+      "It has one entry more than there are mask rows; metadata query_block and key_block give the sizes of blocks.");
   rows.check_ends();
   BlockMask made = make_block_mask(
       shape, listed,
@@ -253,12 +254,12 @@ std::vector<TensorSource> block_mask_tensors(const SafetensorsFile& file) {
   const bool begins = file.contains(kBegins);
   const bool blocks = file.contains(kBlocks);
   if (!mask && !begins && !blocks) {
-    fail(ErrorCode::kFile, fmt::format("{} holds no lists of key blocks", file.path()),
+    fail(ErrorCode::kFile, fmt::format("{} holds no block mask", file.path()),
          fmt::format("it has neither {} nor {} and {}", kMask, kBegins, kBlocks), "Write one or the other.");
   }
   if (mask && (begins || blocks)) {
     require(false, file.tensor(kMask), fmt::format("the file has {}, too", begins ? kBegins : kBlocks),
-            "Leave out one of the two forms of lists.");
+            "Leave out one of the two forms of the mask.");
   }
   if (mask) return {file.tensor(kMask)};
   if (begins != blocks) {

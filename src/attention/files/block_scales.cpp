@@ -107,8 +107,8 @@ void read_scaled_rows(const TensorSource& matrix, const BlockScales& scales, std
       const double product = static_cast<double>(code) * static_cast<double>(scale);
       store_element(to, dtype, dtype == Dtype::kF32 ? static_cast<float>(product) : round_to_odd(product));
       if (std::isfinite(load_element(to, dtype))) continue;
-      require(!std::isnan(code), matrix, fmt::format("its code at [{}, {}] is NaN", first + row, column),
-              "Give the checkpoint's matrix; quantizers write finite codes.");
+      require(!std::isnan(code), matrix, fmt::format("its quantized value at [{}, {}] is NaN", first + row, column),
+              "Give the checkpoint's matrix; quantizers write finite values.");
       require(false, matrix,
               fmt::format("[{}, {}] is {} times {}, beyond {}", first + row, column, code, scale, dtype_name(dtype)),
               {"Convert q and latents to bf16 or fp32, or check the scales."});

@@ -89,7 +89,7 @@ void check_pages(const InputTensors& input) {
   if (input.q.info != nullptr) check_queries(input);
   require(v.batch == k.batch && v.length == k.length && v.heads == k.heads, input.v,
           fmt::format("k_pages has {} pages of {} tokens and {} heads", k.batch, k.length, k.heads),
-          "A token's key and value lie at the same place of both pools.");
+          "A token's key and value have the same index in both pools.");
   require(k.batch <= std::numeric_limits<std::int32_t>::max(), input.k,
           fmt::format("it has {} pages, more than an I32 can number", k.batch), "Use larger pages.");
 }

@@ -40,7 +40,7 @@ class FlatHandler : public nlohmann::json_sax<nlohmann::json> {
   bool key(string_t& name) override {
     key_ = name;
     if (!seen_.insert(path()).second) {
-      refusal = fmt::format("the key \"{}\" stands there twice", shortened(path()));
+      refusal = fmt::format("the key \"{}\" is given twice", shortened(path()));
       return false;
     }
     return true;

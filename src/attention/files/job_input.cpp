@@ -46,8 +46,8 @@ void check_decode(const SyntheticInput& input, std::int64_t q_len) {
   }
   if (input.prefix > 0 && input.prefix > input.tokens - q_len) {
     fail(ErrorCode::kUsage,
-         {setting("prefix", input.prefix), " with ", setting("seq", input.tokens), fmt::format(" and {} rows", q_len)},
-         "the keys of a step's rows are each sequence's own", "Use a shorter prefix, or more tokens.");
+         {setting("prefix", input.prefix), " with ", setting("seq", input.tokens), " and ", setting("q_len", q_len)},
+         "the keys of a sequence's queries are its own", "Use a shorter prefix, or more tokens.");
   }
   if (input.tokens > std::numeric_limits<std::int32_t>::max()) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " in a cache"}, "its lengths lie below 2^31",
@@ -155,8 +155,8 @@ void JobInput::take_shape(const SyntheticInput& input) {
 void JobInput::take_shape(const FileInput& input) {
   file_ = open_input_file(input);
   if (file_->ssm) {
-    fail(ErrorCode::kUsage, fmt::format("{} holds a scan, no attention", input.path), described(file_->ssm->x),
-         "Open it as a SsmInput.");
+    fail(ErrorCode::kUsage, fmt::format("{} holds an SSM, not attention", input.path), described(file_->ssm->x),
+         "Open it as an SsmInput.");
   }
   const InputTensors& found = file_->tensors;
   constexpr std::int64_t kMost = 1 << 16;
@@ -223,7 +223,7 @@ void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target)
   if (latent_) take_form(numerics.form);
   if (numerics.block_mask.empty()) return;
   if (latent_) {
-    fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "latent attention takes no lists of key blocks",
+    fail(ErrorCode::kUsage, {setting("block_mask"), " with latents"}, "MLA takes no block mask",
          "Leave it out; windows are possible.");
   }
   const std::string seed = seed_ ? fmt::format("{}, {} keys that all share", *seed_, prefix_) : "";

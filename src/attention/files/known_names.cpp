@@ -56,11 +56,11 @@ constexpr std::string_view kStates =
 constexpr std::string_view kStatesAdvice = "Say which it is";
 constexpr std::string_view kPool = "states stand in the order of the sequences";
 constexpr std::string_view kPoolAdvice = "Gather the states into that order, and leave it out";
-constexpr std::string_view kSsmTensorKeys = "the sequences of a scan have no keys";
-constexpr std::string_view kConv1dOnlyWhy = "without dt it is only a convolution, which reads nothing of a scan";
+constexpr std::string_view kSsmTensorKeys = "the sequences of an SSM have no keys";
+constexpr std::string_view kConv1dOnlyWhy = "without dt it is only a convolution, which takes no tensors of an SSM";
 constexpr std::string_view kAloneSuggestion = "Add dt, or leave it out";
-constexpr std::string_view kSsdBias = "the bias of a scan of x and dt is `dt_bias`";
-constexpr std::string_view kSelectiveBias = "the bias of a scan of u and delta is `delta_bias`";
+constexpr std::string_view kSsdBias = "the bias of an SSM with x and dt is `dt_bias`";
+constexpr std::string_view kSelectiveBias = "the bias of an SSM with u and delta is `delta_bias`";
 constexpr std::string_view kOtherBiasAdvice = "Rename it";
 
 // The libraries are flash_attn 2 and 3, PyTorch, flashinfer, FlashMLA, Transformer Engine, vLLM, transformers,
@@ -214,7 +214,7 @@ constexpr KnownName kNames[] = {
     {"cache_seqlens", kStateSpace, "", "conv_state holds the last tokens, the oldest first",
      "Write them in that order, and leave it out"},
     {"attention_mask", kStateSpace, "", "padding is not masked", "Pack the sequences, and write cu_seqlens"},
-    {"gate", kScans, "", "the gate of a scan's output is `z`, and this may be another", "Rename it if it is z"},
+    {"gate", kScans, "", "the gate of an SSM's output is `z`, and this may be another", "Rename it if it is z"},
     {"dt_softplus", kScans, "", kSetting, "Give it as the setting dt_softplus, and leave it out"},
     {"dt_limit", kScans, "", kSetting, "Give it as the setting dt_limit, and leave it out"},
     {"time_step_limit", kScans, "", kSetting, "Give it as the setting dt_limit, and leave it out"},

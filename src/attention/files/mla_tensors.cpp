@@ -133,8 +133,8 @@ bool find_rows(const SafetensorsFile& file, const InputNames& names, InputTensor
   latents.latent_grid = headless_grid(latents.latent, pages || batched);
   const bool bytes = latents.latent.info->dtype == FileDtype::kU8;
   if (codes || (pages && bytes)) {
-    require(bytes, latents.latent, "it must be U8", "Rows of 8-bit latents are bytes: codes, scales, rotary key.");
-    require(!queries || input.dtype == Dtype::kBf16, input.q, "8-bit latents are unpacked to BF16",
+    require(bytes, latents.latent, "it must be U8", "FP8 rows are bytes: quantized values, scales, rotary key.");
+    require(!queries || input.dtype == Dtype::kBf16, input.q, "FP8 latents are dequantized to BF16",
             "Convert q to BF16.");
     if (codes && file.contains("k_rope")) {
       fail(ErrorCode::kFile, fmt::format("{} holds {} and k_rope", file.path(), described(latents.latent)),
@@ -174,8 +174,8 @@ std::string says_latent(const MlaTensors& latents) {
 
 // latent_dim of plain rows in pages, where no matrix gives it. `stated`: the caller's, or 0 where unknown.
 int stated_latent_dim(const MlaTensors& latents, int stated) {
-  require(stated > 0, latents.latent, "how many numbers of a row are the latent is seen from the matrices",
-          {"Put one of them into the file, or say it with ", setting("latent_dim", 512), "."});
+  require(stated > 0, latents.latent, "latent_dim follows from the matrices, and the file has none",
+          {"Add one of them to the file, or give ", setting("latent_dim", 512), "."});
   return stated;
 }
 
@@ -221,7 +221,7 @@ std::int64_t rope_dim_of(const MlaTensors& latents) {
   std::int64_t rope = width - latents.latent_dim;
   if (latents.rows == Rows::kFp8) {
     require(latents.latent_dim % kLatentScaleBlock == 0, matrix_of(latents),
-            fmt::format("8-bit latents have a multiple of {} dims", kLatentScaleBlock), kMatrices);
+            fmt::format("FP8 latents have a multiple of {} dims", kLatentScaleBlock), kMatrices);
     rope = (width - latent_row_bytes(latents.latent_dim, 0)) / static_cast<std::int64_t>(size_of(Dtype::kBf16));
     require(rope >= 0 && latent_row_bytes(latents.latent_dim, rope) == width, latents.latent,
             fmt::format("rows of {} latent dims have {} bytes and 2 for each rotary dim; {}", latents.latent_dim,

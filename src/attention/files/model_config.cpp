@@ -31,7 +31,7 @@ struct OtherKind {
   std::string_view why;
 };
 constexpr OtherKind kOtherAttention[] = {
-    {kLinearAttention, "a state stands in place of keys and values"},
+    {kLinearAttention, "a state replaces its keys and values"},
     {kChunkedAttention, "a row sees only the keys of its own chunk"},
     {kCrossAttention, "its keys and values are not those of the text"},
     {kBlockSparse, "a row sees only selected blocks of keys"},
@@ -39,9 +39,9 @@ constexpr OtherKind kOtherAttention[] = {
     {"compressed_sparse_attention", "a row sees compressed keys that an indexer chooses"},
     {"heavily_compressed_attention", "a row sees compressed keys"},
     {"minimax_m3_sparse", "a row sees keys that an indexer chooses"},
-    {"conv", "a short convolution stands in its place"},
-    {"recurrent", "a gated recurrence stands in its place"},
-    {"replace_with_linear", "a linear layer stands in its place"},
+    {"conv", "a short convolution replaces it"},
+    {"recurrent", "a gated recurrence replaces it"},
+    {"replace_with_linear", "a linear layer replaces it"},
     {"sparsify", "its weights are sparse in a way that this reader does not know"},
     {"num_sink_tokens", "a row sees the first tokens besides its window"},
     {"window_length", "a row sees the first tokens besides its window"},
@@ -340,8 +340,8 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
   if (differs != candidates.end()) {
     const bool one_layer = differs->at == first.at;
     if (one_layer) {
-      fail(ErrorCode::kUsage, fmt::format("layer {} of {} has attention and a scan", first.at, keys_->name()),
-           "which of them is meant is not said",
+      fail(ErrorCode::kUsage, fmt::format("layer {} of {} has attention and an SSM", first.at, keys_->name()),
+           "the op is not given",
            {"Add ", setting("op", op_name(first.layer->op)), " or ", setting("op", op_name(differs->layer->op)), "."});
     }
     std::vector<std::string> kinds;
@@ -360,7 +360,7 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
          {"Name another with ", setting("layer"), ", or give the dims themselves for attention to all tokens."});
   }
   fail(ErrorCode::kUsage, setting("layer", first.at),
-       fmt::format("that layer of {} is {}, neither attention nor a scan", keys_->name(), in_quotes(kind)),
+       fmt::format("that layer of {} is {}, neither attention nor an SSM", keys_->name(), in_quotes(kind)),
        "Name another, or leave it out and name the op.");
 }
 

@@ -71,7 +71,7 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks) {
   check_ssm(spec);
   if (input.tokens < 1 || input.batch < 1) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " with ", setting("batch", input.batch)},
-         "a scan has at least one token of one sequence", "Check the shape of the input.");
+         "an SSM needs at least one token of one sequence", "Check the shape of the input.");
   }
   const double elements =
       static_cast<double>(input.tokens) * static_cast<double>(input.batch) *
@@ -89,8 +89,8 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks) {
   }
   const AxisOrder order = input.order.value_or(input.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
   if (order != AxisOrder::kThd && order != AxisOrder::kBthd) {
-    fail(ErrorCode::kUsage, {setting("order", axis_order_name(order)), " with a scan"}, "its rows lie token by token",
-         "Leave it out.");
+    fail(ErrorCode::kUsage, {setting("order", axis_order_name(order)), " with an SSM"},
+         "its tensors are ordered by token", "Leave it out.");
   }
   const bool batched = order == AxisOrder::kBthd;
   y_grid_ = {order, batched ? input.batch : 1, batched ? input.tokens : input.tokens * input.batch, spec.heads,
@@ -124,7 +124,7 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks) {
 void SsmInput::take_shape(const FileInput& input, int ranks) {
   file_ = open_input_file(input);
   if (!file_->ssm) {
-    fail(ErrorCode::kFile, fmt::format("{} holds no scan", input.path),
+    fail(ErrorCode::kFile, fmt::format("{} holds no SSM", input.path),
          "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});
   }
   const SsmTensors& found = *file_->ssm;
@@ -144,7 +144,7 @@ void SsmInput::take_shape(const FileInput& input, int ranks) {
   job_.initial_states = found.initial_states.has_value();
   job_.initial_halos = found.conv_state.has_value();
   job_.lengths = found.lengths;
-  require(!job_.lengths.empty(), found.x, "there are no sequences", "A scan has at least one.");
+  require(!job_.lengths.empty(), found.x, "there are no sequences", "An SSM needs at least one.");
   y_grid_ = found.x_grid;
   a_ = found.a;
   d_ = found.d;

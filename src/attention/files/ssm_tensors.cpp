@@ -58,7 +58,7 @@ Shape rows_shape(const SsmTensors& found, const Shape& inner) {
 }
 
 void check_rows(const SsmTensors& found, const TensorSource& tensor, const Shape& inner, const Roles& roles) {
-  require(row_dtype(tensor) == found.dtype, tensor, described(found.x), "The rows of a scan have one dtype.");
+  require(row_dtype(tensor) == found.dtype, tensor, described(found.x), "The rows of an SSM have one dtype.");
   require(tensor.info->shape == rows_shape(found, inner), tensor, described(found.x), roles.rows);
 }
 
@@ -104,8 +104,8 @@ void find_shape(const SafetensorsFile& file, const Roles& roles, std::optional<A
   const AxisOrder lies = found.batched ? AxisOrder::kBthd : AxisOrder::kThd;
   if (order && *order != lies) {
     fail(ErrorCode::kUsage, {setting("order", axis_order_name(*order)), fmt::format(", and {}", described(found.x))},
-         fmt::format("the rows of a scan lie token by token, {}", axis_order_name(lies)),
-         "Leave it out; transpose what lies otherwise.");
+         fmt::format("the tensors of an SSM are ordered by token, {}", axis_order_name(lies)),
+         "Leave it out; transpose tensors in another order.");
   }
   for (const std::int64_t extent : std::span(shape).subspan(found.batched ? 2 : 1)) {
     require(extent >= 1 && extent <= kMaxDims, found.x, fmt::format("1 to {} heads or dims are possible", kMaxDims),
@@ -159,7 +159,7 @@ void find_decays(const SafetensorsFile& file, const InputNames& names, SsmTensor
             fmt::format("{}, and {}", described(found.x), described(found.b)),
             "A of a selective scan is [channels, state_dim].");
     require(found.heads * dim <= kMaxDecays, a, fmt::format("at most {} decays are possible", kMaxDecays),
-            "Compute channels apart: each is a scan of its own.");
+            "Split the channels into several jobs: they do not depend on each other.");
   } else {
     require(a.info->shape == Shape{found.heads}, a, described(found.x), "A is [heads].");
   }
@@ -208,7 +208,8 @@ void find_kind_of_states(const SafetensorsFile& file, const InputNames& names, S
   if (!state) return;
   if (found.initial_states) {
     require(false, *state, fmt::format("{}", described(*found.initial_states)),
-            "A file with `state` is an update of one token, one with initial_states a scan: leave one of them out.");
+            "A file with `state` is an update of one token, one with initial_states whole sequences. Leave one of them "
+            "out.");
   }
   found.initial_states = state;
 }
@@ -263,7 +264,7 @@ void find_conv1d(const SafetensorsFile& file, const InputNames& names, SsmTensor
           fmt::format("the job's sequences and channels are {}", shape_text(Shape{sequences, channels})),
           fmt::format("It holds the last {} or {} tokens of each sequence.", width - 1, width));
   require(row_dtype(*found.conv_state) == found.dtype, *found.conv_state, described(found.x),
-          "The rows of a scan, and the tokens before them, have one dtype.");
+          "The rows of an SSM, and the tokens before them, have one dtype.");
 }
 
 bool holds_conv1d(const SafetensorsFile& file, const InputNames& names) {
@@ -287,7 +288,7 @@ bool holds_ssm(const SafetensorsFile& file, const InputNames& names) {
   const bool whole =
       named || (file.contains("x") && file.contains("dt")) || (file.contains("u") && file.contains("delta"));
   if (whole && queries) {
-    fail(ErrorCode::kFile, fmt::format("{} holds a scan and attention", file.path()), "a job is one of them",
+    fail(ErrorCode::kFile, fmt::format("{} holds an SSM and attention", file.path()), "a job is one of them",
          {"Name q, k and v, or x and dt, with ", setting("tensors"), "."});
   }
   return whole || (!queries && (file.contains("x") || file.contains("u")));
@@ -298,7 +299,7 @@ SsmTensors find_ssm(const SafetensorsFile& file, const InputNames& given, std::o
   const bool channels = file.contains("u");
   const bool heads = file.contains("x");
   if (names_channels(given) == names_heads(given) && channels && heads) {
-    fail(ErrorCode::kFile, fmt::format("{} holds x and u", file.path()), "a job is one scan",
+    fail(ErrorCode::kFile, fmt::format("{} holds x and u", file.path()), "a job has one SSM",
          {"Name x and dt, or u and delta, with ", setting("tensors"), "."});
   }
   found.conv1d_only = holds_conv1d(file, given);

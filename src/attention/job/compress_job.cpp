@@ -147,12 +147,11 @@ CompressResult compress_rows(const CompressJob& job) {
   return result;
 }
 
-// A file of an SSM layer or a convolution, which has no keys.
+// A file of an SSM layer or a convolution has no keys.
 void refuse_ssm(const SafetensorsFile& file, const InputNames& names) {
   if (names.k || file.contains("k") || holds_compressed(file) || !holds_ssm(file, names)) return;
-  fail(ErrorCode::kFile, fmt::format("{} holds a scan or a convolution", file.path()),
-       "these have no keys and values, which are what is compressed",
-       "Give a file of attention, with k and v or with pages of them, or one with latents.");
+  fail(ErrorCode::kFile, fmt::format("{} holds an SSM or a convolution", file.path()),
+       "it has no keys and values to compress", "Give a file with k and v, with pages of them, or with latents.");
 }
 
 }  // namespace

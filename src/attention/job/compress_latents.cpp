@@ -141,7 +141,7 @@ CompressResult compress_latents(const SafetensorsFile& file, const FileInput& in
   const auto [found, source] = find_latent_rows(file, input.names, input.order, input.latent_dim);
   require(source.rows != Rows::kFp8, source.latent, "FP8 latents are compressed already",
           "Give a file with latent and k_rope, or with pages of them.");
-  require(found.dtype == Dtype::kBf16, source.latent, "FP8 latents are unpacked to BF16",
+  require(found.dtype == Dtype::kBf16, source.latent, "FP8 latents are dequantized to BF16",
           "Convert it, and q and the matrices beside it, to BF16.");
   require(source.latent_dim > 0 && source.latent_dim % kLatentScaleBlock == 0, source.latent,
           fmt::format("{} numbers of a latent share a scale, and it has {}", kLatentScaleBlock, source.latent_dim),

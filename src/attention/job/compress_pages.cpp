@@ -35,7 +35,7 @@ RowGrid stream_grid(const CachePool& pool, const FormatStream& stream) {
        fmt::format("sequence {} has page {} of {} at entry {}, among other pages than before", sequence,
                    pool.table.of(sequence)[static_cast<std::size_t>(entry)], pool.source.text(), entry),
        fmt::format("{} tokens, that is {} pages, share their scales", group, group / pool.table.page_size),
-       "Use pages that hold such a group, or a method that codes each token by itself.");
+       "Use pages that hold such a group, or a method that quantizes each token on its own.");
 }
 
 // A place for each page that sequences hold; −1 until it is set.

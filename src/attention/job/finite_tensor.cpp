@@ -52,7 +52,7 @@ void check_compared(const TensorSource& tensor, std::string_view name) {
     place = fmt::format("{}{}{}", rest % *axis, place.empty() ? "" : ", ", place);
   }
   fail(ErrorCode::kFile, fmt::format("{}[{}] is {}", name, place, found->value),
-       "rows of O that depend on it are no numbers that can be compared",
+       "rows of O that depend on it cannot be compared",
        {"Find out where it comes from, or leave out ", setting("report"), "."});
 }
 

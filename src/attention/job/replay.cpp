@@ -221,7 +221,7 @@ void check_replayable(const JobInput& input) {
     fail(ErrorCode::kUsage,
          fmt::format("sequence {} has queries at {} to {} and {} keys", s, sequence.q_offset,
                      sequence.q_offset + sequence.q_len - 1, sequence.k_len),
-         "a row that is decoded stands at a key of its own", "Check the offsets of the queries.");
+         "a decoded row needs the key at its own position", "Check the offsets of the queries.");
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "attention/tokens/balance.hpp"
 #include "base/error.hpp"
+#include "base/size.hpp"
 #include "kernels/cache_view.hpp"
 #include "kernels/registry.hpp"
 
@@ -76,7 +77,8 @@ std::string describe(const Job& job) {
   const std::int64_t queries = job.batch.q_tokens();
   const std::int64_t keys = job.batch.k_tokens();
   const std::string tokens =
-      queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys);
+      queries == keys ? counted(static_cast<std::uint64_t>(queries), "token")
+                      : fmt::format("{}, {} keys", queries == 1 ? "1 query" : fmt::format("{} queries", queries), keys);
   std::string text = fmt::format("{}, scale {}; {} sequence{}, {}", describe(job.spec), job.spec.softmax_scale, count,
                                  count == 1 ? "" : "s", tokens);
   if (!job.format.is_plain()) text += fmt::format("; {}", describe(job.format));

@@ -80,7 +80,9 @@ std::string describe(const MlaJob& job) {
   const std::int64_t keys = job.batch.k_tokens();
   return fmt::format(
       "{}; {}, {}", describe(job.spec), counted(job.batch.sequences.size(), "sequence"),
-      queries == keys ? fmt::format("{} tokens", queries) : fmt::format("{} queries, {} keys", queries, keys));
+      queries == keys
+          ? counted(static_cast<std::uint64_t>(queries), "token")
+          : fmt::format("{}, {} keys", queries == 1 ? "1 query" : fmt::format("{} queries", queries), keys));
 }
 
 void check_latent_format(std::string_view what, const RowFormat& format, const MlaSpec& spec) {

@@ -60,7 +60,7 @@ void check_ssm_size(std::int64_t sequences, std::int64_t super_segments, int wor
   const std::int64_t most = std::min(kMaxSuperSegments, kMaxOfAllRanks / std::max(world, 1));
   if (std::max(sequences, super_segments) <= most) return;
   const auto ranks = static_cast<std::uint64_t>(world);
-  fail(ErrorCode::kMemory, "the scan is too large for " + counted(ranks, "rank"),
+  fail(ErrorCode::kMemory, "the SSM is too large for " + counted(ranks, "rank"),
        fmt::format("it has {} of {} tokens, at most {} are possible on this number of ranks",
                    counted(static_cast<std::uint64_t>(super_segments), "super-segment"), kSuperSegmentTokens, most),
        "Use fewer tokens or sequences, or fewer ranks.");
@@ -124,11 +124,11 @@ Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vecto
 Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
                   int world) {
   if (lengths.empty()) {
-    fail(ErrorCode::kUsage, "a scan of no sequences", "there is nothing to scan", "Give the sequences' lengths.");
+    fail(ErrorCode::kUsage, "an SSM of no sequences", "there is nothing to compute", "Give the sequences' lengths.");
   }
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     if (lengths[s] >= 0 && lengths[s] <= kMaxTokens) continue;
-    fail(ErrorCode::kUsage, fmt::format("sequence {} of a scan has {} tokens", s, lengths[s]),
+    fail(ErrorCode::kUsage, fmt::format("sequence {} of an SSM has {} tokens", s, lengths[s]),
          "each has between 0 and 2^40", "Check the sequences' lengths.");
   }
   check_ssm_size(lengths, world);

@@ -165,7 +165,7 @@ class CpuSelectiveScan final : public SsmLevels {
 
 std::vector<std::string> cpu_selective_scan_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
-  if (!spec.state_decays) missing.push_back("one decay a head (supported: one for each state)");
+  if (!spec.state_decays) missing.push_back("a decay per head (supported: a decay for each state)");
   if (spec.heads % spec.groups != 0 || spec.heads / spec.groups % kChannelBlock != 0) {
     missing.push_back(fmt::format("{} channels in {} groups (supported: multiples of {} in each)", spec.heads,
                                   spec.groups, kChannelBlock));

@@ -212,7 +212,7 @@ bool fits(int dim) { return dim >= 8 && dim <= kMaxDim && dim % 8 == 0; }
 
 std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
-  if (spec.state_decays) missing.push_back("a decay for each state (supported: one a head)");
+  if (spec.state_decays) missing.push_back("a decay for each state (supported: a decay per head)");
   const auto check = [&missing](const char* name, int dim) {
     if (!fits(dim)) missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, kMaxDim));
   };

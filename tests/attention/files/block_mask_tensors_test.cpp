@@ -109,8 +109,7 @@ TEST_F(BlockMaskTensors, RowsOfSequencesOfDifferentLengths) {
   }
   const Error mask = refusal({{"block_mask", {FileDtype::kU8, {4, 1, 3, 5}, std::vector<std::byte>(60)}}}, ragged());
   EXPECT_EQ(mask.code(), ErrorCode::kFile);
-  EXPECT_NE(std::string(mask.what()).find("have their lists in block_indptr and block_indices"), std::string::npos)
-      << mask.what();
+  EXPECT_NE(std::string(mask.what()).find("need block_indptr and block_indices"), std::string::npos) << mask.what();
   const Job nothing = job_of(std::vector<Sequence>{{0, 77, 77}, {0, 0, 0}});
   EXPECT_EQ(read({{"block_indptr", int_list({0})}, {"block_indices", int_list({}, {0})}}, nothing).indices().size(),
             0U);
@@ -165,13 +164,13 @@ TEST_F(BlockMaskTensors, RowsThatAreWrong) {
       {"a block twice",
        {0, 2, 3, 3},
        {1, 1, 2},
-       "entry 1 of `block_indices` of lists.safetensors is 1 (in the list of "
+       "entry 1 of `block_indices` of lists.safetensors is 1 (in the mask row of "
        "sequence 0, head 0, query block 0: it comes after 1)"},
       {"descending blocks", {0, 0, 0, 3}, {0, 2, 1}, "query block 2: it comes after 2)"},
       {"too few lists",
        {0, 1, 2},
        {0, 1},
-       "3 blocks of 128 queries have 3 lists for all heads, 6 for the K/V heads or "
+       "3 blocks of 128 queries have 3 mask rows for all heads, 6 for the K/V heads or "
        "12 for the query heads"},
       {"too many lists", {0, 1, 2, 2, 2}, {0, 1}, "`block_indptr` of lists.safetensors has I64 [5]"},
       {"no entry", {}, {0, 1}, "`block_indptr` of lists.safetensors has I64 [0]"}};

@@ -185,7 +185,7 @@ TEST(BlockScales, ThatDontFitAreRefused) {
   };
   NamedTensors nan = scaled.tensors;
   nan["kv_b_proj"].bytes[5 * 128 + 7] = std::byte{0xff};
-  EXPECT_NE(refused(nan).find("its code at [5, 7] is NaN"), std::string::npos);
+  EXPECT_NE(refused(nan).find("its quantized value at [5, 7] is NaN"), std::string::npos);
   NamedTensors large = scaled.tensors;
   large["kv_b_proj_scale_inv"] = float_list({3e38F}, {1, 1});
   EXPECT_NE(refused(large).find("beyond bf16"), std::string::npos);

@@ -274,7 +274,7 @@ TEST(MlaTensors, AreRefusedWithBothShapes) {
          t = with_pages(with_queries_in_latent(t, MlaFile()), MlaFile());
          t.erase("w_uk"), t.erase("w_uv");
        },
-       {"`latent_pages`", "[10, 16, 136]", "how many numbers of a row are the latent", "latent_dim = 512"}},
+       {"`latent_pages`", "[10, 16, 136]", "latent_dim follows from the matrices", "latent_dim = 512"}},
       {"codes of another row",
        [&](NamedTensors& t) {
          t = with_fp8_latent(t);

@@ -285,7 +285,7 @@ TEST(ModelConfig, AsksWhereLayersDiffer) {
   EXPECT_EQ(both.layer({}, Op::kSsd).heads, 48);
   EXPECT_EQ(both.layer(3, Op::kAttention).heads, 8);
   const Error unsaid = error_of([&] { both.layer({}); });
-  EXPECT_NE(std::string(unsaid.what()).find("layer 0 of config.json has attention and a scan"), std::string::npos);
+  EXPECT_NE(std::string(unsaid.what()).find("layer 0 of config.json has attention and an SSM"), std::string::npos);
   EXPECT_TRUE(both.mixes_ops() && config(kBamba).mixes_ops());
   EXPECT_FALSE(config(kGemma3).mixes_ops() || config(kMamba2).mixes_ops());
 }

@@ -72,7 +72,7 @@ TEST(FlatTables, RefuseDepthAndDuplicates) {
   refused([&] { parse_json_table(deep + "1" + std::string(20, '}'), "f", ErrorCode::kFile); }, ErrorCode::kFile);
   const std::string twice =
       refused([] { parse_json_table(R"({"a":{"b":1},"a":2})", "f", ErrorCode::kUsage); }, ErrorCode::kUsage);
-  EXPECT_NE(twice.find("\"a\" stands there twice"), std::string::npos) << twice;
+  EXPECT_NE(twice.find("\"a\" is given twice"), std::string::npos) << twice;
   const auto entries = parse_json_table(R"({"a":{"b":1,"c":-2},"d":"x","e":true,"f":0.5,"g":18446744073709551615})",
                                         "f", ErrorCode::kFile);
   ASSERT_EQ(entries.size(), 6U);

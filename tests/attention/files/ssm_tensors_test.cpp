@@ -211,9 +211,9 @@ TEST(SsmTensors, UnderNamesThatArentReadAreRefused) {
     bool selective = false;
   };
   const Unread cases[] = {
-      {"dt_bias", "delta_bias", "the bias of a scan of x and dt is `dt_bias`"},
-      {"delta_bias", "dt_bias", "the bias of a scan of u and delta is `delta_bias`", true},
-      {"delta_bias", "dt_proj.bias", "the bias of a scan of u and delta is `delta_bias`", true},
+      {"dt_bias", "delta_bias", "the bias of an SSM with x and dt is `dt_bias`"},
+      {"delta_bias", "dt_bias", "the bias of an SSM with u and delta is `delta_bias`", true},
+      {"delta_bias", "dt_proj.bias", "the bias of an SSM with u and delta is `delta_bias`", true},
       {"A", "A_log", "A = -exp(A_log)"},
       {"A", "A_log", "A = -exp(A_log)", true},
       {"initial_states", "ssm_state", "Say which it is"},
@@ -231,7 +231,7 @@ TEST(SsmTensors, UnderNamesThatArentReadAreRefused) {
   }
   NamedTensors keys = layer_tensors(false);
   keys["cu_seqlens_k"] = int_list({0, 100, 300});
-  EXPECT_NE(file_error([&] { written(folder, keys); }).find("the sequences of a scan have no keys"), std::string::npos);
+  EXPECT_NE(file_error([&] { written(folder, keys); }).find("the sequences of an SSM have no keys"), std::string::npos);
   // A file of two SSM layers has both biases.
   NamedTensors both = ssm_tensors({});
   for (const auto& [name, tensor] : ssm_tensors({.selective = true})) both.try_emplace(name, tensor);
@@ -306,8 +306,8 @@ TEST(SsmTensors, ThatContradictEachOtherAreRefusedByNameAndShape) {
          t["initial_states"] = float_list(std::vector<float>(2048), {1, 16, 8, 16});
        },
        "has F32 [1, 16, 8, 16]", "[1, 8, 16, 16]"},
-      {"a scan and attention", [](NamedTensors& t) { t["q"] = t["x"]; }, "holds a scan and attention", ""},
-      {"two scans", [](NamedTensors& t) { t["u"] = t["delta"] = t["dt"]; }, "holds x and u", ""},
+      {"an SSM and attention", [](NamedTensors& t) { t["q"] = t["x"]; }, "holds an SSM and attention", ""},
+      {"two SSMs", [](NamedTensors& t) { t["u"] = t["delta"] = t["dt"]; }, "holds x and u", ""},
       {"A a head", reshape("A", {128}), "`A` of", "has BF16 [300, 8]", true},
       {"delta of other channels", reshape("delta", {600, 4}), "has BF16 [600, 4]", "`u` of", true},
       {"B without states", reshape("B", {4800}), "`B` of", "has BF16 [300, 8]", true},

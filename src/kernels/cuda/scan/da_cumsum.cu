@@ -106,7 +106,7 @@ void compute_da_cumsum(const SsmParams& params, Dtype dtype, cudaStream_t stream
   const int blocks = (params.head_count + kHeads - 1) / kHeads;
   const dim3 grid(static_cast<unsigned>(params.segments), static_cast<unsigned>(blocks));
   kernel_of(dtype)<<<grid, kThreads, 0, stream>>>(params);
-  check_cuda(cudaGetLastError(), "da_cumsum of a scan");
+  check_cuda(cudaGetLastError(), "da_cumsum of an SSM");
 }
 
 }  // namespace ringattn::cuda
