@@ -19,8 +19,8 @@
 
 #include "base/philox.hpp"
 #include "bench/attention_flops.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 namespace {

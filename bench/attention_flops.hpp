@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "attention/tokens/cost.hpp"
-#include "kernels/visibility.hpp"
+#include "kernels/attention/visibility.hpp"
 
 namespace ringattn {
 

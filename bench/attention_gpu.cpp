@@ -18,7 +18,7 @@
 
 #include "base/error.hpp"
 #include "bench/attention_gpu_jobs.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "bench/attention_gpu_jobs.hpp"
-#include "kernels/block_mask_choice.hpp"
-#include "kernels/top_k_selection.hpp"
+#include "kernels/attention/block_mask_choice.hpp"
+#include "kernels/attention/top_k_selection.hpp"
 
 namespace ringattn {
 

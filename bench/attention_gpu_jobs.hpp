@@ -11,8 +11,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 
@@ -226,7 +226,7 @@ void measure_gate(Device& device, int head_dim);
 void measure_touched(Device& device);
 // Keys in pages against the same keys side by side, in turn.
 void measure_pages(Device& device, int head_dim);
-// Measures top-k block selection (kernels/top_k_selection.hpp), and computing the block means separately.
+// Measures top-k block selection (kernels/attention/top_k_selection.hpp), and computing the block means separately.
 void measure_choice(Device& device, int head_dim, std::int64_t tokens);
 
 }  // namespace ringattn

@@ -7,7 +7,7 @@
 
 #include "bench/attention_flops.hpp"
 #include "bench/attention_gpu_jobs.hpp"
-#include "kernels/sm80/config.hpp"
+#include "kernels/attention/sm80/config.hpp"
 
 namespace ringattn {
 

@@ -5,12 +5,12 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/device/panels.hpp"
-#include "kernels/cuda/device/ptx.cuh"
-#include "kernels/sm90/ptx/mbarrier.cuh"
-#include "kernels/sm90/ptx/threads.cuh"
-#include "kernels/sm90/ptx/tma.cuh"
-#include "kernels/sm90/ptx/wgmma.cuh"
+#include "kernels/common/cuda/panels.hpp"
+#include "kernels/common/cuda/ptx.cuh"
+#include "kernels/common/sm90/mbarrier.cuh"
+#include "kernels/common/sm90/threads.cuh"
+#include "kernels/common/sm90/tma.cuh"
+#include "kernels/common/sm90/wgmma.cuh"
 
 namespace ringattn::spike {
 

@@ -20,12 +20,12 @@
 #include "bench/dense_streams.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/quantile.hpp"
-#include "kernels/codebook.hpp"
-#include "kernels/compressed_rows.hpp"
-#include "kernels/low_rank_codec.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/staged_rows.hpp"
-#include "kernels/tensor_compression.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/quant/codebook.hpp"
+#include "kernels/quant/compressed_rows.hpp"
+#include "kernels/quant/low_rank_codec.hpp"
+#include "kernels/quant/staged_rows.hpp"
+#include "kernels/quant/tensor_compression.hpp"
 
 namespace ringattn {
 namespace {

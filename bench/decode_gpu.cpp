@@ -20,11 +20,11 @@
 #include "bench/decode_gpu_line.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/quantized_caches.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/block_choice.hpp"
-#include "kernels/cache_update.hpp"
-#include "kernels/decode.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/decode/block_choice.hpp"
+#include "kernels/decode/cache_update.hpp"
+#include "kernels/decode/decode.hpp"
 
 namespace ringattn {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bench/arguments.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 
 namespace ringattn {
 

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/compressed_rows.hpp"
-#include "kernels/row_format.hpp"
+#include "kernels/quant/compressed_rows.hpp"
+#include "kernels/quant/row_format.hpp"
 
 namespace ringattn {
 

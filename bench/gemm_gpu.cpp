@@ -21,7 +21,7 @@
 #include "bench/gemm_gpu_arguments.hpp"
 #include "bench/graph_time.hpp"
 #include "bench/quantile.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "bench/arguments.hpp"
-#include "kernels/batched_gemm.hpp"
+#include "kernels/gemm/batched_gemm.hpp"
 
 namespace ringattn {
 

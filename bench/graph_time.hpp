@@ -7,7 +7,7 @@
 
 #include "base/cuda.hpp"
 #include "base/deadline.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 

@@ -21,12 +21,12 @@
 #include <string>
 #include <vector>
 
-#include "attention/attention.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "bench/attention_gpu_jobs.hpp"
 #include "comm/collective.hpp"
 #include "comm/world.hpp"
+#include "ops/attention/attention.hpp"
 
 namespace ringattn {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "bench/decode_gpu_arguments.hpp"
 #include "bench/dense_streams.hpp"
-#include "kernels/backend.hpp"
-#include "kernels/compressed_rows.hpp"
-#include "kernels/decode.hpp"
+#include "kernels/common/backend.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/quant/compressed_rows.hpp"
 
 namespace ringattn {
 

@@ -16,7 +16,7 @@ import numpy as np
 import ringattn
 
 CHUNK = 64  # tokens
-MIN_LOG = 150  # of one token (src/kernels/ssm.hpp)
+MIN_LOG = 150  # of one token (src/kernels/ssm/ssm.hpp)
 
 
 def half_ulp(y):

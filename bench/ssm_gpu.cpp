@@ -22,9 +22,9 @@
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "bench/arguments.hpp"
-#include "kernels/causal_conv1d.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/ssm/causal_conv1d.hpp"
+#include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
 namespace {

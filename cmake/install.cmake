@@ -7,10 +7,10 @@ set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/ringattn)
 # One shared library of all parts.
 file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/shared.cpp CONTENT "// The shared library's parts are static libraries.\n")
 add_library(ringattn_shared SHARED ${CMAKE_CURRENT_BINARY_DIR}/shared.cpp)
-set(parts ringattn_attention ringattn_kernels ringattn_comm ringattn_base)
+set(parts ringattn_ops ringattn_attention ringattn_io ringattn_kernels ringattn_comm ringattn_base)
 list(JOIN parts "," whole)
 set_target_properties(ringattn_shared PROPERTIES LINK_LIBRARY_OVERRIDE "WHOLE_ARCHIVE,${whole}")
-target_link_libraries(ringattn_shared PRIVATE $<BUILD_INTERFACE:ringattn_attention>)
+target_link_libraries(ringattn_shared PRIVATE $<BUILD_INTERFACE:ringattn_ops>)
 target_link_options(ringattn_shared PRIVATE -Wl,--build-id=sha1)
 target_include_directories(ringattn_shared INTERFACE $<INSTALL_INTERFACE:include/ringattn>)
 target_compile_features(ringattn_shared INTERFACE cxx_std_20)
@@ -43,8 +43,7 @@ if(TARGET ringattn_comm_mpi)
 endif()
 # Headers of kernels are those of one device's inside.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringattn FILES_MATCHING PATTERN "*.hpp"
-        PATTERN "kernels/cpu" EXCLUDE PATTERN "kernels/cuda" EXCLUDE PATTERN "kernels/sm80" EXCLUDE
-        PATTERN "kernels/sm90" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
+        REGEX "/kernels/[a-z]+/(cpu|cuda|sm80|sm90)$" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_ops.h
               ${PROJECT_SOURCE_DIR}/src/c/ringattn_mla.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <optional>
 
-#include "attention/job/input_agreement.hpp"
-#include "attention/job/samples.hpp"
 #include "base/json_writer.hpp"
 #include "launch/bench_op.hpp"
 #include "launch/bench_points.hpp"
@@ -20,6 +18,8 @@
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/sgemm.hpp"
+#include "ops/common/input_agreement.hpp"
+#include "ops/common/samples.hpp"
 
 namespace ringattn {
 

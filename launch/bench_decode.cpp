@@ -2,11 +2,11 @@
 // Decoding steps of a sweep.
 #include <memory>
 
-#include "attention/job/loaded_decode.hpp"
 #include "launch/bench_sweep.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
+#include "ops/decode/loaded_decode.hpp"
 
 namespace ringattn {
 

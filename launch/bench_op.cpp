@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/decode.hpp"
+#include "kernels/decode/decode.hpp"
 #include "launch/op_flags.hpp"
 
 namespace ringattn {

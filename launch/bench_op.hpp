@@ -2,9 +2,9 @@
 // Which op `bench` measures without --op: a few rows at the end of their keys are decode steps.
 #pragma once
 
-#include "attention/files/job_input.hpp"
 #include "launch/config.hpp"
 #include "launch/screen.hpp"
+#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

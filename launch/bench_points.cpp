@@ -11,7 +11,7 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 

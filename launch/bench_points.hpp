@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/files/job_input.hpp"
-#include "attention/files/ssm_input.hpp"
-#include "attention/job/samples.hpp"
+#include "ops/common/job_input.hpp"
+#include "ops/common/samples.hpp"
+#include "ops/ssm/ssm_input.hpp"
 
 namespace ringattn {
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scans of a sweep.
-#include "attention/job/loaded_ssm.hpp"
 #include "attention/tokens/cost.hpp"
 #include "launch/bench_sweep.hpp"
 #include "launch/progress.hpp"
 #include "launch/ssm_request.hpp"
+#include "ops/ssm/loaded_ssm.hpp"
 
 namespace ringattn {
 

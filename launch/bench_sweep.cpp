@@ -8,8 +8,6 @@
 #include <cstring>
 #include <utility>
 
-#include "attention/compatibility.hpp"
-#include "attention/job/decode_or_attend.hpp"
 #include "base/build.hpp"
 #include "base/json_writer.hpp"
 #include "launch/bench_table.hpp"
@@ -19,6 +17,8 @@
 #include "launch/op_flags.hpp"
 #include "launch/progress.hpp"
 #include "launch/ssm_request.hpp"
+#include "ops/common/compatibility.hpp"
+#include "ops/decode/decode_or_attend.hpp"
 
 namespace ringattn {
 

@@ -10,15 +10,15 @@
 #include <variant>
 #include <vector>
 
-#include "attention/attention.hpp"
-#include "attention/files/job_input.hpp"
-#include "attention/job/file_job.hpp"
-#include "attention/job/samples.hpp"
 #include "comm/failure.hpp"
 #include "launch/bench_points.hpp"
 #include "launch/commands.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "ops/attention/attention.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/common/job_input.hpp"
+#include "ops/common/samples.hpp"
 
 namespace ringattn {
 

@@ -9,14 +9,12 @@
 #include <utility>
 #include <vector>
 
-#include "attention/check/output_change.hpp"
-#include "attention/files/safetensors_file.hpp"
-#include "attention/job/compress_job.hpp"
 #include "base/error.hpp"
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
-#include "kernels/compression_methods.hpp"
+#include "io/safetensors_file.hpp"
+#include "kernels/quant/compression_methods.hpp"
 #include "launch/commands.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
@@ -25,6 +23,8 @@
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
+#include "ops/common/output_change.hpp"
+#include "ops/compression/compress_job.hpp"
 
 namespace ringattn {
 

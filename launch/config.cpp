@@ -5,11 +5,11 @@
 
 #include <algorithm>
 
-#include "attention/files/flat_table.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
+#include "io/flat_table.hpp"
 #include "launch/op_flags.hpp"
 #include "launch/values.hpp"
 

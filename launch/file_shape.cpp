@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/files/model_config.hpp"
 #include "base/error.hpp"
+#include "io/model_config.hpp"
 #include "launch/job_request.hpp"
 #include "launch/ssm_request.hpp"
 

@@ -2,9 +2,9 @@
 // What an input file says in place of the flags of a shape: for reports and --print-config, which would show defaults.
 #pragma once
 
-#include "attention/files/job_input.hpp"
 #include "attention/tokens/ssm_job.hpp"
 #include "launch/config.hpp"
+#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 
-#include "attention/job/measure.hpp"
 #include "base/build.hpp"
 #include "base/environment.hpp"
 #include "base/gpu.hpp"
@@ -14,13 +13,14 @@
 #include "base/text_file.hpp"
 #include "comm/collective.hpp"
 #include "comm/world.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "ops/common/measure.hpp"
 
 namespace ringattn {
 

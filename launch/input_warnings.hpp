@@ -2,8 +2,8 @@
 // Lines on stderr about input that is legal and most often not what was meant. --quiet does not silence them.
 #pragma once
 
-#include "attention/files/job_input.hpp"
 #include "launch/config.hpp"
+#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/compatibility.hpp"
 #include "base/environment.hpp"
 #include "base/error.hpp"
 #include "launch/file_shape.hpp"
 #include "launch/op_flags.hpp"
+#include "ops/common/compatibility.hpp"
 
 namespace ringattn {
 

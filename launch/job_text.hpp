@@ -4,11 +4,11 @@
 
 #include <string>
 
-#include "attention/attention.hpp"
-#include "attention/files/job_input.hpp"
-#include "attention/job/file_job.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "ops/attention/attention.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

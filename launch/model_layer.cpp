@@ -8,10 +8,10 @@
 #include <string>
 #include <string_view>
 
-#include "attention/files/input_file.hpp"
-#include "attention/files/model_config.hpp"
 #include "base/error.hpp"
+#include "io/model_config.hpp"
 #include "launch/job_request.hpp"
+#include "ops/common/input_file.hpp"
 
 namespace ringattn {
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "attention/files/input_tensors.hpp"
-#include "attention/files/job_input.hpp"
-#include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/layout.hpp"
 #include "base/dtype.hpp"
+#include "io/safetensors_rows.hpp"
+#include "ops/common/input_tensors.hpp"
+#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

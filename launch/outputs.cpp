@@ -9,9 +9,9 @@
 #include <system_error>
 #include <vector>
 
-#include "attention/files/safetensors_index.hpp"
 #include "base/error.hpp"
 #include "base/text_file.hpp"
+#include "io/safetensors_index.hpp"
 
 namespace ringattn {
 

@@ -6,10 +6,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/compatibility.hpp"
-#include "attention/job/decode_or_attend.hpp"
-#include "attention/job/planned_job.hpp"
-#include "attention/world_plan_summary.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "comm/world.hpp"
@@ -26,6 +22,10 @@
 #include "launch/ssm_request.hpp"
 #include "launch/table.hpp"
 #include "launch/values.hpp"
+#include "ops/attention/world_plan_summary.hpp"
+#include "ops/common/compatibility.hpp"
+#include "ops/common/planned_job.hpp"
+#include "ops/decode/decode_or_attend.hpp"
 
 namespace ringattn {
 

@@ -5,9 +5,6 @@
 
 #include <algorithm>
 
-#include "attention/files/input_cost.hpp"
-#include "attention/job/decode_plan_summary.hpp"
-#include "attention/job/file_job.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "launch/file_shape.hpp"
@@ -16,6 +13,9 @@
 #include "launch/job_text.hpp"
 #include "launch/plan_table.hpp"
 #include "launch/report.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/common/input_cost.hpp"
+#include "ops/decode/decode_plan_summary.hpp"
 
 namespace ringattn {
 

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "attention/files/job_input.hpp"
 #include "launch/commands.hpp"
 #include "launch/screen.hpp"
+#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

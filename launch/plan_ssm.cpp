@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "attention/ssm_plan_summary.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
@@ -16,6 +15,7 @@
 #include "launch/plan_table.hpp"
 #include "launch/report.hpp"
 #include "launch/ssm_request.hpp"
+#include "ops/ssm/ssm_plan_summary.hpp"
 
 namespace ringattn {
 

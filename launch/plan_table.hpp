@@ -14,7 +14,7 @@
 #include "attention/tokens/layout.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "launch/commands.hpp"
 #include "launch/file_shape.hpp"
 #include "launch/screen.hpp"

@@ -24,7 +24,7 @@
 #include "comm/launcher.hpp"
 #include "comm/timeouts.hpp"
 #include "comm/world.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "launch/bench_op.hpp"
 #include "launch/commands.hpp"
 #include "launch/file_shape.hpp"

@@ -9,15 +9,15 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/attention.hpp"
-#include "attention/check/accuracy.hpp"
-#include "attention/check/ssm_accuracy.hpp"
-#include "attention/job/file_job.hpp"
-#include "attention/job/loaded_job.hpp"
-#include "attention/job/output.hpp"
-#include "attention/job/ssm_file_job.hpp"
 #include "base/error.hpp"
 #include "launch/commands.hpp"
+#include "ops/attention/attention.hpp"
+#include "ops/common/accuracy.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/common/loaded_job.hpp"
+#include "ops/common/output.hpp"
+#include "ops/ssm/ssm_accuracy.hpp"
+#include "ops/ssm/ssm_file_job.hpp"
 
 namespace ringattn {
 

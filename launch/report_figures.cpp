@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "attention/files/input_cost.hpp"
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/ssm_layout.hpp"
 #include "base/host.hpp"
 #include "launch/report.hpp"
+#include "ops/common/input_cost.hpp"
 
 namespace ringattn {
 

@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include "attention/job/file_job.hpp"
 #include "base/size.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
@@ -22,6 +21,7 @@
 #include "launch/ssm_request.hpp"
 #include "launch/table.hpp"
 #include "launch/trace.hpp"
+#include "ops/common/file_job.hpp"
 
 namespace ringattn {
 

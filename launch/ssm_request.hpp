@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <memory>
 
-#include "attention/files/ssm_input.hpp"
-#include "attention/job/ssm_file_job.hpp"
-#include "attention/ssm.hpp"
 #include "launch/config.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "ops/ssm/ssm.hpp"
+#include "ops/ssm/ssm_file_job.hpp"
+#include "ops/ssm/ssm_input.hpp"
 
 namespace ringattn {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/attention.hpp"
-#include "attention/ssm_timeline.hpp"
 #include "comm/collective.hpp"
+#include "ops/attention/attention.hpp"
+#include "ops/ssm/ssm_timeline.hpp"
 
 namespace ringattn {
 

@@ -12,17 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/check/accuracy.hpp"
-#include "attention/check/difference.hpp"
-#include "attention/check/golden.hpp"
-#include "attention/check/kept_mass.hpp"
-#include "attention/check/output_file.hpp"
-#include "attention/check/peer_file.hpp"
-#include "attention/compatibility.hpp"
-#include "attention/job/decode_or_attend.hpp"
-#include "attention/job/file_job.hpp"
-#include "attention/job/input_agreement.hpp"
-#include "attention/job/output.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "launch/commands.hpp"
@@ -39,6 +28,17 @@
 #include "launch/verify_golden.hpp"
 #include "launch/verify_shapes.hpp"
 #include "launch/verify_ssm.hpp"
+#include "ops/common/accuracy.hpp"
+#include "ops/common/compatibility.hpp"
+#include "ops/common/difference.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/common/golden.hpp"
+#include "ops/common/input_agreement.hpp"
+#include "ops/common/kept_mass.hpp"
+#include "ops/common/output.hpp"
+#include "ops/common/output_file.hpp"
+#include "ops/common/peer_file.hpp"
+#include "ops/decode/decode_or_attend.hpp"
 
 namespace ringattn {
 

@@ -5,15 +5,15 @@
 
 #include <optional>
 
-#include "attention/check/difference.hpp"
-#include "attention/compatibility.hpp"
-#include "attention/job/output.hpp"
-#include "attention/job/rank_cache.hpp"
-#include "attention/job/replay.hpp"
 #include "base/size.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
 #include "launch/table.hpp"
+#include "ops/common/compatibility.hpp"
+#include "ops/common/difference.hpp"
+#include "ops/common/output.hpp"
+#include "ops/decode/rank_cache.hpp"
+#include "ops/decode/replay.hpp"
 
 namespace ringattn {
 

@@ -2,10 +2,10 @@
 // `ringattn verify --decode`: the last rows of a prefill, decoded step by step.
 #pragma once
 
-#include "attention/files/job_input.hpp"
 #include "launch/commands.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

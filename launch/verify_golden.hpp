@@ -4,10 +4,10 @@
 
 #include <string>
 
-#include "attention/check/golden.hpp"
 #include "comm/collective.hpp"
 #include "launch/options.hpp"
 #include "launch/screen.hpp"
+#include "ops/common/golden.hpp"
 
 namespace ringattn {
 

@@ -8,12 +8,12 @@
 #include <optional>
 #include <utility>
 
-#include "attention/check/difference.hpp"
-#include "attention/job/file_job.hpp"
-#include "attention/job/shapes.hpp"
 #include "launch/job_text.hpp"
 #include "launch/progress.hpp"
 #include "launch/table.hpp"
+#include "ops/common/difference.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/common/shapes.hpp"
 
 namespace ringattn {
 

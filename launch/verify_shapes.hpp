@@ -4,10 +4,10 @@
 
 #include <vector>
 
-#include "attention/files/job_input.hpp"
 #include "launch/commands.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
+#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

@@ -6,10 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include "attention/check/difference.hpp"
-#include "attention/check/ssm_output.hpp"
-#include "attention/job/input_agreement.hpp"
-#include "attention/job/ssm_shapes.hpp"
 #include "base/size.hpp"
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
@@ -17,6 +13,10 @@
 #include "launch/table.hpp"
 #include "launch/verify_golden.hpp"
 #include "launch/verify_shapes.hpp"
+#include "ops/common/difference.hpp"
+#include "ops/common/input_agreement.hpp"
+#include "ops/ssm/ssm_output.hpp"
+#include "ops/ssm/ssm_shapes.hpp"
 
 namespace ringattn {
 

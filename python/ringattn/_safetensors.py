@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors of a safetensors file, or of the index of several, as NumPy's arrays over the files: what isn't used is not
-read. A file is taken or refused as the program does it (src/attention/files/safetensors_header.cpp and
+read. A file is taken or refused as the program does it (src/io/safetensors_header.cpp and
 safetensors_index.cpp)."""
 
 import json

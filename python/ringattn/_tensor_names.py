@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names that other libraries give tensors: aliases of this library's names, and names that are refused because the
 tensor would change the result and is not supported. The table is the C library's,
-src/attention/files/known_names.cpp."""
+src/io/known_names.cpp."""
 
 import functools
 import json

@@ -32,7 +32,7 @@ LSE_ABSOLUTE_16BIT = 1e-3
 LSE_RELATIVE_16BIT = 2.0**-21
 
 # Number of "few" rows, times the keys of the longest sequence; shorter sequences take as long per row. Same rule as
-# `ringattn verify --peer` (few_rows() in src/attention/check/accuracy.cpp).
+# `ringattn verify --peer` (few_rows() in src/ops/common/accuracy.cpp).
 _FEW_KEYS = 2**21
 _KEYS_OF_SHORT_ROWS = 256
 
@@ -69,7 +69,7 @@ def _weights(scores: np.ndarray, most: float) -> np.ndarray:
 def _row(q, k, v, seen, scale, softcap, sink, dtype):
     """out and lse of one row of one head in fp64, and the maximum error of the same-precision reference over elements
     that are finite in both. If a score is NaN or +∞ the row is NaN, as exp(∞ − ∞). A row whose scores are all −∞ is
-    like a row that sees no key, as in `ringattn verify` (src/kernels/oracle.hpp)."""
+    like a row that sees no key, as in `ringattn verify` (src/kernels/attention/oracle.hpp)."""
     scores = (k[seen].astype(np.float64) @ q.astype(np.float64)) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)

@@ -9,7 +9,7 @@
 
 #include "attention/ring/machine_model.hpp"
 #include "attention/tokens/layout.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/attention.hpp"
+#include "ops/attention/attention.hpp"
 
 #include <array>
 #include <memory>
@@ -8,7 +8,6 @@
 #include <tuple>
 #include <utility>
 
-#include "attention/compressed_blocks.hpp"
 #include "c/compressed.hpp"
 #include "c/jobs.hpp"
 #include "c/layouts.hpp"
@@ -17,6 +16,7 @@
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/workspace.hpp"
+#include "ops/attention/compressed_blocks.hpp"
 
 struct ringattn_attention : ringattn::c::Object<ringattn::Attention> {
   static constexpr const char* kName = "attention";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/batched_gemm.hpp"
+#include "ops/batched_gemm/batched_gemm.hpp"
 
 #include <cstddef>
 #include <tuple>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/causal_conv1d.hpp"
+#include "ops/conv1d/causal_conv1d.hpp"
 
 #include <algorithm>
 #include <array>

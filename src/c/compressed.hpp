@@ -10,8 +10,8 @@
 
 #include "c/ringattn.h"
 #include "c/tensors.hpp"
-#include "kernels/compressed_rows.hpp"
-#include "kernels/row_format.hpp"
+#include "kernels/quant/compressed_rows.hpp"
+#include "kernels/quant/row_format.hpp"
 
 namespace ringattn::c {
 

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/compressed_blocks.hpp"
 #include "base/error.hpp"
 #include "c/compressed.hpp"
 #include "c/jobs.hpp"
@@ -15,8 +14,9 @@
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
-#include "kernels/compression_methods.hpp"
-#include "kernels/tensor_compression.hpp"
+#include "kernels/quant/compression_methods.hpp"
+#include "kernels/quant/tensor_compression.hpp"
+#include "ops/attention/compressed_blocks.hpp"
 
 struct ringattn_compression : ringattn::c::Object<ringattn::TensorCodec> {
   static constexpr const char* kName = "compression";

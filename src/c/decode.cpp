@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/decode.hpp"
+#include "ops/decode/decode.hpp"
 
 #include <cstdint>
 #include <tuple>
 #include <utility>
 
-#include "attention/compressed_blocks.hpp"
 #include "c/compressed.hpp"
 #include "c/jobs.hpp"
 #include "c/object.hpp"
@@ -13,6 +12,7 @@
 #include "c/status.hpp"
 #include "c/steps.hpp"
 #include "c/tensors.hpp"
+#include "ops/attention/compressed_blocks.hpp"
 
 struct ringattn_decode : ringattn::c::Object<ringattn::Decode> {
   static constexpr const char* kName = "decode";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/eviction.hpp"
+#include "kernels/quant/eviction.hpp"
 
 #include <fmt/format.h>
 
@@ -20,8 +20,8 @@
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
-#include "kernels/compressed_rows.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/quant/compressed_rows.hpp"
 
 using namespace ringattn;
 using namespace ringattn::c;

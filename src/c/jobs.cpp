@@ -14,7 +14,7 @@
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/world.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 
 namespace ringattn::c {
 

@@ -6,19 +6,19 @@
 #include <memory>
 #include <vector>
 
-#include "attention/batched_gemm.hpp"
-#include "attention/causal_conv1d.hpp"
-#include "attention/decode.hpp"
 #include "attention/options.hpp"
-#include "attention/ssm.hpp"
 #include "attention/tokens/batch.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
-#include "kernels/attention.hpp"
-#include "kernels/decode.hpp"
-#include "kernels/key_positions.hpp"
-#include "kernels/mla.hpp"
-#include "kernels/row_format.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/attention/key_positions.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/mla/mla.hpp"
+#include "kernels/quant/row_format.hpp"
+#include "ops/batched_gemm/batched_gemm.hpp"
+#include "ops/conv1d/causal_conv1d.hpp"
+#include "ops/decode/decode.hpp"
+#include "ops/ssm/ssm.hpp"
 
 namespace ringattn::c {
 

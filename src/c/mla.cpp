@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/mla.hpp"
+#include "ops/mla/mla.hpp"
 
 #include <fmt/format.h>
 
@@ -17,7 +17,7 @@
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/workspace.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 
 struct ringattn_mla : ringattn::c::Object<ringattn::Mla> {
   static constexpr const char* kName = "mla";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/mla_decode.hpp"
+#include "ops/mla/mla_decode.hpp"
 
 #include <cstdint>
 #include <tuple>
@@ -12,7 +12,7 @@
 #include "c/status.hpp"
 #include "c/steps.hpp"
 #include "c/tensors.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 
 struct ringattn_mla_decode : ringattn::c::Object<ringattn::MlaDecode> {
   static constexpr const char* kName = "decode";

@@ -59,12 +59,12 @@ typedef struct {
   uint16_t lanes;
 } DLDataType;
 typedef struct {
-  void *data;
+  void* data;
   DLDevice device;
   int32_t ndim;
   DLDataType dtype;
-  int64_t *shape;
-  int64_t *strides; /* elements; NULL: dense */
+  int64_t* shape;
+  int64_t* strides; /* elements; NULL: dense */
   uint64_t byte_offset;
 } DLTensor;
 #endif
@@ -78,7 +78,7 @@ extern "C" {
 
 /* RINGATTN_ABI and version of the loaded library, e.g. "0.3.0". */
 int32_t ringattn_abi(void);
-const char *ringattn_version(void);
+const char* ringattn_version(void);
 
 /* ---- Failures ---- */
 
@@ -96,18 +96,18 @@ enum {
 
 /* Text of the last failed call on this thread, "problem (why). suggestion.", and its parts. "" if no call has failed.
  * Valid until the next call fails on this thread. */
-const char *ringattn_error_text(void);
-const char *ringattn_error_problem(void);
-const char *ringattn_error_why(void);
-const char *ringattn_error_suggestion(void);
+const char* ringattn_error_text(void);
+const char* ringattn_error_problem(void);
+const char* ringattn_error_why(void);
+const char* ringattn_error_suggestion(void);
 ringattn_status ringattn_error_status(void);
 
 /* Since interface 5. Lets the caller interrupt calls of this thread. A call asks poll(context) about every 0.1 seconds,
  * or less often while one kernel takes longer. If poll() returns nonzero, the call fails with RINGATTN_PEER ("the call
  * was interrupted"), and so do calls of other ranks that wait for this one. poll() runs on the calling thread and must
  * not call functions of the same world. NULL, the initial value, disables polling. */
-typedef int32_t (*ringattn_poll)(void *context);
-void ringattn_set_interrupt(ringattn_poll poll, void *context);
+typedef int32_t (*ringattn_poll)(void* context);
+void ringattn_set_interrupt(ringattn_poll poll, void* context);
 
 /* Tensor names that other libraries use, as a JSON array. Valid as long as the library is loaded. NULL if memory runs
  * out. An entry is an alias of a name of this library,
@@ -115,7 +115,7 @@ void ringattn_set_interrupt(ringattn_poll poll, void *context);
  * or a name that is refused because the tensor would change the result and is not supported,
  *   {"name":"alibi_slopes","refused":"no bias is added to scores","suggestion":"Leave it out.","ops":[...]}.
  * "ops" names the functions that it applies to. "unless":"dt" accepts the name in a file that has a tensor dt. */
-const char *ringattn_tensor_names(void);
+const char* ringattn_tensor_names(void);
 
 /* ---- Worlds: the ranks that compute together ---- */
 
@@ -129,18 +129,18 @@ typedef struct ringattn_world_options {
 } ringattn_world_options;
 
 /* A world of one rank. */
-ringattn_status ringattn_world_self(const ringattn_world_options *options, ringattn_world **world);
+ringattn_status ringattn_world_self(const ringattn_world_options* options, ringattn_world** world);
 
 /* `ranks` ranks in this process: each worlds[r] is used by a thread of its own. Host memory. */
-ringattn_status ringattn_world_threads(const ringattn_world_options *options, int32_t ranks, ringattn_world **worlds);
+ringattn_status ringattn_world_threads(const ringattn_world_options* options, int32_t ranks, ringattn_world** worlds);
 
 /* The ranks of an MPI communicator. `communicator` points to an MPI_Comm, which is duplicated (collective). MPI must be
  * initialised with at least MPI_THREAD_FUNNELED, all calls must come from one thread, and the world and its objects
  * must be destroyed before MPI_Finalize. Host memory. This call loads libringattn_mpi from the directory of the
  * library; only that library is linked to MPI. RINGATTN_UNSUPPORTED if it is missing or the library was built without
  * MPI. */
-ringattn_status ringattn_world_mpi(const ringattn_world_options *options, const void *communicator,
-                                   ringattn_world **world);
+ringattn_status ringattn_world_mpi(const ringattn_world_options* options, const void* communicator,
+                                   ringattn_world** world);
 
 /* Since interface 2. Ranks are processes of any launcher, without MPI, and connect over TCP. With kDLCUDA each rank
  * uses the GPU that its options name. Bytes go from GPU to GPU by copy engines inside a host (p2p), or else by NCCL if
@@ -151,31 +151,31 @@ typedef struct ringattn_gathered ringattn_gathered;
  * Ranks use the all-gather to exchange addresses. Later barriers are the world's own. */
 typedef struct ringattn_callbacks {
   uint64_t size;
-  void *context; /* passed to all_gather */
+  void* context; /* passed to all_gather */
   /* Collective. Gathers `bytes` bytes from every rank, a number that may differ between ranks, and passes each rank's
    * bytes to ringattn_gathered_add() in order of rank. Should give up after `seconds`. Returns 0, or nonzero on
    * failure. */
-  int32_t (*all_gather)(void *context, const void *data, uint64_t bytes, double seconds, ringattn_gathered *gathered);
+  int32_t (*all_gather)(void* context, const void* data, uint64_t bytes, double seconds, ringattn_gathered* gathered);
 } ringattn_callbacks;
-void ringattn_gathered_add(ringattn_gathered *gathered, const void *data, uint64_t bytes);
+void ringattn_gathered_add(ringattn_gathered* gathered, const void* data, uint64_t bytes);
 
 /* Collective. `seconds`: timeout of each step of the rendezvous; 0: 60. */
-ringattn_status ringattn_world_callbacks(const ringattn_world_options *options, int32_t rank, int32_t ranks,
-                                         const ringattn_callbacks *callbacks, double seconds, ringattn_world **world);
+ringattn_status ringattn_world_callbacks(const ringattn_world_options* options, int32_t rank, int32_t ranks,
+                                         const ringattn_callbacks* callbacks, double seconds, ringattn_world** world);
 /* Collective. Ranks meet at `address` ("host:port"), which rank 0 serves until all have connected. `job`, or NULL,
  * distinguishes jobs that share an address. With address NULL everything is read from the environment: RINGATTN_STORE,
  * and the rank and number of ranks that torchrun, Slurm or mpirun set; `rank` and `ranks` are then ignored. */
-ringattn_status ringattn_world_store(const ringattn_world_options *options, const char *address, int32_t rank,
-                                     int32_t ranks, const char *job, double seconds, ringattn_world **world);
+ringattn_status ringattn_world_store(const ringattn_world_options* options, const char* address, int32_t rank,
+                                     int32_t ranks, const char* job, double seconds, ringattn_world** world);
 
-int32_t ringattn_world_rank(const ringattn_world *world);
-int32_t ringattn_world_size(const ringattn_world *world);
+int32_t ringattn_world_rank(const ringattn_world* world);
+int32_t ringattn_world_size(const ringattn_world* world);
 
 /* Reports to the other ranks that this rank has failed. Their calls fail with `status`, or with RINGATTN_PEER, and with
  * `text`. */
-void ringattn_world_abort(ringattn_world *world, ringattn_status status, const char *text);
+void ringattn_world_abort(ringattn_world* world, ringattn_status status, const char* text);
 
-void ringattn_world_destroy(ringattn_world *world);
+void ringattn_world_destroy(ringattn_world* world);
 
 /* ---- Problem and layout ---- */
 
@@ -200,9 +200,9 @@ typedef struct ringattn_spec {
   float softmax_scale;  /* 0: 1 / sqrt(head_dim), unless scale_given is 1 */
   float softcap;        /* score = softcap * tanh(score / softcap); 0: off */
   /* Since interface 3: */
-  const char *k_format; /* format of compressed k, e.g. "int4_channel group 32"; NULL: not compressed. See
+  const char* k_format; /* format of compressed k, e.g. "int4_channel group 32"; NULL: not compressed. See
                          * ringattn_compressed */
-  const char *v_format;
+  const char* v_format;
   /* Since interface 5. 1: use softmax_scale as given, even if it is 0, which weights all keys equally. (A double that
    * is too small for fp32 becomes 0.) */
   int64_t scale_given;
@@ -213,9 +213,9 @@ typedef struct ringattn_spec {
  * ringattn_compression_get_part() returns their types and shapes. */
 typedef struct ringattn_compressed {
   uint64_t size;
-  const DLTensor *streams[4]; /* [rows, heads, width], one row for each token; for a cache [pages, page_size, heads,
+  const DLTensor* streams[4]; /* [rows, heads, width], one row for each token; for a cache [pages, page_size, heads,
                                * width] */
-  const DLTensor *tables[2];  /* dense; for all sequences of the batch or decode step, equal on every rank */
+  const DLTensor* tables[2];  /* dense; for all sequences of the batch or decode step, equal on every rank */
 } ringattn_compressed;
 
 /* A packed batch: tokens of the sequences follow each other. Query i of sequence s has key position i + q_offsets[s].
@@ -223,14 +223,14 @@ typedef struct ringattn_compressed {
 typedef struct ringattn_batch {
   uint64_t size;
   int64_t sequences;
-  const int64_t *q_lengths; /* [sequences] */
-  const int64_t *k_lengths; /* [sequences]; NULL: equal to q_lengths */
-  const int64_t *q_offsets; /* [sequences]; NULL: k_length - q_length, so that queries end where keys end */
+  const int64_t* q_lengths; /* [sequences] */
+  const int64_t* k_lengths; /* [sequences]; NULL: equal to q_lengths */
+  const int64_t* q_offsets; /* [sequences]; NULL: k_length - q_length, so that queries end where keys end */
   /* Since interface 4, only for ringattn_attention: keys of sequences from which ringattn_evict() removed tokens.
    * k_lengths count the remaining keys. Masks and q_offsets use the original positions. */
-  const int32_t *k_positions;   /* [keys of all sequences, position_heads], ascending; NULL: key i has position i */
+  const int32_t* k_positions;   /* [keys of all sequences, position_heads], ascending; NULL: key i has position i */
   int64_t position_heads;       /* 1: all K/V heads keep the same keys; else kv_heads */
-  const int64_t *whole_lengths; /* [sequences] original lengths in tokens, where queries without q_offsets end; NULL
+  const int64_t* whole_lengths; /* [sequences] original lengths in tokens, where queries without q_offsets end; NULL
                                  * with q_offsets: the largest position + 1 */
 } ringattn_batch;
 
@@ -254,15 +254,15 @@ enum {
  * ignores are refused (RINGATTN_USAGE). */
 typedef struct ringattn_options {
   uint64_t size;
-  const char *kernel;      /* kernel name; NULL: the first kernel that supports the problem */
+  const char* kernel;      /* kernel name; NULL: the first kernel that supports the problem */
   int32_t threads;         /* CPU threads of a host kernel, up to 4096; 0: this rank's share of the processors */
   int32_t layout;          /* which rank holds which tokens */
   int64_t stripe;          /* tokens; only with RINGATTN_STRIPED; 0: from the kernel's tiles and the lengths */
   int64_t query_run_count; /* only with RINGATTN_RUNS, as are all run members. Runs of all ranks, for each rank
                             * ascending by sequence and begin. Together they cover each token once */
-  const ringattn_run *query_runs;
+  const ringattn_run* query_runs;
   int64_t key_run_count;
-  const ringattn_run *key_runs; /* NULL: equal to query_runs, if query and key lengths are equal */
+  const ringattn_run* key_runs; /* NULL: equal to query_runs, if query and key lengths are equal */
   int64_t block_tokens;         /* tokens per KV block of the ring; 0: from the machine model and the memory budget */
   uint64_t memory_budget;       /* bytes that a rank may use, tensors included; 0: no limit */
   double timeout_seconds;       /* of a wait for a peer without heartbeats, 0.001 to 1e6; 0: 60 */
@@ -276,56 +276,56 @@ typedef struct ringattn_options {
 typedef struct ringattn_attention ringattn_attention;
 
 /* Collective. Selects the kernel, makes the layout and plan, and allocates memory. `options` may be NULL. */
-ringattn_status ringattn_attention_create(ringattn_world *world, const ringattn_spec *spec, const ringattn_batch *batch,
-                                          const ringattn_options *options, ringattn_attention **attention);
+ringattn_status ringattn_attention_create(ringattn_world* world, const ringattn_spec* spec, const ringattn_batch* batch,
+                                          const ringattn_options* options, ringattn_attention** attention);
 
 typedef struct ringattn_attention_facts {
   uint64_t size;
   int64_t q_rows;           /* tokens of this rank's q, out and lse */
   int64_t k_rows;           /* tokens of this rank's k and v */
   uint64_t workspace_bytes; /* of a run, besides its tensors, for dense or strided k and v */
-  const char *kernel;       /* kernel name; valid as long as the library is loaded */
+  const char* kernel;       /* kernel name; valid as long as the library is loaded */
   /* Since interface 2: */
   double estimated_seconds; /* of a run, estimated by the machine model */
-  const char *machine;      /* device model and instruction set. Bits are equal where machine, kernel and library are.
+  const char* machine;      /* device model and instruction set. Bits are equal where machine, kernel and library are.
                              * Valid as long as the object */
 } ringattn_attention_facts;
 /* Fills the first facts->size bytes of *facts. */
-ringattn_status ringattn_attention_get_facts(const ringattn_attention *attention, ringattn_attention_facts *facts);
+ringattn_status ringattn_attention_get_facts(const ringattn_attention* attention, ringattn_attention_facts* facts);
 
 enum { RINGATTN_QUERIES = 0, RINGATTN_KEYS = 1 };
 /* For each row of this rank, in order: its token index on the packed axis, and its token index in its sequence. The
  * latter is the RoPE position of a key; for a query add q_offsets. `count` is q_rows or k_rows. Either array, [count],
  * may be NULL. */
-ringattn_status ringattn_attention_rows(const ringattn_attention *attention, int32_t side, int64_t count,
-                                        int64_t *packed_tokens, int64_t *sequence_tokens);
+ringattn_status ringattn_attention_rows(const ringattn_attention* attention, int32_t side, int64_t count,
+                                        int64_t* packed_tokens, int64_t* sequence_tokens);
 
 /* Tensors of this rank: the rows that the layout assigns to it. */
 typedef struct ringattn_attention_tensors {
   uint64_t size;
-  const DLTensor *q;     /* [q_rows, heads, head_dim] */
-  const DLTensor *k;     /* [k_rows, kv_heads, head_dim] */
-  const DLTensor *v;     /* [k_rows, kv_heads, head_dim_v] */
-  const DLTensor *sinks; /* [heads] fp32, present exactly when the spec's sinks is 1 */
-  const DLTensor *out;   /* [q_rows, heads, head_dim_v], written */
-  const DLTensor *lse;   /* [q_rows, heads] fp32, any strides, written: natural logarithm, -inf for rows without keys;
-                        * NULL: not wanted */
-  const DLTensor *workspace; /* [workspace_bytes], any type, dense, aligned to 256 bytes; NULL: the object's own */
-  void *stream;              /* a cudaStream_t; NULL: the default stream. Ignored on the host */
+  const DLTensor* q;     /* [q_rows, heads, head_dim] */
+  const DLTensor* k;     /* [k_rows, kv_heads, head_dim] */
+  const DLTensor* v;     /* [k_rows, kv_heads, head_dim_v] */
+  const DLTensor* sinks; /* [heads] fp32, present exactly when the spec's sinks is 1 */
+  const DLTensor* out;   /* [q_rows, heads, head_dim_v], written */
+  const DLTensor* lse;   /* [q_rows, heads] fp32, any strides, written: natural logarithm, -inf for rows without keys;
+                          * NULL: not wanted */
+  const DLTensor* workspace; /* [workspace_bytes], any type, dense, aligned to 256 bytes; NULL: the object's own */
+  void* stream;              /* a cudaStream_t; NULL: the default stream. Ignored on the host */
   /* Since interface 3: */
-  const ringattn_compressed *compressed_k; /* instead of k, exactly if the spec has a k_format */
-  const ringattn_compressed *compressed_v; /* instead of v, exactly if the spec has a v_format */
+  const ringattn_compressed* compressed_k; /* instead of k, exactly if the spec has a k_format */
+  const ringattn_compressed* compressed_v; /* instead of v, exactly if the spec has a v_format */
 } ringattn_attention_tensors;
 
 /* Collective. Computes out and lse; returns when they are written. */
-ringattn_status ringattn_attention_run(ringattn_attention *attention, const ringattn_attention_tensors *tensors);
+ringattn_status ringattn_attention_run(ringattn_attention* attention, const ringattn_attention_tensors* tensors);
 /* Enqueues the work on the stream. It does not wait for the device or for other ranks. It allocates only the object's
  * own workspace, on the first call. On the host the work is done on return. If the stream is being captured, the work
  * becomes part of the graph. Capture requires a world of one rank and a workspace of the caller. */
-ringattn_status ringattn_attention_enqueue(ringattn_attention *attention, const ringattn_attention_tensors *tensors);
+ringattn_status ringattn_attention_enqueue(ringattn_attention* attention, const ringattn_attention_tensors* tensors);
 /* Waits for all enqueued work of the object. Returns the first failure of that work. */
-ringattn_status ringattn_attention_wait(ringattn_attention *attention);
-void ringattn_attention_destroy(ringattn_attention *attention);
+ringattn_status ringattn_attention_wait(ringattn_attention* attention);
+void ringattn_attention_destroy(ringattn_attention* attention);
 
 #ifdef __cplusplus
 }

@@ -29,9 +29,9 @@ typedef struct ringattn_decode_limits {
 
 /* Collective. Uses only the options kernel, threads, memory_budget, timeout_seconds and unchecked_tables; others are
  * refused. */
-ringattn_status ringattn_decode_create(ringattn_world *world, const ringattn_spec *spec,
-                                       const ringattn_decode_limits *limits, const ringattn_options *options,
-                                       ringattn_decode **decode);
+ringattn_status ringattn_decode_create(ringattn_world* world, const ringattn_spec* spec,
+                                       const ringattn_decode_limits* limits, const ringattn_options* options,
+                                       ringattn_decode** decode);
 
 /* With several ranks, this rank's cache holds the KV splits partition_first, partition_first + partition_stride, ... of
  * each sequence, one after the other. KV split i has the keys from i * kv_split_keys on. */
@@ -41,47 +41,47 @@ typedef struct ringattn_decode_facts {
   int64_t partition_first;
   int64_t partition_stride;
   uint64_t memory_bytes; /* of the rank that needs most: cache, rows, tables and own allocations */
-  const char *kernel;
+  const char* kernel;
 } ringattn_decode_facts;
-ringattn_status ringattn_decode_get_facts(const ringattn_decode *decode, ringattn_decode_facts *facts);
+ringattn_status ringattn_decode_get_facts(const ringattn_decode* decode, ringattn_decode_facts* facts);
 /* The sequences [*first, *first + *count) of a decode step of `sequences` whose results this rank gets. */
-ringattn_status ringattn_decode_owned(const ringattn_decode *decode, int64_t sequences, int64_t *first, int64_t *count);
+ringattn_status ringattn_decode_owned(const ringattn_decode* decode, int64_t sequences, int64_t* first, int64_t* count);
 /* Number of tokens that this rank's cache holds of a sequence of `length` keys; -1 if `decode` is NULL. */
-int64_t ringattn_decode_cache_tokens(const ringattn_decode *decode, int64_t length);
+int64_t ringattn_decode_cache_tokens(const ringattn_decode* decode, int64_t length);
 
 typedef struct ringattn_decode_tensors {
   uint64_t size;
-  const DLTensor *q;           /* [sequences * rows, heads, head_dim], sequence by sequence */
-  const DLTensor *k;           /* [pages, page_size, kv_heads, head_dim], any strides: this rank's cache */
-  const DLTensor *v;           /* [pages, page_size, kv_heads, head_dim_v] */
-  const DLTensor *block_table; /* int32 [sequences, table_pages]: page indices of k and v; NULL: a dense cache */
-  const DLTensor *lengths;     /* int32 [sequences]: keys over all ranks, including the tokens of this step: token i has
+  const DLTensor* q;           /* [sequences * rows, heads, head_dim], sequence by sequence */
+  const DLTensor* k;           /* [pages, page_size, kv_heads, head_dim], any strides: this rank's cache */
+  const DLTensor* v;           /* [pages, page_size, kv_heads, head_dim_v] */
+  const DLTensor* block_table; /* int32 [sequences, table_pages]: page indices of k and v; NULL: a dense cache */
+  const DLTensor* lengths;     /* int32 [sequences]: keys over all ranks, including the tokens of this step: token i has
                                 * position length - rows + i. Only read. NULL if lengths_before is given */
-  const DLTensor *sinks;       /* [heads] fp32, exactly if the spec's sinks is 1 */
-  const DLTensor *k_new;       /* [sequences * rows, kv_heads, head_dim], appended to the cache first; NULL: none */
-  const DLTensor *v_new;       /* [sequences * rows, kv_heads, head_dim_v], exactly if k_new is given */
-  const DLTensor *out; /* [own rows, heads, head_dim_v], written: tokens of the sequences of ringattn_decode_owned() */
-  const DLTensor *lse; /* [own rows, heads] fp32, written; NULL: not wanted */
-  const DLTensor *host_lengths; /* host copies of lengths, including the tokens of this step, */
-  const DLTensor *host_table;   /* and of block_table, if the caller has them; else NULL */
-  void *stream;
+  const DLTensor* sinks;       /* [heads] fp32, exactly if the spec's sinks is 1 */
+  const DLTensor* k_new;       /* [sequences * rows, kv_heads, head_dim], appended to the cache first; NULL: none */
+  const DLTensor* v_new;       /* [sequences * rows, kv_heads, head_dim_v], exactly if k_new is given */
+  const DLTensor* out; /* [own rows, heads, head_dim_v], written: tokens of the sequences of ringattn_decode_owned() */
+  const DLTensor* lse; /* [own rows, heads] fp32, written; NULL: not wanted */
+  const DLTensor* host_lengths; /* host copies of lengths, including the tokens of this step, */
+  const DLTensor* host_table;   /* and of block_table, if the caller has them; else NULL */
+  void* stream;
   int32_t rows;           /* query tokens per sequence; 0: 1 */
   int32_t update_lengths; /* 1: adds `rows` to each of lengths_before in place, before anything else. (Headers up to
                            * interface 4 call it `grow`, and their `lengths` are then lengths_before) */
   /* Since interface 3: instead of k and v, exactly if the spec has their formats. k_new and v_new are compressed when
    * they are appended, with the existing tables. Tail tables have one entry per sequence of the decode step. */
-  const ringattn_compressed *compressed_k;
-  const ringattn_compressed *compressed_v;
+  const ringattn_compressed* compressed_k;
+  const ringattn_compressed* compressed_v;
   /* Since interface 5: instead of lengths, int32 [sequences]: keys over all ranks before this step, as cache_seqlens of
    * flash_attn_with_kvcache() with new keys: token i has position length + i. Exactly one of lengths and lengths_before
    * is given. */
-  const DLTensor *lengths_before;
+  const DLTensor* lengths_before;
 } ringattn_decode_tensors;
 
-ringattn_status ringattn_decode_run(ringattn_decode *decode, const ringattn_decode_tensors *tensors);
-ringattn_status ringattn_decode_enqueue(ringattn_decode *decode, const ringattn_decode_tensors *tensors);
-ringattn_status ringattn_decode_wait(ringattn_decode *decode);
-void ringattn_decode_destroy(ringattn_decode *decode);
+ringattn_status ringattn_decode_run(ringattn_decode* decode, const ringattn_decode_tensors* tensors);
+ringattn_status ringattn_decode_enqueue(ringattn_decode* decode, const ringattn_decode_tensors* tensors);
+ringattn_status ringattn_decode_wait(ringattn_decode* decode);
+void ringattn_decode_destroy(ringattn_decode* decode);
 
 /* ---- SSM layers (Mamba-1 selective scan, Mamba-2 SSD), since interface 2 ---- */
 
@@ -107,7 +107,7 @@ typedef struct ringattn_ssm_spec {
 typedef struct ringattn_ssm_batch {
   uint64_t size;
   int64_t sequences;
-  const int64_t *lengths; /* [sequences]; a sequence of 0 tokens passes its state through */
+  const int64_t* lengths; /* [sequences]; a sequence of 0 tokens passes its state through */
   int32_t initial_states; /* 1: initial states are given; 0: they are zero */
   int32_t final_states;   /* 1: final states are written */
   /* Since interface 4: */
@@ -119,9 +119,9 @@ typedef struct ringattn_ssm ringattn_ssm;
 
 /* Collective. Uses only the options kernel, threads, memory_budget, timeout_seconds and, with RINGATTN_RUNS, query_runs
  * of whole super-segments of 65,536 tokens; others are refused. Without runs each rank has adjacent super-segments. */
-ringattn_status ringattn_ssm_create(ringattn_world *world, const ringattn_ssm_spec *spec,
-                                    const ringattn_ssm_batch *batch, const ringattn_options *options,
-                                    ringattn_ssm **ssm);
+ringattn_status ringattn_ssm_create(ringattn_world* world, const ringattn_ssm_spec* spec,
+                                    const ringattn_ssm_batch* batch, const ringattn_options* options,
+                                    ringattn_ssm** ssm);
 
 typedef struct ringattn_ssm_facts {
   uint64_t size;
@@ -129,39 +129,39 @@ typedef struct ringattn_ssm_facts {
   int64_t beginning; /* sequences whose first token this rank has: the number of its initial states. A sequence of 0 */
   int64_t ending;    /* tokens begins and ends on one rank. Sequences whose last token it has: its final states */
   uint64_t memory_bytes;
-  const char *kernel;
+  const char* kernel;
 } ringattn_ssm_facts;
-ringattn_status ringattn_ssm_get_facts(const ringattn_ssm *ssm, ringattn_ssm_facts *facts);
-ringattn_status ringattn_ssm_rows(const ringattn_ssm *ssm, int64_t count, int64_t *packed_tokens,
-                                  int64_t *sequence_tokens);
+ringattn_status ringattn_ssm_get_facts(const ringattn_ssm* ssm, ringattn_ssm_facts* facts);
+ringattn_status ringattn_ssm_rows(const ringattn_ssm* ssm, int64_t count, int64_t* packed_tokens,
+                                  int64_t* sequence_tokens);
 /* The sequences that begin and that end on this rank, ascending: [beginning] and [ending]. Either array may be NULL. */
-ringattn_status ringattn_ssm_sequences(const ringattn_ssm *ssm, int32_t *beginning, int32_t *ending);
+ringattn_status ringattn_ssm_sequences(const ringattn_ssm* ssm, int32_t* beginning, int32_t* ending);
 
 typedef struct ringattn_ssm_tensors {
   uint64_t size;
-  const DLTensor *x;              /* [rows, heads, head_dim] */
-  const DLTensor *dt;             /* [rows, heads, 1] */
-  const DLTensor *b;              /* [rows, groups, state_dim] */
-  const DLTensor *c;              /* [rows, groups, state_dim] */
-  const DLTensor *z;              /* [rows, heads, head_dim], exactly if gate is 1 */
-  const DLTensor *a;              /* fp32 [heads], or [heads, state_dim] with state_decays */
-  const DLTensor *d;              /* fp32 [heads], exactly if skip is 1 */
-  const DLTensor *dt_bias;        /* fp32 [heads], exactly if the spec's dt_bias is 1 */
-  const DLTensor *initial_states; /* fp32 [beginning, heads, head_dim, state_dim]; if the batch has initial states */
-  const DLTensor *y;              /* [rows, heads, head_dim], written */
-  const DLTensor *final_states; /* fp32 [ending, heads, head_dim, state_dim], written; if the batch has final states */
-  void *stream;
+  const DLTensor* x;              /* [rows, heads, head_dim] */
+  const DLTensor* dt;             /* [rows, heads, 1] */
+  const DLTensor* b;              /* [rows, groups, state_dim] */
+  const DLTensor* c;              /* [rows, groups, state_dim] */
+  const DLTensor* z;              /* [rows, heads, head_dim], exactly if gate is 1 */
+  const DLTensor* a;              /* fp32 [heads], or [heads, state_dim] with state_decays */
+  const DLTensor* d;              /* fp32 [heads], exactly if skip is 1 */
+  const DLTensor* dt_bias;        /* fp32 [heads], exactly if the spec's dt_bias is 1 */
+  const DLTensor* initial_states; /* fp32 [beginning, heads, head_dim, state_dim]; if the batch has initial states */
+  const DLTensor* y;              /* [rows, heads, head_dim], written */
+  const DLTensor* final_states; /* fp32 [ending, heads, head_dim, state_dim], written; if the batch has final states */
+  void* stream;
   /* Since interface 4, for an update in place (without initial_states): row s updates state slots[s] of final_states,
    * which may have any number of states. int32 [rows], distinct. A negative entry marks a padding row: no state is
    * written, and its y is zeros. Entries are checked in host memory, but not in device memory. NULL: row s has state s.
    */
-  const DLTensor *slots;
+  const DLTensor* slots;
 } ringattn_ssm_tensors;
 
-ringattn_status ringattn_ssm_run(ringattn_ssm *ssm, const ringattn_ssm_tensors *tensors);
-ringattn_status ringattn_ssm_enqueue(ringattn_ssm *ssm, const ringattn_ssm_tensors *tensors);
-ringattn_status ringattn_ssm_wait(ringattn_ssm *ssm);
-void ringattn_ssm_destroy(ringattn_ssm *ssm);
+ringattn_status ringattn_ssm_run(ringattn_ssm* ssm, const ringattn_ssm_tensors* tensors);
+ringattn_status ringattn_ssm_enqueue(ringattn_ssm* ssm, const ringattn_ssm_tensors* tensors);
+ringattn_status ringattn_ssm_wait(ringattn_ssm* ssm);
+void ringattn_ssm_destroy(ringattn_ssm* ssm);
 
 /* ---- Causal depthwise conv1d before an SSM layer, since interface 4 ---- */
 
@@ -181,31 +181,31 @@ typedef struct ringattn_causal_conv1d ringattn_causal_conv1d;
 
 /* Collective. Batch, runs and options are as for ringattn_ssm, without memory_budget. The states are halos: the last
  * width - 1 tokens of a sequence, oldest first. */
-ringattn_status ringattn_causal_conv1d_create(ringattn_world *world, const ringattn_causal_conv1d_spec *spec,
-                                              const ringattn_ssm_batch *batch, const ringattn_options *options,
-                                              ringattn_causal_conv1d **conv1d);
+ringattn_status ringattn_causal_conv1d_create(ringattn_world* world, const ringattn_causal_conv1d_spec* spec,
+                                              const ringattn_ssm_batch* batch, const ringattn_options* options,
+                                              ringattn_causal_conv1d** conv1d);
 /* Facts are as for ringattn_ssm; memory_bytes counts this rank's x and y. */
-ringattn_status ringattn_causal_conv1d_get_facts(const ringattn_causal_conv1d *conv1d, ringattn_ssm_facts *facts);
+ringattn_status ringattn_causal_conv1d_get_facts(const ringattn_causal_conv1d* conv1d, ringattn_ssm_facts* facts);
 
 typedef struct ringattn_causal_conv1d_tensors {
   uint64_t size;
-  const DLTensor *x;             /* [rows, 1, channels] */
-  const DLTensor *weight;        /* fp32 [channels, width] */
-  const DLTensor *bias;          /* fp32 [channels], exactly if the spec's bias is 1 */
-  const DLTensor *initial_halos; /* [beginning, width - 1, channels], dense; if the batch has initial states; NULL: in
+  const DLTensor* x;             /* [rows, 1, channels] */
+  const DLTensor* weight;        /* fp32 [channels, width] */
+  const DLTensor* bias;          /* fp32 [channels], exactly if the spec's bias is 1 */
+  const DLTensor* initial_halos; /* [beginning, width - 1, channels], dense; if the batch has initial states; NULL: in
                                   * place */
-  const DLTensor *y;             /* [rows, 1, channels], written */
-  const DLTensor *final_halos;   /* [ending, width - 1, channels], dense, written; if the batch has final states */
-  const DLTensor *slots;         /* of an update in place, as for ringattn_ssm */
-  void *stream;
+  const DLTensor* y;             /* [rows, 1, channels], written */
+  const DLTensor* final_halos;   /* [ending, width - 1, channels], dense, written; if the batch has final states */
+  const DLTensor* slots;         /* of an update in place, as for ringattn_ssm */
+  void* stream;
 } ringattn_causal_conv1d_tensors;
 
-ringattn_status ringattn_causal_conv1d_run(ringattn_causal_conv1d *conv1d,
-                                           const ringattn_causal_conv1d_tensors *tensors);
-ringattn_status ringattn_causal_conv1d_enqueue(ringattn_causal_conv1d *conv1d,
-                                               const ringattn_causal_conv1d_tensors *tensors);
-ringattn_status ringattn_causal_conv1d_wait(ringattn_causal_conv1d *conv1d);
-void ringattn_causal_conv1d_destroy(ringattn_causal_conv1d *conv1d);
+ringattn_status ringattn_causal_conv1d_run(ringattn_causal_conv1d* conv1d,
+                                           const ringattn_causal_conv1d_tensors* tensors);
+ringattn_status ringattn_causal_conv1d_enqueue(ringattn_causal_conv1d* conv1d,
+                                               const ringattn_causal_conv1d_tensors* tensors);
+ringattn_status ringattn_causal_conv1d_wait(ringattn_causal_conv1d* conv1d);
+void ringattn_causal_conv1d_destroy(ringattn_causal_conv1d* conv1d);
 
 /* ---- Compression of keys and values, since interface 3 ---- */
 
@@ -214,7 +214,7 @@ typedef struct ringattn_compression ringattn_compression;
 
 typedef struct ringattn_compression_spec {
   uint64_t size;
-  const char *format; /* "fp8 token_head", "int4_token group 32", ...: see docs/compression.md */
+  const char* format; /* "fp8 token_head", "int4_token group 32", ...: see docs/compression.md */
   int64_t sequences;  /* of the tensor */
   int64_t seed;       /* of the codebook search */
   DLDataType dtype;   /* of the decompressed tensor: {kDLFloat, 16, 1} or {kDLBfloat, 16, 1} */
@@ -223,8 +223,8 @@ typedef struct ringattn_compression_spec {
 } ringattn_compression_spec;
 
 /* Not collective. Uses only the option threads; others are refused. */
-ringattn_status ringattn_compression_create(ringattn_world *world, const ringattn_compression_spec *spec,
-                                            const ringattn_options *options, ringattn_compression **compression);
+ringattn_status ringattn_compression_create(ringattn_world* world, const ringattn_compression_spec* spec,
+                                            const ringattn_options* options, ringattn_compression** compression);
 
 typedef struct ringattn_compression_facts {
   uint64_t size;
@@ -233,28 +233,28 @@ typedef struct ringattn_compression_facts {
   int64_t token_bytes; /* of all streams, per token */
   int64_t table_bytes; /* of all tables */
 } ringattn_compression_facts;
-ringattn_status ringattn_compression_get_facts(const ringattn_compression *compression,
-                                               ringattn_compression_facts *facts);
+ringattn_status ringattn_compression_get_facts(const ringattn_compression* compression,
+                                               ringattn_compression_facts* facts);
 
 enum { RINGATTN_STREAM = 0, RINGATTN_TABLE = 1 };
 typedef struct ringattn_part {
   uint64_t size;
-  const char *name; /* "codes", "scales", "basis", ...; valid as long as the library is loaded */
+  const char* name; /* "codes", "scales", "basis", ...; valid as long as the library is loaded */
   DLDataType dtype; /* fp8 values are {kDLUInt, 8, 1}; DLPack's own type, {10, 8, 1}, is accepted, too */
   int32_t axes;
   int64_t shape[4]; /* of one token of a stream, [heads, width]; of a whole table */
 } ringattn_part;
 /* Returns name, type and shape of stream or table `index` of the format. */
-ringattn_status ringattn_compression_get_part(const ringattn_compression *compression, int32_t kind, int32_t index,
-                                              ringattn_part *part);
+ringattn_status ringattn_compression_get_part(const ringattn_compression* compression, int32_t kind, int32_t index,
+                                              ringattn_part* part);
 
 typedef struct ringattn_compression_tensors {
   uint64_t size;
-  const char *name;       /* of the tensor, for messages; NULL: "x" */
-  const int64_t *lengths; /* [sequences] tokens of each sequence, in host memory */
-  const DLTensor *plain;  /* [tokens, heads, dim] */
-  const ringattn_compressed *compressed;
-  void *stream; /* a cudaStream_t; the call runs after the work that was enqueued there */
+  const char* name;       /* of the tensor, for messages; NULL: "x" */
+  const int64_t* lengths; /* [sequences] tokens of each sequence, in host memory */
+  const DLTensor* plain;  /* [tokens, heads, dim] */
+  const ringattn_compressed* compressed;
+  void* stream; /* a cudaStream_t; the call runs after the work that was enqueued there */
 } ringattn_compression_tensors;
 
 /* Writes `compressed` from `plain`; returns when it is done. *energy_kept, unless NULL: for a low-rank format the share
@@ -262,14 +262,14 @@ typedef struct ringattn_compression_tensors {
  * element is refused, and the error names its tensor and index; `compressed` is then undefined. Of "int4_channel" the
  * rows after a sequence's last full quantization group, and tail entries without a token, are neither written nor ever
  * read. */
-ringattn_status ringattn_compression_compress(ringattn_compression *compression,
-                                              const ringattn_compression_tensors *tensors, double *energy_kept);
+ringattn_status ringattn_compression_compress(ringattn_compression* compression,
+                                              const ringattn_compression_tensors* tensors, double* energy_kept);
 /* Writes `plain` from `compressed`; returns when it is done. Elements that no compressed tensor can have (NaN or
  * infinite scales, channel indices beyond dim) are refused, and the error names stream or table and index; `plain` is
  * then undefined. */
-ringattn_status ringattn_compression_decompress(ringattn_compression *compression,
-                                                const ringattn_compression_tensors *tensors);
-void ringattn_compression_destroy(ringattn_compression *compression);
+ringattn_status ringattn_compression_decompress(ringattn_compression* compression,
+                                                const ringattn_compression_tensors* tensors);
+void ringattn_compression_destroy(ringattn_compression* compression);
 
 /* The formats of K and V that a method ("fp8", "int8", "int4", "lowrank", "vq", "hybrid") chooses for a spec. A format
  * name ("fp8 tensor") is used for both. ratio: the minimum share of bytes to remove; 0: the method's default formats.
@@ -280,15 +280,15 @@ typedef struct ringattn_formats {
   char v[64];
   double removed; /* share of a token's bytes that these formats remove, without tables */
 } ringattn_formats;
-ringattn_status ringattn_choose_formats(const char *method, double ratio, const ringattn_spec *spec,
-                                        ringattn_formats *formats);
+ringattn_status ringattn_choose_formats(const char* method, double ratio, const ringattn_spec* spec,
+                                        ringattn_formats* formats);
 
 /* ---- Eviction of tokens from keys and values, since interface 4 ---- */
 
 /* Selects the tokens that stay. Not collective: computed in host memory on each rank that has the tensors. */
 typedef struct ringattn_eviction {
   uint64_t size;
-  const char *method; /* "streaming", "knorm", "snapkv" or "expected", with options as in docs/compression.md:
+  const char* method; /* "streaming", "knorm", "snapkv" or "expected", with options as in docs/compression.md:
                        * "snapkv:window=32,heads=all" */
   double ratio;       /* share of each sequence's tokens to remove, in [0, 1); at least one token stays */
   int64_t threads;    /* 0: all processors */
@@ -296,25 +296,25 @@ typedef struct ringattn_eviction {
 
 /* kept: [sequences of the batch] number of tokens that stay of each sequence. *heads: 1 if all K/V heads keep the same
  * tokens, else kv_heads. */
-ringattn_status ringattn_eviction_kept(const ringattn_eviction *eviction, const ringattn_spec *spec,
-                                       const ringattn_batch *batch, int64_t *kept, int64_t *heads);
+ringattn_status ringattn_eviction_kept(const ringattn_eviction* eviction, const ringattn_spec* spec,
+                                       const ringattn_batch* batch, int64_t* kept, int64_t* heads);
 
 typedef struct ringattn_eviction_tensors {
   uint64_t size;
-  const DLTensor *q;         /* [queries of the batch, heads, head_dim]; only the last queries of each sequence are
+  const DLTensor* q;         /* [queries of the batch, heads, head_dim]; only the last queries of each sequence are
                               * read. NULL for methods that read only keys */
-  const DLTensor *k;         /* [keys of the batch, kv_heads, head_dim] */
-  const DLTensor *v;         /* [keys of the batch, kv_heads, head_dim_v]; NULL without v_kept */
-  const DLTensor *positions; /* int32 [kept tokens of all sequences, heads], dense, written: original positions,
+  const DLTensor* k;         /* [keys of the batch, kv_heads, head_dim] */
+  const DLTensor* v;         /* [keys of the batch, kv_heads, head_dim_v]; NULL without v_kept */
+  const DLTensor* positions; /* int32 [kept tokens of all sequences, heads], dense, written: original positions,
                               * ascending for each head; pass them as ringattn_batch::k_positions */
-  const DLTensor *k_kept;    /* [kept tokens of all sequences, kv_heads, head_dim], written: their keys; or NULL */
-  const DLTensor *v_kept;    /* [kept tokens of all sequences, kv_heads, head_dim_v], written; or NULL */
+  const DLTensor* k_kept;    /* [kept tokens of all sequences, kv_heads, head_dim], written: their keys; or NULL */
+  const DLTensor* v_kept;    /* [kept tokens of all sequences, kv_heads, head_dim_v], written; or NULL */
 } ringattn_eviction_tensors;
 
 /* Not collective. Non-finite elements are refused, and the error names their tensor and index. The result does not
  * depend on the number of threads. */
-ringattn_status ringattn_evict(const ringattn_eviction *eviction, const ringattn_spec *spec,
-                               const ringattn_batch *batch, const ringattn_eviction_tensors *tensors);
+ringattn_status ringattn_evict(const ringattn_eviction* eviction, const ringattn_spec* spec,
+                               const ringattn_batch* batch, const ringattn_eviction_tensors* tensors);
 
 #ifdef __cplusplus
 }

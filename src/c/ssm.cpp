@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/ssm.hpp"
+#include "ops/ssm/ssm.hpp"
 
 #include <fmt/format.h>
 

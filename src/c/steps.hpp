@@ -12,12 +12,12 @@
 #include <cstdint>
 #include <utility>
 
-#include "attention/decode.hpp"
 #include "attention/tokens/batch.hpp"
 #include "base/error.hpp"
 #include "c/object.hpp"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
+#include "ops/decode/decode.hpp"
 
 namespace ringattn::c {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <string>
 
-#include "attention/files/known_names.hpp"
 #include "c/ringattn.h"
+#include "io/known_names.hpp"
 
 // Not guarded(): a process that has only asked for names may still be forked.
 extern "C" const char* ringattn_tensor_names(void) {

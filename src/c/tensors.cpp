@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/shard_checks.hpp"
 #include "base/error.hpp"
+#include "ops/common/shard_checks.hpp"
 
 namespace ringattn::c {
 

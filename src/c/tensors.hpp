@@ -9,13 +9,13 @@
 #include <span>
 #include <string_view>
 
-#include "attention/memory_shape.hpp"
 #include "base/tensor.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
-#include "kernels/batched_gemm.hpp"
-#include "kernels/cache_partition.hpp"
-#include "kernels/decode.hpp"
+#include "kernels/decode/cache_partition.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/gemm/batched_gemm.hpp"
+#include "ops/common/memory_shape.hpp"
 
 namespace ringattn::c {
 

@@ -9,7 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/memory.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn::c {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // BatchedGemm over every GEMM kernel: sums in fp64 that are rounded once, the same bits however rows and heads
 // are cut and wherever they lie, one object for all of it, also captured and replayed; and what it refuses.
-#include "attention/batched_gemm.hpp"
+#include "ops/batched_gemm/batched_gemm.hpp"
 
 #include <gtest/gtest.h>
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/top_k_block_mask.hpp"
 #include "base/error.hpp"
 #include "comm/self.hpp"
+#include "ops/attention/top_k_block_mask.hpp"
 #include "tests/support/dealt_block_masks.hpp"
 #include "tests/support/error_of.hpp"
 

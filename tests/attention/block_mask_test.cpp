@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
-#include "attention/attention_work.hpp"
 #include "attention/tokens/cost.hpp"
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
+#include "ops/attention/attention_work.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A CausalConv1d on 1 to 8 ranks gives the bits of the kernel on all tokens, by memcmp of y and of the last tokens.
-#include "attention/causal_conv1d.hpp"
+#include "ops/conv1d/causal_conv1d.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/ssm/ssm.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/random_elements.hpp"
 

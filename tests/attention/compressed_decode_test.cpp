@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/decode.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "ops/decode/decode.hpp"
 #include "tests/support/compressed_steps.hpp"
 #include "tests/support/error_of.hpp"
 

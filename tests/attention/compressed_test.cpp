@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include "attention/compressed_ring_step.hpp"
 #include "attention/tokens/cost.hpp"
 #include "comm/self.hpp"
-#include "kernels/block_mask_patterns.hpp"
-#include "kernels/low_rank.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
+#include "kernels/quant/low_rank.hpp"
+#include "ops/attention/compressed_ring_step.hpp"
 #include "tests/support/budget_refusal.hpp"
 #include "tests/support/compressed_rank.hpp"
 #include "tests/support/error_of.hpp"

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/decode.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "ops/decode/decode.hpp"
 #include "tests/support/block_mask_steps.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "attention/decode.hpp"
-#include "attention/mla_decode.hpp"
 #include "base/rank_liveness.hpp"
 #include "comm/threads.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "ops/decode/decode.hpp"
+#include "ops/mla/mla_decode.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/forwarding_transport.hpp"

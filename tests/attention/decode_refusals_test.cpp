@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/decode.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "ops/decode/decode.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoded rows are those of Attention over the whole sequence, by memcmp of O and LSE, in worlds of 1 to 5 threads.
-#include "attention/decode.hpp"
+#include "ops/decode/decode.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/decode.hpp"
 #include "attention/tokens/cost.hpp"
 #include "comm/self.hpp"
+#include "ops/decode/decode.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/evicted_job.hpp"

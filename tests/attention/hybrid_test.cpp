@@ -6,10 +6,10 @@
 #include <random>
 #include <vector>
 
-#include "attention/reshard.hpp"
-#include "attention/ssm.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
+#include "ops/reshard/reshard.hpp"
+#include "ops/ssm/ssm.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/hybrid_stack.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How much of a block of latents is gathered at a time, and that a budget which a refusal names is enough.
-#include "attention/mla_block_size.hpp"
+#include "ops/mla/mla_block_size.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,10 +11,10 @@
 #include <string>
 #include <utility>
 
-#include "attention/mla_work.hpp"
 #include "comm/self.hpp"
-#include "kernels/latent_rows.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/quant/latent_rows.hpp"
+#include "ops/mla/mla_work.hpp"
 #include "tests/support/budget_refusal.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/mla_rank.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoding over a cache of latents has the bits of an absorbed Mla over the whole sequences: dense and in pages, on
 // one rank and on several, for rows that join the cache step by step.
-#include "attention/mla_decode.hpp"
+#include "ops/mla/mla_decode.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/self.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/mla_gemms.hpp"
 #include "tests/support/mla_rank.hpp"

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/mla_rank.hpp"
 
 namespace ringattn::testing {

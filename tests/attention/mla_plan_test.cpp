@@ -8,13 +8,13 @@
 #include <string>
 #include <vector>
 
-#include "attention/gathered_blocks.hpp"
-#include "attention/mla_gemms.hpp"
-#include "attention/mla_work.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/aligned.hpp"
 #include "comm/self.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
+#include "ops/mla/gathered_blocks.hpp"
+#include "ops/mla/mla_gemms.hpp"
+#include "ops/mla/mla_work.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/mla_rank.hpp"
 

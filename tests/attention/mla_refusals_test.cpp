@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/self.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/mla_rank.hpp"
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/paged_keys.hpp"
 #include "base/error.hpp"
 #include "comm/self.hpp"
+#include "ops/attention/paged_keys.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/paged_rank.hpp"
 #include "tests/support/random_positions.hpp"

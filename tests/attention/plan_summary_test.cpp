@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The ranks of a process share what their plans have in common, and nothing else. A request that differs gets plans of
 // its own, the same as without earlier requests.
-#include "attention/plan_summary.hpp"
+#include "ops/attention/plan_summary.hpp"
 
 #include <gtest/gtest.h>
 
@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "attention/ring/reshard.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 
 namespace ringattn::testing {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tensors of a run are apart: against all their bytes, and what has to pass. And sinks.
-#include "attention/shard_checks.hpp"
+#include "ops/common/shard_checks.hpp"
 
 #include <gtest/gtest.h>
 

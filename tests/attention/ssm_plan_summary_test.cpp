@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Memory and transfers of SSM ops and decode steps by their plan summaries, and budgets that are too small.
-#include "attention/ssm_plan_summary.hpp"
+#include "ops/ssm/ssm_plan_summary.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,10 +8,10 @@
 #include <string>
 #include <string_view>
 
-#include "attention/decode_memory.hpp"
-#include "attention/ssm.hpp"
 #include "attention/tokens/cost.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
+#include "ops/decode/decode_memory.hpp"
+#include "ops/ssm/ssm.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {

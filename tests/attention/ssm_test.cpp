@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // An Ssm on 1 to 8 ranks gives the bits of the kernel on all tokens, by memcmp of y and of final states.
-#include "attention/ssm.hpp"
+#include "ops/ssm/ssm.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A rank in the middle hands on the states of a range as soon as they have arrived, while its kernel works on other
 // ranges, and hands on each of them once, after what it depends on.
-#include "attention/state_relay.hpp"
+#include "ops/ssm/state_relay.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "attention/tokens/ssm_layout.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn::testing {
 namespace {

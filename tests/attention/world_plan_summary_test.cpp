@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What all ranks of a world do together is what the plans of each say.
-#include "attention/world_plan_summary.hpp"
+#include "ops/attention/world_plan_summary.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <string>
 
 #include "attention/tokens/cost.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn::testing {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products of heads with their matrices through the C interface: the bits of C++, the absorbed form of latent attention
 // with GEMMs of the caller's, and refusals.
-#include "attention/batched_gemm.hpp"
+#include "ops/batched_gemm/batched_gemm.hpp"
 
 #include <fmt/format.h>
 

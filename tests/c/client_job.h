@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The job of clients of the C interface that use nothing but ringattn.h: causal attention over 300 tokens, of which each
- * rank computes its rows, and a sum over the bits of O and LSE. */
+/* The job of clients of the C interface that use nothing but ringattn.h: causal attention over 300 tokens, of which
+ * each rank computes its rows, and a sum over the bits of O and LSE. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "kernels/low_rank.hpp"
-#include "kernels/tensor_compression.hpp"
+#include "kernels/quant/low_rank.hpp"
+#include "kernels/quant/tensor_compression.hpp"
 #include "tests/c/c_tensors.hpp"
 #include "tests/support/compressed_tensors.hpp"
 

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Taking tokens out of keys and values through the C interface: the tokens that C++ keeps, attention over what is left
 // with the bits of C++, and what is refused.
-#include "kernels/eviction.hpp"
+#include "kernels/quant/eviction.hpp"
 
 #include <algorithm>
 #include <array>
 #include <memory>
 
-#include "attention/attention.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "ops/attention/attention.hpp"
 #include "tests/c/c_tensors.hpp"
 
 namespace ringattn::testing {

@@ -2,11 +2,11 @@
 // Decode, MLA and SSM through the C interface have the bits of C++.
 #include <array>
 
-#include "attention/decode.hpp"
-#include "attention/mla_decode.hpp"
-#include "attention/ssm.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "ops/decode/decode.hpp"
+#include "ops/mla/mla_decode.hpp"
+#include "ops/ssm/ssm.hpp"
 #include "tests/c/c_tensors.hpp"
 
 namespace ringattn::testing {

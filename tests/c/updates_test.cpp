@@ -5,9 +5,9 @@
 #include <array>
 #include <cstring>
 
-#include "attention/causal_conv1d.hpp"
-#include "attention/ssm.hpp"
 #include "comm/self.hpp"
+#include "ops/conv1d/causal_conv1d.hpp"
+#include "ops/ssm/ssm.hpp"
 #include "tests/c/c_tensors.hpp"
 
 namespace ringattn::testing {

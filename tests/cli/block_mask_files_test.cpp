@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"

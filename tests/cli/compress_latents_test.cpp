@@ -9,8 +9,8 @@
 #include <limits>
 #include <string>
 
-#include "attention/files/safetensors_file.hpp"
-#include "kernels/latent_rows.hpp"
+#include "io/safetensors_file.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/mla_files.hpp"

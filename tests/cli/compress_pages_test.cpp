@@ -10,7 +10,7 @@
 #include <functional>
 #include <limits>
 
-#include "attention/files/safetensors_file.hpp"
+#include "io/safetensors_file.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"

@@ -9,8 +9,8 @@
 #include <fstream>
 #include <limits>
 
-#include "kernels/compression_methods.hpp"
-#include "kernels/low_rank.hpp"
+#include "kernels/quant/compression_methods.hpp"
+#include "kernels/quant/low_rank.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/cache_files.hpp"

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/files/safetensors_file.hpp"
-#include "attention/files/ssm_input.hpp"
+#include "io/safetensors_file.hpp"
+#include "ops/ssm/ssm_input.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/ssm_files.hpp"

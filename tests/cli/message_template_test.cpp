@@ -2,7 +2,7 @@
 // The library's messages as the program's user reads them.
 #include <gtest/gtest.h>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "launch/message_text.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/files/safetensors_file.hpp"
+#include "io/safetensors_file.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/mla_files.hpp"

@@ -6,10 +6,10 @@
 #include <set>
 #include <string>
 
-#include "attention/files/safetensors_file.hpp"
 #include "attention/ring/machine_model.hpp"
 #include "comm/world.hpp"
-#include "kernels/registry.hpp"
+#include "io/safetensors_file.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/cache_files.hpp"

@@ -6,10 +6,10 @@
 #include <cstring>
 #include <string>
 
-#include "attention/files/job_input.hpp"
-#include "attention/files/top_k_blocks.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
+#include "ops/common/job_input.hpp"
+#include "ops/common/top_k_blocks.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/dealt_block_masks.hpp"
 #include "tests/support/temporary_folder.hpp"

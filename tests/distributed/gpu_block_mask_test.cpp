@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
 #include "tests/support/gpu_rows.hpp"
 #include "tests/support/ring_job.hpp"
 

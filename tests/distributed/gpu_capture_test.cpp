@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "attention/causal_conv1d.hpp"
-#include "attention/mla.hpp"
-#include "attention/reshard.hpp"
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
+#include "ops/conv1d/causal_conv1d.hpp"
+#include "ops/mla/mla.hpp"
+#include "ops/reshard/reshard.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/compressed_steps.hpp"
 #include "tests/support/device_pool.hpp"
 #include "tests/support/ring_job.hpp"

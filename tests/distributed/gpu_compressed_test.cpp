@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/low_rank.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/quant/low_rank.hpp"
 #include "tests/support/compressed_rank.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/gpu_rows.hpp"

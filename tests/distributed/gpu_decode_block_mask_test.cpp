@@ -11,7 +11,7 @@
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/block_mask_steps.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"

@@ -13,7 +13,7 @@
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"

@@ -12,7 +12,7 @@
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/gpu_job.hpp"

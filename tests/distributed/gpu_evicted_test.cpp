@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/evicted_job.hpp"
 #include "tests/support/gpu_rows.hpp"
 #include "tests/support/paged_rank.hpp"

@@ -6,7 +6,7 @@
 
 #include <cstring>
 
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/gpu_rows.hpp"
 #include "tests/support/ring_job.hpp"

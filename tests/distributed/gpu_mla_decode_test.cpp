@@ -14,7 +14,7 @@
 
 #include "base/cuda.hpp"
 #include "comm/self.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/decode_runner.hpp"
 #include "tests/support/mla_reference.hpp"

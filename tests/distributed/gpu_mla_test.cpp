@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/gpu_rows.hpp"
 #include "tests/support/mla_gemms.hpp"
 #include "tests/support/mla_rank.hpp"

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "attention/reshard.hpp"
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
+#include "ops/reshard/reshard.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/two_ranks.hpp"
 

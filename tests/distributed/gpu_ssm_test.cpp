@@ -9,10 +9,10 @@
 #include <tuple>
 #include <vector>
 
-#include "attention/check/ssm_accuracy.hpp"
-#include "attention/job/ssm_file_job.hpp"
 #include "base/gpu.hpp"
 #include "comm/world.hpp"
+#include "ops/ssm/ssm_accuracy.hpp"
+#include "ops/ssm/ssm_file_job.hpp"
 #include "tests/support/ssm_rank.hpp"
 #include "tests/support/two_ranks.hpp"
 

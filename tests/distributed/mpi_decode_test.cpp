@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/self.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/distributed/over_mpi.hpp"
 #include "tests/support/block_mask_steps.hpp"
 #include "tests/support/decode_rank.hpp"

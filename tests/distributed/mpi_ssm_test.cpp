@@ -7,8 +7,8 @@
 #include <cstring>
 #include <vector>
 
-#include "attention/reshard.hpp"
 #include "attention/tokens/ssm_layout.hpp"
+#include "ops/reshard/reshard.hpp"
 #include "tests/distributed/over_mpi.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/ssm_rank.hpp"

@@ -3,8 +3,8 @@
 #include <filesystem>
 #include <optional>
 
-#include "attention/files/safetensors_index.hpp"
 #include "base/error.hpp"
+#include "io/safetensors_index.hpp"
 #include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 

@@ -3,8 +3,8 @@
 #include <cmath>
 #include <optional>
 
-#include "attention/files/model_config.hpp"
 #include "base/error.hpp"
+#include "io/model_config.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
 namespace ringattn::testing {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <span>
 
-#include "attention/files/safetensors_header.hpp"
-#include "attention/files/safetensors_writer.hpp"
 #include "base/error.hpp"
+#include "io/safetensors_header.hpp"
+#include "io/safetensors_writer.hpp"
 #include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 

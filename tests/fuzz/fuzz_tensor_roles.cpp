@@ -9,10 +9,10 @@
 #include <fstream>
 #include <optional>
 
-#include "attention/files/input_names.hpp"
-#include "attention/files/job_input.hpp"
-#include "attention/files/ssm_input.hpp"
 #include "base/error.hpp"
+#include "io/input_names.hpp"
+#include "ops/common/job_input.hpp"
+#include "ops/ssm/ssm_input.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"

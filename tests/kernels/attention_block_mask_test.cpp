@@ -10,7 +10,7 @@
 #include <random>
 
 #include "base/error.hpp"
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
 #include "tests/kernels/kernel_row_test.hpp"
 #include "tests/support/accuracy.hpp"
 

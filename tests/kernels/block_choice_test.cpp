@@ -2,7 +2,7 @@
 // Blocks of keys that are chosen for a decode step on the host: those of the highest scores, as fp64 has them, the
 // first and the rows' own among them; what a prefill's mask selects, too. That GPUs choose the same stands in
 // cuda/cuda_block_choice_test.cpp.
-#include "kernels/block_choice.hpp"
+#include "kernels/decode/block_choice.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/block_score.hpp"
-#include "kernels/cpu/cpu_attention.hpp"
+#include "kernels/attention/block_score.hpp"
+#include "kernels/attention/cpu/cpu_attention.hpp"
 #include "tests/support/block_chooser.hpp"
 #include "tests/support/decode_runner.hpp"
 #include "tests/support/top_k_block_mask.hpp"

@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What backends do to caches before a step: where new rows go, and which lengths and pages they find wrong. Caches lie
 // between bytes that must not change.
-#include "kernels/cache_update.hpp"
+#include "kernels/decode/cache_update.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -12,13 +12,13 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/block_mask_patterns.hpp"
-#include "kernels/cache_update.hpp"
-#include "kernels/cpu/cpu_backend.hpp"
-#include "kernels/decode_block_mask.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/row_codec.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
+#include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/decode/cache_update.hpp"
+#include "kernels/decode/decode_block_mask.hpp"
+#include "kernels/quant/row_codec.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compressed tensors are the tensors that their layout says, whichever way they are decompressed, and what none may
 // hold is found and named.
-#include "kernels/compressed_rows.hpp"
+#include "kernels/quant/compressed_rows.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "base/e4m3.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/row_quantization.hpp"
-#include "kernels/staged_rows.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/quant/row_quantization.hpp"
+#include "kernels/quant/staged_rows.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
 

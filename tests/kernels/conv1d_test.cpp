@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/causal_conv1d.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/ssm_oracle.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/ssm/causal_conv1d.hpp"
+#include "kernels/ssm/ssm_oracle.hpp"
 #include "tests/kernels/kernel_row_test.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Decoded rows are those of attention over the whole sequence, by memcmp of O and LSE, for every kernel that decodes.
-#include "kernels/decode.hpp"
+#include "kernels/decode/decode.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

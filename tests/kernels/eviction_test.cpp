@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tokens are kept: scorers against plain references in fp64, ties, edges of the ratio, and what is refused.
-#include "kernels/eviction.hpp"
+#include "kernels/quant/eviction.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -13,8 +13,8 @@
 #include <random>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/compression_methods.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/quant/compression_methods.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A device that doesn't end its work is told of, and not waited for without an end.
-#include "kernels/finish.hpp"
+#include "kernels/common/finish.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/e4m3.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/compression_methods.hpp"
-#include "kernels/low_rank.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/staged_rows.hpp"
-#include "kernels/tensor_compression.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/quant/compression_methods.hpp"
+#include "kernels/quant/low_rank.hpp"
+#include "kernels/quant/staged_rows.hpp"
+#include "kernels/quant/tensor_compression.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
 

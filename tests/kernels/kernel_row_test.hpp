@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/attention_runner.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/kernel_dims.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Keys at positions of their own: what is seen, against the mask's words; when positions may be left out; refusals.
-#include "kernels/key_positions.hpp"
+#include "kernels/attention/key_positions.hpp"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {

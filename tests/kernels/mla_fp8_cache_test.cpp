@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/latent_rows.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/accuracy.hpp"
 #include "tests/support/decode_runner.hpp"
 

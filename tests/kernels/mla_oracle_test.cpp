@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle of latent attention against the formula as it is written: keys and values of every head, all in fp64.
-#include "kernels/mla_oracle.hpp"
+#include "kernels/mla/mla_oracle.hpp"
 
 #include <gtest/gtest.h>
 

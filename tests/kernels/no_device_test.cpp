@@ -11,11 +11,11 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/causal_conv1d.hpp"
-#include "kernels/decode.hpp"
-#include "kernels/latent_rows.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/quant/latent_rows.hpp"
+#include "kernels/ssm/causal_conv1d.hpp"
+#include "kernels/ssm/ssm.hpp"
 #include "tests/support/kernel_dims.hpp"
 
 namespace ringattn::testing {

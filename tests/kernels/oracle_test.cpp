@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The oracle against the definition in long double, two passes and no streaming; and against itself, fed in pieces.
-#include "kernels/oracle.hpp"
+#include "kernels/attention/oracle.hpp"
 
 #include <gtest/gtest.h>
 

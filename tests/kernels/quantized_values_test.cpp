@@ -10,8 +10,8 @@
 
 #include "base/dtype.hpp"
 #include "base/e4m3.hpp"
-#include "kernels/codebook_ops.hpp"
-#include "kernels/row_quantization.hpp"
+#include "kernels/quant/codebook_ops.hpp"
+#include "kernels/quant/row_quantization.hpp"
 
 namespace ringattn::testing {
 namespace {

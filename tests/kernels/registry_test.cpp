@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/causal_conv1d.hpp"
-#include "kernels/decode.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/ssm/causal_conv1d.hpp"
+#include "kernels/ssm/ssm.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/error_of.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of formats: what each holds of a token, its text both ways, and the shapes that it refuses.
-#include "kernels/row_format.hpp"
+#include "kernels/quant/row_format.hpp"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <random>
 
-#include "kernels/ssm.hpp"
+#include "kernels/ssm/ssm.hpp"
 #include "tests/kernels/ssm_row_test.hpp"
 
 namespace ringattn::testing {

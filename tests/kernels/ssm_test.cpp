@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every row of the SSM table: right by the fp64 oracle and by exact results, and with bits that no arrangement
 // moves.
-#include "kernels/ssm.hpp"
+#include "kernels/ssm/ssm.hpp"
 
 #include <gtest/gtest.h>
 

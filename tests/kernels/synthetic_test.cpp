@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Synthetic input is a function of (seed, tensor, token, head, dim): golden values, moments, independence of the shard.
-#include "kernels/synthetic.hpp"
+#include "kernels/common/synthetic.hpp"
 
 #include <gtest/gtest.h>
 

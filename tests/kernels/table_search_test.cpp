@@ -10,12 +10,12 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/codebook.hpp"
-#include "kernels/gram.hpp"
-#include "kernels/low_rank.hpp"
-#include "kernels/low_rank_codec.hpp"
-#include "kernels/row_quantization.hpp"
-#include "kernels/tensor_compression.hpp"
+#include "kernels/quant/codebook.hpp"
+#include "kernels/quant/gram.hpp"
+#include "kernels/quant/low_rank.hpp"
+#include "kernels/quant/low_rank_codec.hpp"
+#include "kernels/quant/row_quantization.hpp"
+#include "kernels/quant/tensor_compression.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/error_of.hpp"
 

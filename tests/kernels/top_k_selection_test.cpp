@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Top-k block selection on the host: what they take, that pieces of rows don't matter, and what is refused. That
 // GPUs make the same masks stands in cuda/cuda_block_mask_choice_test.cpp.
-#include "kernels/top_k_selection.hpp"
+#include "kernels/attention/top_k_selection.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/block_mask_choice.hpp"
+#include "kernels/attention/block_mask_choice.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/top_k_block_mask.hpp"
 
@@ -85,7 +85,7 @@ TEST(TopKSelection, TakeTheBestTheFirstAndTheDiagonal) {
   EXPECT_EQ(listed(3, 0), (Blocks{0, 4, 5}));  // the diagonal is the first one, and counts once
 }
 
-// By the definition, block by block: every score is that of decode steps (block_score.hpp).
+// By the definition, block by block: every score is that of decode steps (attention/block_score.hpp).
 TEST(TopKSelection, HaveTheHighestScores) {
   AttentionInputs inputs =
       random_inputs(make_spec(Dtype::kF16, 6, 2, 40, {-1, 0}), {{}, {700, 900, 200}, {1, 77, 76}}, 5);

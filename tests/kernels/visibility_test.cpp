@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every answer of Visibility against a definition that looks at one query and one key at a time.
-#include "kernels/visibility.hpp"
+#include "kernels/attention/visibility.hpp"
 
 #include <gtest/gtest.h>
 

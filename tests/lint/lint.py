@@ -12,34 +12,32 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # A module of src/ (the folder that a file lies in, or the nearest one above it that is named here) and the modules
-# whose headers it may include besides its own. Data goes one way: launch, whole jobs, op classes, check, ring, files,
-# tokens, then comm and kernels, then base.
-INNER = ["attention/tokens", "attention/files", "attention/ring", "attention/check"]
+# whose headers it may include besides its own. Includes go one way: launch and c, ops, attention, then comm, kernels and
+# io, then base.
+ATTENTION = ["attention", "attention/ring", "attention/tokens"]
 MODULES = {
     "base": [],
     "comm": ["base", "comm/p2p", "comm/tcp"],
     "comm/p2p": ["base", "comm"],
     "comm/tcp": ["base", "comm"],
-    "kernels": ["base"],
-    "kernels/cpu": ["base", "kernels"],
-    "kernels/cuda": ["base", "kernels", "kernels/cuda/device"],
-    "kernels/cuda/device": ["base", "kernels", "kernels/cuda"],
-    "kernels/sm80": ["base", "kernels", "kernels/cuda", "kernels/cuda/device"],
-    "kernels/sm90": ["base", "kernels", "kernels/cuda", "kernels/cuda/device"],
+    "kernels": ["base"],  # kernels/<op>: interface, kernel table and oracle of an op; kernels/common
+    "kernels/cpu": ["base", "kernels"],  # kernels/<op>/cpu, and so on
+    "kernels/cuda": ["base", "kernels"],
+    "kernels/sm80": ["base", "kernels", "kernels/cuda"],
+    "kernels/sm90": ["base", "kernels", "kernels/cuda"],
+    "io": ["base"],
     "attention/tokens": ["base", "comm", "kernels"],
-    "attention/files": ["base", "kernels", *INNER[:1]],
-    "attention/ring": ["base", "comm", "kernels", *INNER[:2]],
-    "attention/check": ["base", "comm", "kernels", *INNER[:3]],
-    "attention": ["base", "comm", "kernels", *INNER],  # the op classes, one an op
-    "attention/job": ["base", "comm", "kernels", "attention", *INNER],  # whole jobs, from file to file
-    "c": ["base", "comm", "comm/tcp", "kernels", "attention", *INNER],  # the op classes for C and its callers
-    "launch": ["base", "comm", "kernels", "attention", "attention/job", *INNER],
+    "attention/ring": ["base", "comm", "kernels", "io", "attention/tokens"],
+    "attention": ["base", "comm", "kernels", "io", *ATTENTION],  # the ring runtime that the ops share
+    "ops": ["base", "comm", "kernels", "io", *ATTENTION],  # a directory for each op
+    "c": ["base", "comm", "comm/tcp", "kernels", "io", "ops", *ATTENTION],  # the ops for C and its callers
+    "launch": ["base", "comm", "kernels", "io", "ops", *ATTENTION],
 }
 
 # The tables that name every implementation, and so include them all.
 TABLES = {
-    f"src/kernels/{op}_table.cpp": [src_module for src_module in MODULES if src_module.startswith("kernels/")]
-    for op in ("attention", "decode", "batched_gemm", "ssm", "causal_conv1d")
+    f"src/kernels/{table}_table.cpp": [src_module for src_module in MODULES if src_module.startswith("kernels/")]
+    for table in ("attention/attention", "decode/decode", "gemm/batched_gemm", "ssm/ssm", "ssm/causal_conv1d")
 }
 
 # A vendor's header and the files that may include it.
@@ -47,13 +45,13 @@ VENDORS = {
     r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*",
     r"nccl\.h": r"src/comm/nccl[^/]*",
     r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*|tests/support/far_pages[^/]*",
-    r"hwy/.*": r"src/kernels/cpu/.*|src/kernels/(codebook|gram)_ops\.cpp|tests/kernels/.*",
-    r"omp\.h": r"src/kernels/cpu/.*|src/kernels/synthetic.*|src/attention/check/accuracy.*",
-    r"nlohmann/.*": r"src/attention/.*|launch/.*|tests/.*",
-    r"toml\+\+/.*": r"src/attention/files/flat_toml[^/]*",
+    r"hwy/.*": r"src/kernels/[a-z]+/cpu/.*|src/kernels/quant/(codebook|gram)_ops\.cpp|tests/kernels/.*",
+    r"omp\.h": r"src/kernels/[a-z]+/cpu/.*|src/kernels/common/synthetic.*|src/ops/common/accuracy.*",
+    r"nlohmann/.*": r"src/io/.*|launch/.*|tests/.*",
+    r"toml\+\+/.*": r"src/io/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
     r"openssl/.*": r"src/comm/tcp/mac\.cpp",
-    r"xxhash\.h": r"src/attention/.*|tests/attention/.*",
+    r"xxhash\.h": r"src/(io|ops|attention)/.*|tests/attention/.*",
 }
 
 # Where a number of seconds becomes a deadline.
@@ -65,9 +63,9 @@ RETIRED = [(re.compile(word), glob, better) for word, glob, better in
             if line and not line.startswith("#"))]
 # Committed results keep the names of their day; these files say what old names are called now.
 KEEP_OLD_WORDS = ("tests/lint/retired.tsv", "docs/renamed.md", "bench/results/", "bench/aliases.py",
-                  "tests/bench/lines/", "tests/lint/lint_test.py", "src/kernels/renamed_kernels.hpp")
+                  "tests/bench/lines/", "tests/lint/lint_test.py", "src/kernels/common/renamed_kernels.hpp")
 
-MAX_LINES = 450
+MAX_LINES = 900
 MAX_COLUMNS = 130
 
 
@@ -112,7 +110,8 @@ def short_messages(text):
 
 
 def module_of(folder):
-    """The module that a folder ("kernels/sm90/attention") belongs to; None where it is in none."""
+    """The module that a folder ("kernels/attention/sm90") belongs to; None where it is in none."""
+    folder = re.sub(r"^kernels/[a-z]+/(cpu|cuda|sm80|sm90)(/.*)?$", r"kernels/\1", folder)
     while folder and folder not in MODULES:
         folder = folder.rpartition("/")[0]
     return folder or None

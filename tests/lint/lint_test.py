@@ -15,8 +15,8 @@ def include(name, header):
 
 class Rooms(unittest.TestCase):
     def test_data_goes_one_way(self):
-        order = ["launch", "src/attention/job", "src/attention", "src/attention/check", "src/attention/ring",
-                 "src/attention/files", "src/attention/tokens", "src/kernels", "src/base"]
+        order = ["launch", "src/ops/mla", "src/attention", "src/attention/ring", "src/attention/tokens", "src/kernels",
+                 "src/base"]
         for upper, folder in enumerate(order):
             for lower, target in enumerate(order):
                 header = f"{target.removeprefix('src/')}/x.hpp"
@@ -24,28 +24,29 @@ class Rooms(unittest.TestCase):
                 self.assertEqual(include(f"{folder}/y.cpp", header) == [], allowed, f"{folder} includes {header}")
 
     def test_comm_and_kernels_do_not_know_each_other(self):
-        self.assertEqual(include("src/comm/x.cpp", "kernels/attention.hpp"), ["comm does not include kernels"])
+        self.assertEqual(include("src/comm/x.cpp", "kernels/attention/attention.hpp"), ["comm does not include kernels"])
         self.assertEqual(include("src/kernels/x.cpp", "comm/self.hpp"), ["kernels does not include comm"])
-        self.assertEqual(include("src/kernels/x.cpp", "attention/attention.hpp"), ["kernels does not include attention"])
+        self.assertEqual(include("src/kernels/x.cpp", "ops/attention/attention.hpp"), ["kernels does not include ops"])
 
     def test_files_do_not_know_ranks(self):
-        self.assertEqual(include("src/attention/files/x.cpp", "comm/self.hpp"), ["attention/files does not include comm"])
+        for module in ("comm", "kernels", "attention", "ops"):
+            self.assertEqual(include("src/io/x.cpp", f"{module}/x.hpp"), [f"io does not include {module}"])
 
     def test_inner_rooms_of_comm_and_kernels(self):
         self.assertEqual(include("src/comm/world.cpp", "comm/p2p/p2p.hpp"), [])
         self.assertEqual(include("src/attention/ring/x.cpp", "comm/p2p/p2p.hpp"),
                          ["attention/ring does not include comm/p2p"])
-        self.assertEqual(include("src/kernels/sm80/x.cpp", "kernels/cuda/device/ptx.cuh"), [])
-        self.assertEqual(include("src/kernels/sm80/x.cpp", "kernels/sm90/fold/attention.cuh"),
+        self.assertEqual(include("src/kernels/attention/sm80/x.cpp", "kernels/common/cuda/ptx.cuh"), [])
+        self.assertEqual(include("src/kernels/attention/sm80/x.cpp", "kernels/attention/sm90/attention.cuh"),
                          ["kernels/sm80 does not include kernels/sm90"])
-        self.assertEqual(include("src/kernels/sm90/fold/x.cu", "kernels/sm80/attention.cuh"),
+        self.assertEqual(include("src/kernels/attention/sm90/x.cu", "kernels/attention/sm80/attention.cuh"),
                          ["kernels/sm90 does not include kernels/sm80"])
-        self.assertEqual(include("src/kernels/cpu/x.cpp", "kernels/cuda/attention_params.hpp"),
+        self.assertEqual(include("src/kernels/attention/cpu/x.cpp", "kernels/attention/cuda/attention_params.hpp"),
                          ["kernels/cpu does not include kernels/cuda"])
-        self.assertEqual(include("src/kernels/cuda/x.cpp", "kernels/cpu/cpu_attention.hpp"),
+        self.assertEqual(include("src/kernels/attention/cuda/x.cpp", "kernels/attention/cpu/cpu_attention.hpp"),
                          ["kernels/cuda does not include kernels/cpu"])
-        self.assertEqual(include("src/attention/attention.cpp", "kernels/cuda/device/ptx.cuh"),
-                         ["attention does not include kernels/cuda/device"])
+        self.assertEqual(include("src/ops/attention/attention.cpp", "kernels/common/cuda/ptx.cuh"),
+                         ["ops does not include kernels/cuda"])
 
     def test_headers_of_the_house_are_included_by_their_path(self):
         rule = "a header of the house is included by its path from src/, in quotes"
@@ -57,8 +58,8 @@ class Rooms(unittest.TestCase):
                          ["base does not include attention/ring", rule])
 
     def test_a_table_includes_what_it_lists(self):
-        self.assertEqual(include("src/kernels/attention_table.cpp", "kernels/sm90/fold/attention.hpp"), [])
-        self.assertEqual(include("src/kernels/synthetic.cpp", "kernels/sm90/fold/attention.hpp"),
+        self.assertEqual(include("src/kernels/attention/attention_table.cpp", "kernels/attention/sm90/attention.hpp"), [])
+        self.assertEqual(include("src/kernels/common/synthetic.cpp", "kernels/attention/sm90/attention.hpp"),
                          ["kernels does not include kernels/sm90"])
 
     def test_tests_include_everything(self):
@@ -72,8 +73,8 @@ class Rooms(unittest.TestCase):
 class Messages(unittest.TestCase):
     def test_device_code_counts_bits_by_itself(self):
         rule = "device code takes __ffs() and __clz(): nvcc makes constants of what <bit> counts"
-        self.assertEqual([found for _, found in lint.include_breaches("src/kernels/sm80/x.cuh", "#include <bit>\n")], [rule])
-        self.assertEqual(list(lint.include_breaches("src/kernels/sm80/x.cpp", "#include <bit>\n")), [])
+        self.assertEqual([found for _, found in lint.include_breaches("src/kernels/attention/sm80/x.cuh", "#include <bit>\n")], [rule])
+        self.assertEqual(list(lint.include_breaches("src/kernels/attention/sm80/x.cpp", "#include <bit>\n")), [])
 
     def test_all_parts(self):
         self.assertEqual([line for line, _ in lint.short_messages('\nfail(ErrorCode::kFile, "a", "b");\n')], [2])

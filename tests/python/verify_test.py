@@ -226,7 +226,7 @@ class Refused(Case):
         self.assertEqual(self.run_main()[0], 1)
 
     def test_names_of_other_roles(self):
-        text = (pathlib.Path(__file__).parents[2] / "src/attention/files/tensor_roles.cpp").read_text()
+        text = (pathlib.Path(__file__).parents[2] / "src/io/tensor_roles.cpp").read_text()
         roles = re.findall(r'TensorRole\{"(\w+)"', text)
         self.assertEqual({*roles}, {*_NAMES, *_STORED, *_SSM})
         self.refused("has no tensor `dt` (--tensors names tensors of an SSM)", "--tensors", "x=q", code=3)

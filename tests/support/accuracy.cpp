@@ -7,8 +7,8 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/oracle.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/oracle.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/checks.hpp"
 
 namespace ringattn::testing {

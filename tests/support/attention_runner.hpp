@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/page_pool.hpp"
 

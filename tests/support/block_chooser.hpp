@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/backend.hpp"
-#include "kernels/block_choice.hpp"
+#include "kernels/common/backend.hpp"
+#include "kernels/decode/block_choice.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/page_pool.hpp"

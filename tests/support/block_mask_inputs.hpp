@@ -8,7 +8,7 @@
 #include <memory>
 #include <random>
 
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
 #include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {

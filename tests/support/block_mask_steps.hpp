@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/block_mask_patterns.hpp"
-#include "kernels/cpu/cpu_attention.hpp"
-#include "kernels/top_k_selection.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
+#include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/attention/top_k_selection.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/ring_job.hpp"
 

@@ -6,9 +6,9 @@
 #include <numeric>
 #include <span>
 
-#include "attention/files/safetensors_rows.hpp"
 #include "attention/tokens/page_table.hpp"
-#include "kernels/synthetic.hpp"
+#include "io/safetensors_rows.hpp"
+#include "kernels/common/synthetic.hpp"
 
 namespace ringattn::testing {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/files/safetensors_writer.hpp"
 #include "base/dtype.hpp"
+#include "io/safetensors_writer.hpp"
 
 namespace ringattn::testing {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "attention/compressed_blocks.hpp"
+#include "ops/attention/compressed_blocks.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/ring_job.hpp"
 

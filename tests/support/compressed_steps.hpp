@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/decode.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
+#include "ops/decode/decode.hpp"
 #include "tests/support/compressed_tensors.hpp"
 
 namespace ringattn::testing {

@@ -6,8 +6,8 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/cache_partition.hpp"
-#include "kernels/low_rank.hpp"
+#include "kernels/decode/cache_partition.hpp"
+#include "kernels/quant/low_rank.hpp"
 #include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {

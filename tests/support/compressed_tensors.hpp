@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "kernels/compressed_rows.hpp"
-#include "kernels/decode.hpp"
-#include "kernels/row_format.hpp"
-#include "kernels/tensor_compression.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/quant/compressed_rows.hpp"
+#include "kernels/quant/row_format.hpp"
+#include "kernels/quant/tensor_compression.hpp"
 
 namespace ringattn::testing {
 

@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
-#include "attention/top_k_block_mask.hpp"
-#include "kernels/cpu/cpu_attention.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/top_k_selection.hpp"
+#include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/attention/top_k_selection.hpp"
+#include "kernels/common/registry.hpp"
+#include "ops/attention/top_k_block_mask.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/ring_job.hpp"
 

@@ -9,8 +9,8 @@
 #include <numeric>
 #include <random>
 
-#include "attention/decode_inputs.hpp"
 #include "attention/tokens/cost.hpp"
+#include "ops/decode/decode_inputs.hpp"
 #include "tests/support/device_pool.hpp"
 
 namespace ringattn::testing {

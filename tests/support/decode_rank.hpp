@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/decode.hpp"
+#include "ops/decode/decode.hpp"
 #include "tests/support/decode_runner.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/ring_job.hpp"

@@ -5,8 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "kernels/cache_partition.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/decode/cache_partition.hpp"
+#include "kernels/quant/latent_rows.hpp"
 
 namespace ringattn::testing {
 

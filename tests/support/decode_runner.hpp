@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/decode.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/decode/decode.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/attention_runner.hpp"
 #include "tests/support/device_array.hpp"
@@ -31,7 +31,7 @@ struct CacheLayout {
   KvPartition partition{};  // the KV splits that the cache holds
   // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
   bool values_in_keys = false;
-  // With values_in_keys, instead of inputs.k and inputs.v: FP8 rows of all tokens (kernels/latent_rows.hpp).
+  // With values_in_keys, instead of inputs.k and inputs.v: FP8 rows of all tokens (kernels/quant/latent_rows.hpp).
   std::vector<std::byte> codes = {};
   // SharedPrefixes of the step: the prefix of each sequence, or −1, and the keys of each prefix.
   std::vector<std::int32_t> prefix_of = {};

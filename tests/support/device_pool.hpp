@@ -8,8 +8,8 @@
 #include <cstring>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_array.hpp"
 

@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-#include "kernels/eviction.hpp"
+#include "kernels/quant/eviction.hpp"
 
 namespace ringattn::testing {
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "base/cuda.hpp"
-#include "kernels/attention.hpp"
-#include "kernels/cache_view.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/common/cache_view.hpp"
 
 namespace ringattn::testing {
 

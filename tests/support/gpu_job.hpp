@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {

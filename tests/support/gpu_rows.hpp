@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "attention/options.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 inline void PrintTo(const AttentionRow& row, std::ostream* stream) { *stream << row.name; }

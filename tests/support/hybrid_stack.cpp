@@ -7,12 +7,12 @@
 #include <cstring>
 #include <numeric>
 
-#include "attention/attention.hpp"
-#include "attention/reshard.hpp"
-#include "attention/ssm.hpp"
 #include "attention/tokens/packed_run.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/synthetic.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/synthetic.hpp"
+#include "ops/attention/attention.hpp"
+#include "ops/reshard/reshard.hpp"
+#include "ops/ssm/ssm.hpp"
 #include "tests/support/device_array.hpp"
 
 namespace ringattn::testing {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn::testing {
 

@@ -7,10 +7,10 @@
 
 #include "attention/tokens/page_table.hpp"
 #include "base/gpu.hpp"
-#include "kernels/batched_gemm.hpp"
-#include "kernels/latent_rows.hpp"
-#include "kernels/registry.hpp"
-#include "kernels/synthetic.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/common/synthetic.hpp"
+#include "kernels/gemm/batched_gemm.hpp"
+#include "kernels/quant/latent_rows.hpp"
 
 namespace ringattn::testing {
 

@@ -3,7 +3,7 @@
 
 #include <cstring>
 
-#include "attention/batched_gemm.hpp"
+#include "ops/batched_gemm/batched_gemm.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/mla_rank.hpp"
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/mla.hpp"
+#include "kernels/mla/mla.hpp"
 
 namespace ringattn::testing {
 

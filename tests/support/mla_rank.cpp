@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "comm/self.hpp"
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {

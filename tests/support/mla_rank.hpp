@@ -7,8 +7,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention/mla.hpp"
 #include "comm/threads.hpp"
+#include "ops/mla/mla.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn::testing {

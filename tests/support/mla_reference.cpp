@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/mla_oracle.hpp"
+#include "kernels/mla/mla_oracle.hpp"
 
 namespace ringattn::testing {
 

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/latent_rows.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/support/device_pool.hpp"
 
 namespace ringattn::testing {

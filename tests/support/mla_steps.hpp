@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/mla_decode.hpp"
+#include "ops/mla/mla_decode.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/mla_rank.hpp"
 

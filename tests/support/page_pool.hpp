@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cache_view.hpp"
+#include "kernels/common/cache_view.hpp"
 #include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {

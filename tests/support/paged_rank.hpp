@@ -8,7 +8,7 @@
 #include <span>
 #include <vector>
 
-#include "attention/attention.hpp"
+#include "ops/attention/attention.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/page_pool.hpp"
 #include "tests/support/ring_job.hpp"

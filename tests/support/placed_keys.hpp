@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/attention.hpp"
+#include "kernels/attention/attention.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/attention_runner.hpp"
 #include "tests/support/page_pool.hpp"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/key_positions.hpp"
+#include "kernels/attention/key_positions.hpp"
 
 namespace ringattn::testing {
 

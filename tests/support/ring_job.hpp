@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "attention/attention.hpp"
 #include "comm/threads.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "ops/attention/attention.hpp"
 
 namespace ringattn::testing {
 

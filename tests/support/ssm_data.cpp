@@ -10,7 +10,7 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/ssm_oracle.hpp"
+#include "kernels/ssm/ssm_oracle.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/random_elements.hpp"

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/registry.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/ssm/ssm.hpp"
 
 namespace ringattn::testing {
 
@@ -83,7 +83,7 @@ inline constexpr double kSsmTerm = 1e-4;
 // bound).
 inline constexpr double kFp32SsmTerm = 0x1p-18;
 // The same of rows of random numbers where factors are rounded to bf16 (rounds_factors()): more than what was met.
-// attention/check/ssm_accuracy.hpp has a bound for all numbers.
+// ops/ssm/ssm_accuracy.hpp has a bound for all numbers.
 inline constexpr double kRoundedSsmTerm = 0x1p-9;
 
 }  // namespace ringattn::testing

@@ -6,7 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "attention/files/ssm_input.hpp"
+#include "ops/ssm/ssm_input.hpp"
 
 namespace ringattn::testing {
 

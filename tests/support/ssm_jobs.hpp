@@ -2,9 +2,9 @@
 // Small SSM jobs through the library's jobs, on one rank, and what fp64 says of them.
 #pragma once
 
-#include "attention/check/ssm_accuracy.hpp"
-#include "attention/job/ssm_file_job.hpp"
 #include "comm/threads.hpp"
+#include "ops/ssm/ssm_accuracy.hpp"
+#include "ops/ssm/ssm_file_job.hpp"
 
 namespace ringattn::testing {
 

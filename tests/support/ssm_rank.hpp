@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/ssm.hpp"
+#include "ops/ssm/ssm.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/random_elements.hpp"
 #include "tests/support/ssm_data.hpp"

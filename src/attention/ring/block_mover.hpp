@@ -11,7 +11,7 @@
 #include "attention/ring/plan.hpp"
 #include "attention/ring/row_stream.hpp"
 #include "comm/transport.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 

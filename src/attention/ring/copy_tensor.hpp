@@ -3,7 +3,7 @@
 #pragma once
 
 #include "base/tensor.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 

@@ -12,7 +12,7 @@
 #include "attention/ring/timeline.hpp"
 #include "comm/timeouts.hpp"
 #include "comm/transport.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 

@@ -11,7 +11,7 @@
 #include "comm/failure.hpp"
 #include "comm/timeouts.hpp"
 #include "comm/transport.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 

@@ -7,12 +7,12 @@
 #include <cmath>
 #include <string_view>
 
-#include "attention/files/flat_table.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "base/quotes.hpp"
 #include "base/text_file.hpp"
-#include "kernels/registry.hpp"
+#include "io/flat_table.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 

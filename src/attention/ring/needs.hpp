@@ -10,7 +10,7 @@
 #include "attention/ring/ring_work.hpp"
 #include "attention/tokens/layout.hpp"
 #include "attention/tokens/tile_axis.hpp"
-#include "kernels/attention.hpp"
+#include "kernels/attention/attention.hpp"
 
 namespace ringattn {
 

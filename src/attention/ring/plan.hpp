@@ -13,7 +13,7 @@
 #include "attention/ring/ring_work.hpp"
 #include "attention/tokens/layout.hpp"
 #include "comm/transport.hpp"
-#include "kernels/attention.hpp"
+#include "kernels/attention/attention.hpp"
 
 namespace ringattn {
 

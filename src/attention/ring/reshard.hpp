@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Moves rows from one distribution over the ranks to another, blocking and in host memory. Reshard
-// (attention/reshard.hpp) does it on a stream in any memory.
+// (ops/reshard/reshard.hpp) does it on a stream in any memory.
 #pragma once
 
 #include <cstddef>

@@ -21,7 +21,7 @@
 #include "base/tensor.hpp"
 #include "comm/collective.hpp"
 #include "comm/transport.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Describes a job to the planner: the sequences, the mask, the row streams, and the FLOPs per pair, key and query. Made
-// by each op, e.g. in attention/attention_work.hpp.
+// by each op, e.g. in ops/attention/attention_work.hpp.
 #pragma once
 
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/batch.hpp"
 #include "base/shared_value.hpp"
-#include "kernels/block_mask.hpp"
-#include "kernels/key_positions.hpp"
-#include "kernels/visibility.hpp"
+#include "kernels/attention/block_mask.hpp"
+#include "kernels/attention/key_positions.hpp"
+#include "kernels/attention/visibility.hpp"
 
 namespace ringattn {
 

@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 

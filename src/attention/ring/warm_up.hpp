@@ -7,7 +7,7 @@
 #include "attention/ring/machine_model.hpp"
 #include "comm/collective.hpp"
 #include "comm/transport.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/packed_tokens.hpp"
+
 namespace ringattn {
 
 // Query and key lengths of a sequence, in tokens. Query i has key position i + q_offset.
@@ -22,9 +24,6 @@ struct Sequence {
 
   bool operator==(const Sequence&) const = default;
 };
-
-// Maximum number of sequences of a batch: tables of a plan have an entry for each.
-inline constexpr std::int64_t kMaxSequences = std::int64_t{1} << 20;
 
 // Sequences in order. Equal sequences are stored as one sequence and a count, others as a list that copies share until
 // one of them is changed. So a huge batch can be described before its memory is checked, and ranks of a process share

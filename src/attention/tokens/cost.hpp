@@ -6,9 +6,9 @@
 
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/ssm_job.hpp"
-#include "kernels/causal_conv1d.hpp"
-#include "kernels/mla.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/mla/mla.hpp"
+#include "kernels/ssm/causal_conv1d.hpp"
+#include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
 

@@ -12,8 +12,8 @@
 #include <functional>
 #include <string_view>
 
-#include "kernels/decode.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/decode/decode.hpp"
+#include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/decode.hpp"
+#include "kernels/decode/decode.hpp"
 
 namespace ringattn {
 

@@ -9,8 +9,8 @@
 
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/page_table.hpp"
-#include "kernels/key_positions.hpp"
-#include "kernels/visibility.hpp"
+#include "kernels/attention/key_positions.hpp"
+#include "kernels/attention/visibility.hpp"
 
 namespace ringattn {
 

@@ -9,8 +9,8 @@
 #include "attention/tokens/balance.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
-#include "kernels/cache_view.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/cache_view.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 

@@ -7,8 +7,8 @@
 
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/layout.hpp"
-#include "kernels/attention.hpp"
-#include "kernels/row_format.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/quant/row_format.hpp"
 
 namespace ringattn {
 

@@ -10,8 +10,8 @@
 #include "attention/tokens/job.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
-#include "kernels/latent_rows.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/quant/latent_rows.hpp"
 
 namespace ringattn {
 

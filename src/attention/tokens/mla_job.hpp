@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An MLA job (kernels/mla.hpp): a spec, a batch and a form. The same on every rank.
+// An MLA job (kernels/mla/mla.hpp): a spec, a batch and a form. The same on every rank.
 #pragma once
 
 #include <optional>
@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "attention/tokens/batch.hpp"
-#include "kernels/batched_gemm.hpp"
-#include "kernels/mla.hpp"
-#include "kernels/row_format.hpp"
+#include "kernels/gemm/batched_gemm.hpp"
+#include "kernels/mla/mla.hpp"
+#include "kernels/quant/row_format.hpp"
 
 namespace ringattn {
 
@@ -21,7 +21,7 @@ struct MlaJob {
   Batch batch;
   std::optional<MlaForm> form;  // absent: choose_form()
   // Format of latents and rotary keys in memory and messages: plain, or latent_format() of spec.rope_dim
-  // (kernels/latent_rows.hpp). Results are those of the dequantized FP8 rows, wherever they are dequantized.
+  // (kernels/quant/latent_rows.hpp). Results are those of the dequantized FP8 rows, wherever they are dequantized.
   RowFormat format = {};
 };
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "attention/tokens/layout.hpp"
-#include "kernels/synthetic.hpp"
+#include "kernels/common/synthetic.hpp"
 
 namespace ringattn {
 

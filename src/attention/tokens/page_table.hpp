@@ -10,7 +10,7 @@
 
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/packed_run.hpp"
-#include "kernels/cache_view.hpp"
+#include "kernels/common/cache_view.hpp"
 
 namespace ringattn {
 
@@ -46,7 +46,7 @@ std::vector<PackedRun> pool_runs(const PageTable& table, std::span<const std::in
 // `prefix` tokens of each sequence are those of sequence 0. Throws kMemory for more than kMaxPageEntries.
 PageTable deal_pages(const Batch& batch, std::int64_t page_size, std::uint64_t seed, std::int64_t prefix = 0);
 
-// Shared prefixes of a batch, as arrays of SharedPrefixes (kernels/decode.hpp).
+// Shared prefixes of a batch, as arrays of SharedPrefixes (kernels/decode/decode.hpp).
 struct SharedPrefixPages {
   std::vector<std::int32_t> of_sequence;  // [sequences]; empty if nothing is shared
   std::vector<std::int32_t> keys;         // [prefixes] keys of each

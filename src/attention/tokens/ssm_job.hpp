@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An SSM or conv1d job (kernels/ssm.hpp): a spec and the lengths of its sequences. The same on every rank.
+// An SSM or conv1d job (kernels/ssm/ssm.hpp): a spec and the lengths of its sequences. The same on every rank.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/tensor.hpp"
-#include "kernels/causal_conv1d.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/ssm/causal_conv1d.hpp"
+#include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
 

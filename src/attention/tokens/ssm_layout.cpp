@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/size.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
 

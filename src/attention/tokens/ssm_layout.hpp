@@ -18,7 +18,7 @@ void check_ssm_size(std::span<const std::int64_t> lengths, int world);
 // Number of super-segments of a sequence.
 std::int64_t super_segments(std::int64_t length);
 
-// Whole super-segments (kernels/ssm.hpp) in order, contiguous for each rank. Minimizes the tokens of the rank with
+// Whole super-segments (kernels/ssm/ssm.hpp) in order, contiguous for each rank. Minimizes the tokens of the rank with
 // most, and gives the others nearly equal shares of the rest. With fewer super-segments than ranks the first ranks have
 // one each.
 Layout deal_ssm(std::span<const std::int64_t> lengths, int world);

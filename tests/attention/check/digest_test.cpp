@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The digest is what its definition says, however the rows are shared.
-#include "attention/check/digest.hpp"
+#include "ops/common/digest.hpp"
 
 #include <gtest/gtest.h>
 #define XXH_INLINE_ALL

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What another cache does to O, against attention by its definition.
-#include "attention/check/output_change.hpp"
+#include "ops/common/output_change.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/oracle.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/attention/oracle.hpp"
 
 namespace ringattn {
 namespace {

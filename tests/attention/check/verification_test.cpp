@@ -5,10 +5,10 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/check/accuracy.hpp"
-#include "attention/check/difference.hpp"
 #include "attention/ring/reshard.hpp"
-#include "kernels/oracle.hpp"
+#include "kernels/attention/oracle.hpp"
+#include "ops/common/accuracy.hpp"
+#include "ops/common/difference.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists of key tiles as users ask for them: patterns in words, masks in files, top-k of scores, and what they keep.
-#include "attention/files/block_mask_request.hpp"
+#include "ops/common/block_mask_request.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/check/kept_mass.hpp"
-#include "attention/files/job_input.hpp"
 #include "comm/self.hpp"
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
+#include "ops/common/job_input.hpp"
+#include "ops/common/kept_mass.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"

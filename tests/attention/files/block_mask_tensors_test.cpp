@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists of key blocks in files: masks, the same as compressed rows, and what is refused.
-#include "attention/files/block_mask_tensors.hpp"
+#include "ops/common/block_mask_tensors.hpp"
 
 #include <gtest/gtest.h>
 

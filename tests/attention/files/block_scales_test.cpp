@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A kv_b_proj in e4m3 with its blocks' scales, as DeepSeek-V3's checkpoints have it, gives the matrix that they stand
 // for; quantized values without scales, and scales without values, are refused.
-#include "attention/files/block_scales.hpp"
+#include "io/block_scales.hpp"
 
 #include <gtest/gtest.h>
 
@@ -12,10 +12,10 @@
 #include <functional>
 #include <limits>
 
-#include "attention/files/job_input.hpp"
 #include "base/dtype.hpp"
 #include "base/e4m3.hpp"
 #include "base/error.hpp"
+#include "ops/common/job_input.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/mla_files.hpp"
 #include "tests/support/ssm_files.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files with a paged cache: every token is found, whatever the pages' order, and what can't be right is refused with
 // code 3 and a message that names the tensor and, for block_table and lengths_k, the sequence.
-#include "attention/files/cache_tensors.hpp"
+#include "ops/decode/cache_tensors.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <cstring>
 #include <functional>
 
-#include "attention/files/job_input.hpp"
 #include "base/error.hpp"
+#include "ops/common/job_input.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/expect_file_error.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Inputs whose tensors disagree are refused with code 3 and a message that names the tensor; good ones give the job.
-#include "attention/files/input_tensors.hpp"
+#include "ops/common/input_tensors.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,9 +9,9 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/files/input_names.hpp"
-#include "attention/files/safetensors_writer.hpp"
 #include "base/error.hpp"
+#include "io/input_names.hpp"
+#include "io/safetensors_writer.hpp"
 #include "tests/support/expect_file_error.hpp"
 #include "tests/support/temporary_folder.hpp"
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of other libraries' names contradicts neither itself nor the roles.
-#include "attention/files/known_names.hpp"
+#include "io/known_names.hpp"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <string_view>
 
-#include "attention/files/tensor_roles.hpp"
+#include "io/tensor_roles.hpp"
 
 namespace ringattn {
 namespace {

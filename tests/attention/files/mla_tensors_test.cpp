@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of latent attention: every form of latents and matrices gives the same rows, and what can't be right is refused
 // with code 3 and a message that names both tensors and their shapes.
-#include "attention/files/mla_tensors.hpp"
+#include "ops/mla/mla_tensors.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 
-#include "attention/files/input_cost.hpp"
 #include "base/error.hpp"
+#include "ops/common/input_cost.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/mla_files.hpp"
 #include "tests/support/temporary_folder.hpp"

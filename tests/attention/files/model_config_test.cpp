@@ -2,7 +2,7 @@
 // Configs as Hugging Face has them: what a layer computes, and what is refused with the key's name. Values that matter
 // are those of the named models' config.json; expectations are those of transformers' classes (5.24) or of the code
 // beside the weights.
-#include "attention/files/model_config.hpp"
+#include "io/model_config.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

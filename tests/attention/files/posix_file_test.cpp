@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/files/posix_file.hpp"
+#include "io/posix_file.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows of random shards, written and read by several threads in every axis order; indexes; files that others change.
-#include "attention/files/safetensors_file.hpp"
+#include "io/safetensors_file.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <filesystem>
 #include <thread>
 
-#include "attention/files/safetensors_writer.hpp"
 #include "base/error.hpp"
+#include "io/safetensors_writer.hpp"
 #include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/support/expect_file_error.hpp"
 #include "tests/support/random_runs.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every malformed file of the table gives one message and code 3, early and in little memory; every odd but good one is
 // read.
-#include "attention/files/safetensors_header.hpp"
+#include "io/safetensors_header.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -12,8 +12,8 @@
 #include <filesystem>
 #include <new>
 
-#include "attention/files/safetensors_file.hpp"
 #include "base/error.hpp"
+#include "io/safetensors_file.hpp"
 #include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/support/temporary_folder.hpp"
 

@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "attention/files/safetensors_file.hpp"
-#include "attention/files/safetensors_writer.hpp"
 #include "base/error.hpp"
+#include "io/safetensors_file.hpp"
+#include "io/safetensors_writer.hpp"
 
 namespace ringattn {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files appear whole or not at all, replace nothing unasked, and fail early.
-#include "attention/files/safetensors_writer.hpp"
+#include "io/safetensors_writer.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -5,11 +5,11 @@
 
 #include <functional>
 
-#include "attention/check/golden.hpp"
-#include "attention/files/flat_table.hpp"
 #include "attention/ring/machine_model.hpp"
 #include "base/error.hpp"
-#include "kernels/registry.hpp"
+#include "io/flat_table.hpp"
+#include "kernels/common/registry.hpp"
+#include "ops/common/golden.hpp"
 
 namespace ringattn {
 namespace {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Files of SSM layers: they hold what a synthetic layer of their shape has, in every way to write it, and what can't
 // be right is refused with code 3 and a message that names the tensor and both shapes.
-#include "attention/files/ssm_tensors.hpp"
+#include "ops/ssm/ssm_tensors.hpp"
 
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <string>
 
-#include "attention/files/ssm_input.hpp"
+#include "ops/ssm/ssm_input.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/expect_file_error.hpp"
 #include "tests/support/ssm_files.hpp"

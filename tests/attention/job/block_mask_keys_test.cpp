@@ -6,9 +6,9 @@
 #include <numeric>
 #include <vector>
 
-#include "attention/job/keys_per_mask_row.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
+#include "ops/decode/keys_per_mask_row.hpp"
 
 namespace ringattn {
 namespace {

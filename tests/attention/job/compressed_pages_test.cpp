@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/job/compress_job.hpp"
-#include "attention/job/file_job.hpp"
 #include "comm/threads.hpp"
-#include "kernels/low_rank.hpp"
+#include "kernels/quant/low_rank.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/compression/compress_job.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 

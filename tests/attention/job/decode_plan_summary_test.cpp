@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a step is planned to need and to read, by kernels of the test's own.
-#include "attention/job/decode_plan_summary.hpp"
+#include "ops/decode/decode_plan_summary.hpp"
 
 #include <gtest/gtest.h>
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/job/compress_job.hpp"
-#include "attention/job/file_job.hpp"
 #include "comm/threads.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/compression/compress_job.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/expect_file_error.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Whole jobs through the library without the program: from a file to a file, on one rank and on several.
-#include "attention/job/file_job.hpp"
+#include "ops/common/file_job.hpp"
 
 #include <gtest/gtest.h>
 
@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "attention/files/safetensors_file.hpp"
 #include "comm/threads.hpp"
+#include "io/safetensors_file.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What of a job's keys and values lies in a rank's memory.
-#include "attention/job/loaded_cache.hpp"
+#include "ops/decode/loaded_cache.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,8 +8,8 @@
 #include <mutex>
 #include <vector>
 
-#include "attention/job/file_job.hpp"
 #include "comm/threads.hpp"
+#include "ops/common/file_job.hpp"
 
 namespace ringattn {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A job in memory, before it runs.
-#include "attention/job/loaded_job.hpp"
+#include "ops/common/loaded_job.hpp"
 
 #include <gtest/gtest.h>
 

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "attention/files/safetensors_writer.hpp"
-#include "attention/job/file_job.hpp"
-#include "attention/job/input_agreement.hpp"
 #include "comm/threads.hpp"
+#include "io/safetensors_writer.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/common/input_agreement.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
 

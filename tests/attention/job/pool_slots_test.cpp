@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which tokens of a pool are quantized: each once, however many sequences hold it, and some at a time.
-#include "attention/job/pool_slots.hpp"
+#include "ops/compression/pool_slots.hpp"
 
 #include <gtest/gtest.h>
 

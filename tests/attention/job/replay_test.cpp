@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which kernels' steps are compared with a prefill.
-#include "attention/job/replay.hpp"
+#include "ops/decode/replay.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <string>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/mla.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/mla/mla.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What figures samples give, how many are taken, and in which order. Real times are not asserted: a machine may be
 // busy.
-#include "attention/job/samples.hpp"
+#include "ops/common/samples.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "attention/job/shapes.hpp"
+#include "ops/common/shapes.hpp"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "comm/threads.hpp"
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 #include "tests/support/ring_job.hpp"
 
 namespace ringattn {

@@ -8,8 +8,8 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/job/ssm_shapes.hpp"
 #include "comm/threads.hpp"
+#include "ops/ssm/ssm_shapes.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ssm_files.hpp"
 #include "tests/support/ssm_jobs.hpp"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/causal_conv1d.hpp"
-#include "attention/job/ssm_shapes.hpp"
+#include "ops/conv1d/causal_conv1d.hpp"
+#include "ops/ssm/ssm_shapes.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ssm_files.hpp"
 #include "tests/support/ssm_jobs.hpp"

@@ -6,8 +6,8 @@
 #include <string>
 #include <string_view>
 
-#include "attention/job/decode_or_attend.hpp"
-#include "attention/job/rank_cache.hpp"
+#include "ops/decode/decode_or_attend.hpp"
+#include "ops/decode/rank_cache.hpp"
 
 namespace ringattn {
 namespace {

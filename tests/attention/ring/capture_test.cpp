@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "attention/plan_summary.hpp"
 #include "attention/ring/ring_runs.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
+#include "ops/attention/plan_summary.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {

@@ -13,8 +13,8 @@
 #include "base/rank_liveness.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {

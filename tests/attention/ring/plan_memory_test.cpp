@@ -2,7 +2,7 @@
 // What a plan takes of a rank's memory, and what it does with a budget.
 #include <gtest/gtest.h>
 
-#include "attention/attention_work.hpp"
+#include "ops/attention/attention_work.hpp"
 #include "tests/attention/ring/plan_cases.hpp"
 
 namespace ringattn::testing {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <functional>
 
-#include "attention/attention_work.hpp"
 #include "base/error.hpp"
+#include "ops/attention/attention_work.hpp"
 #include "tests/attention/ring/plan_simulator.hpp"
 #include "tests/attention/ring/random_job.hpp"
 #include "tests/support/environment.hpp"

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "attention/attention_work.hpp"
 #include "base/error.hpp"
+#include "ops/attention/attention_work.hpp"
 
 namespace ringattn::testing {
 

@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "attention/attention_work.hpp"
 #include "attention/ring/blocks.hpp"
 #include "base/error.hpp"
+#include "ops/attention/attention_work.hpp"
 #include "tests/attention/ring/plan_cases.hpp"
 
 namespace ringattn::testing {

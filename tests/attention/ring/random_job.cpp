@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
 
 namespace ringattn::testing {
 

@@ -15,7 +15,7 @@
 #include "attention/ring/workspace.hpp"
 #include "attention/tokens/layout.hpp"
 #include "comm/threads.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn {
 namespace {

@@ -9,9 +9,9 @@
 #include <cmath>
 #include <vector>
 
-#include "attention/attention_work.hpp"
 #include "base/error.hpp"
 #include "comm/self.hpp"
+#include "ops/attention/attention_work.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "attention/tokens/job.hpp"
-#include "kernels/attention_spec.hpp"
-#include "kernels/block_mask_patterns.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
 
 namespace ringattn {
 namespace {

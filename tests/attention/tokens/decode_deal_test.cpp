@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
+#include "kernels/attention/attention_spec.hpp"
 
 namespace ringattn {
 namespace {

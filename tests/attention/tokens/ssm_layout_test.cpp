@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/ssm.hpp"
+#include "kernels/ssm/ssm.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cpu/cpu_backend.hpp"
+#include "kernels/common/cpu/cpu_backend.hpp"
 
 #include <gtest/gtest.h>
 
@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/cpu/attention_state.hpp"
-#include "kernels/cpu/cpu_attention.hpp"
-#include "kernels/cpu/work_tile.hpp"
+#include "kernels/attention/cpu/attention_state.hpp"
+#include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/attention/cpu/work_tile.hpp"
 #include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::cpu {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/accuracy.hpp"
 #include "tests/support/attention_runner.hpp"
 #include "tests/support/gemm_runner.hpp"

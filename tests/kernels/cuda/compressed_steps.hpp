@@ -13,10 +13,10 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/block_mask_patterns.hpp"
-#include "kernels/cache_partition.hpp"
-#include "kernels/decode_block_mask.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/decode/cache_partition.hpp"
+#include "kernels/decode/decode_block_mask.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_pool.hpp"
 

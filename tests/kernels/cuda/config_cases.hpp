@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {

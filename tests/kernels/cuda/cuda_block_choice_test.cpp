@@ -9,8 +9,8 @@
 #include <random>
 
 #include "base/gpu.hpp"
-#include "kernels/cpu/cpu_attention.hpp"
-#include "kernels/cuda/cuda_attention.hpp"
+#include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "tests/support/block_chooser.hpp"
 #include "tests/support/decode_runner.hpp"
 

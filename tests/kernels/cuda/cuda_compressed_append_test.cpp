@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/cuda.hpp"
-#include "kernels/cache_update.hpp"
+#include "kernels/decode/cache_update.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/device_pool.hpp"
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "kernels/attention_spec.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/attention_spec.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/kernels/cuda/compressed_steps.hpp"
 
 namespace ringattn::testing {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/gpu.hpp"
-#include "kernels/cpu/cpu_backend.hpp"
-#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/cuda/cuda_backend.hpp"
 #include "tests/support/device_array.hpp"
 
 namespace ringattn::testing {

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/cuda/work_order.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/cuda/work_order.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/kernels/cuda/work_tables.hpp"
 
 namespace ringattn::cuda {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "base/gpu.hpp"
-#include "kernels/cache_update.hpp"
-#include "kernels/cpu/cpu_backend.hpp"
-#include "kernels/cuda/cuda_backend.hpp"
+#include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/decode/cache_update.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_array.hpp"
 

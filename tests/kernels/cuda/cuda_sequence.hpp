@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/registry.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"

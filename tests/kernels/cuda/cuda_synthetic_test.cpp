@@ -5,8 +5,8 @@
 #include <cstring>
 
 #include "base/gpu.hpp"
-#include "kernels/cuda/cuda_backend.hpp"
-#include "kernels/cuda/synthetic.hpp"
+#include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/common/cuda/synthetic.hpp"
 #include "tests/support/device_array.hpp"
 
 namespace ringattn::cuda {

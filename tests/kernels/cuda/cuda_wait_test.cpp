@@ -7,8 +7,8 @@
 
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
-#include "kernels/cuda/cuda_backend.hpp"
-#include "kernels/finish.hpp"
+#include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/common/finish.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/stream_brake.hpp"
 

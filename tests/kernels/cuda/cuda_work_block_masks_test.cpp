@@ -5,8 +5,8 @@
 
 #include <random>
 
-#include "kernels/block_mask_patterns.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/block_mask_patterns.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/kernels/cuda/work_tables.hpp"
 
 namespace ringattn::cuda {

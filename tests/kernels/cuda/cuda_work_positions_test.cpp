@@ -8,8 +8,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/cuda/task_geometry.hpp"
-#include "kernels/registry.hpp"
+#include "kernels/attention/cuda/task_geometry.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/kernels/cuda/work_tables.hpp"
 #include "tests/support/random_key_positions.hpp"
 

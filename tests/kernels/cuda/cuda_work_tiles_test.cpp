@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "base/error.hpp"
-#include "kernels/cuda/task_geometry.hpp"
+#include "kernels/attention/cuda/task_geometry.hpp"
 #include "tests/kernels/cuda/work_tables.hpp"
 
 namespace ringattn::cuda {

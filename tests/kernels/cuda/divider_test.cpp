@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/divider.hpp"
+#include "kernels/common/cuda/divider.hpp"
 
 #include <gtest/gtest.h>
 

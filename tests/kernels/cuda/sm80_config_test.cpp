@@ -3,9 +3,9 @@
 // what an SM has.
 #include <gtest/gtest.h>
 
-#include "kernels/latent_rows.hpp"
-#include "kernels/sm80/config.hpp"
-#include "kernels/sm80/decode/compressed.hpp"
+#include "kernels/attention/sm80/config.hpp"
+#include "kernels/decode/sm80/compressed.hpp"
+#include "kernels/quant/latent_rows.hpp"
 #include "tests/kernels/cuda/config_cases.hpp"
 
 namespace ringattn::sm80 {

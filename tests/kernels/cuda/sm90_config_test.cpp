@@ -3,9 +3,9 @@
 // what an SM has.
 #include <gtest/gtest.h>
 
-#include "kernels/registry.hpp"
-#include "kernels/sm90/fold/config.hpp"
-#include "kernels/sm90/latent/config.hpp"
+#include "kernels/attention/sm90/config.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/mla/sm90/config.hpp"
 #include "tests/kernels/cuda/config_cases.hpp"
 
 namespace ringattn::sm90 {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <string>
 
-#include "kernels/registry.hpp"
-#include "kernels/sm90/product/gemm.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/gemm/sm90/gemm.hpp"
 
 namespace ringattn::sm90 {
 namespace {

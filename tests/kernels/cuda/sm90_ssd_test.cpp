@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "kernels/sm90/scan/dim_blocks.hpp"
+#include "kernels/ssm/sm90/dim_blocks.hpp"
 
 namespace ringattn::sm90 {
 namespace {

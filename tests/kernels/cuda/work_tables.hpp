@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/cuda/work_order.hpp"
-#include "kernels/cuda/work_tiles.hpp"
+#include "kernels/attention/cuda/work_order.hpp"
+#include "kernels/attention/cuda/work_tiles.hpp"
 #include "tests/support/attention_inputs.hpp"
 
 namespace ringattn::testing {

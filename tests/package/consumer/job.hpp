@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "attention/attention.hpp"
+#include "ops/attention/attention.hpp"
 
 struct Sum {
   std::uint64_t low = 0, high = 0;

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The keys of a model's config.json, read with the checks that each value needs. All functions throw kFile, naming the
+// key, where a value is not what it may be.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "io/json_tree.hpp"
+
+namespace ringattn {
+
+inline constexpr std::int64_t kMaxModelCount = 1 << 16;   // heads, or dims
+inline constexpr std::int64_t kMaxModelLayers = 1 << 12;  // real models have up to a few hundred
+
+class ModelKeys {
+ public:
+  // The text model's object in the file: the file's own, or that of a model of text and images or sound (text_config,
+  // llm_config, language_config, thinker_config.text_config). `name` stands for the file in messages.
+  ModelKeys(JsonNode file, std::string name);
+  ModelKeys(const ModelKeys&) = delete;
+  ModelKeys& operator=(const ModelKeys&) = delete;
+
+  const std::string& name() const { return name_; }
+  // model_type of the text model or, where that has none, of the whole; empty: the file says none.
+  const std::string& model_type() const { return model_type_; }
+  const JsonNode& object() const { return *text_; }
+
+  // Values for keys that the file leaves out, as "key=number key=false": those of the model's class.
+  void set_defaults(std::string_view defaults);
+
+  // Keys may be paths with dots ("rope_scaling.factor"). A key that is null says nothing; so does one that is absent
+  // and has no default.
+  const JsonNode* find(std::string_view key) const;
+  bool has(std::string_view key) const { return find(key) != nullptr; }
+  std::optional<double> number(std::string_view key) const;
+  std::optional<std::int64_t> count(std::string_view key) const;  // 1 to kMaxModelCount
+  // true and false; absent: `otherwise`.
+  bool flag(std::string_view key, bool otherwise = false) const;
+  // Empty for anything but a string.
+  std::string_view text(std::string_view key) const;
+  // nullptr: absent.
+  const JsonNode* list(std::string_view key) const;
+  // An element of a list, with its checks; `key` names the list.
+  std::int64_t count_at(std::string_view key, const JsonNode& list, std::int64_t index) const;
+  std::int64_t integer_at(std::string_view key, const JsonNode& list, std::int64_t index) const;
+  const std::string& text_at(std::string_view key, const JsonNode& list, std::int64_t index) const;
+  bool list_holds(std::string_view key, std::int64_t value) const;  // a list of whole numbers
+
+  // `keys`: names with spaces between them, of which the first that the file has counts.
+  std::optional<std::int64_t> first_of(std::string_view keys) const;
+  std::string_view first_name(std::string_view keys) const;  // the one that counts; else the first
+  std::int64_t needed(std::string_view keys) const;
+
+  // Two sides of a range such as time_step_limit, infinite where the file says so.
+  std::optional<std::pair<double, double>> range(std::string_view key) const;
+
+  // `product` is that of `left` and `right` by their keys. Throws kFile where it exceeds kMaxModelCount.
+  std::int64_t product(std::string_view left_key, std::int64_t left, std::string_view right_key,
+                       std::int64_t right) const;
+
+  [[noreturn]] void refuse(std::string_view key, std::string_view why) const;
+
+ private:
+  JsonNode file_;
+  std::string name_;
+  const JsonNode* text_;
+  std::string model_type_;
+  std::map<std::string, JsonNode, std::less<>> defaults_;
+};
+
+// Calls `each(word)` for words with single spaces between them until it returns true; whether one did.
+template <typename Each>
+bool any_word(std::string_view words, const Each& each) {
+  while (!words.empty()) {
+    const std::size_t space = words.find(' ');
+    if (each(words.substr(0, space))) return true;
+    words.remove_prefix(space == std::string_view::npos ? words.size() : space + 1);
+  }
+  return false;
+}
+
+}  // namespace ringattn

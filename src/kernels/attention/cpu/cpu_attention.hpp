@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU attention kernel, `cpu_attention`. Supports every dtype, mask and head ratio, and head dims that are
+// multiples of 8 up to 576. Key tiles have 128 keys, and a row processes exactly the tiles that it sees.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/attention/attention.hpp"
+
+namespace ringattn::cpu {
+
+// What `spec` requires and the kernel does not support (KernelRow::missing).
+std::vector<std::string> cpu_attention_missing(const AttentionSpec& spec);
+
+// Throws kUsage for invalid numbers of threads, and kUnsupported for more threads than the process can start, because
+// OpenMP would end the process.
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
+
+// Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
+double cpu_attention_speed(const Backend& backend);
+
+// `backend` is a CpuBackend and outlives the kernel. Throws kMemory if the host has too little memory for the scratch.
+std::unique_ptr<AttentionKernel> make_cpu_attention(const AttentionSpec& spec, Backend& backend);
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// A work tile: rows of one sequence that process key tiles together, so that a packed key tile serves all of them, with
+// all query heads of one KV head, or with one query head if each has its own block mask. Work tiles are independent.
+// How rows are divided into them does not affect results.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/attention/attention.hpp"
+#include "kernels/common/cpu/thread_pool.hpp"
+#include "kernels/common/cpu/tile_ops.hpp"
+
+namespace ringattn::cpu {
+
+// Rows × heads of a work tile, unless one token has more heads. Packing a key tile costs about as much as attending 10
+// rows to it.
+inline constexpr int kWorkTileRows = 240;
+
+// `rows` consecutive rows of a task, from row `offset` of queries[run] on, continuing in the following runs of the
+// sequence.
+struct WorkTile {
+  std::int64_t run = 0;
+  std::int64_t offset = 0;
+  std::int64_t rows = 0;
+};
+
+// Maximum number of rows in a work tile.
+inline std::int64_t max_tile_rows(const AttentionSpec& spec) {
+  const std::int64_t rows = std::int64_t{kWorkTileRows} * spec.kv_heads / spec.heads;
+  return rows < 1 ? 1 : rows;
+}
+
+// Divides a task's rows into work tiles of at most `rows` rows. None spans two sequences or, with a block mask, two
+// query blocks.
+std::vector<WorkTile> make_work_tiles(std::span<const QueryRun> queries, std::int64_t rows,
+                                      const BlockMaskShape& block_mask);
+
+// Query heads of a head work tile.
+inline int heads_of_tile(const AttentionSpec& spec) {
+  return spec.block_mask.heads > spec.kv_heads ? 1 : spec.heads / spec.kv_heads;
+}
+
+// One thread's scratch: views into one allocation.
+struct TileScratch {
+  float* q = nullptr;       // [max rows × heads per kv head, head_dim]
+  float* scores = nullptr;  // [row_block, kKeyTile]
+  // Partial of the current KV split; the identity if there is none.
+  float* acc = nullptr;     // [max rows × heads per kv head, o_stride]
+  float* offset = nullptr;  // [max rows × heads per kv head]
+  float* sum = nullptr;     // [max rows × heads per kv head]
+  // The merged splits before it, if kHasMerged.
+  float* merged_acc = nullptr;     // [max rows × heads per kv head, o_stride]
+  float* merged_offset = nullptr;  // [max rows × heads per kv head]
+  float* merged_sum = nullptr;     // [max rows × heads per kv head]
+  int* flags = nullptr;            // [max rows × heads per kv head]: AttentionState::flags
+  PackedTile tile;
+  ColumnRange* visible = nullptr;  // [max rows × heads per kv head]
+  std::int64_t* row = nullptr;     // [max rows]: row of the task
+  KeyRange* keys = nullptr;        // [max rows]: keys that the row sees
+  TileRange* key_tiles = nullptr;  // [max rows]: key tiles that the row processes
+
+  // Lays out the arrays from `base`, which is aligned to kVectorAlignment, and returns the bytes. A null base only
+  // counts.
+  static std::size_t layout(const AttentionSpec& spec, const TileOps& ops, std::byte* base, TileScratch& scratch);
+};
+
+// Runs a task for one work tile and heads_of_tile() query heads from `head` on: loads the rows' state, attends to every
+// key tile of the task that a row sees, and saves or finishes. Returns early, with nothing written, if the checkpoint
+// says so.
+void attend_work_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task,
+                      const WorkTile& work_tile, int head, TileScratch& scratch, const Checkpoint& checkpoint);
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled kernels of sm90_attention: one for each element type and head dim (attention_*.cu).
+#pragma once
+
+#include "kernels/attention/cuda/launcher.hpp"
+
+namespace ringattn::sm90 {
+
+extern const cuda::Launcher attention_bf16_64;
+extern const cuda::Launcher attention_bf16_96;
+extern const cuda::Launcher attention_bf16_128;
+extern const cuda::Launcher attention_bf16_192;
+extern const cuda::Launcher attention_bf16_256;
+extern const cuda::Launcher attention_fp16_64;
+extern const cuda::Launcher attention_fp16_96;
+extern const cuda::Launcher attention_fp16_128;
+extern const cuda::Launcher attention_fp16_192;
+extern const cuda::Launcher attention_fp16_256;
+
+}  // namespace ringattn::sm90

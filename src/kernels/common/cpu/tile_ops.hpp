@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic of CPU attention, one function table per SIMD target: pack a key tile, attend rows to it, merge KV splits.
+// The target is chosen at run time (Highway). Code outside this table does not affect results.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.hpp"
+#include "kernels/attention/attention.hpp"
+
+namespace ringattn::cpu {
+
+inline constexpr int kKeyTile = 128;
+inline constexpr int kMaxHeadDim = 576;              // absorbed MLA: latent and rotary key
+inline constexpr std::size_t kVectorAlignment = 64;  // alignment of every array in TileOps' signatures
+
+// The part of an AttentionSpec that the arithmetic depends on.
+struct TileShape {
+  Dtype dtype = Dtype::kBf16;
+  int head_dim = 0;
+  int head_dim_v = 0;
+  float softmax_scale = 1.0F;
+  float softcap = 0.0F;
+};
+
+// One head's rows of a tile in memory: row i is row i % 2^page_run_log2 of page run i / 2^page_run_log2.
+inline constexpr int kMaxPageRuns = kKeyTile / kMinPageRunKeys;
+struct TileRows {
+  const std::byte* page_runs[kMaxPageRuns] = {};
+  std::int64_t stride = 0;  // bytes from row to row of a page run
+  int page_run_log2 = 62;   // one page run
+
+  const std::byte* at(std::int64_t row) const {
+    return page_runs[row >> page_run_log2] + (row & ((std::int64_t{1} << page_run_log2) - 1)) * stride;
+  }
+};
+
+// One head's keys and values of one tile in fp32, in panels of TileOps::panel_width columns, so that the inner loops of
+// both products read memory sequentially.
+struct PackedTile {
+  float* k = nullptr;    // [kKeyTile / panel_width, head_dim, panel_width]: transposed
+  float* v = nullptr;    // [⌈head_dim_v / panel_width⌉, kKeyTile, panel_width]
+  bool v_finite = true;  // no value of the tile is NaN or ∞
+};
+
+// A row's partial of one KV split, or of several merged splits (kernels/attention/merge.hpp).
+struct Partial {
+  float offset = 0.0F;   // subtracted from the scores
+  float sum = 0.0F;      // Σ exp(x − offset)
+  float* acc = nullptr;  // [head_dim_v]: Σ exp(x − offset) · v
+};
+
+// Rows that share a KV head, with the partials of their current splits.
+struct RowBatch {
+  const float* q = nullptr;              // [rows, head_dim]
+  float* offset = nullptr;               // [rows]
+  float* sum = nullptr;                  // [rows]
+  float* acc = nullptr;                  // [rows, o_stride()]
+  const ColumnRange* visible = nullptr;  // [rows]: columns of the tile that the row sees; none empty
+  int rows = 0;
+};
+
+struct TileOps {
+  const char* target;  // Highway's name, e.g. "AVX2"
+  int lanes;           // floats per vector
+  int panel_width;     // columns per panel
+  int row_block;       // rows per score block
+  // Default speed estimate of one thread.
+  double flops_per_second;
+
+  // Converts `count` elements of `dtype` to fp32; a multiple of 8.
+  void (*widen)(const void* source, Dtype dtype, int count, float* target);
+  // Packs the first `keys` rows of k and v.
+  void (*pack)(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile);
+  // Attends each row of the batch to the tile: updates its (offset, sum, acc). scores: [row_block, kKeyTile] scratch.
+  void (*attend)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
+  // The merge step: merges `partial` into `row`. Neither acc needs to be aligned.
+  void (*merge)(int head_dim_v, const Partial& partial, Partial& row);
+
+  // Floats between rows of acc, and in a packed tile.
+  int o_stride(int head_dim_v) const { return (head_dim_v + lanes - 1) / lanes * lanes; }
+  std::size_t k_floats(int head_dim) const { return static_cast<std::size_t>(head_dim) * kKeyTile; }
+  std::size_t v_floats(int head_dim_v) const {
+    return static_cast<std::size_t>((head_dim_v + panel_width - 1) / panel_width * panel_width) * kKeyTile;
+  }
+};
+
+// The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).
+const TileOps& best_tile_ops();
+
+}  // namespace ringattn::cpu

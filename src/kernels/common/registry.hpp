@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel tables, one for each op, and the choice of a kernel. The choice is a pure function that is the same for
+// every op and returns its reason. A spec's type selects the op's table, and Spec::Kernel is the interface that the
+// table's entries create.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kernels/attention/attention.hpp"
+#include "kernels/gemm/batched_gemm.hpp"
+
+namespace ringattn {
+
+// The fields that every kernel's entry has, whatever its op.
+struct KernelEntry {
+  std::string_view name;      // e.g. "cpu_attention"; starts with the architecture
+  std::string_view backend;   // "cpu", "cuda"
+  std::string_view supports;  // one line for people: dtypes, dims, masks
+  // One line for each shape that it is compiled for, saying how it computes it. Empty: all shapes alike.
+  std::vector<std::string> (*configs)();
+  // Default estimate of the kernel's speed on a backend, in flop/s as job_flops() counts them, used when there is no
+  // measurement. Time estimates and block sizes depend on it, so it must be the same in every run.
+  double (*flops_per_second)(const Backend& backend);
+  // Why the kernel cannot run on this machine. Empty: it can.
+  std::string (*unavailable)();
+  std::unique_ptr<Backend> (*make_backend)(const BackendOptions& options);
+};
+
+// One table entry: a kernel of the op that `Spec` describes.
+template <class Spec>
+struct KernelRow : KernelEntry {
+  // What the spec requires and the kernel does not support, one string per requirement, e.g. "head_dim 260 (supported:
+  // multiples of 8 up to 256)".
+  std::vector<std::string> (*missing)(const Spec& spec);
+  // `backend` was created by this entry's make_backend and outlives the kernel.
+  std::unique_ptr<typename Spec::Kernel> (*make_kernel)(const Spec& spec, Backend& backend);
+};
+
+// An op's kernels in order of preference. Each op specializes it in its own file.
+template <class Spec>
+std::span<const KernelRow<Spec>> kernel_table();
+
+// The entries of all tables, each with the name of its op: "attention", "decode", "batched_gemm", "ssm", "conv1d". A
+// kernel that computes two ops has an entry in each table.
+struct OpKernel {
+  std::string_view op;
+  const KernelEntry* row = nullptr;
+
+  bool operator==(const OpKernel&) const = default;
+};
+std::span<const OpKernel> all_kernels();
+
+// The name of the kernel that was called `old_name` before 0.4; empty: no kernel was.
+std::string_view renamed_kernel(std::string_view old_name);
+
+// The caller's request: "auto" or a name.
+struct KernelRequest {
+  std::string backend = "auto";
+  std::string kernel = "auto";
+};
+
+template <class Spec>
+struct KernelChoice {
+  const KernelRow<Spec>* row = nullptr;
+  std::string reason;  // e.g. "first of 1 that can: cpu_attention (bf16, head_dim 128, causal)"
+};
+
+// Whether the kernel must run on this machine, or the question is about another one.
+enum class KernelScope { kThisMachine, kAnyMachine };
+
+// The op-independent part of choose_kernel(): returns the index of one of `rows`, and why. `missing(i)` returns what
+// entry i lacks, and `required` describes the spec.
+struct EntryChoice {
+  std::size_t row = 0;
+  std::string reason;
+};
+EntryChoice choose_entry(std::span<const KernelEntry* const> rows,
+                         const std::function<std::vector<std::string>(std::size_t)>& missing,
+                         const std::string& required, const KernelRequest& request, KernelScope scope);
+
+// Returns the first entry that supports `spec`, runs here (for kThisMachine) and matches the request. Throws kUsage for
+// an unknown name. Throws kUnsupported if no entry (or not the requested one) can, with what is required, supported and
+// missing, and if the requested kernel belongs to another op. Every op has a describe(spec) that says in one line what
+// the spec needs.
+template <class Spec>
+KernelChoice<Spec> choose_kernel(const Spec& spec, const KernelRequest& request,
+                                 KernelScope scope = KernelScope::kThisMachine) {
+  const std::span<const KernelRow<Spec>> table = kernel_table<Spec>();
+  std::vector<const KernelEntry*> rows;
+  for (const KernelRow<Spec>& row : table) rows.push_back(&row);
+  const EntryChoice choice = choose_entry(
+      rows, [&](std::size_t row) { return table[row].missing(spec); }, describe(spec), request, scope);
+  return {&table[choice.row], choice.reason};
+}
+
+// Attention.
+using AttentionRow = KernelRow<AttentionSpec>;
+using AttentionChoice = KernelChoice<AttentionSpec>;
+template <>
+std::span<const AttentionRow> kernel_table<AttentionSpec>();
+
+// Batched GEMM.
+using BatchedGemmRow = KernelRow<BatchedGemmSpec>;
+template <>
+std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
+
+// Whether an SSM kernel rounds the factors of its products for y to the dtype (kernels/ssm/ssm.hpp).
+bool rounds_factors(const KernelEntry& ssm);
+
+// Throws kUsage if heads, dims, scale or softcap contradict each other. Returns the head configuration ("MHA", "GQA
+// 4:1", "MQA").
+std::string check_heads(const AttentionSpec& spec);
+
+// One line that says what a spec needs, e.g. "bf16, heads 32/8 (GQA 4:1), head_dim 128, causal, softcap 50, sinks".
+std::string describe(const AttentionSpec& spec);
+std::string describe(const Mask& mask);  // "full", "causal", "window 4095,0"
+
+}  // namespace ringattn

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/decode/cpu/cpu_decode.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "base/rank_liveness.hpp"
+#include "kernels/attention/cpu/attention_state.hpp"
+#include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/decode/cache_partition.hpp"
+#include "kernels/decode/cache_update.hpp"
+#include "kernels/quant/row_codec.hpp"
+
+namespace ringattn::cpu {
+
+namespace {
+
+constexpr int kNoTile = std::numeric_limits<int>::max();
+
+std::int64_t kv_splits_of(const TileRange& tiles) {
+  return tiles.empty() ? 0 : (tiles.end - 1) / kTilesPerKvSplit + 1 - tiles.begin / kTilesPerKvSplit;
+}
+
+int thread_number() {
+#ifdef _OPENMP
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
+// One thread's scratch: views into one allocation.
+struct DecodeScratch {
+  std::byte* k = nullptr;  // [kKeyTile, head_dim], a tile's rows gathered from pages
+  std::byte* v = nullptr;  // [kKeyTile, head_dim_v]
+  PackedTile tile;
+  float* q = nullptr;              // [rows · ratio, head_dim]
+  float* scores = nullptr;         // [row_block, kKeyTile]
+  float* offset = nullptr;         // [rows · ratio]
+  float* sum = nullptr;            // [rows · ratio]
+  float* acc = nullptr;            // [rows · ratio, o_stride]
+  ColumnRange* visible = nullptr;  // [rows · ratio]
+
+  // As TileScratch::layout().
+  static std::size_t layout(const AttentionSpec& spec, const TileOps& ops, int rows, std::byte* base,
+                            DecodeScratch& scratch) {
+    std::size_t bytes = 0;
+    const auto take = [&]<typename T>(T*& array, std::size_t count) {
+      if (base != nullptr) array = reinterpret_cast<T*>(base + bytes);
+      bytes += (count * sizeof(T) + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
+    };
+    const auto count = [](int n) { return static_cast<std::size_t>(n); };
+    const std::size_t stacked = count(rows) * count(spec.heads / spec.kv_heads);
+    take(scratch.k, kKeyTile * count(spec.head_dim) * size_of(spec.dtype));
+    take(scratch.v, kKeyTile * count(spec.head_dim_v) * size_of(spec.dtype));
+    take(scratch.tile.k, ops.k_floats(spec.head_dim));
+    take(scratch.tile.v, ops.v_floats(spec.head_dim_v));
+    take(scratch.q, stacked * count(spec.head_dim));
+    take(scratch.scores, count(ops.row_block) * kKeyTile);
+    take(scratch.offset, stacked);
+    take(scratch.sum, stacked);
+    take(scratch.acc, stacked * count(ops.o_stride(spec.head_dim_v)));
+    take(scratch.visible, stacked);
+    return bytes;
+  }
+};
+
+// A sequence's keys as the rows see them: all keys, or those of the mask row's key blocks as contiguous keys
+// (kernels/decode/decode_block_mask.hpp).
+struct SeenKeys {
+  std::int64_t length;  // number of keys that the rows see
+  int selected;         // key blocks in the mask row before the rows' own
+  std::int64_t gap;     // key blocks before the rows' own that the mask row leaves out
+  const std::int32_t* blocks;
+};
+
+// One KV split of a sequence, for the rows of all query heads of one KV head.
+struct DecodeWorkTile {
+  std::int64_t sequence;
+  int kv_head;
+  std::int64_t kv_split;  // KV split of the sequence
+  SeenKeys seen;
+};
+
+class CpuDecode final : public DecodeKernel {
+ public:
+  CpuDecode(const DecodeSpec& spec, const CpuBackend& backend)
+      : decode_(spec), spec_(spec.attention), ops_(backend.tile_ops()), threads_(backend.threads()) {}
+
+  // m and l, then O after a gap, so that all partials and their O are aligned alike.
+  std::int64_t partial_floats() const override { return kPartialAcc + spec_.head_dim_v; }
+  int key_tile() const override { return kKeyTile; }
+  std::size_t scratch_bytes(const DecodeLimits& limits) const override {
+    return thread_bytes(limits) * static_cast<std::size_t>(threads_) + partial_bytes(limits);
+  }
+  void reserve(const DecodeLimits& limits) override {
+    limits_ = limits;
+    scratch_ = allocate_host(thread_bytes(limits) * static_cast<std::size_t>(threads_));
+    partials_ = allocate_host(partial_bytes(limits));
+  }
+
+  void enqueue(const DecodeStep& step, Stream) override {
+    check_decode_step(decode_, limits_, step);
+    std::vector<DecodeWorkTile> work_tiles;
+    const std::int64_t sequences = step.q.tokens / step.rows;
+    const int mask_heads = mask_heads_of(spec_.block_mask);
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      for (int mask_row = 0; mask_row < mask_heads; ++mask_row) {
+        const SeenKeys seen = seen_keys(step, s, mask_row);
+        const TileRange tiles = rows_tiles(seen.length, step.rows);
+        for (std::int64_t g = 0; g < kv_splits_of(tiles); ++g) {
+          const std::int64_t kv_split = tiles.begin / kTilesPerKvSplit + g;
+          if (kv_split % step.partition.stride != step.partition.first) continue;
+          for (int head = mask_row * spec_.kv_heads / mask_heads; head < (mask_row + 1) * spec_.kv_heads / mask_heads;
+               ++head) {
+            work_tiles.push_back({s, head, kv_split, seen});
+          }
+        }
+      }
+    }
+    const auto work_tile_count = static_cast<std::int64_t>(work_tiles.size());
+    const auto bytes = static_cast<std::int64_t>(thread_bytes(limits_));
+    const std::int64_t at_once = std::int64_t{kWorkTilesPerHeartbeat} * threads_;
+    for (std::int64_t begin = 0; begin < work_tile_count; begin += at_once) {
+      heartbeat();
+      const std::int64_t end = std::min(work_tile_count, begin + at_once);
+#pragma omp parallel num_threads(threads_)
+      {
+        DecodeScratch scratch;
+        DecodeScratch::layout(spec_, ops_, limits_.rows, scratch_.data() + thread_number() * bytes, scratch);
+#pragma omp for schedule(dynamic, 1)
+        for (std::int64_t i = begin; i < end; ++i)
+          decode_work_tile(step, work_tiles[static_cast<std::size_t>(i)], scratch);
+      }
+    }
+    if (step.partials.data != nullptr) return;
+#pragma omp parallel for num_threads(threads_) schedule(static)
+    for (std::int64_t row = 0; row < step.q.tokens; ++row) {
+      const std::int64_t s = row / step.rows;
+      for (int head = 0; head < spec_.heads; ++head) {
+        const std::int64_t length = seen_keys(step, s, head / (spec_.heads / mask_heads)).length;
+        const std::int64_t first = rows_tiles(length, step.rows).begin / kTilesPerKvSplit;
+        finish(length, step.rows, step.output, row, head,
+               [&](std::int64_t kv_split) { return own_partial(row, head, kv_split - first); });
+      }
+    }
+  }
+
+  void merge(const DecodeMerge& merge, Stream) override {
+    check_decode_merge(decode_, merge);
+    const auto partitions = static_cast<std::int64_t>(merge.partitions.size());
+#pragma omp parallel for num_threads(threads_) schedule(static)
+    for (std::int64_t row = 0; row < merge.output.out.tokens; ++row) {
+      for (int head = 0; head < spec_.heads; ++head) {
+        finish(merge.lengths[row / merge.rows], merge.rows, merge.output, row, head, [&](std::int64_t kv_split) {
+          return merge.partitions[static_cast<std::size_t>(kv_split % partitions)] +
+                 ((row * merge.kv_splits + kv_split / partitions) * spec_.heads + head) * partial_floats();
+        });
+      }
+    }
+  }
+
+ private:
+  static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
+  static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
+  static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
+
+  static constexpr std::int64_t kPartialAcc = 4;  // offset of O in a partial
+
+  // The keys of a sequence that rows see through mask row `mask_row`.
+  SeenKeys seen_keys(const DecodeStep& step, std::int64_t sequence, int mask_row) const {
+    const std::int32_t length = step.lengths[sequence];
+    if (!spec_.block_mask.any()) return {length, kNoTile, 0, nullptr};
+    const std::int64_t number = sequence * spec_.block_mask.heads + mask_row;
+    const std::int32_t* const blocks = step.block_mask.blocks + number * step.block_mask.stride;
+    const MaskedKeys masked = masked_keys(length, step.rows, spec_.block_mask.key_block, step.block_mask.counts[number],
+                                          [blocks](std::int32_t i) { return blocks[i]; });
+    return {masked.keys, masked.selected, masked.gap(), blocks};
+  }
+  // Converts a tile index among the seen keys to one in the sequence.
+  std::int64_t tile_in_sequence(const SeenKeys& seen, std::int64_t tile) const {
+    if (seen.blocks == nullptr) return tile;
+    const std::int64_t block_tiles = spec_.block_mask.key_block / kKeyTile;
+    const std::int64_t block_index = tile / block_tiles;
+    return tile + block_tiles * (block_index < seen.selected ? seen.blocks[block_index] - block_index : seen.gap);
+  }
+
+  std::size_t thread_bytes(const DecodeLimits& limits) const {
+    DecodeScratch none;
+    return DecodeScratch::layout(spec_, ops_, limits.rows, nullptr, none);
+  }
+  static std::int64_t max_splits(const DecodeLimits& limits) {
+    return std::max<std::int64_t>(1, kv_splits_of({0, (limits.keys + kKeyTile - 1) / kKeyTile}));
+  }
+  // The tiles that some row of a step processes of a sequence.
+  TileRange rows_tiles(std::int64_t length, int rows) const {
+    return Visibility(spec_.mask, length).tiles(length - rows, rows, kSizes);
+  }
+  // One partial for each row, head and KV split of the step.
+  std::size_t partial_bytes(const DecodeLimits& limits) const {
+    return static_cast<std::size_t>(limits.sequences * limits.rows * spec_.heads * max_splits(limits) *
+                                    partial_floats()) *
+           sizeof(float);
+  }
+  // `kv_split` counts from the first KV split that some row of the step processes.
+  float* own_partial(std::int64_t row, std::int64_t head, std::int64_t kv_split) const {
+    return reinterpret_cast<float*>(partials_.data()) +
+           ((row * spec_.heads + head) * max_splits(limits_) + kv_split) * partial_floats();
+  }
+
+  // The page slot of a token of the step's cache.
+  static PageSlot page_slot(const DecodeStep& step, std::int64_t page_size, std::int64_t sequence, std::int64_t token) {
+    const std::int32_t* const table = step.block_table.pages;
+    if (table == nullptr) return {sequence, token};
+    return {table[sequence * step.block_table.stride + token / page_size], token % page_size};
+  }
+
+  // Gathers `keys` rows of one head, from key `first` of the sequence on, to contiguous rows.
+  static void gather(const DecodeStep& step, const CacheView& cache, const DecodeWorkTile& work_tile,
+                     std::int64_t first, int keys, std::byte* rows) {
+    const std::size_t row_bytes = static_cast<std::size_t>(cache.dim) * size_of(cache.dtype);
+    const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);  // a tile's tokens are consecutive
+    for (int i = 0; i < keys; ++i) {
+      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, begin + i);
+      std::memcpy(rows + static_cast<std::size_t>(i) * row_bytes, cache.at(place.page, place.token, work_tile.kv_head),
+                  row_bytes);
+    }
+  }
+
+  // The same for a compressed cache. A group of tokens never spans two tiles.
+  static void gather(const DecodeStep& step, const CompressedCache& cache, const DecodeWorkTile& work_tile,
+                     std::int64_t first, int keys, std::byte* rows) {
+    const StreamRowAt row_at = [&](int stream, std::int64_t position) -> const std::byte* {
+      const std::int64_t token = token_of_key(step.partition, kKeysPerKvSplit, position);
+      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, token);
+      return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, work_tile.kv_head);
+    };
+    RowCodec(cache.format, cache.shape, cache.tables)
+        .decompress(row_at, work_tile.sequence, first, keys, step.lengths[work_tile.sequence], work_tile.kv_head, rows,
+                    cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype)));
+  }
+
+  void decode_work_tile(const DecodeStep& step, const DecodeWorkTile& work_tile, DecodeScratch& scratch) const {
+    const int ratio = spec_.heads / spec_.kv_heads;
+    const Visibility visibility(spec_.mask, work_tile.seen.length);
+    const std::int64_t position = work_tile.seen.length - step.rows;
+    const auto o_stride = static_cast<std::size_t>(ops_.o_stride(spec_.head_dim_v));
+    const auto dim = static_cast<std::size_t>(spec_.head_dim);
+    const auto stacked = static_cast<std::size_t>(step.rows * ratio);
+    for (std::size_t at = 0; at < stacked; ++at) {
+      const std::int64_t row = work_tile.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
+      const std::int64_t head = std::int64_t{work_tile.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
+      ops_.widen(step.q.at(row, head), spec_.dtype, spec_.head_dim, scratch.q + at * dim);
+      scratch.offset[at] = -std::numeric_limits<float>::infinity();
+      scratch.sum[at] = 0.0F;
+      std::fill_n(scratch.acc + at * o_stride, o_stride, 0.0F);
+    }
+
+    const TileRange all = visibility.tiles(position, step.rows, kSizes);
+    const std::int64_t begin = std::max(all.begin, work_tile.kv_split * kTilesPerKvSplit);
+    const std::int64_t end = std::min(all.end, (work_tile.kv_split + 1) * kTilesPerKvSplit);
+    const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
+    for (std::int64_t tile = begin; tile < end; ++tile) {
+      // The rows that see the tile are consecutive, because both ends of their ranges ascend.
+      int first = kNoTile;
+      int last = 0;
+      for (int i = 0; i < step.rows; ++i) {
+        const TileRange tiles = visibility.tiles(position + i, kSizes);
+        if (tile < tiles.begin || tile >= tiles.end) continue;
+        first = std::min(first, i);
+        last = i + 1;
+        std::fill_n(scratch.visible + i * ratio, ratio,
+                    columns_of(visibility.keys(position + i), tile * kKeyTile, kKeyTile));
+      }
+      if (first >= last) continue;
+      const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, work_tile.seen.length - tile * kKeyTile));
+      const std::int64_t first_key = tile_in_sequence(work_tile.seen, tile) * kKeyTile;
+      if (decode_.format.k.is_plain()) {
+        gather(step, step.k, work_tile, first_key, keys, scratch.k);
+      } else {
+        gather(step, step.quantized_k, work_tile, first_key, keys, scratch.k);
+      }
+      if (decode_.values_in_keys) {
+        // V is in the rows of K.
+      } else if (decode_.format.v.is_plain()) {
+        gather(step, step.v, work_tile, first_key, keys, scratch.v);
+      } else {
+        gather(step, step.quantized_v, work_tile, first_key, keys, scratch.v);
+      }
+      const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
+      const TileRows k_rows{{scratch.k}, spec_.head_dim * element};
+      ops_.pack(shape, k_rows, decode_.values_in_keys ? k_rows : TileRows{{scratch.v}, spec_.head_dim_v * element},
+                keys, scratch.tile);
+      const auto start = static_cast<std::size_t>(first * ratio);
+      ops_.attend(shape, scratch.tile,
+                  {scratch.q + start * dim, scratch.offset + start, scratch.sum + start, scratch.acc + start * o_stride,
+                   scratch.visible + start, (last - first) * ratio},
+                  scratch.scores);
+    }
+
+    for (std::size_t at = 0; at < stacked; ++at) {
+      const std::int64_t row = work_tile.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
+      const std::int64_t head = std::int64_t{work_tile.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
+      float* const partial_data =
+          step.partials.data != nullptr
+              ? step.partials.data +
+                    ((row * step.partials.kv_splits + work_tile.kv_split / step.partition.stride) * spec_.heads +
+                     head) *
+                        partial_floats()
+              : own_partial(row, head, work_tile.kv_split - all.begin / kTilesPerKvSplit);
+      partial_data[0] = scratch.offset[at];
+      partial_data[1] = scratch.sum[at];
+      std::copy_n(scratch.acc + at * o_stride, spec_.head_dim_v, partial_data + kPartialAcc);
+    }
+  }
+
+  // Merges the partials of the KV splits that the row attends to. `partial_of(kv_split)` returns the partial of a split
+  // of the sequence.
+  template <typename PartialOf>
+  void finish(std::int64_t length, int rows, const AttentionOutput& output, std::int64_t row, int head,
+              const PartialOf& partial_of) const {
+    const TileRange tiles = Visibility(spec_.mask, length).tiles(length - rows + row % rows, kSizes);
+    std::vector<float> memory(static_cast<std::size_t>(spec_.head_dim_v));
+    std::vector<float> acc(static_cast<std::size_t>(spec_.head_dim_v));
+    AttentionState merged;
+    merged.current = {-std::numeric_limits<float>::infinity(), 0.0F, memory.data()};
+    merged.merged = merged.current;
+    for (std::int64_t g = 0; g < kv_splits_of(tiles); ++g) {
+      const float* const partial_data = partial_of(tiles.begin / kTilesPerKvSplit + g);
+      std::copy_n(partial_data + kPartialAcc, spec_.head_dim_v, acc.data());
+      AttentionState partial;
+      partial.flags = kHasCurrent;
+      partial.current = {partial_data[0], partial_data[1], acc.data()};
+      merge_row(spec_, ops_, partial, merged);
+    }
+    const float* const sink = spec_.sinks ? output.sinks + head : nullptr;
+    const float lse = finish_row(spec_, merge_all(spec_, ops_, merged), sink, output.out.at(row, head));
+    if (output.lse.data != nullptr) output.lse.at(row, head) = lse;
+  }
+
+  DecodeSpec decode_;
+  AttentionSpec spec_;
+  const TileOps& ops_;
+  int threads_;
+  DecodeLimits limits_;
+  Buffer scratch_;   // [threads_, thread_bytes]
+  Buffer partials_;  // [rows, heads, kv_splits, partial_floats]
+};
+
+}  // namespace
+
+std::unique_ptr<DecodeKernel> make_cpu_decode(const DecodeSpec& spec, Backend& backend) {
+  return std::make_unique<CpuDecode>(spec, static_cast<const CpuBackend&>(backend));
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "base/cuda.hpp"
+#include "kernels/common/cuda/divider.hpp"
+#include "kernels/common/cuda/load_kernel.hpp"
+#include "kernels/common/cuda/pdl.cuh"
+#include "kernels/common/cuda/pdl_launch.hpp"
+#include "kernels/decode/cuda/cache_update.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kThreads = 512;
+constexpr int kNoEntry = 0x7fffffff;
+
+// Returns the first of 0 … count − 1 for which `holds`, or kNoEntry. Called by all threads of the block.
+template <class Holds>
+__device__ int first_that(std::int64_t count, int* shared, Holds holds) {
+  __syncthreads();  // all threads have read the previous result
+  if (threadIdx.x == 0) *shared = kNoEntry;
+  __syncthreads();
+  int first = kNoEntry;
+  // A long sequence has many pages, and each thread reads several at a time.
+#pragma unroll 8
+  for (int entry = static_cast<int>(threadIdx.x); entry < count; entry += kThreads) {
+    if (holds(entry) && entry < first) first = entry;
+  }
+  if (first != kNoEntry) atomicMin(shared, first);
+  __syncthreads();
+  return *shared;
+}
+
+// Finds the out-of-range entry in the block table of a sequence whose length is valid. Called by all threads of the
+// block.
+__device__ OutOfRangeEntry page_out_of_range(const CacheUpdate& p, std::int64_t sequence, std::int64_t length,
+                                             int* shared) {
+  const std::int32_t* const entries = p.block_table.pages + sequence * p.block_table.stride;
+  const int bad = first_that(pages_of_length(p, length), shared, [&](int entry) {
+    const std::int32_t page = __ldcg(entries + entry);
+    return page < 0 || page >= p.pages;
+  });
+  if (bad != kNoEntry) return {OutOfRangeEntry::Kind::kPage, bad, __ldcg(entries + bad), p.pages};
+  const OutOfRangeEntry out_of_range = prefix_out_of_range(p, sequence, length);
+  if (out_of_range.kind != OutOfRangeEntry::Kind::kNone) return out_of_range;
+  const std::int64_t in_common = prefix_pages(p, sequence);
+  if (in_common == 0) return {};
+  const std::int32_t prefix = p.prefixes.of_sequence[sequence];
+  const int first =
+      first_that(sequence + 1, shared, [&](int other) { return p.prefixes.of_sequence[other] == prefix; });
+  const std::int32_t* const others = p.block_table.pages + first * p.block_table.stride;
+  const int differs = first_that(in_common, shared, [&](int entry) { return entries[entry] != others[entry]; });
+  return differs == kNoEntry ? OutOfRangeEntry{} : prefix_page_mismatch(p, sequence, first, differs);
+}
+
+// Finds the out-of-range entry in a sequence's block mask. Called by all threads of the block.
+__device__ OutOfRangeEntry mask_out_of_range(const CacheUpdate& p, std::int64_t sequence, int* shared) {
+  for (int mask_row = 0; mask_row < p.mask_heads; ++mask_row) {
+    const OutOfRangeEntry out_of_range = mask_count_out_of_range(p, sequence, mask_row);
+    if (out_of_range.kind != OutOfRangeEntry::Kind::kNone) return out_of_range;
+    const std::int32_t count = p.block_mask.counts[sequence * p.mask_heads + mask_row];
+    const int bad = first_that(count, shared, [&](int entry) {
+      return mask_block_out_of_order(p, sequence, mask_row, entry).kind != OutOfRangeEntry::Kind::kNone;
+    });
+    if (bad != kNoEntry) return mask_block_out_of_order(p, sequence, mask_row, bad);
+  }
+  return {};
+}
+
+// An update, and the divisors that its thread blocks use.
+struct UpdateParams {
+  CacheUpdate update;
+  Divider by_split, by_stride, by_page;
+};
+
+// page_slot_of() in 32-bit arithmetic.
+__device__ PageSlot slot_of(const UpdateParams& p, std::int64_t sequence, std::int32_t position) {
+  const CacheUpdate& u = p.update;
+  if (position < 0) return {};
+  const std::int32_t split = p.by_split.quotient(position);
+  const std::int32_t local_split = p.by_stride.quotient(split);
+  if (split - local_split * u.partition.stride != u.partition.first) return {};
+  const auto kv_split_keys = static_cast<std::int32_t>(u.kv_split_keys),
+             page_size = static_cast<std::int32_t>(u.page_size);
+  const std::int32_t token = position - (split - local_split) * kv_split_keys;
+  const std::int32_t entry = p.by_page.quotient(token);
+  if (u.block_table.pages == nullptr) return entry == 0 && sequence < u.pages ? PageSlot{sequence, token} : PageSlot{};
+  if (entry >= u.table_pages) return {};
+  const std::int32_t page = __ldcg(u.block_table.pages + sequence * u.block_table.stride + entry);
+  return page >= 0 && page < u.pages ? PageSlot{page, token - entry * page_size} : PageSlot{};
+}
+
+// pages_of_length() in 32-bit arithmetic. `length` is not negative.
+__device__ std::int32_t pages_of(const UpdateParams& p, std::int32_t length) {
+  const KvPartition& partition = p.update.partition;
+  const auto kv_split_keys = static_cast<std::int32_t>(p.update.kv_split_keys);
+  const std::int32_t whole = p.by_split.quotient(length);
+  const std::int32_t full = whole <= partition.first ? 0 : p.by_stride.quotient(whole - partition.first - 1) + 1;
+  const bool partial_split = whole - p.by_stride.quotient(whole) * partition.stride == partition.first;
+  const std::int32_t keys = full * kv_split_keys + (partial_split ? length - whole * kv_split_keys : 0);
+  return keys == 0 ? 0 : p.by_page.quotient(keys - 1) + 1;
+}
+
+// A vector of a new row: its source, and its offset from its token's address in the cache.
+template <class Vector>
+struct NewVector {
+  const Vector* from = nullptr;  // null: there is none
+  int part = 0, row = 0;
+  std::int64_t offset = 0;
+};
+
+// Vector `at` of a sequence's new rows, with the rows of all appends one after another.
+template <class Vector>
+__device__ NewVector<Vector> vector_of(const CacheUpdate& u, std::int64_t sequence, int at) {
+#pragma unroll 1
+  for (int n = 0; n < u.append_count; ++n) {
+    const CacheAppend& part = u.appends[n];
+    const auto vectors = static_cast<unsigned>(part.row_bytes) / static_cast<unsigned>(sizeof(Vector));
+    const unsigned of_row = static_cast<unsigned>(part.heads) * vectors;
+    const unsigned of_part = static_cast<unsigned>(u.rows) * of_row;
+    if (static_cast<unsigned>(at) >= of_part) {
+      at -= static_cast<int>(of_part);
+      continue;
+    }
+    const unsigned row = static_cast<unsigned>(at) / of_row, in_row = static_cast<unsigned>(at) - row * of_row;
+    const unsigned head = in_row / vectors, vector = in_row - head * vectors;
+    const std::byte* const from =
+        part.rows + (sequence * u.rows + row) * part.new_token_stride + head * part.new_head_stride;
+    return {reinterpret_cast<const Vector*>(from) + vector, n, static_cast<int>(row),
+            head * part.head_stride + static_cast<std::int64_t>(vector * sizeof(Vector))};
+  }
+  return {};
+}
+
+// Runs all checks of a sequence. Called by all threads of the block.
+__device__ __noinline__ OutOfRangeEntry sequence_out_of_range(const CacheUpdate& u, std::int64_t sequence,
+                                                              std::int64_t length, int* shared) {
+  OutOfRangeEntry out_of_range = length_out_of_range(u, length);
+  if (out_of_range.kind == OutOfRangeEntry::Kind::kNone) out_of_range = mask_out_of_range(u, sequence, shared);
+  if (out_of_range.kind == OutOfRangeEntry::Kind::kNone && u.block_table.pages != nullptr) {
+    out_of_range = page_out_of_range(u, sequence, length, shared);
+  }
+  return out_of_range;
+}
+
+// One thread block per sequence. Most sequences are valid, so a cheap test for suspects runs first, while the new rows
+// are loaded and their page slots are computed. All loads on the critical path are issued early, because a decode step
+// waits for this kernel (bench/notes/decoding.md, "A step with its update").
+template <class Vector>
+__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ UpdateParams p) {
+  __shared__ int found;
+  const CacheUpdate& u = p.update;
+  const std::int64_t sequence = blockIdx.x;
+  const NewVector<Vector> first = vector_of<Vector>(u, sequence, static_cast<int>(threadIdx.x));
+  pdl_launch_dependents();
+  pdl_wait();
+  const std::int32_t length = new_length(u, __ldcg(u.lengths + sequence));
+  Vector value{};
+  if (first.from != nullptr) value = __ldcg(first.from);
+  const auto slot_of_vector = [&](const NewVector<Vector>& vector) {
+    return length < 0 ? PageSlot{} : slot_of(p, sequence, length - u.rows + vector.row);
+  };
+  const PageSlot slot = first.from == nullptr ? PageSlot{} : slot_of_vector(first);
+  bool suspect = false;
+  if (u.checked != nullptr) {
+    suspect = u.mask_heads > 0 || u.prefixes.count > 0 || length < (u.new_lengths != nullptr ? u.rows : 0) ||
+              length > u.max_keys;
+    if (!suspect) {
+      const std::int32_t pages = pages_of(p, length);
+      const bool paged = u.block_table.pages != nullptr;
+      suspect = pages > (paged ? u.table_pages : 1);
+      const std::int32_t* const entries = u.block_table.pages + sequence * u.block_table.stride;
+      if (paged && !suspect) {
+#pragma unroll 4
+        for (int i = static_cast<int>(threadIdx.x); i < pages; i += kThreads) {
+          const std::int32_t page = __ldcg(entries + i);
+          suspect = suspect || page < 0 || page >= u.pages;
+        }
+      }
+    }
+  }
+  const bool any = __syncthreads_or(suspect) != 0;  // a barrier, too: all threads have read the length
+  if (u.new_lengths != nullptr && threadIdx.x == 0) u.new_lengths[sequence] = length;
+  if (u.checked != nullptr) {
+    const OutOfRangeEntry out_of_range = any ? sequence_out_of_range(u, sequence, length, &found) : OutOfRangeEntry{};
+    const bool good = out_of_range.kind == OutOfRangeEntry::Kind::kNone;
+    if (threadIdx.x == 0) {
+      u.checked[sequence] = good ? length : 0;
+      if (!good && u.out_of_range[sequence].kind == OutOfRangeEntry::Kind::kNone)
+        u.out_of_range[sequence] = out_of_range;
+    }
+    if (!good) return;
+  }
+  const auto put = [&](const NewVector<Vector>& vector, const PageSlot& at, const Vector& what) {
+    if (at.page < 0) return;
+    const CacheAppend& part = u.appends[vector.part];
+    std::byte* const to = part.cache + at.page * part.page_stride + at.token * part.token_stride + vector.offset;
+    *reinterpret_cast<Vector*>(to) = what;
+  };
+  if (first.from == nullptr) return;
+  put(first, slot, value);
+#pragma unroll 1
+  for (int at = static_cast<int>(threadIdx.x) + kThreads;; at += kThreads) {
+    const NewVector<Vector> vector = vector_of<Vector>(u, sequence, at);
+    if (vector.from == nullptr) return;
+    put(vector, slot_of_vector(vector), __ldcg(vector.from));
+  }
+}
+
+// Returns true if all addresses, strides and row sizes are multiples of `bytes`.
+bool fits(const CacheUpdate& update, std::int64_t bytes) {
+  for (int n = 0; n < update.append_count; ++n) {
+    const CacheAppend& part = update.appends[n];
+    for (const std::int64_t number :
+         {static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(part.cache)),
+          static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(part.rows)), part.page_stride, part.token_stride,
+          part.head_stride, part.new_token_stride, part.new_head_stride, part.row_bytes}) {
+      if (number % bytes != 0) return false;
+    }
+  }
+  return true;
+}
+
+// Divider for positions, which are below 2^31. An update that neither writes nor checks has no pages.
+Divider divider(std::int64_t by) { return Divider(std::clamp<std::int64_t>(by, 1, std::int64_t{1} << 31)); }
+
+template <class Vector>
+void launch(const CacheUpdate& update, Stream stream) {
+  const UpdateParams params{update, divider(update.kv_split_keys), divider(update.partition.stride),
+                            divider(update.page_size)};
+  PdlLaunch launch(static_cast<int>(update.sequences), kThreads, 0, stream);
+  launch.serialize_unless_pdl(reinterpret_cast<const void*>(update_kernel<Vector>));
+  // The mask and the prefixes are read through L1, which may hold stale data if the launch starts early, so PDL is off.
+  if (update.mask_heads > 0 || update.prefixes.count > 0) launch.config.numAttrs = 0;
+  check_cuda(cudaLaunchKernelEx(&launch.config, update_kernel<Vector>, params), "update_cache");
+}
+
+}  // namespace
+
+void update_cache(const CacheUpdate& update, Stream stream) {
+  if (update.sequences == 0) {
+    load_kernel(update_kernel<uint4>);
+    load_kernel(update_kernel<std::uint32_t>);
+    load_kernel(update_kernel<std::uint8_t>);
+    return;
+  }
+  if (fits(update, sizeof(uint4))) {
+    launch<uint4>(update, stream);
+  } else if (fits(update, sizeof(std::uint32_t))) {
+    launch<std::uint32_t>(update, stream);
+  } else {
+    launch<std::uint8_t>(update, stream);
+  }
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decode on tensor cores through mma.sync, bitwise equal to prefill. A CTA takes work tiles, each one KV split for the
+// rows of one KV head (work_tiles.cuh), and runs prefill's tile step: the same functions on the same fragments in the
+// same order. Only the addresses of rows, tiles and results differ.
+#pragma once
+
+#include "kernels/decode/sm80/fetch.cuh"
+#include "kernels/decode/sm80/finish.cuh"
+#include "kernels/decode/sm80/sliced.cuh"
+
+namespace ringattn::sm80 {
+
+template <class C>
+struct DecodeLayout {
+  static constexpr int kQBytes = cuda::kTileBytes<C::kQueryTile, C::kDim>;
+  static constexpr int kKBytes = cuda::kTileBytes<C::kKeyTile, C::kDim>;
+  static constexpr int kVBytes = cuda::kTileBytes<C::kKeyTile, C::kDimV>;
+  static constexpr int kPages = kQBytes + C::kStages * (kKBytes + kVBytes);
+  static constexpr int kBytes = kPages + C::kPages * 4;
+};
+
+template <class C>
+__device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const DecodeWorkTile& work_tile,
+                                                 unsigned char* shared) {
+  using Layout = DecodeLayout<C>;
+  const std::uint32_t q_tile = cuda::shared_address(shared);
+  const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
+  const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
+  auto* const pages = reinterpret_cast<std::int32_t*>(shared + Layout::kPages);
+  const auto copy_k = [&](int tile, std::uint32_t stage) {
+    copy_keys<C, C::kDim>(p, p.k, work_tile, pages, tile, k_tiles + stage * Layout::kKBytes);
+  };
+  const auto copy_v = [&](int tile, std::uint32_t stage) {
+    copy_keys<C, C::kDimV>(p, p.v, work_tile, pages, tile, v_tiles + stage * Layout::kVBytes);
+  };
+  const int end = work_tile.end;
+  if (work_tile.begin < end) {
+    copy_queries<C>(p, work_tile, q_tile);
+    load_pages<C>(p, work_tile, pages);
+    __syncthreads();
+    copy_k(work_tile.begin, 0);
+    if constexpr (C::kStages > 1) copy_v(work_tile.begin, 0);
+    cuda::copy_commit();
+  }
+
+  AttentionState<C> state;
+  for_each_row<C>([&](int block, int half, int) { begin_split(state, block, half); });
+  // Only warps with rows compute.
+  const bool has_rows = static_cast<int>(threadIdx.x) / 32 * 16 < work_tile.tile_rows;
+  const TileStep<C, DecodeRows> step(p.attention, {work_tile, p.ratio}, q_tile);
+  const int whole = work_tile.whole;
+  const int whole_end = work_tile.whole_end;
+  std::uint32_t stage = 0;
+#pragma unroll 1
+  for (int tile = work_tile.begin; tile < end; ++tile) {
+    const bool masked = tile < whole || tile >= whole_end;
+    const auto first_key = [tile] { return std::int64_t{tile} * C::kKeyTile; };
+    const std::uint32_t k_tile = k_tiles + stage * Layout::kKBytes;
+    const std::uint32_t v_tile = v_tiles + stage * Layout::kVBytes;
+    cuda::copy_wait<0>();
+    __syncthreads();
+    if constexpr (C::kStages > 1) {
+      // The tile has arrived, and all warps are done with the one before it.
+      stage ^= 1U;
+      if (tile + 1 < end) {
+        copy_k(tile + 1, stage);
+        copy_v(tile + 1, stage);
+      }
+      cuda::copy_commit();
+      if (has_rows) step.attend(state, k_tile, v_tile, masked, first_key, [] {});
+    } else {
+      // The tile's K has arrived, and all warps are done with V of the one before it.
+      copy_v(tile, stage);
+      cuda::copy_commit();
+      const auto between = [&] {
+        cuda::copy_wait<0>();
+        __syncthreads();  // V has arrived, and all warps are done with K
+        if (tile + 1 < end) copy_k(tile + 1, stage);
+        cuda::copy_commit();
+      };
+      if (has_rows) {
+        step.attend(state, k_tile, v_tile, masked, first_key, between);
+      } else {
+        between();
+      }
+    }
+  }
+
+  store_partials<C>(p, work_tile, state);
+  if (p.finish) merge_if_last<C>(p, work_tile);
+}
+
+// Bytes of dynamic shared memory per CTA.
+template <class C>
+constexpr int decode_kernel_bytes() {
+  if constexpr (C::kSlices > 1) {
+    return ColumnSliceDecodeLayout<C>::kBytes;
+  } else {
+    return DecodeLayout<C>::kBytes;
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtas) decode_kernel(const __grid_constant__ DecodeParams p) {
+  extern __shared__ __align__(128) unsigned char shared[];
+  __shared__ DecodeWorkTile work_tile;
+  WorkTileFinder<C> work_tile_finder(p);
+  for (int n = static_cast<int>(blockIdx.x);; n += static_cast<int>(gridDim.x)) {
+    if (threadIdx.x < 32) work_tile_finder.find(n, work_tile);
+    __syncthreads();
+    if (work_tile.tile_rows == 0) return;
+    if constexpr (C::kSlices > 1) {
+      std::int32_t* const pages = ColumnSliceDecodeLayout<C>::pages(shared);
+      const CachedKeys<C> keys{p, work_tile, pages};
+      decode_sliced_tile<C>(p, work_tile, shared, pages, keys);
+    } else {
+      decode_work_tile<C>(p, work_tile, shared);
+    }
+    __syncthreads();  // all threads are done with the work tile and with its KV tiles
+  }
+}
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,333 @@
+// SPDX-License-Identifier: Apache-2.0
+// The output warps of the sliced kernel, each with some columns of its CTA's slice. They add P V of the tiles in order,
+// whichever CTA has scored them.
+#pragma once
+
+#include "kernels/common/sm90/cluster.cuh"
+#include "kernels/decode/sm90/finish.cuh"
+#include "kernels/decode/sm90/sliced_map.cuh"
+#include "kernels/decode/sm90/sliced_sums.cuh"
+#include "kernels/decode/sm90/value_tail.cuh"
+
+namespace ringattn::sm90 {
+
+// Blocks of 8 columns of an output warp.
+template <class C>
+inline constexpr int kOutBlocks = C::kSliceColumns / 8 / C::kOutWarps;
+
+// V tiles of 16-bit elements in TMA's layout: this warp's columns of its CTA's slice, in consecutive blocks.
+template <class C>
+class TileValues {
+ public:
+  // B fragments of 16 keys.
+  struct Fragment {
+    std::uint32_t v[kOutBlocks<C>][2];
+  };
+
+  __device__ __forceinline__ explicit TileValues(const ColumnSliceMap<C>& map)
+      : map_(map), warp_(thread_of_cta() / 32 - C::kScoreWarps), lane_(thread_of_cta() % 32) {
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const bool pair = 2 * n + 1 < kBlocks;
+      v_at_[n] = value_chunk<C>(lane_ % 16, warp_ * kBlocks + 2 * n + (pair ? lane_ / 16 : 0));
+    }
+  }
+
+  // Whether the next tile has landed, without waiting.
+  __device__ __forceinline__ bool landed() const { return barrier_ended(map_.v_full(stage_.index), stage_.parity); }
+  // Waits for the next tile, which has `keys` keys.
+  __device__ __forceinline__ void await(int keys) const {
+    barrier_wait(map_.v_full(stage_.index), stage_.parity);
+    if (keys < C::kKeyTile) clear_value_tail<C, kBlocks>(map_.v(stage_.index), warp_ * kBlocks, keys, lane_);
+  }
+  // Makes it the tile that is read from. Without a next tile, the current one stays.
+  __device__ __forceinline__ void acquire(bool is_next) {
+    if (!is_next) return;
+    tile_ = map_.v(stage_.index);
+    stage_.advance();
+  }
+  // Only constants of the instructions differ from step to step, so no address is computed between mma.
+  __device__ __forceinline__ void fetch(Fragment& to, int step) const {
+    const auto rows = static_cast<std::uint32_t>(step * 16 * C::kVRowBytes);
+#pragma unroll
+    for (int n = 0; n + 1 < kBlocks; n += 2) {
+      std::uint32_t both[4];
+      cuda::load_matrix_transposed(both, tile_ + v_at_[n / 2] + rows);
+      to.v[n][0] = both[0];
+      to.v[n][1] = both[1];
+      to.v[n + 1][0] = both[2];
+      to.v[n + 1][1] = both[3];
+    }
+    if constexpr (kBlocks % 2 != 0) {
+      cuda::load_matrix_pair_transposed(to.v[kBlocks - 1], tile_ + v_at_[kLoads - 1] + rows);
+    }
+  }
+  // The barrier at which a warp arrives when it has finished reading the tile before the current one.
+  __device__ __forceinline__ std::uint32_t next_released() {
+    const std::uint32_t barrier = map_.v_empty(released_.index);
+    released_.advance();
+    return barrier;
+  }
+
+  // Calls with(column, x, y) for this thread's adjacent outputs in the row of `half`. Columns count within the slice.
+  template <class Outputs, class With>
+  __device__ __forceinline__ void for_columns(Outputs& o, int half, const With& with) const {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      with((warp_ * kBlocks + n) * 8 + lane_ % 4 * 2, o[n][2 * half], o[n][2 * half + 1]);
+    }
+  }
+
+ private:
+  static constexpr int kBlocks = kOutBlocks<C>;
+  static constexpr int kLoads = (kBlocks + 1) / 2;  // ldmatrix for the mma of 16 keys
+
+  const ColumnSliceMap<C>& map_;
+  const int warp_;
+  const int lane_;
+  PipelineState<C::kVStages> stage_, released_;  // the next tile to wait for, and the next to release
+  std::uint32_t tile_ = 0;
+  std::uint32_t v_at_[kLoads];  // offset of this lane's share
+};
+
+// Query rows are the M of the mma, and columns of V the N. ColumnOutputs (column_outputs.cuh) swaps them.
+template <class C>
+class RowOutputs {
+ public:
+  __device__ __forceinline__ RowOutputs(const DecodeParams& p, const ColumnSliceMap<C>& map, std::uint32_t rank)
+      : p_(p),
+        map_(map),
+        rank_(rank),
+        warp_(thread_of_cta() / 32 - C::kScoreWarps),
+        lane_(thread_of_cta() % 32),
+        values_(map) {
+    p_at_ = ScoreStage::block<C::kScoreBlocks>(0, lane_ / 8 % 2) + ScoreStage::chunk(lane_ % 8, lane_ / 16);
+  }
+
+  // Whether this thread reports a failed work tile.
+  __device__ bool is_leader() const { return warp_ == 0 && lane_ == 0; }
+
+  // Returns whether the work tile has failed and must be recomputed tile by tile.
+  __device__ __forceinline__ bool process(const WorkTileInfo& info) {
+    const DecodeWorkTile work_tile = info.work_tile(p_);
+    rows_count_ = info.get(WorkTileInfo::kRows);
+    flags_ = 0;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int tile_row = lane_ / 4 + 8 * half;
+      begin_[half] = info.get(WorkTileInfo::kRowBegin, tile_row);
+      end_[half] = info.get(WorkTileInfo::kRowEnd, tile_row);
+      clear_row(half);
+    }
+    if (work_tile.resumes) restore(work_tile);
+    if (work_tile.begin < work_tile.end) {
+      await_next(false, work_tile.seq_info.length - work_tile.begin * C::kKeyTile);
+      values_.acquire(true);
+      fetch(head_[0], probabilities(score_state_), 0);
+      fetch(head_[1], probabilities(score_state_), 1);
+    }
+    int next = next_state(begin_, end_, work_tile.begin);
+#pragma unroll 1
+    for (int tile = work_tile.begin; tile < work_tile.end;) {
+      if (tile == next) {
+        start_rows(work_tile, tile);
+        next = next_state(begin_, end_, tile);
+      }
+      const int stop = next < work_tile.end ? next : work_tile.end;
+      add_tiles(work_tile, tile, stop);
+      tile = stop;
+    }
+    if (work_tile.begin < work_tile.end) {
+      store_rows(work_tile, work_tile.end);
+    } else if (finishes(p_, work_tile)) {
+      store_empty_rows(work_tile);
+    }
+    __syncwarp();
+    if ((flags_ & ScoreStage::kFails) != 0) return true;
+    if (!finishes(p_, work_tile) && p_.partials == nullptr) {
+      merge_if_last<C, 32 * C::kOutWarps>(p_, work_tile, thread_of_cta() - 32 * C::kScoreWarps,
+                                          static_cast<int>(rank_));
+      __syncwarp();
+    }
+    return false;
+  }
+
+ private:
+  static constexpr int kBlocks = kOutBlocks<C>;
+  static constexpr int kSteps = C::kKeyTile / 16;
+  static_assert(kSteps >= 4);
+
+  // Fragments of the mma of 16 keys.
+  struct Fragments {
+    std::uint32_t p[4];
+    typename TileValues<C>::Fragment v;
+  };
+
+  // Whether the next tile and its probabilities are ready, without waiting.
+  __device__ __forceinline__ bool next_is_ready() const {
+    const bool scored = barrier_ended(map_.score_full(score_state_.index), score_state_.parity);
+    return values_.landed() && scored;
+  }
+  // Waits for them, unless `ready`. The tile has `keys` keys.
+  __device__ __forceinline__ void await_next(bool ready, int keys) const {
+    if (ready && keys >= C::kKeyTile) return;
+    barrier_wait(map_.score_full(score_state_.index), score_state_.parity);
+    values_.await(keys);
+  }
+
+  // Address of this lane's share of a score stage's probabilities.
+  __device__ __forceinline__ std::uint32_t probabilities(const PipelineState<C::kScoreStages>& state) const {
+    return map_.score_stage(state.index).address + p_at_;
+  }
+
+  __device__ __forceinline__ void fetch(Fragments& to, std::uint32_t p, int step) const {
+    cuda::load_matrix(to.p, p + ScoreStage::block<C::kScoreBlocks>(step, 0));
+    values_.fetch(to.v, step);
+  }
+
+  // Adds P V of tiles [tile, stop) of a work tile. The first two k16 steps of the first one have been loaded.
+  __device__ __forceinline__ void add_tiles(const DecodeWorkTile& work_tile, int tile, int stop) {
+#pragma unroll 1
+    for (; tile < stop; ++tile) {
+      const bool is_next = tile + 1 < work_tile.end;
+      const int keys = is_next ? work_tile.seq_info.length - (tile + 1) * C::kKeyTile : C::kKeyTile;
+      add_outputs(is_next, keys);
+      __syncwarp();
+      const std::uint32_t released = values_.next_released();
+      if (lane_ == 0) {
+        barrier_arrive(released);
+        release_score_stage<C>(map_, tiles_);
+      }
+      ++tiles_;
+    }
+  }
+
+  // Adds P V of a tile whose first two k16 steps have been loaded. The next tile's are loaded meanwhile, so that the
+  // mma chain never waits. Its barriers are tested well before that. It has `keys` keys.
+  __device__ __forceinline__ void add_outputs(bool is_next, int keys) {
+    const std::uint32_t p = probabilities(score_state_);
+    score_state_.advance();
+    Fragments ring[3];
+    // without a next tile the loaded fragments are not used
+    const std::uint32_t next_p = is_next ? probabilities(score_state_) : p;
+    bool ready = false;
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const Fragments& now = step < 2 ? head_[step] : ring[step % 3];
+      if (step == kSteps / 2 - 1) ready = next_is_ready() || !is_next;
+      if (step + 2 < kSteps) fetch(ring[(step + 2) % 3], p, step + 2);
+      multiply(now);
+      if (step + 3 == kSteps) {  // all of this tile has been loaded
+        await_next(ready, keys);
+        values_.acquire(is_next);
+      }
+      if (step + 2 >= kSteps) fetch(head_[step + 2 - kSteps], next_p, step + 2 - kSteps);
+    }
+  }
+  __device__ __forceinline__ void multiply(const Fragments& now) {
+    const auto& [v] = now.v;
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      cuda::MmaTraits<typename C::Element>::mma(o_[n], now.p, v[n][0], v[n][1], o_[n]);
+    }
+  }
+
+  // As Decoder::start_rows() and store_rows().
+  __device__ __forceinline__ void start_rows(const DecodeWorkTile& work_tile, int tile) {
+    if (rows_end(begin_, end_, tile)) store_rows(work_tile, tile);
+    const bool begins = begin_[0] == tile || begin_[1] == tile;
+    if (!__any_sync(0xffffffffU, begins)) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (begin_[half] == tile) clear_row(half);
+    }
+    __syncwarp();
+  }
+  // Stores the rows that end before `tile`, with offsets and sums from the sum adder.
+  __device__ __forceinline__ void store_rows(const DecodeWorkTile& work_tile, int tile) {
+    const PipelineStateAt<2> turn(ends_++);
+    barrier_wait(map_.ends_full(turn.index), turn.parity);
+    flags_ |= load_number(map_.row_end_flags(turn.index));
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int tile_row = lane_ / 4 + 8 * half;
+      if (end_[half] != tile || tile_row >= rows_count_) continue;
+      if (begin_[half] < end_[half]) {
+        store_row(work_tile, half, load_pair(map_.row_end(turn.index, tile_row)));
+      } else if (finishes(p_, work_tile)) {
+        clear_row(half);
+        store_row(work_tile, half, float2{-INFINITY, 0.0F});
+      }
+    }
+    __syncwarp();
+    if (lane_ == 0) barrier_arrive(map_.ends_empty(turn.index));
+  }
+  __device__ __forceinline__ void store_empty_rows(const DecodeWorkTile& work_tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (lane_ / 4 + 8 * half < rows_count_) store_row(work_tile, half, float2{-INFINITY, 0.0F});
+    }
+  }
+  // `stats`: the row's softmax_offset and sum.
+  __device__ __forceinline__ void store_row(const DecodeWorkTile& work_tile, int half, float2 stats) const {
+    const int tile_row = lane_ / 4 + 8 * half;
+    const int first = static_cast<int>(rank_) * C::kSliceColumns;  // this CTA's first output column
+    const bool is_leader = warp_ == 0 && lane_ % 4 == 0;
+    const DecodeCoord coord = coord_of(p_, work_tile, tile_row);
+    if (!finishes(p_, work_tile)) {
+      float* const outputs = partial_outputs<C>(p_, work_tile, tile_row, coord);
+      const auto store = [&](int column, float x, float y) {
+        __stcg(reinterpret_cast<float2*>(outputs + cuda::fragment_offset(first + column)), float2{x, y});
+      };
+      values_.for_columns(o_, half, store);
+      const int slice = static_cast<int>(rank_);
+      if (is_leader) store_stats(p_, work_tile, slice, slice + 1, tile_row, coord, stats);
+      return;
+    }
+    const FinishedRow<C> finished(p_, coord, stats.x, stats.y);
+    values_.for_columns(o_, half, [&](int column, float x, float y) { finished.write(first + column, x, y); });
+    if (first == 0 && is_leader) finished.write_lse();
+  }
+  // Starts from the acc in the rows' states instead of zero.
+  __device__ __forceinline__ void restore(const DecodeWorkTile& work_tile) {
+    await_states();
+    const int first = static_cast<int>(rank_) * C::kSliceColumns;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int tile_row = lane_ / 4 + 8 * half;
+      if (tile_row >= rows_count_) continue;
+      const float* const state = state_of(p_, coord_of(p_, work_tile, tile_row));
+      values_.for_columns(o_, half, [&](int column, float& x, float& y) {
+        const auto two = __ldcg(reinterpret_cast<const float2*>(state + cuda::fragment_offset(first + column)));
+        x = two.x;
+        y = two.y;
+      });
+    }
+    __syncwarp();
+  }
+  __device__ __forceinline__ void clear_row(int half) {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) {
+      o_[n][2 * half] = 0.0F;
+      o_[n][2 * half + 1] = 0.0F;
+    }
+  }
+
+  const DecodeParams& p_;
+  const ColumnSliceMap<C>& map_;
+  const std::uint32_t rank_;
+  const int warp_;
+  const int lane_;
+  std::uint32_t tiles_ = 0;                     // tiles of all work tiles so far
+  PipelineState<C::kScoreStages> score_state_;  // score stage of the next tile
+  std::uint32_t p_at_;                          // offset of this lane's share
+  std::uint32_t ends_ = 0;                      // row ends received from the sum adder
+  int flags_ = 0;
+  int rows_count_ = 0;
+  int begin_[2], end_[2];  // the tiles of this thread's rows in the work tile
+  Fragments head_[2];
+  float o_[kBlocks][4];
+  TileValues<C> values_;
+};
+
+}  // namespace ringattn::sm90

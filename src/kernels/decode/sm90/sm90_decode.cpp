@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/decode/sm90/sm90_decode.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "base/cuda.hpp"
+#include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/attention/merge.hpp"
+#include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/common/registry.hpp"
+#include "kernels/decode/sm90/compressed.hpp"
+#include "kernels/decode/sm90/decode.hpp"
+#include "kernels/decode/sm90/merge.hpp"
+#include "kernels/decode/sm90/step_params.hpp"
+
+namespace ringattn::sm90 {
+
+namespace {
+
+constexpr cuda::Compiled<DecodeLauncher> kCompiled[] = {
+    {Dtype::kBf16, 64, &decode_bf16_64},   {Dtype::kBf16, 96, &decode_bf16_96},   {Dtype::kBf16, 128, &decode_bf16_128},
+    {Dtype::kBf16, 192, &decode_bf16_192}, {Dtype::kBf16, 256, &decode_bf16_256}, {Dtype::kF16, 64, &decode_fp16_64},
+    {Dtype::kF16, 96, &decode_fp16_96},    {Dtype::kF16, 128, &decode_fp16_128},  {Dtype::kF16, 192, &decode_fp16_192},
+    {Dtype::kF16, 256, &decode_fp16_256},
+};
+
+const DecodeLauncher& launcher_of(const DecodeSpec& spec, bool configured) {
+  return cuda::launcher_of("sm90_attention", kCompiled, spec.attention, configured);
+}
+
+// Minimum tiles of a partial split after whole ones for which its work tiles get CTAs of their own. With fewer they are
+// computed after those of whole splits.
+constexpr int kMinPartialSplitTiles = 8;
+
+// Scratch memory: what the work tiles of a step exchange, as byte offsets.
+struct ScratchLayout {
+  std::int64_t splits;  // maximum KV splits of a sequence
+  std::size_t outputs, stats, arrived, failed, partials, states, bytes;
+};
+
+class Sm90Decode final : public DecodeKernel {
+ public:
+  Sm90Decode(const DecodeSpec& spec, int device)
+      : spec_(spec),
+        device_(device),
+        config_(*choose_config(spec.attention)),
+        launcher_(launcher_of(spec, true)),
+        compressed_(spec.format.is_plain() ? nullptr : &compressed_launcher_of(spec, true)) {}
+
+  std::int64_t partial_floats() const override { return spec_.attention.head_dim_v + 4; }
+  int key_tile() const override { return config_.key_tile; }
+  std::size_t scratch_bytes(const DecodeLimits& limits) const override { return lay_out(limits).bytes; }
+
+  // over a quantized cache each sequence reads its own keys
+  bool shares_prefixes() const override { return compressed_ == nullptr; }
+
+  void check(const DecodeLimits& limits, int shares) const override {
+    check_limits("sm90_attention", limits, shares);
+    if (const int mask_heads = mask_heads_of(spec_.attention.block_mask); mask_heads > kMaxDecodeSequences) {
+      fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} block masks for each sequence", mask_heads),
+           fmt::format("sm90_attention takes up to {}", kMaxDecodeSequences), "Use another kernel.");
+    }
+    if (limits.prefixes > kMaxPrefixes) {
+      fail(ErrorCode::kUnsupported, fmt::format("a decode step with {} shared prefixes", limits.prefixes),
+           fmt::format("sm90_attention takes up to {} in one step", kMaxPrefixes),
+           "Use several steps, or another kernel.");
+    }
+  }
+
+  void reserve(const DecodeLimits& limits) override {
+    check(limits, 1);
+    const DeviceGuard guard(device_);
+    limits_ = limits;
+    layout_ = lay_out(limits);
+    multiprocessors_ = cuda::multiprocessors_of(device_);
+    scratch_ = allocate_cleared_device(layout_.bytes, device_);
+    compressed_ != nullptr ? compressed_->prepare() : launcher_.prepare();
+    prepare_merge(spec_.attention.dtype);
+    for (int slices = 1; slices <= kMaxSlices; slices *= 2) {
+      clusters_[std::countr_zero(static_cast<unsigned>(slices))] =
+          compressed_ != nullptr ? compressed_->clusters_at_a_time(slices) : launcher_.clusters_at_a_time(slices);
+    }
+    prefix_cta_pairs_ = limits.prefixes > 0 && compressed_ == nullptr ? launcher_.prefix_cta_pairs_at_a_time() : 0;
+  }
+
+  void enqueue(const DecodeStep& step, Stream stream) override {
+    check_decode_step(spec_, limits_, step);
+    if (step.q.tokens == 0) return;
+    const DeviceGuard guard(device_);
+    for_each_sub_batch(spec_, step, max_sequences(), partial_floats(),
+                       [&](const DecodeStep& part) { enqueue_launch(part, stream); });
+  }
+
+  void merge(const DecodeMerge& merge, Stream stream) override {
+    check_decode_merge(spec_, merge);
+    const DeviceGuard guard(device_);
+    merge_partitions("sm90_attention", spec_.attention, kv_split_keys(), merge, stream);
+  }
+
+ private:
+  // The most sequences that one launch takes.
+  std::int64_t max_sequences() const { return kMaxDecodeSequences / mask_heads_of(spec_.attention.block_mask); }
+
+  void enqueue_launch(const DecodeStep& step, Stream stream) const {
+    DecodeParams p{};
+    set_tensors(step, p);
+    if (compressed_ == nullptr) set_cache(step, p);
+    p.outputs = reinterpret_cast<float*>(scratch_.data() + layout_.outputs);
+    p.stats = reinterpret_cast<float2*>(scratch_.data() + layout_.stats);
+    p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived);
+    p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
+    const bool shares = step.prefixes.count > 0 && shares_prefixes();
+    const int busy = shares ? enqueue_prefixes(step, p, stream) : 0;
+    const std::int64_t work_tiles = max_work_tiles(step, p);
+    if (compressed_ != nullptr) {
+      enqueue_compressed(step, p, static_cast<int>(work_tiles), stream);
+    } else if (p.block_rows == kColumnSliceRows) {
+      const int clusters = concurrent_ctas(clusters_of(p.slices), (busy + p.slices - 1) / p.slices, work_tiles, p);
+      launcher_.launch_sliced(p, clusters, stream);
+    } else {
+      const int ctas = concurrent_ctas(multiprocessors_, busy, work_tiles, p);
+      launcher_.launch(p, ctas, stream);
+    }
+    if (!shares || step.partials.data != nullptr) return;
+    const float* const partials = p.partials;
+    merge_partitions("sm90_attention", spec_.attention, kv_split_keys(),
+                     {{&partials, 1}, p.partial_splits, step.rows, step.lengths, step.output}, stream);
+  }
+
+  // Enqueues the splits of shared prefixes. From here on the step stores partials, into scratch if the caller wants
+  // none. Returns how many multiprocessors stay busy with prefixes while the rest of the step runs on the others.
+  // Returns 0 if prefixes may need most of them, or if all of the rest continues from prefix states and so had better
+  // wait.
+  int enqueue_prefixes(const DecodeStep& step, DecodeParams& p, Stream stream) const {
+    p.prefix_of = step.prefixes.of_sequence;
+    p.prefix_keys = step.prefixes.keys;
+    p.prefixes = step.prefixes.count;
+    p.by_sequence_rows = cuda::Divider(std::int64_t{p.rows} * p.ratio);
+    p.states = reinterpret_cast<float*>(scratch_.data() + layout_.states);
+    if (p.partials == nullptr) {
+      p.partials = reinterpret_cast<float*>(scratch_.data() + layout_.partials);
+      p.partial_splits = layout_.splits;
+    }
+    // An upper bound: the last row block of each prefix may be partly filled, and a prefix may be as long as its
+    // sequences.
+    const std::int64_t blocks =
+        (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
+    const std::int64_t splits = splits_per_partition(may_have_partial_split() ? limits_.keys : whole_split_keys(),
+                                                     p.split_stride, kv_split_keys());
+    const std::int64_t work_tiles = std::max<std::int64_t>(1, blocks * spec_.attention.kv_heads * splits);
+    int ctas = static_cast<int>(std::min<std::int64_t>(work_tiles, multiprocessors_));
+    if (cta_pairs_compute_prefixes(work_tiles)) {
+      const int pairs = static_cast<int>(std::min<std::int64_t>(work_tiles, prefix_cta_pairs_));
+      DecodeParams by_panels = p;
+      set_values_map(step, kPanelColumns, by_panels);
+      launcher_.launch_prefix_cta_pairs(by_panels, pairs, stream);
+      ctas = 2 * pairs;
+    } else {
+      launcher_.launch_prefixes(p, ctas, stream);
+    }
+    return whole_split_keys() > 0 && ctas <= multiprocessors_ / 2 ? ctas : 0;
+  }
+  // Keys of the longest sequence's whole splits, and whether prefixes may have a partial split that is worth CTAs.
+  std::int64_t whole_split_keys() const {
+    const std::int64_t split_keys = std::int64_t{kTilesPerKvSplit} * key_tile();
+    return limits_.keys / split_keys * split_keys;
+  }
+  bool may_have_partial_split() const {
+    return whole_split_keys() == 0 || limits_.keys - whole_split_keys() >= kMinPartialSplitTiles * key_tile();
+  }
+  // How many of `resident` CTAs or clusters a launch of `work_tiles` gets beside one that keeps `busy` of them. If its
+  // work tiles may wait for that launch, the CTAs that become free then are added, as p.late.
+  int concurrent_ctas(int resident, int busy, std::int64_t work_tiles, DecodeParams& p) const {
+    const auto at_once = static_cast<int>(std::clamp<std::int64_t>(resident - busy, 1, work_tiles));
+    if (busy == 0 || !may_have_partial_split()) return at_once;
+    p.late = static_cast<int>(std::min<std::int64_t>(resident, work_tiles)) - at_once;
+    return at_once + p.late;
+  }
+  // A CTA pair computes a work tile in less time but takes two multiprocessors, so pairs are used if all work tiles run
+  // at once anyway (bench/notes/block-sparse-and-prefixes.md has the times).
+  bool cta_pairs_compute_prefixes(std::int64_t work_tiles) const {
+    if (prefix_cta_pairs_ == 0) return false;
+    return limits_.slices > 0 ? limits_.slices > 1 : work_tiles <= prefix_cta_pairs_;
+  }
+
+  // Rows of a row block: those of the sliced kernel if they suffice.
+  int block_rows(int rows) const {
+    return rows * (spec_.attention.heads / spec_.attention.kv_heads) <= kColumnSliceRows ? kColumnSliceRows
+                                                                                         : kQueryTile;
+  }
+  // Row blocks of a sequence and KV head.
+  std::int64_t blocks(int rows) const {
+    return (std::int64_t{rows} * (spec_.attention.heads / spec_.attention.kv_heads) + block_rows(rows) - 1) /
+           block_rows(rows);
+  }
+
+  int clusters_of(int slices) const { return clusters_[std::countr_zero(static_cast<unsigned>(slices))]; }
+  // CTAs of a cluster: four if all work tiles are resident at once, else the fewest that kernels are compiled for
+  // (bench/notes/decoding.md has the times).
+  int slices_for(std::int64_t work_tiles) const {
+    if (compressed_ != nullptr) return slices_of_quantized(work_tiles);
+    const int min_slices = clusters_of(2) > 0 ? 2 : 1;
+    const int clusters = clusters_of(kMaxSlices);
+    return clusters > 0 && (limits_.slices > 0 ? kMaxSlices <= limits_.slices : work_tiles <= clusters) ? kMaxSlices
+                                                                                                        : min_slices;
+  }
+
+  // The same for quantized caches: the least total time, where clusters take work tiles in waves. kWorkTileTime is the
+  // time of a work tile relative to one CTA (bench/notes/quantized-kv.md).
+  int slices_of_quantized(std::int64_t work_tiles) const {
+    constexpr double kWorkTileTime[] = {1.0, 0.7, 0.5};
+    int best = 1;
+    double min_time = std::numeric_limits<double>::infinity();
+    for (int slices = 1; slices <= kMaxSlices; slices *= 2) {
+      const std::int64_t clusters = clusters_of(slices);
+      if (clusters == 0) continue;
+      const double time = static_cast<double>((work_tiles + clusters - 1) / clusters) *
+                          kWorkTileTime[std::countr_zero(static_cast<unsigned>(slices))];
+      if (limits_.slices > 0 ? slices > limits_.slices : time >= min_time) continue;
+      best = slices;
+      min_time = time;
+    }
+    return best;
+  }
+
+  ScratchLayout lay_out(DecodeLimits limits) const {
+    constexpr std::size_t kAlignment = 256;
+    limits.sequences = std::min(limits.sequences, max_sequences());
+    const std::int64_t tiles = (limits.keys + config_.key_tile - 1) / config_.key_tile;
+    ScratchLayout layout{};
+    layout.splits = std::max<std::int64_t>(1, (tiles + kTilesPerKvSplit - 1) / kTilesPerKvSplit);
+    const auto blocks_in_all =
+        static_cast<std::size_t>(limits.sequences * spec_.attention.kv_heads * blocks(limits.rows));
+    const std::size_t work_tiles = blocks_in_all * static_cast<std::size_t>(layout.splits);
+    // A row with one split is finished by its work tile and stores nothing.
+    const std::size_t rows = layout.splits > 1 ? work_tiles * static_cast<std::size_t>(block_rows(limits.rows)) : 0;
+    const auto allocate = [&layout](std::size_t bytes) {
+      const std::size_t offset = layout.bytes;
+      layout.bytes += (bytes + kAlignment - 1) / kAlignment * kAlignment;
+      return offset;
+    };
+    layout.outputs = allocate(rows * static_cast<std::size_t>(spec_.attention.head_dim_v) * sizeof(float));
+    layout.stats = allocate(std::max(rows, work_tiles * kColumnSliceRows * kMaxSlices) * sizeof(float2));
+    layout.arrived = allocate(blocks_in_all * kMaxSlices * sizeof(std::int32_t));
+    layout.failed = allocate(work_tiles * sizeof(std::int32_t));
+    const std::int64_t partials = limits.prefixes == 0 ? 0 : limits.sequences * limits.rows * layout.splits;
+    layout.partials =
+        allocate(static_cast<std::size_t>(partials * spec_.attention.heads * partial_floats()) * sizeof(float));
+    const std::int64_t states = limits.prefixes == 0 ? 0 : limits.sequences * limits.rows;
+    layout.states = allocate(
+        static_cast<std::size_t>(states * spec_.attention.heads * (spec_.attention.head_dim_v + cuda::kStateStats)) *
+        sizeof(float));
+    return layout;
+  }
+
+  void set_tensors(const DecodeStep& step, DecodeParams& p) const {
+    set_step(spec_.attention, step, block_rows(step.rows), p);
+    if (spec_.attention.block_mask.any()) {
+      p.mask_block_tiles = spec_.attention.block_mask.key_block / config_.key_tile;
+      p.by_mask_block_tiles = cuda::Divider(p.mask_block_tiles);
+    }
+    p.slices = p.block_rows == kColumnSliceRows ? slices_for(max_work_tiles(step, p)) : 1;
+  }
+
+  // Upper bound of a step's work tiles, as far as the host knows.
+  std::int64_t max_work_tiles(const DecodeStep& step, const DecodeParams& p) const {
+    std::int64_t splits = layout_.splits;
+    if (spec_.attention.block_mask.any()) {
+      // Besides the selected blocks, the query rows lie in at most two.
+      splits = std::min(splits,
+                        ((step.block_mask.stride + 2) * p.mask_block_tiles + kTilesPerKvSplit - 1) / kTilesPerKvSplit);
+    }
+    return std::int64_t{p.sequences} * p.mask_kv_heads * p.blocks * splits;
+  }
+
+  // `work_tiles` is an upper bound.
+  void enqueue_compressed(const DecodeStep& step, const DecodeParams& shape, int work_tiles, Stream stream) const {
+    DecodeStep paged = step;
+    paged.k.page_size = step.quantized_k.page_size;
+    CompressedParams p{};
+    p.step = shape;
+    set_pages(paged, config_.key_tile, config_.key_tile, p.step);
+    set_compressed(step, p);
+    if (shape.block_rows == kColumnSliceRows && clusters_of(shape.slices) > 0 && slices_formats(spec_.format)) {
+      compressed_->launch_sliced(p, std::min(work_tiles, clusters_of(shape.slices)), stream);
+    } else {
+      compressed_->launch(p, std::min(work_tiles, multiprocessors_), stream);
+    }
+  }
+
+  void set_cache(const DecodeStep& step, DecodeParams& p) const {
+    const AttentionSpec& spec = spec_.attention;
+    const MappedPages k = mapped_pages("sm90_attention", step.k);
+    set_pages(step, config_.key_tile, config_.key_tile, p);
+    // A box of several panels fills them one after the other, so it must be a whole tile.
+    const auto box_columns = [&](int dim) { return p.boxes == 1 ? AttentionConfig::box_columns(dim) : kPanelColumns; };
+    p.k_box_columns = box_columns(spec.head_dim);
+    p.k = map_pages(k, spec.dtype, p.box_rows, p.k_box_columns);
+    set_values_map(step, box_columns(spec.head_dim_v), p);
+    const int slice = spec.head_dim_v / p.slices;
+    p.slice_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
+    p.v_slices = map_pages(mapped_pages("sm90_attention", step.v), spec.dtype, p.box_rows, p.slice_box_columns);
+    p.values_by_lanes = p.pages != nullptr && p.box_rows < kMinBoxRows;
+    const auto element = static_cast<std::int64_t>(size_of(step.v.dtype));
+    p.v_rows = {static_cast<const std::byte*>(step.v.data), step.v.page_stride * element, step.v.token_stride * element,
+                step.v.head_stride * element};
+    p.pool_pages = static_cast<std::int32_t>(step.v.pages);
+  }
+  void set_values_map(const DecodeStep& step, int box_columns, DecodeParams& p) const {
+    p.v_box_columns = box_columns;
+    p.v = map_pages(mapped_pages("sm90_attention", step.v), spec_.attention.dtype, p.box_rows, box_columns);
+  }
+
+  DecodeSpec spec_;
+  int device_;
+  AttentionConfig config_;
+  const DecodeLauncher& launcher_;
+  const CompressedLauncher* const compressed_;  // null: the cache is not quantized
+  DecodeLimits limits_;
+  ScratchLayout layout_{};
+  int multiprocessors_ = 0;
+  int clusters_[4] = {};      // resident clusters, by log2 of their CTAs
+  int prefix_cta_pairs_ = 0;  // resident CTA pairs of the prefix kernel
+  Buffer scratch_;
+};
+
+}  // namespace
+
+std::vector<std::string> decode_configs() {
+  std::vector<std::string> lines;
+  for (const AttentionConfig& config : kAttentionConfigs) {
+    lines.push_back(cuda::config_line(
+        config.head_dim, config.head_dim_v,
+        fmt::format("tile {}x{}, {} stages of keys", kQueryTile, config.key_tile, decode_stages(config))));
+  }
+  return lines;
+}
+
+std::unique_ptr<DecodeKernel> make_decode(const DecodeSpec& spec, Backend& backend) {
+  launcher_of(spec, choose_config(spec.attention).has_value());
+  return std::make_unique<Sm90Decode>(spec, static_cast<const cuda::CudaBackend&>(backend).device());
+}
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+# The instantiations of the templated kernels, one CUDA source for each. A source defines the launcher that its kernel's
+# header declares.
+
+# kernel_instances(<list> <op>/<arch> <header> <name> <launcher> <call> [DIMS <dim>[/<dim_v>] …] [DTYPES <dtype> …]):
+# appends to <list> one source for each dtype (bf16 and fp16, unless DTYPES says otherwise) and each dim. In <name> and
+# <call>, DTYPE stands for the dtype, ELEMENT for its C++ type, DIM for <dim>, and BOTH_DIMS for "<dim>, <dim_v>".
+function(kernel_instances list folder header name launcher call)
+  cmake_parse_arguments(arg "" "" "DIMS;DTYPES" ${ARGN})
+  if(NOT arg_DIMS)
+    set(arg_DIMS none)
+  endif()
+  if(NOT arg_DTYPES)
+    set(arg_DTYPES bf16 fp16)
+  endif()
+  get_filename_component(arch ${folder} NAME)
+  set(sources ${${list}})
+  foreach(dtype IN LISTS arg_DTYPES)
+    set(element __half)
+    if(dtype STREQUAL bf16)
+      set(element __nv_bfloat16)
+    endif()
+    foreach(dims IN LISTS arg_DIMS)
+      string(REPLACE "/" ", " both ${dims})
+      if(NOT dims MATCHES "/")
+        set(both "${dims}, ${dims}")
+      endif()
+      string(REGEX REPLACE "/.*$" "" dim ${dims})
+      set(definition "constinit const ${launcher} ${name} = ${call}\;")
+      string(REPLACE "DTYPE" ${dtype} definition "${definition}")
+      string(REPLACE "ELEMENT" ${element} definition "${definition}")
+      string(REPLACE "BOTH_DIMS" "${both}" definition "${definition}")
+      string(REPLACE "DIM" ${dim} definition "${definition}")
+      string(REGEX MATCH "[a-z]+_?[a-z0-9_]* =" file "${definition}")
+      string(REPLACE " =" "" file ${file})
+      set(file ${CMAKE_CURRENT_BINARY_DIR}/instances/${folder}/${file}.cu)
+      file(CONFIGURE OUTPUT ${file} CONTENT
+        "#include \"kernels/${folder}/${header}\"\n\nnamespace ringattn::${arch} {\n${definition}\n}\n" @ONLY)
+      list(APPEND sources ${file})
+    endforeach()
+  endforeach()
+  set(${list} ${sources} PARENT_SCOPE)
+endfunction()
+
+# For every GPU from sm_80 on.
+set(dims 64 96 128 192/128 256)
+kernel_instances(sm80_instances attention/sm80 launch.cuh attention_DTYPE_DIM
+  cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
+kernel_instances(sm80_instances attention/sm80 launch.cuh positioned_DTYPE_DIM
+  cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS), true>()" DIMS ${dims})
+kernel_instances(sm80_instances attention/sm80 sliced/launch.cuh attention_DTYPE_DIM
+  cuda::Launcher "sliced_launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS 512 576/512)
+kernel_instances(sm80_instances decode/sm80 launch.cuh decode_DTYPE_DIM
+  DecodeLauncher "decode_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims} 512 576/512)
+kernel_instances(sm80_instances decode/sm80 compressed_launch.cuh compressed_DTYPE_DIM
+  CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
+kernel_instances(sm80_instances decode/sm80 compressed_launch.cuh compressed_DTYPE_DIM
+  CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS 576/512 DTYPES bf16)
+kernel_instances(sm80_instances gemm/sm80 launch.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
+kernel_instances(sm80_instances ssm/sm80 ssd_launch.cuh ssd_DTYPE_DIM
+  SsdLauncher "ssd_launcher<ELEMENT, DIM>()" DIMS 16 64 128 256)
+
+# For Hopper: wgmma and setmaxnreg exist for sm_90a alone.
+kernel_instances(sm90_instances attention/sm90 launch.cuh attention_DTYPE_DIM
+  cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
+kernel_instances(sm90_instances decode/sm90 launch.cuh decode_DTYPE_DIM
+  DecodeLauncher "decode_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
+kernel_instances(sm90_instances decode/sm90 compressed_launch.cuh compressed_DTYPE_DIM
+  CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
+kernel_instances(sm90_instances gemm/sm90 launch.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
+kernel_instances(sm90_instances mla/sm90 launch.cuh mla_DTYPE
+  "MlaLauncher<DecodeParams>" "mla_launcher<ELEMENT, false>()")
+kernel_instances(sm90_instances mla/sm90 launch.cuh mla_fp8
+  "MlaLauncher<MlaFp8Params>" "mla_launcher<ELEMENT, true>()" DTYPES bf16)
+kernel_instances(sm90_instances ssm/sm90 launch.cuh ssd_DIM
+  HopperSsdLauncher "ssd_launcher<DIM>()" DIMS 64 128 DTYPES bf16)

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled kernels of sm90_mla and sm90_mla_split1k: one launcher per element type (mla_*.cu), and one for the FP8
+// latent cache. Called by sm90_mla.cpp.
+#pragma once
+
+#include "base/memory.hpp"
+#include "kernels/mla/sm90/mla_params.hpp"
+
+namespace ringattn::sm90 {
+
+template <class Params>
+struct MlaLauncher {
+  void (*prepare)();  // as cuda::Launcher
+  // Max. co-resident clusters of `ctas` CTAs on the current device, one row block per CTA (mla.cuh).
+  int (*max_active_clusters)(int ctas);
+  // Enqueues one decode launch on `clusters` such clusters.
+  void (*launch)(const Params& params, int ctas, int clusters, Stream stream);
+  // The same for clusters whose CTAs share row blocks: 2 CTAs share one (cta_pair.cuh), 3 or 4 share one, 6 or 8 share
+  // two (cta_group.cuh). Returns 0 for a cluster size that has no kernel.
+  int (*max_active_cta_groups)(int ctas);
+  void (*launch_cta_groups)(const Params& params, int ctas, int clusters, Stream stream);
+};
+
+extern const MlaLauncher<DecodeParams> mla_bf16;
+extern const MlaLauncher<DecodeParams> mla_fp16;
+extern const MlaLauncher<MlaFp8Params> mla_fp8;  // queries and outputs are bf16
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantization of rows on any GPU.
+#include "kernels/quant/cuda/row_launch.hpp"
+#include "kernels/quant/cuda/row_sixteens.cuh"
+#include "kernels/quant/cuda/vectors.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+constexpr int kGroupThreads = 128;  // fewer threads, because a lane needs many registers
+
+// Quantizes rows for encodings that quantize each token's row separately.
+template <class Element, int kQuads, RowEncoding kEncoding>
+__global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_constant__ RowParams p) {
+  constexpr int kRowsAhead = kQuads == 1 ? 4 : 1;  // rows per warp, loaded before the first is processed
+  const CompressedRun& run = p.run[blockIdx.y];
+  const auto heads = static_cast<std::uint32_t>(p.heads);
+  const auto run_rows = static_cast<std::uint32_t>(run.rows) * heads;
+  const std::uint32_t step = gridDim.x * kWarps * kRowsAhead;
+  const DeviceRows plain = p.plain.from(run.to), products = p.products.from(run.to);
+  DeviceRows streams[kMaxStreams];
+#pragma unroll
+  for (int s = 0; s < kMaxStreams; ++s) streams[s] = p.streams[s].from(run.row);
+  for (std::uint32_t first = (blockIdx.x * kWarps + threadIdx.x / 32) * kRowsAhead; first < run_rows; first += step) {
+    const RowsOfRun<kRowsAhead> of_run(first, run_rows, heads);
+    RowQuads<kQuads> rows[kRowsAhead];
+#pragma unroll
+    for (int i = 0; i < kRowsAhead; ++i) rows[i].load(p, plain.near(of_run.token[i], of_run.head[i]));
+#pragma unroll
+    for (std::uint32_t i = 0; i < kRowsAhead; ++i) {
+      if (first + i >= run_rows) break;
+      const std::uint32_t token = of_run.token[i], head = of_run.head[i];
+      if (p.invalid != nullptr) rows[i].template check<Element>(p, run.to + token, static_cast<int>(head));
+      std::byte* to[kMaxStreams];
+#pragma unroll
+      for (int s = 0; s < kMaxStreams; ++s) to[s] = streams[s].near(token, head);
+      RowWriter<Element, kQuads>(p, rows[i])
+          .template write<kEncoding>(to, static_cast<int>(head), plain.near(token, head), products.near(token, head));
+    }
+  }
+}
+
+// The same with 16 channels per lane and 2ⁿ lanes per row. No lane returns early, because all lanes of a warp take part
+// in the reductions.
+template <class Element, RowEncoding kEncoding, int kLanes>
+__global__ void __launch_bounds__(kThreads) compress_16_channels(const __grid_constant__ RowParams p) {
+  constexpr std::uint32_t kRows = kThreads / kLanes;
+  constexpr std::uint32_t kAhead = 2;  // rows per lane, loaded before the first is processed
+  const CompressedRun& run = p.run[blockIdx.y];
+  const auto heads = static_cast<std::uint32_t>(p.heads);
+  const auto run_rows = static_cast<std::uint32_t>(run.rows) * heads;
+  const DeviceRows plain = p.plain.from(run.to);
+  const DeviceRows quantized = p.streams[0].from(run.row), qparams = p.streams[1].from(run.row);
+  const int channel = static_cast<int>(threadIdx.x % kLanes) * kLaneChannels;
+  for (std::uint32_t begin = blockIdx.x * kRows * kAhead; begin < run_rows; begin += gridDim.x * kRows * kAhead) {
+    std::uint32_t token[kAhead], head[kAhead];
+    LaneChannels rows[kAhead];
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      const std::uint32_t work_index = begin + i * kRows + threadIdx.x / kLanes;
+      const std::uint32_t present = work_index < run_rows ? work_index : run_rows - 1;
+      token[i] = present / heads;
+      head[i] = present - token[i] * heads;
+      rows[i].load(plain.near(token[i], head[i]), channel);
+    }
+#pragma unroll
+    for (std::uint32_t i = 0; i < kAhead; ++i) {
+      if (p.invalid != nullptr) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          check_elements<Element>(p, rows[i].quad(n), 0, run.to + token[i], static_cast<int>(head[i]), channel + 4 * n);
+        }
+      }
+      write_16_channels<Element, kEncoding, kLanes>(p, rows[i], channel, static_cast<int>(head[i]),
+                                                    quantized.near(token[i], head[i]), qparams.near(token[i], head[i]),
+                                                    begin + i * kRows + threadIdx.x / kLanes < run_rows);
+    }
+  }
+}
+
+template <class Element, RowEncoding kEncoding>
+void launch_16_channels(const RowParams& p, dim3 grid, cudaStream_t queue) {
+  if (p.dim == 64) compress_16_channels<Element, kEncoding, 4><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 128) compress_16_channels<Element, kEncoding, 8><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 256) compress_16_channels<Element, kEncoding, 16><<<grid, kThreads, 0, queue>>>(p);
+}
+
+// A warp's part of a group of tokens of one head: 32 · kChannels channels. A lane keeps its elements of all tokens.
+template <class Element, int kGroup, int kChannels>
+__device__ __forceinline__ void compress_part(const RowParams& p, const CompressedRun& run, std::int64_t first,
+                                              int head, int part) {
+  const int channel = (part * 32 + static_cast<int>(threadIdx.x % 32)) * kChannels;
+  if (channel >= p.dim) return;
+  const DeviceRows plain = p.plain.from(run.to + first);
+  GroupOfChannels<Element, kGroup, kChannels> group(p, plain, head, channel);
+  if (p.invalid != nullptr) {
+    group.check([&](const auto& words, int t) {
+#pragma unroll
+      for (int i = 0; i < kChannels / 2; ++i) {
+        check_elements<Element>(p, uint2{words.of[i], 0}, 0, run.to + first + t, head, channel + 2 * i);
+      }
+    });
+  }
+  group.write(p.streams[0].from(run.row + first), p.streams[1].from(run.row + first));
+}
+
+// Quantizes groups of tokens. Those after the last full group go to the tail. kVectorized: all of a lane's accesses are
+// aligned.
+template <class Element, int kGroup, bool kVectorized>
+__global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid_constant__ RowParams p) {
+  constexpr std::uint32_t kGroupWarps = kGroupThreads / 32;
+  constexpr int kChannels = kVectorized ? 128 / kGroup : 1;
+  const CompressedRun& run = p.run[blockIdx.y];
+  const auto heads = static_cast<std::uint32_t>(p.heads);
+  const auto groups = static_cast<std::uint32_t>((run.rows + kGroup - 1) / kGroup);
+  const std::uint32_t parts = kVectorized ? static_cast<std::uint32_t>((p.dim - 1) / (32 * kChannels)) + 1 : 1;
+  const std::int64_t full_tokens = full_group_tokens(run.keys, kGroup);
+  for (std::uint32_t work_index = blockIdx.x * kGroupWarps + threadIdx.x / 32; work_index < groups * heads * parts;
+       work_index += gridDim.x * kGroupWarps) {
+    const std::uint32_t of_head = work_index / parts;
+    const auto head = static_cast<int>(of_head % heads);
+    const std::int64_t first = static_cast<std::int64_t>(of_head / heads) * kGroup;  // row of the run
+    const auto check = [&](uint2 raw, int t, int channel) {
+      if (p.invalid != nullptr) check_elements<Element>(p, raw, 0, run.to + first + t, head, channel);
+    };
+    if (run.position + first < full_tokens) {
+      if constexpr (kVectorized) {
+        compress_part<Element, kGroup, kChannels>(p, run, first, head, static_cast<int>(work_index % parts));
+      } else {
+        write_group<Element>(
+            p, [&](int t) { return p.plain.at(run.to + first + t, head); },
+            [&](int stream, int t) { return p.streams[stream].at(run.row + first + t, head); }, check);
+      }
+      continue;
+    }
+    if (work_index % parts != 0) continue;
+    for (int t = 0; t < kGroup && first + t < run.rows; ++t) {
+      std::byte* const tail =
+          p.tables[0] + ((run.sequence * kGroup + t) * p.heads + head) * static_cast<std::int64_t>(2 * p.dim);
+      write_tail(p, p.plain.at(run.to + first + t, head), tail, p.streams[0].at(run.row + first + t, head),
+                 p.streams[1].at(run.row + first + t, head), [&](uint2 raw, int channel) { check(raw, t, channel); });
+    }
+  }
+}
+
+template <class Element, int kGroup>
+void launch_groups(const RowParams& p, dim3 grid, cudaStream_t queue) {
+  grid.x *= kThreads / kGroupThreads;
+  if (p.by_four) {
+    compress_groups<Element, kGroup, true><<<grid, kGroupThreads, 0, queue>>>(p);
+  } else {
+    compress_groups<Element, kGroup, false><<<grid, kGroupThreads, 0, queue>>>(p);
+  }
+}
+
+template <class Element>
+void launch(const RowParams& p, dim3 grid, Stream stream) {
+  const cudaStream_t queue = cuda_stream(stream);
+  if (p.format.encoding == RowEncoding::kInt4Channel) {
+    p.format.group == 32 ? launch_groups<Element, 32>(p, grid, queue) : launch_groups<Element, 64>(p, grid, queue);
+  }
+  with_token_encoding(p.format.encoding, [&]<RowEncoding kEncoding>() {
+    if constexpr (kEncoding == RowEncoding::kVector) {
+      compress_vectors(p, stream);
+    } else {
+      if constexpr (kEncoding == RowEncoding::kFp8 || kEncoding == RowEncoding::kInt8 ||
+                    kEncoding == RowEncoding::kInt4Token) {
+        if (allows_16_channels(p)) return launch_16_channels<Element, kEncoding>(p, grid, queue);
+      }
+      if (p.dim <= kLaneStep) {
+        compress_rows<Element, 1, kEncoding><<<grid, kThreads, 0, queue>>>(p);
+      } else if (p.dim <= 2 * kLaneStep) {
+        compress_rows<Element, 2, kEncoding><<<grid, kThreads, 0, queue>>>(p);
+      } else {
+        static_assert(kMaxRowDim == 5 * kLaneStep);
+        compress_rows<Element, 5, kEncoding><<<grid, kThreads, 0, queue>>>(p);
+      }
+    }
+  });
+  check_cuda(cudaGetLastError(), "compress");
+}
+
+// Bits of non-negative floats are ordered as their values.
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    magnitude_kernel(const __grid_constant__ RowParams p, std::int64_t tokens, float* greatest) {
+  const auto head = static_cast<int>(blockIdx.y);
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
+  float max_magnitude = 0.0F;
+  for (std::int64_t token = blockIdx.x * kWarps + threadIdx.x / 32; token < tokens; token += step) {
+    for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
+      const Quad quad = widen<Element>(load_elements(p, p.plain.at(token, head), channel));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) max_magnitude = fmaxf(max_magnitude, fabsf(quad.x[i]));
+    }
+  }
+  max_magnitude = max_of<32>(max_magnitude);
+  if (threadIdx.x % 32 == 0) atomicMax(reinterpret_cast<int*>(greatest + head), __float_as_int(max_magnitude));
+}
+
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    check_rows(const __grid_constant__ RowParams p, std::int64_t tokens, int part, std::int64_t first) {
+  const std::int64_t rows = tokens * p.heads, step = static_cast<std::int64_t>(gridDim.x) * kWarps;
+  for (std::int64_t row = blockIdx.x * kWarps + threadIdx.x / 32; row < rows; row += step) {
+    const std::int64_t token = row / p.heads;
+    const auto head = static_cast<int>(row - token * p.heads);
+    for (int channel = static_cast<int>(threadIdx.x % 32) * kQuadChannels; channel < p.dim; channel += kLaneStep) {
+      const uint2 raw = load_elements(p, p.plain.at(token, head), channel);
+      check_elements<Element>(p, raw, part, first + token, head, channel);
+    }
+  }
+}
+
+}  // namespace
+
+void compress(const CompressTask& task, Stream stream) {
+  check_task(task);
+  check_quantizable(task.shape);
+  RowParams p = row_params(task.format, task.shape, task.to, task.plain, task.products, task.invalid);
+  for_launches(p, task.runs, kWarps, [&](dim3 grid) {
+    if (p.bf16) {
+      launch<__nv_bfloat16>(p, grid, stream);
+    } else {
+      launch<__half>(p, grid, stream);
+    }
+  });
+}
+
+void check_finite(const FiniteTask& task, Stream stream) {
+  const TensorView& rows = task.rows;
+  if (rows.tokens == 0 || rows.heads == 0) return;
+  const RowParams p = row_params({}, {rows.dtype, rows.heads, rows.dim}, {}, rows, {}, task.invalid);
+  constexpr std::int64_t kBlocks = 4096;  // enough for any GPU
+  const auto blocks =
+      static_cast<unsigned>(std::clamp<std::int64_t>((rows.tokens * rows.heads + kWarps - 1) / kWarps, 1, kBlocks));
+  if (p.bf16) {
+    check_rows<__nv_bfloat16><<<blocks, kThreads, 0, cuda_stream(stream)>>>(p, rows.tokens, task.part, task.first);
+  } else {
+    check_rows<__half><<<blocks, kThreads, 0, cuda_stream(stream)>>>(p, rows.tokens, task.part, task.first);
+  }
+  check_cuda(cudaGetLastError(), "check_finite");
+}
+
+void compute_absmax(const AbsmaxTask& task, Stream stream) {
+  const TensorView& plain = task.plain;
+  if (plain.tokens == 0 || plain.heads == 0) return;
+  check_quantizable({plain.dtype, plain.heads, plain.dim});
+  const RowParams p = row_params({}, {plain.dtype, plain.heads, plain.dim}, {}, plain, {}, nullptr);
+  constexpr std::int64_t kBlocks = 4096;  // for all heads: enough for any GPU
+  const std::int64_t blocks = std::clamp<std::int64_t>((plain.tokens + kWarps - 1) / kWarps, 1,
+                                                       std::max<std::int64_t>(1, kBlocks / plain.heads));
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(plain.heads));
+  if (p.bf16) {
+    magnitude_kernel<__nv_bfloat16><<<grid, kThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
+  } else {
+    magnitude_kernel<__half><<<grid, kThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
+  }
+  check_cuda(cudaGetLastError(), "compute_absmax");
+}
+
+}  // namespace ringattn::cuda

@@ -1,9 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm80/launch.cuh"
-
-namespace ringattn::sm80 {
-
-constinit const cuda::Launcher attention_bf16_192 = launcher_of<__nv_bfloat16, config_for(192, 128)>();
-constinit const cuda::Launcher positioned_bf16_192 = launcher_of<__nv_bfloat16, config_for(192, 128), true>();
-
-}  // namespace ringattn::sm80

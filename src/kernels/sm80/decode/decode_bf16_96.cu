@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm80/decode/launch.cuh"
-
-namespace ringattn::sm80 {
-
-constinit const DecodeLauncher decode_bf16_96 = decode_launcher<__nv_bfloat16, config_for(96, 96)>();
-
-}  // namespace ringattn::sm80

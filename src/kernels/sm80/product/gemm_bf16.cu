@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm80/product/launch.cuh"
-
-namespace ringattn::sm80 {
-
-constinit const cuda::GemmLauncher gemm_bf16 = gemm_launcher<__nv_bfloat16>();
-
-}  // namespace ringattn::sm80

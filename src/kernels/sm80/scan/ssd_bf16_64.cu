@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm80/scan/ssd_launch.cuh"
-
-namespace ringattn::sm80 {
-
-constinit const SsdLauncher ssd_bf16_64 = ssd_launcher<__nv_bfloat16, 64>();
-
-}  // namespace ringattn::sm80

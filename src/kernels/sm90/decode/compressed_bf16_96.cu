@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm90/decode/compressed_launch.cuh"
-
-namespace ringattn::sm90 {
-
-constinit const CompressedLauncher compressed_bf16_96 = compressed_launcher<__nv_bfloat16, config_for(96, 96)>();
-
-}  // namespace ringattn::sm90

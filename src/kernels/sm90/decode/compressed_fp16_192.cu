@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm90/decode/compressed_launch.cuh"
-
-namespace ringattn::sm90 {
-
-constinit const CompressedLauncher compressed_fp16_192 = compressed_launcher<__half, config_for(192, 128)>();
-
-}  // namespace ringattn::sm90

@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm90/decode/launch.cuh"
-
-namespace ringattn::sm90 {
-
-constinit const DecodeLauncher decode_bf16_128 = decode_launcher<__nv_bfloat16, config_for(128, 128)>();
-
-}  // namespace ringattn::sm90

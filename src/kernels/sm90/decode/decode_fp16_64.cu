@@ -1,8 +1,0 @@
-// SPDX-License-Identifier: Apache-2.0
-#include "kernels/sm90/decode/launch.cuh"
-
-namespace ringattn::sm90 {
-
-constinit const DecodeLauncher decode_fp16_64 = decode_launcher<__half, config_for(64, 64)>();
-
-}  // namespace ringattn::sm90

@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compiled once for every SIMD target: Highway includes this file again for each of them.
+#include "kernels/ssm/cpu/ssm_ops.hpp"
+
+// As in tile_ops.cpp: a backend's identity is the name of one target.
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/ssm/cpu/ssm_ops.cpp"
+#include "hwy/foreach_target.h"  // IWYU pragma: keep
+// After foreach_target.h, as Highway wants it.
+#include "hwy/highway.h"
+#include "kernels/common/cpu/math-inl.hpp"
+#include "kernels/common/unroll.hpp"
+#include "kernels/ssm/ssm.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace ringattn::cpu::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using Wide = hn::ScalableTag<float>;
+using Eight = hn::CappedTag<float, kChannelBlock>;  // its lane count divides a block of channels
+constexpr int kWideLanes = static_cast<int>(hn::MaxLanes(Wide()));
+constexpr int kEightLanes = static_cast<int>(hn::MaxLanes(Eight()));
+constexpr int kChunk = static_cast<int>(kChunkTokens);
+constexpr float kLog2E = 1.44269504F;
+
+// 2^x for every x: 0 below −126, ∞ from 128 on, NaN for NaN.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2_any(D d, V x) {
+  const auto low = hn::Lt(x, hn::Set(d, -126.0F));
+  const auto high = hn::Gt(x, hn::Set(d, 127.0F));
+  // Above 127: 2^(x − 64) · 2^64, where x is limited to what gives ∞.
+  const V most = hn::Set(d, 190.0F);
+  const V lowered = hn::Sub(hn::IfThenElse(hn::Gt(x, most), most, x), hn::Set(d, 64.0F));
+  const V bounded = hn::IfThenElse(low, hn::Zero(d), hn::IfThenElse(high, lowered, x));
+  const V power = exp2_in_range(d, bounded);
+  const V raised = hn::IfThenElse(high, hn::Mul(power, hn::Set(d, 0x1p64F)), power);
+  return hn::IfThenZeroElse(low, raised);
+}
+
+void exp2_of(float* values, int count) {
+  const Eight d;
+  for (int i = 0; i < count; i += kEightLanes) {
+    hn::StoreU(exp2_any(d, hn::LoadU(d, values + i)), d, values + i);
+  }
+}
+
+// log(1 + e^x) = max(x, 0) + log(1 + t), t = e^−|x|; log(1 + t) = 2 atanh(s), s = t / (2 + t) ≤ 1/3, by its series.
+void softplus(float* values, int count) {
+  const Eight d;
+  const auto one = hn::Set(d, 1.0F);
+  for (int i = 0; i < count; i += kEightLanes) {
+    const auto x = hn::LoadU(d, values + i);
+    const auto t = exp2_any(d, hn::Mul(hn::Abs(x), hn::Set(d, -kLog2E)));
+    const auto s = hn::Div(t, hn::Add(t, hn::Set(d, 2.0F)));
+    const auto square = hn::Mul(s, s);
+    auto sum = hn::Set(d, 1.0F / 15.0F);
+    for (const float term : {1.0F / 13.0F, 1.0F / 11.0F, 1.0F / 9.0F, 1.0F / 7.0F, 1.0F / 5.0F, 1.0F / 3.0F}) {
+      sum = hn::MulAdd(sum, square, hn::Set(d, term));
+    }
+    sum = hn::MulAdd(sum, square, one);
+    const auto positive = hn::IfThenElse(hn::Lt(x, hn::Zero(d)), hn::Zero(d), x);  // NaN stays NaN
+    hn::StoreU(hn::MulAdd(hn::Add(s, s), sum, positive), d, values + i);
+  }
+}
+
+// kRows rows of a product, kVectors vectors wide, accumulated in `sums`.
+template <int kRows, int kVectors>
+HWY_INLINE void product_block(const float* HWY_RESTRICT a, std::ptrdiff_t a_stride, int depth,
+                              const float* HWY_RESTRICT m, int width, hn::Vec<Wide> (&sums)[kRows][kVectors]) {
+  const Wide d;
+  for (int k = 0; k < depth; ++k) {
+    hn::Vec<Wide> columns[kVectors];
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) columns[v] = hn::LoadU(d, m + std::ptrdiff_t{k} * width + v * kWideLanes);
+    RINGATTN_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const auto factor = hn::Set(d, a[r * a_stride + k]);
+      RINGATTN_UNROLL
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(factor, columns[v], sums[r][v]);
+    }
+  }
+}
+
+template <int kRows, int kVectors>
+void product_rows(const float* a, std::ptrdiff_t a_stride, int depth, const float* m, int width, float* out) {
+  const Wide d;
+  hn::Vec<Wide> sums[kRows][kVectors];
+  RINGATTN_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::Zero(d);
+  }
+  product_block<kRows, kVectors>(a, a_stride, depth, m, width, sums);
+  RINGATTN_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, out + r * width + v * kWideLanes);
+  }
+}
+
+template <int kVectors>
+void product_columns(const float* a, std::ptrdiff_t a_stride, int rows, int depth, const float* m, int width,
+                     float* out) {
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) product_rows<4, kVectors>(a + r * a_stride, a_stride, depth, m, width, out + r * width);
+  for (; r < rows; ++r) product_rows<1, kVectors>(a + r * a_stride, a_stride, depth, m, width, out + r * width);
+}
+
+void product(const float* a, std::ptrdiff_t a_stride, int rows, int depth, const float* m, int width, float* out) {
+  int column = 0;
+  for (; column + 2 * kWideLanes <= width; column += 2 * kWideLanes) {
+    product_columns<2>(a, a_stride, rows, depth, m + column, width, out + column);
+  }
+  if (column < width) product_columns<1>(a, a_stride, rows, depth, m + column, width, out + column);
+}
+
+// Rows r … r + kRows − 1 of add_lower(): first the terms that all rows have, in parallel, then each row's own.
+template <int kRows, int kVectors>
+void add_lower_rows(const float* a, std::ptrdiff_t a_stride, int r, const float* scale, const float* m, int width,
+                    float* out) {
+  const Wide d;
+  hn::Vec<Wide> sums[kRows][kVectors];
+  RINGATTN_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      sums[i][v] = hn::Mul(hn::LoadU(d, out + (r + i) * width + v * kWideLanes), hn::Set(d, scale[r + i]));
+    }
+  }
+  product_block<kRows, kVectors>(a + r * a_stride, a_stride, r + 1, m, width, sums);
+  RINGATTN_UNROLL
+  for (int i = 0; i < kRows; ++i) {
+    for (int k = r + 1; k <= r + i; ++k) {
+      const auto factor = hn::Set(d, a[(r + i) * a_stride + k]);
+      RINGATTN_UNROLL
+      for (int v = 0; v < kVectors; ++v) {
+        sums[i][v] = hn::MulAdd(factor, hn::LoadU(d, m + std::ptrdiff_t{k} * width + v * kWideLanes), sums[i][v]);
+      }
+    }
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[i][v], d, out + (r + i) * width + v * kWideLanes);
+  }
+}
+
+template <int kVectors>
+void add_lower_columns(const float* a, std::ptrdiff_t a_stride, int rows, const float* scale, const float* m, int width,
+                       float* out) {
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) add_lower_rows<4, kVectors>(a, a_stride, r, scale, m, width, out);
+  for (; r < rows; ++r) add_lower_rows<1, kVectors>(a, a_stride, r, scale, m, width, out);
+}
+
+void add_lower(const float* a, std::ptrdiff_t a_stride, int rows, const float* scale, const float* m, int width,
+               float* out) {
+  int column = 0;
+  for (; column + 2 * kWideLanes <= width; column += 2 * kWideLanes) {
+    add_lower_columns<2>(a, a_stride, rows, scale, m + column, width, out + column);
+  }
+  if (column < width) add_lower_columns<1>(a, a_stride, rows, scale, m + column, width, out + column);
+}
+
+void intra_chunk_scores(int rows, const float* scores, const float* sums, const float* dt, float* weights) {
+  const Wide d;
+  for (int i = 0; i < rows; ++i) {
+    const auto sum = hn::Set(d, sums[i]);
+    for (int j = 0; j <= i; j += kWideLanes) {
+      const auto decay = exp2_any(d, hn::Sub(sum, hn::LoadU(d, sums + j)));
+      const auto decayed = hn::Mul(hn::LoadU(d, scores + i * kChunk + j), decay);
+      hn::StoreU(hn::Mul(decayed, hn::LoadU(d, dt + j)), d, weights + i * kChunk + j);
+    }
+  }
+}
+
+void scale_columns(int rows, const float* source, const float* scale, float* target) {
+  const Wide d;
+  for (int r = 0; r < rows; ++r) {
+    for (int j = 0; j < kChunk; j += kWideLanes) {
+      const auto value = hn::LoadU(d, source + r * kChunk + j);
+      hn::StoreU(hn::Mul(value, hn::LoadU(d, scale + j)), d, target + r * kChunk + j);
+    }
+  }
+}
+
+void join(float decay, const float* before, const float* local, int count, float* result) {
+  const Eight d;
+  const auto factor = hn::Set(d, decay);
+  for (int i = 0; i < count; i += kEightLanes) {
+    hn::StoreU(hn::MulAdd(factor, hn::LoadU(d, before + i), hn::LoadU(d, local + i)), d, result + i);
+  }
+}
+
+void join_channels(int states, const float* rates, const float* times, const float* before, const float* local,
+                   float* result) {
+  const Eight d;
+  for (int i = 0; i < states * kChannelBlock; i += kEightLanes) {
+    const auto time = hn::LoadU(d, times + i % kChannelBlock);
+    const auto decay = exp2_any(d, hn::Mul(hn::LoadU(d, rates + i), time));
+    hn::StoreU(hn::MulAdd(decay, hn::LoadU(d, before + i), hn::LoadU(d, local + i)), d, result + i);
+  }
+}
+
+void scan_channels(const ChannelTokens& in, float* state, float* y) {
+  const Eight d;
+  for (int v = 0; v < kChannelBlock; v += kEightLanes) {
+    for (int t = 0; t < in.tokens; ++t) {
+      const auto dt = hn::LoadU(d, in.dt + t * kChannelBlock + v);
+      const auto input = hn::Mul(dt, hn::LoadU(d, in.x + t * kChannelBlock + v));
+      auto sum = hn::Zero(d);
+      for (int n = 0; n < in.states; ++n) {
+        float* const at = state + n * kChannelBlock + v;
+        const auto decay = exp2_any(d, hn::Mul(dt, hn::LoadU(d, in.rates + n * kChannelBlock + v)));
+        const auto added = hn::Mul(input, hn::Set(d, in.b[t * in.states + n]));
+        const auto next = hn::MulAdd(decay, hn::LoadU(d, at), added);
+        hn::StoreU(next, d, at);
+        if (y != nullptr) sum = hn::MulAdd(hn::Set(d, in.c[t * in.states + n]), next, sum);
+      }
+      if (y != nullptr) hn::StoreU(sum, d, y + t * kChannelBlock + v);
+    }
+  }
+}
+
+// v / (1 + exp(−v))
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V silu_of(D d, V v) {
+  const V power = exp2_any(d, hn::Mul(v, hn::Set(d, -kLog2E)));
+  return hn::Div(v, hn::Add(power, hn::Set(d, 1.0F)));
+}
+
+void finish(int count, const float* d_skip, const float* x, const float* z, float* y) {
+  const Eight d;
+  for (int i = 0; i < count; i += kEightLanes) {
+    auto value = hn::LoadU(d, y + i);
+    if (d_skip != nullptr) {
+      value = hn::MulAdd(hn::LoadU(d, d_skip + i % kChannelBlock), hn::LoadU(d, x + i), value);
+    }
+    if (z != nullptr) value = hn::Mul(value, silu_of(d, hn::LoadU(d, z + i)));
+    hn::StoreU(value, d, y + i);
+  }
+}
+
+float update(int states, const float* decays, float input, const float* b, const float* c, float* state) {
+  const Eight d;
+  const auto factor = hn::Set(d, input);
+  float columns[kChannelBlock] = {};
+  for (int n = 0; n < states; n += kEightLanes) {
+    const auto added = hn::Mul(factor, hn::LoadU(d, b + n));
+    const auto next = hn::MulAdd(hn::LoadU(d, decays + n), hn::LoadU(d, state + n), added);
+    hn::StoreU(next, d, state + n);
+    float* const sums = columns + n % kChannelBlock;
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, c + n), next, hn::LoadU(d, sums)), d, sums);
+  }
+  float sum = 0.0F;
+  for (const float column : columns) sum += column;
+  return sum;
+}
+
+void convolve(int channels, int width, const float* x, const float* weights, const float* bias, bool silu, float* y) {
+  const Eight d;
+  for (int i = 0; i < channels; i += kEightLanes) {
+    auto sum = bias == nullptr ? hn::Zero(d) : hn::LoadU(d, bias + i);
+    for (int k = 0; k < width; ++k) {
+      const std::ptrdiff_t at = std::ptrdiff_t{k} * channels + i;
+      sum = hn::MulAdd(hn::LoadU(d, weights + at), hn::LoadU(d, x + at), sum);
+    }
+    hn::StoreU(silu ? silu_of(d, sum) : sum, d, y + i);
+  }
+}
+
+// Measured on one core with cpu_ssd, rounded down. It depends on the vector length, so that unmeasured targets have an
+// estimate too.
+constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 1.2e10 : kWideLanes >= 8 ? 7e9 : kWideLanes >= 4 ? 2.5e9 : 8e8;
+
+const SsmOps& ssm_ops() {
+  static const SsmOps ops{
+      kWideLanes,     kFlopsPerSecond, &exp2_of,       &softplus,      &product, &add_lower, &intra_chunk_scores,
+      &scale_columns, &join,           &join_channels, &scan_channels, &finish,  &update,    &convolve};
+  return ops;
+}
+
+}  // namespace ringattn::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace ringattn::cpu {
+
+HWY_EXPORT(ssm_ops);
+
+const SsmOps& best_ssm_ops() { return HWY_DYNAMIC_DISPATCH(ssm_ops)(); }
+
+}  // namespace ringattn::cpu
+#endif  // HWY_ONCE

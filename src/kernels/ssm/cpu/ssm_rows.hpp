@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Converts rows of an SSM task's tensors to fp32 and back.
+#pragma once
+
+#include <cstdint>
+
+#include "base/tensor.hpp"
+#include "kernels/common/cpu/tile_ops.hpp"
+
+namespace ringattn::cpu {
+
+inline constexpr float kLog2E = 1.44269504F;
+
+inline float element_at(const TensorView& view, std::int64_t row, std::int64_t head) {
+  return load_element(view.at(row, head), view.dtype);
+}
+
+// Converts all view.dim elements of a head.
+inline void load_elements(const TensorView& view, std::int64_t row, std::int64_t head, float* target) {
+  const std::byte* const source = view.at(row, head);
+  for (std::int64_t i = 0; i < view.dim; ++i) {
+    target[i] = load_element(source + i * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype);
+  }
+}
+
+// Converts `count` contiguous elements to fp32; a multiple of 8.
+inline void widen_row(const TileOps& ops, const TensorView& view, std::int64_t row, std::int64_t head, int count,
+                      float* target) {
+  ops.widen(view.at(row, head), view.dtype, count, target);
+}
+
+// Converts fp32 to `dtype`, rounded to nearest even.
+inline void narrow_row(const float* values, int count, Dtype dtype, std::byte* target) {
+  if (dtype == Dtype::kBf16) {
+    auto* const bits = reinterpret_cast<std::uint16_t*>(target);
+    for (int i = 0; i < count; ++i) bits[i] = float_to_bf16(values[i]);
+    return;
+  }
+  for (int i = 0; i < count; ++i)
+    store_element(target + static_cast<std::size_t>(i) * size_of(dtype), dtype, values[i]);
+}
+
+}  // namespace ringattn::cpu

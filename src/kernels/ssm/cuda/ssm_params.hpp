@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel arguments of the SSM kernels. Runs are passed by value, kSsmRunsPerLaunch per launch, so no upload is needed
+// and no call waits.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cuda/divider.hpp"
+#include "kernels/ssm/ssm.hpp"
+
+namespace ringattn::cuda {
+
+inline constexpr int kSsmRunsPerLaunch = 64;
+inline constexpr int kSegmentsOfSuper = static_cast<int>(kSuperSegmentTokens / kSegmentTokens);
+inline constexpr int kChunk = static_cast<int>(kChunkTokens);
+inline constexpr int kChunksOfSegment = static_cast<int>(kSegmentTokens / kChunkTokens);
+// Per token and head: dA_cumsum (in log2 units) and dt. Per chunk [2, 64].
+inline constexpr int kDaCumsumFloats = 2;
+inline constexpr int kChunkDaCumsumFloats = kDaCumsumFloats * kChunk;
+
+struct SsmRunEntry {
+  std::int64_t row;
+  std::int64_t tokens;
+  std::int64_t segment;        // index of its first segment in the task
+  std::int64_t super_segment;  // index of its first super-segment in the task
+  const float* initial;
+  float* final;
+};
+
+// A tensor of 16-bit or fp32 elements. Strides count elements.
+struct SsmTensor {
+  const void* data;
+  std::int64_t token_stride;
+  std::int64_t head_stride;
+  bool aligned;  // each row of each head is aligned to 16 bytes
+};
+
+struct SsmParams {
+  SsmRunEntry runs[kSsmRunsPerLaunch];
+  std::int32_t run_count;
+  std::int32_t segments;        // in these runs
+  std::int32_t super_segments;  // in these runs
+
+  std::int32_t heads, head_dim, state_dim;
+  std::int32_t group_heads;  // heads that share a row of B and C
+  std::int32_t first_head, head_count;
+  bool softplus;
+  float dt_min, dt_max;
+
+  SsmTensor x, dt, b, c, z;  // z.data null: no gate
+  void* y;
+  std::int64_t y_token_stride, y_head_stride;
+  bool y_aligned;
+  const float* a;
+  const float* d;  // null: none, as for dt_bias
+  const float* dt_bias;
+
+  // Scratch memory of the kernel.
+  float* da_cumsum;  // [segments, heads, chunks, 2, 64]; null with state_decays
+  // States that are known to be zero are not stored: M of a super-segment's first segment, and T of a run's first
+  // super-segment without an initial state. A super-segment of one segment has that segment's local state.
+  float* states;  // [segments, heads, head_dim, state_dim]: local states, then the states before the segments (M)
+  float* logs;    // [segments, heads]: log2 of a segment's decay; with state_decays, sums of dt in all three arrays
+  float* logs_before;   // [segments, heads]: from the super-segment's start to the segment
+  float* super_states;  // [super_segments, heads, head_dim, state_dim]: local states, then the states before them (T)
+  float* super_logs;    // [super_segments, heads]
+};
+static_assert(sizeof(SsmParams) <= 4000, "kernel arguments are at most 4 KiB");
+
+inline constexpr int kUpdateWidth = 4;  // adjacent elements of a row of states, A, B or C per lane
+
+// One token per sequence (SsmKernel::update).
+struct UpdateParams {
+  std::int64_t sequences;
+  std::int32_t heads, head_dim, state_dim;
+  Divider by_head_dim, by_group_heads;
+  Divider by_blocks;  // CTAs per sequence
+  bool softplus;
+  float dt_min, dt_max;
+  SsmTensor x, dt, b, c, z;  // b and c: aligned to kUpdateWidth elements
+  void* y;
+  std::int64_t y_token_stride, y_head_stride;
+  const float* a;
+  const float* d;
+  const float* dt_bias;
+  float* states;
+  const std::int32_t* slots;  // [sequences]; null: slot of a sequence is its index; < 0: padding
+  bool states_aligned;        // to 16 bytes
+  bool rates_aligned;         // A, to 16 bytes
+};
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/ssm/sm80/sm80_conv1d.hpp"
+
+#include <fmt/format.h>
+
+#include "base/cuda.hpp"
+#include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/ssm/sm80/conv1d.hpp"
+
+namespace ringattn::sm80 {
+
+namespace {
+
+constexpr std::uint64_t kAlignment = 16;
+static_assert(kMaxWidth == kMaxConv1dWidth);
+
+std::uint64_t address_of(const void* data) { return reinterpret_cast<std::uint64_t>(data); }
+
+class DeviceConv1d final : public CausalConv1dKernel {
+ public:
+  DeviceConv1d(const CausalConv1dSpec& spec, const cuda::CudaBackend& backend)
+      : spec_(spec), device_(backend.device()) {
+    if (device_ == kNoDevice) return;
+    const DeviceGuard guard(device_);
+    load_conv1d(spec.dtype, spec.width);
+  }
+
+  void convolve(const CausalConv1dTask& task, Stream stream, const Progress& progress) override {
+    check_causal_conv1d_task(spec_, task);
+    if (progress) progress();
+    const DeviceGuard guard(device_);
+    // The halo after a run may overwrite one before a run, so the convolutions of all runs come first.
+    for_each_launch(task, [&](const Conv1dParams& p) { conv1d_runs(p, spec_.dtype, cuda_stream(stream)); });
+    for_each_launch(task, [&](const Conv1dParams& p) { store_halos(p, spec_.dtype, cuda_stream(stream)); });
+  }
+
+  void update(const CausalConv1dUpdate& update, Stream stream) override {
+    check_causal_conv1d_update(spec_, update);
+    if (update.x.tokens == 0) return;
+    const DeviceGuard guard(device_);
+    Conv1dParams p = params_of(update);
+    p.aligned = p.aligned && address_of(update.halos) % kAlignment == 0;
+    update_halos(p, {update.x.tokens, update.halos, update.slots}, spec_.dtype, cuda_stream(stream));
+  }
+
+ private:
+  // Parameters without runs. `tensors`: a CausalConv1dTask or a CausalConv1dUpdate.
+  template <class Tensors>
+  Conv1dParams params_of(const Tensors& tensors) const {
+    const auto bytes = static_cast<std::int64_t>(size_of(spec_.dtype));
+    Conv1dParams p{};
+    p.width = spec_.width;
+    p.channels = spec_.channels;
+    p.x = tensors.x.data;
+    p.y = tensors.y.data;
+    p.x_stride = tensors.x.token_stride;
+    p.y_stride = tensors.y.token_stride;
+    p.weight = tensors.weight;
+    p.bias = tensors.bias;
+    p.silu = spec_.silu;
+    const auto strides = static_cast<std::uint64_t>((p.x_stride | p.y_stride) * bytes);
+    p.aligned = (address_of(p.x) | address_of(p.y) | strides) % kAlignment == 0;
+    p.filter_aligned = (address_of(p.weight) | address_of(p.bias)) % kAlignment == 0;
+    return p;
+  }
+
+  template <class Launch>
+  void for_each_launch(const CausalConv1dTask& task, Launch launch) const {
+    const Conv1dParams empty = params_of(task);
+    Conv1dParams p = empty;
+    const auto flush = [&] {
+      if (p.tiles > 0) launch(p);
+      p = empty;
+    };
+    for (const CausalConv1dRun& run : task.runs) {
+      p.runs[p.run_count++] = {run.row, run.tokens, p.tiles, run.initial_halo, run.final_halo};
+      p.tiles += (run.tokens + kTileTokens - 1) / kTileTokens;
+      p.aligned = p.aligned && (address_of(run.initial_halo) | address_of(run.final_halo)) % kAlignment == 0;
+      if (p.run_count == kConv1dRunsPerLaunch) flush();
+    }
+    flush();
+  }
+
+  CausalConv1dSpec spec_;
+  int device_;
+};
+
+}  // namespace
+
+std::unique_ptr<CausalConv1dKernel> make_conv1d(const CausalConv1dSpec& spec, Backend& backend) {
+  return std::make_unique<DeviceConv1d>(spec, static_cast<const cuda::CudaBackend&>(backend));
+}
+
+}  // namespace ringattn::sm80

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/ssm/ssm.hpp"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why) { fail(ErrorCode::kInternal, what, why); }
+
+void check_view(std::string_view name, const TensorView& view, Dtype dtype, std::int64_t rows, std::int64_t heads,
+                std::int64_t dim) {
+  if (view.dtype == dtype && view.tokens == rows && view.heads == heads && view.dim == dim) return;
+  refuse(fmt::format("{} of an SSM layer is {} [{}, {}, {}]", name, dtype_name(view.dtype), view.tokens, view.heads,
+                     view.dim),
+         fmt::format("{} [{}, {}, {}] was expected", dtype_name(dtype), rows, heads, dim));
+}
+
+void check_array(std::string_view name, const float* data, bool wanted) {
+  if ((data != nullptr) == wanted) return;
+  refuse(fmt::format("an SSM layer has {}{}", wanted ? "no " : "", name),
+         fmt::format("the kernel was made {} it", wanted ? "with" : "without"));
+}
+
+// Checks the tensors of a task or an update.
+template <typename Tensors>
+void check_tensors(const SsmSpec& spec, const Tensors& tensors) {
+  const std::int64_t rows = tensors.x.tokens;
+  check_view("x", tensors.x, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_view("dt", tensors.dt, spec.dtype, rows, spec.heads, 1);
+  check_view("B", tensors.b, spec.dtype, rows, spec.groups, spec.state_dim);
+  check_view("C", tensors.c, spec.dtype, rows, spec.groups, spec.state_dim);
+  if (spec.gate) check_view("z", tensors.z, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_view("y", tensors.y, spec.dtype, rows, spec.heads, spec.head_dim);
+  check_array("A", tensors.a, true);
+  check_array("D", tensors.d, spec.skip);
+  check_array("dt bias", tensors.dt_bias, spec.dt_bias);
+}
+
+std::int64_t ceil_div(std::int64_t tokens, std::int64_t each) { return (tokens + each - 1) / each; }
+
+}  // namespace
+
+std::string describe(const SsmSpec& spec) {
+  std::string text = spec.state_decays
+                         ? fmt::format("selective scan, {}, {} channels", dtype_name(spec.dtype), spec.heads)
+                         : fmt::format("SSD, {}, {} heads of {}", dtype_name(spec.dtype), spec.heads, spec.head_dim);
+  text += fmt::format(", state {}, {}", spec.state_dim, counted(static_cast<std::size_t>(spec.groups), "group"));
+  if (spec.skip) text += ", D";
+  if (spec.gate) text += ", z";
+  if (spec.dt_bias) text += ", dt bias";
+  if (spec.dt_softplus) text += ", dt softplus";
+  if (std::isfinite(spec.dt_min) || std::isfinite(spec.dt_max)) {
+    text += fmt::format(", dt from {} to {}", spec.dt_min, spec.dt_max);
+  }
+  return text;
+}
+
+void check_ssm(const SsmSpec& spec) {
+  if (spec.heads < 1 || spec.head_dim < 1 || spec.state_dim < 1) {
+    fail(ErrorCode::kUsage,
+         fmt::format("an SSM layer of {} heads of {}, with states of {}", spec.heads, spec.head_dim, spec.state_dim),
+         "each must be at least 1", "Check heads, head_dim and state_dim.");
+  }
+  if (spec.groups < 1 || spec.heads % spec.groups != 0) {
+    fail(ErrorCode::kUsage, fmt::format("an SSM layer of {} heads in {} groups", spec.heads, spec.groups),
+         fmt::format("{} is not a multiple of {}", spec.heads, spec.groups),
+         "Each row of B and C serves the same number of heads.");
+  }
+  if (spec.state_decays && spec.head_dim != 1) {
+    fail(ErrorCode::kUsage, fmt::format("a selective scan with head_dim {}", spec.head_dim),
+         "its heads are channels of one number each", "Give channels as heads, and head_dim 1.");
+  }
+  if (!(spec.dt_min <= spec.dt_max)) {
+    fail(ErrorCode::kUsage, fmt::format("dt from {} to {}", spec.dt_min, spec.dt_max), "no number lies between them",
+         "mamba_ssm's dt_limit is 0 to infinity.");
+  }
+}
+
+SsmLimits limits_of(std::span<const SsmRun> runs) {
+  SsmLimits limits;
+  limits.runs = static_cast<std::int64_t>(runs.size());
+  for (const SsmRun& run : runs) {
+    limits.segments += ceil_div(run.tokens, kSegmentTokens);
+    limits.super_segments += ceil_div(run.tokens, kSuperSegmentTokens);
+  }
+  return limits;
+}
+
+void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask& task) {
+  const std::int64_t rows = task.x.tokens;
+  check_tensors(spec, task);
+  const SsmLimits needed = limits_of(task.runs);
+  if (needed.runs > limits.runs || needed.segments > limits.segments || needed.super_segments > limits.super_segments) {
+    refuse(fmt::format("an SSM task of {} runs and {} segments", needed.runs, needed.segments),
+           fmt::format("the kernel was reserved for {} and {}", limits.runs, limits.segments));
+  }
+  for (const SsmRun& run : task.runs) {
+    if (run.begin % kSuperSegmentTokens == 0 && run.begin >= 0 && run.tokens > 0 && run.row >= 0 &&
+        run.row + run.tokens <= rows) {
+      continue;
+    }
+    refuse(fmt::format("an SSM task of tokens [{}, {}) in rows from {} on", run.begin, run.begin + run.tokens, run.row),
+           fmt::format("runs begin at multiples of {} and lie in {} rows", kSuperSegmentTokens, rows));
+  }
+}
+
+void check_ssm_update(const SsmSpec& spec, const SsmUpdate& update) {
+  check_tensors(spec, update);
+  check_array("states", update.states, update.x.tokens > 0);
+}
+
+}  // namespace ringattn

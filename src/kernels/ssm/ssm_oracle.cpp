@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/ssm/ssm_oracle.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace ringattn {
+
+namespace {
+
+double element(const TensorView& view, std::int64_t row, std::int64_t head, std::int64_t dim) {
+  return static_cast<double>(
+      load_element(view.at(row, head) + dim * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype));
+}
+
+double oracle_dt(const SsmSpec& spec, const SsmTask& task, std::int64_t row, int head) {
+  double dt = element(task.dt, row, head, 0);
+  if (spec.dt_bias) dt += static_cast<double>(task.dt_bias[head]);
+  if (spec.dt_softplus) dt = dt > 40.0 ? dt : std::log1p(std::exp(dt));
+  if (std::isnan(dt)) return dt;
+  return std::min(std::max(dt, static_cast<double>(spec.dt_min)), static_cast<double>(spec.dt_max));
+}
+
+}  // namespace
+
+std::vector<double> oracle_ssm(const SsmSpec& spec, const SsmTask& task, std::int64_t row, std::int64_t tokens,
+                               std::vector<double>& state) {
+  const auto dims = static_cast<std::size_t>(spec.head_dim);
+  const auto states = static_cast<std::size_t>(spec.state_dim);
+  state.resize(static_cast<std::size_t>(spec.heads) * dims * states, 0.0);
+  std::vector<double> y;
+  y.reserve(static_cast<std::size_t>(tokens * spec.heads) * dims);
+  for (std::int64_t t = row; t < row + tokens; ++t) {
+    for (int head = 0; head < spec.heads; ++head) {
+      const int group = head / (spec.heads / spec.groups);
+      const double dt = oracle_dt(spec, task, t, head);
+      for (std::size_t p = 0; p < dims; ++p) {
+        const double x = element(task.x, t, head, static_cast<std::int64_t>(p));
+        double* const s = state.data() + (static_cast<std::size_t>(head) * dims + p) * states;
+        double sum = 0.0;
+        for (std::size_t n = 0; n < states; ++n) {
+          const auto at = static_cast<std::int64_t>(n);
+          const float a = spec.state_decays ? task.a[head * spec.state_dim + at] : task.a[head];
+          s[n] = std::exp(dt * static_cast<double>(a)) * s[n] + dt * x * element(task.b, t, group, at);
+          sum += s[n] * element(task.c, t, group, at);
+        }
+        if (spec.skip) sum += static_cast<double>(task.d[head]) * x;
+        if (spec.gate) {
+          const double z = element(task.z, t, head, static_cast<std::int64_t>(p));
+          sum *= z / (1.0 + std::exp(-z));
+        }
+        y.push_back(sum);
+      }
+    }
+  }
+  return y;
+}
+
+std::vector<double> oracle_conv1d(const CausalConv1dSpec& spec, const TensorView& x, const float* weight,
+                                  const float* bias, std::int64_t row, std::int64_t tokens) {
+  std::vector<double> y;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    for (int c = 0; c < spec.channels; ++c) {
+      double sum = spec.bias ? static_cast<double>(bias[c]) : 0.0;
+      for (int back = 0; back < spec.width && back <= t; ++back) {
+        sum += static_cast<double>(weight[c * spec.width + spec.width - 1 - back]) * element(x, row + t - back, 0, c);
+      }
+      y.push_back(spec.silu ? sum / (1.0 + std::exp(-sum)) : sum);
+    }
+  }
+  return y;
+}
+
+}  // namespace ringattn

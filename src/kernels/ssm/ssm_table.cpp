@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The SSM kernels, in order of preference.
+#include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/ssm/cpu/cpu_ssd.hpp"
+#ifdef RINGATTN_HAVE_CUDA
+#include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/ssm/sm80/sm80_ssd.hpp"
+#endif
+#ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/attention/sm90/sm90_attention.hpp"
+#include "kernels/ssm/sm90/sm90_ssd.hpp"
+#endif
+#include "kernels/common/registry.hpp"
+#include "kernels/ssm/ssm.hpp"
+
+namespace ringattn {
+
+namespace {
+
+std::vector<std::string> one_for_all() { return {}; }
+
+// GPU speeds were measured on an H200 and rounded down. By ssm_token_flops() 131,072 tokens of 80 heads of 64 with a
+// state of 128 are 3.44e11 flop. sm80_ssd takes 5.95 ms for them. An earlier version of sm90_ssd took 2.52 ms (1.36e14
+// flop/s, and 1.25e14 with 16k tokens). The current version takes 2.17 ms on an H100, and has not been measured on an
+// H200. 131,072 tokens of 5,120 channels with a state of 16 are 4.29e10 flop, for which sm80_selective_scan takes 9.08
+// to 9.13 ms. Sources: bench/results/nvidia-h200, 2026-11-24-scans-peers and 2026-11-23-scans, and
+// nvidia-h100-80gb-hbm3, 2026-11-27-scans-peers.
+constexpr KernelRow<SsmSpec> kTable[] = {
+#ifdef RINGATTN_HAVE_HOPPER
+    {{"sm90_ssd", "cuda", "bf16; a decay per head; head_dim 64, 128; state_dim 64, 128", one_for_all,
+      [](const Backend&) { return 1.2e14; }, sm90::attention_unavailable, cuda::make_cuda_backend},
+     sm90::ssd_missing,
+     sm90::make_ssd},
+#endif
+#ifdef RINGATTN_HAVE_CUDA
+    {{"sm80_ssd", "cuda",
+      "bf16, fp16; a decay per head; head_dim multiples of 8 up to 128, state_dim multiples of 8 up to 256",
+      one_for_all, [](const Backend&) { return 5.7e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+     sm80::ssd_missing,
+     sm80::make_ssd},
+    {{"sm80_selective_scan", "cuda",
+      "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
+      "256",
+      one_for_all, [](const Backend&) { return 4.7e12; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+     sm80::selective_scan_missing,
+     sm80::make_selective_scan},
+#endif
+    {{"cpu_ssd", "cpu", "fp32, bf16, fp16; a decay per head; head_dim and state_dim multiples of 8 up to 256",
+      one_for_all, cpu::cpu_ssd_speed, [] { return std::string(); }, cpu::make_cpu_backend},
+     cpu::cpu_ssd_missing,
+     cpu::make_cpu_ssd},
+    {{"cpu_selective_scan", "cpu",
+      "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
+      "256",
+      one_for_all, cpu::cpu_selective_scan_speed, [] { return std::string(); }, cpu::make_cpu_backend},
+     cpu::cpu_selective_scan_missing,
+     cpu::make_cpu_selective_scan},
+};
+
+}  // namespace
+
+template <>
+std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>() {
+  return kTable;
+}
+
+bool rounds_factors(const KernelEntry& ssm) { return ssm.name == "sm90_ssd"; }
+
+}  // namespace ringattn

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// The last rows of some sequences, decoded one by one from a cache that grows with them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "attention/options.hpp"
+#include "comm/collective.hpp"
+#include "comm/transport.hpp"
+#include "ops/common/job_input.hpp"
+#include "ops/decode/decode.hpp"
+#include "ops/decode/loaded_cache.hpp"
+#include "ops/mla/mla_decode.hpp"
+#include "ops/mla/mla_weights.hpp"
+
+namespace ringattn {
+
+// Rows of out and lse on this rank, in host memory.
+struct HostRows {
+  std::vector<std::byte> out;
+  std::vector<std::byte> lse;
+
+  HostRows(std::int64_t rows, const AttentionSpec& spec);
+  // Copies `count` rows from `from` of another array to `to`.
+  void take(const std::byte* other_out, const std::byte* other_lse, std::int64_t from, std::int64_t to,
+            std::int64_t count, const AttentionSpec& spec);
+};
+
+// Sequences whose last rows are as many, decoded together: by Decode or, of latents, by MlaDecode. All calls are
+// collective; what the constructor is given outlives the object.
+class GrowingDecode {
+ public:
+  // `sequences`: of `whole`, whose last `rows` rows `input` has.
+  GrowingDecode(const JobInput& input, std::int64_t rows, const JobInput& whole,
+                std::span<const std::int64_t> sequences, const Options& options, Transport& world,
+                const Collective& collective);
+
+  // The sequences of the input whose rows this rank gets.
+  SequenceRange owned() const { return decode().owned(sequences()); }
+  // Decodes all rows: [owned sequences · rows] of out and lse. Ends the object's use.
+  HostRows run();
+
+ private:
+  std::int64_t sequences() const { return static_cast<std::int64_t>(input_.job().batch.sequences.size()); }
+  Decode& decode() { return latents_ ? latents_->in_latent() : *decode_; }
+  const Decode& decode() const { return latents_ ? latents_->in_latent() : *decode_; }
+  DecodeJob job_of(const Options& options, Transport& world) const;
+  void load();
+  void load_block_mask(const Job& whole, std::span<const std::int64_t> numbers);
+  void enqueue(DecodeInputs inputs, std::int64_t row);
+
+  const JobInput& input_;
+  const std::int64_t rows_;
+  Collective collective_;
+  std::optional<Decode> decode_;
+  std::optional<MlaDecode> latents_;  // of latents, in place of decode_
+  std::optional<LoadedCache> cache_;
+  MlaWeights weights_;
+  Buffer q_, k_, v_, sinks_, out_, lse_;
+  std::int64_t mask_stride_ = 0;        // 0: there is no block mask
+  std::int64_t mask_rows_of_step_ = 0;  // of all its sequences, of this rank's heads
+  Buffer mask_indices_, mask_counts_;
+  // All rows' queries, and what of them joins the cache: keys and values, or latents and rotary keys.
+  TensorView q_view_, k_view_, v_view_;
+  MutableTensorView out_view_;
+};
+
+}  // namespace ringattn

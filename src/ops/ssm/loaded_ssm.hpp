@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// An SSM op on this rank: its rows of the input, the computation, its rows of the result.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "attention/tokens/packed_run.hpp"
+#include "base/memory.hpp"
+#include "comm/collective.hpp"
+#include "ops/common/loaded_job.hpp"
+#include "ops/ssm/ssm.hpp"
+#include "ops/ssm/ssm_accuracy.hpp"
+#include "ops/ssm/ssm_input.hpp"
+
+namespace ringattn {
+
+// This rank's part of a finished SSM op.
+struct SsmRankResult {
+  std::vector<PackedRun> runs;  // packed tokens of the rows
+  Buffer y;                     // [rows, heads, head_dim], the job's dtype
+  std::int64_t rows = 0;
+  std::vector<PackedRun> sequences;  // whose final states and halos these are; empty: they were not wanted
+  Buffer states;                     // [sequences, heads, head_dim, state_dim] fp32
+  Buffer halos;                      // with a convolution: [sequences, channels, width − 1], as in files
+  SsmStats stats;
+  std::int64_t non_finite = 0;  // values of the input's rows that are NaN or infinite
+
+  TensorView y_view(const SsmSpec& spec) const;
+  // What sequences carry on: their states, [sequences, heads, head_dim · state_dim], or for only a convolution their
+  // halos, [sequences, channels, width − 1].
+  TensorView carried_view(const SsmJob& job) const;
+  SsmResultView result_view(const SsmJob& job) const;
+  Buffer& carried(const SsmJob& job) { return job.conv1d_only ? halos : states; }
+};
+
+// This rank's rows of an SSM op in the memory of its kernel, ready to be scanned any number of times. All calls are
+// collective over `collective`, in whose world the op class was made; that and the input outlive the object.
+class LoadedSsm {
+ public:
+  // Allocates everything and reads the rows.
+  LoadedSsm(const SsmInput& input, Ssm& scan, const Collective& collective, const ProgressCallback& on_progress = {});
+
+  // Begins on all ranks at once and returns when all are done.
+  SsmStats run();
+  // The rows of the last run, in host memory. Ends the object's use.
+  SsmRankResult fetch(const SsmStats& stats);
+
+ private:
+  TensorView load_rows(SsmTensorKind which, std::int64_t before, std::int64_t all, const ProgressCallback& on_progress);
+  TensorView side_by_side(std::span<const SsmTensorKind> all, const std::function<TensorView(SsmTensorKind)>& load);
+  const std::byte* load_bytes(std::span<const std::byte> bytes);
+  const float* load_array(std::span<const float> values);
+  void load_states();
+  void allocate_outputs();
+  void load(const ProgressCallback& on_progress);
+
+  const SsmInput& input_;
+  Ssm& ssm_;
+  Collective collective_;
+  SsmRankResult result_;
+  std::vector<Buffer> buffers_;
+  SsmInputs inputs_;
+  SsmOutputs outputs_;
+  const float* states_before_ = nullptr;  // of an update, which is done in place
+};
+
+}  // namespace ringattn

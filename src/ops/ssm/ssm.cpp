@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/ssm/ssm.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include "attention/ring/enqueued_runs.hpp"
+#include "attention/ring/handshake.hpp"
+#include "attention/ring/warm_up.hpp"
+#include "attention/tokens/cost.hpp"
+#include "attention/tokens/ssm_layout.hpp"
+#include "base/error.hpp"
+#include "base/failpoint.hpp"
+#include "comm/collective.hpp"
+#include "ops/common/compatibility.hpp"
+#include "ops/common/empty_sequences.hpp"
+#include "ops/common/rank_config.hpp"
+#include "ops/common/shard_checks.hpp"
+#include "ops/conv1d/causal_conv1d.hpp"
+#include "ops/ssm/state_exchange.hpp"
+#include "ops/ssm/state_relay.hpp"
+
+namespace ringattn {
+
+namespace {
+
+[[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& suggestion) {
+  fail(ErrorCode::kUsage, what, why, suggestion);
+}
+
+}  // namespace
+
+SsmJobChoice choose_kernel(const SsmJob& job, const KernelRequest& request, KernelScope scope) {
+  if (job.conv1d_only) {
+    CausalConv1dChoice choice = choose_kernel(*job.convolution, request, scope);
+    return {choice.row, nullptr, std::move(choice.reason)};
+  }
+  SsmChoice choice = choose_kernel(job.spec, request, scope);
+  return {choice.row, choice.row, std::move(choice.reason)};
+}
+
+double conv1d_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, KernelScope scope) {
+  if (job.conv1d_only || !job.convolution) return 0.0;
+  const KernelRequest same_backend{std::string(choice.row->backend), "auto"};
+  return choose_kernel(*job.convolution, same_backend, scope).row->flops_per_second(backend);
+}
+
+struct Ssm::Impl {
+  Impl(SsmJob the_job, Transport& the_transport, SsmOptions the_options)
+      : job(std::move(the_job)),
+        options(std::move(the_options)),
+        transport(the_transport),
+        collective(transport, Timeouts(options.timeout_seconds)) {}
+
+  std::int64_t own_tokens() const { return layout->tokens(transport.rank()); }
+  std::int64_t state_floats() const { return state_bytes(job.spec) / static_cast<std::int64_t>(sizeof(float)); }
+
+  void choose();
+  void allocate();
+  void connect();
+  void make_convolution();
+  void check(const SsmInputs& inputs, const SsmOutputs& outputs) const;
+  void convolve_into(void* rows, std::int64_t token_stride, const SsmInputs& inputs, const SsmOutputs& outputs,
+                     Stream stream);
+  SsmInputs convolve(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
+  void update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
+  void wait_all();
+  SsmTask task_of(const SsmInputs& inputs, const SsmOutputs& outputs);
+  // `clock`: records phases; may be null.
+  void enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream, SsmTimeline* clock);
+  void run_ssm_collectively(const SsmTask& task, Stream stream, SsmTimeline* clock);
+
+  SsmJob job;
+  SsmOptions options;
+  Transport& transport;
+  Collective collective;
+  SsmJobChoice choice;
+  std::unique_ptr<Backend> backend;
+  std::unique_ptr<SsmKernel> kernel;  // null for a convolution only
+  std::optional<Layout> layout;
+  StateHops hops;
+  std::vector<HeadRange> ranges;
+  SsmMemory memory;
+  double seconds = 0.0;  // estimated duration of a run
+  std::vector<std::int32_t> beginning;
+  std::vector<std::int32_t> ending;
+  std::vector<PassThroughStates> empty;
+  std::vector<SsmRun> runs;  // of this rank; runs that receive or send states have their buffers
+  std::optional<CausalConv1d> convolution;
+  Buffer convolved;  // [own tokens, channels] output of the convolution
+  std::optional<StateExchange> exchange;
+  std::optional<StateRelay> relay;
+  std::optional<SsmTimeline> own_clock;
+  std::optional<EnqueuedRuns> enqueued;
+};
+
+void Ssm::Impl::choose() {
+  check_ssm_job(job);
+  if (options.head_ranges < 0 || options.head_ranges > 2) {
+    refuse(fmt::format("{} ranges of heads", options.head_ranges), "an SSM has one or two",
+           "Leave it at 0 to let the op choose.");
+  }
+  choice = choose_kernel(job, compatible_request(options.kernel, transport));
+  backend = choice.row->make_backend({options.threads, transport.device()});
+  check_compatible(*choice.row, *backend, transport);
+  if (choice.ssm != nullptr) kernel = choice.ssm->make_kernel(job.spec, *backend);
+  check_ssm_budget(job, transport.size(), options.memory_budget);
+  SsmPlanSummary summary =
+      summarize_ssm_plan(job, options.runs, transport.size(), kernel.get(), default_machine(*choice.row, *backend),
+                         conv1d_rate(job, choice, *backend));
+  memory = summary.max_memory();
+  seconds = summary.seconds;
+  layout = std::move(summary.layout);
+  hops = std::move(summary.hops);
+  ranges = std::move(summary.ranges);
+  if (!job.conv1d_only && options.head_ranges != 0) ranges = head_ranges(job.spec.heads, *kernel, options.head_ranges);
+  const StateOwners owners = state_owners(*layout);
+  beginning = sequences_of(owners.initial, transport.rank());
+  ending = sequences_of(owners.final, transport.rank());
+  empty = empty_sequences(job.lengths, beginning, ending);
+  check_budget(memory, options.memory_budget);
+}
+
+void Ssm::Impl::allocate() {
+  enqueued.emplace(*backend, transport, collective.timeouts());
+  if (job.conv1d_only) {
+    own_clock.emplace(*backend, ranges.size(), 0, options.timeline);
+    return;
+  }
+  runs = ssm_runs(*layout, hops, transport.rank());
+  if (!job.update) kernel->reserve(limits_of(runs));
+  if (job.convolution) {
+    convolved = backend->allocate(static_cast<std::size_t>(own_tokens() * conv1d_row_bytes(*job.convolution)));
+  }
+  exchange.emplace(job.spec, hops, ranges, transport, *backend);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    runs[i].initial = exchange->received(static_cast<std::int64_t>(i));
+    runs[i].final = exchange->sent(static_cast<std::int64_t>(i));
+  }
+  relay.emplace(*kernel, ranges, *exchange, transport, *backend, collective.timeouts());
+  own_clock.emplace(*backend, ranges.size(), StateRelay::max_waits(ranges.size(), exchange->steps()), options.timeline);
+}
+
+// States are few and small, so creating a transport channel for the first of them would dominate its latency.
+void Ssm::Impl::connect() {
+  if (job.conv1d_only) return;
+  exchange->announce(collective.timeouts().for_peer());
+  if (backend->memory() != MemoryKind::kDevice || transport.size() == 1) return;
+  warm_up_transport(collective, transport, *backend, exchange->memory());
+}
+
+// The convolution has the same runs and the same backend as the SSM.
+void Ssm::Impl::make_convolution() {
+  if (!job.convolution) return;
+  CausalConv1dOptions given;
+  given.kernel.backend = choice.row->backend;
+  if (job.conv1d_only) given.kernel.kernel = choice.row->name;
+  given.runs = options.runs;
+  given.threads = options.threads;
+  given.timeout_seconds = options.timeout_seconds;
+  convolution.emplace(CausalConv1dJob{*job.convolution, job.lengths, job.initial_halos, job.final_halos}, transport,
+                      std::move(given));
+}
+
+void Ssm::Impl::check(const SsmInputs& inputs, const SsmOutputs& outputs) const {
+  const SsmSpec& spec = job.spec;
+  const std::int64_t rows = own_tokens();
+  if (job.convolution) {
+    check_shard("Ssm", "x", inputs.x, {spec.dtype, rows, 1, job.convolution->channels});
+  } else {
+    check_shard("Ssm", "x", inputs.x, {spec.dtype, rows, spec.heads, spec.head_dim});
+  }
+  if (!job.conv1d_only) check_shard("Ssm", "dt", inputs.dt, {spec.dtype, rows, spec.heads, 1});
+  if (!job.convolution || (spec.state_decays && !job.conv1d_only)) {
+    check_shard("Ssm", "B", inputs.b, {spec.dtype, rows, spec.groups, spec.state_dim});
+    check_shard("Ssm", "C", inputs.c, {spec.dtype, rows, spec.groups, spec.state_dim});
+  }
+  if (spec.gate) check_shard("Ssm", "z", inputs.z, {spec.dtype, rows, spec.heads, spec.head_dim});
+  check_shard("Ssm", "y", outputs.y, {spec.dtype, rows, spec.heads, spec.head_dim});
+  if (job.conv1d_only && outputs.y.head_stride != 1) {
+    refuse("y has channels that are not contiguous", "a convolution writes contiguous channels",
+           "Give rows that are dense.");
+  }
+  for (const auto& [name, view] :
+       {std::pair{"x", inputs.x}, {"dt", inputs.dt}, {"B", inputs.b}, {"C", inputs.c}, {"z", inputs.z}}) {
+    check_apart("y", outputs.y, name, view);
+  }
+  check_given("Ssm", "A", inputs.a, !job.conv1d_only);
+  check_given("Ssm", "D", inputs.d, spec.skip);
+  check_given("Ssm", "dt_bias", inputs.dt_bias, spec.dt_bias);
+  check_given("Ssm", "initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
+  check_given("Ssm", "final_states", outputs.final_states, job.final_states && !ending.empty());
+  check_given("Ssm", "conv_weight", inputs.conv_weight, job.convolution.has_value());
+  check_given("Ssm", "conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
+  check_given("Ssm", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
+  check_given("Ssm", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+  if (inputs.slots == nullptr || (job.update && !job.convolution && inputs.initial_states == outputs.final_states)) {
+    return;
+  }
+  refuse("slots are given",
+         job.update && !job.convolution ? "initial_states and final_states differ"
+                                        : "the job is no update without a convolution",
+         "Slots are those of an update in place, without a convolution.");
+}
+
+// Enqueues the convolution with output `rows`.
+void Ssm::Impl::convolve_into(void* rows, std::int64_t token_stride, const SsmInputs& inputs, const SsmOutputs& outputs,
+                              Stream stream) {
+  const std::int64_t channels = job.convolution->channels;
+  const MutableTensorView y{rows, job.spec.dtype, own_tokens(), 1, channels, token_stride, channels};
+  convolution->enqueue({inputs.x, inputs.conv_weight, inputs.conv_bias, inputs.initial_halos}, {y, outputs.final_halos},
+                       stream);
+}
+
+// Enqueues the convolution. Returns the inputs of the SSM, with x, B and C from its output.
+SsmInputs Ssm::Impl::convolve(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
+  const SsmSpec& spec = job.spec;
+  const std::int64_t channels = job.convolution->channels;
+  convolve_into(convolved.data(), channels, inputs, outputs, stream);
+  const auto part = [&](std::int64_t first, std::int64_t heads, std::int64_t dim) {
+    const std::byte* const data = convolved.data() + first * static_cast<std::int64_t>(size_of(spec.dtype));
+    return TensorView{data, spec.dtype, own_tokens(), heads, dim, channels, dim};
+  };
+  SsmInputs after_convolution = inputs;
+  after_convolution.x = part(0, spec.heads, spec.head_dim);
+  if (spec.state_decays) return after_convolution;
+  const std::int64_t dims = std::int64_t{spec.heads} * spec.head_dim;
+  after_convolution.b = part(dims, spec.groups, spec.state_dim);
+  after_convolution.c = part(dims + std::int64_t{spec.groups} * spec.state_dim, spec.groups, spec.state_dim);
+  return after_convolution;
+}
+
+void Ssm::Impl::update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
+  if (own_tokens() == 0) return;
+  const std::int64_t bytes = own_tokens() * state_bytes(job.spec);
+  if (inputs.initial_states != outputs.final_states) {
+    backend->copy_rows(outputs.final_states, bytes, inputs.initial_states, bytes, bytes, 1, stream);
+  }
+  kernel->update({inputs.x, inputs.dt, inputs.b, inputs.c, inputs.z, inputs.a, inputs.d, inputs.dt_bias,
+                  outputs.final_states, outputs.y, inputs.slots},
+                 stream);
+}
+
+SsmTask Ssm::Impl::task_of(const SsmInputs& inputs, const SsmOutputs& outputs) {
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const TokenRun& tokens = layout->runs(transport.rank())[i];
+    if (tokens.begin == 0 && inputs.initial_states != nullptr) {
+      runs[i].initial = inputs.initial_states + index_of(beginning, tokens.sequence) * state_floats();
+    }
+    if (tokens.end == job.lengths[static_cast<std::size_t>(tokens.sequence)] && outputs.final_states != nullptr) {
+      runs[i].final = outputs.final_states + index_of(ending, tokens.sequence) * state_floats();
+    }
+  }
+  SsmTask task;
+  task.x = inputs.x;
+  task.dt = inputs.dt;
+  task.b = inputs.b;
+  task.c = inputs.c;
+  task.z = inputs.z;
+  task.a = inputs.a;
+  task.d = inputs.d;
+  task.dt_bias = inputs.dt_bias;
+  task.runs = runs;
+  task.y = outputs.y;
+  return task;
+}
+
+void Ssm::Impl::enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream, SsmTimeline* clock) {
+  check_capture(*backend, stream, "this SSM", transport, "sends states to other ranks");
+  enqueued->enqueue(stream, seconds, [&] {
+    if (clock != nullptr) clock->begin(stream);
+    if (job.conv1d_only) {
+      convolve_into(outputs.y.data, outputs.y.token_stride, inputs, outputs, stream);
+    } else {
+      const SsmInputs after_convolution = convolution ? convolve(inputs, outputs, stream) : inputs;
+      if (job.update) {
+        update(after_convolution, outputs, stream);
+      } else {
+        pass_states_through(empty, inputs.initial_states, outputs.final_states, state_bytes(job.spec), *backend,
+                            stream);
+        run_ssm_collectively(task_of(after_convolution, outputs), stream, clock);
+      }
+    }
+    if (clock != nullptr) clock->end(stream);
+  });
+}
+
+// Each head range is scanned, carried and finished. With two ranges, the states of one are in flight while the other is
+// scanned or finished.
+void Ssm::Impl::run_ssm_collectively(const SsmTask& task, Stream stream, SsmTimeline* clock) {
+  const Progress progress = [this] {
+    transport.progress();
+    relay->advance();
+  };
+  const auto timed = [&](SsmPhase::Kind kind, std::size_t range, const auto& work) {
+    if (clock != nullptr) clock->begin_phase(kind, ranges[range], stream);
+    work();
+    if (clock != nullptr) clock->end_phase(kind, stream);
+  };
+  const auto accumulate = [&](std::size_t range) {
+    timed(SsmPhase::Kind::kSegmentState, range,
+          [&] { kernel->accumulate_states(task, ranges[range], stream, progress); });
+  };
+  const auto finish = [&](std::size_t range) {
+    relay->join(range);
+    timed(SsmPhase::Kind::kOutput, range, [&] { kernel->finish(task, ranges[range], stream, progress); });
+  };
+
+  relay->enter(task, stream, seconds, clock);
+  accumulate(0);
+  relay->begin(0);
+  if (!hops.hops.empty()) failpoint("states");
+  for (std::size_t range = 1; range < ranges.size(); ++range) {
+    accumulate(range);
+    relay->end();
+    relay->begin(range);
+    finish(range - 1);
+  }
+  relay->end();
+  finish(ranges.size() - 1);
+}
+
+void Ssm::Impl::wait_all() {
+  enqueued->wait_all();
+  if (convolution) convolution->wait();
+}
+
+Ssm::Ssm(SsmJob job, Transport& transport, SsmOptions options)
+    : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
+  Impl& impl = *impl_;
+  if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
+  impl.collective.run_collectively([&impl] { impl.choose(); });
+  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.collective.run_collectively([&impl] { impl.allocate(); });
+  impl.connect();
+  impl.make_convolution();
+}
+
+Ssm::~Ssm() = default;
+Ssm::Ssm(Ssm&&) noexcept = default;
+
+const SsmJob& Ssm::job() const { return impl_->job; }
+const SsmOptions& Ssm::options() const { return impl_->options; }
+const SsmJobChoice& Ssm::kernel() const { return impl_->choice; }
+Backend& Ssm::backend() { return *impl_->backend; }
+const Layout& Ssm::layout() const { return *impl_->layout; }
+const SsmMemory& Ssm::memory() const { return impl_->memory; }
+double Ssm::estimated_seconds() const { return impl_->seconds; }
+std::int64_t Ssm::bytes_received() const {
+  return states_received(impl_->hops, impl_->transport.rank()) * carried_bytes(impl_->job);
+}
+const std::vector<std::int32_t>& Ssm::beginning() const { return impl_->beginning; }
+const std::vector<std::int32_t>& Ssm::ending() const { return impl_->ending; }
+
+SsmStats Ssm::run(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
+  Impl& impl = *impl_;
+  impl.collective.run_collectively([&] {
+    check_not_captured(*impl.backend, stream);
+    impl.check(inputs, outputs);
+  });
+  impl.enqueue(inputs, outputs, stream, &*impl.own_clock);
+  impl.wait_all();
+  const SsmStats stats = impl.own_clock->stats();
+  impl.collective.barrier(impl.seconds);
+  return stats;
+}
+
+void Ssm::enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
+  impl_->check(inputs, outputs);
+  impl_->enqueue(inputs, outputs, stream, nullptr);
+}
+
+void Ssm::wait() {
+  if (impl_->enqueued->any()) impl_->wait_all();
+}
+
+}  // namespace ringattn

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The op class to whole SSM jobs, as file_job.hpp for attention: tensors from a file or a seed, SSM over the ranks
+// of a world, y and final states to a file.
+//
+//   SsmFileJob job;
+//   job.input = FileInput{"layer.safetensors"};
+//   job.output = "y.safetensors";
+//   const SsmFileResult result = run_ssm_job(job, *transport, options);  // collective
+//
+// Each rank reads and writes its own rows. The output file is the same byte for byte for any number of ranks.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "comm/collective.hpp"
+#include "io/safetensors_writer.hpp"
+#include "ops/ssm/loaded_ssm.hpp"
+#include "ops/ssm/ssm.hpp"
+#include "ops/ssm/ssm_input.hpp"
+
+namespace ringattn {
+
+struct SsmFileJob {
+  SsmRequest input;
+  SsmNumerics numerics;
+  std::string output;     // empty: no file is written
+  bool replace = false;   // an output file that exists
+  FileMetadata metadata;  // of the output, beside its own
+};
+
+// As of out (check/digest.hpp); of the final states, or a convolution's final halos, sequences count as tokens. Empty:
+// they were not wanted.
+struct SsmDigests {
+  std::string y;
+  std::string final_states;
+};
+
+struct SsmFileResult {
+  SsmRankResult rank;  // this rank's rows, in host memory
+  SsmDigests digests;
+};
+
+// An SSM job in steps, for callers that show what they are about to do. Each call is collective; the transport outlives
+// the object.
+class PreparedSsm {
+ public:
+  // Opens the input, checks that all ranks have the same one and that the output can be written, and prepares: kernel,
+  // agreement, memory. Reads samples of the rows. Throws kFile, and what SsmInput and Ssm throw.
+  PreparedSsm(SsmFileJob job, Transport& transport, SsmOptions options);
+  // For an input on which the ranks have agreed; nothing is written.
+  PreparedSsm(SsmInput input, Transport& transport, SsmOptions options);
+
+  const SsmInput& input() const { return *input_; }
+  Ssm& ssm() { return *ssm_; }
+
+  // Reads, computes, fetches.
+  SsmRankResult compute(const ProgressCallback& on_progress = {});
+  // The same, and the digests.
+  SsmFileResult run(const ProgressCallback& on_progress = {});
+  // Writes the output file, if one is asked for.
+  void write(const SsmFileResult& result);
+
+ private:
+  SsmFileJob job_;
+  Collective collective_;
+  std::optional<SsmInput> input_;
+  std::optional<Ssm> ssm_;
+};
+
+// All steps.
+SsmFileResult run_ssm_job(const SsmFileJob& job, Transport& transport, const SsmOptions& options,
+                          const ProgressCallback& on_progress = {});
+
+// Collective.
+SsmDigests digest_ssm(const SsmInput& input, const SsmRankResult& result, const Collective& collective);
+
+}  // namespace ringattn

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The input of an SSM op: tensors in a file, or functions of a seed. Its shape and what heads have are known at once,
+// rows are read when they are asked for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "attention/tokens/packed_run.hpp"
+#include "attention/tokens/ssm_job.hpp"
+#include "io/fingerprint.hpp"
+#include "ops/common/input_file.hpp"
+#include "ops/common/job_input.hpp"
+
+namespace ringattn {
+
+// An SSM layer as a function of a seed, over sequences of equal length, with D, z and a bias of dt. Decays are such
+// that some heads forget within a chunk, and others remember for super-segments.
+struct SyntheticSsmInput {
+  bool update = false;                // one token of each sequence, from states that the seed makes, too
+  bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
+  bool convolution = false;           // only a convolution: heads are its channels; dims, groups and states are ignored
+  std::optional<std::uint64_t> seed;  // absent: only a shape, whose rows can't be read
+  std::int64_t tokens = 0;            // of each sequence
+  std::int64_t batch = 1;             // sequences
+  int heads = 1;
+  int head_dim = 64;
+  int groups = 1;
+  int state_dim = 128;
+  int conv_width = 0;  // of the convolution in front, with a bias; 0: none
+  Dtype dtype = Dtype::kBf16;
+  std::optional<AxisOrder> order;  // of y in a file: kThd, kBthd; absent: kThd, or kBthd for several sequences
+};
+
+using SsmRequest = std::variant<FileInput, SyntheticSsmInput>;
+
+// Settings of the computation, independent of the shape.
+struct SsmNumerics {
+  std::optional<bool> softplus;  // of dt; absent: where dt has a bias
+  float dt_min = -std::numeric_limits<float>::infinity();
+  float dt_max = std::numeric_limits<float>::infinity();
+  bool final_states = false;  // and the last tokens before a convolution
+  // Ranks of this process that open the input. More ranks allow fewer sequences and tokens (check_ssm_size()). Decides
+  // nothing else.
+  int ranks = 1;
+};
+
+Op ssm_op(const SsmJob& job);
+
+// The rows of an SSM layer, one of each for every token; a convolution without an SSM layer has only x.
+enum class SsmTensorKind { kX, kDt, kB, kC, kZ };
+
+class SsmInput {
+ public:
+  // Throws kFile for a file that holds no SSM layer, kUsage for one that contradicts itself, kMemory for one that is
+  // too large.
+  SsmInput(const SsmRequest& request, const SsmNumerics& numerics);
+
+  Op op() const { return ssm_op(job_); }
+  const SsmJob& job() const { return job_; }
+  // The same with the final states wanted.
+  SsmInput with_final_states() const;
+  // Tokens [begins, ends) of each sequence, as sequences of their own; those without a token are left out. Where they
+  // don't begin at 0, `carried` holds what all of them continue from, [sequences left, …] as carried_view() lays it
+  // out: states, or tokens where there is only a convolution. Rows are still named by the tokens of the whole.
+  SsmInput part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends,
+                std::vector<std::byte> carried) const;
+  // For each sequence: its number in the whole input, and the packed token of the whole input at which it begins.
+  const std::vector<std::int32_t>& numbers() const { return numbers_; }
+  const std::vector<std::int64_t>& origins() const { return origins_; }
+
+  // Tensors with an entry per head, as in SsmTask; empty if the spec has none.
+  const std::vector<float>& a() const { return a_; }
+  const std::vector<float>& d() const { return d_; }
+  const std::vector<float>& dt_bias() const { return dt_bias_; }
+  // Tensors with an entry per channel, as in CausalConv1dTask; empty without a convolution or its bias.
+  const std::vector<float>& conv_weight() const { return conv_weight_; }
+  const std::vector<float>& conv_bias() const { return conv_bias_; }
+  // The rows that a convolution is over, side by side in this order; none without one.
+  std::vector<SsmTensorKind> convolved() const;
+  // Heads and dims of a token's rows; of z only where the spec has a gate.
+  struct RowShape {
+    std::int64_t heads = 0;
+    std::int64_t dim = 0;
+  };
+  RowShape row_shape(SsmTensorKind rows) const;
+
+  const std::optional<std::uint64_t>& seed() const { return seed_; }
+  static SyntheticTensor synthetic(SsmTensorKind rows);
+  // Fills `rows`, in host memory, with the packed tokens of `runs`. Synthetic input is made by `threads` threads.
+  // Throws kFile, and kUsage where the input is only a shape.
+  void read(SsmTensorKind which, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
+  // Fills `states` with the initial ones of these sequences, [sequences, heads, head_dim, state_dim].
+  void read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const;
+  // Fills `halos` with the tokens before these sequences, [sequences, width − 1, channels], oldest first.
+  void read_halos(std::span<const std::int32_t> sequences, std::span<std::byte> halos) const;
+
+  // How y lies in a file, and the shape of the final states there.
+  const RowGrid& y_grid() const { return y_grid_; }
+  std::vector<std::int64_t> y_shape() const;
+  std::vector<std::int64_t> states_shape() const;
+  // Shape of the last tokens before a convolution: [sequences, channels, width − 1].
+  std::vector<std::int64_t> halos_shape() const;
+
+  // As JobInput's.
+  std::vector<FileFingerprint> fingerprints() const;
+  UnreadTensors unread() const;
+  std::string source() const;
+
+ private:
+  void take_shape(const FileInput& input, int ranks);
+  void take_shape(const SyntheticSsmInput& input, int ranks);
+  void take_whole();
+  std::int64_t begin_of(std::size_t sequence) const { return begins_.empty() ? 0 : begins_[sequence]; }
+  void set_conv1d(int width, bool bias);
+  void read_before(std::int64_t token, const MutableTensorView& rows) const;
+
+  std::shared_ptr<const InputFile> file_;  // null: synthetic
+  std::optional<std::uint64_t> seed_;
+  SsmJob job_;
+  std::vector<std::int32_t> numbers_;
+  std::vector<std::int64_t> origins_;
+  std::vector<std::int64_t> begins_;  // a part: tokens of the sequence before it; the whole: empty
+  std::vector<float> a_, d_, dt_bias_, conv_weight_, conv_bias_;
+  std::optional<std::vector<std::byte>> carried_;  // from the tokens before a part
+  RowGrid y_grid_;
+};
+
+}  // namespace ringattn

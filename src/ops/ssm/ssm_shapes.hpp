@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// An SSM op in several shapes (numbers of ranks, runs, cut in two), whose results must have the same bits.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "comm/transport.hpp"
+#include "ops/common/difference.hpp"
+#include "ops/ssm/ssm.hpp"
+#include "ops/ssm/ssm_input.hpp"
+
+namespace ringattn {
+
+struct SsmShape {
+  int ranks = 1;
+  bool in_turn = false;  // ranks have super-segments in turn, else neighbouring ones
+  // Long sequences are scanned up to a super-segment in their middle, and then from the final states of that; with only
+  // a convolution they continue from the last tokens.
+  bool resumed = false;
+};
+
+// One for each number of ranks; where there are as many super-segments, another with runs in turn; where a sequence is
+// longer than a super-segment, two that are resumed. The first is what the others are compared with.
+std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input);
+
+struct SsmShapeResult {
+  std::int64_t states = 0;  // that are sent from rank to rank
+  std::optional<Difference> difference;
+};
+
+// Runs the SSM op in every shape, in worlds split from `world`, and compares y and final states with those of the
+// first; the input wants final states. `seconds`: what it is predicted to take on one rank. The result of each shape is
+// given to `done` as soon as it is known. Collective. Throws what an SSM op throws.
+void run_ssm_shapes(const SsmInput& input, const SsmOptions& options, std::span<const SsmShape> shapes,
+                    Transport& world, double seconds,
+                    const std::function<void(const SsmShape&, const SsmShapeResult&)>& done);
+
+}  // namespace ringattn

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors of an SSM layer (kernels/ssm/ssm.hpp) in a safetensors file, by mamba_ssm's names. Mamba-2 (SSD):
+//
+//   x               [tokens, heads, head_dim]; [batch, tokens, …] gives all rows below that axis too
+//   dt              [tokens, heads]
+//   A               [heads]
+//   B, C            [tokens, groups, state_dim]
+//   D, dt_bias      [heads], optional
+//   z               as x, optional
+//   initial_states  [sequences, heads, head_dim, state_dim], optional
+//   cu_seqlens      I32 or I64 [sequences + 1], optional; also where x has a batch of 1
+//
+// Mamba-1 (selective scan), whose heads are channels of one number each:
+//
+//   u, delta, z     [tokens, channels]
+//   A               [channels, state_dim]
+//   B, C            [tokens, state_dim] or [tokens, groups, state_dim]
+//   D, delta_bias   [channels]
+//   initial_states  [sequences, channels, state_dim]
+//
+// The causal convolution before it, over x, B and C concatenated along channels, or over u only, followed by silu. x, B
+// and C, or u, are then the convolution's inputs:
+//
+//   conv1d_weight   [channels, width] or [channels, 1, width]; channels as conv1d_channels() counts them
+//   conv1d_bias     [channels], optional
+//   conv_state      [sequences, channels, width − 1], or of `width`, whose last ones count; optional: the tokens before
+//
+// known_names.hpp has other names of them.
+//
+// A convolution without an SSM layer: x, conv1d_weight and, if wanted, the two after it, and no dt. x is [tokens,
+// channels] then.
+//
+// One token of each sequence (an update) instead of whole ones: `state`, shaped as initial_states, which it replaces.
+// Then the tokens of x, or of u, are the sequences; or it has a batch of sequences of one token.
+//
+// Rows and conv_state have one dtype. A, D, biases and states may have another; they are computed with in fp32.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ops/common/input_tensors.hpp"
+
+namespace ringattn {
+
+struct SsmTensors {
+  bool selective = false;
+  bool conv1d_only = false;  // a convolution, of a `selective` one's channels
+  bool update = false;
+  Dtype dtype = Dtype::kBf16;
+  int heads = 0;  // or channels
+  int head_dim = 1;
+  int groups = 1;
+  int state_dim = 0;
+  bool batched = false;
+  TensorSource x, dt, b, c;
+  std::optional<TensorSource> z, initial_states, conv_state;
+  RowGrid x_grid;  // of z and y too
+  RowGrid dt_grid;
+  RowGrid b_grid;  // of C too
+  std::vector<std::int64_t> lengths;
+  std::vector<float> a;        // [heads], or [channels, state_dim]
+  std::vector<float> d;        // [heads], or empty
+  std::vector<float> dt_bias;  // [heads], or empty
+  int conv_width = 0;          // 0: no convolution
+  int conv_channels = 0;
+  std::vector<float> conv_weight;  // [channels, width]
+  std::vector<float> conv_bias;    // [channels], or empty
+  std::vector<TensorSource> used;
+};
+
+// Whether the input is an SSM layer: its tensors are named, or x and dt, or u and delta are there while nothing of
+// another op was named; or one of these is, and no q. Throws kFile where q is there besides and nothing says which is
+// meant.
+bool holds_ssm(const SafetensorsFile& file, const InputNames& names);
+
+// `order`: kThd, kBthd, or by the number of axes. Throws kFile, naming the tensor, its shape and what it disagrees
+// with, and kUsage for another order.
+SsmTensors find_ssm(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
+
+// The initial states of these sequences, [sequences, heads, head_dim, state_dim]. Throws kFile.
+void read_states(const SsmTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states);
+
+// Reads the tokens before one sequence from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
+void read_halo(const SsmTensors& tensors, std::int32_t sequence, std::span<std::byte> halo);
+
+// Transposes the last tokens of [channels, kept], the number that `halo` holds: [tokens, channels].
+void turn_halo(const std::byte* from, std::int64_t channels, std::int64_t kept, Dtype dtype, std::span<std::byte> halo);
+
+}  // namespace ringattn

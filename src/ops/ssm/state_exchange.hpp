@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sends SSM states between ranks: exchange s moves the states of one head range from runs of step s to runs of step
+// s + 1. Owns the send and receive buffers. Called by StateRelay.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "attention/tokens/ssm_layout.hpp"
+#include "base/deadline.hpp"
+#include "base/memory.hpp"
+#include "comm/transport.hpp"
+#include "kernels/common/backend.hpp"
+#include "kernels/ssm/ssm.hpp"
+
+namespace ringattn {
+
+class StateExchange {
+ public:
+  // Allocates the buffers. `hops`, `transport` and `ranges`, the head ranges that are sent separately, outlive the
+  // object.
+  StateExchange(const SsmSpec& spec, const StateHops& hops, std::span<const HeadRange> ranges, Transport& transport,
+                Backend& backend);
+
+  // Bytes that rank `rank` allocates.
+  static std::size_t bytes(const SsmSpec& spec, const StateHops& hops, int rank);
+
+  // Announces the receive buffers to the peers. Collective.
+  void announce(const Deadline& deadline);
+
+  // The buffers; at least one byte for each rank.
+  std::byte* memory() const { return memory_.data(); }
+
+  // Number of exchanges of a head range.
+  int steps() const { return static_cast<int>(hops_.hops.size()); }
+  // The state that this rank receives before run `run`, or sends after it; null if it doesn't. [heads, head_dim,
+  // state_dim]
+  float* received(std::int64_t run) const;
+  float* sent(std::int64_t run) const;
+  // True if this rank receives states in exchange `step`; false for step >= steps().
+  bool receives(int step) const;
+
+  // Enqueues exchange `step` of a head range. All ranks post and wait for exchanges in the same order.
+  Ticket post(std::size_t range, int step, Stream stream);
+
+ private:
+  Exchange exchange_of(std::size_t range, int step) const;
+  // Byte offset and size of a head range in a state.
+  std::size_t offset_of(const HeadRange& heads) const { return static_cast<std::size_t>(heads.first) * head_bytes_; }
+  std::size_t size_of(const HeadRange& heads) const { return static_cast<std::size_t>(heads.count) * head_bytes_; }
+
+  const StateHops& hops_;
+  std::span<const HeadRange> ranges_;
+  Transport& transport_;
+  std::size_t head_bytes_ = 0;
+  Buffer memory_;
+  std::vector<std::byte*> received_;  // [runs]
+  std::vector<std::byte*> sent_;      // [runs]
+  std::int64_t announced_ = kNotAnnounced;
+};
+
+}  // namespace ringattn

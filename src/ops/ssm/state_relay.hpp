@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Passes the states of a head range through all runs of a rank and on to other ranks, while the kernel computes other
+// head ranges. On a device this runs on a separate stream. On a host it runs whenever the kernel calls advance().
+//
+// An arrived state is carried through this rank's run and sent on at once, so that hops overlap with the ranks' own
+// work.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "comm/timeouts.hpp"
+#include "comm/transport.hpp"
+#include "kernels/common/backend.hpp"
+#include "kernels/common/priority_stream.hpp"
+#include "kernels/ssm/ssm.hpp"
+#include "ops/ssm/ssm_timeline.hpp"
+#include "ops/ssm/state_exchange.hpp"
+
+namespace ringattn {
+
+class StateRelay {
+ public:
+  // All arguments outlive the object. `ranges` are those of the exchange.
+  StateRelay(SsmKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange, Transport& transport,
+             Backend& backend, const Timeouts& timeouts);
+
+  // Maximum number of waits for states in a run, as SsmTimeline counts them.
+  static std::size_t max_waits(std::size_t ranges, int steps);
+
+  // Begins a run whose kernels work on `stream`. `seconds`: its estimated duration. `clock` may be null.
+  void enter(const SsmTask& task, Stream stream, double seconds, SsmTimeline* clock);
+
+  // For each range in order: begin(), then end(), once each and before begin() of the next range.
+  //
+  // Call begin() when the range has been scanned on the stream. It carries states as far as no other rank's states are
+  // needed, and posts the exchanges.
+  void begin(std::size_t range);
+  // On a host, carries the arrived states of the range in flight and sends them on. Doesn't wait. On a device the
+  // stream does this after end().
+  void advance();
+  // Carries the remaining states. On a device this is enqueued, on a host done on return.
+  void end();
+  // Orders the stream after the carries of the range; for the last range, also after all accesses to states.
+  void join(std::size_t range);
+
+ private:
+  bool has_own_stream() const { return ahead_ != nullptr; }
+  bool arrived() const;
+  void wait_for_tickets();
+  void carry_and_post();
+  void carry_to_next_receive();
+
+  SsmKernel& kernel_;
+  std::span<const HeadRange> ranges_;
+  StateExchange& exchange_;
+  Transport& transport_;
+  Timeouts timeouts_;
+  // On a device with several ranks; its marks: each range scanned, each range carried, and the end of the run.
+  std::unique_ptr<PriorityStream> ahead_;
+
+  // The current run.
+  const SsmTask* task_ = nullptr;
+  Stream stream_;  // the kernel's
+  Stream own_;     // the states'; the kernel's if nothing is exchanged
+  double seconds_ = 0.0;
+  SsmTimeline* clock_ = nullptr;
+  std::size_t range_ = 0;  // in flight
+  bool in_flight_ = false;
+  int step_ = 0;                 // the next exchange
+  int last_carried_ = 0;         // the last step of this rank's runs
+  std::vector<Ticket> tickets_;  // of the range, in order
+};
+
+}  // namespace ringattn
