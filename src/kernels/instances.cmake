@@ -26,16 +26,22 @@ function(kernel_instances list folder header name launcher call)
         set(both "${dims}, ${dims}")
       endif()
       string(REGEX REPLACE "/.*$" "" dim ${dims})
-      set(definition "constinit const ${launcher} ${name} = ${call}")
-      string(REPLACE "DTYPE" ${dtype} definition "${definition}")
-      string(REPLACE "ELEMENT" ${element} definition "${definition}")
-      string(REPLACE "BOTH_DIMS" "${both}" definition "${definition}")
-      string(REPLACE "DIM" ${dim} definition "${definition}")
-      string(REGEX MATCH "[a-z]+_?[a-z0-9_]* =" file "${definition}")
-      string(REPLACE " =" "" file ${file})
-      set(file ${CMAKE_CURRENT_BINARY_DIR}/instances/${folder}/${file}.cu)
+      set(launcher_name ${name})
+      set(expression "${call}")
+      foreach(text launcher_name expression)
+        string(REPLACE "DTYPE" ${dtype} ${text} "${${text}}")
+        string(REPLACE "ELEMENT" ${element} ${text} "${${text}}")
+        string(REPLACE "BOTH_DIMS" "${both}" ${text} "${${text}}")
+        string(REPLACE "DIM" ${dim} ${text} "${${text}}")
+      endforeach()
+      set(file ${CMAKE_CURRENT_BINARY_DIR}/instances/${folder}/${launcher_name}.cu)
       file(CONFIGURE OUTPUT ${file} CONTENT
-        "#include \"kernels/${folder}/${header}\"\n\nnamespace ringattn::${arch} {\n${definition};\n}\n" @ONLY)
+        "#include \"kernels/${folder}/${header}\"
+
+namespace ringattn::${arch} {
+constinit const ${launcher} ${launcher_name} = ${expression};
+}
+" @ONLY)
       list(APPEND sources ${file})
     endforeach()
   endforeach()
