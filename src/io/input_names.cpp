@@ -16,7 +16,7 @@ namespace ringattn {
 namespace {
 
 constexpr std::size_t kMaxNamesShown = 8;
-constexpr std::string_view kSinks = "sinks";
+constexpr std::string_view kSinksRole = "sinks";
 constexpr std::string_view kLayerSinks = ".self_attn.sinks";  // of a layer of a checkpoint: model.layers.N before it
 
 bool is_named(const InputNames& names, std::string_view tensor) {
@@ -55,8 +55,8 @@ std::string_view layer_sinks(const SafetensorsFile& file, bool named) {
 void take_layer_sinks(const SafetensorsFile& file, bool named, InputNames& names) {
   const std::string_view found = layer_sinks(file, named);
   if (found.empty()) return;
-  const std::string other = names.sinks.value_or(std::string(kSinks));
-  if (names.sinks || file.contains(kSinks)) refuse_both(file, other, found, kSinks);
+  const std::string other = names.sinks.value_or(std::string(kSinksRole));
+  if (names.sinks || file.contains(kSinksRole)) refuse_both(file, other, found, kSinksRole);
   names.sinks = found;
 }
 

@@ -12,6 +12,10 @@
 
 namespace ringattn {
 
+// A token of K and of V.
+inline RowShape k_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
+inline RowShape v_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
+
 struct Job {
   AttentionSpec spec;
   Batch batch;

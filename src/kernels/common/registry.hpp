@@ -110,6 +110,17 @@ using BatchedGemmRow = KernelRow<BatchedGemmSpec>;
 template <>
 std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
 
+// Ops whose headers include this one.
+struct DecodeSpec;
+struct SsmSpec;
+struct CausalConv1dSpec;
+template <>
+std::span<const KernelRow<DecodeSpec>> kernel_table<DecodeSpec>();
+template <>
+std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>();
+template <>
+std::span<const KernelRow<CausalConv1dSpec>> kernel_table<CausalConv1dSpec>();
+
 // Whether an SSM kernel rounds the factors of its products for y to the dtype (kernels/ssm/ssm.hpp).
 bool rounds_factors(const KernelEntry& ssm);
 

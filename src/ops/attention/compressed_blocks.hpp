@@ -28,10 +28,6 @@ DecompressedBlock decompressed_block(const Plan& plan, const BlockPlan& block);
 // Index in the batch, counted over its sequences, of the key at row `row` of the block.
 std::int64_t key_of_row(const DecompressedBlock& block, const Batch& batch, std::int64_t row);
 
-// Tensor specs of the job's K and V.
-inline RowShape k_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
-inline RowShape v_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
-
 // Bytes of the decompressed rows of the largest block, with at most this many tokens per block (0: one block), and of
 // the job's tables.
 std::size_t decompression_bytes(const Job& job, const Options& options, std::int64_t max_block_tokens, int key_tile);

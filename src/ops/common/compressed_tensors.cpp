@@ -178,13 +178,6 @@ void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensor
   }
 }
 
-namespace {
-
-RowShape k_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim}; }
-RowShape v_shape(const AttentionSpec& spec) { return {spec.dtype, spec.kv_heads, spec.head_dim_v}; }
-
-}  // namespace
-
 SyntheticCompressed::SyntheticCompressed(const Job& job, std::uint64_t seed)
     : spec_(job.spec), batch_(job.batch), format_(job.format), seed_(seed) {
   if (!format_.k.is_plain()) check_format("k", format_.k, k_shape(spec_));
