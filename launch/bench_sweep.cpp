@@ -17,8 +17,10 @@
 #include "launch/op_flags.hpp"
 #include "launch/progress.hpp"
 #include "launch/ssm_request.hpp"
+#include "ops/common/attention_op_job.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/decode/decode_or_attend.hpp"
+#include "ops/ssm/ssm_op_job.hpp"
 
 namespace ringattn {
 
@@ -34,6 +36,11 @@ Setting ssm_setting(SsmInput input, const std::string& source) {
 }
 
 }  // namespace
+
+std::unique_ptr<OpJob> Setting::open() const {
+  if (is_ssm()) return std::make_unique<SsmOpJob>(ssm());
+  return std::make_unique<AttentionOpJob>(input());
+}
 
 std::vector<Setting> settings_of(const Config& config, const TopKDevice& target) {
   const JobOptions& options = config.options;
@@ -116,13 +123,7 @@ Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& scree
 
 void Sweep::measure(const Setting& setting, bool only) {
   try {
-    if (setting.is_ssm()) {
-      measure_ssm(setting);
-    } else if (setting.job.decode) {
-      measure_decode(setting);
-    } else {
-      measure_modes(setting);
-    }
+    measure_modes(setting);
   } catch (const AgreedError& error) {
     // Every rank knows of it.
     if (only || (error.code() != ErrorCode::kMemory && error.code() != ErrorCode::kUnsupported)) throw;
@@ -140,70 +141,44 @@ void Sweep::measure(const Setting& setting, bool only) {
   }
 }
 
-void Sweep::describe(const Setting& setting) {
-  if (setting.is_ssm()) {
-    PreparedSsm prepared(setting.ssm(), world_, ssm_options(invocation_.config));
-    print_ssm(screen_, prepared, report_of(prepared));
-    return;
-  }
-  PreparedFileJob prepared(setting.input(), world_, library(setting));
-  print_job(screen_, prepared, report_of(prepared));
-}
+void Sweep::describe(const Setting& setting) { print_job(screen_, prepare(setting)); }
 
-Options Sweep::library(const Setting& setting) const {
+Report Sweep::prepare(const Setting& setting) {
   Options options = library_options(invocation_.config);
   options.block_tokens = setting.block;
-  return options;
-}
-
-Report Sweep::report_of(PreparedFileJob& prepared) {
   Report report;
   report.command = "bench";
   report.invocation = &invocation_;
-  gather_world(report, prepared, world_, collective_);
-  return report;
-}
-
-Report Sweep::report_of(PreparedSsm& prepared) {
-  Report report;
-  report.command = "bench";
-  report.invocation = &invocation_;
-  gather_ssm(report, prepared, world_, collective_);
+  report.job = setting.open();
+  prepare_job(report, options, world_, collective_);
   return report;
 }
 
 void Sweep::measure_modes(const Setting& setting) {
   ProgressDisplay progress(options_, world_.rank() == 0);
-  const auto step = [&](std::string_view what, const StepCount& steps) { progress.update(what, steps); };
-  PreparedFileJob prepared(setting.input(), world_, library(setting));
-  Report report = report_of(prepared);
-  if (points_.empty()) print_job(screen_, prepared, report);
-  const std::unique_ptr<LoadedJob> loaded = prepared.load(step);
-
-  std::vector<RunMode> modes{options_.compute_only ? RunMode::kComputeOnly : RunMode::kWhole};
-  if (options_.against == "compute") modes.push_back(RunMode::kComputeOnly);
-  const std::vector<Samples> samples = sample_runs(collective_, {options_.samples, step}, *loaded, modes);
+  Report report = prepare(setting);
+  if (points_.empty()) print_job(screen_, report);
+  const MeasureRequest request{options_.samples, options_.compute_only, options_.against == "compute",
+                               [&](std::string_view what, const StepCount& steps) { progress.update(what, steps); }};
+  const Measured measured = report.job->measure(request, collective_);
   progress.clear();
-
-  RankResult last;  // without rows: they needn't leave the device
-  last.rows =
-      total_tokens(packed_runs(prepared.ring().layout.queries.runs(world_.rank()), setting.input().job().batch.cu_q()));
-  gather_figures(report, prepared, last, world_, collective_);
-  for (std::size_t mode = 0; mode < modes.size(); ++mode) {
-    BenchPoint point = point_of(setting, report, samples[mode]);
-    if (modes[mode] == RunMode::kComputeOnly) point.mode = kComputeMode;
+  gather_figures(report, measured.figures, world_, collective_);
+  for (const Measurement& mode : measured.modes) {
+    BenchPoint point = point_of(setting, report, mode);
+    point.digest = measured.digest;
     keep(point);
   }
 }
 
-BenchPoint Sweep::point_of(const Setting& setting, const Report& report, const Samples& samples) const {
+BenchPoint Sweep::point_of(const Setting& setting, const Report& report, const Measurement& measurement) const {
+  const Samples& samples = measurement.samples;
   BenchPoint point;
   point.git = revision();
   point.host = report.hosts.front();
   point.devices = report.devices;
   point.world = report.ranks;
   point.transport = report.transport;
-  point.kernel = report.kernel;
+  point.kernel = report.job->kernel().name;
   point.job = setting.job;
   point.layout = report.plan->layout;
   point.stripe = report.plan->stripe;
@@ -216,7 +191,9 @@ BenchPoint Sweep::point_of(const Setting& setting, const Report& report, const S
   point.samples = samples.count;
   point.ms = samples.ms;
   point.exposed_comm_ms = samples.exposed_comm_ms;
-  point.tflops_per_rank = samples.ms.per_second(report.flops) / world_.size() * 1e-12;
+  if (measurement.compute_only) point.mode = kComputeMode;
+  point.gb_per_s = samples.ms.per_second(measurement.bytes) * 1e-9;
+  point.tflops_per_rank = samples.ms.per_second(report.job->flops()) / world_.size() * 1e-12;
   return point;
 }
 

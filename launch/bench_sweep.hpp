@@ -32,6 +32,8 @@ struct Setting {
   const JobInput& input() const { return std::get<JobInput>(source); }
   const SsmInput& ssm() const { return std::get<SsmInput>(source); }
   bool is_ssm() const { return !job.ssm.empty(); }
+  // The job of the op that computes it.
+  std::unique_ptr<OpJob> open() const;
 };
 
 // Lengths × block sizes, or the file of --input × block sizes. `target`: where blocks of keys are chosen by rows.
@@ -72,13 +74,10 @@ class Sweep {
   const std::optional<AgreedError>& failure() const { return failure_; }
 
  private:
-  Options library(const Setting& setting) const;
-  Report report_of(PreparedFileJob& prepared);
-  Report report_of(PreparedSsm& prepared);
+  // The prepared job of the point.
+  Report prepare(const Setting& setting);
   void measure_modes(const Setting& setting);
-  void measure_decode(const Setting& setting);  // bench_decode.cpp
-  void measure_ssm(const Setting& setting);     // bench_ssm.cpp
-  BenchPoint point_of(const Setting& setting, const Report& report, const Samples& samples) const;
+  BenchPoint point_of(const Setting& setting, const Report& report, const Measurement& measurement) const;
   void keep(const BenchPoint& point);
 
   const Invocation& invocation_;

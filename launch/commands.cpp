@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "comm/launcher.hpp"
-#include "launch/verify_shapes.hpp"
 
 namespace ringattn {
 

@@ -22,6 +22,9 @@ struct Invocation {
   ReportFile* report_file = nullptr;  // set before a command runs
 };
 
+// Ranks that verify makes in this process where neither --ranks nor mpirun says how many.
+inline constexpr int kLargestLocalWorld = 7;
+
 struct CommandRow {
   std::string_view name;
   unsigned bit;  // of FlagRow::commands

@@ -192,7 +192,7 @@ bool comes_from_input(const Config& config, const ConfigValue& value) {
   return config.given("input") && value.row->group == FlagGroup::kShape && !of_model && !config.given(flag);
 }
 
-std::string print_config(const Config& config, const FileShape* shape) {
+std::string print_config(const Config& config, const InputShape* shape) {
   std::string text;
   Op op = config.options.op;
   for (const Op other : {Op::kAttention, Op::kDecode, Op::kMla, Op::kSsd, Op::kSelectiveScan, Op::kConv1d}) {
@@ -202,7 +202,7 @@ std::string print_config(const Config& config, const FileShape* shape) {
     const std::string_view name = value.row->name;
     if (name == "config" || name == "print-config") continue;  // would act again when the file is read
     if (comes_from_input(config, value)) {
-      const auto said = shape == nullptr ? FileShape::const_iterator() : shape->find(name);
+      const auto said = shape == nullptr ? InputShape::const_iterator() : shape->find(name);
       text += shape == nullptr       ? fmt::format("# {} comes from the input\n", name)
               : said == shape->end() ? fmt::format("# {} is not given by the input\n", name)
                                      : fmt::format("# {} = {} comes from the input\n", name, said->second);

@@ -14,6 +14,7 @@
 #include "launch/command_line.hpp"
 #include "launch/flags.hpp"
 #include "launch/options.hpp"
+#include "ops/common/op_job.hpp"
 
 namespace ringattn {
 
@@ -48,13 +49,9 @@ void fill_value(Config& config, std::string_view flag, const std::string& text, 
 // Reads only the config file's layer, from its text: (flag, value) pairs. Throws kUsage.
 std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text, std::string_view name);
 
-// What the input's tensors say, by the flags of a shape that would say it of synthetic input. Flags that it says
-// nothing of are left out: lengths that differ, for example.
-using FileShape = std::map<std::string, std::string, std::less<>>;
-
 // Valid TOML that --config reads back, each value with its source in a comment. `shape`: the input's, where it has been
 // opened; it stands there in comments.
-std::string print_config(const Config& config, const FileShape* shape = nullptr);
+std::string print_config(const Config& config, const InputShape* shape = nullptr);
 // Whether the input says the value of a flag, in place of a default.
 bool comes_from_input(const Config& config, const ConfigValue& value);
 

@@ -8,7 +8,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
-#include "launch/file_shape.hpp"
+#include "launch/check_model.hpp"
 #include "launch/op_flags.hpp"
 #include "ops/common/compatibility.hpp"
 
@@ -160,12 +160,6 @@ JobInput decode_or_requested_rows(JobInput input, const Config& config) {
   if (!input.makes_cache()) return input;
   std::string why = why_mla_not_decoded(config);
   return why.empty() ? std::move(input) : input.attended(std::move(why));
-}
-
-FileJob file_job(const Config& config) {
-  const JobOptions& options = config.options;
-  return {input_request(config, true),         numerics_of(config),        options.output, options.force,
-          deciding_values(config, options.op), why_mla_not_decoded(config)};
 }
 
 Options library_options(const Config& config) {

@@ -38,9 +38,6 @@ TopKDevice top_k_device(const Config& config, const Transport& world);
 // setting was given that only ring attention has.
 JobInput decode_or_requested_rows(JobInput input, const Config& config);
 
-// What `run` computes and writes. The output's header says the part of the configuration that decides the result.
-FileJob file_job(const Config& config);
-
 // Metadata of what decides the result of an op; where and how it was computed does not.
 FileMetadata deciding_values(const Config& config, Op op);
 

@@ -89,6 +89,7 @@ void check_distinct_files(const JobOptions& options) {
 void check_outputs(const Invocation& invocation) {
   const JobOptions& options = invocation.config.options;
   invocation.report_file->check();
+  if (!options.output.empty()) check_output_path(options.output, options.force);
   if (!options.trace.empty()) check_new_file(options.trace, options.force, "trace");
   if (!options.jsonl.empty() && options.jsonl != "-") check_new_file(options.jsonl, options.force, "jsonl");
   if (!options.record.empty()) check_new_file(options.record, options.force, "record");

@@ -10,7 +10,6 @@
 #include "base/size.hpp"
 #include "comm/world.hpp"
 #include "launch/commands.hpp"
-#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
@@ -23,6 +22,7 @@
 #include "launch/table.hpp"
 #include "launch/values.hpp"
 #include "ops/attention/world_plan_summary.hpp"
+#include "ops/common/attention_op_job.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/common/planned_job.hpp"
 #include "ops/decode/decode_or_attend.hpp"
@@ -192,13 +192,13 @@ int plan_job(const Invocation& invocation) {
   print_unread(screen, one.unread());
   note_model_sinks(screen, config);
   screen.context(fmt::format("kernel: {}; tiles of {} keys", planned->kernel().reason, planned->key_tile()));
-  print_read_rows(screen, one);
+  if (const std::string text = read_rows_text(one); !text.empty()) screen.context(text);
   screen.context(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us",
                              library.machine.name, library.machine.flops_per_second / 1e9,
                              library.machine.link_bytes_per_second / 1e9, library.machine.latency_seconds * 1e6));
   note_default_machine(screen, options);
 
-  PlanTable table(invocation, screen, shape_of(one), op_name(one.op()), row.name,
+  PlanTable table(invocation, screen, AttentionOpJob(one).shape(), op_name(one.op()), row.name,
                   {std::begin(kSummary), std::end(kSummary)}, inputs.size() * options.world.size(), "tokens");
   for (const JobInput& input : inputs) {
     planned.emplace(input, library, scope);

@@ -7,12 +7,12 @@
 
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
-#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/plan_table.hpp"
 #include "launch/report.hpp"
+#include "ops/common/attention_op_job.hpp"
 #include "ops/common/file_job.hpp"
 #include "ops/common/input_cost.hpp"
 #include "ops/decode/decode_plan_summary.hpp"
@@ -89,7 +89,7 @@ int plan_decode(const Invocation& invocation, const std::vector<JobInput>& input
   note_model_sinks(screen, invocation.config);
   screen.context(fmt::format("kernel: {}; tiles of {} keys", choice.reason, key_tile));
 
-  PlanTable table(invocation, screen, shape_of(first), op_name(first.op()), choice.row->name,
+  PlanTable table(invocation, screen, AttentionOpJob(first).shape(), op_name(first.op()), choice.row->name,
                   {{"world"},
                    {"keys"},
                    {"seqs"},

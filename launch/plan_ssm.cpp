@@ -8,13 +8,13 @@
 #include "attention/tokens/cost.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
-#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/plan_table.hpp"
 #include "launch/report.hpp"
 #include "launch/ssm_request.hpp"
+#include "ops/ssm/ssm_op_job.hpp"
 #include "ops/ssm/ssm_plan_summary.hpp"
 
 namespace ringattn {
@@ -104,7 +104,7 @@ int plan_ssm(const Invocation& invocation, const Screen& screen) {
   const JobOptions& options = config.options;
   const std::vector<SsmInput> inputs = inputs_of(config);
   const SsmJob& first = inputs.front().job();
-  const SsmOptions library = ssm_options(config);
+  const SsmOptions library = ssm_options(library_options(config));
   const SsmJobChoice choice = choose_kernel(first, library.kernel, planned_scope(options));
   const std::unique_ptr<Backend> backend = choice.row->make_backend({1, kNoDevice});
   const std::unique_ptr<SsmKernel> kernel = choice.ssm ? choice.ssm->make_kernel(first.spec, *backend) : nullptr;
@@ -126,7 +126,7 @@ int plan_ssm(const Invocation& invocation, const Screen& screen) {
                              machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6));
   note_default_machine(screen, options);
 
-  PlanTable table(invocation, screen, file_shape(first), op_name(inputs.front().op()), choice.row->name,
+  PlanTable table(invocation, screen, SsmOpJob(inputs.front()).shape(), op_name(inputs.front().op()), choice.row->name,
                   {{"world"},
                    {"tokens"},
                    {"runs"},

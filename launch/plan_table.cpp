@@ -36,7 +36,7 @@ std::string runs_text(std::span<const TokenRun> runs, bool all) {
   return text.empty() ? "nothing" : text;
 }
 
-PlanTable::PlanTable(const Invocation& invocation, const Screen& screen, const FileShape& shape, std::string_view op,
+PlanTable::PlanTable(const Invocation& invocation, const Screen& screen, const InputShape& shape, std::string_view op,
                      std::string_view kernel, std::vector<Table::Column> columns, std::size_t rows,
                      std::string_view unit)
     : invocation_(invocation), screen_(screen), summary_(std::move(columns)), rows_(rows), unit_(unit) {

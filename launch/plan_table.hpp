@@ -16,7 +16,6 @@
 #include "base/json_writer.hpp"
 #include "kernels/common/registry.hpp"
 #include "launch/commands.hpp"
-#include "launch/file_shape.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
 
@@ -37,7 +36,7 @@ std::string runs_text(std::span<const TokenRun> runs, bool all);
 class PlanTable {
  public:
   // `shape` is the first input's, `rows` the number of rows to come, and `unit` what an input consists of: "tokens".
-  PlanTable(const Invocation& invocation, const Screen& screen, const FileShape& shape, std::string_view op,
+  PlanTable(const Invocation& invocation, const Screen& screen, const InputShape& shape, std::string_view op,
             std::string_view kernel, std::vector<Table::Column> columns, std::size_t rows, std::string_view unit);
 
   // Whether the table has only one row, so that its details are shown.

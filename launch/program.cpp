@@ -27,12 +27,12 @@
 #include "kernels/common/registry.hpp"
 #include "launch/bench_op.hpp"
 #include "launch/commands.hpp"
-#include "launch/file_shape.hpp"
 #include "launch/help.hpp"
 #include "launch/input_warnings.hpp"
 #include "launch/library_exit.hpp"
 #include "launch/message_text.hpp"
 #include "launch/model_layer.hpp"
+#include "launch/open_job.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/report_file.hpp"
@@ -148,7 +148,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
       if (options.print_config) {
         const Config& config = request.invocation.config;
         const bool of_file = config.given("input");
-        const FileShape shape = of_file ? shape_of_input(config) : FileShape();
+        const InputShape shape = of_file ? input_shape(config) : InputShape();
         request.text = print_config(config, of_file ? &shape : nullptr);
       }
     }

@@ -10,7 +10,6 @@
 #include "base/environment.hpp"
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
-#include "launch/file_shape.hpp"
 #include "launch/message_text.hpp"
 
 namespace ringattn {
@@ -21,7 +20,7 @@ constexpr int kSchema = 2;
 constexpr std::string_view kReportedVariables[] = {"RINGATTN_", "NCCL_", "CUDA_VISIBLE_DEVICES", "OMP_"};
 
 // What a flag says, and of the flags of a shape what the input's tensors do.
-void write_config(JsonWriter& json, const Config& config, const FileShape& shape) {
+void write_config(JsonWriter& json, const Config& config, const InputShape& shape) {
   json.key("config").begin_object();
   for (const ConfigValue& value : config.values) {
     json.key(value.row->name);
@@ -56,69 +55,31 @@ void write_texts(JsonWriter& json, std::string_view name, const std::vector<std:
   json.end_array();
 }
 
-void write_ssm_job(JsonWriter& json, const SsmJob& job) {
-  json.begin_object();
-  if (job.conv1d_only) {
-    const CausalConv1dSpec& spec = *job.convolution;
-    json.member("dtype", dtype_name(spec.dtype)).member("channels", spec.channels).member("bias", spec.bias);
-    json.member("silu", spec.silu);
-  } else {
-    write_ssm_spec(json, job.spec);
-    json.member("update", job.update);
-  }
-  json.member("conv_width", job.convolution ? job.convolution->width : 0);
-  json.member("initial_states", job.conv1d_only ? job.initial_halos : job.initial_states);
-  json.member("final_states", job.conv1d_only ? job.final_halos : job.final_states);
-  json.member("sequences", static_cast<std::int64_t>(job.lengths.size())).member("tokens", job.tokens()).end_object();
-}
-
 // The job itself, wherever its shape came from.
 void write_job(JsonWriter& json, const Report& report) {
-  const std::optional<Job>& job = report.job;
-  if (!job && !report.ssm) {
+  if (report.job == nullptr) {
     json.key("op").null().key("job").null();
     return;
   }
-  json.member("op", op_name(report.op)).key("job");
-  if (report.ssm) {
-    write_ssm_job(json, *report.ssm);
-    return;
-  }
-  const AttentionSpec& spec = job->spec;
-  json.begin_object().member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads);
-  json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
-  json.member("mask", describe(spec.mask)).member("softmax_scale", static_cast<double>(spec.softmax_scale));
-  json.member("softcap", static_cast<double>(spec.softcap)).member("sinks", spec.sinks);
-  if (report.latents) {
-    json.member("rope_dim", report.latents->rope_dim).member("latent_dim", report.latents->latent_dim);
-  }
-  json.member("sequences", static_cast<std::int64_t>(job->batch.sequences.size()));
-  json.member("q_tokens", job->batch.q_tokens()).member("k_tokens", job->batch.k_tokens()).end_object();
+  json.member("op", op_name(report.job->op())).key("job");
+  report.job->write_job(json);
 }
 
-void write_plan(JsonWriter& json, const std::optional<PlanFigures>& plan) {
+void write_plan(JsonWriter& json, const Report& report) {
   json.key("plan");
-  if (!plan) {
+  if (!report.plan) {
     json.null();
     return;
   }
-  json.begin_object().member("blocks", plan->blocks).member("layout", plan->layout).member("stripe", plan->stripe);
-  json.member("bytes_moved", plan->bytes_moved).member("memory_per_rank", plan->memory_per_rank);
-  if (plan->estimated_seconds) {
-    json.member("estimated_ms", *plan->estimated_seconds * 1e3);
+  const PlanFigures& plan = *report.plan;
+  json.begin_object().member("blocks", plan.blocks).member("layout", plan.layout).member("stripe", plan.stripe);
+  json.member("bytes_moved", plan.bytes_moved).member("memory_per_rank", plan.memory_per_rank);
+  if (plan.estimated_seconds) {
+    json.member("estimated_ms", *plan.estimated_seconds * 1e3);
   } else {
     json.key("estimated_ms").null();
   }
-  if (plan->memory) {
-    json.member("bytes_read", plan->bytes_read);
-    write_memory(json, *plan->memory);
-  }
-  if (!plan->form.empty()) json.member("form", plan->form);
-  if (plan->latents) {
-    json.member("heads_at_a_time", plan->latents->heads_at_a_time);
-    json.member("bytes_moved_expanded", plan->latents->bytes_moved_expanded);
-  }
-  if (plan->ssm_memory) write_memory(json, *plan->ssm_memory);
+  report.job->write_plan(json);
   json.end_object();
 }
 
@@ -137,86 +98,39 @@ void write_measurements(JsonWriter& json, const Report& report) {
   for (const char* name : {"median", "p10", "p90"}) json.member(name, milliseconds);
   json.end_object();
   json.member("tflops_per_rank", report.flops_per_second_per_rank() / 1e12);
-  if (!report.plan || !report.plan->memory) {
+  if (report.job->measures_exposed_comm()) {
     json.member("exposed_comm_ms", report.max_exposed_comm_seconds() * 1e3);
   } else {
-    json.key("exposed_comm_ms").null();  // decode doesn't measure it
+    json.key("exposed_comm_ms").null();
   }
   json.member("memory_peak_bytes", report.memory_peak());
 }
 
-void write_accuracy(JsonWriter& json, const std::optional<Accuracy>& accuracy) {
-  json.key("accuracy");
-  if (!accuracy) {
+void write_digests(JsonWriter& json, const Report& report) {
+  json.key("digest");
+  if (report.digests.empty()) {
     json.null();
     return;
   }
-  const auto write = [&](std::string_view tensor, bool compared, double error, double allowed, const RowSample& row) {
-    json.key(tensor);
-    if (!compared) {
-      json.null();
-      return;
-    }
-    json.begin_object().member("greatest_error", error).member("allowed", allowed).member("token", row.token);
-    json.member("head", row.head).end_object();
-  };
-  json.begin_object().member("rows", accuracy->rows);
-  write("out", accuracy->compared > 0, accuracy->error, accuracy->allowed(), accuracy->worst);
-  write("lse", accuracy->lse_allowed > 0.0, accuracy->lse_error * accuracy->lse_allowed, accuracy->lse_allowed,
-        accuracy->worst_lse);
-  json.member("misplaced", accuracy->misplaced).end_object();
-}
-
-void write_accuracy(JsonWriter& json, const SsmAccuracy& accuracy) {
-  json.key("accuracy").begin_object().member("rows", accuracy.rows).key("out");
-  if (accuracy.compared == 0) {
-    json.null();
-  } else {
-    json.begin_object().member("greatest_error", accuracy.error).member("allowed", accuracy.allowed);
-    json.member("token", accuracy.worst.token).member("head", accuracy.worst.head).end_object();
-  }
-  const StateAccuracy& states = accuracy.states;
-  json.key("lse").null().key("final_states");
-  if (states.compared == 0) {
-    json.null();
-  } else {
-    json.begin_object().member("greatest_error", states.error).member("allowed", states.allowed);
-    json.member("sequence", states.sequence).member("head", states.head).end_object();
-  }
-  json.member("misplaced", accuracy.misplaced + states.misplaced).end_object();
-}
-
-void write_digests(JsonWriter& json, const Report& report) {
-  json.key("digest");
-  if (report.digests) {
-    json.begin_object().member("out", report.digests->out).member("lse", report.digests->lse).end_object();
-  } else if (report.ssm_digests) {
-    json.begin_object().member("out", report.ssm_digests->y).key("lse").null().key("final_states");
-    if (report.ssm_digests->final_states.empty()) {
+  json.begin_object();
+  for (const ResultDigest& digest : report.digests) {
+    json.key(digest.key);
+    if (digest.hex.empty()) {
       json.null();
     } else {
-      json.value(report.ssm_digests->final_states);
+      json.value(digest.hex);
     }
-    json.end_object();
-  } else {
-    json.null();
   }
+  json.end_object();
 }
 
 void write_non_finite(JsonWriter& json, const Report& report) {
   json.key("non_finite_inputs");
   if (report.figures.empty()) {
     json.null();
-    return;
-  }
-  const NonFinite non_finite = report.non_finite();
-  json.begin_object();
-  if (report.ssm) {
-    json.member("rows", non_finite.q);
   } else {
-    json.member("q", non_finite.q).member("k", non_finite.k).member("v", non_finite.v);
+    report.job->write_non_finite(json, report.non_finite());
   }
-  json.end_object();
 }
 
 }  // namespace
@@ -235,7 +149,7 @@ double Report::max_exposed_comm_seconds() const {
 
 double Report::flops_per_second_per_rank() const {
   const double seconds = slowest_seconds();
-  return seconds > 0.0 ? flops / seconds / std::max(1, ranks) : 0.0;
+  return seconds > 0.0 ? job->flops() / seconds / std::max(1, ranks) : 0.0;
 }
 
 std::size_t Report::memory_peak() const {
@@ -254,25 +168,8 @@ NonFinite Report::non_finite() const {
   return total;
 }
 
-void write_memory(JsonWriter& json, const DecodeMemory& memory) {
-  json.key("memory").begin_object().member("cache", memory.cache).member("tables", memory.tables);
-  json.member("rows", memory.rows).member("scratch", memory.scratch).member("partials", memory.partials).end_object();
-}
-
-void write_memory(JsonWriter& json, const SsmMemory& memory) {
-  json.key("memory").begin_object().member("rows", memory.rows).member("states", memory.states);
-  json.member("scratch", memory.scratch).member("exchange", memory.exchange).end_object();
-}
-
-void write_ssm_spec(JsonWriter& json, const SsmSpec& spec) {
-  json.member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads).member("head_dim", spec.head_dim);
-  json.member("state_dim", spec.state_dim).member("groups", spec.groups).member("skip", spec.skip);
-  json.member("gate", spec.gate).member("dt_bias", spec.dt_bias).member("dt_softplus", spec.dt_softplus);
-  json.member("dt_min", static_cast<double>(spec.dt_min)).member("dt_max", static_cast<double>(spec.dt_max));
-}
-
 void write_document_head(JsonWriter& json, std::string_view command, const Invocation& invocation,
-                         const FileShape& shape) {
+                         const InputShape& shape) {
   json.member("schema", kSchema).member("command", command);
   json.key("tool").begin_object();
   json.member("version", version()).member("git", git_revision()).member("dirty", git_dirty());
@@ -287,10 +184,8 @@ void write_document_head(JsonWriter& json, std::string_view command, const Invoc
 std::string report_text(const Report& report) {
   JsonWriter json;
   json.begin_object();
-  FileShape shape;
-  if (report.ssm) shape = file_shape(*report.ssm);
-  if (report.job) shape = file_shape(report.op, *report.job, report.latents ? &*report.latents : nullptr);
-  write_document_head(json, report.command, *report.invocation, shape);
+  write_document_head(json, report.command, *report.invocation,
+                      report.job == nullptr ? InputShape() : report.job->shape());
   if (report.ranks == 0) {
     json.key("world").null();
   } else {
@@ -301,19 +196,20 @@ std::string report_text(const Report& report) {
     json.end_object();
   }
   write_job(json, report);
-  if (report.kernel.empty()) {
+  if (!report.plan) {
     json.key("kernel").null();
   } else {
-    json.member("kernel", report.kernel).member("kernel_reason", report.kernel_reason);
+    json.member("kernel", report.job->kernel().name).member("kernel_reason", report.job->kernel_reason());
   }
-  write_plan(json, report.plan);
+  write_plan(json, report);
   write_measurements(json, report);
   write_digests(json, report);
   write_non_finite(json, report);
-  if (report.ssm_accuracy) {
-    write_accuracy(json, *report.ssm_accuracy);
+  json.key("accuracy");
+  if (report.accuracy) {
+    report.accuracy(json);
   } else {
-    write_accuracy(json, report.accuracy);
+    json.null();
   }
   if (report.verdict.empty()) {
     json.key("verdict").null();

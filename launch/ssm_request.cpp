@@ -5,10 +5,8 @@
 
 #include <utility>
 
-#include "base/size.hpp"
-#include "launch/file_shape.hpp"
+#include "launch/check_model.hpp"
 #include "launch/job_request.hpp"
-#include "launch/job_text.hpp"
 #include "launch/op_flags.hpp"
 
 namespace ringattn {
@@ -53,15 +51,6 @@ SsmNumerics ssm_numerics(const JobOptions& options) {
   return {options.dt_softplus, options.dt_min, options.dt_max, options.final_states, options.ranks.value_or(1)};
 }
 
-std::string moved_text(const SsmJob& job, std::int64_t bytes) {
-  const auto count = static_cast<std::uint64_t>(bytes / carried_bytes(job));
-  if (count == 0) return "";
-  const std::string what = job.conv1d_only
-                               ? counted(count * static_cast<std::uint64_t>(job.convolution->halo_tokens()), "token")
-                               : counted(count, "state");
-  return fmt::format("; {}, {} sent", what, format_bytes(static_cast<double>(bytes)));
-}
-
 }  // namespace
 
 OpenedSource open_source(const Config& config, bool require_source) {
@@ -81,33 +70,5 @@ SsmInput open_ssm(const Config& config, std::int64_t seq) {
 }
 
 SsmInput open_ssm(const Config& config) { return open_ssm(config, config.options.seq.front()); }
-
-SsmFileJob ssm_file_job(const Config& config) {
-  const JobOptions& options = config.options;
-  return {ssm_request(config, options.seq.front()), ssm_numerics(options), options.output, options.force,
-          deciding_values(config, open_ssm(config).op())};
-}
-
-SsmOptions ssm_options(const Config& config) {
-  const JobOptions& from = config.options;
-  SsmOptions options;
-  options.kernel = {from.backend, from.kernel};
-  options.memory_budget = static_cast<std::size_t>(from.memory);
-  options.threads = from.threads;
-  options.timeout_seconds = from.timeout;
-  options.timeline = !from.trace.empty();
-  return options;
-}
-
-void print_ssm(const Screen& screen, PreparedSsm& prepared, const Report& report) {
-  Ssm& ssm = prepared.ssm();
-  print_head(screen, prepared.input().source(), prepared.input().unread(), describe(ssm.job()), *ssm.kernel().row,
-             ssm.options().threads, report);
-  screen.context(fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",
-                             counted(static_cast<std::uint64_t>(report.plan->blocks), "run"),
-                             moved_text(ssm.job(), report.plan->bytes_moved),
-                             format_bytes(static_cast<double>(report.plan->memory_per_rank))));
-  print_devices(screen, report);
-}
 
 }  // namespace ringattn

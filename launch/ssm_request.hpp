@@ -28,12 +28,4 @@ OpenedSource open_source(const Config& config, bool require_source);
 SsmInput open_ssm(const Config& config, std::int64_t seq);
 SsmInput open_ssm(const Config& config);
 
-// What `run` computes and writes.
-SsmFileJob ssm_file_job(const Config& config);
-
-SsmOptions ssm_options(const Config& config);
-
-// What is about to be done.
-void print_ssm(const Screen& screen, PreparedSsm& prepared, const Report& report);
-
 }  // namespace ringattn

@@ -1,48 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ringattn verify`: chooses the check, and has those that need one run of the job: against an output file, against the
-// fp64 oracle, for another system's result, and against a golden file. verify_shapes.cpp compares runs in several
-// shapes.
+// `ringattn verify`: chooses the check of a job of any op: variants of it, an output file, the fp64 oracle, another
+// system's result, a golden file, or decode steps.
 #include <fmt/format.h>
 
 #include <filesystem>
-#include <optional>
+#include <memory>
+#include <numeric>
 #include <string>
-#include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
+#include "base/quotes.hpp"
 #include "base/size.hpp"
-#include "base/text_file.hpp"
 #include "launch/commands.hpp"
-#include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/job_text.hpp"
 #include "launch/op_flags.hpp"
+#include "launch/open_job.hpp"
 #include "launch/outputs.hpp"
 #include "launch/progress.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
-#include "launch/ssm_request.hpp"
-#include "launch/verify_decode.hpp"
+#include "launch/table.hpp"
 #include "launch/verify_golden.hpp"
-#include "launch/verify_shapes.hpp"
-#include "launch/verify_ssm.hpp"
-#include "ops/common/accuracy.hpp"
-#include "ops/common/compatibility.hpp"
-#include "ops/common/difference.hpp"
-#include "ops/common/file_job.hpp"
-#include "ops/common/golden.hpp"
 #include "ops/common/input_agreement.hpp"
-#include "ops/common/kept_mass.hpp"
-#include "ops/common/output.hpp"
-#include "ops/common/output_file.hpp"
-#include "ops/common/peer_file.hpp"
-#include "ops/decode/decode_or_attend.hpp"
 
 namespace ringattn {
 
 namespace {
+
+// What every check needs.
+struct Verification {
+  const Invocation& invocation;
+  const Options& library;
+  const Screen& screen;
+  Transport& world;
+  const Collective& collective;
+  Report& report;
+
+  const Config& config() const { return invocation.config; }
+  const JobOptions& options() const { return invocation.config.options; }
+};
 
 void check_flags(const Config& config) {
   const JobOptions& options = config.options;
@@ -59,7 +57,7 @@ void check_flags(const Config& config) {
 }
 
 // A user may take --against for a check against another system, so the error for a missing file suggests --peer.
-OutputFile open_against(const Config& config, const JobInput& input) {
+void open_earlier(const Config& config, OpJob& job) {
   const std::string& path = config.options.against;
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
@@ -67,153 +65,145 @@ OutputFile open_against(const Config& config, const JobInput& input) {
          "there is no such file; it takes an output file of `run`, or the word oracle",
          "To check another system, save its out and use --peer FILE.");
   }
-  return {path, input};
+  job.open_earlier(path);
 }
 
-// One run of the job, and what to check it against.
-struct SingleRun {
-  const Invocation& invocation;
-  const JobInput& input;
-  const Screen& screen;
-  const OutputFile* against;  // null if the check needs none
-  const PeerFile* peer;       // null if the check needs none
-  PreparedFileJob& prepared;
-  RankResult result;
-  const Collective& collective;
-  Report& report;
-
-  const JobOptions& options() const { return invocation.config.options; }
-};
-
-std::string location(const RowSample& sample) { return fmt::format("token {}, head {}", sample.token, sample.head); }
-
-// `whose`: "" or "theirs: ". `has_lse`: whether LSEs were compared.
-void print_accuracy(const SingleRun& run, const Accuracy& all, std::string_view whose, bool has_lse = true) {
-  if (all.compared == 0) {
-    run.screen.print(fmt::format("  {}out: no value is finite both here and in fp64\n", whose));
-  } else {
-    run.screen.print(
-        fmt::format("  {}out: greatest error {:.3g} at {}; allowed {:.3g} (the same-precision reference has {:.3g})\n",
-                    whose, all.error, location(all.worst), all.allowed(), all.same_precision_error));
-  }
-  if (!has_lse) {
-    // Nothing was compared.
-  } else if (all.lse_allowed > 0.0) {
-    run.screen.print(fmt::format("  {}lse: greatest error {:.3g} of what is allowed, at {}\n", whose, all.lse_error,
-                                 location(all.worst_lse)));
-  } else {
-    run.screen.print(fmt::format("  {}lse: no value is finite both here and in fp64\n", whose));
-  }
-  if (all.misplaced > 0) {
-    run.screen.print(fmt::format("  {}{} values are NaN or infinite where fp64 has another value, the first at {}\n",
-                                 whose, all.misplaced, location(all.first_misplaced)));
-  }
-}
-
-// Uses as many CPU threads as the job, because ranks on the same machine check at the same time.
-Accuracy check_rows_of(const SingleRun& run, std::int64_t count, const TensorView& out, const RowView& lse,
-                       std::vector<RowError>* each = nullptr) {
-  return check_result(run.collective, run.input, run.prepared.tiles(), count, run.result.runs, out, lse,
-                      run.prepared.threads(), each);
-}
-
-bool check_against_oracle(const SingleRun& run) {
-  const AttentionSpec& spec = run.input.job().spec;
-  const Accuracy all = check_rows_of(run, run.options().rows, run.result.out_view(spec), run.result.lse_view(spec));
-  run.report.accuracy = all;
-  run.screen.context(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
-  if (all.rows == 0) {
-    run.screen.print("  the job has no rows: nothing is compared\n");
-    return true;
-  }
-  print_accuracy(run, all, "");
-  if (run.input.job().block_mask != nullptr) {
-    const KeptMass kept = kept_mass(run.collective, run.input, run.options().rows, run.prepared.threads());
-    run.screen.print(
-        fmt::format("  the block mask keeps {:.2f} % of the softmax weight in the mean of {}, and at least {:.2f} %\n",
-                    100.0 * kept.mean, counted(static_cast<std::uint64_t>(kept.rows), "row"), 100.0 * kept.minimum));
-  }
-  return all.passes();
-}
-
-// Compares another system's result with the fp64 oracle, and for information this job's result too. The verdict is on
-// the other system's result. It may be wrong in any row, so all rows are compared if the job is small.
-bool check_peer(const SingleRun& run) {
-  const AttentionSpec& spec = run.input.job().spec;
-  PeerFile::Rows rows;
-  run.collective.run_collectively([&] { rows = run.peer->read(run.result.runs, spec.dtype); });
-  const RowView own_lse = run.result.lse_view(spec);
-  const std::int64_t count = chosen(run.invocation.config, "rows") ? run.options().rows : few_rows(run.input.job());
-  std::vector<RowError> each;
-  const bool has_lse = run.peer->has_lse();
-  const Accuracy theirs = check_rows_of(run, count, rows.out, has_lse ? rows.lse : RowView{}, &each);
-  const Accuracy ours = check_rows_of(run, count, run.result.out_view(spec), own_lse);
-  run.report.accuracy = theirs;
-  run.screen.context(fmt::format("{} of {} against the fp64 oracle",
-                                 counted(static_cast<std::uint64_t>(theirs.rows), "row"), run.options().peer));
-  print_accuracy(run, theirs, "theirs: ", has_lse);
-  print_accuracy(run, ours, "ours: ", has_lse);
-  if (!has_lse) run.screen.print("  theirs has no lse: only out is compared\n");
-  if (const auto wrong = first_wrong_row(run.collective, theirs, each)) {
-    const std::string of_lse = has_lse ? fmt::format(", of lse {:.3g} of what is allowed", wrong->lse_error) : "";
-    run.screen.print(fmt::format("  the first wrong row of theirs: {}; error of out {:.3g}{}\n",
-                                 location(wrong->sample), wrong->error, of_lse));
-  }
-  return theirs.passes();
-}
-
-bool check_against_file(const SingleRun& run) {
-  const AttentionSpec& spec = run.input.job().spec;
-  std::optional<Difference> mine;
-  run.collective.run_collectively(
-      [&] { mine = run.against->compare(run.result.runs, run.result.out_view(spec), run.result.lse_view(spec)); });
-  const auto difference = earliest(run.collective, mine);
-  run.screen.context(fmt::format("against {}, bit for bit", run.options().against));
-  for (const std::string& other : run.against->other_job()) run.screen.context(other);
-  if (difference) run.screen.print(fmt::format("  first difference: {}\n", describe(*difference, run.input.job())));
-  return !difference;
-}
-
-bool check_golden(const SingleRun& run, const Golden& recorded) {
-  Golden now = recorded;
-  now.digest_out = run.report.digests->out;
-  now.digest_lse = run.report.digests->lse;
-  return check_golden(run.screen, run.options().golden, recorded, now);
-}
-
-bool write_golden(const SingleRun& run, Golden golden) {
-  golden.digest_out = run.report.digests->out;
-  golden.digest_lse = run.report.digests->lse;
-  write_golden(run.screen, run.collective, run.options(), golden);
+bool end_dry_run(const Screen& screen) {
+  screen.context("dry run: nothing is computed");
   return true;
 }
 
-// Runs the job once and checks the result. Returns whether it passes.
-bool verify_single(const Invocation& invocation, const JobInput& input, const OutputFile* against, const PeerFile* peer,
-                   const Options& library, const Screen& screen, Transport& world, Report& report) {
-  const JobOptions& options = invocation.config.options;
-  const Collective collective(world, Timeouts(options.timeout));
-  PreparedFileJob prepared(input, world, library);
-  gather_world(report, prepared, world, collective);
-  print_job(screen, prepared, report);
-  Golden golden = golden_of(input, prepared.kernel().name, prepared.backend().identity());
-  if (!options.golden.empty()) golden = read_golden(collective, options.golden, golden);
-  if (options.dry_run) {
-    screen.context("dry run: nothing is computed");
+// Prints the rows of a table of variants as they come, and the first difference.
+class Verdicts {
+ public:
+  Verdicts(const Screen& screen, const VariantTable& variants) : screen_(screen), table_(columns(variants)) {}
+
+  // `verdict`: of a variant without a difference.
+  void add(std::vector<std::string> cells, const std::string& difference, std::string_view verdict) {
+    cells.emplace_back(difference.empty() ? verdict : "FAIL");
+    table_.add(std::move(cells));
+    if (first_.empty()) first_ = difference;
+  }
+  // Returns whether there is no difference.
+  bool print() const {
+    screen_.print(table_.text());
+    if (!first_.empty()) screen_.print(fmt::format("  first difference: {}\n", first_));
+    return first_.empty();
+  }
+
+ private:
+  static std::vector<Table::Column> columns(const VariantTable& variants) {
+    std::vector<Table::Column> columns;
+    for (const Cell& column : variants.columns) columns.push_back({column.title, column.unit});
+    columns.push_back({"verdict"});
+    return columns;
+  }
+
+  const Screen& screen_;
+  Table table_;
+  std::string first_;
+};
+
+std::vector<int> world_sizes(const Config& config, const Transport& world) {
+  const bool chosen = config.given("ranks") || !world.name().ends_with("threads");
+  if (!chosen) return {1, 2, 3, 4, kLargestLocalWorld};
+  std::vector<int> sizes(static_cast<std::size_t>(world.size()));
+  std::iota(sizes.begin(), sizes.end(), 1);
+  return sizes;
+}
+
+// Runs the variants of the job. What the user gave is the same in all of them.
+bool verify_variants(const Verification& v) {
+  OpJob& job = *v.report.job;
+  // Throws on every rank what the variants would throw: no kernel, unlike ranks, too little memory.
+  prepare_job(v.report, v.library, v.world, v.collective);
+  print_job(v.screen, v.report);
+  VariantRequest request;
+  request.ranks = world_sizes(v.config(), v.world);
+  if (v.config().given("layout") || v.config().given("stripe")) request.layout = v.library.layout;
+  if (v.config().given("block")) request.block = v.library.block_tokens;
+  request.page_size = v.config().given("page-size");
+  const VariantTable variants = job.list_variants(request, v.library);
+  v.screen.context(fmt::format("{} shapes, bit for bit", variants.count));
+  for (const std::string& note : variants.notes) v.screen.context(note);
+  if (v.options().dry_run) return end_dry_run(v.screen);
+  ProgressDisplay progress(v.options(), v.world.rank() == 0);
+  Verdicts verdicts(v.screen, variants);
+  std::int64_t done = 0;
+  job.run_variants(v.world, [&](std::vector<std::string> cells, const std::string& difference) {
+    verdicts.add(std::move(cells), difference, done == 0 ? "baseline" : "PASS");
+    progress.update("shape", {++done, variants.count});
+  });
+  progress.clear();
+  return verdicts.print();
+}
+
+bool verify_decode(const Verification& v) {
+  const std::shared_ptr<OpJob> steps = v.report.job;
+  v.collective.run_collectively([&] { v.report.job = steps->prefill_of_replay(); });
+  prepare_job(v.report, v.library, v.world, v.collective);
+  print_job(v.screen, v.report);
+  if (v.options().dry_run) return end_dry_run(v.screen);
+  ProgressDisplay progress(v.options(), v.world.rank() == 0);
+  Verdicts verdicts(v.screen, steps->replay_table());
+  steps->replay(
+      v.options().rows, v.library, v.world,
+      [&](std::string_view what, const StepCount& count) { progress.update(what, count); },
+      [&](const RankFigures& figures, std::vector<ResultDigest> digests) {
+        v.report.digests = std::move(digests);
+        gather_figures(v.report, figures, v.world, v.collective);
+      },
+      [&](std::vector<std::string> cells, const std::string& difference) {
+        verdicts.add(std::move(cells), difference, "PASS");
+      });
+  progress.clear();
+  v.screen.context(fmt::format("digests of the prefill: {}", digests_text(v.report.digests)));
+  v.screen.context(fmt::format("the last {} of each sequence, decoded one by one, against the prefill, bit for bit",
+                               counted(static_cast<std::uint64_t>(v.options().rows), "row")));
+  return verdicts.print();
+}
+
+bool print_check(const Verification& v, const Check& check) {
+  for (const std::string& line : check.context) v.screen.context(line);
+  for (const std::string& line : check.lines) v.screen.print(fmt::format("  {}\n", line));
+  v.report.accuracy = check.write;
+  return check.passes;
+}
+
+// Runs the job once and checks the result. Returns whether it passes; `compared`: rows against fp64.
+bool verify_single(const Verification& v, std::int64_t& compared) {
+  const JobOptions& options = v.options();
+  OpJob& job = *v.report.job;
+  prepare_job(v.report, v.library, v.world, v.collective);
+  print_job(v.screen, v.report);
+  Golden golden = job.golden();
+  Golden recorded;
+  if (!options.golden.empty()) recorded = read_golden(v.collective, options.golden, golden);
+  if (options.dry_run) return end_dry_run(v.screen);
+  ProgressDisplay progress(options, v.world.rank() == 0);
+  const RankFigures mine =
+      job.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
+  v.report.digests = job.digests(v.collective);
+  progress.clear();
+  gather_figures(v.report, mine, v.world, v.collective);
+  v.screen.context(fmt::format("digests: {}", digests_text(v.report.digests)));
+  set_digests(golden, v.report.digests);
+  if (!options.record.empty()) {
+    write_golden(v.screen, v.collective, options, golden);
     return true;
   }
-  ProgressDisplay progress(options, world.rank() == 0);
-  FileJobResult result =
-      prepared.run([&](std::string_view what, const StepCount& steps) { progress.update(what, steps); });
-  progress.clear();
-  report.digests = result.digests;
-  gather_figures(report, prepared, result.rank, world, collective);
-  const SingleRun run{invocation, input, screen, against, peer, prepared, std::move(result.rank), collective, report};
-  screen.context(fmt::format("digests: out {}, lse {}", report.digests->out, report.digests->lse));
-  if (!options.record.empty()) return write_golden(run, std::move(golden));
-  if (!options.golden.empty()) return check_golden(run, golden);
-  if (peer != nullptr) return check_peer(run);
-  return options.against == "oracle" ? check_against_oracle(run) : check_against_file(run);
+  if (!options.golden.empty()) return check_golden(v.screen, options.golden, recorded, golden);
+  if (!options.peer.empty()) {
+    const Check check = job.check_peer(v.collective, chosen(v.config(), "rows") ? options.rows : 0);
+    v.screen.context(fmt::format("{} of {} against the fp64 oracle",
+                                 counted(static_cast<std::uint64_t>(check.rows), "row"), options.peer));
+    compared = check.rows;
+    return print_check(v, check);
+  }
+  if (options.against == "oracle") return print_check(v, job.check_oracle(v.collective, options.rows));
+  const Check check = job.check_earlier(v.collective);
+  v.screen.context(fmt::format("against {}, bit for bit", options.against));
+  return print_check(v, check);
 }
 
 // "32,768".
@@ -223,25 +213,20 @@ std::string with_commas(std::int64_t number) {
   return text;
 }
 
-// " (512 of 32,768 rows sampled)", after the verdict on another system's result; empty where all rows were compared.
-std::string sampled_text(const JobOptions& options, const Report& report) {
-  if (options.peer.empty() || !report.accuracy || !report.job) return {};
-  const std::int64_t all = report.job->batch.q_tokens() * report.job->spec.heads;
-  if (report.accuracy->rows >= all) return {};
-  return fmt::format(" ({} of {} rows sampled)", with_commas(report.accuracy->rows), with_commas(all));
-}
-
-// Prints the verdict, writes the report, and returns the exit code.
-int close_verdict(const Screen& screen, const JobOptions& options, const Collective& collective, Report& report,
-                  bool pass) {
-  report.verdict = pass ? "pass" : "fail";
-  if (!options.dry_run) {
-    const std::string_view verdict = !pass ? "FAIL" : options.record.empty() ? "PASS" : "RECORDED";
-    screen.print(fmt::format("{}{}\n", screen.painted(verdict, pass ? Paint::kGood : Paint::kBad),
-                             pass ? sampled_text(options, report) : ""));
+// Prints the verdict, writes the report, and returns the exit code. `compared`: rows of another system's result; 0: of
+// none.
+int close_verdict(const Verification& v, bool pass, std::int64_t compared) {
+  v.report.verdict = pass ? "pass" : "fail";
+  if (!v.options().dry_run) {
+    const std::int64_t all = compared == 0 ? 0 : v.report.job->result_rows();
+    const std::string sampled =
+        compared < all ? fmt::format(" ({} of {} rows sampled)", with_commas(compared), with_commas(all)) : "";
+    const std::string_view verdict = !pass ? "FAIL" : v.options().record.empty() ? "PASS" : "RECORDED";
+    v.screen.print(
+        fmt::format("{}{}\n", v.screen.painted(verdict, pass ? Paint::kGood : Paint::kBad), pass ? sampled : ""));
   }
-  collective.run_collectively([&] {
-    if (collective.rank() == 0) write_report(report);
+  v.collective.run_collectively([&] {
+    if (v.collective.rank() == 0) write_report(v.report);
   });
   return pass ? 0 : static_cast<int>(ErrorCode::kWrongResult);
 }
@@ -252,41 +237,25 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
   const Collective collective(world, Timeouts(options.timeout));
-  OpenedSource source;
-  std::optional<JobInput> input;
-  std::optional<OutputFile> against;
-  std::optional<PeerFile> peer;
+  const bool earlier = !options.against.empty() && options.against != "oracle";
+  collective.run_collectively([&] { check_flags(config); });
+  report.job = open_job(config, world, collective, true);
+  OpJob& job = *report.job;
   Options library;
   collective.run_collectively([&] {
-    check_flags(config);
-    source = open_source(config, true);
-    if (source.ssm) {
-      if (options.peer.empty()) return;
-      fail(ErrorCode::kUsage, fmt::format("{} is not for an SSM", config.origin("peer")),
-           "it compares rows of out and lse with fp64", "Check an SSM with --against oracle.");
-    }
-    input.emplace(open_input(config, true, top_k_device(config, world)));
-    if (first) warn_of_unseen_keys(config, *input);
     library = library_options(config);
-    if (!options.against.empty() && options.against != "oracle") against.emplace(open_against(config, *input));
-    if (!options.peer.empty()) peer.emplace(options.peer, *input);
+    if (earlier) open_earlier(config, job);
+    if (!options.peer.empty()) job.open_peer(options.peer);
     if (first) check_outputs(invocation);
   });
-  if (source.ssm)
-    return close_verdict(screen, options, collective, report, verify_ssm(invocation, screen, world, report));
-  agree_on_input(collective, *input);
-  if (config.given("input") || input->makes_cache()) {
-    *input = decode_or_attend(std::move(*input), compatible_request(library.kernel, world), collective);
-  }
-  if (against) agree_on_files(collective, [&] { return against->fingerprints(); });
-  if (peer) agree_on_files(collective, [&] { return peer->fingerprints(); });
-  const bool shapes =
+  if (earlier) agree_on_files(collective, [&] { return job.earlier_fingerprints(); });
+  if (!options.peer.empty()) agree_on_files(collective, [&] { return job.peer_fingerprints(); });
+  const Verification v{invocation, library, screen, world, collective, report};
+  const bool variants =
       options.against.empty() && options.record.empty() && options.golden.empty() && options.peer.empty();
-  const bool pass = options.decode ? verify_decode(invocation, *input, library, screen, world, report)
-                    : shapes       ? verify_shapes(invocation, *input, library, screen, world, report)
-                             : verify_single(invocation, *input, against ? &*against : nullptr, peer ? &*peer : nullptr,
-                                             library, screen, world, report);
-  return close_verdict(screen, options, collective, report, pass);
+  std::int64_t compared = 0;
+  const bool pass = options.decode ? verify_decode(v) : variants ? verify_variants(v) : verify_single(v, compared);
+  return close_verdict(v, pass, compared);
 }
 
 }  // namespace

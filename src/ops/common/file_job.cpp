@@ -115,7 +115,11 @@ FileJobResult PreparedFileJob::run(const ProgressCallback& on_progress) {
 }
 
 void PreparedFileJob::write(const FileJobResult& result) {
-  if (job_.output.empty()) return;
+  if (!job_.output.empty()) write(result, job_.output, job_.replace, job_.metadata);
+}
+
+void PreparedFileJob::write(const FileJobResult& result, const std::string& path, bool replace,
+                            const FileMetadata& more) {
   FileMetadata metadata = output_metadata(kernel(), backend(), result.digests);
   metadata.emplace_back("softmax_scale", fmt::format("{}", input_->job().spec.softmax_scale));
   if (input_->op() == Op::kMla) {
@@ -127,8 +131,8 @@ void PreparedFileJob::write(const FileJobResult& result) {
                                      {"head_dim", fmt::format("{}", spec.head_dim)},
                                      {"head_dim_v", fmt::format("{}", spec.head_dim_v)}});
   }
-  metadata.insert(metadata.end(), job_.metadata.begin(), job_.metadata.end());
-  write_output(*input_, result.rank, job_.output, job_.replace, metadata, collective_);
+  metadata.insert(metadata.end(), more.begin(), more.end());
+  write_output(*input_, result.rank, path, replace, metadata, collective_);
 }
 
 FileJobResult run_file_job(const FileJob& job, Transport& transport, const Options& options,

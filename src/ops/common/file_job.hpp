@@ -96,8 +96,10 @@ class PreparedFileJob {
   RankResult compute(const ProgressCallback& on_progress = {});
   // The same, and the digests.
   FileJobResult run(const ProgressCallback& on_progress = {});
-  // Writes the output file, if one is asked for.
+  // Writes the output file, if the FileJob asks for one.
   void write(const FileJobResult& result);
+  // Writes it to `path`. `more`: metadata beside the op's own.
+  void write(const FileJobResult& result, const std::string& path, bool replace, const FileMetadata& more);
 
  private:
   void prepare(Transport& transport, Options options, int heads_at_a_time);

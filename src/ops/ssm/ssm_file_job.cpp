@@ -50,7 +50,10 @@ SsmDigests digest_ssm(const SsmInput& input, const SsmRankResult& result, const 
 }
 
 void PreparedSsm::write(const SsmFileResult& result) {
-  if (job_.output.empty()) return;
+  if (!job_.output.empty()) write(result, job_.output, job_.replace, job_.metadata);
+}
+
+void PreparedSsm::write(const SsmFileResult& result, const std::string& path, bool replace, const FileMetadata& more) {
   const SsmJob& job = input_->job();
   const SsmSpec& spec = job.spec;
   FileMetadata metadata = output_metadata(*ssm_->kernel().row, ssm_->backend(), {result.digests.y, {}});
@@ -69,11 +72,11 @@ void PreparedSsm::write(const SsmFileResult& result) {
     note("state_dim", spec.state_dim);
     note("groups", spec.groups);
   }
-  metadata.insert(metadata.end(), job_.metadata.begin(), job_.metadata.end());
+  metadata.insert(metadata.end(), more.begin(), more.end());
   std::vector<OutputTensor> tensors{{"y", file_dtype(spec.dtype), input_->y_shape()}};
   if (job.final_states) tensors.push_back({"final_states", FileDtype::kF32, input_->states_shape()});
   if (job.final_halos) tensors.push_back({"final_conv_state", file_dtype(spec.dtype), input_->halos_shape()});
-  write_collectively(collective_, tensors, metadata, job_.output, job_.replace, [&](SafetensorsWriter& writer) {
+  write_collectively(collective_, tensors, metadata, path, replace, [&](SafetensorsWriter& writer) {
     writer.write_rows("y", input_->y_grid(), result.rank.runs, result.rank.y_view(spec));
     failpoint("writing");
     const auto sequences = static_cast<std::int64_t>(job.lengths.size());

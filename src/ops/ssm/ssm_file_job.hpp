@@ -58,8 +58,10 @@ class PreparedSsm {
   SsmRankResult compute(const ProgressCallback& on_progress = {});
   // The same, and the digests.
   SsmFileResult run(const ProgressCallback& on_progress = {});
-  // Writes the output file, if one is asked for.
+  // Writes the output file, if the SsmFileJob asks for one.
   void write(const SsmFileResult& result);
+  // Writes it to `path`. `more`: metadata beside the op's own.
+  void write(const SsmFileResult& result, const std::string& path, bool replace, const FileMetadata& more);
 
  private:
   SsmFileJob job_;

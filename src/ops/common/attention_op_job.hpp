@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention, decode and MLA as an OpJob. They share the input: queries, and keys and values in rows, pages or latents.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/common/accuracy.hpp"
+#include "ops/common/file_job.hpp"
+#include "ops/common/op_job.hpp"
+#include "ops/common/output_file.hpp"
+#include "ops/common/peer_file.hpp"
+#include "ops/common/shapes.hpp"
+#include "ops/decode/decode_memory.hpp"
+
+namespace ringattn {
+
+class AttentionOpJob final : public OpJob {
+ public:
+  // The ranks agree on the input. `heads_at_a_time`: MlaOptions'.
+  explicit AttentionOpJob(JobInput input, int heads_at_a_time = 0)
+      : input_(std::move(input)), heads_at_a_time_(heads_at_a_time) {}
+
+  const JobInput& input() const { return input_; }
+  // After prepare().
+  PreparedFileJob& prepared() { return *prepared_; }
+  // The result of the last run().
+  const RankResult& result() const { return result_->rank; }
+  // For callers that run the prepared job themselves: the figures of its result on this rank.
+  RankFigures figures(const RankResult& result) { return figures_of(*prepared_, rank_, result); }
+
+  Op op() const override { return input_.op(); }
+  std::string describe() const override;
+  std::string source() const override { return input_.source(); }
+  UnreadTensors unread() const override { return input_.unread(); }
+  InputShape shape() const override;
+  double flops() const override;
+  std::int64_t result_rows() const override { return input_.job().batch.q_tokens() * input_.job().spec.heads; }
+  void write_job(JsonWriter& json) const override;
+
+  void prepare(Transport& world, const Options& options) override;
+  Backend& backend() override { return prepared_->backend(); }
+  const KernelEntry& kernel() override { return prepared_->kernel(); }
+  const std::string& kernel_reason() override;
+  int threads() override { return prepared_->threads(); }
+  PlanFigures plan(const Collective& collective) override;
+  void write_plan(JsonWriter& json) override;
+  std::vector<std::string> plan_lines(const PlanFigures& plan) override;
+  std::vector<std::string> plan_details() override;
+
+  RankFigures run(const ProgressCallback& on_progress = {}) override;
+  std::vector<ResultDigest> digests(const Collective& collective) override;
+  void write(const OutputRequest& output) override;
+
+  bool measures_exposed_comm() const override { return !input_.decodes(); }
+  std::vector<Cell> columns(const Totals& totals) const override;
+  std::string non_finite_text(const NonFinite& total) const override;
+  void write_non_finite(JsonWriter& json, const NonFinite& total) const override;
+  Check check_oracle(const Collective& collective, std::int64_t count) override;
+  void open_earlier(const std::string& path) override { earlier_.emplace(path, input_); }
+  std::vector<FileFingerprint> earlier_fingerprints() const override { return earlier_->fingerprints(); }
+  Check check_earlier(const Collective& collective) override;
+  void open_peer(const std::string& path) override { peer_.emplace(path, input_); }
+  std::vector<FileFingerprint> peer_fingerprints() const override { return peer_->fingerprints(); }
+  Check check_peer(const Collective& collective, std::int64_t count) override;
+  Golden golden() override { return golden_of(input_, kernel().name, backend().identity()); }
+  Measured measure(const MeasureRequest& request, const Collective& collective) override;
+  VariantTable list_variants(const VariantRequest& request, const Options& options) override;
+  void run_variants(Transport& world, const VariantDone& done) override;
+  std::unique_ptr<OpJob> prefill_of_replay() override;
+  VariantTable replay_table() const override;
+  void replay(std::int64_t rows, const Options& options, Transport& world, const ProgressCallback& on_progress,
+              const std::function<void(RankFigures, std::vector<ResultDigest>)>& prefilled,
+              const VariantDone& done) override;
+  std::vector<std::string_view> lanes() const override { return {"compute", "wait", "transfer"}; }
+  std::vector<TraceEvent> timeline() const override;
+
+ private:
+  static RankFigures figures_of(PreparedFileJob& prepared, int rank, const RankResult& result);
+  Accuracy accuracy_of(const Collective& collective, std::int64_t count, const TensorView& out, const RowView& lse,
+                       std::vector<RowError>* each = nullptr);
+  std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const;
+
+  JobInput input_;
+  int heads_at_a_time_;
+  std::optional<PreparedFileJob> prepared_;
+  std::optional<OutputFile> earlier_;
+  std::optional<PeerFile> peer_;
+  std::vector<Shape> shapes_;  // of run_variants()
+  Options shape_options_;
+  std::optional<DecodeSpec> replayed_as_;  // of a prefill: the steps that must have its bits
+  std::optional<FileJobResult> result_;
+  int rank_ = 0;
+  std::int64_t bytes_moved_expanded_ = 0;  // MLA around the ring: if K and V of all heads were sent
+};
+
+// The member "memory" of a report: bytes on a rank.
+void write_memory(JsonWriter& json, const DecodeMemory& memory);
+
+// Lines about a job that `run` and `plan` both print.
+
+// "form: absorbed (1 query a sequence at most: absorbed up to 170)", of MLA.
+std::string form_text(const JobInput& input);
+// Why a cache is read into rows, or latents in rows are not decoded; empty where neither is.
+std::string read_rows_text(const JobInput& input);
+// "striped, stripe 128 tokens"
+std::string layout_text(const LayoutRequest& request);
+// "dense", "40 pages of 64 tokens, head-major": the cache that a step reads.
+std::string cache_text(const JobInput& input, const DecodeJob& job);
+// "distributed by KV splits of 8192 keys": how the cache is divided among ranks.
+std::string deal_text(const DecodePlanSummary& step);
+// "rank 1 holds 131072 keys of 4 K/V heads, owns 8 rows"
+std::string held_text(const DecodePlanSummary& step, std::size_t rank);
+// What several shapes of a job have in common: all but the tokens.
+std::string shape_text(const JobInput& input);
+
+}  // namespace ringattn

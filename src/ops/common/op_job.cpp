@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/common/op_job.hpp"
+
+#include <fmt/format.h>
+
+#include "base/error.hpp"
+
+namespace ringattn {
+
+namespace {
+
+[[noreturn]] void refuse(const OpJob& job, std::string_view setting_name, std::string_view why) {
+  fail(ErrorCode::kUsage, {setting(setting_name), fmt::format(" is not for {}", op_name(job.op()))}, std::string(why),
+       {"Use ", setting("against", "oracle"), " instead."});
+}
+
+}  // namespace
+
+std::string digests_text(const std::vector<ResultDigest>& digests) {
+  std::string text;
+  for (const ResultDigest& digest : digests) {
+    if (digest.hex.empty()) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", digest.title, digest.hex);
+  }
+  return text;
+}
+
+void set_digests(Golden& golden, const std::vector<ResultDigest>& digests) {
+  for (const ResultDigest& digest : digests) {
+    if (digest.key == "out") golden.digest_out = digest.hex;
+    if (digest.key == "lse") golden.digest_lse = digest.hex;
+    if (digest.key == "final_states") golden.digest_final_states = digest.hex;
+  }
+}
+
+void OpJob::open_peer(const std::string&) { refuse(*this, "peer", "it compares rows of out and lse with fp64"); }
+
+Check OpJob::check_peer(const Collective&, std::int64_t) {
+  refuse(*this, "peer", "it compares rows of out and lse with fp64");
+}
+
+std::unique_ptr<OpJob> OpJob::prefill_of_replay() {
+  refuse(*this, "decode", "it compares decode steps with a prefill of attention");
+}
+
+void OpJob::replay(std::int64_t, const Options&, Transport&, const ProgressCallback&,
+                   const std::function<void(RankFigures, std::vector<ResultDigest>)>&, const VariantDone&) {
+  refuse(*this, "decode", "it compares decode steps with a prefill of attention");
+}
+
+}  // namespace ringattn

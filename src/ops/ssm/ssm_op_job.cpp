@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/ssm/ssm_op_job.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "attention/tokens/cost.hpp"
+#include "base/json_writer.hpp"
+#include "base/size.hpp"
+
+namespace ringattn {
+
+namespace {
+
+bool all_equal(const std::vector<std::int64_t>& lengths) {
+  return std::ranges::all_of(lengths, [&](std::int64_t length) { return length == lengths.front(); });
+}
+
+// "; 3 states, 1.5 MiB sent"; empty where ranks send each other nothing.
+std::string sent_text(const SsmJob& job, std::int64_t bytes) {
+  const auto count = static_cast<std::uint64_t>(bytes / carried_bytes(job));
+  if (count == 0) return "";
+  const std::string what = job.conv1d_only
+                               ? counted(count * static_cast<std::uint64_t>(job.convolution->halo_tokens()), "token")
+                               : counted(count, "state");
+  return fmt::format("; {}, {} sent", what, format_bytes(static_cast<double>(bytes)));
+}
+
+void write_spec(JsonWriter& json, const SsmSpec& spec) {
+  json.member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads).member("head_dim", spec.head_dim);
+  json.member("state_dim", spec.state_dim).member("groups", spec.groups).member("skip", spec.skip);
+  json.member("gate", spec.gate).member("dt_bias", spec.dt_bias).member("dt_softplus", spec.dt_softplus);
+  json.member("dt_min", static_cast<double>(spec.dt_min)).member("dt_max", static_cast<double>(spec.dt_max));
+}
+
+}  // namespace
+
+SsmOptions ssm_options(const Options& options, bool timeline) {
+  SsmOptions ssm;
+  ssm.kernel = options.kernel;
+  ssm.memory_budget = options.memory_budget;
+  ssm.threads = options.threads;
+  ssm.timeout_seconds = options.timeout_seconds;
+  ssm.timeline = timeline;
+  return ssm;
+}
+
+void write_memory(JsonWriter& json, const SsmMemory& memory) {
+  json.key("memory").begin_object().member("rows", memory.rows).member("states", memory.states);
+  json.member("scratch", memory.scratch).member("exchange", memory.exchange).end_object();
+}
+
+InputShape SsmOpJob::shape() const {
+  const SsmJob& job = input_.job();
+  const SsmSpec& spec = job.spec;
+  InputShape shape{{"op", std::string(op_name(op()))},
+                   {"dtype", std::string(dtype_name(spec.dtype))},
+                   {"heads", fmt::format("{}", spec.heads)},
+                   {"batch", fmt::format("{}", job.lengths.size())}};
+  if (!job.conv1d_only) {
+    shape["state-dim"] = fmt::format("{}", spec.state_dim);
+    shape["groups"] = fmt::format("{}", spec.groups);
+  }
+  if (!spec.state_decays) shape["head-dim"] = fmt::format("{}", spec.head_dim);
+  if (job.update) {
+    shape.emplace("q-len", fmt::format("{}", job.lengths.front()));
+  } else if (!job.lengths.empty() && all_equal(job.lengths)) {
+    shape["seq"] = fmt::format("{}", job.lengths.front());
+  }
+  shape["conv-width"] = fmt::format("{}", job.convolution ? job.convolution->width : 0);
+  return shape;
+}
+
+double SsmOpJob::flops() const {
+  const SsmJob& job = input_.job();
+  return ssm_token_flops(job) * static_cast<double>(job.tokens());
+}
+
+void SsmOpJob::write_job(JsonWriter& json) const {
+  const SsmJob& job = input_.job();
+  json.begin_object();
+  if (job.conv1d_only) {
+    const CausalConv1dSpec& spec = *job.convolution;
+    json.member("dtype", dtype_name(spec.dtype)).member("channels", spec.channels).member("bias", spec.bias);
+    json.member("silu", spec.silu);
+  } else {
+    write_spec(json, job.spec);
+    json.member("update", job.update);
+  }
+  json.member("conv_width", job.convolution ? job.convolution->width : 0);
+  json.member("initial_states", job.conv1d_only ? job.initial_halos : job.initial_states);
+  json.member("final_states", job.conv1d_only ? job.final_halos : job.final_states);
+  json.member("sequences", static_cast<std::int64_t>(job.lengths.size())).member("tokens", job.tokens()).end_object();
+}
+
+void SsmOpJob::prepare(Transport& world, const Options& options) {
+  prepared_.emplace(input_, world, ssm_options(options, timeline_));
+}
+
+PlanFigures SsmOpJob::plan(const Collective& collective) {
+  Ssm& ssm = prepared_->ssm();
+  PlanFigures figures;
+  figures.blocks = static_cast<std::int64_t>(ssm.layout().owners().size());
+  figures.layout = layout_name(LayoutKind::kContiguous);
+  figures.stripe = kSuperSegmentTokens;
+  for (const std::int64_t bytes : collective.gather_values(ssm.bytes_received())) figures.bytes_moved += bytes;
+  figures.memory_per_rank = ssm.memory().total();
+  // A decode step is memory-bound, and kernels report only how fast they compute.
+  if (!input_.job().update) figures.estimated_seconds = ssm.estimated_seconds();
+  return figures;
+}
+
+void SsmOpJob::write_plan(JsonWriter& json) { write_memory(json, prepared_->ssm().memory()); }
+
+std::vector<std::string> SsmOpJob::plan_lines(const PlanFigures& plan) {
+  return {fmt::format("ranks: {} of whole super-segments{}, {} planned for a rank",
+                      counted(static_cast<std::uint64_t>(plan.blocks), "run"),
+                      sent_text(input_.job(), plan.bytes_moved),
+                      format_bytes(static_cast<double>(plan.memory_per_rank)))};
+}
+
+RankFigures SsmOpJob::figures(const SsmRankResult& result) {
+  Ssm& ssm = prepared_->ssm();
+  RankFigures mine;
+  mine.seconds = result.stats.seconds;
+  mine.exposed_comm_seconds = result.stats.exposed_comm_seconds;
+  mine.flops = ssm_token_flops(ssm.job()) * static_cast<double>(result.rows);
+  mine.memory_planned = ssm.memory().total();
+  mine.tokens = result.rows;
+  mine.bytes_received = ssm.bytes_received();
+  mine.non_finite.q = result.non_finite;
+  return mine;
+}
+
+RankFigures SsmOpJob::run(const ProgressCallback& on_progress) {
+  result_ = SsmFileResult{prepared_->compute(on_progress), {}};
+  return figures(result_->rank);
+}
+
+std::vector<ResultDigest> SsmOpJob::digests(const Collective& collective) {
+  result_->digests = digest_ssm(input_, result_->rank, collective);
+  return {{"out", "y", result_->digests.y},
+          {"lse", "lse", ""},
+          {"final_states", std::string(carried_name(input_.job())), result_->digests.final_states}};
+}
+
+void SsmOpJob::write(const OutputRequest& output) {
+  prepared_->write(*result_, output.path, output.replace, output.metadata);
+}
+
+std::vector<Cell> SsmOpJob::columns(const Totals& totals) const {
+  const SsmJob& job = input_.job();
+  const SsmSpec& spec = job.spec;
+  const auto tokens = static_cast<double>(job.tokens());
+  const auto rate = [&](double amount) { return totals.seconds > 0.0 ? amount / totals.seconds : 0.0; };
+  std::vector<Cell> cells{{"tokens", "", fmt::format("{}", job.tokens())},
+                          {"seqs", "", fmt::format("{}", job.lengths.size())},
+                          {spec.state_decays ? "channels" : "heads", "", fmt::format("{}", spec.heads)}};
+  if (job.conv1d_only) {
+    cells.push_back({"width", "", fmt::format("{}", job.convolution->width)});
+  } else {
+    cells.push_back({"dim", "", fmt::format("{}", spec.head_dim)});
+    cells.push_back({"state", "", fmt::format("{}", spec.state_dim)});
+    cells.push_back({"groups", "", fmt::format("{}", spec.groups)});
+  }
+  cells.push_back({"dtype", "", std::string(dtype_name(spec.dtype))});
+  cells.push_back({"time", "(ms)", fmt::format("{:.3f}", totals.seconds * 1e3)});
+  cells.push_back({"Mtokens/s", "", fmt::format("{:.3f}", rate(tokens) * 1e-6)});
+  cells.push_back(
+      {"GB/s", "all ranks", fmt::format("{:.2f}", rate(tokens * static_cast<double>(ssm_token_bytes(job))) * 1e-9)});
+  if (!job.conv1d_only) {
+    cells.push_back({"exposed comm", "(ms)", fmt::format("{:.3f}", totals.exposed_comm_seconds * 1e3)});
+  }
+  cells.push_back({"mem/rank", "(MiB)", fmt::format("{:.1f}", static_cast<double>(totals.memory_peak) / 0x1p20)});
+  cells.push_back({"digest of y", "", totals.digests->front().hex});
+  return cells;
+}
+
+std::vector<std::string> SsmOpJob::result_lines(const std::vector<ResultDigest>& digests) const {
+  const ResultDigest& states = digests.back();
+  if (states.hex.empty()) return {};
+  return {fmt::format("digest of {}: {}", states.title, states.hex)};
+}
+
+std::string SsmOpJob::non_finite_text(const NonFinite& total) const {
+  return fmt::format("{} values of the rows", total.total());
+}
+
+void SsmOpJob::write_non_finite(JsonWriter& json, const NonFinite& total) const {
+  json.begin_object().member("rows", total.q).end_object();
+}
+
+Measured SsmOpJob::measure(const MeasureRequest& request, const Collective& collective) {
+  LoadedSsm loaded(input_, prepared_->ssm(), collective, request.on_progress);
+  SsmStats last;
+  const Samples samples = sample_ssm(collective, {request.samples, request.on_progress}, loaded, last);
+  const SsmRankResult result = loaded.fetch(last);
+  const SsmJob& job = input_.job();
+  const double bytes = static_cast<double>(job.tokens()) * static_cast<double>(ssm_token_bytes(job));
+  return {{{false, samples, bytes}}, figures(result), digest_ssm(input_, result, collective).y};
+}
+
+std::vector<TraceEvent> SsmOpJob::timeline() const {
+  std::vector<TraceEvent> events;
+  for (const SsmPhase& phase : result_->rank.stats.parts) {
+    events.push_back({static_cast<int>(phase.kind),
+                      fmt::format("heads {} to {}", phase.heads.first, phase.heads.end() - 1), phase.begin, phase.end});
+  }
+  return events;
+}
+
+}  // namespace ringattn
