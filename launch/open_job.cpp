@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/open_job.hpp"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
+#include "launch/plan_table.hpp"
 #include "launch/ssm_request.hpp"
 #include "ops/common/attention_op_job.hpp"
 #include "ops/common/compatibility.hpp"
@@ -40,6 +42,46 @@ std::unique_ptr<OpJob> open_job(const Config& config, Transport& world, const Co
     *input = decode_or_attend(std::move(*input), request, collective);
   }
   return std::make_unique<AttentionOpJob>(std::move(*input));
+}
+
+namespace {
+
+// Jobs over latents in rows are decode steps only if all lengths are, because one table can't show both.
+std::vector<JobInput> planned_inputs(const Config& config) {
+  const KernelRequest request{config.options.backend, config.options.kernel};
+  const auto settled = [&](JobInput input) {
+    return decode_or_attend(std::move(input), request, planned_scope(config.options));
+  };
+  if (config.given("input")) return {settled(open_input(config, true))};
+  std::vector<JobInput> inputs;
+  for (const std::int64_t seq : config.options.seq) {
+    JobInput input = decode_or_requested_rows({synthetic_input(config, seq), numerics_of(config)}, config);
+    inputs.push_back(input.makes_cache() ? settled(std::move(input)) : std::move(input));
+  }
+  if (!std::ranges::all_of(inputs, &JobInput::decodes)) {
+    for (JobInput& input : inputs) {
+      if (input.makes_cache()) input = input.attended("another length makes no decode step");
+    }
+  }
+  return inputs;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<OpJob>> open_planned_jobs(const Config& config) {
+  std::vector<std::unique_ptr<OpJob>> jobs;
+  if (open_source(config, false).ssm) {
+    const bool file = config.given("input");
+    for (const std::int64_t seq : config.options.seq) {
+      jobs.push_back(std::make_unique<SsmOpJob>(open_ssm(config, seq)));
+      if (file) break;
+    }
+    return jobs;
+  }
+  std::vector<JobInput> inputs = planned_inputs(config);
+  warn_of_unseen_keys(config, inputs.front());
+  for (JobInput& input : inputs) jobs.push_back(std::make_unique<AttentionOpJob>(std::move(input)));
+  return jobs;
 }
 
 InputShape input_shape(const Config& config) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "comm/collective.hpp"
 #include "launch/config.hpp"
@@ -14,6 +15,9 @@ namespace ringattn {
 // `whole_result`: the job also computes final states. Collective. Throws kUsage, kFile.
 std::unique_ptr<OpJob> open_job(const Config& config, Transport& world, const Collective& collective,
                                 bool whole_result = false);
+
+// The jobs of `plan`: one for each length, or that of the file. Not collective.
+std::vector<std::unique_ptr<OpJob>> open_planned_jobs(const Config& config);
 
 // The shape of the input, which is opened for it. Not collective. Throws what opening it throws.
 InputShape input_shape(const Config& config);

@@ -23,19 +23,6 @@ void note_default_machine(const Screen& screen, const JobOptions& options) {
       "`ringattn info --measure --machine FILE` measures this one");
 }
 
-std::string mebibytes(double bytes) { return fmt::format("{:.2f}", bytes / 0x1p20); }
-
-std::string runs_text(std::span<const TokenRun> runs, bool all) {
-  constexpr std::size_t kShownRuns = 4;
-  std::string text;
-  const std::size_t shown = all ? runs.size() : std::min(runs.size(), kShownRuns);
-  for (std::size_t i = 0; i < shown; ++i) {
-    text += fmt::format("{}{}:{}-{}", i == 0 ? "" : ", ", runs[i].sequence, runs[i].begin, runs[i].end);
-  }
-  if (shown < runs.size()) text += fmt::format(", … {} runs in all", runs.size());
-  return text.empty() ? "nothing" : text;
-}
-
 PlanTable::PlanTable(const Invocation& invocation, const Screen& screen, const InputShape& shape, std::string_view op,
                      std::string_view kernel, std::vector<Table::Column> columns, std::size_t rows,
                      std::string_view unit)

@@ -28,11 +28,6 @@ KernelScope planned_scope(const JobOptions& options);
 // Prints a note if no --machine file is given: times are then estimated from a default description of a machine.
 void note_default_machine(const Screen& screen, const JobOptions& options);
 
-// Bytes in MiB, with two decimal digits.
-std::string mebibytes(double bytes);
-// The runs that a rank owns, as sequence:begin-end: the first four, or `all`.
-std::string runs_text(std::span<const TokenRun> runs, bool all);
-
 class PlanTable {
  public:
   // `shape` is the first input's, `rows` the number of rows to come, and `unit` what an input consists of: "tokens".

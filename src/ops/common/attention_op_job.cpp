@@ -44,12 +44,6 @@ std::string sent_text(const PlanFigures& plan) {
 
 }  // namespace
 
-std::string shape_text(const JobInput& input) {
-  if (input.op() == Op::kMla) return describe(input.latent().spec);
-  const AttentionSpec& spec = input.job().spec;
-  return fmt::format("{}, scale {}", describe(spec), spec.softmax_scale);
-}
-
 std::string layout_text(const LayoutRequest& request) {
   std::string text(layout_name(request.kind));
   if (request.stripe > 0) text += fmt::format(", stripe {} tokens", request.stripe);
@@ -105,6 +99,13 @@ void write_memory(JsonWriter& json, const DecodeMemory& memory) {
 
 std::string AttentionOpJob::describe() const {
   return input_.decodes() ? "decode, " + ringattn::describe(input_) : ringattn::describe(input_);
+}
+
+std::string AttentionOpJob::describe_shape() const {
+  const std::string_view decode = input_.decodes() ? "decode, " : "";
+  if (input_.op() == Op::kMla) return fmt::format("{}{}", decode, ringattn::describe(input_.latent().spec));
+  const AttentionSpec& spec = input_.job().spec;
+  return fmt::format("{}{}, scale {}", decode, ringattn::describe(spec), spec.softmax_scale);
 }
 
 InputShape AttentionOpJob::shape() const {

@@ -18,6 +18,10 @@
 
 namespace ringattn {
 
+// The plans of AttentionOpJob: attention and MLA around the ring, and decode steps.
+std::unique_ptr<OpPlan> plan_ring(const JobInput& input, const PlanRequest& request);
+std::unique_ptr<OpPlan> plan_decode(const JobInput& input, const PlanRequest& request);
+
 class AttentionOpJob final : public OpJob {
  public:
   // The ranks agree on the input. `heads_at_a_time`: MlaOptions'.
@@ -34,6 +38,7 @@ class AttentionOpJob final : public OpJob {
 
   Op op() const override { return input_.op(); }
   std::string describe() const override;
+  std::string describe_shape() const override;
   std::string source() const override { return input_.source(); }
   UnreadTensors unread() const override { return input_.unread(); }
   InputShape shape() const override;
@@ -41,6 +46,9 @@ class AttentionOpJob final : public OpJob {
   std::int64_t result_rows() const override { return input_.job().batch.q_tokens() * input_.job().spec.heads; }
   void write_job(JsonWriter& json) const override;
 
+  std::unique_ptr<OpPlan> plan_worlds(const PlanRequest& request) const override {
+    return input_.decodes() ? plan_decode(input_, request) : plan_ring(input_, request);
+  }
   void prepare(Transport& world, const Options& options) override;
   Backend& backend() override { return prepared_->backend(); }
   const KernelEntry& kernel() override { return prepared_->kernel(); }
@@ -114,7 +122,4 @@ std::string cache_text(const JobInput& input, const DecodeJob& job);
 std::string deal_text(const DecodePlanSummary& step);
 // "rank 1 holds 131072 keys of 4 K/V heads, owns 8 rows"
 std::string held_text(const DecodePlanSummary& step, std::size_t rank);
-// What several shapes of a job have in common: all but the tokens.
-std::string shape_text(const JobInput& input);
-
 }  // namespace ringattn

@@ -28,6 +28,7 @@
 #include "ops/common/golden.hpp"
 #include "ops/common/loaded_job.hpp"
 #include "ops/common/non_finite.hpp"
+#include "ops/common/op_plan.hpp"
 #include "ops/common/samples.hpp"
 
 namespace ringattn {
@@ -73,13 +74,6 @@ struct ResultDigest {
 std::string digests_text(const std::vector<ResultDigest>& digests);
 // Takes over the digests.
 void set_digests(Golden& golden, const std::vector<ResultDigest>& digests);
-
-// A value of a table with its column.
-struct Cell {
-  std::string title;
-  std::string unit;
-  std::string text;
-};
 
 // One bar of a rank's timeline.
 struct TraceEvent {
@@ -151,13 +145,18 @@ class OpJob {
 
   // The input.
   virtual Op op() const = 0;
-  virtual std::string describe() const = 0;  // "bf16, heads 32/8 (GQA 4:1), head_dim 128, causal, 4096 tokens"
-  virtual std::string source() const = 0;    // "synthetic, seed 7", or the file
+  virtual std::string describe() const = 0;        // "bf16, heads 32/8 (GQA 4:1), head_dim 128, causal, 4096 tokens"
+  virtual std::string describe_shape() const = 0;  // the same without the tokens
+  virtual std::string source() const = 0;          // "synthetic, seed 7", or the file
   virtual UnreadTensors unread() const = 0;
   virtual InputShape shape() const = 0;
   virtual double flops() const = 0;
   virtual std::int64_t result_rows() const = 0;        // query tokens times heads, or tokens times heads
   virtual void write_job(JsonWriter& json) const = 0;  // the object "job" of a report
+
+  // Plans the job on worlds of any size. Not collective. The plan refers to the job. Throws what choosing a kernel
+  // throws.
+  virtual std::unique_ptr<OpPlan> plan_worlds(const PlanRequest& request) const = 0;
 
   // Chooses the kernel, plans and allocates. Collective, like all functions below up to write(). The transport outlives
   // the object.

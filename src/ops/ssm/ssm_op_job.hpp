@@ -29,6 +29,7 @@ class SsmOpJob final : public OpJob {
 
   Op op() const override { return input_.op(); }
   std::string describe() const override { return ringattn::describe(input_.job()); }
+  std::string describe_shape() const override;
   std::string source() const override { return input_.source(); }
   UnreadTensors unread() const override { return input_.unread(); }
   InputShape shape() const override;
@@ -36,6 +37,7 @@ class SsmOpJob final : public OpJob {
   std::int64_t result_rows() const override { return input_.job().tokens() * input_.job().spec.heads; }
   void write_job(JsonWriter& json) const override;
 
+  std::unique_ptr<OpPlan> plan_worlds(const PlanRequest& request) const override;
   void prepare(Transport& world, const Options& options) override;
   Backend& backend() override { return prepared_->ssm().backend(); }
   const KernelEntry& kernel() override { return *prepared_->ssm().kernel().row; }

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans of decode steps.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/json_writer.hpp"
+#include "ops/common/attention_op_job.hpp"
+#include "ops/common/input_cost.hpp"
+#include "ops/decode/decode_plan_summary.hpp"
+
+namespace ringattn {
+
+namespace {
+
+std::int64_t most(const std::vector<std::int64_t>& values) { return *std::max_element(values.begin(), values.end()); }
+
+void add_ranks(const JobInput& input, const DecodePlanSummary& step, bool verbose, PlanRow& row) {
+  row.lines.push_back(fmt::format("cache: {}; {}", cache_text(input, step.job), deal_text(step)));
+  const std::size_t shown = verbose ? step.keys.size() : std::min(step.keys.size(), std::size_t{kShownRanks});
+  for (std::size_t rank = 0; rank < shown; ++rank) row.lines.push_back(held_text(step, rank));
+  row.ranks_left_out = static_cast<int>(step.keys.size() - shown);
+}
+
+std::vector<std::string> summary_cells(const JobInput& input, const DecodePlanSummary& step, std::int64_t world) {
+  const Batch& batch = input.job().batch;
+  const DecodeMemory& memory = step.memory;
+  return {fmt::format("{}", world),
+          fmt::format("{}", batch.k_tokens()),
+          fmt::format("{}", batch.sequences.size()),
+          fmt::format("{}", batch.q_tokens()),
+          input.pages() == nullptr ? "dense" : fmt::format("{}", input.pages()->page_size),
+          mebibytes_text(static_cast<double>(memory.cache)),
+          mebibytes_text(static_cast<double>(memory.scratch)),
+          mebibytes_text(static_cast<double>(memory.partials)),
+          mebibytes_text(static_cast<double>(memory.total())),
+          fmt::format("{:.2f}", static_cast<double>(most(step.received)) / 0x1p20),
+          fmt::format("{:.2f}", step.bytes_read / static_cast<double>(world) / 0x1p20),
+          fmt::format("{:.4f}", step.balance())};
+}
+
+void write_row(JsonWriter& json, const JobInput& input, const DecodePlanSummary& step, std::int64_t world) {
+  json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
+  if (input.op() == Op::kMla) json.member("form", form_name(input.form().form));
+  json.member("keys", input.job().batch.k_tokens()).member("page_size", step.job.page_size);
+  json.member("layout", deal_name(step.deal)).member("stripe", step.kv_split_keys).member("kv_splits", step.kv_splits);
+  json.member("bytes_per_rank", most(step.received)).member("bytes_moved", step.bytes_moved());
+  json.member("bytes_read", step.bytes_read).member("memory_per_rank", step.memory.total());
+  write_memory(json, step.memory);
+  json.member("balance", step.balance()).member("flops", job_flops(input));
+  json.key("ranks").begin_array();
+  for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
+    json.begin_object().member("queries", step.rows[rank]).member("keys", step.keys[rank]);
+    json.member("kv_heads", step.kv_heads[rank]).member("attended", step.attended[rank]);
+    json.member("bytes", step.received[rank]).end_object();
+  }
+  json.end_array().end_object();
+}
+
+class DecodePlan final : public OpPlan {
+ public:
+  DecodePlan(const JobInput& input, PlanRequest request)
+      : input_(input),
+        request_(std::move(request)),
+        choice_(choose_kernel(decode_spec(input_), request_.options.kernel, request_.scope)),
+        backend_(choice_.row->make_backend({1, kNoDevice})),
+        key_tile_(choice_.row->make_kernel(stored_spec(input_, *choice_.row, 1), *backend_)->key_tile()) {}
+
+  const KernelEntry& kernel() const override { return *choice_.row; }
+  const Backend& backend() const override { return *backend_; }
+  std::vector<std::string> lines() const override {
+    return {fmt::format("kernel: {}; tiles of {} keys", choice_.reason, key_tile_)};
+  }
+  bool estimates_time() const override { return false; }
+  std::string length_text() const override {
+    if (input_.op() != Op::kMla) return {};
+    return fmt::format("{} keys, {}", input_.job().batch.k_tokens(), form_text(input_));
+  }
+  std::vector<Cell> columns() const override {
+    return {{"world", "", ""},
+            {"keys", "", ""},
+            {"seqs", "", ""},
+            {"rows", "", ""},
+            {"page", "", ""},
+            {"cache", "(MiB/rank)", ""},
+            {"scratch", "(MiB/rank)", ""},
+            {"partials", "(MiB/rank)", ""},
+            {"memory", "(MiB/rank)", ""},
+            {"received", "(MiB, max)", ""},
+            {"read", "(MiB/rank)", ""},
+            {"balance", "(max/mean)", ""}};
+  }
+  std::string_view unit() const override { return "keys"; }
+  std::int64_t units() const override { return input_.job().batch.k_tokens(); }
+  PlanRow row(int world, Route, bool details, JsonWriter& json) override {
+    const Options& options = request_.options;
+    const DecodePlanSummary step =
+        summarize_decode_plan(input_, options.kernel, world, options.threads, request_.scope);
+    check_budget(step.memory, options.memory_budget);
+    PlanRow row;
+    if (details) add_ranks(input_, step, request_.verbose, row);
+    write_row(json, input_, step, world);
+    row.cells = summary_cells(input_, step, world);
+    return row;
+  }
+
+ private:
+  const JobInput& input_;
+  PlanRequest request_;
+  DecodeChoice choice_;
+  std::unique_ptr<Backend> backend_;
+  int key_tile_;
+};
+
+}  // namespace
+
+std::unique_ptr<OpPlan> plan_decode(const JobInput& input, const PlanRequest& request) {
+  return std::make_unique<DecodePlan>(input, request);
+}
+
+}  // namespace ringattn
