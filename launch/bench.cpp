@@ -11,14 +11,12 @@
 #include "launch/bench_sweep.hpp"
 #include "launch/bench_table.hpp"
 #include "launch/commands.hpp"
-#include "launch/input_warnings.hpp"
 #include "launch/job_request.hpp"
 #include "launch/op_flags.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/sgemm.hpp"
-#include "ops/common/input_agreement.hpp"
 #include "ops/common/samples.hpp"
 
 namespace ringattn {
@@ -176,14 +174,8 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage, "--compute-only and --against compute are both given",
            "there would be no whole run to compare with", "Leave one of them out.");
     }
-    settings = settings_of(config, top_k_device(config, world));
-    if (world.rank() == 0 && !settings.front().is_ssm()) warn_of_unseen_keys(config, settings.front().input());
   });
-  agree_on_files(collective, [&] {
-    const Setting& any = settings.front();
-    return any.is_ssm() ? any.ssm().fingerprints() : any.input().fingerprints();
-  });
-  resolve_ops(settings, config, world, collective);
+  settings = open_settings(config, world, collective);
   collective.run_collectively([&] {
     if (settings.front().is_ssm() && (options.against == "compute" || options.against == "sgemm")) {
       fail(ErrorCode::kUsage, fmt::format("--against {} is not for an SSM", options.against),
@@ -199,7 +191,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });
-  if (!settings.front().is_ssm()) print_bench_op(screen, config, settings.front().input());
+  print_bench_op(screen, config, *settings.front().opened);
   Sweep sweep(invocation, world, screen);
   if (options.dry_run) {
     for (const Setting& setting : settings) sweep.describe(setting);
@@ -207,7 +199,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     return 0;
   }
   std::optional<SgemmRate> sgemm;
-  if (options.against == "sgemm") sgemm = sgemm_of(config, settings.front().input().job(), world);
+  if (options.against == "sgemm") sgemm = sgemm_of(config, *settings.front().opened->attention_job(), world);
   for (const Setting& setting : settings) sweep.measure(setting, settings.size() == 1);
 
   const std::vector<BenchPoint>& points = sweep.points();

@@ -5,6 +5,7 @@
 
 #include "kernels/decode/decode.hpp"
 #include "launch/op_flags.hpp"
+#include "ops/common/attention_op_job.hpp"
 
 namespace ringattn {
 
@@ -25,8 +26,10 @@ void fill_bench_op(Config& config) {
   fill_value(config, "op", std::string(op_name(Op::kDecode)), Source::kDefault, "op");
 }
 
-void print_bench_op(const Screen& screen, const Config& config, const JobInput& input) {
-  if (!has_decode_rows(config)) return;
+void print_bench_op(const Screen& screen, const Config& config, const OpJob& job) {
+  const auto* const attention = dynamic_cast<const AttentionOpJob*>(&job);
+  if (attention == nullptr || !has_decode_rows(config)) return;
+  const JobInput& input = attention->input();
   if (config.options.op == Op::kDecode) {
     if (config.given("op")) return;
     screen.context(

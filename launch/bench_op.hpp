@@ -4,7 +4,7 @@
 
 #include "launch/config.hpp"
 #include "launch/screen.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/common/op_job.hpp"
 
 namespace ringattn {
 
@@ -13,6 +13,6 @@ namespace ringattn {
 void fill_bench_op(Config& config);
 
 // Where there are few rows: prints which op is measured, and how to measure the other one.
-void print_bench_op(const Screen& screen, const Config& config, const JobInput& input);
+void print_bench_op(const Screen& screen, const Config& config, const OpJob& job);
 
 }  // namespace ringattn

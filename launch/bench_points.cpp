@@ -93,65 +93,6 @@ BenchPoint read_point(const Json& line) {
 
 }  // namespace
 
-BenchJob bench_job(const JobInput& input, std::string source) {
-  const Job& job = input.job();
-  const AttentionSpec& spec = job.spec;
-  const bool decode = input.decodes();
-  const bool latent = input.op() == Op::kMla;
-  std::string mask = describe(spec.mask);
-  if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
-  if (spec.sinks) mask += ", sinks";
-  if (job.block_mask != nullptr) {
-    mask += fmt::format(", {}, {:.4g} pairs", describe(spec.block_mask, spec.heads), visible_pairs(job));
-  }
-  if (!job.format.is_plain()) mask += ", " + describe(job.format);
-  if (latent && !input.latent().format.is_plain()) mask += ", " + describe(input.latent().format);
-  return {job.batch.q_tokens(),
-          static_cast<std::int64_t>(job.batch.sequences.size()),
-          spec.heads,
-          spec.kv_heads,
-          spec.head_dim,
-          spec.head_dim_v,
-          std::string(dtype_name(spec.dtype)),
-          mask,
-          std::move(source),
-          decode,
-          decode || latent ? job.batch.k_tokens() : 0,
-          decode && input.pages() != nullptr ? input.pages()->page_size : 0,
-          decode ? input.prefix() : 0,
-          latent ? std::string(form_name(input.form().form)) : std::string(),
-          latent ? input.latent().spec.rope_dim : 0,
-          latent ? input.latent().spec.latent_dim : 0};
-}
-
-BenchJob bench_job(const SsmInput& input, std::string source) {
-  const SsmJob& job = input.job();
-  const SsmSpec& spec = job.spec;
-  BenchJob result;
-  result.tokens = job.tokens();
-  result.batch = static_cast<std::int64_t>(job.lengths.size());
-  result.heads = spec.heads;
-  result.head_dim = spec.head_dim;
-  result.head_dim_v = spec.head_dim;
-  result.dtype = dtype_name(spec.dtype);
-  result.source = std::move(source);
-  result.ssm = op_name(input.op());
-  if (job.conv1d_only) {
-    const std::string text = describe(*job.convolution);
-    result.mask = text.substr(text.find("width"));
-    return result;
-  }
-  const std::string text = describe(spec);
-  const std::string groups = counted(static_cast<std::uint64_t>(spec.groups), "group");
-  const std::size_t behind = text.find(groups) + groups.size();
-  result.mask = behind < text.size() ? text.substr(behind + 2) : std::string("plain");
-  if (job.convolution) result.mask += fmt::format(", convolution of width {}", job.convolution->width);
-  if (job.update) result.mask += ", update";
-  result.state_dim = spec.state_dim;
-  result.groups = spec.groups;
-  return result;
-}
-
 void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std::string> arguments) {
   json.begin_object().member("schema", kBenchSchema);
   json.key("tool").begin_object().member("name", point.tool).member("version", version());

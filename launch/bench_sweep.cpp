@@ -15,12 +15,8 @@
 #include "launch/job_text.hpp"
 #include "launch/message_text.hpp"
 #include "launch/op_flags.hpp"
+#include "launch/open_job.hpp"
 #include "launch/progress.hpp"
-#include "launch/ssm_request.hpp"
-#include "ops/common/attention_op_job.hpp"
-#include "ops/common/compatibility.hpp"
-#include "ops/decode/decode_or_attend.hpp"
-#include "ops/ssm/ssm_op_job.hpp"
 
 namespace ringattn {
 
@@ -30,75 +26,48 @@ constexpr std::uint64_t kSeed = 1;
 
 std::string revision() { return fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : ""); }
 
-Setting ssm_setting(SsmInput input, const std::string& source) {
-  BenchJob job = bench_job(input, source);
-  return {std::move(input), std::move(job), 0};
-}
-
 }  // namespace
 
-std::unique_ptr<OpJob> Setting::open() const {
-  if (is_ssm()) return std::make_unique<SsmOpJob>(ssm());
-  return std::make_unique<AttentionOpJob>(input());
-}
-
-std::vector<Setting> settings_of(const Config& config, const TopKDevice& target) {
+std::vector<Setting> open_settings(const Config& config, Transport& world, const Collective& collective) {
   const JobOptions& options = config.options;
-  if (chosen(config, "batch") && config.given("total-tokens")) {
-    fail(ErrorCode::kUsage,
-         fmt::format("{} and {} are both given", config.origin("batch"), config.origin("total-tokens")),
-         "each says how many sequences there are", "Leave one of them out.");
-  }
-  if (config.given("input") && config.given("total-tokens")) {
-    fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("total-tokens"), config.origin("input")),
-         "the file's header gives the shape", "Leave it out.");
-  }
+  collective.run_collectively([&] {
+    if (chosen(config, "batch") && config.given("total-tokens")) {
+      fail(ErrorCode::kUsage,
+           fmt::format("{} and {} are both given", config.origin("batch"), config.origin("total-tokens")),
+           "each says how many sequences there are", "Leave one of them out.");
+    }
+    if (config.given("input") && config.given("total-tokens")) {
+      fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin("total-tokens"), config.origin("input")),
+           "the file's header gives the shape", "Leave it out.");
+    }
+  });
   std::vector<std::int64_t> blocks = options.blocks;
   if (blocks.empty()) blocks.push_back(0);
   std::vector<Setting> settings;
-  const bool of_folds = options.against == "compute" || options.against == "sgemm";
-  const auto add = [&](JobInput input, const std::string& source) {
-    if (of_folds && input.makes_cache()) {
-      input = input.attended(fmt::format("a decode step takes no --against {}", options.against));
+  const auto add = [&](const Config& one) {
+    const std::shared_ptr<OpJob> job = open_measured_job(one, world, collective);
+    // An SSM op has no blocks.
+    const BenchJob shown = job->bench_job(config.given("input") ? options.input : std::string());
+    for (const std::int64_t block : shown.ssm.empty() ? blocks : std::vector<std::int64_t>{0}) {
+      settings.push_back({job, shown, block});
     }
-    for (const std::int64_t block : blocks) settings.push_back({input, bench_job(input, source), block});
   };
-  const OpenedSource source = open_source(config, false);
-  if (config.given("input") && source.ssm) {
-    settings.push_back(ssm_setting(open_ssm(config), options.input));
-    return settings;
-  }
   if (config.given("input")) {
-    add(open_input(config, true, target), options.input);
+    add(config);
     return settings;
   }
   for (const std::int64_t batch : options.batches) {
     for (const std::int64_t seq : options.seq) {
       Config one = config;
+      one.options.seq = {seq};
       one.options.synthetic = options.synthetic.value_or(kSeed);
       one.options.batch = options.total_tokens > 0
                               ? std::max<std::int64_t>(1, options.total_tokens / std::max<std::int64_t>(1, seq))
                               : batch;
-      if (source.ssm) {
-        settings.push_back(ssm_setting(open_ssm(one, seq), ""));
-      } else {
-        add(decode_or_requested_rows({synthetic_input(one, seq), numerics_of(one), target}, one), "");
-      }
+      add(one);
     }
   }
   return settings;
-}
-
-void resolve_ops(std::vector<Setting>& settings, const Config& config, const Transport& world,
-                 const Collective& collective) {
-  const bool named = !config.given("input") && config.given("op");
-  const KernelRequest request = compatible_request({config.options.backend, config.options.kernel}, world);
-  for (Setting& setting : settings) {
-    if (!setting.job.decode || (named && !setting.input().makes_cache())) continue;
-    JobInput input = decode_or_attend(setting.input(), request, collective);
-    if (!input.decodes()) setting.job = bench_job(input, setting.job.source);
-    setting.source = std::move(input);
-  }
 }
 
 void BenchLines::write(const BenchPoint& point, std::span<const std::string> arguments) {
@@ -124,7 +93,9 @@ Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& scree
 void Sweep::measure(const Setting& setting, bool only) {
   try {
     measure_modes(setting);
+    setting.opened->release();
   } catch (const AgreedError& error) {
+    setting.opened->release();
     // Every rank knows of it.
     if (only || (error.code() != ErrorCode::kMemory && error.code() != ErrorCode::kUnsupported)) throw;
     BenchPoint point;
@@ -141,7 +112,10 @@ void Sweep::measure(const Setting& setting, bool only) {
   }
 }
 
-void Sweep::describe(const Setting& setting) { print_job(screen_, prepare(setting)); }
+void Sweep::describe(const Setting& setting) {
+  print_job(screen_, prepare(setting));
+  setting.opened->release();
+}
 
 Report Sweep::prepare(const Setting& setting) {
   Options options = library_options(invocation_.config);
@@ -149,7 +123,7 @@ Report Sweep::prepare(const Setting& setting) {
   Report report;
   report.command = "bench";
   report.invocation = &invocation_;
-  report.job = setting.open();
+  report.job = setting.opened;
   prepare_job(report, options, world_, collective_);
   return report;
 }

@@ -22,27 +22,19 @@
 
 namespace ringattn {
 
-// A point to be measured.
+// A point to be measured. Points of one input share its job.
 struct Setting {
-  std::variant<JobInput, SsmInput> source;
+  std::shared_ptr<OpJob> opened;
   BenchJob job;
   std::int64_t block = 0;  // tokens; 0: the plan's choice
 
-  // The one that job.ssm says is there.
-  const JobInput& input() const { return std::get<JobInput>(source); }
-  const SsmInput& ssm() const { return std::get<SsmInput>(source); }
   bool is_ssm() const { return !job.ssm.empty(); }
-  // The job of the op that computes it.
-  std::unique_ptr<OpJob> open() const;
 };
 
-// Lengths × block sizes, or the file of --input × block sizes. `target`: where blocks of keys are chosen by rows.
-// Throws kUsage and kFile.
-std::vector<Setting> settings_of(const Config& config, const TopKDevice& target);
-// Jobs whose cache, or latents in rows, no kernel decodes are measured as attention where decode was chosen only by the
-// file's tensors or by a default. Collective.
-void resolve_ops(std::vector<Setting>& settings, const Config& config, const Transport& world,
-                 const Collective& collective);
+// Lengths × block sizes, or the file of --input × block sizes. Jobs whose cache, or latents in rows, no kernel decodes
+// are measured as attention where decode was chosen only by the file's tensors or by a default. Collective. Throws
+// kUsage and kFile.
+std::vector<Setting> open_settings(const Config& config, Transport& world, const Collective& collective);
 
 // A file of lines, written as they come: a sweep that is ended early leaves what it has measured.
 class BenchLines {

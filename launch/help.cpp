@@ -7,6 +7,7 @@
 
 #include "base/build.hpp"
 #include "launch/op_flags.hpp"
+#include "ops/op_table.hpp"
 
 namespace ringattn {
 
@@ -73,8 +74,8 @@ std::string command_help(const CommandRow& command, std::optional<Op> op) {
   const bool jobs = (command.bit & kJobs) != 0;
   std::string text;
   if (op) {
-    const OpRow& row = op_row(*op);
-    text = fmt::format("ringattn {} --op {}: {}.\n\nTensors of --input:\n", command.name, op_name(*op), row.summary);
+    const OpEntry& row = op_entry(*op);
+    text = fmt::format("ringattn {} --op {}: {}.\n\nTensors of --input:\n", command.name, op_name(*op), row.help);
     for (const std::string_view line : row.tensors) {
       if (!line.empty()) text += fmt::format("  {}\n", line);
     }
@@ -87,7 +88,7 @@ std::string command_help(const CommandRow& command, std::optional<Op> op) {
   if (jobs && !op) {
     text +=
         fmt::format("\nOps, each with flags and tensors of its own (`ringattn {} --op NAME --help`):\n", command.name);
-    for (const OpRow& row : op_table()) text += fmt::format("  {:<16}{}\n", op_name(row.op), row.summary);
+    for (const OpEntry& row : op_table()) text += fmt::format("  {:<16}{}\n", op_name(row.op), row.help);
   }
   for (std::size_t group = 0; group < std::size(kGroupTitles); ++group) {
     bool titled = false;

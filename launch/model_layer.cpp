@@ -12,23 +12,11 @@
 #include "io/model_config.hpp"
 #include "launch/job_request.hpp"
 #include "ops/common/input_file.hpp"
+#include "ops/op_table.hpp"
 
 namespace ringattn {
 
 namespace {
-
-// Defaults that an op has of its own, small models' dims.
-struct OpDefault {
-  Op op;
-  std::string_view flag;
-  std::string_view text;
-};
-constexpr OpDefault kOpDefaults[] = {{Op::kMla, "heads", "16"},
-                                     {Op::kSsd, "head-dim", "64"},
-                                     {Op::kSelectiveScan, "heads", "256"},
-                                     {Op::kSelectiveScan, "state-dim", "16"},
-                                     {Op::kConv1d, "heads", "256"},
-                                     {Op::kConv1d, "conv-width", "4"}};
 
 // Sets only those flags of the config that the user did not give.
 class Filler {
@@ -49,31 +37,6 @@ class Filler {
 bool is_ssm(Op op) { return op >= Op::kSsd; }
 
 std::string window_text(std::int64_t left, std::int64_t right) { return fmt::format("{},{}", left, right); }
-
-void fill_shape(const ModelLayer& layer, Op op, Filler& filler) {
-  if (op == Op::kConv1d) {
-    filler.fill("heads", layer.conv_channels);
-    filler.fill("conv-width", layer.conv_width);
-    return;
-  }
-  filler.fill("heads", layer.heads);
-  if (is_ssm(op)) {
-    if (op == Op::kSsd) filler.fill("head-dim", layer.head_dim);
-    filler.fill("state-dim", layer.state_dim);
-    filler.fill("groups", layer.groups);
-    filler.fill("conv-width", layer.conv_width);
-    return;
-  }
-  filler.fill("head-dim", layer.head_dim);
-  if (op == Op::kMla) {
-    filler.fill("rope-dim", layer.rope_dim);
-    filler.fill("latent-dim", layer.latent_dim);
-    filler.fill("head-dim-v", layer.head_dim_v);
-    return;
-  }
-  filler.fill("kv-heads", layer.kv_heads);
-  if (layer.head_dim_v != layer.head_dim) filler.fill("head-dim-v", layer.head_dim_v);
-}
 
 // The job of a config whose layer computes another op than was asked for has no shape.
 void check_op_of(const ModelLayer& layer, const Config& config) {
@@ -138,7 +101,9 @@ void fill_from_model(Config& config) {
     if (!config.given("input")) {
       check_op_of(layer, config);
       filler.fill("op", op_name(layer.op));
-      fill_shape(layer, config.options.op, filler);
+      op_entry(config.options.op).fill_shape(layer, [&](std::string_view flag, const std::string& value) {
+        filler.fill(flag, value);
+      });
     } else if (layer.op == Op::kMla) {
       filler.fill("latent-dim", layer.latent_dim);  // pages of latents don't say it
     }
@@ -150,9 +115,9 @@ void fill_from_model(Config& config) {
     config.options.model_sinks = layer.sinks;
     config.options.model_assumed = model.assumed();
   }
-  for (const OpDefault& row : kOpDefaults) {
-    if (config.options.op != row.op || config.value(row.flag).source != Source::kDefault) continue;
-    fill_value(config, row.flag, std::string(row.text), Source::kDefault, row.flag);
+  for (const SettingDefault& own : op_entry(config.options.op).defaults) {
+    if (own.setting.empty() || config.value(own.setting).source != Source::kDefault) continue;
+    fill_value(config, own.setting, std::string(own.value), Source::kDefault, own.setting);
   }
 }
 

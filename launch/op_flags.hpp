@@ -2,8 +2,6 @@
 // Which flags of a job belong to an op.
 #pragma once
 
-#include <array>
-#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,14 +10,6 @@
 namespace ringattn {
 
 inline bool belongs_to(const FlagRow& row, Op op) { return (row.ops >> static_cast<unsigned>(op) & 1U) != 0; }
-
-struct OpRow {
-  Op op;
-  std::string_view summary;
-  std::array<std::string_view, 4> tensors;  // lines about the tensors of --input; empty ones end the list
-};
-std::span<const OpRow> op_table();
-const OpRow& op_row(Op op);
 
 // The op of that name, an older name included. Throws BadValue with all names.
 Op parse_op(std::string_view text);

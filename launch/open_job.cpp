@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "launch/open_job.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -67,6 +69,42 @@ std::vector<JobInput> planned_inputs(const Config& config) {
 }
 
 }  // namespace
+
+std::unique_ptr<OpJob> open_measured_job(const Config& config, Transport& world, const Collective& collective) {
+  const JobOptions& options = config.options;
+  std::optional<SsmInput> ssm;
+  std::optional<JobInput> input;
+  collective.run_collectively([&] {
+    const bool file = config.given("input");
+    const TopKDevice target = top_k_device(config, world);
+    if (open_source(config, false).ssm) {
+      ssm.emplace(open_ssm(config));
+      return;
+    }
+    if (file) {
+      input.emplace(open_input(config, true, target));
+    } else {
+      input.emplace(decode_or_requested_rows(
+          {synthetic_input(config, options.seq.front()), numerics_of(config), target}, config));
+    }
+    const bool ring = options.against == "compute" || options.against == "sgemm";
+    if (ring && input->makes_cache()) {
+      *input = input->attended(fmt::format("a decode step takes no --against {}", options.against));
+    }
+    if (collective.rank() == 0) warn_of_unseen_keys(config, *input);
+  });
+  if (ssm) {
+    agree_on_files(collective, [&] { return ssm->fingerprints(); });
+    return std::make_unique<SsmOpJob>(std::move(*ssm));
+  }
+  agree_on_files(collective, [&] { return input->fingerprints(); });
+  const bool named = !config.given("input") && config.given("op");
+  if (input->decodes() && (!named || input->makes_cache())) {
+    *input =
+        decode_or_attend(std::move(*input), compatible_request({options.backend, options.kernel}, world), collective);
+  }
+  return std::make_unique<AttentionOpJob>(std::move(*input));
+}
 
 std::vector<std::unique_ptr<OpJob>> open_planned_jobs(const Config& config) {
   std::vector<std::unique_ptr<OpJob>> jobs;

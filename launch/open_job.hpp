@@ -16,6 +16,9 @@ namespace ringattn {
 std::unique_ptr<OpJob> open_job(const Config& config, Transport& world, const Collective& collective,
                                 bool whole_result = false);
 
+// The job of a point of a benchmark. Without --op, an input that no kernel decodes becomes attention. Collective.
+std::unique_ptr<OpJob> open_measured_job(const Config& config, Transport& world, const Collective& collective);
+
 // The jobs of `plan`: one for each length, or that of the file. Not collective.
 std::vector<std::unique_ptr<OpJob>> open_planned_jobs(const Config& config);
 

@@ -344,6 +344,37 @@ void AttentionOpJob::write_non_finite(JsonWriter& json, const NonFinite& total) 
   json.begin_object().member("q", total.q).member("k", total.k).member("v", total.v).end_object();
 }
 
+BenchJob AttentionOpJob::bench_job(std::string source) const {
+  const Job& job = input_.job();
+  const AttentionSpec& spec = job.spec;
+  const bool decode = input_.decodes();
+  const bool latent = input_.op() == Op::kMla;
+  std::string mask = ringattn::describe(spec.mask);
+  if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
+  if (spec.sinks) mask += ", sinks";
+  if (job.block_mask != nullptr) {
+    mask += fmt::format(", {}, {:.4g} pairs", ringattn::describe(spec.block_mask, spec.heads), visible_pairs(job));
+  }
+  if (!job.format.is_plain()) mask += ", " + ringattn::describe(job.format);
+  if (latent && !input_.latent().format.is_plain()) mask += ", " + ringattn::describe(input_.latent().format);
+  return {job.batch.q_tokens(),
+          static_cast<std::int64_t>(job.batch.sequences.size()),
+          spec.heads,
+          spec.kv_heads,
+          spec.head_dim,
+          spec.head_dim_v,
+          std::string(dtype_name(spec.dtype)),
+          mask,
+          std::move(source),
+          decode,
+          decode || latent ? job.batch.k_tokens() : 0,
+          decode && input_.pages() != nullptr ? input_.pages()->page_size : 0,
+          decode ? input_.prefix() : 0,
+          latent ? std::string(form_name(input_.form().form)) : std::string(),
+          latent ? input_.latent().spec.rope_dim : 0,
+          latent ? input_.latent().spec.latent_dim : 0};
+}
+
 Measured AttentionOpJob::measure(const MeasureRequest& request, const Collective& collective) {
   Measured measured;
   const SampleRequest sampling{request.samples, request.on_progress};

@@ -59,6 +59,11 @@ class AttentionOpJob final : public OpJob {
   std::vector<std::string> plan_lines(const PlanFigures& plan) override;
   std::vector<std::string> plan_details() override;
 
+  void release() override {
+    result_.reset();
+    prepared_.reset();
+  }
+
   RankFigures run(const ProgressCallback& on_progress = {}) override;
   std::vector<ResultDigest> digests(const Collective& collective) override;
   void write(const OutputRequest& output) override;
@@ -75,6 +80,8 @@ class AttentionOpJob final : public OpJob {
   std::vector<FileFingerprint> peer_fingerprints() const override { return peer_->fingerprints(); }
   Check check_peer(const Collective& collective, std::int64_t count) override;
   Golden golden() override { return golden_of(input_, kernel().name, backend().identity()); }
+  const Job* attention_job() const override { return input_.decodes() ? nullptr : &input_.job(); }
+  BenchJob bench_job(std::string source) const override;
   Measured measure(const MeasureRequest& request, const Collective& collective) override;
   VariantTable list_variants(const VariantRequest& request, const Options& options) override;
   void run_variants(Transport& world, const VariantDone& done) override;

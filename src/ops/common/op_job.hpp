@@ -25,6 +25,7 @@
 #include "io/fingerprint.hpp"
 #include "io/input_names.hpp"
 #include "io/safetensors_writer.hpp"
+#include "ops/common/bench_job.hpp"
 #include "ops/common/golden.hpp"
 #include "ops/common/loaded_job.hpp"
 #include "ops/common/non_finite.hpp"
@@ -172,6 +173,9 @@ class OpJob {
   virtual std::vector<std::string> plan_lines(const PlanFigures& plan) = 0;
   virtual std::vector<std::string> plan_details() = 0;
 
+  // Frees what prepare() and run() made; the job may be prepared again.
+  virtual void release() = 0;
+
   // Loads this rank's part of the input, computes it once and fetches the result. The memory of the run is set by the
   // caller, which knows how many ranks share it.
   virtual RankFigures run(const ProgressCallback& on_progress = {}) = 0;
@@ -212,6 +216,10 @@ class OpJob {
   // A golden file's members, without digests.
   virtual Golden golden() = 0;
 
+  // The job of attention around the ring that this is, or null.
+  virtual const Job* attention_job() const { return nullptr; }
+  // What makes points of a benchmark comparable. `source`: the input file; empty: synthetic.
+  virtual BenchJob bench_job(std::string source) const = 0;
   // Times the prepared job in memory. Collective.
   virtual Measured measure(const MeasureRequest& request, const Collective& collective) = 0;
 

@@ -192,6 +192,34 @@ void SsmOpJob::write_non_finite(JsonWriter& json, const NonFinite& total) const 
   json.begin_object().member("rows", total.q).end_object();
 }
 
+BenchJob SsmOpJob::bench_job(std::string source) const {
+  const SsmJob& job = input_.job();
+  const SsmSpec& spec = job.spec;
+  BenchJob result;
+  result.tokens = job.tokens();
+  result.batch = static_cast<std::int64_t>(job.lengths.size());
+  result.heads = spec.heads;
+  result.head_dim = spec.head_dim;
+  result.head_dim_v = spec.head_dim;
+  result.dtype = dtype_name(spec.dtype);
+  result.source = std::move(source);
+  result.ssm = op_name(op());
+  if (job.conv1d_only) {
+    const std::string text = ringattn::describe(*job.convolution);
+    result.mask = text.substr(text.find("width"));
+    return result;
+  }
+  const std::string text = ringattn::describe(spec);
+  const std::string groups = counted(static_cast<std::uint64_t>(spec.groups), "group");
+  const std::size_t behind = text.find(groups) + groups.size();
+  result.mask = behind < text.size() ? text.substr(behind + 2) : std::string("plain");
+  if (job.convolution) result.mask += fmt::format(", convolution of width {}", job.convolution->width);
+  if (job.update) result.mask += ", update";
+  result.state_dim = spec.state_dim;
+  result.groups = spec.groups;
+  return result;
+}
+
 Measured SsmOpJob::measure(const MeasureRequest& request, const Collective& collective) {
   LoadedSsm loaded(input_, prepared_->ssm(), collective, request.on_progress);
   SsmStats last;

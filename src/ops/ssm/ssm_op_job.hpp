@@ -48,6 +48,11 @@ class SsmOpJob final : public OpJob {
   std::vector<std::string> plan_lines(const PlanFigures& plan) override;
   std::vector<std::string> plan_details() override { return {}; }
 
+  void release() override {
+    result_.reset();
+    prepared_.reset();
+  }
+
   RankFigures run(const ProgressCallback& on_progress = {}) override;
   std::vector<ResultDigest> digests(const Collective& collective) override;
   void write(const OutputRequest& output) override;
@@ -62,6 +67,7 @@ class SsmOpJob final : public OpJob {
   std::vector<FileFingerprint> earlier_fingerprints() const override { return earlier_->fingerprints(); }
   Check check_earlier(const Collective& collective) override;
   Golden golden() override { return golden_of(input_, kernel().name, backend().identity()); }
+  BenchJob bench_job(std::string source) const override;
   Measured measure(const MeasureRequest& request, const Collective& collective) override;
   VariantTable list_variants(const VariantRequest& request, const Options& options) override;
   void run_variants(Transport& world, const VariantDone& done) override;
