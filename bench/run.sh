@@ -32,7 +32,7 @@ beside=$(dirname "$ringattn")
 # The shape that peers are measured at at every length, and scaling, too.
 main_shape=(--heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --mask causal)
 
-# Where several files have the same job, bench/compare.py shows the last one by name. precision-and-state measures
+# Where several files have the same job, bench/tables.py compare shows the last one by name. precision-and-state measures
 # shapes of one-gpu and one-gpu-shapes again, and sorts after both in every locale.
 part machine 1 "measure the machine model that plans and predictions rest on"
 part one-gpu 4 "ours in turn with cuDNN, FlashAttention-2 and FlashAttention-3 on one GPU, 1k to 128k tokens, every head_dim"
