@@ -100,11 +100,11 @@ class Committed(unittest.TestCase):
         rows = pairs(*of_that_day("nvidia-h200"))
         rows = [row for row in rows if row.theirs and row.theirs.tool == "flash_attention_3"]
         seen = {(row.ours.job.kind, row.ours.job.seq): row for row in rows}
-        self.assertEqual(len(seen), 8 + 4 + 4 + 4 + 4 + 4 + 4)
+        self.assertEqual(len(seen), 8 + 4 + 4 + 4 + 4)
 
     def test_rates_of_flash_attention_3_are_those_of_its_times(self):
         kept = [line for path in RESULTS.glob("*/*.jsonl") for line in lines(path) if "ptxas" in line]
-        self.assertGreaterEqual(len(kept), 91)
+        self.assertGreaterEqual(len(kept), 50)
         for line in kept:
             point = result_lines.parse_flash_attention_3(line)
             # Theirs are rounded to two digits, and count seq^2 / 2 pairs.
