@@ -202,7 +202,7 @@ part_one_gpu() {
   in_turn --seq 8k --heads 128 --kv-heads 128 --head-dim 192 --head-dim-v 128 --mask causal
 }
 
-# What one-gpu leaves out.
+# The shapes that one-gpu leaves out.
 part_one_gpu_shapes() {
   in_turn --seq 4k-16k*2 --heads 32 --kv-heads 8 --head-dim 128 --mask full
   in_turn --seq 4k-32k*2 --heads 16 --kv-heads 16 --head-dim 128 --mask causal
@@ -236,7 +236,7 @@ equal_heads=(--steps "1x4k,1x64k,8x4k" --heads 32 --kv-heads 32 --head-dim 128)
 narrow_heads=(--steps "1x4k,1x64k,32x4k" --heads 32 --kv-heads 8 --head-dim 64)
 
 latents=(--kernel sm90_mla --kv-heads 1 --head-dim 576 --latent-dim 512 --page-size 64)
-latents_1k=("${latents[@]/sm90_mla/sm90_mla_split1k}")  # in groups of 1,024 keys
+latents_1k=("${latents[@]/sm90_mla/sm90_mla_split1k}")  # in KV splits of 1,024 keys
 
 part_decode() {
   alone decode_gpu_bench "${reach[@]}" --page-size 0,16,64,128
@@ -245,14 +245,14 @@ part_decode() {
   alone decode_gpu_bench --steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --slices 2,4
   # The portable kernel, which decodes where there is no Hopper.
   alone decode_gpu_bench --kernel sm80_attention --steps 1x4k,1x64k,32x4k
-  # 16k keys that all sequences share, and 256 of their own; and the same without telling.
+  # 16k keys that all sequences share, and 256 of their own, without and with --prefix.
   alone decode_gpu_bench --steps 32x16640 --page-size 64
   alone decode_gpu_bench --steps 32x16640 --page-size 64 --prefix 16k
-  # Prefixes whose last group is open, and 1k of each sequence's own.
+  # Prefixes that end within a KV split, and 1k of each sequence's own.
   alone decode_gpu_bench --steps 32x13312,32x4k --page-size 64
   alone decode_gpu_bench --steps 32x13312 --page-size 64 --prefix 12k
   alone decode_gpu_bench --steps 32x4k --page-size 64 --prefix 3k
-  # A tenth of the keys: drawn, and chosen by each step; and a cache of as many.
+  # A tenth of the keys, drawn at random or chosen by each step; and a cache of that length.
   alone decode_gpu_bench --steps 1x128k --page-size 0,64 --listed 102
   alone decode_gpu_bench --steps 1x128k --page-size 64 --best 102
   alone decode_gpu_bench --steps 1x12800 --page-size 0,64
@@ -273,7 +273,7 @@ part_decode_peers() {
 }
 decode_in_turn() { alone decode_gpu_bench "$@" && peer decode "$@"; }
 
-# Ours without lists stands beside the peer's list of all blocks.
+# ringattn without a mask is compared with the peer's mask of all blocks.
 part_sparse_peers() {
   local seq pattern
   local -a patterns=(random-10 window-10)
@@ -291,7 +291,7 @@ part_sparse_peers() {
 }
 joined() { local IFS=,; echo "$*"; }
 
-# To keys of 16 and 128 heads, into the latent, and back, by the rows of a prefill, a batch of decode steps and one step.
+# Expand to 16 and 128 heads, absorb and back: rows of a prefill, of a batch of decode steps, and of one.
 products=(--shapes "expand:32kx16,expand:4kx128,absorb:128x128,back:128x128,absorb:4kx128,back:4kx128,absorb:1x128,back:1x128")
 
 part_choice() {
@@ -312,7 +312,7 @@ part_latents() {
   alone decode_gpu_bench "${latents_1k[@]}" --heads 128 --steps 1x4k,1x32k,16x4k
   alone decode_gpu_bench "${latents[@]}" --heads 128 --steps 64x16k --rows 2 --slices auto,1,2
   alone decode_gpu_bench "${latents[@]}" --heads 16 --steps 128x4k,128x16k --slices auto,1,2
-  # Whole steps of the program, products and all.
+  # Whole decode steps of the program, with their batched GEMMs.
   for format in bf16 fp8; do
     stored=(--op mla --q-len 1 --page-size 64 --cache-format "$format")
     ours 1 "${stored[@]}" --heads 128 --seq 4k,128k
@@ -417,7 +417,7 @@ part_two_million_peers() {
   peers zigzag_ring --seq 2m --samples 1 "${main_shape[@]}"
 }
 
-# Latents of a model with 16 heads, and the job over the keys and values that they are expanded to.
+# MLA with 16 heads, and attention over the keys and values that its latents are expanded to.
 latent_job=(--op mla --form expanded --heads 16 --head-dim 128 --rope-dim 64 --latent-dim 512 --dtype bf16 --mask causal)
 expanded_job=(--heads 16 --kv-heads 16 --head-dim 192 --head-dim-v 128 --dtype bf16 --mask causal)
 

@@ -28,12 +28,12 @@ import statistics
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 from xml.sax.saxutils import escape
 
 import result_lines
-from result_lines import BENCH, CUDNN, FLASH, FLASH_MLA, OURS, ROOT, SPARSE, SSM, BadLine, Curve, Group, Job, Line, Point
+from result_lines import CUDNN, FLASH, FLASH_MLA, OURS, ROOT, SPARSE, SSM, BadLine, Curve, Group, Job, Line, Point
 from result_lines import Step, StepTime, best_steps, flag_value, is_missing, medians, reports, size, step_share, timed_lines
 
 MAIN = "bf16 32/8 x 128 causal"
