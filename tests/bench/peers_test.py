@@ -334,11 +334,11 @@ class WithTorch(unittest.TestCase):
         self.assertEqual(len(places), 2 * len(caches), "K and V of each cache lie apart")
         q, (k, v) = decode.query(world, step, 1), caches[-1]
         lengths = torch.full((3,), 33, dtype=torch.int32)
-        (own,) = decode.ways(decode.PACKAGE, step)
+        (own,) = decode.variants(decode.PACKAGE, step)
         with unittest.mock.patch.dict(sys.modules, {"flash_attn": module}):
             found = decode.attend(torch, own, q, k, v, lengths)
-        for way in decode.ways("math", step):
-            torch.testing.assert_close(decode.attend(torch, way, q, k, v, lengths).reshape(q.shape), found)
+        for variant in decode.variants("math", step):
+            torch.testing.assert_close(decode.attend(torch, variant, q, k, v, lengths).reshape(q.shape), found)
 
     def test_lines_have_the_schema(self):
         import torch
