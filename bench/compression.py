@@ -3,7 +3,7 @@
 """What compression of keys and values does to O: every method at several ratios, on two kinds of data.
 
     bench/compression.py build/bin/ringattn > bench/results/compression.jsonl
-    bench/plot.py compression bench/results/compression.jsonl -o docs/pictures/compression.svg
+    bench/tables.py    # writes its table and its picture
 
 A line is one `ringattn compress --report`: the bytes of a token and head, and the change of O on sampled rows by fp64 of both
 caches, of all queries, or, where tokens are taken out, of the last 256. Times are those of one thread, of REPEATS runs the

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The line of a measured step (schema "ringattn.decode/1"), which bench/steps.py reads.
+// The line of a measured step (schema "ringattn.decode/1"), which bench/result_lines.py reads.
 #pragma once
 
 #include <fmt/format.h>

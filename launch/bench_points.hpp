@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A point of a benchmark: a job on a world, with its figures. One line of JSON each (schema "ringattn.bench/2"), which
-// bench/peers writes too and bench/compare.py reads.
+// bench/peers writes too and bench/tables.py reads.
 #pragma once
 
 #include <cstddef>

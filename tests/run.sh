@@ -28,8 +28,9 @@ deps=(--tests)
 # The reference safetensors library, and what tests of the Python package use; without them tests are skipped and say so.
 if [[ ! -x build/venv/bin/python ]]; then
   python3 -m venv --system-site-packages build/venv
-  build/venv/bin/pip install --quiet numpy safetensors ml_dtypes pytest ||
-    echo "run.sh: PyPI gave no NumPy and safetensors; the tests that use them will be skipped"
+  # The version that drew the committed pictures: others draw other bytes, and they are not compared.
+  build/venv/bin/pip install --quiet numpy safetensors ml_dtypes pytest matplotlib==3.11.2 ||
+    echo "run.sh: PyPI gave no NumPy, safetensors and matplotlib; the tests that use them will be skipped"
 fi
 # PyTorch comes while the code is being built. Pinned, as a new release may change what a test looks into.
 torch_packages=(torch==2.15.0 transformers==5.24.0) installs= sessions=

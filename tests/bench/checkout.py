@@ -18,7 +18,7 @@ class Checkout(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = root = pathlib.Path(folder.name, "checkout")
-        for name in ("bench/run.sh", "bench/ranks.sh", "tests/support/parts.sh"):
+        for name in ("bench/run.sh", "tests/support/parts.sh"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).write_bytes((ROOT / name).read_bytes())
         (root / "bench/tables.py").write_text(f"import sys; open('{root}/pages', 'a').write(' '.join(sys.argv[1:]) + '\\n')\n")

@@ -125,12 +125,12 @@ echo PASS 12ab
             self.assertIn(f'BENCH_ROUNDS is "{word}"', done.stderr)
 
     def test_the_scripts_name_a_function_for_each_part(self):
-        for script, *sourced in (("bench/run.sh", "bench/ranks.sh"), ("tests/run_gpu.sh",)):
+        for script in ("bench/run.sh", "tests/run_gpu.sh"):
             listed = run(str(ROOT / script), "--list")
             self.assertEqual(listed.returncode, 0, listed.stderr)
             names = [line.split()[0] for line in listed.stdout.splitlines()]
             self.assertGreater(len(names), 5)
-            text = "".join((ROOT / name).read_text() for name in (script, *sourced))
+            text = (ROOT / script).read_text()
             for name in names:
                 self.assertIn(f"part_{name.replace('-', '_')}() {{", text)
 
@@ -138,57 +138,76 @@ echo PASS 12ab
 class Benchmarks(checkout.Checkout):
     """bench/run.sh, whose programs write a line with their words to the file that they are told."""
 
-    def test_ours_and_the_peers_are_measured_in_turn_at_the_same_shapes(self):
-        seen = []
-        for part in ("one-gpu", "one-gpu-shapes"):
-            lines = self.measure(part, 0)
-            alone = 2 if part == "one-gpu-shapes" else 0  # a window and blocks, which peers don't have
-            turns = lines[: len(lines) - alone]
-            self.assertEqual([line["tool"] for line in turns], ["ours", "peer"] * (len(turns) // 2))
-            self.assertEqual([line["tool"] for line in lines[len(turns) :]], ["ours"] * alone)
-            shapes = [line["words"].split(" --seq ")[1].split(" --jsonl")[0] for line in turns]
-            self.assertEqual(shapes[::2], shapes[1::2])
-            self.assertTrue(all("--total-tokens 16k" in shape for shape in shapes), shapes)
-            seen += shapes[::2]
-        self.assertEqual(len(seen), len(set(seen)), "no shape twice")
+    def setUp(self):
+        super().setUp()
+        self.environment |= {"BENCH_ROUNDS": "2"}
 
-    def test_precision_and_state_come_in_order_or_not_at_all(self):
-        self.assertEqual(self.measure("precision-and-state", 1), [], "attention_gpu_bench isn't there")
-        self.executable("bin/attention_gpu_bench", "exit 0\n")
-        self.assertEqual(self.measure("precision-and-state", 1), [], "it measured nothing")
-        self.executable("bin/attention_gpu_bench", """printf '{"what": "%s", "kernel": "%s"}\\n' "$1" "$2"\n""")
+    def words(self, part: str) -> list[str]:
+        return [line["words"].split(" --jsonl")[0] for line in self.measure(part, 0)]
+
+    def test_ours_and_the_peers_take_turns_at_the_same_shapes(self):
+        """Part, the peer, how often ringattn is measured before the peer, rounds, and shapes in a round."""
+        for program in ("decode_gpu_bench", "gemm_gpu_bench", "ssm_gpu_bench"):
+            self.words_bench(program)
+        for part, peer, turn, rounds, shapes in (
+            ("one-gpu", "sdpa", 1, 1, 7),
+            ("one-gpu-shapes", "sdpa", 1, 1, 6),
+            ("decode-peers", "decode", 1, 2, 4),
+            ("products", "gemm", 1, 2, 2),
+            ("scans-peers", "ssm", 1, 1, 3),
+            ("latents-peers", "mla", 2, 2, 3),
+        ):
+            with self.subTest(part=part):
+                lines = self.measure(part, 0)
+                alone = 2 if part == "one-gpu-shapes" else 0  # a window and blocks, which peers don't have
+                turns = lines[: len(lines) - alone]
+                self.assertEqual([line["tool"] for line in turns], (["ours"] * turn + ["peer"]) * (rounds * shapes))
+                self.assertEqual([line["tool"] for line in lines[len(turns) :]], ["ours"] * alone)
+                words = [line["words"].split(" --jsonl")[0] for line in turns]
+                theirs = [text.removeprefix(f"bench/peers/{peer}.py ") for text in words[turn :: turn + 1]]
+                for first in range(turn):
+                    ours = [text.removeprefix("bench ") for text in words[first :: turn + 1]]
+                    if part == "latents-peers":  # ringattn's words name the kernel, too
+                        kernel = ("sm90_mla", "sm90_mla_split1k")[first]
+                        self.assertEqual({text.split()[1] for text in ours}, {kernel})
+                        ours = [text.split(" --page-size 64 ")[1] for text in ours]
+                    if part == "scans-peers":
+                        ours = ["--shapes " + text.replace(" ", ",") for text in ours]
+                    self.assertEqual(ours, theirs)
+                self.assertEqual(theirs, theirs[:shapes] * rounds)
+                self.assertEqual(len(set(theirs)), shapes, "no shape twice")
+                if part.startswith("one-gpu"):
+                    self.assertTrue(all("--total-tokens 16k" in text for text in theirs), theirs)
+
+    def test_lines_of_programs_have_their_command_and_revision(self):
+        self.decode_bench()
+        for line in self.measure("decode-peers", 0)[::2]:
+            self.assertEqual((line["command"], line["git"]), (f"decode_gpu_bench {line['words']}", "abc"))
+
+    def test_a_part_is_measured_whole_or_not_at_all(self):
+        for part, program in (("precision-and-state", "attention_gpu_bench"), ("decode-peers", "decode_gpu_bench"),
+                              ("products", "gemm_gpu_bench"), ("scans-peers", "ssm_gpu_bench")):  # fmt: skip
+            self.assertEqual(self.measure(part, 1), [], f"{program} isn't there")
+            self.executable(f"bin/{program}", "exit 0\n")
+            self.assertEqual(self.measure(part, 1), [], "it measured nothing")
+        self.words_bench("attention_gpu_bench")
         lines = self.measure("precision-and-state", 0)
         turns = [(line["tool"], line["dtype"]) for line in lines[:8]]
         self.assertEqual(turns, [(tool, dtype) for dtype in ("bf16", "fp16") for tool in ("ours", "peer")] * 2)
-        self.assertEqual([line["what"] for line in lines[8:]], ["touched", "host", "state", "speed"])
-        self.assertEqual(lines[8]["command"], "attention_gpu_bench touched sm90_attention")
-        self.assertEqual({line["git"] for line in lines[8:]}, {"abc"})
+        kinds = [line["command"] for line in lines[8:]]
+        expected = [f"attention_gpu_bench {kind} sm90_attention" for kind in ("touched", "host", "state", "speed")]
+        self.assertEqual(kinds, [*expected[:3], f"{expected[3]} 0 8192"])
+        self.assertEqual(self.words("choice"), ["choice sm90_attention"])
 
-    def test_decoding_is_measured_in_turn_with_the_peers_over_the_same_steps(self):
-        self.assertEqual(self.measure("decode-peers", 1), [], "decode_gpu_bench isn't there")
+    def test_what_needs_no_peer_needs_no_torch(self):
         self.decode_bench()
-        lines = self.measure("decode-peers", 0)
-        self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * (len(lines) // 2))
-        words = [line["words"].removeprefix("bench/peers/decode.py ").split(" --jsonl")[0] for line in lines]
-        self.assertEqual(words[::2], words[1::2])
-        third = len(words) // 3
-        self.assertEqual(words[:third] * 3, words, "three rounds of the same")
-        self.assertIn("1x1k,1x4k,1x16k,1x64k,1x128k,1x1m,32x1k,32x4k,32x16k --heads 32 --kv-heads 8", words[0])
-        self.assertEqual(len(set(words)), 4, "more K/V heads, fewer, and 64 dims")
-        for line in lines[::2]:
-            self.assertEqual((line["command"], line["git"]), (f"decode_gpu_bench {line['words']}", "abc"))
-
-    def test_decoding_of_ours_alone_has_dense_caches_beside_pages(self):
-        self.decode_bench()
-        self.environment |= {"PYTHON": str(self.root / "no-python"), "BENCH_ROUNDS": "2"}
-        lines = self.measure("decode", 0)
-        self.assertEqual({line["tool"] for line in lines}, {"ours"})
-        self.assertEqual(sum("--page-size 0,16,64,128" in line["words"] for line in lines), 2)
-        self.assertEqual(sum("--slices 2,4" in line["words"] for line in lines), 1)
+        self.environment |= {"PYTHON": str(self.root / "no-python")}
+        words = self.words("decode")
+        self.assertEqual(sum("--page-size 0,16,64,128" in text for text in words), 2, "in each round")
+        self.assertEqual(sum("--slices 2,4" in text for text in words), 1)
         self.assertIn("skipped: needs PyTorch", self.bench(77, "decode-peers").stdout)
 
-    def test_lists_are_measured_in_turn_with_the_peer_over_the_same_blocks(self):
-        self.environment |= {"BENCH_ROUNDS": "2"}
+    def test_masks_are_measured_in_turn_with_the_peer_over_the_same_blocks(self):
         lines = self.measure("sparse-peers", 0)
         self.assertEqual([line["tool"] for line in lines], ["ours", "ours", "ours", "peer"] * 4, "two lengths, two rounds")
         self.assertEqual(lines[:8], lines[8:])
@@ -201,86 +220,42 @@ class Benchmarks(checkout.Checkout):
             self.assertIn(f"bench/peers/sparse.py --seq {seq} --heads 32", peer)
             self.assertIn("--patterns dense,random-10,window-10", peer)
 
-    def test_codes_are_measured_in_turn_with_plain_caches(self):
+    def test_quantized_caches_are_measured_in_turn_with_plain_ones(self):
         self.decode_bench()
         self.words_bench("compress_gpu_bench")
-        self.environment |= {"BENCH_ROUNDS": "2"}
-        words = [line["words"] for line in self.measure("compressed", 0)]
+        words = self.words("compressed")
         self.assertEqual(len(words), 11)
         self.assertIn("--kernel sm80_attention", words[-1])
         self.assertEqual(words[0], "--steps 1x1k,1x4k,1x16k,1x64k,1x128k,32x4k --cache plain,fp8,int8,int4")
         formats = [text.split("--cache-format ")[1].split()[0] for text in words if "--cache-format" in text]
         self.assertEqual(formats, ["bf16", "fp8", "int4"] * 2)
-
-    def test_latents_scans_and_steps_go_over_powers_of_two_and_all_gpus(self):
-        self.gpus(2)
-        for part, wanted in (("latent-ring", "111111222222"), ("scan-ranks", "122"), ("decode-ranks", "122")):
-            words = [line["words"] for line in self.measure(part, 0)]
-            ranks = ["2" if text.startswith("-np 2 ") else "1" for text in words]
-            self.assertEqual("".join(ranks), wanted)
-            self.assertEqual("--transport nccl" in words[-1], part != "latent-ring")
-        jobs = ["latents" if "--op mla" in line["words"] else "plain" for line in self.lines("latent-ring")]
-        self.assertEqual(jobs, ["latents", "latents", "latents", "plain", "latents", "plain"] * 2, "two runs, for their digests")
-        longest = [line["words"] for line in self.measure("latent-two-million", 0)]
-        self.assertEqual(sum(" run " in f" {text}" for text in longest), 2)
-        self.assertIn("--against compute", longest[-1])
-        for part in ("latent-oracle", "scan-oracle"):
-            (line,) = self.measure(part, 0)
-            self.assertRegex(line["words"], "^-np 2 verify .*--seq 2m .*--against oracle --rows 64")
-        self.gpus(1)
-        self.bench(77, "--again", "latent-oracle")
-
-    def test_a_slowed_ring_has_every_format(self):
+        self.environment |= {"BENCH_ROUNDS": "1"}
+        stored = [text for text in self.words("latents") if "--cache-format" in text]
+        plain, quantized = ([text for text in stored if f"--cache-format {name} " in text] for name in ("bf16", "fp8"))
+        self.assertEqual([text.replace("bf16", "fp8") for text in plain], quantized)
+        self.assertEqual((len(plain), stored), (3, plain + quantized))
+        self.assertTrue(all("--op mla --q-len 1 --page-size 64" in text for text in stored), stored)
         self.gpus(0)
-        words = [line["words"] for line in self.measure("compressed-ring", 0)]
+        words = self.words("compressed-ring")
         self.assertEqual([text.split("--cache-format ")[1].split()[0] for text in words], ["bf16", "fp8", "int8", "int4"])
         self.assertTrue(all(text.startswith("-np 2 run --backend cpu ") for text in words), words)
 
-    def test_the_choice_of_blocks_is_measured_alone(self):
-        self.assertEqual(self.measure("choice", 1), [], "attention_gpu_bench isn't there")
-        self.words_bench("attention_gpu_bench")
-        self.assertEqual([line["words"] for line in self.measure("choice", 0)], ["choice sm90_attention"])
-
-    def test_products_are_measured_in_turn_with_the_peers_over_the_same_shapes(self):
-        self.assertEqual(self.measure("products", 1), [], "gemm_gpu_bench isn't there")
-        self.words_bench("gemm_gpu_bench")
-        lines = self.measure("products", 0)
-        self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 6, "three rounds of two dtypes")
-        words = [line["words"].removeprefix("bench/peers/gemm.py ").split(" --jsonl")[0] for line in lines]
-        self.assertEqual(words[::2], words[1::2])
-        self.assertEqual(len(set(words)), 2)
-        self.assertIn("expand:32kx16,", words[0])
-
-    def test_scans_are_measured_in_turn_with_the_peers_over_the_same_shapes(self):
-        self.assertEqual(self.measure("scans-peers", 1), [], "ssm_gpu_bench isn't there")
-        self.words_bench("ssm_gpu_bench")
-        lines = self.measure("scans-peers", 0)
-        self.assertEqual([line["tool"] for line in lines], ["ours", "peer"] * 3)
-        words = [line["words"].removeprefix("bench/peers/ssm.py --shapes ").split(" --jsonl")[0] for line in lines]
-        self.assertEqual([ours.replace(" ", ",") for ours in words[::2]], words[1::2])
-        self.assertEqual(words[-1], "ssd-2m")
-
-    def test_latents_are_measured_in_turn_with_the_peer_over_the_same_steps(self):
-        self.assertEqual(self.measure("latents-peers", 1), [], "decode_gpu_bench isn't there")
-        self.decode_bench()
-        lines = self.measure("latents-peers", 0)
-        self.assertEqual([line["tool"] for line in lines], ["ours", "ours", "peer"] * 9, "three rounds of three")
-        words = [line["words"].removeprefix("bench/peers/mla.py ").split(" --jsonl")[0] for line in lines]
-        for first, kernel in enumerate(("sm90_mla", "sm90_mla_split1k")):
-            ours = [text.split(" --page-size 64 ") for text in words[first::3]]
-            self.assertEqual([steps for _, steps in ours], words[2::3])
-            self.assertEqual({text.split()[1] for text, _ in ours}, {kernel})
-
-    def test_latents_of_8_bits_are_measured_beside_those_of_16(self):
-        self.decode_bench()
-        self.environment |= {"BENCH_ROUNDS": "1"}
-        words = [line["words"] for line in self.measure("latents", 0)]
-        stored = [text.split(" --jsonl")[0] for text in words if "--cache-format" in text]
-        plain, codes = ([text for text in stored if f"--cache-format {name} " in text] for name in ("bf16", "fp8"))
-        self.assertEqual(stored, plain + codes)
-        self.assertEqual([text.replace("bf16", "fp8") for text in plain], codes)
-        self.assertEqual(len(plain), 3)
-        self.assertTrue(all("--op mla --q-len 1 --page-size 64" in text for text in stored), stored)
+    def test_mla_ssm_and_decode_steps_go_over_powers_of_two_and_all_gpus(self):
+        self.gpus(2)
+        for part, wanted in (("latent-ring", "111111222222"), ("scan-ranks", "122"), ("decode-ranks", "122")):
+            words = self.words(part)
+            self.assertEqual("".join("2" if text.startswith("-np 2 ") else "1" for text in words), wanted)
+            self.assertEqual("--transport nccl" in words[-1], part != "latent-ring")
+        jobs = ["latents" if "--op mla" in line["words"] else "plain" for line in self.lines("latent-ring")]
+        self.assertEqual(jobs, ["latents", "latents", "latents", "plain", "latents", "plain"] * 2, "two runs, for their digests")
+        longest = self.words("latent-two-million")
+        self.assertEqual(sum(" run " in f" {text}" for text in longest), 2)
+        self.assertIn("--against compute", longest[-1])
+        for part in ("latent-oracle", "scan-oracle"):
+            (text,) = self.words(part)
+            self.assertRegex(text, "^-np 2 verify .*--seq 2m .*--against oracle --rows 64")
+        self.gpus(1)
+        self.bench(77, "--again", "latent-oracle")
 
     def test_scaling_goes_over_powers_of_two_and_all_gpus(self):
         for count, worlds in ((1, [1]), (2, [1, 2]), (4, [1, 2, 4]), (6, [1, 2, 4, 6])):
@@ -290,6 +265,7 @@ class Benchmarks(checkout.Checkout):
                 words = [line["words"] for line in self.lines("two-million")]
                 expected = [f"-np {ranks} run" if ranks > 1 else "run" for ranks in worlds]
                 self.assertEqual([text.split(" --synthetic")[0] for text in words], expected)
+                self.assertTrue(all("--seq 2m --heads 32 --kv-heads 8 --head-dim 128" in text for text in words), words)
         self.bench(0, "scaling")
         words = [line["words"] for line in self.lines("scaling")]
         alone, several = [text for text in words if text.startswith("bench")], [text for text in words if text.startswith("-np")]

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """bench/peers without a GPU: the programs compile and explain themselves, shapes and sizes are read as ringattn reads
-them, and, where PyTorch is installed, the zigzag ring is right on one to three gloo ranks. Usage: peers_test.py
+them, decode steps and masks are ours (with a torch that only writes down what it is asked), and, where PyTorch is
+installed, the zigzag ring is right on one to three gloo ranks. Usage: peers_test.py
 [unit | torch [PROGRAM]]; exits 77 where the part can't run."""
 
 import argparse
+import contextlib
 import importlib.util
+import io
 import json
 import os
 import pathlib
@@ -19,11 +22,14 @@ import unittest.mock
 
 PEERS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "peers"
 PROGRAMS = sorted(path for path in PEERS.glob("*.py") if path.name != "common.py")
-sys.path.insert(0, str(PEERS))
+sys.path[:0] = [str(PEERS), str(PEERS.parent)]
 sys.dont_write_bytecode = True
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the same on every machine
 
-import common  # noqa: E402  (it lies in bench/peers)
+import common  # noqa: E402  (these lie in bench/peers and bench)
+import decode  # noqa: E402
+import result_lines  # noqa: E402
+import sparse  # noqa: E402
 
 
 def run(*words: str) -> subprocess.CompletedProcess:
@@ -119,6 +125,146 @@ class Unit(unittest.TestCase):
         self.assertEqual(common.quantile([5.0], 0.1), 5.0)
 
 
+class FakeCuda:
+    """torch.cuda with a clock: a replay of n steps lasts n times `step_ms`, and the first ones longer."""
+
+    def __init__(self, step_ms: float) -> None:
+        self.step_ms, self.clock, self.used, self.captured, self.replays = step_ms, 0.0, [], None, 0
+        cuda = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = cuda.clock
+
+            def elapsed_time(self, end: "Event") -> float:
+                return end.at - self.at
+
+        class Graph:
+            def replay(self) -> None:
+                cuda.replays += 1
+                cuda.clock += cuda.step_ms * len(cuda.captured) * (5 if cuda.clock < decode.WARM_MS else 1)
+
+        @contextlib.contextmanager
+        def graph(_: Graph, stream: object):
+            assert stream is cuda.stream
+            before, cuda.used = cuda.used, []
+            yield
+            cuda.captured, cuda.used = cuda.used, before
+
+        @contextlib.contextmanager
+        def stream(_: object):
+            yield
+
+        self.stream = object()
+        self.torch = types.SimpleNamespace(
+            cuda=types.SimpleNamespace(
+                Stream=lambda: self.stream, stream=stream, graph=graph, CUDAGraph=Graph, Event=Event, synchronize=lambda: None
+            )
+        )
+
+
+class DecodePeers(unittest.TestCase):
+    def test_caches_are_as_many_as_ours(self):
+        """decode_words_test.cpp has the same figures."""
+        turns = [decode.Step(1, keys << 10, 32, 8, 128) for keys in (1, 48, 1024)]
+        self.assertEqual([(step.caches, step.launches) for step in turns], [(128, 128), (3, 6), (1, 4)])
+        for keys in (3000, 65537, 100000):
+            step = decode.Step(3, keys, 32, 4, 64)
+            self.assertGreaterEqual(step.caches * 2 * step.cache_bytes, decode.FAR_BEYOND_CACHE)
+            self.assertEqual((step.launches >= decode.MIN_LAUNCHES, step.launches % step.caches), (True, 0))
+        self.assertEqual(decode.FAR_BEYOND_CACHE, result_lines.FAR_BEYOND_CACHE)
+
+    def test_a_graph_of_steps_over_all_caches_in_turn_is_replayed_warm(self):
+        step = decode.Step(1, 48 << 10, 32, 8, 128)
+        fake = FakeCuda(step_ms=0.25)
+        times = decode.microseconds(fake.torch, step, lambda cache: fake.used.append(cache))
+        self.assertEqual(fake.used, [0, 1, 2], "each variant is used before it is captured")
+        self.assertEqual(fake.captured, [0, 1, 2, 0, 1, 2])
+        self.assertEqual(times, [250.0] * decode.REPLAYS, "without the replays that warm up")
+        self.assertGreaterEqual(decode.REPLAYS, 9)
+        self.assertGreater(fake.replays, decode.REPLAYS)
+
+    def test_lines_are_those_that_are_read(self):
+        torch = types.SimpleNamespace(__version__="2.11.0")
+        world = types.SimpleNamespace(torch=torch, devices=lambda: ["GPU"])
+        step = decode.Step(32, 4096, 32, 8, 128)
+        found = {"samples": 11, "us": {"median": 123.0, "p10": 120.0, "p90": 130.0}}
+        seen = set()
+        for kernel in ("cudnn", "flash_attention_2", decode.PACKAGE):
+            for variant in decode.variants(kernel, step):
+                line = json.loads(json.dumps(decode.line(world, variant, step, found)))
+                reading = result_lines.parse_step(line)
+                self.assertEqual((reading.us, reading.job.name), (123.0, "bf16, 32/8 heads of 128, 32 x 4k"))
+                seen.add((reading.who, reading.form))
+        self.assertEqual(len(seen), 4 + 4 + 1, "no form of one peer is taken for another")
+        equal = decode.Step(1, 4096, 32, 32, 128)
+        self.assertEqual([variant.grouped for variant in decode.variants("cudnn", equal)], [True, True], "no groups to pack")
+        refused = {"samples": 0, "us": None, "error": "No available kernel"}
+        self.assertEqual(result_lines.parse_step(decode.line(world, variant, step, refused)).error, "No available kernel")
+
+    def test_what_a_peer_refuses_is_in_its_line(self):
+        torch = types.SimpleNamespace(full=lambda *_, **__: None, int32=None)
+        world = types.SimpleNamespace(torch=torch, device=None)
+        pool = types.SimpleNamespace(cache=lambda *_: (None, None))
+        variant, step = decode.Variant("cudnn", True, True), decode.Step(1, 1 << 20, 32, 8, 128)
+        for error in (RuntimeError("No available kernel. Aborting.\nmore"), NotImplementedError("x"), ImportError("y")):
+            with unittest.mock.patch.object(decode, "query", lambda *_: None), unittest.mock.patch.object(
+                decode, "microseconds", side_effect=error
+            ):
+                found = decode.measure(world, pool, variant, step, 1)
+            self.assertEqual(found, {"samples": 0, "us": None, "error": str(error).splitlines()[0]})
+
+    def test_steps_are_words(self):
+        self.assertEqual(decode.parse_steps("1x4k,32x16k"), [(1, 4096), (32, 16384)])
+        for text in ("", "4k", "x4k", "1x", "0x4k", "1x4k,"):
+            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
+                decode.parse_steps(text)
+
+
+class SparsePeers(unittest.TestCase):
+    def test_lists_have_the_diagonal_and_the_first_block_and_about_their_part(self):
+        for text in sparse.PATTERNS.split(","):
+            pattern = sparse.parse_pattern(text)
+            self.assertEqual(pattern.name, text)
+            lists = sparse.block_mask_rows(pattern, 512 * sparse.BLOCK)
+            for row, columns in enumerate(lists):
+                self.assertEqual(columns, sorted(set(columns)))
+                self.assertEqual((columns[0], columns[-1]), (0, row))
+            density = sum(map(len, lists)) / (512 * 513 / 2)
+            self.assertLess(abs(density - pattern.part), 0.01, text)
+        for text in ("", "dense-10", "random", "random-0", "random-100", "random-x", "other-10"):
+            with self.assertRaises(ValueError, msg=text):
+                sparse.parse_pattern(text)
+
+    def test_the_random_list_is_the_same_everywhere(self):
+        found = sparse.block_mask_rows(sparse.parse_pattern("random-25"), 12 * sparse.BLOCK)[-1]
+        self.assertEqual(found, [0, 6, 9, 11])
+
+    def test_a_tile_takes_its_part_of_the_time(self):
+        world = types.SimpleNamespace(torch=types.SimpleNamespace(__version__="2.11.0"), devices=lambda: ["GPU"])
+        shape = common.Shape(4 * sparse.BLOCK, 1, 32, 8, 128, 128, "bf16", "causal")
+        pattern = sparse.parse_pattern("random-50")
+        line = sparse.line(world, pattern, shape, 5, {"samples": 10, "ms": {"median": 0.5}, "tflops_per_rank": 700.0})
+        self.assertEqual((line["density"], line["ns_per_tile"]), (0.5, 0.5e6 / 5 / 32))
+        self.assertNotIn("tflops_per_rank", line, "a rate of pairs that the list leaves out")
+        line = sparse.line(world, pattern, shape, 5, {"error": "no compiler"})
+        self.assertEqual((line["error"], line["ms"], line["ns_per_tile"]), ("no compiler", None, None))
+
+    def test_a_compiler_that_does_not_end_is_left(self):
+        world = types.SimpleNamespace(on_gpu=False)
+
+        def compiles_for_ever() -> None:
+            while True:
+                pass
+
+        with contextlib.redirect_stderr(io.StringIO()):
+            found = sparse.measure(world, compiles_for_ever, None, None, 1)
+        self.assertEqual(found, {"error": "it did not compile in 1 s"})
+
+
 class WithTorch(unittest.TestCase):
     def test_self_checks(self):
         for program in PROGRAMS:
@@ -167,7 +313,6 @@ class WithTorch(unittest.TestCase):
         self.assertEqual((line["tool"]["name"], line["kernel"]), ("flash_attention_3", ""))
 
     def test_flash_attention_2_is_given_its_caches_as_they_lie(self):
-        import decode
         import torch
 
         def flash_attn_with_kvcache(q: torch.Tensor, *caches: torch.Tensor, cache_seqlens: torch.Tensor) -> torch.Tensor:
@@ -189,11 +334,11 @@ class WithTorch(unittest.TestCase):
         self.assertEqual(len(places), 2 * len(caches), "K and V of each cache lie apart")
         q, (k, v) = decode.query(world, step, 1), caches[-1]
         lengths = torch.full((3,), 33, dtype=torch.int32)
-        (own,) = decode.ways(decode.PACKAGE, step)
+        (own,) = decode.variants(decode.PACKAGE, step)
         with unittest.mock.patch.dict(sys.modules, {"flash_attn": module}):
             found = decode.attend(torch, own, q, k, v, lengths)
-        for way in decode.ways("math", step):
-            torch.testing.assert_close(decode.attend(torch, way, q, k, v, lengths).reshape(q.shape), found)
+        for variant in decode.variants("math", step):
+            torch.testing.assert_close(decode.attend(torch, variant, q, k, v, lengths).reshape(q.shape), found)
 
     def test_lines_have_the_schema(self):
         import torch
@@ -225,4 +370,4 @@ if __name__ == "__main__":
     if part == "torch" and importlib.util.find_spec("torch") is None:
         print("skipped: needs PyTorch (pip install torch==2.11.*)")
         sys.exit(common.SKIPPED)
-    unittest.main(defaultTest="WithTorch" if part == "torch" else "Unit")
+    unittest.main(defaultTest="WithTorch" if part == "torch" else ["Unit", "DecodePeers", "SparsePeers"])

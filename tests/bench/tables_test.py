@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/tables.py: the committed tables and pictures follow from the committed results; what is edited by hand, or measured
-again, is seen; and what bench/run.sh --readme measured is chosen. Copies of the pages and results are changed, never they."""
+"""bench/tables.py: the committed tables and pictures follow from the committed results; figures that are edited by hand, or
+measured again, are seen; --select chooses what bench/run.sh --readme measured; plot draws; and gate decides. Pages and
+results are changed in copies. Tests of pictures need matplotlib."""
 
+import dataclasses
+import importlib.util
 import json
 import pathlib
 import re
@@ -16,19 +19,26 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "bench"))
 sys.dont_write_bytecode = True
 
-import plot  # noqa: E402  (these lie in bench)
-import svg  # noqa: E402
+import result_lines  # noqa: E402  (these lie in bench)
+import tables as bench_tables  # noqa: E402
 
 LINES = pathlib.Path(__file__).resolve().parent / "lines"
 COMMIT = "0123456789ab"
-# Groups that need not have been measured, and the parts of bench/run.sh that measure them.
-OPTIONAL = ("decode", "pages", "sparse", "latents", "scans", "compressed", "compressed-ring", "latent-prefill", "scan-ranks",
-            "decode-ranks")  # fmt: skip
+# Parts of bench/run.sh, each of which has a small file of lines.
 PARTS = ("decode-peers", "decode", "sparse-peers", "latents-peers", "scans-peers", "compressed", "compressed-ring", "latent-ring",
          "latent-two-million", "latent-oracle", "scan-ranks", "scan-oracle", "decode-ranks")  # fmt: skip
-UNMEASURED = {"sparse": "Prefill with a [block-sparse mask](block-sparse.md) has not been measured yet "
-              "(`bench/run.sh sparse-peers` does it).\n"}  # what a page says of those; of the others nothing
 SVG = "{http://www.w3.org/2000/svg}"
+needs_matplotlib = unittest.skipUnless(importlib.util.find_spec("matplotlib"), "needs matplotlib")
+TRACE = {
+    "traceEvents": [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "rank 0 on node1"}},
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 0, "args": {"name": "compute"}},
+        {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "rank 1 on node1"}},
+        {"ph": "X", "name": "block 0", "cat": "compute", "pid": 0, "tid": 0, "ts": 1000.0, "dur": 2500.0},
+        {"ph": "X", "name": "block 0", "cat": "wait", "pid": 1, "tid": 1, "ts": 0.0, "dur": 500.0},
+        {"ph": "X", "name": "block 0", "cat": "transfer", "pid": 1, "tid": 2, "ts": 0.0, "dur": 0.0},
+    ]
+}
 
 
 def tables(root: pathlib.Path, *words: str) -> subprocess.CompletedProcess:
@@ -42,22 +52,32 @@ class Committed(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_pictures_have_a_dark_form_and_a_description(self):
-        for name in ("speed", "scaling"):
+        for name in ("speed", "scaling", "compression"):
             text = (ROOT / "docs" / "pictures" / f"{name}.svg").read_text(encoding="utf-8")
             picture = xml.fromstring(text)
             self.assertIn("@media (prefers-color-scheme:dark)", text)
             self.assertTrue(picture.find("{*}desc").text)
-            self.assertIn("ringattn", "".join(picture.itertext()))
+        words = {text.strip() for text in xml.fromstring((ROOT / "docs/pictures/scaling.svg").read_text()).itertext()}
+        self.assertLess({"TFLOP/s per GPU", "sequence length (tokens)", "zigzag ring (own re-implementation), 4 GPUs"}, words)
 
 
+@needs_matplotlib
 class Changed(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.root = pathlib.Path(folder.name)
+    @classmethod
+    def setUpClass(cls):
+        """A copy of the pages and results, with pictures that this version of matplotlib drew."""
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+        cls.copy = pathlib.Path(cls.folder.name, "copy")
         for name in ("bench", "docs"):
-            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("__pycache__", "*.cpp", "peers"))
-        shutil.copy(ROOT / "README.md", self.root)
+            shutil.copytree(ROOT / name, cls.copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.cpp", "peers"))
+        shutil.copy(ROOT / "README.md", cls.copy)
+        if tables(cls.copy).returncode != 0:
+            raise RuntimeError("the copy's pages can't be written")
+
+    def setUp(self):
+        self.root = pathlib.Path(self.folder.name, self.id())
+        shutil.copytree(self.copy, self.root)
 
     def edit(self, path: str, old: str, new: str) -> None:
         file = self.root / path
@@ -81,6 +101,7 @@ class Changed(unittest.TestCase):
 
     def test_what_is_around_a_table_stays(self):
         self.edit("README.md", "# ringattn\n", "# ringattn, edited\n")
+        self.edit("docs/results.md", "### Scaling, H200\n", "### Scaling to two and four GPUs, H200\n")
         self.assertEqual(tables(self.root, "--check").returncode, 0)
 
     def test_results_that_differ_change_pages_and_pictures(self):
@@ -140,19 +161,7 @@ class Changed(unittest.TestCase):
         self.assertIn(f"All figures here were measured at commit `{COMMIT[:7]}` (NVIDIA H200, bf16, 2030-01-02).", page)
         self.assertEqual(tables(self.root, "--check").returncode, 0)
 
-    def test_tables_that_nobody_measured_are_empty_and_stand_there_once_somebody_did(self):
-        place = "<!-- table:decode -->\n<!-- /table:decode -->\n"
-        measured = {name: files for name, files in self.selection().items() if name not in OPTIONAL}
-        (self.root / "bench/results/shown.json").write_text(json.dumps(measured))
-        self.assertEqual(tables(self.root).returncode, 0)
-        if place not in (self.root / "README.md").read_text(encoding="utf-8"):  # a place that the README need not have
-            self.edit("README.md", "<!-- /table:speed -->\n", f"<!-- /table:speed -->\n\n{place}")
-        self.assertEqual(tables(self.root, "--check").returncode, 0)
-        before = {page: (self.root / page).read_text(encoding="utf-8") for page in ("README.md", "docs/results.md")}
-        for name in OPTIONAL:
-            self.assertNotIn(name, self.selection())
-            told = UNMEASURED.get(name, "")
-            self.assertIn(f"<!-- table:{name} -->\n{told}<!-- /table:{name} -->\n", before["docs/results.md"])
+    def test_the_tables_have_the_figures_of_the_results(self):
         folder = self.root / "bench/results/card"
         folder.mkdir()
         for part in PARTS:
@@ -197,23 +206,6 @@ class Changed(unittest.TestCase):
         self.assertNotIn("causal_conv1d none", page, "a peer that was not installed is no column")
         mla = re.sub(" +", " ", (self.root / "docs/mla.md").read_text(encoding="utf-8"))
         self.assertIn("| 2,097,152 | 2 | 18.5 s | 609 | 2.0 GiB | 20.0 GiB | `cccccccc…` |\n<!--", mla)
-        self.assertNotIn("not been measured yet", page, "what is said of a table that is not there")
-        readme = (self.root / "README.md").read_text(encoding="utf-8")
-        self.assertRegex(readme, r"\| 32/8 of 128 +\| 1 x 1k +\| +6.0 \| +8.0 \|")
-        self.assertNotIn("32/8 of 64", readme, "the README has the main shape alone")
-        self.assertIn("`0123456` (decode)", readme)
-        (self.root / "README.md").write_text(before["README.md"].replace(place, ""), encoding="utf-8")
-        self.assertEqual(tables(self.root).returncode, 0)
-        readme = (self.root / "README.md").read_text(encoding="utf-8")
-        self.assertNotIn("0123456", readme, "without the place neither the table nor its commit")
-        (self.root / "README.md").write_text(before["README.md"], encoding="utf-8")
-        selection = self.selection()
-        for name in OPTIONAL:
-            del selection[name]
-        (self.root / "bench/results/shown.json").write_text(json.dumps(selection))
-        self.assertEqual(tables(self.root).returncode, 0)
-        after = {page: (self.root / page).read_text(encoding="utf-8") for page in before}
-        self.assertEqual(after, before)
 
     def test_a_peer_that_was_not_there_has_no_column(self):
         for name in self.selection()["one-gpu"]:
@@ -237,36 +229,111 @@ class Changed(unittest.TestCase):
         self.assertIn("several commits: `0123456` (one GPU), `ba98765` (several GPUs)", page)
 
 
-class Drawing(unittest.TestCase):
-    def test_labels_keep_their_distance_and_order(self):
-        places = svg.apart([10.0, 12.0, 100.0, 11.0, 299.0, 300.0], 17.0, 0.0, 300.0)
-        ordered = [places[index] for index in (0, 3, 1, 2, 4, 5)]
-        self.assertEqual(ordered, sorted(ordered))
-        self.assertTrue(all(after - before >= 17.0 for before, after in zip(ordered, ordered[1:])), ordered)
-        self.assertTrue(all(0.0 <= place <= 300.0 for place in places), places)
-        self.assertEqual(places[2], 100.0, "where there is room, a label stands at its line's end")
+@needs_matplotlib
+class Pictures(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
 
-    def test_axes_end_at_round_numbers(self):
-        self.assertEqual(svg.steps_up_to(694), [0, 100, 200, 300, 400, 500, 600, 700])
-        self.assertEqual(svg.steps_up_to(701), [0, 200, 400, 600, 800])
-        for most in (0.0, 0.003, 1.0, 2.26, 99.0, 12345.0):
-            steps = svg.steps_up_to(most)
-            self.assertTrue(steps[-1] >= most and 2 <= len(steps) <= 9, (most, steps))
-
-    def test_points_lie_where_their_figures_say(self):
-        chart = plot.speed_chart("a & b", "<", {"ours": [(1024, 100.0), (4096, 400.0)], "theirs": [(2048, 200.0)]})
-        picture = xml.fromstring(svg.charts("c", [chart]))
-        pairs = [pair for line in picture.iter(f"{SVG}polyline") for pair in line.get("points").split()]
-        (x2, y2), (x1, y1), (x4, y4) = (map(float, pair.split(",")) for pair in pairs)
-        self.assertAlmostEqual(x2 - x1, x4 - x2, delta=0.2)  # an axis of powers of two
-        self.assertAlmostEqual((y1 - y4) / 3, y1 - y2, delta=0.2)
+    def test_lines_have_their_points_and_labels(self):
+        curves = {"ringattn": [(1024, 100.0), (4096, 400.0)], "theirs": [(2048, 200.0)]}
+        chart = bench_tables.speed_chart("a & b", "<", curves)
+        self.assertEqual(chart.ticks, [(1024, "1k"), (2048, "2k"), (4096, "4k")])
+        picture = xml.fromstring(bench_tables.draw("c", [chart]))
         words = [element.text for element in picture.iter(f"{SVG}text")]
-        self.assertTrue({"a & b", "<", "1k", "2k", "4k", "ours", "theirs", "400"} <= set(words), words)
+        self.assertLessEqual({"a & b", "<", "1k", "2k", "4k", "ringattn", "theirs", "400", "TFLOP/s"}, set(words), words)
 
     def test_the_same_figures_give_the_same_bytes(self):
-        lines = {f"line {index}": [(1 << power, index / 3 + power) for power in range(9, 20)] for index in range(9)}
-        first, again = (svg.charts("c", [plot.speed_chart("t", "s", dict(lines))]) for _ in range(2))
+        curves = {f"line {index}": [(1 << power, index / 3 + power) for power in range(9, 20)] for index in range(9)}
+        first, again = (bench_tables.draw("c", [bench_tables.speed_chart("t", "s", dict(curves))]) for _ in range(2))
         self.assertEqual(first, again)
+
+    def test_speed_of_any_results(self):
+        found = result_lines.points_of(result_lines.read_files(LINES / name for name in ("ours.jsonl", "peers.jsonl")))
+        (kind, curves), *others = result_lines.speed_curves(found).items()
+        self.assertEqual((kind, others), ("bf16 32/8 x 128 causal", []))
+        self.assertEqual(curves["ringattn sm80_attention"], [(1024, 200.0), (8192, 340.0), (32768, 350.0)])
+        self.assertEqual(curves["zigzag ring cudnn, compiled merge, nccl, 8 ranks"], [(32768, 305.0), (131072, 520.0)])
+        nothing = dataclasses.replace(found[0], job=dataclasses.replace(found[0].job, tokens=0), tflops=0.0)
+        self.assertEqual(result_lines.speed_curves([nothing]), {})
+
+    def test_scaling_needs_one_rank_and_several(self):
+        found = result_lines.points_of(result_lines.read_files(LINES / name for name in ("ours.jsonl", "peers.jsonl")))
+        curves = result_lines.scaling_curves(found)
+        self.assertEqual(list(curves.values()), [[(1, 1.0), (8, 300 / 350)], [(1, 1.0), (8, 320 / 350)]])
+        alone = next(point for point in found if point.world == 1 and point.tflops == 350.0)
+        other = dataclasses.replace(alone, block=4096, tflops=1.0)
+        self.assertEqual(result_lines.scaling_curves([alone, other, *found]), curves, "the default form is the base")
+
+    def test_compression_in_bits(self):
+        lines = [{"data": "normal", "method": method, "bytes": size, "change_of_o": change}
+                 for method, size, change in (("fp8", 132, 2.0**-7), ("fp8 tensor", 64, 2.0**-3), ("fp8", 16, 4.0))]  # fmt: skip
+        expected = {"normal": {"fp8": [(16, 0.0), (64, 3.0), (132, 7.0)]}}
+        self.assertEqual(result_lines.compression_curves(lines), expected)
+
+    def test_each_kind_is_written(self):
+        ranks, bars = result_lines.timeline_bars(TRACE)
+        self.assertEqual(ranks, ["rank 0 on node1", "rank 1 on node1"])
+        self.assertEqual(bars, [(0, "compute", 1.0, 2.5), (1, "wait", 0.0, 0.5)])
+        trace, picture = self.folder / "trace.json", self.folder / "picture.svg"
+        trace.write_text(json.dumps(TRACE))
+        ours = str(LINES / "ours.jsonl")
+        for words, wanted in ((["speed", ours], {"bf16 32/8 x 128 causal", "1k", "ringattn sm80_attention"}),
+                              (["scaling", ours], {"Scaling efficiency", "efficiency", "8"}),
+                              (["timeline", str(trace)], {"rank 0 on node1", "compute", "wait", "ms"})):  # fmt: skip
+            done = tables(ROOT, "plot", *words, "-o", str(picture))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertLess(wanted, {text.strip() for text in xml.fromstring(picture.read_text()).itertext()})
+
+    def test_missing_things_are_named(self):
+        none, ours, picture = f"{self.folder}/none", str(LINES / "ours.jsonl"), f"{self.folder}/none/x.svg"
+        for words in (["speed", none], ["timeline", ours], ["timeline", none], ["scaling", str(LINES / "peers.jsonl")],
+                      ["speed", ours], ["speed", ours, "--kind", "9/9"]):  # fmt: skip
+            done = tables(ROOT, "plot", *words, "-o", picture)
+            self.assertEqual(done.returncode, 3, words)
+            self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+
+class Gate(unittest.TestCase):
+    """Two programs that print their rates: of each head_dim one point, and a second one that is this much faster."""
+
+    def gate(self, first: float, second: float, *words: str, old: str = "") -> subprocess.CompletedProcess:
+        with tempfile.TemporaryDirectory() as folder:
+            program = """#!{python} -B
+import json, sys
+assert sys.argv[1:3] == ["gate", "sm90_attention"]
+line = dict(heads=32, kv_heads=8, head_dim=int(sys.argv[3]), head_dim_v=128, mask="causal")
+for seq, rate in ((1024, {first}), (4096, {second})):
+    print(json.dumps(dict(line, seq=seq, tflops=rate)))
+"""
+            for name, rates in (("old", (100.0, 100.0)), ("new", (first, second))):
+                path = pathlib.Path(folder, name)
+                path.write_text(program.format(python=sys.executable, first=rates[0], second=rates[1]))
+                path.chmod(0o755)
+            output = f"{folder}/lines.jsonl"
+            done = tables(ROOT, "gate", old or f"{folder}/old", f"{folder}/new", "--rounds", "2", "--output", output, *words)
+            self.kept = pathlib.Path(output).read_text().splitlines() if pathlib.Path(output).exists() else []
+            return done
+
+    def test_each_point_and_the_geometric_mean_decide(self):
+        for first, second, code in ((100.0, 100.0, 0), (99.2, 100.0, 0), (98.9, 120.0, 1), (99.2, 99.2, 1), (101.0, 99.1, 0)):
+            done = self.gate(first, second)
+            self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        self.assertIn("10 points, 0 below 0.99; geometric mean 1.0005", done.stdout)
+        self.assertEqual(self.gate(98.9, 98.9, "--least", "0.98", "--mean", "0.98").returncode, 0)
+
+    def test_the_builds_take_turns(self):
+        self.gate(100.0, 100.0, "--head-dims", "128,64")
+        lines = [json.loads(line) for line in self.kept]
+        turns = [(line["round"], line["head_dim"], line["build"]) for line in lines[::2]]
+        self.assertEqual(turns, [(number, dim, build) for number in (0, 1) for dim in (128, 64) for build in ("old", "new")])
+
+    def test_a_program_that_does_not_run_is_an_error(self):
+        for old in ("/bin/false", "/none"):
+            done = self.gate(100.0, 100.0, old=old)
+            self.assertEqual(done.returncode, 3, done.stderr)
+            self.assertIn("error: ", done.stderr)
 
 
 if __name__ == "__main__":

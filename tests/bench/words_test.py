@@ -79,7 +79,7 @@ class Words(checkout.Checkout):
         self.assertGreater(len(planned), 60)
 
     def test_a_word_that_the_program_does_not_take_is_seen(self):
-        path = self.root / "bench/ranks.sh"
+        path = self.root / "bench/run.sh"
         text = path.read_text()
         self.assertIn("--form expanded --heads 16", text)
         path.write_text(text.replace("--form expanded --heads 16", "--form expended --heads 16"))

@@ -3,6 +3,7 @@
 # Long work in named parts that can be resumed; sourced by bench/run.sh and tests/run_gpu.sh. The script says
 #   part NAME MINUTES "what it does"          once for each part, in order
 #   part_NAME() { … }                         with _ for -; returns 0 (done), 77 (can't run here, it says why), or fails
+#   run_part NAME                             where a part takes more than its function
 #   part_is_done NAME                         whether an earlier call has done it
 #   parts_more_options="…"                    lines of --help for options that it takes itself
 # and calls run_parts "$@". Parts that are done are skipped, a part that would not fit into the time left is put off to
@@ -16,6 +17,8 @@ part() {
   part_minutes[$1]=$2
   part_what[$1]=$3
 }
+
+run_part() { "part_${1//-/_}"; }
 
 parts_usage() {
   cat <<END
@@ -78,7 +81,7 @@ run_parts() {
     echo "== $name: ${part_what[$name]}"
     # In a shell of its own: what a part sets, or where it goes, is gone afterwards.
     set +e  # not `|| code=$?`: it would switch off errexit inside, too
-    ( set -euo pipefail; "part_${name//-/_}" )
+    ( set -euo pipefail; run_part "$name" )
     code=$?
     set -e
     case $code in
