@@ -73,8 +73,8 @@ function(ringattn_join target)
   endif()
 endfunction()
 
-# ringattn_join_cuda(<list>): up to sixteen CUDA sources of a folder at a time; paths are absolute or relative to src/kernels.
-# nvcc reads all headers three times for each source.
+# ringattn_join_cuda(<list>): up to sixteen CUDA sources of an architecture at a time; paths are absolute or relative to
+# src/kernels. nvcc reads all headers three times for each source.
 function(ringattn_join_cuda list)
   if(NOT RINGATTN_COLD)
     return()
@@ -85,7 +85,7 @@ function(ringattn_join_cuda list)
   list(FILTER cuda INCLUDE REGEX "[.]cu$")
   list(TRANSFORM cuda PREPEND ${PROJECT_SOURCE_DIR}/src/kernels/ REGEX "^[^/]")
   set(folders ${cuda})
-  list(TRANSFORM folders REPLACE "^.*/([a-z0-9]+/[a-z0-9]+)/[^/]+$" "\\1")  # <op>/<arch>
+  list(TRANSFORM folders REPLACE "^.*/([a-z0-9]+)/[^/]+$" "\\1")  # cuda, sm80, sm90
   list(REMOVE_DUPLICATES folders)
   foreach(folder ${folders})
     set(paths ${cuda})
