@@ -2,25 +2,59 @@
 # SPDX-License-Identifier: Apache-2.0
 # From a checkout to a result: installs what is missing, builds, runs the main job on this machine's GPUs (without any: on
 # 4 CPU ranks) and shows that its bits are the same in smaller worlds and right against the fp64 oracle.
-# Usage: ./launch/quickstart.sh
+# Usage: ./launch/quickstart.sh [--cuda]
+#   --cuda   builds the GPU code also on a machine without a GPU, for all supported GPUs
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if (($# > 0)); then
-  if [[ $1 == --help || $1 == -h ]]; then
-    echo "Usage: ./launch/quickstart.sh, without arguments; it takes some minutes."
-    exit 0
-  fi
-  echo "quickstart.sh: error: unknown argument $1 (it takes none). Try ./launch/quickstart.sh alone." >&2
-  exit 2
-fi
+cuda=0
+for word in "$@"; do
+  case $word in
+    --cuda) cuda=1 ;;
+    -h | --help) sed -n '3,6s/^# \{0,1\}//p' launch/quickstart.sh; exit 0 ;;
+    *) echo "quickstart.sh: error: unknown argument $word (it takes --cuda). Try ./launch/quickstart.sh alone." >&2; exit 2 ;;
+  esac
+done
+
+# The architectures of this machine's GPUs; empty: there is none.
+architectures() {
+  local capability
+  { nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true; } | sort -u | while read -r capability; do
+    case $capability in
+      9.0) echo 90a-real ;;
+      [0-9]*.[0-9]) echo "${capability/./}" ;;
+    esac
+  done | paste -sd ';'
+}
+
+# The numbers of a build as ninja prints them, "[3/40 5.1]", with the time that is left at this rate. A line every tenth.
+progress() {
+  awk '/^\[[0-9]+\/[0-9]+ [0-9.]+\]/ {
+    split(substr($0, 2), part, /[\/ \]]/)
+    tenth = int(10 * part[1] / part[2])
+    if (tenth == last) next
+    last = tenth
+    printf "  %d of %d files, about %.0f s left\n", part[1], part[2], part[3] * (part[2] - part[1]) / part[1]
+    fflush()
+  }'
+}
 
 ./launch/install-deps.sh
 build=build/quickstart
 mkdir -p "$build"
-cmake --preset release -DRINGATTN_TESTS=OFF -B "$build" >"$build/configure.log" 2>&1 ||
+options=(-DRINGATTN_TESTS=OFF)
+gpu_code=$(architectures)
+if [[ -n $gpu_code ]]; then
+  options+=("-DCMAKE_CUDA_ARCHITECTURES=$gpu_code")
+elif ((!cuda)); then
+  options+=(-DRINGATTN_CUDA=OFF)
+fi
+# Few processors and no compiler cache: fewer and larger steps are faster.
+if (($(nproc) < 8)) && ! command -v ccache >/dev/null; then options+=(-DRINGATTN_COLD=ON); fi
+cmake --preset release "${options[@]}" -B "$build" >"$build/configure.log" 2>&1 ||
   { cat "$build/configure.log" >&2; exit 4; }
-echo "building in $build"
-cmake --build "$build" >"$build/build.log" 2>&1 || { tail -n 50 "$build/build.log" >&2; exit 4; }
+echo "building in $build${gpu_code:+ for $gpu_code}"
+NINJA_STATUS='[%f/%t %e] ' cmake --build "$build" 2>&1 | tee "$build/build.log" | progress ||
+  { tail -n 50 "$build/build.log" >&2; exit 4; }
 
 ringattn=$build/bin/ringattn
 gpus=$("$ringattn" info --json - 2>/dev/null | grep -c '"compute_capability"' || true)
