@@ -92,6 +92,8 @@ class Layout:
 
     def token_indices(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
         """(packed token, token in its sequence) of each row of a rank: two int64 arrays [tokens of the rank]."""
+        if not 0 <= as_int(rank, "rank") < self.world:
+            refuse(f"rank is {rank}", f"the layout has ranks 0 to {self.world - 1}", "Check it.")
         known = self._token_indices.get(rank)
         if known is None:
             begins = np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64)
@@ -281,6 +283,9 @@ def shard(array, layout: Layout, rank: int):
     """A copy of the rank's rows of a whole array, [tokens, …] or [batch, tokens, …]. For the second form the result is
     [batch, tokens of the rank, …] if the rank has the same number of tokens of each sequence, else [rows, …]. For a
     Compressed, the rank's rows of its streams, with all tables."""
+    if not isinstance(layout, Layout):
+        refuse(f"layout is {layout!r}", "it should be a ringattn.Layout, which says which rank has which tokens",
+               "Make one, such as ringattn.striped([4096], world=2).")  # fmt: skip
     if isinstance(array, Compressed):
         streams = {name: shard(stream, layout, rank) for name, stream in array.streams.items()}
         shape = *next(iter(streams.values())).shape[:-2], *array.shape[-2:]

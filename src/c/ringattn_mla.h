@@ -36,7 +36,7 @@ typedef struct ringattn_mla_spec {
   int64_t scale_given; /* since interface 5. 1: use softmax_scale as given, even if it is 0 */
 } ringattn_mla_spec;
 
-/* The two forms round differently, so each has bits of its own. */
+/* The two forms round differently, so their results differ in some bits. */
 enum {
   RINGATTN_ANY_FORM = 0, /* chosen by the longest query length */
   RINGATTN_EXPANDED = 1, /* K and V of every head are computed from the latents */

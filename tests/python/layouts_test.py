@@ -63,6 +63,9 @@ class Layouts(unittest.TestCase):
         layout = ringattn.contiguous([9], 3)
         with self.assertRaises(ringattn.UsageError):
             ringattn.shard(np.zeros((8, 2)), layout, 0)
+        for wrong_layout, rank in (("zigzag", 0), (layout, 3), (layout, -1)):
+            with self.assertRaises(ringattn.UsageError):
+                ringattn.shard(np.zeros((9, 2)), wrong_layout, rank)
         with self.assertRaises(ringattn.UsageError):
             ringattn.unshard([np.zeros((3, 2))] * 2, layout)
 

@@ -48,8 +48,8 @@ TEST(ReplayKernels, ThatDecodeAloneAreRefused) {
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
   EXPECT_EQ(
       std::string(error.what()),
-      "steps of kernel sm90_mla are to have the bits of a prefill by sm80_attention (sm90_mla only decodes, with "
-      "bits of its own: no kernel computes a prefill's rows like it). Use kernel = sm80_attention, which does both.");
+      "steps of kernel sm90_mla are to have the bits of a prefill by sm80_attention (sm90_mla only decodes: no "
+      "kernel computes the rows of a prefill with its bits). Use kernel = sm80_attention, which does both.");
   const KernelRequest both{"auto", "sm80_attention"};
   check_replay_kernel(prefill, spec, both, KernelScope::kAnyMachine);
 }
