@@ -5,7 +5,7 @@
 #pragma once
 
 #include <functional>
-#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -14,6 +14,7 @@
 #include "launch/command_line.hpp"
 #include "launch/flags.hpp"
 #include "launch/options.hpp"
+#include "ops/common/job_share.hpp"
 #include "ops/common/op_job.hpp"
 
 namespace ringattn {
@@ -30,6 +31,8 @@ struct ConfigValue {
 struct Config {
   JobOptions options;
   std::vector<ConfigValue> values;  // one a flag of the subcommand, in the table's order
+  // What the ranks of this process share of the job's input.
+  std::shared_ptr<JobShare> share = std::make_shared<JobShare>();
 
   const ConfigValue& value(std::string_view flag) const;
   // Whether a user, in any layer, gave the flag a value.

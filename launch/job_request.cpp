@@ -147,7 +147,7 @@ TopKDevice top_k_device(const Config& config, const Transport& world) {
 }
 
 JobInput open_input(const Config& config, bool require_source, const TopKDevice& target) {
-  JobInput input(input_request(config, require_source), numerics_of(config), target);
+  JobInput input(input_request(config, require_source), numerics_of(config), target, config.share);
   // Queries stand among evicted tokens, which decides whether the job is a decode step.
   check_op(config, input.op(), input.has_evicted_tokens() ? "query-offset" : "");
   check_latent_dim(config, input);

@@ -84,7 +84,7 @@ void fill_scores(const ModelLayer& layer, Config& config, Filler& filler) {
 std::optional<Op> wanted_op(const ModelConfig& model, const Config& config) {
   if (config.given("op")) return config.options.op;
   if (!config.given("input") || config.given("synthetic") || !model.mixes_ops()) return std::nullopt;
-  return open_input_file(file_input(config))->ssm ? Op::kSsd : Op::kAttention;
+  return open_input_file(file_input(config), *config.share)->ssm ? Op::kSsd : Op::kAttention;
 }
 
 }  // namespace

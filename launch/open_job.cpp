@@ -57,7 +57,8 @@ std::vector<JobInput> planned_inputs(const Config& config) {
   if (config.given("input")) return {settled(open_input(config, true))};
   std::vector<JobInput> inputs;
   for (const std::int64_t seq : config.options.seq) {
-    JobInput input = decode_or_requested_rows({synthetic_input(config, seq), numerics_of(config)}, config);
+    JobInput input =
+        decode_or_requested_rows({synthetic_input(config, seq), numerics_of(config), {}, config.share}, config);
     inputs.push_back(input.makes_cache() ? settled(std::move(input)) : std::move(input));
   }
   if (!std::ranges::all_of(inputs, &JobInput::decodes)) {
@@ -85,7 +86,7 @@ std::unique_ptr<OpJob> open_measured_job(const Config& config, Transport& world,
       input.emplace(open_input(config, true, target));
     } else {
       input.emplace(decode_or_requested_rows(
-          {synthetic_input(config, options.seq.front()), numerics_of(config), target}, config));
+          {synthetic_input(config, options.seq.front()), numerics_of(config), target, config.share}, config));
     }
     const bool ring = options.against == "compute" || options.against == "sgemm";
     if (ring && input->makes_cache()) {

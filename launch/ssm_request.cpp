@@ -57,13 +57,13 @@ OpenedSource open_source(const Config& config, bool require_source) {
   check_source(config, require_source);
   const Op op = config.options.op;
   if (!config.given("input")) return {nullptr, op >= Op::kSsd};
-  std::shared_ptr<const InputFile> file = open_input_file(file_input(config));
+  std::shared_ptr<const InputFile> file = open_input_file(file_input(config), *config.share);
   const bool ssm = file->ssm.has_value();
   return {std::move(file), ssm};
 }
 
 SsmInput open_ssm(const Config& config, std::int64_t seq) {
-  SsmInput input(ssm_request(config, seq), ssm_numerics(config.options));
+  SsmInput input(ssm_request(config, seq), ssm_numerics(config.options), config.share);
   check_op(config, input.op());
   check_model(config, input.job());
   return input;

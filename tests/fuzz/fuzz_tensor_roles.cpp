@@ -105,7 +105,8 @@ void read_matrices(const JobInput& input) {
 
 void open_job(const std::string& path, const InputNames& names, std::size_t tensors) {
   const FileInput request{path, names};
-  const bool scan = open_input_file(request)->ssm.has_value();
+  JobShare share;
+  const bool scan = open_input_file(request, share)->ssm.has_value();
   UnreadTensors unread;
   if (scan) {
     const SsmInput input(request, {});

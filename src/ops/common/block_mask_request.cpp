@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/common/block_mask_request.hpp"
 
-#include <mutex>
 #include <utility>
 
-#include "base/heartbeat_lock.hpp"
 #include "base/rank_liveness.hpp"
 #include "ops/common/block_mask_tensors.hpp"
 
@@ -29,8 +27,10 @@ RequestedBlockMask make_requested(const BlockMaskRequest& request, const Job& jo
   return {std::move(block_mask), std::move(file), std::move(used)};
 }
 
+}  // namespace
+
 // A request and its result.
-struct SharedBlockMasks {
+struct SharedBlockMask {
   BlockMaskRequest request;
   Job job;
   RequestedBlockMask made;
@@ -42,18 +42,11 @@ struct SharedBlockMasks {
   }
 };
 
-}  // namespace
-
-RequestedBlockMask requested_block_mask(const BlockMaskRequest& request, const Job& job, const TopKBlocks& best) {
-  static std::mutex mutex;
-  static std::weak_ptr<const SharedBlockMasks> last;
-  const auto lock = lock_with_heartbeat(mutex);
-  std::shared_ptr<const SharedBlockMasks> shared = last.lock();
-  if (!shared || !shared->answers(request, job)) {
-    shared =
-        std::make_shared<const SharedBlockMasks>(SharedBlockMasks{request, job, make_requested(request, job, best)});
-    last = shared;
-  }
+RequestedBlockMask requested_block_mask(const BlockMaskRequest& request, const Job& job, const TopKBlocks& best,
+                                        JobShare& share) {
+  const std::shared_ptr<const SharedBlockMask> shared = share.block_mask.get(
+      [&](const SharedBlockMask& last) { return last.answers(request, job); },
+      [&] { return std::make_shared<const SharedBlockMask>(request, job, make_requested(request, job, best)); });
   return {{shared, shared->made.block_mask.get()}, shared->made.file, shared->made.used};
 }
 

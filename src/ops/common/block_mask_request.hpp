@@ -11,6 +11,7 @@
 #include "attention/tokens/job.hpp"
 #include "io/safetensors_file.hpp"
 #include "ops/common/block_mask_pattern.hpp"
+#include "ops/common/job_share.hpp"
 
 namespace ringattn {
 
@@ -30,9 +31,10 @@ struct RequestedBlockMask {
 
 // Builds the block mask of a job that has none yet. All ranks with the same input get the same mask, wherever its
 // blocks are selected (`best`, which sees all of q and k). It is made before anything else of a job, because plans
-// depend on it for what is sent to whom. The ranks of a process share it: the first one that asks makes it. Throws
+// depend on it for what is sent to whom. Ranks with the same share have it once. Throws
 // kUsage for words that make no pattern, kFile for a file that holds no mask for the job, and kMemory for a mask that
 // exceeds the budget. Its size is computed before data are read and before it is made.
-RequestedBlockMask requested_block_mask(const BlockMaskRequest& request, const Job& job, const TopKBlocks& best);
+RequestedBlockMask requested_block_mask(const BlockMaskRequest& request, const Job& job, const TopKBlocks& best,
+                                        JobShare& share);
 
 }  // namespace ringattn

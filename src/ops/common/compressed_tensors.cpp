@@ -178,28 +178,29 @@ void CompressedSource::read(std::span<const PackedRun> runs, const MutableTensor
   }
 }
 
-SyntheticCompressed::SyntheticCompressed(const Job& job, std::uint64_t seed)
-    : spec_(job.spec), batch_(job.batch), format_(job.format), seed_(seed) {
+struct SyntheticTensors {
+  AttentionSpec spec;
+  Batch batch;
+  CacheFormat format;
+  std::uint64_t seed;
+  CompressedTensors tensors;
+};
+
+SyntheticCompressed::SyntheticCompressed(const Job& job, std::uint64_t seed, std::shared_ptr<JobShare> share)
+    : spec_(job.spec), batch_(job.batch), format_(job.format), seed_(seed), share_(std::move(share)) {
   if (!format_.k.is_plain()) check_format("k", format_.k, k_shape(spec_));
   if (!format_.v.is_plain()) check_format("v", format_.v, v_shape(spec_));
 }
 
 const CompressedTensors& SyntheticCompressed::tensors() const {
-  struct Last {
-    std::optional<SyntheticCompressed> of;
-    std::weak_ptr<const CompressedTensors> tensors;
-  };
-  static std::mutex mutex;
-  static Last last;
-  const auto lock = lock_with_heartbeat(mutex);
-  if (made_ != nullptr) return *made_;
-  if (last.of && *last.of == *this) made_ = last.tensors.lock();
-  if (made_ == nullptr) {
-    last.of = *this;  // before it holds what was made, which only readers keep
-    made_ = std::make_shared<const CompressedTensors>(make());
-    last.tensors = made_;
-  }
-  return *made_;
+  std::call_once(once_, [this] {
+    made_ = share_->synthetic.get(
+        [this](const SyntheticTensors& last) {
+          return last.spec == spec_ && last.batch == batch_ && last.format == format_ && last.seed == seed_;
+        },
+        [this] { return std::make_shared<const SyntheticTensors>(spec_, batch_, format_, seed_, make()); });
+  });
+  return made_->tensors;
 }
 
 CompressedTensors SyntheticCompressed::make() const {

@@ -22,6 +22,7 @@
 #include "kernels/quant/compressed_rows.hpp"
 #include "kernels/quant/row_format.hpp"
 #include "ops/common/input_tensors.hpp"
+#include "ops/common/job_share.hpp"
 
 namespace ringattn {
 
@@ -74,20 +75,17 @@ struct CompressedTensors {
   CacheFormat format() const { return {k ? k->format : RowFormat{}, v ? v->format : RowFormat{}}; }
 };
 
-// The keys and values of a seed, compressed in host memory: by the first rank of this process that reads them, while
-// another one holds them.
+// The keys and values of a seed, compressed in host memory by the first rank that reads them. Ranks with the same share
+// have them once.
 class SyntheticCompressed {
  public:
   // `job` has a format. Throws kUsage for one that doesn't fit.
-  SyntheticCompressed(const Job& job, std::uint64_t seed);
+  SyntheticCompressed(const Job& job, std::uint64_t seed, std::shared_ptr<JobShare> share);
 
   // Made at the first call.
   const CompressedTensors& tensors() const;
 
  private:
-  bool operator==(const SyntheticCompressed& other) const {
-    return spec_ == other.spec_ && batch_ == other.batch_ && format_ == other.format_ && seed_ == other.seed_;
-  }
   CompressedTensors make() const;
   std::optional<CompressedSource> make(std::string_view name, SyntheticTensor tensor, const RowFormat& format,
                                        const RowShape& shape) const;
@@ -96,7 +94,9 @@ class SyntheticCompressed {
   Batch batch_;
   CacheFormat format_;
   std::uint64_t seed_;
-  mutable std::shared_ptr<const CompressedTensors> made_;
+  std::shared_ptr<JobShare> share_;
+  mutable std::once_flag once_;
+  mutable std::shared_ptr<const SyntheticTensors> made_;
 };
 
 // How the file stores `tensor`, "k" or "v": what its metadata say. Throws kFile for a format that is none.

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/common/input_file.hpp"
 
-#include <mutex>
-
 #include "base/error.hpp"
-#include "base/heartbeat_lock.hpp"
 #include "ops/common/position_tensors.hpp"
 #include "ops/decode/cache_tensors.hpp"
 
@@ -48,16 +45,9 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
 InputFile::InputFile(const FileInput& input)
     : request(input), file(input.path), tensors(find_tensors(file, input, compressed, latents, ssm)) {}
 
-std::shared_ptr<const InputFile> open_input_file(const FileInput& input) {
-  static std::mutex mutex;
-  static std::weak_ptr<const InputFile> last;
-  const auto lock = lock_with_heartbeat(mutex);
-  if (std::shared_ptr<const InputFile> open = last.lock()) {
-    if (open->request == input && open->file.is_current()) return open;
-  }
-  auto opened = std::make_shared<const InputFile>(input);
-  last = opened;
-  return opened;
+std::shared_ptr<const InputFile> open_input_file(const FileInput& input, JobShare& share) {
+  return share.file.get([&](const InputFile& open) { return open.request == input && open.file.is_current(); },
+                        [&] { return std::make_shared<const InputFile>(input); });
 }
 
 }  // namespace ringattn

@@ -10,6 +10,7 @@
 #include "io/safetensors_file.hpp"
 #include "ops/common/compressed_tensors.hpp"
 #include "ops/common/input_tensors.hpp"
+#include "ops/common/job_share.hpp"
 #include "ops/mla/mla_tensors.hpp"
 #include "ops/ssm/ssm_tensors.hpp"
 
@@ -40,8 +41,8 @@ struct InputFile {
   InputTensors tensors;                         // of all other ops, found last
 };
 
-// Opened now, or by another rank of this process that still holds it, if the path leads to the same file in the same
-// state. Ranks open one after the other, so a file that is refused is in memory once, too. Throws kFile.
-std::shared_ptr<const InputFile> open_input_file(const FileInput& input);
+// Opened now, or before by a rank with the same share, if the path leads to the same file in the same state. Throws
+// kFile.
+std::shared_ptr<const InputFile> open_input_file(const FileInput& input, JobShare& share);
 
 }  // namespace ringattn

@@ -62,7 +62,9 @@ std::string describe(const JobInput& input) {
   return fmt::format("{}, {}, {}", op_name(Op::kMla), form_name(input.form().form), describe(input.latent()));
 }
 
-JobInput::JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target) {
+JobInput::JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target,
+                   std::shared_ptr<JobShare> share)
+    : share_(share_or_new(std::move(share))) {
   std::visit([this](const auto& input) { take_shape(input); }, request);
   take_numerics(numerics, target);
 }
@@ -148,7 +150,7 @@ void JobInput::take_shape(const SyntheticInput& input) {
 }
 
 void JobInput::take_shape(const FileInput& input) {
-  file_ = open_input_file(input);
+  file_ = open_input_file(input, *share_);
   if (file_->ssm) {
     fail(ErrorCode::kUsage, fmt::format("{} holds an SSM, not attention", input.path), described(file_->ssm->x),
          "Open it as an SsmInput.");
@@ -214,7 +216,7 @@ void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target)
     }
   }
   check_job(job_);
-  if (seed_ && !job_.format.is_plain()) made_ = std::make_shared<const SyntheticCompressed>(job_, *seed_);
+  if (seed_ && !job_.format.is_plain()) made_ = std::make_shared<const SyntheticCompressed>(job_, *seed_, share_);
   if (latent_) take_form(numerics.form);
   if (numerics.block_mask.empty()) return;
   if (latent_) {
@@ -224,7 +226,7 @@ void JobInput::take_numerics(const Numerics& numerics, const TopKDevice& target)
   const std::string seed = seed_ ? fmt::format("{}, {} keys that all share", *seed_, prefix_) : "";
   RequestedBlockMask block_mask = requested_block_mask(
       {numerics.block_mask, file_, seed, numerics.memory_budget}, job_,
-      [&](const AttentionSpec& listed, int count) { return top_k_blocks(*this, listed, count, target); });
+      [&](const AttentionSpec& listed, int count) { return top_k_blocks(*this, listed, count, target); }, *share_);
   set_block_mask(job_, std::move(block_mask.block_mask));
   block_mask_file_ = std::move(block_mask.file);
   block_mask_tensors_ = std::move(block_mask.used);

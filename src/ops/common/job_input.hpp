@@ -79,7 +79,9 @@ class JobInput {
   // For a file, reads the header and the short tensors of the block mask; all of q and k where the block mask is
   // selected from them, which then happens on `target`. Throws kFile for a file that holds no job, kUsage for a job
   // that contradicts itself.
-  JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target = {});
+  // `share`: what other ranks of this process share of the input; null: nothing.
+  JobInput(const InputRequest& request, const Numerics& numerics, const TopKDevice& target = {},
+           std::shared_ptr<JobShare> share = nullptr);
 
   // Synthetic input for a job that the caller made.
   static JobInput synthetic(Job job, std::uint64_t seed);
@@ -171,6 +173,7 @@ class JobInput {
   std::vector<PackedRun> file_keys(std::span<const PackedRun> runs) const;
   std::vector<PackedRun> runs_of_whole(SyntheticTensor tensor, std::span<const PackedRun> runs) const;
 
+  std::shared_ptr<JobShare> share_;
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
   std::shared_ptr<const SafetensorsFile> block_mask_file_;  // that the block mask was read from

@@ -242,9 +242,8 @@ void check_replay_kernel(const KernelEntry& prefill, const DecodeSpec& spec, con
   }
   fail(ErrorCode::kUnsupported,
        fmt::format("steps of kernel {} are to have the bits of a prefill by {}", steps, prefill.name),
-       decodes_alone
-           ? fmt::format("{} only decodes: no kernel computes the rows of a prefill with its bits", steps)
-           : std::string("kernels of different names have different bits"),
+       decodes_alone ? fmt::format("{} only decodes: no kernel computes the rows of a prefill with its bits", steps)
+                     : std::string("kernels of different names have different bits"),
        both.empty() ? MessageTemplate{"See ", command("info"), " for what kernels do."}
                     : MessageTemplate{"Use ", setting("kernel", both), ", which does both."});
 }

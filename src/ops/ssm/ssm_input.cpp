@@ -46,8 +46,9 @@ Op ssm_op(const SsmJob& job) {
   return job.spec.state_decays ? Op::kSelectiveScan : Op::kSsd;
 }
 
-SsmInput::SsmInput(const SsmRequest& request, const SsmNumerics& numerics) {
-  std::visit([&](const auto& input) { take_shape(input, numerics.ranks); }, request);
+SsmInput::SsmInput(const SsmRequest& request, const SsmNumerics& numerics, std::shared_ptr<JobShare> share) {
+  share = share_or_new(std::move(share));
+  std::visit([&](const auto& input) { take_shape(input, numerics.ranks, *share); }, request);
   SsmSpec& spec = job_.spec;
   spec.dt_softplus = numerics.softplus.value_or(spec.dt_bias);
   spec.dt_min = numerics.dt_min;
@@ -57,7 +58,7 @@ SsmInput::SsmInput(const SsmRequest& request, const SsmNumerics& numerics) {
   check_ssm_job(job_);
 }
 
-void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks) {
+void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks, JobShare&) {
   seed_ = input.seed;
   SsmSpec& spec = job_.spec;
   spec.dtype = input.dtype;
@@ -121,8 +122,8 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks) {
   }
 }
 
-void SsmInput::take_shape(const FileInput& input, int ranks) {
-  file_ = open_input_file(input);
+void SsmInput::take_shape(const FileInput& input, int ranks, JobShare& share) {
+  file_ = open_input_file(input, share);
   if (!file_->ssm) {
     fail(ErrorCode::kFile, fmt::format("{} holds no SSM", input.path),
          "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});

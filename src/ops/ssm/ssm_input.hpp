@@ -61,7 +61,8 @@ class SsmInput {
  public:
   // Throws kFile for a file that holds no SSM layer, kUsage for one that contradicts itself, kMemory for one that is
   // too large.
-  SsmInput(const SsmRequest& request, const SsmNumerics& numerics);
+  // `share`: what other ranks of this process share of the input; null: nothing.
+  SsmInput(const SsmRequest& request, const SsmNumerics& numerics, std::shared_ptr<JobShare> share = nullptr);
 
   Op op() const { return ssm_op(job_); }
   const SsmJob& job() const { return job_; }
@@ -115,8 +116,8 @@ class SsmInput {
   std::string source() const;
 
  private:
-  void take_shape(const FileInput& input, int ranks);
-  void take_shape(const SyntheticSsmInput& input, int ranks);
+  void take_shape(const FileInput& input, int ranks, JobShare& share);
+  void take_shape(const SyntheticSsmInput& input, int ranks, JobShare& share);
   void take_whole();
   std::int64_t begin_of(std::size_t sequence) const { return begins_.empty() ? 0 : begins_[sequence]; }
   void set_conv1d(int width, bool bias);

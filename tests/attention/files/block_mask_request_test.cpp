@@ -29,7 +29,8 @@ const TopKBlocks kNoRows = [](const AttentionSpec&, int) -> BlockMask {
 };
 
 std::shared_ptr<const BlockMask> asked(const std::string& request) {
-  return requested_block_mask({request}, small_job(), kNoRows).block_mask;
+  JobShare share;
+  return requested_block_mask({request}, small_job(), kNoRows, share).block_mask;
 }
 
 TEST(BlockMaskRequest, Patterns) {
@@ -133,33 +134,39 @@ TEST(BlockMaskRequest, Files) {
 
 // Where memory is too small, the mask is refused before rows are read or a mask is built.
 TEST(BlockMaskRequest, BlockMasksThatDontFitAreRefusedFirst) {
+  JobShare share;
   for (const std::string request : {"topk:3", "all", "window:100+heads:each"}) {
-    const Error error = error_of([&] { requested_block_mask({request, nullptr, "", 100}, small_job(), kNoRows); });
+    const Error error = error_of([&] {
+      requested_block_mask({request, nullptr, "", 100}, small_job(), kNoRows, share);
+    });
     EXPECT_EQ(error.code(), ErrorCode::kMemory) << request;
     EXPECT_NE(std::string(error.what()).find("takes more than 100 bytes (a rank's memory budget is no larger)"),
               std::string::npos)
         << error.what();
   }
-  EXPECT_EQ(error_of([&] { requested_block_mask({"topk:60000"}, small_job(std::int64_t{1} << 24), kNoRows); }).code(),
-            ErrorCode::kMemory);
+  EXPECT_EQ(
+      error_of([&] { requested_block_mask({"topk:60000"}, small_job(std::int64_t{1} << 24), kNoRows, share); }).code(),
+      ErrorCode::kMemory);
 }
 
 // The ranks of a process have them once, and a mask that was replaced is read anew.
 TEST(BlockMaskRequest, AreSharedByThoseWhoAskForTheSame) {
   const Job job = small_job();
-  const RequestedBlockMask first = requested_block_mask({"window:200"}, job, kNoRows);
-  EXPECT_EQ(requested_block_mask({"window:200"}, job, kNoRows).block_mask, first.block_mask);
-  EXPECT_NE(requested_block_mask({"window:200"}, small_job(999), kNoRows).block_mask, first.block_mask);
-  EXPECT_NE(requested_block_mask({"window:200", nullptr, "7"}, job, kNoRows).block_mask, first.block_mask);
+  JobShare share;
+  const RequestedBlockMask first = requested_block_mask({"window:200"}, job, kNoRows, share);
+  EXPECT_EQ(requested_block_mask({"window:200"}, job, kNoRows, share).block_mask, first.block_mask);
+  EXPECT_NE(requested_block_mask({"window:200"}, small_job(999), kNoRows, share).block_mask, first.block_mask);
+  EXPECT_NE(requested_block_mask({"window:200", nullptr, "7"}, job, kNoRows, share).block_mask, first.block_mask);
   const TemporaryFolder folder;
   const std::string blocks = R"("__metadata__":{"query_block":"512","key_block":"256"},)";
   folder.write("mask.safetensors", file_of("[1,2,4]", std::string(8, '\1'), blocks));
-  const RequestedBlockMask mask = requested_block_mask({folder.file("mask.safetensors")}, job, kNoRows);
+  const RequestedBlockMask mask = requested_block_mask({folder.file("mask.safetensors")}, job, kNoRows, share);
   ASSERT_NE(mask.file, nullptr);
-  EXPECT_EQ(requested_block_mask({folder.file("mask.safetensors")}, job, kNoRows).block_mask, mask.block_mask);
+  EXPECT_EQ(requested_block_mask({folder.file("mask.safetensors")}, job, kNoRows, share).block_mask, mask.block_mask);
   folder.write("other.safetensors", file_of("[1,2,4]", std::string(8, '\0'), blocks));
   std::filesystem::rename(folder.file("other.safetensors"), folder.file("mask.safetensors"));
-  EXPECT_TRUE(requested_block_mask({folder.file("mask.safetensors")}, job, kNoRows).block_mask->indices().empty());
+  EXPECT_TRUE(
+      requested_block_mask({folder.file("mask.safetensors")}, job, kNoRows, share).block_mask->indices().empty());
 }
 
 JobInput synthetic(const std::string& block_mask, std::int64_t tokens = 1500) {

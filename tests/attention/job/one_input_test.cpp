@@ -253,18 +253,21 @@ TEST(OneInput, RefusesAFileThatIsWrittenToWhileItIsRead) {
   EXPECT_TRUE(names(error, "has changed")) << error.what();
 }
 
-// Ranks of a process share one copy in memory. A rank that opens the file after it was replaced sees the new one.
-TEST(OneInput, IsOpenOnceInAProcess) {
+// Ranks with one share have one copy in memory. A rank that opens the file after it was replaced sees the new one.
+TEST(OneInput, IsOpenOnceInAShare) {
   const testing::TemporaryFolder folder;
   const FileInput input{folder.file("input")};
   write_input(input.path, 0);
-  const auto first = open_input_file(input);
-  EXPECT_EQ(open_input_file(input), first);
+  JobShare share;
+  const auto first = open_input_file(input, share);
+  EXPECT_EQ(open_input_file(input, share), first);
+  JobShare another;
+  EXPECT_NE(open_input_file(input, another), first);
   FileInput other = input;
   other.order = AxisOrder::kHtd;
-  EXPECT_NE(open_input_file(other), first);
+  EXPECT_NE(open_input_file(other, share), first);
   write_input(input.path, 1);
-  const auto second = open_input_file(input);
+  const auto second = open_input_file(input, share);
   EXPECT_NE(second, first);
   EXPECT_NE(fingerprints(second->tensors.used).at(0).data, fingerprints(first->tensors.used).at(0).data);
 }

@@ -46,10 +46,9 @@ TEST(ReplayKernels, ThatDecodeAloneAreRefused) {
   const AttentionRow& prefill = *choose_kernel(spec.attention, any, KernelScope::kAnyMachine).row;
   const Error error = testing::error_of([&] { check_replay_kernel(prefill, spec, any, KernelScope::kAnyMachine); });
   EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
-  EXPECT_EQ(
-      std::string(error.what()),
-      "steps of kernel sm90_mla are to have the bits of a prefill by sm80_attention (sm90_mla only decodes: no "
-      "kernel computes the rows of a prefill with its bits). Use kernel = sm80_attention, which does both.");
+  EXPECT_EQ(std::string(error.what()),
+            "steps of kernel sm90_mla are to have the bits of a prefill by sm80_attention (sm90_mla only decodes: no "
+            "kernel computes the rows of a prefill with its bits). Use kernel = sm80_attention, which does both.");
   const KernelRequest both{"auto", "sm80_attention"};
   check_replay_kernel(prefill, spec, both, KernelScope::kAnyMachine);
 }
