@@ -44,7 +44,7 @@ constexpr EnvironmentVariable kTable[] = {
     {"RINGATTN_STORE_SECRET_FILE", "the path of a file that only its owner can read",
      "the same as the first line of a file", [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_OUTCOMES", "a folder",
-     "launch/ringattn-mpirun sets it: where each rank writes how it ended; a program takes it out of its environment",
+     "launch/ringattn-mpirun sets it: where each rank tells how it ends; a program takes it out of its environment",
      [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_LIBRARY", "a path",
      "the Python package loads this libringattn_c.so instead of its own; nothing else looks at it",

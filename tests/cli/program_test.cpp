@@ -60,14 +60,14 @@ TEST(Program, HelpOfAnOpShowsItsFlagsAlone) {
 }
 
 TEST(Program, UnknownWordsAreUsageErrors) {
-  const std::pair<Words, const char*> cases[] = {
-      {{}, "no subcommand"},
-      {{"rum"}, "Did you mean run?"},
-      {{"help", "rum"}, "Did you mean run?"},
-      {{"frobnicate"},
-       "unknown subcommand frobnicate (there are run, verify, bench, plan, compress and info). See `ringattn --help`."},
-      {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
-      {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
+  const std::pair<Words, const char*> cases[] = {{{}, "no subcommand"},
+                                                 {{"rum"}, "Did you mean run?"},
+                                                 {{"help", "rum"}, "Did you mean run?"},
+                                                 {{"frobnicate"},
+                                                  "unknown subcommand frobnicate (there are run, verify, bench, plan, "
+                                                  "compress, info and launch). See `ringattn --help`."},
+                                                 {{"--synthetic", "7"}, "--synthetic stands before a subcommand"},
+                                                 {{"run", "--softcp", "1"}, "Did you mean --softcap?"}};
   for (const auto& [words, expected] : cases) {
     const Finished run = tool(words);
     EXPECT_EQ(run.code, 2) << run.err;
