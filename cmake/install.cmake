@@ -50,7 +50,6 @@ install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c
 install(TARGETS ringattn_program DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun ${PROJECT_SOURCE_DIR}/launch/ringattn-goldens
         DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(FILES ${PROJECT_SOURCE_DIR}/launch/supervise.sh DESTINATION libexec/ringattn)
 
 # What the static libraries were built with, and so need again.
 set(RINGATTN_WITH_MPI ${MPI_CXX_FOUND})

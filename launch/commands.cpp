@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "comm/launcher.hpp"
+#include "launch/launcher/launcher.hpp"
 
 namespace ringattn {
 
@@ -105,6 +106,7 @@ std::string command_names(unsigned bits) {
   for (const CommandRow& command : kTable) {
     if ((bits & command.bit) != 0) names.push_back(command.name);
   }
+  if ((bits & kLaunch) != 0) names.push_back(kLaunchCommand);
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i > 0) text += i + 1 == names.size() ? " and " : ", ";

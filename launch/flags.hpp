@@ -21,6 +21,7 @@ inline constexpr unsigned kBench = 16;
 inline constexpr unsigned kCompress = 32;
 inline constexpr unsigned kJobs = kRun | kVerify | kPlan | kBench;
 inline constexpr unsigned kAllCommands = kJobs | kInfo | kCompress;
+inline constexpr unsigned kLaunch = 64;  // has options of its own (launch/launcher), and no flags
 
 // Bits of FlagRow::ops: 1 << Op.
 inline constexpr unsigned kForAttention = 1;

@@ -4,6 +4,7 @@
 #include <malloc.h>
 
 #include "base/outcome.hpp"
+#include "base/unfinished_file.hpp"
 #include "comm/launcher.hpp"
 #include "launch/program.hpp"
 
@@ -13,6 +14,7 @@ int main(int argc, char** argv) {
   // threads that is more than a refused job may cost.
   mallopt(M_ARENA_MAX, 16);
 #endif
+  ringattn::remove_unfinished_files_on_signals();  // first: a process that has begun says which signal ends it
   ringattn::begin_outcome(ringattn::launched_rank(), ringattn::launched_local_ranks().value_or(0));
   return ringattn::end_outcome(ringattn::run_program({argv, argv + argc}));
 }

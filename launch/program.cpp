@@ -19,7 +19,7 @@
 
 #include "base/environment.hpp"
 #include "base/error.hpp"
-#include "base/unfinished_file.hpp"
+#include "base/outcome.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
 #include "comm/timeouts.hpp"
@@ -29,7 +29,7 @@
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
 #include "launch/input_warnings.hpp"
-#include "launch/library_exit.hpp"
+#include "launch/launcher/launcher.hpp"
 #include "launch/message_text.hpp"
 #include "launch/model_layer.hpp"
 #include "launch/open_job.hpp"
@@ -43,23 +43,24 @@ namespace ringattn {
 namespace {
 
 const CommandRow& find_command(const std::string& name) {
-  std::vector<std::string_view> names;
+  std::vector<std::string_view> names{kLaunchCommand};
   for (const CommandRow& command : command_table()) {
     if (command.name == name) return command;
     names.push_back(command.name);
   }
   if (name.starts_with("-")) {
     fail(ErrorCode::kUsage, fmt::format("{} stands before a subcommand", name),
-         fmt::format("the first argument is a subcommand: {}", command_names(kAllCommands)), "See `ringattn --help`.");
+         fmt::format("the first argument is a subcommand: {}", command_names(kAllCommands | kLaunch)),
+         "See `ringattn --help`.");
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name.empty() ? "\"\"" : name),
-       fmt::format("there are {}", command_names(kAllCommands)),
+       fmt::format("there are {}", command_names(kAllCommands | kLaunch)),
        nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
 }
 
-// A write beyond a limit is an error to report, not the end of the process; who ends it leaves no temporary file; and
-// no file that is opened later takes the number of a standard stream that was closed.
+// A write beyond a limit is an error to report, not the end of the process; and no file that is opened later takes the
+// number of a standard stream that was closed.
 void prepare_process() {
 #if defined(__GLIBC__)
   // Large blocks go back to the system when they are freed. By default each of them that is freed raises the size from
@@ -67,7 +68,6 @@ void prepare_process() {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
 #endif
   std::signal(SIGXFSZ, SIG_IGN);
-  remove_unfinished_files_on_signals();
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     // A closed stdout stays one that can't be written to.
     if (::fcntl(fd, F_GETFD) == -1) static_cast<void>(::open("/dev/null", fd == STDERR_FILENO ? O_WRONLY : O_RDONLY));
@@ -106,11 +106,13 @@ Request read_arguments(const std::vector<std::string>& arguments) {
   request.invocation.first_process = prints_for_launcher();
   try {
     if (arguments.size() < 2) {
-      fail(ErrorCode::kUsage, "no subcommand", fmt::format("there are {}", command_names(kAllCommands)),
+      fail(ErrorCode::kUsage, "no subcommand", fmt::format("there are {}", command_names(kAllCommands | kLaunch)),
            "See `ringattn --help`.");
     }
     const std::string& first = arguments[1];
-    if (first == "help" && arguments.size() > 2) {
+    if (first == "help" && arguments.size() > 2 && arguments[2] == kLaunchCommand) {
+      request.text = launcher::launch_help();
+    } else if (first == "help" && arguments.size() > 2) {
       request.text = command_help(find_command(arguments[2]));
     } else if (first == "--help" || first == "-h" || first == "help") {
       request.text = program_help();
@@ -222,6 +224,38 @@ int run_command(const CommandRow& command, Invocation& invocation, const std::fu
       });
 }
 
+// A library may end the process with exit(1), which means a wrong result here: OpenMP does where it gets no threads.
+// While this object lives, such an exit becomes code 4, and `tell` is called with the error. One at a time.
+class LibraryExitGuard {
+ public:
+  explicit LibraryExitGuard(std::function<void(const Error&)> tell) {
+    tell_ = std::move(tell);
+    static const int registered = std::atexit(at_exit);
+    watched_ = registered == 0 ? ::getpid() : 0;
+  }
+  ~LibraryExitGuard() { stop(); }
+  LibraryExitGuard(const LibraryExitGuard&) = delete;
+  LibraryExitGuard& operator=(const LibraryExitGuard&) = delete;
+
+  // The program ends by itself from here on, with its own code.
+  static void stop() noexcept { watched_ = 0; }
+
+ private:
+  static void at_exit() {
+    if (watched_.exchange(0) != ::getpid()) return;  // a process that a library has forked ends as it likes
+    const Error error(ErrorCode::kUnsupported, "a library ended the program",
+                      "Open MPI or OpenMP, whose own message stands above",
+                      "Check that TMPDIR names a folder that can be written to, and the limits on processes and memory "
+                      "(ulimit -a).");
+    tell_(error);
+    end_process(static_cast<int>(error.code()));
+  }
+
+  static inline std::atomic<pid_t> watched_{0};
+  // Constructed before at_exit() is registered, so exit() destroys it afterwards.
+  static inline std::function<void(const Error&)> tell_;
+};
+
 int execute(Request& request) {
   Invocation& invocation = request.invocation;
   const JobOptions& options = invocation.config.options;
@@ -261,6 +295,9 @@ int execute(Request& request) {
 
 int run_program(const std::vector<std::string>& arguments) {
   prepare_process();
+  if (arguments.size() > 1 && arguments[1] == kLaunchCommand) {
+    return launcher::launch_main({arguments.begin() + 2, arguments.end()});
+  }
   Request request = read_arguments(arguments);
   if (!request.error && request.invocation.first_process) note_assumed_model(request.invocation.config);
   if (!request.text.empty() && !request.error) {

@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi_world.hpp"
 
+#include <fmt/format.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
 
+#include "base/outcome.hpp"
 #include "base/threads.hpp"
 #include "comm/launcher.hpp"
-#include "comm/message_claim.hpp"
 #include "comm/mpi_arrival.hpp"
 #include "comm/mpi_calls.hpp"
 #include "comm/mpi_heartbeat_channel.hpp"
@@ -23,6 +30,19 @@ namespace {
 // Threads that Open MPI starts, plus a margin.
 constexpr int kThreadsOfMpi = 4;
 
+// Open MPI ends the process with code 1, the code of a wrong result, if it can't make the folder of its session. Ranks
+// that mpirun started use mpirun's folder.
+void check_temporary_folder() {
+  const char* const folder = std::getenv("TMPDIR");
+  std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/ringattn-XXXXXX";
+  if (::mkdtemp(path.data()) == nullptr) {
+    fail(ErrorCode::kUnsupported, "can't start MPI",
+         fmt::format("{} takes no temporary folder: {}", folder == nullptr ? "/tmp" : folder, std::strerror(errno)),
+         "Set TMPDIR to a folder that can be written.");
+  }
+  ::rmdir(path.c_str());
+}
+
 class MpiRanks final : public ProcessRanks {
  public:
   int rank() const override { return launched_rank().value_or(0); }
@@ -32,6 +52,7 @@ class MpiRanks final : public ProcessRanks {
   double start_grace() const override { return 2.2; }
 
   void start() override {
+    if (std::getenv("PMIX_SERVER_TMPDIR") == nullptr) check_temporary_folder();
     int provided = MPI_THREAD_SINGLE;
     if (mpi().init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
       fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init_thread failed",

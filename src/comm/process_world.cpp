@@ -12,7 +12,6 @@
 #include <thread>
 #include <utility>
 
-#include "base/end_process.hpp"
 #include "base/failpoint.hpp"
 #include "base/outcome.hpp"
 #include "base/rank_liveness.hpp"
@@ -195,9 +194,11 @@ int run_process_world(ProcessRanks& ranks, const WorldRequest& asked, const Erro
                       world == nullptr && refusal != nullptr && !program.is_heard(error) ? *refusal : error);
   }
   program.enter(Program::Phase::kEnd);
+  leave_outcome(request.timeout);
   failpoint("exit");
   world.reset();
   ranks.leave();
+  failpoint("left");
   return code;
 }
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <utility>
 
-#include "base/end_process.hpp"
+#include "base/outcome.hpp"
 #include "comm/process_world.hpp"
 #include "comm/session_claim.hpp"
 #include "comm/store_rank.hpp"

@@ -6,7 +6,7 @@
 #include <iostream>
 #include <utility>
 
-#include "base/end_process.hpp"
+#include "base/outcome.hpp"
 
 namespace ringattn {
 

@@ -10,10 +10,10 @@
 
 #include "base/failpoint.hpp"
 #include "base/gpu.hpp"
+#include "base/outcome.hpp"
 #include "comm/device_world.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
-#include "comm/message_claim.hpp"
 #include "comm/mpi_handle.hpp"
 #include "comm/paced.hpp"
 #include "comm/self.hpp"

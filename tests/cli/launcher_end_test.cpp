@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// launch/ringattn-mpirun: how jobs end. Which exit code it leaves with, and that nothing outlives it.
+// `ringattn launch`: how jobs end. Which exit code it leaves with, and that nothing outlives it.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -15,12 +15,6 @@
 
 namespace ringattn::testing {
 namespace {
-
-// Whether tests that wait for long may do so.
-bool long_tests() {
-  const char* value = std::getenv("RINGATTN_TEST_LONG");
-  return value != nullptr && std::string(value) == "1";
-}
 
 // A port of this host on which the system accepts connections and no program reads them.
 class Listener {
@@ -131,9 +125,7 @@ TEST(LauncherEnd, MpirunUnderWhichNoRankBeginsIsEnded) {
 TEST(LauncherEnd, AJobThatHasBegunIsNotHeldToTheStartLimit) {
   constexpr const char* kBegin = "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n";
   Machine machine;
-  machine.script("mpirun", std::string(kBegin) +
-                               "file=$RINGATTN_OUTCOMES/$(uname -n).$(stat -Lc %i /proc/self/ns/pid).$$\n"
-                               "echo started 1 > $file; sleep 4; echo code 0 >> $file");
+  machine.script("mpirun", std::string(kBegin) + RINGATTN_FAKE_RANK " started=1,wait=4,code=0");
   const Finished here = machine.start({"--start-limit", "2", "run"});
   EXPECT_EQ(here.code, 0) << here.err;
   EXPECT_FALSE(has(here.err, "no rank has begun")) << here.err;
@@ -161,7 +153,7 @@ TEST(LauncherEnd, NothingOfTheJobOutlivesItOnThisHost) {
                                     "lives() { grep -hs '^State:.[^XZ]' /proc/$(cat $PLACE/stray)/status; }\n"
                                     "for ((i = 0; i < 50; ++i)); do lives >/dev/null || break; sleep 0.1; done; lives\n"
                                     "ls -d $TMPDIR/ringattn-mpirun.* 2>/dev/null; exit 0",
-                                    RINGATTN_LAUNCHER},
+                                    machine.launcher()},
                                    {{"PLACE", place}, {"TMPDIR", place}});
   EXPECT_EQ(run.out, "code 6\n") << run.err;
 }
@@ -176,7 +168,7 @@ TEST(LauncherEnd, WhatIsPrintedIsPassedOnAtOnceAndWhole) {
                                     "set -o pipefail; timeout -s KILL 60 $0 run | { read -r line; touch $PLACE/read; "
                                     "sleep 2; echo $line; md5sum; }\n"
                                     "echo code $?; seq 100000 | md5sum",
-                                    RINGATTN_LAUNCHER},
+                                    machine.launcher()},
                                    {{"PLACE", place}});
   const std::string::size_type code = run.out.find("code 0\n");
   ASSERT_NE(code, std::string::npos) << run.out << run.err;
@@ -189,7 +181,7 @@ TEST(LauncherEnd, AStdoutThatTakesNothingIsAFileError) {
                  "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
                  "[ -n \"$FAKE_QUIET\" ] || seq 100000; echo its end >&2; exit ${FAKE_CODE:-0}");
   const auto start = [&](const std::string& redirection, const Variables& variables = {}) {
-    return machine.run({"bash", "-c", "timeout -s KILL 60 $0 run " + redirection, RINGATTN_LAUNCHER}, variables);
+    return machine.run({"bash", "-c", "timeout -s KILL 60 $0 run " + redirection, machine.launcher()}, variables);
   };
   const Finished full = start(">/dev/full");
   EXPECT_EQ(full.code, 3) << full.err;
@@ -207,7 +199,7 @@ TEST(LauncherEnd, AStrangerThatHoldsThePipeDoesNotHoldTheLauncher) {
   machine.script("mpirun",
                  "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
                  "echo said; env -u RINGATTN_OUTCOMES setsid sleep 40 2>&- &");
-  const Finished run = machine.run({"timeout", "-s", "KILL", "30", RINGATTN_LAUNCHER, "run"});
+  const Finished run = machine.run({"timeout", "-s", "KILL", "30", machine.launcher(), "run"});
   EXPECT_EQ(run.code, 0) << run.err;
   EXPECT_EQ(run.out, "said\n");
 }
@@ -215,18 +207,18 @@ TEST(LauncherEnd, AStrangerThatHoldsThePipeDoesNotHoldTheLauncher) {
 // The beginning of an mpirun whose rank has begun, and whose job has number 7 in the names of its files.
 constexpr const char* kMpirunOfJob7 =
     "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
-    "mine=$TMPDIR/ompi.here.$(/usr/bin/id -u)/pid.$$; mkdir -p $mine; echo \"$((7 << 16)).0;tcp\" >$mine/contact.txt\n"
-    "file=$RINGATTN_OUTCOMES/$(uname -n).$(stat -Lc %i /proc/self/ns/pid).$$; echo started 1 >$file\n"
-    "until [ -e $TMPDIR/ringattn-mpirun.*/family ]; do sleep 0.1; done\n";
+    "mine=$TMPDIR/ompi.here.$(/usr/bin/id -u)/pid.$$; mkdir -p $mine; echo \"$((7 << 16)).0;tcp\" "
+    ">$mine/contact.txt\n" RINGATTN_FAKE_RANK " started=1,wait=0.5,$FAKE_LAST\n";
 
 TEST(LauncherEnd, ComesInTimeWhateverMpirunDoes) {
   // mpirun goes on after a rank has failed, a process that can't be found holds the pipe, and no other host answers.
   Machine machine;
   machine.script("mpirun", kMpirunOfJob7 + std::string("env -u RINGATTN_OUTCOMES setsid sleep 40 2>&- &\n"
-                                                       "echo code 6 >>$file; trap '' TERM; sleep 1000"));
+                                                       "trap '' TERM; sleep 1000"));
   machine.script("ssh", "exec sleep 1000");
   const auto begun = std::chrono::steady_clock::now();
-  const Finished run = machine.start({"--host", "a:1,b:1", "run"}, {{"TMPDIR", machine.folder().path()}});
+  const Finished run =
+      machine.start({"--host", "a:1,b:1", "run"}, {{"TMPDIR", machine.folder().path()}, {"FAKE_LAST", "code=6"}});
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
   EXPECT_EQ(run.code, 6) << run.err;
   constexpr double kEnd = 10.0;   // after the rank has told of its failure
@@ -259,19 +251,47 @@ TEST(LauncherEnd, FilesOnOtherHostsAreRemovedByTheWayOfMpirun) {
   EXPECT_FALSE(has(slurm, "ProxyCommand")) << slurm;
 }
 
-// On a busy host a read of the watch may end in the middle of what the launcher tells it.
-TEST(LauncherEnd, TheWatchHearsALineThatComesInPieces) {
+TEST(LauncherEnd, WhatManyRanksSayAtOnceIsHeard) {
   Machine machine;
-  const Finished run = machine.run(
-      {"bash", "-c",
-       "stop() { exit 9; }; is_number() { [[ $1 =~ ^[0-9]+$ ]]; }; source \"$(dirname \"$0\")/supervise.sh\"\n"
-       "job=$PLACE/job here_name=host; mkdir -p $job/ranks; mkfifo $job/life; exec {life}<>$job/life\n"
-       "(watch) & watcher=$!; printf en >&$life; sleep 1.2; printf 'ded\\n' >&$life\n"
-       "for ((i = 0; i < 200; ++i)); do kill -0 $watcher 2>/dev/null || { echo ended; exit 0; }; sleep 0.1; done\n"
-       "kill -KILL $watcher; echo goes on; exit 1",
-       RINGATTN_LAUNCHER},
-      {{"PLACE", machine.folder().path()}});
-  EXPECT_EQ(run.out, "ended\n") << run.err;
+  machine.script("mpirun",
+                 "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+                 "for rank in $(seq 50); do " RINGATTN_FAKE_RANK " rank=$rank,started=50,code=0 & done; wait");
+  const Finished run = machine.start({"-np", "50", "run"});
+  EXPECT_EQ(run.code, 0) << run.err;
+}
+
+TEST(LauncherEnd, ARankThatDoesNotEndAfterTheJobIsEnded) {
+  const Machine machine;
+  for (const char* last : {"", ",code=0"}) {
+    const std::string ranks =
+        "rank=0,started=2,leaving=1,code=0 rank=1,started=2,leaving=1" + std::string(last) + ",wait=1000";
+    const auto begun = std::chrono::steady_clock::now();
+    const Finished run = machine.start({"run"}, {{"FAKE_RANKS", ranks}});
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
+    EXPECT_EQ(run.code, 6) << run.err;
+    EXPECT_TRUE(has(run.err, "error: rank 1 did not end (the job was done on all ranks")) << run.err;
+    EXPECT_LT(took.count(), 1.0 + 10.0) << "the ranks' own second, and what the launcher adds";
+  }
+}
+
+// mpirun ends its ranks when it is told to stop, and leaves them to their new parent. It reaps a rank that ends before.
+TEST(LauncherEnd, MpirunThatIsToldToStopIsKnownByTheRanksThatItLeaves) {
+  const std::string rank = RINGATTN_FAKE_RANK " started=2,wait=1000 & ";
+  const std::string silent = RINGATTN_FAKE_RANK " started=2; ";
+  const std::pair<std::string, int> cases[] = {
+      {rank + "a=$!; " + rank + "sleep 0.5; kill -KILL $a $!; exit 1", 143},         // before they can speak
+      {rank + "a=$!; sleep 1000 & sleep 0.5; kill -TERM $a $!; exit 1", 143},        // one has not begun
+      {"sleep 1000 & a=$!; sleep 1000 & sleep 0.5; kill -TERM $a $!; exit 1", 143},  // none has begun
+      {silent + rank + "sleep 0.5; kill -KILL $!; exit 1", 6},                       // one left by itself
+      {rank + "sleep 0.5; kill -KILL $!; exit 1", 6},                                // one has never been there
+  };
+  Machine machine;
+  for (const auto& [body, expected] : cases) {
+    machine.script("mpirun", "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n" + body);
+    const Finished run = machine.start({"-np", "2", "run"});
+    EXPECT_EQ(run.code, expected) << body << run.err;
+    EXPECT_EQ(has(run.err, "mpirun was told to stop ("), expected == 143) << run.err;
+  }
 }
 
 TEST(LauncherEnd, ARankOnAnotherHostPutsItsCodeIntoItsExitStatus) {
@@ -281,156 +301,6 @@ TEST(LauncherEnd, ARankOnAnotherHostPutsItsCodeIntoItsExitStatus) {
   EXPECT_EQ(tool({"run", "--nope"}, elsewhere).code, 64 + 2);
   EXPECT_EQ(tool({"--version"}, elsewhere).code, 0);
 }
-
-#ifdef RINGATTN_MPIRUN
-
-TEST(LauncherWithMpirun, PassesCodesThrough) {
-  const RealMachine machine("exit $1");
-  for (const char* code : {"0", "2", "6", "7"}) {
-    EXPECT_EQ(machine.start({"-np", "2", code}).code, std::atoi(code));
-  }
-}
-
-TEST(LauncherWithMpirun, AKilledRankIsAPeerFailure) {
-  const RealMachine machine("test $OMPI_COMM_WORLD_RANK = 1 && kill -9 $$\nexec sleep 100");
-  const Finished run = machine.start({"-np", "3", "run"});
-  EXPECT_EQ(run.code, 6) << run.err;
-  EXPECT_TRUE(has(run.err, "a rank was killed (by signal 9;")) << run.err;
-}
-
-TEST(LauncherWithMpirun, ARankThatLeavesWithZeroIsAPeerFailure) {
-  const RealMachine machine("test $OMPI_COMM_WORLD_RANK = 1 && exit 0\nexec " RINGATTN_TOOL " \"$@\"");
-  const Finished run = machine.start(Words{"-np", "2", "run", "--quiet", "--timeout", "5"} + small_job());
-  EXPECT_EQ(run.code, 6) << run.err;
-}
-
-TEST(LauncherWithMpirun, WhatMpirunRefusesIsItsOwnFailure) {
-  const RealMachine machine("exit 0");
-  const Finished policy = machine.start({"-np", "1", "--bind-to", "fish", "run"});
-  EXPECT_EQ(policy.code, 4) << policy.err;
-  EXPECT_TRUE(has(policy.err, "mpirun could not start the ranks (")) << policy.err;
-}
-
-TEST(LauncherWithMpirun, RunsTheProgram) {
-  const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
-  const Finished one = tool(Words{"run", "--quiet"} + small_job());
-  const Finished two = machine.start(Words{"-np", "2", "run", "--quiet"} + small_job());
-  ASSERT_EQ(two.code, 0) << two.err;
-  EXPECT_EQ(digest_of(two.out), digest_of(one.out));
-  EXPECT_EQ(machine.start({"-np", "2", "run", "--softcp", "1"}).code, 2);
-}
-
-// A new one for each job, which reaches every rank, also through daemons on other hosts, and stands in no command line.
-TEST(LauncherWithMpirun, MakesASecretThatNoCommandLineShows) {
-  RealMachine machine(
-      "shown=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0\\n' '  ' |\n"
-      "  awk '{ print index($0, ENVIRON[\"RINGATTN_STORE_SECRET\"]) }')\n"
-      "echo \"$RINGATTN_STORE_SECRET shown: $shown\"");
-  const std::string seen = machine.folder().file("seen");
-  // Each host has a folder for Open MPI's session: daemons that share one collide as they make it.
-  machine.script("agent", "host=$1; shift; echo \"$*\" >>" + seen + "; export TMPDIR=" +
-                              machine.folder().file("$host") + "; mkdir -p $TMPDIR; exec sh -c \"$*\"");
-  const Variables variables{{"RINGATTN_STORE", "127.0.0.1:29555"},
-                            {"OMPI_MCA_plm_rsh_agent", machine.folder().file("agent")}};
-  std::set<std::string> secrets;
-  for (const Words& hosts : {Words{"-np", "2"}, Words{"--host", "one-host:1,another-host:1"}}) {
-    const Finished run = machine.start(hosts + Words{"run"}, variables);
-    ASSERT_EQ(run.code, 0) << run.err;
-    std::istringstream lines(run.out);
-    std::string secret;
-    int ranks = 0;
-    for (std::string shown, at; lines >> secret >> shown >> at; ++ranks) {
-      EXPECT_EQ(secret.size(), 64U) << run.out;
-      EXPECT_EQ(at, "0") << run.out;
-      secrets.insert(secret);
-    }
-    EXPECT_EQ(ranks, 2) << run.out;
-  }
-  EXPECT_EQ(secrets.size(), 2U);
-  const std::string commands = read_whole(seen);
-  EXPECT_TRUE(has(commands, "orted")) << commands;
-  for (const std::string& secret : secrets) EXPECT_FALSE(has(commands, secret)) << commands;
-}
-
-TEST(LauncherWithMpirun, AReportThatStdoutDoesNotTakeIsAFileError) {
-  const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
-  const Words command{"bash", "-c", "exec \"$@\" >/dev/full", "bash", "timeout", "-s", "KILL", "60", RINGATTN_LAUNCHER};
-  const Finished run = machine.run(command + Words{"-np", "2", "run", "--quiet", "--json", "-"} + small_job());
-  EXPECT_EQ(run.code, 3) << run.err;
-}
-
-TEST(LauncherWithMpirun, ReadsNoCodeOutOfAnInputsName) {
-  const RealMachine machine("exec " RINGATTN_TOOL " \"$@\"");
-  for (const char* name : {"not enough slots.safetensors", "Node failure.safetensors"}) {
-    const Finished run = machine.start({"-np", "2", "run", "--input", name});
-    EXPECT_EQ(run.code, 3) << run.err;
-  }
-}
-
-// Starts a long job of two ranks in the background, says "begun" once both have begun, and does `$1` then, for which
-// `$launcher` and `$mpirun` are process ids. Prints the launcher's code, the states of the ranks that are still there,
-// and what is left in TMPDIR.
-constexpr const char* kWatch = R"(
-"$2" -np 2 run --synthetic 7 --seq 1m --backend cpu --progress off >/dev/null &
-launcher=$!
-until [[ $(cat "$TMPDIR"/ringattn-mpirun.*/ranks/* 2>/dev/null | grep -c started) == 2 ]]; do sleep 0.05; done
-ranks=$(cd "$TMPDIR"/ringattn-mpirun.*/ranks; printf '%s ' * | sed 's/[^ ]*\.//g')
-mpirun=$(ps -o ppid= -p "${ranks%% *}")
-eval "$1"
-wait $launcher
-echo code $?
-for i in {1..200}; do
-  left=$(cat /dev/null $(printf '/proc/%s/status ' $mpirun $ranks) 2>/dev/null | grep '^State:.[^Z]')$(ls "$TMPDIR")
-  [[ -n $left ]] || exit 0
-  sleep 0.1
-done
-echo "$left"
-)";
-
-class LauncherSignals : public ::testing::Test {
- protected:
-  std::string watch(const std::string& action) {
-    const Finished run =
-        machine_.run({"timeout", "-s", "KILL", "100", "bash", "-c", kWatch, "watch", action, RINGATTN_LAUNCHER},
-                     {{"TMPDIR", temporary_.path()}});
-    said_ = run.err;
-    return run.out;
-  }
-
-  std::string said_;
-
- private:
-  const RealMachine machine_{"exec " RINGATTN_TOOL " \"$@\""};
-  const TemporaryFolder temporary_;
-};
-
-TEST_F(LauncherSignals, OneToTheLauncherReachesTheRanks) {
-  EXPECT_EQ(watch("kill -TERM $launcher"), "code 143\n") << said_;
-  EXPECT_EQ(watch("kill -HUP $launcher"), "code 129\n") << said_;
-}
-
-TEST_F(LauncherSignals, OneToMpirunIsNoFailureOfMpirun) {
-  for (const std::string signal : {"INT", "TERM", "HUP"}) {
-    EXPECT_EQ(watch("kill -" + signal + " $mpirun"), "code 143\n") << signal << said_;
-    EXPECT_TRUE(has(said_, "mpirun was told to stop (")) << said_;
-  }
-}
-
-TEST_F(LauncherSignals, AKilledMpirunLeavesNothingBehind) {
-  EXPECT_EQ(watch("kill -KILL $mpirun"), "code 6\n") << said_;
-  EXPECT_TRUE(has(said_, "mpirun was killed (by signal 9;")) << said_;
-}
-
-TEST_F(LauncherSignals, AKilledLauncherTakesTheJobAlong) {
-  EXPECT_EQ(watch("kill -KILL $launcher"), "code 137\n") << said_;
-}
-
-TEST_F(LauncherSignals, MpirunThatDoesNotAnswerOneIsEnded) {
-  if (!long_tests()) GTEST_SKIP() << "RINGATTN_TEST_LONG isn't 1";
-  EXPECT_EQ(watch("kill -STOP $mpirun; kill -TERM $launcher"), "code 143\n") << said_;
-}
-
-#endif
 
 }  // namespace
 }  // namespace ringattn::testing

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Machines for tests of launch/ringattn-mpirun: fake programs at the start of PATH. RINGATTN_LAUNCHER is its path.
+// Machines for tests of `ringattn launch`: fake programs at the start of PATH. RINGATTN_TOOL is ringattn, and
+// RINGATTN_FAKE_RANK is tests/support/fake_rank.cpp.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -14,9 +15,14 @@
 
 namespace ringattn::testing {
 
+// Whether tests that wait for long may do so.
+inline bool long_tests() {
+  const char* value = std::getenv("RINGATTN_TEST_LONG");
+  return value != nullptr && std::string(value) == "1";
+}
+
 // As it comes: a host of 8 cores, one NUMA node, no GPU, an ordinary user, and an mpirun that says $FAKE_TEXT on stderr
-// and leaves with $FAKE_CODE. Before, it writes what ranks would: $FAKE_RANKS holds for each rank the lines of its file
-// (base/outcome.hpp), with a comma for the end of a line, and blanks written as "=".
+// and leaves with $FAKE_CODE. Before, $FAKE_RANKS holds what each rank tells the launcher, as words of fake_rank.
 class Machine {
  public:
   Machine() {
@@ -24,17 +30,16 @@ class Machine {
     script("nproc", "echo 8");
     lscpu("0,0\n1,0\n2,0\n3,0\n4,0\n5,0\n6,0\n7,0", "0");
     script("id", "echo 1000");
-    script(
-        "mpirun",
-        "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
-        "pid=90000000\n"  // beyond all that Linux gives
-        "for rank in $FAKE_RANKS; do pid=$((pid + 1))\n"
-        "  echo \"$rank\" | tr ',=' '\\n ' > \"$RINGATTN_OUTCOMES/$(uname -n).$(stat -Lc %i /proc/self/ns/pid).$pid\"\n"
-        "done\n"
-        "printf '%s\\n' \"$FAKE_TEXT\" >&2\n"
-        "${FAKE_HANG:+exec sleep 1000}\n"
-        "exit ${FAKE_CODE:-0}");
+    script("mpirun",
+           "case $1 in --version) echo 'mpirun (Open MPI) 4.1.4'; exit 0;; esac\n"
+           "for rank in $FAKE_RANKS; do " RINGATTN_FAKE_RANK
+           " $rank; done\n"
+           "printf '%s\\n' \"$FAKE_TEXT\" >&2\n"
+           "${FAKE_HANG:+exec sleep 1000}\n"
+           "exit ${FAKE_CODE:-0}");
     script("ringattn", "exit 0");
+    script("launcher", "export RINGATTN_PROGRAM=\"${RINGATTN_PROGRAM-" + folder_.file("ringattn") +
+                           "}\"\nexec " RINGATTN_TOOL " launch \"$@\"");
   }
 
   void script(const std::string& name, const std::string& body) {
@@ -50,9 +55,11 @@ class Machine {
   }
   const TemporaryFolder& folder() const { return folder_; }
 
-  // The launcher on this machine. One that doesn't end is killed after a minute, with code 137.
+  // `ringattn launch` with this machine's program for the ranks.
+  std::string launcher() const { return folder_.file("launcher"); }
+  // Starts it. One that doesn't end is killed after a minute, with code 137.
   Finished start(const Words& words, const Variables& variables = {}) const {
-    return run(Words{"timeout", "-s", "KILL", "60", RINGATTN_LAUNCHER} + words, variables);
+    return run(Words{"timeout", "-s", "KILL", "60", launcher()} + words, variables);
   }
   // Any command on this machine.
   Finished run(const Words& words, const Variables& variables = {}) const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// launch/ringattn-mpirun: what it finds and what it starts, on machines made of fake programs. How jobs end is in
+// `ringattn launch`: what it finds and what it starts, on machines made of fake programs. How jobs end is in
 // launcher_end_test.cpp.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -123,6 +123,7 @@ TEST(Launcher, HandsASecretOnByItsName) {
 
 TEST(Launcher, FindsTheProgram) {
   const Machine machine;
+  EXPECT_TRUE(has(machine.command({"run"}, {{"RINGATTN_PROGRAM", ""}}), RINGATTN_TOOL " run\n")) << "itself";
   EXPECT_TRUE(has(machine.command({"run"}), machine.folder().file("ringattn") + " run"));
   EXPECT_TRUE(has(machine.command({"run"}, {{"RINGATTN_PROGRAM", "/bin/sh"}}), "sh run\n"));
   EXPECT_FALSE(has(machine.command({"run"}, {{"RINGATTN_PROGRAM", "/bin/sh"}}), "-x RINGATTN_PROGRAM"))
@@ -131,6 +132,32 @@ TEST(Launcher, FindsTheProgram) {
   const Finished none = machine.start({"run"}, {{"RINGATTN_PROGRAM", missing}});
   EXPECT_EQ(none.code, 4);
   EXPECT_TRUE(has(none.err, missing + " can't be run (RINGATTN_PROGRAM names it).")) << none.err;
+}
+
+TEST(Launcher, HasAWrapperThatFindsTheProgram) {
+  Machine machine;
+  machine.script("ringattn", "exec " RINGATTN_TOOL " \"$@\"");
+  const std::string wrapper = machine.folder().write("ringattn-mpirun", read_whole(RINGATTN_LAUNCHER));
+  const auto wrapped = [&](const std::string& script, const Variables& variables) {
+    return machine.run({"bash", script, "--dry-run", "run"}, variables);
+  };
+  EXPECT_TRUE(has(wrapped(wrapper, {}).out, machine.folder().file("ringattn") + " run\n")) << "beside it";
+  EXPECT_TRUE(has(wrapped(wrapper, {{"RINGATTN_PROGRAM", RINGATTN_TOOL}}).out, RINGATTN_TOOL " run\n"));
+  const TemporaryFolder elsewhere;
+  const std::string moved = elsewhere.write("ringattn-mpirun", read_whole(RINGATTN_LAUNCHER));
+  EXPECT_TRUE(has(wrapped(moved, {}).out, machine.folder().file("ringattn") + " run\n")) << "on PATH";
+  const Finished none = run_program({"bash", moved, "run"}, {{"PATH", "/usr/bin:/bin"}});
+  EXPECT_EQ(none.code, 4);
+  EXPECT_TRUE(has(none.err, "ringattn-mpirun: error: ringattn isn't found (not beside this script")) << none.err;
+  EXPECT_EQ(wrapped(wrapper, {{"RINGATTN_PROGRAM", elsewhere.file("missing")}}).code, 4);
+}
+
+TEST(Launcher, HasAHelp) {
+  EXPECT_TRUE(has(tool({"--help"}).out, "\n  launch  "));
+  const Finished help = tool({"launch", "--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_TRUE(has(help.out, "--start-limit S")) << help.out;
+  EXPECT_EQ(tool({"help", "launch"}).out, help.out);
 }
 
 TEST(Launcher, BadOptionsAreOneMessage) {

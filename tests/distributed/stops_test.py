@@ -53,8 +53,9 @@ FAILPOINTS = {"init": False, "bootstrap": False, "joining": False, "split": Fals
           "slow-staging": False,  # the others have much to read when the first rank is at "staging"
           "first-block": False,
           "middle-block": False, "last-block": False, "states": False, "writing": False, "renaming": None,
-          "last-collective": True, "leaving": True, "exit": True}
+          "last-collective": True, "leaving": True, "exit": True, "left": True}
 OF_PROCESSES = {"bootstrap", "slow-staging", "last-collective", "leaving"}
+OF_LAUNCHER = {"left"}  # MPI has ended, and plain mpirun waits for ever for a rank that is stopped
 # Where MPI itself starts and ends, it doesn't say for whom it waits.
 UNNAMED = {("mpi", "init"), ("mpi", "exit"), ("p2p", "exit"), ("nccl", "exit")}
 # How messages name ranks that are missed.
@@ -71,7 +72,8 @@ SAMPLE = {("mpi", "stop", 3, 0, "init"), ("mpi", "stop", 3, 2, "bootstrap"), ("m
           ("threads", "block", 3, 0, "writing"), ("threads", "block", 2, 1, "exit"),
           ("threads", "block", 2, 1, "init"),
           ("launcher", "kill", 3, 0, "middle-block"), ("launcher", "kill", 3, 2, "init"),
-          ("launcher", "kill", 2, 1, "exit"), ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"),
+          ("launcher", "kill", 2, 1, "exit"), ("launcher", "stop", 3, 2, "left"),
+          ("mpi", "stop", 3, 2, "states"), ("mpi", "kill", 3, 0, "states"),
           ("threads", "block", 3, 0, "states"), ("mpi", "stop", 3, (0, 1), "init"), ("mpi", "stop", 4, (0, 1), "init"),
           ("mpi", "stop", 3, 1, "slow-staging"), ("tcp", "stop", 3, 1, "slow-staging")}
 
@@ -97,7 +99,10 @@ def all_cases():
         yield "mpi", "stop", size, (0, 1), "init"  # then the turn is that of all others
     for transport, rank in itertools.product(("mpi", "tcp"), (0, 1, 2)):
         yield transport, "stop", 3, rank, "slow-staging"
-    failpoints = [failpoint for failpoint in FAILPOINTS if failpoint not in ("joining", "slow-staging")]
+    for size, action in itertools.product((2, 3, 8), ("stop", "kill")):
+        for rank, failpoint in itertools.product((0, size - 1), OF_LAUNCHER):
+            yield "launcher", action, size, rank, failpoint
+    failpoints = [failpoint for failpoint in FAILPOINTS if failpoint not in {"joining", "slow-staging", *OF_LAUNCHER}]
     for failpoint, size in itertools.product(failpoints, (2, 3, 8)):
         for rank in (0, size - 1):
             for action in ("stop", "kill"):
