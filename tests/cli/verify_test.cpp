@@ -151,7 +151,7 @@ TEST(Verify, ComparesAPeerWithFp64) {
   EXPECT_EQ(tool(Words{"verify", "--peer", path, "--against", "oracle"} + small_job()).code, 2);
   const Finished scan = tool({"verify", "--op", "ssd", "--synthetic", "1", "--seq", "100", "--peer", path});
   EXPECT_EQ(scan.code, 2) << scan.out << scan.err;
-  EXPECT_TRUE(has(scan.err, "--peer is not for an SSM")) << scan.err;
+  EXPECT_TRUE(has(scan.err, "--peer is not for ssd")) << scan.err;
 }
 
 TEST(Verify, ReportsTheComparisonWithTheOracle) {

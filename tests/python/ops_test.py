@@ -341,7 +341,7 @@ class Fp8Latents(unittest.TestCase):
         for words, call in (
             ("k_rope of mla is given", lambda: self.mla(self.rows, self.k_rope)),
             ("k_rope of mla is missing", lambda: self.mla(self.latent, None)),
-            ("latent has rows of 163 bytes (a row with a rotary key of 16 numbers has 132 · n + 32",
+            ("latent has rows of 163 bytes (with a rotary key of 16 numbers it is 132 · n + 32",
              lambda: self.mla(self.rows[:, :163], None)),
             ("latent is [4, 64] (each of its rows is [128])",
              lambda: ringattn.mla_decode(self.q[:2], np.zeros((2, 256, 164), "uint8"), lengths=np.array([9, 9], "int32"),
