@@ -270,7 +270,7 @@ TEST(CMla, FormatsAndWhatDoesNotFitThem) {
   ringattn_mla* latent = nullptr;
   for (const auto& [format, problem] :
        {std::pair{"int8", "latents stored as int8"}, std::pair{"latent rope 8", "latents stored as latent rope 8"},
-        std::pair{"latents", "\"latents\" is no format"}}) {
+        std::pair{"latents", "\"latents\" is not a storage format"}}) {
     spec.format = format;
     EXPECT_EQ(ringattn_mla_create(world.get(), &spec, &batch, 0, nullptr, &latent), RINGATTN_USAGE);
     EXPECT_NE(std::string(ringattn_error_text()).find(problem), std::string::npos) << ringattn_error_text();

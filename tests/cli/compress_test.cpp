@@ -195,7 +195,7 @@ TEST(CompressCommand, RefusesWhatItCanNotDo) {
   refused(small_cache(), 2, "--method is missing (it says how keys and values are compressed)");
   refused(Words{"--method", "int5"} + small_cache(), 2, "there is no method of compression \"int5\"");
   refused(Words{"--method", "plain "} + small_cache(), 2, "there is no method of compression \"plain \"");
-  refused(Words{"--method", "fp8:tensor"} + small_cache(), 2, "or a full format such as \"fp8 tensor\"");
+  refused(Words{"--method", "fp8:tensor"} + small_cache(), 2, "or a full format string such as \"fp8 tensor\"");
   refused(Words{"--method", "fp8 tensr"} + small_cache(), 2,
           "fp8 names what shares a scale: tensor, head or token_head");
   refused(Words{"--method", "int8", "--dtype", "fp32"} + small_cache(), 2, "fp32 (supported: bf16 and fp16)");

@@ -125,7 +125,7 @@ TEST(Program, AStdoutThatTakesNothingIsAnError) {
   const std::string messages = folder.file("messages");
   for (const char* flags : {"", " --json -"}) {
     EXPECT_EQ(code_of(std::string(flags) + " > /dev/full 2> " + messages), 3) << flags;
-    EXPECT_TRUE(has(read_whole(messages), " can't be written to stdout (No space left on device). Redirect stdout "))
+    EXPECT_TRUE(has(read_whole(messages), " can't be written to stdout (No space left on device). Redirect stdout"))
         << read_whole(messages);
   }
   EXPECT_EQ(WEXITSTATUS(std::system((std::string(RINGATTN_TOOL) + " --help > /dev/full 2> " + messages).c_str())), 3);

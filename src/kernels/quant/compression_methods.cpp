@@ -184,9 +184,10 @@ CacheMethod parse_cache_method(std::string_view text) {
   fail(ErrorCode::kUsage,
        method.eviction ? fmt::format("there is no method of compression \"{}\" for the tokens that are left", rest)
                        : fmt::format("there is no method of compression \"{}\"", rest),
-       fmt::format("methods are {}, or a full format such as \"{}\"; {} evict tokens, and may be followed by + and one "
-                   "of the others",
-                   formats, kWords, fmt::join(evictions, ", ")),
+       fmt::format(
+           "methods are {}, or a full format string such as \"{}\"; {} evict tokens, and may be followed by + and one "
+           "of the others",
+           formats, kWords, fmt::join(evictions, ", ")),
        choose_one(rest, names));
 }
 

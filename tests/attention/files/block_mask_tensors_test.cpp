@@ -156,7 +156,7 @@ TEST_F(BlockMaskTensors, RowsThatAreWrong) {
       {"a block too many",
        {0, 1, 2, 3},
        {0, 1, 3},
-       "entry 2 of `block_indices` of lists.safetensors is 3 (in the list "
+       "entry 2 of `block_indices` of lists.safetensors is 3 (in the mask row "
        "of sequence 0, head 0, query block 2: 300 keys are 3 blocks of 128)"},
       {"a negative block", {0, 1, 2, 3}, {0, -1, 2}, "entry 1 of `block_indices` of lists.safetensors is -1 ("},
       {"a block of 2^63 - 1", {0, 1, 2, 3}, {0, kMost, 2}, "entry 1 of `block_indices` of lists.safetensors is 9223"},
