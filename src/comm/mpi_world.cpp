@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi_world.hpp"
 
+#include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -35,6 +37,7 @@ void try_start() {
   if (std::getenv("PMIX_NAMESPACE") != nullptr || std::getenv("PMI_FD") != nullptr) return;
   const pid_t child = ::fork();
   if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     int provided = MPI_THREAD_SINGLE;
     const bool started = mpi().init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) == MPI_SUCCESS;
     std::_Exit(started && mpi().finalize() == MPI_SUCCESS ? 0 : 1);
