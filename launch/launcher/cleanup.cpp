@@ -12,12 +12,14 @@
 #include <cerrno>
 #include <charconv>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
 #include <set>
 #include <sstream>
+#include <string_view>
 
 #include "base/environment.hpp"
 

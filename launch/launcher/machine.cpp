@@ -11,12 +11,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
-#include <numeric>
 #include <set>
-#include <thread>
+#include <string_view>
 
 #include "base/environment.hpp"
 #include "base/error.hpp"

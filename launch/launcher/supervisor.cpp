@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -60,6 +61,9 @@ sigset_t watched_signals() {
   return signals;
 }
 
+// Returns true until the process is reaped.
+bool is_child(pid_t process) { return ::kill(process, 0) == 0; }
+
 class Supervisor {
  public:
   // `front` is at its end when the front process is.
@@ -87,7 +91,6 @@ class Supervisor {
   // Waits for events, a tick at most, and handles them. Returns false if there were none.
   bool step(int milliseconds = kTick);
   void hear_signals();
-  void reap();
   bool hear(Peer& peer);
   void pass_on(int signal);
   void copy_output(bool readable, bool writable);
@@ -97,7 +100,6 @@ class Supervisor {
   void await_output();
   void await_removers(const std::vector<pid_t>& removers, Moment since);
   RankCounts counts() const;
-  bool is_child(pid_t process) const { return ::kill(process, 0) == 0; }  // until it is reaped
 
   const LaunchCommand& command_;
   const std::string folder_;
@@ -335,8 +337,7 @@ void Supervisor::await_output() {
 }
 
 void Supervisor::await_removers(const std::vector<pid_t>& removers, Moment since) {
-  const auto runs = [this](pid_t remover) { return is_child(remover); };
-  while (std::ranges::any_of(removers, runs) && !has_passed(since, kRemoteSeconds)) step(kTick / 4);
+  while (std::ranges::any_of(removers, is_child) && !has_passed(since, kRemoteSeconds)) step(kTick / 4);
   for (const pid_t remover : removers) {
     if (is_child(remover)) ::kill(-remover, SIGKILL);
   }
@@ -430,8 +431,10 @@ int supervise(const LaunchCommand& command) {
   ::close(ends[0]);
   const int status = await_supervisor(supervisor);
   if (WIFEXITED(status)) return WEXITSTATUS(status);
-  // The supervisor was killed, and the job has lost its parent.
-  for (const pid_t process : processes_with(fmt::format("{}={}", kOutcomesVariable, folder))) ::kill(process, SIGKILL);
+  // The supervisor was killed, and the job has lost its parent. One of these processes is mpirun.
+  const std::vector<pid_t> processes = processes_with(fmt::format("{}={}", kOutcomesVariable, folder));
+  for (const pid_t process : processes) ::kill(process, SIGKILL);
+  for (const pid_t process : processes) OpenMpiFiles(process).remove();
   remove_folder();
   return 128 + WTERMSIG(status);
 }

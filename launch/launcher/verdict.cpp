@@ -27,8 +27,10 @@ bool stops(int signal) { return signal == SIGINT || signal == SIGTERM || signal 
 void RankOutcome::hear(const Outcome& outcome) {
   rank = outcome.rank;
   ranks_on_host = outcome.ranks_on_host;
+  starts_mpi = outcome.state == Outcome::State::kStarting;
   switch (outcome.state) {
     case Outcome::State::kBegun:
+    case Outcome::State::kStarting:
       break;
     case Outcome::State::kLeaving:
       leaving_seconds = outcome.number;
@@ -59,6 +61,7 @@ RankCounts count_ranks(const std::vector<RankOutcome>& ranks) {
     } else {
       ++counts.silent;
       if (rank.stopped) ++counts.stopped;
+      counts.starts_mpi = counts.starts_mpi || (rank.starts_mpi && !rank.stopped);
       counts.mute_rank = rank.rank;
     }
   }
@@ -118,6 +121,10 @@ Verdict judge(const JobEnd& end) {
     return error(6, victim + " was killed",
                  fmt::format("by signal {}; {}'s own message stands above", signal, launcher),
                  "Memory and the host's log are the first places to look.");
+  }
+  if (ranks.starts_mpi && signal == 0 && end.code != kLostDaemon) {
+    return error(4, victim + " could not start MPI", "Open MPI's own message stands above",
+                 "Check its settings (OMPI_MCA_...), and the limits on files and processes (ulimit -a).");
   }
   if (launcher == "mpirun" && end.code == kLostDaemon) {
     return error(6, "a host was lost", "mpirun's own message stands above", "Check the host, and start again.");

@@ -18,6 +18,7 @@ struct RankOutcome {
   int rank = -1;          // -1: not known
   int ranks_on_host = 0;  // 0: not known
   bool alive = true;      // its process is there
+  bool starts_mpi = false;
   std::optional<int> leaving_seconds;
   std::optional<int> code;
   bool signaled = false;
@@ -35,6 +36,7 @@ struct RankCounts {
   int silent = 0;
   int stopped = 0;          // of those that said no code: ended by a signal, as they said or the supervisor sees
   int stopped_unbegun = 0;  // processes that mpirun ended before they began
+  bool starts_mpi = false;  // a silent one does, and mpirun has not ended it
   int mute_rank = -1;       // one of the silent ones, if it is known
   // The code of those that failed, or 0. All leave with one code. If a failure kept them from agreeing, 6 may be what
   // the others made of it, so any other code counts before 6.

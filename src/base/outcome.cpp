@@ -85,6 +85,8 @@ void begin_outcome(std::optional<int> rank, int ranks_on_host) noexcept {
   ::unsetenv(kOutcomesVariable);
 }
 
+void start_outcome(bool done) noexcept { tell_launcher(done ? Outcome::State::kBegun : Outcome::State::kStarting, 0); }
+
 void leave_outcome(double seconds) noexcept {
   constexpr double kMostSeconds = 1e9;
   tell_launcher(Outcome::State::kLeaving, static_cast<int>(std::ceil(std::fmin(seconds, kMostSeconds))));

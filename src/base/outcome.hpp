@@ -23,10 +23,11 @@ inline constexpr const char* kOutcomeSocket = "ranks";
 // One message on the socket.
 struct Outcome {
   enum class State : std::int32_t {
-    kBegun,    // the process has begun
-    kLeaving,  // the job is done on all ranks, and the process has `number` seconds to end
-    kCode,     // it exits with code `number`; the last one counts
-    kSignal,   // signal `number` ends it
+    kBegun,     // the process has begun, or gone on
+    kStarting,  // it starts MPI, which may end it with a code of its own
+    kLeaving,   // the job is done on all ranks, and the process has `number` seconds to end
+    kCode,      // it exits with code `number`; the last one counts
+    kSignal,    // signal `number` ends it
   };
   static constexpr std::uint32_t kFormat = 0x52410001;
 
@@ -44,6 +45,9 @@ int connect_outcome_socket(const char* folder) noexcept;
 // Connects and says that the process has begun. Must be called once, before anything else reads the environment,
 // because it unsets RINGATTN_OUTCOMES. Without that variable this and the functions below tell nobody.
 void begin_outcome(std::optional<int> rank, int ranks_on_host) noexcept;
+
+// Says that the process starts MPI, or has started it.
+void start_outcome(bool done) noexcept;
 
 // Says that the job is done on all ranks, so that the process should have ended in `seconds`.
 void leave_outcome(double seconds) noexcept;

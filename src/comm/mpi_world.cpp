@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/mpi_world.hpp"
 
-#include <fmt/format.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
-#include <string>
 #include <thread>
 #include <utility>
 
+#include "base/file_descriptor.hpp"
 #include "base/outcome.hpp"
 #include "base/threads.hpp"
 #include "comm/launcher.hpp"
@@ -30,17 +30,23 @@ namespace {
 // Threads that Open MPI starts, plus a margin.
 constexpr int kThreadsOfMpi = 4;
 
-// Open MPI ends the process with code 1, the code of a wrong result, if it can't make the folder of its session. Ranks
-// that mpirun started use mpirun's folder.
-void check_temporary_folder() {
-  const char* const folder = std::getenv("TMPDIR");
-  std::string path = std::string(folder == nullptr ? "/tmp" : folder) + "/ringattn-XXXXXX";
-  if (::mkdtemp(path.data()) == nullptr) {
-    fail(ErrorCode::kUnsupported, "can't start MPI",
-         fmt::format("{} takes no temporary folder: {}", folder == nullptr ? "/tmp" : folder, std::strerror(errno)),
-         "Set TMPDIR to a folder that can be written.");
+// Open MPI ends the process with code 1, the code of a wrong result, if it can't start: it has no folder for its
+// session, too few files, or an unknown component. A process that is no rank of mpirun's or srun's tries it in a child
+// first.
+void try_start() {
+  if (std::getenv("PMIX_NAMESPACE") != nullptr || std::getenv("PMI_FD") != nullptr) return;
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    int provided = MPI_THREAD_SINGLE;
+    const bool started = mpi().init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) == MPI_SUCCESS;
+    std::_Exit(started && mpi().finalize() == MPI_SUCCESS ? 0 : 1);
   }
-  ::rmdir(path.c_str());
+  int status = 0;
+  if (child > 0 && uninterrupted([&] { return ::waitpid(child, &status, 0); }) == child && status != 0) {
+    fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init failed; its own message stands above",
+         "Check that TMPDIR names a folder that can be written to, and the limits on files and processes (ulimit -a).");
+  }
 }
 
 class MpiRanks final : public ProcessRanks {
@@ -52,12 +58,14 @@ class MpiRanks final : public ProcessRanks {
   double start_grace() const override { return 2.2; }
 
   void start() override {
-    if (std::getenv("PMIX_SERVER_TMPDIR") == nullptr) check_temporary_folder();
+    try_start();
+    start_outcome(false);
     int provided = MPI_THREAD_SINGLE;
     if (mpi().init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS) {
       fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init_thread failed",
            "See MPI's own message, or run without mpirun.");
     }
+    start_outcome(true);
   }
 
   Joined join(const WorldRequest& request, std::function<void(const Error&)>) override {

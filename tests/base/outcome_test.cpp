@@ -33,7 +33,7 @@ class Listener {
     std::string text;
     Outcome outcome;
     while (::recv(peer.get(), &outcome, sizeof(outcome), 0) == ssize_t{sizeof(outcome)}) {
-      constexpr const char* kStates[] = {"begun", "leaving", "code", "signal"};
+      constexpr const char* kStates[] = {"begun", "starting", "leaving", "code", "signal"};
       EXPECT_EQ(outcome.format, Outcome::kFormat);
       text += std::to_string(outcome.rank) + " of " + std::to_string(outcome.ranks_on_host) + " " +
               kStates[static_cast<int>(outcome.state)] + " " + std::to_string(outcome.number) + "\n";

@@ -84,6 +84,11 @@ TEST(LauncherEnd, TheRanksSayWhatTheCodeIs) {
       {"", 213, 4, "mpirun could not start the ranks ("},
       {"", 255, 4, "mpirun could not start the ranks ("},
       {"", 99, 7, "a rank left with code 99 ("},
+      // MPI itself ends a rank that can't start it.
+      {"rank=0,started=2,starting=0 rank=1,started=2,starting=0,signal=15", 1, 4, "rank 0 could not start MPI ("},
+      {"started=2,starting=0 started=2,starting=0", 14, 4, "a rank could not start MPI ("},
+      {"started=2,starting=0 started=2", 137, 6, "a rank was killed ("},
+      {"started=2,starting=0,started=2 started=2,starting=0,signal=15", 1, 6, "a rank left early or was killed ("},
       // What isn't in the format says nothing.
       {"started=2,code=PATH[0] started=x,code", 1, 6, "a rank left early or was killed ("},
   };
@@ -278,12 +283,15 @@ TEST(LauncherEnd, ARankThatDoesNotEndAfterTheJobIsEnded) {
 TEST(LauncherEnd, MpirunThatIsToldToStopIsKnownByTheRanksThatItLeaves) {
   const std::string rank = RINGATTN_FAKE_RANK " started=2,wait=1000 & ";
   const std::string silent = RINGATTN_FAKE_RANK " started=2; ";
+  // A shell would reap what it kills; a program in its place does not, and leaves with 1 for the process that isn't
+  // there.
+  const std::string kill = "sleep 0.5; exec kill -KILL 90000000 ";
   const std::pair<std::string, int> cases[] = {
-      {rank + "a=$!; " + rank + "sleep 0.5; kill -KILL $a $!; exit 1", 143},         // before they can speak
-      {rank + "a=$!; sleep 1000 & sleep 0.5; kill -TERM $a $!; exit 1", 143},        // one has not begun
-      {"sleep 1000 & a=$!; sleep 1000 & sleep 0.5; kill -TERM $a $!; exit 1", 143},  // none has begun
-      {silent + rank + "sleep 0.5; kill -KILL $!; exit 1", 6},                       // one left by itself
-      {rank + "sleep 0.5; kill -KILL $!; exit 1", 6},                                // one has never been there
+      {rank + "a=$!; " + rank + kill + "$a $!", 143},              // before they can speak
+      {rank + "a=$!; sleep 1000 & " + kill + "$a $!", 143},        // one has not begun
+      {"sleep 1000 & a=$!; sleep 1000 & " + kill + "$a $!", 143},  // none has begun
+      {silent + rank + kill + "$!", 6},                            // one left by itself
+      {rank + kill + "$!", 6},                                     // one has never been there
   };
   Machine machine;
   for (const auto& [body, expected] : cases) {

@@ -167,6 +167,18 @@ TEST(Mpi, ABadFolderForTemporaryFilesIsNoWrongResult) {
   }
 }
 
+// It also leaves with 1 where it has too few files, or doesn't know a component that its settings name.
+TEST(Mpi, AStartThatMpiRefusesIsFour) {
+  const Words job = Words{RINGATTN_TOOL, "run", "--backend", "cpu"} + small_job();
+  const Words few{"sh", "-c", "ulimit -n 20; exec env PMI_RANK=0 PMI_SIZE=1 \"$@\"", "sh"};
+  const Words unknown{"env", "PMI_RANK=0", "PMI_SIZE=1", "OMPI_MCA_pml=none"};
+  for (const Words& words : {few, unknown}) {
+    const Finished run = run_program(words + job);
+    EXPECT_EQ(run.code, 4) << run.err;
+    EXPECT_EQ(count_messages(run.err), 1) << run.err;
+  }
+}
+
 TEST(Mpi, BenchIsOneTableAndTheSlowestRanksLines) {
   const Words words{"bench", "--seq",      "100,300", "--heads",   "2", "--kv-heads",
                     "1",     "--head-dim", "16",      "--samples", "2"};

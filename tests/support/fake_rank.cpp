@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tells a launcher what a rank would (base/outcome.hpp), as words separated by commas say:
-// rank=R, started=N (it has begun, one of N of its host), leaving=S, code=C, signal=S, wait=SECONDS (it waits).
-// Any other word is sent as it is, which no launcher understands. Usage: fake_rank WORDS
+// rank=R, started=N (it has begun, one of N of its host), starting=0 (MPI), leaving=S, code=C, signal=S, wait=SECONDS
+// (it waits). Any other word is sent as it is, which no launcher understands. Usage: fake_rank WORDS
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -39,9 +40,10 @@ int main(int argc, char** argv) {
       outcome.ranks_on_host = number;
       tell(Outcome::State::kBegun);
     } else {
-      tell(name == "leaving" ? Outcome::State::kLeaving
-           : name == "code"  ? Outcome::State::kCode
-                             : Outcome::State::kSignal);
+      tell(name == "starting"  ? Outcome::State::kStarting
+           : name == "leaving" ? Outcome::State::kLeaving
+           : name == "code"    ? Outcome::State::kCode
+                               : Outcome::State::kSignal);
     }
   }
   return 0;
