@@ -213,19 +213,21 @@ class Interrupts(unittest.TestCase):
             import threading
             k = k[:30_000]
             worlds = ringattn.threads_worlds(2)
+            said = []  # not printed at once: print() writes a line and its end apart
             def other():
                 try:
                     work(worlds[1])
                 except ringattn.PeerError as error:
-                    print("the other rank:", error.problem, flush=True)
+                    said.append(f"the other rank: {error.problem}")
             thread = threading.Thread(target=other)
             thread.start()
             print("ready", flush=True)
             try:
                 work(worlds[0])
             except KeyboardInterrupt:
-                print("interrupted", flush=True)
+                said.append("interrupted")
             thread.join()
+            print(*said, sep="\\n")
         """)
         self.assertEqual(running.stdout.readline(), "ready\n")
         time.sleep(0.5)
