@@ -290,7 +290,7 @@ TEST(Scripts, RefuseWhatTheyDoNotTakeInTheGrammarOfMessages) {
        "run.sh: error: unknown argument --nope (it takes --torch, --cold and --all). Try ./tests/run.sh alone.\n"},
       {"tests/run_gpu.sh", "error: unknown part or option --nope (the parts are build "},
       {"launch/quickstart.sh",
-       "quickstart.sh: error: unknown argument --nope (it takes none). Try ./launch/quickstart.sh alone.\n"},
+       "quickstart.sh: error: unknown argument --nope (it takes --cuda). Try ./launch/quickstart.sh alone.\n"},
       {"launch/install-deps.sh",
        "install-deps.sh: error: unknown argument --nope (it takes --tests and --sanitizers). Leave it out.\n"}};
   for (const auto& [script, message] : cases) {
