@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm80_attention: one for each pair of element type and configuration (attention_*.cu).
-// Configurations with one slice have a second kernel, for keys with explicit positions.
+// The compiled kernels of sm80_attention: one for each pair of element type and configuration
+// (kernels/instances.cmake). Configurations with one slice have a second kernel, for keys with explicit positions.
 #pragma once
 
 #include "kernels/attention/cuda/launcher.hpp"

@@ -4,15 +4,13 @@
 // output is a function of the row, its keys, the job and the template parameters. The schedule decides only where and
 // when a tile is computed.
 //
-// Read next: shared_map.cuh (shared memory) → scheduler.cuh → producer.cuh, thread_fetch.cuh, pace.cuh → consumer.cuh →
-// tile_step.cuh, recompute_tile.cuh → row_state.cuh.
+// Read next: scheduler.cuh (shared memory, work tiles, pace) → producer.cuh → consumer.cuh → tile_step.cuh →
+// row_state.cuh.
 #pragma once
 
 #include "kernels/attention/sm90/consumer.cuh"
-#include "kernels/attention/sm90/pace.cuh"
 #include "kernels/attention/sm90/producer.cuh"
 #include "kernels/attention/sm90/scheduler.cuh"
-#include "kernels/attention/sm90/thread_fetch.cuh"
 #include "kernels/common/sm90/cluster.cuh"
 #include "kernels/common/sm90/threads.cuh"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm90_attention: one for each element type and head dim (attention_*.cu).
+// The compiled kernels of sm90_attention: one for each element type and head dim (kernels/instances.cmake).
 #pragma once
 
 #include "kernels/attention/cuda/launcher.hpp"

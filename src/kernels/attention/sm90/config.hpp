@@ -86,7 +86,7 @@ std::string describe(const AttentionConfig& config);
 std::vector<std::string> attention_configs();
 
 // Assumptions about the device: shared memory reserved in each CTA in bytes, and the maximum number of CTAs (one for
-// each multiprocessor), all of which pace.cuh polls.
+// each multiprocessor), all of which the pace warp polls.
 inline constexpr int kReservedBytes = 1024;
 inline constexpr int kMaxCtas = 160;
 

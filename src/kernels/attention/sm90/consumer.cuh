@@ -9,8 +9,8 @@
 #pragma once
 
 #include "kernels/attention/sm90/gemms.cuh"
-#include "kernels/attention/sm90/recompute_tile.cuh"
 #include "kernels/attention/sm90/row_state.cuh"
+#include "kernels/attention/sm90/tile_step.cuh"
 #include "kernels/common/sm90/cluster.cuh"
 
 namespace ringattn::sm90 {

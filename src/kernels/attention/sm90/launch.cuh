@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel traits and launch of a configuration. The attention_*.cu files instantiate it.
+// Kernel traits and launch of a configuration. kernels/instances.cmake lists its instantiations.
 #pragma once
 
 #include "base/cuda.hpp"

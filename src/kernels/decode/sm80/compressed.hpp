@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The compiled decode kernels of sm80_attention for compressed caches: one for each pair of element type and head dims
-// (compressed_*.cu). The MLA kernel exists for bf16 only, because the FP8 latent cache has only bf16.
+// (kernels/instances.cmake). The MLA kernel exists for bf16 only, because the FP8 latent cache has only bf16.
 #pragma once
 
 #include <string>

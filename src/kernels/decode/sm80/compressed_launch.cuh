@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Makes the launcher of the decode kernel for compressed caches from an element type and an AttentionConfig. The
-// compressed_*.cu files instantiate it.
+// Makes the launcher of the decode kernel for compressed caches from an element type and an AttentionConfig. It is
+// instantiated by kernels/instances.cmake.
 #pragma once
 
 #include "kernels/decode/sm80/compressed.cuh"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm80_attention: one for each element type and head dim of K (decode_*.cu), and for
-// each element type one that merges partitions (merge.cu). 192 stands for head dims 192/128, 576 for 576/512.
+// The compiled decode kernels of sm80_attention: one for each element type and head dim of K (kernels/instances.cmake),
+// and for each element type one that merges partitions (merge.cu). 192 stands for head dims 192/128, 576 for 576/512.
 #pragma once
 
 #include "base/memory.hpp"

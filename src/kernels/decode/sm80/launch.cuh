@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns a configuration into a decode kernel and its launch. The decode_*.cu files instantiate it.
+// Turns a configuration into a decode kernel and its launch. kernels/instances.cmake lists its instantiations.
 #pragma once
 
 #include "base/cuda.hpp"

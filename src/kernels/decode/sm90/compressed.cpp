@@ -86,7 +86,7 @@ void set_tensor(const CompressedCache& cache, int slices, int box_rows, Quantize
   t.row_bytes = all_bytes / slices;
   const MappedPages pages = mapped(cache, quantized, static_cast<int>(cache.shape.heads), all_bytes);
   if (!divides(16, quantized) || !can_map(pages)) refuse_alignment("quantized values", 16);
-  // Longer rows, and those of other lengths, are read by threads (compressed_whole.cuh).
+  // Longer rows, and those of other lengths, are read by threads (compressed.cuh).
   if (t.row_bytes == 16) t.map = map_plain_pages(pages, box_rows, t.row_bytes / 2);
   if (t.row_bytes == 32 || t.row_bytes == 64 || t.row_bytes == kPanelRowBytes) {
     t.map = map_pages(pages, Dtype::kBf16, box_rows, t.row_bytes / 2);

@@ -1,15 +1,161 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sliced kernel (sliced.cuh) over a quantized cache: the warps that issue mma dequantize in registers. Failed work
-// tiles are recomputed tile by tile at the end (compressed_whole.cuh).
+// tiles are recomputed tile by tile at the end.
 #pragma once
 
+#include "kernels/common/cuda/pdl.cuh"
 #include "kernels/decode/sm90/compressed_fetch.cuh"
-#include "kernels/decode/sm90/compressed_whole.cuh"
-#include "kernels/decode/sm90/quantized_keys.cuh"
-#include "kernels/decode/sm90/quantized_values.cuh"
+#include "kernels/decode/sm90/decode.cuh"
+#include "kernels/decode/sm90/dequantize.cuh"
+#include "kernels/decode/sm90/quantized.cuh"
 #include "kernels/decode/sm90/sliced.cuh"
 
 namespace ringattn::sm90 {
+
+// Decode over a quantized cache without the sliced kernel: for many query rows of a KV head, for other head dims, and
+// for work tiles that the sliced kernel has failed. It is decode_kernel with a dequantizing warpgroup instead of the
+// producer warp, which reads quantized values from global memory and writes elements to the tiles, with the arithmetic
+// of quant/row_quantization.hpp.
+
+inline constexpr int kDequantizeBarrier = 3;  // named barrier of the dequantizing threads
+inline constexpr int kDequantizeThreads = 128;
+inline constexpr int kWholeThreads = kDecodeConsumerThreads + kDequantizeThreads;
+
+template <class C>
+class Dequantizer {
+ public:
+  __device__ __forceinline__ Dequantizer(const CompressedParams& p, const DecodeMap<C>& map)
+      : p_(p), map_(map), thread_(thread_of_cta() - kDecodeConsumerThreads) {}
+
+  __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
+#pragma unroll 1
+    for (int tile = work_tile.begin; tile < work_tile.end; ++tile, ring_.advance()) {
+      const std::uint32_t stage = ring_.stage();
+      barrier_wait(map_.k_empty(stage), ring_.parity() ^ 1U);
+      dequantize<C::kDim>(p_.k, map_.k(stage), work_tile, tile);
+      arrive(map_.k_full(stage));
+      barrier_wait(map_.v_empty(stage), ring_.parity() ^ 1U);
+      dequantize<C::kDimV>(p_.v, map_.v(stage), work_tile, tile);
+      arrive(map_.v_full(stage));
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void arrive(std::uint32_t barrier) const {
+    proxy_fence();
+    named_sync(kDequantizeBarrier, kDequantizeThreads);
+    if (thread_ == 0) barrier_arrive(barrier);
+  }
+
+  // The location of a key of the work tile's sequence.
+  struct KeyCoord {
+    int page, row;
+  };
+  __device__ __forceinline__ KeyCoord locate_key(const DecodeWorkTile& work_tile, int key) const {
+    const DecodeParams& p = p_.step;
+    const int here = key - work_tile.lag;
+    if (p.pages == nullptr) return {work_tile.sequence, here};
+    return {__ldcg(p.pages + work_tile.sequence * p.table_stride + (here >> p.page_log)),
+            here & ((1 << p.page_log) - 1)};
+  }
+
+  // Dequantizes 8 columns of a row at a time. Rows after the last key are left as they are: no row sees them.
+  template <int kColumns>
+  __device__ __forceinline__ void dequantize(const QuantizedTensor& t, std::uint32_t tile,
+                                             const DecodeWorkTile& work_tile, int number) const {
+    constexpr int kChunks = kColumns / 8;
+    const int first = number * C::kKeyTile;
+    const int left = work_tile.seq_info.length - first;
+    const int rows = left < C::kKeyTile ? left : C::kKeyTile;
+#pragma unroll 4
+    for (int i = thread_; i < rows * kChunks; i += kDequantizeThreads) {
+      const int row = i / kChunks;
+      const int chunk = i % kChunks;
+      const int panel = chunk / 8 * C::kKeyTile * kPanelRowBytes;
+      cuda::store_shared(tile + static_cast<std::uint32_t>(panel) + swizzled_chunk(kPanelRowBytes, row, chunk % 8),
+                         elements<kColumns>(t, work_tile, first + row, chunk));
+    }
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ uint4 elements(const QuantizedTensor& t, const DecodeWorkTile& work_tile, int key,
+                                            int chunk) const {
+    using Element = typename C::Element;
+    if (t.has_tail() && key >= work_tile.seq_info.length - work_tile.seq_info.length % t.group) {
+      const std::int64_t row_index =
+          (static_cast<std::int64_t>(work_tile.sequence) * t.group + key % t.group) * p_.step.attention.kv_heads +
+          work_tile.kv_head;
+      return __ldcg(reinterpret_cast<const uint4*>(t.table + (row_index * kColumns + chunk * 8) * 2));
+    }
+    const KeyCoord at = locate_key(work_tile, key);
+    const std::byte* const quantized = t.quantized.at(at.page, at.row, work_tile.kv_head);
+    if (!t.four_bits()) {
+      const auto* const scale = reinterpret_cast<const float*>(
+          t.qparam_bytes > 0 ? t.qparams.at(at.page, at.row, work_tile.kv_head)
+                             : t.table + (t.scales == ScaleGrain::kHead ? work_tile.kv_head * 4 : 0));
+      const uint2 words = __ldcg(reinterpret_cast<const uint2*>(quantized + chunk * 8));
+      const float by = __ldcg(scale);
+      const uint2 a = t.encoding == RowEncoding::kFp8 ? eight_bits<Element, true>(words.x, by)
+                                                      : eight_bits<Element, false>(words.x, by);
+      const uint2 b = t.encoding == RowEncoding::kFp8 ? eight_bits<Element, true>(words.y, by)
+                                                      : eight_bits<Element, false>(words.y, by);
+      return {a.x, a.y, b.x, b.y};
+    }
+    const std::uint32_t word = __ldcg(reinterpret_cast<const std::uint32_t*>(quantized + chunk * 4));
+    EightPairs pairs;
+    if (t.encoding == RowEncoding::kInt4Token) {
+      const std::byte* const qparams = t.qparams.at(at.page, at.row, work_tile.kv_head);
+      pairs.set(__ldcg(reinterpret_cast<const std::uint32_t*>(qparams) + chunk / 4));
+    } else {
+      const int group_key = key - key % t.group;
+      const int each = kColumns / t.group;
+      const auto pair_of = [&](int i) {
+        const int column = chunk * 8 + i;
+        const KeyCoord of = locate_key(work_tile, group_key + column / each);
+        const std::byte* const qparams = t.qparams.at(of.page, of.row, work_tile.kv_head);
+        return __ldcg(reinterpret_cast<const std::uint32_t*>(qparams) + column % each);
+      };
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs.set(i, pair_of(i), pair_of(i + 4));
+    }
+    return four_bits<Element>(word, pairs);
+  }
+
+  const CompressedParams& p_;
+  const DecodeMap<C>& map_;
+  const int thread_;
+  PackedPipelineState<C::kStages> ring_;
+};
+
+// Decodes those of the work tiles first, first + step, … for which chosen(number) is true. kWholeThreads threads call
+// it.
+template <class C, class Chosen>
+__device__ __forceinline__ void decode_whole_tiles(const CompressedParams& p, const DecodeMap<C>& map, int first,
+                                                   int step, const Chosen& chosen) {
+  const int work_tiles = work_tile_count(p.step, map);
+  const auto each_work_tile = [&](auto&& worker) {
+    for (int n = first; n < work_tiles; n += step) {
+      if (chosen(n)) worker.process(work_tile_of<C>(p.step, map, n));
+    }
+  };
+  if (threadIdx.x < kDecodeConsumerThreads) {
+    each_work_tile(Decoder<C>(p.step, map));
+  } else if (threadIdx.x < kWholeThreads) {
+    each_work_tile(Dequantizer<C>(p, map));
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(kWholeThreads, 1) whole_kernel(const __grid_constant__ CompressedParams p) {
+  const DecodeMap<C> map;
+  if (threadIdx.x == 0) init_decode_barriers(map);
+  cuda::pdl_launch_dependents();
+  cuda::pdl_wait();
+  if (threadIdx.x >= kDecodeConsumerThreads && threadIdx.x < kDecodeConsumerThreads + 32)
+    count_work_tiles<C>(p.step, map);
+  __syncthreads();
+  decode_whole_tiles(p, map, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [](int) { return true; });
+}
 
 // As recompute_failed(), over a quantized cache.
 template <class C>

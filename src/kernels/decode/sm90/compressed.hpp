@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The compiled decode kernels of sm90_attention over quantized caches: one for each element type and head dims
-// (compressed_*.cu).
+// (kernels/instances.cmake).
 #pragma once
 
 #include <string>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel traits and launch of the decode kernels over quantized caches. The compressed_*.cu files instantiate it.
+// Kernel traits and launch of the decode kernels over quantized caches. kernels/instances.cmake lists its
+// instantiations.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +10,6 @@
 #include "base/cuda.hpp"
 #include "kernels/decode/sm90/compressed.cuh"
 #include "kernels/decode/sm90/compressed.hpp"
-#include "kernels/decode/sm90/compressed_whole.cuh"
 
 namespace ringattn::sm90 {
 

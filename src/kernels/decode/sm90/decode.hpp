@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled decode kernels of sm90_attention: one for each element type and head dims (decode_*.cu).
+// The compiled decode kernels of sm90_attention: one for each element type and head dims (kernels/instances.cmake).
 #pragma once
 
 #include "base/memory.hpp"

@@ -8,7 +8,7 @@
 #include "kernels/attention/cuda/row_end.cuh"
 #include "kernels/common/cuda/pdl.cuh"
 #include "kernels/common/sm90/threads.cuh"
-#include "kernels/decode/sm90/work_tile_rows.cuh"
+#include "kernels/decode/sm90/work_tiles.cuh"
 
 namespace ringattn::sm90 {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel traits and launch of the decode kernels. The decode_*.cu files instantiate it.
+// Kernel traits and launch of the decode kernels. kernels/instances.cmake lists its instantiations.
 #pragma once
 
 #include <algorithm>

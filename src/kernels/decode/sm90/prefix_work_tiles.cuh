@@ -6,8 +6,8 @@
 // member list: for each prefix the sequences that share all of its tiles, then those that share only its whole splits.
 #pragma once
 
-#include "kernels/decode/sm90/decode_map.cuh"
-#include "kernels/decode/sm90/work_tile_rows.cuh"
+#include "kernels/decode/sm90/decode.cuh"
+#include "kernels/decode/sm90/work_tiles.cuh"
 
 namespace ringattn::sm90 {
 

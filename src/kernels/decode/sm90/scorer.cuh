@@ -8,7 +8,7 @@
 #include "kernels/common/sm90/cluster.cuh"
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/sliced_map.cuh"
+#include "kernels/decode/sm90/sliced_fetch.cuh"
 
 namespace ringattn::sm90 {
 

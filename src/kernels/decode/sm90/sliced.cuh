@@ -15,12 +15,10 @@
 
 #include "kernels/common/cuda/pdl.cuh"
 #include "kernels/decode/sm90/column_outputs.cuh"
-#include "kernels/decode/sm90/decoder.cuh"
-#include "kernels/decode/sm90/fetch.cuh"
+#include "kernels/decode/sm90/decode.cuh"
 #include "kernels/decode/sm90/scorer.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 #include "kernels/decode/sm90/sliced_outputs.cuh"
-#include "kernels/decode/sm90/sliced_sums.cuh"
 
 namespace ringattn::sm90 {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm80_gemm (gemm_*.cu), and their tiles.
+// The compiled kernels of sm80_gemm (kernels/instances.cmake), and their tiles.
 #pragma once
 
 #include "kernels/common/cuda/panels.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turns GEMM parameters into a kernel and its launch. The gemm_*.cu files instantiate it.
+// Turns GEMM parameters into a kernel and its launch. kernels/instances.cmake lists its instantiations.
 #pragma once
 
 #include "base/cuda.hpp"

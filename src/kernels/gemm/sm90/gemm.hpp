@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tile configurations and kernel parameters of sm90_gemm. The kernels are compiled in gemm_*.cu and launched by
-// gemm/cuda/cuda_gemm.hpp.
+// Tile configurations and kernel parameters of sm90_gemm. kernels/instances.cmake lists the instantiations, and
+// gemm/cuda/cuda_gemm.hpp launches them.
 #pragma once
 
 #include <cuda.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses and launches the kernel of a GEMM. Instantiated by gemm_*.cu.
+// Chooses and launches the kernel of a GEMM. kernels/instances.cmake lists its instantiations.
 #pragma once
 
 #include "base/cuda.hpp"

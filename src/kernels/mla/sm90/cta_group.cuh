@@ -5,7 +5,7 @@
 // warpgroup computes scores, one the outputs, two warps are producers, and one sends probabilities.
 #pragma once
 
-#include "kernels/attention/sm90/shared_map.cuh"
+#include "kernels/attention/sm90/scheduler.cuh"
 #include "kernels/common/cuda/panels.hpp"
 #include "kernels/common/sm90/cluster.cuh"
 #include "kernels/common/sm90/mbarrier.cuh"

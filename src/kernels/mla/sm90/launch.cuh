@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maps an element type to the MLA decode kernels and their launches. Instantiated by mla_*.cu.
+// Maps an element type to the MLA decode kernels and their launches. kernels/instances.cmake lists its instantiations.
 #pragma once
 
 #include <type_traits>

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "kernels/attention/sm90/gemms.cuh"
-#include "kernels/attention/sm90/shared_map.cuh"
+#include "kernels/attention/sm90/scheduler.cuh"
 #include "kernels/attention/sm90/tile_step.cuh"
 #include "kernels/common/cuda/panels.hpp"
 #include "kernels/common/sm90/cluster.cuh"

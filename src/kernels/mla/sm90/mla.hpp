@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm90_mla and sm90_mla_split1k: one launcher per element type (mla_*.cu), and one for the FP8
-// latent cache. Called by sm90_mla.cpp.
+// The compiled kernels of sm90_mla and sm90_mla_split1k: one launcher per element type (kernels/instances.cmake), and
+// one for the FP8 latent cache. Called by sm90_mla.cpp.
 #pragma once
 
 #include "base/memory.hpp"

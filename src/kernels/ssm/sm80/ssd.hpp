@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled kernels of sm80_ssd (ssd_*.cu), launched by sm80_ssd.cpp. Functions enqueue and throw if a launch fails.
+// The compiled kernels of sm80_ssd (kernels/instances.cmake), launched by sm80_ssd.cpp. Functions enqueue and throw if
+// a launch fails.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launches of sm80_ssd for one element type and state_dim. Instantiated by ssd_*.cu.
+// Launches of sm80_ssd for one element type and state_dim. kernels/instances.cmake lists its instantiations.
 #pragma once
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel parameters and shared-memory layout of sm90_ssd. The kernels are compiled in ssd_*.cu and launched by
-// sm90_ssd.cpp.
+// Kernel parameters and shared-memory layout of sm90_ssd. kernels/instances.cmake lists the instantiations, and
+// sm90_ssd.cpp launches them.
 #pragma once
 
 #include <cuda.h>
