@@ -3,7 +3,7 @@
 # EXCEPT, MISSING, SET and LIMIT mean) and checks what ringattn_mpirun_check does.
 find_program(RINGATTN_PYTHON NAMES python3)
 function(ringattn_store_check name)
-  if(NOT RINGATTN_PYTHON)
+  if(NOT RINGATTN_PYTHON OR RINGATTN_FAST_TESTS)
     return()
   endif()
   cmake_parse_arguments(arg "" "RANKS;CODE;MESSAGES;MATCH;TIMEOUT;EXCEPT;MISSING;LIMIT" "COMMAND;SET;LABELS" ${ARGN})
@@ -31,7 +31,7 @@ endfunction()
 # ringattn_store_test(<name> SOURCES … LINKS … RANKS 2 3 … [LABELS …] [TIMEOUT s]): one gtest program, a ctest test
 # <name>.np<N> for each world size, whose processes meet at RINGATTN_STORE. All ranks run all tests, in the same order.
 function(ringattn_store_test name)
-  if(NOT RINGATTN_PYTHON)
+  if(NOT RINGATTN_PYTHON OR RINGATTN_FAST_TESTS)
     return()
   endif()
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LINKS;RANKS;LABELS" ${ARGN})
