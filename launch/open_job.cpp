@@ -25,8 +25,7 @@ std::unique_ptr<OpJob> open_job(const Config& config, Transport& world, const Co
   std::optional<SsmInput> ssm;
   std::optional<JobInput> input;
   collective.run_collectively([&] {
-    const OpenedSource source = open_source(config, true);
-    if (source.ssm) {
+    if (holds_ssm(config, true)) {
       ssm.emplace(open_ssm(config));
       if (whole_result) *ssm = ssm->with_final_states();
       return;
@@ -78,7 +77,7 @@ std::unique_ptr<OpJob> open_measured_job(const Config& config, Transport& world,
   collective.run_collectively([&] {
     const bool file = config.given("input");
     const TopKDevice target = top_k_device(config, world);
-    if (open_source(config, false).ssm) {
+    if (holds_ssm(config, false)) {
       ssm.emplace(open_ssm(config));
       return;
     }
@@ -109,7 +108,7 @@ std::unique_ptr<OpJob> open_measured_job(const Config& config, Transport& world,
 
 std::vector<std::unique_ptr<OpJob>> open_planned_jobs(const Config& config) {
   std::vector<std::unique_ptr<OpJob>> jobs;
-  if (open_source(config, false).ssm) {
+  if (holds_ssm(config, false)) {
     const bool file = config.given("input");
     for (const std::int64_t seq : config.options.seq) {
       jobs.push_back(std::make_unique<SsmOpJob>(open_ssm(config, seq)));
@@ -124,7 +123,7 @@ std::vector<std::unique_ptr<OpJob>> open_planned_jobs(const Config& config) {
 }
 
 InputShape input_shape(const Config& config) {
-  if (open_source(config, true).ssm) return SsmOpJob(open_ssm(config)).shape();
+  if (holds_ssm(config, true)) return SsmOpJob(open_ssm(config)).shape();
   return AttentionOpJob(open_input(config, true)).shape();
 }
 

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "launch/check_model.hpp"
 #include "launch/job_request.hpp"
 #include "launch/op_flags.hpp"
@@ -53,13 +51,10 @@ SsmNumerics ssm_numerics(const JobOptions& options) {
 
 }  // namespace
 
-OpenedSource open_source(const Config& config, bool require_source) {
+bool holds_ssm(const Config& config, bool require_source) {
   check_source(config, require_source);
-  const Op op = config.options.op;
-  if (!config.given("input")) return {nullptr, op >= Op::kSsd};
-  std::shared_ptr<const InputFile> file = open_input_file(file_input(config), *config.share);
-  const bool ssm = file->ssm.has_value();
-  return {std::move(file), ssm};
+  if (!config.given("input")) return config.options.op >= Op::kSsd;
+  return open_input_file(file_input(config), *config.share)->ssm.has_value();
 }
 
 SsmInput open_ssm(const Config& config, std::int64_t seq) {

@@ -3,26 +3,18 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 
 #include "launch/config.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "ops/ssm/ssm.hpp"
-#include "ops/ssm/ssm_file_job.hpp"
 #include "ops/ssm/ssm_input.hpp"
 
 namespace ringattn {
 
-// The kind of the job's input. Holds its file open until the job has been opened.
-struct OpenedSource {
-  std::shared_ptr<const InputFile> file;  // null: synthetic
-  bool ssm = false;                       // the file holds an SSM layer, or --op names one
-};
-
-// Checks the input's flags against each other. Throws kUsage, and kFile for a file that holds no job. `require_source`:
-// as input_request().
-OpenedSource open_source(const Config& config, bool require_source);
+// True: the input file holds an SSM layer, or --op names a scan. Checks the input's flags against each other. Throws
+// kUsage, and kFile for a file that holds no job. `require_source`: as input_request().
+bool holds_ssm(const Config& config, bool require_source);
 
 // The input, open; of synthetic input, sequences of `seq` tokens. Throws kUsage and kFile.
 SsmInput open_ssm(const Config& config, std::int64_t seq);

@@ -32,7 +32,7 @@ namespace {
 // What every check needs.
 struct Verification {
   const Invocation& invocation;
-  const Options& library;
+  const Options& op_options;
   const Screen& screen;
   Transport& world;
   const Collective& collective;
@@ -116,14 +116,14 @@ std::vector<int> world_sizes(const Config& config, const Transport& world) {
 bool verify_variants(const Verification& v) {
   OpJob& job = *v.report.job;
   // Throws on every rank what the variants would throw: no kernel, unlike ranks, too little memory.
-  prepare_job(v.report, v.library, v.world, v.collective);
+  prepare_job(v.report, v.op_options, v.world, v.collective);
   print_job(v.screen, v.report);
   VariantRequest request;
   request.ranks = world_sizes(v.config(), v.world);
-  if (v.config().given("layout") || v.config().given("stripe")) request.layout = v.library.layout;
-  if (v.config().given("block")) request.block = v.library.block_tokens;
+  if (v.config().given("layout") || v.config().given("stripe")) request.layout = v.op_options.layout;
+  if (v.config().given("block")) request.block = v.op_options.block_tokens;
   request.page_size = v.config().given("page-size");
-  const VariantTable variants = job.list_variants(request, v.library);
+  const VariantTable variants = job.list_variants(request, v.op_options);
   v.screen.context(fmt::format("{} shapes, bit for bit", variants.count));
   for (const std::string& note : variants.notes) v.screen.context(note);
   if (v.options().dry_run) return end_dry_run(v.screen);
@@ -141,13 +141,13 @@ bool verify_variants(const Verification& v) {
 bool verify_decode(const Verification& v) {
   const std::shared_ptr<OpJob> steps = v.report.job;
   v.collective.run_collectively([&] { v.report.job = steps->prefill_of_replay(); });
-  prepare_job(v.report, v.library, v.world, v.collective);
+  prepare_job(v.report, v.op_options, v.world, v.collective);
   print_job(v.screen, v.report);
   if (v.options().dry_run) return end_dry_run(v.screen);
   ProgressDisplay progress(v.options(), v.world.rank() == 0);
   Verdicts verdicts(v.screen, steps->replay_table());
   steps->replay(
-      v.options().rows, v.library, v.world,
+      v.options().rows, v.op_options, v.world,
       [&](std::string_view what, const StepCount& count) { progress.update(what, count); },
       [&](const RankFigures& figures, std::vector<ResultDigest> digests) {
         v.report.digests = std::move(digests);
@@ -174,7 +174,7 @@ bool print_check(const Verification& v, const Check& check) {
 bool verify_single(const Verification& v, std::int64_t& compared) {
   const JobOptions& options = v.options();
   OpJob& job = *v.report.job;
-  prepare_job(v.report, v.library, v.world, v.collective);
+  prepare_job(v.report, v.op_options, v.world, v.collective);
   print_job(v.screen, v.report);
   Golden golden = job.golden();
   Golden recorded;
@@ -241,16 +241,16 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   collective.run_collectively([&] { check_flags(config); });
   report.job = open_job(config, world, collective, true);
   OpJob& job = *report.job;
-  Options library;
+  Options op_options;
   collective.run_collectively([&] {
-    library = library_options(config);
+    op_options = library_options(config);
     if (earlier) open_earlier(config, job);
     if (!options.peer.empty()) job.open_peer(options.peer);
     if (first) check_outputs(invocation);
   });
   if (earlier) agree_on_files(collective, [&] { return job.earlier_fingerprints(); });
   if (!options.peer.empty()) agree_on_files(collective, [&] { return job.peer_fingerprints(); });
-  const Verification v{invocation, library, screen, world, collective, report};
+  const Verification v{invocation, op_options, screen, world, collective, report};
   const bool variants =
       options.against.empty() && options.record.empty() && options.golden.empty() && options.peer.empty();
   std::int64_t compared = 0;
