@@ -34,8 +34,6 @@ class Filler {
   const std::string& path_;
 };
 
-bool is_ssm(Op op) { return op >= Op::kSsd; }
-
 std::string window_text(std::int64_t left, std::int64_t right) { return fmt::format("{},{}", left, right); }
 
 // The job of a config whose layer computes another op than was asked for has no shape.

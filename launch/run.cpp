@@ -76,13 +76,13 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   const Screen screen(options, first);
   const Collective collective(world, Timeouts(options.timeout));
   report.job = open_job(config, world, collective);
-  Options library;
+  Options op_options;
   collective.run_collectively([&] {
-    library = library_options(config);
+    op_options = library_options(config);
     if (first) check_outputs(invocation);
   });
   OpJob& job = *report.job;
-  prepare_job(report, library, world, collective);
+  prepare_job(report, op_options, world, collective);
   print_job(screen, report);
   if (options.dry_run) {
     return end_run(report, collective, [&] { screen.context("dry run: nothing is computed"); });

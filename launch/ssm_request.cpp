@@ -53,7 +53,7 @@ SsmNumerics ssm_numerics(const JobOptions& options) {
 
 bool holds_ssm(const Config& config, bool require_source) {
   check_source(config, require_source);
-  if (!config.given("input")) return config.options.op >= Op::kSsd;
+  if (!config.given("input")) return is_ssm(config.options.op);
   return open_input_file(file_input(config), *config.share)->ssm.has_value();
 }
 

@@ -12,8 +12,9 @@
 
 namespace ringattn {
 
-// True: the input file holds an SSM layer, or --op names a scan. Checks the input's flags against each other. Throws
-// kUsage, and kFile for a file that holds no job. `require_source`: as input_request().
+// Whether the input file, or --op for synthetic input, is that of an SSM layer or its convolution. Checks the input's
+// flags against each other. Throws kUsage, and kFile for a file that holds no job. `require_source`: as
+// input_request().
 bool holds_ssm(const Config& config, bool require_source);
 
 // The input, open; of synthetic input, sequences of `seq` tokens. Throws kUsage and kFile.

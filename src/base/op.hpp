@@ -17,6 +17,9 @@ enum class Op {
   kConv1d,         // the causal convolution before an SSM
 };
 
+// The ops of an SSM layer, its convolution included.
+constexpr bool is_ssm(Op op) { return op >= Op::kSsd; }
+
 // "attention", "decode", "mla", "ssd", "selective_scan", "conv1d"
 constexpr std::string_view op_name(Op op) {
   constexpr std::string_view kNames[] = {"attention", "decode", "mla", "ssd", "selective_scan", "conv1d"};

@@ -306,8 +306,6 @@ std::string difference(const ModelLayer& one, std::int64_t one_at, const ModelLa
   return fmt::format("layer {} has another window or scale than layer {}", other_at, one_at);
 }
 
-bool is_ssm(Op op) { return op >= Op::kSsd; }
-
 }  // namespace
 
 ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional<Op> wanted) const {

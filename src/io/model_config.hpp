@@ -43,7 +43,7 @@ struct ModelLayer {
   std::int64_t conv_channels = 0;
   std::optional<std::pair<double, double>> dt_limit;  // least and greatest dt, perhaps infinite; absent: none said
 
-  bool is_ssm() const { return op >= Op::kSsd; }
+  bool is_ssm() const { return ringattn::is_ssm(op); }
   // 1 / sqrt(dims that q and k have).
   double default_scale() const;
 
