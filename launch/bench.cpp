@@ -6,12 +6,12 @@
 #include <optional>
 
 #include "base/json_writer.hpp"
-#include "launch/bench_op.hpp"
 #include "launch/bench_points.hpp"
 #include "launch/bench_sweep.hpp"
 #include "launch/bench_table.hpp"
 #include "launch/commands.hpp"
 #include "launch/job_request.hpp"
+#include "launch/message_text.hpp"
 #include "launch/op_flags.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
@@ -40,7 +40,7 @@ std::vector<BenchPoint> read_comparable(const std::string& path, std::string_vie
   if (!any) {
     fail(ErrorCode::kFile, fmt::format("{} has no point to compare with", path),
          fmt::format("none is a job of this sweep on {} rank{}", world, world == 1 ? "" : "s"),
-         fmt::format("Its first point is: {}; {} rank{}.", label(points.front().job), points.front().world,
+         fmt::format("Its first point is: {}; {} rank{}.", points.front().job.label(), points.front().world,
                      points.front().world == 1 ? "" : "s"));
   }
   return points;
@@ -72,7 +72,7 @@ int check_baseline(const Screen& screen, const JobOptions& options, std::span<co
            "Record a baseline here with --jsonl.");
     }
     const double excess = ours.ms.median / theirs.ms.median - 1.0;
-    const std::string text = fmt::format("{}: {:.3f} ms, baseline {:.3f} ms ({:+.1f} %)", label(ours.job),
+    const std::string text = fmt::format("{}: {:.3f} ms, baseline {:.3f} ms ({:+.1f} %)", ours.job.label(),
                                          ours.ms.median, theirs.ms.median, 100.0 * excess);
     if (excess > options.fail_above) {
       ++slower;
@@ -89,8 +89,8 @@ int check_baseline(const Screen& screen, const JobOptions& options, std::span<co
     };
     if (point.measured() || std::none_of(baseline.begin(), baseline.end(), had)) continue;
     ++missing;
-    screen.print(
-        fmt::format("{} {}, which the baseline has\n", screen.painted("not measured:", Paint::kBad), label(point.job)));
+    screen.print(fmt::format("{} {}, which the baseline has\n", screen.painted("not measured:", Paint::kBad),
+                             point.job.label()));
   }
   if (pairs.empty() && missing == 0) {
     fail(ErrorCode::kFile, fmt::format("{} has no point to compare with", options.baseline),
@@ -132,22 +132,19 @@ void write_bench_report(const Invocation& invocation, std::span<const BenchPoint
   invocation.report_file->write(json.text());
 }
 
-// Every rank measures at once, as the attention kernels run, and with as many threads; the slowest counts. `job`: whose
-// kernel is the one to stand beside.
-SgemmRate sgemm_of(const Config& config, const Job& job, Transport& world) {
+// Every rank measures at once, as the kernels of the job run, and with as many threads; the slowest counts.
+SgemmRate sgemm_of(const Config& config, OpJob& job, Transport& world) {
   const Collective collective(world, Timeouts(config.options.timeout));
-  Job small = job;
-  set_block_mask(small, nullptr);
-  small.batch = uniform_batch(1, 1, 1);
-  Attention attention(small, world, library_options(config));
+  job.prepare(world, library_options(config));
   SgemmRate rate;
   collective.run_collectively([&] {
-    if (attention.backend().memory() == MemoryKind::kDevice) {
+    if (job.backend().memory() == MemoryKind::kDevice) {
       fail(ErrorCode::kUnsupported, "--against sgemm has no meaning on a GPU", "it measures the BLAS of the CPU",
            "Compare with lines of bench/peers, or add --backend cpu.");
     }
-    rate = measure_sgemm(attention.options().threads);
+    rate = measure_sgemm(job.threads());
   });
+  job.release();
   rate.flops_per_second = 1.0 / slowest(collective, {1.0 / rate.flops_per_second}).front();
   return rate;
 }
@@ -166,7 +163,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage, "--json and --jsonl both go to stdout", "a reader couldn't tell them apart",
            "Give one of them a file.");
     }
-    if (chosen(config, "fail-above") && options.baseline.empty()) {
+    if (config.chosen("fail-above") && options.baseline.empty()) {
       fail(ErrorCode::kUsage, fmt::format("{} needs --baseline", config.origin("fail-above")),
            "it says how much slower a point may be", "Add --baseline FILE.");
     }
@@ -177,13 +174,13 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   });
   settings = open_settings(config, world, collective);
   collective.run_collectively([&] {
-    if (settings.front().is_ssm() && (options.against == "compute" || options.against == "sgemm")) {
-      fail(ErrorCode::kUsage, fmt::format("--against {} is not for an SSM", options.against),
-           "compute and sgemm are for attention", "Give --against FILE, a file of measured lines.");
-    }
-    if (settings.front().job.decode && (options.against == "compute" || options.against == "sgemm")) {
-      fail(ErrorCode::kUsage, fmt::format("--against {} is not for a decode step", options.against),
-           "its time is that of reading the cache", "Give --against FILE, a file of measured lines.");
+    const BenchKind kind = settings.front().job.kind;
+    if (kind != BenchKind::kRing && (options.against == "compute" || options.against == "sgemm")) {
+      fail(ErrorCode::kUsage,
+           fmt::format("--against {} is not for {}", options.against,
+                       kind == BenchKind::kStep ? "a decode step" : "--op " + settings.front().job.op),
+           "it compares computation, and this job's time is that of reading and writing memory",
+           "Give --against FILE, a file of measured lines.");
     }
     library_options(config);  // throws for what they can't be
     if (first) {
@@ -191,7 +188,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       yardsticks = read_yardsticks(options, settings, world.size());
     }
   });
-  print_bench_op(screen, config, *settings.front().opened);
+  for (const MessageTemplate& note : settings.front().opened->notes()) screen.context(program_text(note));
   Sweep sweep(invocation, world, screen);
   if (options.dry_run) {
     for (const Setting& setting : settings) sweep.describe(setting);
@@ -199,7 +196,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     return 0;
   }
   std::optional<SgemmRate> sgemm;
-  if (options.against == "sgemm") sgemm = sgemm_of(config, *settings.front().opened->attention_job(), world);
+  if (options.against == "sgemm") sgemm = sgemm_of(config, *settings.front().opened, world);
   for (const Setting& setting : settings) sweep.measure(setting, settings.size() == 1);
 
   const std::vector<BenchPoint>& points = sweep.points();

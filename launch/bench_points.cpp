@@ -12,6 +12,7 @@
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "kernels/common/registry.hpp"
+#include "ops/op_table.hpp"
 
 namespace ringattn {
 
@@ -38,25 +39,25 @@ BenchJob read_job(const Json& job) {
   BenchJob result;
   result.tokens = job.at("tokens").get<std::int64_t>();
   result.batch = job.at("batch").get<std::int64_t>();
-  result.heads = job.at("heads").get<int>();
-  result.kv_heads = job.at("kv_heads").get<int>();
-  result.head_dim = job.at("head_dim").get<int>();
-  result.head_dim_v = job.at("head_dim_v").get<int>();
-  result.dtype = job.at("dtype").get<std::string>();
-  result.mask = modern_mask(job.at("mask").get<std::string>());
+  result.seq = job.value("seq", std::int64_t{0});
   result.source = job.value("source", "");
-  result.decode = job.value("op", "") == op_name(Op::kDecode) || job.contains("page_size");  // only decode has pages
-  result.keys = job.value("keys", std::int64_t{0});
-  result.page_size = job.value("page_size", std::int64_t{0});
-  result.prefix = job.value("prefix", std::int64_t{0});
-  result.form = job.value("form", "");
-  result.rope_dim = job.value("rope_dim", 0);
-  result.latent_dim = job.value("latent_dim", 0);
-  result.state_dim = job.value("state_dim", 0);
-  result.groups = job.value("groups", 0);
-  std::string op = job.value("op", "");
-  if (op == "convolution") op = op_name(Op::kConv1d);  // lines before schema 2
-  if (result.state_dim > 0 || op == op_name(Op::kConv1d)) result.ssm = op;
+  if (job.contains("page_size")) result.kind = BenchKind::kStep;  // only steps have it
+  // Lines of the default op, or of its steps, may leave the op out.
+  const OpEntry& usual = *op_table().front();
+  const std::string op = job.value("op", std::string(result.kind == BenchKind::kStep ? usual.steps : usual.name));
+  const OpEntry* const entry = find_op(op);
+  result.op = entry == nullptr ? op : entry->name;
+  for (const char* name : {"heads", "kv_heads", "head_dim", "head_dim_v", "dtype", "mask"}) job.at(name);
+  constexpr std::string_view kApart[] = {"tokens", "batch", "seq", "source", "op"};
+  for (const auto& [name, value] : job.items()) {
+    if (std::ranges::find(kApart, name) != std::end(kApart)) continue;
+    if (value.is_number_integer()) {
+      result.members.emplace_back(name, value.get<std::int64_t>());
+    } else {
+      result.members.emplace_back(name,
+                                  name == "mask" ? modern_mask(value.get<std::string>()) : value.get<std::string>());
+    }
+  }
   return result;
 }
 
@@ -106,23 +107,12 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
   json.member("world", point.world).member("transport", point.transport).member("kernel", point.kernel);
   json.member("mode", point.mode);
   const BenchJob& job = point.job;
-  json.key("job").begin_object().member("tokens", job.tokens).member("seq", job.seq()).member("batch", job.batch);
-  json.member("heads", job.heads).member("kv_heads", job.kv_heads).member("head_dim", job.head_dim);
-  json.member("head_dim_v", job.head_dim_v).member("dtype", job.dtype).member("mask", job.mask);
+  json.key("job").begin_object().member("tokens", job.tokens).member("seq", job.seq).member("batch", job.batch);
+  for (const auto& [name, value] : job.members) {
+    std::visit([&](const auto& held) { json.member(name, held); }, value);
+  }
   if (!job.source.empty()) json.member("source", job.source);
-  if (job.decode) {
-    json.member("op", op_name(job.form.empty() ? Op::kDecode : Op::kMla)).member("keys", job.keys);
-    json.member("page_size", job.page_size);
-    if (job.prefix > 0) json.member("prefix", job.prefix);
-  }
-  if (!job.form.empty()) {
-    if (!job.decode) json.member("op", op_name(Op::kMla)).member("keys", job.keys);
-    json.member("form", job.form);
-    json.member("rope_dim", job.rope_dim).member("latent_dim", job.latent_dim);
-  }
-  if (!job.ssm.empty()) {
-    json.member("op", job.ssm).member("state_dim", job.state_dim).member("groups", job.groups);
-  }
+  if (job.op != op_table().front()->name) json.member("op", job.op);
   json.end_object();
   json.member("layout", point.layout).member("stripe", point.stripe).member("block", point.block);
   json.member("blocks", point.blocks).member("overlap", point.overlap).member("samples", point.samples);
@@ -130,7 +120,7 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
     json.key("ms").begin_object().member("median", point.ms.median).member("p10", point.ms.p10);
     json.member("p90", point.ms.p90).end_object();
     json.member("tflops_per_rank", point.tflops_per_rank);
-    if (job.decode) {
+    if (job.kind == BenchKind::kStep) {
       json.member("us", point.ms.median * 1e3).member("gb_per_s", point.gb_per_s).member("digest", point.digest);
       json.key("exposed_comm_ms")
           .null()
@@ -139,7 +129,7 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
     } else {
       json.member("exposed_comm_ms", point.exposed_comm_ms).member("estimated_ms", point.estimated_ms);
     }
-    if (!job.ssm.empty()) {
+    if (job.kind == BenchKind::kStream) {
       json.member("tokens_per_s", static_cast<double>(job.tokens) / point.ms.median * 1e3);
       json.member("gb_per_s", point.gb_per_s).member("digest", point.digest);
     }

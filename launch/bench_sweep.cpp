@@ -31,7 +31,7 @@ std::string revision() { return fmt::format("{}{}", git_revision(), git_dirty() 
 std::vector<Setting> open_settings(const Config& config, Transport& world, const Collective& collective) {
   const JobOptions& options = config.options;
   collective.run_collectively([&] {
-    if (chosen(config, "batch") && config.given("total-tokens")) {
+    if (config.chosen("batch") && config.given("total-tokens")) {
       fail(ErrorCode::kUsage,
            fmt::format("{} and {} are both given", config.origin("batch"), config.origin("total-tokens")),
            "each says how many sequences there are", "Leave one of them out.");
@@ -45,10 +45,10 @@ std::vector<Setting> open_settings(const Config& config, Transport& world, const
   if (blocks.empty()) blocks.push_back(0);
   std::vector<Setting> settings;
   const auto add = [&](const Config& one) {
-    const std::shared_ptr<OpJob> job = open_measured_job(one, world, collective);
-    // An SSM op has no blocks.
+    const std::shared_ptr<OpJob> job = open_job(one, OpUse::kBench, world, collective);
+    // Rows that are only read and written move in no blocks.
     const BenchJob shown = job->bench_job(config.given("input") ? options.input : std::string());
-    for (const std::int64_t block : shown.ssm.empty() ? blocks : std::vector<std::int64_t>{0}) {
+    for (const std::int64_t block : shown.kind == BenchKind::kStream ? std::vector<std::int64_t>{0} : blocks) {
       settings.push_back({job, shown, block});
     }
   };
@@ -107,7 +107,7 @@ void Sweep::measure(const Setting& setting, bool only) {
     point.mode = options_.compute_only ? kComputeMode : kWholeMode;
     point.error = program_text(error);
     if (!failure_) failure_ = error;
-    screen_.context(fmt::format("{}: {}", label(setting.job), point.error));
+    screen_.context(fmt::format("{}: {}", setting.job.label(), point.error));
     keep(point);
   }
 }

@@ -7,7 +7,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <variant>
 #include <vector>
 
 #include "comm/failure.hpp"
@@ -15,9 +14,6 @@
 #include "launch/commands.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
-#include "ops/attention/attention.hpp"
-#include "ops/common/file_job.hpp"
-#include "ops/common/job_input.hpp"
 #include "ops/common/samples.hpp"
 
 namespace ringattn {
@@ -27,8 +23,6 @@ struct Setting {
   std::shared_ptr<OpJob> opened;
   BenchJob job;
   std::int64_t block = 0;  // tokens; 0: the plan's choice
-
-  bool is_ssm() const { return !job.ssm.empty(); }
 };
 
 // Lengths × block sizes, or the file of --input × block sizes. Jobs whose cache, or latents in rows, no kernel decodes

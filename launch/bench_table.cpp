@@ -24,34 +24,7 @@ bool in_tera(std::span<const BenchPoint> points) {
                      [](const BenchPoint& point) { return point.tflops_per_rank >= 1.0; });
 }
 
-std::string dims_text(const BenchJob& job) {
-  return job.head_dim == job.head_dim_v ? fmt::format("{}", job.head_dim)
-                                        : fmt::format("{}/{}", job.head_dim, job.head_dim_v);
-}
-
 }  // namespace
-
-std::string label(const BenchJob& job) {
-  if (job.ssm == op_name(Op::kConv1d)) {
-    return fmt::format("{} tokens, {} sequence{}, {}, {} {} channels, {}", job.tokens, job.batch,
-                       job.batch == 1 ? "" : "s", job.ssm, job.dtype, job.heads, job.mask);
-  }
-  if (!job.ssm.empty()) {
-    return fmt::format("{} tokens, {} sequence{}, {}, {} {} x {}, state {}, groups {}, {}", job.tokens, job.batch,
-                       job.batch == 1 ? "" : "s", job.ssm, job.dtype, job.heads, job.head_dim, job.state_dim,
-                       job.groups, job.mask);
-  }
-  if (job.decode) {
-    return fmt::format("{} row{} of {} sequence{}, {} keys, {}, {} {}/{} x {} {}{}", job.tokens,
-                       job.tokens == 1 ? "" : "s", job.batch, job.batch == 1 ? "" : "s", job.keys,
-                       (job.page_size > 0 ? fmt::format("pages of {}", job.page_size) : std::string("dense")) +
-                           (job.prefix > 0 ? fmt::format(", {} shared", job.prefix) : std::string()),
-                       job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask, job.form.empty() ? "" : ", mla");
-  }
-  return fmt::format("{} tokens, {} sequence{}, {} {}/{} x {} {}{}", job.tokens, job.batch, job.batch == 1 ? "" : "s",
-                     job.dtype, job.heads, job.kv_heads, dims_text(job), job.mask,
-                     job.form.empty() ? std::string() : fmt::format(", mla {}", job.form));
-}
 
 std::vector<PointPair> pair_points(std::span<const BenchPoint> ours, std::span<const BenchPoint> theirs) {
   std::vector<PointPair> pairs;
@@ -81,7 +54,7 @@ std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std:
 
 namespace {
 
-std::string decode_text(std::span<const BenchPoint> points, bool with_header) {
+std::string step_text(std::span<const BenchPoint> points, bool with_header) {
   const std::vector<Table::Column> columns{{"keys", "a sequence"},
                                            {"seqs"},
                                            {"rows"},
@@ -92,13 +65,14 @@ std::string decode_text(std::span<const BenchPoint> points, bool with_header) {
                                            {"p90", "(us)"},
                                            {"GB/s", "all ranks"},
                                            {"mem/rank", "(MiB)"},
-                                           {"digest of out"}};
+                                           {"digest"}};
   Table table(columns);
   for (const BenchPoint& point : points) {
     const BenchJob& job = point.job;
-    std::vector<std::string> cells{
-        fmt::format("{}", job.seq()), fmt::format("{}", job.batch), fmt::format("{}", job.tokens),
-        job.page_size > 0 ? fmt::format("{}", job.page_size) : "dense", fmt::format("{}", point.samples)};
+    std::vector<std::string> cells{fmt::format("{}", job.seq), fmt::format("{}", job.batch),
+                                   fmt::format("{}", job.tokens),
+                                   job.number("page_size") > 0 ? fmt::format("{}", job.number("page_size")) : "dense",
+                                   fmt::format("{}", point.samples)};
     if (!point.measured()) {
       cells.resize(columns.size(), "-");
       table.add(std::move(cells));
@@ -114,7 +88,7 @@ std::string decode_text(std::span<const BenchPoint> points, bool with_header) {
   return table.text(with_header);
 }
 
-std::string ssm_text(std::span<const BenchPoint> points, bool with_header) {
+std::string stream_text(std::span<const BenchPoint> points, bool with_header) {
   const std::vector<Table::Column> columns{{"tokens"},
                                            {"seqs"},
                                            {"samples"},
@@ -126,7 +100,7 @@ std::string ssm_text(std::span<const BenchPoint> points, bool with_header) {
                                            {"exposed comm", "(ms)"},
                                            {"estimated", "(ms)"},
                                            {"mem/rank", "(MiB)"},
-                                           {"digest of y"}};
+                                           {"digest"}};
   Table table(columns);
   for (const BenchPoint& point : points) {
     std::vector<std::string> cells{fmt::format("{}", point.job.tokens), fmt::format("{}", point.job.batch),
@@ -151,8 +125,8 @@ std::string ssm_text(std::span<const BenchPoint> points, bool with_header) {
 }  // namespace
 
 std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header) {
-  if (!points.empty() && !points.front().job.ssm.empty()) return ssm_text(points, with_header);
-  if (!points.empty() && points.front().job.decode) return decode_text(points, with_header);
+  if (!points.empty() && points.front().job.kind == BenchKind::kStream) return stream_text(points, with_header);
+  if (!points.empty() && points.front().job.kind == BenchKind::kStep) return step_text(points, with_header);
   const bool tera = in_tera(points);
   std::vector<Table::Column> columns{{"tokens"},
                                      {"seqs"},

@@ -32,7 +32,4 @@ std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std:
 std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header);
 std::string pairs_text(std::span<const PointPair> pairs);
 
-// "8192 tokens, 2 sequences, bf16 32/8 x 128 causal"
-std::string label(const BenchJob& job);
-
 }  // namespace ringattn

@@ -39,7 +39,7 @@ void check_flags(const Config& config) {
          flag == "method" ? "Try --method int4; `ringattn compress --help` lists the methods."
                           : "Try --output small.safetensors.");
   }
-  if (chosen(config, "rows") && !config.options.compression_report) {
+  if (config.chosen("rows") && !config.options.compression_report) {
     fail(ErrorCode::kUsage, fmt::format("{} needs --report", config.origin("rows")),
          "it says how many rows are compared", "Add --report, or leave it out.");
   }
@@ -49,16 +49,17 @@ void check_flags(const Config& config) {
 // The jobs over the cache before and after. A file without queries has none.
 std::optional<std::pair<JobInput, JobInput>> jobs_of(const Config& config) {
   const JobOptions& options = config.options;
-  const Numerics numerics = numerics_of(config);
+  const Numerics numerics = numerics_of(options);
   const FileInput after{options.output};
   if (config.given("input")) {
-    const FileInput before = file_input(config);
+    const FileInput before = file_input(options);
     if (!SafetensorsFile(options.output).contains("q")) return std::nullopt;
     FileInput renamed = after;
     renamed.order = options.order;
     return std::pair(JobInput(before, numerics), JobInput(renamed, numerics));
   }
-  return std::pair(JobInput(synthetic_input(config, options.seq.front()), numerics), JobInput(after, numerics));
+  return std::pair(JobInput(synthetic_input(options, Op::kAttention, options.seq.front()), numerics),
+                   JobInput(after, numerics));
 }
 
 std::string share(std::int64_t part, std::int64_t whole) {
@@ -169,13 +170,14 @@ int compress_main(const Invocation& invocation, Transport*) {
   check_outputs(invocation);
   const Screen screen(options, true);
   CompressJob job;
-  job.input = input_request(config, true);
+  job.input = synthetic_input(options, Op::kAttention, options.seq.front());
+  if (config.given("input")) job.input = file_input(options);
   job.output = options.output;
   job.replace = options.force;
   job.method = parse_cache_method(options.method);
   job.ratio = options.ratio;
   job.compared = options.compression_report;
-  job.numerics = numerics_of(config);
+  job.numerics = numerics_of(options);
   job.threads = options.threads > 0 ? options.threads : usable_processors().count;
   const CompressResult result = compress_file(job);
   print_unread(screen, result.unread);

@@ -11,7 +11,8 @@
 #include "base/text_file.hpp"
 #include "io/flat_table.hpp"
 #include "launch/op_flags.hpp"
-#include "launch/values.hpp"
+#include "ops/common/values.hpp"
+#include "ops/op_table.hpp"
 
 namespace ringattn {
 
@@ -46,7 +47,7 @@ std::string suggested_value(const FlagRow& row, Source source, std::string_view 
 // job.toml".
 void apply(Config& config, const FlagRow& row, const std::string& text, Source source, std::string_view origin) {
   try {
-    row.set(config.options, text);
+    row.apply(config.options, text);
   } catch (const BadValue& bad) {
     fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", origin, text), fmt::format("it takes {}", bad.accepted),
          bad.suggestion.empty() ? suggested_value(row, source, origin) : bad.suggestion);
@@ -76,6 +77,14 @@ void check_environment_names(std::span<const EnvironmentEntry> entries) {
          nearest.empty() ? fmt::format("Unset it; `env -u {} ringattn info` lists those that do.", entry.name)
                          : fmt::format("Did you mean {}{}?", kPrefix[0], nearest));
   }
+}
+
+// Whether the value is a default that --print-config wrote into the config file, perhaps for another op than this one.
+bool is_printed_default(const ConfigValue& value) {
+  if (value.source != Source::kFile) return false;
+  if (value.row->kind == FlagKind::kSize) return parse_size(value.text) == parse_size(value.row->fallback);
+  if (value.row->kind == FlagKind::kSwitch) return (value.text == "true") == (value.row->fallback == "on");
+  return value.text == value.row->fallback;
 }
 
 bool is_toml_number(std::string_view text) {
@@ -112,6 +121,8 @@ const ConfigValue& Config::value(std::string_view flag) const {
   static const ConfigValue absent;  // a flag that this subcommand doesn't have is never given
   return absent;
 }
+
+bool Config::chosen(std::string_view flag) const { return given(flag) && !is_printed_default(value(flag)); }
 
 std::string Config::origin(std::string_view flag) const {
   const Source source = value(flag).source;
@@ -187,17 +198,14 @@ void fill_value(Config& config, std::string_view flag, const std::string& text, 
 }
 
 bool comes_from_input(const Config& config, const ConfigValue& value) {
-  const std::string_view flag = value.row->name;
-  const bool of_model = flag == "model-config" || flag == "layer";
-  return config.given("input") && value.row->group == FlagGroup::kShape && !of_model && !config.given(flag);
+  const FlagRow& row = *value.row;
+  const bool of_model = row.name == "model-config" || row.name == "layer";
+  return config.given("input") && row.group == FlagGroup::kShape && !of_model && !config.given(row.name);
 }
 
 std::string print_config(const Config& config, const InputShape* shape) {
   std::string text;
-  Op op = config.options.op;
-  for (const Op other : {Op::kAttention, Op::kDecode, Op::kMla, Op::kSsd, Op::kSelectiveScan, Op::kConv1d}) {
-    if (shape != nullptr && shape->at("op") == op_name(other)) op = other;
-  }
+  const OpEntry& op = op_entry(shape != nullptr ? shape->at("op") : config.options.op);
   for (const ConfigValue& value : config.values) {
     const std::string_view name = value.row->name;
     if (name == "config" || name == "print-config") continue;  // would act again when the file is read
@@ -213,7 +221,7 @@ std::string print_config(const Config& config, const InputShape* shape) {
       continue;
     }
     if (!config.given(name) && !belongs_to(*value.row, op)) {
-      text += fmt::format("# {} does not belong to --op {}\n", name, op_name(op));
+      text += fmt::format("# {} does not belong to --op {}\n", name, op.name);
       continue;
     }
     const bool bare =

@@ -15,6 +15,7 @@
 #include "launch/flags.hpp"
 #include "launch/options.hpp"
 #include "ops/common/job_share.hpp"
+#include "ops/common/op_entry.hpp"
 #include "ops/common/op_job.hpp"
 
 namespace ringattn {
@@ -28,7 +29,7 @@ struct ConfigValue {
   Source source = Source::kDefault;
 };
 
-struct Config {
+struct Config : SettingSources {
   JobOptions options;
   std::vector<ConfigValue> values;  // one a flag of the subcommand, in the table's order
   // What the ranks of this process share of the job's input.
@@ -36,7 +37,9 @@ struct Config {
 
   const ConfigValue& value(std::string_view flag) const;
   // Whether a user, in any layer, gave the flag a value.
-  bool given(std::string_view flag) const { return value(flag).source > Source::kModel; }
+  bool given(std::string_view flag) const override { return value(flag).source > Source::kModel; }
+  // Whether the user chose it. A default that --print-config wrote into the config file is not a choice.
+  bool chosen(std::string_view flag) const override;
   // "--seq (environment)", for messages.
   std::string origin(std::string_view flag) const;
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of flags. A flag is one row, and the row gives all its layers: the long flag on the command line, its
-// environment variable RINGATTN_NAME, its key in a config file, its line in --help. Tests iterate it.
+// environment variable RINGATTN_NAME, its key in a config file, its line in --help. Settings that only one op has are
+// rows of that op's entry (ops/common/op_entry.hpp). Tests iterate the table.
 #pragma once
 
 #include <span>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "launch/options.hpp"
+#include "ops/common/op_entry.hpp"
 
 namespace ringattn {
 
@@ -22,18 +24,6 @@ inline constexpr unsigned kCompress = 32;
 inline constexpr unsigned kJobs = kRun | kVerify | kPlan | kBench;
 inline constexpr unsigned kAllCommands = kJobs | kInfo | kCompress;
 inline constexpr unsigned kLaunch = 64;  // has options of its own (launch/launcher), and no flags
-
-// Bits of FlagRow::ops: 1 << Op.
-inline constexpr unsigned kForAttention = 1;
-inline constexpr unsigned kForDecode = 2;
-inline constexpr unsigned kForMla = 4;
-inline constexpr unsigned kForSsd = 8;
-inline constexpr unsigned kForSelectiveScan = 16;
-inline constexpr unsigned kForConv1d = 32;
-inline constexpr unsigned kForRing = kForAttention | kForMla;  // ops that send K/V blocks around the ring
-inline constexpr unsigned kForScored = kForRing | kForDecode;  // ops with queries and keys
-inline constexpr unsigned kForSsm = kForSsd | kForSelectiveScan;
-inline constexpr unsigned kForAllOps = kForScored | kForSsm | kForConv1d;
 
 enum class FlagGroup {
   kInput,
@@ -52,22 +42,26 @@ inline constexpr std::string_view kGroupTitles[] = {"Input",       "Shape of syn
                                                     "Failure",     "Verification",
                                                     "Measurement"};
 
-// How a value is written in a config file.
-enum class FlagKind { kText, kNumber, kSize, kSwitch };
+using FlagKind = SettingKind;
 
 struct FlagRow {
   std::string_view name;  // without the dashes
   char letter;            // of a short flag, or 0
   unsigned commands;
-  unsigned ops;  // of a job; a command without an op takes the flag in any case
+  bool of_all_ops;  // else of those whose entry has it; a command without an op takes the flag in any case
   FlagGroup group;
   FlagKind kind;
   std::string_view value;     // what --help shows after the flag; empty for a switch
   std::string_view fallback;  // the default, as text that `set` takes; empty: unset
   std::string_view help;
-  // Takes over a value; throws BadValue.
   void (*set)(JobOptions& options, std::string_view text);
-  std::string_view example = {};  // what a message suggests where there is no default, or none that says enough
+  std::string_view example = {};    // what a message suggests where there is no default, or none that says enough
+  bool beside_input = false;        // a flag of the shape that may stand beside an input file
+  std::string_view off = {};        // the value that leaves the setting out
+  const SettingRow* own = nullptr;  // a setting of one op, which `set` is not for
+
+  // Takes over a value; throws BadValue.
+  void apply(JobOptions& options, std::string_view text) const;
 };
 
 std::span<const FlagRow> flag_table();

@@ -71,38 +71,38 @@ void append_flag(std::string& target, const FlagRow& row) {
 
 }  // namespace
 
-std::string command_help(const CommandRow& command, std::optional<Op> op) {
+std::string command_help(const CommandRow& command, const OpEntry* op) {
   const bool jobs = (command.bit & kJobs) != 0;
   std::string text;
-  if (op) {
-    const OpEntry& row = op_entry(*op);
-    text = fmt::format("ringattn {} --op {}: {}.\n\nTensors of --input:\n", command.name, op_name(*op), row.help);
-    for (const std::string_view line : row.tensors) {
-      if (!line.empty()) text += fmt::format("  {}\n", line);
+  if (op != nullptr) {
+    text = fmt::format("ringattn {} --op {}: {}.\n\nTensors of --input:\n", command.name, op->name, op->help);
+    for (const OpTensor& tensor : op->tensors) {
+      text += fmt::format("  {:<16}{}{}\n", tensor.name, tensor.axes, tensor.optional ? ", optional" : "");
     }
+    for (const std::string_view line : op->tensor_notes) text += fmt::format("  {}\n", line);
   } else {
     text = "Examples:\n";
     for (const std::string_view example : command.examples) text += fmt::format("  {}\n", example);
     text += fmt::format("\nringattn {}: {}.\n", command.name, command.summary);
     append_wrapped(text, command.description, 0);
   }
-  if (jobs && !op) {
+  if (jobs && op == nullptr) {
     text +=
         fmt::format("\nOps, each with flags and tensors of its own (`ringattn {} --op NAME --help`):\n", command.name);
-    for (const OpEntry& row : op_table()) text += fmt::format("  {:<16}{}\n", op_name(row.op), row.help);
+    for (const OpEntry* row : op_table()) text += fmt::format("  {:<16}{}\n", row->name, row->help);
   }
   for (std::size_t group = 0; group < std::size(kGroupTitles); ++group) {
     bool titled = false;
     for (const FlagRow* row : flags_of(command.bit)) {
       if (static_cast<std::size_t>(row->group) != group) continue;
-      const bool shared = row->ops == kForAllOps;
-      if (op ? shared || !belongs_to(*row, *op) : jobs && !shared) continue;
+      const bool shared = row->of_all_ops;
+      if (op != nullptr ? shared || !belongs_to(*row, *op) : jobs && !shared) continue;
       if (!titled) text += fmt::format("\n{}:\n", kGroupTitles[group]);
       titled = true;
       append_flag(text, *row);
     }
   }
-  if (op) {
+  if (op != nullptr) {
     return text + fmt::format("\n`ringattn {} --help` shows the flags that all ops share.\n", command.name);
   }
   text +=

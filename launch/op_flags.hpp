@@ -6,26 +6,21 @@
 #include <string_view>
 
 #include "launch/config.hpp"
+#include "ops/op_table.hpp"
 
 namespace ringattn {
 
-inline bool belongs_to(const FlagRow& row, Op op) { return (row.ops >> static_cast<unsigned>(op) & 1U) != 0; }
+inline bool belongs_to(const FlagRow& row, const OpEntry& op) { return row.of_all_ops || op.takes(row.name); }
 
-// The op of that name, an older name included. Throws BadValue with all names.
-Op parse_op(std::string_view text);
+// The name of the op of that name, an older name included. Throws BadValue with all names.
+std::string parse_op(std::string_view text);
 
-// True if the user chose the flag's value. A default that --print-config wrote into the config file is not a choice.
-bool chosen(const Config& config, std::string_view flag);
+// Where a bench job's few queries would be measured as decode steps although nobody named the op: names it.
+void fill_bench_op(Config& config);
 
-// The first flag that the user gave and that does not belong to `op`, except `but_for`; null: none.
-const FlagRow* first_unknown(const Config& config, Op op, std::string_view but_for = {});
-// Throws kUsage where first_unknown() finds a flag.
-void check_op(const Config& config, Op op, std::string_view but_for = {});
-
-// Throws kUsage for a flag that MLA takes but not its decode step over a cache.
-void check_mla_decode(const Config& config);
-// Why MLA runs on the ring although its few queries would make a decode step: the user gave a flag that only the ring
-// takes. Empty: no such flag was given.
-std::string why_mla_not_decoded(const Config& config);
+// Throws kUsage for a flag that the user chose and that does not belong to the op of synthetic input.
+void check_op(const Config& config);
+// The same for the op of an open job.
+void check_op(const Config& config, const OpJob& job);
 
 }  // namespace ringattn

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Flags of mpirun, torchrun, nccl-tests, llama-bench and Python calls that users try on this program, and its own flags
-// of the same meaning. And values of flags.
+// of the same meaning.
 #pragma once
 
 #include <string_view>
@@ -60,19 +60,6 @@ inline constexpr OtherSpelling kOtherSpellings[] = {
     {"out", "output"},
     {"o", "output"},
     {"model", "model-config"},
-};
-
-// PyTorch's and NumPy's names of a dtype, and other names of an op.
-struct OtherValue {
-  std::string_view other;
-  std::string_view value;
-};
-
-inline constexpr OtherValue kOtherValues[] = {
-    {"bfloat16", "bf16"}, {"float16", "fp16"},          {"half", "fp16"},
-    {"f16", "fp16"},      {"float32", "fp32"},          {"float", "fp32"},
-    {"f32", "fp32"},      {"prefill", "attention"},     {"latent", "mla"},
-    {"mamba2", "ssd"},    {"mamba1", "selective_scan"}, {"mamba", "selective_scan"},
 };
 
 }  // namespace ringattn

@@ -17,8 +17,8 @@
 #include "launch/plan_table.hpp"
 #include "launch/screen.hpp"
 #include "launch/table.hpp"
-#include "launch/values.hpp"
 #include "ops/common/compatibility.hpp"
+#include "ops/common/values.hpp"
 
 namespace ringattn {
 
@@ -99,8 +99,8 @@ int plan_main(const Invocation& invocation, Transport*) {
   for (const std::string& line : plans.front()->lines()) screen.context(line);
   if (plans.front()->estimates_time()) note_default_machine(screen, options);
 
-  PlanTable table(invocation, screen, first.shape(), op_name(first.op()), kernel.name,
-                  columns_of(plans.front()->columns()), jobs.size() * options.world.size(), plans.front()->unit());
+  PlanTable table(invocation, screen, first.shape(), first.op(), kernel.name, columns_of(plans.front()->columns()),
+                  jobs.size() * options.world.size(), plans.front()->unit());
   for (std::size_t i = 0; i < jobs.size(); ++i) {
     if (i > 0) plans.push_back(jobs[i]->plan_worlds(request));
     OpPlan& plan = *plans[i];

@@ -25,13 +25,12 @@
 #include "comm/timeouts.hpp"
 #include "comm/world.hpp"
 #include "kernels/common/registry.hpp"
-#include "launch/bench_op.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
-#include "launch/input_warnings.hpp"
 #include "launch/launcher/launcher.hpp"
 #include "launch/message_text.hpp"
 #include "launch/model_layer.hpp"
+#include "launch/op_flags.hpp"
 #include "launch/open_job.hpp"
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
@@ -128,7 +127,8 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         if (line.flags.empty()) {
           request.text = command_help(*request.command);
         } else {
-          request.text = command_help(*request.command, load_config(request.command->bit, line.flags).options.op);
+          const Config config = load_config(request.command->bit, line.flags);
+          request.text = command_help(*request.command, &op_entry(config.options.op));
         }
         return request;
       }
@@ -256,6 +256,13 @@ class LibraryExitGuard {
   static inline std::function<void(const Error&)> tell_;
 };
 
+// Says how a model's config without model_type is read.
+void note_assumed_model(const JobOptions& options) {
+  if (options.model_assumed.empty()) return;
+  print_note_line(
+      fmt::format("model config: {} has no model_type: read {}", options.model_config, options.model_assumed));
+}
+
 int execute(Request& request) {
   Invocation& invocation = request.invocation;
   const JobOptions& options = invocation.config.options;
@@ -299,7 +306,7 @@ int run_program(const std::vector<std::string>& arguments) {
     return launcher::launch_main({arguments.begin() + 2, arguments.end()});
   }
   Request request = read_arguments(arguments);
-  if (!request.error && request.invocation.first_process) note_assumed_model(request.invocation.config);
+  if (!request.error && request.invocation.first_process) note_assumed_model(request.invocation.config.options);
   if (!request.text.empty() && !request.error) {
     if (request.invocation.first_process) {
       std::fputs(request.text.c_str(), stdout);

@@ -61,7 +61,7 @@ void write_job(JsonWriter& json, const Report& report) {
     json.key("op").null().key("job").null();
     return;
   }
-  json.member("op", op_name(report.job->op())).key("job");
+  json.member("op", report.job->op()).key("job");
   report.job->write_job(json);
 }
 

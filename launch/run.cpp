@@ -75,7 +75,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
   const Collective collective(world, Timeouts(options.timeout));
-  report.job = open_job(config, world, collective);
+  report.job = open_job(config, OpUse::kRun, world, collective);
   Options op_options;
   collective.run_collectively([&] {
     op_options = library_options(config);
@@ -94,7 +94,7 @@ int run_job(const Invocation& invocation, Transport& world, Report& report) {
   progress.clear();
   gather_figures(report, mine, world, collective);
   if (!options.output.empty()) {
-    job.write({options.output, options.force, deciding_values(config, job.op())});
+    job.write({options.output, options.force, deciding_values(config, op_entry(job.op()))});
   }
   std::vector<std::vector<TraceEvent>> timeline;
   if (!options.trace.empty()) timeline = gather_timeline(job.timeline(), collective);

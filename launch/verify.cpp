@@ -50,7 +50,7 @@ void check_flags(const Config& config) {
     fail(ErrorCode::kUsage, "--against, --record, --golden, --peer and --decode exclude each other",
          "one check at a time", "Leave out all but one of them.");
   }
-  if (chosen(config, "rows") && options.against != "oracle" && options.peer.empty() && !options.decode) {
+  if (config.chosen("rows") && options.against != "oracle" && options.peer.empty() && !options.decode) {
     fail(ErrorCode::kUsage, fmt::format("{} needs --against oracle, --peer or --decode", config.origin("rows")),
          "it sets how many rows these checks compare", "Add one of them, or leave it out.");
   }
@@ -194,7 +194,7 @@ bool verify_single(const Verification& v, std::int64_t& compared) {
   }
   if (!options.golden.empty()) return check_golden(v.screen, options.golden, recorded, golden);
   if (!options.peer.empty()) {
-    const Check check = job.check_peer(v.collective, chosen(v.config(), "rows") ? options.rows : 0);
+    const Check check = job.check_peer(v.collective, v.config().chosen("rows") ? options.rows : 0);
     v.screen.context(fmt::format("{} of {} against the fp64 oracle",
                                  counted(static_cast<std::uint64_t>(check.rows), "row"), options.peer));
     compared = check.rows;
@@ -239,7 +239,7 @@ int verify_job(const Invocation& invocation, Transport& world, Report& report) {
   const Collective collective(world, Timeouts(options.timeout));
   const bool earlier = !options.against.empty() && options.against != "oracle";
   collective.run_collectively([&] { check_flags(config); });
-  report.job = open_job(config, world, collective, true);
+  report.job = open_job(config, OpUse::kVerify, world, collective);
   OpJob& job = *report.job;
   Options op_options;
   collective.run_collectively([&] {

@@ -119,7 +119,7 @@ void ModelConfig::set_window(ModelLayer& layer) const {
 
 void ModelConfig::set_mla_dims(ModelLayer& found) const {
   const ModelKeys& keys = *keys_;
-  found.op = Op::kMla;
+  found.kind = LayerKind::kMla;
   found.kv_heads = found.heads;
   found.head_dim = static_cast<int>(keys.needed("qk_nope_head_dim"));
   found.rope_dim = static_cast<int>(keys.needed("qk_rope_head_dim"));
@@ -222,7 +222,7 @@ ModelLayer ModelConfig::ssm() const {
   auto heads = keys.first_of(kHeads);
   if (!heads && ssm_only) heads = keys.count("num_heads");
   if (!heads && keys.model_type() == "mamba2") static_cast<void>(keys.needed("num_heads"));
-  found.op = heads ? Op::kSsd : Op::kSelectiveScan;
+  found.kind = heads ? LayerKind::kSsd : LayerKind::kSelectiveScan;
   const auto inner = [&] {
     if (const auto said = keys.count("mamba_d_ssm")) return *said;
     const std::int64_t expand = keys.first_of(kExpand).value_or(2);
@@ -231,7 +231,7 @@ ModelLayer ModelConfig::ssm() const {
   // Mamba's class takes intermediate_size, where the file has it, for expand * hidden_size.
   const auto channels = ssm_only ? keys.count("intermediate_size") : std::nullopt;
   found.heads = static_cast<int>(heads ? *heads : channels ? *channels : inner());
-  if (found.op == Op::kSsd) {
+  if (found.kind == LayerKind::kSsd) {
     std::optional<std::int64_t> dim;
     if (keys.text("mamba_d_head") != "auto") dim = keys.first_of("mamba_d_head mamba_head_dim");
     if (!dim && ssm_only) dim = keys.count("head_dim");
@@ -254,11 +254,16 @@ ModelLayer ModelConfig::ssm() const {
   constexpr std::string_view kWidth = "mamba_d_conv conv_kernel";
   found.conv_width = static_cast<int>(keys.first_of(kWidth).value_or(4));
   found.conv_channels = found.heads;
-  if (found.op == Op::kSsd) {
+  if (found.kind == LayerKind::kSsd) {
     found.conv_channels = std::int64_t{found.heads} * found.head_dim + std::int64_t{2} * found.groups * found.state_dim;
   }
   found.dt_limit = keys.range(keys.has("mamba_dt_limit") ? "mamba_dt_limit" : "time_step_limit");
   return found;
+}
+
+std::string_view layer_kind_name(LayerKind kind) {
+  constexpr std::string_view kNames[] = {"attention", "mla", "ssd", "selective_scan"};
+  return kNames[static_cast<std::size_t>(kind)];
 }
 
 ModelConfig::Derived ModelConfig::derive(std::int64_t layer) const {
@@ -308,7 +313,7 @@ std::string difference(const ModelLayer& one, std::int64_t one_at, const ModelLa
 
 }  // namespace
 
-ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional<Op> wanted) const {
+ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional<LayerKind> wanted) const {
   const auto is_wanted = [&](const ModelLayer& layer) { return !wanted || layer.is_ssm() == is_ssm(*wanted); };
   struct Candidate {
     std::int64_t at;
@@ -340,7 +345,8 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
     if (one_layer) {
       fail(ErrorCode::kUsage, fmt::format("layer {} of {} has attention and an SSM", first.at, keys_->name()),
            "the op is not given",
-           {"Add ", setting("op", op_name(first.layer->op)), " or ", setting("op", op_name(differs->layer->op)), "."});
+           {"Add ", setting("op", layer_kind_name(first.layer->kind)), " or ",
+            setting("op", layer_kind_name(differs->layer->kind)), "."});
     }
     std::vector<std::string> kinds;
     for (const Candidate& candidate : candidates) kinds.push_back(*candidate.kind);
@@ -379,7 +385,7 @@ bool ModelConfig::mixes_ops() const {
   return scans && attends;
 }
 
-ModelLayer ModelConfig::layer(std::optional<std::int64_t> layer, std::optional<Op> wanted) const {
+ModelLayer ModelConfig::layer(std::optional<std::int64_t> layer, std::optional<LayerKind> wanted) const {
   if (layer) {
     if (*layer < 0 || *layer >= layers_.value_or(kMaxModelCount)) {
       fail(ErrorCode::kUsage, setting("layer", *layer),

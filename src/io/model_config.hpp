@@ -11,17 +11,25 @@
 #include <utility>
 #include <vector>
 
-#include "base/op.hpp"
-
 namespace ringattn {
 
 class ModelKeys;
 struct ModelFamily;
 
-// Shape and op of a layer. Members that its op doesn't use are 0.
+// What a layer computes. A name is also that of the op that computes it.
+enum class LayerKind {
+  kAttention,
+  kMla,            // attention over latents
+  kSsd,            // Mamba-2
+  kSelectiveScan,  // Mamba-1
+};
+std::string_view layer_kind_name(LayerKind kind);  // "attention", "mla", "ssd", "selective_scan"
+inline bool is_ssm(LayerKind kind) { return kind >= LayerKind::kSsd; }
+
+// Kind and shape of a layer. Members that its kind doesn't use are 0.
 struct ModelLayer {
-  Op op = Op::kAttention;  // kAttention, kMla, kSsd or kSelectiveScan
-  int heads = 0;           // query heads; of SSM ops heads or, of kSelectiveScan, channels
+  LayerKind kind = LayerKind::kAttention;
+  int heads = 0;  // query heads; of SSM ops heads or, of kSelectiveScan, channels
 
   // Attention
   int kv_heads = 0;
@@ -43,7 +51,7 @@ struct ModelLayer {
   std::int64_t conv_channels = 0;
   std::optional<std::pair<double, double>> dt_limit;  // least and greatest dt, perhaps infinite; absent: none said
 
-  bool is_ssm() const { return ringattn::is_ssm(op); }
+  bool is_ssm() const { return ringattn::is_ssm(kind); }
   // 1 / sqrt(dims that q and k have).
   double default_scale() const;
 
@@ -59,12 +67,12 @@ class ModelConfig {
   // `name` stands for the file in messages.
   ModelConfig(std::string_view text, std::string name);
 
-  // A layer of the model, from 0 on; none is named: all of them, where they are alike. `wanted`: the op of the job,
-  // where it is known. For a model with attention and SSM it says which of them is meant, in a layer of both too, and
-  // layers of the other are left aside. Throws kUsage, naming what differs, where layers differ and none is named; for
-  // a layer that isn't there, or that has neither attention nor SSM; and kUnsupported for one whose attention can't
-  // be computed.
-  ModelLayer layer(std::optional<std::int64_t> layer, std::optional<Op> wanted = {}) const;
+  // A layer of the model, from 0 on; none is named: all of them, where they are alike. `wanted`: the kind that the
+  // job computes, where it is known. For a model with attention and SSM it says which of them is meant, in a layer of
+  // both too, and layers of the other are left aside. Throws kUsage, naming what differs, where layers differ and none
+  // is named; for a layer that isn't there, or that has neither attention nor SSM; and kUnsupported for one whose
+  // attention can't be computed.
+  ModelLayer layer(std::optional<std::int64_t> layer, std::optional<LayerKind> wanted = {}) const;
 
   // Whether some layers have attention and some have SSM, or one has both.
   bool mixes_ops() const;
@@ -86,7 +94,7 @@ class ModelConfig {
   std::optional<std::int64_t> dim_of(std::int64_t layer, bool sliding, std::string_view key) const;
   void set_window(ModelLayer& layer) const;
   ModelLayer ssm() const;
-  ModelLayer one_of(const std::vector<Derived>& layers, std::optional<Op> wanted) const;
+  ModelLayer one_of(const std::vector<Derived>& layers, std::optional<LayerKind> wanted) const;
 
   std::shared_ptr<ModelKeys> keys_;
   const ModelFamily* family_;

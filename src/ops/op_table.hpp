@@ -1,42 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of ops: what programs need to know of an op before a job is opened. An op is one row here and one
-// directory of src/ops; the program, its help and its flags iterate the table.
+// The table of ops. An op is one directory of src/ops and one row here; programs, their help and their flags iterate
+// the table and name no op.
+//
+//   const OpEntry& op = op_entry("attention");
+//   std::unique_ptr<OpJob> job = op.make(request);
 #pragma once
 
-#include <array>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "base/op.hpp"
-#include "io/model_config.hpp"
+#include "ops/common/op_entry.hpp"
 
 namespace ringattn {
 
-// The default of a setting of the shape, where an op has one of its own.
-struct SettingDefault {
-  std::string_view setting;
-  std::string_view value;
-};
+// The first is the default.
+std::span<const OpEntry* const> op_table();
+// Throws kInternal for a name that no op has.
+const OpEntry& op_entry(std::string_view name);
+// The op by its name or its name before 0.4; null: there is none.
+const OpEntry* find_op(std::string_view name);
 
-// Takes the value of a setting that a model's config gives.
-using FillSetting = std::function<void(std::string_view setting, const std::string& value)>;
+// The op that opens the file: the one that recognizes it, or the default, whose opening then says what is missing.
+// Throws kFile where several recognize it.
+const OpEntry& op_of_file(const TensorFile& file);
+// The first op that computes such a layer.
+const OpEntry& op_of_layer(LayerKind kind);
 
-struct OpEntry {
-  Op op;
-  std::string_view help;
-  std::array<std::string_view, 4> tensors;  // lines about the tensors of an input file; empty ones end the list
-  std::string_view file;                    // an input file of the op, in messages: "a file with keys and values"
-  std::array<SettingDefault, 2> defaults;   // empty ones end the list
-  // The shape of a model's layer, as settings.
-  void (*fill_shape)(const ModelLayer& layer, const FillSetting& fill);
-};
+// "ssd, selective_scan and conv1d": the ops that have a setting.
+std::string ops_with(std::string_view setting);
 
-std::span<const OpEntry> op_table();
-const OpEntry& op_entry(Op op);
-
-// "ssd, selective_scan and conv1d": the ops of which `ops` has the bit 1 << Op.
-std::string op_names(unsigned ops);
+// Adds an op of the program's own. Before anything else uses the table; not thread-safe.
+void add_op(const OpEntry& entry);
 
 }  // namespace ringattn

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch/values.hpp"
+#include "ops/common/values.hpp"
 
 #include <gtest/gtest.h>
 

@@ -4,7 +4,7 @@
 #include "attention/ring/machine_model.hpp"
 #include "base/error.hpp"
 #include "launch/config.hpp"
-#include "launch/values.hpp"
+#include "ops/common/values.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 
 namespace ringattn::testing {

@@ -33,7 +33,7 @@ void check_layer(const ModelLayer& layer) {
   fuzz_check(layer.softmax_scale >= 1e-30 && layer.softmax_scale <= 1e30, "the scale is a positive number");
   fuzz_check(layer.softcap >= 0.0 && std::isfinite(layer.softcap), "the cap is a number");
   fuzz_check(layer.window_left >= -1 && layer.window_right >= -1, "windows are lengths, or -1");
-  if (layer.op == Op::kMla) {
+  if (layer.kind == LayerKind::kMla) {
     check_count(layer.latent_dim, "latent_dim is in range");
     check_count(layer.rope_dim, "rope_dim is in range");
   }
@@ -133,7 +133,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     check_refusal(error);
     return 0;
   }
-  for (const std::optional<Op> wanted : {std::optional<Op>(), std::optional(Op::kAttention), std::optional(Op::kSsd)}) {
+  for (const std::optional<LayerKind> wanted :
+       {std::optional<LayerKind>(), std::optional(LayerKind::kAttention), std::optional(LayerKind::kSsd)}) {
     for (std::int64_t layer = -1; layer < 8; ++layer) {
       try {
         check_layer(config->layer(layer < 0 ? std::nullopt : std::optional(layer), wanted));

@@ -106,7 +106,7 @@ void read_matrices(const JobInput& input) {
 void open_job(const std::string& path, const InputNames& names, std::size_t tensors) {
   const FileInput request{path, names};
   JobShare share;
-  const bool scan = open_input_file(request, share)->ssm.has_value();
+  const bool scan = holds_ssm(open_tensor_file(request, share)->file, request.names);
   UnreadTensors unread;
   if (scan) {
     const SsmInput input(request, {});

@@ -357,22 +357,34 @@ BenchJob AttentionOpJob::bench_job(std::string source) const {
   }
   if (!job.format.is_plain()) mask += ", " + ringattn::describe(job.format);
   if (latent && !input_.latent().format.is_plain()) mask += ", " + ringattn::describe(input_.latent().format);
-  return {job.batch.q_tokens(),
-          static_cast<std::int64_t>(job.batch.sequences.size()),
-          spec.heads,
-          spec.kv_heads,
-          spec.head_dim,
-          spec.head_dim_v,
-          std::string(dtype_name(spec.dtype)),
-          mask,
-          std::move(source),
-          decode,
-          decode || latent ? job.batch.k_tokens() : 0,
-          decode && input_.pages() != nullptr ? input_.pages()->page_size : 0,
-          decode ? input_.prefix() : 0,
-          latent ? std::string(form_name(input_.form().form)) : std::string(),
-          latent ? input_.latent().spec.rope_dim : 0,
-          latent ? input_.latent().spec.latent_dim : 0};
+  const std::int64_t batch = std::ssize(job.batch.sequences);
+  const std::int64_t seq = decode ? job.batch.k_tokens() : job.batch.q_tokens();
+  BenchJob result{std::string(op()),
+                  decode ? BenchKind::kStep : BenchKind::kRing,
+                  job.batch.q_tokens(),
+                  batch > 0 ? seq / batch : 0,
+                  batch,
+                  {{"heads", spec.heads},
+                   {"kv_heads", spec.kv_heads},
+                   {"head_dim", spec.head_dim},
+                   {"head_dim_v", spec.head_dim_v},
+                   {"dtype", std::string(dtype_name(spec.dtype))},
+                   {"mask", mask}},
+                  std::move(source)};
+  const auto add = [&](std::string_view name, BenchValue value) {
+    result.members.emplace_back(name, std::move(value));
+  };
+  if (decode || latent) add("keys", job.batch.k_tokens());
+  if (decode) {
+    add("page_size", input_.pages() != nullptr ? input_.pages()->page_size : 0);
+    if (input_.prefix() > 0) add("prefix", input_.prefix());
+  }
+  if (latent) {
+    add("form", std::string(form_name(input_.form().form)));
+    add("rope_dim", input_.latent().spec.rope_dim);
+    add("latent_dim", input_.latent().spec.latent_dim);
+  }
+  return result;
 }
 
 Measured AttentionOpJob::measure(const MeasureRequest& request, const Collective& collective) {

@@ -24,9 +24,18 @@ std::unique_ptr<OpPlan> plan_decode(const JobInput& input, const PlanRequest& re
 
 class AttentionOpJob final : public OpJob {
  public:
-  // The ranks agree on the input. `heads_at_a_time`: MlaOptions'.
+  // How the job came about, where a program's user asked for it.
+  struct Origin {
+    bool from_file = false;
+    bool settles = false;            // agree() decides whether a cache is decoded
+    bool op_given = false;           // the user named the op
+    bool offset_given = false;       // and the position of the first query
+    std::int64_t measured_rows = 0;  // queries of each sequence of a benchmark; 0: all, or no benchmark
+  };
+  // `heads_at_a_time`: MlaOptions'.
   explicit AttentionOpJob(JobInput input, int heads_at_a_time = 0)
       : input_(std::move(input)), heads_at_a_time_(heads_at_a_time) {}
+  AttentionOpJob(JobInput input, const Origin& origin) : input_(std::move(input)), origin_(origin) {}
 
   const JobInput& input() const { return input_; }
   // After prepare().
@@ -36,10 +45,19 @@ class AttentionOpJob final : public OpJob {
   // For callers that run the prepared job themselves: the figures of its result on this rank.
   RankFigures figures(const RankResult& result) { return figures_of(*prepared_, rank_, result); }
 
-  Op op() const override { return input_.op(); }
+  std::string_view op() const override { return op_name(input_.op()); }
   std::string describe() const override;
   std::string describe_shape() const override;
   std::string source() const override { return input_.source(); }
+  // Queries stand among evicted tokens, which decides whether the job is a decode step.
+  bool takes(std::string_view setting) const override {
+    return OpJob::takes(setting) || (setting == "query-offset" && input_.has_evicted_tokens());
+  }
+  std::vector<FileFingerprint> fingerprints() const override { return input_.fingerprints(); }
+  void agree(Transport& world, const KernelRequest& kernel, const Collective& collective) override;
+  void check_model(const ModelComparison& compare) const override;
+  std::vector<MessageTemplate> warnings() const override;
+  std::vector<MessageTemplate> notes() const override;
   UnreadTensors unread() const override { return input_.unread(); }
   InputShape shape() const override;
   double flops() const override;
@@ -80,7 +98,6 @@ class AttentionOpJob final : public OpJob {
   std::vector<FileFingerprint> peer_fingerprints() const override { return peer_->fingerprints(); }
   Check check_peer(const Collective& collective, std::int64_t count) override;
   Golden golden() override { return golden_of(input_, kernel().name, backend().identity()); }
-  const Job* attention_job() const override { return input_.decodes() ? nullptr : &input_.job(); }
   BenchJob bench_job(std::string source) const override;
   Measured measure(const MeasureRequest& request, const Collective& collective) override;
   VariantTable list_variants(const VariantRequest& request, const Options& options) override;
@@ -100,7 +117,8 @@ class AttentionOpJob final : public OpJob {
   std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const;
 
   JobInput input_;
-  int heads_at_a_time_;
+  Origin origin_;
+  int heads_at_a_time_ = 0;
   std::optional<PreparedFileJob> prepared_;
   std::optional<OutputFile> earlier_;
   std::optional<PeerFile> peer_;

@@ -4,36 +4,40 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
 
 namespace ringattn {
 
+// What limits the job, and so which figures are shown.
+enum class BenchKind {
+  kRing,    // computation, beside K/V blocks around the ring: FLOP/s, exposed communication
+  kStep,    // reading a KV cache: microseconds of a step, bytes a second
+  kStream,  // reading and writing rows: tokens and bytes a second
+};
+
+// A number, or a word.
+using BenchValue = std::variant<std::int64_t, std::string>;
+
 // What makes points comparable, beside the number of ranks.
 struct BenchJob {
+  std::string op;
+  BenchKind kind = BenchKind::kRing;
   std::int64_t tokens = 0;  // queries, of all sequences
+  std::int64_t seq = 0;     // tokens of a sequence; of a step its keys
   std::int64_t batch = 0;   // sequences
-  int heads = 0;
-  int kv_heads = 0;
-  int head_dim = 0;
-  int head_dim_v = 0;
-  std::string dtype;
-  std::string mask;    // "causal", "full", "window 1023,0", followed by all else that changes the computation
+  // What else decides the job, by name: "heads", "dtype", "mask".
+  std::vector<std::pair<std::string, BenchValue>> members;
   std::string source;  // a file; empty: made up
-  // Only decode steps have these.
-  bool decode = false;
-  std::int64_t keys = 0;       // of all sequences
-  std::int64_t page_size = 0;  // tokens; 0: no pages
-  std::int64_t prefix = 0;     // tokens that all sequences share
-  // Only MLA has these. Head dims are then those of the expanded keys and values.
-  std::string form = {};
-  int rope_dim = 0;
-  int latent_dim = 0;
-  // Only SSM ops have these. They have no K/V heads, and `mask` says what is computed besides the scan.
-  std::string ssm = {};  // the op
-  int state_dim = 0;
-  int groups = 0;
 
-  bool operator==(const BenchJob&) const = default;
-  std::int64_t seq() const { return batch > 0 ? (decode ? keys : tokens) / batch : 0; }
+  // The number of that name; 0: there is none.
+  std::int64_t number(std::string_view name) const;
+  // "16384 tokens, 1 sequence, attention, heads 8, kv_heads 2, head_dim 128, bf16, causal"
+  std::string label() const;
+  // Whether two lines are of one job, whichever program wrote them and in whatever order.
+  bool operator==(const BenchJob& other) const;
 };
 
 }  // namespace ringattn

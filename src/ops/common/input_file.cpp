@@ -10,25 +10,16 @@ namespace ringattn {
 namespace {
 
 InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
-                          std::optional<CompressedTensors>& compressed, std::optional<MlaTensors>& latents,
-                          std::optional<SsmTensors>& scan) {
-  const bool scans = holds_ssm(file, input.names);
-  const bool latent = !scans && holds_latents(file, input.names);
-  const bool cache = !scans && !latent && holds_cache(file, input.names);
+                          std::optional<CompressedTensors>& compressed, std::optional<MlaTensors>& latents) {
+  const bool latent = holds_latents(file, input.names);
+  const bool cache = !latent && holds_cache(file, input.names);
   if (latent && holds_positions(file)) refuse_positions(file, "latents");
   if (cache) {
     InputTensors pages = find_cache(file, input.names, input.order, input.page_order, compressed);
     if (holds_positions(file)) read_positions(file, input.names, pages);
     return pages;
   }
-  if (input.page_order) {
-    fail(ErrorCode::kUsage, {setting("page_order", axis_order_name(*input.page_order)), " without pages"},
-         file.path() + " holds no paged keys and values", "Leave it out, or check the tensors' names.");
-  }
-  if (scans) {
-    scan = find_ssm(file, input.names, input.order);
-    return {};
-  }
+  refuse_page_order(file, input);
   if (!latent) {
     InputTensors rows = holds_compressed(file) ? find_compressed(file, input.names, input.order, compressed)
                                                : find_input(file, input.names, input.order);
@@ -42,12 +33,13 @@ InputTensors find_tensors(const SafetensorsFile& file, const FileInput& input,
 
 }  // namespace
 
-InputFile::InputFile(const FileInput& input)
-    : request(input), file(input.path), tensors(find_tensors(file, input, compressed, latents, ssm)) {}
+InputFile::InputFile(std::shared_ptr<const TensorFile> opened_file)
+    : opened(std::move(opened_file)), tensors(find_tensors(opened->file, opened->request, compressed, latents)) {}
 
 std::shared_ptr<const InputFile> open_input_file(const FileInput& input, JobShare& share) {
-  return share.file.get([&](const InputFile& open) { return open.request == input && open.file.is_current(); },
-                        [&] { return std::make_shared<const InputFile>(input); });
+  std::shared_ptr<const TensorFile> opened = open_tensor_file(input, share);
+  return share.attention.get([&](const InputFile& found) { return found.opened == opened; },
+                             [&] { return std::make_shared<const InputFile>(opened); });
 }
 
 }  // namespace ringattn

@@ -13,6 +13,7 @@
 #include "kernels/decode/decode.hpp"
 #include "ops/common/block_mask_request.hpp"
 #include "ops/common/synthetic_storage.hpp"
+#include "ops/ssm/ssm_tensors.hpp"
 
 namespace ringattn {
 
@@ -150,11 +151,11 @@ void JobInput::take_shape(const SyntheticInput& input) {
 }
 
 void JobInput::take_shape(const FileInput& input) {
-  file_ = open_input_file(input, *share_);
-  if (file_->ssm) {
-    fail(ErrorCode::kUsage, fmt::format("{} holds an SSM, not attention", input.path), described(file_->ssm->x),
-         "Open it as an SsmInput.");
+  if (const auto opened = open_tensor_file(input, *share_); holds_ssm(opened->file, input.names)) {
+    fail(ErrorCode::kUsage, fmt::format("{} holds an SSM, not attention", input.path),
+         "it has x and dt, or u and delta, and no q", "Open it as an SsmInput.");
   }
+  file_ = open_input_file(input, *share_);
   const InputTensors& found = file_->tensors;
   constexpr std::int64_t kMost = 1 << 16;
   const std::int64_t largest =
@@ -397,14 +398,14 @@ std::vector<FileFingerprint> JobInput::fingerprints() const {
 UnreadTensors JobInput::unread() const {
   if (!file_) return {};
   std::vector<TensorSource> used = file_->tensors.used;
-  if (block_mask_file_ && block_mask_file_->path() == file_->file.path()) {
+  if (block_mask_file_ && block_mask_file_->path() == file_->file().path()) {
     used.insert(used.end(), block_mask_tensors_.begin(), block_mask_tensors_.end());
   }
-  return unread_tensors(file_->file, used, file_->request.names);
+  return unread_tensors(file_->file(), used, file_->request().names);
 }
 
 std::string JobInput::source() const {
-  return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->request.path : "no input";
+  return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->request().path : "no input";
 }
 
 }  // namespace ringattn

@@ -17,7 +17,6 @@
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/mla_job.hpp"
 #include "attention/tokens/packed_run.hpp"
-#include "base/op.hpp"
 #include "base/tensor.hpp"
 #include "io/fingerprint.hpp"
 #include "io/input_names.hpp"
@@ -25,6 +24,7 @@
 #include "kernels/common/synthetic.hpp"
 #include "kernels/quant/row_format.hpp"
 #include "ops/common/input_file.hpp"
+#include "ops/common/op.hpp"
 #include "ops/common/top_k_blocks.hpp"
 
 namespace ringattn {

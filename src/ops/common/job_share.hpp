@@ -12,8 +12,10 @@
 namespace ringattn {
 
 struct InputFile;
+struct SsmFile;
 struct SharedBlockMask;
 struct SyntheticTensors;
+struct TensorFile;
 
 // The last value, as long as somebody holds it, or the share itself (`keep`).
 template <typename Value>
@@ -42,7 +44,9 @@ class MadeOnce {
 };
 
 struct JobShare {
-  MadeOnce<InputFile> file{true};  // open_input_file()
+  MadeOnce<TensorFile> file{true};  // open_tensor_file()
+  MadeOnce<InputFile> attention{true};
+  MadeOnce<SsmFile> ssm{true};
   MadeOnce<SharedBlockMask> block_mask;
   MadeOnce<SyntheticTensors> synthetic;  // compressed keys and values of a seed
 };

@@ -4,13 +4,16 @@
 #include <fmt/format.h>
 
 #include "base/error.hpp"
+#include "ops/common/input_agreement.hpp"
+#include "ops/common/model_comparison.hpp"
+#include "ops/op_table.hpp"
 
 namespace ringattn {
 
 namespace {
 
 [[noreturn]] void refuse(const OpJob& job, std::string_view setting_name, std::string_view why) {
-  fail(ErrorCode::kUsage, {setting(setting_name), fmt::format(" is not for {}", op_name(job.op()))}, std::string(why),
+  fail(ErrorCode::kUsage, {setting(setting_name), fmt::format(" is not for {}", job.op())}, std::string(why),
        {"Use ", setting("against", "oracle"), " instead."});
 }
 
@@ -31,6 +34,16 @@ void set_digests(Golden& golden, const std::vector<ResultDigest>& digests) {
     if (digest.key == "lse") golden.digest_lse = digest.hex;
     if (digest.key == "final_states") golden.digest_final_states = digest.hex;
   }
+}
+
+bool OpJob::takes(std::string_view setting) const { return op_entry(op()).takes(setting); }
+
+void OpJob::check_model(const ModelComparison& compare) const {
+  compare.refuse_kind(op(), layer_kind_name(compare.layer().kind));
+}
+
+void OpJob::agree(Transport&, const KernelRequest&, const Collective& collective) {
+  agree_on_files(collective, [&] { return fingerprints(); });
 }
 
 void OpJob::open_peer(const std::string&) { refuse(*this, "peer", "it compares rows of out and lse with fp64"); }

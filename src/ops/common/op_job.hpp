@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "attention/options.hpp"
-#include "base/op.hpp"
+#include "base/error.hpp"
 #include "comm/collective.hpp"
 #include "io/fingerprint.hpp"
 #include "io/input_names.hpp"
@@ -29,13 +29,16 @@
 #include "ops/common/golden.hpp"
 #include "ops/common/loaded_job.hpp"
 #include "ops/common/non_finite.hpp"
+#include "ops/common/op.hpp"
 #include "ops/common/op_plan.hpp"
 #include "ops/common/samples.hpp"
 
 namespace ringattn {
 
 class JsonWriter;
+class ModelComparison;
 struct KernelEntry;
+struct KernelRequest;
 
 // The values that the tensors of an input give in place of the settings of its shape, by the settings' names.
 using InputShape = std::map<std::string, std::string, std::less<>>;
@@ -145,7 +148,20 @@ class OpJob {
   virtual ~OpJob() = default;
 
   // The input.
-  virtual Op op() const = 0;
+  virtual std::string_view op() const = 0;  // of op_table()
+  // Whether the job has a setting that not every op has.
+  virtual bool takes(std::string_view setting) const;
+  // Throws kUsage where the input's tensors are not those of the model's layer.
+  virtual void check_model(const ModelComparison& compare) const;
+  // What a user should know of the input, and how the op was chosen where nobody named it.
+  virtual std::vector<MessageTemplate> warnings() const { return {}; }
+  virtual std::vector<MessageTemplate> notes() const { return {}; }
+  // Of the files that the input is read from; none for synthetic input.
+  virtual std::vector<FileFingerprint> fingerprints() const { return {}; }
+  // Collective: the ranks have opened the same input, and decide what depends on the kernels of all of them. Throws
+  // kFile.
+  virtual void agree(Transport& world, const KernelRequest& kernel, const Collective& collective);
+
   virtual std::string describe() const = 0;        // "bf16, heads 32/8 (GQA 4:1), head_dim 128, causal, 4096 tokens"
   virtual std::string describe_shape() const = 0;  // the same without the tokens
   virtual std::string source() const = 0;          // "synthetic, seed 7", or the file
@@ -216,8 +232,6 @@ class OpJob {
   // A golden file's members, without digests.
   virtual Golden golden() = 0;
 
-  // The job of attention around the ring that this is, or null.
-  virtual const Job* attention_job() const { return nullptr; }
   // What makes points of a benchmark comparable. `source`: the input file; empty: synthetic.
   virtual BenchJob bench_job(std::string source) const = 0;
   // Times the prepared job in memory. Collective.

@@ -54,7 +54,7 @@ void JobInput::take_form(std::optional<MlaForm> form) {
   }
   if (form == MlaForm::kExpanded && latent.out_in_latent) {
     fail(ErrorCode::kUsage, {setting("form", form_name(*form)), " without w_uv"},
-         file_->request.path + " has no values of the heads, so O stays in the latent space, as in the absorbed form",
+         file_->request().path + " has no values of the heads, so O stays in the latent space, as in the absorbed form",
          {"Leave it out, put w_uv into the file, or name it with ", setting("tensors"), "."});
   }
   latent_->form = form;

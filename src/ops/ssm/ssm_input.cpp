@@ -41,6 +41,16 @@ std::vector<float> synthetic_heads(std::uint64_t seed, int token, int heads, flo
 
 }  // namespace
 
+SsmFile::SsmFile(std::shared_ptr<const TensorFile> opened_file) : opened(std::move(opened_file)) {
+  const FileInput& input = opened->request;
+  refuse_page_order(opened->file, input);
+  if (!holds_ssm(opened->file, input.names)) {
+    fail(ErrorCode::kFile, fmt::format("{} holds no SSM", input.path),
+         "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});
+  }
+  tensors = find_ssm(opened->file, input.names, input.order);
+}
+
 Op ssm_op(const SsmJob& job) {
   if (job.conv1d_only) return Op::kConv1d;
   return job.spec.state_decays ? Op::kSelectiveScan : Op::kSsd;
@@ -123,12 +133,10 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks, JobShare&) 
 }
 
 void SsmInput::take_shape(const FileInput& input, int ranks, JobShare& share) {
-  file_ = open_input_file(input, share);
-  if (!file_->ssm) {
-    fail(ErrorCode::kFile, fmt::format("{} holds no SSM", input.path),
-         "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});
-  }
-  const SsmTensors& found = *file_->ssm;
+  std::shared_ptr<const TensorFile> opened = open_tensor_file(input, share);
+  file_ = share.ssm.get([&](const SsmFile& file) { return file.opened == opened; },
+                        [&] { return std::make_shared<const SsmFile>(opened); });
+  const SsmTensors& found = file_->tensors;
   check_ssm_size(found.lengths, ranks);
   SsmSpec& spec = job_.spec;
   spec.dtype = found.dtype;
@@ -233,7 +241,7 @@ void SsmInput::read(SsmTensorKind which, std::span<const PackedRun> runs, const 
   if (file_ == nullptr) {
     fail(ErrorCode::kUsage, "the job has no input", "only its shape is given", "Name a seed, or a file.");
   }
-  const SsmTensors& found = *file_->ssm;
+  const SsmTensors& found = file_->tensors;
   switch (which) {
     case SsmTensorKind::kX:
       return read_rows(found.x, found.x_grid, runs, rows);
@@ -252,7 +260,7 @@ void SsmInput::read_initial(std::span<const std::int32_t> sequences, std::span<f
   if (!carried_) {
     std::vector<std::int32_t> numbers;
     for (const std::int32_t sequence : sequences) numbers.push_back(numbers_[static_cast<std::size_t>(sequence)]);
-    if (file_) return read_states(*file_->ssm, numbers, states);
+    if (file_) return read_states(file_->tensors, numbers, states);
     std::vector<PackedRun> runs;
     for (const std::int32_t number : numbers) runs.push_back({kStatesToken + number, kStatesToken + number + 1});
     const std::int64_t dim = std::int64_t{job_.spec.head_dim} * job_.spec.state_dim;
@@ -280,8 +288,8 @@ void SsmInput::read_halos(std::span<const std::int32_t> sequences, std::span<std
       turn_halo(carried_->data() + s * bytes, spec.channels, spec.halo_tokens(), spec.dtype, halo);
     } else if (begin_of(s) >= spec.halo_tokens()) {
       read_before(origins_[s], rows);
-    } else if (file_ && file_->ssm->conv_state) {
-      read_halo(*file_->ssm, numbers_[s], halo);
+    } else if (file_ && file_->tensors.conv_state) {
+      read_halo(file_->tensors, numbers_[s], halo);
     } else if (seed_ && job_.update) {
       const std::int64_t first = kHalosToken + numbers_[s] * std::int64_t{spec.halo_tokens()};
       const PackedRun runs[] = {{first, first + spec.halo_tokens()}};
@@ -325,16 +333,16 @@ std::vector<std::int64_t> SsmInput::states_shape() const {
 }
 
 std::vector<FileFingerprint> SsmInput::fingerprints() const {
-  return file_ ? ringattn::fingerprints(file_->ssm->used) : std::vector<FileFingerprint>();
+  return file_ ? ringattn::fingerprints(file_->tensors.used) : std::vector<FileFingerprint>();
 }
 
 UnreadTensors SsmInput::unread() const {
   if (!file_) return {};
-  return unread_tensors(file_->file, file_->ssm->used, file_->request.names);
+  return unread_tensors(file_->opened->file, file_->tensors.used, file_->opened->request.names);
 }
 
 std::string SsmInput::source() const {
-  return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->request.path : "no input";
+  return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : file_ ? file_->opened->request.path : "no input";
 }
 
 }  // namespace ringattn

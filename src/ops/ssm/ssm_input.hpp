@@ -16,8 +16,9 @@
 #include "attention/tokens/packed_run.hpp"
 #include "attention/tokens/ssm_job.hpp"
 #include "io/fingerprint.hpp"
-#include "ops/common/input_file.hpp"
 #include "ops/common/job_input.hpp"
+#include "ops/common/tensor_file.hpp"
+#include "ops/ssm/ssm_tensors.hpp"
 
 namespace ringattn {
 
@@ -53,6 +54,15 @@ struct SsmNumerics {
 };
 
 Op ssm_op(const SsmJob& job);
+
+// The tensors of an SSM layer in an open file. The ranks of a process share them.
+struct SsmFile {
+  // Throws kFile.
+  explicit SsmFile(std::shared_ptr<const TensorFile> opened_file);
+
+  std::shared_ptr<const TensorFile> opened;
+  SsmTensors tensors;
+};
 
 // The rows of an SSM layer, one of each for every token; a convolution without an SSM layer has only x.
 enum class SsmTensorKind { kX, kDt, kB, kC, kZ };
@@ -123,7 +133,7 @@ class SsmInput {
   void set_conv1d(int width, bool bias);
   void read_before(std::int64_t token, const MutableTensorView& rows) const;
 
-  std::shared_ptr<const InputFile> file_;  // null: synthetic
+  std::shared_ptr<const SsmFile> file_;  // null: synthetic
   std::optional<std::uint64_t> seed_;
   SsmJob job_;
   std::vector<std::int32_t> numbers_;

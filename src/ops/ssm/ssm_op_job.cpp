@@ -9,6 +9,7 @@
 #include "attention/tokens/cost.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
+#include "ops/common/model_comparison.hpp"
 
 namespace ringattn {
 
@@ -55,7 +56,7 @@ void write_memory(JsonWriter& json, const SsmMemory& memory) {
 InputShape SsmOpJob::shape() const {
   const SsmJob& job = input_.job();
   const SsmSpec& spec = job.spec;
-  InputShape shape{{"op", std::string(op_name(op()))},
+  InputShape shape{{"op", std::string(op())},
                    {"dtype", std::string(dtype_name(spec.dtype))},
                    {"heads", fmt::format("{}", spec.heads)},
                    {"batch", fmt::format("{}", job.lengths.size())}};
@@ -195,29 +196,57 @@ void SsmOpJob::write_non_finite(JsonWriter& json, const NonFinite& total) const 
 BenchJob SsmOpJob::bench_job(std::string source) const {
   const SsmJob& job = input_.job();
   const SsmSpec& spec = job.spec;
-  BenchJob result;
-  result.tokens = job.tokens();
-  result.batch = static_cast<std::int64_t>(job.lengths.size());
-  result.heads = spec.heads;
-  result.head_dim = spec.head_dim;
-  result.head_dim_v = spec.head_dim;
-  result.dtype = dtype_name(spec.dtype);
-  result.source = std::move(source);
-  result.ssm = op_name(op());
+  BenchJob result{std::string(op()), BenchKind::kStream, job.tokens(), 0, std::ssize(job.lengths), {},
+                  std::move(source)};
+  if (result.batch > 0) result.seq = result.tokens / result.batch;
+  // What is computed besides the scan.
+  std::string rest;
   if (job.conv1d_only) {
     const std::string text = ringattn::describe(*job.convolution);
-    result.mask = text.substr(text.find("width"));
-    return result;
+    rest = text.substr(text.find("width"));
+  } else {
+    const std::string text = ringattn::describe(spec);
+    const std::string groups = counted(static_cast<std::uint64_t>(spec.groups), "group");
+    const std::size_t behind = text.find(groups) + groups.size();
+    rest = behind < text.size() ? text.substr(behind + 2) : std::string("plain");
+    if (job.convolution) rest += fmt::format(", convolution of width {}", job.convolution->width);
+    if (job.update) rest += ", update";
   }
-  const std::string text = ringattn::describe(spec);
-  const std::string groups = counted(static_cast<std::uint64_t>(spec.groups), "group");
-  const std::size_t behind = text.find(groups) + groups.size();
-  result.mask = behind < text.size() ? text.substr(behind + 2) : std::string("plain");
-  if (job.convolution) result.mask += fmt::format(", convolution of width {}", job.convolution->width);
-  if (job.update) result.mask += ", update";
-  result.state_dim = spec.state_dim;
-  result.groups = spec.groups;
+  result.members = {{"heads", spec.heads},
+                    {"kv_heads", 0},
+                    {"head_dim", spec.head_dim},
+                    {"head_dim_v", spec.head_dim},
+                    {"dtype", std::string(dtype_name(spec.dtype))},
+                    {"mask", rest}};
+  if (!job.conv1d_only) {
+    result.members.emplace_back("state_dim", spec.state_dim);
+    result.members.emplace_back("groups", spec.groups);
+  }
   return result;
+}
+
+void SsmOpJob::check_model(const ModelComparison& compare) const {
+  const SsmJob& job = input_.job();
+  const ModelLayer& layer = compare.layer();
+  const SsmSpec& spec = job.spec;
+  if (!layer.is_ssm()) {
+    compare.refuse_kind("an SSM", "no SSM: it has no state_size, mamba_d_state or ssm_state_size");
+  }
+  if (job.conv1d_only) {
+    compare.parts("the number of channels", spec.heads, static_cast<int>(layer.conv_channels));
+    compare.same("the convolution's width", job.convolution->width, layer.conv_width);
+    return;
+  }
+  const bool channels = layer.kind == LayerKind::kSelectiveScan;
+  if (channels != spec.state_decays) {
+    compare.refuse_kind(spec.state_decays ? "an SSM of Mamba-1" : "an SSM of Mamba-2",
+                        channels ? "Mamba-1" : "Mamba-2");
+  }
+  const int parts = compare.parts(channels ? "the number of channels" : "the number of heads", spec.heads, layer.heads);
+  if (!channels) compare.same("the dim of a head", spec.head_dim, layer.head_dim);
+  compare.same("the state's dim", spec.state_dim, layer.state_dim);
+  compare.shared("the number of groups", spec.groups, layer.groups, parts);
+  if (job.convolution) compare.same("the convolution's width", job.convolution->width, layer.conv_width);
 }
 
 Measured SsmOpJob::measure(const MeasureRequest& request, const Collective& collective) {

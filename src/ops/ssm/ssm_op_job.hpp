@@ -27,10 +27,12 @@ class SsmOpJob final : public OpJob {
   // For callers that run the prepared job themselves: its figures on this rank.
   RankFigures figures(const SsmRankResult& result);
 
-  Op op() const override { return input_.op(); }
+  std::string_view op() const override { return op_name(input_.op()); }
   std::string describe() const override { return ringattn::describe(input_.job()); }
   std::string describe_shape() const override;
   std::string source() const override { return input_.source(); }
+  std::vector<FileFingerprint> fingerprints() const override { return input_.fingerprints(); }
+  void check_model(const ModelComparison& compare) const override;
   UnreadTensors unread() const override { return input_.unread(); }
   InputShape shape() const override;
   double flops() const override;

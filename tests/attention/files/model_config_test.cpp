@@ -70,7 +70,7 @@ struct AttentionCase {
 };
 
 void expect_layer(const ModelLayer& layer, const AttentionCase& expected) {
-  EXPECT_EQ(layer.op, Op::kAttention) << expected.text;
+  EXPECT_EQ(layer.kind, LayerKind::kAttention) << expected.text;
   EXPECT_EQ(layer.heads, expected.heads) << expected.text;
   EXPECT_EQ(layer.kv_heads, expected.kv_heads) << expected.text;
   EXPECT_EQ(layer.head_dim, expected.head_dim) << expected.text;
@@ -161,7 +161,7 @@ TEST(ModelConfig, DerivesAttentionByFamily) {
              "per_layer_config": {"05": {"head_dim": 512, "num_key_value_heads": 4}}})",
             5, 32, 4, 512, 1.0},
        }) {
-    expect_layer(config(row.text).layer(row.layer, Op::kAttention), row);
+    expect_layer(config(row.text).layer(row.layer, LayerKind::kAttention), row);
   }
 }
 
@@ -208,7 +208,7 @@ TEST(ModelConfig, DerivesBidirectionalLayers) {
 
 TEST(ModelConfig, DerivesMla) {
   const ModelLayer lite = config(kDeepSeekV2Lite).layer({});
-  EXPECT_EQ(lite.op, Op::kMla);
+  EXPECT_EQ(lite.kind, LayerKind::kMla);
   EXPECT_EQ(lite.heads, 16);
   EXPECT_EQ(lite.latent_dim, 512);
   EXPECT_EQ(lite.head_dim, 128);
@@ -218,13 +218,13 @@ TEST(ModelConfig, DerivesMla) {
   // YaRN's factor multiplies queries and keys alike.
   const double mscale = 0.1 * 0.707 * std::log(40.0) + 1.0;
   EXPECT_DOUBLE_EQ(lite.softmax_scale, mscale * mscale / std::sqrt(192.0));
-  const ModelLayer v3 = config(kDeepSeekV3).layer({}, Op::kAttention);  // as a file of expanded keys asks
+  const ModelLayer v3 = config(kDeepSeekV3).layer({}, LayerKind::kAttention);  // as a file of expanded keys asks
   EXPECT_EQ(v3.heads, 128);
   EXPECT_NEAR(v3.softmax_scale, 0.1352337788608801, 1e-12);  // (0.1 · ln 40 + 1)² / √192
   const ModelConfig kimi = config(R"({"model_type": "kimi_linear", "num_attention_heads": 32, "num_hidden_layers": 8,
     "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "linear_attn_config": {"kda_layers": [1, 2, 3, 5, 6, 7], "full_attn_layers": [4, 8]}})");
-  EXPECT_EQ(kimi.layer(3).op, Op::kMla);
+  EXPECT_EQ(kimi.layer(3).kind, LayerKind::kMla);
   EXPECT_DOUBLE_EQ(kimi.layer(7).softmax_scale, 1.0 / std::sqrt(192.0));
 }
 
@@ -237,7 +237,7 @@ TEST(ModelConfig, DerivesSsm) {
        {Case{kMamba2, 80, 64, 128, 1, 3}, Case{kGranite4, 48, 64, 128, 1, 4}, Case{kBamba, 128, 64, 256, 1, 2},
         Case{kNemotronH, 128, 80, 128, 8, 4}}) {
     const ModelLayer layer = config(text).layer(0);
-    EXPECT_EQ(layer.op, Op::kSsd) << text;
+    EXPECT_EQ(layer.kind, LayerKind::kSsd) << text;
     EXPECT_EQ(layer.heads, heads) << text;
     EXPECT_EQ(layer.head_dim, dim) << text;
     EXPECT_EQ(layer.state_dim, state) << text;
@@ -246,11 +246,11 @@ TEST(ModelConfig, DerivesSsm) {
     EXPECT_EQ(layer.conv_channels, heads * dim + 2 * groups * state) << text;
   }
   const ModelLayer jamba = config(kJamba).layer(0);
-  EXPECT_EQ(jamba.op, Op::kSelectiveScan);
+  EXPECT_EQ(jamba.kind, LayerKind::kSelectiveScan);
   EXPECT_EQ(jamba.heads, 8192);
   EXPECT_EQ(jamba.conv_channels, 8192);
   const ModelLayer first = config(R"({"state_size": 16, "hidden_size": 768, "expand": 2})").layer({});
-  EXPECT_EQ(first.op, Op::kSelectiveScan);
+  EXPECT_EQ(first.kind, LayerKind::kSelectiveScan);
   EXPECT_EQ(first.heads, 1536);
   const std::pair<double, double> usual{0.0, INFINITY};
   EXPECT_EQ(config(kMamba2).layer({}).dt_limit, usual);
@@ -260,8 +260,8 @@ TEST(ModelConfig, DerivesSsm) {
 
 // The op that is wanted leaves the other layers aside; without one, and without a layer, the reader asks.
 TEST(ModelConfig, AsksWhereLayersDiffer) {
-  EXPECT_EQ(config(kBamba).layer({}, Op::kSsd).heads, 128);
-  EXPECT_EQ(config(kBamba).layer({}, Op::kDecode).heads, 32);
+  EXPECT_EQ(config(kBamba).layer({}, LayerKind::kSsd).heads, 128);
+  EXPECT_EQ(config(kBamba).layer({}, LayerKind::kDecode).heads, 32);
   struct Case {
     std::string_view text;
     std::string_view part;
@@ -282,8 +282,8 @@ TEST(ModelConfig, AsksWhereLayersDiffer) {
   const ModelConfig both = config(R"({"model_type": "falcon_h1", "hidden_size": 2048, "num_attention_heads": 8,
     "num_key_value_heads": 2, "head_dim": 128, "mamba_d_ssm": 3072, "mamba_n_heads": 48, "mamba_d_head": 64,
     "mamba_d_state": 256, "num_hidden_layers": 36, "key_multiplier": 0.39, "attention_in_multiplier": 1.0})");
-  EXPECT_EQ(both.layer({}, Op::kSsd).heads, 48);
-  EXPECT_EQ(both.layer(3, Op::kAttention).heads, 8);
+  EXPECT_EQ(both.layer({}, LayerKind::kSsd).heads, 48);
+  EXPECT_EQ(both.layer(3, LayerKind::kAttention).heads, 8);
   const Error unsaid = error_of([&] { both.layer({}); });
   EXPECT_NE(std::string(unsaid.what()).find("layer 0 of config.json has attention and an SSM"), std::string::npos);
   EXPECT_TRUE(both.mixes_ops() && config(kBamba).mixes_ops());

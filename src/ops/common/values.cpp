@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "launch/values.hpp"
+#include "ops/common/values.hpp"
 
 #include <fmt/format.h>
 
@@ -12,11 +12,23 @@
 
 #include "base/error.hpp"
 #include "base/size.hpp"
-#include "launch/other_spellings.hpp"
 
 namespace ringattn {
 
 namespace {
+
+// PyTorch's and NumPy's names of a dtype, and other names of an op.
+struct OtherValue {
+  std::string_view other;
+  std::string_view value;
+};
+
+constexpr OtherValue kOtherValues[] = {
+    {"bfloat16", "bf16"}, {"float16", "fp16"},          {"half", "fp16"},
+    {"f16", "fp16"},      {"float32", "fp32"},          {"float", "fp32"},
+    {"f32", "fp32"},      {"prefill", "attention"},     {"latent", "mla"},
+    {"mamba2", "ssd"},    {"mamba1", "selective_scan"}, {"mamba", "selective_scan"},
+};
 
 // The whole text as a number, or nothing.
 template <typename Number>

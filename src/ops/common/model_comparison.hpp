@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compares the tensors of a file with a layer of the model that they are said to belong to.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "base/error.hpp"
+#include "io/model_config.hpp"
+
+namespace ringattn {
+
+class ModelComparison {
+ public:
+  ModelComparison(ModelLayer layer, std::string model, std::string file)
+      : layer_(layer), model_(std::move(model)), file_(std::move(file)) {}
+
+  const ModelLayer& layer() const { return layer_; }
+
+  // All of these throw kUsage where the two differ.
+  void same(std::string_view name, int of_file, int of_model) const;
+  // In how many parts heads, or channels, are divided: a share of tensor parallelism.
+  int parts(std::string_view name, int of_file, int of_model) const;
+  // What heads share is divided in as many parts; where there are fewer of them than parts, each part has a copy of
+  // one.
+  void shared(std::string_view name, int of_file, int of_model, int parts) const;
+  [[noreturn]] void refuse_kind(std::string_view file, std::string_view model) const;
+  [[noreturn]] void refuse_without_sinks() const;
+
+ private:
+  MessageTemplate contradiction() const;
+  [[noreturn]] void refuse(std::string_view name, int of_file, int of_model, std::string_view why) const;
+
+  ModelLayer layer_;
+  std::string model_;  // the config's path
+  std::string file_;
+};
+
+}  // namespace ringattn

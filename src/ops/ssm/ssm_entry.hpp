@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the rows of SSD, selective scan and the convolution in the table of ops share.
+#pragma once
+
+#include <memory>
+
+#include "ops/common/op.hpp"
+#include "ops/common/op_entry.hpp"
+#include "ops/common/op_job.hpp"
+
+namespace ringattn {
+
+std::unique_ptr<OpJob> make_ssm_job(Op op, const OpRequest& request);
+template <Op kOp>
+std::unique_ptr<OpJob> make_ssm_job(const OpRequest& request) {
+  return make_ssm_job(kOp, request);
+}
+
+}  // namespace ringattn
