@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tests/attention/files/safetensors_cases.hpp"
+#include "tests/io/safetensors_cases.hpp"
 
 #include <fmt/format.h>
 

@@ -14,7 +14,7 @@
 
 #include "base/error.hpp"
 #include "io/safetensors_file.hpp"
-#include "tests/attention/files/safetensors_cases.hpp"
+#include "tests/io/safetensors_cases.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace {

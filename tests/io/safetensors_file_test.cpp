@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 #include "io/safetensors_writer.hpp"
-#include "tests/attention/files/safetensors_cases.hpp"
+#include "tests/io/safetensors_cases.hpp"
 #include "tests/support/expect_file_error.hpp"
 #include "tests/support/random_runs.hpp"
 #include "tests/support/temporary_folder.hpp"
