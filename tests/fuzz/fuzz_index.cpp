@@ -5,8 +5,8 @@
 
 #include "base/error.hpp"
 #include "io/safetensors_index.hpp"
-#include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
+#include "tests/io/safetensors_cases.hpp"
 
 namespace ringattn::testing {
 

@@ -6,8 +6,8 @@
 #include "base/error.hpp"
 #include "io/safetensors_header.hpp"
 #include "io/safetensors_writer.hpp"
-#include "tests/attention/files/safetensors_cases.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
+#include "tests/io/safetensors_cases.hpp"
 
 namespace ringattn::testing {
 

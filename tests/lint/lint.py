@@ -51,7 +51,7 @@ VENDORS = {
     r"toml\+\+/.*": r"src/io/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
     r"openssl/.*": r"src/comm/tcp/mac\.cpp",
-    r"xxhash\.h": r"src/(io|ops|attention)/.*|tests/attention/.*",
+    r"xxhash\.h": r"src/(io|ops|attention)/.*|tests/ops/.*",
 }
 
 # Where a number of seconds becomes a deadline.

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU SSM kernels on every SIMD target that this machine has: each is accurate, and keeps its bits with any
+// threads.
+#include <gtest/gtest.h>
+#include <hwy/targets.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/kernels/ssm/ssm_row_test.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+class CpuSsmTargets : public ::testing::TestWithParam<std::int64_t> {
+ protected:
+  void SetUp() override {
+    hwy::SetSupportedTargetsForTest(GetParam());
+    hwy::GetChosenTarget().Update(GetParam());
+  }
+  void TearDown() override {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+};
+
+TEST_P(CpuSsmTargets, AreAccurateAndInvariant) {
+  for (const SsmRow& row : kernel_table<SsmSpec>()) {
+    if (row.backend != "cpu") continue;
+    const std::string identity = row.make_backend({1, 0})->identity();
+    if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
+    for (SsmSpec spec :
+         {ssm_spec(Dtype::kF32, 3, 40, 24), ssm_spec(Dtype::kBf16, 2, 8, 16), selective_spec(Dtype::kF16, 24, 8)}) {
+      spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
+      if (!row.missing(spec).empty()) continue;
+      const SsmData inputs = random_ssm(spec, {150, 2100, 3}, 7);
+      const SsmResult result = run_ssm(row, inputs);
+      EXPECT_EQ(check_ssm_accuracy(inputs, result, {kSsmTerm, kSsmTerm}), "") << identity << ": " << describe(spec);
+      EXPECT_TRUE(run_ssm(row, inputs, {.threads = 3, .strided = true}).same_bits(result)) << identity;
+    }
+  }
+}
+
+std::vector<std::int64_t> targets_here() {
+  std::vector<std::int64_t> targets;
+  for (std::int64_t rest = hwy::SupportedTargets(); rest != 0; rest &= rest - 1) targets.push_back(rest & -rest);
+  return targets;
+}
+
+INSTANTIATE_TEST_SUITE_P(Highway, CpuSsmTargets, ::testing::ValuesIn(targets_here()),
+                         [](const auto& test) { return std::string(hwy::TargetName(test.param)); });
+
+}  // namespace
+}  // namespace ringattn::testing
