@@ -59,8 +59,13 @@ void set_tensors(JobOptions& options, std::string_view text) {
   const std::span<const TensorRole> roles = tensor_roles();
   std::vector<std::string_view> choices;
   for (const TensorRole& role : roles) choices.push_back(role.name);
+  for (const OpEntry* op : op_table()) {  // tensors that only one op has
+    for (const OpTensor& tensor : op->tensors) {
+      if (std::ranges::find(choices, tensor.name) == choices.end()) choices.push_back(tensor.name);
+    }
+  }
   InputNames names;
-  std::vector<bool> given(roles.size(), false);
+  std::vector<bool> given(choices.size(), false);
   for (;;) {
     const std::size_t comma = text.find(',');
     const std::string_view entry = text.substr(0, comma);
@@ -69,7 +74,12 @@ void set_tensors(JobOptions& options, std::string_view text) {
     const std::size_t tensor = parse_choice(entry.substr(0, equals), choices);
     if (given[tensor]) throw BadValue{fmt::format("each tensor once; {} is given twice", choices[tensor])};
     given[tensor] = true;
-    names.*roles[tensor].member = parse_text(entry.substr(equals + 1), "pairs such as q=layers.3.q,k=layers.3.k");
+    std::string name = parse_text(entry.substr(equals + 1), "pairs such as q=layers.3.q,k=layers.3.k");
+    if (tensor < roles.size()) {
+      names.*roles[tensor].member = std::move(name);
+    } else {
+      names.others.emplace(choices[tensor], std::move(name));
+    }
     if (comma == std::string_view::npos) break;
     text.remove_prefix(comma + 1);
   }

@@ -2,6 +2,8 @@
 // The tensors that a job's file may have, with the names they have by default.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,6 +24,7 @@ struct InputNames {
   std::optional<std::string> x, dt, a, b, c, d, z, dt_bias;
   std::optional<std::string> u, delta, delta_bias, initial_states, cu_seqlens;
   std::optional<std::string> state, conv1d_weight, conv1d_bias, conv_state;
+  std::map<std::string, std::string, std::less<>> others;  // of tensors that only one op has
 
   bool operator==(const InputNames&) const = default;
 };

@@ -258,10 +258,10 @@ TEST(ModelConfig, DerivesSsm) {
   EXPECT_EQ(config(kBamba).layer(0).dt_limit, std::nullopt);
 }
 
-// The op that is wanted leaves the other layers aside; without one, and without a layer, the reader asks.
+// The kind that is wanted leaves the other layers aside; without one, and without a layer, the reader asks.
 TEST(ModelConfig, AsksWhereLayersDiffer) {
   EXPECT_EQ(config(kBamba).layer({}, LayerKind::kSsd).heads, 128);
-  EXPECT_EQ(config(kBamba).layer({}, LayerKind::kDecode).heads, 32);
+  EXPECT_EQ(config(kBamba).layer({}, LayerKind::kAttention).heads, 32);
   struct Case {
     std::string_view text;
     std::string_view part;

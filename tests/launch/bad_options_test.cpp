@@ -7,6 +7,7 @@
 #include "launch/commands.hpp"
 #include "launch/job_request.hpp"
 #include "launch/message_text.hpp"
+#include "launch/open_job.hpp"
 #include "tests/support/scoped_environment.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -22,7 +23,8 @@ void read_all(std::string_view name, const Words& words) {
   for (const CommandRow& command : command_table()) {
     if (command.name != name) continue;
     const Config config = load_config(command.bit, split_command_line(command.bit, command.name, words).flags);
-    open_input(config, command.bit != kPlan);
+    check_source(config, command.bit != kPlan);
+    open_planned_jobs(config);
     library_options(config);
     return;
   }

@@ -19,7 +19,7 @@ struct Golden {
   std::string target;                    // instruction set or device model
   std::string job;                       // what was computed, in one line
   std::string digest_out;                // hex; for an SSM op: of y
-  std::string digest_lse = {};           // empty: an SSM op
+  std::string digest_lse = {};           // empty: not attention
   std::string digest_final_states = {};  // only of an SSM layer
 };
 
@@ -28,6 +28,9 @@ Golden golden_of(const JobInput& input, std::string_view kernel, const std::stri
 
 // The same for an SSM op.
 Golden golden_of(const SsmInput& input, std::string_view kernel, const std::string& target);
+
+// The same for any other op. `job`: what is computed, in one line.
+Golden golden_of(std::string job, std::string_view kernel, const std::string& target);
 
 std::string golden_text(const Golden& golden);
 

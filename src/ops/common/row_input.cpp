@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "base/error.hpp"
+#include "io/input_names.hpp"
+#include "io/tensor_checks.hpp"
+#include "ops/common/row_op.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::string_view kCumulative = "cu_seqlens";
+// Tensors of a seed are numbered from 0; what lies beyond is taken (kernels/common/synthetic.hpp).
+constexpr std::size_t kMostTensors = 14;
+
+// The name that a tensor has in the file.
+std::string name_in(const InputNames& names, std::string_view tensor) {
+  const auto role = std::ranges::find(tensor_roles(), tensor, &TensorRole::name);
+  if (role != tensor_roles().end()) return (names.*role->member).value_or(std::string(tensor));
+  const auto other = names.others.find(tensor);
+  return other == names.others.end() ? std::string(tensor) : other->second;
+}
+
+std::vector<std::int64_t> lengths_of(const TensorSource& cumulative, std::int64_t tokens) {
+  const std::vector<std::int64_t> ends = read_integers(cumulative);
+  const bool ascends = std::ranges::is_sorted(ends);
+  require(ends.size() >= 2 && ends.front() == 0 && ends.back() == tokens && ascends, cumulative,
+          fmt::format("it must ascend from 0 to {} tokens", tokens),
+          "Write 0, and then the end of every sequence in packed tokens.");
+  std::vector<std::int64_t> lengths;
+  for (std::size_t i = 1; i < ends.size(); ++i) lengths.push_back(ends[i] - ends[i - 1]);
+  return lengths;
+}
+
+}  // namespace
+
+bool has_tensors(const TensorFile& file, std::span<const OpTensor> tensors) {
+  return std::ranges::all_of(tensors, [&](const OpTensor& tensor) {
+    return tensor.optional || file.file.contains(name_in(file.request.names, tensor.name));
+  });
+}
+
+RowInput::RowInput(const OpRequest& request, std::vector<RowTensor> tensors) : tensors_(std::move(tensors)) {
+  if (tensors_.size() > kMostTensors) {
+    fail(ErrorCode::kInternal, fmt::format("{} tensors of rows", tensors_.size()),
+         fmt::format("at most {} are possible", kMostTensors));
+  }
+  if (request.from_file()) {
+    find(request);
+    return;
+  }
+  const Settings& settings = request.settings;
+  seed_ = settings.synthetic;
+  dtype_ = settings.dtype;
+  lengths_.assign(static_cast<std::size_t>(settings.batch), request.tokens);
+  if (request.tokens < 1) {
+    fail(ErrorCode::kUsage, setting("seq", request.tokens), "a job has at least one token of each sequence",
+         {"Use ", setting("seq", 1), " or more."});
+  }
+  double elements = 0.0;
+  for (const RowTensor& tensor : tensors_) {
+    elements = std::max(elements, static_cast<double>(tokens()) * static_cast<double>(tensor.heads * tensor.dim));
+  }
+  if (elements > 0x1p60) {
+    fail(ErrorCode::kUsage, {setting("seq", request.tokens), " with ", setting("batch", settings.batch)},
+         "a tensor would have more than 2^60 elements", "Use fewer tokens, sequences or heads.");
+  }
+}
+
+void RowInput::find(const OpRequest& request) {
+  file_ = open_tensor_file(file_input(request.settings), *request.share);
+  refuse_page_order(file_->file, file_->request);
+  const InputNames& names = file_->request.names;
+  for (RowTensor& tensor : tensors_) {
+    const TensorSource& source = sources_.emplace_back(file_->file.tensor(name_in(names, tensor.name)));
+    const RowGrid& grid = grids_.emplace_back(row_grid(source, file_->request.order));
+    tensor.heads = grid.heads;
+    tensor.dim = grid.dim;
+    if (sources_.size() == 1) dtype_ = row_dtype(source);
+    require(row_dtype(source) == dtype_ && grid.batch == grids_.front().batch && grid.length == grids_.front().length,
+            source, described(sources_.front()), "All tensors have the same tokens and one dtype.");
+  }
+  const RowGrid& first = grids_.front();
+  require(first.tokens() > 0, sources_.front(), "it has no tokens", "Give a file with at least one token.");
+  lengths_.assign(static_cast<std::size_t>(first.batch), first.length);
+  const auto cumulative = find_optional(file_->file, names.cu_seqlens, kCumulative);
+  if (!cumulative) return;
+  lengths_ = lengths_of(*cumulative, first.tokens());
+  sources_.push_back(*cumulative);
+}
+
+std::int64_t RowInput::tokens() const {
+  std::int64_t tokens = 0;
+  for (const std::int64_t length : lengths_) tokens += length;
+  return tokens;
+}
+
+void RowInput::read(std::size_t tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                    int threads) const {
+  if (file_ != nullptr) return read_rows(sources_[tensor], grids_[tensor], runs, rows);
+  if (!seed_) fail(ErrorCode::kUsage, "the job has no input", "only its shape is given", "Name a seed, or a file.");
+  fill_synthetic(*seed_, static_cast<SyntheticTensor>(tensor), runs, rows, threads);
+}
+
+std::vector<FileFingerprint> RowInput::fingerprints() const { return ringattn::fingerprints(sources_); }
+
+UnreadTensors RowInput::unread() const {
+  return file_ == nullptr ? UnreadTensors{} : unread_tensors(file_->file, sources_, file_->request.names);
+}
+
+std::string RowInput::source() const {
+  if (file_ != nullptr) return file_->request.path;
+  return seed_ ? fmt::format("synthetic input, seed {}", *seed_) : "no input";
+}
+
+}  // namespace ringattn

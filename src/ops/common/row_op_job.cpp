@@ -1,0 +1,547 @@
+// SPDX-License-Identifier: Apache-2.0
+// The job of any RowOp.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "attention/ring/reshard.hpp"
+#include "attention/tokens/layout.hpp"
+#include "base/build.hpp"
+#include "base/dtype.hpp"
+#include "base/failpoint.hpp"
+#include "base/host.hpp"
+#include "base/json_writer.hpp"
+#include "base/size.hpp"
+#include "io/safetensors_writer.hpp"
+#include "ops/common/compatibility.hpp"
+#include "ops/common/digest.hpp"
+#include "ops/common/golden.hpp"
+#include "ops/common/output.hpp"
+#include "ops/common/output_tensor.hpp"
+#include "ops/common/row_op.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::int64_t kTokensAtOnce = 64;  // between calls of Transport::progress()
+
+const KernelEntry& host_attention() {
+  const auto rows = kernel_table<AttentionSpec>();
+  return *std::ranges::find(rows, "cpu", &KernelEntry::backend);
+}
+
+// The one kernel of all ops of rows.
+const KernelEntry& row_kernel() {
+  static const KernelEntry entry{kRowKernel,
+                                 "cpu",
+                                 "ops that compute each row by itself",
+                                 [] { return std::vector<std::string>(); },
+                                 [](const Backend&) { return 1e9; },
+                                 [] { return std::string(); },
+                                 host_attention().make_backend};
+  return entry;
+}
+
+EntryChoice choose(const RowOp& op, const KernelRequest& request, KernelScope scope) {
+  const KernelEntry* const rows[] = {&row_kernel()};
+  return choose_entry(
+      rows, [](std::size_t) { return std::vector<std::string>(); }, op.describe(), request, scope);
+}
+
+// Bytes of a rank: inputs in fp32, of all tokens where a tensor is whole, and results.
+std::size_t memory_of(const RowOp& op, std::int64_t own_tokens) {
+  std::int64_t numbers = own_tokens * op.heads() * op.dim();
+  for (const RowTensor& tensor : op.input().tensors()) {
+    numbers += (tensor.whole ? op.input().tokens() : own_tokens) * tensor.heads * tensor.dim;
+  }
+  return static_cast<std::size_t>(numbers) * sizeof(float);
+}
+
+void check_memory(std::size_t needed, std::size_t budget) {
+  if (budget == 0 || needed <= budget) return;
+  fail(ErrorCode::kMemory, {setting("memory", static_cast<std::int64_t>(budget)), " is too little"},
+       fmt::format("a rank needs {} for its rows", format_bytes(static_cast<double>(needed))),
+       "Give more memory, or use more ranks.");
+}
+
+// The rows of one rank.
+class LoadedRows final : public RowReader {
+ public:
+  LoadedRows(const RowOp& op, std::span<const PackedRun> own, int threads, const ProgressCallback& on_progress) {
+    const RowInput& input = op.input();
+    own_ = own.empty() ? PackedRun{} : PackedRun{own.front().begin, own.back().end};
+    ends_ = input.lengths();
+    for (std::size_t i = 1; i < ends_.size(); ++i) ends_[i] += ends_[i - 1];
+    for (const RowTensor& tensor : input.tensors()) {
+      Tensor& loaded = tensors_.emplace_back();
+      loaded.run = tensor.whole ? PackedRun{0, input.tokens()} : own_;
+      loaded.heads = tensor.heads;
+      loaded.dim = tensor.dim;
+      const std::int64_t row = tensor.heads * tensor.dim;
+      loaded.values.resize(static_cast<std::size_t>(loaded.run.tokens() * row));
+      std::vector<std::byte> bytes(static_cast<std::size_t>(std::min(loaded.run.tokens(), kTokensAtOnce) * row) *
+                                   size_of(input.dtype()));
+      for (std::int64_t token = loaded.run.begin; token < loaded.run.end; token += kTokensAtOnce) {
+        const PackedRun piece{token, std::min(loaded.run.end, token + kTokensAtOnce)};
+        input.read(
+            tensors_.size() - 1, {&piece, 1},
+            dense_view(static_cast<void*>(bytes.data()), input.dtype(), piece.tokens(), tensor.heads, tensor.dim),
+            threads);
+        float* const to = loaded.values.data() + (token - loaded.run.begin) * row;
+        for (std::int64_t i = 0; i < piece.tokens() * row; ++i) {
+          to[i] = load_element(bytes.data() + static_cast<std::size_t>(i) * size_of(input.dtype()), input.dtype());
+        }
+        if (on_progress) on_progress("row of input", {piece.end - loaded.run.begin, loaded.run.tokens()});
+      }
+      non_finite_ += count_non_finite(dense_view(static_cast<const void*>(loaded.values.data()), Dtype::kF32,
+                                                 loaded.run.tokens(), tensor.heads, tensor.dim));
+    }
+  }
+
+  std::span<const float> row(std::size_t tensor, std::int64_t token, std::int64_t head) const override {
+    const Tensor& from = tensors_[tensor];
+    return {from.values.data() + ((token - from.run.begin) * from.heads + head) * from.dim,
+            static_cast<std::size_t>(from.dim)};
+  }
+  PackedRun sequence(std::int64_t token) const override {
+    const auto after = std::ranges::upper_bound(ends_, token);
+    return {after == ends_.begin() ? 0 : *(after - 1), *after};
+  }
+  PackedRun own() const { return own_; }
+  std::int64_t non_finite() const { return non_finite_; }
+
+ private:
+  struct Tensor {
+    PackedRun run;
+    std::int64_t heads = 0;
+    std::int64_t dim = 0;
+    std::vector<float> values;
+  };
+  PackedRun own_;
+  std::vector<std::int64_t> ends_;
+  std::vector<Tensor> tensors_;
+  std::int64_t non_finite_ = 0;
+};
+
+// Computes the rank's rows. Returns the seconds.
+double compute_rows(const RowOp& op, const LoadedRows& rows, int threads, Transport& world, std::vector<float>& out) {
+  const auto begin = std::chrono::steady_clock::now();
+  const std::int64_t heads = op.heads();
+  const auto dim = static_cast<std::size_t>(op.dim());
+  const PackedRun own = rows.own();
+  for (std::int64_t first = own.begin; first < own.end; first += kTokensAtOnce) {
+    const std::int64_t count = (std::min(own.end, first + kTokensAtOnce) - first) * heads;
+#pragma omp parallel for num_threads(threads) schedule(dynamic)
+    for (std::int64_t row = 0; row < count; ++row) {
+      const auto at = static_cast<std::size_t>((first - own.begin) * heads + row) * dim;
+      op.compute(rows, first + row / heads, row % heads, std::span(out).subspan(at, dim));
+    }
+    world.progress();
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+std::string difference_text(const Difference& difference) {
+  const auto value = [](std::uint32_t bits) { return std::bit_cast<float>(bits); };
+  return fmt::format("out at token {}, head {}, dim {}: {} (0x{:08x}) against {} (0x{:08x})", difference.token,
+                     difference.head, difference.dim, value(difference.left_bits), difference.left_bits,
+                     value(difference.right_bits), difference.right_bits);
+}
+
+class RowPlan final : public OpPlan {
+ public:
+  RowPlan(const RowOp& op, const PlanRequest& request)
+      : op_(op),
+        budget_(request.options.memory_budget),
+        verbose_(request.verbose),
+        reason_(choose(op, request.options.kernel, request.scope).reason),
+        backend_(row_kernel().make_backend({1, kNoDevice})) {}
+
+  const KernelEntry& kernel() const override { return row_kernel(); }
+  const Backend& backend() const override { return *backend_; }
+  std::vector<std::string> lines() const override { return {fmt::format("kernel: {}", reason_)}; }
+  bool estimates_time() const override { return false; }
+  std::vector<Cell> columns() const override {
+    return {{"world", "", ""}, {"tokens", "", ""}, {"tokens/rank", "(max)", ""}, {"mem/rank", "(MiB, max)", ""}};
+  }
+  std::string_view unit() const override { return "tokens"; }
+  std::int64_t units() const override { return op_.input().tokens(); }
+  PlanRow row(int world, Route, bool details, JsonWriter& json) override {
+    const Layout layout = even_layout(op_.input().lengths(), world);
+    std::int64_t most = 0;
+    for (int rank = 0; rank < world; ++rank) most = std::max(most, layout.tokens(rank));
+    const std::size_t memory = memory_of(op_, most);
+    check_memory(memory, budget_);
+    json.begin_object().member("world", world).member("tokens", units());
+    json.member("layout", layout_name(LayoutKind::kContiguous)).member("bytes_moved", 0);
+    json.member("memory_per_rank", memory).key("estimated_ms").null().member("flops", op_.flops());
+    json.key("ranks").begin_array();
+    for (int rank = 0; rank < world; ++rank) {
+      json.begin_object().member("tokens", layout.tokens(rank)).end_object();
+    }
+    json.end_array().end_object();
+    PlanRow row;
+    row.cells = {fmt::format("{}", world), fmt::format("{}", units()), fmt::format("{}", most),
+                 mebibytes_text(static_cast<double>(memory))};
+    if (!details) return row;
+    const int shown = verbose_ ? world : std::min(world, kShownRanks);
+    for (int rank = 0; rank < shown; ++rank) {
+      row.lines.push_back(
+          fmt::format("rank {} owns {} tokens: {}", rank, layout.tokens(rank), runs_text(layout.runs(rank), verbose_)));
+    }
+    row.ranks_left_out = world - shown;
+    return row;
+  }
+
+ private:
+  const RowOp& op_;
+  std::size_t budget_;
+  bool verbose_;
+  std::string reason_;
+  std::unique_ptr<Backend> backend_;
+};
+
+class RowOpJob final : public OpJob {
+ public:
+  explicit RowOpJob(std::unique_ptr<const RowOp> op) : op_(std::move(op)) {}
+
+  std::string_view op() const override { return op_->name(); }
+  std::string describe() const override {
+    return fmt::format("{}, {}", describe_shape(), counted(static_cast<std::uint64_t>(input().tokens()), "token"));
+  }
+  std::string describe_shape() const override { return fmt::format("{}, {}", op_->name(), op_->describe()); }
+  std::string source() const override { return input().source(); }
+  UnreadTensors unread() const override { return input().unread(); }
+  std::vector<FileFingerprint> fingerprints() const override { return input().fingerprints(); }
+  double flops() const override { return op_->flops(); }
+  std::int64_t result_rows() const override { return input().tokens() * op_->heads(); }
+
+  InputShape shape() const override {
+    InputShape shape{{"op", std::string(op_->name())},
+                     {"dtype", std::string(dtype_name(input().dtype()))},
+                     {"batch", fmt::format("{}", input().lengths().size())}};
+    const std::vector<std::int64_t>& lengths = input().lengths();
+    if (std::ranges::all_of(lengths, [&](std::int64_t length) { return length == lengths.front(); })) {
+      shape["seq"] = fmt::format("{}", lengths.front());
+    }
+    for (const auto& [name, value] : op_->members()) {
+      std::string flag = name;
+      std::ranges::replace(flag, '_', '-');
+      std::visit([&](const auto& held) { shape[flag] = fmt::format("{}", held); }, value);
+    }
+    return shape;
+  }
+  void write_job(JsonWriter& json) const override {
+    json.begin_object().member("dtype", dtype_name(input().dtype()));
+    for (const auto& [name, value] : op_->members()) {
+      std::visit([&](const auto& held) { json.member(name, held); }, value);
+    }
+    json.member("sequences", static_cast<std::int64_t>(input().lengths().size())).member("tokens", input().tokens());
+    json.end_object();
+  }
+
+  std::unique_ptr<OpPlan> plan_worlds(const PlanRequest& request) const override {
+    return std::make_unique<RowPlan>(*op_, request);
+  }
+
+  void prepare(Transport& world, const Options& options) override {
+    world_ = &world;
+    timeout_seconds_ = options.timeout_seconds;
+    const Collective collective(world, Timeouts(options.timeout_seconds));
+    collective.run_collectively([&] {
+      reason_ = choose(*op_, compatible_request(options.kernel, world), KernelScope::kThisMachine).reason;
+      threads_ = options.threads > 0 ? options.threads : usable_processors().count;
+      backend_ = row_kernel().make_backend({threads_, kNoDevice});
+      check_compatible(row_kernel(), *backend_, world);
+      layout_.emplace(even_layout(input().lengths(), world.size()));
+      check_memory(memory(), options.memory_budget);
+    });
+  }
+  Backend& backend() override { return *backend_; }
+  const KernelEntry& kernel() override { return row_kernel(); }
+  const std::string& kernel_reason() override { return reason_; }
+  int threads() override { return threads_; }
+  PlanFigures plan(const Collective& collective) override {
+    PlanFigures figures;
+    figures.blocks = collective.size();
+    figures.layout = layout_name(LayoutKind::kContiguous);
+    for (const std::size_t bytes : collective.gather_values(memory())) {
+      figures.memory_per_rank = std::max(figures.memory_per_rank, bytes);
+    }
+    return figures;
+  }
+  void write_plan(JsonWriter&) override {}
+  std::vector<std::string> plan_lines(const PlanFigures& plan) override {
+    return {fmt::format("layout: {}; {} planned for a rank", plan.layout,
+                        format_bytes(static_cast<double>(plan.memory_per_rank)))};
+  }
+  std::vector<std::string> plan_details() override { return {}; }
+
+  void release() override {
+    rows_.reset();
+    out_.clear();
+    layout_.reset();
+    backend_.reset();
+  }
+
+  RankFigures run(const ProgressCallback& on_progress) override {
+    load(on_progress);
+    return compute();
+  }
+  std::vector<ResultDigest> digests(const Collective& collective) override {
+    return {{"out", "out", digest(collective, view(), runs(), input().tokens())}};
+  }
+  void write(const OutputRequest& output) override {
+    const Collective collective(*world_, Timeouts(timeout_seconds_));
+    FileMetadata metadata = output_metadata(kernel(), *backend_, {digests(collective).front().hex, {}});
+    std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
+    metadata.emplace_back("op", std::string(op_->name()));
+    metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
+    write_collectively(collective, {{"out", FileDtype::kF32, grid().shape()}}, metadata, output.path, output.replace,
+                       [&](SafetensorsWriter& writer) {
+                         writer.write_rows("out", grid(), runs(), view());
+                         failpoint("writing");
+                       });
+  }
+
+  bool measures_exposed_comm() const override { return false; }
+  std::vector<Cell> columns(const Totals& totals) const override {
+    const double rate = totals.seconds > 0.0 ? static_cast<double>(input().tokens()) / totals.seconds : 0.0;
+    std::vector<Cell> cells{{"tokens", "", fmt::format("{}", input().tokens())},
+                            {"seqs", "", fmt::format("{}", input().lengths().size())}};
+    for (const auto& [name, value] : op_->members()) {
+      std::visit([&](const auto& held) { cells.push_back({name, "", fmt::format("{}", held)}); }, value);
+    }
+    cells.push_back({"dtype", "", std::string(dtype_name(input().dtype()))});
+    cells.push_back({"time", "(ms)", fmt::format("{:.3f}", totals.seconds * 1e3)});
+    cells.push_back({"Mtokens/s", "", fmt::format("{:.3f}", rate * 1e-6)});
+    cells.push_back({"mem/rank", "(MiB)", fmt::format("{:.1f}", static_cast<double>(totals.memory_peak) / 0x1p20)});
+    cells.push_back({"digest of out", "", totals.digests->front().hex});
+    return cells;
+  }
+  std::string non_finite_text(const NonFinite& total) const override {
+    return fmt::format("{} values of the rows", total.total());
+  }
+  void write_non_finite(JsonWriter& json, const NonFinite& total) const override {
+    json.begin_object().member("rows", total.q).end_object();
+  }
+
+  Check check_oracle(const Collective& collective, std::int64_t count) override;
+  void open_earlier(const std::string& path) override {
+    earlier_file_ = std::make_unique<const SafetensorsFile>(path);
+    earlier_ = output_tensor(*earlier_file_, path, "out");
+    check_output_tensor(path, *earlier_, grid().shape(), FileDtype::kF32);
+  }
+  std::vector<FileFingerprint> earlier_fingerprints() const override {
+    return ringattn::fingerprints(std::span(&*earlier_, 1));
+  }
+  Check check_earlier(const Collective& collective) override {
+    std::optional<Difference> mine;
+    collective.run_collectively([&] { mine = difference_from_file(*earlier_, grid(), false, view(), runs()); });
+    Check check;
+    if (const auto difference = earliest(collective, mine)) {
+      check.passes = false;
+      check.lines.push_back("first difference: " + difference_text(*difference));
+    }
+    return check;
+  }
+  Golden golden() override {
+    std::string lengths;
+    if (input().lengths().size() <= 8) {
+      for (const std::int64_t length : input().lengths()) lengths += fmt::format(" {}", length);
+    }
+    return golden_of(
+        fmt::format("{}; {};{}", input().is_synthetic() ? input().source() : "a file", describe(), lengths),
+        kernel().name, backend_->identity());
+  }
+
+  BenchJob bench_job(std::string source) const override {
+    const std::int64_t batch = std::ssize(input().lengths());
+    BenchJob job{std::string(op_->name()), BenchKind::kStream, input().tokens(), input().tokens() / batch, batch,
+                 op_->members(),           std::move(source)};
+    job.members.emplace_back("dtype", std::string(dtype_name(input().dtype())));
+    return job;
+  }
+  Measured measure(const MeasureRequest& request, const Collective& collective) override {
+    collective.run_collectively([&] { load(request.on_progress); });
+    RankFigures last = compute();
+    const Samples samples =
+        take_samples(collective, {request.samples, request.on_progress}, last.seconds, 1, [&](std::size_t) {
+          last = compute();
+          return RunTimes{last.seconds};
+        }).front();
+    double numbers = static_cast<double>(op_->heads() * op_->dim()) * sizeof(float);
+    for (const RowTensor& tensor : input().tensors()) {
+      numbers += static_cast<double>(tensor.heads * tensor.dim) * static_cast<double>(size_of(input().dtype()));
+    }
+    return {{{false, samples, numbers * static_cast<double>(input().tokens())}}, last, digests(collective).front().hex};
+  }
+
+  VariantTable list_variants(const VariantRequest& request, const Options& options) override {
+    variants_ = request.ranks;
+    variant_options_ = options;
+    release();
+    return {{{"ranks", "", ""}}, std::ssize(variants_), {}};
+  }
+  void run_variants(Transport& world, const VariantDone& done) override;
+
+  std::vector<std::string_view> lanes() const override { return {"compute"}; }
+  std::vector<TraceEvent> timeline() const override { return {}; }
+
+ private:
+  const RowInput& input() const { return op_->input(); }
+  RowGrid grid() const { return {AxisOrder::kThd, 1, input().tokens(), op_->heads(), op_->dim()}; }
+  std::size_t memory() const { return memory_of(*op_, layout_->tokens(world_->rank())); }
+  std::vector<PackedRun> runs() const { return packed_runs(layout_->runs(world_->rank()), layout_->cu()); }
+  TensorView view() const {
+    return dense_view(static_cast<const void*>(out_.data()), Dtype::kF32, layout_->tokens(world_->rank()), op_->heads(),
+                      op_->dim());
+  }
+  void load(const ProgressCallback& on_progress) {
+    rows_.emplace(*op_, runs(), threads_, on_progress);
+    // Rows that are not written would show.
+    out_.assign(static_cast<std::size_t>(rows_->own().tokens() * op_->heads() * op_->dim()),
+                std::numeric_limits<float>::quiet_NaN());
+  }
+  RankFigures compute() {
+    RankFigures mine;
+    mine.seconds = compute_rows(*op_, *rows_, threads_, *world_, out_);
+    mine.tokens = rows_->own().tokens();
+    mine.flops = op_->flops() * static_cast<double>(mine.tokens) / static_cast<double>(input().tokens());
+    mine.memory_planned = memory();
+    mine.non_finite.q = rows_->non_finite();
+    return mine;
+  }
+
+  std::unique_ptr<const RowOp> op_;
+  Transport* world_ = nullptr;
+  double timeout_seconds_ = 0.0;
+  std::string reason_;
+  int threads_ = 0;
+  std::unique_ptr<Backend> backend_;
+  std::optional<Layout> layout_;
+  std::optional<LoadedRows> rows_;
+  std::vector<float> out_;  // of this rank's tokens
+  std::unique_ptr<const SafetensorsFile> earlier_file_;
+  std::optional<TensorSource> earlier_;
+  std::vector<int> variants_;
+  Options variant_options_;
+};
+
+Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
+  struct Mine {
+    double error = 0.0;  // greatest, in units of what is allowed
+    std::int64_t token = 0;
+    std::int64_t head = 0;
+    std::int64_t misplaced = 0;  // NaN or infinite on one side only
+  };
+  const std::int64_t all = result_rows();
+  const std::int64_t rows = std::min(count, all);
+  const std::int64_t heads = op_->heads();
+  const auto dim = static_cast<std::size_t>(op_->dim());
+  Mine mine;
+  collective.run_collectively([&] {
+    std::vector<double> exact(dim), allowed(dim);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      // The first and the last are among them.
+      const std::int64_t row = rows == 1 ? 0 : i * (all - 1) / (rows - 1);
+      const std::int64_t token = row / heads;
+      const PackedRun own = rows_->own();
+      if (token < own.begin || token >= own.end) continue;
+      op_->compute_exactly(*rows_, token, row % heads, exact, allowed);
+      const auto at = static_cast<std::size_t>((token - own.begin) * heads + row % heads) * dim;
+      for (std::size_t d = 0; d < dim; ++d) {
+        const double value = out_[at + d];
+        if (std::isfinite(value) != std::isfinite(exact[d])) {
+          ++mine.misplaced;
+        } else if (std::isfinite(value)) {
+          const double error = std::abs(value - exact[d]);
+          const double part = error == 0.0 ? 0.0 : error / allowed[d];
+          if (part > mine.error) mine = {part, token, row % heads, mine.misplaced};
+        }
+      }
+    }
+  });
+  Mine worst;
+  std::int64_t misplaced = 0;
+  for (const Mine& theirs : collective.gather_values(mine)) {
+    if (theirs.error > worst.error) worst = theirs;
+    misplaced += theirs.misplaced;
+  }
+  Check check;
+  check.passes = worst.error <= 1.0 && misplaced == 0;
+  check.rows = rows;
+  check.context.push_back(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(rows), "row")));
+  check.lines.push_back(fmt::format("out: greatest error {:.3g} of what is allowed, at token {}, head {}", worst.error,
+                                    worst.token, worst.head));
+  if (misplaced > 0) {
+    check.lines.push_back(fmt::format("{} values are NaN or infinite on one side only", misplaced));
+  }
+  check.write = [=](JsonWriter& json) {
+    json.begin_object().member("rows", rows).key("out").begin_object().member("part_of_allowed", worst.error);
+    json.member("token", worst.token).member("head", worst.head).end_object();
+    json.key("lse").null().member("misplaced", misplaced).end_object();
+  };
+  return check;
+}
+
+void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
+  const Collective collective(world, Timeouts(variant_options_.timeout_seconds));
+  const Layout even = even_layout(input().lengths(), world.size());
+  const std::int64_t row_bytes = op_->heads() * op_->dim() * static_cast<std::int64_t>(sizeof(float));
+  const auto moved_view = [&](const std::vector<float>& rows) {
+    return dense_view(static_cast<const void*>(rows.data()), Dtype::kF32, even.tokens(world.rank()), op_->heads(),
+                      op_->dim());
+  };
+  std::vector<float> first;
+  for (const int ranks : variants_) {
+    const std::unique_ptr<Transport> part = world.split_world(ranks, collective.timeouts().for_peer());
+    std::optional<Error> agreed;  // by the ranks of the part; the others don't know yet
+    out_.clear();
+    if (part) {
+      try {
+        const Collective of_part(*part, Timeouts(variant_options_.timeout_seconds));
+        prepare(*part, variant_options_);
+        of_part.run_collectively([&] {
+          load({});
+          compute();
+        });
+      } catch (const AgreedError& error) {
+        agreed = error;
+      }
+    }
+    ringattn::agree(world, agreed ? &*agreed : nullptr, collective.timeouts().for_work(0.0));
+    // In this world's layout, ranks beyond the part have nothing.
+    std::vector<std::vector<TokenRun>> owned(static_cast<std::size_t>(world.size()));
+    const Layout of_part = even_layout(input().lengths(), ranks);
+    for (int rank = 0; rank < ranks; ++rank) {
+      owned[static_cast<std::size_t>(rank)].assign(of_part.runs(rank).begin(), of_part.runs(rank).end());
+    }
+    std::vector<float> moved(static_cast<std::size_t>(even.tokens(world.rank()) * op_->heads() * op_->dim()));
+    reshard(world.host(), Layout(input().lengths(), std::move(owned)), even,
+            reinterpret_cast<const std::byte*>(out_.data()), reinterpret_cast<std::byte*>(moved.data()), row_bytes,
+            collective.timeouts().for_peer());
+    std::optional<Difference> difference;
+    if (first.empty() && ranks == variants_.front()) {
+      first = std::move(moved);
+    } else {
+      const std::vector<PackedRun> rows = packed_runs(even.runs(world.rank()), even.cu());
+      difference = earliest(collective, first_difference(false, moved_view(first), moved_view(moved), rows));
+    }
+    release();
+    done({fmt::format("{}", ranks)}, difference ? difference_text(*difference) : std::string());
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<OpJob> make_row_job(std::unique_ptr<const RowOp> op) {
+  return std::make_unique<RowOpJob>(std::move(op));
+}
+
+}  // namespace ringattn
