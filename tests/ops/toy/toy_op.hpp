@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+// An op that only tests have: out = temperature · left + gate · right.
+#pragma once
+
+#include "ops/common/op_entry.hpp"
+
+namespace ringattn::testing {
+
+extern const OpEntry kToyOp;
+
+}  // namespace ringattn::testing
