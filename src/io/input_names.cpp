@@ -63,7 +63,8 @@ void take_layer_sinks(const SafetensorsFile& file, bool named, InputNames& names
 }  // namespace
 
 bool any_named(const InputNames& names) {
-  return !names.others.empty() || std::ranges::any_of(tensor_roles(), [&](const TensorRole& role) { return (names.*role.member).has_value(); });
+  return !names.others.empty() ||
+         std::ranges::any_of(tensor_roles(), [&](const TensorRole& role) { return (names.*role.member).has_value(); });
 }
 
 InputNames resolve_names(const SafetensorsFile& file, const InputNames& names, JobKind job) {

@@ -43,7 +43,7 @@ TEST(Opens, AnInputIsOpenedOnce) {
     const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
     return NamedTensor{FileDtype::kF32, std::move(shape), {bytes, bytes + count * sizeof(float)}};
   };
-  write_tensors(ssm, {{"x", numbers({20, 2, 4}, 160)},
+  write_tensors(ssm, {{"x", numbers({20, 2, 8}, 320)},
                       {"dt", numbers({20, 2}, 40)},
                       {"A", numbers({2}, 2)},
                       {"B", numbers({20, 1, 8}, 160)},

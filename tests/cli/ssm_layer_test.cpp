@@ -120,7 +120,7 @@ TEST(SsmLayer, RefusesWhatContradictsAStep) {
   const Words step{"run", "--op", "ssd", "--synthetic", "7"};
   const Finished several = tool(step + Words{"--q-len", "3"});
   EXPECT_EQ(several.code, 2);
-  EXPECT_TRUE(has(several.err, "--q-len is 3 (a decode step takes one token of each sequence)")) << several.err;
+  EXPECT_TRUE(has(several.err, "--q-len 3 (a decode step takes one token of each sequence)")) << several.err;
   const Finished both = tool(step + Words{"--q-len", "1", "--seq", "64"});
   EXPECT_EQ(both.code, 2);
   EXPECT_TRUE(has(both.err, "--seq contradicts --q-len")) << both.err;

@@ -14,8 +14,6 @@ constexpr OpTensor kTensors[] = {{"q", "[tokens, heads, head_dim]"},
                                  {"q_offset", "[sequences]", true},
                                  {"sinks", "[heads]", true}};
 
-constexpr std::string_view kNotes[] = {"--order says that axes lie in another order; a batch is an axis in front"};
-
 constexpr std::string_view kSettings[] = {"page-order",    "q-len",   "kv-heads",     "head-dim", "head-dim-v",
                                           "cache-format",  "mask",    "query-offset", "window",   "block-mask",
                                           "softmax-scale", "softcap", "layout",       "stripe",   "block",
@@ -28,7 +26,6 @@ const OpEntry kAttentionOp{.name = "attention",
                            .help = "exact attention of all queries (prefill)",
                            .file = "a file with keys and values",
                            .tensors = kTensors,
-                           .tensor_notes = kNotes,
                            .settings = kSettings,
                            .layers = layer_bit(LayerKind::kAttention),
                            .fill = fill_attention,

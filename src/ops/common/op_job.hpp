@@ -156,7 +156,7 @@ class OpJob {
   // What a user should know of the input, and how the op was chosen where nobody named it.
   virtual std::vector<MessageTemplate> warnings() const { return {}; }
   virtual std::vector<MessageTemplate> notes() const { return {}; }
-  // Of the files that the input is read from; none for synthetic input.
+  // Fingerprints of the files that the input is read from; none for synthetic input.
   virtual std::vector<FileFingerprint> fingerprints() const { return {}; }
   // Collective: the ranks have opened the same input, and decide what depends on the kernels of all of them. Throws
   // kFile.

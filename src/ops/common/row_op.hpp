@@ -95,7 +95,7 @@ class RowOp {
   virtual std::string_view name() const = 0;  // of op_table()
   virtual std::string describe() const = 0;   // "bf16, heads 8, head_dim 64": all that decides the bits, no tokens
   virtual const RowInput& input() const = 0;
-  // Of a result, [tokens, heads, dim] in fp32.
+  // The shape of a result: [tokens, heads, dim], in fp32.
   virtual std::int64_t heads() const = 0;
   virtual std::int64_t dim() const = 0;
   virtual double flops() const = 0;  // of the whole job

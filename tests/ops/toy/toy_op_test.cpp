@@ -135,7 +135,7 @@ TEST(ToyOp, HasItsFlagAndNoOther) {
             {"run", "--synthetic", "7", "--temperature", "2"},
             "--temperature contradicts --op attention, the default (it belongs to --op toy). Leave it out, or use --op "
             "toy."},
-        Case{toy("run", {"--temperature", "hot"}), "--temperature is \"hot\" (it takes a number"},
+        Case{toy("run", {"--temperature", "hot"}), "--temperature is \"hot\" (it takes a finite number"},
         Case{toy("run", {"--backend", "cuda"}), "toy"}}) {
     const Finished refused = tool(words);
     EXPECT_TRUE(refused.code == 2 || refused.code == 4) << refused.out << refused.err;
