@@ -84,7 +84,7 @@ constexpr CommandRow kTable[] = {
      "that is removed.",
      never,
      asked_ranks,
-     compress_main},
+     file_op_main},
     {"info",
      kInfo,
      "show the build, this machine, kernels, transports and environment",

@@ -49,7 +49,7 @@ int run_main(const Invocation& invocation, Transport* world);
 int verify_main(const Invocation& invocation, Transport* world);
 int plan_main(const Invocation& invocation, Transport* world);
 int bench_main(const Invocation& invocation, Transport* world);
-int compress_main(const Invocation& invocation, Transport* world);
+int file_op_main(const Invocation& invocation, Transport* world);
 int info_main(const Invocation& invocation, Transport* world);
 
 }  // namespace ringattn

@@ -25,8 +25,6 @@ struct JobOptions : Settings {
   bool model_sinks = false;                  // the model's layer has attention sinks; no flag says it
 
   // Compression
-  std::string method;           // of `compress`
-  std::optional<double> ratio;  // share of bytes, or of tokens, that is removed; absent: the method's usual one
   bool compression_report = false;
 
   // Parallelism

@@ -11,6 +11,7 @@
 namespace ringattn {
 
 // Each row is defined in the directory of its op.
+extern const FileOpEntry kCompressOp;
 extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kSsdOp, kSelectiveScanOp, kConv1dOp;
 
 namespace {
@@ -23,6 +24,11 @@ std::vector<const OpEntry*>& rows() {
 }  // namespace
 
 std::span<const OpEntry* const> op_table() { return rows(); }
+
+std::span<const FileOpEntry* const> file_op_table() {
+  static constexpr const FileOpEntry* kTable[] = {&kCompressOp};
+  return kTable;
+}
 
 void add_op(const OpEntry& entry) { rows().push_back(&entry); }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "ops/common/file_op.hpp"
 #include "ops/common/op_entry.hpp"
 
 namespace ringattn {
@@ -29,6 +30,9 @@ const OpEntry& op_of_layer(LayerKind kind);
 
 // "ssd, selective_scan and conv1d": the ops that have a setting.
 std::string ops_with(std::string_view setting);
+
+// Ops that make a file of a file, each a subcommand of the same name.
+std::span<const FileOpEntry* const> file_op_table();
 
 // Adds an op of the program's own. Before anything else uses the table; not thread-safe.
 void add_op(const OpEntry& entry);

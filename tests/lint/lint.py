@@ -137,6 +137,26 @@ def include_breaches(name, text):
                 yield number, f"only {allowed} sees {header}"
 
 
+def ops_by_name(name, text, ops):
+    """Programs and lower layers that know an op: they iterate ops/op_table.hpp, and each op is in its own directory."""
+    if name.startswith(("src/ops/", "src/c/", "python/", "tests/")) or name == "bench/layers_gpu.cpp":  # times one op
+        return
+    literal = "|".join(sorted(ops - {"attention"} if name.startswith("src/io/") else ops))  # a word of model configs
+    named = re.compile(rf'[!=]= "({literal})"|"({literal})" [!=]=|\b(find_op|op_entry)\("|\bOp::k[A-Z]|\bop_name\(')
+    for number, line in enumerate(text.splitlines(), 1):
+        include = re.match(r'\s*#\s*include\s*"ops/([a-z0-9_]+)/', line)
+        if include and include.group(1) != "common":
+            yield number, f"only ops/ knows the headers of {include.group(1)}: iterate op_table()"
+        if found := named.search(line):
+            yield number, f"only ops/ knows an op by its name, as in {found[0]}: iterate op_table()"
+
+
+def op_names():
+    """The names of the rows of ops/op_table.cpp, which each op's directory defines."""
+    entries = (ROOT / "src/ops").glob("*/*_entry.cpp")
+    return {found for entry in entries for found in re.findall(r'Op\{\.name = "(\w+)"', entry.read_text())}
+
+
 def literals(text):
     """The string literals of C++ code, with the number of the line that each begins in. Comments hold none."""
     for token in re.finditer(r'//[^\n]*|/\*.*?\*/|\'(?:\\.|[^\'\\\n])\'|"(?:\\.|[^"\\\n])*"', text, re.DOTALL):
@@ -219,7 +239,7 @@ def licence_breaches(text):
         yield 1, "the first lines name the licence (SPDX-License-Identifier: Apache-2.0)"
 
 
-def breaches_of(name, text, flags, commands):
+def breaches_of(name, text, flags, commands, ops):
     """All breaches of one file, as (line, rule)."""
     if name.startswith(("src/", "launch/")) and not name.endswith(".sh"):
         yield from short_messages(text)
@@ -227,6 +247,8 @@ def breaches_of(name, text, flags, commands):
         yield from spelled_flags(text)
         yield from unknown_settings(text, flags, commands)
         yield from own_deadlines(name, text)
+    if name.endswith((".cpp", ".hpp", ".cu", ".cuh")):
+        yield from ops_by_name(name, text, ops)
     yield from stray_test_support(name, text)
     yield from retired_words(name, text)
     yield from licence_breaches(text)
@@ -269,11 +291,11 @@ def main():
     except (OSError, subprocess.CalledProcessError):
         print("skipped: needs git to list the sources")
         return 77
-    flags, commands = table_names("launch/flags.cpp"), table_names("launch/commands.cpp")
+    flags, commands, ops = table_names("launch/flags.cpp"), table_names("launch/commands.cpp"), op_names()
     found = []
     for path in paths:
         name = path.relative_to(ROOT).as_posix()
-        found += [f"{name}:{number}: {rule}" for number, rule in breaches_of(name, path.read_text(), flags, commands)]
+        found += [f"{name}:{number}: {rule}" for number, rule in breaches_of(name, path.read_text(), flags, commands, ops)]
     for path in tracked_pages():
         name = path.relative_to(ROOT).as_posix()
         found += [f"{name}:{number}: {rule}" for number, rule in retired_words(name, path.read_text(encoding="utf-8"))]

@@ -7,10 +7,29 @@ import lint
 
 FLAGS = {"kv-heads", "backend", "measure"}
 COMMANDS = {"info"}
+OPS = {"attention", "mla"}
 
 
 def include(name, header):
     return [rule for _, rule in lint.include_breaches(name, f'#include "{header}"\n')]
+
+
+class Ops(unittest.TestCase):
+    def rules(self, name, line):
+        return [rule for _, rule in lint.ops_by_name(name, line + "\n", OPS)]
+
+    def test_the_rows_are_found(self):
+        names = {"attention", "decode", "mla", "ssd", "selective_scan", "conv1d", "compress"}
+        self.assertLessEqual(names, lint.op_names())
+
+    def test_only_ops_know_an_op(self):
+        for line in ('if (op == "mla") return;', 'if ("mla" != op) return;', 'op_entry("attention")', 'find_op("mla")',
+                     "if (input.op() == Op::kMla) return;", "op_name(op)", '#include "ops/mla/mla.hpp"'):
+            self.assertEqual(len(self.rules("launch/run.cpp", line)), 1, line)
+            self.assertEqual(self.rules("src/ops/mla/mla.cpp", line), [], line)
+        for line in ('#include "ops/common/op_job.hpp"', '#include "ops/op_table.hpp"', "op_entry(job.op())",
+                     'text = "mla";', 'if (op == "other") return;'):
+            self.assertEqual(self.rules("launch/run.cpp", line), [], line)
 
 
 class Rooms(unittest.TestCase):
@@ -97,7 +116,7 @@ class Messages(unittest.TestCase):
 
     def test_known_settings(self):
         def rules(text):
-            return [rule for _, rule in lint.unknown_settings(text, FLAGS, COMMANDS)]
+            return [rule for _, rule in lint.unknown_settings(text, FLAGS, COMMANDS, OPS)]
 
         self.assertEqual(rules('{setting("kv_heads"), setting("backend", "cpu"), command("info", "measure")}'), [])
         self.assertEqual(rules('setting("backends")'), ["backends is no flag of launch/flags.cpp"])
@@ -135,8 +154,8 @@ class Files(unittest.TestCase):
         rule = "a wait's deadline comes from src/comm/timeouts.hpp or src/base/device_timeouts.hpp"
         self.assertEqual(list(lint.own_deadlines("src/kernels/x.cpp", text)), [(2, rule)])
         self.assertEqual(list(lint.own_deadlines("src/comm/timeouts.hpp", text)), [])
-        self.assertIn(rule, [said for _, said in lint.breaches_of("src/comm/x.cpp", text, FLAGS, COMMANDS)])
-        self.assertNotIn(rule, [said for _, said in lint.breaches_of("tests/comm/x.cpp", text, FLAGS, COMMANDS)])
+        self.assertIn(rule, [said for _, said in lint.breaches_of("src/comm/x.cpp", text, FLAGS, COMMANDS, OPS)])
+        self.assertNotIn(rule, [said for _, said in lint.breaches_of("tests/comm/x.cpp", text, FLAGS, COMMANDS, OPS)])
 
     def test_one_namespace_for_what_tests_share(self):
         def lines(name, text):
@@ -154,7 +173,7 @@ class Files(unittest.TestCase):
 
     def test_a_file_is_held_to_all_rules(self):
         text = '#include "launch/config.hpp"\nfail(ErrorCode::kFile, "--a", setting("b"));\n'
-        rules = {rule.split(":")[0] for _, rule in lint.breaches_of("src/base/x.cpp", text, FLAGS, COMMANDS)}
+        rules = {rule.split(":")[0] for _, rule in lint.breaches_of("src/base/x.cpp", text, FLAGS, COMMANDS, OPS)}
         self.assertEqual(rules, {"a message has all its parts", "the library spells no flag", "b is no flag of launch/flags.cpp",
                                  "the first lines name the licence (SPDX-License-Identifier",
                                  "base does not include launch"})

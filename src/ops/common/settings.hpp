@@ -59,6 +59,10 @@ struct Settings {
   float dt_min = -std::numeric_limits<float>::infinity();
   float dt_max = std::numeric_limits<float>::infinity();
 
+  // Compression
+  std::string method;
+  std::optional<double> ratio;  // share of bytes, or of tokens, that is removed; absent: the method's usual one
+
   bool final_states = false;  // SSM ops only: wanted, too
   std::string backend = "auto";
   std::string kernel = "auto";
