@@ -116,7 +116,7 @@ class Messages(unittest.TestCase):
 
     def test_known_settings(self):
         def rules(text):
-            return [rule for _, rule in lint.unknown_settings(text, FLAGS, COMMANDS, OPS)]
+            return [rule for _, rule in lint.unknown_settings(text, FLAGS, COMMANDS)]
 
         self.assertEqual(rules('{setting("kv_heads"), setting("backend", "cpu"), command("info", "measure")}'), [])
         self.assertEqual(rules('setting("backends")'), ["backends is no flag of launch/flags.cpp"])
