@@ -12,12 +12,13 @@ namespace ringattn {
 
 // Each row is defined in the directory of its op.
 extern const FileOpEntry kCompressOp;
-extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kSsdOp, kSelectiveScanOp, kConv1dOp;
+extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kSsdOp, kSelectiveScanOp, kConv1dOp, kBatchedGemmOp, kReshardOp;
 
 namespace {
 
 std::vector<const OpEntry*>& rows() {
-  static std::vector<const OpEntry*> table{&kAttentionOp, &kDecodeOp, &kMlaOp, &kSsdOp, &kSelectiveScanOp, &kConv1dOp};
+  static std::vector<const OpEntry*> table{&kAttentionOp,     &kDecodeOp, &kMlaOp,         &kSsdOp,
+                                           &kSelectiveScanOp, &kConv1dOp, &kBatchedGemmOp, &kReshardOp};
   return table;
 }
 

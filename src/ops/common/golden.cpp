@@ -11,7 +11,6 @@
 #include "base/json_writer.hpp"
 #include "base/quotes.hpp"
 #include "io/flat_table.hpp"
-#include "ops/common/row_op.hpp"
 
 namespace ringattn {
 
@@ -126,13 +125,10 @@ Golden parse_golden(std::string_view text, const std::string& path) {
   const bool states = std::ranges::find(missing, "digest_final_states") == missing.end();
   const bool lse = std::ranges::find(missing, "digest_lse") == missing.end();
   if (states && lse) refuse(path, "it has digests of attention and of an SSM");
-  // Ops of rows have neither.
-  const bool rows = golden.kernel == kRowKernel;
-  if (rows || states) std::erase(missing, "digest_lse");
-  if (rows || !states) std::erase(missing, "digest_final_states");
+  std::erase(missing, states ? "digest_lse" : "digest_final_states");
   if (!missing.empty()) refuse(path, fmt::format("\"{}\" is missing", missing.front()));
   const std::string& second = states ? golden.digest_final_states : golden.digest_lse;
-  if (!is_digest(golden.digest_out) || (!is_digest(second) && !(rows && second.empty()))) {
+  if (!is_digest(golden.digest_out) || (!is_digest(second) && second != kNoDigest)) {
     refuse(path, "a digest is not 32 hex digits");
   }
   return golden;

@@ -11,6 +11,9 @@
 
 namespace ringattn {
 
+// In place of a digest of an op that has only out.
+inline constexpr std::string_view kNoDigest = "none";
+
 struct Golden {
   std::string version;   // of the tool
   std::string git;       // revision

@@ -63,7 +63,8 @@ RowInput::RowInput(const OpRequest& request, std::vector<RowTensor> tensors) : t
   }
   double elements = 0.0;
   for (const RowTensor& tensor : tensors_) {
-    elements = std::max(elements, static_cast<double>(tokens()) * static_cast<double>(tensor.heads * tensor.dim));
+    const std::int64_t rows = tensor.tokens > 0 ? tensor.tokens : tokens();
+    elements = std::max(elements, static_cast<double>(rows) * static_cast<double>(tensor.heads * tensor.dim));
   }
   if (elements > 0x1p60) {
     fail(ErrorCode::kUsage, {setting("seq", request.tokens), " with ", setting("batch", settings.batch)},
@@ -77,12 +78,15 @@ void RowInput::find(const OpRequest& request) {
   const InputNames& names = file_->request.names;
   for (RowTensor& tensor : tensors_) {
     const TensorSource& source = sources_.emplace_back(file_->file.tensor(name_in(names, tensor.name)));
-    const RowGrid& grid = grids_.emplace_back(row_grid(source, file_->request.order));
+    const RowGrid& grid =
+        grids_.emplace_back(row_grid(source, tensor.tokens > 0 ? std::nullopt : file_->request.order));
     tensor.heads = grid.heads;
     tensor.dim = grid.dim;
     if (sources_.size() == 1) dtype_ = row_dtype(source);
-    require(row_dtype(source) == dtype_ && grid.batch == grids_.front().batch && grid.length == grids_.front().length,
-            source, described(sources_.front()), "All tensors have the same tokens and one dtype.");
+    const bool same = grid.batch == grids_.front().batch && grid.length == grids_.front().length;
+    require(row_dtype(source) == dtype_ && (same || tensor.tokens > 0), source, described(sources_.front()),
+            "All tensors have the same tokens and one dtype.");
+    if (tensor.tokens > 0) tensor.tokens = grid.tokens();
   }
   const RowGrid& first = grids_.front();
   require(first.tokens() > 0, sources_.front(), "it has no tokens", "Give a file with at least one token.");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ops whose result has one row for each token and head, which depends on rows of the input alone. Such an op says what
 // one row is, in fp32 and in fp64; the rest is here: files and seeds, ranks, plans, digests, outputs, checks, goldens,
-// benchmarks. It runs on the host: a first version of an op, or one that is never worth a kernel.
+// benchmarks. It runs on the host, row by row, unless it has kernels.
 //
 //   class DotProduct final : public RowOp {            // out = scale · ⟨left, right⟩, one number a token and head
 //    public:
@@ -28,6 +28,8 @@
 #include <utility>
 #include <vector>
 
+#include "attention/options.hpp"
+#include "attention/tokens/layout.hpp"
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
 #include "ops/common/bench_job.hpp"
@@ -36,15 +38,13 @@
 
 namespace ringattn {
 
-// The name of the kernel of all ops of rows.
-inline constexpr std::string_view kRowKernel = "cpu_rows";
-
 // A tensor of the input: [tokens, heads, dim], in the order of axes that the file has.
 struct RowTensor {
   std::string_view name;
   std::int64_t heads = 1;  // of a synthetic input; a file's tensor has its own
   std::int64_t dim = 1;
-  bool whole = false;  // every rank reads the rows of all tokens, not only of its own
+  bool whole = false;       // every rank reads the rows of all tokens, not only of its own
+  std::int64_t tokens = 0;  // of a tensor that is not on the axis of tokens, such as matrices, and whole; else 0
 };
 
 // The tensors of a job, from a file or a seed. Sequences are equally long, or as cu_seqlens says, where a file has it.
@@ -88,6 +88,20 @@ class RowReader {
   virtual PackedRun sequence(std::int64_t token) const = 0;
 };
 
+// A kernel of an op, prepared on a rank.
+class RowKernel {
+ public:
+  virtual ~RowKernel() = default;
+  virtual Backend& backend() = 0;
+  virtual std::size_t memory_bytes() const = 0;
+  // Reads what a rank needs of the input. `layout`: of the result. Throws kFile.
+  virtual void load(const RowInput& input, const Layout& layout, int rank, int threads) = 0;
+  // Computes the loaded rows, any number of times. Collective. Returns the seconds.
+  virtual double run() = 0;
+  // Copies the result to host memory: [tokens of this rank, heads, dim].
+  virtual void fetch(std::span<std::byte> out) = 0;
+};
+
 class RowOp {
  public:
   virtual ~RowOp() = default;
@@ -95,15 +109,27 @@ class RowOp {
   virtual std::string_view name() const = 0;  // of op_table()
   virtual std::string describe() const = 0;   // "bf16, heads 8, head_dim 64": all that decides the bits, no tokens
   virtual const RowInput& input() const = 0;
-  // The shape of a result: [tokens, heads, dim], in fp32.
+  // The shape of a result: [tokens, heads, dim].
   virtual std::int64_t heads() const = 0;
   virtual std::int64_t dim() const = 0;
+  virtual Dtype out_dtype() const { return Dtype::kF32; }
   virtual double flops() const = 0;  // of the whole job
+
+  // An op with kernels chooses one, and prepares it for the tokens that a rank has in `layout`. The latter is
+  // collective; it may return null. Otherwise compute() is called for each row.
+  struct Kernel {
+    const KernelEntry* entry = nullptr;
+    std::string reason;
+  };
+  virtual Kernel choose(const KernelRequest& request, KernelScope scope) const;
+  virtual std::unique_ptr<RowKernel> make_kernel(const Kernel&, Transport&, const Options&, const Layout&) const {
+    return nullptr;
+  }
   // Settings of the shape that the input says, by name, and what makes a benchmark's points comparable.
   virtual std::vector<std::pair<std::string, BenchValue>> members() const = 0;
 
-  // The result of a packed token and head. Called by several threads at once.
-  virtual void compute(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<float> out) const = 0;
+  // The result of a packed token and head, in fp32. Called by several threads at once.
+  virtual void compute(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<float> out) const;
   // The same in fp64, and how far each value may lie from it.
   virtual void compute_exactly(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<double> out,
                                std::span<double> allowed) const = 0;

@@ -37,7 +37,7 @@ const KernelEntry& host_attention() {
 
 // The one kernel of all ops of rows.
 const KernelEntry& row_kernel() {
-  static const KernelEntry entry{kRowKernel,
+  static const KernelEntry entry{"cpu_rows",
                                  "cpu",
                                  "ops that compute each row by itself",
                                  [] { return std::vector<std::string>(); },
@@ -47,17 +47,12 @@ const KernelEntry& row_kernel() {
   return entry;
 }
 
-EntryChoice choose(const RowOp& op, const KernelRequest& request, KernelScope scope) {
-  const KernelEntry* const rows[] = {&row_kernel()};
-  return choose_entry(
-      rows, [](std::size_t) { return std::vector<std::string>(); }, op.describe(), request, scope);
-}
-
 // Bytes of a rank: inputs in fp32, of all tokens where a tensor is whole, and results.
 std::size_t memory_of(const RowOp& op, std::int64_t own_tokens) {
   std::int64_t numbers = own_tokens * op.heads() * op.dim();
   for (const RowTensor& tensor : op.input().tensors()) {
-    numbers += (tensor.whole ? op.input().tokens() : own_tokens) * tensor.heads * tensor.dim;
+    const std::int64_t tokens = tensor.tokens > 0 ? tensor.tokens : tensor.whole ? op.input().tokens() : own_tokens;
+    numbers += tokens * tensor.heads * tensor.dim;
   }
   return static_cast<std::size_t>(numbers) * sizeof(float);
 }
@@ -79,7 +74,7 @@ class LoadedRows final : public RowReader {
     for (std::size_t i = 1; i < ends_.size(); ++i) ends_[i] += ends_[i - 1];
     for (const RowTensor& tensor : input.tensors()) {
       Tensor& loaded = tensors_.emplace_back();
-      loaded.run = tensor.whole ? PackedRun{0, input.tokens()} : own_;
+      loaded.run = tensor.tokens > 0 ? PackedRun{0, tensor.tokens} : tensor.whole ? PackedRun{0, input.tokens()} : own_;
       loaded.heads = tensor.heads;
       loaded.dim = tensor.dim;
       const std::int64_t row = tensor.heads * tensor.dim;
@@ -129,7 +124,7 @@ class LoadedRows final : public RowReader {
 };
 
 // Computes the rank's rows. Returns the seconds.
-double compute_rows(const RowOp& op, const LoadedRows& rows, int threads, Transport& world, std::vector<float>& out) {
+double compute_rows(const RowOp& op, const LoadedRows& rows, int threads, Transport& world, std::span<float> out) {
   const auto begin = std::chrono::steady_clock::now();
   const std::int64_t heads = op.heads();
   const auto dim = static_cast<std::size_t>(op.dim());
@@ -139,7 +134,7 @@ double compute_rows(const RowOp& op, const LoadedRows& rows, int threads, Transp
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (std::int64_t row = 0; row < count; ++row) {
       const auto at = static_cast<std::size_t>((first - own.begin) * heads + row) * dim;
-      op.compute(rows, first + row / heads, row % heads, std::span(out).subspan(at, dim));
+      op.compute(rows, first + row / heads, row % heads, out.subspan(at, dim));
     }
     world.progress();
   }
@@ -147,8 +142,8 @@ double compute_rows(const RowOp& op, const LoadedRows& rows, int threads, Transp
 }
 
 std::string difference_text(const Difference& difference) {
-  const auto value = [](std::uint32_t bits) { return std::bit_cast<float>(bits); };
-  return fmt::format("out at token {}, head {}, dim {}: {} (0x{:08x}) against {} (0x{:08x})", difference.token,
+  const auto value = [&](std::uint32_t bits) { return load_element(&bits, difference.dtype); };  // little endian
+  return fmt::format("out at token {}, head {}, dim {}: {} (0x{:x}) against {} (0x{:x})", difference.token,
                      difference.head, difference.dim, value(difference.left_bits), difference.left_bits,
                      value(difference.right_bits), difference.right_bits);
 }
@@ -159,12 +154,12 @@ class RowPlan final : public OpPlan {
       : op_(op),
         budget_(request.options.memory_budget),
         verbose_(request.verbose),
-        reason_(choose(op, request.options.kernel, request.scope).reason),
-        backend_(row_kernel().make_backend({1, kNoDevice})) {}
+        kernel_(op.choose(request.options.kernel, request.scope)),
+        backend_(kernel_.entry->make_backend({1, kNoDevice})) {}
 
-  const KernelEntry& kernel() const override { return row_kernel(); }
+  const KernelEntry& kernel() const override { return *kernel_.entry; }
   const Backend& backend() const override { return *backend_; }
-  std::vector<std::string> lines() const override { return {fmt::format("kernel: {}", reason_)}; }
+  std::vector<std::string> lines() const override { return {fmt::format("kernel: {}", kernel_.reason)}; }
   bool estimates_time() const override { return false; }
   std::vector<Cell> columns() const override {
     return {{"world", "", ""}, {"tokens", "", ""}, {"tokens/rank", "(max)", ""}, {"mem/rank", "(MiB, max)", ""}};
@@ -202,7 +197,7 @@ class RowPlan final : public OpPlan {
   const RowOp& op_;
   std::size_t budget_;
   bool verbose_;
-  std::string reason_;
+  RowOp::Kernel kernel_;
   std::unique_ptr<Backend> backend_;
 };
 
@@ -254,17 +249,18 @@ class RowOpJob final : public OpJob {
     timeout_seconds_ = options.timeout_seconds;
     const Collective collective(world, Timeouts(options.timeout_seconds));
     collective.run_collectively([&] {
-      reason_ = choose(*op_, compatible_request(options.kernel, world), KernelScope::kThisMachine).reason;
+      choice_ = op_->choose(compatible_request(options.kernel, world), KernelScope::kThisMachine);
       threads_ = options.threads > 0 ? options.threads : usable_processors().count;
-      backend_ = row_kernel().make_backend({threads_, kNoDevice});
-      check_compatible(row_kernel(), *backend_, world);
       layout_.emplace(even_layout(input().lengths(), world.size()));
+      kernel_ = op_->make_kernel(choice_, world, options, *layout_);
+      if (kernel_ == nullptr) backend_ = choice_.entry->make_backend({threads_, kNoDevice});
+      check_compatible(*choice_.entry, backend(), world);
       check_memory(memory(), options.memory_budget);
     });
   }
-  Backend& backend() override { return *backend_; }
-  const KernelEntry& kernel() override { return row_kernel(); }
-  const std::string& kernel_reason() override { return reason_; }
+  Backend& backend() override { return kernel_ != nullptr ? kernel_->backend() : *backend_; }
+  const KernelEntry& kernel() override { return *choice_.entry; }
+  const std::string& kernel_reason() override { return choice_.reason; }
   int threads() override { return threads_; }
   PlanFigures plan(const Collective& collective) override {
     PlanFigures figures;
@@ -285,25 +281,28 @@ class RowOpJob final : public OpJob {
   void release() override {
     rows_.reset();
     out_.clear();
+    kernel_.reset();
     layout_.reset();
     backend_.reset();
   }
 
   RankFigures run(const ProgressCallback& on_progress) override {
     load(on_progress);
-    return compute();
+    const RankFigures mine = compute();
+    fetch();
+    return mine;
   }
   std::vector<ResultDigest> digests(const Collective& collective) override {
     return {{"out", "out", digest(collective, view(), runs(), input().tokens())}};
   }
   void write(const OutputRequest& output) override {
     const Collective collective(*world_, Timeouts(timeout_seconds_));
-    FileMetadata metadata = output_metadata(kernel(), *backend_, {digests(collective).front().hex, {}});
+    FileMetadata metadata = output_metadata(kernel(), backend(), {digests(collective).front().hex, {}});
     std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
     metadata.emplace_back("op", std::string(op_->name()));
     metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
-    write_collectively(collective, {{"out", FileDtype::kF32, grid().shape()}}, metadata, output.path, output.replace,
-                       [&](SafetensorsWriter& writer) {
+    write_collectively(collective, {{"out", file_dtype(op_->out_dtype()), grid().shape()}}, metadata, output.path,
+                       output.replace, [&](SafetensorsWriter& writer) {
                          writer.write_rows("out", grid(), runs(), view());
                          failpoint("writing");
                        });
@@ -335,7 +334,7 @@ class RowOpJob final : public OpJob {
   void open_earlier(const std::string& path) override {
     earlier_file_ = std::make_unique<const SafetensorsFile>(path);
     earlier_ = output_tensor(*earlier_file_, path, "out");
-    check_output_tensor(path, *earlier_, grid().shape(), FileDtype::kF32);
+    check_output_tensor(path, *earlier_, grid().shape(), file_dtype(op_->out_dtype()));
   }
   std::vector<FileFingerprint> earlier_fingerprints() const override {
     return ringattn::fingerprints(std::span(&*earlier_, 1));
@@ -355,9 +354,11 @@ class RowOpJob final : public OpJob {
     if (input().lengths().size() <= 8) {
       for (const std::int64_t length : input().lengths()) lengths += fmt::format(" {}", length);
     }
-    return golden_of(
-        fmt::format("{}; {};{}", input().is_synthetic() ? input().source() : "a file", describe(), lengths),
-        kernel().name, backend_->identity());
+    Golden golden =
+        golden_of(fmt::format("{}; {};{}", input().is_synthetic() ? input().source() : "a file", describe(), lengths),
+                  kernel().name, backend().identity());
+    golden.digest_lse = kNoDigest;  // there is only out
+    return golden;
   }
 
   BenchJob bench_job(std::string source) const override {
@@ -375,11 +376,14 @@ class RowOpJob final : public OpJob {
           last = compute();
           return RunTimes{last.seconds};
         }).front();
-    double numbers = static_cast<double>(op_->heads() * op_->dim()) * sizeof(float);
+    fetch();
+    double bytes = static_cast<double>(input().tokens() * op_->heads() * op_->dim()) *
+                   static_cast<double>(size_of(op_->out_dtype()));
     for (const RowTensor& tensor : input().tensors()) {
-      numbers += static_cast<double>(tensor.heads * tensor.dim) * static_cast<double>(size_of(input().dtype()));
+      const std::int64_t tokens = tensor.tokens > 0 ? tensor.tokens : input().tokens();
+      bytes += static_cast<double>(tokens * tensor.heads * tensor.dim) * static_cast<double>(size_of(input().dtype()));
     }
-    return {{{false, samples, numbers * static_cast<double>(input().tokens())}}, last, digests(collective).front().hex};
+    return {{{false, samples, bytes}}, last, digests(collective).front().hex};
   }
 
   VariantTable list_variants(const VariantRequest& request, const Options& options) override {
@@ -399,18 +403,24 @@ class RowOpJob final : public OpJob {
   std::size_t memory() const { return memory_of(*op_, layout_->tokens(world_->rank())); }
   std::vector<PackedRun> runs() const { return packed_runs(layout_->runs(world_->rank()), layout_->cu()); }
   TensorView view() const {
-    return dense_view(static_cast<const void*>(out_.data()), Dtype::kF32, layout_->tokens(world_->rank()), op_->heads(),
-                      op_->dim());
+    return dense_view(static_cast<const void*>(out_.data()), op_->out_dtype(), layout_->tokens(world_->rank()),
+                      op_->heads(), op_->dim());
   }
   void load(const ProgressCallback& on_progress) {
     rows_.emplace(*op_, runs(), threads_, on_progress);
     // Rows that are not written would show.
-    out_.assign(static_cast<std::size_t>(rows_->own().tokens() * op_->heads() * op_->dim()),
-                std::numeric_limits<float>::quiet_NaN());
+    out_.assign(static_cast<std::size_t>(rows_->own().tokens() * op_->heads() * op_->dim()) * size_of(op_->out_dtype()),
+                std::byte{0xff});
+    if (kernel_ != nullptr) kernel_->load(input(), *layout_, world_->rank(), threads_);
   }
   RankFigures compute() {
     RankFigures mine;
-    mine.seconds = compute_rows(*op_, *rows_, threads_, *world_, out_);
+    if (kernel_ != nullptr) {
+      mine.seconds = kernel_->run();
+    } else {
+      const std::span rows(reinterpret_cast<float*>(out_.data()), out_.size() / sizeof(float));
+      mine.seconds = compute_rows(*op_, *rows_, threads_, *world_, rows);
+    }
     mine.tokens = rows_->own().tokens();
     mine.flops = op_->flops() * static_cast<double>(mine.tokens) / static_cast<double>(input().tokens());
     mine.memory_planned = memory();
@@ -418,15 +428,20 @@ class RowOpJob final : public OpJob {
     return mine;
   }
 
+  void fetch() {
+    if (kernel_ != nullptr) kernel_->fetch(out_);
+  }
+
   std::unique_ptr<const RowOp> op_;
   Transport* world_ = nullptr;
   double timeout_seconds_ = 0.0;
-  std::string reason_;
+  RowOp::Kernel choice_;
   int threads_ = 0;
+  std::unique_ptr<RowKernel> kernel_;  // null: rows are computed one by one, on backend_
   std::unique_ptr<Backend> backend_;
   std::optional<Layout> layout_;
   std::optional<LoadedRows> rows_;
-  std::vector<float> out_;  // of this rank's tokens
+  std::vector<std::byte> out_;  // of this rank's tokens
   std::unique_ptr<const SafetensorsFile> earlier_file_;
   std::optional<TensorSource> earlier_;
   std::vector<int> variants_;
@@ -456,7 +471,8 @@ Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
       op_->compute_exactly(*rows_, token, row % heads, exact, allowed);
       const auto at = static_cast<std::size_t>((token - own.begin) * heads + row % heads) * dim;
       for (std::size_t d = 0; d < dim; ++d) {
-        const double value = out_[at + d];
+        const std::size_t bytes = size_of(op_->out_dtype());
+        const double value = load_element(out_.data() + (at + d) * bytes, op_->out_dtype());
         if (std::isfinite(value) != std::isfinite(exact[d])) {
           ++mine.misplaced;
         } else if (std::isfinite(value)) {
@@ -493,12 +509,12 @@ Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
 void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
   const Collective collective(world, Timeouts(variant_options_.timeout_seconds));
   const Layout even = even_layout(input().lengths(), world.size());
-  const std::int64_t row_bytes = op_->heads() * op_->dim() * static_cast<std::int64_t>(sizeof(float));
-  const auto moved_view = [&](const std::vector<float>& rows) {
-    return dense_view(static_cast<const void*>(rows.data()), Dtype::kF32, even.tokens(world.rank()), op_->heads(),
+  const std::int64_t row_bytes = op_->heads() * op_->dim() * static_cast<std::int64_t>(size_of(op_->out_dtype()));
+  const auto moved_view = [&](const std::vector<std::byte>& rows) {
+    return dense_view(static_cast<const void*>(rows.data()), op_->out_dtype(), even.tokens(world.rank()), op_->heads(),
                       op_->dim());
   };
-  std::vector<float> first;
+  std::vector<std::byte> first;
   for (const int ranks : variants_) {
     const std::unique_ptr<Transport> part = world.split_world(ranks, collective.timeouts().for_peer());
     std::optional<Error> agreed;  // by the ranks of the part; the others don't know yet
@@ -510,6 +526,7 @@ void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
         of_part.run_collectively([&] {
           load({});
           compute();
+          fetch();
         });
       } catch (const AgreedError& error) {
         agreed = error;
@@ -522,9 +539,8 @@ void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
     for (int rank = 0; rank < ranks; ++rank) {
       owned[static_cast<std::size_t>(rank)].assign(of_part.runs(rank).begin(), of_part.runs(rank).end());
     }
-    std::vector<float> moved(static_cast<std::size_t>(even.tokens(world.rank()) * op_->heads() * op_->dim()));
-    reshard(world.host(), Layout(input().lengths(), std::move(owned)), even,
-            reinterpret_cast<const std::byte*>(out_.data()), reinterpret_cast<std::byte*>(moved.data()), row_bytes,
+    std::vector<std::byte> moved(static_cast<std::size_t>(even.tokens(world.rank()) * row_bytes));
+    reshard(world.host(), Layout(input().lengths(), std::move(owned)), even, out_.data(), moved.data(), row_bytes,
             collective.timeouts().for_peer());
     std::optional<Difference> difference;
     if (first.empty() && ranks == variants_.front()) {
@@ -539,6 +555,16 @@ void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
 }
 
 }  // namespace
+
+RowOp::Kernel RowOp::choose(const KernelRequest& request, KernelScope scope) const {
+  const KernelEntry* const rows[] = {&row_kernel()};
+  const auto nothing_missing = [](std::size_t) { return std::vector<std::string>(); };
+  return {rows[0], choose_entry(rows, nothing_missing, describe(), request, scope).reason};
+}
+
+void RowOp::compute(const RowReader&, std::int64_t, std::int64_t, std::span<float>) const {
+  fail(ErrorCode::kInternal, fmt::format("rows of {} are computed by its kernels", name()));
+}
 
 std::unique_ptr<OpJob> make_row_job(std::unique_ptr<const RowOp> op) {
   return std::make_unique<RowOpJob>(std::move(op));

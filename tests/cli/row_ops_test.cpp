@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ops whose rows are independent: batched_gemm and reshard.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <span>
+#include <sstream>
+
+#include "io/safetensors_writer.hpp"
+#include "tests/cli/tool.hpp"
+#include "tests/support/temporary_folder.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+Words job(const std::string& command, const std::string& op, const Words& more = {}) {
+  return Words{command,   "--op", op,        "--synthetic", "7",          "--seq", "137",
+               "--batch", "3",    "--heads", "3",           "--head-dim", "16"} +
+         more;
+}
+
+Finished done(const Words& words) {
+  Finished finished = tool(words);
+  EXPECT_EQ(finished.code, 0) << finished.out << finished.err;
+  return finished;
+}
+
+std::string text_of(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path, std::ios::binary).rdbuf();
+  return text.str();
+}
+
+void write_floats(const std::string& path, const std::vector<OutputTensor>& tensors) {
+  const auto writer = SafetensorsWriter::create(plan_safetensors(tensors, {}), path, true);
+  float value = -2.0F;
+  for (const OutputTensor& tensor : tensors) {
+    std::size_t count = 1;
+    for (const std::int64_t extent : tensor.shape) count *= static_cast<std::size_t>(extent);
+    std::vector<float> values(count);
+    for (float& element : values) element = value += 0.03125F;
+    writer->write_bytes(tensor.name, std::as_bytes(std::span(values)));
+  }
+  writer->commit();
+}
+
+TEST(RowOps, HaveTheSameBitsOnAnyRanks) {
+  const TemporaryFolder folder;
+  for (const std::string op : {"batched_gemm", "reshard"}) {
+    const auto file = [&](int ranks) { return folder.file(op + std::to_string(ranks)); };
+    for (const int ranks : {1, 3, 7}) {
+      done(job("run", op, {"--ranks", std::to_string(ranks), "--output", file(ranks)}));
+      EXPECT_EQ(text_of(file(ranks)), text_of(file(1))) << op << " on " << ranks;
+    }
+    for (const char* dtype : {"bf16", "fp16", "fp32"}) {
+      const Finished shapes = done(job("verify", op, {"--dtype", dtype}));
+      EXPECT_TRUE(has(shapes.out, "# 5 shapes, bit for bit") && has(shapes.out, "PASS")) << shapes.out;
+      const Finished oracle = done(job("verify", op, {"--dtype", dtype, "--against", "oracle", "--ranks", "2"}));
+      EXPECT_TRUE(has(oracle.out, "PASS")) << oracle.out;
+    }
+    const std::string golden = folder.file(op + ".json");
+    done(job("verify", op, {"--record", golden}));
+    EXPECT_TRUE(has(done(job("verify", op, {"--golden", golden, "--ranks", "2"})).out, "PASS"));
+    EXPECT_TRUE(has(done(job("plan", op, {"--world", "2,64"})).out, "# kernel: ")) << op;
+    EXPECT_TRUE(has(done(job("bench", op, {"--samples", "2", "--jsonl", "-"})).out, "\"op\":\"" + op + "\"")) << op;
+  }
+}
+
+TEST(RowOps, ReshardGivesRowsBackFromAnyLayout) {
+  const std::string digest = digest_of(done(job("run", "reshard")).out);
+  for (const Words& layout : {Words{"--layout", "zigzag"}, {"--layout", "contiguous"}, {"--stripe", "128"}}) {
+    EXPECT_EQ(digest_of(done(job("run", "reshard", layout + Words{"--ranks", "4"})).out), digest);
+  }
+}
+
+TEST(RowOps, ReadFiles) {
+  const TemporaryFolder folder;
+  const std::string gemm = folder.file("gemm.safetensors");
+  write_floats(gemm, {{"rows", FileDtype::kF32, {21, 2, 8}}, {"weights", FileDtype::kF32, {2, 16, 8}}});
+  const Finished run = done({"run", "--input", gemm, "--ranks", "2"});
+  EXPECT_TRUE(has(run.out, "# job: batched_gemm, fp32, heads 2, rows of 8 to 16, 21 tokens")) << run.out;
+  EXPECT_TRUE(has(done({"verify", "--input", gemm, "--against", "oracle"}).out, "PASS"));
+  const std::string rows = folder.file("rows.safetensors");
+  write_floats(rows, {{"rows", FileDtype::kF32, {21, 2, 8}}});
+  EXPECT_TRUE(has(done({"run", "--input", rows}).out, "# job: reshard, fp32, heads 2, head_dim 8, 21 tokens"));
+  const std::string wrong = folder.file("wrong.safetensors");
+  write_floats(wrong, {{"rows", FileDtype::kF32, {21, 2, 8}}, {"weights", FileDtype::kF32, {3, 16, 8}}});
+  const Finished refused = tool({"run", "--input", wrong});
+  EXPECT_EQ(refused.code, 3) << refused.out;
+  EXPECT_TRUE(has(refused.err,
+                  "weights are [3, 16, 8] (rows have 2 heads of 8). Give a matrix [out_dim, head_dim] for "
+                  "each head of the rows."))
+      << refused.err;
+}
+
+}  // namespace
+}  // namespace ringattn::testing
