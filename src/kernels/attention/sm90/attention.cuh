@@ -54,7 +54,8 @@ __device__ __forceinline__ void sync_all() {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) attention_kernel(const __grid_constant__ HopperParams params) {
-  extern __shared__ __align__(1024) unsigned char shared[];
+  // Begins at SharedMap::base(), as the kernel has no static shared memory.
+  extern __shared__ __align__(16) unsigned char shared[];
   const SharedMap<C> map;
   if (threadIdx.x == 0) init_barriers<C>(map, params.bulk_in ? 32 : kProducerThreads);
   sync_all<C>();

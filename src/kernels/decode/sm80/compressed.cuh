@@ -4,6 +4,7 @@
 // without rows, which most decode steps have, dequantize a tile while the others compute the one before it.
 #pragma once
 
+#include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/decode/sm80/compressed_fetch.cuh"
 #include "kernels/decode/sm80/compressed_latents.cuh"
 #include "kernels/decode/sm80/decode.cuh"
@@ -77,7 +78,8 @@ __device__ __forceinline__ void decode_compressed_tile(const CompressedParams& p
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     compressed_kernel(const __grid_constant__ CompressedParams params) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ unsigned char dynamic_shared[];
+  unsigned char* const shared = cuda::aligned_shared<cuda::kPanelRowBytes>(dynamic_shared);
   __shared__ DecodeWorkTile work_tile;
   WorkTileFinder<C> work_tile_finder(params.step);
   for (int n = static_cast<int>(blockIdx.x);; n += static_cast<int>(gridDim.x)) {

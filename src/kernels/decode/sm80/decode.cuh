@@ -4,6 +4,7 @@
 // same order. Only the addresses of rows, tiles and results differ.
 #pragma once
 
+#include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/decode/sm80/fetch.cuh"
 #include "kernels/decode/sm80/finish.cuh"
 #include "kernels/decode/sm80/sliced.cuh"
@@ -90,19 +91,23 @@ __device__ __forceinline__ void decode_work_tile(const DecodeParams& p, const De
   if (p.finish) merge_if_last<C>(p, work_tile);
 }
 
-// Bytes of dynamic shared memory per CTA.
+// Bytes of shared memory that a CTA uses beside its work tile.
 template <class C>
-constexpr int decode_kernel_bytes() {
+constexpr int decode_layout_bytes() {
   if constexpr (C::kSlices > 1) {
     return ColumnSliceDecodeLayout<C>::kBytes;
   } else {
     return DecodeLayout<C>::kBytes;
   }
 }
+// Dynamic shared memory of a CTA.
+template <class C>
+inline constexpr int kDecodeLaunchBytes = cuda::aligned_shared_bytes(decode_layout_bytes<C>(), cuda::kPanelRowBytes);
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) decode_kernel(const __grid_constant__ DecodeParams p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ unsigned char dynamic_shared[];
+  unsigned char* const shared = cuda::aligned_shared<cuda::kPanelRowBytes>(dynamic_shared);
   __shared__ DecodeWorkTile work_tile;
   WorkTileFinder<C> work_tile_finder(p);
   for (int n = static_cast<int>(blockIdx.x);; n += static_cast<int>(gridDim.x)) {

@@ -34,8 +34,9 @@ struct DecodeConfig {
 template <class Element, AttentionConfig kAttention, class Params>
 int prepare_decode(void (*kernel)(Params)) {
   using C = DecodeConfig<Element, kAttention>;
-  constexpr int kBytes = decode_kernel_bytes<C>();
-  static_assert(kBytes == decode_bytes(kAttention, C::kStages) && kBytes + 256 <= kMaxSharedBytes);
+  constexpr int kBytes = kDecodeLaunchBytes<C>;
+  static_assert(decode_layout_bytes<C>() == decode_bytes(kAttention, C::kStages));
+  static_assert(kBytes + 256 <= kMaxSharedBytes);
   static_assert(sizeof(DecodeWorkTile) <= 256);
   check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "cudaFuncSetAttribute");
   int ctas = 0;
@@ -47,7 +48,7 @@ int prepare_decode(void (*kernel)(Params)) {
 template <class Element, AttentionConfig kAttention, class Params>
 void launch_decode(void (*kernel)(Params), const Params& params, int ctas, Stream stream) {
   using C = DecodeConfig<Element, kAttention>;
-  kernel<<<static_cast<unsigned>(ctas), C::kThreads, decode_kernel_bytes<C>(), cuda_stream(stream)>>>(params);
+  kernel<<<static_cast<unsigned>(ctas), C::kThreads, kDecodeLaunchBytes<C>, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_attention's decode");
 }
 

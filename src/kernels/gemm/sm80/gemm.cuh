@@ -54,7 +54,7 @@ struct GemmKernel {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 2) gemm_kernel(const __grid_constant__ cuda::GemmParams p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ __align__(16) unsigned char shared[];
   const std::uint32_t stages = cuda::shared_address(shared);
   const cuda::GemmTile tile = cuda::gemm_tile<C::kRows>(p, blockIdx.x);
   const int panels = (p.dim_k + cuda::kGemmTileK - 1) / cuda::kGemmTileK;

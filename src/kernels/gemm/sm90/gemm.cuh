@@ -171,7 +171,7 @@ __device__ __forceinline__ void multiply_tiles(const cuda::GemmParams& p, const 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas) gemm_kernel(const __grid_constant__ HopperGemm params) {
   extern __shared__ unsigned char shared[];
-  const GemmStages<C> stages{(cuda::shared_address(shared) + 1023U) & ~1023U};
+  const GemmStages<C> stages{cuda::aligned_shared_address<1024>(shared)};
   if (threadIdx.x == 0) {
     for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
       barrier_init(stages.full(stage), C::kProducerWarps);

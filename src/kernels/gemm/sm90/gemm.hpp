@@ -5,6 +5,7 @@
 
 #include <cuda.h>
 
+#include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/common/cuda/panels.hpp"
 #include "kernels/gemm/cuda/gemm_params.hpp"
 
@@ -21,7 +22,7 @@ struct GemmConfig {
   constexpr int threads() const { return 128 * warpgroups + 32 * producer_warps; }
   constexpr int stage_bytes() const { return (rows() + cuda::kGemmTileN) * cuda::kPanelRowBytes; }
   // Stages are aligned to 1,024 bytes. Two mbarriers per stage follow them.
-  constexpr int shared_bytes() const { return 1024 + stages * (stage_bytes() + 16); }
+  constexpr int shared_bytes() const { return cuda::aligned_shared_bytes(stages * (stage_bytes() + 16), 1024); }
 };
 
 inline constexpr GemmConfig kSmallMConfig{1, 1, 4, 2};   // M up to 64

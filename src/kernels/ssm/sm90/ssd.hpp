@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/common/cuda/panels.hpp"
 #include "kernels/ssm/cuda/ssm_params.hpp"
 #include "kernels/ssm/sm90/dim_blocks.hpp"
@@ -73,7 +74,7 @@ struct SsdLayout {
   static constexpr int kBarriers = kScores + 2 * kScoreBytes;
   // Barriers: B and C full and empty, scores full and empty, x full and empty, state scales full.
   static constexpr int kBytes = kBarriers + 8 * (2 * kStages + 4 + 3 * kDimBlocksPerCta * kInputStages);
-  static constexpr int kSharedBytes = kBytes + 1024;
+  static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kBytes, 1024);
   static_assert(kSharedBytes <= 227 * 1024);
 };
 

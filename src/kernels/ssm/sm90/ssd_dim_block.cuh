@@ -3,6 +3,7 @@
 // thread issues TMA loads several chunks ahead. What TMA cannot read, the whole warpgroup copies. Used by both kernels.
 #pragma once
 
+#include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/common/cuda/tile_copy.cuh"
 #include "kernels/common/sm90/mbarrier.cuh"
 #include "kernels/common/sm90/threads.cuh"
@@ -33,7 +34,7 @@ struct SsdMemory {
   std::uint32_t base;
 
   __device__ __forceinline__ explicit SsdMemory(unsigned char* shared)
-      : bytes(shared + (1024U - cuda::shared_address(shared) % 1024U) % 1024U), base(cuda::shared_address(bytes)) {}
+      : bytes(cuda::aligned_shared<1024>(shared)), base(cuda::shared_address(bytes)) {}
 
   __device__ std::uint32_t b(std::uint32_t stage) const { return at(Layout::kB, stage, Layout::kTileBytes); }
   __device__ std::uint32_t c(std::uint32_t stage) const { return at(Layout::kC, stage, Layout::kTileBytes); }

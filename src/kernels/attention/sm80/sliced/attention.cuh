@@ -10,6 +10,7 @@
 #include "kernels/attention/sm80/row_state.cuh"
 #include "kernels/attention/sm80/sliced/tile_step.cuh"
 #include "kernels/attention/sm80/tile_map.cuh"
+#include "kernels/common/cuda/aligned_shared.hpp"
 
 namespace ringattn::sm80 {
 
@@ -47,7 +48,8 @@ struct ColumnSliceAttentionLayout {
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     sliced_attention_kernel(const __grid_constant__ cuda::AttentionParams p) {
-  extern __shared__ __align__(128) unsigned char shared[];
+  extern __shared__ unsigned char dynamic_shared[];
+  unsigned char* const shared = cuda::aligned_shared<cuda::kPanelRowBytes>(dynamic_shared);
   __shared__ cuda::WorkTile work_tile;
 
   const cuda::WorkIndex work_index = cuda::work_index(p.schedule.early_entries, p.schedule.entry_heads,

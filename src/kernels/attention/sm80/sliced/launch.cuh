@@ -10,14 +10,20 @@
 
 namespace ringattn::sm80 {
 
+// Dynamic shared memory of a CTA.
+template <class C>
+inline constexpr int kSlicedLaunchBytes = cuda::aligned_shared_bytes(ColumnSliceAttentionLayout<C>::kBytes,
+                                                                     cuda::kPanelRowBytes);
+
 template <class Element, AttentionConfig kConfig>
 void prepare_sliced_attention() {
   using C = KernelConfig<Element, kConfig>;
   constexpr int kBytes = ColumnSliceAttentionLayout<C>::kBytes;
   // With the work tile at most 99 KiB, which every device from sm_80 on provides per CTA.
   static_assert(ColumnSliceLayout<C>::kBytes == kConfig.sliced_bytes() && kBytes == kConfig.shared_bytes());
-  static_assert(kBytes + 256 <= 99 * 1024);
-  check_cuda(cudaFuncSetAttribute(sliced_attention_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+  static_assert(kSlicedLaunchBytes<C> + 128 <= 99 * 1024);
+  check_cuda(cudaFuncSetAttribute(sliced_attention_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kSlicedLaunchBytes<C>),
              "cudaFuncSetAttribute");
 }
 
@@ -26,8 +32,7 @@ void launch_sliced_attention(const cuda::AttentionParams& params, Stream stream)
   using C = KernelConfig<Element, kConfig>;
   const auto blocks =
       static_cast<unsigned>(params.tables.work_tile_count) * static_cast<unsigned>(params.schedule.entry_heads);
-  sliced_attention_kernel<C>
-      <<<blocks, C::kThreads, ColumnSliceAttentionLayout<C>::kBytes, cuda_stream(stream)>>>(params);
+  sliced_attention_kernel<C><<<blocks, C::kThreads, kSlicedLaunchBytes<C>, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_attention");
 }
 
