@@ -47,14 +47,19 @@ const KernelEntry& row_kernel() {
   return entry;
 }
 
-// Bytes of a rank: inputs in fp32, of all tokens where a tensor is whole, and results.
-std::size_t memory_of(const RowOp& op, std::int64_t own_tokens) {
-  std::int64_t numbers = own_tokens * op.heads() * op.dim();
+// Bytes of a rank: inputs in fp32, of all tokens where a tensor is whole, and results. A kernel has copies of its own
+// of both, as they are.
+std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, const KernelEntry& kernel) {
+  const std::int64_t results = own_tokens * op.heads() * op.dim();
+  std::int64_t inputs = 0;
   for (const RowTensor& tensor : op.input().tensors()) {
     const std::int64_t tokens = tensor.tokens > 0 ? tensor.tokens : tensor.whole ? op.input().tokens() : own_tokens;
-    numbers += tokens * tensor.heads * tensor.dim;
+    inputs += tokens * tensor.heads * tensor.dim;
   }
-  return static_cast<std::size_t>(numbers) * sizeof(float);
+  const auto bytes = [](std::int64_t numbers, std::size_t each) { return static_cast<std::size_t>(numbers) * each; };
+  const std::size_t rows = bytes(inputs, sizeof(float)) + bytes(results, size_of(op.out_dtype()));
+  if (&kernel == &row_kernel()) return rows;
+  return rows + bytes(inputs, size_of(op.input().dtype())) + bytes(results, size_of(op.out_dtype()));
 }
 
 void check_memory(std::size_t needed, std::size_t budget) {
@@ -170,7 +175,7 @@ class RowPlan final : public OpPlan {
     const Layout layout = even_layout(op_.input().lengths(), world);
     std::int64_t most = 0;
     for (int rank = 0; rank < world; ++rank) most = std::max(most, layout.tokens(rank));
-    const std::size_t memory = memory_of(op_, most);
+    const std::size_t memory = memory_of(op_, most, *kernel_.entry);
     check_memory(memory, budget_);
     json.begin_object().member("world", world).member("tokens", units());
     json.member("layout", layout_name(LayoutKind::kContiguous)).member("bytes_moved", 0);
@@ -400,7 +405,7 @@ class RowOpJob final : public OpJob {
  private:
   const RowInput& input() const { return op_->input(); }
   RowGrid grid() const { return {AxisOrder::kThd, 1, input().tokens(), op_->heads(), op_->dim()}; }
-  std::size_t memory() const { return memory_of(*op_, layout_->tokens(world_->rank())); }
+  std::size_t memory() const { return memory_of(*op_, layout_->tokens(world_->rank()), *choice_.entry); }
   std::vector<PackedRun> runs() const { return packed_runs(layout_->runs(world_->rank()), layout_->cu()); }
   TensorView view() const {
     return dense_view(static_cast<const void*>(out_.data()), op_->out_dtype(), layout_->tokens(world_->rank()),
