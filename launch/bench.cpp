@@ -179,8 +179,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
       fail(ErrorCode::kUsage,
            fmt::format("--against {} is not for {}", options.against,
                        kind == BenchKind::kStep ? "a decode step" : "--op " + settings.front().job.op),
-           "it compares computation, and this job's time is that of reading and writing memory",
-           "Give --against FILE, a file of measured lines.");
+           "it is for jobs that send K/V blocks around the ring", "Give --against FILE, a file of measured lines.");
     }
     library_options(config);  // throws for what they can't be
     if (first) {

@@ -47,7 +47,6 @@ BenchJob read_job(const Json& job) {
   const std::string op = job.value("op", std::string(result.kind == BenchKind::kStep ? usual.steps : usual.name));
   const OpEntry* const entry = find_op(op);
   result.op = entry == nullptr ? op : entry->name;
-  for (const char* name : {"heads", "kv_heads", "head_dim", "head_dim_v", "dtype", "mask"}) job.at(name);
   constexpr std::string_view kApart[] = {"tokens", "batch", "seq", "source", "op"};
   for (const auto& [name, value] : job.items()) {
     if (std::ranges::find(kApart, name) != std::end(kApart)) continue;
@@ -127,7 +126,12 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
           .key("estimated_ms")
           .null();  // decode measures no exposed communication and has no time estimate
     } else {
-      json.member("exposed_comm_ms", point.exposed_comm_ms).member("estimated_ms", point.estimated_ms);
+      json.member("exposed_comm_ms", point.exposed_comm_ms).key("estimated_ms");
+      if (point.estimated_ms > 0.0 || job.kind == BenchKind::kRing) {
+        json.value(point.estimated_ms);
+      } else {
+        json.null();
+      }
     }
     if (job.kind == BenchKind::kStream) {
       json.member("tokens_per_s", static_cast<double>(job.tokens) / point.ms.median * 1e3);

@@ -62,6 +62,13 @@ void take_layer_sinks(const SafetensorsFile& file, bool named, InputNames& names
 
 }  // namespace
 
+std::string name_in(const InputNames& names, std::string_view tensor) {
+  const auto role = std::ranges::find(tensor_roles(), tensor, &TensorRole::name);
+  if (role != tensor_roles().end()) return (names.*role->member).value_or(std::string(tensor));
+  const auto other = names.others.find(tensor);
+  return other == names.others.end() ? std::string(tensor) : other->second;
+}
+
 bool any_named(const InputNames& names) {
   return !names.others.empty() ||
          std::ranges::any_of(tensor_roles(), [&](const TensorRole& role) { return (names.*role.member).has_value(); });

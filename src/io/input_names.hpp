@@ -15,6 +15,9 @@
 
 namespace ringattn {
 
+// The name that a tensor is looked for by: one that is given, or its own.
+std::string name_in(const InputNames& names, std::string_view tensor);
+
 // True if any role is named. Then the caller knows the file, which may hold a whole model.
 bool any_named(const InputNames& names);
 

@@ -57,7 +57,14 @@ const OpEntry& op_of_file(const TensorFile& file) {
     }
     found = entry;
   }
-  return found != nullptr ? *found : *rows().front();
+  if (found != nullptr) return *found;
+  // The one that most tensors belong to; its opening says which is missing.
+  const auto present = [&](const OpEntry* entry) {
+    return std::ranges::count_if(entry->tensors, [&](const OpTensor& tensor) {
+      return !tensor.optional && file.file.contains(name_in(file.request.names, tensor.name));
+    });
+  };
+  return **std::ranges::max_element(rows(), {}, present);
 }
 
 const OpEntry& op_of_layer(LayerKind kind) {

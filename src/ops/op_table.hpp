@@ -22,8 +22,8 @@ const OpEntry& op_entry(std::string_view name);
 // The op by its name or its name before 0.4; null: there is none.
 const OpEntry* find_op(std::string_view name);
 
-// The op that opens the file: the one that recognizes it, or the default, whose opening then says what is missing.
-// Throws kFile where several recognize it.
+// The op that opens the file: the one that recognizes it or, where none does, the first of those that most of its
+// tensors belong to, whose opening then says what is missing. Throws kFile where several recognize it.
 const OpEntry& op_of_file(const TensorFile& file);
 // The first op that computes such a layer.
 const OpEntry& op_of_layer(LayerKind kind);

@@ -413,7 +413,7 @@ TEST_P(FlagEffect, IsSeen) {
 std::vector<std::string> flag_names() {
   std::vector<std::string> names;
   for (const FlagRow& row : flag_table()) {
-    if (names.empty() || names.back() != row.name) names.emplace_back(row.name);
+    if (row.own == nullptr && (names.empty() || names.back() != row.name)) names.emplace_back(row.name);
   }
   return names;
 }

@@ -35,7 +35,6 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"state-dim", {"16", "64", "256"}},
     {"groups", {"2", "4", "8"}},
     {"conv-width", {"2", "3", "4"}},
-    {"out-dim", {"16", "64", "1024"}},
     {"model-config", {"a.json", "b.json", "c.json"}},
     {"layer", {"0", "1", "60"}},
     {"dtype", {"bf16", "fp16", "fp32"}},

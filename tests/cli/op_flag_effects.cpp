@@ -82,11 +82,6 @@ const Effects& op_effects() {
        [] {
          EXPECT_TRUE(has(out_of(ssm_words() + Words{"--groups", "4"}), "4 groups"));
        }},
-      {"out-dim",
-       [] {
-         const Words gemm{"run", "--op", "batched_gemm", "--synthetic", "7", "--seq", "20", "--head-dim", "16"};
-         EXPECT_TRUE(has(out_of(gemm + Words{"--out-dim", "24"}), "rows of 16 to 24"));
-       }},
       {"conv-width",
        [] {
          const std::string wide = out_of(ssm_words() + Words{"--conv-width", "3"});

@@ -73,6 +73,12 @@ TEST(RowOps, ReshardGivesRowsBackFromAnyLayout) {
   }
 }
 
+TEST(RowOps, AMatrixHasTheDimThatIsAskedFor) {
+  EXPECT_TRUE(has(done(job("run", "batched_gemm", {"--out-dim", "24"})).out, "rows of 16 to 24"));
+  const Finished refused = tool(job("run", "batched_gemm", {"--out-dim", "0"}));
+  EXPECT_EQ(refused.code, 2) << refused.err;
+}
+
 TEST(RowOps, ReadFiles) {
   const TemporaryFolder folder;
   const std::string gemm = folder.file("gemm.safetensors");

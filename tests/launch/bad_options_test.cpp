@@ -185,7 +185,7 @@ TEST(BadValues, AreAnsweredWithOneThatIsTaken) {
     const std::string_view value = row.example.empty() ? row.fallback : row.example;
     ASSERT_FALSE(value.empty()) << row.name << " has neither a default nor an example to suggest";
     JobOptions options;
-    EXPECT_NO_THROW(row.set(options, value)) << row.name;
+    EXPECT_NO_THROW(row.apply(options, value)) << row.name;
   }
   EXPECT_EQ(refusal("run", {"--seq=-5"}),
             "--seq is \"-5\" (it takes a number of tokens such as 4096, 8k or 2m, at most 1152921504606846976). Try "

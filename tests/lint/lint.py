@@ -153,8 +153,11 @@ def ops_by_name(name, text, ops):
 
 def op_names():
     """The names of the rows of ops/op_table.cpp, which each op's directory defines."""
-    entries = (ROOT / "src/ops").glob("*/*_entry.cpp")
-    return {found for entry in entries for found in re.findall(r'Op\{\.name = "(\w+)"', entry.read_text())}
+    rows = set(re.findall(r"&(k\w+Op)\b", (ROOT / "src/ops/op_table.cpp").read_text()))
+    texts = [entry.read_text() for entry in (ROOT / "src/ops").glob("*/*_entry.cpp")]
+    defined = {row: name for text in texts for row, name in re.findall(r'(k\w+Op)\{\s*\.name = "(\w+)"', text)}
+    assert rows == set(defined), f"rows without an entry, or entries without a row: {rows ^ set(defined)}"
+    return set(defined.values())
 
 
 def literals(text):

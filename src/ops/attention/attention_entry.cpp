@@ -2,6 +2,11 @@
 // The row of attention in the table of ops.
 #include "ops/common/attention_entry.hpp"
 
+#include "ops/common/compressed_tensors.hpp"
+#include "ops/decode/cache_tensors.hpp"
+#include "ops/mla/mla_tensors.hpp"
+#include "ops/ssm/ssm_tensors.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -19,6 +24,15 @@ constexpr std::string_view kSettings[] = {"page-order",    "q-len",   "kv-heads"
                                           "softmax-scale", "softcap", "layout",       "stripe",   "block",
                                           "overlap",       "trace",   "checksum",     "decode",   "compute-only"};
 
+// Keys and values in rows, in pages or compressed.
+bool recognizes_attention(const TensorFile& opened) {
+  const SafetensorsFile& file = opened.file;
+  const InputNames& names = opened.request.names;
+  if (holds_ssm(file, names) || holds_latents(file, names)) return false;
+  const auto has = [&](std::string_view tensor) { return file.contains(name_in(names, tensor)); };
+  return (has("q") && has("k") && has("v")) || holds_cache(file, names) || holds_compressed(file);
+}
+
 }  // namespace
 
 extern const OpEntry kAttentionOp;
@@ -30,6 +44,7 @@ const OpEntry kAttentionOp{.name = "attention",
                            .layers = layer_bit(LayerKind::kAttention),
                            .fill = fill_attention,
                            .steps = "decode",
+                           .recognizes = recognizes_attention,
                            .make = make_attention_job<Op::kAttention>};
 
 }  // namespace ringattn

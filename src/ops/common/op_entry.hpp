@@ -93,7 +93,9 @@ struct OpEntry {
   void (*fill)(const ModelLayer& layer, const Settings& settings, const FillSetting& fill) = nullptr;
   std::string_view old_name = {};  // before 0.4
   std::string_view steps = {};     // the op that computes a few queries at the ends of sequences as decode steps
-  // Whether a file holds this op's tensors. Null: another op opens its files, and the job says that it is this one's.
+  // Whether a file holds this op's tensors, and not those of another op that it would also do for: a file that several
+  // ops recognize is refused. FileInput::names counts as well as a tensor's own name (name_in()). Null: another op
+  // opens its files, and the job says that it is this one's.
   bool (*recognizes)(const TensorFile& file) = nullptr;
   // Opens a job. Not collective. Throws kFile for a file that holds none, kUsage for settings that contradict each
   // other.

@@ -16,13 +16,32 @@ namespace {
 constexpr std::string_view kCumulative = "cu_seqlens";
 // Tensors of a seed are numbered from 0; what lies beyond is taken (kernels/common/synthetic.hpp).
 constexpr std::size_t kMostTensors = 14;
+constexpr std::int64_t kMostDim = 1 << 16;
 
-// The name that a tensor has in the file.
-std::string name_in(const InputNames& names, std::string_view tensor) {
-  const auto role = std::ranges::find(tensor_roles(), tensor, &TensorRole::name);
-  if (role != tensor_roles().end()) return (names.*role->member).value_or(std::string(tensor));
-  const auto other = names.others.find(tensor);
-  return other == names.others.end() ? std::string(tensor) : other->second;
+// Refuses names for tensors that the op doesn't have, and tensors of the file that would change the result of another
+// op, such as cu_seqlens_q.
+void refuse_others(const TensorFile& opened, std::span<const RowTensor> tensors) {
+  const auto has = [&](std::string_view name) {
+    return name == kCumulative || std::ranges::find(tensors, name, &RowTensor::name) != tensors.end();
+  };
+  const InputNames& names = opened.request.names;
+  std::vector<std::string_view> named;
+  for (const TensorRole& role : tensor_roles()) {
+    if (names.*role.member) named.push_back(role.name);
+  }
+  for (const auto& [name, unused] : names.others) named.push_back(name);
+  for (const std::string_view name : named) {
+    if (has(name)) continue;
+    fail(ErrorCode::kUsage, {setting("tensors"), fmt::format(" names {}", name)},
+         fmt::format("the job of {} has no such tensor", opened.request.path), "Leave it out.");
+  }
+  if (!named.empty()) return;  // the caller knows the file
+  for (const std::string_view name : {"mask", "attn_mask", "cu_seqlens_q", "cu_seqlens_k", "q_offset"}) {
+    if (has(name) || !opened.file.contains(name)) continue;
+    fail(ErrorCode::kFile, fmt::format("{} has {}, which isn't read", opened.request.path, name),
+         fmt::format("sequences are those of {}, and there is no mask", kCumulative),
+         {"Leave it out, or name the tensors that are meant with ", setting("tensors"), "."});
+  }
 }
 
 std::vector<std::int64_t> lengths_of(const TensorSource& cumulative, std::int64_t tokens) {
@@ -56,6 +75,7 @@ RowInput::RowInput(const OpRequest& request, std::vector<RowTensor> tensors) : t
   const Settings& settings = request.settings;
   seed_ = settings.synthetic;
   dtype_ = settings.dtype;
+  order_ = settings.order.value_or(settings.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
   lengths_.assign(static_cast<std::size_t>(settings.batch), request.tokens);
   if (request.tokens < 1) {
     fail(ErrorCode::kUsage, setting("seq", request.tokens), "a job has at least one token of each sequence",
@@ -75,6 +95,7 @@ RowInput::RowInput(const OpRequest& request, std::vector<RowTensor> tensors) : t
 void RowInput::find(const OpRequest& request) {
   file_ = open_tensor_file(file_input(request.settings), *request.share);
   refuse_page_order(file_->file, file_->request);
+  refuse_others(*file_, tensors_);
   const InputNames& names = file_->request.names;
   for (RowTensor& tensor : tensors_) {
     const TensorSource& source = sources_.emplace_back(file_->file.tensor(name_in(names, tensor.name)));
@@ -85,16 +106,29 @@ void RowInput::find(const OpRequest& request) {
     if (sources_.size() == 1) dtype_ = row_dtype(source);
     const bool same = grid.batch == grids_.front().batch && grid.length == grids_.front().length;
     require(row_dtype(source) == dtype_ && (same || tensor.tokens > 0), source, described(sources_.front()),
-            "All tensors have the same tokens and one dtype.");
+            "Give tensors of the same tokens and one dtype.");
+    require(grid.heads > 0 && grid.dim > 0 && grid.heads <= kMostDim && grid.dim <= kMostDim, source,
+            fmt::format("1 to {} heads or dims are possible", kMostDim), "Check the order of its axes.");
     if (tensor.tokens > 0) tensor.tokens = grid.tokens();
   }
   const RowGrid& first = grids_.front();
+  order_ = first.order;
   require(first.tokens() > 0, sources_.front(), "it has no tokens", "Give a file with at least one token.");
   lengths_.assign(static_cast<std::size_t>(first.batch), first.length);
   const auto cumulative = find_optional(file_->file, names.cu_seqlens, kCumulative);
   if (!cumulative) return;
+  require(first.batch == 1, *cumulative,
+          fmt::format("{} has an axis for the batch already", described(sources_.front())), "Leave one of them out.");
   lengths_ = lengths_of(*cumulative, first.tokens());
   sources_.push_back(*cumulative);
+}
+
+RowGrid RowInput::out_grid(std::int64_t heads, std::int64_t dim) const {
+  RowGrid grid{order_, 1, tokens(), heads, dim};
+  if (!grid.has_batch()) return grid;
+  grid.batch = grids_.empty() ? std::ssize(lengths_) : grids_.front().batch;
+  grid.length = tokens() / grid.batch;
+  return grid;
 }
 
 std::int64_t RowInput::tokens() const {

@@ -48,6 +48,7 @@ struct RowTensor {
 };
 
 // The tensors of a job, from a file or a seed. Sequences are equally long, or as cu_seqlens says, where a file has it.
+// Heads and dims that don't fit each other are for the op to refuse: kFile for a file's, kUsage for settings.
 class RowInput {
  public:
   // `tensors`: those of the op, at most 14. Throws kFile where the file lacks one, or they disagree in tokens or dtype.
@@ -57,6 +58,8 @@ class RowInput {
   Dtype dtype() const { return dtype_; }
   const std::vector<std::int64_t>& lengths() const { return lengths_; }
   std::int64_t tokens() const;
+  // How a result of these heads and dims lies in a file: as the first tensor does.
+  RowGrid out_grid(std::int64_t heads, std::int64_t dim) const;
   bool is_synthetic() const { return file_ == nullptr; }
   // Fills rows, [total_tokens(runs), heads, dim] of dtype(), in host memory. Throws kFile, and kUsage where the input
   // is only a shape.
@@ -71,6 +74,7 @@ class RowInput {
 
   std::vector<RowTensor> tensors_;
   Dtype dtype_ = Dtype::kBf16;
+  AxisOrder order_ = AxisOrder::kThd;
   std::vector<std::int64_t> lengths_;
   std::optional<std::uint64_t> seed_;
   std::shared_ptr<const TensorFile> file_;  // null: synthetic
@@ -125,12 +129,12 @@ class RowOp {
   virtual std::unique_ptr<RowKernel> make_kernel(const Kernel&, Transport&, const Options&, const Layout&) const {
     return nullptr;
   }
-  // Settings of the shape that the input says, by name, and what makes a benchmark's points comparable.
+  // What decides the job, by name, as it is used: heads, dims, settings. For reports, tables and a benchmark's points.
   virtual std::vector<std::pair<std::string, BenchValue>> members() const = 0;
 
-  // The result of a packed token and head, in fp32. Called by several threads at once.
+  // The result of a packed token and head, in fp32. Called by several threads at once; it doesn't throw.
   virtual void compute(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<float> out) const;
-  // The same in fp64, and how far each value may lie from it.
+  // The same in fp64, and how far each value may lie from it. What fp32 can't hold counts as infinite.
   virtual void compute_exactly(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<double> out,
                                std::span<double> allowed) const = 0;
 };

@@ -278,8 +278,8 @@ bool holds_conv1d(const SafetensorsFile& file, const InputNames& names) {
 
 bool holds_ssm(const SafetensorsFile& file, const InputNames& names) {
   const bool named = names_channels(names) || names_heads(names) || names.a || names.b || names.c || names.d ||
-                     names.z || names.initial_states || names.cu_seqlens || names.state || names.conv1d_weight ||
-                     names.conv1d_bias || names.conv_state;
+                     names.z || names.initial_states || names.state || names.conv1d_weight || names.conv1d_bias ||
+                     names.conv_state;
   const bool others = names.q || names.k || names.v || names.latent || names.k_rope || names.latent_fp8 ||
                       names.latent_pages || names.k_pages || names.v_pages || names.w_uk || names.w_uv ||
                       names.kv_b_proj;

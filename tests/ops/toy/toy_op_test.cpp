@@ -129,8 +129,7 @@ TEST(ToyOp, HasItsFlagAndNoOther) {
     std::string_view part;
   };
   for (const auto& [words, part] :
-       {Case{toy("run", {"--kv-heads", "3"}),
-             "--kv-heads contradicts --op toy (it belongs to --op attention and decode)"},
+       {Case{toy("run", {"--kv-heads", "3"}), "--kv-heads contradicts --op toy (it belongs to --op attention"},
         Case{
             {"run", "--synthetic", "7", "--temperature", "2"},
             "--temperature contradicts --op attention, the default (it belongs to --op toy). Leave it out, or use --op "
