@@ -4,7 +4,7 @@
 // pipeline stages: first the strips of K, then those of V.
 //
 // A `Keys` locates the keys and values of a tile: k_row(tile, row) and v_row(tile, row) return a row's address. For
-// quantized rows, prefetch_strip() and copy_strip() are overloaded (../decode/compressed_latents.cuh).
+// quantized rows, prefetch_strip() and copy_strip() are overloaded (decode/sm80/compressed.cuh).
 #pragma once
 
 #include <cstdint>
