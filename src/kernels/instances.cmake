@@ -63,7 +63,7 @@ kernel_instances(sm80_instances decode/sm80 compressed.cuh compressed_DTYPE_DIM
 kernel_instances(sm80_instances decode/sm80 compressed.cuh compressed_DTYPE_DIM
   CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS 576/512 DTYPES bf16)
 kernel_instances(sm80_instances gemm/sm80 gemm.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
-kernel_instances(sm80_instances ssm/sm80 ssd_launch.cuh ssd_DTYPE_DIM
+kernel_instances(sm80_instances ssm/sm80 ssd.cuh ssd_DTYPE_DIM
   SsdLauncher "ssd_launcher<ELEMENT, DIM>()" DIMS 16 64 128 256)
 
 # For Hopper: wgmma and setmaxnreg exist for sm_90a alone.
