@@ -5,7 +5,7 @@
 // before it.
 #pragma once
 
-#include "kernels/attention/sm80/sliced/strips.cuh"
+#include "kernels/attention/sm80/sliced/tile_step.cuh"
 #include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/decode/sm80/decode.cuh"
 #include "kernels/decode/sm80/decode_common.cuh"
@@ -239,7 +239,7 @@ class TileDequantizer {
 };
 
 // Decode from an FP8 latent cache with column slices of O: loads strips of KV tiles
-// (attention/sm80/sliced/strips.cuh), which the threads dequantize. Strips are requested in order, so each thread
+// (attention/sm80/sliced/tile_step.cuh), which the threads dequantize. Strips are requested in order, so each thread
 // holds the quantized values of the next strip in registers while it computes the strip before it. K and V are the same
 // rows of the cache: V is their first columns.
 
@@ -339,7 +339,7 @@ class LatentStrips {
   float scales_[kVectors];
 };
 
-// Overloads of the functions in attention/sm80/sliced/strips.cuh. In copy_strip(), each thread writes the values
+// Overloads of the functions in attention/sm80/sliced/tile_step.cuh. In copy_strip(), each thread writes the values
 // that it has prefetched, and prefetches the next strip.
 template <class C>
 __device__ __forceinline__ void prefetch_strip(LatentStrips<C>& strips, int tile, int strip) {

@@ -26,7 +26,7 @@ struct ColumnSliceDecodeLayout {
   }
 };
 
-// The `Keys` of attention/sm80/sliced/strips.cuh for a plain cache.
+// The `Keys` of attention/sm80/sliced/tile_step.cuh for a plain cache.
 template <class C>
 struct CachedKeys {
   const DecodeParams& p;

@@ -5,7 +5,7 @@
 #include "kernels/attention/cuda/merge_arithmetic.cuh"
 #include "kernels/attention/cuda/row_end.cuh"
 #include "kernels/attention/merge.hpp"
-#include "kernels/attention/sm80/row_state.cuh"
+#include "kernels/attention/sm80/tile_step.cuh"
 #include "kernels/common/cuda/tile_copy.cuh"
 #include "kernels/decode/decode.hpp"
 #include "kernels/decode/decode_block_mask.hpp"
