@@ -50,20 +50,20 @@ endfunction()
 
 # For every GPU from sm_80 on.
 set(dims 64 96 128 192/128 256)
-kernel_instances(sm80_instances attention/sm80 launch.cuh attention_DTYPE_DIM
+kernel_instances(sm80_instances attention/sm80 attention.cuh attention_DTYPE_DIM
   cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
-kernel_instances(sm80_instances attention/sm80 launch.cuh positioned_DTYPE_DIM
+kernel_instances(sm80_instances attention/sm80 attention.cuh positioned_DTYPE_DIM
   cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS), true>()" DIMS ${dims})
-kernel_instances(sm80_instances attention/sm80 sliced/launch.cuh attention_DTYPE_DIM
+kernel_instances(sm80_instances attention/sm80 sliced/attention.cuh attention_DTYPE_DIM
   cuda::Launcher "sliced_launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS 512 576/512)
-kernel_instances(sm80_instances decode/sm80 launch.cuh decode_DTYPE_DIM
+kernel_instances(sm80_instances decode/sm80 decode.cuh decode_DTYPE_DIM
   DecodeLauncher "decode_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims} 512 576/512)
-kernel_instances(sm80_instances decode/sm80 compressed_launch.cuh compressed_DTYPE_DIM
+kernel_instances(sm80_instances decode/sm80 compressed.cuh compressed_DTYPE_DIM
   CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
-kernel_instances(sm80_instances decode/sm80 compressed_launch.cuh compressed_DTYPE_DIM
+kernel_instances(sm80_instances decode/sm80 compressed.cuh compressed_DTYPE_DIM
   CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS 576/512 DTYPES bf16)
-kernel_instances(sm80_instances gemm/sm80 launch.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
-kernel_instances(sm80_instances ssm/sm80 ssd_launch.cuh ssd_DTYPE_DIM
+kernel_instances(sm80_instances gemm/sm80 gemm.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
+kernel_instances(sm80_instances ssm/sm80 ssd.cuh ssd_DTYPE_DIM
   SsdLauncher "ssd_launcher<ELEMENT, DIM>()" DIMS 16 64 128 256)
 
 # For Hopper: wgmma and setmaxnreg exist for sm_90a alone.

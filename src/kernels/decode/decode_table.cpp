@@ -13,7 +13,6 @@
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm80/config.hpp"
-#include "kernels/decode/sm80/compressed.hpp"
 #include "kernels/decode/sm80/sm80_decode.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER

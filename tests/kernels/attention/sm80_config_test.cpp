@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "kernels/attention/sm80/config.hpp"
-#include "kernels/decode/sm80/compressed.hpp"
+#include "kernels/decode/sm80/sm80_decode.hpp"
 #include "kernels/quant/latent_rows.hpp"
 #include "tests/kernels/attention/config_cases.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Configurations of sm80_attention: tiles, warps and shared memory for an AttentionSpec. A pure function of the spec,
-// so that all ranks agree on it. attention.hpp declares the launchers.
+// so that all ranks agree on it. sm80_attention.hpp declares the launchers.
 #pragma once
 
 #include <optional>
@@ -76,5 +76,24 @@ std::vector<std::string> attention_missing(const AttentionSpec& spec);
 std::string describe(const AttentionConfig& config);
 // All configurations, each after its head dims. Text for KernelRow::configs.
 std::vector<std::string> attention_configs();
+
+// An AttentionConfig as the template parameter of the attention kernels.
+// kPositions_: keys have explicit positions (kernels/attention/key_positions.hpp).
+template <class Element_, AttentionConfig kConfig, bool kPositions_ = false>
+struct KernelConfig {
+  using Element = Element_;
+  static constexpr bool kPositions = kPositions_;
+  static constexpr int kDim = kConfig.head_dim;
+  static constexpr int kDimV = kConfig.head_dim_v;
+  static constexpr int kKeyTile = kConfig.key_tile;
+  static constexpr int kQueryTile = kConfig.query_tile();
+  static constexpr int kRowBlocks = kConfig.rows_of_warp / 16;  // of 16 rows, per warp
+  static constexpr int kThreads = kConfig.threads();
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kCtas = kConfig.ctas;
+  static constexpr int kColumnsAtOnce = kConfig.columns_at_once;
+  static constexpr bool kEndBasicBlock = kConfig.end_basic_block;
+  static constexpr int kSlices = kConfig.slices;
+};
 
 }  // namespace ringattn::sm80

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/decode/sm80/compressed.hpp"
-
+// The formats of compressed caches that sm80_attention decodes, and their launch parameters.
 #include <fmt/format.h>
 
 #include <cstdint>
@@ -9,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/decode/sm80/sm80_decode.hpp"
 #include "kernels/quant/latent_rows.hpp"
 
 namespace ringattn::sm80 {

@@ -39,7 +39,7 @@ constexpr int decode_bytes(const AttentionConfig& attention, int stages) {
 }
 
 // Pipeline stages of K and V tiles, or of strips of them. With 1 stage, K and V of a tile are loaded alternately. A CTA
-// needs another 256 bytes for its work tile, and 128 to align the rest (launch.cuh).
+// needs another 256 bytes for its work tile, and 128 to align the rest (decode.cuh).
 constexpr int decode_stages(const AttentionConfig& attention) {
   if (attention.slices > 1) return attention.stages;
   return decode_bytes(attention, 2) + 256 + 128 <= kMaxSharedBytes ? 2 : 1;

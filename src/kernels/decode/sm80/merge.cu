@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The combine kernel for decode steps whose keys are partitioned over several caches.
 #include "base/cuda.hpp"
-#include "kernels/decode/sm80/decode.hpp"
-#include "kernels/decode/sm80/finish.cuh"
+#include "kernels/decode/sm80/decode_common.cuh"
+#include "kernels/decode/sm80/sm80_decode.hpp"
 
 namespace ringattn::sm80 {
 

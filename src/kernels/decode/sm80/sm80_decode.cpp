@@ -14,8 +14,6 @@
 #include "kernels/attention/merge.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
 #include "kernels/common/registry.hpp"
-#include "kernels/decode/sm80/compressed.hpp"
-#include "kernels/decode/sm80/decode.hpp"
 
 namespace ringattn::sm80 {
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Batched GEMM on tensor cores through mma.sync, sm_80 and later. One CTA computes one output tile.
+// Batched GEMM on tensor cores through mma.sync, sm_80 and later, and its launch. One CTA computes one output tile.
 #pragma once
 
 #include <cstdint>
 
+#include "base/cuda.hpp"
 #include "kernels/gemm/cuda/gemm_tile.cuh"
-#include "kernels/gemm/sm80/gemm.hpp"
+#include "kernels/gemm/sm80/sm80_gemm.hpp"
 
 namespace ringattn::sm80 {
 
@@ -104,6 +105,45 @@ __global__ void __launch_bounds__(C::kThreads, 2) gemm_kernel(const __grid_const
     cuda::store_sums<typename C::Element>(p, tile.head, tile.row + part.row + block * 16 + part.lane / 4,
                                           tile.column + part.column, sums[block]);
   }
+}
+
+// Turns GEMM parameters into a kernel and its launch. kernels/instances.cmake lists its instantiations.
+
+template <class C>
+void prepare_kernel() {
+  check_cuda(cudaFuncSetAttribute(gemm_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes),
+             "cudaFuncSetAttribute");
+}
+
+template <class C>
+void launch_kernel(const cuda::GemmParams& p, Stream stream) {
+  const auto tiles = static_cast<unsigned>(cuda::gemm_tiles(p, C::kRows));
+  gemm_kernel<C><<<tiles, C::kThreads, C::kSharedBytes, cuda_stream(stream)>>>(p);
+  check_cuda(cudaGetLastError(), "sm80_gemm");
+}
+
+template <class Element>
+void prepare_gemm() {
+  prepare_kernel<GemmKernel<Element, kFewRowsConfig, false>>();
+  prepare_kernel<GemmKernel<Element, kFewRowsConfig, true>>();
+  prepare_kernel<GemmKernel<Element, kManyRowsConfig, false>>();
+  prepare_kernel<GemmKernel<Element, kManyRowsConfig, true>>();
+}
+
+template <class Element>
+void launch_gemm(const cuda::GemmParams& p, Stream stream) {
+  if (p.row_count <= kFewRows) {
+    p.transposed ? launch_kernel<GemmKernel<Element, kFewRowsConfig, true>>(p, stream)
+                 : launch_kernel<GemmKernel<Element, kFewRowsConfig, false>>(p, stream);
+  } else {
+    p.transposed ? launch_kernel<GemmKernel<Element, kManyRowsConfig, true>>(p, stream)
+                 : launch_kernel<GemmKernel<Element, kManyRowsConfig, false>>(p, stream);
+  }
+}
+
+template <class Element>
+constexpr cuda::GemmLauncher gemm_launcher() {
+  return {prepare_gemm<Element>, launch_gemm<Element>};
 }
 
 }  // namespace ringattn::sm80

@@ -8,7 +8,7 @@
 #include "kernels/common/cuda/load_kernel.hpp"
 #include "kernels/common/cuda/ptx.cuh"
 #include "kernels/common/cuda/widen.cuh"
-#include "kernels/gemm/sm80/gemm_ordered.hpp"
+#include "kernels/gemm/sm80/sm80_gemm.hpp"
 
 namespace ringattn::sm80 {
 

@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 
 #include "kernels/gemm/cuda/cuda_gemm.hpp"
-#include "kernels/gemm/sm80/gemm.hpp"
-#include "kernels/gemm/sm80/gemm_ordered.hpp"
 
 namespace ringattn::sm80 {
 

@@ -5,7 +5,7 @@
 #include "kernels/common/cuda/load_kernel.hpp"
 #include "kernels/common/cuda/tile_copy.cuh"
 #include "kernels/ssm/cuda/ssm_device.cuh"
-#include "kernels/ssm/sm80/conv1d.hpp"
+#include "kernels/ssm/sm80/sm80_conv1d.hpp"
 
 namespace ringattn::sm80 {
 

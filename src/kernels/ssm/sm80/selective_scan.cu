@@ -6,7 +6,7 @@
 #include "kernels/common/cuda/load_kernel.hpp"
 #include "kernels/ssm/cuda/head_blocks.cuh"
 #include "kernels/ssm/cuda/ssm_device.cuh"
-#include "kernels/ssm/sm80/selective_scan.hpp"
+#include "kernels/ssm/sm80/sm80_ssd.hpp"
 
 namespace ringattn::sm80 {
 

@@ -5,7 +5,6 @@
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
-#include "kernels/ssm/sm80/conv1d.hpp"
 
 namespace ringattn::sm80 {
 

@@ -11,8 +11,6 @@
 #include "kernels/common/cuda/cuda_backend.hpp"
 #include "kernels/ssm/cuda/da_cumsum.hpp"
 #include "kernels/ssm/cuda/device_ssm.hpp"
-#include "kernels/ssm/sm80/selective_scan.hpp"
-#include "kernels/ssm/sm80/ssd.hpp"
 
 namespace ringattn::sm80 {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SSD kernel `sm90_ssd` (Mamba-2: one decay per head), with wgmma and TMA, for H100 and H200. bf16, head_dim 64 and
 // 128, state_dim 64 and 128. Views may have any alignment: rows that are not aligned to 16 bytes are copied by threads,
-// which is slower and gives the same bits. Rounding is that of sm80_ssd (ssm/sm80/ssd_tiles.cuh), except that
+// which is slower and gives the same bits. Rounding is that of sm80_ssd (ssm/sm80/ssd.cuh), except that
 //   - the state accumulates into the decayed state instead of from zero;
 //   - for local states, the scale of x is split into a bf16 hi/lo pair, and x times it into a pair again, within 2^−16
 //     of the fp32 value. The same holds for final states;

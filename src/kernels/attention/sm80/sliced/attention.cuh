@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm80_attention for wide head dims (512, 576): the warps of a CTA hold column slices of O (tile_step.cuh). Otherwise
-// as ../attention.cuh: one CTA computes one query tile of one head and loops over its KV tiles.
+// sm80_attention for wide head dims (512, 576): the kernel and its launch. The warps of a CTA hold column slices of O
+// (sliced/tile_step.cuh). Otherwise as attention.cuh: one CTA computes one query tile of one head and loops over its KV
+// tiles.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "base/cuda.hpp"
 #include "kernels/attention/cuda/work_order.hpp"
-#include "kernels/attention/sm80/row_state.cuh"
+#include "kernels/attention/sm80/config.hpp"
 #include "kernels/attention/sm80/sliced/tile_step.cuh"
+#include "kernels/attention/sm80/sm80_attention.hpp"
 #include "kernels/attention/sm80/tile_map.cuh"
+#include "kernels/attention/sm80/tile_step.cuh"
 #include "kernels/common/cuda/aligned_shared.hpp"
 
 namespace ringattn::sm80 {
@@ -104,6 +108,39 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     finish_rows<C>(p, work_tile, head, q_tile, state);
   }
   release_scratch<C>(p, held);
+}
+
+// Turns a configuration with slices into a kernel and its launch. kernels/instances.cmake lists its instantiations.
+
+// Dynamic shared memory of a CTA.
+template <class C>
+inline constexpr int kSlicedLaunchBytes = cuda::aligned_shared_bytes(ColumnSliceAttentionLayout<C>::kBytes,
+                                                                     cuda::kPanelRowBytes);
+
+template <class Element, AttentionConfig kConfig>
+void prepare_sliced_attention() {
+  using C = KernelConfig<Element, kConfig>;
+  constexpr int kBytes = ColumnSliceAttentionLayout<C>::kBytes;
+  // With the work tile at most 99 KiB, which every device from sm_80 on provides per CTA.
+  static_assert(ColumnSliceLayout<C>::kBytes == kConfig.sliced_bytes() && kBytes == kConfig.shared_bytes());
+  static_assert(kSlicedLaunchBytes<C> + 128 <= 99 * 1024);
+  check_cuda(cudaFuncSetAttribute(sliced_attention_kernel<C>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  kSlicedLaunchBytes<C>),
+             "cudaFuncSetAttribute");
+}
+
+template <class Element, AttentionConfig kConfig>
+void launch_sliced_attention(const cuda::AttentionParams& params, Stream stream) {
+  using C = KernelConfig<Element, kConfig>;
+  const auto blocks =
+      static_cast<unsigned>(params.tables.work_tile_count) * static_cast<unsigned>(params.schedule.entry_heads);
+  sliced_attention_kernel<C><<<blocks, C::kThreads, kSlicedLaunchBytes<C>, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sm80_attention");
+}
+
+template <class Element, AttentionConfig kConfig>
+constexpr cuda::Launcher sliced_launcher_of() {
+  return {prepare_sliced_attention<Element, kConfig>, launch_sliced_attention<Element, kConfig>};
 }
 
 }  // namespace ringattn::sm80
