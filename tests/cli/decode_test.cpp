@@ -280,7 +280,7 @@ TEST(BenchDecode, FewQueriesAreStepsUnlessAFlagSaysOtherwise) {
     const Finished rows = tool(words + Words{"--jsonl", "-"} + flags);
     ASSERT_EQ(rows.code, 0) << rows.err;
     EXPECT_EQ(ops_of(rows.out), all_rows) << flags[0];
-    EXPECT_TRUE(has(rows.err, "# op: attention, rows around the ring; --op decode measures decode steps")) << rows.err;
+    EXPECT_TRUE(has(rows.err, "# op: attention, ring attention; --op decode measures decode steps")) << rows.err;
   }
   EXPECT_EQ(tool(words + Words{"--against", "compute"}).code, 0);
   const Finished unserved = tool(words + Words{"--jsonl", "-", "--block-mask", "topk:2+heads:each"});
@@ -298,7 +298,7 @@ TEST(BenchDecode, IsTheDefaultOfBenchAlone) {
   const Finished steps = tool(latents);
   EXPECT_TRUE(has(steps.out, "# op: mla, a decode step, as --q-len 1 makes one")) << steps.out << steps.err;
   const Finished rows = tool(latents + Words{"--form", "expanded"});
-  EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; --form absorbed measures decode steps")) << rows.err;
+  EXPECT_TRUE(has(rows.out, "# op: mla, ring attention; --form absorbed measures decode steps")) << rows.err;
 }
 
 // On any machine, with a GPU or without.

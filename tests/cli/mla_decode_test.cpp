@@ -67,19 +67,17 @@ TEST(MlaSteps, AreRowsWhereTheyAreAskedFor) {
   for (const Words& flags : {Words{"--layout", "zigzag"}, {"--block", "128"}, {"--overlap", "off"}}) {
     const Finished rows = tool(Words{"run"} + flags + steps_job());
     ASSERT_EQ(rows.code, 0) << rows.err;
-    EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; a decode step takes no " + flags[0].substr(2)))
-        << rows.out;
+    EXPECT_TRUE(has(rows.out, "# op: mla, ring attention; a decode step takes no " + flags[0].substr(2))) << rows.out;
     EXPECT_EQ(digest_of(rows.out), digest);
     const Finished plan = tool({"plan", "--op", "mla", "--seq", "300", "--q-len", "1", flags[0], flags[1]});
-    EXPECT_TRUE(has(plan.out, "rows around the ring; a decode step takes no " + flags[0].substr(2)))
-        << plan.out << plan.err;
+    EXPECT_TRUE(has(plan.out, "ring attention; a decode step takes no " + flags[0].substr(2))) << plan.out << plan.err;
   }
   const Finished folds = tool({"bench", "--op", "mla", "--seq", "100", "--q-len", "1", "--heads", "2", "--samples", "1",
                                "--against", "compute", "--backend", "cpu"});
   EXPECT_EQ(folds.code, 0) << folds.err;
   EXPECT_TRUE(has(folds.out, "a decode step takes no --against compute")) << folds.out;
   const Finished mixed = tool({"plan", "--op", "mla", "--seq", "16,300", "--backend", "cpu"});
-  EXPECT_TRUE(has(mixed.out, "rows around the ring; another length makes no decode step")) << mixed.out;
+  EXPECT_TRUE(has(mixed.out, "ring attention; another length makes no decode step")) << mixed.out;
 }
 
 // A table has as many entries for each sequence as the longest needs.
@@ -94,7 +92,7 @@ TEST(MlaSteps, OfAllTooUnlikeLengthsAreRows) {
   const std::string input = write_tensors(folder.file("in"), mla_tensors(shape));
   const Words plan{"plan", "--input", input, "--backend", "cpu"};
   const Finished rows = tool(plan);
-  EXPECT_TRUE(has(rows.out, "# op: mla, rows around the ring; the block table of sequences of such")) << rows.err;
+  EXPECT_TRUE(has(rows.out, "# op: mla, ring attention; the block table of sequences of such")) << rows.err;
 }
 
 TEST(MlaSteps, SayTheirForm) {
@@ -147,8 +145,7 @@ TEST(MlaSteps, OfFilesHaveTheBitsOfRows) {
   EXPECT_TRUE(has(unlike.out, "# cache: 5 pages of 64 tokens, stored as latent rope 8")) << unlike.out;
   EXPECT_EQ(digest_of(unlike.out), digest(with_fp8_rounded_latent(tensors), {"--form", "absorbed"}).first);
   const Finished unlike_rows = tool({"run", "--input", in_rows, "--layout", "striped"});
-  EXPECT_TRUE(has(unlike_rows.out, "# op: mla, rows around the ring; a decode step takes no layout"))
-      << unlike_rows.out;
+  EXPECT_TRUE(has(unlike_rows.out, "# op: mla, ring attention; a decode step takes no layout")) << unlike_rows.out;
   EXPECT_FALSE(has(unlike_rows.out, "# cache:")) << unlike_rows.out;
   const std::string codes = write_tensors(folder.file("codes"), with_pages(with_fp8_latent(tensors), shape));
   const Finished stored = tool({"run", "--input", codes, "--form", "absorbed"});

@@ -37,7 +37,7 @@ void check_latent_dim(const OpRequest& request, const JobInput& input) {
 }
 
 // MLA whose few queries could be a decode step over a cache: one that lies in pages is one, and latents in rows are,
-// too, unless something only rows around the ring can do is wanted.
+// too, unless something is wanted that only ring attention has.
 JobInput step_or_rows(JobInput input, const OpRequest& request) {
   if (input.op() != Op::kMla || !input.decodes()) return input;
   const std::string_view ring = first_ring_setting(request);

@@ -57,7 +57,7 @@ std::string form_text(const JobInput& input) {
 std::string read_rows_text(const JobInput& input) {
   if (!input.not_decoded_reason().empty()) {
     const bool cached = input.op() != Op::kMla || input.pages() != nullptr;
-    return (cached ? "cache: read into rows; " : "op: mla, rows around the ring; ") + input.not_decoded_reason();
+    return (cached ? "cache: read into rows; " : "op: mla, ring attention; ") + input.not_decoded_reason();
   }
   if (input.pages() == nullptr) return {};
   if (input.op() == Op::kMla) return "cache: read into rows";

@@ -120,15 +120,15 @@ std::vector<MessageTemplate> AttentionOpJob::notes() const {
   const MessageTemplate makes_steps{", as ", setting("q_len", rows), " makes "};
   if (input_.op() == Op::kDecode) {
     if (origin_.op_given) return {};
-    return {{"op: decode", makes_steps, "steps; ", setting("op", "attention"), " measures such rows around the ring"}};
+    return {{"op: decode", makes_steps, "steps; ", setting("op", "attention"), " measures them as ring attention"}};
   }
   if (input_.makes_cache()) {
     return {{"op: mla, a decode step", makes_steps, "one; ", setting("layout", "striped"),
-             " measures such rows around the ring"}};
+             " measures them as ring attention"}};
   }
   if (input_.decodes() || !input_.not_decoded_reason().empty()) return {};
   const bool latent = input_.op() == Op::kMla;
-  return {{fmt::format("op: {}, rows around the ring; ", op()),
+  return {{fmt::format("op: {}, ring attention; ", op()),
            latent ? setting("form", "absorbed") : setting("op", "decode"), " measures decode steps"}};
 }
 
