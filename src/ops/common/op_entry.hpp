@@ -72,9 +72,8 @@ struct OpRequest {
   OpUse use = OpUse::kRun;
   Transport* world = nullptr;                     // null: the job is only planned
   KernelScope scope = KernelScope::kThisMachine;  // of a plan
-  std::string rows_wanted =
-      {};                 // why queries that could be decode steps stay ring attention; empty: they needn't
-  bool timeline = false;  // a run also records when each of its parts was done
+  std::string rows_wanted = {};  // why queries that could be decode steps stay ring attention; empty: they needn't
+  bool timeline = false;         // a run also records when each of its parts was done
 
   bool from_file() const { return !settings.input.empty(); }
 };
