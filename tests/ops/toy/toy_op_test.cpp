@@ -116,6 +116,48 @@ TEST(ToyOp, ReadsFilesThatAreRecognizedByTheirTensors) {
   EXPECT_TRUE(has(refused.err, "gate has 1 heads of 1 (left has 2 of 4). Give tensors of one layer.")) << refused.err;
 }
 
+TEST(ToyOp, RefusesWhatItWouldIgnore) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("in.safetensors");
+  write_tensors(file, "", 11, 2);
+  const Finished named = tool({"run", "--input", file, "--tensors", "v=nosuch"});
+  EXPECT_EQ(named.code, 2) << named.out;
+  EXPECT_TRUE(has(named.err, "--tensors names v (the job of ")) << named.err;
+  const auto write = [&](const std::string& name, const std::vector<OutputTensor>& tensors) {
+    const std::string path = folder.file(name);
+    const auto writer = SafetensorsWriter::create(plan_safetensors(tensors, {}), path, true);
+    for (const OutputTensor& tensor : tensors) {
+      std::size_t bytes = 4;  // of fp32 and of 32-bit integers
+      for (const std::int64_t extent : tensor.shape) bytes *= static_cast<std::size_t>(extent);
+      writer->write_bytes(tensor.name, std::vector<std::byte>(bytes));
+    }
+    writer->commit();
+    return path;
+  };
+  const std::vector<OutputTensor> two{{"left", FileDtype::kF32, {5, 2, 4}}, {"right", FileDtype::kF32, {5, 2, 4}}};
+  const Finished missing = tool({"run", "--input", write("two", two)});
+  EXPECT_EQ(missing.code, 3) << missing.out;
+  EXPECT_TRUE(has(missing.err, "gate")) << missing.err;
+  std::vector<OutputTensor> all = two;
+  all.push_back({"gate", FileDtype::kF32, {5, 2, 1}});
+  all.push_back({"cu_seqlens_q", FileDtype::kI32, {2}});
+  EXPECT_EQ(tool({"run", "--input", write("sequences", all)}).code, 3);
+  all = {{"left", FileDtype::kF32, {5, 0, 4}},
+         {"right", FileDtype::kF32, {5, 0, 4}},
+         {"gate", FileDtype::kF32, {5, 0, 1}}};
+  EXPECT_EQ(tool({"run", "--input", write("empty", all)}).code, 3);
+}
+
+TEST(ToyOp, KeepsTheOrderOfAxesAndReadsItsLinesBack) {
+  const TemporaryFolder folder;
+  const std::string out = folder.file("out.safetensors");
+  done(toy("run", {"--order", "htd", "--output", out}));
+  EXPECT_TRUE(has(text_of(out), R"("shape":[3, 300, 5])")) << text_of(out).substr(0, 400);
+  const std::string lines = folder.file("lines.jsonl");
+  done(toy("bench", {"--samples", "2", "--jsonl", lines}));
+  EXPECT_TRUE(has(done(toy("bench", {"--samples", "2", "--baseline", lines, "--fail-above", "1000000%"})).out, "PASS"));
+}
+
 TEST(ToyOp, HasItsFlagAndNoOther) {
   const Finished help = done({"run", "--op", "toy", "--help"});
   EXPECT_TRUE(has(help.out, "ringattn run --op toy: an op of tests.")) << help.out;
