@@ -10,7 +10,7 @@
 
 #include "base/error.hpp"
 #include "base/rank_liveness.hpp"
-#include "kernels/quant/codebook_ops.hpp"
+#include "kernels/quant/quant_ops.hpp"
 #include "kernels/quant/row_codec.hpp"
 #include "kernels/quant/row_quantization.hpp"
 

@@ -8,7 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/rank_liveness.hpp"
-#include "kernels/quant/gram_ops.hpp"
+#include "kernels/quant/quant_ops.hpp"
 #include "kernels/quant/row_codec.hpp"
 
 namespace ringattn {

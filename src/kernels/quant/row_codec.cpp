@@ -7,8 +7,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/quant/codebook_ops.hpp"
 #include "kernels/quant/latent_rows.hpp"
+#include "kernels/quant/quant_ops.hpp"
 #include "kernels/quant/row_quantization.hpp"
 
 namespace ringattn {

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "kernels/attention/cuda/work_order.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/common/registry.hpp"
 #include "tests/kernels/attention/work_tables.hpp"
 

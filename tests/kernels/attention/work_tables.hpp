@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attention/cuda/work_order.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/cuda/work_tiles.hpp"
 #include "tests/support/attention_inputs.hpp"
 

@@ -10,7 +10,7 @@
 
 #include "base/dtype.hpp"
 #include "base/e4m3.hpp"
-#include "kernels/quant/codebook_ops.hpp"
+#include "kernels/quant/quant_ops.hpp"
 #include "kernels/quant/row_quantization.hpp"
 
 namespace ringattn::testing {

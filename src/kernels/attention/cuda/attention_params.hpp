@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters of a CUDA attention kernel: the tables of an AttentionTask as they lie in device memory, and the job's
-// shape. Plain data without vendor types: the host (cuda_attention.cpp) fills it, and kernels read it.
+// shape. Plain data without vendor types: the host (cuda_attention.cpp) fills it, and kernels read it. After it come
+// the launchers, and the order in which work tiles start.
 #pragma once
 
 #include <cstdint>
 
+#include "base/host_device.hpp"
+#include "base/memory.hpp"
 #include "kernels/attention/visibility.hpp"
 
 namespace ringattn::cuda {
@@ -100,7 +103,7 @@ struct AttentionParams {
     std::int32_t work_tile_count, gqa_tile_count;
   };
 
-  // The order of work and its distribution. Read by the launch, the scheduler (work_order.hpp) and the pacing warp.
+  // The order of work and its distribution. Read by the launch, the scheduler (work_index()) and the pacing warp.
   struct Schedule {
     std::int32_t* taken;           // work counter; 0 at the start and when the kernel ends
     std::int32_t* tiles_done;      // [multiprocessors]: KV tiles begun by each CTA that keeps pace; 0 before the first
@@ -125,7 +128,7 @@ struct AttentionParams {
 
   // Memory outside a launch's registers. Read where rows begin and where KV splits and rows end.
   struct State {
-    float* memory;   // device/attention_state.cuh
+    float* memory;   // attention_state.cuh
     bool resume;     // rows begin from the saved state, else from the empty state
     bool save;       // rows save their state
     float* scratch;  // per-CTA scratch memory, [multiprocessors, DeviceKernel::scratch_floats]
@@ -157,7 +160,7 @@ struct OffsetScale {
   float base2;    // one unit in powers of two; the unit of merge_step()
 };
 
-// Scalars per row and head of a state, next to the two output accumulators (device/attention_state.cuh).
+// Scalars per row and head of a state, next to the two output accumulators (attention_state.cuh).
 inline constexpr int kStateStats = 8;
 
 // Floats per row and head of a state.
@@ -185,5 +188,48 @@ struct ExportParams {
   float* o;  // [rows, heads, head_dim_v]
   std::int64_t o_token_stride, o_head_stride;
 };
+
+// AttentionKernel::merge_state() of the CUDA kernels: merges saved states of KV splits computed elsewhere.
+void merge_tensor_state(const MergeParams& params, Stream stream);  // states of tensor-core kernels
+void merge_simt_state(const MergeParams& params, Stream stream);    // states of sm80_simt
+
+// Exports saved states of the CUDA kernels as (m, l, O). See AttentionKernel::export_state().
+void export_tensor_state(const ExportParams& params, Stream stream);  // states of tensor-core kernels
+void export_simt_state(const ExportParams& params, Stream stream);    // states of sm80_simt
+
+// How the host reaches a compiled attention kernel. Each kernel's .cu files define one constant of this type for each
+// compiled pair of element type and configuration.
+struct Launcher {
+  // Loads the kernel on the current device, so that no launch has to load it while peers wait. Throws kUnsupported if
+  // the kernel was not compiled for the device, or the device's error.
+  void (*prepare)();
+  // Enqueues attention for all work tiles or gqa_tiles of `params`, of which there is at least one. Throws if the
+  // launch fails.
+  void (*launch)(const AttentionParams& params, Stream stream);
+};
+
+// The order in which the entries of a task (work tiles or GQA-packed tiles) start, and for which heads.
+//
+// Entries whose K and V fit into the L2 cache together form an L2 swizzle group. The early entries come first. They are
+// ordered by swizzle group of heads, then by swizzle group of entries. In a swizzle group the longest entry comes
+// first, and an entry's heads follow each other. The late entries, which are short, come last, the longest first, each
+// for all heads. The host sorts the entries (SchedulerOrder in work_tiles.hpp), and a kernel computes its entry with
+// work_index().
+
+struct WorkIndex {
+  int entry;
+  int head;
+};
+
+// Returns the entry and head with number `index` in this order. The first `early_entries` entries are early, and a
+// swizzle group has `swizzle_heads` of the `heads` heads. Heads are query heads, or KV heads if entries are gqa_tiles.
+RINGATTN_HOST_DEVICE inline WorkIndex work_index(int early_entries, int heads, int swizzle_heads, int index) {
+  const int early = early_entries * heads;
+  if (index >= early) return {early_entries + (index - early) / heads, (index - early) % heads};
+  const int swizzle_group_work = early_entries * swizzle_heads;
+  const int in_swizzle_group = index % swizzle_group_work;
+  return {in_swizzle_group / swizzle_heads,
+          index / swizzle_group_work * swizzle_heads + in_swizzle_group % swizzle_heads};
+}
 
 }  // namespace ringattn::cuda

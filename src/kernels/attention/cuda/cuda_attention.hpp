@@ -11,7 +11,6 @@
 #include "base/error.hpp"
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/cuda/attention_params.hpp"
-#include "kernels/attention/cuda/launcher.hpp"
 #include "kernels/attention/cuda/work_tiles.hpp"
 #include "kernels/common/cuda/multiprocessors.hpp"
 #include "kernels/common/registry.hpp"

@@ -2,7 +2,7 @@
 // The compiled sm80_simt kernel and its tile sizes.
 #pragma once
 
-#include "kernels/attention/cuda/launcher.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
 
 namespace ringattn::cuda {
 

@@ -5,12 +5,17 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <optional>
+#include <span>
 
 #include "base/error.hpp"
-#include "kernels/attention/cuda/sequence_runs.hpp"
+#include "kernels/attention/attention.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/cuda/task_geometry.hpp"
 
 namespace ringattn::cuda {
@@ -108,7 +113,126 @@ struct KvLoopRange {
   std::int64_t tiles() const { return std::max<std::int64_t>(0, end - begin); }
 };
 
+// Finds which of a task's KV tiles a work tile attends to.
+
+// The key runs of one sequence of a task, or of one row of its block mask.
+class SequenceRuns {
+ public:
+  SequenceRuns(std::span<const RunEntry> entries, std::span<const KeyRun> runs) : entries_(entries), runs_(runs) {}
+
+  // Sets the KV tiles of the work tile: those in `range` that the task has. Leaves it without tiles if there are none.
+  void assign(const TileRange& range, std::size_t first_entry, WorkTile& work_tile) const {
+    const auto ends_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile + run.tiles <= tile; };
+    const auto begins_before = [](const KeyRun& run, std::int64_t tile) { return run.first_tile < tile; };
+    const auto begin = std::lower_bound(runs_.begin(), runs_.end(), range.begin, ends_before);
+    const auto end = std::lower_bound(begin, runs_.end(), range.end, begins_before);
+    if (begin == end) return;
+    const auto index = static_cast<std::size_t>(begin - runs_.begin());
+    const auto last = static_cast<std::size_t>(end - runs_.begin() - 1);
+    work_tile.first_tile = std::max(range.begin, begin->first_tile);
+    const std::int64_t skipped = work_tile.first_tile - begin->first_tile;
+    work_tile.table = begin->table + skipped;
+    work_tile.first = entries_[index].first + skipped;
+    work_tile.tiles = static_cast<std::int32_t>(
+        entries_[last].first + std::min(range.end - runs_[last].first_tile, runs_[last].tiles) - work_tile.first);
+    work_tile.run_begin = static_cast<std::int32_t>(first_entry + index);
+    work_tile.runs = static_cast<std::int32_t>(last - index + 1);
+  }
+
+ private:
+  std::span<const RunEntry> entries_;
+  std::span<const KeyRun> runs_;
+};
+
+// Late entries have at most 1 / kLatePart of the longest entry's tiles. Their number is chosen so that late work per
+// worker is about 1 / kLateWork of the longest entry's tiles.
+constexpr std::int64_t kLatePart = 4;
+constexpr std::int64_t kLateWork = 2;
+// The swizzle group of the late entries.
+constexpr std::int32_t kLate = std::numeric_limits<std::int32_t>::max();
+
+bool shorter(const SchedulerEntry& a, const SchedulerEntry& b) { return a.tiles < b.tiles; }
+
 }  // namespace
+
+void SchedulerOrder::reserve(std::size_t entries) {
+  entries_.reserve(entries);
+  unsorted_.reserve(entries);
+  counts_.resize(4 * entries);
+}
+
+std::int32_t SchedulerOrder::max_tiles() const {
+  return entries_.empty() ? 0 : std::max_element(entries_.begin(), entries_.end(), shorter)->tiles;
+}
+
+std::int32_t SchedulerOrder::sort(std::int64_t workers, std::int64_t heads) {
+  if (entries_.empty()) return 0;
+  const std::int32_t early = move_late_entries_back(workers, heads);
+  for (auto begin = entries_.begin(); begin != entries_.end();) {
+    const std::int32_t swizzle_group = begin->swizzle_group;
+    const auto end = std::find_if(begin, entries_.end(),
+                                  [&](const SchedulerEntry& entry) { return entry.swizzle_group != swizzle_group; });
+    sort_swizzle_group({begin, end});
+    begin = end;
+  }
+  return early;
+}
+
+// The task ends with its last entry. The last entries should be short, and there should be enough of them to even out
+// the load of the long ones. Short entries of all swizzle groups serve for that, but no more than needed, because late
+// entries hit L2 less often. Returns the number of early entries.
+std::int32_t SchedulerOrder::move_late_entries_back(std::int64_t workers, std::int64_t heads) {
+  const std::int64_t longest_tiles = max_tiles();
+  const std::int64_t longest = std::min(longest_tiles / kLatePart, static_cast<std::int64_t>(counts_.size()) - 1);
+  std::fill_n(counts_.begin(), longest + 1, 0);
+  for (const SchedulerEntry& entry : entries_) {
+    if (entry.tiles <= longest) ++counts_[static_cast<std::size_t>(entry.tiles)];
+  }
+  // Entries of fewer than `limit` tiles are late.
+  std::int64_t budget = workers * longest_tiles / kLateWork;
+  std::int64_t limit = 0;
+  for (; limit <= longest && budget >= 0; ++limit) budget -= limit * counts_[static_cast<std::size_t>(limit)] * heads;
+
+  unsorted_.clear();
+  std::size_t early = 0;
+  for (const SchedulerEntry& entry : entries_) {
+    if (entry.tiles >= limit) {
+      entries_[early++] = entry;
+    } else {
+      unsorted_.push_back({kLate, entry.tiles, entry.index});
+    }
+  }
+  std::ranges::copy(unsorted_, entries_.begin() + static_cast<std::ptrdiff_t>(early));
+  return static_cast<std::int32_t>(early);
+}
+
+void SchedulerOrder::sort_swizzle_group(std::span<SchedulerEntry> swizzle_group) {
+  // Most swizzle groups are in order already or, under a causal mask, in reverse order.
+  if (std::is_sorted(swizzle_group.begin(), swizzle_group.end())) return;
+  if (std::is_sorted(swizzle_group.rbegin(), swizzle_group.rend())) {
+    std::reverse(swizzle_group.begin(), swizzle_group.end());
+    return;
+  }
+  const auto longest_tiles =
+      static_cast<std::size_t>(std::max_element(swizzle_group.begin(), swizzle_group.end(), shorter)->tiles);
+  if (longest_tiles >= counts_.size()) {
+    std::sort(swizzle_group.begin(), swizzle_group.end(), [](const SchedulerEntry& a, const SchedulerEntry& b) {
+      if (a < b || b < a) return a < b;
+      return a.index < b.index;
+    });
+    return;
+  }
+  // There are not many more lengths than entries, so a counting sort is fastest.
+  std::fill_n(counts_.begin(), longest_tiles + 1, 0);
+  for (const SchedulerEntry& entry : swizzle_group) ++counts_[longest_tiles - static_cast<std::size_t>(entry.tiles)];
+  std::exclusive_scan(counts_.begin(), counts_.begin() + static_cast<std::ptrdiff_t>(longest_tiles) + 1,
+                      counts_.begin(), 0);
+  unsorted_.assign(swizzle_group.begin(), swizzle_group.end());
+  for (const SchedulerEntry& entry : unsorted_) {
+    std::int32_t& next_index = counts_[longest_tiles - static_cast<std::size_t>(entry.tiles)];
+    swizzle_group[static_cast<std::size_t>(next_index++)] = entry;
+  }
+}
 
 std::int64_t kv_head_bytes(const AttentionSpec& spec) {
   return std::int64_t{spec.head_dim + spec.head_dim_v} * static_cast<std::int64_t>(size_of(spec.dtype));
@@ -374,6 +498,117 @@ TableLayout WorkBuilder::build(const AttentionSpec& spec, const AttentionTask& t
   auto* gqa_tiles = reinterpret_cast<GqaPackedTile*>(memory.data() + layout.gqa_tiles);
   for (const SchedulerEntry& entry : order_.entries()) *gqa_tiles++ = gqa_tiles_[static_cast<std::size_t>(entry.index)];
   return layout;
+}
+
+// Work tiles for a block-sparse mask: the work tiles of a query block have the key runs of its row of the mask.
+
+// collect() for a block-sparse mask. The work tiles of a query block have the runs of its row of the mask, and form a
+// stretch. Heads with masks of their own follow each other, so that a swizzle group's work tiles read the keys of few
+// heads.
+std::int64_t WorkBuilder::collect_masked(const AttentionSpec& spec, const AttentionTask& task,
+                                         const WorkTileShape& shape) {
+  const BlockMask& block_mask = *task.block_mask;
+  const bool all_rows = takes_all_rows(task);
+  const int heads = block_mask.shape().heads;
+  const std::int64_t token_bytes = kv_head_bytes(spec) * std::max(1, spec.kv_heads / heads);
+  const int block = block_mask.shape().query_block;
+  SwizzleGroup swizzle_group;
+  std::int64_t longest = 0;
+  for (int head = 0; head < heads; ++head) {
+    auto next_run = task.key_runs.begin();
+    for (auto run = task.queries.begin(); run != task.queries.end();) {
+      const std::int32_t sequence = run->sequence;
+      const std::int64_t key_length = task.key_lengths[static_cast<std::size_t>(sequence)];
+      while (next_run != task.key_runs.end() && next_run->sequence < sequence) ++next_run;
+      const auto first_run = next_run;
+      std::int64_t tiles = 0;
+      for (; next_run != task.key_runs.end() && next_run->sequence == sequence; ++next_run) tiles += next_run->tiles;
+      longest = std::max(longest, tiles);
+      const std::span<const KeyRun> keys(first_run, next_run);
+      const std::int64_t bytes = tiles * shape.key_tile * token_bytes;
+      swizzle_group.add(bytes, shape.cache_bytes);
+
+      const Visibility visibility(spec.mask, key_length);
+      std::int64_t masked_block = 0;
+      for (bool has_mask_row = false; run != task.queries.end() && run->sequence == sequence; ++run) {
+        const std::int64_t run_end = run->position + run->rows;
+        for (std::int64_t begin = run->position; begin < run_end;) {
+          const std::int64_t own_block = query_block_of(begin, block);
+          if (!has_mask_row || own_block != masked_block) {
+            if (has_mask_row) stretches_.push_back({work_tiles_.size(), swizzle_group.number});
+            mask_tile_runs(spec, block_mask, static_cast<std::size_t>(sequence), head, own_block, shape.key_tile, keys);
+            masked_block = own_block;
+            has_mask_row = true;
+          }
+          WorkTile& work_tile = work_tiles_.emplace_back();
+          work_tile.position = query_tile_begin(begin, shape.query_tile);
+          const std::int64_t end = std::min({work_tile.position + shape.tile_rows, run_end, (own_block + 1) * block});
+          work_tile.row = run->row + (work_tile.position - run->position);
+          work_tile.key_length = key_length;
+          work_tile.valid_row_begin = static_cast<std::int32_t>(begin - work_tile.position);
+          work_tile.valid_row_end = static_cast<std::int32_t>(end - work_tile.position);
+          work_tile.head = head * (spec.heads / heads);
+          const std::int64_t last = shape.query_tile > 1 ? work_tile.position + shape.query_tile - 1 : end - 1;
+          const TileRange range = tiles_of(visibility.keys(work_tile.position, last), shape.key_tile);
+          if (!range.empty() && !masked_runs_.empty()) {
+            SequenceRuns(std::span<const RunEntry>(runs_).subspan(first_masked_), masked_runs_)
+                .assign(range, first_masked_, work_tile);
+          }
+          if (work_tile.tiles > 0) {
+            const std::int64_t position =
+                split_positions_[static_cast<std::size_t>(work_tile.run_begin) - first_masked_] + work_tile.first -
+                runs_[static_cast<std::size_t>(work_tile.run_begin)].first;
+            work_tile.split_position = static_cast<std::int32_t>(position % kTilesPerKvSplit);
+            set_unmasked_tiles(visibility.common_keys(work_tile.position, last), shape.key_tile, work_tile);
+          }
+          if (work_tile.tiles == 0 && !all_rows) work_tiles_.pop_back();
+          begin = end;
+        }
+      }
+      stretches_.push_back({work_tiles_.size(), swizzle_group.number});
+    }
+  }
+  return longest;
+}
+
+// Number of the work tile's KV tiles whose number in the sequence is smaller than `tile`.
+std::int32_t WorkBuilder::tiles_before(const WorkTile& work_tile, std::int64_t tile) const {
+  const auto begin = runs_.begin() + work_tile.run_begin;
+  const auto after = std::partition_point(begin, begin + work_tile.runs,
+                                          [tile](const RunEntry& run) { return run.first_tile < tile; });
+  if (after == begin) return 0;
+  const RunEntry& run = *std::prev(after);
+  std::int64_t number = run.first + tile - run.first_tile;
+  if (after != begin + work_tile.runs) number = std::min(number, after->first);
+  return static_cast<std::int32_t>(std::clamp<std::int64_t>(number - work_tile.first, 0, work_tile.tiles));
+}
+
+void WorkBuilder::set_unmasked_tiles(const KeyRange& common, int key_tile, WorkTile& work_tile) const {
+  work_tile.unmasked_begin = tiles_before(work_tile, quotient(common.begin + key_tile - 1, key_tile));
+  work_tile.unmasked_end = common.end < 0 ? 0 : tiles_before(work_tile, quotient(common.end, key_tile));
+}
+
+// Appends the runs of a query block's unmasked tiles that the task has to the table, and keeps them as KeyRuns with the
+// positions of their first tiles among the mask's tiles.
+void WorkBuilder::mask_tile_runs(const AttentionSpec& spec, const BlockMask& block_mask, std::size_t sequence, int head,
+                                 std::int64_t query_block, int key_tile, std::span<const KeyRun> keys) {
+  first_masked_ = runs_.size();
+  masked_runs_.clear();
+  split_positions_.clear();
+  std::int64_t tiles = 0;
+  auto run = keys.begin();
+  for_each_masked_tile_run(block_mask, spec.mask, key_tile, sequence, head, query_block, [&](const MaskedTileRun& one) {
+    while (run != keys.end() && run->first_tile + run->tiles <= one.tiles.begin) ++run;
+    for (auto next = run; next != keys.end() && next->first_tile < one.tiles.end; ++next) {
+      const std::int64_t begin = std::max(one.tiles.begin, next->first_tile);
+      const std::int64_t end = std::min(one.tiles.end, next->first_tile + next->tiles);
+      const std::int64_t table = next->table + begin - next->first_tile;
+      runs_.push_back({begin, tiles, table});
+      masked_runs_.push_back({next->sequence, begin, end - begin, table});
+      split_positions_.push_back(one.ordinal + begin - one.tiles.begin);
+      tiles += end - begin;
+    }
+  });
 }
 
 }  // namespace ringattn::cuda

@@ -10,7 +10,6 @@
 #include "base/cuda.hpp"
 #include "base/error.hpp"
 #include "kernels/attention/cuda/attention_params.hpp"
-#include "kernels/attention/cuda/work_order.hpp"
 #include "kernels/attention/sm80/config.hpp"
 #include "kernels/attention/sm80/sm80_attention.hpp"
 #include "kernels/attention/sm80/tile_map.cuh"

@@ -5,9 +5,8 @@
 
 #include <span>
 
+#include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/cuda/cuda_attention.hpp"
-#include "kernels/attention/cuda/export_state.hpp"
-#include "kernels/attention/cuda/merge_state.hpp"
 #include "kernels/attention/sm80/config.hpp"
 #include "kernels/common/cuda/config_table.hpp"
 #include "kernels/common/registry.hpp"

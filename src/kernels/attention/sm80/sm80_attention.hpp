@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "kernels/attention/attention.hpp"
-#include "kernels/attention/cuda/launcher.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
 
 namespace ringattn::sm80 {
 

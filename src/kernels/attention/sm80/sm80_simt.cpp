@@ -5,9 +5,8 @@
 
 #include <string_view>
 
+#include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/cuda/cuda_attention.hpp"
-#include "kernels/attention/cuda/export_state.hpp"
-#include "kernels/attention/cuda/merge_state.hpp"
 #include "kernels/attention/cuda/simt.hpp"
 #include "kernels/attention/merge.hpp"
 

@@ -15,8 +15,7 @@
 #include <cstdint>
 
 #include "kernels/attention/cuda/attention_params.hpp"
-#include "kernels/attention/cuda/merge_arithmetic.cuh"
-#include "kernels/attention/cuda/row_end.cuh"
+#include "kernels/attention/cuda/attention_state.cuh"
 #include "kernels/attention/key_positions.hpp"
 #include "kernels/common/cuda/tile_copy.cuh"
 

@@ -2,7 +2,7 @@
 // The compiled kernels of sm90_attention: one for each element type and head dim (kernels/instances.cmake).
 #pragma once
 
-#include "kernels/attention/cuda/launcher.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
 
 namespace ringattn::sm90 {
 

@@ -3,8 +3,7 @@
 // attention/cuda/attention_state.cuh has the layout of a saved state.
 #pragma once
 
-#include "kernels/attention/cuda/merge_arithmetic.cuh"
-#include "kernels/attention/cuda/row_end.cuh"
+#include "kernels/attention/cuda/attention_state.cuh"
 #include "kernels/attention/sm90/hopper_params.hpp"
 #include "kernels/attention/sm90/tile_step.cuh"
 #include "kernels/common/cuda/tile_copy.cuh"

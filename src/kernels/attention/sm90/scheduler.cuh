@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/cuda/tile_lookup.cuh"
-#include "kernels/attention/cuda/work_order.hpp"
 #include "kernels/attention/sm90/hopper_params.hpp"
 #include "kernels/attention/visibility.hpp"
 #include "kernels/common/cuda/tile_copy.cuh"

@@ -4,9 +4,8 @@
 #include <fmt/format.h>
 
 #include "base/gpu.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/cuda/cuda_attention.hpp"
-#include "kernels/attention/cuda/export_state.hpp"
-#include "kernels/attention/cuda/merge_state.hpp"
 #include "kernels/attention/sm90/attention.hpp"
 #include "kernels/attention/sm90/config.hpp"
 #include "kernels/common/registry.hpp"

@@ -2,8 +2,7 @@
 // Device code that the decode kernels of sm80_attention share: work tiles, loads of a work tile, and the epilogue.
 #pragma once
 
-#include "kernels/attention/cuda/merge_arithmetic.cuh"
-#include "kernels/attention/cuda/row_end.cuh"
+#include "kernels/attention/cuda/attention_state.cuh"
 #include "kernels/attention/merge.hpp"
 #include "kernels/attention/sm80/tile_step.cuh"
 #include "kernels/common/cuda/tile_copy.cuh"

@@ -4,8 +4,6 @@
 #pragma once
 
 #include "kernels/attention/cuda/attention_state.cuh"
-#include "kernels/attention/cuda/merge_arithmetic.cuh"
-#include "kernels/attention/cuda/row_end.cuh"
 #include "kernels/common/cuda/pdl.cuh"
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/decode/sm90/work_tiles.cuh"

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/cuda.hpp"
+#include "base/memory.hpp"
 #include "kernels/quant/cuda/row_params.hpp"
 #include "kernels/quant/cuda/rows.hpp"
 
@@ -88,5 +89,10 @@ void for_launches(RowParams& p, std::span<const CompressedRun> runs, int warps, 
     launch(dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(p.runs)));
   }
 }
+
+// Vector quantization of rows (vq). It has a kernel of its own, because a codebook is read once for many tokens.
+
+// Enqueues compress() of kVector for the runs of a launch. The caller checks for launch errors.
+void compress_vectors(const RowParams& params, Stream stream);
 
 }  // namespace ringattn::cuda

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters of launches over compressed rows. Plain data, filled by row_launch.cpp and read by the kernels of rows/.
+// Parameters of launches over compressed rows. Plain data, filled by row_launch.cpp and read by the kernels of
+// quant/cuda.
 #pragma once
 
 #include <cstddef>

@@ -4,7 +4,6 @@
 #include "kernels/quant/cuda/nearest_vector.cuh"
 #include "kernels/quant/cuda/row_launch.hpp"
 #include "kernels/quant/cuda/row_quads.cuh"
-#include "kernels/quant/cuda/vectors.hpp"
 
 namespace ringattn::cuda {
 

@@ -3,8 +3,8 @@
 // transposes its results through shared memory, so that global stores are coalesced.
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
-#include "kernels/ssm/cuda/da_cumsum.hpp"
 #include "kernels/ssm/cuda/ssm_device.cuh"
+#include "kernels/ssm/cuda/ssm_params.hpp"
 
 namespace ringattn::cuda {
 

@@ -8,8 +8,7 @@
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
-#include "kernels/ssm/cuda/state_passing.hpp"
-#include "kernels/ssm/cuda/update.hpp"
+#include "kernels/ssm/cuda/ssm_params.hpp"
 
 namespace ringattn::cuda {
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernel arguments of the SSM kernels. Runs are passed by value, kSsmRunsPerLaunch per launch, so no upload is needed
-// and no call waits.
+// and no call waits. After them come the launchers of the kernels that sm80 and sm90 share, and the partition of heads.
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "base/dtype.hpp"
 #include "kernels/common/cuda/divider.hpp"
 #include "kernels/ssm/ssm.hpp"
 
@@ -88,5 +91,76 @@ struct UpdateParams {
   bool states_aligned;        // to 16 bytes
   bool rates_aligned;         // A, to 16 bytes
 };
+
+// dt and dA_cumsum for the SSD kernels of sm80 and sm90. Functions enqueue and throw if a launch fails.
+
+// Loads compute_da_cumsum() onto the current device (load_kernel.hpp).
+void load_da_cumsum(Dtype dtype);
+// Computes dt and dA_cumsum of all tokens (SsmParams::da_cumsum), and the log decays of segments.
+void compute_da_cumsum(const SsmParams& params, Dtype dtype, cudaStream_t stream);
+
+// State passing between segments and super-segments (kernels/ssm/ssm.hpp, 2 and 3). Each element of a state is
+// independent. Functions enqueue and throw if a launch fails.
+
+// Loads both kernels onto the current device (load_kernel.hpp).
+void load_state_passing(bool state_decays);
+
+// For each super-segment of the launch with more than one segment: replaces the local states of its segments by the
+// states before them, writes its own local state to SsmParams::super_states, and accumulates the log decays.
+void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream);
+
+// For each run of the launch: replaces the local states of its super-segments by the states before them, starting from
+// the run's initial state, and writes the final state.
+void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream);
+
+// Decode step of an SSM layer: one token per sequence, states updated in place (SsmKernel::update). Enqueues the launch
+// and throws if it fails.
+
+// Loads the kernels onto the current device (load_kernel.hpp). Returns the max. number of resident CTAs of the
+// persistent kernel (update_loop_kernel), or 0 if there is none for this spec.
+int load_update(Dtype dtype, bool state_decays, int state_dim);
+// `resident_ctas`: the return value of load_update().
+void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, int resident_ctas, cudaStream_t stream);
+
+// Partition of a range of heads into head blocks that share B and C. Used by sm80 and sm90 SSM kernels.
+
+// The heads of a CTA, all in one group.
+struct HeadBlock {
+  int first = 0;
+  int count = 0;
+  int group = 0;
+};
+
+// Calls visit(block) for the head blocks of up to `max_heads` heads in the range, until it returns true.
+template <class Visit>
+__host__ __device__ inline void visit_head_blocks(const SsmParams& p, int max_heads, Visit visit) {
+  const int end = p.first_head + p.head_count;
+  for (int head = p.first_head; head < end;) {
+    const int group = head / p.group_heads;
+    int last = head + max_heads;
+    if (last > (group + 1) * p.group_heads) last = (group + 1) * p.group_heads;
+    if (last > end) last = end;
+    if (visit(HeadBlock{head, last - head, group})) return;
+    head = last;
+  }
+}
+
+inline int head_blocks(const SsmParams& p, int max_heads) {
+  int blocks = 0;
+  visit_head_blocks(p, max_heads, [&](const HeadBlock&) {
+    ++blocks;
+    return false;
+  });
+  return blocks;
+}
+
+__device__ inline HeadBlock head_block(const SsmParams& p, int max_heads, int nth) {
+  HeadBlock found;
+  visit_head_blocks(p, max_heads, [&](const HeadBlock& block) {
+    found = block;
+    return nth-- == 0;
+  });
+  return found;
+}
 
 }  // namespace ringattn::cuda

@@ -4,7 +4,7 @@
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
 #include "kernels/ssm/cuda/ssm_device.cuh"
-#include "kernels/ssm/cuda/state_passing.hpp"
+#include "kernels/ssm/cuda/ssm_params.hpp"
 
 namespace ringattn::cuda {
 

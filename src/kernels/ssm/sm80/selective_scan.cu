@@ -4,8 +4,8 @@
 // channels of a CTA are in one group and share tiles of B and C in shared memory.
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
-#include "kernels/ssm/cuda/head_blocks.cuh"
 #include "kernels/ssm/cuda/ssm_device.cuh"
+#include "kernels/ssm/cuda/ssm_params.hpp"
 #include "kernels/ssm/sm80/sm80_ssd.hpp"
 
 namespace ringattn::sm80 {

@@ -9,8 +9,8 @@
 #include "base/error.hpp"
 #include "base/gpu.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
-#include "kernels/ssm/cuda/da_cumsum.hpp"
 #include "kernels/ssm/cuda/device_ssm.hpp"
+#include "kernels/ssm/cuda/ssm_params.hpp"
 
 namespace ringattn::sm80 {
 

@@ -11,9 +11,8 @@
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/ptx.cuh"
-#include "kernels/ssm/cuda/bf16_pair.cuh"
-#include "kernels/ssm/cuda/head_blocks.cuh"
 #include "kernels/ssm/cuda/ssm_device.cuh"
+#include "kernels/ssm/cuda/ssm_params.hpp"
 #include "kernels/ssm/sm80/sm80_ssd.hpp"
 
 namespace ringattn::sm80 {

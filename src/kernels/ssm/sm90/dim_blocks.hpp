@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/ssm/cuda/head_blocks.cuh"
+#include "kernels/ssm/cuda/ssm_params.hpp"
 
 namespace ringattn::sm90 {
 

@@ -7,8 +7,8 @@
 
 #include "kernels/common/cuda/cuda_backend.hpp"
 #include "kernels/common/cuda/multiprocessors.hpp"
-#include "kernels/ssm/cuda/da_cumsum.hpp"
 #include "kernels/ssm/cuda/device_ssm.hpp"
+#include "kernels/ssm/cuda/ssm_params.hpp"
 #include "kernels/ssm/sm90/ssd.hpp"
 
 namespace ringattn::sm90 {

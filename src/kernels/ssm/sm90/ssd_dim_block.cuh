@@ -9,7 +9,6 @@
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/common/sm90/wgmma.cuh"
-#include "kernels/ssm/cuda/bf16_pair.cuh"
 #include "kernels/ssm/cuda/ssm_device.cuh"
 #include "kernels/ssm/sm90/ssd.hpp"
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "base/cuda.hpp"
-#include "kernels/attention/cuda/work_order.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/sm80/config.hpp"
 #include "kernels/attention/sm80/sliced/tile_step.cuh"
 #include "kernels/attention/sm80/sm80_attention.hpp"

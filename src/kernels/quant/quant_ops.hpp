@@ -1,10 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of quant/gram.hpp, one function table per SIMD target like common/cpu/tile_ops.hpp.
+// Search for the nearest codebook vector, and the sums of quant/gram.hpp. Each has one function table per SIMD target
+// like common/cpu/tile_ops.hpp.
 #pragma once
 
 #include <cstdint>
 
 namespace ringattn {
+
+struct CodebookOps {
+  // Returns which of the 256 vectors is nearest to `element`, [width], by squared_distance()
+  // (kernels/quant/row_quantization.hpp). Ties go to the lower index. `vectors` are stored channel by channel, [width,
+  // 256]. All numbers are finite.
+  int (*nearest)(const float* element, const float* vectors, int width);
+};
+
+// The table of this processor's best target. Results do not depend on the target, because each lane sums one vector.
+const CodebookOps& best_codebook_ops();
 
 inline constexpr std::int64_t kGramRows = 4;  // rows of the Gram matrix per call
 
