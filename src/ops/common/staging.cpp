@@ -70,6 +70,11 @@ void Staging::load(std::span<const PackedRun> runs, const MutableTensorView& tar
 }
 
 void Staging::store(const std::byte* source, std::byte* target, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (backend_.memory() == MemoryKind::kHost) {
+    std::memcpy(target, source, bytes);
+    return;
+  }
   struct Landed {
     Half* half;
     std::byte* target;

@@ -9,7 +9,7 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kGatherThreads = 256;
 constexpr std::size_t kPagesOfLaunch = 512;  // page numbers are passed in the launch parameters, so nothing is uploaded
 
 struct GatherParams {
@@ -23,7 +23,7 @@ struct GatherParams {
 
 // One CTA copies one page, `Vector` by `Vector`.
 template <class Vector>
-__global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant__ GatherParams p) {
+__global__ void __launch_bounds__(kGatherThreads) gather_kernel(const __grid_constant__ GatherParams p) {
   constexpr int kVectorBytes = sizeof(Vector);
   const auto page_index = static_cast<std::int64_t>(blockIdx.x);
   const std::int64_t left = p.rows - page_index * p.page_size;
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   const int vectors = p.row_bytes / kVectorBytes;
   const char* const page = p.data + p.pages[page_index] * p.page_stride;
   auto* const target = reinterpret_cast<Vector*>(p.target + page_index * p.page_size * p.heads * p.row_bytes);
-  for (int i = static_cast<int>(threadIdx.x); i < rows * p.heads * vectors; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < rows * p.heads * vectors; i += kGatherThreads) {
     const int head = i / vectors % p.heads;
     const int row = i / vectors / p.heads;
     target[i] = *reinterpret_cast<const Vector*>(page + row * p.token_stride + head * p.head_stride +
@@ -63,9 +63,9 @@ void gather_pages(void* target, const CacheView& cache, std::span<const std::int
     p.rows = std::min(rows, static_cast<std::int64_t>(some.size()) * cache.page_size);
     const auto blocks = static_cast<unsigned>(some.size());
     if (aligned) {
-      gather_kernel<uint4><<<blocks, kThreads, 0, cuda_stream(stream)>>>(p);
+      gather_kernel<uint4><<<blocks, kGatherThreads, 0, cuda_stream(stream)>>>(p);
     } else {
-      gather_kernel<std::uint16_t><<<blocks, kThreads, 0, cuda_stream(stream)>>>(p);
+      gather_kernel<std::uint16_t><<<blocks, kGatherThreads, 0, cuda_stream(stream)>>>(p);
     }
     check_cuda(cudaGetLastError(), "gather_pages");
     p.target += static_cast<std::int64_t>(some.size()) * page_bytes;

@@ -442,7 +442,7 @@ void prepare_simt() {
 }
 
 template <class C>
-void launch(const AttentionParams& params, Stream stream) {
+void launch_rows(const AttentionParams& params, Stream stream) {
   const auto blocks =
       static_cast<unsigned>(params.tables.work_tile_count) * static_cast<unsigned>(params.schedule.entry_heads);
   simt_kernel<C>
@@ -451,7 +451,7 @@ void launch(const AttentionParams& params, Stream stream) {
 }
 void launch_simt(const AttentionParams& params, Stream stream) {
   const bool narrow = params.head_dim <= NarrowShape::kMax && params.head_dim_v <= NarrowShape::kMax;
-  narrow ? launch<NarrowShape>(params, stream) : launch<WideShape>(params, stream);
+  narrow ? launch_rows<NarrowShape>(params, stream) : launch_rows<WideShape>(params, stream);
 }
 
 }  // namespace

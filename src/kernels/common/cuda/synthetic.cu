@@ -11,7 +11,7 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kSyntheticThreads = 256;
 constexpr std::size_t kRunsOfLaunch = 128;  // passed in the launch parameters, so nothing is uploaded
 
 struct FillParams {
@@ -35,7 +35,7 @@ struct Pair {
 // A Philox block makes two neighbouring elements. A CTA makes rows, a thread makes pairs of elements. blockIdx.y is the
 // run.
 template <class Element>
-__global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ FillParams p) {
+__global__ void __launch_bounds__(kSyntheticThreads) fill_kernel(const __grid_constant__ FillParams p) {
   const auto pairs_of_head = static_cast<std::uint32_t>((p.rows.dim + 1) / 2);
   const std::uint32_t pairs = static_cast<std::uint32_t>(p.rows.heads) * pairs_of_head;
   const bool vector_stores = p.rows.dim % 2 == 0 && p.rows.token_stride % 2 == 0 && p.rows.head_stride % 2 == 0 &&
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads) fill_kernel(const __grid_constant__ 
   const std::int64_t first = p.row[blockIdx.y];
   for (std::int64_t row = first + blockIdx.x; row < p.row[blockIdx.y + 1]; row += gridDim.x) {
     const std::int64_t token = p.token[blockIdx.y] + row - first;
-    for (std::uint32_t i = threadIdx.x; i < pairs; i += kThreads) {
+    for (std::uint32_t i = threadIdx.x; i < pairs; i += kSyntheticThreads) {
       const std::uint32_t head = i / pairs_of_head;
       const std::uint32_t pair = i % pairs_of_head;
       const PhiloxWords words = philox4x32_10(synthetic_counter(p.tensor, token, head, pair), p.seed);
@@ -74,7 +74,7 @@ void launch_fill(const FillParams& params, std::size_t runs, Stream stream) {
   const std::int64_t blocks = std::min(kMaxBlocks, longest);
   if (blocks == 0) return;
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(runs));
-  fill_kernel<Element><<<grid, kThreads, 0, cuda_stream(stream)>>>(params);
+  fill_kernel<Element><<<grid, kSyntheticThreads, 0, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "fill_synthetic");
 }
 

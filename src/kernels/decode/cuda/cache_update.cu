@@ -12,7 +12,7 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 512;
+constexpr int kCacheUpdateThreads = 512;
 constexpr int kNoEntry = 0x7fffffff;
 
 // Returns the first of 0 … count − 1 for which `holds`, or kNoEntry. Called by all threads of the block.
@@ -24,7 +24,7 @@ __device__ int first_that(std::int64_t count, int* shared, Holds holds) {
   int first = kNoEntry;
   // A long sequence has many pages, and each thread reads several at a time.
 #pragma unroll 8
-  for (int entry = static_cast<int>(threadIdx.x); entry < count; entry += kThreads) {
+  for (int entry = static_cast<int>(threadIdx.x); entry < count; entry += kCacheUpdateThreads) {
     if (holds(entry) && entry < first) first = entry;
   }
   if (first != kNoEntry) atomicMin(shared, first);
@@ -148,7 +148,7 @@ __device__ __noinline__ OutOfRangeEntry sequence_out_of_range(const CacheUpdate&
 // are loaded and their page slots are computed. All loads on the critical path are issued early, because a decode step
 // waits for this kernel (bench/notes/decoding.md, "A step with its update").
 template <class Vector>
-__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ UpdateParams p) {
+__global__ void __launch_bounds__(kCacheUpdateThreads) update_kernel(const __grid_constant__ UpdateParams p) {
   __shared__ int found;
   const CacheUpdate& u = p.update;
   const std::int64_t sequence = blockIdx.x;
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
       const std::int32_t* const entries = u.block_table.pages + sequence * u.block_table.stride;
       if (paged && !suspect) {
 #pragma unroll 4
-        for (int i = static_cast<int>(threadIdx.x); i < pages; i += kThreads) {
+        for (int i = static_cast<int>(threadIdx.x); i < pages; i += kCacheUpdateThreads) {
           const std::int32_t page = __ldcg(entries + i);
           suspect = suspect || page < 0 || page >= u.pages;
         }
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant_
   if (first.from == nullptr) return;
   put(first, slot, value);
 #pragma unroll 1
-  for (int at = static_cast<int>(threadIdx.x) + kThreads;; at += kThreads) {
+  for (int at = static_cast<int>(threadIdx.x) + kCacheUpdateThreads;; at += kCacheUpdateThreads) {
     const NewVector<Vector> vector = vector_of<Vector>(u, sequence, at);
     if (vector.from == nullptr) return;
     put(vector, slot_of_vector(vector), __ldcg(vector.from));
@@ -226,10 +226,10 @@ bool fits(const CacheUpdate& update, std::int64_t bytes) {
 Divider divider(std::int64_t by) { return Divider(std::clamp<std::int64_t>(by, 1, std::int64_t{1} << 31)); }
 
 template <class Vector>
-void launch(const CacheUpdate& update, Stream stream) {
+void launch_cache_update(const CacheUpdate& update, Stream stream) {
   const UpdateParams params{update, divider(update.kv_split_keys), divider(update.partition.stride),
                             divider(update.page_size)};
-  PdlLaunch launch(static_cast<int>(update.sequences), kThreads, 0, stream);
+  PdlLaunch launch(static_cast<int>(update.sequences), kCacheUpdateThreads, 0, stream);
   launch.serialize_unless_pdl(reinterpret_cast<const void*>(update_kernel<Vector>));
   // The mask and the prefixes are read through L1, which may hold stale data if the launch starts early, so PDL is off.
   if (update.mask_heads > 0 || update.prefixes.count > 0) launch.config.numAttrs = 0;
@@ -246,11 +246,11 @@ void update_cache(const CacheUpdate& update, Stream stream) {
     return;
   }
   if (fits(update, sizeof(uint4))) {
-    launch<uint4>(update, stream);
+    launch_cache_update<uint4>(update, stream);
   } else if (fits(update, sizeof(std::uint32_t))) {
-    launch<std::uint32_t>(update, stream);
+    launch_cache_update<std::uint32_t>(update, stream);
   } else {
-    launch<std::uint8_t>(update, stream);
+    launch_cache_update<std::uint8_t>(update, stream);
   }
 }
 

@@ -8,13 +8,13 @@ namespace ringattn::sm80 {
 
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kMergeThreads = 128;
 
 // A thread finishes four columns of a row.
 template <class Element>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ DecodeMergeParams p) {
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ DecodeMergeParams p) {
   const int columns = p.attention.head_dim_v / 4;
-  const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t index = std::int64_t{blockIdx.x} * kMergeThreads + threadIdx.x;
   if (index >= p.attention.rows * p.attention.heads * columns) return;
   const int column_quad = static_cast<int>(index % columns);
   const int head = static_cast<int>(index / columns % p.attention.heads);
@@ -41,8 +41,8 @@ void prepare_merge() {
 template <class Element>
 void launch_merge(const DecodeMergeParams& params, Stream stream) {
   const std::int64_t threads = params.attention.rows * params.attention.heads * (params.attention.head_dim_v / 4);
-  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-  merge_kernel<Element><<<blocks, kThreads, 0, cuda_stream(stream)>>>(params);
+  const auto blocks = static_cast<unsigned>((threads + kMergeThreads - 1) / kMergeThreads);
+  merge_kernel<Element><<<blocks, kMergeThreads, 0, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "sm80_attention's merge of partitions");
 }
 

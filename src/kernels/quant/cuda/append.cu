@@ -8,8 +8,8 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 32 * kGroupWarps;
-constexpr int kWarps = kThreads / 32;
+constexpr int kAppendThreads = 32 * kGroupWarps;
+constexpr int kWarps = kAppendThreads / 32;
 // Page sizes are multiples of this number of tokens, and a group of kInt4Channel begins at a multiple of it. So this
 // many tokens of a group are contiguous in a page.
 constexpr int kContiguousTokens = 16;
@@ -47,7 +47,7 @@ struct NewRows {
 
 // A warp has a head of a sequence and appends its new rows in order.
 template <class Element, int kQuads>
-__global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_constant__ AppendParams p) {
+__global__ void __launch_bounds__(kAppendThreads, 3) append_kernel(const __grid_constant__ AppendParams p) {
   const RowParams& rows = p.rows;
   const auto head = static_cast<int>(blockIdx.y * kWarps + threadIdx.x / 32);
   if (head >= rows.heads) return;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads, 3) append_kernel(const __grid_consta
 // Appends to kInt4Channel. A thread block has a head of a sequence. A row goes to the tail, and a group that becomes
 // full is quantized.
 template <class Element>
-__global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_constant__ AppendParams p) {
+__global__ void __launch_bounds__(kAppendThreads) append_group_kernel(const __grid_constant__ AppendParams p) {
   __shared__ PageSlot group_slots[kMaxGroup / kContiguousTokens];
   __shared__ GroupExtremes extremes[kGroupWarps][kMaxQuads];
   const RowParams& rows = p.rows;
@@ -123,18 +123,18 @@ __global__ void __launch_bounds__(kThreads) append_group_kernel(const __grid_con
 }
 
 template <class Element>
-void launch(const AppendParams& p, Stream stream) {
+void launch_append(const AppendParams& p, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
   const auto sequences = static_cast<unsigned>(p.update.sequences), heads = static_cast<unsigned>(p.rows.heads);
   const dim3 grid(sequences, (heads + kWarps - 1) / kWarps);
   if (p.rows.format.encoding == RowEncoding::kInt4Channel) {
-    append_group_kernel<Element><<<dim3(sequences, heads), kThreads, 0, queue>>>(p);
+    append_group_kernel<Element><<<dim3(sequences, heads), kAppendThreads, 0, queue>>>(p);
   } else if (p.rows.dim <= kLaneStep) {
-    append_kernel<Element, 1><<<grid, kThreads, 0, queue>>>(p);
+    append_kernel<Element, 1><<<grid, kAppendThreads, 0, queue>>>(p);
   } else if (p.rows.dim <= 2 * kLaneStep) {
-    append_kernel<Element, 2><<<grid, kThreads, 0, queue>>>(p);
+    append_kernel<Element, 2><<<grid, kAppendThreads, 0, queue>>>(p);
   } else {
-    append_kernel<Element, 5><<<grid, kThreads, 0, queue>>>(p);
+    append_kernel<Element, 5><<<grid, kAppendThreads, 0, queue>>>(p);
   }
   check_cuda(cudaGetLastError(), "append");
 }
@@ -167,9 +167,9 @@ void append(const AppendTask& task, Stream stream) {
   p.rows.by_four = p.rows.by_four && allows_4_channels(p.rows, p.page_strides);
   p.update = *task.update;
   if (p.rows.bf16) {
-    launch<__nv_bfloat16>(p, stream);
+    launch_append<__nv_bfloat16>(p, stream);
   } else {
-    launch<__half>(p, stream);
+    launch_append<__half>(p, stream);
   }
 }
 

@@ -16,8 +16,8 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = kCodebookVectors;  // one vector's sums per thread
-constexpr int kPoints = 4;                  // points per thread at a time
+constexpr int kCodebookThreads = kCodebookVectors;  // one vector's sums per thread
+constexpr int kPoints = 4;                          // points per thread at a time
 constexpr unsigned kAllLanes = 0xffffffffU;
 
 struct CodebookParams {
@@ -47,7 +47,8 @@ struct PointsOfRun {
 template <class Points, int kWidth>
 __device__ void start_vectors(const Points& points, std::uint32_t stream, std::uint16_t* order, float* vectors) {
   const CodebookParams& p = points.p;
-  for (int i = static_cast<int>(threadIdx.x); i < p.points; i += kThreads) order[i] = static_cast<std::uint16_t>(i);
+  for (int i = static_cast<int>(threadIdx.x); i < p.points; i += kCodebookThreads)
+    order[i] = static_cast<std::uint16_t>(i);
   __syncthreads();
   if (threadIdx.x == 0) {
     const int drawn = p.points < kCodebookVectors ? p.points : kCodebookVectors;
@@ -71,18 +72,19 @@ template <class Points, int kWidth>
 __device__ __forceinline__ void find_indices(const Points& points, const float* vectors,
                                              std::uint8_t* codebook_indices) {
   const int count = points.p.points;
-  for (int begin = static_cast<int>(threadIdx.x); begin < count; begin += kThreads * kPoints) {
+  for (int begin = static_cast<int>(threadIdx.x); begin < count; begin += kCodebookThreads * kPoints) {
     float some[kPoints][kWidth];
 #pragma unroll
     for (int i = 0; i < kPoints; ++i) {
-      const int at = begin + i * kThreads;
+      const int at = begin + i * kCodebookThreads;
       points.load(at < count ? at : begin, some[i]);
     }
     int nearest[kPoints];
     find_nearest<kWidth, kPoints>(vectors, some, nearest);
 #pragma unroll
     for (int i = 0; i < kPoints; ++i) {
-      if (begin + i * kThreads < count) codebook_indices[begin + i * kThreads] = static_cast<std::uint8_t>(nearest[i]);
+      if (begin + i * kCodebookThreads < count)
+        codebook_indices[begin + i * kCodebookThreads] = static_cast<std::uint8_t>(nearest[i]);
     }
   }
 }
@@ -117,7 +119,7 @@ __device__ __forceinline__ void move_vector(const Points& points, const std::uin
 }
 
 template <class Element, int kWidth>
-__global__ void __launch_bounds__(kThreads, 2) codebook_kernel(const __grid_constant__ CodebookParams p) {
+__global__ void __launch_bounds__(kCodebookThreads, 2) codebook_kernel(const __grid_constant__ CodebookParams p) {
   __shared__ __align__(16) float vectors[kCodebookVectors * kWidth];
   __shared__ std::uint16_t order[kCodebookSample];  // later the codebook indices
   const auto run = static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
@@ -140,16 +142,16 @@ __global__ void __launch_bounds__(kThreads, 2) codebook_kernel(const __grid_cons
 }
 
 template <class Element, int kWidth>
-void launch(const CodebookParams& p, std::int64_t heads, cudaStream_t queue) {
+void launch_codebook(const CodebookParams& p, std::int64_t heads, cudaStream_t queue) {
   const dim3 grid(static_cast<unsigned>(p.dim / kWidth), static_cast<unsigned>(heads));
-  codebook_kernel<Element, kWidth><<<grid, kThreads, 0, queue>>>(p);
+  codebook_kernel<Element, kWidth><<<grid, kCodebookThreads, 0, queue>>>(p);
 }
 
 template <class Element>
-void launch(const CodebookTask& task, const CodebookParams& p, cudaStream_t queue) {
-  if (task.width == 2) launch<Element, 2>(p, task.rows.heads, queue);
-  if (task.width == 4) launch<Element, 4>(p, task.rows.heads, queue);
-  if (task.width == 8) launch<Element, 8>(p, task.rows.heads, queue);
+void launch_codebook(const CodebookTask& task, const CodebookParams& p, cudaStream_t queue) {
+  if (task.width == 2) launch_codebook<Element, 2>(p, task.rows.heads, queue);
+  if (task.width == 4) launch_codebook<Element, 4>(p, task.rows.heads, queue);
+  if (task.width == 8) launch_codebook<Element, 8>(p, task.rows.heads, queue);
 }
 
 }  // namespace
@@ -167,7 +169,7 @@ void find_codebook(const CodebookTask& task, Stream stream) {
   p.seed = task.seed;
   p.codebook = reinterpret_cast<std::uint16_t*>(task.codebook);
   const cudaStream_t queue = cuda_stream(stream);
-  rows.dtype == Dtype::kBf16 ? launch<__nv_bfloat16>(task, p, queue) : launch<__half>(task, p, queue);
+  rows.dtype == Dtype::kBf16 ? launch_codebook<__nv_bfloat16>(task, p, queue) : launch_codebook<__half>(task, p, queue);
   check_cuda(cudaGetLastError(), "find_codebook");
 }
 

@@ -264,13 +264,13 @@ class GroupOfChannels {
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kCompressThreads = 256;
+constexpr int kWarps = kCompressThreads / 32;
 constexpr int kGroupThreads = 128;  // fewer threads, because a lane needs many registers
 
 // Quantizes rows for encodings that quantize each token's row separately.
 template <class Element, int kQuads, RowEncoding kEncoding>
-__global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_constant__ RowParams p) {
+__global__ void __launch_bounds__(kCompressThreads, 3) compress_rows(const __grid_constant__ RowParams p) {
   constexpr int kRowsAhead = kQuads == 1 ? 4 : 1;  // rows per warp, loaded before the first is processed
   const CompressedRun& run = p.run[blockIdx.y];
   const auto heads = static_cast<std::uint32_t>(p.heads);
@@ -302,8 +302,8 @@ __global__ void __launch_bounds__(kThreads, 3) compress_rows(const __grid_consta
 // The same with 16 channels per lane and 2ⁿ lanes per row. No lane returns early, because all lanes of a warp take part
 // in the reductions.
 template <class Element, RowEncoding kEncoding, int kLanes>
-__global__ void __launch_bounds__(kThreads) compress_16_channels(const __grid_constant__ RowParams p) {
-  constexpr std::uint32_t kRows = kThreads / kLanes;
+__global__ void __launch_bounds__(kCompressThreads) compress_16_channels(const __grid_constant__ RowParams p) {
+  constexpr std::uint32_t kRows = kCompressThreads / kLanes;
   constexpr std::uint32_t kAhead = 2;  // rows per lane, loaded before the first is processed
   const CompressedRun& run = p.run[blockIdx.y];
   const auto heads = static_cast<std::uint32_t>(p.heads);
@@ -339,9 +339,9 @@ __global__ void __launch_bounds__(kThreads) compress_16_channels(const __grid_co
 
 template <class Element, RowEncoding kEncoding>
 void launch_16_channels(const RowParams& p, dim3 grid, cudaStream_t queue) {
-  if (p.dim == 64) compress_16_channels<Element, kEncoding, 4><<<grid, kThreads, 0, queue>>>(p);
-  if (p.dim == 128) compress_16_channels<Element, kEncoding, 8><<<grid, kThreads, 0, queue>>>(p);
-  if (p.dim == 256) compress_16_channels<Element, kEncoding, 16><<<grid, kThreads, 0, queue>>>(p);
+  if (p.dim == 64) compress_16_channels<Element, kEncoding, 4><<<grid, kCompressThreads, 0, queue>>>(p);
+  if (p.dim == 128) compress_16_channels<Element, kEncoding, 8><<<grid, kCompressThreads, 0, queue>>>(p);
+  if (p.dim == 256) compress_16_channels<Element, kEncoding, 16><<<grid, kCompressThreads, 0, queue>>>(p);
 }
 
 // A warp's part of a group of tokens of one head: 32 · kChannels channels. A lane keeps its elements of all tokens.
@@ -404,7 +404,7 @@ __global__ void __launch_bounds__(kGroupThreads, 4) compress_groups(const __grid
 
 template <class Element, int kGroup>
 void launch_groups(const RowParams& p, dim3 grid, cudaStream_t queue) {
-  grid.x *= kThreads / kGroupThreads;
+  grid.x *= kCompressThreads / kGroupThreads;
   if (p.by_four) {
     compress_groups<Element, kGroup, true><<<grid, kGroupThreads, 0, queue>>>(p);
   } else {
@@ -413,7 +413,7 @@ void launch_groups(const RowParams& p, dim3 grid, cudaStream_t queue) {
 }
 
 template <class Element>
-void launch(const RowParams& p, dim3 grid, Stream stream) {
+void launch_compress(const RowParams& p, dim3 grid, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
   if (p.format.encoding == RowEncoding::kInt4Channel) {
     p.format.group == 32 ? launch_groups<Element, 32>(p, grid, queue) : launch_groups<Element, 64>(p, grid, queue);
@@ -427,12 +427,12 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
         if (allows_16_channels(p)) return launch_16_channels<Element, kEncoding>(p, grid, queue);
       }
       if (p.dim <= kLaneStep) {
-        compress_rows<Element, 1, kEncoding><<<grid, kThreads, 0, queue>>>(p);
+        compress_rows<Element, 1, kEncoding><<<grid, kCompressThreads, 0, queue>>>(p);
       } else if (p.dim <= 2 * kLaneStep) {
-        compress_rows<Element, 2, kEncoding><<<grid, kThreads, 0, queue>>>(p);
+        compress_rows<Element, 2, kEncoding><<<grid, kCompressThreads, 0, queue>>>(p);
       } else {
         static_assert(kMaxRowDim == 5 * kLaneStep);
-        compress_rows<Element, 5, kEncoding><<<grid, kThreads, 0, queue>>>(p);
+        compress_rows<Element, 5, kEncoding><<<grid, kCompressThreads, 0, queue>>>(p);
       }
     }
   });
@@ -441,7 +441,7 @@ void launch(const RowParams& p, dim3 grid, Stream stream) {
 
 // Bits of non-negative floats are ordered as their values.
 template <class Element>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCompressThreads)
     magnitude_kernel(const __grid_constant__ RowParams p, std::int64_t tokens, float* greatest) {
   const auto head = static_cast<int>(blockIdx.y);
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
@@ -458,7 +458,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kCompressThreads)
     check_rows(const __grid_constant__ RowParams p, std::int64_t tokens, int part, std::int64_t first) {
   const std::int64_t rows = tokens * p.heads, step = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t row = blockIdx.x * kWarps + threadIdx.x / 32; row < rows; row += step) {
@@ -479,9 +479,9 @@ void compress(const CompressTask& task, Stream stream) {
   RowParams p = row_params(task.format, task.shape, task.to, task.plain, task.products, task.invalid);
   for_launches(p, task.runs, kWarps, [&](dim3 grid) {
     if (p.bf16) {
-      launch<__nv_bfloat16>(p, grid, stream);
+      launch_compress<__nv_bfloat16>(p, grid, stream);
     } else {
-      launch<__half>(p, grid, stream);
+      launch_compress<__half>(p, grid, stream);
     }
   });
 }
@@ -494,9 +494,10 @@ void check_finite(const FiniteTask& task, Stream stream) {
   const auto blocks =
       static_cast<unsigned>(std::clamp<std::int64_t>((rows.tokens * rows.heads + kWarps - 1) / kWarps, 1, kBlocks));
   if (p.bf16) {
-    check_rows<__nv_bfloat16><<<blocks, kThreads, 0, cuda_stream(stream)>>>(p, rows.tokens, task.part, task.first);
+    check_rows<__nv_bfloat16>
+        <<<blocks, kCompressThreads, 0, cuda_stream(stream)>>>(p, rows.tokens, task.part, task.first);
   } else {
-    check_rows<__half><<<blocks, kThreads, 0, cuda_stream(stream)>>>(p, rows.tokens, task.part, task.first);
+    check_rows<__half><<<blocks, kCompressThreads, 0, cuda_stream(stream)>>>(p, rows.tokens, task.part, task.first);
   }
   check_cuda(cudaGetLastError(), "check_finite");
 }
@@ -511,9 +512,9 @@ void compute_absmax(const AbsmaxTask& task, Stream stream) {
                                                        std::max<std::int64_t>(1, kBlocks / plain.heads));
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(plain.heads));
   if (p.bf16) {
-    magnitude_kernel<__nv_bfloat16><<<grid, kThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
+    magnitude_kernel<__nv_bfloat16><<<grid, kCompressThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
   } else {
-    magnitude_kernel<__half><<<grid, kThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
+    magnitude_kernel<__half><<<grid, kCompressThreads, 0, cuda_stream(stream)>>>(p, plain.tokens, task.greatest);
   }
   check_cuda(cudaGetLastError(), "compute_absmax");
 }

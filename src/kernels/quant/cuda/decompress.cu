@@ -143,8 +143,8 @@ __device__ __forceinline__ void check_tables(const RowParams& p) {
 
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
+constexpr int kDecompressThreads = 256;
+constexpr int kWarps = kDecompressThreads / 32;
 constexpr int kRowsAhead = 4;  // per warp
 
 // A quad of a row as loaded.
@@ -236,7 +236,7 @@ __device__ __forceinline__ uint2 dequantized(const RowParams& p, const RawQuad& 
 // Dequantizes rows of encodings that quantize each token's row separately. The encoding is a template parameter, so
 // that the loads of several rows are issued one after another.
 template <class Element, RowEncoding kEncoding>
-__global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 2 : 3)
+__global__ void __launch_bounds__(kDecompressThreads, kEncoding == RowEncoding::kHybrid ? 2 : 3)
     decompress_rows(const __grid_constant__ RowParams p) {
   const CompressedRun& run = p.run[blockIdx.y];
   const auto lane = static_cast<int>(threadIdx.x % 32);
@@ -296,7 +296,7 @@ __global__ void __launch_bounds__(kThreads, kEncoding == RowEncoding::kHybrid ? 
 // Dequantizes groups of tokens of kInt4Channel, 128 channels of a head at a time. A warp keeps their scales in
 // registers.
 template <class Element>
-__global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_constant__ RowParams p) {
+__global__ void __launch_bounds__(kDecompressThreads, 3) decompress_groups(const __grid_constant__ RowParams p) {
   constexpr int kRows = 8;  // rows loaded at a time
   const CompressedRun& run = p.run[blockIdx.y];
   const auto lane = static_cast<int>(threadIdx.x % 32);
@@ -349,25 +349,25 @@ __global__ void __launch_bounds__(kThreads, 3) decompress_groups(const __grid_co
 
 // kLowRank has nothing to dequantize, so it is only checked.
 template <class Element>
-__global__ void __launch_bounds__(kThreads) check_factors(const __grid_constant__ RowParams p) {
+__global__ void __launch_bounds__(kDecompressThreads) check_factors(const __grid_constant__ RowParams p) {
   check_qparams<Element>(p, p.run[blockIdx.y]);
   if (blockIdx.y == 0) check_tables<Element>(p);
 }
 
 template <class Element>
-void launch(const RowParams& p, dim3 grid, Stream stream) {
+void launch_decompress(const RowParams& p, dim3 grid, Stream stream) {
   const cudaStream_t queue = cuda_stream(stream);
   switch (p.format.encoding) {
     case RowEncoding::kInt4Channel:
-      decompress_groups<Element><<<grid, kThreads, 0, queue>>>(p);
+      decompress_groups<Element><<<grid, kDecompressThreads, 0, queue>>>(p);
       break;
     case RowEncoding::kLowRank:
       if (p.invalid == nullptr) return;
-      check_factors<Element><<<grid, kThreads, 0, queue>>>(p);
+      check_factors<Element><<<grid, kDecompressThreads, 0, queue>>>(p);
       break;
     default:
       with_token_encoding(p.format.encoding, [&]<RowEncoding kEncoding>() {
-        decompress_rows<Element, kEncoding><<<grid, kThreads, 0, queue>>>(p);
+        decompress_rows<Element, kEncoding><<<grid, kDecompressThreads, 0, queue>>>(p);
       });
       break;
   }
@@ -395,9 +395,9 @@ void decompress(const DecompressTask& task, Stream stream) {
   RowParams p = row_params(task.format, task.shape, task.from, task.plain, {}, task.invalid);
   for_launches(p, task.runs, kWarps, [&](dim3 grid) {
     if (p.bf16) {
-      launch<__nv_bfloat16>(p, grid, stream);
+      launch_decompress<__nv_bfloat16>(p, grid, stream);
     } else {
-      launch<__half>(p, grid, stream);
+      launch_decompress<__half>(p, grid, stream);
     }
   });
 }

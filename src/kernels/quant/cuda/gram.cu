@@ -11,11 +11,11 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kGramThreads = 256;
 constexpr int kTile = 64;       // channels
 constexpr int kTokens = 32;     // tokens per step
 constexpr int kThreadTile = 4;  // channels of each side per thread
-constexpr int kStep = kThreads / kTile;
+constexpr int kStep = kGramThreads / kTile;
 constexpr int kLoads = kTokens / kStep;
 
 struct GramParams {
@@ -47,7 +47,7 @@ struct TileColumn {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads) gram_kernel(const __grid_constant__ GramParams p) {
+__global__ void __launch_bounds__(kGramThreads) gram_kernel(const __grid_constant__ GramParams p) {
   __shared__ __align__(16) double left[kTokens][kTile], right[kTokens][kTile];
   const auto row = static_cast<int>(blockIdx.x) * kTile, column = static_cast<int>(blockIdx.y) * kTile;
   if (column < row) return;
@@ -115,9 +115,9 @@ void add_gram(const GramTask& task, Stream stream) {
   const auto tiles = static_cast<unsigned>((rows.dim + kTile - 1) / kTile);
   const dim3 grid(tiles, tiles, static_cast<unsigned>(rows.heads));
   if (rows.dtype == Dtype::kBf16) {
-    gram_kernel<__nv_bfloat16><<<grid, kThreads, 0, cuda_stream(stream)>>>(p);
+    gram_kernel<__nv_bfloat16><<<grid, kGramThreads, 0, cuda_stream(stream)>>>(p);
   } else {
-    gram_kernel<__half><<<grid, kThreads, 0, cuda_stream(stream)>>>(p);
+    gram_kernel<__half><<<grid, kGramThreads, 0, cuda_stream(stream)>>>(p);
   }
   check_cuda(cudaGetLastError(), "add_gram");
 }

@@ -9,7 +9,7 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kVectorThreads = 256;
 constexpr int kSlice = 32;         // channels per thread block
 constexpr int kPoints = 4;         // tokens per lane at a time
 constexpr int kStepsPerBlock = 4;  // steps of a thread block, for which it loads its codebooks once
@@ -20,7 +20,7 @@ struct Slice {
   static constexpr int kRuns = kSlice / kWidth;
   // Floats from one run's vectors to the next one's, padded so that lanes of neighbouring runs read different banks.
   static constexpr int kBook = (kCodebookVectors + 1) * kWidth;
-  static constexpr int kTokens = kThreads / kRuns;  // tokens processed concurrently
+  static constexpr int kTokens = kVectorThreads / kRuns;  // tokens processed concurrently
   static constexpr int kStep = kTokens * kPoints;
 };
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ void load_run(const RowParams& p, const std::byte* ro
 }
 
 template <class Element, int kWidth>
-__global__ void __launch_bounds__(kThreads, 2) compress_vectors_kernel(const __grid_constant__ RowParams p) {
+__global__ void __launch_bounds__(kVectorThreads, 2) compress_vectors_kernel(const __grid_constant__ RowParams p) {
   using S = Slice<kWidth>;
   __shared__ __align__(16) float books[S::kRuns * S::kBook];
   const CompressedRun& run = p.run[blockIdx.y];
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads, 2) compress_vectors_kernel(const __g
   const int channels = p.dim - first < kSlice ? p.dim - first : kSlice;
   const auto* const from = reinterpret_cast<const std::uint16_t*>(p.tables[0]) +
                            (static_cast<std::int64_t>(head) * p.dim + first) * kCodebookVectors;
-  for (int at = static_cast<int>(threadIdx.x); at < channels * kCodebookVectors; at += kThreads) {
+  for (int at = static_cast<int>(threadIdx.x); at < channels * kCodebookVectors; at += kVectorThreads) {
     constexpr int kNumbers = kCodebookVectors * kWidth;
     books[at / kNumbers * S::kBook + at % kNumbers] = widen<Element>(from[at]);
   }
@@ -101,27 +101,27 @@ __global__ void __launch_bounds__(kThreads, 2) compress_vectors_kernel(const __g
 }
 
 template <class Element, int kWidth>
-void launch(const RowParams& p, cudaStream_t queue) {
+void launch_vectors(const RowParams& p, cudaStream_t queue) {
   std::int64_t max_rows = 1;
   for (int i = 0; i < p.runs; ++i) max_rows = std::max(max_rows, p.run[i].rows);
   constexpr std::int64_t kTokens = std::int64_t{Slice<kWidth>::kStep} * kStepsPerBlock;
   const std::int64_t parts = (max_rows + kTokens - 1) / kTokens;
   const std::int64_t blocks = parts * p.heads * ((p.dim + kSlice - 1) / kSlice);
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(p.runs));
-  compress_vectors_kernel<Element, kWidth><<<grid, kThreads, 0, queue>>>(p);
+  compress_vectors_kernel<Element, kWidth><<<grid, kVectorThreads, 0, queue>>>(p);
 }
 
 template <class Element>
-void launch(const RowParams& p, cudaStream_t queue) {
-  if (p.format.width == 2) launch<Element, 2>(p, queue);
-  if (p.format.width == 4) launch<Element, 4>(p, queue);
-  if (p.format.width == 8) launch<Element, 8>(p, queue);
+void launch_vectors(const RowParams& p, cudaStream_t queue) {
+  if (p.format.width == 2) launch_vectors<Element, 2>(p, queue);
+  if (p.format.width == 4) launch_vectors<Element, 4>(p, queue);
+  if (p.format.width == 8) launch_vectors<Element, 8>(p, queue);
 }
 
 }  // namespace
 
 void compress_vectors(const RowParams& p, Stream stream) {
-  p.bf16 ? launch<__nv_bfloat16>(p, cuda_stream(stream)) : launch<__half>(p, cuda_stream(stream));
+  p.bf16 ? launch_vectors<__nv_bfloat16>(p, cuda_stream(stream)) : launch_vectors<__half>(p, cuda_stream(stream));
 }
 
 }  // namespace ringattn::cuda

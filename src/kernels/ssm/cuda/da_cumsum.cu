@@ -13,7 +13,7 @@ namespace {
 constexpr int kHeads = 8;           // per CTA: adjacent heads' dt are 16 bytes
 constexpr int kLanes = 32;          // lanes of a warp: kHeads heads of several chunks
 constexpr int kTokensPerStep = 16;  // tokens loaded and stored at a time
-constexpr int kThreads = kHeads * kChunksOfSegment;
+constexpr int kCumsumThreads = kHeads * kChunksOfSegment;
 constexpr int kPitch =
     kTokensPerStep + 4;  // floats per lane in shared memory; padded to avoid bank conflicts of float4 stores
 
@@ -23,9 +23,9 @@ struct WarpCumsum {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(kThreads, 5) da_cumsum_kernel(const __grid_constant__ SsmParams p) {
+__global__ void __launch_bounds__(kCumsumThreads, 5) da_cumsum_kernel(const __grid_constant__ SsmParams p) {
   __shared__ float chunk_sums[kChunksOfSegment][kHeads];
-  __shared__ __align__(16) WarpCumsum shared[kThreads / kLanes];
+  __shared__ __align__(16) WarpCumsum shared[kCumsumThreads / kLanes];
   const SegmentCoord segment = segment_coord(p, blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const int lane = thread % kLanes;
@@ -105,7 +105,7 @@ void load_da_cumsum(Dtype dtype) { load_kernel(kernel_of(dtype)); }
 void compute_da_cumsum(const SsmParams& params, Dtype dtype, cudaStream_t stream) {
   const int blocks = (params.head_count + kHeads - 1) / kHeads;
   const dim3 grid(static_cast<unsigned>(params.segments), static_cast<unsigned>(blocks));
-  kernel_of(dtype)<<<grid, kThreads, 0, stream>>>(params);
+  kernel_of(dtype)<<<grid, kCumsumThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "da_cumsum of an SSM");
 }
 

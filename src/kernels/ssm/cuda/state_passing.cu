@@ -10,7 +10,7 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kPassingThreads = 256;
 constexpr int kLoadsInFlight = 4;  // local states loaded before the first is used: no store is between their loads
 
 // Four adjacent elements of one head's state.
@@ -23,7 +23,7 @@ struct StateElements {
 
   __device__ StateElements(const SsmParams& p, bool state_decays) : rates{} {
     const int state_floats = p.head_dim * p.state_dim;
-    const std::int64_t in_range = (std::int64_t{blockIdx.x} * kThreads + threadIdx.x) * 4;
+    const std::int64_t in_range = (std::int64_t{blockIdx.x} * kPassingThreads + threadIdx.x) * 4;
     present = in_range < std::int64_t{p.head_count} * state_floats;
     head = p.first_head + static_cast<int>(in_range / state_floats);
     in_states = std::int64_t{p.first_head} * state_floats + in_range;
@@ -55,7 +55,7 @@ __device__ void store_four(float* at, const float4& value) {
 }
 
 template <bool kStateDecays>
-__global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constant__ SsmParams p) {
+__global__ void __launch_bounds__(kPassingThreads) segments_kernel(const __grid_constant__ SsmParams p) {
   const StateElements own(p, kStateDecays);
   if (!own.present) return;
   const std::int64_t super_segment = p.runs[0].super_segment + blockIdx.y;
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) segments_kernel(const __grid_constan
 }
 
 template <bool kStateDecays>
-__global__ void __launch_bounds__(kThreads) super_segments_kernel(const __grid_constant__ SsmParams p) {
+__global__ void __launch_bounds__(kPassingThreads) super_segments_kernel(const __grid_constant__ SsmParams p) {
   const StateElements own(p, kStateDecays);
   if (!own.present) return;
   const SsmRunEntry& run = p.runs[blockIdx.y];
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads) super_segments_kernel(const __grid_c
 
 dim3 grid_of(const SsmParams& p, int rows) {
   const std::int64_t vectors = std::int64_t{p.head_count} * p.head_dim * p.state_dim / 4;
-  return {static_cast<unsigned>((vectors + kThreads - 1) / kThreads), static_cast<unsigned>(rows)};
+  return {static_cast<unsigned>((vectors + kPassingThreads - 1) / kPassingThreads), static_cast<unsigned>(rows)};
 }
 
 using Pass = void(SsmParams);
@@ -140,12 +140,12 @@ void load_state_passing(bool state_decays) {
 void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream) {
   const auto passes = [](const SsmRunEntry& run) { return run.tokens > kSegmentTokens; };
   if (std::none_of(params.runs, params.runs + params.run_count, passes)) return;
-  segments_pass(state_decays)<<<grid_of(params, params.super_segments), kThreads, 0, stream>>>(params);
+  segments_pass(state_decays)<<<grid_of(params, params.super_segments), kPassingThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over segments");
 }
 
 void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream) {
-  super_segments_pass(state_decays)<<<grid_of(params, params.run_count), kThreads, 0, stream>>>(params);
+  super_segments_pass(state_decays)<<<grid_of(params, params.run_count), kPassingThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over super-segments");
 }
 

@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kUpdateThreads, kUpdateCtas<Element>)
 
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kStepThreads = 128;
 constexpr int kRows = 2;  // per lane group; with more rows, fewer warps have loads in flight
 constexpr int kMaxLanes = 32;
 // Min. blocks per CTA of the persistent kernel. With one, there is nothing to prefetch, and it is slower than the other
@@ -310,18 +310,18 @@ struct LaneElements {
 
 template <int kLanes>
 __host__ __device__ constexpr int blocks_of_sequence(int rows) {
-  return (rows / kRows * kLanes + kThreads - 1) / kThreads;
+  return (rows / kRows * kLanes + kStepThreads - 1) / kStepThreads;
 }
 
 // kLanes: lanes per group, at most a warp. kAligned: states, A, B and C can be accessed as vectors of four.
 template <class Element, bool kStateDecays, int kLanes, bool kAligned>
-__global__ void __launch_bounds__(kThreads) update_kernel(const __grid_constant__ UpdateParams p) {
+__global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_constant__ UpdateParams p) {
   static_assert(kRows <= kLanes, "a lane makes dt of one row, and writes one");
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int rows_of_sequence = p.heads * p.head_dim;
   const int batch_index = p.by_blocks.quotient(static_cast<std::int32_t>(blockIdx.x));
   const int block = static_cast<int>(blockIdx.x) - batch_index * blocks_of_sequence<kLanes>(rows_of_sequence);
-  const int row_of_sequence = (block * kThreads + static_cast<int>(threadIdx.x)) / kLanes * kRows;
+  const int row_of_sequence = (block * kStepThreads + static_cast<int>(threadIdx.x)) / kLanes * kRows;
   const std::int64_t slot = p.slots != nullptr ? p.slots[batch_index] : batch_index;
   const bool in_range = row_of_sequence < rows_of_sequence;  // else it loads the first rows and stores nothing
   const bool present = in_range && slot >= 0;  // an absent slot in range is padding: only zeros are stored to y
@@ -521,7 +521,7 @@ void update_states(const UpdateParams& given, Dtype dtype, bool state_decays, in
                                       : choose_kernel<false>(dtype, state_decays, params.state_dim);
   const int blocks = chosen.blocks(params.heads * params.head_dim);
   params.by_blocks = Divider(blocks);
-  chosen.kernel<<<static_cast<unsigned>(params.sequences * blocks), kThreads, 0, stream>>>(params);
+  chosen.kernel<<<static_cast<unsigned>(params.sequences * blocks), kStepThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the update of states");
 }
 

@@ -15,7 +15,7 @@ using cuda::from_float;
 using cuda::load_kernel;
 using cuda::to_float;
 
-constexpr int kThreads = 128;
+constexpr int kConv1dThreads = 128;
 // CTAs per SM, which share registers and shared memory.
 template <class Element>
 constexpr int kCtasOfMultiprocessor = sizeof(Element) > 2 ? 4 : 5;
@@ -135,7 +135,7 @@ class TokenPipeline {
  public:
   static constexpr int kVectors = sizeof(Eight<Element>) / 16;
   static constexpr int kBufferTokens = kStages * kTokensPerStep;
-  using Buffers = uint4[kBufferTokens][kVectors][kThreads];
+  using Buffers = uint4[kBufferTokens][kVectors][kConv1dThreads];
 
   __device__ __forceinline__ TokenPipeline(Buffers& buffers, const Element* from, std::int64_t stride)
       : address_(cuda::shared_address(&buffers[0][0][threadIdx.x])), from_(from), stride_(stride) {}
@@ -165,7 +165,8 @@ class TokenPipeline {
 
  private:
   __device__ __forceinline__ std::uint32_t at(int nth, int token, int vector) const {
-    return address_ + static_cast<std::uint32_t>(((nth * kTokensPerStep + token) * kVectors + vector) * kThreads * 16);
+    return address_ +
+           static_cast<std::uint32_t>(((nth * kTokensPerStep + token) * kVectors + vector) * kConv1dThreads * 16);
   }
 
   std::uint32_t address_;
@@ -174,9 +175,9 @@ class TokenPipeline {
 };
 
 template <class Element, int kWidth, bool kAligned>
-__global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor<Element>)
+__global__ void __launch_bounds__(kConv1dThreads, kCtasOfMultiprocessor<Element>)
     conv1d_kernel(const __grid_constant__ Conv1dParams p) {
-  const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
+  const std::int64_t channel = (std::int64_t{blockIdx.y} * kConv1dThreads + threadIdx.x) * kChannels;
   if (channel >= p.channels) return;
   int nth = 0;
   while (nth + 1 < p.run_count && p.runs[nth + 1].first_tile <= blockIdx.x) ++nth;
@@ -212,8 +213,8 @@ __global__ void __launch_bounds__(kThreads, kCtasOfMultiprocessor<Element>)
 
 // A thread loads its channels before it stores them, as the halo after a run may overwrite the one before it.
 template <class Element>
-__global__ void __launch_bounds__(kThreads) halo_kernel(const __grid_constant__ Conv1dParams p) {
-  const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
+__global__ void __launch_bounds__(kConv1dThreads) halo_kernel(const __grid_constant__ Conv1dParams p) {
+  const std::int64_t channel = (std::int64_t{blockIdx.y} * kConv1dThreads + threadIdx.x) * kChannels;
   const Conv1dRunEntry& run = p.runs[blockIdx.x];
   if (channel >= p.channels || run.after == nullptr) return;
   Eight<Element> tokens[kMaxWidth - 1];
@@ -230,9 +231,9 @@ __global__ void __launch_bounds__(kThreads) halo_kernel(const __grid_constant__ 
 }
 
 template <class Element, int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kConv1dThreads)
     update_kernel(const __grid_constant__ Conv1dParams p, const Conv1dStep step) {
-  const std::int64_t channel = (std::int64_t{blockIdx.y} * kThreads + threadIdx.x) * kChannels;
+  const std::int64_t channel = (std::int64_t{blockIdx.y} * kConv1dThreads + threadIdx.x) * kChannels;
   if (channel >= p.channels) return;
   const std::int64_t sequence = blockIdx.x;
   const std::int64_t slot = step.slots == nullptr ? sequence : step.slots[sequence];
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 dim3 grid_of(const Conv1dParams& p, std::int64_t rows) {
-  constexpr std::int64_t kChannelsOfCta = std::int64_t{kThreads} * kChannels;
+  constexpr std::int64_t kChannelsOfCta = std::int64_t{kConv1dThreads} * kChannels;
   return {static_cast<unsigned>(rows), static_cast<unsigned>((p.channels + kChannelsOfCta - 1) / kChannelsOfCta)};
 }
 
@@ -297,17 +298,17 @@ void load_conv1d(Dtype dtype, int width) {
 void conv1d_runs(const Conv1dParams& params, Dtype dtype, cudaStream_t stream) {
   const Kernels kernels = kernels_of(dtype, params.width);
   const auto kernel = params.aligned ? kernels.convolve : kernels.conv1d_unaligned;
-  kernel<<<grid_of(params, params.tiles), kThreads, 0, stream>>>(params);
+  kernel<<<grid_of(params, params.tiles), kConv1dThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm80_conv1d");
 }
 
 void store_halos(const Conv1dParams& params, Dtype dtype, cudaStream_t stream) {
-  kernels_of(dtype, params.width).halo<<<grid_of(params, params.run_count), kThreads, 0, stream>>>(params);
+  kernels_of(dtype, params.width).halo<<<grid_of(params, params.run_count), kConv1dThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "halos of sm80_conv1d");
 }
 
 void update_halos(const Conv1dParams& params, const Conv1dStep& step, Dtype dtype, cudaStream_t stream) {
-  kernels_of(dtype, params.width).update<<<grid_of(params, step.sequences), kThreads, 0, stream>>>(params, step);
+  kernels_of(dtype, params.width).update<<<grid_of(params, step.sequences), kConv1dThreads, 0, stream>>>(params, step);
   check_cuda(cudaGetLastError(), "the update of sm80_conv1d");
 }
 

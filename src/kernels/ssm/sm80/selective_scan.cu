@@ -19,7 +19,7 @@ using cuda::SegmentCoord;
 using cuda::SsmTensor;
 using cuda::to_float;
 
-constexpr int kThreads = 128;
+constexpr int kScanThreads = 128;
 constexpr int kStates = 16;        // per lane
 constexpr int kTileFloats = 2048;  // floats of B, and of C, in shared memory
 constexpr int kMaxTileTokens = 64;
@@ -38,7 +38,7 @@ template <class Element>
 __device__ void load_tile(const SsmTensor& tensor, std::int64_t row, int tokens, int group, int state_dim, int columns,
                           float* tile) {
   const int whole = (tokens + kTokensPerStep - 1) / kTokensPerStep * kTokensPerStep;
-  for (int i = static_cast<int>(threadIdx.x); i < whole * columns; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < whole * columns; i += kScanThreads) {
     const int token = i / columns;
     const int column = i % columns;
     const bool in_range = token < tokens && column < state_dim;
@@ -86,13 +86,14 @@ struct TokenInputs {
 };
 
 template <class Element, bool kOutputs>
-__global__ void __launch_bounds__(kThreads, 5)
+__global__ void __launch_bounds__(kScanThreads, 5)
     selective_scan_kernel(const __grid_constant__ SelectiveScanParams params) {
   __shared__ __align__(16) float b_tile[kTileFloats];
   __shared__ __align__(16) float c_tile[kOutputs ? kTileFloats : 4];
   const SsmParams& p = params.scan;
   const SegmentCoord segment = cuda::segment_coord(p, static_cast<int>(blockIdx.x) / params.blocks);
-  const HeadBlock block = cuda::head_block(p, kThreads / params.lanes, static_cast<int>(blockIdx.x) % params.blocks);
+  const HeadBlock block =
+      cuda::head_block(p, kScanThreads / params.lanes, static_cast<int>(blockIdx.x) % params.blocks);
   const int in_block = static_cast<int>(threadIdx.x) / params.lanes;
   const bool present = in_block < block.count;
   const int channel = block.first + (present ? in_block : 0);
@@ -221,9 +222,9 @@ Kernel* kernel_of(Dtype dtype) {
 void launch(Kernel* kernel, const SsmParams& scan, cudaStream_t stream) {
   SelectiveScanParams params{scan, 1, 0};
   while (params.lanes * kStates < scan.state_dim) params.lanes *= 2;
-  params.blocks = cuda::head_blocks(scan, kThreads / params.lanes);
+  params.blocks = cuda::head_blocks(scan, kScanThreads / params.lanes);
   const auto ctas = static_cast<unsigned>(params.blocks) * static_cast<unsigned>(scan.segments);
-  kernel<<<ctas, kThreads, 0, stream>>>(params);
+  kernel<<<ctas, kScanThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "sm80_selective_scan");
 }
 
