@@ -12,15 +12,15 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kSyntheticThreads = 256;
-constexpr std::size_t kRunsOfLaunch = 128;  // passed in the launch parameters, so nothing is uploaded
+constexpr std::size_t kSyntheticRuns = 128;  // passed in the launch parameters, so nothing is uploaded
 
 struct FillParams {
   std::uint64_t seed;
   SyntheticTensor tensor;
   float scale;  // synthetic_scale()
   MutableTensorView rows;
-  std::int64_t token[kRunsOfLaunch];  // the packed token of each run's first row
-  std::int64_t row[kRunsOfLaunch + 1];
+  std::int64_t token[kSyntheticRuns];  // the packed token of each run's first row
+  std::int64_t row[kSyntheticRuns + 1];
 };
 
 __device__ float rounded(float value, float /*type*/) { return value; }
@@ -101,8 +101,8 @@ void fill_synthetic(std::uint64_t seed, SyntheticTensor tensor, std::span<const 
   params.scale = synthetic_scale(tensor, rows.dim);
   params.rows = rows;
   std::int64_t row = 0;
-  for (std::size_t first = 0; first < runs.size(); first += kRunsOfLaunch) {
-    const std::size_t count = std::min(kRunsOfLaunch, runs.size() - first);
+  for (std::size_t first = 0; first < runs.size(); first += kSyntheticRuns) {
+    const std::size_t count = std::min(kSyntheticRuns, runs.size() - first);
     for (std::size_t i = 0; i < count; ++i) {
       params.token[i] = runs[first + i].begin;
       params.row[i] = row;

@@ -69,13 +69,13 @@ __device__ OutOfRangeEntry mask_out_of_range(const CacheUpdate& p, std::int64_t 
 }
 
 // An update, and the divisors that its thread blocks use.
-struct UpdateParams {
+struct CacheUpdateParams {
   CacheUpdate update;
   Divider by_split, by_stride, by_page;
 };
 
 // page_slot_of() in 32-bit arithmetic.
-__device__ PageSlot slot_of(const UpdateParams& p, std::int64_t sequence, std::int32_t position) {
+__device__ PageSlot slot_of(const CacheUpdateParams& p, std::int64_t sequence, std::int32_t position) {
   const CacheUpdate& u = p.update;
   if (position < 0) return {};
   const std::int32_t split = p.by_split.quotient(position);
@@ -92,7 +92,7 @@ __device__ PageSlot slot_of(const UpdateParams& p, std::int64_t sequence, std::i
 }
 
 // pages_of_length() in 32-bit arithmetic. `length` is not negative.
-__device__ std::int32_t pages_of(const UpdateParams& p, std::int32_t length) {
+__device__ std::int32_t pages_of(const CacheUpdateParams& p, std::int32_t length) {
   const KvPartition& partition = p.update.partition;
   const auto kv_split_keys = static_cast<std::int32_t>(p.update.kv_split_keys);
   const std::int32_t whole = p.by_split.quotient(length);
@@ -148,7 +148,7 @@ __device__ __noinline__ OutOfRangeEntry sequence_out_of_range(const CacheUpdate&
 // are loaded and their page slots are computed. All loads on the critical path are issued early, because a decode step
 // waits for this kernel (bench/notes/decoding.md, "A step with its update").
 template <class Vector>
-__global__ void __launch_bounds__(kCacheUpdateThreads) update_kernel(const __grid_constant__ UpdateParams p) {
+__global__ void __launch_bounds__(kCacheUpdateThreads) update_kernel(const __grid_constant__ CacheUpdateParams p) {
   __shared__ int found;
   const CacheUpdate& u = p.update;
   const std::int64_t sequence = blockIdx.x;
@@ -227,8 +227,8 @@ Divider divider(std::int64_t by) { return Divider(std::clamp<std::int64_t>(by, 1
 
 template <class Vector>
 void launch_cache_update(const CacheUpdate& update, Stream stream) {
-  const UpdateParams params{update, divider(update.kv_split_keys), divider(update.partition.stride),
-                            divider(update.page_size)};
+  const CacheUpdateParams params{update, divider(update.kv_split_keys), divider(update.partition.stride),
+                                 divider(update.page_size)};
   PdlLaunch launch(static_cast<int>(update.sequences), kCacheUpdateThreads, 0, stream);
   launch.serialize_unless_pdl(reinterpret_cast<const void*>(update_kernel<Vector>));
   // The mask and the prefixes are read through L1, which may hold stale data if the launch starts early, so PDL is off.
