@@ -38,7 +38,7 @@ void print_tables(const Screen& screen, const std::vector<FileOpTable>& tables, 
 int file_op_main(const Invocation& invocation, Transport*) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
-  const FileOpEntry& op = *file_op_table().front();
+  const FileOpEntry& op = **std::ranges::find(file_op_table(), invocation.arguments.at(1), &FileOpEntry::name);
   check_source(config, true);
   FileOpRequest request{options, config, options.output, options.force, options.compression_report, options.rows};
   request.threads = options.threads > 0 ? options.threads : usable_processors().count;

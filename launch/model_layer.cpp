@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <bit>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -39,8 +38,7 @@ std::optional<LayerKind> wanted_kind(const ModelConfig& model, const Config& con
   if (config.given("input") && !config.given("synthetic") && model.mixes_ops()) {
     op = &op_of_file(*open_tensor_file(file_input(config.options), *config.share));
   }
-  if (op == nullptr || op->layers == 0) return std::nullopt;
-  return static_cast<LayerKind>(std::countr_zero(op->layers));
+  return op == nullptr ? std::nullopt : op->layer();
 }
 
 }  // namespace

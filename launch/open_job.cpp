@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <optional>
 #include <string>
 
 #include "launch/job_request.hpp"
@@ -21,9 +22,7 @@ namespace {
 void check_model(const Config& config, const OpJob& job) {
   if (!config.given("model-config") || !config.given("input")) return;
   const JobOptions& options = config.options;
-  const OpEntry& op = op_entry(job.op());
-  std::optional<LayerKind> kind;
-  if (op.layers != 0) kind = static_cast<LayerKind>(std::countr_zero(op.layers));
+  const std::optional<LayerKind> kind = op_entry(job.op()).layer();
   job.check_model(
       {ModelConfig::open(options.model_config).layer(options.layer, kind), options.model_config, options.input});
 }

@@ -37,9 +37,6 @@ class Multiplied final : public RowKernel {
         out_(gemm_.backend().allocate(bytes(tokens * job.heads * job.spec.dim_n))) {}
 
   Backend& backend() override { return gemm_.backend(); }
-  std::size_t memory_bytes() const override {
-    return gemm_.memory_bytes() + rows_.bytes() + weights_.bytes() + out_.bytes();
-  }
   void load(const RowInput& input, const Layout& layout, int rank, int threads) override {
     const BatchedGemmJob& job = gemm_.job();
     load(input, 0, packed_runs(layout.runs(rank), layout.cu()), job.heads, job.spec.dim_k, threads, rows_);

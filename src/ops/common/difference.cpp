@@ -61,14 +61,17 @@ std::string values_text(const Difference& difference) {
 }
 
 // "out at sequence 0, token 17, head 3". `cu`: token at which each sequence begins, then the total.
-std::string coordinates_text(std::string_view tensor, const Difference& difference,
-                             const std::vector<std::int64_t>& cu) {
+std::string coordinates_text(std::string_view tensor, const Difference& difference, std::span<const std::int64_t> cu) {
   const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);
   return fmt::format("{} at sequence {}, token {}, head {}", tensor, after - cu.begin() - 1,
                      difference.token - *(after - 1), difference.head);
 }
 
 }  // namespace
+
+std::string describe(const Difference& difference, std::span<const std::int64_t> cu) {
+  return coordinates_text("out", difference, cu) + fmt::format(", dim {}", difference.dim) + values_text(difference);
+}
 
 std::string describe(const Difference& difference, const Job& job) {
   std::string text = coordinates_text(difference.in_lse ? "lse" : "out", difference, job.batch.cu_q());

@@ -5,9 +5,11 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -102,6 +104,10 @@ struct OpEntry {
 
   // Whether the op has a setting that not every op has.
   bool takes(std::string_view setting) const;
+  // The first kind of layer that it computes; absent: none.
+  std::optional<LayerKind> layer() const {
+    return layers == 0 ? std::nullopt : std::optional(static_cast<LayerKind>(std::countr_zero(layers)));
+  }
   bool computes(LayerKind kind) const { return (layers >> static_cast<unsigned>(kind) & 1U) != 0; }
 };
 

@@ -83,8 +83,8 @@ RowInput::RowInput(const OpRequest& request, std::vector<RowTensor> tensors) : t
   }
   double elements = 0.0;
   for (const RowTensor& tensor : tensors_) {
-    const std::int64_t rows = tensor.tokens > 0 ? tensor.tokens : tokens();
-    elements = std::max(elements, static_cast<double>(rows) * static_cast<double>(tensor.heads * tensor.dim));
+    const auto rows = static_cast<double>(tokens_read(tensor, {0, tokens()}).tokens());
+    elements = std::max(elements, rows * static_cast<double>(tensor.heads * tensor.dim));
   }
   if (elements > 0x1p60) {
     fail(ErrorCode::kUsage, {setting("seq", request.tokens), " with ", setting("batch", settings.batch)},
@@ -129,6 +129,11 @@ RowGrid RowInput::out_grid(std::int64_t heads, std::int64_t dim) const {
   grid.batch = grids_.empty() ? std::ssize(lengths_) : grids_.front().batch;
   grid.length = tokens() / grid.batch;
   return grid;
+}
+
+PackedRun RowInput::tokens_read(const RowTensor& tensor, const PackedRun& own) const {
+  if (tensor.tokens > 0) return {0, tensor.tokens};
+  return tensor.whole ? PackedRun{0, tokens()} : own;
 }
 
 std::int64_t RowInput::tokens() const {

@@ -58,6 +58,8 @@ class RowInput {
   Dtype dtype() const { return dtype_; }
   const std::vector<std::int64_t>& lengths() const { return lengths_; }
   std::int64_t tokens() const;
+  // Tokens of a tensor that a rank reads whose own tokens are these.
+  PackedRun tokens_read(const RowTensor& tensor, const PackedRun& own) const;
   // How a result of these heads and dims lies in a file: as the first tensor does.
   RowGrid out_grid(std::int64_t heads, std::int64_t dim) const;
   bool is_synthetic() const { return file_ == nullptr; }
@@ -97,7 +99,6 @@ class RowKernel {
  public:
   virtual ~RowKernel() = default;
   virtual Backend& backend() = 0;
-  virtual std::size_t memory_bytes() const = 0;
   // Reads what a rank needs of the input. `layout`: of the result. Throws kFile.
   virtual void load(const RowInput& input, const Layout& layout, int rank, int threads) = 0;
   // Computes the loaded rows, any number of times. Collective. Returns the seconds.
@@ -138,6 +139,10 @@ class RowOp {
   virtual void compute_exactly(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<double> out,
                                std::span<double> allowed) const = 0;
 };
+
+// An entry for code that runs on any device of a backend ("cpu", "cuda"); its time is not estimated. Nothing where this
+// build lacks the backend.
+std::optional<KernelEntry> backend_entry(std::string_view backend, std::string_view name, std::string_view supports);
 
 std::unique_ptr<OpJob> make_row_job(std::unique_ptr<const RowOp> op);
 

@@ -29,22 +29,11 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::int64_t kTokensAtOnce = 64;  // between calls of Transport::progress()
+constexpr std::int64_t kTokensAtOnce = 64;  // of the input, that are read before they become fp32
 
-const KernelEntry& host_attention() {
-  const auto rows = kernel_table<AttentionSpec>();
-  return *std::ranges::find(rows, "cpu", &KernelEntry::backend);
-}
-
-// The one kernel of all ops of rows.
+// The one kernel of all ops that have none of their own.
 const KernelEntry& row_kernel() {
-  static const KernelEntry entry{"cpu_rows",
-                                 "cpu",
-                                 "ops that compute each row by itself",
-                                 [] { return std::vector<std::string>(); },
-                                 [](const Backend&) { return 1e9; },
-                                 [] { return std::string(); },
-                                 host_attention().make_backend};
+  static const KernelEntry entry = *backend_entry("cpu", "cpu_rows", "ops that compute each row by itself");
   return entry;
 }
 
@@ -54,8 +43,7 @@ std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, const KernelEntr
   const std::int64_t results = own_tokens * op.heads() * op.dim();
   std::int64_t inputs = 0;
   for (const RowTensor& tensor : op.input().tensors()) {
-    const std::int64_t tokens = tensor.tokens > 0 ? tensor.tokens : tensor.whole ? op.input().tokens() : own_tokens;
-    inputs += tokens * tensor.heads * tensor.dim;
+    inputs += op.input().tokens_read(tensor, {0, own_tokens}).tokens() * tensor.heads * tensor.dim;
   }
   const auto bytes = [](std::int64_t numbers, std::size_t each) { return static_cast<std::size_t>(numbers) * each; };
   const std::size_t rows = bytes(inputs, sizeof(float)) + bytes(results, size_of(op.out_dtype()));
@@ -80,7 +68,7 @@ class LoadedRows final : public RowReader {
     for (std::size_t i = 1; i < ends_.size(); ++i) ends_[i] += ends_[i - 1];
     for (const RowTensor& tensor : input.tensors()) {
       Tensor& loaded = tensors_.emplace_back();
-      loaded.run = tensor.tokens > 0 ? PackedRun{0, tensor.tokens} : tensor.whole ? PackedRun{0, input.tokens()} : own_;
+      loaded.run = input.tokens_read(tensor, own_);
       loaded.heads = tensor.heads;
       loaded.dim = tensor.dim;
       const std::int64_t row = tensor.heads * tensor.dim;
@@ -99,13 +87,13 @@ class LoadedRows final : public RowReader {
         }
         if (on_progress) on_progress("row of input", {piece.end - loaded.run.begin, loaded.run.tokens()});
       }
-      // Rows that several ranks have count once.
-      const bool apart = tensor.tokens > 0;
-      const PackedRun counted = !apart ? own_ : own_.begin == 0 && own_.end > 0 ? loaded.run : PackedRun{};
+      // Rows that several ranks have count once: with their token's rank or, without tokens, with the first one.
+      PackedRun counted = own_;
+      if (tensor.tokens > 0) counted = own_.begin == 0 && own_.end > 0 ? loaded.run : PackedRun{};
+      if (counted.tokens() == 0) continue;
+      const float* const from = loaded.values.data() + (counted.begin - loaded.run.begin) * row;
       non_finite_ += count_non_finite(
-          dense_view(static_cast<const void*>(loaded.values.data() +
-                                              (counted.begin - (counted.tokens() > 0 ? loaded.run.begin : 0)) * row),
-                     Dtype::kF32, counted.tokens(), tensor.heads, tensor.dim));
+          dense_view(static_cast<const void*>(from), Dtype::kF32, counted.tokens(), tensor.heads, tensor.dim));
     }
   }
 
@@ -158,13 +146,6 @@ double compute_rows(const RowOp& op, const LoadedRows& rows, int threads, Transp
     first = last;
   }
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-std::string difference_text(const Difference& difference) {
-  const auto value = [&](std::uint32_t bits) { return load_element(&bits, difference.dtype); };  // little endian
-  return fmt::format("out at token {}, head {}, dim {}: {} (0x{:x}) against {} (0x{:x})", difference.token,
-                     difference.head, difference.dim, value(difference.left_bits), difference.left_bits,
-                     value(difference.right_bits), difference.right_bits);
 }
 
 // Infinite where the dtype can't hold the value.
@@ -372,7 +353,7 @@ class RowOpJob final : public OpJob {
     Check check;
     if (const auto difference = earliest(collective, mine)) {
       check.passes = false;
-      check.lines.push_back("first difference: " + difference_text(*difference));
+      check.lines.push_back("first difference: " + ringattn::describe(*difference, layout_->cu()));
     }
     return check;
   }
@@ -407,8 +388,8 @@ class RowOpJob final : public OpJob {
     double bytes = static_cast<double>(input().tokens() * op_->heads() * op_->dim()) *
                    static_cast<double>(size_of(op_->out_dtype()));
     for (const RowTensor& tensor : input().tensors()) {
-      const std::int64_t tokens = tensor.tokens > 0 ? tensor.tokens : input().tokens();
-      bytes += static_cast<double>(tokens * tensor.heads * tensor.dim) * static_cast<double>(size_of(input().dtype()));
+      const std::int64_t rows = input().tokens_read(tensor, {0, input().tokens()}).tokens();
+      bytes += static_cast<double>(rows * tensor.heads * tensor.dim) * static_cast<double>(size_of(input().dtype()));
     }
     return {{{false, samples, bytes}}, last, digests(collective).front().hex};
   }
@@ -582,7 +563,7 @@ void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
       difference = earliest(collective, first_difference(false, moved_view(first), moved_view(moved), rows));
     }
     release();
-    done({fmt::format("{}", ranks)}, difference ? difference_text(*difference) : std::string());
+    done({fmt::format("{}", ranks)}, difference ? ringattn::describe(*difference, even.cu()) : std::string());
   }
 }
 
@@ -596,6 +577,20 @@ RowOp::Kernel RowOp::choose(const KernelRequest& request, KernelScope scope) con
 
 void RowOp::compute(const RowReader&, std::int64_t, std::int64_t, std::span<float>) const {
   fail(ErrorCode::kInternal, fmt::format("rows of {} are computed by its kernels", name()));
+}
+
+std::optional<KernelEntry> backend_entry(std::string_view backend, std::string_view name, std::string_view supports) {
+  const AttentionRow* any = nullptr;  // its kernels differ in what devices they need: the last one needs least
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
+    if (row.backend == backend) any = &row;
+  }
+  if (any == nullptr) return std::nullopt;
+  KernelEntry entry = *any;
+  entry.name = name;
+  entry.supports = supports;
+  entry.configs = [] { return std::vector<std::string>(); };
+  entry.flops_per_second = [](const Backend&) { return 0.0; };
+  return entry;
 }
 
 std::unique_ptr<OpJob> make_row_job(std::unique_ptr<const RowOp> op) {

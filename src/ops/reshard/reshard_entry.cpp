@@ -21,29 +21,15 @@ constexpr std::string_view kSettings[] = {"head-dim", "layout", "stripe"};
 constexpr int kTile = 128;  // of tokens, which stripes are multiples of
 
 // Rows are copied in the memory of a device or of the host.
-std::span<const KernelEntry* const> copies() {
+std::span<const KernelEntry> copies() {
   static const std::vector<KernelEntry> entries = [] {
     std::vector<KernelEntry> found;
     for (const auto& [name, backend] : {std::pair{"cuda_copy", "cuda"}, {"cpu_copy", "cpu"}}) {
-      // Any kernel of the backend makes it; the last one runs on all of its devices.
-      const KernelEntry* any = nullptr;
-      for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
-        if (row.backend == backend) any = &row;
-      }
-      if (any == nullptr) continue;
-      KernelEntry& entry = found.emplace_back(*any);
-      entry.name = name;
-      entry.supports = "rows of any dtype and shape";
-      entry.configs = [] { return std::vector<std::string>(); };
+      if (const auto entry = backend_entry(backend, name, "rows of any dtype and shape")) found.push_back(*entry);
     }
     return found;
   }();
-  static const std::vector<const KernelEntry*> rows = [] {
-    std::vector<const KernelEntry*> all;
-    for (const KernelEntry& entry : entries) all.push_back(&entry);
-    return all;
-  }();
-  return rows;
+  return entries;
 }
 
 // Where the rows come from: as attention over all tokens distributes them.
@@ -68,7 +54,6 @@ class Moved final : public RowKernel {
         reshard_(from_, to, static_cast<std::int64_t>(row_bytes), world, *backend_, options.timeout_seconds) {}
 
   Backend& backend() override { return *backend_; }
-  std::size_t memory_bytes() const override { return rows_.bytes() + target_.bytes() + reshard_.memory_bytes(); }
   void load(const RowInput& input, const Layout&, int, int threads) override {
     const RowTensor& tensor = input.tensors().front();
     const std::vector<PackedRun> runs = packed_runs(from_.runs(world_.rank()), from_.cu());
@@ -126,8 +111,10 @@ class ReshardOp final : public RowOp {
 
   Kernel choose(const KernelRequest& request, KernelScope scope) const override {
     const auto nothing_missing = [](std::size_t) { return std::vector<std::string>(); };
-    const EntryChoice choice = choose_entry(copies(), nothing_missing, describe(), request, scope);
-    return {copies()[choice.row], choice.reason};
+    std::vector<const KernelEntry*> rows;
+    for (const KernelEntry& entry : copies()) rows.push_back(&entry);
+    const EntryChoice choice = choose_entry(rows, nothing_missing, describe(), request, scope);
+    return {rows[choice.row], choice.reason};
   }
   std::unique_ptr<RowKernel> make_kernel(const Kernel& kernel, Transport& world, const Options& options,
                                          const Layout& layout) const override {

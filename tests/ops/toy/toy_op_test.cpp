@@ -73,7 +73,7 @@ TEST(ToyOp, IsVerified) {
   EXPECT_TRUE(has(done(toy("verify", {"--against", out, "--ranks", "2"})).out, "PASS"));
   const Finished wrong = tool(toy("verify", {"--against", out, "--temperature", "3"}));
   EXPECT_EQ(wrong.code, 1) << wrong.out << wrong.err;
-  EXPECT_TRUE(has(wrong.out, "first difference: out at token 0, head 0, dim 0: ")) << wrong.out;
+  EXPECT_TRUE(has(wrong.out, "first difference: out at sequence 0, token 0, head 0, dim 0: ")) << wrong.out;
   for (const char* flag : {"--peer", "--decode"}) {
     const Finished refused = tool(toy("verify", flag == std::string("--peer") ? Words{flag, out} : Words{flag}));
     EXPECT_EQ(refused.code, 2) << refused.out << refused.err;
