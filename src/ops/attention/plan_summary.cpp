@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/ring/blocks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "base/heartbeat_lock.hpp"
@@ -83,7 +82,9 @@ std::size_t fixed_bytes(const RingJob& job, const JobLayout& layout, const Optio
                         std::int64_t tiles) {
   const std::int64_t k_rows = layout.keys.tokens(rank);
   const std::int64_t key_rows = k_rows + (staged ? k_rows : 0) + 2 * spare_rows(job, options, layout.queries.world());
-  return static_cast<std::size_t>(layout.queries.tokens(rank) * job.query_bytes +
+  const std::int64_t query_rows = layout.queries.tokens(rank);
+  const std::int64_t staged_query_bytes = staged ? token_bytes(job.work.streams, /*queries=*/true) : 0;
+  return static_cast<std::size_t>(query_rows * (job.query_bytes + staged_query_bytes) +
                                   key_rows * token_bytes(job.work.streams)) +
          job.fixed_bytes + job.scratch_bytes(largest_task(job, layout, rank, tiles));
 }
@@ -198,11 +199,13 @@ MinBudget::MinBudget(const RingJob& job, const Options& options, int world)
     : options_(options),
       layout_(layout_of(layout_inputs(job, options, world))),
       axis_(job.work.batch, job.kernel.key_tile),
-      needs_(job.work, layout_, axis_, job.kernel.query_tile, job.kernel.key_tile) {}
+      needs_(job.work, layout_, axis_, job.kernel.query_tile, job.kernel.key_tile),
+      steps_(axis_) {}
 
 std::size_t MinBudget::of(const RingJob& job) const {
   // Routes don't affect memory.
-  return min_budget(job.work, axis_, needs_, job.kernel, plan_options(job, layout_, options_, Route::kDirect, false));
+  const CutDirection keys[] = {{job.work, axis_, needs_}};
+  return min_budget(keys, steps_, job.kernel, plan_options(job, layout_, options_, Route::kDirect, false));
 }
 
 namespace {

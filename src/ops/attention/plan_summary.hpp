@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/options.hpp"
+#include "attention/ring/blocks.hpp"
 #include "attention/ring/needs.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
@@ -81,8 +82,8 @@ class WorldPlans {
   Planner planner_;
 };
 
-// The smallest memory budgets of a world, for jobs that have the batch, mask and tiles of the constructor's job and may
-// differ in what they need besides blocks. Throws the layout errors of WorldPlans.
+// The smallest memory budgets of a world, for jobs in which only keys travel, that have the batch, mask and tiles of
+// the constructor's job and may differ in what they need besides blocks. Throws the layout errors of WorldPlans.
 class MinBudget {
  public:
   MinBudget(const RingJob& job, const Options& options, int world);
@@ -97,6 +98,7 @@ class MinBudget {
   JobLayout layout_;
   TileAxis axis_;
   Needs needs_;
+  BlockSteps steps_;
 };
 
 // The plan of one rank and its time estimate. Ranks of one process share the WorldPlans.

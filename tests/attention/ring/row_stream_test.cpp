@@ -75,7 +75,7 @@ TEST(RowStreams, PairsCostWhatTheWorkSays) {
 
 TEST(RowStreams, WorkspacesHoldEach) {
   for (const RowStreams& streams : stream_lists()) {
-    const WorkspaceLayout layout = workspace_layout(streams, 100, 7, 3);
+    const WorkspaceLayout layout = workspace_layout(streams, 100, {7}, {3});
     std::size_t at = 256;  // after the state, aligned
     const auto next = [&](std::int64_t rows, const RowStream& stream) {
       const std::size_t here = at;
@@ -120,7 +120,7 @@ TEST(RowStreams, TravelTogether) {
           }
           own.push_back(shard[s].data());
         }
-        const WorkspaceLayout places = block_buffers_layout(streams, plan.buffer_rows);
+        const WorkspaceLayout places = block_buffers_layout(streams, {plan.buffer_rows});
         std::vector<std::byte> memory(places.bytes);
         const std::array<StreamRows, 2> buffers{rows_at(memory.data(), places.buffers[0]),
                                                 rows_at(memory.data(), places.buffers[1])};
