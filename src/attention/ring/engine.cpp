@@ -23,6 +23,7 @@ void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_
   };
 
   if (timeline != nullptr) timeline->start(stream);
+  loop.step.prepare(stream, progress);
   post(0);
   loop.step.begin(stream, progress);
   for (std::int64_t b = 0; b < count; ++b) {

@@ -111,9 +111,12 @@ template <>
 std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
 
 // Ops whose headers include this one.
+struct AttentionBackwardSpec;
 struct DecodeSpec;
 struct SsmSpec;
 struct CausalConv1dSpec;
+template <>
+std::span<const KernelRow<AttentionBackwardSpec>> kernel_table<AttentionBackwardSpec>();
 template <>
 std::span<const KernelRow<DecodeSpec>> kernel_table<DecodeSpec>();
 template <>

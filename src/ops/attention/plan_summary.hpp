@@ -25,12 +25,13 @@ struct RingJob {
   RingWork work;
   KernelShape kernel;
   std::int64_t query_bytes = 0;       // per query: rows of the rank's tensors and of the op's workspace
+  std::int64_t key_bytes = 0;         // per key: the same, besides the rows of the streams
   std::size_t fixed_bytes = 0;        // of the op, independent of the rank's rows
   std::int64_t max_block_tokens = 0;  // PlanOptions::max_block_tokens
   std::int64_t page_size = 0;         // Job::page_size of plain keys that one rank reads in place
   bool gathered = false;              // the rank gathers the pages of its keys into dense rows first
-  // Bytes that the op's kernels need: state of `rows` query rows, and scratch of tasks within `limits`.
-  std::function<std::size_t(std::int64_t rows)> state_bytes;
+  // Bytes that the op's kernels need: state of the rank's rows, and scratch of tasks within `limits`.
+  std::function<std::size_t(const RowCounts& rows)> state_bytes;
   std::function<std::size_t(const AttentionLimits& limits)> scratch_bytes;
 };
 
