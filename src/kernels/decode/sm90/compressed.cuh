@@ -52,11 +52,11 @@ class Dequantizer {
     int page, row;
   };
   __device__ __forceinline__ KeyCoord locate_key(const DecodeWorkTile& work_tile, int key) const {
-    const DecodeParams& p = p_.step;
+    const CompressedParams& p = p_;
     const int here = key - work_tile.lag;
-    if (p.pages == nullptr) return {work_tile.sequence, here};
-    return {__ldcg(p.pages + work_tile.sequence * p.table_stride + (here >> p.page_log)),
-            here & ((1 << p.page_log) - 1)};
+    if (p.table.pages == nullptr) return {work_tile.sequence, here};
+    return {__ldcg(p.table.pages + work_tile.sequence * p.table.stride + (here >> p.table.page_log)),
+            here & ((1 << p.table.page_log) - 1)};
   }
 
   // Dequantizes 8 columns of a row at a time. Rows after the last key are left as they are: no row sees them.
@@ -83,7 +83,7 @@ class Dequantizer {
     using Element = typename C::Element;
     if (t.has_tail() && key >= work_tile.seq_info.length - work_tile.seq_info.length % t.group) {
       const std::int64_t row_index =
-          (static_cast<std::int64_t>(work_tile.sequence) * t.group + key % t.group) * p_.step.attention.kv_heads +
+          (static_cast<std::int64_t>(work_tile.sequence) * t.group + key % t.group) * p_.attention.kv_heads +
           work_tile.kv_head;
       return __ldcg(reinterpret_cast<const uint4*>(t.table + (row_index * kColumns + chunk * 8) * 2));
     }
@@ -132,14 +132,14 @@ class Dequantizer {
 template <class C, class Chosen>
 __device__ __forceinline__ void decode_whole_tiles(const CompressedParams& p, const DecodeMap<C>& map, int first,
                                                    int step, const Chosen& chosen) {
-  const int work_tiles = work_tile_count(p.step, map);
+  const int work_tiles = work_tile_count(p, map);
   const auto each_work_tile = [&](auto&& worker) {
     for (int n = first; n < work_tiles; n += step) {
-      if (chosen(n)) worker.process(work_tile_of<C>(p.step, map, n));
+      if (chosen(n)) worker.process(work_tile_of<C>(p, map, n));
     }
   };
   if (threadIdx.x < kDecodeConsumerThreads) {
-    each_work_tile(Decoder<C>(p.step, map));
+    each_work_tile(Decoder<C>(p, map));
   } else if (threadIdx.x < kWholeThreads) {
     each_work_tile(Dequantizer<C>(p, map));
   }
@@ -151,8 +151,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1) whole_kernel(const __grid_co
   if (threadIdx.x == 0) init_decode_barriers(map);
   cuda::pdl_launch_dependents();
   cuda::pdl_wait();
-  if (threadIdx.x >= kDecodeConsumerThreads && threadIdx.x < kDecodeConsumerThreads + 32)
-    count_work_tiles<C>(p.step, map);
+  if (threadIdx.x >= kDecodeConsumerThreads && threadIdx.x < kDecodeConsumerThreads + 32) count_work_tiles<C>(p, map);
   __syncthreads();
   decode_whole_tiles(p, map, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [](int) { return true; });
 }
@@ -163,23 +162,22 @@ __device__ __noinline__ void recompute_failed(const CompressedParams& p, int fir
   using Whole = typename C::Whole;
   static_assert(C::kThreads >= kWholeThreads);
   const DecodeMap<Whole> map;
-  lay_out_whole(p.step, map, [] {
+  lay_out_whole(p, map, [] {
     const CompressedMap<C> before;
     for (std::uint32_t i = 0; i < ColumnSliceMap<C>::kBarriers; ++i) barrier_invalidate(before.k_full(i));
     for (std::uint32_t i = 0; i < CompressedMap<C>::kQuantizedBarriers; ++i) {
       barrier_invalidate(before.quantized_full(false, i));
     }
   });
-  decode_whole_tiles(p, map, first, step, [&p](int n) { return __ldcg(p.step.failed + n) != 0; });
+  decode_whole_tiles(p, map, first, step, [&p](int n) { return __ldcg(p.failed + n) != 0; });
 }
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid_constant__ CompressedParams params) {
   const CompressedMap<C> map;
-  const DecodeParams& step_params = params.step;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
   if (threadIdx.x == 0) {
-    init_sliced_barriers<C>(step_params, map);
+    init_sliced_barriers<C>(params, map);
     store_number(map.any_failed(), 0);
   }
   if (threadIdx.x == 32) init_quantized_barriers<C>(params, map);
@@ -189,10 +187,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
   cuda::pdl_wait();
   const ClusterWorkTiles work = cluster_work_tiles<C>();
   decode_sliced<C>(
-      step_params, map, rank, work, [&] { return QuantizedKeys<C>(params, map); },
-      [&] {
-        return ColumnOutputs<C, QuantizedColumns<C>>(step_params, map, rank, QuantizedColumns<C>(params, map, rank));
-      },
+      params, map, rank, work, [&] { return QuantizedKeys<C>(params, map); },
+      [&] { return ColumnOutputs<C, QuantizedColumns<C>>(params, map, rank, QuantizedColumns<C>(params, map, rank)); },
       [&](auto values) { return QuantizedBoxes<C, values>(params, map, rank); },
       [&] { store_number(map.any_failed(), 1); });
   // A CTA stays until no other CTA writes to its shared memory.

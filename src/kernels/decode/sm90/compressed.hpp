@@ -40,8 +40,7 @@ std::vector<std::string> formats_missing(const DecodeSpec& spec);
 // quantized by token or values by channel, are decoded tile by tile.
 bool slices_formats(const CacheFormat& format);
 
-// Sets the cache fields of a step, p.step being set except for its maps. Throws kUnsupported if TMA can't read the
-// caches.
+// Sets the cache fields of a step after all others. Throws kUnsupported if TMA can't read the caches.
 void set_compressed(const DecodeStep& step, CompressedParams& p);
 
 }  // namespace ringattn::sm90

@@ -32,7 +32,7 @@ void for_compressed_slices(With with) {
 
 template <class Element, AttentionConfig kAttention>
 void prepare_compressed() {
-  using C = DecodeConfig<Element, kAttention>;
+  using C = CompressedWholeConfig<Element, kAttention>;
   check_device();
   const auto allow = [](auto* kernel, int bytes) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
@@ -47,7 +47,7 @@ void prepare_compressed() {
 
 template <class Element, AttentionConfig kAttention>
 void launch_whole(const CompressedParams& params, int ctas, Stream stream) {
-  using C = DecodeConfig<Element, kAttention>;
+  using C = CompressedWholeConfig<Element, kAttention>;
   const cuda::PdlLaunch launch(ctas, kWholeThreads, DecodeMap<C>::kBytes, stream);
   check_cuda(cudaLaunchKernelEx(&launch.config, whole_kernel<C>, params),
              "sm90_attention's decode of a compressed cache");
@@ -73,7 +73,7 @@ void set_stages(CompressedParams& p) {
 template <class Element, AttentionConfig kAttention>
 void launch_compressed(const CompressedParams& params, int clusters, Stream stream) {
   for_compressed_slices<kAttention>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
-    if (params.step.slices != kSlices) return;
+    if (params.slices != kSlices) return;
     using S = CompressedConfig<Element, kAttention, kSlices>;
     CompressedParams p = params;
     set_stages<S>(p);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel parameters of decode over a quantized cache, in addition to DecodeParams.
+// Kernel parameters of decode over a quantized cache.
 #pragma once
 
 #include <cstddef>
@@ -40,8 +40,12 @@ struct QuantizedTensor {
   constexpr std::int32_t qparam_offset(int head) const { return qparams_mapped ? head * qparams_step % 16 : 0; }
 };
 
-struct CompressedParams {
-  DecodeParams step;
+// compressed.cuh.
+struct CompressedParams : WorkTileParams {
+  BlockMaskRows mask;
+  SplitScratch scratch;
+  std::int32_t slices;   // as in DecodeParams
+  std::int32_t* failed;  // as in SlicedParams
   QuantizedTensor k, v;
   std::int32_t box_log;  // log2 of the rows of a box, if a tile has several boxes
 };

@@ -13,11 +13,11 @@ struct DecodeLauncher {
   // params are set already.
   void (*launch)(const DecodeParams& params, int ctas, Stream stream);
   // The same with row blocks of up to 16 rows, on `clusters` clusters of params.slices CTAs (sliced.cuh).
-  void (*launch_sliced)(const DecodeParams& params, int clusters, Stream stream);
+  void (*launch_sliced)(const SlicedParams& params, int clusters, Stream stream);
   // Enqueues the tiles of the step's shared prefixes (prefix.cuh), before one of the launches above.
-  void (*launch_prefixes)(const DecodeParams& params, int ctas, Stream stream);
+  void (*launch_prefixes)(const PrefixParams& params, int ctas, Stream stream);
   // The same on `pairs` CTA pairs. The map of V then has boxes of kPanelColumns columns.
-  void (*launch_prefix_cta_pairs)(const DecodeParams& params, int pairs, Stream stream);
+  void (*launch_prefix_cta_pairs)(const PrefixParams& params, int pairs, Stream stream);
   // How many clusters of `slices` CTAs are resident on the current device at a time; 0: no kernel is compiled for
   // `slices`.
   int (*clusters_at_a_time)(int slices);

@@ -13,21 +13,20 @@ namespace ringattn::sm90 {
 inline constexpr int kDecodeBarrier = 1;  // named barrier of the threads that hold acc
 
 // The divisor and LSE of a row, from its softmax_offset and sum over all keys.
-__device__ __forceinline__ cuda::RowEnd end_of_row(const DecodeParams& p, int query_head, float softmax_offset,
+__device__ __forceinline__ cuda::RowEnd end_of_row(const cuda::AttentionParams& p, int query_head, float softmax_offset,
                                                    float sum) {
-  return cuda::end_row(__fmul_rn(softmax_offset, kLn2), sum,
-                       p.attention.sinks == nullptr ? nullptr : p.attention.sinks + query_head);
+  return cuda::end_row(__fmul_rn(softmax_offset, kLn2), sum, p.sinks == nullptr ? nullptr : p.sinks + query_head);
 }
-__device__ __forceinline__ void write_lse(const DecodeParams& p, int row, int query_head, float lse) {
-  const auto& to = p.attention.lse;
+__device__ __forceinline__ void write_lse(const cuda::AttentionParams& p, int row, int query_head, float lse) {
+  const auto& to = p.lse;
   if (to.data != nullptr) to.data[row * to.token_stride + query_head * to.head_stride] = lse;
 }
 
 // Writes two adjacent columns, divided and rounded.
 template <class C>
-__device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int query_head, int column, float x, float y,
-                                           float factor) {
-  const auto& out = p.attention.out;
+__device__ __forceinline__ void write_pair(const cuda::AttentionParams& p, int row, int query_head, int column, float x,
+                                           float y, float factor) {
+  const auto& out = p.out;
   auto* const to =
       static_cast<std::uint16_t*>(out.data) + row * out.token_stride + query_head * out.head_stride + column;
   const std::uint32_t pair =
@@ -41,58 +40,79 @@ __device__ __forceinline__ void write_pair(const DecodeParams& p, int row, int q
 }
 
 // Whether a work tile finishes its rows: no other work tile or rank has a split of them.
-__device__ __forceinline__ bool finishes(const DecodeParams& p, const DecodeWorkTile& work_tile) {
-  return p.partials == nullptr && work_tile.seq_info.single();
+__device__ __forceinline__ bool finishes(const WorkTileParams& p, const DecodeWorkTile& work_tile) {
+  return p.partials.data == nullptr && work_tile.seq_info.single();
+}
+
+// Whether a kernel merges the splits of its rows. Otherwise all partials are for the caller or for merge.cu.
+template <class Params>
+concept MergesSplits = requires(const Params& p) {
+  p.scratch;
+};
+template <class Params>
+__device__ __forceinline__ int slices_of(const Params& p) {
+  if constexpr (MergesSplits<Params>) {
+    return p.slices;
+  } else {
+    return 1;
+  }
 }
 
 // Address of the acc of a work tile's row in scratch. Columns are in the order of a saved AttentionState
 // (attention/cuda/attention_state.cuh): of each block of 16 columns, thread t of a quad has 2t, 2t + 1, 2t + 8 and 2t +
 // 9, adjacent in memory.
-template <class C>
-__device__ __forceinline__ float* outputs_of(const DecodeParams& p, int work_tile, int tile_row) {
-  return p.outputs + (std::int64_t{work_tile} * p.block_rows + tile_row) * C::kDimV;
+template <class C, class Params>
+__device__ __forceinline__ float* outputs_of(const Params& p, int work_tile, int tile_row) {
+  return p.scratch.outputs + (std::int64_t{work_tile} * p.blocks.rows + tile_row) * C::kDimV;
 }
-__device__ __forceinline__ float2* stats_of(const DecodeParams& p, int work_tile, int slice, int tile_row) {
-  return p.stats + ((std::int64_t{work_tile} * p.slices + slice) * p.block_rows + tile_row);
+template <class Params>
+__device__ __forceinline__ float2* stats_of(const Params& p, int work_tile, int slice, int tile_row) {
+  return p.scratch.stats + ((std::int64_t{work_tile} * p.slices + slice) * p.blocks.rows + tile_row);
 }
 // The same if rows are not finished: a partial for the caller, acc and then stats.
-__device__ __forceinline__ float* partial_of(const DecodeParams& p, int cache_split, const DecodeCoord& coord) {
-  return p.partials + ((coord.row * p.partial_splits + cache_split) * p.attention.heads + coord.query_head) *
-                          (p.attention.head_dim_v + 4);
+__device__ __forceinline__ float* partial_of(const WorkTileParams& p, int cache_split, const DecodeCoord& coord) {
+  return p.partials.data + ((coord.row * p.partials.splits + cache_split) * p.attention.heads + coord.query_head) *
+                               (p.attention.head_dim_v + 4);
 }
-__device__ __forceinline__ float* partial_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ float* partial_of(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                              const DecodeCoord& coord) {
   return partial_of(p, work_tile.cache_split, coord);
 }
-template <class C>
-__device__ __forceinline__ float* partial_outputs(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile_row,
+template <class C, class Params>
+__device__ __forceinline__ float* partial_outputs(const Params& p, const DecodeWorkTile& work_tile, int tile_row,
                                                   const DecodeCoord& coord) {
-  return p.partials == nullptr ? outputs_of<C>(p, work_tile.number, tile_row) : partial_of(p, work_tile, coord);
+  if constexpr (MergesSplits<Params>) {
+    if (p.partials.data == nullptr) return outputs_of<C>(p, work_tile.number, tile_row);
+  }
+  return partial_of(p, work_tile, coord);
 }
 // One thread for each row calls it, for the slices [first, end).
-__device__ __forceinline__ void store_stats(const DecodeParams& p, const DecodeWorkTile& work_tile, int first, int end,
+template <class Params>
+__device__ __forceinline__ void store_stats(const Params& p, const DecodeWorkTile& work_tile, int first, int end,
                                             int tile_row, const DecodeCoord& coord, float2 stats) {
-  if (p.partials != nullptr) {
+  if (p.partials.data != nullptr) {
     if (first == 0) *reinterpret_cast<float2*>(partial_of(p, work_tile, coord) + p.attention.head_dim_v) = stats;
     return;
   }
-  for (int slice = first; slice < end; ++slice) __stcg(stats_of(p, work_tile.number, slice, tile_row), stats);
+  if constexpr (MergesSplits<Params>) {
+    for (int slice = first; slice < end; ++slice) __stcg(stats_of(p, work_tile.number, slice, tile_row), stats);
+  }
 }
 
 // Divides and rounds the columns of a row that one thread has.
 template <class C>
 struct FinishedRow {
-  const DecodeParams& p;
+  const cuda::AttentionParams& p;
   const DecodeCoord& coord;
   cuda::RowEnd end;
 
-  __device__ FinishedRow(const DecodeParams& params, const DecodeCoord& of, float softmax_offset, float sum)
+  __device__ FinishedRow(const cuda::AttentionParams& params, const DecodeCoord& of, float softmax_offset, float sum)
       : p(params), coord(of), end(end_of_row(params, of.query_head, softmax_offset, sum)) {}
   __device__ void write(int column, float x, float y) const {
     write_pair<C>(p, coord.row, coord.query_head, column, x, y, end.factor());
   }
   __device__ void write(int column, float x) const {
-    const auto& out = p.attention.out;
+    const auto& out = p.out;
     auto* const to = static_cast<std::uint16_t*>(out.data) + coord.row * out.token_stride +
                      coord.query_head * out.head_stride + column;
     *to = static_cast<std::uint16_t>(
@@ -105,7 +125,7 @@ struct FinishedRow {
   }
   // Writes eight columns that pack() has rounded.
   __device__ void write(int column, const uint4& eight) const {
-    const auto& out = p.attention.out;
+    const auto& out = p.out;
     auto* const to = static_cast<std::uint16_t*>(out.data) + coord.row * out.token_stride +
                      coord.query_head * out.head_stride + column;
     if (reinterpret_cast<std::uint64_t>(to) % 16 == 0) {
@@ -130,20 +150,22 @@ __device__ __forceinline__ void store_accumulators(float* to, const AttentionSta
   }
 }
 
-// A row's state at the end of its prefix (DecodeParams::states). The prefix launch saves it, and the concurrent launch
+// A row's state at the end of its prefix (PrefixStates::states). The prefix launch saves it, and the concurrent launch
 // that follows resumes from it.
-__device__ __forceinline__ float* state_of(const DecodeParams& p, const DecodeCoord& coord) {
-  return p.states + (std::int64_t{coord.row} * p.attention.heads + coord.query_head) *
-                        (p.attention.head_dim_v + cuda::kStateStats);
+template <class Params>
+__device__ __forceinline__ float* state_of(const Params& p, const DecodeCoord& coord) {
+  return p.prefixes.states + (std::int64_t{coord.row} * p.attention.heads + coord.query_head) *
+                                 (p.attention.head_dim_v + cuda::kStateStats);
 }
-__device__ __forceinline__ float* state_stats(const DecodeParams& p, const DecodeCoord& coord) {
+template <class Params>
+__device__ __forceinline__ float* state_stats(const Params& p, const DecodeCoord& coord) {
   return state_of(p, coord) + p.attention.head_dim_v;
 }
 // Waits until the states are saved. It can't deadlock: all CTAs of the prefix launch are resident already.
 __device__ __forceinline__ void await_states() { cuda::pdl_wait(); }
 // Saves the row of `half`, this CTA's columns from `first_column` on. The CTA with column 0 saves the stats.
-template <class C>
-__device__ __forceinline__ void save_row(const DecodeParams& p, const DecodeCoord& coord, const AttentionState<C>& rows,
+template <class C, class Params>
+__device__ __forceinline__ void save_row(const Params& p, const DecodeCoord& coord, const AttentionState<C>& rows,
                                          int half, int first_column) {
   store_accumulators(state_of(p, coord) + first_column, rows, half);
   if (first_column != 0) return;
@@ -153,8 +175,8 @@ __device__ __forceinline__ void save_row(const DecodeParams& p, const DecodeCoor
   if (lane == 0) __stcg(stats + cuda::kCurrentOffset, offset_of(rows, half));
 }
 // Restores all columns of the row of `half`, after await_states().
-template <class C>
-__device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodeCoord& coord, AttentionState<C>& rows,
+template <class C, class Params>
+__device__ __forceinline__ void restore_row(const Params& p, const DecodeCoord& coord, AttentionState<C>& rows,
                                             int half) {
   const int lane = thread_of_cta() % 4;
   const float* const stats = state_stats(p, coord);
@@ -177,8 +199,8 @@ __device__ __forceinline__ void restore_row(const DecodeParams& p, const DecodeC
 
 // Finishes the row of `half` or stores its partial. `sum` is the row's. `first_column` is where this CTA's columns
 // start in a partial; the CTA with column 0 stores the stats.
-template <class C>
-__device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWorkTile& work_tile,
+template <class C, class Params>
+__device__ __forceinline__ void store_row(const Params& p, const DecodeWorkTile& work_tile,
                                           const ThreadRows& thread_rows, const AttentionState<C>& rows, int half,
                                           float sum, int first_column = 0) {
   const int lane = thread_of_cta() % 4;
@@ -187,11 +209,11 @@ __device__ __forceinline__ void store_row(const DecodeParams& p, const DecodeWor
   if (!finishes(p, work_tile)) {
     store_accumulators(partial_outputs<C>(p, work_tile, tile_row, thread_rows.coord[half]) + first_column, rows, half);
     if (lane == 0 && first_column == 0) {
-      store_stats(p, work_tile, 0, p.slices, tile_row, thread_rows.coord[half], float2{softmax_offset, sum});
+      store_stats(p, work_tile, 0, slices_of(p), tile_row, thread_rows.coord[half], float2{softmax_offset, sum});
     }
     return;
   }
-  const FinishedRow<C> finished(p, thread_rows.coord[half], softmax_offset, sum);
+  const FinishedRow<C> finished(p.attention, thread_rows.coord[half], softmax_offset, sum);
 #pragma unroll
   for (int n = 0; n < C::kDimV / 8; ++n) {
     finished.write(8 * n + 2 * lane, rows.o[n][2 * half], rows.o[n][2 * half + 1]);
@@ -246,7 +268,7 @@ __device__ __forceinline__ MergedColumns merge_splits(int begin, int end, At at)
 
 // Finishes the four columns number `share` of a row.
 template <class C>
-__device__ __forceinline__ void write_merged(const DecodeParams& p, const DecodeCoord& coord, int share,
+__device__ __forceinline__ void write_merged(const cuda::AttentionParams& p, const DecodeCoord& coord, int share,
                                              const MergedColumns& merged) {
   const FinishedRow<C> finished(p, coord, merged.softmax_offset, merged.sum);
   const int column = share / 4 * 16 + share % 4 * 2;
@@ -257,16 +279,16 @@ __device__ __forceinline__ void write_merged(const DecodeParams& p, const Decode
 
 // All threads with acc call it, `thread` of kThreads, after storing their slice of a work tile's partials. If it is the
 // last work tile of the row block, its slice is merged.
-template <class C, int kThreads>
-__device__ __forceinline__ void merge_if_last(const DecodeParams& p, const DecodeWorkTile& work_tile, int thread,
-                                              int slice) {
+template <class C, int kThreads, class Params>
+__device__ __forceinline__ void merge_if_last(const Params& p, const DecodeWorkTile& work_tile, int thread, int slice) {
   __threadfence();
   named_sync(kDecodeBarrier, kThreads);
   bool last = false;
   if (thread == 0) {
     const std::int64_t rows =
-        (std::int64_t{work_tile.sequence} * p.attention.kv_heads + work_tile.kv_head) * p.blocks + work_tile.block;
-    std::int32_t* const arrived = p.arrived + rows * p.slices + slice;
+        (std::int64_t{work_tile.sequence} * p.attention.kv_heads + work_tile.kv_head) * p.blocks.count +
+        work_tile.block;
+    std::int32_t* const arrived = p.scratch.arrived + rows * p.slices + slice;
     last = atomicAdd(arrived, 1) == work_tile.seq_info.splits - 1;
     if (last) *arrived = 0;  // resets the counter for the next step
   }
@@ -279,7 +301,7 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
     const int share = slice * shares + i % shares;
     const DecodeCoord coord = coord_of(p, work_tile, tile_row);
     const RowKvSplits splits = splits_of<C>(p, work_tile, coord);
-    write_merged<C>(p, coord, share, merge_splits(splits.begin, splits.end, [&](int split) {
+    write_merged<C>(p.attention, coord, share, merge_splits(splits.begin, splits.end, [&](int split) {
                       const int at =
                           work_tile.first_number + (split - work_tile.seq_info.begin_split) * work_tile.stride;
                       return PartialAt{reinterpret_cast<const float4*>(outputs_of<C>(p, at, tile_row)) + share,

@@ -12,11 +12,13 @@ namespace ringattn::sm90 {
 inline constexpr int kMaxPartitions = 64;
 
 struct MergeParams {
-  DecodeParams step;  // shape, lengths and output; no cache or scratch
+  cuda::AttentionParams attention;  // shape and output
+  DecodeRows rows;
+  std::int64_t partial_splits;  // splits of each row in `partials`
   std::int32_t kv_split_keys;
   std::int32_t partitions;
   const float* partials[kMaxPartitions];  // [partitions], each in the layout of DecodePartials
-  // DecodeParams::whole: if it is 1, rows that have splits are finished already; null: none is
+  // MlaParams::whole: if it is 1, rows that have splits are finished already; null: none is
   const std::int32_t* whole;
 };
 

@@ -110,7 +110,7 @@ class TileKeys {
 template <class C, class Keys = TileKeys<C>>
 class Scorer {
  public:
-  __device__ __forceinline__ Scorer(const DecodeParams& params, const ColumnSliceMap<C>& map, std::uint32_t rank,
+  __device__ __forceinline__ Scorer(const typename C::Params& params, const ColumnSliceMap<C>& map, std::uint32_t rank,
                                     const Keys& keys)
       : params_(params),
         p_(params.attention),
@@ -177,11 +177,13 @@ class Scorer {
     std::uint32_t number = begin + static_cast<std::uint32_t>(info.get(WorkTileInfo::kOffsetTile) - work_tile.begin);
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
     bool fixes_offset = true;
-    if (C::kResumes && work_tile.resumes) {  // offsets come from states
-      restore(work_tile, turn);
-      if (own >= tiles_) return;
-      fixes_offset = false;
-      number = own;
+    if constexpr (HasPrefixes<typename C::Params>) {
+      if (work_tile.resumes) {  // offsets come from states
+        restore(work_tile, turn);
+        if (own >= tiles_) return;
+        fixes_offset = false;
+        number = own;
+      }
     }
     const std::uint32_t softmax_offset = number;
     bool has_offsets = scoring_warpgroup_ == 0;  // whether this warpgroup has the softmax_offsets
@@ -419,7 +421,7 @@ class Scorer {
     if (lane_ == 0) barrier_arrive(map_.unrounded_p_full(unrounded_p.index));
   }
 
-  const DecodeParams& params_;
+  const typename C::Params& params_;
   const cuda::AttentionParams& p_;
   const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;

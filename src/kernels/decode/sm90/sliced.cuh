@@ -43,8 +43,9 @@ constexpr int sliced_arrivals(int barrier) {
 // one address for the whole warp: lanes with different addresses would take turns, each after about ten instructions
 // that look for lanes with equal ones.
 template <class C>
-__device__ __forceinline__ void init_sliced_barriers(const DecodeParams& params, const ColumnSliceMap<C>& map) {
-  const int fillers = params.values_by_lanes ? 32 : 1;
+__device__ __forceinline__ void init_sliced_barriers(const typename C::Params& params, const ColumnSliceMap<C>& map) {
+  int fillers = 1;
+  if constexpr (std::is_same_v<typename C::Params, SlicedParams>) fillers = params.v_slices.by_lanes ? 32 : 1;
   const auto init = [&]<int kBarrier>(std::integral_constant<int, kBarrier>) {
     constexpr int kArrivals = sliced_arrivals<C>(kBarrier);
     barrier_init(map.barrier(kBarrier), kArrivals == 0 ? fillers : kArrivals);
@@ -109,7 +110,7 @@ class RoleRegisters {
 // told whether it is for V, make the sources of tiles (TileKeys, ColumnOutputs, TileBoxes). One thread of the CTA calls
 // fails() for a failed work tile.
 template <class C, class Keys, class MakeOutputs, class Boxes, class Fails>
-__device__ __forceinline__ void decode_sliced(const DecodeParams& params, const ColumnSliceMap<C>& map,
+__device__ __forceinline__ void decode_sliced(const typename C::Params& params, const ColumnSliceMap<C>& map,
                                               std::uint32_t rank, const ClusterWorkTiles& work, const Keys& keys,
                                               const MakeOutputs& make_outputs, const Boxes& boxes, const Fails& fails) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -153,7 +154,7 @@ __device__ __forceinline__ void decode_sliced(const DecodeParams& params, const 
 // Reinitializes shared memory to recompute work tiles tile by tile. All threads of a CTA call it when its other work is
 // complete. One thread calls forget(), which invalidates the old barriers.
 template <class Whole, class Forget>
-__device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const DecodeMap<Whole>& map,
+__device__ __forceinline__ void lay_out_whole(const typename Whole::Params& params, const DecodeMap<Whole>& map,
                                               const Forget& forget) {
   __syncthreads();  // all threads have read any_failed(), whose memory is reused
   if (threadIdx.x == 0) {
@@ -168,7 +169,7 @@ __device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const 
 // One CTA recomputes the failed ones of the work tiles first, first + step, … Not inlined, so that its registers don't
 // count for the other code.
 template <class C>
-__device__ __noinline__ void recompute_failed(const DecodeParams& params, int first, int step) {
+__device__ __noinline__ void recompute_failed(const SlicedParams& params, int first, int step) {
   using Whole = typename C::Whole;
   const DecodeMap<Whole> map;
   lay_out_whole(params, map, [] {
@@ -190,7 +191,7 @@ __device__ __noinline__ void recompute_failed(const DecodeParams& params, int fi
 
 // With the most slices, the few columns of a CTA are the M of its mma.
 template <class C>
-__device__ __forceinline__ auto outputs_by_slices(const DecodeParams& params, const ColumnSliceMap<C>& map,
+__device__ __forceinline__ auto outputs_by_slices(const SlicedParams& params, const ColumnSliceMap<C>& map,
                                                   std::uint32_t rank) {
   if constexpr (C::kSlices == kMaxSlices) {
     return ColumnOutputs<C>(params, map, rank, TileColumns<C>(map));
@@ -200,7 +201,7 @@ __device__ __forceinline__ auto outputs_by_slices(const DecodeParams& params, co
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(C::kThreads, 1) sliced_kernel(const __grid_constant__ SlicedParams params) {
   const ColumnSliceMap<C> map;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
   if (threadIdx.x == 0) {

@@ -14,10 +14,10 @@ namespace ringattn::sm90 {
 // Throws kUnsupported if a step may exceed the limits of `kernel`.
 void check_limits(std::string_view kernel, const DecodeLimits& limits, int shares);
 
-// Sets everything of a step except its cache, cut into work tiles of up to block_rows query rows.
-void set_step(const AttentionSpec& spec, const DecodeStep& step, int block_rows, DecodeParams& params);
+// Sets everything of a step except its cache and its block mask, cut into work tiles of up to block_rows query rows.
+void set_step(const AttentionSpec& spec, const DecodeStep& step, int block_rows, WorkTileParams& params);
 // Sets the block table, and the boxes, of up to box_rows rows, in which tiles of key_tile keys are loaded.
-void set_pages(const DecodeStep& step, int key_tile, int box_rows, DecodeParams& params);
+void set_pages(const DecodeStep& step, int key_tile, int box_rows, WorkTileParams& params);
 // Throws kUnsupported if TMA can't read the cache.
 MappedPages mapped_pages(std::string_view kernel, const CacheView& view);
 

@@ -17,30 +17,41 @@ namespace ringattn::sm90 {
 // Lengths are known only on the device, so every CTA counts the work tiles of all sequences. Work tile n belongs to CTA
 // (or cluster) n modulo their number. Positions and tiles are 32-bit.
 
+// Which parts of a step a kernel's parameters have.
+template <class Params>
+concept HasPrefixes = requires(const Params& p) {
+  p.prefixes;
+};
+template <class Params>
+concept HasBlockMask = requires(const Params& p) {
+  p.mask;
+};
+
 // The launch for what sequences have besides their shared prefixes runs concurrently with the prefix launch before it,
 // which has waited for all earlier ones (prefix.cuh). So it waits at its end: when it is complete, both are. A reader
 // of a prefix state waits before reading (finish.cuh).
-__device__ __forceinline__ void pdl_wait_before_step(const DecodeParams& p) {
-  if (p.prefix_of == nullptr) cuda::pdl_wait();
+template <class Params>
+__device__ __forceinline__ void pdl_wait_before_step(const Params& p) {
+  if constexpr (HasPrefixes<Params>) {
+    if (p.prefixes.of_sequence != nullptr) return;
+  }
+  cuda::pdl_wait();
 }
-__device__ __forceinline__ void await_prefixes(const DecodeParams& p) {
-  if (p.prefix_of != nullptr) cuda::pdl_wait();
+template <class Params>
+__device__ __forceinline__ void await_prefixes(const Params& p) {
+  if (p.prefixes.of_sequence != nullptr) cuda::pdl_wait();
 }
 
-// Tiles of a KV split, and the split of a tile: a constant of the kernel, or a launch parameter.
+// Tiles of a KV split, and the split of a tile.
 struct FixedKvSplits {
-  static __device__ __forceinline__ int tiles(const DecodeParams&) { return kTilesPerKvSplit; }
-  static __device__ __forceinline__ int of_tile(const DecodeParams&, int tile) { return tile / kTilesPerKvSplit; }
-};
-struct LaunchKvSplits {
-  static __device__ __forceinline__ int tiles(const DecodeParams& p) { return 1 << p.split_tiles_log; }
-  static __device__ __forceinline__ int of_tile(const DecodeParams& p, int tile) { return tile >> p.split_tiles_log; }
+  static __device__ __forceinline__ int tiles(const WorkTileParams&) { return kTilesPerKvSplit; }
+  static __device__ __forceinline__ int of_tile(const WorkTileParams&, int tile) { return tile / kTilesPerKvSplit; }
 };
 
 using DecodeVisibility = BasicVisibility<std::int32_t>;
 
-__device__ __forceinline__ DecodeVisibility visibility_of(const DecodeParams& p, int length) {
-  return {p.left, p.right, length};
+__device__ __forceinline__ DecodeVisibility visibility_of(const DecodeRows& rows, int length) {
+  return {rows.left, rows.right, length};
 }
 
 // Positions of a sequence's rows, and the tiles to which any of them attends. With a block mask, tiles count only
@@ -60,25 +71,26 @@ struct DecodeSequence {
 };
 
 // The prefix that the sequence shares, or −1.
-__device__ __forceinline__ int prefix_of(const DecodeParams& p, int sequence) {
-  if (p.prefix_of == nullptr) return -1;
-  const int prefix = __ldcg(p.prefix_of + sequence);
-  return prefix >= 0 && prefix < p.prefixes ? prefix : -1;
+template <class Params>
+__device__ __forceinline__ int prefix_of(const Params& p, int sequence) {
+  if (p.prefixes.of_sequence == nullptr) return -1;
+  const int prefix = __ldcg(p.prefixes.of_sequence + sequence);
+  return prefix >= 0 && prefix < p.prefixes.count ? prefix : -1;
 }
 
 // How many tiles of a prefix may be computed once for all its sequences: whole tiles, in pages that it fills.
-template <class C>
-__device__ __forceinline__ int prefix_tiles(const DecodeParams& p, int prefix) {
-  const int keys = __ldcg(p.prefix_keys + prefix) >> p.page_log << p.page_log;
+template <class C, class Params>
+__device__ __forceinline__ int prefix_tiles(const Params& p, int prefix) {
+  const int keys = __ldcg(p.prefixes.keys + prefix) >> p.table.page_log << p.table.page_log;
   return keys > 0 ? keys / C::kKeyTile : 0;
 }
 
 // Whether any prefix has tiles of a partial split. All threads of a CTA call it.
-template <class C>
-__device__ __forceinline__ bool any_partial_split(const DecodeParams& p) {
+template <class C, class Params>
+__device__ __forceinline__ bool any_partial_split(const Params& p) {
   bool partial = false;
 #pragma unroll 1
-  for (int i = thread_of_cta(); i < p.prefixes; i += static_cast<int>(blockDim.x)) {
+  for (int i = thread_of_cta(); i < p.prefixes.count; i += static_cast<int>(blockDim.x)) {
     partial = partial || prefix_tiles<C>(p, i) % kTilesPerKvSplit != 0;
   }
   return __syncthreads_or(partial ? 1 : 0) != 0;
@@ -88,9 +100,9 @@ __device__ __forceinline__ bool any_partial_split(const DecodeParams& p) {
 // whole splits, if a row doesn't see all keys of the others or attends to no tile after them; or none. So packing rows
 // needs no test of single tiles. Prefixes need a kernel with FixedKvSplits.
 template <class C>
-__device__ __forceinline__ int shared_tiles(const DecodeParams& p, int tiles, int length, int position) {
-  const DecodeVisibility visibility = visibility_of(p, length);
-  const auto seen = visibility.common_keys(position, position + p.rows - 1);
+__device__ __forceinline__ int shared_tiles(const WorkTileParams& p, int tiles, int length, int position) {
+  const DecodeVisibility visibility = visibility_of(p.rows, length);
+  const auto seen = visibility.common_keys(position, position + p.rows.per_sequence - 1);
   if (seen.begin != 0) return 0;
   const int whole = tiles / kTilesPerKvSplit * kTilesPerKvSplit;
   if (tiles > whole && tiles * C::kKeyTile <= seen.end &&
@@ -100,51 +112,81 @@ __device__ __forceinline__ int shared_tiles(const DecodeParams& p, int tiles, in
   return whole * C::kKeyTile <= seen.end ? whole : 0;
 }
 
+template <class Params>
+__device__ __forceinline__ bool has_block_mask(const Params& p) {
+  if constexpr (HasBlockMask<Params>) {
+    return p.mask.indices != nullptr;
+  } else {
+    return false;
+  }
+}
+
+// `mask_row` counts over all sequences.
+template <class Params>
+__device__ __forceinline__ int sequence_of_mask_row(const Params& p, int mask_row) {
+  if constexpr (HasBlockMask<Params>) {
+    if (p.mask.indices != nullptr) return p.mask.by_rows.quotient(mask_row);
+  }
+  return mask_row;
+}
+
 // Maps a tile that counts the keys selected by a mask row to a tile of the sequence. `mask_row` counts over all
 // sequences.
-__device__ __forceinline__ int tile_in_sequence(const DecodeParams& p, int mask_row, int selected, int gap, int tile) {
-  if (p.mask_block_indices == nullptr) return tile;
-  const int block_index = p.by_mask_block_tiles.quotient(tile);
-  if (block_index >= selected) return tile + gap;
-  return tile +
-         (__ldcg(p.mask_block_indices + mask_row * p.mask_row_stride + block_index) - block_index) * p.mask_block_tiles;
+template <class Params>
+__device__ __forceinline__ int tile_in_sequence(const Params& p, int mask_row, int selected, int gap, int tile) {
+  if constexpr (HasBlockMask<Params>) {
+    if (p.mask.indices == nullptr) return tile;
+    const int block_index = p.mask.by_block_tiles.quotient(tile);
+    if (block_index >= selected) return tile + gap;
+    return tile +
+           (__ldcg(p.mask.indices + mask_row * p.mask.row_stride + block_index) - block_index) * p.mask.block_tiles;
+  } else {
+    return tile;
+  }
 }
 
 // For the `mask_row`-th mask row of all sequences, or, without a mask, the `mask_row`-th sequence.
-template <class C>
-__device__ __forceinline__ DecodeSequence sequence_of(const DecodeParams& p, int mask_row) {
+template <class C, class Params>
+__device__ __forceinline__ DecodeSequence sequence_of(const Params& p, int mask_row) {
   using KvSplits = typename C::KvSplits;
-  const int sequence = p.mask_block_indices == nullptr ? mask_row : p.by_mask_rows.quotient(mask_row);
+  const int sequence = sequence_of_mask_row(p, mask_row);
   DecodeSequence info;
-  info.length = __ldcg(p.lengths + sequence);  // a kernel that is still running when this one starts may write it
+  info.length = __ldcg(p.rows.lengths + sequence);  // a kernel that is still running when this one starts may write it
   info.selected = 0;
   info.gap = 0;
-  if (p.mask_block_indices != nullptr) {
-    const std::int32_t* const blocks = p.mask_block_indices + mask_row * p.mask_row_stride;
-    const MaskedKeys keys =
-        masked_keys(info.length, p.rows, p.mask_block_tiles * C::kKeyTile, __ldcg(p.mask_block_counts + mask_row),
-                    [blocks](int i) { return __ldcg(blocks + i); });
-    info.length = keys.keys;
-    info.selected = keys.selected;
-    info.gap = keys.gap() * p.mask_block_tiles;
+  if constexpr (HasBlockMask<Params>) {
+    if (p.mask.indices != nullptr) {
+      const std::int32_t* const blocks = p.mask.indices + mask_row * p.mask.row_stride;
+      const MaskedKeys keys =
+          masked_keys(info.length, p.rows.per_sequence, p.mask.block_tiles * C::kKeyTile,
+                      __ldcg(p.mask.counts + mask_row), [blocks](int i) { return __ldcg(blocks + i); });
+      info.length = keys.keys;
+      info.selected = keys.selected;
+      info.gap = keys.gap() * p.mask.block_tiles;
+    }
   }
-  info.position = info.length - p.rows;
-  const auto tiles = visibility_of(p, info.length).tiles(info.position, p.rows, TileSizes{kQueryTile, C::kKeyTile});
+  info.position = info.length - p.rows.per_sequence;
+  const auto tiles =
+      visibility_of(p.rows, info.length).tiles(info.position, p.rows.per_sequence, TileSizes{kQueryTile, C::kKeyTile});
   const bool none = tiles.empty();
   info.first = none ? 0 : tiles.begin;
   info.last = none ? 0 : tiles.end;
   info.resumes = false;
-  if (const int prefix = prefix_of(p, sequence); prefix >= 0) {
-    const int shared = shared_tiles<C>(p, prefix_tiles<C>(p, prefix), info.length, info.position);
-    if (shared > 0) info.first = shared;  // counts from 0
-    info.resumes = shared % kTilesPerKvSplit != 0;
+  if constexpr (HasPrefixes<Params>) {
+    if (const int prefix = prefix_of(p, sequence); prefix >= 0) {
+      const int shared = shared_tiles<C>(p, prefix_tiles<C>(p, prefix), info.length, info.position);
+      if (shared > 0) info.first = shared;  // counts from 0
+      info.resumes = shared % kTilesPerKvSplit != 0;
+    }
   }
   // If no row attends to any tile there is still one work tile, without tiles, so that its rows are written.
   info.begin_split = KvSplits::of_tile(p, info.first);
   info.splits = none ? 1 : KvSplits::of_tile(p, info.last - 1) + 1 - info.begin_split;
-  if (p.split_stride > 1 || p.partials != nullptr) {
+  if (p.splits.stride > 1 || p.partials.data != nullptr) {
     const int end_split = none ? info.begin_split : info.begin_split + info.splits;
-    const auto of_partition = [&p](int split) { return (split - p.first_split + p.split_stride - 1) / p.split_stride; };
+    const auto of_partition = [&p](int split) {
+      return (split - p.splits.first + p.splits.stride - 1) / p.splits.stride;
+    };
     info.begin_split = of_partition(info.begin_split);
     info.splits = of_partition(end_split) - info.begin_split;
   }
@@ -165,25 +207,25 @@ struct DecodeWorkTile {
 };
 
 // Work tiles of a split, for the rows that share a mask row.
-__device__ __forceinline__ int work_tile_stride(const DecodeParams& p) { return p.mask_kv_heads * p.blocks; }
+__device__ __forceinline__ int work_tile_stride(const WorkTileParams& p) { return p.blocks.kv_heads * p.blocks.count; }
 
 // Fills the work tile table in the shared memory of `map`: how many work tiles come before each sequence or mask row.
 // Returns the total. One warp calls it.
-template <class C, class Map>
-__device__ __forceinline__ int count_work_tiles(const DecodeParams& p, const Map& map) {
+template <class C, class Map, class Params>
+__device__ __forceinline__ int count_work_tiles(const Params& p, const Map& map) {
   const int lane = thread_of_cta() % 32;
   const int each = work_tile_stride(p);
   int before = 0;
 #pragma unroll 1
-  for (int first = 0; first < p.sequences; first += 32) {
+  for (int first = 0; first < p.blocks.sequences; first += 32) {
     const int s = first + lane;
-    int sum = s < p.sequences ? sequence_of<C>(p, s).splits * each : 0;
+    int sum = s < p.blocks.sequences ? sequence_of<C>(p, s).splits * each : 0;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
       const int other = __shfl_up_sync(0xffffffffU, sum, step);
       if (lane >= step) sum += other;
     }
-    if (s < p.sequences) store_number(map.work_tiles_before(s + 1), before + sum);
+    if (s < p.blocks.sequences) store_number(map.work_tiles_before(s + 1), before + sum);
     before += __shfl_sync(0xffffffffU, sum, 31);
   }
   if (lane == 0) store_number(map.work_tiles_before(0), 0);
@@ -192,31 +234,31 @@ __device__ __forceinline__ int count_work_tiles(const DecodeParams& p, const Map
 }
 
 template <class Map>
-__device__ __forceinline__ int work_tile_count(const DecodeParams& p, const Map& map) {
-  return load_number(map.work_tiles_before(p.sequences));
+__device__ __forceinline__ int work_tile_count(const WorkTileParams& p, const Map& map) {
+  return load_number(map.work_tiles_before(p.blocks.sequences));
 }
 
 // Work tile `number` of a sequence or mask row that `before` work tiles precede.
-template <class C>
-__device__ __forceinline__ DecodeWorkTile work_tile_in(const DecodeParams& p, int mask_row, int before, int number) {
+template <class C, class Params>
+__device__ __forceinline__ DecodeWorkTile work_tile_in(const Params& p, int mask_row, int before, int number) {
   using KvSplits = typename C::KvSplits;
   DecodeWorkTile work_tile;
   work_tile.seq_info = sequence_of<C>(p, mask_row);
   work_tile.mask_row = mask_row;
-  work_tile.sequence = p.mask_block_indices == nullptr ? mask_row : p.by_mask_rows.quotient(mask_row);
+  work_tile.sequence = sequence_of_mask_row(p, mask_row);
   work_tile.number = number;
   work_tile.stride = work_tile_stride(p);
-  const int nth = p.by_stride.quotient(number - before);
+  const int nth = p.blocks.by_stride.quotient(number - before);
   const int rest = (number - before) - nth * work_tile.stride;
-  work_tile.kv_head = p.by_blocks.quotient(rest);
-  work_tile.block = rest - work_tile.kv_head * p.blocks;
-  if (p.mask_block_indices != nullptr) {
+  work_tile.kv_head = p.blocks.by_count.quotient(rest);
+  work_tile.block = rest - work_tile.kv_head * p.blocks.count;
+  if (has_block_mask(p)) {
     work_tile.kv_head +=
-        (mask_row * p.mask_kv_heads) - work_tile.sequence * p.attention.kv_heads;  // heads of the mask rows before
+        (mask_row * p.blocks.kv_heads) - work_tile.sequence * p.attention.kv_heads;  // heads of the mask rows before
   }
   work_tile.first_number = before + rest;
   work_tile.cache_split = work_tile.seq_info.begin_split + nth;
-  const int split = p.first_split + work_tile.cache_split * p.split_stride;
+  const int split = p.splits.first + work_tile.cache_split * p.splits.stride;
   work_tile.lag = (split - work_tile.cache_split) * (KvSplits::tiles(p) * C::kKeyTile);
   const int begin = split * KvSplits::tiles(p);
   const int end = begin + KvSplits::tiles(p);
@@ -226,11 +268,11 @@ __device__ __forceinline__ DecodeWorkTile work_tile_in(const DecodeParams& p, in
   return work_tile;
 }
 
-template <class C, class Map>
-__device__ __forceinline__ DecodeWorkTile work_tile_of(const DecodeParams& p, const Map& map, int number) {
+template <class C, class Map, class Params>
+__device__ __forceinline__ DecodeWorkTile work_tile_of(const Params& p, const Map& map, int number) {
   int sequence = 0;
 #pragma unroll 1
-  for (int count = p.sequences; count > 1;) {
+  for (int count = p.blocks.sequences; count > 1;) {
     const int half = count / 2;
     const bool right = load_number(map.work_tiles_before(sequence + half)) <= number;
     sequence += right ? half : 0;
@@ -245,9 +287,9 @@ __device__ __forceinline__ DecodeWorkTile work_tile_of(const DecodeParams& p, co
 inline constexpr int kNoKey = 1 << 30;
 
 // How many rows a work tile has.
-__device__ __forceinline__ int rows_of(const DecodeParams& p, const DecodeWorkTile& work_tile) {
-  const int left = p.rows * p.ratio - work_tile.block * p.block_rows;
-  return left < p.block_rows ? left : p.block_rows;
+__device__ __forceinline__ int rows_of(const WorkTileParams& p, const DecodeWorkTile& work_tile) {
+  const int left = p.rows.per_sequence * p.blocks.ratio - work_tile.block * p.blocks.rows;
+  return left < p.blocks.rows ? left : p.blocks.rows;
 }
 
 // Coordinate in q and out of row `tile_row` of a work tile.
@@ -255,10 +297,12 @@ struct DecodeCoord {
   int row, query_head;
   int of_sequence;  // query token of its sequence
 };
-__device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile_row) {
-  const int number = work_tile.block * p.block_rows + tile_row;
-  const int i = p.by_ratio.quotient(number);
-  return {work_tile.sequence * p.rows + i, work_tile.kv_head * p.ratio + (number - i * p.ratio), i};
+__device__ __forceinline__ DecodeCoord coord_of(const WorkTileParams& p, const DecodeWorkTile& work_tile,
+                                                int tile_row) {
+  const int number = work_tile.block * p.blocks.rows + tile_row;
+  const int i = p.blocks.by_ratio.quotient(number);
+  return {work_tile.sequence * p.rows.per_sequence + i,
+          work_tile.kv_head * p.blocks.ratio + (number - i * p.blocks.ratio), i};
 }
 
 // The keys that a row sees, [low, high), and its tiles within the work tile, [begin, end). If it has none, both are the
@@ -268,9 +312,9 @@ struct RowRange {
   int begin, end;
 };
 template <class C>
-__device__ __forceinline__ RowRange range_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ RowRange range_of(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                              const DecodeCoord& coord) {
-  const DecodeVisibility visibility = visibility_of(p, work_tile.seq_info.length);
+  const DecodeVisibility visibility = visibility_of(p.rows, work_tile.seq_info.length);
   const int position = work_tile.seq_info.position + coord.of_sequence;
   const auto keys = visibility.keys(position);
   const auto tiles = visibility.tiles(position, TileSizes{kQueryTile, C::kKeyTile});
@@ -286,21 +330,21 @@ __device__ __forceinline__ RowRange range_of(const DecodeParams& p, const Decode
 struct RowKvSplits {
   int begin, end;
 };
-template <class C>
-__device__ __forceinline__ RowKvSplits splits_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
+template <class C, class Params>
+__device__ __forceinline__ RowKvSplits splits_of(const Params& p, const DecodeWorkTile& work_tile,
                                                  const DecodeCoord& coord) {
-  const auto tiles = visibility_of(p, work_tile.seq_info.length)
+  const auto tiles = visibility_of(p.rows, work_tile.seq_info.length)
                          .tiles(work_tile.seq_info.position + coord.of_sequence, TileSizes{kQueryTile, C::kKeyTile});
   if (tiles.empty()) return {0, 0};
   return {C::KvSplits::of_tile(p, tiles.begin), C::KvSplits::of_tile(p, tiles.end - 1) + 1};
 }
 
 // The keys that all rows of a work tile see.
-__device__ __forceinline__ BasicKeyRange<int> common_keys(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ BasicKeyRange<int> common_keys(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                                           int rows) {
   const int last = coord_of(p, work_tile, rows - 1).of_sequence;
   const int first = coord_of(p, work_tile, 0).of_sequence;
-  const auto keys = visibility_of(p, work_tile.seq_info.length)
+  const auto keys = visibility_of(p.rows, work_tile.seq_info.length)
                         .common_keys(work_tile.seq_info.position + first, work_tile.seq_info.position + last);
   return keys.empty() ? BasicKeyRange<int>{kNoKey, 0} : keys;
 }
@@ -315,7 +359,7 @@ struct ThreadRows {
 
 // `first`: the thread's tile row of half 0. The other one is 8 rows below it.
 template <class C>
-__device__ __forceinline__ ThreadRows thread_rows_of(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ ThreadRows thread_rows_of(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                                      int first) {
   const int rows = rows_of(p, work_tile);
   ThreadRows thread_rows;
@@ -342,7 +386,7 @@ __device__ __forceinline__ Columns visible_columns(const ThreadRows& thread_rows
 
 // Plain tiles [first, last) of a work tile: each row sees every key, and no row begins or ends there.
 template <class C>
-__device__ __forceinline__ BasicTileRange<int> plain_tiles(const DecodeParams& p, const DecodeWorkTile& work_tile) {
+__device__ __forceinline__ BasicTileRange<int> plain_tiles(const WorkTileParams& p, const DecodeWorkTile& work_tile) {
   const int rows = rows_of(p, work_tile);
   const auto common = common_keys(p, work_tile, rows);
   if (common.empty()) return {work_tile.end, work_tile.end};
