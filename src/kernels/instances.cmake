@@ -71,7 +71,7 @@ kernel_instances(sm90_instances attention/sm90 launch.cuh attention_DTYPE_DIM
   cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm90_instances decode/sm90 launch.cuh decode_DTYPE_DIM
   DecodeLauncher "decode_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
-kernel_instances(sm90_instances decode/sm90 compressed_launch.cuh compressed_DTYPE_DIM
+kernel_instances(sm90_instances decode/sm90 compressed.cuh compressed_DTYPE_DIM
   CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm90_instances gemm/sm90 launch.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
 kernel_instances(sm90_instances mla/sm90 launch.cuh mla_DTYPE

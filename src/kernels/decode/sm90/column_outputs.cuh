@@ -8,7 +8,7 @@
 
 #include "kernels/attention/cuda/attention_state.cuh"
 #include "kernels/common/sm90/cluster.cuh"
-#include "kernels/decode/sm90/finish.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 #include "kernels/decode/sm90/sliced_outputs.cuh"
 

@@ -9,7 +9,7 @@
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
 #include "kernels/decode/sm90/config.hpp"
-#include "kernels/decode/sm90/step_params.hpp"
+#include "kernels/decode/sm90/sm90_decode.hpp"
 
 namespace ringattn::sm90 {
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/common/sm90/threads.cuh"
-#include "kernels/decode/sm90/compressed_params.hpp"
+#include "kernels/decode/sm90/compressed.hpp"
 #include "kernels/decode/sm90/launch.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 

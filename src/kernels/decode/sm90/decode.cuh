@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Hopper decode kernel, bitwise identical to prefill. A CTA takes work tiles, each one KV split of a sequence for a
-// row block of one KV head (work_tiles.cuh). One producer warp loads, a consumer warpgroup computes (Decoder), and the
-// last work tile of a row block merges all partials (finish.cuh).
+// row block of one KV head (decode_common.cuh). One producer warp loads, a consumer warpgroup computes (Decoder), and
+// the last work tile of a row block merges all partials (decode_common.cuh).
 #pragma once
 
 #include "kernels/attention/sm90/gemms.cuh"
@@ -13,9 +13,8 @@
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/decode/sm90/config.hpp"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/decode_params.hpp"
-#include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/work_tiles.cuh"
 
 namespace ringattn::sm90 {
 
@@ -24,7 +23,7 @@ namespace ringattn::sm90 {
 //   Q          [64 rows]                written and read by the consumer warpgroup
 //   K, V       [stages][key_tile rows]  written by TMA, which the producer warp issues; read by the consumers
 //   barriers
-//   work_tiles [sequences + 1]          how many work tiles come before each sequence (work_tiles.cuh)
+//   work_tiles [sequences + 1]          how many work tiles come before each sequence (decode_common.cuh)
 //
 // Tiles are in panels, as in prefill.
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel parameters of decode: one struct for each kernel. Plain data: the host fills it, and it may be part of a
-// captured CUDA graph.
+// Kernel parameters of decode, one struct for each kernel, and the compiled kernels (kernels/instances.cmake).
+// Parameters are plain data: the host fills them, and they may be part of a captured CUDA graph.
 #pragma once
 
 #include <cuda.h>
@@ -9,6 +9,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/dtype.hpp"
+#include "base/memory.hpp"
 #include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/common/cuda/divider.hpp"
 
@@ -154,5 +156,54 @@ struct PrefixParams : WorkTileParams {
   PrefixStates prefixes;
   cuda::Divider by_sequence_rows;  // query rows of a sequence and KV head
 };
+
+// One launcher for each element type and head dims.
+struct DecodeLauncher {
+  void (*prepare)();  // see cuda::Launcher
+  // Enqueues the step on `ctas` CTAs, with row blocks of 64 rows, a warpgroup's M (decode.cuh). The cache fields of
+  // params are set already.
+  void (*launch)(const DecodeParams& params, int ctas, Stream stream);
+  // The same with row blocks of up to 16 rows, on `clusters` clusters of params.slices CTAs (sliced.cuh).
+  void (*launch_sliced)(const SlicedParams& params, int clusters, Stream stream);
+  // Enqueues the tiles of the step's shared prefixes (prefix.cuh), before one of the launches above.
+  void (*launch_prefixes)(const PrefixParams& params, int ctas, Stream stream);
+  // The same on `pairs` CTA pairs. The map of V then has boxes of kPanelColumns columns.
+  void (*launch_prefix_cta_pairs)(const PrefixParams& params, int pairs, Stream stream);
+  // How many clusters of `slices` CTAs are resident on the current device at a time; 0: no kernel is compiled for
+  // `slices`.
+  int (*clusters_at_a_time)(int slices);
+  int (*prefix_cta_pairs_at_a_time)();  // the same for CTA pairs of the prefix kernel
+};
+
+extern const DecodeLauncher decode_bf16_64;
+extern const DecodeLauncher decode_bf16_96;
+extern const DecodeLauncher decode_bf16_128;
+extern const DecodeLauncher decode_bf16_192;
+extern const DecodeLauncher decode_bf16_256;
+extern const DecodeLauncher decode_fp16_64;
+extern const DecodeLauncher decode_fp16_96;
+extern const DecodeLauncher decode_fp16_128;
+extern const DecodeLauncher decode_fp16_192;
+extern const DecodeLauncher decode_fp16_256;
+
+// merge.cu, the last kernel of a decode step whose KV splits are on several ranks or in several launches: merges their
+// partials into output rows (split-KV combine).
+
+inline constexpr int kMaxPartitions = 64;
+
+struct MergeParams {
+  cuda::AttentionParams attention;  // shape and output
+  DecodeRows rows;
+  std::int64_t partial_splits;  // splits of each row in `partials`
+  std::int32_t kv_split_keys;
+  std::int32_t partitions;
+  const float* partials[kMaxPartitions];  // [partitions], each in the layout of DecodePartials
+  // MlaParams::whole: if it is 1, rows that have splits are finished already; null: none is
+  const std::int32_t* whole;
+};
+
+// Loads the code on the current device. Otherwise the first launch would do it, and might block.
+void prepare_merge(Dtype dtype);
+void launch_merge(const MergeParams& params, Dtype dtype, Stream stream);
 
 }  // namespace ringattn::sm90

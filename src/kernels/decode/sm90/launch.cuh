@@ -9,7 +9,7 @@
 #include "kernels/attention/sm90/hopper_params.hpp"
 #include "kernels/common/cuda/pdl_launch.hpp"
 #include "kernels/decode/sm90/decode.cuh"
-#include "kernels/decode/sm90/decode.hpp"
+#include "kernels/decode/sm90/decode_params.hpp"
 #include "kernels/decode/sm90/prefix.cuh"
 #include "kernels/decode/sm90/sliced.cuh"
 

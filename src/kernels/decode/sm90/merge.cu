@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The merge kernel of split-KV decode (merge.hpp): output rows and LSE from the partials of KV splits.
+// The merge kernel of split-KV decode (decode_params.hpp): output rows and LSE from the partials of KV splits.
 #include <cstdint>
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/pdl_launch.hpp"
 #include "kernels/common/cuda/ptx.cuh"
-#include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/merge.hpp"
+#include "kernels/decode/sm90/decode_common.cuh"
+#include "kernels/decode/sm90/decode_params.hpp"
 
 namespace ringattn::sm90 {
 

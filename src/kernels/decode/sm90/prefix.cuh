@@ -27,7 +27,7 @@
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/common/sm90/wgmma.cuh"
 #include "kernels/decode/sm90/decode.cuh"
-#include "kernels/decode/sm90/finish.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/prefix_work_tiles.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 

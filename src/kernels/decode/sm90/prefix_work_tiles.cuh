@@ -2,12 +2,12 @@
 // How the KV splits of shared prefixes are cut into work tiles. The query rows of one KV head of all sequences that
 // share a prefix are concatenated. A work tile is one KV split of the prefix for up to 64 of these rows. For whole
 // splits it stores partials. For the last split, if it is partial, it stores states from which each sequence resumes.
-// Lengths are known only on the device, and so is which sequences share (work_tiles.cuh). So every CTA builds the
+// Lengths are known only on the device, and so is which sequences share (decode_common.cuh). So every CTA builds the
 // member list: for each prefix the sequences that share all of its tiles, then those that share only its whole splits.
 #pragma once
 
 #include "kernels/decode/sm90/decode.cuh"
-#include "kernels/decode/sm90/work_tiles.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 
 namespace ringattn::sm90 {
 

@@ -7,7 +7,7 @@
 #include "kernels/decode/sm90/column_outputs.cuh"
 #include "kernels/decode/sm90/compressed_fetch.cuh"
 #include "kernels/decode/sm90/dequantize.cuh"
-#include "kernels/decode/sm90/scorer.cuh"
+#include "kernels/decode/sm90/sliced.cuh"
 
 namespace ringattn::sm90 {
 

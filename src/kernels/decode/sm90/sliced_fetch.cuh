@@ -13,8 +13,8 @@
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/decode/sm90/config.hpp"
 #include "kernels/decode/sm90/decode.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/decode_params.hpp"
-#include "kernels/decode/sm90/work_tiles.cuh"
 
 namespace ringattn::sm90 {
 
@@ -31,7 +31,7 @@ namespace ringattn::sm90 {
 //   ends         [2][16 rows]               softmax_offsets and sums of rows that end, and flags
 //   infos        [2]                        WorkTileInfo
 //   barriers
-//   work_tiles   [sequences + 1]            how many work tiles come before each sequence (work_tiles.cuh)
+//   work_tiles   [sequences + 1]            how many work tiles come before each sequence (decode_common.cuh)
 //
 // Arrays of two are double buffers for consecutive work tiles, tiles or row ends.
 

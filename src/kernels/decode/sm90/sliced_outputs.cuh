@@ -6,7 +6,7 @@
 #include "kernels/attention/sm90/tile_step.cuh"
 #include "kernels/common/sm90/cluster.cuh"
 #include "kernels/common/sm90/tma.cuh"
-#include "kernels/decode/sm90/finish.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 
 namespace ringattn::sm90 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MLA decode with a CTA pair, a cluster of two CTAs, per work tile. A work tile is one KV split for 64 rows
-// (decode/work_tiles.cuh). Each CTA has half of the output columns, and scores every second tile for both. One
+// (decode/sm90/decode_common.cuh). Each CTA has half of the output columns, and scores every second tile for both. One
 // warpgroup computes scores, one the outputs, one warp is the producer, and one sends. Each output column is
 // accumulated over the tiles in order, while the tensor cores of both CTAs overlap the scores of one tile with P V of
 // another.

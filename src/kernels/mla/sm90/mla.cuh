@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MLA decode on Hopper, one CTA per row block. A work tile is one KV split for 64 rows of one KV head
-// (decode/work_tiles.cuh). One producer warp loads key tiles. Two consumer warpgroups compute attention: each holds
-// half of the output columns of all 64 rows, and computes the scores of every second tile for both.
+// (decode/sm90/decode_common.cuh). One producer warp loads key tiles. Two consumer warpgroups compute attention: each
+// holds half of the output columns of all 64 rows, and computes the scores of every second tile for both.
 //
 // In a cluster of two, the CTAs process the same key tiles for two row blocks. Each CTA multicasts half of every tile.
 #pragma once
@@ -16,8 +16,7 @@
 #include "kernels/common/sm90/matrix.cuh"
 #include "kernels/common/sm90/mbarrier.cuh"
 #include "kernels/common/sm90/tma.cuh"
-#include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/work_tiles.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/mla/sm90/config.hpp"
 #include "kernels/mla/sm90/mla_common.cuh"
 
@@ -34,7 +33,7 @@ namespace ringattn::sm90 {
 //   factors          [64 rows]             by which the outputs are rescaled before this tile is added
 //   moved            [4 warps]             whether a factor of the warp's rows is not 1
 //   barriers
-//   work_tiles       [sequences + 1]       number of work tiles before each sequence (decode/work_tiles.cuh)
+//   work_tiles       [sequences + 1]       number of work tiles before each sequence (decode/sm90/decode_common.cuh)
 //
 // Q and tiles are stored in swizzled panels of 64 columns, as in the attention kernel (sm90_attention).
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/memory.hpp"
-#include "kernels/decode/sm90/compressed_params.hpp"
+#include "kernels/decode/sm90/decode_params.hpp"
 #include "kernels/quant/latent_rows.hpp"
 
 namespace ringattn::sm90 {

@@ -14,9 +14,8 @@
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/decode/sm90/decode.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/dequantize.cuh"
-#include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/work_tiles.cuh"
 #include "kernels/mla/sm90/config.hpp"
 #include "kernels/mla/sm90/mla.hpp"
 
@@ -134,8 +133,8 @@ struct LaunchKvSplits {
   static __device__ __forceinline__ int of_tile(const MlaParams& p, int tile) { return tile >> p.split_tiles_log; }
 };
 
-// Finds the work tiles of a step by one warp and without a table in shared memory (decode/work_tiles.cuh). Each lane
-// counts the work tiles of consecutive sequences.
+// Finds the work tiles of a step by one warp and without a table in shared memory (decode/sm90/decode_common.cuh). Each
+// lane counts the work tiles of consecutive sequences.
 
 template <class C>
 class WorkTileFinder {

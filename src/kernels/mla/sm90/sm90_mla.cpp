@@ -13,8 +13,8 @@
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
-#include "kernels/decode/sm90/merge.hpp"
-#include "kernels/decode/sm90/step_params.hpp"
+#include "kernels/decode/sm90/decode_params.hpp"
+#include "kernels/decode/sm90/sm90_decode.hpp"
 #include "kernels/mla/sm90/config.hpp"
 #include "kernels/mla/sm90/mla.hpp"
 
