@@ -16,13 +16,16 @@ namespace {
 
 std::size_t parity_of(std::int64_t block) { return static_cast<std::size_t>(block % 2); }
 
-// The message to or from `peer` in `round`. A new one is inserted after those of earlier rounds.
-template <class Message>
-Message& message_of(std::vector<Message>& messages, int peer, int round) {
-  const auto end = std::ranges::upper_bound(messages, round, {}, &Message::round);
-  const auto found = std::find_if(
-      messages.begin(), end, [&](const Message& message) { return message.peer == peer && message.round == round; });
-  return found != end ? *found : *messages.insert(end, Message{peer, round, {}});
+// The message of an exchange to or from the peer of `planned`, in its round. A round's messages ascend by
+// `distance`(peer), as in a plan.
+template <class Message, class Distance>
+Message& message_of(std::vector<Message>& messages, const PlannedMessage& planned, const Distance& distance) {
+  const auto order = [&](const auto& message) { return std::pair(message.round, distance(message.peer)); };
+  auto at = std::ranges::lower_bound(messages, order(planned), {}, order);
+  if (at == messages.end() || order(*at) != order(planned)) {
+    at = messages.insert(at, Message{planned.peer, planned.round, {}});
+  }
+  return *at;
 }
 
 std::vector<std::size_t> streams_of(std::span<const RowStream> streams, bool queries) {
@@ -119,11 +122,14 @@ void BlockMover::add_direction(Direction& direction, std::int64_t block, Exchang
       }
     }
   };
+  const auto distance = [this](int from, int to) { return (to - from + plan_.world) % plan_.world; };
   for (const PlannedMessage& message : planned.sends) {
-    add_spans(message, message_of(exchange.sends, message.peer, message.round).spans);
+    const auto to_peer = [&](int peer) { return distance(plan_.rank, peer); };
+    add_spans(message, message_of(exchange.sends, message, to_peer).spans);
   }
   for (const PlannedMessage& message : planned.receives) {
-    add_spans(message, message_of(exchange.receives, message.peer, message.round).spans);
+    const auto from_peer = [&](int peer) { return distance(peer, plan_.rank); };
+    add_spans(message, message_of(exchange.receives, message, from_peer).spans);
   }
 }
 

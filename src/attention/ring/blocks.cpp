@@ -302,16 +302,17 @@ class BlockCutter {
   double compute_seconds(std::int64_t first, std::int64_t last) const {
     double seconds = 0.0;
     for (std::size_t d = 0; d < directions_.size(); ++d) {
-      seconds += compute_seconds(directions_[d], steps_.tile(d, first), steps_.tile(d, last));
+      seconds += compute_seconds(directions_[d], steps_.tile(d, first), steps_.tile(d, last), first == 0);
     }
     return seconds;
   }
 
   // Mean over the ranks.
-  double compute_seconds(const CutDirection& direction, std::int64_t first_tile, std::int64_t last_tile) const {
+  double compute_seconds(const CutDirection& direction, std::int64_t first_tile, std::int64_t last_tile,
+                         bool first_block) const {
     const auto& [work, axis, needs] = direction;
     const double once =
-        first_tile == 0 && work.query_flops > 0.0 ? work.query_flops * static_cast<double>(work.batch.q_tokens()) : 0.0;
+        first_block && work.query_flops > 0.0 ? work.query_flops * static_cast<double>(work.batch.q_tokens()) : 0.0;
     const auto keys = static_cast<double>(axis.token(last_tile) -
                                           axis.token(first_tile));  // nearly every rank computes with every key
     double pairs = 0.0;

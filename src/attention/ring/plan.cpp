@@ -58,7 +58,6 @@ class BlockPlanner {
     plan_transfers(parts, sets, block);
     plan_tiles(first_tile, last_tile, block);
     block.flops = flops(block);
-    if (first_tile == 0) block.flops += work_.query_flops * static_cast<double>(layout_.queries.tokens(rank_));
     return block;
   }
 
@@ -271,6 +270,7 @@ struct Planner::Direction {
       plan.blocks.push_back(planner.plan(tile_boundaries[i], tile_boundaries[i + 1], parts.blocks[i], parts.sets));
       plan.buffer_rows = std::max(plan.buffer_rows, plan.blocks.back().buffer_rows);
     }
+    plan.blocks.front().flops += work.query_flops * static_cast<double>(layout.queries.tokens(rank));
     plan.block_buffer_bytes = static_cast<std::size_t>(plan.buffer_rows * token_bytes(work.streams));
     return plan;
   }
