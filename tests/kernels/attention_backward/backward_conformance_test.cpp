@@ -519,7 +519,7 @@ TEST_P(AttentionBackwardNonFinite, InV) {
 
 TEST_P(AttentionBackwardNonFinite, InDout) {
   for (const AttentionBackwardSpec& spec : usual_spec(kHeads, kKvHeads, {-1, 0})) {
-    const int key_tile = BackwardRunner(row(), spec).kernel().dkv_key_tile();
+    const int key_tile = BackwardRunner(row(), spec).kernel().key_tile();
     check_planted([](BackwardInputs& inputs, float value) { inputs.set_dout(kPlantedQuery, 2, 3, value); },
                   [&](const Mask& mask) {
                     const RowPredicate dq = [](std::int64_t token, int head) {
@@ -538,7 +538,7 @@ TEST_P(AttentionBackwardNonFinite, InDout) {
 
 TEST_P(AttentionBackwardNonFinite, InK) {
   for (const AttentionBackwardSpec& spec : usual_spec(kHeads, kKvHeads, {-1, 0})) {
-    const int key_tile = BackwardRunner(row(), spec).kernel().dq_key_tile();
+    const int key_tile = BackwardRunner(row(), spec).kernel().key_tile();
     check_planted([](BackwardInputs& inputs, float value) { inputs.attention.set_k(kPlantedKey, 0, 5, value); },
                   [&](const Mask& mask) {
                     const RowPredicate seen = [mask](std::int64_t token, int head) {
@@ -555,7 +555,7 @@ TEST_P(AttentionBackwardNonFinite, InK) {
 
 TEST_P(AttentionBackwardNonFinite, InQ) {
   for (const AttentionBackwardSpec& spec : usual_spec(kHeads, kKvHeads, {-1, 0})) {
-    const int key_tile = BackwardRunner(row(), spec).kernel().dkv_key_tile();
+    const int key_tile = BackwardRunner(row(), spec).kernel().key_tile();
     check_planted([](BackwardInputs& inputs, float value) { inputs.attention.set_q(kPlantedQuery, 1, 5, value); },
                   [&](const Mask& mask) {
                     const RowPredicate dq = [](std::int64_t token, int head) {
