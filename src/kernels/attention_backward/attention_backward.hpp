@@ -12,9 +12,11 @@
 // Order of the sums:
 // - dQ of a query: within a KV split of kBackwardKvSplit keys, counted from the sequence's first key, keys ascending,
 //   from zero. Splits are added in fp32, ascending.
-// - dK and dV of a key: within a query split of backward_query_split() positions, tiles of kBackwardTile positions
-//   ascending, in each tile the query heads of the KV head ascending, from zero. Splits are added in fp32, ascending.
-// The first split is stored, not added to zeros. A split in which no tile is visible contributes nothing.
+// - dK and dV of a key: within a query split of backward_query_split() positions, counted from position 0, tiles of
+//   kBackwardTile positions ascending, in each tile the query heads of the KV head ascending, from zero. Splits are
+//   added in fp32, ascending.
+// The first split is stored, not added to zeros. A split in which no tile is visible contributes nothing. How the sum
+// within a split is formed (one chain, or sums of tiles of a fixed size) is the kernel's own, as its instructions are.
 //
 // Positions are key positions: query i of a sequence is at position i + q_offset, which may be negative. Tiles of
 // queries begin at multiples of kBackwardTile positions, so the first one of a sequence may hold fewer queries.
@@ -155,8 +157,9 @@ class AttentionBackwardKernel {
  public:
   virtual ~AttentionBackwardKernel() = default;
 
-  // Keys per tile: a multiple of kBackwardTile that divides kBackwardKvSplit. A query processes each tile of keys that
-  // any position of its tile of queries sees, and a key each tile of queries that any key of its tile of keys sees.
+  // Keys per tile: a multiple of kBackwardTile that divides kBackwardKvSplit. A task has each tile of keys that any
+  // position of the tile of a query sees, and each tile of queries that any key of the tile of a key sees. A kernel may
+  // skip a tile that the row itself does not see: it adds nothing to the row.
   virtual int key_tile() const = 0;
   // Bytes of state for `rows` queries of all heads, and for `rows` keys of all KV heads.
   virtual std::size_t dq_state_bytes(std::int64_t rows) const = 0;

@@ -24,8 +24,8 @@ void expect_invariant(const BackwardInputs& inputs) {
        {BackwardArrangement{.threads = 3}, BackwardArrangement{.tiles_per_task = 1, .seed = 2, .strided = true},
         BackwardArrangement{.tiles_per_task = 2, .separate_finish = true},
         BackwardArrangement{.ranks = 2, .max_run = 33, .seed = 3},
-        BackwardArrangement{.threads = 3, .tiles_per_task = 3, .ranks = 3, .seed = 4},
-        BackwardArrangement{.threads = 2, .tiles_per_task = 1, .ranks = 7, .max_run = 5, .seed = 5, .strided = true}}) {
+        BackwardArrangement{.tiles_per_task = 3, .ranks = 3, .seed = 4},
+        BackwardArrangement{.tiles_per_task = 1, .ranks = 7, .max_run = 5, .seed = 5, .strided = true}}) {
     EXPECT_TRUE(differentiate(inputs, arrangement).same_bits(whole))
         << describe(inputs.spec()) << ": " << arrangement.ranks << " ranks, " << arrangement.threads << " threads, "
         << arrangement.tiles_per_task << " tiles per task";
@@ -54,7 +54,7 @@ TEST(BackwardInvariance, QuerySplits) {
 TEST(BackwardInvariance, KvSplits) {
   for (const Mask& mask : {Mask{-1, 0}, Mask{9000, 10}}) {
     const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 16, mask);
-    expect_invariant(random_backward_inputs(spec, {{50, 3 * kBackwardKvSplit + 77, 3 * kBackwardKvSplit - 60}}, 24));
+    expect_invariant(random_backward_inputs(spec, {{20, 2 * kBackwardKvSplit + 77, 2 * kBackwardKvSplit + 49}}, 24));
   }
 }
 
