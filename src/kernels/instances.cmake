@@ -2,9 +2,15 @@
 # The instantiations of the templated kernels, one CUDA source for each. A source defines the launcher that its kernel's
 # header declares.
 
+function(instance_source file header arch launchers)
+  file(CONFIGURE OUTPUT ${file} CONTENT "#include \"kernels/${header}\"\n\nnamespace ringattn::${arch} {\n${launchers}}\n" @ONLY)
+endfunction()
+
 # kernel_instances(<list> <op>/<arch> <header> <name> <launcher> <call> [DIMS <dim>[/<dim_v>] …] [DTYPES <dtype> …]):
 # appends to <list> one source for each dtype (bf16 and fp16, unless DTYPES says otherwise) and each dim. In <name> and
 # <call>, DTYPE stands for the dtype, ELEMENT for its C++ type, DIM for <dim>, and BOTH_DIMS for "<dim>, <dim_v>".
+# With RINGATTN_CHECK_CUDA it is one source for all, in which only the first dtype's launcher for head dim 128, or for
+# the first of the dims, launches a kernel.
 function(kernel_instances list folder header name launcher call)
   cmake_parse_arguments(arg "" "" "DIMS;DTYPES" ${ARGN})
   if(NOT arg_DIMS)
@@ -15,6 +21,13 @@ function(kernel_instances list folder header name launcher call)
   endif()
   get_filename_component(arch ${folder} NAME)
   set(sources ${${list}})
+  set(compiled ${arg_DIMS})
+  list(FILTER compiled INCLUDE REGEX "^128$")
+  list(APPEND compiled ${arg_DIMS})
+  list(GET compiled 0 compiled)
+  list(GET arg_DTYPES 0 compiled_dtype)
+  set(compiled_file)
+  set(launchers)
   foreach(dtype IN LISTS arg_DTYPES)
     set(element __half)
     if(dtype STREQUAL bf16)
@@ -35,16 +48,23 @@ function(kernel_instances list folder header name launcher call)
         string(REPLACE "DIM" ${dim} ${text} "${${text}}")
       endforeach()
       set(file ${CMAKE_CURRENT_BINARY_DIR}/instances/${folder}/${launcher_name}.cu)
-      file(CONFIGURE OUTPUT ${file} CONTENT
-        "#include \"kernels/${folder}/${header}\"
-
-namespace ringattn::${arch} {
-constinit const ${launcher} ${launcher_name} = ${expression};
-}
-" @ONLY)
+      if(RINGATTN_CHECK_CUDA)
+        if(dims STREQUAL compiled AND dtype STREQUAL compiled_dtype)
+          set(compiled_file ${file})
+        else()
+          set(expression "{}")
+        endif()
+        string(APPEND launchers "constinit const ${launcher} ${launcher_name} = ${expression};\n")
+        continue()
+      endif()
+      instance_source(${file} ${folder}/${header} ${arch} "constinit const ${launcher} ${launcher_name} = ${expression};\n")
       list(APPEND sources ${file})
     endforeach()
   endforeach()
+  if(RINGATTN_CHECK_CUDA)
+    instance_source(${compiled_file} ${folder}/${header} ${arch} "${launchers}")
+    list(APPEND sources ${compiled_file})
+  endif()
   set(${list} ${sources} PARENT_SCOPE)
 endfunction()
 

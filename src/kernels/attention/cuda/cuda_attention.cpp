@@ -271,6 +271,9 @@ std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
 std::string cuda_unavailable() {
   const std::string none = gpus_unavailable();
   if (!none.empty()) return none;
+#ifdef RINGATTN_CHECK_CUDA
+  return "this build has only a part of the GPU code, to see that it compiles (RINGATTN_CHECK_CUDA)";
+#endif
   for (const Gpu& gpu : visible_gpus()) {
     if (gpu.compute_major < 8) {
       return fmt::format("GPU {} ({}) has compute capability {}.{}, 8.0 is needed", gpu.device, gpu.name,

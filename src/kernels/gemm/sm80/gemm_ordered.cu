@@ -16,7 +16,7 @@ namespace {
 
 using cuda::GemmParams;
 
-constexpr int kChunk = 8;  // elements per load; dims are multiples of it
+constexpr int kLoadElements = 8;  // elements per load; dims are multiples of it
 constexpr int kRowsOfThread = 8;
 constexpr int kQuadColumns = 4;
 
@@ -26,22 +26,24 @@ struct OrderedGemm {
   static constexpr bool kTransposed = kTransposed_;
   static constexpr int kColumns = kColumns_;
   static constexpr int kDepth = kColumns == kSmallOrderedTileN ? 32 : 16;  // K per step
-  static constexpr int kChunks = kDepth / kChunk;
+  static constexpr int kLoadsPerDepth = kDepth / kLoadElements;
   static constexpr int kQuads = kColumns == kSmallOrderedTileN ? 1 : 2;  // quads of columns per thread
   static constexpr int kQuadStep = kColumns / kQuads;                    // columns from one quad to the next
   static constexpr int kThreads = kOrderedTileM / kRowsOfThread * kQuadStep / kQuadColumns;
-  static constexpr int kRowLoads = kOrderedTileM * kChunks / kThreads;
-  static constexpr int kWeightLoads = kColumns * kChunks / kThreads;
+  static constexpr int kRowLoads = kOrderedTileM * kLoadsPerDepth / kThreads;
+  static constexpr int kWeightLoads = kColumns * kLoadsPerDepth / kThreads;
 
   // Swizzled index of row or column `at` in line k of shared memory. Neither lanes that write eight K of eight or
   // sixteen lines each nor lanes that read a line have bank conflicts. Eight neighbours stay contiguous.
-  static __device__ __forceinline__ int swizzled(int at, int k) { return at ^ (k / kChunk % kChunks * (32 / kChunks)); }
+  static __device__ __forceinline__ int swizzled(int at, int k) {
+    return at ^ (k / kLoadElements % kLoadsPerDepth * (32 / kLoadsPerDepth));
+  }
   static_assert(kQuadStep % 32 == 0 && kThreads % 32 == 0 && kWeightLoads >= 1);
 };
 
 using cuda::widen;
 template <class Element>
-__device__ __forceinline__ void widen(const uint4& chunk, float (&to)[kChunk]) {
+__device__ __forceinline__ void widen(const uint4& chunk, float (&to)[kLoadElements]) {
   const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
@@ -73,34 +75,34 @@ struct OperandPrefetch {
 #pragma unroll
     for (int i = 0; i < C::kRowLoads; ++i) {
       const int at = thread + i * C::kThreads;
-      rows[i] = load_chunk(of_rows, p.rows.stride, p.rows.aligned, row + at / C::kChunks, p.row_count,
-                           depth + at % C::kChunks * kChunk, p.dim_k);
+      rows[i] = load_chunk(of_rows, p.rows.stride, p.rows.aligned, row + at / C::kLoadsPerDepth, p.row_count,
+                           depth + at % C::kLoadsPerDepth * kLoadElements, p.dim_k);
     }
 #pragma unroll
     for (int i = 0; i < C::kWeightLoads; ++i) {
       const int at = thread + i * C::kThreads;
       if constexpr (C::kTransposed) {
-        constexpr int kChunksPerLine = C::kColumns / kChunk;
-        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, depth + at / kChunksPerLine, p.dim_k,
-                                column + at % kChunksPerLine * kChunk, p.dim_n);
+        constexpr int kLoadsPerLine = C::kColumns / kLoadElements;
+        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, depth + at / kLoadsPerLine, p.dim_k,
+                                column + at % kLoadsPerLine * kLoadElements, p.dim_n);
       } else {
-        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, column + at / C::kChunks, p.dim_n,
-                                depth + at % C::kChunks * kChunk, p.dim_k);
+        weights[i] = load_chunk(of_weights, p.weights.stride, p.weights.aligned, column + at / C::kLoadsPerDepth,
+                                p.dim_n, depth + at % C::kLoadsPerDepth * kLoadElements, p.dim_k);
       }
     }
   }
 
   __device__ __forceinline__ void store(float (*to_rows)[kOrderedTileM], float (*to_weights)[C::kColumns]) const {
     const auto thread = static_cast<int>(threadIdx.x);
-    float wide[kChunk];
+    float wide[kLoadElements];
 #pragma unroll
     for (int i = 0; i < C::kRowLoads; ++i) {
       const int at = thread + i * C::kThreads;
       widen<typename C::Element>(rows[i], wide);
 #pragma unroll
-      for (int j = 0; j < kChunk; ++j) {
-        const int k = at % C::kChunks * kChunk + j;
-        to_rows[k][C::swizzled(at / C::kChunks, k)] = wide[j];
+      for (int j = 0; j < kLoadElements; ++j) {
+        const int k = at % C::kLoadsPerDepth * kLoadElements + j;
+        to_rows[k][C::swizzled(at / C::kLoadsPerDepth, k)] = wide[j];
       }
     }
 #pragma unroll
@@ -108,16 +110,16 @@ struct OperandPrefetch {
       const int at = thread + i * C::kThreads;
       widen<typename C::Element>(weights[i], wide);
       if constexpr (C::kTransposed) {
-        constexpr int kChunksPerLine = C::kColumns / kChunk;
-        const int k = at / kChunksPerLine;
-        auto* const to = reinterpret_cast<float4*>(&to_weights[k][C::swizzled(at % kChunksPerLine * kChunk, k)]);
+        constexpr int kLoadsPerLine = C::kColumns / kLoadElements;
+        const int k = at / kLoadsPerLine;
+        auto* const to = reinterpret_cast<float4*>(&to_weights[k][C::swizzled(at % kLoadsPerLine * kLoadElements, k)]);
         to[0] = {wide[0], wide[1], wide[2], wide[3]};
         to[1] = {wide[4], wide[5], wide[6], wide[7]};
       } else {
 #pragma unroll
-        for (int j = 0; j < kChunk; ++j) {
-          const int k = at % C::kChunks * kChunk + j;
-          to_weights[k][C::swizzled(at / C::kChunks, k)] = wide[j];
+        for (int j = 0; j < kLoadElements; ++j) {
+          const int k = at % C::kLoadsPerDepth * kLoadElements + j;
+          to_weights[k][C::swizzled(at / C::kLoadsPerDepth, k)] = wide[j];
         }
       }
     }
@@ -152,9 +154,9 @@ __global__ void __launch_bounds__(C::kThreads, 512 / C::kThreads)
     ahead.load(p, of_rows, of_weights, row, column, depth + C::kDepth);
     const int count = p.dim_k - depth < C::kDepth ? p.dim_k - depth : C::kDepth;
 #pragma unroll 1
-    for (int first = 0; first < count; first += kChunk) {  // steps without K are skipped
+    for (int first = 0; first < count; first += kLoadElements) {  // steps without K are skipped
 #pragma unroll 2
-      for (int k = first; k < first + kChunk; ++k) {
+      for (int k = first; k < first + kLoadElements; ++k) {
         float a[kRowsOfThread], b[C::kQuads][kQuadColumns];
 #pragma unroll
         for (int i = 0; i < kRowsOfThread; i += 4) {
