@@ -12,12 +12,12 @@
 #include "attention/tokens/cost.hpp"
 #include "ops/decode/decode_inputs.hpp"
 #include "tests/support/device_pool.hpp"
+#include "tests/support/poison.hpp"
 
 namespace ringattn::testing {
 
 namespace {
 
-constexpr std::byte kPoison{0xff};
 constexpr std::int64_t kSparePages = 3;   // that no sequence owns
 constexpr std::int64_t kSpareTokens = 5;  // after the longest sequence of a dense cache
 

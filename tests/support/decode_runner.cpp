@@ -7,13 +7,13 @@
 
 #include "kernels/decode/cache_partition.hpp"
 #include "kernels/quant/latent_rows.hpp"
+#include "tests/support/poison.hpp"
 
 namespace ringattn::testing {
 
 namespace {
 
-constexpr std::byte kPoison{0xff};  // NaN in every dtype
-constexpr std::int64_t kGap = 16;   // elements after heads and rows of strided tensors
+constexpr std::int64_t kGap = 16;  // elements after heads and rows of strided tensors
 
 template <class Number>
 std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {

@@ -6,13 +6,11 @@
 #include <numeric>
 #include <random>
 
+#include "tests/support/poison.hpp"
+
 namespace ringattn::testing {
 
-namespace {
-
-constexpr std::byte kPoison{0xff};  // NaN in every dtype
-
-}  // namespace
+namespace {}  // namespace
 
 PagePool::PagePool(const std::vector<SequenceShape>& sequences, const PageLayout& layout)
     : layout_(layout), paged_(layout.page_size > 0) {

@@ -9,10 +9,9 @@
 #include <vector>
 
 #include "kernels/common/backend.hpp"
+#include "tests/support/poison.hpp"
 
 namespace ringattn::testing {
-
-inline constexpr std::byte kPoison{0xff};  // NaN in every dtype
 
 inline void wait_for(Backend& backend) { backend.synchronize({}, Deadline::after(60.0), {}); }
 
