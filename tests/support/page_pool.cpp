@@ -10,8 +10,6 @@
 
 namespace ringattn::testing {
 
-namespace {}  // namespace
-
 PagePool::PagePool(const std::vector<SequenceShape>& sequences, const PageLayout& layout)
     : layout_(layout), paged_(layout.page_size > 0) {
   std::int64_t longest = 1;
