@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/attention_backward/cuda/row_stats.hpp"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "base/cuda.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
+#include "kernels/attention/merge.hpp"
+#include "kernels/common/cuda/load_kernel.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kRowLanes = 16;  // threads of a row and head
+constexpr int kStatsThreads = 256;
+constexpr int kRowsOfCta = kStatsThreads / kRowLanes;
+constexpr int kPieceElements = 8;  // 16 bytes
+constexpr std::int64_t kMaxStatsCtas = std::int64_t{1} << 30;
+
+struct RowStatsParams {
+  StridedRows<const void> out, dout;
+  StridedRows<const float> lse, dlse;
+  const float* sinks;
+  float* stats;
+  float* sink_terms;
+  std::int64_t count;  // rows · heads
+  std::int32_t heads, head_dim_v;
+};
+
+__device__ __forceinline__ float2 widen(__nv_bfloat162 x) { return __bfloat1622float2(x); }
+__device__ __forceinline__ float2 widen(__half2 x) { return __half22float2(x); }
+
+template <class Pair>
+__global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStatsParams p) {
+  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+  for (std::int64_t n = blockIdx.x * std::int64_t{kRowsOfCta} + threadIdx.x / kRowLanes; n < p.count;
+       n += std::int64_t{gridDim.x} * kRowsOfCta) {
+    const std::int64_t row = n / p.heads;
+    const std::int64_t head = n % p.heads;
+    const auto* out = static_cast<const char*>(p.out.data) +
+                      (row * p.out.token_stride + head * p.out.head_stride) * std::int64_t{sizeof(Pair)} / 2;
+    const auto* dout = static_cast<const char*>(p.dout.data) +
+                       (row * p.dout.token_stride + head * p.dout.head_stride) * std::int64_t{sizeof(Pair)} / 2;
+    float sum = 0.0F;
+    for (int piece = lane; piece < p.head_dim_v / kPieceElements; piece += kRowLanes) {
+      const uint4 a = reinterpret_cast<const uint4*>(out)[piece];
+      const uint4 b = reinterpret_cast<const uint4*>(dout)[piece];
+      const auto* of_a = reinterpret_cast<const Pair*>(&a);
+      const auto* of_b = reinterpret_cast<const Pair*>(&b);
+#pragma unroll
+      for (int i = 0; i < kPieceElements / 2; ++i) {
+        const float2 x = widen(of_a[i]);
+        const float2 y = widen(of_b[i]);
+        sum = __fmaf_rn(x.x, y.x, sum);
+        sum = __fmaf_rn(x.y, y.y, sum);
+      }
+    }
+    // the lanes of a row leave the loop together, those of other rows may not
+    const unsigned lanes = 0xFFFFU << (threadIdx.x % 32 / kRowLanes * kRowLanes);
+#pragma unroll
+    for (int step = kRowLanes / 2; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(lanes, sum, step));
+    if (lane != 0) continue;
+    const float lse = p.lse.data[row * p.lse.token_stride + head * p.lse.head_stride];
+    const float dlse =
+        p.dlse.data == nullptr ? 0.0F : p.dlse.data[row * p.dlse.token_stride + head * p.dlse.head_stride];
+    const float delta = __fsub_rn(sum, dlse);
+    const bool sees_any = lse != -INFINITY;
+    p.stats[n * kRowStats] = sees_any ? __fmul_rn(lse, kLog2E) : 0.0F;
+    p.stats[n * kRowStats + 1] = delta;
+    if (p.sink_terms != nullptr) p.sink_terms[n] = sees_any ? -expf(p.sinks[head] - lse) * delta : 0.0F;
+  }
+}
+
+}  // namespace
+
+void prepare_row_stats() {
+  load_kernel(&row_stats_kernel<__nv_bfloat162>);
+  load_kernel(&row_stats_kernel<__half2>);
+}
+
+void compute_row_stats(const RowStatsTask& task, Stream stream) {
+  const std::int64_t count = task.out.tokens * task.out.heads;
+  if (count == 0) return;
+  const auto rows_of = [](const TensorView& view) {
+    return StridedRows<const void>{view.data, view.token_stride, view.head_stride};
+  };
+  const auto floats_of = [](const RowView& view) {
+    return StridedRows<const float>{view.data, view.token_stride, view.head_stride};
+  };
+  const RowStatsParams params{rows_of(task.out),
+                              rows_of(task.dout),
+                              floats_of(task.lse),
+                              floats_of(task.dlse),
+                              task.sinks,
+                              task.stats,
+                              task.sink_terms,
+                              count,
+                              static_cast<std::int32_t>(task.out.heads),
+                              static_cast<std::int32_t>(task.out.dim)};
+  const auto ctas = static_cast<unsigned>(std::min((count + kRowsOfCta - 1) / kRowsOfCta, kMaxStatsCtas));
+  const auto kernel = task.out.dtype == Dtype::kBf16 ? &row_stats_kernel<__nv_bfloat162> : &row_stats_kernel<__half2>;
+  kernel<<<ctas, kStatsThreads, 0, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "row stats");
+}
+
+}  // namespace ringattn::cuda
