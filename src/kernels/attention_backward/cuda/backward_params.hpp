@@ -50,11 +50,18 @@ struct TileRun {
   std::int32_t first_tile, tiles, table;
 };
 
+// Where a tile's tensors are, for tiles that TMA can't load: K and V, or Q and dO with the row stats of their source.
+struct TileRows {
+  StridedRows<const void> rows[2];
+  const float* stats;
+};
+
 struct BackwardTables {
   const RowTilePair* pairs;   // [pair_count], longest first
   const RowTile* row_tiles;
   const TileRun* runs;
   const TileEntry* tiles;
+  const TileRows* tile_rows;  // [tiles]; null if TMA loads them
   std::int32_t* taken;        // work counter; 0 at the start
   std::int32_t pair_count;
   std::int32_t kv_heads;
@@ -75,6 +82,7 @@ struct BackwardSums {
 struct BackwardGradient {
   StridedRows<void> rows;
   bool is_f32;
+  bool in_pairs;  // pairs of elements are aligned
 };
 
 }  // namespace ringattn::cuda

@@ -22,13 +22,15 @@ std::size_t row_tile_limit(const BackwardLimits& limits) {
   return static_cast<std::size_t>(limits.rows / kBackwardTile + 2 * limits.row_runs);
 }
 
-BackwardTableLayout layout_of(std::size_t pairs, std::size_t row_tiles, std::size_t runs, std::size_t tiles) {
+BackwardTableLayout layout_of(std::size_t pairs, std::size_t row_tiles, std::size_t runs, std::size_t tiles,
+                              std::size_t tile_rows) {
   BackwardTableLayout layout;
   layout.pairs = aligned(sizeof(std::int32_t));
   layout.row_tiles = layout.pairs + aligned(pairs * sizeof(RowTilePair));
   layout.runs = layout.row_tiles + aligned(row_tiles * sizeof(RowTile));
   layout.tiles = layout.runs + aligned(runs * sizeof(TileRun));
-  layout.bytes = layout.tiles + aligned(tiles * sizeof(TileEntry));
+  layout.tile_rows = layout.tiles + aligned(tiles * sizeof(TileEntry));
+  layout.bytes = layout.tile_rows + aligned(tile_rows * sizeof(TileRows));
   return layout;
 }
 
@@ -62,7 +64,7 @@ struct BackwardTableBuilder::Sequence {
 std::size_t backward_table_bytes(const BackwardLimits& limits, int group) {
   const std::size_t row_tiles = row_tile_limit(limits);
   return layout_of(row_tiles * static_cast<std::size_t>(group), row_tiles, static_cast<std::size_t>(limits.tile_runs),
-                   static_cast<std::size_t>(limits.tiles))
+                   static_cast<std::size_t>(limits.tiles), static_cast<std::size_t>(limits.tiles))
       .bytes;
 }
 
@@ -73,7 +75,8 @@ void BackwardTableBuilder::reserve(const BackwardLimits& limits, int group) {
 }
 
 BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const BackwardTask& task,
-                                                const BackwardShape& shape, bool finish, std::span<std::byte> memory) {
+                                                const BackwardShape& shape, bool finish,
+                                                std::span<const TileRows> sources, std::span<std::byte> memory) {
   runs_.clear();
   row_tiles_.clear();
   pairs_.clear();
@@ -118,7 +121,8 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
     return a.row_tile != b.row_tile ? a.row_tile < b.row_tile : a.head < b.head;
   });
 
-  BackwardTableLayout layout = layout_of(pairs_.size(), row_tiles_.size(), runs_.size(), task.tiles.size());
+  BackwardTableLayout layout = layout_of(pairs_.size(), row_tiles_.size(), runs_.size(), task.tiles.size(),
+                                         sources.empty() ? 0 : task.tiles.size());
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("the tables of a backward task need {} bytes", layout.bytes),
          fmt::format("{} are reserved", memory.size()));
@@ -135,7 +139,11 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
   copy(layout.row_tiles, row_tiles_);
   copy(layout.runs, runs_);
   auto* tiles = reinterpret_cast<TileEntry*>(memory.data() + layout.tiles);
-  for (std::size_t i = 0; i < task.tiles.size(); ++i) tiles[i] = {task.tiles[i].source, task.tiles[i].row};
+  auto* tile_rows = reinterpret_cast<TileRows*>(memory.data() + layout.tile_rows);
+  for (std::size_t i = 0; i < task.tiles.size(); ++i) {
+    tiles[i] = {task.tiles[i].source, task.tiles[i].row};
+    if (!sources.empty()) tile_rows[i] = sources[static_cast<std::size_t>(task.tiles[i].source)];
+  }
   return layout;
 }
 

@@ -31,6 +31,7 @@ struct BackwardTableLayout {
   std::size_t row_tiles = 0;
   std::size_t runs = 0;
   std::size_t tiles = 0;
+  std::size_t tile_rows = 0;  // empty if TMA loads the tiles
   std::size_t bytes = 0;
   std::int32_t pair_count = 0;
   std::int32_t swizzle_heads = 1;
@@ -43,9 +44,10 @@ std::size_t backward_table_bytes(const BackwardLimits& limits, int group);
 class BackwardTableBuilder {
  public:
   void reserve(const BackwardLimits& limits, int group);
-  // Writes the task's tables into `memory`. `finish`: rows without tiles are part of the work too.
+  // Writes the task's tables into `memory`. `finish`: rows without tiles are part of the work too. `sources`: those of
+  // the task, if TMA can't load its tiles, else none.
   BackwardTableLayout build(const AttentionSpec& spec, const BackwardTask& task, const BackwardShape& shape, bool finish,
-                            std::span<std::byte> memory);
+                            std::span<const TileRows> sources, std::span<std::byte> memory);
 
  private:
   struct Sequence;

@@ -18,7 +18,8 @@ namespace {
 constexpr int kRowLanes = 16;  // threads of a row and head
 constexpr int kStatsThreads = 256;
 constexpr int kRowsOfCta = kStatsThreads / kRowLanes;
-constexpr int kPieceElements = 8;  // 16 bytes
+constexpr int kPieceElements = 8;
+constexpr int kPieceBytes = 16;
 constexpr std::int64_t kMaxStatsCtas = std::int64_t{1} << 30;
 
 struct RowStatsParams {
@@ -29,7 +30,16 @@ struct RowStatsParams {
   float* sink_terms;
   std::int64_t count;  // rows · heads
   std::int32_t heads, head_dim_v;
+  bool aligned;  // rows of out and dout, to 16 bytes
 };
+
+// Eight elements.
+__device__ __forceinline__ uint4 load_piece(const char* from, bool aligned) {
+  if (aligned) return *reinterpret_cast<const uint4*>(from);
+  const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
+  const auto two = [halves](int i) { return halves[i] | static_cast<std::uint32_t>(halves[i + 1]) << 16; };
+  return {two(0), two(2), two(4), two(6)};
+}
 
 __device__ __forceinline__ float2 widen(__nv_bfloat162 x) { return __bfloat1622float2(x); }
 __device__ __forceinline__ float2 widen(__half2 x) { return __half22float2(x); }
@@ -47,8 +57,8 @@ __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStats
                        (row * p.dout.token_stride + head * p.dout.head_stride) * std::int64_t{sizeof(Pair)} / 2;
     float sum = 0.0F;
     for (int piece = lane; piece < p.head_dim_v / kPieceElements; piece += kRowLanes) {
-      const uint4 a = reinterpret_cast<const uint4*>(out)[piece];
-      const uint4 b = reinterpret_cast<const uint4*>(dout)[piece];
+      const uint4 a = load_piece(out + piece * kPieceBytes, p.aligned);
+      const uint4 b = load_piece(dout + piece * kPieceBytes, p.aligned);
       const auto* of_a = reinterpret_cast<const Pair*>(&a);
       const auto* of_b = reinterpret_cast<const Pair*>(&b);
 #pragma unroll
@@ -73,6 +83,13 @@ __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStats
     p.stats[n * kRowStats + 1] = delta;
     if (p.sink_terms != nullptr) p.sink_terms[n] = sees_any ? -expf(p.sinks[head] - lse) * delta : 0.0F;
   }
+}
+
+bool are_rows_aligned(const TensorView& view) {
+  const auto is_multiple = [](std::int64_t bytes) { return bytes % kPieceBytes == 0; };
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  return is_multiple(static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(view.data))) &&
+         is_multiple(view.token_stride * element) && is_multiple(view.head_stride * element);
 }
 
 }  // namespace
@@ -100,7 +117,8 @@ void compute_row_stats(const RowStatsTask& task, Stream stream) {
                               task.sink_terms,
                               count,
                               static_cast<std::int32_t>(task.out.heads),
-                              static_cast<std::int32_t>(task.out.dim)};
+                              static_cast<std::int32_t>(task.out.dim),
+                              are_rows_aligned(task.out) && are_rows_aligned(task.dout)};
   const auto ctas = static_cast<unsigned>(std::min((count + kRowsOfCta - 1) / kRowsOfCta, kMaxStatsCtas));
   const auto kernel = task.out.dtype == Dtype::kBf16 ? &row_stats_kernel<__nv_bfloat162> : &row_stats_kernel<__half2>;
   kernel<<<ctas, kStatsThreads, 0, cuda_stream(stream)>>>(params);

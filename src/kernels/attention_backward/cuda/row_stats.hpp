@@ -8,7 +8,7 @@ namespace ringattn::cuda {
 
 // Loads the kernel on the current device.
 void prepare_row_stats();
-// Enqueues RowStatsTask. `out` and `dout` have bf16 or fp16 elements, and rows that are 16-byte aligned.
+// Enqueues a RowStatsTask. `out` and `dout` have bf16 or fp16 elements.
 void compute_row_stats(const RowStatsTask& task, Stream stream);
 
 }  // namespace ringattn::cuda

@@ -17,6 +17,8 @@ struct BackwardCommon {
   cuda::AttentionParams::Softmax softmax;
   float inverse_cap;  // 1 / softcap; 0 without one
   std::int32_t heads;
+  cuda::StridedRows<const void> own[2];  // q and dout, or k and v, of the rows
+  bool bulk;                             // TMA loads all tensors; otherwise threads copy, and maps are empty
 };
 
 // Boxes hold one head's columns: kBackwardTile rows of Q and dO, a key tile of K and V.

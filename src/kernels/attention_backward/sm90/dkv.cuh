@@ -70,8 +70,8 @@ __device__ __forceinline__ void copy_stats(const DkvMap<C>& map, std::uint32_t s
   cp_async_arrive(map.full(stage));
 }
 
-// Main loop of the producer warp.
-template <class C>
+// Main loop of the producer warp. kBulk: TMA loads the tensors.
+template <class C, bool kBulk>
 __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>& map, BackwardWork* slots) {
   const cuda::BackwardTables& tables = p.common.tables;
   const bool leads = thread_of_cta() % kWarp == 0;
@@ -88,8 +88,17 @@ __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>&
       if (leads) barrier_arrive(map.work_full());
       return;
     }
-    if (leads) {
-      const int count = work.pair.count;
+    const int count = work.pair.count;
+    if constexpr (!kBulk) {
+      for (int consumer = 0; consumer < count; ++consumer) {
+        const RowTile& tile = work.row_tiles[consumer];
+        copy_tile_rows<kBackwardTile, C::kDim>(map.k(consumer), p.common.own[0], tile.row, work.kv_head,
+                                               tile.valid_begin, tile.valid_end);
+        copy_tile_rows<kBackwardTile, C::kDimV>(map.v(consumer), p.common.own[1], tile.row, work.kv_head,
+                                                tile.valid_begin, tile.valid_end);
+      }
+      publish_tile(map.work_full());
+    } else if (leads) {
       barrier_arrive_expect(map.work_full(), count * (C::kKBytes + C::kVBytes));
       for (int consumer = 0; consumer < count; ++consumer) {
         const int row = static_cast<int>(work.row_tiles[consumer].row);
@@ -113,6 +122,14 @@ __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>&
         for (int head = first_head; head < first_head + group; ++head, ring.advance()) {
           const std::uint32_t stage = ring.stage();
           barrier_wait(map.empty(stage), ring.parity() ^ 1U);
+          if constexpr (!kBulk) {
+            const cuda::TileRows& from = tables.tile_rows[run.table - run.first_tile + tile];
+            copy_stats<C>(map, stage, from.stats + row * row_stride + head * kRowStats, row_stride, begin, end);
+            copy_tile_rows<kBackwardTile, C::kDim>(map.q(stage), from.rows[0], row, head, begin, end);
+            copy_tile_rows<kBackwardTile, C::kDimV>(map.dout(stage), from.rows[1], row, head, begin, end);
+            publish_tile(map.full(stage));
+            continue;
+          }
           const std::uint32_t landed = whole ? map.full(stage) : map.partial_landed();
           if (leads) {
             barrier_arrive_expect(landed, C::kQBytes + C::kDoutBytes);
@@ -128,9 +145,7 @@ __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>&
             partial_parity ^= 1U;
             zero_rows<kBackwardTile, C::kDim>(map.q(stage), begin, end);
             zero_rows<kBackwardTile, C::kDimV>(map.dout(stage), begin, end);
-            proxy_fence();
-            __syncwarp();
-            if (leads) barrier_arrive(map.full(stage));
+            publish_tile(map.full(stage));
           }
         }
       }
@@ -402,7 +417,13 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) dkv_kernel(const __grid_c
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
   if (warpgroup == 0) {
     reg_dealloc<kDkvProducerRegisters>();
-    if (threadIdx.x < kWarp) produce_dkv<C>(p, map, slots);
+    if (threadIdx.x < kWarp) {
+      if (p.common.bulk) {
+        produce_dkv<C, true>(p, map, slots);
+      } else {
+        produce_dkv<C, false>(p, map, slots);
+      }
+    }
   } else {
     reg_alloc<kDkvConsumerRegisters>();
     DkvConsumer<C>(p, map, warpgroup - 1).run(slots);

@@ -53,8 +53,8 @@ struct DqMap {
   __device__ std::uint32_t barrier(std::uint32_t index) const { return base + C::kBarriers + index * kBarrierBytes; }
 };
 
-// Main loop of the producer warp.
-template <class C>
+// Main loop of the producer warp. kBulk: TMA loads the tensors.
+template <class C, bool kBulk>
 __device__ __forceinline__ void produce_dq(const DqParams& p, const DqMap<C>& map, BackwardWork* slots) {
   const cuda::BackwardTables& tables = p.common.tables;
   const bool leads = thread_of_cta() % kWarp == 0;
@@ -71,7 +71,17 @@ __device__ __forceinline__ void produce_dq(const DqParams& p, const DqMap<C>& ma
       return;
     }
     const int count = work.pair.count;
-    if (leads) {
+    if constexpr (!kBulk) {
+      for (int consumer = 0; consumer < count; ++consumer) {
+        const RowTile& tile = work.row_tiles[consumer];
+        const int head = head_of(tables, work, consumer);
+        copy_tile_rows<kBackwardTile, C::kDim>(map.q(consumer), p.common.own[0], tile.row, head, tile.valid_begin,
+                                               tile.valid_end);
+        copy_tile_rows<kBackwardTile, C::kDimV>(map.dout(consumer), p.common.own[1], tile.row, head, tile.valid_begin,
+                                                tile.valid_end);
+      }
+      publish_tile(map.work_full());
+    } else if (leads) {
       barrier_arrive_expect(map.work_full(), count * (C::kQBytes + C::kDoutBytes));
       for (int consumer = 0; consumer < count; ++consumer) {
         const int head = head_of(tables, work, consumer);
@@ -91,6 +101,16 @@ __device__ __forceinline__ void produce_dq(const DqParams& p, const DqMap<C>& ma
         const int present = work.pair.other_end - tile * C::kKeys;
         const bool whole = present >= C::kKeys;
         barrier_wait(map.k_empty(k.stage()), k.parity() ^ 1U);
+        if constexpr (!kBulk) {
+          const cuda::TileRows& from = tables.tile_rows[run.table - run.first_tile + tile];
+          const int keys = whole ? C::kKeys : present;
+          copy_tile_rows<C::kKeys, C::kDim>(map.k(k.stage()), from.rows[0], entry.row, kv_head, 0, keys);
+          publish_tile(map.k_full(k.stage()));
+          barrier_wait(map.v_empty(v.stage()), v.parity() ^ 1U);
+          copy_tile_rows<C::kKeys, C::kDimV>(map.v(v.stage()), from.rows[1], entry.row, kv_head, 0, keys);
+          publish_tile(map.v_full(v.stage()));
+          continue;
+        }
         const std::uint32_t landed = whole ? map.k_full(k.stage()) : map.partial_landed();
         if (leads) {
           barrier_arrive_expect(landed, C::kKBytes);
@@ -106,9 +126,7 @@ __device__ __forceinline__ void produce_dq(const DqParams& p, const DqMap<C>& ma
           barrier_wait(landed, partial_parity);
           partial_parity ^= 1U;
           zero_rows<C::kKeys, C::kDim>(map.k(k.stage()), 0, present);
-          proxy_fence();
-          __syncwarp();
-          if (leads) barrier_arrive(map.k_full(k.stage()));
+          publish_tile(map.k_full(k.stage()));
         }
         __syncwarp();
       }
@@ -367,7 +385,13 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) dq_kernel(const __grid_co
   const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
   if (warpgroup == 0) {
     reg_dealloc<kDqProducerRegisters>();
-    if (threadIdx.x < kWarp) produce_dq<C>(p, map, slots);
+    if (threadIdx.x < kWarp) {
+      if (p.common.bulk) {
+        produce_dq<C, true>(p, map, slots);
+      } else {
+        produce_dq<C, false>(p, map, slots);
+      }
+    }
   } else {
     reg_alloc<kDqConsumerRegisters>();
     DqConsumer<C>(p, map, warpgroup - 1).run(slots);

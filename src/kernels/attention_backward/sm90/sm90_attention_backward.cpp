@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <string_view>
+#include <vector>
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
@@ -53,36 +53,24 @@ const BackwardLauncher& launcher_of(const AttentionBackwardSpec& spec, bool conf
   fail(ErrorCode::kInternal, "sm90_attention_backward was made for " + describe(spec), "it can't do that");
 }
 
-[[noreturn]] void refuse(std::string_view name, const std::string& why) {
-  fail(ErrorCode::kUnsupported, fmt::format("sm90_attention_backward can't read or write {}", name), why,
-       "Use tensors whose address and strides are multiples of 16 bytes.");
+MappedTensor mapped(const TensorView& view) {
+  return {view.data, view.tokens, view.heads, view.dim, view.token_stride, view.head_stride};
 }
 
-CUtensorMap map_of(std::string_view name, const TensorView& view, int box_rows) {
-  const MappedTensor tensor{view.data, view.tokens, view.heads, view.dim, view.token_stride, view.head_stride};
-  if (!can_map(tensor)) {
-    refuse(name, fmt::format("[{}, {}, {}] with strides {} and {} is not aligned", view.tokens, view.heads, view.dim,
-                             view.token_stride, view.head_stride));
-  }
-  return map_tensor(tensor, view.dtype, box_rows, BackwardConfig::box_columns(static_cast<int>(view.dim)));
+CUtensorMap map_of(const TensorView& view, int box_rows) {
+  return map_tensor(mapped(view), view.dtype, box_rows, BackwardConfig::box_columns(static_cast<int>(view.dim)));
 }
 
-BackwardGradient gradient_of(std::string_view name, const MutableTensorView* view) {
+cuda::StridedRows<const void> rows_of(const TensorView& view) {
+  return {view.data, view.token_stride, view.head_stride};
+}
+
+BackwardGradient gradient_of(const MutableTensorView* view) {
   if (view == nullptr) return {};
-  const auto element = static_cast<std::int64_t>(size_of(view->dtype));
-  const auto is_aligned = [](std::int64_t bytes) { return bytes % static_cast<std::int64_t>(kAlignment) == 0; };
-  if (reinterpret_cast<std::uintptr_t>(view->data) % kAlignment != 0 || !is_aligned(view->token_stride * element) ||
-      !is_aligned(view->head_stride * element)) {
-    refuse(name, fmt::format("strides {} and {} are not aligned", view->token_stride, view->head_stride));
-  }
-  return {{view->data, view->token_stride, view->head_stride}, view->dtype == Dtype::kF32};
-}
-
-void check_rows(std::string_view name, const TensorView& view) {
-  const bool is_aligned = reinterpret_cast<std::uintptr_t>(view.data) % kAlignment == 0 &&
-                          view.token_stride * kElementBytes % static_cast<std::int64_t>(kAlignment) == 0 &&
-                          view.head_stride * kElementBytes % static_cast<std::int64_t>(kAlignment) == 0;
-  if (!is_aligned) refuse(name, fmt::format("strides {} and {} are not aligned", view.token_stride, view.head_stride));
+  const std::uintptr_t pair_bytes = 2 * size_of(view->dtype);
+  const bool in_pairs = reinterpret_cast<std::uintptr_t>(view->data) % pair_bytes == 0 && view->token_stride % 2 == 0 &&
+                        view->head_stride % 2 == 0;
+  return {{view->data, view->token_stride, view->head_stride}, view->dtype == Dtype::kF32, in_pairs};
 }
 
 std::int32_t side_of(std::int64_t side) {
@@ -121,8 +109,6 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
 
   void row_stats(const RowStatsTask& task, Stream stream, const Progress& progress) override {
     if (progress) progress();
-    check_rows("out", task.out);
-    check_rows("dout", task.dout);
     const DeviceGuard guard(device_);
     cuda::compute_row_stats(task, stream);
   }
@@ -134,15 +120,19 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
     if (task.q.tokens == 0 || (!finish && !task.save)) return;
     const DeviceGuard guard(device_);
     DqParams p{};
-    p.q = map_of("q", task.q, kBackwardTile);
-    p.dout = map_of("dout", task.dout, kBackwardTile);
-    for (std::size_t i = 0; i < inline_sources(task.sources.size()); ++i) {
-      if (task.sources[i].k.tokens == 0) continue;
-      p.k[i] = map_of("k", task.sources[i].k, config_.dq_key_tile);
-      p.v[i] = map_of("v", task.sources[i].v, config_.dq_key_tile);
+    begin_sources(task.q, task.dout, task.sources.size(), p.common);
+    for (const BackwardKeySource& source : task.sources) add_source(source.k, source.v, nullptr, p.common);
+    if (p.common.bulk) {
+      p.q = map_of(task.q, kBackwardTile);
+      p.dout = map_of(task.dout, kBackwardTile);
+      for (std::size_t i = 0; i < task.sources.size(); ++i) {
+        if (task.sources[i].k.tokens == 0) continue;  // an empty source has no map
+        p.k[i] = map_of(task.sources[i].k, config_.dq_key_tile);
+        p.v[i] = map_of(task.sources[i].v, config_.dq_key_tile);
+      }
     }
     p.stats = task.stats;
-    p.dq = gradient_of("dq", task.dq);
+    p.dq = gradient_of(task.dq);
     const BackwardShape shape{BackwardSide::kQueries, config_.dq_key_tile, kBackwardKvSplit, group(), kDqSwizzleBytes,
                               (forward().head_dim + forward().head_dim_v) * kElementBytes};
     enqueue(task, shape, finish, p.common, stream, progress, [&](int ctas) { launcher_.dq(p, ctas, stream); });
@@ -155,16 +145,20 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
     if (task.k.tokens == 0 || (!finish && !task.save)) return;
     const DeviceGuard guard(device_);
     DkvParams p{};
-    p.k = map_of("k", task.k, kBackwardTile);
-    p.v = map_of("v", task.v, kBackwardTile);
-    for (std::size_t i = 0; i < inline_sources(task.sources.size()); ++i) {
-      if (task.sources[i].q.tokens == 0) continue;
-      p.q[i] = map_of("q", task.sources[i].q, kBackwardTile);
-      p.dout[i] = map_of("dout", task.sources[i].dout, kBackwardTile);
-      p.stats[i] = task.sources[i].stats;
+    begin_sources(task.k, task.v, task.sources.size(), p.common);
+    for (const BackwardQuerySource& source : task.sources) add_source(source.q, source.dout, source.stats, p.common);
+    if (p.common.bulk) {
+      p.k = map_of(task.k, kBackwardTile);
+      p.v = map_of(task.v, kBackwardTile);
+      for (std::size_t i = 0; i < task.sources.size(); ++i) {
+        if (task.sources[i].q.tokens == 0) continue;  // an empty source has no map
+        p.q[i] = map_of(task.sources[i].q, kBackwardTile);
+        p.dout[i] = map_of(task.sources[i].dout, kBackwardTile);
+        p.stats[i] = task.sources[i].stats;
+      }
     }
-    p.dk = gradient_of("dk", task.dk);
-    p.dv = gradient_of("dv", task.dv);
+    p.dk = gradient_of(task.dk);
+    p.dv = gradient_of(task.dv);
     const BackwardShape shape{BackwardSide::kKeys,
                               kBackwardTile,
                               backward_query_split(forward()),
@@ -184,12 +178,16 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
   std::size_t own_bytes() const {
     return floats_to_bytes(std::int64_t{multiprocessors_} * kBackwardConsumers * kBackwardTile * dkv_width());
   }
-  static std::size_t inline_sources(std::size_t sources) {
-    if (sources > kInlineSources) {
-      fail(ErrorCode::kInternal, fmt::format("a backward task has {} sources", sources),
-           fmt::format("sm90_attention_backward reads at most {}", kInlineSources));
-    }
-    return sources;
+  // The rows' own tensors and `count` sources: whether TMA can load them, and where they are if it can't.
+  void begin_sources(const TensorView& first, const TensorView& second, std::size_t count, BackwardCommon& common) {
+    sources_.clear();
+    common.own[0] = rows_of(first);
+    common.own[1] = rows_of(second);
+    common.bulk = count <= kInlineSources && can_map(mapped(first)) && can_map(mapped(second));
+  }
+  void add_source(const TensorView& first, const TensorView& second, const float* stats, BackwardCommon& common) {
+    sources_.push_back({{rows_of(first), rows_of(second)}, stats});
+    if (first.tokens > 0) common.bulk = common.bulk && can_map(mapped(first)) && can_map(mapped(second));
   }
 
   // Builds and uploads the task's tables, completes `common` and calls `launch` with the number of CTAs.
@@ -201,7 +199,8 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
            fmt::format("it must lie at a multiple of {} bytes", kAlignment));
     }
     const std::span<std::byte> memory = ring_.next(progress);
-    const cuda::BackwardTableLayout layout = builder_.build(forward(), task, shape, finish, memory);
+    const cuda::BackwardTableLayout layout = builder_.build(
+        forward(), task, shape, finish, common.bulk ? std::span<const cuda::TileRows>() : sources_, memory);
     if (layout.pair_count == 0) return;
     const cudaStream_t queue = cuda_stream(stream);
     std::byte* tables = ring_.upload(layout.bytes, queue);
@@ -212,6 +211,7 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
     t.row_tiles = reinterpret_cast<const cuda::RowTile*>(tables + layout.row_tiles);
     t.runs = reinterpret_cast<const cuda::TileRun*>(tables + layout.runs);
     t.tiles = reinterpret_cast<const cuda::TileEntry*>(tables + layout.tiles);
+    if (!common.bulk) t.tile_rows = reinterpret_cast<const cuda::TileRows*>(tables + layout.tile_rows);
     t.taken = reinterpret_cast<std::int32_t*>(tables + layout.taken);
     t.pair_count = layout.pair_count;
     t.kv_heads = forward().kv_heads;
@@ -237,6 +237,7 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
   int multiprocessors_;
   cuda::StagingRing ring_;
   cuda::BackwardTableBuilder builder_;
+  std::vector<cuda::TileRows> sources_;  // of the current task
   Buffer scratch_;
 };
 

@@ -101,6 +101,34 @@ struct SumEnd {
   bool save;
 };
 
+// Writes columns `at`, at + 1, at + 8 and at + 9 of a gradient, rounded once.
+template <class Element>
+__device__ __forceinline__ void write_columns(const cuda::BackwardGradient& gradient, std::int64_t at,
+                                              const float (&x)[SumRows::kFloats]) {
+  if (gradient.is_f32) {
+    float* row = static_cast<float*>(gradient.rows.data) + at;
+    if (gradient.in_pairs) {
+      *reinterpret_cast<float2*>(row) = make_float2(x[0], x[1]);
+      *reinterpret_cast<float2*>(row + 8) = make_float2(x[2], x[3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < SumRows::kFloats; ++i) row[i / 2 * 8 + i % 2] = x[i];
+    }
+    return;
+  }
+  auto* row = static_cast<std::uint16_t*>(gradient.rows.data) + at;
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+    const std::uint32_t elements = cuda::MmaTraits<Element>::pack(x[2 * pair], x[2 * pair + 1]);
+    if (gradient.in_pairs) {
+      *reinterpret_cast<std::uint32_t*>(row + pair * 8) = elements;
+    } else {
+      row[pair * 8] = static_cast<std::uint16_t>(elements);
+      row[pair * 8 + 1] = static_cast<std::uint16_t>(elements >> 16);
+    }
+  }
+}
+
 // Finishes rows: adds the closed sum to the last split, with the rounding of red.add, saves the result where the state
 // is kept, and writes it, multiplied by `factor` and rounded once. d is only read: ptxas serialises wgmma if other
 // instructions write accumulators.
@@ -129,15 +157,7 @@ __device__ __forceinline__ void finish_rows(const SumRows& closed, const SumEnd&
       if (end.save && end.any_open && !end.stays_open) store_floats(sum, x);
 #pragma unroll
       for (int i = 0; i < SumRows::kFloats; ++i) x[i] = __fmul_rn(x[i], factor);
-      if (gradient.is_f32) {
-        float* row = static_cast<float*>(gradient.rows.data) + at + j * 8;
-        *reinterpret_cast<float2*>(row) = make_float2(x[0], x[1]);
-        *reinterpret_cast<float2*>(row + 8) = make_float2(x[2], x[3]);
-      } else {
-        Element* row = static_cast<Element*>(gradient.rows.data) + at + j * 8;
-        *reinterpret_cast<std::uint32_t*>(row) = cuda::MmaTraits<Element>::pack(x[0], x[1]);
-        *reinterpret_cast<std::uint32_t*>(row + 8) = cuda::MmaTraits<Element>::pack(x[2], x[3]);
-      }
+      write_columns<Element>(gradient, at + j * 8, x);
     }
   }
 }

@@ -10,6 +10,7 @@
 #include "kernels/attention_backward/sm90/config.hpp"
 #include "kernels/common/cuda/panels.hpp"
 #include "kernels/common/cuda/ptx.cuh"
+#include "kernels/common/sm90/copy_rows.cuh"
 #include "kernels/common/sm90/mbarrier.cuh"
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
@@ -97,6 +98,24 @@ __device__ __forceinline__ void load_rows(std::uint32_t target, int panel_bytes,
     tma_load_box(target + static_cast<std::uint32_t>(column / kPanelColumns * panel_bytes), &map, barrier, column, head,
                  row);
   }
+}
+
+// The same by the threads of a warp, for rows [begin, end) of a tile of kRows rows. The others become zeros. `row` is the
+// tile's row 0.
+template <int kRows, int kDim>
+__device__ __forceinline__ void copy_tile_rows(std::uint32_t target, const cuda::StridedRows<const void>& rows,
+                                               std::int64_t row, int head, int begin, int end) {
+  constexpr std::int64_t kElementBytes = 2;
+  const char* data = static_cast<const char*>(rows.data) +
+                     (row * rows.token_stride + head * rows.head_stride) * kElementBytes;
+  copy_rows<kWarp>(target, {data, rows.token_stride * kElementBytes}, kDim, kRows, kRows, begin, end,
+                   thread_of_cta() % kWarp);
+}
+// Makes a warp's writes of shared memory visible to wgmma, and arrives.
+__device__ __forceinline__ void publish_tile(std::uint32_t barrier) {
+  proxy_fence();
+  __syncwarp();
+  if (thread_of_cta() % kWarp == 0) barrier_arrive(barrier);
 }
 
 // Zeroes rows [0, begin) and [end, kRows) of a tile, so that what other sequences have there, such as NaN, multiplies
