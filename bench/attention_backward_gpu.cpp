@@ -28,8 +28,8 @@ std::span<const KernelRow<AttentionBackwardSpec>> kernel_table<AttentionBackward
 namespace {
 
 constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 128;
-constexpr int kRounds = 6;      // the kernels take turns, so that a change of the clock affects all of them
-constexpr int kLaunches = 4;    // timed launches of a kernel in a round
+constexpr int kRounds = 6;    // the kernels take turns, so that a change of the clock affects all of them
+constexpr int kLaunches = 4;  // timed launches of a kernel in a round
 constexpr int kDqMatmuls = 3, kDkvMatmuls = 4, kCountedMatmuls = 5;
 
 struct Shape {
@@ -52,8 +52,10 @@ class Bench {
 
   void measure(const Shape& shape) {
     const std::int64_t tokens = shape.tokens();
-    const Buffer q = random(1, SyntheticTensor::kQ, tokens, kHeads), k = random(1, SyntheticTensor::kK, tokens, kKvHeads),
-                 v = random(1, SyntheticTensor::kV, tokens, kKvHeads), out = random(2, SyntheticTensor::kQ, tokens, kHeads),
+    const Buffer q = random(1, SyntheticTensor::kQ, tokens, kHeads),
+                 k = random(1, SyntheticTensor::kK, tokens, kKvHeads),
+                 v = random(1, SyntheticTensor::kV, tokens, kKvHeads),
+                 out = random(2, SyntheticTensor::kQ, tokens, kHeads),
                  dout = random(3, SyntheticTensor::kQ, tokens, kHeads);
     const auto view = [tokens](const Buffer& rows, int heads) {
       return dense_view(static_cast<void*>(rows.data()), Dtype::kBf16, tokens, heads, kHeadDim);
@@ -66,7 +68,8 @@ class Bench {
     const Buffer lse = backend_->allocate(host.size() * sizeof(float));
     check_cuda(cudaMemcpy(lse.data(), host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
     const Buffer stats = backend_->allocate(host.size() * kRowStats * sizeof(float));
-    const Buffer dq = backend_->allocate(q.bytes()), dk = backend_->allocate(k.bytes()), dv = backend_->allocate(v.bytes());
+    const Buffer dq = backend_->allocate(q.bytes()), dk = backend_->allocate(k.bytes()),
+                 dv = backend_->allocate(v.bytes());
     const MutableTensorView dq_view = view(dq, kHeads), dk_view = view(dk, kKvHeads), dv_view = view(dv, kKvHeads);
 
     std::vector<BackwardSequence> sequences;
@@ -77,7 +80,8 @@ class Bench {
     }
     const Tiles keys(shape, kernel_->dq_key_tile()), queries(shape, kBackwardTile);
     BackwardLimits limits{tokens, shape.sequences, shape.sequences,
-                          static_cast<std::int64_t>(std::max(keys.tiles.size(), queries.tiles.size())), shape.sequences};
+                          static_cast<std::int64_t>(std::max(keys.tiles.size(), queries.tiles.size())),
+                          shape.sequences};
     kernel_->reserve(limits);
 
     RowStatsTask stats_task;
@@ -115,11 +119,13 @@ class Bench {
       std::sort(times[i].begin(), times[i].end());
       const double ms = quantile(times[i], 0.5);
       total += ms;
-      fmt::print("{{\"kernel\":\"{}\",\"part\":\"{}\",\"sequences\":{},\"length\":{},\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n",
-                 row_.name, kNames[i], shape.sequences, shape.length, ms, kMatmuls[i] * shape.flops() / ms * 1e-9);
+      fmt::print(
+          "{{\"kernel\":\"{}\",\"part\":\"{}\",\"sequences\":{},\"length\":{},\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n",
+          row_.name, kNames[i], shape.sequences, shape.length, ms, kMatmuls[i] * shape.flops() / ms * 1e-9);
     }
-    fmt::print("{{\"kernel\":\"{}\",\"part\":\"all\",\"sequences\":{},\"length\":{},\"ms\":{:.4f},\"tflops\":{:.1f}}}\n",
-               row_.name, shape.sequences, shape.length, total, kCountedMatmuls * shape.flops() / total * 1e-9);
+    fmt::print(
+        "{{\"kernel\":\"{}\",\"part\":\"all\",\"sequences\":{},\"length\":{},\"ms\":{:.4f},\"tflops\":{:.1f}}}\n",
+        row_.name, shape.sequences, shape.length, total, kCountedMatmuls * shape.flops() / total * 1e-9);
     std::fflush(stdout);
   }
 

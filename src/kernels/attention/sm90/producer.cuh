@@ -334,8 +334,8 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
       const HeadWorkTileInfo& rows = head_tiles[head_tile];
       const char* q =
           static_cast<const char*>(p.q.data) + 2 * (rows.row * p.q.token_stride + rows.query_head * p.q.head_stride);
-      copy_rows<kProducerThreads>(map.q(q_stage.stage(), head_tile), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile, kQueryTile,
-                rows.valid_row_begin, rows.valid_row_end, thread);
+      copy_rows<kProducerThreads>(map.q(q_stage.stage(), head_tile), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile,
+                                  kQueryTile, rows.valid_row_begin, rows.valid_row_end, thread);
     }
     publish();
     if (thread == 0) barrier_arrive(map.q_full(q_stage.stage()));
@@ -359,11 +359,11 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
         const int present = left < params.page_run_keys ? left : params.page_run_keys;
         const auto offset = static_cast<std::uint32_t>(first * kPanelRowBytes);
         const char* k = static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, work.kv_head);
-        copy_rows<kProducerThreads>(map.k(stage) + offset, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, params.page_run_keys, 0,
-                  present, thread);
+        copy_rows<kProducerThreads>(map.k(stage) + offset, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile,
+                                    params.page_run_keys, 0, present, thread);
         const char* v = static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, work.kv_head);
-        copy_rows<kProducerThreads>(map.v(stage) + offset, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, params.page_run_keys, 0,
-                  present, thread);
+        copy_rows<kProducerThreads>(map.v(stage) + offset, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile,
+                                    params.page_run_keys, 0, present, thread);
       }
       publish();
       if (thread == 0) {

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/attention_backward/cuda/row_stats.hpp"
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,6 +7,7 @@
 #include "base/cuda.hpp"
 #include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/merge.hpp"
+#include "kernels/attention_backward/cuda/row_stats.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
 
 namespace ringattn::cuda {

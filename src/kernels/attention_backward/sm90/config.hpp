@@ -18,7 +18,7 @@ struct BackwardConfig {
   int dq_key_tile = 0;  // keys of a tile of the dQ kernel
   int dq_k_stages = 0;  // K tiles in shared memory; K is read by S and, later, by dQ
   int dq_v_stages = 0;
-  int dkv_stages = 0;   // tiles of Q, dO and row stats in shared memory
+  int dkv_stages = 0;  // tiles of Q, dO and row stats in shared memory
 
   // Columns of a TMA box: all columns if they fill panels of 64, else one panel.
   static constexpr int box_columns(int dim) { return dim % cuda::kPanelColumns == 0 ? dim : cuda::kPanelColumns; }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// dK and dV: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q. A CTA owns a pair of tiles of 64 keys of one KV head, one
-// a warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the group. P
-// and dS are register operands. Warp 0 is the producer.
+// dK and dV: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q. A CTA owns a pair of tiles of 64 keys of one KV head,
+// one a warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the group.
+// P and dS are register operands. Warp 0 is the producer.
 #pragma once
 
 #include "kernels/attention_backward/sm90/sums.cuh"
@@ -302,10 +302,10 @@ class DkvConsumer {
 
   // Columns 8j + 2t and 8j + 2t + 1 of LSE or delta, loaded where they are used: registers for all are lacking.
   static __device__ __forceinline__ void load_columns(std::uint32_t row, int j, float (&x)[2]) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(x[0]), "=f"(x[1])
-                 : "r"(row + static_cast<std::uint32_t>((j * 8 + first_column_of_thread()) *
-                                                        static_cast<int>(sizeof(float)))));
+    asm volatile(
+        "ld.shared.v2.f32 {%0, %1}, [%2];"
+        : "=f"(x[0]), "=f"(x[1])
+        : "r"(row + static_cast<std::uint32_t>((j * 8 + first_column_of_thread()) * static_cast<int>(sizeof(float)))));
   }
 
   // S → P, in place and packed. With a soft-cap, S → P times its factor of dS, and P packed.
@@ -364,8 +364,8 @@ class DkvConsumer {
     const std::uint32_t stage = ring_.stage();
     ping_pong_.wait();
     barrier_wait(map_.full(stage), ring_.parity());
-    multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(
-        s, map_.k(consumer_), map_.q(stage));
+    multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(s, map_.k(consumer_),
+                                                                                                   map_.q(stage));
     await_sums<1>();
     multiply_transposed<typename C::Element, C::kDimV, kBackwardTile, kBackwardTile, kBackwardTile>(
         dp, map_.v(consumer_), map_.dout(stage));
@@ -375,13 +375,13 @@ class DkvConsumer {
     exponentiate<kMasked>(s, stage, seen);
     keep_packed(packed_p_);
     multiply_add<typename C::Element, C::kDimV, kBackwardTile / kGemmStep, kBackwardTile>(dv_, packed_p_,
-                                                                                        map_.dout(stage), first_);
+                                                                                          map_.dout(stage), first_);
     wgmma_wait<1>();
     pin(dp);
     make_ds<kMasked>(s, dp, stage, seen);
     keep_packed(packed_ds_);
     multiply_add<typename C::Element, C::kDim, kBackwardTile / kGemmStep, kBackwardTile>(dk_, packed_ds_, map_.q(stage),
-                                                                                       first_);
+                                                                                         first_);
     first_ = false;
     ring_.advance();
   }

@@ -221,8 +221,7 @@ class DqConsumer {
       const int slot = tile_row_of_thread() + 8 * half;
       float2 stats{0.0F, 0.0F};
       if (slot >= tile.valid_begin && slot < tile.valid_end) {
-        stats = *reinterpret_cast<const float2*>(p_.stats +
-                                                 ((tile.row + slot) * p_.common.heads + head) * kRowStats);
+        stats = *reinterpret_cast<const float2*>(p_.stats + ((tile.row + slot) * p_.common.heads + head) * kRowStats);
       }
       negative_lse_[half] = -stats.x;
       delta_[half] = stats.y;
@@ -325,11 +324,11 @@ class DqConsumer {
     ping_pong_.wait();
     barrier_wait(map_.k_full(k_.stage()), k_.parity());
     multiply_transposed<typename C::Element, C::kDim, C::kKeys, kBackwardTile, C::kKeys>(s, map_.q(consumer_),
-                                                                                       map_.k(k_.stage()));
+                                                                                         map_.k(k_.stage()));
     await_dq<1>();
     barrier_wait(map_.v_full(v_.stage()), v_.parity());
     multiply_transposed<typename C::Element, C::kDimV, C::kKeys, kBackwardTile, C::kKeys>(dp, map_.dout(consumer_),
-                                                                                        map_.v(v_.stage()));
+                                                                                          map_.v(v_.stage()));
     ping_pong_.pass();
     wgmma_wait<1>();
     pin(s);

@@ -133,8 +133,9 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
     }
     p.stats = task.stats;
     p.dq = gradient_of(task.dq);
-    const BackwardShape shape{BackwardSide::kQueries, config_.dq_key_tile, kBackwardKvSplit, group(), kDqSwizzleBytes,
-                              (forward().head_dim + forward().head_dim_v) * kElementBytes};
+    const BackwardShape shape{BackwardSide::kQueries, config_.dq_key_tile,
+                              kBackwardKvSplit,       group(),
+                              kDqSwizzleBytes,        (forward().head_dim + forward().head_dim_v) * kElementBytes};
     enqueue(task, shape, finish, p.common, stream, progress, [&](int ctas) { launcher_.dq(p, ctas, stream); });
   }
 

@@ -14,8 +14,8 @@ namespace ringattn::sm90 {
 struct SumRows {
   float* row[2];  // the thread's first 16 bytes; null for a row that is not the rank's
 
-  static constexpr int kFloats = 4;                  // of a thread in a turn
-  static constexpr int kTurnFloats = 4 * kFloats;    // of a quad
+  static constexpr int kFloats = 4;                // of a thread in a turn
+  static constexpr int kTurnFloats = 4 * kFloats;  // of a quad
 };
 
 // The rows of a consumer's sum of `width` floats; a part of it begins at `part`. `heads` and `head` are the state's.
@@ -61,7 +61,8 @@ __device__ __forceinline__ void add_sum(const SumRows& rows, const float (&d)[kB
     if (rows.row[half] == nullptr) continue;
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
-      const float x[SumRows::kFloats] = {d[j][2 * half], d[j][2 * half + 1], d[j + 1][2 * half], d[j + 1][2 * half + 1]};
+      const float x[SumRows::kFloats] = {d[j][2 * half], d[j][2 * half + 1], d[j + 1][2 * half],
+                                         d[j + 1][2 * half + 1]};
       float* const to = rows.row[half] + j / 2 * SumRows::kTurnFloats;
       if (first) {
         store_floats(to, x);

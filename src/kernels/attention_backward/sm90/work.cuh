@@ -100,14 +100,14 @@ __device__ __forceinline__ void load_rows(std::uint32_t target, int panel_bytes,
   }
 }
 
-// The same by the threads of a warp, for rows [begin, end) of a tile of kRows rows. The others become zeros. `row` is the
-// tile's row 0.
+// The same by the threads of a warp, for rows [begin, end) of a tile of kRows rows. The others become zeros. `row` is
+// the tile's row 0.
 template <int kRows, int kDim>
 __device__ __forceinline__ void copy_tile_rows(std::uint32_t target, const cuda::StridedRows<const void>& rows,
                                                std::int64_t row, int head, int begin, int end) {
   constexpr std::int64_t kElementBytes = 2;
-  const char* data = static_cast<const char*>(rows.data) +
-                     (row * rows.token_stride + head * rows.head_stride) * kElementBytes;
+  const char* data =
+      static_cast<const char*>(rows.data) + (row * rows.token_stride + head * rows.head_stride) * kElementBytes;
   copy_rows<kWarp>(target, {data, rows.token_stride * kElementBytes}, kDim, kRows, kRows, begin, end,
                    thread_of_cta() % kWarp);
 }

@@ -34,9 +34,9 @@ __device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::Rows
         elements.w = halves[6] | static_cast<std::uint32_t>(halves[7]) << 16;
       }
     }
-    cuda::store_shared(
-        target + static_cast<std::uint32_t>(chunk / 8 * panel_rows * cuda::kPanelRowBytes) + cuda::swizzled(row, chunk % 8),
-        elements);
+    cuda::store_shared(target + static_cast<std::uint32_t>(chunk / 8 * panel_rows * cuda::kPanelRowBytes) +
+                           cuda::swizzled(row, chunk % 8),
+                       elements);
   }
 }
 
