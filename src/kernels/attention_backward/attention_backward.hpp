@@ -113,7 +113,7 @@ struct BackwardTask {
   // Ascending by (sequence, position); together they cover every row once.
   std::span<const QueryRun> rows;
   // The tiles of the other side, ascending by (sequence, first_tile), disjoint. dQ: tile t of a sequence holds its keys
-  // [t · dq_key_tile(), …). dK and dV: tile t holds its queries at positions first_query_tile() + [t, t + 1) ·
+  // [t · key_tile(), …). dK and dV: tile t holds its queries at positions first_query_tile() + [t, t + 1) ·
   // kBackwardTile. Every tile that a row sees is in exactly one of the tasks of the row, and these come in order.
   std::span<const KeyRun> runs;
   std::span<const PageRun> tiles;  // [tiles of `runs`]
@@ -155,11 +155,9 @@ class AttentionBackwardKernel {
  public:
   virtual ~AttentionBackwardKernel() = default;
 
-  // Keys per tile of dQ's tasks: a multiple of kBackwardTile that divides kBackwardKvSplit.
-  virtual int dq_key_tile() const = 0;
-  // A query processes each tile of keys that any position of its tile of queries sees. A key processes each tile of
-  // queries that any key of its tile [⌊key / dkv_key_tile()⌋ · dkv_key_tile(), …) sees.
-  virtual int dkv_key_tile() const = 0;
+  // Keys per tile: a multiple of kBackwardTile that divides kBackwardKvSplit. A query processes each tile of keys that
+  // any position of its tile of queries sees, and a key each tile of queries that any key of its tile of keys sees.
+  virtual int key_tile() const = 0;
   // Bytes of state for `rows` queries of all heads, and for `rows` keys of all KV heads.
   virtual std::size_t dq_state_bytes(std::int64_t rows) const = 0;
   virtual std::size_t dkv_state_bytes(std::int64_t rows) const = 0;
