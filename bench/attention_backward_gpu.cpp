@@ -22,9 +22,6 @@
 
 namespace ringattn {
 
-template <>
-std::span<const KernelRow<AttentionBackwardSpec>> kernel_table<AttentionBackwardSpec>();
-
 namespace {
 
 constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 128;
@@ -35,8 +32,8 @@ constexpr int kDqMatmuls = 3, kDkvMatmuls = 4, kCountedMatmuls = 5;
 struct Shape {
   std::int64_t sequences, length;
   std::int64_t tokens() const { return sequences * length; }
-  // Of one matmul, the causal half.
-  double flops() const {
+  double matmul_flops()  // the causal half
+      const {
     const auto n = static_cast<double>(length);
     return static_cast<double>(sequences) * n * n * kHeadDim * kHeads;
   }
@@ -78,7 +75,7 @@ class Bench {
       sequences.push_back({shape.length, shape.length, 0});
       rows.push_back({static_cast<std::int32_t>(s), 0, s * shape.length, shape.length});
     }
-    const Tiles keys(shape, kernel_->dq_key_tile()), queries(shape, kBackwardTile);
+    const Tiles keys(shape, kernel_->key_tile()), queries(shape, kBackwardTile);
     BackwardLimits limits{tokens, shape.sequences, shape.sequences,
                           static_cast<std::int64_t>(std::max(keys.tiles.size(), queries.tiles.size())),
                           shape.sequences};
@@ -121,11 +118,11 @@ class Bench {
       total += ms;
       fmt::print(
           "{{\"kernel\":\"{}\",\"part\":\"{}\",\"sequences\":{},\"length\":{},\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n",
-          row_.name, kNames[i], shape.sequences, shape.length, ms, kMatmuls[i] * shape.flops() / ms * 1e-9);
+          row_.name, kNames[i], shape.sequences, shape.length, ms, kMatmuls[i] * shape.matmul_flops() / ms * 1e-9);
     }
     fmt::print(
         "{{\"kernel\":\"{}\",\"part\":\"all\",\"sequences\":{},\"length\":{},\"ms\":{:.4f},\"tflops\":{:.1f}}}\n",
-        row_.name, shape.sequences, shape.length, total, kCountedMatmuls * shape.flops() / total * 1e-9);
+        row_.name, shape.sequences, shape.length, total, kCountedMatmuls * shape.matmul_flops() / total * 1e-9);
     std::fflush(stdout);
   }
 

@@ -38,11 +38,11 @@ inline constexpr int kRowTilesOfPair = 2;
 // `row_tile` + (head + n) / group and to head (head + n) % group.
 struct RowTilePair {
   std::int32_t row_tile, head, count;
-  std::int32_t begin_tile, end_tile;    // the union of the row tiles' ranges
-  std::int32_t tiles;                   // that the task has in this range
-  std::int32_t run_begin, run_end;      // BackwardTables::runs of the sequence
-  std::int32_t other_begin, other_end;  // rows of the other side, counted from tile 0: those outside are not its own
-  std::int32_t split_phase;             // tile t belongs to split (t + split_phase) / tiles_per_split
+  std::int32_t begin_tile, end_tile;  // the union of the row tiles' ranges
+  std::int32_t tiles;                 // that the task has in this range
+  std::int32_t run_begin, run_end;    // BackwardTables::runs of the sequence
+  std::int32_t other_end;             // where the other side's rows end, counted from its tile 0
+  std::int32_t split_phase;           // tile t belongs to split (t + split_phase) / tiles_per_split
 };
 
 // Tiles [first_tile, first_tile + tiles) of a sequence, at entries table, table + 1, … of BackwardTables::tiles.
@@ -50,17 +50,24 @@ struct TileRun {
   std::int32_t first_tile, tiles, table;
 };
 
-// Where a tile's tensors are, for tiles that TMA can't load: K and V, or Q and dO with the row stats of their source.
+// Where a tile's tensors are, for tiles that TMA can't load: K and V, or Q and dO.
 struct TileRows {
   StridedRows<const void> rows[2];
-  const float* stats;
+};
+
+// A tile of the other side.
+struct OtherTile {
+  const float* stats;  // row stats of its source; null for keys
+  std::int64_t row;    // in its source, of the tile's row 0, which may not be present
+  std::int32_t source;
+  std::int32_t begin, end;  // rows [begin, end) are the sequence's; the memory of the others is not
 };
 
 struct BackwardTables {
   const RowTilePair* pairs;  // [pair_count], longest first
   const RowTile* row_tiles;
   const TileRun* runs;
-  const TileEntry* tiles;
+  const OtherTile* tiles;
   const TileRows* tile_rows;  // [tiles]; null if TMA loads them
   std::int32_t* taken;        // work counter; 0 at the start
   std::int32_t pair_count;

@@ -29,7 +29,7 @@ BackwardTableLayout layout_of(std::size_t pairs, std::size_t row_tiles, std::siz
   layout.row_tiles = layout.pairs + aligned(pairs * sizeof(RowTilePair));
   layout.runs = layout.row_tiles + aligned(row_tiles * sizeof(RowTile));
   layout.tiles = layout.runs + aligned(runs * sizeof(TileRun));
-  layout.tile_rows = layout.tiles + aligned(tiles * sizeof(TileEntry));
+  layout.tile_rows = layout.tiles + aligned(tiles * sizeof(OtherTile));
   layout.bytes = layout.tile_rows + aligned(tile_rows * sizeof(TileRows));
   return layout;
 }
@@ -70,13 +70,14 @@ std::size_t backward_table_bytes(const BackwardLimits& limits, int group) {
 
 void BackwardTableBuilder::reserve(const BackwardLimits& limits, int group) {
   runs_.reserve(static_cast<std::size_t>(limits.tile_runs));
+  tiles_.reserve(static_cast<std::size_t>(limits.tiles));
   row_tiles_.reserve(row_tile_limit(limits));
   pairs_.reserve(row_tile_limit(limits) * static_cast<std::size_t>(group));
 }
 
 BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const BackwardTask& task,
-                                                const BackwardShape& shape, bool finish,
-                                                std::span<const TileRows> sources, std::span<std::byte> memory) {
+                                                const BackwardShape& shape, bool finish, const BackwardSources& sources,
+                                                std::span<std::byte> memory) {
   runs_.clear();
   row_tiles_.clear();
   pairs_.clear();
@@ -84,6 +85,7 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
     runs_.push_back(
         {narrow(run.first_tile), static_cast<std::int32_t>(run.tiles), static_cast<std::int32_t>(run.table)});
   }
+  add_tiles(task, shape, sources);
   const bool of_queries = shape.rows == BackwardSide::kQueries;
   const Mask mask = of_queries ? spec.mask : Mask{spec.mask.right, spec.mask.left};
   std::size_t next_run = 0;
@@ -123,7 +125,7 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
   });
 
   BackwardTableLayout layout = layout_of(pairs_.size(), row_tiles_.size(), runs_.size(), task.tiles.size(),
-                                         sources.empty() ? 0 : task.tiles.size());
+                                         sources.bulk ? 0 : task.tiles.size());
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("the tables of a backward task need {} bytes", layout.bytes),
          fmt::format("{} are reserved", memory.size()));
@@ -139,13 +141,33 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
   copy(layout.pairs, pairs_);
   copy(layout.row_tiles, row_tiles_);
   copy(layout.runs, runs_);
-  auto* tiles = reinterpret_cast<TileEntry*>(memory.data() + layout.tiles);
+  copy(layout.tiles, tiles_);
   auto* tile_rows = reinterpret_cast<TileRows*>(memory.data() + layout.tile_rows);
-  for (std::size_t i = 0; i < task.tiles.size(); ++i) {
-    tiles[i] = {task.tiles[i].source, task.tiles[i].row};
-    if (!sources.empty()) tile_rows[i] = sources[static_cast<std::size_t>(task.tiles[i].source)];
+  for (std::size_t i = 0; !sources.bulk && i < task.tiles.size(); ++i) {
+    tile_rows[i] = sources.rows[static_cast<std::size_t>(task.tiles[i].source)];
   }
   return layout;
+}
+
+void BackwardTableBuilder::add_tiles(const BackwardTask& task, const BackwardShape& shape,
+                                     const BackwardSources& sources) {
+  tiles_.assign(task.tiles.size(), OtherTile{});
+  for (const KeyRun& run : task.runs) {
+    const BackwardSequence& lengths = task.sequences[static_cast<std::size_t>(run.sequence)];
+    const bool of_keys = shape.rows == BackwardSide::kQueries;
+    const std::int64_t begin = of_keys ? 0 : lengths.q_offset - first_query_tile(lengths);
+    const std::int64_t end = begin + (of_keys ? lengths.k_len : lengths.q_len);
+    for (std::int64_t i = 0; i < run.tiles; ++i) {
+      const std::int64_t first = (run.first_tile + i) * shape.other_tile;
+      const PageRun& page = task.tiles[static_cast<std::size_t>(run.table + i)];
+      OtherTile& tile = tiles_[static_cast<std::size_t>(run.table + i)];
+      tile.begin = static_cast<std::int32_t>(std::max(begin - first, std::int64_t{0}));
+      tile.end = static_cast<std::int32_t>(std::min(end - first, std::int64_t{shape.other_tile}));
+      tile.row = page.row - tile.begin;
+      tile.source = page.source;
+      if (!sources.stats.empty()) tile.stats = sources.stats[static_cast<std::size_t>(page.source)];
+    }
+  }
 }
 
 void BackwardTableBuilder::add_rows(const BackwardTask& task, const BackwardShape& shape, const Mask& mask,
@@ -239,7 +261,6 @@ void BackwardTableBuilder::pair_up(const BackwardShape& shape, const Sequence& s
     pair.tiles = tiles_between(sequence, pair.begin_tile, pair.end_tile);
     pair.run_begin = sequence.run_begin;
     pair.run_end = sequence.run_end;
-    pair.other_begin = narrow(sequence.other_begin);
     pair.other_end = narrow(sequence.other_end);
     pair.split_phase = sequence.split_phase;
     pairs_.push_back(pair);

@@ -24,6 +24,13 @@ struct BackwardShape {
   std::int64_t head_bytes;     // bytes of a row of the other side's tensors, for one KV head
 };
 
+// The task's sources.
+struct BackwardSources {
+  std::span<const TileRows> rows;
+  std::span<const float* const> stats;  // empty for keys
+  bool bulk;                            // TMA loads their tiles, which then need no TileRows
+};
+
 // Byte offsets of the tables in their allocation.
 struct BackwardTableLayout {
   std::size_t taken = 0;
@@ -44,14 +51,14 @@ std::size_t backward_table_bytes(const BackwardLimits& limits, int group);
 class BackwardTableBuilder {
  public:
   void reserve(const BackwardLimits& limits, int group);
-  // Writes the task's tables into `memory`. `finish`: rows without tiles are part of the work too. `sources`: those of
-  // the task, if TMA can't load its tiles, else none.
+  // Writes the task's tables into `memory`. `finish`: rows without tiles are part of the work too.
   BackwardTableLayout build(const AttentionSpec& spec, const BackwardTask& task, const BackwardShape& shape,
-                            bool finish, std::span<const TileRows> sources, std::span<std::byte> memory);
+                            bool finish, const BackwardSources& sources, std::span<std::byte> memory);
 
  private:
   struct Sequence;
 
+  void add_tiles(const BackwardTask& task, const BackwardShape& shape, const BackwardSources& sources);
   void add_rows(const BackwardTask& task, const BackwardShape& shape, const Mask& mask, const QueryRun& rows,
                 const Sequence& sequence, bool finish);
   RowTile row_tile(const BackwardTask& task, const BackwardShape& shape, const Mask& mask, const QueryRun& rows,
@@ -60,6 +67,7 @@ class BackwardTableBuilder {
   void pair_up(const BackwardShape& shape, const Sequence& sequence, std::size_t first_row_tile);
 
   std::vector<TileRun> runs_;
+  std::vector<OtherTile> tiles_;
   std::vector<RowTile> row_tiles_;
   std::vector<RowTilePair> pairs_;
 };

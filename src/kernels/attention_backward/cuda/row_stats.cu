@@ -84,6 +84,27 @@ __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStats
   }
 }
 
+__global__ void __launch_bounds__(kStatsThreads)
+    gather_stats_kernel(const OtherTile* tiles, std::int64_t count, int heads, float* stats) {
+  for (std::int64_t n = blockIdx.x * std::int64_t{kStatsThreads} + threadIdx.x; n < count;
+       n += std::int64_t{gridDim.x} * kStatsThreads) {
+    const auto row = static_cast<int>(n % kBackwardTile);
+    const std::int64_t head_tile = n / kBackwardTile;
+    const OtherTile& tile = tiles[head_tile / heads];
+    float2 pair{0.0F, 0.0F};
+    if (row >= tile.begin && row < tile.end) {
+      pair = reinterpret_cast<const float2*>(tile.stats)[(tile.row + row) * heads + head_tile % heads];
+    }
+    float* const to = stats + head_tile * kRowStats * kBackwardTile + row;
+    to[0] = pair.x;
+    to[kBackwardTile] = pair.y;
+  }
+}
+
+unsigned ctas_of(std::int64_t count, std::int64_t of_cta) {
+  return static_cast<unsigned>(std::min((count + of_cta - 1) / of_cta, kMaxStatsCtas));
+}
+
 bool are_rows_aligned(const TensorView& view) {
   const auto is_multiple = [](std::int64_t bytes) { return bytes % kPieceBytes == 0; };
   const auto element = static_cast<std::int64_t>(size_of(view.dtype));
@@ -96,6 +117,15 @@ bool are_rows_aligned(const TensorView& view) {
 void prepare_row_stats() {
   load_kernel(&row_stats_kernel<__nv_bfloat162>);
   load_kernel(&row_stats_kernel<__half2>);
+  load_kernel(&gather_stats_kernel);
+}
+
+void gather_row_stats(const OtherTile* tiles, std::int64_t tile_count, int heads, float* stats, Stream stream) {
+  const std::int64_t count = tile_count * heads * kBackwardTile;
+  if (count == 0) return;
+  gather_stats_kernel<<<ctas_of(count, kStatsThreads), kStatsThreads, 0, cuda_stream(stream)>>>(tiles, count, heads,
+                                                                                                stats);
+  check_cuda(cudaGetLastError(), "row stats of tiles");
 }
 
 void compute_row_stats(const RowStatsTask& task, Stream stream) {
@@ -118,9 +148,8 @@ void compute_row_stats(const RowStatsTask& task, Stream stream) {
                               static_cast<std::int32_t>(task.out.heads),
                               static_cast<std::int32_t>(task.out.dim),
                               are_rows_aligned(task.out) && are_rows_aligned(task.dout)};
-  const auto ctas = static_cast<unsigned>(std::min((count + kRowsOfCta - 1) / kRowsOfCta, kMaxStatsCtas));
   const auto kernel = task.out.dtype == Dtype::kBf16 ? &row_stats_kernel<__nv_bfloat162> : &row_stats_kernel<__half2>;
-  kernel<<<ctas, kStatsThreads, 0, cuda_stream(stream)>>>(params);
+  kernel<<<ctas_of(count, kRowsOfCta), kStatsThreads, 0, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "row stats");
 }
 

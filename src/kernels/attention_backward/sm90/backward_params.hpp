@@ -35,7 +35,7 @@ struct DkvParams {
   BackwardCommon common;
   CUtensorMap k, v;
   CUtensorMap q[kInlineSources], dout[kInlineSources];
-  const float* stats[kInlineSources];  // [rows of the source, heads, kRowStats]
+  const float* stats;  // [tiles, heads, kRowStats, kBackwardTile]
   cuda::BackwardGradient dk, dv;
 };
 

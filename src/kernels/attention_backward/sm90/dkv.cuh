@@ -54,29 +54,13 @@ struct DkvMap {
   __device__ std::uint32_t barrier(std::uint32_t index) const { return base + C::kBarriers + index * kBarrierBytes; }
 };
 
-// Copies LSE and delta of rows [begin, end) of a tile of one head, and zeroes the others. `stats` is the tile's row 0.
-// Called by the producer warp, whose lanes then arrive at `full`.
-template <class C>
-__device__ __forceinline__ void copy_stats(const DkvMap<C>& map, std::uint32_t stage, const float* stats,
-                                           std::int64_t row_stride, int begin, int end) {
-#pragma unroll
-  for (int row = thread_of_cta() % kWarp; row < kBackwardTile; row += kWarp) {
-    const bool present = row >= begin && row < end;
-    const float* from = stats + (present ? row : begin) * row_stride;
-    const auto at = static_cast<std::uint32_t>(row * static_cast<int>(sizeof(float)));
-    cuda::copy_4(map.lse2(stage) + at, from, present);
-    cuda::copy_4(map.delta(stage) + at, from + 1, present);
-  }
-  cp_async_arrive(map.full(stage));
-}
-
 // Main loop of the producer warp. kBulk: TMA loads the tensors.
 template <class C, bool kBulk>
 __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>& map, BackwardWork* slots) {
   const cuda::BackwardTables& tables = p.common.tables;
   const bool leads = thread_of_cta() % kWarp == 0;
   const int group = p.common.heads / tables.kv_heads;
-  const std::int64_t row_stride = p.common.heads * kRowStats;
+  constexpr int kStatFloats = static_cast<int>(kRowStats) * kBackwardTile;
   PackedPipelineState<C::kStages> ring;
   std::uint32_t partial_parity = 0;
   int index = static_cast<int>(blockIdx.x);
@@ -109,44 +93,46 @@ __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>&
     for (int i = work.pair.run_begin; i < work.pair.run_end; ++i) {
       const TileRun run = tables.runs[i];
       const TileInterval range = common_tiles(run, work.pair.begin_tile, work.pair.end_tile);
-      const cuda::TileEntry* entries = tables.tiles + run.table - run.first_tile;
       for (int tile = range.begin; tile < range.end; ++tile) {
-        const cuda::TileEntry entry = entries[tile];
-        const int before = work.pair.other_begin - tile * kBackwardTile;
-        const int begin = before > 0 ? before : 0;
-        const int left = work.pair.other_end - tile * kBackwardTile;
-        const int end = left < kBackwardTile ? left : kBackwardTile;
-        const bool whole = begin == 0 && end == kBackwardTile;
-        const int row = static_cast<int>(entry.row) - begin;
+        const int table = run.table - run.first_tile + tile;
+        const cuda::OtherTile from = tables.tiles[table];
+        const bool whole = from.begin == 0 && from.end == kBackwardTile;
         const int first_head = work.kv_head * group;
-        for (int head = first_head; head < first_head + group; ++head, ring.advance()) {
+        const float* stats = p.stats + (std::int64_t{table} * p.common.heads + first_head) * kStatFloats;
+        for (int head = first_head; head < first_head + group; ++head, stats += kStatFloats, ring.advance()) {
           const std::uint32_t stage = ring.stage();
+          const std::uint32_t full = map.full(stage);
           barrier_wait(map.empty(stage), ring.parity() ^ 1U);
           if constexpr (!kBulk) {
-            const cuda::TileRows& from = tables.tile_rows[run.table - run.first_tile + tile];
-            copy_stats<C>(map, stage, from.stats + row * row_stride + head * kRowStats, row_stride, begin, end);
-            copy_tile_rows<kBackwardTile, C::kDim>(map.q(stage), from.rows[0], row, head, begin, end);
-            copy_tile_rows<kBackwardTile, C::kDimV>(map.dout(stage), from.rows[1], row, head, begin, end);
-            publish_tile(map.full(stage));
+            const cuda::TileRows& rows = tables.tile_rows[table];
+            copy_tile_rows<kBackwardTile, C::kDim>(map.q(stage), rows.rows[0], from.row, head, from.begin, from.end);
+            copy_tile_rows<kBackwardTile, C::kDimV>(map.dout(stage), rows.rows[1], from.row, head, from.begin,
+                                                    from.end);
+            proxy_fence();
+            __syncwarp();
+            if (leads) {
+              barrier_arrive_expect(full, kStatFloats * sizeof(float));
+              tma_load_bytes(map.lse2(stage), stats, kStatFloats * sizeof(float), full);
+            }
             continue;
           }
-          const std::uint32_t landed = whole ? map.full(stage) : map.partial_landed();
+          const std::uint32_t landed = whole ? full : map.partial_landed();
           if (leads) {
-            barrier_arrive_expect(landed, C::kQBytes + C::kDoutBytes);
-            load_rows<C::kDim>(map.q(stage), cuda::panel_bytes(kBackwardTile), p.q[entry.source], landed, head, row);
-            load_rows<C::kDimV>(map.dout(stage), cuda::panel_bytes(kBackwardTile), p.dout[entry.source], landed, head,
+            const int row = static_cast<int>(from.row);
+            barrier_arrive_expect(landed, C::kQBytes + C::kDoutBytes + kStatFloats * sizeof(float));
+            load_rows<C::kDim>(map.q(stage), cuda::panel_bytes(kBackwardTile), p.q[from.source], landed, head, row);
+            tma_load_bytes(map.lse2(stage), stats, kStatFloats * sizeof(float), landed);
+            load_rows<C::kDimV>(map.dout(stage), cuda::panel_bytes(kBackwardTile), p.dout[from.source], landed, head,
                                 row);
           }
-          __syncwarp();
-          copy_stats<C>(map, stage, p.stats[entry.source] + row * row_stride + head * kRowStats, row_stride, begin,
-                        end);
           if (!whole) {
             barrier_wait(landed, partial_parity);
             partial_parity ^= 1U;
-            zero_rows<kBackwardTile, C::kDim>(map.q(stage), begin, end);
-            zero_rows<kBackwardTile, C::kDimV>(map.dout(stage), begin, end);
-            publish_tile(map.full(stage));
+            zero_rows<kBackwardTile, C::kDim>(map.q(stage), from.begin, from.end);
+            zero_rows<kBackwardTile, C::kDimV>(map.dout(stage), from.begin, from.end);
+            publish_tile(full);
           }
+          __syncwarp();
         }
       }
     }
@@ -327,8 +313,7 @@ class DkvConsumer {
         }
         x = cuda::exp2_approx(__fmaf_rn(x, softmax.exponent_base2, -lse2[e % 2]));
         if constexpr (kMasked) {
-          const int column = j * 8 + e % 2 - e / 2 * 8;
-          if (column < seen.low || column >= seen.high) x = 0.0F;
+          if (!seen.has(j, e)) x = 0.0F;
         }
       }
       if constexpr (C::kScaledFirst) {
@@ -408,7 +393,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) dkv_kernel(const __grid_c
     barrier_init(map.work_empty(), kBackwardConsumers * kWarpsOfWarpgroup);
     barrier_init(map.partial_landed(), 1);
     for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
-      barrier_init(map.full(stage), 1 + kWarp);  // TMA, and each lane's row stats
+      barrier_init(map.full(stage), 1);
       barrier_init(map.empty(stage), kBackwardConsumers * kWarpsOfWarpgroup);
     }
     barrier_init_fence();

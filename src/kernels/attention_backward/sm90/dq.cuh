@@ -94,38 +94,36 @@ __device__ __forceinline__ void produce_dq(const DqParams& p, const DqMap<C>& ma
     for (int i = work.pair.run_begin; i < work.pair.run_end; ++i) {
       const TileRun run = tables.runs[i];
       const TileInterval range = common_tiles(run, work.pair.begin_tile, work.pair.end_tile);
-      const cuda::TileEntry* entries = tables.tiles + run.table - run.first_tile;
       for (int tile = range.begin; tile < range.end; ++tile, k.advance(), v.advance()) {
-        const cuda::TileEntry entry = entries[tile];
-        const int row = static_cast<int>(entry.row);
-        const int present = work.pair.other_end - tile * C::kKeys;
-        const bool whole = present >= C::kKeys;
+        const int table = run.table - run.first_tile + tile;
+        const cuda::OtherTile from = tables.tiles[table];
+        const int row = static_cast<int>(from.row);
+        const bool whole = from.end == C::kKeys;
         barrier_wait(map.k_empty(k.stage()), k.parity() ^ 1U);
         if constexpr (!kBulk) {
-          const cuda::TileRows& from = tables.tile_rows[run.table - run.first_tile + tile];
-          const int keys = whole ? C::kKeys : present;
-          copy_tile_rows<C::kKeys, C::kDim>(map.k(k.stage()), from.rows[0], entry.row, kv_head, 0, keys);
+          const cuda::TileRows& rows = tables.tile_rows[table];
+          copy_tile_rows<C::kKeys, C::kDim>(map.k(k.stage()), rows.rows[0], from.row, kv_head, 0, from.end);
           publish_tile(map.k_full(k.stage()));
           barrier_wait(map.v_empty(v.stage()), v.parity() ^ 1U);
-          copy_tile_rows<C::kKeys, C::kDimV>(map.v(v.stage()), from.rows[1], entry.row, kv_head, 0, keys);
+          copy_tile_rows<C::kKeys, C::kDimV>(map.v(v.stage()), rows.rows[1], from.row, kv_head, 0, from.end);
           publish_tile(map.v_full(v.stage()));
           continue;
         }
         const std::uint32_t landed = whole ? map.k_full(k.stage()) : map.partial_landed();
         if (leads) {
           barrier_arrive_expect(landed, C::kKBytes);
-          load_rows<C::kDim>(map.k(k.stage()), cuda::panel_bytes(C::kKeys), p.k[entry.source], landed, kv_head, row);
+          load_rows<C::kDim>(map.k(k.stage()), cuda::panel_bytes(C::kKeys), p.k[from.source], landed, kv_head, row);
         }
         barrier_wait(map.v_empty(v.stage()), v.parity() ^ 1U);
         if (leads) {
           barrier_arrive_expect(map.v_full(v.stage()), C::kVBytes);
-          load_rows<C::kDimV>(map.v(v.stage()), cuda::panel_bytes(C::kKeys), p.v[entry.source], map.v_full(v.stage()),
+          load_rows<C::kDimV>(map.v(v.stage()), cuda::panel_bytes(C::kKeys), p.v[from.source], map.v_full(v.stage()),
                               kv_head, row);
         }
         if (!whole) {
           barrier_wait(landed, partial_parity);
           partial_parity ^= 1U;
-          zero_rows<C::kKeys, C::kDim>(map.k(k.stage()), 0, present);
+          zero_rows<C::kKeys, C::kDim>(map.k(k.stage()), 0, from.end);
           publish_tile(map.k_full(k.stage()));
         }
         __syncwarp();

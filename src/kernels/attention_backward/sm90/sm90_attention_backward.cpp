@@ -87,8 +87,8 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
         device_(backend.device()),
         multiprocessors_(cuda::multiprocessors_of(backend.device())) {}
 
-  int dq_key_tile() const override { return config_.dq_key_tile; }
-  int dkv_key_tile() const override { return kBackwardTile; }
+  // The tile of dQ. dK and dV have tiles of half as many keys, which skip queries that none of these sees.
+  int key_tile() const override { return config_.dq_key_tile; }
   std::size_t dq_state_bytes(std::int64_t rows) const override {
     return floats_to_bytes(rows * forward().heads * kStateSums * dq_width());
   }
@@ -96,13 +96,16 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
     return floats_to_bytes(rows * forward().kv_heads * kStateSums * dkv_width());
   }
   std::size_t scratch_bytes(const BackwardLimits& limits) const override {
-    return cuda::kStagingSlots * cuda::backward_table_bytes(limits, group()) + own_bytes();
+    return cuda::kStagingSlots * cuda::backward_table_bytes(limits, group()) + own_bytes() + tile_stats_bytes(limits);
   }
   void reserve(const BackwardLimits& limits) override {
     const DeviceGuard guard(device_);
     ring_.reserve(cuda::backward_table_bytes(limits, group()), device_);
     builder_.reserve(limits, group());
     if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
+    if (tile_stats_bytes(limits) > tile_stats_.bytes()) {
+      tile_stats_ = allocate_device(tile_stats_bytes(limits), device_);
+    }
     launcher_.prepare();
     cuda::prepare_row_stats();
   }
@@ -155,7 +158,6 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
         if (task.sources[i].q.tokens == 0) continue;  // an empty source has no map
         p.q[i] = map_of(task.sources[i].q, kBackwardTile);
         p.dout[i] = map_of(task.sources[i].dout, kBackwardTile);
-        p.stats[i] = task.sources[i].stats;
       }
     }
     p.dk = gradient_of(task.dk);
@@ -166,7 +168,13 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
                               1,
                               kDkvSwizzleBytes,
                               (forward().head_dim + forward().head_dim_v) * kElementBytes * group()};
-    enqueue(task, shape, finish, p.common, stream, progress, [&](int ctas) { launcher_.dkv(p, ctas, stream); });
+    enqueue(task, shape, finish, p.common, stream, progress, [&](int ctas) {
+      float* stats = reinterpret_cast<float*>(tile_stats_.data());
+      cuda::gather_row_stats(p.common.tables.tiles, static_cast<std::int64_t>(task.tiles.size()), forward().heads,
+                             stats, stream);
+      p.stats = stats;
+      launcher_.dkv(p, ctas, stream);
+    });
   }
 
  private:
@@ -179,15 +187,21 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
   std::size_t own_bytes() const {
     return floats_to_bytes(std::int64_t{multiprocessors_} * kBackwardConsumers * kBackwardTile * dkv_width());
   }
+  std::size_t tile_stats_bytes(const BackwardLimits& limits) const {
+    return floats_to_bytes(limits.tiles * forward().heads * kRowStats * kBackwardTile);
+  }
+
   // The rows' own tensors and `count` sources: whether TMA can load them, and where they are if it can't.
   void begin_sources(const TensorView& first, const TensorView& second, std::size_t count, BackwardCommon& common) {
     sources_.clear();
+    stats_.clear();
     common.own[0] = rows_of(first);
     common.own[1] = rows_of(second);
     common.bulk = count <= kInlineSources && can_map(mapped(first)) && can_map(mapped(second));
   }
   void add_source(const TensorView& first, const TensorView& second, const float* stats, BackwardCommon& common) {
-    sources_.push_back({{rows_of(first), rows_of(second)}, stats});
+    sources_.push_back({{rows_of(first), rows_of(second)}});
+    if (stats != nullptr) stats_.push_back(stats);
     if (first.tokens > 0) common.bulk = common.bulk && can_map(mapped(first)) && can_map(mapped(second));
   }
 
@@ -200,8 +214,8 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
            fmt::format("it must lie at a multiple of {} bytes", kAlignment));
     }
     const std::span<std::byte> memory = ring_.next(progress);
-    const cuda::BackwardTableLayout layout = builder_.build(
-        forward(), task, shape, finish, common.bulk ? std::span<const cuda::TileRows>() : sources_, memory);
+    const cuda::BackwardTableLayout layout =
+        builder_.build(forward(), task, shape, finish, {sources_, stats_, common.bulk}, memory);
     if (layout.pair_count == 0) return;
     const cudaStream_t queue = cuda_stream(stream);
     std::byte* tables = ring_.upload(layout.bytes, queue);
@@ -211,7 +225,7 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
     t.pairs = reinterpret_cast<const cuda::RowTilePair*>(tables + layout.pairs);
     t.row_tiles = reinterpret_cast<const cuda::RowTile*>(tables + layout.row_tiles);
     t.runs = reinterpret_cast<const cuda::TileRun*>(tables + layout.runs);
-    t.tiles = reinterpret_cast<const cuda::TileEntry*>(tables + layout.tiles);
+    t.tiles = reinterpret_cast<const cuda::OtherTile*>(tables + layout.tiles);
     if (!common.bulk) t.tile_rows = reinterpret_cast<const cuda::TileRows*>(tables + layout.tile_rows);
     t.taken = reinterpret_cast<std::int32_t*>(tables + layout.taken);
     t.pair_count = layout.pair_count;
@@ -239,6 +253,8 @@ class HopperAttentionBackward final : public AttentionBackwardKernel {
   cuda::StagingRing ring_;
   cuda::BackwardTableBuilder builder_;
   std::vector<cuda::TileRows> sources_;  // of the current task
+  std::vector<const float*> stats_;      // of its sources
+  Buffer tile_stats_;                    // gathered for dK and dV
   Buffer scratch_;
 };
 

@@ -163,28 +163,34 @@ __device__ __forceinline__ void release(std::uint32_t barrier) {
   if (threadIdx.x % kWarp == 0) barrier_arrive(barrier);
 }
 
-// Columns [low, high) of a tile that a row sees, relative to the thread's first column. The range may extend outside
-// the tile.
+// Columns of a tile that a thread's two rows see, relative to the thread's first column: [low, high[0]) of the first
+// row, and [low + 8, high[1]) of the second, which is 8 rows below. The ranges may extend outside the tile.
 struct SeenColumns {
-  int low, high;
+  int low;
+  int high[2];
+
+  __device__ __forceinline__ bool has(int j, int e) const {
+    const int column = j * 8 + e % 2;
+    return column - e / 2 * 8 >= low && column < high[e / 2];
+  }
 };
 __device__ __forceinline__ int first_column_of_thread() { return thread_of_cta() % 4 * 2; }
-// The row is at `offset`, and the tile's column 0 at `column`. Columns from `end` on belong to other sequences.
+// The first row is at `offset`, and the tile's column 0 at `column`. Columns from `end` on belong to other sequences.
 __device__ __forceinline__ SeenColumns seen_columns(const cuda::BackwardTables& tables, int offset, int column,
                                                     int end) {
   const int first = column + first_column_of_thread();
   const int to = offset + tables.right + 1;
-  return {offset - tables.left - first, (to < end ? to : end) - first};
+  const int to_second = to + 8;
+  return {offset - tables.left - first, {(to < end ? to : end) - first, (to_second < end ? to_second : end) - first}};
 }
-// Selects zero where a row (half 0: slot, half 1: slot + 8) does not see the column.
+// Selects zero where a row does not see the column.
 template <int kBlocks>
 __device__ __forceinline__ void mask_tile(float (&s)[kBlocks][4], const SeenColumns& seen) {
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int column = j * 8 + e % 2 - e / 2 * 8;
-      if (column < seen.low || column >= seen.high) s[j][e] = 0.0F;
+      if (!seen.has(j, e)) s[j][e] = 0.0F;
     }
   }
 }

@@ -18,11 +18,6 @@ __device__ inline void copy_16(std::uint32_t target, const void* source, bool pr
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(target), "l"(source), "r"(present ? 16 : 0)
                : "memory");
 }
-// The same for 4 bytes.
-__device__ inline void copy_4(std::uint32_t target, const void* source, bool present) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(target), "l"(source), "r"(present ? 4 : 0)
-               : "memory");
-}
 __device__ inline void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Waits until at most kPending of this thread's cp.async groups are in flight.
 template <int kPending>
