@@ -32,8 +32,8 @@ constexpr int kDqMatmuls = 3, kDkvMatmuls = 4, kCountedMatmuls = 5;
 struct Shape {
   std::int64_t sequences, length;
   std::int64_t tokens() const { return sequences * length; }
-  double matmul_flops()  // the causal half
-      const {
+  // The causal half of one matmul.
+  double matmul_flops() const {
     const auto n = static_cast<double>(length);
     return static_cast<double>(sequences) * n * n * kHeadDim * kHeads;
   }

@@ -130,10 +130,11 @@ __device__ __forceinline__ void mask_tile(const cuda::AttentionParams& p, const 
 
 template <int kBlocks>
 __device__ __forceinline__ void scale_scores(const cuda::AttentionParams& p, float (&s)[kBlocks][4]) {
+  const cuda::ScoreScaling scaling(p.softmax);
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[j][i] = cuda::scaled_score(p.softmax, s[j][i]);
+    for (int i = 0; i < 4; ++i) s[j][i] = scaling.scaled(s[j][i]);
   }
 }
 

@@ -298,6 +298,7 @@ class DkvConsumer {
   template <bool kMasked>
   __device__ __forceinline__ void exponentiate(Scores& s, std::uint32_t stage, const SeenColumns& seen) {
     const cuda::AttentionParams::Softmax& softmax = p_.common.softmax;
+    const cuda::ScoreScaling scaling(softmax);
 #pragma unroll
     for (int j = 0; j < kBackwardTile / 8; ++j) {
       float lse2[2];
@@ -307,7 +308,7 @@ class DkvConsumer {
       for (int e = 0; e < 4; ++e) {
         float& x = s[j][e];
         if constexpr (C::kScaledFirst) {
-          x = cuda::scaled_score(softmax, x);
+          x = scaling.scaled(x);
           const float ratio = x * p_.common.inverse_cap;
           factor[e] = __fmaf_rn(-ratio, ratio, 1.0F);
         }

@@ -285,13 +285,14 @@ class DqConsumer {
   // S → P, in place; with a soft-cap P times its factor of dS.
   __device__ __forceinline__ void exponentiate(Scores& s) const {
     const cuda::AttentionParams::Softmax& softmax = p_.common.softmax;
+    const cuda::ScoreScaling scaling(softmax);
 #pragma unroll
     for (int j = 0; j < C::kKeys / 8; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float& x = s[j][e];
         if constexpr (C::kScaledFirst) {
-          const float score = cuda::scaled_score(softmax, x);
+          const float score = scaling.scaled(x);
           const float ratio = score * p_.common.inverse_cap;
           x = cuda::exp2_approx(__fmaf_rn(score, softmax.exponent_base2, negative_lse_[e / 2])) *
               __fmaf_rn(-ratio, ratio, 1.0F);

@@ -50,6 +50,7 @@ __device__ __forceinline__ void copy_words(Table& target, const Table& source) {
 // Called by the producer warp. False: there is no work with this number.
 __device__ __forceinline__ bool publish_work(const cuda::BackwardTables& tables, int index, BackwardWork& work) {
   const bool any = index < tables.pair_count * tables.kv_heads;
+  int kv_head = kNoMoreWork;
   if (any) {
     const cuda::WorkIndex at = cuda::work_index(tables.pair_count, tables.kv_heads, tables.swizzle_heads, index);
     const RowTilePair& pair = tables.pairs[at.entry];
@@ -59,10 +60,9 @@ __device__ __forceinline__ bool publish_work(const cuda::BackwardTables& tables,
       const int next = (pair.head + consumer) / tables.group;
       copy_words(work.row_tiles[consumer], tables.row_tiles[pair.row_tile + (consumer < pair.count ? next : 0)]);
     }
-    work.kv_head = at.head;
-  } else {
-    work.kv_head = kNoMoreWork;
+    kv_head = at.head;
   }
+  if (thread_of_cta() % kWarp == 0) work.kv_head = kv_head;
   __syncwarp();
   return any;
 }
