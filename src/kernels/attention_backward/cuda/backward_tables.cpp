@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::size_t kTableAlignment = 16;
 
-std::size_t aligned(std::size_t bytes) { return (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment; }
+std::size_t align_table(std::size_t bytes) { return (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment; }
 
 std::size_t row_tile_limit(const BackwardLimits& limits) {
   // a run's first and last tile may be partial
@@ -25,12 +25,12 @@ std::size_t row_tile_limit(const BackwardLimits& limits) {
 BackwardTableLayout layout_of(std::size_t pairs, std::size_t row_tiles, std::size_t runs, std::size_t tiles,
                               std::size_t tile_rows) {
   BackwardTableLayout layout;
-  layout.pairs = aligned(sizeof(std::int32_t));
-  layout.row_tiles = layout.pairs + aligned(pairs * sizeof(RowTilePair));
-  layout.runs = layout.row_tiles + aligned(row_tiles * sizeof(RowTile));
-  layout.tiles = layout.runs + aligned(runs * sizeof(TileRun));
-  layout.tile_rows = layout.tiles + aligned(tiles * sizeof(OtherTile));
-  layout.bytes = layout.tile_rows + aligned(tile_rows * sizeof(TileRows));
+  layout.pairs = align_table(sizeof(std::int32_t));
+  layout.row_tiles = layout.pairs + align_table(pairs * sizeof(RowTilePair));
+  layout.runs = layout.row_tiles + align_table(row_tiles * sizeof(RowTile));
+  layout.tiles = layout.runs + align_table(runs * sizeof(TileRun));
+  layout.tile_rows = layout.tiles + align_table(tiles * sizeof(OtherTile));
+  layout.bytes = layout.tile_rows + align_table(tile_rows * sizeof(TileRows));
   return layout;
 }
 

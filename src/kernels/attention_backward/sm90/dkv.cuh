@@ -151,7 +151,7 @@ class DkvConsumer {
     for (std::uint32_t parity = 0;; parity ^= 1U) {
       barrier_wait(map_.work_full(), parity);
       const BackwardWork& work = slots[parity];
-      if (uniform(work.kv_head) == kNoMoreWork) break;
+      if (uniform(work.kv_head) == kNoWorkLeft) break;
       compute(work);
     }
     ping_pong_.end();
@@ -217,7 +217,7 @@ class DkvConsumer {
       }
       skip((run_to - to) * group);
     }
-    release(map_.work_empty());
+    release_stage(map_.work_empty());
     if (!active) return;
     const SumEnd how{any_open, any_closed, (flags & RowTile::kStaysOpen) != 0, p_.common.sums.save};
     end_rows(work, how, dk_, false, p_.dk, p_.common.softmax.scale);
@@ -230,8 +230,8 @@ class DkvConsumer {
                                            bool of_v, const cuda::BackwardGradient& gradient, float factor) const {
     if (end.any_open && end.stays_open && end.save) add_sum(sum(work, of_v, true), d, true);
     if (p_.common.sums.finish) {
-      finish_rows<typename C::Element>(sum(work, of_v, false), end, gradient, work.row_tiles[consumer_], work.kv_head,
-                                       d, factor);
+      finish_sum<typename C::Element>(sum(work, of_v, false), end, gradient, work.row_tiles[consumer_], work.kv_head, d,
+                                      factor);
     } else if (end.any_open && !end.stays_open) {
       add_sum(sum(work, of_v, false), d, !end.any_closed);
     }
@@ -242,7 +242,7 @@ class DkvConsumer {
 #pragma unroll 1
     for (; stages > 0; --stages) {
       barrier_wait(map_.full(ring_.stage()), ring_.parity());
-      release(map_.empty(ring_.stage()));
+      release_stage(map_.empty(ring_.stage()));
       ring_.advance();
       ping_pong_.wait();
       ping_pong_.pass();
@@ -280,7 +280,7 @@ class DkvConsumer {
     pin_packed(packed_p_);
     pin_packed(packed_ds_);
     if (kPending == 0 || any_in_flight_) {
-      release(map_.empty(in_flight_.stage()));
+      release_stage(map_.empty(in_flight_.stage()));
       in_flight_.advance();
     }
     any_in_flight_ = true;
@@ -338,7 +338,7 @@ class DkvConsumer {
 #pragma unroll
       for (int e = 0; e < 4; ++e) dp[j][e] = s[j][e] * (dp[j][e] - delta[e % 2]);
     }
-    if constexpr (kMasked) mask_tile(dp, seen);
+    if constexpr (kMasked) mask_columns(dp, seen);
 #pragma unroll
     for (int j = 0; j < kBackwardTile / 8; ++j) pack_block<typename C::Element>(dp, packed_ds_, j);
   }
@@ -386,9 +386,10 @@ class DkvConsumer {
 
 template <class C>
 __global__ void __launch_bounds__(kBackwardThreads, 1) dkv_kernel(const __grid_constant__ DkvParams p) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const DkvMap<C> map{cuda::shared_address(shared)};
-  auto* slots = reinterpret_cast<BackwardWork*>(shared + C::kWork);
+  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const memory = cuda::aligned_shared<kSharedAlignment>(shared);
+  const DkvMap<C> map{cuda::shared_address(memory)};
+  auto* slots = reinterpret_cast<BackwardWork*>(memory + C::kWork);
   if (threadIdx.x == 0) {
     barrier_init(map.work_full(), 1);
     barrier_init(map.work_empty(), kBackwardConsumers * kWarpsOfWarpgroup);

@@ -144,7 +144,7 @@ class DqConsumer {
     for (std::uint32_t parity = 0;; parity ^= 1U) {
       barrier_wait(map_.work_full(), parity);
       const BackwardWork& work = slots[parity];
-      if (static_cast<int>(warp_uniform(static_cast<std::uint32_t>(work.kv_head))) == kNoMoreWork) break;
+      if (static_cast<int>(warp_uniform(static_cast<std::uint32_t>(work.kv_head))) == kNoWorkLeft) break;
       compute(work);
     }
     ping_pong_.end();
@@ -207,7 +207,7 @@ class DqConsumer {
       }
       skip(run_to - to);
     }
-    release(map_.work_empty());
+    release_stage(map_.work_empty());
     if (active) end_rows(work, flags, any_closed, any_open);
   }
 
@@ -232,8 +232,8 @@ class DqConsumer {
     const SumEnd end{any_open, any_closed, (flags & RowTile::kStaysOpen) != 0, sums.save};
     if (any_open && end.stays_open && sums.save) add_sum(sum(work, true), dq_, true);
     if (sums.finish) {
-      finish_rows<typename C::Element>(sum(work, false), end, p_.dq, work.row_tiles[consumer_],
-                                       head_of(p_.common.tables, work, consumer_), dq_, p_.common.softmax.scale);
+      finish_sum<typename C::Element>(sum(work, false), end, p_.dq, work.row_tiles[consumer_],
+                                      head_of(p_.common.tables, work, consumer_), dq_, p_.common.softmax.scale);
     } else if (any_open && !end.stays_open) {
       add_sum(sum(work, false), dq_, !any_closed);
     }
@@ -245,8 +245,8 @@ class DqConsumer {
     for (; tiles > 0; --tiles) {
       barrier_wait(map_.k_full(k_.stage()), k_.parity());
       barrier_wait(map_.v_full(v_.stage()), v_.parity());
-      release(map_.k_empty(k_.stage()));
-      release(map_.v_empty(v_.stage()));
+      release_stage(map_.k_empty(k_.stage()));
+      release_stage(map_.v_empty(v_.stage()));
       k_.advance();
       v_.advance();
       ping_pong_.wait();
@@ -276,7 +276,7 @@ class DqConsumer {
     pin(dq_);
     pin_packed(ds_);
     if (kPending == 0 || any_in_flight_) {
-      release(map_.k_empty(in_flight_.stage()));
+      release_stage(map_.k_empty(in_flight_.stage()));
       in_flight_.advance();
     }
     any_in_flight_ = true;
@@ -311,7 +311,7 @@ class DqConsumer {
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[j][e] *= dp[j][e] - delta_[e / 2];
     }
-    if constexpr (kMasked) mask_tile(s, seen_columns(p_.common.tables, offset_, tile * C::kKeys, keys_end_));
+    if constexpr (kMasked) mask_columns(s, seen_columns(p_.common.tables, offset_, tile * C::kKeys, keys_end_));
 #pragma unroll
     for (int j = 0; j < C::kKeys / 8; ++j) pack_block<typename C::Element>(s, ds_, j);
   }
@@ -334,7 +334,7 @@ class DqConsumer {
     exponentiate(s);
     wgmma_wait<0>();
     pin(dp);
-    release(map_.v_empty(v_.stage()));
+    release_stage(map_.v_empty(v_.stage()));
     v_.advance();
     make_ds<kMasked>(s, dp, tile);
     keep_packed(ds_);
@@ -362,9 +362,10 @@ class DqConsumer {
 
 template <class C>
 __global__ void __launch_bounds__(kBackwardThreads, 1) dq_kernel(const __grid_constant__ DqParams p) {
-  extern __shared__ __align__(1024) unsigned char shared[];
-  const DqMap<C> map{cuda::shared_address(shared)};
-  auto* slots = reinterpret_cast<BackwardWork*>(shared + C::kWork);
+  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const memory = cuda::aligned_shared<kSharedAlignment>(shared);
+  const DqMap<C> map{cuda::shared_address(memory)};
+  auto* slots = reinterpret_cast<BackwardWork*>(memory + C::kWork);
   if (threadIdx.x == 0) {
     barrier_init(map.work_full(), 1);
     barrier_init(map.work_empty(), kBackwardConsumers * kWarpsOfWarpgroup);

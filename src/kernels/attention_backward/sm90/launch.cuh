@@ -8,9 +8,14 @@
 
 namespace ringattn::sm90 {
 
+template <class Traits>
+constexpr int shared_bytes() {
+  return cuda::aligned_shared_bytes(Traits::kShared, kSharedAlignment);
+}
+
 template <class Traits, class Params>
 void prepare_backward(void (*kernel)(Params)) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int{Traits::kShared}),
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes<Traits>()),
              "cudaFuncSetAttribute");
 }
 
@@ -27,7 +32,7 @@ void launch_backward(void (*kernel)(Params), const Params& params, int ctas, Str
   cudaLaunchConfig_t launch{};
   launch.gridDim = static_cast<unsigned>(ctas);
   launch.blockDim = kBackwardThreads;
-  launch.dynamicSmemBytes = Traits::kShared;
+  launch.dynamicSmemBytes = shared_bytes<Traits>();
   launch.stream = cuda_stream(stream);
   check_cuda(cudaLaunchKernelEx(&launch, kernel, params), "sm90_attention_backward");
 }

@@ -134,9 +134,9 @@ __device__ __forceinline__ void write_columns(const cuda::BackwardGradient& grad
 // is kept, and writes it, multiplied by `factor` and rounded once. d is only read: ptxas serialises wgmma if other
 // instructions write accumulators.
 template <class Element, int kBlocks>
-__device__ __forceinline__ void finish_rows(const SumRows& closed, const SumEnd& end,
-                                            const cuda::BackwardGradient& gradient, const RowTile& tile, int head,
-                                            const float (&d)[kBlocks][4], float factor) {
+__device__ __forceinline__ void finish_sum(const SumRows& closed, const SumEnd& end,
+                                           const cuda::BackwardGradient& gradient, const RowTile& tile, int head,
+                                           const float (&d)[kBlocks][4], float factor) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (closed.row[half] == nullptr) continue;

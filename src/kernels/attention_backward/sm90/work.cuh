@@ -8,6 +8,7 @@
 #include "kernels/attention/cuda/scaled_score.cuh"
 #include "kernels/attention_backward/sm90/backward_params.hpp"
 #include "kernels/attention_backward/sm90/config.hpp"
+#include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/common/cuda/panels.hpp"
 #include "kernels/common/cuda/ptx.cuh"
 #include "kernels/common/sm90/copy_rows.cuh"
@@ -24,16 +25,17 @@ using cuda::RowTile;
 using cuda::RowTilePair;
 using cuda::TileRun;
 
+inline constexpr int kSharedAlignment = 1024;  // bytes, of tiles with the 128-byte swizzle
 inline constexpr int kWarp = 32;
 inline constexpr int kWarpsOfWarpgroup = kWarpgroup / kWarp;
-inline constexpr int kNoMoreWork = -1;
+inline constexpr int kNoWorkLeft = -1;
 
 // The work of a CTA, which the producer writes to shared memory. Two slots take turns: a slot is written again when the
 // consumers are done with the work after it.
 struct BackwardWork {
   RowTilePair pair;
   RowTile row_tiles[kBackwardConsumers];
-  std::int32_t kv_head;  // or kNoMoreWork
+  std::int32_t kv_head;  // or kNoWorkLeft
 };
 inline constexpr int kWorkSlots = 2;
 
@@ -50,7 +52,7 @@ __device__ __forceinline__ void copy_words(Table& target, const Table& source) {
 // Called by the producer warp. False: there is no work with this number.
 __device__ __forceinline__ bool publish_work(const cuda::BackwardTables& tables, int index, BackwardWork& work) {
   const bool any = index < tables.pair_count * tables.kv_heads;
-  int kv_head = kNoMoreWork;
+  int kv_head = kNoWorkLeft;
   if (any) {
     const cuda::WorkIndex at = cuda::work_index(tables.pair_count, tables.kv_heads, tables.swizzle_heads, index);
     const RowTilePair& pair = tables.pairs[at.entry];
@@ -159,7 +161,7 @@ class PingPong {
 };
 
 // One lane of each warp arrives.
-__device__ __forceinline__ void release(std::uint32_t barrier) {
+__device__ __forceinline__ void release_stage(std::uint32_t barrier) {
   if (threadIdx.x % kWarp == 0) barrier_arrive(barrier);
 }
 
@@ -185,7 +187,7 @@ __device__ __forceinline__ SeenColumns seen_columns(const cuda::BackwardTables& 
 }
 // Selects zero where a row does not see the column.
 template <int kBlocks>
-__device__ __forceinline__ void mask_tile(float (&s)[kBlocks][4], const SeenColumns& seen) {
+__device__ __forceinline__ void mask_columns(float (&s)[kBlocks][4], const SeenColumns& seen) {
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
