@@ -3,6 +3,12 @@
 #include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/attention_backward/cpu/cpu_attention_backward.hpp"
+#ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/attention/sm90/sm90_attention.hpp"
+#include "kernels/attention_backward/sm90/config.hpp"
+#include "kernels/attention_backward/sm90/sm90_attention_backward.hpp"
+#endif
 #include "kernels/common/registry.hpp"
 
 namespace ringattn {
@@ -10,6 +16,13 @@ namespace ringattn {
 namespace {
 
 constexpr KernelRow<AttentionBackwardSpec> kTable[] = {
+#ifdef RINGATTN_HAVE_HOPPER
+    {{"sm90_attention_backward", "cuda", "bf16, fp16; head_dim 64, 96, 128; every mask, softcap, sinks",
+      sm90::attention_backward_configs, [](const Backend&) { return 4.4e14; }, sm90::attention_unavailable,
+      cuda::make_cuda_backend},
+     sm90::attention_backward_missing,
+     sm90::make_attention_backward},
+#endif
     {{"cpu_attention_backward", "cpu",
       "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks",
       [] { return std::vector<std::string>(); }, cpu::cpu_attention_backward_speed, [] { return std::string(); },

@@ -8,6 +8,7 @@
 #include "kernels/attention/sm90/scheduler.cuh"
 #include "kernels/common/cuda/tile_copy.cuh"
 #include "kernels/common/sm90/cluster.cuh"
+#include "kernels/common/sm90/copy_rows.cuh"
 #include "kernels/common/sm90/mbarrier.cuh"
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
@@ -312,34 +313,6 @@ __device__ __forceinline__ void clear_tails(const SharedMap<C>& map) {
 inline constexpr int kProducerThreads = 96;  // the producer warpgroup without the scheduler warp
 inline constexpr int kFetchBarrier = 8;
 
-// Copies rows [begin, end) of `count` rows of a tile whose panels have `panel_rows` rows, and zeroes the others of the
-// `count` rows.
-__device__ __forceinline__ void copy_rows(std::uint32_t target, const cuda::RowsOf& rows, int columns, int panel_rows,
-                                          int count, int begin, int end, int thread) {
-  const int chunks = (columns + kPanelColumns - 1) / kPanelColumns * 8;
-#pragma unroll 1
-  for (int i = thread; i < count * chunks; i += kProducerThreads) {
-    const int row = i / chunks;
-    const int chunk = i % chunks;
-    uint4 elements{0, 0, 0, 0};
-    if (row >= begin && row < end && chunk * 8 < columns) {
-      const char* from = rows.at(row) + chunk * 16;
-      if (rows.aligned()) {
-        elements = *reinterpret_cast<const uint4*>(from);
-      } else {
-        const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
-        elements.x = halves[0] | static_cast<std::uint32_t>(halves[1]) << 16;
-        elements.y = halves[2] | static_cast<std::uint32_t>(halves[3]) << 16;
-        elements.z = halves[4] | static_cast<std::uint32_t>(halves[5]) << 16;
-        elements.w = halves[6] | static_cast<std::uint32_t>(halves[7]) << 16;
-      }
-    }
-    cuda::store_shared(
-        target + static_cast<std::uint32_t>(chunk / 8 * panel_rows * kPanelRowBytes) + cuda::swizzled(row, chunk % 8),
-        elements);
-  }
-}
-
 // `thread` is 0 … kProducerThreads − 1.
 template <class C>
 __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, const SharedMap<C>& map,
@@ -361,8 +334,8 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
       const HeadWorkTileInfo& rows = head_tiles[head_tile];
       const char* q =
           static_cast<const char*>(p.q.data) + 2 * (rows.row * p.q.token_stride + rows.query_head * p.q.head_stride);
-      copy_rows(map.q(q_stage.stage(), head_tile), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile, kQueryTile,
-                rows.valid_row_begin, rows.valid_row_end, thread);
+      copy_rows<kProducerThreads>(map.q(q_stage.stage(), head_tile), {q, 2 * p.q.token_stride}, C::kDim, kQueryTile,
+                                  kQueryTile, rows.valid_row_begin, rows.valid_row_end, thread);
     }
     publish();
     if (thread == 0) barrier_arrive(map.q_full(q_stage.stage()));
@@ -386,11 +359,11 @@ __device__ __forceinline__ void fetch_by_threads(const HopperParams& params, con
         const int present = left < params.page_run_keys ? left : params.page_run_keys;
         const auto offset = static_cast<std::uint32_t>(first * kPanelRowBytes);
         const char* k = static_cast<const char*>(source.k) + 2 * cuda::k_offset(source, row, work.kv_head);
-        copy_rows(map.k(stage) + offset, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile, params.page_run_keys, 0,
-                  present, thread);
+        copy_rows<kProducerThreads>(map.k(stage) + offset, {k, 2 * source.k_token_stride}, C::kDim, C::kKeyTile,
+                                    params.page_run_keys, 0, present, thread);
         const char* v = static_cast<const char*>(source.v) + 2 * cuda::v_offset(source, row, work.kv_head);
-        copy_rows(map.v(stage) + offset, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile, params.page_run_keys, 0,
-                  present, thread);
+        copy_rows<kProducerThreads>(map.v(stage) + offset, {v, 2 * source.v_token_stride}, C::kDimV, C::kKeyTile,
+                                    params.page_run_keys, 0, present, thread);
       }
       publish();
       if (thread == 0) {

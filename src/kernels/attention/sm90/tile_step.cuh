@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "kernels/attention/cuda/attention_params.hpp"
+#include "kernels/attention/cuda/scaled_score.cuh"
 #include "kernels/attention/sm90/scheduler.cuh"
 #include "kernels/common/cuda/ptx.cuh"
 #include "kernels/common/cuda/tile_copy.cuh"
@@ -127,22 +128,13 @@ __device__ __forceinline__ void mask_tile(const cuda::AttentionParams& p, const 
   for (int half = 0; half < 2; ++half) mask_scores<kFirst, kBlocks>(p, s, half, columns[half]);
 }
 
-// cap · tanh(x / cap) = cap − 2 cap / (e^(2x / cap) + 1); the absolute error is a few 2⁻²³ of the cap.
 template <int kBlocks>
 __device__ __forceinline__ void scale_scores(const cuda::AttentionParams& p, float (&s)[kBlocks][4]) {
-  const float scale = p.softmax.scale;
-  const float inner = p.softmax.cap > 0.0F ? 2.88539008F * scale / p.softmax.cap : 0.0F;
-  const float outer = -2.0F * p.softmax.cap;
+  const cuda::ScoreScaling scaling(p.softmax);
 #pragma unroll
   for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float& x = s[j][i];
-      x = p.softmax.cap > 0.0F
-              ? __fmaf_rn(outer, cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(x, inner)), 1.0F)),
-                          p.softmax.cap)
-              : __fmul_rn(x, scale);
-    }
+    for (int i = 0; i < 4; ++i) s[j][i] = scaling.scaled(s[j][i]);
   }
 }
 

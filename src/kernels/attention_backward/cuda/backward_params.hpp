@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters that the CUDA kernels of dQ and of dK and dV have in common: the tables of a BackwardTask as they lie in
+// device memory, and where sums are kept. Both kernels see the same picture. A gradient has rows (dQ: queries, dK and
+// dV: keys), and each row adds up tiles of the other side (dQ: keys, dK and dV: queries).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attention/cuda/attention_params.hpp"
+#include "kernels/attention_backward/attention_backward.hpp"
+
+namespace ringattn::cuda {
+
+// Positions and finite sides of a mask are below this, so that differences fit into 32 bits.
+inline constexpr std::int64_t kMaxBackwardPosition = std::int64_t{1} << 29;
+// A side of the mask that has no limit.
+inline constexpr std::int32_t kUnlimitedSide = 1 << 30;
+
+// kBackwardTile rows of a gradient, at consecutive positions of one sequence. Tiles of the other side are numbered
+// through the sequence. Fields besides `row` are 32 bits wide, as kernels keep them in registers.
+struct RowTile {
+  std::int64_t row;                           // of the rank's tensors, for the tile's row 0, which may not be valid
+  std::int32_t offset;                        // position of row 0, counted from the other side's tile 0
+  std::int32_t begin_tile, end_tile;          // the task's tiles that the rows add up are among these
+  std::int32_t unmasked_begin, unmasked_end;  // tiles that every row sees in full
+  std::int32_t valid_begin, valid_end;        // rows of the tile that the rank owns
+  // Which sums of the rows exist before the task, and whether the last split stays open after it.
+  std::int32_t flags;
+
+  static constexpr std::int32_t kHasOpenSum = 1;
+  static constexpr std::int32_t kHasClosedSum = 2;
+  static constexpr std::int32_t kStaysOpen = 4;
+};
+inline constexpr int kRowTilesOfPair = 2;
+
+// One or two head tiles of a sequence that a CTA computes together, for each KV head. A head tile is a RowTile and one
+// of `group` query heads of the KV head (dK and dV: group = 1). Head tile n of the pair belongs to row tile
+// `row_tile` + (head + n) / group and to head (head + n) % group.
+struct RowTilePair {
+  std::int32_t row_tile, head, count;
+  std::int32_t begin_tile, end_tile;  // the union of the row tiles' ranges
+  std::int32_t tiles;                 // that the task has in this range
+  std::int32_t run_begin, run_end;    // BackwardTables::runs of the sequence
+  std::int32_t other_end;             // where the other side's rows end, counted from its tile 0
+  std::int32_t split_phase;           // tile t belongs to split (t + split_phase) / tiles_per_split
+};
+
+// Tiles [first_tile, first_tile + tiles) of a sequence, at entries table, table + 1, … of BackwardTables::tiles.
+struct TileRun {
+  std::int32_t first_tile, tiles, table;
+};
+
+// Where a tile's tensors are, for tiles that TMA can't load: K and V, or Q and dO.
+struct TileRows {
+  StridedRows<const void> rows[2];
+};
+
+// A tile of the other side.
+struct OtherTile {
+  const float* stats;  // row stats of its source; null for keys
+  std::int64_t row;    // in its source, of the tile's row 0, which may not be present
+  std::int32_t source;
+  std::int32_t begin, end;  // rows [begin, end) are the sequence's; the memory of the others is not
+};
+
+struct BackwardTables {
+  const RowTilePair* pairs;  // [pair_count], longest first
+  const RowTile* row_tiles;
+  const TileRun* runs;
+  const OtherTile* tiles;
+  const TileRows* tile_rows;  // [tiles]; null if TMA loads them
+  std::int32_t* taken;        // work counter; 0 at the start
+  std::int32_t pair_count;
+  std::int32_t kv_heads;
+  std::int32_t group;          // head tiles per row tile and KV head
+  std::int32_t swizzle_heads;  // KV heads of an L2 swizzle group; divides kv_heads
+  std::int32_t tiles_per_split;
+  std::int32_t left, right;  // a row at offset x sees the other side's rows x − left … x + right
+};
+
+// Sums of a row and head are `width` floats, in the kernel's own order. The state has a closed sum, then an open one.
+struct BackwardSums {
+  float* state;    // [rows, heads, 2, width]; null: neither resumed nor saved
+  float* scratch;  // [CTAs, head tiles of a CTA, kBackwardTile, width], for closed sums without a state
+  bool save;
+  bool finish;  // write gradients
+};
+
+struct BackwardGradient {
+  StridedRows<void> rows;
+  bool is_f32;
+  bool in_pairs;  // pairs of elements are aligned
+};
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/attention_backward/cuda/backward_tables.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/error.hpp"
+#include "kernels/attention/visibility.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr std::size_t kTableAlignment = 16;
+
+std::size_t align_table(std::size_t bytes) { return (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment; }
+
+std::size_t row_tile_limit(const BackwardLimits& limits) {
+  // a run's first and last tile may be partial
+  return static_cast<std::size_t>(limits.rows / kBackwardTile + 2 * limits.row_runs);
+}
+
+BackwardTableLayout layout_of(std::size_t pairs, std::size_t row_tiles, std::size_t runs, std::size_t tiles,
+                              std::size_t tile_rows) {
+  BackwardTableLayout layout;
+  layout.pairs = align_table(sizeof(std::int32_t));
+  layout.row_tiles = layout.pairs + align_table(pairs * sizeof(RowTilePair));
+  layout.runs = layout.row_tiles + align_table(row_tiles * sizeof(RowTile));
+  layout.tiles = layout.runs + align_table(runs * sizeof(TileRun));
+  layout.tile_rows = layout.tiles + align_table(tiles * sizeof(OtherTile));
+  layout.bytes = layout.tile_rows + align_table(tile_rows * sizeof(TileRows));
+  return layout;
+}
+
+std::int32_t narrow(std::int64_t position) {
+  if (position <= -kMaxBackwardPosition || position >= kMaxBackwardPosition) {
+    fail(ErrorCode::kUnsupported, fmt::format("the backward pass of attention reads position {}", position),
+         fmt::format("its kernel supports positions within ±{}", kMaxBackwardPosition), "Use shorter sequences.");
+  }
+  return static_cast<std::int32_t>(position);
+}
+
+// The largest divisor of the KV heads whose other side fits into the L2 swizzle group's bytes.
+std::int32_t swizzle_heads_of(int kv_heads, std::int64_t head_bytes, std::int64_t swizzle_bytes) {
+  int heads = kv_heads;
+  while (heads > 1 && (kv_heads % heads != 0 || heads * head_bytes > swizzle_bytes)) --heads;
+  return heads;
+}
+
+}  // namespace
+
+// A sequence seen from the rows: positions are counted from the other side's tile 0.
+struct BackwardTableBuilder::Sequence {
+  std::int64_t origin;                  // key position of the other side's tile 0
+  std::int64_t row_begin, row_end;      // rows of the sequence
+  std::int64_t other_begin, other_end;  // rows of the other side
+  std::int32_t run_begin, run_end;      // in runs_
+  std::int32_t split_phase;
+  std::int32_t tiles_per_split;
+};
+
+std::size_t backward_table_bytes(const BackwardLimits& limits, int group) {
+  const std::size_t row_tiles = row_tile_limit(limits);
+  return layout_of(row_tiles * static_cast<std::size_t>(group), row_tiles, static_cast<std::size_t>(limits.tile_runs),
+                   static_cast<std::size_t>(limits.tiles), static_cast<std::size_t>(limits.tiles))
+      .bytes;
+}
+
+void BackwardTableBuilder::reserve(const BackwardLimits& limits, int group) {
+  runs_.reserve(static_cast<std::size_t>(limits.tile_runs));
+  tiles_.reserve(static_cast<std::size_t>(limits.tiles));
+  row_tiles_.reserve(row_tile_limit(limits));
+  pairs_.reserve(row_tile_limit(limits) * static_cast<std::size_t>(group));
+}
+
+BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const BackwardTask& task,
+                                                const BackwardShape& shape, bool finish, const BackwardSources& sources,
+                                                std::span<std::byte> memory) {
+  runs_.clear();
+  row_tiles_.clear();
+  pairs_.clear();
+  for (const KeyRun& run : task.runs) {
+    runs_.push_back(
+        {narrow(run.first_tile), static_cast<std::int32_t>(run.tiles), static_cast<std::int32_t>(run.table)});
+  }
+  add_tiles(task, shape, sources);
+  const bool of_queries = shape.rows == BackwardSide::kQueries;
+  const Mask mask = of_queries ? spec.mask : Mask{spec.mask.right, spec.mask.left};
+  std::size_t next_run = 0;
+  for (std::size_t i = 0; i < task.rows.size();) {
+    const std::int32_t number = task.rows[i].sequence;
+    const BackwardSequence& lengths = task.sequences[static_cast<std::size_t>(number)];
+    Sequence sequence{};
+    const std::int64_t first_query = first_query_tile(lengths);
+    if (of_queries) {
+      sequence.row_begin = lengths.q_offset;
+      sequence.row_end = lengths.q_offset + lengths.q_len;
+      sequence.other_end = lengths.k_len;
+    } else {
+      sequence.origin = first_query;
+      sequence.row_begin = -first_query;
+      sequence.row_end = lengths.k_len - first_query;
+      sequence.other_begin = lengths.q_offset - first_query;
+      sequence.other_end = sequence.other_begin + lengths.q_len;
+    }
+    sequence.tiles_per_split = static_cast<std::int32_t>(shape.split / shape.other_tile);
+    const std::int64_t first_tile = floor_quotient(sequence.origin, shape.other_tile);
+    sequence.split_phase = static_cast<std::int32_t>(first_tile - floor_quotient(first_tile, sequence.tiles_per_split) *
+                                                                      sequence.tiles_per_split);
+    while (next_run < task.runs.size() && task.runs[next_run].sequence < number) ++next_run;
+    sequence.run_begin = static_cast<std::int32_t>(next_run);
+    while (next_run < task.runs.size() && task.runs[next_run].sequence == number) ++next_run;
+    sequence.run_end = static_cast<std::int32_t>(next_run);
+    const std::size_t first_row_tile = row_tiles_.size();
+    for (; i < task.rows.size() && task.rows[i].sequence == number; ++i) {
+      add_rows(task, shape, mask, task.rows[i], sequence, finish);
+    }
+    pair_up(shape, sequence, first_row_tile);
+  }
+  std::sort(pairs_.begin(), pairs_.end(), [](const RowTilePair& a, const RowTilePair& b) {
+    if (a.tiles != b.tiles) return a.tiles > b.tiles;
+    return a.row_tile != b.row_tile ? a.row_tile < b.row_tile : a.head < b.head;
+  });
+
+  BackwardTableLayout layout = layout_of(pairs_.size(), row_tiles_.size(), runs_.size(), task.tiles.size(),
+                                         sources.bulk ? 0 : task.tiles.size());
+  if (layout.bytes > memory.size()) {
+    fail(ErrorCode::kInternal, fmt::format("the tables of a backward task need {} bytes", layout.bytes),
+         fmt::format("{} are reserved", memory.size()));
+  }
+  layout.pair_count = static_cast<std::int32_t>(pairs_.size());
+  layout.swizzle_heads = swizzle_heads_of(
+      spec.kv_heads, static_cast<std::int64_t>(task.tiles.size()) * shape.other_tile * shape.head_bytes,
+      shape.swizzle_bytes);
+  std::memset(memory.data(), 0, layout.pairs);
+  const auto copy = [&](std::size_t offset, const auto& table) {
+    if (!table.empty()) std::memcpy(memory.data() + offset, table.data(), table.size() * sizeof(table[0]));
+  };
+  copy(layout.pairs, pairs_);
+  copy(layout.row_tiles, row_tiles_);
+  copy(layout.runs, runs_);
+  copy(layout.tiles, tiles_);
+  auto* tile_rows = reinterpret_cast<TileRows*>(memory.data() + layout.tile_rows);
+  for (std::size_t i = 0; !sources.bulk && i < task.tiles.size(); ++i) {
+    tile_rows[i] = sources.rows[static_cast<std::size_t>(task.tiles[i].source)];
+  }
+  return layout;
+}
+
+void BackwardTableBuilder::add_tiles(const BackwardTask& task, const BackwardShape& shape,
+                                     const BackwardSources& sources) {
+  tiles_.assign(task.tiles.size(), OtherTile{});
+  for (const KeyRun& run : task.runs) {
+    const BackwardSequence& lengths = task.sequences[static_cast<std::size_t>(run.sequence)];
+    const bool of_keys = shape.rows == BackwardSide::kQueries;
+    const std::int64_t begin = of_keys ? 0 : lengths.q_offset - first_query_tile(lengths);
+    const std::int64_t end = begin + (of_keys ? lengths.k_len : lengths.q_len);
+    for (std::int64_t i = 0; i < run.tiles; ++i) {
+      const std::int64_t first = (run.first_tile + i) * shape.other_tile;
+      const PageRun& page = task.tiles[static_cast<std::size_t>(run.table + i)];
+      OtherTile& tile = tiles_[static_cast<std::size_t>(run.table + i)];
+      tile.begin = static_cast<std::int32_t>(std::max(begin - first, std::int64_t{0}));
+      tile.end = static_cast<std::int32_t>(std::min(end - first, std::int64_t{shape.other_tile}));
+      tile.row = page.row - tile.begin;
+      tile.source = page.source;
+      if (!sources.stats.empty()) tile.stats = sources.stats[static_cast<std::size_t>(page.source)];
+    }
+  }
+}
+
+void BackwardTableBuilder::add_rows(const BackwardTask& task, const BackwardShape& shape, const Mask& mask,
+                                    const QueryRun& rows, const Sequence& sequence, bool finish) {
+  // the row tiles begin at multiples of kBackwardTile, also counted from the origin
+  const std::int64_t begin = rows.position - sequence.origin;
+  const std::int64_t end = begin + rows.rows;
+  for (std::int64_t at = floor_quotient(begin, kBackwardTile) * kBackwardTile; at < end; at += kBackwardTile) {
+    const RowTile tile = row_tile(task, shape, mask, rows, sequence, at);
+    if (tile.begin_tile < tile.end_tile || finish) row_tiles_.push_back(tile);
+  }
+}
+
+RowTile BackwardTableBuilder::row_tile(const BackwardTask& task, const BackwardShape& shape, const Mask& mask,
+                                       const QueryRun& rows, const Sequence& sequence, std::int64_t tile_begin) const {
+  const std::int64_t begin = rows.position - sequence.origin;
+  RowTile tile{};
+  tile.row = rows.row + tile_begin - begin;
+  tile.offset = narrow(tile_begin);
+  tile.valid_begin = static_cast<std::int32_t>(std::max(begin - tile_begin, std::int64_t{0}));
+  tile.valid_end = static_cast<std::int32_t>(std::min(begin + rows.rows - tile_begin, std::int64_t{kBackwardTile}));
+  // The tiles are those of all of the sequence's rows in the row tile, wherever their gradients are computed.
+  const std::int64_t first = std::max(tile_begin, sequence.row_begin);
+  const std::int64_t last = std::min(tile_begin + kBackwardTile, sequence.row_end) - 1;
+  KeyRange seen = Visibility(mask, sequence.other_end).keys(first, last);
+  seen.begin = std::max(seen.begin, sequence.other_begin);
+  const TileRange all = tiles_of(seen, shape.other_tile);
+  if (all.empty()) return tile;
+  bool found = false;
+  for (std::int32_t i = sequence.run_begin; i < sequence.run_end; ++i) {
+    const TileRun& run = runs_[static_cast<std::size_t>(i)];
+    const auto from = std::max(static_cast<std::int32_t>(all.begin), run.first_tile);
+    const auto to = std::min(static_cast<std::int32_t>(all.end), run.first_tile + run.tiles);
+    if (from >= to) continue;
+    if (!found) tile.begin_tile = from;
+    tile.end_tile = to;
+    found = true;
+  }
+  const auto split = [&](std::int64_t t) { return (t + sequence.split_phase) / sequence.tiles_per_split; };
+  if (!found) {
+    if (task.resume) tile.flags = RowTile::kHasClosedSum;  // only finished tasks compute such rows
+    return tile;
+  }
+  if (task.resume && tile.begin_tile > all.begin) {
+    if (split(tile.begin_tile) > split(all.begin)) tile.flags |= RowTile::kHasClosedSum;
+    if (split(tile.begin_tile) == split(tile.begin_tile - 1)) tile.flags |= RowTile::kHasOpenSum;
+  }
+  if (tile.end_tile < all.end && split(tile.end_tile) == split(tile.end_tile - 1)) tile.flags |= RowTile::kStaysOpen;
+  // Partial tiles of keys need a mask. Those of queries don't, as absent queries are loaded as zeros.
+  const std::int64_t others = shape.rows == BackwardSide::kQueries
+                                  ? sequence.other_end
+                                  : (sequence.other_end + shape.other_tile - 1) / shape.other_tile * shape.other_tile;
+  const KeyRange common = Visibility(mask, others).common_keys(first, last);
+  if (!common.empty()) {
+    tile.unmasked_begin = narrow(quotient(common.begin + shape.other_tile - 1, shape.other_tile));
+    tile.unmasked_end = narrow(quotient(common.end, shape.other_tile));
+  }
+  return tile;
+}
+
+std::int32_t BackwardTableBuilder::tiles_between(const Sequence& sequence, std::int32_t begin, std::int32_t end) const {
+  std::int32_t tiles = 0;
+  for (std::int32_t i = sequence.run_begin; i < sequence.run_end; ++i) {
+    const TileRun& run = runs_[static_cast<std::size_t>(i)];
+    tiles += std::max(0, std::min(end, run.first_tile + run.tiles) - std::max(begin, run.first_tile));
+  }
+  return tiles;
+}
+
+void BackwardTableBuilder::pair_up(const BackwardShape& shape, const Sequence& sequence, std::size_t first_row_tile) {
+  const std::size_t group = static_cast<std::size_t>(shape.group);
+  const std::size_t head_tiles = (row_tiles_.size() - first_row_tile) * group;
+  for (std::size_t n = 0; n < head_tiles;) {
+    const std::size_t index = first_row_tile + n / group;
+    const RowTile& first = row_tiles_[index];
+    RowTilePair pair{};
+    pair.row_tile = static_cast<std::int32_t>(index);
+    pair.head = static_cast<std::int32_t>(n % group);
+    pair.count = 1;
+    pair.begin_tile = first.begin_tile;
+    pair.end_tile = first.end_tile;
+    if (n + 1 < head_tiles) {
+      // Row tiles without common tiles would only wait for each other's.
+      const RowTile& second = row_tiles_[first_row_tile + (n + 1) / group];
+      if (std::max(first.begin_tile, second.begin_tile) < std::min(first.end_tile, second.end_tile)) {
+        pair.count = kRowTilesOfPair;
+        pair.begin_tile = std::min(first.begin_tile, second.begin_tile);
+        pair.end_tile = std::max(first.end_tile, second.end_tile);
+      }
+    }
+    pair.tiles = tiles_between(sequence, pair.begin_tile, pair.end_tile);
+    pair.run_begin = sequence.run_begin;
+    pair.run_end = sequence.run_end;
+    pair.other_end = narrow(sequence.other_end);
+    pair.split_phase = sequence.split_phase;
+    pairs_.push_back(pair);
+    n += static_cast<std::size_t>(pair.count);
+  }
+}
+
+}  // namespace ringattn::cuda

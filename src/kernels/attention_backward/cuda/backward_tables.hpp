@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Turns a BackwardTask into the tables of backward_params.hpp. Plain host code.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/attention_backward/attention_backward.hpp"
+#include "kernels/attention_backward/cuda/backward_params.hpp"
+
+namespace ringattn::cuda {
+
+// What a kernel adds up, seen from its rows.
+enum class BackwardSide { kQueries, kKeys };  // rows of dQ; rows of dK and dV
+
+struct BackwardShape {
+  BackwardSide rows;
+  int other_tile;              // rows of a tile of the other side
+  std::int64_t split;          // positions of a split of the other side
+  int group;                   // BackwardTables::group
+  std::int64_t swizzle_bytes;  // the other side's tensors of an L2 swizzle group
+  std::int64_t head_bytes;     // bytes of a row of the other side's tensors, for one KV head
+};
+
+// The task's sources.
+struct BackwardSources {
+  std::span<const TileRows> rows;
+  std::span<const float* const> stats;  // empty for keys
+  bool bulk;                            // TMA loads their tiles, which then need no TileRows
+};
+
+// Byte offsets of the tables in their allocation.
+struct BackwardTableLayout {
+  std::size_t taken = 0;
+  std::size_t pairs = 0;
+  std::size_t row_tiles = 0;
+  std::size_t runs = 0;
+  std::size_t tiles = 0;
+  std::size_t tile_rows = 0;  // empty if TMA loads the tiles
+  std::size_t bytes = 0;
+  std::int32_t pair_count = 0;
+  std::int32_t swizzle_heads = 1;
+};
+
+// Upper bound of the table bytes of any task within `limits`.
+std::size_t backward_table_bytes(const BackwardLimits& limits, int group);
+
+// Builds tables. Reuses its vectors between tasks, so that building doesn't allocate.
+class BackwardTableBuilder {
+ public:
+  void reserve(const BackwardLimits& limits, int group);
+  // Writes the task's tables into `memory`. `finish`: rows without tiles are part of the work too.
+  BackwardTableLayout build(const AttentionSpec& spec, const BackwardTask& task, const BackwardShape& shape,
+                            bool finish, const BackwardSources& sources, std::span<std::byte> memory);
+
+ private:
+  struct Sequence;
+
+  void add_tiles(const BackwardTask& task, const BackwardShape& shape, const BackwardSources& sources);
+  void add_rows(const BackwardTask& task, const BackwardShape& shape, const Mask& mask, const QueryRun& rows,
+                const Sequence& sequence, bool finish);
+  RowTile row_tile(const BackwardTask& task, const BackwardShape& shape, const Mask& mask, const QueryRun& rows,
+                   const Sequence& sequence, std::int64_t tile_begin) const;
+  std::int32_t tiles_between(const Sequence& sequence, std::int32_t begin, std::int32_t end) const;
+  void pair_up(const BackwardShape& shape, const Sequence& sequence, std::size_t first_row_tile);
+
+  std::vector<TileRun> runs_;
+  std::vector<OtherTile> tiles_;
+  std::vector<RowTile> row_tiles_;
+  std::vector<RowTilePair> pairs_;
+};
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "base/cuda.hpp"
+#include "kernels/attention/cuda/attention_params.hpp"
+#include "kernels/attention/merge.hpp"
+#include "kernels/attention_backward/cuda/row_stats.hpp"
+#include "kernels/common/cuda/load_kernel.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kRowLanes = 16;  // threads of a row and head
+constexpr int kStatsThreads = 256;
+constexpr int kRowsOfCta = kStatsThreads / kRowLanes;
+constexpr int kPieceElements = 8;
+constexpr int kPieceBytes = 16;
+constexpr std::int64_t kMaxStatsCtas = std::int64_t{1} << 30;
+
+struct RowStatsParams {
+  StridedRows<const void> out, dout;
+  StridedRows<const float> lse, dlse;
+  const float* sinks;
+  float* stats;
+  float* sink_terms;
+  std::int64_t count;  // rows · heads
+  std::int32_t heads, head_dim_v;
+  bool aligned;  // rows of out and dout, to 16 bytes
+};
+
+// Eight elements.
+__device__ __forceinline__ uint4 load_piece(const char* from, bool aligned) {
+  if (aligned) return *reinterpret_cast<const uint4*>(from);
+  const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
+  const auto two = [halves](int i) { return halves[i] | static_cast<std::uint32_t>(halves[i + 1]) << 16; };
+  return {two(0), two(2), two(4), two(6)};
+}
+
+__device__ __forceinline__ float2 widen_pair(__nv_bfloat162 x) { return __bfloat1622float2(x); }
+__device__ __forceinline__ float2 widen_pair(__half2 x) { return __half22float2(x); }
+
+template <class Pair>
+__global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStatsParams p) {
+  const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
+  for (std::int64_t n = blockIdx.x * std::int64_t{kRowsOfCta} + threadIdx.x / kRowLanes; n < p.count;
+       n += std::int64_t{gridDim.x} * kRowsOfCta) {
+    const std::int64_t row = n / p.heads;
+    const std::int64_t head = n % p.heads;
+    const auto* out = static_cast<const char*>(p.out.data) +
+                      (row * p.out.token_stride + head * p.out.head_stride) * std::int64_t{sizeof(Pair)} / 2;
+    const auto* dout = static_cast<const char*>(p.dout.data) +
+                       (row * p.dout.token_stride + head * p.dout.head_stride) * std::int64_t{sizeof(Pair)} / 2;
+    float sum = 0.0F;
+    for (int piece = lane; piece < p.head_dim_v / kPieceElements; piece += kRowLanes) {
+      const uint4 a = load_piece(out + piece * kPieceBytes, p.aligned);
+      const uint4 b = load_piece(dout + piece * kPieceBytes, p.aligned);
+      const auto* of_a = reinterpret_cast<const Pair*>(&a);
+      const auto* of_b = reinterpret_cast<const Pair*>(&b);
+#pragma unroll
+      for (int i = 0; i < kPieceElements / 2; ++i) {
+        const float2 x = widen_pair(of_a[i]);
+        const float2 y = widen_pair(of_b[i]);
+        sum = __fmaf_rn(x.x, y.x, sum);
+        sum = __fmaf_rn(x.y, y.y, sum);
+      }
+    }
+    // the lanes of a row leave the loop together, those of other rows may not
+    const unsigned lanes = 0xFFFFU << (threadIdx.x % 32 / kRowLanes * kRowLanes);
+#pragma unroll
+    for (int step = kRowLanes / 2; step > 0; step /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(lanes, sum, step));
+    if (lane != 0) continue;
+    const float lse = p.lse.data[row * p.lse.token_stride + head * p.lse.head_stride];
+    const float dlse =
+        p.dlse.data == nullptr ? 0.0F : p.dlse.data[row * p.dlse.token_stride + head * p.dlse.head_stride];
+    const float delta = __fsub_rn(sum, dlse);
+    const bool sees_any = lse != -INFINITY;
+    p.stats[n * kRowStats] = sees_any ? __fmul_rn(lse, kLog2E) : 0.0F;
+    p.stats[n * kRowStats + 1] = delta;
+    if (p.sink_terms != nullptr) p.sink_terms[n] = sees_any ? -expf(p.sinks[head] - lse) * delta : 0.0F;
+  }
+}
+
+__global__ void __launch_bounds__(kStatsThreads)
+    gather_stats_kernel(const OtherTile* tiles, std::int64_t count, int heads, float* stats) {
+  for (std::int64_t n = blockIdx.x * std::int64_t{kStatsThreads} + threadIdx.x; n < count;
+       n += std::int64_t{gridDim.x} * kStatsThreads) {
+    const auto row = static_cast<int>(n % kBackwardTile);
+    const std::int64_t head_tile = n / kBackwardTile;
+    const OtherTile& tile = tiles[head_tile / heads];
+    float2 pair{0.0F, 0.0F};
+    if (row >= tile.begin && row < tile.end) {
+      pair = reinterpret_cast<const float2*>(tile.stats)[(tile.row + row) * heads + head_tile % heads];
+    }
+    float* const to = stats + head_tile * kRowStats * kBackwardTile + row;
+    to[0] = pair.x;
+    to[kBackwardTile] = pair.y;
+  }
+}
+
+unsigned ctas_of(std::int64_t count, std::int64_t of_cta) {
+  return static_cast<unsigned>(std::min((count + of_cta - 1) / of_cta, kMaxStatsCtas));
+}
+
+bool are_rows_aligned(const TensorView& view) {
+  const auto is_multiple = [](std::int64_t bytes) { return bytes % kPieceBytes == 0; };
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  return is_multiple(static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(view.data))) &&
+         is_multiple(view.token_stride * element) && is_multiple(view.head_stride * element);
+}
+
+}  // namespace
+
+void prepare_row_stats() {
+  load_kernel(&row_stats_kernel<__nv_bfloat162>);
+  load_kernel(&row_stats_kernel<__half2>);
+  load_kernel(&gather_stats_kernel);
+}
+
+void gather_row_stats(const OtherTile* tiles, std::int64_t tile_count, int heads, float* stats, Stream stream) {
+  const std::int64_t count = tile_count * heads * kBackwardTile;
+  if (count == 0) return;
+  gather_stats_kernel<<<ctas_of(count, kStatsThreads), kStatsThreads, 0, cuda_stream(stream)>>>(tiles, count, heads,
+                                                                                                stats);
+  check_cuda(cudaGetLastError(), "row stats of tiles");
+}
+
+void compute_row_stats(const RowStatsTask& task, Stream stream) {
+  const std::int64_t count = task.out.tokens * task.out.heads;
+  if (count == 0) return;
+  const auto rows_of = [](const TensorView& view) {
+    return StridedRows<const void>{view.data, view.token_stride, view.head_stride};
+  };
+  const auto floats_of = [](const RowView& view) {
+    return StridedRows<const float>{view.data, view.token_stride, view.head_stride};
+  };
+  const RowStatsParams params{rows_of(task.out),
+                              rows_of(task.dout),
+                              floats_of(task.lse),
+                              floats_of(task.dlse),
+                              task.sinks,
+                              task.stats,
+                              task.sink_terms,
+                              count,
+                              static_cast<std::int32_t>(task.out.heads),
+                              static_cast<std::int32_t>(task.out.dim),
+                              are_rows_aligned(task.out) && are_rows_aligned(task.dout)};
+  const auto kernel = task.out.dtype == Dtype::kBf16 ? &row_stats_kernel<__nv_bfloat162> : &row_stats_kernel<__half2>;
+  kernel<<<ctas_of(count, kRowsOfCta), kStatsThreads, 0, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "row stats");
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel parameters of sm90_attention_backward, and how the host reaches its compiled kernels.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/attention_backward/cuda/backward_params.hpp"
+
+namespace ringattn::sm90 {
+
+using cuda::kInlineSources;
+
+// What both kernels read.
+struct BackwardCommon {
+  cuda::BackwardTables tables;
+  cuda::BackwardSums sums;
+  cuda::AttentionParams::Softmax softmax;
+  float inverse_cap;  // 1 / softcap; 0 without one
+  std::int32_t heads;
+  cuda::StridedRows<const void> own[2];  // q and dout, or k and v, of the rows
+  bool bulk;                             // TMA loads all tensors; otherwise threads copy, and maps are empty
+};
+
+// Boxes hold one head's columns: kBackwardTile rows of Q and dO, a key tile of K and V.
+struct DqParams {
+  BackwardCommon common;
+  CUtensorMap q, dout;
+  CUtensorMap k[kInlineSources], v[kInlineSources];
+  const float* stats;  // [rows, heads, kRowStats]
+  cuda::BackwardGradient dq;
+};
+
+// All boxes have kBackwardTile rows.
+struct DkvParams {
+  BackwardCommon common;
+  CUtensorMap k, v;
+  CUtensorMap q[kInlineSources], dout[kInlineSources];
+  const float* stats;  // [tiles, heads, kRowStats, kBackwardTile]
+  cuda::BackwardGradient dk, dv;
+};
+
+struct BackwardLauncher {
+  // Loads the kernels on the current device.
+  void (*prepare)();
+  // Enqueue. At least one pair is in the tables.
+  void (*dq)(const DqParams& params, int ctas, Stream stream);
+  void (*dkv)(const DkvParams& params, int ctas, Stream stream);
+};
+
+extern const BackwardLauncher attention_backward_bf16_64;
+extern const BackwardLauncher attention_backward_bf16_96;
+extern const BackwardLauncher attention_backward_bf16_128;
+extern const BackwardLauncher attention_backward_fp16_64;
+extern const BackwardLauncher attention_backward_fp16_96;
+extern const BackwardLauncher attention_backward_fp16_128;
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tile sizes, pipeline stages and registers of sm90_attention_backward for the head dims that it is compiled for.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/attention_backward/attention_backward.hpp"
+#include "kernels/common/cuda/config_table.hpp"
+#include "kernels/common/cuda/panels.hpp"
+
+namespace ringattn::sm90 {
+
+struct BackwardConfig {
+  int head_dim = 0;
+  int head_dim_v = 0;
+  int dq_key_tile = 0;  // keys of a tile of the dQ kernel
+  int dq_k_stages = 0;  // K tiles in shared memory; K is read by S and, later, by dQ
+  int dq_v_stages = 0;
+  int dkv_stages = 0;  // tiles of Q, dO and row stats in shared memory
+
+  // Columns of a TMA box: all columns if they fill panels of 64, else one panel.
+  static constexpr int box_columns(int dim) { return dim % cuda::kPanelColumns == 0 ? dim : cuda::kPanelColumns; }
+};
+
+// Consumer warpgroups of a CTA, each with kBackwardTile rows of the gradient.
+inline constexpr int kBackwardConsumers = 2;
+inline constexpr int kBackwardThreads = 128 * (kBackwardConsumers + 1);
+// setmaxnreg: registers of a thread of the producer warpgroup and of the consumers, in both kernels.
+inline constexpr int kDqProducerRegisters = 40, kDqConsumerRegisters = 232;
+inline constexpr int kDkvProducerRegisters = 24, kDkvConsumerRegisters = 240;
+
+inline constexpr BackwardConfig kBackwardConfigs[] = {
+    {64, 64, /*dq_key_tile=*/128, /*dq_k_stages=*/4, /*dq_v_stages=*/4, /*dkv_stages=*/6},
+    {96, 96, 128, 3, 2, 4},
+    {128, 128, 128, 3, 2, 4},
+};
+
+// The configuration compiled for these head dims.
+consteval BackwardConfig backward_config_for(int head_dim, int head_dim_v) {
+  return cuda::config_of_dims(kBackwardConfigs, head_dim, head_dim_v);
+}
+
+// nullopt: unsupported, and attention_backward_missing() says why.
+std::optional<BackwardConfig> choose_config(const AttentionBackwardSpec& spec);
+// See KernelRow::missing.
+std::vector<std::string> attention_backward_missing(const AttentionBackwardSpec& spec);
+
+// One line, e.g. "dQ: tile 2x64x128, 3 stages of K, 2 of V; dK, dV: tile 2x64x64, 4 stages".
+std::string describe(const BackwardConfig& config);
+// See KernelRow::configs.
+std::vector<std::string> attention_backward_configs();
+
+}  // namespace ringattn::sm90

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: Apache-2.0
+// dK and dV: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q. A CTA owns a pair of tiles of 64 keys of one KV head,
+// one a warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the group.
+// P and dS are register operands. Warp 0 is the producer.
+#pragma once
+
+#include "kernels/attention_backward/sm90/sums.cuh"
+#include "kernels/attention_backward/sm90/work.cuh"
+
+namespace ringattn::sm90 {
+
+template <class Element_, BackwardConfig kConfig, bool kScaledFirst_>
+struct DkvTraits {
+  using Element = Element_;
+  static constexpr bool kScaledFirst = kScaledFirst_;  // AttentionParams::Softmax::scaled_first
+  static constexpr int kDim = kConfig.head_dim, kDimV = kConfig.head_dim_v;
+  static constexpr int kStages = kConfig.dkv_stages;
+  static constexpr int kKBytes = kBackwardTile * cuda::padded_row_bytes(kDim);
+  static constexpr int kVBytes = kBackwardTile * cuda::padded_row_bytes(kDimV);
+  static constexpr int kQBytes = kKBytes, kDoutBytes = kVBytes;
+  static constexpr int kStatBytes = kBackwardTile * static_cast<int>(sizeof(float));
+  // Shared memory, in this order.
+  static constexpr int kV = kBackwardConsumers * kKBytes;
+  static constexpr int kQ = kV + kBackwardConsumers * kVBytes;
+  static constexpr int kDout = kQ + kStages * kQBytes;
+  static constexpr int kStats = kDout + kStages * kDoutBytes;
+  static constexpr int kBarriers = kStats + kStages * static_cast<int>(kRowStats) * kStatBytes;
+  static constexpr int kBarrierCount = 3 + 2 * kStages;
+  static constexpr int kWork = kBarriers + (kBarrierCount * kBarrierBytes + 15) / 16 * 16;
+  static constexpr int kShared = kWork + kWorkSlots * static_cast<int>(sizeof(BackwardWork));
+};
+
+// Addresses in shared memory.
+template <class C>
+struct DkvMap {
+  std::uint32_t base;
+  __device__ std::uint32_t k(int consumer) const { return base + consumer * C::kKBytes; }
+  __device__ std::uint32_t v(int consumer) const { return base + C::kV + consumer * C::kVBytes; }
+  __device__ std::uint32_t q(std::uint32_t stage) const { return base + C::kQ + stage * C::kQBytes; }
+  __device__ std::uint32_t dout(std::uint32_t stage) const { return base + C::kDout + stage * C::kDoutBytes; }
+  __device__ std::uint32_t lse2(std::uint32_t stage) const {
+    return base + C::kStats + stage * static_cast<std::uint32_t>(kRowStats * C::kStatBytes);
+  }
+  __device__ std::uint32_t delta(std::uint32_t stage) const { return lse2(stage) + C::kStatBytes; }
+  // Work has been published and its K and V have landed; the consumers are done with them.
+  __device__ std::uint32_t work_full() const { return barrier(0); }
+  __device__ std::uint32_t work_empty() const { return barrier(1); }
+  // A partial tile of queries has landed, and its absent rows can be zeroed.
+  __device__ std::uint32_t partial_landed() const { return barrier(2); }
+  __device__ std::uint32_t full(std::uint32_t stage) const { return barrier(3 + stage); }
+  __device__ std::uint32_t empty(std::uint32_t stage) const { return barrier(3 + C::kStages + stage); }
+
+ private:
+  __device__ std::uint32_t barrier(std::uint32_t index) const { return base + C::kBarriers + index * kBarrierBytes; }
+};
+
+// Main loop of the producer warp. kBulk: TMA loads the tensors.
+template <class C, bool kBulk>
+__device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>& map, BackwardWork* slots) {
+  const cuda::BackwardTables& tables = p.common.tables;
+  const bool leads = thread_of_cta() % kWarp == 0;
+  const int group = p.common.heads / tables.kv_heads;
+  constexpr int kStatFloats = static_cast<int>(kRowStats) * kBackwardTile;
+  PackedPipelineState<C::kStages> ring;
+  std::uint32_t partial_parity = 0;
+  int index = static_cast<int>(blockIdx.x);
+  for (std::uint32_t parity = 0;; parity ^= 1U) {
+    BackwardWork& work = slots[parity];
+    barrier_wait(map.work_empty(), parity ^ 1U);
+    const bool any = publish_work(tables, index, work);
+    if (!any) {
+      if (leads) barrier_arrive(map.work_full());
+      return;
+    }
+    const int count = work.pair.count;
+    if constexpr (!kBulk) {
+      for (int consumer = 0; consumer < count; ++consumer) {
+        const RowTile& tile = work.row_tiles[consumer];
+        copy_tile_rows<kBackwardTile, C::kDim>(map.k(consumer), p.common.own[0], tile.row, work.kv_head,
+                                               tile.valid_begin, tile.valid_end);
+        copy_tile_rows<kBackwardTile, C::kDimV>(map.v(consumer), p.common.own[1], tile.row, work.kv_head,
+                                                tile.valid_begin, tile.valid_end);
+      }
+      publish_tile(map.work_full());
+    } else if (leads) {
+      barrier_arrive_expect(map.work_full(), count * (C::kKBytes + C::kVBytes));
+      for (int consumer = 0; consumer < count; ++consumer) {
+        const int row = static_cast<int>(work.row_tiles[consumer].row);
+        load_rows<C::kDim>(map.k(consumer), cuda::panel_bytes(kBackwardTile), p.k, map.work_full(), work.kv_head, row);
+        load_rows<C::kDimV>(map.v(consumer), cuda::panel_bytes(kBackwardTile), p.v, map.work_full(), work.kv_head, row);
+      }
+    }
+    for (int i = work.pair.run_begin; i < work.pair.run_end; ++i) {
+      const TileRun run = tables.runs[i];
+      const TileInterval range = common_tiles(run, work.pair.begin_tile, work.pair.end_tile);
+      for (int tile = range.begin; tile < range.end; ++tile) {
+        const int table = run.table - run.first_tile + tile;
+        const cuda::OtherTile from = tables.tiles[table];
+        const bool whole = from.begin == 0 && from.end == kBackwardTile;
+        const int first_head = work.kv_head * group;
+        const float* stats = p.stats + (std::int64_t{table} * p.common.heads + first_head) * kStatFloats;
+        for (int head = first_head; head < first_head + group; ++head, stats += kStatFloats, ring.advance()) {
+          const std::uint32_t stage = ring.stage();
+          const std::uint32_t full = map.full(stage);
+          barrier_wait(map.empty(stage), ring.parity() ^ 1U);
+          if constexpr (!kBulk) {
+            const cuda::TileRows& rows = tables.tile_rows[table];
+            copy_tile_rows<kBackwardTile, C::kDim>(map.q(stage), rows.rows[0], from.row, head, from.begin, from.end);
+            copy_tile_rows<kBackwardTile, C::kDimV>(map.dout(stage), rows.rows[1], from.row, head, from.begin,
+                                                    from.end);
+            proxy_fence();
+            __syncwarp();
+            if (leads) {
+              barrier_arrive_expect(full, kStatFloats * sizeof(float));
+              tma_load_bytes(map.lse2(stage), stats, kStatFloats * sizeof(float), full);
+            }
+            continue;
+          }
+          const std::uint32_t landed = whole ? full : map.partial_landed();
+          if (leads) {
+            const int row = static_cast<int>(from.row);
+            barrier_arrive_expect(landed, C::kQBytes + C::kDoutBytes + kStatFloats * sizeof(float));
+            load_rows<C::kDim>(map.q(stage), cuda::panel_bytes(kBackwardTile), p.q[from.source], landed, head, row);
+            tma_load_bytes(map.lse2(stage), stats, kStatFloats * sizeof(float), landed);
+            load_rows<C::kDimV>(map.dout(stage), cuda::panel_bytes(kBackwardTile), p.dout[from.source], landed, head,
+                                row);
+          }
+          if (!whole) {
+            barrier_wait(landed, partial_parity);
+            partial_parity ^= 1U;
+            zero_rows<kBackwardTile, C::kDim>(map.q(stage), from.begin, from.end);
+            zero_rows<kBackwardTile, C::kDimV>(map.dout(stage), from.begin, from.end);
+            publish_tile(full);
+          }
+          __syncwarp();
+        }
+      }
+    }
+    index = take_work(tables);
+  }
+}
+
+template <class C>
+class DkvConsumer {
+ public:
+  __device__ __forceinline__ DkvConsumer(const DkvParams& p, const DkvMap<C>& map, int consumer)
+      : p_(p), map_(map), consumer_(consumer), ping_pong_(consumer) {}
+
+  __device__ __forceinline__ void run(const BackwardWork* slots) {
+    ping_pong_.begin();
+    for (std::uint32_t parity = 0;; parity ^= 1U) {
+      barrier_wait(map_.work_full(), parity);
+      const BackwardWork& work = slots[parity];
+      if (uniform(work.kv_head) == kNoWorkLeft) break;
+      compute(work);
+    }
+    ping_pong_.end();
+  }
+
+ private:
+  using Scores = float[kBackwardTile / 8][4];
+  using Packed = std::uint32_t[kBackwardTile / kGemmStep][4];
+
+  static __device__ __forceinline__ int uniform(int number) {
+    return static_cast<int>(warp_uniform(static_cast<std::uint32_t>(number)));
+  }
+
+  // dK's sum, or dV's, which follows it.
+  __device__ __forceinline__ SumRows sum(const BackwardWork& work, bool of_v, bool open) const {
+    return sum_rows(p_.common.sums, work.row_tiles[consumer_], consumer_, p_.common.tables.kv_heads, work.kv_head,
+                    C::kDim + C::kDimV, of_v ? C::kDim : 0, open);
+  }
+
+  __device__ __forceinline__ void compute(const BackwardWork& work) {
+    const cuda::BackwardTables& tables = p_.common.tables;
+    const RowTile& tile = work.row_tiles[consumer_];
+    const bool active = uniform(consumer_ < work.pair.count ? 1 : 0) != 0;
+    const int begin = uniform(tile.begin_tile);
+    const int end = active ? uniform(tile.end_tile) : begin;
+    const int flags = active ? uniform(tile.flags) : 0;
+    const int phase = uniform(work.pair.split_phase);
+    const int group = uniform(p_.common.heads / tables.kv_heads);
+    const TileInterval unmasked{uniform(tile.unmasked_begin), uniform(tile.unmasked_end)};
+    const int offset = tile.offset + tile_row_of_thread();
+
+    bool any_closed = (flags & RowTile::kHasClosedSum) != 0;
+    bool any_open = (flags & RowTile::kHasOpenSum) != 0;
+    first_ = !any_open;
+    load_sum(sum(work, false, true), any_open, dk_);
+    load_sum(sum(work, true, true), any_open, dv_);
+    const int run_end = uniform(work.pair.run_end);
+    for (int i = uniform(work.pair.run_begin); i < run_end; ++i) {
+      const TileRun run = tables.runs[i];
+      const TileInterval of_pair = common_tiles(run, work.pair.begin_tile, work.pair.end_tile);
+      const int run_from = uniform(of_pair.begin);
+      const int run_to = uniform(of_pair.end);
+      int from = run_from > begin ? run_from : begin;
+      const int to = run_to < end ? run_to : end;
+      if (from >= to) {
+        skip((run_to - run_from) * group);
+        continue;
+      }
+      skip((from - run_from) * group);
+      while (from < to) {
+        const int split_end = ((from + phase) / tables.tiles_per_split + 1) * tables.tiles_per_split - phase;
+        const int stop = to < split_end ? to : split_end;
+        add_tiles(from, stop, unmasked, offset, group);
+        any_open = true;
+        if (stop == split_end && stop != end) {
+          add_sum(sum(work, false, false), dk_, !any_closed);
+          add_sum(sum(work, true, false), dv_, !any_closed);
+          any_closed = true;
+          any_open = false;
+          first_ = true;
+        }
+        from = stop;
+      }
+      skip((run_to - to) * group);
+    }
+    release_stage(map_.work_empty());
+    if (!active) return;
+    const SumEnd how{any_open, any_closed, (flags & RowTile::kStaysOpen) != 0, p_.common.sums.save};
+    end_rows(work, how, dk_, false, p_.dk, p_.common.softmax.scale);
+    end_rows(work, how, dv_, true, p_.dv, 1.0F);
+  }
+
+  // After the task's tiles: saves a sum, or finishes it.
+  template <int kBlocks>
+  __device__ __forceinline__ void end_rows(const BackwardWork& work, const SumEnd& end, const float (&d)[kBlocks][4],
+                                           bool of_v, const cuda::BackwardGradient& gradient, float factor) const {
+    if (end.any_open && end.stays_open && end.save) add_sum(sum(work, of_v, true), d, true);
+    if (p_.common.sums.finish) {
+      finish_sum<typename C::Element>(sum(work, of_v, false), end, gradient, work.row_tiles[consumer_], work.kv_head, d,
+                                      factor);
+    } else if (end.any_open && !end.stays_open) {
+      add_sum(sum(work, of_v, false), d, !end.any_closed);
+    }
+  }
+
+  // Passes over stages that only the other consumer computes.
+  __device__ __forceinline__ void skip(int stages) {
+#pragma unroll 1
+    for (; stages > 0; --stages) {
+      barrier_wait(map_.full(ring_.stage()), ring_.parity());
+      release_stage(map_.empty(ring_.stage()));
+      ring_.advance();
+      ping_pong_.wait();
+      ping_pong_.pass();
+    }
+  }
+
+  // Adds token tiles from … to − 1, all of one split, to dK and dV.
+  __device__ __forceinline__ void add_tiles(int from, int to, const TileInterval& unmasked, int offset, int group) {
+    any_in_flight_ = false;
+    in_flight_ = ring_;
+    const int masked_end = to < unmasked.begin ? to : unmasked.begin;
+    const int unmasked_end = to < unmasked.end ? to : unmasked.end;
+#pragma unroll 1
+    for (; from < masked_end; ++from) masked_tile(from, offset, group);
+    const int plain = from < unmasked_end ? unmasked_end - from : 0;
+#pragma unroll 1
+    for (int i = plain * group; i > 0; --i) step<false>(SeenColumns{});
+#pragma unroll 1
+    for (from += plain; from < to; ++from) masked_tile(from, offset, group);
+    await_sums();
+  }
+  __device__ __forceinline__ void masked_tile(int tile, int offset, int group) {
+    const SeenColumns seen =
+        seen_columns(p_.common.tables, offset, tile * kBackwardTile, static_cast<int>(cuda::kMaxBackwardPosition));
+#pragma unroll 1
+    for (int member = 0; member < group; ++member) step<true>(seen);
+  }
+
+  // Waits for dV and dK of the tile before and releases its stage; kPending later GEMMs stay in flight.
+  template <int kPending = 0>
+  __device__ __forceinline__ void await_sums() {
+    wgmma_wait<kPending>();
+    pin(dv_);
+    pin(dk_);
+    pin_packed(packed_p_);
+    pin_packed(packed_ds_);
+    if (kPending == 0 || any_in_flight_) {
+      release_stage(map_.empty(in_flight_.stage()));
+      in_flight_.advance();
+    }
+    any_in_flight_ = true;
+  }
+
+  // Columns 8j + 2t and 8j + 2t + 1 of LSE or delta, loaded where they are used: registers for all are lacking.
+  static __device__ __forceinline__ void load_columns(std::uint32_t row, int j, float (&x)[2]) {
+    asm volatile(
+        "ld.shared.v2.f32 {%0, %1}, [%2];"
+        : "=f"(x[0]), "=f"(x[1])
+        : "r"(row + static_cast<std::uint32_t>((j * 8 + first_column_of_thread()) * static_cast<int>(sizeof(float)))));
+  }
+
+  // S → P, in place and packed. With a soft-cap, S → P times its factor of dS, and P packed.
+  template <bool kMasked>
+  __device__ __forceinline__ void exponentiate(Scores& s, std::uint32_t stage, const SeenColumns& seen) {
+    const cuda::AttentionParams::Softmax& softmax = p_.common.softmax;
+    const cuda::ScoreScaling scaling(softmax);
+#pragma unroll
+    for (int j = 0; j < kBackwardTile / 8; ++j) {
+      float lse2[2];
+      load_columns(map_.lse2(stage), j, lse2);
+      float factor[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float& x = s[j][e];
+        if constexpr (C::kScaledFirst) {
+          x = scaling.scaled(x);
+          const float ratio = x * p_.common.inverse_cap;
+          factor[e] = __fmaf_rn(-ratio, ratio, 1.0F);
+        }
+        x = cuda::exp2_approx(__fmaf_rn(x, softmax.exponent_base2, -lse2[e % 2]));
+        if constexpr (kMasked) {
+          if (!seen.has(j, e)) x = 0.0F;
+        }
+      }
+      if constexpr (C::kScaledFirst) {
+        pack_block<typename C::Element>(s, packed_p_, j);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) s[j][e] *= factor[e];
+      }
+    }
+    if constexpr (!C::kScaledFirst) {
+#pragma unroll
+      for (int j = 0; j < kBackwardTile / 8; ++j) pack_block<typename C::Element>(s, packed_p_, j);
+    }
+  }
+  // P and dP → dS, packed.
+  template <bool kMasked>
+  __device__ __forceinline__ void make_ds(const Scores& s, Scores& dp, std::uint32_t stage, const SeenColumns& seen) {
+#pragma unroll
+    for (int j = 0; j < kBackwardTile / 8; ++j) {
+      float delta[2];
+      load_columns(map_.delta(stage), j, delta);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) dp[j][e] = s[j][e] * (dp[j][e] - delta[e % 2]);
+    }
+    if constexpr (kMasked) mask_columns(dp, seen);
+#pragma unroll
+    for (int j = 0; j < kBackwardTile / 8; ++j) pack_block<typename C::Element>(dp, packed_ds_, j);
+  }
+
+  // One tile of queries of one head.
+  template <bool kMasked>
+  __device__ __forceinline__ void step(const SeenColumns& seen) {
+    Scores s, dp;
+    const std::uint32_t stage = ring_.stage();
+    ping_pong_.wait();
+    barrier_wait(map_.full(stage), ring_.parity());
+    multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(s, map_.k(consumer_),
+                                                                                                   map_.q(stage));
+    await_sums<1>();
+    multiply_transposed<typename C::Element, C::kDimV, kBackwardTile, kBackwardTile, kBackwardTile>(
+        dp, map_.v(consumer_), map_.dout(stage));
+    ping_pong_.pass();
+    wgmma_wait<1>();
+    pin(s);
+    exponentiate<kMasked>(s, stage, seen);
+    keep_packed(packed_p_);
+    multiply_add<typename C::Element, C::kDimV, kBackwardTile / kGemmStep, kBackwardTile>(dv_, packed_p_,
+                                                                                          map_.dout(stage), first_);
+    wgmma_wait<1>();
+    pin(dp);
+    make_ds<kMasked>(s, dp, stage, seen);
+    keep_packed(packed_ds_);
+    multiply_add<typename C::Element, C::kDim, kBackwardTile / kGemmStep, kBackwardTile>(dk_, packed_ds_, map_.q(stage),
+                                                                                         first_);
+    first_ = false;
+    ring_.advance();
+  }
+
+  const DkvParams& p_;
+  const DkvMap<C>& map_;
+  int consumer_;
+  PingPong ping_pong_;
+  PackedPipelineState<C::kStages> ring_;
+  PackedPipelineState<C::kStages> in_flight_;  // stage that dV and dK in flight read
+  bool first_ = true;                          // the next dV and dK begin a split
+  bool any_in_flight_ = false;                 // dV and dK of a previous tile are in flight
+  float dk_[C::kDim / 8][4], dv_[C::kDimV / 8][4];
+  Packed packed_p_, packed_ds_;
+};
+
+template <class C>
+__global__ void __launch_bounds__(kBackwardThreads, 1) dkv_kernel(const __grid_constant__ DkvParams p) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const memory = cuda::aligned_shared<kSharedAlignment>(shared);
+  const DkvMap<C> map{cuda::shared_address(memory)};
+  auto* slots = reinterpret_cast<BackwardWork*>(memory + C::kWork);
+  if (threadIdx.x == 0) {
+    barrier_init(map.work_full(), 1);
+    barrier_init(map.work_empty(), kBackwardConsumers * kWarpsOfWarpgroup);
+    barrier_init(map.partial_landed(), 1);
+    for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
+      barrier_init(map.full(stage), 1);
+      barrier_init(map.empty(stage), kBackwardConsumers * kWarpsOfWarpgroup);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
+  if (warpgroup == 0) {
+    reg_dealloc<kDkvProducerRegisters>();
+    if (threadIdx.x < kWarp) {
+      if (p.common.bulk) {
+        produce_dkv<C, true>(p, map, slots);
+      } else {
+        produce_dkv<C, false>(p, map, slots);
+      }
+    }
+  } else {
+    reg_alloc<kDkvConsumerRegisters>();
+    DkvConsumer<C>(p, map, warpgroup - 1).run(slots);
+  }
+}
+
+}  // namespace ringattn::sm90
