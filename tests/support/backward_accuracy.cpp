@@ -159,8 +159,10 @@ std::string check_gradients(const BackwardInputs& inputs, const BackwardResult& 
         sink_slack[head] += 2.0 * std::abs(same_precision.dsinks[head] - exact.dsinks[head]);
       }
     }
-    const double slack = 0x1p-20 * std::abs(static_cast<double>(spec.softmax_scale)) * largest_norm(oracle.dout) *
-                         largest_norm(oracle.v);
+    const double dout = 0x1p-20 * std::abs(static_cast<double>(spec.softmax_scale)) * largest_norm(oracle.dout);
+    const double v = largest_norm(oracle.v);
+    const double k = largest_norm(oracle.k);
+    const double q = largest_norm(oracle.q);
     const auto values = [&](const std::vector<std::byte>& packed, std::int64_t begin, std::int64_t row_elements) {
       return packed.data() + static_cast<std::size_t>(begin * row_elements) * size_of(inputs.gradients);
     };
@@ -169,11 +171,11 @@ std::string check_gradients(const BackwardInputs& inputs, const BackwardResult& 
     for (const Gradient& gradient :
          {Gradient{"dQ", exact.dq, same_precision.dq,
                    values(result.dq, attention.q_begin(s), std::int64_t{spec.heads} * spec.head_dim), spec.heads,
-                   spec.head_dim, slack * largest_norm(oracle.k)},
+                   spec.head_dim, dout * v * k},
           Gradient{"dK", exact.dk, same_precision.dk, values(result.dk, attention.k_begin(s), k_row), spec.kv_heads,
-                   spec.head_dim, slack * largest_norm(oracle.q)},
+                   spec.head_dim, dout * v * q},
           Gradient{"dV", exact.dv, same_precision.dv, values(result.dv, attention.k_begin(s), v_row), spec.kv_heads,
-                   spec.head_dim_v, 0.0}}) {
+                   spec.head_dim_v, dout * q * k}}) {
       if (std::string wrong = check(gradient, inputs.gradients); !wrong.empty()) {
         return fmt::format("sequence {}: {}", s, wrong);
       }
