@@ -18,6 +18,7 @@ ABI = 6
 CAUSAL, FULL, WINDOW = 0, 1, 2
 STRIPED, RUNS = 0, 3
 STREAM, TABLE = 0, 1
+GRADIENTS_AS_INPUTS = 0
 FORMS = {None: 0, "expanded": 1, "absorbed": 2}
 CPU, CUDA = 1, 2
 
@@ -41,6 +42,9 @@ _CHECKED = {
     "world_mpi": [_struct("world_options"), c_void_p, _handle],
     "attention_create": [Handle, _struct("spec"), _struct("batch"), _options, _handle],
     "attention_rows": [Handle, c_int32, c_int64, _longs, _longs],
+    "attention_backward_create": [Handle, _struct("spec"), _struct("batch"), c_int32, _options, _handle],
+    "attention_backward_create_from": [Handle, c_int32, _handle],
+    "attention_backward_rows": [Handle, c_int32, c_int64, _longs, _longs],
     "decode_create": [Handle, _struct("spec"), _struct("decode_limits"), _options, _handle],
     "decode_owned": [Handle, c_int64, _longs, _longs],
     "mla_create": [Handle, _struct("mla_spec"), _struct("batch"), c_int32, _options, _handle],
@@ -81,7 +85,7 @@ _PLAIN = {
     "compression_destroy": (None, [Handle]),
 }
 # Ops with a facts struct of their own name, and ops that use another op's.
-FACTS = {"attention": "attention", "decode": "decode", "mla": "mla", "mla_decode": "decode",
+FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_decode": "decode",
          "batched_gemm": "batched_gemm", "ssm": "ssm", "causal_conv1d": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]

@@ -11,7 +11,7 @@ A row of out and lse has the same bits with any world, layout and batch.
 import warnings
 from collections.abc import Sequence
 
-from . import _job
+from . import _gradients, _job
 from ._compression import Compressed
 from ._arguments import as_int, as_ints, check_axes, check_leading, lengths_of, refuse_unknown
 from ._errors import refuse
@@ -44,18 +44,19 @@ class Attention(_job.Prepared):
         self._do(q, _job.shown(q, k, v) | {"sinks": sinks, "out": out, "lse": lse}, self.workspace_bytes)
 
 
-def _prepared(world, q, k, v, q_lengths, k_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks, layout,
-              key_layout, **members):  # fmt: skip
+def prepared_of(kind, world, q, k, v, q_lengths, k_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks, layout,
+                key_layout, **members):  # fmt: skip
+    """The kept Attention or AttentionBackward, as `kind` says, of a call."""
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     formats = _job.format_of(k), _job.format_of(v)
-    key = ("attention", formats, q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
+    key = (kind.op, formats, q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
            sinks is not None, q_lengths, k_lengths, q_offsets, positions, layout, key_layout, *members.values())  # fmt: skip
 
     def make():
         spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,
                            sinks is not None, formats)  # fmt: skip
         options = _job.c_options(world, q_lengths, k_lengths, layout, key_layout, **members)
-        return Attention(world, spec, q_lengths, k_lengths, q_offsets, options, positions)
+        return kind(world, spec, q_lengths, k_lengths, q_offsets, options, positions)
 
     return world.prepared(key, make)
 
@@ -72,6 +73,12 @@ def _tokens(layout, rows: int, world: World) -> int:
     if isinstance(layout, Layout) and layout.lengths:
         return layout.lengths[0]
     return rows * world.size
+
+
+def lengths_of_shards(q, k, layout, key_layout, world: World) -> tuple[int, int]:
+    """(queries, keys) of a sequence over all ranks."""
+    of_keys = layout if key_layout is None else key_layout
+    return _tokens(layout, q.shape[-3], world), _tokens(of_keys, k.shape[-3], world)
 
 
 _order = {"attention": "[(batch,) tokens, heads, head_dim]", "varlen": "[tokens, heads, head_dim]"}
@@ -107,6 +114,20 @@ def _run(prepared: Attention, q, k, v, sinks, out):
     return out, lse, {"q": q, "k": k, "v": v, "sinks": sinks, "out": out, "lse": lse}
 
 
+def _recording(wanting: str, job: tuple, limits: dict, out):
+    """The operators that autograd records. Prepares the backward pass first, so that a job that has none is refused before its
+    forward runs. wanting: the name of a tensor that requires a gradient. job: the arguments of prepared_of()."""
+    from . import torch_ops  # noqa: PLC0415, needs torch
+    from ._attention_backward import AttentionBackward, default_scale  # noqa: PLC0415, which needs this
+
+    *shards, positions, mask, softmax_scale, softcap, sinks, layout, key_layout = job
+    _, q, k, v, *_ = shards
+    _gradients.check(wanting, isinstance(k, Compressed) or isinstance(v, Compressed), positions, out)
+    scale = default_scale(q) if softmax_scale is None else softmax_scale
+    prepared_of(AttentionBackward, *shards, None, mask, scale, softcap, sinks, layout, key_layout, **limits)
+    return torch_ops
+
+
 @traced
 def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0,
               sinks=None, q_offset: int | None = None, layout: str | Layout | None = None,
@@ -136,7 +157,8 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
 
     Returns (out, lse). out: [(batch,) tokens, heads, head_dim_v], q's dtype. lse: float32 [(batch,) tokens, heads],
     natural logarithm of the softmax denominator, -inf where a query sees no key. Note that flash_attn and files have
-    heads before tokens in lse.
+    heads before tokens in lse. Both have gradients with respect to q, k, v and sinks, if these are tensors that require
+    them. The gradient of sinks is already the sum over all ranks.
     Raises ringattn.Error for arguments that don't fit, unsupported jobs, a memory budget that is too small, and failed
     peers. Collective with several ranks.
     causal=, window_size=, scale=, return_lse=, enable_gqa= and order="bhtd" (SDPA's axes) are accepted with the meaning
@@ -171,15 +193,19 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     _job.check_head_dim(q, v)
     own = _job.world_of(q, world)
     batch = q.shape[0] if batched else 1
-    if lengths is None:
-        of_keys = layout if key_layout is None else key_layout
-        lengths = _tokens(layout, q.shape[-3], own), _tokens(of_keys, k.shape[-3], own)
-    q_lengths, key_lengths = (lengths[0],) * batch, (lengths[1],) * batch
+    q_lengths, key_lengths = ((length,) * batch for length in lengths or lengths_of_shards(q, k, layout, key_layout, own))
     _warn_of_unseen("attention", mask, q_offset, k_positions, q_lengths, key_lengths)
     q_offsets = None if q_offset is None else (as_int(q_offset, "q_offset"),) * batch
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), batch, q_offset is not None)
-    prepared = _prepared(own, q, k, v, q_lengths, key_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks,
-                         layout, key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+    job = (own, q, k, v, q_lengths, key_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks, layout, key_layout)
+    limits = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
+    wanting = _gradients.requiring(given)
+    if wanting is not None:
+        ops = _recording(wanting, job, limits, out)
+        return ops.attention(q, k, v, mask=mask, softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, q_offset=q_offset,
+                             layout=layout, key_layout=key_layout, lengths=lengths, world=world, threads=threads,
+                             memory_budget=memory_budget, timeout=timeout)  # fmt: skip
+    prepared = prepared_of(Attention, *job, **limits)
     if batched:
         q, k, v, out = flat_rows(q), flat_rows(k), flat_rows(v), flat_view(out)
     made, lse, shown = _run(prepared, q, k, v, sinks, out)
@@ -230,8 +256,15 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
         _check_tokens("k", k, key_lengths, "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k")
     _warn_of_unseen("varlen", mask, offsets, k_positions, q_lengths, key_lengths)
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(q_lengths), offsets is not None)
-    prepared = _prepared(own, q, k, v, q_lengths, key_lengths, offsets, positions, mask, softmax_scale, softcap, sinks,
-                         layout, key_layout, threads=threads, memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
+    job = (own, q, k, v, q_lengths, key_lengths, offsets, positions, mask, softmax_scale, softcap, sinks, layout, key_layout)
+    limits = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
+    wanting = _gradients.requiring(given)
+    if wanting is not None:
+        ops = _recording(wanting, job, limits, out)
+        return ops.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, mask=mask, softmax_scale=softmax_scale, softcap=softcap,
+                          sinks=sinks, q_offsets=offsets, layout=layout, key_layout=key_layout, world=world, threads=threads,
+                          memory_budget=memory_budget, timeout=timeout)  # fmt: skip
+    prepared = prepared_of(Attention, *job, **limits)
     made, lse, shown = _run(prepared, q, k, v, sinks, out)
     _job.keep_call(world, call, prepared, shown, given, made, lse, prepared.workspace_bytes)
     return made, lse

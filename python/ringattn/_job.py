@@ -5,7 +5,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from . import _abi, _structs, worlds
+from . import _abi, _gradients, _structs, worlds
 from ._abi import lib
 from ._arguments import as_fp32, as_int, as_ints, scale_members, seconds_of
 from ._errors import refuse, unsupported
@@ -76,12 +76,13 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
     """Checks that all arrays of an op are of one library and device, those of the first one. Optional ones may be None.
     written: names of additional arrays that the call writes."""
     first, like = next(iter(needed.items()))
+    differentiable = _gradients.INPUTS if op in _gradients.OPS else ()
     for name, array in (*needed.items(), *optional.items()):
         if array is None and name in optional:
             continue
         refuse_compressed(op, name, array)
         for part in array.parts if isinstance(array, Compressed) else (array,):
-            check_array(name, part, name in written)
+            check_array(name, part, name in written, name in differentiable and part is array)
             if type(part) is not type(like) and kind_of(part) is not kind_of(like):
                 refuse(f"{name} of {op} is {type(part).__name__}", f"{first} is {type(like).__name__}",
                        "Pass arrays of one kind.")  # fmt: skip
@@ -252,8 +253,9 @@ class Prepared(worlds.Prepared):
         """Name of the kernel."""
         return self.facts.kernel.decode()
 
-    def _do(self, like, arrays: dict, workspace_bytes: int = 0, **members) -> None:
-        """Runs: on a GPU enqueued on the caller's current stream, else synchronously. arrays: by name; None: absent."""
+    def _do(self, like, arrays: dict, workspace_bytes: int = 0, synchronous: bool = False, **members) -> None:
+        """Runs: on a GPU enqueued on the caller's current stream unless `synchronous`, else synchronously. arrays: by name;
+        None: absent."""
         on_host = device_of(like)[0] == _abi.CPU
         if workspace_bytes and not on_host:
             arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
@@ -263,11 +265,8 @@ class Prepared(worlds.Prepared):
             show(tensors, self._views, arrays)
             for name, value in members.items():
                 setattr(tensors, name, value)
-            if on_host:
-                self._run(self.handle, tensors)
-                return
             tensors.stream = stream_of(like)
-            self._enqueue(self.handle, tensors)
+            (self._run if on_host or synchronous else self._enqueue)(self.handle, tensors)
 
         self.turn.run(call)
 

@@ -24,7 +24,7 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
                     "Pass is_causal, or call ringattn.attention() with mask and ringattn.varlen() with cu_seqlens.")  # fmt: skip
     check_dropout(dropout_p)
     for name, array in (("query", query), ("key", key), ("value", value)):
-        check_array(name, array)
+        check_array(name, array, differentiable=True)
     axes = getattr(query, "ndim", 0)
     if axes not in (3, 4):
         refuse(f"query has {axes} axes", "it is [(batch,) heads, tokens, head_dim]", "Reshape it.")

@@ -87,6 +87,9 @@ attention_facts = _sized(
 attention_tensors = _sized(
     "attention_tensors", (Tensor, "q k v sinks out lse workspace"), (c_void_p, "stream"), (Tensor, "compressed_k compressed_v")
 )  # fmt: skip
+attention_backward_tensors = _sized(
+    "attention_backward_tensors", (Tensor, "q k v sinks out lse dout dlse dq dk dv dsinks workspace"), (c_void_p, "stream")
+)  # fmt: skip
 
 decode_limits = _sized("decode_limits", (c_int64, "sequences rows keys page_size pages"))
 decode_facts = _sized(

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 
-from . import _abi, _structs
+from . import _abi, _gradients, _structs
 from ._errors import CallError, refuse, unsupported
 
 # DLPack's codes by the names of NumPy's, ml_dtypes' and PyTorch's types.
@@ -42,9 +42,9 @@ def is_torch(array) -> bool:
 _WRITTEN = ("out", "lse", "state", "conv_state")
 
 
-def check_array(name: str, array, written: bool = False) -> None:
-    """Refuses what is neither NumPy's nor PyTorch's, tensors whose gradients are wanted, and what can't be written to where it
-    is."""
+def check_array(name: str, array, written: bool = False, differentiable: bool = False) -> None:
+    """Refuses what is neither NumPy's nor PyTorch's, tensors that require gradients unless the call is `differentiable` in them,
+    and what can't be written to where it is."""
     if isinstance(array, np.ndarray):
         if (written or name in _WRITTEN) and not array.flags.writeable:
             refuse(f"{name} is read-only", "this call writes to it", "Pass an array of your own.")
@@ -58,9 +58,8 @@ def check_array(name: str, array, written: bool = False) -> None:
     if not sys.modules["torch"].compiler.is_compiling() and array.is_neg():
         refuse(f"{name} is a negated view", "its memory has other numbers than it has",
                "Pass a tensor of its own." if written or name in _WRITTEN else "Pass its resolve_neg().")  # fmt: skip
-    if array.requires_grad and sys.modules["torch"].is_grad_enabled():
-        unsupported(f"{name} requires a gradient", "ringattn has no backward pass",
-                    "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
+    if not differentiable and array.requires_grad and sys.modules["torch"].is_grad_enabled():
+        unsupported(f"{name} requires a gradient", _gradients.WITHOUT, _gradients.SUGGESTION)
 
 
 def traced(function):

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, library
 from torch.fx.experimental import symbolic_shapes
 
-from . import _job, layouts, worlds
+from . import _gradients, _job, layouts, worlds
 from ._arguments import refuse_unknown
 from ._compression import refuse_compressed
 from ._errors import refuse, unsupported
@@ -13,14 +13,15 @@ from ._tensors import check_array, type_name
 
 LIBRARY = library.Library("ringattn", "DEF")
 
-# (index, name) of the tensor arguments of each operator, single or in lists.
+# (index, name) of the tensor arguments of each operator, single or in lists, that have no gradient.
 _tensors: dict[str, tuple[tuple[int, str], ...]] = {}
 
 
 def operator(name: str, mutates: tuple[str, ...] = ()):
-    """Registers the function as an operator for CPU and GPUs. Tensors that require gradients are refused where autograd
-    would record the operator, so a traced graph can't lose them silently. This Python kernel takes a few microseconds
-    per call, and none under torch.inference_mode(); library.custom_op() would add more."""
+    """Registers the function as an operator for CPU and GPUs. Those of _gradients.OPS get their formula by gradients_of(). Other
+    operators refuse tensors that require gradients where autograd would record them, so a traced graph can't lose them
+    silently. This Python kernel takes a few microseconds per call, and none under torch.inference_mode();
+    library.custom_op() would add more."""
 
     def register(function):
         schema = name + library.infer_schema(function, mutates_args=mutates)
@@ -28,8 +29,14 @@ def operator(name: str, mutates: tuple[str, ...] = ()):
         for device in ("CPU", "CUDA"):
             LIBRARY.impl(name, function, device)
         defined = getattr(torch.ops.ringattn, name).default
-        places = enumerate(defined._schema.arguments)
-        _tensors[name] = tuple((place, argument.name) for place, argument in places if "Tensor" in str(argument.type))
+        without = [
+            (place, argument.name)
+            for place, argument in enumerate(defined._schema.arguments)
+            if "Tensor" in str(argument.type) and not (name in _gradients.OPS and argument.name in _gradients.INPUTS)
+        ]
+        _tensors[name] = tuple(without)
+        if name in _gradients.OPS:
+            return function
 
         def autograd(keys, *arguments):
             refuse_gradients(name, arguments)
@@ -58,8 +65,13 @@ def refuse_gradients(op: str, arguments) -> None:
 
 def refuse_gradient(op: str, name: str, tensor: Tensor | None) -> None:
     if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-        unsupported(f"{name} of {op} requires a gradient", "ringattn has no backward pass",
-                    "Call it under torch.no_grad(), or pass detached tensors.")  # fmt: skip
+        why = "gradients have no gradients" if op.endswith("_backward") else _gradients.WITHOUT
+        unsupported(f"{name} of {op} requires a gradient", why, _gradients.SUGGESTION)
+
+
+def gradients_of(name: str, setup_context, backward) -> None:
+    """Registers the gradient formula of an operator."""
+    library.register_autograd(f"ringattn::{name}", backward, setup_context=setup_context, lib=LIBRARY)
 
 
 def run(op: str, *arguments):

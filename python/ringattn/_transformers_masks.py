@@ -169,7 +169,7 @@ def sequences_of(q: Tensor, mask: Mask | None, given_q: Tensor | None, given_k: 
     if mask is not None and mask.begins is not None and mask.begins_for[0] is given_q and mask.begins_for[1] is given_k:
         return mask.begins
     known = dealt, [q.shape[0], q.shape[1]], given_q, given_k, packed, padding
-    begins = torch.ops.ringattn.packed_begins(q, *known) if torch.compiler.is_compiling() else _begins(*known)
+    begins = torch.ops.ringattn.packed_begins(q.detach(), *known) if torch.compiler.is_compiling() else _begins(*known)
     if mask is not None:
         mask.begins, mask.begins_for = begins, (given_q, given_k)
     return begins

@@ -9,8 +9,8 @@ q, k, v: this rank's rows, [batch, tokens, heads, head_dim], or [tokens, heads, 
 [batch, heads, tokens], or [heads, tokens] for packed sequences.
 
 Differences: results have the same bits on any number of ranks. Windows cross rank boundaries. ringattn's own functions
-also accept sequences that don't divide evenly. Dropout, ALiBi and gradients are refused. `deterministic` has no effect,
-because every call is deterministic. `max_seqlen` is ignored, because cu_seqlens has the lengths; a value that is too
+also accept sequences that don't divide evenly. Dropout and ALiBi are refused. `deterministic` has no effect, because every
+call and its gradients are deterministic. `max_seqlen` is ignored, because cu_seqlens has the lengths; a value that is too
 small has no effect, while flash_attn would omit rows. `group`: a torch.distributed ProcessGroup, None for the default
 one, or a ringattn.World."""
 

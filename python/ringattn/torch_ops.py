@@ -13,7 +13,7 @@ tensors: [rows] with format "" and dim 0, or streams and tables of a Compressed 
 import torch
 from torch import Tensor
 
-from . import _attention, _compression, _decode, _eviction, _batched_gemm, _mla
+from . import _attention, _attention_backward, _compression, _decode, _eviction, _batched_gemm, _gradients, _mla, worlds
 from ._compression import Compressed
 from ._torch_tools import (
     check_alone,
@@ -21,6 +21,7 @@ from ._torch_tools import (
     constant,
     fake,
     given,
+    gradients_of,
     key_of,
     layout_argument,
     layout_of,
@@ -76,6 +77,39 @@ def _keys(q: Tensor, parts: list[Tensor], format: str, dim: int):
     return Compressed(format, (*parts[0].shape[:-1], dim), q.dtype, named, tails, ())
 
 
+# Operators run below autograd, so the functions that they call must not enter it again.
+_below_autograd = torch.no_grad
+
+
+def _check_gradients(name: str | None, k_format: str, v_format: str, k_positions, out) -> None:
+    if name is not None:
+        _gradients.check(name, bool(k_format or v_format), k_positions, out)
+
+
+def _save(ctx, q, k, v, formats: tuple[str, str], sinks, k_positions, begins: tuple, output, world: str | None) -> None:
+    """Saves what a backward pass needs besides settings. begins: cu_seqlens."""
+    arrays = {"q": q, "k": k[0], "v": v[0], "sinks": sinks}
+    names = [name for name, array in arrays.items() if array is not None and array.requires_grad]
+    _check_gradients(names[0] if names else None, *formats, k_positions, None)
+    ctx.save_for_backward(q, k[0], v[0], sinks, *output, *begins)
+    ctx.set_materialize_grads(False)
+    ctx.world = None if world is None else worlds.of_key(world)  # keeps it
+
+
+def _scale(q: Tensor, softmax_scale: float | None) -> float:
+    return _attention_backward.default_scale(q) if softmax_scale is None else softmax_scale
+
+
+def _gradients_of_inputs(ctx, sinks_place: int, gradients) -> tuple:
+    """The gradients of all arguments of an operator, whose k and v are lists."""
+    dq, dk, dv, dsinks = gradients
+    needed = ctx.needs_input_grad
+    of_inputs = [None] * len(needed)
+    of_inputs[:3] = dq if needed[0] else None, [dk if needed[1][0] else None], [dv if needed[2][0] else None]
+    of_inputs[sinks_place] = dsinks if needed[sinks_place] else None
+    return tuple(of_inputs)
+
+
 @operator("attention")
 def _attention_op(
     q: Tensor, k: list[Tensor], v: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int,
@@ -83,13 +117,14 @@ def _attention_op(
     layout: str | None, key_layout: str | None, lengths: list[int] | None, world: str | None, threads: int,
     memory_budget: int, timeout: float, k_positions: Tensor | None = None, k_lengths: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _attention.attention(
-        q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), mask=mask_of(mask, left, right),
-        softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, q_offset=q_offset,
-        layout=layout_of(layout), key_layout=layout_of(key_layout),
-        lengths=None if lengths is None else tuple(lengths), k_positions=k_positions, k_lengths=k_lengths, world=world_of(world),
-        threads=threads, memory_budget=memory_budget, timeout=timeout,
-    )  # fmt: skip
+    with _below_autograd():
+        return _attention.attention(
+            q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), mask=mask_of(mask, left, right),
+            softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, q_offset=q_offset,
+            layout=layout_of(layout), key_layout=layout_of(key_layout),
+            lengths=None if lengths is None else tuple(lengths), k_positions=k_positions, k_lengths=k_lengths,
+            world=world_of(world), threads=threads, memory_budget=memory_budget, timeout=timeout,
+        )  # fmt: skip
 
 
 @fake("attention")
@@ -101,7 +136,9 @@ def attention(q, k, v, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=
               lengths=None, k_positions=None, k_lengths=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0,
               **unknown):  # fmt: skip
     check_known("attention", unknown)
+    name = _gradients.requiring({"q": q, "k": k, "v": v, "sinks": sinks})
     (k, *k_is), (v, *v_is) = _keys_arguments(k), _keys_arguments(v)
+    _check_gradients(name, k_is[0], v_is[0], k_positions, out)
     made, lse = run(
         "attention", q, k, v, *k_is, *v_is, sinks, *mask_arguments(mask), softmax_scale, softcap, q_offset,
         layout_argument(layout), layout_argument(key_layout), None if lengths is None else list(lengths), key_of(world), threads,
@@ -109,6 +146,46 @@ def attention(q, k, v, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=
         [k_lengths] * (q.shape[0] if q.ndim == 4 else 1) if isinstance(k_lengths, int) else k_lengths,
     )  # fmt: skip
     return given("attention", out, made), lse
+
+
+@operator("attention_backward")
+def _attention_backward_op(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, out: Tensor, lse: Tensor,
+    mask: str, left: int, right: int, softmax_scale: float, softcap: float, q_offset: int | None, layout: str | None,
+    key_layout: str | None, lengths: list[int] | None, world: str | None, threads: int, memory_budget: int, timeout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and sinks; the last one is empty without sinks."""
+    return _attention_backward.attention_backward(
+        dout, dlse, q, k, v, sinks, out, lse, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
+        q_offset=q_offset, layout=layout_of(layout), key_layout=layout_of(key_layout),
+        lengths=None if lengths is None else tuple(lengths), world=world_of(world), threads=threads,
+        memory_budget=memory_budget, timeout=timeout,
+    )  # fmt: skip
+
+
+def _new_gradients(dout, dlse, q, k, v, sinks, *_):
+    made = [rows.new_empty(rows.shape) for rows in (q, k, v)]
+    return *made, q.new_empty((0,) if sinks is None else sinks.shape, dtype=torch.float32)
+
+
+fake("attention_backward")(_new_gradients)
+
+
+def _save_attention(ctx, inputs, output):
+    q, k, v, k_format, _, v_format, _, sinks, mask, left, right, softmax_scale, *settings, k_positions, _ = inputs
+    ctx.settings = (mask, left, right, _scale(q, softmax_scale), *settings)
+    world = settings[5]
+    _save(ctx, q, k, v, (k_format, v_format), sinks, k_positions, (), output, world)
+
+
+def _attention_gradients(ctx, dout, dlse):
+    q, k, v, sinks, out, lse = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    made = torch.ops.ringattn.attention_backward(dout, dlse, q, k, v, sinks, out, lse, *ctx.settings)
+    return _gradients_of_inputs(ctx, 7, made)
+
+
+gradients_of("attention", _save_attention, _attention_gradients)
 
 
 @operator("varlen")
@@ -119,13 +196,14 @@ def _varlen_op(
     key_layout: str | None, world: str | None, threads: int, memory_budget: int, timeout: float,
     k_positions: Tensor | None = None, k_lengths: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _attention.varlen(
-        q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), cu_seqlens_q, cu_seqlens_k,
-        mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
-        sinks=sinks, q_offsets=q_offsets, layout=layout_of(layout), key_layout=layout_of(key_layout),
-        k_positions=k_positions, k_lengths=k_lengths,
-        world=world_of(world), threads=threads, memory_budget=memory_budget, timeout=timeout,
-    )  # fmt: skip
+    with _below_autograd():
+        return _attention.varlen(
+            q, _keys(q, k, k_format, k_dim), _keys(q, v, v_format, v_dim), cu_seqlens_q, cu_seqlens_k,
+            mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap,
+            sinks=sinks, q_offsets=q_offsets, layout=layout_of(layout), key_layout=layout_of(key_layout),
+            k_positions=k_positions, k_lengths=k_lengths,
+            world=world_of(world), threads=threads, memory_budget=memory_budget, timeout=timeout,
+        )  # fmt: skip
 
 
 @fake("varlen")
@@ -137,7 +215,9 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_s
            q_offsets=None, layout=None, key_layout=None, k_positions=None, k_lengths=None, world=None, out=None, threads=0,
            memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("varlen", unknown)
+    name = _gradients.requiring({"q": q, "k": k, "v": v, "sinks": sinks})
     (k, *k_is), (v, *v_is) = _keys_arguments(k), _keys_arguments(v)
+    _check_gradients(name, k_is[0], v_is[0], k_positions, out)
     made, lse = run(
         "varlen", q, k, v, *k_is, *v_is, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, *mask_arguments(mask),
         softmax_scale, softcap, q_offsets,
@@ -145,6 +225,42 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask="causal", softmax_s
         k_positions, None if k_lengths is None else list(k_lengths),
     )  # fmt: skip
     return given("varlen", out, made), lse
+
+
+@operator("varlen_backward")
+def _varlen_backward_op(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, out: Tensor, lse: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, mask: str, left: int, right: int, softmax_scale: float, softcap: float,
+    q_offsets: list[int] | None, layout: str | None, key_layout: str | None, world: str | None, threads: int,
+    memory_budget: int, timeout: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, k, v and sinks; the last one is empty without sinks."""
+    return _attention_backward.varlen_backward(
+        dout, dlse, q, k, v, sinks, out, lse, cu_seqlens_q, cu_seqlens_k, mask=mask_of(mask, left, right),
+        softmax_scale=softmax_scale, softcap=softcap, q_offsets=q_offsets, layout=layout_of(layout),
+        key_layout=layout_of(key_layout), world=world_of(world), threads=threads, memory_budget=memory_budget, timeout=timeout,
+    )  # fmt: skip
+
+
+fake("varlen_backward")(_new_gradients)
+
+
+def _save_varlen(ctx, inputs, output):
+    q, k, v, k_format, _, v_format, _, *begins, sinks, mask, left, right, softmax_scale = inputs[:14]
+    *settings, k_positions, _ = inputs[14:]
+    ctx.settings = (mask, left, right, _scale(q, softmax_scale), *settings)
+    world = settings[4]
+    _save(ctx, q, k, v, (k_format, v_format), sinks, k_positions, tuple(begins), output, world)
+
+
+def _varlen_gradients(ctx, dout, dlse):
+    q, k, v, sinks, out, lse, *begins = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    made = torch.ops.ringattn.varlen_backward(dout, dlse, q, k, v, sinks, out, lse, *begins, *ctx.settings)
+    return _gradients_of_inputs(ctx, 9, made)
+
+
+gradients_of("varlen", _save_varlen, _varlen_gradients)
 
 
 @operator("decode", mutates=("k_cache", "v_cache", "lengths_before"))

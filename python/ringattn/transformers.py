@@ -15,7 +15,7 @@ With several ranks, each rank computes its rows of the packed stream. State the 
 
 Supported masks are causal, bidirectional and sliding window. Refused are dropout, padding masks, other masks, additive
 biases,
-static caches and gradients."""
+and static caches. Models train if their dropout is 0."""
 
 import contextlib
 import itertools

@@ -2,30 +2,19 @@
 #include "ops/attention/attention.hpp"
 
 #include <array>
-#include <memory>
 #include <span>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "c/attention_handle.hpp"
 #include "c/compressed.hpp"
 #include "c/jobs.hpp"
 #include "c/layouts.hpp"
-#include "c/object.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
-#include "c/workspace.hpp"
 #include "ops/attention/compressed_blocks.hpp"
-
-struct ringattn_attention : ringattn::c::Object<ringattn::Attention> {
-  static constexpr const char* kName = "attention";
-  ringattn::c::Workspace workspace;
-  std::string machine;
-
-  std::tuple<ringattn::Inputs, ringattn::Outputs, std::span<std::byte>, ringattn::Stream> read(
-      const ringattn_attention_tensors* given);
-};
 
 using namespace ringattn;
 using namespace ringattn::c;
@@ -71,12 +60,7 @@ extern "C" {
 ringattn_status ringattn_attention_create(ringattn_world* world, const ringattn_spec* spec, const ringattn_batch* batch,
                                           const ringattn_options* options, ringattn_attention** attention) {
   return create(world, attention, [&](Transport& transport) {
-    Job job;
-    job.spec = read_spec(spec, job.format);
-    std::shared_ptr<const KeyPositions> positions;
-    job.batch = read_batch(batch, job.spec.kv_heads, positions);
-    check_mask(job.spec.mask);
-    if (positions != nullptr) set_positions(job, std::move(positions));
+    Job job = read_job(spec, batch);
     Options read = read_options(options, job.batch, transport);
     Attention instance(std::move(job), transport, std::move(read));
     std::string machine = instance.backend().identity();
@@ -85,15 +69,8 @@ ringattn_status ringattn_attention_create(ringattn_world* world, const ringattn_
 }
 
 ringattn_status ringattn_attention_get_facts(const ringattn_attention* attention, ringattn_attention_facts* facts) {
-  constexpr std::size_t kFirstFacts = 40;
-  return with(attention, [&](const ringattn_attention& handle) {
-    const Attention& instance = handle.instance;
-    // Kernel names are literals, so they end in a zero byte.
-    write_struct("ringattn_attention_facts",
-                 {0, instance.q_rows(), instance.k_rows(), instance.workspace_bytes(false),
-                  instance.kernel().row->name.data(), instance.time_estimate().seconds, handle.machine.c_str()},
-                 facts, kFirstFacts);
-  });
+  return with(attention,
+              [&](const ringattn_attention& handle) { write_facts(handle.instance, handle.machine, facts); });
 }
 
 ringattn_status ringattn_attention_rows(const ringattn_attention* attention, int32_t side, int64_t count,

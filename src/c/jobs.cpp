@@ -200,6 +200,16 @@ Batch read_batch(const ringattn_batch* given, int kv_heads, std::shared_ptr<cons
   return read;
 }
 
+Job read_job(const ringattn_spec* spec, const ringattn_batch* batch) {
+  Job job;
+  job.spec = read_spec(spec, job.format);
+  std::shared_ptr<const KeyPositions> positions;
+  job.batch = read_batch(batch, job.spec.kv_heads, positions);
+  check_mask(job.spec.mask);
+  if (positions != nullptr) set_positions(job, std::move(positions));
+  return job;
+}
+
 Batch read_batch(const ringattn_batch* given) {
   std::shared_ptr<const KeyPositions> positions;
   Batch batch = read_batch(given, 1, positions);

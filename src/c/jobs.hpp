@@ -8,6 +8,7 @@
 
 #include "attention/options.hpp"
 #include "attention/tokens/batch.hpp"
+#include "attention/tokens/job.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
 #include "kernels/attention/attention.hpp"
@@ -25,6 +26,8 @@ namespace ringattn::c {
 // All functions throw kUsage for structs of unknown sizes, unknown values, and missing arrays.
 // `format`: receives the formats of keys and values.
 AttentionSpec read_spec(const ringattn_spec* spec, CacheFormat& format);
+// The job of an attention, with its key positions.
+Job read_job(const ringattn_spec* spec, const ringattn_batch* batch);
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right);
 // `positions`: receives the key positions for `kv_heads` heads; null if key i has position i.
 Batch read_batch(const ringattn_batch* batch, int kv_heads, std::shared_ptr<const KeyPositions>& positions);

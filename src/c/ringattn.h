@@ -327,6 +327,64 @@ ringattn_status ringattn_attention_enqueue(ringattn_attention* attention, const 
 ringattn_status ringattn_attention_wait(ringattn_attention* attention);
 void ringattn_attention_destroy(ringattn_attention* attention);
 
+/* ---- Gradients of attention ---- */
+
+/* dQ, dK and dV of a ringattn_attention, on the same shards. Each rank gets the gradients of its own rows, with the
+ * same bits for any world, layout and block_tokens. RINGATTN_UNSUPPORTED for compressed keys, k_positions, and devices
+ * and head dims without a kernel. */
+typedef struct ringattn_attention_backward ringattn_attention_backward;
+
+enum {
+  RINGATTN_GRADIENTS_AS_INPUTS = 0, /* dq, dk and dv have the dtype of q, rounded once at the end */
+  RINGATTN_GRADIENTS_FP32 = 1
+};
+
+/* Collective. Gradients of the attention with these arguments. options->kernel names a backward kernel. With
+ * RINGATTN_STRIPED set options->stripe, or use ringattn_attention_backward_create_from(): its default depends on the
+ * kernel. `options` may be NULL. */
+ringattn_status ringattn_attention_backward_create(ringattn_world* world, const ringattn_spec* spec,
+                                                   const ringattn_batch* batch, int32_t gradients,
+                                                   const ringattn_options* options,
+                                                   ringattn_attention_backward** backward);
+/* Collective. Gradients of `attention`, with its world, job, shards and options. */
+ringattn_status ringattn_attention_backward_create_from(ringattn_attention* attention, int32_t gradients,
+                                                        ringattn_attention_backward** backward);
+ringattn_status ringattn_attention_backward_get_facts(const ringattn_attention_backward* backward,
+                                                      ringattn_attention_facts* facts);
+/* As ringattn_attention_rows(). */
+ringattn_status ringattn_attention_backward_rows(const ringattn_attention_backward* backward, int32_t side,
+                                                 int64_t count, int64_t* packed_tokens, int64_t* sequence_tokens);
+
+/* Tensors of this rank. `out` and `lse` are those that the forward wrote. */
+typedef struct ringattn_attention_backward_tensors {
+  uint64_t size;
+  const DLTensor* q;         /* [q_rows, heads, head_dim] */
+  const DLTensor* k;         /* [k_rows, kv_heads, head_dim] */
+  const DLTensor* v;         /* [k_rows, kv_heads, head_dim_v] */
+  const DLTensor* sinks;     /* [heads] fp32, present exactly when the spec's sinks is 1 */
+  const DLTensor* out;       /* [q_rows, heads, head_dim_v] */
+  const DLTensor* lse;       /* [q_rows, heads] fp32, any strides */
+  const DLTensor* dout;      /* [q_rows, heads, head_dim_v], gradient of out */
+  const DLTensor* dlse;      /* [q_rows, heads] fp32, any strides, gradient of lse; NULL: 0 */
+  const DLTensor* dq;        /* [q_rows, heads, head_dim], written */
+  const DLTensor* dk;        /* [k_rows, kv_heads, head_dim], written; 0 for keys that no query sees */
+  const DLTensor* dv;        /* [k_rows, kv_heads, head_dim_v], written; 0 for keys that no query sees */
+  const DLTensor* dsinks;    /* [heads] fp32 in host memory, written, present exactly when the spec's sinks is 1. Every
+                              * rank gets the sum over all ranks: do not reduce it again */
+  const DLTensor* workspace; /* [workspace_bytes], any type, dense, aligned to 256 bytes; NULL: the object's own */
+  void* stream;              /* a cudaStream_t; NULL: the default stream. Ignored on the host */
+} ringattn_attention_backward_tensors;
+
+/* Collective. Computes the gradients; returns when they are written. */
+ringattn_status ringattn_attention_backward_run(ringattn_attention_backward* backward,
+                                                const ringattn_attention_backward_tensors* tensors);
+/* As ringattn_attention_enqueue(). RINGATTN_UNSUPPORTED if the spec has sinks: use run(), which sums their gradient
+ * over the ranks at its end. */
+ringattn_status ringattn_attention_backward_enqueue(ringattn_attention_backward* backward,
+                                                    const ringattn_attention_backward_tensors* tensors);
+ringattn_status ringattn_attention_backward_wait(ringattn_attention_backward* backward);
+void ringattn_attention_backward_destroy(ringattn_attention_backward* backward);
+
 #ifdef __cplusplus
 }
 #endif

@@ -63,6 +63,12 @@ struct Ops {
                                                  return ringattn_attention_create(world.get(), &spec, &batch, options,
                                                                                   object);
                                                })},
+        {"attention backward", made<ringattn_attention_backward>(ringattn_attention_backward_destroy,
+                                                                 [this](auto* options, auto** object) {
+                                                                   return ringattn_attention_backward_create(
+                                                                       world.get(), &spec, &batch,
+                                                                       RINGATTN_GRADIENTS_AS_INPUTS, options, object);
+                                                                 })},
         {"decode", made<ringattn_decode>(ringattn_decode_destroy,
                                          [this](auto* options, auto** object) {
                                            return ringattn_decode_create(world.get(), &spec, &limits, options, object);

@@ -55,6 +55,7 @@ ringattn_status made(void (*destroy)(Object*), const Create& create) {
 struct Objects {
   Objects() {
     EXPECT_OK(ringattn_attention_create(ops.world.get(), &ops.spec, &ops.batch, nullptr, &attention));
+    EXPECT_OK(ringattn_attention_backward_create_from(attention, RINGATTN_GRADIENTS_AS_INPUTS, &backward));
     EXPECT_OK(ringattn_decode_create(ops.world.get(), &ops.spec, &ops.limits, nullptr, &decode));
     EXPECT_OK(ringattn_mla_create(ops.world.get(), &ops.latent, &ops.batch, RINGATTN_ANY_FORM, nullptr, &latent));
     EXPECT_OK(ringattn_mla_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
@@ -65,6 +66,7 @@ struct Objects {
   }
   ~Objects() {
     ringattn_attention_destroy(attention);
+    ringattn_attention_backward_destroy(backward);
     ringattn_decode_destroy(decode);
     ringattn_mla_destroy(latent);
     ringattn_mla_decode_destroy(latent_decode);
@@ -78,6 +80,7 @@ struct Objects {
 
   Ops ops;
   ringattn_attention* attention = nullptr;
+  ringattn_attention_backward* backward = nullptr;
   ringattn_decode* decode = nullptr;
   ringattn_mla* latent = nullptr;
   ringattn_mla_decode* latent_decode = nullptr;
@@ -175,6 +178,9 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
   return {
       grown<ringattn_attention_facts>("ringattn_attention_facts", offsetof(ringattn_attention_facts, estimated_seconds),
                                       [&](auto* facts) { return ringattn_attention_get_facts(of.attention, facts); }),
+      grown<ringattn_attention_facts>(
+          "ringattn_attention_facts", offsetof(ringattn_attention_facts, estimated_seconds),
+          [&](auto* facts) { return ringattn_attention_backward_get_facts(of.backward, facts); }),
       as_ever<ringattn_decode_facts>("ringattn_decode_facts",
                                      [&](auto* facts) { return ringattn_decode_get_facts(of.decode, facts); }),
       as_ever<ringattn_decode_facts>(
@@ -208,6 +214,9 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
       grown<ringattn_attention_tensors>("ringattn_attention_tensors",
                                         offsetof(ringattn_attention_tensors, compressed_k),
                                         [&](auto* given) { return ringattn_attention_run(of.attention, given); }),
+      as_ever<ringattn_attention_backward_tensors>(
+          "ringattn_attention_backward_tensors",
+          [&](auto* given) { return ringattn_attention_backward_run(of.backward, given); }),
       grown<ringattn_decode_tensors>("ringattn_decode_tensors", offsetof(ringattn_decode_tensors, compressed_k),
                                      [&](auto* given) { return ringattn_decode_run(of.decode, given); }),
       as_ever<ringattn_mla_tensors>("ringattn_mla_tensors",

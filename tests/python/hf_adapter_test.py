@@ -64,6 +64,29 @@ class Adapter(unittest.TestCase):
                 torch.testing.assert_close(logits, alone, atol=1e-5, rtol=0)
             model.config._attn_implementation = "sdpa"
 
+    def test_ranks_train_a_model(self):
+        layout = ringattn.packed([30, 20], 2)
+        for model in models():
+            parameters = list(model.train().parameters())
+
+            def gradients(logits, parameters=parameters):
+                return torch.autograd.grad(logits.square().sum(), parameters)
+
+            def rank(world, model=model, gradients=gradients):
+                names.substitute_hf_flash_attn(world, heads_k_stride=1)
+                names.update_ring_flash_attn_params(CU, world)
+                positions = torch.from_numpy(ringattn.positions(layout, world.rank))[None]
+                ids = self.ids.chunk(2, dim=1)[world.rank]
+                return gradients(model(input_ids=ids, position_ids=positions, use_cache=False).logits)
+
+            with torch.enable_grad():
+                alone = gradients(torch.cat([model(self.ids[:, :30]).logits[0], model(self.ids[:, 30:]).logits[0]]))
+                model.config._attn_implementation = "ringattn"
+                shards = ringattn.run_ranks(2, rank)
+            for first, second, wanted in zip(*shards, alone):
+                torch.testing.assert_close(first + second, wanted, atol=2e-4, rtol=1e-3)
+            model.config._attn_implementation = "sdpa"
+
     def test_a_model_without_sequences_is_refused(self):
         model = next(models())
         world = ringattn.self_world()

@@ -56,7 +56,16 @@ def samples() -> dict[str, list[tuple]]:
     plain, small = ([k], "", 0), ([k16], "", 0)
     codes, tables = parts("int4_token group 32"), parts("vector width 4")
     cache = [normal(2, 16, 2, 64)], "", 0
+    out, lse = ringattn.attention(q, k, k, sinks=sinks)
     return {
+        "attention_backward": [
+            (out, lse, q, k, k, sinks, out, lse, *mask, 0.125, 0.0, None, None, None, None, None, 0, 0, 60.0),
+            (q, None, q, k, k, None, out, lse, "full", 0, 0, 0.2, 9.0, 1, None, None, [60, 60], None, 0, 0, 60.0),
+        ],
+        "varlen_backward": [
+            (out, lse, q, k, k, sinks, out, lse, cu, None, *mask, 0.125, 0.0, None, None, None, None, 0, 0, 60.0),
+            (q, None, q, k, k, None, out, lse, cu, cu, "window", 9, 3, 0.2, 9.0, [0, 3], None, None, None, 0, 0, 60.0),
+        ],
         "attention": [
             (q, [k], [k], "", 0, "", 0, None, *mask, None, 0.0, None, None, None, None, None, 0, 0, 60.0),
             (q16, *mixed(codes, small), sinks, "window", 9, 3, 0.2, 5.0, 1, None, None, None, None, 0, 0, 60.0),

@@ -318,6 +318,41 @@ class Versions(Case):
         self.assert_refused(UNSUPPORTED, f"transformers is {transformers.__version__}", ringattn.transformers.register)
 
 
+class Training(Case):
+    def setUp(self):
+        super().setUp()
+        torch.set_grad_enabled(True)
+
+    @staticmethod
+    def gradients(model, call, *given, **named):
+        loss = call(*given, use_cache=False, **named).logits.square().mean()
+        return torch.autograd.grad(loss, [*model.parameters()], allow_unused=True)
+
+    def compare(self, made, expected, what):
+        for got, wanted in zip(made, expected, strict=True):
+            self.assertEqual(got is None, wanted is None, what)
+            if got is not None:
+                self.assert_close(got, wanted, what)
+
+    def test_gradients_are_those_of_their_own_attention(self):
+        for name, model in (("llama", llama()), ("gpt-oss, sinks, sliding and causal", gpt_oss())):
+            model.train().set_attn_implementation("eager")
+            expected = self.gradients(model, model, self.ids)
+            model.set_attn_implementation("ringattn")
+            self.compare(self.gradients(model, model, self.ids), expected, name)
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            self.compare(self.gradients(model, model, self.ids), expected, f"{name}, checkpointed")
+
+    def test_packed_rows_in_one_graph(self):
+        model = mistral().train()
+        model.set_attn_implementation("ringattn")
+        given = {"position_ids": PACKED, "cu_seq_lens_q": CU, "cu_seq_lens_k": CU}
+        expected = self.gradients(model, model, self.ids[:1], **given)
+        torch.compiler.reset()
+        call = torch.compile(model, fullgraph=True, backend="aot_eager")
+        self.compare(self.gradients(model, call, self.ids[:1], **given), expected, "mistral")
+
+
 class Compiled(Case):
     """In one graph, with the bits of eager calls; what numbers tell is refused when the graph runs."""
 

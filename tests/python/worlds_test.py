@@ -101,6 +101,12 @@ def of_group(rank):
     layout = ringattn.zigzag([500], RANKS)
     q, k, v = (torch.from_numpy(ringattn.shard(x, layout, rank))[None] for x in arrays())
     assert_same_bits(names.zigzag_ring_flash_attn_func(q, k, v, causal=True)[0].numpy(), rows)
+    mine = [x.requires_grad_() for x in (q, k, v)]
+    gradients = torch.autograd.grad(names.zigzag_ring_flash_attn_func(*mine, causal=True).square().sum(), mine)
+    alone = [torch.from_numpy(x).requires_grad_() for x in arrays()]
+    expected = torch.autograd.grad(ringattn.attention(*alone)[0].square().sum(), alone)
+    for got, wanted in zip(gradients, expected):
+        assert_same_bits(got[0], ringattn.shard(wanted, layout, rank))
     distributed.barrier()
     distributed.destroy_process_group()
     return rows

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which calls have gradients. Those that have none are refused where a tensor requires one."""
+
+import sys
+
+from ._errors import unsupported
+
+OPS = ("attention", "varlen")
+INPUTS = ("q", "k", "v", "sinks")
+WITHOUT = "only attention() and varlen() have gradients, those of q, k, v and sinks"
+SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
+
+
+def requiring(arrays: dict) -> str | None:
+    """The name of the first tensor whose gradient autograd would record; None if there is none."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return None
+    for name, array in arrays.items():
+        if isinstance(array, torch.Tensor) and array.requires_grad:
+            return name
+    return None
+
+
+def check(name: str, compressed: bool, k_positions, out) -> None:
+    """Refuses arguments of a call without gradients. name: a tensor that requires one."""
+    problem = f"{name} requires a gradient"
+    if compressed:
+        unsupported(problem, "attention to compressed keys or values has no gradient",
+                    "Pass k and v uncompressed, or call it under torch.no_grad().")  # fmt: skip
+    if k_positions is not None:
+        unsupported(problem, "attention with k_positions has no gradient",
+                    "Pass all keys, or call it under torch.no_grad().")  # fmt: skip
+    if out is not None:
+        unsupported(problem, "results that autograd records are new tensors",
+                    "Leave out= out, or call it under torch.no_grad().")  # fmt: skip
