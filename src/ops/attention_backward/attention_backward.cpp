@@ -182,6 +182,7 @@ void AttentionBackward::Impl::check_outputs(const BackwardInputs& inputs, const 
     check_apart(name, view, "out", inputs.out);
     check_apart(name, view, "dout", inputs.dout);
     check_apart(name, view, "lse", as_tensor(inputs.lse, q_rows(), s.heads));
+    if (inputs.dlse.data != nullptr) check_apart(name, view, "dlse", as_tensor(inputs.dlse, q_rows(), s.heads));
   };
   check("dq", outputs.dq, {job.gradients, q_rows(), s.heads, s.head_dim});
   check("dk", outputs.dk, {job.gradients, k_rows(), s.kv_heads, s.head_dim});
@@ -189,7 +190,11 @@ void AttentionBackward::Impl::check_outputs(const BackwardInputs& inputs, const 
   check_apart("dk", outputs.dk, "dq", outputs.dq);
   check_apart("dv", outputs.dv, "dq", outputs.dq);
   check_apart("dv", outputs.dv, "dk", outputs.dk);
-  check_given("Attention", "dsinks", outputs.dsinks, s.sinks);
+  if ((outputs.dsinks != nullptr) != s.sinks) {
+    fail(ErrorCode::kUsage, s.sinks ? "dsinks is missing" : "dsinks is given",
+         s.sinks ? "the job has sinks, and their gradient is written" : "the job has no sinks",
+         "Give BackwardOutputs::dsinks exactly where AttentionSpec::sinks is on.");
+  }
 }
 
 void AttentionBackward::Impl::check(const BackwardInputs& inputs, const BackwardOutputs& outputs,
