@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <ostream>
 #include <string>
@@ -108,6 +109,15 @@ class AttentionBackward : public ::testing::TestWithParam<AttentionBackwardRow> 
                     .same_bits(result));
   }
 
+  static std::vector<BackwardArrangement> several_splits_arrangements() {
+    return {{.threads = 3},
+            {.tiles_per_task = 1, .shuffle = 11, .strided = true},
+            {.tiles_per_task = 2, .separate_finish = true},
+            {.ranks = 2, .run_rows = 33, .deal = 12},
+            {.tiles_per_task = 3, .ranks = 3, .run_rows = 37, .deal = 13, .needed_tiles = true},
+            {.tiles_per_task = 1, .ranks = 7, .run_rows = 5, .deal = 14, .shuffle = 15, .strided = true}};
+  }
+
   void expect_same(const BackwardInputs& inputs, const std::vector<BackwardArrangement>& arrangements) {
     const BackwardResult expected = differentiate_with(row(), inputs);
     ASSERT_EQ(expected.error, "");
@@ -147,8 +157,10 @@ TEST_P(AttentionBackward, EveryHeadRatio) {
 }
 
 TEST_P(AttentionBackward, EveryHeadDim) {
+  std::vector<HeadDims> every_dims(std::begin(kHeadDims), std::end(kHeadDims));
+  every_dims.insert(every_dims.end(), {{8, 8}, {40, 136}, {40, 24}, {576, 512}});
   for (const Dtype dtype : kDtypes) {
-    for (const HeadDims& dims : kHeadDims) {
+    for (const HeadDims& dims : every_dims) {
       for (const Dtype gradients : {Dtype::kF32, dtype}) {
         AttentionBackwardSpec spec{make_spec(dtype, 2, 1, dims.head_dim, {-1, 0}, dims.head_dim_v), gradients};
         if (!can(spec) || (gradients == dtype && dtype == Dtype::kF32 && dims.head_dim > 64)) continue;
@@ -201,8 +213,10 @@ TEST_P(AttentionBackward, RowsWithoutPairs) {
     for (AttentionBackwardSpec spec : usual_specs(4, 2, {-1, 0})) {
       spec.forward.sinks = sinks;
       if (!can(spec)) continue;
-      // Causal: no query of the first sequence sees a key, and the keys from 31 on of the second one are seen by none.
-      const BackwardInputs inputs = random_backward_inputs(spec, {{40, 90, -40}, {31, 200, 0}}, 508);
+      // Causal: no query of the first sequence sees a key, and no query sees the keys from 31 on of the second one. The
+      // third has no keys, and the last no queries.
+      const BackwardInputs inputs =
+          random_backward_inputs(spec, {{40, 90, -40}, {31, 200, 0}, {9, 0, 0}, {0, 7, 0}}, 508);
       const BackwardResult result = differentiate_with(row(), inputs);
       EXPECT_EQ(check_gradients(inputs, result), "") << describe(spec);
       const auto is_zero = [](const std::vector<std::byte>& rows, std::size_t begin, std::size_t end) {
@@ -211,11 +225,13 @@ TEST_P(AttentionBackward, RowsWithoutPairs) {
                            [](std::byte byte) { return byte == std::byte{0}; });
       };
       const std::size_t element = size_of(spec.gradients);
-      EXPECT_TRUE(is_zero(result.dq, 0, 40U * 4 * static_cast<std::size_t>(spec.forward.head_dim) * element));
+      const std::size_t q_token = 4 * static_cast<std::size_t>(spec.forward.head_dim) * element;
+      EXPECT_TRUE(is_zero(result.dq, 0, 40 * q_token));
+      EXPECT_TRUE(is_zero(result.dq, (40 + 31) * q_token, 80 * q_token));
       for (const std::vector<std::byte>* rows : {&result.dk, &result.dv}) {
-        const std::size_t token = rows->size() / 290;
+        const std::size_t token = rows->size() / 297;
         EXPECT_TRUE(is_zero(*rows, 0, 90 * token));
-        EXPECT_TRUE(is_zero(*rows, (90 + 31) * token, 290 * token));
+        EXPECT_TRUE(is_zero(*rows, (90 + 31) * token, 297 * token));
       }
     }
   }
@@ -288,6 +304,28 @@ TEST_P(AttentionBackward, SeveralSplits) {
   }
   for (const AttentionBackwardSpec& spec : usual_spec(64, 1, {-1, 0})) {
     check(random_backward_inputs(spec, {{130, 20, -10}}, 515));
+  }
+}
+
+TEST_P(AttentionBackward, KvSplitsCutAnyhow) {
+  const std::int64_t keys = 2 * kBackwardKvSplit + 77;
+  for (const Mask& mask : {Mask{-1, 0}, Mask{9000, 10}}) {
+    for (const AttentionBackwardSpec& spec : usual_spec(2, 1, mask)) {
+      const BackwardInputs inputs = random_backward_inputs(spec, {{20, keys, keys - 28}}, 518);
+      expect_same(inputs, several_splits_arrangements());
+    }
+  }
+}
+
+// Query splits of one tile each, because a KV head has 64 query heads or more.
+TEST_P(AttentionBackward, QuerySplitsCutAnyhow) {
+  constexpr std::pair<int, Mask> kCases[] = {{64, {-1, 0}}, {71, {100, 30}}};
+  for (const auto& [heads, mask] : kCases) {
+    for (const AttentionBackwardSpec& spec : usual_spec(heads, 1, mask)) {
+      const BackwardInputs inputs =
+          random_backward_inputs(spec, {{100, 100, 0}, {0, 9, 0}, {1, 1, 0}, {90, 120, -45}, {70, 140, 101}}, 519);
+      expect_same(inputs, several_splits_arrangements());
+    }
   }
 }
 
@@ -397,8 +435,8 @@ TEST_P(AttentionBackward, NeighborsInTheBatchMoveNoBit) {
   }
 }
 
-// NaN and ∞ planted in one input of one sequence. Rows may be touched by what they see, and by values of K, Q and dO
-// in their tiles that they don't see.
+// NaN and ∞ planted in one input of one sequence. What a row sees may touch it. Outside the CPU, so may values of K, Q
+// and dO in its tiles that it does not see.
 class AttentionBackwardNonFinite : public AttentionBackward {
  protected:
   static constexpr std::int64_t kQueries = 100;
@@ -440,12 +478,11 @@ class AttentionBackwardNonFinite : public AttentionBackward {
     RowPredicate dq_reached, dk_reached, dv_reached;
   };
 
-  // plant(inputs, value) changes an input after the forward's results were computed.
+  // plant(inputs, value) changes an input after the forward's results were computed, and may compute them again.
   template <class Plant, class ReachOf>
   void check_planted(const Plant& plant, const ReachOf& reach_of) {
     for (const Mask& mask : {Mask{-1, 0}, Mask{30, 20}, Mask{-1, -1}}) {
       for (const AttentionBackwardSpec& spec : usual_specs(kHeads, kKvHeads, mask, false)) {
-        if (spec.forward.dtype == Dtype::kF16 && !long_tests()) continue;
         const BackwardInputs clean_inputs =
             random_backward_inputs(spec, {{kQueries, kKeys, kOffset}, {20, 30, 10}}, 531);
         BackwardRunner runner(row(), spec);
@@ -465,6 +502,7 @@ class AttentionBackwardNonFinite : public AttentionBackward {
           expect_rows(planted.dv, clean.dv, kKvHeads, spec.gradients, kKeys + 30, "dV", reach.dv_touched,
                       nan ? reach.dv_reached : none);
           if (HasFatalFailure()) return;
+          ASSERT_NE(planted.dq, clean.dq);
           for (const BackwardArrangement& arrangement :
                {BackwardArrangement{.tiles_per_task = 1},
                 BackwardArrangement{.ranks = 2, .run_rows = 1, .needed_tiles = true},
@@ -490,11 +528,19 @@ class AttentionBackwardNonFinite : public AttentionBackward {
   // Whether a query or a key of the first sequence may share a tile with the other one.
   bool shares_tile(const Mask& mask, std::int64_t token, std::int64_t key, int key_tile) const {
     if (token >= kQueries || key >= kKeys) return false;
+    if (row().backend == "cpu") return sees(mask, token, key);
     const std::int64_t first = floor_quotient(kOffset + token, kBackwardTile) * kBackwardTile - kOffset;
     const std::int64_t first_key = key / key_tile * key_tile;
     for (std::int64_t i = first; i < first + kBackwardTile; ++i) {
       const KeyRange keys = Visibility(mask, first_key + key_tile).keys(kOffset + i);
       if (!keys.empty() && keys.end > first_key) return true;
+    }
+    return false;
+  }
+  // Whether some query of the first sequence sees both keys.
+  static bool shares_query(const Mask& mask, std::int64_t key, std::int64_t other) {
+    for (std::int64_t token = 0; token < kQueries; ++token) {
+      if (sees(mask, token, key) && sees(mask, token, other)) return true;
     }
     return false;
   }
@@ -569,6 +615,69 @@ TEST_P(AttentionBackwardNonFinite, InQ) {
                     };
                     return Reach{dq, near, seen, dq, seen, seen};
                   });
+  }
+}
+
+// The forward saw the planted value as well: O and LSE of the rows that see it are not finite, and reach every key that
+// these rows see.
+TEST_P(AttentionBackwardNonFinite, InVAndForwardResults) {
+  check_planted(
+      [](BackwardInputs& inputs, float value) {
+        inputs.attention.set_v(kPlantedKey, 1, 3, value);
+        compute_forward(inputs);
+      },
+      [&](const Mask& mask) {
+        const RowPredicate dq = [mask](std::int64_t token, int head) {
+          return kv_head_of(head) == 1 && sees(mask, token, kPlantedKey);
+        };
+        const RowPredicate dk = [mask](std::int64_t key, int head) {
+          return head == 1 && shares_query(mask, key, kPlantedKey);
+        };
+        return Reach{dq, dk, nowhere(), dq, dk, nowhere()};
+      });
+}
+
+TEST_P(AttentionBackwardNonFinite, InKAndForwardResults) {
+  for (const AttentionBackwardSpec& spec : usual_spec(kHeads, kKvHeads, {-1, 0})) {
+    const int key_tile = BackwardRunner(row(), spec).kernel().key_tile();
+    check_planted(
+        [](BackwardInputs& inputs, float value) {
+          inputs.attention.set_k(kPlantedKey, 0, 5, value);
+          compute_forward(inputs);
+        },
+        [&](const Mask& mask) {
+          const RowPredicate seen = [mask](std::int64_t token, int head) {
+            return kv_head_of(head) == 0 && sees(mask, token, kPlantedKey);
+          };
+          const RowPredicate near = [mask, key_tile, this](std::int64_t token, int head) {
+            return kv_head_of(head) == 0 && shares_tile(mask, token, kPlantedKey, key_tile);
+          };
+          const RowPredicate dkv = [mask](std::int64_t key, int head) {
+            return head == 0 && shares_query(mask, key, kPlantedKey);
+          };
+          return Reach{near, dkv, dkv, seen, dkv, dkv};
+        });
+  }
+}
+
+TEST_P(AttentionBackwardNonFinite, InQAndForwardResults) {
+  for (const AttentionBackwardSpec& spec : usual_spec(kHeads, kKvHeads, {-1, 0})) {
+    const int key_tile = BackwardRunner(row(), spec).kernel().key_tile();
+    check_planted(
+        [](BackwardInputs& inputs, float value) {
+          inputs.attention.set_q(kPlantedQuery, 1, 5, value);
+          compute_forward(inputs);
+        },
+        [&](const Mask& mask) {
+          const RowPredicate dq = [](std::int64_t token, int head) { return head == 1 && token == kPlantedQuery; };
+          const RowPredicate seen = [mask](std::int64_t key, int head) {
+            return head == 0 && sees(mask, kPlantedQuery, key);
+          };
+          const RowPredicate near = [mask, key_tile, this](std::int64_t key, int head) {
+            return head == 0 && shares_tile(mask, kPlantedQuery, key, key_tile);
+          };
+          return Reach{dq, near, seen, dq, seen, seen};
+        });
   }
 }
 
