@@ -2,19 +2,27 @@
 """The adapter of ring_flash_attn for Hugging Face's transformers: models compute this rank's contiguous shard of a packed stream,
 whose sequences are said before each batch."""
 
-import threading
+from typing import NamedTuple
 
 from ._arguments import lengths_of
 from ._errors import refuse
 from ._flash_attn_tools import check_stride
+from ._per_thread import PerThread
 from .layouts import packed
 from .torch_worlds import torch_world
 from .worlds import World
 
-# group, stride: of the last substitute_hf_flash_attn(); batch: (layout, world) of the last
-# update_ring_flash_attn_params().
-_here = threading.local()
-_NONE = object()  # no group, where None is the default one
+class _Stated(NamedTuple):
+    """group, stride: of the last substitute_hf_flash_attn(); batch: (layout, world) of the last
+    update_ring_flash_attn_params()."""
+
+    group: object
+    stride: int = 1
+    batch: tuple | None = None
+
+
+_here = PerThread("call of substitute_hf_flash_attn()")
+_NOTHING = _Stated(object())  # no group, where None is the default one
 
 
 def _dealt():
@@ -22,7 +30,7 @@ def _dealt():
     because a rank that took its shard for the whole stream would compute other values."""
     from . import transformers  # noqa: PLC0415, needs torch
 
-    dealt = getattr(_here, "batch", None)
+    dealt = (_here.get() or _NOTHING).batch
     if dealt is None and not transformers.is_inside_batch():
         refuse("no sequences are known", "models compute a rank's shard since substitute_hf_flash_attn()",
                "Call update_ring_flash_attn_params() on this thread before the model.")  # fmt: skip
@@ -32,7 +40,7 @@ def _dealt():
 def _forward(module, query, key, *arguments, **named):
     from . import transformers  # noqa: PLC0415, as above
 
-    check_stride(getattr(_here, "stride", 1), key.shape[1])
+    check_stride((_here.get() or _NOTHING).stride, key.shape[1])
     return transformers.attention_forward(module, query, key, *arguments, **named, dealt=_dealt())
 
 
@@ -51,18 +59,19 @@ def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
 
     for name in ("flash_attention_2", "ringattn"):
         transformers.register(name, _forward, _mask)
-    _here.group, _here.stride, _here.batch = process_group, heads_k_stride, None
+    _here.set(_Stated(process_group, heads_k_stride))
 
 
 def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:
     """States the sequence boundaries of the packed stream, of which this rank has the contiguous shard, for all models
     that this thread calls until the next update. process_group: that of substitute_hf_flash_attn()."""
     lengths = lengths_of(cu_seqlens)
-    if getattr(_here, "group", _NONE) is not process_group:
+    stated = _here.get() or _NOTHING
+    if stated.group is not process_group:
         refuse("process_group is another one", "keys are exchanged among the ranks of substitute_hf_flash_attn()",
                "Pass the same to both, and call that one first, on the same thread.")  # fmt: skip
     world = process_group if isinstance(process_group, World) else torch_world(process_group)
     if sum(lengths) % world.size:
         refuse(f"{sum(lengths)} tokens don't divide among {world.size} ranks", "llama3's shards are equally long",
                "Pad the stream.")  # fmt: skip
-    _here.batch = packed(lengths, world.size), world
+    _here.set(stated._replace(batch=(packed(lengths, world.size), world)))

@@ -19,34 +19,34 @@ and static caches. Models train if their dropout is 0."""
 
 import contextlib
 import itertools
-import threading
 
 import torch
 
 from . import _attention
 from ._errors import refuse, unsupported
+from ._per_thread import PerThread
 from ._tensors import flat_rows
 from ._transformers_masks import OWN_MASK, Mask, check_padding, read_mask, sequences_of
 from .layouts import Layout
 from .worlds import World
 
-_current = threading.local()
+_current = PerThread("ringattn.transformers.batch()")
 
 
 @contextlib.contextmanager
 def batch(layout: Layout, world: World | None = None):
     """Context manager: models on this thread compute this rank's rows of packed sequences with this layout. q, k and v
     are then [1, heads, rows, head_dim]."""
-    before = getattr(_current, "batch", None)
-    _current.batch = (layout, world)
+    before = _current.get()
+    _current.set((layout, world))
     try:
         yield
     finally:
-        _current.batch = before
+        _current.set(before)
 
 
 def is_inside_batch() -> bool:
-    return getattr(_current, "batch", None) is not None
+    return _current.get() is not None
 
 
 # Arguments without effect on the attention.
@@ -115,7 +115,7 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
     if (cu_q is None) != (cu_k is None):
         refuse(f"cu_seq_lens_{'k' if cu_k is None else 'q'} is missing", "queries and keys both have sequences",
                "Pass cu_seq_lens_q and cu_seq_lens_k.")  # fmt: skip
-    current = dealt or getattr(_current, "batch", None)
+    current = dealt or _current.get()
     if q.shape[0] != 1 and (current is not None or cu_q is not None):
         refuse(f"a batch of {q.shape[0]} {'has cu_seq_lens_q' if current is None else 'is inside of batch()'}",
                "packed sequences are one row", "Pass a batch of 1.")  # fmt: skip
@@ -148,7 +148,7 @@ def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=
     if isinstance(q_offset, torch.Tensor):
         unsupported("the cache is of a fixed size", "ringattn would see keys that are not there yet",
                     "Use a dynamic cache.")  # fmt: skip
-    current = dealt or getattr(_current, "batch", None)
+    current = dealt or _current.get()
     queries_end, keys_end = q_offset + q_length, kv_offset + kv_length
     longest = keys_end if current is None else max(current[0].lengths)
     causal, window, packed = read_mask(mask_function, local_size, longest)
