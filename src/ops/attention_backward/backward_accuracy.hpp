@@ -14,7 +14,7 @@
 
 namespace ringattn {
 
-// Of one gradient. Plain bytes: ranks tell each other.
+// The accuracy of one gradient. Plain bytes: ranks tell each other.
 struct GradientAccuracy {
   std::int64_t compared = 0;  // values that are finite here and in fp64
   double error = 0.0;         // of those, the greatest
@@ -29,7 +29,7 @@ struct GradientAccuracy {
   bool passes() const { return misplaced == 0 && error <= allowed(); }
 };
 
-// Of the sinks' gradient: the head with the greatest part of what is allowed.
+// The accuracy of the sinks' gradient, at the head with the greatest part of what is allowed.
 struct SinkAccuracy {
   double error = 0.0;
   double allowed = 0.0;

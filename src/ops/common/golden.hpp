@@ -23,7 +23,7 @@ struct Golden {
   std::string kernel;
   std::string target;  // instruction set or device model
   std::string job;     // what was computed, in one line
-  // Of the result's tensors, by their keys (ResultDigest): hex, or kNoDigest.
+  // Digests of the result's tensors, by their keys (ResultDigest): hex, or kNoDigest.
   std::map<std::string, std::string, std::less<>> digests = {};
 };
 

@@ -13,7 +13,7 @@ struct NonFinite {
   std::int64_t q = 0;
   std::int64_t k = 0;  // or of latents and rotary keys
   std::int64_t v = 0;  // or of the matrices that expand latents
-  // Of gradients.
+  // Inputs of gradients:
   std::int64_t out = 0;   // the forward's
   std::int64_t lse = 0;   // NaN or +∞; −∞ is the LSE of a row without keys
   std::int64_t dout = 0;  // and of the gradient of LSE

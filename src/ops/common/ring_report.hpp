@@ -43,7 +43,7 @@ PlanFigures plan_figures(const Collective& collective, const Plan& plan, const J
                          const TimeEstimate& estimate);
 // A line for each block.
 std::vector<std::string> block_lines(const Plan& plan);
-// Of this rank, without its tokens and non-finite values.
+// The figures of a run on this rank, without its tokens and non-finite values.
 RankFigures run_figures(const Plan& plan, const RunStats& stats);
 std::vector<TraceEvent> block_events(const std::vector<BlockTimes>& blocks);
 // A result's row: tokens, the job's shape, time, rate, exposed communication, memory and the digest of `tensor`.

@@ -125,7 +125,6 @@ TEST_P(BackwardInvariance, AnyNumberOfThreads) {
   }
 }
 
-
 INSTANTIATE_TEST_SUITE_P(Jobs, BackwardInvariance, ::testing::ValuesIn(cases()),
                          [](const auto& tested) { return std::string(tested.param.name); });
 
