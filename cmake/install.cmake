@@ -43,7 +43,7 @@ if(TARGET ringattn_comm_mpi)
 endif()
 # Headers of kernels are those of one device's inside.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringattn FILES_MATCHING PATTERN "*.hpp"
-        REGEX "/kernels/[a-z]+/(cpu|cuda|sm80|sm90)$" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
+        REGEX "/kernels/[a-z_]+/(cpu|cuda|sm80|sm90)$" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_ops.h
               ${PROJECT_SOURCE_DIR}/src/c/ringattn_mla.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})

@@ -227,7 +227,7 @@ class Pass {
         k_axes_(key_axes(inputs.attention)),
         query_rows_(deal_rows(q_axes_, arrangement)),
         key_rows_(deal_rows(k_axes_, arrangement)),
-        key_tiles_(tiles_of_axes(k_axes_, kernel.dq_key_tile())),
+        key_tiles_(tiles_of_axes(k_axes_, kernel.key_tile())),
         query_tiles_(tiles_of_axes(q_axes_, kBackwardTile)) {
     for (const SequenceShape& shape : inputs.attention.sequences) {
       sequences_.push_back({shape.q_len, shape.k_len, shape.q_offset});
@@ -412,7 +412,7 @@ class Pass {
   }
 
   void add_all_dq() {
-    const std::vector<std::vector<std::int64_t>> sources = place_tiles(key_tiles_, arrangement_, kernel_.dq_key_tile());
+    const std::vector<std::vector<std::int64_t>> sources = place_tiles(key_tiles_, arrangement_, kernel_.key_tile());
     std::vector<PlacedTensor> tensors;
     std::vector<BackwardKeySource> views;
     for (const std::vector<std::int64_t>& tokens : sources) {
@@ -460,7 +460,7 @@ class Pass {
       stats.push_back(place_dense(stats_, tokens, stats_row_bytes()));
       views.push_back({q, dout, reinterpret_cast<const float*>(stats.back().data())});
     }
-    const int key_tile = kernel_.dkv_key_tile();
+    const int key_tile = kernel_.key_tile();
     const auto needs = [&](std::int64_t key, const Tile& tile) {
       return any_sees(spec_.mask, tile.position, kBackwardTile, key / key_tile * key_tile, key_tile);
     };
