@@ -20,7 +20,7 @@ namespace {
 constexpr std::string_view kName = "attention_backward";
 
 std::string gradients_text(const BackwardJob& job) {
-  return job.gradients == job.forward.spec.dtype ? "" : fmt::format(", gradients {}", dtype_name(job.gradients));
+  return job.gradients == job.forward.spec.dtype ? "" : fmt::format(", gradients in {}", dtype_name(job.gradients));
 }
 
 }  // namespace
