@@ -73,7 +73,9 @@ std::vector<std::string> BackwardOpJob::plan_lines(const PlanFigures& plan) {
   if (max_state_ > 0) {
     line += fmt::format(", {} of it for sums of dQ, dK and dV", format_bytes(static_cast<double>(max_state_)));
   }
-  return {std::move(line)};
+  std::vector<std::string> lines{std::move(line)};
+  if (input_.is_synthetic()) lines.emplace_back("forward: out and lse are computed first; their time is not counted");
+  return lines;
 }
 
 std::vector<std::string> BackwardOpJob::plan_details() { return block_lines(backward_->plan()); }
