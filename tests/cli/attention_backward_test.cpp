@@ -2,6 +2,7 @@
 // The gradients of attention: files, seeds, checks, plans and what is refused.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <span>
@@ -18,10 +19,14 @@
 namespace ringattn::testing {
 namespace {
 
+// A job of a seed. Flags in `more` replace its own.
 Words made(const std::string& command, const Words& more = {}) {
-  return Words{command,      "--op", "attention_backward", "--synthetic", "7",       "--seq", "300", "--heads", "4",
-               "--kv-heads", "2",    "--head-dim",         "16",          "--dtype", "fp32"} +
-         more;
+  Words words{command, "--op", "attention_backward", "--synthetic", "7"};
+  for (const auto& [flag, value] :
+       {std::pair{"--seq", "300"}, {"--heads", "4"}, {"--kv-heads", "2"}, {"--head-dim", "16"}, {"--dtype", "fp32"}}) {
+    if (std::ranges::find(more, flag) == more.end()) words.insert(words.end(), {flag, value});
+  }
+  return words + more;
 }
 
 Finished done(const Words& words) {
