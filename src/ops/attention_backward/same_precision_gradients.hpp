@@ -35,8 +35,9 @@ inline PairGradient pair_gradient(const AttentionSpec& spec, std::span<const flo
   }
   float dp = 0.0F;
   for (std::size_t i = 0; i < dout.size(); ++i) dp += dout[i] * v[i];
-  const bool sees_none = stats.lse == -std::numeric_limits<double>::infinity();
-  const float p = sees_none ? 0.0F : std::exp(s - static_cast<float>(stats.lse));
+  // As kernels have it: 0 for −∞, which a row with a finite score never has.
+  const bool none = stats.lse == -std::numeric_limits<double>::infinity();
+  const float p = std::exp(s - (none ? 0.0F : static_cast<float>(stats.lse)));
   return {rounded(spec.dtype, p), rounded(spec.dtype, p * (dp - static_cast<float>(stats.delta)) * slope)};
 }
 
