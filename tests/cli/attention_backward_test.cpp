@@ -11,7 +11,6 @@
 #include "io/safetensors_file.hpp"
 #include "io/safetensors_writer.hpp"
 #include "kernels/common/synthetic.hpp"
-#include "ops/attention_backward/backward_input.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -138,7 +137,7 @@ TEST(AttentionBackward, OfAForwardsOutputIsThatOfTheSeed) {
     source.shard->read(*source.info, 0, std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
     tensors.push_back({{name, FileDtype::kF32, shape}, bytes});
   }
-  tensors.push_back(synthetic("dout", kSyntheticDout, 4));
+  tensors.push_back(synthetic("dout", SyntheticTensor::kDout, 4));
   const std::string input = folder.file("backward");
   save(input, tensors);
   const Finished run = done({"run", "--input", input, "--ranks", "3", "--json", "-"});

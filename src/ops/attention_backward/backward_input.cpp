@@ -92,7 +92,8 @@ void BackwardInput::read_dout(std::span<const PackedRun> runs, const MutableTens
   if (!forward_.seed()) {
     fail(ErrorCode::kUsage, "the job has no input", "only its shape is given", "Name a seed, or a file.");
   }
-  fill_synthetic(*forward_.seed(), kSyntheticDout, forward_.made_tokens(SyntheticTensor::kQ, runs), rows, threads);
+  fill_synthetic(*forward_.seed(), SyntheticTensor::kDout, forward_.made_tokens(SyntheticTensor::kQ, runs), rows,
+                 threads);
 }
 
 void BackwardInput::read_lse(std::span<const PackedRun> runs, std::span<float> rows) const {

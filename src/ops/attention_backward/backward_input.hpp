@@ -19,9 +19,6 @@ namespace ringattn {
 // Whether the file has a gradient of O, which makes it the input of a backward pass.
 bool holds_gradient(const TensorFile& file);
 
-// The gradient of O among the tensors of a seed; those below 14 are taken (kernels/common/synthetic.hpp).
-inline constexpr auto kSyntheticDout = static_cast<SyntheticTensor>(14);
-
 // Axes of a result tensor: tokens of queries or of keys.
 enum class GradientAxis { kQueries, kKeys };
 
