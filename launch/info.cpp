@@ -84,10 +84,17 @@ void print_tables(const Screen& screen, const DeviceInfo& device) {
   }
   if (visible_gpus().empty()) text += fmt::format("GPU         none ({})\n", gpus_unavailable());
   text += "\nkernels of each op in order of preference; mla uses those of batched_gemm and of attention or decode\n";
+  std::size_t name_width = 0;
+  std::size_t op_width = 0;
+  for (const auto& [op, row] : all_kernels()) {
+    name_width = std::max(name_width, row->name.size());
+    op_width = std::max(op_width, op.size());
+  }
   for (const auto& [op, row] : all_kernels()) {
     const std::string obstacle = row->unavailable();
-    text += fmt::format("  {:<16} {:<11} {:<5} runs here: {}{}\n                   {}\n", row->name, op, row->backend,
-                        state_of(obstacle), obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row->supports);
+    text += fmt::format("  {:<{}} {:<{}} {:<5} runs here: {}{}\n                   {}\n", row->name, name_width, op,
+                        op_width, row->backend, state_of(obstacle),
+                        obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row->supports);
     if (!screen.verbose()) continue;
     for (const std::string& config : row->configs()) text += fmt::format("                     {}\n", config);
   }

@@ -160,11 +160,7 @@ std::size_t Report::memory_peak() const {
 
 NonFinite Report::non_finite() const {
   NonFinite total;
-  for (const RankFigures& rank : figures) {
-    total.q += rank.non_finite.q;
-    total.k += rank.non_finite.k;
-    total.v += rank.non_finite.v;
-  }
+  for (const RankFigures& rank : figures) total += rank.non_finite;
   return total;
 }
 

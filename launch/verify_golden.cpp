@@ -3,6 +3,10 @@
 
 #include <fmt/format.h>
 
+#include <set>
+#include <string>
+#include <string_view>
+
 #include "base/text_file.hpp"
 
 namespace ringattn {
@@ -24,12 +28,20 @@ Golden read_golden(const Collective& collective, const std::string& path, const 
 bool check_golden(const Screen& screen, const std::string& path, const Golden& recorded, const Golden& now) {
   screen.context(fmt::format("against {}, recorded by version {} (git {})", path, recorded.version, recorded.git));
   bool same = true;
-  for (const auto& [name, digest] : {std::pair{"out", &Golden::digest_out},
-                                     {"lse", &Golden::digest_lse},
-                                     {"final_states", &Golden::digest_final_states}}) {
-    if (recorded.*digest == now.*digest) continue;
+  std::set<std::string_view> names;
+  for (const Golden* const golden : {&recorded, &now}) {
+    for (const auto& [name, digest] : golden->digests) names.insert(name);
+  }
+  const auto digest_in = [](const Golden& golden, std::string_view name) {
+    const auto found = golden.digests.find(name);
+    return found == golden.digests.end() ? std::string(kNoDigest) : found->second;
+  };
+  for (const std::string_view name : names) {
+    const std::string before = digest_in(recorded, name);
+    const std::string after = digest_in(now, name);
+    if (before == after) continue;
     same = false;
-    screen.print(fmt::format("  {}: recorded {}, now {}\n", name, recorded.*digest, now.*digest));
+    screen.print(fmt::format("  {}: recorded {}, now {}\n", name, before, after));
   }
   return same;
 }

@@ -120,14 +120,19 @@ TEST(FlatTables, TakeDotsThatAreNoDepth) {
 }
 
 Golden golden() {
-  return {
-      "0.1.0", "0123456789ab", "feed", "cpu_attention", "AVX2", "a job", std::string(32, 'a'), std::string(32, '0')};
+  return {"0.1.0",
+          "0123456789ab",
+          "feed",
+          "cpu_attention",
+          "AVX2",
+          "a job",
+          {{"out", std::string(32, 'a')}, {"lse", std::string(32, '0')}}};
 }
 
 TEST(GoldenFiles, AreReadBack) {
   const Golden read = parse_golden(golden_text(golden()), "g");
   EXPECT_EQ(read.kernel, "cpu_attention");
-  EXPECT_EQ(read.digest_out, std::string(32, 'a'));
+  EXPECT_EQ(read.digests, golden().digests);
   EXPECT_NO_THROW(check_comparable(read, golden(), "g"));
 }
 
@@ -137,21 +142,19 @@ TEST(GoldenFiles, RefuseEverythingElse) {
     refused([&] { parse_golden(text.substr(0, length), "g"); }, ErrorCode::kFile);
   }
   Golden bad = golden();
-  bad.digest_lse = std::string(32, 'G');
+  bad.digests["lse"] = std::string(32, 'G');
   refused([&] { parse_golden(golden_text(bad), "g"); }, ErrorCode::kFile);
 }
 
-TEST(GoldenFiles, OfSsmHaveFinalStatesInsteadOfLse) {
+TEST(GoldenFiles, HaveDigestsOfAnyTensors) {
   Golden scan = golden();
-  std::swap(scan.digest_lse, scan.digest_final_states);
-  const Golden read = parse_golden(golden_text(scan), "g");
-  EXPECT_EQ(read.digest_final_states, std::string(32, '0'));
-  EXPECT_EQ(read.digest_lse, "");
-  scan.digest_lse = scan.digest_final_states;
-  refused([&] { parse_golden(golden_text(scan), "g"); }, ErrorCode::kFile);  // of both
-  scan.digest_lse = scan.digest_final_states = "";
-  refused([&] { parse_golden(golden_text(scan), "g"); }, ErrorCode::kFile);  // of neither
-  scan.digest_final_states = std::string(31, '0');
+  scan.digests = {{"out", std::string(32, 'a')}, {"final_states", std::string(32, '0')}};
+  EXPECT_EQ(parse_golden(golden_text(scan), "g").digests, scan.digests);
+  scan.digests["lse"] = kNoDigest;
+  EXPECT_EQ(parse_golden(golden_text(scan), "g").digests, scan.digests);
+  scan.digests["final_states"] = std::string(31, '0');
+  refused([&] { parse_golden(golden_text(scan), "g"); }, ErrorCode::kFile);
+  scan.digests.clear();
   refused([&] { parse_golden(golden_text(scan), "g"); }, ErrorCode::kFile);
 }
 

@@ -3,8 +3,8 @@
 // time, sharing no code with the kernels or the plan. Block masks and position arrays are not supported.
 //
 // Pairs that the mask excludes are never read. All else follows IEEE arithmetic: if a score is −∞, P is 0, and dS · K
-// is NaN where K is infinite. A row whose LSE is −∞ has P = 0 in every pair that it sees, and no term in the sinks'
-// gradient. A row that sees no key has dQ = 0; if there is a sink, the sink's gradient gets the row's dLSE.
+// is NaN where K is infinite. A row whose LSE is −∞ is computed with LSE 0, and has no term in the sinks' gradient. A
+// row that sees no key has dQ = 0; if there is a sink, the sink's gradient gets the row's dLSE.
 #pragma once
 
 #include <cstdint>

@@ -2,6 +2,7 @@
 // The row of attention in the table of ops.
 #include "ops/common/attention_entry.hpp"
 
+#include "ops/attention_backward/backward_input.hpp"
 #include "ops/common/compressed_tensors.hpp"
 #include "ops/decode/cache_tensors.hpp"
 #include "ops/mla/mla_tensors.hpp"
@@ -28,7 +29,7 @@ constexpr std::string_view kSettings[] = {"page-order",    "q-len",   "kv-heads"
 bool recognizes_attention(const TensorFile& opened) {
   const SafetensorsFile& file = opened.file;
   const InputNames& names = opened.request.names;
-  if (holds_ssm(file, names) || holds_latents(file, names)) return false;
+  if (holds_ssm(file, names) || holds_latents(file, names) || holds_gradient(opened)) return false;
   const auto has = [&](std::string_view tensor) { return file.contains(name_in(names, tensor)); };
   return (has("q") && has("k") && has("v")) || holds_cache(file, names) || holds_compressed(file);
 }

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans of attention and MLA around the ring.
+// Plans of ops around the ring, and those of attention and MLA.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "base/json_writer.hpp"
+#include "ops/attention/ring_plan.hpp"
 #include "ops/attention/world_plan_summary.hpp"
 #include "ops/common/attention_op_job.hpp"
 #include "ops/common/planned_job.hpp"
+#include "ops/common/ring_report.hpp"
 
 namespace ringattn {
 
@@ -57,9 +58,9 @@ std::vector<std::string> summary_cells(const WorldPlanSummary& summary) {
           fmt::format("{:.1f}", summary.flops_per_second_per_rank() / 1e9)};
 }
 
-void write_row(JsonWriter& json, const JobInput& input, const WorldPlanSummary& summary) {
+void write_row(JsonWriter& json, const PlannedRing& planned, const WorldPlanSummary& summary) {
   json.begin_object().member("world", summary.world()).member("tokens", summary.q_tokens);
-  if (input.op() == Op::kMla) json.member("form", form_name(input.form().form));
+  planned.write(json, summary);
   json.member("layout", layout_name(summary.layout.request.kind)).member("stripe", summary.layout.request.stripe);
   json.member("bytes_per_rank", summary.max_bytes_received).member("bytes_moved", summary.bytes_received);
   json.member("memory_per_rank", summary.max_memory).member("balance", summary.balance());
@@ -83,20 +84,19 @@ void write_row(JsonWriter& json, const JobInput& input, const WorldPlanSummary& 
 
 class RingPlan final : public OpPlan {
  public:
-  RingPlan(const JobInput& input, PlanRequest request)
-      : input_(input), request_(std::move(request)), planned_(std::in_place, input_, request_.options, request_.scope) {
-    if (request_.options.machine == MachineModel{}) {
-      request_.options.machine = default_machine(kernel(), planned_->backend());
-    }
-    planned_.emplace(input_, request_.options, request_.scope);
+  RingPlan(PlanRequest request, const MakePlannedRing& make)
+      : request_(std::move(request)), planned_(make(request_.options)) {
+    if (request_.options.machine != MachineModel{}) return;
+    request_.options.machine = default_machine(kernel(), backend());
+    planned_ = make(request_.options);
   }
 
-  const KernelEntry& kernel() const override { return *planned_->kernel().row; }
+  const KernelEntry& kernel() const override { return planned_->kernel(); }
   const Backend& backend() const override { return planned_->backend(); }
   std::vector<std::string> lines() const override {
     std::vector<std::string> lines{
-        fmt::format("kernel: {}; tiles of {} keys", planned_->kernel().reason, planned_->key_tile())};
-    if (std::string text = read_rows_text(input_); !text.empty()) lines.push_back(std::move(text));
+        fmt::format("kernel: {}; tiles of {} keys", planned_->kernel_reason(), planned_->key_tile())};
+    for (std::string& line : planned_->lines()) lines.push_back(std::move(line));
     const MachineModel& machine = request_.options.machine;
     lines.push_back(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us", machine.name,
                                 machine.flops_per_second / 1e9, machine.link_bytes_per_second / 1e9,
@@ -104,10 +104,7 @@ class RingPlan final : public OpPlan {
     return lines;
   }
   bool estimates_time() const override { return true; }
-  std::string length_text() const override {
-    if (input_.op() != Op::kMla) return {};
-    return fmt::format("{} tokens, {}", input_.job().batch.k_tokens(), form_text(input_));
-  }
+  std::string length_text() const override { return planned_->length_text(); }
   std::vector<Cell> columns() const override {
     return {{"world", "", ""},
             {"tokens", "", ""},
@@ -121,29 +118,64 @@ class RingPlan final : public OpPlan {
             {"GFLOP/s", "per rank", ""}};
   }
   std::string_view unit() const override { return "tokens"; }
-  std::int64_t units() const override { return input_.job().batch.q_tokens(); }
+  std::int64_t units() const override { return planned_->q_tokens(); }
   PlanRow row(int world, Route route, bool details, JsonWriter& json) override {
     const WorldPlanSummary summary = summarize_world_plan(planned_->ring(world), request_.options, route, world);
     PlanRow row;
     if (details) {
       add_owners(summary, request_.verbose, row);
+      for (std::string& line : planned_->world_lines(summary)) row.lines.push_back(std::move(line));
       add_blocks(summary, row);
     }
-    write_row(json, input_, summary);
+    write_row(json, *planned_, summary);
     row.cells = summary_cells(summary);
     return row;
   }
 
  private:
-  const JobInput& input_;
   PlanRequest request_;
-  std::optional<PlannedJob> planned_;
+  std::unique_ptr<PlannedRing> planned_;
+};
+
+class PlannedAttention final : public PlannedRing {
+ public:
+  PlannedAttention(const JobInput& input, const Options& options, KernelScope scope)
+      : input_(input), job_(input, options, scope) {}
+
+  const KernelEntry& kernel() const override { return *job_.kernel().row; }
+  const std::string& kernel_reason() const override { return job_.kernel().reason; }
+  const Backend& backend() const override { return job_.backend(); }
+  int key_tile() const override { return job_.key_tile(); }
+  std::int64_t q_tokens() const override { return input_.job().batch.q_tokens(); }
+  RingJob ring(int world) override { return job_.ring(world); }
+  std::vector<std::string> lines() const override {
+    std::string text = read_rows_text(input_);
+    return text.empty() ? std::vector<std::string>{} : std::vector<std::string>{std::move(text)};
+  }
+  std::string length_text() const override {
+    if (input_.op() != Op::kMla) return {};
+    return fmt::format("{} tokens, {}", input_.job().batch.k_tokens(), form_text(input_));
+  }
+  void write(JsonWriter& json, const WorldPlanSummary&) const override {
+    if (input_.op() == Op::kMla) json.member("form", form_name(input_.form().form));
+  }
+
+ private:
+  const JobInput& input_;
+  PlannedJob job_;
 };
 
 }  // namespace
 
+std::unique_ptr<OpPlan> plan_ring(const PlanRequest& request, const MakePlannedRing& make) {
+  return std::make_unique<RingPlan>(request, make);
+}
+
 std::unique_ptr<OpPlan> plan_ring(const JobInput& input, const PlanRequest& request) {
-  return std::make_unique<RingPlan>(input, request);
+  const KernelScope scope = request.scope;
+  return plan_ring(request, [&input, scope](const Options& options) {
+    return std::make_unique<PlannedAttention>(input, options, scope);
+  });
 }
 
 }  // namespace ringattn

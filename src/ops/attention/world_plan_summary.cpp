@@ -36,6 +36,10 @@ WorldPlanSummary summarize_world_plan(const RingJob& job, const Options& options
     sum.bytes_received += plan.bytes_received();
     sum.max_bytes_received = std::max(sum.max_bytes_received, plan.bytes_received());
     sum.max_memory = std::max(sum.max_memory, plan.memory_bytes);
+    if (plan.keeps_state) {
+      const RowCounts rows{sum.layout.keys.tokens(rank), sum.layout.queries.tokens(rank)};
+      sum.max_state = std::max(sum.max_state, job.state_bytes(rows));
+    }
     sum.seconds = std::max(sum.seconds, time_estimate.seconds);
     sum.exposed_comm_seconds = std::max(sum.exposed_comm_seconds, time_estimate.exposed_comm_seconds);
   }

@@ -32,6 +32,7 @@ struct WorldPlanSummary {
   std::int64_t bytes_received = 0;      // by all ranks
   std::int64_t max_bytes_received = 0;
   std::size_t max_memory = 0;
+  std::size_t max_state = 0;          // bytes of state that is kept between blocks; 0: none is
   double seconds = 0.0;               // of the slowest rank
   double exposed_comm_seconds = 0.0;  // of the rank that waits longest
 

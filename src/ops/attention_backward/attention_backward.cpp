@@ -105,6 +105,7 @@ struct AttentionBackward::Impl {
 
   void choose();
   void allocate();
+  std::size_t state_bytes() const { return plan().keeps_state ? ring_job.state_bytes({k_rows(), q_rows()}) : 0; }
   BackwardWorkspace workspace(bool dense) const;
   void check(const BackwardInputs& inputs, const BackwardOutputs& outputs, std::span<std::byte> space) const;
   void check_outputs(const BackwardInputs& inputs, const BackwardOutputs& outputs) const;
@@ -163,7 +164,7 @@ BackwardWorkspace AttentionBackward::Impl::workspace(bool dense) const {
   const bool staged = several() && !dense;
   BackwardWorkspace all;
   all.dkv_state = aligned(plan().keeps_state ? kernel->dq_state_bytes(q_rows()) : 0);
-  const std::size_t state = all.dkv_state + (plan().keeps_state ? kernel->dkv_state_bytes(k_rows()) : 0);
+  const std::size_t state = state_bytes();
   all.ring = ring->workspace(state, staged ? RowCounts{k_rows(), q_rows()} : RowCounts{});
   all.row_stats = all.ring.bytes;
   const auto row_bytes = static_cast<std::size_t>(q_rows() * lse_token_bytes(spec()));
@@ -307,6 +308,7 @@ const TimeEstimate& AttentionBackward::time_estimate() const { return impl_->sum
 std::int64_t AttentionBackward::q_rows() const { return impl_->q_rows(); }
 std::int64_t AttentionBackward::k_rows() const { return impl_->k_rows(); }
 std::size_t AttentionBackward::workspace_bytes(bool dense) const { return impl_->workspace(dense).bytes; }
+std::size_t AttentionBackward::state_bytes() const { return impl_->state_bytes(); }
 
 RunStats AttentionBackward::run(const BackwardInputs& inputs, const BackwardOutputs& outputs,
                                 std::span<std::byte> workspace, Stream stream, const BlockDone& block_done,

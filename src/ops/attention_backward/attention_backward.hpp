@@ -104,6 +104,8 @@ class AttentionBackward {
   // Bytes that a run needs besides inputs and outputs: row stats, state of dQ, dK and dV, block buffers (on devices the
   // object owns them), and dense copies of q, k, v and dout if they are strided (`dense` false).
   std::size_t workspace_bytes(bool dense = true) const;
+  // The part of it that is state of dQ, dK and dV; 0 for a plan of one block.
+  std::size_t state_bytes() const;
 
   // Collective. Computes the gradients of this rank's rows. As Attention::run().
   RunStats run(const BackwardInputs& inputs, const BackwardOutputs& outputs, std::span<std::byte> workspace,

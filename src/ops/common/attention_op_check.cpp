@@ -163,10 +163,7 @@ VariantTable AttentionOpJob::list_variants(const VariantRequest& request, const 
 // Ranks, layout and blocks for attention, ranks and pages for decode.
 std::vector<std::string> AttentionOpJob::variant_cells(const Shape& shape, const ShapeResult& result) const {
   if (!input_.decodes()) {
-    std::vector<std::string> row{fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),
-                                 shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
-                                 shape.block > 0 ? fmt::format("{}", shape.block) : "auto",
-                                 fmt::format("{}", result.blocks)};
+    std::vector<std::string> row = shape_cells(shape, result.blocks);
     if (input_.op() == Op::kMla) {
       row.push_back(shape.heads_at_a_time > 0 ? fmt::format("{}", shape.heads_at_a_time) : "auto");
     }

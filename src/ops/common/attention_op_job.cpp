@@ -13,42 +13,16 @@
 #include "ops/common/compatibility.hpp"
 #include "ops/common/input_cost.hpp"
 #include "ops/common/output.hpp"
+#include "ops/common/ring_report.hpp"
 #include "ops/decode/replay.hpp"
 
 namespace ringattn {
 
 namespace {
 
-bool all_equal(const std::vector<std::int64_t>& lengths) {
-  return std::ranges::all_of(lengths, [&](std::int64_t length) { return length == lengths.front(); });
-}
-
-std::string dims_text(const AttentionSpec& spec) {
-  return spec.head_dim_v == spec.head_dim ? fmt::format("{}", spec.head_dim)
-                                          : fmt::format("{}/{}", spec.head_dim, spec.head_dim_v);
-}
-
-// One word, for a column.
-std::string mask_text(const AttentionSpec& spec) {
-  std::string mask = describe(spec.mask);
-  std::replace(mask.begin(), mask.end(), ' ', ':');
-  return mask;
-}
-
 std::string mebibytes(std::size_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / 0x1p20); }
 
-// ", 1.5 MiB sent"; empty where ranks send each other nothing.
-std::string sent_text(const PlanFigures& plan) {
-  return plan.bytes_moved == 0 ? "" : fmt::format(", {} sent", format_bytes(static_cast<double>(plan.bytes_moved)));
-}
-
 }  // namespace
-
-std::string layout_text(const LayoutRequest& request) {
-  std::string text(layout_name(request.kind));
-  if (request.stripe > 0) text += fmt::format(", stripe {} tokens", request.stripe);
-  return text;
-}
 
 std::string form_text(const JobInput& input) {
   return fmt::format("form: {} ({})", form_name(input.form().form), input.form().reason);
@@ -109,45 +83,26 @@ std::string AttentionOpJob::describe_shape() const {
 }
 
 InputShape AttentionOpJob::shape() const {
-  const AttentionSpec& spec = input_.job().spec;
-  const MlaSpec* const latents = input_.op() == Op::kMla ? &input_.latent().spec : nullptr;
-  InputShape shape;
-  const auto add = [&](std::string_view setting, auto value) {
-    shape[std::string(setting)] = fmt::format("{}", value);
-  };
-  add("op", op_name(input_.op()));
-  add("dtype", dtype_name(spec.dtype));
-  add("heads", spec.heads);
-  add("head-dim", latents == nullptr ? spec.head_dim : latents->head_dim);
-  add("head-dim-v", spec.head_dim_v);
-  if (latents != nullptr) {
-    add("rope-dim", latents->rope_dim);
-    add("latent-dim", latents->latent_dim);
-  } else {
-    add("kv-heads", spec.kv_heads);
-  }
-  const std::vector<std::int64_t> q = input_.job().batch.q_lengths();
-  const std::vector<std::int64_t> k = input_.job().batch.k_lengths();
-  add("batch", k.size());
-  if (!k.empty() && all_equal(k)) add("seq", k.front());
-  if (!q.empty() && all_equal(q)) add("q-len", q.front());
+  InputShape shape = attention_shape(op(), input_.job());
+  if (input_.op() != Op::kMla) return shape;
+  const MlaSpec& latents = input_.latent().spec;
+  shape.erase("kv-heads");
+  shape["head-dim"] = fmt::format("{}", latents.head_dim);
+  shape["rope-dim"] = fmt::format("{}", latents.rope_dim);
+  shape["latent-dim"] = fmt::format("{}", latents.latent_dim);
   return shape;
 }
 
 double AttentionOpJob::flops() const { return job_flops(input_); }
 
 void AttentionOpJob::write_job(JsonWriter& json) const {
-  const Job& job = input_.job();
-  const AttentionSpec& spec = job.spec;
-  json.begin_object().member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads);
-  json.member("kv_heads", spec.kv_heads).member("head_dim", spec.head_dim).member("head_dim_v", spec.head_dim_v);
-  json.member("mask", ringattn::describe(spec.mask)).member("softmax_scale", static_cast<double>(spec.softmax_scale));
-  json.member("softcap", static_cast<double>(spec.softcap)).member("sinks", spec.sinks);
+  json.begin_object();
+  write_attention_spec(json, input_.job().spec);
   if (input_.op() == Op::kMla) {
     json.member("rope_dim", input_.latent().spec.rope_dim).member("latent_dim", input_.latent().spec.latent_dim);
   }
-  json.member("sequences", static_cast<std::int64_t>(job.batch.sequences.size()));
-  json.member("q_tokens", job.batch.q_tokens()).member("k_tokens", job.batch.k_tokens()).end_object();
+  write_attention_tokens(json, input_.job().batch);
+  json.end_object();
 }
 
 void AttentionOpJob::prepare(Transport& world, const Options& options) {
@@ -175,29 +130,14 @@ PlanFigures AttentionOpJob::plan(const Collective& collective) {
     figures.bytes_read = step.bytes_read;
     return figures;
   }
-  const RingOp ring = prepared_->ring();
-  figures.blocks = static_cast<std::int64_t>(ring.plan.blocks.size());
-  figures.layout = layout_name(ring.layout.request.kind);
-  figures.stripe = ring.layout.request.stripe;
   if (input_.op() == Op::kMla) {
     bytes_moved_expanded_ = 0;
     for (const std::int64_t bytes : collective.gather_values(prepared_->latent().expanded_bytes_received())) {
       bytes_moved_expanded_ += bytes;
     }
   }
-  figures.estimated_seconds = 0.0;
-  struct Mine {
-    std::int64_t bytes_received;
-    std::size_t memory;
-    double seconds;
-  };
-  for (const Mine& theirs :
-       collective.gather_values(Mine{ring.plan.bytes_received(), ring.plan.memory_bytes, ring.time_estimate.seconds})) {
-    figures.bytes_moved += theirs.bytes_received;
-    figures.memory_per_rank = std::max(figures.memory_per_rank, theirs.memory);
-    figures.estimated_seconds = std::max(*figures.estimated_seconds, theirs.seconds);
-  }
-  return figures;
+  const RingOp ring = prepared_->ring();
+  return plan_figures(collective, ring.plan, ring.layout, ring.time_estimate);
 }
 
 void AttentionOpJob::write_plan(JsonWriter& json) {
@@ -235,9 +175,7 @@ std::vector<std::string> AttentionOpJob::plan_lines(const PlanFigures& plan) {
     }
   }
   if (std::string text = read_rows_text(input_); !text.empty()) lines.push_back(std::move(text));
-  lines.push_back(fmt::format("layout: {}; {} block{}{}, {} planned for a rank",
-                              layout_text(prepared_->ring().layout.request), plan.blocks, plan.blocks == 1 ? "" : "s",
-                              sent_text(plan), format_bytes(static_cast<double>(plan.memory_per_rank))));
+  lines.push_back(plan_text(prepared_->ring().layout.request, plan));
   return lines;
 }
 
@@ -251,33 +189,21 @@ std::vector<std::string> AttentionOpJob::plan_details() {
     }
     return lines;
   }
-  const Plan& plan = prepared_->ring().plan;
-  for (std::size_t index = 0; index < plan.blocks.size(); ++index) {
-    const BlockPlan& block = plan.blocks[index];
-    lines.push_back(fmt::format("block {}: keys {} to {}; rank 0 receives {}, computes {:.3f} GFLOP", index,
-                                block.first_token, block.last_token,
-                                format_bytes(static_cast<double>(block.bytes_received)), block.flops / 1e9));
-  }
-  return lines;
+  return block_lines(prepared_->ring().plan);
 }
 
 RankFigures AttentionOpJob::figures_of(PreparedFileJob& prepared, int rank, const RankResult& result) {
   RankFigures mine;
-  mine.seconds = result.stats.seconds;
-  mine.tokens = result.rows;
-  mine.non_finite = result.non_finite;
   if (prepared.input().decodes()) {
     const DecodePlanSummary& step = prepared.step();
+    mine.seconds = result.stats.seconds;
     mine.memory_planned = step.memory.total();
     mine.bytes_received = step.received[static_cast<std::size_t>(rank)];
-    return mine;
+  } else {
+    mine = run_figures(prepared.ring().plan, result.stats);
   }
-  const Plan& plan = prepared.ring().plan;
-  mine.exposed_comm_seconds = result.stats.exposed_comm_seconds;
-  mine.flops = plan.flops();
-  mine.memory_planned = plan.memory_bytes;
-  mine.bytes_received = plan.bytes_received();
-  mine.bytes_sent = plan.bytes_sent();
+  mine.tokens = result.rows;
+  mine.non_finite = result.non_finite;
   return mine;
 }
 
@@ -297,40 +223,18 @@ void AttentionOpJob::write(const OutputRequest& output) {
 
 std::vector<Cell> AttentionOpJob::columns(const Totals& totals) const {
   const Job& job = input_.job();
-  const AttentionSpec& spec = job.spec;
-  const std::string& digest = totals.digests->front().hex;
-  const Cell memory{"mem/rank", "(MiB)", mebibytes(totals.memory_peak)};
-  const std::string sequences = fmt::format("{}", job.batch.sequences.size());
-  const std::string rows = fmt::format("{}", job.batch.q_tokens());
-  const auto shape = {Cell{"heads", "", fmt::format("{}", spec.heads)},
-                      {"kv", "", fmt::format("{}", spec.kv_heads)},
-                      {"dim", "", dims_text(spec)},
-                      {"dtype", "", std::string(dtype_name(spec.dtype))},
-                      {"mask", "", mask_text(spec)}};
-  std::vector<Cell> cells;
-  if (input_.decodes()) {
-    const double rate = totals.seconds > 0.0 ? totals.plan->bytes_read / totals.seconds * 1e-9 : 0.0;
-    cells = {{"keys", "", fmt::format("{}", job.batch.k_tokens())},
-             {"seqs", "", sequences},
-             {"rows", "", rows},
-             {"page", "", input_.pages() == nullptr ? "dense" : fmt::format("{}", input_.pages()->page_size)}};
-    cells.insert(cells.end(), shape);
-    cells.insert(cells.end(), {{"step", "(us)", fmt::format("{:.2f}", totals.seconds * 1e6)},
-                               {"GB/s", "all ranks", fmt::format("{:.1f}", rate)},
-                               memory,
-                               {"digest of out", "", digest}});
-    return cells;
-  }
-  const bool tera = totals.flops_per_second_per_rank >= 1e12;
-  const double exposed = totals.seconds > 0.0 ? 100.0 * totals.exposed_comm_seconds / totals.seconds : 0.0;
-  cells = {{"tokens", "", rows}, {"seqs", "", sequences}};
-  cells.insert(cells.end(), shape);
-  cells.insert(cells.end(), {{"time", "(ms)", fmt::format("{:.3f}", totals.seconds * 1e3)},
-                             {tera ? "TFLOP/s" : "GFLOP/s", "per rank",
-                              fmt::format("{:.1f}", totals.flops_per_second_per_rank / (tera ? 1e12 : 1e9))},
-                             {"exposed comm", "(%)", fmt::format("{:.1f}", exposed)},
-                             memory,
-                             {"digest of out", "", digest}});
+  if (!input_.decodes()) return ring_cells(job, totals, "out");
+  const double rate = totals.seconds > 0.0 ? totals.plan->bytes_read / totals.seconds * 1e-9 : 0.0;
+  std::vector<Cell> cells{
+      {"keys", "", fmt::format("{}", job.batch.k_tokens())},
+      {"seqs", "", fmt::format("{}", job.batch.sequences.size())},
+      {"rows", "", fmt::format("{}", job.batch.q_tokens())},
+      {"page", "", input_.pages() == nullptr ? "dense" : fmt::format("{}", input_.pages()->page_size)}};
+  std::ranges::move(spec_cells(job.spec), std::back_inserter(cells));
+  cells.insert(cells.end(), {{"step", "(us)", fmt::format("{:.2f}", totals.seconds * 1e6)},
+                             {"GB/s", "all ranks", fmt::format("{:.1f}", rate)},
+                             {"mem/rank", "(MiB)", mebibytes(totals.memory_peak)},
+                             {"digest of out", "", totals.digests->front().hex}});
   return cells;
 }
 
@@ -349,14 +253,12 @@ BenchJob AttentionOpJob::bench_job(std::string source) const {
   const AttentionSpec& spec = job.spec;
   const bool decode = input_.decodes();
   const bool latent = input_.op() == Op::kMla;
-  std::string mask = ringattn::describe(spec.mask);
-  if (spec.softcap > 0.0F) mask += fmt::format(", softcap {}", spec.softcap);
-  if (spec.sinks) mask += ", sinks";
+  std::string mask_more;
   if (job.block_mask != nullptr) {
-    mask += fmt::format(", {}, {:.4g} pairs", ringattn::describe(spec.block_mask, spec.heads), visible_pairs(job));
+    mask_more += fmt::format(", {}, {:.4g} pairs", ringattn::describe(spec.block_mask, spec.heads), visible_pairs(job));
   }
-  if (!job.format.is_plain()) mask += ", " + ringattn::describe(job.format);
-  if (latent && !input_.latent().format.is_plain()) mask += ", " + ringattn::describe(input_.latent().format);
+  if (!job.format.is_plain()) mask_more += ", " + ringattn::describe(job.format);
+  if (latent && !input_.latent().format.is_plain()) mask_more += ", " + ringattn::describe(input_.latent().format);
   const std::int64_t batch = std::ssize(job.batch.sequences);
   const std::int64_t seq = decode ? job.batch.k_tokens() : job.batch.q_tokens();
   BenchJob result{std::string(op()),
@@ -364,12 +266,7 @@ BenchJob AttentionOpJob::bench_job(std::string source) const {
                   job.batch.q_tokens(),
                   batch > 0 ? seq / batch : 0,
                   batch,
-                  {{"heads", spec.heads},
-                   {"kv_heads", spec.kv_heads},
-                   {"head_dim", spec.head_dim},
-                   {"head_dim_v", spec.head_dim_v},
-                   {"dtype", std::string(dtype_name(spec.dtype))},
-                   {"mask", mask}},
+                  bench_members(spec, mask_more),
                   std::move(source)};
   const auto add = [&](std::string_view name, BenchValue value) {
     result.members.emplace_back(name, std::move(value));
@@ -403,7 +300,8 @@ Measured AttentionOpJob::measure(const MeasureRequest& request, const Collective
   const std::unique_ptr<LoadedJob> loaded = prepared_->load(request.on_progress);
   std::vector<RunMode> modes{request.compute_only ? RunMode::kComputeOnly : RunMode::kWhole};
   if (request.also_compute) modes.push_back(RunMode::kComputeOnly);
-  const std::vector<Samples> samples = sample_runs(collective, sampling, *loaded, modes);
+  const std::vector<Samples> samples = sample_runs(
+      collective, sampling, [&](RunMode mode) { return loaded->run(mode); }, modes);
   for (std::size_t mode = 0; mode < modes.size(); ++mode) {
     measured.modes.push_back({modes[mode] == RunMode::kComputeOnly, samples[mode], 0.0});
   }
@@ -414,17 +312,6 @@ Measured AttentionOpJob::measure(const MeasureRequest& request, const Collective
   return measured;
 }
 
-std::vector<TraceEvent> AttentionOpJob::timeline() const {
-  std::vector<TraceEvent> events;
-  const std::vector<BlockTimes>& blocks = result_->rank.stats.blocks;
-  for (std::size_t block = 0; block < blocks.size(); ++block) {
-    const BlockTimes& times = blocks[block];
-    const std::string name = fmt::format("block {}", block);
-    events.push_back({0, name, times.compute_begin, times.compute_end});
-    events.push_back({1, name, times.wait_begin, times.compute_begin});
-    events.push_back({2, name, times.posted, times.compute_begin});
-  }
-  return events;
-}
+std::vector<TraceEvent> AttentionOpJob::timeline() const { return block_events(result_->rank.stats.blocks); }
 
 }  // namespace ringattn

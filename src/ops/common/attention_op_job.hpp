@@ -139,8 +139,6 @@ void write_memory(JsonWriter& json, const DecodeMemory& memory);
 std::string form_text(const JobInput& input);
 // Why a cache is read into rows, or latents in rows are not decoded; empty where neither is.
 std::string read_rows_text(const JobInput& input);
-// "striped, stripe 128 tokens"
-std::string layout_text(const LayoutRequest& request);
 // "dense", "40 pages of 64 tokens, head-major": the cache that a step reads.
 std::string cache_text(const JobInput& input, const DecodeJob& job);
 // "distributed by KV splits of 8192 keys": how the cache is divided among ranks.

@@ -69,8 +69,8 @@ std::string coordinates_text(std::string_view tensor, const Difference& differen
 
 }  // namespace
 
-std::string describe(const Difference& difference, std::span<const std::int64_t> cu) {
-  return coordinates_text("out", difference, cu) + fmt::format(", dim {}", difference.dim) + values_text(difference);
+std::string describe(const Difference& difference, std::span<const std::int64_t> cu, std::string_view tensor) {
+  return coordinates_text(tensor, difference, cu) + fmt::format(", dim {}", difference.dim) + values_text(difference);
 }
 
 std::string describe(const Difference& difference, const Job& job) {

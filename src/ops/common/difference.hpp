@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/packed_run.hpp"
@@ -31,8 +32,8 @@ std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype);
 
 // "out at sequence 0, token 17, head 3, dim 5: 0.5 (0x3f00) against 0.503906 (0x3f01), 1 ulp apart"
 std::string describe(const Difference& difference, const Job& job);
-// The same for an op that has only out. `cu`: packed token at which each sequence begins, then the number of tokens.
-std::string describe(const Difference& difference, std::span<const std::int64_t> cu);
+// The same of another tensor. `cu`: packed token at which each sequence begins, then the number of tokens.
+std::string describe(const Difference& difference, std::span<const std::int64_t> cu, std::string_view tensor = "out");
 // The same for an SSM layer, whose tensors are y and final_states, [sequences, heads, head_dim · state_dim]. For only a
 // convolution it is final_conv_state, [sequences, channels, width − 1].
 std::string describe(const Difference& difference, const SsmJob& job);

@@ -3,6 +3,8 @@
 // result from a changed program.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -11,7 +13,7 @@
 
 namespace ringattn {
 
-// In place of a digest of an op that has only out.
+// In place of a digest of LSE, where an op has only out.
 inline constexpr std::string_view kNoDigest = "none";
 
 struct Golden {
@@ -19,11 +21,10 @@ struct Golden {
   std::string git;       // revision
   std::string build_id;  // empty: the linker wrote none
   std::string kernel;
-  std::string target;                    // instruction set or device model
-  std::string job;                       // what was computed, in one line
-  std::string digest_out;                // hex; for an SSM op: of y
-  std::string digest_lse = {};           // empty: not attention
-  std::string digest_final_states = {};  // only of an SSM layer
+  std::string target;  // instruction set or device model
+  std::string job;     // what was computed, in one line
+  // Digests of the result's tensors, by their keys (ResultDigest): hex, or kNoDigest.
+  std::map<std::string, std::string, std::less<>> digests = {};
 };
 
 // The golden of this job without digests. `kernel` and `target` compute it.

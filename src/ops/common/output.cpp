@@ -56,13 +56,17 @@ void write_output(const JobInput& input, const RankResult& result, const std::st
   });
 }
 
-FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests) {
+FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend) {
   return {{"tool", fmt::format("ringattn {}", version())},
           {"git", fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : "")},
           {"kernel", std::string(kernel.name)},
-          {"target", backend.identity()},
-          {"digest.out", digests.out},
-          {"digest.lse", digests.lse}};
+          {"target", backend.identity()}};
+}
+
+FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests) {
+  FileMetadata metadata = output_metadata(kernel, backend);
+  metadata.insert(metadata.end(), {{"digest.out", digests.out}, {"digest.lse", digests.lse}});
+  return metadata;
 }
 
 }  // namespace ringattn

@@ -24,6 +24,7 @@ Digests digest_result(const JobInput& input, const RankResult& result, const Col
 
 // Metadata of an output file: the program, the kernel and the result. How the job was run is omitted, so that files of
 // different worlds are equal byte for byte.
+FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend);
 FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests);
 
 // Makes the safetensors file `path` of these tensors, which appears whole or not at all. `write` writes this rank's

@@ -305,8 +305,8 @@ class RowOpJob final : public OpJob {
   }
   void write(const OutputRequest& output) override {
     const Collective collective(*world_, Timeouts(timeout_seconds_));
-    FileMetadata metadata = output_metadata(kernel(), backend(), {digests(collective).front().hex, {}});
-    std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
+    FileMetadata metadata = output_metadata(kernel(), backend());
+    metadata.emplace_back("digest.out", digests(collective).front().hex);
     metadata.emplace_back("op", std::string(op_->name()));
     metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
     write_collectively(collective, {{"out", file_dtype(op_->out_dtype()), grid().shape()}}, metadata, output.path,
@@ -365,7 +365,7 @@ class RowOpJob final : public OpJob {
     Golden golden =
         golden_of(fmt::format("{}; {};{}", input().is_synthetic() ? input().source() : "a file", describe(), lengths),
                   kernel().name, backend().identity());
-    golden.digest_lse = kNoDigest;  // there is only out
+    golden.digests["lse"] = kNoDigest;  // there is only out
     return golden;
   }
 

@@ -83,16 +83,16 @@ std::vector<Samples> take_samples(const Collective& collective, const SampleRequ
 
 // Runs until caches, clocks and allocations are what they will be. The first run is a whole one, so that compute-only
 // runs find every block in its place.
-std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request, LoadedJob& loaded,
-                                 std::span<const RunMode> modes) {
-  double seconds = loaded.run().seconds;
+std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request,
+                                 const std::function<RunStats(RunMode)>& run, std::span<const RunMode> modes) {
+  double seconds = run(RunMode::kWhole).seconds;
   if (slowest(collective, {seconds}).front() < kShortSeconds) {
     for (int i = 0; i < 2; ++i) {
-      for (const RunMode mode : modes) seconds = loaded.run(mode).seconds;
+      for (const RunMode mode : modes) seconds = run(mode).seconds;
     }
   }
   return take_samples(collective, request, seconds, modes.size(), [&](std::size_t kind) {
-    const RunStats stats = loaded.run(modes[kind]);
+    const RunStats stats = run(modes[kind]);
     return RunTimes{stats.seconds, stats.exposed_comm_seconds};
   });
 }

@@ -54,9 +54,9 @@ std::int64_t sample_count(const SampleRequest& request, double seconds);
 std::vector<Samples> take_samples(const Collective& collective, const SampleRequest& request, double seconds,
                                   std::size_t kinds, const std::function<RunTimes(std::size_t kind)>& run);
 
-// Samples of each mode.
-std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request, LoadedJob& loaded,
-                                 std::span<const RunMode> modes);
+// Samples of each mode. `run` does one run of a loaded job.
+std::vector<Samples> sample_runs(const Collective& collective, const SampleRequest& request,
+                                 const std::function<RunStats(RunMode)>& run, std::span<const RunMode> modes);
 
 // `last`: of the last run.
 Samples sample_ssm(const Collective& collective, const SampleRequest& request, LoadedSsm& loaded, SsmStats& last);

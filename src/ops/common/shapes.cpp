@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/common/shapes.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -154,6 +156,12 @@ std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input,
     shapes.push_back({Op::kMla, request.ranks.back(), layouts.front(), blocks.front(), {}, 1});
   }
   return shapes;
+}
+
+std::vector<std::string> shape_cells(const Shape& shape, std::int64_t blocks) {
+  return {fmt::format("{}", shape.ranks), std::string(layout_name(shape.layout.kind)),
+          shape.layout.stripe > 0 ? fmt::format("{}", shape.layout.stripe) : "auto",
+          shape.block > 0 ? fmt::format("{}", shape.block) : "auto", fmt::format("{}", blocks)};
 }
 
 std::vector<Shape> decode_shapes_of(const ShapeRequest& request, const JobInput& input) {

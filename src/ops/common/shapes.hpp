@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/transport.hpp"
@@ -41,6 +42,9 @@ std::vector<Shape> shapes_of(const ShapeRequest& request, const JobInput& input,
 // The same of an input that is decoded: on each number of ranks over its own cache, and on the first and the last over
 // caches with other pages and without, and by Attention.
 std::vector<Shape> decode_shapes_of(const ShapeRequest& request, const JobInput& input);
+
+// Ranks, layout, stripe, block and the number of blocks of a shape around the ring, for a row of a table.
+std::vector<std::string> shape_cells(const Shape& shape, std::int64_t blocks);
 
 struct ShapeResult {
   std::int64_t blocks = 0;  // of the plan, or the longest sequence's KV splits; on a rank that the shape leaves out, of

@@ -104,7 +104,8 @@ TEST(Samples, OfALoadedJob) {
   Attention attention(job, *self, options);
   LoadedJob loaded(JobInput::synthetic(job, 1), attention, collective);
   const RunMode modes[] = {RunMode::kWhole, RunMode::kComputeOnly};
-  const std::vector<Samples> samples = sample_runs(collective, {.count = 2}, loaded, modes);
+  const std::vector<Samples> samples = sample_runs(
+      collective, {.count = 2}, [&](RunMode mode) { return loaded.run(mode); }, modes);
   ASSERT_EQ(samples.size(), 2U);
   for (const Samples& of : samples) {
     EXPECT_EQ(of.count, 2);

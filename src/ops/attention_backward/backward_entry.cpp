@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The row of attention's gradients in the table of ops.
+#include <array>
+#include <memory>
+#include <string_view>
+
+#include "ops/attention_backward/backward_op_job.hpp"
+#include "ops/common/values.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr OpTensor kTensors[] = {{"q", "[tokens, heads, head_dim]"},
+                                 {"k", "[tokens, kv_heads, head_dim]"},
+                                 {"v", "[tokens, kv_heads, head_dim_v]"},
+                                 {"out", "[tokens, heads, head_dim_v]"},
+                                 {"lse", "[heads, tokens]"},
+                                 {"dout", "[tokens, heads, head_dim_v]"},
+                                 {"dlse", "[heads, tokens]", true},
+                                 {"cu_seqlens_q", "[sequences + 1]", true},
+                                 {"cu_seqlens_k", "[sequences + 1]", true},
+                                 {"q_offset", "[sequences]", true},
+                                 {"sinks", "[heads]", true}};
+
+constexpr std::string_view kSettings[] = {
+    "q-len",  "kv-heads", "head-dim",      "head-dim-v", "mask",    "query-offset", "window",   "softcap",
+    "layout", "stripe",   "softmax-scale", "block",      "overlap", "trace",        "checksum", "compute-only"};
+
+constexpr std::array<std::string_view, 2> kGradients{"input", "fp32"};
+constexpr SettingRow kOwn[] = {{.name = "gradients",
+                                .kind = SettingKind::kText,
+                                .value = "DTYPE",
+                                .fallback = "input",
+                                .help = "dtype of the gradients: input (that of q) or fp32",
+                                .check = [](std::string_view text) { parse_choice(text, kGradients); }}};
+
+}  // namespace
+
+extern const OpEntry kAttentionBackwardOp;
+const OpEntry kAttentionBackwardOp{.name = "attention_backward",
+                                   .help = "the gradients of attention: dq, dk, dv",
+                                   .file = "a file with out and its gradient",
+                                   .tensors = kTensors,
+                                   .settings = kSettings,
+                                   .own_settings = kOwn,
+                                   .recognizes = holds_gradient,
+                                   .make = [](const OpRequest& request) -> std::unique_ptr<OpJob> {
+                                     return std::make_unique<BackwardOpJob>(request);
+                                   }};
+
+}  // namespace ringattn

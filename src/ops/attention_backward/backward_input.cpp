@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/attention_backward/backward_input.hpp"
+
+#include <fmt/format.h>
+
+#include <string_view>
+
+#include "base/error.hpp"
+#include "io/input_names.hpp"
+#include "io/tensor_checks.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::string_view kSuggestion =
+    "Give out and lse as the forward wrote them, and gradients of the same shapes.";
+
+JobInput open_forward(const OpRequest& request) {
+  const Numerics numerics = numerics_of(request.settings);
+  if (request.from_file()) return {file_input(request.settings), numerics, {}, request.share};
+  return {synthetic_input(request.settings, Op::kAttention, request.tokens), numerics, {}, request.share};
+}
+
+[[noreturn]] void refuse_input(std::string_view what, std::string_view suggestion) {
+  fail(ErrorCode::kUnsupported, fmt::format("no gradients for {}", what),
+       "the backward pass reads keys and values in rows", suggestion);
+}
+
+void check_forward(const JobInput& input) {
+  if (input.op() == Op::kMla) refuse_input("latents", "Expand them, and give k and v.");
+  if (input.pages() != nullptr) refuse_input("keys in pages", "Give k and v in rows.");
+}
+
+Dtype gradient_dtype(const OpRequest& request, const AttentionSpec& spec) {
+  return request.settings.own.at("gradients") == "fp32" ? Dtype::kF32 : spec.dtype;
+}
+
+TensorSource required(const TensorFile& opened, std::string_view name) {
+  const std::string in_file = name_in(opened.request.names, name);
+  if (!opened.file.contains(in_file)) {
+    fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", opened.request.path, in_file),
+         fmt::format("gradients are computed from out, lse and dout, and it has {}",
+                     name_in(opened.request.names, "dout")),
+         kSuggestion);
+  }
+  return opened.file.tensor(in_file);
+}
+
+void require_shape(const TensorSource& tensor, FileDtype dtype, const std::vector<std::int64_t>& shape) {
+  require(tensor.info->dtype == dtype && tensor.info->shape == shape, tensor,
+          fmt::format("q, k and v ask for {} {}", file_dtype_name(dtype), shape_text(shape)), kSuggestion);
+}
+
+}  // namespace
+
+bool holds_gradient(const TensorFile& file) { return file.file.contains(name_in(file.request.names, "dout")); }
+
+BackwardInput::BackwardInput(const OpRequest& request) : forward_(open_forward(request)) {
+  check_forward(forward_);
+  job_ = {forward_.job(), gradient_dtype(request, forward_.job().spec)};
+  check_backward_job(job_);
+  if (request.from_file()) find(file_input(request.settings), *request.share);
+}
+
+void BackwardInput::find(const FileInput& input, JobShare& share) {
+  file_ = open_input_file(input, share);
+  const TensorFile& opened = *file_->opened;
+  out_ = required(opened, "out");
+  lse_ = required(opened, "lse");
+  dout_ = required(opened, "dout");
+  const RowGrid grid = forward_.out_grid();
+  const FileDtype dtype = file_dtype(job_.forward.spec.dtype);
+  require_shape(*out_, dtype, grid.shape());
+  require_shape(*dout_, dtype, grid.shape());
+  require_shape(*lse_, FileDtype::kF32, lse_shape(grid));
+  used_ = file_->tensors.used;
+  used_.insert(used_.end(), {*out_, *lse_, *dout_});
+  if (const std::string name = name_in(opened.request.names, "dlse"); opened.file.contains(name)) {
+    dlse_ = opened.file.tensor(name);
+    require_shape(*dlse_, FileDtype::kF32, lse_shape(grid));
+    used_.push_back(*dlse_);
+  }
+}
+
+void BackwardInput::read_out(std::span<const PackedRun> runs, const MutableTensorView& rows) const {
+  read_rows(*out_, forward_.out_grid(), runs, rows);
+}
+
+void BackwardInput::read_dout(std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const {
+  if (dout_) return read_rows(*dout_, forward_.out_grid(), runs, rows);
+  if (!forward_.seed()) {
+    fail(ErrorCode::kUsage, "the job has no input", "only its shape is given", "Name a seed, or a file.");
+  }
+  fill_synthetic(*forward_.seed(), SyntheticTensor::kDout, forward_.made_tokens(SyntheticTensor::kQ, runs), rows,
+                 threads);
+}
+
+void BackwardInput::read_lse(std::span<const PackedRun> runs, std::span<float> rows) const {
+  read_rows(*lse_, lse_grid(forward_.out_grid()), runs,
+            dense_view(static_cast<void*>(rows.data()), Dtype::kF32, total_tokens(runs), job_.forward.spec.heads, 1));
+}
+
+void BackwardInput::read_dlse(std::span<const PackedRun> runs, std::span<float> rows) const {
+  read_rows(*dlse_, lse_grid(forward_.out_grid()), runs,
+            dense_view(static_cast<void*>(rows.data()), Dtype::kF32, total_tokens(runs), job_.forward.spec.heads, 1));
+}
+
+RowGrid BackwardInput::grid(GradientAxis axis, std::int64_t heads, std::int64_t dim) const {
+  RowGrid grid = forward_.out_grid();
+  grid.heads = heads;
+  grid.dim = dim;
+  if (axis == GradientAxis::kQueries) return grid;
+  grid.length = job_.forward.batch.k_tokens() / std::max<std::int64_t>(1, grid.batch);
+  return grid;
+}
+
+UnreadTensors BackwardInput::unread() const {
+  return file_ == nullptr ? UnreadTensors{} : unread_tensors(file_->file(), used_, file_->request().names);
+}
+
+}  // namespace ringattn

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The input of a backward job: q, k and v as the forward has them, with O, LSE and their gradients. From a file, or
+// functions of a seed, of which O and LSE are computed by the forward.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ops/attention_backward/attention_backward.hpp"
+#include "ops/common/job_input.hpp"
+#include "ops/common/op_entry.hpp"
+
+namespace ringattn {
+
+// Whether the file has a gradient of O, which makes it the input of a backward pass.
+bool holds_gradient(const TensorFile& file);
+
+// Axes of a result tensor: tokens of queries or of keys.
+enum class GradientAxis { kQueries, kKeys };
+
+class BackwardInput {
+ public:
+  // Throws what JobInput throws, kFile for tensors of a file that don't belong to its queries, and kUnsupported for
+  // keys in caches.
+  explicit BackwardInput(const OpRequest& request);
+
+  const BackwardJob& job() const { return job_; }
+  const JobInput& forward() const { return forward_; }
+  bool is_synthetic() const { return file_ == nullptr; }
+  bool has_dlse() const { return dlse_.has_value(); }
+
+  // Rows of packed query tokens, in host memory. out and lse only of a file. Throw kFile.
+  void read_out(std::span<const PackedRun> runs, const MutableTensorView& rows) const;
+  void read_dout(std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
+  void read_lse(std::span<const PackedRun> runs, std::span<float> rows) const;   // [tokens, heads]
+  void read_dlse(std::span<const PackedRun> runs, std::span<float> rows) const;  // the same
+
+  // How a gradient of these heads and dims lies in a file: as q does, or as k does.
+  RowGrid grid(GradientAxis axis, std::int64_t heads, std::int64_t dim) const;
+
+  std::vector<FileFingerprint> fingerprints() const { return ringattn::fingerprints(used_); }
+  UnreadTensors unread() const;
+  std::string source() const { return forward_.source(); }
+
+ private:
+  void find(const FileInput& input, JobShare& share);
+
+  JobInput forward_;
+  BackwardJob job_;
+  std::shared_ptr<const InputFile> file_;  // null: synthetic
+  std::optional<TensorSource> out_, lse_, dout_, dlse_;
+  std::vector<TensorSource> used_;  // all tensors of the file that the job reads
+};
+
+}  // namespace ringattn
