@@ -43,7 +43,7 @@ if(TARGET ringattn_comm_mpi)
 endif()
 # Headers of kernels are those of one device's inside.
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/ringattn FILES_MATCHING PATTERN "*.hpp"
-        REGEX "/kernels/[a-z]+/(cpu|cuda|sm80|sm90)$" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
+        REGEX "/kernels/[a-z_]+/(cpu|cuda|sm80|sm90)$" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_ops.h
               ${PROJECT_SOURCE_DIR}/src/c/ringattn_mla.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
@@ -56,9 +56,6 @@ set(RINGATTN_WITH_MPI ${MPI_CXX_FOUND})
 set(RINGATTN_WITH_CUDA ${RINGATTN_CUDA_FOUND})
 set(RINGATTN_WITH_NCCL ${NCCL_FOUND})
 set(RINGATTN_WITH_OPENMP ${OpenMP_CXX_FOUND})
-if(RINGATTN_OPENSSL)
-  set(RINGATTN_WITH_OPENSSL ${OPENSSL_FOUND})
-endif()
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/ringattnConfig.cmake.in
                               ${CMAKE_CURRENT_BINARY_DIR}/ringattnConfig.cmake INSTALL_DESTINATION ${package_folder})
 # Before 1.0 each minor version is an interface of its own.
@@ -78,11 +75,6 @@ if(NCCL_FOUND)
   list(APPEND RINGATTN_STATIC_LIBS ${NCCL_LIBRARY})
 endif()
 list(JOIN RINGATTN_STATIC_LIBS " " RINGATTN_STATIC_LIBS)
-set(RINGATTN_STATIC_REQUIRES fmt libhwy tomlplusplus)
-if(RINGATTN_WITH_OPENSSL)
-  list(APPEND RINGATTN_STATIC_REQUIRES libcrypto)
-endif()
-list(JOIN RINGATTN_STATIC_REQUIRES " " RINGATTN_STATIC_REQUIRES)
 # pkg-config's files say where they lie relative to themselves: `cmake --install` may be told another place.
 file(RELATIVE_PATH RINGATTN_FROM_PC ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" RINGATTN_FROM_PC ${RINGATTN_FROM_PC})

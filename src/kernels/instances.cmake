@@ -71,11 +71,11 @@ kernel_instances(sm90_instances attention/sm90 launch.cuh attention_DTYPE_DIM
   cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm90_instances decode/sm90 launch.cuh decode_DTYPE_DIM
   DecodeLauncher "decode_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
-kernel_instances(sm90_instances decode/sm90 compressed_launch.cuh compressed_DTYPE_DIM
+kernel_instances(sm90_instances decode/sm90 compressed.cuh compressed_DTYPE_DIM
   CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm90_instances gemm/sm90 launch.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
 kernel_instances(sm90_instances mla/sm90 launch.cuh mla_DTYPE
-  "MlaLauncher<DecodeParams>" "mla_launcher<ELEMENT, false>()")
+  "MlaLauncher<MlaParams>" "mla_launcher<ELEMENT, false>()")
 kernel_instances(sm90_instances mla/sm90 launch.cuh mla_fp8
   "MlaLauncher<MlaFp8Params>" "mla_launcher<ELEMENT, true>()" DTYPES bf16)
 kernel_instances(sm90_instances ssm/sm90 launch.cuh ssd_DIM

@@ -108,6 +108,20 @@ TEST(StoreProgram, NamesRanksWithoutTheSecret) {
       << run.err;
 }
 
+TEST(StoreProgram, OpensLibcryptoForSecretsOnly) {
+  if (!has_secrets()) GTEST_SKIP() << "this build has no crypto library";
+  const TemporaryFolder folder;
+  for (const char* file : {"libcrypto.so.3", "libcrypto.so.1.1"}) folder.write(file, "");
+  const Words job = Words{"run", "--backend", "cpu"} + small_job();
+  const Words broken{"--set", "0", "LD_LIBRARY_PATH=" + folder.path()};
+  EXPECT_EQ(store_tool(1, job, broken).code, 0);
+  const Finished run =
+      store_tool(1, job, broken + Words{"--set", "0", "RINGATTN_STORE_SECRET=" + std::string(64, 's')});
+  EXPECT_EQ(run.code, 4) << run.err;
+  EXPECT_TRUE(has(run.err, "the secret of RINGATTN_STORE_SECRET can't be used (" + folder.file("libcrypto.so.")))
+      << run.err;
+}
+
 TEST(StoreProgram, WarnsOnceWhereOtherHostsReachItsPort) {
   const Words job = Words{"run", "--backend", "cpu"} + small_job();
   const Finished here = store_tool(2, job);

@@ -37,7 +37,8 @@ MODULES = {
 # The tables that name every implementation, and so include them all.
 TABLES = {
     f"src/kernels/{table}_table.cpp": [src_module for src_module in MODULES if src_module.startswith("kernels/")]
-    for table in ("attention/attention", "decode/decode", "gemm/batched_gemm", "ssm/ssm", "ssm/causal_conv1d")
+    for table in ("attention/attention", "attention_backward/attention_backward", "decode/decode", "gemm/batched_gemm",
+                  "ssm/ssm", "ssm/causal_conv1d")
 }
 
 # A vendor's header and the files that may include it.
@@ -45,8 +46,8 @@ VENDORS = {
     r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*",
     r"nccl\.h": r"src/comm/nccl[^/]*",
     r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*|tests/support/far_pages[^/]*",
-    r"hwy/.*": r"src/kernels/[a-z]+/cpu/.*|src/kernels/quant/quant_ops\.cpp|tests/kernels/.*",
-    r"omp\.h": r"src/kernels/[a-z]+/cpu/.*|src/kernels/common/synthetic.*|src/ops/common/accuracy.*",
+    r"hwy/.*": r"src/kernels/[a-z_]+/cpu/.*|src/kernels/quant/quant_ops\.cpp|tests/kernels/.*",
+    r"omp\.h": r"src/kernels/[a-z_]+/cpu/.*|src/kernels/common/synthetic.*|src/ops/common/accuracy.*",
     r"nlohmann/.*": r"src/io/.*|launch/.*|tests/.*",
     r"toml\+\+/.*": r"src/io/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
@@ -111,7 +112,7 @@ def short_messages(text):
 
 def module_of(folder):
     """The module that a folder ("kernels/attention/sm90") belongs to; None where it is in none."""
-    folder = re.sub(r"^kernels/[a-z]+/(cpu|cuda|sm80|sm90)(/.*)?$", r"kernels/\1", folder)
+    folder = re.sub(r"^kernels/[a-z_]+/(cpu|cuda|sm80|sm90)(/.*)?$", r"kernels/\1", folder)
     while folder and folder not in MODULES:
         folder = folder.rpartition("/")[0]
     return folder or None

@@ -5,6 +5,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/error.hpp"
@@ -15,6 +16,26 @@ namespace {
 
 std::size_t parity_of(std::int64_t block) { return static_cast<std::size_t>(block % 2); }
 
+// The message of an exchange to or from the peer of `planned`, in its round. A round's messages ascend by
+// `distance`(peer), as in a plan.
+template <class Message, class Distance>
+Message& message_of(std::vector<Message>& messages, const PlannedMessage& planned, const Distance& distance) {
+  const auto order = [&](const auto& message) { return std::pair(message.round, distance(message.peer)); };
+  auto at = std::ranges::lower_bound(messages, order(planned), {}, order);
+  if (at == messages.end() || order(*at) != order(planned)) {
+    at = messages.insert(at, Message{planned.peer, planned.round, {}});
+  }
+  return *at;
+}
+
+std::vector<std::size_t> streams_of(std::span<const RowStream> streams, bool queries) {
+  std::vector<std::size_t> indices;
+  for (std::size_t s = 0; s < streams.size(); ++s) {
+    if (streams[s].queries == queries) indices.push_back(s);
+  }
+  return indices;
+}
+
 }  // namespace
 
 BlockMover::BlockMover(const Plan& plan, std::span<const RowStream> streams, Transport& transport, Backend& backend,
@@ -24,7 +45,10 @@ BlockMover::BlockMover(const Plan& plan, std::span<const RowStream> streams, Tra
       transport_(transport),
       backend_(backend),
       checksum_(checksum),
-      shard_(streams.size(), nullptr) {}
+      shard_(streams.size(), nullptr) {
+  directions_.push_back({plan, streams_of(streams, false), {}});
+  if (plan.to_keys != nullptr) directions_.push_back({*plan.to_keys, streams_of(streams, true), {}});
+}
 
 void BlockMover::announce(std::array<StreamRows, 2> buffers, const Deadline& deadline) {
   if (checksum_) return;  // checksums lie in the object, so their addresses can't be announced
@@ -53,21 +77,22 @@ std::size_t BlockMover::bytes_of(const MessagePart& part, std::size_t stream) co
 }
 
 // One hash over all streams: the hash of a stream is the seed of the next.
-std::uint64_t BlockMover::checksum_of(const MessagePart& part, std::int64_t block) const {
+std::uint64_t BlockMover::checksum_of(const Direction& direction, const MessagePart& part, std::int64_t block) const {
   std::uint64_t hash = 0;
-  for (std::size_t stream = 0; stream < streams_.size(); ++stream) {
+  for (const std::size_t stream : direction.streams) {
     hash = XXH3_64bits_withSeed(rows_of(part, block, stream), bytes_of(part, stream), hash);
   }
   return hash;
 }
 
 void BlockMover::post(std::int64_t block, Stream stream) {
-  const BlockPlan& planned = plan_.blocks[static_cast<std::size_t>(block)];
-  std::vector<std::uint64_t>& checksums = checksums_[parity_of(block)];
-  if (checksum_) {
-    checksums.assign(planned.parts.size(), 0);
-    for (std::size_t i = 0; i < planned.parts.size(); ++i) {
-      if (planned.parts[i].owner == plan_.rank) checksums[i] = checksum_of(planned.parts[i], block);
+  for (Direction& direction : directions_) {
+    if (!checksum_) break;
+    const std::vector<MessagePart>& parts = direction.block(block).parts;
+    std::vector<std::uint64_t>& checksums = direction.checksums[parity_of(block)];
+    checksums.assign(parts.size(), 0);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      if (parts[i].owner == plan_.rank) checksums[i] = checksum_of(direction, parts[i], block);
     }
   }
   Exchange exchange = exchange_of(block);
@@ -76,52 +101,61 @@ void BlockMover::post(std::int64_t block, Stream stream) {
 }
 
 Exchange BlockMover::exchange_of(std::int64_t block) {
-  const BlockPlan& planned = plan_.blocks[static_cast<std::size_t>(block)];
   Exchange exchange;
   exchange.label = fmt::format("block {} of {}", block + 1, plan_.blocks.size());
+  for (Direction& direction : directions_) add_direction(direction, block, exchange);
+  return exchange;
+}
+
+void BlockMover::add_direction(Direction& direction, std::int64_t block, Exchange& exchange) {
+  const BlockPlan& planned = direction.block(block);
   const auto add_spans = [&](const PlannedMessage& message, auto& spans) {
     using SpanType = typename std::remove_reference_t<decltype(spans)>::value_type;
     for (const std::int32_t index : message.parts) {
       const MessagePart& part = planned.parts[static_cast<std::size_t>(index)];
-      for (std::size_t s = 0; s < streams_.size(); ++s) {
+      for (const std::size_t s : direction.streams) {
         spans.push_back(SpanType{rows_of(part, block, s), bytes_of(part, s)});
       }
       if (checksum_) {
-        std::uint64_t& checksum = checksums_[parity_of(block)][static_cast<std::size_t>(index)];
+        std::uint64_t& checksum = direction.checksums[parity_of(block)][static_cast<std::size_t>(index)];
         spans.push_back(SpanType{reinterpret_cast<std::byte*>(&checksum), sizeof checksum});
       }
     }
   };
+  const auto distance = [this](int from, int to) { return (to - from + plan_.world) % plan_.world; };
   for (const PlannedMessage& message : planned.sends) {
-    add_spans(message, exchange.sends.emplace_back(SendMessage{message.peer, message.round, {}}).spans);
+    const auto to_peer = [&](int peer) { return distance(plan_.rank, peer); };
+    add_spans(message, message_of(exchange.sends, message, to_peer).spans);
   }
   for (const PlannedMessage& message : planned.receives) {
-    add_spans(message, exchange.receives.emplace_back(ReceiveMessage{message.peer, message.round, {}}).spans);
+    const auto from_peer = [&](int peer) { return distance(peer, plan_.rank); };
+    add_spans(message, message_of(exchange.receives, message, from_peer).spans);
   }
-  return exchange;
 }
 
 void BlockMover::wait(std::int64_t block, Stream stream, const Deadline& deadline) {
   transport_.wait(tickets_[parity_of(block)], stream, deadline);
-  if (checksum_) verify(block);
   const StreamRows& buffer = buffers_[parity_of(block)];
-  for (const RowCopy& copy : plan_.blocks[static_cast<std::size_t>(block)].copies) {
-    const StreamRows& from = copy.from_shard ? shard_ : buffer;
-    for (std::size_t s = 0; s < streams_.size(); ++s) {
-      const std::int64_t bytes = streams_[s].token_bytes;
-      backend_.copy_rows(buffer[s] + copy.to_row * bytes, bytes, from[s] + copy.from_row * bytes, bytes, bytes,
-                         copy.rows, stream);
+  for (const Direction& direction : directions_) {
+    if (checksum_) verify(direction, block);
+    for (const RowCopy& copy : direction.block(block).copies) {
+      const StreamRows& from = copy.from_shard ? shard_ : buffer;
+      for (const std::size_t s : direction.streams) {
+        const std::int64_t bytes = streams_[s].token_bytes;
+        backend_.copy_rows(buffer[s] + copy.to_row * bytes, bytes, from[s] + copy.from_row * bytes, bytes, bytes,
+                           copy.rows, stream);
+      }
     }
   }
 }
 
-void BlockMover::verify(std::int64_t block) const {
-  const BlockPlan& planned = plan_.blocks[static_cast<std::size_t>(block)];
+void BlockMover::verify(const Direction& direction, std::int64_t block) const {
+  const BlockPlan& planned = direction.block(block);
   for (const PlannedMessage& message : planned.receives) {
     for (const std::int32_t index : message.parts) {
       const MessagePart& part = planned.parts[static_cast<std::size_t>(index)];
-      const std::uint64_t found = checksum_of(part, block);
-      const std::uint64_t sent = checksums_[parity_of(block)][static_cast<std::size_t>(index)];
+      const std::uint64_t found = checksum_of(direction, part, block);
+      const std::uint64_t sent = direction.checksums[parity_of(block)][static_cast<std::size_t>(index)];
       if (found == sent) continue;
       fail(ErrorCode::kPeer,
            fmt::format("rank {} received {} rows of rank {} damaged in block {} of {}, forwarded by rank {}",

@@ -35,15 +35,26 @@ class BlockMover {
   void wait(std::int64_t block, Stream stream, const Deadline& deadline);
 
  private:
+  // Rows of keys, or of queries if they travel, too.
+  struct Direction {
+    const Plan& plan;
+    std::vector<std::size_t> streams;                     // indices into streams_
+    std::array<std::vector<std::uint64_t>, 2> checksums;  // [parts of the block] for each block parity
+
+    const BlockPlan& block(std::int64_t index) const { return plan.blocks[static_cast<std::size_t>(index)]; }
+  };
+
   Exchange exchange_of(std::int64_t block);
+  void add_direction(Direction& direction, std::int64_t block, Exchange& exchange);
   // Address of a part's rows of a stream (nullptr for own rows before bind()), and their bytes.
   std::byte* rows_of(const MessagePart& part, std::int64_t block, std::size_t stream) const;
   std::size_t bytes_of(const MessagePart& part, std::size_t stream) const;
-  std::uint64_t checksum_of(const MessagePart& part, std::int64_t block) const;
-  void verify(std::int64_t block) const;
+  std::uint64_t checksum_of(const Direction& direction, const MessagePart& part, std::int64_t block) const;
+  void verify(const Direction& direction, std::int64_t block) const;
 
   const Plan& plan_;
   std::span<const RowStream> streams_;
+  std::vector<Direction> directions_;
   Transport& transport_;
   Backend& backend_;
   const bool checksum_;
@@ -51,7 +62,6 @@ class BlockMover {
   std::array<StreamRows, 2> buffers_;
   std::int64_t announced_ = kNotAnnounced;  // the first block's exchange
   std::array<Ticket, 2> tickets_{};
-  std::array<std::vector<std::uint64_t>, 2> checksums_;  // [parts of the block] for each block parity
 };
 
 }  // namespace ringattn

@@ -44,63 +44,102 @@ std::string byte_size(double bytes) {
 
 class BlockCutter {
  public:
-  BlockCutter(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+  BlockCutter(std::span<const CutDirection> directions, const BlockSteps& steps, const KernelShape& kernel,
               const MachineModel& machine, const PlanOptions& options)
-      : work_(work),
-        axis_(axis),
-        needs_(needs),
+      : directions_(directions),
+        steps_(steps),
+        world_(directions.front().needs.world()),
         key_tile_(kernel.key_tile),
         machine_(machine),
         options_(options),
-        row_bytes_(static_cast<double>(token_bytes(work.streams))),
-        latency_(machine.latency_seconds * (options.route == Route::kChain ? std::max(1, needs.world() - 1) : 1)),
+        latency_(machine.latency_seconds * (options.route == Route::kChain ? std::max(1, world_ - 1) : 1)),
         fixed_bytes_(options.fixed_bytes + (options.state_out || !one_block() ? options.state_bytes : 0)),
         max_rows_(std::numeric_limits<std::int64_t>::max()) {
+    for (const CutDirection& direction : directions) row_bytes_ += token_bytes(direction.work.streams);
     if (options.memory_budget > 0 && options.memory_budget >= fixed_bytes_) {
-      const auto two_tokens = static_cast<std::size_t>(2 * token_bytes(work.streams));
-      max_rows_ = static_cast<std::int64_t>((options.memory_budget - fixed_bytes_) / two_tokens);
+      max_rows_ =
+          static_cast<std::int64_t>((options.memory_budget - fixed_bytes_) / static_cast<std::size_t>(2 * row_bytes_));
     }
-    if (work.block_mask != nullptr) sum_masked_pairs();
+    if (directions.front().work.block_mask != nullptr) sum_masked_pairs();
   }
 
   std::vector<std::int64_t> cut() const {
     if (options_.memory_budget > 0 && options_.memory_budget < fixed_bytes_) refuse_budget();
     if (options_.block_tokens > 0) return cut_fixed();
-    if (one_block()) return {0, axis_.tiles()};
+    if (one_block()) return {0, steps_.count()};
     return options_.overlap ? cut_overlapped() : cut_without_overlap();
   }
 
   std::size_t min_budget() const { return fixed_bytes_ + min_buffer_bytes(); }
 
  private:
+  // Number of buffer rows of a block, of the direction that has most.
+  std::int64_t max_rows_of(std::int64_t first, std::int64_t last) const {
+    std::int64_t rows = 0;
+    for (std::size_t d = 0; d < directions_.size(); ++d) {
+      rows = std::max(rows, directions_[d].needs.largest(steps_.tile(d, first), steps_.tile(d, last)).all);
+    }
+    return rows;
+  }
+  // An upper bound of max_rows_of() that doesn't iterate over the ranks.
+  std::int64_t row_bound(std::int64_t first, std::int64_t last) const {
+    std::int64_t rows = 0;
+    for (std::size_t d = 0; d < directions_.size(); ++d) {
+      rows = std::max(rows, directions_[d].needs.bound(steps_.tile(d, first), steps_.tile(d, last)).all);
+    }
+    return rows;
+  }
+
+  // Time to receive a block, without latency, on the rank that receives most in each direction.
+  double transfer_seconds(std::int64_t first, std::int64_t last) const {
+    double bytes = 0.0;
+    for (std::size_t d = 0; d < directions_.size(); ++d) {
+      const BufferRows rows = directions_[d].needs.largest(steps_.tile(d, first), steps_.tile(d, last));
+      bytes += received_bytes(directions_[d], rows);
+    }
+    return bytes / machine_.link_bytes_per_second;
+  }
+  // An upper bound that doesn't iterate over the ranks.
+  double transfer_bound(std::int64_t first, std::int64_t last) const {
+    double bytes = 0.0;
+    for (std::size_t d = 0; d < directions_.size(); ++d) {
+      const BufferRows rows = directions_[d].needs.bound(steps_.tile(d, first), steps_.tile(d, last));
+      bytes += received_bytes(directions_[d], rows);
+    }
+    return bytes / machine_.link_bytes_per_second;
+  }
+  static double received_bytes(const CutDirection& direction, const BufferRows& rows) {
+    return static_cast<double>(rows.received) * static_cast<double>(token_bytes(direction.work.streams));
+  }
+
   // True if there will be one block, as far as it is known before the cut.
   bool one_block() const {
-    if (options_.block_tokens > 0) return options_.block_tokens >= axis_.token(axis_.tiles());
-    if (limit_from(0) < axis_.tiles()) return false;
-    return needs_.largest(0, axis_.tiles()).received == 0;
+    if (options_.block_tokens > 0) return options_.block_tokens >= steps_.token(steps_.count());
+    if (limit_from(0) < steps_.count()) return false;
+    return transfer_seconds(0, steps_.count()) == 0.0;
   }
 
   std::vector<std::int64_t> equal_blocks(std::int64_t block_tokens) const {
     std::vector<std::int64_t> boundaries{0};
     do {
-      const std::int64_t begin = axis_.token(boundaries.back());
-      const std::int64_t tokens = std::min(block_tokens, axis_.token(axis_.tiles()) - begin);
-      boundaries.push_back(axis_.boundary_from(begin + tokens));
-    } while (boundaries.back() < axis_.tiles());
+      const std::int64_t begin = steps_.token(boundaries.back());
+      const std::int64_t tokens = std::min(block_tokens, steps_.token(steps_.count()) - begin);
+      boundaries.push_back(steps_.step_from(begin + tokens));
+    } while (boundaries.back() < steps_.count());
     return boundaries;
   }
 
   // The last possible end of a block that begins at `begin`, by max_block_tokens.
   std::int64_t limit_from(std::int64_t begin) const {
-    if (options_.max_block_tokens == 0 || begin >= axis_.tiles()) return axis_.tiles();
-    return last_good(begin + 1, axis_.tiles(), [&](std::int64_t end) {
-      return axis_.token(end) - axis_.token(begin) <= options_.max_block_tokens;
+    if (options_.max_block_tokens == 0 || begin >= steps_.count()) return steps_.count();
+    return last_good(begin + 1, steps_.count(), [&](std::int64_t end) {
+      return steps_.token(end) - steps_.token(begin) <= options_.max_block_tokens;
     });
   }
 
   // True if the block needs at most `rows` buffer rows on every rank.
-  bool fits(std::int64_t first_tile, std::int64_t last_tile, std::int64_t rows) const {
-    return needs_.bound(first_tile, last_tile).all <= rows || needs_.largest(first_tile, last_tile).all <= rows;
+  bool fits(std::int64_t first, std::int64_t last, std::int64_t rows) const {
+    return row_bound(first, last) <= rows || max_rows_of(first, last) <= rows;
   }
 
   bool fits(const std::vector<std::int64_t>& boundaries) const {
@@ -113,14 +152,14 @@ class BlockCutter {
   std::vector<std::int64_t> cut_fixed() const {
     std::vector<std::int64_t> boundaries = equal_blocks(options_.block_tokens);
     if (fits(boundaries)) return boundaries;
-    for (std::int64_t tokens = std::min(options_.block_tokens, axis_.token(axis_.tiles())) / 2; tokens >= key_tile_;
+    for (std::int64_t tokens = std::min(options_.block_tokens, steps_.token(steps_.count())) / 2; tokens >= key_tile_;
          tokens /= 2) {
       const std::int64_t whole_tiles = tokens / key_tile_ * key_tile_;
       if (!fits(equal_blocks(whole_tiles))) continue;
       fail(ErrorCode::kMemory,
            fmt::format("blocks of {} tokens don't fit into the memory budget", options_.block_tokens),
            fmt::format("{} bytes of {} are left for two of them, at {} bytes a token",
-                       options_.memory_budget - fixed_bytes_, options_.memory_budget, token_bytes(work_.streams)),
+                       options_.memory_budget - fixed_bytes_, options_.memory_budget, row_bytes_),
            {setting("block", whole_tiles), " would fit."});
     }
     refuse_budget();
@@ -130,7 +169,7 @@ class BlockCutter {
   std::vector<std::int64_t> cut_without_overlap() const {
     const std::int64_t enough = std::min(kEnoughRows, max_rows_);
     std::vector<std::int64_t> boundaries{0};
-    while (boundaries.back() < axis_.tiles()) {
+    while (boundaries.back() < steps_.count()) {
       const std::int64_t begin = boundaries.back();
       if (!fits(begin, begin + 1, max_rows_)) refuse_budget();
       boundaries.push_back(farthest_end(begin, kUnlimited, enough));
@@ -144,7 +183,7 @@ class BlockCutter {
     double best_seconds = estimated_seconds(best);
     // A block of few tiles has few owners. A rank that owns none of them must receive all of it, up to P / (P − 1)
     // times what it receives of a block that all ranks own equal parts of. This matters for small P.
-    for (std::int64_t first = 2; first <= kMaxFirstTiles && needs_.world() <= kMaxFirstTiles; first *= 2) {
+    for (std::int64_t first = 2; first <= kMaxFirstTiles && world_ <= kMaxFirstTiles; first *= 2) {
       std::vector<std::int64_t> boundaries = cut_overlapped_from(first);
       const double seconds = estimated_seconds(boundaries);
       if (seconds >= best_seconds) continue;
@@ -157,9 +196,10 @@ class BlockCutter {
   // If the budget allows it, the first block and blocks whose receive can't be hidden have at least `first_tiles`
   // tiles.
   std::vector<std::int64_t> cut_overlapped_from(std::int64_t first_tiles) const {
-    const std::int64_t tiles = axis_.tiles();
+    const std::int64_t tiles = steps_.count();
     const std::int64_t enough = std::min(kEnoughRows, max_rows_);
-    const double half_tile = transfer_seconds({key_tile_, key_tile_}) / 2.0;
+    const double half_tile =
+        static_cast<double>(key_tile_) * static_cast<double>(row_bytes_) / machine_.link_bytes_per_second / 2.0;
     std::vector<std::int64_t> boundaries{0};
     double limit = latency_;  // of a receive, without latency: the first block's receive takes as long as its latency
     std::int64_t min_tiles = first_tiles;
@@ -170,9 +210,8 @@ class BlockCutter {
           farthest_end(begin, limit + half_tile, enough);  // rounded to the nearest tile, so that errors don't add up
       end = std::min(limit_from(begin), std::max(begin + min_tiles, end));
       if (!fits(begin, end, enough)) end = farthest_end(begin, kUnlimited, enough);
-      const double transfer = transfer_seconds(needs_.largest(begin, end));
-      const bool small_rest =
-          begin > 0 && transfer_seconds(needs_.largest(begin, tiles)) <= (1.0 + kMaxRest) * transfer;
+      const double transfer = transfer_seconds(begin, end);
+      const bool small_rest = begin > 0 && transfer_seconds(begin, tiles) <= (1.0 + kMaxRest) * transfer;
       if (small_rest && limit_from(begin) == tiles && fits(begin, tiles, enough)) end = tiles;
       boundaries.push_back(end);
 
@@ -190,7 +229,7 @@ class BlockCutter {
     double computed = 0.0;
     double computed_before = 0.0;
     for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
-      const double transfer = transfer_seconds(needs_.largest(boundaries[i], boundaries[i + 1]));
+      const double transfer = transfer_seconds(boundaries[i], boundaries[i + 1]);
       arrived = std::max(arrived, computed_before) + (transfer > 0.0 ? transfer + latency_ : 0.0);
       computed_before = computed;
       computed = std::max(computed, arrived) + compute_seconds(boundaries[i], boundaries[i + 1]);
@@ -201,12 +240,13 @@ class BlockCutter {
   // The end of the largest block from `begin` that is received in at most `seconds` and needs at most `max_rows` buffer
   // rows; at least one tile.
   std::int64_t farthest_end(std::int64_t begin, double seconds, std::int64_t max_rows) const {
-    const auto is_good = [&](const BufferRows& rows) {
-      return transfer_seconds(rows) <= seconds && rows.all <= max_rows;
+    const auto is_bound_good = [&](std::int64_t end) {
+      return transfer_bound(begin, end) <= seconds && row_bound(begin, end) <= max_rows;
     };
-    const auto is_bound_good = [&](std::int64_t end) { return is_good(needs_.bound(begin, end)); };
-    const auto is_largest_good = [&](std::int64_t end) { return is_good(needs_.largest(begin, end)); };
-    // largest() iterates over all ranks, so start at the result for bound() and grow the step.
+    const auto is_largest_good = [&](std::int64_t end) {
+      return transfer_seconds(begin, end) <= seconds && max_rows_of(begin, end) <= max_rows;
+    };
+    // The exact numbers iterate over all ranks, so start at the result for the bounds and grow the step.
     const std::int64_t limit = limit_from(begin);
     const std::int64_t start = last_good(begin + 1, limit, is_bound_good);
     std::int64_t step = 1;
@@ -228,28 +268,24 @@ class BlockCutter {
     return first;
   }
 
-  // Without latency.
-  double transfer_seconds(const BufferRows& rows) const {
-    return static_cast<double>(rows.received) * row_bytes_ / machine_.link_bytes_per_second;
-  }
-
   // Prefix sums over tiles of the pairs that the block mask lets through, so that it is read only once.
   void sum_masked_pairs() {
+    const auto& [work, axis, needs] = directions_.front();
     std::vector<double>& sums = masked_pairs_;
-    sums.assign(static_cast<std::size_t>(axis_.tiles()) + 1, 0.0);
-    const BlockMask& block_mask = *work_.block_mask;
+    sums.assign(static_cast<std::size_t>(axis.tiles()) + 1, 0.0);
+    const BlockMask& block_mask = *work.block_mask;
     const int query_block = block_mask.shape().query_block;
-    for (std::size_t sequence = 0; sequence < work_.batch.sequences.size(); ++sequence) {
-      const Sequence& s = work_.batch.sequences[sequence];
-      const Visibility visibility(work_.mask, s.k_len);
-      const auto first = static_cast<std::size_t>(axis_.first(static_cast<std::int32_t>(sequence)));
+    for (std::size_t sequence = 0; sequence < work.batch.sequences.size(); ++sequence) {
+      const Sequence& s = work.batch.sequences[sequence];
+      const Visibility visibility(work.mask, s.k_len);
+      const auto first = static_cast<std::size_t>(axis.first(static_cast<std::int32_t>(sequence)));
       const std::int64_t end = s.q_offset + s.q_len;
       for (std::int64_t position = s.q_offset; position < end;) {
         const std::int64_t block = query_block_of(position, query_block);
         const std::int64_t rows = std::min(end, (block + 1) * query_block) - position;
         for (int head = 0; head < block_mask.shape().heads; ++head) {
           for_each_masked_tile_run(
-              block_mask, work_.mask, key_tile_, sequence, head, block, [&](const MaskedTileRun& run) {
+              block_mask, work.mask, key_tile_, sequence, head, block, [&](const MaskedTileRun& run) {
                 for (std::int64_t tile = run.tiles.begin; tile < run.tiles.end; ++tile) {
                   const KeyRange keys{tile * key_tile_, std::min(s.k_len, (tile + 1) * key_tile_)};
                   sums[first + static_cast<std::size_t>(tile) + 1] += visibility.pairs(position, rows, keys);
@@ -263,45 +299,54 @@ class BlockCutter {
     for (double& sum : sums) before = sum = before + sum / block_mask.shape().heads;
   }
 
+  double compute_seconds(std::int64_t first, std::int64_t last) const {
+    double seconds = 0.0;
+    for (std::size_t d = 0; d < directions_.size(); ++d) {
+      seconds += compute_seconds(directions_[d], steps_.tile(d, first), steps_.tile(d, last), first == 0);
+    }
+    return seconds;
+  }
+
   // Mean over the ranks.
-  double compute_seconds(std::int64_t first_tile, std::int64_t last_tile) const {
-    const double once = first_tile == 0 && work_.query_flops > 0.0
-                            ? work_.query_flops * static_cast<double>(work_.batch.q_tokens())
-                            : 0.0;
-    const auto keys = static_cast<double>(axis_.token(last_tile) -
-                                          axis_.token(first_tile));  // nearly every rank computes with every key
+  double compute_seconds(const CutDirection& direction, std::int64_t first_tile, std::int64_t last_tile,
+                         bool first_block) const {
+    const auto& [work, axis, needs] = direction;
+    const double once =
+        first_block && work.query_flops > 0.0 ? work.query_flops * static_cast<double>(work.batch.q_tokens()) : 0.0;
+    const auto keys = static_cast<double>(axis.token(last_tile) -
+                                          axis.token(first_tile));  // nearly every rank computes with every key
     double pairs = 0.0;
-    if (work_.block_mask != nullptr) {
+    if (work.block_mask != nullptr) {
       pairs = masked_pairs_[static_cast<std::size_t>(last_tile)] - masked_pairs_[static_cast<std::size_t>(first_tile)];
       first_tile = last_tile;
     }
     for (std::int64_t tile = first_tile; tile < last_tile;) {
-      const std::int32_t sequence = axis_.sequence(tile);
-      const Sequence& s = work_.batch.sequences[static_cast<std::size_t>(sequence)];
-      const std::int64_t end = std::min(last_tile, axis_.first(sequence + 1));
-      const std::int64_t origin = axis_.token(axis_.first(sequence));
-      pairs += work_.visibility(static_cast<std::size_t>(sequence))
-                   .pairs(s.q_offset, s.q_len, {axis_.token(tile) - origin, axis_.token(end) - origin});
+      const std::int32_t sequence = axis.sequence(tile);
+      const Sequence& s = work.batch.sequences[static_cast<std::size_t>(sequence)];
+      const std::int64_t end = std::min(last_tile, axis.first(sequence + 1));
+      const std::int64_t origin = axis.token(axis.first(sequence)) - s.k_begin;
+      pairs += work.visibility(static_cast<std::size_t>(sequence))
+                   .pairs(s.q_offset, s.q_len, {axis.token(tile) - origin, axis.token(end) - origin});
       tile = end;
     }
-    return ((pairs * work_.pair_flops + once) / needs_.world() + keys * work_.key_flops) / machine_.flops_per_second;
+    return ((pairs * work.pair_flops + once) / needs.world() + keys * work.key_flops) / machine_.flops_per_second;
   }
 
-  // Bytes of both block buffers with the smallest possible blocks.
+  // Bytes of all block buffers with the smallest possible blocks.
   std::size_t min_buffer_bytes() const {
     std::int64_t rows = 0;
     if (options_.block_tokens > 0) {
       const std::vector<std::int64_t> boundaries = equal_blocks(options_.block_tokens);
       for (std::size_t i = 0; i + 1 < boundaries.size(); ++i) {
-        rows = std::max(rows, needs_.largest(boundaries[i], boundaries[i + 1]).all);
+        rows = std::max(rows, max_rows_of(boundaries[i], boundaries[i + 1]));
       }
     } else if (!one_block()) {
-      for (std::int64_t tile = 0; tile < axis_.tiles(); ++tile) {
-        if (needs_.bound(tile, tile + 1).all <= rows) continue;  // bound() doesn't iterate over the ranks
-        rows = std::max(rows, needs_.largest(tile, tile + 1).all);
+      for (std::int64_t step = 0; step < steps_.count(); ++step) {
+        if (row_bound(step, step + 1) <= rows) continue;  // doesn't iterate over the ranks
+        rows = std::max(rows, max_rows_of(step, step + 1));
       }
     }
-    return static_cast<std::size_t>(2 * rows * token_bytes(work_.streams));
+    return static_cast<std::size_t>(2 * rows * row_bytes_);
   }
 
   [[noreturn]] void refuse_budget() const {
@@ -316,13 +361,13 @@ class BlockCutter {
           " is enough; with more ranks, shards and state are smaller."});
   }
 
-  const RingWork& work_;
-  const TileAxis& axis_;
-  const Needs& needs_;
+  std::span<const CutDirection> directions_;
+  const BlockSteps& steps_;
+  int world_;
   int key_tile_;
   const MachineModel& machine_;
   const PlanOptions& options_;
-  double row_bytes_;                  // of one token
+  std::int64_t row_bytes_ = 0;        // of a row of every direction; their buffers have equally many rows at most
   double latency_;                    // of the messages of a block, one after the other
   std::size_t fixed_bytes_;           // independent of the blocks
   std::int64_t max_rows_;             // of a block buffer, by the memory budget
@@ -340,7 +385,45 @@ void check_rate(std::string_view name, double value) {
 
 }  // namespace
 
-std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis, const Needs& needs,
+BlockSteps::BlockSteps(const TileAxis& keys) {
+  token_.reserve(static_cast<std::size_t>(keys.tiles()) + 1);
+  for (std::int64_t tile = 0; tile <= keys.tiles(); ++tile) token_.push_back(keys.token(tile));
+}
+
+BlockSteps::BlockSteps(const Batch& batch, const TileAxis& keys, const TileAxis& queries, const KernelShape& kernel)
+    : tiles_{{0, 0}}, token_{0} {
+  for (std::size_t s = 0; s < batch.sequences.size(); ++s) {
+    const auto sequence = static_cast<std::int32_t>(s);
+    const std::int64_t first_key_tile = keys.first(sequence);
+    const std::int64_t first_query_tile = queries.first(sequence);
+    const std::int64_t key_tiles = keys.first(sequence + 1) - first_key_tile;
+    const std::int64_t query_tiles = queries.first(sequence + 1) - first_query_tile;
+    const std::int64_t first_position = query_tile_begin(batch.sequences[s].q_offset, kernel.query_tile);
+    std::int64_t key_tile = 0;
+    std::int64_t query_tile = 0;
+    while (key_tile < key_tiles || query_tile < query_tiles) {
+      std::int64_t position = std::numeric_limits<std::int64_t>::max();
+      if (key_tile < key_tiles) position = key_tile * kernel.key_tile;
+      if (query_tile < query_tiles) position = std::min(position, first_position + query_tile * kernel.query_tile);
+      const std::int64_t end = query_tile_begin(position, kernel.key_tile) + kernel.key_tile;
+      key_tile = std::clamp(end / kernel.key_tile, key_tile, key_tiles);
+      if (end > first_position) {
+        query_tile = std::clamp((end - first_position) / kernel.query_tile, query_tile, query_tiles);
+      }
+      tiles_.push_back({first_key_tile + key_tile, first_query_tile + query_tile});
+      const auto& [key_begin, query_begin] = tiles_[tiles_.size() - 2];
+      token_.push_back(token_.back() +
+                       std::max(keys.token(first_key_tile + key_tile) - keys.token(key_begin),
+                                queries.token(first_query_tile + query_tile) - queries.token(query_begin)));
+    }
+  }
+}
+
+std::int64_t BlockSteps::step_from(std::int64_t token) const {
+  return std::lower_bound(token_.begin(), token_.end(), token) - token_.begin();
+}
+
+std::vector<std::int64_t> cut_blocks(std::span<const CutDirection> directions, const BlockSteps& steps,
                                      const KernelShape& kernel, const MachineModel& machine,
                                      const PlanOptions& options) {
   check_rate("flops_per_second", machine.flops_per_second);
@@ -353,13 +436,13 @@ std::vector<std::int64_t> cut_blocks(const RingWork& work, const TileAxis& axis,
     fail(ErrorCode::kUsage, fmt::format("blocks of {} tokens", options.block_tokens),
          "a block holds at least one token", "0 lets the plan choose.");
   }
-  return BlockCutter(work, axis, needs, kernel, machine, options).cut();
+  return BlockCutter(directions, steps, kernel, machine, options).cut();
 }
 
-std::size_t min_budget(const RingWork& work, const TileAxis& axis, const Needs& needs, const KernelShape& kernel,
+std::size_t min_budget(std::span<const CutDirection> directions, const BlockSteps& steps, const KernelShape& kernel,
                        const PlanOptions& options) {
   const MachineModel machine;  // any model gives the same minimum
-  return BlockCutter(work, axis, needs, kernel, machine, options).min_budget();
+  return BlockCutter(directions, steps, kernel, machine, options).min_budget();
 }
 
 std::int64_t max_block_keys(std::int64_t keys, std::int64_t block_tokens, int key_tile) {

@@ -8,7 +8,7 @@ namespace ringattn {
 StepCount blocks_done(const Plan& plan, std::int64_t done) {
   StepCount count{done, static_cast<std::int64_t>(plan.blocks.size())};
   double flops = 0.0;
-  for (std::int64_t b = 0; b < done; ++b) flops += plan.blocks[static_cast<std::size_t>(b)].flops;
+  for (std::int64_t b = 0; b < done; ++b) flops += plan.block_flops(static_cast<std::size_t>(b));
   if (plan.flops() > 0.0) count.work = flops / plan.flops();
   return count;
 }
@@ -23,6 +23,7 @@ void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_
   };
 
   if (timeline != nullptr) timeline->start(stream);
+  loop.step.prepare(stream, progress);
   post(0);
   loop.step.begin(stream, progress);
   for (std::int64_t b = 0; b < count; ++b) {

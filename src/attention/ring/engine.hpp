@@ -28,6 +28,8 @@ class RingStep {
  public:
   virtual ~RingStep() = default;
 
+  // Called once before the first block is sent: work that its rows need.
+  virtual void prepare(Stream /*stream*/, const Progress& /*progress*/) {}
   // Called once while the first block is in flight: work that needs no block.
   virtual void begin(Stream /*stream*/, const Progress& /*progress*/) {}
   virtual void compute(const ArrivedBlock& block, Stream stream, const Progress& progress) = 0;

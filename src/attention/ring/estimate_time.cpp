@@ -7,13 +7,18 @@ namespace ringattn {
 
 namespace {
 
-// A rank sends and receives at the same time. Each round waits for the messages of the round before it.
-double transfer_seconds(const BlockPlan& block, const MachineModel& machine) {
+int rounds_of(const Plan& plan, std::size_t index) {
+  const BlockPlan& block = plan.blocks[index];
   int rounds = 0;
   if (!block.sends.empty()) rounds = block.sends.back().round + 1;
   if (!block.receives.empty()) rounds = std::max(rounds, block.receives.back().round + 1);
-  const auto bytes = static_cast<double>(std::max(block.bytes_sent, block.bytes_received));
-  return rounds * machine.latency_seconds + bytes / machine.link_bytes_per_second;
+  return plan.to_keys == nullptr ? rounds : std::max(rounds, rounds_of(*plan.to_keys, index));
+}
+
+// A rank sends and receives at the same time. Each round waits for the messages of the round before it.
+double transfer_seconds(const Plan& plan, std::size_t block, const MachineModel& machine) {
+  const auto bytes = static_cast<double>(std::max(plan.block_bytes_sent(block), plan.block_bytes_received(block)));
+  return rounds_of(plan, block) * machine.latency_seconds + bytes / machine.link_bytes_per_second;
 }
 
 }  // namespace
@@ -23,12 +28,12 @@ TimeEstimate estimate_time(const Plan& plan, const MachineModel& machine, bool o
   double arrived = 0.0;          // end of the last receive
   double computed = 0.0;         // end of the last computation
   double computed_before = 0.0;  // end of the computation before it
-  for (const BlockPlan& block : plan.blocks) {
+  for (std::size_t block = 0; block < plan.blocks.size(); ++block) {
     const double begins = overlap ? std::max(arrived, computed_before) : computed;
-    arrived = begins + transfer_seconds(block, machine);
+    arrived = begins + transfer_seconds(plan, block, machine);
     time_estimate.exposed_comm_seconds += std::max(0.0, arrived - computed);
     computed_before = computed;
-    computed = std::max(computed, arrived) + block.flops / machine.flops_per_second;
+    computed = std::max(computed, arrived) + plan.block_flops(block) / machine.flops_per_second;
   }
   time_estimate.seconds = computed;
   return time_estimate;

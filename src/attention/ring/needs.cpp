@@ -73,9 +73,15 @@ void Needs::find_spans(const RingWork& work, const Layout& queries, int query_ti
       }
       const auto sequence = static_cast<std::size_t>(run.sequence);
       const Sequence& s = work.batch.sequences[sequence];
-      const TileRange tiles =
-          work.visibility(sequence).tiles(s.q_offset + run.begin, run.tokens(), {query_tile, key_tile});
-      if (!tiles.empty()) add({origin + tiles.begin, origin + tiles.end});
+      const std::int64_t zero = work.tiles_by_query ? s.q_offset : 0;  // the position from which query tiles count
+      const std::int64_t first = query_tile_begin(s.q_offset + run.begin - zero, query_tile);
+      const std::int64_t last = query_tile_begin(s.q_offset + run.end - 1 - zero, query_tile) + query_tile;
+      const TileRange tiles = work.visibility(sequence).tiles(first + zero, last - first, {1, key_tile});
+      if (tiles.empty()) continue;
+      // The positions before k_begin belong to the first tile, but hold no keys.
+      const bool any_key =
+          s.k_begin == 0 || work.visibility(sequence).pairs(first + zero, last - first, {s.k_begin, s.k_len}) > 0.0;
+      if (any_key) add({origin + tiles.begin, origin + tiles.end});
     }
     for (std::size_t tile = 0; tile < selected.size(); ++tile) {
       const auto number = static_cast<std::int64_t>(tile);

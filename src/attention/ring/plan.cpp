@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <tuple>
 #include <utility>
 
@@ -57,7 +58,6 @@ class BlockPlanner {
     plan_transfers(parts, sets, block);
     plan_tiles(first_tile, last_tile, block);
     block.flops = flops(block);
-    if (first_tile == 0) block.flops += work_.query_flops * static_cast<double>(layout_.queries.tokens(rank_));
     return block;
   }
 
@@ -189,8 +189,8 @@ class BlockPlanner {
       const std::int32_t sequence = block.key_runs[i].sequence;
       if (i > 0 && block.key_runs[i - 1].sequence == sequence) continue;
       const Sequence& s = work_.batch.sequences[static_cast<std::size_t>(sequence)];
-      const std::int64_t origin = layout_.keys.cu()[static_cast<std::size_t>(sequence)];
-      const KeyRange keys{std::max<std::int64_t>(0, block.first_token - origin),
+      const std::int64_t origin = layout_.keys.cu()[static_cast<std::size_t>(sequence)] - s.k_begin;
+      const KeyRange keys{std::max(s.k_begin, block.first_token - origin),
                           std::min(s.k_len, block.last_token - origin)};
       run = std::partition_point(run, queries.end(), [&](const TokenRun& r) { return r.sequence < sequence; });
       for (; run != queries.end() && run->sequence == sequence; ++run) {
@@ -242,30 +242,80 @@ void check_layout(const Batch& batch, const JobLayout& layout) {
 
 }  // namespace
 
-// The common parts of all ranks' plans.
-struct Planner::Shared {
-  Shared(RingWork the_work, const JobLayout& the_layout, const KernelShape& the_kernel, const MachineModel& machine,
-         const PlanOptions& the_options)
+// What the plans of all ranks have in common, of one direction: keys that travel to queries, or with both exchanged
+// (queries_to_keys()) queries that travel to keys.
+struct Planner::Direction {
+  Direction(RingWork the_work, const JobLayout& the_layout, const KernelShape& the_kernel)
       : work(std::move(the_work)),
         layout(the_layout),
         kernel(the_kernel),
-        options(the_options),
         axis(work.batch, kernel.key_tile),
-        needs(work, layout, axis, kernel.query_tile, kernel.key_tile),
-        tile_boundaries(cut_blocks(work, axis, needs, kernel, machine, options)),
-        parts(cut_message_parts(axis, needs, layout.keys, tile_boundaries, options.route, machine,
-                                token_bytes(work.streams))) {
-    for (const std::int64_t tile : tile_boundaries) boundaries.push_back(axis.token(tile));
+        needs(work, layout, axis, kernel.query_tile, kernel.key_tile) {}
+
+  Plan plan(const PlanOptions& options, int rank) const {
+    Plan plan;
+    plan.rank = rank;
+    plan.world = needs.world();
+    plan.kernel = kernel;
+    for (std::size_t i = 0; i < layout.queries.runs(rank).size(); ++i) {
+      const TokenRun& run = layout.queries.runs(rank)[i];
+      const Sequence& s = work.batch.sequences[static_cast<std::size_t>(run.sequence)];
+      plan.queries.push_back({run.sequence, run.begin + s.q_offset, layout.queries.run_rows(rank)[i], run.tokens()});
+    }
+    for (const Sequence& s : work.batch.sequences) plan.key_lengths.push_back(s.k_len);
+    plan.block_mask = work.block_mask;
+    plan.positions = work.positions;
+    const BlockPlanner planner(work, layout, axis, needs, options, rank);
+    for (std::size_t i = 0; i < parts.blocks.size(); ++i) {
+      plan.blocks.push_back(planner.plan(tile_boundaries[i], tile_boundaries[i + 1], parts.blocks[i], parts.sets));
+      plan.buffer_rows = std::max(plan.buffer_rows, plan.blocks.back().buffer_rows);
+    }
+    plan.blocks.front().flops += work.query_flops * static_cast<double>(layout.queries.tokens(rank));
+    plan.block_buffer_bytes = static_cast<std::size_t>(plan.buffer_rows * token_bytes(work.streams));
+    return plan;
   }
 
   RingWork work;
   const JobLayout& layout;
   KernelShape kernel;
-  PlanOptions options;
   TileAxis axis;
   Needs needs;
-  std::vector<std::int64_t> tile_boundaries;
+  std::vector<std::int64_t> tile_boundaries;  // [blocks + 1]
   WorldMessageParts parts;
+};
+
+struct Planner::Shared {
+  Shared(const RingWork& work, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
+         const PlanOptions& the_options)
+      : options(the_options) {
+    directions.reserve(2);
+    if (work.queries_travel()) {
+      exchanged.emplace(JobLayout{layout.request, layout.keys, layout.queries});
+      directions.emplace_back(keys_to_queries(work), layout, kernel);
+      directions.emplace_back(queries_to_keys(work, kernel.query_tile), *exchanged,
+                              KernelShape{kernel.query_tile, kernel.key_tile});
+    } else {
+      directions.emplace_back(work, layout, kernel);
+    }
+    const BlockSteps steps = directions.size() == 1
+                                 ? BlockSteps(directions[0].axis)
+                                 : BlockSteps(work.batch, directions[0].axis, directions[1].axis, kernel);
+    std::vector<CutDirection> cut;
+    for (const Direction& direction : directions) cut.push_back({direction.work, direction.axis, direction.needs});
+    const std::vector<std::int64_t> ends = cut_blocks(cut, steps, kernel, machine, options);
+    for (std::size_t d = 0; d < directions.size(); ++d) {
+      Direction& direction = directions[d];
+      for (const std::int64_t step : ends) direction.tile_boundaries.push_back(steps.tile(d, step));
+      direction.parts =
+          cut_message_parts(direction.axis, direction.needs, direction.layout.keys, direction.tile_boundaries,
+                            options.route, machine, token_bytes(direction.work.streams));
+    }
+    for (const std::int64_t tile : directions[0].tile_boundaries) boundaries.push_back(directions[0].axis.token(tile));
+  }
+
+  PlanOptions options;
+  std::optional<JobLayout> exchanged;  // with queries and keys exchanged, if queries travel
+  std::vector<Direction> directions;   // keys to queries; queries to keys
   std::vector<std::int64_t> boundaries;
 };
 
@@ -281,30 +331,16 @@ Planner& Planner::operator=(Planner&&) noexcept = default;
 const std::vector<std::int64_t>& Planner::boundaries() const { return shared_->boundaries; }
 
 Plan Planner::plan(int rank) const {
-  const Shared& shared = *shared_;
-  Plan plan;
-  plan.rank = rank;
-  plan.world = shared.needs.world();
-  plan.kernel = shared.kernel;
-  const Layout& queries = shared.layout.queries;
-  for (std::size_t i = 0; i < queries.runs(rank).size(); ++i) {
-    const TokenRun& run = queries.runs(rank)[i];
-    const Sequence& s = shared.work.batch.sequences[static_cast<std::size_t>(run.sequence)];
-    plan.queries.push_back({run.sequence, run.begin + s.q_offset, queries.run_rows(rank)[i], run.tokens()});
+  const PlanOptions& options = shared_->options;
+  Plan plan = shared_->directions[0].plan(options, rank);
+  std::size_t buffer_bytes = plan.block_buffer_bytes;
+  if (shared_->directions.size() > 1) {
+    auto to_keys = std::make_shared<Plan>(shared_->directions[1].plan(options, rank));
+    buffer_bytes += to_keys->block_buffer_bytes;
+    plan.to_keys = std::move(to_keys);
   }
-  for (const Sequence& s : shared.work.batch.sequences) plan.key_lengths.push_back(s.k_len);
-  plan.block_mask = shared.work.block_mask;
-  plan.positions = shared.work.positions;
-  const BlockPlanner planner(shared.work, shared.layout, shared.axis, shared.needs, shared.options, rank);
-  for (std::size_t i = 0; i < shared.parts.blocks.size(); ++i) {
-    plan.blocks.push_back(planner.plan(shared.tile_boundaries[i], shared.tile_boundaries[i + 1], shared.parts.blocks[i],
-                                       shared.parts.sets));
-    plan.buffer_rows = std::max(plan.buffer_rows, plan.blocks.back().buffer_rows);
-  }
-  plan.block_buffer_bytes = static_cast<std::size_t>(plan.buffer_rows * token_bytes(shared.work.streams));
-  plan.keeps_state = plan.blocks.size() > 1 || shared.options.state_out;
-  plan.memory_bytes =
-      shared.options.fixed_bytes + (plan.keeps_state ? shared.options.state_bytes : 0) + 2 * plan.block_buffer_bytes;
+  plan.keeps_state = plan.blocks.size() > 1 || options.state_out;
+  plan.memory_bytes = options.fixed_bytes + (plan.keeps_state ? options.state_bytes : 0) + 2 * buffer_bytes;
   return plan;
 }
 
@@ -318,21 +354,33 @@ Plan make_plan(RingWork work, const JobLayout& layout, const KernelShape& kernel
   return Planner(std::move(work), layout, kernel, machine, options).plan(rank);
 }
 
+double Plan::block_flops(std::size_t block) const {
+  return blocks[block].flops + (to_keys != nullptr ? to_keys->block_flops(block) : 0.0);
+}
+
+std::int64_t Plan::block_bytes_received(std::size_t block) const {
+  return blocks[block].bytes_received + (to_keys != nullptr ? to_keys->block_bytes_received(block) : 0);
+}
+
+std::int64_t Plan::block_bytes_sent(std::size_t block) const {
+  return blocks[block].bytes_sent + (to_keys != nullptr ? to_keys->block_bytes_sent(block) : 0);
+}
+
 double Plan::flops() const {
   double sum = 0.0;
-  for (const BlockPlan& block : blocks) sum += block.flops;
+  for (std::size_t block = 0; block < blocks.size(); ++block) sum += block_flops(block);
   return sum;
 }
 
 std::int64_t Plan::bytes_received() const {
   std::int64_t sum = 0;
-  for (const BlockPlan& block : blocks) sum += block.bytes_received;
+  for (std::size_t block = 0; block < blocks.size(); ++block) sum += block_bytes_received(block);
   return sum;
 }
 
 std::int64_t Plan::bytes_sent() const {
   std::int64_t sum = 0;
-  for (const BlockPlan& block : blocks) sum += block.bytes_sent;
+  for (std::size_t block = 0; block < blocks.size(); ++block) sum += block_bytes_sent(block);
   return sum;
 }
 

@@ -97,20 +97,30 @@ struct Plan {
   std::shared_ptr<const BlockMask> block_mask;    // of the job, or null
   std::shared_ptr<const KeyPositions> positions;  // of the job's keys, or null
   std::vector<BlockPlan> blocks;
+  // If queries travel, too (RingWork::queries_travel()), the plan by which they come to this rank's keys, with queries
+  // and keys exchanged: `queries` are the rank's keys, and key tiles are tiles of queries, at the key positions of
+  // queries_to_keys(). It has as many blocks, which are exchanged and computed with those of this plan. Null otherwise.
+  std::shared_ptr<const Plan> to_keys;
   std::int64_t buffer_rows = 0;        // of each of the two block buffers: the maximum over blocks
-  std::size_t block_buffer_bytes = 0;  // of each of the two block buffers
-  bool keeps_state = true;             // attention state is kept between blocks
-  std::size_t memory_bytes = 0;        // estimated peak of the rank: fixed_bytes, kept state, and both block buffers
+  std::size_t block_buffer_bytes = 0;  // of each of the two block buffers, without those of to_keys
+  bool keeps_state = true;             // state is kept between blocks
+  std::size_t memory_bytes = 0;        // estimated peak of the rank: fixed_bytes, kept state, and all block buffers
 
+  // These and the following include to_keys.
   double flops() const;
   std::int64_t bytes_received() const;
   std::int64_t bytes_sent() const;
+  double block_flops(std::size_t block) const;
+  std::int64_t block_bytes_received(std::size_t block) const;
+  std::int64_t block_bytes_sent(std::size_t block) const;
+  RowCounts all_buffer_rows() const { return {buffer_rows, to_keys != nullptr ? to_keys->buffer_rows : 0}; }
 };
 
 // Computes the plans of all ranks, and their common parts once. `layout` is read by the constructor and by plan(), and
-// must outlive the object. The constructor throws kUsage for a layout that doesn't match the batch and for invalid
-// options or machine models. It throws kMemory, with a sufficient budget, if the budget is too small for the smallest
-// blocks.
+// must outlive the object. If queries travel, too, a block is a range of key tiles and a range of query tiles at the
+// same positions: kernel.key_tile is a multiple of kernel.query_tile. The constructor throws kUsage for a layout that
+// doesn't match the batch and for invalid options or machine models. It throws kMemory, with a sufficient budget, if
+// the budget is too small for the smallest blocks.
 class Planner {
  public:
   Planner(RingWork work, const JobLayout& layout, const KernelShape& kernel, const MachineModel& machine,
@@ -125,6 +135,7 @@ class Planner {
   Plan plan(int rank) const;
 
  private:
+  struct Direction;
   struct Shared;
   std::unique_ptr<const Shared> shared_;
 };

@@ -27,7 +27,7 @@ void refuse_capture(std::string_view why, std::string_view suggestion) {
 RingRuns::RingRuns(const Collective& collective, Transport& transport, Backend& backend, Settings settings)
     : collective_(collective), transport_(transport), backend_(backend), settings_(std::move(settings)) {}
 
-void RingRuns::allocate(std::int64_t buffer_rows) {
+void RingRuns::allocate(RowCounts buffer_rows) {
   buffer_rows_ = buffer_rows;
   if (owns_block_buffers()) {
     const std::size_t bytes = block_buffers_layout(settings_.streams, buffer_rows_).bytes;
@@ -47,8 +47,9 @@ void RingRuns::connect(PlannedRuns& planned) {
   warm_up_transport(collective_, transport_, backend_, own_buffers_.data());
 }
 
-WorkspaceLayout RingRuns::workspace(std::size_t state_bytes, std::int64_t staged_rows) const {
-  return workspace_layout(settings_.streams, state_bytes, owns_block_buffers() ? 0 : buffer_rows_, staged_rows);
+WorkspaceLayout RingRuns::workspace(std::size_t state_bytes, RowCounts staged_rows) const {
+  return workspace_layout(settings_.streams, state_bytes, owns_block_buffers() ? RowCounts{} : buffer_rows_,
+                          staged_rows);
 }
 
 std::array<StreamRows, 2> RingRuns::block_buffers(std::byte* workspace, const WorkspaceLayout& layout) const {
@@ -83,7 +84,7 @@ void RingRuns::check_capture_of(std::span<const PreparedTask> prepared) {
 
 double RingRuns::longest_block(const Plan& plan) const {
   double flops = 0.0;
-  for (const BlockPlan& block : plan.blocks) flops = std::max(flops, block.flops);
+  for (std::size_t block = 0; block < plan.blocks.size(); ++block) flops = std::max(flops, plan.block_flops(block));
   return flops / settings_.flops_per_second;
 }
 

@@ -68,15 +68,15 @@ class RingRuns {
   bool owns_block_buffers() const { return backend_.memory() == MemoryKind::kDevice && several(); }
 
   // Allocates what runs need besides the caller's workspace, with block buffers of `buffer_rows` rows.
-  void allocate(std::int64_t buffer_rows);
+  void allocate(RowCounts buffer_rows);
   // Creates the plan's mover if there are several ranks.
   void make_mover(PlannedRuns& planned) const;
   // Collective. Announces the plan's block buffers to the peers if the object owns them.
   void connect(PlannedRuns& planned);
 
-  std::int64_t buffer_rows() const { return buffer_rows_; }
+  RowCounts buffer_rows() const { return buffer_rows_; }
   // Layout of the caller's workspace, with `staged_rows` rows for a dense copy of the shard.
-  WorkspaceLayout workspace(std::size_t state_bytes, std::int64_t staged_rows) const;
+  WorkspaceLayout workspace(std::size_t state_bytes, RowCounts staged_rows) const;
   // The two block buffers of a run: own buffers, or in that workspace.
   std::array<StreamRows, 2> block_buffers(std::byte* workspace, const WorkspaceLayout& layout) const;
   // The rank's own rows for transfers and assembled tiles: each stream in place if it is dense, else copied to
@@ -102,8 +102,8 @@ class RingRuns {
   Transport& transport_;
   Backend& backend_;
   Settings settings_;
-  std::int64_t buffer_rows_ = 0;  // of each block buffer
-  Buffer own_buffers_;            // on devices with several ranks
+  RowCounts buffer_rows_;  // of each block buffer
+  Buffer own_buffers_;     // on devices with several ranks
   std::optional<EnqueuedRuns> runs_;
 };
 

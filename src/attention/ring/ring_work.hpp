@@ -3,6 +3,8 @@
 // by each op, e.g. in ops/attention/attention_work.hpp.
 #pragma once
 
+#include <algorithm>
+
 #include "attention/ring/row_stream.hpp"
 #include "attention/tokens/batch.hpp"
 #include "base/shared_value.hpp"
@@ -23,12 +25,27 @@ struct RingWork {
   // Positions of the batch's keys, not combined with a block mask; null: key i has position i.
   SharedValue<KeyPositions> positions = {};
 
+  // If queries travel too (RowStream::queries): FLOPs per visible pair of the task that has keys and receives queries.
+  double query_pair_flops = 0.0;
+  // Query tiles count from a sequence's first query instead of from position 0 (transposed()).
+  bool tiles_by_query = false;
+
   bool operator==(const RingWork&) const = default;
+
+  bool queries_travel() const {
+    return std::ranges::any_of(streams, [](const RowStream& stream) { return stream.queries; });
+  }
 
   // Visibility of keys to queries of a sequence, without the block mask.
   SequenceVisibility visibility(std::size_t sequence) const {
     return {mask, batch.sequences[sequence].k_len, positions.get(), sequence};
   }
 };
+
+// The part of the work in which keys travel to queries.
+RingWork keys_to_queries(const RingWork& work);
+// The part in which queries travel to keys, with queries and keys exchanged: its "keys" are tiles of `query_tile`
+// queries. Requires queries_travel(), no block mask and no positions.
+RingWork queries_to_keys(const RingWork& work, int query_tile);
 
 }  // namespace ringattn

@@ -5,19 +5,20 @@
 
 namespace ringattn {
 
-WorkspaceLayout workspace_layout(std::span<const RowStream> streams, std::size_t state_bytes, std::int64_t buffer_rows,
-                                 std::int64_t staged_rows) {
+WorkspaceLayout workspace_layout(std::span<const RowStream> streams, std::size_t state_bytes, RowCounts buffer_rows,
+                                 RowCounts staged_rows) {
   WorkspaceLayout layout;
   const auto place = [&layout](std::size_t bytes) {
     const std::size_t offset = layout.bytes;
     layout.bytes += aligned(bytes);
     return offset;
   };
-  const auto place_rows = [&](std::int64_t rows) {
+  const auto place_rows = [&](const RowCounts& rows) {
     std::vector<std::size_t> offsets;
     offsets.reserve(streams.size());
-    for (const RowStream& stream : streams)
-      offsets.push_back(place(static_cast<std::size_t>(rows * stream.token_bytes)));
+    for (const RowStream& stream : streams) {
+      offsets.push_back(place(static_cast<std::size_t>(rows.of(stream) * stream.token_bytes)));
+    }
     return offsets;
   };
   layout.state = place(state_bytes);
@@ -26,8 +27,8 @@ WorkspaceLayout workspace_layout(std::span<const RowStream> streams, std::size_t
   return layout;
 }
 
-WorkspaceLayout block_buffers_layout(std::span<const RowStream> streams, std::int64_t buffer_rows) {
-  return workspace_layout(streams, 0, buffer_rows, 0);
+WorkspaceLayout block_buffers_layout(std::span<const RowStream> streams, RowCounts buffer_rows) {
+  return workspace_layout(streams, 0, buffer_rows, {});
 }
 
 StreamRows rows_at(std::byte* base, std::span<const std::size_t> offsets) {

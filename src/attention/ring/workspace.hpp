@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layout of the workspace of a run: attention state, two block buffers, and a dense copy of a strided shard.
+// Layout of the workspace of a run: state, two block buffers, and a dense copy of a strided shard.
 #pragma once
 
 #include <array>
@@ -20,12 +20,12 @@ struct WorkspaceLayout {
   std::size_t bytes = 0;
 };
 
-// `staged_rows`: number of rows of the dense copy, 0 without one.
-WorkspaceLayout workspace_layout(std::span<const RowStream> streams, std::size_t state_bytes, std::int64_t buffer_rows,
-                                 std::int64_t staged_rows);
+// `staged_rows`: numbers of rows of the dense copy, 0 without one.
+WorkspaceLayout workspace_layout(std::span<const RowStream> streams, std::size_t state_bytes, RowCounts buffer_rows,
+                                 RowCounts staged_rows);
 
 // The layout of only the two block buffers.
-WorkspaceLayout block_buffers_layout(std::span<const RowStream> streams, std::int64_t buffer_rows);
+WorkspaceLayout block_buffers_layout(std::span<const RowStream> streams, RowCounts buffer_rows);
 
 // The addresses at these offsets from `base`.
 StreamRows rows_at(std::byte* base, std::span<const std::size_t> offsets);

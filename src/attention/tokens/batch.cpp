@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "base/size.hpp"
+#include "kernels/attention/visibility.hpp"
 
 namespace ringattn {
 
@@ -15,23 +16,29 @@ namespace {
 
 constexpr std::int64_t kFar = std::int64_t{1} << 60;
 
-std::vector<std::int64_t> lengths(const SequenceList& sequences, std::int64_t Sequence::*length) {
+std::int64_t queries_of(const Sequence& sequence) { return sequence.q_len; }
+std::int64_t keys_of(const Sequence& sequence) { return sequence.keys(); }
+
+template <class Length>
+std::vector<std::int64_t> lengths(const SequenceList& sequences, const Length& length) {
   std::vector<std::int64_t> result;
   result.reserve(sequences.size());
-  for (const Sequence& sequence : sequences) result.push_back(sequence.*length);
+  for (const Sequence& sequence : sequences) result.push_back(length(sequence));
   return result;
 }
 
-std::vector<std::int64_t> cumulate(const SequenceList& sequences, std::int64_t Sequence::*length) {
+template <class Length>
+std::vector<std::int64_t> cumulate(const SequenceList& sequences, const Length& length) {
   std::vector<std::int64_t> cumulative{0};
   cumulative.reserve(sequences.size() + 1);
-  for (const Sequence& sequence : sequences) cumulative.push_back(cumulative.back() + sequence.*length);
+  for (const Sequence& sequence : sequences) cumulative.push_back(cumulative.back() + length(sequence));
   return cumulative;
 }
 
-std::int64_t sum(const SequenceList& sequences, std::int64_t Sequence::*length) {
+template <class Length>
+std::int64_t sum(const SequenceList& sequences, const Length& length) {
   std::int64_t total = 0;
-  for (const Sequence& sequence : sequences) total += sequence.*length;
+  for (const Sequence& sequence : sequences) total += length(sequence);
   return total;
 }
 
@@ -55,7 +62,7 @@ void check_cumulative(std::string_view name, std::span<const std::int64_t> cu) {
 }  // namespace
 
 SequenceList SequenceList::with_offset(std::int64_t q_offset) const {
-  if (!all_) return {static_cast<std::int64_t>(count_), {each_.q_len, each_.k_len, q_offset}};
+  if (!all_) return {static_cast<std::int64_t>(count_), {each_.q_len, each_.k_len, q_offset, each_.k_begin}};
   std::vector<Sequence> moved = *all_;
   for (Sequence& sequence : moved) sequence.q_offset = q_offset;
   return moved;
@@ -74,12 +81,12 @@ bool SequenceList::operator==(const SequenceList& other) const {
   return std::equal(begin(), end(), other.begin());
 }
 
-std::int64_t Batch::q_tokens() const { return sum(sequences, &Sequence::q_len); }
-std::int64_t Batch::k_tokens() const { return sum(sequences, &Sequence::k_len); }
-std::vector<std::int64_t> Batch::q_lengths() const { return lengths(sequences, &Sequence::q_len); }
-std::vector<std::int64_t> Batch::k_lengths() const { return lengths(sequences, &Sequence::k_len); }
-std::vector<std::int64_t> Batch::cu_q() const { return cumulate(sequences, &Sequence::q_len); }
-std::vector<std::int64_t> Batch::cu_k() const { return cumulate(sequences, &Sequence::k_len); }
+std::int64_t Batch::q_tokens() const { return sum(sequences, queries_of); }
+std::int64_t Batch::k_tokens() const { return sum(sequences, keys_of); }
+std::vector<std::int64_t> Batch::q_lengths() const { return lengths(sequences, queries_of); }
+std::vector<std::int64_t> Batch::k_lengths() const { return lengths(sequences, keys_of); }
+std::vector<std::int64_t> Batch::cu_q() const { return cumulate(sequences, queries_of); }
+std::vector<std::int64_t> Batch::cu_k() const { return cumulate(sequences, keys_of); }
 
 Batch uniform_batch(std::int64_t count, std::int64_t q_len, std::int64_t k_len) {
   return SequenceList(count, {q_len, k_len, k_len - q_len});
@@ -106,6 +113,22 @@ Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int6
     sequences.push_back({q_len, k_len, q_offset.empty() ? k_len - q_len : q_offset[i]});
   }
   return sequences;
+}
+
+Batch transposed(const Batch& batch, int tile) {
+  const auto of = [tile](const Sequence& s) -> Sequence {
+    if (s.q_len == 0) return {s.k_len, 0, 0};
+    const std::int64_t before = s.q_offset - query_tile_begin(s.q_offset, tile);  // positions of the first tile
+    return {s.k_len, s.q_len + before, before - s.q_offset, before};
+  };
+  const SequenceList& all = batch.sequences;
+  if (all.distinct() <= 1) {
+    return all.empty() ? Batch() : Batch(SequenceList(static_cast<std::int64_t>(all.size()), of(all[0])));
+  }
+  std::vector<Sequence> result;
+  result.reserve(all.size());
+  for (const Sequence& sequence : all) result.push_back(of(sequence));
+  return result;
 }
 
 void check_batch(const Batch& batch) {

@@ -21,6 +21,10 @@ struct Sequence {
   std::int64_t q_len = 0;
   std::int64_t k_len = 0;
   std::int64_t q_offset = 0;
+  // Keys before this one don't exist, so the first key tile may be incomplete. 0 unless transposed() made the sequence.
+  std::int64_t k_begin = 0;
+
+  std::int64_t keys() const { return k_len - k_begin; }
 
   bool operator==(const Sequence&) const = default;
 };
@@ -115,6 +119,10 @@ Batch uniform_batch(std::int64_t count, std::int64_t q_len, std::int64_t k_len);
 // (q_offset = k_len − q_len). Throws kFile if the lists are inconsistent.
 Batch packed_batch(std::span<const std::int64_t> cu_q, std::span<const std::int64_t> cu_k,
                    std::span<const std::int64_t> q_offset);
+
+// The same sequences with queries and keys exchanged: key positions of the result are those of the queries, and its
+// tiles of `tile` keys begin at positions of `batch` that are multiples of `tile`.
+Batch transposed(const Batch& batch, int tile);
 
 // Throws kUsage for more than kMaxSequences, negative lengths, and lengths or offsets beyond ±2^60.
 void check_batch(const Batch& batch);

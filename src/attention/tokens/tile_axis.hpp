@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The key tiles of all sequences on one axis. Tiles are cut from the start of each sequence and never span two
-// sequences.
+// The key tiles of all sequences on one axis. Tiles are cut from key 0 of each sequence and never span two sequences.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +20,6 @@ class TileAxis {
   std::int64_t first(std::int32_t sequence) const { return first_[static_cast<std::size_t>(sequence)]; }
   // The sequence of a tile.
   std::int32_t sequence(std::int64_t tile) const;
-  // The first tile boundary at or after `token`.
-  std::int64_t boundary_from(std::int64_t token) const;
 
  private:
   std::vector<std::int64_t> first_;  // [sequences + 1]

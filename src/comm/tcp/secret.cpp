@@ -65,10 +65,10 @@ Secret::Secret(const std::string& text, std::string_view source) {
     fail(ErrorCode::kUsage, fmt::format("{} holds no secret", source),
          "one has 32 to 1024 printable characters without blanks", "Make one by `openssl rand -hex 32`.");
   }
-  if (!has_mac()) {
-    fail(ErrorCode::kUnsupported, fmt::format("the secret of {} can't be used", source),
-         "this build has no crypto library",
-         "Build with OpenSSL's libcrypto (libssl-dev), or unset it on all ranks (set it to nothing for the launcher).");
+  if (const std::string why = why_no_mac(); !why.empty()) {
+    fail(ErrorCode::kUnsupported, fmt::format("the secret of {} can't be used", source), why,
+         "Install OpenSSL's libcrypto and build with its headers (libssl-dev), or unset it on all ranks (set it to "
+         "nothing for the launcher).");
   }
   text_ = std::make_shared<const std::string>(text);
 }

@@ -13,8 +13,8 @@ class Secret {
  public:
   // No secret: ranks prove nothing.
   Secret() = default;
-  // Throws kUsage for a text that is_secret() refuses (base/environment.hpp), and kUnsupported in a build without a
-  // crypto library. Messages name `source` as the origin of the text, and never show the text.
+  // Throws kUsage for a text that is_secret() refuses (base/environment.hpp), and kUnsupported without a crypto
+  // library. Messages name `source` as the origin of the text, and never show the text.
   Secret(const std::string& text, std::string_view source);
 
   bool is_given() const { return text_ != nullptr; }

@@ -5,33 +5,14 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/attention/oracle_math.hpp"
+
 namespace ringattn {
 
 namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kBlockKeys = 64;  // keys converted at a time
-
-void widen(const TensorView& view, std::int64_t token, std::int64_t head, double* target) {
-  const std::byte* row = view.at(token, head);
-  const std::size_t size = size_of(view.dtype);
-  for (std::int64_t i = 0; i < view.dim; ++i) {
-    target[i] = static_cast<double>(load_element(row + static_cast<std::size_t>(i) * size, view.dtype));
-  }
-}
-
-// Dot product with eight partial sums, so that the compiler can vectorize it.
-double dot(const double* a, const double* b, std::size_t count) {
-  constexpr std::size_t kSums = 8;
-  double sums[kSums] = {};
-  std::size_t i = 0;
-  for (; i + kSums <= count; i += kSums) {
-    for (std::size_t j = 0; j < kSums; ++j) sums[j] += a[i + j] * b[i + j];
-  }
-  double total = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-  for (; i < count; ++i) total += a[i] * b[i];
-  return total;
-}
 
 // exp(x − max), but never 0 for a finite x.
 double weight(double x, double max) {
@@ -123,8 +104,8 @@ void feed_rows(std::span<OracleRow> rows, std::int64_t first_key, const TensorVi
           if (!row.sees(first_key + begin + i)) continue;
           if (!converted) {
             for (std::int64_t j = 0; j < count; ++j) {
-              widen(k, begin + j, kv_head, wide_k.data() + j * spec.head_dim);
-              widen(v, begin + j, kv_head, wide_v.data() + j * spec.head_dim_v);
+              widen_row(k, begin + j, kv_head, wide_k.data() + j * spec.head_dim);
+              widen_row(v, begin + j, kv_head, wide_v.data() + j * spec.head_dim_v);
             }
             converted = true;
           }
@@ -144,7 +125,7 @@ void oracle_attention(const AttentionSpec& spec, const TensorView& q, const Tens
   for (std::int64_t token = 0; token < q.tokens; ++token) {
     for (int head = 0; head < spec.heads; ++head) {
       std::vector<double> wide_q(static_cast<std::size_t>(spec.head_dim));
-      widen(q, token, head, wide_q.data());
+      widen_row(q, token, head, wide_q.data());
       rows.emplace_back(spec, head, q_offset + token, k.tokens, std::move(wide_q),
                         block_mask_keys(block_mask, spec.heads, sequence, head, q_offset + token),
                         positions_of(positions, sequence, head / (spec.heads / spec.kv_heads)));

@@ -12,9 +12,11 @@
 // Order of the sums:
 // - dQ of a query: within a KV split of kBackwardKvSplit keys, counted from the sequence's first key, keys ascending,
 //   from zero. Splits are added in fp32, ascending.
-// - dK and dV of a key: within a query split of backward_query_split() positions, tiles of kBackwardTile positions
-//   ascending, in each tile the query heads of the KV head ascending, from zero. Splits are added in fp32, ascending.
-// The first split is stored, not added to zeros. A split in which no tile is visible contributes nothing.
+// - dK and dV of a key: within a query split of backward_query_split() positions, counted from position 0, tiles of
+//   kBackwardTile positions ascending, in each tile the query heads of the KV head ascending, from zero. Splits are
+//   added in fp32, ascending.
+// The first split is stored, not added to zeros. A split in which no tile is visible contributes nothing. How the sum
+// within a split is formed (one chain, or sums of tiles of a fixed size) is the kernel's own, as its instructions are.
 //
 // Positions are key positions: query i of a sequence is at position i + q_offset, which may be negative. Tiles of
 // queries begin at multiples of kBackwardTile positions, so the first one of a sequence may hold fewer queries.
@@ -113,7 +115,7 @@ struct BackwardTask {
   // Ascending by (sequence, position); together they cover every row once.
   std::span<const QueryRun> rows;
   // The tiles of the other side, ascending by (sequence, first_tile), disjoint. dQ: tile t of a sequence holds its keys
-  // [t · dq_key_tile(), …). dK and dV: tile t holds its queries at positions first_query_tile() + [t, t + 1) ·
+  // [t · key_tile(), …). dK and dV: tile t holds its queries at positions first_query_tile() + [t, t + 1) ·
   // kBackwardTile. Every tile that a row sees is in exactly one of the tasks of the row, and these come in order.
   std::span<const KeyRun> runs;
   std::span<const PageRun> tiles;  // [tiles of `runs`]
@@ -155,11 +157,10 @@ class AttentionBackwardKernel {
  public:
   virtual ~AttentionBackwardKernel() = default;
 
-  // Keys per tile of dQ's tasks: a multiple of kBackwardTile that divides kBackwardKvSplit.
-  virtual int dq_key_tile() const = 0;
-  // A query processes each tile of keys that any position of its tile of queries sees. A key processes each tile of
-  // queries that any key of its tile [⌊key / dkv_key_tile()⌋ · dkv_key_tile(), …) sees.
-  virtual int dkv_key_tile() const = 0;
+  // Keys per tile: a multiple of kBackwardTile that divides kBackwardKvSplit. A task has each tile of keys that any
+  // position of the tile of a query sees, and each tile of queries that any key of the tile of a key sees. A kernel may
+  // skip a tile that the row itself does not see: it adds nothing to the row.
+  virtual int key_tile() const = 0;
   // Bytes of state for `rows` queries of all heads, and for `rows` keys of all KV heads.
   virtual std::size_t dq_state_bytes(std::int64_t rows) const = 0;
   virtual std::size_t dkv_state_bytes(std::int64_t rows) const = 0;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/common/renamed_kernels.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
@@ -108,6 +109,7 @@ std::span<const OpKernel> all_kernels() {
       for (const auto& row : table) rows.push_back({op, &row});
     };
     add("attention", kernel_table<AttentionSpec>());
+    add("attention_backward", kernel_table<AttentionBackwardSpec>());
     add("decode", kernel_table<DecodeSpec>());
     add("batched_gemm", kernel_table<BatchedGemmSpec>());
     add("ssm", kernel_table<SsmSpec>());

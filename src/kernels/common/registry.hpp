@@ -46,8 +46,8 @@ struct KernelRow : KernelEntry {
 template <class Spec>
 std::span<const KernelRow<Spec>> kernel_table();
 
-// The entries of all tables, each with the name of its op: "attention", "decode", "batched_gemm", "ssm", "conv1d". A
-// kernel that computes two ops has an entry in each table.
+// The entries of all tables, each with the name of its op: "attention", "attention_backward", "decode", "batched_gemm",
+// "ssm", "conv1d". A kernel that computes two ops has an entry in each table.
 struct OpKernel {
   std::string_view op;
   const KernelEntry* row = nullptr;
@@ -110,10 +110,13 @@ using BatchedGemmRow = KernelRow<BatchedGemmSpec>;
 template <>
 std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
 
-// Ops whose headers include this one.
+// Ops that are only declared here.
+struct AttentionBackwardSpec;
 struct DecodeSpec;
 struct SsmSpec;
 struct CausalConv1dSpec;
+template <>
+std::span<const KernelRow<AttentionBackwardSpec>> kernel_table<AttentionBackwardSpec>();
 template <>
 std::span<const KernelRow<DecodeSpec>> kernel_table<DecodeSpec>();
 template <>

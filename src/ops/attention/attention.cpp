@@ -101,7 +101,7 @@ struct Attention::Impl {
 
   WorkspaceLayout workspace(bool dense_kv) const {
     const bool staged = gathers_pages() || (several() && !dense_kv);
-    return ring->workspace(plan().keeps_state ? kernel->state_bytes(q_rows()) : 0, staged ? k_rows() : 0);
+    return ring->workspace(plan().keeps_state ? kernel->state_bytes(q_rows()) : 0, {staged ? k_rows() : 0});
   }
   // With compressed keys the decompressed rows of a block follow in the workspace.
   std::size_t decompressed_bytes(std::int64_t token_bytes) const {
@@ -182,7 +182,7 @@ void Attention::Impl::allocate() {
   ring.emplace(collective, transport, *backend,
                RingRuns::Settings{prepared_job.work.streams, options.overlap, options.checksum,
                                   options.machine.flops_per_second});
-  ring->allocate(plan().buffer_rows + spare_rows(prepared_job, options, transport.size()));
+  ring->allocate({plan().buffer_rows + spare_rows(prepared_job, options, transport.size())});
   load_decompression(job.format.k, k_shape(job.spec), *backend);
   load_decompression(job.format.v, v_shape(job.spec), *backend);
   ring->make_mover(prepared->runs);
@@ -312,7 +312,7 @@ void Attention::Impl::enqueue(const Inputs& inputs, const Outputs& outputs, std:
   }
   std::array<StreamRows, 2> buffers = ring->block_buffers(space.data(), layout);
   for (std::size_t parity = 0; parity < 2; ++parity) {
-    memory.buffers[parity] = key_source(buffers[parity], ring->buffer_rows());
+    memory.buffers[parity] = key_source(buffers[parity], ring->buffer_rows().keys);
   }
   AttentionRingStep step(plan(), *kernel, now().prepared, memory);
   ring->enqueue({now().runs, step, std::move(buffers), [&] { return dense_shard(inputs, staged, stream); }, mode},

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "attention/ring/blocks.hpp"
 #include "attention/tokens/cost.hpp"
 #include "base/error.hpp"
 #include "base/heartbeat_lock.hpp"
@@ -83,8 +82,10 @@ std::size_t fixed_bytes(const RingJob& job, const JobLayout& layout, const Optio
                         std::int64_t tiles) {
   const std::int64_t k_rows = layout.keys.tokens(rank);
   const std::int64_t key_rows = k_rows + (staged ? k_rows : 0) + 2 * spare_rows(job, options, layout.queries.world());
-  return static_cast<std::size_t>(layout.queries.tokens(rank) * job.query_bytes +
-                                  key_rows * token_bytes(job.work.streams)) +
+  const std::int64_t query_rows = layout.queries.tokens(rank);
+  const std::int64_t staged_query_bytes = staged ? token_bytes(job.work.streams, /*queries=*/true) : 0;
+  return static_cast<std::size_t>(query_rows * (job.query_bytes + staged_query_bytes) +
+                                  key_rows * token_bytes(job.work.streams) + k_rows * job.key_bytes) +
          job.fixed_bytes + job.scratch_bytes(largest_task(job, layout, rank, tiles));
 }
 
@@ -103,7 +104,8 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
   const std::int64_t tiles = key_tiles(job);  // for the maximum number of sequences, so computed once for all ranks
   for (int rank = 0; rank < world; ++rank) {  // all ranks have the same blocks, so the maximum over ranks counts
     result.fixed_bytes = std::max(result.fixed_bytes, fixed_bytes(job, layout, options, rank, copied, tiles));
-    result.state_bytes = std::max(result.state_bytes, job.state_bytes(layout.queries.tokens(rank)));
+    result.state_bytes =
+        std::max(result.state_bytes, job.state_bytes({layout.keys.tokens(rank), layout.queries.tokens(rank)}));
   }
   return result;
 }
@@ -129,8 +131,9 @@ std::int64_t table_entries(const Batch& batch, std::int64_t shortest) {
 // Checks, before large tables are allocated, that the budget can hold an equal share of the tensors.
 void check_budget(const RingJob& job, const Options& options, int world) {
   const Batch& batch = job.work.batch;
-  const double bytes = static_cast<double>(batch.q_tokens()) * static_cast<double>(job.query_bytes) +
-                       static_cast<double>(batch.k_tokens()) * static_cast<double>(token_bytes(job.work.streams));
+  const double bytes =
+      static_cast<double>(batch.q_tokens()) * static_cast<double>(job.query_bytes) +
+      static_cast<double>(batch.k_tokens()) * static_cast<double>(token_bytes(job.work.streams) + job.key_bytes);
   if (options.memory_budget == 0 || bytes / world <= static_cast<double>(options.memory_budget)) return;
   fail(ErrorCode::kMemory,
        fmt::format("a memory budget of {} a rank is too small", counted(options.memory_budget, "byte")),
@@ -148,7 +151,7 @@ RingJob ring_job(const Job& job, const Options& options, const AttentionKernel& 
   ring.query_bytes = query_bytes(job.spec);
   ring.page_size = job.format.is_plain() ? job.page_size : 0;
   ring.gathered = job.page_size > 0 && !job.format.is_plain();
-  ring.state_bytes = [&kernel](std::int64_t rows) { return kernel.state_bytes(rows); };
+  ring.state_bytes = [&kernel](const RowCounts& rows) { return kernel.state_bytes(rows.queries); };
   ring.scratch_bytes = [&kernel](const AttentionLimits& limits) { return kernel.scratch_bytes(limits); };
   if (job.format.is_plain()) return ring;
   const std::vector<std::int64_t> sizes = block_sizes(options, job.batch.k_tokens(), kBlockTokens, kernel.key_tile());
@@ -198,11 +201,13 @@ MinBudget::MinBudget(const RingJob& job, const Options& options, int world)
     : options_(options),
       layout_(layout_of(layout_inputs(job, options, world))),
       axis_(job.work.batch, job.kernel.key_tile),
-      needs_(job.work, layout_, axis_, job.kernel.query_tile, job.kernel.key_tile) {}
+      needs_(job.work, layout_, axis_, job.kernel.query_tile, job.kernel.key_tile),
+      steps_(axis_) {}
 
 std::size_t MinBudget::of(const RingJob& job) const {
   // Routes don't affect memory.
-  return min_budget(job.work, axis_, needs_, job.kernel, plan_options(job, layout_, options_, Route::kDirect, false));
+  const CutDirection keys[] = {{job.work, axis_, needs_}};
+  return min_budget(keys, steps_, job.kernel, plan_options(job, layout_, options_, Route::kDirect, false));
 }
 
 namespace {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/options.hpp"
+#include "attention/ring/blocks.hpp"
 #include "attention/ring/needs.hpp"
 #include "attention/ring/plan.hpp"
 #include "attention/tokens/job.hpp"
@@ -24,12 +25,13 @@ struct RingJob {
   RingWork work;
   KernelShape kernel;
   std::int64_t query_bytes = 0;       // per query: rows of the rank's tensors and of the op's workspace
+  std::int64_t key_bytes = 0;         // per key: the same, besides the rows of the streams
   std::size_t fixed_bytes = 0;        // of the op, independent of the rank's rows
   std::int64_t max_block_tokens = 0;  // PlanOptions::max_block_tokens
   std::int64_t page_size = 0;         // Job::page_size of plain keys that one rank reads in place
   bool gathered = false;              // the rank gathers the pages of its keys into dense rows first
-  // Bytes that the op's kernels need: state of `rows` query rows, and scratch of tasks within `limits`.
-  std::function<std::size_t(std::int64_t rows)> state_bytes;
+  // Bytes that the op's kernels need: state of the rank's rows, and scratch of tasks within `limits`.
+  std::function<std::size_t(const RowCounts& rows)> state_bytes;
   std::function<std::size_t(const AttentionLimits& limits)> scratch_bytes;
 };
 
@@ -81,8 +83,8 @@ class WorldPlans {
   Planner planner_;
 };
 
-// The smallest memory budgets of a world, for jobs that have the batch, mask and tiles of the constructor's job and may
-// differ in what they need besides blocks. Throws the layout errors of WorldPlans.
+// The smallest memory budgets of a world, for jobs in which only keys travel, that have the batch, mask and tiles of
+// the constructor's job and may differ in what they need besides blocks. Throws the layout errors of WorldPlans.
 class MinBudget {
  public:
   MinBudget(const RingJob& job, const Options& options, int world);
@@ -97,6 +99,7 @@ class MinBudget {
   JobLayout layout_;
   TileAxis axis_;
   Needs needs_;
+  BlockSteps steps_;
 };
 
 // The plan of one rank and its time estimate. Ranks of one process share the WorldPlans.

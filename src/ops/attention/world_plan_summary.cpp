@@ -27,10 +27,10 @@ WorldPlanSummary summarize_world_plan(const RingJob& job, const Options& options
       BlockPlanSummary& to = sum.blocks[b];
       to.first_token = from.first_token;
       to.last_token = from.last_token;
-      to.flops += from.flops;
-      to.max_flops = std::max(to.max_flops, from.flops);
-      to.bytes_received += from.bytes_received;
-      to.max_bytes_received = std::max(to.max_bytes_received, from.bytes_received);
+      to.flops += plan.block_flops(b);
+      to.max_flops = std::max(to.max_flops, plan.block_flops(b));
+      to.bytes_received += plan.block_bytes_received(b);
+      to.max_bytes_received = std::max(to.max_bytes_received, plan.block_bytes_received(b));
     }
     sum.rank_flops.push_back(plan.flops());
     sum.bytes_received += plan.bytes_received();

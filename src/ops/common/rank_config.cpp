@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "base/build.hpp"
 
@@ -103,15 +104,26 @@ std::string options_text(const Options& options) {
   return text;
 }
 
+std::vector<RankConfigEntry> ring_config(const KernelEntry& kernel, const Backend& backend, std::string job,
+                                         const Options& options) {
+  std::vector<RankConfigEntry> all = program_config(kernel, backend);
+  all.push_back({"job", std::move(job)});
+  all.push_back({"machine model", machine_text(options.machine)});
+  all.push_back({"options", hashed(options_text(options))});
+  return all;
+}
+
 }  // namespace
 
 std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
                                          const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
-  all.push_back({"job", job_hash(job)});
-  all.push_back({"machine model", machine_text(options.machine)});
-  all.push_back({"options", hashed(options_text(options))});
-  return all;
+  return ring_config(*choice.row, backend, job_hash(job), options);
+}
+
+std::vector<RankConfigEntry> rank_config(const BackwardJob& job, const Options& options,
+                                         const KernelChoice<AttentionBackwardSpec>& choice, const Backend& backend) {
+  return ring_config(*choice.row, backend, fmt::format("{} {}", job_hash(job.forward), dtype_name(job.gradients)),
+                     options);
 }
 
 std::vector<RankConfigEntry> rank_config(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,

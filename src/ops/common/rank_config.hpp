@@ -10,6 +10,7 @@
 #include "attention/tokens/job.hpp"
 #include "attention/tokens/layout.hpp"
 #include "kernels/common/registry.hpp"
+#include "ops/attention_backward/attention_backward.hpp"
 #include "ops/conv1d/causal_conv1d.hpp"
 #include "ops/decode/decode.hpp"
 #include "ops/mla/mla.hpp"
@@ -20,6 +21,9 @@ namespace ringattn {
 // Build, kernel, device, job, machine model and options of this rank.
 std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
                                          const Backend& backend);
+
+std::vector<RankConfigEntry> rank_config(const BackwardJob& job, const Options& options,
+                                         const KernelChoice<AttentionBackwardSpec>& choice, const Backend& backend);
 
 // Build, kernel, device, job and options of this rank. Block masks are inputs of a step, and are compared where they
 // are made (block_mask_config_entry()).

@@ -155,7 +155,7 @@ void Mla::Impl::allocate() {
   ring.emplace(
       collective, transport, *backend,
       RingRuns::Settings{ring_job.work.streams, asked.overlap, asked.checksum, asked.machine.flops_per_second});
-  ring->allocate(plan.buffer_rows);
+  ring->allocate({plan.buffer_rows});
   load_decompression(job.format, {job.spec.dtype, 1, job.spec.latent_dim + job.spec.rope_dim}, *backend);
   ring->make_mover(*runs);
 }
@@ -166,7 +166,7 @@ MlaWorkspace Mla::Impl::mla_workspace(bool dense_rows) const {
       mla_state_stride(*attention, q_rows()) * static_cast<std::size_t>(spec.heads / block_size.heads);
   MlaWorkspace mla_workspace;
   mla_workspace.ring =
-      ring->workspace(summary->plan.keeps_state ? state : 0, transport.size() > 1 && !dense_rows ? k_rows() : 0);
+      ring->workspace(summary->plan.keeps_state ? state : 0, {transport.size() > 1 && !dense_rows ? k_rows() : 0});
   mla_workspace.bytes = mla_workspace.ring.bytes;
   const auto place = [&](std::int64_t rows, std::int64_t row_bytes) {
     const std::size_t at = mla_workspace.bytes;
@@ -206,8 +206,8 @@ void Mla::Impl::set_sources(const MlaInputs& inputs, std::span<const StreamRows>
   const auto dense_rows = [&](const StreamRows& rows) {
     const void* const latent = rows[0];
     const void* const k_rope = rows[1];
-    return LatentRows{dense_view(latent, job.spec.dtype, ring->buffer_rows(), 1, job.spec.latent_dim),
-                      dense_view(k_rope, job.spec.dtype, ring->buffer_rows(), 1, job.spec.rope_dim)};
+    return LatentRows{dense_view(latent, job.spec.dtype, ring->buffer_rows().keys, 1, job.spec.latent_dim),
+                      dense_view(k_rope, job.spec.dtype, ring->buffer_rows().keys, 1, job.spec.rope_dim)};
   };
   memory.sources = {LatentRows{inputs.latent, inputs.k_rope}, dense_rows(buffers[0]), dense_rows(buffers[1])};
 }

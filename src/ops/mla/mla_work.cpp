@@ -96,7 +96,9 @@ RingJob ring_job(const MlaJob& job, const Options& options, const MlaBlockSize& 
                      scratch_bytes(kernels.keys, block_size.heads) + scratch_bytes(kernels.values, block_size.heads);
   const auto parts = static_cast<std::size_t>(spec.heads / block_size.heads);
   const AttentionKernel& attention = kernels.attention;
-  ring.state_bytes = [&attention, parts](std::int64_t q_rows) { return parts * mla_state_stride(attention, q_rows); };
+  ring.state_bytes = [&attention, parts](const RowCounts& shard) {
+    return parts * mla_state_stride(attention, shard.queries);
+  };
   ring.scratch_bytes = [&attention](const AttentionLimits& limits) { return attention.scratch_bytes(limits); };
   return ring;
 }

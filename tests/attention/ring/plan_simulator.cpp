@@ -4,15 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "base/error.hpp"
 #include "ops/attention/attention_work.hpp"
+#include "tests/attention/ring/recorded_exchanges.hpp"
 
 namespace ringattn::testing {
 
@@ -31,90 +35,247 @@ using Tokens = std::vector<std::int64_t>;
 
 constexpr std::int64_t kStale = -1;
 
-class Simulator {
- public:
-  Simulator(const RandomJob& random, const JobLayout& layout)
-      : random_(random), job_(random.job), layout_(layout), cu_k_(random.job.batch.cu_k()) {
-    const Planner planner(attention_work(job_), layout, random.kernel, random.machine, random.options);
-    boundaries_ = planner.boundaries();
-    for (int rank = 0; rank < random.world; ++rank) {
-      plans_.push_back(planner.plan(rank));
-      shards_.push_back(layout.keys.packed_tokens(rank));
-    }
-  }
+// Tokens [begin, end) of a sequence.
+struct TokenRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
 
-  void run() {
-    check_boundaries();
-    check_sums();
-    for (int rank = 0; rank < random_.world; ++rank) {
-      check_queries(plan(rank));
-      check_tasks(plan(rank));
+// A direction of the exchange by the job's definition: some tokens stay with their rank, the others travel to them in
+// tiles.
+class Direction {
+ public:
+  Direction(const RandomJob& random, const Layout& staying, const Layout& travelling)
+      : random_(random), staying_(staying), travelling_(travelling) {}
+  virtual ~Direction() = default;
+
+  const Layout& staying() const { return staying_; }
+  const Layout& travelling() const { return travelling_; }
+  // Bytes of a travelling token.
+  virtual std::int64_t bytes() const = 0;
+  // The position by which a plan names token `index`, which stays.
+  virtual std::int64_t position(std::size_t sequence, std::int64_t index) const = 0;
+  virtual std::int64_t tiles(std::size_t sequence) const = 0;
+  // The travelling tokens of a tile.
+  virtual TokenRange tokens_of(std::size_t sequence, std::int64_t tile) const = 0;
+  // The tile of travelling token `index`.
+  virtual std::int64_t tile_of(std::size_t sequence, std::int64_t index) const = 0;
+  // Replaces `needed` by the tiles that token `index`, which stays, needs.
+  virtual void find_needed(std::size_t sequence, std::int64_t index, std::vector<TileRange>& needed) const = 0;
+
+ protected:
+  const Sequence& sequence(std::size_t index) const { return random_.job.batch.sequences[index]; }
+
+  const RandomJob& random_;
+
+ private:
+  const Layout& staying_;
+  const Layout& travelling_;
+};
+
+// The largest multiple of `divisor` that is at most `value`, divided by it.
+std::int64_t floor_divide(std::int64_t value, std::int64_t divisor) {
+  const std::int64_t towards_zero = value / divisor;
+  return towards_zero * divisor > value ? towards_zero - 1 : towards_zero;
+}
+
+class KeysToQueries : public Direction {
+ public:
+  KeysToQueries(const RandomJob& random, const JobLayout& layout) : Direction(random, layout.queries, layout.keys) {}
+
+  std::int64_t bytes() const override { return kv_token_bytes(random_.job.spec); }
+  std::int64_t position(std::size_t s, std::int64_t index) const override { return sequence(s).q_offset + index; }
+  std::int64_t tiles(std::size_t s) const override {
+    return (sequence(s).k_len + random_.kernel.key_tile - 1) / random_.kernel.key_tile;
+  }
+  TokenRange tokens_of(std::size_t s, std::int64_t tile) const override {
+    const std::int64_t begin = tile * random_.kernel.key_tile;
+    return {begin, std::min(begin + random_.kernel.key_tile, sequence(s).k_len)};
+  }
+  std::int64_t tile_of(std::size_t /*s*/, std::int64_t index) const override { return index / random_.kernel.key_tile; }
+
+  // The tiles that some position of the query's tile sees.
+  void find_needed(std::size_t s, std::int64_t index, std::vector<TileRange>& needed) const override {
+    needed.clear();
+    const Job& job = random_.job;
+    const TileRange seen = Visibility(job.spec.mask, sequence(s).k_len)
+                               .tiles(position(s, index), {random_.kernel.query_tile, random_.kernel.key_tile});
+    if (seen.empty()) return;
+    if (job.block_mask == nullptr) return needed.push_back(seen);
+    for (std::int64_t tile = seen.begin; tile < seen.end; ++tile) {
+      if (lists_tile(s, position(s, index), tile)) needed.push_back({tile, tile + 1});
     }
-    for (std::size_t block = 0; block + 1 < boundaries_.size(); ++block) run_block(block);
   }
 
  private:
-  const Plan& plan(int rank) const { return plans_[static_cast<std::size_t>(rank)]; }
+  // Whether some head's mask row of the position names the tile.
+  bool lists_tile(std::size_t s, std::int64_t position, std::int64_t tile) const {
+    const BlockMaskShape& shape = random_.job.block_mask->shape();
+    const std::int64_t block = floor_divide(position, shape.query_block);
+    for (int head = 0; head < shape.heads; ++head) {
+      const auto list = random_.job.block_mask->row(s, head, block);
+      if (std::ranges::binary_search(list, tile * random_.kernel.key_tile / shape.key_block)) return true;
+    }
+    return false;
+  }
+};
+
+class QueriesToKeys : public Direction {
+ public:
+  QueriesToKeys(const RandomJob& random, const JobLayout& layout) : Direction(random, layout.keys, layout.queries) {}
+
+  std::int64_t bytes() const override { return token_bytes(random_.query_streams, /*queries=*/true); }
+  // Positions count from the sequence's first tile of queries.
+  std::int64_t position(std::size_t s, std::int64_t index) const override { return index - origin(s); }
+  std::int64_t tiles(std::size_t s) const override {
+    return sequence(s).q_len == 0 ? 0 : tile_of(s, sequence(s).q_len - 1) + 1;
+  }
+  TokenRange tokens_of(std::size_t s, std::int64_t tile) const override {
+    const std::int64_t begin = origin(s) + tile * random_.kernel.query_tile - sequence(s).q_offset;
+    return {std::max<std::int64_t>(0, begin), std::min(begin + random_.kernel.query_tile, sequence(s).q_len)};
+  }
+  std::int64_t tile_of(std::size_t s, std::int64_t index) const override {
+    return floor_divide(sequence(s).q_offset + index - origin(s), random_.kernel.query_tile);
+  }
+
+  // The tiles with a query that sees some position of the key's tile: the query at position p sees positions
+  // p − left … p + right.
+  void find_needed(std::size_t s, std::int64_t index, std::vector<TileRange>& needed) const override {
+    needed.clear();
+    const Mask& mask = random_.job.spec.mask;
+    const std::int64_t key_tile = random_.kernel.key_tile;
+    const std::int64_t first_position = index / key_tile * key_tile;
+    const std::int64_t last_position = first_position + key_tile - 1;
+    std::int64_t first = sequence(s).q_offset;
+    std::int64_t last = sequence(s).q_offset + sequence(s).q_len - 1;
+    if (mask.right >= 0) first = std::max(first, first_position - mask.right);
+    if (mask.left >= 0) last = std::min(last, last_position + mask.left);
+    if (first > last) return;
+    needed.push_back({tile_of(s, first - sequence(s).q_offset), tile_of(s, last - sequence(s).q_offset) + 1});
+  }
+
+ private:
+  // The position at which the first tile of queries begins.
+  std::int64_t origin(std::size_t s) const {
+    if (sequence(s).q_len == 0) return 0;
+    return floor_divide(sequence(s).q_offset, random_.kernel.query_tile) * random_.kernel.query_tile;
+  }
+};
+
+// The plans of all ranks in one direction.
+class Simulator {
+ public:
+  // All arguments but `plans` outlive the object. `boundaries`: first travelling token of each block, then their
+  // number.
+  Simulator(const RandomJob& random, const Direction& direction, std::vector<const Plan*> plans,
+            const std::vector<std::int64_t>& boundaries)
+      : random_(random), direction_(direction), plans_(std::move(plans)), boundaries_(boundaries) {
+    for (const Plan* plan : plans_) shards_.push_back(direction.travelling().packed_tokens(plan->rank));
+  }
+
+  void check_plans() const {
+    check_boundaries();
+    for (const Plan* plan : plans_) {
+      check_sums(*plan);
+      check_rows(*plan);
+      check_tasks(*plan);
+    }
+  }
+
+  // Exchanges and assembles a block. Returns the block buffers: [ranks].
+  std::vector<Tokens> run_block(std::size_t index) const {
+    std::vector<Tokens> buffers;
+    for (const Plan* plan : plans_) {
+      buffers.emplace_back(static_cast<std::size_t>(plan->blocks[index].buffer_rows), kStale);
+    }
+    std::vector<std::int64_t> bytes_sent(plans_.size(), 0);
+    std::vector<std::int64_t> bytes_received(plans_.size(), 0);
+    const MessagePairs all = message_pairs(index);
+    for (auto pair = all.begin(); pair != all.end();) {
+      // A round reads what earlier rounds brought, and nothing of its own.
+      const int round = std::get<0>(pair->first);
+      std::vector<std::tuple<int, std::int64_t, Tokens>> arrivals;  // rank, row, tokens
+      for (; pair != all.end() && std::get<0>(pair->first) == round; ++pair) {
+        const auto [unused, sender, receiver] = pair->first;
+        deliver(index, sender, receiver, pair->second, buffers, arrivals);
+        for (const auto part : pair->second.send->parts) {
+          const std::int64_t bytes =
+              plan(sender).blocks[index].parts[static_cast<std::size_t>(part)].rows * direction_.bytes() +
+              (random_.options.checksum ? kChecksumBytes : 0);
+          bytes_sent[static_cast<std::size_t>(sender)] += bytes;
+          bytes_received[static_cast<std::size_t>(receiver)] += bytes;
+        }
+      }
+      for (const auto& [rank, row, tokens] : arrivals) {
+        Tokens& buffer = buffers[static_cast<std::size_t>(rank)];
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+          std::int64_t& target = buffer[static_cast<std::size_t>(row) + i];
+          require(target == kStale, "rank {} receives into row {} twice", rank, row);
+          target = tokens[i];
+        }
+      }
+    }
+    for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
+      const BlockPlan& block = plans_[rank]->blocks[index];
+      require(block.bytes_sent == bytes_sent[rank] && block.bytes_received == bytes_received[rank],
+              "rank {} counts other bytes than it moves in block {}", rank, index);
+      check_only_needed(block, static_cast<int>(rank), buffers[rank]);
+      assemble(block, static_cast<int>(rank), buffers[rank]);
+      check_tiles(block, static_cast<int>(rank), buffers[rank]);
+    }
+    return buffers;
+  }
+
   const Tokens& shard(int rank) const { return shards_[static_cast<std::size_t>(rank)]; }
 
+ private:
+  const Plan& plan(int rank) const { return *plans_[static_cast<std::size_t>(rank)]; }
+  std::span<const std::int64_t> cu() const { return direction_.travelling().cu(); }
+
   void check_boundaries() const {
-    require(boundaries_.size() >= 2 && boundaries_.front() == 0 && boundaries_.back() == cu_k_.back(),
+    require(boundaries_.size() >= 2 && boundaries_.front() == 0 && boundaries_.back() == cu().back(),
             "blocks don't run from the first to the last token");
     for (std::size_t i = 0; i + 1 < boundaries_.size(); ++i) {
       const std::int64_t token = boundaries_[i];
-      require(token < boundaries_[i + 1] || cu_k_.back() == 0, "block {} is empty", i);
-      const std::int64_t begin = *std::prev(std::upper_bound(cu_k_.begin(), cu_k_.end(), token));
-      require((token - begin) % random_.kernel.key_tile == 0 || token == cu_k_.back(), "block {} cuts a tile", i);
-      const std::int64_t wanted = random_.options.block_tokens;
-      if (wanted == 0) continue;
       const std::int64_t tokens = boundaries_[i + 1] - token;
-      require(tokens < wanted + random_.kernel.key_tile, "block {} has {} tokens, not {}", i, tokens, wanted);
-      require(tokens >= wanted || boundaries_[i + 1] == cu_k_.back(), "block {} has only {} tokens", i, tokens);
-    }
-  }
-
-  void check_sums() const {
-    double flops = 0.0;
-    std::int64_t sent = 0;
-    std::int64_t received = 0;
-    for (const Plan& plan : plans_) {
-      require(plan.blocks.size() + 1 == boundaries_.size(), "rank {} has {} blocks", plan.rank, plan.blocks.size());
-      require(plan.key_lengths.size() == job_.batch.sequences.size(), "key_lengths of rank {}", plan.rank);
-      flops += plan.flops();
-      sent += plan.bytes_sent();
-      received += plan.bytes_received();
-      std::int64_t rows = 0;
-      for (std::size_t i = 0; i < plan.blocks.size(); ++i) {
-        rows = std::max(rows, plan.blocks[i].buffer_rows);
-        require(plan.blocks[i].first_token == boundaries_[i] && plan.blocks[i].last_token == boundaries_[i + 1],
-                "block {} of rank {} has other ends", i, plan.rank);
+      require(tokens >= 0, "block {} has {} tokens", i, tokens);
+      if (token < cu().back()) {
+        const auto s = static_cast<std::size_t>(std::upper_bound(cu().begin(), cu().end(), token) - cu().begin() - 1);
+        const std::int64_t index = token - cu()[s];
+        require(direction_.tokens_of(s, direction_.tile_of(s, index)).begin == index, "block {} cuts a tile", i);
       }
-      require(plan.buffer_rows == rows, "rank {} says {} buffer rows, needs {}", plan.rank, plan.buffer_rows, rows);
-      require(static_cast<std::int64_t>(plan.block_buffer_bytes) == rows * kv_token_bytes(job_.spec), "buffer bytes");
-      require(plan.keeps_state == (plan.blocks.size() > 1 || random_.options.state_out), "rank {} keeps state: {}",
-              plan.rank, plan.keeps_state);
-      const std::size_t state_bytes = plan.keeps_state ? random_.options.state_bytes : 0;
-      require(plan.memory_bytes == random_.options.fixed_bytes + state_bytes + 2 * plan.block_buffer_bytes,
-              "memory bytes");
-      require(random_.options.memory_budget == 0 || plan.memory_bytes <= random_.options.memory_budget,
-              "rank {} takes {} bytes of {}", plan.rank, plan.memory_bytes, random_.options.memory_budget);
+      const std::int64_t wanted = random_.options.block_tokens;
+      require(wanted == 0 || tokens < wanted + random_.kernel.key_tile, "block {} has {} tokens, not {}", i, tokens,
+              wanted);
+      const std::int64_t limit = random_.options.max_block_tokens;
+      require(limit == 0 || wanted > 0 || tokens <= std::max<std::int64_t>(limit, random_.kernel.key_tile),
+              "block {} has {} tokens, more than {}", i, tokens, limit);
     }
-    require(sent == received, "{} bytes sent, {} received", sent, received);
-    require(std::abs(flops - job_flops(job_)) <= 1e-12 * job_flops(job_), "{} flops, the job has {}", flops,
-            job_flops(job_));
   }
 
-  // The runs cover every row once, in order, and stand where the layout says.
-  void check_queries(const Plan& plan) const {
-    const std::vector<std::int64_t> tokens = layout_.queries.packed_tokens(plan.rank);
-    const std::vector<std::int64_t> cu_q = job_.batch.cu_q();
+  void check_sums(const Plan& plan) const {
+    require(plan.blocks.size() + 1 == boundaries_.size(), "rank {} has {} blocks", plan.rank, plan.blocks.size());
+    require(plan.key_lengths.size() == random_.job.batch.sequences.size(), "key_lengths of rank {}", plan.rank);
+    std::int64_t rows = 0;
+    for (std::size_t i = 0; i < plan.blocks.size(); ++i) {
+      rows = std::max(rows, plan.blocks[i].buffer_rows);
+      require(plan.blocks[i].first_token == boundaries_[i] && plan.blocks[i].last_token == boundaries_[i + 1],
+              "block {} of rank {} has other ends", i, plan.rank);
+    }
+    require(plan.buffer_rows == rows, "rank {} says {} buffer rows, needs {}", plan.rank, plan.buffer_rows, rows);
+    require(static_cast<std::int64_t>(plan.block_buffer_bytes) == rows * direction_.bytes(), "buffer bytes");
+  }
+
+  // The runs cover every row that stays once, in order, and are where the layout says.
+  void check_rows(const Plan& plan) const {
+    const Tokens tokens = direction_.staying().packed_tokens(plan.rank);
+    const std::span<const std::int64_t> cu = direction_.staying().cu();
     std::int64_t row = 0;
     for (const QueryRun& run : plan.queries) {
-      require(run.row == row && run.rows > 0, "query run of rank {} at row {}", plan.rank, row);
+      require(run.row == row && run.rows > 0, "run of rank {} at row {}", plan.rank, row);
       const auto s = static_cast<std::size_t>(run.sequence);
       for (std::int64_t i = 0; i < run.rows; ++i, ++row) {
-        const std::int64_t position =
-            tokens[static_cast<std::size_t>(row)] - cu_q[s] + job_.batch.sequences[s].q_offset;
+        const std::int64_t position = direction_.position(s, tokens[static_cast<std::size_t>(row)] - cu[s]);
         require(run.position + i == position, "row {} of rank {} at position {}, not {}", row, plan.rank,
                 run.position + i, position);
       }
@@ -124,23 +285,19 @@ class Simulator {
 
   // Over all blocks, a rank's tiles are exactly those of its rows, each once, ascending, each in its block.
   void check_tasks(const Plan& plan) const {
-    std::vector<std::vector<int>> changes(job_.batch.sequences.size());  // of the number of rows that use a tile
+    std::vector<std::vector<int>> changes(random_.job.batch.sequences.size());  // of the number of rows that use a tile
     for (std::size_t s = 0; s < changes.size(); ++s) {
-      changes[s].assign(static_cast<std::size_t>(job_.batch.sequences[s].k_len / random_.kernel.key_tile) + 2, 0);
+      changes[s].assign(static_cast<std::size_t>(direction_.tiles(s)) + 1, 0);
     }
-    for (const QueryRun& run : plan.queries) {
+    std::vector<TileRange> needed;
+    for (const TokenRun& run : direction_.staying().runs(plan.rank)) {
       const auto s = static_cast<std::size_t>(run.sequence);
-      for (std::int64_t i = 0; i < run.rows; ++i) {
-        const TileRange tiles = Visibility(job_.spec.mask, job_.batch.sequences[s].k_len)
-                                    .tiles(run.position + i, {random_.kernel.query_tile, random_.kernel.key_tile});
-        for (std::int64_t tile = tiles.begin; tile < tiles.end && job_.block_mask != nullptr; ++tile) {
-          if (!lists_tile(s, run.position + i, tile)) continue;
-          ++changes[s][static_cast<std::size_t>(tile)];
-          --changes[s][static_cast<std::size_t>(tile) + 1];
+      for (std::int64_t index = run.begin; index < run.end; ++index) {
+        direction_.find_needed(s, index, needed);
+        for (const TileRange& tiles : needed) {
+          ++changes[s][static_cast<std::size_t>(tiles.begin)];
+          --changes[s][static_cast<std::size_t>(tiles.end)];
         }
-        if (tiles.empty() || job_.block_mask != nullptr) continue;
-        ++changes[s][static_cast<std::size_t>(tiles.begin)];
-        --changes[s][static_cast<std::size_t>(tiles.end)];
       }
     }
     std::vector<std::pair<std::int32_t, std::int64_t>> expected;
@@ -158,35 +315,22 @@ class Simulator {
         require(run.table == table && run.tiles > 0, "tile table of rank {}", plan.rank);
         table += run.tiles;
         for (std::int64_t i = 0; i < run.tiles; ++i) {
-          const auto [begin, end] = tile_tokens(run.sequence, run.first_tile + i);
-          require(begin >= block.first_token && end <= block.last_token, "rank {} folds a tile in the wrong block",
+          const auto [begin, end] = packed_tokens_of(run.sequence, run.first_tile + i);
+          require(begin >= block.first_token && end <= block.last_token, "rank {} computes a tile in the wrong block",
                   plan.rank);
           planned.emplace_back(run.sequence, run.first_tile + i);
         }
       }
       require(table == static_cast<std::int64_t>(block.tiles.size()), "tile map of rank {}", plan.rank);
     }
-    require(planned == expected, "rank {} folds {} tiles, should fold {}, or others or in another order", plan.rank,
-            planned.size(), expected.size());
+    require(planned == expected, "rank {} computes {} tiles, should compute {}, or others or in another order",
+            plan.rank, planned.size(), expected.size());
   }
 
-  // Whether some head's mask row of the position names the tile.
-  bool lists_tile(std::size_t sequence, std::int64_t position, std::int64_t tile) const {
-    const BlockMaskShape& shape = job_.block_mask->shape();
-    std::int64_t block = position / shape.query_block;
-    if (block * shape.query_block > position) --block;
-    for (int head = 0; head < shape.heads; ++head) {
-      const auto list = job_.block_mask->row(sequence, head, block);
-      if (std::ranges::binary_search(list, tile * random_.kernel.key_tile / shape.key_block)) return true;
-    }
-    return false;
-  }
-
-  std::pair<std::int64_t, std::int64_t> tile_tokens(std::int32_t sequence, std::int64_t tile) const {
+  TokenRange packed_tokens_of(std::int32_t sequence, std::int64_t tile) const {
     const auto s = static_cast<std::size_t>(sequence);
-    const std::int64_t begin = tile * random_.kernel.key_tile;
-    const std::int64_t end = std::min(begin + random_.kernel.key_tile, job_.batch.sequences[s].k_len);
-    return {cu_k_[s] + begin, cu_k_[s] + end};
+    const TokenRange tokens = direction_.tokens_of(s, tile);
+    return {cu()[s] + tokens.begin, cu()[s] + tokens.end};
   }
 
   // One message as both sides describe it.
@@ -198,7 +342,8 @@ class Simulator {
 
   MessagePairs message_pairs(std::size_t index) const {
     MessagePairs all;
-    for (const Plan& plan : plans_) {
+    for (const Plan* planned : plans_) {
+      const Plan& plan = *planned;
       const BlockPlan& block = plan.blocks[index];
       int round = 0;
       for (const PlannedMessage& send : block.sends) {
@@ -231,48 +376,6 @@ class Simulator {
     return {from.begin() + row, from.begin() + row + part.rows};
   }
 
-  void run_block(std::size_t index) {
-    std::vector<Tokens> buffers;
-    for (const Plan& plan : plans_) {
-      buffers.emplace_back(static_cast<std::size_t>(plan.blocks[index].buffer_rows), kStale);
-    }
-    std::vector<std::int64_t> bytes_sent(plans_.size(), 0);
-    std::vector<std::int64_t> bytes_received(plans_.size(), 0);
-    const MessagePairs all = message_pairs(index);
-    for (auto pair = all.begin(); pair != all.end();) {
-      // A round reads what earlier rounds brought, and nothing of its own.
-      const int round = std::get<0>(pair->first);
-      std::vector<std::tuple<int, std::int64_t, Tokens>> arrivals;  // rank, row, tokens
-      for (; pair != all.end() && std::get<0>(pair->first) == round; ++pair) {
-        const auto [unused, sender, receiver] = pair->first;
-        deliver(index, sender, receiver, pair->second, buffers, arrivals);
-        for (const auto part : pair->second.send->parts) {
-          const std::int64_t bytes =
-              plan(sender).blocks[index].parts[static_cast<std::size_t>(part)].rows * kv_token_bytes(job_.spec) +
-              (random_.options.checksum ? kChecksumBytes : 0);
-          bytes_sent[static_cast<std::size_t>(sender)] += bytes;
-          bytes_received[static_cast<std::size_t>(receiver)] += bytes;
-        }
-      }
-      for (const auto& [rank, row, tokens] : arrivals) {
-        Tokens& buffer = buffers[static_cast<std::size_t>(rank)];
-        for (std::size_t i = 0; i < tokens.size(); ++i) {
-          std::int64_t& target = buffer[static_cast<std::size_t>(row) + i];
-          require(target == kStale, "rank {} receives into row {} twice", rank, row);
-          target = tokens[i];
-        }
-      }
-    }
-    for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
-      const BlockPlan& block = plans_[rank].blocks[index];
-      require(block.bytes_sent == bytes_sent[rank] && block.bytes_received == bytes_received[rank],
-              "rank {} counts other bytes than it moves in block {}", rank, index);
-      check_only_needed(block, static_cast<int>(rank), buffers[rank]);
-      assemble(block, static_cast<int>(rank), buffers[rank]);
-      check_tiles(block, static_cast<int>(rank), buffers[rank]);
-    }
-  }
-
   void deliver(std::size_t index, int sender, int receiver, const MessagePair& pair, const std::vector<Tokens>& buffers,
                std::vector<std::tuple<int, std::int64_t, Tokens>>& arrivals) const {
     require(pair.send != nullptr && pair.receive != nullptr, "block {}: only one side of {} → {} is planned", index,
@@ -299,8 +402,8 @@ class Simulator {
   void check_only_needed(const BlockPlan& block, int rank, const Tokens& buffer) const {
     Tokens needed;
     for (const KeyRun& run : block.key_runs) {
-      const std::int64_t begin = tile_tokens(run.sequence, run.first_tile).first;
-      const std::int64_t end = tile_tokens(run.sequence, run.first_tile + run.tiles - 1).second;
+      const std::int64_t begin = packed_tokens_of(run.sequence, run.first_tile).begin;
+      const std::int64_t end = packed_tokens_of(run.sequence, run.first_tile + run.tiles - 1).end;
       for (std::int64_t token = begin; token < end; ++token) needed.push_back(token);
     }
     Tokens missing;
@@ -333,7 +436,7 @@ class Simulator {
         const PageRun& tile = block.tiles[static_cast<std::size_t>(run.table + i)];
         require(tile.source == kOwnShard || tile.source == kBlockBuffer, "rank {} has a tile in no source", rank);
         const Tokens& from = tile.source == kOwnShard ? shard(rank) : buffer;
-        const auto [begin, end] = tile_tokens(run.sequence, run.first_tile + i);
+        const auto [begin, end] = packed_tokens_of(run.sequence, run.first_tile + i);
         require(tile.row >= 0 && tile.row + end - begin <= static_cast<std::int64_t>(from.size()),
                 "a tile of rank {} reaches out of its source", rank);
         for (std::int64_t token = begin; token < end; ++token) {
@@ -345,19 +448,209 @@ class Simulator {
   }
 
   const RandomJob& random_;
-  const Job& job_;
+  const Direction& direction_;
+  std::vector<const Plan*> plans_;               // [ranks]
+  const std::vector<std::int64_t>& boundaries_;  // [blocks + 1]
+  std::vector<Tokens> shards_;                   // [ranks]
+};
+
+// The plans of all ranks, in one direction or in both.
+class World {
+ public:
+  World(const RandomJob& random, const JobLayout& layout)
+      : random_(random), layout_(layout), work_(random.work()), keys_(random, layout), queries_(random, layout) {
+    const Planner planner(work_, layout, random.kernel, random.machine, random.options);
+    boundaries_[0] = planner.boundaries();
+    std::array<std::vector<const Plan*>, 2> plans;
+    for (int rank = 0; rank < random.world; ++rank) plans_.push_back(planner.plan(rank));
+    for (const Plan& plan : plans_) {
+      require((plan.to_keys != nullptr) == work_.queries_travel(), "rank {} has a plan of too few directions",
+              plan.rank);
+      plans[0].push_back(&plan);
+      plans[1].push_back(plan.to_keys.get());
+    }
+    directions_.emplace_back(random, keys_, plans[0], boundaries_[0]);
+    if (!work_.queries_travel()) return;
+    for (const BlockPlan& block : plans[1][0]->blocks) boundaries_[1].push_back(block.first_token);
+    boundaries_[1].push_back(plans[1][0]->blocks.back().last_token);
+    require(boundaries_[0].size() == boundaries_[1].size(), "{} blocks of keys, {} of queries",
+            boundaries_[0].size() - 1, boundaries_[1].size() - 1);
+    directions_.emplace_back(random, queries_, plans[1], boundaries_[1]);
+    for (const Plan& plan : plans_) {
+      exchanges_.push_back(
+          recorded_exchanges(plan, work_.streams, {layout.keys.tokens(plan.rank), layout.queries.tokens(plan.rank)}));
+    }
+  }
+
+  void check() const {
+    for (const Simulator& direction : directions_) direction.check_plans();
+    check_cut();
+    check_sums();
+    for (std::size_t block = 0; block + 1 < boundaries_[0].size(); ++block) {
+      std::vector<std::vector<Tokens>> buffers;
+      for (const Simulator& direction : directions_) buffers.push_back(direction.run_block(block));
+      if (work_.queries_travel()) check_exchanges(block, buffers);
+    }
+  }
+
+ private:
+  // A token's coordinate in the job: its sequence and its key position.
+  using Coordinate = std::pair<std::size_t, std::int64_t>;
+  static constexpr Coordinate kBeforeAll{0, std::numeric_limits<std::int64_t>::min()};
+  static constexpr Coordinate kAfterAll{std::numeric_limits<std::size_t>::max(), 0};
+
+  Coordinate key_coordinate(std::int64_t token) const {
+    const auto [s, index] = token_in_sequence(layout_.keys, token);
+    return {s, index};
+  }
+  Coordinate query_coordinate(std::int64_t token) const {
+    const auto [s, index] = token_in_sequence(layout_.queries, token);
+    return {s, index + random_.job.batch.sequences[s].q_offset};
+  }
+  static Coordinate token_in_sequence(const Layout& layout, std::int64_t token) {
+    const auto cu = layout.cu();
+    const auto s = static_cast<std::size_t>(std::upper_bound(cu.begin(), cu.end(), token) - cu.begin() - 1);
+    return {s, token - cu[s]};
+  }
+
+  // No block is empty, and each ends at a multiple of the key tile: before it are the keys and queries of earlier
+  // blocks, after it those of later ones.
+  void check_cut() const {
+    const auto& [keys, queries] = boundaries_;
+    const bool both = work_.queries_travel();
+    for (std::size_t i = 0; i + 1 < keys.size(); ++i) {
+      const std::int64_t tokens = keys[i + 1] - keys[i] + (both ? queries[i + 1] - queries[i] : 0);
+      const bool last = i + 2 == keys.size();
+      require(tokens > 0 || (i == 0 && last), "block {} is empty", i);
+      require(last || tokens >= random_.options.block_tokens, "block {} has only {} tokens", i, tokens);
+      if (!both || last) continue;
+      const std::int64_t key = keys[i + 1];
+      const std::int64_t query = queries[i + 1];
+      const Coordinate before = std::max(key > 0 ? key_coordinate(key - 1) : kBeforeAll,
+                                         query > 0 ? query_coordinate(query - 1) : kBeforeAll);
+      const Coordinate after = std::min(key < keys.back() ? key_coordinate(key) : kAfterAll,
+                                        query < queries.back() ? query_coordinate(query) : kAfterAll);
+      require(before < after, "block {} ends at different positions", i);
+      const std::int64_t tile = random_.kernel.key_tile;
+      require(before.first < after.first || floor_divide(after.second, tile) * tile > before.second,
+              "block {} doesn't end at a tile of keys", i);
+    }
+  }
+
+  // Pairs (query, key) that the mask lets through.
+  double visible_pairs() const {
+    double pairs = 0.0;
+    const Mask& mask = random_.job.spec.mask;
+    for (const Sequence& s : random_.job.batch.sequences) {
+      for (std::int64_t position = s.q_offset; position < s.q_offset + s.q_len; ++position) {
+        const std::int64_t begin = mask.left < 0 ? 0 : std::max<std::int64_t>(0, position - mask.left);
+        const std::int64_t end = mask.right < 0 ? s.k_len : std::min(s.k_len, position + mask.right + 1);
+        pairs += static_cast<double>(std::max<std::int64_t>(0, end - begin));
+      }
+    }
+    return pairs;
+  }
+
+  void check_sums() const {
+    double flops = 0.0;
+    std::int64_t sent = 0;
+    std::int64_t received = 0;
+    const PlanOptions& options = random_.options;
+    for (const Plan& plan : plans_) {
+      flops += plan.flops();
+      sent += plan.bytes_sent();
+      received += plan.bytes_received();
+      require(plan.keeps_state == (plan.blocks.size() > 1 || options.state_out), "rank {} keeps state: {}", plan.rank,
+              plan.keeps_state);
+      const std::size_t buffer_bytes =
+          plan.block_buffer_bytes + (work_.queries_travel() ? plan.to_keys->block_buffer_bytes : 0);
+      require(
+          plan.memory_bytes == options.fixed_bytes + (plan.keeps_state ? options.state_bytes : 0) + 2 * buffer_bytes,
+          "memory bytes");
+      require(options.memory_budget == 0 || plan.memory_bytes <= options.memory_budget, "rank {} takes {} bytes of {}",
+              plan.rank, plan.memory_bytes, options.memory_budget);
+    }
+    require(sent == received, "{} bytes sent, {} received", sent, received);
+    const double expected =
+        (work_.block_mask != nullptr ? job_flops(random_.job)
+                                     : visible_pairs() * (work_.pair_flops + work_.query_pair_flops)) +
+        work_.query_flops * static_cast<double>(random_.job.batch.q_tokens());
+    require(std::abs(flops - expected) <= 1e-12 * expected, "{} flops, the job has {}", flops, expected);
+  }
+
+  // Ranks exchange the rows of both directions in one message, and send and receive its spans in the same order.
+  void check_exchanges(std::size_t block, const std::vector<std::vector<Tokens>>& buffers) const {
+    using Ends = std::tuple<int, int, int>;  // round, sender, receiver
+    std::map<Ends, const RecordedMessage*> receives;
+    for (const Plan& plan : plans_) {
+      int round = 0;
+      for (const RecordedMessage& message : exchange(plan.rank, block).receives) {
+        require(message.round >= round, "block {}: rank {} receives in the wrong order", block, plan.rank);
+        round = message.round;
+        require(receives.emplace(Ends{message.round, message.peer, plan.rank}, &message).second,
+                "block {}: rank {} receives two messages of rank {} in a round", block, plan.rank, message.peer);
+      }
+    }
+    std::set<Ends> sends;
+    for (const Plan& plan : plans_) {
+      std::size_t spans_of_plan = 0;
+      for (const RowStream& stream : work_.streams) {
+        const BlockPlan& planned = (stream.queries ? *plan.to_keys : plan).blocks[block];
+        for (const PlannedMessage& message : planned.sends) spans_of_plan += message.parts.size();
+      }
+      int round = 0;
+      for (const RecordedMessage& message : exchange(plan.rank, block).sends) {
+        require(message.round >= round, "block {}: rank {} sends in the wrong order", block, plan.rank);
+        round = message.round;
+        const Ends ends{message.round, plan.rank, message.peer};
+        require(sends.insert(ends).second, "block {}: rank {} sends two messages to rank {} in a round", block,
+                plan.rank, message.peer);
+        const auto receive = receives.find(ends);
+        require(receive != receives.end(), "block {}: rank {} doesn't receive from rank {}", block, message.peer,
+                plan.rank);
+        const std::vector<SpanRows>& spans = receive->second->spans;
+        spans_of_plan -= spans.size();
+        require(message.spans.size() == spans.size(), "block {}: {} → {} differ in spans", block, plan.rank,
+                message.peer);
+        for (std::size_t i = 0; i < spans.size(); ++i) {
+          require(message.spans[i].stream == spans[i].stream && !spans[i].shard &&
+                      tokens_of(message.spans[i], plan.rank, buffers) == tokens_of(spans[i], message.peer, buffers),
+                  "block {}: {} → {} differ in span {}", block, plan.rank, message.peer, i);
+        }
+      }
+      require(spans_of_plan == 0, "block {}: rank {} sends other parts than planned", block, plan.rank);
+    }
+    require(sends.size() == receives.size(), "block {}: a message is not sent", block);
+  }
+
+  const RecordedExchange& exchange(int rank, std::size_t block) const {
+    return exchanges_[static_cast<std::size_t>(rank)][block];
+  }
+
+  Tokens tokens_of(const SpanRows& span, int rank, const std::vector<std::vector<Tokens>>& buffers) const {
+    const std::size_t direction = work_.streams[span.stream].queries ? 1 : 0;
+    const Tokens& from =
+        span.shard ? directions_[direction].shard(rank) : buffers[direction][static_cast<std::size_t>(rank)];
+    require(span.row + span.rows <= static_cast<std::int64_t>(from.size()), "a span of rank {} is too long", rank);
+    return {from.begin() + span.row, from.begin() + span.row + span.rows};
+  }
+
+  const RandomJob& random_;
   const JobLayout& layout_;
-  std::vector<std::int64_t> cu_k_;
-  std::vector<std::int64_t> boundaries_;
-  std::vector<Plan> plans_;
-  std::vector<Tokens> shards_;
+  RingWork work_;
+  KeysToQueries keys_;
+  QueriesToKeys queries_;
+  std::array<std::vector<std::int64_t>, 2> boundaries_;   // [directions][blocks + 1]
+  std::vector<Plan> plans_;                               // [ranks]
+  std::vector<Simulator> directions_;                     // keys to queries; queries to keys
+  std::vector<std::vector<RecordedExchange>> exchanges_;  // [ranks][blocks], if queries travel
 };
 
 }  // namespace
 
 std::string broken_promise(const RandomJob& random, const JobLayout& layout) {
   try {
-    Simulator(random, layout).run();
+    World(random, layout).check();
   } catch (const Broken& broken) {
     return broken.what;
   } catch (const Error& error) {

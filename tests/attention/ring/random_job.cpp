@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/attention/block_mask_patterns.hpp"
+#include "ops/attention/attention_work.hpp"
 
 namespace ringattn::testing {
 
@@ -102,6 +103,33 @@ RandomJob random_job(std::uint64_t seed, std::int64_t max_tokens, int max_ranks)
   random.options.state_out = draw.chance(20);
   if (draw.chance(30)) add_random_lists(draw, random.kernel, random.job);
   return random;
+}
+
+RandomJob random_job_of_both_directions(std::uint64_t seed, std::int64_t max_tokens, int max_ranks) {
+  RandomJob random = random_job(seed, max_tokens, max_ranks);
+  Draw draw(~seed);
+  Job& job = random.job;
+  set_block_mask(job, nullptr);
+  std::vector<Sequence> sequences(job.batch.sequences.begin(), job.batch.sequences.end());
+  for (Sequence& s : sequences) {
+    if (draw.chance(30)) s.q_offset = draw.between(-200, 200);
+    if (draw.chance(30)) s.q_offset = draw.between(-max_tokens, 2 * max_tokens);
+  }
+  job.batch.sequences = std::move(sequences);
+  random.kernel = {draw.chance(50) ? 64 : 128, 64};
+  random.query_streams = {
+      {"q", draw.between(1, 64), true}, {"dout", draw.between(1, 64), true}, {"row_stats", draw.between(1, 64), true}};
+  random.query_pair_flops = static_cast<double>(draw.size(1000));
+  random.query_flops = draw.chance(50) ? static_cast<double>(draw.size(100000)) : 0.0;
+  return random;
+}
+
+RingWork RandomJob::work() const {
+  RingWork work = attention_work(job);
+  work.streams.insert(work.streams.end(), query_streams.begin(), query_streams.end());
+  work.query_pair_flops = query_pair_flops;
+  work.query_flops = query_flops;
+  return work;
 }
 
 std::string RandomJob::description() const {

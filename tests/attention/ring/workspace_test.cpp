@@ -41,7 +41,7 @@ std::size_t state_bytes(Attention& attention) {
 
 TEST(Workspace, PiecesLieApartAndAligned) {
   const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 40, {-1, 0}, 24);
-  const WorkspaceLayout layout = workspace_layout(kv_streams({spec, {}}), 1001, 7, 3);
+  const WorkspaceLayout layout = workspace_layout(kv_streams({spec, {}}), 1001, {7}, {3});
   const std::size_t k = rounded_up(7 * 2 * 40 * 2), v = rounded_up(7 * 2 * 24 * 2);
   EXPECT_EQ(layout.state, 0U);
   EXPECT_EQ(layout.buffers[0][0], 1024U);
@@ -51,7 +51,7 @@ TEST(Workspace, PiecesLieApartAndAligned) {
   EXPECT_EQ(layout.staged[0], 1024 + 2 * (k + v));
   EXPECT_EQ(layout.staged[1], layout.staged[0] + rounded_up(3 * 2 * 40 * 2));
   EXPECT_EQ(layout.bytes, layout.staged[1] + rounded_up(3 * 2 * 24 * 2));
-  EXPECT_EQ(workspace_layout(kv_streams({spec, {}}), 0, 0, 0).bytes, 0U);
+  EXPECT_EQ(workspace_layout(kv_streams({spec, {}}), 0, {}, {}).bytes, 0U);
 }
 
 TEST(Workspace, OneRankInOneBlockNeedsNone) {

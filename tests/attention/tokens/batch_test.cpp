@@ -54,6 +54,25 @@ TEST(SequenceList, GrowsWithoutItsCopies) {
   EXPECT_EQ(list.with_offset(5)[3], (Sequence{4, 4, 5}));
 }
 
+// Tiles of 64 positions: queries at 70 … 169 begin 6 positions after a tile does, those at −1 … 98 begin 63 after it.
+TEST(TransposedBatch, CountsPositionsFromTheFirstTileOfQueries) {
+  const Batch batch{{100, 50, 70}, {100, 50, -1}, {10, 20, 128}, {0, 20, 70}};
+  const Batch expected{{50, 106, -64, 6}, {50, 163, 64, 63}, {20, 10, -128, 0}, {20, 0, 0, 0}};
+  const Batch result = transposed(batch, 64);
+  EXPECT_EQ(result, expected);
+  EXPECT_EQ(result.q_lengths(), batch.k_lengths());
+  EXPECT_EQ(result.k_lengths(), batch.q_lengths());
+  EXPECT_EQ(result.cu_k(), batch.cu_q());
+  EXPECT_EQ(transposed(Batch(), 64), Batch());
+}
+
+TEST(TransposedBatch, HoldsEqualSequencesAsTheirNumber) {
+  const std::int64_t many = std::int64_t{1} << 40;
+  const Batch result = transposed(uniform_batch(many, 3, 73), 64);
+  EXPECT_EQ(result.sequences.size(), static_cast<std::size_t>(many));
+  EXPECT_EQ(result.sequences[7], (Sequence{73, 9, -64, 6}));
+}
+
 TEST(PackedBatch, TakesOffsetsOrAligns) {
   const Numbers cu_q = {0, 2, 2, 6};
   const Numbers cu_k = {0, 5, 9, 10};

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/common/registry.hpp"
+#include "tests/kernels/common/forced_target.hpp"
 #include "tests/support/accuracy.hpp"
 #include "tests/support/attention_runner.hpp"
 #include "tests/support/gemm_runner.hpp"
@@ -24,21 +25,6 @@ const AttentionRow& cpu_row() {
   }
   throw std::logic_error("no cpu_attention in the table");
 }
-
-// Targets up to `target`, for as long as it lives.
-class ForcedTarget {
- public:
-  explicit ForcedTarget(std::int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(target);
-  }
-  ~ForcedTarget() {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  ForcedTarget(const ForcedTarget&) = delete;
-  ForcedTarget& operator=(const ForcedTarget&) = delete;
-};
 
 class CpuTargets : public ::testing::TestWithParam<std::int64_t> {};
 
@@ -174,12 +160,6 @@ TEST_P(CpuTargets, AreAboutAsFastAsTheTableSays) {
   EXPECT_LT(flops / seconds, kFactor * predicted) << backend->identity() << ": " << flops / seconds / 1e9 << " GFLOP/s";
   EXPECT_GT(flops / seconds, predicted / kFactor) << backend->identity() << ": " << flops / seconds / 1e9 << " GFLOP/s";
   RecordProperty("gflops", static_cast<int>(flops / seconds / 1e9));
-}
-
-std::vector<std::int64_t> targets_here() {
-  std::vector<std::int64_t> targets;
-  for (std::int64_t rest = hwy::SupportedTargets(); rest != 0; rest &= rest - 1) targets.push_back(rest & -rest);
-  return targets;
 }
 
 INSTANTIATE_TEST_SUITE_P(Highway, CpuTargets, ::testing::ValuesIn(targets_here()),

@@ -3,10 +3,13 @@
 // the others differ at most in how a multiply-add is rounded.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "kernels/common/cpu/math-inl.hpp"
+#include "kernels/common/cpu/pack-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
@@ -14,8 +17,13 @@ namespace ringattn::cpu::HWY_NAMESPACE {
 using One = hn::CappedTag<float, 1>;
 
 float exp2_of(float x) { return hn::GetLane(exp2_in_range(One(), hn::Set(One(), x))); }
+float unbounded_exp2_of(float x) { return hn::GetLane(exp2(One(), hn::Set(One(), x))); }
 float weight_of(float x) { return hn::GetLane(weight(One(), hn::Set(One(), x))); }
 float tanh_of(float x) { return hn::GetLane(tanh(One(), hn::Set(One(), x))); }
+template <Dtype kDtype>
+float rounded_to(float x) {
+  return hn::GetLane(round_to<kDtype>(One(), hn::Set(One(), x)));
+}
 
 }  // namespace ringattn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -24,7 +32,9 @@ namespace ringattn::cpu {
 namespace {
 
 using HWY_NAMESPACE::exp2_of;
+using HWY_NAMESPACE::rounded_to;
 using HWY_NAMESPACE::tanh_of;
+using HWY_NAMESPACE::unbounded_exp2_of;
 using HWY_NAMESPACE::weight_of;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -44,6 +54,30 @@ TEST(CpuMath, Exp2) {
   EXPECT_LT(worst, 1.1);
   for (int n = -126; n <= 127; ++n) EXPECT_EQ(exp2_of(static_cast<float>(n)), std::ldexp(1.0F, n));
   EXPECT_TRUE(std::isnan(exp2_of(std::nanf(""))));
+}
+
+TEST(CpuMath, Exp2OfAnyNumber) {
+  for (float x = -126.0F; x < 127.0F; x += 0.37F) EXPECT_EQ(unbounded_exp2_of(x), exp2_of(x));
+  for (const float x : {127.6F, 128.0F, 1000.0F, kInfinity}) EXPECT_EQ(unbounded_exp2_of(x), kInfinity);
+  for (const float x : {-126.1F, -1000.0F, -kInfinity}) EXPECT_EQ(unbounded_exp2_of(x), 0.0F);
+  EXPECT_TRUE(std::isnan(unbounded_exp2_of(std::nanf(""))));
+}
+
+TEST(CpuMath, RoundsToTheDtype) {
+  for (std::uint64_t bits = 0; bits < std::uint64_t{1} << 32; bits += 1021) {
+    const auto value = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
+    const float bf16 = rounded_to<Dtype::kBf16>(value);
+    const float f16 = rounded_to<Dtype::kF16>(value);
+    if (std::isnan(value)) {
+      ASSERT_TRUE(std::isnan(bf16) && std::isnan(f16));
+      continue;
+    }
+    ASSERT_EQ(bf16, bf16_to_float(float_to_bf16(value))) << value;
+    ASSERT_EQ(f16, f16_to_float(float_to_f16(value))) << value;
+    ASSERT_EQ(rounded_to<Dtype::kF32>(value), value);
+  }
+  EXPECT_EQ(rounded_to<Dtype::kF16>(65519.0F), 65504.0F);
+  EXPECT_EQ(rounded_to<Dtype::kF16>(-65520.0F), -kInfinity);
 }
 
 TEST(CpuMath, WeightKeepsNanAndInfinity) {

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/quant/latent_rows.hpp"
@@ -28,6 +29,14 @@ void ask(const AttentionKernel& kernel) {
   EXPECT_GT(kernel.query_tile(), 0);
   EXPECT_GT(kernel.state_bytes(100), std::size_t{0});
   kernel.scratch_bytes({.rows = 100, .query_runs = 2, .key_runs = 2, .tiles = 9, .sources = 1, .sequences = 2});
+}
+void ask(const AttentionBackwardKernel& kernel) {
+  EXPECT_GT(kernel.key_tile(), 0);
+  EXPECT_EQ(kBackwardKvSplit % kernel.key_tile(), 0);
+  EXPECT_EQ(kernel.key_tile() % kBackwardTile, 0);
+  EXPECT_GT(kernel.dq_state_bytes(100), std::size_t{0});
+  EXPECT_GT(kernel.dkv_state_bytes(100), std::size_t{0});
+  kernel.scratch_bytes({.rows = 100, .row_runs = 2, .tile_runs = 2, .tiles = 9, .sequences = 2});
 }
 void ask(const DecodeKernel& kernel) {
   EXPECT_GT(kernel.key_tile(), 0);
@@ -50,6 +59,15 @@ std::vector<AttentionSpec> attention_specs() {
   }
   std::vector<AttentionSpec> specs;
   for (const auto& [dtype, of] : dims) specs.push_back(make_spec(Dims{dtype, of.first, of.second}, 4, 1, {-1, 0}));
+  return specs;
+}
+
+std::vector<AttentionBackwardSpec> backward_specs() {
+  std::vector<AttentionBackwardSpec> specs;
+  for (const AttentionSpec& forward : attention_specs()) {
+    specs.push_back({forward, forward.dtype});
+    specs.push_back({forward, Dtype::kF32});
+  }
   return specs;
 }
 
@@ -94,6 +112,7 @@ class Made {
 TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   Made made;
   made.make_all("attention", attention_specs());
+  made.make_all("attention_backward", backward_specs());
   made.make_all("decode", decode_specs());
   made.make_all<BatchedGemmSpec>("batched_gemm", {{Dtype::kBf16, 512, 128}});
   made.make_all<SsmSpec>("ssm", {{.heads = 4},

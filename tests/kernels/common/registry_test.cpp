@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
@@ -189,6 +190,9 @@ TEST(Registry, SaysWhatAKernelOfAnotherOpIsFor) {
 TEST(Registry, AllKernelsAreThoseOfTheTables) {
   std::vector<OpKernel> expected;
   for (const AttentionRow& row : kernel_table<AttentionSpec>()) expected.push_back({"attention", &row});
+  for (const KernelRow<AttentionBackwardSpec>& row : kernel_table<AttentionBackwardSpec>()) {
+    expected.push_back({"attention_backward", &row});
+  }
   for (const KernelRow<DecodeSpec>& row : kernel_table<DecodeSpec>()) expected.push_back({"decode", &row});
   for (const BatchedGemmRow& row : kernel_table<BatchedGemmSpec>()) expected.push_back({"batched_gemm", &row});
   for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) expected.push_back({"ssm", &row});

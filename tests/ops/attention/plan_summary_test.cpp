@@ -45,7 +45,7 @@ Asked asked() {
   all.job.work = {{{{2000, 2000, 0}, {900, 900, 0}}}, {-1, 0}, {{"k", 256}, {"v", 256}}, 1000.0};
   all.job.kernel = {128, 16};
   all.job.query_bytes = 512;
-  all.job.state_bytes = [](std::int64_t rows) { return static_cast<std::size_t>(rows * kStateBytes); };
+  all.job.state_bytes = [](const RowCounts& rows) { return static_cast<std::size_t>(rows.queries * kStateBytes); };
   all.job.scratch_bytes = [](const AttentionLimits& limits) { return static_cast<std::size_t>(limits.tiles * 64); };
   all.options.block_tokens = 512;
   return all;
@@ -163,8 +163,8 @@ TEST(PlanSummaries, AreOfTheirOwnKernels) {
   const Asked before = asked();
   const PlanSummary first = before.shared();
   Asked other = asked();
-  other.job.state_bytes = [](std::int64_t rows) {
-    return static_cast<std::size_t>(rows == 4096 ? rows * kStateBytes : 2 * rows * kStateBytes);
+  other.job.state_bytes = [](const RowCounts& rows) {
+    return static_cast<std::size_t>((rows.queries == 4096 ? 1 : 2) * rows.queries * kStateBytes);
   };
   EXPECT_EQ(other.shared().plan.memory_bytes, other.fresh().plan(0).memory_bytes);
   other = asked();

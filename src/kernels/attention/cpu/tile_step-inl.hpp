@@ -161,31 +161,31 @@ void attend_block(const TileShape& shape, const PackedTile& tile, const RowBatch
   }
 }
 
-// The next rows to process together. In a tile with non-finite values they must see the same keys, because p = 0 of a
-// masked key times such a value would be NaN.
-inline RowBlock next_block(const PackedTile& tile, const RowBatch& batch, std::size_t first) {
-  RowBlock block{first, 0, batch.visible[first]};
-  const int limit = std::min(kRowBlock, batch.rows - static_cast<int>(first));
+// The next rows to process together. If the tile is not finite, they must see the same columns, because p = 0 of a
+// masked one times NaN or ∞ would be NaN.
+inline RowBlock next_block(const ColumnRange* visible, int rows, bool finite, std::size_t first) {
+  RowBlock block{first, 0, visible[first]};
+  const int limit = std::min(kRowBlock, rows - static_cast<int>(first));
   while (block.rows < limit) {
-    const ColumnRange visible = batch.visible[first + static_cast<std::size_t>(block.rows)];
-    if (!tile.v_finite && visible != batch.visible[first]) break;
-    block.span = {std::min(block.span.begin, visible.begin), std::max(block.span.end, visible.end)};
+    const ColumnRange next = visible[first + static_cast<std::size_t>(block.rows)];
+    if (!finite && next != visible[first]) break;
+    block.span = {std::min(block.span.begin, next.begin), std::max(block.span.end, next.end)};
     ++block.rows;
   }
   return block;
 }
 
-inline bool sees_whole_vectors(const RowBatch& batch, const RowBlock& block) {
+inline bool sees_whole_vectors(const ColumnRange* visible, const RowBlock& block) {
   if (static_cast<std::size_t>(block.span.begin) % kLanes != 0) return false;
   if (static_cast<std::size_t>(block.span.end) % kLanes != 0) return false;
-  const ColumnRange* visible = batch.visible + block.first;
-  return std::all_of(visible, visible + block.rows, [&](const ColumnRange& span) { return span == block.span; });
+  const ColumnRange* const first = visible + block.first;
+  return std::all_of(first, first + block.rows, [&](const ColumnRange& span) { return span == block.span; });
 }
 
 inline void attend_tile(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, float* scores) {
   for (std::size_t first = 0; first < static_cast<std::size_t>(batch.rows);) {
-    const RowBlock block = next_block(tile, batch, first);
-    const bool masked = !sees_whole_vectors(batch, block);
+    const RowBlock block = next_block(batch.visible, batch.rows, tile.v_finite, first);
+    const bool masked = !sees_whole_vectors(batch.visible, block);
     if (shape.softcap > 0.0F) {
       masked ? attend_block<true, true>(shape, tile, batch, block, scores)
              : attend_block<false, true>(shape, tile, batch, block, scores);

@@ -11,19 +11,6 @@ namespace ringattn::cpu {
 
 namespace {
 
-// Calls visit(first, count, run, offset) for each query run of a work tile: its rows [offset, offset + count) are the
-// work tile's rows first, first + 1, ….
-template <typename Visit>
-void for_each_query_run(std::span<const QueryRun> queries, const WorkTile& work_tile, Visit visit) {
-  std::int64_t done = 0;
-  std::int64_t offset = work_tile.offset;
-  for (auto run = static_cast<std::size_t>(work_tile.run); done < work_tile.rows; ++run, offset = 0) {
-    const std::int64_t count = std::min(work_tile.rows - done, queries[run].rows - offset);
-    visit(done, count, queries[run], offset);
-    done += count;
-  }
-}
-
 // Consecutive key tiles that a work tile processes: their indices, the first one's ordinal in the mask row, which gives
 // its KV split, and its index in AttentionTask::tiles.
 struct TileRun {

@@ -4,6 +4,7 @@
 // How rows are divided into them does not affect results.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -37,6 +38,19 @@ inline std::int64_t max_tile_rows(const AttentionSpec& spec) {
 // query blocks.
 std::vector<WorkTile> make_work_tiles(std::span<const QueryRun> queries, std::int64_t rows,
                                       const BlockMaskShape& block_mask);
+
+// Calls visit(first, count, run, offset) for each query run of a work tile: its rows [offset, offset + count) are the
+// work tile's rows first, first + 1, ….
+template <typename Visit>
+void for_each_query_run(std::span<const QueryRun> queries, const WorkTile& work_tile, Visit visit) {
+  std::int64_t done = 0;
+  std::int64_t offset = work_tile.offset;
+  for (auto run = static_cast<std::size_t>(work_tile.run); done < work_tile.rows; ++run, offset = 0) {
+    const std::int64_t count = std::min(work_tile.rows - done, queries[run].rows - offset);
+    visit(done, count, queries[run], offset);
+    done += count;
+  }
+}
 
 // Query heads of a head work tile.
 inline int heads_of_tile(const AttentionSpec& spec) {

@@ -36,6 +36,14 @@ HWY_INLINE V exp2_in_range(D d, V x) {
   return hn::Mul(p, power);
 }
 
+// 2^x for any x: 0 below 2^−126, ∞ from 2^127.5 on.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V exp2(D d, V x) {
+  const V highest = hn::Set(d, 128.0F);  // the exponent field of 2^128 is that of ∞
+  const V bounded = hn::IfThenElse(hn::Gt(x, highest), highest, x);
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -126.0F)), exp2_in_range(d, bounded));
+}
+
 // The softmax weight 2^x of a score with log2 distance x from its softmax offset (at most kMergeRescaleThreshold): 0
 // for −∞, NaN for NaN. The weight of a finite score is at least 2^−100. It is not 0 in exact arithmetic either, so ∞ in
 // V gives ∞ and not 0 · ∞. The bound also avoids slow subnormals in the sums.

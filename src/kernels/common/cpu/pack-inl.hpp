@@ -8,6 +8,7 @@
 #endif
 
 #include <algorithm>
+#include <limits>
 
 #include "hwy/highway.h"
 #include "kernels/common/cpu/tile_ops.hpp"
@@ -38,6 +39,32 @@ HWY_INLINE hn::Vec<D> load_wide(D d, const std::byte* row, std::size_t index) {
     const auto special = hn::Or(moved, hn::Set(d32, 0x7f800000U));
     const auto is_special = hn::Gt(magnitude, hn::Set(d32, 0x7bffU));
     return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_special, special, finite)));
+  }
+}
+
+// Rounds to nearest even in kDtype, and widens again.
+template <Dtype kDtype, class D>
+HWY_INLINE hn::Vec<D> round_to(D d, hn::Vec<D> value) {
+  if constexpr (kDtype == Dtype::kF32) {
+    return value;
+  } else {
+    constexpr int kDropped = kDtype == Dtype::kBf16 ? 16 : 13;  // bits of the mantissa
+    const hn::Rebind<std::uint32_t, D> d32;
+    const auto bits = hn::BitCast(d32, value);
+    const auto odd = hn::And(hn::ShiftRight<kDropped>(bits), hn::Set(d32, 1U));
+    const auto nearest = hn::Add(bits, hn::Add(odd, hn::Set(d32, (1U << (kDropped - 1)) - 1)));
+    auto rounded = hn::BitCast(d, hn::AndNot(hn::Set(d32, (1U << kDropped) - 1), nearest));
+    if constexpr (kDtype == Dtype::kF16) {
+      const auto magnitude = hn::Abs(value);
+      const auto infinity = hn::Set(d, std::numeric_limits<float>::infinity());
+      rounded = hn::IfThenElse(hn::Ge(magnitude, hn::Set(d, 65520.0F)), hn::CopySign(infinity, value), rounded);
+      // Below 2⁻¹⁴ fp16 has steps of 2⁻²⁴, as fp32 has from 1/2 to 1: the addition rounds.
+      const auto half = hn::Set(d, 0.5F);
+      const auto subnormal = hn::CopySign(hn::Sub(hn::Add(magnitude, half), half), value);
+      rounded = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0x1p-14F)), subnormal, rounded);
+    }
+    // The addition may have carried a NaN's mantissa into its exponent and sign.
+    return hn::IfThenElse(hn::IsNaN(value), value, rounded);
   }
 }
 
@@ -117,6 +144,18 @@ void widen_row(const void* source, std::size_t count, float* target) {
   const AtMostEight d;
   for (std::size_t c = 0; c < count; c += hn::Lanes(d)) {
     hn::StoreU(load_wide<kDtype>(d, static_cast<const std::byte*>(source), c), d, target + c);
+  }
+}
+
+inline void widen(const void* source, Dtype dtype, int count, float* target) {
+  const auto n = static_cast<std::size_t>(count);
+  switch (dtype) {
+    case Dtype::kF32:
+      return widen_row<Dtype::kF32>(source, n, target);
+    case Dtype::kBf16:
+      return widen_row<Dtype::kBf16>(source, n, target);
+    case Dtype::kF16:
+      return widen_row<Dtype::kF16>(source, n, target);
   }
 }
 

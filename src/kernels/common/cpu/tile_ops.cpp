@@ -33,18 +33,6 @@ void pack(const TileShape& shape, const TileRows& k, const TileRows& v, int keys
   }
 }
 
-void widen(const void* source, Dtype dtype, int count, float* target) {
-  const auto n = static_cast<std::size_t>(count);
-  switch (dtype) {
-    case Dtype::kF32:
-      return widen_row<Dtype::kF32>(source, n, target);
-    case Dtype::kBf16:
-      return widen_row<Dtype::kBf16>(source, n, target);
-    case Dtype::kF16:
-      return widen_row<Dtype::kF16>(source, n, target);
-  }
-}
-
 // Measured on one core, rounded (bench/notes/attention-portable.md). It depends on the vector length, so that
 // unmeasured targets have an estimate too.
 constexpr double kFlopsPerSecond = kLanes >= 16 ? 1.4e11 : kLanes >= 8 ? 7e10 : kLanes >= 4 ? 2.5e10 : 8e9;

@@ -15,7 +15,7 @@ __device__ __forceinline__ void pdl_launch_dependents() {
 
 // Waits until the previous kernels in the stream are done and their writes are visible. A thread that accesses global
 // memory has called this, or runs in a kernel whose predecessor called it before pdl_launch_dependents()
-// (decode/sm90/work_tiles.cuh). Data that the read-only cache (__ldg) fetched may be stale after the wait.
+// (decode/sm90/decode_common.cuh). Data that the read-only cache (__ldg) fetched may be stale after the wait.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

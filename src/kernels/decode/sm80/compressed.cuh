@@ -39,7 +39,7 @@ class TileDequantizer {
  public:
   using Element = typename C::Element;
 
-  __device__ __forceinline__ TileDequantizer(const DecodeParams& p, const QuantizedTensor& t,
+  __device__ __forceinline__ TileDequantizer(const WorkTileParams& p, const QuantizedTensor& t,
                                              const DecodeWorkTile& work_tile, const std::int32_t* pages, int tile,
                                              std::uint32_t target)
       : p_(p),
@@ -227,7 +227,7 @@ class TileDequantizer {
 
   __device__ __forceinline__ bool has_row_qparams() const { return t_.qparams.data != nullptr; }
 
-  const DecodeParams& p_;
+  const WorkTileParams& p_;
   const QuantizedTensor& t_;
   const DecodeWorkTile& work_tile_;
   const std::int32_t* const pages_;
@@ -317,7 +317,7 @@ class LatentStrips {
   __device__ bool present(int tile, int row) const { return row < work_tile_.length - tile * C::kKeyTile; }
   // Locates a row of the tile in the cache. For a row after the sequence's last key, locates the tile's first row.
   __device__ __forceinline__ CachedKeyCoord key_coord(int tile, int row) const {
-    return locate_key(p_.step, work_tile_, pages_,
+    return locate_key(p_, work_tile_, pages_,
                       tile * C::kKeyTile + work_tile_.cache_offset + (present(tile, row) ? row : 0));
   }
 
@@ -361,7 +361,7 @@ template <class C>
 __device__ __forceinline__ void decode_compressed_tile(const CompressedParams& params, const DecodeWorkTile& work_tile,
                                                        unsigned char* shared) {
   using Layout = DecodeLayout<C>;
-  const DecodeParams& p = params.step;
+  const WorkTileParams& p = params;
   const std::uint32_t q_tile = cuda::shared_address(shared);
   const std::uint32_t k_tiles = q_tile + Layout::kQBytes;
   const std::uint32_t v_tiles = k_tiles + C::kStages * Layout::kKBytes;
@@ -427,7 +427,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
   extern __shared__ unsigned char dynamic_shared[];
   unsigned char* const shared = cuda::aligned_shared<cuda::kPanelRowBytes>(dynamic_shared);
   __shared__ DecodeWorkTile work_tile;
-  WorkTileFinder<C> work_tile_finder(params.step);
+  WorkTileFinder<C> work_tile_finder(params);
   for (int n = static_cast<int>(blockIdx.x);; n += static_cast<int>(gridDim.x)) {
     if (threadIdx.x < 32) work_tile_finder.find(n, work_tile);
     __syncthreads();
@@ -435,7 +435,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas)
     if constexpr (C::kSlices > 1) {
       std::int32_t* const pages = ColumnSliceDecodeLayout<C>::pages(shared);
       LatentStrips<C> strips(params, work_tile, pages);
-      decode_sliced_tile<C>(params.step, work_tile, shared, pages, strips);
+      decode_sliced_tile<C>(params, work_tile, shared, pages, strips);
     } else {
       decode_compressed_tile<C>(params, work_tile, shared);
     }

@@ -45,7 +45,7 @@ struct CachedKeys {
 
 // Fills `pages`, in shared memory, from which `keys` reads.
 template <class C, class Keys>
-__device__ __forceinline__ void decode_sliced_tile(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ void decode_sliced_tile(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                                    unsigned char* shared, std::int32_t* pages, Keys& keys) {
   const ColumnSliceStep<C, DecodeRows> step(p.attention, {work_tile, p.ratio}, shared);
   StripStages<C> stages;

@@ -28,7 +28,7 @@ struct DecodeRowGroup {
 
 // A query tile is larger than the rows of a decode step, so the rows lie in at most two: row groups 0 and 1.
 template <class C>
-__device__ __forceinline__ DecodeRowGroup row_group_of(const DecodeParams& p, int length, int row_group) {
+__device__ __forceinline__ DecodeRowGroup row_group_of(const WorkTileParams& p, int length, int row_group) {
   static_assert(C::kPrefillTile >= kMaxDecodeRows);
   const std::int64_t position = std::int64_t{length} - p.rows;
   const int offset = static_cast<int>(query_tile_begin(position, C::kPrefillTile) + C::kPrefillTile - position);
@@ -48,30 +48,30 @@ __device__ __forceinline__ DecodeRowGroup row_group_of(const DecodeParams& p, in
   result.last = static_cast<int>(tiles.end);
   const int split = result.first / kTilesPerKvSplit;
   const int last_split = (result.last - 1) / kTilesPerKvSplit;
-  const int ahead = (p.partition_first - split % p.partition_stride + p.partition_stride) %
-                    p.partition_stride;  // splits until the partition's next one
+  const int ahead = (p.partition.first - split % p.partition.stride + p.partition.stride) %
+                    p.partition.stride;  // splits until the partition's next one
   result.first_split = split + ahead;
-  result.splits = result.first_split <= last_split ? (last_split - result.first_split) / p.partition_stride + 1 : 0;
+  result.splits = result.first_split <= last_split ? (last_split - result.first_split) / p.partition.stride + 1 : 0;
   return result;
 }
 
 // Row blocks of a row group and KV head.
 template <class C>
-__device__ __forceinline__ int blocks_of(const DecodeParams& p, const DecodeRowGroup& row_group) {
+__device__ __forceinline__ int blocks_of(const WorkTileParams& p, const DecodeRowGroup& row_group) {
   return (row_group.rows * p.ratio + C::kQueryTile - 1) / C::kQueryTile;
 }
 template <class C>
-__device__ __forceinline__ int work_tiles_of(const DecodeParams& p, const DecodeRowGroup& row_group) {
-  return row_group.splits * p.mask_kv_heads * blocks_of<C>(p, row_group);
+__device__ __forceinline__ int work_tiles_of(const WorkTileParams& p, const DecodeRowGroup& row_group) {
+  return row_group.splits * p.mask.kv_heads * blocks_of<C>(p, row_group);
 }
 
 // The keys that the rows of mask row `mask_row` see, over all sequences. Without a mask, `mask_row` is a sequence.
 // Masked keys are treated as absent.
-__device__ __forceinline__ MaskedKeys keys_of(const DecodeParams& p, int mask_row) {
-  if (p.mask_block_indices == nullptr) return {0, 0, __ldg(p.lengths + mask_row)};
-  const std::int32_t* const blocks = p.mask_block_indices + mask_row * p.mask_row_stride;
-  return masked_keys(__ldg(p.lengths + mask_row / p.mask_rows), p.rows, p.mask_block_keys,
-                     __ldg(p.mask_block_counts + mask_row), [blocks](int i) { return __ldg(blocks + i); });
+__device__ __forceinline__ MaskedKeys keys_of(const WorkTileParams& p, int mask_row) {
+  if (p.mask.indices == nullptr) return {0, 0, __ldg(p.lengths + mask_row)};
+  const std::int32_t* const blocks = p.mask.indices + mask_row * p.mask.row_stride;
+  return masked_keys(__ldg(p.lengths + mask_row / p.mask.rows), p.rows, p.mask.block_keys,
+                     __ldg(p.mask.counts + mask_row), [blocks](int i) { return __ldg(blocks + i); });
 }
 
 // A work tile in shared memory. Its tile rows are the rows of the MMAs.
@@ -93,9 +93,9 @@ struct DecodeWorkTile {
   int splits;            // of the row group
   int arrived;           // index of the row group's counter
 
-  __device__ __forceinline__ int pages(const DecodeParams& p, int key_tile) const {
+  __device__ __forceinline__ int pages(const WorkTileParams& p, int key_tile) const {
     const int keys = end * key_tile < length ? end * key_tile : length;
-    return ((keys - 1 + cache_offset) >> p.page_run_log2) - first_page + 1;
+    return ((keys - 1 + cache_offset) >> p.table.page_run_log2) - first_page + 1;
   }
 };
 
@@ -104,7 +104,7 @@ struct DecodeRow {
   std::int64_t row;
   int head;
 };
-__device__ __forceinline__ DecodeRow row_of(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile_row) {
+__device__ __forceinline__ DecodeRow row_of(const WorkTileParams& p, const DecodeWorkTile& work_tile, int tile_row) {
   const int number = work_tile.first + tile_row;
   const int i = number / p.ratio;
   return {work_tile.row + i, work_tile.kv_head * p.ratio + (number - i * p.ratio)};
@@ -127,7 +127,7 @@ struct DecodeRows {
 template <class C>
 class WorkTileFinder {
  public:
-  __device__ explicit WorkTileFinder(const DecodeParams& p) : p_(p) {}
+  __device__ explicit WorkTileFinder(const WorkTileParams& p) : p_(p) {}
 
   // Writes work tile `number`.
   __device__ __forceinline__ void find(int number, DecodeWorkTile& work_tile) {
@@ -159,7 +159,7 @@ class WorkTileFinder {
   // Writes work tile `index` of a mask row.
   __device__ void write(int mask_row, const MaskedKeys& keys, int index, DecodeWorkTile& work_tile) const {
     const int length = keys.keys;
-    const int sequence = p_.mask_block_indices == nullptr ? mask_row : mask_row / p_.mask_rows;
+    const int sequence = p_.mask.indices == nullptr ? mask_row : mask_row / p_.mask.rows;
     DecodeRowGroup row_group = row_group_of<C>(p_, length, 0);
     const int of_first = work_tiles_of<C>(p_, row_group);
     const int blocks_before = index < of_first ? 0 : blocks_of<C>(p_, row_group);
@@ -168,8 +168,8 @@ class WorkTileFinder {
       row_group = row_group_of<C>(p_, length, 1);
     }
     const int blocks = blocks_of<C>(p_, row_group);
-    const int each = p_.mask_kv_heads * blocks;
-    const int split = row_group.first_split + index / each * p_.partition_stride;
+    const int each = p_.mask.kv_heads * blocks;
+    const int split = row_group.first_split + index / each * p_.partition.stride;
     const int rest = index % each;
     const int block = rest % blocks;
     const int begin = split * kTilesPerKvSplit;
@@ -177,7 +177,7 @@ class WorkTileFinder {
     work_tile.length = length;
     work_tile.position = row_group.position;
     work_tile.row = std::int64_t{sequence} * p_.rows + row_group.row;
-    work_tile.kv_head = rest / blocks + mask_row * p_.mask_kv_heads - sequence * p_.attention.kv_heads;
+    work_tile.kv_head = rest / blocks + mask_row * p_.mask.kv_heads - sequence * p_.attention.kv_heads;
     work_tile.mask_row = mask_row;
     work_tile.selected = keys.selected;
     work_tile.gap = keys.gap();
@@ -186,10 +186,10 @@ class WorkTileFinder {
     work_tile.tile_rows = left < C::kQueryTile ? left : C::kQueryTile;
     work_tile.begin = begin > row_group.first ? begin : row_group.first;
     work_tile.end = begin + kTilesPerKvSplit < row_group.last ? begin + kTilesPerKvSplit : row_group.last;
-    work_tile.partial_index = split / p_.partition_stride;
-    work_tile.first_partial = row_group.first_split / p_.partition_stride;
+    work_tile.partial_index = split / p_.partition.stride;
+    work_tile.first_partial = row_group.first_split / p_.partition.stride;
     work_tile.cache_offset = (work_tile.partial_index - split) * kTilesPerKvSplit * C::kKeyTile;
-    work_tile.first_page = (work_tile.begin * C::kKeyTile + work_tile.cache_offset) >> p_.page_run_log2;
+    work_tile.first_page = (work_tile.begin * C::kKeyTile + work_tile.cache_offset) >> p_.table.page_run_log2;
     work_tile.splits = row_group.splits;
     work_tile.arrived = (sequence * p_.attention.kv_heads + work_tile.kv_head) * p_.blocks + blocks_before + block;
     const std::int64_t last = work_tile.position + (work_tile.first + work_tile.tile_rows - 1) / p_.ratio;
@@ -200,7 +200,7 @@ class WorkTileFinder {
     work_tile.whole_end = static_cast<int>(quotient(common.end, C::kKeyTile));
   }
 
-  const DecodeParams& p_;
+  const WorkTileParams& p_;
   int sequence_ = 0;  // a multiple of 32; the last work tile found is not in a sequence before it
   int before_ = 0;    // work tiles of the sequences before sequence_
 };
@@ -210,32 +210,34 @@ class WorkTileFinder {
 
 // Index of a page run of the keys of a mask row, counted in page runs of the cache, or of the sequence in a dense
 // cache.
-__device__ __forceinline__ std::int32_t masked_page_run(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ std::int32_t masked_page_run(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                                         int page_run) {
-  const int key = page_run << p.page_run_log2;
-  const int block_index = key / p.mask_block_keys;
+  const int key = page_run << p.table.page_run_log2;
+  const int block_index = key / p.mask.block_keys;
   const int block_shift =
       block_index >= work_tile.selected
           ? work_tile.gap
-          : __ldg(p.mask_block_indices + work_tile.mask_row * p.mask_row_stride + block_index) - block_index;
-  const int in_sequence = key + block_shift * p.mask_block_keys;
-  if (p.pages == nullptr) return in_sequence >> p.page_run_log2;
-  const int page_runs_log2 = p.page_log - p.page_run_log2;  // log2 of the page runs per page
-  const int page = __ldg(p.pages + work_tile.sequence * p.table_stride + (in_sequence >> p.page_log));
-  return (page << page_runs_log2) + ((in_sequence >> p.page_run_log2) & ((1 << page_runs_log2) - 1));
+          : __ldg(p.mask.indices + work_tile.mask_row * p.mask.row_stride + block_index) - block_index;
+  const int in_sequence = key + block_shift * p.mask.block_keys;
+  if (p.table.pages == nullptr) return in_sequence >> p.table.page_run_log2;
+  const int page_runs_log2 = p.table.page_log - p.table.page_run_log2;  // log2 of the page runs per page
+  const int page = __ldg(p.table.pages + work_tile.sequence * p.table.stride + (in_sequence >> p.table.page_log));
+  return (page << page_runs_log2) + ((in_sequence >> p.table.page_run_log2) & ((1 << page_runs_log2) - 1));
 }
 
 // Called by all threads of the CTA. `pages` is in shared memory.
 template <class C>
-__device__ __forceinline__ void load_pages(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ void load_pages(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                            std::int32_t* pages) {
   const int count = work_tile.pages(p, C::kKeyTile);
   for (int i = static_cast<int>(threadIdx.x); i < count; i += C::kThreads) {
-    if (p.mask_block_indices != nullptr) {
+    if (p.mask.indices != nullptr) {
       pages[i] = masked_page_run(p, work_tile, work_tile.first_page + i);
       continue;
     }
-    pages[i] = p.pages == nullptr ? 0 : __ldg(p.pages + work_tile.sequence * p.table_stride + work_tile.first_page + i);
+    pages[i] = p.table.pages == nullptr
+                   ? 0
+                   : __ldg(p.table.pages + work_tile.sequence * p.table.stride + work_tile.first_page + i);
   }
 }
 
@@ -243,18 +245,18 @@ __device__ __forceinline__ void load_pages(const DecodeParams& p, const DecodeWo
 struct CachedKeyCoord {
   std::int64_t page, in_page;
 };
-__device__ __forceinline__ CachedKeyCoord locate_key(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ CachedKeyCoord locate_key(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                                      const std::int32_t* pages, int token) {
-  const int page_run = pages[(token >> p.page_run_log2) - work_tile.first_page];
-  const int more = p.page_log - p.page_run_log2;
-  const unsigned in_page_run = static_cast<unsigned>(token) & ((1U << p.page_run_log2) - 1U);
-  const unsigned before = (static_cast<unsigned>(page_run) & ((1U << more) - 1U)) << p.page_run_log2;
-  return {p.pages == nullptr ? work_tile.sequence : page_run >> more, before + in_page_run};
+  const int page_run = pages[(token >> p.table.page_run_log2) - work_tile.first_page];
+  const int more = p.table.page_log - p.table.page_run_log2;
+  const unsigned in_page_run = static_cast<unsigned>(token) & ((1U << p.table.page_run_log2) - 1U);
+  const unsigned before = (static_cast<unsigned>(page_run) & ((1U << more) - 1U)) << p.table.page_run_log2;
+  return {p.table.pages == nullptr ? work_tile.sequence : page_run >> more, before + in_page_run};
 }
 
 // Copies the query rows of a work tile. Rows past tile_rows become zeros.
 template <class C>
-__device__ __forceinline__ void copy_queries(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ void copy_queries(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                              std::uint32_t q_tile) {
   constexpr int kChunks = C::kDim / 8;
 #pragma unroll 1
@@ -279,7 +281,7 @@ struct CachedRow {
   bool present;
 };
 template <class C>
-__device__ __forceinline__ CachedRow cached_row(const DecodeParams& p, const DecodeCache& cache,
+__device__ __forceinline__ CachedRow cached_row(const WorkTileParams& p, const DecodeCache& cache,
                                                 const DecodeWorkTile& work_tile, const std::int32_t* pages, int tile,
                                                 int row) {
   const int keys = work_tile.length - tile * C::kKeyTile;  // may exceed the tile's
@@ -293,7 +295,7 @@ __device__ __forceinline__ CachedRow cached_row(const DecodeParams& p, const Dec
 
 // Copies a tile of K or V. Rows after the sequence's last key become zeros.
 template <class C, int kDim>
-__device__ __forceinline__ void copy_keys(const DecodeParams& p, const DecodeCache& cache,
+__device__ __forceinline__ void copy_keys(const WorkTileParams& p, const DecodeCache& cache,
                                           const DecodeWorkTile& work_tile, const std::int32_t* pages, int tile,
                                           std::uint32_t target) {
   constexpr int kPanels = (kDim + cuda::kPanelColumns - 1) / cuda::kPanelColumns;
@@ -401,7 +403,7 @@ __device__ __forceinline__ void finish_columns(const cuda::AttentionParams& p, s
 }
 
 template <class C>
-__device__ __forceinline__ void store_partials(const DecodeParams& p, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ void store_partials(const WorkTileParams& p, const DecodeWorkTile& work_tile,
                                                const AttentionState<C>& state) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
   for_each_row<C>([&](int block, int half, int tile_row) {
@@ -409,7 +411,7 @@ __device__ __forceinline__ void store_partials(const DecodeParams& p, const Deco
     if (tile_row >= work_tile.tile_rows) return;
     const DecodeRow row = row_of(p, work_tile, tile_row);
     auto* const partial = reinterpret_cast<float4*>(
-        partial_at(p.partials, p.partial_splits, p.attention, row.row, work_tile.partial_index, row.head));
+        partial_at(p.partials.data, p.partials.splits, p.attention, row.row, work_tile.partial_index, row.head));
 #pragma unroll
     for (int n = 0; n < kWarpColumns<C> / 16; ++n) {
       __stcg(partial + first_column<C>() / 4 + 4 * n + lane, thread_columns(state, block, half, n));
@@ -421,7 +423,7 @@ __device__ __forceinline__ void store_partials(const DecodeParams& p, const Deco
 // Called by the whole CTA after it has written a work tile's partials. If they are the last ones of the tile's rows,
 // merges all of them.
 template <class C>
-__device__ __forceinline__ void merge_if_last(const DecodeParams& p, const DecodeWorkTile& work_tile) {
+__device__ __forceinline__ void merge_if_last(const WorkTileParams& p, const DecodeWorkTile& work_tile) {
   if (work_tile.splits > 1) {
     __threadfence();
     __syncthreads();
@@ -440,7 +442,7 @@ __device__ __forceinline__ void merge_if_last(const DecodeParams& p, const Decod
     const DecodeRow row = row_of(p, work_tile, i / kColumnQuads);
     finish_columns<typename C::Element>(
         p.attention, row.row, row.head, i % kColumnQuads, work_tile.splits, [&](int split) {
-          return partial_at(static_cast<const float*>(p.partials), p.partial_splits, p.attention, row.row,
+          return partial_at(static_cast<const float*>(p.partials.data), p.partials.splits, p.attention, row.row,
                             std::int64_t{work_tile.first_partial} + split, row.head);
         });
   }

@@ -87,32 +87,17 @@ class Sm80Decode final : public DecodeKernel {
     check_decode_step(spec_, limits_, step);
     if (step.q.tokens == 0) return;
     const DeviceGuard guard(device_);
-    DecodeParams p{};
-    p.attention = attention_params(step.q.tokens, step.output);
-    p.attention.q = {step.q.data, step.q.token_stride, step.q.head_stride};
-    p.q_aligned = aligned(step.q.data, {step.q.token_stride, step.q.head_stride});
-    if (compressed_ == nullptr) set_cache(step, p);
-    set_pages(step, p);
-    set_block_mask(step, p);
-    p.lengths = step.lengths;
-    p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows) * mask_heads_of(spec_.attention.block_mask);
-    p.rows = step.rows;
-    p.ratio = spec_.attention.heads / spec_.attention.kv_heads;
-    p.blocks = static_cast<std::int32_t>(blocks(step.rows));
-    p.finish = step.partials.data == nullptr;
-    p.partials = p.finish ? reinterpret_cast<float*>(scratch_.data()) : step.partials.data;
-    p.partial_splits = p.finish ? layout_.splits : step.partials.kv_splits;
-    p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.counters);
-    const std::int64_t work_tiles = p.sequences * p.mask_kv_heads * blocks(step.rows) * layout_.splits;
-    const int ctas = static_cast<int>(std::min<std::int64_t>(work_tiles, ctas_));
     if (compressed_ == nullptr) {
-      launcher_.launch(p, ctas, stream);
-      return;
+      DecodeParams p{};
+      set_cache(step, p);
+      const std::int64_t work_tiles = set_work_tiles(step, p);
+      launcher_.launch(p, ctas_for(work_tiles), stream);
+    } else {
+      CompressedParams p{};
+      set_compressed(spec_, step, p);
+      const std::int64_t work_tiles = set_work_tiles(step, p);
+      compressed_->launch(p, ctas_for(work_tiles), stream);
     }
-    CompressedParams compressed{};
-    compressed.step = p;
-    set_compressed(spec_, step, compressed);
-    compressed_->launch(compressed, ctas, stream);
   }
 
   void merge(const DecodeMerge& merge, Stream stream) override {
@@ -175,6 +160,26 @@ class Sm80Decode final : public DecodeKernel {
     return p;
   }
 
+  // Sets everything except the cache. Returns an upper bound of the work tiles.
+  std::int64_t set_work_tiles(const DecodeStep& step, WorkTileParams& p) const {
+    p.attention = attention_params(step.q.tokens, step.output);
+    p.attention.q = {step.q.data, step.q.token_stride, step.q.head_stride};
+    p.q_aligned = aligned(step.q.data, {step.q.token_stride, step.q.head_stride});
+    set_pages(step, p);
+    set_block_mask(step, p);
+    p.lengths = step.lengths;
+    p.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows) * mask_heads_of(spec_.attention.block_mask);
+    p.rows = step.rows;
+    p.ratio = spec_.attention.heads / spec_.attention.kv_heads;
+    p.blocks = static_cast<std::int32_t>(blocks(step.rows));
+    p.finish = step.partials.data == nullptr;
+    p.partials.data = p.finish ? reinterpret_cast<float*>(scratch_.data()) : step.partials.data;
+    p.partials.splits = p.finish ? layout_.splits : step.partials.kv_splits;
+    p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.counters);
+    return p.sequences * p.mask.kv_heads * blocks(step.rows) * layout_.splits;
+  }
+  int ctas_for(std::int64_t work_tiles) const { return static_cast<int>(std::min<std::int64_t>(work_tiles, ctas_)); }
+
   static void set_cache(const DecodeStep& step, DecodeParams& p) {
     if (!can_read(step.k) || !can_read(step.v)) {
       fail(ErrorCode::kUnsupported, "sm80_attention can't read this cache",
@@ -185,29 +190,29 @@ class Sm80Decode final : public DecodeKernel {
     p.v = cache_of(step.v);
   }
 
-  void set_pages(const DecodeStep& step, DecodeParams& p) const {
-    p.partition_first = step.partition.first;
-    p.partition_stride = step.partition.stride;
-    p.page_log = 31;
+  void set_pages(const DecodeStep& step, WorkTileParams& p) const {
+    p.partition.first = step.partition.first;
+    p.partition.stride = step.partition.stride;
+    p.table.page_log = 31;
     if (step.block_table.pages == nullptr) return;
-    p.pages = step.block_table.pages;
-    p.table_stride = step.block_table.stride;
+    p.table.pages = step.block_table.pages;
+    p.table.stride = step.block_table.stride;
     const std::int64_t page_size = spec_.format.k.is_plain() ? step.k.page_size : step.quantized_k.page_size;
-    p.page_log = std::countr_zero(static_cast<std::uint64_t>(page_size));
+    p.table.page_log = std::countr_zero(static_cast<std::uint64_t>(page_size));
   }
 
   // Called after set_pages().
-  void set_block_mask(const DecodeStep& step, DecodeParams& p) const {
+  void set_block_mask(const DecodeStep& step, WorkTileParams& p) const {
     const BlockMaskShape& shape = spec_.attention.block_mask;
-    p.mask_kv_heads = spec_.attention.kv_heads / mask_heads_of(shape);
-    p.page_run_log2 = p.page_log;
+    p.mask.kv_heads = spec_.attention.kv_heads / mask_heads_of(shape);
+    p.table.page_run_log2 = p.table.page_log;
     if (!shape.any()) return;
-    p.mask_block_indices = step.block_mask.blocks;
-    p.mask_block_counts = step.block_mask.counts;
-    p.mask_row_stride = step.block_mask.stride;
-    p.mask_rows = shape.heads;
-    p.mask_block_keys = shape.key_block;
-    p.page_run_log2 = std::min(p.page_log, std::countr_zero(static_cast<unsigned>(config_.key_tile)));
+    p.mask.indices = step.block_mask.blocks;
+    p.mask.counts = step.block_mask.counts;
+    p.mask.row_stride = step.block_mask.stride;
+    p.mask.rows = shape.heads;
+    p.mask.block_keys = shape.key_block;
+    p.table.page_run_log2 = std::min(p.table.page_log, std::countr_zero(static_cast<unsigned>(config_.key_tile)));
   }
 
   DecodeSpec spec_;

@@ -31,44 +31,63 @@ struct DecodeCache {
 // (attention/cuda/attention_state.cuh), then softmax_offset, sum and two unused floats.
 constexpr int partial_floats(int head_dim_v) { return head_dim_v + 4; }
 
-struct DecodeParams {
-  cuda::AttentionParams attention;  // the job's shape, tensors and softmax; tables, schedule and state are unused
-  bool q_aligned;                   // rows of q are aligned to 16 bytes
-
-  DecodeCache k;
-  DecodeCache v;
-  const std::int32_t* pages;  // [sequences, table_stride], or null: page s is sequence s
-  std::int64_t table_stride;
+// The block table, [sequences, stride], or null: page s is sequence s.
+struct PageTable {
+  const std::int32_t* pages;
+  std::int64_t stride;
   std::int32_t page_log;  // log2 of the page size in tokens; 31 if there is no block table
   // log2 of the keys of a page run, which are contiguous in one page. A page run is a page, or with a block mask, whose
   // blocks may begin inside a page, at most a key tile.
   std::int32_t page_run_log2;
-  std::int32_t partition_first, partition_stride;  // the KvPartition that the cache holds
+};
 
-  const std::int32_t* lengths;  // [sequences]
-  std::int32_t sequences;       // number of sequences; with a block mask, times mask_rows
-  std::int32_t rows;            // query rows per sequence
-  std::int32_t ratio;           // query heads per KV head
-  std::int32_t blocks;          // maximum row blocks per sequence and KV head
+// The KvPartition that the cache holds.
+struct CachePartition {
+  std::int32_t first, stride;
+};
 
-  // The arrays of a DecodeBlockMask. If they are null, each sequence has one mask row with all keys.
-  const std::int32_t* mask_block_indices;
-  const std::int32_t* mask_block_counts;
-  std::int64_t mask_row_stride;
-  std::int32_t mask_rows;        // per sequence
-  std::int32_t mask_kv_heads;    // KV heads that share a mask row
-  std::int32_t mask_block_keys;  // keys per mask block
+// The arrays of a DecodeBlockMask. If they are null, each sequence has one mask row with all keys.
+struct BlockMaskRows {
+  const std::int32_t* indices;
+  const std::int32_t* counts;
+  std::int64_t row_stride;
+  std::int32_t rows;        // per sequence
+  std::int32_t kv_heads;    // KV heads that share a mask row
+  std::int32_t block_keys;  // keys per mask block
+};
 
-  float* partials;
-  std::int64_t partial_splits;  // per row
-  bool finish;                  // true: the launch writes out and lse; false: only partials
+struct StoredPartials {
+  float* data;
+  std::int64_t splits;  // per row
+};
+
+// Parameters of both decode kernels.
+struct WorkTileParams {
+  cuda::AttentionParams attention;  // the job's shape, tensors and softmax; tables, schedule and state are unused
+  const std::int32_t* lengths;      // [sequences]
+  std::int32_t sequences;           // number of sequences; with a block mask, times mask.rows
+  std::int32_t rows;                // query rows per sequence
+  std::int32_t ratio;               // query heads per KV head
+  std::int32_t blocks;              // maximum row blocks per sequence and KV head
+  CachePartition partition;
+  PageTable table;
+  BlockMaskRows mask;
+  StoredPartials partials;
   // [sequences, kv_heads, blocks] number of work tiles that have written their partials. 0 between launches.
   std::int32_t* arrived;
+  bool finish;     // true: the launch writes out and lse; false: only partials
+  bool q_aligned;  // rows of q are aligned to 16 bytes
+};
+
+// decode.cuh
+struct DecodeParams : WorkTileParams {
+  DecodeCache k;
+  DecodeCache v;
 };
 
 // Arguments of DecodeKernel::merge().
 struct DecodeMergeParams {
-  cuda::AttentionParams attention;  // as in DecodeParams
+  cuda::AttentionParams attention;  // as in WorkTileParams
   const float* partitions[kMaxPartitions];
   std::int32_t partition_count;
   std::int64_t partial_splits;  // per row and partition
@@ -76,8 +95,6 @@ struct DecodeMergeParams {
   std::int32_t rows;            // query rows per sequence
   TileSizes tiles;              // of the prefill kernel
 };
-
-// Parameters of a launch over a compressed cache, in addition to DecodeParams.
 
 // Rows in pages, [pages, tokens, heads, row bytes]. Strides count bytes.
 struct PagedBytes {
@@ -108,8 +125,8 @@ struct QuantizedTensor {
   std::int32_t group;  // tokens per group of int4
 };
 
-struct CompressedParams {
-  DecodeParams step;     // its k and v are unused
+// compressed.cuh
+struct CompressedParams : WorkTileParams {
   QuantizedTensor k, v;  // v is unused with a latent cache
 };
 

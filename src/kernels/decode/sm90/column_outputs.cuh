@@ -8,7 +8,7 @@
 
 #include "kernels/attention/cuda/attention_state.cuh"
 #include "kernels/common/sm90/cluster.cuh"
-#include "kernels/decode/sm90/finish.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 #include "kernels/decode/sm90/sliced_outputs.cuh"
 
@@ -120,8 +120,8 @@ class TileColumns {
 template <class C, class Values = TileColumns<C>>
 class ColumnOutputs {
  public:
-  __device__ __forceinline__ ColumnOutputs(const DecodeParams& p, const ColumnSliceMap<C>& map, std::uint32_t rank,
-                                           const Values& values)
+  __device__ __forceinline__ ColumnOutputs(const typename C::Params& p, const ColumnSliceMap<C>& map,
+                                           std::uint32_t rank, const Values& values)
       : p_(p),
         map_(map),
         rank_(rank),
@@ -157,7 +157,7 @@ class ColumnOutputs {
     const bool more = rows_count_ > 8;
     const bool idle = half_ > 0 && !more;  // its rows don't exist; another warp releases stages for it
     readers_ = kSharing == 2 && !more ? 2 : 1;
-    if constexpr (C::kResumes) {
+    if constexpr (HasPrefixes<typename C::Params>) {
       if (work_tile.resumes && !idle) restore(work_tile);
     }
     values_.begin(info);
@@ -196,7 +196,7 @@ class ColumnOutputs {
     }
     __syncwarp();
     if ((flags_ & ScoreStage::kFails) != 0) return true;
-    if (!finishes(p_, work_tile) && p_.partials == nullptr) {
+    if (!finishes(p_, work_tile) && p_.partials.data == nullptr) {
       merge_if_last<C, 32 * C::kOutWarps>(p_, work_tile, thread_of_cta() - 32 * C::kScoreWarps,
                                           static_cast<int>(rank_));
       __syncwarp();
@@ -453,14 +453,14 @@ class ColumnOutputs {
       if (is_leader) store_stats(p_, work_tile, slice, slice + 1, row, coord, stats);
       return;
     }
-    const FinishedRow<C> finished(p_, coord, stats.x, stats.y);
+    const FinishedRow<C> finished(p_.attention, coord, stats.x, stats.y);
     const auto write = [&](int column, auto... x) { finished.write(first + column, x...); };
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) values_.finish(write, n, columns[n]);
     if (slice == 0 && is_leader) finished.write_lse();
   }
 
-  const DecodeParams& p_;
+  const typename C::Params& p_;
   const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   const int warp_;

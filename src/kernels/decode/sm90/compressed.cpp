@@ -9,7 +9,7 @@
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
 #include "kernels/decode/sm90/config.hpp"
-#include "kernels/decode/sm90/step_params.hpp"
+#include "kernels/decode/sm90/sm90_decode.hpp"
 
 namespace ringattn::sm90 {
 
@@ -126,9 +126,9 @@ bool slices_formats(const CacheFormat& format) {
 }
 
 void set_compressed(const DecodeStep& step, CompressedParams& p) {
-  p.box_log = std::countr_zero(static_cast<unsigned>(p.step.box_rows));
-  set_tensor(step.quantized_k, 1, p.step.box_rows, p.k);
-  set_tensor(step.quantized_v, p.step.slices, p.step.box_rows, p.v);
+  p.box_log = std::countr_zero(static_cast<unsigned>(p.boxes.rows));
+  set_tensor(step.quantized_k, 1, p.boxes.rows, p.k);
+  set_tensor(step.quantized_v, p.slices, p.boxes.rows, p.v);
 }
 
 }  // namespace ringattn::sm90

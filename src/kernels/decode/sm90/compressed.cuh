@@ -3,7 +3,13 @@
 // tiles are recomputed tile by tile at the end.
 #pragma once
 
+#include <algorithm>
+#include <cassert>
+#include <type_traits>
+
+#include "base/cuda.hpp"
 #include "kernels/common/cuda/pdl.cuh"
+#include "kernels/decode/sm90/compressed.hpp"
 #include "kernels/decode/sm90/compressed_fetch.cuh"
 #include "kernels/decode/sm90/decode.cuh"
 #include "kernels/decode/sm90/dequantize.cuh"
@@ -52,11 +58,11 @@ class Dequantizer {
     int page, row;
   };
   __device__ __forceinline__ KeyCoord locate_key(const DecodeWorkTile& work_tile, int key) const {
-    const DecodeParams& p = p_.step;
+    const CompressedParams& p = p_;
     const int here = key - work_tile.lag;
-    if (p.pages == nullptr) return {work_tile.sequence, here};
-    return {__ldcg(p.pages + work_tile.sequence * p.table_stride + (here >> p.page_log)),
-            here & ((1 << p.page_log) - 1)};
+    if (p.table.pages == nullptr) return {work_tile.sequence, here};
+    return {__ldcg(p.table.pages + work_tile.sequence * p.table.stride + (here >> p.table.page_log)),
+            here & ((1 << p.table.page_log) - 1)};
   }
 
   // Dequantizes 8 columns of a row at a time. Rows after the last key are left as they are: no row sees them.
@@ -83,7 +89,7 @@ class Dequantizer {
     using Element = typename C::Element;
     if (t.has_tail() && key >= work_tile.seq_info.length - work_tile.seq_info.length % t.group) {
       const std::int64_t row_index =
-          (static_cast<std::int64_t>(work_tile.sequence) * t.group + key % t.group) * p_.step.attention.kv_heads +
+          (static_cast<std::int64_t>(work_tile.sequence) * t.group + key % t.group) * p_.attention.kv_heads +
           work_tile.kv_head;
       return __ldcg(reinterpret_cast<const uint4*>(t.table + (row_index * kColumns + chunk * 8) * 2));
     }
@@ -132,14 +138,14 @@ class Dequantizer {
 template <class C, class Chosen>
 __device__ __forceinline__ void decode_whole_tiles(const CompressedParams& p, const DecodeMap<C>& map, int first,
                                                    int step, const Chosen& chosen) {
-  const int work_tiles = work_tile_count(p.step, map);
+  const int work_tiles = work_tile_count(p, map);
   const auto each_work_tile = [&](auto&& worker) {
     for (int n = first; n < work_tiles; n += step) {
-      if (chosen(n)) worker.process(work_tile_of<C>(p.step, map, n));
+      if (chosen(n)) worker.process(work_tile_of<C>(p, map, n));
     }
   };
   if (threadIdx.x < kDecodeConsumerThreads) {
-    each_work_tile(Decoder<C>(p.step, map));
+    each_work_tile(Decoder<C>(p, map));
   } else if (threadIdx.x < kWholeThreads) {
     each_work_tile(Dequantizer<C>(p, map));
   }
@@ -151,8 +157,7 @@ __global__ void __launch_bounds__(kWholeThreads, 1) whole_kernel(const __grid_co
   if (threadIdx.x == 0) init_decode_barriers(map);
   cuda::pdl_launch_dependents();
   cuda::pdl_wait();
-  if (threadIdx.x >= kDecodeConsumerThreads && threadIdx.x < kDecodeConsumerThreads + 32)
-    count_work_tiles<C>(p.step, map);
+  if (threadIdx.x >= kDecodeConsumerThreads && threadIdx.x < kDecodeConsumerThreads + 32) count_work_tiles<C>(p, map);
   __syncthreads();
   decode_whole_tiles(p, map, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x), [](int) { return true; });
 }
@@ -163,23 +168,22 @@ __device__ __noinline__ void recompute_failed(const CompressedParams& p, int fir
   using Whole = typename C::Whole;
   static_assert(C::kThreads >= kWholeThreads);
   const DecodeMap<Whole> map;
-  lay_out_whole(p.step, map, [] {
+  lay_out_whole(p, map, [] {
     const CompressedMap<C> before;
     for (std::uint32_t i = 0; i < ColumnSliceMap<C>::kBarriers; ++i) barrier_invalidate(before.k_full(i));
     for (std::uint32_t i = 0; i < CompressedMap<C>::kQuantizedBarriers; ++i) {
       barrier_invalidate(before.quantized_full(false, i));
     }
   });
-  decode_whole_tiles(p, map, first, step, [&p](int n) { return __ldcg(p.step.failed + n) != 0; });
+  decode_whole_tiles(p, map, first, step, [&p](int n) { return __ldcg(p.failed + n) != 0; });
 }
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid_constant__ CompressedParams params) {
   const CompressedMap<C> map;
-  const DecodeParams& step_params = params.step;
   const std::uint32_t rank = C::kSlices > 1 ? rank_in_cluster() : 0;
   if (threadIdx.x == 0) {
-    init_sliced_barriers<C>(step_params, map);
+    init_sliced_barriers<C>(params, map);
     store_number(map.any_failed(), 0);
   }
   if (threadIdx.x == 32) init_quantized_barriers<C>(params, map);
@@ -189,10 +193,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
   cuda::pdl_wait();
   const ClusterWorkTiles work = cluster_work_tiles<C>();
   decode_sliced<C>(
-      step_params, map, rank, work, [&] { return QuantizedKeys<C>(params, map); },
-      [&] {
-        return ColumnOutputs<C, QuantizedColumns<C>>(step_params, map, rank, QuantizedColumns<C>(params, map, rank));
-      },
+      params, map, rank, work, [&] { return QuantizedKeys<C>(params, map); },
+      [&] { return ColumnOutputs<C, QuantizedColumns<C>>(params, map, rank, QuantizedColumns<C>(params, map, rank)); },
       [&](auto values) { return QuantizedBoxes<C, values>(params, map, rank); },
       [&] { store_number(map.any_failed(), 1); });
   // A CTA stays until no other CTA writes to its shared memory.
@@ -200,6 +202,101 @@ __global__ void __launch_bounds__(C::kThreads, 1) compressed_kernel(const __grid
   arrive_in_cluster<C, true>();
   wait_for_cluster<C>();
   if (rank == 0 && load_number(map.any_failed()) != 0) recompute_failed<C>(params, work.first, work.step);
+}
+
+// Launch. kernels/instances.cmake lists the instantiations.
+
+// Head dims whose quantized values the sliced kernel's warps share evenly. whole_kernel decodes others.
+template <AttentionConfig kAttention>
+constexpr bool slices_compressed() {
+  return kAttention.head_dim == kAttention.head_dim_v && (kAttention.head_dim == 64 || kAttention.head_dim == 128);
+}
+
+// Calls with(std::integral_constant<int, n>) for the slices that kernels are compiled for: at least 32 columns. With
+// one slice, a CTA computes a work tile by itself.
+template <AttentionConfig kAttention, class With>
+void for_compressed_slices(With with) {
+  if constexpr (slices_compressed<kAttention>()) {
+    with(std::integral_constant<int, 1>());
+    with(std::integral_constant<int, 2>());
+    if constexpr (kAttention.head_dim_v >= 128) with(std::integral_constant<int, 4>());
+  }
+}
+
+template <class Element, AttentionConfig kAttention>
+void prepare_compressed() {
+  using C = CompressedWholeConfig<Element, kAttention>;
+  check_device();
+  const auto allow = [](auto* kernel, int bytes) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+               "cudaFuncSetAttribute");
+  };
+  allow(whole_kernel<C>, DecodeMap<C>::kBytes);
+  for_compressed_slices<kAttention>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
+    using S = CompressedConfig<Element, kAttention, kSlices>;
+    allow(compressed_kernel<S>, kMaxSharedBytes);
+  });
+}
+
+template <class Element, AttentionConfig kAttention>
+void launch_whole(const CompressedParams& params, int ctas, Stream stream) {
+  using C = CompressedWholeConfig<Element, kAttention>;
+  const cuda::PdlLaunch launch(ctas, kWholeThreads, DecodeMap<C>::kBytes, stream);
+  check_cuda(cudaLaunchKernelEx(&launch.config, whole_kernel<C>, params),
+             "sm90_attention's decode of a compressed cache");
+}
+
+// Sets the stages of quantized tiles: V gets more than K in proportion to the slices, since its tiles are smaller by
+// that factor. K gets at least two, so that one is loaded while the other is read.
+template <class C>
+void set_stages(CompressedParams& p) {
+  constexpr int kCapacity = CompressedMap<C>::kQuantizedCapacity;
+  const auto bytes = [](const QuantizedTensor& t) {
+    const int rows = C::kKeyTile * (t.row_bytes + (t.qparam_bytes > 0 ? kQparamPitch : 0));
+    return (rows + kQuantizedAlignment - 1) / kQuantizedAlignment * kQuantizedAlignment;
+  };
+  p.k.stage_bytes = bytes(p.k);
+  p.v.stage_bytes = bytes(p.v);
+  const int both = p.k.stage_bytes + C::kSlices * p.v.stage_bytes;
+  p.k.stages = std::clamp(kCapacity / both, 2, kMaxQuantizedStages);
+  p.v.stages = std::min((kCapacity - p.k.stages * p.k.stage_bytes) / p.v.stage_bytes, kMaxQuantizedStages);
+  assert(p.v.stages > 1);
+}
+
+template <class Element, AttentionConfig kAttention>
+void launch_compressed(const CompressedParams& params, int clusters, Stream stream) {
+  for_compressed_slices<kAttention>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
+    if (params.slices != kSlices) return;
+    using S = CompressedConfig<Element, kAttention, kSlices>;
+    CompressedParams p = params;
+    set_stages<S>(p);
+    cuda::PdlLaunch launch(clusters * kSlices, S::kThreads, kMaxSharedBytes, stream);
+    if (kSlices > 1) launch.set_cluster_size(kSlices);
+    check_cuda(cudaLaunchKernelEx(&launch.config, compressed_kernel<S>, p),
+               "sm90_attention's decode of a compressed cache");
+  });
+}
+
+template <class Element, AttentionConfig kAttention>
+int compressed_clusters(int slices) {
+  int count = 0;
+  for_compressed_slices<kAttention>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
+    if (slices != kSlices) return;
+    using S = CompressedConfig<Element, kAttention, kSlices>;
+    cuda::PdlLaunch launch(kSlices, S::kThreads, kMaxSharedBytes, Stream{});
+    launch.set_cluster_size(kSlices);
+    launch.config.attrs = launch.attributes + 1;  // the query accepts only the cluster attribute
+    launch.config.numAttrs = 1;
+    check_cuda(cudaOccupancyMaxActiveClusters(&count, compressed_kernel<S>, &launch.config),
+               "cudaOccupancyMaxActiveClusters");
+  });
+  return count;
+}
+
+template <class Element, AttentionConfig kAttention>
+constexpr CompressedLauncher compressed_launcher() {
+  return {prepare_compressed<Element, kAttention>, launch_whole<Element, kAttention>,
+          launch_compressed<Element, kAttention>, compressed_clusters<Element, kAttention>};
 }
 
 }  // namespace ringattn::sm90

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/common/sm90/threads.cuh"
-#include "kernels/decode/sm90/compressed_params.hpp"
+#include "kernels/decode/sm90/compressed.hpp"
 #include "kernels/decode/sm90/launch.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 
@@ -25,15 +25,22 @@ inline constexpr int kMaxQuantizedStages = 16;    // stages of K, or of V
 inline constexpr int kQuantizedAlignment = 1024;  // the swizzle pattern repeats after 1,024 bytes
 inline constexpr int kQparamPitch = 16;           // bytes from row to row
 
+// The kernel for row blocks of 64 rows, which also recomputes failed work tiles.
+template <class Element_, AttentionConfig kAttention>
+struct CompressedWholeConfig : DecodeConfig<Element_, kAttention> {
+  using Params = CompressedParams;
+};
+
 // A CTA that is its own cluster scores all tiles, so it has two scoring warpgroups.
 template <class Element_, AttentionConfig kAttention, int kSlices_>
 struct CompressedConfig : ColumnSliceConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1> {
   using Plain = ColumnSliceConfig<Element_, kAttention, kSlices_, kSlices_ == 1 ? 2 : 1>;
+  using Params = CompressedParams;
+  using Whole = CompressedWholeConfig<Element_, kAttention>;
   static constexpr int kKBytes = 0;
   static constexpr int kVBytes = 0;
   static constexpr int kKStages = 1;
   static constexpr int kVStages = 2;
-  static constexpr bool kResumes = false;  // quantized prefixes are not shared
   static_assert(Plain::kKeyTile % (16 * Plain::kScoringWarpgroupWarps) == 0 && Plain::kDim % 64 == 0);
   static_assert(Plain::kDimV == Plain::kDim);
 };
@@ -132,7 +139,7 @@ class QuantizedBoxes : public TileBoxes<C> {
   using Box = typename TileBoxes<C>::Box;
 
   __device__ __forceinline__ QuantizedBoxes(const CompressedParams& p, const CompressedMap<C>& map, std::uint32_t rank)
-      : TileBoxes<C>(p.step),
+      : TileBoxes<C>(p),
         tensor_(kValues ? p.v : p.k),
         map_(map),
         box_log_(p.box_log),
@@ -140,7 +147,8 @@ class QuantizedBoxes : public TileBoxes<C> {
         stages_(map.quantized_stage(p, kValues, 0)),
         stage_bytes_(static_cast<std::uint32_t>(tensor_.stage_bytes)),
         tile_bytes_(C::kKeyTile * tensor_.row_bytes) {
-    if (p.step.boxes == 1) path_ = tensor_.qparams_mapped ? kBoxAndQparams : tensor_.qparam_bytes == 0 ? kBox : kParts;
+    if (p.boxes.per_tile == 1)
+      path_ = tensor_.qparams_mapped ? kBoxAndQparams : tensor_.qparam_bytes == 0 ? kBox : kParts;
     keep(path_);
     keep(stage_bytes_);
     keep(tile_bytes_);
@@ -162,7 +170,7 @@ class QuantizedBoxes : public TileBoxes<C> {
   __device__ __forceinline__ void fetch_quantized(int tile, Box box, int nth, int head) {
     const std::uint32_t target = stages_ + pipeline_state_.index * stage_bytes_;
     if (path_ == kParts) {
-      fetch_parts(target, tile, this->p_.boxes == 1 ? box_of(box, nth) : box, nth, head);
+      fetch_parts(target, tile, this->p_.boxes.per_tile == 1 ? box_of(box, nth) : box, nth, head);
       pipeline_state_.advance(tensor_.stages);
       return;
     }
@@ -187,7 +195,7 @@ class QuantizedBoxes : public TileBoxes<C> {
     if (this->lane_ == 0) {
       barrier_arrive_expect(barrier, this->rows(tile) * (tensor_.row_bytes + (mapped ? kQparamPitch : 0)));
     }
-    const bool single_box = this->p_.boxes == 1;
+    const bool single_box = this->p_.boxes.per_tile == 1;
     if (single_box ? this->lane_ == 0 : this->nth_ == nth && box.row >= 0) {
       const int row = single_box ? 0 : this->row_;
       fetch_quantized_box(target, barrier, row, box, head);
@@ -217,10 +225,10 @@ class QuantizedBoxes : public TileBoxes<C> {
   // Copies the qparams of rows lane, lane + 32, …
   __device__ __forceinline__ void copy_qparams(std::uint32_t target, int tile, const Box& box, int nth,
                                                int head) const {
-    const DecodeParams& p = this->p_;
+    const CompressedParams& p = this->p_;
     const int rows = this->length_ - tile * C::kKeyTile;  // may exceed the tile
     const std::uint32_t to = target + static_cast<std::uint32_t>(this->lane_ * kQparamPitch);
-    if (p.boxes == 1) {  // all rows of a tile have the same stride
+    if (p.boxes.per_tile == 1) {  // all rows of a tile have the same stride
       const std::byte* from = tensor_.qparams.at(box.page, box.row + this->lane_, head);
       const std::int64_t step = 32 * tensor_.qparams.token_stride;
 #pragma unroll
@@ -232,11 +240,11 @@ class QuantizedBoxes : public TileBoxes<C> {
 #pragma unroll
     for (int first = 0; first < C::kKeyTile; first += 32) {
       const int row = first + this->lane_;
-      const int lane = nth * p.boxes + (row >> box_log_);  // boxes have 2ⁿ rows
+      const int lane = nth * p.boxes.per_tile + (row >> box_log_);  // boxes have 2ⁿ rows
       const int page = __shfl_sync(0xffffffffU, box.page, lane);
       const int box_row = __shfl_sync(0xffffffffU, box.row, lane);
       if (row >= rows) continue;
-      copy_row(to, first, tensor_.qparams.at(page, box_row + (row & (p.box_rows - 1)), head));
+      copy_row(to, first, tensor_.qparams.at(page, box_row + (row & (p.boxes.rows - 1)), head));
     }
   }
 

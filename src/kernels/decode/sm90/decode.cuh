@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The Hopper decode kernel, bitwise identical to prefill. A CTA takes work tiles, each one KV split of a sequence for a
-// row block of one KV head (work_tiles.cuh). One producer warp loads, a consumer warpgroup computes (Decoder), and the
-// last work tile of a row block merges all partials (finish.cuh).
+// row block of one KV head (decode_common.cuh). One producer warp loads, a consumer warpgroup computes (Decoder), and
+// the last work tile of a row block merges all partials (decode_common.cuh).
 #pragma once
 
 #include "kernels/attention/sm90/gemms.cuh"
@@ -13,9 +13,8 @@
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/decode/sm90/config.hpp"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/decode_params.hpp"
-#include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/work_tiles.cuh"
 
 namespace ringattn::sm90 {
 
@@ -24,7 +23,7 @@ namespace ringattn::sm90 {
 //   Q          [64 rows]                written and read by the consumer warpgroup
 //   K, V       [stages][key_tile rows]  written by TMA, which the producer warp issues; read by the consumers
 //   barriers
-//   work_tiles [sequences + 1]          how many work tiles come before each sequence (work_tiles.cuh)
+//   work_tiles [sequences + 1]          how many work tiles come before each sequence (decode_common.cuh)
 //
 // Tiles are in panels, as in prefill.
 
@@ -135,14 +134,14 @@ template <class C, FetchedParts kParts = FetchedParts::kBoth>
 class TileProducer {
  public:
   // `first_column`: of V, where this CTA's columns start.
-  __device__ __forceinline__ TileProducer(const DecodeParams& p, const DecodeMap<C>& map, int first_column = 0)
+  __device__ __forceinline__ TileProducer(const typename C::Params& p, const DecodeMap<C>& map, int first_column = 0)
       : p_(p),
         map_(map),
         lane_(thread_of_cta() % 32),
-        batch_(32 / p.boxes),
-        nth_(lane_ / p.boxes),
+        batch_(32 / p.boxes.per_tile),
+        nth_(lane_ / p.boxes.per_tile),
         first_column_(first_column) {
-    row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
+    row_ = (lane_ - nth_ * p.boxes.per_tile) * p.boxes.rows;
   }
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
@@ -170,38 +169,38 @@ class TileProducer {
   // This lane's box of a tile, which starts row_ keys after the tile's first.
   __device__ __forceinline__ Box find(const DecodeWorkTile& work_tile, int tile) const {
     if (nth_ >= batch_ || tile * C::kKeyTile + row_ >= work_tile.seq_info.length) return {0, -1};
-    const int key =
-        tile_in_sequence(p_, work_tile.mask_row, work_tile.seq_info.selected, work_tile.seq_info.gap, tile) *
-            C::kKeyTile +
-        row_ - work_tile.lag;
-    if (p_.pages == nullptr) return {work_tile.sequence, key};
-    const int page = __ldcg(p_.pages + work_tile.sequence * p_.table_stride + (key >> p_.page_log));
-    return {page, key & ((1 << p_.page_log) - 1)};
+    const int in_sequence =
+        tile_in_sequence(p_, work_tile.mask_row, work_tile.seq_info.selected, work_tile.seq_info.gap, tile);
+    const int key = (in_sequence * C::kKeyTile - work_tile.lag) + row_;
+    if (p_.table.pages == nullptr) return {work_tile.sequence, key};
+    const int page = __ldcg(p_.table.pages + work_tile.sequence * p_.table.stride + (key >> p_.table.page_log));
+    return {page, key & ((1 << p_.table.page_log) - 1)};
   }
 
   // Loads tile `nth` of the batch that the lanes have looked up. It has `keys` keys.
   __device__ __forceinline__ void fetch_tile(int head, const Box& box, int nth, int keys) const {
     const std::uint32_t stage = ring_.stage();
-    const int boxes = keys == C::kKeyTile ? p_.boxes : (keys + p_.box_rows - 1) / p_.box_rows;
-    const int rows = boxes * p_.box_rows;
-    const int first = nth * p_.boxes;
+    const int boxes = keys == C::kKeyTile ? p_.boxes.per_tile : (keys + p_.boxes.rows - 1) / p_.boxes.rows;
+    const int rows = boxes * p_.boxes.rows;
+    const int first = nth * p_.boxes.per_tile;
     const bool elected = elect_one();
     if constexpr (kParts != FetchedParts::kValues) {
       barrier_wait(map_.k_empty(stage), ring_.parity() ^ 1U);
       if (elected) barrier_arrive_expect(map_.k_full(stage), rows * (C::kKBytes / C::kKeyTile));
-      tma_load_page_boxes<C::kKeyTile, C::kDim, kPanelRowBytes>(elected, map_.k(stage), &p_.k, map_.k_full(stage),
-                                                                boxes, p_.box_rows, box, first, p_.k_box_columns, head);
+      tma_load_page_boxes<C::kKeyTile, C::kDim, kPanelRowBytes>(elected, map_.k(stage), &p_.cache.k, map_.k_full(stage),
+                                                                boxes, p_.boxes.rows, box, first, p_.cache.k_columns,
+                                                                head);
     }
     if constexpr (kParts != FetchedParts::kKeys) {
       barrier_wait(map_.v_empty(stage), ring_.parity() ^ 1U);
       if (elected) barrier_arrive_expect(map_.v_full(stage), rows * (C::kVBytes / C::kKeyTile));
-      tma_load_page_boxes<C::kKeyTile, C::kDimV, kPanelRowBytes>(elected, map_.v(stage), &p_.v, map_.v_full(stage),
-                                                                 boxes, p_.box_rows, box, first, p_.v_box_columns, head,
-                                                                 first_column_);
+      tma_load_page_boxes<C::kKeyTile, C::kDimV, kPanelRowBytes>(elected, map_.v(stage), &p_.cache.v,
+                                                                 map_.v_full(stage), boxes, p_.boxes.rows, box, first,
+                                                                 p_.cache.v_columns, head, first_column_);
     }
   }
 
-  const DecodeParams& p_;
+  const typename C::Params& p_;
   const DecodeMap<C>& map_;
   const int lane_;
   const int batch_;  // tiles whose boxes the lanes look up at a time
@@ -216,10 +215,9 @@ class TileProducer {
 // The consumer warpgroup calls it. coord_of_row(i) is the coordinate of row i of `rows`. Missing rows, and columns
 // past head_dim, become zeros.
 template <class C, class Map, class CoordOfRow>
-__device__ __forceinline__ void load_queries(const DecodeParams& params, const Map& map, int rows,
+__device__ __forceinline__ void load_queries(const cuda::AttentionParams& p, const Map& map, int rows,
                                              CoordOfRow coord_of_row) {
   constexpr int kChunks = C::kQBytes / kQueryTile / 16;
-  const cuda::AttentionParams& p = params.attention;
   const auto* const q = static_cast<const std::uint16_t*>(p.q.data);
   const bool aligned =
       ((reinterpret_cast<std::uint64_t>(q) | static_cast<std::uint64_t>(2 * (p.q.token_stride | p.q.head_stride))) &
@@ -255,14 +253,14 @@ __device__ __forceinline__ void load_queries(const DecodeParams& params, const M
 template <class C>
 class Decoder {
  public:
-  __device__ __forceinline__ Decoder(const DecodeParams& params, const DecodeMap<C>& map)
+  __device__ __forceinline__ Decoder(const typename C::Params& params, const DecodeMap<C>& map)
       : params_(params), p_(params.attention), map_(map) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
-    load_queries<C>(params_, map_, rows_of(params_, work_tile),
+    load_queries<C>(p_, map_, rows_of(params_, work_tile),
                     [&](int tile_row) { return coord_of(params_, work_tile, tile_row); });
     attend(work_tile);
-    if (finishes(params_, work_tile) || params_.partials != nullptr) return;
+    if (finishes(params_, work_tile) || params_.partials.data != nullptr) return;
     for (int slice = 0; slice < params_.slices; ++slice) {
       merge_if_last<C, kDecodeConsumerThreads>(params_, work_tile, thread_of_cta(), slice);
     }
@@ -281,14 +279,16 @@ class Decoder {
       rows_.shift[half] = 0.0F;
       rows_.l[half] = 0.0F;
     }
-    if (work_tile.resumes) {
-      await_states();
+    if constexpr (HasPrefixes<typename C::Params>) {
+      if (work_tile.resumes) {
+        await_states();
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (thread_rows.present[half]) {
-          restore_row(params_, thread_rows.coord[half], rows_, half);
-        } else {
-          clear_row(half);
+        for (int half = 0; half < 2; ++half) {
+          if (thread_rows.present[half]) {
+            restore_row(params_, thread_rows.coord[half], rows_, half);
+          } else {
+            clear_row(half);
+          }
         }
       }
     }
@@ -404,7 +404,7 @@ class Decoder {
 
   static constexpr float kMax = kRescaleThreshold<typename C::Element>;
 
-  const DecodeParams& params_;
+  const typename C::Params& params_;
   const cuda::AttentionParams& p_;
   const DecodeMap<C>& map_;
   PackedPipelineState<C::kStages> ring_;
@@ -413,7 +413,7 @@ class Decoder {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(kDecodeThreads, 1) decode_kernel(const __grid_constant__ typename C::Params params) {
   const DecodeMap<C> map;
   if (threadIdx.x == 0) init_decode_barriers(map);
   cuda::pdl_launch_dependents();

@@ -8,7 +8,6 @@
 #include <type_traits>
 
 #include "kernels/common/cuda/ptx.cuh"
-#include "kernels/decode/sm90/compressed_params.hpp"
 #include "kernels/quant/row_quantization.hpp"
 
 namespace ringattn::sm90 {

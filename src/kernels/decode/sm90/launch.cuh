@@ -9,7 +9,7 @@
 #include "kernels/attention/sm90/hopper_params.hpp"
 #include "kernels/common/cuda/pdl_launch.hpp"
 #include "kernels/decode/sm90/decode.cuh"
-#include "kernels/decode/sm90/decode.hpp"
+#include "kernels/decode/sm90/decode_params.hpp"
 #include "kernels/decode/sm90/prefix.cuh"
 #include "kernels/decode/sm90/sliced.cuh"
 
@@ -18,6 +18,7 @@ namespace ringattn::sm90 {
 template <class Element_, AttentionConfig kAttention>
 struct DecodeConfig {
   using Element = Element_;
+  using Params = DecodeParams;
   using KvSplits = FixedKvSplits;
   static constexpr int kDim = kAttention.head_dim;
   static constexpr int kDimV = kAttention.head_dim_v;
@@ -34,6 +35,7 @@ struct DecodeConfig {
 
 template <class Element_, AttentionConfig kAttention>
 struct PrefixConfig : DecodeConfig<Element_, kAttention> {
+  using Params = PrefixParams;
   using Whole = PrefixConfig;
   static constexpr int kScorers = kAttention.head_dim_v > 128 ? 1 : 2;
   static constexpr int kPanels = kPrefixPanels;
@@ -44,6 +46,7 @@ struct PrefixConfig : DecodeConfig<Element_, kAttention> {
 // The prefix kernel on CTA pairs, of which each CTA has half of the output columns: kDimV counts a CTA's.
 template <class Element_, AttentionConfig kAttention>
 struct PrefixCtaPairConfig : DecodeConfig<Element_, kAttention> {
+  using Params = PrefixParams;
   using Whole = PrefixConfig<Element_, kAttention>;  // recomputes failed work tiles tile by tile
   static constexpr int kSlices = 2;
   static constexpr int kScorers = 2;
@@ -67,6 +70,7 @@ template <class Element_, AttentionConfig kAttention, int kSlices_, int kScoring
 struct ColumnSliceConfig {
   using Element = Element_;
   using KvSplits = FixedKvSplits;
+  using Params = SlicedParams;
   using Whole = DecodeConfig<Element_, kAttention>;  // recomputes failed work tiles tile by tile
   static constexpr int kDim = kAttention.head_dim;
   static constexpr int kDimV = kAttention.head_dim_v;
@@ -85,7 +89,6 @@ struct ColumnSliceConfig {
   static constexpr int kScoreBlocks =
       (kKeyTile / 16 + kScoringWarpgroupWarps - 1) / kScoringWarpgroupWarps;  // blocks of 16 keys for each warp
   static constexpr int kScoreStages = kSlices < 4 ? 4 : 2 * kSlices;
-  static constexpr bool kResumes = true;  // work tiles may resume from the states of a prefix
   static constexpr int kKStages = kKBytes > 32768 ? 2 : kKBytes > 16384 ? 3 : 5;
   // unrounded probabilities, barriers and other metadata; an upper bound without Q
   static constexpr int kOtherBytes = 20 * 1024 + kColumnSliceRows * cuda::padded_row_bytes(kDim);
@@ -152,7 +155,7 @@ void launch_decode(const DecodeParams& params, int ctas, Stream stream) {
 }
 
 template <class Element, AttentionConfig kAttention>
-void launch_prefix_splits(const DecodeParams& params, int ctas, Stream stream) {
+void launch_prefix_splits(const PrefixParams& params, int ctas, Stream stream) {
   using C = PrefixConfig<Element, kAttention>;
   const cuda::PdlLaunch launch(ctas, kPrefixThreads<C>, PrefixMap<C>::kBytes, stream);
   check_cuda(cudaLaunchKernelEx(&launch.config, prefix_kernel<C>, params), "sm90_attention's shared prefixes");
@@ -168,7 +171,7 @@ struct CtaPairLaunch : cuda::PdlLaunch {
 };
 
 template <class Element, AttentionConfig kAttention>
-void launch_prefix_cta_pairs(const DecodeParams& params, int pairs, Stream stream) {
+void launch_prefix_cta_pairs(const PrefixParams& params, int pairs, Stream stream) {
   if constexpr (cta_pairs_prefixes<kAttention>()) {
     using Pair = PrefixCtaPairConfig<Element, kAttention>;
     const CtaPairLaunch<Pair> launch(pairs, stream);
@@ -198,7 +201,7 @@ int prefix_cta_pairs() {
 }
 
 template <class Element, AttentionConfig kAttention>
-void launch_sliced_decode(const DecodeParams& params, int clusters, Stream stream) {
+void launch_sliced_decode(const SlicedParams& params, int clusters, Stream stream) {
   for_slices<kAttention>([&]<int kSlices>(std::integral_constant<int, kSlices>) {
     if (params.slices != kSlices) return;
     using S = ColumnSliceConfig<Element, kAttention, kSlices>;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The merge kernel of split-KV decode (merge.hpp): output rows and LSE from the partials of KV splits.
+// The merge kernel of split-KV decode (decode_params.hpp): output rows and LSE from the partials of KV splits.
 #include <cstdint>
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/pdl_launch.hpp"
 #include "kernels/common/cuda/ptx.cuh"
-#include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/merge.hpp"
+#include "kernels/decode/sm90/decode_common.cuh"
+#include "kernels/decode/sm90/decode_params.hpp"
 
 namespace ringattn::sm90 {
 
@@ -22,7 +22,7 @@ constexpr int kMergeBatch = 32;  // maximum of partials that are loaded at a tim
 
 // At most the partials that a row may have.
 __host__ __device__ int merge_batch(const MergeParams& params) {
-  const auto splits = static_cast<int>(params.step.partial_splits) * params.partitions;
+  const auto splits = static_cast<int>(params.partial_splits) * params.partitions;
   return splits < kMergeBatch ? splits : kMergeBatch;
 }
 
@@ -94,26 +94,27 @@ template <class Element>
 __global__ void merge_kernel(const __grid_constant__ MergeParams params) {
   cuda::pdl_launch_dependents();
   cuda::pdl_wait();
-  const DecodeParams& p = params.step;
+  const DecodeRows& rows = params.rows;
   const int row = static_cast<int>(blockIdx.x);
-  const int sequence = p.rows == 1 ? row : row / p.rows;
-  const DecodeCoord coord{row, static_cast<int>(blockIdx.y), row - sequence * p.rows};
-  const int length = __ldcg(p.lengths + sequence);
+  const int sequence = rows.per_sequence == 1 ? row : row / rows.per_sequence;
+  const DecodeCoord coord{row, static_cast<int>(blockIdx.y), row - sequence * rows.per_sequence};
+  const int length = __ldcg(rows.lengths + sequence);
   // A split counts as one tile of kv_split_keys keys.
   const auto splits =
-      visibility_of(p, length).tiles(length - p.rows + coord.of_sequence, TileSizes{kQueryTile, params.kv_split_keys});
+      visibility_of(rows, length)
+          .tiles(length - rows.per_sequence + coord.of_sequence, TileSizes{kQueryTile, params.kv_split_keys});
   if (params.whole != nullptr && splits.begin < splits.end && __ldcg(params.whole) != 0) return;
-  const int columns = p.attention.head_dim_v;
+  const int columns = params.attention.head_dim_v;
   const int share = static_cast<int>(threadIdx.x);
   const bool present = share < columns / 4;
   const auto partial_of = [&](int split) {
     const int nth = params.partitions == 1 ? split : split / params.partitions;
     return params.partials[split - nth * params.partitions] +
-           ((row * p.partial_splits + nth) * p.attention.heads + coord.query_head) * (columns + 4);
+           ((row * params.partial_splits + nth) * params.attention.heads + coord.query_head) * (columns + 4);
   };
   const auto merged =
       merge_split_partials(splits.begin, splits.end, merge_batch(params), present ? share : 0, columns, partial_of);
-  if (present) write_merged<MergeConfig<Element>>(p, coord, share, merged);
+  if (present) write_merged<MergeConfig<Element>>(params.attention, coord, share, merged);
 }
 
 auto kernel_of(Dtype dtype) { return dtype == Dtype::kBf16 ? merge_kernel<__nv_bfloat16> : merge_kernel<__half>; }
@@ -127,11 +128,11 @@ void prepare_merge(Dtype dtype) {
 }
 
 void launch_merge(const MergeParams& params, Dtype dtype, Stream stream) {
-  const int columns = params.step.attention.head_dim_v;
+  const int columns = params.attention.head_dim_v;
   const int threads = (columns / 4 + 31) / 32 * 32;
-  cuda::PdlLaunch launch(static_cast<int>(params.step.attention.rows), threads,
+  cuda::PdlLaunch launch(static_cast<int>(params.attention.rows), threads,
                          merge_batch(params) * threads * int{sizeof(float4)}, stream);
-  launch.config.gridDim.y = static_cast<unsigned>(params.step.attention.heads);
+  launch.config.gridDim.y = static_cast<unsigned>(params.attention.heads);
   check_cuda(cudaLaunchKernelEx(&launch.config, kernel_of(dtype), params), "merging splits");
 }
 

@@ -27,7 +27,7 @@
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/common/sm90/wgmma.cuh"
 #include "kernels/decode/sm90/decode.cuh"
-#include "kernels/decode/sm90/finish.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/prefix_work_tiles.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 
@@ -52,7 +52,7 @@ __device__ __forceinline__ int scored_tiles(int rank, int turns) {
 template <class C>
 class PrefixScorer {
  public:
-  __device__ __forceinline__ PrefixScorer(const DecodeParams& params, const PrefixMap<C>& map, int rank, int which)
+  __device__ __forceinline__ PrefixScorer(const PrefixParams& params, const PrefixMap<C>& map, int rank, int which)
       : p_(params.attention),
         map_(map),
         rank_(rank),
@@ -231,7 +231,7 @@ class PrefixScorer {
 
 // The coordinates of a thread's rows of a work tile, for rows that exist.
 template <class C>
-__device__ __forceinline__ ThreadRows prefix_thread_rows(const DecodeParams& params, const PrefixMap<C>& map,
+__device__ __forceinline__ ThreadRows prefix_thread_rows(const PrefixParams& params, const PrefixMap<C>& map,
                                                          const PrefixWorkTile& work_tile) {
   ThreadRows thread_rows{};
 #pragma unroll
@@ -245,7 +245,7 @@ __device__ __forceinline__ ThreadRows prefix_thread_rows(const DecodeParams& par
 
 // Stores the partials of a work tile's rows, or their states, from `first_column` on (store_row(), save_row()).
 template <class C>
-__device__ __forceinline__ void store_prefix_rows(const DecodeParams& params, const ThreadRows& thread_rows,
+__device__ __forceinline__ void store_prefix_rows(const PrefixParams& params, const ThreadRows& thread_rows,
                                                   const PrefixWorkTile& work_tile, const AttentionState<C>& rows,
                                                   int first_column = 0) {
   const float sums[2] = {sum_of_quad(rows.l[0]), sum_of_quad(rows.l[1])};
@@ -264,12 +264,12 @@ template <class C>
 class PrefixConsumer {
  public:
   // `ring`: the stage of its first tile.
-  __device__ __forceinline__ PrefixConsumer(const DecodeParams& params, const PrefixMap<C>& map,
+  __device__ __forceinline__ PrefixConsumer(const PrefixParams& params, const PrefixMap<C>& map,
                                             PackedPipelineState<C::kStages> ring)
       : params_(params), p_(params.attention), map_(map), ring_(ring) {}
 
   __device__ __forceinline__ void process(const PrefixWorkTile& work_tile) {
-    load_queries<C>(params_, map_, work_tile.rows,
+    load_queries<C>(params_.attention, map_, work_tile.rows,
                     [&](int tile_row) { return coord_of(params_, map_, work_tile, tile_row); });
     rows_.flags = 0;
 #pragma unroll
@@ -397,7 +397,7 @@ class PrefixConsumer {
 
   static constexpr float kMax = kRescaleThreshold<typename C::Element>;
 
-  const DecodeParams& params_;
+  const PrefixParams& params_;
   const cuda::AttentionParams& p_;
   const PrefixMap<C>& map_;
   PackedPipelineState<C::kStages> ring_;
@@ -414,12 +414,12 @@ class PrefixConsumer {
 template <class C>
 class PrefixOutputs {
  public:
-  __device__ __forceinline__ PrefixOutputs(const DecodeParams& params, const PrefixMap<C>& map, int rank)
+  __device__ __forceinline__ PrefixOutputs(const PrefixParams& params, const PrefixMap<C>& map, int rank)
       : params_(params), map_(map), rank_(rank) {}
 
   __device__ __forceinline__ void process(const PrefixWorkTile& work_tile) {
     if constexpr (C::kSlices > 1) await_panels_of_queries();
-    load_queries<C>(params_, map_, work_tile.rows,
+    load_queries<C>(params_.attention, map_, work_tile.rows,
                     [&](int tile_row) { return coord_of(params_, map_, work_tile, tile_row); });
     named_arrive(kPrefixQueries, (1 + C::kScorers) * kWarpgroup);
     // done here since the warpgroup has to wait anyway
@@ -534,7 +534,7 @@ class PrefixOutputs {
     released_.advance();
   }
 
-  const DecodeParams& params_;
+  const PrefixParams& params_;
   const PrefixMap<C>& map_;
   const int rank_;
   PackedPipelineState<C::kStages> ring_, released_;  // V of the next tile, and the next stage to release
@@ -581,7 +581,7 @@ __device__ __forceinline__ void init_prefix_barriers(const PrefixMap<C>& map) {
 // Reinitializes the shared memory of a pair's first CTA to recompute work tiles. The K producer warp calls it when the
 // CTA's other work is complete.
 template <class C>
-__device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const PrefixMap<C>& before,
+__device__ __forceinline__ void lay_out_whole(const PrefixParams& params, const PrefixMap<C>& before,
                                               const PrefixMap<typename C::Whole>& map) {
   if (elect_one()) {
 #pragma unroll 1
@@ -597,7 +597,7 @@ __device__ __forceinline__ void lay_out_whole(const DecodeParams& params, const 
 }
 
 template <class C>
-__global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __grid_constant__ PrefixParams params) {
   constexpr bool kPairs = C::kSlices > 1;
   using Whole = typename C::Whole;
   using Registers = PrefixRegisters<C>;
@@ -619,7 +619,7 @@ __global__ void __launch_bounds__(kPrefixThreads<C>, 1) prefix_kernel(const __gr
   wait_for_cluster<C>();
   const ClusterWorkTiles work = cluster_work_tiles<C>();
   const auto each_work_tile = [&](const auto& of_map, auto&& visit) {
-    const int work_tiles = load_number(of_map.work_tiles_before(params.prefixes));
+    const int work_tiles = load_number(of_map.work_tiles_before(params.prefixes.count));
 #pragma unroll 1
     for (int n = work.first; n < work_tiles; n += work.step) visit(prefix_work_tile_of(params, of_map, n));
   };

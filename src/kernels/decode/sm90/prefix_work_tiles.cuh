@@ -2,12 +2,12 @@
 // How the KV splits of shared prefixes are cut into work tiles. The query rows of one KV head of all sequences that
 // share a prefix are concatenated. A work tile is one KV split of the prefix for up to 64 of these rows. For whole
 // splits it stores partials. For the last split, if it is partial, it stores states from which each sequence resumes.
-// Lengths are known only on the device, and so is which sequences share (work_tiles.cuh). So every CTA builds the
+// Lengths are known only on the device, and so is which sequences share (decode_common.cuh). So every CTA builds the
 // member list: for each prefix the sequences that share all of its tiles, then those that share only its whole splits.
 #pragma once
 
 #include "kernels/decode/sm90/decode.cuh"
-#include "kernels/decode/sm90/work_tiles.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 
 namespace ringattn::sm90 {
 
@@ -136,28 +136,29 @@ struct PrefixWorkTile {
 
 // Coordinate of row `tile_row` of a work tile.
 template <class C>
-__device__ __forceinline__ DecodeCoord coord_of(const DecodeParams& p, const PrefixMap<C>& map,
+__device__ __forceinline__ DecodeCoord coord_of(const PrefixParams& p, const PrefixMap<C>& map,
                                                 const PrefixWorkTile& work_tile, int tile_row) {
   const int number = work_tile.first_row + tile_row;
   const int member = p.by_sequence_rows.quotient(number);
-  const int of_sequence = number - member * p.rows * p.ratio;
-  const int i = p.by_ratio.quotient(of_sequence);
+  const int of_sequence = number - member * p.rows.per_sequence * p.blocks.ratio;
+  const int i = p.blocks.by_ratio.quotient(of_sequence);
   const int sequence = load_number(map.member_sequence(work_tile.first_member + member));
-  return {sequence * p.rows + i, work_tile.decode_tile.kv_head * p.ratio + (of_sequence - i * p.ratio), i};
+  return {sequence * p.rows.per_sequence + i,
+          work_tile.decode_tile.kv_head * p.blocks.ratio + (of_sequence - i * p.blocks.ratio), i};
 }
 
 // Whole KV splits of a prefix of `tiles` tiles that the cache holds.
-__device__ __forceinline__ int cached_splits(const DecodeParams& p, int tiles) {
+__device__ __forceinline__ int cached_splits(const PrefixParams& p, int tiles) {
   const int splits = tiles / kTilesPerKvSplit;
-  return splits <= p.first_split ? 0 : (splits - p.first_split - 1) / p.split_stride + 1;
+  return splits <= p.splits.first ? 0 : (splits - p.splits.first - 1) / p.splits.stride + 1;
 }
 // Whether the cache holds the partial split after them, if there is one.
-__device__ __forceinline__ bool partial_split_cached(const DecodeParams& p, int tiles) {
-  const int nth = tiles / kTilesPerKvSplit - p.first_split;
-  return tiles % kTilesPerKvSplit != 0 && nth >= 0 && nth % p.split_stride == 0;
+__device__ __forceinline__ bool partial_split_cached(const PrefixParams& p, int tiles) {
+  const int nth = tiles / kTilesPerKvSplit - p.splits.first;
+  return tiles % kTilesPerKvSplit != 0 && nth >= 0 && nth % p.splits.stride == 0;
 }
-__device__ __forceinline__ int prefix_blocks(const DecodeParams& p, int members) {
-  return (members * p.rows * p.ratio + kQueryTile - 1) / kQueryTile;
+__device__ __forceinline__ int prefix_blocks(const PrefixParams& p, int members) {
+  return (members * p.rows.per_sequence * p.blocks.ratio + kQueryTile - 1) / kQueryTile;
 }
 
 // 16-bit signed integers.
@@ -181,34 +182,34 @@ __device__ __forceinline__ int sum_up_to_lane(int number, int lane) {
 }
 
 // Prefetches the prefix tables and lengths into L2. Data written later is seen all the same. One warp calls it.
-__device__ __forceinline__ void prefetch_metadata(const DecodeParams& p) {
+__device__ __forceinline__ void prefetch_metadata(const PrefixParams& p) {
   const int first = thread_of_cta() % 32 * 32;  // a lane's 128 bytes
-  if (first < p.sequences) {
-    cuda::prefetch_to_l2(p.prefix_of + first);
-    cuda::prefetch_to_l2(p.lengths + first);
+  if (first < p.blocks.sequences) {
+    cuda::prefetch_to_l2(p.prefixes.of_sequence + first);
+    cuda::prefetch_to_l2(p.rows.lengths + first);
   }
-  if (first < p.prefixes) cuda::prefetch_to_l2(p.prefix_keys + first);
+  if (first < p.prefixes.count) cuda::prefetch_to_l2(p.prefixes.keys + first);
 }
 
 // The part of the member list that a sequence belongs to: 2 i if it shares all tiles of prefix i, 2 i + 1 if it shares
 // only whole splits, −1 if it shares nothing.
 template <class C>
-__device__ __forceinline__ int part_of(const DecodeParams& p, int sequence) {
-  if (sequence >= p.sequences) return -1;
-  const int length = __ldcg(p.lengths + sequence);
+__device__ __forceinline__ int part_of(const PrefixParams& p, int sequence) {
+  if (sequence >= p.blocks.sequences) return -1;
+  const int length = __ldcg(p.rows.lengths + sequence);
   const int prefix = prefix_of(p, sequence);
   if (prefix < 0) return -1;
   const int tiles = prefix_tiles<C>(p, prefix);
-  const int shared = shared_tiles<C>(p, tiles, length, length - p.rows);
+  const int shared = shared_tiles<C>(p, tiles, length, length - p.rows.per_sequence);
   return shared == 0 ? -1 : 2 * prefix + (shared == tiles ? 0 : 1);
 }
 
 // Calls visit(sequence, part, rank, leads, of_part) for every sequence. part_at(sequence) is its part, or −1. Among the
 // lanes with the same part, rank is the lane's index, leads whether it is the first, and of_part their number.
 template <class PartAt, class Visit>
-__device__ __forceinline__ void each_member(const DecodeParams& p, int lane, PartAt part_at, Visit visit) {
+__device__ __forceinline__ void each_member(const PrefixParams& p, int lane, PartAt part_at, Visit visit) {
 #pragma unroll 1
-  for (int first = 0; first < p.sequences; first += 32) {
+  for (int first = 0; first < p.blocks.sequences; first += 32) {
     const int sequence = first + lane;
     const int part = part_at(sequence);
     const std::uint32_t same = __match_any_sync(0xffffffffU, part);
@@ -220,7 +221,7 @@ __device__ __forceinline__ void each_member(const DecodeParams& p, int lane, Par
 
 // Work tiles of a prefix and KV head with `members` members, of which `of_all` share all of its tiles.
 template <class C>
-__device__ __forceinline__ int blocks_of_prefix(const DecodeParams& p, int prefix, int members, int of_all) {
+__device__ __forceinline__ int blocks_of_prefix(const PrefixParams& p, int prefix, int members, int of_all) {
   const int tiles = prefix_tiles<C>(p, prefix);
   return cached_splits(p, tiles) * prefix_blocks(p, members) +
          (partial_split_cached(p, tiles) ? prefix_blocks(p, of_all) : 0);
@@ -228,14 +229,14 @@ __device__ __forceinline__ int blocks_of_prefix(const DecodeParams& p, int prefi
 
 // Fills the tables of the map. One warp calls it.
 template <class C>
-__device__ __forceinline__ void collect_members(const DecodeParams& p, const PrefixMap<C>& map) {
+__device__ __forceinline__ void collect_members(const PrefixParams& p, const PrefixMap<C>& map) {
   const int lane = thread_of_cta() % 32;
-  for (int i = lane; i <= 2 * p.prefixes; i += 32) store_number(map.members_before(i), 0);
+  for (int i = lane; i <= 2 * p.prefixes.count; i += 32) store_number(map.members_before(i), 0);
   __syncwarp();
   const auto next_of = [&map](int part) { return map.members_before(part + 1); };
   const auto look_up = [&](int sequence) {
     const int part = part_of<C>(p, sequence);
-    if (sequence < p.sequences) store_short(map.found(sequence), part);
+    if (sequence < p.blocks.sequences) store_short(map.found(sequence), part);
     return part;
   };
   each_member(p, lane, look_up, [&](int, int part, int, bool leads, int count) {
@@ -244,9 +245,9 @@ __device__ __forceinline__ void collect_members(const DecodeParams& p, const Pre
   // The start of each part is stored one entry late, and advances to the part's end while its members are listed.
   int members_before = 0, work_tiles_before = 0;
 #pragma unroll 1
-  for (int first = 0; first < p.prefixes; first += 32) {
+  for (int first = 0; first < p.prefixes.count; first += 32) {
     const int prefix = first + lane;
-    const bool is_one = prefix < p.prefixes;
+    const bool is_one = prefix < p.prefixes.count;
     const int of_all = is_one ? load_number(next_of(2 * prefix)) : 0;
     const int members = of_all + (is_one ? load_number(next_of(2 * prefix + 1)) : 0);
     const int work_tiles = members == 0 ? 0 : p.attention.kv_heads * blocks_of_prefix<C>(p, prefix, members, of_all);
@@ -262,7 +263,7 @@ __device__ __forceinline__ void collect_members(const DecodeParams& p, const Pre
   }
   if (lane == 0) store_number(map.work_tiles_before(0), 0);
   __syncwarp();
-  const auto found = [&](int sequence) { return sequence < p.sequences ? load_short(map.found(sequence)) : -1; };
+  const auto found = [&](int sequence) { return sequence < p.blocks.sequences ? load_short(map.found(sequence)) : -1; };
   each_member(p, lane, found, [&](int sequence, int part, int rank, bool leads, int count) {
     const int begin = part < 0 ? 0 : load_number(next_of(part));
     __syncwarp();
@@ -275,11 +276,11 @@ __device__ __forceinline__ void collect_members(const DecodeParams& p, const Pre
 // Work tiles with the same keys are consecutive, so that only one of them reads from HBM and the others hit in L2.
 // A partial split has fewer tiles and comes last.
 template <class C>
-__device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const DecodeParams& p, const PrefixMap<C>& map,
+__device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const PrefixParams& p, const PrefixMap<C>& map,
                                                               int number) {
   int prefix = 0;
 #pragma unroll 1
-  for (int count = p.prefixes; count > 1;) {
+  for (int count = p.prefixes.count; count > 1;) {
     const int half = count / 2;
     const bool right = load_number(map.work_tiles_before(prefix + half)) <= number;
     prefix += right ? half : 0;
@@ -304,9 +305,9 @@ __device__ __forceinline__ PrefixWorkTile prefix_work_tile_of(const DecodeParams
   work_tile.decode_tile.kv_head = in_split / blocks;
   work_tile.decode_tile.cache_split = is_partial ? whole : nth / (p.attention.kv_heads * blocks);
   work_tile.first_row = in_split % blocks * kQueryTile;
-  const int left = members * p.rows * p.ratio - work_tile.first_row;
+  const int left = members * p.rows.per_sequence * p.blocks.ratio - work_tile.first_row;
   work_tile.rows = left < kQueryTile ? left : kQueryTile;
-  const int split = p.first_split + work_tile.decode_tile.cache_split * p.split_stride;
+  const int split = p.splits.first + work_tile.decode_tile.cache_split * p.splits.stride;
   work_tile.decode_tile.lag = (split - work_tile.decode_tile.cache_split) * (kTilesPerKvSplit * C::kKeyTile);
   work_tile.decode_tile.begin = split * kTilesPerKvSplit;
   work_tile.decode_tile.end = work_tile.decode_tile.begin + (is_partial ? tiles % kTilesPerKvSplit : kTilesPerKvSplit);

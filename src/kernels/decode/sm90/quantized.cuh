@@ -7,7 +7,7 @@
 #include "kernels/decode/sm90/column_outputs.cuh"
 #include "kernels/decode/sm90/compressed_fetch.cuh"
 #include "kernels/decode/sm90/dequantize.cuh"
-#include "kernels/decode/sm90/scorer.cuh"
+#include "kernels/decode/sm90/sliced.cuh"
 
 namespace ringattn::sm90 {
 
@@ -285,7 +285,7 @@ class QuantizedKeys {
   __device__ __forceinline__ bool is_of_tail(int tile) const { return tile * C::kKeyTile + first_row_ >= tail_begin_; }
   // Address of the nth key of the tail.
   __device__ __forceinline__ const std::byte* tail(int nth) const {
-    const std::int64_t row_index = (std::int64_t{sequence_} * p_.k.group + nth) * p_.step.attention.kv_heads + head_;
+    const std::int64_t row_index = (std::int64_t{sequence_} * p_.k.group + nth) * p_.attention.kv_heads + head_;
     return p_.k.table + row_index * C::kDim * 2;
   }
   // One warp calls it: prefetches the tail into L2.

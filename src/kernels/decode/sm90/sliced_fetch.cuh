@@ -13,8 +13,8 @@
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/decode/sm90/config.hpp"
 #include "kernels/decode/sm90/decode.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/decode_params.hpp"
-#include "kernels/decode/sm90/work_tiles.cuh"
 
 namespace ringattn::sm90 {
 
@@ -31,7 +31,7 @@ namespace ringattn::sm90 {
 //   ends         [2][16 rows]               softmax_offsets and sums of rows that end, and flags
 //   infos        [2]                        WorkTileInfo
 //   barriers
-//   work_tiles   [sequences + 1]            how many work tiles come before each sequence (work_tiles.cuh)
+//   work_tiles   [sequences + 1]            how many work tiles come before each sequence (decode_common.cuh)
 //
 // Arrays of two are double buffers for consecutive work tiles, tiles or row ends.
 
@@ -140,7 +140,7 @@ struct WorkTileInfo {
   __device__ int get(RowField field, int row) const { return load_number(at(field, row)); }
 
   // The work tile, without the fields that locate its tiles and keys in memory.
-  __device__ DecodeWorkTile work_tile(const DecodeParams& p) const {
+  __device__ DecodeWorkTile work_tile(const WorkTileParams& p) const {
     DecodeWorkTile work_tile;
     work_tile.seq_info = {get(kLength), get(kPosition), 0, 0, get(kBeginSplit), get(kSplits), 0, 0, false};
     work_tile.mask_row = 0;
@@ -386,13 +386,16 @@ class TileBoxes {
  public:
   using Box = PageBox;
 
-  __device__ __forceinline__ explicit TileBoxes(const DecodeParams& p)
-      : p_(p), lane_(thread_of_cta() % 32), at_a_time_(p.by_boxes.quotient(32)), nth_(p.by_boxes.quotient(lane_)) {
-    row_ = (lane_ - nth_ * p.boxes) * p.box_rows;
+  __device__ __forceinline__ explicit TileBoxes(const typename C::Params& p)
+      : p_(p),
+        lane_(thread_of_cta() % 32),
+        at_a_time_(p.boxes.by_per_tile.quotient(32)),
+        nth_(p.boxes.by_per_tile.quotient(lane_)) {
+    row_ = (lane_ - nth_ * p.boxes.per_tile) * p.boxes.rows;
   }
   __device__ __forceinline__ void begin(const WorkTileInfo& info) {
     sequence_ = info.get(WorkTileInfo::kSequence);
-    pages_ = p_.pages + sequence_ * p_.table_stride;
+    pages_ = p_.table.pages + sequence_ * p_.table.stride;
     length_ = info.get(WorkTileInfo::kLength);
     end_ = info.get(WorkTileInfo::kEnd);
     lag_ = info.get(WorkTileInfo::kLag);
@@ -402,7 +405,7 @@ class TileBoxes {
   }
   __device__ __forceinline__ void begin(const DecodeWorkTile& work_tile) {
     sequence_ = work_tile.sequence;
-    pages_ = p_.pages + sequence_ * p_.table_stride;
+    pages_ = p_.table.pages + sequence_ * p_.table.stride;
     length_ = work_tile.seq_info.length;
     end_ = work_tile.end;
     lag_ = work_tile.lag;
@@ -420,9 +423,9 @@ class TileBoxes {
     return locate_rows(tile, row_);
   }
   // Whether a tile is one box. Then one lane does everything for the tiles of a work tile, which is faster.
-  __device__ bool single_box() const { return p_.boxes == 1; }
+  __device__ bool single_box() const { return p_.boxes.per_tile == 1; }
   // Whether a tile's location must be read from memory: a block table or a block mask.
-  __device__ bool needs_lookup() const { return p_.pages != nullptr || p_.mask_block_indices != nullptr; }
+  __device__ bool needs_lookup() const { return p_.table.pages != nullptr || p_.mask.indices != nullptr; }
   // For that one lane, the box of a tile.
   __device__ __forceinline__ Box find_single(int tile) const {
     return tile >= end_ ? Box{0, -1} : locate_rows(tile, 0);
@@ -430,33 +433,33 @@ class TileBoxes {
   __device__ __forceinline__ void load_single_keys(const ColumnSliceMap<C>& map, const PipelineState<C::kKStages>& turn,
                                                    const Box& box, int head) const {
     barrier_wait(map.k_empty(turn.index), turn.parity ^ 1U);
-    load_single<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.index), map.k_full(turn.index), box, head, 0,
-                                         p_.k_box_columns);
+    load_single<C::kDim, kPanelRowBytes>(&p_.cache.k, map.k(turn.index), map.k_full(turn.index), box, head, 0,
+                                         p_.cache.k_columns);
   }
   __device__ __forceinline__ void load_single_values(const ColumnSliceMap<C>& map,
                                                      const PipelineState<C::kVStages>& turn, const Box& box, int head,
                                                      std::uint32_t rank) const {
     barrier_wait(map.v_empty(turn.index), turn.parity ^ 1U);
-    load_single<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), box, head,
-                                                 static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
+    load_single<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices.map, map.v(turn.index), map.v_full(turn.index), box, head,
+                                                 static_cast<int>(rank) * C::kSliceColumns, p_.v_slices.box_columns);
   }
   // Waits for the stage to be empty, then loads the next K tile, or this CTA's columns of the next V tile.
   __device__ __forceinline__ void fetch_keys(const ColumnSliceMap<C>& map, const PipelineState<C::kKStages>& turn,
                                              int tile, Box box, int head) const {
     barrier_wait(map.k_empty(turn.index), turn.parity ^ 1U);
-    fetch<C::kDim, kPanelRowBytes>(&p_.k, map.k(turn.index), map.k_full(turn.index), tile, box, 0, head, 0,
-                                   p_.k_box_columns);
+    fetch<C::kDim, kPanelRowBytes>(&p_.cache.k, map.k(turn.index), map.k_full(turn.index), tile, box, 0, head, 0,
+                                   p_.cache.k_columns);
   }
   __device__ __forceinline__ void fetch_values(const ColumnSliceMap<C>& map, const PipelineState<C::kVStages>& turn,
                                                int tile, Box box, int nth, int head, std::uint32_t rank) const {
     barrier_wait(map.v_empty(turn.index), turn.parity ^ 1U);
-    fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices, map.v(turn.index), map.v_full(turn.index), tile, box, nth,
-                                           head, static_cast<int>(rank) * C::kSliceColumns, p_.slice_box_columns);
+    fetch<C::kSliceColumns, C::kVRowBytes>(&p_.v_slices.map, map.v(turn.index), map.v_full(turn.index), tile, box, nth,
+                                           head, static_cast<int>(rank) * C::kSliceColumns, p_.v_slices.box_columns);
   }
 
   // Whether lanes copy rows of V. Then they look up page runs of TilePageRuns::kTiles tiles at a time: this lane's tile
   // among them, and its page run of a tile.
-  __device__ bool by_lanes() const { return p_.values_by_lanes; }
+  __device__ bool by_lanes() const { return p_.v_slices.by_lanes; }
   __device__ int tile_of_page_run() const { return lane_ / TilePageRuns<C>::kPageRuns; }
   __device__ __forceinline__ Box find_page_run(int tile) const {
     const int row = lane_ % TilePageRuns<C>::kPageRuns * kPageRunRows;
@@ -465,13 +468,13 @@ class TileBoxes {
   }
   // The address of this CTA's columns of a page run that has been looked up; null if it is in no page of the pool.
   __device__ __forceinline__ const std::byte* page_run_at(const Box& page_run, int head, std::uint32_t rank) const {
-    const bool found =
-        page_run.row >= 0 && static_cast<std::uint32_t>(page_run.page) < static_cast<std::uint32_t>(p_.pool_pages);
-    return found ? p_.v_rows.at(page_run.page, page_run.row, head) + rank * (2 * C::kSliceColumns) : nullptr;
+    const bool found = page_run.row >= 0 &&
+                       static_cast<std::uint32_t>(page_run.page) < static_cast<std::uint32_t>(p_.v_slices.pool_pages);
+    return found ? p_.v_slices.rows.at(page_run.page, page_run.row, head) + rank * (2 * C::kSliceColumns) : nullptr;
   }
   __device__ __forceinline__ void copy_values(const ColumnSliceMap<C>& map, const PipelineState<C::kVStages>& turn,
                                               const std::byte* page_run, int nth) const {
-    copy_by_lanes<C>(static_cast<unsigned>(lane_), page_run, p_.v_rows.token_stride, nth, map.v(turn.index),
+    copy_by_lanes<C>(static_cast<unsigned>(lane_), page_run, p_.v_slices.rows.token_stride, nth, map.v(turn.index),
                      map.v_empty(turn.index), turn.parity ^ 1U, map.v_full(turn.index));
   }
 
@@ -511,18 +514,18 @@ class TileBoxes {
   // Locates the rows of a tile from `row` on, as far as they lie in one box.
   __device__ __forceinline__ Box locate_rows(int tile, int row) const {
     const int here = tile_in_sequence(p_, mask_row_, selected_, gap_, tile) * C::kKeyTile + row - lag_;
-    if (p_.pages == nullptr) return {sequence_, here};
-    return {__ldcg(pages_ + (here >> p_.page_log)), here & ((1 << p_.page_log) - 1)};
+    if (p_.table.pages == nullptr) return {sequence_, here};
+    return {__ldcg(pages_ + (here >> p_.table.page_log)), here & ((1 << p_.table.page_log) - 1)};
   }
 
   // Rows of a tile that its boxes load: after the last key, only the rest of its box.
   __device__ __forceinline__ int rows(int tile) const {
     const int left = length_ - tile * C::kKeyTile;
-    if (p_.boxes == 1 || left >= C::kKeyTile) return C::kKeyTile;
-    return (left + p_.box_rows - 1) & ~(p_.box_rows - 1);  // with several boxes the rows of a box are a power of 2
+    if (p_.boxes.per_tile == 1 || left >= C::kKeyTile) return C::kKeyTile;
+    return (left + p_.boxes.rows - 1) & ~(p_.boxes.rows - 1);  // with several boxes the rows of a box are a power of 2
   }
 
-  const DecodeParams& p_;
+  const typename C::Params& p_;
   const int lane_;
   const int at_a_time_;
   const int nth_;
@@ -535,7 +538,7 @@ class TileBoxes {
 template <class C, class Boxes = TileBoxes<C>>
 class KeyProducer {
  public:
-  __device__ __forceinline__ KeyProducer(const DecodeParams& p, const ColumnSliceMap<C>& map, std::uint32_t rank,
+  __device__ __forceinline__ KeyProducer(const typename C::Params& p, const ColumnSliceMap<C>& map, std::uint32_t rank,
                                          const Boxes& boxes)
       : p_(p), map_(map), rank_(rank), lane_(thread_of_cta() % 32), boxes_(boxes) {}
 
@@ -545,7 +548,7 @@ class KeyProducer {
     prefetch_metadata(first);
     pdl_wait_before_step(p_);
     int work_tiles = kNoKey;  // unknown; with one sequence, its first work tile here tells
-    if (p_.sequences > 1) {
+    if (p_.blocks.sequences > 1) {
       work_tiles = count_work_tiles<C>(p_, map_);
     } else {
       if (lane_ == 0) store_number(map_.work_tiles_before(0), 0);
@@ -554,7 +557,7 @@ class KeyProducer {
 #pragma unroll 1
     for (int n = first; n < work_tiles; n += step) {
       const DecodeWorkTile work_tile = work_tile_of<C>(p_, map_, n);
-      if (p_.sequences == 1) work_tiles = work_tile.seq_info.splits * work_tile.stride;
+      if (p_.blocks.sequences == 1) work_tiles = work_tile.seq_info.splits * work_tile.stride;
       if (n < work_tiles) process(work_tile);
     }
     arrive_end();
@@ -564,15 +567,15 @@ class KeyProducer {
   // Prefetches the lengths and block table into L2, and the query rows if they are known. Data written later is seen
   // all the same.
   __device__ __forceinline__ void prefetch_metadata(int first) const {
-    if (lane_ * 32 < p_.sequences) cuda::prefetch_to_l2(p_.lengths + lane_ * 32);
-    if (p_.sequences > 1) return;
+    if (lane_ * 32 < p_.blocks.sequences) cuda::prefetch_to_l2(p_.rows.lengths + lane_ * 32);
+    if (p_.blocks.sequences > 1) return;
     const int stride = work_tile_stride(p_);
-    const int nth = p_.by_stride.quotient(first);
+    const int nth = p_.blocks.by_stride.quotient(first);
     DecodeWorkTile work_tile{};
-    work_tile.kv_head = p_.by_blocks.quotient(first - nth * stride);
-    work_tile.block = first - nth * stride - work_tile.kv_head * p_.blocks;
-    if (p_.pages != nullptr && lane_ == 0) {
-      cuda::prefetch_to_l2(p_.pages + (nth * kTilesPerKvSplit * C::kKeyTile >> p_.page_log));
+    work_tile.kv_head = p_.blocks.by_count.quotient(first - nth * stride);
+    work_tile.block = first - nth * stride - work_tile.kv_head * p_.blocks.count;
+    if (p_.table.pages != nullptr && lane_ == 0) {
+      cuda::prefetch_to_l2(p_.table.pages + (nth * kTilesPerKvSplit * C::kKeyTile >> p_.table.page_log));
     }
     const auto& q = p_.attention.q;
     for (int i = lane_; i < rows_of(p_, work_tile) * 2; i += 32) {
@@ -594,7 +597,8 @@ class KeyProducer {
     // The softmax_offset tile first, then the tiles that this CTA scores: own, own + kSlices, … If offsets come from
     // states, only the latter.
     std::uint32_t own = begin + ((rank_ - begin) & (C::kSlices - 1U));
-    const int softmax_offset = C::kResumes && work_tile.resumes ? tile_at(own) : summary.softmax_offset;
+    const int softmax_offset =
+        HasPrefixes<typename C::Params> && work_tile.resumes ? tile_at(own) : summary.softmax_offset;
     int tile = softmax_offset;
     const auto find = [&](int of) { return single_box ? boxes_.find_single(of) : boxes_.find(of); };
     auto ahead = find(tile);
@@ -695,7 +699,7 @@ class KeyProducer {
     barrier_arrive(map_.info_full(turn.index));
   }
 
-  const DecodeParams& p_;
+  const typename C::Params& p_;
   const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   const int lane_;

@@ -6,7 +6,7 @@
 #include "kernels/attention/sm90/tile_step.cuh"
 #include "kernels/common/sm90/cluster.cuh"
 #include "kernels/common/sm90/tma.cuh"
-#include "kernels/decode/sm90/finish.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/sliced_fetch.cuh"
 
 namespace ringattn::sm90 {
@@ -100,7 +100,7 @@ class SumReducer {
 template <class C>
 class SumAdder {
  public:
-  __device__ __forceinline__ SumAdder(const DecodeParams& p, const ColumnSliceMap<C>& map)
+  __device__ __forceinline__ SumAdder(const typename C::Params& p, const ColumnSliceMap<C>& map)
       : p_(p), map_(map), lane_(thread_of_cta() % 32) {}
 
   __device__ __forceinline__ void process(const WorkTileInfo& info) {
@@ -113,8 +113,9 @@ class SumAdder {
       end_[half] = info.get(WorkTileInfo::kRowEnd, lane_ / 4 + 8 * half);
       l_[half] = 0.0F;
     }
-    if (C::kResumes && info.get(WorkTileInfo::kResumes) != 0)
-      restore(info.work_tile(p_), info.get(WorkTileInfo::kRows));
+    if constexpr (HasPrefixes<typename C::Params>) {
+      if (info.get(WorkTileInfo::kResumes) != 0) restore(info.work_tile(p_), info.get(WorkTileInfo::kRows));
+    }
     const std::uint32_t turn = work_tiles_++;
     barrier_wait(map_.softmax_offsets_full(turn), turn / 2 & 1U);
     flags_ = load_number(map_.offset_flags(turn));
@@ -167,7 +168,7 @@ class SumAdder {
     if (lane_ == 0) barrier_arrive(map_.ends_full(turn.index));
   }
 
-  const DecodeParams& p_;
+  const typename C::Params& p_;
   const ColumnSliceMap<C>& map_;
   const int lane_;
   std::uint32_t work_tiles_ = 0;  // work tiles with tiles, so far
@@ -283,7 +284,7 @@ class TileValues {
 template <class C>
 class RowOutputs {
  public:
-  __device__ __forceinline__ RowOutputs(const DecodeParams& p, const ColumnSliceMap<C>& map, std::uint32_t rank)
+  __device__ __forceinline__ RowOutputs(const typename C::Params& p, const ColumnSliceMap<C>& map, std::uint32_t rank)
       : p_(p),
         map_(map),
         rank_(rank),
@@ -333,7 +334,7 @@ class RowOutputs {
     }
     __syncwarp();
     if ((flags_ & ScoreStage::kFails) != 0) return true;
-    if (!finishes(p_, work_tile) && p_.partials == nullptr) {
+    if (!finishes(p_, work_tile) && p_.partials.data == nullptr) {
       merge_if_last<C, 32 * C::kOutWarps>(p_, work_tile, thread_of_cta() - 32 * C::kScoreWarps,
                                           static_cast<int>(rank_));
       __syncwarp();
@@ -473,7 +474,7 @@ class RowOutputs {
       if (is_leader) store_stats(p_, work_tile, slice, slice + 1, tile_row, coord, stats);
       return;
     }
-    const FinishedRow<C> finished(p_, coord, stats.x, stats.y);
+    const FinishedRow<C> finished(p_.attention, coord, stats.x, stats.y);
     values_.for_columns(o_, half, [&](int column, float x, float y) { finished.write(first + column, x, y); });
     if (first == 0 && is_leader) finished.write_lse();
   }
@@ -502,7 +503,7 @@ class RowOutputs {
     }
   }
 
-  const DecodeParams& p_;
+  const typename C::Params& p_;
   const ColumnSliceMap<C>& map_;
   const std::uint32_t rank_;
   const int warp_;

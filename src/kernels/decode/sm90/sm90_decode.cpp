@@ -6,18 +6,116 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <numeric>
 
 #include "base/cuda.hpp"
+#include "base/error.hpp"
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/merge.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/sm90/compressed.hpp"
-#include "kernels/decode/sm90/decode.hpp"
-#include "kernels/decode/sm90/merge.hpp"
-#include "kernels/decode/sm90/step_params.hpp"
+#include "kernels/decode/sm90/config.hpp"
+#include "kernels/decode/sm90/decode_params.hpp"
 
 namespace ringattn::sm90 {
+
+namespace {
+
+// Sets what a step and a merge share: `rows` query tokens of each sequence, `all` query tokens in total.
+void set_shape(const AttentionSpec& spec, const AttentionOutput& output, int rows, std::int64_t all,
+               const std::int32_t* lengths, cuda::AttentionParams& p, DecodeRows& query_rows) {
+  p.mask = spec.mask;
+  p.rows = all;
+  p.heads = spec.heads;
+  p.kv_heads = spec.kv_heads;
+  p.head_dim = spec.head_dim;
+  p.head_dim_v = spec.head_dim_v;
+  p.dtype = static_cast<std::int32_t>(spec.dtype);
+  p.softmax = cuda::softmax_of(spec);
+  p.out = {output.out.data, output.out.token_stride, output.out.head_stride};
+  p.lse = {output.lse.data, output.lse.token_stride, output.lse.head_stride};
+  p.sinks = output.sinks;
+  p.finish = true;
+  const auto side = [](std::int64_t row_range) {  // no key is farther away
+    return static_cast<std::int32_t>(std::clamp<std::int64_t>(row_range, -1, kMaxDecodeKeys));
+  };
+  query_rows.left = side(spec.mask.left);
+  query_rows.right = side(spec.mask.right);
+  query_rows.per_sequence = rows;
+  query_rows.lengths = lengths;
+}
+
+void check_partitions(std::string_view kernel, std::size_t shares) {
+  if (shares <= kMaxPartitions) return;
+  fail(ErrorCode::kUnsupported, fmt::format("a decode step whose keys are dealt to {} ranks", shares),
+       fmt::format("{} merges the results of up to {}", kernel, kMaxPartitions), "Use fewer ranks.");
+}
+
+}  // namespace
+
+void check_limits(std::string_view kernel, const DecodeLimits& limits, int shares) {
+  check_partitions(kernel, static_cast<std::size_t>(shares));
+  if (limits.keys > kMaxDecodeKeys) {
+    fail(ErrorCode::kUnsupported, fmt::format("a decode step over {} keys", limits.keys),
+         fmt::format("{} decodes sequences of up to {}", kernel, kMaxDecodeKeys), "Use shorter ones.");
+  }
+}
+
+void set_step(const AttentionSpec& spec, const DecodeStep& step, int block_rows, WorkTileParams& p) {
+  set_shape(spec, step.output, step.rows, step.q.tokens, step.lengths, p.attention, p.rows);
+  p.attention.q = {step.q.data, step.q.token_stride, step.q.head_stride};
+  const int masks = mask_heads_of(spec.block_mask);
+  RowBlocks& blocks = p.blocks;
+  blocks.sequences = static_cast<std::int32_t>(step.q.tokens / step.rows) * masks;
+  blocks.kv_heads = spec.kv_heads / masks;
+  blocks.ratio = spec.heads / spec.kv_heads;
+  blocks.rows = block_rows;
+  blocks.count = (step.rows * blocks.ratio + block_rows - 1) / block_rows;
+  blocks.by_ratio = cuda::Divider(blocks.ratio);
+  blocks.by_count = cuda::Divider(blocks.count);
+  blocks.by_stride = cuda::Divider(std::int64_t{blocks.kv_heads} * blocks.count);
+  p.splits = {step.partition.first, step.partition.stride};
+  p.partials = {step.partials.data, step.partials.kv_splits};
+}
+
+void set_pages(const DecodeStep& step, int key_tile, int box_rows, WorkTileParams& p) {
+  p.boxes.rows = box_rows;
+  if (step.block_table.pages != nullptr) {
+    p.table = {step.block_table.pages, step.block_table.stride,
+               std::countr_zero(static_cast<std::uint64_t>(step.k.page_size))};
+    // A box lies in one page. gcd() of the two is a power of two, as page sizes are.
+    p.boxes.rows = static_cast<std::int32_t>(std::gcd(std::int64_t{box_rows}, step.k.page_size));
+  }
+  p.boxes.per_tile = key_tile / p.boxes.rows;
+  p.boxes.by_per_tile = cuda::Divider(p.boxes.per_tile);
+}
+
+MappedPages mapped_pages(std::string_view kernel, const CacheView& view) {
+  const MappedPages pages{{view.data, view.page_size, view.heads, view.dim, view.token_stride, view.head_stride},
+                          view.pages,
+                          view.page_stride};
+  if (!can_map(pages)) {
+    fail(ErrorCode::kUnsupported, fmt::format("{} can't read this cache", kernel),
+         "its start and its strides must be multiples of 16 bytes, and it must have less than 2^31 pages and tokens",
+         "Use a cache with such a layout.");
+  }
+  return pages;
+}
+
+void merge_partitions(std::string_view kernel, const AttentionSpec& spec, std::int64_t kv_split_keys,
+                      const DecodeMerge& merge, Stream stream, const std::int32_t* whole) {
+  check_partitions(kernel, merge.partitions.size());
+  if (merge.output.out.tokens == 0) return;
+  MergeParams p{};
+  set_shape(spec, merge.output, merge.rows, merge.output.out.tokens, merge.lengths, p.attention, p.rows);
+  p.partial_splits = merge.kv_splits;
+  p.kv_split_keys = static_cast<std::int32_t>(kv_split_keys);
+  p.partitions = static_cast<std::int32_t>(merge.partitions.size());
+  std::ranges::copy(merge.partitions, p.partials);
+  p.whole = whole;
+  launch_merge(p, spec.dtype, stream);
+}
 
 namespace {
 
@@ -106,19 +204,18 @@ class Sm90Decode final : public DecodeKernel {
   std::int64_t max_sequences() const { return kMaxDecodeSequences / mask_heads_of(spec_.attention.block_mask); }
 
   void enqueue_launch(const DecodeStep& step, Stream stream) const {
-    DecodeParams p{};
-    set_tensors(step, p);
-    if (compressed_ == nullptr) set_cache(step, p);
-    p.outputs = reinterpret_cast<float*>(scratch_.data() + layout_.outputs);
-    p.stats = reinterpret_cast<float2*>(scratch_.data() + layout_.stats);
-    p.arrived = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived);
-    p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
-    const bool shares = step.prefixes.count > 0 && shares_prefixes();
+    if (compressed_ != nullptr) {
+      enqueue_compressed(step, stream);
+      return;
+    }
+    SlicedParams p{};
+    set_work_tiles(step, p);
+    set_cache(step, p);
+    const bool shares = step.prefixes.count > 0;
     const int busy = shares ? enqueue_prefixes(step, p, stream) : 0;
     const std::int64_t work_tiles = max_work_tiles(step, p);
-    if (compressed_ != nullptr) {
-      enqueue_compressed(step, p, static_cast<int>(work_tiles), stream);
-    } else if (p.block_rows == kColumnSliceRows) {
+    if (p.blocks.rows == kColumnSliceRows) {
+      set_value_slices(step, p);
       const int clusters = concurrent_ctas(clusters_of(p.slices), (busy + p.slices - 1) / p.slices, work_tiles, p);
       launcher_.launch_sliced(p, clusters, stream);
     } else {
@@ -126,9 +223,9 @@ class Sm90Decode final : public DecodeKernel {
       launcher_.launch(p, ctas, stream);
     }
     if (!shares || step.partials.data != nullptr) return;
-    const float* const partials = p.partials;
+    const float* const partials = p.partials.data;
     merge_partitions("sm90_attention", spec_.attention, kv_split_keys(),
-                     {{&partials, 1}, p.partial_splits, step.rows, step.lengths, step.output}, stream);
+                     {{&partials, 1}, p.partials.splits, step.rows, step.lengths, step.output}, stream);
   }
 
   // Enqueues the splits of shared prefixes. From here on the step stores partials, into scratch if the caller wants
@@ -136,31 +233,28 @@ class Sm90Decode final : public DecodeKernel {
   // Returns 0 if prefixes may need most of them, or if all of the rest continues from prefix states and so had better
   // wait.
   int enqueue_prefixes(const DecodeStep& step, DecodeParams& p, Stream stream) const {
-    p.prefix_of = step.prefixes.of_sequence;
-    p.prefix_keys = step.prefixes.keys;
-    p.prefixes = step.prefixes.count;
-    p.by_sequence_rows = cuda::Divider(std::int64_t{p.rows} * p.ratio);
-    p.states = reinterpret_cast<float*>(scratch_.data() + layout_.states);
-    if (p.partials == nullptr) {
-      p.partials = reinterpret_cast<float*>(scratch_.data() + layout_.partials);
-      p.partial_splits = layout_.splits;
+    p.prefixes = {step.prefixes.of_sequence, step.prefixes.keys, step.prefixes.count,
+                  reinterpret_cast<float*>(scratch_.data() + layout_.states)};
+    if (p.partials.data == nullptr) {
+      p.partials = {reinterpret_cast<float*>(scratch_.data() + layout_.partials), layout_.splits};
     }
+    const std::int64_t sequence_rows = std::int64_t{p.rows.per_sequence} * p.blocks.ratio;
+    PrefixParams prefix{p, p.cache, p.prefixes, cuda::Divider(sequence_rows)};
     // An upper bound: the last row block of each prefix may be partly filled, and a prefix may be as long as its
     // sequences.
     const std::int64_t blocks =
-        (std::int64_t{p.sequences} * p.rows * p.ratio + kQueryTile - 1) / kQueryTile + p.prefixes - 1;
+        (p.blocks.sequences * sequence_rows + kQueryTile - 1) / kQueryTile + p.prefixes.count - 1;
     const std::int64_t splits = splits_per_partition(may_have_partial_split() ? limits_.keys : whole_split_keys(),
-                                                     p.split_stride, kv_split_keys());
+                                                     p.splits.stride, kv_split_keys());
     const std::int64_t work_tiles = std::max<std::int64_t>(1, blocks * spec_.attention.kv_heads * splits);
     int ctas = static_cast<int>(std::min<std::int64_t>(work_tiles, multiprocessors_));
     if (cta_pairs_compute_prefixes(work_tiles)) {
       const int pairs = static_cast<int>(std::min<std::int64_t>(work_tiles, prefix_cta_pairs_));
-      DecodeParams by_panels = p;
-      set_values_map(step, kPanelColumns, by_panels);
-      launcher_.launch_prefix_cta_pairs(by_panels, pairs, stream);
+      set_values_map(step, kPanelColumns, p.boxes.rows, prefix.cache);
+      launcher_.launch_prefix_cta_pairs(prefix, pairs, stream);
       ctas = 2 * pairs;
     } else {
-      launcher_.launch_prefixes(p, ctas, stream);
+      launcher_.launch_prefixes(prefix, ctas, stream);
     }
     return whole_split_keys() > 0 && ctas <= multiprocessors_ / 2 ? ctas : 0;
   }
@@ -257,36 +351,44 @@ class Sm90Decode final : public DecodeKernel {
     return layout;
   }
 
-  void set_tensors(const DecodeStep& step, DecodeParams& p) const {
+  // Sets everything except the cache. Params: SlicedParams or CompressedParams.
+  template <class Params>
+  void set_work_tiles(const DecodeStep& step, Params& p) const {
     set_step(spec_.attention, step, block_rows(step.rows), p);
-    if (spec_.attention.block_mask.any()) {
-      p.mask_block_tiles = spec_.attention.block_mask.key_block / config_.key_tile;
-      p.by_mask_block_tiles = cuda::Divider(p.mask_block_tiles);
+    if (const BlockMaskShape& shape = spec_.attention.block_mask; shape.any()) {
+      const int block_tiles = shape.key_block / config_.key_tile;
+      p.mask = {step.block_mask.blocks,     step.block_mask.counts,    step.block_mask.stride, block_tiles,
+                cuda::Divider(shape.heads), cuda::Divider(block_tiles)};
     }
-    p.slices = p.block_rows == kColumnSliceRows ? slices_for(max_work_tiles(step, p)) : 1;
+    p.slices = p.blocks.rows == kColumnSliceRows ? slices_for(max_work_tiles(step, p)) : 1;
+    p.scratch = {reinterpret_cast<float*>(scratch_.data() + layout_.outputs),
+                 reinterpret_cast<float2*>(scratch_.data() + layout_.stats),
+                 reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.arrived)};
+    p.failed = reinterpret_cast<std::int32_t*>(scratch_.data() + layout_.failed);
   }
 
   // Upper bound of a step's work tiles, as far as the host knows.
-  std::int64_t max_work_tiles(const DecodeStep& step, const DecodeParams& p) const {
+  template <class Params>
+  std::int64_t max_work_tiles(const DecodeStep& step, const Params& p) const {
     std::int64_t splits = layout_.splits;
     if (spec_.attention.block_mask.any()) {
       // Besides the selected blocks, the query rows lie in at most two.
       splits = std::min(splits,
-                        ((step.block_mask.stride + 2) * p.mask_block_tiles + kTilesPerKvSplit - 1) / kTilesPerKvSplit);
+                        ((step.block_mask.stride + 2) * p.mask.block_tiles + kTilesPerKvSplit - 1) / kTilesPerKvSplit);
     }
-    return std::int64_t{p.sequences} * p.mask_kv_heads * p.blocks * splits;
+    return std::int64_t{p.blocks.sequences} * p.blocks.kv_heads * p.blocks.count * splits;
   }
 
-  // `work_tiles` is an upper bound.
-  void enqueue_compressed(const DecodeStep& step, const DecodeParams& shape, int work_tiles, Stream stream) const {
+  void enqueue_compressed(const DecodeStep& step, Stream stream) const {
     DecodeStep paged = step;
     paged.k.page_size = step.quantized_k.page_size;
     CompressedParams p{};
-    p.step = shape;
-    set_pages(paged, config_.key_tile, config_.key_tile, p.step);
+    set_work_tiles(step, p);
+    set_pages(paged, config_.key_tile, config_.key_tile, p);
     set_compressed(step, p);
-    if (shape.block_rows == kColumnSliceRows && clusters_of(shape.slices) > 0 && slices_formats(spec_.format)) {
-      compressed_->launch_sliced(p, std::min(work_tiles, clusters_of(shape.slices)), stream);
+    const auto work_tiles = static_cast<int>(max_work_tiles(step, p));  // an upper bound
+    if (p.blocks.rows == kColumnSliceRows && clusters_of(p.slices) > 0 && slices_formats(spec_.format)) {
+      compressed_->launch_sliced(p, std::min(work_tiles, clusters_of(p.slices)), stream);
     } else {
       compressed_->launch(p, std::min(work_tiles, multiprocessors_), stream);
     }
@@ -296,23 +398,31 @@ class Sm90Decode final : public DecodeKernel {
     const AttentionSpec& spec = spec_.attention;
     const MappedPages k = mapped_pages("sm90_attention", step.k);
     set_pages(step, config_.key_tile, config_.key_tile, p);
-    // A box of several panels fills them one after the other, so it must be a whole tile.
-    const auto box_columns = [&](int dim) { return p.boxes == 1 ? AttentionConfig::box_columns(dim) : kPanelColumns; };
-    p.k_box_columns = box_columns(spec.head_dim);
-    p.k = map_pages(k, spec.dtype, p.box_rows, p.k_box_columns);
-    set_values_map(step, box_columns(spec.head_dim_v), p);
-    const int slice = spec.head_dim_v / p.slices;
-    p.slice_box_columns = slice < kPanelColumns ? slice : box_columns(slice);
-    p.v_slices = map_pages(mapped_pages("sm90_attention", step.v), spec.dtype, p.box_rows, p.slice_box_columns);
-    p.values_by_lanes = p.pages != nullptr && p.box_rows < kMinBoxRows;
-    const auto element = static_cast<std::int64_t>(size_of(step.v.dtype));
-    p.v_rows = {static_cast<const std::byte*>(step.v.data), step.v.page_stride * element, step.v.token_stride * element,
-                step.v.head_stride * element};
-    p.pool_pages = static_cast<std::int32_t>(step.v.pages);
+    p.cache.k_columns = box_columns(spec.head_dim, p);
+    p.cache.k = map_pages(k, spec.dtype, p.boxes.rows, p.cache.k_columns);
+    set_values_map(step, box_columns(spec.head_dim_v, p), p.boxes.rows, p.cache);
   }
-  void set_values_map(const DecodeStep& step, int box_columns, DecodeParams& p) const {
-    p.v_box_columns = box_columns;
-    p.v = map_pages(mapped_pages("sm90_attention", step.v), spec_.attention.dtype, p.box_rows, box_columns);
+  void set_values_map(const DecodeStep& step, int columns, int box_rows, CacheMaps& cache) const {
+    cache.v_columns = columns;
+    cache.v = map_pages(mapped_pages("sm90_attention", step.v), spec_.attention.dtype, box_rows, columns);
+  }
+  // Called after set_cache().
+  void set_value_slices(const DecodeStep& step, SlicedParams& p) const {
+    const int slice = spec_.attention.head_dim_v / p.slices;
+    ValueSlices& slices = p.v_slices;
+    slices.box_columns = slice < kPanelColumns ? slice : box_columns(slice, p);
+    slices.map =
+        map_pages(mapped_pages("sm90_attention", step.v), spec_.attention.dtype, p.boxes.rows, slices.box_columns);
+    slices.by_lanes = p.table.pages != nullptr && p.boxes.rows < kMinBoxRows;
+    const auto element = static_cast<std::int64_t>(size_of(step.v.dtype));
+    slices.rows = {static_cast<const std::byte*>(step.v.data), step.v.page_stride * element,
+                   step.v.token_stride * element, step.v.head_stride * element};
+    slices.pool_pages = static_cast<std::int32_t>(step.v.pages);
+  }
+  // Columns of the boxes of a tile of `dim` columns. A box of several panels fills them one after the other, so it must
+  // be a whole tile.
+  static int box_columns(int dim, const DecodeParams& p) {
+    return p.boxes.per_tile == 1 ? AttentionConfig::box_columns(dim) : kPanelColumns;
   }
 
   DecodeSpec spec_;

@@ -205,11 +205,11 @@ __device__ __forceinline__ void init_cta_group_barriers(const CtaGroupMap<kCtas>
 template <class Map>
 class CtaGroupBoxes {
  public:
-  __device__ __forceinline__ CtaGroupBoxes(const DecodeParams& p, const Map& map)
+  __device__ __forceinline__ CtaGroupBoxes(const MlaParams& p, const Map& map)
       : p_(p),
         lane_(thread_of_cta() % 32),
-        box_count_(p.boxes / static_cast<int>(map.cta_groups)),
-        first_row_(static_cast<int>(map.cta_group) * box_count_ * p.box_rows),
+        box_count_(p.boxes.per_tile / static_cast<int>(map.cta_groups)),
+        first_row_(static_cast<int>(map.cta_group) * box_count_ * p.boxes.rows),
         peer_ctas_(map.cta_groups > 1 ? static_cast<std::uint16_t>(1U << map.peer_cta(0) | 1U << map.peer_cta(1))
                                       : std::uint16_t{0}) {}
 
@@ -225,7 +225,7 @@ class CtaGroupBoxes {
     if (lane_ == 0) barrier_arrive_expect(full, panels * rows * kPanelRowBytes);
     __syncwarp();
     for_boxes(of_lane, box_count_, [&](int i, const PageBox& box) {
-      const std::uint32_t to = target + static_cast<std::uint32_t>((first_row_ + i * p_.box_rows) * kPanelRowBytes);
+      const std::uint32_t to = target + static_cast<std::uint32_t>((first_row_ + i * p_.boxes.rows) * kPanelRowBytes);
 #pragma unroll
       for (int n = 0; n < kMax; ++n) {
         if (n >= panels) break;
@@ -241,7 +241,7 @@ class CtaGroupBoxes {
   }
 
  private:
-  const DecodeParams& p_;
+  const MlaParams& p_;
   const int lane_;
   const int box_count_;            // this CTA's boxes per tile
   const int first_row_;            // this CTA's first row of a tile
@@ -255,7 +255,7 @@ class CtaGroupKeyProducer {
   using Map = typename C::Map;
 
  public:
-  __device__ __forceinline__ CtaGroupKeyProducer(const DecodeParams& p, const Map& map)
+  __device__ __forceinline__ CtaGroupKeyProducer(const MlaParams& p, const Map& map)
       : p_(p), map_(map), boxes_(p, map), infos_(map) {}
 
   // Processes work tiles first, first + step, …
@@ -301,7 +301,7 @@ class CtaGroupKeyProducer {
                                                      static_cast<int>(part) * kCtaGroupPartPanels * kPanelColumns);
   }
 
-  const DecodeParams& p_;
+  const MlaParams& p_;
   const Map& map_;
   const CtaGroupBoxes<Map> boxes_;
   WorkTileInfoWriter<Map> infos_;
@@ -314,7 +314,7 @@ class CtaGroupValueProducer {
   using Map = typename C::Map;
 
  public:
-  __device__ __forceinline__ CtaGroupValueProducer(const DecodeParams& p, const Map& map)
+  __device__ __forceinline__ CtaGroupValueProducer(const MlaParams& p, const Map& map)
       : p_(p), map_(map), boxes_(p, map) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
@@ -338,7 +338,7 @@ class CtaGroupValueProducer {
     stage_.advance();
   }
 
-  const DecodeParams& p_;
+  const MlaParams& p_;
   const Map& map_;
   const CtaGroupBoxes<Map> boxes_;
   bool started_ = false;
@@ -358,7 +358,7 @@ class CtaGroupScorer {
   using Map = typename C::Map;
 
  public:
-  __device__ __forceinline__ CtaGroupScorer(const DecodeParams& params, const Map& map)
+  __device__ __forceinline__ CtaGroupScorer(const MlaParams& params, const Map& map)
       : params_(params), p_(params.attention), map_(map) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
@@ -525,7 +525,7 @@ class CtaGroupScorer {
     ++offset_tile_;
   }
 
-  const DecodeParams& params_;
+  const MlaParams& params_;
   const cuda::AttentionParams& p_;
   const Map& map_;
   std::uint32_t tiles_ = 0;  // over all work tiles so far
@@ -574,7 +574,7 @@ class CtaGroupOutputs {
   using Columns = OutputColumns<C, Map::kColumns>;
 
  public:
-  __device__ __forceinline__ CtaGroupOutputs(const DecodeParams& params, const Map& map) : params_(params), map_(map) {}
+  __device__ __forceinline__ CtaGroupOutputs(const MlaParams& params, const Map& map) : params_(params), map_(map) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     const std::uint32_t first = tiles_;
@@ -641,7 +641,7 @@ class CtaGroupOutputs {
     __syncwarp();
   }
 
-  const DecodeParams& params_;
+  const MlaParams& params_;
   const Map& map_;
   std::uint32_t tiles_ = 0;  // over all work tiles so far
   PackedPipelineState<kCtaGroupValueStages> stage_;
@@ -651,7 +651,7 @@ class CtaGroupOutputs {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kMlaThreads, 1) cta_group_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(kMlaThreads, 1) cta_group_kernel(const __grid_constant__ MlaParams params) {
   constexpr int kScoreRegisters = 240, kOtherRegisters = 80;
   const std::uint32_t rank = rank_in_cluster();
   using Map = typename C::Map;

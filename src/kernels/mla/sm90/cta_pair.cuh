@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // MLA decode with a CTA pair, a cluster of two CTAs, per work tile. A work tile is one KV split for 64 rows
-// (decode/work_tiles.cuh). Each CTA has half of the output columns, and scores every second tile for both. One
+// (decode/sm90/decode_common.cuh). Each CTA has half of the output columns, and scores every second tile for both. One
 // warpgroup computes scores, one the outputs, one warp is the producer, and one sends. Each output column is
 // accumulated over the tiles in order, while the tensor cores of both CTAs overlap the scores of one tile with P V of
 // another.
@@ -181,7 +181,7 @@ __device__ __forceinline__ void init_cta_pair_barriers(const CtaPairMap& map, in
 template <class C>
 class CtaPairProducer {
  public:
-  __device__ __forceinline__ CtaPairProducer(const DecodeParams& p, const CtaPairMap& map)
+  __device__ __forceinline__ CtaPairProducer(const typename C::Params& p, const CtaPairMap& map)
       : p_(p), map_(map), lane_(thread_of_cta() % 32), infos_(map) {}
 
   // Processes work tiles first, first + step, …
@@ -199,7 +199,7 @@ class CtaPairProducer {
     tiles_ += static_cast<std::uint32_t>(work_tile.end - work_tile.begin);
     const auto tile_at = [&](std::uint32_t number) { return work_tile.begin + static_cast<int>(number - first); };
     std::uint32_t own = first + ((first ^ map_.rank) & 1U);
-    PageBox next = box_of_lane(p_, work_tile, tile_at(own), 0, p_.boxes);
+    PageBox next = box_of_lane(p_, work_tile, tile_at(own), 0, p_.boxes.per_tile);
     const bool first_work_tile = infos_.none();
     infos_.await();
     if (tiles_ != first) {
@@ -214,7 +214,7 @@ class CtaPairProducer {
 #pragma unroll 1
     for (; static_cast<int>(tiles_ - own) > 0; own += 2) {
       const PageBox box = next;
-      next = box_of_lane(p_, work_tile, tile_at(own + 2), 0, p_.boxes);
+      next = box_of_lane(p_, work_tile, tile_at(own + 2), 0, p_.boxes.per_tile);
       load(work_tile.kv_head, own, box, work_tile.seq_info.length - tile_at(own) * kMlaKeyTile);
     }
   }
@@ -224,8 +224,8 @@ class CtaPairProducer {
   template <int kPanels, bool kForBoth, class ColumnOf>
   __device__ __forceinline__ void issue_loads(std::uint32_t target, const CUtensorMap& map, std::uint32_t barrier,
                                               int head, const PageBox& of_lane, ColumnOf column_of) const {
-    for_boxes(of_lane, p_.boxes, [&](int i, const PageBox& box) {
-      const std::uint32_t rows = target + static_cast<std::uint32_t>(i * p_.box_rows * kPanelRowBytes);
+    for_boxes(of_lane, p_.boxes.per_tile, [&](int i, const PageBox& box) {
+      const std::uint32_t rows = target + static_cast<std::uint32_t>(i * p_.boxes.rows * kPanelRowBytes);
 #pragma unroll
       for (int n = 0; n < kPanels; ++n) {
         const std::uint32_t panel = rows + static_cast<std::uint32_t>(n * CtaPairMap::kPanelBytes);
@@ -271,7 +271,7 @@ class CtaPairProducer {
     }
     __syncwarp();
     if constexpr (C::kFp8) {
-      issue_loads<1, false>(map_.rope(state.index), p_.v, rope_full, head, box, [](int) { return 0; });
+      issue_loads<1, false>(map_.rope(state.index), p_.rope, rope_full, head, box, [](int) { return 0; });
     } else {
       issue_loads<kCtaPairPanels, true>(shared, p_.k, shared_full, head, box,
                                         [=](int n) { return kCtaPairColumns - own_column + n * kPanelColumns; });
@@ -279,7 +279,7 @@ class CtaPairProducer {
     }
   }
 
-  const DecodeParams& p_;
+  const typename C::Params& p_;
   const CtaPairMap& map_;
   const int lane_;
   WorkTileInfoWriter<CtaPairMap> infos_;
@@ -418,7 +418,7 @@ inline constexpr int kCtaPairScoreBarrier = 1;  // scoring warpgroup
 template <class C>
 class CtaPairScorer {
  public:
-  __device__ __forceinline__ CtaPairScorer(const DecodeParams& params, const CtaPairMap& map)
+  __device__ __forceinline__ CtaPairScorer(const MlaParams& params, const CtaPairMap& map)
       : params_(params), p_(params.attention), map_(map), peer_(1U - map.rank) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
@@ -579,7 +579,7 @@ class CtaPairScorer {
     if (lane == 0) barrier_arrive(map_.final_sums_full(stage));
   }
 
-  const DecodeParams& params_;
+  const MlaParams& params_;
   const cuda::AttentionParams& p_;
   const CtaPairMap& map_;
   const std::uint32_t peer_;      // rank of the other CTA
@@ -595,7 +595,7 @@ class CtaPairScorer {
 template <class C>
 class CtaPairOutputs {
  public:
-  __device__ __forceinline__ CtaPairOutputs(const DecodeParams& params, const CtaPairMap& map)
+  __device__ __forceinline__ CtaPairOutputs(const MlaParams& params, const CtaPairMap& map)
       : params_(params), map_(map) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
@@ -652,7 +652,7 @@ class CtaPairOutputs {
     __syncwarp();
   }
 
-  const DecodeParams& params_;
+  const MlaParams& params_;
   const CtaPairMap& map_;
   std::uint32_t tiles_ = 0;       // over all work tiles so far
   std::uint32_t work_tiles_ = 0;  // non-empty work tiles so far
@@ -660,10 +660,8 @@ class CtaPairOutputs {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kMlaThreads, 1)
-    cta_pair_kernel(const __grid_constant__ typename C::Params launch_params) {
+__global__ void __launch_bounds__(kMlaThreads, 1) cta_pair_kernel(const __grid_constant__ typename C::Params params) {
   constexpr int kScoreRegisters = 240, kOtherRegisters = C::kFp8 ? 80 : 56;
-  const DecodeParams& params = step_of(launch_params);
   const std::uint32_t rank = rank_in_cluster();
   const CtaPairMap map{map_to_cta(kReservedBytes, rank), rank};
   if (threadIdx.x == 0) init_cta_pair_barriers(map, C::kFp8 ? kCtaPairDequantizers : 0);
@@ -688,7 +686,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1)
       CtaPairSender sender(map);
       for_each_work_tile(map, sender);
     } else if constexpr (C::kFp8) {
-      CtaPairDequantizer<C> dequantizer(launch_params, map);
+      CtaPairDequantizer<C> dequantizer(params, map);
       for_each_work_tile(map, dequantizer);
     }
   }

@@ -19,7 +19,7 @@ struct MlaConfig {
   using Element = Element_;
   using KvSplits = LaunchKvSplits;
   static constexpr bool kFp8 = kFp8_;  // FP8 latent cache
-  using Params = std::conditional_t<kFp8, MlaFp8Params, DecodeParams>;
+  using Params = std::conditional_t<kFp8, MlaFp8Params, MlaParams>;
   static constexpr int kCtas = kCtas_;  // per cluster, one row block each
   static constexpr int kKeyTile = kMlaKeyTile;
   static constexpr int kDimV = kLatentDimV;
@@ -39,7 +39,7 @@ struct CtaPairConfig {
   using Element = Element_;
   using KvSplits = LaunchKvSplits;
   static constexpr bool kFp8 = kFp8_;
-  using Params = std::conditional_t<kFp8, MlaFp8Params, DecodeParams>;
+  using Params = std::conditional_t<kFp8, MlaFp8Params, MlaParams>;
   static constexpr int kKeyTile = kMlaKeyTile;
   static constexpr int kDimV = kLatentDimV;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MLA decode on Hopper, one CTA per row block. A work tile is one KV split for 64 rows of one KV head
-// (decode/work_tiles.cuh). One producer warp loads key tiles. Two consumer warpgroups compute attention: each holds
-// half of the output columns of all 64 rows, and computes the scores of every second tile for both.
+// (decode/sm90/decode_common.cuh). One producer warp loads key tiles. Two consumer warpgroups compute attention: each
+// holds half of the output columns of all 64 rows, and computes the scores of every second tile for both.
 //
 // In a cluster of two, the CTAs process the same key tiles for two row blocks. Each CTA multicasts half of every tile.
 #pragma once
@@ -16,8 +16,7 @@
 #include "kernels/common/sm90/matrix.cuh"
 #include "kernels/common/sm90/mbarrier.cuh"
 #include "kernels/common/sm90/tma.cuh"
-#include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/work_tiles.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/mla/sm90/config.hpp"
 #include "kernels/mla/sm90/mla_common.cuh"
 
@@ -34,7 +33,7 @@ namespace ringattn::sm90 {
 //   factors          [64 rows]             by which the outputs are rescaled before this tile is added
 //   moved            [4 warps]             whether a factor of the warp's rows is not 1
 //   barriers
-//   work_tiles       [sequences + 1]       number of work tiles before each sequence (decode/work_tiles.cuh)
+//   work_tiles       [sequences + 1]       number of work tiles before each sequence (decode/sm90/decode_common.cuh)
 //
 // Q and tiles are stored in swizzled panels of 64 columns, as in the attention kernel (sm90_attention).
 
@@ -138,7 +137,7 @@ __device__ __forceinline__ void init_mla_barriers(const MlaMap& map, int ctas, i
 
 // Fills the table of work tiles in shared memory. By one warp.
 template <class C>
-__device__ __forceinline__ void plan_work_tiles(const DecodeParams& p, const MlaMap& map) {
+__device__ __forceinline__ void plan_work_tiles(const MlaParams& p, const MlaMap& map) {
   const int work_tiles = count_work_tiles<C>(p, map);
   if (p.whole == nullptr) {
     if (thread_of_cta() % 32 == 0) store_number(map.all_splits(), 0);
@@ -146,7 +145,7 @@ __device__ __forceinline__ void plan_work_tiles(const DecodeParams& p, const Mla
   }
   int max_work_tiles = 0;  // work tiles of a sequence
 #pragma unroll 1
-  for (int s = thread_of_cta() % 32; s < p.sequences; s += 32) {
+  for (int s = thread_of_cta() % 32; s < p.blocks.sequences; s += 32) {
     const int own = load_number(map.work_tiles_before(s + 1)) - load_number(map.work_tiles_before(s));
     max_work_tiles = own > max_work_tiles ? own : max_work_tiles;
   }
@@ -154,7 +153,7 @@ __device__ __forceinline__ void plan_work_tiles(const DecodeParams& p, const Mla
   const int splits = static_cast<int>(__reduce_max_sync(0xffffffffU, static_cast<unsigned>(max_work_tiles))) / stride;
   const int ctas = static_cast<int>(gridDim.x);
   const auto waves = [ctas](int count) { return (count + ctas - 1) / ctas; };
-  const int all_splits = waves(p.sequences * stride) * splits <= waves(work_tiles) ? 1 : 0;
+  const int all_splits = waves(p.blocks.sequences * stride) * splits <= waves(work_tiles) ? 1 : 0;
   if (thread_of_cta() % 32 != 0) return;
   store_number(map.all_splits(), all_splits);
   if (blockIdx.x == 0) *p.whole = all_splits;
@@ -163,15 +162,15 @@ __device__ __forceinline__ void plan_work_tiles(const DecodeParams& p, const Mla
 // Calls process(work_tile) for each work tile of this CTA. Work tiles of two row blocks of the same split have
 // consecutive numbers.
 template <class C, class Process>
-__device__ __forceinline__ void for_each_work_tile(const DecodeParams& p, const MlaMap& map, Process process) {
+__device__ __forceinline__ void for_each_work_tile(const MlaParams& p, const MlaMap& map, Process process) {
   const bool all_splits = load_number(map.all_splits()) != 0;
   const int stride = work_tile_stride(p);
-  const int count = all_splits ? p.sequences * stride : work_tile_count(p, map);
+  const int count = all_splits ? p.blocks.sequences * stride : work_tile_count(p, map);
 #pragma unroll 1
   for (int n = static_cast<int>(blockIdx.x); n < count; n += static_cast<int>(gridDim.x)) {
     int number = n, end = n + 1;
     if (all_splits) {
-      const int sequence = p.by_stride.quotient(n);
+      const int sequence = p.blocks.by_stride.quotient(n);
       number = load_number(map.work_tiles_before(sequence)) + n - sequence * stride;
       end = load_number(map.work_tiles_before(sequence + 1));  // at most `number` if the rows attend to no key
     }
@@ -187,12 +186,12 @@ template <class C>
 class MlaProducer {
  public:
   // `rank`: of this CTA in its cluster.
-  __device__ __forceinline__ MlaProducer(const DecodeParams& p, const MlaMap& map, std::uint32_t rank)
+  __device__ __forceinline__ MlaProducer(const typename C::Params& p, const MlaMap& map, std::uint32_t rank)
       : p_(p),
         map_(map),
         lane_(thread_of_cta() % 32),
-        own_boxes_(p.boxes / C::kCtas),
-        first_row_(static_cast<int>(rank) * own_boxes_ * p.box_rows) {}
+        own_boxes_(p.boxes.per_tile / C::kCtas),
+        first_row_(static_cast<int>(rank) * own_boxes_ * p.boxes.rows) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
     begin(work_tile);
@@ -243,7 +242,7 @@ class MlaProducer {
                                               BarrierOf barrier_of) const {
     const std::uint32_t tile = warp_uniform(map_.tile(stage_of(tiles_)));
     for_boxes(of_lane, own_boxes_, [&](int i, const PageBox& box) {
-      const std::uint32_t rows = tile + static_cast<std::uint32_t>((first_row_ + i * p_.box_rows) * kPanelRowBytes);
+      const std::uint32_t rows = tile + static_cast<std::uint32_t>((first_row_ + i * p_.boxes.rows) * kPanelRowBytes);
 #pragma unroll
       for (int panel = kBegin; panel < kEnd; ++panel) {
         const std::uint32_t target = rows + static_cast<std::uint32_t>(panel * MlaMap::kPanelBytes);
@@ -290,10 +289,10 @@ class MlaProducer {
     if (lane_ == 0) barrier_arrive_expect(map_.full(stage, kRopePart), rows * kPanelRowBytes);
     __syncwarp();
     constexpr int kRope = kLatentDimV / kPanelColumns;
-    issue_loads<kRope, kRope + 1, true>(p_.v, head, box, 0, [&](int) { return map_.full(stage, kRopePart); });
+    issue_loads<kRope, kRope + 1, true>(p_.rope, head, box, 0, [&](int) { return map_.full(stage, kRopePart); });
   }
 
-  const DecodeParams& p_;
+  const typename C::Params& p_;
   const MlaMap& map_;
   const int lane_;
   const int own_boxes_;         // per tile, a power of two
@@ -316,7 +315,7 @@ class MlaDequantizer {
         peer_(1U - rank),
         first_row_(static_cast<int>(rank) * (kDequantizers * Row::kRows) + warp() * Row::kRows),
         row_(p, first_row_),
-        producer_(p.step, map, rank) {
+        producer_(p, map, rank) {
     static_assert(C::kCtas * kDequantizers * Row::kRows == kMlaKeyTile && C::kCtas <= 2);
   }
 
@@ -392,7 +391,7 @@ struct RowTransition {
   bool joins, ends;
 };
 template <class C>
-__device__ __forceinline__ RowTransition transition_of(const DecodeParams& p, const MlaMap& map,
+__device__ __forceinline__ RowTransition transition_of(const MlaParams& p, const MlaMap& map,
                                                        const DecodeWorkTile& work_tile, const DecodeCoord& coord) {
   if (load_number(map.all_splits()) == 0) return {true, false, finishes(p, work_tile)};
   const RowKvSplits splits = splits_of<C>(p, work_tile, coord);
@@ -404,7 +403,7 @@ __device__ __forceinline__ RowTransition transition_of(const DecodeParams& p, co
 // Stores a thread's elements of the rows after a work tile: its columns from `first_column` on. `has_tiles`: the work
 // tile is not empty.
 template <class C>
-__device__ __forceinline__ void store_rows(const DecodeParams& p, const MlaMap& map, const DecodeWorkTile& work_tile,
+__device__ __forceinline__ void store_rows(const MlaParams& p, const MlaMap& map, const DecodeWorkTile& work_tile,
                                            const ThreadRows& thread_rows, int first_column, bool has_tiles,
                                            float (&o)[C::kColumns / 8][4]) {
   const int lane = thread_of_cta() % 4;
@@ -423,7 +422,7 @@ __device__ __forceinline__ void store_rows(const DecodeParams& p, const MlaMap& 
     // With all splits in this CTA, the row's merged partial: each warpgroup has its own columns and its own (offset,
     // sum).
     float* const partial =
-        p.partials == nullptr ? nullptr : partial_of(p, all_splits ? 0 : work_tile.cache_split, coord);
+        p.partials.data == nullptr ? nullptr : partial_of(p, all_splits ? 0 : work_tile.cache_split, coord);
     auto* const outputs = reinterpret_cast<float4*>(partial) + 4 * block + lane;
     auto* const stats = reinterpret_cast<float2*>(partial + C::kDimV) + (all_splits && !first_columns ? 1 : 0);
     if (transition.joins) {
@@ -458,7 +457,7 @@ __device__ __forceinline__ void store_rows(const DecodeParams& p, const MlaMap& 
       if (all_splits || (first_columns && lane == 0)) __stcg(stats, float2{softmax_offset, sum});
     }
     if (__any_sync(0xffffffffU, transition.ends) == 0) continue;
-    const FinishedRow<C> finished(p, coord, softmax_offset, sum);
+    const FinishedRow<C> finished(p.attention, coord, softmax_offset, sum);
     const bool writes = transition.ends && present;
 #pragma unroll
     for (int n = 0; n < C::kColumns / 8; n += 4) {
@@ -482,7 +481,7 @@ inline constexpr int kOrderBarrier = 4;           // the second warpgroup may is
 template <class C>
 class MlaConsumer {
  public:
-  __device__ __forceinline__ MlaConsumer(const DecodeParams& params, const MlaMap& map)
+  __device__ __forceinline__ MlaConsumer(const MlaParams& params, const MlaMap& map)
       : params_(params), p_(params.attention), map_(map), warpgroup_(warp_uniform(threadIdx.x / kWarpgroup)) {}
 
   __device__ __forceinline__ void process(const DecodeWorkTile& work_tile) {
@@ -819,7 +818,7 @@ class MlaConsumer {
 
   static __device__ __forceinline__ int warp() { return thread_of_warpgroup() / 32; }
 
-  const DecodeParams& params_;
+  const MlaParams& params_;
   const cuda::AttentionParams& p_;
   const MlaMap& map_;
   const std::uint32_t warpgroup_;
@@ -829,10 +828,9 @@ class MlaConsumer {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kMlaThreads, 1) mla_kernel(const __grid_constant__ typename C::Params launch_params) {
+__global__ void __launch_bounds__(kMlaThreads, 1) mla_kernel(const __grid_constant__ typename C::Params params) {
   constexpr int kOtherRegisters = C::kFp8 ? 72 : 40;
   constexpr int kConsumerRegisters = (kMlaRegisters - kOtherRegisters) / 2;
-  const DecodeParams& params = step_of(launch_params);
   const std::uint32_t rank = C::kCtas > 1 ? rank_in_cluster() : 0;
   const MlaMap map{C::kCtas > 1 ? map_to_cta(kReservedBytes, rank) : kReservedBytes};
   if (threadIdx.x == 0) init_mla_barriers(map, C::kCtas, C::kFp8 ? kDequantizers : 0);
@@ -850,7 +848,7 @@ __global__ void __launch_bounds__(kMlaThreads, 1) mla_kernel(const __grid_consta
   } else {
     reg_dealloc<kOtherRegisters>();
     if constexpr (C::kFp8) {
-      run(MlaDequantizer<C>(launch_params, map, rank));
+      run(MlaDequantizer<C>(params, map, rank));
     } else {
       if (threadIdx.x / 32 == kMlaConsumerThreads / 32) run(MlaProducer<C>(params, map, rank));
     }

@@ -4,23 +4,25 @@
 #pragma once
 
 #include "base/memory.hpp"
-#include "kernels/decode/sm90/compressed_params.hpp"
+#include "kernels/decode/sm90/decode_params.hpp"
 #include "kernels/quant/latent_rows.hpp"
 
 namespace ringattn::sm90 {
 
-// Kernel arguments of a launch over the FP8 latent cache. All other MLA decode launches get DecodeParams.
-
-struct MlaFp8Params {
-  // step.k maps the fp8 values as 16-bit elements, two values each. step.v maps the rotary keys.
-  DecodeParams step;
-  PagedBytes scales;  // float[4] per row, one scale per 128 latent columns
+// Kernel parameters of MLA decode.
+struct MlaParams : WorkTileParams {
+  CUtensorMap k;                 // the latent cache, in boxes of 64 columns
+  std::int32_t split_tiles_log;  // log2 of the key tiles of a KV split
+  // For a launch in which one CTA may attend to all splits of a row and finish it, although there are partials
+  // (mla.cuh): it writes 1 or 0 here for the merge that follows. Null: it doesn't.
+  std::int32_t* whole;
 };
 
-#ifdef __CUDACC__
-__device__ __forceinline__ const DecodeParams& step_of(const DecodeParams& params) { return params; }
-__device__ __forceinline__ const DecodeParams& step_of(const MlaFp8Params& params) { return params.step; }
-#endif
+// Over the FP8 latent cache. `k` maps the fp8 values as 16-bit elements, two values each.
+struct MlaFp8Params : MlaParams {
+  CUtensorMap rope;   // the rotary keys
+  PagedBytes scales;  // float[4] per row, one scale per 128 latent columns
+};
 
 template <class Params>
 struct MlaLauncher {
@@ -35,8 +37,8 @@ struct MlaLauncher {
   void (*launch_cta_groups)(const Params& params, int ctas, int clusters, Stream stream);
 };
 
-extern const MlaLauncher<DecodeParams> mla_bf16;
-extern const MlaLauncher<DecodeParams> mla_fp16;
+extern const MlaLauncher<MlaParams> mla_bf16;
+extern const MlaLauncher<MlaParams> mla_fp16;
 extern const MlaLauncher<MlaFp8Params> mla_fp8;  // queries and outputs are bf16
 
 }  // namespace ringattn::sm90

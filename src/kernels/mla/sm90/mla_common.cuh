@@ -14,9 +14,8 @@
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/decode/sm90/decode.cuh"
+#include "kernels/decode/sm90/decode_common.cuh"
 #include "kernels/decode/sm90/dequantize.cuh"
-#include "kernels/decode/sm90/finish.cuh"
-#include "kernels/decode/sm90/work_tiles.cuh"
 #include "kernels/mla/sm90/config.hpp"
 #include "kernels/mla/sm90/mla.hpp"
 
@@ -128,14 +127,20 @@ class WorkTileInfoWriter {
   std::uint32_t infos_ = 0;
 };
 
-// Finds the work tiles of a step by one warp and without a table in shared memory (decode/work_tiles.cuh). Each lane
-// counts the work tiles of consecutive sequences.
+// The KV splits of a launch (FixedKvSplits has those of the other kernels).
+struct LaunchKvSplits {
+  static __device__ __forceinline__ int tiles(const MlaParams& p) { return 1 << p.split_tiles_log; }
+  static __device__ __forceinline__ int of_tile(const MlaParams& p, int tile) { return tile >> p.split_tiles_log; }
+};
+
+// Finds the work tiles of a step by one warp and without a table in shared memory (decode/sm90/decode_common.cuh). Each
+// lane counts the work tiles of consecutive sequences.
 
 template <class C>
 class WorkTileFinder {
  public:
-  __device__ __forceinline__ explicit WorkTileFinder(const DecodeParams& p)
-      : p_(p), lane_(thread_of_cta() % 32), each_((p.sequences + 31) / 32) {}
+  __device__ __forceinline__ explicit WorkTileFinder(const MlaParams& p)
+      : p_(p), lane_(thread_of_cta() % 32), each_((p.blocks.sequences + 31) / 32) {}
 
   // Returns the number of work tiles.
   __device__ __forceinline__ int count() {
@@ -161,8 +166,8 @@ class WorkTileFinder {
 
  private:
   __device__ __forceinline__ int work_tiles_of(int sequence) const {
-    if (sequence >= p_.sequences) return 0;
-    return sequence_of<C>(p_, sequence).splits * p_.attention.kv_heads * p_.blocks;
+    if (sequence >= p_.blocks.sequences) return 0;
+    return sequence_of<C>(p_, sequence).splits * p_.attention.kv_heads * p_.blocks.count;
   }
   // Exclusive prefix sum over the lanes.
   __device__ __forceinline__ int before(int own) const {
@@ -175,7 +180,7 @@ class WorkTileFinder {
     return sum - own;
   }
 
-  const DecodeParams& p_;
+  const MlaParams& p_;
   const int lane_;
   const int each_;  // sequences per lane
   int own_ = 0;     // work tiles of the lane's sequences
@@ -186,20 +191,21 @@ class WorkTileFinder {
 // If each lane issued its own, the instructions of the lanes would serialize, as TMA operands are in uniform registers.
 
 // This lane's box of the tile, among the `boxes` boxes that start at the tile's row `first_row`. row = -1: no keys.
-__device__ __forceinline__ PageBox box_of_lane(const DecodeParams& p, const DecodeWorkTile& work_tile, int tile,
+__device__ __forceinline__ PageBox box_of_lane(const MlaParams& p, const DecodeWorkTile& work_tile, int tile,
                                                int first_row, int boxes) {
   const int lane = thread_of_cta() % 32;
-  const int key = tile * kMlaKeyTile + first_row + lane * p.box_rows;
+  const int key = tile * kMlaKeyTile + first_row + lane * p.boxes.rows;
   if (lane >= boxes || tile >= work_tile.end || key >= work_tile.seq_info.length) return {0, -1};
   const int here = key - work_tile.lag;
-  if (p.pages == nullptr) return {work_tile.sequence, here};
-  return {__ldcg(p.pages + work_tile.sequence * p.table_stride + (here >> p.page_log)), here & ((1 << p.page_log) - 1)};
+  if (p.table.pages == nullptr) return {work_tile.sequence, here};
+  return {__ldcg(p.table.pages + work_tile.sequence * p.table.stride + (here >> p.table.page_log)),
+          here & ((1 << p.table.page_log) - 1)};
 }
 
 // Rows of a tile that its boxes load. `left`: keys of the sequence from the tile's first key on.
-__device__ __forceinline__ int box_rows_of(const DecodeParams& p, int left) {
+__device__ __forceinline__ int box_rows_of(const MlaParams& p, int left) {
   const int keys = left < kMlaKeyTile ? left : kMlaKeyTile;
-  return (keys + p.box_rows - 1) & -p.box_rows;  // box_rows is a power of two
+  return (keys + p.boxes.rows - 1) & -p.boxes.rows;  // boxes.rows is a power of two
 }
 
 // Calls visit(i, box) from one lane for each of the warp's first `count` boxes, up to the first box without keys.
@@ -228,7 +234,7 @@ class QueryRows {
 
   // Loads the queries. Missing rows are zeros. Calls issued() once the loads are issued.
   template <class Issued>
-  __device__ __forceinline__ void load(const DecodeParams& params, const DecodeWorkTile& work_tile, Issued issued) {
+  __device__ __forceinline__ void load(const MlaParams& params, const DecodeWorkTile& work_tile, Issued issued) {
     const cuda::AttentionParams& p = params.attention;
     const auto* const q = static_cast<const std::uint16_t*>(p.q.data);
     const int rows = rows_of(params, work_tile);
@@ -433,8 +439,8 @@ class OutputColumns {
   }
 
   // `sum`: l of this thread's rows. `has_tiles`: the work tile is not empty.
-  __device__ __forceinline__ void store_rows(const DecodeParams& params, const DecodeWorkTile& work_tile,
-                                             int first_column, const float (&sum)[2], bool has_tiles) const {
+  __device__ __forceinline__ void store_rows(const MlaParams& params, const DecodeWorkTile& work_tile, int first_column,
+                                             const float (&sum)[2], bool has_tiles) const {
     const int lane = thread_of_cta() % 4;
     const bool is_leader = first_column == 0 && lane == 0;
     const int rows = rows_of(params, work_tile);
@@ -456,7 +462,7 @@ class OutputColumns {
         if (is_leader) store_stats(params, work_tile, 0, 1, tile_row, coord, float2{softmax_offset_[half], sum[half]});
         continue;
       }
-      const FinishedRow<C> finished(params, coord, softmax_offset_[half], sum[half]);
+      const FinishedRow<C> finished(params.attention, coord, softmax_offset_[half], sum[half]);
 #pragma unroll
       for (int n = 0; n < kColumns / 8; n += 4) {
         if (first_column + 8 * n >= C::kDimV) break;
@@ -525,11 +531,11 @@ class Fp8Row {
     const int key = tile * kMlaKeyTile + row_;
     if (tile >= work_tile.end || key >= work_tile.seq_info.length) return {0.0F, 0.0F, 0.0F, 0.0F};
     const int here = key - work_tile.lag;
-    const DecodeParams& step = p_.step;
-    const bool paged = step.pages != nullptr;
-    const int page = paged ? __ldcg(step.pages + work_tile.sequence * step.table_stride + (here >> step.page_log))
-                           : work_tile.sequence;
-    const int row = paged ? here & ((1 << step.page_log) - 1) : here;
+    const PageTable& table = p_.table;
+    const bool paged = table.pages != nullptr;
+    const int page =
+        paged ? __ldcg(table.pages + work_tile.sequence * table.stride + (here >> table.page_log)) : work_tile.sequence;
+    const int row = paged ? here & ((1 << table.page_log) - 1) : here;
     return __ldcg(reinterpret_cast<const float4*>(p_.scales.at(page, row, work_tile.kv_head)));
   }
 

@@ -13,8 +13,8 @@
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
-#include "kernels/decode/sm90/merge.hpp"
-#include "kernels/decode/sm90/step_params.hpp"
+#include "kernels/decode/sm90/decode_params.hpp"
+#include "kernels/decode/sm90/sm90_decode.hpp"
 #include "kernels/mla/sm90/config.hpp"
 #include "kernels/mla/sm90/mla.hpp"
 
@@ -38,7 +38,7 @@ class Sm90Mla final : public DecodeKernel {
     if (splits <= 1) return 0;
     const std::int64_t rows = std::min<std::int64_t>(limits.sequences, kMaxMlaSequences) * limits.rows;
     return static_cast<std::size_t>(rows * splits * spec_.attention.heads * partial_floats()) * sizeof(float) +
-           sizeof(std::int32_t);  // DecodeParams::whole
+           sizeof(std::int32_t);  // MlaParams::whole
   }
 
   void check(const DecodeLimits& limits, int shares) const override { check_limits(variant_.name, limits, shares); }
@@ -77,16 +77,15 @@ class Sm90Mla final : public DecodeKernel {
  private:
   // One launch, for at most kMaxMlaSequences sequences.
   void enqueue_launch(const DecodeStep& step, Stream stream) const {
-    DecodeParams p{};
+    MlaParams p{};
     set_step(spec_.attention, step, kQueryTile, p);
     p.split_tiles_log = std::countr_zero(static_cast<unsigned>(variant_.tiles_per_kv_split));
-    const std::int64_t work_tiles = std::int64_t{p.sequences} * p.attention.kv_heads * p.blocks * kv_splits_;
+    const std::int64_t work_tiles =
+        std::int64_t{p.blocks.sequences} * p.attention.kv_heads * p.blocks.count * kv_splits_;
     const bool merges = kv_splits_ > 1 && step.partials.data == nullptr;
-    p.slices = 1;
-    const ClusterShape shape = choose_shape(work_tiles, p.blocks % 2 == 0);
+    const ClusterShape shape = choose_shape(work_tiles, p.blocks.count % 2 == 0);
     if (merges) {
-      p.partials = reinterpret_cast<float*>(scratch_.data());
-      p.partial_splits = kv_splits_;
+      p.partials = {reinterpret_cast<float*>(scratch_.data()), kv_splits_};
       if (shape.ctas == shape.blocks) p.whole = whole_;
     }
     const auto clusters = static_cast<int>(std::min(work_tiles / shape.blocks, shape.max_active));
@@ -97,7 +96,7 @@ class Sm90Mla final : public DecodeKernel {
     const int box_rows = kMlaKeyTile / shape.blocks;
     if (spec_.format.is_plain()) {
       set_pages(step, kMlaKeyTile, box_rows, p);
-      p.k = map_pages(mapped_pages(variant_.name, step.k), spec_.attention.dtype, p.box_rows, kPanelColumns);
+      p.k = map_pages(mapped_pages(variant_.name, step.k), spec_.attention.dtype, p.boxes.rows, kPanelColumns);
       launch(spec_.attention.dtype == Dtype::kBf16 ? mla_bf16 : mla_fp16, p);
     } else {
       DecodeStep paged = step;
@@ -118,8 +117,8 @@ class Sm90Mla final : public DecodeKernel {
   }
 
   // Describes where the fp8 values, the scales and the rotary keys of the FP8 latent cache are.
-  MlaFp8Params fp8_params(const CompressedCache& cache, const DecodeParams& step) const {
-    MlaFp8Params p{step, {}};
+  MlaFp8Params fp8_params(const CompressedCache& cache, const MlaParams& params) const {
+    MlaFp8Params p{params, {}, {}};
     const PagedStream& scales = cache.streams[1];
     // The tensor map has 16-bit elements: two fp8 values, or one element of a rotary key.
     const auto map = [&](const PagedStream& stream, std::int64_t columns) {
@@ -132,10 +131,10 @@ class Sm90Mla final : public DecodeKernel {
                            stream.page_stride / 2,
                            stream.token_stride / 2,
                            stream.head_stride / 2};
-      return map_pages(mapped_pages(variant_.name, view), Dtype::kBf16, step.box_rows, kPanelColumns);
+      return map_pages(mapped_pages(variant_.name, view), Dtype::kBf16, params.boxes.rows, kPanelColumns);
     };
-    p.step.k = map(cache.streams[0], kLatentDimV / 2);
-    p.step.v = map(cache.streams[2], kLatentDim - kLatentDimV);
+    p.k = map(cache.streams[0], kLatentDimV / 2);
+    p.rope = map(cache.streams[2], kLatentDim - kLatentDimV);
     p.scales = {scales.data, scales.page_stride, scales.token_stride, scales.head_stride};
     const auto address = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(scales.data));
     if ((address | scales.page_stride | scales.token_stride | scales.head_stride) % 16 != 0) {
@@ -146,8 +145,8 @@ class Sm90Mla final : public DecodeKernel {
   }
 
   // Merges the KV splits of a step. Their partials are in the scratch memory.
-  void finish(const DecodeStep& step, const DecodeParams& launched, Stream stream) const {
-    const float* const partials = launched.partials;
+  void finish(const DecodeStep& step, const MlaParams& launched, Stream stream) const {
+    const float* const partials = launched.partials.data;
     merge_partitions(variant_.name, spec_.attention, kv_split_keys(),
                      {.partitions = {&partials, 1},
                       .kv_splits = kv_splits_,
@@ -190,7 +189,7 @@ class Sm90Mla final : public DecodeKernel {
   int max_clusters_ = 0;
   std::array<ClusterShape, 5> cta_group_shapes_ = {{{8, 2, 0}, {6, 2, 0}, {4, 1, 0}, {3, 1, 0}, {2, 1, 0}}};
   Buffer scratch_;
-  std::int32_t* whole_ = nullptr;  // DecodeParams::whole, in the scratch memory
+  std::int32_t* whole_ = nullptr;  // MlaParams::whole, in the scratch memory
 };
 
 }  // namespace

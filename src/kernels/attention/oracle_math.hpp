@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic that the attention oracles share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.hpp"
+#include "base/tensor.hpp"
+
+namespace ringattn {
+
+// Converts one row of a view. target: [view.dim].
+template <class Real>
+void widen_row(const TensorView& view, std::int64_t token, std::int64_t head, Real* target) {
+  const std::byte* row = view.at(token, head);
+  const std::size_t size = size_of(view.dtype);
+  for (std::int64_t i = 0; i < view.dim; ++i) {
+    target[i] = static_cast<Real>(load_element(row + static_cast<std::size_t>(i) * size, view.dtype));
+  }
+}
+
+// Dot product with eight partial sums, so that the compiler can vectorize it.
+template <class Real>
+Real dot(const Real* a, const Real* b, std::size_t count) {
+  constexpr std::size_t kSums = 8;
+  Real sums[kSums] = {};
+  std::size_t i = 0;
+  for (; i + kSums <= count; i += kSums) {
+    for (std::size_t j = 0; j < kSums; ++j) sums[j] += a[i + j] * b[i + j];
+  }
+  Real total = ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
+  for (; i < count; ++i) total += a[i] * b[i];
+  return total;
+}
+
+}  // namespace ringattn

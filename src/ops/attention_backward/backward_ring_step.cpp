@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/attention_backward/backward_ring_step.hpp"
+
+namespace ringattn {
+
+void BackwardRingStep::prepare(Stream stream, const Progress& progress) {
+  kernel_.row_stats(memory_.stats, stream, progress);
+}
+
+BackwardTask BackwardRingStep::task_of(const Plan& direction, const ArrivedBlock& block) const {
+  const BlockPlan& planned = direction.blocks[static_cast<std::size_t>(block.index)];
+  BackwardTask task;
+  task.sequences = sequences_;
+  task.runs = planned.key_runs;
+  task.tiles = planned.tiles;
+  task.resume = !block.first;
+  task.save = !block.last;
+  return task;
+}
+
+void BackwardRingStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
+  const auto parity = static_cast<std::size_t>(block.index % 2);
+  {
+    const BackwardKeySource sources[] = {memory_.keys, memory_.key_buffers[parity]};
+    DqTask task{task_of(plan_, block), memory_.q, memory_.dout,
+                memory_.stats.stats,   sources,   block.last ? &memory_.dq : nullptr};
+    task.rows = plan_.queries;
+    task.state = memory_.dq_state;
+    kernel_.add_dq(task, stream, progress);
+  }
+  const BackwardQuerySource sources[] = {memory_.queries, memory_.query_buffers[parity]};
+  DkvTask task{
+      task_of(*plan_.to_keys, block),    memory_.keys.k, memory_.keys.v, sources, block.last ? &memory_.dk : nullptr,
+      block.last ? &memory_.dv : nullptr};
+  task.rows = keys_;
+  task.state = memory_.dkv_state;
+  kernel_.add_dkv(task, stream, progress);
+}
+
+bool BackwardRingStep::finish(Stream, const Progress&) { return false; }
+
+}  // namespace ringattn

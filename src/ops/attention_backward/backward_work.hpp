@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Describes a backward pass to the ring and to its plan: row streams, FLOPs and memory.
+#pragma once
+
+#include "attention/options.hpp"
+#include "kernels/attention_backward/attention_backward.hpp"
+#include "ops/attention/plan_summary.hpp"
+#include "ops/attention_backward/attention_backward.hpp"
+
+namespace ringattn {
+
+// Row streams of a token. Their order is that of BackwardShard.
+enum BackwardStream : std::size_t { kKeyStream, kValueStream, kQueryStream, kDoutStream, kRowStatsStream };
+RowStreams backward_streams(const AttentionSpec& spec);
+
+// The kernel's spec of a job.
+AttentionBackwardSpec backward_spec(const BackwardJob& job);
+
+// The sequences of a batch, as kernels have them.
+std::vector<BackwardSequence> backward_sequences(const Batch& batch);
+
+// `kernel` outlives the result.
+RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel& kernel);
+
+// Upper bounds over the tasks of a plan.
+BackwardLimits backward_limits(const Plan& plan);
+
+}  // namespace ringattn
