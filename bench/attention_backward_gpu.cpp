@@ -75,7 +75,7 @@ class Bench {
       sequences.push_back({shape.length, shape.length, 0});
       rows.push_back({static_cast<std::int32_t>(s), 0, s * shape.length, shape.length});
     }
-    const Tiles keys(shape, kernel_->dq_key_tile()), queries(shape, kBackwardTile);
+    const Tiles keys(shape, kernel_->key_tile()), queries(shape, kBackwardTile);
     BackwardLimits limits{tokens, shape.sequences, shape.sequences,
                           static_cast<std::int64_t>(std::max(keys.tiles.size(), queries.tiles.size())), shape.sequences};
     kernel_->reserve(limits);

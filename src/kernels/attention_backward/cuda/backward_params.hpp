@@ -38,11 +38,11 @@ inline constexpr int kRowTilesOfPair = 2;
 // `row_tile` + (head + n) / group and to head (head + n) % group.
 struct RowTilePair {
   std::int32_t row_tile, head, count;
-  std::int32_t begin_tile, end_tile;      // the union of the row tiles' ranges
-  std::int32_t tiles;                     // that the task has in this range
-  std::int32_t run_begin, run_end;        // BackwardTables::runs of the sequence
-  std::int32_t other_begin, other_end;    // rows of the other side, counted from tile 0: those outside are not its own
-  std::int32_t split_phase;               // tile t belongs to split (t + split_phase) / tiles_per_split
+  std::int32_t begin_tile, end_tile;    // the union of the row tiles' ranges
+  std::int32_t tiles;                   // that the task has in this range
+  std::int32_t run_begin, run_end;      // BackwardTables::runs of the sequence
+  std::int32_t other_begin, other_end;  // rows of the other side, counted from tile 0: those outside are not its own
+  std::int32_t split_phase;             // tile t belongs to split (t + split_phase) / tiles_per_split
 };
 
 // Tiles [first_tile, first_tile + tiles) of a sequence, at entries table, table + 1, … of BackwardTables::tiles.
@@ -57,7 +57,7 @@ struct TileRows {
 };
 
 struct BackwardTables {
-  const RowTilePair* pairs;   // [pair_count], longest first
+  const RowTilePair* pairs;  // [pair_count], longest first
   const RowTile* row_tiles;
   const TileRun* runs;
   const TileEntry* tiles;
@@ -65,10 +65,10 @@ struct BackwardTables {
   std::int32_t* taken;        // work counter; 0 at the start
   std::int32_t pair_count;
   std::int32_t kv_heads;
-  std::int32_t group;            // head tiles per row tile and KV head
-  std::int32_t swizzle_heads;    // KV heads of an L2 swizzle group; divides kv_heads
+  std::int32_t group;          // head tiles per row tile and KV head
+  std::int32_t swizzle_heads;  // KV heads of an L2 swizzle group; divides kv_heads
   std::int32_t tiles_per_split;
-  std::int32_t left, right;      // a row at offset x sees the other side's rows x − left … x + right
+  std::int32_t left, right;  // a row at offset x sees the other side's rows x − left … x + right
 };
 
 // Sums of a row and head are `width` floats, in the kernel's own order. The state has a closed sum, then an open one.
@@ -76,13 +76,24 @@ struct BackwardSums {
   float* state;    // [rows, heads, 2, width]; null: neither resumed nor saved
   float* scratch;  // [CTAs, head tiles of a CTA, kBackwardTile, width], for closed sums without a state
   bool save;
-  bool finish;     // write gradients
+  bool finish;  // write gradients
 };
 
 struct BackwardGradient {
   StridedRows<void> rows;
   bool is_f32;
   bool in_pairs;  // pairs of elements are aligned
+};
+
+// What the kernels of dQ and of dK and dV read.
+struct BackwardCommon {
+  BackwardTables tables;
+  BackwardSums sums;
+  AttentionParams::Softmax softmax;
+  float inverse_cap;  // 1 / softcap; 0 without one
+  std::int32_t heads;
+  StridedRows<const void> own[2];  // q and dout, or k and v, of the rows
+  bool bulk;                       // TMA loads all tensors, and there is no table of tile_rows; otherwise threads copy
 };
 
 }  // namespace ringattn::cuda

@@ -53,10 +53,10 @@ std::int32_t swizzle_heads_of(int kv_heads, std::int64_t head_bytes, std::int64_
 
 // A sequence seen from the rows: positions are counted from the other side's tile 0.
 struct BackwardTableBuilder::Sequence {
-  std::int64_t origin;                    // key position of the other side's tile 0
-  std::int64_t row_begin, row_end;        // rows of the sequence
-  std::int64_t other_begin, other_end;    // rows of the other side
-  std::int32_t run_begin, run_end;        // in runs_
+  std::int64_t origin;                  // key position of the other side's tile 0
+  std::int64_t row_begin, row_end;      // rows of the sequence
+  std::int64_t other_begin, other_end;  // rows of the other side
+  std::int32_t run_begin, run_end;      // in runs_
   std::int32_t split_phase;
   std::int32_t tiles_per_split;
 };
@@ -81,7 +81,8 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
   row_tiles_.clear();
   pairs_.clear();
   for (const KeyRun& run : task.runs) {
-    runs_.push_back({narrow(run.first_tile), static_cast<std::int32_t>(run.tiles), static_cast<std::int32_t>(run.table)});
+    runs_.push_back(
+        {narrow(run.first_tile), static_cast<std::int32_t>(run.tiles), static_cast<std::int32_t>(run.table)});
   }
   const bool of_queries = shape.rows == BackwardSide::kQueries;
   const Mask mask = of_queries ? spec.mask : Mask{spec.mask.right, spec.mask.left};
@@ -104,8 +105,8 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
     }
     sequence.tiles_per_split = static_cast<std::int32_t>(shape.split / shape.other_tile);
     const std::int64_t first_tile = floor_quotient(sequence.origin, shape.other_tile);
-    sequence.split_phase = static_cast<std::int32_t>(
-        first_tile - floor_quotient(first_tile, sequence.tiles_per_split) * sequence.tiles_per_split);
+    sequence.split_phase = static_cast<std::int32_t>(first_tile - floor_quotient(first_tile, sequence.tiles_per_split) *
+                                                                      sequence.tiles_per_split);
     while (next_run < task.runs.size() && task.runs[next_run].sequence < number) ++next_run;
     sequence.run_begin = static_cast<std::int32_t>(next_run);
     while (next_run < task.runs.size() && task.runs[next_run].sequence == number) ++next_run;
@@ -128,9 +129,9 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
          fmt::format("{} are reserved", memory.size()));
   }
   layout.pair_count = static_cast<std::int32_t>(pairs_.size());
-  layout.swizzle_heads =
-      swizzle_heads_of(spec.kv_heads, static_cast<std::int64_t>(task.tiles.size()) * shape.other_tile * shape.head_bytes,
-                       shape.swizzle_bytes);
+  layout.swizzle_heads = swizzle_heads_of(
+      spec.kv_heads, static_cast<std::int64_t>(task.tiles.size()) * shape.other_tile * shape.head_bytes,
+      shape.swizzle_bytes);
   std::memset(memory.data(), 0, layout.pairs);
   const auto copy = [&](std::size_t offset, const auto& table) {
     if (!table.empty()) std::memcpy(memory.data() + offset, table.data(), table.size() * sizeof(table[0]));
@@ -226,7 +227,7 @@ void BackwardTableBuilder::pair_up(const BackwardShape& shape, const Sequence& s
     pair.count = 1;
     pair.begin_tile = first.begin_tile;
     pair.end_tile = first.end_tile;
-    if (n + 1 < head_tiles) {
+    if (shape.head_tiles == kRowTilesOfPair && n + 1 < head_tiles) {
       // Row tiles without common tiles would only wait for each other's.
       const RowTile& second = row_tiles_[first_row_tile + (n + 1) / group];
       if (std::max(first.begin_tile, second.begin_tile) < std::min(first.end_tile, second.end_tile)) {

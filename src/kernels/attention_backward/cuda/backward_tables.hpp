@@ -17,11 +17,12 @@ enum class BackwardSide { kQueries, kKeys };  // rows of dQ; rows of dK and dV
 
 struct BackwardShape {
   BackwardSide rows;
-  int other_tile;               // rows of a tile of the other side
-  std::int64_t split;           // positions of a split of the other side
-  int group;                    // BackwardTables::group
-  std::int64_t swizzle_bytes;   // the other side's tensors of an L2 swizzle group
-  std::int64_t head_bytes;      // bytes of a row of the other side's tensors, for one KV head
+  int other_tile;              // rows of a tile of the other side
+  std::int64_t split;          // positions of a split of the other side
+  int group;                   // BackwardTables::group
+  int head_tiles;              // most head tiles of a CTA: 1 or kRowTilesOfPair
+  std::int64_t swizzle_bytes;  // the other side's tensors of an L2 swizzle group
+  std::int64_t head_bytes;     // bytes of a row of the other side's tensors, for one KV head
 };
 
 // Byte offsets of the tables in their allocation.
@@ -46,8 +47,8 @@ class BackwardTableBuilder {
   void reserve(const BackwardLimits& limits, int group);
   // Writes the task's tables into `memory`. `finish`: rows without tiles are part of the work too. `sources`: those of
   // the task, if TMA can't load its tiles, else none.
-  BackwardTableLayout build(const AttentionSpec& spec, const BackwardTask& task, const BackwardShape& shape, bool finish,
-                            std::span<const TileRows> sources, std::span<std::byte> memory);
+  BackwardTableLayout build(const AttentionSpec& spec, const BackwardTask& task, const BackwardShape& shape,
+                            bool finish, std::span<const TileRows> sources, std::span<std::byte> memory);
 
  private:
   struct Sequence;

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/attention_backward/cuda/row_stats.hpp"
-
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -9,6 +7,7 @@
 #include "base/cuda.hpp"
 #include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/merge.hpp"
+#include "kernels/attention_backward/cuda/row_stats.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
 
 namespace ringattn::cuda {
@@ -41,8 +40,8 @@ __device__ __forceinline__ uint4 load_piece(const char* from, bool aligned) {
   return {two(0), two(2), two(4), two(6)};
 }
 
-__device__ __forceinline__ float2 widen(__nv_bfloat162 x) { return __bfloat1622float2(x); }
-__device__ __forceinline__ float2 widen(__half2 x) { return __half22float2(x); }
+__device__ __forceinline__ float2 widen_pair(__nv_bfloat162 x) { return __bfloat1622float2(x); }
+__device__ __forceinline__ float2 widen_pair(__half2 x) { return __half22float2(x); }
 
 template <class Pair>
 __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStatsParams p) {
@@ -63,8 +62,8 @@ __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStats
       const auto* of_b = reinterpret_cast<const Pair*>(&b);
 #pragma unroll
       for (int i = 0; i < kPieceElements / 2; ++i) {
-        const float2 x = widen(of_a[i]);
-        const float2 y = widen(of_b[i]);
+        const float2 x = widen_pair(of_a[i]);
+        const float2 y = widen_pair(of_b[i]);
         sum = __fmaf_rn(x.x, y.x, sum);
         sum = __fmaf_rn(x.y, y.y, sum);
       }

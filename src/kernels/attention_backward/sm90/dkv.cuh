@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// dK and dV: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q. A CTA owns a pair of tiles of 64 keys of one KV head, one
-// a warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the group. P
-// and dS are register operands. Warp 0 is the producer.
+// dK and dV: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q. A CTA owns a pair of tiles of 64 keys of one KV head,
+// one a warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the group.
+// P and dS are register operands. Warp 0 is the producer.
 #pragma once
 
-#include "kernels/attention_backward/sm90/sums.cuh"
 #include "kernels/attention_backward/sm90/work.cuh"
 
 namespace ringattn::sm90 {
@@ -165,7 +164,7 @@ class DkvConsumer {
     for (std::uint32_t parity = 0;; parity ^= 1U) {
       barrier_wait(map_.work_full(), parity);
       const BackwardWork& work = slots[parity];
-      if (uniform(work.kv_head) == kNoMoreWork) break;
+      if (uniform(work.kv_head) == cuda::kNoMoreWork) break;
       compute(work);
     }
     ping_pong_.end();
@@ -181,8 +180,8 @@ class DkvConsumer {
 
   // dK's sum, or dV's, which follows it.
   __device__ __forceinline__ SumRows sum(const BackwardWork& work, bool of_v, bool open) const {
-    return sum_rows(p_.common.sums, work.row_tiles[consumer_], consumer_, p_.common.tables.kv_heads, work.kv_head,
-                    C::kDim + C::kDimV, of_v ? C::kDim : 0, open);
+    return sum_rows(p_.common.sums, work.row_tiles[consumer_], scratch_tile(consumer_), tile_row_of_thread(),
+                    p_.common.tables.kv_heads, work.kv_head, C::kDim + C::kDimV, of_v ? C::kDim : 0, open);
   }
 
   __device__ __forceinline__ void compute(const BackwardWork& work) {
@@ -244,8 +243,8 @@ class DkvConsumer {
                                            bool of_v, const cuda::BackwardGradient& gradient, float factor) const {
     if (end.any_open && end.stays_open && end.save) add_sum(sum(work, of_v, true), d, true);
     if (p_.common.sums.finish) {
-      finish_rows<typename C::Element>(sum(work, of_v, false), end, gradient, work.row_tiles[consumer_], work.kv_head,
-                                       d, factor);
+      finish_rows<typename C::Element>(sum(work, of_v, false), end, gradient, work.row_tiles[consumer_],
+                                       tile_row_of_thread(), work.kv_head, d, factor);
     } else if (end.any_open && !end.stays_open) {
       add_sum(sum(work, of_v, false), d, !end.any_closed);
     }
@@ -302,10 +301,10 @@ class DkvConsumer {
 
   // Columns 8j + 2t and 8j + 2t + 1 of LSE or delta, loaded where they are used: registers for all are lacking.
   static __device__ __forceinline__ void load_columns(std::uint32_t row, int j, float (&x)[2]) {
-    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                 : "=f"(x[0]), "=f"(x[1])
-                 : "r"(row + static_cast<std::uint32_t>((j * 8 + first_column_of_thread()) *
-                                                        static_cast<int>(sizeof(float)))));
+    asm volatile(
+        "ld.shared.v2.f32 {%0, %1}, [%2];"
+        : "=f"(x[0]), "=f"(x[1])
+        : "r"(row + static_cast<std::uint32_t>((j * 8 + first_column_of_thread()) * static_cast<int>(sizeof(float)))));
   }
 
   // S → P, in place and packed. With a soft-cap, S → P times its factor of dS, and P packed.
@@ -364,8 +363,8 @@ class DkvConsumer {
     const std::uint32_t stage = ring_.stage();
     ping_pong_.wait();
     barrier_wait(map_.full(stage), ring_.parity());
-    multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(
-        s, map_.k(consumer_), map_.q(stage));
+    multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(s, map_.k(consumer_),
+                                                                                                   map_.q(stage));
     await_sums<1>();
     multiply_transposed<typename C::Element, C::kDimV, kBackwardTile, kBackwardTile, kBackwardTile>(
         dp, map_.v(consumer_), map_.dout(stage));
@@ -375,13 +374,13 @@ class DkvConsumer {
     exponentiate<kMasked>(s, stage, seen);
     keep_packed(packed_p_);
     multiply_add<typename C::Element, C::kDimV, kBackwardTile / kGemmStep, kBackwardTile>(dv_, packed_p_,
-                                                                                        map_.dout(stage), first_);
+                                                                                          map_.dout(stage), first_);
     wgmma_wait<1>();
     pin(dp);
     make_ds<kMasked>(s, dp, stage, seen);
     keep_packed(packed_ds_);
     multiply_add<typename C::Element, C::kDim, kBackwardTile / kGemmStep, kBackwardTile>(dk_, packed_ds_, map_.q(stage),
-                                                                                       first_);
+                                                                                         first_);
     first_ = false;
     ring_.advance();
   }

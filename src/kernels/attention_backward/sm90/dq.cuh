@@ -3,7 +3,6 @@
 // the keys that they see. dS is a register operand. Warp 0 is the producer.
 #pragma once
 
-#include "kernels/attention_backward/sm90/sums.cuh"
 #include "kernels/attention_backward/sm90/work.cuh"
 
 namespace ringattn::sm90 {
@@ -146,7 +145,7 @@ class DqConsumer {
     for (std::uint32_t parity = 0;; parity ^= 1U) {
       barrier_wait(map_.work_full(), parity);
       const BackwardWork& work = slots[parity];
-      if (static_cast<int>(warp_uniform(static_cast<std::uint32_t>(work.kv_head))) == kNoMoreWork) break;
+      if (static_cast<int>(warp_uniform(static_cast<std::uint32_t>(work.kv_head))) == cuda::kNoMoreWork) break;
       compute(work);
     }
     ping_pong_.end();
@@ -160,8 +159,8 @@ class DqConsumer {
   }
 
   __device__ __forceinline__ SumRows sum(const BackwardWork& work, bool open) const {
-    return sum_rows(p_.common.sums, work.row_tiles[consumer_], consumer_, p_.common.heads,
-                    head_of(p_.common.tables, work, consumer_), C::kDim, 0, open);
+    return sum_rows(p_.common.sums, work.row_tiles[consumer_], scratch_tile(consumer_), tile_row_of_thread(),
+                    p_.common.heads, head_of(p_.common.tables, work, consumer_), C::kDim, 0, open);
   }
 
   __device__ __forceinline__ void compute(const BackwardWork& work) {
@@ -221,8 +220,7 @@ class DqConsumer {
       const int slot = tile_row_of_thread() + 8 * half;
       float2 stats{0.0F, 0.0F};
       if (slot >= tile.valid_begin && slot < tile.valid_end) {
-        stats = *reinterpret_cast<const float2*>(p_.stats +
-                                                 ((tile.row + slot) * p_.common.heads + head) * kRowStats);
+        stats = *reinterpret_cast<const float2*>(p_.stats + ((tile.row + slot) * p_.common.heads + head) * kRowStats);
       }
       negative_lse_[half] = -stats.x;
       delta_[half] = stats.y;
@@ -235,7 +233,7 @@ class DqConsumer {
     const SumEnd end{any_open, any_closed, (flags & RowTile::kStaysOpen) != 0, sums.save};
     if (any_open && end.stays_open && sums.save) add_sum(sum(work, true), dq_, true);
     if (sums.finish) {
-      finish_rows<typename C::Element>(sum(work, false), end, p_.dq, work.row_tiles[consumer_],
+      finish_rows<typename C::Element>(sum(work, false), end, p_.dq, work.row_tiles[consumer_], tile_row_of_thread(),
                                        head_of(p_.common.tables, work, consumer_), dq_, p_.common.softmax.scale);
     } else if (any_open && !end.stays_open) {
       add_sum(sum(work, false), dq_, !any_closed);
@@ -325,11 +323,11 @@ class DqConsumer {
     ping_pong_.wait();
     barrier_wait(map_.k_full(k_.stage()), k_.parity());
     multiply_transposed<typename C::Element, C::kDim, C::kKeys, kBackwardTile, C::kKeys>(s, map_.q(consumer_),
-                                                                                       map_.k(k_.stage()));
+                                                                                         map_.k(k_.stage()));
     await_dq<1>();
     barrier_wait(map_.v_full(v_.stage()), v_.parity());
     multiply_transposed<typename C::Element, C::kDimV, C::kKeys, kBackwardTile, C::kKeys>(dp, map_.dout(consumer_),
-                                                                                        map_.v(v_.stage()));
+                                                                                          map_.v(v_.stage()));
     ping_pong_.pass();
     wgmma_wait<1>();
     pin(s);
