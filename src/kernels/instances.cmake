@@ -76,6 +76,8 @@ kernel_instances(sm80_instances attention/sm80 attention.cuh positioned_DTYPE_DI
   cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS), true>()" DIMS ${dims})
 kernel_instances(sm80_instances attention/sm80 sliced/attention.cuh attention_DTYPE_DIM
   cuda::Launcher "sliced_launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS 512 576/512)
+kernel_instances(sm80_instances attention_backward/sm80 launch.cuh attention_backward_DTYPE_DIM
+  BackwardLauncher "backward_launcher_of<ELEMENT, backward_config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm80_instances decode/sm80 decode.cuh decode_DTYPE_DIM
   DecodeLauncher "decode_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims} 512 576/512)
 kernel_instances(sm80_instances decode/sm80 compressed.cuh compressed_DTYPE_DIM

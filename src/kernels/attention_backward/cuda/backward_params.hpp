@@ -92,4 +92,15 @@ struct BackwardGradient {
   bool in_pairs;  // pairs of elements are aligned
 };
 
+// What the kernels of dQ and of dK and dV read.
+struct BackwardCommon {
+  BackwardTables tables;
+  BackwardSums sums;
+  AttentionParams::Softmax softmax;
+  float inverse_cap;  // 1 / softcap; 0 without one
+  std::int32_t heads;
+  StridedRows<const void> own[2];  // q and dout, or k and v, of the rows
+  bool bulk;                       // TMA loads all tensors, and there is no table of tile_rows; otherwise threads copy
+};
+
 }  // namespace ringattn::cuda

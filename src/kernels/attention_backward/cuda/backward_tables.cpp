@@ -249,7 +249,7 @@ void BackwardTableBuilder::pair_up(const BackwardShape& shape, const Sequence& s
     pair.count = 1;
     pair.begin_tile = first.begin_tile;
     pair.end_tile = first.end_tile;
-    if (n + 1 < head_tiles) {
+    if (shape.head_tiles == kRowTilesOfPair && n + 1 < head_tiles) {
       // Row tiles without common tiles would only wait for each other's.
       const RowTile& second = row_tiles_[first_row_tile + (n + 1) / group];
       if (std::max(first.begin_tile, second.begin_tile) < std::min(first.end_tile, second.end_tile)) {

@@ -20,6 +20,7 @@ struct BackwardShape {
   int other_tile;              // rows of a tile of the other side
   std::int64_t split;          // positions of a split of the other side
   int group;                   // BackwardTables::group
+  int head_tiles;              // most head tiles of a CTA: 1 or kRowTilesOfPair
   std::int64_t swizzle_bytes;  // the other side's tensors of an L2 swizzle group
   std::int64_t head_bytes;     // bytes of a row of the other side's tensors, for one KV head
 };

@@ -8,20 +8,11 @@
 
 namespace ringattn::sm90 {
 
+using cuda::BackwardCommon;
 using cuda::kInlineSources;
 
-// What both kernels read.
-struct BackwardCommon {
-  cuda::BackwardTables tables;
-  cuda::BackwardSums sums;
-  cuda::AttentionParams::Softmax softmax;
-  float inverse_cap;  // 1 / softcap; 0 without one
-  std::int32_t heads;
-  cuda::StridedRows<const void> own[2];  // q and dout, or k and v, of the rows
-  bool bulk;                             // TMA loads all tensors; otherwise threads copy, and maps are empty
-};
-
-// Boxes hold one head's columns: kBackwardTile rows of Q and dO, a key tile of K and V.
+// Maps are empty unless BackwardCommon::bulk. Boxes hold one head's columns: kBackwardTile rows of Q and dO, a key tile
+// of K and V.
 struct DqParams {
   BackwardCommon common;
   CUtensorMap q, dout;

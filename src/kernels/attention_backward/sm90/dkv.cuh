@@ -4,7 +4,6 @@
 // P and dS are register operands. Warp 0 is the producer.
 #pragma once
 
-#include "kernels/attention_backward/sm90/sums.cuh"
 #include "kernels/attention_backward/sm90/work.cuh"
 
 namespace ringattn::sm90 {
@@ -167,8 +166,8 @@ class DkvConsumer {
 
   // dK's sum, or dV's, which follows it.
   __device__ __forceinline__ SumRows sum(const BackwardWork& work, bool of_v, bool open) const {
-    return sum_rows(p_.common.sums, work.row_tiles[consumer_], consumer_, p_.common.tables.kv_heads, work.kv_head,
-                    C::kDim + C::kDimV, of_v ? C::kDim : 0, open);
+    return sum_rows(p_.common.sums, work.row_tiles[consumer_], scratch_tile(consumer_), tile_row_of_thread(),
+                    p_.common.tables.kv_heads, work.kv_head, C::kDim + C::kDimV, of_v ? C::kDim : 0, open);
   }
 
   __device__ __forceinline__ void compute(const BackwardWork& work) {
@@ -230,8 +229,8 @@ class DkvConsumer {
                                            bool of_v, const cuda::BackwardGradient& gradient, float factor) const {
     if (end.any_open && end.stays_open && end.save) add_sum(sum(work, of_v, true), d, true);
     if (p_.common.sums.finish) {
-      finish_sum<typename C::Element>(sum(work, of_v, false), end, gradient, work.row_tiles[consumer_], work.kv_head, d,
-                                      factor);
+      finish_sum<typename C::Element>(sum(work, of_v, false), end, gradient, work.row_tiles[consumer_],
+                                      tile_row_of_thread(), work.kv_head, d, factor);
     } else if (end.any_open && !end.stays_open) {
       add_sum(sum(work, of_v, false), d, !end.any_closed);
     }

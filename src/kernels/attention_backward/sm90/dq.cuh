@@ -3,7 +3,6 @@
 // the keys that they see. dS is a register operand. Warp 0 is the producer.
 #pragma once
 
-#include "kernels/attention_backward/sm90/sums.cuh"
 #include "kernels/attention_backward/sm90/work.cuh"
 
 namespace ringattn::sm90 {
@@ -158,8 +157,8 @@ class DqConsumer {
   }
 
   __device__ __forceinline__ SumRows sum(const BackwardWork& work, bool open) const {
-    return sum_rows(p_.common.sums, work.row_tiles[consumer_], consumer_, p_.common.heads,
-                    head_of(p_.common.tables, work, consumer_), C::kDim, 0, open);
+    return sum_rows(p_.common.sums, work.row_tiles[consumer_], scratch_tile(consumer_), tile_row_of_thread(),
+                    p_.common.heads, head_of(p_.common.tables, work, consumer_), C::kDim, 0, open);
   }
 
   __device__ __forceinline__ void compute(const BackwardWork& work) {
@@ -232,7 +231,7 @@ class DqConsumer {
     const SumEnd end{any_open, any_closed, (flags & RowTile::kStaysOpen) != 0, sums.save};
     if (any_open && end.stays_open && sums.save) add_sum(sum(work, true), dq_, true);
     if (sums.finish) {
-      finish_sum<typename C::Element>(sum(work, false), end, p_.dq, work.row_tiles[consumer_],
+      finish_sum<typename C::Element>(sum(work, false), end, p_.dq, work.row_tiles[consumer_], tile_row_of_thread(),
                                       head_of(p_.common.tables, work, consumer_), dq_, p_.common.softmax.scale);
     } else if (any_open && !end.stays_open) {
       add_sum(sum(work, false), dq_, !any_closed);

@@ -4,16 +4,16 @@
 
 #include <cstdint>
 
+#include "kernels/common/cuda/ptx.cuh"
+
 namespace ringattn::sm90 {
+
+using cuda::named_arrive;
+using cuda::named_sync;
+using cuda::thread_of_cta;
 
 inline constexpr int kWarpgroup = 128;  // threads
 
-// threadIdx.x, read again at each call, so that values derived from it are not kept in registers over the main loop.
-__device__ __forceinline__ int thread_of_cta() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
 __device__ __forceinline__ int thread_of_warpgroup() { return thread_of_cta() & (kWarpgroup - 1); }
 // The first of the two rows, out of the warpgroup's 64, that this thread's accumulators belong to. The second is 8 rows
 // below it.
@@ -48,14 +48,6 @@ __device__ __forceinline__ void keep(Number& number) {
   asm volatile("" : "+r"(number));
 }
 
-// Barrier 0 is reserved for __syncthreads().
-__device__ __forceinline__ void named_sync(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
-// Arrives without waiting.
-__device__ __forceinline__ void named_arrive(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
-}
 // Named barrier with an OR reduction: returns whether `mine` holds for any of the `threads`.
 __device__ __forceinline__ bool named_any(int barrier, int threads, bool mine) {
   int any;

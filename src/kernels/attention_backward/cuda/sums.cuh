@@ -5,9 +5,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "kernels/attention_backward/sm90/work.cuh"
+#include "kernels/attention_backward/cuda/backward_work.cuh"
 
-namespace ringattn::sm90 {
+namespace ringattn::cuda {
 
 // Where a thread's two rows of one sum are. In a row, the four threads of a quad have 16 bytes each in turn, so that a
 // thread reads what it wrote.
@@ -18,19 +18,19 @@ struct SumRows {
   static constexpr int kTurnFloats = 4 * kFloats;  // of a quad
 };
 
-// The rows of a consumer's sum of `width` floats; a part of it begins at `part`. `heads` and `head` are the state's.
-__device__ __forceinline__ SumRows sum_rows(const cuda::BackwardSums& sums, const RowTile& tile, int consumer,
-                                            int heads, int head, int width, int part, bool open) {
+// The thread's rows `slot` and slot + 8 of a row tile's sum of `width` floats; a part of it begins at `part`. `heads`
+// and `head` are the state's. The scratch of closed sums has the tile at `scratch_tile`.
+__device__ __forceinline__ SumRows sum_rows(const BackwardSums& sums, const RowTile& tile, std::int64_t scratch_tile,
+                                            int slot, int heads, int head, int width, int part, bool open) {
   SumRows rows;
   const int lane = thread_of_cta() % 4 * SumRows::kFloats;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int slot = tile_row_of_thread() + 8 * half;
-    const std::int64_t index = sums.state != nullptr
-                                   ? ((tile.row + slot) * heads + head) * 2 + (open ? 1 : 0)
-                                   : (std::int64_t{blockIdx.x} * kBackwardConsumers + consumer) * kBackwardTile + slot;
+    const int row = slot + 8 * half;
+    const std::int64_t index = sums.state != nullptr ? ((tile.row + row) * heads + head) * 2 + (open ? 1 : 0)
+                                                     : scratch_tile * kBackwardTile + row;
     float* memory = sums.state != nullptr ? sums.state : sums.scratch;
-    rows.row[half] = slot >= tile.valid_begin && slot < tile.valid_end ? memory + index * width + part + lane : nullptr;
+    rows.row[half] = row >= tile.valid_begin && row < tile.valid_end ? memory + index * width + part + lane : nullptr;
   }
   return rows;
 }
@@ -45,6 +45,18 @@ __device__ __forceinline__ void add_floats(float* to, const float (&x)[SumRows::
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]),
                "f"(x[3])
                : "memory");
+}
+// The same for two floats.
+__device__ __forceinline__ void store_pair(float* to, float x, float y) {
+  asm volatile("st.relaxed.gpu.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+}
+__device__ __forceinline__ void add_pair(float* to, float x, float y) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(x), "f"(y) : "memory");
+#else
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to), "f"(x) : "memory");
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(to + 1), "f"(y) : "memory");
+#endif
 }
 __device__ __forceinline__ void load_floats(const float* from, float (&x)[SumRows::kFloats]) {
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -95,6 +107,45 @@ __device__ __forceinline__ void load_sum(const SumRows& rows, bool any, float (&
   }
 }
 
+// add_sum() and load_sum() for accumulators of mma.sync. They access pairs of floats, as an instruction's four
+// accumulators are aligned registers: with accesses of four floats from two of them, ptxas copies all accumulators in
+// the main loop.
+template <int kBlocks>
+__device__ __forceinline__ void add_sum_in_pairs(const SumRows& rows, const float (&d)[kBlocks][4], bool first) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (rows.row[half] == nullptr) continue;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      float* const to = rows.row[half] + j / 2 * SumRows::kTurnFloats + j % 2 * 2;
+      if (first) {
+        store_pair(to, d[j][2 * half], d[j][2 * half + 1]);
+      } else {
+        add_pair(to, d[j][2 * half], d[j][2 * half + 1]);
+      }
+    }
+  }
+}
+template <int kBlocks>
+__device__ __forceinline__ void load_sum_in_pairs(const SumRows& rows, bool any, float (&d)[kBlocks][4]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const bool loads = any && rows.row[half] != nullptr;
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      float2 pair{0.0F, 0.0F};
+      if (loads) {
+        asm volatile("ld.relaxed.gpu.global.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(pair.x), "=f"(pair.y)
+                     : "l"(rows.row[half] + j / 2 * SumRows::kTurnFloats + j % 2 * 2)
+                     : "memory");
+      }
+      d[j][2 * half] = pair.x;
+      d[j][2 * half + 1] = pair.y;
+    }
+  }
+}
+
 // What end_rows() does with a sum: a uniform decision of the warp.
 struct SumEnd {
   bool any_open, any_closed;  // the sums that exist
@@ -104,7 +155,7 @@ struct SumEnd {
 
 // Writes columns `at`, at + 1, at + 8 and at + 9 of a gradient, rounded once.
 template <class Element>
-__device__ __forceinline__ void write_columns(const cuda::BackwardGradient& gradient, std::int64_t at,
+__device__ __forceinline__ void write_columns(const BackwardGradient& gradient, std::int64_t at,
                                               const float (&x)[SumRows::kFloats]) {
   if (gradient.is_f32) {
     float* row = static_cast<float*>(gradient.rows.data) + at;
@@ -120,7 +171,7 @@ __device__ __forceinline__ void write_columns(const cuda::BackwardGradient& grad
   auto* row = static_cast<std::uint16_t*>(gradient.rows.data) + at;
 #pragma unroll
   for (int pair = 0; pair < 2; ++pair) {
-    const std::uint32_t elements = cuda::MmaTraits<Element>::pack(x[2 * pair], x[2 * pair + 1]);
+    const std::uint32_t elements = MmaTraits<Element>::pack(x[2 * pair], x[2 * pair + 1]);
     if (gradient.in_pairs) {
       *reinterpret_cast<std::uint32_t*>(row + pair * 8) = elements;
     } else {
@@ -130,17 +181,17 @@ __device__ __forceinline__ void write_columns(const cuda::BackwardGradient& grad
   }
 }
 
-// Finishes rows: adds the closed sum to the last split, with the rounding of red.add, saves the result where the state
-// is kept, and writes it, multiplied by `factor` and rounded once. d is only read: ptxas serialises wgmma if other
-// instructions write accumulators.
+// Finishes rows `slot` and slot + 8 of a row tile: adds the closed sum to the last split, with the rounding of red.add,
+// saves the result where the state is kept, and writes it, multiplied by `factor` and rounded once. d is only read:
+// ptxas serialises wgmma if other instructions write accumulators.
 template <class Element, int kBlocks>
-__device__ __forceinline__ void finish_sum(const SumRows& closed, const SumEnd& end,
-                                           const cuda::BackwardGradient& gradient, const RowTile& tile, int head,
-                                           const float (&d)[kBlocks][4], float factor) {
+__device__ __forceinline__ void finish_sum(const SumRows& closed, const SumEnd& end, const BackwardGradient& gradient,
+                                           const RowTile& tile, int slot, int head, const float (&d)[kBlocks][4],
+                                           float factor) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     if (closed.row[half] == nullptr) continue;
-    const std::int64_t at = (tile.row + tile_row_of_thread() + 8 * half) * gradient.rows.token_stride +
+    const std::int64_t at = (tile.row + slot + 8 * half) * gradient.rows.token_stride +
                             head * gradient.rows.head_stride + first_column_of_thread();
 #pragma unroll
     for (int j = 0; j < kBlocks; j += 2) {
@@ -163,4 +214,4 @@ __device__ __forceinline__ void finish_sum(const SumRows& closed, const SumEnd& 
   }
 }
 
-}  // namespace ringattn::sm90
+}  // namespace ringattn::cuda

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/attention_backward/cuda/cuda_attention_backward.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "base/error.hpp"
+#include "base/gpu.hpp"
+#include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/attention_backward/cuda/row_stats.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr std::uintptr_t kAlignment = 16;  // bytes
+constexpr std::int64_t kElementBytes = 2;
+constexpr int kStateSums = 2;  // closed and open
+
+std::size_t floats_to_bytes(std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); }
+
+StridedRows<const void> rows_of(const TensorView& view) { return {view.data, view.token_stride, view.head_stride}; }
+
+std::int32_t side_of(std::int64_t side) {
+  return side < 0 || side >= kUnlimitedSide ? kUnlimitedSide : static_cast<std::int32_t>(side);
+}
+
+}  // namespace
+
+BackwardGradient gradient_of(const MutableTensorView* view) {
+  if (view == nullptr) return {};
+  const std::uintptr_t pair_bytes = 2 * size_of(view->dtype);
+  const bool in_pairs = reinterpret_cast<std::uintptr_t>(view->data) % pair_bytes == 0 && view->token_stride % 2 == 0 &&
+                        view->head_stride % 2 == 0;
+  return {{view->data, view->token_stride, view->head_stride}, view->dtype == Dtype::kF32, in_pairs};
+}
+
+CudaAttentionBackward::CudaAttentionBackward(const AttentionBackwardSpec& spec, const BackwardKernelShape& shape,
+                                             const CudaBackend& backend)
+    : spec_(spec), shape_(shape), device_(backend.device()), multiprocessors_(multiprocessors_of(backend.device())) {}
+
+std::size_t CudaAttentionBackward::dq_state_bytes(std::int64_t rows) const {
+  return floats_to_bytes(rows * forward().heads * kStateSums * dq_width());
+}
+
+std::size_t CudaAttentionBackward::dkv_state_bytes(std::int64_t rows) const {
+  return floats_to_bytes(rows * forward().kv_heads * kStateSums * dkv_width());
+}
+
+std::size_t CudaAttentionBackward::scratch_bytes(const BackwardLimits& limits) const {
+  return kStagingSlots * backward_table_bytes(limits, group()) + own_bytes() + tile_stats_bytes(limits);
+}
+
+void CudaAttentionBackward::reserve(const BackwardLimits& limits) {
+  const DeviceGuard guard(device_);
+  ring_.reserve(backward_table_bytes(limits, group()), device_);
+  builder_.reserve(limits, group());
+  if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
+  if (tile_stats_bytes(limits) > tile_stats_.bytes()) {
+    tile_stats_ = allocate_device(tile_stats_bytes(limits), device_);
+  }
+  prepare();
+  prepare_row_stats();
+}
+
+void CudaAttentionBackward::row_stats(const RowStatsTask& task, Stream stream, const Progress& progress) {
+  if (progress) progress();
+  const DeviceGuard guard(device_);
+  compute_row_stats(task, stream);
+}
+
+void CudaAttentionBackward::add_dq(const DqTask& task, Stream stream, const Progress& progress) {
+  check_backward_task(spec_, shape_.key_tile, task);
+  const bool finish = task.dq != nullptr;
+  if (progress) progress();
+  if (task.q.tokens == 0 || (!finish && !task.save)) return;
+  const DeviceGuard guard(device_);
+  BackwardCommon common = begin_sources(task.q, task.dout, task.sources.size());
+  for (const BackwardKeySource& source : task.sources) add_source(source.k, source.v, nullptr, common);
+  const BackwardShape shape{BackwardSide::kQueries,
+                            shape_.key_tile,
+                            kBackwardKvSplit,
+                            group(),
+                            shape_.dq.head_tiles,
+                            shape_.dq.swizzle_bytes,
+                            (forward().head_dim + forward().head_dim_v) * kElementBytes};
+  enqueue(task, shape, shape_.dq.ctas, finish, common, stream, progress,
+          [&](int ctas) { launch_dq(task, common, ctas, stream); });
+}
+
+void CudaAttentionBackward::add_dkv(const DkvTask& task, Stream stream, const Progress& progress) {
+  check_backward_task(spec_, task);
+  const bool finish = task.dk != nullptr;
+  if (progress) progress();
+  if (task.k.tokens == 0 || (!finish && !task.save)) return;
+  const DeviceGuard guard(device_);
+  BackwardCommon common = begin_sources(task.k, task.v, task.sources.size());
+  for (const BackwardQuerySource& source : task.sources) add_source(source.q, source.dout, source.stats, common);
+  const BackwardShape shape{BackwardSide::kKeys,
+                            kBackwardTile,
+                            backward_query_split(forward()),
+                            1,
+                            shape_.dkv.head_tiles,
+                            shape_.dkv.swizzle_bytes,
+                            (forward().head_dim + forward().head_dim_v) * kElementBytes * group()};
+  enqueue(task, shape, shape_.dkv.ctas, finish, common, stream, progress, [&](int ctas) {
+    float* stats = nullptr;
+    if (shape_.gathers_stats) {
+      stats = reinterpret_cast<float*>(tile_stats_.data());
+      gather_row_stats(common.tables.tiles, static_cast<std::int64_t>(task.tiles.size()), forward().heads, stats,
+                       stream);
+    }
+    launch_dkv(task, common, stats, ctas, stream);
+  });
+}
+
+std::size_t CudaAttentionBackward::own_bytes() const {
+  const auto floats = [this](const BackwardSideShape& side, std::int64_t width) {
+    return std::int64_t{multiprocessors_} * side.ctas * side.head_tiles * kBackwardTile * width;
+  };
+  return floats_to_bytes(std::max(floats(shape_.dq, dq_width()), floats(shape_.dkv, dkv_width())));
+}
+
+std::size_t CudaAttentionBackward::tile_stats_bytes(const BackwardLimits& limits) const {
+  return shape_.gathers_stats ? floats_to_bytes(limits.tiles * forward().heads * kRowStats * kBackwardTile) : 0;
+}
+
+// The rows' own tensors, of a task with `count` sources.
+BackwardCommon CudaAttentionBackward::begin_sources(const TensorView& first, const TensorView& second,
+                                                    std::size_t count) {
+  sources_.clear();
+  stats_.clear();
+  BackwardCommon common{};
+  common.own[0] = rows_of(first);
+  common.own[1] = rows_of(second);
+  common.bulk = count <= kInlineSources && can_use_tma(first) && can_use_tma(second);
+  return common;
+}
+
+void CudaAttentionBackward::add_source(const TensorView& first, const TensorView& second, const float* stats,
+                                       BackwardCommon& common) {
+  sources_.push_back({{rows_of(first), rows_of(second)}});
+  if (stats != nullptr) stats_.push_back(stats);
+  if (first.tokens > 0) common.bulk = common.bulk && can_use_tma(first) && can_use_tma(second);
+}
+
+template <class Launch>
+void CudaAttentionBackward::enqueue(const BackwardTask& task, const BackwardShape& shape, int ctas, bool finish,
+                                    BackwardCommon& common, Stream stream, const Progress& progress,
+                                    const Launch& launch) {
+  if (reinterpret_cast<std::uintptr_t>(task.state) % kAlignment != 0) {
+    fail(ErrorCode::kInternal, "a backward task's state is not aligned",
+         fmt::format("it must lie at a multiple of {} bytes", kAlignment));
+  }
+  const std::span<std::byte> memory = ring_.next(progress);
+  const BackwardTableLayout layout =
+      builder_.build(forward(), task, shape, finish, {sources_, stats_, common.bulk}, memory);
+  if (layout.pair_count == 0) return;
+  const cudaStream_t queue = cuda_stream(stream);
+  std::byte* tables = ring_.upload(layout.bytes, queue);
+  const Mask& mask = forward().mask;
+  const bool of_queries = shape.rows == BackwardSide::kQueries;
+  BackwardTables& t = common.tables;
+  t.pairs = reinterpret_cast<const RowTilePair*>(tables + layout.pairs);
+  t.row_tiles = reinterpret_cast<const RowTile*>(tables + layout.row_tiles);
+  t.runs = reinterpret_cast<const TileRun*>(tables + layout.runs);
+  t.tiles = reinterpret_cast<const OtherTile*>(tables + layout.tiles);
+  if (!common.bulk) t.tile_rows = reinterpret_cast<const TileRows*>(tables + layout.tile_rows);
+  t.taken = reinterpret_cast<std::int32_t*>(tables + layout.taken);
+  t.pair_count = layout.pair_count;
+  t.kv_heads = forward().kv_heads;
+  t.group = shape.group;
+  t.swizzle_heads = layout.swizzle_heads;
+  t.tiles_per_split = static_cast<std::int32_t>(shape.split / shape.other_tile);
+  t.left = side_of(of_queries ? mask.left : mask.right);
+  t.right = side_of(of_queries ? mask.right : mask.left);
+  common.sums = {task.resume || task.save ? static_cast<float*>(task.state) : nullptr,
+                 reinterpret_cast<float*>(scratch_.data()), task.save, finish};
+  common.softmax = softmax_of(forward());
+  common.inverse_cap = forward().softcap > 0.0F ? 1.0F / forward().softcap : 0.0F;
+  common.heads = forward().heads;
+  launch(static_cast<int>(std::min<std::int64_t>(std::int64_t{multiprocessors_} * ctas,
+                                                 std::int64_t{layout.pair_count} * forward().kv_heads)));
+  ring_.release(queue);
+}
+
+}  // namespace ringattn::cuda
