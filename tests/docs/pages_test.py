@@ -17,7 +17,7 @@ LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)")
 # Scripts whose options the pages name, beside the program's own flags.
 SCRIPTS = ["launch/launcher/options.cpp", "launch/ringattn.sbatch", "bench/run.sh", "bench/tables.py", "tests/support/parts.sh",
            "tests/run.sh", "tests/package/package_test.sh", "python/ringattn/pytest_plugin.py",
-           "launch/ringattn-goldens"]  # fmt: skip
+           "launch/ringattn-goldens", "docs/examples/train_llama.py"]  # fmt: skip
 OF_OTHERS = ["nproc-per-node", "no-python", "enable-deterministic-inference"]  # torchrun, SGLang
 
 

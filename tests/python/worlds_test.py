@@ -2,11 +2,14 @@
 """Worlds of processes without MPI: by a store's address, by callbacks, by torch.distributed; the bits of one rank, and failures
 that end all ranks."""
 
+import contextlib
 import copy
 import importlib.util
+import io
 import os
 import pathlib
 import pickle
+import runpy
 import socket
 import subprocess
 import sys
@@ -306,6 +309,35 @@ class Processes(unittest.TestCase):
         done = subprocess.run([*TORCHRUN, example], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200)
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertRegex(done.stdout, f"the same bits on {RANKS} (GPUs|CPU ranks) and on one")
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_the_example_of_training(self):
+        import torch
+
+        example = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/train_llama.py"
+        with tempfile.TemporaryDirectory() as folder:
+            training = [example, "--device", "cpu", "--steps", "3", "--tokens", "301", "--record", folder]
+            done = subprocess.run([*TORCHRUN, *training], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  timeout=200)  # fmt: skip
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertRegex(done.stdout, rf"step   2  loss [\d.]+\n3 steps took .* on {RANKS} cpu ranks")
+
+            said = io.StringIO()
+            with (
+                mock.patch.dict(os.environ),
+                mock.patch("sys.argv", [str(example), "--check", folder]),
+                contextlib.redirect_stdout(said),
+            ):
+                runpy.run_path(str(example), run_name="__main__")
+                self.assertEqual(said.getvalue(), "out, lse, dq, dk and dv of 6 calls have the bits of one rank\n")
+                file = pathlib.Path(folder, f"step1-rank1of{RANKS}.pt")
+                recorded = torch.load(file)
+                recorded["layers"][1]["dk"].view(torch.int32)[4, 0, 0] ^= 1
+                torch.save(recorded, file)
+                with self.assertRaises(SystemExit) as caught:
+                    runpy.run_path(str(example), run_name="__main__")
+            self.assertEqual(caught.exception.code, "error: 1 of 30 arrays differ from those of one rank.")
+            self.assertIn("step1, layer 1: dk of 2 ranks and of one differ at [", said.getvalue())
 
     def test_a_rank_that_gives_up_ends_the_others(self):
         self.assertIsNone(self.run_ranks("with_a_failure"))
