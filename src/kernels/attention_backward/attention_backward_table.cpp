@@ -22,7 +22,7 @@ namespace {
 constexpr KernelRow<AttentionBackwardSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_attention_backward", "cuda", "bf16, fp16; head_dim 64, 96, 128; every mask, softcap, sinks",
-      sm90::attention_backward_configs, [](const Backend&) { return 4.4e14; }, sm90::attention_unavailable,
+      sm90::attention_backward_configs, [](const Backend&) { return 6.5e14; }, sm90::attention_unavailable,
       cuda::make_cuda_backend},
      sm90::attention_backward_missing,
      sm90::make_attention_backward},
@@ -30,7 +30,7 @@ constexpr KernelRow<AttentionBackwardSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_attention_backward", "cuda",
       "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
-      sm80::attention_backward_configs, [](const Backend&) { return 1.8e14; }, cuda::cuda_unavailable,
+      sm80::attention_backward_configs, [](const Backend&) { return 2.6e14; }, cuda::cuda_unavailable,
       cuda::make_cuda_backend},
      sm80::attention_backward_missing,
      sm80::make_attention_backward},

@@ -138,7 +138,7 @@ std::vector<std::string> cpu_attention_backward_missing(const AttentionBackwardS
   return missing;
 }
 
-double cpu_attention_backward_speed(const Backend& backend) { return 0.6 * cpu_attention_speed(backend); }
+double cpu_attention_backward_speed(const Backend& backend) { return cpu_attention_speed(backend); }
 
 std::unique_ptr<AttentionBackwardKernel> make_cpu_attention_backward(const AttentionBackwardSpec& spec,
                                                                      Backend& backend) {
