@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values that each thread states for itself, and that autograd's threads share with it."""
 
-import sys
 import threading
+import weakref
+
+import torch
 
 from ._errors import unsupported
 
@@ -13,21 +15,22 @@ class PerThread:
 
     def __init__(self, what: str):
         self._what = what  # for messages: "batch()"
-        self._values: dict[int, object] = {}  # by thread
+        self._own = threading.local()
+        self._values = weakref.WeakKeyDictionary()  # of all threads
 
     def set(self, value) -> None:
         """States this thread's value; None takes it back."""
+        self._own.value = value
         if value is None:
-            self._values.pop(threading.get_ident(), None)
+            self._values.pop(threading.current_thread(), None)
         else:
-            self._values[threading.get_ident()] = value
+            self._values[threading.current_thread()] = value
 
     def get(self):
-        own = self._values.get(threading.get_ident())
-        if own is not None or not _in_backward_pass():
+        own = getattr(self._own, "value", None)
+        if own is not None or torch.compiler.is_compiling() or not _in_backward_pass():
             return own
-        alive = {thread.ident for thread in threading.enumerate()}
-        others = [value for thread, value in list(self._values.items()) if thread in alive]
+        others = [value for thread, value in list(self._values.items()) if thread.is_alive()]
         if len(others) > 1:
             unsupported(f"{len(others)} threads have stated a {self._what}",
                         "autograd computes a checkpoint again on a thread of its own, which may belong to any of them",
@@ -36,5 +39,4 @@ class PerThread:
 
 
 def _in_backward_pass() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch._C._current_graph_task_id() != -1
+    return torch._C._current_graph_task_id() != -1

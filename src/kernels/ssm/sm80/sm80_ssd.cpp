@@ -85,8 +85,8 @@ class SelectiveScanKernels final : public cuda::SegmentKernels {
 
 // Adds an entry if a chunk does not fit into the shared memory of a CTA on some visible GPU.
 void require_shared_memory(const SsmSpec& spec, std::vector<std::string>& missing) {
-  const std::size_t needed = launcher_of(spec).min_shared(spec.head_dim);
   for (const Gpu& gpu : visible_gpus()) {
+    const std::size_t needed = launcher_of(spec).min_shared(spec.head_dim);
     int shared = 0;
     check_cuda(cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu.device),
                "cudaDeviceGetAttribute");
