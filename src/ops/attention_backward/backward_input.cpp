@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <string_view>
 
 #include "base/error.hpp"
@@ -40,9 +42,7 @@ TensorSource required(const TensorFile& opened, std::string_view name) {
   const std::string in_file = name_in(opened.request.names, name);
   if (!opened.file.contains(in_file)) {
     fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", opened.request.path, in_file),
-         fmt::format("gradients are computed from out, lse and dout, and it has {}",
-                     name_in(opened.request.names, "dout")),
-         kSuggestion);
+         "gradients are computed from out, lse and dout, and from dlse where it is named", kSuggestion);
   }
   return opened.file.tensor(in_file);
 }
@@ -54,7 +54,13 @@ void require_shape(const TensorSource& tensor, FileDtype dtype, const std::vecto
 
 }  // namespace
 
-bool holds_gradient(const TensorFile& file) { return file.file.contains(name_in(file.request.names, "dout")); }
+// A name that a user gives for either is a wish for gradients, also where the file lacks the tensor: find() says so.
+bool holds_gradient(const TensorFile& file) {
+  const InputNames& names = file.request.names;
+  return std::ranges::any_of(std::initializer_list<std::string_view>{"dout", "dlse"}, [&](std::string_view name) {
+    return names.others.contains(name) || file.file.contains(name_in(names, name));
+  });
+}
 
 BackwardInput::BackwardInput(const OpRequest& request) : forward_(open_forward(request)) {
   check_forward(forward_);
@@ -76,8 +82,9 @@ void BackwardInput::find(const FileInput& input, JobShare& share) {
   require_shape(*lse_, FileDtype::kF32, lse_shape(grid));
   used_ = file_->tensors.used;
   used_.insert(used_.end(), {*out_, *lse_, *dout_});
-  if (const std::string name = name_in(opened.request.names, "dlse"); opened.file.contains(name)) {
-    dlse_ = opened.file.tensor(name);
+  const bool named = opened.request.names.others.contains("dlse");
+  if (named || opened.file.contains("dlse")) {
+    dlse_ = required(opened, "dlse");
     require_shape(*dlse_, FileDtype::kF32, lse_shape(grid));
     used_.push_back(*dlse_);
   }
