@@ -164,7 +164,7 @@ TEST(ToyOp, HasItsFlagAndNoOther) {
   EXPECT_TRUE(has(help.out, "left            [tokens, heads, head_dim]")) << help.out;
   EXPECT_TRUE(has(help.out, "--temperature X") && has(help.out, "factor of left [1]")) << help.out;
   EXPECT_FALSE(has(help.out, "--kv-heads")) << help.out;
-  EXPECT_TRUE(has(done({"run", "--help"}).out, "toy             an op of tests"));
+  EXPECT_TRUE(has(done({"run", "--help"}).out, "toy                 an op of tests"));
   EXPECT_TRUE(has(done(toy("run", {"--print-config"})).out, "temperature = 1  # default"));
   struct Case {
     Words words;
