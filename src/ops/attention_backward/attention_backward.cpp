@@ -238,7 +238,9 @@ BackwardQuerySource AttentionBackward::Impl::queries_at(const StreamRows& rows, 
 void AttentionBackward::Impl::enqueue(const BackwardInputs& inputs, const BackwardOutputs& outputs,
                                       std::span<std::byte> space, Stream stream, Timeline* times,
                                       const BlockDone& block_done, RunMode mode) {
-  if (backend->is_capturing(stream)) ring->check_capture_alone();
+  if (backend->is_capturing(stream)) {
+    refuse_capture("the tables of a backward pass are made for one run", "Enqueue it outside of the capture.");
+  }
   const BackwardWorkspace layout = workspace(are_dense(inputs));
   auto* const stats = reinterpret_cast<float*>(space.data() + layout.row_stats);
   BackwardRingStep::Memory memory;

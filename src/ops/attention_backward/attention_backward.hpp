@@ -112,7 +112,7 @@ class AttentionBackward {
                Stream stream = {}, const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);
 
   // Enqueues a run without waiting for it, as Attention::enqueue(). Throws kUnsupported if the job has sinks, because
-  // their gradient is summed over the ranks when a run has ended.
+  // their gradient is summed over the ranks when a run has ended, and if the stream is being captured.
   void enqueue(const BackwardInputs& inputs, const BackwardOutputs& outputs, std::span<std::byte> workspace,
                Stream stream = {});
 
