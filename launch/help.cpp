@@ -89,7 +89,9 @@ std::string command_help(const CommandRow& command, const OpEntry* op) {
   if (jobs && op == nullptr) {
     text +=
         fmt::format("\nOps, each with flags and tensors of its own (`ringattn {} --op NAME --help`):\n", command.name);
-    for (const OpEntry* row : op_table()) text += fmt::format("  {:<20}{}\n", row->name, row->help);
+    std::size_t width = 0;
+    for (const OpEntry* row : op_table()) width = std::max(width, row->name.size());
+    for (const OpEntry* row : op_table()) text += fmt::format("  {:<{}}  {}\n", row->name, width, row->help);
   }
   for (std::size_t group = 0; group < std::size(kGroupTitles); ++group) {
     bool titled = false;

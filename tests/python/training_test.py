@@ -20,6 +20,7 @@ import ringattn.torch_ops
 import torch
 from ringattn._attention_backward import AttentionBackward
 from ringattn.testing import assert_same_bits
+from torch import library
 from torch.utils import checkpoint
 
 SETTINGS = {"mask": "causal", "softmax_scale": None, "softcap": 0.0, "q_offset": None}
@@ -234,7 +235,7 @@ class Autograd(unittest.TestCase):
             ("attention", (q, [k], [k], *plain, sinks, "causal", 0, 0, None, 3.0, None, None, None, None, None, 0, 0, 60.0)),
             ("varlen", (q, [k], [k], *plain, cu, None, None, "window", 9, 3, 0.2, 0.0, None, None, None, None, 0, 0, 60.0)),
         ):
-            torch.library.opcheck(getattr(torch.ops.ringattn, op).default, given)
+            library.opcheck(getattr(torch.ops.ringattn, op).default, given)
 
     def test_compiled_it_is_one_graph(self):
         sinks, cu = normal(4, seed=5), torch.tensor([0, 50, 120])

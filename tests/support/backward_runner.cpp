@@ -420,7 +420,7 @@ class Pass {
       views.push_back({k, tensors.emplace_back(place_v(tokens)).view});
     }
     const auto needs = [&](std::int64_t position, const Tile& tile) {
-      const std::int64_t first = floor_quotient(position, kBackwardTile) * kBackwardTile;
+      const std::int64_t first = query_tile_begin(position, kBackwardTile);
       return any_sees(spec_.mask, first, kBackwardTile, tile.position, tile.tokens);
     };
     for (const RankRows& rows : query_rows_) {

@@ -35,7 +35,7 @@ class BlockMover {
   void wait(std::int64_t block, Stream stream, const Deadline& deadline);
 
  private:
-  // Rows of keys, or of queries if they travel, too.
+  // Rows of keys, or of queries if they are sent, too.
   struct Direction {
     const Plan& plan;
     std::vector<std::size_t> streams;                     // indices into streams_

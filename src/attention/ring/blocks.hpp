@@ -16,7 +16,7 @@
 
 namespace ringattn {
 
-// Where blocks may end: after each of `count()` steps. If only keys travel, a step is a key tile. If queries travel,
+// Where blocks may end: after each of `count()` steps. If only keys are sent, a step is a key tile. If queries are,
 // too, a step is a key tile and the tiles of the queries at its positions, or either where the other side has none.
 class BlockSteps {
  public:
@@ -39,7 +39,7 @@ class BlockSteps {
   std::vector<std::int64_t> token_;                 // [steps + 1]
 };
 
-// One direction of a job: keys that travel to queries, or with both exchanged queries that travel to keys. The
+// One direction of a job: keys that are sent to queries, or with both exchanged queries that are sent to keys. The
 // arguments outlive it.
 struct CutDirection {
   const RingWork& work;

@@ -242,8 +242,8 @@ void check_layout(const Batch& batch, const JobLayout& layout) {
 
 }  // namespace
 
-// What the plans of all ranks have in common, of one direction: keys that travel to queries, or with both exchanged
-// (queries_to_keys()) queries that travel to keys.
+// What the plans of all ranks have in common, of one direction: keys that are sent to queries, or with both exchanged
+// (queries_to_keys()) queries that are sent to keys.
 struct Planner::Direction {
   Direction(RingWork the_work, const JobLayout& the_layout, const KernelShape& the_kernel)
       : work(std::move(the_work)),
@@ -289,7 +289,7 @@ struct Planner::Shared {
          const PlanOptions& the_options)
       : options(the_options) {
     directions.reserve(2);
-    if (work.queries_travel()) {
+    if (work.sends_queries()) {
       exchanged.emplace(JobLayout{layout.request, layout.keys, layout.queries});
       directions.emplace_back(keys_to_queries(work), layout, kernel);
       directions.emplace_back(queries_to_keys(work, kernel.query_tile), *exchanged,
@@ -314,7 +314,7 @@ struct Planner::Shared {
   }
 
   PlanOptions options;
-  std::optional<JobLayout> exchanged;  // with queries and keys exchanged, if queries travel
+  std::optional<JobLayout> exchanged;  // with queries and keys exchanged, if queries are sent
   std::vector<Direction> directions;   // keys to queries; queries to keys
   std::vector<std::int64_t> boundaries;
 };

@@ -97,7 +97,7 @@ struct Plan {
   std::shared_ptr<const BlockMask> block_mask;    // of the job, or null
   std::shared_ptr<const KeyPositions> positions;  // of the job's keys, or null
   std::vector<BlockPlan> blocks;
-  // If queries travel, too (RingWork::queries_travel()), the plan by which they come to this rank's keys, with queries
+  // If queries are sent, too (RingWork::sends_queries()), the plan by which this rank's keys receive them, with queries
   // and keys exchanged: `queries` are the rank's keys, and key tiles are tiles of queries, at the key positions of
   // queries_to_keys(). It has as many blocks, which are exchanged and computed with those of this plan. Null otherwise.
   std::shared_ptr<const Plan> to_keys;
@@ -117,7 +117,7 @@ struct Plan {
 };
 
 // Computes the plans of all ranks, and their common parts once. `layout` is read by the constructor and by plan(), and
-// must outlive the object. If queries travel, too, a block is a range of key tiles and a range of query tiles at the
+// must outlive the object. If queries are sent, too, a block is a range of key tiles and a range of query tiles at the
 // same positions: kernel.key_tile is a multiple of kernel.query_tile. The constructor throws kUsage for a layout that
 // doesn't match the batch and for invalid options or machine models. It throws kMemory, with a sufficient budget, if
 // the budget is too small for the smallest blocks.

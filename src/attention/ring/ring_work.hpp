@@ -25,14 +25,15 @@ struct RingWork {
   // Positions of the batch's keys, not combined with a block mask; null: key i has position i.
   SharedValue<KeyPositions> positions = {};
 
-  // If queries travel too (RowStream::queries): FLOPs per visible pair of the task that has keys and receives queries.
+  // If queries are sent, too (RowStream::queries): FLOPs per visible pair of the task that has keys and receives
+  // queries.
   double query_pair_flops = 0.0;
   // Query tiles count from a sequence's first query instead of from position 0 (transposed()).
   bool tiles_by_query = false;
 
   bool operator==(const RingWork&) const = default;
 
-  bool queries_travel() const {
+  bool sends_queries() const {
     return std::ranges::any_of(streams, [](const RowStream& stream) { return stream.queries; });
   }
 
@@ -42,10 +43,10 @@ struct RingWork {
   }
 };
 
-// The part of the work in which keys travel to queries.
+// The part of the work in which keys are sent to queries.
 RingWork keys_to_queries(const RingWork& work);
-// The part in which queries travel to keys, with queries and keys exchanged: its "keys" are tiles of `query_tile`
-// queries. Requires queries_travel(), no block mask and no positions.
+// The part in which queries are sent to keys, with queries and keys exchanged: its "keys" are tiles of `query_tile`
+// queries. Requires sends_queries(), no block mask and no positions.
 RingWork queries_to_keys(const RingWork& work, int query_tile);
 
 }  // namespace ringattn

@@ -15,7 +15,7 @@ namespace ringattn {
 struct RowStream {
   std::string name;              // for messages
   std::int64_t token_bytes = 0;  // of one row, which belongs to one token
-  bool queries = false;          // rows of queries, which travel to keys; otherwise of keys, which travel to queries
+  bool queries = false;          // rows of queries, sent to keys; otherwise of keys, sent to queries
 
   bool operator==(const RowStream&) const = default;
 };

@@ -74,8 +74,8 @@ struct BackwardSequence {
 constexpr std::int64_t floor_quotient(std::int64_t a, std::int64_t b) { return a / b - (a % b < 0 ? 1 : 0); }
 
 // The position at which a sequence's first tile of queries begins. Its tile t begins kBackwardTile · t positions later.
-constexpr std::int64_t first_query_tile(const BackwardSequence& sequence) {
-  return floor_quotient(sequence.q_offset, kBackwardTile) * kBackwardTile;
+inline std::int64_t first_query_tile(const BackwardSequence& sequence) {
+  return query_tile_begin(sequence.q_offset, kBackwardTile);
 }
 
 // LSE · log2 e (0 for a row that sees no key) and delta of query rows: dense fp32 [rows, heads, 2].

@@ -83,7 +83,7 @@ class WorldPlans {
   Planner planner_;
 };
 
-// The smallest memory budgets of a world, for jobs in which only keys travel, that have the batch, mask and tiles of
+// The smallest memory budgets of a world, for jobs in which only keys are sent, that have the batch, mask and tiles of
 // the constructor's job and may differ in what they need besides blocks. Throws the layout errors of WorldPlans.
 class MinBudget {
  public:

@@ -5,7 +5,7 @@
 //   // all tensors: this rank's rows, as attention.layout() deals them
 //   backward.run({q, k, v, out, lse, dout}, {dq, dk, dv}, workspace);         // collective; returns when it is done
 //
-// Only rows that are read travel: K and V come to the ranks whose queries see them, and Q, dO and the row stats (LSE
+// Only inputs are sent: K and V to the ranks whose queries see them, and Q, dO and the row stats (LSE
 // and delta) to the ranks whose keys they see. Each rank sums the gradients of its own rows, so the bits of dQ, dK and
 // dV depend only on the job, the given tensors, the kernel, the device model and the build: not on the number of ranks,
 // the layout, blocks, transport or overlap (kernels/attention_backward/attention_backward.hpp has the order of the

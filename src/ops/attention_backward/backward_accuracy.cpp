@@ -63,8 +63,8 @@ TokenRange queries_of_key(const AttentionSpec& spec, const Sequence& sequence, s
   const std::int64_t none = sequence.q_offset - kBackwardTile;
   std::int64_t begin = spec.mask.right < 0 ? none : first_key - spec.mask.right;
   std::int64_t end = spec.mask.left < 0 ? sequence.q_offset + sequence.q_len : last_key + spec.mask.left + 1;
-  begin = floor_quotient(begin, kBackwardTile) * kBackwardTile;
-  end = (floor_quotient(end - 1, kBackwardTile) + 1) * kBackwardTile;
+  begin = query_tile_begin(begin, kBackwardTile);
+  end = query_tile_begin(end - 1, kBackwardTile) + kBackwardTile;
   return {std::clamp<std::int64_t>(begin - sequence.q_offset, 0, sequence.q_len),
           std::clamp<std::int64_t>(end - sequence.q_offset, 0, sequence.q_len)};
 }
@@ -186,7 +186,7 @@ std::vector<OracleRowStats> GradientCheck::own_stats(const PackedRun& run, std::
   return oracle_row_stats(out, lse, dout.view, dlse_view);
 }
 
-// Those of consecutive queries, wherever they are.
+// Collective. Row stats of consecutive queries of any ranks: [tokens, heads].
 std::vector<OracleRowStats> GradientCheck::gathered_stats(const PackedRun& tokens) const {
   std::string mine;
   collective_.run_collectively([&] {

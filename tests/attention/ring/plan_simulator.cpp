@@ -464,13 +464,13 @@ class World {
     std::array<std::vector<const Plan*>, 2> plans;
     for (int rank = 0; rank < random.world; ++rank) plans_.push_back(planner.plan(rank));
     for (const Plan& plan : plans_) {
-      require((plan.to_keys != nullptr) == work_.queries_travel(), "rank {} has a plan of too few directions",
+      require((plan.to_keys != nullptr) == work_.sends_queries(), "rank {} has a plan of too few directions",
               plan.rank);
       plans[0].push_back(&plan);
       plans[1].push_back(plan.to_keys.get());
     }
     directions_.emplace_back(random, keys_, plans[0], boundaries_[0]);
-    if (!work_.queries_travel()) return;
+    if (!work_.sends_queries()) return;
     for (const BlockPlan& block : plans[1][0]->blocks) boundaries_[1].push_back(block.first_token);
     boundaries_[1].push_back(plans[1][0]->blocks.back().last_token);
     require(boundaries_[0].size() == boundaries_[1].size(), "{} blocks of keys, {} of queries",
@@ -489,7 +489,7 @@ class World {
     for (std::size_t block = 0; block + 1 < boundaries_[0].size(); ++block) {
       std::vector<std::vector<Tokens>> buffers;
       for (const Simulator& direction : directions_) buffers.push_back(direction.run_block(block));
-      if (work_.queries_travel()) check_exchanges(block, buffers);
+      if (work_.sends_queries()) check_exchanges(block, buffers);
     }
   }
 
@@ -517,7 +517,7 @@ class World {
   // blocks, after it those of later ones.
   void check_cut() const {
     const auto& [keys, queries] = boundaries_;
-    const bool both = work_.queries_travel();
+    const bool both = work_.sends_queries();
     for (std::size_t i = 0; i + 1 < keys.size(); ++i) {
       const std::int64_t tokens = keys[i + 1] - keys[i] + (both ? queries[i + 1] - queries[i] : 0);
       const bool last = i + 2 == keys.size();
@@ -563,7 +563,7 @@ class World {
       require(plan.keeps_state == (plan.blocks.size() > 1 || options.state_out), "rank {} keeps state: {}", plan.rank,
               plan.keeps_state);
       const std::size_t buffer_bytes =
-          plan.block_buffer_bytes + (work_.queries_travel() ? plan.to_keys->block_buffer_bytes : 0);
+          plan.block_buffer_bytes + (work_.sends_queries() ? plan.to_keys->block_buffer_bytes : 0);
       require(
           plan.memory_bytes == options.fixed_bytes + (plan.keeps_state ? options.state_bytes : 0) + 2 * buffer_bytes,
           "memory bytes");

@@ -114,7 +114,7 @@ TEST(RowStreams, DivideTheWorkByDirection) {
   EXPECT_EQ(keys.streams, (RowStreams{{"k", 10}, {"v", 30}}));
   EXPECT_EQ(keys.pair_flops, 3.0);
   EXPECT_EQ(keys.query_flops, 6.0);
-  EXPECT_FALSE(keys.queries_travel());
+  EXPECT_FALSE(keys.sends_queries());
   const RingWork queries = queries_to_keys(work, 64);
   EXPECT_EQ(queries.batch, (Batch{{50, 106, -64, 6}}));
   EXPECT_EQ(queries.mask, (Mask{7, 5}));

@@ -175,7 +175,7 @@ void BackwardTableBuilder::add_rows(const BackwardTask& task, const BackwardShap
   // the row tiles begin at multiples of kBackwardTile, also counted from the origin
   const std::int64_t begin = rows.position - sequence.origin;
   const std::int64_t end = begin + rows.rows;
-  for (std::int64_t at = floor_quotient(begin, kBackwardTile) * kBackwardTile; at < end; at += kBackwardTile) {
+  for (std::int64_t at = query_tile_begin(begin, kBackwardTile); at < end; at += kBackwardTile) {
     const RowTile tile = row_tile(task, shape, mask, rows, sequence, at);
     if (tile.begin_tile < tile.end_tile || finish) row_tiles_.push_back(tile);
   }

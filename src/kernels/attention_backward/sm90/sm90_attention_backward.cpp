@@ -55,7 +55,7 @@ class HopperAttentionBackward final : public cuda::CudaAttentionBackward {
  public:
   HopperAttentionBackward(const AttentionBackwardSpec& spec, const BackwardConfig& config,
                           const BackwardLauncher& launcher, const cuda::CudaBackend& backend)
-      : CudaAttentionBackward(spec, shape_of(config), backend), key_tile_(config.dq_key_tile), launcher_(launcher) {}
+      : CudaAttentionBackward(spec, shape_of(config), backend), launcher_(launcher) {}
 
  private:
   void prepare() override { launcher_.prepare(); }
@@ -69,8 +69,8 @@ class HopperAttentionBackward final : public cuda::CudaAttentionBackward {
       p.dout = map_of(task.dout, kBackwardTile);
       for (std::size_t i = 0; i < task.sources.size(); ++i) {
         if (task.sources[i].k.tokens == 0) continue;  // an empty source has no map
-        p.k[i] = map_of(task.sources[i].k, key_tile_);
-        p.v[i] = map_of(task.sources[i].v, key_tile_);
+        p.k[i] = map_of(task.sources[i].k, key_tile());
+        p.v[i] = map_of(task.sources[i].v, key_tile());
       }
     }
     p.stats = task.stats;
@@ -97,7 +97,6 @@ class HopperAttentionBackward final : public cuda::CudaAttentionBackward {
     launcher_.dkv(p, ctas, stream);
   }
 
-  int key_tile_;
   const BackwardLauncher& launcher_;
 };
 
