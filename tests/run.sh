@@ -83,7 +83,7 @@ suite() {
   shift
   if cmake --preset "$preset" "${options[@]}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; false; }; then
     cmake --build --preset "$preset" && torch_is_here &&
-      ctest --preset "$preset" --parallel "$(($(nproc) + 2))" "$@" ||  # some tests wait for time limits
+      ctest --preset "$preset" --parallel "$(($(nproc) + 3))" "$@" ||  # some tests wait for time limits
       status=$?
   else
     status=1

@@ -3,8 +3,9 @@
 argument. This table is consulted before the C library's table of tensor names, whose suggestions are about files."""
 
 import numbers
-import sys
 from typing import NamedTuple
+
+from ._loaded_torch import loaded_torch
 
 _ATTENTION = ("attention", "varlen", "mla", "decode", "mla_decode", "decode_partition", "mla_decode_partition")
 _STEPS = ("decode", "mla_decode")
@@ -126,6 +127,6 @@ def asks_for_nothing(op: str, name: str, value) -> bool:
 
 def _ranks_by_default() -> int:
     """The number of ranks of PyTorch's default group, which None means."""
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     ranks = torch.distributed if torch is not None and torch.distributed.is_available() else None
     return ranks.get_world_size() if ranks is not None and ranks.is_initialized() else 1

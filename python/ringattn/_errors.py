@@ -3,8 +3,9 @@
 
 import functools
 import re
-import sys
 from typing import NoReturn
+
+from ._loaded_torch import loaded_torch
 
 
 class Error(Exception):
@@ -85,7 +86,7 @@ def renamed(text: str, names: dict[str, str]) -> str:
 
 def called_by(names: dict[str, str], function, *arguments, **named):
     """Calls function(…); errors use the caller's names of the arguments."""
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     if torch is not None and torch.compiler.is_compiling():
         return function(*arguments, **named)
     try:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which calls have gradients. Those that have none are refused where a tensor requires one."""
 
-import sys
-
 from ._errors import unsupported
+from ._loaded_torch import loaded_torch
 
 OPS = ("attention", "varlen")
 INPUTS = ("q", "k", "v", "sinks")
@@ -13,7 +12,7 @@ SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 def requiring(arrays: dict) -> str | None:
     """The name of the first tensor whose gradient autograd would record; None if there is none."""
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     if torch is None or not torch.is_grad_enabled():
         return None
     for name, array in arrays.items():

@@ -4,12 +4,12 @@
 import ctypes
 import functools
 import math
-import sys
 
 import numpy as np
 
 from . import _abi, _gradients, _structs
 from ._errors import CallError, refuse, unsupported
+from ._loaded_torch import loaded_torch
 
 # DLPack's codes by the names of NumPy's, ml_dtypes' and PyTorch's types.
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
@@ -34,7 +34,7 @@ def _type_of(dtype):
 
 
 def is_torch(array) -> bool:
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     return torch is not None and isinstance(array, torch.Tensor)
 
 
@@ -52,13 +52,13 @@ def check_array(name: str, array, written: bool = False, differentiable: bool = 
     if not is_torch(array):
         refuse(f"{name} is {type(array).__name__}", "it should be a NumPy array or a PyTorch tensor",
                "Convert it, for instance with numpy.asarray().")  # fmt: skip
-    if array.layout is not sys.modules["torch"].strided:
+    if array.layout is not loaded_torch().strided:
         refuse(f"{name} is of layout {array.layout}", "it is not strided", "Make it dense.")
     # Dynamo can't trace is_neg(); the operator in the graph looks again.
-    if not sys.modules["torch"].compiler.is_compiling() and array.is_neg():
+    if not loaded_torch().compiler.is_compiling() and array.is_neg():
         refuse(f"{name} is a negated view", "its memory has other numbers than it has",
                "Pass a tensor of its own." if written or name in _WRITTEN else "Pass its resolve_neg().")  # fmt: skip
-    if not differentiable and array.requires_grad and sys.modules["torch"].is_grad_enabled():
+    if not differentiable and array.requires_grad and loaded_torch().is_grad_enabled():
         unsupported(f"{name} requires a gradient", _gradients.WITHOUT, _gradients.SUGGESTION)
 
 
@@ -91,7 +91,7 @@ def _wrapped(function, new_rows: str | None, place: int):
             return call_spelled(call, op, positional, required, keywords, arguments, named)
         if new_rows is not None and len(arguments) > place and named.get(new_rows) is not None:
             _refuse_indexed(op, new_rows, arguments[place])
-        torch = sys.modules.get("torch")
+        torch = loaded_torch()
         if torch is not None and torch.compiler.is_compiling():
             first = arguments[0]
             if is_torch(first.parts[0] if hasattr(first, "parts") else first):
@@ -127,7 +127,7 @@ def stream_of(array) -> int | None:
     """The caller's current stream on the array's device."""
     if isinstance(array, np.ndarray) or array.device.type != "cuda":
         return None
-    torch = sys.modules["torch"]
+    torch = loaded_torch()
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # without an object around it
     return raw(array.device.index) if raw else torch.cuda.current_stream(array.device).cuda_stream
 
@@ -145,7 +145,7 @@ def maker(like, shape, dtype=None):
 
             dtype = ml_dtypes.bfloat16
         return functools.partial(np.empty, shape, dtype or like.dtype)
-    torch = sys.modules["torch"]
+    torch = loaded_torch()
     return functools.partial(
         torch.empty, shape, dtype=getattr(torch, dtype) if dtype else like.dtype, device=like.device
     )
@@ -200,7 +200,7 @@ def address_of(array) -> int:
 def forms_of(arrays) -> tuple | None:
     """A hashable key that is equal for arrays that differ only in address. None for anything but plain arrays, and
     tensors and parameters without required gradients."""
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     kinds = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     forms = []
     for array in arrays:
@@ -291,7 +291,7 @@ def type_name(dtype) -> str:
 
 
 def kind_of(array):
-    return np.ndarray if isinstance(array, np.ndarray) else sys.modules["torch"].Tensor
+    return np.ndarray if isinstance(array, np.ndarray) else loaded_torch().Tensor
 
 
 def zeros(like, shape, dtype: str):

@@ -64,33 +64,33 @@ TEST_F(Hostile, WhatIsTooLargeToBeCompressed) {
 
 // The last number of a tensor that doesn't fit the bound.
 TEST_F(Hostile, WhatIsCompressedAndNotFinite) {
-  constexpr std::int64_t kBytes = std::int64_t{1} << 28;
+  constexpr std::int64_t kBytes = std::int64_t{1} << 27;
   const auto refuse = [&](const Words& words, const std::vector<Tensor>& tensors) {
     const std::string file = sparse_file("in.safetensors", tensors);
     expect_refused(Words{"compress", "--input", file, "--output", folder_.file("out.safetensors")} + words, 3,
                    header_bytes(file));
     EXPECT_FALSE(std::filesystem::exists(folder_.file("out.safetensors")));
   };
-  const Tensor k{"k", "BF16", "[1048576,1,128]", kBytes};
-  const Tensor v{"v", "BF16", "[1048576,1,128]", kBytes};
-  const Tensor q{"q", "BF16", "[1048576,1,128]", kBytes};
+  const Tensor k{"k", "BF16", "[524288,1,128]", kBytes};
+  const Tensor v{"v", "BF16", "[524288,1,128]", kBytes};
+  const Tensor q{"q", "BF16", "[524288,1,128]", kBytes};
   for (const char* method : {"fp8", "int4", "vq", "knorm", "streaming+fp8"}) {
     refuse({"--method", method}, {k, broken(v)});
   }
   refuse({"--method", "fp8", "--order", "htd"},
-         {{"k", "F16", "[128,8192,128]", kBytes}, broken({"v", "F16", "[128,8192,128]", kBytes})});
+         {{"k", "F16", "[128,4096,128]", kBytes}, broken({"v", "F16", "[128,4096,128]", kBytes})});
   refuse({"--method", "fp8"}, {broken(k), v, q});
   refuse({"--method", "fp8", "--report"}, {k, v, broken(q)});
   refuse({"--method", "fp8", "--report"}, {k, v, {"q", "BF16", "[64,1,64]", 8192}});  // which makes no job with k
   refuse({"--method", "snapkv"}, {k, v, {"q", "BF16", "[64,1,64]", 8192}});
   refuse({"--method", "snapkv"}, {k, v, broken({"q", "BF16", "[64,1,128]", 16384})});
   refuse({"--method", "lowrank"}, {{"k", "BF16", "[0,1,1099511627776]"}, {"v", "BF16", "[0,1,1099511627776]"}});
-  const Tensor lengths{"lengths_k", "I64", "[1]", 8, {1048576}};
+  const Tensor lengths{"lengths_k", "I64", "[1]", 8, {524288}};
   std::vector<std::int64_t> entries;
-  for (std::int64_t page = 0; page < 16384; page += 2) entries.push_back((page + 1) << 32 | page);
-  const Tensor table{"block_table", "I32", "[1,16384]", 4 * 16384, entries};
-  const Tensor k_pages{"k_pages", "BF16", "[16384,64,1,128]", kBytes};
-  const Tensor v_pages{"v_pages", "BF16", "[16384,64,1,128]", kBytes};
+  for (std::int64_t page = 0; page < 8192; page += 2) entries.push_back((page + 1) << 32 | page);
+  const Tensor table{"block_table", "I32", "[1,8192]", 4 * 8192, entries};
+  const Tensor k_pages{"k_pages", "BF16", "[8192,64,1,128]", kBytes};
+  const Tensor v_pages{"v_pages", "BF16", "[8192,64,1,128]", kBytes};
   for (const char* method : {"fp8", "int4", "vq"}) {
     refuse({"--method", method, "--page-order", "thd"}, {k_pages, broken(v_pages), table, lengths});
   }

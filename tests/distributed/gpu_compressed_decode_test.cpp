@@ -36,7 +36,7 @@ TEST(GpuCompressedDecode, StepsHaveTheBitsOfPlainCachesOnAnyNumberOfRanks) {
       options.kernel = {std::string(row->backend), std::string(row->name)};
       // The first, around 8,192 keys, where the second rank's begin, and the last.
       std::map<int, std::vector<std::byte>> expected;
-      for (const int step : {0, 13, 14, kSteps - 1}) expected[step] = cache.expected(step, options.kernel);
+      for (const int step : {0, 5, 6, kSteps - 1}) expected[step] = cache.expected(step, options.kernel);
       for (const int world : {1, 2, 3, 5}) {
         CompressedSteps::Outputs steps = cache.no_outputs();
         run_gpu_world(world, [&](Transport& rank) { cache.run(rank, options, steps); });

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/attention/oracle.hpp"
+#include "kernels/attention/oracle_math.hpp"
 #include "kernels/common/registry.hpp"
 #include "tests/support/checks.hpp"
 
@@ -24,10 +25,8 @@ float round_to(Dtype dtype, float value) {
 }
 
 std::vector<float> floats(const TensorView& view, std::int64_t token, std::int64_t head) {
-  std::vector<float> row;
-  for (std::int64_t i = 0; i < view.dim; ++i) {
-    row.push_back(load_element(view.at(token, head) + static_cast<std::size_t>(i) * size_of(view.dtype), view.dtype));
-  }
+  std::vector<float> row(static_cast<std::size_t>(view.dim));
+  widen_row(view, token, head, row.data());
   return row;
 }
 
@@ -40,35 +39,41 @@ void same_precision_head(const AttentionInputs& inputs, std::size_t sequence, in
   const AttentionSpec& spec = inputs.spec;
   const SequenceShape& shape = inputs.sequences[sequence];
   const int kv_head = head / (spec.heads / spec.kv_heads);
-  std::vector<std::vector<float>> k;
-  std::vector<std::vector<float>> v;
-  for (std::int64_t key = 0; key < shape.k_len; ++key) {
-    k.push_back(floats(inputs.k_view(sequence), key, kv_head));
-    v.push_back(floats(inputs.v_view(sequence), key, kv_head));
-  }
+  const auto keys = static_cast<std::size_t>(shape.k_len);
   const auto dims = static_cast<std::size_t>(spec.head_dim_v);
+  // [head_dim, keys], so that the compiler computes the scores of several keys at a time, and [keys, head_dim_v].
+  std::vector<float> k(static_cast<std::size_t>(spec.head_dim) * keys);
+  std::vector<float> v(keys * dims);
+  for (std::size_t key = 0; key < keys; ++key) {
+    const std::vector<float> row = floats(inputs.k_view(sequence), static_cast<std::int64_t>(key), kv_head);
+    for (std::size_t i = 0; i < row.size(); ++i) k[i * keys + key] = row[i];
+    widen_row(inputs.v_view(sequence), static_cast<std::int64_t>(key), kv_head, &v[key * dims]);
+  }
+  std::vector<float> scores(keys);
   for (std::int64_t token = 0; token < shape.q_len; ++token) {
     const std::vector<float> q = floats(inputs.q_view(sequence), token, head);
-    std::vector<float> x(k.size(), -kInfinity);
+    std::ranges::fill(scores, 0.0F);
+    for (std::size_t i = 0; i < q.size(); ++i) {
+      for (std::size_t key = 0; key < keys; ++key) scores[key] += q[i] * k[i * keys + key];
+    }
+    std::vector<float> x(keys, -kInfinity);
     float m = spec.sinks ? inputs.sinks[static_cast<std::size_t>(head)] : -kInfinity;
-    for (std::size_t key = 0; key < k.size(); ++key) {
+    for (std::size_t key = 0; key < keys; ++key) {
       const auto number = static_cast<std::int64_t>(key);
       if (!sees(spec.mask, shape.q_offset + token, inputs.key_position(sequence, kv_head, number))) continue;
       if (!inputs.mask_has_key(sequence, head, shape.q_offset + token, number)) continue;
-      float s = 0.0F;
-      for (std::size_t i = 0; i < q.size(); ++i) s += q[i] * k[key][i];
-      x[key] = round_to(spec.dtype, s) * spec.softmax_scale;
+      x[key] = round_to(spec.dtype, scores[key]) * spec.softmax_scale;
       if (spec.softcap > 0.0F) x[key] = spec.softcap * std::tanh(x[key] / spec.softcap);
       m = std::max(m, x[key]);
     }
     float l = spec.sinks ? std::exp(inputs.sinks[static_cast<std::size_t>(head)] - m) : 0.0F;
     std::vector<float> o(dims, 0.0F);
-    for (std::size_t key = 0; key < k.size(); ++key) {
+    for (std::size_t key = 0; key < keys; ++key) {
       if (x[key] == -kInfinity) continue;
       const float p = std::exp(x[key] - m);
       l += p;
       const float rounded = round_to(spec.dtype, p);
-      for (std::size_t i = 0; i < dims; ++i) o[i] += rounded * v[key][i];
+      for (std::size_t i = 0; i < dims; ++i) o[i] += rounded * v[key * dims + i];
     }
     const std::int64_t row = (inputs.q_begin(sequence) + token) * spec.heads + head;
     for (std::size_t i = 0; i < dims; ++i) {

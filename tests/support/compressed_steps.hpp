@@ -13,11 +13,11 @@
 
 namespace ringattn::testing {
 
-// Two sequences, in pages. Groups are of 8,192 keys: the steps cross from the first, which is one rank's, into a second
-// rank's.
+// Two sequences, in pages. KV splits have 8,192 keys: the steps cross from the first, which is one rank's, into a
+// second rank's.
 class CompressedSteps {
  public:
-  static constexpr std::int64_t kStart = 8150;  // keys of a sequence before the first step
+  static constexpr std::int64_t kStart = 8174;  // keys of a sequence before the first step
   static constexpr int kSequences = 2;
   static constexpr int kRows = 3;  // of a step
   static constexpr std::int64_t kPage = 64;

@@ -22,10 +22,10 @@ constexpr Pair kPairs[] = {{64, 64}, {128, 128}, {96, 96},  {256, 256}, {40, 24}
                            {8, 8},   {192, 128}, {64, 136}, {576, 512}, {512, 512}};
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
 
-// CPU kernels run the same code for every head dim, and {576, 512} has all of their columns: {512, 512} is for kernels
-// that are compiled for single head dims, and for sm80_simt's wide form.
+// CPU kernels run the same code for every head dim, and the others have all of their columns: these are for kernels
+// that are compiled for single head dims, and {512, 512} for sm80_simt's wide form.
 bool is_for(const AttentionRow& row, const Pair& pair) {
-  return row.backend != "cpu" || pair.head_dim != 512 || pair.head_dim_v != 512;
+  return row.backend != "cpu" || !(pair.head_dim == 96 || pair.head_dim == 192 || pair.head_dim == 512);
 }
 
 bool is_equal(const Dims& dims) { return dims.head_dim == dims.head_dim_v; }

@@ -11,9 +11,10 @@ function(ringattn_mpirun_properties test)
   if(NOT arg_LABELS)
     set(arg_LABELS distributed)
   endif()
+  ringattn_processors(${test} ${arg_RANKS})
   # MPI libraries leak by design; mpirun refuses root unless told twice.
   set_tests_properties(${test} PROPERTIES
-    PROCESSORS ${arg_RANKS} TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}"
+    TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}"
     ENVIRONMENT "OMPI_ALLOW_RUN_AS_ROOT=1;OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1;ASAN_OPTIONS=detect_leaks=0;${arg_ENVIRONMENT}")
 endfunction()
 

