@@ -57,6 +57,7 @@ def samples() -> dict[str, list[tuple]]:
     codes, tables = parts("int4_token group 32"), parts("vector width 4")
     cache = [normal(2, 16, 2, 64)], "", 0
     out, lse = ringattn.attention(q, k, k, sinks=sinks)
+    expanded = ringattn.mla(*latents, form="expanded")
     return {
         "attention_backward": [
             (out, lse, q, k, k, sinks, out, lse, *mask, 0.125, 0.0, None, None, None, None, None, 0, 0, 60.0),
@@ -87,6 +88,10 @@ def samples() -> dict[str, list[tuple]]:
              None, 0, 0, 60.0),
             (normal(60, 4, 136, dtype=bf16), rows, None, None, None, None, None, None, "absorbed", 16, None, *mask, None, 0.0,
              None, None, None, 0, 0, 60.0),
+        ],
+        "mla_backward": [
+            (*expanded, *latents, None, *expanded, None, None, *mask, 0.2, 0.0, None, None, None, 0, 0, 60.0, None),
+            (expanded[0], None, *latents, sinks, *expanded, cu, cu, "full", 0, 0, 0.2, 5.0, None, None, None, 0, 0, 60.0, [3, 0]),
         ],
         "mla_decode": [
             (latents[0][:2], normal(2, 16, 72), ints(5, 9), *latents[3:], None, False, None, None, None, None, 8, None, None,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel of sm80_weight_gradient. One CTA computes a tile of 128 × 128 elements of one head's matrix. A pipeline
-// stage holds 64 tokens of both operands; tokens after the end of a unit are zeros. Each unit is summed from zero in the
-// tensor cores' accumulators, and added to the running sum in registers.
+// stage holds 64 tokens of both operands; tokens after the end of a unit are zeros. Each unit is summed from zero in
+// the tensor cores' accumulators, and added to the running sum in registers.
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/tile_copy.cuh"
 #include "kernels/gemm/cuda/gemm_tile.cuh"
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kThreads, 1) weight_gradient_kernel(const __gr
       std::uint32_t a[2][4];
 #pragma unroll
       for (int block = 0; block < 2; ++block) {  // matrices: n, n + 8 of 8 tokens, then of the next 8
-        cuda::load_matrix_transposed(a[block], at_chunk(left, step * 16 + lane % 8 + lane / 16 * 8,
-                                                        (warp_n + block * 16) / 8 + lane / 8 % 2));
+        cuda::load_matrix_transposed(
+            a[block], at_chunk(left, step * 16 + lane % 8 + lane / 16 * 8, (warp_n + block * 16) / 8 + lane / 8 % 2));
       }
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) {  // matrices: 8 tokens, the next 8, then both of k + 8
