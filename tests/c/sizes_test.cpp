@@ -58,6 +58,7 @@ struct Objects {
     EXPECT_OK(ringattn_attention_backward_create_from(attention, RINGATTN_GRADIENTS_AS_INPUTS, &backward));
     EXPECT_OK(ringattn_decode_create(ops.world.get(), &ops.spec, &ops.limits, nullptr, &decode));
     EXPECT_OK(ringattn_mla_create(ops.world.get(), &ops.latent, &ops.batch, RINGATTN_ANY_FORM, nullptr, &latent));
+    EXPECT_OK(ringattn_mla_backward_create(ops.world.get(), &ops.latent, &ops.batch, nullptr, &latent_backward));
     EXPECT_OK(ringattn_mla_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
     EXPECT_OK(ringattn_batched_gemm_create(ops.world.get(), &ops.batched_gemm, nullptr, &batched_gemm));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
@@ -69,6 +70,7 @@ struct Objects {
     ringattn_attention_backward_destroy(backward);
     ringattn_decode_destroy(decode);
     ringattn_mla_destroy(latent);
+    ringattn_mla_backward_destroy(latent_backward);
     ringattn_mla_decode_destroy(latent_decode);
     ringattn_batched_gemm_destroy(batched_gemm);
     ringattn_ssm_destroy(scan);
@@ -83,6 +85,7 @@ struct Objects {
   ringattn_attention_backward* backward = nullptr;
   ringattn_decode* decode = nullptr;
   ringattn_mla* latent = nullptr;
+  ringattn_mla_backward* latent_backward = nullptr;
   ringattn_mla_decode* latent_decode = nullptr;
   ringattn_batched_gemm* batched_gemm = nullptr;
   ringattn_ssm* scan = nullptr;
@@ -187,6 +190,9 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
           "ringattn_decode_facts", [&](auto* facts) { return ringattn_mla_decode_get_facts(of.latent_decode, facts); }),
       as_ever<ringattn_mla_facts>("ringattn_mla_facts",
                                   [&](auto* facts) { return ringattn_mla_get_facts(of.latent, facts); }),
+      as_ever<ringattn_mla_facts>(
+          "ringattn_mla_facts",
+          [&](auto* facts) { return ringattn_mla_backward_get_facts(of.latent_backward, facts); }),
       as_ever<ringattn_batched_gemm_facts>(
           "ringattn_batched_gemm_facts",
           [&](auto* facts) { return ringattn_batched_gemm_get_facts(of.batched_gemm, facts); }),
@@ -221,6 +227,9 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
                                      [&](auto* given) { return ringattn_decode_run(of.decode, given); }),
       as_ever<ringattn_mla_tensors>("ringattn_mla_tensors",
                                     [&](auto* given) { return ringattn_mla_run(of.latent, given); }),
+      as_ever<ringattn_mla_backward_tensors>(
+          "ringattn_mla_backward_tensors",
+          [&](auto* given) { return ringattn_mla_backward_run(of.latent_backward, given); }),
       grown<ringattn_mla_decode_tensors>("ringattn_mla_decode_tensors",
                                          offsetof(ringattn_mla_decode_tensors, lengths_before),
                                          [&](auto* given) { return ringattn_mla_decode_run(of.latent_decode, given); }),
