@@ -9,9 +9,10 @@ from ._errors import unsupported
 INPUTS = {
     "attention": ("q", "k", "v", "sinks"),
     "varlen": ("q", "k", "v", "sinks"),
+    "causal_conv1d": ("x", "weight", "bias", "initial_states"),
     "mla": ("q", "latent", "k_rope", "w_uk", "w_uv", "sinks"),
 }
-WITHOUT = "only attention(), varlen() and mla() have gradients, those of rows, matrices and sinks"
+WITHOUT = "only attention(), varlen(), mla() and causal_conv1d() have gradients"
 SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 

@@ -144,6 +144,11 @@ causal_conv1d_tensors = _sized(
     "causal_conv1d_tensors", (Tensor, "x weight bias initial_halos y final_halos slots"), (c_void_p, "stream")
 )
 
+causal_conv1d_backward_tensors = _sized(
+    "causal_conv1d_backward_tensors",
+    (Tensor, "x weight bias initial_halos dy dfinal_halos dx dweight dbias dinitial_halos"), (c_void_p, "stream"),
+)  # fmt: skip
+
 compression_spec = _sized(
     "compression_spec", (c_char_p, "format"), (c_int64, "sequences seed"), (DLDataType, "dtype"), (c_int32, "heads"),
     (c_int64, "dim"),

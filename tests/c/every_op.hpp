@@ -102,6 +102,12 @@ struct Ops {
                                                   return ringattn_causal_conv1d_create(world.get(), &convolution, &runs,
                                                                                        options, object);
                                                 })},
+        {"conv1d backward", made<ringattn_causal_conv1d_backward>(ringattn_causal_conv1d_backward_destroy,
+                                                                  [this](auto* options, auto** object) {
+                                                                    return ringattn_causal_conv1d_backward_create(
+                                                                        world.get(), &convolution, &runs, options,
+                                                                        object);
+                                                                  })},
         {"compression", made<ringattn_compression>(ringattn_compression_destroy, [this](auto* options, auto** object) {
            return ringattn_compression_create(world.get(), &compression, options, object);
          })}};

@@ -63,6 +63,8 @@ struct Objects {
     EXPECT_OK(ringattn_batched_gemm_create(ops.world.get(), &ops.batched_gemm, nullptr, &batched_gemm));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
     EXPECT_OK(ringattn_causal_conv1d_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
+    EXPECT_OK(ringattn_causal_conv1d_backward_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr,
+                                                     &conv1d_backward));
     EXPECT_OK(ringattn_compression_create(ops.world.get(), &ops.compression, nullptr, &compression));
   }
   ~Objects() {
@@ -75,6 +77,7 @@ struct Objects {
     ringattn_batched_gemm_destroy(batched_gemm);
     ringattn_ssm_destroy(scan);
     ringattn_causal_conv1d_destroy(convolution);
+    ringattn_causal_conv1d_backward_destroy(conv1d_backward);
     ringattn_compression_destroy(compression);
   }
   Objects(const Objects&) = delete;
@@ -90,6 +93,7 @@ struct Objects {
   ringattn_batched_gemm* batched_gemm = nullptr;
   ringattn_ssm* scan = nullptr;
   ringattn_causal_conv1d* convolution = nullptr;
+  ringattn_causal_conv1d_backward* conv1d_backward = nullptr;
   ringattn_compression* compression = nullptr;
 };
 
@@ -200,6 +204,9 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
                                   [&](auto* facts) { return ringattn_ssm_get_facts(of.scan, facts); }),
       as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
                                   [&](auto* facts) { return ringattn_causal_conv1d_get_facts(of.convolution, facts); }),
+      as_ever<ringattn_ssm_facts>(
+          "ringattn_ssm_facts",
+          [&](auto* facts) { return ringattn_causal_conv1d_backward_get_facts(of.conv1d_backward, facts); }),
       as_ever<ringattn_compression_facts>(
           "ringattn_compression_facts",
           [&](auto* facts) { return ringattn_compression_get_facts(of.compression, facts); }),
@@ -241,6 +248,9 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
       as_ever<ringattn_causal_conv1d_tensors>(
           "ringattn_causal_conv1d_tensors",
           [&](auto* given) { return ringattn_causal_conv1d_run(of.convolution, given); }),
+      as_ever<ringattn_causal_conv1d_backward_tensors>(
+          "ringattn_causal_conv1d_backward_tensors",
+          [&](auto* given) { return ringattn_causal_conv1d_backward_run(of.conv1d_backward, given); }),
       as_ever<ringattn_compression_tensors>(
           "ringattn_compression_tensors",
           [&](auto* given) { return ringattn_compression_decompress(of.compression, given); }),

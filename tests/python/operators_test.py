@@ -117,6 +117,11 @@ def samples() -> dict[str, list[tuple]]:
         ],
         "ssd_update": [(normal(5, 2, 8, 16), *row, None, None, None, True, [0.0, 1.0], ints(4, 1, 0), 0, 60.0)],
         "causal_conv1d": [(normal(2, 9, 16), weight, normal(16), "silu", normal(2, 3, 16), None, None, 0, 60.0)],
+        "causal_conv1d_backward": [
+            (normal(2, 9, 16), normal(2, 3, 16), normal(2, 9, 16, seed=2), weight, normal(16), normal(2, 3, 16, seed=3), None,
+             "silu", None, 0, 60.0, None),
+            (normal(9, 16), None, normal(9, 16, seed=2), weight, None, None, ints(0, 4, 9), None, None, 0, 60.0, None),
+        ],
         "causal_conv1d_update": [(x, normal(5, 3, 16), weight, None, None, ints(4, 1, 0), 0, 60.0)],
         "llama3_begins": [(ints(0, 20, 60), ints(0, 20, 60), [0, 20, 60], [0, 20, 60], [0, 20, 60])],
         "packed_begins": [(q, [0, 60], [1, 60], None, None, None, None), (q, None, [1, 60], cu, cu, None, torch.ones(1, 60))],
