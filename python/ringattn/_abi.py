@@ -90,7 +90,8 @@ _PLAIN = {
 }
 # Ops with a facts struct of their own name, and ops that use another op's.
 FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_backward": "mla",
-         "mla_decode": "decode", "batched_gemm": "batched_gemm", "ssm": "ssm", "causal_conv1d": "ssm", "causal_conv1d_backward": "ssm"}  # fmt: skip
+         "mla_decode": "decode", "batched_gemm": "batched_gemm", "ssm": "ssm", "causal_conv1d": "ssm",
+         "causal_conv1d_backward": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]

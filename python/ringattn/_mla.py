@@ -147,10 +147,10 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         _check_rows("latent", latent, rotary_of(q, latent, k_rope, w_uk))
     wanting = _gradients.requiring(given)
     if wanting is not None:
-        _gradients.check_mla(wanting, None not in (w_uk, w_uv) and form != "absorbed", fp8, out)
+        _gradients.check_mla(wanting, w_uk is not None and w_uv is not None and form != "absorbed", fp8, out)
         form = "expanded"
-    job = (own, q, latent, k_rope, w_uk, w_uv, cu, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks, layout,
-           key_layout)  # fmt: skip
+    job = (own, q, latent, k_rope, w_uk, w_uv, cu, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks,
+           layout, key_layout)  # fmt: skip
     limits = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
     if wanting is not None:
         return _recorded(job, limits, given, cu_seqlens_q, cu_seqlens_k, world)
@@ -200,14 +200,14 @@ def _recorded(job: tuple, limits: dict, given: dict, cu_seqlens_q, cu_seqlens_k,
     from ._mla_backward import MlaBackward, default_scale  # noqa: PLC0415, which needs this
 
     *shards, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks, layout, key_layout = job
-    q = given["q"]
-    scale = default_scale(q) if softmax_scale is None else softmax_scale
-    prepared_of(MlaBackward, *shards, offsets, form, head_dim, head_dim_v, mask, scale, softcap, sinks, layout, key_layout, **limits)
-    timeout = limits["timeout_seconds"]
-    return torch_ops.mla(q, *(given[name] for name in ("latent", "k_rope", "w_uk", "w_uv")), cu_seqlens_q=cu_seqlens_q,
-                         cu_seqlens_k=cu_seqlens_k, form=form, mask=mask, softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
-                         q_offsets=offsets, layout=layout, key_layout=key_layout, world=world, threads=limits["threads"],
-                         memory_budget=limits["memory_budget"], timeout=timeout)  # fmt: skip
+    scale = default_scale(given["q"]) if softmax_scale is None else softmax_scale
+    prepared_of(MlaBackward, *shards, offsets, form, head_dim, head_dim_v, mask, scale, softcap, sinks, layout, key_layout,
+                **limits)  # fmt: skip
+    rows = [given[name] for name in ("q", "latent", "k_rope", "w_uk", "w_uv")]
+    return torch_ops.mla(*rows, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, form=form, mask=mask,
+                         softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, q_offsets=offsets, layout=layout,
+                         key_layout=key_layout, world=world, threads=limits["threads"],
+                         memory_budget=limits["memory_budget"], timeout=limits["timeout_seconds"])  # fmt: skip
 
 
 def _lengths(given: tuple[int, ...] | None, layout, rows: int, world: World) -> tuple[int, ...]:

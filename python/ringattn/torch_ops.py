@@ -13,7 +13,18 @@ tensors: [rows] with format "" and dim 0, or streams and tables of a Compressed 
 import torch
 from torch import Tensor
 
-from . import _attention, _attention_backward, _compression, _decode, _eviction, _batched_gemm, _gradients, _mla, _mla_backward, worlds
+from . import (
+    _attention,
+    _attention_backward,
+    _batched_gemm,
+    _compression,
+    _decode,
+    _eviction,
+    _gradients,
+    _mla,
+    _mla_backward,
+    worlds,
+)
 from ._compression import Compressed
 from ._torch_tools import (
     check_alone,
