@@ -49,6 +49,9 @@ _CHECKED = {
     "decode_owned": [Handle, c_int64, _longs, _longs],
     "mla_create": [Handle, _struct("mla_spec"), _struct("batch"), c_int32, _options, _handle],
     "mla_rows": [Handle, c_int32, c_int64, _longs, _longs],
+    "mla_backward_create": [Handle, _struct("mla_spec"), _struct("batch"), _options, _handle],
+    "mla_backward_create_from": [Handle, _handle],
+    "mla_backward_rows": [Handle, c_int32, c_int64, _longs, _longs],
     "mla_decode_create": [Handle, _struct("mla_spec"), _struct("decode_limits"), _options, _handle],
     "mla_decode_owned": [Handle, c_int64, _longs, _longs],
     "batched_gemm_create": [Handle, _struct("batched_gemm_spec"), _options, _handle],
@@ -56,6 +59,7 @@ _CHECKED = {
     "ssm_rows": [Handle, c_int64, _longs, _longs],
     "ssm_sequences": [Handle, _ints, _ints],
     "causal_conv1d_create": [Handle, _struct("causal_conv1d_spec"), _struct("ssm_batch"), _options, _handle],
+    "causal_conv1d_backward_create": [Handle, _struct("causal_conv1d_spec"), _struct("ssm_batch"), _options, _handle],
     "eviction_kept": [_struct("eviction"), _struct("spec"), _struct("batch"), _longs, _longs],
     "evict": [_struct("eviction"), _struct("spec"), _struct("batch"), _struct("eviction_tensors")],
     "compression_create": [Handle, _struct("compression_spec"), _options, _handle],
@@ -85,8 +89,9 @@ _PLAIN = {
     "compression_destroy": (None, [Handle]),
 }
 # Ops with a facts struct of their own name, and ops that use another op's.
-FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_decode": "decode",
-         "batched_gemm": "batched_gemm", "ssm": "ssm", "causal_conv1d": "ssm"}  # fmt: skip
+FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_backward": "mla",
+         "mla_decode": "decode", "batched_gemm": "batched_gemm", "ssm": "ssm", "causal_conv1d": "ssm",
+         "causal_conv1d_backward": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]

@@ -5,7 +5,7 @@
     x, halos = ringattn.causal_conv1d(x, weight, bias, return_final_states=True)
     y = ringattn.causal_conv1d_update(x, halos, weight, bias, activation="silu")            # the next token of each sequence"""
 
-from . import _job, _structs
+from . import _gradients, _job, _structs
 from ._arguments import check_axes, is_true, refuse_unknown
 from ._errors import refuse
 from ._ssm import check_state, lengths_of_runs, run_options
@@ -20,11 +20,12 @@ class CausalConv1d(_job.Prepared):
     op = "causal_conv1d"
 
 
-def _prepared(world, x, channels, width, bias, activation, lengths, layout, flags, members):
+def prepared_of(kind, world, x, channels, width, bias, activation, lengths, layout, flags, members):
+    """The world's prepared job: a CausalConv1d, or the backward pass of one. flags: initial states, final states, update."""
     if activation not in (None, "silu", "swish"):
         refuse(f"activation is {activation!r}", 'it must be None, "silu", or "swish", which is the same', "Choose one.")
     silu = activation is not None
-    key = ("causal_conv1d", x.dtype, channels, width, bias is not None, silu, lengths, layout, flags, *members.items())
+    key = (kind.op, x.dtype, channels, width, bias is not None, silu, lengths, layout, flags, *members.items())
 
     def make():
         initial, final, update = flags
@@ -32,7 +33,7 @@ def _prepared(world, x, channels, width, bias, activation, lengths, layout, flag
                                     final_states=int(final), update=int(update))  # fmt: skip
         spec = _structs.causal_conv1d_spec(dtype=data_type(x), width=width, channels=channels, bias=int(bias is not None),
                                          silu=int(silu))  # fmt: skip
-        return CausalConv1d(world, spec, batch, run_options(world, lengths, layout, members))
+        return kind(world, spec, batch, run_options(world, lengths, layout, members))
 
     return world.prepared(key, make)
 
@@ -50,7 +51,7 @@ def _check(op: str, x, axes, form, weight, bias, out, unknown, state=None, **sta
         refuse(f"out is {list(out.shape)}", f"x is {list(x.shape)}", "Pass one of that shape, or none.")
 
 
-def _rows(array):
+def rows_of(array):
     """The array as [rows, 1, channels], the shape that the library takes."""
     return contiguous_heads(array)[:, None, :]
 
@@ -69,14 +70,24 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
     of an empty sequence is its initial state. layout, and what ranks pass, are as in ssd().
 
     Returns y, of x's shape and dtype. With return_final_states, returns (y, states). `states` are the last width - 1
-    tokens of each sequence, for the next call or for causal_conv1d_update()."""
+    tokens of each sequence, for the next call or for causal_conv1d_update(). Both have gradients with respect to x, weight,
+    bias and initial_states, if these are tensors that require them. Over several ranks those of weight and bias are the sums
+    over all ranks."""
     _check("causal_conv1d", x, (2, 3), "[(batch,) tokens, channels]", weight, bias, out, unknown, initial_states=initial_states)
     is_true("return_final_states", return_final_states)
     world = _job.world_of(x, world)
     lengths = lengths_of_runs(x, x.ndim == 3, cu_seqlens, layout, world)
     channels, width = weight.shape
+    given = {"x": x, "weight": weight, "bias": bias, "initial_states": initial_states}
+    wanting = _gradients.requiring(given)
+    if wanting is not None:
+        _gradients.check(wanting, False, None, out)
+        from . import torch_ssm_ops  # noqa: PLC0415, needs torch
+
+        y, states = torch_ssm_ops.recorded_conv1d(*given.values(), activation, cu_seqlens, layout, world, threads, timeout)
+        return (y, states) if return_final_states else y
     flags = (initial_states is not None, return_final_states, False)
-    convolution = _prepared(world, x, channels, width, bias, activation, lengths, layout, flags,
+    convolution = prepared_of(CausalConv1d, world, x, channels, width, bias, activation, lengths, layout, flags,
                             {"threads": threads, "timeout_seconds": timeout})  # fmt: skip
     facts = convolution.facts
     if initial_states is not None:
@@ -84,7 +95,7 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
     y = empty(x, x.shape) if out is None else out
     states = empty(x, (facts.ending, width - 1, channels)) if return_final_states else None
     flat_y = flat_view(y) if x.ndim == 3 else y
-    convolution._do(x, {"x": _rows(as_rows(x, 1)), "weight": weight, "bias": bias, "y": flat_y[:, None, :],
+    convolution._do(x, {"x": rows_of(as_rows(x, 1)), "weight": weight, "bias": bias, "y": flat_y[:, None, :],
                         "initial_halos": initial_states if facts.beginning else None,
                         "final_halos": states if facts.ending else None})  # fmt: skip
     return (y, states) if return_final_states else y
@@ -109,10 +120,10 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | 
            conv_state_indices=conv_state_indices)  # fmt: skip
     channels, width = weight.shape
     check_state("conv_state", conv_state, conv_state_indices, x.shape[0], (width - 1, channels), type_name(x.dtype))
-    convolution = _prepared(_job.world_of(x, None), x, channels, width, bias, activation, (1,) * x.shape[0], None,
+    convolution = prepared_of(CausalConv1d, _job.world_of(x, None), x, channels, width, bias, activation, (1,) * x.shape[0], None,
                             (True, True, True), {"threads": threads, "timeout_seconds": timeout})  # fmt: skip
     y = empty(x, x.shape) if out is None else out
-    arrays = {"x": _rows(x), "weight": weight, "bias": bias, "y": y[:, None, :], "final_halos": conv_state,
+    arrays = {"x": rows_of(x), "weight": weight, "bias": bias, "y": y[:, None, :], "final_halos": conv_state,
               "slots": conv_state_indices}  # fmt: skip
     convolution._do(x, arrays)
     _job.keep_call(None, call, convolution, arrays, given, y, None)

@@ -4,9 +4,14 @@
 from ._errors import unsupported
 from ._loaded_torch import loaded_torch
 
-OPS = ("attention", "varlen")
-INPUTS = ("q", "k", "v", "sinks")
-WITHOUT = "only attention() and varlen() have gradients, those of q, k, v and sinks"
+# The tensors of each op that have gradients.
+INPUTS = {
+    "attention": ("q", "k", "v", "sinks"),
+    "varlen": ("q", "k", "v", "sinks"),
+    "causal_conv1d": ("x", "weight", "bias", "initial_states"),
+    "mla": ("q", "latent", "k_rope", "w_uk", "w_uv", "sinks"),
+}
+WITHOUT = "only attention(), varlen(), mla() and causal_conv1d() have gradients"
 SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 
@@ -33,3 +38,16 @@ def check(name: str, compressed: bool, k_positions, out) -> None:
     if out is not None:
         unsupported(problem, "results that autograd records are new tensors",
                     "Leave out= out, or call it under torch.no_grad().")  # fmt: skip
+
+
+def check_mla(name: str, expanded: bool, fp8: bool, out) -> None:
+    """The same of mla(). expanded: the form isn't the absorbed one."""
+    problem = f"{name} requires a gradient"
+    if fp8:
+        unsupported(problem, "MLA over FP8 latents has no gradient",
+                    "Pass latent and k_rope unquantized, or call it under torch.no_grad().")  # fmt: skip
+    if not expanded:
+        unsupported(problem, "the absorbed form of MLA has no gradient",
+                    'Pass w_uk, w_uv and form="expanded", or call it under torch.no_grad().')  # fmt: skip
+    if out is not None:
+        check(name, False, None, out)

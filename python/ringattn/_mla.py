@@ -6,7 +6,7 @@ FP8 rows have FlashMLA's layout, as uint8: latent_dim E4M3 values, a float32 sca
 key in bfloat16; 656 bytes for dims 512 and 64. latent_dim is a multiple of 128, the rotary dim a multiple of 4, and
 everything else is bfloat16. Results are bitwise identical to those of the dequantized rows."""
 
-from . import _abi, _job, _structs
+from . import _abi, _gradients, _job, _structs
 from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, is_true, lengths_of, refuse_unknown, scale_members
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced, traced_step, type_name
@@ -110,7 +110,9 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     head_dim, head_dim_v: required for matrices that are not given.
     Other arguments and errors are those of varlen().
 
-    Returns (out [tokens, heads, head_dim_v or latent_dim], lse float32 [tokens, heads]).
+    Returns (out [tokens, heads, head_dim_v or latent_dim], lse float32 [tokens, heads]). In the expanded form, which is chosen
+    for them, both have gradients with respect to q, latent, k_rope, w_uk, w_uv and sinks, if these are tensors that require
+    them. Over several ranks those of w_uk, w_uv and sinks are the sums over all ranks.
 
     Example: out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)"""
     if unknown:
@@ -141,33 +143,71 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     check_axes("k_rope", k_rope, (2, 3), "[tokens, rope_dim]")
     _check_matrices(w_uk, w_uv)
     own = _job.world_of(q, world)
-    heads, rope_dim = q.shape[1], rotary_of(q, latent, k_rope, w_uk)
     if fp8:
-        _check_rows("latent", latent, rope_dim)
-    latent_dim = latent_dim_of(latent, rope_dim) if fp8 else latent.shape[-1]
-    head_dim, head_dim_v, out_dim = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
+        _check_rows("latent", latent, rotary_of(q, latent, k_rope, w_uk))
+    wanting = _gradients.requiring(given)
+    if wanting is not None:
+        _gradients.check_mla(wanting, w_uk is not None and w_uv is not None and form != "absorbed", fp8, out)
+        form = "expanded"
+    job = (own, q, latent, k_rope, w_uk, w_uv, cu, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks,
+           layout, key_layout)  # fmt: skip
+    limits = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
+    if wanting is not None:
+        return _recorded(job, limits, given, cu_seqlens_q, cu_seqlens_k, world)
+    prepared = prepared_of(Mla, *job, **limits)
+    if out is None:
+        out_dim = latent_dim_of_rows(q, latent, k_rope, w_uk) if w_uv is None else w_uv.shape[1]
+        out = empty(q, (*q.shape[:2], out_dim))
+    lse = empty(q, q.shape[:2], "float32")
+    arrays = {"q": contiguous_heads(q), "latent": one_head(latent), "k_rope": None if fp8 else one_head(k_rope),
+              "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks, "out": out, "lse": lse}  # fmt: skip
+    prepared._do(q, arrays, prepared.facts.workspace_bytes)
+    _job.keep_call(world, call, prepared, arrays, given, out, lse, prepared.facts.workspace_bytes)
+    return out, lse
+
+
+def latent_dim_of_rows(q, latent, k_rope, w_uk) -> int:
+    """latent_dim of the arrays of mla()."""
+    return latent_dim_of(latent, rotary_of(q, latent, k_rope, w_uk)) if _is_fp8(latent) else latent.shape[-1]
+
+
+def prepared_of(kind, own: World, q, latent, k_rope, w_uk, w_uv, cu, offsets, form, head_dim, head_dim_v, mask, softmax_scale,
+                softcap, sinks, layout, key_layout, **limits):  # fmt: skip
+    """The world's prepared job of these arrays: an Mla, or an MlaBackward. cu: lengths of queries and of keys, or None."""
+    fp8, heads, rope_dim = _is_fp8(latent), q.shape[1], rotary_of(q, latent, k_rope, w_uk)
+    latent_dim = latent_dim_of_rows(q, latent, k_rope, w_uk)
+    head_dim, head_dim_v, _ = _dims(q, latent_dim, rope_dim, w_uk, w_uv, head_dim, head_dim_v)
     of_keys = layout if key_layout is None else key_layout
     q_lengths = _lengths(cu[0], layout, q.shape[0], own)
     k_lengths = q_lengths if cu[0] is not None and cu[1] is None else _lengths(cu[1], of_keys, latent.shape[0], own)
-    key = ("mla", q.dtype, fp8, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
-           sinks is not None, q_lengths, k_lengths, offsets, layout, key_layout, threads, memory_budget, timeout)  # fmt: skip
+    key = (kind.op, q.dtype, fp8, heads, head_dim, rope_dim, head_dim_v, latent_dim, form, mask, softmax_scale, softcap,
+           sinks is not None, q_lengths, k_lengths, offsets, layout, key_layout, *limits.values())  # fmt: skip
 
     def make():
         spec = _spec(
             q, heads, head_dim, rope_dim, head_dim_v, latent_dim, mask, softmax_scale, softcap, sinks is not None, fp8
         )
-        options = _job.c_options(own, q_lengths, k_lengths, layout, key_layout, threads=threads,
-                                 memory_budget=memory_budget, timeout_seconds=timeout)  # fmt: skip
-        return Mla(own, spec, _job.c_batch(q_lengths, k_lengths, offsets), _abi.FORMS[form], options)
+        options = _job.c_options(own, q_lengths, k_lengths, layout, key_layout, **limits)
+        return kind(own, spec, _job.c_batch(q_lengths, k_lengths, offsets), _abi.FORMS[form], options)
 
-    prepared = own.prepared(key, make)
-    out = empty(q, (q.shape[0], heads, out_dim)) if out is None else out
-    lse = empty(q, (q.shape[0], heads), "float32")
-    arrays = {"q": contiguous_heads(q), "latent": _one_head(latent), "k_rope": None if fp8 else _one_head(k_rope),
-              "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks, "out": out, "lse": lse}  # fmt: skip
-    prepared._do(q, arrays, prepared.facts.workspace_bytes)
-    _job.keep_call(world, call, prepared, arrays, given, out, lse, prepared.facts.workspace_bytes)
-    return out, lse
+    return own.prepared(key, make)
+
+
+def _recorded(job: tuple, limits: dict, given: dict, cu_seqlens_q, cu_seqlens_k, world: World | None):
+    """mla() by the operator that autograd records. Prepares the backward pass first, so that a job that has none is refused
+    before its forward runs. job: the arguments of prepared_of()."""
+    from . import torch_ops  # noqa: PLC0415, needs torch
+    from ._mla_backward import MlaBackward, default_scale  # noqa: PLC0415, which needs this
+
+    *shards, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks, layout, key_layout = job
+    scale = default_scale(given["q"]) if softmax_scale is None else softmax_scale
+    prepared_of(MlaBackward, *shards, offsets, form, head_dim, head_dim_v, mask, scale, softcap, sinks, layout, key_layout,
+                **limits)  # fmt: skip
+    rows = [given[name] for name in ("q", "latent", "k_rope", "w_uk", "w_uv")]
+    return torch_ops.mla(*rows, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, form=form, mask=mask,
+                         softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, q_offsets=offsets, layout=layout,
+                         key_layout=key_layout, world=world, threads=limits["threads"],
+                         memory_budget=limits["memory_budget"], timeout=limits["timeout_seconds"])  # fmt: skip
 
 
 def _lengths(given: tuple[int, ...] | None, layout, rows: int, world: World) -> tuple[int, ...]:
@@ -177,7 +217,7 @@ def _lengths(given: tuple[int, ...] | None, layout, rows: int, world: World) -> 
     return layout.lengths if isinstance(layout, Layout) else (rows * world.size,)
 
 
-def _one_head(rows):
+def one_head(rows):
     """[tokens, dim] as [tokens, 1, dim]; a tensor that has three axes is returned as it is."""
     rows = contiguous_heads(rows)
     return rows if rows.ndim == 3 else rows[:, None, :]

@@ -111,6 +111,11 @@ mla_facts = _sized(
 mla_tensors = _sized(
     "mla_tensors", (Tensor, "q latent k_rope w_uk w_uv sinks out lse workspace"), (c_void_p, "stream")
 )
+mla_backward_tensors = _sized(
+    "mla_backward_tensors",
+    (Tensor, "q latent k_rope w_uk w_uv sinks out lse dout dlse dq dlatent dk_rope dw_uk dw_uv dsinks workspace"),
+    (c_void_p, "stream"),
+)  # fmt: skip
 mla_decode_tensors = _sized(
     "mla_decode_tensors",
     (Tensor, "q cache block_table lengths sinks latent k_rope w_uk w_uv out lse host_lengths host_table"),
@@ -138,6 +143,11 @@ causal_conv1d_spec = _sized(
 causal_conv1d_tensors = _sized(
     "causal_conv1d_tensors", (Tensor, "x weight bias initial_halos y final_halos slots"), (c_void_p, "stream")
 )
+
+causal_conv1d_backward_tensors = _sized(
+    "causal_conv1d_backward_tensors",
+    (Tensor, "x weight bias initial_halos dy dfinal_halos dx dweight dbias dinitial_halos"), (c_void_p, "stream"),
+)  # fmt: skip
 
 compression_spec = _sized(
     "compression_spec", (c_char_p, "format"), (c_int64, "sequences seed"), (DLDataType, "dtype"), (c_int32, "heads"),

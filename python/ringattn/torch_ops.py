@@ -13,7 +13,18 @@ tensors: [rows] with format "" and dim 0, or streams and tables of a Compressed 
 import torch
 from torch import Tensor
 
-from . import _attention, _attention_backward, _compression, _decode, _eviction, _batched_gemm, _gradients, _mla, worlds
+from . import (
+    _attention,
+    _attention_backward,
+    _batched_gemm,
+    _compression,
+    _decode,
+    _eviction,
+    _gradients,
+    _mla,
+    _mla_backward,
+    worlds,
+)
 from ._compression import Compressed
 from ._torch_tools import (
     check_alone,
@@ -303,12 +314,13 @@ def _mla_op(
     left: int, right: int, softmax_scale: float | None, softcap: float, layout: str | None, key_layout: str | None,
     world: str | None, threads: int, memory_budget: int, timeout: float, q_offsets: list[int] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _mla.mla(
-        q, latent, k_rope, w_uk, w_uv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, form=form, head_dim=head_dim,
-        head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
-        q_offsets=q_offsets, layout=layout_of(layout), key_layout=layout_of(key_layout), world=world_of(world),
-        threads=threads, memory_budget=memory_budget, timeout=timeout,
-    )  # fmt: skip
+    with _below_autograd():
+        return _mla.mla(
+            q, latent, k_rope, w_uk, w_uv, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, form=form, head_dim=head_dim,
+            head_dim_v=head_dim_v, mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
+            q_offsets=q_offsets, layout=layout_of(layout), key_layout=layout_of(key_layout), world=world_of(world),
+            threads=threads, memory_budget=memory_budget, timeout=timeout,
+        )  # fmt: skip
 
 
 @fake("mla")
@@ -323,6 +335,10 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         head_dim_v=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, q_offsets=None, layout=None,
         key_layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("mla", unknown)
+    name = _gradients.requiring({"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks})
+    if name is not None:
+        _gradients.check_mla(name, w_uk is not None and w_uv is not None and form != "absorbed", k_rope is None, out)
+        form = "expanded"
     made, lse = run(
         "mla", q, latent, k_rope, w_uk, w_uv, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, form, head_dim,
         head_dim_v, *mask_arguments(mask), softmax_scale, softcap, layout_argument(layout),
@@ -330,6 +346,53 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         None if q_offsets is None else list(q_offsets),
     )  # fmt: skip
     return given("mla", out, made), lse
+
+
+@operator("mla_backward")
+def _mla_backward_op(
+    dout: Tensor, dlse: Tensor | None, q: Tensor, latent: Tensor, k_rope: Tensor, w_uk: Tensor, w_uv: Tensor,
+    sinks: Tensor | None, out: Tensor, lse: Tensor, cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None, mask: str,
+    left: int, right: int, softmax_scale: float, softcap: float, layout: str | None, key_layout: str | None,
+    world: str | None, threads: int, memory_budget: int, timeout: float, q_offsets: list[int] | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of q, latent, k_rope, w_uk, w_uv and sinks; the last one is empty without sinks."""
+    return _mla_backward.mla_backward(
+        dout, dlse, q, latent, k_rope, w_uk, w_uv, sinks, out, lse, cu_seqlens_q, cu_seqlens_k, mask=mask_of(mask, left, right),
+        softmax_scale=softmax_scale, softcap=softcap, q_offsets=q_offsets, layout=layout_of(layout),
+        key_layout=layout_of(key_layout), world=world_of(world), threads=threads, memory_budget=memory_budget, timeout=timeout,
+    )  # fmt: skip
+
+
+@fake("mla_backward")
+def _(dout, dlse, q, latent, k_rope, w_uk, w_uv, sinks, *_):
+    made = [x.new_empty(x.shape) for x in (q, latent, k_rope, w_uk, w_uv)]
+    return *made, q.new_empty((0,) if sinks is None else sinks.shape, dtype=torch.float32)
+
+
+def _save_mla(ctx, inputs, output):
+    q, latent, k_rope, w_uk, w_uv, *begins, sinks, form, _, _, mask, left, right, softmax_scale = inputs[:15]
+    *settings, _ = inputs[15:]
+    whole = {"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
+    names = [name for name, array in whole.items() if array is not None and array.requires_grad]
+    _gradients.check_mla(names[0] if names else "q", form == "expanded", k_rope is None, None)
+    ctx.settings = (mask, left, right, _scale(q, softmax_scale), *settings)
+    ctx.q_offsets, world = inputs[-1], settings[3]
+    ctx.save_for_backward(q, latent, k_rope, w_uk, w_uv, sinks, *output, *begins)
+    ctx.set_materialize_grads(False)
+    ctx.world = None if world is None else worlds.of_key(world)  # keeps it
+
+
+def _mla_gradients(ctx, dout, dlse):
+    *tensors, out, lse, begin_q, begin_k = ctx.saved_tensors
+    dout = torch.zeros_like(out) if dout is None else dout
+    made = torch.ops.ringattn.mla_backward(dout, dlse, *tensors, out, lse, begin_q, begin_k, *ctx.settings, ctx.q_offsets)
+    of_inputs = [None] * len(ctx.needs_input_grad)
+    for place, gradient in zip((0, 1, 2, 3, 4, 7), made):
+        of_inputs[place] = gradient if ctx.needs_input_grad[place] else None
+    return tuple(of_inputs)
+
+
+gradients_of("mla", _save_mla, _mla_gradients)
 
 
 @operator("mla_decode", mutates=("cache", "lengths_before"))

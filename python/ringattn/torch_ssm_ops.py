@@ -4,9 +4,21 @@
 import torch
 from torch import Tensor
 
-from . import _conv1d, _ssm, layouts
+from . import _conv1d, _conv1d_backward, _gradients, _ssm, layouts, worlds
 from ._arguments import is_true
-from ._torch_tools import check_alone, check_known, fake, given, layout_of, operator, run, tensor_of
+from ._torch_tools import (
+    check_alone,
+    check_known,
+    fake,
+    given,
+    gradients_of,
+    key_of,
+    layout_of,
+    operator,
+    run,
+    tensor_of,
+    world_of,
+)
 
 
 def _layout_text(layout) -> str | None:
@@ -123,12 +135,13 @@ def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=Non
 @operator("causal_conv1d")
 def _causal_conv1d_op(
     x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, initial_states: Tensor | None,
-    cu_seqlens: Tensor | None, layout: str | None, threads: int, timeout: float,
+    cu_seqlens: Tensor | None, layout: str | None, threads: int, timeout: float, world: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _conv1d.causal_conv1d(
-        x, weight, bias, activation=activation, initial_states=initial_states, return_final_states=True, cu_seqlens=cu_seqlens,
-        layout=layout_of(layout), threads=threads, timeout=timeout,
-    )  # fmt: skip
+    with torch.no_grad():  # below autograd
+        return _conv1d.causal_conv1d(
+            x, weight, bias, activation=activation, initial_states=initial_states, return_final_states=True,
+            cu_seqlens=cu_seqlens, layout=layout_of(layout), world=world_of(world), threads=threads, timeout=timeout,
+        )  # fmt: skip
 
 
 @fake("causal_conv1d")
@@ -141,10 +154,60 @@ def causal_conv1d(x, weight, bias=None, *, activation=None, initial_states=None,
                   layout=None, world=None, out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("causal_conv1d", unknown)
     check_alone("causal_conv1d", world)
+    name = _gradients.requiring({"x": x, "weight": weight, "bias": bias, "initial_states": initial_states})
+    if name is not None:
+        _gradients.check(name, False, None, out)
     y, states = run("causal_conv1d", x, weight, bias, activation, initial_states, tensor_of(cu_seqlens), _layout_text(layout),
                     threads, timeout)  # fmt: skip
     y = given("causal_conv1d", out, y)
     return (y, states) if is_true("return_final_states", return_final_states) else y
+
+
+def recorded_conv1d(x, weight, bias, initial_states, activation, cu_seqlens, layout, world, threads, timeout):
+    """causal_conv1d() by the operator that autograd records, over any world."""
+    return run("causal_conv1d", x, weight, bias, activation, initial_states, tensor_of(cu_seqlens), _layout_text(layout), threads,
+               timeout, key_of(world))  # fmt: skip
+
+
+@operator("causal_conv1d_backward")
+def _causal_conv1d_backward_op(
+    dy: Tensor, dstates: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, initial_states: Tensor | None,
+    cu_seqlens: Tensor | None, activation: str | None, layout: str | None, threads: int, timeout: float, world: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, weight, bias and initial_states; the last two are empty where there are none."""
+    return _conv1d_backward.causal_conv1d_backward(
+        dy, dstates, x, weight, bias, initial_states, cu_seqlens, activation=activation, layout=layout_of(layout),
+        world=world_of(world), threads=threads, timeout=timeout,
+    )  # fmt: skip
+
+
+@fake("causal_conv1d_backward")
+def _(dy, dstates, x, weight, bias, initial_states, *_):
+    dbias = weight.new_empty(0 if bias is None else bias.shape)
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), dbias, x.new_empty(
+        0 if initial_states is None else initial_states.shape
+    )
+
+
+def _save_conv1d(ctx, inputs, output):
+    x, weight, bias, activation, initial_states, cu_seqlens, layout, threads, timeout, world = inputs
+    ctx.settings = (activation, layout, threads, timeout, world)
+    ctx.save_for_backward(x, weight, bias, initial_states, cu_seqlens)
+    ctx.set_materialize_grads(False)
+    ctx.world = None if world is None else worlds.of_key(world)  # keeps it
+
+
+def _conv1d_gradients(ctx, dy, dstates):
+    x, *others = ctx.saved_tensors
+    dy = torch.zeros_like(x) if dy is None else dy
+    made = torch.ops.ringattn.causal_conv1d_backward(dy, dstates, x, *others, *ctx.settings)
+    of_inputs = [None] * len(ctx.needs_input_grad)
+    for place, gradient in zip((0, 1, 2, 4), made):
+        of_inputs[place] = gradient if ctx.needs_input_grad[place] else None
+    return tuple(of_inputs)
+
+
+gradients_of("causal_conv1d", _save_conv1d, _conv1d_gradients)
 
 
 @operator("causal_conv1d_update", mutates=("conv_state",))

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/conv1d/causal_conv1d.hpp"
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <tuple>
 #include <utility>
 
 #include "c/compressed.hpp"
+#include "c/conv1d_spec.hpp"
 #include "c/jobs.hpp"
 #include "c/object.hpp"
 #include "c/ringattn.h"
@@ -29,27 +28,9 @@ struct ringattn_causal_conv1d : ringattn::c::Object<ringattn::CausalConv1d> {
 using namespace ringattn;
 using namespace ringattn::c;
 
-namespace {
-
-// Sizes of the structs in their first interface version.
-constexpr std::size_t kFirstSpec = 32, kFirstFacts = 48, kFirstTensors = 72;
-
-CausalConv1dSpec read_conv1d_spec(const ringattn_causal_conv1d_spec* given) {
-  const auto read = read_struct("ringattn_causal_conv1d_spec", given, kFirstSpec);
-  CausalConv1dSpec spec;
-  spec.dtype = read_dtype(read.dtype);
-  spec.width = read.width;
-  constexpr std::int64_t kMax = std::numeric_limits<int>::max();
-  spec.channels = static_cast<int>(std::clamp<std::int64_t>(read.channels, 0, kMax));
-  spec.bias = read.bias != 0;
-  spec.silu = read.silu != 0;
-  return spec;
-}
-
-}  // namespace
-
 std::tuple<CausalConv1dInputs, CausalConv1dOutputs, Stream> ringattn_causal_conv1d::read(
     const ringattn_causal_conv1d_tensors* given) const {
+  constexpr std::size_t kFirstTensors = 72;
   const auto tensors = read_struct("ringattn_causal_conv1d_tensors", given, kFirstTensors);
   need(tensors.x, "x");
   need(tensors.weight, "weight");
@@ -86,9 +67,7 @@ ringattn_status ringattn_causal_conv1d_create(ringattn_world* world, const ringa
                                               const ringattn_ssm_batch* batch, const ringattn_options* options,
                                               ringattn_causal_conv1d** conv1d) {
   return create(world, conv1d, [&](Transport& transport) {
-    const CausalConv1dSpec read_spec = read_conv1d_spec(spec);
-    SsmBatch read = read_ssm_batch(batch);
-    CausalConv1dJob job{read_spec, std::move(read.lengths), read.initial, read.final, read.update};
+    CausalConv1dJob job = read_conv1d_job(spec, batch);
     return new ringattn_causal_conv1d{
         {world->transport, CausalConv1d(std::move(job), transport, read_conv1d_options(options, transport))}};
   });
@@ -96,13 +75,7 @@ ringattn_status ringattn_causal_conv1d_create(ringattn_world* world, const ringa
 
 ringattn_status ringattn_causal_conv1d_get_facts(const ringattn_causal_conv1d* conv1d, ringattn_ssm_facts* facts) {
   return with(conv1d, [&](const ringattn_causal_conv1d& handle) {
-    const CausalConv1d& instance = handle.instance;
-    const CausalConv1dSpec& spec = instance.job().spec;
-    const std::int64_t rows = instance.layout().tokens(handle.transport->rank());
-    const auto bytes = static_cast<std::uint64_t>(2 * rows * spec.channels) * size_of(spec.dtype);
-    write_struct("ringattn_ssm_facts",
-                 {0, rows, handle.beginning(), handle.ending(), bytes, instance.kernel().row->name.data()}, facts,
-                 kFirstFacts);
+    write_conv1d_facts(handle.instance, handle.transport->rank(), 2, facts);
   });
 }
 

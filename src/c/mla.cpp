@@ -12,20 +12,13 @@
 #include "c/compressed.hpp"
 #include "c/jobs.hpp"
 #include "c/layouts.hpp"
+#include "c/mla_handle.hpp"
 #include "c/object.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/workspace.hpp"
 #include "kernels/quant/latent_rows.hpp"
-
-struct ringattn_mla : ringattn::c::Object<ringattn::Mla> {
-  static constexpr const char* kName = "mla";
-  ringattn::c::Workspace workspace;
-
-  std::tuple<ringattn::MlaInputs, ringattn::MlaOutputs, std::span<std::byte>, ringattn::Stream> read(
-      const ringattn_mla_tensors* given);
-};
 
 using namespace ringattn;
 using namespace ringattn::c;
@@ -92,14 +85,10 @@ ringattn_status ringattn_mla_create(ringattn_world* world, const ringattn_mla_sp
 }
 
 ringattn_status ringattn_mla_get_facts(const ringattn_mla* mla, ringattn_mla_facts* facts) {
-  constexpr std::size_t kFirstFacts = 48;
   return with(mla, [&](const ringattn_mla& handle) {
     const Mla& instance = handle.instance;
     const std::int64_t form = instance.form().form == MlaForm::kExpanded ? RINGATTN_EXPANDED : RINGATTN_ABSORBED;
-    write_struct("ringattn_mla_facts",
-                 {0, instance.q_rows(), instance.k_rows(), instance.workspace_bytes(false),
-                  instance.kernel().row->name.data(), form},
-                 facts, kFirstFacts);
+    write_facts(instance, instance.workspace_bytes(false), form, facts);
   });
 }
 

@@ -81,6 +81,52 @@ ringattn_status ringattn_mla_enqueue(ringattn_mla* mla, const ringattn_mla_tenso
 ringattn_status ringattn_mla_wait(ringattn_mla* mla);
 void ringattn_mla_destroy(ringattn_mla* mla);
 
+/* Gradients of q, latent, k_rope, w_uk and w_uv of a ringattn_mla in the expanded form, on the same shards.
+ * RINGATTN_UNSUPPORTED for the absorbed form, a format, memory_budget, and devices and dims without a kernel. Gradients
+ * of rows have the same bits for any world and layout. Those of matrices and sinks are sums over the batch in a fixed
+ * order, and every rank gets the sum over all ranks: do not reduce them again. */
+typedef struct ringattn_mla_backward ringattn_mla_backward;
+
+/* Collective, as ringattn_attention_backward_create() and ringattn_attention_backward_create_from(). */
+ringattn_status ringattn_mla_backward_create(ringattn_world* world, const ringattn_mla_spec* spec,
+                                             const ringattn_batch* batch, const ringattn_options* options,
+                                             ringattn_mla_backward** backward);
+ringattn_status ringattn_mla_backward_create_from(ringattn_mla* mla, ringattn_mla_backward** backward);
+ringattn_status ringattn_mla_backward_get_facts(const ringattn_mla_backward* backward, ringattn_mla_facts* facts);
+ringattn_status ringattn_mla_backward_rows(const ringattn_mla_backward* backward, int32_t side, int64_t count,
+                                           int64_t* packed_tokens, int64_t* sequence_tokens);
+
+/* Tensors of this rank, and whole matrices, whose last axis is contiguous. */
+typedef struct ringattn_mla_backward_tensors {
+  uint64_t size;
+  const DLTensor* q;         /* [q_rows, heads, head_dim + rope_dim] */
+  const DLTensor* latent;    /* [k_rows, 1, latent_dim] */
+  const DLTensor* k_rope;    /* [k_rows, 1, rope_dim] */
+  const DLTensor* w_uk;      /* [heads, head_dim, latent_dim] */
+  const DLTensor* w_uv;      /* [heads, head_dim_v, latent_dim] */
+  const DLTensor* sinks;     /* [heads] fp32, present exactly when the spec's sinks is 1 */
+  const DLTensor* out;       /* [q_rows, heads, head_dim_v], of the forward */
+  const DLTensor* lse;       /* [q_rows, heads] fp32, any strides, of the forward */
+  const DLTensor* dout;      /* [q_rows, heads, head_dim_v], gradient of out */
+  const DLTensor* dlse;      /* [q_rows, heads] fp32, any strides, gradient of lse; NULL: 0 */
+  const DLTensor* dq;        /* [q_rows, heads, head_dim + rope_dim], written */
+  const DLTensor* dlatent;   /* [k_rows, 1, latent_dim], written */
+  const DLTensor* dk_rope;   /* [k_rows, 1, rope_dim], written */
+  const DLTensor* dw_uk;     /* [heads, head_dim, latent_dim] fp32, dense, written; the sum over all ranks */
+  const DLTensor* dw_uv;     /* [heads, head_dim_v, latent_dim] fp32, dense, written; the sum over all ranks */
+  const DLTensor* dsinks;    /* as in ringattn_attention_backward_tensors */
+  const DLTensor* workspace; /* [workspace_bytes], any type, dense, aligned to 256 bytes; NULL: the object's own */
+  void* stream;              /* a cudaStream_t; NULL: the default stream. Ignored on the host */
+} ringattn_mla_backward_tensors;
+
+ringattn_status ringattn_mla_backward_run(ringattn_mla_backward* backward,
+                                          const ringattn_mla_backward_tensors* tensors);
+/* RINGATTN_UNSUPPORTED if the spec has sinks, as in ringattn_attention_backward_enqueue(). */
+ringattn_status ringattn_mla_backward_enqueue(ringattn_mla_backward* backward,
+                                              const ringattn_mla_backward_tensors* tensors);
+ringattn_status ringattn_mla_backward_wait(ringattn_mla_backward* backward);
+void ringattn_mla_backward_destroy(ringattn_mla_backward* backward);
+
 /* Decode over a latent cache, in the absorbed form. With kernels cpu_attention and sm80_attention a row has the bits of
  * an absorbed ringattn_mla over the whole sequence. sm90_mla and sm90_mla_split1k each have bits of their own. The
  * latter is selected only by options->kernel: its KV splits have fewer keys, which is faster for few sequences. */

@@ -207,6 +207,43 @@ ringattn_status ringattn_causal_conv1d_enqueue(ringattn_causal_conv1d* conv1d,
 ringattn_status ringattn_causal_conv1d_wait(ringattn_causal_conv1d* conv1d);
 void ringattn_causal_conv1d_destroy(ringattn_causal_conv1d* conv1d);
 
+/* Gradients of x, weight, bias and initial halos of a ringattn_causal_conv1d, on the same shards. dx and the gradients
+ * of initial halos have the same bits for any world and runs. dweight and dbias are sums over the batch in a fixed
+ * order, and every rank gets the sum over all ranks: do not reduce them again. */
+typedef struct ringattn_causal_conv1d_backward ringattn_causal_conv1d_backward;
+
+/* Collective. The arguments of the forward; RINGATTN_UNSUPPORTED for an update. */
+ringattn_status ringattn_causal_conv1d_backward_create(ringattn_world* world, const ringattn_causal_conv1d_spec* spec,
+                                                       const ringattn_ssm_batch* batch,
+                                                       const ringattn_options* options,
+                                                       ringattn_causal_conv1d_backward** backward);
+/* memory_bytes counts this rank's x, dy and dx. */
+ringattn_status ringattn_causal_conv1d_backward_get_facts(const ringattn_causal_conv1d_backward* backward,
+                                                          ringattn_ssm_facts* facts);
+
+typedef struct ringattn_causal_conv1d_backward_tensors {
+  uint64_t size;
+  const DLTensor* x;              /* [rows, 1, channels] */
+  const DLTensor* weight;         /* fp32 [channels, width] */
+  const DLTensor* bias;           /* fp32 [channels], exactly if the spec's bias is 1 */
+  const DLTensor* initial_halos;  /* [beginning, width - 1, channels], dense; if the batch has initial states */
+  const DLTensor* dy;             /* [rows, 1, channels], gradient of y */
+  const DLTensor* dfinal_halos;   /* [ending, width - 1, channels], dense, gradient of the final halos; if the batch has
+                                   * final states */
+  const DLTensor* dx;             /* [rows, 1, channels], written */
+  const DLTensor* dweight;        /* fp32 [channels, width], dense, written; the sum over all ranks */
+  const DLTensor* dbias;          /* fp32 [channels], written, exactly if the spec's bias is 1; the sum over all ranks */
+  const DLTensor* dinitial_halos; /* [beginning, width - 1, channels], dense, written; if the batch has initial states */
+  void* stream;
+} ringattn_causal_conv1d_backward_tensors;
+
+ringattn_status ringattn_causal_conv1d_backward_run(ringattn_causal_conv1d_backward* backward,
+                                                    const ringattn_causal_conv1d_backward_tensors* tensors);
+ringattn_status ringattn_causal_conv1d_backward_enqueue(ringattn_causal_conv1d_backward* backward,
+                                                        const ringattn_causal_conv1d_backward_tensors* tensors);
+ringattn_status ringattn_causal_conv1d_backward_wait(ringattn_causal_conv1d_backward* backward);
+void ringattn_causal_conv1d_backward_destroy(ringattn_causal_conv1d_backward* backward);
+
 /* ---- Compression of keys and values, since interface 3 ---- */
 
 /* Compresses a tensor to a format (ringattn_compressed) and decompresses it, in the memory of the world's device. */

@@ -78,6 +78,11 @@ struct Ops {
                                      return ringattn_mla_create(world.get(), &latent, &batch, RINGATTN_ANY_FORM,
                                                                 options, object);
                                    })},
+        {"mla backward", made<ringattn_mla_backward>(ringattn_mla_backward_destroy,
+                                                     [this](auto* options, auto** object) {
+                                                       return ringattn_mla_backward_create(world.get(), &latent, &batch,
+                                                                                           options, object);
+                                                     })},
         {"mla decode", made<ringattn_mla_decode>(ringattn_mla_decode_destroy,
                                                  [this](auto* options, auto** object) {
                                                    return ringattn_mla_decode_create(world.get(), &latent, &limits,
@@ -97,6 +102,12 @@ struct Ops {
                                                   return ringattn_causal_conv1d_create(world.get(), &convolution, &runs,
                                                                                        options, object);
                                                 })},
+        {"conv1d backward", made<ringattn_causal_conv1d_backward>(ringattn_causal_conv1d_backward_destroy,
+                                                                  [this](auto* options, auto** object) {
+                                                                    return ringattn_causal_conv1d_backward_create(
+                                                                        world.get(), &convolution, &runs, options,
+                                                                        object);
+                                                                  })},
         {"compression", made<ringattn_compression>(ringattn_compression_destroy, [this](auto* options, auto** object) {
            return ringattn_compression_create(world.get(), &compression, options, object);
          })}};

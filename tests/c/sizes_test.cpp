@@ -58,10 +58,13 @@ struct Objects {
     EXPECT_OK(ringattn_attention_backward_create_from(attention, RINGATTN_GRADIENTS_AS_INPUTS, &backward));
     EXPECT_OK(ringattn_decode_create(ops.world.get(), &ops.spec, &ops.limits, nullptr, &decode));
     EXPECT_OK(ringattn_mla_create(ops.world.get(), &ops.latent, &ops.batch, RINGATTN_ANY_FORM, nullptr, &latent));
+    EXPECT_OK(ringattn_mla_backward_create(ops.world.get(), &ops.latent, &ops.batch, nullptr, &latent_backward));
     EXPECT_OK(ringattn_mla_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
     EXPECT_OK(ringattn_batched_gemm_create(ops.world.get(), &ops.batched_gemm, nullptr, &batched_gemm));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
     EXPECT_OK(ringattn_causal_conv1d_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
+    EXPECT_OK(ringattn_causal_conv1d_backward_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr,
+                                                     &conv1d_backward));
     EXPECT_OK(ringattn_compression_create(ops.world.get(), &ops.compression, nullptr, &compression));
   }
   ~Objects() {
@@ -69,10 +72,12 @@ struct Objects {
     ringattn_attention_backward_destroy(backward);
     ringattn_decode_destroy(decode);
     ringattn_mla_destroy(latent);
+    ringattn_mla_backward_destroy(latent_backward);
     ringattn_mla_decode_destroy(latent_decode);
     ringattn_batched_gemm_destroy(batched_gemm);
     ringattn_ssm_destroy(scan);
     ringattn_causal_conv1d_destroy(convolution);
+    ringattn_causal_conv1d_backward_destroy(conv1d_backward);
     ringattn_compression_destroy(compression);
   }
   Objects(const Objects&) = delete;
@@ -83,10 +88,12 @@ struct Objects {
   ringattn_attention_backward* backward = nullptr;
   ringattn_decode* decode = nullptr;
   ringattn_mla* latent = nullptr;
+  ringattn_mla_backward* latent_backward = nullptr;
   ringattn_mla_decode* latent_decode = nullptr;
   ringattn_batched_gemm* batched_gemm = nullptr;
   ringattn_ssm* scan = nullptr;
   ringattn_causal_conv1d* convolution = nullptr;
+  ringattn_causal_conv1d_backward* conv1d_backward = nullptr;
   ringattn_compression* compression = nullptr;
 };
 
@@ -187,6 +194,9 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
           "ringattn_decode_facts", [&](auto* facts) { return ringattn_mla_decode_get_facts(of.latent_decode, facts); }),
       as_ever<ringattn_mla_facts>("ringattn_mla_facts",
                                   [&](auto* facts) { return ringattn_mla_get_facts(of.latent, facts); }),
+      as_ever<ringattn_mla_facts>(
+          "ringattn_mla_facts",
+          [&](auto* facts) { return ringattn_mla_backward_get_facts(of.latent_backward, facts); }),
       as_ever<ringattn_batched_gemm_facts>(
           "ringattn_batched_gemm_facts",
           [&](auto* facts) { return ringattn_batched_gemm_get_facts(of.batched_gemm, facts); }),
@@ -194,6 +204,9 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
                                   [&](auto* facts) { return ringattn_ssm_get_facts(of.scan, facts); }),
       as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
                                   [&](auto* facts) { return ringattn_causal_conv1d_get_facts(of.convolution, facts); }),
+      as_ever<ringattn_ssm_facts>(
+          "ringattn_ssm_facts",
+          [&](auto* facts) { return ringattn_causal_conv1d_backward_get_facts(of.conv1d_backward, facts); }),
       as_ever<ringattn_compression_facts>(
           "ringattn_compression_facts",
           [&](auto* facts) { return ringattn_compression_get_facts(of.compression, facts); }),
@@ -221,6 +234,9 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
                                      [&](auto* given) { return ringattn_decode_run(of.decode, given); }),
       as_ever<ringattn_mla_tensors>("ringattn_mla_tensors",
                                     [&](auto* given) { return ringattn_mla_run(of.latent, given); }),
+      as_ever<ringattn_mla_backward_tensors>(
+          "ringattn_mla_backward_tensors",
+          [&](auto* given) { return ringattn_mla_backward_run(of.latent_backward, given); }),
       grown<ringattn_mla_decode_tensors>("ringattn_mla_decode_tensors",
                                          offsetof(ringattn_mla_decode_tensors, lengths_before),
                                          [&](auto* given) { return ringattn_mla_decode_run(of.latent_decode, given); }),
@@ -232,6 +248,9 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
       as_ever<ringattn_causal_conv1d_tensors>(
           "ringattn_causal_conv1d_tensors",
           [&](auto* given) { return ringattn_causal_conv1d_run(of.convolution, given); }),
+      as_ever<ringattn_causal_conv1d_backward_tensors>(
+          "ringattn_causal_conv1d_backward_tensors",
+          [&](auto* given) { return ringattn_causal_conv1d_backward_run(of.conv1d_backward, given); }),
       as_ever<ringattn_compression_tensors>(
           "ringattn_compression_tensors",
           [&](auto* given) { return ringattn_compression_decompress(of.compression, given); }),

@@ -44,6 +44,7 @@ class Page(unittest.TestCase):
         if importlib.util.find_spec("torch") is None:
             self.skipTest("needs torch")
         self.assertEqual(run_example("python.md", 1)[1], "three ranks have the gradients of one, bit for bit\n")
+        self.assertEqual(run_example("gradients.md")[1], "three ranks have the gradients of one, bit for bit\n")
 
     def test_torchrun_s_example_without_torchrun(self):
         if importlib.util.find_spec("torch") is None:

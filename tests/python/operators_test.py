@@ -57,6 +57,7 @@ def samples() -> dict[str, list[tuple]]:
     codes, tables = parts("int4_token group 32"), parts("vector width 4")
     cache = [normal(2, 16, 2, 64)], "", 0
     out, lse = ringattn.attention(q, k, k, sinks=sinks)
+    expanded = ringattn.mla(*latents, form="expanded")
     return {
         "attention_backward": [
             (out, lse, q, k, k, sinks, out, lse, *mask, 0.125, 0.0, None, None, None, None, None, 0, 0, 60.0),
@@ -88,6 +89,10 @@ def samples() -> dict[str, list[tuple]]:
             (normal(60, 4, 136, dtype=bf16), rows, None, None, None, None, None, None, "absorbed", 16, None, *mask, None, 0.0,
              None, None, None, 0, 0, 60.0),
         ],
+        "mla_backward": [
+            (*expanded, *latents, None, *expanded, None, None, *mask, 0.2, 0.0, None, None, None, 0, 0, 60.0, None),
+            (expanded[0], None, *latents, sinks, *expanded, cu, cu, "full", 0, 0, 0.2, 5.0, None, None, None, 0, 0, 60.0, [3, 0]),
+        ],
         "mla_decode": [
             (latents[0][:2], normal(2, 16, 72), ints(5, 9), *latents[3:], None, False, None, None, None, None, 8, None, None,
              *mask, None, 0.0, None, 0, 60.0, "cpu_attention"),
@@ -112,6 +117,11 @@ def samples() -> dict[str, list[tuple]]:
         ],
         "ssd_update": [(normal(5, 2, 8, 16), *row, None, None, None, True, [0.0, 1.0], ints(4, 1, 0), 0, 60.0)],
         "causal_conv1d": [(normal(2, 9, 16), weight, normal(16), "silu", normal(2, 3, 16), None, None, 0, 60.0)],
+        "causal_conv1d_backward": [
+            (normal(2, 9, 16), normal(2, 3, 16), normal(2, 9, 16, seed=2), weight, normal(16), normal(2, 3, 16, seed=3), None,
+             "silu", None, 0, 60.0, None),
+            (normal(9, 16), None, normal(9, 16, seed=2), weight, None, None, ints(0, 4, 9), None, None, 0, 60.0, None),
+        ],
         "causal_conv1d_update": [(x, normal(5, 3, 16), weight, None, None, ints(4, 1, 0), 0, 60.0)],
         "llama3_begins": [(ints(0, 20, 60), ints(0, 20, 60), [0, 20, 60], [0, 20, 60], [0, 20, 60])],
         "packed_begins": [(q, [0, 60], [1, 60], None, None, None, None), (q, None, [1, 60], cu, cu, None, torch.ones(1, 60))],

@@ -47,7 +47,7 @@ template <class Spec>
 std::span<const KernelRow<Spec>> kernel_table();
 
 // The entries of all tables, each with the name of its op: "attention", "attention_backward", "decode", "batched_gemm",
-// "ssm", "conv1d". A kernel that computes two ops has an entry in each table.
+// "weight_gradient", "ssm", "conv1d". A kernel that computes two ops has an entry in each table.
 struct OpKernel {
   std::string_view op;
   const KernelEntry* row = nullptr;
@@ -115,6 +115,7 @@ struct AttentionBackwardSpec;
 struct DecodeSpec;
 struct SsmSpec;
 struct CausalConv1dSpec;
+struct WeightGradientSpec;
 template <>
 std::span<const KernelRow<AttentionBackwardSpec>> kernel_table<AttentionBackwardSpec>();
 template <>
@@ -123,6 +124,8 @@ template <>
 std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>();
 template <>
 std::span<const KernelRow<CausalConv1dSpec>> kernel_table<CausalConv1dSpec>();
+template <>
+std::span<const KernelRow<WeightGradientSpec>> kernel_table<WeightGradientSpec>();
 
 // Whether an SSM kernel rounds the factors of its products for y to the dtype (kernels/ssm/ssm.hpp).
 bool rounds_factors(const KernelEntry& ssm);

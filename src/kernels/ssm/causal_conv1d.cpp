@@ -68,6 +68,22 @@ void check_causal_conv1d_task(const CausalConv1dSpec& spec, const CausalConv1dTa
   }
 }
 
+void check_causal_conv1d_gradient(const CausalConv1dSpec& spec, const CausalConv1dGradientTask& task) {
+  check_view("x", task.x, spec, task.x.tokens);
+  check_view("dy", task.dy, spec, task.x.tokens);
+  check_view("dx", task.dx, spec, task.x.tokens);
+  check_arrays(spec, task.weight, task.bias);
+  for (const CausalConv1dGradientRun& run : task.runs) {
+    if (run.row >= 0 && run.tokens > 0 && run.row + run.tokens <= task.x.tokens && run.next_tokens >= 0 &&
+        run.next_tokens <= spec.halo_tokens()) {
+      continue;
+    }
+    refuse(
+        fmt::format("gradients of {} tokens, with {} more, in rows from {} on", run.tokens, run.next_tokens, run.row),
+        fmt::format("there are {} rows, and at most {} more tokens are read", task.x.tokens, spec.halo_tokens()));
+  }
+}
+
 void check_causal_conv1d_update(const CausalConv1dSpec& spec, const CausalConv1dUpdate& update) {
   check_view("x", update.x, spec, update.x.tokens);
   check_view("y", update.y, spec, update.x.tokens);

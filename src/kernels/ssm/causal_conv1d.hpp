@@ -7,6 +7,16 @@
 // in fp32, starting from the bias or zero, by fused multiply-adds with k ascending, so oldest token first. So a row of
 // y is a pure function of its channels' inputs. It does not depend on the task's runs, and update() gives a token the
 // same bits as a run does. Names are those of causal_conv1d.
+//
+// Gradients, with v_t the sum before act, g_t = dy_t · act'(v_t) and silu'(v) = s · (1 + v · (1 − s)), s = sigmoid(v):
+//
+//   dx_s = dfinal_s + Σ_t weight[width − 1 − (t − s)] · g_t, t = s … s + width − 1, also of the tokens before the
+//   sequence dweight[k] = Σ_t g_t · x_{t − width + 1 + k}     dbias = Σ_t g_t
+//
+// dx_s starts from dfinal_s, the gradient of the final halo if token s is in it, or zero, by fused multiply-adds with t
+// ascending. Tokens after the sequence have no term. dx is a pure function of the sequence. dweight and dbias are sums
+// over units of tokens (kernels/common/token_units.hpp). In a unit, tiles of kConv1dGradientTile tokens are added
+// ascending, the first one stored; a tile's sum is fused multiply-adds from zero, tokens ascending.
 #pragma once
 
 #include <cstdint>
@@ -77,6 +87,45 @@ struct CausalConv1dUpdate {
   const std::int32_t* slots = nullptr;  // as in SsmUpdate
 };
 
+// Tokens whose terms of dweight and dbias are summed in one chain.
+inline constexpr std::int64_t kConv1dGradientTile = 128;
+
+// Consecutive tokens of one sequence, which begin at a unit of tokens: rows [row, row + tokens) of x, dy and dx. Halos
+// are dense, oldest token first, of the spec's dtype, in the kernel's memory kind.
+struct CausalConv1dGradientRun {
+  std::int64_t row = 0;
+  std::int64_t tokens = 0;
+  const void* initial_halo = nullptr;  // as in CausalConv1dRun
+  // Tokens of the sequence after the run, in its next run: width − 1, or all that there are if they are fewer.
+  std::int64_t next_tokens = 0;
+  const void* next_x = nullptr;   // [next_tokens, channels]
+  const void* next_dy = nullptr;  // [next_tokens, channels]
+  // [width − 1, channels], gradient of the final halo of a sequence that ends with the next tokens. Null: zeros.
+  const void* dfinal_halo = nullptr;
+  void* dinitial_halo = nullptr;  // [width − 1, channels], written: the gradient of initial_halo. Null: not wanted
+};
+
+// As CausalConv1dTask.
+struct CausalConv1dGradientTask {
+  TensorView x;                   // [rows, 1, channels]
+  TensorView dy;                  // [rows, 1, channels]
+  const float* weight = nullptr;  // [channels, width]
+  const float* bias = nullptr;    // [channels]
+  std::span<const CausalConv1dGradientRun> runs;
+  MutableTensorView dx;  // [rows, 1, channels]
+  // [units of the runs, width + 1, channels], written: each unit's dweight by tap, then its dbias.
+  float* units = nullptr;
+};
+
+// Adds units in order: dweight [channels, width] and, unless null, dbias [channels]. Zeros without units.
+struct CausalConv1dUnitSum {
+  const float* units = nullptr;  // [count, width + 1, channels]
+  std::int64_t count = 0;
+  std::int64_t channels = 0;  // any number: ranks sum a part of the channels
+  float* dweight = nullptr;
+  float* dbias = nullptr;
+};
+
 // A conv1d kernel for one spec on one backend. On a device its calls only launch kernels.
 class CausalConv1dKernel {
  public:
@@ -84,6 +133,8 @@ class CausalConv1dKernel {
 
   virtual void convolve(const CausalConv1dTask& task, Stream stream, const Progress& progress) = 0;
   virtual void update(const CausalConv1dUpdate& update, Stream stream) = 0;
+  virtual void differentiate(const CausalConv1dGradientTask& task, Stream stream, const Progress& progress) = 0;
+  virtual void sum_units(const CausalConv1dUnitSum& sum, Stream stream) = 0;
 };
 
 // Requirements of `spec` that kernels with vectors of eight channels do not support (KernelRow::missing).
@@ -92,5 +143,6 @@ std::vector<std::string> vectorized_conv1d_missing(const CausalConv1dSpec& spec)
 // Validation, shared by all kernels. Throws kInternal if views or runs do not match the spec or each other.
 void check_causal_conv1d_task(const CausalConv1dSpec& spec, const CausalConv1dTask& task);
 void check_causal_conv1d_update(const CausalConv1dSpec& spec, const CausalConv1dUpdate& update);
+void check_causal_conv1d_gradient(const CausalConv1dSpec& spec, const CausalConv1dGradientTask& task);
 
 }  // namespace ringattn

@@ -70,18 +70,21 @@ void check_backward_job(const BackwardJob& job) {
 }
 
 Options backward_options(const Attention& attention) {
-  Options options = attention.options();
+  return backward_options(attention.options(), attention.layout());
+}
+
+Options backward_options(Options options, const JobLayout& layout) {
   options.kernel.kernel = "auto";  // its name is that of a forward kernel
   options.machine = {};            // as well as its rates
-  const auto runs_of = [](const Layout& layout) {
+  const auto runs_of = [](const Layout& tokens) {
     std::vector<std::vector<TokenRun>> runs;
-    for (int rank = 0; rank < layout.world(); ++rank) {
-      runs.emplace_back(layout.runs(rank).begin(), layout.runs(rank).end());
+    for (int rank = 0; rank < tokens.world(); ++rank) {
+      runs.emplace_back(tokens.runs(rank).begin(), tokens.runs(rank).end());
     }
     return runs;
   };
-  options.query_runs = runs_of(attention.layout().queries);
-  options.key_runs = runs_of(attention.layout().keys);
+  options.query_runs = runs_of(layout.queries);
+  options.key_runs = runs_of(layout.keys);
   options.state_out = false;
   options.shorter_lengths = false;
   return options;

@@ -76,7 +76,8 @@ struct BackwardOutputs {
   float* dsinks = nullptr;  // [heads] in host memory, exactly if AttentionSpec::sinks; the sum over all ranks
 };
 
-// The options of a backward pass over the shards of `attention`.
+// The options of a backward pass over the shards of a forward with these options and this layout.
+Options backward_options(Options forward, const JobLayout& layout);
 Options backward_options(const Attention& attention);
 
 class AttentionBackward {

@@ -14,6 +14,7 @@
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/gemm/weight_gradient.hpp"
 #include "kernels/quant/latent_rows.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
@@ -115,6 +116,7 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   made.make_all("attention_backward", backward_specs());
   made.make_all("decode", decode_specs());
   made.make_all<BatchedGemmSpec>("batched_gemm", {{Dtype::kBf16, 512, 128}});
+  made.make_all<WeightGradientSpec>("weight_gradient", {{Dtype::kBf16, 128, 512}});
   made.make_all<SsmSpec>("ssm", {{.heads = 4},
                                  {.dtype = Dtype::kF16, .heads = 4},
                                  {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});

@@ -8,6 +8,7 @@
 
 #include "base/rank_liveness.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/token_units.hpp"
 #include "kernels/ssm/cpu/ssm_ops.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
@@ -83,7 +84,150 @@ class CpuConv1d final : public CausalConv1dKernel {
     }
   }
 
+  void differentiate(const CausalConv1dGradientTask& task, Stream, const Progress& progress) override {
+    check_causal_conv1d_gradient(spec_, task);
+    const std::vector<float> weights = by_width(task.weight);
+    struct Unit {
+      const CausalConv1dGradientRun* run;
+      std::int64_t begin;  // of the run
+    };
+    std::vector<Unit> units;
+    for (const CausalConv1dGradientRun& run : task.runs) {
+      for (std::int64_t begin = 0; begin < run.tokens; begin += kTokenUnit) units.push_back({&run, begin});
+    }
+    const auto count = static_cast<std::int64_t>(units.size());
+    for (std::int64_t first = 0; first < count; first += threads_) {
+      heartbeat();
+      if (progress) progress();
+#pragma omp parallel for num_threads(threads_) schedule(dynamic, 1)
+      for (std::int64_t i = first; i < std::min(count, first + threads_); ++i) {
+        const Unit& unit = units[static_cast<std::size_t>(i)];
+        float* const sums = task.units + i * (spec_.width + 1) * spec_.channels;
+        GradientTile tile(spec_);
+        const std::int64_t end = std::min(unit.run->tokens, unit.begin + kTokenUnit);
+        for (std::int64_t begin = unit.begin; begin < end; begin += kConv1dGradientTile) {
+          differentiate_tile(task, *unit.run, begin, std::min(end, begin + kConv1dGradientTile), weights, tile);
+          add_tile(tile, begin == unit.begin, sums);
+        }
+      }
+    }
+    for (const CausalConv1dGradientRun& run : task.runs) differentiate_halo(task, run, weights);
+  }
+
+  void sum_units(const CausalConv1dUnitSum& sum, Stream) override {
+    const auto sum_of = [&](std::int64_t row, std::int64_t channel) {
+      float total = 0.0F;
+      for (std::int64_t unit = 0; unit < sum.count; ++unit) {
+        const float value = sum.units[(unit * (spec_.width + 1) + row) * sum.channels + channel];
+        total = unit == 0 ? value : total + value;
+      }
+      return total;
+    };
+    for (std::int64_t channel = 0; channel < sum.channels; ++channel) {
+      for (int k = 0; k < spec_.width; ++k) sum.dweight[channel * spec_.width + k] = sum_of(k, channel);
+      if (sum.dbias != nullptr) sum.dbias[channel] = sum_of(spec_.width, channel);
+    }
+  }
+
  private:
+  // Tokens [begin − halo, end + halo) of a tile in fp32.
+  struct GradientTile {
+    explicit GradientTile(const CausalConv1dSpec& spec)
+        : x(static_cast<std::size_t>((kConv1dGradientTile + 2 * spec.halo_tokens()) * spec.channels)),
+          g(static_cast<std::size_t>((kConv1dGradientTile + spec.halo_tokens()) * spec.channels)),
+          row(static_cast<std::size_t>(spec.channels)),
+          sums(static_cast<std::size_t>((spec.width + 1) * spec.channels)) {}
+
+    std::vector<float> x;     // from begin − halo
+    std::vector<float> g;     // from begin
+    std::vector<float> row;   // of dx
+    std::vector<float> sums;  // [width + 1, channels]
+  };
+
+  // g of tokens [begin, end) of a run, of which [begin − halo, end) are in `x`. `end` may be after the run.
+  void load_gradients(const CausalConv1dGradientTask& task, const CausalConv1dGradientRun& run, std::int64_t begin,
+                      std::int64_t end, const std::vector<float>& weights, GradientTile& tile) const {
+    const auto row_bytes = static_cast<std::int64_t>(size_of(spec_.dtype)) * spec_.channels;
+    const auto after = [&](const void* next, std::int64_t token) {
+      return static_cast<const std::byte*>(next) + (token - run.tokens) * row_bytes;
+    };
+    for (std::int64_t t = begin - spec_.halo_tokens(); t < end; ++t) {
+      float* const x = tile.x.data() + (t - begin + spec_.halo_tokens()) * spec_.channels;
+      const std::byte* const source =
+          t < run.tokens ? token_at(task.x, {run.row, run.tokens, run.initial_halo}, t) : after(run.next_x, t);
+      if (source == nullptr) {
+        std::fill_n(x, spec_.channels, 0.0F);
+      } else {
+        tile_ops_.widen(source, spec_.dtype, spec_.channels, x);
+      }
+    }
+    for (std::int64_t t = begin; t < end; ++t) {
+      float* const g = tile.g.data() + (t - begin) * spec_.channels;
+      tile_ops_.widen(t < run.tokens ? task.dy.at(run.row + t, 0) : after(run.next_dy, t), spec_.dtype, spec_.channels,
+                      g);
+      if (!spec_.silu) continue;
+      ops_.convolve_gradient(spec_.channels, spec_.width, tile.x.data() + (t - begin) * spec_.channels, weights.data(),
+                             task.bias, g, g);
+    }
+  }
+
+  // The gradient of token `s`, from g of tokens [begin, end) of the run.
+  void token_gradient(const CausalConv1dGradientRun& run, std::int64_t s, std::int64_t begin, std::int64_t end,
+                      const std::vector<float>& weights, GradientTile& tile, std::byte* to) const {
+    const std::int64_t in_final = s - (run.tokens + run.next_tokens - spec_.halo_tokens());
+    if (run.dfinal_halo != nullptr && in_final >= 0) {
+      const std::int64_t bytes = in_final * spec_.channels * static_cast<std::int64_t>(size_of(spec_.dtype));
+      tile_ops_.widen(static_cast<const std::byte*>(run.dfinal_halo) + bytes, spec_.dtype, spec_.channels,
+                      tile.row.data());
+    } else {
+      std::ranges::fill(tile.row, 0.0F);
+    }
+    for (std::int64_t t = std::max(begin, s); t < std::min(end, s + spec_.width); ++t) {
+      const float* const g = tile.g.data() + (t - begin) * spec_.channels;
+      ops_.add_product(spec_.channels, weights.data() + (spec_.width - 1 - (t - s)) * spec_.channels, g,
+                       tile.row.data());
+    }
+    narrow_row(tile.row.data(), spec_.channels, spec_.dtype, to);
+  }
+
+  void differentiate_tile(const CausalConv1dGradientTask& task, const CausalConv1dGradientRun& run, std::int64_t begin,
+                          std::int64_t end, const std::vector<float>& weights, GradientTile& tile) const {
+    const std::int64_t last = std::min(end + spec_.halo_tokens(), run.tokens + run.next_tokens);
+    load_gradients(task, run, begin, last, weights, tile);
+    std::ranges::fill(tile.sums, 0.0F);
+    for (std::int64_t t = begin; t < end; ++t) {
+      const float* const g = tile.g.data() + (t - begin) * spec_.channels;
+      for (int k = 0; k < spec_.width; ++k) {
+        ops_.add_product(spec_.channels, tile.x.data() + (t - begin + k) * spec_.channels, g,
+                         tile.sums.data() + k * spec_.channels);
+      }
+      float* const dbias = tile.sums.data() + spec_.width * spec_.channels;
+      for (int c = 0; c < spec_.channels; ++c) dbias[c] += g[c];
+      token_gradient(run, t, begin, last, weights, tile, task.dx.at(run.row + t, 0));
+    }
+  }
+
+  void add_tile(const GradientTile& tile, bool first, float* sums) const {
+    if (first) {
+      std::ranges::copy(tile.sums, sums);
+    } else {
+      for (std::size_t i = 0; i < tile.sums.size(); ++i) sums[i] += tile.sums[i];
+    }
+  }
+
+  void differentiate_halo(const CausalConv1dGradientTask& task, const CausalConv1dGradientRun& run,
+                          const std::vector<float>& weights) const {
+    if (run.dinitial_halo == nullptr) return;
+    GradientTile tile(spec_);
+    const std::int64_t last = std::min<std::int64_t>(spec_.halo_tokens(), run.tokens + run.next_tokens);
+    load_gradients(task, run, 0, last, weights, tile);
+    auto* to = static_cast<std::byte*>(run.dinitial_halo);
+    for (std::int64_t s = -spec_.halo_tokens(); s < 0; ++s) {
+      token_gradient(run, s, 0, last, weights, tile, to);
+      to += static_cast<std::size_t>(spec_.channels) * size_of(spec_.dtype);
+    }
+  }
+
   // [width, channels]
   std::vector<float> by_width(const float* weight) const {
     std::vector<float> turned(static_cast<std::size_t>(spec_.channels * spec_.width));

@@ -268,14 +268,38 @@ void convolve(int channels, int width, const float* x, const float* weights, con
   }
 }
 
+// dy · s · (1 + v · (1 − s)), s = 1 / (1 + exp(−v))
+void convolve_gradient(int channels, int width, const float* x, const float* weights, const float* bias,
+                       const float* dy, float* g) {
+  const Eight d;
+  const auto one = hn::Set(d, 1.0F);
+  for (int i = 0; i < channels; i += kEightLanes) {
+    auto v = bias == nullptr ? hn::Zero(d) : hn::LoadU(d, bias + i);
+    for (int k = 0; k < width; ++k) {
+      const std::ptrdiff_t at = std::ptrdiff_t{k} * channels + i;
+      v = hn::MulAdd(hn::LoadU(d, weights + at), hn::LoadU(d, x + at), v);
+    }
+    const auto s = hn::Div(one, hn::Add(exp2_any(d, hn::Mul(v, hn::Set(d, -kLog2E))), one));
+    const auto slope = hn::Mul(s, hn::MulAdd(v, hn::Sub(one, s), one));
+    hn::StoreU(hn::Mul(hn::LoadU(d, dy + i), slope), d, g + i);
+  }
+}
+
+void add_product(int count, const float* a, const float* b, float* sums) {
+  const Eight d;
+  for (int i = 0; i < count; i += kEightLanes) {
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, a + i), hn::LoadU(d, b + i), hn::LoadU(d, sums + i)), d, sums + i);
+  }
+}
+
 // Measured on one core with cpu_ssd, rounded down. It depends on the vector length, so that unmeasured targets have an
 // estimate too.
 constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 1.2e10 : kWideLanes >= 8 ? 7e9 : kWideLanes >= 4 ? 2.5e9 : 8e8;
 
 const SsmOps& ssm_ops() {
   static const SsmOps ops{
-      kWideLanes,     kFlopsPerSecond, &exp2_of,       &softplus,      &product, &add_lower, &intra_chunk_scores,
-      &scale_columns, &join,           &join_channels, &scan_channels, &finish,  &update,    &convolve};
+      kWideLanes, kFlopsPerSecond, &exp2_of,       &softplus, &product, &add_lower, &intra_chunk_scores, &scale_columns,
+      &join,      &join_channels,  &scan_channels, &finish,   &update,  &convolve,  &convolve_gradient,  &add_product};
   return ops;
 }
 

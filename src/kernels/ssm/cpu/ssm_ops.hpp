@@ -58,6 +58,11 @@ struct SsmOps {
   // weights: [width, channels]; `channels` is a multiple of kChannelBlock.
   void (*convolve)(int channels, int width, const float* x, const float* weights, const float* bias, bool silu,
                    float* y);
+  // g[i] = dy[i] · silu'(v), v the sum of convolve(). Arguments as there; g may be dy.
+  void (*convolve_gradient)(int channels, int width, const float* x, const float* weights, const float* bias,
+                            const float* dy, float* g);
+  // sums[i] ← fma(a[i], b[i], sums[i]); `count` is a multiple of kChannelBlock.
+  void (*add_product)(int count, const float* a, const float* b, float* sums);
 };
 
 // The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).

@@ -5,6 +5,7 @@
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/common/token_units.hpp"
 
 namespace ringattn::sm80 {
 
@@ -22,6 +23,7 @@ class DeviceConv1d final : public CausalConv1dKernel {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     load_conv1d(spec.dtype, spec.width);
+    load_conv1d_gradient(spec.dtype, spec.width);
   }
 
   void convolve(const CausalConv1dTask& task, Stream stream, const Progress& progress) override {
@@ -42,7 +44,61 @@ class DeviceConv1d final : public CausalConv1dKernel {
     update_halos(p, {update.x.tokens, update.halos, update.slots}, spec_.dtype, cuda_stream(stream));
   }
 
+  void differentiate(const CausalConv1dGradientTask& task, Stream stream, const Progress& progress) override {
+    check_causal_conv1d_gradient(spec_, task);
+    if (progress) progress();
+    const DeviceGuard guard(device_);
+    const Conv1dGradientParams empty = gradient_params_of(task);
+    Conv1dGradientParams p = empty;
+    const auto flush = [&] {
+      if (p.run_count == 0) return;
+      conv1d_gradient_runs(p, spec_.dtype, cuda_stream(stream));
+      conv1d_halo_gradients(p, spec_.dtype, cuda_stream(stream));
+      float* const next = p.sums + p.units * (spec_.width + 1) * spec_.channels;
+      p = empty;
+      p.sums = next;
+    };
+    for (const CausalConv1dGradientRun& run : task.runs) {
+      p.runs[p.run_count++] = {run.row,    run.tokens,  run.next_tokens, p.units,          run.initial_halo,
+                               run.next_x, run.next_dy, run.dfinal_halo, run.dinitial_halo};
+      p.units += (run.tokens + kTokenUnit - 1) / kTokenUnit;
+      const std::uint64_t halos = address_of(run.initial_halo) | address_of(run.next_x) | address_of(run.next_dy) |
+                                  address_of(run.dfinal_halo) | address_of(run.dinitial_halo);
+      p.aligned = p.aligned && halos % quad_bytes() == 0;
+      if (p.run_count == kConv1dGradientRunsPerLaunch) flush();
+    }
+    flush();
+  }
+
+  void sum_units(const CausalConv1dUnitSum& sum, Stream stream) override {
+    if (sum.channels == 0) return;
+    const DeviceGuard guard(device_);
+    conv1d_sum_units(sum, spec_.width, cuda_stream(stream));
+  }
+
  private:
+  std::uint64_t quad_bytes() const { return 4 * size_of(spec_.dtype); }
+
+  // Parameters without runs.
+  Conv1dGradientParams gradient_params_of(const CausalConv1dGradientTask& task) const {
+    Conv1dGradientParams p{};
+    p.width = spec_.width;
+    p.channels = spec_.channels;
+    p.x = task.x.data;
+    p.dy = task.dy.data;
+    p.dx = task.dx.data;
+    p.x_stride = task.x.token_stride;
+    p.dy_stride = task.dy.token_stride;
+    p.dx_stride = task.dx.token_stride;
+    p.weight = task.weight;
+    p.bias = task.bias;
+    p.sums = task.units;
+    p.silu = spec_.silu;
+    const auto strides = static_cast<std::uint64_t>(p.x_stride | p.dy_stride | p.dx_stride);
+    p.aligned = (address_of(p.x) | address_of(p.dy) | address_of(p.dx)) % quad_bytes() == 0 && strides % 4 == 0;
+    return p;
+  }
+
   // Parameters without runs. `tensors`: a CausalConv1dTask or a CausalConv1dUpdate.
   template <class Tensors>
   Conv1dParams params_of(const Tensors& tensors) const {

@@ -67,4 +67,45 @@ struct Conv1dStep {
 };
 void update_halos(const Conv1dParams& params, const Conv1dStep& step, Dtype dtype, cudaStream_t stream);
 
+// The kernels of gradients (conv1d_gradient.cu). A CTA computes a unit of tokens (common/token_units.hpp) of 128
+// channels: a warp has a tile of kConv1dGradientTile tokens, a lane four channels.
+
+inline constexpr int kConv1dGradientRunsPerLaunch = 32;  // passed as kernel arguments
+
+struct Conv1dGradientRunEntry {
+  std::int64_t row;
+  std::int64_t tokens;
+  std::int64_t next_tokens;
+  std::int64_t first_unit;   // index of its first unit in the launch
+  const void* initial_halo;  // this and what follows as in CausalConv1dGradientRun
+  const void* next_x;
+  const void* next_dy;
+  const void* dfinal_halo;
+  void* dinitial_halo;
+};
+
+struct Conv1dGradientParams {
+  Conv1dGradientRunEntry runs[kConv1dGradientRunsPerLaunch];
+  std::int32_t run_count;
+  std::int32_t width;
+  std::int64_t channels;
+  std::int64_t units;  // of all runs in the launch
+  const void* x;
+  const void* dy;
+  void* dx;
+  std::int64_t x_stride, dy_stride, dx_stride;  // between tokens, in elements
+  const float* weight;
+  const float* bias;  // or null
+  float* sums;        // [units, width + 1, channels] of the launch
+  bool silu;
+  bool aligned;  // four channels of all rows and halos are aligned to their size
+};
+static_assert(sizeof(Conv1dGradientParams) <= 4000, "kernel arguments are at most 4 KiB");
+
+void load_conv1d_gradient(Dtype dtype, int width);
+void conv1d_gradient_runs(const Conv1dGradientParams& params, Dtype dtype, cudaStream_t stream);
+// Gradients of initial halos; of the same runs, in any order.
+void conv1d_halo_gradients(const Conv1dGradientParams& params, Dtype dtype, cudaStream_t stream);
+void conv1d_sum_units(const CausalConv1dUnitSum& sum, int width, cudaStream_t stream);
+
 }  // namespace ringattn::sm80
