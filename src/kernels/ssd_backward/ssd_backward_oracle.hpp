@@ -24,10 +24,15 @@ struct SsdGradients {
   std::vector<double> initial_gradient;  // [heads, head_dim, state_dim]
 };
 
+enum class OracleTerms {
+  kSigned,
+  kMagnitudes,  // every factor but decays is replaced by its absolute value: what a rounding error is a part of
+};
+
 // One sequence, in rows [row, row + tokens) of the task's tensors in host memory. Of the task only x, dt, b, c, z, dy,
 // a, d and dt_bias are used. `initial` and `final_gradient` are [heads, head_dim, state_dim], or empty for zero.
 SsdGradients oracle_ssd_backward(const SsmSpec& spec, const SsdBackwardTask& task, std::int64_t row,
-                                 std::int64_t tokens, std::span<const double> initial,
-                                 std::span<const double> final_gradient);
+                                 std::int64_t tokens, std::span<const float> initial,
+                                 std::span<const float> final_gradient, OracleTerms terms = OracleTerms::kSigned);
 
 }  // namespace ringattn
