@@ -71,7 +71,7 @@ std::vector<double> summed(const std::vector<SsdTerms>& terms, int heads, float 
 
 }  // namespace
 
-SsdBackwardTask SsdBackwardInputs::task() const {
+SsdBackwardTask SsdBackwardData::task() const {
   const SsmTask forward = ssm.task();
   SsdBackwardTask task;
   task.x = forward.x;
@@ -86,9 +86,9 @@ SsdBackwardTask SsdBackwardInputs::task() const {
   return task;
 }
 
-SsdBackwardInputs random_ssd_backward(const SsdBackwardSpec& spec, const std::vector<std::int64_t>& lengths,
-                                      bool states, std::uint64_t seed) {
-  SsdBackwardInputs inputs{random_ssm(spec.forward, lengths, seed), spec.gradients, {}};
+SsdBackwardData random_ssd_backward(const SsdBackwardSpec& spec, const std::vector<std::int64_t>& lengths, bool states,
+                                    std::uint64_t seed) {
+  SsdBackwardData inputs{random_ssm(spec.forward, lengths, seed), spec.gradients, {}};
   std::mt19937_64 random(seed + 1);
   inputs.dy =
       random_elements(inputs.ssm.rows() * spec.forward.heads * spec.forward.head_dim, spec.forward.dtype, random);
@@ -101,9 +101,9 @@ SsdBackwardInputs random_ssd_backward(const SsdBackwardSpec& spec, const std::ve
   return inputs;
 }
 
-SsdBackwardInputs sequence_of(const SsdBackwardInputs& inputs, std::size_t sequence) {
+SsdBackwardData sequence_of(const SsdBackwardData& inputs, std::size_t sequence) {
   const SsmSpec& spec = inputs.ssm.spec;
-  SsdBackwardInputs one = inputs;
+  SsdBackwardData one = inputs;
   one.ssm.lengths = {inputs.ssm.lengths[sequence]};
   const auto cut = [&](std::vector<std::byte>& packed, int per_row) {
     packed = rows_of(packed, inputs.ssm.row_of(sequence), one.ssm.rows(), as_size(per_row) * size_of(spec.dtype));
@@ -125,7 +125,7 @@ bool SsdBackwardResult::same_bits(const SsdBackwardResult& other) const {
          same_bytes(terms, other.terms) && same_bytes(initial_gradients, other.initial_gradients);
 }
 
-SsdBackwardResult sequence_of(const SsdBackwardInputs& inputs, const SsdBackwardResult& result, std::size_t sequence) {
+SsdBackwardResult sequence_of(const SsdBackwardData& inputs, const SsdBackwardResult& result, std::size_t sequence) {
   const SsmSpec& spec = inputs.ssm.spec;
   const std::int64_t row = inputs.ssm.row_of(sequence);
   const std::int64_t length = inputs.ssm.lengths[sequence];
@@ -143,7 +143,7 @@ SsdBackwardResult sequence_of(const SsdBackwardInputs& inputs, const SsdBackward
           rows_of(result.initial_gradients, static_cast<std::int64_t>(sequence), 1, inputs.ssm.state_floats())};
 }
 
-SsdBackwardResult run_ssd_backward(const SsdBackwardRow& row, const SsdBackwardInputs& inputs,
+SsdBackwardResult run_ssd_backward(const SsdBackwardRow& row, const SsdBackwardData& inputs,
                                    const SsmArrangement& arrangement) {
   const SsmSpec& spec = inputs.ssm.spec;
   const auto backend = row.make_backend({arrangement.threads, 0});
@@ -279,7 +279,7 @@ SsdBackwardResult run_ssd_backward(const SsdBackwardRow& row, const SsdBackwardI
   return result;
 }
 
-std::string check_ssd_gradients(const SsdBackwardInputs& inputs, const SsdBackwardResult& result, double tolerance) {
+std::string check_ssd_gradients(const SsdBackwardData& inputs, const SsdBackwardResult& result, double tolerance) {
   const SsmSpec& spec = inputs.ssm.spec;
   const SsdBackwardTask task = inputs.task();
   for (std::size_t s = 0; s < inputs.ssm.lengths.size(); ++s) {

@@ -17,7 +17,7 @@ namespace ringattn::testing {
 
 using SsdBackwardRow = KernelRow<SsdBackwardSpec>;
 
-struct SsdBackwardInputs {
+struct SsdBackwardData {
   SsmData ssm;
   Dtype gradients = Dtype::kF32;
   std::vector<std::byte> dy;                          // [rows, heads, head_dim]
@@ -29,11 +29,11 @@ struct SsdBackwardInputs {
 };
 
 // random_ssm() and a normal dy; with `states` also normal initial states and gradients of final states.
-SsdBackwardInputs random_ssd_backward(const SsdBackwardSpec& spec, const std::vector<std::int64_t>& lengths,
-                                      bool states, std::uint64_t seed);
+SsdBackwardData random_ssd_backward(const SsdBackwardSpec& spec, const std::vector<std::int64_t>& lengths, bool states,
+                                    std::uint64_t seed);
 
 // One sequence of them.
-SsdBackwardInputs sequence_of(const SsdBackwardInputs& inputs, std::size_t sequence);
+SsdBackwardData sequence_of(const SsdBackwardData& inputs, std::size_t sequence);
 
 // Packed as the inputs, in the gradients' dtype.
 struct SsdBackwardResult {
@@ -45,14 +45,14 @@ struct SsdBackwardResult {
 };
 
 // The part of a sequence in a result.
-SsdBackwardResult sequence_of(const SsdBackwardInputs& inputs, const SsdBackwardResult& result, std::size_t sequence);
+SsdBackwardResult sequence_of(const SsdBackwardData& inputs, const SsdBackwardResult& result, std::size_t sequence);
 
 // `arrangement.heads_at_once` counts sets of heads.
-SsdBackwardResult run_ssd_backward(const SsdBackwardRow& row, const SsdBackwardInputs& inputs,
+SsdBackwardResult run_ssd_backward(const SsdBackwardRow& row, const SsdBackwardData& inputs,
                                    const SsmArrangement& arrangement = {});
 
 // Compares with the oracle: `tolerance` is a part of the sum of the absolute values of all terms. Says where an element
 // is too far off, or nothing.
-std::string check_ssd_gradients(const SsdBackwardInputs& inputs, const SsdBackwardResult& result, double tolerance);
+std::string check_ssd_gradients(const SsdBackwardData& inputs, const SsdBackwardResult& result, double tolerance);
 
 }  // namespace ringattn::testing

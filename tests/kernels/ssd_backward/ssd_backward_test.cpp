@@ -68,7 +68,7 @@ class SsdBackward : public ::testing::TestWithParam<SsdBackwardRow> {
   }
 
   // Against the oracle, and the same bits in other arrangements.
-  void check(const SsdBackwardInputs& inputs, const std::vector<SsmArrangement>& others = {}) {
+  void check(const SsdBackwardData& inputs, const std::vector<SsmArrangement>& others = {}) {
     SCOPED_TRACE(describe(inputs.spec()));
     const SsdBackwardResult result = run_ssd_backward(row(), inputs);
     ASSERT_EQ(check_ssd_gradients(inputs, result, tolerance()), "");
@@ -100,14 +100,14 @@ TEST_P(SsdBackward, EdgesOfSegments) {
 }
 
 TEST_P(SsdBackward, EdgesOfSuperSegments) {
-  SsdBackwardInputs inputs = random_ssd_backward(small(), {65'537, 3, 70'000}, true, 31);
+  SsdBackwardData inputs = random_ssd_backward(small(), {65'537, 3, 70'000}, true, 31);
   inputs.ssm = with_slow_decays(inputs.ssm);
   check(inputs, {{.threads = 2, .cut = true}, {.threads = 3, .cut = true, .strided = true}});
 }
 
 TEST_P(SsdBackward, OtherSequencesDontMatter) {
   for (const SsdBackwardSpec& spec : specs()) {
-    const SsdBackwardInputs inputs = random_ssd_backward(spec, {100, 70, 33}, true, 41);
+    const SsdBackwardData inputs = random_ssd_backward(spec, {100, 70, 33}, true, 41);
     const SsdBackwardResult together = run_ssd_backward(row(), inputs);
     for (std::size_t s = 0; s < 3; ++s) {
       EXPECT_TRUE(run_ssd_backward(row(), sequence_of(inputs, s)).same_bits(sequence_of(inputs, together, s)))
@@ -127,7 +127,7 @@ TEST_P(SsdBackward, NoGradientWhereDtIsAtItsLimits) {
   for (SsdBackwardSpec spec : specs()) {
     spec.forward.dt_min = 0.0625F;
     spec.forward.dt_max = 0.125F;
-    SsdBackwardInputs inputs = random_ssd_backward(spec, {70}, true, 51);
+    SsdBackwardData inputs = random_ssd_backward(spec, {70}, true, 51);
     for (float& bias : inputs.ssm.dt_bias) bias *= 0.1F;
     const bool plain = !spec.forward.dt_bias && !spec.forward.dt_softplus;
     if (plain) inputs.ssm.set_dt(7, 0, spec.forward.dt_min);  // a limit itself is within the limits
@@ -152,7 +152,7 @@ TEST_P(SsdBackward, ForgottenStates) {
   for (const SsdBackwardSpec& spec : specs()) {
     if (spec.forward.dtype == Dtype::kF16 || spec.forward.dt_softplus || spec.forward.dt_bias) continue;
     for (const float huge : {1e4F, 1e18F}) {
-      SsdBackwardInputs inputs = random_ssd_backward(spec, {100}, true, 61);
+      SsdBackwardData inputs = random_ssd_backward(spec, {100}, true, 61);
       for (std::int64_t t = 0; t < 100; t += 5) {
         for (int head = 0; head < spec.forward.heads; ++head) {
           inputs.ssm.set_dt(t, head, huge);
@@ -169,11 +169,11 @@ TEST_P(SsdBackward, ForgottenStates) {
 TEST_P(SsdBackward, NanStaysInItsSequence) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const SsdBackwardSpec& spec : specs()) {
-    SsdBackwardInputs clean = random_ssd_backward(spec, {100, 150, 100}, true, 71);
+    SsdBackwardData clean = random_ssd_backward(spec, {100, 150, 100}, true, 71);
     clean.ssm.set_dt(170, 0, 1.0F);  // within its limits
     const SsdBackwardResult expected = run_ssd_backward(row(), clean);
     for (const int planted : {0, 1, 2, 3}) {
-      SsdBackwardInputs inputs = clean;
+      SsdBackwardData inputs = clean;
       if (planted == 0) inputs.ssm.set_x(170, 0, nan);
       if (planted == 1) inputs.ssm.set_dt(170, 0, nan);
       if (planted == 2) inputs.ssm.set(inputs.dy, spec.forward.heads, spec.forward.head_dim, 170, 0, 0, nan);

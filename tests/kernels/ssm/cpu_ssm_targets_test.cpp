@@ -48,7 +48,7 @@ TEST_P(CpuSsmTargets, GradientsAreAccurateAndInvariant) {
     if (row.make_backend({1, 0})->identity() != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: another build";
     SsdBackwardSpec spec{ssm_spec(Dtype::kF32, 3, 40, 24), Dtype::kF32};
     spec.forward.skip = spec.forward.gate = spec.forward.dt_bias = spec.forward.dt_softplus = true;
-    const SsdBackwardInputs inputs = random_ssd_backward(spec, {150, 3}, true, 8);
+    const SsdBackwardData inputs = random_ssd_backward(spec, {150, 3}, true, 8);
     const SsdBackwardResult result = run_ssd_backward(row, inputs);
     EXPECT_EQ(check_ssd_gradients(inputs, result, kSsmTerm), "");
     EXPECT_TRUE(run_ssd_backward(row, inputs, {.threads = 3, .strided = true}).same_bits(result));
