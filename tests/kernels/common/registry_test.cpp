@@ -15,6 +15,7 @@
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/gemm/weight_gradient.hpp"
+#include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
 #include "tests/support/attention_inputs.hpp"
@@ -200,6 +201,9 @@ TEST(Registry, AllKernelsAreThoseOfTheTables) {
     expected.push_back({"weight_gradient", &row});
   }
   for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) expected.push_back({"ssm", &row});
+  for (const KernelRow<SsdBackwardSpec>& row : kernel_table<SsdBackwardSpec>()) {
+    expected.push_back({"ssd_backward", &row});
+  }
   for (const KernelRow<CausalConv1dSpec>& row : kernel_table<CausalConv1dSpec>()) {
     expected.push_back({"conv1d", &row});
   }
