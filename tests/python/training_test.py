@@ -4,6 +4,7 @@ and checkpointed functions, and by the names of other libraries. What has no gra
 
 import functools
 import importlib.util
+import subprocess
 import sys
 import unittest
 import warnings
@@ -21,6 +22,7 @@ import torch
 from ringattn._attention_backward import AttentionBackward
 from ringattn.testing import assert_same_bits
 from torch import library
+from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
 SETTINGS = {"mask": "causal", "softmax_scale": None, "softcap": 0.0, "q_offset": None}
@@ -392,11 +394,46 @@ class Ranks(unittest.TestCase):
                 assert_same_bits((got.transpose(1, 2) if turned else got).contiguous(), wanted)
 
 
+class Costs(unittest.TestCase):
+    def test_eager_gradients_do_not_import_the_compiler(self):
+        code = """if True:
+            import sys, torch, ringattn
+            x = torch.ones(4, 1, 16, requires_grad=True)
+            ringattn.attention(x, x, x)[0].sum().backward()
+            assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules"""
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_queries_without_keys_are_warned_of_once(self):
+        q, k = normal(40, 2, 64).requires_grad_(), normal(20, 2, 64)
+        world = ringattn.self_world()
+        with warnings.catch_warnings(record=True) as met:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                ringattn.attention(q, k, k, world=world)[0].sum().backward()
+        self.assertEqual([warning.filename for warning in met], [__file__])
+
+
 class Refusals(unittest.TestCase):
     def refused(self, problem, call, kind=ringattn.UnsupportedError):
         with self.subTest(problem), self.assertRaises(kind) as caught:
             call()
         self.assertRegex(str(caught.exception), rf"^{problem} \(.+\)\. [A-Z].*\.$")
+
+    def test_transforms_of_torch_func_and_tangents(self):
+        x = normal(40, 2, 64)
+
+        def loss(q):
+            return ringattn.attention(q, x, x)[0].sum()
+
+        def dual(q, k):
+            with forward_ad.dual_level():
+                return ringattn.attention(q, forward_ad.make_dual(k, k), k)
+
+        for call in (lambda: torch.func.grad(loss)(x), lambda: torch.func.jvp(loss, (x,), (x,)),
+                     lambda: torch.func.vmap(loss)(x[None]), lambda: torch.func.vjp(loss, x)):  # fmt: skip
+            self.refused("ringattn is called inside a transform of torch.func", call)
+        for q in (x, x.clone().requires_grad_()):
+            self.refused("an array has a tangent", functools.partial(dual, q, x))
 
     def test_what_has_no_gradient(self):
         q, k = normal(40, 2, 64, dtype=torch.bfloat16), normal(40, 2, 64, seed=2, dtype=torch.bfloat16)
@@ -426,7 +463,7 @@ class Refusals(unittest.TestCase):
         out, _ = ringattn.attention(leaf, leaf, leaf)
         with self.assertRaises(ringattn.UnsupportedError) as caught:
             torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
-        self.assertIn("requires a gradient (gradients have no gradients)", str(caught.exception))
+        self.assertIn("requires a gradient (gradients have no gradients, which create_graph=True asks for)", str(caught.exception))
 
     def test_a_job_without_a_backward_pass_is_refused_before_it_runs(self):
         leaf = normal(40, 2, 64).requires_grad_()
