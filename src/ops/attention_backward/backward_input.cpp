@@ -62,7 +62,13 @@ bool holds_gradient(const TensorFile& file) {
   });
 }
 
-BackwardInput::BackwardInput(const OpRequest& request) : forward_(open_forward(request)) {
+BackwardInput::BackwardInput(const OpRequest& request)
+    : forward_(open_forward(request)), made_dlse_(request.settings.dlse), with_forward_(request.settings.with_forward) {
+  if (with_forward_ && request.from_file()) {
+    fail(ErrorCode::kUsage, {setting("with_forward"), " contradicts ", setting("input")},
+         "a file with gradients has out and lse, which the forward would compute",
+         {"Leave it out, or use ", setting("synthetic", 7), "."});
+  }
   check_forward(forward_);
   job_ = {forward_.job(), gradient_dtype(request, forward_.job().spec)};
   check_backward_job(job_);
@@ -96,11 +102,15 @@ void BackwardInput::read_out(std::span<const PackedRun> runs, const MutableTenso
 
 void BackwardInput::read_dout(std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const {
   if (dout_) return read_rows(*dout_, forward_.out_grid(), runs, rows);
+  make(SyntheticTensor::kDout, runs, rows, threads);
+}
+
+void BackwardInput::make(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                         int threads) const {
   if (!forward_.seed()) {
     fail(ErrorCode::kUsage, "the job has no input", "only its shape is given", "Name a seed, or a file.");
   }
-  fill_synthetic(*forward_.seed(), SyntheticTensor::kDout, forward_.made_tokens(SyntheticTensor::kQ, runs), rows,
-                 threads);
+  fill_synthetic(*forward_.seed(), tensor, forward_.made_tokens(SyntheticTensor::kQ, runs), rows, threads);
 }
 
 void BackwardInput::read_lse(std::span<const PackedRun> runs, std::span<float> rows) const {
@@ -108,9 +118,11 @@ void BackwardInput::read_lse(std::span<const PackedRun> runs, std::span<float> r
             dense_view(static_cast<void*>(rows.data()), Dtype::kF32, total_tokens(runs), job_.forward.spec.heads, 1));
 }
 
-void BackwardInput::read_dlse(std::span<const PackedRun> runs, std::span<float> rows) const {
-  read_rows(*dlse_, lse_grid(forward_.out_grid()), runs,
-            dense_view(static_cast<void*>(rows.data()), Dtype::kF32, total_tokens(runs), job_.forward.spec.heads, 1));
+void BackwardInput::read_dlse(std::span<const PackedRun> runs, std::span<float> rows, int threads) const {
+  const MutableTensorView view =
+      dense_view(static_cast<void*>(rows.data()), Dtype::kF32, total_tokens(runs), job_.forward.spec.heads, 1);
+  if (dlse_) return read_rows(*dlse_, lse_grid(forward_.out_grid()), runs, view);
+  make(SyntheticTensor::kDlse, runs, view, threads);
 }
 
 RowGrid BackwardInput::grid(GradientAxis axis, std::int64_t heads, std::int64_t dim) const {

@@ -71,7 +71,16 @@ LoadedBackward::LoadedBackward(const BackwardInput& input, AttentionBackward& ba
                                Transport& transport, const ProgressCallback& on_progress)
     : backward_(backward), collective_(collective) {
   collective_.run_collectively([&] { load(input, on_progress); });
-  if (input.is_synthetic()) compute_forward(input, transport, on_progress);
+  if (input.is_synthetic()) {
+    forward_.emplace(input.forward().job(), transport, forward_options(backward_));
+    collective_.run_collectively(
+        [&] { forward_workspace_ = backward_.backend().allocate(forward_->workspace_bytes()); });
+    run_forward(RunMode::kWhole, on_progress);
+    if (!input.with_forward()) {
+      forward_.reset();
+      forward_workspace_ = {};
+    }
+  }
   collective_.run_collectively([&] {
     const BackwardJob& job = input.job();
     const AttentionSpec& spec = job.forward.spec;
@@ -101,7 +110,7 @@ void LoadedBackward::load(const BackwardInput& input, const ProgressCallback& on
   result_.k_runs = packed_runs(backward_.layout().keys.runs(collective_.rank()), job.batch.cu_k());
   const std::int64_t q_rows = result_.q_rows();
   const std::int64_t k_rows = result_.k_rows();
-  const std::int64_t all = (input.is_synthetic() ? 2 : input.has_dlse() ? 5 : 4) * q_rows + 2 * k_rows;
+  const std::int64_t all = ((input.is_synthetic() ? 2 : 4) + (input.has_dlse() ? 1 : 0)) * q_rows + 2 * k_rows;
   std::int64_t before = 0;
   Staging staging(backend, collective_.timeouts());
   // Fills rows of the backend's memory: [total_tokens(runs), heads, dim].
@@ -150,7 +159,7 @@ void LoadedBackward::load(const BackwardInput& input, const ProgressCallback& on
   if (input.has_dlse()) {
     const MutableTensorView dlse = make_rows(backend, Dtype::kF32, q_rows, spec.heads, 1, dlse_);
     fill(result_.q_runs, dlse, [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
-      input.read_dlse(piece, floats_of(host));
+      input.read_dlse(piece, floats_of(host), threads);
       non_finite.dout += count_non_finite(host);
     });
     inputs_.dlse = {static_cast<float*>(dlse.data), spec.heads, 1};
@@ -158,20 +167,17 @@ void LoadedBackward::load(const BackwardInput& input, const ProgressCallback& on
   await(backend, collective_.timeouts());
 }
 
-void LoadedBackward::compute_forward(const BackwardInput& input, Transport& transport,
-                                     const ProgressCallback& on_progress) {
-  Attention attention(input.forward().job(), transport, forward_options(backward_));
-  const AttentionSpec& spec = input.job().forward.spec;
+RunStats LoadedBackward::run_forward(RunMode mode, const ProgressCallback& on_progress) {
+  const AttentionSpec& spec = backward_.job().forward.spec;
   const MutableTensorView out =
       dense_view(static_cast<void*>(result_.out.data()), spec.dtype, result_.q_rows(), spec.heads, spec.head_dim_v);
-  Buffer workspace;
-  collective_.run_collectively([&] { workspace = backward_.backend().allocate(attention.workspace_bytes()); });
   BlockDone block_done;
   if (on_progress) {
     block_done = [&on_progress](const StepCount& blocks) { on_progress("block of the forward", blocks); };
   }
-  attention.run({inputs_.q, inputs_.k, inputs_.v, inputs_.sinks}, {out, inputs_.lse, std::nullopt},
-                std::span(workspace.data(), workspace.bytes()), attention.backend().stream(), block_done);
+  return forward_->run({inputs_.q, inputs_.k, inputs_.v, inputs_.sinks}, {out, inputs_.lse, std::nullopt},
+                       std::span(forward_workspace_.data(), forward_workspace_.bytes()), forward_->backend().stream(),
+                       block_done, mode);
 }
 
 RunStats LoadedBackward::run(RunMode mode, const ProgressCallback& on_progress) {
@@ -180,9 +186,12 @@ RunStats LoadedBackward::run(RunMode mode, const ProgressCallback& on_progress) 
     block_done = [&on_progress](const StepCount& blocks) { on_progress("block", blocks); };
   }
   collective_.barrier();
-  const RunStats stats = backward_.run(inputs_, outputs_, std::span(workspace_.data(), workspace_.bytes()),
-                                       backward_.backend().stream(), block_done, mode);
+  const RunStats forward = forward_ ? run_forward(mode, on_progress) : RunStats{};
+  RunStats stats = backward_.run(inputs_, outputs_, std::span(workspace_.data(), workspace_.bytes()),
+                                 backward_.backend().stream(), block_done, mode);
   collective_.barrier(backward_.time_estimate().seconds);
+  stats.seconds += forward.seconds;
+  stats.exposed_comm_seconds += forward.exposed_comm_seconds;
   return stats;
 }
 
