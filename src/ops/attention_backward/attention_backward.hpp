@@ -73,7 +73,7 @@ struct BackwardOutputs {
   MutableTensorView dq;     // [q_rows, heads, head_dim]
   MutableTensorView dk;     // [k_rows, kv_heads, head_dim]
   MutableTensorView dv;     // [k_rows, kv_heads, head_dim_v]
-  float* dsinks = nullptr;  // [heads] in host memory, exactly if AttentionSpec::sinks; the sum over all ranks
+  float* dsinks = nullptr;  // [heads], exactly if AttentionSpec::sinks; the sum over all ranks
 };
 
 // The options of a backward pass over the shards of `attention`.
@@ -111,8 +111,8 @@ class AttentionBackward {
   RunStats run(const BackwardInputs& inputs, const BackwardOutputs& outputs, std::span<std::byte> workspace,
                Stream stream = {}, const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);
 
-  // Enqueues a run without waiting for it, as Attention::enqueue(). Throws kUnsupported if the job has sinks, because
-  // their gradient is summed over the ranks when a run has ended, and if the stream is being captured.
+  // Enqueues a run without waiting for it, as Attention::enqueue(). Throws kUnsupported if the stream is being
+  // captured.
   void enqueue(const BackwardInputs& inputs, const BackwardOutputs& outputs, std::span<std::byte> workspace,
                Stream stream = {});
 

@@ -91,8 +91,8 @@ LoadedBackward::LoadedBackward(const BackwardInput& input, AttentionBackward& ba
     outputs_.dk = make_rows(backend, job.gradients, k_rows, spec.kv_heads, spec.head_dim, result_.dk);
     outputs_.dv = make_rows(backend, job.gradients, k_rows, spec.kv_heads, spec.head_dim_v, result_.dv);
     if (spec.sinks) {
-      result_.dsinks.resize(static_cast<std::size_t>(spec.heads));
-      outputs_.dsinks = result_.dsinks.data();
+      outputs_.dsinks = static_cast<float*>(make_rows(backend, Dtype::kF32, 1, spec.heads, 1, dsinks_).data);
+      mark_unwritten(backend, {&dsinks_});
     }
     workspace_ = backend.allocate(backward_.workspace_bytes());
     mark_unwritten(backend, {&result_.dq, &result_.dk, &result_.dv});
@@ -199,7 +199,9 @@ BackwardRankResult LoadedBackward::fetch(const RunStats& stats) {
   result_.stats = stats;
   collective_.run_collectively([&] {
     bring_to_host(backward_.backend(), collective_.timeouts(),
-                  {&result_.dq, &result_.dk, &result_.dv, &result_.out, &result_.lse});
+                  {&result_.dq, &result_.dk, &result_.dv, &result_.out, &result_.lse, &dsinks_});
+    const auto* const dsinks = reinterpret_cast<const float*>(dsinks_.data());
+    result_.dsinks.assign(dsinks, dsinks + dsinks_.bytes() / sizeof(float));
   });
   return std::move(result_);
 }

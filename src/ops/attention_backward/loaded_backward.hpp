@@ -64,7 +64,7 @@ class LoadedBackward {
   BackwardRankResult result_;
   BackwardInputs inputs_;
   BackwardOutputs outputs_;
-  Buffer q_, k_, v_, dout_, dlse_, sinks_, workspace_;
+  Buffer q_, k_, v_, dout_, dlse_, sinks_, dsinks_, workspace_;
   std::optional<Attention> forward_;
   Buffer forward_workspace_;
 };

@@ -117,6 +117,12 @@ TEST_P(BackwardInvariance, ShuffledAndDelayedDeliveryOnBothRoutes) {
   }
 }
 
+TEST_P(BackwardInvariance, EnqueuedRuns) {
+  for (const int world : {1, 3}) {
+    EXPECT_EQ(run_backward(job_, on_the_cpu(), tensors_, world, {}, true).difference(reference_), "") << world;
+  }
+}
+
 TEST_P(BackwardInvariance, AnyNumberOfThreads) {
   for (const int threads : {2, 3}) {
     Options options = on_the_cpu();
