@@ -256,6 +256,43 @@ TEST(AttentionBackward, RefusesTensorsThatDoNotFit) {
   EXPECT_TRUE(has(done({"run", "--input", input, "--tensors", "dout=out"}).out, "digest of dq"));
 }
 
+// Tensors that belong to another op, or are misspelt, aren't left out silently.
+TEST(AttentionBackward, RefusesTensorsThatItDoesNotRead) {
+  const TemporaryFolder folder;
+  const std::string input = folder.file("more");
+  for (const auto& [name, words] :
+       {std::pair<std::string, std::string>{"block_mask", "attention with a block-sparse mask has no gradients"},
+        {"block_indptr", "attention with a block-sparse mask has no gradients"},
+        {"d_lse", "Rename it, leave it out, or add --tensors dlse=d_lse."},
+        {"grad_LSE", "the gradient of LSE is `dlse`"}}) {
+    std::vector<Tensor> tensors = backward_file(40, 40);
+    tensors.push_back(waves(name, {4, 40}));
+    save(input, tensors);
+    const Finished refused = tool({"run", "--input", input});
+    EXPECT_NE(refused.code, 0) << name << refused.out;
+    EXPECT_TRUE(has(refused.err, "has a tensor " + name + " (") && has(refused.err, words)) << refused.err;
+  }
+  done({"run", "--input", input, "--tensors", "dlse=grad_LSE"});
+}
+
+// A result without a finite value was not compared.
+TEST(AttentionBackward, IsNotVerifiedWhereNothingIsFinite) {
+  const TemporaryFolder folder;
+  std::vector<Tensor> tensors = backward_file(40, 40);
+  Tensor& v = named(tensors, "v");
+  for (std::size_t i = 0; i < v.bytes.size() / sizeof(float); ++i) set_value(v, i, NAN);
+  const std::string input = folder.file("nan");
+  save(input, tensors);
+  const Finished gradients = tool({"verify", "--input", input, "--against", "oracle"});
+  EXPECT_EQ(gradients.code, 1) << gradients.out;
+  EXPECT_TRUE(has(gradients.out, "dq: no value is finite both here and in fp64, so none is compared")) << gradients.out;
+  std::erase_if(tensors, [](const Tensor& tensor) { return tensor.tensor.name == "dout"; });
+  save(input, tensors);
+  const Finished forward = tool({"verify", "--input", input, "--against", "oracle"});
+  EXPECT_EQ(forward.code, 1) << forward.out;
+  EXPECT_TRUE(has(forward.out, "out: no value is finite both here and in fp64, so none is compared")) << forward.out;
+}
+
 TEST(AttentionBackward, IsReportedPlannedAndMeasured) {
   const std::string run = done(made("run", {"--ranks", "2", "--block", "64", "--json", "-"})).out;
   EXPECT_EQ(json_at(run, "/job/q_tokens"), "300");

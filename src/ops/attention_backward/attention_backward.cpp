@@ -118,6 +118,7 @@ struct AttentionBackward::Impl {
   Options options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   KernelChoice<AttentionBackwardSpec> choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<AttentionBackwardKernel> kernel;
@@ -287,7 +288,7 @@ AttentionBackward::AttentionBackward(BackwardJob job, Transport& transport, Opti
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
   impl.options.machine = common_machine(impl.collective, impl.options.machine, *impl.choice.row, *impl.backend);
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.ring->connect(*impl.runs);
   if (impl.sinks) impl.sinks->connect();
@@ -312,7 +313,7 @@ RunStats AttentionBackward::run(const BackwardInputs& inputs, const BackwardOutp
                                 std::span<std::byte> workspace, Stream stream, const BlockDone& block_done,
                                 RunMode mode) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs, workspace);
   });

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <initializer_list>
+#include <iterator>
 #include <string_view>
 
 #include "base/error.hpp"
@@ -93,6 +95,28 @@ void BackwardInput::find(const FileInput& input, JobShare& share) {
     dlse_ = required(opened, "dlse");
     require_shape(*dlse_, FileDtype::kF32, lse_shape(grid));
     used_.push_back(*dlse_);
+  }
+  refuse_unread();
+}
+
+// Tensors that a user may take for inputs of the backward pass.
+void BackwardInput::refuse_unread() const {
+  constexpr std::string_view kBlockMask[] = {"block_mask", "block_indptr", "block_indices"};
+  for (const std::string_view name : file_->file().names()) {
+    if (std::ranges::any_of(used_, [&](const TensorSource& tensor) { return tensor.info->name == name; })) continue;
+    if (std::ranges::find(kBlockMask, name) != std::end(kBlockMask)) {
+      fail(ErrorCode::kUnsupported, fmt::format("{} has a tensor {}", source(), name),
+           "attention with a block-sparse mask has no gradients",
+           "Leave it out, and give out, lse and dout of dense attention.");
+    }
+    // "d_lse", "grad_lse", "dLSE"; not "layers.3.lse"
+    std::string lower(name);
+    std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (!dlse_ && lower.find("lse") != std::string::npos && lower.find('.') == std::string::npos) {
+      fail(ErrorCode::kFile, fmt::format("{} has a tensor {}", source(), name),
+           "the gradient of LSE is `dlse`, and this one is not read",
+           {"Rename it, leave it out, or add ", setting("tensors", fmt::format("dlse={}", name)), "."});
+    }
   }
 }
 

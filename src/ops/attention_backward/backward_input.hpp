@@ -50,6 +50,7 @@ class BackwardInput {
 
  private:
   void find(const FileInput& input, JobShare& share);
+  void refuse_unread() const;
   void make(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
 
   JobInput forward_;
