@@ -69,19 +69,21 @@ void check_backward_job(const BackwardJob& job) {
   }
 }
 
-Options backward_options(const Attention& attention) {
-  Options options = attention.options();
-  options.kernel.kernel = "auto";  // its name is that of a forward kernel
-  options.machine = {};            // as well as its rates
-  const auto runs_of = [](const Layout& layout) {
+Options options_over(Options options, const JobLayout& layout, std::string backend) {
+  options.kernel = {std::move(backend), "auto"};
+  options.machine = {};
+  const auto runs_of = [](const Layout& side) {
     std::vector<std::vector<TokenRun>> runs;
-    for (int rank = 0; rank < layout.world(); ++rank) {
-      runs.emplace_back(layout.runs(rank).begin(), layout.runs(rank).end());
-    }
+    for (int rank = 0; rank < side.world(); ++rank) runs.emplace_back(side.runs(rank).begin(), side.runs(rank).end());
     return runs;
   };
-  options.query_runs = runs_of(attention.layout().queries);
-  options.key_runs = runs_of(attention.layout().keys);
+  options.query_runs = runs_of(layout.queries);
+  options.key_runs = runs_of(layout.keys);
+  return options;
+}
+
+Options backward_options(const Attention& attention) {
+  Options options = options_over(attention.options(), attention.layout(), attention.options().kernel.backend);
   options.state_out = false;
   options.shorter_lengths = false;
   return options;

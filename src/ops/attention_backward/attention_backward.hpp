@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "attention/options.hpp"
 #include "attention/ring/engine.hpp"
@@ -75,6 +76,9 @@ struct BackwardOutputs {
   MutableTensorView dv;     // [k_rows, kv_heads, head_dim_v]
   float* dsinks = nullptr;  // [heads], exactly if AttentionSpec::sinks; the sum over all ranks
 };
+
+// Options of another op over the same shards: its kernel is chosen in `backend`, and its machine model is its own.
+Options options_over(Options options, const JobLayout& layout, std::string backend);
 
 // The options of a backward pass over the shards of `attention`.
 Options backward_options(const Attention& attention);

@@ -210,13 +210,7 @@ BenchJob BackwardOpJob::bench_job(std::string source) const {
 Measured BackwardOpJob::measure(const MeasureRequest& request, const Collective& collective) {
   Measured measured;
   LoadedBackward loaded(input_, *backward_, collective, *world_, request.on_progress);
-  std::vector<RunMode> modes{request.compute_only ? RunMode::kComputeOnly : RunMode::kWhole};
-  if (request.also_compute) modes.push_back(RunMode::kComputeOnly);
-  const std::vector<Samples> samples = sample_runs(
-      collective, {request.samples, request.on_progress}, [&](RunMode mode) { return loaded.run(mode); }, modes);
-  for (std::size_t mode = 0; mode < modes.size(); ++mode) {
-    measured.modes.push_back({modes[mode] == RunMode::kComputeOnly, samples[mode], 0.0});
-  }
+  measured.modes = measure_runs(collective, request, [&](RunMode mode) { return loaded.run(mode); });
   measured.figures = run_figures(backward_->plan(), {});
   measured.figures.tokens = backward_->q_rows();
   return measured;

@@ -14,23 +14,6 @@ namespace ringattn {
 
 namespace {
 
-// The forward of the same job on the same ranks, by a kernel of the same backend.
-Options forward_options(const AttentionBackward& backward) {
-  Options options = backward.options();
-  options.kernel = {std::string(backward.kernel().row->backend), "auto"};
-  options.machine = {};
-  const auto runs_of = [](const Layout& layout) {
-    std::vector<std::vector<TokenRun>> runs;
-    for (int rank = 0; rank < layout.world(); ++rank) {
-      runs.emplace_back(layout.runs(rank).begin(), layout.runs(rank).end());
-    }
-    return runs;
-  };
-  options.query_runs = runs_of(backward.layout().queries);
-  options.key_runs = runs_of(backward.layout().keys);
-  return options;
-}
-
 // −∞ is the LSE of a row without keys.
 std::int64_t count_unusual(std::span<const float> lse) {
   std::int64_t count = 0;
@@ -72,7 +55,8 @@ LoadedBackward::LoadedBackward(const BackwardInput& input, AttentionBackward& ba
     : backward_(backward), collective_(collective) {
   collective_.run_collectively([&] { load(input, on_progress); });
   if (input.is_synthetic()) {
-    forward_.emplace(input.forward().job(), transport, forward_options(backward_));
+    const std::string backend(backward_.kernel().row->backend);
+    forward_.emplace(input.forward().job(), transport, options_over(backward_.options(), backward_.layout(), backend));
     collective_.run_collectively(
         [&] { forward_workspace_ = backward_.backend().allocate(forward_->workspace_bytes()); });
     run_forward(RunMode::kWhole, on_progress);
