@@ -42,7 +42,8 @@ def refuse_transforms(arrays) -> None:
         if not isinstance(array, torch.Tensor):
             continue
         if transform is not None:
-            unsupported("ringattn is called inside a transform of torch.func", "its ops have no rules for grad, vjp, jvp and vmap",
+            unsupported("ringattn is called inside a transform of torch.func",
+                        "its ops have no rules for grad, vjp, jvp and vmap",
                         "Use torch.autograd.grad() or backward(), and a batch axis instead of vmap.")  # fmt: skip
         if forward_ad.unpack_dual(array).tangent is not None:
             unsupported("an array has a tangent", "ringattn's ops have no forward-mode derivatives",
