@@ -229,7 +229,7 @@ std::string print_config(const Config& config, const InputShape* shape) {
     text +=
         fmt::format("{} = {}  # {}\n", name, bare ? value.text : toml_quoted(value.text), source_name(value.source));
   }
-  if (config.options.model_sinks) {
+  if (config.options.model_sinks && !config.options.sinks) {
     text += config.given("input") ? "# sinks are those of the input\n"
                                   : "# sinks of the model's layer are not generated: a logit for each query head\n";
   }

@@ -145,6 +145,8 @@ constexpr FlagRow kTable[] = {
      }, "htd"},
 
     // Shape
+    {"backward", 0, kJobs, kAllOps, FlagGroup::kShape, FlagKind::kSwitch, "", "off",
+     "compute the gradients of --op; --op attention is the op that has them", set_switch<&JobOptions::backward>},
     {"op", 0, kJobs, kAllOps, FlagGroup::kShape, FlagKind::kText, "", "",
      "op for synthetic input; with a file, its tensors decide",
      [](JobOptions& options, std::string_view text) {
@@ -210,6 +212,11 @@ constexpr FlagRow kTable[] = {
      }},
     {"cache-format", 0, kJobs, kSomeOps, FlagGroup::kShape, FlagKind::kText, "NAME", "",
      "how keys and values are stored: fp8, int8, int4, lowrank, vq, hybrid or a full format string; latents: fp8 [dtype]", set_name<&JobOptions::cache_format>, "fp8"},
+
+    {"sinks", 0, kJobs, kSomeOps, FlagGroup::kShape, FlagKind::kSwitch, "", "off",
+     "attention sinks: a learned logit for each query head", set_switch<&JobOptions::sinks>},
+    {"dlse", 0, kJobs, kSomeOps, FlagGroup::kShape, FlagKind::kSwitch, "", "off",
+     "gradient of LSE beside that of out", set_switch<&JobOptions::dlse>},
 
     // Numerics
     {"mask", 0, kJobs | kCompress, kSomeOps, FlagGroup::kNumerics, FlagKind::kText, "full|causal", "causal",
@@ -385,6 +392,9 @@ constexpr FlagRow kTable[] = {
     {"compute-only", 0, kBench, kSomeOps, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
      "compute without communication, with every block in place",
      set_switch<&JobOptions::compute_only>},
+    {"with-forward", 0, kBench, kSomeOps, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
+     "time forward and backward together, and count the FLOPs of both",
+     set_switch<&JobOptions::with_forward>},
     {"baseline", 0, kBench, kAllOps, FlagGroup::kMeasurement, FlagKind::kText, "FILE", "",
      "lines of an earlier --jsonl; code 1 if a point is slower", set_path<&JobOptions::baseline>, "points.jsonl"},
     {"fail-above", 0, kBench, kAllOps, FlagGroup::kMeasurement, FlagKind::kText, "PERCENT", "5%",

@@ -15,7 +15,7 @@ namespace ringattn {
 namespace {
 
 // Shape flags that say how a result is come by, and don't decide it.
-constexpr std::string_view kWaysAlone[] = {"op", "page-size", "model-config", "layer"};
+constexpr std::string_view kWaysAlone[] = {"op", "backward", "page-size", "model-config", "layer"};
 
 }  // namespace
 
@@ -43,7 +43,8 @@ void check_source(const Config& config, bool require_source) {
     const FlagRow& row = *value.row;
     if (row.group != FlagGroup::kShape || row.beside_input || !config.given(row.name)) continue;
     fail(ErrorCode::kUsage, fmt::format("{} contradicts {}", config.origin(row.name), config.origin("input")),
-         row.name == "op" ? "the file's tensors say what is computed" : "the file's header gives the shape",
+         row.name == "op" || row.name == "backward" ? "the file's tensors say what is computed"
+                                                    : "the file's header gives the shape",
          "Leave it out, or use --synthetic.");
   }
 }

@@ -13,8 +13,9 @@
 namespace ringattn {
 
 void note_model_sinks(const Screen& screen, const Config& config) {
-  if (!config.options.model_sinks || config.given("input")) return;
-  screen.context("sinks: the model's layer has a learned logit for each query head (not generated)");
+  const JobOptions& options = config.options;
+  if (!options.model_sinks || options.sinks || config.given("input")) return;
+  screen.context("sinks: the model's layer has a learned logit for each query head (--sinks generates one)");
 }
 
 void print_unread(const Screen& screen, const UnreadTensors& unread) {

@@ -45,6 +45,22 @@ std::string parse_op(std::string_view text) {
   return std::string(names[parse_choice(text, names)]);
 }
 
+void fill_backward_op(Config& config) {
+  if (!config.options.backward || config.given("input")) return;
+  const OpEntry& op = op_entry(config.options.op);
+  if (op.backward.empty()) {
+    std::string ops;
+    for (const OpEntry* entry : op_table()) {
+      if (!entry->backward.empty() && entry->backward != entry->name) ops += fmt::format(" --op {}", entry->name);
+    }
+    fail(ErrorCode::kUsage,
+         fmt::format("{} contradicts {} {}", config.origin("backward"), config.origin("op"), op.name),
+         "the op has no gradients", fmt::format("Leave it out, or use{}.", ops));
+  }
+  if (op.backward == op.name) return;
+  fill_value(config, "op", std::string(op.backward), config.value("backward").source, "op");
+}
+
 void fill_bench_op(Config& config) {
   const JobOptions& options = config.options;
   const OpEntry& op = op_entry(options.op);

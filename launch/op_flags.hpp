@@ -15,6 +15,10 @@ inline bool belongs_to(const FlagRow& row, const OpEntry& op) { return row.of_al
 // The name of the op of that name, an older name included. Throws BadValue with all names.
 std::string parse_op(std::string_view text);
 
+// Names the op that computes the gradients of --op, where they are asked for. Throws kUsage for an op without
+// gradients.
+void fill_backward_op(Config& config);
+
 // Where a bench job's few queries would be measured as decode steps although nobody named the op: names it.
 void fill_bench_op(Config& config);
 

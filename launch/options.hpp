@@ -18,6 +18,7 @@ enum class When { kAuto, kOn, kOff };
 // The settings of a job, and what the program does with it.
 struct JobOptions : Settings {
   std::string op{op_table().front()->name};  // of synthetic input
+  bool backward = false;                     // its gradients
   std::vector<std::int64_t> batches;         // of `bench`
   std::string model_config;                  // file that the shape comes from; empty: none
   std::optional<std::int64_t> layer;         // of the model, where layers differ

@@ -127,7 +127,8 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         if (line.flags.empty()) {
           request.text = command_help(*request.command);
         } else {
-          const Config config = load_config(request.command->bit, line.flags);
+          Config config = load_config(request.command->bit, line.flags);
+          fill_backward_op(config);
           request.text = command_help(*request.command, &op_entry(config.options.op));
         }
         return request;
@@ -141,6 +142,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         throw;
       }
       fill_from_model(request.invocation.config);
+      fill_backward_op(request.invocation.config);
       if (request.command->bit == kBench) fill_bench_op(request.invocation.config);
       if (options.quiet && options.verbose) {
         const Config& config = request.invocation.config;

@@ -141,7 +141,7 @@ def as_fp32(value, name: str) -> float:
 
 def check_dropout(dropout_p) -> None:
     if dropout_p is not None and as_number(dropout_p, "dropout_p") != 0:
-        unsupported(f"dropout_p is {dropout_p}", "ringattn has no dropout", "Pass 0, as in evaluation.")
+        unsupported(f"dropout_p is {dropout_p}", "ringattn has no dropout", "Pass 0, as in evaluation and in most training.")
 
 
 def scale_members(softmax_scale: float | None) -> dict:

@@ -84,13 +84,15 @@ def lengths_of_shards(q, k, layout, key_layout, world: World) -> tuple[int, int]
 _order = {"attention": "[(batch,) tokens, heads, head_dim]", "varlen": "[tokens, heads, head_dim]"}
 
 
-def _warn_of_unseen(op: str, mask, offsets, k_positions, q_lengths, k_lengths) -> None:
-    """Warns of queries that see no key. They are legal, but usually the tensors have another layout. Called when a job
-    is prepared, so once per shape."""
+def _warn_of_unseen(op: str, world: World, mask, offsets, k_positions, q_lengths, k_lengths) -> None:
+    """Warns of queries that see no key, once per world and lengths. They are legal, but usually the tensors have another
+    layout."""
     if mask != "causal" or offsets is not None or k_positions is not None:
         return
     for queries, keys in zip(q_lengths, k_lengths):
-        if queries > keys:
+        job = op, q_lengths, k_lengths
+        if queries > keys and job not in world.warned:
+            world.warned.add(job)
             warnings.warn(f"ringattn.{op}: {queries - keys} of {queries} queries of a sequence see no key ({keys} keys, a causal "
                           f"mask aligned to the last one; q, k and v were taken for {_order[op]}). Pass order=\"bhtd\" for "
                           "SDPA's layout, q_offset for another alignment, or mask=\"full\".", stacklevel=4)  # fmt: skip
@@ -194,7 +196,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     own = _job.world_of(q, world)
     batch = q.shape[0] if batched else 1
     q_lengths, key_lengths = ((length,) * batch for length in lengths or lengths_of_shards(q, k, layout, key_layout, own))
-    _warn_of_unseen("attention", mask, q_offset, k_positions, q_lengths, key_lengths)
+    _warn_of_unseen("attention", own, mask, q_offset, k_positions, q_lengths, key_lengths)
     q_offsets = None if q_offset is None else (as_int(q_offset, "q_offset"),) * batch
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), batch, q_offset is not None)
     job = (own, q, k, v, q_lengths, key_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks, layout, key_layout)
@@ -254,7 +256,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
     if own.size == 1:
         _check_tokens("q", q, q_lengths, "cu_seqlens_q")
         _check_tokens("k", k, key_lengths, "cu_seqlens_q" if cu_seqlens_k is None else "cu_seqlens_k")
-    _warn_of_unseen("varlen", mask, offsets, k_positions, q_lengths, key_lengths)
+    _warn_of_unseen("varlen", own, mask, offsets, k_positions, q_lengths, key_lengths)
     positions = _job.read_positions(k, k_positions, k_lengths, sum(key_lengths), len(q_lengths), offsets is not None)
     job = (own, q, k, v, q_lengths, key_lengths, offsets, positions, mask, softmax_scale, softcap, sinks, layout, key_layout)
     limits = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}

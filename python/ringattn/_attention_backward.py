@@ -25,9 +25,8 @@ class AttentionBackward(_job.Prepared):
         super().__init__(world, spec, batch, _abi.GRADIENTS_AS_INPUTS, options)
 
     def run(self, q: Tensor, arrays: dict) -> None:
-        """arrays: the members of the tensors struct by name. With sinks this waits for the GPU, because their gradient is summed
-        on the host."""
-        self._do(q, arrays, self.facts.workspace_bytes, synchronous=arrays["sinks"] is not None)
+        """arrays: the members of the tensors struct by name."""
+        self._do(q, arrays, self.facts.workspace_bytes)
 
 
 def default_scale(q: Tensor) -> float:
@@ -47,13 +46,13 @@ def _gradients(world: World, dout, dlse, q, k, v, sinks, out, lse, q_lengths, k_
     prepared = _attention.prepared_of(AttentionBackward, world, q, k, v, q_lengths, k_lengths, q_offsets, None, *settings, sinks,
                                       *layouts, **limits)  # fmt: skip
     dq, dk, dv = (torch.empty_like(rows, memory_format=torch.contiguous_format) for rows in (q, k, v))
-    dsinks = torch.empty(0 if sinks is None else len(sinks), dtype=torch.float32)
+    dsinks = torch.empty(0 if sinks is None else len(sinks), dtype=torch.float32, device=q.device)
     rows = {"q": q, "k": k, "v": v, "out": out}
     arrays = {name: contiguous_heads(array) for name, array in rows.items()}
     arrays |= {"dout": readable(dout), "lse": lse, "dlse": None if dlse is None else dlse.resolve_neg(), "sinks": sinks}
     arrays |= {"dq": dq, "dk": dk, "dv": dv, "dsinks": None if sinks is None else dsinks}
     prepared.run(q, arrays)
-    return dq, dk, dv, dsinks.to(q.device)
+    return dq, dk, dv, dsinks
 
 
 def attention_backward(dout, dlse, q, k, v, sinks, out, lse, *, mask, softmax_scale, softcap, q_offset, layout, key_layout,

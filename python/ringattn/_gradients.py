@@ -26,6 +26,34 @@ def requiring(arrays: dict) -> str | None:
     return None
 
 
+def refuse_double_backward(name: str, op: str) -> None:
+    """name: a tensor of the backward pass `op` whose gradient autograd would record."""
+    unsupported(f"{name} of {op} requires a gradient", "gradients have no gradients, which create_graph=True asks for",
+                "Leave create_graph out, or compute this layer with PyTorch's attention.")  # fmt: skip
+
+
+def refuse_transforms(arrays) -> None:
+    """Refuses tensors inside torch.func's transforms, where results would be of the transform, and those with a tangent, which
+    calls would lose."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    transform = torch._C._functorch.peek_interpreter_stack()
+    forward_ad = torch.autograd.forward_ad
+    if transform is None and forward_ad._current_level < 0:
+        return
+    for array in arrays:
+        if not isinstance(array, torch.Tensor):
+            continue
+        if transform is not None:
+            unsupported("ringattn is called inside a transform of torch.func",
+                        "its ops have no rules for grad, vjp, jvp and vmap",
+                        "Use torch.autograd.grad() or backward(), and a batch axis instead of vmap.")  # fmt: skip
+        if forward_ad.unpack_dual(array).tangent is not None:
+            unsupported("an array has a tangent", "ringattn's ops have no forward-mode derivatives",
+                        "Use backward(), or pass unpack_dual(x).primal.")  # fmt: skip
+
+
 def check(name: str, compressed: bool, k_positions, out) -> None:
     """Refuses arguments of a call without gradients. name: a tensor that requires one."""
     problem = f"{name} requires a gradient"

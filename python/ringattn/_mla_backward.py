@@ -41,11 +41,10 @@ def mla_backward(dout, dlse, q, latent, k_rope, w_uk, w_uv, sinks, out, lse, cu_
     rows = {"q": contiguous_heads(q), "latent": _mla.one_head(latent), "k_rope": _mla.one_head(k_rope)}
     dq, dlatent, dk_rope = (x.new_empty(x.shape) for x in rows.values())
     dw_uk, dw_uv = (torch.empty(w.shape, dtype=torch.float32, device=w.device) for w in (w_uk, w_uv))
-    dsinks = torch.empty(0 if sinks is None else len(sinks), dtype=torch.float32)
+    dsinks = torch.empty(0 if sinks is None else len(sinks), dtype=torch.float32, device=q.device)
     arrays = rows | {"w_uk": _with_rows(w_uk), "w_uv": _with_rows(w_uv), "sinks": sinks, "out": contiguous_heads(out), "lse": lse,
                      "dout": readable(dout), "dlse": None if dlse is None else dlse.resolve_neg(), "dq": dq,
                      "dlatent": dlatent, "dk_rope": dk_rope, "dw_uk": dw_uk, "dw_uv": dw_uv,
                      "dsinks": None if sinks is None else dsinks}  # fmt: skip
-    prepared._do(q, arrays, prepared.facts.workspace_bytes, synchronous=sinks is not None)
-    return (dq, dlatent.view(latent.shape), dk_rope.view(k_rope.shape), dw_uk.to(w_uk.dtype), dw_uv.to(w_uv.dtype),
-            dsinks.to(q.device))  # fmt: skip
+    prepared._do(q, arrays, prepared.facts.workspace_bytes)
+    return (dq, dlatent.view(latent.shape), dk_rope.view(k_rope.shape), dw_uk.to(w_uk.dtype), dw_uv.to(w_uv.dtype), dsinks)

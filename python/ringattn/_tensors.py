@@ -202,6 +202,7 @@ def forms_of(arrays) -> tuple | None:
     tensors and parameters without required gradients."""
     torch = loaded_torch()
     kinds = () if torch is None else (torch.Tensor, torch.nn.Parameter)
+    _gradients.refuse_transforms(arrays)
     forms = []
     for array in arrays:
         if array is None:

@@ -3,7 +3,6 @@
 
 import torch
 from torch import Tensor, library
-from torch.fx.experimental import symbolic_shapes
 
 from . import _gradients, _job, layouts, worlds
 from ._arguments import refuse_unknown
@@ -48,7 +47,13 @@ def operator(name: str, mutates: tuple[str, ...] = ()):
     return register
 
 
-@torch.compiler.assume_constant_result
+def constant_result(function):
+    """torch.compiler.assume_constant_result(), which would import torch._dynamo: seconds that eager mode doesn't need."""
+    function._dynamo_marked_constant = True
+    return function
+
+
+@constant_result
 def _tensors_of(op: str) -> tuple[tuple[int, str], ...]:
     return _tensors[op]
 
@@ -65,8 +70,9 @@ def refuse_gradients(op: str, arguments) -> None:
 
 def refuse_gradient(op: str, name: str, tensor: Tensor | None) -> None:
     if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
-        why = "gradients have no gradients" if op.endswith("_backward") else _gradients.WITHOUT
-        unsupported(f"{name} of {op} requires a gradient", why, _gradients.SUGGESTION)
+        if op.endswith("_backward"):
+            _gradients.refuse_double_backward(name, op)
+        unsupported(f"{name} of {op} requires a gradient", _gradients.WITHOUT, _gradients.SUGGESTION)
 
 
 def gradients_of(name: str, setup_context, backward) -> None:
@@ -90,6 +96,10 @@ def fake(name: str):
 
 def constant(length: int) -> int:
     """A length that a graph is made for, even where it serves others, too: heads and dims, of which formats are made."""
+    if type(length) is int and not torch.compiler.is_compiling():
+        return length
+    from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415, imports SymPy
+
     return symbolic_shapes.guard_scalar(length)
 
 

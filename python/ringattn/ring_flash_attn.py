@@ -16,6 +16,7 @@ one, or a ringattn.World."""
 
 from . import _attention
 from ._arguments import as_ints, check_axes, lengths_of
+from ._errors import unsupported
 from ._flash_attn_tools import check, check_rows, mask_of, result, shim, size_of, unpacked
 from ._hf_adapter import substitute_hf_flash_attn, update_ring_flash_attn_params  # noqa: F401, of the same names
 from ._llama3 import (  # noqa: F401, as above
@@ -158,3 +159,11 @@ def zigzag_ring_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dr
     return zigzag_ring_flash_attn_varlen_func(*unpacked("qkv", qkv, 4), cu_seqlens, max_seqlen, dropout_p,
                                               softmax_scale, causal, window_size, alibi_slopes, deterministic,
                                               return_attn_probs, group)  # fmt: skip
+
+
+def _stripe(*_, **__):
+    unsupported("ringattn has no stripe_flash_attn functions", "each rank would have every n-th token, so no tiles of keys",
+                "Use the zigzag functions, which share causal work evenly, too.")  # fmt: skip
+
+
+stripe_flash_attn_func = stripe_flash_attn_kvpacked_func = stripe_flash_attn_qkvpacked_func = _stripe

@@ -30,6 +30,7 @@ from ._torch_tools import (
     check_alone,
     check_known,
     constant,
+    constant_result,
     fake,
     given,
     gradients_of,
@@ -55,18 +56,18 @@ from .torch_ssm_ops import (  # noqa: F401, the second half
 
 
 # Properties of a format, constants of a graph.
-@torch.compiler.assume_constant_result
+@constant_result
 def _parts_of(*given):
     return _compression.parts_of(*given)
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _choose_formats(*given):
     return _compression.choose_formats(*given)
 
 
 # The number of tokens after an eviction doesn't depend on the values of tensors either.
-@torch.compiler.assume_constant_result
+@constant_result
 def _kept_lengths(*given):
     return _eviction.kept_lengths(*given)
 

@@ -59,6 +59,7 @@ class World(Owner):
         self.size: int = lib.world_size(handle)
         self._objects: dict = {}
         self.calls: dict = {}  # _job.Call by settings and shapes of arrays
+        self.warned: set = set()  # jobs that a call has warned of
         self._uses = 0
         self.key = f"{_process}-{next(_numbers)}"
         _by_key[self.key] = self

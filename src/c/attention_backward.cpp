@@ -59,7 +59,6 @@ std::tuple<BackwardInputs, BackwardOutputs, std::span<std::byte>, Stream> ringat
       {"dout", tensors.dout}, {"dq", tensors.dq}, {"dk", tensors.dk}, {"dv", tensors.dv}};
   for (const auto& [name, tensor] : needed) need(tensor, name);
   const TensorReader reader(*transport);
-  const TensorReader host(MemoryKind::kHost);
   const std::int64_t heads = instance.job().forward.spec.heads;
   BackwardInputs inputs;
   inputs.q = reader.rows("q", tensors.q);
@@ -74,11 +73,11 @@ std::tuple<BackwardInputs, BackwardOutputs, std::span<std::byte>, Stream> ringat
   outputs.dq = reader.rows("dq", tensors.dq);
   outputs.dk = reader.rows("dk", tensors.dk);
   outputs.dv = reader.rows("dv", tensors.dv);
-  outputs.dsinks = host.numbers("dsinks", tensors.dsinks, std::array{heads});
+  outputs.dsinks = reader.numbers("dsinks", tensors.dsinks, std::array{heads});
   const std::span<std::byte> bytes =
       workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
                        instance.workspace_bytes(false), instance.backend());
-  for (const char* written : {"dq", "dk", "dv"}) reader.check_written(written);
+  for (const char* written : {"dq", "dk", "dv", "dsinks"}) reader.check_written(written);
   return {inputs, outputs, bytes, Stream{tensors.stream}};
 }
 

@@ -36,7 +36,6 @@ std::tuple<MlaBackwardInputs, MlaBackwardOutputs, std::span<std::byte>, Stream> 
       {"dw_uv", tensors.dw_uv}};
   for (const auto& [name, tensor] : needed) need(tensor, name);
   const TensorReader reader(*transport);
-  const TensorReader host(MemoryKind::kHost);
   const MlaSpec& spec = instance.job().spec;
   const std::int64_t heads = spec.heads;
   MlaBackwardInputs inputs;
@@ -57,11 +56,11 @@ std::tuple<MlaBackwardInputs, MlaBackwardOutputs, std::span<std::byte>, Stream> 
   const std::int64_t latent_dim = spec.latent_dim;
   outputs.dw_uk = reader.numbers("dw_uk", tensors.dw_uk, std::array{heads, std::int64_t{spec.head_dim}, latent_dim});
   outputs.dw_uv = reader.numbers("dw_uv", tensors.dw_uv, std::array{heads, std::int64_t{spec.head_dim_v}, latent_dim});
-  outputs.dsinks = host.numbers("dsinks", tensors.dsinks, std::array{heads});
+  outputs.dsinks = reader.numbers("dsinks", tensors.dsinks, std::array{heads});
   const std::span<std::byte> bytes =
       workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
                        instance.workspace_bytes(), instance.backend());
-  for (const char* written : {"dq", "dlatent", "dk_rope", "dw_uk", "dw_uv"}) reader.check_written(written);
+  for (const char* written : {"dq", "dlatent", "dk_rope", "dw_uk", "dw_uv", "dsinks"}) reader.check_written(written);
   return {inputs, outputs, bytes, Stream{tensors.stream}};
 }
 

@@ -369,7 +369,7 @@ typedef struct ringattn_attention_backward_tensors {
   const DLTensor* dq;        /* [q_rows, heads, head_dim], written */
   const DLTensor* dk;        /* [k_rows, kv_heads, head_dim], written; 0 for keys that no query sees */
   const DLTensor* dv;        /* [k_rows, kv_heads, head_dim_v], written; 0 for keys that no query sees */
-  const DLTensor* dsinks;    /* [heads] fp32 in host memory, written, present exactly when the spec's sinks is 1. Every
+  const DLTensor* dsinks;    /* [heads] fp32, written, present exactly when the spec's sinks is 1. Every
                               * rank gets the sum over all ranks: do not reduce it again */
   const DLTensor* workspace; /* [workspace_bytes], any type, dense, aligned to 256 bytes; NULL: the object's own */
   void* stream;              /* a cudaStream_t; NULL: the default stream. Ignored on the host */
@@ -378,8 +378,7 @@ typedef struct ringattn_attention_backward_tensors {
 /* Collective. Computes the gradients; returns when they are written. */
 ringattn_status ringattn_attention_backward_run(ringattn_attention_backward* backward,
                                                 const ringattn_attention_backward_tensors* tensors);
-/* As ringattn_attention_enqueue(). RINGATTN_UNSUPPORTED if the spec has sinks: use run(), which sums their gradient
- * over the ranks at its end. */
+/* As ringattn_attention_enqueue(), but a CUDA graph can't hold it. */
 ringattn_status ringattn_attention_backward_enqueue(ringattn_attention_backward* backward,
                                                     const ringattn_attention_backward_tensors* tensors);
 ringattn_status ringattn_attention_backward_wait(ringattn_attention_backward* backward);

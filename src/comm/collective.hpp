@@ -24,7 +24,7 @@ Value gathered_value(std::string_view bytes, std::size_t at = 0) {
   static_assert(std::is_trivially_copyable_v<Value>);
   if (bytes.size() < sizeof(Value) || at > bytes.size() - sizeof(Value)) {
     fail(ErrorCode::kPeer, "a rank sent too few bytes", "its text ends early",
-         "See whether all ranks run the same build.");
+         "See whether all ranks run the same build and make the same calls in the same order.");
   }
   Value value;
   std::memcpy(&value, bytes.data() + at, sizeof value);

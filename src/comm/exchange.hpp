@@ -6,11 +6,16 @@
 #include <cstddef>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/transport.hpp"
 
 namespace ringattn {
+
+// What to do where the two sides of an exchange don't fit.
+inline constexpr std::string_view kMisfitSuggestion =
+    "See whether all ranks make the same calls in the same order, those of gradients too; if they do, this is a bug.";
 
 // Builds an exchange of one round. All spans for a peer form one message, in the order in which they were added.
 class OneRound {

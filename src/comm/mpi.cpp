@@ -281,7 +281,7 @@ class MpiTransport final : public Transport {
       fail(ErrorCode::kInternal, fmt::format("the two sides of {} don't fit", name),
            fmt::format("{} has sent {} a fragment of other than {} bytes", context_->names().name(peer),
                        context_->names().name(rank_), fragment.bytes),
-           "This is a bug in the plan.");
+           kMisfitSuggestion);
     }
     check_mpi(result, fmt::format("the transfer of {} between {} and {}", name, context_->names().name(rank_),
                                   context_->names().name(peer)));

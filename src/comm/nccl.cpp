@@ -271,7 +271,7 @@ class NcclTransport final : public Transport {
       fail(ErrorCode::kInternal,
            fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
            fmt::format("{} and {} describe different spans", names_.name(rank_), names_.name(flight.peers[i])),
-           "This is a bug in the plan.");
+           kMisfitSuggestion);
     }
   }
 

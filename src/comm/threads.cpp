@@ -227,7 +227,7 @@ class ThreadsWorld {
   [[noreturn]] static void mismatch(const ThreadsFlight& mine, int peer, std::string_view how) {
     fail(ErrorCode::kInternal, fmt::format("the two sides of {} don't fit", exchange_name(mine.exchange, mine.ticket)),
          fmt::format("rank {} has a message with rank {}, which has posted it {}", mine.rank, peer, how),
-         "This is a bug in the plan.");
+         kMisfitSuggestion);
   }
 
   static std::vector<int> awaited(const ThreadsFlight& flight) {

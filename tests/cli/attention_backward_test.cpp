@@ -256,6 +256,43 @@ TEST(AttentionBackward, RefusesTensorsThatDoNotFit) {
   EXPECT_TRUE(has(done({"run", "--input", input, "--tensors", "dout=out"}).out, "digest of dq"));
 }
 
+// Tensors that belong to another op, or are misspelt, aren't left out silently.
+TEST(AttentionBackward, RefusesTensorsThatItDoesNotRead) {
+  const TemporaryFolder folder;
+  const std::string input = folder.file("more");
+  for (const auto& [name, words] :
+       {std::pair<std::string, std::string>{"block_mask", "attention with a block-sparse mask has no gradients"},
+        {"block_indptr", "attention with a block-sparse mask has no gradients"},
+        {"d_lse", "Rename it, leave it out, or add --tensors dlse=d_lse."},
+        {"grad_LSE", "the gradient of LSE is `dlse`"}}) {
+    std::vector<Tensor> tensors = backward_file(40, 40);
+    tensors.push_back(waves(name, {4, 40}));
+    save(input, tensors);
+    const Finished refused = tool({"run", "--input", input});
+    EXPECT_NE(refused.code, 0) << name << refused.out;
+    EXPECT_TRUE(has(refused.err, "has a tensor " + name + " (") && has(refused.err, words)) << refused.err;
+  }
+  done({"run", "--input", input, "--tensors", "dlse=grad_LSE"});
+}
+
+// A result without a finite value was not compared.
+TEST(AttentionBackward, IsNotVerifiedWhereNothingIsFinite) {
+  const TemporaryFolder folder;
+  std::vector<Tensor> tensors = backward_file(40, 40);
+  Tensor& v = named(tensors, "v");
+  for (std::size_t i = 0; i < v.bytes.size() / sizeof(float); ++i) set_value(v, i, NAN);
+  const std::string input = folder.file("nan");
+  save(input, tensors);
+  const Finished gradients = tool({"verify", "--input", input, "--against", "oracle"});
+  EXPECT_EQ(gradients.code, 1) << gradients.out;
+  EXPECT_TRUE(has(gradients.out, "dq: no value is finite both here and in fp64, so none is compared")) << gradients.out;
+  std::erase_if(tensors, [](const Tensor& tensor) { return tensor.tensor.name == "dout"; });
+  save(input, tensors);
+  const Finished forward = tool({"verify", "--input", input, "--against", "oracle"});
+  EXPECT_EQ(forward.code, 1) << forward.out;
+  EXPECT_TRUE(has(forward.out, "out: no value is finite both here and in fp64, so none is compared")) << forward.out;
+}
+
 TEST(AttentionBackward, IsReportedPlannedAndMeasured) {
   const std::string run = done(made("run", {"--ranks", "2", "--block", "64", "--json", "-"})).out;
   EXPECT_EQ(json_at(run, "/job/q_tokens"), "300");
@@ -272,6 +309,85 @@ TEST(AttentionBackward, IsReportedPlannedAndMeasured) {
   EXPECT_NE(json_at(line, "/tflops_per_rank"), "null");
   EXPECT_EQ(json_at(done(made("bench", {"--samples", "2", "--compute-only", "--jsonl", "-"})).out, "/mode"),
             "\"compute\"");
+}
+
+// The flag names the gradients' op, whatever else the command does.
+TEST(AttentionBackward, IsTheOpOfTheFlagBackward) {
+  const Words job{"--backward", "--synthetic", "7",          "--seq", "300",     "--heads", "4",
+                  "--kv-heads", "2",           "--head-dim", "16",    "--dtype", "fp32"};
+  const auto json = [&](const Words& words) { return done(words + Words{"--json", "-"}).out; };
+  EXPECT_EQ(json_at(json(Words{"run"} + job), "/digest/dq"), json_at(json(made("run")), "/digest/dq"));
+  EXPECT_TRUE(has(done(Words{"verify", "--ranks", "3"} + job).out, "# 14 shapes, bit for bit"));
+  EXPECT_EQ(json_at(json({"plan", "--backward", "--world", "2"}), "/op"), "\"attention_backward\"");
+  EXPECT_TRUE(has(done(Words{"run", "--print-config"} + job).out, "op = \"attention_backward\"  # flag"));
+  EXPECT_TRUE(has(done({"run", "--backward", "--help"}).out, "--gradients DTYPE"));
+  const TemporaryFolder folder;
+  const std::string with_op = folder.file("op");
+  const std::string with_flag = folder.file("flag");
+  done(made("run", {"--output", with_op}));
+  done(Words{"run", "--output", with_flag} + job);
+  EXPECT_EQ(content_of(with_flag), content_of(with_op));
+  for (const char* op : {"ssd", "mla", "decode", "conv1d"}) {
+    const Finished refused = tool({"run", "--synthetic", "7", "--op", op, "--backward"});
+    EXPECT_EQ(refused.code, 2) << op;
+    EXPECT_TRUE(has(refused.err, "--backward contradicts --op " + std::string(op) +
+                                     " (the op has no gradients). "
+                                     "Leave it out, or use --op attention."))
+        << refused.err;
+  }
+  const Finished file = tool({"run", "--input", with_op, "--backward"});
+  EXPECT_TRUE(has(file.err, "--backward contradicts --input (the file's tensors say what is computed)")) << file.err;
+}
+
+TEST(AttentionBackward, MakesSinksAndAGradientOfLse) {
+  const Words more{"--sinks", "--dlse", "--head-dim-v", "8", "--q-len", "200"};
+  const TemporaryFolder folder;
+  const auto file = [&](int ranks) { return folder.file("out" + std::to_string(ranks)); };
+  for (const int ranks : {1, 3}) {
+    done(made("run", more + Words{"--ranks", std::to_string(ranks), "--output", file(ranks)}));
+  }
+  EXPECT_EQ(content_of(file(3)), content_of(file(1)));
+  EXPECT_EQ(SafetensorsFile(file(1)).tensor("dsinks").info->shape, (std::vector<std::int64_t>{4}));
+  const Finished oracle = done(made("verify", more + Words{"--against", "oracle", "--ranks", "2", "--rows", "200"}));
+  EXPECT_TRUE(has(oracle.out, "dsinks: error") && has(oracle.out, "PASS")) << oracle.out;
+}
+
+TEST(AttentionBackward, TakesTheShapeOfAModelsLayer) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("config.json", R"({"model_type": "gpt_oss", "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 2, "sliding_window": 8})");
+  const Words job{"run", "--synthetic", "7", "--seq", "64", "--sinks", "--model-config", config, "--layer", "0"};
+  for (const Words& op : {Words{"--backward"}, {"--op", "attention_backward"}}) {
+    const Finished run = done(job + op);
+    EXPECT_TRUE(has(run.out, "# job: backward of bf16, heads 4/2 (GQA 2:1), head_dim 16, window 7,0, sinks"))
+        << run.out;
+  }
+  const std::string input = folder.file("in");
+  std::vector<Tensor> tensors = backward_file(40, 40);
+  save(input, tensors);
+  const Finished other = tool({"run", "--input", input, "--model-config", config, "--layer", "0"});
+  EXPECT_EQ(other.code, 2);
+  EXPECT_TRUE(has(other.err, "the dim of v is 16 in the config and 8 by the file's tensors")) << other.err;
+}
+
+// Of compute only, gradients alone and with the forward: one command for two ranks.
+TEST(AttentionBackward, IsMeasuredBesideComputeOnly) {
+  const Words bench = made("bench", {"--samples", "2", "--ranks", "2", "--block", "64", "--against", "compute"});
+  for (const Words& more : {Words{}, {"--with-forward"}}) {
+    const std::string lines = done(bench + more + Words{"--jsonl", "-"}).out;
+    const std::string whole = lines.substr(0, lines.find('\n'));
+    const std::string compute = lines.substr(whole.size() + 1);
+    EXPECT_EQ(json_at(whole, "/mode"), "\"whole\"");
+    EXPECT_EQ(json_at(compute, "/mode"), "\"compute\"");
+    EXPECT_GT(std::stod(json_at(whole, "/exposed_comm_ms")), 0.0) << whole;
+    EXPECT_EQ(json_at(whole, "/job/pass"), more.empty() ? "" : "\"forward+backward\"");
+    EXPECT_TRUE(has(done(bench + more).out, "of compute only")) << done(bench + more).out;
+  }
+  const TemporaryFolder folder;
+  const std::string input = folder.file("in");
+  save(input, backward_file(40, 40));
+  const Finished file = tool({"bench", "--input", input, "--with-forward"});
+  EXPECT_TRUE(has(file.err, "--with-forward contradicts --input")) << file.err;
 }
 
 TEST(AttentionBackward, HasItsFlagAndNoOther) {

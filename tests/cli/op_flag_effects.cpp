@@ -60,6 +60,34 @@ const Effects& op_effects() {
          EXPECT_TRUE(has(compressed({"--method", "fp8", "--report"}), "change of O"));
          EXPECT_FALSE(has(compressed({"--method", "fp8"}), "change of O"));
        }},
+      {"backward",
+       [] {
+         const Words job{"run", "--synthetic", "7", "--seq", "50", "--head-dim", "8"};
+         const std::string gradients = out_of(job + Words{"--backward"});
+         EXPECT_TRUE(has(gradients, "# digest of dk: ")) << gradients;
+         EXPECT_EQ(digest_of(gradients), digest_of(out_of(job + Words{"--op", "attention_backward"})));
+       }},
+      {"sinks",
+       [] {
+         const Words job{"run", "--synthetic", "7", "--seq", "50", "--head-dim", "8"};
+         const std::string with = out_of(job + Words{"--sinks"});
+         EXPECT_TRUE(has(with, ", sinks")) << with;
+         EXPECT_NE(digest_of(with), digest_of(out_of(job)));
+         EXPECT_EQ(tool({"run", "--op", "mla", "--synthetic", "7", "--sinks"}).code, 2);
+       }},
+      {"dlse",
+       [] {
+         const Words job{"run", "--backward", "--synthetic", "7", "--seq", "50", "--head-dim", "8"};
+         const std::string with = out_of(job + Words{"--dlse"});
+         EXPECT_TRUE(has(with, ", with dlse")) << with;
+         EXPECT_NE(digest_of(with), digest_of(out_of(job)));
+       }},
+      {"with-forward",
+       [] {
+         const Words job{"bench", "--backward", "--seq", "50", "--head-dim", "8", "--samples", "1", "--jsonl", "-"};
+         EXPECT_EQ(json_at(out_of(job + Words{"--with-forward"}), "/job/pass"), "\"forward+backward\"");
+         EXPECT_EQ(tool({"bench", "--with-forward"}).code, 2);
+       }},
       {"rope-dim",
        [] {
          EXPECT_TRUE(has(out_of(latent_words() + Words{"--rope-dim", "16"}), "head_dim 8+16/8")) << "rope-dim";

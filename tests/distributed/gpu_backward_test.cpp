@@ -70,6 +70,24 @@ TEST_P(GpuBackward, RaggedBatchWithSinksAndSoftcap) {
                       {2, 4});
 }
 
+// The sinks' gradient is summed on the devices, so that the host waits for nothing.
+TEST_P(GpuBackward, EnqueuedRunsWithSinks) {
+  AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {-1, 0});
+  spec.sinks = true;
+  const BackwardJob job{{spec, {{700, 700, 0}, {0, 9, 0}, {129, 64, -9}, {77, 500, 423}}}};
+  if (!GetParam().missing({spec, job.gradients}).empty()) GTEST_SKIP() << "no such kernel";
+  const BackwardTensors tensors = random_backward_tensors(job.forward, 23);
+  Options options;
+  options.kernel = {std::string(GetParam().backend), std::string(GetParam().name)};
+  const BackwardResult reference = run_gpu_backward(job, options, tensors, 1);
+  for (const int world : {1, 2, 3}) {
+    for (const int stripe : {0, 37}) {
+      options.layout = {LayoutKind::kStriped, stripe};
+      EXPECT_EQ(run_gpu_backward(job, options, tensors, world, true).difference(reference), "") << world << stripe;
+    }
+  }
+}
+
 // Longer than a KV split, so that blocks end inside splits and at their ends.
 TEST_P(GpuBackward, SeveralSplits) {
   expect_equal_worlds({{make_spec(Dtype::kBf16, 2, 1, 64, {-1, 0}), uniform_batch(1, 17000, 17000)}}, {2});

@@ -4,6 +4,8 @@ and checkpointed functions, and by the names of other libraries. What has no gra
 
 import functools
 import importlib.util
+import mmap
+import subprocess
 import sys
 import unittest
 import warnings
@@ -21,8 +23,10 @@ import torch
 from ringattn._attention_backward import AttentionBackward
 from ringattn.testing import assert_same_bits
 from torch import library
+from torch.autograd import forward_ad
 from torch.utils import checkpoint
 
+MAP_NORESERVE = 0x4000  # of Linux; mmap has it from Python 3.13 on
 SETTINGS = {"mask": "causal", "softmax_scale": None, "softcap": 0.0, "q_offset": None}
 
 
@@ -392,11 +396,105 @@ class Ranks(unittest.TestCase):
                 assert_same_bits((got.transpose(1, 2) if turned else got).contiguous(), wanted)
 
 
+class KnownBugs(unittest.TestCase):
+    """Kinds of bugs that backward passes of other libraries have had. More of them: gradients of padding and of rows between
+    sequences (poisoned memory in the kernels' tests), windows whose backward is not bounded (BackwardWindows)."""
+
+    def test_keys_of_an_earlier_step(self):
+        def step(number, world=None, layout=None):
+            rows = [normal(130, heads, 64, seed=10 * number + heads + at) for at, heads in enumerate((4, 2, 2))]
+            dout = normal(130, 4, 64, seed=number)
+            shard = (lambda x: x) if world is None else lambda x: ringattn.shard(x, layout, world.rank)
+            call = functools.partial(ringattn.attention, world=world, layout=layout)
+            return gradients(call, [shard(x) for x in rows], (shard(dout),))[1]
+
+        layout = ringattn.striped([130], 3, stripe=16)
+        steps = ringattn.run_ranks(3, lambda world: [step(number, world, layout) for number in range(3)])
+        for number in range(3):
+            for at, expected in enumerate(step(number)):
+                assert_same_bits(ringattn.unshard([rank[number][at] for rank in steps], layout), expected)
+
+    def test_no_queries(self):
+        q, k, v = normal(0, 4, 64), normal(70, 2, 64, seed=2), normal(70, 2, 64, seed=3)
+        dout = torch.zeros(0, 4, 64)
+        for call in (lambda *x: ringattn.attention(*x, lengths=(0, 70)), lambda *x: ringattn.varlen(*x, [0, 0, 0], [0, 30, 70])):
+            for _ in range(2):  # memory that was used before
+                dq, dk, dv = gradients(call, (q, k, v), (dout,))[1]
+                self.assertEqual(dq.shape, q.shape)
+                self.assertFalse(dk.any() or dv.any())
+
+    def test_padded_tails(self):
+        leaf = normal(40, 2, 64).requires_grad_()
+        with self.assertRaisesRegex(ringattn.UsageError, "cu_seqlens_q ends at 30, and q has 40 tokens"):
+            ringattn.varlen(leaf, leaf, leaf, [0, 30])
+
+    def test_strides_beyond_32_bits(self):
+        stride = 2**32 + 64  # elements between two tokens
+        rows = [normal(2, heads, 64, seed=at, dtype=torch.bfloat16) for at, heads in enumerate((2, 1, 1, 2))]
+        sizes = [x[0].numel() for x in rows]
+
+        def far(whole):
+            places = [sum(sizes[:at]) for at in range(4)]
+            views = [whole.as_strided(x.shape, (stride, 64, 1), place) for x, place in zip(rows, places)]
+            for view, x in zip(views, rows):
+                view.copy_(x)
+            return views
+
+        def run(q, k, v, dout):
+            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+            return torch.autograd.grad(ringattn.attention(*leaves)[0], leaves, dout)
+
+        # Pages of the map that nobody touches take no memory.
+        memory = mmap.mmap(-1, 2 * (stride + sum(sizes)), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        for got, expected in zip(run(*far(torch.frombuffer(memory, dtype=torch.bfloat16))), run(*rows)):
+            assert_same_bits(got, expected)
+        if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 3 * stride:
+            return
+        whole = torch.empty(stride + sum(sizes), dtype=torch.bfloat16, device="cuda")
+        for got, expected in zip(run(*far(whole)), run(*(x.cuda() for x in rows))):
+            assert_same_bits(got, expected)
+
+
+class Costs(unittest.TestCase):
+    def test_eager_gradients_do_not_import_the_compiler(self):
+        code = """if True:
+            import sys, torch, ringattn
+            x = torch.ones(4, 1, 16, requires_grad=True)
+            ringattn.attention(x, x, x)[0].sum().backward()
+            assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules"""
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+    def test_queries_without_keys_are_warned_of_once(self):
+        q, k = normal(40, 2, 64).requires_grad_(), normal(20, 2, 64)
+        world = ringattn.self_world()
+        with warnings.catch_warnings(record=True) as met:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                ringattn.attention(q, k, k, world=world)[0].sum().backward()
+        self.assertEqual([warning.filename for warning in met], [__file__])
+
+
 class Refusals(unittest.TestCase):
     def refused(self, problem, call, kind=ringattn.UnsupportedError):
         with self.subTest(problem), self.assertRaises(kind) as caught:
             call()
         self.assertRegex(str(caught.exception), rf"^{problem} \(.+\)\. [A-Z].*\.$")
+
+    def test_transforms_of_torch_func_and_tangents(self):
+        x = normal(40, 2, 64)
+
+        def loss(q):
+            return ringattn.attention(q, x, x)[0].sum()
+
+        def dual(q, k):
+            with forward_ad.dual_level():
+                return ringattn.attention(q, forward_ad.make_dual(k, k), k)
+
+        for call in (lambda: torch.func.grad(loss)(x), lambda: torch.func.jvp(loss, (x,), (x,)),
+                     lambda: torch.func.vmap(loss)(x[None]), lambda: torch.func.vjp(loss, x)):  # fmt: skip
+            self.refused("ringattn is called inside a transform of torch.func", call)
+        for q in (x, x.clone().requires_grad_()):
+            self.refused("an array has a tangent", functools.partial(dual, q, x))
 
     def test_what_has_no_gradient(self):
         q, k = normal(40, 2, 64, dtype=torch.bfloat16), normal(40, 2, 64, seed=2, dtype=torch.bfloat16)
@@ -421,12 +519,32 @@ class Refusals(unittest.TestCase):
             torch.ops.ringattn.attention(leaf, [k], small.parts, *plain, None, "causal", 0, 0, None, 0.0, None, None, None, None,
                                          None, 0, 0, 60.0)  # fmt: skip
 
+    def test_stripes(self):
+        x = normal(1, 40, 2, 64).requires_grad_()
+        self.refused("ringattn has no stripe_flash_attn functions", lambda: names.stripe_flash_attn_func(x, x, x, causal=True))
+
     def test_second_derivatives(self):
         leaf = normal(40, 2, 64).requires_grad_()
         out, _ = ringattn.attention(leaf, leaf, leaf)
         with self.assertRaises(ringattn.UnsupportedError) as caught:
             torch.autograd.grad(out.square().sum(), leaf, create_graph=True)
-        self.assertIn("requires a gradient (gradients have no gradients)", str(caught.exception))
+        self.assertIn("(gradients have no gradients, which create_graph=True asks for)", str(caught.exception))
+
+    def test_ranks_that_do_not_agree(self):
+        def some(world):
+            q = normal(20, 2, 64).requires_grad_(world.rank == 1)
+            ringattn.attention(q, q.detach(), q.detach(), world=world)
+
+        def turned(world):
+            outs = []
+            for tokens in (20, 40):
+                leaf = normal(tokens, 2, 64).requires_grad_()
+                outs.append(ringattn.attention(leaf, leaf, leaf, world=world)[0].sum())
+            for out in outs if world.rank == 0 else outs[::-1]:
+                out.backward()
+
+        self.refused("rank 1 and rank 0 differ in op", lambda: ringattn.run_ranks(2, some))
+        self.refused("rank 1 and rank 0 run different jobs", lambda: ringattn.run_ranks(2, turned), ringattn.UsageError)
 
     def test_a_job_without_a_backward_pass_is_refused_before_it_runs(self):
         leaf = normal(40, 2, 64).requires_grad_()

@@ -38,6 +38,11 @@ class RankTensors {
     copy(buffers_.back().data(), bytes.data(), bytes.size());
     return buffers_.back().data();
   }
+  std::vector<float> read_floats(const MutableTensorView& rows) {
+    std::vector<float> floats(static_cast<std::size_t>(rows.tokens * rows.heads * rows.dim));
+    copy(floats.data(), rows.data, floats.size() * sizeof(float));
+    return floats;
+  }
   // Puts the rank's rows of a dense tensor into the packed one.
   void collect(const Layout& layout, const MutableTensorView& rows, std::vector<std::byte>& packed) {
     const auto heads = static_cast<int>(rows.heads);
@@ -112,7 +117,7 @@ BackwardResult poisoned_backward_result(const BackwardJob& job, int world) {
 }
 
 void run_backward_rank(const BackwardJob& job, const Options& options, const BackwardTensors& tensors,
-                       Transport& transport, BackwardResult& result) {
+                       Transport& transport, BackwardResult& result, bool enqueues) {
   const AttentionSpec& spec = job.forward.spec;
   AttentionBackward backward(job, transport, options);
   const Layout& queries = backward.layout().queries;
@@ -132,16 +137,24 @@ void run_backward_rank(const BackwardJob& job, const Options& options, const Bac
   BackwardOutputs outputs{there.poison(backward.q_rows(), job.gradients, spec.heads, spec.head_dim),
                           there.poison(backward.k_rows(), job.gradients, spec.kv_heads, spec.head_dim),
                           there.poison(backward.k_rows(), job.gradients, spec.kv_heads, spec.head_dim_v)};
+  MutableTensorView dsinks;
   if (spec.sinks) {
     std::vector<std::byte> sinks(tensors.forward.sinks.size() * sizeof(float));
     std::memcpy(sinks.data(), tensors.forward.sinks.data(), sinks.size());
     inputs.sinks = static_cast<const float*>(there.upload(sinks));
-    result.dsinks[rank].assign(sinks.size() / sizeof(float), std::numeric_limits<float>::quiet_NaN());
-    outputs.dsinks = result.dsinks[rank].data();
+    dsinks = there.poison(1, Dtype::kF32, spec.heads, 1);
+    outputs.dsinks = static_cast<float*>(dsinks.data);
   }
   const std::vector<std::byte> poison(backward.workspace_bytes(), std::byte{0xff});
   const std::span<std::byte> workspace(static_cast<std::byte*>(there.upload(poison)), poison.size());
-  result.stats[rank] = backward.run(inputs, outputs, workspace, backward.backend().stream());
+  if (enqueues) {
+    // Two runs in the same memory: the second one has the sums of the first.
+    for (int run = 0; run < 2; ++run) backward.enqueue(inputs, outputs, workspace, backward.backend().stream());
+    backward.wait();
+  } else {
+    result.stats[rank] = backward.run(inputs, outputs, workspace, backward.backend().stream());
+  }
+  if (spec.sinks) result.dsinks[rank] = there.read_floats(dsinks);
   there.collect(queries, outputs.dq, result.dq);
   there.collect(keys, outputs.dk, result.dk);
   there.collect(keys, outputs.dv, result.dv);
@@ -149,22 +162,23 @@ void run_backward_rank(const BackwardJob& job, const Options& options, const Bac
 }
 
 BackwardResult run_backward(const BackwardJob& job, const Options& options, const BackwardTensors& tensors, int world,
-                            const ThreadsDelivery& delivery) {
+                            const ThreadsDelivery& delivery, bool enqueues) {
   BackwardResult result = poisoned_backward_result(job, world);
   if (world == 1) {
     const auto transport = make_self_transport();
-    run_backward_rank(job, options, tensors, *transport, result);
+    run_backward_rank(job, options, tensors, *transport, result, enqueues);
     return result;
   }
-  run_threads_world(world, delivery,
-                    [&](Transport& transport) { run_backward_rank(job, options, tensors, transport, result); });
+  run_threads_world(world, delivery, [&](Transport& transport) {
+    run_backward_rank(job, options, tensors, transport, result, enqueues);
+  });
   return result;
 }
 
 BackwardResult run_gpu_backward(const BackwardJob& job, const Options& options, const BackwardTensors& tensors,
-                                int world) {
+                                int world, bool enqueues) {
   BackwardResult result = poisoned_backward_result(job, world);
-  run_gpu_world(world, [&](Transport& rank) { run_backward_rank(job, options, tensors, rank, result); });
+  run_gpu_world(world, [&](Transport& rank) { run_backward_rank(job, options, tensors, rank, result, enqueues); });
   return result;
 }
 

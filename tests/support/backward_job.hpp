@@ -38,15 +38,16 @@ struct BackwardResult {
 BackwardResult poisoned_backward_result(const BackwardJob& job, int world);
 
 // One rank's part: shards the packed tensors, runs, and puts its rows into `result`, whose arrays have their full size.
+// `enqueues`: two runs, by enqueue() and wait().
 void run_backward_rank(const BackwardJob& job, const Options& options, const BackwardTensors& tensors,
-                       Transport& transport, BackwardResult& result);
+                       Transport& transport, BackwardResult& result, bool enqueues = false);
 
 // A world of `world` threads (self for 1).
 BackwardResult run_backward(const BackwardJob& job, const Options& options, const BackwardTensors& tensors, int world,
-                            const ThreadsDelivery& delivery = {});
+                            const ThreadsDelivery& delivery = {}, bool enqueues = false);
 
 // A world on the GPUs that there are, as run_gpu_world().
 BackwardResult run_gpu_backward(const BackwardJob& job, const Options& options, const BackwardTensors& tensors,
-                                int world);
+                                int world, bool enqueues = false);
 
 }  // namespace ringattn::testing

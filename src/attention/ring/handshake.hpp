@@ -2,6 +2,8 @@
 // Compares the configuration of all ranks. Results have the same bits only if these are equal.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -15,7 +17,13 @@ struct RankConfigEntry {
   std::string value;
 };
 
-// Collective. Throws kUnsupported (as an AgreedError) for the first setting and rank that differ from rank 0.
-void handshake(const Collective& collective, const std::vector<RankConfigEntry>& mine);
+// Collective. Throws kUnsupported (as an AgreedError) for the first setting and rank that differ from rank 0. Returns a
+// hash of the settings.
+std::uint64_t handshake(const Collective& collective, const std::vector<RankConfigEntry>& mine);
+
+// Collective. Calls check(), as Collective::run_collectively(), before a run of a job that handshake() has compared.
+// Throws kUsage (as an AgreedError) if the ranks are about to run different jobs. `job`: its description.
+void begin_run(const Collective& collective, std::uint64_t hash, const std::string& job,
+               const std::function<void()>& check);
 
 }  // namespace ringattn

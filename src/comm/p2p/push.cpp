@@ -151,7 +151,7 @@ std::vector<P2pTransport::CopySpan> P2pTransport::copy_spans_of(const Flight& fl
          fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
          fmt::format("{} sends {} bytes in round {}, {} receives {} in round {} of exchange {}", names_.name(rank_),
                      bytes, message.round, names_.name(message.peer), wanted, notice.round, notice.ticket),
-         "This is a bug in the plan.");
+         kMisfitSuggestion);
   }
   std::vector<CopySpan> copy_spans;
   AllocationEnds ends;

@@ -164,7 +164,7 @@ class TcpTransport final : public Transport {
            fmt::format("the two sides of {} don't fit", exchange_name(flight.exchange, flight.ticket)),
            fmt::format("{} expects other spans from {} than that rank sends", context_->names().name(*flight.misfit),
                        context_->names().name(rank())),
-           "This is a bug in the plan.");
+           kMisfitSuggestion);
     }
   }
 

@@ -94,6 +94,15 @@ struct RowStatsTask {
   float* sink_terms = nullptr;
 };
 
+// Sums of rows of floats in a fixed order. Every pointer is to the kernel's kind of memory.
+struct RowSumsTask {
+  const float* rows = nullptr;          // [*, heads]
+  const std::int64_t* order = nullptr;  // the rows that are added, one sum after another; null: 0, 1, …
+  const std::int64_t* begins = nullptr;  // [count + 1]: sum i adds rows order[begins[i]], …, order[begins[i + 1] − 1]
+  std::int64_t count = 0;                // sums
+  float* sums = nullptr;                 // [count, heads], written: the first row is stored; no rows: 0
+};
+
 // Keys in tiles, which dQ's tasks read. Row `PageRun::row` of a source is the tile's first key.
 struct BackwardKeySource {
   TensorView k;  // [rows, kv_heads, head_dim]
@@ -171,6 +180,7 @@ class AttentionBackwardKernel {
 
   // Enqueue a task on `stream` (device) or run it (host).
   virtual void row_stats(const RowStatsTask& task, Stream stream, const Progress& progress) = 0;
+  virtual void sum_rows(const RowSumsTask& task, Stream stream) = 0;
   virtual void add_dq(const DqTask& task, Stream stream, const Progress& progress) = 0;
   virtual void add_dkv(const DkvTask& task, Stream stream, const Progress& progress) = 0;
 };

@@ -36,6 +36,7 @@ enum class SyntheticTensor : std::uint32_t {
   kSsmZ = 12,
   kSsmHeads = 13,  // per-head SSM parameters: D as token 0, dt_bias as token 1
   kDout = 14,      // gradient of attention's out
+  kDlse = 15,      // gradient of its LSE
 };
 
 inline constexpr float kSyntheticScale = 0x1.bb67aep-16F;  // √3 / 2¹⁶

@@ -132,6 +132,7 @@ struct Attention::Impl {
   Options options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   AttentionChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<AttentionKernel> kernel;
@@ -382,7 +383,7 @@ Attention::Attention(Job job, Transport& transport, Options options)
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
   impl.options.machine = common_machine(impl.collective, impl.options.machine, *impl.choice.row, *impl.backend);
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.ring->connect(impl.prepared->runs);
 }
@@ -404,7 +405,7 @@ std::size_t Attention::workspace_bytes(bool dense_kv) const { return impl_->work
 RunStats Attention::run(const Inputs& inputs, const Outputs& outputs, std::span<std::byte> workspace, Stream stream,
                         const BlockDone& block_done, RunMode mode) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs, workspace);
   });

@@ -20,10 +20,10 @@ constexpr OpTensor kTensors[] = {{"q", "[tokens, heads, head_dim]"},
                                  {"q_offset", "[sequences]", true},
                                  {"sinks", "[heads]", true}};
 
-constexpr std::string_view kSettings[] = {"page-order",    "q-len",   "kv-heads",     "head-dim", "head-dim-v",
-                                          "cache-format",  "mask",    "query-offset", "window",   "block-mask",
-                                          "softmax-scale", "softcap", "layout",       "stripe",   "block",
-                                          "overlap",       "trace",   "checksum",     "decode",   "compute-only"};
+constexpr std::string_view kSettings[] = {
+    "page-order",   "q-len",   "kv-heads",   "head-dim",      "head-dim-v", "cache-format", "mask",
+    "query-offset", "window",  "block-mask", "softmax-scale", "softcap",    "layout",       "stripe",
+    "block",        "overlap", "trace",      "checksum",      "decode",     "compute-only", "sinks"};
 
 // Keys and values in rows, in pages or compressed.
 bool recognizes_attention(const TensorFile& opened) {
@@ -45,6 +45,7 @@ const OpEntry kAttentionOp{.name = "attention",
                            .layers = layer_bit(LayerKind::kAttention),
                            .fill = fill_attention,
                            .steps = "decode",
+                           .backward = "attention_backward",
                            .recognizes = recognizes_attention,
                            .make = make_attention_job<Op::kAttention>};
 

@@ -69,25 +69,29 @@ void check_backward_job(const BackwardJob& job) {
   }
 }
 
-Options backward_options(const Attention& attention) {
-  return backward_options(attention.options(), attention.layout());
-}
-
-Options backward_options(Options options, const JobLayout& layout) {
-  options.kernel.kernel = "auto";  // its name is that of a forward kernel
-  options.machine = {};            // as well as its rates
-  const auto runs_of = [](const Layout& tokens) {
+Options options_over(Options options, const JobLayout& layout, std::string backend) {
+  options.kernel = {std::move(backend), "auto"};
+  options.machine = {};
+  const auto runs_of = [](const Layout& side) {
     std::vector<std::vector<TokenRun>> runs;
-    for (int rank = 0; rank < tokens.world(); ++rank) {
-      runs.emplace_back(tokens.runs(rank).begin(), tokens.runs(rank).end());
-    }
+    for (int rank = 0; rank < side.world(); ++rank) runs.emplace_back(side.runs(rank).begin(), side.runs(rank).end());
     return runs;
   };
   options.query_runs = runs_of(layout.queries);
   options.key_runs = runs_of(layout.keys);
+  return options;
+}
+
+Options backward_options(Options forward, const JobLayout& layout) {
+  std::string backend = forward.kernel.backend;
+  Options options = options_over(std::move(forward), layout, std::move(backend));
   options.state_out = false;
   options.shorter_lengths = false;
   return options;
+}
+
+Options backward_options(const Attention& attention) {
+  return backward_options(attention.options(), attention.layout());
 }
 
 struct AttentionBackward::Impl {
@@ -114,7 +118,6 @@ struct AttentionBackward::Impl {
   void check_outputs(const BackwardInputs& inputs, const BackwardOutputs& outputs) const;
   void enqueue(const BackwardInputs& inputs, const BackwardOutputs& outputs, std::span<std::byte> space, Stream stream,
                Timeline* timeline, const BlockDone& block_done, RunMode mode);
-  void sum_sinks(const BackwardInputs& inputs, float* dsinks, const std::byte* space, Stream stream) const;
   BackwardKeySource keys_at(const StreamRows& rows, std::int64_t count) const;
   BackwardQuerySource queries_at(const StreamRows& rows, std::int64_t count) const;
 
@@ -122,6 +125,7 @@ struct AttentionBackward::Impl {
   Options options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   KernelChoice<AttentionBackwardSpec> choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<AttentionBackwardKernel> kernel;
@@ -131,6 +135,7 @@ struct AttentionBackward::Impl {
   std::vector<QueryRun> keys;  // the rank's keys, at their positions
   std::optional<PlannedRuns> runs;
   std::optional<RingRuns> ring;
+  std::optional<SinkGradient> sinks;
 };
 
 void AttentionBackward::Impl::choose() {
@@ -161,6 +166,10 @@ void AttentionBackward::Impl::allocate() {
   ring->allocate(plan().all_buffer_rows());
   runs.emplace(plan(), summary->time_estimate.seconds);
   ring->make_mover(*runs);
+  if (spec().sinks) {
+    sinks.emplace(job.forward.batch, summary->layout().queries, spec().heads, *kernel, *backend, transport,
+                  collective.timeouts());
+  }
 }
 
 BackwardWorkspace AttentionBackward::Impl::workspace(bool dense) const {
@@ -251,6 +260,10 @@ void AttentionBackward::Impl::enqueue(const BackwardInputs& inputs, const Backwa
   if (spec().sinks) {
     memory.stats.sinks = inputs.sinks;
     memory.stats.sink_terms = reinterpret_cast<float*>(space.data() + layout.sink_terms);
+    memory.sinks = &*sinks;
+    memory.dsinks = outputs.dsinks;
+    memory.exchanges = mode == RunMode::kWhole;
+    memory.seconds = summary->time_estimate.seconds;
   }
   memory.q = inputs.q;
   memory.dout = inputs.dout;
@@ -276,28 +289,16 @@ void AttentionBackward::Impl::enqueue(const BackwardInputs& inputs, const Backwa
   ring->enqueue({*runs, step, std::move(buffers), shard, mode}, stream, times, block_done);
 }
 
-// Sums the terms that the row stats of a finished run have left in its workspace.
-void AttentionBackward::Impl::sum_sinks(const BackwardInputs& inputs, float* dsinks, const std::byte* space,
-                                        Stream stream) const {
-  const BackwardWorkspace layout = workspace(are_dense(inputs));
-  const auto count = static_cast<std::size_t>(q_rows() * spec().heads);
-  std::vector<float> terms(count);
-  const auto bytes = static_cast<std::int64_t>(count * sizeof(float));
-  if (count > 0) backend->copy_rows(terms.data(), bytes, space + layout.sink_terms, bytes, bytes, 1, stream);
-  backend->synchronize(stream, collective.timeouts().for_peer(), [] {});
-  const std::vector<float> sum = sum_sink_terms(collective, sequences, plan().queries, terms, spec().heads);
-  std::ranges::copy(sum, dsinks);
-}
-
 AttentionBackward::AttentionBackward(BackwardJob job, Transport& transport, Options options)
     : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
   impl.options.machine = common_machine(impl.collective, impl.options.machine, *impl.choice.row, *impl.backend);
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.ring->connect(*impl.runs);
+  if (impl.sinks) impl.sinks->connect();
 }
 
 AttentionBackward::~AttentionBackward() = default;
@@ -319,25 +320,19 @@ RunStats AttentionBackward::run(const BackwardInputs& inputs, const BackwardOutp
                                 std::span<std::byte> workspace, Stream stream, const BlockDone& block_done,
                                 RunMode mode) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs, workspace);
   });
-  const RunStats stats = impl.ring->run(
+  return impl.ring->run(
       *impl.runs,
       [&](Timeline* timeline) { impl.enqueue(inputs, outputs, workspace, stream, timeline, block_done, mode); },
       block_done);
-  if (impl.spec().sinks) impl.sum_sinks(inputs, outputs.dsinks, workspace.data(), stream);
-  return stats;
 }
 
 void AttentionBackward::enqueue(const BackwardInputs& inputs, const BackwardOutputs& outputs,
                                 std::span<std::byte> workspace, Stream stream) {
   impl_->check(inputs, outputs, workspace);
-  if (impl_->spec().sinks) {
-    fail(ErrorCode::kUnsupported, "a backward pass with sinks can't be enqueued",
-         "the sinks' gradient is summed over the ranks when the run has ended", "Use run().");
-  }
   impl_->enqueue(inputs, outputs, workspace, stream, nullptr, {}, RunMode::kWhole);
 }
 

@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "attention/options.hpp"
 #include "attention/ring/engine.hpp"
@@ -73,8 +74,11 @@ struct BackwardOutputs {
   MutableTensorView dq;     // [q_rows, heads, head_dim]
   MutableTensorView dk;     // [k_rows, kv_heads, head_dim]
   MutableTensorView dv;     // [k_rows, kv_heads, head_dim_v]
-  float* dsinks = nullptr;  // [heads] in host memory, exactly if AttentionSpec::sinks; the sum over all ranks
+  float* dsinks = nullptr;  // [heads], exactly if AttentionSpec::sinks; the sum over all ranks
 };
+
+// Options of another op over the same shards: its kernel is chosen in `backend`, and its machine model is its own.
+Options options_over(Options options, const JobLayout& layout, std::string backend);
 
 // The options of a backward pass over the shards of a forward with these options and this layout.
 Options backward_options(Options forward, const JobLayout& layout);
@@ -112,8 +116,8 @@ class AttentionBackward {
   RunStats run(const BackwardInputs& inputs, const BackwardOutputs& outputs, std::span<std::byte> workspace,
                Stream stream = {}, const BlockDone& block_done = {}, RunMode mode = RunMode::kWhole);
 
-  // Enqueues a run without waiting for it, as Attention::enqueue(). Throws kUnsupported if the job has sinks, because
-  // their gradient is summed over the ranks when a run has ended, and if the stream is being captured.
+  // Enqueues a run without waiting for it, as Attention::enqueue(). Throws kUnsupported if the stream is being
+  // captured.
   void enqueue(const BackwardInputs& inputs, const BackwardOutputs& outputs, std::span<std::byte> workspace,
                Stream stream = {});
 

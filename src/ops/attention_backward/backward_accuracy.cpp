@@ -168,7 +168,7 @@ class GradientCheck {
 std::vector<float> GradientCheck::dlse_of(const PackedRun& run) const {
   if (!input_.has_dlse()) return {};
   std::vector<float> dlse(static_cast<std::size_t>(run.tokens() * spec_.heads));
-  input_.read_dlse({&run, 1}, dlse);
+  input_.read_dlse({&run, 1}, dlse, 1);
   return dlse;
 }
 

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "ops/attention_backward/backward_op_job.hpp"
+#include "ops/common/attention_entry.hpp"
 #include "ops/common/values.hpp"
 
 namespace ringattn {
@@ -23,9 +24,10 @@ constexpr OpTensor kTensors[] = {{"q", "[tokens, heads, head_dim]"},
                                  {"q_offset", "[sequences]", true},
                                  {"sinks", "[heads]", true}};
 
-constexpr std::string_view kSettings[] = {
-    "q-len",  "kv-heads", "head-dim",      "head-dim-v", "mask",    "query-offset", "window",   "softcap",
-    "layout", "stripe",   "softmax-scale", "block",      "overlap", "trace",        "checksum", "compute-only"};
+constexpr std::string_view kSettings[] = {"q-len",        "kv-heads",      "head-dim",     "head-dim-v",  "sinks",
+                                          "dlse",         "mask",          "window",       "softcap",     "layout",
+                                          "query-offset", "softmax-scale", "stripe",       "block",       "overlap",
+                                          "trace",        "checksum",      "compute-only", "with-forward"};
 
 constexpr std::array<std::string_view, 2> kGradients{"input", "fp32"};
 constexpr SettingRow kOwn[] = {{.name = "gradients",
@@ -44,6 +46,9 @@ const OpEntry kAttentionBackwardOp{.name = "attention_backward",
                                    .tensors = kTensors,
                                    .settings = kSettings,
                                    .own_settings = kOwn,
+                                   .layers = layer_bit(LayerKind::kAttention),
+                                   .fill = fill_attention,
+                                   .backward = "attention_backward",
                                    .recognizes = holds_gradient,
                                    .make = [](const OpRequest& request) -> std::unique_ptr<OpJob> {
                                      return std::make_unique<BackwardOpJob>(request);

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <initializer_list>
+#include <iterator>
 #include <string_view>
 
 #include "base/error.hpp"
@@ -62,7 +64,13 @@ bool holds_gradient(const TensorFile& file) {
   });
 }
 
-BackwardInput::BackwardInput(const OpRequest& request) : forward_(open_forward(request)) {
+BackwardInput::BackwardInput(const OpRequest& request)
+    : forward_(open_forward(request)), made_dlse_(request.settings.dlse), with_forward_(request.settings.with_forward) {
+  if (with_forward_ && request.from_file()) {
+    fail(ErrorCode::kUsage, {setting("with_forward"), " contradicts ", setting("input")},
+         "a file with gradients has out and lse, which the forward would compute",
+         {"Leave it out, or use ", setting("synthetic", 7), "."});
+  }
   check_forward(forward_);
   job_ = {forward_.job(), gradient_dtype(request, forward_.job().spec)};
   check_backward_job(job_);
@@ -88,6 +96,28 @@ void BackwardInput::find(const FileInput& input, JobShare& share) {
     require_shape(*dlse_, FileDtype::kF32, lse_shape(grid));
     used_.push_back(*dlse_);
   }
+  refuse_unread();
+}
+
+// Tensors that a user may take for inputs of the backward pass.
+void BackwardInput::refuse_unread() const {
+  constexpr std::string_view kBlockMask[] = {"block_mask", "block_indptr", "block_indices"};
+  for (const std::string_view name : file_->file().names()) {
+    if (std::ranges::any_of(used_, [&](const TensorSource& tensor) { return tensor.info->name == name; })) continue;
+    if (std::ranges::find(kBlockMask, name) != std::end(kBlockMask)) {
+      fail(ErrorCode::kUnsupported, fmt::format("{} has a tensor {}", source(), name),
+           "attention with a block-sparse mask has no gradients",
+           "Leave it out, and give out, lse and dout of dense attention.");
+    }
+    // "d_lse", "grad_lse", "dLSE"; not "layers.3.lse"
+    std::string lower(name);
+    std::ranges::transform(lower, lower.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    if (!dlse_ && lower.find("lse") != std::string::npos && lower.find('.') == std::string::npos) {
+      fail(ErrorCode::kFile, fmt::format("{} has a tensor {}", source(), name),
+           "the gradient of LSE is `dlse`, and this one is not read",
+           {"Rename it, leave it out, or add ", setting("tensors", fmt::format("dlse={}", name)), "."});
+    }
+  }
 }
 
 void BackwardInput::read_out(std::span<const PackedRun> runs, const MutableTensorView& rows) const {
@@ -96,11 +126,15 @@ void BackwardInput::read_out(std::span<const PackedRun> runs, const MutableTenso
 
 void BackwardInput::read_dout(std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const {
   if (dout_) return read_rows(*dout_, forward_.out_grid(), runs, rows);
+  make(SyntheticTensor::kDout, runs, rows, threads);
+}
+
+void BackwardInput::make(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
+                         int threads) const {
   if (!forward_.seed()) {
     fail(ErrorCode::kUsage, "the job has no input", "only its shape is given", "Name a seed, or a file.");
   }
-  fill_synthetic(*forward_.seed(), SyntheticTensor::kDout, forward_.made_tokens(SyntheticTensor::kQ, runs), rows,
-                 threads);
+  fill_synthetic(*forward_.seed(), tensor, forward_.made_tokens(SyntheticTensor::kQ, runs), rows, threads);
 }
 
 void BackwardInput::read_lse(std::span<const PackedRun> runs, std::span<float> rows) const {
@@ -108,9 +142,11 @@ void BackwardInput::read_lse(std::span<const PackedRun> runs, std::span<float> r
             dense_view(static_cast<void*>(rows.data()), Dtype::kF32, total_tokens(runs), job_.forward.spec.heads, 1));
 }
 
-void BackwardInput::read_dlse(std::span<const PackedRun> runs, std::span<float> rows) const {
-  read_rows(*dlse_, lse_grid(forward_.out_grid()), runs,
-            dense_view(static_cast<void*>(rows.data()), Dtype::kF32, total_tokens(runs), job_.forward.spec.heads, 1));
+void BackwardInput::read_dlse(std::span<const PackedRun> runs, std::span<float> rows, int threads) const {
+  const MutableTensorView view =
+      dense_view(static_cast<void*>(rows.data()), Dtype::kF32, total_tokens(runs), job_.forward.spec.heads, 1);
+  if (dlse_) return read_rows(*dlse_, lse_grid(forward_.out_grid()), runs, view);
+  make(SyntheticTensor::kDlse, runs, view, threads);
 }
 
 RowGrid BackwardInput::grid(GradientAxis axis, std::int64_t heads, std::int64_t dim) const {

@@ -31,13 +31,15 @@ class BackwardInput {
   const BackwardJob& job() const { return job_; }
   const JobInput& forward() const { return forward_; }
   bool is_synthetic() const { return file_ == nullptr; }
-  bool has_dlse() const { return dlse_.has_value(); }
+  bool has_dlse() const { return dlse_.has_value() || made_dlse_; }
+  // Whether measured runs compute out and lse, too.
+  bool with_forward() const { return with_forward_; }
 
   // Rows of packed query tokens, in host memory. out and lse only of a file. Throw kFile.
   void read_out(std::span<const PackedRun> runs, const MutableTensorView& rows) const;
   void read_dout(std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
-  void read_lse(std::span<const PackedRun> runs, std::span<float> rows) const;   // [tokens, heads]
-  void read_dlse(std::span<const PackedRun> runs, std::span<float> rows) const;  // the same
+  void read_lse(std::span<const PackedRun> runs, std::span<float> rows) const;                // [tokens, heads]
+  void read_dlse(std::span<const PackedRun> runs, std::span<float> rows, int threads) const;  // the same
 
   // How a gradient of these heads and dims lies in a file: as q does, or as k does.
   RowGrid grid(GradientAxis axis, std::int64_t heads, std::int64_t dim) const;
@@ -48,11 +50,15 @@ class BackwardInput {
 
  private:
   void find(const FileInput& input, JobShare& share);
+  void refuse_unread() const;
+  void make(SyntheticTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
 
   JobInput forward_;
   BackwardJob job_;
   std::shared_ptr<const InputFile> file_;  // null: synthetic
   std::optional<TensorSource> out_, lse_, dout_, dlse_;
+  bool made_dlse_ = false;  // of a seed
+  bool with_forward_ = false;
   std::vector<TensorSource> used_;  // all tensors of the file that the job reads
 };
 

@@ -25,7 +25,7 @@ void add_lines(std::string_view name, const GradientAccuracy& accuracy, std::vec
                                 accuracy.error, accuracy.allowed(), accuracy.same_precision_error,
                                 location(accuracy.worst)));
   } else {
-    lines.push_back(fmt::format("{}: no value is finite both here and in fp64", name));
+    lines.push_back(fmt::format("{}: no value is finite both here and in fp64, so none is compared", name));
   }
   if (accuracy.misplaced > 0) {
     lines.push_back(fmt::format("{}: {} values are NaN or infinite where fp64 has another value, the first at {}", name,

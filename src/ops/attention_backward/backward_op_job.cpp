@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/tokens/cost.hpp"
 #include "base/failpoint.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "ops/common/digest.hpp"
+#include "ops/common/model_comparison.hpp"
 #include "ops/common/output.hpp"
 #include "ops/common/ring_report.hpp"
 
@@ -19,24 +21,35 @@ namespace {
 
 constexpr std::string_view kName = "attention_backward";
 
-std::string gradients_text(const BackwardJob& job) {
-  return job.gradients == job.forward.spec.dtype ? "" : fmt::format(", gradients in {}", dtype_name(job.gradients));
+std::string gradients_text(const BackwardInput& input) {
+  const BackwardJob& job = input.job();
+  std::string text;
+  if (job.gradients != job.forward.spec.dtype) text = fmt::format(", gradients in {}", dtype_name(job.gradients));
+  return input.has_dlse() ? text + ", with dlse" : text;
 }
 
 }  // namespace
 
 std::string_view BackwardOpJob::op() const { return kName; }
 
-std::string BackwardOpJob::describe() const { return ringattn::describe(input_.job()) + gradients_text(input_.job()); }
+std::string BackwardOpJob::describe() const { return ringattn::describe(input_.job()) + gradients_text(input_); }
+
+double BackwardOpJob::flops() const {
+  return backward_flops(input_.job()) + (input_.with_forward() ? job_flops(input_.job().forward) : 0.0);
+}
 
 std::string BackwardOpJob::describe_shape() const {
   const AttentionSpec& spec = input_.job().forward.spec;
   return fmt::format("backward of {}, scale {}{}", ringattn::describe(spec), spec.softmax_scale,
-                     gradients_text(input_.job()));
+                     gradients_text(input_));
+}
+
+void BackwardOpJob::check_model(const ModelComparison& compare) const {
+  compare.same_attention(input_.job().forward.spec);
 }
 
 std::vector<MessageTemplate> BackwardOpJob::notes() const {
-  if (!input_.is_synthetic()) return {};
+  if (!input_.is_synthetic() || input_.with_forward()) return {};
   return {{"out and lse: computed by the forward first, whose time is not counted"}};
 }
 
@@ -51,7 +64,7 @@ void BackwardOpJob::write_job(JsonWriter& json) const {
   const BackwardJob& job = input_.job();
   json.begin_object();
   write_attention_spec(json, job.forward.spec);
-  json.member("gradients", dtype_name(job.gradients));
+  json.member("gradients", dtype_name(job.gradients)).member("dlse", input_.has_dlse());
   write_attention_tokens(json, job.forward.batch);
   json.end_object();
 }
@@ -63,7 +76,9 @@ void BackwardOpJob::prepare(Transport& world, const Options& options) {
 
 PlanFigures BackwardOpJob::plan(const Collective& collective) {
   max_state_ = std::ranges::max(collective.gather_values(backward_->state_bytes()));
-  return plan_figures(collective, backward_->plan(), backward_->layout(), backward_->time_estimate());
+  PlanFigures figures = plan_figures(collective, backward_->plan(), backward_->layout(), backward_->time_estimate());
+  if (input_.with_forward()) figures.estimated_seconds.reset();  // the estimate is that of the gradients alone
+  return figures;
 }
 
 void BackwardOpJob::write_plan(JsonWriter& json) { json.member("state_per_rank", max_state_); }
@@ -74,7 +89,10 @@ std::vector<std::string> BackwardOpJob::plan_lines(const PlanFigures& plan) {
     line += fmt::format(", {} of it for sums of dQ, dK and dV", format_bytes(static_cast<double>(max_state_)));
   }
   std::vector<std::string> lines{std::move(line)};
-  if (input_.is_synthetic()) lines.emplace_back("forward: out and lse are computed first; their time is not counted");
+  if (input_.is_synthetic()) {
+    lines.emplace_back(input_.with_forward() ? "forward: out and lse are computed in each run, and counted"
+                                             : "forward: out and lse are computed first; their time is not counted");
+  }
   return lines;
 }
 
@@ -184,19 +202,15 @@ BenchJob BackwardOpJob::bench_job(std::string source) const {
   if (job.gradients != job.forward.spec.dtype) {
     result.members.emplace_back("gradients", std::string(dtype_name(job.gradients)));
   }
+  if (input_.has_dlse()) result.members.emplace_back("dlse", 1);
+  if (input_.with_forward()) result.members.emplace_back("pass", "forward+backward");
   return result;
 }
 
 Measured BackwardOpJob::measure(const MeasureRequest& request, const Collective& collective) {
   Measured measured;
   LoadedBackward loaded(input_, *backward_, collective, *world_, request.on_progress);
-  std::vector<RunMode> modes{request.compute_only ? RunMode::kComputeOnly : RunMode::kWhole};
-  if (request.also_compute) modes.push_back(RunMode::kComputeOnly);
-  const std::vector<Samples> samples = sample_runs(
-      collective, {request.samples, request.on_progress}, [&](RunMode mode) { return loaded.run(mode); }, modes);
-  for (std::size_t mode = 0; mode < modes.size(); ++mode) {
-    measured.modes.push_back({modes[mode] == RunMode::kComputeOnly, samples[mode], 0.0});
-  }
+  measured.modes = measure_runs(collective, request, [&](RunMode mode) { return loaded.run(mode); });
   measured.figures = run_figures(backward_->plan(), {});
   measured.figures.tokens = backward_->q_rows();
   return measured;

@@ -29,8 +29,9 @@ class BackwardOpJob final : public OpJob {
   std::vector<FileFingerprint> fingerprints() const override { return input_.fingerprints(); }
   std::vector<MessageTemplate> notes() const override;
   UnreadTensors unread() const override { return input_.unread(); }
+  void check_model(const ModelComparison& compare) const override;
   InputShape shape() const override;
-  double flops() const override { return backward_flops(input_.job()); }
+  double flops() const override;
   std::int64_t result_rows() const override;
   void write_job(JsonWriter& json) const override;
 

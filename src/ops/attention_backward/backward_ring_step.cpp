@@ -5,6 +5,7 @@ namespace ringattn {
 
 void BackwardRingStep::prepare(Stream stream, const Progress& progress) {
   kernel_.row_stats(memory_.stats, stream, progress);
+  if (memory_.sinks != nullptr) memory_.sinks->sum_own(memory_.stats.sink_terms, stream);
 }
 
 BackwardTask BackwardRingStep::task_of(const Plan& direction, const ArrivedBlock& block) const {
@@ -37,6 +38,12 @@ void BackwardRingStep::compute(const ArrivedBlock& block, Stream stream, const P
   kernel_.add_dkv(task, stream, progress);
 }
 
-bool BackwardRingStep::finish(Stream, const Progress&) { return false; }
+// The ranks' sums are exchanged last, when the blocks that other ranks wait for have been sent.
+bool BackwardRingStep::finish(Stream stream, const Progress&) {
+  if (memory_.sinks == nullptr) return false;
+  if (memory_.exchanges) memory_.sinks->exchange(stream, memory_.seconds);
+  memory_.sinks->sum_all(memory_.dsinks, stream);
+  return true;
+}
 
 }  // namespace ringattn

@@ -9,6 +9,7 @@
 
 #include "attention/ring/engine.hpp"
 #include "kernels/attention_backward/attention_backward.hpp"
+#include "ops/attention_backward/sink_gradient.hpp"
 
 namespace ringattn {
 
@@ -28,6 +29,10 @@ class BackwardRingStep final : public RingStep {
     MutableTensorView dq;
     MutableTensorView dk;
     MutableTensorView dv;
+    SinkGradient* sinks = nullptr;  // with sinks
+    float* dsinks = nullptr;
+    bool exchanges = true;  // the ranks' sums of the sinks' gradient
+    double seconds = 0.0;   // estimated, of the run
   };
 
   // `keys`: the rank's keys, as runs of Plan::to_keys at positions of keys. All arguments outlive the object.

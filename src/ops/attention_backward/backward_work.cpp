@@ -5,6 +5,7 @@
 
 #include "attention/tokens/cost.hpp"
 #include "base/aligned.hpp"
+#include "ops/attention_backward/sink_gradient.hpp"
 
 namespace ringattn {
 
@@ -52,10 +53,11 @@ RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel&
     return aligned(kernel.dq_state_bytes(rows.queries)) + kernel.dkv_state_bytes(rows.keys);
   };
   const std::int64_t rows = std::max(job.forward.batch.q_tokens(), job.forward.batch.k_tokens());
-  ring.scratch_bytes = [&kernel, rows](const AttentionLimits& limits) {
+  const std::size_t sinks = spec.sinks ? sink_gradient_bytes(job.forward.batch, spec.heads) : 0;
+  ring.scratch_bytes = [&kernel, rows, sinks](const AttentionLimits& limits) {
     const std::int64_t tiles = limits.tiles + rows / kBackwardTile + 2 * limits.sequences;
-    return kernel.scratch_bytes(
-        {std::max(rows, limits.rows), limits.query_runs + tiles, tiles, tiles, limits.sequences});
+    return sinks + kernel.scratch_bytes(
+                       {std::max(rows, limits.rows), limits.query_runs + tiles, tiles, tiles, limits.sequences});
   };
   return ring;
 }

@@ -14,23 +14,6 @@ namespace ringattn {
 
 namespace {
 
-// The forward of the same job on the same ranks, by a kernel of the same backend.
-Options forward_options(const AttentionBackward& backward) {
-  Options options = backward.options();
-  options.kernel = {std::string(backward.kernel().row->backend), "auto"};
-  options.machine = {};
-  const auto runs_of = [](const Layout& layout) {
-    std::vector<std::vector<TokenRun>> runs;
-    for (int rank = 0; rank < layout.world(); ++rank) {
-      runs.emplace_back(layout.runs(rank).begin(), layout.runs(rank).end());
-    }
-    return runs;
-  };
-  options.query_runs = runs_of(backward.layout().queries);
-  options.key_runs = runs_of(backward.layout().keys);
-  return options;
-}
-
 // −∞ is the LSE of a row without keys.
 std::int64_t count_unusual(std::span<const float> lse) {
   std::int64_t count = 0;
@@ -71,7 +54,17 @@ LoadedBackward::LoadedBackward(const BackwardInput& input, AttentionBackward& ba
                                Transport& transport, const ProgressCallback& on_progress)
     : backward_(backward), collective_(collective) {
   collective_.run_collectively([&] { load(input, on_progress); });
-  if (input.is_synthetic()) compute_forward(input, transport, on_progress);
+  if (input.is_synthetic()) {
+    const std::string backend(backward_.kernel().row->backend);
+    forward_.emplace(input.forward().job(), transport, options_over(backward_.options(), backward_.layout(), backend));
+    collective_.run_collectively(
+        [&] { forward_workspace_ = backward_.backend().allocate(forward_->workspace_bytes()); });
+    run_forward(RunMode::kWhole, on_progress);
+    if (!input.with_forward()) {
+      forward_.reset();
+      forward_workspace_ = {};
+    }
+  }
   collective_.run_collectively([&] {
     const BackwardJob& job = input.job();
     const AttentionSpec& spec = job.forward.spec;
@@ -82,8 +75,8 @@ LoadedBackward::LoadedBackward(const BackwardInput& input, AttentionBackward& ba
     outputs_.dk = make_rows(backend, job.gradients, k_rows, spec.kv_heads, spec.head_dim, result_.dk);
     outputs_.dv = make_rows(backend, job.gradients, k_rows, spec.kv_heads, spec.head_dim_v, result_.dv);
     if (spec.sinks) {
-      result_.dsinks.resize(static_cast<std::size_t>(spec.heads));
-      outputs_.dsinks = result_.dsinks.data();
+      outputs_.dsinks = static_cast<float*>(make_rows(backend, Dtype::kF32, 1, spec.heads, 1, dsinks_).data);
+      mark_unwritten(backend, {&dsinks_});
     }
     workspace_ = backend.allocate(backward_.workspace_bytes());
     mark_unwritten(backend, {&result_.dq, &result_.dk, &result_.dv});
@@ -101,7 +94,7 @@ void LoadedBackward::load(const BackwardInput& input, const ProgressCallback& on
   result_.k_runs = packed_runs(backward_.layout().keys.runs(collective_.rank()), job.batch.cu_k());
   const std::int64_t q_rows = result_.q_rows();
   const std::int64_t k_rows = result_.k_rows();
-  const std::int64_t all = (input.is_synthetic() ? 2 : input.has_dlse() ? 5 : 4) * q_rows + 2 * k_rows;
+  const std::int64_t all = ((input.is_synthetic() ? 2 : 4) + (input.has_dlse() ? 1 : 0)) * q_rows + 2 * k_rows;
   std::int64_t before = 0;
   Staging staging(backend, collective_.timeouts());
   // Fills rows of the backend's memory: [total_tokens(runs), heads, dim].
@@ -150,7 +143,7 @@ void LoadedBackward::load(const BackwardInput& input, const ProgressCallback& on
   if (input.has_dlse()) {
     const MutableTensorView dlse = make_rows(backend, Dtype::kF32, q_rows, spec.heads, 1, dlse_);
     fill(result_.q_runs, dlse, [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
-      input.read_dlse(piece, floats_of(host));
+      input.read_dlse(piece, floats_of(host), threads);
       non_finite.dout += count_non_finite(host);
     });
     inputs_.dlse = {static_cast<float*>(dlse.data), spec.heads, 1};
@@ -158,20 +151,17 @@ void LoadedBackward::load(const BackwardInput& input, const ProgressCallback& on
   await(backend, collective_.timeouts());
 }
 
-void LoadedBackward::compute_forward(const BackwardInput& input, Transport& transport,
-                                     const ProgressCallback& on_progress) {
-  Attention attention(input.forward().job(), transport, forward_options(backward_));
-  const AttentionSpec& spec = input.job().forward.spec;
+RunStats LoadedBackward::run_forward(RunMode mode, const ProgressCallback& on_progress) {
+  const AttentionSpec& spec = backward_.job().forward.spec;
   const MutableTensorView out =
       dense_view(static_cast<void*>(result_.out.data()), spec.dtype, result_.q_rows(), spec.heads, spec.head_dim_v);
-  Buffer workspace;
-  collective_.run_collectively([&] { workspace = backward_.backend().allocate(attention.workspace_bytes()); });
   BlockDone block_done;
   if (on_progress) {
     block_done = [&on_progress](const StepCount& blocks) { on_progress("block of the forward", blocks); };
   }
-  attention.run({inputs_.q, inputs_.k, inputs_.v, inputs_.sinks}, {out, inputs_.lse, std::nullopt},
-                std::span(workspace.data(), workspace.bytes()), attention.backend().stream(), block_done);
+  return forward_->run({inputs_.q, inputs_.k, inputs_.v, inputs_.sinks}, {out, inputs_.lse, std::nullopt},
+                       std::span(forward_workspace_.data(), forward_workspace_.bytes()), forward_->backend().stream(),
+                       block_done, mode);
 }
 
 RunStats LoadedBackward::run(RunMode mode, const ProgressCallback& on_progress) {
@@ -180,9 +170,12 @@ RunStats LoadedBackward::run(RunMode mode, const ProgressCallback& on_progress) 
     block_done = [&on_progress](const StepCount& blocks) { on_progress("block", blocks); };
   }
   collective_.barrier();
-  const RunStats stats = backward_.run(inputs_, outputs_, std::span(workspace_.data(), workspace_.bytes()),
-                                       backward_.backend().stream(), block_done, mode);
+  const RunStats forward = forward_ ? run_forward(mode, on_progress) : RunStats{};
+  RunStats stats = backward_.run(inputs_, outputs_, std::span(workspace_.data(), workspace_.bytes()),
+                                 backward_.backend().stream(), block_done, mode);
   collective_.barrier(backward_.time_estimate().seconds);
+  stats.seconds += forward.seconds;
+  stats.exposed_comm_seconds += forward.exposed_comm_seconds;
   return stats;
 }
 
@@ -190,7 +183,9 @@ BackwardRankResult LoadedBackward::fetch(const RunStats& stats) {
   result_.stats = stats;
   collective_.run_collectively([&] {
     bring_to_host(backward_.backend(), collective_.timeouts(),
-                  {&result_.dq, &result_.dk, &result_.dv, &result_.out, &result_.lse});
+                  {&result_.dq, &result_.dk, &result_.dv, &result_.out, &result_.lse, &dsinks_});
+    const auto* const dsinks = reinterpret_cast<const float*>(dsinks_.data());
+    result_.dsinks.assign(dsinks, dsinks + dsinks_.bytes() / sizeof(float));
   });
   return std::move(result_);
 }

@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "comm/collective.hpp"
+#include "ops/attention/attention.hpp"
 #include "ops/attention_backward/attention_backward.hpp"
 #include "ops/attention_backward/backward_input.hpp"
 #include "ops/common/loaded_job.hpp"
@@ -42,27 +44,29 @@ struct BackwardRankResult {
 class LoadedBackward {
  public:
   // Allocates everything and reads the rows. O and LSE of synthetic input are computed by the forward, on the same
-  // ranks and in the same layout.
+  // ranks and in the same layout: once, or in each run (BackwardInput::with_forward()).
   LoadedBackward(const BackwardInput& input, AttentionBackward& backward, const Collective& collective,
                  Transport& transport, const ProgressCallback& on_progress = {});
   LoadedBackward(const LoadedBackward&) = delete;
   LoadedBackward& operator=(const LoadedBackward&) = delete;
 
-  // Begins on all ranks at once and returns when all are done.
+  // Begins on all ranks at once and returns when all are done. The times include those of a forward in the run.
   RunStats run(RunMode mode = RunMode::kWhole, const ProgressCallback& on_progress = {});
   // The rows of the last run. Ends the object's use.
   BackwardRankResult fetch(const RunStats& stats);
 
  private:
   void load(const BackwardInput& input, const ProgressCallback& on_progress);
-  void compute_forward(const BackwardInput& input, Transport& transport, const ProgressCallback& on_progress);
+  RunStats run_forward(RunMode mode, const ProgressCallback& on_progress);
 
   AttentionBackward& backward_;
   Collective collective_;
   BackwardRankResult result_;
   BackwardInputs inputs_;
   BackwardOutputs outputs_;
-  Buffer q_, k_, v_, dout_, dlse_, sinks_, workspace_;
+  Buffer q_, k_, v_, dout_, dlse_, sinks_, dsinks_, workspace_;
+  std::optional<Attention> forward_;
+  Buffer forward_workspace_;
 };
 
 }  // namespace ringattn

@@ -2,111 +2,148 @@
 #include "ops/attention_backward/sink_gradient.hpp"
 
 #include <algorithm>
-#include <cstring>
-#include <string>
 #include <tuple>
+#include <utility>
+
+#include "comm/exchange.hpp"
+#include "ops/common/staging.hpp"
 
 namespace ringattn {
 
 namespace {
 
-// Consecutive queries of one tile, and their terms: those of each query, or their sum if they are the whole tile.
-struct TilePart {
+// What a rank sends at once: the sum of a tile, or the term of a query.
+struct Part {
   std::int64_t sequence = 0;
-  std::int64_t tile = 0;   // of kBackwardTile positions, from position 0; may be negative
-  std::int64_t first = 0;  // position of its first query
-  std::int64_t rows = 0;   // of terms that follow
+  std::int64_t tile = 0;      // of kBackwardTile positions, from position 0; may be negative
+  std::int64_t position = 0;  // of its first query
+  std::int64_t rows = 0;      // of the rank's terms, that it is the sum of
 
-  auto order() const { return std::tie(sequence, tile, first); }
+  auto order() const { return std::tie(sequence, position); }
+  bool same_tile(const Part& other) const { return sequence == other.sequence && tile == other.tile; }
 };
 
-void add(std::span<const float> terms, std::span<float> sum) {
-  for (std::size_t h = 0; h < sum.size(); ++h) sum[h] += terms[h];
-}
-
-// The sum of [rows, heads] terms, rows ascending; the first row is stored.
-std::vector<float> sum_rows(std::span<const float> terms, std::size_t heads) {
-  std::vector<float> sum(terms.begin(), terms.begin() + static_cast<std::ptrdiff_t>(heads));
-  for (std::size_t row = 1; row * heads < terms.size(); ++row) add(terms.subspan(row * heads, heads), sum);
-  return sum;
-}
-
-void append(std::string& text, const TilePart& part, std::span<const float> terms) {
-  text.append(reinterpret_cast<const char*>(&part), sizeof part);
-  text.append(reinterpret_cast<const char*>(terms.data()), terms.size_bytes());
-}
-
-// The parts of one rank's queries, as other ranks read them.
-std::string parts_of(std::span<const BackwardSequence> sequences, std::span<const QueryRun> queries,
-                     std::span<const float> terms, std::size_t heads) {
-  std::string text;
-  for (const QueryRun& run : queries) {
-    const BackwardSequence& sequence = sequences[static_cast<std::size_t>(run.sequence)];
-    const std::int64_t end = run.position + run.rows;
-    for (std::int64_t position = run.position; position < end;) {
+// The parts of a rank, in the order of its rows.
+std::vector<Part> parts_of(const Batch& batch, std::span<const TokenRun> queries) {
+  std::vector<Part> parts;
+  for (const TokenRun& run : queries) {
+    const Sequence& sequence = batch.sequences[static_cast<std::size_t>(run.sequence)];
+    const std::int64_t end = sequence.q_offset + run.end;
+    for (std::int64_t position = sequence.q_offset + run.begin; position < end;) {
       const std::int64_t tile = floor_quotient(position, kBackwardTile);
+      const std::int64_t tile_begin = std::max(tile * kBackwardTile, sequence.q_offset);
       const std::int64_t tile_end = std::min((tile + 1) * kBackwardTile, sequence.q_offset + sequence.q_len);
-      const std::int64_t rows = std::min(end, tile_end) - position;
-      const bool whole = position == std::max(tile * kBackwardTile, sequence.q_offset) && position + rows == tile_end;
-      const std::span<const float> own = terms.subspan(
-          static_cast<std::size_t>(run.row + position - run.position) * heads, static_cast<std::size_t>(rows) * heads);
-      if (whole) {
-        append(text, {run.sequence, tile, position, 1}, sum_rows(own, heads));
-      } else {
-        append(text, {run.sequence, tile, position, rows}, own);
-      }
+      const bool whole = position == tile_begin && end >= tile_end;
+      const std::int64_t rows = whole ? tile_end - position : 1;
+      parts.push_back({run.sequence, tile, position, rows});
       position += rows;
     }
   }
-  return text;
+  return parts;
 }
 
 }  // namespace
 
-std::vector<float> sum_sink_terms(const Collective& collective, std::span<const BackwardSequence> sequences,
-                                  std::span<const QueryRun> queries, std::span<const float> terms, int heads) {
-  const auto width = static_cast<std::size_t>(heads);
-  struct Received {
-    TilePart part;
-    std::vector<float> terms;
-  };
-  std::vector<Received> all;
-  for (const std::string& text : collective.gather(parts_of(sequences, queries, terms, width))) {
-    for (std::size_t at = 0; at < text.size();) {
-      Received received{gathered_value<TilePart>(text, at), {}};
-      at += sizeof(TilePart);
-      received.terms.resize(static_cast<std::size_t>(received.part.rows) * width);
-      std::memcpy(received.terms.data(), text.data() + at, received.terms.size() * sizeof(float));
-      at += received.terms.size() * sizeof(float);
-      all.push_back(std::move(received));
-    }
-  }
-  std::ranges::sort(all, [](const Received& a, const Received& b) { return a.part.order() < b.part.order(); });
+std::size_t sink_gradient_bytes(const Batch& batch, int heads) {
+  std::int64_t sums = 1 + std::ssize(batch.sequences);
+  for (const Sequence& s : batch.sequences) sums += 2 * (s.q_len / kBackwardTile + 2);  // as parts, and as tiles
+  return static_cast<std::size_t>(sums * heads) * sizeof(float);
+}
 
-  std::vector<float> total(width, 0.0F);
-  std::vector<float> of_sequence;
-  for (std::size_t begin = 0; begin < all.size();) {
-    std::vector<float> tile;
-    std::size_t end = begin;
-    const TilePart& part = all[begin].part;
-    for (;
-         end < all.size() && std::tie(all[end].part.sequence, all[end].part.tile) == std::tie(part.sequence, part.tile);
-         ++end) {
-      tile.insert(tile.end(), all[end].terms.begin(), all[end].terms.end());
+SinkGradient::SinkGradient(const Batch& batch, const Layout& queries, int heads, AttentionBackwardKernel& kernel,
+                           Backend& backend, Transport& transport, const Timeouts& timeouts)
+    : heads_(heads), kernel_(kernel), backend_(backend), transport_(transport), timeouts_(timeouts), first_part_{0} {
+  std::vector<std::pair<Part, std::int64_t>> all;  // parts with their numbers
+  std::vector<std::int64_t> own_begins{0};
+  for (int rank = 0; rank < queries.world(); ++rank) {
+    for (const Part& part : parts_of(batch, queries.runs(rank))) {
+      if (rank == transport.rank()) own_begins.push_back(own_begins.back() + part.rows);
+      all.emplace_back(part, std::ssize(all));
     }
-    const std::vector<float> of_tile = sum_rows(tile, width);
-    if (of_sequence.empty()) {
-      of_sequence = of_tile;
-    } else {
-      add(of_tile, of_sequence);
-    }
-    if (end == all.size() || all[end].part.sequence != part.sequence) {
-      add(of_sequence, total);
-      of_sequence.clear();
-    }
-    begin = end;
+    first_part_.push_back(std::ssize(all));
   }
-  return total;
+  std::ranges::sort(all, [](const auto& a, const auto& b) { return a.first.order() < b.first.order(); });
+  std::vector<std::int64_t> order, tile_begins, sequence_begins;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Part& part = all[i].first;
+    order.push_back(all[i].second);
+    if (i > 0 && part.same_tile(all[i - 1].first)) continue;
+    if (i == 0 || part.sequence != all[i - 1].first.sequence) sequence_begins.push_back(std::ssize(tile_begins));
+    tile_begins.push_back(static_cast<std::int64_t>(i));
+  }
+  sequence_begins.push_back(std::ssize(tile_begins));
+  tile_begins.push_back(std::ssize(order));
+  const std::int64_t all_sequences[] = {0, std::ssize(sequence_begins) - 1};
+  own_ = make_sums({}, own_begins);
+  tiles_ = make_sums(order, tile_begins);
+  sequences_ = make_sums({}, sequence_begins);
+  total_ = make_sums({}, all_sequences);
+  const auto bytes_of = [heads](std::int64_t rows) { return static_cast<std::size_t>(rows * heads) * sizeof(float); };
+  parts_ = backend.allocate(bytes_of(std::max<std::int64_t>(1, std::ssize(all))));
+  tiles_.values = backend.allocate(bytes_of(tiles_.count));
+  sequences_.values = backend.allocate(bytes_of(sequences_.count));
+  await(backend, timeouts);
+}
+
+// Copies the tables, which the caller keeps until the backend has them.
+SinkGradient::Sums SinkGradient::make_sums(std::span<const std::int64_t> order, std::span<const std::int64_t> begins) {
+  Sums sums;
+  if (!order.empty()) sums.order = upload<std::int64_t>(backend_, order);
+  sums.begins = upload<std::int64_t>(backend_, begins);
+  sums.count = std::ssize(begins) - 1;
+  return sums;
+}
+
+float* SinkGradient::part(std::int64_t number) const {
+  return reinterpret_cast<float*>(parts_.data()) + number * heads_;
+}
+
+Exchange SinkGradient::parts_exchange() const {
+  OneRound round;
+  const auto span_of = [&](int rank) {
+    const auto r = static_cast<std::size_t>(rank);
+    const auto bytes = static_cast<std::size_t>((first_part_[r + 1] - first_part_[r]) * heads_) * sizeof(float);
+    return ReceiveSpan{reinterpret_cast<std::byte*>(part(first_part_[r])), bytes};
+  };
+  const ReceiveSpan mine = span_of(transport_.rank());
+  for (int peer = 0; peer < transport_.size(); ++peer) {
+    if (peer == transport_.rank()) continue;
+    const ReceiveSpan theirs = span_of(peer);
+    if (mine.bytes > 0) round.send(peer, {mine.data, mine.bytes});
+    if (theirs.bytes > 0) round.receive(peer, theirs);
+  }
+  return std::move(round).exchange("the gradient of the sinks");
+}
+
+void SinkGradient::connect() {
+  if (transport_.size() == 1) return;
+  const Exchange only[] = {parts_exchange()};
+  announced_ = transport_.announce(only, timeouts_.for_peer());
+}
+
+void SinkGradient::run(const Sums& sums, const float* rows, float* values, Stream stream) {
+  const auto table = [](const Buffer& buffer) { return reinterpret_cast<const std::int64_t*>(buffer.data()); };
+  kernel_.sum_rows({rows, table(sums.order), table(sums.begins), sums.count, values}, stream);
+}
+
+void SinkGradient::sum_own(const float* terms, Stream stream) {
+  run(own_, terms, part(first_part_[static_cast<std::size_t>(transport_.rank())]), stream);
+}
+
+void SinkGradient::exchange(Stream stream, double seconds) {
+  if (transport_.size() == 1) return;
+  Exchange exchange = parts_exchange();
+  exchange.announced = announced_;
+  const Ticket ticket = transport_.post(std::move(exchange), stream);
+  transport_.wait(ticket, stream, timeouts_.for_work(seconds));
+}
+
+void SinkGradient::sum_all(float* dsinks, Stream stream) {
+  auto* const tiles = reinterpret_cast<float*>(tiles_.values.data());
+  auto* const sequences = reinterpret_cast<float*>(sequences_.values.data());
+  run(tiles_, part(0), tiles, stream);
+  run(sequences_, tiles, sequences, stream);
+  run(total_, sequences, dsinks, stream);
 }
 
 }  // namespace ringattn

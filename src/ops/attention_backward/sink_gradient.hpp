@@ -1,21 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradient of the sinks: the sum of all queries' terms (RowStatsTask::sink_terms), in an order that does not depend
-// on ranks.
+// on ranks: over the queries of each tile of kBackwardTile positions, ascending, then over the tiles of a sequence,
+// ascending, then over the sequences in order. A rank sums its own tiles, and all ranks get these sums and add them.
+// The terms of a tile that several ranks have queries of are sent one by one.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "comm/collective.hpp"
+#include "attention/tokens/batch.hpp"
+#include "attention/tokens/layout.hpp"
+#include "base/memory.hpp"
+#include "comm/timeouts.hpp"
+#include "comm/transport.hpp"
 #include "kernels/attention_backward/attention_backward.hpp"
+#include "kernels/common/backend.hpp"
 
 namespace ringattn {
 
-// Collective. `terms`: [rows, heads] of this rank's queries, which `queries` describes. Sums the terms in fp32: first
-// over the queries of each tile of kBackwardTile positions, ascending, then over the tiles of a sequence, ascending,
-// then over the sequences in order. Every rank gets the sum, [heads].
-std::vector<float> sum_sink_terms(const Collective& collective, std::span<const BackwardSequence> sequences,
-                                  std::span<const QueryRun> queries, std::span<const float> terms, int heads);
+// Bytes that a SinkGradient allocates, tables aside, if no tile is divided among ranks.
+std::size_t sink_gradient_bytes(const Batch& batch, int heads);
+
+class SinkGradient {
+ public:
+  // Allocates. All arguments but the layout outlive the object.
+  SinkGradient(const Batch& batch, const Layout& queries, int heads, AttentionBackwardKernel& kernel, Backend& backend,
+               Transport& transport, const Timeouts& timeouts);
+  // Collective. Announces where the ranks' sums are received.
+  void connect();
+
+  // The steps of a run; they enqueue on `stream` (devices) or do the work (hosts).
+  // `terms`: [rows, heads] of this rank's queries.
+  void sum_own(const float* terms, Stream stream);
+  // Gets the other ranks' sums, which wait for work of `seconds`.
+  void exchange(Stream stream, double seconds);
+  // Writes the sum over all ranks, [heads] in the backend's memory.
+  void sum_all(float* dsinks, Stream stream);
+
+ private:
+  // Sums of rows, in the backend's memory.
+  struct Sums {
+    Buffer order;   // empty: rows 0, 1, …
+    Buffer begins;  // [count + 1]
+    std::int64_t count = 0;
+    Buffer values;  // [count, heads]; empty: they are written elsewhere
+  };
+
+  Sums make_sums(std::span<const std::int64_t> order, std::span<const std::int64_t> begins);
+  void run(const Sums& sums, const float* rows, float* values, Stream stream);
+  Exchange parts_exchange() const;
+  float* part(std::int64_t number) const;
+
+  int heads_;
+  AttentionBackwardKernel& kernel_;
+  Backend& backend_;
+  Transport& transport_;
+  Timeouts timeouts_;
+  std::vector<std::int64_t> first_part_;  // of each rank, then the number of parts: [ranks + 1]
+  Buffer parts_;                          // [parts, heads]: what each rank sends
+  Sums own_, tiles_, sequences_, total_;
+  std::int64_t announced_ = kNotAnnounced;
+};
 
 }  // namespace ringattn

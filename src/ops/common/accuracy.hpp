@@ -84,7 +84,8 @@ struct Accuracy {
   RowSample first_misplaced;
 
   double allowed() const { return out_factor * same_precision_error + kOutSlack; }
-  bool passes() const { return misplaced == 0 && error <= allowed() && lse_error <= 1.0; }
+  // A result without a finite value was not compared, and does not pass.
+  bool passes() const { return compared > 0 && misplaced == 0 && error <= allowed() && lse_error <= 1.0; }
 };
 
 // Errors of one row; plain bytes, so that ranks can exchange them.

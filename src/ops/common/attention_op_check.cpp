@@ -25,7 +25,7 @@ std::string location(const RowSample& sample) { return fmt::format("token {}, he
 // `whose`: "" or "theirs: ". `has_lse`: whether LSEs were compared.
 void add_lines(const Accuracy& all, std::string_view whose, bool has_lse, std::vector<std::string>& lines) {
   if (all.compared == 0) {
-    lines.push_back(fmt::format("{}out: no value is finite both here and in fp64", whose));
+    lines.push_back(fmt::format("{}out: no value is finite both here and in fp64, so none is compared", whose));
   } else {
     lines.push_back(
         fmt::format("{}out: greatest error {:.3g} at {}; allowed {:.3g} (the same-precision reference has {:.3g})",

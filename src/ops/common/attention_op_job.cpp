@@ -286,25 +286,18 @@ BenchJob AttentionOpJob::bench_job(std::string source) const {
 
 Measured AttentionOpJob::measure(const MeasureRequest& request, const Collective& collective) {
   Measured measured;
-  const SampleRequest sampling{request.samples, request.on_progress};
   if (input_.decodes()) {
     const DecodeSample sample = decode_sample(backend().memory(), prepared_->step().memory.cache);
     const std::unique_ptr<LoadedDecode> loaded = prepared_->load_decode(request.on_progress, sample.caches);
-    measured.modes.push_back(
-        {false, sample_decode(collective, sampling, *loaded, sample), prepared_->step().bytes_read});
+    measured.modes.push_back({false, sample_decode(collective, {request.samples, request.on_progress}, *loaded, sample),
+                              prepared_->step().bytes_read});
     const RankResult result = loaded->fetch({});
     measured.figures = figures(result);
     measured.digest = digest_result(input_, result, collective).out;
     return measured;
   }
   const std::unique_ptr<LoadedJob> loaded = prepared_->load(request.on_progress);
-  std::vector<RunMode> modes{request.compute_only ? RunMode::kComputeOnly : RunMode::kWhole};
-  if (request.also_compute) modes.push_back(RunMode::kComputeOnly);
-  const std::vector<Samples> samples = sample_runs(
-      collective, sampling, [&](RunMode mode) { return loaded->run(mode); }, modes);
-  for (std::size_t mode = 0; mode < modes.size(); ++mode) {
-    measured.modes.push_back({modes[mode] == RunMode::kComputeOnly, samples[mode], 0.0});
-  }
+  measured.modes = measure_runs(collective, request, [&](RunMode mode) { return loaded->run(mode); });
   RankResult last;  // without rows: they needn't leave the device
   last.rows =
       total_tokens(packed_runs(prepared_->ring().layout.queries.runs(collective.rank()), input_.job().batch.cu_q()));

@@ -58,27 +58,6 @@ std::int64_t queries_without_key(const Job& job) {
   return unseen;
 }
 
-// Compares keys and values with a layer of the model. For an MLA layer they are either expanded for each head, or the
-// latents as one K/V head with queries in the latent.
-void compare_attention(const ModelComparison& compare, const AttentionSpec& spec) {
-  const ModelLayer& layer = compare.layer();
-  const int parts = compare.parts("num_attention_heads", spec.heads, layer.heads);
-  int head_dim = layer.head_dim;
-  int head_dim_v = layer.head_dim_v;
-  if (layer.kind != LayerKind::kMla) {
-    compare.shared("num_key_value_heads", spec.kv_heads, layer.kv_heads, parts);
-  } else if (spec.kv_heads == 1 && spec.head_dim == layer.latent_dim + layer.rope_dim) {
-    head_dim = spec.head_dim;
-    head_dim_v = layer.latent_dim;
-  } else {
-    compare.shared("num_key_value_heads", spec.kv_heads, layer.heads, parts);
-    head_dim += layer.rope_dim;
-  }
-  compare.same("head_dim", spec.head_dim, head_dim);
-  compare.same("the dim of v", spec.head_dim_v, head_dim_v);
-  if (layer.sinks && !spec.sinks) compare.refuse_without_sinks();
-}
-
 }  // namespace
 
 void AttentionOpJob::agree(Transport& world, const KernelRequest& kernel, const Collective& collective) {
@@ -87,10 +66,10 @@ void AttentionOpJob::agree(Transport& world, const KernelRequest& kernel, const 
 }
 
 void AttentionOpJob::check_model(const ModelComparison& compare) const {
+  const AttentionSpec& spec = input_.job().spec;
+  if (input_.op() != Op::kMla) return compare.same_attention(spec);
   const ModelLayer& layer = compare.layer();
   if (layer.is_ssm()) compare.refuse_kind("attention", "SSM layers only");
-  const AttentionSpec& spec = input_.job().spec;
-  if (input_.op() != Op::kMla) return compare_attention(compare, spec);
   compare.parts("num_attention_heads", spec.heads, layer.heads);
   if (layer.kind != LayerKind::kMla) compare.refuse_kind("latents", "keys and values: it has no kv_lora_rank");
   const MlaSpec& latent = input_.latent().spec;

@@ -76,6 +76,7 @@ JobInput JobInput::synthetic(Job job, std::uint64_t seed) {
   input.seed_ = seed;
   const AttentionSpec& spec = input.job_.spec;
   input.out_grid_ = {AxisOrder::kThd, 1, input.job_.batch.q_tokens(), spec.heads, spec.head_dim_v};
+  if (spec.sinks) input.made_sinks_ = synthetic_sinks(seed, spec.heads);
   return input;
 }
 
@@ -87,6 +88,8 @@ void JobInput::take_shape(const SyntheticInput& input) {
   spec.kv_heads = input.kv_heads;
   spec.head_dim = input.head_dim;
   spec.head_dim_v = input.head_dim_v.value_or(input.head_dim);
+  spec.sinks = input.sinks;
+  if (input.sinks && input.seed) made_sinks_ = synthetic_sinks(*input.seed, input.heads);
   op_ = input.op;
   if (op_ == Op::kMla) {
     take_latents({.dtype = spec.dtype,
@@ -384,9 +387,7 @@ void JobInput::read_pages(SyntheticTensor tensor, std::span<const std::int32_t> 
   source.shard->check_unchanged();
 }
 
-std::span<const float> JobInput::sinks() const {
-  return file_ ? std::span<const float>(file_->tensors.sinks) : std::span<const float>();
-}
+std::span<const float> JobInput::sinks() const { return file_ ? file_->tensors.sinks : made_sinks_; }
 
 std::vector<FileFingerprint> JobInput::fingerprints() const {
   std::vector<TensorSource> used;

@@ -54,6 +54,7 @@ struct SyntheticInput {
   // How k and v are stored: a method of compression_methods() in its usual format, a format by its words, or their
   // dtype. Empty: uncompressed. For kMla also "fp8": FP8 rows.
   std::string cache_format = {};
+  bool sinks = false;  // a logit for each query head; not for kMla
 };
 
 using InputRequest = std::variant<FileInput, SyntheticInput>;
@@ -188,6 +189,7 @@ class JobInput {
   bool decodes_mla_ = false;
   bool in_rows_ = false;                             // latents that decodes_mla_ without pages of their own
   bool fp8_latents_ = false;                         // synthetic latents lie in FP8 rows
+  std::vector<float> made_sinks_;                    // of a seed
   std::shared_ptr<const SyntheticCompressed> made_;  // of a seed with a format
   bool repaged_ = false;                             // by decoded() or last_rows(): the file's pages are not the job's
   std::shared_ptr<const PageTable> dealt_;           // of a cache in pages that lies in no file

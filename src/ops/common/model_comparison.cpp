@@ -28,6 +28,25 @@ void ModelComparison::shared(std::string_view name, int of_file, int of_model, i
   refuse(name, of_file, of_model, fmt::format("of 1 / {} of the heads they are {}", parts, share));
 }
 
+void ModelComparison::same_attention(const AttentionSpec& spec) const {
+  if (layer_.is_ssm()) refuse_kind("attention", "SSM layers only");
+  const int parts = this->parts("num_attention_heads", spec.heads, layer_.heads);
+  int head_dim = layer_.head_dim;
+  int head_dim_v = layer_.head_dim_v;
+  if (layer_.kind != LayerKind::kMla) {
+    shared("num_key_value_heads", spec.kv_heads, layer_.kv_heads, parts);
+  } else if (spec.kv_heads == 1 && spec.head_dim == layer_.latent_dim + layer_.rope_dim) {
+    head_dim = spec.head_dim;
+    head_dim_v = layer_.latent_dim;
+  } else {
+    shared("num_key_value_heads", spec.kv_heads, layer_.heads, parts);
+    head_dim += layer_.rope_dim;
+  }
+  same("head_dim", spec.head_dim, head_dim);
+  same("the dim of v", spec.head_dim_v, head_dim_v);
+  if (layer_.sinks && !spec.sinks) refuse_without_sinks();
+}
+
 void ModelComparison::refuse_kind(std::string_view file, std::string_view model) const {
   fail(ErrorCode::kUsage, contradiction(), fmt::format("the file holds {}, and the config is of {}", file, model),
        kSuggestion);

@@ -7,6 +7,7 @@
 
 #include "base/error.hpp"
 #include "io/model_config.hpp"
+#include "kernels/attention/attention_spec.hpp"
 
 namespace ringattn {
 
@@ -24,10 +25,13 @@ class ModelComparison {
   // What heads share is divided in as many parts; where there are fewer of them than parts, each part has a copy of
   // one.
   void shared(std::string_view name, int of_file, int of_model, int parts) const;
+  // Keys and values. For an MLA layer they are either expanded for each head, or the latents as one K/V head with
+  // queries in the latent.
+  void same_attention(const AttentionSpec& spec) const;
   [[noreturn]] void refuse_kind(std::string_view file, std::string_view model) const;
-  [[noreturn]] void refuse_without_sinks() const;
 
  private:
+  [[noreturn]] void refuse_without_sinks() const;
   MessageTemplate contradiction() const;
   [[noreturn]] void refuse(std::string_view name, int of_file, int of_model, std::string_view why) const;
 

@@ -94,6 +94,7 @@ struct OpEntry {
   void (*fill)(const ModelLayer& layer, const Settings& settings, const FillSetting& fill) = nullptr;
   std::string_view old_name = {};  // before 0.4
   std::string_view steps = {};     // the op that computes a few queries at the ends of sequences as decode steps
+  std::string_view backward = {};  // the op that computes the gradients; empty: there are none
   // Whether a file holds this op's tensors, and not those of another op that it would also do for: a file that several
   // ops recognize is refused. FileInput::names counts as well as a tensor's own name (name_in()). Null: another op
   // opens its files, and the job says that it is this one's.

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/build.hpp"
@@ -22,8 +23,9 @@ namespace {
 std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size())); }
 
 // Settings of program, kernel and device that all ops compare.
-std::vector<RankConfigEntry> program_config(const KernelEntry& kernel, const Backend& backend) {
+std::vector<RankConfigEntry> program_config(std::string_view op, const KernelEntry& kernel, const Backend& backend) {
   return {{"build", fmt::format("{} {}", version(), build_id())},
+          {"op", std::string(op)},
           {"kernel", std::string(kernel.name)},
           {"device or instruction set", backend.identity()}};
 }
@@ -104,9 +106,9 @@ std::string options_text(const Options& options) {
   return text;
 }
 
-std::vector<RankConfigEntry> ring_config(const KernelEntry& kernel, const Backend& backend, std::string job,
-                                         const Options& options) {
-  std::vector<RankConfigEntry> all = program_config(kernel, backend);
+std::vector<RankConfigEntry> ring_config(std::string_view op, const KernelEntry& kernel, const Backend& backend,
+                                         std::string job, const Options& options) {
+  std::vector<RankConfigEntry> all = program_config(op, kernel, backend);
   all.push_back({"job", std::move(job)});
   all.push_back({"machine model", machine_text(options.machine)});
   all.push_back({"options", hashed(options_text(options))});
@@ -117,9 +119,9 @@ std::string job_text(const SsmJob& job) {
   return fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_min, job.spec.dt_max, lengths_text(job.lengths));
 }
 
-std::vector<RankConfigEntry> ssm_config(const KernelEntry& kernel, const Backend& backend, const std::string& job,
-                                        const SsmOptions& options) {
-  std::vector<RankConfigEntry> all = program_config(kernel, backend);
+std::vector<RankConfigEntry> ssm_config(std::string_view op, const KernelEntry& kernel, const Backend& backend,
+                                        const std::string& job, const SsmOptions& options) {
+  std::vector<RankConfigEntry> all = program_config(op, kernel, backend);
   all.push_back({"job", hashed(job)});
   all.push_back({"options", hashed(fmt::format("budget {}, ranges {}, {}", options.memory_budget, options.head_ranges,
                                                runs_text(options.runs)))});
@@ -130,18 +132,18 @@ std::vector<RankConfigEntry> ssm_config(const KernelEntry& kernel, const Backend
 
 std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
                                          const Backend& backend) {
-  return ring_config(*choice.row, backend, job_hash(job), options);
+  return ring_config("attention", *choice.row, backend, job_hash(job), options);
 }
 
 std::vector<RankConfigEntry> rank_config(const BackwardJob& job, const Options& options,
                                          const KernelChoice<AttentionBackwardSpec>& choice, const Backend& backend) {
-  return ring_config(*choice.row, backend, fmt::format("{} {}", job_hash(job.forward), dtype_name(job.gradients)),
-                     options);
+  return ring_config("attention_backward, which tensors that require gradients need", *choice.row, backend,
+                     fmt::format("{} {}", job_hash(job.forward), dtype_name(job.gradients)), options);
 }
 
 std::vector<RankConfigEntry> rank_config(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
                                          const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
+  std::vector<RankConfigEntry> all = program_config("decode", *choice.row, backend);
   all.push_back({"job", hashed(fmt::format("{}; {}, {} pages", spec_text(job.spec), describe(job), job.pages))});
   all.push_back({"options", fmt::format("budget {}, tables {}", options.memory_budget,
                                         options.check_tables ? "checked" : "not checked")});
@@ -159,7 +161,7 @@ RankConfigEntry block_mask_config_entry(const BlockMask* block_mask) {
 
 std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& options, const AttentionChoice& choice,
                                          std::string_view gemms, const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
+  std::vector<RankConfigEntry> all = program_config("mla", *choice.row, backend);
   all.push_back({"GEMM kernel", std::string(gemms)});
   all.push_back({"job", job_hash(job)});
   all.push_back({"form", std::string(form_name(*job.form))});
@@ -170,19 +172,19 @@ std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& op
 
 std::vector<RankConfigEntry> rank_config(const SsmJob& job, const SsmOptions& options, const SsmJobChoice& choice,
                                          const Backend& backend) {
-  return ssm_config(*choice.row, backend, job_text(job), options);
+  return ssm_config("ssm", *choice.row, backend, job_text(job), options);
 }
 
 std::vector<RankConfigEntry> rank_config(const SsdBackwardJob& job, const SsmOptions& options,
                                          const KernelChoice<SsdBackwardSpec>& choice, const Backend& backend) {
-  return ssm_config(*choice.row, backend,
+  return ssm_config("ssd_backward", *choice.row, backend,
                     fmt::format("{} {} {}", job_text(job.forward), dtype_name(job.gradients), job.final_gradients),
                     options);
 }
 
 std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const CausalConv1dOptions& options,
                                          const CausalConv1dChoice& choice, const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
+  std::vector<RankConfigEntry> all = program_config("conv1d", *choice.row, backend);
   all.push_back({"job", hashed(fmt::format("{}; halos {} {}, update {};{}", describe(job.spec), job.initial_halos,
                                            job.final_halos, job.update, lengths_text(job.lengths)))});
   all.push_back({"options", hashed(runs_text(options.runs))});

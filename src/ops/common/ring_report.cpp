@@ -132,6 +132,18 @@ std::vector<std::string> block_lines(const Plan& plan) {
   return lines;
 }
 
+std::vector<Measurement> measure_runs(const Collective& collective, const MeasureRequest& request,
+                                      const std::function<RunStats(RunMode)>& run) {
+  std::vector<RunMode> modes{request.compute_only ? RunMode::kComputeOnly : RunMode::kWhole};
+  if (request.also_compute) modes.push_back(RunMode::kComputeOnly);
+  const std::vector<Samples> samples = sample_runs(collective, {request.samples, request.on_progress}, run, modes);
+  std::vector<Measurement> measured;
+  for (std::size_t mode = 0; mode < modes.size(); ++mode) {
+    measured.push_back({modes[mode] == RunMode::kComputeOnly, samples[mode], 0.0});
+  }
+  return measured;
+}
+
 RankFigures run_figures(const Plan& plan, const RunStats& stats) {
   RankFigures mine;
   mine.seconds = stats.seconds;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -44,6 +45,9 @@ PlanFigures plan_figures(const Collective& collective, const Plan& plan, const J
 // A line for each block.
 std::vector<std::string> block_lines(const Plan& plan);
 // The figures of a run on this rank, without its tokens and non-finite values.
+// Samples of a loaded job's runs, in the modes that are asked for. `run` does one. Collective.
+std::vector<Measurement> measure_runs(const Collective& collective, const MeasureRequest& request,
+                                      const std::function<RunStats(RunMode)>& run);
 RankFigures run_figures(const Plan& plan, const RunStats& stats);
 std::vector<TraceEvent> block_events(const std::vector<BlockTimes>& blocks);
 // A result's row: tokens, the job's shape, time, rate, exposed communication, memory and the digest of `tensor`.

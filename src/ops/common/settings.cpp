@@ -51,6 +51,7 @@ SyntheticInput synthetic_input(const Settings& settings, Op op, std::int64_t tok
   input.dtype = settings.dtype;
   input.order = settings.order;
   input.cache_format = settings.cache_format;
+  input.sinks = settings.sinks;
   return input;
 }
 

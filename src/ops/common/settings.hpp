@@ -45,6 +45,8 @@ struct Settings {
   int conv_width = 0;  // 0: no convolution in front
   Dtype dtype = Dtype::kBf16;
   std::string cache_format;  // of attention: a method of compression, or a format; empty: none
+  bool sinks = false;        // a logit for each query head
+  bool dlse = false;         // of gradients: one of LSE, too
 
   // Numerics
   MaskKind mask = MaskKind::kCausal;
@@ -64,6 +66,7 @@ struct Settings {
   std::optional<double> ratio;  // share of bytes, or of tokens, that is removed; absent: the method's usual one
 
   bool final_states = false;  // SSM ops only: wanted, too
+  bool with_forward = false;  // of gradients: a measured run computes out and lse, too
   std::string backend = "auto";
   std::string kernel = "auto";
   std::int64_t memory = 0;   // bytes of a rank; 0: no limit

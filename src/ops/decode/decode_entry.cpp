@@ -18,7 +18,7 @@ constexpr std::string_view kNotes[] = {"or a dense cache: q, k and v, as of atte
 
 constexpr std::string_view kSettings[] = {"page-order", "q-len",         "page-size",    "prefix", "kv-heads",
                                           "head-dim",   "head-dim-v",    "cache-format", "mask",   "window",
-                                          "block-mask", "softmax-scale", "softcap",      "decode"};
+                                          "block-mask", "softmax-scale", "softcap",      "decode", "sinks"};
 
 }  // namespace
 

@@ -493,10 +493,6 @@ void MlaBackward::run(const MlaBackwardInputs& inputs, const MlaBackwardOutputs&
 void MlaBackward::enqueue(const MlaBackwardInputs& inputs, const MlaBackwardOutputs& outputs,
                           std::span<std::byte> workspace, Stream stream) {
   impl_->check(inputs, outputs, workspace);
-  if (impl_->spec().sinks) {
-    fail(ErrorCode::kUnsupported, "a backward pass with sinks can't be enqueued",
-         "the sinks' gradient is summed over the ranks when the run has ended", "Use run().");
-  }
   impl_->enqueue(inputs, outputs, workspace, stream, false);
 }
 

@@ -49,7 +49,7 @@ struct MlaBackwardOutputs {
   MutableTensorView dk_rope;  // [k_rows, 1, rope_dim] of the dtype
   float* dw_uk = nullptr;     // [heads, head_dim, latent_dim]
   float* dw_uv = nullptr;     // [heads, head_dim_v, latent_dim]
-  float* dsinks = nullptr;    // [heads] in host memory, exactly if MlaSpec::sinks
+  float* dsinks = nullptr;    // [heads], exactly if MlaSpec::sinks
 };
 
 // The options of a backward pass over the shards of `mla`.
@@ -82,8 +82,8 @@ class MlaBackward {
   void run(const MlaBackwardInputs& inputs, const MlaBackwardOutputs& outputs, std::span<std::byte> workspace,
            Stream stream = {});
 
-  // Enqueues a run without waiting for it, and waits for all of them, as AttentionBackward: kUnsupported if the job has
-  // sinks, or if the stream is being captured. Several ranks with host memory return when the run is done.
+  // Enqueues a run without waiting for it, and waits for all of them, as AttentionBackward: kUnsupported if the
+  // stream is being captured. Several ranks with host memory return when the run is done.
   void enqueue(const MlaBackwardInputs& inputs, const MlaBackwardOutputs& outputs, std::span<std::byte> workspace,
                Stream stream = {});
   void wait();

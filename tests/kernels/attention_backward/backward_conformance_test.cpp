@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <iterator>
 #include <limits>
+#include <numeric>
 #include <ostream>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +22,7 @@
 #include "tests/support/backward_accuracy.hpp"
 #include "tests/support/backward_runner.hpp"
 #include "tests/support/checks.hpp"
+#include "tests/support/device_array.hpp"
 #include "tests/support/environment.hpp"
 
 namespace ringattn {
@@ -389,6 +393,53 @@ TEST_P(AttentionBackward, AnyNumberOfThreads) {
                                                               {.threads = 3, .tiles_per_task = 1},
                                                               {.threads = 7, .cuts = 51, .ranks = 2, .run_rows = 50},
                                                               {.threads = 16, .strided = true}});
+  }
+}
+
+// The order of additions is that of a loop on the host.
+TEST_P(AttentionBackward, SumsOfRowsInOrder) {
+  constexpr std::int64_t kRows = 300;
+  constexpr std::int64_t kHeads = 3;
+  const std::vector<AttentionBackwardSpec> specs = usual_specs(kHeads, 1, {-1, 0});
+  ASSERT_FALSE(specs.empty());
+  const auto backend = row().make_backend({2, 0});
+  const auto kernel = row().make_kernel(specs.front(), *backend);
+  kernel->reserve({});
+  std::mt19937 random(531);
+  std::vector<float> rows;
+  for (std::int64_t i = 0; i < kRows * kHeads; ++i) rows.push_back(std::ldexp(static_cast<float>(random()), -31));
+  rows[0] = -0.0F;
+  std::vector<std::int64_t> order(kRows);
+  std::iota(order.begin(), order.end(), 0);
+  const std::vector<std::int64_t> begins{0, 1, 1, 65, 66, kRows};
+  const std::int64_t count = std::ssize(begins) - 1;
+  const auto on_device = [&](const auto& values) {
+    const auto* const bytes = reinterpret_cast<const std::byte*>(values.data());
+    DeviceArray array(*backend, values.size() * sizeof(values[0]));
+    array.write({bytes, bytes + values.size() * sizeof(values[0])});
+    return array;
+  };
+  for (const bool ordered : {false, true}) {
+    if (ordered) std::ranges::shuffle(order, random);
+    std::vector<float> expected;
+    for (std::size_t sum = 0; sum + 1 < begins.size(); ++sum) {
+      for (std::int64_t head = 0; head < kHeads; ++head) {
+        float value = 0.0F;
+        for (std::int64_t at = begins[sum]; at < begins[sum + 1]; ++at) {
+          const float term = rows[static_cast<std::size_t>(order[static_cast<std::size_t>(at)] * kHeads + head)];
+          value = at == begins[sum] ? term : value + term;
+        }
+        expected.push_back(value);
+      }
+    }
+    const DeviceArray on_rows = on_device(rows), on_order = on_device(order), on_begins = on_device(begins);
+    const DeviceArray sums(*backend, expected.size() * sizeof(float));
+    const auto table = [](const DeviceArray& a) { return reinterpret_cast<const std::int64_t*>(a.data()); };
+    kernel->sum_rows({on_rows.floats(), ordered ? table(on_order) : nullptr, table(on_begins), count, sums.floats()},
+                     backend->stream());
+    const std::vector<float> made = sums.read_floats();
+    EXPECT_EQ(std::memcmp(made.data(), expected.data(), expected.size() * sizeof(float)), 0) << ordered;
+    count_check();
   }
 }
 

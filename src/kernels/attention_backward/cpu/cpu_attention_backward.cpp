@@ -61,6 +61,19 @@ class CpuAttentionBackward final : public AttentionBackwardKernel {
     });
   }
 
+  void sum_rows(const RowSumsTask& task, Stream) override {
+    const std::int64_t heads = spec_.forward.heads;
+    for (std::int64_t i = 0; i < task.count; ++i) {
+      float* const sum = task.sums + i * heads;
+      if (task.begins[i] == task.begins[i + 1]) std::fill_n(sum, heads, 0.0F);
+      for (std::int64_t at = task.begins[i]; at < task.begins[i + 1]; ++at) {
+        const float* const row = task.rows + (task.order == nullptr ? at : task.order[at]) * heads;
+        const bool first = at == task.begins[i];
+        for (std::int64_t head = 0; head < heads; ++head) sum[head] = first ? row[head] : sum[head] + row[head];
+      }
+    }
+  }
+
   void add_dq(const DqTask& task, Stream, const Progress& progress) override {
     check_backward_task(spec_, kDqKeyTile, task);
     const AttentionSpec& spec = spec_.forward;

@@ -70,6 +70,11 @@ void CudaAttentionBackward::row_stats(const RowStatsTask& task, Stream stream, c
   compute_row_stats(task, stream);
 }
 
+void CudaAttentionBackward::sum_rows(const RowSumsTask& task, Stream stream) {
+  const DeviceGuard guard(device_);
+  add_rows(task, forward().heads, stream);
+}
+
 void CudaAttentionBackward::add_dq(const DqTask& task, Stream stream, const Progress& progress) {
   check_backward_task(spec_, shape_.key_tile, task);
   const bool finish = task.dq != nullptr;

@@ -39,6 +39,7 @@ class CudaAttentionBackward : public AttentionBackwardKernel {
   std::size_t scratch_bytes(const BackwardLimits& limits) const final;
   void reserve(const BackwardLimits& limits) final;
   void row_stats(const RowStatsTask& task, Stream stream, const Progress& progress) final;
+  void sum_rows(const RowSumsTask& task, Stream stream) final;
   void add_dq(const DqTask& task, Stream stream, const Progress& progress) final;
   void add_dkv(const DkvTask& task, Stream stream, const Progress& progress) final;
 

@@ -101,6 +101,23 @@ __global__ void __launch_bounds__(kStatsThreads)
   }
 }
 
+// A thread adds the rows of a sum, for one head. Loads don't wait for the additions before them.
+__global__ void __launch_bounds__(kStatsThreads) row_sums_kernel(const RowSumsTask task, int heads) {
+  for (std::int64_t n = blockIdx.x * std::int64_t{kStatsThreads} + threadIdx.x; n < task.count * heads;
+       n += std::int64_t{gridDim.x} * kStatsThreads) {
+    const std::int64_t head = n % heads;
+    const auto term = [&](std::int64_t at) {
+      return task.rows[(task.order == nullptr ? at : task.order[at]) * heads + head];
+    };
+    std::int64_t at = task.begins[n / heads];
+    const std::int64_t end = task.begins[n / heads + 1];
+    float sum = at < end ? term(at++) : 0.0F;
+#pragma unroll 8
+    for (; at < end; ++at) sum = __fadd_rn(sum, term(at));
+    task.sums[n] = sum;
+  }
+}
+
 unsigned ctas_of(std::int64_t count, std::int64_t of_cta) {
   return static_cast<unsigned>(std::min((count + of_cta - 1) / of_cta, kMaxStatsCtas));
 }
@@ -118,6 +135,7 @@ void prepare_row_stats() {
   load_kernel(&row_stats_kernel<__nv_bfloat162>);
   load_kernel(&row_stats_kernel<__half2>);
   load_kernel(&gather_stats_kernel);
+  load_kernel(&row_sums_kernel);
 }
 
 void gather_row_stats(const OtherTile* tiles, std::int64_t tile_count, int heads, float* stats, Stream stream) {
@@ -126,6 +144,13 @@ void gather_row_stats(const OtherTile* tiles, std::int64_t tile_count, int heads
   gather_stats_kernel<<<ctas_of(count, kStatsThreads), kStatsThreads, 0, cuda_stream(stream)>>>(tiles, count, heads,
                                                                                                 stats);
   check_cuda(cudaGetLastError(), "row stats of tiles");
+}
+
+void add_rows(const RowSumsTask& task, int heads, Stream stream) {
+  const std::int64_t count = task.count * heads;
+  if (count == 0) return;
+  row_sums_kernel<<<ctas_of(count, kStatsThreads), kStatsThreads, 0, cuda_stream(stream)>>>(task, heads);
+  check_cuda(cudaGetLastError(), "sums of rows");
 }
 
 void compute_row_stats(const RowStatsTask& task, Stream stream) {
