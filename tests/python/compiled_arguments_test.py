@@ -46,9 +46,9 @@ class Both(unittest.TestCase):
         for a, b in zip(compiled(function, *inputs, fullgraph=True), function(*inputs), strict=True):
             assert_same_bits(a, b)
 
-    def refused(self, words, function, *inputs, kind=ringattn.UsageError):
+    def refused(self, words, function, *inputs, kind=ringattn.UsageError, traced=True):
         """Both refuse by one error, the compiled function whether the refusal is met while it is traced or when it runs."""
-        for run in (function, lambda *given: compiled(function, *given)):
+        for run in (function, lambda *given: compiled(function, *given))[: 1 + traced]:
             with self.subTest(words):
                 with self.assertRaises(kind) as caught:
                     run(*inputs)
@@ -119,7 +119,8 @@ class Results(Both):
             with self.subTest(name):
                 # Over the ops all that an out may differ in.
                 wrong = (out.double(), out[:1], torch.stack([out, out]))[len(name) % 3]
-                self.refused("out ", call, wrong)
+                # One check refuses for all functions, and the graph below shows that each of them comes to it.
+                self.refused("out ", call, wrong, traced=name in ("attention", "mla_decode", "ssd_update"))
 
         def each(*outs):
             for (_, _, call), out in zip(everything, outs):

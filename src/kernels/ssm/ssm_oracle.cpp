@@ -30,19 +30,29 @@ std::vector<double> oracle_ssm(const SsmSpec& spec, const SsmTask& task, std::in
   state.resize(static_cast<std::size_t>(spec.heads) * dims * states, 0.0);
   std::vector<double> y;
   y.reserve(static_cast<std::size_t>(tokens * spec.heads) * dims);
+  std::vector<double> decay(states), b(states), c(states);
   for (std::int64_t t = row; t < row + tokens; ++t) {
     for (int head = 0; head < spec.heads; ++head) {
       const int group = head / (spec.heads / spec.groups);
       const double dt = oracle_dt(spec, task, t, head);
+      for (std::size_t n = 0; n < states; ++n) {
+        const auto at = static_cast<std::int64_t>(n);
+        if (n == 0 || spec.state_decays) {
+          const float a = spec.state_decays ? task.a[head * spec.state_dim + at] : task.a[head];
+          decay[n] = std::exp(dt * static_cast<double>(a));
+        } else {
+          decay[n] = decay[0];
+        }
+        b[n] = element(task.b, t, group, at);
+        c[n] = element(task.c, t, group, at);
+      }
       for (std::size_t p = 0; p < dims; ++p) {
         const double x = element(task.x, t, head, static_cast<std::int64_t>(p));
         double* const s = state.data() + (static_cast<std::size_t>(head) * dims + p) * states;
         double sum = 0.0;
         for (std::size_t n = 0; n < states; ++n) {
-          const auto at = static_cast<std::int64_t>(n);
-          const float a = spec.state_decays ? task.a[head * spec.state_dim + at] : task.a[head];
-          s[n] = std::exp(dt * static_cast<double>(a)) * s[n] + dt * x * element(task.b, t, group, at);
-          sum += s[n] * element(task.c, t, group, at);
+          s[n] = decay[n] * s[n] + dt * x * b[n];
+          sum += s[n] * c[n];
         }
         if (spec.skip) sum += static_cast<double>(task.d[head]) * x;
         if (spec.gate) {

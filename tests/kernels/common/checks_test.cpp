@@ -107,7 +107,8 @@ TEST(Checks, EveryRowHasShapes) {
 }
 
 TEST(Checks, ShapesAreTheRowsOwn) {
-  const AttentionRow row = row_with(missing_of_tensor_cores);
+  AttentionRow row = row_with(missing_of_tensor_cores);
+  row.backend = "cuda";  // CPUs have fewer
   using List = std::vector<Dims>;
   EXPECT_EQ(usual_dims(row), (List{{Dtype::kBf16, 64, 64}, {Dtype::kF16, 64, 64}}));
   EXPECT_EQ(unequal_dims(row), (List{{Dtype::kBf16, 192, 128}, {Dtype::kF16, 192, 128}}));
