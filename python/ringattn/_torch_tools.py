@@ -18,7 +18,7 @@ _tensors: dict[str, tuple[tuple[int, str], ...]] = {}
 
 def operator(name: str, mutates: tuple[str, ...] = ()):
     """Registers the function as an operator for CPU and GPUs. Those of _gradients.INPUTS get their formula by gradients_of().
-    Other     operators refuse tensors that require gradients where autograd would record them, so a traced graph can't lose them
+    Other operators refuse tensors that require gradients where autograd would record them, so a traced graph can't lose them
     silently. This Python kernel takes a few microseconds per call, and none under torch.inference_mode();
     library.custom_op() would add more."""
 

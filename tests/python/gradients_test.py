@@ -119,7 +119,7 @@ class Functions(unittest.TestCase):
         heads = torch.zeros(2)
         for name, given, call in (
             ("sinks", torch.zeros(4), lambda p: ringattn.decode(q[:2], cache, cache, lengths, sinks=p)),
-            ("sinks", torch.zeros(4), lambda p: ringattn.mla(*latents, form="expanded", sinks=p)),
+            ("sinks", torch.zeros(4), lambda p: ringattn.mla(*latents, form="absorbed", sinks=p)),
             ("out", q.clone(), lambda p: ringattn.attention(q, k, k, out=p * 1)),
             ("weights", matrices[0], lambda p: ringattn.batched_gemm(q, p)),
             ("D", heads, lambda p: ringattn.ssd(*scan, D=p)),

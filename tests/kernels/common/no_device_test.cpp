@@ -51,6 +51,7 @@ void ask(const SsmKernel& kernel) {
   EXPECT_GT(kernel.scratch_bytes({.runs = 1, .segments = 2, .super_segments = 1}), std::size_t{0});
 }
 void ask(const CausalConv1dKernel&) {}
+void ask(const WeightGradientKernel&) {}
 
 // A spec for every dtype and set of head dims that attention kernels have.
 std::vector<AttentionSpec> attention_specs() {

@@ -117,26 +117,30 @@ ChannelGradients oracle(const GradientInputs& inputs, std::size_t sequence, std:
   made.dtokens_size = made.dtokens;
   made.dtaps.assign(width + 1, 0.0);
   made.dtaps_size = made.dtaps;
-  const auto add = [](double term, double& sum, double& size) {
-    sum += term;
-    size += std::abs(term);
+  const auto add = [](double factor, double g, double g_size, double& sum, double& size) {
+    sum += factor * g;
+    size += std::abs(factor) * g_size;
   };
   for (std::int64_t i = 0; i < spec.halo_tokens(); ++i) {
     const auto token = static_cast<std::size_t>(inputs.lengths[sequence] + i);
-    add(inputs.at(inputs.dfinal, static_cast<std::int64_t>(sequence) * spec.halo_tokens() + i, channel),
-        made.dtokens[token], made.dtokens_size[token]);
+    const double dfinal =
+        inputs.at(inputs.dfinal, static_cast<std::int64_t>(sequence) * spec.halo_tokens() + i, channel);
+    add(1.0, dfinal, std::abs(dfinal), made.dtokens[token], made.dtokens_size[token]);
   }
   for (std::int64_t t = 0; t < inputs.lengths[sequence]; ++t) {
     double v = of.bias;
     for (std::size_t k = 0; k < width; ++k) v += of.taps[k] * of.tokens[static_cast<std::size_t>(t) + k];
     const double s = 1.0 / (1.0 + std::exp(-v));
-    const double g = inputs.at(inputs.dy, first_row + t, channel) * (spec.silu ? s * (1.0 + v * (1.0 - s)) : 1.0);
+    const double dy = inputs.at(inputs.dy, first_row + t, channel);
+    const double g = dy * (spec.silu ? s * (1.0 + v * (1.0 - s)) : 1.0);
+    // The terms of silu' may cancel each other.
+    const double g_size = std::abs(dy) * (spec.silu ? s * (1.0 + std::abs(v) * (1.0 - s)) : 1.0);
     for (std::size_t k = 0; k < width; ++k) {
       const std::size_t token = static_cast<std::size_t>(t) + k;
-      add(of.taps[k] * g, made.dtokens[token], made.dtokens_size[token]);
-      add(of.tokens[token] * g, made.dtaps[k], made.dtaps_size[k]);
+      add(of.taps[k], g, g_size, made.dtokens[token], made.dtokens_size[token]);
+      add(of.tokens[token], g, g_size, made.dtaps[k], made.dtaps_size[k]);
     }
-    add(g, made.dtaps[width], made.dtaps_size[width]);
+    add(1.0, g, g_size, made.dtaps[width], made.dtaps_size[width]);
   }
   return made;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of sm80_conv1d's gradients. A thread computes four channels of a tile of tokens in order: g of each
+// The kernels of sm80_conv1d's gradients. A thread computes two channels of a tile of tokens in order: g of each
 // token, dx of the token width − 1 before it, and the tile's terms of dweight and dbias. Tiles of a unit are added
 // through shared memory. g of the width − 1 tokens after a tile is computed again.
 #include "base/cuda.hpp"
@@ -18,36 +18,36 @@ using cuda::to_float;
 constexpr int kTileTokensOfWarp = static_cast<int>(kConv1dGradientTile);
 constexpr int kTiles = static_cast<int>(kTokenUnit) / kTileTokensOfWarp;
 constexpr int kThreads = 32 * kTiles;
-constexpr int kQuad = 2;               // channels of a thread
-constexpr int kChannels = 32 * kQuad;  // of a CTA
+constexpr int kPair = 2;               // channels of a thread
+constexpr int kChannels = 32 * kPair;  // of a CTA
 constexpr int kTokensAtOnce = 4;       // loaded while as many are computed
 constexpr int kSumThreads = 128;
 
-// Four adjacent channels of one token, as stored.
+// Two adjacent channels of one token, as stored.
 template <class Element>
-struct alignas(kQuad * sizeof(Element)) Quad {
-  Element v[kQuad];
+struct alignas(kPair * sizeof(Element)) Pair {
+  Element v[kPair];
 };
 
 template <class Element>
-__device__ __forceinline__ Quad<Element> load_quad(const Element* at, bool aligned) {
-  if (aligned) return *reinterpret_cast<const Quad<Element>*>(at);
-  Quad<Element> quad;
+__device__ __forceinline__ Pair<Element> load_pair(const Element* at, bool aligned) {
+  if (aligned) return *reinterpret_cast<const Pair<Element>*>(at);
+  Pair<Element> pair;
 #pragma unroll
-  for (int i = 0; i < kQuad; ++i) quad.v[i] = at[i];
-  return quad;
+  for (int i = 0; i < kPair; ++i) pair.v[i] = at[i];
+  return pair;
 }
 
 template <class Element>
-__device__ __forceinline__ void store_quad(Element* at, bool aligned, const float (&values)[kQuad]) {
-  Quad<Element> quad;
+__device__ __forceinline__ void store_pair(Element* at, bool aligned, const float (&values)[kPair]) {
+  Pair<Element> pair;
 #pragma unroll
-  for (int i = 0; i < kQuad; ++i) quad.v[i] = from_float<Element>(values[i]);
+  for (int i = 0; i < kPair; ++i) pair.v[i] = from_float<Element>(values[i]);
   if (aligned) {
-    *reinterpret_cast<Quad<Element>*>(at) = quad;
+    *reinterpret_cast<Pair<Element>*>(at) = pair;
   } else {
 #pragma unroll
-    for (int i = 0; i < kQuad; ++i) at[i] = quad.v[i];
+    for (int i = 0; i < kPair; ++i) at[i] = pair.v[i];
   }
 }
 
@@ -64,11 +64,11 @@ struct RunTokens {
     return static_cast<const Element*>(next) + (token - run.tokens) * p.channels + channel;
   }
   // Token `token` < end(). A negative one is in the halo, or zero before the sequence.
-  __device__ __forceinline__ Quad<Element> x(std::int64_t token) const {
+  __device__ __forceinline__ Pair<Element> x(std::int64_t token) const {
     if (token < 0 && run.initial_halo == nullptr) {
-      Quad<Element> zeros;
+      Pair<Element> zeros;
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) zeros.v[i] = from_float<Element>(0.0F);
+      for (int i = 0; i < kPair; ++i) zeros.v[i] = from_float<Element>(0.0F);
       return zeros;
     }
     const Element* at = static_cast<const Element*>(p.x) + (run.row + token) * p.x_stride + channel;
@@ -77,34 +77,36 @@ struct RunTokens {
     } else if (token >= run.tokens) {
       at = after(run.next_x, token);
     }
-    return load_quad(at, p.aligned);
+    return load_pair(at, p.aligned);
   }
-  __device__ __forceinline__ Quad<Element> dy(std::int64_t token) const {
+  __device__ __forceinline__ Pair<Element> dy(std::int64_t token) const {
     const Element* at = static_cast<const Element*>(p.dy) + (run.row + token) * p.dy_stride + channel;
-    return load_quad(token >= run.tokens ? after(run.next_dy, token) : at, p.aligned);
+    return load_pair(token >= run.tokens ? after(run.next_dy, token) : at, p.aligned);
   }
-  // The gradient that a token, which may be in the halo, has from the final halo.
-  __device__ __forceinline__ void load_dfinal(std::int64_t token, float (&sum)[kQuad]) const {
-    const std::int64_t in_final = token - (end() - (p.width - 1));
+  // The gradient that token `token` of the final halo, which may be in the initial one, has from it.
+  __device__ __forceinline__ void load_dfinal(std::int64_t token, float (&sum)[kPair]) const {
+    const std::int64_t row = token - (end() - (p.width - 1));
+    const Element* const at = static_cast<const Element*>(run.dfinal_halo) + row * p.channels + channel;
+    const Pair<Element> pair = load_pair(at, p.aligned);
 #pragma unroll
-    for (int i = 0; i < kQuad; ++i) sum[i] = 0.0F;
-    if (run.dfinal_halo == nullptr || in_final < 0) return;
-    const Quad<Element> quad =
-        load_quad(static_cast<const Element*>(run.dfinal_halo) + in_final * p.channels + channel, p.aligned);
-#pragma unroll
-    for (int i = 0; i < kQuad; ++i) sum[i] = to_float(quad.v[i]);
+    for (int i = 0; i < kPair; ++i) sum[i] = to_float(pair.v[i]);
+  }
+  // The first token from `begin` on, counted from there, that has a gradient from the final halo.
+  __device__ int first_in_final(std::int64_t begin) const {
+    const std::int64_t first = end() - (p.width - 1) - begin;
+    return run.dfinal_halo == nullptr || first > kTileTokensOfWarp ? kTileTokensOfWarp : static_cast<int>(first);
   }
 };
 
 // Weights and bias of a thread's channels.
 template <int kWidth>
 struct Taps {
-  float weight[kWidth][kQuad];
-  float bias[kQuad];
+  float weight[kWidth][kPair];
+  float bias[kPair];
 
   __device__ Taps(const Conv1dGradientParams& p, std::int64_t channel) {
 #pragma unroll
-    for (int i = 0; i < kQuad; ++i) {
+    for (int i = 0; i < kPair; ++i) {
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) weight[k][i] = p.weight[(channel + i) * kWidth + k];
       bias[i] = p.bias == nullptr ? 0.0F : p.bias[channel + i];
@@ -112,58 +114,68 @@ struct Taps {
   }
 };
 
-// The last kWidth tokens: x, and g of those that exist.
-template <int kWidth>
-struct Window {
-  float x[kWidth][kQuad];
-  float g[kWidth][kQuad];
+// g of a token from the window of x that ends with it.
+template <int kWidth, int kTokens>
+__device__ __forceinline__ void differentiate(const Taps<kWidth>& taps, const float (&x)[kTokens][kPair], int first,
+                                              bool with_silu, float (&g)[kPair]) {
+  if (!with_silu) return;
+#pragma unroll
+  for (int i = 0; i < kPair; ++i) {
+    float v = taps.bias[i];
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) v = __fmaf_rn(taps.weight[k][i], x[first + k][i], v);
+    const float s = cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(v, -cuda::kSsmLog2E)), 1.0F));
+    g[i] = __fmul_rn(g[i], __fmul_rn(s, __fmaf_rn(v, __fsub_rn(1.0F, s), 1.0F)));
+  }
+}
 
-  __device__ __forceinline__ void shift() {
+// Adds a token's terms to the sums of its tile.
+template <int kWidth, int kTokens>
+__device__ __forceinline__ void add_to_tile(const float (&x)[kTokens][kPair], int first, const float (&g)[kPair],
+                                            float (&sums)[kWidth + 1][kPair]) {
 #pragma unroll
-    for (int k = 0; k + 1 < kWidth; ++k) {
+  for (int i = 0; i < kPair; ++i) {
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) {
-        x[k][i] = x[k + 1][i];
-        g[k][i] = g[k + 1][i];
-      }
-    }
+    for (int k = 0; k < kWidth; ++k) sums[k][i] = __fmaf_rn(g[i], x[first + k][i], sums[k][i]);
+    sums[kWidth][i] = __fadd_rn(sums[kWidth][i], g[i]);
   }
-  // Makes a token the last one.
-  template <class Element>
-  __device__ __forceinline__ void take(const Quad<Element>& x_quad, const Quad<Element>& dy, const Taps<kWidth>& taps,
-                                       bool with_silu) {
+}
+
+// Adds the terms of g of a token and of those after it, `existing` in all, to the token's gradient.
+template <int kWidth, int kTokens>
+__device__ __forceinline__ void add_terms(const Taps<kWidth>& taps, const float (&g)[kTokens][kPair], int first,
+                                          int existing, float (&sum)[kPair]) {
 #pragma unroll
-    for (int i = 0; i < kQuad; ++i) {
-      x[kWidth - 1][i] = to_float(x_quad.v[i]);
-      float slope = 1.0F;
-      if (with_silu) {
-        float v = taps.bias[i];
+  for (int j = 0; j < kWidth; ++j) {
+    if (j >= existing) break;
 #pragma unroll
-        for (int k = 0; k < kWidth; ++k) v = __fmaf_rn(taps.weight[k][i], x[k][i], v);
-        const float s = cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(v, -cuda::kSsmLog2E)), 1.0F));
-        slope = __fmul_rn(s, __fmaf_rn(v, __fsub_rn(1.0F, s), 1.0F));
-      }
-      g[kWidth - 1][i] = with_silu ? __fmul_rn(to_float(dy.v[i]), slope) : to_float(dy.v[i]);
-    }
+    for (int i = 0; i < kPair; ++i) sum[i] = __fmaf_rn(taps.weight[kWidth - 1 - j][i], g[first + j][i], sum[i]);
   }
-  // Adds the terms of the first token of the window to its gradient. Its tokens from `existing` on do not exist.
-  __device__ __forceinline__ void add_terms(const Taps<kWidth>& taps, std::int64_t existing,
-                                            float (&sum)[kQuad]) const {
+}
+
+template <class Element>
+__device__ __forceinline__ void widen(const Pair<Element>& pair, float (&values)[kPair]) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      if (j >= existing) break;
+  for (int i = 0; i < kPair; ++i) values[i] = to_float(pair.v[i]);
+}
+
+// Moves the last kBefore entries of a window to its begin.
+template <int kBefore, int kTokens>
+__device__ __forceinline__ void keep_last(float (&window)[kTokens][kPair]) {
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) sum[i] = __fmaf_rn(taps.weight[kWidth - 1 - j][i], g[j][i], sum[i]);
-    }
+  for (int k = 0; k < kBefore; ++k) {
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) window[k][i] = window[kTokens - kBefore + k][i];
   }
-};
+}
 
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(const __grid_constant__ Conv1dGradientParams p) {
+  constexpr int kBefore = kWidth - 1;
   __shared__ float tiles[kTiles][kWidth + 1][kChannels];
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int tile = static_cast<int>(threadIdx.x) / 32;
-  const std::int64_t channel = (std::int64_t{blockIdx.y} * 32 + lane) * kQuad;
+  const std::int64_t channel = (std::int64_t{blockIdx.y} * 32 + lane) * kPair;
   int nth = 0;
   while (nth + 1 < p.run_count && p.runs[nth + 1].first_unit <= blockIdx.x) ++nth;
   const Conv1dGradientRunEntry& run = p.runs[nth];
@@ -174,77 +186,103 @@ __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(const __grid_cons
     const Taps<kWidth> taps(p, channel);
     const std::int64_t left = run.tokens - begin;
     const int count = static_cast<int>(left < kTileTokensOfWarp ? left : kTileTokensOfWarp);
-    const std::int64_t after = tokens.end() - begin;
-    const int last = static_cast<int>(after < count + kWidth - 1 ? after : count + kWidth - 1);
-    Window<kWidth> window;
-#pragma unroll
-    for (int k = 0; k + 1 < kWidth; ++k) {
-      const Quad<Element> x = tokens.x(begin + k - (kWidth - 1));
-#pragma unroll
-      for (int i = 0; i < kQuad; ++i) window.x[k + 1][i] = to_float(x.v[i]);
-    }
-    float sums[kWidth + 1][kQuad] = {};
-    Quad<Element> x[kTokensAtOnce], dy[kTokensAtOnce];
+    const int together = count / kTokensAtOnce * kTokensAtOnce;
+    const int in_final = tokens.first_in_final(begin);
+    const Element* from_x = static_cast<const Element*>(p.x) + (run.row + begin) * p.x_stride + channel;
+    const Element* from_dy = static_cast<const Element*>(p.dy) + (run.row + begin) * p.dy_stride + channel;
+    Element* dx = static_cast<Element*>(p.dx) + (run.row + begin) * p.dx_stride + channel;
+    Pair<Element> x_next[kTokensAtOnce], dy_next[kTokensAtOnce];
     const auto load = [&](int from) {
 #pragma unroll
       for (int j = 0; j < kTokensAtOnce; ++j) {
-        if (from + j < last) {
-          x[j] = tokens.x(begin + from + j);
-          dy[j] = tokens.dy(begin + from + j);
+        if (from < together) {
+          x_next[j] = load_pair(from_x, p.aligned);
+          dy_next[j] = load_pair(from_dy, p.aligned);
+          from_x += p.x_stride;
+          from_dy += p.dy_stride;
         }
       }
     };
     load(0);
-    Element* dx = static_cast<Element*>(p.dx) + (run.row + begin) * p.dx_stride + channel;
+    float sums[kWidth + 1][kPair] = {};
+    // x and g of the last kBefore tokens, followed by the current ones. Before the tile there is no g.
+    float x[kBefore + kTokensAtOnce][kPair], g[kBefore + kTokensAtOnce][kPair] = {};
+#pragma unroll
+    for (int k = 0; k < kBefore; ++k) widen(tokens.x(begin + k - kBefore), x[k]);
 #pragma unroll 1
-    for (int from = 0; from < count + kWidth - 1; from += kTokensAtOnce) {
-      Quad<Element> x_now[kTokensAtOnce], dy_now[kTokensAtOnce];
+    for (int first = 0; first < together; first += kTokensAtOnce) {
 #pragma unroll
       for (int j = 0; j < kTokensAtOnce; ++j) {
-        x_now[j] = x[j];
-        dy_now[j] = dy[j];
+        widen(x_next[j], x[kBefore + j]);
+        widen(dy_next[j], g[kBefore + j]);
       }
-      load(from + kTokensAtOnce);
+      load(first + kTokensAtOnce);
 #pragma unroll
       for (int j = 0; j < kTokensAtOnce; ++j) {
-        const int t = from + j;
-        if (t >= count + kWidth - 1) break;
-        if (t > 0) window.shift();
-        if (t < last) window.take(x_now[j], dy_now[j], taps, p.silu);
-        if (t < count) {
-#pragma unroll
-          for (int i = 0; i < kQuad; ++i) {
-            const float g = window.g[kWidth - 1][i];
-#pragma unroll
-            for (int k = 0; k < kWidth; ++k) sums[k][i] = __fmaf_rn(g, window.x[k][i], sums[k][i]);
-            sums[kWidth][i] = __fadd_rn(sums[kWidth][i], g);
-          }
-        }
-        const int s = t - (kWidth - 1);
-        if (s < 0) continue;
-        float sum[kQuad];
-        tokens.load_dfinal(begin + s, sum);
-        window.add_terms(taps, last - s, sum);
-        store_quad(dx, p.aligned, sum);
+        differentiate(taps, x, j, p.silu, g[kBefore + j]);
+        add_to_tile<kWidth>(x, j, g[kBefore + j], sums);
+        if (first + j < kBefore) continue;
+        float sum[kPair] = {};
+        if (first + j - kBefore >= in_final) tokens.load_dfinal(begin + first + j - kBefore, sum);
+        add_terms(taps, g, j, kWidth, sum);
+        store_pair(dx, p.aligned, sum);
         dx += p.dx_stride;
+      }
+      keep_last<kBefore>(x);
+      keep_last<kBefore>(g);
+    }
+    // The tile's other tokens, and those after it that its gradients have terms of, one by one.
+    float x_one[kWidth][kPair], g_one[kWidth][kPair];
+#pragma unroll
+    for (int k = 0; k < kBefore; ++k) {
+#pragma unroll
+      for (int i = 0; i < kPair; ++i) {
+        x_one[k][i] = x[k][i];
+        g_one[k][i] = g[k][i];
+      }
+    }
+    const std::int64_t exist = tokens.end() - begin;
+#pragma unroll 1
+    for (int t = together; t < count + kBefore; ++t) {
+      if (t < exist) {
+        widen(tokens.x(begin + t), x_one[kBefore]);
+        widen(tokens.dy(begin + t), g_one[kBefore]);
+        differentiate(taps, x_one, 0, p.silu, g_one[kBefore]);
+      }
+      if (t < count) add_to_tile<kWidth>(x_one, 0, g_one[kBefore], sums);
+      if (t >= kBefore) {
+        float sum[kPair] = {};
+        if (t - kBefore >= in_final) tokens.load_dfinal(begin + t - kBefore, sum);
+        const std::int64_t existing = exist - (t - kBefore);
+        add_terms(taps, g_one, 0, static_cast<int>(existing < kWidth ? existing : kWidth), sum);
+        store_pair(dx, p.aligned, sum);
+        dx += p.dx_stride;
+      }
+#pragma unroll
+      for (int k = 0; k < kBefore; ++k) {
+#pragma unroll
+        for (int i = 0; i < kPair; ++i) {
+          x_one[k][i] = x_one[k + 1][i];
+          g_one[k][i] = g_one[k + 1][i];
+        }
       }
     }
 #pragma unroll
     for (int row = 0; row <= kWidth; ++row) {
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) tiles[tile][row][lane * kQuad + i] = sums[row][i];
+      for (int i = 0; i < kPair; ++i) tiles[tile][row][lane * kPair + i] = sums[row][i];
     }
   }
   __syncthreads();
   const std::int64_t left = run.tokens - unit;
   const int present =
-      static_cast<int>((left < kTokenUnit ? left : kTokenUnit) + kTileTokensOfWarp - 1) / kTileTokensOfWarp;
+      (static_cast<int>(left < kTokenUnit ? left : kTokenUnit) + kTileTokensOfWarp - 1) / kTileTokensOfWarp;
   if (tile > kWidth || channel >= p.channels) return;
   float* const to = p.sums + (std::int64_t{blockIdx.x} * (kWidth + 1) + tile) * p.channels + channel;
 #pragma unroll
-  for (int i = 0; i < kQuad; ++i) {
-    float total = tiles[0][tile][lane * kQuad + i];
-    for (int other = 1; other < present; ++other) total = __fadd_rn(total, tiles[other][tile][lane * kQuad + i]);
+  for (int i = 0; i < kPair; ++i) {
+    float total = tiles[0][tile][lane * kPair + i];
+    for (int other = 1; other < present; ++other) total = __fadd_rn(total, tiles[other][tile][lane * kPair + i]);
     to[i] = total;
   }
 }
@@ -252,38 +290,35 @@ __global__ void __launch_bounds__(kThreads, 1) gradient_kernel(const __grid_cons
 // dx of the tokens before a sequence.
 template <class Element, int kWidth>
 __global__ void __launch_bounds__(kSumThreads) halo_gradient_kernel(const __grid_constant__ Conv1dGradientParams p) {
-  const std::int64_t channel = (std::int64_t{blockIdx.y} * kSumThreads + threadIdx.x) * kQuad;
+  constexpr int kBefore = kWidth - 1;
+  const std::int64_t channel = (std::int64_t{blockIdx.y} * kSumThreads + threadIdx.x) * kPair;
   const Conv1dGradientRunEntry& run = p.runs[blockIdx.x];
   if (channel >= p.channels || run.dinitial_halo == nullptr) return;
   const RunTokens<Element> tokens{p, run, channel};
   const Taps<kWidth> taps(p, channel);
-  Window<kWidth> window;
+  const int exist = static_cast<int>(tokens.end() < kBefore ? tokens.end() : kBefore);
+  float x[2 * kBefore][kPair], g[kBefore][kPair];  // of tokens −kBefore …, and 0 …
 #pragma unroll
-  for (int k = 0; k + 1 < kWidth; ++k) {
-    const Quad<Element> x = tokens.x(k - (kWidth - 1));
-#pragma unroll
-    for (int i = 0; i < kQuad; ++i) window.x[k + 1][i] = to_float(x.v[i]);
-  }
-  float g[kWidth - 1][kQuad];  // of tokens 0 …
-#pragma unroll
-  for (int t = 0; t < kWidth - 1; ++t) {
-    if (t >= tokens.end()) break;
-    if (t > 0) window.shift();
-    window.take(tokens.x(t), tokens.dy(t), taps, p.silu);
-#pragma unroll
-    for (int i = 0; i < kQuad; ++i) g[t][i] = window.g[kWidth - 1][i];
+  for (int t = 0; t < 2 * kBefore; ++t) {
+    if (t < kBefore + exist) widen(tokens.x(t - kBefore), x[t]);
   }
 #pragma unroll
-  for (int s = 0; s < kWidth - 1; ++s) {  // token s − (kWidth − 1)
-    float sum[kQuad];
-    tokens.load_dfinal(s - (kWidth - 1), sum);
+  for (int t = 0; t < kBefore; ++t) {
+    if (t >= exist) break;
+    widen(tokens.dy(t), g[t]);
+    differentiate(taps, x, t, p.silu, g[t]);
+  }
+#pragma unroll
+  for (int s = 0; s < kBefore; ++s) {  // token s − kBefore
+    float sum[kPair] = {};
+    if (s >= tokens.first_in_final(-kBefore)) tokens.load_dfinal(s - kBefore, sum);
 #pragma unroll
     for (int t = 0; t <= s; ++t) {
-      if (t >= tokens.end()) break;
+      if (t >= exist) break;
 #pragma unroll
-      for (int i = 0; i < kQuad; ++i) sum[i] = __fmaf_rn(taps.weight[s - t][i], g[t][i], sum[i]);
+      for (int i = 0; i < kPair; ++i) sum[i] = __fmaf_rn(taps.weight[s - t][i], g[t][i], sum[i]);
     }
-    store_quad(static_cast<Element*>(run.dinitial_halo) + s * p.channels + channel, p.aligned, sum);
+    store_pair(static_cast<Element*>(run.dinitial_halo) + s * p.channels + channel, p.aligned, sum);
   }
 }
 
@@ -343,7 +378,7 @@ void conv1d_gradient_runs(const Conv1dGradientParams& params, Dtype dtype, cudaS
 }
 
 void conv1d_halo_gradients(const Conv1dGradientParams& params, Dtype dtype, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(params.run_count), blocks_of(params.channels, kSumThreads * kQuad));
+  const dim3 grid(static_cast<unsigned>(params.run_count), blocks_of(params.channels, kSumThreads * kPair));
   kernels_of(dtype, params.width).halo<<<grid, kSumThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "halo gradients of sm80_conv1d");
 }

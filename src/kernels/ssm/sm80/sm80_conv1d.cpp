@@ -64,7 +64,7 @@ class DeviceConv1d final : public CausalConv1dKernel {
       p.units += (run.tokens + kTokenUnit - 1) / kTokenUnit;
       const std::uint64_t halos = address_of(run.initial_halo) | address_of(run.next_x) | address_of(run.next_dy) |
                                   address_of(run.dfinal_halo) | address_of(run.dinitial_halo);
-      p.aligned = p.aligned && halos % quad_bytes() == 0;
+      p.aligned = p.aligned && halos % pair_bytes() == 0;
       if (p.run_count == kConv1dGradientRunsPerLaunch) flush();
     }
     flush();
@@ -77,7 +77,7 @@ class DeviceConv1d final : public CausalConv1dKernel {
   }
 
  private:
-  std::uint64_t quad_bytes() const { return 4 * size_of(spec_.dtype); }
+  std::uint64_t pair_bytes() const { return 2 * size_of(spec_.dtype); }
 
   // Parameters without runs.
   Conv1dGradientParams gradient_params_of(const CausalConv1dGradientTask& task) const {
@@ -95,7 +95,7 @@ class DeviceConv1d final : public CausalConv1dKernel {
     p.sums = task.units;
     p.silu = spec_.silu;
     const auto strides = static_cast<std::uint64_t>(p.x_stride | p.dy_stride | p.dx_stride);
-    p.aligned = (address_of(p.x) | address_of(p.dy) | address_of(p.dx)) % quad_bytes() == 0 && strides % 4 == 0;
+    p.aligned = (address_of(p.x) | address_of(p.dy) | address_of(p.dx)) % pair_bytes() == 0 && strides % 2 == 0;
     return p;
   }
 

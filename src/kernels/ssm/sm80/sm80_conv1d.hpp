@@ -67,8 +67,8 @@ struct Conv1dStep {
 };
 void update_halos(const Conv1dParams& params, const Conv1dStep& step, Dtype dtype, cudaStream_t stream);
 
-// The kernels of gradients (conv1d_gradient.cu). A CTA computes a unit of tokens (common/token_units.hpp) of 128
-// channels: a warp has a tile of kConv1dGradientTile tokens, a lane four channels.
+// The kernels of gradients (conv1d_gradient.cu). A CTA computes a unit of tokens (common/token_units.hpp) of 64
+// channels: a warp has a tile of kConv1dGradientTile tokens, a lane two channels.
 
 inline constexpr int kConv1dGradientRunsPerLaunch = 32;  // passed as kernel arguments
 
@@ -98,7 +98,7 @@ struct Conv1dGradientParams {
   const float* bias;  // or null
   float* sums;        // [units, width + 1, channels] of the launch
   bool silu;
-  bool aligned;  // four channels of all rows and halos are aligned to their size
+  bool aligned;  // two channels of all rows and halos are aligned to their size
 };
 static_assert(sizeof(Conv1dGradientParams) <= 4000, "kernel arguments are at most 4 KiB");
 
