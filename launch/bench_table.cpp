@@ -165,7 +165,7 @@ std::string points_text(std::span<const BenchPoint> points, std::optional<double
     cells.push_back(rate_text(point.tflops_per_rank, tera));
     cells.push_back(
         fmt::format("{:.1f}", point.ms.median > 0.0 ? 100.0 * point.exposed_comm_ms / point.ms.median : 0.0));
-    cells.push_back(fmt::format("{:.3f}", point.estimated_ms));
+    cells.push_back(point.estimated_ms > 0.0 ? fmt::format("{:.3f}", point.estimated_ms) : "-");
     cells.push_back(fmt::format("{:.1f}", static_cast<double>(point.memory_peak) / 0x1p20));
     if (has_compute) {
       std::string percent = "-";

@@ -143,7 +143,8 @@ CommandLine split_command_line(unsigned command, std::string_view command_name,
   }
   if (line.help) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i]->name == "op" && options[i]->count() == 1) line.flags.push_back({rows[i], texts[i].front()});
+      const bool chooses_op = rows[i]->name == "op" || rows[i]->name == "backward";
+      if (chooses_op && options[i]->count() == 1) line.flags.push_back({rows[i], texts[i].front()});
     }
     return line;
   }

@@ -146,7 +146,7 @@ constexpr FlagRow kTable[] = {
 
     // Shape
     {"backward", 0, kJobs, kAllOps, FlagGroup::kShape, FlagKind::kSwitch, "", "off",
-     "compute the gradients of --op; --op attention is the op that has them", set_switch<&JobOptions::backward>},
+     "compute the gradients of --op's result instead; attention has them", set_switch<&JobOptions::backward>},
     {"op", 0, kJobs, kAllOps, FlagGroup::kShape, FlagKind::kText, "", "",
      "op for synthetic input; with a file, its tensors decide",
      [](JobOptions& options, std::string_view text) {

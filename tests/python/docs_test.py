@@ -36,7 +36,7 @@ class Page(unittest.TestCase):
     def test_the_adapter_for_transformers(self):
         if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
             self.skipTest("needs torch and transformers")
-        example, said = run_example("python.md", 2)
+        example, said = run_example("python.md", 3)
         self.assertIn("substitute_hf_flash_attn(world, heads_k_stride=1)", example)
         self.assertEqual(said, "a sequence on two ranks, packed with another, has the logits that it has alone\n")
 
@@ -45,6 +45,7 @@ class Page(unittest.TestCase):
             self.skipTest("needs torch")
         self.assertEqual(run_example("python.md", 1)[1], "three ranks have the gradients of one, bit for bit\n")
         self.assertEqual(run_example("gradients.md")[1], "three ranks have the gradients of one, bit for bit\n")
+        self.assertEqual(run_example("python.md", 2)[1], "2 ranks have gradients of [1, 256, 4, 64]\n")
 
     def test_torchrun_s_example_without_torchrun(self):
         if importlib.util.find_spec("torch") is None:

@@ -398,7 +398,7 @@ class Ranks(unittest.TestCase):
 
 class KnownBugs(unittest.TestCase):
     """Kinds of bugs that backward passes of other libraries have had. More of them: gradients of padding and of rows between
-    sequences (poisoned memory in the kernels' tests), windows whose backward is not bounded (BackwardWindows)."""
+    sequences (poisoned memory in the kernels' tests), windows whose backward is not bounded (BackwardTables)."""
 
     def test_keys_of_an_earlier_step(self):
         def step(number, world=None, layout=None):
@@ -445,7 +445,10 @@ class KnownBugs(unittest.TestCase):
             return torch.autograd.grad(ringattn.attention(*leaves)[0], leaves, dout)
 
         # Pages of the map that nobody touches take no memory.
-        memory = mmap.mmap(-1, 2 * (stride + sum(sizes)), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        try:
+            memory = mmap.mmap(-1, 2 * (stride + sum(sizes)), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        except OSError as error:
+            self.skipTest(f"needs 8 GiB of addresses: {error}")
         for got, expected in zip(run(*far(torch.frombuffer(memory, dtype=torch.bfloat16))), run(*rows)):
             assert_same_bits(got, expected)
         if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 3 * stride:
@@ -533,13 +536,13 @@ class Refusals(unittest.TestCase):
     def test_ranks_that_do_not_agree(self):
         def some(world):
             q = normal(20, 2, 64).requires_grad_(world.rank == 1)
-            ringattn.attention(q, q.detach(), q.detach(), world=world)
+            ringattn.attention(q, q.detach(), q.detach(), world=world, layout="zigzag")
 
         def turned(world):
             outs = []
             for tokens in (20, 40):
                 leaf = normal(tokens, 2, 64).requires_grad_()
-                outs.append(ringattn.attention(leaf, leaf, leaf, world=world)[0].sum())
+                outs.append(ringattn.attention(leaf, leaf, leaf, world=world, layout="zigzag")[0].sum())
             for out in outs if world.rank == 0 else outs[::-1]:
                 out.backward()
 

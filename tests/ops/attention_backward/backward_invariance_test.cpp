@@ -149,20 +149,6 @@ TEST(BackwardSplits, EndInsideAndBetweenBlocks) {
 }
 
 // What a sequence's gradients are does not depend on the other sequences of the batch.
-// Both passes over the tiles skip those outside of the window.
-TEST(BackwardWindows, BoundTheWork) {
-  constexpr std::int64_t kTokens = 1 << 16;
-  constexpr std::int64_t kWindow = 1024;
-  const AttentionSpec spec = make_spec(Dtype::kBf16, 2, 1, 32, {kWindow - 1, 0});
-  const auto transport = make_self_transport();
-  AttentionBackward backward({{spec, uniform_batch(1, kTokens, kTokens)}}, *transport, on_the_cpu());
-  const BackwardPairFlops pair = backward_pair_flops(spec);
-  constexpr double kPairs = kTokens * (kWindow + 3 * 256);  // whole tiles
-  EXPECT_LE(backward.plan().flops(), kPairs * pair.dq);
-  EXPECT_LE(backward.plan().to_keys->flops(), kPairs * pair.dkv);
-  for (const Plan* direction : {&backward.plan(), backward.plan().to_keys.get()}) EXPECT_GT(direction->flops(), 0.0);
-}
-
 TEST(BackwardPacking, DoesNotChangeASequencesGradients) {
   const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 32, {-1, 0});
   const BackwardJob packed{{spec, std::vector<Sequence>{{100, 100, 0}, {333, 333, 0}, {70, 70, 0}}}};
