@@ -68,7 +68,7 @@ def check(name: str, compressed: bool, k_positions, out) -> None:
                     "Leave out= out, or call it under torch.no_grad().")  # fmt: skip
 
 
-def check_mla(name: str, expanded: bool, fp8: bool, out) -> None:
+def check_mla(name: str, expanded: bool, fp8: bool, memory_budget: int, out) -> None:
     """The same of mla(). expanded: the form isn't the absorbed one."""
     problem = f"{name} requires a gradient"
     if fp8:
@@ -77,5 +77,8 @@ def check_mla(name: str, expanded: bool, fp8: bool, out) -> None:
     if not expanded:
         unsupported(problem, "the absorbed form of MLA has no gradient",
                     'Pass w_uk, w_uv and form="expanded", or call it under torch.no_grad().')  # fmt: skip
+    if memory_budget:
+        unsupported(problem, "MLA within a memory budget has no gradient",
+                    "Leave memory_budget out, or call it under torch.no_grad().")  # fmt: skip
     if out is not None:
         check(name, False, None, out)

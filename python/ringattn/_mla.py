@@ -147,7 +147,8 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         _check_rows("latent", latent, rotary_of(q, latent, k_rope, w_uk))
     wanting = _gradients.requiring(given)
     if wanting is not None:
-        _gradients.check_mla(wanting, w_uk is not None and w_uv is not None and form != "absorbed", fp8, out)
+        _gradients.check_mla(wanting, w_uk is not None and w_uv is not None and form != "absorbed", fp8,
+                             memory_budget, out)  # fmt: skip
         form = "expanded"
     job = (own, q, latent, k_rope, w_uk, w_uv, cu, offsets, form, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks,
            layout, key_layout)  # fmt: skip

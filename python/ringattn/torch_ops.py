@@ -338,7 +338,8 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
     check_known("mla", unknown)
     name = _gradients.requiring({"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks})
     if name is not None:
-        _gradients.check_mla(name, w_uk is not None and w_uv is not None and form != "absorbed", k_rope is None, out)
+        _gradients.check_mla(name, w_uk is not None and w_uv is not None and form != "absorbed", k_rope is None,
+                             memory_budget, out)  # fmt: skip
         form = "expanded"
     made, lse = run(
         "mla", q, latent, k_rope, w_uk, w_uv, tensor_of(cu_seqlens_q), tensor_of(cu_seqlens_k), sinks, form, head_dim,
@@ -375,7 +376,7 @@ def _save_mla(ctx, inputs, output):
     *settings, _ = inputs[15:]
     whole = {"q": q, "latent": latent, "k_rope": k_rope, "w_uk": w_uk, "w_uv": w_uv, "sinks": sinks}
     names = [name for name, array in whole.items() if array is not None and array.requires_grad]
-    _gradients.check_mla(names[0] if names else "q", form == "expanded", k_rope is None, None)
+    _gradients.check_mla(names[0] if names else "q", form == "expanded", k_rope is None, settings[5], None)
     ctx.settings = (mask, left, right, _scale(q, softmax_scale), *settings)
     ctx.q_offsets, world = inputs[-1], settings[3]
     ctx.save_for_backward(q, latent, k_rope, w_uk, w_uv, sinks, *output, *begins)

@@ -349,6 +349,12 @@ SsmOptions read_ssm_options(const ringattn_options* given, const Transport& tran
   return options;
 }
 
+Options read_mla_backward_options(const ringattn_options* given, const Batch& batch, const Transport& transport) {
+  Options options = read_options(given, batch, transport);
+  refuse_option(options.memory_budget != 0, "memory_budget", "the backward pass of MLA");
+  return options;
+}
+
 CausalConv1dOptions read_conv1d_options(const ringattn_options* given, const Transport& transport) {
   const ringattn_options read = read_all(given);
   refuse_option(read.memory_budget != 0, "memory_budget", "a convolution");

@@ -75,7 +75,7 @@ ringattn_status ringattn_mla_backward_create(ringattn_world* world, const ringat
     job.batch = read_batch(batch);
     job.form = MlaForm::kExpanded;
     MlaOptions read;
-    read.ring = read_options(options, job.batch, transport);
+    read.ring = read_mla_backward_options(options, job.batch, transport);
     return new ringattn_mla_backward{{world->transport, MlaBackward(std::move(job), transport, std::move(read))}, {}};
   });
 }

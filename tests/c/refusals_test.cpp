@@ -9,13 +9,14 @@
 namespace ringattn::testing {
 namespace {
 
-const std::set<std::string> kNone, kRing{"attention", "attention backward", "mla"}, kDecoding{"decode", "mla decode"},
-    kRuns{"attention", "attention backward", "mla", "ssm", "conv1d"};
+const std::set<std::string> kNone, kRing{"attention", "attention backward", "mla", "mla backward"},
+    kDecoding{"decode", "mla decode"},
+    kRuns{"attention", "attention backward", "mla", "mla backward", "ssm", "conv1d", "conv1d backward"};
 
 std::set<std::string> all_but(const std::set<std::string>& without) {
   std::set<std::string> others;
-  for (const char* op : {"attention", "attention backward", "decode", "mla", "mla decode", "batched gemm", "ssm",
-                         "conv1d", "compression"}) {
+  for (const char* op : {"attention", "attention backward", "decode", "mla", "mla backward", "mla decode",
+                         "batched gemm", "ssm", "conv1d", "conv1d backward", "compression"}) {
     if (!without.contains(op)) others.insert(op);
   }
   return others;
@@ -41,7 +42,7 @@ TEST(CRefusals, AnOpHasAnOptionOrRefusesIt) {
       {"block_tokens", kRing, [](auto& options) { options.block_tokens = 64; }},
       {"checksum", kRing, [](auto& options) { options.checksum = 1; }},
       {"layout", kRing, [](auto& options) { options.layout = RINGATTN_ZIGZAG; }},
-      {"memory_budget", all_but({"conv1d", "compression", "batched gemm"}),
+      {"memory_budget", all_but({"mla backward", "conv1d", "conv1d backward", "compression", "batched gemm"}),
        [](auto& options) { options.memory_budget = 1 << 30; }},
       {"timeout_seconds", all_but({"compression", "batched gemm"}),
        [](auto& options) { options.timeout_seconds = 5.0; }},

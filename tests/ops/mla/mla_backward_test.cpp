@@ -17,24 +17,10 @@
 #include "kernels/mla/mla_oracle.hpp"
 #include "kernels/quant/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/mla_rank.hpp"
-#include "tests/support/random_elements.hpp"
+#include "tests/support/mla_backward_job.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-// Packed gradients. Those of matrices and sinks of each rank.
-struct Gradients {
-  std::vector<std::byte> dq, dlatent, dk_rope;
-  std::vector<std::vector<float>> dw_uk, dw_uv, dsinks;
-};
-
-struct BackwardData {
-  MlaTensors forward;
-  JobResult result;  // O and LSE of the forward
-  std::vector<std::byte> dout;
-  std::vector<float> dlse;
-};
 
 MlaSpec small_spec(Dtype dtype, const Mask& mask) {
   MlaSpec spec;
@@ -49,150 +35,8 @@ MlaSpec small_spec(Dtype dtype, const Mask& mask) {
   return spec;
 }
 
-BackwardData random_data(const MlaJob& job, std::uint64_t seed) {
-  BackwardData data{random_mla_tensors(job, seed), {}, {}, {}};
-  data.result = run_mla_job(job, on_the_cpu(), data.forward, 1);
-  std::mt19937_64 generator(seed + 1);
-  const std::int64_t rows = job.batch.q_tokens() * job.spec.heads;
-  data.dout = random_elements(rows * job.spec.head_dim_v, job.spec.dtype, generator, Normal());
-  Normal normal;
-  for (std::int64_t i = 0; i < rows; ++i) data.dlse.push_back(normal(generator));
-  return data;
-}
-
-// One rank's part, on the host or on a GPU.
-void run_rank(const MlaJob& job, const MlaOptions& options, const BackwardData& data, Transport& transport,
-              Gradients& gradients) {
-  MlaBackward backward(job, transport, options);
-  const MlaSpec& spec = job.spec;
-  Backend& backend = backward.backend();
-  const Stream stream = backend.stream();
-  const int rank = transport.rank();
-  const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
-  const auto copy = [&](void* to, const void* from, std::size_t bytes) {
-    const auto size = static_cast<std::int64_t>(bytes);
-    if (bytes > 0) backend.copy_rows(to, size, from, size, size, 1, stream);
-    backend.synchronize(stream, Deadline::after(60.0), {});
-  };
-  std::vector<Buffer> memory;
-  const auto upload = [&](const void* bytes, std::size_t count) {
-    memory.push_back(backend.allocate(std::max<std::size_t>(count, 1)));
-    copy(memory.back().data(), bytes, count);
-    return memory.back().data();
-  };
-  const auto poisoned = [&](std::int64_t bytes) {
-    const std::vector<std::byte> poison(static_cast<std::size_t>(bytes), std::byte{0xff});
-    return upload(poison.data(), poison.size());
-  };
-  const Layout& queries = backward.layout().queries;
-  const Layout& keys = backward.layout().keys;
-  const auto shard = [&](const Layout& layout, const void* packed, std::int64_t token_bytes) {
-    std::vector<std::byte> rows(static_cast<std::size_t>(layout.tokens(rank) * token_bytes));
-    layout.shard(rank, static_cast<const std::byte*>(packed), rows.data(), token_bytes);
-    return upload(rows.data(), rows.size());
-  };
-  const std::int64_t q_rows = backward.q_rows();
-  const std::int64_t k_rows = backward.k_rows();
-  const std::int64_t q_dim = spec.head_dim + spec.rope_dim;
-  const std::int64_t q_bytes = spec.heads * q_dim * element;
-  const std::int64_t out_bytes = std::int64_t{spec.heads} * spec.head_dim_v * element;
-  const std::int64_t c_bytes = spec.latent_dim * element;
-  const std::int64_t r_bytes = spec.rope_dim * element;
-  const auto lse_bytes = static_cast<std::int64_t>(spec.heads * sizeof(float));
-  const auto view = [&](void* at, std::int64_t rows, std::int64_t heads, std::int64_t dim) {
-    return dense_view(at, spec.dtype, rows, heads, dim);
-  };
-  MlaBackwardInputs inputs;
-  inputs.q = view(shard(queries, data.forward.q.data(), q_bytes), q_rows, spec.heads, q_dim);
-  inputs.latent = view(shard(keys, data.forward.latent.data(), c_bytes), k_rows, 1, spec.latent_dim);
-  inputs.k_rope = view(shard(keys, data.forward.k_rope.data(), r_bytes), k_rows, 1, spec.rope_dim);
-  inputs.w_uk = matrices_of(data.forward.w_uk, spec, spec.head_dim);
-  inputs.w_uv = matrices_of(data.forward.w_uv, spec, spec.head_dim_v);
-  inputs.w_uk.data = upload(data.forward.w_uk.data(), data.forward.w_uk.size());
-  inputs.w_uv.data = upload(data.forward.w_uv.data(), data.forward.w_uv.size());
-  inputs.out = view(shard(queries, data.result.out.data(), out_bytes), q_rows, spec.heads, spec.head_dim_v);
-  inputs.dout = view(shard(queries, data.dout.data(), out_bytes), q_rows, spec.heads, spec.head_dim_v);
-  inputs.lse = {reinterpret_cast<float*>(shard(queries, data.result.lse.data(), lse_bytes)), spec.heads, 1};
-  inputs.dlse = {reinterpret_cast<float*>(shard(queries, data.dlse.data(), lse_bytes)), spec.heads, 1};
-  if (spec.sinks) {
-    inputs.sinks =
-        reinterpret_cast<const float*>(upload(data.forward.sinks.data(), data.forward.sinks.size() * sizeof(float)));
-  }
-  const std::int64_t uk = std::int64_t{spec.heads} * spec.head_dim * spec.latent_dim;
-  const std::int64_t uv = std::int64_t{spec.heads} * spec.head_dim_v * spec.latent_dim;
-  const auto of_rank = static_cast<std::size_t>(rank);
-  MlaBackwardOutputs outputs;
-  outputs.dq = view(poisoned(q_rows * q_bytes), q_rows, spec.heads, q_dim);
-  outputs.dlatent = view(poisoned(k_rows * c_bytes), k_rows, 1, spec.latent_dim);
-  outputs.dk_rope = view(poisoned(k_rows * r_bytes), k_rows, 1, spec.rope_dim);
-  outputs.dw_uk = reinterpret_cast<float*>(poisoned(uk * 4));
-  outputs.dw_uv = reinterpret_cast<float*>(poisoned(uv * 4));
-  gradients.dsinks[of_rank].resize(spec.sinks ? static_cast<std::size_t>(spec.heads) : 0);
-  if (spec.sinks) outputs.dsinks = gradients.dsinks[of_rank].data();
-  const auto workspace_bytes = static_cast<std::int64_t>(backward.workspace_bytes());
-  std::byte* const workspace = poisoned(workspace_bytes);
-  for (int repeat = 0; repeat < 2; ++repeat) {  // a run leaves nothing behind that the next one reads
-    backward.run(inputs, outputs, {workspace, static_cast<std::size_t>(workspace_bytes)}, stream);
-  }
-  const auto download = [&](const void* from, void* to, std::int64_t bytes) {
-    copy(to, from, static_cast<std::size_t>(bytes));
-  };
-  const auto unshard = [&](const Layout& layout, const MutableTensorView& rows, std::int64_t token_bytes,
-                           std::vector<std::byte>& packed) {
-    std::vector<std::byte> host(static_cast<std::size_t>(rows.tokens * token_bytes));
-    download(rows.data, host.data(), rows.tokens * token_bytes);
-    layout.unshard(rank, host.data(), packed.data(), token_bytes);
-  };
-  unshard(queries, outputs.dq, q_bytes, gradients.dq);
-  unshard(keys, outputs.dlatent, c_bytes, gradients.dlatent);
-  unshard(keys, outputs.dk_rope, r_bytes, gradients.dk_rope);
-  gradients.dw_uk[of_rank].resize(static_cast<std::size_t>(uk));
-  gradients.dw_uv[of_rank].resize(static_cast<std::size_t>(uv));
-  download(outputs.dw_uk, gradients.dw_uk[of_rank].data(), uk * 4);
-  download(outputs.dw_uv, gradients.dw_uv[of_rank].data(), uv * 4);
-  transport.barrier(Deadline::after(60.0));
-}
-
-Gradients differentiate(const MlaJob& job, const MlaOptions& options, const BackwardData& data, int world,
-                        const ThreadsDelivery& delivery = {}) {
-  const MlaSpec& spec = job.spec;
-  const auto bytes = [&](std::int64_t elements) {
-    return std::vector<std::byte>(static_cast<std::size_t>(elements) * size_of(spec.dtype), std::byte{0xff});
-  };
-  Gradients gradients;
-  gradients.dq = bytes(job.batch.q_tokens() * spec.heads * (spec.head_dim + spec.rope_dim));
-  gradients.dlatent = bytes(job.batch.k_tokens() * spec.latent_dim);
-  gradients.dk_rope = bytes(job.batch.k_tokens() * spec.rope_dim);
-  for (auto* sums : {&gradients.dw_uk, &gradients.dw_uv, &gradients.dsinks}) {
-    sums->resize(static_cast<std::size_t>(world));
-  }
-  if (world == 1) {
-    const auto self = make_self_transport();
-    run_rank(job, options, data, *self, gradients);
-  } else {
-    run_threads_world(world, delivery,
-                      [&](Transport& transport) { run_rank(job, options, data, transport, gradients); });
-  }
-  return gradients;
-}
-
-bool same(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-void expect_same(const Gradients& made, const Gradients& expected, const std::string& what) {
-  EXPECT_TRUE(made.dq == expected.dq) << what << ": dq";
-  EXPECT_TRUE(made.dlatent == expected.dlatent) << what << ": dlatent";
-  EXPECT_TRUE(made.dk_rope == expected.dk_rope) << what << ": dk_rope";
-  for (std::size_t rank = 0; rank < made.dw_uk.size(); ++rank) {
-    EXPECT_TRUE(same(made.dw_uk[rank], expected.dw_uk[0])) << what << ": dw_uk of rank " << rank;
-    EXPECT_TRUE(same(made.dw_uv[rank], expected.dw_uv[0])) << what << ": dw_uv of rank " << rank;
-    EXPECT_TRUE(same(made.dsinks[rank], expected.dsinks[0])) << what << ": dsinks of rank " << rank;
-  }
-}
-
 // Σ dO ∘ O + Σ dLSE ∘ LSE over the batch, in fp64.
-double loss_of(const MlaJob& job, const BackwardData& data, const MlaTensors& tensors) {
+double loss_of(const MlaJob& job, const MlaBackwardData& data, const MlaTensors& tensors) {
   const MlaSpec& spec = job.spec;
   double loss = 0.0;
   std::int64_t q = 0;
@@ -246,7 +90,7 @@ TEST(MlaBackward, IsTheDerivativeOfTheOracle) {
              MlaForm::kExpanded};
   job.spec.softcap = 4.0F;
   job.spec.sinks = true;
-  BackwardData data = random_data(job, 3);
+  MlaBackwardData data = random_mla_backward_data(job, 3);
   // Multiples of 2⁻¹², so that steps are exact.
   const auto rounded = [](std::vector<std::byte>& elements) {
     for (std::size_t at = 0; at < elements.size(); at += sizeof(float)) {
@@ -259,7 +103,7 @@ TEST(MlaBackward, IsTheDerivativeOfTheOracle) {
     rounded(*elements);
   }
   data.result = run_mla_job(job, on_the_cpu(), data.forward, 1);
-  const Gradients gradients = differentiate(job, on_the_cpu(), data, 2);
+  const MlaGradients gradients = differentiate_mla(job, on_the_cpu(), data, 2);
   const auto check = [&](const char* name, std::vector<std::byte> MlaTensors::*tensor, const void* gradient) {
     const std::size_t size = (data.forward.*tensor).size() / sizeof(float);
     expect_derivatives(
@@ -290,8 +134,8 @@ TEST(MlaBackward, IsTheDerivativeOfTheOracle) {
 // bf16 rounds K, V, P, dS, dK and dV; fp32 of the same inputs is right by the test above.
 TEST(MlaBackward, RoundsAsOftenAsItSays) {
   MlaJob job{small_spec(Dtype::kBf16, {-1, 0}), uniform_batch(1, 300, 300), MlaForm::kExpanded};
-  const BackwardData data = random_data(job, 5);
-  const Gradients rounded = differentiate(job, on_the_cpu(), data, 1);
+  const MlaBackwardData data = random_mla_backward_data(job, 5);
+  const MlaGradients rounded = differentiate_mla(job, on_the_cpu(), data, 1);
   MlaJob wide = job;
   wide.spec.dtype = Dtype::kF32;
   const auto widened = [](const std::vector<std::byte>& elements) {
@@ -301,7 +145,7 @@ TEST(MlaBackward, RoundsAsOftenAsItSays) {
     }
     return floats;
   };
-  BackwardData wide_data = data;
+  MlaBackwardData wide_data = data;
   wide_data.forward = {widened(data.forward.q),
                        widened(data.forward.latent),
                        widened(data.forward.k_rope),
@@ -311,7 +155,7 @@ TEST(MlaBackward, RoundsAsOftenAsItSays) {
                        {}};
   wide_data.result = run_mla_job(wide, on_the_cpu(), wide_data.forward, 1);
   wide_data.dout = widened(data.dout);
-  const Gradients exact = differentiate(wide, on_the_cpu(), wide_data, 1);
+  const MlaGradients exact = differentiate_mla(wide, on_the_cpu(), wide_data, 1);
   const auto expect_near = [](const char* name, const std::vector<std::byte>& made, Dtype dtype,
                               const std::vector<std::byte>& expected) {
     double error = 0.0;
@@ -344,16 +188,16 @@ TEST(MlaBackward, WorldsLayoutsAndHeadsAtATime) {
                    {small_spec(Dtype::kBf16, {-1, 0}), {{40, 2500, 2460}, {3, 2048, 2045}}, MlaForm::kExpanded}};
   jobs[0].spec.sinks = true;
   for (const MlaJob& job : jobs) {
-    const BackwardData data = random_data(job, 7);
-    const Gradients reference = differentiate(job, on_the_cpu(), data, 1);
+    const MlaBackwardData data = random_mla_backward_data(job, 7);
+    const MlaGradients reference = differentiate_mla(job, on_the_cpu(), data, 1);
     for (const int world : {1, 2, 3, 5}) {
       for (const LayoutKind kind : {LayoutKind::kStriped, LayoutKind::kContiguous}) {
         MlaOptions options = on_the_cpu(world == 2 ? 2 : 1);
         options.ring.layout.kind = kind;
         if (world == 3) options.ring.layout.stripe = 37;
         options.heads_at_a_time = world == 5 ? 3 : 4 - world;
-        expect_same(differentiate(job, options, data, world), reference,
-                    std::string(layout_name(kind)) + ", world " + std::to_string(world));
+        expect_same_gradients(differentiate_mla(job, options, data, world), reference,
+                              std::string(layout_name(kind)) + ", world " + std::to_string(world));
       }
     }
   }
@@ -362,11 +206,11 @@ TEST(MlaBackward, WorldsLayoutsAndHeadsAtATime) {
 // The first sequence alone, and with another one: its rows have the same bits.
 TEST(MlaBackward, RowsDependOnTheirSequenceAlone) {
   const MlaJob both{small_spec(Dtype::kBf16, {-1, 0}), {{130, 200, 70}, {90, 90, 0}}, MlaForm::kExpanded};
-  const BackwardData data = random_data(both, 9);
+  const MlaBackwardData data = random_mla_backward_data(both, 9);
   MlaJob first = both;
   first.batch = {{130, 200, 70}};
-  const Gradients all = differentiate(both, on_the_cpu(), data, 2);
-  const Gradients alone = differentiate(first, on_the_cpu(), data, 1);
+  const MlaGradients all = differentiate_mla(both, on_the_cpu(), data, 2);
+  const MlaGradients alone = differentiate_mla(first, on_the_cpu(), data, 1);
   const auto begins = [](const std::vector<std::byte>& packed, const std::vector<std::byte>& part) {
     return std::equal(part.begin(), part.end(), packed.begin());
   };
