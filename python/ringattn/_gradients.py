@@ -8,10 +8,11 @@ from ._loaded_torch import loaded_torch
 INPUTS = {
     "attention": ("q", "k", "v", "sinks"),
     "varlen": ("q", "k", "v", "sinks"),
-    "causal_conv1d": ("x", "weight", "bias", "initial_states"),
     "mla": ("q", "latent", "k_rope", "w_uk", "w_uv", "sinks"),
+    "ssd": ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"),
+    "causal_conv1d": ("x", "weight", "bias", "initial_states"),
 }
-WITHOUT = "only attention(), varlen(), mla() and causal_conv1d() have gradients"
+WITHOUT = "only attention(), varlen(), mla(), ssd() and causal_conv1d() have gradients"
 SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 
@@ -63,8 +64,12 @@ def check(name: str, compressed: bool, k_positions, out) -> None:
     if k_positions is not None:
         unsupported(problem, "attention with k_positions has no gradient",
                     "Pass all keys, or call it under torch.no_grad().")  # fmt: skip
+    check_out(name, out)
+
+
+def check_out(name: str, out) -> None:
     if out is not None:
-        unsupported(problem, "results that autograd records are new tensors",
+        unsupported(f"{name} requires a gradient", "results that autograd records are new tensors",
                     "Leave out= out, or call it under torch.no_grad().")  # fmt: skip
 
 
@@ -82,3 +87,7 @@ def check_mla(name: str, expanded: bool, fp8: bool, memory_budget: int, out) -> 
                     "Leave memory_budget out, or call it under torch.no_grad().")  # fmt: skip
     if out is not None:
         check(name, False, None, out)
+
+
+def refuse_selective(name: str) -> None:
+    unsupported(f"{name} requires a gradient", "selective_scan() (Mamba-1) has no gradients, ssd() (Mamba-2) has", SUGGESTION)

@@ -11,12 +11,12 @@ namespace {
 
 const std::set<std::string> kNone, kRing{"attention", "attention backward", "mla", "mla backward"},
     kDecoding{"decode", "mla decode"},
-    kRuns{"attention", "attention backward", "mla", "mla backward", "ssm", "conv1d", "conv1d backward"};
+    kRuns{"attention", "attention backward", "mla", "mla backward", "ssm", "ssd backward", "conv1d", "conv1d backward"};
 
 std::set<std::string> all_but(const std::set<std::string>& without) {
   std::set<std::string> others;
   for (const char* op : {"attention", "attention backward", "decode", "mla", "mla backward", "mla decode",
-                         "batched gemm", "ssm", "conv1d", "conv1d backward", "compression"}) {
+                         "batched gemm", "ssm", "ssd backward", "conv1d", "conv1d backward", "compression"}) {
     if (!without.contains(op)) others.insert(op);
   }
   return others;
