@@ -57,9 +57,13 @@ __device__ __forceinline__ int take_work(const cuda::BackwardTables& tables) {
   return static_cast<int>(gridDim.x + warp_uniform(static_cast<std::uint32_t>(taken)));
 }
 
-// The index of a consumer's head tile in the scratch of closed sums.
-__device__ __forceinline__ std::int64_t scratch_tile(int consumer) {
-  return std::int64_t{blockIdx.x} * kBackwardConsumers + consumer;
+// The index of a consumer's head tile in BackwardSums::scratch.
+__device__ __forceinline__ int scratch_tile(const cuda::BackwardTables& tables, const BackwardWork& work,
+                                            int consumer) {
+  const int pair = work.pair.partial == cuda::RowTilePair::kNoPartial
+                       ? static_cast<int>(blockIdx.x)
+                       : static_cast<int>(gridDim.x) + work.pair.partial * tables.kv_heads + work.kv_head;
+  return pair * kBackwardConsumers + consumer;
 }
 
 // Loads all columns of a box's rows, panel after panel. `panel_bytes` are those of the tile.
