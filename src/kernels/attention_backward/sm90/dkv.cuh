@@ -26,6 +26,10 @@ struct DkvTraits {
   // registers for a whole tile's P, dP and packed elements.
   static constexpr int kParts = kBoth && kDim + kDimV > 256 ? 2 : 1;
   static constexpr int kPartQueries = kBackwardTile / kParts;
+  // The GEMMs of narrow heads are too short for turns. Registers hold K and V, which takes their reads off shared
+  // memory.
+  static constexpr bool kTakesTurns = kDim + kDimV > 128;
+  static constexpr bool kKeysInRegisters = !kTakesTurns;
   static constexpr int kKBytes = kBackwardTile * cuda::padded_row_bytes(kDim);
   static constexpr int kVBytes = kBackwardTile * cuda::padded_row_bytes(kDimV);
   static constexpr int kQBytes = kKBytes, kDoutBytes = kVBytes;
@@ -247,6 +251,10 @@ class DkvConsumer {
     const TileInterval unmasked{uniform(tile.unmasked_begin), uniform(tile.unmasked_end)};
     const int offset = tile.offset + tile_row_of_thread();
 
+    if constexpr (C::kKeysInRegisters) {
+      load_operands<C::kDim, kBackwardTile>(k_, map_.k(consumer_));
+      load_operands<C::kDimV, kBackwardTile>(v_, map_.v(consumer_));
+    }
     bool any_closed = (flags & RowTile::kHasClosedSum) != 0;
     bool any_open = (flags & RowTile::kHasOpenSum) != 0;
     first_ = !any_open;
@@ -439,10 +447,23 @@ class DkvConsumer {
   static __device__ __forceinline__ std::uint32_t rows_of_part(std::uint32_t tile, int part) {
     return tile + static_cast<std::uint32_t>(part * cuda::panel_bytes(C::kPartQueries));
   }
-  // Issue dPᵀ = V dOᵀ, dV += Pᵀ dO and dK += dSᵀ Q of a part.
+  // Issue Sᵀ = K Qᵀ, and dPᵀ = V dOᵀ, dV += Pᵀ dO and dK += dSᵀ Q of a part.
+  __device__ __forceinline__ void issue_s(Scores& s, std::uint32_t q) {
+    if constexpr (C::kKeysInRegisters) {
+      multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile>(s, k_, q);
+    } else {
+      multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(
+          s, map_.k(consumer_), q);
+    }
+  }
   __device__ __forceinline__ void issue_dp(PartScores& dp, std::uint32_t dout, int part) {
-    multiply_transposed<typename C::Element, C::kDimV, C::kPartQueries, kBackwardTile, kBackwardTile>(
-        dp, map_.v(consumer_), rows_of_part(dout, part));
+    if constexpr (C::kKeysInRegisters) {
+      multiply_transposed<typename C::Element, C::kDimV, C::kPartQueries, kBackwardTile>(dp, v_,
+                                                                                         rows_of_part(dout, part));
+    } else {
+      multiply_transposed<typename C::Element, C::kDimV, C::kPartQueries, kBackwardTile, kBackwardTile>(
+          dp, map_.v(consumer_), rows_of_part(dout, part));
+    }
   }
   __device__ __forceinline__ void issue_dv(std::uint32_t dout, int part) {
     keep_packed(packed_p_[part]);
@@ -464,8 +485,7 @@ class DkvConsumer {
     const std::uint32_t q = map_.q(stage), dout = map_.dout(C::kBoth ? stage : dout_ring_.stage());
     ping_pong_.wait();
     barrier_wait(map_.full(stage), ring_.parity());
-    multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(s, map_.k(consumer_),
-                                                                                                   q);
+    issue_s(s, q);
     await_sums<1>();
     if constexpr (C::kDk) {
       if constexpr (!C::kBoth) barrier_wait(map_.dout_full(dout_ring_.stage()), dout_ring_.parity());
@@ -485,15 +505,20 @@ class DkvConsumer {
         issue_dv(dout, part);
       }
       if constexpr (C::kDk) {
-        wgmma_wait<kPacksEarly ? 1 : 0>();
+        if (part == 0) {
+          wgmma_wait<kPacksEarly ? 1 : 0>();
+        } else {
+          wgmma_wait<2>();  // for dP alone: dV and dK of the part before stay in flight
+        }
         pin(dp[part]);
+        if constexpr (!C::kDv) release_stage(map_.dout_empty(dout_ring_.stage()));
+        make_ds<kMasked>(s, dp[part], part, stage, seen);
         if (part > 0) {
+          wgmma_wait<0>();
           pin(dv_);
           pin(dk_);
           pin_part(part - 1);
         }
-        if constexpr (!C::kDv) release_stage(map_.dout_empty(dout_ring_.stage()));
-        make_ds<kMasked>(s, dp[part], part, stage, seen);
         if (part + 1 < C::kParts) issue_dp(dp[(part + 1) % C::kParts], dout, part + 1);
         if constexpr (C::kDv && !kPacksEarly) issue_dv(dout, part);
         issue_dk(q, part);
@@ -507,7 +532,7 @@ class DkvConsumer {
   const DkvParams& p_;
   const DkvMap<C>& map_;
   int consumer_;
-  PingPong ping_pong_;
+  PingPong<C::kTakesTurns> ping_pong_;
   PackedPipelineState<C::kQStages> ring_;
   PackedPipelineState<C::kDoutStages> dout_ring_;  // unless C::kBoth
   // Stage that dV and dK in flight read: of Q, or of dO where dK isn't computed.
@@ -516,6 +541,7 @@ class DkvConsumer {
   bool any_in_flight_ = false;  // dV and dK of a previous tile are in flight
   float dk_[C::kDk ? C::kDim / 8 : 1][4], dv_[C::kDv ? C::kDimV / 8 : 1][4];
   Packed packed_p_[C::kParts], packed_ds_[C::kParts];
+  std::uint32_t k_[C::kDim / kGemmStep][4], v_[C::kDimV / kGemmStep][4];  // if C::kKeysInRegisters
 };
 
 template <class C>

@@ -346,7 +346,7 @@ class DqConsumer {
   const DqParams& p_;
   const DqMap<C>& map_;
   int consumer_;
-  PingPong ping_pong_;
+  PingPong<> ping_pong_;
   PackedPipelineState<C::kStagesK> k_;
   PackedPipelineState<C::kStagesV> v_;
   PackedPipelineState<C::kStagesK> in_flight_;  // K that dQ in flight reads

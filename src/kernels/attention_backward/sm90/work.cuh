@@ -114,7 +114,8 @@ __device__ __forceinline__ void zero_rows(std::uint32_t tile, int begin, int end
 }
 
 // The two consumers issue the GEMMs of scores in turn, so that one's exponentials overlap with the other's GEMMs. Each
-// passes its turn once for each tile of the pair, also for one that it skips.
+// passes its turn once for each tile of the pair, also for one that it skips. Unless kTakesTurns, nothing waits.
+template <bool kTakesTurns = true>
 class PingPong {
  public:
   __device__ __forceinline__ explicit PingPong(int consumer) : consumer_(consumer) {}
@@ -122,10 +123,10 @@ class PingPong {
     if (consumer_ == 1) pass();
   }
   __device__ __forceinline__ void wait() const {
-    named_sync(kFirstBarrier + consumer_, kBackwardConsumers * kWarpgroup);
+    if constexpr (kTakesTurns) named_sync(kFirstBarrier + consumer_, kBackwardConsumers * kWarpgroup);
   }
   __device__ __forceinline__ void pass() const {
-    named_arrive(kFirstBarrier + 1 - consumer_, kBackwardConsumers * kWarpgroup);
+    if constexpr (kTakesTurns) named_arrive(kFirstBarrier + 1 - consumer_, kBackwardConsumers * kWarpgroup);
   }
   __device__ __forceinline__ void end() const {
     if (consumer_ == 0) wait();
