@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times attention's backward kernels on a GPU through their interface: causal, 32/8 heads of 128, one task with all
-// tiles. Prints one JSON line per kernel and shape. Raw TFLOP/s count the matmuls of a kernel (dQ 3, dK/dV 4), the
-// causal half. O is random and LSE that of random scores, so P has its usual size.
-//   attention_backward_gpu_bench [sequences x length ...], e.g. 2x8192 1x16384 1x32768
+// Times attention's backward kernels on a GPU through their interface: one task with all tiles. Prints one JSON line
+// per kernel and shape. Raw TFLOP/s count 3 matmuls for dQ and 4 for dK and dV, also where two kernels compute S, and
+// half of a causal one. O is random and LSE that of random scores, so P has its usual size.
+//   attention_backward_gpu_bench [[--kernel name] [--heads 32/8] [--dims 128] [--mask causal] sequences x length ...]
+// An option holds for the shapes after it. Without shapes: 2x8192 1x16384 1x32768.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/cuda.hpp"
@@ -24,50 +26,53 @@ namespace ringattn {
 
 namespace {
 
-constexpr int kHeads = 32, kKvHeads = 8, kHeadDim = 128;
 constexpr int kRounds = 6;    // the kernels take turns, so that a change of the clock affects all of them
 constexpr int kLaunches = 4;  // timed launches of a kernel in a round
-constexpr int kDqMatmuls = 3, kDkvMatmuls = 4, kCountedMatmuls = 5;
 
 struct Shape {
-  std::int64_t sequences, length;
+  std::string kernel;  // empty: every kernel
+  int heads = 32, kv_heads = 8;
+  int head_dim = 128, head_dim_v = 128;
+  bool causal = true;
+  std::int64_t sequences = 0, length = 0;
+
   std::int64_t tokens() const { return sequences * length; }
-  // The causal half of one matmul.
-  double matmul_flops() const {
+  // Matmuls of scores by `of_qk` · head_dim and by `of_v` · head_dim_v.
+  double flops(int of_qk, int of_v) const {
     const auto n = static_cast<double>(length);
-    return static_cast<double>(sequences) * n * n * kHeadDim * kHeads;
+    return static_cast<double>(sequences) * n * n * heads * (of_qk * head_dim + of_v * head_dim_v) * (causal ? 1 : 2);
   }
 };
 
 class Bench {
  public:
-  explicit Bench(const KernelRow<AttentionBackwardSpec>& row)
-      : row_(row),
-        backend_(row.make_backend({1, 0})),
-        spec_{make_spec(Dtype::kBf16, kHeads, kKvHeads, kHeadDim, {-1, 0}), Dtype::kBf16},
-        kernel_(row.make_kernel(spec_, *backend_)) {}
+  Bench(const KernelRow<AttentionBackwardSpec>& row, const AttentionBackwardSpec& spec)
+      : row_(row), backend_(row.make_backend({1, 0})), kernel_(row.make_kernel(spec, *backend_)) {}
 
   void measure(const Shape& shape) {
     const std::int64_t tokens = shape.tokens();
-    const Buffer q = random(1, SyntheticTensor::kQ, tokens, kHeads),
-                 k = random(1, SyntheticTensor::kK, tokens, kKvHeads),
-                 v = random(1, SyntheticTensor::kV, tokens, kKvHeads),
-                 out = random(2, SyntheticTensor::kQ, tokens, kHeads),
-                 dout = random(3, SyntheticTensor::kQ, tokens, kHeads);
-    const auto view = [tokens](const Buffer& rows, int heads) {
-      return dense_view(static_cast<void*>(rows.data()), Dtype::kBf16, tokens, heads, kHeadDim);
+    const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim, dim_v = shape.head_dim_v;
+    const Buffer q = random(1, SyntheticTensor::kQ, tokens, heads, dim),
+                 k = random(1, SyntheticTensor::kK, tokens, kv_heads, dim),
+                 v = random(1, SyntheticTensor::kV, tokens, kv_heads, dim_v),
+                 out = random(2, SyntheticTensor::kQ, tokens, heads, dim_v),
+                 dout = random(3, SyntheticTensor::kQ, tokens, heads, dim_v);
+    const auto view = [tokens](const Buffer& rows, int of_heads, int of_dim) {
+      return dense_view(static_cast<void*>(rows.data()), Dtype::kBf16, tokens, of_heads, of_dim);
     };
-    std::vector<float> host(static_cast<std::size_t>(tokens * kHeads));
+    std::vector<float> host(static_cast<std::size_t>(tokens * heads));
     for (std::size_t i = 0; i < host.size(); ++i) {
-      const std::int64_t position = static_cast<std::int64_t>(i) / kHeads % shape.length;
-      host[i] = std::log(static_cast<float>(position + 1)) + 0.5F;  // of normally distributed scores
+      const std::int64_t position = static_cast<std::int64_t>(i) / heads % shape.length;
+      const std::int64_t keys = shape.causal ? position + 1 : shape.length;
+      host[i] = std::log(static_cast<float>(keys)) + 0.5F;  // of normally distributed scores
     }
     const Buffer lse = backend_->allocate(host.size() * sizeof(float));
     check_cuda(cudaMemcpy(lse.data(), host.data(), host.size() * sizeof(float), cudaMemcpyHostToDevice), "cudaMemcpy");
     const Buffer stats = backend_->allocate(host.size() * kRowStats * sizeof(float));
     const Buffer dq = backend_->allocate(q.bytes()), dk = backend_->allocate(k.bytes()),
                  dv = backend_->allocate(v.bytes());
-    const MutableTensorView dq_view = view(dq, kHeads), dk_view = view(dk, kKvHeads), dv_view = view(dv, kKvHeads);
+    const MutableTensorView dq_view = view(dq, heads, dim), dk_view = view(dk, kv_heads, dim),
+                            dv_view = view(dv, kv_heads, dim_v);
 
     std::vector<BackwardSequence> sequences;
     std::vector<QueryRun> rows;
@@ -82,23 +87,23 @@ class Bench {
     kernel_->reserve(limits);
 
     RowStatsTask stats_task;
-    stats_task.out = view(out, kHeads);
-    stats_task.dout = view(dout, kHeads);
-    stats_task.lse = {reinterpret_cast<float*>(lse.data()), kHeads, 1};
+    stats_task.out = view(out, heads, dim_v);
+    stats_task.dout = view(dout, heads, dim_v);
+    stats_task.lse = {reinterpret_cast<float*>(lse.data()), heads, 1};
     stats_task.stats = reinterpret_cast<float*>(stats.data());
-    const BackwardKeySource key_source{view(k, kKvHeads), view(v, kKvHeads)};
+    const BackwardKeySource key_source{view(k, kv_heads, dim), view(v, kv_heads, dim_v)};
     DqTask dq_task;
     fill(dq_task, sequences, rows, keys);
-    dq_task.q = view(q, kHeads);
-    dq_task.dout = view(dout, kHeads);
+    dq_task.q = view(q, heads, dim);
+    dq_task.dout = view(dout, heads, dim_v);
     dq_task.stats = stats_task.stats;
     dq_task.sources = {&key_source, 1};
     dq_task.dq = &dq_view;
-    const BackwardQuerySource query_source{view(q, kHeads), view(dout, kHeads), stats_task.stats};
+    const BackwardQuerySource query_source{view(q, heads, dim), view(dout, heads, dim_v), stats_task.stats};
     DkvTask dkv_task;
     fill(dkv_task, sequences, rows, queries);
-    dkv_task.k = view(k, kKvHeads);
-    dkv_task.v = view(v, kKvHeads);
+    dkv_task.k = view(k, kv_heads, dim);
+    dkv_task.v = view(v, kv_heads, dim_v);
     dkv_task.sources = {&query_source, 1};
     dkv_task.dk = &dk_view;
     dkv_task.dv = &dv_view;
@@ -110,19 +115,20 @@ class Bench {
       time([&] { kernel_->add_dkv(dkv_task, backend_->stream(), {}); }, times[2]);
     }
     double total = 0.0;
-    constexpr int kMatmuls[3] = {0, kDqMatmuls, kDkvMatmuls};
+    const double flops[3] = {0.0, shape.flops(2, 1), shape.flops(2, 2)};
     constexpr std::string_view kNames[3] = {"row_stats", "dq", "dkv"};
+    const std::string name = fmt::format(
+        "\"kernel\":\"{}\",\"heads\":\"{}/{}\",\"dims\":\"{}/{}\",\"mask\":\"{}\",\"sequences\":{},\"length\":{}",
+        row_.name, heads, kv_heads, dim, dim_v, shape.causal ? "causal" : "full", shape.sequences, shape.length);
     for (int i = 0; i < 3; ++i) {
       std::sort(times[i].begin(), times[i].end());
       const double ms = quantile(times[i], 0.5);
       total += ms;
-      fmt::print(
-          "{{\"kernel\":\"{}\",\"part\":\"{}\",\"sequences\":{},\"length\":{},\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n",
-          row_.name, kNames[i], shape.sequences, shape.length, ms, kMatmuls[i] * shape.matmul_flops() / ms * 1e-9);
+      fmt::print("{{{},\"part\":\"{}\",\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n", name, kNames[i], ms,
+                 flops[i] / ms * 1e-9);
     }
-    fmt::print(
-        "{{\"kernel\":\"{}\",\"part\":\"all\",\"sequences\":{},\"length\":{},\"ms\":{:.4f},\"tflops\":{:.1f}}}\n",
-        row_.name, shape.sequences, shape.length, total, kCountedMatmuls * shape.matmul_flops() / total * 1e-9);
+    fmt::print("{{{},\"part\":\"all\",\"ms\":{:.4f},\"tflops\":{:.1f}}}\n", name, total,
+               2.5 * shape.flops(1, 1) / total * 1e-9);
     std::fflush(stdout);
   }
 
@@ -149,11 +155,11 @@ class Bench {
     task.save = false;
   }
 
-  Buffer random(std::uint64_t seed, SyntheticTensor tensor, std::int64_t tokens, int heads) {
-    Buffer memory = backend_->allocate(static_cast<std::size_t>(tokens * heads * kHeadDim) * size_of(Dtype::kBf16));
+  Buffer random(std::uint64_t seed, SyntheticTensor tensor, std::int64_t tokens, int heads, int dim) {
+    Buffer memory = backend_->allocate(static_cast<std::size_t>(tokens * heads * dim) * size_of(Dtype::kBf16));
     const PackedRun all{0, tokens};
     backend_->fill_synthetic(seed, tensor, {&all, 1},
-                             dense_view(static_cast<void*>(memory.data()), Dtype::kBf16, tokens, heads, kHeadDim),
+                             dense_view(static_cast<void*>(memory.data()), Dtype::kBf16, tokens, heads, dim),
                              backend_->stream());
     return memory;
   }
@@ -173,26 +179,56 @@ class Bench {
 
   const KernelRow<AttentionBackwardSpec>& row_;
   std::unique_ptr<Backend> backend_;
-  AttentionBackwardSpec spec_;
   std::unique_ptr<AttentionBackwardKernel> kernel_;
 };
 
+// "a/b", or "a" for both.
+void read_pair(std::string_view text, int& first, int& second) {
+  const std::size_t slash = text.find('/');
+  first = std::atoi(text.data());
+  second = slash == std::string_view::npos ? first : std::atoi(text.data() + slash + 1);
+}
+
 int run(int argc, char** argv) {
   std::vector<Shape> shapes;
+  Shape shape;
   for (int i = 1; i < argc; ++i) {
     const std::string_view text = argv[i];
-    const std::size_t cross = text.find('x');
-    if (cross == std::string_view::npos) {
-      std::fprintf(stderr, "shapes are written as sequences x length, e.g. 2x8192\n");
+    const std::string_view value = i + 1 < argc ? argv[i + 1] : "";
+    if (text == "--kernel") {
+      shape.kernel = value;
+    } else if (text == "--heads") {
+      read_pair(value, shape.heads, shape.kv_heads);
+    } else if (text == "--dims") {
+      read_pair(value, shape.head_dim, shape.head_dim_v);
+    } else if (text == "--mask") {
+      shape.causal = value == "causal";
+    } else if (const std::size_t cross = text.find('x'); cross != std::string_view::npos) {
+      shape.sequences = std::atoll(argv[i]);
+      shape.length = std::atoll(argv[i] + cross + 1);
+      shapes.push_back(shape);
+      continue;
+    } else {
+      std::fprintf(stderr, "unknown argument %s (shapes are written as sequences x length, e.g. 2x8192)\n", argv[i]);
       return 2;
     }
-    shapes.push_back({std::atoll(argv[i]), std::atoll(argv[i] + cross + 1)});
+    ++i;
   }
-  if (shapes.empty()) shapes = {{2, 8192}, {1, 16384}, {1, 32768}};
+  if (shapes.empty()) {
+    for (const auto& [sequences, length] : {std::pair{2, 8192}, {1, 16384}, {1, 32768}}) {
+      shape.sequences = sequences;
+      shape.length = length;
+      shapes.push_back(shape);
+    }
+  }
   for (const auto& row : kernel_table<AttentionBackwardSpec>()) {
     if (row.backend != "cuda" || !row.unavailable().empty()) continue;
-    Bench bench(row);
-    for (const Shape& shape : shapes) bench.measure(shape);
+    for (const Shape& of : shapes) {
+      const AttentionBackwardSpec spec{
+          make_spec(Dtype::kBf16, of.heads, of.kv_heads, of.head_dim, {-1, of.causal ? 0 : -1}, of.head_dim_v),
+          Dtype::kBf16};
+      if ((of.kernel.empty() || of.kernel == row.name) && row.missing(spec).empty()) Bench(row, spec).measure(of);
+    }
   }
   return 0;
 }

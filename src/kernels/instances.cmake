@@ -92,7 +92,7 @@ kernel_instances(sm80_instances ssm/sm80 ssd.cuh ssd_DTYPE_DIM
 kernel_instances(sm90_instances attention/sm90 launch.cuh attention_DTYPE_DIM
   cuda::Launcher "launcher_of<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm90_instances attention_backward/sm90 launch.cuh attention_backward_DTYPE_DIM
-  BackwardLauncher "backward_launcher_of<ELEMENT, backward_config_for(BOTH_DIMS)>()" DIMS 64 96 128)
+  BackwardLauncher "backward_launcher_of<ELEMENT, backward_config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm90_instances decode/sm90 launch.cuh decode_DTYPE_DIM
   DecodeLauncher "decode_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm90_instances decode/sm90 compressed.cuh compressed_DTYPE_DIM

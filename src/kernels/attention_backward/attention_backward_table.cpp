@@ -21,7 +21,8 @@ namespace {
 
 constexpr KernelRow<AttentionBackwardSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
-    {{"sm90_attention_backward", "cuda", "bf16, fp16; head_dim 64, 96, 128; every mask, softcap, sinks",
+    {{"sm90_attention_backward", "cuda",
+      "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks",
       sm90::attention_backward_configs, [](const Backend&) { return 6.5e14; }, sm90::attention_unavailable,
       cuda::make_cuda_backend},
      sm90::attention_backward_missing,

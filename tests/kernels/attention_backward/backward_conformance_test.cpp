@@ -168,7 +168,9 @@ TEST_P(AttentionBackward, EveryHeadDim) {
       for (const Dtype gradients : {Dtype::kF32, dtype}) {
         AttentionBackwardSpec spec{make_spec(dtype, 2, 1, dims.head_dim, {-1, 0}, dims.head_dim_v), gradients};
         if (!can(spec) || (gradients == dtype && dtype == Dtype::kF32 && dims.head_dim > 64)) continue;
-        check(random_backward_inputs(spec, {{90, 140, 50}}, 504));
+        const BackwardInputs inputs = random_backward_inputs(spec, {{90, 140, 50}}, 504);
+        check(inputs);
+        if (gradients == dtype) expect_same(inputs, {{.tiles_per_task = 1, .shuffle = 12}, {.odd = true}});
       }
     }
   }
@@ -308,6 +310,11 @@ TEST_P(AttentionBackward, SeveralSplits) {
   }
   for (const AttentionBackwardSpec& spec : usual_spec(64, 1, {-1, 0})) {
     check(random_backward_inputs(spec, {{130, 20, -10}}, 515));
+  }
+  for (const HeadDims& dims : kHeadDims) {
+    const AttentionBackwardSpec spec{make_spec(Dtype::kBf16, 64, 1, dims.head_dim, {-1, 0}, dims.head_dim_v),
+                                     Dtype::kF32};
+    if (can(spec)) expect_same(random_backward_inputs(spec, {{70, 20, 0}}, 520), {{.tiles_per_task = 1}});
   }
 }
 

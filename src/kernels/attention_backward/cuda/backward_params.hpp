@@ -32,6 +32,8 @@ struct RowTile {
   static constexpr std::int32_t kStaysOpen = 4;
 };
 inline constexpr int kRowTilesOfPair = 2;
+// Launches of a task's kernels: of dK and of dV where these have a kernel each.
+inline constexpr int kBackwardCounters = 2;
 
 // One or two head tiles of a sequence that a CTA computes together, for each KV head. A head tile is a RowTile and one
 // of `group` query heads of the KV head (dK and dV: group = 1). Head tile n of the pair belongs to row tile
@@ -43,6 +45,18 @@ struct RowTilePair {
   std::int32_t run_begin, run_end;    // BackwardTables::runs of the sequence
   std::int32_t other_end;             // where the other side's rows end, counted from its tile 0
   std::int32_t split_phase;           // tile t belongs to split (t + split_phase) / tiles_per_split
+  // kNoPartial, or the number of the pair's partial sums: its tiles are those of one split, whose sums are kept apart,
+  // and merge_partials() adds them to those of the rows' other splits.
+  std::int32_t partial;
+
+  static constexpr std::int32_t kNoPartial = -1;
+};
+
+// A head tile whose splits were computed apart, as partial sums `partial`, …, partial + splits − 1 of its pair.
+struct MergedHeadTile {
+  std::int32_t row_tile, head;  // as in RowTilePair
+  std::int32_t head_tile;       // of the pair
+  std::int32_t partial, splits;
 };
 
 // Tiles [first_tile, first_tile + tiles) of a sequence, at entries table, table + 1, … of BackwardTables::tiles.
@@ -68,9 +82,10 @@ struct BackwardTables {
   const RowTile* row_tiles;
   const TileRun* runs;
   const OtherTile* tiles;
-  const TileRows* tile_rows;  // [tiles]; null if TMA loads them
-  std::int32_t* taken;        // work counter; 0 at the start
-  std::int32_t pair_count;
+  const TileRows* tile_rows;     // [tiles]; null if TMA loads them
+  const MergedHeadTile* merged;  // [merged_count]
+  std::int32_t* taken;           // [kBackwardCounters] work counters of the task's launches; 0 at the start
+  std::int32_t pair_count, merged_count;
   std::int32_t kv_heads;
   std::int32_t group;          // head tiles per row tile and KV head
   std::int32_t swizzle_heads;  // KV heads of an L2 swizzle group; divides kv_heads
@@ -80,8 +95,10 @@ struct BackwardTables {
 
 // Sums of a row and head are `width` floats, in the kernel's own order. The state has a closed sum, then an open one.
 struct BackwardSums {
-  float* state;    // [rows, heads, 2, width]; null: neither resumed nor saved
-  float* scratch;  // [CTAs, head tiles of a CTA, kBackwardTile, width], for closed sums without a state
+  float* state;  // [rows, heads, 2, width]; null: neither resumed nor saved
+  // Without a state: [CTAs, head tiles of a CTA, kBackwardTile, width] closed sums, then partial sums [partials,
+  // kv_heads, head tiles of a CTA, kBackwardTile, width].
+  float* scratch;
   bool save;
   bool finish;  // write gradients
 };

@@ -14,23 +14,21 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr std::size_t kTableAlignment = 16;
+// CTAs may wait for the last one for 1/kTolerableWait of their work before splits are shared among them.
+constexpr std::int64_t kTolerableWait = 16;
 
 std::size_t align_table(std::size_t bytes) { return (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment; }
 
-std::size_t row_tile_limit(const BackwardLimits& limits) {
-  // a run's first and last tile may be partial
-  return static_cast<std::size_t>(limits.rows / kBackwardTile + 2 * limits.row_runs);
-}
-
 BackwardTableLayout layout_of(std::size_t pairs, std::size_t row_tiles, std::size_t runs, std::size_t tiles,
-                              std::size_t tile_rows) {
+                              std::size_t tile_rows, std::size_t merged) {
   BackwardTableLayout layout;
-  layout.pairs = align_table(sizeof(std::int32_t));
+  layout.pairs = align_table(kBackwardCounters * sizeof(std::int32_t));
   layout.row_tiles = layout.pairs + align_table(pairs * sizeof(RowTilePair));
   layout.runs = layout.row_tiles + align_table(row_tiles * sizeof(RowTile));
   layout.tiles = layout.runs + align_table(runs * sizeof(TileRun));
   layout.tile_rows = layout.tiles + align_table(tiles * sizeof(OtherTile));
-  layout.bytes = layout.tile_rows + align_table(tile_rows * sizeof(TileRows));
+  layout.merged = layout.tile_rows + align_table(tile_rows * sizeof(TileRows));
+  layout.bytes = layout.merged + align_table(merged * sizeof(MergedHeadTile));
   return layout;
 }
 
@@ -61,18 +59,26 @@ struct BackwardTableBuilder::Sequence {
   std::int32_t tiles_per_split;
 };
 
-std::size_t backward_table_bytes(const BackwardLimits& limits, int group) {
+std::size_t row_tile_limit(const BackwardLimits& limits) {
+  // a run's first and last tile may be partial
+  return static_cast<std::size_t>(limits.rows / kBackwardTile + 2 * limits.row_runs);
+}
+
+std::size_t backward_table_bytes(const BackwardLimits& limits, int group, std::int64_t partials) {
   const std::size_t row_tiles = row_tile_limit(limits);
-  return layout_of(row_tiles * static_cast<std::size_t>(group), row_tiles, static_cast<std::size_t>(limits.tile_runs),
-                   static_cast<std::size_t>(limits.tiles), static_cast<std::size_t>(limits.tiles))
+  const auto extra = static_cast<std::size_t>(partials);
+  return layout_of(row_tiles * static_cast<std::size_t>(group) + extra, row_tiles,
+                   static_cast<std::size_t>(limits.tile_runs), static_cast<std::size_t>(limits.tiles),
+                   static_cast<std::size_t>(limits.tiles), kRowTilesOfPair * extra)
       .bytes;
 }
 
-void BackwardTableBuilder::reserve(const BackwardLimits& limits, int group) {
+void BackwardTableBuilder::reserve(const BackwardLimits& limits, int group, std::int64_t partials) {
   runs_.reserve(static_cast<std::size_t>(limits.tile_runs));
   tiles_.reserve(static_cast<std::size_t>(limits.tiles));
   row_tiles_.reserve(row_tile_limit(limits));
-  pairs_.reserve(row_tile_limit(limits) * static_cast<std::size_t>(group));
+  pairs_.reserve(row_tile_limit(limits) * static_cast<std::size_t>(group) + static_cast<std::size_t>(partials));
+  merged_.reserve(kRowTilesOfPair * static_cast<std::size_t>(partials));
 }
 
 BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const BackwardTask& task,
@@ -81,6 +87,7 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
   runs_.clear();
   row_tiles_.clear();
   pairs_.clear();
+  merged_.clear();
   for (const KeyRun& run : task.runs) {
     runs_.push_back(
         {narrow(run.first_tile), static_cast<std::int32_t>(run.tiles), static_cast<std::int32_t>(run.table)});
@@ -119,18 +126,17 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
     }
     pair_up(shape, sequence, first_row_tile);
   }
-  std::sort(pairs_.begin(), pairs_.end(), [](const RowTilePair& a, const RowTilePair& b) {
-    if (a.tiles != b.tiles) return a.tiles > b.tiles;
-    return a.row_tile != b.row_tile ? a.row_tile < b.row_tile : a.head < b.head;
-  });
+  sort_pairs();
+  if (finish && !task.resume && !task.save) share_splits(shape, spec.kv_heads);
 
   BackwardTableLayout layout = layout_of(pairs_.size(), row_tiles_.size(), runs_.size(), task.tiles.size(),
-                                         sources.bulk ? 0 : task.tiles.size());
+                                         sources.bulk ? 0 : task.tiles.size(), merged_.size());
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("the tables of a backward task need {} bytes", layout.bytes),
          fmt::format("{} are reserved", memory.size()));
   }
   layout.pair_count = static_cast<std::int32_t>(pairs_.size());
+  layout.merged_count = static_cast<std::int32_t>(merged_.size());
   layout.swizzle_heads = swizzle_heads_of(
       spec.kv_heads, static_cast<std::int64_t>(task.tiles.size()) * shape.other_tile * shape.head_bytes,
       shape.swizzle_bytes);
@@ -142,6 +148,7 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
   copy(layout.row_tiles, row_tiles_);
   copy(layout.runs, runs_);
   copy(layout.tiles, tiles_);
+  copy(layout.merged, merged_);
   auto* tile_rows = reinterpret_cast<TileRows*>(memory.data() + layout.tile_rows);
   for (std::size_t i = 0; !sources.bulk && i < task.tiles.size(); ++i) {
     tile_rows[i] = sources.rows[static_cast<std::size_t>(task.tiles[i].source)];
@@ -228,9 +235,9 @@ RowTile BackwardTableBuilder::row_tile(const BackwardTask& task, const BackwardS
   return tile;
 }
 
-std::int32_t BackwardTableBuilder::tiles_between(const Sequence& sequence, std::int32_t begin, std::int32_t end) const {
+std::int32_t BackwardTableBuilder::tiles_between(const RowTilePair& pair, std::int32_t begin, std::int32_t end) const {
   std::int32_t tiles = 0;
-  for (std::int32_t i = sequence.run_begin; i < sequence.run_end; ++i) {
+  for (std::int32_t i = pair.run_begin; i < pair.run_end; ++i) {
     const TileRun& run = runs_[static_cast<std::size_t>(i)];
     tiles += std::max(0, std::min(end, run.first_tile + run.tiles) - std::max(begin, run.first_tile));
   }
@@ -258,14 +265,72 @@ void BackwardTableBuilder::pair_up(const BackwardShape& shape, const Sequence& s
         pair.end_tile = std::max(first.end_tile, second.end_tile);
       }
     }
-    pair.tiles = tiles_between(sequence, pair.begin_tile, pair.end_tile);
     pair.run_begin = sequence.run_begin;
     pair.run_end = sequence.run_end;
+    pair.tiles = tiles_between(pair, pair.begin_tile, pair.end_tile);
     pair.other_end = narrow(sequence.other_end);
     pair.split_phase = sequence.split_phase;
+    pair.partial = RowTilePair::kNoPartial;
     pairs_.push_back(pair);
     n += static_cast<std::size_t>(pair.count);
   }
+}
+
+void BackwardTableBuilder::sort_pairs() {
+  std::sort(pairs_.begin(), pairs_.end(), [](const RowTilePair& a, const RowTilePair& b) {
+    if (a.tiles != b.tiles) return a.tiles > b.tiles;
+    if (a.row_tile != b.row_tile) return a.row_tile < b.row_tile;
+    return a.head != b.head ? a.head < b.head : a.begin_tile < b.begin_tile;
+  });
+}
+
+void BackwardTableBuilder::share_splits(const BackwardShape& shape, int kv_heads) {
+  const std::size_t heads = static_cast<std::size_t>(kv_heads);
+  const std::size_t count = pairs_.size() * heads;
+  const auto ctas = static_cast<std::size_t>(shape.ctas);
+  if (shape.partials == 0 || count == 0 || count >= 2 * ctas) return;
+  // CTAs take work longest first: the shortest of at most two for each CTA follow the longest, in reverse order.
+  const auto tiles_of_work = [&](std::size_t n) { return std::int64_t{pairs_[n / heads].tiles}; };
+  std::int64_t all = 0, longest = 0;
+  for (std::size_t n = 0; n < count; ++n) {
+    all += tiles_of_work(n);
+    const std::size_t before = n < ctas ? n : 2 * ctas - 1 - n;
+    longest = std::max(longest, tiles_of_work(n) + (n < ctas ? 0 : tiles_of_work(before)));
+  }
+  const std::int64_t share = all / shape.ctas;
+  if (longest <= share + share / kTolerableWait) return;
+  const std::int32_t tiles_per_split = static_cast<std::int32_t>(shape.split / shape.other_tile);
+  std::int64_t partials = 0;
+  for (std::size_t i = 0, whole = pairs_.size(); i < whole; ++i) {
+    const RowTilePair pair = pairs_[i];
+    const auto split = [&](std::int32_t tile) { return (tile + pair.split_phase) / tiles_per_split; };
+    const std::int32_t first = split(pair.begin_tile);
+    const std::int32_t splits = pair.tiles == 0 ? 0 : split(pair.end_tile - 1) - first + 1;
+    if (pair.tiles <= share / 2 || splits < 2 || partials + splits > shape.partials) continue;
+    for (std::int32_t n = 0; n < splits; ++n) {
+      RowTilePair part = pair;
+      part.begin_tile = std::max(pair.begin_tile, (first + n) * tiles_per_split - pair.split_phase);
+      part.end_tile = std::min(pair.end_tile, (first + n + 1) * tiles_per_split - pair.split_phase);
+      part.tiles = tiles_between(part, part.begin_tile, part.end_tile);
+      part.partial = static_cast<std::int32_t>(partials) + n;
+      if (n == 0) {
+        pairs_[i] = part;
+      } else {
+        pairs_.push_back(part);
+      }
+    }
+    for (std::int32_t n = 0; n < pair.count; ++n) {
+      const std::int32_t row_tile = pair.row_tile + (pair.head + n) / shape.group;
+      const RowTile& rows = row_tiles_[static_cast<std::size_t>(row_tile)];
+      const bool any = rows.begin_tile < rows.end_tile;
+      const std::int32_t begin = any ? split(rows.begin_tile) : first;
+      merged_.push_back({row_tile, (pair.head + n) % shape.group, n,
+                         static_cast<std::int32_t>(partials) + begin - first,
+                         any ? split(rows.end_tile - 1) - begin + 1 : 0});
+    }
+    partials += splits;
+  }
+  sort_pairs();
 }
 
 }  // namespace ringattn::cuda

@@ -21,6 +21,8 @@ struct BackwardShape {
   std::int64_t split;          // positions of a split of the other side
   int group;                   // BackwardTables::group
   int head_tiles;              // most head tiles of a CTA: 1 or kRowTilesOfPair
+  int ctas;                    // that are resident at once
+  std::int64_t partials;       // that BackwardSums::scratch has room for, for each KV head
   std::int64_t swizzle_bytes;  // the other side's tensors of an L2 swizzle group
   std::int64_t head_bytes;     // bytes of a row of the other side's tensors, for one KV head
 };
@@ -40,18 +42,22 @@ struct BackwardTableLayout {
   std::size_t runs = 0;
   std::size_t tiles = 0;
   std::size_t tile_rows = 0;  // empty if TMA loads the tiles
+  std::size_t merged = 0;
   std::size_t bytes = 0;
   std::int32_t pair_count = 0;
+  std::int32_t merged_count = 0;
   std::int32_t swizzle_heads = 1;
 };
 
-// Upper bound of the table bytes of any task within `limits`.
-std::size_t backward_table_bytes(const BackwardLimits& limits, int group);
+// Upper bound of the row tiles of any task within `limits`.
+std::size_t row_tile_limit(const BackwardLimits& limits);
+// Upper bound of the table bytes of any task within `limits`. `partials`: the most of a BackwardShape.
+std::size_t backward_table_bytes(const BackwardLimits& limits, int group, std::int64_t partials);
 
 // Builds tables. Reuses its vectors between tasks, so that building doesn't allocate.
 class BackwardTableBuilder {
  public:
-  void reserve(const BackwardLimits& limits, int group);
+  void reserve(const BackwardLimits& limits, int group, std::int64_t partials);
   // Writes the task's tables into `memory`. `finish`: rows without tiles are part of the work too.
   BackwardTableLayout build(const AttentionSpec& spec, const BackwardTask& task, const BackwardShape& shape,
                             bool finish, const BackwardSources& sources, std::span<std::byte> memory);
@@ -64,13 +70,18 @@ class BackwardTableBuilder {
                 const Sequence& sequence, bool finish);
   RowTile row_tile(const BackwardTask& task, const BackwardShape& shape, const Mask& mask, const QueryRun& rows,
                    const Sequence& sequence, std::int64_t tile_begin) const;
-  std::int32_t tiles_between(const Sequence& sequence, std::int32_t begin, std::int32_t end) const;
+  // Tiles of the pair's sequence that the task has in [begin, end).
+  std::int32_t tiles_between(const RowTilePair& pair, std::int32_t begin, std::int32_t end) const;
   void pair_up(const BackwardShape& shape, const Sequence& sequence, std::size_t first_row_tile);
+  void sort_pairs();
+  // Replaces long pairs by one pair for each of their splits where CTAs would wait for them.
+  void share_splits(const BackwardShape& shape, int kv_heads);
 
   std::vector<TileRun> runs_;
   std::vector<OtherTile> tiles_;
   std::vector<RowTile> row_tiles_;
   std::vector<RowTilePair> pairs_;
+  std::vector<MergedHeadTile> merged_;
 };
 
 }  // namespace ringattn::cuda

@@ -77,6 +77,10 @@ struct SeenColumns {
     const int column = j * 8 + e % 2;
     return column - e / 2 * 8 >= low && column < high[e / 2];
   }
+  // Counted from a later column of the tile.
+  __device__ __forceinline__ SeenColumns from(int column) const {
+    return {low - column, {high[0] - column, high[1] - column}};
+  }
 };
 __device__ __forceinline__ int first_column_of_thread() { return thread_of_cta() % 4 * 2; }
 // The first row is at `offset`, and the tile's column 0 at `column`. Columns from `end` on belong to other sequences.
@@ -98,11 +102,11 @@ __device__ __forceinline__ void mask_columns(float (&s)[kBlocks][4], const SeenC
   }
 }
 
-// Rounds a tile to the element type, in the order of A fragments.
-template <class Element, int kBlocks>
-__device__ __forceinline__ void pack_block(const float (&s)[kBlocks][4], std::uint32_t (&a)[kBlocks / 2][4], int j) {
-  a[j / 2][2 * (j % 2)] = MmaTraits<Element>::pack(s[j][0], s[j][1]);
-  a[j / 2][2 * (j % 2) + 1] = MmaTraits<Element>::pack(s[j][2], s[j][3]);
+// Rounds block j of a tile to the element type, in the order of A fragments.
+template <class Element, int kSteps>
+__device__ __forceinline__ void pack_block(const float (&block)[4], std::uint32_t (&a)[kSteps][4], int j) {
+  a[j / 2][2 * (j % 2)] = MmaTraits<Element>::pack(block[0], block[1]);
+  a[j / 2][2 * (j % 2) + 1] = MmaTraits<Element>::pack(block[2], block[3]);
 }
 
 }  // namespace ringattn::cuda

@@ -17,6 +17,8 @@ namespace {
 constexpr std::uintptr_t kAlignment = 16;  // bytes
 constexpr std::int64_t kElementBytes = 2;
 constexpr int kStateSums = 2;  // closed and open
+// The most memory for partial sums. Enough for 16 heads of 128 with 2 KV heads at 8k tokens.
+constexpr std::int64_t kPartialBytes = std::int64_t{256} << 20;
 
 std::size_t floats_to_bytes(std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); }
 
@@ -49,19 +51,21 @@ std::size_t CudaAttentionBackward::dkv_state_bytes(std::int64_t rows) const {
 }
 
 std::size_t CudaAttentionBackward::scratch_bytes(const BackwardLimits& limits) const {
-  return kStagingSlots * backward_table_bytes(limits, group()) + own_bytes() + tile_stats_bytes(limits);
+  return kStagingSlots * table_bytes(limits) + scratch_sum_bytes(limits) + tile_stats_bytes(limits);
 }
 
 void CudaAttentionBackward::reserve(const BackwardLimits& limits) {
   const DeviceGuard guard(device_);
-  ring_.reserve(backward_table_bytes(limits, group()), device_);
-  builder_.reserve(limits, group());
-  if (own_bytes() > scratch_.bytes()) scratch_ = allocate_device(own_bytes(), device_);
+  limits_ = limits;
+  ring_.reserve(table_bytes(limits), device_);
+  builder_.reserve(limits, group(), std::max(dq_partials(limits), dkv_partials(limits)));
+  if (scratch_sum_bytes(limits) > scratch_.bytes()) scratch_ = allocate_device(scratch_sum_bytes(limits), device_);
   if (tile_stats_bytes(limits) > tile_stats_.bytes()) {
     tile_stats_ = allocate_device(tile_stats_bytes(limits), device_);
   }
   prepare();
   prepare_row_stats();
+  prepare_merge_partials();
 }
 
 void CudaAttentionBackward::row_stats(const RowStatsTask& task, Stream stream, const Progress& progress) {
@@ -88,9 +92,13 @@ void CudaAttentionBackward::add_dq(const DqTask& task, Stream stream, const Prog
                             kBackwardKvSplit,
                             group(),
                             shape_.dq.head_tiles,
+                            multiprocessors_ * shape_.dq.ctas,
+                            dq_partials(limits_),
                             shape_.dq.swizzle_bytes,
                             (forward().head_dim + forward().head_dim_v) * kElementBytes};
-  enqueue(task, shape, shape_.dq.ctas, finish, common, stream, progress,
+  const auto width = static_cast<std::int32_t>(dq_width());
+  const MergedSum sums[] = {{gradient_of(task.dq), width, 0, width, softmax_of(forward()).scale}};
+  enqueue(task, shape, finish, sums, common, stream, progress,
           [&](int ctas) { launch_dq(task, common, ctas, stream); });
 }
 
@@ -107,9 +115,14 @@ void CudaAttentionBackward::add_dkv(const DkvTask& task, Stream stream, const Pr
                             backward_query_split(forward()),
                             1,
                             shape_.dkv.head_tiles,
+                            multiprocessors_ * shape_.dkv.ctas,
+                            dkv_partials(limits_),
                             shape_.dkv.swizzle_bytes,
                             (forward().head_dim + forward().head_dim_v) * kElementBytes * group()};
-  enqueue(task, shape, shape_.dkv.ctas, finish, common, stream, progress, [&](int ctas) {
+  const auto width = static_cast<std::int32_t>(dkv_width());
+  const MergedSum sums[] = {{gradient_of(task.dk), width, 0, forward().head_dim, softmax_of(forward()).scale},
+                            {gradient_of(task.dv), width, forward().head_dim, forward().head_dim_v, 1.0F}};
+  enqueue(task, shape, finish, sums, common, stream, progress, [&](int ctas) {
     float* stats = nullptr;
     if (shape_.gathers_stats) {
       stats = reinterpret_cast<float*>(tile_stats_.data());
@@ -125,6 +138,39 @@ std::size_t CudaAttentionBackward::own_bytes() const {
     return std::int64_t{multiprocessors_} * side.ctas * side.head_tiles * kBackwardTile * width;
   };
   return floats_to_bytes(std::max(floats(shape_.dq, dq_width()), floats(shape_.dkv, dkv_width())));
+}
+
+std::int64_t CudaAttentionBackward::partials_of(const BackwardLimits& limits, const BackwardSideShape& side,
+                                                std::int64_t width, int group, std::int64_t tiles_per_split) const {
+  // BackwardTableBuilder::share_splits() leaves tasks with many pairs alone.
+  const std::int64_t full_tiles = limits.rows / kBackwardTile * group;
+  const std::int64_t ctas = std::int64_t{multiprocessors_} * side.ctas;
+  if (!shape_.shares_splits || full_tiles * forward().kv_heads >= 2 * ctas * side.head_tiles) return 0;
+  const std::int64_t head_tiles = static_cast<std::int64_t>(row_tile_limit(limits)) * group;
+  const std::int64_t splits = limits.tiles / tiles_per_split + 2;
+  const std::int64_t bytes =
+      static_cast<std::int64_t>(floats_to_bytes(forward().kv_heads * side.head_tiles * kBackwardTile * width));
+  return std::min(head_tiles * splits, kPartialBytes / bytes);
+}
+
+std::int64_t CudaAttentionBackward::dq_partials(const BackwardLimits& limits) const {
+  return partials_of(limits, shape_.dq, dq_width(), group(), kBackwardKvSplit / shape_.key_tile);
+}
+
+std::int64_t CudaAttentionBackward::dkv_partials(const BackwardLimits& limits) const {
+  return partials_of(limits, shape_.dkv, dkv_width(), 1, backward_query_split(forward()) / kBackwardTile);
+}
+
+std::size_t CudaAttentionBackward::table_bytes(const BackwardLimits& limits) const {
+  return backward_table_bytes(limits, group(), std::max(dq_partials(limits), dkv_partials(limits)));
+}
+
+std::size_t CudaAttentionBackward::scratch_sum_bytes(const BackwardLimits& limits) const {
+  const auto bytes = [this](std::int64_t partials, const BackwardSideShape& side, std::int64_t width) {
+    return floats_to_bytes(partials * forward().kv_heads * side.head_tiles * kBackwardTile * width);
+  };
+  return own_bytes() + std::max(bytes(dq_partials(limits), shape_.dq, dq_width()),
+                                bytes(dkv_partials(limits), shape_.dkv, dkv_width()));
 }
 
 std::size_t CudaAttentionBackward::tile_stats_bytes(const BackwardLimits& limits) const {
@@ -151,9 +197,9 @@ void CudaAttentionBackward::add_source(const TensorView& first, const TensorView
 }
 
 template <class Launch>
-void CudaAttentionBackward::enqueue(const BackwardTask& task, const BackwardShape& shape, int ctas, bool finish,
-                                    BackwardCommon& common, Stream stream, const Progress& progress,
-                                    const Launch& launch) {
+void CudaAttentionBackward::enqueue(const BackwardTask& task, const BackwardShape& shape, bool finish,
+                                    std::span<const MergedSum> sums, BackwardCommon& common, Stream stream,
+                                    const Progress& progress, const Launch& launch) {
   if (reinterpret_cast<std::uintptr_t>(task.state) % kAlignment != 0) {
     fail(ErrorCode::kInternal, "a backward task's state is not aligned",
          fmt::format("it must lie at a multiple of {} bytes", kAlignment));
@@ -173,7 +219,9 @@ void CudaAttentionBackward::enqueue(const BackwardTask& task, const BackwardShap
   t.tiles = reinterpret_cast<const OtherTile*>(tables + layout.tiles);
   if (!common.bulk) t.tile_rows = reinterpret_cast<const TileRows*>(tables + layout.tile_rows);
   t.taken = reinterpret_cast<std::int32_t*>(tables + layout.taken);
+  t.merged = reinterpret_cast<const MergedHeadTile*>(tables + layout.merged);
   t.pair_count = layout.pair_count;
+  t.merged_count = layout.merged_count;
   t.kv_heads = forward().kv_heads;
   t.group = shape.group;
   t.swizzle_heads = layout.swizzle_heads;
@@ -185,8 +233,14 @@ void CudaAttentionBackward::enqueue(const BackwardTask& task, const BackwardShap
   common.softmax = softmax_of(forward());
   common.inverse_cap = forward().softcap > 0.0F ? 1.0F / forward().softcap : 0.0F;
   common.heads = forward().heads;
-  launch(static_cast<int>(std::min<std::int64_t>(std::int64_t{multiprocessors_} * ctas,
-                                                 std::int64_t{layout.pair_count} * forward().kv_heads)));
+  const auto ctas =
+      static_cast<int>(std::min<std::int64_t>(shape.ctas, std::int64_t{layout.pair_count} * forward().kv_heads));
+  launch(ctas);
+  if (layout.merged_count > 0) {
+    for (const MergedSum& sum : sums) {
+      merge_partials(common, sum, forward().dtype, ctas, shape.head_tiles, stream);
+    }
+  }
   ring_.release(queue);
 }
 

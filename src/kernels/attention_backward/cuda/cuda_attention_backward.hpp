@@ -11,6 +11,7 @@
 #include "base/cuda.hpp"
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/attention_backward/cuda/backward_tables.hpp"
+#include "kernels/attention_backward/cuda/merge_partials.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
 #include "kernels/common/cuda/staging_ring.hpp"
 
@@ -26,6 +27,7 @@ struct BackwardKernelShape {
   int key_tile;  // AttentionBackwardKernel::key_tile()
   BackwardSideShape dq, dkv;
   bool gathers_stats;  // dK and dV read the row stats of a tile and head at once, as TMA does
+  bool shares_splits;  // supports RowTilePair::partial
 };
 
 // Where a gradient is written; null: nowhere.
@@ -63,13 +65,21 @@ class CudaAttentionBackward : public AttentionBackwardKernel {
   std::int64_t dq_width() const { return forward().head_dim; }
   std::int64_t dkv_width() const { return forward().head_dim + forward().head_dim_v; }
   std::size_t own_bytes() const;
+  // Partial sums for each KV head that a task of dQ, or of dK and dV, may have: 0 or an upper bound for all tasks.
+  std::int64_t dq_partials(const BackwardLimits& limits) const;
+  std::int64_t dkv_partials(const BackwardLimits& limits) const;
+  std::int64_t partials_of(const BackwardLimits& limits, const BackwardSideShape& side, std::int64_t width, int group,
+                           std::int64_t tiles_per_split) const;
+  std::size_t table_bytes(const BackwardLimits& limits) const;
+  std::size_t scratch_sum_bytes(const BackwardLimits& limits) const;
   std::size_t tile_stats_bytes(const BackwardLimits& limits) const;
   BackwardCommon begin_sources(const TensorView& first, const TensorView& second, std::size_t count);
   void add_source(const TensorView& first, const TensorView& second, const float* stats, BackwardCommon& common);
-  // Builds and uploads the task's tables, completes `common` and calls `launch` with the number of CTAs.
+  // Builds and uploads the task's tables, completes `common`, calls `launch` with the number of CTAs and merges the
+  // partial sums.
   template <class Launch>
-  void enqueue(const BackwardTask& task, const BackwardShape& shape, int ctas, bool finish, BackwardCommon& common,
-               Stream stream, const Progress& progress, const Launch& launch);
+  void enqueue(const BackwardTask& task, const BackwardShape& shape, bool finish, std::span<const MergedSum> sums,
+               BackwardCommon& common, Stream stream, const Progress& progress, const Launch& launch);
 
   AttentionBackwardSpec spec_;
   BackwardKernelShape shape_;
@@ -80,7 +90,8 @@ class CudaAttentionBackward : public AttentionBackwardKernel {
   std::vector<TileRows> sources_;    // of the current task
   std::vector<const float*> stats_;  // of its sources
   Buffer tile_stats_;                // gathered for dK and dV
-  Buffer scratch_;                   // closed sums of the CTAs' head tiles, for tasks without a state
+  Buffer scratch_;                   // BackwardSums::scratch
+  BackwardLimits limits_;            // reserved
 };
 
 }  // namespace ringattn::cuda

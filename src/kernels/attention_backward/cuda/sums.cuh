@@ -19,16 +19,16 @@ struct SumRows {
 };
 
 // The thread's rows `slot` and slot + 8 of a row tile's sum of `width` floats; a part of it begins at `part`. `heads`
-// and `head` are the state's. The scratch of closed sums has the tile at `scratch_tile`.
-__device__ __forceinline__ SumRows sum_rows(const BackwardSums& sums, const RowTile& tile, std::int64_t scratch_tile,
-                                            int slot, int heads, int head, int width, int part, bool open) {
+// and `head` are the state's. BackwardSums::scratch has the tile at `scratch_tile`.
+__device__ __forceinline__ SumRows sum_rows(const BackwardSums& sums, const RowTile& tile, int scratch_tile, int slot,
+                                            int heads, int head, int width, int part, bool open) {
   SumRows rows;
   const int lane = thread_of_cta() % 4 * SumRows::kFloats;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = slot + 8 * half;
     const std::int64_t index = sums.state != nullptr ? ((tile.row + row) * heads + head) * 2 + (open ? 1 : 0)
-                                                     : scratch_tile * kBackwardTile + row;
+                                                     : std::int64_t{scratch_tile * kBackwardTile + row};
     float* memory = sums.state != nullptr ? sums.state : sums.scratch;
     rows.row[half] = row >= tile.valid_begin && row < tile.valid_end ? memory + index * width + part + lane : nullptr;
   }

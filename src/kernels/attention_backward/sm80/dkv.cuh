@@ -181,7 +181,7 @@ class DkvWarp {
 #pragma unroll
     for (int block = 0; block < C::kRowBlocks; ++block) {
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j) cuda::pack_block<Element>(s[block], packed[block], j);
+      for (int j = 0; j < kBlocks; ++j) cuda::pack_block<Element>(s[block][j], packed[block], j);
     }
   }
 

@@ -193,7 +193,7 @@ class DqCta {
 #pragma unroll
     for (int block = 0; block < C::kRowBlocks; ++block) {
 #pragma unroll
-      for (int j = 0; j < kBlocks; ++j) cuda::pack_block<Element>(s[block], ds[block], j);
+      for (int j = 0; j < kBlocks; ++j) cuda::pack_block<Element>(s[block][j], ds[block], j);
     }
     multiply_add<Element, C::kDim, C::kKeys>(sum.d, ds, b_operand_transposed(map_.k(stage)));
   }

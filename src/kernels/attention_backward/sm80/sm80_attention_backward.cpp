@@ -45,7 +45,8 @@ cuda::BackwardKernelShape shape_of(const BackwardConfig& config) {
   return {kBackwardTile,
           {config.dq_head_tiles(), BackwardConfig::kDqCtas, kDqSwizzleBytes},
           {1, config.dkv_ctas(), kDkvSwizzleBytes},
-          /*gathers_stats=*/false};
+          /*gathers_stats=*/false,
+          /*shares_splits=*/false};
 }
 
 class AmpereAttentionBackward final : public cuda::CudaAttentionBackward {

@@ -41,8 +41,12 @@ struct BackwardLauncher {
 extern const BackwardLauncher attention_backward_bf16_64;
 extern const BackwardLauncher attention_backward_bf16_96;
 extern const BackwardLauncher attention_backward_bf16_128;
+extern const BackwardLauncher attention_backward_bf16_192;  // head_dim_v 128
+extern const BackwardLauncher attention_backward_bf16_256;
 extern const BackwardLauncher attention_backward_fp16_64;
 extern const BackwardLauncher attention_backward_fp16_96;
 extern const BackwardLauncher attention_backward_fp16_128;
+extern const BackwardLauncher attention_backward_fp16_192;
+extern const BackwardLauncher attention_backward_fp16_256;
 
 }  // namespace ringattn::sm90

@@ -20,9 +20,12 @@ std::vector<std::string> attention_backward_missing(const AttentionBackwardSpec&
 }
 
 std::string describe(const BackwardConfig& config) {
-  return fmt::format("dQ: tile {}x{}x{}, {} stages of K, {} of V; dK, dV: tile {}x{}x{}, {} stages", kBackwardConsumers,
-                     kBackwardTile, config.dq_key_tile, config.dq_k_stages, config.dq_v_stages, kBackwardConsumers,
-                     kBackwardTile, kBackwardTile, config.dkv_stages);
+  const auto stages = [](const QueryStages& of) { return fmt::format("{} stages of Q, {} of dO", of.q, of.dout); };
+  return fmt::format(
+      "dQ: tile {}x{}x{}, {} stages of K, {} of V; dK, dV: tile {}x{}x{}, {}", kBackwardConsumers, kBackwardTile,
+      config.dq_key_tile, config.dq_k_stages, config.dq_v_stages, kBackwardConsumers, kBackwardTile, kBackwardTile,
+      config.has_dkv() ? stages(config.dkv_stages)
+                       : fmt::format("a kernel each, {}; {}", stages(config.dk_stages), stages(config.dv_stages)));
 }
 
 std::vector<std::string> attention_backward_configs() {

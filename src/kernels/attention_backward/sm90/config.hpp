@@ -12,13 +12,22 @@
 
 namespace ringattn::sm90 {
 
+// Tiles of Q, with their row stats, and of dO in shared memory.
+struct QueryStages {
+  int q = 0, dout = 0;
+};
+
 struct BackwardConfig {
   int head_dim = 0;
   int head_dim_v = 0;
   int dq_key_tile = 0;  // keys of a tile of the dQ kernel
   int dq_k_stages = 0;  // K tiles in shared memory; K is read by S and, later, by dQ
   int dq_v_stages = 0;
-  int dkv_stages = 0;  // tiles of Q, dO and row stats in shared memory
+  // The kernel of dK and dV, or those of dK and of dV.
+  QueryStages dkv_stages{};
+  QueryStages dk_stages{}, dv_stages{};
+
+  constexpr bool has_dkv() const { return dkv_stages.q > 0; }
 
   // Columns of a TMA box: all columns if they fill panels of 64, else one panel.
   static constexpr int box_columns(int dim) { return dim % cuda::kPanelColumns == 0 ? dim : cuda::kPanelColumns; }
@@ -32,9 +41,11 @@ inline constexpr int kDqProducerRegisters = 40, kDqConsumerRegisters = 232;
 inline constexpr int kDkvProducerRegisters = 24, kDkvConsumerRegisters = 240;
 
 inline constexpr BackwardConfig kBackwardConfigs[] = {
-    {64, 64, /*dq_key_tile=*/128, /*dq_k_stages=*/4, /*dq_v_stages=*/4, /*dkv_stages=*/6},
-    {96, 96, 128, 3, 2, 4},
-    {128, 128, 128, 3, 2, 4},
+    {64, 64, /*dq_key_tile=*/128, /*dq_k_stages=*/4, /*dq_v_stages=*/4, /*dkv_stages=*/{6, 6}},
+    {96, 96, 128, 3, 2, {4, 4}},
+    {128, 128, 128, 3, 2, {4, 4}},
+    {192, 128, 64, 4, 3, {3, 3}},
+    {256, 256, 64, 2, 1, {}, /*dk_stages=*/{2, 1}, /*dv_stages=*/{2, 3}},
 };
 
 // The configuration compiled for these head dims.
@@ -47,7 +58,7 @@ std::optional<BackwardConfig> choose_config(const AttentionBackwardSpec& spec);
 // See KernelRow::missing.
 std::vector<std::string> attention_backward_missing(const AttentionBackwardSpec& spec);
 
-// One line, e.g. "dQ: tile 2x64x128, 3 stages of K, 2 of V; dK, dV: tile 2x64x64, 4 stages".
+// One line, e.g. "dQ: tile 2x64x128, 3 stages of K, 2 of V; dK, dV: tile 2x64x64, 4 stages of Q, 4 of dO".
 std::string describe(const BackwardConfig& config);
 // See KernelRow::configs.
 std::vector<std::string> attention_backward_configs();

@@ -1,30 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // dK and dV: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q. A CTA owns a pair of tiles of 64 keys of one KV head,
 // one a warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the group.
-// P and dS are register operands. Warp 0 is the producer.
+// P and dS are register operands. Warp 0 is the producer. Where registers are lacking for both gradients, dK and dV
+// have a kernel each, which computes S again.
 #pragma once
 
 #include "kernels/attention_backward/sm90/work.cuh"
 
 namespace ringattn::sm90 {
 
-template <class Element_, BackwardConfig kConfig, bool kScaledFirst_>
+enum class KeyGradients { kBoth, kDk, kDv };
+
+template <class Element_, BackwardConfig kConfig, bool kScaledFirst_, KeyGradients kGradients = KeyGradients::kBoth>
 struct DkvTraits {
   using Element = Element_;
+  static constexpr bool kDk = kGradients != KeyGradients::kDv, kDv = kGradients != KeyGradients::kDk;
+  static constexpr bool kBoth = kDk && kDv;
   static constexpr bool kScaledFirst = kScaledFirst_;  // AttentionParams::Softmax::scaled_first
   static constexpr int kDim = kConfig.head_dim, kDimV = kConfig.head_dim_v;
-  static constexpr int kStages = kConfig.dkv_stages;
+  // With both gradients, a stage of Q and one of dO are one stage, with one pair of barriers.
+  static constexpr QueryStages kQueryStages = kBoth ? kConfig.dkv_stages : kDk ? kConfig.dk_stages : kConfig.dv_stages;
+  static constexpr int kQStages = kQueryStages.q, kDoutStages = kQueryStages.dout;
+  static_assert(!kBoth || kQStages == kDoutStages);
+  // After S, a tile is computed in this many parts, one after the other: the accumulators of wide heads leave no
+  // registers for a whole tile's P, dP and packed elements.
+  static constexpr int kParts = kBoth && kDim + kDimV > 256 ? 2 : 1;
+  static constexpr int kPartQueries = kBackwardTile / kParts;
+  // The GEMMs of narrow heads are too short for turns. Registers hold K and V, which takes their reads off shared
+  // memory.
+  static constexpr bool kTakesTurns = kDim + kDimV > 128;
+  static constexpr bool kKeysInRegisters = !kTakesTurns;
   static constexpr int kKBytes = kBackwardTile * cuda::padded_row_bytes(kDim);
   static constexpr int kVBytes = kBackwardTile * cuda::padded_row_bytes(kDimV);
   static constexpr int kQBytes = kKBytes, kDoutBytes = kVBytes;
   static constexpr int kStatBytes = kBackwardTile * static_cast<int>(sizeof(float));
   // Shared memory, in this order.
   static constexpr int kV = kBackwardConsumers * kKBytes;
-  static constexpr int kQ = kV + kBackwardConsumers * kVBytes;
-  static constexpr int kDout = kQ + kStages * kQBytes;
-  static constexpr int kStats = kDout + kStages * kDoutBytes;
-  static constexpr int kBarriers = kStats + kStages * static_cast<int>(kRowStats) * kStatBytes;
-  static constexpr int kBarrierCount = 3 + 2 * kStages;
+  static constexpr int kQ = kV + (kDk ? kBackwardConsumers * kVBytes : 0);  // dV doesn't need V
+  static constexpr int kDout = kQ + kQStages * kQBytes;
+  static constexpr int kStats = kDout + kDoutStages * kDoutBytes;
+  static constexpr int kBarriers = kStats + kQStages * static_cast<int>(kRowStats) * kStatBytes;
+  static constexpr int kBarrierCount = 3 + 2 * kQStages + (kBoth ? 0 : 2 * kDoutStages);
   static constexpr int kWork = kBarriers + (kBarrierCount * kBarrierBytes + 15) / 16 * 16;
   static constexpr int kShared = kWork + kWorkSlots * static_cast<int>(sizeof(BackwardWork));
 };
@@ -46,21 +62,88 @@ struct DkvMap {
   __device__ std::uint32_t work_empty() const { return barrier(1); }
   // A partial tile of queries has landed, and its absent rows can be zeroed.
   __device__ std::uint32_t partial_landed() const { return barrier(2); }
+  // Q and the row stats, and dO where both gradients are computed.
   __device__ std::uint32_t full(std::uint32_t stage) const { return barrier(3 + stage); }
-  __device__ std::uint32_t empty(std::uint32_t stage) const { return barrier(3 + C::kStages + stage); }
+  __device__ std::uint32_t empty(std::uint32_t stage) const { return barrier(3 + C::kQStages + stage); }
+  // dO by itself.
+  __device__ std::uint32_t dout_full(std::uint32_t stage) const { return barrier(3 + 2 * C::kQStages + stage); }
+  __device__ std::uint32_t dout_empty(std::uint32_t stage) const {
+    return barrier(3 + 2 * C::kQStages + C::kDoutStages + stage);
+  }
 
  private:
   __device__ std::uint32_t barrier(std::uint32_t index) const { return base + C::kBarriers + index * kBarrierBytes; }
 };
 
-// Main loop of the producer warp. kBulk: TMA loads the tensors.
+// A tile of queries of one head, at an entry of BackwardTables::tiles.
+struct QueryTile {
+  int table, head;
+  cuda::OtherTile from;
+  const float* stats;
+};
+
+// Loads Q with the row stats, or dO, or all of these into a stage. kBulk: TMA loads the tensors.
+template <class C, bool kBulk, bool kOfQ, bool kOfDout>
+__device__ __forceinline__ void load_queries(const DkvParams& p, const DkvMap<C>& map, const QueryTile& tile,
+                                             std::uint32_t q_stage, std::uint32_t dout_stage, std::uint32_t full,
+                                             std::uint32_t& partial_parity) {
+  constexpr std::uint32_t kStatBytes = static_cast<std::uint32_t>(kRowStats) * C::kStatBytes;
+  const bool leads = thread_of_cta() % kWarp == 0;
+  const cuda::OtherTile& from = tile.from;
+  if constexpr (!kBulk) {
+    const cuda::TileRows& rows = p.common.tables.tile_rows[tile.table];
+    if constexpr (kOfQ) {
+      copy_tile_rows<kBackwardTile, C::kDim>(map.q(q_stage), rows.rows[0], from.row, tile.head, from.begin, from.end);
+    }
+    if constexpr (kOfDout) {
+      copy_tile_rows<kBackwardTile, C::kDimV>(map.dout(dout_stage), rows.rows[1], from.row, tile.head, from.begin,
+                                              from.end);
+    }
+    if constexpr (kOfQ) {
+      proxy_fence();
+      __syncwarp();
+      if (leads) {
+        barrier_arrive_expect(full, kStatBytes);
+        tma_load_bytes(map.lse2(q_stage), tile.stats, kStatBytes, full);
+      }
+    } else {
+      publish_tile(full);
+    }
+    return;
+  }
+  const bool whole = from.begin == 0 && from.end == kBackwardTile;
+  const std::uint32_t landed = whole ? full : map.partial_landed();
+  if (leads) {
+    const int row = static_cast<int>(from.row);
+    barrier_arrive_expect(landed, (kOfQ ? C::kQBytes + kStatBytes : 0) + (kOfDout ? C::kDoutBytes : 0));
+    if constexpr (kOfQ) {
+      load_rows<C::kDim>(map.q(q_stage), cuda::panel_bytes(kBackwardTile), p.q[from.source], landed, tile.head, row);
+      tma_load_bytes(map.lse2(q_stage), tile.stats, kStatBytes, landed);
+    }
+    if constexpr (kOfDout) {
+      load_rows<C::kDimV>(map.dout(dout_stage), cuda::panel_bytes(kBackwardTile), p.dout[from.source], landed,
+                          tile.head, row);
+    }
+  }
+  if (!whole) {
+    barrier_wait(landed, partial_parity);
+    partial_parity ^= 1U;
+    if constexpr (kOfQ) zero_rows<kBackwardTile, C::kDim>(map.q(q_stage), from.begin, from.end);
+    if constexpr (kOfDout) zero_rows<kBackwardTile, C::kDimV>(map.dout(dout_stage), from.begin, from.end);
+    publish_tile(full);
+  }
+  __syncwarp();
+}
+
+// Main loop of the producer warp.
 template <class C, bool kBulk>
 __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>& map, BackwardWork* slots) {
   const cuda::BackwardTables& tables = p.common.tables;
   const bool leads = thread_of_cta() % kWarp == 0;
   const int group = p.common.heads / tables.kv_heads;
   constexpr int kStatFloats = static_cast<int>(kRowStats) * kBackwardTile;
-  PackedPipelineState<C::kStages> ring;
+  PackedPipelineState<C::kQStages> ring;
+  PackedPipelineState<C::kDoutStages> dout_ring;
   std::uint32_t partial_parity = 0;
   int index = static_cast<int>(blockIdx.x);
   for (std::uint32_t parity = 0;; parity ^= 1U) {
@@ -77,16 +160,21 @@ __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>&
         const RowTile& tile = work.row_tiles[consumer];
         copy_tile_rows<kBackwardTile, C::kDim>(map.k(consumer), p.common.own[0], tile.row, work.kv_head,
                                                tile.valid_begin, tile.valid_end);
-        copy_tile_rows<kBackwardTile, C::kDimV>(map.v(consumer), p.common.own[1], tile.row, work.kv_head,
-                                                tile.valid_begin, tile.valid_end);
+        if constexpr (C::kDk) {
+          copy_tile_rows<kBackwardTile, C::kDimV>(map.v(consumer), p.common.own[1], tile.row, work.kv_head,
+                                                  tile.valid_begin, tile.valid_end);
+        }
       }
       publish_tile(map.work_full());
     } else if (leads) {
-      barrier_arrive_expect(map.work_full(), count * (C::kKBytes + C::kVBytes));
+      barrier_arrive_expect(map.work_full(), count * (C::kKBytes + (C::kDk ? C::kVBytes : 0)));
       for (int consumer = 0; consumer < count; ++consumer) {
         const int row = static_cast<int>(work.row_tiles[consumer].row);
         load_rows<C::kDim>(map.k(consumer), cuda::panel_bytes(kBackwardTile), p.k, map.work_full(), work.kv_head, row);
-        load_rows<C::kDimV>(map.v(consumer), cuda::panel_bytes(kBackwardTile), p.v, map.work_full(), work.kv_head, row);
+        if constexpr (C::kDk) {
+          load_rows<C::kDimV>(map.v(consumer), cuda::panel_bytes(kBackwardTile), p.v, map.work_full(), work.kv_head,
+                              row);
+        }
       }
     }
     for (int i = work.pair.run_begin; i < work.pair.run_end; ++i) {
@@ -94,44 +182,23 @@ __device__ __forceinline__ void produce_dkv(const DkvParams& p, const DkvMap<C>&
       const TileInterval range = common_tiles(run, work.pair.begin_tile, work.pair.end_tile);
       for (int tile = range.begin; tile < range.end; ++tile) {
         const int table = run.table - run.first_tile + tile;
-        const cuda::OtherTile from = tables.tiles[table];
-        const bool whole = from.begin == 0 && from.end == kBackwardTile;
         const int first_head = work.kv_head * group;
-        const float* stats = p.stats + (std::int64_t{table} * p.common.heads + first_head) * kStatFloats;
-        for (int head = first_head; head < first_head + group; ++head, stats += kStatFloats, ring.advance()) {
+        QueryTile queries{table, first_head, tables.tiles[table],
+                          p.stats + (std::int64_t{table} * p.common.heads + first_head) * kStatFloats};
+        for (; queries.head < first_head + group; ++queries.head, queries.stats += kStatFloats) {
           const std::uint32_t stage = ring.stage();
-          const std::uint32_t full = map.full(stage);
           barrier_wait(map.empty(stage), ring.parity() ^ 1U);
-          if constexpr (!kBulk) {
-            const cuda::TileRows& rows = tables.tile_rows[table];
-            copy_tile_rows<kBackwardTile, C::kDim>(map.q(stage), rows.rows[0], from.row, head, from.begin, from.end);
-            copy_tile_rows<kBackwardTile, C::kDimV>(map.dout(stage), rows.rows[1], from.row, head, from.begin,
-                                                    from.end);
-            proxy_fence();
-            __syncwarp();
-            if (leads) {
-              barrier_arrive_expect(full, kStatFloats * sizeof(float));
-              tma_load_bytes(map.lse2(stage), stats, kStatFloats * sizeof(float), full);
-            }
-            continue;
+          if constexpr (C::kBoth) {
+            load_queries<C, kBulk, true, true>(p, map, queries, stage, stage, map.full(stage), partial_parity);
+          } else {
+            const std::uint32_t dout_stage = dout_ring.stage();
+            load_queries<C, kBulk, true, false>(p, map, queries, stage, 0, map.full(stage), partial_parity);
+            barrier_wait(map.dout_empty(dout_stage), dout_ring.parity() ^ 1U);
+            load_queries<C, kBulk, false, true>(p, map, queries, 0, dout_stage, map.dout_full(dout_stage),
+                                                partial_parity);
+            dout_ring.advance();
           }
-          const std::uint32_t landed = whole ? full : map.partial_landed();
-          if (leads) {
-            const int row = static_cast<int>(from.row);
-            barrier_arrive_expect(landed, C::kQBytes + C::kDoutBytes + kStatFloats * sizeof(float));
-            load_rows<C::kDim>(map.q(stage), cuda::panel_bytes(kBackwardTile), p.q[from.source], landed, head, row);
-            tma_load_bytes(map.lse2(stage), stats, kStatFloats * sizeof(float), landed);
-            load_rows<C::kDimV>(map.dout(stage), cuda::panel_bytes(kBackwardTile), p.dout[from.source], landed, head,
-                                row);
-          }
-          if (!whole) {
-            barrier_wait(landed, partial_parity);
-            partial_parity ^= 1U;
-            zero_rows<kBackwardTile, C::kDim>(map.q(stage), from.begin, from.end);
-            zero_rows<kBackwardTile, C::kDimV>(map.dout(stage), from.begin, from.end);
-            publish_tile(full);
-          }
-          __syncwarp();
+          ring.advance();
         }
       }
     }
@@ -158,7 +225,8 @@ class DkvConsumer {
 
  private:
   using Scores = float[kBackwardTile / 8][4];
-  using Packed = std::uint32_t[kBackwardTile / kGemmStep][4];
+  using PartScores = float[C::kPartQueries / 8][4];
+  using Packed = std::uint32_t[C::kPartQueries / kGemmStep][4];
 
   static __device__ __forceinline__ int uniform(int number) {
     return static_cast<int>(warp_uniform(static_cast<std::uint32_t>(number)));
@@ -166,8 +234,9 @@ class DkvConsumer {
 
   // dK's sum, or dV's, which follows it.
   __device__ __forceinline__ SumRows sum(const BackwardWork& work, bool of_v, bool open) const {
-    return sum_rows(p_.common.sums, work.row_tiles[consumer_], scratch_tile(consumer_), tile_row_of_thread(),
-                    p_.common.tables.kv_heads, work.kv_head, C::kDim + C::kDimV, of_v ? C::kDim : 0, open);
+    return sum_rows(p_.common.sums, work.row_tiles[consumer_], scratch_tile(p_.common.tables, work, consumer_),
+                    tile_row_of_thread(), p_.common.tables.kv_heads, work.kv_head, C::kDim + C::kDimV,
+                    of_v ? C::kDim : 0, open);
   }
 
   __device__ __forceinline__ void compute(const BackwardWork& work) {
@@ -175,18 +244,22 @@ class DkvConsumer {
     const RowTile& tile = work.row_tiles[consumer_];
     const bool active = uniform(consumer_ < work.pair.count ? 1 : 0) != 0;
     const int begin = uniform(tile.begin_tile);
-    const int end = active ? uniform(tile.end_tile) : begin;
+    const int end = active ? uniform(min(tile.end_tile, work.pair.end_tile)) : begin;
     const int flags = active ? uniform(tile.flags) : 0;
     const int phase = uniform(work.pair.split_phase);
     const int group = uniform(p_.common.heads / tables.kv_heads);
     const TileInterval unmasked{uniform(tile.unmasked_begin), uniform(tile.unmasked_end)};
     const int offset = tile.offset + tile_row_of_thread();
 
+    if constexpr (C::kKeysInRegisters) {
+      load_operands<C::kDim, kBackwardTile>(k_, map_.k(consumer_));
+      load_operands<C::kDimV, kBackwardTile>(v_, map_.v(consumer_));
+    }
     bool any_closed = (flags & RowTile::kHasClosedSum) != 0;
     bool any_open = (flags & RowTile::kHasOpenSum) != 0;
     first_ = !any_open;
-    load_sum(sum(work, false, true), any_open, dk_);
-    load_sum(sum(work, true, true), any_open, dv_);
+    if constexpr (C::kDk) load_sum(sum(work, false, true), any_open, dk_);
+    if constexpr (C::kDv) load_sum(sum(work, true, true), any_open, dv_);
     const int run_end = uniform(work.pair.run_end);
     for (int i = uniform(work.pair.run_begin); i < run_end; ++i) {
       const TileRun run = tables.runs[i];
@@ -206,8 +279,8 @@ class DkvConsumer {
         add_tiles(from, stop, unmasked, offset, group);
         any_open = true;
         if (stop == split_end && stop != end) {
-          add_sum(sum(work, false, false), dk_, !any_closed);
-          add_sum(sum(work, true, false), dv_, !any_closed);
+          if constexpr (C::kDk) add_sum(sum(work, false, false), dk_, !any_closed);
+          if constexpr (C::kDv) add_sum(sum(work, true, false), dv_, !any_closed);
           any_closed = true;
           any_open = false;
           first_ = true;
@@ -219,8 +292,8 @@ class DkvConsumer {
     release_stage(map_.work_empty());
     if (!active) return;
     const SumEnd how{any_open, any_closed, (flags & RowTile::kStaysOpen) != 0, p_.common.sums.save};
-    end_rows(work, how, dk_, false, p_.dk, p_.common.softmax.scale);
-    end_rows(work, how, dv_, true, p_.dv, 1.0F);
+    if constexpr (C::kDk) end_rows(work, how, dk_, false, p_.dk, p_.common.softmax.scale);
+    if constexpr (C::kDv) end_rows(work, how, dv_, true, p_.dv, 1.0F);
   }
 
   // After the task's tiles: saves a sum, or finishes it.
@@ -228,7 +301,7 @@ class DkvConsumer {
   __device__ __forceinline__ void end_rows(const BackwardWork& work, const SumEnd& end, const float (&d)[kBlocks][4],
                                            bool of_v, const cuda::BackwardGradient& gradient, float factor) const {
     if (end.any_open && end.stays_open && end.save) add_sum(sum(work, of_v, true), d, true);
-    if (p_.common.sums.finish) {
+    if (p_.common.sums.finish && work.pair.partial == cuda::RowTilePair::kNoPartial) {
       finish_sum<typename C::Element>(sum(work, of_v, false), end, gradient, work.row_tiles[consumer_],
                                       tile_row_of_thread(), work.kv_head, d, factor);
     } else if (end.any_open && !end.stays_open) {
@@ -243,6 +316,11 @@ class DkvConsumer {
       barrier_wait(map_.full(ring_.stage()), ring_.parity());
       release_stage(map_.empty(ring_.stage()));
       ring_.advance();
+      if constexpr (!C::kBoth) {
+        barrier_wait(map_.dout_full(dout_ring_.stage()), dout_ring_.parity());
+        release_stage(map_.dout_empty(dout_ring_.stage()));
+        dout_ring_.advance();
+      }
       ping_pong_.wait();
       ping_pong_.pass();
     }
@@ -251,7 +329,11 @@ class DkvConsumer {
   // Adds token tiles from … to − 1, all of one split, to dK and dV.
   __device__ __forceinline__ void add_tiles(int from, int to, const TileInterval& unmasked, int offset, int group) {
     any_in_flight_ = false;
-    in_flight_ = ring_;
+    if constexpr (C::kDk) {
+      in_flight_ = ring_;
+    } else {
+      in_flight_ = dout_ring_;
+    }
     const int masked_end = to < unmasked.begin ? to : unmasked.begin;
     const int unmasked_end = to < unmasked.end ? to : unmasked.end;
 #pragma unroll 1
@@ -270,19 +352,27 @@ class DkvConsumer {
     for (int member = 0; member < group; ++member) step<true>(seen);
   }
 
-  // Waits for dV and dK of the tile before and releases its stage; kPending later GEMMs stay in flight.
+  // Waits for dV and dK of the tile before and releases the stage that they read; kPending later GEMMs stay in flight.
   template <int kPending = 0>
   __device__ __forceinline__ void await_sums() {
     wgmma_wait<kPending>();
-    pin(dv_);
-    pin(dk_);
-    pin_packed(packed_p_);
-    pin_packed(packed_ds_);
+    if constexpr (C::kDv) pin(dv_);
+    if constexpr (C::kDk) pin(dk_);
+    pin_part(C::kParts - 1);
     if (kPending == 0 || any_in_flight_) {
-      release_stage(map_.empty(in_flight_.stage()));
+      if constexpr (C::kDk) {
+        release_stage(map_.empty(in_flight_.stage()));
+      } else {
+        release_stage(map_.dout_empty(in_flight_.stage()));
+      }
       in_flight_.advance();
     }
     any_in_flight_ = true;
+  }
+
+  __device__ __forceinline__ void pin_part(int part) {
+    if constexpr (C::kDv) pin_packed(packed_p_[part]);
+    if constexpr (C::kDk) pin_packed(packed_ds_[part]);
   }
 
   // Columns 8j + 2t and 8j + 2t + 1 of LSE or delta, loaded where they are used: registers for all are lacking.
@@ -293,13 +383,18 @@ class DkvConsumer {
         : "r"(row + static_cast<std::uint32_t>((j * 8 + first_column_of_thread()) * static_cast<int>(sizeof(float)))));
   }
 
-  // S → P, in place and packed. With a soft-cap, S → P times its factor of dS, and P packed.
+  static constexpr int kPartBlocks = C::kPartQueries / 8;
+  // P is packed, and dV issued, before dS is computed.
+  static constexpr bool kPacksEarly = C::kDv && C::kParts == 1;
+
+  // S → P of a part, in place and, if kPacksEarly, packed. With a soft-cap, S → P times its factor of dS, and P packed.
   template <bool kMasked>
-  __device__ __forceinline__ void exponentiate(Scores& s, std::uint32_t stage, const SeenColumns& seen) {
+  __device__ __forceinline__ void exponentiate(Scores& s, int part, std::uint32_t stage, const SeenColumns& seen) {
     const cuda::AttentionParams::Softmax& softmax = p_.common.softmax;
     const cuda::ScoreScaling scaling(softmax);
+    const int first = part * kPartBlocks;
 #pragma unroll
-    for (int j = 0; j < kBackwardTile / 8; ++j) {
+    for (int j = first; j < first + kPartBlocks; ++j) {
       float lse2[2];
       load_columns(map_.lse2(stage), j, lse2);
       float factor[4];
@@ -317,70 +412,136 @@ class DkvConsumer {
         }
       }
       if constexpr (C::kScaledFirst) {
-        pack_block<typename C::Element>(s, packed_p_, j);
+        if constexpr (C::kDv) pack_block<typename C::Element>(s[j], packed_p_[part], j - first);
 #pragma unroll
         for (int e = 0; e < 4; ++e) s[j][e] *= factor[e];
       }
     }
-    if constexpr (!C::kScaledFirst) {
+    if constexpr (kPacksEarly && !C::kScaledFirst) pack_p(s, part);
+  }
+  __device__ __forceinline__ void pack_p(const Scores& s, int part) {
 #pragma unroll
-      for (int j = 0; j < kBackwardTile / 8; ++j) pack_block<typename C::Element>(s, packed_p_, j);
+    for (int j = 0; j < kPartBlocks; ++j) {
+      pack_block<typename C::Element>(s[part * kPartBlocks + j], packed_p_[part], j);
     }
   }
-  // P and dP → dS, packed.
+  // P and dP → dS of a part, packed. Packs P unless exponentiate() did.
   template <bool kMasked>
-  __device__ __forceinline__ void make_ds(const Scores& s, Scores& dp, std::uint32_t stage, const SeenColumns& seen) {
+  __device__ __forceinline__ void make_ds(const Scores& s, PartScores& dp, int part, std::uint32_t stage,
+                                          const SeenColumns& seen) {
+    const int first = part * kPartBlocks;
 #pragma unroll
-    for (int j = 0; j < kBackwardTile / 8; ++j) {
+    for (int j = 0; j < kPartBlocks; ++j) {
       float delta[2];
-      load_columns(map_.delta(stage), j, delta);
+      load_columns(map_.delta(stage), first + j, delta);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) dp[j][e] = s[j][e] * (dp[j][e] - delta[e % 2]);
+      for (int e = 0; e < 4; ++e) dp[j][e] = s[first + j][e] * (dp[j][e] - delta[e % 2]);
     }
-    if constexpr (kMasked) mask_columns(dp, seen);
+    if constexpr (kMasked) mask_columns(dp, seen.from(first * 8));
 #pragma unroll
-    for (int j = 0; j < kBackwardTile / 8; ++j) pack_block<typename C::Element>(dp, packed_ds_, j);
+    for (int j = 0; j < kPartBlocks; ++j) pack_block<typename C::Element>(dp[j], packed_ds_[part], j);
+    if constexpr (C::kDv && !kPacksEarly && !C::kScaledFirst) pack_p(s, part);
+  }
+
+  // A part's rows of Q or dO.
+  static __device__ __forceinline__ std::uint32_t rows_of_part(std::uint32_t tile, int part) {
+    return tile + static_cast<std::uint32_t>(part * cuda::panel_bytes(C::kPartQueries));
+  }
+  // Issue Sᵀ = K Qᵀ, and dPᵀ = V dOᵀ, dV += Pᵀ dO and dK += dSᵀ Q of a part.
+  __device__ __forceinline__ void issue_s(Scores& s, std::uint32_t q) {
+    if constexpr (C::kKeysInRegisters) {
+      multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile>(s, k_, q);
+    } else {
+      multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(
+          s, map_.k(consumer_), q);
+    }
+  }
+  __device__ __forceinline__ void issue_dp(PartScores& dp, std::uint32_t dout, int part) {
+    if constexpr (C::kKeysInRegisters) {
+      multiply_transposed<typename C::Element, C::kDimV, C::kPartQueries, kBackwardTile>(dp, v_,
+                                                                                         rows_of_part(dout, part));
+    } else {
+      multiply_transposed<typename C::Element, C::kDimV, C::kPartQueries, kBackwardTile, kBackwardTile>(
+          dp, map_.v(consumer_), rows_of_part(dout, part));
+    }
+  }
+  __device__ __forceinline__ void issue_dv(std::uint32_t dout, int part) {
+    keep_packed(packed_p_[part]);
+    multiply_add<typename C::Element, C::kDimV, C::kPartQueries / kGemmStep, kBackwardTile>(
+        dv_, packed_p_[part], rows_of_part(dout, part), first_ && part == 0);
+  }
+  __device__ __forceinline__ void issue_dk(std::uint32_t q, int part) {
+    keep_packed(packed_ds_[part]);
+    multiply_add<typename C::Element, C::kDim, C::kPartQueries / kGemmStep, kBackwardTile>(
+        dk_, packed_ds_[part], rows_of_part(q, part), first_ && part == 0);
   }
 
   // One tile of queries of one head.
   template <bool kMasked>
   __device__ __forceinline__ void step(const SeenColumns& seen) {
-    Scores s, dp;
+    Scores s;
+    PartScores dp[C::kParts];
     const std::uint32_t stage = ring_.stage();
+    const std::uint32_t q = map_.q(stage), dout = map_.dout(C::kBoth ? stage : dout_ring_.stage());
     ping_pong_.wait();
     barrier_wait(map_.full(stage), ring_.parity());
-    multiply_transposed<typename C::Element, C::kDim, kBackwardTile, kBackwardTile, kBackwardTile>(s, map_.k(consumer_),
-                                                                                                   map_.q(stage));
+    issue_s(s, q);
     await_sums<1>();
-    multiply_transposed<typename C::Element, C::kDimV, kBackwardTile, kBackwardTile, kBackwardTile>(
-        dp, map_.v(consumer_), map_.dout(stage));
+    if constexpr (C::kDk) {
+      if constexpr (!C::kBoth) barrier_wait(map_.dout_full(dout_ring_.stage()), dout_ring_.parity());
+      issue_dp(dp[0], dout, 0);
+    }
     ping_pong_.pass();
-    wgmma_wait<1>();
+    wgmma_wait<C::kDk ? 1 : 0>();
     pin(s);
-    exponentiate<kMasked>(s, stage, seen);
-    keep_packed(packed_p_);
-    multiply_add<typename C::Element, C::kDimV, kBackwardTile / kGemmStep, kBackwardTile>(dv_, packed_p_,
-                                                                                          map_.dout(stage), first_);
-    wgmma_wait<1>();
-    pin(dp);
-    make_ds<kMasked>(s, dp, stage, seen);
-    keep_packed(packed_ds_);
-    multiply_add<typename C::Element, C::kDim, kBackwardTile / kGemmStep, kBackwardTile>(dk_, packed_ds_, map_.q(stage),
-                                                                                         first_);
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      exponentiate<kMasked>(s, part, stage, seen);
+      if constexpr (kPacksEarly) {
+        if constexpr (!C::kDk) {
+          release_stage(map_.empty(stage));
+          barrier_wait(map_.dout_full(dout_ring_.stage()), dout_ring_.parity());
+        }
+        issue_dv(dout, part);
+      }
+      if constexpr (C::kDk) {
+        if (part == 0) {
+          wgmma_wait<kPacksEarly ? 1 : 0>();
+        } else {
+          wgmma_wait<2>();  // for dP alone: dV and dK of the part before stay in flight
+        }
+        pin(dp[part]);
+        if constexpr (!C::kDv) release_stage(map_.dout_empty(dout_ring_.stage()));
+        make_ds<kMasked>(s, dp[part], part, stage, seen);
+        if (part > 0) {
+          wgmma_wait<0>();
+          pin(dv_);
+          pin(dk_);
+          pin_part(part - 1);
+        }
+        if (part + 1 < C::kParts) issue_dp(dp[(part + 1) % C::kParts], dout, part + 1);
+        if constexpr (C::kDv && !kPacksEarly) issue_dv(dout, part);
+        issue_dk(q, part);
+      }
+    }
     first_ = false;
     ring_.advance();
+    if constexpr (!C::kBoth) dout_ring_.advance();
   }
 
   const DkvParams& p_;
   const DkvMap<C>& map_;
   int consumer_;
-  PingPong ping_pong_;
-  PackedPipelineState<C::kStages> ring_;
-  PackedPipelineState<C::kStages> in_flight_;  // stage that dV and dK in flight read
-  bool first_ = true;                          // the next dV and dK begin a split
-  bool any_in_flight_ = false;                 // dV and dK of a previous tile are in flight
-  float dk_[C::kDim / 8][4], dv_[C::kDimV / 8][4];
-  Packed packed_p_, packed_ds_;
+  PingPong<C::kTakesTurns> ping_pong_;
+  PackedPipelineState<C::kQStages> ring_;
+  PackedPipelineState<C::kDoutStages> dout_ring_;  // unless C::kBoth
+  // Stage that dV and dK in flight read: of Q, or of dO where dK isn't computed.
+  PackedPipelineState<C::kDk ? C::kQStages : C::kDoutStages> in_flight_;
+  bool first_ = true;           // the next dV and dK begin a split
+  bool any_in_flight_ = false;  // dV and dK of a previous tile are in flight
+  float dk_[C::kDk ? C::kDim / 8 : 1][4], dv_[C::kDv ? C::kDimV / 8 : 1][4];
+  Packed packed_p_[C::kParts], packed_ds_[C::kParts];
+  std::uint32_t k_[C::kDim / kGemmStep][4], v_[C::kDimV / kGemmStep][4];  // if C::kKeysInRegisters
 };
 
 template <class C>
@@ -393,9 +554,13 @@ __global__ void __launch_bounds__(kBackwardThreads, 1) dkv_kernel(const __grid_c
     barrier_init(map.work_full(), 1);
     barrier_init(map.work_empty(), kBackwardConsumers * kWarpsOfWarpgroup);
     barrier_init(map.partial_landed(), 1);
-    for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
+    for (std::uint32_t stage = 0; stage < C::kQStages; ++stage) {
       barrier_init(map.full(stage), 1);
       barrier_init(map.empty(stage), kBackwardConsumers * kWarpsOfWarpgroup);
+    }
+    for (std::uint32_t stage = 0; !C::kBoth && stage < C::kDoutStages; ++stage) {
+      barrier_init(map.dout_full(stage), 1);
+      barrier_init(map.dout_empty(stage), kBackwardConsumers * kWarpsOfWarpgroup);
     }
     barrier_init_fence();
   }

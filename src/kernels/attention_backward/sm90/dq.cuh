@@ -157,8 +157,9 @@ class DqConsumer {
   }
 
   __device__ __forceinline__ SumRows sum(const BackwardWork& work, bool open) const {
-    return sum_rows(p_.common.sums, work.row_tiles[consumer_], scratch_tile(consumer_), tile_row_of_thread(),
-                    p_.common.heads, head_of(p_.common.tables, work, consumer_), C::kDim, 0, open);
+    return sum_rows(p_.common.sums, work.row_tiles[consumer_], scratch_tile(p_.common.tables, work, consumer_),
+                    tile_row_of_thread(), p_.common.heads, head_of(p_.common.tables, work, consumer_), C::kDim, 0,
+                    open);
   }
 
   __device__ __forceinline__ void compute(const BackwardWork& work) {
@@ -166,7 +167,7 @@ class DqConsumer {
     const RowTile& tile = work.row_tiles[consumer_];
     const bool active = uniform(consumer_ < work.pair.count ? 1 : 0) != 0;
     const int begin = uniform(tile.begin_tile);
-    const int end = active ? uniform(tile.end_tile) : begin;
+    const int end = active ? uniform(min(tile.end_tile, work.pair.end_tile)) : begin;
     const int flags = active ? uniform(tile.flags) : 0;
     const int phase = uniform(work.pair.split_phase);
     unmasked_ = {uniform(tile.unmasked_begin), uniform(tile.unmasked_end)};
@@ -230,7 +231,7 @@ class DqConsumer {
     const cuda::BackwardSums& sums = p_.common.sums;
     const SumEnd end{any_open, any_closed, (flags & RowTile::kStaysOpen) != 0, sums.save};
     if (any_open && end.stays_open && sums.save) add_sum(sum(work, true), dq_, true);
-    if (sums.finish) {
+    if (sums.finish && work.pair.partial == cuda::RowTilePair::kNoPartial) {
       finish_sum<typename C::Element>(sum(work, false), end, p_.dq, work.row_tiles[consumer_], tile_row_of_thread(),
                                       head_of(p_.common.tables, work, consumer_), dq_, p_.common.softmax.scale);
     } else if (any_open && !end.stays_open) {
@@ -312,7 +313,7 @@ class DqConsumer {
     }
     if constexpr (kMasked) mask_columns(s, seen_columns(p_.common.tables, offset_, tile * C::kKeys, keys_end_));
 #pragma unroll
-    for (int j = 0; j < C::kKeys / 8; ++j) pack_block<typename C::Element>(s, ds_, j);
+    for (int j = 0; j < C::kKeys / 8; ++j) pack_block<typename C::Element>(s[j], ds_, j);
   }
 
   // One key tile.
@@ -345,7 +346,7 @@ class DqConsumer {
   const DqParams& p_;
   const DqMap<C>& map_;
   int consumer_;
-  PingPong ping_pong_;
+  PingPong<> ping_pong_;
   PackedPipelineState<C::kStagesK> k_;
   PackedPipelineState<C::kStagesV> v_;
   PackedPipelineState<C::kStagesK> in_flight_;  // K that dQ in flight reads

@@ -19,12 +19,24 @@ void prepare_backward(void (*kernel)(Params)) {
              "cudaFuncSetAttribute");
 }
 
+// Calls use(traits) for the kernel of dK and dV, or for each of the two.
+template <class Element, BackwardConfig kConfig, bool kScaledFirst, class Use>
+void for_each_dkv(const Use& use) {
+  if constexpr (kConfig.has_dkv()) {
+    use(DkvTraits<Element, kConfig, kScaledFirst>{});
+  } else {
+    use(DkvTraits<Element, kConfig, kScaledFirst, KeyGradients::kDk>{});
+    use(DkvTraits<Element, kConfig, kScaledFirst, KeyGradients::kDv>{});
+  }
+}
+
 template <class Element, BackwardConfig kConfig>
 void prepare_backward_kernels() {
   prepare_backward<DqTraits<Element, kConfig, false>>(&dq_kernel<DqTraits<Element, kConfig, false>>);
   prepare_backward<DqTraits<Element, kConfig, true>>(&dq_kernel<DqTraits<Element, kConfig, true>>);
-  prepare_backward<DkvTraits<Element, kConfig, false>>(&dkv_kernel<DkvTraits<Element, kConfig, false>>);
-  prepare_backward<DkvTraits<Element, kConfig, true>>(&dkv_kernel<DkvTraits<Element, kConfig, true>>);
+  const auto prepare = []<class Traits>(Traits) { prepare_backward<Traits>(&dkv_kernel<Traits>); };
+  for_each_dkv<Element, kConfig, false>(prepare);
+  for_each_dkv<Element, kConfig, true>(prepare);
 }
 
 template <class Traits, class Params>
@@ -47,10 +59,13 @@ void launch_dq(const DqParams& params, int ctas, Stream stream) {
 
 template <class Element, BackwardConfig kConfig>
 void launch_dkv(const DkvParams& params, int ctas, Stream stream) {
-  using Plain = DkvTraits<Element, kConfig, false>;
-  using Scaled = DkvTraits<Element, kConfig, true>;
-  if (params.common.softmax.scaled_first) return launch_backward<Scaled>(&dkv_kernel<Scaled>, params, ctas, stream);
-  launch_backward<Plain>(&dkv_kernel<Plain>, params, ctas, stream);
+  DkvParams p = params;
+  const auto launch = [&]<class Traits>(Traits) {
+    launch_backward<Traits>(&dkv_kernel<Traits>, p, ctas, stream);
+    ++p.common.tables.taken;
+  };
+  if (params.common.softmax.scaled_first) return for_each_dkv<Element, kConfig, true>(launch);
+  for_each_dkv<Element, kConfig, false>(launch);
 }
 
 template <class Element, BackwardConfig kConfig>

@@ -11,9 +11,9 @@ namespace ringattn::sm90 {
 
 namespace {
 
-// The other side's tensors of an L2 swizzle group, by speed on an H200. dK and dV are as fast with all heads.
+// The other side's tensors of an L2 swizzle group, by speed on an H200.
 constexpr std::int64_t kDqSwizzleBytes = std::int64_t{64} << 20;
-constexpr std::int64_t kDkvSwizzleBytes = std::int64_t{1} << 40;
+constexpr std::int64_t kDkvSwizzleBytes = std::int64_t{32} << 20;
 
 struct CompiledBackward {
   Dtype dtype;
@@ -22,8 +22,10 @@ struct CompiledBackward {
 };
 constexpr CompiledBackward kCompiled[] = {
     {Dtype::kBf16, 64, &attention_backward_bf16_64},   {Dtype::kBf16, 96, &attention_backward_bf16_96},
-    {Dtype::kBf16, 128, &attention_backward_bf16_128}, {Dtype::kF16, 64, &attention_backward_fp16_64},
-    {Dtype::kF16, 96, &attention_backward_fp16_96},    {Dtype::kF16, 128, &attention_backward_fp16_128},
+    {Dtype::kBf16, 128, &attention_backward_bf16_128}, {Dtype::kBf16, 192, &attention_backward_bf16_192},
+    {Dtype::kF16, 64, &attention_backward_fp16_64},    {Dtype::kF16, 96, &attention_backward_fp16_96},
+    {Dtype::kF16, 128, &attention_backward_fp16_128},  {Dtype::kF16, 192, &attention_backward_fp16_192},
+    {Dtype::kBf16, 256, &attention_backward_bf16_256}, {Dtype::kF16, 256, &attention_backward_fp16_256},
 };
 
 const BackwardLauncher& launcher_of(const AttentionBackwardSpec& spec, bool configured) {
@@ -48,7 +50,8 @@ cuda::BackwardKernelShape shape_of(const BackwardConfig& config) {
   return {config.dq_key_tile,
           {kBackwardConsumers, 1, kDqSwizzleBytes},
           {kBackwardConsumers, 1, kDkvSwizzleBytes},
-          /*gathers_stats=*/true};
+          /*gathers_stats=*/true,
+          /*shares_splits=*/true};
 }
 
 class HopperAttentionBackward final : public cuda::CudaAttentionBackward {

@@ -57,9 +57,13 @@ __device__ __forceinline__ int take_work(const cuda::BackwardTables& tables) {
   return static_cast<int>(gridDim.x + warp_uniform(static_cast<std::uint32_t>(taken)));
 }
 
-// The index of a consumer's head tile in the scratch of closed sums.
-__device__ __forceinline__ std::int64_t scratch_tile(int consumer) {
-  return std::int64_t{blockIdx.x} * kBackwardConsumers + consumer;
+// The index of a consumer's head tile in BackwardSums::scratch.
+__device__ __forceinline__ int scratch_tile(const cuda::BackwardTables& tables, const BackwardWork& work,
+                                            int consumer) {
+  const int pair = work.pair.partial == cuda::RowTilePair::kNoPartial
+                       ? static_cast<int>(blockIdx.x)
+                       : static_cast<int>(gridDim.x) + work.pair.partial * tables.kv_heads + work.kv_head;
+  return pair * kBackwardConsumers + consumer;
 }
 
 // Loads all columns of a box's rows, panel after panel. `panel_bytes` are those of the tile.
@@ -110,7 +114,8 @@ __device__ __forceinline__ void zero_rows(std::uint32_t tile, int begin, int end
 }
 
 // The two consumers issue the GEMMs of scores in turn, so that one's exponentials overlap with the other's GEMMs. Each
-// passes its turn once for each tile of the pair, also for one that it skips.
+// passes its turn once for each tile of the pair, also for one that it skips. Unless kTakesTurns, nothing waits.
+template <bool kTakesTurns = true>
 class PingPong {
  public:
   __device__ __forceinline__ explicit PingPong(int consumer) : consumer_(consumer) {}
@@ -118,10 +123,10 @@ class PingPong {
     if (consumer_ == 1) pass();
   }
   __device__ __forceinline__ void wait() const {
-    named_sync(kFirstBarrier + consumer_, kBackwardConsumers * kWarpgroup);
+    if constexpr (kTakesTurns) named_sync(kFirstBarrier + consumer_, kBackwardConsumers * kWarpgroup);
   }
   __device__ __forceinline__ void pass() const {
-    named_arrive(kFirstBarrier + 1 - consumer_, kBackwardConsumers * kWarpgroup);
+    if constexpr (kTakesTurns) named_arrive(kFirstBarrier + 1 - consumer_, kBackwardConsumers * kWarpgroup);
   }
   __device__ __forceinline__ void end() const {
     if (consumer_ == 0) wait();

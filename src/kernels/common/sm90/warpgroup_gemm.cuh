@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kernels/common/cuda/panels.hpp"
+#include "kernels/common/cuda/tile_copy.cuh"
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/wgmma.cuh"
 
@@ -33,6 +34,32 @@ __device__ __forceinline__ void multiply_transposed(float (&d)[kColumns / 8][4],
     };
     Wgmma<Element, kColumns>::ss(d, descriptor(a + at(cuda::panel_bytes(kRowsA))),
                                  descriptor(b + at(cuda::panel_bytes(kRowsB))), step > 0);
+  }
+  wgmma_commit();
+}
+
+// Loads A [64, kDim], whose panels have kRowsA rows, into registers.
+template <int kDim, int kRowsA>
+__device__ __forceinline__ void load_operands(std::uint32_t (&a)[kDim / kGemmStep][4], std::uint32_t a_tile) {
+  const int lane = thread_of_warpgroup() % 32;
+  const std::uint32_t at = a_tile + cuda::swizzled(thread_of_warpgroup() / 32 * 16 + lane % 16, lane / 16);
+#pragma unroll
+  for (int step = 0; step < kDim / kGemmStep; ++step) cuda::load_matrix(a[step], cuda::at_columns<kRowsA>(at, step));
+}
+
+// Issues D = A · Bᵀ for A [64, kDim] in registers and B [kColumns, kDim], whose panels have kRowsB rows.
+template <class Element, int kDim, int kColumns, int kRowsB>
+__device__ __forceinline__ void multiply_transposed(float (&d)[kColumns / 8][4],
+                                                    const std::uint32_t (&a)[kDim / kGemmStep][4],
+                                                    std::uint32_t b_tile) {
+  const std::uint32_t b = warp_uniform(descriptor_low(b_tile));
+  pin(d);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < kDim / kGemmStep; ++step) {
+    const auto at = static_cast<std::uint32_t>(
+        (step / kStepsOfPanel * cuda::panel_bytes(kRowsB) + step % kStepsOfPanel * kStepBytes) >> kDescriptorShift);
+    Wgmma<Element, kColumns>::rk(d, a[step], descriptor(b + at), step > 0);
   }
   wgmma_commit();
 }

@@ -49,8 +49,8 @@ template <class Element, int kColumns>
 struct Wgmma;
 
 #define RINGATTN_D(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define RINGATTN_D_32 \
-  RINGATTN_D(0), RINGATTN_D(1), RINGATTN_D(2), RINGATTN_D(3), RINGATTN_D(4), RINGATTN_D(5), RINGATTN_D(6), RINGATTN_D(7)
+#define RINGATTN_D_16 RINGATTN_D(0), RINGATTN_D(1), RINGATTN_D(2), RINGATTN_D(3)
+#define RINGATTN_D_32 RINGATTN_D_16, RINGATTN_D(4), RINGATTN_D(5), RINGATTN_D(6), RINGATTN_D(7)
 #define RINGATTN_D_40 RINGATTN_D_32, RINGATTN_D(8), RINGATTN_D(9)
 #define RINGATTN_D_48 RINGATTN_D_40, RINGATTN_D(10), RINGATTN_D(11)
 #define RINGATTN_D_56 RINGATTN_D_48, RINGATTN_D(12), RINGATTN_D(13)
@@ -61,9 +61,8 @@ struct Wgmma;
 #define RINGATTN_D_128                                                                                           \
   RINGATTN_D_96, RINGATTN_D(24), RINGATTN_D(25), RINGATTN_D(26), RINGATTN_D(27), RINGATTN_D(28), RINGATTN_D(29), \
       RINGATTN_D(30), RINGATTN_D(31)
-#define RINGATTN_N_32                                                                                          \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28," \
-  "%29,%30,%31"
+#define RINGATTN_N_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
+#define RINGATTN_N_32 RINGATTN_N_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define RINGATTN_N_40 RINGATTN_N_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define RINGATTN_N_48 RINGATTN_N_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
 #define RINGATTN_N_56 RINGATTN_N_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
@@ -121,6 +120,7 @@ struct Wgmma;
 #define RINGATTN_WGMMA_BOTH(...)                     \
   RINGATTN_WGMMA(__nv_bfloat16, "bf16", __VA_ARGS__) \
   RINGATTN_WGMMA(__half, "f16", __VA_ARGS__)
+RINGATTN_WGMMA_BOTH(32, 16, 16, 17, 18, 19, 20, 21)
 RINGATTN_WGMMA_BOTH(64, 32, 32, 33, 34, 35, 36, 37)
 RINGATTN_WGMMA_BOTH(80, 40, 40, 41, 42, 43, 44, 45)
 RINGATTN_WGMMA_BOTH(96, 48, 48, 49, 50, 51, 52, 53)
@@ -137,6 +137,7 @@ RINGATTN_WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133)
 #undef RINGATTN_N_48
 #undef RINGATTN_N_40
 #undef RINGATTN_N_32
+#undef RINGATTN_N_16
 #undef RINGATTN_D_128
 #undef RINGATTN_D_96
 #undef RINGATTN_D_64
@@ -144,6 +145,7 @@ RINGATTN_WGMMA_BOTH(256, 128, 128, 129, 130, 131, 132, 133)
 #undef RINGATTN_D_48
 #undef RINGATTN_D_40
 #undef RINGATTN_D_32
+#undef RINGATTN_D_16
 #undef RINGATTN_D
 
 }  // namespace ringattn::sm90
