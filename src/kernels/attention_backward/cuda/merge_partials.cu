@@ -22,7 +22,7 @@ struct MergeParams {
 };
 
 template <class Element>
-__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ MergeParams p) {
+__global__ void __launch_bounds__(kMergeThreads) merge_partials_kernel(const __grid_constant__ MergeParams p) {
   const MergedHeadTile& merged = p.tables.merged[blockIdx.x];
   const auto kv_head = static_cast<int>(blockIdx.y);
   const int column = static_cast<int>(blockIdx.z) * kColumnsOfCta;
@@ -69,15 +69,15 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
 }  // namespace
 
 void prepare_merge_partials() {
-  load_kernel(&merge_kernel<__nv_bfloat16>);
-  load_kernel(&merge_kernel<__half>);
+  load_kernel(&merge_partials_kernel<__nv_bfloat16>);
+  load_kernel(&merge_partials_kernel<__half>);
 }
 
 void merge_partials(const BackwardCommon& common, const MergedSum& sum, Dtype dtype, int ctas, int head_tiles,
                     Stream stream) {
   const dim3 grid(static_cast<unsigned>(common.tables.merged_count), static_cast<unsigned>(common.tables.kv_heads),
                   static_cast<unsigned>(sum.columns / kColumnsOfCta));
-  const auto kernel = dtype == Dtype::kBf16 ? &merge_kernel<__nv_bfloat16> : &merge_kernel<__half>;
+  const auto kernel = dtype == Dtype::kBf16 ? &merge_partials_kernel<__nv_bfloat16> : &merge_partials_kernel<__half>;
   kernel<<<grid, kMergeThreads, 0, cuda_stream(stream)>>>(
       {common.tables, common.sums, sum, ctas * head_tiles, head_tiles});
   check_cuda(cudaGetLastError(), "partial sums of a backward pass");
