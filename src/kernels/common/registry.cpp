@@ -14,6 +14,7 @@
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/common/renamed_kernels.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/linear/linear.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
 
@@ -112,6 +113,7 @@ std::span<const OpKernel> all_kernels() {
     add("attention_backward", kernel_table<AttentionBackwardSpec>());
     add("decode", kernel_table<DecodeSpec>());
     add("batched_gemm", kernel_table<BatchedGemmSpec>());
+    add("linear", kernel_table<LinearSpec>());
     add("ssm", kernel_table<SsmSpec>());
     add("conv1d", kernel_table<CausalConv1dSpec>());
     return rows;
