@@ -277,6 +277,8 @@ bool holds_conv1d(const SafetensorsFile& file, const InputNames& names) {
 }  // namespace
 
 bool holds_ssm(const SafetensorsFile& file, const InputNames& names) {
+  // x with a weight is the input of a linear layer.
+  if (file.contains(name_in(names, "weight")) && !names.dt && !file.contains("dt")) return false;
   const bool named = names_channels(names) || names_heads(names) || names.a || names.b || names.c || names.d ||
                      names.z || names.initial_states || names.state || names.conv1d_weight || names.conv1d_bias ||
                      names.conv_state;

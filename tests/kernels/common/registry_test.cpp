@@ -15,6 +15,7 @@
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/gemm/weight_gradient.hpp"
+#include "kernels/linear/linear.hpp"
 #include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
@@ -200,6 +201,7 @@ TEST(Registry, AllKernelsAreThoseOfTheTables) {
   for (const KernelRow<WeightGradientSpec>& row : kernel_table<WeightGradientSpec>()) {
     expected.push_back({"weight_gradient", &row});
   }
+  for (const KernelRow<LinearSpec>& row : kernel_table<LinearSpec>()) expected.push_back({"linear", &row});
   for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) expected.push_back({"ssm", &row});
   for (const KernelRow<SsdBackwardSpec>& row : kernel_table<SsdBackwardSpec>()) {
     expected.push_back({"ssd_backward", &row});

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+// A work item is a panel of columns for a block of rows: the weights of the panel are packed one chain of
+// multiply-adds at a time, and multiplied by all rows of the block.
+#include "kernels/linear/cpu/cpu_linear.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "kernels/common/cpu/cpu_backend.hpp"
+#include "kernels/common/cpu/thread_pool.hpp"
+#include "kernels/linear/cpu/linear_ops.hpp"
+
+namespace ringattn::cpu {
+
+namespace {
+
+constexpr std::int64_t kBlockRows = 128;
+// Elements whose products, at most 127 · 128, add up to less than 2^24: fp32 multiply-adds are exact.
+constexpr std::int64_t kInt8Chain = 1024;
+static_assert(kInt8Chain * 127 * 128 < 1 << 24);
+
+class CpuLinear final : public LinearKernel {
+ public:
+  CpuLinear(const LinearSpec& spec, const CpuBackend& backend)
+      : spec_(spec),
+        ops_(best_linear_ops()),
+        widen_(backend.tile_ops().widen),
+        threads_(backend.threads()),
+        width_(ops_.panel_width),
+        matrices_(spec.gated ? 2 : 1),
+        sums_(spec.parallel == LinearParallel::kRow && spec.weights != WeightFormat::kInt8 ? kLinearLeaves : 1) {
+    std::int64_t chain = 0;  // the longest
+    for (const Chain& each : chains(LeafRange{})) chain = std::max(chain, each.end - each.begin);
+    const std::int64_t block = kBlockRows * width_;
+    std::int64_t floats = 0;
+    const auto take = [&](std::int64_t count) {
+      const std::int64_t at = floats;
+      constexpr auto kAligned = static_cast<std::int64_t>(kVectorAlignment / sizeof(float));
+      floats += (count + kAligned - 1) / kAligned * kAligned;
+      return at;
+    };
+    panel_at_ = take((chain + 3) * width_);
+    sums_at_ = take(matrices_ * sums_ * block);
+    current_at_ = take(spec.weights == WeightFormat::kInt4 ? block : 0);
+    columns_at_ = take(4 * width_);
+    thread_floats_ = floats;
+  }
+
+  std::size_t packed_bytes(LeafRange) const override { return 0; }
+  void pack(const LinearWeights&, LeafRange, void*, Stream) override {}
+
+  std::size_t scratch_bytes(std::int64_t) const override {
+    return sizeof(float) * static_cast<std::size_t>(threads_ * thread_floats_ + kBlockRows * (spec_.in_features + 1));
+  }
+  void reserve(std::int64_t rows) override { scratch_ = allocate_host(scratch_bytes(rows)); }
+
+  void multiply(const LinearTask& task, Stream, const Progress& progress) override {
+    check_linear_task(spec_, task);
+    for_each_block(task.x, {}, progress, [&](std::int64_t row, std::int64_t rows) {
+      for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
+        if (!add_panel(thread, task.weights.weights, LeafRange{}, rows, column, columns)) return;
+        LinearNodeSums sums[2];
+        for (int m = 0; m < matrices_; ++m) sums[m] = sums_of(thread, m, LeafRange{}, columns);
+        finish_rows(thread, task.weights.weights, sums, x_scales(), {&task.y, row, rows, column, columns});
+      });
+    });
+  }
+
+  void find_absmax(const TensorView& x, float* absmax, Stream, const Progress& progress) override {
+    ThreadPool pool(x.tokens);
+    pool.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
+      std::vector<float> row(static_cast<std::size_t>(x.dim));
+      for (std::int64_t i; (i = pool.take()) >= 0;) {
+        if (checkpoint.should_stop()) return;
+        widen_row(x, i, row.data());
+        absmax[i] = ops_.absmax(row.data(), x.dim);
+      }
+      static_cast<void>(index);
+    });
+  }
+
+  void add_leaves(const LinearPartialTask& task, Stream, const Progress& progress) override {
+    check_linear_task(spec_, task);
+    const std::vector<int> nodes = aligned_nodes(task.leaves);
+    const std::int64_t row_columns = spec_.sum_columns();
+    for_each_block(task.x, task.absmax, progress, [&](std::int64_t row, std::int64_t rows) {
+      for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
+        if (!add_panel(thread, task.weights.weights, task.leaves, rows, column, columns)) return;
+        for (int m = 0; m < matrices_; ++m) {
+          LinearNodeSums sums = sums_of(thread, m, task.leaves, columns);
+          const std::int64_t first = m * spec_.out_features + column;
+          for (sums.row = 0; sums.row < rows; ++sums.row) {
+            const std::int64_t at = (row + sums.row) * row_columns + first;
+            if (spec_.weights == WeightFormat::kInt8) {
+              std::copy_n(reinterpret_cast<const std::int32_t*>(sums.node[1]) + sums.row * width_, columns,
+                          static_cast<std::int32_t*>(task.sums) + at);
+              continue;
+            }
+            for (std::size_t n = 0; n < nodes.size(); ++n) {
+              ops_.join(
+                  sums, nodes[n],
+                  static_cast<float*>(task.sums) + static_cast<std::int64_t>(n) * task.x.tokens * row_columns + at);
+            }
+          }
+        }
+      });
+    });
+  }
+
+  void finish(const LinearFinishTask& task, Stream, const Progress& progress) override {
+    check_linear_task(spec_, task);
+    const std::int64_t row_columns = spec_.sum_columns();
+    std::vector<float> scales;  // of the rows of x
+    for (std::int64_t i = 0; task.absmax.values != nullptr && i < task.y.tokens; ++i) {
+      scales.push_back(ops_.quantize(absmax_of(task.absmax, i), 0, nullptr));
+    }
+    for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
+      for (std::int64_t row = 0; row < task.y.tokens; row += kBlockRows) {
+        if (thread.checkpoint.should_stop()) return;
+        const std::int64_t rows = std::min(kBlockRows, task.y.tokens - row);
+        LinearNodeSums sums[2];
+        for (int m = 0; m < matrices_; ++m) {
+          const std::int64_t at = row * row_columns + m * spec_.out_features + column;
+          if (spec_.weights == WeightFormat::kInt8) {
+            sums[m] = sums_of(thread, m, LeafRange{}, columns);
+            add_integers(task.partials, at, rows, columns, sums_of_thread<std::int32_t>(thread, m));
+            continue;
+          }
+          sums[m].row_stride = row_columns;
+          sums[m].columns = columns;
+          for (const LinearPartial& partial : task.partials) {
+            const auto* from = static_cast<const float*>(partial.sums) + at;
+            for (const int node : aligned_nodes(partial.leaves)) {
+              sums[m].node[node] = from;
+              from += partial.node_stride;
+            }
+          }
+        }
+        finish_rows(thread, task.weights, sums, scales.empty() ? nullptr : scales.data() + row,
+                    {&task.y, row, rows, column, columns});
+      }
+    });
+  }
+
+ private:
+  // A run of K that is summed from zero: [begin, end) of the task's x, for sum `index`.
+  struct Chain {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    int sum = 0;
+  };
+  struct Thread {
+    float* scratch;
+    const Checkpoint& checkpoint;
+  };
+  // The part of y that finish_rows() writes.
+  struct Outputs {
+    const MutableTensorView* y;
+    std::int64_t row, rows, column, columns;
+  };
+
+  std::vector<Chain> chains(LeafRange leaves) const {
+    std::vector<Chain> found;
+    const auto cut = [&](std::int64_t begin, std::int64_t end, std::int64_t length, int sum) {
+      for (; begin < end; begin += length) found.push_back({begin, std::min(end, begin + length), sum});
+    };
+    if (spec_.parallel != LinearParallel::kRow || spec_.weights == WeightFormat::kInt8) {
+      const std::int64_t features =
+          spec_.parallel == LinearParallel::kRow ? features_of(spec_, leaves) : spec_.in_features;
+      cut(0, features, spec_.weights == WeightFormat::kInt8 ? kInt8Chain : kLinearSplit, 0);
+      return found;
+    }
+    for (int leaf = leaves.begin; leaf < leaves.end; ++leaf) {
+      const std::int64_t begin = features_of(spec_, {leaves.begin, leaf});
+      const std::int64_t end = features_of(spec_, {leaves.begin, leaf + 1});
+      cut(begin, end, std::max<std::int64_t>(1, end - begin), leaf);
+    }
+    return found;
+  }
+
+  // [kBlockRows, K of the task] in fp32, quantized for kInt8, and the scales of the rows.
+  float* x_rows() const { return reinterpret_cast<float*>(scratch_.data()) + threads_ * thread_floats_; }
+  float* x_scales() const { return x_rows() + kBlockRows * spec_.in_features; }
+
+  void widen_row(const TensorView& x, std::int64_t row, float* to) const {
+    const std::int64_t whole = x.dim / 8 * 8;
+    const std::byte* const from = x.at(row, 0);
+    widen_(from, x.dtype, static_cast<int>(whole), to);
+    for (std::int64_t i = whole; i < x.dim; ++i) {
+      to[i] = load_element(from + static_cast<std::size_t>(i) * size_of(x.dtype), x.dtype);
+    }
+  }
+
+  static float absmax_of(const LinearAbsmax& absmax, std::int64_t row) {
+    float most = 0.0F;
+    for (int part = 0; part < absmax.parts; ++part) {
+      const float value = absmax.values[part * absmax.stride + row];
+      most = std::isnan(value) || std::isnan(most) ? std::numeric_limits<float>::quiet_NaN() : std::max(most, value);
+    }
+    return most;
+  }
+
+  // Prepares blocks of rows of x, and calls work(first row, rows) for each.
+  template <class Work>
+  void for_each_block(const TensorView& x, const LinearAbsmax& absmax, const Progress& progress, const Work& work) {
+    x_features_ = x.dim;
+    for (std::int64_t row = 0; row < x.tokens; row += kBlockRows) {
+      const std::int64_t rows = std::min(kBlockRows, x.tokens - row);
+      ThreadPool pool(rows);
+      pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
+        for (std::int64_t i; (i = pool.take()) >= 0;) {
+          if (checkpoint.should_stop()) return;
+          float* const to = x_rows() + i * x.dim;
+          widen_row(x, row + i, to);
+          if (spec_.weights != WeightFormat::kInt8) continue;
+          const float most = absmax.values != nullptr ? absmax_of(absmax, row + i) : ops_.absmax(to, x.dim);
+          x_scales()[i] = ops_.quantize(most, x.dim, to);
+        }
+      });
+      work(row, rows);
+    }
+  }
+
+  // Calls work(thread, first column, columns) for each panel of y.
+  template <class Work>
+  void for_each_panel(const Progress& progress, const Work& work) {
+    ThreadPool pool((spec_.out_features + width_ - 1) / width_);
+    pool.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
+      const Thread thread{reinterpret_cast<float*>(scratch_.data()) + index * thread_floats_, checkpoint};
+      for (std::int64_t item; (item = pool.take()) >= 0;) {
+        const std::int64_t column = item * width_;
+        work(thread, column, std::min(width_, spec_.out_features - column));
+      }
+    });
+  }
+
+  // [sums_, kBlockRows, width_]
+  template <class Sum = float>
+  Sum* sums_of_thread(const Thread& thread, int matrix) const {
+    return reinterpret_cast<Sum*>(thread.scratch + sums_at_ + matrix * sums_ * kBlockRows * width_);
+  }
+
+  // Computes the sums of a panel. Returns whether it is done: not if the task stops.
+  bool add_panel(const Thread& thread, const LinearWeights& weights, LeafRange leaves, std::int64_t rows,
+                 std::int64_t column, std::int64_t columns) const {
+    for (int m = 0; m < matrices_; ++m) {
+      float* const sums = sums_of_thread(thread, m);
+      // −0 + x is x: so a sum of nothing leaves the others as they are, and the first addend as it is.
+      std::fill_n(sums, sums_ * kBlockRows * width_, spec_.weights == WeightFormat::kInt8 ? 0.0F : -0.0F);
+      const LinearMatrix& matrix = m == 0 ? weights.matrix : weights.up;
+      for (const Chain& chain : chains(leaves)) {
+        if (thread.checkpoint.should_stop()) return false;
+        LinearPanelSource source{&matrix, spec_.weights, spec_.dtype, column, columns, chain.begin, 0};
+        LinearPanelGemm gemm{.x_stride = x_features_, .rows = rows, .panel = thread.scratch + panel_at_};
+        gemm.sums = sums + chain.sum * kBlockRows * width_;
+        gemm.sum = spec_.weights == WeightFormat::kInt8 ? LinearSum::kInteger : LinearSum::kAdded;
+        const auto multiply = [&](std::int64_t end) {
+          source.depth = gemm.depth = end - source.k;
+          gemm.x = x_rows() + source.k;
+          ops_.pack(source, thread.scratch + panel_at_);
+          ops_.multiply(gemm);
+          source.k = end;
+        };
+        if (spec_.weights != WeightFormat::kInt4) {
+          multiply(chain.end);
+          continue;
+        }
+        float* const current = thread.scratch + current_at_;
+        float* const scales = thread.scratch + columns_at_;
+        std::fill_n(current, rows * width_, 0.0F);
+        gemm.sum = LinearSum::kScaled;
+        gemm.scales = scales;
+        auto* const closed = static_cast<float*>(gemm.sums);
+        gemm.sums = current;
+        while (source.k < chain.end) {
+          const std::int64_t group = source.k / kInt4Group;
+          std::fill_n(scales, width_, 0.0F);
+          for (std::int64_t i = 0; i < columns; ++i) {
+            scales[i] = matrix.scales[(column + i) * matrix.group_stride + group];
+          }
+          multiply(source.k + kInt4Group);
+        }
+        ops_.add(current, rows * width_, closed);
+      }
+    }
+    return true;
+  }
+
+  LinearNodeSums sums_of(const Thread& thread, int matrix, LeafRange leaves, std::int64_t columns) const {
+    LinearNodeSums sums{.row_stride = width_, .columns = columns};
+    const float* const first = sums_of_thread(thread, matrix);
+    if (sums_ == 1) {
+      sums.node[1] = first;
+    } else {
+      for (int leaf = leaves.begin; leaf < leaves.end; ++leaf) {
+        sums.node[kLinearLeaves + leaf] = first + leaf * kBlockRows * width_;
+      }
+    }
+    return sums;
+  }
+
+  void add_integers(std::span<const LinearPartial> partials, std::int64_t at, std::int64_t rows, std::int64_t columns,
+                    std::int32_t* sums) const {
+    std::fill_n(sums, kBlockRows * width_, 0);
+    for (const LinearPartial& partial : partials) {
+      const auto* const from = static_cast<const std::int32_t*>(partial.sums) + at;
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (std::int64_t i = 0; i < columns; ++i) sums[row * width_ + i] += from[row * spec_.sum_columns() + i];
+      }
+    }
+  }
+
+  void finish_rows(const Thread& thread, const LinearWeights& weights, LinearNodeSums* sums, const float* x_scales,
+                   const Outputs& outputs) const {
+    LinearEpilogue epilogue{.dtype = spec_.dtype, .activation = spec_.activation, .gated = spec_.gated};
+    for (int m = 0; m < matrices_; ++m) {
+      const LinearMatrix& matrix = m == 0 ? weights.matrix : weights.up;
+      float* const bias = thread.scratch + columns_at_ + 2 * m * width_;
+      std::fill_n(bias, width_, -0.0F);
+      for (std::int64_t i = 0; spec_.bias && i < outputs.columns; ++i) {
+        bias[i] = load_element(static_cast<const std::byte*>(matrix.bias) +
+                                   static_cast<std::size_t>(outputs.column + i) * size_of(spec_.dtype),
+                               spec_.dtype);
+      }
+      epilogue.bias[m] = bias;
+      if (spec_.weights != WeightFormat::kInt8) continue;
+      float* const scales = bias + width_;
+      std::fill_n(scales, width_, 0.0F);
+      std::copy_n(matrix.scales + outputs.column, outputs.columns, scales);
+      epilogue.scales[m] = scales;
+    }
+    for (std::int64_t row = 0; row < outputs.rows; ++row) {
+      sums[0].row = sums[1].row = row;
+      if (x_scales != nullptr) epilogue.x_scale = x_scales[row];
+      epilogue.out =
+          outputs.y->at(outputs.row + row, 0) + outputs.column * static_cast<std::int64_t>(size_of(spec_.dtype));
+      ops_.finish(sums, epilogue);
+    }
+  }
+
+  LinearSpec spec_;
+  const LinearOps& ops_;
+  decltype(TileOps::widen) widen_;
+  int threads_;
+  std::int64_t width_;
+  int matrices_;  // 2 if gated
+  int sums_;      // of a matrix and column: one, or one for each leaf
+  // Per thread, in floats: the packed panel, sums of the matrices, the current split (kInt4), and columns' scales and
+  // biases.
+  std::int64_t panel_at_ = 0, sums_at_ = 0, current_at_ = 0, columns_at_ = 0, thread_floats_ = 0;
+  std::int64_t x_features_ = 0;  // of the task
+  Buffer scratch_;
+};
+
+}  // namespace
+
+std::unique_ptr<LinearKernel> make_cpu_linear(const LinearSpec& spec, Backend& backend) {
+  return std::make_unique<CpuLinear>(spec, static_cast<const CpuBackend&>(backend));
+}
+
+}  // namespace ringattn::cpu

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear layers, every kernel of the table: against sums in fp64, int8 against integers exactly, and the same bits
+// however rows, columns and leaves of K are dealt.
+#include "kernels/linear/linear.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <ostream>
+#include <vector>
+
+#include "kernels/linear/linear_oracle.hpp"
+#include "tests/kernels/common/forced_target.hpp"
+#include "tests/kernels/common/kernel_row_test.hpp"
+#include "tests/support/checks.hpp"
+#include "tests/support/linear_runner.hpp"
+
+namespace ringattn {
+inline void PrintTo(const KernelRow<LinearSpec>& row, std::ostream* stream) { *stream << row.name; }
+}  // namespace ringattn
+
+namespace ringattn::testing {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
+constexpr WeightFormat kFormats[] = {WeightFormat::kFloat, WeightFormat::kInt8, WeightFormat::kInt4};
+
+class Linear : public ::testing::TestWithParam<KernelRow<LinearSpec>> {
+ protected:
+  void SetUp() override {
+    const std::string reason = GetParam().unavailable();
+    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
+    checks_before_ = checks_made();
+  }
+  void TearDown() override {
+    if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
+  }
+
+  const KernelRow<LinearSpec>& row() const { return GetParam(); }
+  bool is_able(const LinearSpec& spec) const { return row().missing(spec).empty(); }
+
+  // Formats and dtypes of one shape, with what else a layer may have in turn. int4 takes the K that it can.
+  std::vector<LinearSpec> specs(std::int64_t k, std::int64_t n, LinearParallel parallel) const {
+    std::vector<LinearSpec> able;
+    for (const WeightFormat format : kFormats) {
+      for (const Dtype dtype : kDtypes) {
+        LinearSpec spec{dtype, format, k, n};
+        if (format == WeightFormat::kInt4) spec.in_features = (k + kInt4Group - 1) / kInt4Group * kInt4Group;
+        spec.parallel = parallel;
+        const std::string_view name = activation_names()[able.size() % activation_names().size()];
+        parse_activation(name, spec.activation, spec.gated);
+        spec.bias = able.size() % 2 == 0;
+        if (is_able(spec)) able.push_back(spec);
+      }
+    }
+    return able;
+  }
+
+  void expect_same(const LinearData& data, const std::vector<std::byte>& y, const std::vector<std::byte>& expected,
+                   const std::string& what) const {
+    count_check();
+    EXPECT_EQ(first_difference(data, y, expected), "") << describe(data.spec) << "; " << what;
+  }
+
+ private:
+  std::int64_t checks_before_ = 0;
+};
+
+TEST_P(Linear, IsAccurate) {
+  // Every activation in every dtype.
+  for (const Dtype dtype : kDtypes) {
+    for (const std::string_view name : activation_names()) {
+      for (const bool bias : {false, true}) {
+        LinearSpec spec{dtype, WeightFormat::kFloat, 72, 43};
+        parse_activation(name, spec.activation, spec.gated);
+        spec.bias = bias;
+        if (!is_able(spec)) continue;
+        LinearData data = linear_data(spec, 9, 1);
+        // z from −40 to 40, beyond where exp2 is 0 or 1 of it.
+        for (std::int64_t k = 0; k < 72; ++k) data.set_x(3, k, data.spec.dtype == Dtype::kF16 ? 8.0F : 30.0F);
+        count_check();
+        EXPECT_EQ(first_inaccuracy(data, multiplied(row(), data)), "") << describe(spec);
+      }
+    }
+  }
+  // Every format and kind of parallelism, with K over several splits.
+  for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {
+    for (const LinearSpec& spec : specs(4200, 37, parallel)) {
+      const LinearData data = linear_data(spec, 5, 2);
+      count_check();
+      EXPECT_EQ(first_inaccuracy(data, multiplied(row(), data)), "") << describe(spec);
+    }
+  }
+}
+
+TEST_P(Linear, RowsCutAnywhereHaveTheSameBits) {
+  for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {
+    for (const LinearSpec& spec : specs(2200, 70, parallel)) {
+      const LinearData data = linear_data(spec, 141, 3);
+      const std::vector<std::byte> whole = multiplied(row(), data);
+      std::vector<std::int64_t> alone(140);
+      std::iota(alone.begin(), alone.end(), 1);
+      for (const LinearArrangement& arrangement :
+           {LinearArrangement{.cuts = alone}, LinearArrangement{.threads = 2, .cuts = {1, 9, 73}, .gap = 8}}) {
+        expect_same(data, multiplied(row(), data, arrangement), whole, describe(arrangement));
+      }
+    }
+  }
+}
+
+TEST_P(Linear, ColumnsCutAnywhereHaveTheSameBits) {
+  for (const LinearSpec& spec : specs(300, 90, LinearParallel::kColumn)) {
+    const LinearData data = linear_data(spec, 11, 4);
+    const std::vector<std::byte> whole = multiplied(row(), data);
+    const std::size_t element = size_of(spec.dtype);
+    std::vector<std::byte> joined(whole.size());
+    for (const auto& [begin, end] : {std::pair{0, 17}, {17, 64}, {64, 90}}) {
+      const std::vector<std::byte> part = multiplied(row(), columns_of(data, begin, end));
+      const auto bytes = static_cast<std::size_t>(end - begin) * element;
+      for (std::size_t i = 0; i < 11; ++i) {
+        std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(i * bytes), bytes,
+                    joined.begin() + static_cast<std::ptrdiff_t>((i * 90 + static_cast<std::size_t>(begin)) * element));
+      }
+    }
+    expect_same(data, joined, whole, "columns cut at 17 and 64");
+    LinearData ordinary = data;
+    ordinary.spec.parallel = LinearParallel::kNone;
+    expect_same(data, multiplied(row(), ordinary), whole, "not parallel");
+  }
+}
+
+TEST_P(Linear, EveryNumberOfDevicesHasTheBitsOfOne) {
+  // 40 features are 3 units of 16, so most leaves are empty.
+  for (const std::int64_t k : {40, 1496}) {
+    for (const LinearSpec& spec : specs(k, 50, LinearParallel::kRow)) {
+      LinearData data = linear_data(spec, 13, 5);
+      data.set_x(7, k - 1, kNan);
+      data.set_x(9, 0, kInfinity);
+      const std::vector<std::byte> one = multiplied(row(), data);
+      for (const int devices : {1, 2, 3, 4, 5, 6, 7, 8}) {
+        expect_same(data, multiplied_in_parts(row(), data, devices), one, fmt::format("{} devices", devices));
+      }
+      if (spec.weights != WeightFormat::kInt8) continue;
+      data.spec.parallel = LinearParallel::kNone;  // sums are exact in any order
+      expect_same(data, multiplied(row(), data), one, "not parallel");
+    }
+  }
+}
+
+// Sums that are exact within a split or leaf, and not between them.
+TEST_P(Linear, SplitsAndLeavesAreAddedInTheirOrder) {
+  constexpr std::int64_t kLeaf = 1024;  // of 8,192 features
+  constexpr float kLarge = 4096.0F;     // its square + 1 is not a float
+  for (const Dtype dtype : kDtypes) {
+    for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {
+      LinearSpec spec{dtype, WeightFormat::kFloat, kLinearLeaves * kLeaf, 8};
+      spec.parallel = parallel;
+      if (!is_able(spec)) continue;
+      LinearData data = linear_data(spec, 1, 6);
+      std::ranges::fill(data.x, std::byte{0});
+      std::ranges::fill(data.matrices[0].values, std::byte{0});
+      const auto plant = [&](std::int64_t n, std::int64_t k, float x, float weight) {
+        data.set_x(0, k, x);
+        data.set_weight(0, n, k, weight);
+      };
+      // Column 0: 2^24 in leaf 0, 1 in leaves 1 to 3, −2^24 in leaf 4.
+      plant(0, 0, kLarge, kLarge);
+      for (int leaf = 1; leaf <= 3; ++leaf) plant(0, leaf * kLeaf + 5, 1.0F, 1.0F);
+      plant(0, 4 * kLeaf, kLarge, -kLarge);
+      // Column 1: 2^24 in split 0, 1 in splits 1 and 2, −2^24 in split 3.
+      data.set_weight(0, 1, 0, kLarge);
+      plant(1, 2 * kLeaf + 9, 1.0F, 1.0F);
+      plant(1, 5 * kLeaf + 9, 1.0F, 1.0F);
+      plant(1, 6 * kLeaf, kLarge, -kLarge);
+      const std::vector<std::byte> y = multiplied(row(), data);
+      const auto at = [&](std::size_t n) { return load_element(y.data() + n * size_of(dtype), dtype); };
+      count_check();
+      if (parallel == LinearParallel::kRow) {
+        EXPECT_EQ(at(0), 2.0F) << describe(spec);  // (2^24 + 1) + (1 + 1) − 2^24
+        EXPECT_EQ(at(1), 1.0F) << describe(spec);  // (2^24 + 1) + (1 − 2^24)
+      } else {
+        EXPECT_EQ(at(1), 0.0F) << describe(spec);  // ((2^24 + 1) + 1) − 2^24
+      }
+    }
+  }
+}
+
+TEST_P(Linear, Int8SumsAreExact) {
+  for (const Dtype dtype : kDtypes) {
+    for (const std::int64_t k : {100, 5000}) {
+      LinearSpec spec{dtype, WeightFormat::kInt8, k, 33};
+      spec.bias = true;
+      if (!is_able(spec)) continue;
+      LinearData data = linear_data(spec, 6, 7);
+      const std::size_t element = size_of(dtype);
+      for (std::int64_t i = 0; i < k; ++i) {
+        data.set_x(1, i, 0.0F);                                // scale 1
+        data.set_x(2, i, i % 2 == 0 ? 3.0F : -3.0F);           // ±127 throughout
+        data.set_x(3, i, static_cast<float>(i % 127) + 0.5F);  // halves, with 127 below
+      }
+      data.set_x(3, k - 1, 127.0F);
+      for (std::int64_t i = 0; i < k; ++i) data.matrices[0].values[static_cast<std::size_t>(i)] = std::byte{127};
+      std::vector<std::byte> expected(6 * 33 * element);
+      for (std::int64_t r = 0; r < 6; ++r) {
+        const auto x = [&](std::int64_t i) {
+          return load_element(data.x.data() + static_cast<std::size_t>(r * k + i) * element, dtype);
+        };
+        float absmax = 0.0F;
+        for (std::int64_t i = 0; i < k; ++i) absmax = std::max(absmax, std::abs(x(i)));
+        const float scale = absmax == 0.0F ? 1.0F : absmax / 127.0F;
+        for (std::int64_t n = 0; n < 33; ++n) {
+          std::int64_t sum = 0;
+          for (std::int64_t i = 0; i < k; ++i) {
+            const auto weight = static_cast<std::int8_t>(data.matrices[0].values[static_cast<std::size_t>(n * k + i)]);
+            sum += static_cast<std::int64_t>(std::nearbyint(x(i) / scale)) * weight;
+          }
+          const float bias = load_element(data.matrices[0].bias.data() + static_cast<std::size_t>(n) * element, dtype);
+          const float z =
+              std::fma(static_cast<float>(sum) * scale, data.matrices[0].scales[static_cast<std::size_t>(n)], bias);
+          store_element(expected.data() + static_cast<std::size_t>(r * 33 + n) * element, dtype, z);
+        }
+      }
+      expect_same(data, multiplied(row(), data), expected, "int64 sums");
+    }
+  }
+}
+
+TEST_P(Linear, NanAndInfinityStayInTheirRowsAndColumns) {
+  for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {
+    for (const LinearSpec& spec : specs(260, 20, parallel)) {
+      const LinearData clean = linear_data(spec, 8, 8);
+      const std::vector<std::byte> before = multiplied(row(), clean);
+      for (const float value : {kNan, kInfinity, -kInfinity}) {
+        LinearData data = clean;
+        data.set_x(2, 259, value);
+        data.set_x(5, 0, value);
+        if (spec.weights == WeightFormat::kFloat) {
+          data.set_weight(0, 4, 7, value);
+        } else {
+          data.matrices[0]
+              .scales[spec.weights == WeightFormat::kInt8 ? 4 : static_cast<std::size_t>(4 * data.groups())] = value;
+        }
+        const std::vector<std::byte> y = multiplied(row(), data);
+        count_check();
+        EXPECT_EQ(first_inaccuracy(data, y), "") << describe(spec) << ", " << value;
+        std::vector<std::byte> mixed = y;
+        const std::size_t element = size_of(spec.dtype);
+        for (std::size_t i = 0; i < 8 * 20; ++i) {
+          if (i / 20 == 2 || i / 20 == 5 || i % 20 == 4) {
+            std::copy_n(y.begin() + static_cast<std::ptrdiff_t>(i * element), element,
+                        mixed.begin() + static_cast<std::ptrdiff_t>(i * element));
+          } else {
+            std::copy_n(before.begin() + static_cast<std::ptrdiff_t>(i * element), element,
+                        mixed.begin() + static_cast<std::ptrdiff_t>(i * element));
+          }
+        }
+        expect_same(data, y, mixed, "other rows and columns");
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, Linear,
+                         ::testing::ValuesIn(kernel_table<LinearSpec>().begin(), kernel_table<LinearSpec>().end()),
+                         [](const auto& test) { return std::string(test.param.name); });
+
+// The CPU kernel with vectors of every width.
+TEST(CpuLinear, IsAccurateOnEveryTarget) {
+  const KernelRow<LinearSpec>& row = kernel_table<LinearSpec>().back();
+  ASSERT_EQ(row.name, "cpu_linear");
+  for (const std::int64_t target : targets_here()) {
+    const ForcedTarget forced(target);
+    for (const WeightFormat format : kFormats) {
+      LinearSpec spec{Dtype::kF16, format, 1152, 45, LinearActivation::kSilu, true, true, LinearParallel::kRow};
+      const LinearData data = linear_data(spec, 15, 10);
+      const std::vector<std::byte> y = multiplied(row, data);
+      EXPECT_EQ(first_inaccuracy(data, y), "") << describe(spec) << ", " << hwy::TargetName(target);
+      EXPECT_EQ(first_difference(data, multiplied(row, data, {.threads = 2, .cuts = {1, 6}, .gap = 3}), y), "");
+      EXPECT_EQ(first_difference(data, multiplied_in_parts(row, data, 3), y), "");
+    }
+  }
+}
+
+TEST(LinearLeaves, DivideUnitsEvenly) {
+  for (const std::int64_t unit : {16, 128}) {
+    for (const std::int64_t features : {1, 16, 40, 2048, 4096, 11008, 14336, 14337}) {
+      EXPECT_EQ(leaf_begin(features, unit, 0), 0);
+      EXPECT_EQ(leaf_begin(features, unit, kLinearLeaves), features);
+      for (int leaf = 0; leaf < kLinearLeaves; ++leaf) {
+        const std::int64_t begin = leaf_begin(features, unit, leaf);
+        const std::int64_t length = leaf_begin(features, unit, leaf + 1) - begin;
+        EXPECT_TRUE(begin % unit == 0 || begin == features);
+        EXPECT_LE(std::abs(length - features / kLinearLeaves), unit) << features << " in units of " << unit;
+        if (features % (kLinearLeaves * unit) == 0) {
+          EXPECT_EQ(length, features / kLinearLeaves);
+        }
+      }
+    }
+  }
+}
+
+TEST(LinearLeaves, AreCoveredByTheLargestAlignedNodes) {
+  for (int begin = 0; begin <= kLinearLeaves; ++begin) {
+    for (int end = begin; end <= kLinearLeaves; ++end) {
+      int leaf = begin;
+      const std::vector<int> nodes = aligned_nodes({begin, end});
+      for (const int node : nodes) {
+        int first = node;
+        int leaves = 1;
+        for (; first < kLinearLeaves; first *= 2) leaves *= 2;
+        EXPECT_EQ(first - kLinearLeaves, leaf);
+        leaf += leaves;
+        // Its parent has leaves that are not in the range.
+        const int sibling = node ^ 1;
+        EXPECT_TRUE(node == 1 || std::ranges::find(nodes, sibling) == nodes.end());
+      }
+      EXPECT_EQ(leaf, end);
+    }
+  }
+  EXPECT_EQ(aligned_nodes({2, 5}), (std::vector<int>{5, 12}));
+}
+
+// What other systems compute from int4 weights is a rounding of each weight away.
+TEST(LinearOracle, TellsTheMeaningsOfInt4Apart) {
+  const LinearSpec spec{Dtype::kBf16, WeightFormat::kInt4, 1024, 16};
+  const LinearData data = linear_data(spec, 4, 9);
+  double distance = 0.0;
+  double size = 0.0;
+  for (std::int64_t row = 0; row < data.rows; ++row) {
+    const LinearOracleRow exact = linear_oracle(spec, data.weights(), data.x_view(), row);
+    const LinearOracleRow rounded = linear_oracle(spec, data.weights(), data.x_view(), row, Int4Meaning::kDequantized);
+    for (std::size_t n = 0; n < exact.y.size(); ++n) {
+      distance += std::pow(exact.y[n] - rounded.y[n], 2.0);
+      size += exact.y[n] * exact.y[n];
+    }
+  }
+  const double relative = std::sqrt(distance / size);
+  ::testing::Test::RecordProperty("relative_distance", fmt::format("{}", relative));
+  EXPECT_GT(relative, 1e-4);
+  EXPECT_LT(relative, 0x1p-8);
+}
+
+}  // namespace
+}  // namespace ringattn::testing
