@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads)
         cuda::copy_16(
             target + Shape::kState +
                 static_cast<std::uint32_t>(element / kStates * kBPitch + element % kStates * kElementBytes),
-            p.states + of_chunk * (kDims * kStates) + element, true);
+            p.states + of_chunk * (kDims * kStates) + chunk_state_offset<kDims>(element / kStates, element % kStates), true);
       }
       if (thread < kChunkDaCumsumFloats / 4) {
         const std::int64_t from =

@@ -129,7 +129,8 @@ struct SsdRowsCta {
       for (int i = 0; i < kDims * kStates / kVectorElements / Shape::kThreads; ++i) {
         const int element = (i * Shape::kThreads + thread) * kVectorElements;
         const auto at = static_cast<std::uint32_t>(element / kStates * Shape::kBPitch + element % kStates * 2);
-        const std::int64_t from = of_chunk * (kDims * kStates) + element;
+        const std::int64_t from =
+            of_chunk * (kDims * kStates) + chunk_state_offset<kDims>(element / kStates, element % kStates);
         cuda::copy_16(target + Shape::kState + at, p.states + from, true);
         cuda::copy_16(target + Shape::kGradient + at, p.gradients + from, true);
       }
@@ -219,15 +220,18 @@ struct DtGradient {
     float inside = __fadd_rn(around.x, around.y);
 #pragma unroll
     for (int step = 1; step < 8; step *= 2) inside = __fadd_rn(inside, __shfl_xor_sync(0xffffffffU, inside, step));
-    float2 from_states = pair(2 * lane);
-#pragma unroll
-    for (int i = 1; i < 4; ++i) from_states = add(from_states, pair(Shape::kFromStates + i * kChunk + 2 * lane));
-    const float2 from_gradients =
-        add(pair(Shape::kFromGradients + 2 * lane), pair(Shape::kFromGradients + kChunk + 2 * lane));
-    const float2 of_dt = add(pair(Shape::kOfDt + 2 * lane), pair(Shape::kOfDt + kChunk + 2 * lane));
+    // Sum of the parts in which warps have left a sum of each token.
+    const auto sum_parts = [&](int first, int parts) {
+      float2 sum = pair(first + 2 * lane);
+      for (int i = 1; i < parts; ++i) sum = add(sum, pair(first + i * kChunk + 2 * lane));
+      return sum;
+    };
+    const float2 from_states = sum_parts(Shape::kFromStates, Shape::kStateParts);
+    const float2 from_gradients = sum_parts(Shape::kFromGradients, Shape::kTokenParts);
+    const float2 of_dt = sum_parts(Shape::kOfDt, Shape::kTokenParts);
     float inner = sums[Shape::kInner];
 #pragma unroll
-    for (int i = 1; i < 8; ++i) inner = __fadd_rn(inner, sums[Shape::kInner + i]);
+    for (int i = 1; i < Shape::kInnerParts; ++i) inner = __fadd_rn(inner, sums[Shape::kInner + i]);
     inner = __fmul_rn(inner, cuda::exp2_approx(da_cumsum[kChunk - 1]));
     float2 q = add(pair(Shape::kDiagonal + 2 * lane), sums_before<8>(columns, lane));
     q = add(q, sums_from<8>(rows, lane));

@@ -174,8 +174,8 @@ class SegmentStates {
         (std::int64_t{nth_} * kChunksOfSegment + chunk_of(i)) * p_.scan.head_count + heads_.first - p_.scan.first_head +
         head_index_;
     const bool odd = lane_ % 2 != 0;
-    __nv_bfloat16* const target = p_.chunk_states + index * (kDims * kStates) + (first_dim_ + lane_ / 4) * kStates +
-                                  (odd ? lane_ % 4 * 2 + 8 - 2 : lane_ % 4 * 2);
+    __nv_bfloat16* const target = p_.chunk_states + index * (kDims * kStates);
+    const int column = odd ? lane_ % 4 * 2 + 8 - 2 : lane_ % 4 * 2;
 #pragma unroll
     for (int t = 0; t < kStates / 8; t += 2) {
 #pragma unroll
@@ -183,7 +183,8 @@ class SegmentStates {
         const std::uint32_t first = Bf16Mma::pack(state_[t][2 * half], state_[t][2 * half + 1]);
         const std::uint32_t second = Bf16Mma::pack(state_[t + 1][2 * half], state_[t + 1][2 * half + 1]);
         const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? first : second, 1);
-        __stcg(reinterpret_cast<uint2*>(target + half * 8 * kStates + t * 8),
+        const int offset = chunk_state_offset<kDims>(first_dim_ + lane_ / 4 + half * 8, t * 8 + column);
+        __stcg(reinterpret_cast<uint2*>(target + offset),
                odd ? make_uint2(other, second) : make_uint2(first, other));
       }
     }

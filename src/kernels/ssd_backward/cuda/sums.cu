@@ -2,10 +2,10 @@
 // Sums of partial results in a fixed order, and the gradient of rows before the gate.
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
-#include "kernels/ssd_backward/sm80/ssd_backward_params.hpp"
+#include "kernels/ssd_backward/cuda/ssd_backward_params.hpp"
 #include "kernels/ssm/cuda/ssm_device.cuh"
 
-namespace ringattn::sm80 {
+namespace ringattn::cuda {
 
 namespace {
 
@@ -19,7 +19,7 @@ __device__ void store_elements(const SsdGradientRows& rows, std::int64_t at, con
     if (rows.wide) {
       static_cast<float*>(rows.data)[at + i] = values[i];
     } else {
-      static_cast<Element*>(rows.data)[at + i] = cuda::from_float<Element>(values[i]);
+      static_cast<Element*>(rows.data)[at + i] = from_float<Element>(values[i]);
     }
   }
 }
@@ -27,7 +27,7 @@ __device__ void store_elements(const SsdGradientRows& rows, std::int64_t at, con
 // A CTA adds a chunk's dB (blockIdx.z 0) or dC.
 template <class Element>
 __global__ void __launch_bounds__(kThreads) sum_sets_kernel(const __grid_constant__ SsdSumParams p) {
-  const cuda::SegmentCoord segment = cuda::segment_coord(p.scan, blockIdx.x);
+  const SegmentCoord segment = segment_coord(p.scan, blockIdx.x);
   const int first = static_cast<int>(blockIdx.y) * kChunk;
   const int left = segment.tokens - first;
   const int tokens = left < kChunk ? left : kChunk;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kThreads) sum_sets_kernel(const __grid_constan
 
 __global__ void __launch_bounds__(kThreads)
     sum_terms_kernel(const __grid_constant__ SsmParams p, const float4* chunk_terms, float* terms) {
-  const cuda::SegmentCoord segment = cuda::segment_coord(p, blockIdx.x);
+  const SegmentCoord segment = segment_coord(p, blockIdx.x);
   const int chunks = (segment.tokens + kChunk - 1) / kChunk;
   for (int i = static_cast<int>(threadIdx.x); i < p.head_count; i += kThreads) {
     const std::int64_t head = segment.index * p.heads + p.first_head + i;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads)
 template <class Element>
 __global__ void __launch_bounds__(kThreads)
     gate_gradients_kernel(const __grid_constant__ SsmParams p, const __grid_constant__ SsmTensor g) {
-  const cuda::SegmentCoord segment = cuda::segment_coord(p, blockIdx.x);
+  const SegmentCoord segment = segment_coord(p, blockIdx.x);
   const int first = static_cast<int>(blockIdx.y) * kChunk;
   const int left = segment.tokens - first;
   const int tokens = left < kChunk ? left : kChunk;
@@ -82,13 +82,13 @@ __global__ void __launch_bounds__(kThreads)
     const std::int64_t row = segment.row + first + i / columns;
     const int head = p.first_head + i % columns / p.head_dim;
     const int dim = i % p.head_dim;
-    const Element* const dy = cuda::element_at<Element>(p.x, row, head) + dim;
-    const Element* const z = cuda::element_at<Element>(p.z, row, head) + dim;
-    auto* const target = const_cast<Element*>(cuda::element_at<Element>(g, row, head)) + dim;
+    const Element* const dy = element_at<Element>(p.x, row, head) + dim;
+    const Element* const z = element_at<Element>(p.z, row, head) + dim;
+    auto* const target = const_cast<Element*>(element_at<Element>(g, row, head)) + dim;
     Element values[kWidth];
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) {
-      values[e] = cuda::from_float<Element>(__fmul_rn(cuda::to_float(dy[e]), cuda::silu(cuda::to_float(z[e]))));
+      values[e] = from_float<Element>(__fmul_rn(to_float(dy[e]), silu(to_float(z[e]))));
     }
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) target[e] = values[e];
@@ -103,13 +103,13 @@ dim3 grid_of(const SsmParams& p, unsigned outputs) {
 
 void load_ssd_sums(Dtype dtype) {
   if (dtype == Dtype::kBf16) {
-    cuda::load_kernel(sum_sets_kernel<__nv_bfloat16>);
-    cuda::load_kernel(gate_gradients_kernel<__nv_bfloat16>);
+    load_kernel(sum_sets_kernel<__nv_bfloat16>);
+    load_kernel(gate_gradients_kernel<__nv_bfloat16>);
   } else {
-    cuda::load_kernel(sum_sets_kernel<__half>);
-    cuda::load_kernel(gate_gradients_kernel<__half>);
+    load_kernel(sum_sets_kernel<__half>);
+    load_kernel(gate_gradients_kernel<__half>);
   }
-  cuda::load_kernel(sum_terms_kernel);
+  load_kernel(sum_terms_kernel);
 }
 
 void sum_head_sets(const SsdSumParams& params, Dtype dtype, cudaStream_t stream) {
@@ -129,4 +129,4 @@ void gate_gradients(const SsmParams& params, const SsmTensor& g, Dtype dtype, cu
   check_cuda(cudaGetLastError(), "the gradient of rows before the gate");
 }
 
-}  // namespace ringattn::sm80
+}  // namespace ringattn::cuda

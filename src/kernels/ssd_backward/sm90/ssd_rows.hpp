@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernel parameters and shared-memory layout of the rows kernel of sm90_ssd_backward.
+#pragma once
+
+#include <cuda.h>
+
+#include "kernels/common/cuda/aligned_shared.hpp"
+#include "kernels/common/cuda/panels.hpp"
+#include "kernels/ssd_backward/sm80/ssd_backward_params.hpp"
+
+namespace ringattn::sm90 {
+
+using cuda::kChunk;
+using cuda::kChunkDaCumsumFloats;
+using cuda::kChunksOfSegment;
+
+inline constexpr int kRowsDims = 64;  // head_dim
+inline constexpr int kRowsThreads = 512;
+// Registers per thread after setmaxnreg, from 128 each at launch.
+inline constexpr int kRowsProducerRegisters = 56;
+inline constexpr int kRowsScoreRegisters = 144;
+inline constexpr int kRowsTokenRegisters = 104;
+inline constexpr int kRowsSetRegisters = 208;
+
+struct HopperSsdRows {
+  cuda::SsdRowsParams rows;
+  bool maps;         // TMA loads x and g. Threads copy chunks with fewer than 64 tokens.
+  CUtensorMap x, g;  // boxes of a chunk of a head
+};
+
+// Offsets in bytes in a CTA's shared memory, which is aligned to 1,024 bytes.
+template <int kStates>
+struct HopperRowsShape : sm80::SsdSums<1, 1, 4> {
+  static constexpr int kStages = 3;
+  // dA_cumsum and dt of a head are read until its sums are, which may be two heads after its other tiles are released.
+  static constexpr int kDaCumsumStages = kStages + 2;
+  static constexpr int kBBytes = kChunk * cuda::padded_row_bytes(kStates);
+  static constexpr int kXBytes = cuda::panel_bytes(kChunk);
+  static constexpr int kStateBytes = kRowsDims * cuda::padded_row_bytes(kStates);
+  static constexpr int kScoreBytes = cuda::panel_bytes(kChunk);
+  // In a stage.
+  static constexpr int kG = kXBytes;
+  static constexpr int kState = 2 * kXBytes;
+  static constexpr int kGradient = kState + kStateBytes;
+  static constexpr int kStageBytes = kGradient + kStateBytes;
+
+  static constexpr int kC = kBBytes;  // B is at 0
+  static constexpr int kHead = 2 * kBBytes;
+  static constexpr int kScores = kHead + kStages * kStageBytes;  // [2]
+  static constexpr int kDaCumsum = kScores + 2 * kScoreBytes;    // [kDaCumsumStages]
+  static constexpr int kSumsAt = kDaCumsum + kDaCumsumStages * kChunkDaCumsumFloats * 4;
+  static constexpr int kBarriers = kSumsAt + 2 * kSumFloats * 4;
+  // Full and empty: heads, scores, sums.
+  static constexpr int kBytes = kBarriers + 8 * 2 * (kStages + 2 + 2);
+  static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kBytes, 1024);
+  static_assert(kBarriers % 8 == 0 && kSharedBytes <= 227 * 1024);
+};
+
+// The kernels of one state_dim, bf16.
+extern const cuda::SsdBackwardLauncher ssd_backward_64;
+extern const cuda::SsdBackwardLauncher ssd_backward_128;
+
+}  // namespace ringattn::sm90
