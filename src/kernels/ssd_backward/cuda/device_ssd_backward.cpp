@@ -42,7 +42,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
  public:
   DeviceSsdBackward(const SsdBackwardSpec& spec, const SsdBackwardLauncher& launcher, int head_dim, int state_dim,
                     const CudaBackend& backend)
-      : spec_(spec), launcher_(launcher), head_dim_(head_dim), state_dim_(state_dim), device_(backend.device()) {
+      : spec_(spec), launcher_(launcher), head_dim_(head_dim), state_dim_(state_dim), device_(backend.device()), multiprocessors_(multiprocessors_of(backend.device())) {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     load_da_cumsum(spec_.forward.dtype);
@@ -77,7 +77,8 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     if (progress) progress();
     for_each_launch(task, heads, [&](const Launch& launch) {
       compute_da_cumsum(launch.states, spec_.forward.dtype, cuda_stream(stream));
-      launcher_.accumulate({launch.states, 0, 0, nullptr}, false, cuda_stream(stream));
+      launcher_.accumulate({launch.states, 0, 0, nullptr}, false, multiprocessors_,
+                           cuda_stream(stream));
       pass_segments(launch.states, false, cuda_stream(stream));
     });
   }
@@ -98,7 +99,8 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
         rows.x = tensor_of(task.dy);
         gate_gradients(rows, launch.gradients.x, spec_.forward.dtype, cuda_stream(stream));
       }
-      launcher_.accumulate({launch.gradients, 0, 0, nullptr}, true, cuda_stream(stream));
+      launcher_.accumulate({launch.gradients, 0, 0, nullptr}, true, multiprocessors_,
+                           cuda_stream(stream));
       pass_segments(launch.gradients, false, cuda_stream(stream), /*reversed=*/true);
     });
   }
@@ -121,8 +123,8 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
       for (int first = 0; first < all; first += batch) {
         if (progress) progress();
         const int segments = std::min(batch, all - first);
-        launcher_.expand({launch.states, first, 0, states}, false, segments, cuda_stream(stream));
-        launcher_.expand({launch.gradients, first, 0, gradients}, true, segments, cuda_stream(stream));
+        launcher_.expand({launch.states, first, 0, states}, false, segments, multiprocessors_, cuda_stream(stream));
+        launcher_.expand({launch.gradients, first, 0, gradients}, true, segments, multiprocessors_, cuda_stream(stream));
         SsdRowsParams rows{};
         rows.scan = launch.states;
         rows.first_segment = first;
@@ -172,7 +174,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
   // (Segment, head) pairs of a batch of finish(): their states of chunks are in memory at a time.
   std::int64_t batch_pairs(const SsdBackwardLimits& limits) const {
     const std::int64_t all = limits.runs.segments * spec_.forward.heads;
-    const std::int64_t some = std::int64_t{kPairsPerMultiprocessor} * multiprocessors_of(device_);
+    const std::int64_t some = std::int64_t{kPairsPerMultiprocessor} * multiprocessors_;
     return std::min(all, std::max<std::int64_t>(some, spec_.forward.heads));
   }
 
@@ -282,6 +284,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
   const SsdBackwardLauncher& launcher_;
   int head_dim_, state_dim_;  // of states of chunks in memory
   int device_;
+  int multiprocessors_;
   SsdBackwardLimits limits_;
   Buffer da_cumsum_, logs_, logs_before_, logs_after_, super_logs_;
   Buffer states_, gradients_, super_states_, super_gradients_;

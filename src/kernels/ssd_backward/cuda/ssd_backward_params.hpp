@@ -71,9 +71,10 @@ static_assert(sizeof(SsdRowsParams) <= 4096, "kernel arguments are at most 4 KiB
 struct SsdBackwardLauncher {
   void (*load)();  // loads all kernels onto the current device
   // Local states, or local gradients of states, of all segments of the launch (SsdStatesParams::chunk_states unused).
-  void (*accumulate)(const SsdStatesParams& params, bool reversed, cudaStream_t stream);
+  void (*accumulate)(const SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream);
   // States before chunks, or gradients after chunks, of a batch of segments.
-  void (*expand)(const SsdStatesParams& params, bool reversed, int segments, cudaStream_t stream);
+  void (*expand)(const SsdStatesParams& params, bool reversed, int segments, int multiprocessors,
+                 cudaStream_t stream);
   void (*rows)(const SsdRowsParams& params, int segments, cudaStream_t stream);
   void (*gate)(const SsdGateParams& params, int segments, cudaStream_t stream);
 };

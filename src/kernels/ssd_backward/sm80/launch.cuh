@@ -20,7 +20,8 @@ void launch_ssd_backward(Kernel kernel, int ctas, int threads, int bytes, const 
 }
 
 template <class Element, int kDims, int kStates, bool kExpand>
-void launch_states(const SsdStatesParams& given, bool reversed, int segments, cudaStream_t stream) {
+void launch_states(const SsdStatesParams& given, bool reversed, int segments, int /*multiprocessors*/,
+                   cudaStream_t stream) {
   using Shape = SsdStatesShape<kDims, kStates>;
   SsdStatesParams params = given;
   params.blocks = cuda::head_blocks(params.scan, Shape::kHeads);
@@ -42,8 +43,9 @@ constexpr SsdBackwardLauncher ssd_backward_launcher() {
             allow_shared(ssd_rows_kernel<Element, kDims, kStates>, Rows::kBytes);
             allow_shared(ssd_gate_kernel<Element, kDims, kStates>, Gate::kBytes);
           },
-          [](const SsdStatesParams& params, bool reversed, cudaStream_t stream) {
-            launch_states<Element, kDims, kStates, false>(params, reversed, params.scan.segments, stream);
+          [](const SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream) {
+            launch_states<Element, kDims, kStates, false>(params, reversed, params.scan.segments, multiprocessors,
+                                                          stream);
           },
           launch_states<Element, kDims, kStates, true>,
           [](const SsdRowsParams& given, int segments, cudaStream_t stream) {

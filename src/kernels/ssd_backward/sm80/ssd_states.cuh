@@ -49,6 +49,26 @@ __device__ __forceinline__ void multiply_factor(float (&d)[4], const std::uint32
   }
 }
 
+// Stores a state as chunk_state_offset() says, rounded. Element [t][e] is dim `dim` + e / 2 · 8, column 8 t + lane % 4 · 2
+// + e % 2. Lanes exchange pairs, so that each stores four adjacent elements.
+template <int kDims, int kTiles>
+__device__ __forceinline__ void store_chunk_state(const float (&state)[kTiles][4], __nv_bfloat16* target, int dim,
+                                                  int lane) {
+  const bool odd = lane % 2 != 0;
+  const int column = odd ? lane % 4 * 2 + 8 - 2 : lane % 4 * 2;
+#pragma unroll
+  for (int t = 0; t < kTiles; t += 2) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t first = Bf16Mma::pack(state[t][2 * half], state[t][2 * half + 1]);
+      const std::uint32_t second = Bf16Mma::pack(state[t + 1][2 * half], state[t + 1][2 * half + 1]);
+      const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? first : second, 1);
+      __stcg(reinterpret_cast<uint2*>(target + chunk_state_offset<kDims>(dim + half * 8, t * 8 + column)),
+             odd ? make_uint2(other, second) : make_uint2(first, other));
+    }
+  }
+}
+
 // The coordinates of a segment for gradients: its flags are those of the gradient after it.
 __device__ inline SegmentCoord gradient_coord(const SsmParams& p, std::int64_t nth) {
   SegmentCoord coord = cuda::segment_coord(p, nth);
@@ -168,26 +188,11 @@ class SegmentStates {
     });
   }
 
-  // Stores the state, rounded. Lanes exchange pairs, so that each stores four adjacent elements.
   __device__ __forceinline__ void store_rounded(int i) const {
     const std::int64_t index =
         (std::int64_t{nth_} * kChunksOfSegment + chunk_of(i)) * p_.scan.head_count + heads_.first - p_.scan.first_head +
         head_index_;
-    const bool odd = lane_ % 2 != 0;
-    __nv_bfloat16* const target = p_.chunk_states + index * (kDims * kStates);
-    const int column = odd ? lane_ % 4 * 2 + 8 - 2 : lane_ % 4 * 2;
-#pragma unroll
-    for (int t = 0; t < kStates / 8; t += 2) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const std::uint32_t first = Bf16Mma::pack(state_[t][2 * half], state_[t][2 * half + 1]);
-        const std::uint32_t second = Bf16Mma::pack(state_[t + 1][2 * half], state_[t + 1][2 * half + 1]);
-        const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? first : second, 1);
-        const int offset = chunk_state_offset<kDims>(first_dim_ + lane_ / 4 + half * 8, t * 8 + column);
-        __stcg(reinterpret_cast<uint2*>(target + offset),
-               odd ? make_uint2(other, second) : make_uint2(first, other));
-      }
-    }
+    store_chunk_state<kDims>(state_, p_.chunk_states + index * (kDims * kStates), first_dim_ + lane_ / 4, lane_);
   }
 
   // Scales of two adjacent tokens in the state after the chunk, or of their g in the gradient before it.

@@ -17,11 +17,12 @@
 
 namespace ringattn::sm90 {
 
-using Bf16 = __nv_bfloat16;
 using Bf16Mma = cuda::MmaTraits<Bf16>;
 using Wgmma64 = Wgmma<Bf16, 64>;
 
-inline constexpr int kSetScoresBarrier = 1;  // the named barrier after which the sums of scores are in shared memory
+// Named barriers: the sums of scores are in shared memory, and the tile of dx is written or read.
+inline constexpr int kSetScoresBarrier = 1;
+inline constexpr int kTokensBarrier = 2;
 
 // Shared memory, the chunk and the heads of a CTA.
 template <int kStates>
@@ -88,15 +89,15 @@ struct HopperRowsCta {
 
   // By one thread.
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kWarps = kWarpgroup / 32;
+    constexpr int kWarps = kWarpgroup / 32;  // of three warpgroups; two warps of the fourth are consumers too
     for (int i = 0; i < Shape::kStages; ++i) {
       barrier_init(full(i), 1);
-      barrier_init(empty(i), 3 * kWarps);
+      barrier_init(empty(i), 3 * kWarps + 2);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(scores_full(i), kWarps);
       barrier_init(scores_empty(i), kWarps);
-      barrier_init(sums_full(i), 3 * kWarps);
+      barrier_init(sums_full(i), 3 * kWarps + 2);
       barrier_init(sums_empty(i), 1);
     }
     barrier_init_fence();
@@ -167,11 +168,21 @@ __device__ __forceinline__ void load_columns(std::uint32_t (&r)[4], std::uint32_
   cuda::load_matrix_transposed(
       r, panel + cuda::swizzled(16 * k + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
 }
-// Two adjacent elements.
-__device__ __forceinline__ float2 load_pair_at(std::uint32_t panel, int row, int column) {
-  const std::uint32_t at = panel + cuda::swizzled(row, column / 8) + static_cast<std::uint32_t>(column % 8 * 2);
-  return cuda::unpack(static_cast<std::uint32_t>(cuda::load_shared_number(at)), Bf16());
-}
+// This thread's pair of columns in each tile of 8 columns of its row of a panel, and of the row 8 below. Panels are aligned
+// to 1,024 bytes, so the swizzle flips bits of the address of the first tile.
+struct PairsOfThread {
+  std::uint32_t first;
+
+  __device__ __forceinline__ explicit PairsOfThread(std::uint32_t panel)
+      : first(panel + cuda::swizzled(tile_row_of_thread(), 0) + static_cast<std::uint32_t>(thread_of_cta() % 4 * 4)) {}
+
+  __device__ __forceinline__ std::uint32_t at(int tile, int half) const {
+    return (first ^ static_cast<std::uint32_t>(tile << 4)) + static_cast<std::uint32_t>(half * 8 * cuda::kPanelRowBytes);
+  }
+  __device__ __forceinline__ std::uint32_t word(int tile, int half) const {
+    return static_cast<std::uint32_t>(cuda::load_shared_number(at(tile, half)));
+  }
+};
 
 // The first warpgroup: scores of 16 rows a warp.
 template <int kStates>
@@ -204,19 +215,18 @@ class HopperScores {
     }
     // The sums of intra-chunk scores over the heads, where the scores of the last head but one were.
     barrier_wait(cta_.scores_empty(count), Cta::pair_parity(count) ^ 1U);
+    const PairsOfThread scores(cta_.scores(count));
 #pragma unroll
     for (int t = 0; t < 8; ++t) {
-      if (t / 2 <= warp_) store_pairs(cta_.scores(count), t, weights_[t]);
+      if (t / 2 <= warp_) store_pairs(scores, t, weights_[t]);
     }
     named_sync(kSetScoresBarrier, 2 * kWarpgroup);
   }
 
  private:
-  __device__ __forceinline__ void store_pairs(std::uint32_t scores, int t, const float (&values)[4]) const {
-    const int row = 16 * warp_ + lane_ / 4;
-    const std::uint32_t target = scores + cuda::swizzled(row, t) + static_cast<std::uint32_t>(lane_ % 4 * 4);
-    cuda::store_shared(target, Bf16Mma::pack(values[0], values[1]));
-    cuda::store_shared(target + 8 * cuda::kPanelRowBytes, Bf16Mma::pack(values[2], values[3]));
+  __device__ __forceinline__ static void store_pairs(const PairsOfThread& scores, int tile, const float (&values)[4]) {
+    cuda::store_shared(scores.at(tile, 0), Bf16Mma::pack(values[0], values[1]));
+    cuda::store_shared(scores.at(tile, 1), Bf16Mma::pack(values[2], values[3]));
   }
 
   // As SsdTokens::compute_scores().
@@ -226,6 +236,7 @@ class HopperScores {
     const int row = 16 * warp_ + lane_ / 4;
     const float of_rows[2] = {da_cumsum[row], da_cumsum[row + 8]};
     float on_diagonal[2][4];
+    const PairsOfThread scores(cta_.scores(index));
 #pragma unroll
     for (int block = 0; block < 4; ++block) {
       if (block > warp_) continue;
@@ -240,16 +251,17 @@ class HopperScores {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int offset = 8 * t + lane_ % 4 * 2 + e % 2 - lane_ / 4 - e / 2 * 8;  // column − row, on the diagonal
-          const bool present = !diagonal || offset <= 0;
-          const float decay = cuda::exp2_approx(__fsub_rn(of_rows[e / 2], e % 2 == 0 ? to.x : to.y));
+          float log = __fsub_rn(of_rows[e / 2], e % 2 == 0 ? to.x : to.y);
+          if (diagonal && offset > 0) log = -INFINITY;  // a later token
+          const float decay = cuda::exp2_approx(log);
           const float weight = __fmul_rn(__fmul_rn(gx[tile][e], decay), e % 2 == 0 ? dt.x : dt.y);
-          decayed[e] = present ? __fmul_rn(cb_[tile][e], decay) : 0.0F;
-          if (present) weights_[tile][e] = __fadd_rn(weights_[tile][e], weight);
+          decayed[e] = __fmul_rn(cb_[tile][e], decay);
+          weights_[tile][e] = __fadd_rn(weights_[tile][e], weight);
           if (diagonal && offset == 0) sums[Shape::kSkip + column + e % 2] = gx[tile][e];
-          gx[tile][e] = present ? __fmul_rn(cb_[tile][e], weight) : 0.0F;
+          gx[tile][e] = __fmul_rn(cb_[tile][e], weight);
           if (diagonal) on_diagonal[t][e] = gx[tile][e];
         }
-        store_pairs(cta_.scores(index), tile, decayed);
+        store_pairs(scores, tile, decayed);
       }
     }
     Cta::arrive(cta_.scores_full(index));
@@ -294,65 +306,87 @@ class HopperTokens {
       : cta_(cta), warp_(thread_of_warpgroup() / 32), lane_(thread_of_warpgroup() % 32) {}
 
   __device__ __forceinline__ void run() const {
+    const float* const skips = cta_.p.scan.d;
+    const bool with_tma = cta_.params.maps_dx && cta_.tokens() >= kChunk;
 #pragma unroll 1
     for (int index = 0; index < cta_.heads.count; ++index) {
       const std::uint32_t x = cta_.head(index);
-      const std::uint32_t g = x + Shape::kG;
       const float* const da_cumsum = cta_.da_cumsum(index);
+      const float skip = skips != nullptr ? skips[cta_.heads.first + index] : 0.0F;
       const int row = 16 * warp_ + lane_ / 4;
-      const int column = lane_ % 4 * 2;
       float dx[8][4];
       barrier_wait(cta_.full(index), Cta::parity(index));
       multiply_transposed<kStates / 16>(dx, cta_.b(), x + Shape::kGradient);
       const float last = da_cumsum[kChunk - 1];
-      const float after[2] = {cuda::exp2_approx(__fsub_rn(last, da_cumsum[row])),
-                              cuda::exp2_approx(__fsub_rn(last, da_cumsum[row + 8]))};
-      const float inner = inner_product(x);
+      float dt[2];
+      float after[2];
+      std::uint32_t words[8][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        dt[i] = da_cumsum[kChunk + row + 8 * i];
+        after[i] = cuda::exp2_approx(__fsub_rn(last, da_cumsum[row + 8 * i]));
+#pragma unroll
+        for (int n = 0; n < 8; ++n) words[n][i] = PairsOfThread(x).word(n, i);
+      }
       wgmma_wait<0>();
       pin(dx);
-      float from_gradients[2] = {};
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float2 at = load_pair_at(x, row + 8 * i, 8 * n + column);
-          dx[n][2 * i] = __fmul_rn(after[i], dx[n][2 * i]);
-          dx[n][2 * i + 1] = __fmul_rn(after[i], dx[n][2 * i + 1]);
-          from_gradients[i] = __fmaf_rn(at.x, dx[n][2 * i], __fmaf_rn(at.y, dx[n][2 * i + 1], from_gradients[i]));
+        for (int e = 0; e < 4; ++e) dx[n][e] = __fmul_rn(after[e / 2], dx[n][e]);
+      }
+      const float2 from_gradients = products(dx, words);
+      add_within_chunk(dx, index, x + Shape::kG);
+      const float2 of_dt = products(dx, words);
+      if (skips != nullptr) {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float2 g = cuda::unpack(PairsOfThread(x + Shape::kG).word(n, i), Bf16());
+            dx[n][2 * i] = __fmaf_rn(dt[i], dx[n][2 * i], __fmul_rn(skip, g.x));
+            dx[n][2 * i + 1] = __fmaf_rn(dt[i], dx[n][2 * i + 1], __fmul_rn(skip, g.y));
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) dx[n][e] = __fmul_rn(dt[e / 2], dx[n][e]);
         }
       }
-      add_within_chunk(dx, index, g);
-      barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
-      store(dx, index, from_gradients);
-      if (lane_ == 0) cta_.sums(index)[Shape::kInner + warp_] = inner;
       Cta::arrive(cta_.empty(index));
+      barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+      if (lane_ % 4 == 0) {
+        float* const sums = cta_.sums(index);
+        sums[Shape::kOfDt + row] = of_dt.x;
+        sums[Shape::kOfDt + row + 8] = of_dt.y;
+        sums[Shape::kFromGradients + row] = __fmul_rn(dt[0], from_gradients.x);
+        sums[Shape::kFromGradients + row + 8] = __fmul_rn(dt[1], from_gradients.y);
+      }
       Cta::arrive(cta_.sums_full(index));
+      if (with_tma) {
+        store_by_tma(dx, cta_.heads.first + index);
+      } else {
+        store_by_threads(dx, cta_.heads.first + index);
+      }
     }
+    if (with_tma && thread_of_warpgroup() == 0) tma_store_wait();
   }
 
  private:
-  // The warp's part of ⟨S, G⟩: the diagonal of S · Gᵀ for 16 dims.
-  __device__ __forceinline__ float inner_product(std::uint32_t x) const {
-    float sum[2][4] = {};
+  // Σ_dims x · dx of both rows, for all lanes of a quad.
+  __device__ __forceinline__ static float2 products(const float (&dx)[8][4], const std::uint32_t (&words)[8][2]) {
+    float sums[2] = {};
 #pragma unroll
-    for (int k = 0; k < kStates / 16; ++k) {
-      const auto panel = static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
-      std::uint32_t left[4];
-      std::uint32_t right[4];
-      load_rows(left, x + Shape::kState + panel, 16 * warp_, k % 4, lane_);
-      cuda::load_matrix(right, x + Shape::kGradient + panel +
-                                   cuda::swizzled(16 * warp_ + lane_ % 8 + lane_ / 16 * 8, k % 4 * 2 + lane_ / 8 % 2));
-      Bf16Mma::mma(sum[0], left, right[0], right[1], sum[0]);
-      Bf16Mma::mma(sum[1], left, right[2], right[3], sum[1]);
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 x = cuda::unpack(words[n][i], Bf16());
+        sums[i] = __fmaf_rn(x.x, dx[n][2 * i], __fmaf_rn(x.y, dx[n][2 * i + 1], sums[i]));
+      }
     }
-    float inner = 0.0F;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (lane_ % 4 * 2 + e == lane_ / 4) inner = __fadd_rn(sum[0][e], sum[1][2 + e]);
-    }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
-    return inner;
+    return make_float2(sm80::sum_quad(sums[0]), sm80::sum_quad(sums[1]));
   }
 
   // dx += scoresᵀ · g. Scores above the diagonal are zero.
@@ -372,41 +406,35 @@ class HopperTokens {
     pin(dx);
   }
 
-  __device__ __forceinline__ void store(const float (&dx)[8][4], int index, const float (&from_gradients)[2]) const {
-    float* const sums = cta_.sums(index);
-    const float* const da_cumsum = cta_.da_cumsum(index);
-    const std::uint32_t x = cta_.head(index);
-    const int head = cta_.heads.first + index;
-    const bool skips = cta_.p.scan.d != nullptr;
-    const float skip = skips ? cta_.p.scan.d[head] : 0.0F;
-    const int column = lane_ % 4 * 2;
+  __device__ __forceinline__ void store_by_tma(const float (&dx)[8][4], int head) const {
+    if (thread_of_warpgroup() == 0) tma_store_wait_read();
+    named_sync(kTokensBarrier, kWarpgroup);  // the tile's last store has read it
+    const PairsOfThread tile(cta_.at(Shape::kDx));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        cuda::store_shared(tile.at(n, i), Bf16Mma::pack(dx[n][2 * i], dx[n][2 * i + 1]));
+      }
+    }
+    proxy_fence();
+    named_sync(kTokensBarrier, kWarpgroup);
+    if (thread_of_warpgroup() == 0) {
+      tma_store_box(&cta_.params.dx, cta_.at(Shape::kDx), 0, head, static_cast<int>(cta_.row()));
+      tma_store_commit();
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void store_by_threads(const float (&dx)[8][4], int head) const {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = 16 * warp_ + lane_ / 4 + 8 * i;
-      const float dt = da_cumsum[kChunk + row];
-      float of_dt = 0.0F;
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        float2 pairs[2];
-#pragma unroll
-        for (int t = 0; t < 2; ++t) {
-          const float* const value = dx[2 * n + t] + 2 * i;
-          const float2 at = load_pair_at(x, row, 16 * n + 8 * t + column);
-          of_dt = __fmaf_rn(at.x, value[0], __fmaf_rn(at.y, value[1], of_dt));
-          pairs[t] = make_float2(__fmul_rn(dt, value[0]), __fmul_rn(dt, value[1]));
-          if (skips) {
-            const float2 of_g = load_pair_at(x + Shape::kG, row, 16 * n + 8 * t + column);
-            pairs[t] = make_float2(__fmaf_rn(skip, of_g.x, pairs[t].x), __fmaf_rn(skip, of_g.y, pairs[t].y));
-          }
-        }
-        sm80::store_gradient_pairs<Bf16>(cta_.p.dx, cta_.row() + row, head, 16 * n + column, kRowsDims,
-                                         row < cta_.tokens(), pairs[0], pairs[1], lane_);
-      }
-      of_dt = sm80::sum_quad(of_dt);
-      const float from = __fmul_rn(dt, sm80::sum_quad(from_gradients[i]));
-      if (lane_ % 4 == 0) {
-        sums[Shape::kOfDt + row] = of_dt;
-        sums[Shape::kFromGradients + row] = from;
+      for (int n = 0; n < 8; n += 2) {
+        sm80::store_gradient_pairs<Bf16>(cta_.p.dx, cta_.row() + row, head, 8 * n + lane_ % 4 * 2, kRowsDims,
+                                         row < cta_.tokens(), make_float2(dx[n][2 * i], dx[n][2 * i + 1]),
+                                         make_float2(dx[n + 1][2 * i], dx[n + 1][2 * i + 1]), lane_);
       }
     }
   }
@@ -514,8 +542,7 @@ class HopperSets {
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float2 of_g =
-            load_pair_at(g, 16 * warp_ + lane_ / 4 + 8 * i, half * (kRowsDims / 2) + 8 * n + lane_ % 4 * 2);
+        const float2 of_g = cuda::unpack(PairsOfThread(g).word(half * 4 + n, i), Bf16());
         sums[i] = __fmaf_rn(of_g.x, y[n][2 * i], __fmaf_rn(of_g.y, y[n][2 * i + 1], sums[i]));
       }
     }
@@ -630,6 +657,48 @@ __device__ __forceinline__ void finish_heads(const HopperRowsCta<kStates>& cta) 
   }
 }
 
+// By two warps: ⟨S, G⟩, as diagonals of S · Gᵀ of 16 dims each.
+template <int kStates>
+__device__ __forceinline__ void multiply_inner(const HopperRowsCta<kStates>& cta, int warp) {
+  using Cta = HopperRowsCta<kStates>;
+  using Shape = typename Cta::Shape;
+  const int lane = thread_of_warpgroup() % 32;
+#pragma unroll 1
+  for (int index = 0; index < cta.heads.count; ++index) {
+    float sum[2][2][4] = {};
+    const std::uint32_t x = cta.head(index);
+    barrier_wait(cta.full(index), Cta::parity(index));
+#pragma unroll
+    for (int k = 0; k < kStates / 16; ++k) {
+      const auto panel = static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+        const int dim = 16 * (2 * warp + block);
+        std::uint32_t left[4];
+        std::uint32_t right[4];
+        load_rows(left, x + Shape::kState + panel, dim, k % 4, lane);
+        cuda::load_matrix(right, x + Shape::kGradient + panel +
+                                     cuda::swizzled(dim + lane % 8 + lane / 16 * 8, k % 4 * 2 + lane / 8 % 2));
+        Bf16Mma::mma(sum[block][0], left, right[0], right[1], sum[block][0]);
+        Bf16Mma::mma(sum[block][1], left, right[2], right[3], sum[block][1]);
+      }
+    }
+    Cta::arrive(cta.empty(index));
+    float inner = 0.0F;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (lane % 4 * 2 + e == lane / 4) {
+        inner = __fadd_rn(__fadd_rn(sum[0][0][e], sum[0][1][2 + e]), __fadd_rn(sum[1][0][e], sum[1][1][2 + e]));
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
+    barrier_wait(cta.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+    if (lane == 0) cta.sums(index)[Shape::kInner + warp] = inner;
+    Cta::arrive(cta.sums_full(index));
+  }
+}
+
 template <int kStates>
 __global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_constant__ HopperSsdRows p) {
   extern __shared__ unsigned char ssd_shared[];
@@ -661,6 +730,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_
     const int warp = thread_of_warpgroup() / 32;
     if (warp == 0) load_heads<kStates>(cta);
     if (warp == 1) finish_heads<kStates>(cta);
+    if (warp >= 2) multiply_inner<kStates>(cta, warp - 2);
   }
 }
 

@@ -14,6 +14,8 @@ using cuda::kChunk;
 using cuda::kChunkDaCumsumFloats;
 using cuda::kChunksOfSegment;
 
+using Bf16 = __nv_bfloat16;
+
 inline constexpr int kRowsDims = 64;  // head_dim
 inline constexpr int kRowsThreads = 512;
 // Registers per thread after setmaxnreg, from 128 each at launch.
@@ -24,13 +26,14 @@ inline constexpr int kRowsSetRegisters = 208;
 
 struct HopperSsdRows {
   cuda::SsdRowsParams rows;
-  bool maps;         // TMA loads x and g. Threads copy chunks with fewer than 64 tokens.
-  CUtensorMap x, g;  // boxes of a chunk of a head
+  bool maps;             // TMA loads x and g. Threads copy chunks with fewer than 64 tokens.
+  bool maps_dx;          // TMA stores dx, likewise
+  CUtensorMap x, g, dx;  // boxes of a chunk of a head
 };
 
 // Offsets in bytes in a CTA's shared memory, which is aligned to 1,024 bytes.
 template <int kStates>
-struct HopperRowsShape : sm80::SsdSums<1, 1, 4> {
+struct HopperRowsShape : sm80::SsdSums<1, 1, 2> {
   static constexpr int kStages = 3;
   // dA_cumsum and dt of a head are read until its sums are, which may be two heads after its other tiles are released.
   static constexpr int kDaCumsumStages = kStages + 2;
@@ -47,7 +50,8 @@ struct HopperRowsShape : sm80::SsdSums<1, 1, 4> {
   static constexpr int kC = kBBytes;  // B is at 0
   static constexpr int kHead = 2 * kBBytes;
   static constexpr int kScores = kHead + kStages * kStageBytes;  // [2]
-  static constexpr int kDaCumsum = kScores + 2 * kScoreBytes;    // [kDaCumsumStages]
+  static constexpr int kDx = kScores + 2 * kScoreBytes;
+  static constexpr int kDaCumsum = kDx + kXBytes;  // [kDaCumsumStages]
   static constexpr int kSumsAt = kDaCumsum + kDaCumsumStages * kChunkDaCumsumFloats * 4;
   static constexpr int kBarriers = kSumsAt + 2 * kSumFloats * 4;
   // Full and empty: heads, scores, sums.
@@ -57,7 +61,15 @@ struct HopperRowsShape : sm80::SsdSums<1, 1, 4> {
 };
 
 // The kernels of one state_dim, bf16.
-extern const cuda::SsdBackwardLauncher ssd_backward_64;
-extern const cuda::SsdBackwardLauncher ssd_backward_128;
+struct HopperSsdBackwardLauncher {
+  void (*load)();  // loads all kernels onto the current device
+  void (*accumulate)(const cuda::SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream);
+  void (*expand)(const cuda::SsdStatesParams& params, bool reversed, int segments, int multiprocessors,
+                 cudaStream_t stream);
+  void (*rows)(const cuda::SsdRowsParams& params, int segments, cudaStream_t stream);
+};
+
+extern const HopperSsdBackwardLauncher ssd_backward_64;
+extern const HopperSsdBackwardLauncher ssd_backward_128;
 
 }  // namespace ringattn::sm90
