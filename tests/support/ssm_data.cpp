@@ -13,6 +13,7 @@
 #include "kernels/ssm/ssm_oracle.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
+#include "tests/support/placed_rows.hpp"
 #include "tests/support/random_elements.hpp"
 
 namespace ringattn::testing {
@@ -20,60 +21,6 @@ namespace ringattn::testing {
 namespace {
 
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
-
-std::vector<std::byte> bytes_of(const std::vector<float>& values) {
-  std::vector<std::byte> bytes(values.size() * sizeof(float));
-  if (!values.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
-  return bytes;
-}
-
-// A tensor in the kernel's memory: its rows lie `stride` elements apart, and what is between them is NaN.
-class Placed {
- public:
-  Placed(Backend& backend, Dtype dtype, std::int64_t rows, int heads, int dims, const SsmArrangement& arrangement)
-      : dtype_(dtype),
-        rows_(rows),
-        heads_(heads),
-        dims_(dims),
-        stride_(heads * dims + (arrangement.unaligned ? 1
-                                : arrangement.strided ? 8
-                                                      : 0)),
-        offset_(arrangement.unaligned ? size_of(dtype) : 0),
-        array_(backend, offset_ + std::max<std::size_t>(1, size(rows * stride_) * size_of(dtype))) {}
-
-  MutableTensorView view() const { return {array_.data() + offset_, dtype_, rows_, heads_, dims_, stride_, dims_}; }
-
-  // Row i of `packed` goes to row order[i].
-  void write(const std::vector<std::byte>& packed, const std::vector<std::int64_t>& order) {
-    std::vector<std::byte> bytes(offset_ + size(rows_ * stride_) * size_of(dtype_), std::byte{0xff});
-    for (std::size_t i = 0; i < order.size() && !packed.empty(); ++i) {
-      std::memcpy(bytes.data() + offset_ + size(order[i]) * stride_bytes(), packed.data() + i * row_bytes(),
-                  row_bytes());
-    }
-    if (!bytes.empty()) array_.write(bytes);
-  }
-  std::vector<std::byte> read(const std::vector<std::int64_t>& order) const {
-    const std::vector<std::byte> bytes = array_.read();
-    std::vector<std::byte> packed(order.size() * row_bytes());
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      std::memcpy(packed.data() + i * row_bytes(), bytes.data() + offset_ + size(order[i]) * stride_bytes(),
-                  row_bytes());
-    }
-    return packed;
-  }
-
- private:
-  std::size_t row_bytes() const { return size(heads_ * dims_) * size_of(dtype_); }
-  std::size_t stride_bytes() const { return size(stride_) * size_of(dtype_); }
-
-  Dtype dtype_;
-  std::int64_t rows_;
-  std::int64_t heads_;
-  std::int64_t dims_;
-  std::int64_t stride_;
-  std::size_t offset_;
-  DeviceArray array_;
-};
 
 std::vector<std::byte> absolute(std::vector<std::byte> bytes, Dtype dtype) {
   for (std::size_t at = 0; at < bytes.size(); at += size_of(dtype)) {
@@ -89,12 +36,6 @@ SsmData absolute(SsmData inputs) {
     for (float& s : state) s = std::fabs(s);
   }
   return inputs;
-}
-
-// Half of the spacing at `y`, at most. fp16's smallest numbers lie 2^−24 apart.
-double output_rounding(Dtype dtype, double y) {
-  const double part = dtype == Dtype::kF32 ? 0x1p-24 : dtype == Dtype::kBf16 ? 0x1p-8 : 0x1p-11;
-  return std::max(part * std::fabs(y), dtype == Dtype::kF16 ? 0x1p-25 : 0.0);
 }
 
 }  // namespace
@@ -205,21 +146,17 @@ SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement
   }
 
   const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
-    Placed placed(*backend, spec.dtype, rows, heads, dims, arrangement);
+    PlacedRows placed(*backend, spec.dtype, rows, heads, dims, arrangement.strided, arrangement.unaligned);
     placed.write(packed, order);
     return placed;
   };
-  const Placed x = place(inputs.x, spec.heads, spec.head_dim);
-  const Placed dt = place(inputs.dt, spec.heads, 1);
-  const Placed b = place(inputs.b, spec.groups, spec.state_dim);
-  const Placed c = place(inputs.c, spec.groups, spec.state_dim);
-  const Placed z = place(inputs.z, spec.heads, spec.head_dim);
-  const Placed y = place({}, spec.heads, spec.head_dim);
-  const auto upload = [&](const std::vector<float>& values) {
-    DeviceArray array(*backend, std::max<std::size_t>(1, values.size() * sizeof(float)));
-    if (!values.empty()) array.write(bytes_of(values));
-    return array;
-  };
+  const PlacedRows x = place(inputs.x, spec.heads, spec.head_dim);
+  const PlacedRows dt = place(inputs.dt, spec.heads, 1);
+  const PlacedRows b = place(inputs.b, spec.groups, spec.state_dim);
+  const PlacedRows c = place(inputs.c, spec.groups, spec.state_dim);
+  const PlacedRows z = place(inputs.z, spec.heads, spec.head_dim);
+  const PlacedRows y = place({}, spec.heads, spec.head_dim);
+  const auto upload = [&](const std::vector<float>& values) { return uploaded(*backend, values); };
   const DeviceArray a = upload(inputs.a);
   const DeviceArray d = upload(inputs.d);
   const DeviceArray bias = upload(inputs.dt_bias);
@@ -306,21 +243,17 @@ SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, con
   std::vector<std::int64_t> order(size(inputs.rows()));
   std::iota(order.begin(), order.end(), std::int64_t{0});
   const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
-    Placed placed(*backend, spec.dtype, inputs.rows(), heads, dims, {.unaligned = unaligned});
+    PlacedRows placed(*backend, spec.dtype, inputs.rows(), heads, dims, false, unaligned);
     placed.write(packed, order);
     return placed;
   };
-  const Placed x = place(inputs.x, spec.heads, spec.head_dim);
-  const Placed dt = place(inputs.dt, spec.heads, 1);
-  const Placed b = place(inputs.b, spec.groups, spec.state_dim);
-  const Placed c = place(inputs.c, spec.groups, spec.state_dim);
-  const Placed z = place(inputs.z, spec.heads, spec.head_dim);
-  const Placed y = place({}, spec.heads, spec.head_dim);
-  const auto upload = [&](const std::vector<float>& values) {
-    DeviceArray array(*backend, std::max<std::size_t>(1, values.size() * sizeof(float)));
-    if (!values.empty()) array.write(bytes_of(values));
-    return array;
-  };
+  const PlacedRows x = place(inputs.x, spec.heads, spec.head_dim);
+  const PlacedRows dt = place(inputs.dt, spec.heads, 1);
+  const PlacedRows b = place(inputs.b, spec.groups, spec.state_dim);
+  const PlacedRows c = place(inputs.c, spec.groups, spec.state_dim);
+  const PlacedRows z = place(inputs.z, spec.heads, spec.head_dim);
+  const PlacedRows y = place({}, spec.heads, spec.head_dim);
+  const auto upload = [&](const std::vector<float>& values) { return uploaded(*backend, values); };
   const DeviceArray a = upload(inputs.a);
   const DeviceArray d = upload(inputs.d);
   const DeviceArray bias = upload(inputs.dt_bias);
@@ -338,7 +271,7 @@ SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, con
   const auto* const slot_bytes = reinterpret_cast<const std::byte*>(slots.data());
   if (!slots.empty()) slot_table.write({slot_bytes, slot_bytes + slots.size() * sizeof(std::int32_t)});
   for (std::int64_t token = 0; token < length; ++token) {
-    const auto step = [&](const Placed& placed) {
+    const auto step = [&](const PlacedRows& placed) {
       MutableTensorView view = placed.view();
       view.data = view.at(token, 0);
       view.tokens = sequences;

@@ -169,6 +169,37 @@ StateHops state_hops(const Layout& layout) {
   return result;
 }
 
+StateHops gradient_hops(const Layout& layout) {
+  const StateHops states = state_hops(layout);
+  std::vector<int> last_steps(layout.cu().size() - 1, 0);  // [sequences]: step of the last run
+  const auto sequence_of = [&](int rank, std::int64_t run) {
+    return static_cast<std::size_t>(layout.runs(rank)[static_cast<std::size_t>(run)].sequence);
+  };
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    const std::vector<int>& steps = states.steps[static_cast<std::size_t>(rank)];
+    for (std::size_t run = 0; run < steps.size(); ++run) {
+      int& last = last_steps[sequence_of(rank, static_cast<std::int64_t>(run))];
+      last = std::max(last, steps[run]);
+    }
+  }
+  StateHops result;
+  result.steps = states.steps;
+  result.hops.resize(states.hops.size());
+  for (int rank = 0; rank < layout.world(); ++rank) {
+    std::vector<int>& steps = result.steps[static_cast<std::size_t>(rank)];
+    for (std::size_t run = 0; run < steps.size(); ++run) {
+      steps[run] = last_steps[sequence_of(rank, static_cast<std::int64_t>(run))] - steps[run];
+    }
+  }
+  for (const std::vector<StateHop>& step : states.hops) {
+    for (const StateHop& hop : step) {
+      const int from_step = result.steps[static_cast<std::size_t>(hop.to)][static_cast<std::size_t>(hop.to_run)];
+      result.hops[static_cast<std::size_t>(from_step)].push_back({hop.to, hop.from, hop.to_run, hop.from_run});
+    }
+  }
+  return result;
+}
+
 std::int64_t states_received(const StateHops& hops, int rank) {
   std::int64_t received = 0;
   for (const std::vector<StateHop>& step : hops.hops) {

@@ -50,6 +50,9 @@ struct StateHops {
 };
 
 StateHops state_hops(const Layout& layout);
+// The same for gradients of states, which go from the last run of a sequence to the first: a run's step is the number
+// of later runs, and hops are from its run to the one before.
+StateHops gradient_hops(const Layout& layout);
 
 // Number of states that a rank receives.
 std::int64_t states_received(const StateHops& hops, int rank);

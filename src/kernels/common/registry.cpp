@@ -14,6 +14,7 @@
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/common/renamed_kernels.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
 
@@ -113,6 +114,7 @@ std::span<const OpKernel> all_kernels() {
     add("decode", kernel_table<DecodeSpec>());
     add("batched_gemm", kernel_table<BatchedGemmSpec>());
     add("ssm", kernel_table<SsmSpec>());
+    add("ssd_backward", kernel_table<SsdBackwardSpec>());
     add("conv1d", kernel_table<CausalConv1dSpec>());
     return rows;
   }();

@@ -47,7 +47,7 @@ template <class Spec>
 std::span<const KernelRow<Spec>> kernel_table();
 
 // The entries of all tables, each with the name of its op: "attention", "attention_backward", "decode", "batched_gemm",
-// "ssm", "conv1d". A kernel that computes two ops has an entry in each table.
+// "ssm", "ssd_backward", "conv1d". A kernel that computes two ops has an entry in each table.
 struct OpKernel {
   std::string_view op;
   const KernelEntry* row = nullptr;
@@ -114,6 +114,7 @@ std::span<const BatchedGemmRow> kernel_table<BatchedGemmSpec>();
 struct AttentionBackwardSpec;
 struct DecodeSpec;
 struct SsmSpec;
+struct SsdBackwardSpec;
 struct CausalConv1dSpec;
 template <>
 std::span<const KernelRow<AttentionBackwardSpec>> kernel_table<AttentionBackwardSpec>();
@@ -121,6 +122,8 @@ template <>
 std::span<const KernelRow<DecodeSpec>> kernel_table<DecodeSpec>();
 template <>
 std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>();
+template <>
+std::span<const KernelRow<SsdBackwardSpec>> kernel_table<SsdBackwardSpec>();
 template <>
 std::span<const KernelRow<CausalConv1dSpec>> kernel_table<CausalConv1dSpec>();
 

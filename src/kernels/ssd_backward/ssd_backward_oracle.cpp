@@ -60,8 +60,11 @@ class HeadOracle {
   double element(const TensorView& view, std::int64_t t, std::int64_t head, std::size_t dim) const {
     return static_cast<double>(load_element(view.at(row_ + t, head) + dim * size_of(view.dtype), view.dtype));
   }
-  double factor(const TensorView& view, std::int64_t t, std::int64_t head, std::size_t dim) const {
-    return signed_or_not(element(view, t, head, dim));
+  // The row of a head, or of its group of B and C.
+  std::vector<double> factors(const TensorView& view, std::int64_t t, std::int64_t head) const {
+    std::vector<double> row(size(view.dim));
+    for (std::size_t i = 0; i < row.size(); ++i) row[i] = signed_or_not(element(view, t, head, i));
+    return row;
   }
   int group() const { return head_ / (spec_.heads / spec_.groups); }
   double a() const { return static_cast<double>(task_.a[head_]); }
@@ -84,10 +87,12 @@ class HeadOracle {
   void update(std::int64_t t, std::vector<double>& state) const {
     const double step = dt(t).value;
     const double decay = std::exp(step * a());
+    const std::vector<double> x = factors(task_.x, t, head_);
+    const std::vector<double> b = factors(task_.b, t, group());
     for (std::size_t p = 0; p < dims_; ++p) {
-      const double input = signed_or_not(step) * factor(task_.x, t, head_, p);
+      const double input = signed_or_not(step) * x[p];
       for (std::size_t n = 0; n < states_; ++n) {
-        state[p * states_ + n] = decay * state[p * states_ + n] + input * factor(task_.b, t, group(), n);
+        state[p * states_ + n] = decay * state[p * states_ + n] + input * b[n];
       }
     }
   }
@@ -98,37 +103,39 @@ class HeadOracle {
     const Dt step = dt(t);
     const double decay = std::exp(step.value * a());
     const double dt_factor = signed_or_not(step.value);
+    const std::vector<double> x = factors(task_.x, t, head_);
+    const std::vector<double> b = factors(task_.b, t, group());
+    const std::vector<double> c = factors(task_.c, t, group());
+    std::vector<double> g = factors(task_.dy, t, head_);
     const std::size_t rows = size(t * spec_.heads + head_);
+    if (spec_.gate) {
+      for (std::size_t p = 0; p < dims_; ++p) {
+        const double z = element(task_.z, t, head_, p);
+        const double sigmoid = logistic(z);
+        double y = d() * x[p];
+        for (std::size_t n = 0; n < states_; ++n) y += after[p * states_ + n] * c[n];
+        out.dz[rows * dims_ + p] = g[p] * y * sigmoid * (1.0 + signed_or_not(z) * (1.0 - sigmoid));
+        g[p] *= signed_or_not(z * sigmoid);
+      }
+    }
     double* const db = out.db.data() + size(t * spec_.groups + group()) * states_;
     double* const dc = out.dc.data() + size(t * spec_.groups + group()) * states_;
     double e = 0.0;  // gradient of dt
     double q = 0.0;  // gradient of the log-decay
     for (std::size_t p = 0; p < dims_; ++p) {
-      const double x = factor(task_.x, t, head_, p);
-      const double dy = factor(task_.dy, t, head_, p);
-      double g = dy;
-      if (spec_.gate) {
-        const double z = element(task_.z, t, head_, p);
-        const double sigmoid = logistic(z);
-        double y = d() * x;
-        for (std::size_t n = 0; n < states_; ++n) y += after[p * states_ + n] * factor(task_.c, t, group(), n);
-        out.dz[rows * dims_ + p] = dy * y * signed_or_not(sigmoid * (1.0 + z * (1.0 - sigmoid)));
-        g *= signed_or_not(z * sigmoid);
-      }
       double input = 0.0;  // gradient of dt · x
       for (std::size_t n = 0; n < states_; ++n) {
-        const double b = factor(task_.b, t, group(), n);
         double& of_state = gradient[p * states_ + n];
-        of_state += g * factor(task_.c, t, group(), n);
-        input += of_state * b;
-        db[n] += dt_factor * of_state * x;
-        dc[n] += after[p * states_ + n] * g;
+        of_state += g[p] * c[n];
+        input += of_state * b[n];
+        db[n] += dt_factor * of_state * x[p];
+        dc[n] += after[p * states_ + n] * g[p];
         q += decay * of_state * before[p * states_ + n];
         of_state *= decay;
       }
-      out.dx[rows * dims_ + p] = dt_factor * input + d() * g;
-      e += x * input;
-      if (spec_.skip) out.dd[size(head_)] += g * x;
+      out.dx[rows * dims_ + p] = dt_factor * input + d() * g[p];
+      e += x[p] * input;
+      if (spec_.skip) out.dd[size(head_)] += g[p] * x[p];
     }
     const double ddt = (e + signed_or_not(a()) * q) * step.slope;
     out.ddt[rows] = ddt;

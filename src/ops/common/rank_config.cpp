@@ -113,6 +113,19 @@ std::vector<RankConfigEntry> ring_config(const KernelEntry& kernel, const Backen
   return all;
 }
 
+std::string job_text(const SsmJob& job) {
+  return fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_min, job.spec.dt_max, lengths_text(job.lengths));
+}
+
+std::vector<RankConfigEntry> ssm_config(const KernelEntry& kernel, const Backend& backend, const std::string& job,
+                                        const SsmOptions& options) {
+  std::vector<RankConfigEntry> all = program_config(kernel, backend);
+  all.push_back({"job", hashed(job)});
+  all.push_back({"options", hashed(fmt::format("budget {}, ranges {}, {}", options.memory_budget, options.head_ranges,
+                                               runs_text(options.runs)))});
+  return all;
+}
+
 }  // namespace
 
 std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
@@ -157,12 +170,14 @@ std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& op
 
 std::vector<RankConfigEntry> rank_config(const SsmJob& job, const SsmOptions& options, const SsmJobChoice& choice,
                                          const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
-  all.push_back({"job", hashed(fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_min, job.spec.dt_max,
-                                           lengths_text(job.lengths)))});
-  all.push_back({"options", hashed(fmt::format("budget {}, ranges {}, {}", options.memory_budget, options.head_ranges,
-                                               runs_text(options.runs)))});
-  return all;
+  return ssm_config(*choice.row, backend, job_text(job), options);
+}
+
+std::vector<RankConfigEntry> rank_config(const SsdBackwardJob& job, const SsmOptions& options,
+                                         const KernelChoice<SsdBackwardSpec>& choice, const Backend& backend) {
+  return ssm_config(*choice.row, backend,
+                    fmt::format("{} {} {}", job_text(job.forward), dtype_name(job.gradients), job.final_gradients),
+                    options);
 }
 
 std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const CausalConv1dOptions& options,

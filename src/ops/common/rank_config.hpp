@@ -14,6 +14,7 @@
 #include "ops/conv1d/causal_conv1d.hpp"
 #include "ops/decode/decode.hpp"
 #include "ops/mla/mla.hpp"
+#include "ops/ssd_backward/ssd_backward.hpp"
 #include "ops/ssm/ssm.hpp"
 
 namespace ringattn {
@@ -40,6 +41,8 @@ std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& op
 std::vector<RankConfigEntry> rank_config(const SsmJob& job, const SsmOptions& options, const SsmJobChoice& choice,
                                          const Backend& backend);
 
+std::vector<RankConfigEntry> rank_config(const SsdBackwardJob& job, const SsmOptions& options,
+                                         const KernelChoice<SsdBackwardSpec>& choice, const Backend& backend);
 std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const CausalConv1dOptions& options,
                                          const CausalConv1dChoice& choice, const Backend& backend);
 

@@ -140,7 +140,7 @@ void Ssm::Impl::allocate() {
     runs[i].initial = exchange->received(static_cast<std::int64_t>(i));
     runs[i].final = exchange->sent(static_cast<std::int64_t>(i));
   }
-  relay.emplace(*kernel, ranges, *exchange, transport, *backend, collective.timeouts());
+  relay.emplace(ranges, *exchange, transport, *backend, collective.timeouts());
   own_clock.emplace(*backend, ranges.size(), StateRelay::max_waits(ranges.size(), exchange->steps()), options.timeline);
 }
 
@@ -309,7 +309,10 @@ void Ssm::Impl::run_ssm_collectively(const SsmTask& task, Stream stream, SsmTime
     timed(SsmPhase::Kind::kOutput, range, [&] { kernel->finish(task, ranges[range], stream, progress); });
   };
 
-  relay->enter(task, stream, seconds, clock);
+  StateCarry carry;
+  for (const SsmRun& run : task.runs) carry.steps.push_back(run.step);
+  carry.carry = [&](const HeadRange& heads, int step, Stream own) { kernel->carry(task, heads, step, own); };
+  relay->enter(std::move(carry), stream, seconds, clock);
   accumulate(0);
   relay->begin(0);
   if (!hops.hops.empty()) failpoint("states");

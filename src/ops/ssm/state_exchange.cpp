@@ -19,8 +19,8 @@ std::size_t bytes_of_head(const SsmSpec& spec) {
 }  // namespace
 
 StateExchange::StateExchange(const SsmSpec& spec, const StateHops& hops, std::span<const HeadRange> ranges,
-                             Transport& transport, Backend& backend)
-    : hops_(hops), ranges_(ranges), transport_(transport), head_bytes_(bytes_of_head(spec)) {
+                             Transport& transport, Backend& backend, std::string_view what)
+    : hops_(hops), ranges_(ranges), transport_(transport), head_bytes_(bytes_of_head(spec)), what_(what) {
   const int self = transport.rank();
   const std::size_t runs = hops.steps[static_cast<std::size_t>(self)].size();
   memory_ = backend.allocate(std::max(bytes(spec, hops, self), static_cast<std::size_t>(transport.size())));
@@ -75,7 +75,7 @@ Exchange StateExchange::exchange_of(std::size_t range, int step) const {
     }
   }
   return std::move(states).exchange(
-      fmt::format("states of heads {} to {}, step {} of {}", heads.first, heads.end() - 1, step + 1, steps()));
+      fmt::format("{} of heads {} to {}, step {} of {}", what_, heads.first, heads.end() - 1, step + 1, steps()));
 }
 
 Ticket StateExchange::post(std::size_t range, int step, Stream stream) {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends SSM states between ranks: exchange s moves the states of one head range from runs of step s to runs of step
-// s + 1. Owns the send and receive buffers. Called by StateRelay.
+// Sends SSM states, or gradients of states, between ranks: exchange s moves those of one head range from runs of step s
+// to runs of step s + 1. Owns the send and receive buffers. Called by StateRelay.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "attention/tokens/ssm_layout.hpp"
@@ -20,9 +21,9 @@ namespace ringattn {
 class StateExchange {
  public:
   // Allocates the buffers. `hops`, `transport` and `ranges`, the head ranges that are sent separately, outlive the
-  // object.
+  // object. `what` is sent, in messages.
   StateExchange(const SsmSpec& spec, const StateHops& hops, std::span<const HeadRange> ranges, Transport& transport,
-                Backend& backend);
+                Backend& backend, std::string_view what = "states");
 
   // Bytes that rank `rank` allocates.
   static std::size_t bytes(const SsmSpec& spec, const StateHops& hops, int rank);
@@ -55,6 +56,7 @@ class StateExchange {
   std::span<const HeadRange> ranges_;
   Transport& transport_;
   std::size_t head_bytes_ = 0;
+  std::string_view what_;
   Buffer memory_;
   std::vector<std::byte*> received_;  // [runs]
   std::vector<std::byte*> sent_;      // [runs]

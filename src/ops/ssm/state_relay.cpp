@@ -2,6 +2,7 @@
 #include "ops/ssm/state_relay.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace ringattn {
 
@@ -14,9 +15,9 @@ std::size_t carried(std::size_t range) { return kMarksOfRange * range + 1; }
 
 }  // namespace
 
-StateRelay::StateRelay(SsmKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange,
-                       Transport& transport, Backend& backend, const Timeouts& timeouts)
-    : kernel_(kernel), ranges_(ranges), exchange_(exchange), transport_(transport), timeouts_(timeouts) {
+StateRelay::StateRelay(std::span<const HeadRange> ranges, StateExchange& exchange, Transport& transport,
+                       Backend& backend, const Timeouts& timeouts)
+    : ranges_(ranges), exchange_(exchange), transport_(transport), timeouts_(timeouts) {
   if (exchange_.steps() > 0) ahead_ = backend.make_priority_stream(kMarksOfRange * ranges.size() + 1);
 }
 
@@ -24,16 +25,15 @@ std::size_t StateRelay::max_waits(std::size_t ranges, int steps) {
   return ranges * (static_cast<std::size_t>(steps) + 1) + 1;
 }
 
-void StateRelay::enter(const SsmTask& task, Stream stream, double seconds, SsmTimeline* clock) {
-  task_ = &task;
+void StateRelay::enter(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock) {
+  carry_ = std::move(carry);
   stream_ = stream;
   own_ = has_own_stream() ? ahead_->stream() : stream;
   seconds_ = seconds;
   clock_ = clock;
   in_flight_ = false;
   tickets_.clear();
-  last_carried_ = 0;
-  for (const SsmRun& run : task.runs) last_carried_ = std::max(last_carried_, run.step);
+  last_carried_ = carry_.steps.empty() ? 0 : std::ranges::max(carry_.steps);
 }
 
 bool StateRelay::arrived() const {
@@ -47,9 +47,7 @@ void StateRelay::wait_for_tickets() {
 
 void StateRelay::carry_and_post() {
   const HeadRange& heads = ranges_[range_];
-  if (std::ranges::any_of(task_->runs, [this](const SsmRun& run) { return run.step == step_; })) {
-    kernel_.carry(*task_, heads, step_, own_);
-  }
+  if (std::ranges::find(carry_.steps, step_) != carry_.steps.end()) carry_.carry(heads, step_, own_);
   if (step_ == last_carried_ && has_own_stream()) ahead_->record(carried(range_), own_);
   if (step_ < exchange_.steps()) tickets_.push_back(exchange_.post(range_, step_, own_));
   ++step_;

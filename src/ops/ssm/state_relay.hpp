@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -21,17 +22,24 @@
 
 namespace ringattn {
 
+// How a rank carries states, or gradients of states, through its runs.
+struct StateCarry {
+  std::vector<int> steps;  // of the runs
+  // Carries the runs of one step.
+  std::function<void(const HeadRange& heads, int step, Stream stream)> carry;
+};
+
 class StateRelay {
  public:
   // All arguments outlive the object. `ranges` are those of the exchange.
-  StateRelay(SsmKernel& kernel, std::span<const HeadRange> ranges, StateExchange& exchange, Transport& transport,
-             Backend& backend, const Timeouts& timeouts);
+  StateRelay(std::span<const HeadRange> ranges, StateExchange& exchange, Transport& transport, Backend& backend,
+             const Timeouts& timeouts);
 
   // Maximum number of waits for states in a run, as SsmTimeline counts them.
   static std::size_t max_waits(std::size_t ranges, int steps);
 
   // Begins a run whose kernels work on `stream`. `seconds`: its estimated duration. `clock` may be null.
-  void enter(const SsmTask& task, Stream stream, double seconds, SsmTimeline* clock);
+  void enter(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock);
 
   // For each range in order: begin(), then end(), once each and before begin() of the next range.
   //
@@ -53,7 +61,6 @@ class StateRelay {
   void carry_and_post();
   void carry_to_next_receive();
 
-  SsmKernel& kernel_;
   std::span<const HeadRange> ranges_;
   StateExchange& exchange_;
   Transport& transport_;
@@ -62,7 +69,7 @@ class StateRelay {
   std::unique_ptr<PriorityStream> ahead_;
 
   // The current run.
-  const SsmTask* task_ = nullptr;
+  StateCarry carry_;
   Stream stream_;  // the kernel's
   Stream own_;     // the states'; the kernel's if nothing is exchanged
   double seconds_ = 0.0;

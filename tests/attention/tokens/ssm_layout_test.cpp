@@ -121,6 +121,11 @@ TEST(StateHops, FollowTheSequence) {
   ASSERT_EQ(hops.hops.size(), 2U);
   EXPECT_EQ(hops.hops[0], (std::vector<StateHop>{{1, 0, 0, 0}, {0, 1, 2, 2}}));
   EXPECT_EQ(hops.hops[1], (std::vector<StateHop>{{0, 1, 0, 1}}));
+  const StateHops back = gradient_hops(layout);
+  EXPECT_EQ(back.steps, (std::vector<std::vector<int>>{{1, 0, 1}, {2, 0, 0}}));
+  ASSERT_EQ(back.hops.size(), 2U);
+  EXPECT_EQ(back.hops[0], (std::vector<StateHop>{{1, 0, 2, 2}, {1, 0, 1, 0}}));
+  EXPECT_EQ(back.hops[1], (std::vector<StateHop>{{0, 1, 0, 0}}));
 }
 
 TEST(StateHops, SayHowManyStatesARankReceives) {

@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
 #include "tests/support/attention_inputs.hpp"
@@ -196,6 +197,9 @@ TEST(Registry, AllKernelsAreThoseOfTheTables) {
   for (const KernelRow<DecodeSpec>& row : kernel_table<DecodeSpec>()) expected.push_back({"decode", &row});
   for (const BatchedGemmRow& row : kernel_table<BatchedGemmSpec>()) expected.push_back({"batched_gemm", &row});
   for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) expected.push_back({"ssm", &row});
+  for (const KernelRow<SsdBackwardSpec>& row : kernel_table<SsdBackwardSpec>()) {
+    expected.push_back({"ssd_backward", &row});
+  }
   for (const KernelRow<CausalConv1dSpec>& row : kernel_table<CausalConv1dSpec>()) {
     expected.push_back({"conv1d", &row});
   }

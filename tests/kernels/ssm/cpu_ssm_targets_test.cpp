@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tests/kernels/ssm/ssm_row_test.hpp"
+#include "tests/support/ssd_backward_data.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -38,6 +39,19 @@ TEST_P(CpuSsmTargets, AreAccurateAndInvariant) {
       EXPECT_EQ(check_ssm_accuracy(inputs, result, {kSsmTerm, kSsmTerm}), "") << identity << ": " << describe(spec);
       EXPECT_TRUE(run_ssm(row, inputs, {.threads = 3, .strided = true}).same_bits(result)) << identity;
     }
+  }
+}
+
+TEST_P(CpuSsmTargets, GradientsAreAccurateAndInvariant) {
+  for (const SsdBackwardRow& row : kernel_table<SsdBackwardSpec>()) {
+    if (row.backend != "cpu") continue;
+    if (row.make_backend({1, 0})->identity() != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: another build";
+    SsdBackwardSpec spec{ssm_spec(Dtype::kF32, 3, 40, 24), Dtype::kF32};
+    spec.forward.skip = spec.forward.gate = spec.forward.dt_bias = spec.forward.dt_softplus = true;
+    const SsdBackwardData inputs = random_ssd_backward(spec, {150, 3}, true, 8);
+    const SsdBackwardResult result = run_ssd_backward(row, inputs);
+    EXPECT_EQ(check_ssd_gradients(inputs, result, kSsmTerm), "");
+    EXPECT_TRUE(run_ssd_backward(row, inputs, {.threads = 3, .strided = true}).same_bits(result));
   }
 }
 

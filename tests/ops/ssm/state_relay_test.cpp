@@ -49,35 +49,13 @@ class MiddleRank final : public Transport {
   Ticket delivered_ = -1;
 };
 
-class NotedCarries final : public SsmKernel {
- public:
-  explicit NotedCarries(Calls& calls) : calls_(calls) {}
-
-  int heads_together() const override { return 1; }
-  double cost_of_two_ranges(double) const override { return 0.0; }
-  std::size_t scratch_bytes(const SsmLimits&) const override { return 0; }
-  void reserve(const SsmLimits&) override {}
-  void accumulate_states(const SsmTask&, const HeadRange&, Stream, const Progress&) override {}
-  void carry(const SsmTask&, const HeadRange& heads, int step, Stream) override {
-    calls_.push_back(fmt::format("carry heads {} to {}, step {}", heads.first, heads.end() - 1, step));
-  }
-  void finish(const SsmTask&, const HeadRange&, Stream, const Progress&) override {}
-  void update(const SsmUpdate&, Stream) override {}
-
- private:
-  Calls& calls_;
-};
-
 class StateRelayOfTheMiddle : public ::testing::Test {
  protected:
   StateRelayOfTheMiddle() {
-    SsmRun run;
-    run.begin = kSuperSegmentTokens;
-    run.tokens = kSuperSegmentTokens;
-    run.step = 1;
-    runs_ = {run};
-    task_.runs = runs_;
-    relay_.enter(task_, {}, 1.0, nullptr);
+    const auto carry = [this](const HeadRange& heads, int step, Stream) {
+      calls_.push_back(fmt::format("carry heads {} to {}, step {}", heads.first, heads.end() - 1, step));
+    };
+    relay_.enter({{1}, carry}, {}, 1.0, nullptr);
   }
 
   // What was called since the last time.
@@ -95,11 +73,8 @@ class StateRelayOfTheMiddle : public ::testing::Test {
   const std::vector<HeadRange> ranges_{{0, 1}, {1, 1}};
   std::unique_ptr<Backend> backend_ = choose_kernel(spec(), {"cpu", "auto"}).row->make_backend({1, kNoDevice});
   MiddleRank transport_{calls_};
-  NotedCarries kernel_{calls_};
   StateExchange exchange_{spec(), hops_, ranges_, transport_, *backend_};
-  StateRelay relay_{kernel_, ranges_, exchange_, transport_, *backend_, Timeouts(1.0)};
-  std::vector<SsmRun> runs_;
-  SsmTask task_;
+  StateRelay relay_{ranges_, exchange_, transport_, *backend_, Timeouts(1.0)};
 };
 
 TEST_F(StateRelayOfTheMiddle, HandsOnWhatArrivesWhileTheKernelWorks) {

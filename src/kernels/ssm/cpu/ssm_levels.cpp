@@ -91,15 +91,17 @@ std::vector<SsmLevels::HeadBlocks> SsmLevels::work_tiles_of(const HeadBlocks& he
   return work_tiles;
 }
 
-std::vector<SsmLevels::Segment> SsmLevels::segments_of(const SsmTask& task) {
-  std::vector<Segment> segments;
+std::vector<SsmSegment> SsmLevels::segments_of(const SsmTask& task) const {
+  std::vector<SsmSegment> segments;
   std::int64_t super_segment = -1;
   for (const SsmRun& run : task.runs) {
+    const auto first = static_cast<std::ptrdiff_t>(segments.size());
     for (std::int64_t token = 0; token < run.tokens; token += kSegmentTokens) {
       if (token % kSuperSegmentTokens == 0) ++super_segment;
       segments.push_back({run.row + token, static_cast<int>(std::min(kSegmentTokens, run.tokens - token)),
                           static_cast<std::int64_t>(segments.size()), super_segment});
     }
+    if (shape_.descending) std::reverse(segments.begin() + first, segments.end());
   }
   return segments;
 }
@@ -130,14 +132,14 @@ void SsmLevels::make_dt(float* dt, int count, const float* bias) const {
 
 void SsmLevels::accumulate_states(const SsmTask& task, const HeadRange& heads, Stream, const Progress& progress) {
   check_ssm_task(spec_, limits_, task);
-  const std::vector<Segment> segments = segments_of(task);
+  const std::vector<SsmSegment> segments = segments_of(task);
   const std::vector<HeadBlocks> work_tiles = work_tiles_of(head_blocks_of(heads));
   const auto work_tile_count = static_cast<std::int64_t>(work_tiles.size());
   for_each(
       static_cast<std::int64_t>(segments.size()) * work_tile_count, progress, [&](std::int64_t item, float* scratch) {
-        const Segment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
+        const SsmSegment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
         const HeadBlocks& work_tile = work_tiles[static_cast<std::size_t>(item % work_tile_count)];
-        accumulate_tile(task, {segment.row, segment.tokens, work_tile.first, work_tile.count}, scratch,
+        accumulate_tile(task, {segment, work_tile.first, work_tile.count}, scratch,
                         segment_state(segment.index, work_tile.first), segment_logs(segment.index, work_tile.first));
       });
 
@@ -150,7 +152,8 @@ void SsmLevels::accumulate_states(const SsmTask& task, const HeadRange& heads, S
   const HeadBlocks head_blocks = head_blocks_of(heads);
   for_each(static_cast<std::int64_t>(begins.size() - 1) * head_blocks.count, progress,
            [&](std::int64_t item, float* scratch) {
-             const std::int64_t super_segment = item / head_blocks.count;
+             const auto nth = static_cast<std::size_t>(item / head_blocks.count);
+             const std::int64_t super_segment = segments[begins[nth]].super_segment;
              const int head_block = head_blocks.first + static_cast<int>(item % head_blocks.count);
              float* const local = scratch;
              float* const before = super_state(super_segment, head_block);
@@ -158,15 +161,14 @@ void SsmLevels::accumulate_states(const SsmTask& task, const HeadRange& heads, S
              std::vector<float> log(shape_.block_logs);
              std::fill_n(before, shape_.block_floats, 0.0F);
              std::fill_n(logs, shape_.block_logs, 0.0F);
-             const auto first = static_cast<std::int64_t>(begins[static_cast<std::size_t>(super_segment)]);
-             const auto end = static_cast<std::int64_t>(begins[static_cast<std::size_t>(super_segment) + 1]);
-             for (std::int64_t s = first; s < end; ++s) {
+             for (std::size_t i = begins[nth]; i < begins[nth + 1]; ++i) {
+               const std::int64_t s = segments[i].index;
                std::copy_n(segment_state(s, head_block), shape_.block_floats, local);
                std::copy_n(segment_logs(s, head_block), shape_.block_logs, log.data());
                std::copy_n(before, shape_.block_floats, segment_state(s, head_block));
                std::copy_n(logs, shape_.block_logs, segment_logs(s, head_block));
                join(task, head_block, log.data(), before, local, before);
-               for (std::size_t i = 0; i < shape_.block_logs; ++i) logs[i] += log[i];
+               for (std::size_t l = 0; l < shape_.block_logs; ++l) logs[l] += log[l];
              }
            });
 }
@@ -178,16 +180,16 @@ void SsmLevels::carry(const SsmTask& task, const HeadRange& heads, int step, Str
     const int head_block = head_blocks.first + static_cast<int>(item);
     float* const state = scratch;
     float* const local = scratch + shape_.block_floats;
-    std::int64_t super_segment = 0;
+    std::int64_t next = 0;
     for (const SsmRun& run : task.runs) {
-      const std::int64_t end = super_segment + (run.tokens + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
-      if (run.step != step) {
-        super_segment = end;
-        continue;
-      }
+      const std::int64_t first = next;
+      const std::int64_t count = (run.tokens + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
+      next += count;
+      if (run.step != step) continue;
       std::fill_n(state, shape_.block_floats, 0.0F);
       if (run.initial != nullptr) load_state(run.initial + static_cast<std::size_t>(head_block) * block_state, state);
-      for (; super_segment < end; ++super_segment) {
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t super_segment = shape_.descending ? next - 1 - i : first + i;
         float* const here = super_state(super_segment, head_block);
         std::copy_n(here, shape_.block_floats, local);
         std::copy_n(state, shape_.block_floats, here);
@@ -199,22 +201,24 @@ void SsmLevels::carry(const SsmTask& task, const HeadRange& heads, int step, Str
 }
 
 void SsmLevels::finish(const SsmTask& task, const HeadRange& heads, Stream, const Progress& progress) {
-  const std::vector<Segment> segments = segments_of(task);
+  const std::vector<SsmSegment> segments = segments_of(task);
   const std::vector<HeadBlocks> work_tiles = work_tiles_of(head_blocks_of(heads));
   const auto work_tile_count = static_cast<std::int64_t>(work_tiles.size());
-  for_each(static_cast<std::int64_t>(segments.size()) * work_tile_count, progress,
-           [&](std::int64_t item, float* scratch) {
-             const Segment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
-             const HeadBlocks& work_tile = work_tiles[static_cast<std::size_t>(item % work_tile_count)];
-             float* const states = scratch + shape_.scratch_floats;
-             for (int i = 0; i < work_tile.count; ++i) {
-               const int head_block = work_tile.first + i;
-               join(task, head_block, segment_logs(segment.index, head_block),
-                    super_state(segment.super_segment, head_block), segment_state(segment.index, head_block),
-                    states + static_cast<std::size_t>(i) * shape_.block_floats);
-             }
-             finish_tile(task, {segment.row, segment.tokens, work_tile.first, work_tile.count}, scratch, states);
-           });
+  for_each(
+      static_cast<std::int64_t>(segments.size()) * work_tile_count, progress, [&](std::int64_t item, float* scratch) {
+        const SsmSegment& segment = segments[static_cast<std::size_t>(item / work_tile_count)];
+        const HeadBlocks& work_tile = work_tiles[static_cast<std::size_t>(item % work_tile_count)];
+        float* const states = scratch + shape_.scratch_floats;
+        for (int i = 0; i < work_tile.count; ++i) {
+          state_before(task, segment, work_tile.first + i, states + static_cast<std::size_t>(i) * shape_.block_floats);
+        }
+        finish_tile(task, {segment, work_tile.first, work_tile.count}, scratch, states);
+      });
+}
+
+void SsmLevels::state_before(const SsmTask& task, const SsmSegment& segment, int head_block, float* state) const {
+  join(task, head_block, segment_logs(segment.index, head_block), super_state(segment.super_segment, head_block),
+       segment_state(segment.index, head_block), state);
 }
 
 void SsmLevels::update(const SsmUpdate& update, Stream) {

@@ -17,10 +17,16 @@
 
 namespace ringattn::cpu {
 
-// Head blocks of one SSM group (shared B and C) in one segment.
-struct SsmWorkTile {
+// A segment, and its index and that of its super-segment in the task.
+struct SsmSegment {
   std::int64_t row = 0;
   int tokens = 0;  // at most kSegmentTokens
+  std::int64_t index = 0;
+  std::int64_t super_segment = 0;
+};
+
+// Head blocks of one SSM group (shared B and C) in one segment.
+struct SsmWorkTile : SsmSegment {
   int first_head_block = 0;
   int head_blocks = 0;
 };
@@ -34,6 +40,9 @@ class SsmLevels : public SsmKernel {
   void finish(const SsmTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override;
   void update(const SsmUpdate& update, Stream stream) override;
 
+  // The state of a head block before a segment, after carry() of its run: 4 of ssm.hpp.
+  void state_before(const SsmTask& task, const SsmSegment& segment, int head_block, float* state) const;
+
  protected:
   struct Shape {
     int heads_per_block = 1;         // heads per head block
@@ -41,6 +50,9 @@ class SsmLevels : public SsmKernel {
     std::size_t block_floats = 0;    // floats of a head block's state
     std::size_t block_logs = 1;      // floats of a head block's log-decay
     std::size_t scratch_floats = 0;  // a thread's scratch for a work tile
+    // From the end to the beginning, as gradients of states go: the state "before" is that after a segment, and a run's
+    // initial state is the one after its last token.
+    bool descending = false;
   };
   SsmLevels(const SsmSpec& spec, const CpuBackend& backend, const Shape& shape);
 
@@ -69,14 +81,6 @@ class SsmLevels : public SsmKernel {
     int first = 0;
     int count = 0;
   };
-  // A segment, and its index among all segments of the task.
-  struct Segment {
-    std::int64_t row = 0;
-    int tokens = 0;
-    std::int64_t index = 0;
-    std::int64_t super_segment = 0;
-  };
-
   int head_block_count() const { return spec_.heads / shape_.heads_per_block; }
   // Floats of a head's dense state.
   std::size_t state_floats() const {
@@ -87,7 +91,8 @@ class SsmLevels : public SsmKernel {
   void update_head(const SsmUpdate& update, std::int64_t sequence, int head) const;
   // Divides a range of head blocks into work tiles. None spans two SSM groups.
   std::vector<HeadBlocks> work_tiles_of(const HeadBlocks& head_blocks) const;
-  static std::vector<Segment> segments_of(const SsmTask& task);
+  // In the order in which states are passed on.
+  std::vector<SsmSegment> segments_of(const SsmTask& task) const;
   void for_each(std::int64_t items, const Progress& progress,
                 const std::function<void(std::int64_t item, float* scratch)>& work) const;
   float* segment_state(std::int64_t segment, int head_block) const;

@@ -65,6 +65,15 @@ void softplus(float* values, int count) {
   }
 }
 
+void logistic(float* values, int count) {
+  const Eight d;
+  const auto one = hn::Set(d, 1.0F);
+  for (int i = 0; i < count; i += kEightLanes) {
+    const auto power = exp2_any(d, hn::Mul(hn::LoadU(d, values + i), hn::Set(d, -kLog2E)));
+    hn::StoreU(hn::Div(one, hn::Add(power, one)), d, values + i);
+  }
+}
+
 // kRows rows of a product, kVectors vectors wide, accumulated in `sums`.
 template <int kRows, int kVectors>
 HWY_INLINE void product_block(const float* HWY_RESTRICT a, std::ptrdiff_t a_stride, int depth,
@@ -273,9 +282,10 @@ void convolve(int channels, int width, const float* x, const float* weights, con
 constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 1.2e10 : kWideLanes >= 8 ? 7e9 : kWideLanes >= 4 ? 2.5e9 : 8e8;
 
 const SsmOps& ssm_ops() {
-  static const SsmOps ops{
-      kWideLanes,     kFlopsPerSecond, &exp2_of,       &softplus,      &product, &add_lower, &intra_chunk_scores,
-      &scale_columns, &join,           &join_channels, &scan_channels, &finish,  &update,    &convolve};
+  static const SsmOps ops{kWideLanes,     kFlopsPerSecond, &exp2_of,       &softplus,
+                          &logistic,      &product,        &add_lower,     &intra_chunk_scores,
+                          &scale_columns, &join,           &join_channels, &scan_channels,
+                          &finish,        &update,         &convolve};
   return ops;
 }
 

@@ -29,6 +29,8 @@ struct SsmOps {
   void (*exp2)(float* values, int count);
   // values ← log(1 + exp(values)), within 3 ulp; `count` is a multiple of kChannelBlock.
   void (*softplus)(float* values, int count);
+  // values ← 1 / (1 + exp(−values)); `count` is a multiple of kChannelBlock.
+  void (*logistic)(float* values, int count);
   // out[r, i] = Σ_k a[r, k] · m[k, i]: from zero, k ascending to depth. a: [rows, a_stride], m: [depth, width],
   // out: [rows, width].
   void (*product)(const float* a, std::ptrdiff_t a_stride, int rows, int depth, const float* m, int width, float* out);
