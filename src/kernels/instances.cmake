@@ -108,3 +108,5 @@ kernel_instances(sm90_instances mla/sm90 launch.cuh mla_fp8
   "MlaLauncher<MlaFp8Params>" "mla_launcher<ELEMENT, true>()" DTYPES bf16)
 kernel_instances(sm90_instances ssm/sm90 launch.cuh ssd_DIM
   HopperSsdLauncher "ssd_launcher<DIM>()" DIMS 64 128 DTYPES bf16)
+kernel_instances(sm90_instances ssd_backward/sm90 launch.cuh ssd_backward_DIM
+  HopperSsdBackwardLauncher "ssd_backward_launcher<DIM>()" DIMS 64 128 DTYPES bf16)

@@ -42,7 +42,12 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
  public:
   DeviceSsdBackward(const SsdBackwardSpec& spec, const SsdBackwardLauncher& launcher, int head_dim, int state_dim,
                     const CudaBackend& backend)
-      : spec_(spec), launcher_(launcher), head_dim_(head_dim), state_dim_(state_dim), device_(backend.device()), multiprocessors_(multiprocessors_of(backend.device())) {
+      : spec_(spec),
+        launcher_(launcher),
+        head_dim_(head_dim),
+        state_dim_(state_dim),
+        device_(backend.device()),
+        multiprocessors_(multiprocessors_of(backend.device())) {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     load_da_cumsum(spec_.forward.dtype);
@@ -77,16 +82,14 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     if (progress) progress();
     for_each_launch(task, heads, [&](const Launch& launch) {
       compute_da_cumsum(launch.states, spec_.forward.dtype, cuda_stream(stream));
-      launcher_.accumulate({launch.states, 0, 0, nullptr}, false, multiprocessors_,
-                           cuda_stream(stream));
+      launcher_.accumulate({launch.states, 0, 0, nullptr}, false, multiprocessors_, cuda_stream(stream));
       pass_segments(launch.states, false, cuda_stream(stream));
     });
   }
 
   void carry_states(const SsdBackwardTask& task, const HeadRange& heads, int step, Stream stream) override {
     for_each_launch(
-        task, heads,
-        [&](const Launch& launch) { pass_super_segments(launch.states, false, cuda_stream(stream)); },
+        task, heads, [&](const Launch& launch) { pass_super_segments(launch.states, false, cuda_stream(stream)); },
         [step](const SsdBackwardRun& run) { return run.step == step; });
   }
 
@@ -99,8 +102,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
         rows.x = tensor_of(task.dy);
         gate_gradients(rows, launch.gradients.x, spec_.forward.dtype, cuda_stream(stream));
       }
-      launcher_.accumulate({launch.gradients, 0, 0, nullptr}, true, multiprocessors_,
-                           cuda_stream(stream));
+      launcher_.accumulate({launch.gradients, 0, 0, nullptr}, true, multiprocessors_, cuda_stream(stream));
       pass_segments(launch.gradients, false, cuda_stream(stream), /*reversed=*/true);
     });
   }
@@ -124,7 +126,8 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
         if (progress) progress();
         const int segments = std::min(batch, all - first);
         launcher_.expand({launch.states, first, 0, states}, false, segments, multiprocessors_, cuda_stream(stream));
-        launcher_.expand({launch.gradients, first, 0, gradients}, true, segments, multiprocessors_, cuda_stream(stream));
+        launcher_.expand({launch.gradients, first, 0, gradients}, true, segments, multiprocessors_,
+                         cuda_stream(stream));
         SsdRowsParams rows{};
         rows.scan = launch.states;
         rows.first_segment = first;
@@ -141,7 +144,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
         // Last, because dz is where g was.
         if (spec_.forward.gate) {
           launcher_.gate({launch.states, first, 0, heads_together(), tensor_of(task.dy), rows_of(task.dz), states},
-                        segments, cuda_stream(stream));
+                         segments, cuda_stream(stream));
         }
       }
       sum_chunk_terms(launch.states, reinterpret_cast<const float4*>(chunk_terms_.data()), &task.terms->a,
@@ -152,8 +155,8 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
   void sum_sets(const SsdBackwardTask& task, Stream stream, const Progress& progress) override {
     if (progress) progress();
     for_each_launch(task, {0, spec_.forward.heads}, [&](const Launch& launch) {
-      sum_head_sets({launch.states, floats_of(sets_), limits_.rows, group_sets(), spec_.forward.groups, rows_of(task.db),
-                     rows_of(task.dc)},
+      sum_head_sets({launch.states, floats_of(sets_), limits_.rows, group_sets(), spec_.forward.groups,
+                     rows_of(task.db), rows_of(task.dc)},
                     spec_.forward.dtype, cuda_stream(stream));
     });
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// SsdBackwardKernel on a GPU, without the arithmetic within a segment. Distributes runs over launches, and segments over
-// batches whose states of chunks fit into bounded scratch memory. Used by sm80 and sm90.
+// SsdBackwardKernel on a GPU, without the arithmetic within a segment. Distributes runs over launches, and segments
+// over batches whose states of chunks fit into bounded scratch memory. Used by sm80 and sm90.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace ringattn::cuda {
 
-// The launcher is compiled for `head_dim` and `state_dim`, or fewer. `backend` must be a CudaBackend and must outlive the
-// kernel. Nothing is allocated after reserve(), and no call waits.
+// The launcher is compiled for `head_dim` and `state_dim`, or fewer. `backend` must be a CudaBackend and must outlive
+// the kernel. Nothing is allocated after reserve(), and no call waits.
 std::unique_ptr<SsdBackwardKernel> make_device_ssd_backward(const SsdBackwardSpec& spec,
                                                             const SsdBackwardLauncher& launcher, int head_dim,
                                                             int state_dim, Backend& backend);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernel parameters of the SSD backward kernels, what device_ssd_backward.cpp launches of an algorithm, and the launchers
-// of the kernels that all algorithms share.
+// Kernel parameters of the SSD backward kernels, what device_ssd_backward.cpp launches of an algorithm, and the
+// launchers of the kernels that all algorithms share.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -22,8 +22,8 @@ struct SsdGradientRows {
   bool wide;     // fp32
 };
 
-// Offset in elements of a state of a chunk in memory: [kStates / 64, kDims, 64], and in a row of 64 the vectors of eight
-// are swizzled as wgmma reads them from shared memory.
+// Offset in elements of a state of a chunk in memory: [kStates / 64, kDims, 64], and in a row of 64 the vectors of
+// eight are swizzled as wgmma reads them from shared memory.
 template <int kDims>
 __host__ __device__ constexpr int chunk_state_offset(int dim, int column) {
   return column / 64 * (kDims * 64) + dim * 64 + (column % 64 / 8 ^ dim % 8) * 8 + column % 8;
@@ -73,10 +73,30 @@ struct SsdBackwardLauncher {
   // Local states, or local gradients of states, of all segments of the launch (SsdStatesParams::chunk_states unused).
   void (*accumulate)(const SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream);
   // States before chunks, or gradients after chunks, of a batch of segments.
-  void (*expand)(const SsdStatesParams& params, bool reversed, int segments, int multiprocessors,
-                 cudaStream_t stream);
+  void (*expand)(const SsdStatesParams& params, bool reversed, int segments, int multiprocessors, cudaStream_t stream);
   void (*rows)(const SsdRowsParams& params, int segments, cudaStream_t stream);
   void (*gate)(const SsdGateParams& params, int segments, cudaStream_t stream);
+};
+
+// Sums of a head in shared memory, as offsets in floats. There are two buffers: DtGradient reads one while the next
+// head's sums are computed. Warps leave as many parts of a sum as there are template arguments.
+template <int kStateParts_, int kTokenParts_, int kInnerParts_>
+struct SsdSums {
+  static constexpr int kStateParts = kStateParts_;
+  static constexpr int kTokenParts = kTokenParts_;
+  static constexpr int kInnerParts = kInnerParts_;
+
+  // [parts, 64]: a(tokens up to i) · g_i · S · C_i, and a(tokens after j) · dt_j · x_j · G · B_j.
+  static constexpr int kFromStates = 0;
+  static constexpr int kFromGradients = kFromStates + kStateParts * kChunk;
+  static constexpr int kOfDt = kFromGradients + kTokenParts * kChunk;  // [parts, 64]: ⟨x_j, G_j · B_j⟩
+  static constexpr int kDiagonal = kOfDt + kTokenParts * kChunk;       // [64]: store_diagonal_sums()
+  static constexpr int kSkip = kDiagonal + kChunk;                     // [64]: ⟨g_i, x_i⟩
+  // Sums of the blocks below the diagonal (block_below()).
+  static constexpr int kColumns = kSkip + kChunk;  // [6, 16]
+  static constexpr int kRows = kColumns + 6 * 16;  // [6, 16]
+  static constexpr int kInner = kRows + 6 * 16;    // [parts]: ⟨S, G⟩
+  static constexpr int kSumFloats = kInner + kInnerParts;
 };
 
 // Sums of partial results, and the gradient of rows before the gate (sums.cu).
@@ -97,3 +117,17 @@ void sum_chunk_terms(const SsmParams& params, const float4* chunk_terms, float* 
 void gate_gradients(const SsmParams& params, const SsmTensor& g, Dtype dtype, cudaStream_t stream);
 
 }  // namespace ringattn::cuda
+
+// The compiled kernels of sm80_ssd_backward. sm90_ssd_backward has no gate kernel of its own.
+namespace ringattn::sm80 {
+
+extern const cuda::SsdBackwardLauncher ssd_backward_bf16_64_64;
+extern const cuda::SsdBackwardLauncher ssd_backward_bf16_64_128;
+extern const cuda::SsdBackwardLauncher ssd_backward_bf16_128_64;
+extern const cuda::SsdBackwardLauncher ssd_backward_bf16_128_128;
+extern const cuda::SsdBackwardLauncher ssd_backward_fp16_64_64;
+extern const cuda::SsdBackwardLauncher ssd_backward_fp16_64_128;
+extern const cuda::SsdBackwardLauncher ssd_backward_fp16_128_64;
+extern const cuda::SsdBackwardLauncher ssd_backward_fp16_128_128;
+
+}  // namespace ringattn::sm80

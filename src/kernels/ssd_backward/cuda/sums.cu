@@ -34,8 +34,7 @@ __global__ void __launch_bounds__(kThreads) sum_sets_kernel(const __grid_constan
   const SsdGradientRows& target = blockIdx.z == 0 ? p.db : p.dc;
   const std::int64_t columns = std::int64_t{p.groups} * p.scan.state_dim;
   const std::int64_t set_floats = p.rows * columns;
-  const float* const source =
-      p.set_db + (blockIdx.z == 0 ? 0 : p.sets) * set_floats + (segment.row + first) * columns;
+  const float* const source = p.set_db + (blockIdx.z == 0 ? 0 : p.sets) * set_floats + (segment.row + first) * columns;
   for (int i = static_cast<int>(threadIdx.x) * kWidth; i < tokens * columns; i += kThreads * kWidth) {
     float4 sum = *reinterpret_cast<const float4*>(source + i);
 #pragma unroll 4

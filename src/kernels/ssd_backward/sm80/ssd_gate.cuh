@@ -16,7 +16,7 @@ __device__ __forceinline__ float silu_slope(float z) {
 }
 
 template <class Element, int kDims, int kStates>
-__global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads)
+__global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads, 2)
     ssd_gate_kernel(const __grid_constant__ SsdGateParams p) {
   using Shape = SsdGateShape<kDims, kStates>;
   constexpr int kXPitch = Shape::kXPitch;
@@ -44,15 +44,15 @@ __global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads)
       const std::uint32_t target = memory + static_cast<std::uint32_t>(stage_of(index));
       const int head = heads.first + index;
       copy_chunk_rows<Shape::kThreads, kDims>(target, s.x, first_row, head, tokens, s.head_dim);
-      const std::int64_t of_chunk =
-          (std::int64_t{nth} * kChunksOfSegment + chunk) * s.head_count + head - s.first_head;
+      const std::int64_t of_chunk = (std::int64_t{nth} * kChunksOfSegment + chunk) * s.head_count + head - s.first_head;
 #pragma unroll
       for (int i = 0; i < kDims * kStates / kVectorElements / Shape::kThreads; ++i) {
         const int element = (i * Shape::kThreads + thread) * kVectorElements;
         cuda::copy_16(
             target + Shape::kState +
                 static_cast<std::uint32_t>(element / kStates * kBPitch + element % kStates * kElementBytes),
-            p.states + of_chunk * (kDims * kStates) + chunk_state_offset<kDims>(element / kStates, element % kStates), true);
+            p.states + of_chunk * (kDims * kStates) + chunk_state_offset<kDims>(element / kStates, element % kStates),
+            true);
       }
       if (thread < kChunkDaCumsumFloats / 4) {
         const std::int64_t from =
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads)
     for (int k = 0; k < kChunk / 16; ++k) {
       if (k > block_row) continue;
       std::uint32_t left[1][4];
-      load_matrix(left[0], tile_at(scores, 16 * block_row, 16 * k, kIntraChunkPitch) +
-                               down_first(lane, kIntraChunkPitch));
+      load_matrix(left[0],
+                  tile_at(scores, 16 * block_row, 16 * k, kIntraChunkPitch) + down_first(lane, kIntraChunkPitch));
 #pragma unroll
       for (int n = 0; n < kHalf / 16; ++n) {
         std::uint32_t raw[4];
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads)
           pairs[t] = make_float2(__fmul_rn(__fmul_rn(dy.x, first), silu_slope(z.x)),
                                  __fmul_rn(__fmul_rn(dy.y, second), silu_slope(z.y)));
         }
-        store_gradient_pairs<Element>(p.dz, first_row + row, head, half * kHalf + 16 * n + lane % 4 * 2, s.head_dim,
-                                      present, pairs[0], pairs[1], lane);
+        cuda::store_gradient_pairs<Element>(p.dz, first_row + row, head, half * kHalf + 16 * n + lane % 4 * 2,
+                                            s.head_dim, present, pairs[0], pairs[1], lane);
       }
     }
   }

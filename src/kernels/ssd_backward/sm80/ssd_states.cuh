@@ -8,6 +8,7 @@
 // Rounding: as sm80_ssd's, a scaled x or g is a bf16 hi/lo pair. With kExpand it is rounded to bf16 once.
 #pragma once
 
+#include "kernels/ssd_backward/cuda/ssd_backward_device.cuh"
 #include "kernels/ssd_backward/sm80/ssd_backward_params.hpp"
 #include "kernels/ssm/sm80/ssd.cuh"
 
@@ -49,37 +50,6 @@ __device__ __forceinline__ void multiply_factor(float (&d)[4], const std::uint32
   }
 }
 
-// Stores a state as chunk_state_offset() says, rounded. Element [t][e] is dim `dim` + e / 2 · 8, column 8 t + lane % 4 · 2
-// + e % 2. Lanes exchange pairs, so that each stores four adjacent elements.
-template <int kDims, int kTiles>
-__device__ __forceinline__ void store_chunk_state(const float (&state)[kTiles][4], __nv_bfloat16* target, int dim,
-                                                  int lane) {
-  const bool odd = lane % 2 != 0;
-  const int column = odd ? lane % 4 * 2 + 8 - 2 : lane % 4 * 2;
-#pragma unroll
-  for (int t = 0; t < kTiles; t += 2) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::uint32_t first = Bf16Mma::pack(state[t][2 * half], state[t][2 * half + 1]);
-      const std::uint32_t second = Bf16Mma::pack(state[t + 1][2 * half], state[t + 1][2 * half + 1]);
-      const std::uint32_t other = __shfl_xor_sync(0xffffffffU, odd ? first : second, 1);
-      __stcg(reinterpret_cast<uint2*>(target + chunk_state_offset<kDims>(dim + half * 8, t * 8 + column)),
-             odd ? make_uint2(other, second) : make_uint2(first, other));
-    }
-  }
-}
-
-// The coordinates of a segment for gradients: its flags are those of the gradient after it.
-__device__ inline SegmentCoord gradient_coord(const SsmParams& p, std::int64_t nth) {
-  SegmentCoord coord = cuda::segment_coord(p, nth);
-  const cuda::SsmRunEntry& run = p.runs[cuda::run_of<&cuda::SsmRunEntry::segment>(p, coord.index)];
-  const std::int64_t last = (run.tokens - 1) / kSegmentTokens;
-  const std::int64_t in_run = coord.index - run.segment;
-  coord.first_of_super = in_run == last || in_run % cuda::kSegmentsOfSuper == cuda::kSegmentsOfSuper - 1;
-  coord.from_zero = in_run / cuda::kSegmentsOfSuper == last / cuda::kSegmentsOfSuper && run.initial == nullptr;
-  return coord;
-}
-
 template <class Element, int kDims, int kStates, bool kReversed, bool kExpand>
 class SegmentStates {
  public:
@@ -91,7 +61,7 @@ class SegmentStates {
         floats_(floats),
         nth_(static_cast<int>(blockIdx.x) / params.blocks),
         heads_(cuda::head_block(params.scan, Shape::kHeads, static_cast<int>(blockIdx.x) % params.blocks)),
-        segment_(kReversed ? gradient_coord(params.scan, params.first_segment + nth_)
+        segment_(kReversed ? cuda::gradient_coord(params.scan, params.first_segment + nth_)
                            : cuda::segment_coord(params.scan, params.first_segment + nth_)),
         chunks_((segment_.tokens + kChunk - 1) / kChunk),
         lane_(static_cast<int>(threadIdx.x) % 32),
@@ -189,10 +159,9 @@ class SegmentStates {
   }
 
   __device__ __forceinline__ void store_rounded(int i) const {
-    const std::int64_t index =
-        (std::int64_t{nth_} * kChunksOfSegment + chunk_of(i)) * p_.scan.head_count + heads_.first - p_.scan.first_head +
-        head_index_;
-    store_chunk_state<kDims>(state_, p_.chunk_states + index * (kDims * kStates), first_dim_ + lane_ / 4, lane_);
+    const std::int64_t index = (std::int64_t{nth_} * kChunksOfSegment + chunk_of(i)) * p_.scan.head_count +
+                               heads_.first - p_.scan.first_head + head_index_;
+    cuda::store_chunk_state<kDims>(state_, p_.chunk_states + index * (kDims * kStates), first_dim_ + lane_ / 4, lane_);
   }
 
   // Scales of two adjacent tokens in the state after the chunk, or of their g in the gradient before it.
@@ -213,8 +182,7 @@ class SegmentStates {
     constexpr int kParts = kExpand ? 1 : 2;
     const std::uint32_t b = memory_ + static_cast<std::uint32_t>(stage_at(i));
     const std::uint32_t x = b + Shape::kX + head_index_ * Shape::kXBytes;
-    const float* const da_cumsum =
-        floats_ + (stage_at(i) + Shape::kDaCumsum + head_index_ * Shape::kDaCumsumBytes) / 4;
+    const float* const da_cumsum = floats_ + (stage_at(i) + Shape::kDaCumsum + head_index_ * Shape::kDaCumsumBytes) / 4;
     const float decay = cuda::exp2_approx(da_cumsum[kChunk - 1]);
 #pragma unroll
     for (int t = 0; t < kStates / 8; ++t) {
@@ -224,8 +192,7 @@ class SegmentStates {
 #pragma unroll
     for (int k = 0; k < kChunk / 16; ++k) {
       std::uint32_t raw[4];
-      load_matrix_transposed(raw,
-                             tile_at(x, 16 * k, first_dim_, Shape::kXPitch) + right_first(lane_, Shape::kXPitch));
+      load_matrix_transposed(raw, tile_at(x, 16 * k, first_dim_, Shape::kXPitch) + right_first(lane_, Shape::kXPitch));
       const float2 first = scales(da_cumsum, 16 * k + lane_ % 4 * 2);
       const float2 second = scales(da_cumsum, 16 * k + 8 + lane_ % 4 * 2);
       std::uint32_t scaled[kParts][4];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel `sm90_ssd_backward`: gradients of SSD with wgmma and TMA, for H100 and H200. bf16, head_dim 64, state_dim 64
-// and 128. Views may have any alignment. ssd_rows.cuh says what is rounded.
+// The kernel `sm90_ssd_backward`: gradients of SSD with wgmma and TMA, for H100 and H200. bf16, head_dim 64, state_dim
+// 64 and 128. Views may have any alignment. ssd_rows.cuh says what is rounded.
 #pragma once
 
 #include <memory>

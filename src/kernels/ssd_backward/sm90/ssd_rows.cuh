@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of rows on Hopper (kernels/ssd_backward/ssd_backward.hpp, 4). A CTA computes a chunk for a set of heads, one
-// head at a time, from the state before the chunk and the gradient after it. README.md has a diagram of its warpgroups.
+// Gradients of rows on Hopper (kernels/ssd_backward/ssd_backward.hpp, 4). A CTA computes a chunk for a set of heads,
+// one head at a time, from the state before the chunk and the gradient after it. README.md has a diagram of its
+// warpgroups.
 //
 // Rounding: that of sm80's ssd_rows_kernel, but in dB and dC the scaled x and g are rounded to bf16 instead of scaling
 // in fp32, because the sums over heads stay in the accumulators.
@@ -12,7 +13,7 @@
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/common/sm90/wgmma.cuh"
 #include "kernels/common/sm90/wgmma_m64n32_ss.cuh"
-#include "kernels/ssd_backward/sm80/ssd_rows.cuh"
+#include "kernels/ssd_backward/cuda/ssd_backward_device.cuh"
 #include "kernels/ssd_backward/sm90/ssd_rows.hpp"
 
 namespace ringattn::sm90 {
@@ -128,10 +129,10 @@ __device__ __forceinline__ void copy_rows_to_panels(std::uint32_t target, const 
     const int token = i / vectors;
     const int vector = i % vectors;
     const bool present = token < rows;
-    cuda::copy_chunk(target + static_cast<std::uint32_t>(vector / 8 * cuda::panel_bytes(kChunk)) +
-                         cuda::swizzled(token, vector % 8),
-                     reinterpret_cast<const char*>(source + (present ? token : 0) * tensor.token_stride + vector * 8),
-                     present, tensor.aligned);
+    cuda::copy_chunk(
+        target + static_cast<std::uint32_t>(vector / 8 * cuda::panel_bytes(kChunk)) + cuda::swizzled(token, vector % 8),
+        reinterpret_cast<const char*>(source + (present ? token : 0) * tensor.token_stride + vector * 8), present,
+        tensor.aligned);
   }
   cuda::copy_commit();
   cuda::copy_wait<0>();
@@ -165,11 +166,10 @@ __device__ __forceinline__ void load_rows(std::uint32_t (&r)[4], std::uint32_t p
   cuda::load_matrix(r, panel + cuda::swizzled(row + lane % 16, 2 * k + lane / 16));
 }
 __device__ __forceinline__ void load_columns(std::uint32_t (&r)[4], std::uint32_t panel, int column, int k, int lane) {
-  cuda::load_matrix_transposed(
-      r, panel + cuda::swizzled(16 * k + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
+  cuda::load_matrix_transposed(r, panel + cuda::swizzled(16 * k + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
 }
-// This thread's pair of columns in each tile of 8 columns of its row of a panel, and of the row 8 below. Panels are aligned
-// to 1,024 bytes, so the swizzle flips bits of the address of the first tile.
+// This thread's pair of columns in each tile of 8 columns of its row of a panel, and of the row 8 below. Panels are
+// aligned to 1,024 bytes, so the swizzle flips bits of the address of the first tile.
 struct PairsOfThread {
   std::uint32_t first;
 
@@ -177,7 +177,8 @@ struct PairsOfThread {
       : first(panel + cuda::swizzled(tile_row_of_thread(), 0) + static_cast<std::uint32_t>(thread_of_cta() % 4 * 4)) {}
 
   __device__ __forceinline__ std::uint32_t at(int tile, int half) const {
-    return (first ^ static_cast<std::uint32_t>(tile << 4)) + static_cast<std::uint32_t>(half * 8 * cuda::kPanelRowBytes);
+    return (first ^ static_cast<std::uint32_t>(tile << 4)) +
+           static_cast<std::uint32_t>(half * 8 * cuda::kPanelRowBytes);
   }
   __device__ __forceinline__ std::uint32_t word(int tile, int half) const {
     return static_cast<std::uint32_t>(cuda::load_shared_number(at(tile, half)));
@@ -273,19 +274,19 @@ class HopperScores {
       float rows[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        rows[i] = sm80::sum_quad(__fadd_rn(__fadd_rn(of_block[0][2 * i], of_block[0][2 * i + 1]),
+        rows[i] = cuda::sum_quad(__fadd_rn(__fadd_rn(of_block[0][2 * i], of_block[0][2 * i + 1]),
                                            __fadd_rn(of_block[1][2 * i], of_block[1][2 * i + 1])));
 #pragma unroll
         for (int e = 0; e < 2; ++e) columns[i][e] = __fadd_rn(of_block[i][e], of_block[i][e + 2]);
       }
-      const int below = sm80::block_below(warp_, block);
-      sm80::store_column_sums(columns, lane_, sums + Shape::kColumns + 16 * below);
+      const int below = cuda::block_below(warp_, block);
+      cuda::store_column_sums(columns, lane_, sums + Shape::kColumns + 16 * below);
       if (lane_ % 4 == 0) {
         sums[Shape::kRows + 16 * below + lane_ / 4] = rows[0];
         sums[Shape::kRows + 16 * below + lane_ / 4 + 8] = rows[1];
       }
     }
-    sm80::store_diagonal_sums(on_diagonal, lane_, sums + Shape::kDiagonal + 16 * warp_);
+    cuda::store_diagonal_sums(on_diagonal, lane_, sums + Shape::kDiagonal + 16 * warp_);
   }
 
   const Cta& cta_;
@@ -386,7 +387,7 @@ class HopperTokens {
         sums[i] = __fmaf_rn(x.x, dx[n][2 * i], __fmaf_rn(x.y, dx[n][2 * i + 1], sums[i]));
       }
     }
-    return make_float2(sm80::sum_quad(sums[0]), sm80::sum_quad(sums[1]));
+    return make_float2(cuda::sum_quad(sums[0]), cuda::sum_quad(sums[1]));
   }
 
   // dx += scoresᵀ · g. Scores above the diagonal are zero.
@@ -432,7 +433,7 @@ class HopperTokens {
       const int row = 16 * warp_ + lane_ / 4 + 8 * i;
 #pragma unroll
       for (int n = 0; n < 8; n += 2) {
-        sm80::store_gradient_pairs<Bf16>(cta_.p.dx, cta_.row() + row, head, 8 * n + lane_ % 4 * 2, kRowsDims,
+        cuda::store_gradient_pairs<Bf16>(cta_.p.dx, cta_.row() + row, head, 8 * n + lane_ % 4 * 2, kRowsDims,
                                          row < cta_.tokens(), make_float2(dx[n][2 * i], dx[n][2 * i + 1]),
                                          make_float2(dx[n + 1][2 * i], dx[n + 1][2 * i + 1]), lane_);
       }
@@ -471,8 +472,8 @@ class HopperSets {
       float scales[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        scales[i] = __fmul_rn(cuda::exp2_approx(__fsub_rn(last, da_cumsum[row + 8 * i])),
-                              da_cumsum[kChunk + row + 8 * i]);
+        scales[i] =
+            __fmul_rn(cuda::exp2_approx(__fsub_rn(last, da_cumsum[row + 8 * i])), da_cumsum[kChunk + row + 8 * i]);
       }
       std::uint32_t scaled_g[4][4];
       load_scaled(scaled_g, g, before);
@@ -493,7 +494,7 @@ class HopperSets {
       float* const sums = cta_.sums(index);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float from = __fmul_rn(before[i], sm80::sum_quad(from_states[i]));
+        const float from = __fmul_rn(before[i], cuda::sum_quad(from_states[i]));
         if (lane_ % 4 == 0) sums[Shape::kFromStates + row + 8 * i] = from;
       }
       Cta::arrive(cta_.sums_full(index));
@@ -647,7 +648,7 @@ template <int kStates>
 __device__ __forceinline__ void finish_heads(const HopperRowsCta<kStates>& cta) {
   using Cta = HopperRowsCta<kStates>;
   const int lane = thread_of_warpgroup() % 32;
-  sm80::DtGradient<Cta> dt{cta, {}};
+  cuda::DtGradient<Cta> dt{cta, {}};
 #pragma unroll 1
   for (int index = 0; index < cta.heads.count; ++index) {
     dt.template load<Bf16>(index, lane);

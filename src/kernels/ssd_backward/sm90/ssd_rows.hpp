@@ -6,7 +6,7 @@
 
 #include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/common/cuda/panels.hpp"
-#include "kernels/ssd_backward/sm80/ssd_backward_params.hpp"
+#include "kernels/ssd_backward/cuda/ssd_backward_params.hpp"
 
 namespace ringattn::sm90 {
 
@@ -33,7 +33,7 @@ struct HopperSsdRows {
 
 // Offsets in bytes in a CTA's shared memory, which is aligned to 1,024 bytes.
 template <int kStates>
-struct HopperRowsShape : sm80::SsdSums<1, 1, 2> {
+struct HopperRowsShape : cuda::SsdSums<1, 1, 2> {
   static constexpr int kStages = 3;
   // dA_cumsum and dt of a head are read until its sums are, which may be two heads after its other tiles are released.
   static constexpr int kDaCumsumStages = kStages + 2;

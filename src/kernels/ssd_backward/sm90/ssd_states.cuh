@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// States of segments, and gradients of states, on Hopper: the states kernel of sm90_ssd (ssm/sm90/ssd_state.cuh) in both
-// directions. With kExpand it starts from the state before the segment, or the gradient after it, and stores that of each
-// chunk, rounded to bf16.
+// States of segments, and gradients of states, on Hopper: the states kernel of sm90_ssd (ssm/sm90/ssd_state.cuh) in
+// both directions. With kExpand it starts from the state before the segment, or the gradient after it, and stores that
+// of each chunk, rounded to bf16.
 #pragma once
 
-#include "kernels/ssd_backward/sm80/ssd_states.cuh"
+#include "kernels/ssd_backward/cuda/ssd_backward_device.cuh"
 #include "kernels/ssd_backward/sm90/ssd_rows.hpp"
 #include "kernels/ssm/sm90/ssd_state.cuh"
 
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_states_kernel(const __grid
   const SsdMemory<kStates, false> memory(ssd_shared);
   const DimBlockCta cta_work = dim_block_cta(p.ssd.scan, p.ssd.blocks, static_cast<int>(blockIdx.x));
   SsdChunks cta_chunks(p.ssd.scan, cta_work, p.first_segment, kReversed);
-  if (kReversed) cta_chunks.segment = sm80::gradient_coord(p.ssd.scan, p.first_segment + cta_work.segment);
+  if (kReversed) cta_chunks.segment = cuda::gradient_coord(p.ssd.scan, p.first_segment + cta_work.segment);
   if (threadIdx.x == 0) memory.init_barriers(cta_chunks.block.count);
   __syncthreads();
   const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
@@ -65,9 +65,9 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_states_kernel(const __grid
     float state[kStates / 8][4] = {};
     load_state<kStates>(state, dim_block);
     accumulate_dim_block<kStates>(state, dim_block, [&](int chunk) {
-      const std::int64_t index = (cta_work.segment * kChunksOfSegment + cta_chunks.at(chunk)) * s.head_count +
-                                 dim_block.head - s.first_head;
-      sm80::store_chunk_state<kDimBlockDims>(state, p.chunk_states + index * (kDimBlockDims * kStates),
+      const std::int64_t index =
+          (cta_work.segment * kChunksOfSegment + cta_chunks.at(chunk)) * s.head_count + dim_block.head - s.first_head;
+      cuda::store_chunk_state<kDimBlockDims>(state, p.chunk_states + index * (kDimBlockDims * kStates),
                                              tile_row_of_thread(), thread_of_warpgroup() % 32);
     });
   } else {

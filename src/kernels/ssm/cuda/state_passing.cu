@@ -151,7 +151,8 @@ void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stre
 }
 
 void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed) {
-  super_segments_pass(state_decays, reversed)<<<grid_of(params, params.run_count), kPassingThreads, 0, stream>>>(params);
+  super_segments_pass(state_decays,
+                      reversed)<<<grid_of(params, params.run_count), kPassingThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over super-segments");
 }
 

@@ -181,8 +181,8 @@ struct SsdDimBlock {
     const std::uint32_t barrier = memory.x_full(index, input);
     const bool with_x = uses_tma(chunk);
     barrier_arrive_expect(barrier, kDaCumsumBytes + (with_x ? kDimBlockTileBytes : 0));
-    tma_load_bytes(memory.da_cumsum_address(index, input), da_cumsum + cta_chunks.at(chunk) * kChunkDaCumsumFloats, kDaCumsumBytes,
-                   barrier);
+    tma_load_bytes(memory.da_cumsum_address(index, input), da_cumsum + cta_chunks.at(chunk) * kChunkDaCumsumFloats,
+                   kDaCumsumBytes, barrier);
     if (with_x) {
       tma_load_box(memory.x(index, input), &p.x, barrier, first_dim, head, static_cast<int>(cta_chunks.row(chunk)));
     }

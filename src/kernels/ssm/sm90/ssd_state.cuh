@@ -80,8 +80,8 @@ inline constexpr int kChunkDecayOffset = kChunk * 4;
 __device__ __forceinline__ void compute_state_scale(const float* da_cumsum, int pair, bool reversed,
                                                     unsigned char* state_scale) {
   const float2 sums = reinterpret_cast<const float2*>(da_cumsum)[pair];
-  const float2 scales = reversed ? make_float2(cuda::exp2_approx(sums.x), cuda::exp2_approx(sums.y))
-                                 : state_scale_pair(da_cumsum, pair);
+  const float2 scales =
+      reversed ? make_float2(cuda::exp2_approx(sums.x), cuda::exp2_approx(sums.y)) : state_scale_pair(da_cumsum, pair);
   uint2 hi_lo;
   cuda::split_hi_lo(scales.x, scales.y, hi_lo.x, hi_lo.y);
   reinterpret_cast<uint2*>(state_scale)[pair] = hi_lo;
@@ -188,8 +188,8 @@ template <int kStates>
 __device__ __forceinline__ void accumulate_local_state(const SsdDimBlock<kStates, false>& dim_block) {
   float state[kStates / 8][4] = {};
   accumulate_dim_block<kStates>(state, dim_block, [](int) {});
-  float* const target = dim_block.p.scan.states + dim_block.cta_chunks.segment.index * dim_block.all_states() +
-                        dim_block.state_offset();
+  float* const target =
+      dim_block.p.scan.states + dim_block.cta_chunks.segment.index * dim_block.all_states() + dim_block.state_offset();
   visit_state<kStates>(state, [&](float first, float second, int offset) {
     *reinterpret_cast<float2*>(target + offset) = make_float2(first, second);
   });
