@@ -420,6 +420,7 @@ std::span<const FlagRow> flag_table() {
     choice.fallback = op_table().front()->name;
     for (const OpEntry* op : op_table()) {
       for (const SettingRow& own : op->own_settings) {
+        if (std::ranges::find(rows, own.name, &FlagRow::name) != rows.end()) continue;  // another op's, too
         rows.push_back({.name = own.name,
                         .letter = 0,
                         .commands = kJobs,

@@ -55,6 +55,8 @@ _CHECKED = {
     "ssm_create": [Handle, _struct("ssm_spec"), _struct("ssm_batch"), _options, _handle],
     "ssm_rows": [Handle, c_int64, _longs, _longs],
     "ssm_sequences": [Handle, _ints, _ints],
+    "ssd_backward_create": [Handle, _struct("ssm_spec"), _struct("ssm_batch"), c_int32, _options, _handle],
+    "ssd_backward_rows": [Handle, c_int64, _longs, _longs],
     "causal_conv1d_create": [Handle, _struct("causal_conv1d_spec"), _struct("ssm_batch"), _options, _handle],
     "eviction_kept": [_struct("eviction"), _struct("spec"), _struct("batch"), _longs, _longs],
     "evict": [_struct("eviction"), _struct("spec"), _struct("batch"), _struct("eviction_tensors")],
@@ -86,7 +88,7 @@ _PLAIN = {
 }
 # Ops with a facts struct of their own name, and ops that use another op's.
 FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_decode": "decode",
-         "batched_gemm": "batched_gemm", "ssm": "ssm", "causal_conv1d": "ssm"}  # fmt: skip
+         "batched_gemm": "batched_gemm", "ssm": "ssm", "ssd_backward": "ssm", "causal_conv1d": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]

@@ -35,7 +35,7 @@ def default_scale(q: Tensor) -> float:
     return 1.0 / math.sqrt(q.shape[-1])
 
 
-def _readable(gradient: Tensor) -> Tensor:
+def readable(gradient: Tensor) -> Tensor:
     """A gradient of rows as the library reads it: autograd's may be expanded, or negated views."""
     gradient = gradient.resolve_neg()
     repeated = any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape))
@@ -50,7 +50,7 @@ def _gradients(world: World, dout, dlse, q, k, v, sinks, out, lse, q_lengths, k_
     dsinks = torch.empty(0 if sinks is None else len(sinks), dtype=torch.float32)
     rows = {"q": q, "k": k, "v": v, "out": out}
     arrays = {name: contiguous_heads(array) for name, array in rows.items()}
-    arrays |= {"dout": _readable(dout), "lse": lse, "dlse": None if dlse is None else dlse.resolve_neg(), "sinks": sinks}
+    arrays |= {"dout": readable(dout), "lse": lse, "dlse": None if dlse is None else dlse.resolve_neg(), "sinks": sinks}
     arrays |= {"dq": dq, "dk": dk, "dv": dv, "dsinks": None if sinks is None else dsinks}
     prepared.run(q, arrays)
     return dq, dk, dv, dsinks.to(q.device)

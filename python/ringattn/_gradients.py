@@ -5,9 +5,11 @@ import sys
 
 from ._errors import unsupported
 
-OPS = ("attention", "varlen")
-INPUTS = ("q", "k", "v", "sinks")
-WITHOUT = "only attention() and varlen() have gradients, those of q, k, v and sinks"
+_ATTENTION = ("q", "k", "v", "sinks")
+# The arguments of each op that have gradients.
+INPUTS = {"attention": _ATTENTION, "varlen": _ATTENTION,
+          "ssd": ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states")}  # fmt: skip
+WITHOUT = "only attention(), varlen() and ssd() have gradients"
 SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 
@@ -31,6 +33,14 @@ def check(name: str, compressed: bool, k_positions, out) -> None:
     if k_positions is not None:
         unsupported(problem, "attention with k_positions has no gradient",
                     "Pass all keys, or call it under torch.no_grad().")  # fmt: skip
+    check_out(name, out)
+
+
+def check_out(name: str, out) -> None:
     if out is not None:
-        unsupported(problem, "results that autograd records are new tensors",
+        unsupported(f"{name} requires a gradient", "results that autograd records are new tensors",
                     "Leave out= out, or call it under torch.no_grad().")  # fmt: skip
+
+
+def refuse_selective(name: str) -> None:
+    unsupported(f"{name} requires a gradient", "selective_scan() (Mamba-1) has no gradients, ssd() (Mamba-2) has", SUGGESTION)

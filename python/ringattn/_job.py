@@ -76,7 +76,7 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
     """Checks that all arrays of an op are of one library and device, those of the first one. Optional ones may be None.
     written: names of additional arrays that the call writes."""
     first, like = next(iter(needed.items()))
-    differentiable = _gradients.INPUTS if op in _gradients.OPS else ()
+    differentiable = _gradients.INPUTS.get(op, ())
     for name, array in (*needed.items(), *optional.items()):
         if array is None and name in optional:
             continue

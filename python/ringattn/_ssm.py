@@ -9,7 +9,7 @@ y = ringattn.ssd_update(states, x[-1:], dt[-1:], A, B[-1:], C[-1:])"""
 
 import math
 
-from . import _abi, _job, _structs
+from . import _abi, _gradients, _job, _structs
 from ._arguments import check_axes, check_leading, is_true, lengths_of, refuse_unknown, shown
 from ._errors import called_by, refuse
 from ._tensors import as_rows, check_array, contiguous_heads, data_type, empty, flat_view, is_contiguous, traced, type_name
@@ -26,6 +26,7 @@ class Ssm(_job.Prepared):
     """A prepared job. ssd() keeps such objects. Creating one is collective."""
 
     op = "ssm"
+    settings = ()  # between its batch and its options
 
 
 def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple[int, ...]:
@@ -77,8 +78,9 @@ def check_state(name: str, state, slots, sequences: int, shape: tuple, dtype: st
         refuse(f"{name} is not contiguous", "it is read, and written, as one stretch of memory", "Make it contiguous.")
 
 
-def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, lengths, layout, flags, limits, members):
-    key = ("ssm", x.dtype, heads, head_dim, state_dim, groups, state_decays, lengths, layout, *flags.items(), limits,
+def prepared_of(kind: type[Ssm], world, x, heads, head_dim, state_dim, groups, state_decays, lengths, layout, flags, limits,
+                members):  # fmt: skip
+    key = (kind.op, x.dtype, heads, head_dim, state_dim, groups, state_decays, lengths, layout, *flags.items(), limits,
            *members.items())  # fmt: skip
 
     def make():
@@ -89,13 +91,13 @@ def _prepared(world, x, heads, head_dim, state_dim, groups, state_decays, length
                                   state_decays=int(state_decays), dt_limits=int(limits is not None), **wanted)  # fmt: skip
         if limits is not None:
             spec.dt_min, spec.dt_max = limits
-        return Ssm(world, spec, batch, run_options(world, lengths, layout, members))
+        return kind(world, spec, batch, *kind.settings, run_options(world, lengths, layout, members))
 
     return world.prepared(key, make)
 
 
 def _ssm(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens, layout,
-          world, out, members):  # fmt: skip
+          world, out, members, wanting=None):  # fmt: skip
     """x, z: [(batch,) tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,) tokens, groups, state_dim]."""
     world = _job.world_of(x, world)
     if op == "ssd":
@@ -107,9 +109,11 @@ def _ssm(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state
     _check_leading(op, x, dt, B, C, z)
     lengths = lengths_of_runs(x, x.ndim == 4, cu_seqlens, layout, world)
     heads, head_dim = x.shape[-2:]
-    flags = _flags(D, z, dt_bias, dt_softplus) | {"initial": int(initial_states is not None), "final": int(return_final_states)}
-    scan = _prepared(world, x, heads, head_dim, B.shape[-1], B.shape[-2], A.ndim == 2, lengths, layout, flags,
-                     _limits(dt_limit), members)  # fmt: skip
+    flags = flags_of(D, z, dt_bias, dt_softplus) | {"initial": int(initial_states is not None), "final": int(return_final_states)}
+    shape = world, x, heads, head_dim, B.shape[-1], B.shape[-2], A.ndim == 2, lengths, layout
+    if wanting is not None:
+        return _recording(wanting, shape, flags, limits_of(dt_limit), members, out)
+    scan = prepared_of(Ssm, *shape, flags, limits_of(dt_limit), members)
     y = empty(x, (math.prod(x.shape[:-2]), heads, head_dim)) if out is None else _flat_out(out, x)
     states = empty(x, (scan.facts.ending, heads, head_dim, B.shape[-1]), "float32") if return_final_states else None
     # If no sequence of this rank begins here, there are no initial states to pass.
@@ -119,6 +123,17 @@ def _ssm(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state
     scan._do(x, arrays)
     y = y.reshape(x.shape)
     return (y, states) if return_final_states else y
+
+
+def _recording(wanting: str, shape: tuple, flags: dict, limits, members: dict, out):
+    """The operators that autograd records. Prepares the backward pass first, so that a job that has none is refused before its
+    forward runs. wanting: the name of a tensor that requires a gradient."""
+    from . import torch_ops  # noqa: PLC0415, needs torch
+    from ._ssd_backward import SsdBackward  # noqa: PLC0415, which needs this
+
+    _gradients.check_out(wanting, out)
+    prepared_of(SsdBackward, *shape, flags, limits, members)
+    return torch_ops
 
 
 def _check_leading(op: str, x, dt, B, C, z) -> None:
@@ -141,12 +156,12 @@ def _check_expanded(x, dt, A, D, dt_bias) -> None:
                "Of expanded arrays pass A[:, 0, 0], dt[..., 0], D[:, 0] and dt_bias[:, 0].")  # fmt: skip
 
 
-def _flags(D, z, dt_bias, dt_softplus) -> dict:
+def flags_of(D, z, dt_bias, dt_softplus) -> dict:
     return {"skip": int(D is not None), "gate": int(z is not None), "dt_bias": int(dt_bias is not None),
             "dt_softplus": int(dt_softplus)}  # fmt: skip
 
 
-def _limits(dt_limit) -> tuple[float, float] | None:
+def limits_of(dt_limit) -> tuple[float, float] | None:
     if dt_limit is None:
         return None
     try:
@@ -176,7 +191,7 @@ def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slo
     state_dim]."""
     if unknown:
         refuse_unknown(op, unknown)
-    limits = _limits(dt_limit)
+    limits = limits_of(dt_limit)
     given = {"x": x, "dt": dt, "a": A, "b": B, "c": C, "d": D, "z": z, "dt_bias": dt_bias, "final_states": state, "slots": slots}
     call, results = _job.known_call(None, (op, dt_softplus, limits, *members.values()), given, out)
     if results is not None:
@@ -192,9 +207,9 @@ def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slo
     _check_leading(op, x, dt, B, C, z)
     sequences, heads, head_dim = x.shape
     check_state("state", state, slots, sequences, (heads, head_dim, B.shape[-1]), "float32")
-    flags = _flags(D, z, dt_bias, dt_softplus) | {"initial": 1, "final": 1, "update": 1}
-    scan = _prepared(_job.world_of(x, None), x, heads, head_dim, B.shape[-1], B.shape[-2], A.ndim == 2, (1,) * sequences, None,
-                     flags, limits, members)  # fmt: skip
+    flags = flags_of(D, z, dt_bias, dt_softplus) | {"initial": 1, "final": 1, "update": 1}
+    scan = prepared_of(Ssm, _job.world_of(x, None), x, heads, head_dim, B.shape[-1], B.shape[-2], A.ndim == 2, (1,) * sequences,
+                       None, flags, limits, members)  # fmt: skip
     y = empty(x, x.shape) if out is None else _flat_out(out, x)
     arrays = _arrays(x, dt, A, B, C, D, z, dt_bias, y) | {"final_states": state, "slots": slots}
     scan._do(x, arrays)
@@ -219,7 +234,7 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
     Other arguments and errors are those of attention().
 
     Returns y, of x's shape and dtype; with return_final_states (y, states float32 [sequences, heads, head_dim,
-    state_dim]).
+    state_dim]). PyTorch tensors have gradients (docs/gradients.md).
 
     Example: y, states = ringattn.ssd(x, dt, A, B, C, D=D, dt_softplus=True, return_final_states=True)"""
     if unknown:
@@ -228,8 +243,15 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
     _job.check_arrays("ssd", {"x": x, "dt": dt, "A": A, "B": B, "C": C}, D=D, z=z, dt_bias=dt_bias,
                       initial_states=initial_states, out=out)  # fmt: skip
     members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
-    return _ssm("ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens,
-                 layout, world, out, members)  # fmt: skip
+    wanting = _gradients.requiring({"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias,
+                                    "initial_states": initial_states})  # fmt: skip
+    made = _ssm("ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, return_final_states, cu_seqlens,
+                layout, world, out, members, wanting)  # fmt: skip
+    if wanting is None:
+        return made
+    return made.ssd(x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus, dt_limit=dt_limit,
+                    initial_states=initial_states, return_final_states=return_final_states, cu_seqlens=cu_seqlens, layout=layout,
+                    world=world, threads=threads, memory_budget=memory_budget, timeout=timeout)  # fmt: skip
 
 
 @traced

@@ -132,6 +132,11 @@ ssm_facts = _sized("ssm_facts", (c_int64, "rows beginning ending"), (c_uint64, "
 ssm_tensors = _sized(
     "ssm_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream"), (Tensor, "slots")
 )
+ssd_backward_tensors = _sized(
+    "ssd_backward_tensors",
+    (Tensor, "x dt b c z a d dt_bias initial_states dy dfinal_states dx ddt db dc dz dinitial_states da dd ddt_bias"),
+    (c_void_p, "stream"),
+)  # fmt: skip
 causal_conv1d_spec = _sized(
     "causal_conv1d_spec", (DLDataType, "dtype"), (c_int32, "width"), (c_int64, "channels"), (c_int32, "bias silu")
 )

@@ -18,8 +18,8 @@ _tensors: dict[str, tuple[tuple[int, str], ...]] = {}
 
 
 def operator(name: str, mutates: tuple[str, ...] = ()):
-    """Registers the function as an operator for CPU and GPUs. Those of _gradients.OPS get their formula by gradients_of(). Other
-    operators refuse tensors that require gradients where autograd would record them, so a traced graph can't lose them
+    """Registers the function as an operator for CPU and GPUs. Those of _gradients.INPUTS get their formula by gradients_of().
+    Other operators refuse tensors that require gradients where autograd would record them, so a traced graph can't lose them
     silently. This Python kernel takes a few microseconds per call, and none under torch.inference_mode();
     library.custom_op() would add more."""
 
@@ -32,10 +32,10 @@ def operator(name: str, mutates: tuple[str, ...] = ()):
         without = [
             (place, argument.name)
             for place, argument in enumerate(defined._schema.arguments)
-            if "Tensor" in str(argument.type) and not (name in _gradients.OPS and argument.name in _gradients.INPUTS)
+            if "Tensor" in str(argument.type) and argument.name not in _gradients.INPUTS.get(name, ())
         ]
         _tensors[name] = tuple(without)
-        if name in _gradients.OPS:
+        if name in _gradients.INPUTS:
             return function
 
         def autograd(keys, *arguments):

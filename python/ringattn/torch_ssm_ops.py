@@ -4,9 +4,21 @@
 import torch
 from torch import Tensor
 
-from . import _conv1d, _ssm, layouts
+from . import _conv1d, _gradients, _ssd_backward, _ssm, layouts, worlds
 from ._arguments import is_true
-from ._torch_tools import check_alone, check_known, fake, given, layout_of, operator, run, tensor_of
+from ._torch_tools import (
+    check_alone,
+    check_known,
+    fake,
+    given,
+    gradients_of,
+    key_of,
+    layout_of,
+    operator,
+    run,
+    tensor_of,
+    world_of,
+)
 
 
 def _layout_text(layout) -> str | None:
@@ -27,18 +39,26 @@ def _sequences(rows, batched: bool, cu_seqlens, layout: str | None) -> int:
 def _ssd_op(
     x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, dt_bias: Tensor | None,
     dt_softplus: bool, dt_limit: list[float] | None, initial_states: Tensor | None, cu_seqlens: Tensor | None,
-    layout: str | None, threads: int, memory_budget: int, timeout: float,
+    layout: str | None, threads: int, memory_budget: int, timeout: float, world: str | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _ssm.ssd(
-        x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
-        dt_limit=None if dt_limit is None else tuple(dt_limit), initial_states=initial_states, return_final_states=True,
-        cu_seqlens=cu_seqlens, layout=layout_of(layout), threads=threads, memory_budget=memory_budget, timeout=timeout,
-    )  # fmt: skip
+    with torch.no_grad():  # operators run below autograd, so the function must not enter it again
+        return _ssm.ssd(
+            x, dt, A, B, C, D=D, z=z, dt_bias=dt_bias, dt_softplus=dt_softplus,
+            dt_limit=None if dt_limit is None else tuple(dt_limit), initial_states=initial_states, return_final_states=True,
+            cu_seqlens=cu_seqlens, layout=layout_of(layout), world=world_of(world), threads=threads, memory_budget=memory_budget,
+            timeout=timeout,
+        )  # fmt: skip
 
 
 @fake("ssd")
-def _(x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, cu_seqlens, layout, *_):
-    sequences = _sequences(x, x.ndim == 4, cu_seqlens, layout)
+def _(x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_states, cu_seqlens, layout, threads, memory_budget, timeout,
+      world=None):  # fmt: skip
+    if world is not None and worlds.of_key(world).size > 1:
+        own = worlds.of_key(world)
+        lengths = _ssm.lengths_of_runs(x, x.ndim == 4, cu_seqlens, layout_of(layout), own)
+        sequences = len((layout_of(layout) or layouts.super_segments(lengths, own.size)).ends(own.rank))
+    else:
+        sequences = _sequences(x, x.ndim == 4, cu_seqlens, layout)
     return x.new_empty(x.shape), x.new_empty((sequences, *x.shape[-2:], B.shape[-1]), dtype=torch.float32)
 
 
@@ -46,10 +66,13 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_l
         return_final_states=False, cu_seqlens=None, layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0,
         **unknown):  # fmt: skip
     check_known("ssd", unknown)
-    check_alone("ssd", world)
+    wanting = _gradients.requiring({"x": x, "dt": dt, "A": A, "B": B, "C": C, "D": D, "z": z, "dt_bias": dt_bias,
+                                    "initial_states": initial_states})  # fmt: skip
+    if wanting is not None:
+        _gradients.check_out(wanting, out)
     y, states = run(
         "ssd", x, dt, A, B, C, D, z, dt_bias, dt_softplus, _limit(dt_limit), initial_states, tensor_of(cu_seqlens),
-        _layout_text(layout), threads, memory_budget, timeout,
+        _layout_text(layout), threads, memory_budget, timeout, key_of(world),
     )  # fmt: skip
     y = given("ssd", out, y)
     return (y, states) if is_true("return_final_states", return_final_states) else y
@@ -57,6 +80,54 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus=False, dt_l
 
 def _limit(dt_limit) -> list[float] | None:
     return None if dt_limit is None else list(dt_limit)
+
+
+@operator("ssd_backward")
+def _ssd_backward_op(
+    dy: Tensor, dstates: Tensor | None, x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
+    z: Tensor | None, dt_bias: Tensor | None, initial_states: Tensor | None, cu_seqlens: Tensor | None, dt_softplus: bool,
+    dt_limit: list[float] | None, layout: str | None, threads: int, memory_budget: int, timeout: float, world: str | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of x, dt, A, B, C, D, z, dt_bias and initial_states; empty for those that are not given."""
+    return _ssd_backward.ssd_backward(
+        dy, dstates, x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens, dt_softplus=dt_softplus,
+        dt_limit=None if dt_limit is None else tuple(dt_limit), layout=layout_of(layout), world=world_of(world), threads=threads,
+        memory_budget=memory_budget, timeout=timeout,
+    )  # fmt: skip
+
+
+@fake("ssd_backward")
+def _(dy, dstates, x, dt, A, B, C, D, z, dt_bias, initial_states, *_):
+    given_arrays = x, dt, A, B, C, D, z, dt_bias, initial_states
+    return tuple(
+        x.new_empty(0, dtype=torch.float32) if array is None else array.new_empty(array.shape) for array in given_arrays
+    )
+
+
+def _save_ssd(ctx, inputs, output):
+    *arrays, dt_softplus, dt_limit, initial_states, cu_seqlens, layout, threads, memory_budget, timeout, world = inputs
+    A = arrays[2]
+    if A.ndim == 2:
+        names = (*_gradients.INPUTS["ssd"][:8], "initial_states")
+        wanted = [name for name, array in zip(names, (*arrays, initial_states)) if array is not None and array.requires_grad]
+        if wanted:
+            _gradients.refuse_selective(wanted[0])
+    ctx.save_for_backward(*arrays, initial_states, cu_seqlens)
+    ctx.set_materialize_grads(False)
+    ctx.settings = dt_softplus, dt_limit, layout, threads, memory_budget, timeout, world
+    ctx.world = None if world is None else worlds.of_key(world)  # keeps it
+
+
+def _ssd_gradients(ctx, dy, dstates):
+    x, *arrays = ctx.saved_tensors
+    dy = torch.zeros_like(x) if dy is None else dy
+    *made, dinitial = torch.ops.ringattn.ssd_backward(dy, dstates, x, *arrays, *ctx.settings)
+    needed = ctx.needs_input_grad
+    of_inputs = [gradient if needed[place] else None for place, gradient in enumerate(made)]
+    return *of_inputs, None, None, dinitial if needed[10] else None, *(None for _ in needed[11:])
+
+
+gradients_of("ssd", _save_ssd, _ssd_gradients)
 
 
 # Each channel is a head of dim 1.
@@ -73,6 +144,10 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
                    timeout=60.0, **unknown):  # fmt: skip
     check_known("selective_scan", unknown)
     check_alone("selective_scan", world)
+    wanting = _gradients.requiring({"u": u, "delta": delta, "A": A, "B": B, "C": C, "D": D, "z": z, "delta_bias": delta_bias,
+                                    "initial_states": initial_states})  # fmt: skip
+    if wanting is not None:
+        _gradients.refuse_selective(wanting)
     x, z = _heads(u, z)
     B, C = _groups(u.ndim + 1, B, C)
     if initial_states is not None:

@@ -35,13 +35,6 @@ using namespace ringattn::c;
 
 namespace {
 
-Dtype read_gradients(std::int32_t gradients, Dtype inputs) {
-  if (gradients == RINGATTN_GRADIENTS_AS_INPUTS) return inputs;
-  if (gradients == RINGATTN_GRADIENTS_FP32) return Dtype::kF32;
-  fail(ErrorCode::kUsage, fmt::format("gradients {} are not known", gradients),
-       "RINGATTN_GRADIENTS_AS_INPUTS is 0, RINGATTN_GRADIENTS_FP32 1", "Choose one of these.");
-}
-
 ringattn_attention_backward* make_backward(const std::shared_ptr<Transport>& transport, BackwardJob job,
                                            Options options) {
   AttentionBackward instance(std::move(job), *transport, std::move(options));

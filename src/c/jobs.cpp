@@ -142,6 +142,16 @@ Wanted read_run_options(const ringattn_options& read, const char* op, const Tran
   return options;
 }
 
+constexpr std::size_t kFirstSsmSpec = 64;  // in the interface version that it came with
+
+// Without dt_limits, a bound must be 0 or equal to no limit.
+void refuse_bound(const char* name, float bound, float none) {
+  if (bound == 0.0F || bound == none) return;
+  fail(ErrorCode::kUsage, fmt::format("{} is {}", name, bound),
+       "ringattn_ssm_spec::dt_limits is 0, so dt has no bounds",
+       fmt::format("Set dt_limits to 1, or leave {} 0.", name));
+}
+
 }  // namespace
 
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right) {
@@ -216,6 +226,40 @@ Batch read_batch(const ringattn_batch* given) {
   if (positions == nullptr) return batch;
   fail(ErrorCode::kUsage, "ringattn_batch::k_positions is given", "the op has only keys without positions",
        "Leave it NULL, or use ringattn_attention.");
+}
+
+Dtype read_gradients(std::int32_t gradients, Dtype inputs) {
+  if (gradients == RINGATTN_GRADIENTS_AS_INPUTS) return inputs;
+  if (gradients == RINGATTN_GRADIENTS_FP32) return Dtype::kF32;
+  fail(ErrorCode::kUsage, fmt::format("gradients {} are not known", gradients),
+       "RINGATTN_GRADIENTS_AS_INPUTS is 0, RINGATTN_GRADIENTS_FP32 1", "Choose one of these.");
+}
+
+SsmSpec read_ssm_spec(const ringattn_ssm_spec* given) {
+  const auto spec = read_struct("ringattn_ssm_spec", given, kFirstSsmSpec);
+  SsmSpec ssm;
+  ssm.dtype = read_dtype(spec.dtype);
+  ssm.heads = spec.heads;
+  ssm.head_dim = spec.head_dim;
+  ssm.state_dim = spec.state_dim;
+  if (spec.groups < 0 || spec.groups > spec.heads) {
+    fail(ErrorCode::kUsage, fmt::format("there are {} groups of B and C", spec.groups),
+         fmt::format("they divide the {} heads", spec.heads), "Check ringattn_ssm_spec::groups.");
+  }
+  ssm.groups = spec.groups == 0 ? 1 : static_cast<int>(spec.groups);
+  ssm.state_decays = spec.state_decays != 0;
+  ssm.skip = spec.skip != 0;
+  ssm.gate = spec.gate != 0;
+  ssm.dt_bias = spec.dt_bias != 0;
+  ssm.dt_softplus = spec.dt_softplus != 0;
+  if (spec.dt_limits != 0) {
+    ssm.dt_min = spec.dt_min;
+    ssm.dt_max = spec.dt_max;
+  } else {
+    refuse_bound("dt_min", spec.dt_min, ssm.dt_min);
+    refuse_bound("dt_max", spec.dt_max, ssm.dt_max);
+  }
+  return ssm;
 }
 
 SsmBatch read_ssm_batch(const ringattn_ssm_batch* given) {

@@ -41,6 +41,9 @@ struct SsmBatch {
   bool update = false;
 };
 SsmBatch read_ssm_batch(const ringattn_ssm_batch* batch);
+SsmSpec read_ssm_spec(const ringattn_ssm_spec* spec);
+// RINGATTN_GRADIENTS_…; `inputs`: the dtype of the inputs.
+Dtype read_gradients(std::int32_t gradients, Dtype inputs);
 // `format`: receives the format of the latents, which is checked with the job.
 MlaSpec read_mla_spec(const ringattn_mla_spec* spec, RowFormat& format);
 DecodeLimits read_limits(const ringattn_decode_limits* limits, std::int64_t& page_size, std::int64_t& pages);

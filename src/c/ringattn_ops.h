@@ -163,6 +163,56 @@ ringattn_status ringattn_ssm_enqueue(ringattn_ssm* ssm, const ringattn_ssm_tenso
 ringattn_status ringattn_ssm_wait(ringattn_ssm* ssm);
 void ringattn_ssm_destroy(ringattn_ssm* ssm);
 
+/* Gradients of a ringattn_ssm of Mamba-2, on the same rows. Each rank gets the gradients of its own rows and initial
+ * states, with the same bits for any world. RINGATTN_UNSUPPORTED for state_decays and updates. */
+typedef struct ringattn_ssd_backward ringattn_ssd_backward;
+
+/* Collective. Spec, batch, runs and options are as for ringattn_ssm_create(); options->kernel names a backward kernel.
+ * With initial_states in the batch these are given, and their gradients are written. With final_states the gradients of
+ * the final states are given; otherwise they are 0. `gradients`: RINGATTN_GRADIENTS_AS_INPUTS or _FP32, for dx, ddt,
+ * db, dc and dz. */
+ringattn_status ringattn_ssd_backward_create(ringattn_world* world, const ringattn_ssm_spec* spec,
+                                             const ringattn_ssm_batch* batch, int32_t gradients,
+                                             const ringattn_options* options, ringattn_ssd_backward** backward);
+ringattn_status ringattn_ssd_backward_get_facts(const ringattn_ssd_backward* backward, ringattn_ssm_facts* facts);
+ringattn_status ringattn_ssd_backward_rows(const ringattn_ssd_backward* backward, int64_t count, int64_t* packed_tokens,
+                                           int64_t* sequence_tokens);
+
+/* Tensors of this rank. */
+typedef struct ringattn_ssd_backward_tensors {
+  uint64_t size;
+  const DLTensor* x;               /* [rows, heads, head_dim] */
+  const DLTensor* dt;              /* [rows, heads, 1] */
+  const DLTensor* b;               /* [rows, groups, state_dim] */
+  const DLTensor* c;               /* [rows, groups, state_dim] */
+  const DLTensor* z;               /* [rows, heads, head_dim], exactly if gate is 1, as dz */
+  const DLTensor* a;               /* fp32 [heads] */
+  const DLTensor* d;               /* fp32 [heads], exactly if skip is 1, as dd */
+  const DLTensor* dt_bias;         /* fp32 [heads], exactly if the spec's dt_bias is 1, as ddt_bias */
+  const DLTensor* initial_states;  /* fp32 [beginning, heads, head_dim, state_dim]; if the batch has initial states */
+  const DLTensor* dy;              /* [rows, heads, head_dim], gradient of y */
+  const DLTensor* dfinal_states;   /* fp32 [ending, heads, head_dim, state_dim]; if the batch has final states */
+  const DLTensor* dx;              /* [rows, heads, head_dim], written, as all below */
+  const DLTensor* ddt;             /* [rows, heads, 1] */
+  const DLTensor* db;              /* [rows, groups, state_dim] */
+  const DLTensor* dc;              /* [rows, groups, state_dim] */
+  const DLTensor* dz;              /* [rows, heads, head_dim] */
+  const DLTensor* dinitial_states; /* fp32 [beginning, heads, head_dim, state_dim]; if the batch has initial states */
+  const DLTensor* da;              /* fp32 [heads] in host memory. Every rank gets the sum over all ranks: do not */
+  const DLTensor* dd;              /* reduce it again. The same for dd and ddt_bias, [heads] */
+  const DLTensor* ddt_bias;
+  void* stream;
+} ringattn_ssd_backward_tensors;
+
+/* Collective. Computes the gradients; returns when they are written. */
+ringattn_status ringattn_ssd_backward_run(ringattn_ssd_backward* backward,
+                                          const ringattn_ssd_backward_tensors* tensors);
+/* RINGATTN_UNSUPPORTED: the gradients of a, d and dt_bias are summed over the ranks at the end of a run. */
+ringattn_status ringattn_ssd_backward_enqueue(ringattn_ssd_backward* backward,
+                                              const ringattn_ssd_backward_tensors* tensors);
+ringattn_status ringattn_ssd_backward_wait(ringattn_ssd_backward* backward);
+void ringattn_ssd_backward_destroy(ringattn_ssd_backward* backward);
+
 /* ---- Causal depthwise conv1d before an SSM layer, since interface 4 ---- */
 
 /* y_t = bias + sum over k of weight[k] * x_(t - width + 1 + k), then silu if wanted. Names are those of causal_conv1d,

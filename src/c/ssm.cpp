@@ -29,42 +29,7 @@ namespace {
 
 // Sizes of structs in the interface version that they came with.
 constexpr DLDataType kFp32[] = {{kDLFloat, 32, 1}};
-constexpr std::size_t kFirstSpec = 64, kFirstFacts = 48, kFirstTensors = 104;
-
-// Without dt_limits, a bound must be 0 or equal to no limit.
-void refuse_bound(const char* name, float bound, float none) {
-  if (bound == 0.0F || bound == none) return;
-  fail(ErrorCode::kUsage, fmt::format("{} is {}", name, bound),
-       "ringattn_ssm_spec::dt_limits is 0, so dt has no bounds",
-       fmt::format("Set dt_limits to 1, or leave {} 0.", name));
-}
-
-SsmSpec read_ssm_spec(const ringattn_ssm_spec* given) {
-  const auto spec = read_struct("ringattn_ssm_spec", given, kFirstSpec);
-  SsmSpec ssm;
-  ssm.dtype = read_dtype(spec.dtype);
-  ssm.heads = spec.heads;
-  ssm.head_dim = spec.head_dim;
-  ssm.state_dim = spec.state_dim;
-  if (spec.groups < 0 || spec.groups > spec.heads) {
-    fail(ErrorCode::kUsage, fmt::format("there are {} groups of B and C", spec.groups),
-         fmt::format("they divide the {} heads", spec.heads), "Check ringattn_ssm_spec::groups.");
-  }
-  ssm.groups = spec.groups == 0 ? 1 : static_cast<int>(spec.groups);
-  ssm.state_decays = spec.state_decays != 0;
-  ssm.skip = spec.skip != 0;
-  ssm.gate = spec.gate != 0;
-  ssm.dt_bias = spec.dt_bias != 0;
-  ssm.dt_softplus = spec.dt_softplus != 0;
-  if (spec.dt_limits != 0) {
-    ssm.dt_min = spec.dt_min;
-    ssm.dt_max = spec.dt_max;
-  } else {
-    refuse_bound("dt_min", spec.dt_min, ssm.dt_min);
-    refuse_bound("dt_max", spec.dt_max, ssm.dt_max);
-  }
-  return ssm;
-}
+constexpr std::size_t kFirstFacts = 48, kFirstTensors = 104;
 
 }  // namespace
 

@@ -12,15 +12,15 @@ namespace ringattn {
 
 // Each row is defined in the directory of its op.
 extern const FileOpEntry kCompressOp;
-extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kAttentionBackwardOp, kSsdOp, kSelectiveScanOp, kConv1dOp,
-    kBatchedGemmOp, kReshardOp;
+extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kAttentionBackwardOp, kSsdOp, kSsdBackwardOp, kSelectiveScanOp,
+    kConv1dOp, kBatchedGemmOp, kReshardOp;
 
 namespace {
 
 std::vector<const OpEntry*>& rows() {
-  static std::vector<const OpEntry*> table{&kAttentionOp, &kDecodeOp,        &kMlaOp,    &kAttentionBackwardOp,
-                                           &kSsdOp,       &kSelectiveScanOp, &kConv1dOp, &kBatchedGemmOp,
-                                           &kReshardOp};
+  static std::vector<const OpEntry*> table{&kAttentionOp,   &kDecodeOp,      &kMlaOp,           &kAttentionBackwardOp,
+                                           &kSsdOp,         &kSsdBackwardOp, &kSelectiveScanOp, &kConv1dOp,
+                                           &kBatchedGemmOp, &kReshardOp};
   return table;
 }
 

@@ -110,6 +110,11 @@ def samples() -> dict[str, list[tuple]]:
             (*scan, None, None, None, False, None, None, None, None, 0, 0, 60.0),
             (*scan, normal(2), normal(60, 2, 8), normal(2), True, [0.0, 1.0], normal(2, 2, 8, 16), cu, None, 0, 0, 60.0),
         ],
+        "ssd_backward": [
+            (scan[0], None, *scan, None, None, None, None, None, False, None, None, 0, 0, 60.0, None),
+            (scan[0], normal(2, 2, 8, 16), *scan, normal(2), normal(60, 2, 8), normal(2), normal(2, 2, 8, 16), cu, True,
+             [0.0, 1.0], None, 0, 0, 60.0, None),
+        ],
         "ssd_update": [(normal(5, 2, 8, 16), *row, None, None, None, True, [0.0, 1.0], ints(4, 1, 0), 0, 60.0)],
         "causal_conv1d": [(normal(2, 9, 16), weight, normal(16), "silu", normal(2, 3, 16), None, None, 0, 60.0)],
         "causal_conv1d_update": [(x, normal(5, 3, 16), weight, None, None, ints(4, 1, 0), 0, 60.0)],

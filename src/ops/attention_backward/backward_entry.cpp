@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row of attention's gradients in the table of ops.
-#include <array>
 #include <memory>
 #include <string_view>
 
 #include "ops/attention_backward/backward_op_job.hpp"
-#include "ops/common/values.hpp"
+#include "ops/common/gradients_setting.hpp"
 
 namespace ringattn {
 
@@ -27,13 +26,7 @@ constexpr std::string_view kSettings[] = {
     "q-len",  "kv-heads", "head-dim",      "head-dim-v", "mask",    "query-offset", "window",   "softcap",
     "layout", "stripe",   "softmax-scale", "block",      "overlap", "trace",        "checksum", "compute-only"};
 
-constexpr std::array<std::string_view, 2> kGradients{"input", "fp32"};
-constexpr SettingRow kOwn[] = {{.name = "gradients",
-                                .kind = SettingKind::kText,
-                                .value = "DTYPE",
-                                .fallback = "input",
-                                .help = "dtype of the gradients: input (that of q) or fp32",
-                                .check = [](std::string_view text) { parse_choice(text, kGradients); }}};
+constexpr SettingRow kOwn[] = {kGradientsSetting};
 
 }  // namespace
 

@@ -35,7 +35,7 @@ struct OpTensor {
 // How a value is written in a config file.
 enum class SettingKind { kText, kNumber, kSize, kSwitch };
 
-// A setting that only one op has. Its text is in Settings::own.
+// A setting that is no member of Settings. Its text is in Settings::own. Ops with the same setting share the row.
 struct SettingRow {
   std::string_view name;  // "temperature"
   SettingKind kind = SettingKind::kNumber;

@@ -97,11 +97,12 @@ std::vector<Samples> sample_runs(const Collective& collective, const SampleReque
   });
 }
 
-Samples sample_ssm(const Collective& collective, const SampleRequest& request, LoadedSsm& loaded, SsmStats& last) {
-  for (int i = 0; i < 2; ++i) last = loaded.run();
+Samples sample_ssm(const Collective& collective, const SampleRequest& request, const std::function<SsmStats()>& run,
+                   SsmStats& last) {
+  for (int i = 0; i < 2; ++i) last = run();
   return take_samples(collective, request, last.seconds, 1,
                       [&](std::size_t) {
-                        last = loaded.run();
+                        last = run();
                         return RunTimes{last.seconds, last.exposed_comm_seconds};
                       })
       .front();

@@ -59,7 +59,8 @@ std::vector<Samples> sample_runs(const Collective& collective, const SampleReque
                                  const std::function<RunStats(RunMode)>& run, std::span<const RunMode> modes);
 
 // `last`: of the last run.
-Samples sample_ssm(const Collective& collective, const SampleRequest& request, LoadedSsm& loaded, SsmStats& last);
+Samples sample_ssm(const Collective& collective, const SampleRequest& request, const std::function<SsmStats()>& run,
+                   SsmStats& last);
 
 // Decode: a sample is `steps` consecutive steps over `caches` copies of the cache. On a device there are enough copies
 // that no step finds its keys in L2, as between the layers of a model. Hosts take one step of one cache.

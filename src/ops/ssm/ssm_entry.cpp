@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "ops/ssd_backward/ssd_backward_input.hpp"
 #include "ops/ssm/ssm_op_job.hpp"
 #include "ops/ssm/ssm_tensors.hpp"
 
@@ -63,7 +64,9 @@ void fill_ssd(const ModelLayer& layer, const Settings& settings, const FillSetti
   fill_scan(layer, settings, fill);
 }
 
-bool recognizes_ssm(const TensorFile& opened) { return holds_ssm(opened.file, opened.request.names); }
+bool recognizes_ssm(const TensorFile& opened) {
+  return holds_ssm(opened.file, opened.request.names) && !holds_ssd_gradient(opened);
+}
 
 // A decode step takes one token of each sequence. The earlier tokens are in its state, so their number is not given.
 void check_update(const OpRequest& request) {
@@ -101,13 +104,17 @@ SsmRequest source_of(Op op, const OpRequest& request) {
 
 }  // namespace
 
-std::unique_ptr<OpJob> make_ssm_job(Op op, const OpRequest& request) {
+SsmInput make_ssm_input(Op op, const OpRequest& request) {
   const Settings& settings = request.settings;
   // A check compares all of the result.
   const bool final_states = settings.final_states || request.use == OpUse::kVerify;
   const SsmNumerics numerics{settings.dt_softplus, settings.dt_min, settings.dt_max, final_states,
                              settings.ranks.value_or(1)};
-  return std::make_unique<SsmOpJob>(SsmInput(source_of(op, request), numerics, request.share), request.timeline);
+  return {source_of(op, request), numerics, request.share};
+}
+
+std::unique_ptr<OpJob> make_ssm_job(Op op, const OpRequest& request) {
+  return std::make_unique<SsmOpJob>(make_ssm_input(op, request), request.timeline);
 }
 
 extern const OpEntry kSsdOp, kSelectiveScanOp;

@@ -7,9 +7,11 @@
 #include "ops/common/op.hpp"
 #include "ops/common/op_entry.hpp"
 #include "ops/common/op_job.hpp"
+#include "ops/ssm/ssm_input.hpp"
 
 namespace ringattn {
 
+SsmInput make_ssm_input(Op op, const OpRequest& request);
 std::unique_ptr<OpJob> make_ssm_job(Op op, const OpRequest& request);
 template <Op kOp>
 std::unique_ptr<OpJob> make_ssm_job(const OpRequest& request) {

@@ -123,6 +123,10 @@ class SsmInput {
   // As JobInput's.
   std::vector<FileFingerprint> fingerprints() const;
   UnreadTensors unread() const;
+  // The tensors of the file that the job reads.
+  std::vector<TensorSource> used() const {
+    return file_ == nullptr ? std::vector<TensorSource>() : file_->tensors.used;
+  }
   std::string source() const;
 
  private:

@@ -29,14 +29,14 @@ std::string sent_text(const SsmJob& job, std::int64_t bytes) {
   return fmt::format("; {}, {} sent", what, format_bytes(static_cast<double>(bytes)));
 }
 
-void write_spec(JsonWriter& json, const SsmSpec& spec) {
+}  // namespace
+
+void write_ssm_spec(JsonWriter& json, const SsmSpec& spec) {
   json.member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads).member("head_dim", spec.head_dim);
   json.member("state_dim", spec.state_dim).member("groups", spec.groups).member("skip", spec.skip);
   json.member("gate", spec.gate).member("dt_bias", spec.dt_bias).member("dt_softplus", spec.dt_softplus);
   json.member("dt_min", static_cast<double>(spec.dt_min)).member("dt_max", static_cast<double>(spec.dt_max));
 }
-
-}  // namespace
 
 SsmOptions ssm_options(const Options& options, bool timeline) {
   SsmOptions ssm;
@@ -87,7 +87,7 @@ void SsmOpJob::write_job(JsonWriter& json) const {
     json.member("dtype", dtype_name(spec.dtype)).member("channels", spec.channels).member("bias", spec.bias);
     json.member("silu", spec.silu);
   } else {
-    write_spec(json, job.spec);
+    write_ssm_spec(json, job.spec);
     json.member("update", job.update);
   }
   json.member("conv_width", job.convolution ? job.convolution->width : 0);
@@ -252,7 +252,8 @@ void SsmOpJob::check_model(const ModelComparison& compare) const {
 Measured SsmOpJob::measure(const MeasureRequest& request, const Collective& collective) {
   LoadedSsm loaded(input_, prepared_->ssm(), collective, request.on_progress);
   SsmStats last;
-  const Samples samples = sample_ssm(collective, {request.samples, request.on_progress}, loaded, last);
+  const Samples samples = sample_ssm(
+      collective, {request.samples, request.on_progress}, [&] { return loaded.run(); }, last);
   const SsmRankResult result = loaded.fetch(last);
   const SsmJob& job = input_.job();
   const double bytes = static_cast<double>(job.tokens()) * static_cast<double>(ssm_token_bytes(job));

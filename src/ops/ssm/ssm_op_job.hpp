@@ -90,6 +90,8 @@ class SsmOpJob final : public OpJob {
 // What ring options mean for an SSM op, which has no blocks and no layout.
 SsmOptions ssm_options(const Options& options, bool timeline = false);
 
+// Members of a report's "job".
+void write_ssm_spec(JsonWriter& json, const SsmSpec& spec);
 // The member "memory" of a report: bytes on a rank.
 void write_memory(JsonWriter& json, const SsmMemory& memory);
 

@@ -16,19 +16,6 @@ namespace {
 
 using RankRuns = std::vector<std::vector<TokenRun>>;
 
-// A super-segment of a sequence to each rank in turn.
-RankRuns runs_in_turn(std::span<const std::int64_t> lengths, int ranks) {
-  RankRuns runs(static_cast<std::size_t>(ranks));
-  std::size_t next = 0;
-  for (std::size_t s = 0; s < lengths.size(); ++s) {
-    for (std::int64_t begin = 0; begin < lengths[s]; begin += kSuperSegmentTokens) {
-      const std::int64_t end = std::min(lengths[s], begin + kSuperSegmentTokens);
-      runs[next++ % runs.size()].push_back({static_cast<std::int32_t>(s), begin, end});
-    }
-  }
-  return runs;
-}
-
 std::int64_t super_segments(std::span<const std::int64_t> lengths) {
   std::int64_t count = 0;
   for (const std::int64_t length : lengths) count += (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
@@ -267,6 +254,18 @@ class Runner {
 };
 
 }  // namespace
+
+RankRuns runs_in_turn(std::span<const std::int64_t> lengths, int ranks) {
+  RankRuns runs(static_cast<std::size_t>(ranks));
+  std::size_t next = 0;
+  for (std::size_t s = 0; s < lengths.size(); ++s) {
+    for (std::int64_t begin = 0; begin < lengths[s]; begin += kSuperSegmentTokens) {
+      const std::int64_t end = std::min(lengths[s], begin + kSuperSegmentTokens);
+      runs[next++ % runs.size()].push_back({static_cast<std::int32_t>(s), begin, end});
+    }
+  }
+  return runs;
+}
 
 std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input) {
   const std::int64_t pieces = super_segments(input.job().lengths);
