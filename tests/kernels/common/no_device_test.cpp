@@ -124,9 +124,9 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   made.make_all<SsmSpec>("ssm", {{.heads = 4},
                                  {.dtype = Dtype::kF16, .heads = 4},
                                  {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});
-  made.make_all<SsdBackwardSpec>("ssd_backward", {{.forward = {.heads = 4}},
-                                                  {.forward = {.dtype = Dtype::kF16, .heads = 4, .head_dim = 128},
-                                                   .gradients = Dtype::kF32}});
+  made.make_all<SsdBackwardSpec>(
+      "ssd_backward", {{.forward = {.heads = 4}},
+                       {.forward = {.dtype = Dtype::kF16, .heads = 4, .head_dim = 128}, .gradients = Dtype::kF32}});
   made.make_all<CausalConv1dSpec>("conv1d", {{.channels = 64}});
   for (const OpKernel& kernel : all_kernels()) {
     EXPECT_TRUE(made.has(kernel)) << kernel.op << ": no spec of the test is one that " << kernel.row->name << " can do";
