@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measures SSM kernels, their updates and the causal convolution before them on a GPU. Prints one JSON line per shape
-// (schema "ringattn.ssm/1"): milliseconds of the whole and of its stages, the minimum number of bytes to move, and
-// their rate next to that of a copy in the same run.
+// Measures SSM kernels, their gradients, their updates and the causal convolution before them on a GPU. Prints one JSON
+// line per shape (schema "ringattn.ssm/1"): milliseconds of the whole and of its stages, the minimum number of bytes to
+// move, and their rate next to that of a copy in the same run.
 //   ssm_gpu_bench                                   every shape
 //   ssm_gpu_bench ssd-131k update-128               some of them
 //   ssm_gpu_bench --kernel sm80_ssd ssd-131k       by a kernel that isn't the first choice
@@ -23,6 +23,7 @@
 #include "base/json_writer.hpp"
 #include "bench/arguments.hpp"
 #include "kernels/common/registry.hpp"
+#include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
 
@@ -33,7 +34,7 @@ constexpr int kRounds = 11;
 constexpr int kWarmRounds = 3;
 constexpr std::int64_t kCopyBytes = std::int64_t{1} << 30;
 
-enum class Kind { kSsd, kUpdate, kConv1d };
+enum class Kind { kSsd, kSsdBackward, kUpdate, kConv1d };
 
 struct Shape {
   std::string_view name;
@@ -51,6 +52,10 @@ constexpr Shape kShapes[] = {
     {"ssd-131k", Kind::kSsd, 1, 131'072, 80, 64, 128, false},
     {"ssd-2m", Kind::kSsd, 1, 2'097'152, 80, 64, 128, false},
     {"ssd-gated-131k", Kind::kSsd, 1, 131'072, 80, 64, 128, false, true},
+    {"ssd-backward-16k", Kind::kSsdBackward, 1, 16'384, 80, 64, 128, false},
+    {"ssd-backward-8x2k", Kind::kSsdBackward, 8, 2048, 80, 64, 128, false},
+    {"ssd-backward-131k", Kind::kSsdBackward, 1, 131'072, 80, 64, 128, false},
+    {"ssd-backward-gated-131k", Kind::kSsdBackward, 1, 131'072, 80, 64, 128, false, true},
     {"selective-131k", Kind::kSsd, 1, 131'072, 5120, 1, 16, true, true},
     {"update-128", Kind::kUpdate, 128, 1, 80, 64, 128, false},
     {"selective-update-128", Kind::kUpdate, 128, 1, 5120, 1, 16, true, true},
@@ -80,6 +85,8 @@ class Bench {
     switch (shape.kind) {
       case Kind::kSsd:
         return scan(shape);
+      case Kind::kSsdBackward:
+        return scan_backward(shape);
       case Kind::kUpdate:
         return update(shape);
       case Kind::kConv1d:
@@ -185,6 +192,47 @@ class Bench {
           time({{"fold", [&] { kernel->accumulate_states(task, heads, stream, {}); }},
                 {"carry", [&] { kernel->carry(task, heads, 0, stream); }},
                 {"finish", [&] { kernel->finish(task, heads, stream, {}); }}}));
+  }
+
+  // dy and the gradients are rows like those of x, dt, B, C and z.
+  void scan_backward(const Shape& shape) {
+    const SsdBackwardSpec spec{spec_of(shape), Dtype::kBf16};
+    const SsmSpec& forward = spec.forward;
+    const auto choice = choose_kernel(spec, {"cuda", kernel_});
+    const auto kernel = choice.row->make_kernel(spec, backend_);
+    const std::int64_t tokens = shape.sequences * shape.tokens;
+    SsmTask inputs;
+    fill(forward, tokens, inputs);
+    SsdBackwardTask task{inputs.x, inputs.dt, inputs.b, inputs.c,      inputs.z,
+                         inputs.y, inputs.a,  inputs.d, inputs.dt_bias};
+    task.dx = rows(SyntheticTensor::kV, tokens, forward.heads, forward.head_dim);
+    task.ddt = rows(SyntheticTensor::kV, tokens, forward.heads, 1);
+    task.db = rows(SyntheticTensor::kV, tokens, forward.groups, forward.state_dim);
+    task.dc = rows(SyntheticTensor::kV, tokens, forward.groups, forward.state_dim);
+    if (forward.gate) task.dz = rows(SyntheticTensor::kV, tokens, forward.heads, forward.head_dim);
+    std::vector<SsdBackwardRun> runs(static_cast<std::size_t>(shape.sequences));
+    for (std::int64_t s = 0; s < shape.sequences; ++s) {
+      runs[static_cast<std::size_t>(s)].tokens = shape.tokens;
+      runs[static_cast<std::size_t>(s)].row = s * shape.tokens;
+    }
+    task.runs = runs;
+    const SsdBackwardLimits limits = limits_of(runs, tokens);
+    const Buffer terms =
+        backend_.allocate(static_cast<std::size_t>(limits.runs.segments * forward.heads) * sizeof(SsdTerms));
+    task.terms = reinterpret_cast<SsdTerms*>(terms.data());
+    kernel->reserve(limits);
+    const HeadRange heads{0, forward.heads};
+    const Stream stream = backend_.stream();
+    print(shape, choice.row->name, describe(spec),
+          time({{"states", [&] { kernel->accumulate_states(task, heads, stream, {}); }},
+                {"gradients", [&] { kernel->accumulate_gradients(task, heads, stream, {}); }},
+                {"carry",
+                 [&] {
+                   kernel->carry_states(task, heads, 0, stream);
+                   kernel->carry_gradients(task, heads, 0, stream);
+                 }},
+                {"finish", [&] { kernel->finish(task, heads, stream, {}); }},
+                {"sum_sets", [&] { kernel->sum_sets(task, stream, {}); }}}));
   }
 
   void update(const Shape& shape) {

@@ -85,6 +85,10 @@ kernel_instances(sm80_instances decode/sm80 compressed.cuh compressed_DTYPE_DIM
 kernel_instances(sm80_instances decode/sm80 compressed.cuh compressed_DTYPE_DIM
   CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS 576/512 DTYPES bf16)
 kernel_instances(sm80_instances gemm/sm80 gemm.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
+kernel_instances(sm80_instances ssd_backward/sm80 launch.cuh ssd_backward_DTYPE_64_DIM
+  SsdBackwardLauncher "ssd_backward_launcher<ELEMENT, 64, DIM>()" DIMS 64 128)
+kernel_instances(sm80_instances ssd_backward/sm80 launch.cuh ssd_backward_DTYPE_128_DIM
+  SsdBackwardLauncher "ssd_backward_launcher<ELEMENT, 128, DIM>()" DIMS 64 128)
 kernel_instances(sm80_instances ssm/sm80 ssd.cuh ssd_DTYPE_DIM
   SsdLauncher "ssd_launcher<ELEMENT, DIM>()" DIMS 16 64 128 256)
 
@@ -104,3 +108,5 @@ kernel_instances(sm90_instances mla/sm90 launch.cuh mla_fp8
   "MlaLauncher<MlaFp8Params>" "mla_launcher<ELEMENT, true>()" DTYPES bf16)
 kernel_instances(sm90_instances ssm/sm90 launch.cuh ssd_DIM
   HopperSsdLauncher "ssd_launcher<DIM>()" DIMS 64 128 DTYPES bf16)
+kernel_instances(sm90_instances ssd_backward/sm90 launch.cuh ssd_backward_DIM
+  HopperSsdBackwardLauncher "ssd_backward_launcher<DIM>()" DIMS 64 128 DTYPES bf16)

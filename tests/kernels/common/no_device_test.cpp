@@ -17,6 +17,7 @@
 #include "kernels/gemm/weight_gradient.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/quant/latent_rows.hpp"
+#include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
 #include "tests/support/kernel_dims.hpp"
@@ -54,6 +55,11 @@ void ask(const LinearKernel& kernel) {
 void ask(const SsmKernel& kernel) {
   EXPECT_GT(kernel.heads_together(), 0);
   EXPECT_GT(kernel.scratch_bytes({.runs = 1, .segments = 2, .super_segments = 1}), std::size_t{0});
+}
+void ask(const SsdBackwardKernel& kernel) {
+  EXPECT_GT(kernel.heads_together(), 0);
+  EXPECT_GT(kernel.scratch_bytes({.runs = {.runs = 1, .segments = 2, .super_segments = 1}, .rows = 4000}),
+            std::size_t{0});
 }
 void ask(const CausalConv1dKernel&) {}
 void ask(const WeightGradientKernel&) {}
@@ -127,6 +133,9 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   made.make_all<SsmSpec>("ssm", {{.heads = 4},
                                  {.dtype = Dtype::kF16, .heads = 4},
                                  {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});
+  made.make_all<SsdBackwardSpec>(
+      "ssd_backward", {{.forward = {.heads = 4}},
+                       {.forward = {.dtype = Dtype::kF16, .heads = 4, .head_dim = 128}, .gradients = Dtype::kF32}});
   made.make_all<CausalConv1dSpec>("conv1d", {{.channels = 64}});
   for (const OpKernel& kernel : all_kernels()) {
     EXPECT_TRUE(made.has(kernel)) << kernel.op << ": no spec of the test is one that " << kernel.row->name << " can do";

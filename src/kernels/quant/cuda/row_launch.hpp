@@ -8,6 +8,7 @@
 
 #include "base/cuda.hpp"
 #include "base/memory.hpp"
+#include "kernels/common/cuda/load_kernel.hpp"
 #include "kernels/quant/cuda/row_params.hpp"
 #include "kernels/quant/cuda/rows.hpp"
 
@@ -24,13 +25,6 @@ bool allows_4_channels(const RowParams& params, std::span<const std::int64_t> pa
 
 // Returns true if a lane can access 16 channels at once, for fp8, int8 and int4_token, and 2ⁿ lanes cover a row.
 bool allows_16_channels(const RowParams& params);
-
-// Loads a kernel's code before its first launch.
-template <class Kernel>
-void load_kernel(Kernel* kernel) {
-  cudaFuncAttributes attributes;
-  check_cuda(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes");
-}
 
 // Calls with.operator()<encoding>() for encodings that quantize each token's row separately. Kernels have the encoding
 // as a template parameter, so that none pays for the others' addresses and branches.

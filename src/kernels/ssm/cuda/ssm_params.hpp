@@ -100,18 +100,20 @@ void load_da_cumsum(Dtype dtype);
 void compute_da_cumsum(const SsmParams& params, Dtype dtype, cudaStream_t stream);
 
 // State passing between segments and super-segments (kernels/ssm/ssm.hpp, 2 and 3). Each element of a state is
-// independent. Functions enqueue and throw if a launch fails.
+// independent. `reversed`: passing of gradients from the end to the beginning (kernels/ssd_backward/ssd_backward.hpp, 2
+// and 3), with gradients in the fields of the states, "before" meaning after; SsmParams::super_logs is only read.
+// Functions enqueue and throw if a launch fails.
 
 // Loads both kernels onto the current device (load_kernel.hpp).
-void load_state_passing(bool state_decays);
+void load_state_passing(bool state_decays, bool reversed = false);
 
 // For each super-segment of the launch with more than one segment: replaces the local states of its segments by the
 // states before them, writes its own local state to SsmParams::super_states, and accumulates the log decays.
-void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream);
+void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed = false);
 
 // For each run of the launch: replaces the local states of its super-segments by the states before them, starting from
 // the run's initial state, and writes the final state.
-void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream);
+void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed = false);
 
 // Decode step of an SSM layer: one token per sequence, states updated in place (SsmKernel::update). Enqueues the launch
 // and throws if it fails.

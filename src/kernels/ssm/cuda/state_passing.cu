@@ -54,7 +54,7 @@ __device__ void store_four(float* at, const float4& value) {
   at[3] = value.w;
 }
 
-template <bool kStateDecays>
+template <bool kStateDecays, bool kReversed>
 __global__ void __launch_bounds__(kPassingThreads) segments_kernel(const __grid_constant__ SsmParams p) {
   const StateElements own(p, kStateDecays);
   if (!own.present) return;
@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(kPassingThreads) segments_kernel(const __grid_
   const std::int64_t end = begin + kSegmentsOfSuper < run_end ? begin + kSegmentsOfSuper : run_end;
   if (end - begin == 1) return;  // its local state is that of the only segment
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
+  const auto at = [&](std::int64_t i) { return kReversed ? end - 1 - (i - begin) : i; };
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   float log_before = 0.0F;
 #pragma unroll 1
@@ -74,26 +75,26 @@ __global__ void __launch_bounds__(kPassingThreads) segments_kernel(const __grid_
 #pragma unroll
     for (int i = 0; i < kLoadsInFlight; ++i) {
       if (first + i >= end) break;
-      local[i] = *reinterpret_cast<const float4*>(p.states + (first + i) * all + own.in_states);
-      log[i] = p.logs[(first + i) * p.heads + own.head];
+      local[i] = *reinterpret_cast<const float4*>(p.states + at(first + i) * all + own.in_states);
+      log[i] = p.logs[at(first + i) * p.heads + own.head];
     }
 #pragma unroll
     for (int i = 0; i < kLoadsInFlight; ++i) {
       if (first + i >= end) break;
       if (first + i > begin) {  // the first state is zero and not stored
         // A plain assignment compiles to four stores here (nvcc 13.0).
-        __stcg(reinterpret_cast<float4*>(p.states + (first + i) * all + own.in_states), before);
-        if (own.first_of_head) p.logs_before[(first + i) * p.heads + own.head] = log_before;
+        __stcg(reinterpret_cast<float4*>(p.states + at(first + i) * all + own.in_states), before);
+        if (own.first_of_head) p.logs_before[at(first + i) * p.heads + own.head] = log_before;
       }
       before = own.join(kStateDecays, log[i], before, local[i]);
       log_before = __fadd_rn(log_before, log[i]);
     }
   }
   __stcg(reinterpret_cast<float4*>(p.super_states + super_segment * all + own.in_states), before);
-  if (own.first_of_head) p.super_logs[super_segment * p.heads + own.head] = log_before;
+  if (own.first_of_head && !kReversed) p.super_logs[super_segment * p.heads + own.head] = log_before;
 }
 
-template <bool kStateDecays>
+template <bool kStateDecays, bool kReversed>
 __global__ void __launch_bounds__(kPassingThreads) super_segments_kernel(const __grid_constant__ SsmParams p) {
   const StateElements own(p, kStateDecays);
   if (!own.present) return;
@@ -103,9 +104,10 @@ __global__ void __launch_bounds__(kPassingThreads) super_segments_kernel(const _
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
   if (run.initial != nullptr) before = load_four(run.initial + own.in_states);
-  for (std::int64_t super_segment = run.super_segment; super_segment < end; ++super_segment) {
+  for (std::int64_t nth = 0; nth < end - run.super_segment; ++nth) {
+    const std::int64_t in_run = kReversed ? end - run.super_segment - 1 - nth : nth;
+    const std::int64_t super_segment = run.super_segment + in_run;
     auto* const state = reinterpret_cast<float4*>(p.super_states + super_segment * all + own.in_states);
-    const std::int64_t in_run = super_segment - run.super_segment;
     // The super-segment has one segment, whose local state it uses.
     const bool is_single = segments - in_run * kSegmentsOfSuper == 1;
     const std::int64_t segment = run.segment + in_run * kSegmentsOfSuper;
@@ -113,7 +115,7 @@ __global__ void __launch_bounds__(kPassingThreads) super_segments_kernel(const _
         is_single ? *reinterpret_cast<const float4*>(p.states + segment * all + own.in_states) : *state;
     const float log =
         is_single ? p.logs[segment * p.heads + own.head] : p.super_logs[super_segment * p.heads + own.head];
-    if (in_run > 0 || run.initial != nullptr) *state = before;
+    if (nth > 0 || run.initial != nullptr) *state = before;
     before = own.join(kStateDecays, log, before, local);
   }
   if (run.final != nullptr) store_four(run.final + own.in_states, before);
@@ -125,27 +127,32 @@ dim3 grid_of(const SsmParams& p, int rows) {
 }
 
 using Pass = void(SsmParams);
-Pass* segments_pass(bool state_decays) { return state_decays ? segments_kernel<true> : segments_kernel<false>; }
-Pass* super_segments_pass(bool state_decays) {
-  return state_decays ? super_segments_kernel<true> : super_segments_kernel<false>;
+Pass* segments_pass(bool state_decays, bool reversed) {
+  if (reversed) return segments_kernel<false, true>;
+  return state_decays ? segments_kernel<true, false> : segments_kernel<false, false>;
+}
+Pass* super_segments_pass(bool state_decays, bool reversed) {
+  if (reversed) return super_segments_kernel<false, true>;
+  return state_decays ? super_segments_kernel<true, false> : super_segments_kernel<false, false>;
 }
 
 }  // namespace
 
-void load_state_passing(bool state_decays) {
-  load_kernel(segments_pass(state_decays));
-  load_kernel(super_segments_pass(state_decays));
+void load_state_passing(bool state_decays, bool reversed) {
+  load_kernel(segments_pass(state_decays, reversed));
+  load_kernel(super_segments_pass(state_decays, reversed));
 }
 
-void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream) {
+void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed) {
   const auto passes = [](const SsmRunEntry& run) { return run.tokens > kSegmentTokens; };
   if (std::none_of(params.runs, params.runs + params.run_count, passes)) return;
-  segments_pass(state_decays)<<<grid_of(params, params.super_segments), kPassingThreads, 0, stream>>>(params);
+  segments_pass(state_decays, reversed)<<<grid_of(params, params.super_segments), kPassingThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over segments");
 }
 
-void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream) {
-  super_segments_pass(state_decays)<<<grid_of(params, params.run_count), kPassingThreads, 0, stream>>>(params);
+void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed) {
+  super_segments_pass(state_decays,
+                      reversed)<<<grid_of(params, params.run_count), kPassingThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over super-segments");
 }
 

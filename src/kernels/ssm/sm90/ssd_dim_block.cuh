@@ -104,24 +104,26 @@ struct SsdMemory {
   __device__ float* floats(int offset) const { return reinterpret_cast<float*>(bytes + offset); }
 };
 
-// The chunks of a CTA's segment.
+// The chunks of a CTA's segment, in the direction of time, or against it for gradients of states
+// (kernels/ssd_backward).
 struct SsdChunks {
   cuda::SegmentCoord segment;
   cuda::HeadBlock block;  // dim blocks, not heads
+  bool reversed;
 
   __device__ explicit SsdChunks(const HopperSsd& p)
-      : SsdChunks(p.scan, dim_block_cta(p.scan, p.blocks, static_cast<int>(blockIdx.x))) {}
+      : SsdChunks(p.scan, dim_block_cta(p.scan, p.blocks, static_cast<int>(blockIdx.x)), 0, false) {}
+  __device__ SsdChunks(const SsmParams& p, const DimBlockCta& cta_work, std::int64_t first_segment, bool reversed_)
+      : segment(cuda::segment_coord(p, first_segment + cta_work.segment)), block(cta_work.block), reversed(reversed_) {}
 
   __device__ int chunks() const { return (segment.tokens + kChunk - 1) / kChunk; }
-  __device__ std::int64_t row(int chunk) const { return segment.row + chunk * kChunk; }
+  // Index in the segment of the nth chunk.
+  __device__ int at(int nth) const { return reversed ? chunks() - 1 - nth : nth; }
+  __device__ std::int64_t row(int nth) const { return segment.row + at(nth) * kChunk; }
   // Number of tokens from the chunk's first one to the end of the segment. May exceed kChunk.
-  __device__ int tokens(int chunk) const { return segment.tokens - chunk * kChunk; }
+  __device__ int tokens(int nth) const { return segment.tokens - at(nth) * kChunk; }
   // True for a chunk of kChunk tokens. A TMA box of a shorter one would include rows of another sequence.
-  __device__ bool whole(int chunk) const { return tokens(chunk) >= kChunk; }
-
- private:
-  __device__ SsdChunks(const SsmParams& p, const DimBlockCta& cta_work)
-      : segment(cuda::segment_coord(p, cta_work.segment)), block(cta_work.block) {}
+  __device__ bool whole(int nth) const { return tokens(nth) >= kChunk; }
 };
 
 // Copies `rows` rows of kPanels · 64 columns from `column` on into panels of 64 rows, and zero-fills the other rows. By
@@ -179,8 +181,8 @@ struct SsdDimBlock {
     const std::uint32_t barrier = memory.x_full(index, input);
     const bool with_x = uses_tma(chunk);
     barrier_arrive_expect(barrier, kDaCumsumBytes + (with_x ? kDimBlockTileBytes : 0));
-    tma_load_bytes(memory.da_cumsum_address(index, input), da_cumsum + chunk * kChunkDaCumsumFloats, kDaCumsumBytes,
-                   barrier);
+    tma_load_bytes(memory.da_cumsum_address(index, input), da_cumsum + cta_chunks.at(chunk) * kChunkDaCumsumFloats,
+                   kDaCumsumBytes, barrier);
     if (with_x) {
       tma_load_box(memory.x(index, input), &p.x, barrier, first_dim, head, static_cast<int>(cta_chunks.row(chunk)));
     }

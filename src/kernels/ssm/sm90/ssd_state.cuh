@@ -76,9 +76,12 @@ __device__ __forceinline__ void visit_state(float (&state)[kStates / 8][4], Visi
 // Offset in bytes of the chunk's decay, after the scales of x.
 inline constexpr int kChunkDecayOffset = kChunk * 4;
 // Computes the scales of x for a pair of tokens, as hi/lo pairs, and for pair 0 the chunk's decay. Each lane of a warp
-// computes one pair.
-__device__ __forceinline__ void compute_state_scale(const float* da_cumsum, int pair, unsigned char* state_scale) {
-  const float2 scales = state_scale_pair(da_cumsum, pair);
+// computes one pair. `reversed`: scales of g in the gradient of the state before the chunk.
+__device__ __forceinline__ void compute_state_scale(const float* da_cumsum, int pair, bool reversed,
+                                                    unsigned char* state_scale) {
+  const float2 sums = reinterpret_cast<const float2*>(da_cumsum)[pair];
+  const float2 scales =
+      reversed ? make_float2(cuda::exp2_approx(sums.x), cuda::exp2_approx(sums.y)) : state_scale_pair(da_cumsum, pair);
   uint2 hi_lo;
   cuda::split_hi_lo(scales.x, scales.y, hi_lo.x, hi_lo.y);
   reinterpret_cast<uint2*>(state_scale)[pair] = hi_lo;
@@ -102,7 +105,10 @@ class DimBlockInputs {
  public:
   __device__ __forceinline__ DimBlockInputs(const HopperSsd& params, const SsdMemory<kStates, false>& memory,
                                             const SsdChunks& cta_chunks)
-      : memory_(memory), count_(cta_chunks.block.count), dim_block_(params, memory, cta_chunks, warp_of_warpgroup()) {}
+      : memory_(memory),
+        count_(cta_chunks.block.count),
+        reversed_(cta_chunks.reversed),
+        dim_block_(params, memory, cta_chunks, warp_of_warpgroup()) {}
 
   __device__ __forceinline__ void issue_loads(int chunk) const {
     if (dim_block_.index >= count_) return;
@@ -117,7 +123,8 @@ class DimBlockInputs {
     const int input = DimBlock::input_stage(chunk);
     const int lane = thread_of_warpgroup() % 32;
     barrier_wait(memory_.x_full(dim_block_.index, input), DimBlock::parity(chunk));
-    compute_state_scale(memory_.da_cumsum(dim_block_.index, input), lane, memory_.state_scale(dim_block_.index, input));
+    compute_state_scale(memory_.da_cumsum(dim_block_.index, input), lane, reversed_,
+                        memory_.state_scale(dim_block_.index, input));
     __syncwarp();
     if (lane == 0) barrier_arrive(memory_.state_scale_full(dim_block_.index, input));
   }
@@ -127,23 +134,25 @@ class DimBlockInputs {
 
   const SsdMemory<kStates, false>& memory_;
   const int count_;
+  const bool reversed_;
   const DimBlock dim_block_;
 };
 
-// A consumer warpgroup: computes the local state of one dim block chunk by chunk, S ← decay · S + (x · scale)ᵀ B, and
-// stores it.
-template <int kStates>
-__device__ __forceinline__ void accumulate_dim_block(const HopperSsd& p, const SsdMemory<kStates, false>& memory,
-                                                     const SsdChunks& cta_chunks, int index) {
+// A consumer warpgroup: computes the state of one dim block chunk by chunk, S ← decay · S + (x · scale)ᵀ B. Calls
+// visit(chunk) before each chunk.
+template <int kStates, class Visit>
+__device__ __forceinline__ void accumulate_dim_block(float (&state)[kStates / 8][4],
+                                                     const SsdDimBlock<kStates, false>& dim_block, Visit visit) {
   using Layout = SsdLayout<kStates, false>;
-  const SsdDimBlock<kStates, false> dim_block(p, memory, cta_chunks, index);
-  const int chunks = cta_chunks.chunks();
+  const SsdMemory<kStates, false>& memory = dim_block.memory;
+  const int index = dim_block.index;
+  const int chunks = dim_block.cta_chunks.chunks();
   const std::uint32_t matrices = dim_block.matrices_of_lane();
   const bool first_of_warp = thread_of_warpgroup() % 32 == 0;
-  float state[kStates / 8][4] = {};
   PackedPipelineState<Layout::kStages> ring;
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk, ring.advance()) {
+    visit(chunk);
     const int input = dim_block.input_stage(chunk);
     barrier_wait(memory.state_scale_full(index, input), dim_block.parity(chunk));
     dim_block.await(chunk);
@@ -172,7 +181,15 @@ __device__ __forceinline__ void accumulate_dim_block(const HopperSsd& p, const S
     pin(state);
     if (first_of_warp) barrier_arrive(memory.empty(stage));
   }
-  float* const target = p.scan.states + cta_chunks.segment.index * dim_block.all_states() + dim_block.state_offset();
+}
+
+// Accumulates the local state of one dim block, and stores it.
+template <int kStates>
+__device__ __forceinline__ void accumulate_local_state(const SsdDimBlock<kStates, false>& dim_block) {
+  float state[kStates / 8][4] = {};
+  accumulate_dim_block<kStates>(state, dim_block, [](int) {});
+  float* const target =
+      dim_block.p.scan.states + dim_block.cta_chunks.segment.index * dim_block.all_states() + dim_block.state_offset();
   visit_state<kStates>(state, [&](float first, float second, int offset) {
     *reinterpret_cast<float2*>(target + offset) = make_float2(first, second);
   });
@@ -197,7 +214,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_state_kernel(const __grid_
         [&](int chunk) { inputs.compute_scales(chunk); });
   } else {
     reg_alloc<kSsdDimBlockRegisters>();
-    if (warpgroup < cta_chunks.block.count) accumulate_dim_block<kStates>(p, memory, cta_chunks, warpgroup);
+    if (warpgroup < cta_chunks.block.count) accumulate_local_state<kStates>({p, memory, cta_chunks, warpgroup});
   }
 }
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches of sm90_ssd_backward for one state_dim. kernels/instances.cmake lists its instantiations.
+#pragma once
+
+#include <algorithm>
+
+#include "base/cuda.hpp"
+#include "kernels/attention/sm90/tensor_maps.hpp"
+#include "kernels/ssd_backward/sm90/ssd_rows.cuh"
+#include "kernels/ssd_backward/sm90/ssd_states.cuh"
+#include "kernels/ssm/sm90/launch.cuh"
+
+namespace ringattn::sm90 {
+
+template <class Kernel>
+void allow_shared(Kernel kernel, int bytes) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+}
+
+// map_task() is that of the forward kernels. `y`, which they map too, is x here.
+template <int kStates, bool kReversed, bool kExpand>
+void launch_states(const cuda::SsdStatesParams& given, int segments, int multiprocessors, cudaStream_t stream) {
+  cuda::SsmParams scan = given.scan;
+  scan.segments = segments;
+  scan.y = const_cast<void*>(scan.x.data);
+  scan.y_token_stride = scan.x.token_stride;
+  scan.y_head_stride = scan.x.head_stride;
+  const HopperSsdStates p{map_task<kStates>(scan, multiprocessors), given.first_segment, given.chunk_states};
+  const auto ctas = static_cast<unsigned>(p.ssd.blocks.threes + p.ssd.blocks.shorts) * static_cast<unsigned>(segments);
+  ssd_states_kernel<kStates, kReversed, kExpand>
+      <<<ctas, kSsdThreads, SsdLayout<kStates, false>::kSharedBytes, stream>>>(p);
+  check_cuda(cudaGetLastError(), "sm90_ssd_backward");
+}
+
+template <int kStates, bool kExpand>
+void launch_states(const cuda::SsdStatesParams& params, bool reversed, int segments, int multiprocessors,
+                   cudaStream_t stream) {
+  const auto launch = reversed ? launch_states<kStates, true, kExpand> : launch_states<kStates, false, kExpand>;
+  launch(params, segments, multiprocessors, stream);
+}
+
+template <int kStates>
+void launch_rows(const cuda::SsdRowsParams& given, int segments, cudaStream_t stream) {
+  HopperSsdRows p{};
+  p.rows = given;
+  const cuda::SsmParams& s = given.scan;
+  p.rows.blocks = cuda::head_blocks(s, given.set_heads);
+  const auto map = [&](const void* data, std::int64_t token_stride, std::int64_t head_stride, CUtensorMap& target) {
+    return map_ssd(mapped(data, token_stride, head_stride, given.rows, s.heads, kRowsDims), kRowsDims, target);
+  };
+  p.maps = map(s.x.data, s.x.token_stride, s.x.head_stride, p.x) &&
+           map(given.g.data, given.g.token_stride, given.g.head_stride, p.g);
+  p.maps_dx = !given.dx.wide && map(given.dx.data, given.dx.token_stride, given.dx.head_stride, p.dx);
+  const auto ctas = static_cast<unsigned>(p.rows.blocks * kChunksOfSegment * segments);
+  ssd_rows_kernel<kStates><<<ctas, kRowsThreads, HopperRowsShape<kStates>::kSharedBytes, stream>>>(p);
+  check_cuda(cudaGetLastError(), "sm90_ssd_backward");
+}
+
+template <int kStates>
+constexpr HopperSsdBackwardLauncher ssd_backward_launcher() {
+  return {[] {
+            allow_shared(ssd_states_kernel<kStates, false, false>, SsdLayout<kStates, false>::kSharedBytes);
+            allow_shared(ssd_states_kernel<kStates, false, true>, SsdLayout<kStates, false>::kSharedBytes);
+            allow_shared(ssd_states_kernel<kStates, true, false>, SsdLayout<kStates, false>::kSharedBytes);
+            allow_shared(ssd_states_kernel<kStates, true, true>, SsdLayout<kStates, false>::kSharedBytes);
+            allow_shared(ssd_rows_kernel<kStates>, HopperRowsShape<kStates>::kSharedBytes);
+          },
+          [](const cuda::SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream) {
+            launch_states<kStates, false>(params, reversed, params.scan.segments, multiprocessors, stream);
+          },
+          launch_states<kStates, true>, launch_rows<kStates>};
+}
+
+}  // namespace ringattn::sm90

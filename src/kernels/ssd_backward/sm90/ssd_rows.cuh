@@ -1,0 +1,738 @@
+// SPDX-License-Identifier: Apache-2.0
+// Gradients of rows on Hopper (kernels/ssd_backward/ssd_backward.hpp, 4). A CTA computes a chunk for a set of heads,
+// one head at a time, from the state before the chunk and the gradient after it. README.md has a diagram of its
+// warpgroups.
+//
+// Rounding: that of sm80's ssd_rows_kernel, but in dB and dC the scaled x and g are rounded to bf16 instead of scaling
+// in fp32, because the sums over heads stay in the accumulators.
+#pragma once
+
+#include "kernels/common/cuda/tile_copy.cuh"
+#include "kernels/common/sm90/mbarrier.cuh"
+#include "kernels/common/sm90/threads.cuh"
+#include "kernels/common/sm90/tma.cuh"
+#include "kernels/common/sm90/wgmma.cuh"
+#include "kernels/common/sm90/wgmma_m64n32_ss.cuh"
+#include "kernels/ssd_backward/cuda/ssd_backward_device.cuh"
+#include "kernels/ssd_backward/sm90/ssd_rows.hpp"
+
+namespace ringattn::sm90 {
+
+using Bf16Mma = cuda::MmaTraits<Bf16>;
+using Wgmma64 = Wgmma<Bf16, 64>;
+
+// Named barriers: the sums of scores are in shared memory, and the tile of dx is written or read.
+inline constexpr int kSetScoresBarrier = 1;
+inline constexpr int kTokensBarrier = 2;
+
+// Shared memory, the chunk and the heads of a CTA.
+template <int kStates>
+struct HopperRowsCta {
+  using InputElement = Bf16;
+  using Shape = HopperRowsShape<kStates>;
+
+  const HopperSsdRows& params;
+  const cuda::SsdRowsParams& p;
+  unsigned char* const bytes;
+  const std::uint32_t memory;
+  const int nth;  // segment of the batch
+  const int chunk;
+  const cuda::SegmentCoord segment;
+  const cuda::HeadBlock heads;
+
+  __device__ __forceinline__ HopperRowsCta(const HopperSsdRows& given, unsigned char* shared)
+      : params(given),
+        p(given.rows),
+        bytes(cuda::aligned_shared<1024>(shared)),
+        memory(cuda::shared_address(bytes)),
+        nth(static_cast<int>(blockIdx.x) / p.blocks / kChunksOfSegment),
+        chunk(static_cast<int>(blockIdx.x) / p.blocks % kChunksOfSegment),
+        segment(cuda::segment_coord(p.scan, p.first_segment + nth)),
+        heads(cuda::head_block(p.scan, p.set_heads, static_cast<int>(blockIdx.x) % p.blocks)) {}
+
+  __device__ __forceinline__ int tokens() const { return segment.tokens - chunk * kChunk; }
+  __device__ __forceinline__ std::int64_t row() const { return segment.row + chunk * kChunk; }
+
+  __device__ __forceinline__ std::uint32_t at(int offset) const { return memory + static_cast<std::uint32_t>(offset); }
+  __device__ __forceinline__ std::uint32_t b() const { return memory; }
+  __device__ __forceinline__ std::uint32_t c() const { return at(Shape::kC); }
+  // x of a head; its other tiles are at Shape::kG, kState and kGradient.
+  __device__ __forceinline__ std::uint32_t head(int index) const {
+    return at(Shape::kHead + index % Shape::kStages * Shape::kStageBytes);
+  }
+  __device__ __forceinline__ std::uint32_t scores(int index) const {
+    return at(Shape::kScores + index % 2 * Shape::kScoreBytes);
+  }
+  // [64] dA_cumsum in log2 units, then [64] dt.
+  __device__ __forceinline__ const float* da_cumsum(int index) const {
+    return reinterpret_cast<const float*>(bytes + Shape::kDaCumsum) +
+           index % Shape::kDaCumsumStages * kChunkDaCumsumFloats;
+  }
+  __device__ __forceinline__ float* sums(int index) const {
+    return reinterpret_cast<float*>(bytes + Shape::kSumsAt) + index % 2 * Shape::kSumFloats;
+  }
+
+  // Barriers of a head, and the parity of its turn. A wait for an empty buffer takes the opposite parity.
+  __device__ __forceinline__ std::uint32_t full(int index) const { return barrier(index % Shape::kStages); }
+  __device__ __forceinline__ std::uint32_t empty(int index) const {
+    return barrier(Shape::kStages + index % Shape::kStages);
+  }
+  __device__ __forceinline__ std::uint32_t scores_full(int index) const { return of_pair(0, index); }
+  __device__ __forceinline__ std::uint32_t scores_empty(int index) const { return of_pair(1, index); }
+  __device__ __forceinline__ std::uint32_t sums_full(int index) const { return of_pair(2, index); }
+  __device__ __forceinline__ std::uint32_t sums_empty(int index) const { return of_pair(3, index); }
+  __device__ __forceinline__ static std::uint32_t parity(int index) {
+    return static_cast<std::uint32_t>(index / Shape::kStages) & 1U;
+  }
+  __device__ __forceinline__ static std::uint32_t pair_parity(int index) {
+    return static_cast<std::uint32_t>(index / 2) & 1U;
+  }
+
+  // By one thread.
+  __device__ __forceinline__ void init_barriers() const {
+    constexpr int kWarps = kWarpgroup / 32;  // of three warpgroups; two warps of the fourth are consumers too
+    for (int i = 0; i < Shape::kStages; ++i) {
+      barrier_init(full(i), 1);
+      barrier_init(empty(i), 3 * kWarps + 2);
+    }
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(scores_full(i), kWarps);
+      barrier_init(scores_empty(i), kWarps);
+      barrier_init(sums_full(i), 3 * kWarps + 2);
+      barrier_init(sums_empty(i), 1);
+    }
+    barrier_init_fence();
+  }
+  // By a warp whose lanes have done their part.
+  __device__ __forceinline__ static void arrive(std::uint32_t barrier) {
+    __syncwarp();
+    if (thread_of_cta() % 32 == 0) barrier_arrive(barrier);
+  }
+
+ private:
+  __device__ __forceinline__ std::uint32_t barrier(int nth_of_all) const {
+    return at(Shape::kBarriers + nth_of_all * kBarrierBytes);
+  }
+  __device__ __forceinline__ std::uint32_t of_pair(int which, int index) const {
+    return barrier(2 * Shape::kStages + 2 * which + index % 2);
+  }
+};
+
+// Copies `rows` rows of a chunk into panels of 64 columns, and zero-fills the rest.
+__device__ __forceinline__ void copy_rows_to_panels(std::uint32_t target, const cuda::SsmTensor& tensor,
+                                                    std::int64_t row, int head, int rows, int columns, int thread,
+                                                    int threads) {
+  const auto* const source = cuda::element_at<std::uint16_t>(tensor, row, head);
+  const int vectors = columns / 8;
+#pragma unroll 1
+  for (int i = thread; i < kChunk * vectors; i += threads) {
+    const int token = i / vectors;
+    const int vector = i % vectors;
+    const bool present = token < rows;
+    cuda::copy_chunk(
+        target + static_cast<std::uint32_t>(vector / 8 * cuda::panel_bytes(kChunk)) + cuda::swizzled(token, vector % 8),
+        reinterpret_cast<const char*>(source + (present ? token : 0) * tensor.token_stride + vector * 8), present,
+        tensor.aligned);
+  }
+  cuda::copy_commit();
+  cuda::copy_wait<0>();
+}
+
+// Advances of a descriptor by 16 · k columns of a K-major operand in panels of 64 rows, and by 16 · k rows of an
+// MN-major one.
+__device__ __forceinline__ std::uint32_t columns_16(int k) {
+  return static_cast<std::uint32_t>((k / 4 * cuda::panel_bytes(64) + k % 4 * 32) >> 4);
+}
+__device__ __forceinline__ std::uint32_t rows_16(int k) {
+  return static_cast<std::uint32_t>(k * 16 * cuda::kPanelRowBytes >> 4);
+}
+
+// d = A · Bᵀ for A [64, 16 · kSteps] and B [64, 16 · kSteps]. Issues the MMAs.
+template <int kSteps>
+__device__ __forceinline__ void multiply_transposed(float (&d)[8][4], std::uint32_t a_tile, std::uint32_t b_tile) {
+  const std::uint32_t a = warp_uniform(descriptor_low(a_tile));
+  const std::uint32_t b = warp_uniform(descriptor_low(b_tile));
+  pin(d);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+    Wgmma64::ss(d, descriptor(a + columns_16(k)), descriptor(b + columns_16(k)), k > 0);
+  }
+  wgmma_commit();
+}
+
+// A fragment of 16 rows and columns [16 k, 16 k + 16) of a panel, and the same of the transposed panel.
+__device__ __forceinline__ void load_rows(std::uint32_t (&r)[4], std::uint32_t panel, int row, int k, int lane) {
+  cuda::load_matrix(r, panel + cuda::swizzled(row + lane % 16, 2 * k + lane / 16));
+}
+__device__ __forceinline__ void load_columns(std::uint32_t (&r)[4], std::uint32_t panel, int column, int k, int lane) {
+  cuda::load_matrix_transposed(r, panel + cuda::swizzled(16 * k + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
+}
+// This thread's pair of columns in each tile of 8 columns of its row of a panel, and of the row 8 below. Panels are
+// aligned to 1,024 bytes, so the swizzle flips bits of the address of the first tile.
+struct PairsOfThread {
+  std::uint32_t first;
+
+  __device__ __forceinline__ explicit PairsOfThread(std::uint32_t panel)
+      : first(panel + cuda::swizzled(tile_row_of_thread(), 0) + static_cast<std::uint32_t>(thread_of_cta() % 4 * 4)) {}
+
+  __device__ __forceinline__ std::uint32_t at(int tile, int half) const {
+    return (first ^ static_cast<std::uint32_t>(tile << 4)) +
+           static_cast<std::uint32_t>(half * 8 * cuda::kPanelRowBytes);
+  }
+  __device__ __forceinline__ std::uint32_t word(int tile, int half) const {
+    return static_cast<std::uint32_t>(cuda::load_shared_number(at(tile, half)));
+  }
+};
+
+// The first warpgroup: scores of 16 rows a warp.
+template <int kStates>
+class HopperScores {
+ public:
+  using Cta = HopperRowsCta<kStates>;
+  using Shape = typename Cta::Shape;
+
+  __device__ __forceinline__ explicit HopperScores(const Cta& cta)
+      : cta_(cta), warp_(thread_of_warpgroup() / 32), lane_(thread_of_warpgroup() % 32) {}
+
+  __device__ __forceinline__ void run() {
+    multiply_transposed<kStates / 16>(cb_, cta_.c(), cta_.b());
+    wgmma_wait<0>();
+    pin(cb_);
+    const int count = cta_.heads.count;
+#pragma unroll 1
+    for (int index = 0; index < count; ++index) {
+      float gx[8][4];
+      const std::uint32_t x = cta_.head(index);
+      barrier_wait(cta_.full(index), Cta::parity(index));
+      multiply_transposed<kRowsDims / 16>(gx, x + Shape::kG, x);
+      wgmma_wait<0>();
+      pin(gx);
+      Cta::arrive(cta_.empty(index));
+      barrier_wait(cta_.scores_empty(index), Cta::pair_parity(index) ^ 1U);
+      barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+      compute(index, gx);
+      Cta::arrive(cta_.sums_full(index));
+    }
+    // The sums of intra-chunk scores over the heads, where the scores of the last head but one were.
+    barrier_wait(cta_.scores_empty(count), Cta::pair_parity(count) ^ 1U);
+    const PairsOfThread scores(cta_.scores(count));
+#pragma unroll
+    for (int t = 0; t < 8; ++t) {
+      if (t / 2 <= warp_) store_pairs(scores, t, weights_[t]);
+    }
+    named_sync(kSetScoresBarrier, 2 * kWarpgroup);
+  }
+
+ private:
+  __device__ __forceinline__ static void store_pairs(const PairsOfThread& scores, int tile, const float (&values)[4]) {
+    cuda::store_shared(scores.at(tile, 0), Bf16Mma::pack(values[0], values[1]));
+    cuda::store_shared(scores.at(tile, 1), Bf16Mma::pack(values[2], values[3]));
+  }
+
+  // As SsdTokens::compute_scores().
+  __device__ __forceinline__ void compute(int index, float (&gx)[8][4]) {
+    float* const sums = cta_.sums(index);
+    const float* const da_cumsum = cta_.da_cumsum(index);
+    const int row = 16 * warp_ + lane_ / 4;
+    const float of_rows[2] = {da_cumsum[row], da_cumsum[row + 8]};
+    float on_diagonal[2][4];
+    const PairsOfThread scores(cta_.scores(index));
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+      if (block > warp_) continue;
+      const bool diagonal = block == warp_;
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const int tile = 2 * block + t;
+        const int column = 8 * tile + lane_ % 4 * 2;
+        const float2 to = *reinterpret_cast<const float2*>(da_cumsum + column);
+        const float2 dt = *reinterpret_cast<const float2*>(da_cumsum + kChunk + column);
+        float decayed[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int offset = 8 * t + lane_ % 4 * 2 + e % 2 - lane_ / 4 - e / 2 * 8;  // column − row, on the diagonal
+          float log = __fsub_rn(of_rows[e / 2], e % 2 == 0 ? to.x : to.y);
+          if (diagonal && offset > 0) log = -INFINITY;  // a later token
+          const float decay = cuda::exp2_approx(log);
+          const float weight = __fmul_rn(__fmul_rn(gx[tile][e], decay), e % 2 == 0 ? dt.x : dt.y);
+          decayed[e] = __fmul_rn(cb_[tile][e], decay);
+          weights_[tile][e] = __fadd_rn(weights_[tile][e], weight);
+          if (diagonal && offset == 0) sums[Shape::kSkip + column + e % 2] = gx[tile][e];
+          gx[tile][e] = __fmul_rn(cb_[tile][e], weight);
+          if (diagonal) on_diagonal[t][e] = gx[tile][e];
+        }
+        store_pairs(scores, tile, decayed);
+      }
+    }
+    Cta::arrive(cta_.scores_full(index));
+#pragma unroll
+    for (int block = 0; block < 3; ++block) {
+      if (block >= warp_) continue;
+      const float(*const of_block)[4] = &gx[2 * block];
+      float columns[2][2];
+      float rows[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        rows[i] = cuda::sum_quad(__fadd_rn(__fadd_rn(of_block[0][2 * i], of_block[0][2 * i + 1]),
+                                           __fadd_rn(of_block[1][2 * i], of_block[1][2 * i + 1])));
+#pragma unroll
+        for (int e = 0; e < 2; ++e) columns[i][e] = __fadd_rn(of_block[i][e], of_block[i][e + 2]);
+      }
+      const int below = cuda::block_below(warp_, block);
+      cuda::store_column_sums(columns, lane_, sums + Shape::kColumns + 16 * below);
+      if (lane_ % 4 == 0) {
+        sums[Shape::kRows + 16 * below + lane_ / 4] = rows[0];
+        sums[Shape::kRows + 16 * below + lane_ / 4 + 8] = rows[1];
+      }
+    }
+    cuda::store_diagonal_sums(on_diagonal, lane_, sums + Shape::kDiagonal + 16 * warp_);
+  }
+
+  const Cta& cta_;
+  const int warp_;
+  const int lane_;
+  float cb_[8][4];
+  float weights_[8][4] = {};
+};
+
+// The second warpgroup: dx of 16 tokens a warp.
+template <int kStates>
+class HopperTokens {
+ public:
+  using Cta = HopperRowsCta<kStates>;
+  using Shape = typename Cta::Shape;
+
+  __device__ __forceinline__ explicit HopperTokens(const Cta& cta)
+      : cta_(cta), warp_(thread_of_warpgroup() / 32), lane_(thread_of_warpgroup() % 32) {}
+
+  __device__ __forceinline__ void run() const {
+    const float* const skips = cta_.p.scan.d;
+    const bool with_tma = cta_.params.maps_dx && cta_.tokens() >= kChunk;
+#pragma unroll 1
+    for (int index = 0; index < cta_.heads.count; ++index) {
+      const std::uint32_t x = cta_.head(index);
+      const float* const da_cumsum = cta_.da_cumsum(index);
+      const float skip = skips != nullptr ? skips[cta_.heads.first + index] : 0.0F;
+      const int row = 16 * warp_ + lane_ / 4;
+      float dx[8][4];
+      barrier_wait(cta_.full(index), Cta::parity(index));
+      multiply_transposed<kStates / 16>(dx, cta_.b(), x + Shape::kGradient);
+      const float last = da_cumsum[kChunk - 1];
+      float dt[2];
+      float after[2];
+      std::uint32_t words[8][2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        dt[i] = da_cumsum[kChunk + row + 8 * i];
+        after[i] = cuda::exp2_approx(__fsub_rn(last, da_cumsum[row + 8 * i]));
+#pragma unroll
+        for (int n = 0; n < 8; ++n) words[n][i] = PairsOfThread(x).word(n, i);
+      }
+      wgmma_wait<0>();
+      pin(dx);
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) dx[n][e] = __fmul_rn(after[e / 2], dx[n][e]);
+      }
+      const float2 from_gradients = products(dx, words);
+      add_within_chunk(dx, index, x + Shape::kG);
+      const float2 of_dt = products(dx, words);
+      if (skips != nullptr) {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float2 g = cuda::unpack(PairsOfThread(x + Shape::kG).word(n, i), Bf16());
+            dx[n][2 * i] = __fmaf_rn(dt[i], dx[n][2 * i], __fmul_rn(skip, g.x));
+            dx[n][2 * i + 1] = __fmaf_rn(dt[i], dx[n][2 * i + 1], __fmul_rn(skip, g.y));
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) dx[n][e] = __fmul_rn(dt[e / 2], dx[n][e]);
+        }
+      }
+      Cta::arrive(cta_.empty(index));
+      barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+      if (lane_ % 4 == 0) {
+        float* const sums = cta_.sums(index);
+        sums[Shape::kOfDt + row] = of_dt.x;
+        sums[Shape::kOfDt + row + 8] = of_dt.y;
+        sums[Shape::kFromGradients + row] = __fmul_rn(dt[0], from_gradients.x);
+        sums[Shape::kFromGradients + row + 8] = __fmul_rn(dt[1], from_gradients.y);
+      }
+      Cta::arrive(cta_.sums_full(index));
+      if (with_tma) {
+        store_by_tma(dx, cta_.heads.first + index);
+      } else {
+        store_by_threads(dx, cta_.heads.first + index);
+      }
+    }
+    if (with_tma && thread_of_warpgroup() == 0) tma_store_wait();
+  }
+
+ private:
+  // Σ_dims x · dx of both rows, for all lanes of a quad.
+  __device__ __forceinline__ static float2 products(const float (&dx)[8][4], const std::uint32_t (&words)[8][2]) {
+    float sums[2] = {};
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 x = cuda::unpack(words[n][i], Bf16());
+        sums[i] = __fmaf_rn(x.x, dx[n][2 * i], __fmaf_rn(x.y, dx[n][2 * i + 1], sums[i]));
+      }
+    }
+    return make_float2(cuda::sum_quad(sums[0]), cuda::sum_quad(sums[1]));
+  }
+
+  // dx += scoresᵀ · g. Scores above the diagonal are zero.
+  __device__ __forceinline__ void add_within_chunk(float (&dx)[8][4], int index, std::uint32_t g) const {
+    std::uint32_t scores[4][4];
+    barrier_wait(cta_.scores_full(index), Cta::pair_parity(index));
+#pragma unroll
+    for (int k = 0; k < 4; ++k) load_columns(scores[k], cta_.scores(index), 16 * warp_, k, lane_);
+    Cta::arrive(cta_.scores_empty(index));
+    const std::uint32_t right = warp_uniform(descriptor_low(g));
+    pin(dx);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) Wgmma64::rs(dx, scores[k], descriptor(right + rows_16(k)), true);
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(dx);
+  }
+
+  __device__ __forceinline__ void store_by_tma(const float (&dx)[8][4], int head) const {
+    if (thread_of_warpgroup() == 0) tma_store_wait_read();
+    named_sync(kTokensBarrier, kWarpgroup);  // the tile's last store has read it
+    const PairsOfThread tile(cta_.at(Shape::kDx));
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        cuda::store_shared(tile.at(n, i), Bf16Mma::pack(dx[n][2 * i], dx[n][2 * i + 1]));
+      }
+    }
+    proxy_fence();
+    named_sync(kTokensBarrier, kWarpgroup);
+    if (thread_of_warpgroup() == 0) {
+      tma_store_box(&cta_.params.dx, cta_.at(Shape::kDx), 0, head, static_cast<int>(cta_.row()));
+      tma_store_commit();
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void store_by_threads(const float (&dx)[8][4], int head) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 16 * warp_ + lane_ / 4 + 8 * i;
+#pragma unroll
+      for (int n = 0; n < 8; n += 2) {
+        cuda::store_gradient_pairs<Bf16>(cta_.p.dx, cta_.row() + row, head, 8 * n + lane_ % 4 * 2, kRowsDims,
+                                         row < cta_.tokens(), make_float2(dx[n][2 * i], dx[n][2 * i + 1]),
+                                         make_float2(dx[n + 1][2 * i], dx[n + 1][2 * i + 1]), lane_);
+      }
+    }
+  }
+
+  const Cta& cta_;
+  const int warp_;
+  const int lane_;
+};
+
+// The third warpgroup: dB and dC of the set, 16 tokens a warp, as accumulators over all heads.
+template <int kStates>
+class HopperSets {
+ public:
+  using Cta = HopperRowsCta<kStates>;
+  using Shape = typename Cta::Shape;
+  using WgmmaStates = Wgmma<Bf16, kStates>;
+
+  __device__ __forceinline__ explicit HopperSets(const Cta& cta)
+      : cta_(cta), warp_(thread_of_warpgroup() / 32), lane_(thread_of_warpgroup() % 32) {}
+
+  __device__ __forceinline__ void run() {
+    const int row = 16 * warp_ + lane_ / 4;
+    const int count = cta_.heads.count;
+#pragma unroll 1
+    for (int index = 0; index < count; ++index) {
+      const std::uint32_t x = cta_.head(index);
+      const std::uint32_t g = x + Shape::kG;
+      const float* const da_cumsum = cta_.da_cumsum(index);
+      float y[4][4];  // S · C of half of the dims, because of registers
+      barrier_wait(cta_.full(index), Cta::parity(index));
+      multiply_state(y, x + Shape::kState, 0);
+      const float last = da_cumsum[kChunk - 1];
+      const float before[2] = {cuda::exp2_approx(da_cumsum[row]), cuda::exp2_approx(da_cumsum[row + 8])};
+      float scales[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        scales[i] =
+            __fmul_rn(cuda::exp2_approx(__fsub_rn(last, da_cumsum[row + 8 * i])), da_cumsum[kChunk + row + 8 * i]);
+      }
+      std::uint32_t scaled_g[4][4];
+      load_scaled(scaled_g, g, before);
+      accumulate(dc_, scaled_g, x + Shape::kState);
+      wgmma_wait<1>();
+      pin(y);
+      float from_states[2] = {};
+      add_products(from_states, y, g, 0);
+      multiply_state(y, x + Shape::kState, 1);
+      wgmma_wait<0>();
+      pin(y);
+      pin(dc_);
+      add_products(from_states, y, g, 1);
+      std::uint32_t scaled_x[4][4];
+      load_scaled(scaled_x, x, scales);
+      accumulate(db_, scaled_x, x + Shape::kGradient);
+      barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+      float* const sums = cta_.sums(index);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float from = __fmul_rn(before[i], cuda::sum_quad(from_states[i]));
+        if (lane_ % 4 == 0) sums[Shape::kFromStates + row + 8 * i] = from;
+      }
+      Cta::arrive(cta_.sums_full(index));
+      wgmma_wait<0>();
+      pin(dc_);
+      pin(db_);
+      Cta::arrive(cta_.empty(index));
+    }
+    named_sync(kSetScoresBarrier, 2 * kWarpgroup);
+    add_within_chunk(count);
+    store();
+  }
+
+ private:
+  // Rows of a tile times a factor each, as A fragments rounded to bf16.
+  __device__ __forceinline__ void load_scaled(std::uint32_t (&scaled)[4][4], std::uint32_t panel,
+                                              const float (&factors)[2]) const {
+    const std::uint32_t pairs[2] = {Bf16Mma::pack(factors[0], factors[0]), Bf16Mma::pack(factors[1], factors[1])};
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t raw[4];
+      load_rows(raw, panel, 16 * warp_, k, lane_);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) scaled[k][r] = cuda::multiply_pairs(raw[r], pairs[r % 2]);
+    }
+  }
+
+  // Issues y = C · Sᵀ for half of the dims.
+  __device__ __forceinline__ void multiply_state(float (&y)[4][4], std::uint32_t state, int half) const {
+    const std::uint32_t c = warp_uniform(descriptor_low(cta_.c()));
+    const std::uint32_t s =
+        warp_uniform(descriptor_low(state + static_cast<std::uint32_t>(half * cuda::panel_bytes(kRowsDims / 2))));
+    pin(y);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kStates / 16; ++k) {
+      wgmma_m64n32_ss(y, descriptor(c + columns_16(k)), descriptor(s + columns_16(k)), k > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Adds Σ_dims g · y for half of the dims.
+  __device__ __forceinline__ void add_products(float (&sums)[2], const float (&y)[4][4], std::uint32_t g,
+                                               int half) const {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float2 of_g = cuda::unpack(PairsOfThread(g).word(half * 4 + n, i), Bf16());
+        sums[i] = __fmaf_rn(of_g.x, y[n][2 * i], __fmaf_rn(of_g.y, y[n][2 * i + 1], sums[i]));
+      }
+    }
+  }
+
+  // Issues d += rows · (tile [64, kStates]).
+  __device__ __forceinline__ static void accumulate(float (&d)[kStates / 8][4], const std::uint32_t (&rows)[4][4],
+                                                    std::uint32_t tile) {
+    const std::uint32_t right = warp_uniform(descriptor_low(tile, cuda::panel_bytes(64)));
+    pin(d);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) WgmmaStates::rs(d, rows[k], descriptor(right + rows_16(k)), true);
+    wgmma_commit();
+  }
+
+  // dC += scores · B, dB += scoresᵀ · C.
+  __device__ __forceinline__ void add_within_chunk(int count) {
+    std::uint32_t rows[4][4];
+    std::uint32_t columns[4][4];
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      load_rows(rows[k], cta_.scores(count), 16 * warp_, k, lane_);
+      load_columns(columns[k], cta_.scores(count), 16 * warp_, k, lane_);
+    }
+    accumulate(dc_, rows, cta_.b());
+    accumulate(db_, columns, cta_.c());
+    wgmma_wait<0>();
+    pin(dc_);
+    pin(db_);
+  }
+
+  __device__ __forceinline__ void store() const {
+    const cuda::SsmParams& s = cta_.p.scan;
+    const int groups = s.heads / s.group_heads;
+    const int set = (cta_.heads.first - cta_.heads.group * s.group_heads) / cta_.p.set_heads;
+    const int sets = (s.group_heads + cta_.p.set_heads - 1) / cta_.p.set_heads;
+    const std::int64_t all = std::int64_t{sets} * cta_.p.rows * groups * kStates;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = 16 * warp_ + lane_ / 4 + 8 * i;
+      if (token >= cta_.tokens()) continue;
+      float* const db = cta_.p.set_db +
+                        ((set * cta_.p.rows + cta_.row() + token) * groups + cta_.heads.group) * std::int64_t{kStates} +
+                        lane_ % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kStates / 8; ++n) {
+        *reinterpret_cast<float2*>(db + 8 * n) = make_float2(db_[n][2 * i], db_[n][2 * i + 1]);
+        *reinterpret_cast<float2*>(db + all + 8 * n) = make_float2(dc_[n][2 * i], dc_[n][2 * i + 1]);
+      }
+    }
+  }
+
+  const Cta& cta_;
+  const int warp_;
+  const int lane_;
+  float db_[kStates / 8][4] = {};
+  float dc_[kStates / 8][4] = {};
+};
+
+// By one warp: loads the heads.
+template <int kStates>
+__device__ __forceinline__ void load_heads(const HopperRowsCta<kStates>& cta) {
+  using Cta = HopperRowsCta<kStates>;
+  using Shape = typename Cta::Shape;
+  const cuda::SsdRowsParams& p = cta.p;
+  const int lane = thread_of_warpgroup() % 32;
+  const bool with_tma = cta.params.maps && cta.tokens() >= kChunk;
+#pragma unroll 1
+  for (int index = 0; index < cta.heads.count; ++index) {
+    const int head = cta.heads.first + index;
+    const std::uint32_t x = cta.head(index);
+    const std::uint32_t full = cta.full(index);
+    barrier_wait(cta.empty(index), Cta::parity(index) ^ 1U);
+    if (!with_tma) {
+      copy_rows_to_panels(x, p.scan.x, cta.row(), head, cta.tokens(), kRowsDims, lane, 32);
+      copy_rows_to_panels(x + Shape::kG, p.g, cta.row(), head, cta.tokens(), kRowsDims, lane, 32);
+      proxy_fence();
+      __syncwarp();
+    }
+    if (lane != 0) continue;
+    const std::int64_t of_chunk =
+        (std::int64_t{cta.nth} * kChunksOfSegment + cta.chunk) * p.scan.head_count + head - p.scan.first_head;
+    const std::int64_t of_da_cumsum =
+        ((cta.segment.index * p.scan.heads + head) * kChunksOfSegment + cta.chunk) * kChunkDaCumsumFloats;
+    constexpr int kStateElements = kRowsDims * kStates;
+    barrier_arrive_expect(full,
+                          kChunkDaCumsumFloats * 4 + 2 * Shape::kStateBytes + (with_tma ? 2 * Shape::kXBytes : 0));
+    if (with_tma) {
+      tma_load_box(x, &cta.params.x, full, 0, head, static_cast<int>(cta.row()));
+      tma_load_box(x + Shape::kG, &cta.params.g, full, 0, head, static_cast<int>(cta.row()));
+    }
+    tma_load_bytes(cuda::shared_address(cta.da_cumsum(index)), p.scan.da_cumsum + of_da_cumsum,
+                   kChunkDaCumsumFloats * 4, full);
+    tma_load_bytes(x + Shape::kGradient, p.gradients + of_chunk * kStateElements, Shape::kStateBytes, full);
+    tma_load_bytes(x + Shape::kState, p.states + of_chunk * kStateElements, Shape::kStateBytes, full);
+  }
+}
+
+// By one warp: ddt and the parameters' terms.
+template <int kStates>
+__device__ __forceinline__ void finish_heads(const HopperRowsCta<kStates>& cta) {
+  using Cta = HopperRowsCta<kStates>;
+  const int lane = thread_of_warpgroup() % 32;
+  cuda::DtGradient<Cta> dt{cta, {}};
+#pragma unroll 1
+  for (int index = 0; index < cta.heads.count; ++index) {
+    dt.template load<Bf16>(index, lane);
+    barrier_wait(cta.sums_full(index), Cta::pair_parity(index));
+    dt.finish(index, lane);
+    Cta::arrive(cta.sums_empty(index));
+  }
+}
+
+// By two warps: ⟨S, G⟩, as diagonals of S · Gᵀ of 16 dims each.
+template <int kStates>
+__device__ __forceinline__ void multiply_inner(const HopperRowsCta<kStates>& cta, int warp) {
+  using Cta = HopperRowsCta<kStates>;
+  using Shape = typename Cta::Shape;
+  const int lane = thread_of_warpgroup() % 32;
+#pragma unroll 1
+  for (int index = 0; index < cta.heads.count; ++index) {
+    float sum[2][2][4] = {};
+    const std::uint32_t x = cta.head(index);
+    barrier_wait(cta.full(index), Cta::parity(index));
+#pragma unroll
+    for (int k = 0; k < kStates / 16; ++k) {
+      const auto panel = static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
+#pragma unroll
+      for (int block = 0; block < 2; ++block) {
+        const int dim = 16 * (2 * warp + block);
+        std::uint32_t left[4];
+        std::uint32_t right[4];
+        load_rows(left, x + Shape::kState + panel, dim, k % 4, lane);
+        cuda::load_matrix(right, x + Shape::kGradient + panel +
+                                     cuda::swizzled(dim + lane % 8 + lane / 16 * 8, k % 4 * 2 + lane / 8 % 2));
+        Bf16Mma::mma(sum[block][0], left, right[0], right[1], sum[block][0]);
+        Bf16Mma::mma(sum[block][1], left, right[2], right[3], sum[block][1]);
+      }
+    }
+    Cta::arrive(cta.empty(index));
+    float inner = 0.0F;
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (lane % 4 * 2 + e == lane / 4) {
+        inner = __fadd_rn(__fadd_rn(sum[0][0][e], sum[0][1][2 + e]), __fadd_rn(sum[1][0][e], sum[1][1][2 + e]));
+      }
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
+    barrier_wait(cta.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+    if (lane == 0) cta.sums(index)[Shape::kInner + warp] = inner;
+    Cta::arrive(cta.sums_full(index));
+  }
+}
+
+template <int kStates>
+__global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_constant__ HopperSsdRows p) {
+  extern __shared__ unsigned char ssd_shared[];
+  using Shape = HopperRowsShape<kStates>;
+  const HopperRowsCta<kStates> cta(p, ssd_shared);
+  if (cta.tokens() <= 0) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  if (thread == 0) cta.init_barriers();
+  copy_rows_to_panels(cta.b(), p.rows.scan.b, cta.row(), cta.heads.group, cta.tokens(), kStates, thread, kRowsThreads);
+  copy_rows_to_panels(cta.c(), p.rows.scan.c, cta.row(), cta.heads.group, cta.tokens(), kStates, thread, kRowsThreads);
+  // Scores above the diagonal stay zero.
+  for (int i = thread; i < 2 * Shape::kScoreBytes / 16; i += kRowsThreads) {
+    reinterpret_cast<uint4*>(cta.bytes + Shape::kScores)[i] = make_uint4(0, 0, 0, 0);
+  }
+  proxy_fence();
+  __syncthreads();
+  const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
+  if (warpgroup == 0) {
+    change_registers<kRowsScoreRegisters, 128>();
+    HopperScores<kStates>(cta).run();
+  } else if (warpgroup == 1) {
+    change_registers<kRowsTokenRegisters, 128>();
+    HopperTokens<kStates>(cta).run();
+  } else if (warpgroup == 2) {
+    change_registers<kRowsSetRegisters, 128>();
+    HopperSets<kStates>(cta).run();
+  } else {
+    change_registers<kRowsProducerRegisters, 128>();
+    const int warp = thread_of_warpgroup() / 32;
+    if (warp == 0) load_heads<kStates>(cta);
+    if (warp == 1) finish_heads<kStates>(cta);
+    if (warp >= 2) multiply_inner<kStates>(cta, warp - 2);
+  }
+}
+
+}  // namespace ringattn::sm90
