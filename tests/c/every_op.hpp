@@ -92,6 +92,12 @@ struct Ops {
                                    [this](auto* options, auto** object) {
                                      return ringattn_ssm_create(world.get(), &scan, &runs, options, object);
                                    })},
+        {"ssd backward", made<ringattn_ssd_backward>(ringattn_ssd_backward_destroy,
+                                                     [this](auto* options, auto** object) {
+                                                       return ringattn_ssd_backward_create(world.get(), &scan, &runs,
+                                                                                           RINGATTN_GRADIENTS_AS_INPUTS,
+                                                                                           options, object);
+                                                     })},
         {"conv1d", made<ringattn_causal_conv1d>(ringattn_causal_conv1d_destroy,
                                                 [this](auto* options, auto** object) {
                                                   return ringattn_causal_conv1d_create(world.get(), &convolution, &runs,

@@ -10,12 +10,12 @@ namespace ringattn::testing {
 namespace {
 
 const std::set<std::string> kNone, kRing{"attention", "attention backward", "mla"}, kDecoding{"decode", "mla decode"},
-    kRuns{"attention", "attention backward", "mla", "ssm", "conv1d"};
+    kRuns{"attention", "attention backward", "mla", "ssm", "ssd backward", "conv1d"};
 
 std::set<std::string> all_but(const std::set<std::string>& without) {
   std::set<std::string> others;
   for (const char* op : {"attention", "attention backward", "decode", "mla", "mla decode", "batched gemm", "ssm",
-                         "conv1d", "compression"}) {
+                         "ssd backward", "conv1d", "compression"}) {
     if (!without.contains(op)) others.insert(op);
   }
   return others;

@@ -61,6 +61,8 @@ struct Objects {
     EXPECT_OK(ringattn_mla_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
     EXPECT_OK(ringattn_batched_gemm_create(ops.world.get(), &ops.batched_gemm, nullptr, &batched_gemm));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
+    EXPECT_OK(ringattn_ssd_backward_create(ops.world.get(), &ops.scan, &ops.runs, RINGATTN_GRADIENTS_AS_INPUTS, nullptr,
+                                           &scan_backward));
     EXPECT_OK(ringattn_causal_conv1d_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
     EXPECT_OK(ringattn_compression_create(ops.world.get(), &ops.compression, nullptr, &compression));
   }
@@ -72,6 +74,7 @@ struct Objects {
     ringattn_mla_decode_destroy(latent_decode);
     ringattn_batched_gemm_destroy(batched_gemm);
     ringattn_ssm_destroy(scan);
+    ringattn_ssd_backward_destroy(scan_backward);
     ringattn_causal_conv1d_destroy(convolution);
     ringattn_compression_destroy(compression);
   }
@@ -86,6 +89,7 @@ struct Objects {
   ringattn_mla_decode* latent_decode = nullptr;
   ringattn_batched_gemm* batched_gemm = nullptr;
   ringattn_ssm* scan = nullptr;
+  ringattn_ssd_backward* scan_backward = nullptr;
   ringattn_causal_conv1d* convolution = nullptr;
   ringattn_compression* compression = nullptr;
 };
@@ -229,6 +233,9 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
           [&](auto* given) { return ringattn_batched_gemm_run(of.batched_gemm, given); }),
       grown<ringattn_ssm_tensors>("ringattn_ssm_tensors", offsetof(ringattn_ssm_tensors, slots),
                                   [&](auto* given) { return ringattn_ssm_run(of.scan, given); }),
+      as_ever<ringattn_ssd_backward_tensors>(
+          "ringattn_ssd_backward_tensors",
+          [&](auto* given) { return ringattn_ssd_backward_run(of.scan_backward, given); }),
       as_ever<ringattn_causal_conv1d_tensors>(
           "ringattn_causal_conv1d_tensors",
           [&](auto* given) { return ringattn_causal_conv1d_run(of.convolution, given); }),
