@@ -203,8 +203,16 @@ class Bench {
     const std::int64_t tokens = shape.sequences * shape.tokens;
     SsmTask inputs;
     fill(forward, tokens, inputs);
-    SsdBackwardTask task{inputs.x, inputs.dt, inputs.b, inputs.c,      inputs.z,
-                         inputs.y, inputs.a,  inputs.d, inputs.dt_bias};
+    SsdBackwardTask task;
+    task.x = inputs.x;
+    task.dt = inputs.dt;
+    task.b = inputs.b;
+    task.c = inputs.c;
+    task.z = inputs.z;
+    task.dy = inputs.y;
+    task.a = inputs.a;
+    task.d = inputs.d;
+    task.dt_bias = inputs.dt_bias;
     task.dx = rows(SyntheticTensor::kV, tokens, forward.heads, forward.head_dim);
     task.ddt = rows(SyntheticTensor::kV, tokens, forward.heads, 1);
     task.db = rows(SyntheticTensor::kV, tokens, forward.groups, forward.state_dim);

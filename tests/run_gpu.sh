@@ -151,8 +151,9 @@ sanitizer() {
   local codes='Formats/CudaRowsTest.QuantizedAndDequantizedValuesAreTheHosts' append='Formats/CudaRowsTest.AFewRowsAreAppended'
   local formats='fp8_token_head int4_channel_group_32 int4_token_group_32 vector_width_8' format filter=
   for format in $formats; do filter+=${filter:+:}$codes/$format:$append/$format; done
-  # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_ssd, both kernels
-  # of latents and sm90_attention's decoding, of plain caches and of codes, have it: their tests are left to other tools.
+  # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_ssd, its
+  # gradients, both kernels of latents and sm90_attention's decoding, of plain caches and of codes, have it: their tests
+  # are left to other tools.
   if [[ $tool == racecheck ]]; then
     nan='Kernels/CudaAttentionTest.NanInAValueStaysInItsTile' all='sm80*'
     nan=$nan/sm80_attention:$nan/sm90_attention
@@ -162,6 +163,7 @@ sanitizer() {
     'gemm_kernel_test Kernels/BatchedGemm.OneNanLeaves/sm*'
     "ssm_kernel_test Kernels/SsmKernels.KeepTheStateWhereDtIsZero/$all:Kernels/SsmKernels.GoOnInTheirSlots/$all"
     "ssm_kernel_test Kernels/SsmKernels.GoOnInManySequencesOfFewStates/$all:Kernels/SsmKernels.GoOnBehindASegment/$all"
+    "ssm_kernel_test Kernels/SsdBackward.NoGradientWhereDtIsAtItsLimits/$all"
     'ssm_kernel_test Kernels/Conv1dKernels.AreAccurate/sm*:Kernels/Conv1dKernels.GoOnInTheirSlots/sm*'
     "cuda_compressed_test $filter"
     'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsReported'
