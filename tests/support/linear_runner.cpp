@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <random>
 #include <span>
@@ -78,37 +77,6 @@ LinearOperands operands_of(LinearKernel& kernel, Backend& backend, const LinearW
   return {weights, packed->data()};
 }
 
-// The leaves' part of a layer and its input.
-LinearData leaves_of(const LinearData& data, LeafRange leaves) {
-  const std::int64_t before = features_of(data.spec, {0, leaves.begin});
-  const std::int64_t count = features_of(data.spec, leaves);
-  LinearData part = data;
-  part.features = count;
-  const auto cut = [&](const std::vector<std::byte>& rows, std::size_t row_bytes) {
-    const auto each = static_cast<std::int64_t>(row_bytes);
-    const auto at = [&](std::int64_t k) { return static_cast<std::size_t>(each * k / data.spec.in_features); };
-    return rows_cut(rows, row_bytes, at(before), at(before + count));
-  };
-  part.x = cut(data.x, bytes_of(data.spec.in_features, size_of(data.spec.dtype)));
-  for (LinearData::Matrix& matrix : part.matrices) {
-    if (matrix.values.empty()) continue;
-    matrix.values = cut(matrix.values, static_cast<std::size_t>(data.weight_row_bytes()));
-    if (data.spec.weights != WeightFormat::kInt4) continue;
-    LinearData::Matrix cut_groups = matrix;
-    cut_groups.scales.clear();
-    cut_groups.zeros.clear();
-    for (std::int64_t n = 0; n < data.spec.out_features; ++n) {
-      for (std::int64_t group = before / kInt4Group; group < (before + count) / kInt4Group; ++group) {
-        const auto at = static_cast<std::size_t>(n * data.groups() + group);
-        cut_groups.scales.push_back(matrix.scales[at]);
-        cut_groups.zeros.push_back(matrix.zeros[at]);
-      }
-    }
-    matrix = cut_groups;
-  }
-  return part;
-}
-
 }  // namespace
 
 std::int64_t LinearData::weight_row_bytes() const {
@@ -163,6 +131,36 @@ LinearData linear_data(const LinearSpec& spec, std::int64_t rows, std::uint64_t 
     if (spec.bias) matrix.bias = random_elements(spec.out_features, spec.dtype, random);
   }
   return data;
+}
+
+LinearData leaves_of(const LinearData& data, LeafRange leaves) {
+  const std::int64_t before = features_of(data.spec, {0, leaves.begin});
+  const std::int64_t count = features_of(data.spec, leaves);
+  LinearData part = data;
+  part.features = count;
+  const auto cut = [&](const std::vector<std::byte>& rows, std::size_t row_bytes) {
+    const auto each = static_cast<std::int64_t>(row_bytes);
+    const auto at = [&](std::int64_t k) { return static_cast<std::size_t>(each * k / data.spec.in_features); };
+    return rows_cut(rows, row_bytes, at(before), at(before + count));
+  };
+  part.x = cut(data.x, bytes_of(data.spec.in_features, size_of(data.spec.dtype)));
+  for (LinearData::Matrix& matrix : part.matrices) {
+    if (matrix.values.empty()) continue;
+    matrix.values = cut(matrix.values, static_cast<std::size_t>(data.weight_row_bytes()));
+    if (data.spec.weights != WeightFormat::kInt4) continue;
+    LinearData::Matrix cut_groups = matrix;
+    cut_groups.scales.clear();
+    cut_groups.zeros.clear();
+    for (std::int64_t n = 0; n < data.spec.out_features; ++n) {
+      for (std::int64_t group = before / kInt4Group; group < (before + count) / kInt4Group; ++group) {
+        const auto at = static_cast<std::size_t>(n * data.groups() + group);
+        cut_groups.scales.push_back(matrix.scales[at]);
+        cut_groups.zeros.push_back(matrix.zeros[at]);
+      }
+    }
+    matrix = cut_groups;
+  }
+  return part;
 }
 
 LinearData columns_of(const LinearData& data, std::int64_t begin, std::int64_t end) {
@@ -242,7 +240,7 @@ std::vector<std::byte> multiplied_in_parts(const KernelRow<LinearSpec>& row, con
     std::unique_ptr<DeviceArray> x, packed, sums;
   };
   std::vector<Device> parts;
-  std::vector<float> absmax(static_cast<std::size_t>(data.rows), 0.0F);
+  std::vector<float> absmax;  // [devices, rows]
   for (int i = 0; i < devices; ++i) {
     Device& device = parts.emplace_back();
     device.leaves = {kLinearLeaves * i / devices, kLinearLeaves * (i + 1) / devices};
@@ -256,14 +254,11 @@ std::vector<std::byte> multiplied_in_parts(const KernelRow<LinearSpec>& row, con
                                    features_of(spec, device.leaves)),
                         mine.floats(), backend->stream(), {});
     const std::vector<float> found = mine.read_floats();
-    for (std::size_t r = 0; r < found.size(); ++r) {
-      absmax[r] = std::isnan(found[r]) || std::isnan(absmax[r]) ? std::numeric_limits<float>::quiet_NaN()
-                                                                : std::max(absmax[r], found[r]);
-    }
+    absmax.insert(absmax.end(), found.begin(), found.end());
   }
-  DeviceArray maxima(*backend, bytes_of(data.rows, sizeof(float)));
+  DeviceArray maxima(*backend, std::max<std::size_t>(1, absmax.size()) * sizeof(float));
   maxima.write(as_bytes_of(absmax));
-  const float* const row_maxima = int8 ? maxima.floats() : nullptr;
+  const LinearAbsmax row_maxima{int8 ? maxima.floats() : nullptr, devices, data.rows};
   for (Device& device : parts) {
     const auto nodes = int8 ? std::int64_t{1} : std::ssize(aligned_nodes(device.leaves));
     device.sums = std::make_unique<DeviceArray>(*backend, bytes_of(nodes * data.rows * row_columns, 4));
@@ -288,7 +283,8 @@ std::vector<std::byte> multiplied_in_parts(const KernelRow<LinearSpec>& row, con
     LinearFinishTask task;
     task.partials = partials;
     task.weights = parts.front().weights->weights();
-    task.absmax = int8 ? row_maxima + begin : nullptr;
+    task.absmax = row_maxima;
+    if (int8) task.absmax.values += begin;
     task.y = dense_view(static_cast<void*>(y.data() + bytes_of(begin * spec.out_features, size_of(spec.dtype))),
                         spec.dtype, rows, 1, spec.out_features);
     kernel->finish(task, backend->stream(), {});

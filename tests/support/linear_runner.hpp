@@ -42,6 +42,9 @@ LinearData linear_data(const LinearSpec& spec, std::int64_t rows, std::uint64_t 
 // The columns [begin, end) of a layer.
 LinearData columns_of(const LinearData& data, std::int64_t begin, std::int64_t end);
 
+// The leaves' part of a row-parallel layer and of its input.
+LinearData leaves_of(const LinearData& data, LeafRange leaves);
+
 // What may not change bits.
 struct LinearArrangement {
   int threads = 1;

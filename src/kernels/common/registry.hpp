@@ -47,7 +47,7 @@ template <class Spec>
 std::span<const KernelRow<Spec>> kernel_table();
 
 // The entries of all tables, each with the name of its op: "attention", "attention_backward", "decode", "batched_gemm",
-// "ssm", "conv1d". A kernel that computes two ops has an entry in each table.
+// "linear", "ssm", "conv1d". A kernel that computes two ops has an entry in each table.
 struct OpKernel {
   std::string_view op;
   const KernelEntry* row = nullptr;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <iterator>
 
 #include "base/error.hpp"
@@ -52,8 +53,8 @@ void check_weights(const LinearSpec& spec, const LinearWeights& weights, bool re
   if (spec.gated) check_matrix(spec, weights.up, reads_data);
 }
 
-void check_absmax(const LinearSpec& spec, const float* absmax) {
-  if ((spec.weights == WeightFormat::kInt8) == (absmax != nullptr)) return;
+void check_absmax(const LinearSpec& spec, const LinearAbsmax& absmax) {
+  if ((spec.weights == WeightFormat::kInt8) == (absmax.values != nullptr)) return;
   refuse(spec, "row maxima of a linear layer are given, or missing");
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of linear kernels: y = activation(x · Wᵀ + b), in floating point, INT8 and INT4, whole or in parts of
-// K.
+// The interface of linear kernels: y = activation(x · Wᵀ + b), in floating point, INT8 and INT4, whole or in parts.
 //
 //   plain   y = a(z)            z = x · Wᵀ + b, W [N, K]
 //   gated   y = a(z) ∘ u        z from the gate matrix, u from the up matrix, both [N, K]: SwiGLU, GeGLU
@@ -11,11 +10,10 @@
 // Order of the sums over K:
 // - LinearParallel::kNone and kColumn: splits of kLinearSplit, the last one shorter. A split is summed in K order from
 //   zero, and splits are added ascending. A column-parallel device has some of the N rows of W, so nothing changes.
-// - LinearParallel::kRow: kLinearLeaves leaves (leaf_begin()). A leaf is summed in K order from zero. Leaves are added
-// by
-//   a fixed binary tree, ((0+1)+(2+3))+((4+5)+(6+7)); a leaf without elements is left out. So a device with some leaves
-//   sends one sum for each largest aligned subtree of them (aligned_nodes()), and every number of devices gives the
-//   bits of one. A row-parallel layer has other bits than an ordinary one.
+// - LinearParallel::kRow: kLinearLeaves leaves (leaf_begin()), each summed in K order from zero. A fixed binary tree
+//   adds them, ((0+1)+(2+3))+((4+5)+(6+7)); a leaf without elements is left out. So a device with some leaves sends one
+//   sum for each largest aligned subtree of them (aligned_nodes()), and every number of devices gives the bits of one.
+//   A row-parallel layer has other bits than an ordinary one.
 // How products within a split or leaf are added (a chain of multiply-adds, tensor cores 16 at a time) is the kernel's
 // own, as its instructions are.
 //
@@ -23,8 +21,8 @@
 // - kFloat: W has the dtype of x.
 // - kInt8, W8A8: x is quantized for each row. With amax = max |x| over all of K, s = amax / 127, or 1 where that is 0,
 //   or NaN where the row has a NaN or ∞; the quantized value is clamp(rint(x / s), ±127), half to even. Sums are int32,
-//   exact, over all of K, before anything is dequantized: z = fma(float(sum) · s, scale of the row of W, b). K ≤
-//   kMaxInt8K.
+//   exact, over all of K (at most kMaxInt8K), before anything is dequantized: z = fma(float(sum) · s, scale, b), with
+//   the scale of the row of W.
 // - kInt4, W4A16: groups of kInt4Group along K, each with a scale and an integer zero. A group's sum of x · (q − zero)
 //   is formed from zero like a split; q − zero is exact in bf16 and fp16. acc = fma(scale, group sum, acc), groups
 //   ascending, from zero, within a split or leaf.
@@ -32,11 +30,10 @@
 //
 // Activations, in fp32 with one reciprocal and one exp2: r = 1 / (1 + exp2(−t · log2 e)).
 // - SiLU: x · r with t = x. GELU (tanh): x · r with t = √(8/π) · (x + 0.044715 · x³), as 1 + tanh(t/2) = 2r.
-// - GELU (erf): x · Φ(x), Φ by half_erfc() below.
+// - GELU (erf): x · Φ(x), with Φ as activation.hpp has it.
 // y is rounded once. NaN and ∞ propagate as in fp32 arithmetic. A NaN of y has one canonical bit pattern.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -77,8 +74,8 @@ struct LinearSpec {
 inline constexpr std::int64_t kLinearSplit = 2048;
 inline constexpr int kLinearLeaves = 8;
 inline constexpr std::int64_t kInt4Group = 128;
-// Largest K whose sums of products of ±127 fit into int32.
-inline constexpr std::int64_t kMaxInt8K = 0x7fffffff / (127 * 127);
+// Largest K whose sums fit into int32; a file may have −128 as a weight.
+inline constexpr std::int64_t kMaxInt8K = 0x7fffffff / (127 * 128);
 
 // Elements of K that are never divided between leaves.
 constexpr std::int64_t leaf_unit(WeightFormat weights) { return weights == WeightFormat::kInt4 ? kInt4Group : 16; }
@@ -138,12 +135,19 @@ struct LinearTask {
   MutableTensorView y;  // [rows, 1, N]
 };
 
+// What find_absmax() found in the devices' parts of x. The row's value is the largest, or NaN where one is NaN.
+struct LinearAbsmax {
+  const float* values = nullptr;  // [parts, rows]
+  int parts = 1;
+  std::int64_t stride = 0;  // elements from part to part
+};
+
 // Sums of some leaves of a row-parallel layer.
 struct LinearPartialTask {
   TensorView x;  // [rows, 1, K of the leaves]
   LinearOperands weights;
   LeafRange leaves;
-  const float* absmax = nullptr;  // [rows] of all devices' parts of x (kInt8)
+  LinearAbsmax absmax;  // kInt8
   // Written: fp32 [nodes, rows, sum_columns()], nodes as aligned_nodes(leaves) has them. kInt8: int32 [1, rows,
   // sum_columns()], the sum of all leaves.
   void* sums = nullptr;
@@ -160,7 +164,7 @@ struct LinearPartial {
 struct LinearFinishTask {
   std::span<const LinearPartial> partials;  // ascending by leaf; together they have all leaves
   LinearWeights weights;                    // only scales (kInt8) and biases are read
-  const float* absmax = nullptr;            // [rows] (kInt8)
+  LinearAbsmax absmax;                      // kInt8
   MutableTensorView y;                      // [rows, 1, N]
 };
 
@@ -183,21 +187,20 @@ class LinearKernel {
   // Called before the first task, so that tasks never allocate.
   virtual void reserve(std::int64_t rows) = 0;
 
-  // Enqueue a task on `stream` (device) or run it (host). Tasks of more than reserve()'s rows are allowed if the kernel
-  // processes rows in blocks, as all do now.
+  // Enqueue a task on `stream` (device) or run it (host). A task has at most reserve()'s rows.
   virtual void multiply(const LinearTask& task, Stream stream, const Progress& progress) = 0;
 
-  // The steps of a row-parallel layer on several devices. For kInt8, find_absmax() comes first, and the devices take
-  // the maximum of its results, or NaN where one of them is NaN. Then add_leaves() on each device, and finish() for the
-  // rows that a device is to have. One device with all leaves has the bits of multiply().
-  // absmax: [rows], max |x| over the given part of K, NaN where a value is NaN or ∞.
+  // The steps of a row-parallel layer on several devices. For kInt8, find_absmax() comes first, and each device
+  // gets the results of all. Then add_leaves() on each device, and finish() for the rows that a device is to have. One
+  // device with all leaves has the bits of multiply(). absmax: [rows], max |x| over the given part of K, NaN where a
+  // value is NaN or ∞.
   virtual void find_absmax(const TensorView& x, float* absmax, Stream stream, const Progress& progress) = 0;
   virtual void add_leaves(const LinearPartialTask& task, Stream stream, const Progress& progress) = 0;
   virtual void finish(const LinearFinishTask& task, Stream stream, const Progress& progress) = 0;
 };
 
-// "none", "gelu", "gelu_tanh", "silu"; gated "swiglu", "geglu", "geglu_tanh"; gated without activation "glu" has no use
-// and no name: it is refused. Empty: it is none.
+// "none", "gelu", "gelu_tanh", "silu"; gated "swiglu", "geglu", "geglu_tanh". Empty: a gate without an activation,
+// which no kernel supports.
 std::string_view activation_name(LinearActivation activation, bool gated);
 // Sets both from a name. Returns whether it is one.
 bool parse_activation(std::string_view name, LinearActivation& activation, bool& gated);

@@ -4,7 +4,7 @@
 #include "kernels/linear/cpu/cpu_linear.hpp"
 
 #include <algorithm>
-#include <atomic>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -17,9 +17,9 @@ namespace ringattn::cpu {
 namespace {
 
 constexpr std::int64_t kBlockRows = 128;
-// Elements whose products of ±127 add up to less than 2^24, so that fp32 multiply-adds are exact.
+// Elements whose products, at most 127 · 128, add up to less than 2^24: fp32 multiply-adds are exact.
 constexpr std::int64_t kInt8Chain = 1024;
-static_assert(kInt8Chain * 127 * 127 < 1 << 24);
+static_assert(kInt8Chain * 127 * 128 < 1 << 24);
 
 class CpuLinear final : public LinearKernel {
  public:
@@ -58,7 +58,7 @@ class CpuLinear final : public LinearKernel {
 
   void multiply(const LinearTask& task, Stream, const Progress& progress) override {
     check_linear_task(spec_, task);
-    for_each_block(task.x, nullptr, progress, [&](std::int64_t row, std::int64_t rows) {
+    for_each_block(task.x, {}, progress, [&](std::int64_t row, std::int64_t rows) {
       for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
         if (!add_panel(thread, task.weights.weights, LeafRange{}, rows, column, columns)) return;
         LinearNodeSums sums[2];
@@ -113,8 +113,8 @@ class CpuLinear final : public LinearKernel {
     check_linear_task(spec_, task);
     const std::int64_t row_columns = spec_.sum_columns();
     std::vector<float> scales;  // of the rows of x
-    for (std::int64_t i = 0; task.absmax != nullptr && i < task.y.tokens; ++i) {
-      scales.push_back(ops_.quantize(task.absmax[i], 0, nullptr));
+    for (std::int64_t i = 0; task.absmax.values != nullptr && i < task.y.tokens; ++i) {
+      scales.push_back(ops_.quantize(absmax_of(task.absmax, i), 0, nullptr));
     }
     for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
       for (std::int64_t row = 0; row < task.y.tokens; row += kBlockRows) {
@@ -193,9 +193,18 @@ class CpuLinear final : public LinearKernel {
     }
   }
 
+  static float absmax_of(const LinearAbsmax& absmax, std::int64_t row) {
+    float most = 0.0F;
+    for (int part = 0; part < absmax.parts; ++part) {
+      const float value = absmax.values[part * absmax.stride + row];
+      most = std::isnan(value) || std::isnan(most) ? std::numeric_limits<float>::quiet_NaN() : std::max(most, value);
+    }
+    return most;
+  }
+
   // Prepares blocks of rows of x, and calls work(first row, rows) for each.
   template <class Work>
-  void for_each_block(const TensorView& x, const float* absmax, const Progress& progress, const Work& work) {
+  void for_each_block(const TensorView& x, const LinearAbsmax& absmax, const Progress& progress, const Work& work) {
     x_features_ = x.dim;
     for (std::int64_t row = 0; row < x.tokens; row += kBlockRows) {
       const std::int64_t rows = std::min(kBlockRows, x.tokens - row);
@@ -206,7 +215,8 @@ class CpuLinear final : public LinearKernel {
           float* const to = x_rows() + i * x.dim;
           widen_row(x, row + i, to);
           if (spec_.weights != WeightFormat::kInt8) continue;
-          x_scales()[i] = ops_.quantize(absmax != nullptr ? absmax[row + i] : ops_.absmax(to, x.dim), x.dim, to);
+          const float most = absmax.values != nullptr ? absmax_of(absmax, row + i) : ops_.absmax(to, x.dim);
+          x_scales()[i] = ops_.quantize(most, x.dim, to);
         }
       });
       work(row, rows);
