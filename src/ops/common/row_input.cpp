@@ -55,6 +55,15 @@ std::vector<std::int64_t> lengths_of(const TensorSource& cumulative, std::int64_
   return lengths;
 }
 
+RowGrid flat_grid(const TensorSource& source) {
+  const std::vector<std::int64_t>& shape = source.info->shape;
+  require(!shape.empty() && shape.size() <= 3, source, "it must be [tokens, dim], [batch, tokens, dim] or [dim]",
+          "Reshape it.");
+  if (shape.size() == 1) return {AxisOrder::kThd, 1, shape[0], 1, 1};
+  if (shape.size() == 2) return {AxisOrder::kThd, 1, shape[0], 1, shape[1]};
+  return {AxisOrder::kBthd, shape[0], shape[1], 1, shape[2]};
+}
+
 }  // namespace
 
 bool has_tensors(const TensorFile& file, std::span<const OpTensor> tensors) {
@@ -97,10 +106,13 @@ void RowInput::find(const OpRequest& request) {
   refuse_page_order(file_->file, file_->request);
   refuse_others(*file_, tensors_);
   const InputNames& names = file_->request.names;
+  std::erase_if(tensors_, [&](const RowTensor& tensor) {
+    return tensor.optional && !file_->file.contains(name_in(names, tensor.name));
+  });
   for (RowTensor& tensor : tensors_) {
     const TensorSource& source = sources_.emplace_back(file_->file.tensor(name_in(names, tensor.name)));
-    const RowGrid& grid =
-        grids_.emplace_back(row_grid(source, tensor.tokens > 0 ? std::nullopt : file_->request.order));
+    const RowGrid& grid = grids_.emplace_back(
+        tensor.flat ? flat_grid(source) : row_grid(source, tensor.tokens > 0 ? std::nullopt : file_->request.order));
     tensor.heads = grid.heads;
     tensor.dim = grid.dim;
     if (sources_.size() == 1) dtype_ = row_dtype(source);
@@ -121,6 +133,13 @@ void RowInput::find(const OpRequest& request) {
           fmt::format("{} has an axis for the batch already", described(sources_.front())), "Leave one of them out.");
   lengths_ = lengths_of(*cumulative, first.tokens());
   sources_.push_back(*cumulative);
+}
+
+std::vector<std::int64_t> RowInput::out_shape(std::int64_t heads, std::int64_t dim) const {
+  const RowGrid grid = out_grid(heads, dim);
+  std::vector<std::int64_t> shape = grid.shape();
+  if (tensors_.front().flat) shape.erase(shape.begin() + (grid.has_batch() ? 2 : 1));
+  return shape;
 }
 
 RowGrid RowInput::out_grid(std::int64_t heads, std::int64_t dim) const {

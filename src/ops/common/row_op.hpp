@@ -45,6 +45,8 @@ struct RowTensor {
   std::int64_t dim = 1;
   bool whole = false;       // every rank reads the rows of all tokens, not only of its own
   std::int64_t tokens = 0;  // of a tensor that is not on the axis of tokens, such as matrices, and whole; else 0
+  bool flat = false;        // without an axis of heads in a file: [tokens, dim], or [tokens] with dim 1
+  bool optional = false;    // left out of tensors() where a file lacks it; such tensors come last
 };
 
 // The tensors of a job, from a file or a seed. Sequences are equally long, or as cu_seqlens says, where a file has it.
@@ -62,6 +64,8 @@ class RowInput {
   PackedRun tokens_read(const RowTensor& tensor, const PackedRun& own) const;
   // How a result of these heads and dims lies in a file: as the first tensor does.
   RowGrid out_grid(std::int64_t heads, std::int64_t dim) const;
+  // The result's shape in a file. It has no axis of heads where the first tensor is flat.
+  std::vector<std::int64_t> out_shape(std::int64_t heads, std::int64_t dim) const;
   bool is_synthetic() const { return file_ == nullptr; }
   // Fills rows, [total_tokens(runs), heads, dim] of dtype(), in host memory. Throws kFile, and kUsage where the input
   // is only a shape.
@@ -118,6 +122,11 @@ class RowOp {
   virtual std::int64_t heads() const = 0;
   virtual std::int64_t dim() const = 0;
   virtual Dtype out_dtype() const { return Dtype::kF32; }
+  virtual std::string_view out_name() const { return "out"; }  // in files and reports
+  // Bytes that a kernel needs on the rank which needs most, beside its inputs and results.
+  virtual std::size_t kernel_bytes(int) const { return 0; }
+  // Throws kUsage if so many ranks can't share the job.
+  virtual void check_world(int) const {}
   virtual double flops() const = 0;  // of the whole job
 
   // An op with kernels chooses one, and prepares it for the tokens that a rank has in `layout`. The latter is

@@ -39,7 +39,7 @@ const KernelEntry& row_kernel() {
 
 // Bytes of a rank: inputs in fp32, of all tokens where a tensor is whole, and results. A kernel has copies of its own
 // of both, as they are.
-std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, const KernelEntry& kernel) {
+std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, int world, const KernelEntry& kernel) {
   const std::int64_t results = own_tokens * op.heads() * op.dim();
   std::int64_t inputs = 0;
   for (const RowTensor& tensor : op.input().tensors()) {
@@ -48,7 +48,8 @@ std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, const KernelEntr
   const auto bytes = [](std::int64_t numbers, std::size_t each) { return static_cast<std::size_t>(numbers) * each; };
   const std::size_t rows = bytes(inputs, sizeof(float)) + bytes(results, size_of(op.out_dtype()));
   if (&kernel == &row_kernel()) return rows;
-  return rows + bytes(inputs, size_of(op.input().dtype())) + bytes(results, size_of(op.out_dtype()));
+  return rows + op.kernel_bytes(world) + bytes(inputs, size_of(op.input().dtype())) +
+         bytes(results, size_of(op.out_dtype()));
 }
 
 void check_memory(std::size_t needed, std::size_t budget) {
@@ -175,10 +176,11 @@ class RowPlan final : public OpPlan {
   std::string_view unit() const override { return "tokens"; }
   std::int64_t units() const override { return op_.input().tokens(); }
   PlanRow row(int world, Route, bool details, JsonWriter& json) override {
+    op_.check_world(world);
     const Layout layout = even_layout(op_.input().lengths(), world);
     std::int64_t most = 0;
     for (int rank = 0; rank < world; ++rank) most = std::max(most, layout.tokens(rank));
-    const std::size_t memory = memory_of(op_, most, *kernel_.entry);
+    const std::size_t memory = memory_of(op_, most, world, *kernel_.entry);
     check_memory(memory, budget_);
     json.begin_object().member("world", world).member("tokens", units());
     json.member("layout", layout_name(LayoutKind::kContiguous)).member("bytes_moved", 0);
@@ -257,6 +259,7 @@ class RowOpJob final : public OpJob {
     timeout_seconds_ = options.timeout_seconds;
     const Collective collective(world, Timeouts(options.timeout_seconds));
     collective.run_collectively([&] {
+      op_->check_world(world.size());
       choice_ = op_->choose(compatible_request(options.kernel, world), KernelScope::kThisMachine);
       threads_ = options.threads > 0 ? options.threads : usable_processors().count;
       layout_.emplace(even_layout(input().lengths(), world.size()));
@@ -301,17 +304,17 @@ class RowOpJob final : public OpJob {
     return mine;
   }
   std::vector<ResultDigest> digests(const Collective& collective) override {
-    return {{"out", "out", digest(collective, view(), runs(), input().tokens())}};
+    return {{name(), name(), digest(collective, view(), runs(), input().tokens())}};
   }
   void write(const OutputRequest& output) override {
     const Collective collective(*world_, Timeouts(timeout_seconds_));
     FileMetadata metadata = output_metadata(kernel(), backend());
-    metadata.emplace_back("digest.out", digests(collective).front().hex);
+    metadata.emplace_back("digest." + name(), digests(collective).front().hex);
     metadata.emplace_back("op", std::string(op_->name()));
     metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
-    write_collectively(collective, {{"out", file_dtype(op_->out_dtype()), grid().shape()}}, metadata, output.path,
+    write_collectively(collective, {{name(), file_dtype(op_->out_dtype()), shape_in_file()}}, metadata, output.path,
                        output.replace, [&](SafetensorsWriter& writer) {
-                         writer.write_rows("out", grid(), runs(), view());
+                         writer.write_rows(name(), grid(), runs(), view());
                          failpoint("writing");
                        });
   }
@@ -328,7 +331,7 @@ class RowOpJob final : public OpJob {
     cells.push_back({"time", "(ms)", fmt::format("{:.3f}", totals.seconds * 1e3)});
     cells.push_back({"Mtokens/s", "", fmt::format("{:.3f}", rate * 1e-6)});
     cells.push_back({"mem/rank", "(MiB)", fmt::format("{:.1f}", static_cast<double>(totals.memory_peak) / 0x1p20)});
-    cells.push_back({"digest of out", "", totals.digests->front().hex});
+    cells.push_back({"digest of " + name(), "", totals.digests->front().hex});
     return cells;
   }
   std::string non_finite_text(const NonFinite& total) const override {
@@ -341,8 +344,8 @@ class RowOpJob final : public OpJob {
   Check check_oracle(const Collective& collective, std::int64_t count) override;
   void open_earlier(const std::string& path) override {
     earlier_file_ = std::make_unique<const SafetensorsFile>(path);
-    earlier_ = output_tensor(*earlier_file_, path, "out");
-    check_output_tensor(path, *earlier_, grid().shape(), file_dtype(op_->out_dtype()));
+    earlier_ = output_tensor(*earlier_file_, path, name());
+    check_output_tensor(path, *earlier_, shape_in_file(), file_dtype(op_->out_dtype()));
   }
   std::vector<FileFingerprint> earlier_fingerprints() const override {
     return ringattn::fingerprints(std::span(&*earlier_, 1));
@@ -365,7 +368,7 @@ class RowOpJob final : public OpJob {
     Golden golden =
         golden_of(fmt::format("{}; {};{}", input().is_synthetic() ? input().source() : "a file", describe(), lengths),
                   kernel().name, backend().identity());
-    golden.digests["lse"] = kNoDigest;  // there is only out
+    golden.digests["lse"] = kNoDigest;  // there is only one tensor
     return golden;
   }
 
@@ -407,8 +410,12 @@ class RowOpJob final : public OpJob {
 
  private:
   const RowInput& input() const { return op_->input(); }
+  std::string name() const { return std::string(op_->out_name()); }
+  std::vector<std::int64_t> shape_in_file() const { return input().out_shape(op_->heads(), op_->dim()); }
   RowGrid grid() const { return input().out_grid(op_->heads(), op_->dim()); }
-  std::size_t memory() const { return memory_of(*op_, layout_->tokens(world_->rank()), *choice_.entry); }
+  std::size_t memory() const {
+    return memory_of(*op_, layout_->tokens(world_->rank()), world_->size(), *choice_.entry);
+  }
   std::vector<PackedRun> runs() const { return packed_runs(layout_->runs(world_->rank()), layout_->cu()); }
   TensorView view() const {
     return dense_view(static_cast<const void*>(out_.data()), op_->out_dtype(), layout_->tokens(world_->rank()),
@@ -506,13 +513,13 @@ Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
   check.passes = worst.error <= 1.0 && misplaced == 0;
   check.rows = rows;
   check.context.push_back(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(rows), "row")));
-  check.lines.push_back(fmt::format("out: greatest error {:.3g} of what is allowed, at token {}, head {}", worst.error,
-                                    worst.token, worst.head));
+  check.lines.push_back(fmt::format("{}: greatest error {:.3g} of what is allowed, at token {}, head {}", name(),
+                                    worst.error, worst.token, worst.head));
   if (misplaced > 0) {
     check.lines.push_back(fmt::format("{} values are NaN or infinite where fp64 has another value", misplaced));
   }
-  check.write = [=](JsonWriter& json) {
-    json.begin_object().member("rows", rows).key("out").begin_object().member("part_of_allowed", worst.error);
+  check.write = [=, name = name()](JsonWriter& json) {
+    json.begin_object().member("rows", rows).key(name).begin_object().member("part_of_allowed", worst.error);
     json.member("token", worst.token).member("head", worst.head).end_object();
     json.key("lse").null().member("misplaced", misplaced).end_object();
   };
