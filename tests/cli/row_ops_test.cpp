@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops whose rows are independent: batched_gemm and reshard.
+// The ops whose rows are independent: batched_gemm, linear and reshard.
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <set>
 #include <span>
 #include <sstream>
 
+#include "io/safetensors_file.hpp"
 #include "io/safetensors_writer.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -64,6 +66,55 @@ TEST(RowOps, HaveTheSameBitsOnAnyRanks) {
     EXPECT_TRUE(has(done(job("plan", op, {"--world", "2,64"})).out, "# kernel: ")) << op;
     EXPECT_TRUE(has(done(job("bench", op, {"--samples", "2", "--jsonl", "-"})).out, "\"op\":\"" + op + "\"")) << op;
   }
+}
+
+Words layer(const std::string& command, const std::string& parallel, const Words& more = {}) {
+  return Words{command,  "--op",          "linear", "--synthetic",    "7",  "--seq",   "21",   "--batch",
+               "2",      "--in-features", "72",     "--out-features", "40", "--dtype", "fp32", "--activation",
+               "swiglu", "--parallel",    parallel} +
+         more;
+}
+
+TEST(RowOps, ALinearLayerHasTheSameBitsOnAnyRanks) {
+  const TemporaryFolder folder;
+  std::set<std::string> digests;
+  for (const std::string parallel : {"none", "column", "row"}) {
+    const auto file = [&](int ranks) { return folder.file(parallel + std::to_string(ranks)); };
+    for (const int ranks : {1, 3, 8}) {
+      const Finished run = done(layer("run", parallel, {"--ranks", std::to_string(ranks), "--output", file(ranks)}));
+      EXPECT_EQ(text_of(file(ranks)), text_of(file(1))) << parallel << " on " << ranks;
+      if (ranks == 1) digests.insert(digest_of(run.out));
+    }
+    const Finished shapes = done(layer("verify", parallel));
+    EXPECT_TRUE(has(shapes.out, "# 5 shapes, bit for bit") && has(shapes.out, "PASS")) << shapes.out;
+    EXPECT_TRUE(has(done(layer("verify", parallel, {"--against", "oracle", "--ranks", "2"})).out, "PASS"));
+    EXPECT_TRUE(has(done(layer("plan", parallel, {"--world", "2,8"})).out, "# kernel: "));
+    const Finished many = tool(layer("plan", parallel, {"--world", "16"}));
+    EXPECT_EQ(many.code, parallel == "none" ? 0 : 2) << many.err;
+  }
+  EXPECT_EQ(digests.size(), 2U) << "row-parallel has other bits, and column-parallel the same";
+  const std::string golden = folder.file("golden.json");
+  done(layer("verify", "row", {"--record", golden}));
+  EXPECT_TRUE(has(done(layer("verify", "row", {"--golden", golden, "--ranks", "5"})).out, "PASS"));
+  EXPECT_TRUE(has(done(layer("bench", "row", {"--samples", "2", "--jsonl", "-"})).out, "\"op\":\"linear\""));
+}
+
+TEST(RowOps, LinearReadsFiles) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("layer.safetensors");
+  write_floats(file,
+               {{"x", FileDtype::kF32, {5, 8}}, {"weight", FileDtype::kF32, {6, 8}}, {"bias", FileDtype::kF32, {6}}});
+  const std::string output = folder.file("y.safetensors");
+  const Finished run = done({"run", "--input", file, "--activation", "geglu", "--output", output});
+  EXPECT_TRUE(has(run.out, "# job: linear, fp32, 8 to 3 features, geglu, bias, 5 tokens")) << run.out;
+  EXPECT_EQ(SafetensorsFile(output).tensor("y").info->shape, (std::vector<std::int64_t>{5, 3}));
+  EXPECT_TRUE(
+      has(done({"verify", "--input", file, "--against", "oracle", "--parallel", "row", "--ranks", "4"}).out, "PASS"));
+  EXPECT_TRUE(has(done({"verify", "--input", file, "--activation", "geglu", "--against", output}).out, "PASS"));
+  write_floats(file, {{"x", FileDtype::kF32, {5, 8}}, {"weight", FileDtype::kF32, {7, 8}}});
+  const Finished refused = tool({"run", "--input", file, "--activation", "swiglu"});
+  EXPECT_EQ(refused.code, 3) << refused.out;
+  EXPECT_TRUE(has(refused.err, "weight is [7, 8] (x has 8 features, and the layer is gated")) << refused.err;
 }
 
 TEST(RowOps, ReshardGivesRowsBackFromAnyLayout) {

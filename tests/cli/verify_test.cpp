@@ -364,7 +364,7 @@ TEST(Info, SaysTheOpOfEveryKernel) {
     ops.insert(json_at(info.out, fmt::format("/kernels/{}/op", i)));
   }
   EXPECT_EQ(ops, (std::set<std::string>{"\"attention\"", "\"attention_backward\"", "\"batched_gemm\"", "\"conv1d\"",
-                                        "\"decode\"", "\"ssm\""}));
+                                        "\"decode\"", "\"linear\"", "\"ssm\""}));
   const Finished shown = tool({"info"});
   // In columns, whose widths are those of the longest names of this build.
   std::string words = shown.out;

@@ -71,7 +71,7 @@ class Pages(unittest.TestCase):
     def test_flags_are_flags(self):
         known = set(re.findall(r'^    \{"([a-z-]+)"', (ROOT / "launch/flags.cpp").read_text(), re.MULTILINE))
         for entry in ROOT.glob("src/ops/*/*_entry.cpp"):  # settings that only one op has
-            known |= set(re.findall(r'SettingRow \w+\[\] = \{\{\.name = "([a-z-]+)"', entry.read_text()))
+            known |= set(re.findall(r'\.name = "([a-z-]+)",\s*\.(?:kind|value) =', entry.read_text()))
         scripts = "\n".join((ROOT / script).read_text(encoding="utf-8") for script in SCRIPTS)
         for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
             for flag in re.findall(r"(?<![\w-])--([a-z][a-z-]+)", page.read_text(encoding="utf-8")):

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/build.hpp"
+#include "ops/linear/linear.hpp"
 
 namespace ringattn {
 
@@ -171,6 +172,13 @@ std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const Causa
   all.push_back({"job", hashed(fmt::format("{}; halos {} {}, update {};{}", describe(job.spec), job.initial_halos,
                                            job.final_halos, job.update, lengths_text(job.lengths)))});
   all.push_back({"options", hashed(runs_text(options.runs))});
+  return all;
+}
+
+std::vector<RankConfigEntry> rank_config(const LinearJob& job, const LinearChoice& choice, const Backend& backend) {
+  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
+  all.push_back({"job", fmt::format("{}; {} tokens, output {}, columns in units of {}", describe(job.spec),
+                                    job.max_tokens, static_cast<int>(job.output), job.column_unit)});
   return all;
 }
 

@@ -18,6 +18,9 @@
 
 namespace ringattn {
 
+struct LinearJob;   // ops/linear/linear.hpp
+struct LinearSpec;  // kernels/linear/linear.hpp
+
 // Build, kernel, device, job, machine model and options of this rank.
 std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
                                          const Backend& backend);
@@ -42,6 +45,9 @@ std::vector<RankConfigEntry> rank_config(const SsmJob& job, const SsmOptions& op
 
 std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const CausalConv1dOptions& options,
                                          const CausalConv1dChoice& choice, const Backend& backend);
+
+std::vector<RankConfigEntry> rank_config(const LinearJob& job, const KernelChoice<LinearSpec>& choice,
+                                         const Backend& backend);
 
 // Build, device, and the two layouts of a Reshard.
 std::vector<RankConfigEntry> rank_config(const Layout& from, const Layout& to, std::int64_t token_bytes,

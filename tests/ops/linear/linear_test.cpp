@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// A Linear on 1 to 8 ranks gives the bits of the kernel on one, by memcmp: row- and column-parallel, in each format of
+// weights, sharded and replicated; and two layers of which the second reads what the first leaves on its rank.
+#include "ops/linear/linear.hpp"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "comm/self.hpp"
+#include "comm/threads.hpp"
+#include "tests/support/error_of.hpp"
+#include "tests/support/linear_runner.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr std::int64_t kTokens = 13;
+
+LinearOptions on_cpu() { return {{"cpu", "auto"}, 1, 60.0}; }
+
+void run_world(int ranks, const std::function<void(Transport&)>& rank_main) {
+  if (ranks == 1) return rank_main(*make_self_transport());
+  run_threads_world(ranks, {}, rank_main);
+}
+
+std::size_t row_bytes(const LinearSpec& spec, std::int64_t columns) {
+  return static_cast<std::size_t>(columns) * size_of(spec.dtype);
+}
+
+// Rows and columns [begin, end) of dense rows.
+std::vector<std::byte> cut(const std::vector<std::byte>& rows, std::size_t row, FeatureRange tokens, std::size_t begin,
+                           std::size_t end) {
+  std::vector<std::byte> part;
+  for (std::int64_t t = tokens.begin; t < tokens.end; ++t) {
+    const auto at = rows.begin() + static_cast<std::ptrdiff_t>(static_cast<std::size_t>(t) * row);
+    part.insert(part.end(), at + static_cast<std::ptrdiff_t>(begin), at + static_cast<std::ptrdiff_t>(end));
+  }
+  return part;
+}
+
+struct Case {
+  LinearData data;
+  std::vector<std::byte> y;  // [kTokens, N] of one kernel call
+};
+
+Case make_case(LinearSpec spec) {
+  Case made;
+  made.data = linear_data(spec, kTokens, 21);
+  made.data.set_x(4, 3, std::numeric_limits<float>::quiet_NaN());
+  made.y = multiplied(kernel_table<LinearSpec>().back(), made.data);
+  return made;
+}
+
+// Runs a rank's part. Returns how many results differ from those expected.
+std::int64_t differences(Transport& world, const Case& given, LinearOutput output) {
+  const LinearSpec& spec = given.data.spec;
+  const int rank = world.rank();
+  const int ranks = world.size();
+  Linear layer({spec, kTokens, output}, world, on_cpu());
+  const bool is_row = spec.parallel == LinearParallel::kRow;
+  const FeatureRange columns = layer.columns();
+  const LinearData part =
+      is_row ? leaves_of(given.data, linear_leaves(ranks, rank)) : columns_of(given.data, columns.begin, columns.end);
+  EXPECT_EQ(part.features, layer.features().size());
+  layer.load(part.weights());
+  std::int64_t differ = 0;
+  for (const std::int64_t tokens : {kTokens, std::int64_t{5}, std::int64_t{1}}) {
+    const bool shard = output == LinearOutput::kShard;
+    const bool column_shard = spec.parallel == LinearParallel::kColumn && shard;
+    const bool all_tokens =
+        spec.parallel == LinearParallel::kNone || column_shard || output == LinearOutput::kReplicated;
+    const FeatureRange mine = all_tokens ? FeatureRange{0, tokens} : layer.tokens_of_rank(tokens);
+    const FeatureRange shown = column_shard ? columns : FeatureRange{0, spec.out_features};
+    const std::vector<std::byte> expected = cut(given.y, row_bytes(spec, spec.out_features), mine,
+                                                row_bytes(spec, shown.begin), row_bytes(spec, shown.end));
+    // y lies in wider rows.
+    const std::int64_t stride = shown.size() + 3;
+    std::vector<std::byte> wide(row_bytes(spec, stride) * static_cast<std::size_t>(mine.size()), std::byte{0xff});
+    const TensorView x =
+        dense_view(static_cast<const void*>(part.x.data()), spec.dtype, tokens, 1, layer.features().size());
+    const MutableTensorView y{wide.data(), spec.dtype, mine.size(), 1, shown.size(), stride, shown.size()};
+    if (tokens == kTokens) {
+      layer.run(x, y);
+    } else {
+      layer.enqueue(x, y);
+      layer.wait();
+    }
+    differ += cut(wide, row_bytes(spec, stride), {0, mine.size()}, 0, row_bytes(spec, shown.size())) != expected;
+  }
+  return differ;
+}
+
+class LinearWorld : public ::testing::TestWithParam<int> {};
+
+TEST_P(LinearWorld, HasTheBitsOfOneRank) {
+  std::vector<Case> cases;
+  for (const LinearParallel parallel : {LinearParallel::kRow, LinearParallel::kColumn, LinearParallel::kNone}) {
+    cases.push_back(
+        make_case({Dtype::kBf16, WeightFormat::kFloat, 344, 50, LinearActivation::kGelu, false, true, parallel}));
+    cases.push_back(
+        make_case({Dtype::kF16, WeightFormat::kInt8, 344, 40, LinearActivation::kNone, false, true, parallel}));
+    cases.push_back(
+        make_case({Dtype::kBf16, WeightFormat::kInt4, 640, 40, LinearActivation::kSilu, true, false, parallel}));
+    cases.push_back(
+        make_case({Dtype::kF32, WeightFormat::kFloat, 40, 33, LinearActivation::kSilu, true, true, parallel}));
+  }
+  for (const Case& given : cases) {
+    for (const LinearOutput output : {LinearOutput::kShard, LinearOutput::kTokens, LinearOutput::kReplicated}) {
+      if (given.data.spec.parallel == LinearParallel::kNone && output != LinearOutput::kShard) continue;
+      std::atomic<std::int64_t> differ = 0;
+      run_world(GetParam(), [&](Transport& world) { differ += differences(world, given, output); });
+      EXPECT_EQ(differ, 0) << describe(given.data.spec) << ", output " << static_cast<int>(output);
+    }
+  }
+}
+
+// gate_up_proj and down_proj of an MLP: the hidden columns of a rank are the features of its second layer.
+TEST_P(LinearWorld, TwoLayersShareTheirCut) {
+  for (const WeightFormat format : {WeightFormat::kFloat, WeightFormat::kInt8, WeightFormat::kInt4}) {
+    constexpr std::int64_t kHidden = 1152;
+    const LinearSpec up{Dtype::kBf16,           format, 256, kHidden, LinearActivation::kSilu, true, false,
+                        LinearParallel::kColumn};
+    const LinearSpec down{Dtype::kBf16,        format, kHidden, 64, LinearActivation::kNone, false, true,
+                          LinearParallel::kRow};
+    const LinearData first = linear_data(up, kTokens, 31);
+    LinearData second = linear_data(down, kTokens, 32);
+    const KernelRow<LinearSpec>& row = kernel_table<LinearSpec>().back();
+    second.x = multiplied(row, first);
+    const std::vector<std::byte> expected = multiplied(row, second);
+    std::atomic<std::int64_t> differ = 0;
+    run_world(GetParam(), [&](Transport& world) {
+      Linear one({up, kTokens, LinearOutput::kShard, leaf_unit(format)}, world, on_cpu());
+      Linear two({down, kTokens, LinearOutput::kReplicated}, world, on_cpu());
+      EXPECT_EQ(one.columns(), two.features());
+      const LinearData mine = columns_of(first, one.columns().begin, one.columns().end);
+      const LinearData ours = leaves_of(second, linear_leaves(world.size(), world.rank()));
+      one.load(mine.weights());
+      two.load(ours.weights());
+      const std::int64_t hidden = one.columns().size();
+      std::vector<std::byte> between(row_bytes(up, hidden) * kTokens, std::byte{0xff});
+      std::vector<std::byte> y(expected.size(), std::byte{0xff});
+      one.run(first.x_view(), dense_view(static_cast<void*>(between.data()), up.dtype, kTokens, 1, hidden));
+      two.run(dense_view(static_cast<const void*>(between.data()), up.dtype, kTokens, 1, hidden),
+              dense_view(static_cast<void*>(y.data()), up.dtype, kTokens, 1, 64));
+      differ += y != expected;
+    });
+    EXPECT_EQ(differ, 0) << describe(up);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, LinearWorld, ::testing::Values(1, 2, 3, 4, 5, 6, 7, 8));
+
+TEST(Linears, RefuseWhatCanNotBeShared) {
+  const LinearSpec row{.in_features = 256, .out_features = 8, .parallel = LinearParallel::kRow};
+  const auto refused = [](const auto& call) {
+    const Error error = error_of(call);
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    return std::string(error.what());
+  };
+  EXPECT_EQ(
+      refused([&] {
+        check_linear_job({row, 1}, 9);
+      }),
+      "a row-parallel layer over 9 ranks (its features are dealt in 8 parts, whatever the number of ranks). Use at "
+      "most 8 ranks for a layer.");
+  EXPECT_NO_THROW(check_linear_job({row, 1}, 8));
+  std::atomic<int> seen = 0;
+  run_threads_world(2, {}, [&](Transport& world) {
+    Linear layer({row, 3}, world, on_cpu());
+    const LinearData part = leaves_of(linear_data(row, 3, 1), linear_leaves(2, world.rank()));
+    std::vector<std::byte> y(row_bytes(row, 8) * 3);
+    const auto run = [&](std::int64_t features, std::int64_t tokens) {
+      layer.enqueue(dense_view(static_cast<const void*>(part.x.data()), row.dtype, tokens, 1, features),
+                    dense_view(static_cast<void*>(y.data()), row.dtype, layer.tokens_of_rank(tokens).size(), 1, 8));
+    };
+    EXPECT_NE(refused([&] { run(128, 3); }).find("load() was not called"), std::string::npos);
+    layer.load(part.weights());
+    EXPECT_EQ(refused([&] { run(100, 3); }),
+              fmt::format("x has 100 features (rank {} has features {} of the layer). Cut x and the weights at 128.",
+                          world.rank(), world.rank() == 0 ? "0 to 128" : "128 to 256"));
+    EXPECT_NE(refused([&] { run(128, 4); }).find("made for up to 3"), std::string::npos);
+    ++seen;
+  });
+  EXPECT_EQ(seen, 2);
+}
+
+}  // namespace
+}  // namespace ringattn::testing
