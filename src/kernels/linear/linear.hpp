@@ -34,7 +34,6 @@
 // y is rounded once. NaN and ∞ propagate as in fp32 arithmetic. A NaN of y has one canonical bit pattern.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>

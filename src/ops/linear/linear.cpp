@@ -83,12 +83,6 @@ ExchangeBytes exchange_bytes(const LinearJob& job, int ranks, int rank) {
   return bytes;
 }
 
-LinearWeights from_column(const LinearWeights& weights, const LinearSpec& spec) {
-  LinearWeights given = weights;
-  if (!spec.gated) given.up = {};
-  return given;
-}
-
 void check_weights(const LinearSpec& spec, const LinearMatrix& matrix, std::string_view name, std::int64_t row_bytes) {
   check_given("Linear", fmt::format("{} of the weights", name), matrix.data, true);
   check_given("Linear", fmt::format("bias of {}", name), matrix.bias, spec.bias);
@@ -442,7 +436,7 @@ void Linear::load(const LinearWeights& weights, Stream stream) {
     check_weights(impl.spec, weights.matrix, impl.spec.gated ? "the gate matrix" : "the matrix", row_bytes);
     if (impl.spec.gated) check_weights(impl.spec, weights.up, "the up matrix", row_bytes);
   }
-  impl.weights = from_column(weights, impl.spec);
+  impl.weights = weights;
   if (impl.packed.bytes() == 0) return;
   impl.kernel->pack(*impl.weights, linear_leaves(impl.ranks, impl.self), impl.packed.data(), stream);
 }

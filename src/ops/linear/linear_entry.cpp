@@ -12,10 +12,12 @@
 
 #include "base/error.hpp"
 #include "kernels/linear/linear_oracle.hpp"
+#include "kernels/ssm/causal_conv1d.hpp"
 #include "ops/common/row_op.hpp"
 #include "ops/common/staging.hpp"
 #include "ops/common/values.hpp"
 #include "ops/linear/linear.hpp"
+#include "ops/linear/linear_input.hpp"
 
 namespace ringattn {
 
@@ -235,6 +237,16 @@ class LinearOp final : public RowOp {
 
 }  // namespace
 
+bool holds_linear(const SafetensorsFile& file, const InputNames& names) {
+  const std::string x = name_in(names, "x");
+  const std::string weight = name_in(names, "weight");
+  if (!file.contains(x) || !file.contains(weight) || file.contains(name_in(names, "dt"))) return false;
+  const std::vector<std::int64_t> row = file.tensor(x).info->shape;
+  const std::vector<std::int64_t> matrix = file.tensor(weight).info->shape;
+  if (matrix.size() != 2 || row.empty()) return false;
+  return matrix[1] == row.back() || matrix[0] != row.back() || matrix[1] > kMaxConv1dWidth;
+}
+
 extern const OpEntry kLinearOp;
 const OpEntry kLinearOp{
     .name = "linear",
@@ -243,7 +255,7 @@ const OpEntry kLinearOp{
     .tensors = kTensors,
     .tensor_notes = kNotes,
     .own_settings = kOwn,
-    .recognizes = [](const TensorFile& file) { return has_tensors(file, kTensors) && !file.file.contains("dt"); },
+    .recognizes = [](const TensorFile& opened) { return holds_linear(opened.file, opened.request.names); },
     .make = [](const OpRequest& request) { return make_row_job(std::make_unique<LinearOp>(request)); }};
 
 }  // namespace ringattn

@@ -12,6 +12,7 @@
 #include "base/memory.hpp"
 #include "io/input_names.hpp"
 #include "io/tensor_checks.hpp"
+#include "ops/linear/linear_input.hpp"
 
 namespace ringattn {
 
@@ -277,8 +278,7 @@ bool holds_conv1d(const SafetensorsFile& file, const InputNames& names) {
 }  // namespace
 
 bool holds_ssm(const SafetensorsFile& file, const InputNames& names) {
-  // x with a weight is the input of a linear layer.
-  if (file.contains(name_in(names, "weight")) && !names.dt && !file.contains("dt")) return false;
+  if (holds_linear(file, names)) return false;
   const bool named = names_channels(names) || names_heads(names) || names.a || names.b || names.c || names.d ||
                      names.z || names.initial_states || names.state || names.conv1d_weight || names.conv1d_bias ||
                      names.conv_state;
