@@ -193,7 +193,7 @@ std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const Causa
 }
 
 std::vector<RankConfigEntry> rank_config(const LinearJob& job, const LinearChoice& choice, const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config(*choice.row, backend);
+  std::vector<RankConfigEntry> all = program_config("linear", *choice.row, backend);
   all.push_back({"job", fmt::format("{}; {} tokens, output {}, columns in units of {}", describe(job.spec),
                                     job.max_tokens, static_cast<int>(job.output), job.column_unit)});
   return all;
