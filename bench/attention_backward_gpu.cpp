@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times attention's backward kernels on a GPU through their interface: one task with all tiles. Prints one JSON line
 // per kernel and shape. Raw TFLOP/s count 3 matmuls for dQ and 4 for dK and dV, also where two kernels compute S, and
-// half of a causal one. Part dq_dkv is one call for all gradients. O is random and LSE that of random scores, so P has
-// its usual size.
+// half of a causal one. O is random and LSE that of random scores, so P has its usual size.
 //   attention_backward_gpu_bench [[--kernel name] [--heads 32/8] [--dims 128] [--mask causal] sequences x length ...]
 // An option holds for the shapes after it. Without shapes: 2x8192 1x16384 1x32768.
 #include <fmt/format.h>
@@ -82,9 +81,9 @@ class Bench {
       rows.push_back({static_cast<std::int32_t>(s), 0, s * shape.length, shape.length});
     }
     const Tiles keys(shape, kernel_->key_tile()), queries(shape, kBackwardTile);
-    BackwardLimits limits{tokens,          shape.sequences,
-                          shape.sequences, static_cast<std::int64_t>(std::max(keys.tiles.size(), queries.tiles.size())),
-                          shape.sequences, /*same_pairs=*/true};
+    BackwardLimits limits{tokens, shape.sequences, shape.sequences,
+                          static_cast<std::int64_t>(std::max(keys.tiles.size(), queries.tiles.size())),
+                          shape.sequences};
     kernel_->reserve(limits);
 
     RowStatsTask stats_task;
@@ -109,31 +108,27 @@ class Bench {
     dkv_task.dk = &dk_view;
     dkv_task.dv = &dv_view;
 
-    std::vector<double> times[4];
+    std::vector<double> times[3];
     for (int round = 0; round < kRounds; ++round) {
       time([&] { kernel_->row_stats(stats_task, backend_->stream(), {}); }, times[0]);
       time([&] { kernel_->add_dq(dq_task, backend_->stream(), {}); }, times[1]);
       time([&] { kernel_->add_dkv(dkv_task, backend_->stream(), {}); }, times[2]);
-      time([&] { kernel_->add_dq_and_dkv(dq_task, dkv_task, backend_->stream(), {}); }, times[3]);
     }
-    const double counted = 2.5 * shape.flops(1, 1);
-    const double flops[4] = {0.0, shape.flops(2, 1), shape.flops(2, 2), counted};
-    constexpr std::string_view kNames[4] = {"row_stats", "dq", "dkv", "dq_dkv"};
+    double total = 0.0;
+    const double flops[3] = {0.0, shape.flops(2, 1), shape.flops(2, 2)};
+    constexpr std::string_view kNames[3] = {"row_stats", "dq", "dkv"};
     const std::string name = fmt::format(
         "\"kernel\":\"{}\",\"heads\":\"{}/{}\",\"dims\":\"{}/{}\",\"mask\":\"{}\",\"sequences\":{},\"length\":{}",
         row_.name, heads, kv_heads, dim, dim_v, shape.causal ? "causal" : "full", shape.sequences, shape.length);
-    double ms[4];
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 3; ++i) {
       std::sort(times[i].begin(), times[i].end());
-      ms[i] = quantile(times[i], 0.5);
-      fmt::print("{{{},\"part\":\"{}\",\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n", name, kNames[i], ms[i],
-                 flops[i] / ms[i] * 1e-9);
+      const double ms = quantile(times[i], 0.5);
+      total += ms;
+      fmt::print("{{{},\"part\":\"{}\",\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n", name, kNames[i], ms,
+                 flops[i] / ms * 1e-9);
     }
-    const double two_calls = ms[0] + ms[1] + ms[2], one_call = ms[0] + ms[3];
-    fmt::print("{{{},\"part\":\"all\",\"ms\":{:.4f},\"tflops\":{:.1f}}}\n", name, two_calls,
-               counted / two_calls * 1e-9);
-    fmt::print("{{{},\"part\":\"all of one call\",\"ms\":{:.4f},\"tflops\":{:.1f}}}\n", name, one_call,
-               counted / one_call * 1e-9);
+    fmt::print("{{{},\"part\":\"all\",\"ms\":{:.4f},\"tflops\":{:.1f}}}\n", name, total,
+               2.5 * shape.flops(1, 1) / total * 1e-9);
     std::fflush(stdout);
   }
 

@@ -351,28 +351,6 @@ TEST_P(AttentionBackward, SeveralSplitsOfBoth) {
   }
 }
 
-// More scores than a workspace holds: a kernel that computes them once for all gradients does so in parts. Keys of
-// several KV splits, and queries of several query splits, of a sequence between others.
-TEST_P(AttentionBackward, OneCallOfManyScores) {
-  if (row().backend != "cuda") GTEST_SKIP() << "a CPU needs minutes for that many, and computes them twice";
-  struct Case {
-    Mask mask;
-    Dtype dtype;
-    int head_dim;
-    float softcap;
-    SequenceShape shape;
-  };
-  for (const Case& c : {Case{{-1, 0}, Dtype::kBf16, 128, 0.0F, {14500, 14600, 33}},
-                        Case{{-1, -1}, Dtype::kF16, 64, 20.0F, {6000, 20000, 0}},
-                        Case{{9000, 300}, Dtype::kBf16, 96, 0.0F, {17000, 16000, -100}}}) {
-    AttentionBackwardSpec spec{make_spec(c.dtype, 6, 2, c.head_dim, c.mask), Dtype::kF32};
-    spec.forward.softcap = c.softcap;
-    if (!can(spec)) continue;
-    expect_same(unrelated_backward_inputs(spec, {{200, 300, 70}, c.shape, {90, 100, 10}}, 520),
-                {{.separate_finish = true}});
-  }
-}
-
 TEST_P(AttentionBackward, TasksCutAnywhere) {
   for (const Mask& mask : kMasks) {
     for (const AttentionBackwardSpec& spec : usual_specs(4, 2, mask, false)) {
