@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <span>
 #include <utility>
@@ -172,33 +173,12 @@ TEST(BackwardTables, ManyPairsAreNotShared) {
 TEST(BackwardTables, WindowsBoundTheTilesOfRows) {
   constexpr std::int64_t kTokens = 1 << 15;
   constexpr std::int64_t kWindow = 1024;
-  const AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {kWindow - 1, 0});
-  const BackwardSequence sequences[] = {{kTokens, kTokens, 0}};
-  const QueryRun rows[] = {{.sequence = 0, .position = 0, .row = 0, .rows = kTokens}};
   for (const BackwardSide side : {BackwardSide::kQueries, BackwardSide::kKeys}) {
-    const bool of_queries = side == BackwardSide::kQueries;
-    const int tile = of_queries ? 128 : kBackwardTile;
-    const int group = of_queries ? 2 : 1;
-    const std::int64_t count = kTokens / tile;
-    const KeyRun runs[] = {{.sequence = 0, .first_tile = 0, .tiles = count, .table = 0}};
-    std::vector<PageRun> tiles;
-    for (std::int64_t i = 0; i < count; ++i) tiles.push_back({.source = 0, .row = i * tile});
-    BackwardTask task;
-    task.sequences = sequences;
-    task.rows = rows;
-    task.runs = runs;
-    task.tiles = tiles;
-    const BackwardLimits limits{.rows = kTokens, .row_runs = 1, .tile_runs = 1, .tiles = count, .sequences = 1};
-    const BackwardShape shape{side, tile, kBackwardKvSplit, group, kRowTilesOfPair, 1 << 20, 1};
-    BackwardTableBuilder builder;
-    builder.reserve(limits, group);
-    std::vector<std::byte> memory(backward_table_bytes(limits, group));
-    const TileRows sources[] = {{}};
-    const BackwardTableLayout layout = builder.build(spec, task, shape, true, {sources, {}, true}, memory);
-    ASSERT_GE(layout.pair_count, kTokens / kBackwardTile / kRowTilesOfPair);
-    const std::int64_t most = (kWindow + kRowTilesOfPair * kBackwardTile) / tile + 1;
-    const auto* const pairs = reinterpret_cast<const RowTilePair*>(memory.data() + layout.pairs);
-    for (const RowTilePair& pair : std::span(pairs, static_cast<std::size_t>(layout.pair_count))) {
+    const Tables tables({side, 4, 2, {kWindow - 1, 0}, {kTokens, kTokens, 0}}, 0, false);
+    expect_complete(tables);
+    ASSERT_GE(static_cast<std::int64_t>(tables.pairs().size()), kTokens / kBackwardTile / kRowTilesOfPair);
+    const std::int64_t most = (kWindow + kRowTilesOfPair * kBackwardTile) / tables.shape().other_tile + 1;
+    for (const RowTilePair& pair : tables.pairs()) {
       ASSERT_GT(pair.tiles, 0);
       ASSERT_LE(pair.tiles, most);
       ASSERT_LE(pair.end_tile - pair.begin_tile, most);
