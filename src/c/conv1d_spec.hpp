@@ -11,6 +11,7 @@
 #include "c/jobs.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
+#include "c/tensors.hpp"
 #include "ops/conv1d/causal_conv1d.hpp"
 
 namespace ringattn::c {
