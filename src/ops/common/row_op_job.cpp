@@ -263,6 +263,8 @@ class RowOpJob final : public OpJob {
       choice_ = op_->choose(compatible_request(options.kernel, world), KernelScope::kThisMachine);
       threads_ = options.threads > 0 ? options.threads : usable_processors().count;
       layout_.emplace(even_layout(input().lengths(), world.size()));
+    });
+    collective.run_collectively([&] {  // by itself, since a kernel over ranks communicates in it
       kernel_ = op_->make_kernel(choice_, world, options, *layout_);
       if (kernel_ == nullptr) backend_ = choice_.entry->make_backend({threads_, kNoDevice});
       check_compatible(*choice_.entry, backend(), world);
