@@ -49,13 +49,16 @@ void fill_backward_op(Config& config) {
   if (!config.options.backward || config.given("input")) return;
   const OpEntry& op = op_entry(config.options.op);
   if (op.backward.empty()) {
+    const std::string own = fmt::format("{}_backward", op.name);  // an op by itself
     std::string ops;
     for (const OpEntry* entry : op_table()) {
-      if (!entry->backward.empty() && entry->backward != entry->name) ops += fmt::format(" --op {}", entry->name);
+      const bool chosen_by_flag = !entry->backward.empty() && entry->backward != entry->name;
+      if (!chosen_by_flag && entry->name != own) continue;
+      ops += fmt::format("{} --op {}", ops.empty() ? "" : " or", entry->name);
     }
     fail(ErrorCode::kUsage,
          fmt::format("{} contradicts {} {}", config.origin("backward"), config.origin("op"), op.name),
-         "the op has no gradients", fmt::format("Leave it out, or use{}.", ops));
+         "the flag is not for this op", fmt::format("Leave it out, or use{}.", ops));
   }
   if (op.backward == op.name) return;
   fill_value(config, "op", std::string(op.backward), config.value("backward").source, "op");

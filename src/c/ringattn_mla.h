@@ -121,7 +121,7 @@ typedef struct ringattn_mla_backward_tensors {
 
 ringattn_status ringattn_mla_backward_run(ringattn_mla_backward* backward,
                                           const ringattn_mla_backward_tensors* tensors);
-/* RINGATTN_UNSUPPORTED if the spec has sinks, as in ringattn_attention_backward_enqueue(). */
+/* As ringattn_attention_backward_enqueue(). */
 ringattn_status ringattn_mla_backward_enqueue(ringattn_mla_backward* backward,
                                               const ringattn_mla_backward_tensors* tensors);
 ringattn_status ringattn_mla_backward_wait(ringattn_mla_backward* backward);

@@ -331,8 +331,8 @@ TEST(AttentionBackward, IsTheOpOfTheFlagBackward) {
     const Finished refused = tool({"run", "--synthetic", "7", "--op", op, "--backward"});
     EXPECT_EQ(refused.code, 2) << op;
     EXPECT_TRUE(has(refused.err, "--backward contradicts --op " + std::string(op) +
-                                     " (the op has no gradients). "
-                                     "Leave it out, or use --op attention."))
+                                     " (the flag is not for this op). Leave it out, or use --op attention" +
+                                     (std::string_view(op) == "ssd" ? " or --op ssd_backward." : ".")))
         << refused.err;
   }
   const Finished file = tool({"run", "--input", with_op, "--backward"});

@@ -263,6 +263,8 @@ class RowOpJob final : public OpJob {
       choice_ = op_->choose(compatible_request(options.kernel, world), KernelScope::kThisMachine);
       threads_ = options.threads > 0 ? options.threads : usable_processors().count;
       layout_.emplace(even_layout(input().lengths(), world.size()));
+    });
+    collective.run_collectively([&] {  // by itself, since a kernel over ranks communicates in it
       kernel_ = op_->make_kernel(choice_, world, options, *layout_);
       if (kernel_ == nullptr) backend_ = choice_.entry->make_backend({threads_, kNoDevice});
       check_compatible(*choice_.entry, backend(), world);
@@ -380,7 +382,7 @@ class RowOpJob final : public OpJob {
     return job;
   }
   Measured measure(const MeasureRequest& request, const Collective& collective) override {
-    collective.run_collectively([&] { load(request.on_progress); });
+    load(request.on_progress);
     RankFigures last = compute();
     const Samples samples =
         take_samples(collective, {request.samples, request.on_progress}, last.seconds, 1, [&](std::size_t) {
@@ -421,12 +423,15 @@ class RowOpJob final : public OpJob {
     return dense_view(static_cast<const void*>(out_.data()), op_->out_dtype(), layout_->tokens(world_->rank()),
                       op_->heads(), op_->dim());
   }
+  // Collective, so that no rank begins a kernel over ranks while another one fails to load.
   void load(const ProgressCallback& on_progress) {
-    rows_.emplace(*op_, runs(), threads_, on_progress);
-    // Rows that are not written would show.
-    out_.assign(static_cast<std::size_t>(rows_->own().tokens() * op_->heads() * op_->dim()) * size_of(op_->out_dtype()),
-                std::byte{0xff});
-    if (kernel_ != nullptr) kernel_->load(input(), *layout_, world_->rank(), threads_);
+    Collective(*world_, Timeouts(timeout_seconds_)).run_collectively([&] {
+      rows_.emplace(*op_, runs(), threads_, on_progress);
+      const std::int64_t elements = rows_->own().tokens() * op_->heads() * op_->dim();
+      // Rows that are not written would show.
+      out_.assign(static_cast<std::size_t>(elements) * size_of(op_->out_dtype()), std::byte{0xff});
+      if (kernel_ != nullptr) kernel_->load(input(), *layout_, world_->rank(), threads_);
+    });
   }
   RankFigures compute() {
     RankFigures mine;

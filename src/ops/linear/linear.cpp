@@ -87,9 +87,14 @@ void check_weights(const LinearSpec& spec, const LinearMatrix& matrix, std::stri
   check_given("Linear", fmt::format("{} of the weights", name), matrix.data, true);
   check_given("Linear", fmt::format("bias of {}", name), matrix.bias, spec.bias);
   check_given("Linear", fmt::format("scales of {}", name), matrix.scales, spec.weights != WeightFormat::kFloat);
-  if (matrix.row_stride >= row_bytes) return;
-  refuse(fmt::format("rows of {} are {} bytes apart", name, matrix.row_stride),
-         fmt::format("a row of this rank's shard has {}", row_bytes), "Strides of weights count bytes.");
+  if (matrix.row_stride < row_bytes) {
+    refuse(fmt::format("rows of {} are {} bytes apart", name, matrix.row_stride),
+           fmt::format("a row of this rank's shard has {}", row_bytes), "Strides of weights count bytes.");
+  }
+  const std::int64_t groups = 2 * row_bytes / kInt4Group;
+  if (spec.weights != WeightFormat::kInt4 || matrix.group_stride >= groups) return;
+  refuse(fmt::format("the scales of rows of {} are {} elements apart", name, matrix.group_stride),
+         fmt::format("a row of this rank's shard has {} groups", groups), "Give group_stride.");
 }
 
 }  // namespace
@@ -127,6 +132,10 @@ void check_linear_job(const LinearJob& job, int ranks) {
   if (job.max_tokens < 1) refuse("a linear layer of no tokens", "buffers are made for max_tokens", "Give at least 1.");
   if (job.column_unit < 0) {
     refuse(fmt::format("column_unit {}", job.column_unit), "columns are divided in units of it", "Give 16 or 128.");
+  }
+  if (spec.parallel == LinearParallel::kNone && job.output == LinearOutput::kReplicated && ranks > 1) {
+    refuse("a replicated output of a layer that ranks don't share", "each rank computes the tokens that it has",
+           "Use LinearOutput::kShard, or a column- or row-parallel layer.");
   }
   if (spec.parallel == LinearParallel::kNone || ranks <= kLinearLeaves) return;
   refuse(fmt::format("a {}-parallel layer over {} ranks", parallel_name(spec.parallel), ranks),
@@ -183,7 +192,8 @@ struct Linear::Impl {
   int ranks;
   int self;
   Collective collective;
-  LinearSpec spec;  // of the kernel: the columns of this rank
+  std::uint64_t config_hash = 0;  // of handshake()
+  LinearSpec spec;                // of the kernel: the columns of this rank
   LinearChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<LinearKernel> kernel;
@@ -405,7 +415,7 @@ Linear::Linear(LinearJob job, Transport& transport, LinearOptions options)
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  handshake(impl.collective, rank_config(impl.job, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.announce();
 }
@@ -448,7 +458,12 @@ void Linear::run(const TensorView& x, const MutableTensorView& y, Stream stream)
     impl.check(x, y);
   };
   const bool alone = impl.job.spec.parallel == LinearParallel::kNone;
-  alone ? check() : impl.collective.run_collectively(check);
+  if (alone) {
+    check();
+  } else {
+    begin_run(impl.collective, impl.config_hash + static_cast<std::uint64_t>(x.tokens),
+              fmt::format("{}; {} tokens", describe(impl.job.spec), x.tokens), check);
+  }
   impl.enqueue(x, y, stream);
   wait();
   if (alone) return;

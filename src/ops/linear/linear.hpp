@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Public API of linear layers over ranks: y = activation(x · Wᵀ + b) (kernels/linear/linear.hpp).
 //
-//   Linear up({{.in_features = 4096, .out_features = 14336, .parallel = LinearParallel::kColumn}, tokens}, world,
-//   options); up.load(shard, stream);        // this rank's rows of W, up.columns() up.enqueue(x, hidden, stream)  //
-//   all tokens, this rank's columns; no communication Linear down({{.in_features = 14336, .out_features = 4096,
-//   .parallel = LinearParallel::kRow}, tokens}, world, options); down.load(shard, stream);      // this rank's columns
-//   of W, down.features() down.enqueue(hidden, y, stream);  // y: this rank's tokens
+//   const LinearSpec wide{.in_features = 4096, .out_features = 14336, .parallel = LinearParallel::kColumn};
+//   const LinearSpec narrow{.in_features = 14336, .out_features = 4096, .parallel = LinearParallel::kRow};
+//   Linear up({wide, tokens}, world, options), down({narrow, tokens}, world, options);
+//   up.load(up_shard, stream);         // rows up.columns() of W
+//   down.load(down_shard, stream);     // columns down.features() of W
+//   up.enqueue(x, hidden, stream);     // all tokens, this rank's columns; no communication
+//   down.enqueue(hidden, y, stream);   // y: this rank's tokens, all columns
 //
 // - kNone: each rank has the whole layer, and any tokens. No communication.
 // - kColumn: each rank has some rows of W, and all tokens.
@@ -35,9 +37,9 @@ using LinearChoice = KernelChoice<LinearSpec>;
 
 // What a rank has of y.
 enum class LinearOutput : std::uint8_t {
-  kShard,       // kNone: its own tokens. kColumn: its columns of all tokens. kRow: its tokens, all columns
+  kShard,       // kNone: the tokens of its x. kColumn: its columns of all tokens. kRow: its tokens, all columns
   kTokens,      // its tokens, all columns
-  kReplicated,  // all tokens and columns
+  kReplicated,  // all tokens and columns; not with kNone on several ranks
 };
 
 // The same on every rank.
@@ -104,7 +106,8 @@ class Linear {
 
   // Collective if the layer is shared: all ranks have the same number of tokens, at most max_tokens.
   // x: [tokens, 1, features()]. y: [tokens or tokens_of_rank(), 1, columns() or N] by LinearJob::output.
-  // run() validates on all ranks and waits; enqueue() only enqueues on a device, and computes on a host.
+  // run() validates on all ranks, the number of tokens too, and waits.
+  // enqueue() only enqueues on a device, and computes on a host.
   void run(const TensorView& x, const MutableTensorView& y, Stream stream = {});
   void enqueue(const TensorView& x, const MutableTensorView& y, Stream stream = {});
   void wait();

@@ -244,7 +244,7 @@ bool holds_linear(const SafetensorsFile& file, const InputNames& names) {
   const std::vector<std::int64_t> row = file.tensor(x).info->shape;
   const std::vector<std::int64_t> matrix = file.tensor(weight).info->shape;
   if (matrix.size() != 2 || row.empty()) return false;
-  return matrix[1] == row.back() || matrix[0] != row.back() || matrix[1] > kMaxConv1dWidth;
+  return matrix[0] != row.back() || matrix[1] > kMaxConv1dWidth;  // else the filters of causal_conv1d
 }
 
 extern const OpEntry kLinearOp;

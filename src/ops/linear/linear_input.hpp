@@ -8,7 +8,8 @@
 namespace ringattn {
 
 // Whether the file has x and a weight [out_features, in_features]. The weight of causal_conv1d, whose file has the same
-// names, is [channels, width], or [channels, 1, width].
+// names, is [channels, width], or [channels, 1, width]. A square weight of at most kMaxConv1dWidth channels is
+// taken for one of causal_conv1d.
 bool holds_linear(const SafetensorsFile& file, const InputNames& names);
 
 }  // namespace ringattn

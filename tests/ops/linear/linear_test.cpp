@@ -172,6 +172,12 @@ TEST(Linears, RefuseWhatCanNotBeShared) {
       "a row-parallel layer over 9 ranks (its features are dealt in 8 parts, whatever the number of ranks). Use at "
       "most 8 ranks for a layer.");
   EXPECT_NO_THROW(check_linear_job({row, 1}, 8));
+  LinearSpec plain = row;
+  plain.parallel = LinearParallel::kNone;
+  EXPECT_NE(refused([&] {
+              check_linear_job({plain, 1, LinearOutput::kReplicated}, 2);
+            }).find("a replicated output"),
+            std::string::npos);
   std::atomic<int> seen = 0;
   run_threads_world(2, {}, [&](Transport& world) {
     Linear layer({row, 3}, world, on_cpu());
@@ -187,6 +193,12 @@ TEST(Linears, RefuseWhatCanNotBeShared) {
               fmt::format("x has 100 features (rank {} has features {} of the layer). Cut x and the weights at 128.",
                           world.rank(), world.rank() == 0 ? "0 to 128" : "128 to 256"));
     EXPECT_NE(refused([&] { run(128, 4); }).find("made for up to 3"), std::string::npos);
+    const std::int64_t tokens = 3 - world.rank();
+    const std::string differ = refused([&] {
+      layer.run(dense_view(static_cast<const void*>(part.x.data()), row.dtype, tokens, 1, 128),
+                dense_view(static_cast<void*>(y.data()), row.dtype, layer.tokens_of_rank(tokens).size(), 1, 8));
+    });
+    EXPECT_NE(differ.find("rank 1 and rank 0 run different jobs"), std::string::npos) << differ;
     ++seen;
   });
   EXPECT_EQ(seen, 2);
