@@ -12,8 +12,8 @@ from ._tensors import check_array, type_name
 
 LIBRARY = library.Library("ringattn", "DEF")
 
-# (index, name) of the tensor arguments of each operator, single or in lists, that have no gradient.
-_tensors: dict[str, tuple[tuple[int, str], ...]] = {}
+# (index, name, has a gradient) of the tensor arguments of each operator, single or in lists.
+_tensors: dict[str, tuple[tuple[int, str, bool], ...]] = {}
 
 
 def operator(name: str, mutates: tuple[str, ...] = ()):
@@ -28,12 +28,11 @@ def operator(name: str, mutates: tuple[str, ...] = ()):
         for device in ("CPU", "CUDA"):
             LIBRARY.impl(name, function, device)
         defined = getattr(torch.ops.ringattn, name).default
-        without = [
-            (place, argument.name)
+        _tensors[name] = tuple(
+            (place, argument.name, argument.name in _gradients.INPUTS.get(name, ()))
             for place, argument in enumerate(defined._schema.arguments)
-            if "Tensor" in str(argument.type) and argument.name not in _gradients.INPUTS.get(name, ())
-        ]
-        _tensors[name] = tuple(without)
+            if "Tensor" in str(argument.type)
+        )
         if name in _gradients.INPUTS:
             return function
 
@@ -54,7 +53,7 @@ def constant_result(function):
 
 
 @constant_result
-def _tensors_of(op: str) -> tuple[tuple[int, str], ...]:
+def _tensors_of(op: str) -> tuple[tuple[int, str, bool], ...]:
     return _tensors[op]
 
 
@@ -62,8 +61,8 @@ def refuse_gradients(op: str, arguments) -> None:
     """arguments: the operator's, by their places; those at the end may be left out."""
     if not torch.is_grad_enabled():
         return
-    for place, name in _tensors_of(op):
-        given = arguments[place] if place < len(arguments) else None
+    for place, name, differentiable in _tensors_of(op):
+        given = arguments[place] if place < len(arguments) and not differentiable else None
         for tensor in given if isinstance(given, (list, tuple)) else (given,):
             refuse_gradient(op, name, tensor)
 
@@ -83,7 +82,7 @@ def gradients_of(name: str, setup_context, backward) -> None:
 def run(op: str, *arguments):
     """What the operator gives. Gradients are refused before it is reached, too: there torch.compile leaves the call to
     eager mode and the caller gets ringattn's error, while it wraps what operators raise in one of its own."""
-    for place, name in _tensors_of(op):
+    for place, name, _ in _tensors_of(op):
         refuse_compressed(op, name, arguments[place] if place < len(arguments) else None)
     refuse_gradients(op, arguments)
     return getattr(torch.ops.ringattn, op)(*arguments)
