@@ -36,7 +36,7 @@ def refuse_double_backward(name: str, op: str) -> None:
 def refuse_transforms(arrays) -> None:
     """Refuses tensors inside torch.func's transforms, where results would be of the transform, and those with a tangent, which
     calls would lose."""
-    torch = sys.modules.get("torch")
+    torch = loaded_torch()
     if torch is None:
         return
     transform = torch._C._functorch.peek_interpreter_stack()
