@@ -12,7 +12,7 @@ from ._tensors import check_array, type_name
 
 LIBRARY = library.Library("ringattn", "DEF")
 
-# (index, name) of the tensor arguments of each operator, single or in lists, that have no gradient.
+# (index, name) of the tensor arguments of each operator, single or in lists.
 _tensors: dict[str, tuple[tuple[int, str], ...]] = {}
 
 
@@ -28,12 +28,8 @@ def operator(name: str, mutates: tuple[str, ...] = ()):
         for device in ("CPU", "CUDA"):
             LIBRARY.impl(name, function, device)
         defined = getattr(torch.ops.ringattn, name).default
-        without = [
-            (place, argument.name)
-            for place, argument in enumerate(defined._schema.arguments)
-            if "Tensor" in str(argument.type) and argument.name not in _gradients.INPUTS.get(name, ())
-        ]
-        _tensors[name] = tuple(without)
+        arguments_of = enumerate(defined._schema.arguments)
+        _tensors[name] = tuple((place, one.name) for place, one in arguments_of if "Tensor" in str(one.type))
         if name in _gradients.INPUTS:
             return function
 
@@ -63,6 +59,8 @@ def refuse_gradients(op: str, arguments) -> None:
     if not torch.is_grad_enabled():
         return
     for place, name in _tensors_of(op):
+        if name in _gradients.INPUTS.get(op, ()):
+            continue
         given = arguments[place] if place < len(arguments) else None
         for tensor in given if isinstance(given, (list, tuple)) else (given,):
             refuse_gradient(op, name, tensor)
