@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from . import _abi, _attention, _job
-from ._abi import lib
 from ._arguments import lengths_of
 from ._tensors import contiguous_heads, flat_rows
 from .worlds import World

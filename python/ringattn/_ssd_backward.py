@@ -27,7 +27,9 @@ def ssd_backward(dy, dstates, x, dt, A, B, C, D, z, dt_bias, initial_states, cu_
     lengths = _ssm.lengths_of_runs(x, x.ndim == 4, cu_seqlens, layout, own)
     heads, head_dim = x.shape[-2:]
     flags = _ssm.flags_of(D, z, dt_bias, dt_softplus)
-    flags |= {"initial": int(initial_states is not None), "final": int(dstates is not None)}
+    # Ranks need not agree on whether their states have gradients.
+    final = dstates is not None or own.size > 1
+    flags |= {"initial": int(initial_states is not None), "final": int(final)}
     members = {"threads": threads, "memory_budget": memory_budget, "timeout_seconds": timeout}
     prepared = _ssm.prepared_of(SsdBackward, own, x, heads, head_dim, B.shape[-1], B.shape[-2], A.ndim == 2, lengths, layout,
                                 flags, _ssm.limits_of(dt_limit), members)  # fmt: skip
@@ -42,6 +44,8 @@ def ssd_backward(dy, dstates, x, dt, A, B, C, D, z, dt_bias, initial_states, cu_
         return None if array is None else torch.empty(heads, dtype=torch.float32)
 
     facts, groups = prepared.facts, B.shape[-2:]
+    if final and dstates is None:
+        dstates = torch.zeros((facts.ending, heads, head_dim, B.shape[-1]), dtype=torch.float32, device=x.device)
     initial = initial_states if facts.beginning else None
     dinitial = None if initial is None else torch.empty_like(initial, memory_format=torch.contiguous_format)
     made = {"dx": new(x, (heads, head_dim)), "ddt": new(dt, (heads, 1)), "da": sums(A), "db": new(B, groups),
@@ -49,7 +53,7 @@ def ssd_backward(dy, dstates, x, dt, A, B, C, D, z, dt_bias, initial_states, cu_
             "dinitial_states": dinitial}  # fmt: skip
     arrays = {"x": rows(x), "dt": as_rows(dt, 1)[..., None], "b": rows(B), "c": rows(C), "z": rows(z), "a": A, "d": D,
               "dt_bias": dt_bias, "initial_states": initial, "dy": rows(readable(dy)),
-              "dfinal_states": dstates.resolve_neg().contiguous() if facts.ending and dstates is not None else None}  # fmt: skip
+              "dfinal_states": dstates.resolve_neg().contiguous() if final and facts.ending else None}  # fmt: skip
     prepared._do(x, arrays | made, synchronous=True)
     inputs = x, dt, A, B, C, D, z, dt_bias, initial_states
     return tuple(_like(given, gradient, x) for given, gradient in zip(inputs, made.values()))

@@ -132,7 +132,8 @@ def _recording(wanting: str, shape: tuple, flags: dict, limits, members: dict, o
     from ._ssd_backward import SsdBackward  # noqa: PLC0415, which needs this
 
     _gradients.check_out(wanting, out)
-    prepared_of(SsdBackward, *shape, flags, limits, members)
+    final = flags["final"] or shape[0].size > 1  # as in ssd_backward()
+    prepared_of(SsdBackward, *shape, flags | {"final": int(final)}, limits, members)
     return torch_ops
 
 
@@ -186,8 +187,7 @@ def _arrays(x, dt, A, B, C, D, z, dt_bias, y) -> dict:
 
 
 def _update(op, state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, slots, out, members, unknown):
-    """Update by one token per sequence. x, z: [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences,
-    groups,
+    """Update by one token per sequence. x, z: [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups,
     state_dim]."""
     if unknown:
         refuse_unknown(op, unknown)

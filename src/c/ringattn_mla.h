@@ -82,9 +82,9 @@ ringattn_status ringattn_mla_wait(ringattn_mla* mla);
 void ringattn_mla_destroy(ringattn_mla* mla);
 
 /* Gradients of q, latent, k_rope, w_uk and w_uv of a ringattn_mla in the expanded form, on the same shards.
- * RINGATTN_UNSUPPORTED for the absorbed form, a format, and devices and dims without a kernel. The option memory_budget
- * is refused. Gradients of rows have the same bits for any world and layout. Those of matrices and sinks are sums over the batch in a fixed
- * order, and every rank gets the sum over all ranks: do not reduce them again. */
+ * RINGATTN_UNSUPPORTED for the absorbed form, a format, the option memory_budget, and devices and dims without a
+ * kernel. Gradients of rows have the same bits for any world and layout. Those of matrices and sinks are sums over the
+ * batch in a fixed order, and every rank gets the sum over all ranks: do not reduce them again. */
 typedef struct ringattn_mla_backward ringattn_mla_backward;
 
 /* Collective, as ringattn_attention_backward_create() and ringattn_attention_backward_create_from(). */

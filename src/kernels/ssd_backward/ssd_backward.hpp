@@ -45,9 +45,8 @@
 // - dB and dC: the heads of a group are divided into sets of heads_together(). Within a set heads are added ascending,
 //   from zero; a kernel may add their intra-chunk scores before it multiplies them with B or C. Sets are added in fp32,
 //   ascending; the first one is stored.
-// - dA, dD, ddt_bias: one fp32 term for each segment and head (SsdBackwardTask::terms). The caller adds them: segments
-// of
-//   a sequence ascending, then sequences in the order of the batch.
+// - dA, dD, ddt_bias: one fp32 term for each segment and head (SsdBackwardTask::terms), which the caller adds:
+//   segments of a sequence ascending, then sequences in the order of the batch.
 //
 // So a gradient of a row or of an initial state is a pure function of its sequence's inputs, its initial state, the
 // gradients of its outputs and the spec. It does not depend on where runs lie in memory, how a sequence is cut into

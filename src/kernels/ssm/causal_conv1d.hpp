@@ -10,13 +10,15 @@
 //
 // Gradients, with v_t the sum before act, g_t = dy_t · act'(v_t) and silu'(v) = s · (1 + v · (1 − s)), s = sigmoid(v):
 //
-//   dx_s = dfinal_s + Σ_t weight[width − 1 − (t − s)] · g_t, t = s … s + width − 1, also of the tokens before the
-//   sequence dweight[k] = Σ_t g_t · x_{t − width + 1 + k}     dbias = Σ_t g_t
+//   dx_s = dfinal_s + Σ_t weight[width − 1 − (t − s)] · g_t, t = s … s + width − 1
+//   dweight[k] = Σ_t g_t · x_{t − width + 1 + k}
+//   dbias = Σ_t g_t
 //
-// dx_s starts from dfinal_s, the gradient of the final halo if token s is in it, or zero, by fused multiply-adds with t
-// ascending. Tokens after the sequence have no term. dx is a pure function of the sequence. dweight and dbias are sums
-// over units of tokens (kernels/common/token_units.hpp). In a unit, tiles of kConv1dGradientTile tokens are added
-// ascending, the first one stored; a tile's sum is fused multiply-adds from zero, tokens ascending.
+// Tokens before the sequence, those of the initial halo, have the same dx_s. dx_s starts from dfinal_s, the gradient of
+// the final halo if token s is in it, or zero, by fused multiply-adds with t ascending. Tokens after the sequence have
+// no term. dx is a pure function of the sequence. dweight and dbias are sums over units of tokens
+// (kernels/common/token_units.hpp). In a unit, tiles of kConv1dGradientTile tokens are added ascending, the first one
+// stored; a tile's sum is fused multiply-adds from zero, tokens ascending.
 #pragma once
 
 #include <cstdint>

@@ -368,7 +368,10 @@ const std::vector<std::int32_t>& SsdBackward::ending() const { return impl_->end
 SsdParameterGradients SsdBackward::run(const SsdBackwardInputs& inputs, const SsdBackwardOutputs& outputs,
                                        Stream stream, SsmStats* stats) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] { impl.check(inputs, outputs); });
+  impl.collective.run_collectively([&] {
+    check_not_captured(*impl.backend, stream);
+    impl.check(inputs, outputs);
+  });
   impl.enqueue(inputs, outputs, stream, &*impl.own_clock);
   impl.enqueued->wait_all();
   if (stats != nullptr) *stats = impl.own_clock->stats();
