@@ -272,7 +272,7 @@ class CpuLinear final : public LinearKernel {
         std::fill_n(current, rows * width_, 0.0F);
         gemm.sum = LinearSum::kScaled;
         gemm.scales = scales;
-        auto* const closed = static_cast<float*>(gemm.sums);
+        auto* const merged = static_cast<float*>(gemm.sums);
         gemm.sums = current;
         while (source.k < chain.end) {
           const std::int64_t group = source.k / kInt4Group;
@@ -282,7 +282,7 @@ class CpuLinear final : public LinearKernel {
           }
           multiply(source.k + kInt4Group);
         }
-        ops_.add(current, rows * width_, closed);
+        ops_.add(current, rows * width_, merged);
       }
     }
     return true;

@@ -19,9 +19,8 @@ __device__ inline SegmentCoord gradient_coord(const SsmParams& p, std::int64_t n
   return coord;
 }
 
-// Stores a state as chunk_state_offset() says, rounded. Element [t][e] is dim `dim` + e / 2 · 8, column 8 t + lane % 4
-// · 2
-// + e % 2. Lanes exchange pairs, so that each stores four adjacent elements.
+// Stores a state as chunk_state_offset() says, rounded. Element [t][e] is of dim `dim` + e / 2 · 8 and of column
+// 8 t + lane % 4 · 2 + e % 2. Lanes exchange pairs, so that each stores four adjacent elements.
 template <int kDims, int kTiles>
 __device__ __forceinline__ void store_chunk_state(const float (&state)[kTiles][4], __nv_bfloat16* target, int dim,
                                                   int lane) {
