@@ -81,6 +81,7 @@ struct CausalConv1dBackward::Impl {
   CausalConv1dOptions options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   CausalConv1dChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<CausalConv1dKernel> kernel;
@@ -346,7 +347,7 @@ CausalConv1dBackward::CausalConv1dBackward(CausalConv1dJob job, Transport& trans
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   if (transport.size() == 1) return;
   const Exchange exchanges[kRounds] = {impl.exchange_halos({}), impl.exchange_units(), impl.exchange_sums()};
@@ -366,7 +367,7 @@ const std::vector<std::int32_t>& CausalConv1dBackward::ending() const { return i
 void CausalConv1dBackward::run(const CausalConv1dBackwardInputs& inputs, const CausalConv1dBackwardOutputs& outputs,
                                Stream stream) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, "backward of " + describe(impl.job.spec), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs);
   });

@@ -148,6 +148,7 @@ struct MlaBackward::Impl {
   MlaOptions options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   int heads_at_a_time = 1;
   std::vector<std::int64_t> lengths;  // [sequences] keys
   std::optional<AttentionBackward> attention;
@@ -449,8 +450,8 @@ MlaBackward::MlaBackward(MlaJob job, Transport& transport, MlaOptions options)
     : impl_(std::make_unique<Impl>(std::move(job), transport, std::move(options))) {
   Impl& impl = *impl_;
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  handshake(impl.collective,
-            {{"MLA job", describe(impl.job.spec)}, {"heads at a time", fmt::format("{}", impl.heads_at_a_time)}});
+  impl.config_hash = handshake(
+      impl.collective, {{"MLA job", describe(impl.job)}, {"heads at a time", fmt::format("{}", impl.heads_at_a_time)}});
   Job forward;
   forward.spec = expanded_spec(impl.spec(), impl.heads_at_a_time);
   forward.batch = impl.job.batch;
@@ -481,7 +482,7 @@ std::size_t MlaBackward::workspace_bytes() const { return impl_->places().bytes;
 void MlaBackward::run(const MlaBackwardInputs& inputs, const MlaBackwardOutputs& outputs,
                       std::span<std::byte> workspace, Stream stream) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, "gradients of " + describe(impl.job), [&] {
     check_not_captured(impl.backend(), stream);
     impl.check(inputs, outputs, workspace);
   });

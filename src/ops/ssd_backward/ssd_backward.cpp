@@ -148,6 +148,7 @@ struct SsdBackward::Impl {
   SsmOptions options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   KernelChoice<SsdBackwardSpec> choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<SsdBackwardKernel> kernel;
@@ -344,7 +345,7 @@ SsdBackward::SsdBackward(SsdBackwardJob job, Transport& transport, SsmOptions op
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.connect();
 }
@@ -368,7 +369,7 @@ const std::vector<std::int32_t>& SsdBackward::ending() const { return impl_->end
 SsdParameterGradients SsdBackward::run(const SsdBackwardInputs& inputs, const SsdBackwardOutputs& outputs,
                                        Stream stream, SsmStats* stats) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs);
   });
