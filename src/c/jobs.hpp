@@ -50,7 +50,7 @@ DecodeLimits read_limits(const ringattn_decode_limits* limits, std::int64_t& pag
 
 // NULL: all defaults. The kernel's backend is that of the transport's memory.
 Options read_options(const ringattn_options* options, const Batch& batch, const Transport& transport);
-// Those of MLA's gradients, which have no memory budget.
+// The options of MLA's gradients, which have no memory budget.
 Options read_mla_backward_options(const ringattn_options* options, const Batch& batch, const Transport& transport);
 // The options of a decode. Throws kUsage for layouts and blocks.
 DecodeOptions read_decode_options(const ringattn_options* options, const Transport& transport);
