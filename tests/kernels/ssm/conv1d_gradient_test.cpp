@@ -17,7 +17,7 @@
 #include "kernels/common/registry.hpp"
 #include "kernels/common/token_units.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
-#include "tests/kernels/common/kernel_row_test.hpp"
+#include "tests/kernels/ssm/conv1d_row_test.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/random_elements.hpp"
 
@@ -176,29 +176,8 @@ TEST(Conv1dGradientOracle, IsTheDerivativeOfTheConvolution) {
   }
 }
 
-class Conv1dGradients : public ::testing::TestWithParam<KernelRow<CausalConv1dSpec>> {
+class Conv1dGradients : public Conv1dRowTest {
  protected:
-  void SetUp() override {
-    const std::string reason = row().unavailable();
-    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
-    checks_before_ = checks_made();
-  }
-  void TearDown() override {
-    if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
-  }
-  const KernelRow<CausalConv1dSpec>& row() const { return GetParam(); }
-
-  void for_every_spec(const std::function<void(const CausalConv1dSpec&)>& body) const {
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-      for (int width = 2; width <= 4; ++width) {
-        for (const bool flag : {false, true}) {
-          const CausalConv1dSpec spec{dtype, 24 + 8 * width, width, flag, flag};
-          if (row().missing(spec).empty()) body(spec);
-        }
-      }
-    }
-  }
-
   // Sequences cut into runs of at most `each` units, in one task or a task for each run. Rows begin `shift` elements
   // after an aligned address.
   GradientResult differentiated(const GradientInputs& inputs, std::int64_t each = 1000, int threads = 1,
@@ -335,9 +314,6 @@ class Conv1dGradients : public ::testing::TestWithParam<KernelRow<CausalConv1dSp
     EXPECT_TRUE(same(made.units, expected.units)) << "units of " << describe(spec);
     EXPECT_TRUE(same(made.dweight, expected.dweight) && same(made.dbias, expected.dbias)) << describe(spec);
   }
-
- private:
-  std::int64_t checks_before_ = 0;
 };
 
 TEST_P(Conv1dGradients, AreAccurate) {

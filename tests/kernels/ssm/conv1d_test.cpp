@@ -16,7 +16,7 @@
 #include "kernels/common/registry.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm_oracle.hpp"
-#include "tests/kernels/common/kernel_row_test.hpp"
+#include "tests/kernels/ssm/conv1d_row_test.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/random_elements.hpp"
@@ -64,30 +64,8 @@ struct Result {
   std::vector<std::byte> halos;  // after each sequence
 };
 
-class Conv1dKernels : public ::testing::TestWithParam<KernelRow<CausalConv1dSpec>> {
+class Conv1dKernels : public Conv1dRowTest {
  protected:
-  void SetUp() override {
-    const std::string reason = row().unavailable();
-    if (!reason.empty()) GTEST_SKIP() << "needs: " << reason;
-    checks_before_ = checks_made();
-  }
-  void TearDown() override {
-    if (!IsSkipped() && !HasFailure()) expect_checks(row().name, checks_made() - checks_before_);
-  }
-  const KernelRow<CausalConv1dSpec>& row() const { return GetParam(); }
-
-  // All specs that the row can do.
-  void for_every_spec(const std::function<void(const CausalConv1dSpec&)>& body) const {
-    for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-      for (int width = 2; width <= 4; ++width) {
-        for (const bool flag : {false, true}) {
-          const CausalConv1dSpec spec{dtype, 24 + 8 * width, width, flag, flag};
-          if (row().missing(spec).empty()) body(spec);
-        }
-      }
-    }
-  }
-
   // Each sequence cut into runs of at most `each` tokens, which hand halos on; x and y begin `shift` elements after a
   // multiple of 16 bytes.
   Result convolved(const Inputs& inputs, std::int64_t each, int threads, std::size_t shift = 0) const {
@@ -195,9 +173,6 @@ class Conv1dKernels : public ::testing::TestWithParam<KernelRow<CausalConv1dSpec
     EXPECT_EQ(result.y, expected.y) << describe(spec);
     EXPECT_EQ(result.halos, expected.halos) << describe(spec);
   }
-
- private:
-  std::int64_t checks_before_ = 0;
 };
 
 void expect_accurate(const Inputs& inputs, const Result& result) {

@@ -17,6 +17,7 @@
 #include "comm/threads.hpp"
 #include "kernels/common/token_units.hpp"
 #include "kernels/ssm/ssm.hpp"
+#include "tests/ops/conv1d/dealt_runs.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/random_elements.hpp"
 
@@ -186,14 +187,7 @@ TEST_P(Conv1dBackwardWorld, HasTheBitsOfOneRank) {
 TEST_P(Conv1dBackwardWorld, TakesRunsOfTheCallers) {
   static const GradientCase given = make_gradient_case(4, {2 * kSuper + 1, kSuper});
   CausalConv1dOptions options = gradients_on_cpu();
-  options.runs.emplace(static_cast<std::size_t>(GetParam()));
-  int next = 0;
-  for (std::size_t s = 0; s < given.job.lengths.size(); ++s) {
-    for (std::int64_t begin = 0; begin < given.job.lengths[s]; begin += kSuper) {
-      (*options.runs)[static_cast<std::size_t>(next++ % GetParam())].push_back(
-          {static_cast<std::int32_t>(s), begin, std::min(given.job.lengths[s], begin + kSuper)});
-    }
-  }
+  options.runs = deal_super_segments(given.job.lengths, GetParam());
   expect_same(given, options);
 }
 

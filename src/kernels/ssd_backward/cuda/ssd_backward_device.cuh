@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device functions of the SSD backward kernels of sm80 and sm90: states of chunks in memory, sums of the gradients of
-// log-decays, the gradient of dt, and stores of gradients.
+// log-decays, the gradient of dt, and stores of gradients; and the host's attribute of large shared memory.
 #pragma once
 
+#include "base/cuda.hpp"
 #include "kernels/ssd_backward/cuda/ssd_backward_params.hpp"
 #include "kernels/ssm/cuda/ssm_device.cuh"
 
 namespace ringattn::cuda {
+
+// Allows a kernel `bytes` of dynamic shared memory.
+template <class Kernel>
+void allow_shared(Kernel kernel, int bytes) {
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
+}
 
 // The coordinates of a segment for gradients: its flags are those of the gradient after it.
 __device__ inline SegmentCoord gradient_coord(const SsmParams& p, std::int64_t nth) {

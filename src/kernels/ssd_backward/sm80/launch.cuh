@@ -7,11 +7,6 @@
 
 namespace ringattn::sm80 {
 
-template <class Kernel>
-void allow_shared(Kernel kernel, int bytes) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-}
-
 template <class Kernel, class Params>
 void launch_ssd_backward(Kernel kernel, int ctas, int threads, int bytes, const Params& params, cudaStream_t stream) {
   kernel<<<static_cast<unsigned>(ctas), static_cast<unsigned>(threads), static_cast<std::size_t>(bytes), stream>>>(
@@ -36,12 +31,12 @@ constexpr SsdBackwardLauncher ssd_backward_launcher() {
   using Rows = SsdRowsShape<kDims, kStates>;
   using Gate = SsdGateShape<kDims, kStates>;
   return {[] {
-            allow_shared(ssd_states_kernel<Element, kDims, kStates, false, false>, States::kBytes);
-            allow_shared(ssd_states_kernel<Element, kDims, kStates, false, true>, States::kBytes);
-            allow_shared(ssd_states_kernel<Element, kDims, kStates, true, false>, States::kBytes);
-            allow_shared(ssd_states_kernel<Element, kDims, kStates, true, true>, States::kBytes);
-            allow_shared(ssd_rows_kernel<Element, kDims, kStates>, Rows::kBytes);
-            allow_shared(ssd_gate_kernel<Element, kDims, kStates>, Gate::kBytes);
+            cuda::allow_shared(ssd_states_kernel<Element, kDims, kStates, false, false>, States::kBytes);
+            cuda::allow_shared(ssd_states_kernel<Element, kDims, kStates, false, true>, States::kBytes);
+            cuda::allow_shared(ssd_states_kernel<Element, kDims, kStates, true, false>, States::kBytes);
+            cuda::allow_shared(ssd_states_kernel<Element, kDims, kStates, true, true>, States::kBytes);
+            cuda::allow_shared(ssd_rows_kernel<Element, kDims, kStates>, Rows::kBytes);
+            cuda::allow_shared(ssd_gate_kernel<Element, kDims, kStates>, Gate::kBytes);
           },
           [](const SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream) {
             launch_states<Element, kDims, kStates, false>(params, reversed, params.scan.segments, multiprocessors,

@@ -12,11 +12,6 @@
 
 namespace ringattn::sm90 {
 
-template <class Kernel>
-void allow_shared(Kernel kernel, int bytes) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), "cudaFuncSetAttribute");
-}
-
 // map_task() is that of the forward kernels. `y`, which they map too, is x here.
 template <int kStates, bool kReversed, bool kExpand>
 void launch_states(const cuda::SsdStatesParams& given, int segments, int multiprocessors, cudaStream_t stream) {
@@ -59,11 +54,11 @@ void launch_rows(const cuda::SsdRowsParams& given, int segments, cudaStream_t st
 template <int kStates>
 constexpr HopperSsdBackwardLauncher ssd_backward_launcher() {
   return {[] {
-            allow_shared(ssd_states_kernel<kStates, false, false>, SsdLayout<kStates, false>::kSharedBytes);
-            allow_shared(ssd_states_kernel<kStates, false, true>, SsdLayout<kStates, false>::kSharedBytes);
-            allow_shared(ssd_states_kernel<kStates, true, false>, SsdLayout<kStates, false>::kSharedBytes);
-            allow_shared(ssd_states_kernel<kStates, true, true>, SsdLayout<kStates, false>::kSharedBytes);
-            allow_shared(ssd_rows_kernel<kStates>, HopperRowsShape<kStates>::kSharedBytes);
+            cuda::allow_shared(ssd_states_kernel<kStates, false, false>, SsdLayout<kStates, false>::kSharedBytes);
+            cuda::allow_shared(ssd_states_kernel<kStates, false, true>, SsdLayout<kStates, false>::kSharedBytes);
+            cuda::allow_shared(ssd_states_kernel<kStates, true, false>, SsdLayout<kStates, false>::kSharedBytes);
+            cuda::allow_shared(ssd_states_kernel<kStates, true, true>, SsdLayout<kStates, false>::kSharedBytes);
+            cuda::allow_shared(ssd_rows_kernel<kStates>, HopperRowsShape<kStates>::kSharedBytes);
           },
           [](const cuda::SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream) {
             launch_states<kStates, false>(params, reversed, params.scan.segments, multiprocessors, stream);
