@@ -42,13 +42,22 @@ bool same_bytes(const std::vector<Element>& a, const std::vector<Element>& b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(Element)) == 0);
 }
 
-// Where `ours` is further from `exact` than the tolerance allows, or nothing.
+// Squares of the errors and of the values of all sequences' elements.
+struct SquareSums {
+  double errors = 0.0;
+  double values = 0.0;
+};
+
+// Where `ours` is further from `exact` than `term` of the magnitude and its own rounding, or nothing.
 std::string compare(std::string_view name, const std::vector<double>& ours, const std::vector<double>& exact,
-                    const std::vector<double>& magnitudes, double tolerance, Dtype dtype) {
+                    const std::vector<double>& magnitudes, double term, Dtype dtype, SquareSums& sums) {
   for (std::size_t i = 0; i < exact.size(); ++i) {
     if (std::isnan(ours[i]) && std::isnan(exact[i])) continue;
-    const double bound = tolerance * magnitudes[i] + output_rounding(dtype, exact[i]) + 1e-30;
-    if (std::abs(ours[i] - exact[i]) <= bound) continue;
+    const double error = ours[i] - exact[i];
+    sums.errors += error * error;
+    sums.values += exact[i] * exact[i];
+    const double bound = term * magnitudes[i] + output_rounding(dtype, exact[i]) + 1e-30;
+    if (std::abs(error) <= bound) continue;
     return fmt::format("element {} of {} is {}, not {} ± {}", i, name, ours[i], exact[i], bound);
   }
   return {};
@@ -279,9 +288,21 @@ SsdBackwardResult run_ssd_backward(const SsdBackwardRow& row, const SsdBackwardD
   return result;
 }
 
-std::string check_ssd_gradients(const SsdBackwardData& inputs, const SsdBackwardResult& result, double tolerance) {
+std::string check_ssd_gradients(const SsdBackwardData& inputs, const SsdBackwardResult& result, bool rounds_factors) {
+  using Gradient = std::vector<double> SsdGradients::*;
   const SsmSpec& spec = inputs.ssm.spec;
   const SsdBackwardTask task = inputs.task();
+  struct Rows {
+    std::string_view name;
+    std::vector<std::byte> SsdBackwardResult::*values;
+    Gradient gradient;
+    SquareSums sums{};
+  };
+  Rows all_rows[] = {{"dx", &SsdBackwardResult::dx, &SsdGradients::dx},
+                     {"ddt", &SsdBackwardResult::ddt, &SsdGradients::ddt},
+                     {"dB", &SsdBackwardResult::db, &SsdGradients::db},
+                     {"dC", &SsdBackwardResult::dc, &SsdGradients::dc},
+                     {"dz", &SsdBackwardResult::dz, &SsdGradients::dz}};
   for (std::size_t s = 0; s < inputs.ssm.lengths.size(); ++s) {
     if (inputs.ssm.lengths[s] == 0) continue;
     count_check();
@@ -295,28 +316,39 @@ std::string check_ssd_gradients(const SsdBackwardData& inputs, const SsdBackward
     const SsdGradients exact = oracle(OracleTerms::kSigned);
     const SsdGradients magnitudes = oracle(OracleTerms::kMagnitudes);
     const SsdBackwardResult own = sequence_of(inputs, result, s);
-    const std::vector<double> initial(own.initial_gradients.begin(), own.initial_gradients.end());
-    const auto check = [&](std::string_view name, const std::vector<double>& values,
-                           std::vector<double> SsdGradients::*gradient, Dtype dtype) {
-      std::string wrong = compare(name, values, exact.*gradient, magnitudes.*gradient, tolerance, dtype);
+    const auto check = [&](std::string_view name, const std::vector<double>& values, Gradient gradient, Dtype dtype,
+                           SquareSums& sums) {
+      const double term = ssd_gradient_term(ssd_roundings(gradient, spec, rounds_factors), spec.dtype);
+      std::string wrong = compare(name, values, exact.*gradient, magnitudes.*gradient, term, dtype, sums);
       return wrong.empty() ? wrong : fmt::format("{} (sequence {})", wrong, s);
     };
-    const auto rows = [&](std::string_view name, const std::vector<std::byte>& values,
-                          std::vector<double> SsdGradients::*gradient) {
-      return check(name, widened(values, inputs.gradients), gradient, inputs.gradients);
-    };
-    const auto parameter = [&](std::string_view name, float SsdTerms::*values,
-                               std::vector<double> SsdGradients::*gradient) {
-      return check(name, summed(own.terms, spec.heads, values), gradient, Dtype::kF32);
-    };
-    for (const std::string& wrong :
-         {rows("dx", own.dx, &SsdGradients::dx), rows("ddt", own.ddt, &SsdGradients::ddt),
-          rows("dB", own.db, &SsdGradients::db), rows("dC", own.dc, &SsdGradients::dc),
-          rows("dz", own.dz, &SsdGradients::dz), parameter("dA", &SsdTerms::a, &SsdGradients::da),
-          parameter("dD", &SsdTerms::d, &SsdGradients::dd),
-          parameter("ddt_bias", &SsdTerms::dt_bias, &SsdGradients::ddt_bias),
-          check("the initial state's gradient", initial, &SsdGradients::initial_gradient, Dtype::kF32)}) {
+    for (Rows& rows : all_rows) {
+      const std::vector<double> values = widened(own.*rows.values, inputs.gradients);
+      std::string wrong = check(rows.name, values, rows.gradient, inputs.gradients, rows.sums);
       if (!wrong.empty()) return wrong;
+    }
+    const auto check_fp32 = [&](std::string_view name, const std::vector<double>& values, Gradient gradient) {
+      SquareSums unused;
+      return check(name, values, gradient, Dtype::kF32, unused);
+    };
+    const auto parameter = [&](std::string_view name, float SsdTerms::*values, Gradient gradient) {
+      return check_fp32(name, summed(own.terms, spec.heads, values), gradient);
+    };
+    const std::vector<double> initial(own.initial_gradients.begin(), own.initial_gradients.end());
+    for (const std::string& wrong :
+         {parameter("dA", &SsdTerms::a, &SsdGradients::da), parameter("dD", &SsdTerms::d, &SsdGradients::dd),
+          parameter("ddt_bias", &SsdTerms::dt_bias, &SsdGradients::ddt_bias),
+          check_fp32("the initial state's gradient", initial, &SsdGradients::initial_gradient)}) {
+      if (!wrong.empty()) return wrong;
+    }
+  }
+  for (const Rows& rows : all_rows) {
+    if (!rounds_factors || rows.sums.values == 0.0) continue;
+    const double part =
+        ssd_gradient_rms(ssd_roundings(rows.gradient, spec, true), spec.dtype) + output_rounding(inputs.gradients, 1.0);
+    const double found = std::sqrt(rows.sums.errors / rows.sums.values);
+    if (found > part) {
+      return fmt::format("the root mean square error of {} is {} of its values, and may be {}", rows.name, found, part);
     }
   }
   return {};

@@ -51,8 +51,8 @@ SsdBackwardResult sequence_of(const SsdBackwardData& inputs, const SsdBackwardRe
 SsdBackwardResult run_ssd_backward(const SsdBackwardRow& row, const SsdBackwardData& inputs,
                                    const SsmArrangement& arrangement = {});
 
-// Compares with the oracle: `tolerance` is a part of the sum of the absolute values of all terms. Says where an element
-// is too far off, or nothing.
-std::string check_ssd_gradients(const SsdBackwardData& inputs, const SsdBackwardResult& result, double tolerance);
+// Compares with the oracle: each element (ssd_gradient_term()), and, if the kernel rounds factors to 16 bits, rows of
+// random numbers as a whole (ssd_gradient_rms()). Says where something is too far off, or nothing.
+std::string check_ssd_gradients(const SsdBackwardData& inputs, const SsdBackwardResult& result, bool rounds_factors);
 
 }  // namespace ringattn::testing

@@ -10,6 +10,10 @@ namespace {
 
 constexpr std::int64_t kBlockTokens = 64;  // between states that are kept; those between them are computed again
 
+constexpr double kFp32Term = 1e-4;
+constexpr double kBf16Rounding = 0x1p-8;  // the largest, as a part of what is rounded
+double gate_rounding(Dtype dtype) { return dtype == Dtype::kBf16 ? kBf16Rounding : 0x1p-11; }
+
 std::size_t size(std::int64_t count) { return static_cast<std::size_t>(count); }
 
 double logistic(double value) { return 1.0 / (1.0 + std::exp(-value)); }
@@ -183,6 +187,30 @@ SsdGradients oracle_ssd_backward(const SsmSpec& spec, const SsdBackwardTask& tas
     out.initial_gradient.insert(out.initial_gradient.end(), gradient.begin(), gradient.end());
   }
   return out;
+}
+
+SsdRoundings ssd_roundings(std::vector<double> SsdGradients::*gradient, const SsmSpec& spec, bool rounds_factors) {
+  if (!rounds_factors) return {};
+  // States of chunks and their gradients: x or g times its scale, and the state that is stored (sm80_ssd_backward).
+  constexpr int kState = 2;
+  // A row times its scale: the scale and the product (sm90_ssd_backward, where states have one rounding less).
+  constexpr int kScaledRow = 2;
+  if (gradient == &SsdGradients::dz) return {1 + kScaledRow, false};  // dy as given, and y as of sm90_ssd
+  if (gradient == &SsdGradients::dx) return {kState, spec.gate};
+  if (gradient == &SsdGradients::db || gradient == &SsdGradients::dc) return {kState - 1 + kScaledRow, spec.gate};
+  if (gradient == &SsdGradients::dd || gradient == &SsdGradients::initial_gradient) return {0, spec.gate};
+  return {2 * kState, spec.gate};  // ⟨S, G⟩ in ddt, and with it in dA and ddt_bias
+}
+
+double ssd_gradient_term(const SsdRoundings& roundings, Dtype dtype) {
+  const double gate = roundings.gate ? gate_rounding(dtype) : 0.0;
+  return std::pow(1.0 + kBf16Rounding, roundings.bf16) * (1.0 + gate) - 1.0 + kFp32Term;
+}
+
+double ssd_gradient_rms(const SsdRoundings& roundings, Dtype dtype) {
+  const double gate = roundings.gate ? gate_rounding(dtype) : 0.0;
+  // An error that is evenly distributed up to ±u has the variance u² / 3.
+  return std::sqrt((roundings.bf16 * kBf16Rounding * kBf16Rounding + gate * gate) / 3.0) + kFp32Term;
 }
 
 }  // namespace ringattn

@@ -9,7 +9,6 @@
 
 #include "base/rank_liveness.hpp"
 #include "kernels/ssd_backward/ssd_backward_oracle.hpp"
-#include "ops/ssm/ssm_accuracy.hpp"
 #include "ops/ssm/ssm_token_block.hpp"
 
 namespace ringattn {
@@ -18,7 +17,6 @@ namespace {
 
 constexpr double kAllHeadsWork = 1e9;  // elements of states over tokens and heads, below which all heads are checked
 constexpr std::int64_t kBlockTokens = 512;  // that are read at a time
-constexpr double kRoundedTerm = 0x1p-8;     // of kernels that round factors to 16 bits
 constexpr double kMinGradient = 0x1p-100;   // decays below are zero in a kernel
 
 // Some heads of one sequence as a problem of its own, in host memory. All of them are of one group, or they are all
@@ -115,8 +113,8 @@ class SubProblem {
 
 class HeadsCheck {
  public:
-  HeadsCheck(const SsdBackwardInput& input, const SsdBackwardRankResult& result, double term)
-      : input_(input), job_(input.job()), result_(result), term_(term) {
+  HeadsCheck(const SsdBackwardInput& input, const SsdBackwardRankResult& result, bool rounds_factors)
+      : input_(input), job_(input.job()), result_(result), rounds_factors_(rounds_factors) {
     for (const SsdGradientRows& tensor : gradient_rows(spec())) add(tensor.name);
     for (const SsdGradientParameter& parameter : gradient_parameters(spec())) add(parameter.name);
     if (job_.forward.initial_states) add("dinitial_states");
@@ -136,7 +134,7 @@ class HeadsCheck {
       const SsdGradients magnitudes = problem.gradients(OracleTerms::kMagnitudes);
       compare_rows(s, exact, magnitudes, heads, problem.groups(), all);
       std::size_t which = 0;
-      for (const auto parameter : {&SsdGradients::da, &SsdGradients::dd, &SsdGradients::ddt_bias}) {
+      for (const Gradient parameter : kParameters) {
         for (std::size_t h = 0; h < (exact.*parameter).size(); ++h) {
           sums[which][h] += (exact.*parameter)[h];
           magnitude_sums[which][h] += (magnitudes.*parameter)[h];
@@ -151,10 +149,11 @@ class HeadsCheck {
     std::size_t at = gradient_rows(spec()).size();
     for (const SsdGradientParameter& parameter : gradient_parameters(spec())) {
       const std::size_t which = parameter.name == "dA" ? 0 : parameter.name == "dD" ? 1 : 2;
+      const double term = smaller * term_of(kParameters[which]);
       for (std::size_t h = 0; h < count; ++h) {
         const std::size_t head = static_cast<std::size_t>(heads.first) + h;
         compare(found_[at], static_cast<double>((result_.parameters.*parameter.values)[head]), sums[which][h],
-                smaller * magnitude_sums[which][h], Dtype::kF32, 0, static_cast<int>(head));
+                term * magnitude_sums[which][h], Dtype::kF32, 0, static_cast<int>(head));
       }
       ++at;
     }
@@ -164,7 +163,13 @@ class HeadsCheck {
   std::int64_t rows() const { return rows_; }
 
  private:
+  using Gradient = std::vector<double> SsdGradients::*;
+  static constexpr Gradient kParameters[] = {&SsdGradients::da, &SsdGradients::dd, &SsdGradients::ddt_bias};
+
   const SsmSpec& spec() const { return job_.forward.spec; }
+  double term_of(Gradient gradient) const {
+    return ssd_gradient_term(ssd_roundings(gradient, spec(), rounds_factors_), spec().dtype);
+  }
 
   void add(std::string_view name) {
     SsdGradientAccuracy accuracy;
@@ -172,13 +177,13 @@ class HeadsCheck {
     found_.push_back(accuracy);
   }
 
-  void compare(SsdGradientAccuracy& all, double value, double exact, double magnitude, Dtype dtype, std::int64_t place,
+  void compare(SsdGradientAccuracy& all, double value, double exact, double lost, Dtype dtype, std::int64_t place,
                int head) const {
     const bool finite = std::isfinite(static_cast<float>(exact));
     if (finite != std::isfinite(value)) ++all.misplaced;
     if (!finite || !std::isfinite(value)) return;
     const double error = std::abs(value - exact);
-    const double allowed = rounding_error(dtype, exact) + term_ * magnitude + kMinGradient;
+    const double allowed = rounding_error(dtype, exact) + lost + kMinGradient;
     if (all.compared++ > 0 && error / allowed <= all.part) return;
     all.part = error / allowed;
     all.error = error;
@@ -191,18 +196,18 @@ class HeadsCheck {
                     const HeadRange& heads, const HeadRange& groups, bool all) {
     const std::int64_t origin = input_.forward().origins()[sequence];
     const std::int64_t length = job_.forward.lengths[sequence];
-    using Member = std::vector<double> SsdGradients::*;
-    const std::pair<std::string_view, Member> members[] = {{"dx", &SsdGradients::dx},
-                                                           {"ddt", &SsdGradients::ddt},
-                                                           {"dB", &SsdGradients::db},
-                                                           {"dC", &SsdGradients::dc},
-                                                           {"dz", &SsdGradients::dz}};
+    const std::pair<std::string_view, Gradient> members[] = {{"dx", &SsdGradients::dx},
+                                                             {"ddt", &SsdGradients::ddt},
+                                                             {"dB", &SsdGradients::db},
+                                                             {"dC", &SsdGradients::dc},
+                                                             {"dz", &SsdGradients::dz}};
     const std::vector<SsdGradientRows> tensors = gradient_rows(spec());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const bool of_groups = tensors[i].name == "dB" || tensors[i].name == "dC";
       if (of_groups && !all) continue;
       const HeadRange& range = of_groups ? groups : heads;
       const TensorView rows = result_.rows_view(job_, i);
+      const double term = term_of(members[i].second);
       std::int64_t row = 0;
       for (const PackedRun& run : result_.runs) {
         for (std::int64_t token = run.begin; token < run.end; ++token, ++row) {
@@ -213,7 +218,7 @@ class HeadsCheck {
               const auto value = static_cast<double>(load_element(
                   rows.at(row, range.first + h) + d * static_cast<std::int64_t>(size_of(rows.dtype)), rows.dtype));
               const auto at = static_cast<std::size_t>(((token - origin) * range.count + h) * tensors[i].dim + d);
-              compare(found_[i], value, (exact.*members[i].second)[at], (magnitudes.*members[i].second)[at],
+              compare(found_[i], value, (exact.*members[i].second)[at], term * (magnitudes.*members[i].second)[at],
                       job_.gradients, token, range.first + h);
             }
           }
@@ -227,6 +232,7 @@ class HeadsCheck {
                        const HeadRange& heads) {
     const std::int64_t dim = std::int64_t{spec().head_dim} * spec().state_dim;
     const TensorView view = result_.initial_view(job_);
+    const double term = term_of(&SsdGradients::initial_gradient);
     for (std::size_t i = 0; i < result_.sequences.size(); ++i) {
       if (static_cast<std::size_t>(result_.sequences[i].begin) != sequence) continue;
       for (int h = 0; h < heads.count; ++h) {
@@ -235,7 +241,8 @@ class HeadsCheck {
         for (std::int64_t d = 0; d < dim; ++d) {
           const auto at = static_cast<std::size_t>(h * dim + d);
           compare(found_.back(), static_cast<double>(values[d]), exact.initial_gradient[at],
-                  magnitudes.initial_gradient[at], Dtype::kF32, static_cast<std::int64_t>(sequence), heads.first + h);
+                  term * magnitudes.initial_gradient[at], Dtype::kF32, static_cast<std::int64_t>(sequence),
+                  heads.first + h);
         }
       }
     }
@@ -244,7 +251,7 @@ class HeadsCheck {
   const SsdBackwardInput& input_;
   const SsdBackwardJob& job_;
   const SsdBackwardRankResult& result_;
-  double term_;
+  bool rounds_factors_;
   std::vector<SsdGradientAccuracy> found_;
   std::int64_t rows_ = 0;
 };
@@ -256,18 +263,14 @@ bool SsdBackwardAccuracy::passes() const {
                              [](const SsdGradientAccuracy& of) { return of.misplaced == 0 && of.part <= 1.0; });
 }
 
-double ssd_gradient_term(const KernelEntry& kernel) {
-  return kernel.backend == "cpu" ? kSsmTermTolerance : kRoundedTerm;
-}
-
 SsdBackwardAccuracy check_ssd_gradients(const Collective& collective, const SsdBackwardInput& input,
-                                        const SsdBackwardRankResult& result, double term, int threads) {
+                                        const SsdBackwardRankResult& result, bool rounds_factors, int threads) {
   const SsmJob& forward = input.job().forward;
   const SsmSpec& spec = forward.spec;
   const double work = static_cast<double>(forward.tokens()) * spec.heads * spec.head_dim * spec.state_dim;
   SsdBackwardAccuracy all;
   all.all_heads = work <= kAllHeadsWork || spec.heads == 1;
-  HeadsCheck own(input, result, term);
+  HeadsCheck own(input, result, rounds_factors);
   collective.run_collectively(
       [&] {
         if (all.all_heads) {

@@ -3,8 +3,9 @@
 //
 //   |g − g64| ≤ 2^−p · |g64| + r · m,   m = Σ |terms of g64|
 //
-// p: the bits of the gradient's significand; r: what fp32 may lose of a term, as of ops/ssm/ssm_accuracy.hpp, or more
-// for a kernel that rounds factors of products to the dtype. g64 and m are those of oracle_ssd_backward().
+// p: the bits of the gradient's significand; r: ssd_gradient_term(), what fp32 may lose of a term, and more for a
+// kernel that rounds factors of products to 16 bits. g64 and m are those of oracle_ssd_backward(). For a gradient of a
+// parameter r is divided by the root of the number of chunks.
 //
 // A gradient depends on its whole sequence, so whole heads of all sequences are computed in fp64. All heads of small
 // jobs are checked. Of others two heads are, and then dB and dC, sums over heads, are not.
@@ -40,11 +41,8 @@ struct SsdBackwardAccuracy {
   bool passes() const;
 };
 
-// Collective; all ranks get the same answer. `result` is this rank's. `term`: r.
+// Collective; all ranks get the same answer. `result` is this rank's.
 SsdBackwardAccuracy check_ssd_gradients(const Collective& collective, const SsdBackwardInput& input,
-                                        const SsdBackwardRankResult& result, double term, int threads);
-
-// r for a kernel.
-double ssd_gradient_term(const KernelEntry& kernel);
+                                        const SsdBackwardRankResult& result, bool rounds_factors, int threads);
 
 }  // namespace ringattn

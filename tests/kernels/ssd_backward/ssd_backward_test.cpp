@@ -34,7 +34,7 @@ class SsdBackward : public ::testing::TestWithParam<SsdBackwardRow> {
 
   const SsdBackwardRow& row() const { return GetParam(); }
   bool can(const SsdBackwardSpec& spec) const { return row().missing(spec).empty(); }
-  double tolerance() const { return row().backend == "cpu" ? kSsmTerm : kRoundedSsmTerm; }
+  bool rounds_factors() const { return row().backend != "cpu"; }
 
   // Specs of all dims, dtypes and flags that the row supports, with gradients in the dtype and in fp32.
   std::vector<SsdBackwardSpec> specs() const {
@@ -71,7 +71,7 @@ class SsdBackward : public ::testing::TestWithParam<SsdBackwardRow> {
   void check(const SsdBackwardData& inputs, const std::vector<SsmArrangement>& others = {}) {
     SCOPED_TRACE(describe(inputs.spec()));
     const SsdBackwardResult result = run_ssd_backward(row(), inputs);
-    ASSERT_EQ(check_ssd_gradients(inputs, result, tolerance()), "");
+    ASSERT_EQ(check_ssd_gradients(inputs, result, rounds_factors()), "");
     for (const SsmArrangement& other : others) {
       ASSERT_TRUE(run_ssd_backward(row(), inputs, other).same_bits(result))
           << "threads " << other.threads << ", sets " << other.heads_at_once << ", strided " << other.strided
@@ -132,7 +132,7 @@ TEST_P(SsdBackward, NoGradientWhereDtIsAtItsLimits) {
     const bool plain = !spec.forward.dt_bias && !spec.forward.dt_softplus;
     if (plain) inputs.ssm.set_dt(7, 0, spec.forward.dt_min);  // a limit itself is within the limits
     const SsdBackwardResult result = run_ssd_backward(row(), inputs);
-    EXPECT_EQ(check_ssd_gradients(inputs, result, tolerance()), "") << describe(spec);
+    EXPECT_EQ(check_ssd_gradients(inputs, result, rounds_factors()), "") << describe(spec);
     std::int64_t zeros = 0;
     const auto count = static_cast<std::int64_t>(result.ddt.size() / size_of(spec.gradients));
     const auto ddt = [&](std::int64_t i) {
@@ -149,8 +149,9 @@ TEST_P(SsdBackward, NoGradientWhereDtIsAtItsLimits) {
 
 // Tokens that clear the state, among others: no gradient crosses them, also of the log-decay.
 TEST_P(SsdBackward, ForgottenStates) {
-  for (const SsdBackwardSpec& spec : specs()) {
-    if (spec.forward.dtype == Dtype::kF16 || spec.forward.dt_softplus || spec.forward.dt_bias) continue;
+  for (SsdBackwardSpec spec : specs()) {
+    if (spec.forward.dtype == Dtype::kF16) continue;  // it has no dt that clears a state
+    spec.forward.dt_softplus = spec.forward.dt_bias = false;
     for (const float huge : {1e4F, 1e18F}) {
       SsdBackwardData inputs = random_ssd_backward(spec, {100}, true, 61);
       for (std::int64_t t = 0; t < 100; t += 5) {
@@ -161,7 +162,8 @@ TEST_P(SsdBackward, ForgottenStates) {
           }
         }
       }
-      EXPECT_EQ(check_ssd_gradients(inputs, run_ssd_backward(row(), inputs), 2e-3), "") << describe(spec) << huge;
+      EXPECT_EQ(check_ssd_gradients(inputs, run_ssd_backward(row(), inputs), rounds_factors()), "")
+          << describe(spec) << huge;
     }
   }
 }
