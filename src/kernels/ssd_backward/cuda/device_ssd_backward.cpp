@@ -144,7 +144,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
         // Last, because dz is where g was.
         if (spec_.forward.gate) {
           launcher_.gate({launch.states, first, 0, heads_together(), tensor_of(task.dy), rows_of(task.dz), states},
-                         segments, cuda_stream(stream));
+                         segments, multiprocessors_, cuda_stream(stream));
         }
       }
       sum_chunk_terms(launch.states, reinterpret_cast<const float4*>(chunk_terms_.data()), &task.terms->a,

@@ -75,7 +75,7 @@ struct SsdBackwardLauncher {
   // States before chunks, or gradients after chunks, of a batch of segments.
   void (*expand)(const SsdStatesParams& params, bool reversed, int segments, int multiprocessors, cudaStream_t stream);
   void (*rows)(const SsdRowsParams& params, int segments, cudaStream_t stream);
-  void (*gate)(const SsdGateParams& params, int segments, cudaStream_t stream);
+  void (*gate)(const SsdGateParams& params, int segments, int multiprocessors, cudaStream_t stream);
 };
 
 // Sums of a head in shared memory, as offsets in floats. There are two buffers: DtGradient reads one while the next
@@ -118,7 +118,7 @@ void gate_gradients(const SsmParams& params, const SsmTensor& g, Dtype dtype, cu
 
 }  // namespace ringattn::cuda
 
-// The compiled kernels of sm80_ssd_backward. sm90_ssd_backward has no gate kernel of its own.
+// The compiled kernels of sm80_ssd_backward.
 namespace ringattn::sm80 {
 
 extern const cuda::SsdBackwardLauncher ssd_backward_bf16_64_64;

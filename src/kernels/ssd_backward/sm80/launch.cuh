@@ -49,7 +49,7 @@ constexpr SsdBackwardLauncher ssd_backward_launcher() {
             launch_ssd_backward(ssd_rows_kernel<Element, kDims, kStates>, params.blocks * kChunksOfSegment * segments,
                                 Rows::kThreads, Rows::kBytes, params, stream);
           },
-          [](const SsdGateParams& given, int segments, cudaStream_t stream) {
+          [](const SsdGateParams& given, int segments, int /*multiprocessors*/, cudaStream_t stream) {
             SsdGateParams params = given;
             params.blocks = cuda::head_blocks(params.scan, params.set_heads);
             launch_ssd_backward(ssd_gate_kernel<Element, kDims, kStates>, params.blocks * kChunksOfSegment * segments,

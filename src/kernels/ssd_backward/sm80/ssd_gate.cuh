@@ -8,13 +8,6 @@
 
 namespace ringattn::sm80 {
 
-// The derivative of z / (1 + exp(−z)).
-__device__ __forceinline__ float silu_slope(float z) {
-  const float power = cuda::exp2_approx(__fmul_rn(z, -cuda::kSsmLog2E));
-  const float logistic = cuda::reciprocal_approx(__fadd_rn(power, 1.0F));
-  return __fmul_rn(logistic, __fmaf_rn(z, __fsub_rn(1.0F, logistic), 1.0F));
-}
-
 template <class Element, int kDims, int kStates>
 __global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads, 2)
     ssd_gate_kernel(const __grid_constant__ SsdGateParams p) {
@@ -174,8 +167,8 @@ __global__ void __launch_bounds__(SsdGateShape<kDims, kStates>::kThreads, 2)
           }
           const float2 z = unpack(load_pair(gates + column, s.z.aligned), Element());
           const float2 dy = unpack(load_pair(given + column, p.dy.aligned), Element());
-          pairs[t] = make_float2(__fmul_rn(__fmul_rn(dy.x, first), silu_slope(z.x)),
-                                 __fmul_rn(__fmul_rn(dy.y, second), silu_slope(z.y)));
+          pairs[t] = make_float2(__fmul_rn(__fmul_rn(dy.x, first), cuda::silu_slope(z.x)),
+                                 __fmul_rn(__fmul_rn(dy.y, second), cuda::silu_slope(z.y)));
         }
         cuda::store_gradient_pairs<Element>(p.dz, first_row + row, head, half * kHalf + 16 * n + lane % 4 * 2,
                                             s.head_dim, present, pairs[0], pairs[1], lane);

@@ -6,6 +6,7 @@
 
 #include "base/cuda.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
+#include "kernels/ssd_backward/sm90/ssd_gate.cuh"
 #include "kernels/ssd_backward/sm90/ssd_rows.cuh"
 #include "kernels/ssd_backward/sm90/ssd_states.cuh"
 #include "kernels/ssm/sm90/launch.cuh"
@@ -52,6 +53,21 @@ void launch_rows(const cuda::SsdRowsParams& given, int segments, cudaStream_t st
 }
 
 template <int kStates>
+void launch_gate(const cuda::SsdGateParams& given, int segments, int multiprocessors, cudaStream_t stream) {
+  cuda::SsmParams scan = given.scan;
+  scan.segments = segments;
+  scan.y = given.dz.data;
+  scan.y_token_stride = given.dz.token_stride;
+  scan.y_head_stride = given.dz.head_stride;
+  scan.y_aligned = given.dz.aligned;
+  HopperSsdGate p{map_task<kStates>(scan, multiprocessors), {given.dy, given.dz.wide}, given.first_segment};
+  p.ssd.maps_y = p.ssd.maps_y && !given.dz.wide;
+  const auto ctas = static_cast<unsigned>(p.ssd.blocks.threes + p.ssd.blocks.shorts) * static_cast<unsigned>(segments);
+  ssd_gate_kernel<kStates><<<ctas, kSsdThreads, gate_gradient_bytes<kStates>(), stream>>>(p);
+  check_cuda(cudaGetLastError(), "sm90_ssd_backward");
+}
+
+template <int kStates>
 constexpr HopperSsdBackwardLauncher ssd_backward_launcher() {
   return {[] {
             cuda::allow_shared(ssd_states_kernel<kStates, false, false>, SsdLayout<kStates, false>::kSharedBytes);
@@ -59,11 +75,12 @@ constexpr HopperSsdBackwardLauncher ssd_backward_launcher() {
             cuda::allow_shared(ssd_states_kernel<kStates, true, false>, SsdLayout<kStates, false>::kSharedBytes);
             cuda::allow_shared(ssd_states_kernel<kStates, true, true>, SsdLayout<kStates, false>::kSharedBytes);
             cuda::allow_shared(ssd_rows_kernel<kStates>, HopperRowsShape<kStates>::kSharedBytes);
+            cuda::allow_shared(ssd_gate_kernel<kStates>, gate_gradient_bytes<kStates>());
           },
           [](const cuda::SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream) {
             launch_states<kStates, false>(params, reversed, params.scan.segments, multiprocessors, stream);
           },
-          launch_states<kStates, true>, launch_rows<kStates>};
+          launch_states<kStates, true>, launch_rows<kStates>, launch_gate<kStates>};
 }
 
 }  // namespace ringattn::sm90

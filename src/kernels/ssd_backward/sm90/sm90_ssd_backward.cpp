@@ -10,13 +10,9 @@ namespace ringattn::sm90 {
 
 namespace {
 
-// The kernels for Hopper, and those of sm80 for what has none.
-template <const HopperSsdBackwardLauncher& kHopper, const cuda::SsdBackwardLauncher& kPortable>
+template <const HopperSsdBackwardLauncher& kHopper>
 constexpr cuda::SsdBackwardLauncher kLauncher = {
-    [] {
-      kPortable.load();
-      kHopper.load();
-    },
+    [] { kHopper.load(); },
     [](const cuda::SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream) {
       kHopper.accumulate(params, reversed, multiprocessors, stream);
     },
@@ -26,8 +22,8 @@ constexpr cuda::SsdBackwardLauncher kLauncher = {
     [](const cuda::SsdRowsParams& params, int segments, cudaStream_t stream) {
       kHopper.rows(params, segments, stream);
     },
-    [](const cuda::SsdGateParams& params, int segments, cudaStream_t stream) {
-      kPortable.gate(params, segments, stream);
+    [](const cuda::SsdGateParams& params, int segments, int multiprocessors, cudaStream_t stream) {
+      kHopper.gate(params, segments, multiprocessors, stream);
     }};
 
 }  // namespace
@@ -47,9 +43,8 @@ std::vector<std::string> ssd_backward_missing(const SsdBackwardSpec& spec) {
 
 std::unique_ptr<SsdBackwardKernel> make_ssd_backward(const SsdBackwardSpec& spec, Backend& backend) {
   const int state_dim = spec.forward.state_dim;
-  const cuda::SsdBackwardLauncher& launcher = state_dim == 64
-                                                  ? kLauncher<ssd_backward_64, sm80::ssd_backward_bf16_64_64>
-                                                  : kLauncher<ssd_backward_128, sm80::ssd_backward_bf16_64_128>;
+  const cuda::SsdBackwardLauncher& launcher =
+      state_dim == 64 ? kLauncher<ssd_backward_64> : kLauncher<ssd_backward_128>;
   return cuda::make_device_ssd_backward(spec, launcher, kRowsDims, state_dim, backend);
 }
 

@@ -67,6 +67,7 @@ struct HopperSsdBackwardLauncher {
   void (*expand)(const cuda::SsdStatesParams& params, bool reversed, int segments, int multiprocessors,
                  cudaStream_t stream);
   void (*rows)(const cuda::SsdRowsParams& params, int segments, cudaStream_t stream);
+  void (*gate)(const cuda::SsdGateParams& params, int segments, int multiprocessors, cudaStream_t stream);
 };
 
 extern const HopperSsdBackwardLauncher ssd_backward_64;

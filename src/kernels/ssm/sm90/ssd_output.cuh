@@ -8,6 +8,9 @@
 // and then the next state. The intra-chunk scores of the next chunk and the epilogue of this one overlap the MMAs of
 // the state update. One more warpgroup is the producer of B and C, and computes what does not depend on the state: C ·
 // Bᵀ, shared by all dim blocks, exp2(dA_cumsum), and the scales of x in the state.
+//
+// With kGateGradient the gradient of the gate takes the place of y: dz = dy · (y before the gate) · silu'(z), for
+// kernels/ssd_backward.
 #pragma once
 
 #include "kernels/common/sm90/wgmma_m64n64_rs.cuh"
@@ -16,17 +19,37 @@
 
 namespace ringattn::sm90 {
 
+// What dz needs besides the parameters of y, in whose place it is stored.
+struct SsdGateGradient {
+  SsmTensor dy;
+  bool wide;  // dz is fp32
+};
+// dy's tiles of a chunk follow the forward's shared memory.
 template <int kStates>
+constexpr int gate_gradient_tiles() {
+  return (SsdLayout<kStates, true>::kBytes + 1023) / 1024 * 1024;
+}
+template <int kStates>
+constexpr int gate_gradient_bytes() {
+  constexpr int kBytes =
+      cuda::aligned_shared_bytes(gate_gradient_tiles<kStates>() + kDimBlocksPerCta * kDimBlockTileBytes, 1024);
+  static_assert(kBytes <= 227 * 1024);
+  return kBytes;
+}
+
+template <int kStates, bool kGateGradient>
 class SsdOutput {
  public:
   using Layout = SsdLayout<kStates, true>;
 
+  // `gate_gradient`: null unless kGateGradient.
   __device__ __forceinline__ SsdOutput(const HopperSsd& params, const SsdMemory<kStates, true>& shared,
-                                       const SsdChunks& where, int index)
+                                       const SsdChunks& where, int index, const SsdGateGradient* gate_gradient)
       : p_(params),
         memory_(shared),
         cta_chunks_(where),
         dim_block_(params, shared, where, index),
+        gate_gradient_(gate_gradient),
         skip_(params.scan.d != nullptr ? params.scan.d[dim_block_.head] : 0.0F) {}
 
   __device__ __forceinline__ void run() {
@@ -55,8 +78,9 @@ class SsdOutput {
       for (int k = 0; k < 4; ++k) {
         cuda::load_matrix_transposed(x[k], x_tile + static_cast<std::uint32_t>(k) * dim_block_.kStepRowBytes);
       }
-      const bool gated = p_.scan.z.data != nullptr;
-      if (gated) load_gate(chunk, memory_.x(dim_block_.index, input));
+      const bool gated = kGateGradient || p_.scan.z.data != nullptr;
+      if (gated) load_dims_of_warp(p_.scan.z, chunk, memory_.x(dim_block_.index, input));
+      if constexpr (kGateGradient) load_dims_of_warp(gate_gradient_->dy, chunk, dy_tile());
       scale_by_decay(y, input);
       multiply_scores(y, x);
       std::uint32_t scaled_x[4][1][4];
@@ -65,15 +89,24 @@ class SsdOutput {
       accumulate_tokens<kStates, 0, 1, 1>(state_, scaled_x, memory_.b(stage));
       wgmma_wait<1>();
       pin(y);
-      if (gated) apply_gate(y, x_tile);
-      store_output_tile(y, x_tile);
+      if constexpr (kGateGradient) {
+        apply_gate_gradient(y, x_tile);
+      } else if (gated) {
+        apply_gate(y, x_tile);
+      }
+      const bool wide = kGateGradient && gate_gradient_->wide;
+      if (!wide) store_output_tile(y, x_tile);
 #pragma unroll
       for (int k = 1; k < 4; ++k)
         scale_x_rounded(x[k], memory_.state_scale(dim_block_.index, input), k, scaled_x[k][0]);
       accumulate_tokens<kStates, 1, 4, 1>(state_, scaled_x, memory_.b(stage));
       proxy_fence();
       dim_block_.sync();  // y is written, and all reads of scores, scales, x and dA_cumsum are done
-      store_output(chunk, memory_.x(dim_block_.index, input));
+      if (wide) {
+        store_wide(y, chunk);
+      } else {
+        store_output(chunk, memory_.x(dim_block_.index, input));
+      }
       if (chunk + 1 < chunks) compute_intra_chunk_scores(chunk + 1);
       proxy_fence();
       if (first_thread()) {
@@ -189,24 +222,30 @@ class SsdOutput {
     for (int r = 0; r < 4; ++r) scaled_x[r] = cuda::multiply_pairs(x[r], r < 2 ? scales.x : scales.y);
   }
 
-  // Loads z of the warp's dims into the tile of x, whose dims of this warp have been read. Two vectors of 16 bytes are
-  // a full sector.
-  __device__ __forceinline__ void load_gate(int chunk, std::uint32_t tile) const {
+  __device__ __forceinline__ std::uint32_t dy_tile() const {
+    return memory_.base +
+           static_cast<std::uint32_t>(gate_gradient_tiles<kStates>() + dim_block_.index * kDimBlockTileBytes);
+  }
+
+  // Loads the warp's dims of z into the tile of x, whose dims of this warp have been read, or of dy. Two vectors of 16
+  // bytes are a full sector.
+  __device__ __forceinline__ void load_dims_of_warp(const SsmTensor& tensor, int chunk, std::uint32_t tile) const {
     constexpr int kVectors = 16 / kVectorElements;  // per token
-    const SsmTensor& z = p_.scan.z;
     const int warp = thread_of_warpgroup() / 32;
     const int lane = thread_of_warpgroup() % 32;
     const int tokens = cta_chunks_.tokens(chunk);
     const int vector = kVectors * warp + lane % kVectors;
-    const auto* const gates = static_cast<const std::uint16_t*>(z.data) + cta_chunks_.row(chunk) * z.token_stride +
-                              dim_block_.head * z.head_stride + dim_block_.first_dim + vector * kVectorElements;
-    __syncwarp();  // all lanes have read x
+    const auto* const rows = static_cast<const std::uint16_t*>(tensor.data) +
+                             cta_chunks_.row(chunk) * tensor.token_stride + dim_block_.head * tensor.head_stride +
+                             dim_block_.first_dim + vector * kVectorElements;
+    __syncwarp();  // all lanes have read what was there
 #pragma unroll
     for (int first = 0; first < kChunk; first += 32 / kVectors) {
       const int token = first + lane / kVectors;
       const bool present = token < tokens;
-      const std::uint16_t* const from = gates + (present ? token : 0) * z.token_stride;
-      cuda::copy_chunk(tile + cuda::swizzled(token, vector), reinterpret_cast<const char*>(from), present, z.aligned);
+      const std::uint16_t* const from = rows + (present ? token : 0) * tensor.token_stride;
+      cuda::copy_chunk(tile + cuda::swizzled(token, vector), reinterpret_cast<const char*>(from), present,
+                       tensor.aligned);
     }
     cuda::copy_commit();
   }
@@ -227,6 +266,44 @@ class SsdOutput {
       }
     }
     __syncwarp();  // all lanes have read z
+  }
+
+  __device__ __forceinline__ void apply_gate_gradient(float (&y)[kChunk / 8][4], std::uint32_t matrices) const {
+    const std::uint32_t dy_matrices = dy_tile() + dim_block_.matrices_of_lane();
+    cuda::copy_wait<0>();
+    __syncwarp();  // makes the other lanes' copies visible
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t z[4];
+      std::uint32_t dy[4];
+      cuda::load_matrix_transposed(z, matrices + static_cast<std::uint32_t>(k) * dim_block_.kStepRowBytes);
+      cuda::load_matrix_transposed(dy, dy_matrices + static_cast<std::uint32_t>(k) * dim_block_.kStepRowBytes);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        const float2 gate = cuda::unpack(z[r], __nv_bfloat16());
+        const float2 of_y = cuda::unpack(dy[r], __nv_bfloat16());
+        float* const rows = y[2 * k + r / 2] + r % 2 * 2;
+        rows[0] = __fmul_rn(__fmul_rn(of_y.x, rows[0]), cuda::silu_slope(gate.x));
+        rows[1] = __fmul_rn(__fmul_rn(of_y.y, rows[1]), cuda::silu_slope(gate.y));
+      }
+    }
+    __syncwarp();  // all lanes have read z and dy
+  }
+
+  // Stores fp32 values. Eight lanes have adjacent dims of a token, a full sector.
+  __device__ __forceinline__ void store_wide(const float (&y)[kChunk / 8][4], int chunk) const {
+    const SsmParams& s = p_.scan;
+    auto* const rows = static_cast<float*>(s.y) + cta_chunks_.row(chunk) * s.y_token_stride +
+                       dim_block_.head * s.y_head_stride + dim_block_.first_dim + tile_row_of_thread();
+    const int tokens = cta_chunks_.tokens(chunk);
+#pragma unroll
+    for (int n = 0; n < kChunk / 8; ++n) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int token = 8 * n + dim_block_.column_of_thread() + e % 2;
+        if (token < tokens) rows[token * s.y_token_stride + e / 2 * 8] = y[n][e];
+      }
+    }
   }
 
   // Rounds y and stores it to the warp's dims of the tile of x.
@@ -284,15 +361,15 @@ class SsdOutput {
   const SsdMemory<kStates, true>& memory_;
   const SsdChunks& cta_chunks_;
   const SsdDimBlock<kStates, true> dim_block_;
+  const SsdGateGradient* const gate_gradient_;
   const float skip_;  // D, or zero
   float state_[kStates / 8][4];
 };
 
-template <int kStates>
-__global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid_constant__ HopperSsd p) {
-  extern __shared__ unsigned char ssd_shared[];
-  const SsdMemory<kStates, true> memory(ssd_shared);
-  const SsdChunks cta_chunks(p);
+// By a CTA: y of its chunks, or dz.
+template <int kStates, bool kGateGradient>
+__device__ __forceinline__ void compute_outputs(const HopperSsd& p, const SsdMemory<kStates, true>& memory,
+                                                const SsdChunks& cta_chunks, const SsdGateGradient* gate_gradient) {
   if (threadIdx.x == 0) memory.init_barriers(cta_chunks.block.count);
   // Scores above the diagonal stay zero.
   constexpr int kIntraChunkVectors = kDimBlocksPerCta * kDimBlockTileBytes / 16;
@@ -314,8 +391,16 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid
         });
   } else {
     reg_alloc<kSsdOutputRegisters>();
-    if (warpgroup < cta_chunks.block.count) SsdOutput<kStates>(p, memory, cta_chunks, warpgroup).run();
+    if (warpgroup < cta_chunks.block.count) {
+      SsdOutput<kStates, kGateGradient>(p, memory, cta_chunks, warpgroup, gate_gradient).run();
+    }
   }
+}
+
+template <int kStates>
+__global__ void __launch_bounds__(kSsdThreads, 1) ssd_finish_kernel(const __grid_constant__ HopperSsd p) {
+  extern __shared__ unsigned char ssd_shared[];
+  compute_outputs<kStates, false>(p, SsdMemory<kStates, true>(ssd_shared), SsdChunks(p), nullptr);
 }
 
 }  // namespace ringattn::sm90
