@@ -55,8 +55,9 @@ __device__ __forceinline__ float sum_quad(float value) {
   return __fadd_rn(value, __shfl_xor_sync(0xffffffffU, value, 2));
 }
 
-// Sums of columns of a 16 × 16 block, and where to store them. `columns` [t][e]: the lane's sum of column 8 t + lane %
-// 4 · 2 + e. Lanes with lane & 4 have no column of their own.
+// Sums of columns of two tiles of 16 × 8, and where to store them, kStride apart. `columns` [t][e]: the lane's sum of
+// column lane % 4 · 2 + e of tile t. Lanes with lane & 4 have no column of their own.
+template <int kStride = 8>
 __device__ __forceinline__ void store_column_sums(const float (&columns)[2][2], int lane, float* target) {
   const bool second_tile = (lane & 16) != 0;
   const bool second_column = (lane & 8) != 0;
@@ -69,7 +70,7 @@ __device__ __forceinline__ void store_column_sums(const float (&columns)[2][2], 
   const float given = second_column ? pair[0] : pair[1];
   float sum = __fadd_rn(second_column ? pair[1] : pair[0], __shfl_xor_sync(0xffffffffU, given, 8));
   sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffU, sum, 4));
-  if ((lane & 4) == 0) target[lane / 16 * 8 + lane % 4 * 2 + lane / 8 % 2] = sum;
+  if ((lane & 4) == 0) target[lane / 16 * kStride + lane % 4 * 2 + lane / 8 % 2] = sum;
 }
 
 // For each column t of a 16 × 16 block on the diagonal, Σ_{i ≥ t} Σ_{j < t} w_ij.
@@ -154,20 +155,7 @@ struct DtGradient {
   __device__ __forceinline__ void finish(int index, int lane) const {
     const float* const sums = cta.sums(index);
     const float* const da_cumsum = cta.da_cumsum(index);
-    const int block = lane / 8;
     const auto pair = [&](int first) { return *reinterpret_cast<const float2*>(sums + first); };
-    const auto of_block = [&](int from, int nth) { return pair(from + nth * 16 + lane % 8 * 2); };
-    float2 columns = make_float2(0.0F, 0.0F);  // of the blocks below this one
-    float2 rows = columns;                     // of the blocks before this one
-    float2 around = columns;                   // of the blocks below and before this one
-    for (int i = block + 1; i < 4; ++i) columns = add(columns, of_block(Shape::kColumns, block_below(i, block)));
-    for (int j = 0; j < block; ++j) rows = add(rows, of_block(Shape::kRows, block_below(block, j)));
-    for (int i = block + 1; i < 4; ++i) {
-      for (int j = 0; j < block; ++j) around = add(around, of_block(Shape::kRows, block_below(i, j)));
-    }
-    float inside = __fadd_rn(around.x, around.y);
-#pragma unroll
-    for (int step = 1; step < 8; step *= 2) inside = __fadd_rn(inside, __shfl_xor_sync(0xffffffffU, inside, step));
     // Sum of the parts in which warps have left a sum of each token.
     const auto sum_parts = [&](int first, int parts) {
       float2 sum = pair(first + 2 * lane);
@@ -176,14 +164,13 @@ struct DtGradient {
     };
     const float2 from_states = sum_parts(Shape::kFromStates, Shape::kStateParts);
     const float2 from_gradients = sum_parts(Shape::kFromGradients, Shape::kTokenParts);
-    const float2 of_dt = sum_parts(Shape::kOfDt, Shape::kTokenParts);
+    const float2 of_dt = sum_parts(Shape::kOfDt, Shape::kDtParts);
     float inner = sums[Shape::kInner];
 #pragma unroll
     for (int i = 1; i < Shape::kInnerParts; ++i) inner = __fadd_rn(inner, sums[Shape::kInner + i]);
     inner = __fmul_rn(inner, exp2_approx(da_cumsum[kChunk - 1]));
-    float2 q = add(pair(Shape::kDiagonal + 2 * lane), sums_before<8>(columns, lane));
-    q = add(q, sums_from<8>(rows, lane));
-    q = add(q, make_float2(inside, inside));
+    float2 q = pair(Shape::kWithin + 2 * lane);
+    if constexpr (Shape::kBlockSums) q = add_block_sums(q, sums, lane);
     q = add(q, sums_from<32>(from_states, lane));
     q = add(q, sums_before<32>(from_gradients, lane));
     q = add(q, make_float2(inner, inner));
@@ -226,6 +213,28 @@ struct DtGradient {
   }
 
  private:
+  // Adds the terms w of the blocks below the diagonal.
+  __device__ __forceinline__ static float2 add_block_sums(float2 q, const float* sums, int lane) {
+    const int block = lane / 8;
+    const auto of_block = [&](int from, int nth) {
+      return *reinterpret_cast<const float2*>(sums + from + nth * 16 + lane % 8 * 2);
+    };
+    float2 columns = make_float2(0.0F, 0.0F);  // of the blocks below this one
+    float2 rows = columns;                     // of the blocks before this one
+    float2 around = columns;                   // of the blocks below and before this one
+    for (int i = block + 1; i < 4; ++i) columns = add(columns, of_block(Shape::kColumns, block_below(i, block)));
+    for (int j = 0; j < block; ++j) rows = add(rows, of_block(Shape::kRows, block_below(block, j)));
+    for (int i = block + 1; i < 4; ++i) {
+      for (int j = 0; j < block; ++j) around = add(around, of_block(Shape::kRows, block_below(i, j)));
+    }
+    float inside = __fadd_rn(around.x, around.y);
+#pragma unroll
+    for (int step = 1; step < 8; step *= 2) inside = __fadd_rn(inside, __shfl_xor_sync(0xffffffffU, inside, step));
+    q = add(q, sums_before<8>(columns, lane));
+    q = add(q, sums_from<8>(rows, lane));
+    return add(q, make_float2(inside, inside));
+  }
+
   __device__ __forceinline__ void store(int index, int token, float gradient) const {
     const SsdGradientRows& ddt = cta.p.ddt;
     const std::int64_t at = (cta.row() + token) * ddt.token_stride + (cta.heads.first + index) * ddt.head_stride;

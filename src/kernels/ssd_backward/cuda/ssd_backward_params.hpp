@@ -79,23 +79,28 @@ struct SsdBackwardLauncher {
 };
 
 // Sums of a head in shared memory, as offsets in floats. There are two buffers: DtGradient reads one while the next
-// head's sums are computed. Warps leave as many parts of a sum as there are template arguments.
-template <int kStateParts_, int kTokenParts_, int kInnerParts_>
+// head's sums are computed. Warps leave as many parts of a sum as the first template arguments say. kBlockSums_: what
+// kWithin has.
+template <int kStateParts_, int kTokenParts_, int kDtParts_, int kInnerParts_, bool kBlockSums_>
 struct SsdSums {
   static constexpr int kStateParts = kStateParts_;
   static constexpr int kTokenParts = kTokenParts_;
+  static constexpr int kDtParts = kDtParts_;
   static constexpr int kInnerParts = kInnerParts_;
+  static constexpr bool kBlockSums = kBlockSums_;
 
   // [parts, 64]: a(tokens up to i) · g_i · S · C_i, and a(tokens after j) · dt_j · x_j · G · B_j.
   static constexpr int kFromStates = 0;
   static constexpr int kFromGradients = kFromStates + kStateParts * kChunk;
   static constexpr int kOfDt = kFromGradients + kTokenParts * kChunk;  // [parts, 64]: ⟨x_j, G_j · B_j⟩
-  static constexpr int kDiagonal = kOfDt + kTokenParts * kChunk;       // [64]: store_diagonal_sums()
-  static constexpr int kSkip = kDiagonal + kChunk;                     // [64]: ⟨g_i, x_i⟩
+  // [64]: Σ_{j < t ≤ i} w_ij. With kBlockSums only of the 16 × 16 blocks on the diagonal (store_diagonal_sums()).
+  static constexpr int kWithin = kOfDt + kDtParts * kChunk;
+  static constexpr int kSkip = kWithin + kChunk;  // [64]: ⟨g_i, x_i⟩
   // Sums of the blocks below the diagonal (block_below()).
-  static constexpr int kColumns = kSkip + kChunk;  // [6, 16]
-  static constexpr int kRows = kColumns + 6 * 16;  // [6, 16]
-  static constexpr int kInner = kRows + 6 * 16;    // [parts]: ⟨S, G⟩
+  static constexpr int kBlockFloats = kBlockSums ? 6 * 16 : 0;
+  static constexpr int kColumns = kSkip + kChunk;        // [6, 16]
+  static constexpr int kRows = kColumns + kBlockFloats;  // [6, 16]
+  static constexpr int kInner = kRows + kBlockFloats;    // [parts]: ⟨S, G⟩
   static constexpr int kSumFloats = kInner + kInnerParts;
 };
 

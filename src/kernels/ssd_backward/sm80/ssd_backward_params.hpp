@@ -35,7 +35,7 @@ struct SsdStatesShape {
 
 // A CTA of ssd_rows_kernel: a chunk for a set of heads, one at a time.
 template <int kDims, int kStates>
-struct SsdRowsShape : cuda::SsdSums<4, 2, 8> {
+struct SsdRowsShape : cuda::SsdSums<4, 2, 2, 8, true> {
   static constexpr int kThreads = 512;  // two groups of eight warps
   static constexpr int kGroupThreads = 256;
 

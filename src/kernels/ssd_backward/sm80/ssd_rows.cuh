@@ -201,7 +201,7 @@ class SsdTokens {
         store_score_pairs(u, t, decayed);
       }
       if (diagonal) {
-        cuda::store_diagonal_sums(w, lane_, sums + Shape::kDiagonal + 16 * block_row_);
+        cuda::store_diagonal_sums(w, lane_, sums + Shape::kWithin + 16 * block_row_);
         continue;
       }
       const int block = cuda::block_below(block_row_, block_column);

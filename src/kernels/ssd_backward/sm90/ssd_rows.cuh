@@ -3,8 +3,9 @@
 // one head at a time, from the state before the chunk and the gradient after it. README.md has a diagram of its
 // warpgroups.
 //
-// Rounding: that of sm80's ssd_rows_kernel, but in dB and dC the scaled x and g are rounded to bf16 instead of scaling
-// in fp32, because the sums over heads stay in the accumulators.
+// Rounding: that of sm80's ssd_rows_kernel, but in dB and dC the scales and the scaled x and g are rounded to bf16
+// instead of scaling in fp32, because the sums over heads stay in the accumulators, and so are the terms w_ij of the
+// log-decays' gradients, which are summed by MMAs.
 #pragma once
 
 #include "kernels/common/cuda/tile_copy.cuh"
@@ -63,6 +64,10 @@ struct HopperRowsCta {
   __device__ __forceinline__ std::uint32_t scores(int index) const {
     return at(Shape::kScores + index % 2 * Shape::kScoreBytes);
   }
+  // (C · Bᵀ) · (g · xᵀ) · decays, in blocks on and below the diagonal.
+  __device__ __forceinline__ std::uint32_t products(int index) const {
+    return at(Shape::kProducts + index % 2 * Shape::kScoreBytes);
+  }
   // [64] dA_cumsum in log2 units, then [64] dt.
   __device__ __forceinline__ const float* da_cumsum(int index) const {
     return reinterpret_cast<const float*>(bytes + Shape::kDaCumsum) +
@@ -81,6 +86,8 @@ struct HopperRowsCta {
   __device__ __forceinline__ std::uint32_t scores_empty(int index) const { return of_pair(1, index); }
   __device__ __forceinline__ std::uint32_t sums_full(int index) const { return of_pair(2, index); }
   __device__ __forceinline__ std::uint32_t sums_empty(int index) const { return of_pair(3, index); }
+  __device__ __forceinline__ std::uint32_t products_full(int index) const { return of_pair(4, index); }
+  __device__ __forceinline__ std::uint32_t products_empty(int index) const { return of_pair(5, index); }
   __device__ __forceinline__ static std::uint32_t parity(int index) {
     return static_cast<std::uint32_t>(index / Shape::kStages) & 1U;
   }
@@ -100,6 +107,8 @@ struct HopperRowsCta {
       barrier_init(scores_empty(i), kWarps);
       barrier_init(sums_full(i), 3 * kWarps + 2);
       barrier_init(sums_empty(i), 1);
+      barrier_init(products_full(i), kWarps);
+      barrier_init(products_empty(i), 2);
     }
     barrier_init_fence();
   }
@@ -161,15 +170,23 @@ __device__ __forceinline__ void multiply_transposed(float (&d)[8][4], std::uint3
   wgmma_commit();
 }
 
-// A fragment of 16 rows and columns [16 k, 16 k + 16) of a panel, and the same of the transposed panel.
+// A fragment of 16 rows, from a multiple of 16 on, and columns [16 k, 16 k + 16) of a panel, and the same of the
+// transposed panel. Panels are aligned to 1,024 bytes, so the swizzle flips bits of the address for k = 0.
 __device__ __forceinline__ void load_rows(std::uint32_t (&r)[4], std::uint32_t panel, int row, int k, int lane) {
-  cuda::load_matrix(r, panel + cuda::swizzled(row + lane % 16, 2 * k + lane / 16));
+  cuda::load_matrix(r, ((panel + cuda::swizzled(lane % 16, lane / 16)) ^ static_cast<std::uint32_t>(k << 5)) +
+                           static_cast<std::uint32_t>(row * cuda::kPanelRowBytes));
+}
+// The same as two B fragments, each of eight of the rows as columns.
+__device__ __forceinline__ void load_rows_as_columns(std::uint32_t (&r)[4], std::uint32_t panel, int row, int k,
+                                                     int lane) {
+  cuda::load_matrix(
+      r, ((panel + cuda::swizzled(lane % 8 + lane / 16 * 8, lane / 8 % 2)) ^ static_cast<std::uint32_t>(k << 5)) +
+             static_cast<std::uint32_t>(row * cuda::kPanelRowBytes));
 }
 __device__ __forceinline__ void load_columns(std::uint32_t (&r)[4], std::uint32_t panel, int column, int k, int lane) {
   cuda::load_matrix_transposed(r, panel + cuda::swizzled(16 * k + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
 }
-// This thread's pair of columns in each tile of 8 columns of its row of a panel, and of the row 8 below. Panels are
-// aligned to 1,024 bytes, so the swizzle flips bits of the address of the first tile.
+// This thread's pair of columns in each tile of 8 columns of its row of a panel, and of the row 8 below.
 struct PairsOfThread {
   std::uint32_t first;
 
@@ -185,7 +202,9 @@ struct PairsOfThread {
   }
 };
 
-// The first warpgroup: scores of 16 rows a warp.
+// The first warpgroup: scores of 16 rows a warp, by mma.sync, so that a warp computes only blocks on and below the
+// diagonal. Its nth block has columns from 16 (warp − n) on: the code of a block is the same for all warps, because all
+// code of the kernel has to fit into the instruction cache.
 template <int kStates>
 class HopperScores {
  public:
@@ -193,107 +212,160 @@ class HopperScores {
   using Shape = typename Cta::Shape;
 
   __device__ __forceinline__ explicit HopperScores(const Cta& cta)
-      : cta_(cta), warp_(thread_of_warpgroup() / 32), lane_(thread_of_warpgroup() % 32) {}
+      : cta_(cta), warp_(warp_uniform(thread_of_warpgroup() / 32)), lane_(thread_of_warpgroup() % 32) {}
 
   __device__ __forceinline__ void run() {
-    multiply_transposed<kStates / 16>(cb_, cta_.c(), cta_.b());
-    wgmma_wait<0>();
-    pin(cb_);
+    multiply<kStates / 16>(cb_, cta_.c(), cta_.b());
     const int count = cta_.heads.count;
 #pragma unroll 1
     for (int index = 0; index < count; ++index) {
-      float gx[8][4];
+      float gx[4][2][4];
       const std::uint32_t x = cta_.head(index);
+      const float skip = cta_.p.scan.d != nullptr ? cta_.p.scan.d[cta_.heads.first + index] : 0.0F;
       barrier_wait(cta_.full(index), Cta::parity(index));
-      multiply_transposed<kRowsDims / 16>(gx, x + Shape::kG, x);
-      wgmma_wait<0>();
-      pin(gx);
+      multiply<kRowsDims / 16>(gx, x + Shape::kG, x);
       Cta::arrive(cta_.empty(index));
       barrier_wait(cta_.scores_empty(index), Cta::pair_parity(index) ^ 1U);
-      barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
-      compute(index, gx);
-      Cta::arrive(cta_.sums_full(index));
+      compute(index, gx, skip);
     }
     // The sums of intra-chunk scores over the heads, where the scores of the last head but one were.
     barrier_wait(cta_.scores_empty(count), Cta::pair_parity(count) ^ 1U);
     const PairsOfThread scores(cta_.scores(count));
 #pragma unroll
-    for (int t = 0; t < 8; ++t) {
-      if (t / 2 <= warp_) store_pairs(scores, t, weights_[t]);
+    for (int n = 0; n < 4; ++n) {
+      if (n <= warp_) store_block(scores, n, weights_[n]);
     }
     named_sync(kSetScoresBarrier, 2 * kWarpgroup);
   }
 
  private:
-  __device__ __forceinline__ static void store_pairs(const PairsOfThread& scores, int tile, const float (&values)[4]) {
-    cuda::store_shared(scores.at(tile, 0), Bf16Mma::pack(values[0], values[1]));
-    cuda::store_shared(scores.at(tile, 1), Bf16Mma::pack(values[2], values[3]));
-  }
-
-  // As SsdTokens::compute_scores().
-  __device__ __forceinline__ void compute(int index, float (&gx)[8][4]) {
-    float* const sums = cta_.sums(index);
-    const float* const da_cumsum = cta_.da_cumsum(index);
-    const int row = 16 * warp_ + lane_ / 4;
-    const float of_rows[2] = {da_cumsum[row], da_cumsum[row + 8]};
-    float on_diagonal[2][4];
-    const PairsOfThread scores(cta_.scores(index));
+  // d[n] = (rows of A) · (rows of the nth block of B)ᵀ, for tiles of 16 · kSteps columns.
+  template <int kSteps>
+  __device__ __forceinline__ void multiply(float (&d)[4][2][4], std::uint32_t a_tile, std::uint32_t b_tile) const {
+    std::uint32_t rows[kSteps][4];
 #pragma unroll
-    for (int block = 0; block < 4; ++block) {
-      if (block > warp_) continue;
-      const bool diagonal = block == warp_;
+    for (int k = 0; k < kSteps; ++k) load_rows(rows[k], panel_of(a_tile, k), 16 * warp_, k % 4, lane_);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (n > warp_) break;
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const int tile = 2 * block + t;
-        const int column = 8 * tile + lane_ % 4 * 2;
-        const float2 to = *reinterpret_cast<const float2*>(da_cumsum + column);
-        const float2 dt = *reinterpret_cast<const float2*>(da_cumsum + kChunk + column);
-        float decayed[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) d[n][t][e] = 0.0F;
+      }
+#pragma unroll
+      for (int k = 0; k < kSteps; ++k) {
+        std::uint32_t columns[4];
+        load_rows_as_columns(columns, panel_of(b_tile, k), 16 * (warp_ - n), k % 4, lane_);
+        Bf16Mma::mma(d[n][0], rows[k], columns[0], columns[1], d[n][0]);
+        Bf16Mma::mma(d[n][1], rows[k], columns[2], columns[3], d[n][1]);
+      }
+    }
+  }
+  __device__ __forceinline__ static std::uint32_t panel_of(std::uint32_t tile, int k) {
+    return tile + static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
+  }
+
+  __device__ __forceinline__ void store_block(const PairsOfThread& target, int n, const float (&values)[2][4]) const {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const int tile = 2 * (warp_ - n) + t;
+      cuda::store_shared(target.at(tile, 0), Bf16Mma::pack(values[t][0], values[t][1]));
+      cuda::store_shared(target.at(tile, 1), Bf16Mma::pack(values[t][2], values[t][3]));
+    }
+  }
+
+  // (C · Bᵀ) · decays · dt and D to shared memory, for dx. Adds (g · xᵀ) · decays · dt to the sums over heads. The
+  // products (C · Bᵀ) · (g · xᵀ) · decays, for dt and the log-decays, go to shared memory too. They take the place of
+  // gx.
+  __device__ __forceinline__ void compute(int index, float (&gx)[4][2][4], float skip) {
+    float(&terms)[4][2][4] = gx;
+    const float* const da_cumsum = cta_.da_cumsum(index) + 16 * warp_;  // from the warp's first row on
+    const float of_first = da_cumsum[0];
+    const float of_rows[2] = {da_cumsum[lane_ / 4], da_cumsum[lane_ / 4 + 8]};
+    const float from_first[2] = {cuda::exp2_approx(__fsub_rn(of_rows[0], of_first)),
+                                 cuda::exp2_approx(__fsub_rn(of_rows[1], of_first))};
+    const float* const of_columns = da_cumsum + lane_ % 4 * 2;
+    const PairsOfThread scores(cta_.scores(index));
+    store_skips(index, gx[0]);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      if (n > warp_) break;
+      float decays[2][4];
+      float of_dx[2][4];
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const float2 to = *reinterpret_cast<const float2*>(of_columns - 16 * n + 8 * t);
+        if (n == 0) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const bool later = 8 * t + lane_ % 4 * 2 + e % 2 > lane_ / 4 + e / 2 * 8;  // the column's token
+            const float log = __fsub_rn(of_rows[e / 2], e % 2 == 0 ? to.x : to.y);
+            decays[t][e] = cuda::exp2_approx(later ? -INFINITY : log);
+          }
+        } else {
+          // Before all rows of the warp: the product of the decays to its first row and from there.
+          const float to_first[2] = {cuda::exp2_approx(__fsub_rn(of_first, to.x)),
+                                     cuda::exp2_approx(__fsub_rn(of_first, to.y))};
+#pragma unroll
+          for (int e = 0; e < 4; ++e) decays[t][e] = __fmul_rn(from_first[e / 2], to_first[e % 2]);
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const float2 dt = *reinterpret_cast<const float2*>(of_columns + kChunk - 16 * n + 8 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int offset = 8 * t + lane_ % 4 * 2 + e % 2 - lane_ / 4 - e / 2 * 8;  // column − row, on the diagonal
-          float log = __fsub_rn(of_rows[e / 2], e % 2 == 0 ? to.x : to.y);
-          if (diagonal && offset > 0) log = -INFINITY;  // a later token
-          const float decay = cuda::exp2_approx(log);
-          const float weight = __fmul_rn(__fmul_rn(gx[tile][e], decay), e % 2 == 0 ? dt.x : dt.y);
-          decayed[e] = __fmul_rn(cb_[tile][e], decay);
-          weights_[tile][e] = __fadd_rn(weights_[tile][e], weight);
-          if (diagonal && offset == 0) sums[Shape::kSkip + column + e % 2] = gx[tile][e];
-          gx[tile][e] = __fmul_rn(cb_[tile][e], weight);
-          if (diagonal) on_diagonal[t][e] = gx[tile][e];
+          const float of_column = e % 2 == 0 ? dt.x : dt.y;
+          const float decayed = __fmul_rn(cb_[n][t][e], decays[t][e]);
+          weights_[n][t][e] = __fadd_rn(weights_[n][t][e], __fmul_rn(__fmul_rn(gx[n][t][e], decays[t][e]), of_column));
+          terms[n][t][e] = __fmul_rn(decayed, gx[n][t][e]);
+          of_dx[t][e] = __fmul_rn(decayed, of_column);
         }
-        store_pairs(scores, tile, decayed);
       }
+      if (n == 0) add_to_diagonal(of_dx, skip);
+      store_block(scores, n, of_dx);
     }
     Cta::arrive(cta_.scores_full(index));
+    barrier_wait(cta_.products_empty(index), Cta::pair_parity(index) ^ 1U);
+    const PairsOfThread target(cta_.products(index));
 #pragma unroll
-    for (int block = 0; block < 3; ++block) {
-      if (block >= warp_) continue;
-      const float(*const of_block)[4] = &gx[2 * block];
-      float columns[2][2];
-      float rows[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        rows[i] = cuda::sum_quad(__fadd_rn(__fadd_rn(of_block[0][2 * i], of_block[0][2 * i + 1]),
-                                           __fadd_rn(of_block[1][2 * i], of_block[1][2 * i + 1])));
-#pragma unroll
-        for (int e = 0; e < 2; ++e) columns[i][e] = __fadd_rn(of_block[i][e], of_block[i][e + 2]);
-      }
-      const int below = cuda::block_below(warp_, block);
-      cuda::store_column_sums(columns, lane_, sums + Shape::kColumns + 16 * below);
-      if (lane_ % 4 == 0) {
-        sums[Shape::kRows + 16 * below + lane_ / 4] = rows[0];
-        sums[Shape::kRows + 16 * below + lane_ / 4 + 8] = rows[1];
-      }
+    for (int n = 0; n < 4; ++n) {
+      if (n > warp_) break;
+      store_block(target, n, terms[n]);
     }
-    cuda::store_diagonal_sums(on_diagonal, lane_, sums + Shape::kDiagonal + 16 * warp_);
+    Cta::arrive(cta_.products_full(index));
+  }
+
+  // This thread has elements on the diagonal, in its even or odd columns: those of rows lane / 4 and lane / 4 + 8.
+  __device__ __forceinline__ bool on_diagonal() const { return lane_ % 4 == lane_ / 8; }
+  __device__ __forceinline__ bool has_odd_row() const { return lane_ / 4 % 2 != 0; }
+
+  __device__ __forceinline__ void add_to_diagonal(float (&block)[2][4], float value) const {
+    const float even = on_diagonal() && !has_odd_row() ? value : 0.0F;
+    const float odd = on_diagonal() && has_odd_row() ? value : 0.0F;
+    block[0][0] = __fadd_rn(block[0][0], even);
+    block[0][1] = __fadd_rn(block[0][1], odd);
+    block[1][2] = __fadd_rn(block[1][2], even);
+    block[1][3] = __fadd_rn(block[1][3], odd);
+  }
+
+  // ⟨g_i, x_i⟩ of the warp's tokens.
+  __device__ __forceinline__ void store_skips(int index, const float (&gx)[2][4]) const {
+    barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+    if (on_diagonal()) {
+      float* const skips = cta_.sums(index) + Shape::kSkip + 16 * warp_ + lane_ / 4;
+      skips[0] = has_odd_row() ? gx[0][1] : gx[0][0];
+      skips[8] = has_odd_row() ? gx[1][3] : gx[1][2];
+    }
+    Cta::arrive(cta_.sums_full(index));
   }
 
   const Cta& cta_;
   const int warp_;
   const int lane_;
-  float cb_[8][4];
-  float weights_[8][4] = {};
+  float cb_[4][2][4];
+  float weights_[4][2][4] = {};
 };
 
 // The second warpgroup: dx of 16 tokens a warp.
@@ -307,63 +379,43 @@ class HopperTokens {
       : cta_(cta), warp_(thread_of_warpgroup() / 32), lane_(thread_of_warpgroup() % 32) {}
 
   __device__ __forceinline__ void run() const {
-    const float* const skips = cta_.p.scan.d;
     const bool with_tma = cta_.params.maps_dx && cta_.tokens() >= kChunk;
 #pragma unroll 1
     for (int index = 0; index < cta_.heads.count; ++index) {
       const std::uint32_t x = cta_.head(index);
       const float* const da_cumsum = cta_.da_cumsum(index);
-      const float skip = skips != nullptr ? skips[cta_.heads.first + index] : 0.0F;
       const int row = 16 * warp_ + lane_ / 4;
       float dx[8][4];
       barrier_wait(cta_.full(index), Cta::parity(index));
       multiply_transposed<kStates / 16>(dx, cta_.b(), x + Shape::kGradient);
       const float last = da_cumsum[kChunk - 1];
-      float dt[2];
       float after[2];
+      float scales[2];
       std::uint32_t words[8][2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        dt[i] = da_cumsum[kChunk + row + 8 * i];
         after[i] = cuda::exp2_approx(__fsub_rn(last, da_cumsum[row + 8 * i]));
+        scales[i] = __fmul_rn(after[i], da_cumsum[kChunk + row + 8 * i]);
 #pragma unroll
         for (int n = 0; n < 8; ++n) words[n][i] = PairsOfThread(x).word(n, i);
       }
       wgmma_wait<0>();
       pin(dx);
+      const float2 of_gradients = products(dx, words);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) dx[n][e] = __fmul_rn(after[e / 2], dx[n][e]);
+        for (int e = 0; e < 4; ++e) dx[n][e] = __fmul_rn(scales[e / 2], dx[n][e]);
       }
-      const float2 from_gradients = products(dx, words);
       add_within_chunk(dx, index, x + Shape::kG);
-      const float2 of_dt = products(dx, words);
-      if (skips != nullptr) {
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float2 g = cuda::unpack(PairsOfThread(x + Shape::kG).word(n, i), Bf16());
-            dx[n][2 * i] = __fmaf_rn(dt[i], dx[n][2 * i], __fmul_rn(skip, g.x));
-            dx[n][2 * i + 1] = __fmaf_rn(dt[i], dx[n][2 * i + 1], __fmul_rn(skip, g.y));
-          }
-        }
-      } else {
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) dx[n][e] = __fmul_rn(dt[e / 2], dx[n][e]);
-        }
-      }
       Cta::arrive(cta_.empty(index));
       barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
       if (lane_ % 4 == 0) {
         float* const sums = cta_.sums(index);
-        sums[Shape::kOfDt + row] = of_dt.x;
-        sums[Shape::kOfDt + row + 8] = of_dt.y;
-        sums[Shape::kFromGradients + row] = __fmul_rn(dt[0], from_gradients.x);
-        sums[Shape::kFromGradients + row + 8] = __fmul_rn(dt[1], from_gradients.y);
+        sums[Shape::kOfDt + row] = __fmul_rn(after[0], of_gradients.x);
+        sums[Shape::kOfDt + row + 8] = __fmul_rn(after[1], of_gradients.y);
+        sums[Shape::kFromGradients + row] = __fmul_rn(scales[0], of_gradients.x);
+        sums[Shape::kFromGradients + row + 8] = __fmul_rn(scales[1], of_gradients.y);
       }
       Cta::arrive(cta_.sums_full(index));
       if (with_tma) {
@@ -376,7 +428,7 @@ class HopperTokens {
   }
 
  private:
-  // Σ_dims x · dx of both rows, for all lanes of a quad.
+  // Σ_dims x · d of both rows, for all lanes of a quad.
   __device__ __forceinline__ static float2 products(const float (&dx)[8][4], const std::uint32_t (&words)[8][2]) {
     float sums[2] = {};
 #pragma unroll
@@ -658,44 +710,122 @@ __device__ __forceinline__ void finish_heads(const HopperRowsCta<kStates>& cta) 
   }
 }
 
-// By two warps: ⟨S, G⟩, as diagonals of S · Gᵀ of 16 dims each.
+// Half of ⟨S, G⟩: the diagonals of S · Gᵀ of two blocks of 16 dims.
 template <int kStates>
-__device__ __forceinline__ void multiply_inner(const HopperRowsCta<kStates>& cta, int warp) {
+__device__ __forceinline__ float multiply_inner(const HopperRowsCta<kStates>& cta, int index, int warp, int lane) {
+  using Cta = HopperRowsCta<kStates>;
+  using Shape = typename Cta::Shape;
+  float sum[2][2][4] = {};
+  const std::uint32_t x = cta.head(index);
+  barrier_wait(cta.full(index), Cta::parity(index));
+#pragma unroll
+  for (int k = 0; k < kStates / 16; ++k) {
+    const auto panel = static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+      const int dim = 16 * (2 * warp + block);
+      std::uint32_t left[4];
+      std::uint32_t right[4];
+      load_rows(left, x + Shape::kState + panel, dim, k % 4, lane);
+      load_rows_as_columns(right, x + Shape::kGradient + panel, dim, k % 4, lane);
+      Bf16Mma::mma(sum[block][0], left, right[0], right[1], sum[block][0]);
+      Bf16Mma::mma(sum[block][1], left, right[2], right[3], sum[block][1]);
+    }
+  }
+  Cta::arrive(cta.empty(index));
+  float inner = 0.0F;
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    if (lane % 4 * 2 + e == lane / 4) {
+      inner = __fadd_rn(__fadd_rn(sum[0][0][e], sum[0][1][2 + e]), __fadd_rn(sum[1][0][e], sum[1][1][2 + e]));
+    }
+  }
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
+  return inner;
+}
+
+// From the products (C · Bᵀ) · (g · xᵀ) · decays of a chunk, by MMAs of two warps, `half`:
+//   Σ_{j < t ≤ i} products · dt_j for each token t, as sums of rows before t, whose right operand is dt_j for j < t,
+//   then of columns. A warp has one half of each block of 16 tokens. Σ_{i ≥ t} products of column t. A warp has blocks
+//   `half` and 3 − half.
+template <class Shape>
+__device__ __forceinline__ void sum_products(int half, std::uint32_t products, const float* dt, float* sums, int lane) {
+  constexpr std::uint32_t kOnes = 0x3F803F80;
+  // Keeps an operand's elements for j < t, of the same eight tokens j and t.
+  const std::uint32_t triangle =
+      (lane % 4 * 2 < lane / 4 ? 0xFFFFU : 0U) | (lane % 4 * 2 + 1 < lane / 4 ? 0xFFFF0000U : 0U);
+  const std::uint32_t kept[2] = {half == 0 ? triangle : ~0U, half == 0 ? 0U : triangle};
+  std::uint32_t right[4][2];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float2 pair = *reinterpret_cast<const float2*>(dt + 16 * k + 8 * i + lane % 4 * 2);
+      right[k][i] = Bf16Mma::pack(pair.x, pair.y);
+    }
+  }
+  float sum[4][4] = {};
+#pragma unroll
+  for (int row = 0; row < 4; ++row) {
+#pragma unroll
+    for (int k = 0; k <= row; ++k) {
+      std::uint32_t left[4];
+      load_rows(left, products, 16 * row, k, lane);
+      Bf16Mma::mma(sum[k], left, right[k][0] & kept[0], right[k][1] & kept[1], sum[k]);
+#pragma unroll
+      for (int block = k + 1; block <= row; ++block) {
+        Bf16Mma::mma(sum[block], left, right[k][0], right[k][1], sum[block]);
+      }
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      if (8 * half + lane % 4 * 2 + e % 2 > lane / 4 + e / 2 * 8) sum[row][e] = 0.0F;  // i < t
+    }
+  }
+#pragma unroll
+  for (int block = 0; block < 4; block += 2) {
+    float columns[2][2];
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) columns[t][e] = __fadd_rn(sum[block + t][e], sum[block + t][e + 2]);
+    }
+    cuda::store_column_sums<16>(columns, lane, sums + Shape::kWithin + 16 * block + 8 * half);
+  }
+#pragma unroll
+  for (int nth = 0; nth < 2; ++nth) {
+    const int block = nth == 0 ? half : 3 - half;
+    float of_columns[4] = {};
+#pragma unroll
+    for (int row = 2 * nth; row < 4; ++row) {  // blocks above the diagonal are zero
+      std::uint32_t left[4];
+      load_columns(left, products, 16 * block, row, lane);
+      Bf16Mma::mma(of_columns, left, kOnes, kOnes, of_columns);
+    }
+    if (lane % 4 == 0) {
+      float* const of_dt = sums + Shape::kOfDt + kChunk + 16 * block + lane / 4;
+      of_dt[0] = of_columns[0];
+      of_dt[8] = of_columns[2];
+    }
+  }
+}
+
+// By two warps: ⟨S, G⟩, as diagonals of S · Gᵀ of 16 dims each, and sum_products().
+template <int kStates>
+__device__ __forceinline__ void sum_heads(const HopperRowsCta<kStates>& cta, int warp) {
   using Cta = HopperRowsCta<kStates>;
   using Shape = typename Cta::Shape;
   const int lane = thread_of_warpgroup() % 32;
 #pragma unroll 1
   for (int index = 0; index < cta.heads.count; ++index) {
-    float sum[2][2][4] = {};
-    const std::uint32_t x = cta.head(index);
-    barrier_wait(cta.full(index), Cta::parity(index));
-#pragma unroll
-    for (int k = 0; k < kStates / 16; ++k) {
-      const auto panel = static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
-#pragma unroll
-      for (int block = 0; block < 2; ++block) {
-        const int dim = 16 * (2 * warp + block);
-        std::uint32_t left[4];
-        std::uint32_t right[4];
-        load_rows(left, x + Shape::kState + panel, dim, k % 4, lane);
-        cuda::load_matrix(right, x + Shape::kGradient + panel +
-                                     cuda::swizzled(dim + lane % 8 + lane / 16 * 8, k % 4 * 2 + lane / 8 % 2));
-        Bf16Mma::mma(sum[block][0], left, right[0], right[1], sum[block][0]);
-        Bf16Mma::mma(sum[block][1], left, right[2], right[3], sum[block][1]);
-      }
-    }
-    Cta::arrive(cta.empty(index));
-    float inner = 0.0F;
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (lane % 4 * 2 + e == lane / 4) {
-        inner = __fadd_rn(__fadd_rn(sum[0][0][e], sum[0][1][2 + e]), __fadd_rn(sum[1][0][e], sum[1][1][2 + e]));
-      }
-    }
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
+    float* const sums = cta.sums(index);
+    const float inner = multiply_inner(cta, index, warp, lane);
     barrier_wait(cta.sums_empty(index), Cta::pair_parity(index) ^ 1U);
-    if (lane == 0) cta.sums(index)[Shape::kInner + warp] = inner;
+    if (lane == 0) sums[Shape::kInner + warp] = inner;
+    barrier_wait(cta.products_full(index), Cta::pair_parity(index));
+    sum_products<Shape>(warp, cta.products(index), cta.da_cumsum(index) + kChunk, sums, lane);
+    Cta::arrive(cta.products_empty(index));
     Cta::arrive(cta.sums_full(index));
   }
 }
@@ -710,8 +840,9 @@ __global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_
   if (thread == 0) cta.init_barriers();
   copy_rows_to_panels(cta.b(), p.rows.scan.b, cta.row(), cta.heads.group, cta.tokens(), kStates, thread, kRowsThreads);
   copy_rows_to_panels(cta.c(), p.rows.scan.c, cta.row(), cta.heads.group, cta.tokens(), kStates, thread, kRowsThreads);
-  // Scores above the diagonal stay zero.
-  for (int i = thread; i < 2 * Shape::kScoreBytes / 16; i += kRowsThreads) {
+  // Scores and products above the diagonal stay zero.
+  static_assert(Shape::kProducts == Shape::kScores + 2 * Shape::kScoreBytes);
+  for (int i = thread; i < 4 * Shape::kScoreBytes / 16; i += kRowsThreads) {
     reinterpret_cast<uint4*>(cta.bytes + Shape::kScores)[i] = make_uint4(0, 0, 0, 0);
   }
   proxy_fence();
@@ -731,7 +862,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_
     const int warp = thread_of_warpgroup() / 32;
     if (warp == 0) load_heads<kStates>(cta);
     if (warp == 1) finish_heads<kStates>(cta);
-    if (warp >= 2) multiply_inner<kStates>(cta, warp - 2);
+    if (warp >= 2) sum_heads<kStates>(cta, warp - 2);
   }
 }
 

@@ -19,9 +19,9 @@ using Bf16 = __nv_bfloat16;
 inline constexpr int kRowsDims = 64;  // head_dim
 inline constexpr int kRowsThreads = 512;
 // Registers per thread after setmaxnreg, from 128 each at launch.
-inline constexpr int kRowsProducerRegisters = 56;
+inline constexpr int kRowsProducerRegisters = 64;
 inline constexpr int kRowsScoreRegisters = 144;
-inline constexpr int kRowsTokenRegisters = 104;
+inline constexpr int kRowsTokenRegisters = 96;
 inline constexpr int kRowsSetRegisters = 208;
 
 struct HopperSsdRows {
@@ -33,7 +33,7 @@ struct HopperSsdRows {
 
 // Offsets in bytes in a CTA's shared memory, which is aligned to 1,024 bytes.
 template <int kStates>
-struct HopperRowsShape : cuda::SsdSums<1, 1, 2> {
+struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 2, false> {
   static constexpr int kStages = 3;
   // dA_cumsum and dt of a head are read until its sums are, which may be two heads after its other tiles are released.
   static constexpr int kDaCumsumStages = kStages + 2;
@@ -50,12 +50,13 @@ struct HopperRowsShape : cuda::SsdSums<1, 1, 2> {
   static constexpr int kC = kBBytes;  // B is at 0
   static constexpr int kHead = 2 * kBBytes;
   static constexpr int kScores = kHead + kStages * kStageBytes;  // [2]
-  static constexpr int kDx = kScores + 2 * kScoreBytes;
+  static constexpr int kProducts = kScores + 2 * kScoreBytes;    // [2]
+  static constexpr int kDx = kProducts + 2 * kScoreBytes;
   static constexpr int kDaCumsum = kDx + kXBytes;  // [kDaCumsumStages]
   static constexpr int kSumsAt = kDaCumsum + kDaCumsumStages * kChunkDaCumsumFloats * 4;
   static constexpr int kBarriers = kSumsAt + 2 * kSumFloats * 4;
-  // Full and empty: heads, scores, sums.
-  static constexpr int kBytes = kBarriers + 8 * 2 * (kStages + 2 + 2);
+  // Full and empty: heads, scores, sums, products.
+  static constexpr int kBytes = kBarriers + 8 * 2 * (kStages + 2 + 2 + 2);
   static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kBytes, 1024);
   static_assert(kBarriers % 8 == 0 && kSharedBytes <= 227 * 1024);
 };
