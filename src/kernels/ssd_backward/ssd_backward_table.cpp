@@ -18,12 +18,12 @@ namespace ringattn {
 namespace {
 
 // GPU speeds were measured on an H200 and rounded down. By ssd_backward_token_flops() 131,072 tokens of 80 heads of 64
-// with a state of 128 are 8.6e11 flop, for which sm90_ssd_backward takes 8.62 ms and sm80_ssd_backward 13.2 ms
-// (bench/results/nvidia-h200/2026-11-29-ssd-backward).
+// with a state of 128 are 8.6e11 flop, for which sm90_ssd_backward takes 7.83 ms and sm80_ssd_backward 13.2 ms
+// (bench/results/nvidia-h200/2026-11-29-ssd-backward-2, 2026-11-29-ssd-backward).
 constexpr KernelRow<SsdBackwardSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_ssd_backward", "cuda", "bf16; head_dim 64; state_dim 64, 128", [] { return std::vector<std::string>(); },
-      [](const Backend&) { return 9.9e13; }, sm90::attention_unavailable, cuda::make_cuda_backend},
+      [](const Backend&) { return 1.09e14; }, sm90::attention_unavailable, cuda::make_cuda_backend},
      sm90::ssd_backward_missing,
      sm90::make_ssd_backward},
 #endif
