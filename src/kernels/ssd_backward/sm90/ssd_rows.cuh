@@ -4,8 +4,9 @@
 // warpgroups.
 //
 // Rounding: that of sm80's ssd_rows_kernel, but in dB and dC the scales and the scaled x and g are rounded to bf16
-// instead of scaling in fp32, because the sums over heads stay in the accumulators, and so are the terms w_ij of the
-// log-decays' gradients, which are summed by MMAs.
+// instead of scaling in fp32, because the sums over heads stay in the accumulators. dt and D are in the scores of dx
+// before these are rounded. The terms w_ij of the log-decays' gradients are summed by MMAs, and w_ij / dt_j and dt_j
+// are rounded to bf16 for that.
 #pragma once
 
 #include "kernels/common/cuda/tile_copy.cuh"
