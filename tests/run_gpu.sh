@@ -149,6 +149,7 @@ sanitizer() {
   local tool=$1 ended=$2 log=$state/sanitizer-$1.log entry left code failed=0
   local rows='Kernels/AttentionExact.RowsWithoutKeysAreZero' nan='*NanInAValueStaysInItsTile*' all='sm*'
   local codes='Formats/CudaRowsTest.QuantizedAndDequantizedValuesAreTheHosts' append='Formats/CudaRowsTest.AFewRowsAreAppended'
+  local gradients=Kernels/AttentionBackward
   local formats='fp8_token_head int4_channel_group_32 int4_token_group_32 vector_width_8' format filter=
   for format in $formats; do filter+=${filter:+:}$codes/$format:$append/$format; done
   # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_ssd, its
@@ -161,10 +162,14 @@ sanitizer() {
   local -a entries=("attention_kernel_test $rows/sm80*:$rows/sm90*" "cuda_attention_test $nan"
     'decode_test Backends/CacheUpdates.*'
     'gemm_kernel_test Kernels/BatchedGemm.OneNanLeaves/sm*'
+    'gemm_kernel_test Kernels/WeightGradients.NanAndNoTokens/sm*:Kernels/WeightGradients.StridesAndThreadsChangeNoBit/sm*'
+    "attention_backward_test $gradients.WithoutGradientOfLse/sm*:$gradients.SumsOfRowsInOrder/sm*"
+    "attention_backward_test $gradients.QuerySplitsCutAnyhow/sm*"
     "ssm_kernel_test Kernels/SsmKernels.KeepTheStateWhereDtIsZero/$all:Kernels/SsmKernels.GoOnInTheirSlots/$all"
     "ssm_kernel_test Kernels/SsmKernels.GoOnInManySequencesOfFewStates/$all:Kernels/SsmKernels.GoOnBehindASegment/$all"
     "ssm_kernel_test Kernels/SsdBackward.NoGradientWhereDtIsAtItsLimits/$all"
     'ssm_kernel_test Kernels/Conv1dKernels.AreAccurate/sm*:Kernels/Conv1dKernels.GoOnInTheirSlots/sm*'
+    'ssm_kernel_test Kernels/Conv1dGradients.AreAccurate/sm*:Kernels/Conv1dGradients.TakeManySequencesAndChannels/sm*'
     "cuda_compressed_test $filter"
     'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsReported'
     'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences:CudaBlockMaskChoice.AFewBlocks'
@@ -173,7 +178,7 @@ sanitizer() {
     "decode_test Kernels/MlaFp8Cache.OneTile/$all"
     "decode_test Kernels/DecodePrefixes.ManyRows/$all" "decode_test Kernels/DecodeBlockMask.NothingOutsideTheBlockMaskIsRead/$all"
     'gpu_reshard_test GpuReshard.RowsOfTwoRanksFindTheirPlaces'
-    'gpu_ssm_test GpuSsmOfTwoRanks.ReportsItsPhasesInOrder'
+    'gpu_ssm_test GpuSsmOfTwoRanks.ReportsItsPhasesInOrder' 'gpu_mla_test GpuMlaBackward.WorldsAndHeadsAtATime'
     'gpu_invariance_test *GpuInvariance.FewTokensManyRanks*'
     'comm_p2p_test P2p.FreedMemoryGoesBackAtTheNextAllGather')
   if [[ $tool != racecheck ]]; then
