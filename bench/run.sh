@@ -26,13 +26,15 @@ python=${PYTHON:-python3}
 machine=$results/$date-machine.json
 ringattn=${RINGATTN_PROGRAM:-$PWD/build/release/bin/ringattn}
 beside=$(dirname "$ringattn")
+library=$(dirname "$beside")/lib/libringattn_c.so
 
 # The shape that peers are measured at at every length, and scaling, too.
 main_shape=(--heads 32 --kv-heads 8 --head-dim 128 --dtype bf16 --mask causal)
 
 # Name, minutes, needs, and what is measured; after a semicolon the peers, which take turns with ringattn. A part needs
-# "gpu", one GPU, and sees no other; "gpus" or "gpus:N", all GPUs, at least 1 or N; "torch"; programs of bench/ beside
-# ringattn. With "rounds" it is done BENCH_ROUNDS times, and $round counts: a step's readings count as their median.
+# "gpu", one GPU, and sees no other; "gpus" or "gpus:N", all GPUs, at least 1 or N; "torch"; "library", that of Python;
+# programs of bench/ beside ringattn. With "rounds" it is done BENCH_ROUNDS times, and $round counts: a step's readings
+# count as their median.
 #
 # Where several files have the same job, bench/tables.py compare shows the last one by name. precision-and-state
 # measures shapes of one-gpu and one-gpu-shapes again, and sorts after both in every locale.
@@ -56,6 +58,7 @@ latents-peers       4 gpu,torch,rounds,decode_gpu_bench MLA decode, also in KV s
 compressed          4 gpu,rounds,decode_gpu_bench,compress_gpu_bench decode, prefill with quantized caches; compression
 scans               1 gpu,ssm_gpu_bench              SSD, scans, updates, conv1d; Hopper's kernel, the portable one
 scans-peers         5 gpu,torch,ssm_gpu_bench        SSD, scans, updates, conv1d; mamba_ssm, causal_conv1d, PyTorch
+backward-peers      3 gpu,torch,library              gradients: speed beside cuDNN, FlashAttention; repeated; bias
 scaling             3 gpus:2                         1, 2, 4 ... GPUs, 32k to 512k tokens, compute only; zigzag ring
 ring-p2p            3 gpus:2                         all GPUs, 32k to 1m tokens, compute only, transport p2p
 ring-nccl           3 gpus:2                         the same, transport nccl
@@ -84,12 +87,17 @@ part_is_done() {
   if [[ $1 == machine ]]; then [[ -s $machine ]]; else [[ -s $(part_file "$1") ]]; fi
 }
 
-# prepare [PROGRAM …]: ours, and programs of bench/ beside it, are built.
+# prepare [PROGRAM …]: ours, and programs of bench/ beside it, are built; "library" is libringattn_c.
 prepare() {
-  if [[ -z ${RINGATTN_PROGRAM:-} ]]; then build_preset release ringattn_program "$@"; fi
+  if [[ -z ${RINGATTN_PROGRAM:-} ]]; then build_preset release ringattn_program "${@/#library/ringattn_c}"; fi
   [[ -x $ringattn ]] || { echo "$ringattn can't be run. Check RINGATTN_PROGRAM." >&2; exit 4; }
   local program
   for program in "$@"; do
+    if [[ $program == library ]]; then
+      [[ -e $library ]] && continue
+      echo "$library isn't there (RINGATTN_PROGRAM is $ringattn). Build ringattn_c, too, or unset RINGATTN_PROGRAM." >&2
+      exit 4
+    fi
     [[ -x $beside/$program ]] && continue
     echo "$program isn't in $beside (RINGATTN_PROGRAM lies there). Build its target, too, or unset RINGATTN_PROGRAM." >&2
     exit 4
@@ -351,6 +359,14 @@ part_scans_peers() {
     alone ssm_gpu_bench ${shapes//,/ }
     peer ssm --shapes "$shapes"
   done
+}
+
+part_backward_peers() {
+  local dtype
+  export RINGATTN_LIBRARY=$library PYTHONPATH=$PWD/python
+  peer attention_backward turn
+  peer attention_backward repeat
+  for dtype in bf16 fp16; do peer attention_backward bias --dtype "$dtype"; done
 }
 
 part_long_sum() {

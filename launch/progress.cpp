@@ -26,16 +26,19 @@ ProgressDisplay::~ProgressDisplay() { clear(); }
 void ProgressDisplay::update(std::string_view what, const StepCount& steps) {
   if (mode_ == Mode::kNone) return;
   const Clock::time_point now = Clock::now();
-  if (what != what_) {
+  const bool begins = what != what_;
+  if (begins) {
     what_ = what;
     start_ = steps.done == 0 ? now : updated_;
   }
+  const double seconds = std::chrono::duration<double>(now - start_).count();
+  if (begins) time_left_.begin(steps, seconds);
   updated_ = now;
   // A terminal's line is rewritten at most ten times a second.
   const auto pause = mode_ == Mode::kEvery10Seconds ? std::chrono::milliseconds(10000) : std::chrono::milliseconds(100);
   if (mode_ != Mode::kEveryStep && now - shown_ < pause) return;
   shown_ = now;
-  const std::string text = progress_text(what, steps, std::chrono::duration<double>(now - start_).count());
+  const std::string text = progress_text(what, steps, seconds, time_left_.seconds_left(steps, seconds));
   const bool terminal = mode_ == Mode::kTerminal;
   std::fputs((terminal ? "\r\x1b[K" + text : "ringattn: " + text + "\n").c_str(), stderr);
   std::fflush(stderr);
@@ -49,11 +52,20 @@ void ProgressDisplay::clear() {
   line_shown_ = false;
 }
 
-std::string progress_text(std::string_view what, const StepCount& steps, double seconds) {
+double TimeLeft::work_done(const StepCount& steps) {
+  if (steps.done == 0) return 0.0;
+  return steps.work.value_or(static_cast<double>(steps.done) / static_cast<double>(steps.all));
+}
+
+std::optional<double> TimeLeft::seconds_left(const StepCount& steps, double seconds) const {
+  const double work = work_done(steps);
+  if (steps.done >= steps.all || work <= begin_.work) return std::nullopt;
+  return (seconds - begin_.seconds) * (1.0 - work) / (work - begin_.work);
+}
+
+std::string progress_text(std::string_view what, const StepCount& steps, double seconds, std::optional<double> left) {
   std::string text = fmt::format("{} {} of {}, {:.1f} s", what, steps.done, steps.all, seconds);
-  if (steps.done <= 0 || steps.done >= steps.all) return text;
-  const double work = steps.work.value_or(static_cast<double>(steps.done) / static_cast<double>(steps.all));
-  if (work > 0.0) text += fmt::format(", about {:.1f} s left", seconds * (1.0 - work) / work);
+  if (left) text += fmt::format(", about {:.1f} s left", *left);
   return text;
 }
 

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -11,6 +12,25 @@
 #include "launch/options.hpp"
 
 namespace ringattn {
+
+// The time that is left of counted steps, in proportion to the work left: StepCount::work, or steps. The first count is
+// what the rate is measured from. What came before it (enqueueing, waiting for other ranks) is in no proportion to the
+// first steps' work, which may be a millionth of all.
+class TimeLeft {
+ public:
+  void begin(const StepCount& steps, double seconds) { begin_ = {seconds, work_done(steps)}; }
+  // Nothing at the first count and once all steps are done.
+  std::optional<double> seconds_left(const StepCount& steps, double seconds) const;
+
+ private:
+  struct Count {
+    double seconds = 0.0;
+    double work = 0.0;
+  };
+  static double work_done(const StepCount& steps);
+
+  Count begin_;
+};
 
 class ProgressDisplay {
  public:
@@ -33,13 +53,13 @@ class ProgressDisplay {
   Mode mode_;
   bool line_shown_ = false;
   std::string what_;
+  TimeLeft time_left_;
   Clock::time_point start_ = Clock::now();  // of what_
   Clock::time_point updated_ = start_;      // the last update
   Clock::time_point shown_ = start_;        // the last that was shown
 };
 
-// "block 3 of 12, 4.1 s, about 12.3 s left". The time left is in proportion to the work left: StepCount::work, or
-// steps.
-std::string progress_text(std::string_view what, const StepCount& steps, double seconds);
+// "block 3 of 12, 4.1 s, about 12.3 s left"
+std::string progress_text(std::string_view what, const StepCount& steps, double seconds, std::optional<double> left);
 
 }  // namespace ringattn

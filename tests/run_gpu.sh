@@ -152,8 +152,9 @@ sanitizer() {
   local formats='fp8_token_head int4_channel_group_32 int4_token_group_32 vector_width_8' format filter=
   for format in $formats; do filter+=${filter:+:}$codes/$format:$append/$format; done
   # racecheck doesn't follow that one lane gives shared memory back, or hands it on, for its warp, as sm90_ssd, its
-  # gradients, both kernels of latents and sm90_attention's decoding, of plain caches and of codes, have it: their tests
-  # are left to other tools.
+  # gradients, those of attention, both kernels of latents and sm90_attention's decoding, of plain caches and of codes,
+  # have it: their tests are left to other tools. So are those of sm80_attention_backward, whose warps hand P on by
+  # bar.arrive: it reports races there between accesses that a __syncthreads() separates.
   if [[ $tool == racecheck ]]; then
     nan='Kernels/CudaAttentionTest.NanInAValueStaysInItsTile' all='sm80*'
     nan=$nan/sm80_attention:$nan/sm90_attention
@@ -161,10 +162,13 @@ sanitizer() {
   local -a entries=("attention_kernel_test $rows/sm80*:$rows/sm90*" "cuda_attention_test $nan"
     'decode_test Backends/CacheUpdates.*'
     'gemm_kernel_test Kernels/BatchedGemm.OneNanLeaves/sm*'
+    'gemm_kernel_test Kernels/WeightGradients.NanAndNoTokens/sm*:Kernels/WeightGradients.StridesAndThreadsChangeNoBit/sm*'
+    'attention_backward_test Kernels/AttentionBackward.SumsOfRowsInOrder/sm*'
     "ssm_kernel_test Kernels/SsmKernels.KeepTheStateWhereDtIsZero/$all:Kernels/SsmKernels.GoOnInTheirSlots/$all"
     "ssm_kernel_test Kernels/SsmKernels.GoOnInManySequencesOfFewStates/$all:Kernels/SsmKernels.GoOnBehindASegment/$all"
     "ssm_kernel_test Kernels/SsdBackward.NoGradientWhereDtIsAtItsLimits/$all"
     'ssm_kernel_test Kernels/Conv1dKernels.AreAccurate/sm*:Kernels/Conv1dKernels.GoOnInTheirSlots/sm*'
+    'ssm_kernel_test Kernels/Conv1dGradients.AreAccurate/sm*:Kernels/Conv1dGradients.TakeManySequencesAndChannels/sm*'
     "cuda_compressed_test $filter"
     'cuda_compressed_test CudaTables.StridesMoveNoBitOfTables:CudaTables.TheFirstNumberThatIsNotFiniteIsReported'
     'cuda_decode_test CudaBlockChoice.MeansFollowGrowingSequences:CudaBlockMaskChoice.AFewBlocks'
@@ -179,6 +183,9 @@ sanitizer() {
   if [[ $tool != racecheck ]]; then
     # The last one has 40 steps, too many for racecheck even where it could follow them.
     local few='*CudaMla.OneTile/*:*CudaMla.CtaGroupsOfAFewTiles/*'
+    local gradients=Kernels/AttentionBackward
+    entries+=("attention_backward_test $gradients.WithoutGradientOfLse/sm*:$gradients.QuerySplitsCutAnyhow/sm*"
+      'gpu_mla_test GpuMlaBackward.WorldsAndHeadsAtATime')
     entries+=("cuda_mla_test $few:*CudaMla.ManyRowsOfSeveralKvSplits/sm90_mla_split1k_bf16"
       'cuda_compressed_test CudaCompressedDecode.AFewTiles' 'gpu_decode_test GpuDecode.ChecksOnTheDevice'
       'cuda_decode_test CudaDecode.AGraphOfPartitionsFollowsGrowingSequences')

@@ -207,6 +207,12 @@ class Benchmarks(checkout.Checkout):
         self.assertEqual(sum("--slices 2,4" in text for text in words), 1)
         self.assertIn("skipped: needs PyTorch", self.bench(77, "decode-peers").stdout)
 
+    def test_gradients_are_measured_with_the_library_beside_the_program(self):
+        self.assertEqual(self.measure("backward-peers", 1), [], "libringattn_c.so isn't there")
+        self.executable("lib/libringattn_c.so", "")
+        words = [text.removeprefix("bench/peers/attention_backward.py ") for text in self.words("backward-peers")]
+        self.assertEqual(words, ["turn", "repeat", "bias --dtype bf16", "bias --dtype fp16"])
+
     def test_masks_are_measured_in_turn_with_the_peer_over_the_same_blocks(self):
         lines = self.measure("sparse-peers", 0)
         self.assertEqual([line["tool"] for line in lines], ["ours", "ours", "ours", "peer"] * 4, "two lengths, two rounds")

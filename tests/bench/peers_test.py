@@ -38,14 +38,15 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 9)
+        self.assertEqual(len(PROGRAMS), 10)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
             done = run(str(program), "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
             steps, shapes = "--steps LIST", "--shapes LIST"
-            words = {"decode.py": steps, "mla.py": steps, "gemm.py": shapes, "ssm.py": shapes}
+            words = {"decode.py": steps, "mla.py": steps}
+            words |= dict.fromkeys(("attention_backward.py", "gemm.py", "ssm.py"), shapes)
             self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
 
     def test_sizes_are_ringattns(self):
@@ -82,6 +83,20 @@ class Unit(unittest.TestCase):
                 gemm.parse_shapes(text)
         with self.assertRaises(argparse.ArgumentTypeError):
             gemm.parse_caches("hot")
+
+    def test_shapes_of_gradients_are_words(self):
+        import attention_backward
+
+        shape = attention_backward.parse_shape("2x8kx128/16x192/128", "bf16")
+        self.assertEqual(shape, common.Shape(8192, 2, 128, 16, 192, 128, "bf16", "causal"))
+        self.assertEqual(attention_backward.flops(shape), 2.5 * 2 * 2 * (8192 * 8193 / 2) * 128 * (192 + 128))
+        shape = attention_backward.parse_shape("1x3000x8/8x64:full", "fp16")
+        self.assertEqual(shape, common.Shape(3000, 1, 8, 8, 64, 64, "fp16", "full"))
+        for text in ("", "1x8kx32/8", "0x8kx32/8x64", "1x8kx32/0x64", "1x8kx32/5x64", "1x8qx32/8x64", "1x8kx32/8x64:causal"):
+            with self.assertRaises(argparse.ArgumentTypeError, msg=text):
+                attention_backward.parse_shape(text, "bf16")
+        for texts in attention_backward.SHAPES.values():
+            self.assertTrue(all(attention_backward.parse_shape(text, "bf16") for text in texts.split(",")))
 
     def test_scans_are_ours(self):
         """ssm_gpu.cpp has the same shapes by the same names, and as many bytes of each."""

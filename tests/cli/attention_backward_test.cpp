@@ -327,12 +327,15 @@ TEST(AttentionBackward, IsTheOpOfTheFlagBackward) {
   done(made("run", {"--output", with_op}));
   done(Words{"run", "--output", with_flag} + job);
   EXPECT_EQ(content_of(with_flag), content_of(with_op));
-  for (const char* op : {"ssd", "mla", "decode", "conv1d"}) {
+  const auto own_row = [](const std::string& op) {  // of gradients
+    return op == "ssd" || op == "conv1d" ? " or --op " + op + "_backward" : std::string();
+  };
+  for (const std::string op : {"ssd", "mla", "decode", "conv1d"}) {
     const Finished refused = tool({"run", "--synthetic", "7", "--op", op, "--backward"});
     EXPECT_EQ(refused.code, 2) << op;
-    EXPECT_TRUE(has(refused.err, "--backward contradicts --op " + std::string(op) +
+    EXPECT_TRUE(has(refused.err, "--backward contradicts --op " + op +
                                      " (the flag is not for this op). Leave it out, or use --op attention" +
-                                     (std::string_view(op) == "ssd" ? " or --op ssd_backward." : ".")))
+                                     own_row(op) + "."))
         << refused.err;
   }
   const Finished file = tool({"run", "--input", with_op, "--backward"});

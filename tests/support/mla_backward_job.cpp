@@ -81,8 +81,8 @@ void run_mla_backward_rank(const MlaJob& job, const MlaOptions& options, const M
   outputs.dk_rope = view(poisoned(k_rows * r_bytes), k_rows, 1, spec.rope_dim);
   outputs.dw_uk = reinterpret_cast<float*>(poisoned(uk * 4));
   outputs.dw_uv = reinterpret_cast<float*>(poisoned(uv * 4));
-  gradients.dsinks[of_rank].resize(spec.sinks ? static_cast<std::size_t>(spec.heads) : 0);
-  if (spec.sinks) outputs.dsinks = gradients.dsinks[of_rank].data();
+  const std::int64_t sinks = spec.sinks ? spec.heads : 0;
+  if (spec.sinks) outputs.dsinks = reinterpret_cast<float*>(poisoned(sinks * 4));
   const auto workspace_bytes = static_cast<std::int64_t>(backward.workspace_bytes());
   std::byte* const workspace = poisoned(workspace_bytes);
   for (int repeat = 0; repeat < 2; ++repeat) {  // a run leaves nothing behind that the next one reads
@@ -102,8 +102,10 @@ void run_mla_backward_rank(const MlaJob& job, const MlaOptions& options, const M
   unshard(keys, outputs.dk_rope, r_bytes, gradients.dk_rope);
   gradients.dw_uk[of_rank].resize(static_cast<std::size_t>(uk));
   gradients.dw_uv[of_rank].resize(static_cast<std::size_t>(uv));
+  gradients.dsinks[of_rank].resize(static_cast<std::size_t>(sinks));
   download(outputs.dw_uk, gradients.dw_uk[of_rank].data(), uk * 4);
   download(outputs.dw_uv, gradients.dw_uv[of_rank].data(), uv * 4);
+  download(outputs.dsinks, gradients.dsinks[of_rank].data(), sinks * 4);
   transport.barrier(Deadline::after(60.0));
 }
 

@@ -118,7 +118,9 @@ class HeadOracle {
         const double sigmoid = logistic(z);
         double y = d() * x[p];
         for (std::size_t n = 0; n < states_; ++n) y += after[p * states_ + n] * c[n];
-        out.dz[rows * dims_ + p] = g[p] * y * sigmoid * (1.0 + signed_or_not(z) * (1.0 - sigmoid));
+        // At infinite z the slope of silu is the logistic function, where the product would be ∞ · 0.
+        const double slope = std::isinf(z) ? sigmoid : sigmoid * (1.0 + signed_or_not(z) * (1.0 - sigmoid));
+        out.dz[rows * dims_ + p] = g[p] * y * slope;
         g[p] *= signed_or_not(z * sigmoid);
       }
     }

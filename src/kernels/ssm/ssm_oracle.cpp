@@ -81,4 +81,36 @@ std::vector<double> oracle_conv1d(const CausalConv1dSpec& spec, const TensorView
   return y;
 }
 
+Conv1dChannelGradients oracle_conv1d_gradients(const CausalConv1dSpec& spec, const Conv1dChannel& channel) {
+  const auto width = static_cast<std::size_t>(spec.width);
+  const std::size_t tokens = channel.dy.size();
+  Conv1dChannelGradients made;
+  made.dtokens.assign(channel.tokens.size(), 0.0);
+  made.dtokens_size = made.dtokens;
+  made.dtaps.assign(width + 1, 0.0);
+  made.dtaps_size = made.dtaps;
+  const auto add = [](double factor, double g, double g_size, double& sum, double& size) {
+    sum += factor * g;
+    size += std::abs(factor) * g_size;
+  };
+  for (std::size_t i = 0; i < channel.dfinal.size(); ++i) {
+    const double dfinal = channel.dfinal[i];
+    add(1.0, dfinal, std::abs(dfinal), made.dtokens[tokens + i], made.dtokens_size[tokens + i]);
+  }
+  for (std::size_t t = 0; t < tokens; ++t) {
+    double v = channel.bias;
+    for (std::size_t k = 0; k < width; ++k) v += channel.taps[k] * channel.tokens[t + k];
+    const double s = 1.0 / (1.0 + std::exp(-v));
+    const double g = channel.dy[t] * (spec.silu ? s * (1.0 + v * (1.0 - s)) : 1.0);
+    // The terms of silu' may cancel each other.
+    const double g_size = std::abs(channel.dy[t]) * (spec.silu ? s * (1.0 + std::abs(v) * (1.0 - s)) : 1.0);
+    for (std::size_t k = 0; k < width; ++k) {
+      add(channel.taps[k], g, g_size, made.dtokens[t + k], made.dtokens_size[t + k]);
+      add(channel.tokens[t + k], g, g_size, made.dtaps[k], made.dtaps_size[k]);
+    }
+    add(1.0, g, g_size, made.dtaps[width], made.dtaps_size[width]);
+  }
+  return made;
+}
+
 }  // namespace ringattn

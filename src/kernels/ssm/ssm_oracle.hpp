@@ -23,4 +23,21 @@ std::vector<double> oracle_ssm(const SsmSpec& spec, const SsmTask& task, std::in
 std::vector<double> oracle_conv1d(const CausalConv1dSpec& spec, const TensorView& x, const float* weight,
                                   const float* bias, std::int64_t row, std::int64_t tokens);
 
+// One channel of one sequence of the convolution.
+struct Conv1dChannel {
+  std::vector<double> tokens;  // [width − 1 + tokens], the initial halo first
+  std::vector<double> dy;      // [tokens]
+  std::vector<double> dfinal;  // [width − 1], the gradient of the final halo; empty: zeros
+  std::vector<double> taps;    // [width]
+  double bias = 0.0;
+};
+
+// Its gradients, and for each the sum of its terms' magnitudes.
+struct Conv1dChannelGradients {
+  std::vector<double> dtokens, dtokens_size;  // [width − 1 + tokens]
+  std::vector<double> dtaps, dtaps_size;      // [width + 1], the bias last
+};
+
+Conv1dChannelGradients oracle_conv1d_gradients(const CausalConv1dSpec& spec, const Conv1dChannel& channel);
+
 }  // namespace ringattn

@@ -159,7 +159,7 @@ class HeadsCheck {
     }
   }
 
-  const std::vector<SsdGradientAccuracy>& found() const { return found_; }
+  const std::vector<GradientAccuracy>& found() const { return found_; }
   std::int64_t rows() const { return rows_; }
 
  private:
@@ -171,25 +171,11 @@ class HeadsCheck {
     return ssd_gradient_term(ssd_roundings(gradient, spec(), rounds_factors_), spec().dtype);
   }
 
-  void add(std::string_view name) {
-    SsdGradientAccuracy accuracy;
-    std::copy_n(name.begin(), std::min(name.size(), accuracy.name.size() - 1), accuracy.name.begin());
-    found_.push_back(accuracy);
-  }
+  void add(std::string_view name) { found_.emplace_back(name); }
 
-  void compare(SsdGradientAccuracy& all, double value, double exact, double lost, Dtype dtype, std::int64_t place,
+  void compare(GradientAccuracy& all, double value, double exact, double lost, Dtype dtype, std::int64_t place,
                int head) const {
-    const bool finite = std::isfinite(static_cast<float>(exact));
-    if (finite != std::isfinite(value)) ++all.misplaced;
-    if (!finite || !std::isfinite(value)) return;
-    const double error = std::abs(value - exact);
-    const double allowed = rounding_error(dtype, exact) + lost + kMinGradient;
-    if (all.compared++ > 0 && error / allowed <= all.part) return;
-    all.part = error / allowed;
-    all.error = error;
-    all.allowed = allowed;
-    all.place = place;
-    all.head = head;
+    all.compare(value, exact, rounding_error(dtype, exact) + lost + kMinGradient, place, head);
   }
 
   void compare_rows(std::size_t sequence, const SsdGradients& exact, const SsdGradients& magnitudes,
@@ -252,16 +238,11 @@ class HeadsCheck {
   const SsdBackwardJob& job_;
   const SsdBackwardRankResult& result_;
   bool rounds_factors_;
-  std::vector<SsdGradientAccuracy> found_;
+  std::vector<GradientAccuracy> found_;
   std::int64_t rows_ = 0;
 };
 
 }  // namespace
-
-bool SsdBackwardAccuracy::passes() const {
-  return std::ranges::all_of(gradients,
-                             [](const SsdGradientAccuracy& of) { return of.misplaced == 0 && of.part <= 1.0; });
-}
 
 SsdBackwardAccuracy check_ssd_gradients(const Collective& collective, const SsdBackwardInput& input,
                                         const SsdBackwardRankResult& result, bool rounds_factors, int threads) {
@@ -281,19 +262,7 @@ SsdBackwardAccuracy check_ssd_gradients(const Collective& collective, const SsdB
         }
       },
       60.0);
-  all.gradients = own.found();
-  for (std::size_t i = 0; i < all.gradients.size(); ++i) {
-    SsdGradientAccuracy& total = all.gradients[i];
-    std::int64_t compared = 0;
-    std::int64_t misplaced = 0;
-    for (const SsdGradientAccuracy& theirs : collective.gather_values(own.found()[i])) {
-      compared += theirs.compared;
-      misplaced += theirs.misplaced;
-      if (theirs.compared > 0 && (total.compared == 0 || theirs.part > total.part)) total = theirs;
-    }
-    total.compared = compared;
-    total.misplaced = misplaced;
-  }
+  all.gradients = merge_ranks(collective, own.found());
   for (const std::int64_t rows : collective.gather_values(own.rows())) all.rows += rows;
   return all;
 }

@@ -11,34 +11,21 @@
 // jobs are checked. Of others two heads are, and then dB and dC, sums over heads, are not.
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "comm/collective.hpp"
+#include "ops/common/gradient_accuracy.hpp"
 #include "ops/ssd_backward/loaded_ssd_backward.hpp"
 
 namespace ringattn {
 
-// One gradient. Plain bytes: ranks tell each other.
-struct SsdGradientAccuracy {
-  std::array<char, 20> name{};
-  std::int64_t compared = 0;  // elements, where both are finite
-  double part = 0.0;          // the greatest error as a part of what is allowed there
-  double error = 0.0;         // that error
-  double allowed = 0.0;
-  std::int64_t place = 0;      // of that error: a packed token, or a sequence of initial states; 0 for a parameter
-  std::int32_t head = 0;       // or group
-  std::int64_t misplaced = 0;  // elements that are NaN or infinite where fp64 has others, or the other way round
-};
-
 struct SsdBackwardAccuracy {
   std::int64_t rows = 0;  // token heads
   bool all_heads = false;
-  std::vector<SsdGradientAccuracy> gradients;  // in the order of the output
+  std::vector<GradientAccuracy> gradients;  // in the order of the output
 
-  bool passes() const;
+  bool passes() const { return pass(gradients); }
 };
 
 // Collective; all ranks get the same answer. `result` is this rank's.

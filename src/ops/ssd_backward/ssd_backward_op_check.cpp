@@ -20,37 +20,6 @@ namespace ringattn {
 
 namespace {
 
-void write_accuracy(JsonWriter& json, const SsdBackwardAccuracy& all) {
-  std::int64_t misplaced = 0;
-  json.begin_object().member("rows", all.rows);
-  for (const SsdGradientAccuracy& gradient : all.gradients) {
-    misplaced += gradient.misplaced;
-    json.key(gradient.name.data());
-    if (gradient.compared == 0) {
-      json.null();
-      continue;
-    }
-    json.begin_object().member("greatest_error", gradient.error).member("allowed", gradient.allowed);
-    json.member("token", gradient.place).member("head", gradient.head).end_object();
-  }
-  json.member("misplaced", misplaced).end_object();
-}
-
-std::string accuracy_line(const SsdGradientAccuracy& gradient) {
-  std::string line;
-  if (gradient.compared == 0) {
-    line = fmt::format("{}: nothing is compared", gradient.name.data());
-  } else {
-    line = fmt::format("{}: greatest error {:.3g} of what is allowed, {:.3g} of {:.3g} at {}, head {}",
-                       gradient.name.data(), gradient.part, gradient.error, gradient.allowed, gradient.place,
-                       gradient.head);
-  }
-  if (gradient.misplaced > 0) {
-    line += fmt::format("; {} values are NaN or infinite where fp64 has another value", gradient.misplaced);
-  }
-  return line;
-}
-
 // The first head in which two gradients of a parameter differ, in words; empty: they are equal.
 std::string parameter_difference(std::string_view name, const std::vector<float>& left,
                                  const std::vector<float>& right) {
@@ -75,13 +44,11 @@ Check SsdBackwardOpJob::check_oracle(const Collective& collective, std::int64_t)
   Check check;
   check.passes = all.passes();
   check.rows = all.rows;
-  check.write = [all](JsonWriter& json) { write_accuracy(json, all); };
+  check.write = [all](JsonWriter& json) { write_accuracy(json, all.rows, all.gradients); };
   check.context.push_back(fmt::format("{} of dx against the fp64 oracle{}",
                                       counted(static_cast<std::uint64_t>(all.rows), "row"),
                                       all.all_heads ? "" : ", two heads of each token; dB and dC are not compared"));
-  for (const SsdGradientAccuracy& gradient : all.gradients) {
-    if (gradient.compared > 0 || gradient.misplaced > 0) check.lines.push_back(accuracy_line(gradient));
-  }
+  check.lines = accuracy_lines(all.gradients);
   return check;
 }
 

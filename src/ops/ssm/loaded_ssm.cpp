@@ -11,9 +11,6 @@
 
 namespace ringattn {
 
-namespace {
-
-// [sequences, channels, width − 1] of [sequences, width − 1, channels].
 Buffer channels_first(const Buffer& halos, const CausalConv1dSpec& spec) {
   Buffer turned = allocate_host(halos.bytes());
   const std::size_t size = size_of(spec.dtype);
@@ -27,8 +24,6 @@ Buffer channels_first(const Buffer& halos, const CausalConv1dSpec& spec) {
   }
   return turned;
 }
-
-}  // namespace
 
 TensorView SsmRankResult::y_view(const SsmSpec& spec) const {
   return dense_view(static_cast<const void*>(y.data()), spec.dtype, rows, spec.heads, spec.head_dim);

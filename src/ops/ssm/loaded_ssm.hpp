@@ -68,4 +68,7 @@ class LoadedSsm {
   const float* states_before_ = nullptr;  // of an update, which is done in place
 };
 
+// [sequences, channels, width − 1], as files have halos, of [sequences, width − 1, channels].
+Buffer channels_first(const Buffer& halos, const CausalConv1dSpec& spec);
+
 }  // namespace ringattn

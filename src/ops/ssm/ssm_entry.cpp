@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.hpp"
+#include "ops/conv1d_backward/conv1d_backward_input.hpp"
 #include "ops/ssd_backward/ssd_backward_input.hpp"
 #include "ops/ssm/ssm_op_job.hpp"
 #include "ops/ssm/ssm_tensors.hpp"
@@ -65,7 +66,7 @@ void fill_ssd(const ModelLayer& layer, const Settings& settings, const FillSetti
 }
 
 bool recognizes_ssm(const TensorFile& opened) {
-  return holds_ssm(opened.file, opened.request.names) && !holds_ssd_gradient(opened);
+  return holds_ssm(opened.file, opened.request.names) && !holds_ssd_gradient(opened) && !holds_conv1d_gradient(opened);
 }
 
 // A decode step takes one token of each sequence. The earlier tokens are in its state, so their number is not given.

@@ -268,14 +268,14 @@ void find_conv1d(const SafetensorsFile& file, const InputNames& names, SsmTensor
           "The rows of an SSM, and the tokens before them, have one dtype.");
 }
 
+}  // namespace
+
 bool holds_conv1d(const SafetensorsFile& file, const InputNames& names) {
   const bool weight = names.conv1d_weight || has_role(file, "conv1d_weight", JobKind::kConv1d);
   const bool scanned = names.dt || names_channels(names) || file.contains("dt") ||
                        ((file.contains("u") || file.contains("delta")) && !names.x);
   return weight && !scanned && (names.x || file.contains("x"));
 }
-
-}  // namespace
 
 bool holds_ssm(const SafetensorsFile& file, const InputNames& names) {
   if (holds_linear(file, names)) return false;

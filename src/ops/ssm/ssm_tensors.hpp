@@ -75,6 +75,8 @@ struct SsmTensors {
 // another op was named; or one of these is, and no q. Throws kFile where q is there besides and nothing says which is
 // meant.
 bool holds_ssm(const SafetensorsFile& file, const InputNames& names);
+// Whether it is a convolution without an SSM layer.
+bool holds_conv1d(const SafetensorsFile& file, const InputNames& names);
 
 // `order`: kThd, kBthd, or by the number of axes. Throws kFile, naming the tensor, its shape and what it disagrees
 // with, and kUsage for another order.

@@ -203,6 +203,38 @@ INSTANTIATE_TEST_SUITE_P(Kernels, SsdBackward,
                                              kernel_table<SsdBackwardSpec>().end()),
                          [](const auto& test) { return std::string(test.param.name); });
 
+// silu is z above and 0 below: dz at ±∞ is that of a z far away, and not ∞ · 0. Its oracle's, too.
+TEST(CpuSsdBackward, SlopeOfInfiniteGates) {
+  SsdBackwardSpec spec{ssm_spec(Dtype::kF32, 2, 8, 8), Dtype::kF32};
+  spec.forward.gate = true;
+  constexpr std::size_t kAbove = (30 * 2 + 1) * 8 + 3;  // of token 30, head 1
+  constexpr std::size_t kBelow = kAbove + 1;
+  const auto inputs_of = [&](float above, float below) {
+    SsdBackwardData inputs = random_ssd_backward(spec, {40}, false, 81);
+    inputs.ssm.set(inputs.ssm.z, 2, 8, 30, 1, 3, above);
+    inputs.ssm.set(inputs.ssm.z, 2, 8, 30, 1, 4, below);
+    return inputs;
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  const SsdBackwardData infinite = inputs_of(kInfinity, -kInfinity);
+  const SsdBackwardData large = inputs_of(100.0F, -1000.0F);
+  const SsdBackwardRow& cpu = *choose_kernel(spec, {"cpu", "auto"}).row;
+  const SsdBackwardResult made = run_ssd_backward(cpu, infinite);
+  const SsdBackwardResult expected = run_ssd_backward(cpu, large);
+  EXPECT_EQ(check_ssd_gradients(large, expected, kSsmTerm), "");
+  const auto dz = [](const SsdBackwardResult& result, std::size_t at) {
+    return load_element(result.dz.data() + at * sizeof(float), Dtype::kF32);
+  };
+  EXPECT_EQ(dz(made, kAbove), dz(expected, kAbove));
+  EXPECT_NE(dz(made, kAbove), 0.0F);
+  EXPECT_EQ(dz(made, kBelow), 0.0F);
+  const auto oracle = [&](const SsdBackwardData& inputs) {
+    return oracle_ssd_backward(spec.forward, inputs.task(), 0, 40, {}, {}, OracleTerms::kSigned).dz;
+  };
+  EXPECT_EQ(oracle(infinite)[kAbove], oracle(large)[kAbove]);
+  EXPECT_EQ(oracle(infinite)[kBelow], 0.0);
+}
+
 TEST(SsdBackwardSpecs, AreDescribedAndRefused) {
   SsdBackwardSpec spec{ssm_spec(Dtype::kBf16, 80, 64, 128), Dtype::kF32};
   EXPECT_EQ(describe(spec), "backward of SSD, bf16, 80 heads of 64, state 128, 1 group, gradients in fp32");

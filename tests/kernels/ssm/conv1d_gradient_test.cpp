@@ -17,6 +17,7 @@
 #include "kernels/common/registry.hpp"
 #include "kernels/common/token_units.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
+#include "kernels/ssm/ssm_oracle.hpp"
 #include "tests/kernels/ssm/conv1d_row_test.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/random_elements.hpp"
@@ -79,27 +80,17 @@ double loss_of(const GradientInputs& inputs, std::size_t sequence, std::int64_t 
   return loss;
 }
 
-// The gradients of one channel of one sequence in fp64, and the sums of the terms' magnitudes.
-struct ChannelGradients {
-  std::vector<double> dtokens, dtokens_size;  // of halo and tokens
-  std::vector<double> dtaps, dtaps_size;      // then those of the bias
-};
-
-struct Channel {
-  std::vector<double> tokens;  // halo and tokens
-  std::vector<double> taps;
-  double bias = 0.0;
-};
-
-Channel channel_of(const GradientInputs& inputs, std::size_t sequence, std::int64_t first_row, int channel) {
+Conv1dChannel channel_of(const GradientInputs& inputs, std::size_t sequence, std::int64_t first_row, int channel) {
   const CausalConv1dSpec& spec = inputs.spec;
-  Channel made;
+  Conv1dChannel made;
   for (std::int64_t i = 0; i < spec.halo_tokens(); ++i) {
-    made.tokens.push_back(
-        inputs.at(inputs.initial, static_cast<std::int64_t>(sequence) * spec.halo_tokens() + i, channel));
+    const std::int64_t at = static_cast<std::int64_t>(sequence) * spec.halo_tokens() + i;
+    made.tokens.push_back(inputs.at(inputs.initial, at, channel));
+    made.dfinal.push_back(inputs.at(inputs.dfinal, at, channel));
   }
   for (std::int64_t t = 0; t < inputs.lengths[sequence]; ++t) {
     made.tokens.push_back(inputs.at(inputs.x, first_row + t, channel));
+    made.dy.push_back(inputs.at(inputs.dy, first_row + t, channel));
   }
   for (int k = 0; k < spec.width; ++k) {
     made.taps.push_back(inputs.weight[static_cast<std::size_t>(channel * spec.width + k)]);
@@ -108,41 +99,8 @@ Channel channel_of(const GradientInputs& inputs, std::size_t sequence, std::int6
   return made;
 }
 
-ChannelGradients oracle(const GradientInputs& inputs, std::size_t sequence, std::int64_t first_row, int channel) {
-  const CausalConv1dSpec& spec = inputs.spec;
-  const Channel of = channel_of(inputs, sequence, first_row, channel);
-  const auto width = static_cast<std::size_t>(spec.width);
-  ChannelGradients made;
-  made.dtokens.assign(of.tokens.size(), 0.0);
-  made.dtokens_size = made.dtokens;
-  made.dtaps.assign(width + 1, 0.0);
-  made.dtaps_size = made.dtaps;
-  const auto add = [](double factor, double g, double g_size, double& sum, double& size) {
-    sum += factor * g;
-    size += std::abs(factor) * g_size;
-  };
-  for (std::int64_t i = 0; i < spec.halo_tokens(); ++i) {
-    const auto token = static_cast<std::size_t>(inputs.lengths[sequence] + i);
-    const double dfinal =
-        inputs.at(inputs.dfinal, static_cast<std::int64_t>(sequence) * spec.halo_tokens() + i, channel);
-    add(1.0, dfinal, std::abs(dfinal), made.dtokens[token], made.dtokens_size[token]);
-  }
-  for (std::int64_t t = 0; t < inputs.lengths[sequence]; ++t) {
-    double v = of.bias;
-    for (std::size_t k = 0; k < width; ++k) v += of.taps[k] * of.tokens[static_cast<std::size_t>(t) + k];
-    const double s = 1.0 / (1.0 + std::exp(-v));
-    const double dy = inputs.at(inputs.dy, first_row + t, channel);
-    const double g = dy * (spec.silu ? s * (1.0 + v * (1.0 - s)) : 1.0);
-    // The terms of silu' may cancel each other.
-    const double g_size = std::abs(dy) * (spec.silu ? s * (1.0 + std::abs(v) * (1.0 - s)) : 1.0);
-    for (std::size_t k = 0; k < width; ++k) {
-      const std::size_t token = static_cast<std::size_t>(t) + k;
-      add(of.taps[k], g, g_size, made.dtokens[token], made.dtokens_size[token]);
-      add(of.tokens[token], g, g_size, made.dtaps[k], made.dtaps_size[k]);
-    }
-    add(1.0, g, g_size, made.dtaps[width], made.dtaps_size[width]);
-  }
-  return made;
+Conv1dChannelGradients oracle(const GradientInputs& inputs, std::size_t sequence, std::int64_t first_row, int channel) {
+  return oracle_conv1d_gradients(inputs.spec, channel_of(inputs, sequence, first_row, channel));
 }
 
 TEST(Conv1dGradientOracle, IsTheDerivativeOfTheConvolution) {
@@ -151,12 +109,12 @@ TEST(Conv1dGradientOracle, IsTheDerivativeOfTheConvolution) {
     std::int64_t row = 0;
     for (std::size_t sequence = 0; sequence < inputs.lengths.size(); ++sequence) {
       for (int channel = 0; channel < 3; ++channel) {
-        const ChannelGradients made = oracle(inputs, sequence, row, channel);
-        const Channel of = channel_of(inputs, sequence, row, channel);
+        const Conv1dChannelGradients made = oracle(inputs, sequence, row, channel);
+        const Conv1dChannel of = channel_of(inputs, sequence, row, channel);
         constexpr double kStep = 1e-5;
         const auto slope = [&](const auto& moved_by) {
-          Channel up = of;
-          Channel down = of;
+          Conv1dChannel up = of;
+          Conv1dChannel down = of;
           moved_by(up, kStep);
           moved_by(down, -kStep);
           return (loss_of(inputs, sequence, row, channel, up.tokens, up.taps, up.bias) -
@@ -164,12 +122,13 @@ TEST(Conv1dGradientOracle, IsTheDerivativeOfTheConvolution) {
                  (2.0 * kStep);
         };
         for (std::size_t i = 0; i < of.tokens.size(); ++i) {
-          EXPECT_NEAR(made.dtokens[i], slope([i](Channel& moved, double step) { moved.tokens[i] += step; }), 1e-7);
+          EXPECT_NEAR(made.dtokens[i], slope([i](Conv1dChannel& moved, double step) { moved.tokens[i] += step; }),
+                      1e-7);
         }
         for (std::size_t k = 0; k < of.taps.size(); ++k) {
-          EXPECT_NEAR(made.dtaps[k], slope([k](Channel& moved, double step) { moved.taps[k] += step; }), 1e-7);
+          EXPECT_NEAR(made.dtaps[k], slope([k](Conv1dChannel& moved, double step) { moved.taps[k] += step; }), 1e-7);
         }
-        EXPECT_NEAR(made.dtaps.back(), slope([](Channel& moved, double step) { moved.bias += step; }), 1e-7);
+        EXPECT_NEAR(made.dtaps.back(), slope([](Conv1dChannel& moved, double step) { moved.bias += step; }), 1e-7);
       }
       row += inputs.lengths[sequence];
     }
@@ -274,7 +233,7 @@ class Conv1dGradients : public Conv1dRowTest {
     std::int64_t first = 0;
     for (std::size_t s = 0; s < inputs.lengths.size(); ++s) {
       for (int c = 0; c < spec.channels; ++c) {
-        const ChannelGradients exact = oracle(inputs, s, first, c);
+        const Conv1dChannelGradients exact = oracle(inputs, s, first, c);
         for (std::size_t i = 0; i < exact.dtokens.size(); ++i) {
           const std::int64_t token = static_cast<std::int64_t>(i) - spec.halo_tokens();
           const double made =

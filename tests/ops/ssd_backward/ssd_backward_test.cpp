@@ -274,5 +274,17 @@ TEST(SsdBackwardJobs, AreRefusedByName) {
   EXPECT_EQ(error_of([&] { backward.run(missing, rank.outputs()); }).code(), ErrorCode::kUsage);
 }
 
+// A rank that has none for a sequence's end would compute other gradients before it.
+TEST(SsdBackwardJobs, RanksThatDifferInGradientsOfFinalStatesAreRefused) {
+  const SsdBackwardJob with = make_case({9}, true, 8).job();
+  run_threads_world(3, {}, [&](Transport& world) {
+    SsdBackwardJob job = with;
+    job.final_gradients = world.rank() != 1;
+    const Error error = error_of([&] { SsdBackward(job, world, on_cpu()); });
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_NE(std::string(error.what()).find("rank 1 and rank 0 differ in"), std::string::npos) << error.what();
+  });
+}
+
 }  // namespace
 }  // namespace ringattn::testing

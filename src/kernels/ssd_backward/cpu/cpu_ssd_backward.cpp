@@ -7,6 +7,7 @@
 #include "kernels/ssd_backward/cpu/cpu_ssd_backward.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
@@ -268,6 +269,11 @@ class Gradients final : public SsdLevels {
     ops().exp2(scratch.after, kChunkRows);
   }
 
+  // The derivative of z / (1 + exp(−z)): at +∞ it is 1 and at −∞ 0, where the product would be ∞ · 0.
+  static float silu_slope(float z, float sigmoid) {
+    return std::isinf(z) ? sigmoid : sigmoid * (1.0F + z * (1.0F - sigmoid));
+  }
+
   void write_dz(const Chunk& chunk, const float* state, const GradientScratch& scratch) const {
     const SsdScratch& levels = scratch.levels;
     ops().product(scratch.c, state_width_, chunk.tokens, spec().state_dim, state, width(), scratch.y);
@@ -282,8 +288,7 @@ class Gradients final : public SsdLevels {
       float* const dz = scratch.y + i * width();
       for (int p = 0; p < spec().head_dim; ++p) {
         const float y = spec().skip ? dz[p] + d * scratch.x[i * width() + p] : dz[p];
-        const float slope = sigmoid[p] * (1.0F + z[p] * (1.0F - sigmoid[p]));
-        dz[p] = scratch.dy[i * width() + p] * y * slope;
+        dz[p] = scratch.dy[i * width() + p] * y * silu_slope(z[p], sigmoid[p]);
       }
       narrow_row(dz, spec().head_dim, spec_.gradients, task_->dz.at(chunk.row + i, chunk.head));
     }

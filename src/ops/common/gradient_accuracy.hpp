@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far the gradients of an op lie from fp64, one by one: for reports and for lines of text.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "comm/collective.hpp"
+
+namespace ringattn {
+
+class JsonWriter;
+
+// One gradient. Plain bytes: ranks tell each other.
+struct GradientAccuracy {
+  std::array<char, 20> name{};
+  std::int64_t compared = 0;  // elements, where both are finite
+  double part = 0.0;          // the greatest error as a part of what is allowed there
+  double error = 0.0;         // that error
+  double allowed = 0.0;
+  std::int64_t place = 0;      // of that error: a packed token, or a sequence of initial states; 0 for a parameter
+  std::int32_t head = 0;       // or group, or channel
+  std::int64_t misplaced = 0;  // elements that are NaN or infinite where fp64 has others, or the other way round
+
+  explicit GradientAccuracy(std::string_view of = {});
+  // Compares an element.
+  void compare(double value, double exact, double allowed_error, std::int64_t at, int at_head);
+};
+
+bool pass(std::span<const GradientAccuracy> gradients);
+// Collective. Those of all ranks together, from those of each.
+std::vector<GradientAccuracy> merge_ranks(const Collective& collective, std::span<const GradientAccuracy> own);
+
+// "dx: greatest error 0.3 of what is allowed, …"
+std::string accuracy_line(const GradientAccuracy& gradient);
+// The lines of those that something was compared of.
+std::vector<std::string> accuracy_lines(std::span<const GradientAccuracy> gradients);
+// The object "accuracy" of a report.
+void write_accuracy(JsonWriter& json, std::int64_t rows, std::span<const GradientAccuracy> gradients);
+
+}  // namespace ringattn

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plans of the gradients of the causal convolution.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/json_writer.hpp"
+#include "base/size.hpp"
+#include "ops/conv1d_backward/conv1d_backward_op_job.hpp"
+#include "ops/ssm/ssm_op_job.hpp"
+
+namespace ringattn {
+
+namespace {
+
+class PlannedConv1dBackward final : public OpPlan {
+ public:
+  PlannedConv1dBackward(const Conv1dBackwardInput& input, PlanRequest request)
+      : job_(input.job()),
+        tokens_(input.forward().job().tokens()),
+        request_(std::move(request)),
+        choice_(choose_kernel(job_.spec, request_.options.kernel, request_.scope)),
+        backend_(choice_.row->make_backend({1, kNoDevice})),
+        rate_(choice_.row->flops_per_second(*backend_)) {}
+
+  const KernelEntry& kernel() const override { return *choice_.row; }
+  const Backend& backend() const override { return *backend_; }
+  std::vector<std::string> lines() const override {
+    return {fmt::format("kernel: {}", choice_.reason),
+            fmt::format("rates: kernel {:.4g} GFLOP/s per rank", rate_ / 1e9)};
+  }
+  bool estimates_time() const override { return true; }
+  std::vector<Cell> columns() const override {
+    return {{"world", "", ""},
+            {"tokens", "", ""},
+            {"runs", "", ""},
+            {"moved", "(MiB)", ""},
+            {"mem/rank", "(MiB, max)", ""},
+            {"scratch", "(MiB)", ""},
+            {"time", "(ms)", ""}};
+  }
+  std::string_view unit() const override { return "tokens"; }
+  std::int64_t units() const override { return tokens_; }
+  PlanRow row(int world, Route, bool details, JsonWriter& json) override {
+    const Conv1dBackwardPlan plan = plan_conv1d_backward(job_, {}, world, rate_);
+    check_budget(plan.max_memory(), request_.options.memory_budget);
+    PlanRow row;
+    if (details) add_owners(plan, row);
+    write_row(json, plan);
+    const SsmMemory& memory = plan.max_memory();
+    row.cells = {fmt::format("{}", world),
+                 fmt::format("{}", tokens_),
+                 fmt::format("{}", plan.layout.owners().size()),
+                 mebibytes_text(static_cast<double>(plan.bytes_moved())),
+                 mebibytes_text(static_cast<double>(memory.total())),
+                 mebibytes_text(static_cast<double>(memory.own())),
+                 fmt::format("{:.3f}", plan.seconds * 1e3)};
+    return row;
+  }
+
+ private:
+  void add_owners(const Conv1dBackwardPlan& plan, PlanRow& row) const {
+    const int world = plan.layout.world();
+    const int shown = request_.verbose ? world : std::min(world, kShownRanks);
+    for (int rank = 0; rank < shown; ++rank) {
+      const auto bytes = static_cast<double>(plan.received[static_cast<std::size_t>(rank)]);
+      row.lines.push_back(fmt::format("rank {} owns {} tokens, receives {}: {}", rank, plan.layout.tokens(rank),
+                                      format_bytes(bytes), runs_text(plan.layout.runs(rank), request_.verbose)));
+    }
+    row.ranks_left_out = world - shown;
+  }
+
+  void write_row(JsonWriter& json, const Conv1dBackwardPlan& plan) const {
+    const int world = plan.layout.world();
+    const double flops = conv1d_backward_token_flops(job_.spec);
+    json.begin_object().member("world", world).member("tokens", tokens_);
+    json.member("layout", layout_name(LayoutKind::kContiguous)).member("stripe", kSuperSegmentTokens);
+    json.member("bytes_moved", plan.bytes_moved()).member("memory_per_rank", plan.max_memory().total());
+    write_memory(json, plan.max_memory());
+    json.member("estimated_ms", plan.seconds * 1e3).member("flops", flops * static_cast<double>(tokens_));
+    json.key("ranks").begin_array();
+    for (int rank = 0; rank < world; ++rank) {
+      const std::int64_t tokens = plan.layout.tokens(rank);
+      json.begin_object().member("tokens", tokens).member("flops", flops * static_cast<double>(tokens));
+      json.member("bytes", plan.received[static_cast<std::size_t>(rank)]).end_object();
+    }
+    json.end_array().end_object();
+  }
+
+  const CausalConv1dJob& job_;
+  std::int64_t tokens_;
+  PlanRequest request_;
+  KernelChoice<CausalConv1dSpec> choice_;
+  std::unique_ptr<Backend> backend_;
+  double rate_;  // FLOPs a second
+};
+
+}  // namespace
+
+std::unique_ptr<OpPlan> plan_conv1d_backward_worlds(const Conv1dBackwardInput& input, const PlanRequest& request) {
+  return std::make_unique<PlannedConv1dBackward>(input, request);
+}
+
+}  // namespace ringattn
