@@ -99,13 +99,13 @@ class Unit(unittest.TestCase):
             self.assertTrue(all(attention_backward.parse_shape(text, "bf16") for text in texts.split(",")))
 
     def test_scans_are_ours(self):
-        """ssm_gpu.cpp has the same shapes by the same names, and as many bytes of each."""
+        """ssm_gpu.cpp has the same shapes by the same names, and as many bytes of each. Its gradients have no peer yet."""
         import ssm
 
         ours = (PEERS.parent / "ssm_gpu.cpp").read_text(encoding="utf-8")
         number = r"([\d']+)"
         shape = rf'{{"([-0-9a-z]+)", Kind::k(\w+), {", ".join([number] * 5)}, (true|false)(, true)?}}'
-        rows = re.findall(shape, ours)
+        rows = [row for row in re.findall(shape, ours) if not row[1].endswith("Backward")]
         numbers = lambda row: tuple(int(text.replace("'", "")) for text in row[2:7])
         told = {row[0]: (*numbers(row), row[8] != "") for row in rows}
         peers = {
