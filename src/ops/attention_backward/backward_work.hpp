@@ -25,4 +25,8 @@ RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel&
 // Upper bounds over the tasks of a plan.
 BackwardLimits backward_limits(const Plan& plan);
 
+// Whether a block's tasks of dQ and of dK and dV are of the same pairs: all queries and keys are this rank's, in one
+// block.
+bool has_same_pairs(const Plan& plan);
+
 }  // namespace ringattn
