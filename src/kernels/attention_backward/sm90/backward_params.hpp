@@ -43,7 +43,7 @@ struct BackwardLauncher {
   // Enqueue. At least one pair is in the tables. dkv stores dS if BackwardCommon::spill is set.
   void (*dq)(const DqParams& params, int ctas, Stream stream);
   void (*dkv)(const DkvParams& params, int ctas, Stream stream);
-  void (*dq_from_ds)(const DqFromDsParams& params, int ctas, Stream stream);  // null unless kSpillsDs
+  void (*dq_from_ds)(const DqFromDsParams& params, int ctas, Stream stream);  // null unless BackwardConfig::spills()
 };
 
 extern const BackwardLauncher attention_backward_bf16_64;

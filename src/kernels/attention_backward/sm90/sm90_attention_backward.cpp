@@ -47,13 +47,13 @@ CUtensorMap map_of(const TensorView& view, int box_rows) {
 
 // The key tile is dQ's. dK and dV have tiles of half as many keys, which skip queries that none of these sees.
 cuda::BackwardKernelShape shape_of(const BackwardConfig& config) {
-  return {config.dq_key_tile,
-          {kBackwardConsumers, 1, kDqSwizzleBytes},
-          {kBackwardConsumers, 1, kDkvSwizzleBytes},
-          /*gathers_stats=*/true,
-          /*shares_splits=*/true,
-          config.spills() ? cuda::BackwardSideShape{kDsConsumers, 1, cuda::kWithoutSwizzle}
-                          : cuda::BackwardSideShape{}};
+  return {
+      config.dq_key_tile,
+      {kBackwardConsumers, 1, kDqSwizzleBytes},
+      {kBackwardConsumers, 1, kDkvSwizzleBytes},
+      /*gathers_stats=*/true,
+      /*shares_splits=*/true,
+      config.spills() ? cuda::BackwardSideShape{kDsConsumers, 1, cuda::kWithoutSwizzle} : cuda::BackwardSideShape{}};
 }
 
 class HopperAttentionBackward final : public cuda::CudaAttentionBackward {
