@@ -59,7 +59,7 @@ View part_of(View view, std::int64_t first_token, std::int64_t first_head, std::
 
 ChunkLimits chunk_limits(const AttentionSpec& spec, const BackwardLimits& limits, int multiprocessors) {
   const bool if_faster = limits.sharing == ScoreSharing::kIfFaster;
-  // Sequences with more heads than that are cut into chunks with few keys each.
+  // With larger groups, the dS of few keys fills a chunk, which then has few work tiles.
   const bool many_heads = spec.kv_heads >= kMinChunkHeads && group_of(spec) <= 2 * spec.kv_heads;
   if (limits.sharing == ScoreSharing::kNever || (if_faster && !many_heads)) return {};
   ChunkLimits chunks;
