@@ -3,9 +3,9 @@
 // per kernel and shape. Raw TFLOP/s count 3 matmuls for dQ and 4 for dK and dV, also where two kernels compute S, and
 // half of a causal one. Part dq_dkv is one call for all gradients. O is random and LSE that of random scores, so P has
 // its usual size.
-//   attention_backward_gpu_bench [[--kernel name] [--heads 32/8] [--dims 128] [--mask causal | full | window] sequences
-//   x length ...]
-// An option holds for the shapes after it. Without shapes: 2x8192 1x16384 1x32768.
+//   attention_backward_gpu_bench [[--kernel name] [--heads 32/8] [--dims 128] [--mask causal] sequences x length ...]
+// A mask is causal, full, or the number of keys before a query that it sees. An option holds for the shapes after it.
+// Without shapes: 2x8192 1x16384 1x32768.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -28,9 +28,7 @@ namespace ringattn {
 
 namespace {
 
-const int kRounds = std::getenv("ROUNDS")
-                        ? std::atoi(std::getenv("ROUNDS"))
-                        : 6;  // the kernels take turns, so that a change of the clock affects all of them
+constexpr int kRounds = 6;    // the kernels take turns, so that a change of the clock affects all of them
 constexpr int kLaunches = 4;  // timed launches of a kernel in a round
 
 struct Shape {
