@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times attention's backward kernels on a GPU through their interface: one task with all tiles. Prints one JSON line
 // per kernel and shape. Raw TFLOP/s count 3 matmuls for dQ and 4 for dK and dV, also where two kernels compute S, and
-// half of a causal one. O is random and LSE that of random scores, so P has its usual size.
+// half of a causal one. Part dq_dkv is one call for all gradients. O is random and LSE that of random scores, so P has
+// its usual size.
 //   attention_backward_gpu_bench [[--kernel name] [--heads 32/8] [--dims 128] [--mask causal] sequences x length ...]
-// An option holds for the shapes after it. Without shapes: 2x8192 1x16384 1x32768.
+// A mask is causal, full, or the number of keys before a query that it sees. An option holds for the shapes after it.
+// Without shapes: 2x8192 1x16384 1x32768.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,13 +36,17 @@ struct Shape {
   int heads = 32, kv_heads = 8;
   int head_dim = 128, head_dim_v = 128;
   bool causal = true;
+  std::int64_t window = -1;  // keys before a query that it sees; -1: all
   std::int64_t sequences = 0, length = 0;
 
   std::int64_t tokens() const { return sequences * length; }
+  std::string mask() const { return window >= 0 ? fmt::format("{}", window) : causal ? "causal" : "full"; }
   // Matmuls of scores by `of_qk` · head_dim and by `of_v` · head_dim_v.
   double flops(int of_qk, int of_v) const {
     const auto n = static_cast<double>(length);
-    return static_cast<double>(sequences) * n * n * heads * (of_qk * head_dim + of_v * head_dim_v) * (causal ? 1 : 2);
+    const double unseen = window < 0 || window >= length ? 0.0 : n - static_cast<double>(window);
+    const double pairs = n * n * (causal ? 1 : 2) - unseen * unseen;  // twice
+    return static_cast<double>(sequences) * pairs * heads * (of_qk * head_dim + of_v * head_dim_v);
   }
 };
 
@@ -63,7 +69,8 @@ class Bench {
     std::vector<float> host(static_cast<std::size_t>(tokens * heads));
     for (std::size_t i = 0; i < host.size(); ++i) {
       const std::int64_t position = static_cast<std::int64_t>(i) / heads % shape.length;
-      const std::int64_t keys = shape.causal ? position + 1 : shape.length;
+      const std::int64_t seen = shape.causal ? position + 1 : shape.length;
+      const std::int64_t keys = shape.window < 0 ? seen : std::min(seen, shape.window + 1);
       host[i] = std::log(static_cast<float>(keys)) + 0.5F;  // of normally distributed scores
     }
     const Buffer lse = backend_->allocate(host.size() * sizeof(float));
@@ -81,9 +88,9 @@ class Bench {
       rows.push_back({static_cast<std::int32_t>(s), 0, s * shape.length, shape.length});
     }
     const Tiles keys(shape, kernel_->key_tile()), queries(shape, kBackwardTile);
-    BackwardLimits limits{tokens, shape.sequences, shape.sequences,
-                          static_cast<std::int64_t>(std::max(keys.tiles.size(), queries.tiles.size())),
-                          shape.sequences};
+    BackwardLimits limits{tokens,          shape.sequences,
+                          shape.sequences, static_cast<std::int64_t>(std::max(keys.tiles.size(), queries.tiles.size())),
+                          shape.sequences, ScoreSharing::kIfFaster};
     kernel_->reserve(limits);
 
     RowStatsTask stats_task;
@@ -108,27 +115,31 @@ class Bench {
     dkv_task.dk = &dk_view;
     dkv_task.dv = &dv_view;
 
-    std::vector<double> times[3];
+    std::vector<double> times[4];
     for (int round = 0; round < kRounds; ++round) {
       time([&] { kernel_->row_stats(stats_task, backend_->stream(), {}); }, times[0]);
       time([&] { kernel_->add_dq(dq_task, backend_->stream(), {}); }, times[1]);
       time([&] { kernel_->add_dkv(dkv_task, backend_->stream(), {}); }, times[2]);
+      time([&] { kernel_->add_dq_and_dkv(dq_task, dkv_task, backend_->stream(), {}); }, times[3]);
     }
-    double total = 0.0;
-    const double flops[3] = {0.0, shape.flops(2, 1), shape.flops(2, 2)};
-    constexpr std::string_view kNames[3] = {"row_stats", "dq", "dkv"};
+    const double counted = 2.5 * shape.flops(1, 1);
+    const double flops[4] = {0.0, shape.flops(2, 1), shape.flops(2, 2), counted};
+    constexpr std::string_view kNames[4] = {"row_stats", "dq", "dkv", "dq_dkv"};
     const std::string name = fmt::format(
         "\"kernel\":\"{}\",\"heads\":\"{}/{}\",\"dims\":\"{}/{}\",\"mask\":\"{}\",\"sequences\":{},\"length\":{}",
-        row_.name, heads, kv_heads, dim, dim_v, shape.causal ? "causal" : "full", shape.sequences, shape.length);
-    for (int i = 0; i < 3; ++i) {
+        row_.name, heads, kv_heads, dim, dim_v, shape.mask(), shape.sequences, shape.length);
+    double ms[4];
+    for (int i = 0; i < 4; ++i) {
       std::sort(times[i].begin(), times[i].end());
-      const double ms = quantile(times[i], 0.5);
-      total += ms;
-      fmt::print("{{{},\"part\":\"{}\",\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n", name, kNames[i], ms,
-                 flops[i] / ms * 1e-9);
+      ms[i] = quantile(times[i], 0.5);
+      fmt::print("{{{},\"part\":\"{}\",\"ms\":{:.4f},\"raw_tflops\":{:.1f}}}\n", name, kNames[i], ms[i],
+                 flops[i] / ms[i] * 1e-9);
     }
-    fmt::print("{{{},\"part\":\"all\",\"ms\":{:.4f},\"tflops\":{:.1f}}}\n", name, total,
-               2.5 * shape.flops(1, 1) / total * 1e-9);
+    const double two_calls = ms[0] + ms[1] + ms[2], one_call = ms[0] + ms[3];
+    fmt::print("{{{},\"part\":\"all\",\"ms\":{:.4f},\"tflops\":{:.1f}}}\n", name, two_calls,
+               counted / two_calls * 1e-9);
+    fmt::print("{{{},\"part\":\"all of one call\",\"ms\":{:.4f},\"tflops\":{:.1f}}}\n", name, one_call,
+               counted / one_call * 1e-9);
     std::fflush(stdout);
   }
 
@@ -202,7 +213,8 @@ int run(int argc, char** argv) {
     } else if (text == "--dims") {
       read_pair(value, shape.head_dim, shape.head_dim_v);
     } else if (text == "--mask") {
-      shape.causal = value == "causal";
+      shape.causal = value != "full";
+      shape.window = value == "causal" || value == "full" ? -1 : std::atoll(argv[i + 1]);
     } else if (const std::size_t cross = text.find('x'); cross != std::string_view::npos) {
       shape.sequences = std::atoll(argv[i]);
       shape.length = std::atoll(argv[i] + cross + 1);
@@ -225,7 +237,7 @@ int run(int argc, char** argv) {
     if (row.backend != "cuda" || !row.unavailable().empty()) continue;
     for (const Shape& of : shapes) {
       const AttentionBackwardSpec spec{
-          make_spec(Dtype::kBf16, of.heads, of.kv_heads, of.head_dim, {-1, of.causal ? 0 : -1}, of.head_dim_v),
+          make_spec(Dtype::kBf16, of.heads, of.kv_heads, of.head_dim, {of.window, of.causal ? 0 : -1}, of.head_dim_v),
           Dtype::kBf16};
       if ((of.kernel.empty() || of.kernel == row.name) && row.missing(spec).empty()) Bench(row, spec).measure(of);
     }

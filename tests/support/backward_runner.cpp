@@ -2,6 +2,7 @@
 #include "tests/support/backward_runner.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 #include <span>
@@ -245,20 +246,33 @@ class Pass {
   BackwardResult run() {
     reserve();
     for (const RankRows& rows : query_rows_) compute_stats(rows);
-    add_all_dq();
-    add_all_dkv();
+    if (has_same_pairs()) {
+      add_all_dq(
+          [&](const DqTask& dq) { add_all_dkv([&](const DkvTask& dkv) { kernel_.add_dq_and_dkv(dq, dkv, {}, {}); }); });
+    } else {
+      add_all_dq([&](const DqTask& task) { kernel_.add_dq(task, {}, {}); });
+      add_all_dkv([&](const DkvTask& task) { kernel_.add_dkv(task, {}, {}); });
+    }
     result_.stats = floats_of(stats_);
     result_.sink_terms = floats_of(sink_terms_);
     return std::move(result_);
   }
 
  private:
+  // Whether one rank has all rows, and one task each has all tiles.
+  bool has_same_pairs() const {
+    const BackwardArrangement& a = arrangement_;
+    return a.ranks == 1 && a.run_rows == 0 && a.tiles_per_task == 0 && a.cuts == 0 && !a.separate_finish &&
+           !a.keep_state;
+  }
+
   void reserve() {
     const auto count = [](const auto& list) { return static_cast<std::int64_t>(list.size()); };
     BackwardLimits limits;
     limits.sequences = count(sequences_);
     limits.tiles = std::max(count(key_tiles_), count(query_tiles_));
     limits.tile_runs = limits.tiles;
+    if (has_same_pairs()) limits.sharing = ScoreSharing::kIfPossible;
     for (const std::vector<RankRows>* ranks : {&query_rows_, &key_rows_}) {
       for (const RankRows& rows : *ranks) {
         limits.rows = std::max(limits.rows, count(rows.tokens));
@@ -411,7 +425,8 @@ class Pass {
     }
   }
 
-  void add_all_dq() {
+  template <class Submit>
+  void add_all_dq(const Submit& submit) {
     const std::vector<std::vector<std::int64_t>> sources = place_tiles(key_tiles_, arrangement_, kernel_.key_tile());
     std::vector<PlacedTensor> tensors;
     std::vector<BackwardKeySource> views;
@@ -434,7 +449,6 @@ class Pass {
       task.dout = dout.view;
       task.stats = reinterpret_cast<const float*>(stats.data());
       task.sources = views;
-      const auto submit = [&](const DqTask& each) { kernel_.add_dq(each, {}, {}); };
       run_tasks(
           task, rows, arrangement_.needed_tiles ? needed_by(key_tiles_, rows, needs) : key_tiles_, state,
           [&](DqTask& last) { last.dq = &dq.view; }, submit);
@@ -449,7 +463,8 @@ class Pass {
     }
   }
 
-  void add_all_dkv() {
+  template <class Submit>
+  void add_all_dkv(const Submit& submit) {
     const std::vector<std::vector<std::int64_t>> sources = place_tiles(query_tiles_, arrangement_, kBackwardTile);
     std::vector<PlacedTensor> tensors;
     std::vector<Bytes> stats;
@@ -474,7 +489,6 @@ class Pass {
       task.k = k.view;
       task.v = v.view;
       task.sources = views;
-      const auto submit = [&](const DkvTask& each) { kernel_.add_dkv(each, {}, {}); };
       run_tasks(
           task, rows, arrangement_.needed_tiles ? needed_by(query_tiles_, rows, needs) : query_tiles_, state,
           [&](DkvTask& last) {
@@ -565,8 +579,11 @@ void compute_forward(BackwardInputs& inputs) {
   }
 }
 
-BackwardInputs random_backward_inputs(const AttentionBackwardSpec& spec, std::vector<SequenceShape> sequences,
-                                      std::uint64_t seed) {
+namespace {
+
+// Without the forward's results.
+BackwardInputs random_gradients(const AttentionBackwardSpec& spec, std::vector<SequenceShape> sequences,
+                                std::uint64_t seed) {
   BackwardInputs inputs;
   inputs.attention = random_inputs(spec.forward, std::move(sequences), seed);
   inputs.gradients = spec.gradients;
@@ -575,7 +592,28 @@ BackwardInputs random_backward_inputs(const AttentionBackwardSpec& spec, std::ve
   inputs.dout = random_elements(rows * spec.forward.head_dim_v, spec.forward.dtype, random);
   const Normal normal;
   for (std::int64_t i = 0; i < rows; ++i) inputs.dlse.push_back(normal(random));
+  return inputs;
+}
+
+}  // namespace
+
+BackwardInputs random_backward_inputs(const AttentionBackwardSpec& spec, std::vector<SequenceShape> sequences,
+                                      std::uint64_t seed) {
+  BackwardInputs inputs = random_gradients(spec, std::move(sequences), seed);
   compute_forward(inputs);
+  return inputs;
+}
+
+BackwardInputs unrelated_backward_inputs(const AttentionBackwardSpec& spec, std::vector<SequenceShape> sequences,
+                                         std::uint64_t seed) {
+  BackwardInputs inputs = random_gradients(spec, std::move(sequences), seed);
+  std::mt19937_64 random(seed + 2'000'000);
+  inputs.out = random_elements(static_cast<std::int64_t>(inputs.dlse.size()) * spec.forward.head_dim_v,
+                               spec.forward.dtype, random);
+  for (const SequenceShape& sequence : inputs.attention.sequences) {
+    const float lse = 0.5F + std::log(static_cast<float>(std::max(sequence.k_len, std::int64_t{1})));
+    inputs.lse.insert(inputs.lse.end(), static_cast<std::size_t>(sequence.q_len * spec.forward.heads), lse);
+  }
   return inputs;
 }
 

@@ -39,7 +39,11 @@ void compute_forward(BackwardInputs& inputs);
 // Standard normal q, k, v, dO, dLSE and sinks, and the forward's results. The same for the same seed.
 BackwardInputs random_backward_inputs(const AttentionBackwardSpec& spec, std::vector<SequenceShape> sequences,
                                       std::uint64_t seed);
+// The same with a random O and LSE near those of random scores, for sequences that the oracle would take long for.
+BackwardInputs unrelated_backward_inputs(const AttentionBackwardSpec& spec, std::vector<SequenceShape> sequences,
+                                         std::uint64_t seed);
 
+// With one rank and one task, dQ, dK and dV are computed by one call, add_dq_and_dkv().
 struct BackwardArrangement {
   int threads = 1;
   std::int64_t tiles_per_task = 0;  // tiles (of all sequences, in order) of one task; 0: one task has all

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of attention backward kernels: dQ in one kernel, dK and dV in another. Both are left folds over fixed
+// The interface of attention backward kernels: tasks of dQ, and tasks of dK and dV. Both are left folds over fixed
 // splits of tokens, so that their bits do not depend on tiles, tasks or ranks.
 //
 //   P = exp2(S · c − LSE · log2 e)    dP = dO · Vᵀ    delta = rowsum(dO ∘ O) − dLSE    dS = P ∘ (dP − delta)
@@ -152,6 +152,13 @@ struct DkvTask : BackwardTask {
   const MutableTensorView* dv = nullptr;  // [rows, kv_heads, head_dim_v]
 };
 
+// Whether add_dq_and_dkv() may compute the scores once for both tasks. The bits are the same.
+enum class ScoreSharing {
+  kNever,       // it is not called
+  kIfFaster,    // by speed on an H200
+  kIfPossible,  // for tests: also where it is slower, and with less memory
+};
+
 // Upper bounds over all tasks, of dQ and of dK and dV.
 struct BackwardLimits {
   std::int64_t rows = 0;  // queries or keys
@@ -159,6 +166,7 @@ struct BackwardLimits {
   std::int64_t tile_runs = 0;
   std::int64_t tiles = 0;
   std::int64_t sequences = 0;
+  ScoreSharing sharing = ScoreSharing::kNever;
 };
 
 // The backward kernels for one spec on one backend.
@@ -183,6 +191,12 @@ class AttentionBackwardKernel {
   virtual void sum_rows(const RowSumsTask& task, Stream stream) = 0;
   virtual void add_dq(const DqTask& task, Stream stream, const Progress& progress) = 0;
   virtual void add_dkv(const DkvTask& task, Stream stream, const Progress& progress) = 0;
+  // Both tasks, which are of the same pairs: the rows of each are in the tiles of the other. A kernel may compute the
+  // scores once for both. The bits are those of two calls, so that the choice may depend on anything.
+  virtual void add_dq_and_dkv(const DqTask& dq, const DkvTask& dkv, Stream stream, const Progress& progress) {
+    add_dq(dq, stream, progress);
+    add_dkv(dkv, stream, progress);
+  }
 };
 
 // One line that says what a spec needs, e.g. "backward of bf16, heads 32/8 (GQA 4:1), head_dim 128, causal".

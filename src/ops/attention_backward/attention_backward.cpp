@@ -149,7 +149,7 @@ void AttentionBackward::Impl::choose() {
   kernel = choice.row->make_kernel(backward_spec(job), *backend);
   check_compatible(*choice.row, *backend, transport);
   if (options.checksum) check_checksum(*backend);
-  ring_job = backward_ring_job(job, *kernel);
+  ring_job = backward_ring_job(job, *kernel, options);
   check_size(ring_job, options, transport.size());
 }
 
@@ -159,7 +159,7 @@ void AttentionBackward::Impl::allocate() {
   keys = plan().to_keys->queries;
   const std::span<const TokenRun> tokens = summary->layout().keys.runs(transport.rank());
   for (std::size_t i = 0; i < keys.size(); ++i) keys[i].position = tokens[i].begin;
-  kernel->reserve(backward_limits(plan()));
+  kernel->reserve(backward_limits(plan(), options));
   ring.emplace(
       collective, transport, *backend,
       RingRuns::Settings{ring_job.work.streams, options.overlap, options.checksum, options.machine.flops_per_second});

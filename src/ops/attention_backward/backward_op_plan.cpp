@@ -17,7 +17,7 @@ namespace {
 class PlannedBackward final : public PlannedRing {
  public:
   PlannedBackward(const BackwardJob& job, const Options& options, KernelScope scope)
-      : job_(job), choice_(choose_kernel(backward_spec(job), options.kernel, scope)) {
+      : job_(job), options_(options), choice_(choose_kernel(backward_spec(job), options.kernel, scope)) {
     const int threads = options.threads > 0 ? options.threads : usable_processors().count;
     backend_ = choice_.row->make_backend({threads, kNoDevice});
     kernel_ = choice_.row->make_kernel(backward_spec(job), *backend_);
@@ -28,7 +28,7 @@ class PlannedBackward final : public PlannedRing {
   const Backend& backend() const override { return *backend_; }
   int key_tile() const override { return kernel_->key_tile(); }
   std::int64_t q_tokens() const override { return job_.forward.batch.q_tokens(); }
-  RingJob ring(int) override { return backward_ring_job(job_, *kernel_); }
+  RingJob ring(int) override { return backward_ring_job(job_, *kernel_, options_); }
   std::vector<std::string> world_lines(const WorldPlanSummary& summary) const override {
     if (summary.max_state == 0) return {"sums of dQ, dK and dV: none are kept, there is one block"};
     return {fmt::format("sums of dQ, dK and dV: {} of a rank are kept between blocks",
@@ -40,6 +40,7 @@ class PlannedBackward final : public PlannedRing {
 
  private:
   const BackwardJob& job_;
+  Options options_;
   KernelChoice<AttentionBackwardSpec> choice_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<AttentionBackwardKernel> kernel_;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ops/attention_backward/backward_ring_step.hpp"
 
+#include "ops/attention_backward/backward_work.hpp"
+
 namespace ringattn {
 
 void BackwardRingStep::prepare(Stream stream, const Progress& progress) {
@@ -21,21 +23,26 @@ BackwardTask BackwardRingStep::task_of(const Plan& direction, const ArrivedBlock
 
 void BackwardRingStep::compute(const ArrivedBlock& block, Stream stream, const Progress& progress) {
   const auto parity = static_cast<std::size_t>(block.index % 2);
-  {
-    const BackwardKeySource sources[] = {memory_.keys, memory_.key_buffers[parity]};
-    DqTask task{task_of(plan_, block), memory_.q, memory_.dout,
-                memory_.stats.stats,   sources,   block.last ? &memory_.dq : nullptr};
-    task.rows = plan_.queries;
-    task.state = memory_.dq_state;
-    kernel_.add_dq(task, stream, progress);
+  const BackwardKeySource key_sources[] = {memory_.keys, memory_.key_buffers[parity]};
+  DqTask dq{task_of(plan_, block), memory_.q,   memory_.dout,
+            memory_.stats.stats,   key_sources, block.last ? &memory_.dq : nullptr};
+  dq.rows = plan_.queries;
+  dq.state = memory_.dq_state;
+  const BackwardQuerySource query_sources[] = {memory_.queries, memory_.query_buffers[parity]};
+  DkvTask dkv{task_of(*plan_.to_keys, block),
+              memory_.keys.k,
+              memory_.keys.v,
+              query_sources,
+              block.last ? &memory_.dk : nullptr,
+              block.last ? &memory_.dv : nullptr};
+  dkv.rows = keys_;
+  dkv.state = memory_.dkv_state;
+  if (has_same_pairs(plan_)) {
+    kernel_.add_dq_and_dkv(dq, dkv, stream, progress);
+  } else {
+    kernel_.add_dq(dq, stream, progress);
+    kernel_.add_dkv(dkv, stream, progress);
   }
-  const BackwardQuerySource sources[] = {memory_.queries, memory_.query_buffers[parity]};
-  DkvTask task{
-      task_of(*plan_.to_keys, block),    memory_.keys.k, memory_.keys.v, sources, block.last ? &memory_.dk : nullptr,
-      block.last ? &memory_.dv : nullptr};
-  task.rows = keys_;
-  task.state = memory_.dkv_state;
-  kernel_.add_dkv(task, stream, progress);
 }
 
 // The ranks' sums are exchanged last, when the blocks that other ranks wait for have been sent.

@@ -9,6 +9,15 @@
 
 namespace ringattn {
 
+namespace {
+
+ScoreSharing sharing_of(bool same_pairs, const Options& options) {
+  const bool any_memory = options.memory_budget == 0 && options.block_tokens == 0;
+  return same_pairs && any_memory ? ScoreSharing::kIfFaster : ScoreSharing::kNever;
+}
+
+}  // namespace
+
 BackwardPairFlops backward_pair_flops(const AttentionSpec& spec) {
   const double element = 2.0 * spec.heads;  // a multiplication and an addition
   return {element * (2 * spec.head_dim + spec.head_dim_v), element * (2 * spec.head_dim + 2 * spec.head_dim_v)};
@@ -34,7 +43,7 @@ std::vector<BackwardSequence> backward_sequences(const Batch& batch) {
   return sequences;
 }
 
-RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel& kernel) {
+RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel& kernel, const Options& options) {
   const AttentionSpec& spec = job.forward.spec;
   const BackwardPairFlops flops = backward_pair_flops(spec);
   const auto gradient = static_cast<std::int64_t>(size_of(job.gradients));
@@ -52,17 +61,19 @@ RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel&
   ring.state_bytes = [&kernel](const RowCounts& rows) {
     return aligned(kernel.dq_state_bytes(rows.queries)) + kernel.dkv_state_bytes(rows.keys);
   };
-  const std::int64_t rows = std::max(job.forward.batch.q_tokens(), job.forward.batch.k_tokens());
+  const std::int64_t queries = job.forward.batch.q_tokens();
+  const std::int64_t rows = std::max(queries, job.forward.batch.k_tokens());
   const std::size_t sinks = spec.sinks ? sink_gradient_bytes(job.forward.batch, spec.heads) : 0;
-  ring.scratch_bytes = [&kernel, rows, sinks](const AttentionLimits& limits) {
+  const ScoreSharing alone = sharing_of(true, options);  // if one rank has all queries
+  ring.scratch_bytes = [&kernel, rows, queries, sinks, alone](const AttentionLimits& limits) {
     const std::int64_t tiles = limits.tiles + rows / kBackwardTile + 2 * limits.sequences;
-    return sinks + kernel.scratch_bytes(
-                       {std::max(rows, limits.rows), limits.query_runs + tiles, tiles, tiles, limits.sequences});
+    return sinks + kernel.scratch_bytes({std::max(rows, limits.rows), limits.query_runs + tiles, tiles, tiles,
+                                         limits.sequences, limits.rows == queries ? alone : ScoreSharing::kNever});
   };
   return ring;
 }
 
-BackwardLimits backward_limits(const Plan& plan) {
+BackwardLimits backward_limits(const Plan& plan, const Options& options) {
   BackwardLimits limits;
   for (const Plan* const direction : {&plan, plan.to_keys.get()}) {
     std::int64_t rows = 0;
@@ -75,7 +86,10 @@ BackwardLimits backward_limits(const Plan& plan) {
     }
   }
   limits.sequences = static_cast<std::int64_t>(plan.key_lengths.size());
+  limits.sharing = sharing_of(has_same_pairs(plan), options);
   return limits;
 }
+
+bool has_same_pairs(const Plan& plan) { return plan.world == 1 && plan.blocks.size() == 1; }
 
 }  // namespace ringattn

@@ -20,9 +20,14 @@ AttentionBackwardSpec backward_spec(const BackwardJob& job);
 std::vector<BackwardSequence> backward_sequences(const Batch& batch);
 
 // `kernel` outlives the result.
-RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel& kernel);
+RingJob backward_ring_job(const BackwardJob& job, const AttentionBackwardKernel& kernel, const Options& options);
 
-// Upper bounds over the tasks of a plan.
-BackwardLimits backward_limits(const Plan& plan);
+// Upper bounds over the tasks of a plan. With a memory budget or a block size, scores are not shared, as that may take
+// a few GiB of scratch memory.
+BackwardLimits backward_limits(const Plan& plan, const Options& options);
+
+// Whether a block's tasks of dQ and of dK and dV are of the same pairs: all queries and keys are this rank's, in one
+// block.
+bool has_same_pairs(const Plan& plan);
 
 }  // namespace ringattn

@@ -26,6 +26,7 @@ struct RowTile {
   std::int32_t valid_begin, valid_end;        // rows of the tile that the rank owns
   // Which sums of the rows exist before the task, and whether the last split stays open after it.
   std::int32_t flags;
+  std::int32_t ds;  // dK and dV: dS of the rows and of tile begin_tile (DsSpill)
 
   static constexpr std::int32_t kHasOpenSum = 1;
   static constexpr std::int32_t kHasClosedSum = 2;
@@ -35,9 +36,9 @@ inline constexpr int kRowTilesOfPair = 2;
 // Launches of a task's kernels: of dK and of dV where these have a kernel each.
 inline constexpr int kBackwardCounters = 2;
 
-// One or two head tiles of a sequence that a CTA computes together, for each KV head. A head tile is a RowTile and one
-// of `group` query heads of the KV head (dK and dV: group = 1). Head tile n of the pair belongs to row tile
-// `row_tile` + (head + n) / group and to head (head + n) % group.
+// Head tiles of a sequence that a CTA computes together, for each KV head: one or two, or up to four in the GEMM that
+// reads a DsSpill. A head tile is a RowTile and one of `group` query heads of the KV head (dK and dV: group = 1). Head
+// tile n of the pair belongs to row tile `row_tile` + (head + n) / group and to head (head + n) % group.
 struct RowTilePair {
   std::int32_t row_tile, head, count;
   std::int32_t begin_tile, end_tile;  // the union of the row tiles' ranges
@@ -77,6 +78,25 @@ struct OtherTile {
   std::int32_t begin, end;  // rows [begin, end) are the sequence's; the memory of the others is not
 };
 
+// dS that the dK/dV kernel stores in the input dtype, so that dQ = dS · K is one GEMM. A tile has kBackwardTile keys,
+// kBackwardTile positions and one query head. Its 16-byte pieces are [kBackwardTile / 16 positions, 128 threads of the
+// storing warpgroup], each the A fragment of its thread. A KV head's tiles follow each other: row tiles of keys
+// ascending, in each the tiles of queries that see it, and in these the heads of the group.
+struct DsSpill {
+  char* tiles;                 // null: dS is not stored
+  std::int32_t tiles_of_head;  // of a KV head
+};
+inline constexpr int kDsTileBytes = kBackwardTile * kBackwardTile * 2;
+
+// Where dS of kBackwardTile keys is. Tiles of queries are counted from position 0: tile t holds positions
+// [t, t + 1) · kBackwardTile. Its head `member` of the group is in tile `first` + t · group + member of the KV head.
+struct alignas(16) DsOfKeys {
+  std::int32_t first;
+  std::int32_t begin, end;  // tiles of queries that see the keys; all other pairs have no dS
+  std::int32_t keys;        // of the sequence, from the tile's first one on
+};
+inline constexpr int kDsTilesOfKeyTile = 2;  // a key tile of the dQ kernel has twice kBackwardTile keys
+
 struct BackwardTables {
   const RowTilePair* pairs;  // [pair_count], longest first
   const RowTile* row_tiles;
@@ -84,6 +104,7 @@ struct BackwardTables {
   const OtherTile* tiles;
   const TileRows* tile_rows;     // [tiles]; null if TMA loads them
   const MergedHeadTile* merged;  // [merged_count]
+  const DsOfKeys* ds;            // [tiles, kDsTilesOfKeyTile], for dQ from a DsSpill
   std::int32_t* taken;           // [kBackwardCounters] work counters of the task's launches; 0 at the start
   std::int32_t pair_count, merged_count;
   std::int32_t kv_heads;
@@ -93,9 +114,11 @@ struct BackwardTables {
   std::int32_t left, right;  // a row at offset x sees the other side's rows x − left … x + right
 };
 
-// Sums of a row and head are `width` floats, in the kernel's own order. The state has a closed sum, then an open one.
+// Sums of a row and head are `width` floats, in the kernel's own order. The state has a closed sum, then an open one
+// where tasks may end within splits.
 struct BackwardSums {
-  float* state;  // [rows, heads, 2, width]; null: neither resumed nor saved
+  float* state;              // [rows, heads, sums_of_row, width]; null: neither resumed nor saved
+  std::int32_t sums_of_row;  // 1 or 2
   // Without a state: [CTAs, head tiles of a CTA, kBackwardTile, width] closed sums, then partial sums [partials,
   // kv_heads, head tiles of a CTA, kBackwardTile, width].
   float* scratch;
@@ -116,6 +139,7 @@ struct BackwardCommon {
   AttentionParams::Softmax softmax;
   float inverse_cap;  // 1 / softcap; 0 without one
   std::int32_t heads;
+  DsSpill spill;                   // written with dK and dV, and read for dQ
   StridedRows<const void> own[2];  // q and dout, or k and v, of the rows
   bool bulk;                       // TMA loads all tensors, and there is no table of tile_rows; otherwise threads copy
 };

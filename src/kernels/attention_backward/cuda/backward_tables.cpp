@@ -20,7 +20,7 @@ constexpr std::int64_t kTolerableWait = 16;
 std::size_t align_table(std::size_t bytes) { return (bytes + kTableAlignment - 1) / kTableAlignment * kTableAlignment; }
 
 BackwardTableLayout layout_of(std::size_t pairs, std::size_t row_tiles, std::size_t runs, std::size_t tiles,
-                              std::size_t tile_rows, std::size_t merged) {
+                              std::size_t tile_rows, std::size_t merged, std::size_t ds) {
   BackwardTableLayout layout;
   layout.pairs = align_table(kBackwardCounters * sizeof(std::int32_t));
   layout.row_tiles = layout.pairs + align_table(pairs * sizeof(RowTilePair));
@@ -28,7 +28,8 @@ BackwardTableLayout layout_of(std::size_t pairs, std::size_t row_tiles, std::siz
   layout.tiles = layout.runs + align_table(runs * sizeof(TileRun));
   layout.tile_rows = layout.tiles + align_table(tiles * sizeof(OtherTile));
   layout.merged = layout.tile_rows + align_table(tile_rows * sizeof(TileRows));
-  layout.bytes = layout.merged + align_table(merged * sizeof(MergedHeadTile));
+  layout.ds = layout.merged + align_table(merged * sizeof(MergedHeadTile));
+  layout.bytes = layout.ds + align_table(ds * sizeof(DsOfKeys));
   return layout;
 }
 
@@ -67,9 +68,10 @@ std::size_t row_tile_limit(const BackwardLimits& limits) {
 std::size_t backward_table_bytes(const BackwardLimits& limits, int group, std::int64_t partials) {
   const std::size_t row_tiles = row_tile_limit(limits);
   const auto extra = static_cast<std::size_t>(partials);
-  return layout_of(row_tiles * static_cast<std::size_t>(group) + extra, row_tiles,
-                   static_cast<std::size_t>(limits.tile_runs), static_cast<std::size_t>(limits.tiles),
-                   static_cast<std::size_t>(limits.tiles), kRowTilesOfPair * extra)
+  return layout_of(
+             row_tiles * static_cast<std::size_t>(group) + extra, row_tiles, static_cast<std::size_t>(limits.tile_runs),
+             static_cast<std::size_t>(limits.tiles), static_cast<std::size_t>(limits.tiles), kRowTilesOfPair * extra,
+             limits.sharing != ScoreSharing::kNever ? kDsTilesOfKeyTile * static_cast<std::size_t>(limits.tiles) : 0)
       .bytes;
 }
 
@@ -79,6 +81,8 @@ void BackwardTableBuilder::reserve(const BackwardLimits& limits, int group, std:
   row_tiles_.reserve(row_tile_limit(limits));
   pairs_.reserve(row_tile_limit(limits) * static_cast<std::size_t>(group) + static_cast<std::size_t>(partials));
   merged_.reserve(kRowTilesOfPair * static_cast<std::size_t>(partials));
+  placed_ds_.reserve(row_tile_limit(limits));
+  if (limits.sharing != ScoreSharing::kNever) ds_.reserve(kDsTilesOfKeyTile * static_cast<std::size_t>(limits.tiles));
 }
 
 BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const BackwardTask& task,
@@ -93,7 +97,11 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
         {narrow(run.first_tile), static_cast<std::int32_t>(run.tiles), static_cast<std::int32_t>(run.table)});
   }
   add_tiles(task, shape, sources);
+  ds_.clear();
+  ds_tiles_ = 0;
   const bool of_queries = shape.rows == BackwardSide::kQueries;
+  if (of_queries && shape.spills) find_ds(task);
+  if (!of_queries) placed_ds_.clear();
   const Mask mask = of_queries ? spec.mask : Mask{spec.mask.right, spec.mask.left};
   std::size_t next_run = 0;
   for (std::size_t i = 0; i < task.rows.size();) {
@@ -124,19 +132,21 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
     for (; i < task.rows.size() && task.rows[i].sequence == number; ++i) {
       add_rows(task, shape, mask, task.rows[i], sequence, finish);
     }
+    if (!of_queries && shape.spills) place_ds(spec.heads / spec.kv_heads, number, sequence.origin, first_row_tile);
     pair_up(shape, sequence, first_row_tile);
   }
   sort_pairs();
   if (finish && !task.resume && !task.save) share_splits(shape, spec.kv_heads);
 
   BackwardTableLayout layout = layout_of(pairs_.size(), row_tiles_.size(), runs_.size(), task.tiles.size(),
-                                         sources.bulk ? 0 : task.tiles.size(), merged_.size());
+                                         sources.bulk ? 0 : task.tiles.size(), merged_.size(), ds_.size());
   if (layout.bytes > memory.size()) {
     fail(ErrorCode::kInternal, fmt::format("the tables of a backward task need {} bytes", layout.bytes),
          fmt::format("{} are reserved", memory.size()));
   }
   layout.pair_count = static_cast<std::int32_t>(pairs_.size());
   layout.merged_count = static_cast<std::int32_t>(merged_.size());
+  layout.ds_tiles = ds_tiles_;
   layout.swizzle_heads = swizzle_heads_of(
       spec.kv_heads, static_cast<std::int64_t>(task.tiles.size()) * shape.other_tile * shape.head_bytes,
       shape.swizzle_bytes);
@@ -149,6 +159,7 @@ BackwardTableLayout BackwardTableBuilder::build(const AttentionSpec& spec, const
   copy(layout.runs, runs_);
   copy(layout.tiles, tiles_);
   copy(layout.merged, merged_);
+  copy(layout.ds, ds_);
   auto* tile_rows = reinterpret_cast<TileRows*>(memory.data() + layout.tile_rows);
   for (std::size_t i = 0; !sources.bulk && i < task.tiles.size(); ++i) {
     tile_rows[i] = sources.rows[static_cast<std::size_t>(task.tiles[i].source)];
@@ -173,6 +184,41 @@ void BackwardTableBuilder::add_tiles(const BackwardTask& task, const BackwardSha
       tile.row = page.row - tile.begin;
       tile.source = page.source;
       if (!sources.stats.empty()) tile.stats = sources.stats[static_cast<std::size_t>(page.source)];
+    }
+  }
+}
+
+// Gives the dS of a sequence's row tiles of keys its place.
+void BackwardTableBuilder::place_ds(int group, std::int32_t sequence, std::int64_t origin, std::size_t first_row_tile) {
+  const auto first_tile = static_cast<std::int32_t>(floor_quotient(origin, kBackwardTile));
+  for (std::size_t i = first_row_tile; i < row_tiles_.size(); ++i) {
+    RowTile& tile = row_tiles_[i];
+    tile.ds = ds_tiles_;
+    if (tile.begin_tile >= tile.end_tile) continue;
+    const std::int32_t begin = first_tile + tile.begin_tile;
+    placed_ds_.push_back({sequence,
+                          first_tile + tile.offset / kBackwardTile,
+                          {ds_tiles_ - begin * group, begin, first_tile + tile.end_tile, 0}});
+    ds_tiles_ += (tile.end_tile - tile.begin_tile) * group;
+  }
+}
+
+// Finds the dS of the keys of a task of dQ.
+void BackwardTableBuilder::find_ds(const BackwardTask& task) {
+  ds_.assign(kDsTilesOfKeyTile * task.tiles.size(), DsOfKeys{});
+  auto next = placed_ds_.begin();
+  for (const KeyRun& run : task.runs) {
+    const std::int64_t keys = task.sequences[static_cast<std::size_t>(run.sequence)].k_len;
+    for (std::int64_t i = 0; i < kDsTilesOfKeyTile * run.tiles; ++i) {
+      const std::int64_t tile = kDsTilesOfKeyTile * run.first_tile + i;
+      while (next != placed_ds_.end() &&
+             (next->sequence != run.sequence ? next->sequence < run.sequence : next->tile < tile)) {
+        ++next;
+      }
+      DsOfKeys& ds = ds_[static_cast<std::size_t>(kDsTilesOfKeyTile * run.table + i)];
+      if (next != placed_ds_.end() && next->sequence == run.sequence && next->tile == tile) ds = next->ds;
+      ds.keys = static_cast<std::int32_t>(
+          std::clamp(keys - tile * kBackwardTile, std::int64_t{0}, std::int64_t{kBackwardTile}));
     }
   }
 }
@@ -256,14 +302,13 @@ void BackwardTableBuilder::pair_up(const BackwardShape& shape, const Sequence& s
     pair.count = 1;
     pair.begin_tile = first.begin_tile;
     pair.end_tile = first.end_tile;
-    if (shape.head_tiles == kRowTilesOfPair && n + 1 < head_tiles) {
+    for (std::size_t other = n + 1; pair.count < shape.head_tiles && other < head_tiles; ++other) {
       // Row tiles without common tiles would only wait for each other's.
-      const RowTile& second = row_tiles_[first_row_tile + (n + 1) / group];
-      if (std::max(first.begin_tile, second.begin_tile) < std::min(first.end_tile, second.end_tile)) {
-        pair.count = kRowTilesOfPair;
-        pair.begin_tile = std::min(first.begin_tile, second.begin_tile);
-        pair.end_tile = std::max(first.end_tile, second.end_tile);
-      }
+      const RowTile& next = row_tiles_[first_row_tile + other / group];
+      if (std::max(pair.begin_tile, next.begin_tile) >= std::min(pair.end_tile, next.end_tile)) break;
+      ++pair.count;
+      pair.begin_tile = std::min(pair.begin_tile, next.begin_tile);
+      pair.end_tile = std::max(pair.end_tile, next.end_tile);
     }
     pair.run_begin = sequence.run_begin;
     pair.run_end = sequence.run_end;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -11,6 +12,9 @@
 #include "kernels/attention_backward/cuda/backward_params.hpp"
 
 namespace ringattn::cuda {
+
+// Swizzle bytes of one group of all KV heads.
+inline constexpr std::int64_t kWithoutSwizzle = std::numeric_limits<std::int64_t>::max();
 
 // What a kernel adds up, seen from its rows.
 enum class BackwardSide { kQueries, kKeys };  // rows of dQ; rows of dK and dV
@@ -20,11 +24,12 @@ struct BackwardShape {
   int other_tile;              // rows of a tile of the other side
   std::int64_t split;          // positions of a split of the other side
   int group;                   // BackwardTables::group
-  int head_tiles;              // most head tiles of a CTA: 1 or kRowTilesOfPair
+  int head_tiles;              // most head tiles of a CTA
   int ctas;                    // that are resident at once
   std::int64_t partials;       // that BackwardSums::scratch has room for, for each KV head
   std::int64_t swizzle_bytes;  // the other side's tensors of an L2 swizzle group
   std::int64_t head_bytes;     // bytes of a row of the other side's tensors, for one KV head
+  bool spills = false;         // dK and dV: dS is stored; dQ: it is read from the task built before, of dK and dV
 };
 
 // The task's sources.
@@ -43,10 +48,12 @@ struct BackwardTableLayout {
   std::size_t tiles = 0;
   std::size_t tile_rows = 0;  // empty if TMA loads the tiles
   std::size_t merged = 0;
+  std::size_t ds = 0;  // empty unless dQ is computed from dS
   std::size_t bytes = 0;
   std::int32_t pair_count = 0;
   std::int32_t merged_count = 0;
   std::int32_t swizzle_heads = 1;
+  std::int32_t ds_tiles = 0;  // of a KV head, if dK and dV store dS
 };
 
 // Upper bound of the row tiles of any task within `limits`.
@@ -66,6 +73,8 @@ class BackwardTableBuilder {
   struct Sequence;
 
   void add_tiles(const BackwardTask& task, const BackwardShape& shape, const BackwardSources& sources);
+  void place_ds(int group, std::int32_t sequence, std::int64_t origin, std::size_t first_row_tile);
+  void find_ds(const BackwardTask& task);
   void add_rows(const BackwardTask& task, const BackwardShape& shape, const Mask& mask, const QueryRun& rows,
                 const Sequence& sequence, bool finish);
   RowTile row_tile(const BackwardTask& task, const BackwardShape& shape, const Mask& mask, const QueryRun& rows,
@@ -82,6 +91,15 @@ class BackwardTableBuilder {
   std::vector<RowTile> row_tiles_;
   std::vector<RowTilePair> pairs_;
   std::vector<MergedHeadTile> merged_;
+  // dS of the last task of dK and dV, by sequence and tile of kBackwardTile keys, and what a task of dQ reads of it.
+  struct PlacedDs {
+    std::int32_t sequence;
+    std::int64_t tile;
+    DsOfKeys ds;
+  };
+  std::vector<PlacedDs> placed_ds_;
+  std::vector<DsOfKeys> ds_;
+  std::int32_t ds_tiles_ = 0;
 };
 
 }  // namespace ringattn::cuda

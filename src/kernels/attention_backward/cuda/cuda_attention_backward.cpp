@@ -22,6 +22,11 @@ constexpr std::int64_t kPartialBytes = std::int64_t{256} << 20;
 
 std::size_t floats_to_bytes(std::int64_t floats) { return static_cast<std::size_t>(floats) * sizeof(float); }
 
+std::size_t ds_bytes(const ChunkLimits& limits) { return static_cast<std::size_t>(limits.ds_tiles) * kDsTileBytes; }
+std::size_t sum_bytes(const ChunkLimits& limits) {
+  return floats_to_bytes(limits.dq_sum_floats + limits.dkv_sum_floats);
+}
+
 StridedRows<const void> rows_of(const TensorView& view) { return {view.data, view.token_stride, view.head_stride}; }
 
 std::int32_t side_of(std::int64_t side) {
@@ -40,7 +45,11 @@ BackwardGradient gradient_of(const MutableTensorView* view) {
 
 CudaAttentionBackward::CudaAttentionBackward(const AttentionBackwardSpec& spec, const BackwardKernelShape& shape,
                                              const CudaBackend& backend)
-    : spec_(spec), shape_(shape), device_(backend.device()), multiprocessors_(multiprocessors_of(backend.device())) {}
+    : spec_(spec),
+      shape_(shape),
+      device_(backend.device()),
+      multiprocessors_(multiprocessors_of(backend.device())),
+      chunker_(spec.forward, shape.key_tile) {}
 
 std::size_t CudaAttentionBackward::dq_state_bytes(std::int64_t rows) const {
   return floats_to_bytes(rows * forward().heads * kStateSums * dq_width());
@@ -51,7 +60,9 @@ std::size_t CudaAttentionBackward::dkv_state_bytes(std::int64_t rows) const {
 }
 
 std::size_t CudaAttentionBackward::scratch_bytes(const BackwardLimits& limits) const {
-  return kStagingSlots * table_bytes(limits) + scratch_sum_bytes(limits) + tile_stats_bytes(limits);
+  const ChunkLimits chunks = limits_of_chunks(limits);
+  return kStagingSlots * table_bytes(limits) + scratch_sum_bytes(limits) + tile_stats_bytes(limits) + ds_bytes(chunks) +
+         sum_bytes(chunks);
 }
 
 void CudaAttentionBackward::reserve(const BackwardLimits& limits) {
@@ -63,6 +74,10 @@ void CudaAttentionBackward::reserve(const BackwardLimits& limits) {
   if (tile_stats_bytes(limits) > tile_stats_.bytes()) {
     tile_stats_ = allocate_device(tile_stats_bytes(limits), device_);
   }
+  chunk_limits_ = limits_of_chunks(limits);
+  if (chunk_limits_.ds_tiles > 0) chunker_.reserve(limits);
+  if (ds_bytes(chunk_limits_) > ds_.bytes()) ds_ = allocate_device(ds_bytes(chunk_limits_), device_);
+  if (sum_bytes(chunk_limits_) > chunk_sums_.bytes()) chunk_sums_ = allocate_device(sum_bytes(chunk_limits_), device_);
   prepare();
   prepare_row_stats();
   prepare_merge_partials();
@@ -81,63 +96,115 @@ void CudaAttentionBackward::sum_rows(const RowSumsTask& task, Stream stream) {
 
 void CudaAttentionBackward::add_dq(const DqTask& task, Stream stream, const Progress& progress) {
   check_backward_task(spec_, shape_.key_tile, task);
-  const bool finish = task.dq != nullptr;
   if (progress) progress();
-  if (task.q.tokens == 0 || (!finish && !task.save)) return;
+  if (task.q.tokens == 0 || (task.dq == nullptr && !task.save)) return;
   const DeviceGuard guard(device_);
-  BackwardCommon common = begin_sources(task.q, task.dout, task.sources.size());
-  for (const BackwardKeySource& source : task.sources) add_source(source.k, source.v, nullptr, common);
-  const BackwardShape shape{BackwardSide::kQueries,
-                            shape_.key_tile,
-                            kBackwardKvSplit,
-                            group(),
-                            shape_.dq.head_tiles,
-                            multiprocessors_ * shape_.dq.ctas,
-                            dq_partials(limits_),
-                            shape_.dq.swizzle_bytes,
-                            (forward().head_dim + forward().head_dim_v) * kElementBytes};
-  const auto width = static_cast<std::int32_t>(dq_width());
-  const MergedSum sums[] = {{gradient_of(task.dq), width, 0, width, softmax_of(forward()).scale}};
-  enqueue(task, shape, finish, sums, common, stream, progress,
-          [&](int ctas) { launch_dq(task, common, ctas, stream); });
+  enqueue_dq(task, forward(), {}, stream, progress);
 }
 
 void CudaAttentionBackward::add_dkv(const DkvTask& task, Stream stream, const Progress& progress) {
   check_backward_task(spec_, task);
-  const bool finish = task.dk != nullptr;
   if (progress) progress();
-  if (task.k.tokens == 0 || (!finish && !task.save)) return;
+  if (task.k.tokens == 0 || (task.dk == nullptr && !task.save)) return;
   const DeviceGuard guard(device_);
+  enqueue_dkv(task, forward(), 0, nullptr, stream, progress);
+}
+
+void CudaAttentionBackward::add_dq_and_dkv(const DqTask& dq, const DkvTask& dkv, Stream stream,
+                                           const Progress& progress) {
+  check_backward_task(spec_, shape_.key_tile, dq);
+  check_backward_task(spec_, dkv);
+  if (progress) progress();
+  const DeviceGuard guard(device_);
+  auto* const sums = reinterpret_cast<float*>(chunk_sums_.data());
+  const auto run = [&](const BackwardChunk& chunk) {
+    AttentionSpec spec = forward();
+    spec.kv_heads = chunk.kv_heads;
+    spec.heads = chunk.kv_heads * group();
+    auto* const ds = reinterpret_cast<char*>(ds_.data());
+    const DsSpill spill = enqueue_dkv(chunk.dkv, spec, chunk.first_kv_head * group(), ds, stream, progress);
+    enqueue_dq(chunk.dq, spec, spill, stream, progress);
+  };
+  const bool is_cut =
+      can_map_all(dq, dkv) && chunker_.cut(dq, dkv, chunk_limits_, sums, sums + chunk_limits_.dq_sum_floats, run);
+  if (!is_cut) AttentionBackwardKernel::add_dq_and_dkv(dq, dkv, stream, progress);
+}
+
+void CudaAttentionBackward::enqueue_dq(const DqTask& task, const AttentionSpec& spec, const DsSpill& spill,
+                                       Stream stream, const Progress& progress) {
+  BackwardCommon common = begin_sources(task.q, task.dout, task.sources.size());
+  for (const BackwardKeySource& source : task.sources) add_source(source.k, source.v, nullptr, common);
+  common.spill = spill;
+  const BackwardSideShape& side = spill.tiles == nullptr ? shape_.dq : shape_.dq_from_ds;
+  const BackwardShape shape{BackwardSide::kQueries,
+                            shape_.key_tile,
+                            kBackwardKvSplit,
+                            group(),
+                            side.head_tiles,
+                            multiprocessors_ * side.ctas,
+                            spill.tiles != nullptr ? 0 : dq_partials(limits_),
+                            side.swizzle_bytes,
+                            (spec.head_dim + spec.head_dim_v) * kElementBytes,
+                            spill.tiles != nullptr};
+  const auto width = static_cast<std::int32_t>(dq_width());
+  const MergedSum sums[] = {{gradient_of(task.dq), width, 0, width, softmax_of(spec).scale}};
+  enqueue(task, spec, shape, task.dq != nullptr, sums, common, stream, progress,
+          [&](int ctas) { launch_dq(task, common, ctas, stream); });
+}
+
+DsSpill CudaAttentionBackward::enqueue_dkv(const DkvTask& task, const AttentionSpec& spec, int first_head, char* ds,
+                                           Stream stream, const Progress& progress) {
   BackwardCommon common = begin_sources(task.k, task.v, task.sources.size());
-  for (const BackwardQuerySource& source : task.sources) add_source(source.q, source.dout, source.stats, common);
+  for (const BackwardQuerySource& source : task.sources) {
+    add_source(source.q, source.dout, source.stats + first_head * kRowStats, common);
+  }
+  common.spill.tiles = ds;
   const BackwardShape shape{BackwardSide::kKeys,
                             kBackwardTile,
-                            backward_query_split(forward()),
+                            backward_query_split(spec),
                             1,
                             shape_.dkv.head_tiles,
                             multiprocessors_ * shape_.dkv.ctas,
-                            dkv_partials(limits_),
-                            shape_.dkv.swizzle_bytes,
-                            (forward().head_dim + forward().head_dim_v) * kElementBytes * group()};
+                            ds != nullptr ? 0 : dkv_partials(limits_),
+                            ds != nullptr ? kWithoutSwizzle : shape_.dkv.swizzle_bytes,
+                            (spec.head_dim + spec.head_dim_v) * kElementBytes * group(),
+                            ds != nullptr};
   const auto width = static_cast<std::int32_t>(dkv_width());
-  const MergedSum sums[] = {{gradient_of(task.dk), width, 0, forward().head_dim, softmax_of(forward()).scale},
-                            {gradient_of(task.dv), width, forward().head_dim, forward().head_dim_v, 1.0F}};
-  enqueue(task, shape, finish, sums, common, stream, progress, [&](int ctas) {
+  const MergedSum sums[] = {{gradient_of(task.dk), width, 0, spec.head_dim, softmax_of(spec).scale},
+                            {gradient_of(task.dv), width, spec.head_dim, spec.head_dim_v, 1.0F}};
+  enqueue(task, spec, shape, task.dk != nullptr, sums, common, stream, progress, [&](int ctas) {
     float* stats = nullptr;
     if (shape_.gathers_stats) {
       stats = reinterpret_cast<float*>(tile_stats_.data());
-      gather_row_stats(common.tables.tiles, static_cast<std::int64_t>(task.tiles.size()), forward().heads, stats,
-                       stream);
+      gather_row_stats(common.tables.tiles, static_cast<std::int64_t>(task.tiles.size()), forward().heads, spec.heads,
+                       stats, stream);
     }
     launch_dkv(task, common, stats, ctas, stream);
   });
+  return common.spill;
 }
 
 std::size_t CudaAttentionBackward::own_bytes() const {
   const auto floats = [this](const BackwardSideShape& side, std::int64_t width) {
     return std::int64_t{multiprocessors_} * side.ctas * side.head_tiles * kBackwardTile * width;
   };
-  return floats_to_bytes(std::max(floats(shape_.dq, dq_width()), floats(shape_.dkv, dkv_width())));
+  return floats_to_bytes(std::max(
+      {floats(shape_.dq, dq_width()), floats(shape_.dkv, dkv_width()), floats(shape_.dq_from_ds, dq_width())}));
+}
+
+ChunkLimits CudaAttentionBackward::limits_of_chunks(const BackwardLimits& limits) const {
+  const bool can_spill = shape_.dq_from_ds.head_tiles > 0 && !softmax_of(forward()).scaled_first;
+  return can_spill ? chunk_limits(forward(), limits, multiprocessors_) : ChunkLimits{};
+}
+
+// Whether TMA can load all tensors of the tasks.
+bool CudaAttentionBackward::can_map_all(const DqTask& dq, const DkvTask& dkv) const {
+  const auto can_map = [this](const TensorView& view) { return view.tokens == 0 || can_use_tma(view); };
+  return dq.sources.size() <= kInlineSources && dkv.sources.size() <= kInlineSources && can_map(dq.q) &&
+         can_map(dq.dout) && can_map(dkv.k) && can_map(dkv.v) &&
+         std::ranges::all_of(dq.sources, [&](const auto& source) { return can_map(source.k) && can_map(source.v); }) &&
+         std::ranges::all_of(dkv.sources,
+                             [&](const auto& source) { return can_map(source.q) && can_map(source.dout); });
 }
 
 std::int64_t CudaAttentionBackward::partials_of(const BackwardLimits& limits, const BackwardSideShape& side,
@@ -197,16 +264,20 @@ void CudaAttentionBackward::add_source(const TensorView& first, const TensorView
 }
 
 template <class Launch>
-void CudaAttentionBackward::enqueue(const BackwardTask& task, const BackwardShape& shape, bool finish,
-                                    std::span<const MergedSum> sums, BackwardCommon& common, Stream stream,
+void CudaAttentionBackward::enqueue(const BackwardTask& task, const AttentionSpec& spec, const BackwardShape& shape,
+                                    bool finish, std::span<const MergedSum> sums, BackwardCommon& common, Stream stream,
                                     const Progress& progress, const Launch& launch) {
   if (reinterpret_cast<std::uintptr_t>(task.state) % kAlignment != 0) {
     fail(ErrorCode::kInternal, "a backward task's state is not aligned",
          fmt::format("it must lie at a multiple of {} bytes", kAlignment));
   }
   const std::span<std::byte> memory = ring_.next(progress);
-  const BackwardTableLayout layout =
-      builder_.build(forward(), task, shape, finish, {sources_, stats_, common.bulk}, memory);
+  const BackwardTableLayout layout = builder_.build(spec, task, shape, finish, {sources_, stats_, common.bulk}, memory);
+  if (std::int64_t{layout.ds_tiles} * spec.kv_heads > chunk_limits_.ds_tiles) {
+    fail(ErrorCode::kInternal, fmt::format("dS of a chunk needs {} tiles a KV head", layout.ds_tiles),
+         fmt::format("{} are reserved for {} heads", chunk_limits_.ds_tiles, spec.kv_heads));
+  }
+  if (shape.rows == BackwardSide::kKeys) common.spill.tiles_of_head = layout.ds_tiles;
   if (layout.pair_count == 0) return;
   const cudaStream_t queue = cuda_stream(stream);
   std::byte* tables = ring_.upload(layout.bytes, queue);
@@ -217,24 +288,25 @@ void CudaAttentionBackward::enqueue(const BackwardTask& task, const BackwardShap
   t.row_tiles = reinterpret_cast<const RowTile*>(tables + layout.row_tiles);
   t.runs = reinterpret_cast<const TileRun*>(tables + layout.runs);
   t.tiles = reinterpret_cast<const OtherTile*>(tables + layout.tiles);
+  t.ds = reinterpret_cast<const DsOfKeys*>(tables + layout.ds);
   if (!common.bulk) t.tile_rows = reinterpret_cast<const TileRows*>(tables + layout.tile_rows);
   t.taken = reinterpret_cast<std::int32_t*>(tables + layout.taken);
   t.merged = reinterpret_cast<const MergedHeadTile*>(tables + layout.merged);
   t.pair_count = layout.pair_count;
   t.merged_count = layout.merged_count;
-  t.kv_heads = forward().kv_heads;
+  t.kv_heads = spec.kv_heads;
   t.group = shape.group;
   t.swizzle_heads = layout.swizzle_heads;
   t.tiles_per_split = static_cast<std::int32_t>(shape.split / shape.other_tile);
   t.left = side_of(of_queries ? mask.left : mask.right);
   t.right = side_of(of_queries ? mask.right : mask.left);
-  common.sums = {task.resume || task.save ? static_cast<float*>(task.state) : nullptr,
+  common.sums = {task.resume || task.save ? static_cast<float*>(task.state) : nullptr, shape.spills ? 1 : kStateSums,
                  reinterpret_cast<float*>(scratch_.data()), task.save, finish};
   common.softmax = softmax_of(forward());
   common.inverse_cap = forward().softcap > 0.0F ? 1.0F / forward().softcap : 0.0F;
-  common.heads = forward().heads;
+  common.heads = spec.heads;
   const auto ctas =
-      static_cast<int>(std::min<std::int64_t>(shape.ctas, std::int64_t{layout.pair_count} * forward().kv_heads));
+      static_cast<int>(std::min<std::int64_t>(shape.ctas, std::int64_t{layout.pair_count} * spec.kv_heads));
   launch(ctas);
   if (layout.merged_count > 0) {
     for (const MergedSum& sum : sums) {

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStats
 }
 
 __global__ void __launch_bounds__(kStatsThreads)
-    gather_stats_kernel(const OtherTile* tiles, std::int64_t count, int heads, float* stats) {
+    gather_stats_kernel(const OtherTile* tiles, std::int64_t count, int row_heads, int heads, float* stats) {
   for (std::int64_t n = blockIdx.x * std::int64_t{kStatsThreads} + threadIdx.x; n < count;
        n += std::int64_t{gridDim.x} * kStatsThreads) {
     const auto row = static_cast<int>(n % kBackwardTile);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kStatsThreads)
     const OtherTile& tile = tiles[head_tile / heads];
     float2 pair{0.0F, 0.0F};
     if (row >= tile.begin && row < tile.end) {
-      pair = reinterpret_cast<const float2*>(tile.stats)[(tile.row + row) * heads + head_tile % heads];
+      pair = reinterpret_cast<const float2*>(tile.stats)[(tile.row + row) * row_heads + head_tile % heads];
     }
     float* const to = stats + head_tile * kRowStats * kBackwardTile + row;
     to[0] = pair.x;
@@ -138,11 +138,12 @@ void prepare_row_stats() {
   load_kernel(&row_sums_kernel);
 }
 
-void gather_row_stats(const OtherTile* tiles, std::int64_t tile_count, int heads, float* stats, Stream stream) {
+void gather_row_stats(const OtherTile* tiles, std::int64_t tile_count, int row_heads, int heads, float* stats,
+                      Stream stream) {
   const std::int64_t count = tile_count * heads * kBackwardTile;
   if (count == 0) return;
-  gather_stats_kernel<<<ctas_of(count, kStatsThreads), kStatsThreads, 0, cuda_stream(stream)>>>(tiles, count, heads,
-                                                                                                stats);
+  gather_stats_kernel<<<ctas_of(count, kStatsThreads), kStatsThreads, 0, cuda_stream(stream)>>>(tiles, count, row_heads,
+                                                                                                heads, stats);
   check_cuda(cudaGetLastError(), "row stats of tiles");
 }
 

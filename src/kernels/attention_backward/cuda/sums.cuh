@@ -27,8 +27,9 @@ __device__ __forceinline__ SumRows sum_rows(const BackwardSums& sums, const RowT
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = slot + 8 * half;
-    const std::int64_t index = sums.state != nullptr ? ((tile.row + row) * heads + head) * 2 + (open ? 1 : 0)
-                                                     : std::int64_t{scratch_tile * kBackwardTile + row};
+    const std::int64_t index = sums.state != nullptr
+                                   ? ((tile.row + row) * heads + head) * sums.sums_of_row + (open ? 1 : 0)
+                                   : std::int64_t{scratch_tile * kBackwardTile + row};
     float* memory = sums.state != nullptr ? sums.state : sums.scratch;
     rows.row[half] = row >= tile.valid_begin && row < tile.valid_end ? memory + index * width + part + lane : nullptr;
   }

@@ -30,12 +30,20 @@ struct DkvParams {
   cuda::BackwardGradient dk, dv;
 };
 
+// dQ from the dS that the dK/dV kernel has stored. Boxes have kBackwardTile rows.
+struct DqFromDsParams {
+  BackwardCommon common;
+  CUtensorMap k[kInlineSources];
+  cuda::BackwardGradient dq;
+};
+
 struct BackwardLauncher {
   // Loads the kernels on the current device.
   void (*prepare)();
-  // Enqueue. At least one pair is in the tables.
+  // Enqueue. At least one pair is in the tables. dkv stores dS if BackwardCommon::spill is set.
   void (*dq)(const DqParams& params, int ctas, Stream stream);
   void (*dkv)(const DkvParams& params, int ctas, Stream stream);
+  void (*dq_from_ds)(const DqFromDsParams& params, int ctas, Stream stream);  // null unless BackwardConfig::spills()
 };
 
 extern const BackwardLauncher attention_backward_bf16_64;

@@ -26,8 +26,10 @@ struct BackwardConfig {
   // The kernel of dK and dV, or those of dK and of dV.
   QueryStages dkv_stages{};
   QueryStages dk_stages{}, dv_stages{};
+  int ds_stages = 0;  // tiles of K and dS, for dQ from dS; 0: dS isn't stored, which gains nothing at head_dim 64
 
   constexpr bool has_dkv() const { return dkv_stages.q > 0; }
+  constexpr bool spills() const { return ds_stages > 0; }
 
   // Columns of a TMA box: all columns if they fill panels of 64, else one panel.
   static constexpr int box_columns(int dim) { return dim % cuda::kPanelColumns == 0 ? dim : cuda::kPanelColumns; }
@@ -36,14 +38,18 @@ struct BackwardConfig {
 // Consumer warpgroups of a CTA, each with kBackwardTile rows of the gradient.
 inline constexpr int kBackwardConsumers = 2;
 inline constexpr int kBackwardThreads = 128 * (kBackwardConsumers + 1);
-// setmaxnreg: registers of a thread of the producer warpgroup and of the consumers, in both kernels.
+// Consumer warpgroups of a CTA of dQ from dS.
+inline constexpr int kDsConsumers = 4;
+inline constexpr int kDsThreads = 128 * (kDsConsumers + 1);
+// setmaxnreg: registers of a thread of the producer warpgroup and of the consumers, in all kernels.
 inline constexpr int kDqProducerRegisters = 40, kDqConsumerRegisters = 232;
 inline constexpr int kDkvProducerRegisters = 24, kDkvConsumerRegisters = 240;
+inline constexpr int kDsProducerRegisters = 32, kDsConsumerRegisters = 112;
 
 inline constexpr BackwardConfig kBackwardConfigs[] = {
     {64, 64, /*dq_key_tile=*/128, /*dq_k_stages=*/4, /*dq_v_stages=*/4, /*dkv_stages=*/{6, 6}},
-    {96, 96, 128, 3, 2, {4, 4}},
-    {128, 128, 128, 3, 2, {4, 4}},
+    {96, 96, 128, 3, 2, {4, 4}, {}, {}, /*ds_stages=*/4},
+    {128, 128, 128, 3, 2, {4, 4}, {}, {}, 4},
     {192, 128, 64, 4, 3, {3, 3}},
     {256, 256, 64, 2, 1, {}, /*dk_stages=*/{2, 1}, /*dv_stages=*/{2, 3}},
 };

@@ -2,7 +2,7 @@
 // dK and dV: Sᵀ = K Qᵀ, dPᵀ = V dOᵀ, dV += Pᵀ dO, dK += dSᵀ Q. A CTA owns a pair of tiles of 64 keys of one KV head,
 // one a warpgroup, and loops over the queries that see them: token tiles ascending, and in each the heads of the group.
 // P and dS are register operands. Warp 0 is the producer. Where registers are lacking for both gradients, dK and dV
-// have a kernel each, which computes S again.
+// have a kernel each, which computes S again. With both gradients dS can be stored, too, for dq_from_ds.cuh.
 #pragma once
 
 #include "kernels/attention_backward/sm90/work.cuh"
@@ -11,7 +11,8 @@ namespace ringattn::sm90 {
 
 enum class KeyGradients { kBoth, kDk, kDv };
 
-template <class Element_, BackwardConfig kConfig, bool kScaledFirst_, KeyGradients kGradients = KeyGradients::kBoth>
+template <class Element_, BackwardConfig kConfig, bool kScaledFirst_, KeyGradients kGradients = KeyGradients::kBoth,
+          bool kSpills_ = false>
 struct DkvTraits {
   using Element = Element_;
   static constexpr bool kDk = kGradients != KeyGradients::kDv, kDv = kGradients != KeyGradients::kDk;
@@ -26,6 +27,8 @@ struct DkvTraits {
   // registers for a whole tile's P, dP and packed elements.
   static constexpr int kParts = kBoth && kDim + kDimV > 256 ? 2 : 1;
   static constexpr int kPartQueries = kBackwardTile / kParts;
+  static constexpr bool kSpills = kSpills_;  // stores dS
+  static_assert(!kSpills || (kBoth && kParts == 1 && !kScaledFirst));
   // The GEMMs of narrow heads are too short for turns. Registers hold K and V, which takes their reads off shared
   // memory.
   static constexpr bool kTakesTurns = kDim + kDimV > 128;
@@ -44,6 +47,8 @@ struct DkvTraits {
   static constexpr int kWork = kBarriers + (kBarrierCount * kBarrierBytes + 15) / 16 * 16;
   static constexpr int kShared = kWork + kWorkSlots * static_cast<int>(sizeof(BackwardWork));
 };
+template <class Element, BackwardConfig kConfig>
+using SpillingDkvTraits = DkvTraits<Element, kConfig, false, KeyGradients::kBoth, true>;
 
 // Addresses in shared memory.
 template <class C>
@@ -273,6 +278,9 @@ class DkvConsumer {
         continue;
       }
       skip((from - run_from) * group);
+      if constexpr (C::kSpills) {
+        ds_tile_ = work.kv_head * p_.common.spill.tiles_of_head + tile.ds + (from - begin) * group;
+      }
       while (from < to) {
         const int split_end = ((from + phase) / tables.tiles_per_split + 1) * tables.tiles_per_split - phase;
         const int stop = to < split_end ? to : split_end;
@@ -341,6 +349,7 @@ class DkvConsumer {
     const int plain = from < unmasked_end ? unmasked_end - from : 0;
 #pragma unroll 1
     for (int i = plain * group; i > 0; --i) step<false>(SeenColumns{});
+    if constexpr (C::kSpills) await_sums();
 #pragma unroll 1
     for (from += plain; from < to; ++from) masked_tile(from, offset, group);
     await_sums();
@@ -352,14 +361,17 @@ class DkvConsumer {
     for (int member = 0; member < group; ++member) step<true>(seen);
   }
 
-  // Waits for dV and dK of the tile before and releases the stage that they read; kPending later GEMMs stay in flight.
+  // Waits for dV and dK of the tile before, stores its dS and releases the stage that they read; kPending later GEMMs
+  // stay in flight.
   template <int kPending = 0>
   __device__ __forceinline__ void await_sums() {
     wgmma_wait<kPending>();
     if constexpr (C::kDv) pin(dv_);
     if constexpr (C::kDk) pin(dk_);
     pin_part(C::kParts - 1);
-    if (kPending == 0 || any_in_flight_) {
+    const bool any = any_in_flight_ || (kPending == 0 && !C::kSpills);
+    if constexpr (C::kSpills) store_ds(any);
+    if (any) {
       if constexpr (C::kDk) {
         release_stage(map_.empty(in_flight_.stage()));
       } else {
@@ -367,7 +379,28 @@ class DkvConsumer {
       }
       in_flight_.advance();
     }
-    any_in_flight_ = true;
+    any_in_flight_ = kPending > 0;
+  }
+
+  // Stores dS of the tile before, if there is one. It is read once, after more has been written than L2 holds. ptxas
+  // would serialise wgmma if dS were stored while dK reads it, or by a branch.
+  __device__ __forceinline__ void store_ds(bool any) {
+    constexpr int kPieceBytes = 16;
+    const auto& ds = packed_ds_[0];
+    char* const to = p_.common.spill.tiles + std::int64_t{ds_tile_} * cuda::kDsTileBytes +
+                     static_cast<int>(threadIdx.x) % kWarpgroup * kPieceBytes;
+#pragma unroll
+    for (int step = 0; step < kBackwardTile / kGemmStep; ++step) {
+      asm volatile(
+          "{\n"
+          ".reg .pred any;\n"
+          "setp.ne.s32 any, %5, 0;\n"
+          "@any st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};\n"
+          "}" ::"l"(to + step * kWarpgroup * kPieceBytes),
+          "r"(ds[step][0]), "r"(ds[step][1]), "r"(ds[step][2]), "r"(ds[step][3]), "r"(any ? 1 : 0)
+          : "memory");
+    }
+    ds_tile_ += any ? 1 : 0;
   }
 
   __device__ __forceinline__ void pin_part(int part) {
@@ -476,7 +509,8 @@ class DkvConsumer {
         dk_, packed_ds_[part], rows_of_part(q, part), first_ && part == 0);
   }
 
-  // One tile of queries of one head.
+  // One tile of queries of one head. dV and dK are waited for after S of the next tile is issued. Where dS is stored,
+  // registers for that are lacking with a mask, and they are waited for at once.
   template <bool kMasked>
   __device__ __forceinline__ void step(const SeenColumns& seen) {
     Scores s;
@@ -486,7 +520,8 @@ class DkvConsumer {
     ping_pong_.wait();
     barrier_wait(map_.full(stage), ring_.parity());
     issue_s(s, q);
-    await_sums<1>();
+    constexpr bool kPipelined = !C::kSpills || !kMasked;
+    if constexpr (kPipelined) await_sums<1>();
     if constexpr (C::kDk) {
       if constexpr (!C::kBoth) barrier_wait(map_.dout_full(dout_ring_.stage()), dout_ring_.parity());
       issue_dp(dp[0], dout, 0);
@@ -527,6 +562,10 @@ class DkvConsumer {
     first_ = false;
     ring_.advance();
     if constexpr (!C::kBoth) dout_ring_.advance();
+    if constexpr (!kPipelined) {
+      any_in_flight_ = true;
+      await_sums();
+    }
   }
 
   const DkvParams& p_;
@@ -539,6 +578,7 @@ class DkvConsumer {
   PackedPipelineState<C::kDk ? C::kQStages : C::kDoutStages> in_flight_;
   bool first_ = true;           // the next dV and dK begin a split
   bool any_in_flight_ = false;  // dV and dK of a previous tile are in flight
+  std::int32_t ds_tile_ = 0;    // DsSpill::tiles of the next dS
   float dk_[C::kDk ? C::kDim / 8 : 1][4], dv_[C::kDv ? C::kDimV / 8 : 1][4];
   Packed packed_p_[C::kParts], packed_ds_[C::kParts];
   std::uint32_t k_[C::kDim / kGemmStep][4], v_[C::kDimV / kGemmStep][4];  // if C::kKeysInRegisters

@@ -5,6 +5,7 @@
 #include "base/cuda.hpp"
 #include "kernels/attention_backward/sm90/dkv.cuh"
 #include "kernels/attention_backward/sm90/dq.cuh"
+#include "kernels/attention_backward/sm90/dq_from_ds.cuh"
 
 namespace ringattn::sm90 {
 
@@ -37,13 +38,18 @@ void prepare_backward_kernels() {
   const auto prepare = []<class Traits>(Traits) { prepare_backward<Traits>(&dkv_kernel<Traits>); };
   for_each_dkv<Element, kConfig, false>(prepare);
   for_each_dkv<Element, kConfig, true>(prepare);
+  if constexpr (kConfig.spills()) {
+    prepare(SpillingDkvTraits<Element, kConfig>{});
+    prepare_backward<DqFromDsTraits<Element, kConfig>>(&dq_from_ds_kernel<DqFromDsTraits<Element, kConfig>>);
+  }
 }
 
 template <class Traits, class Params>
-void launch_backward(void (*kernel)(Params), const Params& params, int ctas, Stream stream) {
+void launch_backward(void (*kernel)(Params), const Params& params, int ctas, Stream stream,
+                     int threads = kBackwardThreads) {
   cudaLaunchConfig_t launch{};
   launch.gridDim = static_cast<unsigned>(ctas);
-  launch.blockDim = kBackwardThreads;
+  launch.blockDim = static_cast<unsigned>(threads);
   launch.dynamicSmemBytes = shared_bytes<Traits>();
   launch.stream = cuda_stream(stream);
   check_cuda(cudaLaunchKernelEx(&launch, kernel, params), "sm90_attention_backward");
@@ -64,13 +70,25 @@ void launch_dkv(const DkvParams& params, int ctas, Stream stream) {
     launch_backward<Traits>(&dkv_kernel<Traits>, p, ctas, stream);
     ++p.common.tables.taken;
   };
+  if constexpr (kConfig.spills()) {
+    if (params.common.spill.tiles != nullptr) return launch(SpillingDkvTraits<Element, kConfig>{});
+  }
   if (params.common.softmax.scaled_first) return for_each_dkv<Element, kConfig, true>(launch);
   for_each_dkv<Element, kConfig, false>(launch);
 }
 
 template <class Element, BackwardConfig kConfig>
+void launch_dq_from_ds(const DqFromDsParams& params, int ctas, Stream stream) {
+  using Traits = DqFromDsTraits<Element, kConfig>;
+  launch_backward<Traits>(&dq_from_ds_kernel<Traits>, params, ctas, stream, kDsThreads);
+}
+
+template <class Element, BackwardConfig kConfig>
 constexpr BackwardLauncher backward_launcher_of() {
-  return {prepare_backward_kernels<Element, kConfig>, launch_dq<Element, kConfig>, launch_dkv<Element, kConfig>};
+  BackwardLauncher launcher{prepare_backward_kernels<Element, kConfig>, launch_dq<Element, kConfig>,
+                            launch_dkv<Element, kConfig>, nullptr};
+  if constexpr (kConfig.spills()) launcher.dq_from_ds = launch_dq_from_ds<Element, kConfig>;
+  return launcher;
 }
 
 }  // namespace ringattn::sm90

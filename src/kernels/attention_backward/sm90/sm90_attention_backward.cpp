@@ -47,11 +47,13 @@ CUtensorMap map_of(const TensorView& view, int box_rows) {
 
 // The key tile is dQ's. dK and dV have tiles of half as many keys, which skip queries that none of these sees.
 cuda::BackwardKernelShape shape_of(const BackwardConfig& config) {
-  return {config.dq_key_tile,
-          {kBackwardConsumers, 1, kDqSwizzleBytes},
-          {kBackwardConsumers, 1, kDkvSwizzleBytes},
-          /*gathers_stats=*/true,
-          /*shares_splits=*/true};
+  return {
+      config.dq_key_tile,
+      {kBackwardConsumers, 1, kDqSwizzleBytes},
+      {kBackwardConsumers, 1, kDkvSwizzleBytes},
+      /*gathers_stats=*/true,
+      /*shares_splits=*/true,
+      config.spills() ? cuda::BackwardSideShape{kDsConsumers, 1, cuda::kWithoutSwizzle} : cuda::BackwardSideShape{}};
 }
 
 class HopperAttentionBackward final : public cuda::CudaAttentionBackward {
@@ -61,10 +63,21 @@ class HopperAttentionBackward final : public cuda::CudaAttentionBackward {
       : CudaAttentionBackward(spec, shape_of(config), backend), launcher_(launcher) {}
 
  private:
+  void launch_dq_from_ds(const DqTask& task, const BackwardCommon& common, int ctas, Stream stream) {
+    DqFromDsParams p{};
+    p.common = common;
+    for (std::size_t i = 0; i < task.sources.size(); ++i) {
+      if (task.sources[i].k.tokens > 0) p.k[i] = map_of(task.sources[i].k, kBackwardTile);
+    }
+    p.dq = cuda::gradient_of(task.dq);
+    launcher_.dq_from_ds(p, ctas, stream);
+  }
+
   void prepare() override { launcher_.prepare(); }
   bool can_use_tma(const TensorView& view) const override { return can_map(mapped(view)); }
 
   void launch_dq(const DqTask& task, const BackwardCommon& common, int ctas, Stream stream) override {
+    if (common.spill.tiles != nullptr) return launch_dq_from_ds(task, common, ctas, stream);
     DqParams p{};
     p.common = common;
     if (common.bulk) {
