@@ -85,6 +85,18 @@ constexpr CommandRow kTable[] = {
      never,
      asked_ranks,
      file_op_main},
+    {"quantize",
+     kQuantize,
+     "quantize a model's linear layers to int8 or int4, in the format of compressed-tensors",
+     {"ringattn quantize --format int8 --input model.safetensors --output model-int8",
+      "ringattn quantize --format int4 --search mse --input model/ --output model-int4"},
+     "Rounds weights to nearest, with a scale for each row (int8) or each group of 128 (int4), and writes a folder "
+     "with "
+     "model.safetensors and config.json that vLLM, transformers and run read. Embeddings, routers and "
+     "--ignore stay as they are. Shows bytes and the relative error of each layer.",
+     never,
+     asked_ranks,
+     file_op_main},
     {"info",
      kInfo,
      "show the build, this machine, kernels, transports and environment",

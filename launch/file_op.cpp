@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Subcommands of ops that make a file of a file: `ringattn compress`.
+// Subcommands of ops that make a file of a file: `ringattn compress`, `ringattn quantize`.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -39,15 +39,18 @@ int file_op_main(const Invocation& invocation, Transport*) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
   const FileOpEntry& op = **std::ranges::find(file_op_table(), invocation.arguments.at(1), &FileOpEntry::name);
+  if (!op.synthetic && !config.given("input")) {
+    fail(ErrorCode::kUsage, "--input is missing", "it names the model that is read", "Try --input model.safetensors.");
+  }
   check_source(config, true);
   FileOpRequest request{options, config, options.output, options.force, options.compression_report, options.rows};
   request.threads = options.threads > 0 ? options.threads : usable_processors().count;
   op.check(request);
   if (!config.given("output")) {
     fail(ErrorCode::kUsage, "--output is missing", "it names the file that is written",
-         "Try --output small.safetensors.");
+         fmt::format("Try --output {}.", op.output_example));
   }
-  check_outputs(invocation);
+  check_outputs(invocation, op.check_output);
   const Screen screen(options, true);
   const FileOpResult result = op.run(request);
   print_unread(screen, result.unread);

@@ -86,6 +86,16 @@ void set_tensors(JobOptions& options, std::string_view text) {
   options.tensors = names;
 }
 
+void set_ignore(JobOptions& options, std::string_view text) {
+  options.ignore.clear();
+  for (;;) {
+    const std::size_t comma = text.find(',');
+    options.ignore.push_back(parse_text(text.substr(0, comma), "names such as lm_head,mlp.down_proj"));
+    if (comma == std::string_view::npos) return;
+    text.remove_prefix(comma + 1);
+  }
+}
+
 void set_window(JobOptions& options, std::string_view text) {
   const std::size_t comma = text.find(',');
   if (comma == std::string_view::npos) throw BadValue{"two numbers of tokens L,R, each -1 for unlimited"};
@@ -126,6 +136,8 @@ constexpr FlagRow kTable[] = {
     {"input", 0, kCompress, kAllOps, FlagGroup::kInput, FlagKind::kText, "FILE", "",
      "safetensors file, or its *.index.json, with k and v, a paged KV cache, or MLA latents; other tensors are kept",
      set_path<&JobOptions::input>, "in.safetensors"},
+    {"input", 0, kQuantize, kAllOps, FlagGroup::kInput, FlagKind::kText, "FILE|DIR", "",
+     "safetensors file of a model, its *.index.json, or the folder with them", set_path<&JobOptions::input>, "model.safetensors"},
     {"tensors", 0, kJobs | kCompress, kAllOps, FlagGroup::kInput, FlagKind::kText, "q=NAME,k=NAME,v=NAME", "",
      "other names for the input's tensors, e.g. q=layers.3.q; optional tensors too", set_tensors, "q=layers.3.q,k=layers.3.k"},
     {"synthetic", 0, kJobs | kCompress, kAllOps, FlagGroup::kInput, FlagKind::kNumber, "SEED", "",
@@ -272,6 +284,22 @@ constexpr FlagRow kTable[] = {
      "compare --rows rows of the output over both caches, in fp64; show bytes and time",
      set_switch<&JobOptions::compression_report>},
 
+    // Quantization
+    {"format", 0, kQuantize, kAllOps, FlagGroup::kQuantization, FlagKind::kText, "int8|int4", "",
+     "int8: a scale for each row, for W8A8; int4: a scale for each group of 128, for W4A16",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"int8", "int4"};
+       options.weight_format = kChoices[parse_choice(text, kChoices)];
+     }, "int8"},
+    {"search", 0, kQuantize, kAllOps, FlagGroup::kQuantization, FlagKind::kText, "none|mse", "none",
+     "mse: of 41 scales, 1 to 0.6 of the usual one, the one with the least squared error",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"none", "mse"};
+       options.search_mse = parse_choice(text, kChoices) == 1;
+     }},
+    {"ignore", 0, kQuantize, kAllOps, FlagGroup::kQuantization, FlagKind::kText, "NAMES", "lm_head",
+     "layers that stay as they are, whole names or their ends from a dot on, or re:EXPRESSION: lm_head,mlp.down_proj", set_ignore},
+
     // Parallelism
     {"world", 0, kPlan, kAllOps, FlagGroup::kParallelism, FlagKind::kText, "LIST", "1",
      "ranks to plan for; a list such as 8,64 or 2-1k*2 gives one row each",
@@ -319,6 +347,8 @@ constexpr FlagRow kTable[] = {
     // Output
     {"output", 0, kRun, kAllOps, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "safetensors file for out and lse (natural logarithm), or y of an SSM [not written]", set_path<&JobOptions::output>, "out.safetensors"},
+    {"output", 0, kQuantize, kAllOps, FlagGroup::kOutput, FlagKind::kText, "DIR", "",
+     "folder for model.safetensors, config.json and the model's other files", set_path<&JobOptions::output>, "model-int8"},
     {"output", 0, kCompress, kAllOps, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "safetensors file for the compressed keys and values and the other input tensors",
      set_path<&JobOptions::output>, "small.safetensors"},

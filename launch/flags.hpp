@@ -22,7 +22,8 @@ inline constexpr unsigned kInfo = 8;
 inline constexpr unsigned kBench = 16;
 inline constexpr unsigned kCompress = 32;
 inline constexpr unsigned kJobs = kRun | kVerify | kPlan | kBench;
-inline constexpr unsigned kAllCommands = kJobs | kInfo | kCompress;
+inline constexpr unsigned kQuantize = 128;
+inline constexpr unsigned kAllCommands = kJobs | kInfo | kCompress | kQuantize;
 inline constexpr unsigned kLaunch = 64;  // has options of its own (launch/launcher), and no flags
 
 enum class FlagGroup {
@@ -30,17 +31,18 @@ enum class FlagGroup {
   kShape,
   kNumerics,
   kCompression,
+  kQuantization,
   kParallelism,
   kOutput,
   kFailure,
   kVerification,
   kMeasurement
 };
-inline constexpr std::string_view kGroupTitles[] = {"Input",       "Shape of synthetic input",
-                                                    "Numerics",    "Compression",
-                                                    "Parallelism", "Output",
-                                                    "Failure",     "Verification",
-                                                    "Measurement"};
+inline constexpr std::string_view kGroupTitles[] = {"Input",        "Shape of synthetic input",
+                                                    "Numerics",     "Compression",
+                                                    "Quantization", "Parallelism",
+                                                    "Output",       "Failure",
+                                                    "Verification", "Measurement"};
 
 using FlagKind = SettingKind;
 

@@ -86,10 +86,11 @@ void check_distinct_files(const JobOptions& options) {
   }
 }
 
-void check_outputs(const Invocation& invocation) {
+void check_outputs(const Invocation& invocation, OutputCheck check_output) {
   const JobOptions& options = invocation.config.options;
   invocation.report_file->check();
-  if (!options.output.empty()) check_output_path(options.output, options.force);
+  if (!options.output.empty())
+    (check_output != nullptr ? check_output : check_output_path)(options.output, options.force);
   if (!options.trace.empty()) check_new_file(options.trace, options.force, "trace");
   if (!options.jsonl.empty() && options.jsonl != "-") check_new_file(options.jsonl, options.force, "jsonl");
   if (!options.record.empty()) check_new_file(options.record, options.force, "record");

@@ -33,13 +33,13 @@ if [[ ! -x build/venv/bin/python ]]; then
     echo "run.sh: PyPI gave no NumPy, safetensors and matplotlib; the tests that use them will be skipped"
 fi
 # PyTorch comes while the code is being built. Pinned, as a new release may change what a test looks into.
-torch_packages=(torch==2.15.0 transformers==5.24.0) installs= sessions=
+torch_packages=(torch==2.15.0 transformers==5.24.0 compressed-tensors==0.20.1) installs= sessions=
 leave() {
   if [[ -n $installs ]]; then kill "$installs" 2>/dev/null || true; fi  # a build may have failed before
   if [[ -n $sessions ]]; then rmdir "$sessions/kept" "$sessions" 2>/dev/null || true; fi
 }
 trap leave EXIT
-if ((torch)) && ! build/venv/bin/python -c 'import torch, transformers' 2>/dev/null; then
+if ((torch)) && ! build/venv/bin/python -c 'import torch, transformers, compressed_tensors' 2>/dev/null; then
   timeout 900 build/venv/bin/pip install --quiet "${torch_packages[@]}" &
   installs=$!
 fi

@@ -19,7 +19,7 @@ from ._mla import Mla, mla, mla_decode, mla_decode_partition
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
 from ._sdpa import scaled_dot_product_attention
 from ._ssm import Ssm, selective_scan, selective_update, ssd, ssd_update
-from . import goldens, testing  # isort: skip
+from . import goldens, quantized, testing  # isort: skip
 from .torch_worlds import torch_world
 from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, store_world, threads_worlds
 
@@ -29,7 +29,8 @@ __all__ = [
     "Kept", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Ssm", "UnsupportedError", "UsageError", "World",
     "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
     "decode", "decode_partition", "decompress", "evict", "goldens", "batched_gemm", "mla", "mla_decode", "mla_decode_partition",
-    "mpi_world", "packed", "positions", "run_ranks", "scaled_dot_product_attention", "selective_scan", "selective_update",
+    "mpi_world", "packed", "positions", "quantized", "run_ranks", "scaled_dot_product_attention", "selective_scan",
+    "selective_update",
     "self_world", "shard", "ssd", "ssd_update", "store_world", "striped", "super_segments", "testing", "threads_worlds",
     "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

@@ -69,6 +69,9 @@ _CHECKED = {
     "compression_get_part": [Handle, c_int32, c_int32, _struct("part")],
     "compression_compress": [Handle, _struct("compression_tensors"), POINTER(c_double)],
     "compression_decompress": [Handle, _struct("compression_tensors")],
+    "layer_open": [c_char_p, c_char_p, c_char_p, _handle],
+    "layer_get_facts": [Handle, _struct("layer_facts")],
+    "layer_read": [Handle, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p],
     "choose_formats": [c_char_p, c_double, _struct("spec"), _struct("formats")],
 }
 # Result and argument types of the other functions.
@@ -89,6 +92,7 @@ _PLAIN = {
     "decode_cache_tokens": (c_int64, [Handle, c_int64]),
     "mla_decode_cache_tokens": (c_int64, [Handle, c_int64]),
     "compression_destroy": (None, [Handle]),
+    "layer_destroy": (None, [Handle]),
 }
 # Ops with a facts struct of their own name, and ops that use another op's.
 FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_backward": "mla",

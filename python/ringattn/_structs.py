@@ -154,6 +154,10 @@ causal_conv1d_backward_tensors = _sized(
     (Tensor, "x weight bias initial_halos dy dfinal_halos dx dweight dbias dinitial_halos"), (c_void_p, "stream"),
 )  # fmt: skip
 
+layer_facts = _sized(
+    "layer_facts", (c_int64, "out_features in_features"), (c_char_p, "format name"), (DLDataType, "dtype"),
+    (c_int32, "weights zeros"), (DLDataType, "bias"),
+)  # fmt: skip
 compression_spec = _sized(
     "compression_spec", (c_char_p, "format"), (c_int64, "sequences seed"), (DLDataType, "dtype"), (c_int32, "heads"),
     (c_int64, "dim"),

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/unfinished_file.hpp"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -13,6 +16,7 @@
 #include <cstring>
 
 #include "base/outcome.hpp"
+#include "base/unfinished_folder.hpp"
 
 namespace ringattn {
 
@@ -22,6 +26,7 @@ enum State : int { kFree, kCreating, kNamed };
 
 struct Slot {
   std::atomic<int> state = kFree;
+  std::atomic<bool> is_folder = false;  // set while kCreating
   char path[PATH_MAX] = {};
 };
 static_assert(std::atomic<int>::is_always_lock_free);  // required by the signal handler
@@ -69,6 +74,48 @@ void end_by_signal(int signal) {
 
 }  // namespace
 
+void remove_folder_of_files(const char* path) noexcept {
+  const int folder = uninterrupted([&] { return ::open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); });
+  if (folder < 0) return;
+  alignas(dirent64) char entries[4096];
+  for (long bytes = 0; (bytes = ::syscall(SYS_getdents64, folder, entries, sizeof entries)) > 0;) {
+    for (long at = 0; at < bytes;) {
+      const auto* const entry = reinterpret_cast<const dirent64*>(entries + at);
+      ::unlinkat(folder, entry->d_name, 0);  // "." and ".." are refused
+      at += entry->d_reclen;
+    }
+  }
+  ::close(folder);
+  ::rmdir(path);
+}
+
+UnfinishedFolder::UnfinishedFolder(const std::string& path) noexcept : slot_(slots.size()) {
+  const ScopedSignalBlock signals;
+  for (std::size_t i = 0; i < kMaxUnfinishedFiles && path.size() < sizeof(Slot::path); ++i) {
+    int free = kFree;
+    if (!slots[i].state.compare_exchange_strong(free, kCreating)) continue;
+    if (ending) {
+      slots[i].state = kFree;
+      while (true) ::pause();
+    }
+    std::memcpy(slots[i].path, path.c_str(), path.size() + 1);
+    slots[i].is_folder = true;
+    created_ = ::mkdir(slots[i].path, 0777) == 0;
+    if (!created_) slots[i].is_folder = false;
+    slots[i].state = created_ ? kNamed : kFree;
+    if (created_) slot_ = i;
+    return;
+  }
+  created_ = ::mkdir(path.c_str(), 0777) == 0;
+}
+
+UnfinishedFolder::~UnfinishedFolder() {
+  if (slot_ >= slots.size()) return;
+  slots[slot_].state = kCreating;  // nobody else takes it
+  slots[slot_].is_folder = false;
+  slots[slot_].state = kFree;
+}
+
 UnfinishedFile::UnfinishedFile(const std::string& path, FileDescriptor& file) noexcept : slot_(slots.size()) {
   const ScopedSignalBlock signals;
   for (std::size_t i = 0; i < kMaxUnfinishedFiles && path.size() < sizeof(Slot::path); ++i) {
@@ -108,7 +155,10 @@ void remove_unfinished_files() noexcept {
   ending = true;
   for (const Slot& slot : slots) {
     wait_while_creating(slot);
-    if (slot.state == kNamed) ::unlink(slot.path);
+    if (slot.state == kNamed && !slot.is_folder) ::unlink(slot.path);
+  }
+  for (const Slot& slot : slots) {
+    if (slot.state == kNamed && slot.is_folder) remove_folder_of_files(slot.path);
   }
   errno = error;
 }

@@ -407,6 +407,7 @@ ringattn_status ringattn_evict(const ringattn_eviction* eviction, const ringattn
 }
 #endif
 
+#include "ringattn_layers.h"
 #include "ringattn_mla.h"
 
 #endif /* RINGATTN_OPS_H */

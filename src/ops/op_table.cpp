@@ -11,7 +11,7 @@
 namespace ringattn {
 
 // Each row is defined in the directory of its op.
-extern const FileOpEntry kCompressOp;
+extern const FileOpEntry kCompressOp, kQuantizeOp;
 extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kAttentionBackwardOp, kSsdOp, kSsdBackwardOp, kSelectiveScanOp,
     kConv1dOp, kConv1dBackwardOp, kBatchedGemmOp, kLinearOp, kReshardOp;
 
@@ -30,7 +30,7 @@ std::vector<const OpEntry*>& rows() {
 std::span<const OpEntry* const> op_table() { return rows(); }
 
 std::span<const FileOpEntry* const> file_op_table() {
-  static constexpr const FileOpEntry* kTable[] = {&kCompressOp};
+  static constexpr const FileOpEntry* kTable[] = {&kCompressOp, &kQuantizeOp};
   return kTable;
 }
 

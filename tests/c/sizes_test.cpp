@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "tests/c/every_op.hpp"
+#include "tests/support/layer_files.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -68,6 +70,10 @@ struct Objects {
     EXPECT_OK(ringattn_causal_conv1d_backward_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr,
                                                      &conv1d_backward));
     EXPECT_OK(ringattn_compression_create(ops.world.get(), &ops.compression, nullptr, &compression));
+    LayerFile file;
+    file.set_zeros("weight", FileDtype::kF32, {2, 2});
+    file.write(folder.file("layer.safetensors"));
+    EXPECT_OK(ringattn_layer_open(folder.file("layer.safetensors").c_str(), "", nullptr, &layer));
   }
   ~Objects() {
     ringattn_attention_destroy(attention);
@@ -82,11 +88,14 @@ struct Objects {
     ringattn_causal_conv1d_destroy(convolution);
     ringattn_causal_conv1d_backward_destroy(conv1d_backward);
     ringattn_compression_destroy(compression);
+    ringattn_layer_destroy(layer);
   }
   Objects(const Objects&) = delete;
   Objects& operator=(const Objects&) = delete;
 
   Ops ops;
+  TemporaryFolder folder;
+  ringattn_layer* layer = nullptr;
   ringattn_attention* attention = nullptr;
   ringattn_attention_backward* backward = nullptr;
   ringattn_decode* decode = nullptr;
@@ -214,6 +223,8 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
       as_ever<ringattn_compression_facts>(
           "ringattn_compression_facts",
           [&](auto* facts) { return ringattn_compression_get_facts(of.compression, facts); }),
+      as_ever<ringattn_layer_facts>("ringattn_layer_facts",
+                                    [&](auto* facts) { return ringattn_layer_get_facts(of.layer, facts); }),
       as_ever<ringattn_part>(
           "ringattn_part",
           [&](auto* part) { return ringattn_compression_get_part(of.compression, RINGATTN_STREAM, 0, part); }),

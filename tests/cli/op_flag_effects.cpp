@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/cli/flag_effects.hpp"
+#include "tests/support/layer_files.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -23,6 +24,18 @@ std::string compressed(const Words& words) {
   const TemporaryFolder folder;
   return out_of(Words{"compress", "--synthetic", "7", "--seq", "50", "--head-dim", "64", "--output", folder.file("a")} +
                 words);
+}
+
+// A model of two layers, quantized.
+std::string quantized(const Words& words) {
+  const TemporaryFolder folder;
+  LayerFile model;
+  std::vector<float> values;
+  for (int i = 0; i < 16 * 128; ++i) values.push_back(static_cast<float>(i % 37) - 18.0F);
+  for (const char* name : {"a.up_proj.weight", "a.down_proj.weight"})
+    model.set(name, FileDtype::kF32, {16, 128}, values);
+  model.write(folder.file("model.safetensors"));
+  return out_of(Words{"quantize", "--input", folder.file("model.safetensors"), "--output", folder.file("out")} + words);
 }
 
 Words ssm_words() { return {"run", "--op", "ssd", "--synthetic", "7", "--seq", "50", "--head-dim", "8"}; }
@@ -54,6 +67,24 @@ const Effects& op_effects() {
        [] {
          EXPECT_TRUE(has(compressed({"--method", "vq", "--ratio", "0.9"}), "k: vector width 8"));
          EXPECT_TRUE(has(compressed({"--method", "vq", "--ratio", "0.7"}), "k: vector width 2"));
+       }},
+      {"format",
+       [] {
+         EXPECT_TRUE(has(quantized({"--format", "int8"}), "2 layers quantized to int8 (int-quantized)"));
+         EXPECT_TRUE(has(quantized({"--format", "int4"}), "2 layers quantized to int4 (pack-quantized)"));
+       }},
+      {"search",
+       [] {
+         const Words int4{"--format", "int4"};
+         EXPECT_TRUE(has(quantized(int4), "scales by the greatest magnitude"));
+         EXPECT_TRUE(has(quantized(int4 + Words{"--search", "mse"}), "scales by the least squared error"));
+         EXPECT_NE(digest_of(quantized(int4)), digest_of(quantized(int4 + Words{"--search", "mse"})));  // the error
+       }},
+      {"ignore",
+       [] {
+         const std::string out = quantized({"--format", "int8", "--ignore", "down_proj"});
+         EXPECT_TRUE(has(out, "1 layer quantized to int8") && has(out, "left as they are: a.down_proj")) << out;
+         EXPECT_TRUE(has(quantized({"--format", "int8", "--ignore", "re:.*up_"}), "left as they are: a.up_proj"));
        }},
       {"report",
        [] {

@@ -65,7 +65,8 @@ TEST(Program, UnknownWordsAreUsageErrors) {
       {{"rum"}, "Did you mean run?"},
       {{"help", "rum"}, "Did you mean run?"},
       {{"frobnicate"},
-       "unknown subcommand frobnicate (there are run, verify, bench, plan, compress, info and launch). See `ringattn "
+       "unknown subcommand frobnicate (there are run, verify, bench, plan, compress, quantize, info and launch). See "
+       "`ringattn "
        "--help`."},
       {{""}, "unknown subcommand \"\" (there are run, "},
       {{"--synthetic", "7"}, "--synthetic stands before a subcommand (the first argument is a subcommand: run, "},

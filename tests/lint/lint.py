@@ -195,6 +195,12 @@ def table_names(path):
     return set(re.findall(r'^    \{"([a-z-]+)"', (ROOT / path).read_text(), re.MULTILINE))
 
 
+def own_settings():
+    """The names of the settings that ops' entries define."""
+    texts = [entry.read_text() for entry in (ROOT / "src/ops").glob("*/*_entry.cpp")]
+    return {name for text in texts for name in re.findall(r'\{\.name = "([a-z-]+)",\s*\.kind = SettingKind', text)}
+
+
 def own_deadlines(name, text):
     """How long a wait may last is said in one place for waits for peers, and in one for those for the own device."""
     if name in TIMEOUTS:
@@ -295,7 +301,8 @@ def main():
     except (OSError, subprocess.CalledProcessError):
         print("skipped: needs git to list the sources")
         return 77
-    flags, commands, ops = table_names("launch/flags.cpp"), table_names("launch/commands.cpp"), op_names()
+    flags = table_names("launch/flags.cpp") | own_settings()
+    commands, ops = table_names("launch/commands.cpp"), op_names()
     found = []
     for path in paths:
         name = path.relative_to(ROOT).as_posix()

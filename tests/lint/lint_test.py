@@ -126,6 +126,7 @@ class Messages(unittest.TestCase):
     def test_names_come_from_the_tables(self):
         flags = lint.table_names("launch/flags.cpp")
         self.assertTrue({"input", "kv-heads", "timeout"} <= flags, flags)
+        self.assertTrue({"in-features", "activation"} <= lint.own_settings(), lint.own_settings())
         self.assertTrue({"run", "info"} <= lint.table_names("launch/commands.cpp"))
 
 

@@ -46,6 +46,10 @@ struct FileOpEntry {
   // Reads, computes and writes; the output appears whole or not at all. Throws what check() throws, kFile, kMemory and
   // kUnsupported.
   FileOpResult (*run)(const FileOpRequest& request);
+  bool synthetic = true;  // its input may be synthetic
+  // Throws kFile where the output can't be written; null: it is a file.
+  void (*check_output)(const std::string& path, bool replace) = nullptr;
+  std::string_view output_example = "small.safetensors";
 };
 
 }  // namespace ringattn

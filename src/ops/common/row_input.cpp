@@ -17,12 +17,15 @@ constexpr std::string_view kCumulative = "cu_seqlens";
 // Tensors of a seed are numbered from 0; what lies beyond is taken (kernels/common/synthetic.hpp).
 constexpr std::size_t kMostTensors = 14;
 constexpr std::int64_t kMostDim = 1 << 16;
+constexpr std::int64_t kMostFlatDim = 1 << 24;  // of rows without heads: features
 
 // Refuses names for tensors that the op doesn't have, and tensors of the file that would change the result of another
 // op, such as cu_seqlens_q.
-void refuse_others(const TensorFile& opened, std::span<const RowTensor> tensors) {
+void refuse_others(const TensorFile& opened, std::span<const RowTensor> tensors,
+                   std::span<const std::string_view> others) {
   const auto has = [&](std::string_view name) {
-    return name == kCumulative || std::ranges::find(tensors, name, &RowTensor::name) != tensors.end();
+    return name == kCumulative || std::ranges::find(others, name) != others.end() ||
+           std::ranges::find(tensors, name, &RowTensor::name) != tensors.end();
   };
   const InputNames& names = opened.request.names;
   std::vector<std::string_view> named;
@@ -72,13 +75,14 @@ bool has_tensors(const TensorFile& file, std::span<const OpTensor> tensors) {
   });
 }
 
-RowInput::RowInput(const OpRequest& request, std::vector<RowTensor> tensors) : tensors_(std::move(tensors)) {
+RowInput::RowInput(const OpRequest& request, std::vector<RowTensor> tensors, std::span<const std::string_view> others)
+    : tensors_(std::move(tensors)) {
   if (tensors_.size() > kMostTensors) {
     fail(ErrorCode::kInternal, fmt::format("{} tensors of rows", tensors_.size()),
          fmt::format("at most {} are possible", kMostTensors));
   }
   if (request.from_file()) {
-    find(request);
+    find(request, others);
     return;
   }
   const Settings& settings = request.settings;
@@ -101,10 +105,10 @@ RowInput::RowInput(const OpRequest& request, std::vector<RowTensor> tensors) : t
   }
 }
 
-void RowInput::find(const OpRequest& request) {
+void RowInput::find(const OpRequest& request, std::span<const std::string_view> others) {
   file_ = open_tensor_file(file_input(request.settings), *request.share);
   refuse_page_order(file_->file, file_->request);
-  refuse_others(*file_, tensors_);
+  refuse_others(*file_, tensors_, others);
   const InputNames& names = file_->request.names;
   std::erase_if(tensors_, [&](const RowTensor& tensor) {
     return tensor.optional && !file_->file.contains(name_in(names, tensor.name));
@@ -119,8 +123,9 @@ void RowInput::find(const OpRequest& request) {
     const bool same = grid.batch == grids_.front().batch && grid.length == grids_.front().length;
     require(row_dtype(source) == dtype_ && (same || tensor.tokens > 0), source, described(sources_.front()),
             "Give tensors of the same tokens and one dtype.");
-    require(grid.heads > 0 && grid.dim > 0 && grid.heads <= kMostDim && grid.dim <= kMostDim, source,
-            fmt::format("1 to {} heads or dims are possible", kMostDim), "Check the order of its axes.");
+    const std::int64_t most = tensor.flat ? kMostFlatDim : kMostDim;
+    require(grid.heads > 0 && grid.dim > 0 && grid.heads <= kMostDim && grid.dim <= most, source,
+            fmt::format("1 to {} heads or dims are possible", most), "Check the order of its axes.");
     if (tensor.tokens > 0) tensor.tokens = grid.tokens();
   }
   const RowGrid& first = grids_.front();

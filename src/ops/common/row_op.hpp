@@ -53,8 +53,14 @@ struct RowTensor {
 // Heads and dims that don't fit each other are for the op to refuse: kFile for a file's, kUsage for settings.
 class RowInput {
  public:
-  // `tensors`: those of the op, at most 14. Throws kFile where the file lacks one, or they disagree in tokens or dtype.
-  RowInput(const OpRequest& request, std::vector<RowTensor> tensors);
+  // `tensors`: those of the op, at most 14. `others`: names of tensors that the op finds and reads by itself. Throws
+  // kFile where the file lacks one, or they disagree in tokens or dtype.
+  RowInput(const OpRequest& request, std::vector<RowTensor> tensors, std::span<const std::string_view> others = {});
+  // Tensors that the op reads by itself.
+  void add_sources(std::span<const TensorSource> sources) {
+    sources_.insert(sources_.end(), sources.begin(), sources.end());
+  }
+  const std::shared_ptr<const TensorFile>& file() const { return file_; }  // null: synthetic
 
   const std::vector<RowTensor>& tensors() const { return tensors_; }  // as the file has them
   Dtype dtype() const { return dtype_; }
@@ -76,7 +82,7 @@ class RowInput {
   std::string source() const;
 
  private:
-  void find(const OpRequest& request);
+  void find(const OpRequest& request, std::span<const std::string_view> others);
 
   std::vector<RowTensor> tensors_;
   Dtype dtype_ = Dtype::kBf16;
@@ -84,7 +90,7 @@ class RowInput {
   std::vector<std::int64_t> lengths_;
   std::optional<std::uint64_t> seed_;
   std::shared_ptr<const TensorFile> file_;  // null: synthetic
-  std::vector<TensorSource> sources_;       // of the tensors, then cu_seqlens
+  std::vector<TensorSource> sources_;       // of the tensors, then cu_seqlens, then those added
   std::vector<RowGrid> grids_;
 };
 
@@ -109,10 +115,17 @@ class RowKernel {
   virtual double run() = 0;
   // Copies the result to host memory: [tokens of this rank, heads, dim].
   virtual void fetch(std::span<std::byte> out) = 0;
+  // NaN and infinite values that were loaded beside the input's rows. Those that several ranks have count once.
+  virtual std::int64_t non_finite() const { return 0; }
 };
 
 class RowOp {
  public:
+  struct Kernel {
+    const KernelEntry* entry = nullptr;
+    std::string reason;
+  };
+
   virtual ~RowOp() = default;
 
   virtual std::string_view name() const = 0;  // of op_table()
@@ -123,18 +136,17 @@ class RowOp {
   virtual std::int64_t dim() const = 0;
   virtual Dtype out_dtype() const { return Dtype::kF32; }
   virtual std::string_view out_name() const { return "out"; }  // in files and reports
-  // Bytes that a kernel needs on the rank which needs most, beside its inputs and results.
-  virtual std::size_t kernel_bytes(int) const { return 0; }
+  // Bytes that a kernel needs on the rank which needs most, beside the input's rows and its results. `backend`: of the
+  // kernel, perhaps without a device.
+  virtual std::size_t kernel_bytes(const Kernel&, Backend&, int) const { return 0; }
+  // Bytes of the input beside its rows, which a run reads.
+  virtual std::int64_t other_bytes() const { return 0; }
   // Throws kUsage if so many ranks can't share the job.
   virtual void check_world(int) const {}
   virtual double flops() const = 0;  // of the whole job
 
   // An op with kernels chooses one, and prepares it for the tokens that a rank has in `layout`. The latter is
   // collective; it may return null. Otherwise compute() is called for each row.
-  struct Kernel {
-    const KernelEntry* entry = nullptr;
-    std::string reason;
-  };
   virtual Kernel choose(const KernelRequest& request, KernelScope scope) const;
   virtual std::unique_ptr<RowKernel> make_kernel(const Kernel&, Transport&, const Options&, const Layout&) const {
     return nullptr;

@@ -39,7 +39,8 @@ const KernelEntry& row_kernel() {
 
 // Bytes of a rank: inputs in fp32, of all tokens where a tensor is whole, and results. A kernel has copies of its own
 // of both, as they are.
-std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, int world, const KernelEntry& kernel) {
+std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, int world, const RowOp::Kernel& kernel,
+                      Backend& backend) {
   const std::int64_t results = own_tokens * op.heads() * op.dim();
   std::int64_t inputs = 0;
   for (const RowTensor& tensor : op.input().tensors()) {
@@ -47,8 +48,8 @@ std::size_t memory_of(const RowOp& op, std::int64_t own_tokens, int world, const
   }
   const auto bytes = [](std::int64_t numbers, std::size_t each) { return static_cast<std::size_t>(numbers) * each; };
   const std::size_t rows = bytes(inputs, sizeof(float)) + bytes(results, size_of(op.out_dtype()));
-  if (&kernel == &row_kernel()) return rows;
-  return rows + op.kernel_bytes(world) + bytes(inputs, size_of(op.input().dtype())) +
+  if (kernel.entry == &row_kernel()) return rows;
+  return rows + op.kernel_bytes(kernel, backend, world) + bytes(inputs, size_of(op.input().dtype())) +
          bytes(results, size_of(op.out_dtype()));
 }
 
@@ -164,7 +165,7 @@ class RowPlan final : public OpPlan {
         budget_(request.options.memory_budget),
         verbose_(request.verbose),
         kernel_(op.choose(request.options.kernel, request.scope)),
-        backend_(kernel_.entry->make_backend({1, kNoDevice})) {}
+        backend_(kernel_.entry->make_backend({std::max(1, request.options.threads), kNoDevice})) {}
 
   const KernelEntry& kernel() const override { return *kernel_.entry; }
   const Backend& backend() const override { return *backend_; }
@@ -180,7 +181,7 @@ class RowPlan final : public OpPlan {
     const Layout layout = even_layout(op_.input().lengths(), world);
     std::int64_t most = 0;
     for (int rank = 0; rank < world; ++rank) most = std::max(most, layout.tokens(rank));
-    const std::size_t memory = memory_of(op_, most, world, *kernel_.entry);
+    const std::size_t memory = memory_of(op_, most, world, kernel_, *backend_);
     check_memory(memory, budget_);
     json.begin_object().member("world", world).member("tokens", units());
     json.member("layout", layout_name(LayoutKind::kContiguous)).member("bytes_moved", 0);
@@ -390,8 +391,9 @@ class RowOpJob final : public OpJob {
           return RunTimes{last.seconds};
         }).front();
     fetch();
-    double bytes = static_cast<double>(input().tokens() * op_->heads() * op_->dim()) *
-                   static_cast<double>(size_of(op_->out_dtype()));
+    double bytes =
+        static_cast<double>(op_->other_bytes()) + static_cast<double>(input().tokens() * op_->heads() * op_->dim()) *
+                                                      static_cast<double>(size_of(op_->out_dtype()));
     for (const RowTensor& tensor : input().tensors()) {
       const std::int64_t rows = input().tokens_read(tensor, {0, input().tokens()}).tokens();
       bytes += static_cast<double>(rows * tensor.heads * tensor.dim) * static_cast<double>(size_of(input().dtype()));
@@ -415,9 +417,7 @@ class RowOpJob final : public OpJob {
   std::string name() const { return std::string(op_->out_name()); }
   std::vector<std::int64_t> shape_in_file() const { return input().out_shape(op_->heads(), op_->dim()); }
   RowGrid grid() const { return input().out_grid(op_->heads(), op_->dim()); }
-  std::size_t memory() const {
-    return memory_of(*op_, layout_->tokens(world_->rank()), world_->size(), *choice_.entry);
-  }
+  std::size_t memory() { return memory_of(*op_, layout_->tokens(world_->rank()), world_->size(), choice_, backend()); }
   std::vector<PackedRun> runs() const { return packed_runs(layout_->runs(world_->rank()), layout_->cu()); }
   TensorView view() const {
     return dense_view(static_cast<const void*>(out_.data()), op_->out_dtype(), layout_->tokens(world_->rank()),
@@ -444,7 +444,7 @@ class RowOpJob final : public OpJob {
     mine.tokens = rows_->own().tokens();
     mine.flops = op_->flops() * static_cast<double>(mine.tokens) / static_cast<double>(input().tokens());
     mine.memory_planned = memory();
-    mine.non_finite.q = rows_->non_finite();
+    mine.non_finite.q = rows_->non_finite() + (kernel_ != nullptr ? kernel_->non_finite() : 0);
     return mine;
   }
 

@@ -65,6 +65,11 @@ struct Settings {
   std::string method;
   std::optional<double> ratio;  // share of bytes, or of tokens, that is removed; absent: the method's usual one
 
+  // Quantization of a model's weights
+  std::string weight_format;  // "int8", "int4"; empty: none was given
+  bool search_mse = false;
+  std::vector<std::string> ignore{"lm_head"};
+
   bool final_states = false;  // SSM ops only: wanted, too
   bool with_forward = false;  // of gradients: a measured run computes out and lse, too
   std::string backend = "auto";

@@ -19,6 +19,7 @@
 #include "ops/common/compatibility.hpp"
 #include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
+#include "ops/linear/weight_source.hpp"
 
 namespace ringattn {
 
@@ -41,6 +42,11 @@ bool is_column(const LinearJob& job) { return job.spec.parallel == LinearParalle
 // Whether ranks exchange parts of results. The same on every rank.
 bool exchanges_parts(const LinearJob& job, int ranks) {
   return ranks > 1 && (is_row(job) || (is_column(job) && job.output != LinearOutput::kShard));
+}
+
+// Leaves of the features of K that a rank has.
+LeafRange leaves_of_features(const LinearJob& job, int ranks, int rank) {
+  return is_row(job) ? linear_leaves(ranks, rank) : LeafRange{};
 }
 
 // Sums that a rank sends for each token: of its aligned nodes or, of integers, one.
@@ -83,15 +89,21 @@ ExchangeBytes exchange_bytes(const LinearJob& job, int ranks, int rank) {
   return bytes;
 }
 
-void check_weights(const LinearSpec& spec, const LinearMatrix& matrix, std::string_view name, std::int64_t row_bytes) {
-  check_given("Linear", fmt::format("{} of the weights", name), matrix.data, true);
+// `features`: of this rank. A rank without some still adds the sums of the others, and so has scales and biases.
+void check_weights(const LinearSpec& spec, const LinearMatrix& matrix, std::string_view name, std::int64_t features) {
   check_given("Linear", fmt::format("bias of {}", name), matrix.bias, spec.bias);
-  check_given("Linear", fmt::format("scales of {}", name), matrix.scales, spec.weights != WeightFormat::kFloat);
+  const bool scales = spec.weights == WeightFormat::kInt8 || (spec.weights == WeightFormat::kInt4 && features > 0);
+  if (scales || spec.weights == WeightFormat::kFloat) {
+    check_given("Linear", fmt::format("scales of {}", name), matrix.scales, scales);
+  }
+  if (features == 0) return;
+  check_given("Linear", fmt::format("{} of the weights", name), matrix.data, true);
+  const std::int64_t row_bytes = weight_row_bytes(spec.weights, spec.dtype, features);
   if (matrix.row_stride < row_bytes) {
     refuse(fmt::format("rows of {} are {} bytes apart", name, matrix.row_stride),
            fmt::format("a row of this rank's shard has {}", row_bytes), "Strides of weights count bytes.");
   }
-  const std::int64_t groups = 2 * row_bytes / kInt4Group;
+  const std::int64_t groups = row_scales(spec.weights, features);
   if (spec.weights != WeightFormat::kInt4 || matrix.group_stride >= groups) return;
   refuse(fmt::format("the scales of rows of {} are {} elements apart", name, matrix.group_stride),
          fmt::format("a row of this rank's shard has {} groups", groups), "Give group_stride.");
@@ -144,8 +156,19 @@ void check_linear_job(const LinearJob& job, int ranks) {
          fmt::format("Use at most {} ranks for a layer.", kLinearLeaves));
 }
 
-std::size_t linear_exchange_bytes(const LinearJob& job, int ranks, int rank) {
-  return exchange_bytes(job, ranks, rank).total();
+std::size_t linear_rank_bytes(const LinearJob& job, const LinearChoice& choice, Backend& backend, int ranks, int rank) {
+  LinearSpec spec = job.spec;
+  spec.out_features = linear_columns(job, ranks, rank).size();
+  const std::int64_t features = linear_features(job, ranks, rank).size();
+  const std::int64_t rows = spec.sum_columns();
+  const std::int64_t scales = rows * row_scales(spec.weights, features);
+  std::int64_t weights = rows * weight_row_bytes(spec.weights, spec.dtype, features);
+  weights += scales * static_cast<std::int64_t>(sizeof(float));
+  if (spec.weights == WeightFormat::kInt4) weights += scales;  // zeros
+  if (spec.bias) weights += rows * static_cast<std::int64_t>(size_of(spec.dtype));
+  const std::unique_ptr<LinearKernel> kernel = choice.row->make_kernel(spec, backend);
+  return static_cast<std::size_t>(weights) + kernel->scratch_bytes(job.max_tokens) +
+         kernel->packed_bytes(leaves_of_features(job, ranks, rank)) + exchange_bytes(job, ranks, rank).total();
 }
 
 struct Linear::Impl {
@@ -228,7 +251,7 @@ void Linear::Impl::allocate() {
   // At least a byte for each rank, for warm_up_transport().
   if (exchanges()) make(received, std::max(bytes.received, static_cast<std::size_t>(ranks)));
   make(gathered, bytes.gathered);
-  make(packed, kernel->packed_bytes(linear_leaves(ranks, self)));
+  make(packed, kernel->packed_bytes(leaves_of_features(job, ranks, self)));
   enqueued.emplace(*backend, transport, collective.timeouts());
 }
 
@@ -438,17 +461,14 @@ std::size_t Linear::memory_bytes() const {
 
 void Linear::load(const LinearWeights& weights, Stream stream) {
   Impl& impl = *impl_;
-  const std::int64_t features = Linear::features().size();
-  if (impl.spec.out_features > 0 && features > 0) {
-    const std::int64_t row_bytes = impl.spec.weights == WeightFormat::kFloat  ? features * impl.element()
-                                   : impl.spec.weights == WeightFormat::kInt8 ? features
-                                                                              : features / 2;
-    check_weights(impl.spec, weights.matrix, impl.spec.gated ? "the gate matrix" : "the matrix", row_bytes);
-    if (impl.spec.gated) check_weights(impl.spec, weights.up, "the up matrix", row_bytes);
+  if (impl.spec.out_features > 0) {
+    const std::int64_t features = Linear::features().size();
+    check_weights(impl.spec, weights.matrix, impl.spec.gated ? "the gate matrix" : "the matrix", features);
+    if (impl.spec.gated) check_weights(impl.spec, weights.up, "the up matrix", features);
   }
   impl.weights = weights;
   if (impl.packed.bytes() == 0) return;
-  impl.kernel->pack(*impl.weights, linear_leaves(impl.ranks, impl.self), impl.packed.data(), stream);
+  impl.kernel->pack(*impl.weights, leaves_of_features(impl.job, impl.ranks, impl.self), impl.packed.data(), stream);
 }
 
 void Linear::run(const TensorView& x, const MutableTensorView& y, Stream stream) {

@@ -76,8 +76,9 @@ FeatureRange linear_tokens(std::int64_t tokens, int ranks, int rank);
 // Throws kUsage if a layer can't be shared by so many ranks, or the job contradicts itself.
 void check_linear_job(const LinearJob& job, int ranks);
 
-// Buffers of a rank for exchanged sums and rows, in bytes.
-std::size_t linear_exchange_bytes(const LinearJob& job, int ranks, int rank);
+// Bytes of a rank beside x and y: its part of the weights (kInt4: with zeros), what the kernel makes of it, the
+// kernel's scratch, and buffers for exchanged sums and rows. `backend`: of the kernel, perhaps without a device.
+std::size_t linear_rank_bytes(const LinearJob& job, const LinearChoice& choice, Backend& backend, int ranks, int rank);
 
 class Linear {
  public:

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,12 +10,12 @@
 
 #include "base/error.hpp"
 #include "kernels/linear/linear_oracle.hpp"
-#include "kernels/ssm/causal_conv1d.hpp"
 #include "ops/common/row_op.hpp"
-#include "ops/common/staging.hpp"
 #include "ops/common/values.hpp"
 #include "ops/linear/linear.hpp"
 #include "ops/linear/linear_input.hpp"
+#include "ops/linear/loaded_linear.hpp"
+#include "ops/linear/synthetic_weights.hpp"
 
 namespace ringattn {
 
@@ -25,9 +23,17 @@ namespace {
 
 constexpr OpTensor kTensors[] = {{"x", "[tokens, in_features]"},
                                  {"weight", "[out_features, in_features], gated [2 * out_features, in_features]"},
+                                 {"up", "[out_features, in_features], if weight is the gate alone", true},
                                  {"bias", "[out_features]", true}};
-constexpr std::string_view kNotes[] = {"a gated layer's weight and bias have the rows of the gate first"};
-constexpr std::int64_t kMostFeatures = 1 << 16;
+constexpr std::string_view kLayerTensors[] = {"weight", "up", "bias"};
+constexpr std::string_view kNotes[] = {
+    "a gated layer's weight and bias have the rows of the gate first",
+    "weight may also be a layer's name, such as model.layers.0.mlp.down_proj, with tensors of compressed-tensors, GPTQ",
+    "or AWQ; without a name it is the tensors without a prefix, or the only layer in the file"};
+constexpr std::int64_t kMostFeatures = std::int64_t{1} << 24;
+constexpr double kHostSeconds = 60.0;  // host code waits for nothing
+
+constexpr std::string_view kWeights[] = {"float", "int8", "int4"};
 
 constexpr std::string_view kParallel[] = {"none", "column", "row"};
 
@@ -46,6 +52,18 @@ constexpr SettingRow kOwn[] = {
      .fallback = "1k",
      .help = "features of a row of y",
      .check = check_features},
+    {.name = "weights",
+     .kind = SettingKind::kText,
+     .value = "FORMAT",
+     .fallback = "float",
+     .help = "float, int8 (W8A8), or int4 (W4A16, groups of 128): of synthetic input",
+     .check = [](std::string_view text) { parse_choice(text, kWeights); }},
+    {.name = "quantization-config",
+     .kind = SettingKind::kText,
+     .value = "FILE",
+     .fallback = "auto",
+     .help = "config.json with the quantization_config of the layer; auto: the one beside the input, if there is one",
+     .check = [](std::string_view text) { parse_text(text, "the name of a file"); }},
     {.name = "activation",
      .kind = SettingKind::kText,
      .value = "NAME",
@@ -63,107 +81,50 @@ std::int64_t features(const Settings& settings, std::string_view name) {
   return parse_size_value(settings.own.find(name)->second, "features", 1, kMostFeatures);
 }
 
-// Reads whole tensors, and shows each rank its part of them.
-class LoadedLinear final : public RowKernel {
- public:
-  LoadedLinear(const LinearJob& job, Transport& world, const KernelRequest& kernel, const Options& options)
-      : layer_(job, world, {kernel, options.threads, options.timeout_seconds}), timeouts_(options.timeout_seconds) {}
-
-  Backend& backend() override { return layer_.backend(); }
-
-  void load(const RowInput& input, const Layout& layout, int rank, int threads) override {
-    const LinearSpec& spec = layer_.job().spec;
-    const bool shared = spec.parallel != LinearParallel::kNone;
-    tokens_ = shared ? input.tokens() : layout.tokens(rank);
-    const std::vector<PackedRun> all{{0, input.tokens()}};
-    read(input, 0, shared ? all : packed_runs(layout.runs(rank), layout.cu()), threads, x_);
-    for (std::size_t i = 1; i < input.tensors().size(); ++i) {
-      read(input, i, {{0, input.tensors()[i].tokens}}, threads, i == 1 ? weight_ : bias_);
-    }
-    out_ = backend().allocate(bytes(layout.tokens(rank) * spec.out_features));
-    const FeatureRange in = layer_.features();
-    const FeatureRange columns = layer_.columns();
-    const auto matrix = [&](std::int64_t first_row) {
-      LinearMatrix part;
-      part.data = weight_.data() + bytes((first_row + columns.begin) * spec.in_features + in.begin);
-      part.row_stride = static_cast<std::int64_t>(bytes(spec.in_features));
-      if (spec.bias) part.bias = bias_.data() + bytes(first_row + columns.begin);
-      return part;
-    };
-    layer_.load({matrix(0), spec.gated ? matrix(spec.out_features) : LinearMatrix{}}, backend().stream());
-  }
-
-  double run() override {
-    const LinearSpec& spec = layer_.job().spec;
-    const FeatureRange in = layer_.features();
-    const std::int64_t rows = spec.parallel == LinearParallel::kNone ? tokens_ : layer_.tokens_of_rank(tokens_).size();
-    const auto begin = std::chrono::steady_clock::now();
-    layer_.run({x_.data() + bytes(in.begin), spec.dtype, tokens_, 1, in.size(), spec.in_features, in.size()},
-               dense_view(static_cast<void*>(out_.data()), spec.dtype, rows, 1, spec.out_features), backend().stream());
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
-
-  void fetch(std::span<std::byte> out) override {
-    Staging(backend(), timeouts_).store(out_.data(), out.data(), out.size());
-  }
-
- private:
-  std::size_t bytes(std::int64_t elements) const {
-    return static_cast<std::size_t>(elements) * size_of(layer_.job().spec.dtype);
-  }
-  void read(const RowInput& input, std::size_t tensor, const std::vector<PackedRun>& runs, int threads,
-            Buffer& target) {
-    const RowTensor& of = input.tensors()[tensor];
-    const MutableTensorView rows = make_rows(backend(), input.dtype(), total_tokens(runs), of.heads, of.dim, target);
-    Staging(backend(), timeouts_)
-        .load(
-            runs, rows,
-            [&](std::span<const PackedRun> piece, const MutableTensorView& into) {
-              input.read(tensor, piece, into, threads);
-            },
-            [](std::int64_t) {});
-  }
-
-  Linear layer_;
-  Timeouts timeouts_;
-  std::int64_t tokens_ = 0;  // of x
-  Buffer x_, weight_, bias_, out_;
-};
-
 class LinearOp final : public RowOp {
  public:
-  explicit LinearOp(const OpRequest& request) : spec_(spec_of(request.settings)), input_(request, tensors_of(request)) {
+  explicit LinearOp(const OpRequest& request)
+      : spec_(spec_of(request.settings)), input_(request, tensors_of(request), kLayerTensors) {
     spec_.dtype = input_.dtype();
-    const RowTensor& x = input_.tensors()[0];
-    const RowTensor& weight = input_.tensors()[1];
-    const std::int64_t matrices = spec_.gated ? 2 : 1;
-    if (weight.dim != x.dim || weight.tokens % matrices != 0) {
-      fail(ErrorCode::kFile, fmt::format("weight is [{}, {}]", weight.tokens, weight.dim),
-           fmt::format("x has {} features, and the layer {}", x.dim,
-                       spec_.gated ? "is gated: it has two rows for each feature of y" : "has no gate"),
-           "Give weight as PyTorch stores it, [out_features, in_features], gate first.");
+    if (request.from_file()) {
+      find(request);
+    } else {
+      make(request);
     }
-    spec_.in_features = x.dim;
-    spec_.out_features = weight.tokens / matrices;
-    spec_.bias = input_.tensors().size() > 2;
-    if (!spec_.bias || input_.tensors()[2].tokens == weight.tokens) return;
-    fail(ErrorCode::kFile, fmt::format("bias has {} elements", input_.tensors()[2].tokens),
-         fmt::format("weight has {} rows", weight.tokens), "Give one for each row of the weight.");
+    spec_.weights = layer_.matrices.front().weight->format();
+    spec_.bias = layer_.matrices.front().bias.has_value();
   }
 
   std::string_view name() const override { return "linear"; }
-  std::string describe() const override { return ringattn::describe(spec_); }
+  std::string describe() const override {
+    const std::string text = ringattn::describe(spec_);
+    return layer_.format.empty() ? text : fmt::format("{} ({})", text, layer_.format);
+  }
   const RowInput& input() const override { return input_; }
   std::int64_t heads() const override { return 1; }
   std::int64_t dim() const override { return spec_.out_features; }
   Dtype out_dtype() const override { return spec_.dtype; }
   std::string_view out_name() const override { return "y"; }
-  std::size_t kernel_bytes(int ranks) const override {
+  std::size_t kernel_bytes(const Kernel& kernel, Backend& backend, int ranks) const override {
+    const LinearChoice choice{static_cast<const KernelRow<LinearSpec>*>(kernel.entry), kernel.reason};
+    const int different = spec_.parallel == LinearParallel::kNone ? 1 : ranks;
     std::size_t most = 0;
-    for (int rank = 0; rank < ranks; ++rank) most = std::max(most, linear_exchange_bytes(job(), ranks, rank));
+    for (int rank = 0; rank < different; ++rank) {
+      most = std::max(most, linear_rank_bytes(job(ranks), choice, backend, ranks, rank));
+    }
     return most;
   }
-  void check_world(int ranks) const override { check_linear_job(job(), ranks); }
+  std::int64_t other_bytes() const override {
+    std::int64_t bytes = 0;
+    for (const LinearInput::Matrix& matrix : layer_.matrices) {
+      const WeightSource& weight = *matrix.weight;
+      const std::int64_t scales = row_scales(weight.format(), spec_.in_features);
+      bytes += weight.out_features() * (weight_row_bytes(weight.format(), spec_.dtype, spec_.in_features) +
+                                        scales * (weight.has_zeros() ? 5 : 4));
+    }
+    return bytes;
+  }
+  void check_world(int ranks) const override { check_linear_job(job(ranks), ranks); }
   double flops() const override {
     return 2.0 * static_cast<double>(input_.tokens()) * static_cast<double>(spec_.in_features) *
            static_cast<double>(spec_.sum_columns());
@@ -171,6 +132,7 @@ class LinearOp final : public RowOp {
   std::vector<std::pair<std::string, BenchValue>> members() const override {
     return {{"in_features", spec_.in_features},
             {"out_features", spec_.out_features},
+            {"weights", std::string(format_name(spec_.weights))},
             {"activation", std::string(activation_name(spec_.activation, spec_.gated))},
             {"parallel", std::string(parallel_name(spec_.parallel))}};
   }
@@ -182,31 +144,24 @@ class LinearOp final : public RowOp {
   std::unique_ptr<RowKernel> make_kernel(const Kernel& kernel, Transport& world, const Options& options,
                                          const Layout&) const override {
     const KernelRequest same{std::string(kernel.entry->backend), std::string(kernel.entry->name)};
-    return std::make_unique<LoadedLinear>(job(), world, same, options);
+    return std::make_unique<LoadedLinear>(job(world.size()), layer_, world, same, options);
   }
 
   void compute_exactly(const RowReader& rows, std::int64_t token, std::int64_t, std::span<double> out,
                        std::span<double> allowed) const override {
-    // Rows of a reader are fp32 and adjacent. The oracle's own rounding is then that of fp32.
-    LinearSpec spec = spec_;
-    spec.dtype = Dtype::kF32;
-    const auto row_bytes = spec.in_features * static_cast<std::int64_t>(sizeof(float));
-    const auto matrix = [&](std::int64_t first) {
-      LinearMatrix part;
-      part.data = rows.row(1, first, 0).data();
-      part.row_stride = row_bytes;
-      if (spec.bias) part.bias = rows.row(2, first, 0).data();
-      return part;
-    };
+    if (!whole_) {
+      host_ = backend_entry("cpu", "cpu_rows", "")->make_backend({1, kNoDevice});
+      whole_ = std::make_unique<const LoadedWeights>(*host_, Timeouts(kHostSeconds), layer_, spec_,
+                                                     FeatureRange{0, spec_.out_features},
+                                                     FeatureRange{0, spec_.in_features});
+    }
+    // Rows of a reader are fp32, which is exact.
     const std::span<const float> x = rows.row(0, token, 0);
     const LinearOracleRow row =
-        linear_oracle(spec, {matrix(0), spec.gated ? matrix(spec.out_features) : LinearMatrix{}},
-                      dense_view(static_cast<const void*>(x.data()), Dtype::kF32, 1, 1, spec.in_features), 0);
-    const double rounding = spec_.dtype == Dtype::kBf16 ? 0x1p-8 : spec_.dtype == Dtype::kF16 ? 0x1p-11 : 0.0;
-    for (std::size_t n = 0; n < out.size(); ++n) {
-      out[n] = row.y[n];
-      allowed[n] = row.allowed[n] + rounding * (std::abs(row.y[n]) + row.allowed[n]) + 0x1p-24;
-    }
+        linear_oracle(spec_, whole_->weights(),
+                      dense_view(static_cast<const void*>(x.data()), Dtype::kF32, 1, 1, spec_.in_features), 0);
+    std::ranges::copy(row.y, out.begin());
+    std::ranges::copy(row.allowed, allowed.begin());
   }
 
  private:
@@ -217,35 +172,71 @@ class LinearOp final : public RowOp {
     return spec;
   }
   static std::vector<RowTensor> tensors_of(const OpRequest& request) {
-    const LinearSpec spec = spec_of(request.settings);
-    const std::int64_t in = features(request.settings, "in-features");
-    const std::int64_t rows = features(request.settings, "out-features") * (spec.gated ? 2 : 1);
-    const bool shared = spec.parallel != LinearParallel::kNone;
-    std::vector<RowTensor> tensors{{.name = "x", .dim = in, .whole = shared, .flat = true},
-                                   {.name = "weight", .dim = in, .whole = true, .tokens = rows, .flat = true}};
-    if (request.from_file()) {
-      tensors.push_back({.name = "bias", .whole = true, .tokens = rows, .flat = true, .optional = true});
-    }
-    return tensors;
+    const bool shared = spec_of(request.settings).parallel != LinearParallel::kNone;
+    return {{.name = "x", .dim = features(request.settings, "in-features"), .whole = shared, .flat = true}};
   }
 
-  LinearJob job() const { return {spec_, input_.tokens(), LinearOutput::kTokens}; }
+  void find(const OpRequest& request) {
+    for (const std::string_view name : {"in-features", "out-features", "weights"}) {
+      if (!request.sources.chosen(name)) continue;
+      std::string in_library(name);
+      std::ranges::replace(in_library, '-', '_');
+      fail(ErrorCode::kUsage, {setting(in_library), " contradicts ", setting("input")}, "the file's tensors give it",
+           {"Leave it out, or use ", setting("synthetic"), "."});
+    }
+    const TensorFile& opened = *input_.file();
+    layer_ = find_linear(opened.file, opened.request.names, spec_.gated, spec_.dtype,
+                         request.settings.own.find("quantization-config")->second);
+    input_.add_sources(layer_.sources);
+    const std::int64_t x_features = input_.tensors()[0].dim;
+    const std::int64_t rows = layer_.out_features();
+    const std::int64_t weight_features = layer_.matrices.front().weight->in_features();
+    const std::int64_t matrices = spec_.gated ? 2 : 1;
+    if (weight_features != x_features || rows % matrices != 0) {
+      fail(ErrorCode::kFile, fmt::format("weight is [{}, {}]", rows, weight_features),
+           fmt::format("x has {} features, and the layer {}", x_features,
+                       spec_.gated ? "is gated: it has two rows for each feature of y" : "has no gate"),
+           "Give weight as PyTorch stores it, [out_features, in_features], gate first.");
+    }
+    spec_.in_features = x_features;
+    spec_.out_features = rows / matrices;
+  }
+
+  void make(const OpRequest& request) {
+    constexpr WeightFormat kFormats[] = {WeightFormat::kFloat, WeightFormat::kInt8, WeightFormat::kInt4};
+    const WeightFormat format = kFormats[parse_choice(request.settings.own.find("weights")->second, kWeights)];
+    spec_.in_features = input_.tensors()[0].dim;
+    spec_.out_features = features(request.settings, "out-features");
+    if (format == WeightFormat::kInt4 && spec_.in_features % kInt4Group != 0) {
+      fail(ErrorCode::kUsage, setting("in_features", spec_.in_features),
+           fmt::format("int4 weights have groups of {} features", kInt4Group),
+           {"Use a multiple of it, or other ", setting("weights"), "."});
+    }
+    layer_.matrices.push_back({std::make_unique<SyntheticWeights>(request.settings.synthetic.value_or(0), format,
+                                                                  spec_.dtype, spec_.sum_columns(), spec_.in_features),
+                               std::nullopt});
+  }
+
+  // Ranks that don't share the layer have some of the tokens each.
+  LinearJob job(int ranks) const {
+    std::int64_t tokens = input_.tokens();
+    if (spec_.parallel == LinearParallel::kNone) {
+      const Layout layout = even_layout(input_.lengths(), ranks);
+      tokens = 1;
+      for (int rank = 0; rank < ranks; ++rank) tokens = std::max(tokens, layout.tokens(rank));
+    }
+    return {spec_, tokens, LinearOutput::kTokens};
+  }
 
   LinearSpec spec_;
   RowInput input_;
+  LinearInput layer_;
+  // The whole layer in host memory, for the oracle alone: read when it is first asked for a row.
+  mutable std::unique_ptr<Backend> host_;
+  mutable std::unique_ptr<const LoadedWeights> whole_;
 };
 
 }  // namespace
-
-bool holds_linear(const SafetensorsFile& file, const InputNames& names) {
-  const std::string x = name_in(names, "x");
-  const std::string weight = name_in(names, "weight");
-  if (!file.contains(x) || !file.contains(weight) || file.contains(name_in(names, "dt"))) return false;
-  const std::vector<std::int64_t> row = file.tensor(x).info->shape;
-  const std::vector<std::int64_t> matrix = file.tensor(weight).info->shape;
-  if (matrix.size() != 2 || row.empty()) return false;
-  return matrix[0] != row.back() || matrix[1] > kMaxConv1dWidth;  // else the filters of causal_conv1d
-}
 
 extern const OpEntry kLinearOp;
 const OpEntry kLinearOp{

@@ -1,15 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which files are a linear layer's.
+// The layer of a job of `linear`: its weight and bias, from a file or a seed.
 #pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include "io/input_names.hpp"
 #include "io/safetensors_file.hpp"
+#include "ops/linear/layer_weights.hpp"
+#include "ops/linear/weight_source.hpp"
 
 namespace ringattn {
 
-// Whether the file has x and a weight [out_features, in_features]. The weight of causal_conv1d, whose file has the same
-// names, is [channels, width], or [channels, 1, width]. A square weight of at most kMaxConv1dWidth channels is
-// taken for one of causal_conv1d.
+// Whether the file has x and a layer. The weight of causal_conv1d, whose file has the same names, is [channels, width],
+// or [channels, 1, width]. A square weight of at most kMaxConv1dWidth channels is taken for one of causal_conv1d.
 bool holds_linear(const SafetensorsFile& file, const InputNames& names);
+
+// One weight or, of a gated layer, perhaps two, the gate first, each with its bias.
+struct LinearInput {
+  struct Matrix {
+    std::unique_ptr<const WeightSource> weight;
+    std::optional<TensorSource> bias;  // [rows of the weight]
+  };
+  std::vector<Matrix> matrices;
+  std::vector<TensorSource> sources;  // in the file
+  std::string format;                 // of a quantized file: "pack-quantized", "gptq_v2"; else empty
+
+  std::int64_t out_features() const;  // rows of all
+};
+
+// The layer that `names` say; unnamed, the tensors without a prefix, or the only layer in the file. `dtype`: of x.
+// `config`: the value of --quantization-config. Throws kFile, and kUsage for an up matrix of a layer without a gate.
+LinearInput find_linear(const SafetensorsFile& file, const InputNames& names, bool gated, Dtype dtype,
+                        const std::string& config);
 
 }  // namespace ringattn

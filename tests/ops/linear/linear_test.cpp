@@ -204,5 +204,32 @@ TEST(Linears, RefuseWhatCanNotBeShared) {
   EXPECT_EQ(seen, 2);
 }
 
+// Such a rank still finishes rows: it reads scales and biases.
+TEST(Linears, ARankWithoutFeaturesIsCheckedToo) {
+  const LinearSpec spec{.dtype = Dtype::kBf16,
+                        .weights = WeightFormat::kInt8,
+                        .in_features = 16,
+                        .out_features = 8,
+                        .bias = true,
+                        .parallel = LinearParallel::kRow};
+  std::atomic<int> seen = 0;
+  run_threads_world(2, {}, [&](Transport& world) {
+    Linear layer({spec, 3}, world, on_cpu());
+    if (world.rank() == 1) return;
+    ASSERT_EQ(layer.features().size(), 0);
+    const LinearData data = linear_data(spec, 3, 1);
+    LinearWeights weights = data.weights();
+    weights.matrix.data = nullptr;
+    layer.load(weights);
+    weights.matrix.scales = nullptr;
+    EXPECT_EQ(error_of([&] { layer.load(weights); }).code(), ErrorCode::kUsage);
+    weights = data.weights();
+    weights.matrix.bias = nullptr;
+    EXPECT_EQ(error_of([&] { layer.load(weights); }).code(), ErrorCode::kUsage);
+    ++seen;
+  });
+  EXPECT_EQ(seen, 1);
+}
+
 }  // namespace
 }  // namespace ringattn::testing

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers in files: floating-point, or quantized by compressed-tensors (int-quantized, pack-quantized), GPTQ or AWQ,
+in one form for all formats, as torch tensors in host memory.
+
+    layer = ringattn.quantized.read_layer("model-int4", "model.layers.0.mlp.down_proj")
+    layer.weight, layer.scales, layer.zeros     # uint8 [N, K / 2], fp32 [N, K / 128], uint8 [N, K / 128] or None
+    layer.dequantize(torch.bfloat16)            # [N, K]
+
+docs/linear.md has the formats. The library unpacks them (src/ops/linear/layer_weights.cpp), and so does the program."""
+
+import ctypes
+import os
+from typing import NamedTuple
+
+from . import _abi, _structs
+from ._abi import lib
+from ._arguments import as_text
+from ._errors import refuse, unsupported
+
+GROUP = 128
+_WEIGHTS = ("float", "int8", "int4")
+
+
+class Layer(NamedTuple):
+    """A linear layer, or some rows and features of it: N rows of K features."""
+
+    name: str
+    format: str  # "float", "int-quantized", "pack-quantized", "gptq", "gptq_v2", "awq"
+    weights: str  # "float", "int8", "int4"
+    weight: object  # [N, K] of a floating-point dtype or int8; "int4": uint8 [N, K / 2], the even element in the low half
+    scales: object  # fp32: "int8" [N], "int4" [N, K / 128]; "float": None
+    zeros: object  # "int4": uint8 [N, K / 128]; None: all are 8
+    bias: object  # [N], or None
+    dtype: object  # of floating-point weights, or of the scales in the file
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1] * (2 if self.weights == "int4" else 1)
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight, its scales and zeros."""
+        return sum(part.nbytes for part in (self.weight, self.scales, self.zeros) if part is not None)
+
+    def dequantize(self, dtype=None):
+        """The weight [N, K] in floating point: scale · (value − zero), rounded once to `dtype`, which is by default the
+        dtype that the file's scales have."""
+        torch = _torch()
+        dtype = self.dtype if dtype is None else dtype
+        if self.weights == "float":
+            return self.weight.to(dtype)
+        if self.weights == "int8":
+            return (self.weight.float() * self.scales[:, None]).to(dtype)
+        values = torch.stack([self.weight & 15, self.weight >> 4], dim=-1).reshape(self.out_features, -1, GROUP).float()
+        values -= 8 if self.zeros is None else self.zeros[:, :, None].float()
+        return (values * self.scales[:, :, None]).reshape(self.out_features, -1).to(dtype)
+
+
+def read_layer(path, name: str = "", *, rows=None, features=None, quantization_config=None) -> Layer:
+    """Reads a layer. path: a safetensors file, its *.index.json, or a model's folder. name: of the layer, such as
+    "model.layers.0.mlp.down_proj"; "": the tensors without a prefix, or the only layer of the file. rows, features: pairs
+    (begin, end) of a part; features of int4 layers are whole groups of 128. quantization_config: a config.json; None: the
+    one beside the file."""
+    torch = _torch()
+    config = None if quantization_config is None else _path(quantization_config, "quantization_config")
+    handle = _abi.Handle()
+    lib.layer_open(_path(path, "path"), as_text(name, "name"), config, ctypes.byref(handle))
+    try:
+        facts = _structs.layer_facts()
+        lib.layer_get_facts(handle, facts)
+        row, count = _range(rows, facts.out_features, "rows")
+        feature, width = _range(features, facts.in_features, "features")
+        kind = _WEIGHTS[facts.weights]
+        dtype = _dtype(torch, facts.dtype)
+        groups = width // GROUP
+        weight = {
+            "float": lambda: torch.empty(count, width, dtype=dtype),
+            "int8": lambda: torch.empty(count, width, dtype=torch.int8),
+            "int4": lambda: torch.empty(count, width // 2, dtype=torch.uint8),
+        }[kind]()
+        shape = {"float": None, "int8": (count,), "int4": (count, groups)}[kind]
+        scales = None if shape is None else torch.empty(shape, dtype=torch.float32)
+        zeros = torch.empty(shape, dtype=torch.uint8) if facts.zeros else None
+        bias = torch.empty(count, dtype=_dtype(torch, facts.bias)) if facts.bias.bits else None
+        parts = [None if part is None else ctypes.c_void_p(part.data_ptr()) for part in (weight, scales, zeros, bias)]
+        lib.layer_read(handle, row, count, feature, width, *parts)
+        return Layer(facts.name.decode(), facts.format.decode(), kind, weight, scales, zeros, bias, dtype)
+    finally:
+        lib.layer_destroy(handle)
+
+
+def _torch():
+    try:
+        import torch
+    except ImportError:
+        unsupported("layers are read as torch tensors, and torch can't be imported", "PyTorch is missing", "Install it.")
+    return torch
+
+
+def _dtype(torch, said):
+    return {(2, 32): torch.float32, (2, 16): torch.float16, (4, 16): torch.bfloat16}[said.code, said.bits]
+
+
+def _path(path, name: str) -> bytes:
+    return as_text(os.fspath(path), name)
+
+
+def _range(pair, whole: int, name: str) -> tuple[int, int]:
+    """The beginning and the length of a part."""
+    if pair is None:
+        return 0, whole
+    try:
+        begin, end = pair
+        return int(begin), int(end) - int(begin)
+    except (TypeError, ValueError):
+        refuse(f"{name} is {pair!r}", "it is a pair (begin, end)", "Pass two numbers.")

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""quantized_test.py RINGATTN: linear layers in files, by the Python package and by `ringattn quantize`, beside values packed
+here and beside the reference library compressed-tensors where it is installed."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import safetensors.torch
+    import torch
+except ImportError as error:
+    print(f"skipped: needs PyTorch and safetensors ({error})")
+    sys.exit(77)
+
+import ringattn
+from ringattn.quantized import read_layer
+
+try:
+    from compressed_tensors.compressors.naive_quantized.base import IntQuantizationCompressor
+    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams
+except ImportError as error:
+    PackedQuantizationCompressor = None
+    print(f"without compressed-tensors: {error}")
+
+PROGRAM = sys.argv.pop(1)
+LAYER = "model.layers.1.mlp.down_proj"
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+N, K = 40, 384
+
+
+def packed(values, axis: int, order=range(8)):
+    """Words of 8 values along an axis; the n-th four bits are those of value order[n]."""
+    lines = values.movedim(axis, 0).long()
+    words = sum(lines[place::8] << (4 * index) for index, place in enumerate(order))
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).movedim(0, axis).contiguous()
+
+
+def int4_layer():
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randint(0, 16, (N, K), generator=generator)
+    zeros = torch.randint(1, 16, (N, K // 128), generator=generator)
+    scales = (torch.rand(N, K // 128, generator=generator) / 16 + 0.01).half()
+    return values, zeros, scales
+
+
+def dequantized(values, zeros, scales):
+    shifted = values - zeros.repeat_interleave(128, dim=1)
+    return (shifted.float() * scales.float().repeat_interleave(128, dim=1)).half()
+
+
+class Files(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def save(self, name: str, **tensors):
+        path = self.folder / name
+        safetensors.torch.save_file({f"{LAYER}.{part}": tensor for part, tensor in tensors.items()}, path)
+        return path
+
+    def config(self, name: str = "config.json", **members):
+        path = self.folder / name
+        path.write_text(json.dumps({"quantization_config": members}))
+        return path
+
+
+class Reading(Files):
+    def test_every_format_gives_one_form(self):
+        values, zeros, scales = int4_layer()
+        bias = torch.arange(N).half()
+        expected = dequantized(values, zeros, scales)
+        index = (torch.arange(K) // 128).int()
+        gptq = {"qweight": packed(values.T, 0), "scales": scales.T.contiguous(), "g_idx": index, "bias": bias}
+        files = {
+            "pack-quantized": dict(weight_packed=packed(values, 1), weight_zero_point=packed(zeros, 0), weight_scale=scales,
+                                   weight_shape=torch.tensor([N, K]), bias=bias),
+            "gptq": {**gptq, "qzeros": packed(zeros.T - 1, 1)},
+            "gptq_v2": {**gptq, "qzeros": packed(zeros.T, 1)},
+            "awq": dict(qweight=packed(values.T, 1, AWQ_ORDER), qzeros=packed(zeros.T, 1, AWQ_ORDER),
+                        scales=scales.T.contiguous(), bias=bias),
+        }  # fmt: skip
+        for format, tensors in files.items():
+            path = self.save(f"{format}.safetensors", **tensors)
+            config = None
+            if format.startswith("gptq"):
+                config = self.config(quant_method="gptq", bits=4, group_size=128, checkpoint_format=format)
+            layer = read_layer(path, LAYER, quantization_config=config)
+            self.assertEqual((layer.name, layer.format, layer.weights), (LAYER, format, "int4"))
+            self.assertEqual((layer.out_features, layer.in_features), (N, K))
+            self.assertTrue(torch.equal(layer.zeros, zeros.to(torch.uint8)), format)
+            self.assertTrue(torch.equal(layer.bias, bias), format)
+            self.assertTrue(torch.equal(layer.dequantize(), expected), format)
+            part = read_layer(path, rows=(3, 30), features=(128, 384), quantization_config=config)
+            self.assertTrue(torch.equal(part.dequantize(), expected[3:30, 128:]), format)
+            (self.folder / "config.json").unlink(missing_ok=True)
+
+    def test_int8_and_floating_point(self):
+        values = torch.randint(-128, 128, (N, K), dtype=torch.int8)
+        scales = torch.rand(N, 1).bfloat16()
+        layer = read_layer(self.save("a.safetensors", weight=values, weight_scale=scales))
+        self.assertEqual((layer.format, layer.weights, layer.dtype), ("int-quantized", "int8", torch.bfloat16))
+        self.assertTrue(torch.equal(layer.dequantize(), values.bfloat16() * scales))
+        plain = read_layer(self.save("b.safetensors", weight=scales.expand(N, 8).contiguous()))
+        self.assertEqual((plain.weights, plain.scales, plain.zeros), ("float", None, None))
+        self.assertTrue(torch.equal(plain.dequantize(torch.float32), scales.expand(N, 8).float()))
+
+    def test_refusals(self):
+        values, zeros, scales = int4_layer()
+        awq = self.save("awq.safetensors", qweight=packed(values.T, 1, AWQ_ORDER), qzeros=packed(zeros.T, 1, AWQ_ORDER),
+                        scales=scales.T.contiguous())  # fmt: skip
+        for arguments, kind, text in (
+            ((awq, "model.layers.9"), ringattn.FileError, "model.layers.9"),
+            ((self.folder,), ringattn.FileError, "has neither model.safetensors nor its index"),
+            ((awq, LAYER, {"features": (64, 128)}), ringattn.UsageError, "in groups of 128"),
+            ((awq, LAYER, {"rows": (0, N + 1)}), ringattn.UsageError, f"the layer has {N}"),
+            ((awq, LAYER, {"rows": 3}), ringattn.UsageError, "a pair (begin, end)"),
+            ((awq, LAYER, {"quantization_config": self.config("other.json", quant_method="bitsandbytes")}), ringattn.FileError,
+             "quant_method is `bitsandbytes`"),
+        ):  # fmt: skip
+            *place, named = arguments if isinstance(arguments[-1], dict) else (*arguments, {})
+            with self.assertRaises(kind) as caught:
+                read_layer(*place, **named)
+            self.assertIn(text, str(caught.exception))
+
+
+class Quantizing(Files):
+    """What the program writes, beside the reference library."""
+
+    def quantize(self, format: str, model: dict, *more: str):
+        source, out = self.folder / "model.safetensors", self.folder / f"{format}{len(more)}"
+        safetensors.torch.save_file(model, source)
+        command = [PROGRAM, "quantize", "--format", format, "--input", source, "--output", out, *more]
+        subprocess.run(command, check=True, capture_output=True)
+        tensors = safetensors.torch.load_file(out / "model.safetensors")
+        return out, tensors, json.loads((out / "config.json").read_text())["quantization_config"]
+
+    def model(self, dtype):
+        generator = torch.Generator().manual_seed(5)
+        return {f"{LAYER}.weight": torch.randn(N, K, generator=generator).to(dtype),
+                "lm_head.weight": torch.ones(8, K, dtype=dtype)}  # fmt: skip
+
+    def test_the_package_reads_what_the_program_writes(self):
+        model = self.model(torch.bfloat16)
+        weight = model[f"{LAYER}.weight"].float()
+        for format, bound in (("int8", 0.01), ("int4", 0.13)):
+            errors = []
+            for more in ((), ("--search", "mse")):
+                out, tensors, _ = self.quantize(format, model, *more)
+                self.assertTrue(torch.equal(tensors["lm_head.weight"], model["lm_head.weight"]))
+                layer = read_layer(out, LAYER)
+                self.assertEqual(layer.weights, format)
+                errors.append((layer.dequantize(torch.float32) - weight).norm() / weight.norm())
+            self.assertLess(errors[0], bound)
+            self.assertLessEqual(errors[1], errors[0])
+
+    @unittest.skipIf(PackedQuantizationCompressor is None, "needs compressed-tensors")
+    def test_the_reference_library_decompresses_the_same_values(self):
+        compressors = {"int8": "IntQuantizationCompressor", "int4": "PackedQuantizationCompressor"}
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            for format, name in compressors.items():
+                out, tensors, config = self.quantize(format, self.model(dtype), "--force")
+                read = QuantizationConfig.model_validate(config)
+                self.assertEqual(read.ignore, ["lm_head"])
+                scheme = read.config_groups["group_0"]
+                state = {key.removeprefix(f"{LAYER}."): value for key, value in tensors.items() if key.startswith(LAYER)}
+                theirs = globals()[name].decompress(state, scheme)["weight"]
+                self.assertEqual(theirs.dtype, dtype)
+                self.assertTrue(torch.equal(read_layer(out, LAYER).dequantize(), theirs), (format, dtype))
+
+    @unittest.skipIf(PackedQuantizationCompressor is None, "needs compressed-tensors")
+    def test_scales_are_those_of_its_min_max_observer(self):
+        model = self.model(torch.float32)
+        weight = model[f"{LAYER}.weight"]
+        for format, groups in (("int8", weight[:, None]), ("int4", weight.reshape(N, -1, 128))):
+            _, tensors, config = self.quantize(format, model)
+            arguments = QuantizationConfig.model_validate(config).config_groups["group_0"].weights
+            scales, _ = calculate_qparams(groups.amin(dim=-1), groups.amax(dim=-1), arguments)
+            self.assertTrue(torch.equal(tensors[f"{LAYER}.weight_scale"], scales), format)
+
+    @unittest.skipIf(PackedQuantizationCompressor is None, "needs compressed-tensors")
+    def test_the_package_reads_what_the_reference_library_packs(self):
+        values, zeros, scales = int4_layer()
+        weight = dequantized(values, zeros, scales)
+        scheme = QuantizationConfig.model_validate({
+            "quant_method": "compressed-tensors", "format": "pack-quantized",
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {
+                "num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 128}}},
+        }).config_groups["group_0"]  # fmt: skip
+        state = {"weight": weight, "weight_scale": scales, "weight_zero_point": (zeros - 8).to(torch.int8)}
+        made = PackedQuantizationCompressor.compress(state, scheme)
+        theirs = PackedQuantizationCompressor.decompress(made, scheme)["weight"]
+        layer = read_layer(self.save("theirs.safetensors", **made), LAYER)
+        self.assertTrue(torch.equal(layer.zeros, zeros.to(torch.uint8)))
+        self.assertTrue(torch.equal(layer.dequantize(), theirs))
+
+
+if __name__ == "__main__":
+    unittest.main()
