@@ -138,6 +138,9 @@ linear_weights = _sized(
     "linear_weights", (Tensor, "weight scales zeros bias up_weight up_scales up_zeros up_bias"), (c_void_p, "stream")
 )
 linear_tensors = _sized("linear_tensors", (Tensor, "x y"), (c_void_p, "stream"))
+linear_backward_tensors = _sized(
+    "linear_backward_tensors", (Tensor, "x dy weight bias transposed dx dweight dbias"), (c_void_p, "stream")
+)
 
 ssm_spec = _sized(
     "ssm_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim state_dim"), (c_int64, "groups"),

@@ -41,7 +41,9 @@ Enum read_enumerator(const char* named, std::int64_t value, Enum last, const cha
   fail(ErrorCode::kUsage, fmt::format("{} {} is not known", named, value), known, "Choose one of these.");
 }
 
-LinearJob read_linear_job(const ringattn_linear_spec* given) {
+}  // namespace
+
+LinearJob ringattn::c::read_linear_job(const ringattn_linear_spec* given) {
   const auto read = read_struct("ringattn_linear_spec", given, kFirstSpec);
   LinearJob job;
   LinearSpec& spec = job.spec;
@@ -64,6 +66,8 @@ LinearJob read_linear_job(const ringattn_linear_spec* given) {
   job.column_unit = read.column_unit;
   return job;
 }
+
+namespace {
 
 // The tensors of one matrix, or of the gate and up matrices stacked, and their names for messages.
 struct MatrixTensors {

@@ -97,6 +97,47 @@ ringattn_status ringattn_linear_enqueue(ringattn_linear* linear, const ringattn_
 ringattn_status ringattn_linear_wait(ringattn_linear* linear);
 void ringattn_linear_destroy(ringattn_linear* linear);
 
+/* Gradients of a floating-point ringattn_linear, on the same shards. A row of dx has the same bits for any number of
+ * tokens and of ranks. dweight and dbias are sums over the call's tokens in a fixed order; ranks that share the layer
+ * have those of their shard. Ranks that don't share it must still add theirs. */
+typedef struct ringattn_linear_backward ringattn_linear_backward;
+
+/* Collective. The arguments of the forward. RINGATTN_UNSUPPORTED: quantized weights; numbers of features that
+ * 8 does not divide; several ranks and an output that is divided by tokens; a gated layer of several ranks whose
+ * out_features is no multiple of 128. */
+ringattn_status ringattn_linear_backward_create(ringattn_world* world, const ringattn_linear_spec* spec,
+                                                const ringattn_options* options, ringattn_linear_backward** backward);
+/* packed_bytes is 0; kernel is that of dx. */
+ringattn_status ringattn_linear_backward_get_facts(const ringattn_linear_backward* backward,
+                                                   ringattn_linear_facts* facts);
+/* The rows of this rank's weight [n, k], gated [2 n, k], in the order in which dx sums them: runs [begins[i], ends[i]),
+ * of which there are *count, at most 16. begins and ends have 16 elements. */
+ringattn_status ringattn_linear_backward_order(const ringattn_linear_backward* backward, int64_t* begins, int64_t* ends,
+                                               int64_t* count);
+
+/* n and k are this rank's numbers of columns and features; 2 n instead of n if the layer is gated. */
+typedef struct ringattn_linear_backward_tensors {
+  uint64_t size;
+  const DLTensor* x;          /* [tokens, 1, k] */
+  const DLTensor* dy;         /* gradient of y, of its shape */
+  const DLTensor* weight;     /* [n, k] as in the forward, stacked; exactly if there is an activation */
+  const DLTensor* bias;       /* [n]; exactly if there is an activation, and a bias */
+  const DLTensor* transposed; /* [k, n], the weight transposed, with its columns in the order of
+                               * ringattn_linear_backward_order(); exactly if dx is given */
+  const DLTensor* dx;      /* [tokens, 1, k], written; NULL: not wanted, on any rank. RINGATTN_PARALLEL_COLUMN: the sum
+                            * over all ranks, on each */
+  const DLTensor* dweight; /* fp32 [n, k], dense, written; NULL: not wanted */
+  const DLTensor* dbias;   /* fp32 [n], written; NULL: not wanted */
+  void* stream;
+} ringattn_linear_backward_tensors;
+
+ringattn_status ringattn_linear_backward_run(ringattn_linear_backward* backward,
+                                             const ringattn_linear_backward_tensors* tensors);
+ringattn_status ringattn_linear_backward_enqueue(ringattn_linear_backward* backward,
+                                                 const ringattn_linear_backward_tensors* tensors);
+ringattn_status ringattn_linear_backward_wait(ringattn_linear_backward* backward);
+void ringattn_linear_backward_destroy(ringattn_linear_backward* backward);
+
 #ifdef __cplusplus
 }
 #endif

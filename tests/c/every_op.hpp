@@ -98,6 +98,11 @@ struct Ops {
                                          [this](auto* options, auto** object) {
                                            return ringattn_linear_create(world.get(), &linear, options, object);
                                          })},
+        {"linear backward", made<ringattn_linear_backward>(ringattn_linear_backward_destroy,
+                                                           [this](auto* options, auto** object) {
+                                                             return ringattn_linear_backward_create(
+                                                                 world.get(), &linear, options, object);
+                                                           })},
         {"ssm", made<ringattn_ssm>(ringattn_ssm_destroy,
                                    [this](auto* options, auto** object) {
                                      return ringattn_ssm_create(world.get(), &scan, &runs, options, object);
