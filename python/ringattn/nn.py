@@ -12,10 +12,11 @@ from torch.nn import Parameter
 from . import _linear
 from ._errors import refuse
 from ._linear import FORMATS, GATED, GROUP, UNIT
+from ._parallelize_model import parallelize_
 from ._quantize_model import LayerReport, QuantizationReport, quantize_
 from .worlds import World
 
-__all__ = ["LayerReport", "Linear", "QuantizationReport", "quantize_"]
+__all__ = ["LayerReport", "Linear", "QuantizationReport", "parallelize_", "quantize_"]
 
 
 class _Kept:

@@ -492,5 +492,38 @@ class Llama(unittest.TestCase):
         self.assertEqual(example.check(width=128, heads=8, kv_heads=4, hidden=256, sequences=3, tokens=10, ranks=2), 3)
 
 
+class Plans(Refusals):
+    def test_a_model_of_hugging_face_has_the_same_logits_on_two_ranks(self):
+        if importlib.util.find_spec("transformers") is None:
+            self.skipTest("needs transformers")
+        import ringattn.transformers
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        ringattn.transformers.register()
+        sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+        config = LlamaConfig(num_hidden_layers=1, vocab_size=64, attn_implementation="ringattn", **sizes)
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).eval()
+        tokens = torch.arange(20).reshape(2, 10)
+
+        def work(world):
+            own = copy.deepcopy(model)
+            replaced = ringattn.nn.parallelize_(own, world)
+            with torch.no_grad():
+                return replaced, own(tokens).logits
+
+        ((replaced, expected),) = ringattn.run_ranks(1, work)
+        self.assertEqual(replaced["model.layers.0.self_attn.q_proj"], "column")
+        self.assertEqual(replaced["model.layers.0.mlp.down_proj"], "row")
+        self.assertEqual(len(replaced), 7)
+        with torch.no_grad():
+            self.assertLess(relative(expected, model(tokens).logits), 1e-5)
+        for _, found in ringattn.run_ranks(2, work):
+            assert_same_bits(found, expected)
+        self.refuses("model.layers.0.self_attn.k_proj over 4 ranks (rank 0 would have its columns 0 to 16, and heads have 32)",
+                     lambda: ringattn.run_ranks(4, work), ringattn.UnsupportedError)  # fmt: skip
+        self.refuses("Linear has no tensor-parallel plan", lambda: ringattn.nn.parallelize_(torch.nn.Linear(8, 8), None))
+
+
 if __name__ == "__main__":
     unittest.main()
