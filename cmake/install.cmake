@@ -46,6 +46,7 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/src/ DESTINATION ${CMAKE_INSTALL_INCLUDE
         REGEX "/kernels/[a-z_]+/(cpu|cuda|sm80|sm90)$" EXCLUDE PATTERN "base/cuda.hpp" EXCLUDE REGEX "/src/c$" EXCLUDE)
 install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_ops.h
               ${PROJECT_SOURCE_DIR}/src/c/ringattn_mla.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_layers.h
+              ${PROJECT_SOURCE_DIR}/src/c/ringattn_linear.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(TARGETS ringattn_program DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun ${PROJECT_SOURCE_DIR}/launch/ringattn-goldens

@@ -7,6 +7,8 @@ q = numpy.random.default_rng(1).standard_normal((4096, 8, 128), dtype="float32")
 out, lse = ringattn.attention(q, q, q)
 """
 
+import importlib
+
 from ._abi import lib as _lib
 from ._errors import CallError, Error, FileError, OutOfMemory, PeerError, UnsupportedError, UsageError, WrongResult
 from ._attention import Attention, attention, varlen
@@ -15,6 +17,9 @@ from ._conv1d import CausalConv1d, causal_conv1d, causal_conv1d_update
 from ._decode import Decode, DecodePartition, MlaDecode, decode, decode_partition
 from ._eviction import Kept, evict
 from ._batched_gemm import BatchedGemm, batched_gemm
+from ._linear import (
+    Linear, QuantizedWeight, dequantize_weight, linear, linear_columns, linear_features, linear_tokens, quantize_weight,
+)  # fmt: skip
 from ._mla import Mla, mla, mla_decode, mla_decode_partition
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
 from ._sdpa import scaled_dot_product_attention
@@ -23,14 +28,23 @@ from . import goldens, quantized, testing  # isort: skip
 from .torch_worlds import torch_world
 from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, store_world, threads_worlds
 
+
+
+def __getattr__(name: str):
+    """ringattn.nn imports PyTorch, so it is imported where it is first used."""
+    if name != "nn":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return importlib.import_module(".nn", __name__)
+
+
 __version__: str = _lib.version().decode()
 __all__ = [
     "Attention", "CallError", "Compressed", "CausalConv1d", "Decode", "DecodePartition", "Error", "FileError", "BatchedGemm",
-    "Kept", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Ssm", "UnsupportedError", "UsageError", "World",
-    "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
-    "decode", "decode_partition", "decompress", "evict", "goldens", "batched_gemm", "mla", "mla_decode", "mla_decode_partition",
-    "mpi_world", "packed", "positions", "quantized", "run_ranks", "scaled_dot_product_attention", "selective_scan",
-    "selective_update",
-    "self_world", "shard", "ssd", "ssd_update", "store_world", "striped", "super_segments", "testing", "threads_worlds",
-    "torch_world", "unshard", "varlen", "zigzag",
+    "Kept", "Linear", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Ssm", "UnsupportedError", "UsageError",
+    "World", "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
+    "decode", "decode_partition", "decompress", "dequantize_weight", "evict", "goldens", "batched_gemm", "linear",
+    "linear_columns", "linear_features", "linear_tokens", "mla", "mla_decode", "mla_decode_partition", "mpi_world", "packed",
+    "positions", "quantize_weight", "quantized", "QuantizedWeight", "run_ranks", "scaled_dot_product_attention", "selective_scan",
+    "selective_update", "self_world", "shard", "ssd", "ssd_update", "store_world", "striped", "super_segments", "testing",
+    "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

@@ -38,7 +38,7 @@ def as_int(value, name: str) -> int:
         refuse(f"{name} is {shown(value)}", "it should be a whole number", "Convert it.")
 
 
-_WHOLE = frozenset(("threads", "memory_budget", "max_keys", "q_offset"))
+_WHOLE = frozenset(("threads", "memory_budget", "max_keys", "q_offset", "in_features", "out_features", "column_unit"))
 
 
 def check_whole(settings: dict) -> None:

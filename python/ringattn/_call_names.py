@@ -29,6 +29,8 @@ _OWN = (
     (_SSM, {"ssm_state": "initial_states", "ssm_states": "initial_states", "state": "initial_states"}),
     (_UPDATES, {"ssm_state": "state", "ssm_states": "state", "initial_states": "state", "cache_indices": "state_batch_indices",
                 "conv_state_indices": "state_batch_indices"}),
+    (("linear",), {"input": "x", "a": "x", "qweight": "weight", "weight_packed": "weight", "weight_scale": "scales",
+                   "scale_b": "scales", "weight_zero_point": "zeros", "qzeros": "zeros"}),
     (("causal_conv1d",), {"conv_state": "initial_states"}),
     (("causal_conv1d_update",), {"conv_states": "conv_state", "initial_states": "conv_state",
                                  "cache_indices": "conv_state_indices", "state_batch_indices": "conv_state_indices"}),

@@ -112,6 +112,8 @@ _WORDS = [
         (r"ringattn's (info|plan|run|verify|bench|compress|quantize)", r"`ringattn \1`"),
         (r"\bringattn_(attention|decode)\b", r"ringattn.\1()"),
         (r"\bringattn_\w+::(\w+)", r"\1"),
+        (r"\bLinearOutput::kReplicated\b", 'output="replicated"'),
+        (r"\bLinearOutput::kShard\b", 'output="shard"'),
         (r"\b([A-Z]\w*)::(\w+\(\))", r"\1.\2"),
         (r"\b[A-Z]\w*::(\w+)", r"\1"),
         (r"\btimeout_seconds\b", "timeout"),

@@ -9,10 +9,11 @@ INPUTS = {
     "attention": ("q", "k", "v", "sinks"),
     "varlen": ("q", "k", "v", "sinks"),
     "mla": ("q", "latent", "k_rope", "w_uk", "w_uv", "sinks"),
+    "linear": ("x", "weight", "bias"),
     "ssd": ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"),
     "causal_conv1d": ("x", "weight", "bias", "initial_states"),
 }
-WITHOUT = "only attention(), varlen(), mla(), ssd() and causal_conv1d() have gradients"
+WITHOUT = "only attention(), varlen(), mla(), linear(), ssd() and causal_conv1d() have gradients"
 SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 
@@ -71,6 +72,14 @@ def check_out(name: str, out) -> None:
     if out is not None:
         unsupported(f"{name} requires a gradient", "results that autograd records are new tensors",
                     "Leave out= out, or call it under torch.no_grad().")  # fmt: skip
+
+
+def check_linear(name: str, quantized: bool, out) -> None:
+    """The same of linear()."""
+    if quantized:
+        unsupported(f"{name} requires a gradient", "a linear layer with quantized weights has none",
+                    "Call it under torch.no_grad(), or train the layer before it is quantized.")  # fmt: skip
+    check_out(name, out)
 
 
 def check_mla(name: str, expanded: bool, fp8: bool, memory_budget: int, out) -> None:

@@ -371,7 +371,12 @@ def keep_call(world: World | None, key, prepared: Prepared, arrays: dict, given:
     """Keeps a call for known_call(), unless the library got copies. out, lse: the caller's results."""
     if key is None or any(x is not None and address_of(arrays[name]) != address_of(x) for name, x in given.items()):
         return
+    keep(world, key, Call(prepared, arrays, given, out, lse, workspace_bytes, members))
+
+
+def keep(world: World | None, key, call) -> None:
+    """Keeps what known_call() calls for this key."""
     calls = own_calls() if world is None else world.calls
     if len(calls) >= _MAX_CALLS:
         calls.clear()
-    calls[key] = Call(prepared, arrays, given, out, lse, workspace_bytes, members)
+    calls[key] = call

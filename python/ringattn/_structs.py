@@ -126,6 +126,22 @@ batched_gemm_spec = _sized("batched_gemm_spec", (DLDataType, "dtype"), (c_int32,
 batched_gemm_facts = _sized("batched_gemm_facts", (c_uint64, "memory_bytes"), (c_char_p, "kernel"))
 batched_gemm_tensors = _sized("batched_gemm_tensors", (Tensor, "rows weights out"), (c_void_p, "stream"))
 
+linear_spec = _sized(
+    "linear_spec", (DLDataType, "dtype"), (c_int32, "weights"), (c_int64, "in_features out_features"), (c_char_p, "activation"),
+    (c_int32, "bias parallel"), (c_int64, "max_tokens output column_unit"),
+)  # fmt: skip
+linear_facts = _sized(
+    "linear_facts", (c_int64, "features_begin features_end columns_begin columns_end"), (c_uint64, "packed_bytes memory_bytes"),
+    (c_char_p, "kernel"),
+)  # fmt: skip
+linear_weights = _sized(
+    "linear_weights", (Tensor, "weight scales zeros bias up_weight up_scales up_zeros up_bias"), (c_void_p, "stream")
+)
+linear_tensors = _sized("linear_tensors", (Tensor, "x y"), (c_void_p, "stream"))
+linear_backward_tensors = _sized(
+    "linear_backward_tensors", (Tensor, "x dy weight bias transposed dx dweight dbias"), (c_void_p, "stream")
+)
+
 ssm_spec = _sized(
     "ssm_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim state_dim"), (c_int64, "groups"),
     (c_int32, "state_decays skip gate dt_bias dt_softplus dt_limits"), (c_float, "dt_min dt_max"),

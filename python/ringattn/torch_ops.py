@@ -45,6 +45,7 @@ from ._torch_tools import (
     tensor_of,
     world_of,
 )
+from .torch_linear_ops import linear  # noqa: F401, its own file
 from .torch_ssm_ops import (  # noqa: F401, the second half
     causal_conv1d,
     causal_conv1d_update,

@@ -58,6 +58,7 @@ class World(Owner):
         self.rank: int = lib.world_rank(handle)
         self.size: int = lib.world_size(handle)
         self._objects: dict = {}
+        self._given_away: weakref.WeakSet = weakref.WeakSet()
         self.calls: dict = {}  # _job.Call by settings and shapes of arrays
         self.warned: set = set()  # jobs that a call has warned of
         self._uses = 0
@@ -93,6 +94,16 @@ class World(Owner):
 
         return self.turn.run(find)
 
+    def give_away(self, key):
+        """A prepared object that the caller keeps from here on. The world still waits for its work, and closes it."""
+
+        def give():
+            given = self._objects.pop(key)
+            self._given_away.add(given)
+            return given
+
+        return self.turn.run(give)
+
     def use(self, prepared) -> None:
         self._uses = prepared.used = self._uses + 1
 
@@ -104,7 +115,7 @@ class World(Owner):
     def _drain(self) -> None:
         failures = []
         self.handle  # noqa: B018, refuses where the world is closed
-        for made in self._objects.values():
+        for made in (*self._objects.values(), *self._given_away):
             try:
                 made.settle()
             except Error as error:
@@ -127,7 +138,7 @@ class World(Owner):
     def _end(self) -> None:
         if self._handle is None:
             return
-        for made in self._objects.values():
+        for made in (*self._objects.values(), *self._given_away):
             made.end()
         self._objects.clear()
         self.calls.clear()

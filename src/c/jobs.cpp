@@ -381,6 +381,20 @@ BatchedGemmOptions read_batched_gemm_options(const ringattn_options* given, cons
   return options;
 }
 
+LinearOptions read_linear_options(const ringattn_options* given, const Transport& transport) {
+  const ringattn_options read = read_all(given);
+  refuse_rows_options(read, "a linear layer");
+  refuse_step_options(read, "a linear layer");
+  refuse_option(read.memory_budget != 0, "memory_budget", "a linear layer");
+  LinearOptions options;
+  options.kernel.backend = backend_of(transport);
+  if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
+  check_threads(read.threads);
+  options.threads = read.threads;
+  if (read.timeout_seconds != 0.0) options.timeout_seconds = read.timeout_seconds;
+  return options;
+}
+
 int read_thread_count(std::int64_t threads) {
   check_threads(threads);
   return threads == 0 ? usable_processors().count : static_cast<int>(threads);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * C API of ringattn: exact attention with bitwise equal results on one rank and on many. A program needs this header,
- * the headers ringattn_ops.h and ringattn_mla.h that it includes, and the library libringattn_c.so.
+ * the headers ringattn_ops.h, ringattn_mla.h and ringattn_linear.h that it includes, and the library libringattn_c.so.
  *
  *   ringattn_world_options where = {.size = sizeof where, .abi = RINGATTN_ABI};
  *   ringattn_world *world;

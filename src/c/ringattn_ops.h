@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * C API of the other ops: decode from a KV cache, SSM layers (Mamba) and their causal convolution, compression of keys
- * and values, and eviction of tokens. MLA is in ringattn_mla.h, which this header includes. ringattn.h includes this
+ * and values, and eviction of tokens. MLA is in ringattn_mla.h and linear layers are in ringattn_linear.h, which
+ * this header includes. ringattn.h includes this
  * header and has the rules of all calls. Each op has the functions create, get_facts, run, enqueue, wait and destroy.
  */
 #ifndef RINGATTN_OPS_H
@@ -264,8 +265,7 @@ typedef struct ringattn_causal_conv1d_backward ringattn_causal_conv1d_backward;
 
 /* Collective. The arguments of the forward; RINGATTN_UNSUPPORTED for an update. */
 ringattn_status ringattn_causal_conv1d_backward_create(ringattn_world* world, const ringattn_causal_conv1d_spec* spec,
-                                                       const ringattn_ssm_batch* batch,
-                                                       const ringattn_options* options,
+                                                       const ringattn_ssm_batch* batch, const ringattn_options* options,
                                                        ringattn_causal_conv1d_backward** backward);
 /* memory_bytes counts this rank's x, dy and dx. */
 ringattn_status ringattn_causal_conv1d_backward_get_facts(const ringattn_causal_conv1d_backward* backward,
@@ -273,17 +273,18 @@ ringattn_status ringattn_causal_conv1d_backward_get_facts(const ringattn_causal_
 
 typedef struct ringattn_causal_conv1d_backward_tensors {
   uint64_t size;
-  const DLTensor* x;              /* [rows, 1, channels] */
-  const DLTensor* weight;         /* fp32 [channels, width] */
-  const DLTensor* bias;           /* fp32 [channels], exactly if the spec's bias is 1 */
-  const DLTensor* initial_halos;  /* [beginning, width - 1, channels], dense; if the batch has initial states */
-  const DLTensor* dy;             /* [rows, 1, channels], gradient of y */
-  const DLTensor* dfinal_halos;   /* [ending, width - 1, channels], dense, gradient of the final halos; if the batch has
-                                   * final states */
-  const DLTensor* dx;             /* [rows, 1, channels], written */
-  const DLTensor* dweight;        /* fp32 [channels, width], dense, written; the sum over all ranks */
-  const DLTensor* dbias;          /* fp32 [channels], written, exactly if the spec's bias is 1; the sum over all ranks */
-  const DLTensor* dinitial_halos; /* [beginning, width - 1, channels], dense, written; if the batch has initial states */
+  const DLTensor* x;             /* [rows, 1, channels] */
+  const DLTensor* weight;        /* fp32 [channels, width] */
+  const DLTensor* bias;          /* fp32 [channels], exactly if the spec's bias is 1 */
+  const DLTensor* initial_halos; /* [beginning, width - 1, channels], dense; if the batch has initial states */
+  const DLTensor* dy;            /* [rows, 1, channels], gradient of y */
+  const DLTensor* dfinal_halos;  /* [ending, width - 1, channels], dense, gradient of the final halos; if the batch has
+                                  * final states */
+  const DLTensor* dx;            /* [rows, 1, channels], written */
+  const DLTensor* dweight;       /* fp32 [channels, width], dense, written; the sum over all ranks */
+  const DLTensor* dbias;         /* fp32 [channels], written, exactly if the spec's bias is 1; the sum over all ranks */
+  const DLTensor*
+      dinitial_halos; /* [beginning, width - 1, channels], dense, written; if the batch has initial states */
   void* stream;
 } ringattn_causal_conv1d_backward_tensors;
 
@@ -408,6 +409,7 @@ ringattn_status ringattn_evict(const ringattn_eviction* eviction, const ringattn
 #endif
 
 #include "ringattn_layers.h"
+#include "ringattn_linear.h"
 #include "ringattn_mla.h"
 
 #endif /* RINGATTN_OPS_H */

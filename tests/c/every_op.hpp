@@ -30,12 +30,13 @@ struct Ops {
     batch.sequences = runs.sequences = limits.sequences = 1;
     batch.q_lengths = runs.lengths = &kTokens;
     limits.keys = 64;
-    latent.dtype = batched_gemm.dtype = scan.dtype = convolution.dtype = kFp32;
+    latent.dtype = batched_gemm.dtype = linear.dtype = scan.dtype = convolution.dtype = kFp32;
     latent.heads = batched_gemm.heads = scan.heads = kHeads;
     latent.head_dim = latent.head_dim_v = latent.rope_dim = scan.head_dim = scan.state_dim = 16;
     latent.latent_dim = 64;
     batched_gemm.dim_k = 16;
     batched_gemm.dim_n = 64;
+    linear.in_features = linear.out_features = linear.max_tokens = 16;
     convolution.width = 4;
     convolution.channels = 16;
     compression.format = "int8";
@@ -93,6 +94,15 @@ struct Ops {
                                                        return ringattn_batched_gemm_create(world.get(), &batched_gemm,
                                                                                            options, object);
                                                      })},
+        {"linear", made<ringattn_linear>(ringattn_linear_destroy,
+                                         [this](auto* options, auto** object) {
+                                           return ringattn_linear_create(world.get(), &linear, options, object);
+                                         })},
+        {"linear backward", made<ringattn_linear_backward>(ringattn_linear_backward_destroy,
+                                                           [this](auto* options, auto** object) {
+                                                             return ringattn_linear_backward_create(
+                                                                 world.get(), &linear, options, object);
+                                                           })},
         {"ssm", made<ringattn_ssm>(ringattn_ssm_destroy,
                                    [this](auto* options, auto** object) {
                                      return ringattn_ssm_create(world.get(), &scan, &runs, options, object);
@@ -125,6 +135,7 @@ struct Ops {
   ringattn_decode_limits limits = sized<ringattn_decode_limits>();
   ringattn_mla_spec latent = sized<ringattn_mla_spec>();
   ringattn_batched_gemm_spec batched_gemm = sized<ringattn_batched_gemm_spec>();
+  ringattn_linear_spec linear = sized<ringattn_linear_spec>();
   ringattn_ssm_spec scan = sized<ringattn_ssm_spec>();
   ringattn_ssm_batch runs = sized<ringattn_ssm_batch>();
   ringattn_causal_conv1d_spec convolution = sized<ringattn_causal_conv1d_spec>();

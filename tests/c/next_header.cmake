@@ -1,5 +1,5 @@
 # next_header.cmake: the headers of FOLDER as a later version of them might be, in OUTPUT: every struct has one more member.
-foreach(name ringattn.h ringattn_ops.h ringattn_mla.h ringattn_layers.h)
+foreach(name ringattn.h ringattn_ops.h ringattn_mla.h ringattn_layers.h ringattn_linear.h)
   file(READ ${FOLDER}/${name} text)
   string(REGEX REPLACE "\n} (ringattn_[a-z_]+);" "\n  int64_t another;\n} \\1;" text "${text}")
   if(text MATCHES "define RINGATTN_ABI ([0-9]+)")

@@ -63,6 +63,8 @@ struct Objects {
     EXPECT_OK(ringattn_mla_backward_create(ops.world.get(), &ops.latent, &ops.batch, nullptr, &latent_backward));
     EXPECT_OK(ringattn_mla_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
     EXPECT_OK(ringattn_batched_gemm_create(ops.world.get(), &ops.batched_gemm, nullptr, &batched_gemm));
+    EXPECT_OK(ringattn_linear_create(ops.world.get(), &ops.linear, nullptr, &linear));
+    EXPECT_OK(ringattn_linear_backward_create(ops.world.get(), &ops.linear, nullptr, &linear_backward));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
     EXPECT_OK(ringattn_ssd_backward_create(ops.world.get(), &ops.scan, &ops.runs, RINGATTN_GRADIENTS_AS_INPUTS, nullptr,
                                            &scan_backward));
@@ -83,6 +85,8 @@ struct Objects {
     ringattn_mla_backward_destroy(latent_backward);
     ringattn_mla_decode_destroy(latent_decode);
     ringattn_batched_gemm_destroy(batched_gemm);
+    ringattn_linear_destroy(linear);
+    ringattn_linear_backward_destroy(linear_backward);
     ringattn_ssm_destroy(scan);
     ringattn_ssd_backward_destroy(scan_backward);
     ringattn_causal_conv1d_destroy(convolution);
@@ -103,6 +107,8 @@ struct Objects {
   ringattn_mla_backward* latent_backward = nullptr;
   ringattn_mla_decode* latent_decode = nullptr;
   ringattn_batched_gemm* batched_gemm = nullptr;
+  ringattn_linear* linear = nullptr;
+  ringattn_linear_backward* linear_backward = nullptr;
   ringattn_ssm* scan = nullptr;
   ringattn_ssd_backward* scan_backward = nullptr;
   ringattn_causal_conv1d* convolution = nullptr;
@@ -169,6 +175,12 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
               return ringattn_batched_gemm_create(ops.world.get(), given, nullptr, object);
             });
           }),
+      as_ever<ringattn_linear_spec>("ringattn_linear_spec",
+                                    [&ops](auto* given) {
+                                      return made(ringattn_linear_destroy, [&](ringattn_linear** object) {
+                                        return ringattn_linear_create(ops.world.get(), given, nullptr, object);
+                                      });
+                                    }),
       as_ever<ringattn_ssm_spec>("ringattn_ssm_spec", [=, &ops](auto* given) { return scan(given, &ops.runs); }),
       grown<ringattn_ssm_batch>("ringattn_ssm_batch", offsetof(ringattn_ssm_batch, update),
                                 [=, &ops](auto* given) { return scan(&ops.scan, given); }),
@@ -213,6 +225,11 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
       as_ever<ringattn_batched_gemm_facts>(
           "ringattn_batched_gemm_facts",
           [&](auto* facts) { return ringattn_batched_gemm_get_facts(of.batched_gemm, facts); }),
+      as_ever<ringattn_linear_facts>("ringattn_linear_facts",
+                                     [&](auto* facts) { return ringattn_linear_get_facts(of.linear, facts); }),
+      as_ever<ringattn_linear_facts>(
+          "ringattn_linear_facts",
+          [&](auto* facts) { return ringattn_linear_backward_get_facts(of.linear_backward, facts); }),
       as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
                                   [&](auto* facts) { return ringattn_ssm_get_facts(of.scan, facts); }),
       as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
@@ -258,6 +275,13 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
       as_ever<ringattn_batched_gemm_tensors>(
           "ringattn_batched_gemm_tensors",
           [&](auto* given) { return ringattn_batched_gemm_run(of.batched_gemm, given); }),
+      as_ever<ringattn_linear_weights>("ringattn_linear_weights",
+                                       [&](auto* given) { return ringattn_linear_load(of.linear, given); }),
+      as_ever<ringattn_linear_tensors>("ringattn_linear_tensors",
+                                       [&](auto* given) { return ringattn_linear_run(of.linear, given); }),
+      as_ever<ringattn_linear_backward_tensors>(
+          "ringattn_linear_backward_tensors",
+          [&](auto* given) { return ringattn_linear_backward_run(of.linear_backward, given); }),
       grown<ringattn_ssm_tensors>("ringattn_ssm_tensors", offsetof(ringattn_ssm_tensors, slots),
                                   [&](auto* given) { return ringattn_ssm_run(of.scan, given); }),
       as_ever<ringattn_ssd_backward_tensors>(

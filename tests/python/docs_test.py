@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/python.md, and those of docs/compression.md, docs/eviction.md, docs/mla.md, docs/porting.md and
-docs/ssm.md, run and print what they say; names that the page uses are there."""
+"""The examples of docs/python.md, and those of docs/compression.md, docs/eviction.md, docs/linear.md, docs/mla.md,
+docs/porting.md and docs/ssm.md, run and print what they say; names that the page uses are there."""
 
 import contextlib
 import importlib.util
@@ -65,6 +65,16 @@ class Page(unittest.TestCase):
 
     def test_batched_gemm(self):
         self.assertEqual(run_example("mla.md")[1], "multiplying by the matrices yourself gives the same bytes\n")
+
+    def test_linear(self):
+        if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
+            self.skipTest("needs torch and transformers")
+        said = "three ranks have the bits of one, and a row alone those that it has in a batch\n"
+        self.assertEqual(run_example("linear.md")[1], said)
+        said = run_example("linear.md", 1)[1]
+        self.assertRegex(said, r"model\.layers\.1\.mlp\.down_proj +int4 .*%")
+        self.assertRegex(said, r'model\.layers\.0\.mlp\.up_proj +kept .* ignore has "re:\.\*layers\.0\.mlp"')
+        self.assertRegex(said, r"20 tokens, [\d,]+ bytes of layers are [\d,]+\n$")
 
     def test_ssm(self):
         self.assertEqual(run_example("ssm.md")[1], "the decoded token agrees with the prefill\n")

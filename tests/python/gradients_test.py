@@ -15,7 +15,8 @@ import ringattn.torch_ops  # noqa: F401, registers the operators
 import torch
 
 # An example for each type of argument: gradients are refused before the rest is read.
-ANYTHING = {"Tensor": None, "int": 0, "float": 0.0, "bool": False, "str": "", "List[int]": [], "List[float]": []}
+ANYTHING = {"Tensor": None, "int": 0, "float": 0.0, "bool": False, "str": "", "List[int]": [], "List[float]": [],
+            "List[bool]": []}  # fmt: skip
 OPERATORS = sorted(
     name for name in torch._C._dispatch_get_all_op_names() if name.startswith("ringattn::") and "." not in name
 )
@@ -59,10 +60,11 @@ class Operators(unittest.TestCase):
 
     def test_all_operators_and_their_tensors_are_met(self):
         met = {words.rpartition(" requires")[0] for _, _, words in cases()}
-        self.assertEqual(len(OPERATORS), 18)
+        self.assertEqual(len(OPERATORS), 20)
         for words in ("dout of attention_backward", "sinks of varlen_backward", "k_cache of decode",
                       "k_rope of mla_decode", "dy of ssd_backward", "dt_bias of ssd_update", "x of compress",
-                      "bias of causal_conv1d_update", "q of evict", "weights of batched_gemm"):  # fmt: skip
+                      "bias of causal_conv1d_update", "q of evict", "weights of batched_gemm",
+                      "dy of linear_backward"):  # fmt: skip
             self.assertIn(words, met)
 
     def test_eager(self):

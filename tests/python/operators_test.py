@@ -40,6 +40,12 @@ def parts(method, dim=64):
     return small.parts, small.format, dim
 
 
+def layer(format, dtype=torch.float32):
+    """weight, bias, scales and zeros of a quantized layer of 256 to 24 features."""
+    q = ringattn.quantize_weight(normal(24, 256), format)
+    return q.weight, normal(24, dtype=dtype), q.scales, None if format == "int8" else torch.full((24, 2), 7, dtype=torch.uint8)
+
+
 def samples() -> dict[str, list[tuple]]:
     """Arguments of each operator: with what is optional, and without. In compressed rows and plain ones."""
     q, k = normal(60, 4, 64), normal(60, 2, 64, seed=2)
@@ -110,6 +116,18 @@ def samples() -> dict[str, list[tuple]]:
         "batched_gemm": [
             (latents[0][..., :16], latents[3].transpose(1, 2), 0), (latents[1], latents[4], 0),
             (latents[1].reshape(3, 20, 1, 64), latents[4], 1), (normal(7, 4, 128, dtype=bf16), matrices[0], 0),
+        ],
+        "linear": [
+            (x, normal(8, 16, seed=2), None, None, None, "none", "none", "shard", None, None, 0, 0, 60.0),
+            (normal(2, 3, 16), normal(8, 16, seed=2), normal(8), None, None, "swiglu", "row", "replicated", 16, 4, 0, 1, 60.0),
+            (normal(3, 256), *layer("int8"), "gelu", "column", "shard", 256, 24, 0, 0, 60.0),
+            (normal(0, 256, dtype=bf16), *layer("int4", bf16), "none", "none", "shard", None, None, 0, 0, 60.0),
+        ],
+        "linear_backward": [
+            (normal(2, 3, 8), normal(2, 3, 16), normal(8, 16, seed=2), None, [True, True, False], "none", "none", "shard", None,
+             None, 0, 0, 60.0),
+            (normal(3, 8), normal(3, 16), normal(16, 16, seed=2), normal(16), [True, True, True], "geglu", "column", "replicated",
+             16, 8, 0, 1, 60.0),
         ],
         "ssd": [
             (*scan, None, None, None, False, None, None, None, None, 0, 0, 60.0),

@@ -12,5 +12,7 @@ inline constexpr float kHalfSqrtHalf = 0.35355339F;  // z/2 = |x| · √½ / 2
 // GELU (tanh): t = x · (kGeluTanh + kGeluTanhCubed · x²).
 inline constexpr float kGeluTanh = 1.59576912F;        // √(8/π)
 inline constexpr float kGeluTanhCubed = 0.071354816F;  // √(8/π) · 0.044715
+// The normal density φ(x) = kNormalDensity · exp(−x²/2), for the gradient of GELU (erf).
+inline constexpr float kNormalDensity = 0.39894228F;  // 1 / √(2π)
 
 }  // namespace ringattn

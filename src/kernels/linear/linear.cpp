@@ -98,6 +98,17 @@ void check_linear_task(const LinearSpec& spec, const LinearFinishTask& task) {
   if (leaf != kLinearLeaves) refuse(spec, fmt::format("sums of only {} leaves", leaf));
 }
 
+void check_linear_task(const LinearSpec& spec, const LinearGradientTask& task) {
+  check_view(spec, "dy", task.dy, task.dy.tokens, spec.out_features);
+  check_view(spec, "z", task.z, task.dy.tokens, spec.sum_columns());
+  check_view(spec, "dz", task.dz, task.dy.tokens, spec.sum_columns());
+}
+
+void LinearKernel::activation_gradient(const LinearGradientTask&, Stream, const Progress&) {
+  fail(ErrorCode::kUnsupported, "the gradient of an activation", "the kernel of this device has none",
+       "Compute the activation outside of the layer, or the layer on the host.");
+}
+
 std::string_view activation_name(LinearActivation activation, bool gated) {
   for (const ActivationRow& row : kActivations) {
     if (row.activation == activation && row.gated == gated) return row.name;

@@ -168,10 +168,21 @@ struct LinearFinishTask {
   MutableTensorView y;                      // [rows, 1, N]
 };
 
+// The first step of the gradients of a floating-point layer: those of z, from dy and from z as a layer without
+// activation and gate has it (rounded to the dtype). In fp32 with r as above, then rounded once:
+// - plain: dz = dy · a'(z). Gated, with z of the gate matrix: dz = (dy · u) · a'(z), and du = dy · a(z).
+// - SiLU: a' = r · (1 + z · (1 − r)). GELU (tanh): a' = r + z · r · (1 − r) · dt/dz. GELU (erf): a' = Φ(z) + z · φ(z).
+struct LinearGradientTask {
+  TensorView dy;         // [rows, 1, N]
+  TensorView z;          // [rows, 1, sum_columns()]
+  MutableTensorView dz;  // [rows, 1, sum_columns()], written; may be z
+};
+
 // Throw kInternal if a task does not match the spec.
 void check_linear_task(const LinearSpec& spec, const LinearTask& task);
 void check_linear_task(const LinearSpec& spec, const LinearPartialTask& task);
 void check_linear_task(const LinearSpec& spec, const LinearFinishTask& task);
+void check_linear_task(const LinearSpec& spec, const LinearGradientTask& task);
 
 // A linear kernel for one spec on one backend.
 class LinearKernel {
@@ -197,6 +208,9 @@ class LinearKernel {
   virtual void find_absmax(const TensorView& x, float* absmax, Stream stream, const Progress& progress) = 0;
   virtual void add_leaves(const LinearPartialTask& task, Stream stream, const Progress& progress) = 0;
   virtual void finish(const LinearFinishTask& task, Stream stream, const Progress& progress) = 0;
+
+  // Needs no reserve(). Throws kUnsupported unless the kernel has it.
+  virtual void activation_gradient(const LinearGradientTask& task, Stream stream, const Progress& progress);
 };
 
 // "none", "gelu", "gelu_tanh", "silu"; gated "swiglu", "geglu", "geglu_tanh". Empty: a gate without an activation,

@@ -459,6 +459,8 @@ std::size_t Linear::memory_bytes() const {
   return impl_->kernel->scratch_bytes(impl_->job.max_tokens) + impl_->bytes.total() + impl_->packed.bytes();
 }
 
+std::size_t Linear::packed_bytes() const { return impl_->packed.bytes(); }
+
 void Linear::load(const LinearWeights& weights, Stream stream) {
   Impl& impl = *impl_;
   if (impl.spec.out_features > 0) {

@@ -95,6 +95,7 @@ class Linear {
   const LinearChoice& kernel() const;
   Backend& backend();
   std::size_t memory_bytes() const;  // allocated by the object
+  std::size_t packed_bytes() const;  // of the kernel's own form of the weights; 0: it reads them as they are
 
   FeatureRange features() const;                           // of K, this rank's
   FeatureRange columns() const;                            // of N, this rank's

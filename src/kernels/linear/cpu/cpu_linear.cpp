@@ -144,6 +144,24 @@ class CpuLinear final : public LinearKernel {
     });
   }
 
+  void activation_gradient(const LinearGradientTask& task, Stream, const Progress& progress) override {
+    check_linear_task(spec_, task);
+    const std::int64_t n = spec_.out_features;
+    ThreadPool pool(task.dy.tokens);
+    pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
+      std::vector<float> dy(static_cast<std::size_t>(n)), z(static_cast<std::size_t>(spec_.sum_columns()));
+      for (std::int64_t i; (i = pool.take()) >= 0;) {
+        if (checkpoint.should_stop()) return;
+        widen_row(task.dy, i, dy.data());
+        widen_row(task.z, i, z.data());
+        std::byte* const dz = task.dz.at(i, 0);
+        ops_.activation_gradient({spec_.dtype, spec_.activation, dy.data(), z.data(),
+                                  spec_.gated ? z.data() + n : nullptr, n, dz,
+                                  dz + n * static_cast<std::int64_t>(size_of(spec_.dtype))});
+      }
+    });
+  }
+
  private:
   // A run of K that is summed from zero: [begin, end) of the task's x, for sum `index`.
   struct Chain {

@@ -155,6 +155,20 @@ HWY_INLINE FloatVector sigmoid(FloatVector t) {
   return hn::Div(one, hn::Add(one, exp2(d, hn::Mul(t, hn::Set(d, -kLog2E)))));
 }
 
+// Φ(x)
+HWY_INLINE FloatVector normal_cdf(FloatVector x) {
+  const Floats d;
+  const auto one = hn::Set(d, 1.0F);
+  const auto t = hn::Div(one, hn::MulAdd(hn::Abs(x), hn::Set(d, kHalfSqrtHalf), one));
+  auto p = hn::Set(d, kErfcCoefficients[0]);
+  for (std::size_t i = 1; i < std::size(kErfcCoefficients); ++i) {
+    p = hn::MulAdd(p, t, hn::Set(d, kErfcCoefficients[i]));
+  }
+  const auto exponent = hn::MulAdd(hn::Mul(x, hn::Set(d, -0.5F)), x, p);
+  const auto tail = hn::Mul(hn::Mul(t, hn::Set(d, 0.5F)), exp2(d, hn::Mul(exponent, hn::Set(d, kLog2E))));
+  return hn::IfThenElse(hn::Lt(x, hn::Zero(d)), tail, hn::Sub(one, tail));
+}
+
 template <LinearActivation kActivation>
 HWY_INLINE FloatVector activate(FloatVector x) {
   const Floats d;
@@ -163,17 +177,7 @@ HWY_INLINE FloatVector activate(FloatVector x) {
     const auto slope = hn::MulAdd(hn::Mul(x, x), hn::Set(d, kGeluTanhCubed), hn::Set(d, kGeluTanh));
     return hn::Mul(x, sigmoid(hn::Mul(x, slope)));
   }
-  if constexpr (kActivation == LinearActivation::kGelu) {
-    const auto one = hn::Set(d, 1.0F);
-    const auto t = hn::Div(one, hn::MulAdd(hn::Abs(x), hn::Set(d, kHalfSqrtHalf), one));
-    auto p = hn::Set(d, kErfcCoefficients[0]);
-    for (std::size_t i = 1; i < std::size(kErfcCoefficients); ++i) {
-      p = hn::MulAdd(p, t, hn::Set(d, kErfcCoefficients[i]));
-    }
-    const auto exponent = hn::MulAdd(hn::Mul(x, hn::Set(d, -0.5F)), x, p);
-    const auto tail = hn::Mul(hn::Mul(t, hn::Set(d, 0.5F)), exp2(d, hn::Mul(exponent, hn::Set(d, kLog2E))));
-    return hn::Mul(x, hn::IfThenElse(hn::Lt(x, hn::Zero(d)), tail, hn::Sub(one, tail)));
-  }
+  if constexpr (kActivation == LinearActivation::kGelu) return hn::Mul(x, normal_cdf(x));
   return x;
 }
 
@@ -248,6 +252,71 @@ float quantize_linear(float absmax, std::int64_t count, float* x) {
   return scale;
 }
 
+// a'(z)
+template <LinearActivation kActivation>
+HWY_INLINE FloatVector slope_of(FloatVector z) {
+  const Floats d;
+  const auto one = hn::Set(d, 1.0F);
+  if constexpr (kActivation == LinearActivation::kSilu) {
+    const auto r = sigmoid(z);
+    return hn::Mul(r, hn::MulAdd(z, hn::Sub(one, r), one));
+  }
+  if constexpr (kActivation == LinearActivation::kGeluTanh) {
+    const auto square = hn::Mul(z, z);
+    const auto r = sigmoid(hn::Mul(z, hn::MulAdd(square, hn::Set(d, kGeluTanhCubed), hn::Set(d, kGeluTanh))));
+    const auto inner = hn::MulAdd(square, hn::Set(d, 3.0F * kGeluTanhCubed), hn::Set(d, kGeluTanh));
+    return hn::MulAdd(hn::Mul(hn::Mul(z, inner), r), hn::Sub(one, r), r);
+  }
+  if constexpr (kActivation == LinearActivation::kGelu) {
+    const auto exponent = hn::Mul(hn::Mul(z, z), hn::Set(d, -0.5F * kLog2E));
+    const auto density = hn::Mul(hn::Set(d, kNormalDensity), exp2(d, exponent));
+    return hn::MulAdd(z, density, normal_cdf(z));
+  }
+  return one;
+}
+
+template <Dtype kDtype, LinearActivation kActivation>
+void activation_gradient_as(const LinearRowGradient& row) {
+  const Floats d;
+  const auto columns = static_cast<std::size_t>(row.columns);
+  const StoreRounded<kDtype> store_dz{row.dz, 0, columns}, store_du{row.du, 0, columns};
+  for (std::size_t column = 0; column < columns; column += kLanes) {
+    const auto left = static_cast<std::int64_t>(columns - column);
+    const auto z = load_columns(d, row.z + column, left);
+    auto dy = load_columns(d, row.dy + column, left);
+    if (row.u != nullptr) {
+      store_du(0, column, hn::Mul(dy, activate<kActivation>(z)));
+      dy = hn::Mul(dy, load_columns(d, row.u + column, left));
+    }
+    store_dz(0, column, hn::Mul(dy, slope_of<kActivation>(z)));
+  }
+}
+
+template <Dtype kDtype>
+void activation_gradient_of(const LinearRowGradient& row) {
+  switch (row.activation) {
+    case LinearActivation::kNone:
+      return activation_gradient_as<kDtype, LinearActivation::kNone>(row);
+    case LinearActivation::kGelu:
+      return activation_gradient_as<kDtype, LinearActivation::kGelu>(row);
+    case LinearActivation::kGeluTanh:
+      return activation_gradient_as<kDtype, LinearActivation::kGeluTanh>(row);
+    case LinearActivation::kSilu:
+      return activation_gradient_as<kDtype, LinearActivation::kSilu>(row);
+  }
+}
+
+void activation_gradient_linear(const LinearRowGradient& row) {
+  switch (row.dtype) {
+    case Dtype::kF32:
+      return activation_gradient_of<Dtype::kF32>(row);
+    case Dtype::kBf16:
+      return activation_gradient_of<Dtype::kBf16>(row);
+    case Dtype::kF16:
+      return activation_gradient_of<Dtype::kF16>(row);
+  }
+}
+
 const LinearOps& linear_ops() {
   static const LinearOps ops{static_cast<int>(kPanelWidth),
                              &pack_linear,
@@ -256,7 +325,8 @@ const LinearOps& linear_ops() {
                              &join_linear,
                              &finish_linear,
                              &absmax_linear,
-                             &quantize_linear};
+                             &quantize_linear,
+                             &activation_gradient_linear};
   return ops;
 }
 

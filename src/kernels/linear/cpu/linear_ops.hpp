@@ -60,6 +60,18 @@ struct LinearEpilogue {
   std::byte* out = nullptr;  // the row's columns of the panel
 };
 
+// The gradients of z for one row, as LinearGradientTask has them. All arrays have `columns` elements.
+struct LinearRowGradient {
+  Dtype dtype = Dtype::kBf16;
+  LinearActivation activation = LinearActivation::kNone;
+  const float* dy = nullptr;
+  const float* z = nullptr;
+  const float* u = nullptr;  // null: not gated
+  std::int64_t columns = 0;
+  std::byte* dz = nullptr;
+  std::byte* du = nullptr;
+};
+
 // Panels, sums and scales are aligned to kVectorAlignment (tile_ops.hpp), except sums in LinearNodeSums.
 struct LinearOps {
   int panel_width;
@@ -76,6 +88,7 @@ struct LinearOps {
   float (*absmax)(const float* x, std::int64_t count);
   // x becomes its quantized values; returns the scale (linear.hpp).
   float (*quantize)(float absmax, std::int64_t count, float* x);
+  void (*activation_gradient)(const LinearRowGradient& row);
 };
 
 // The table of best_tile_ops()'s SIMD target.

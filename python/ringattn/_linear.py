@@ -1,0 +1,532 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers whose rows have the same bits in any batch and for any tensor-parallel width.
+
+    y = ringattn.linear(x, weight, bias, activation="silu")                                # weight [out_features, in_features]
+    q = ringattn.quantize_weight(weight, "int4")
+    y = ringattn.linear(x, q.weight, bias, scales=q.scales, zeros=q.zeros)
+
+ringattn.nn.Linear is the module. docs/linear.md has the arithmetic."""
+
+import math
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+
+from . import _abi, _gradients, _job, _structs
+from ._abi import lib
+from ._arguments import as_int, check_axes, refuse_unknown, seconds_of
+from ._errors import called_by, refuse, unsupported
+from ._loaded_torch import loaded_torch
+from ._tensors import (
+    address_of,
+    contiguous_heads,
+    data_type,
+    device_of,
+    empty,
+    is_contiguous,
+    is_torch,
+    maker,
+    stream_of,
+    traced,
+    type_name,
+)
+from .worlds import World
+
+ACTIVATIONS = ("none", "gelu", "gelu_tanh", "silu", "swiglu", "geglu", "geglu_tanh")
+GATED = ("swiglu", "geglu", "geglu_tanh")
+PARALLEL = ("none", "column", "row")
+OUTPUTS = ("shard", "tokens", "replicated")
+FORMATS = ("float", "int8", "int4")
+# Leaves of a layer that ranks share, elements that are never divided between them, and INT4's group.
+LEAVES, UNIT, GROUP = 8, 16, 128
+
+
+class Linear(_job.Prepared):
+    """A prepared layer of one shape. linear() keeps such objects. Creating one is collective if ranks share the layer."""
+
+    op = "linear"
+    _packed: tuple | None = None  # _marks() of the weights that the kernel has packed
+
+    def multiply(self, x, y, weights: dict) -> None:
+        """Computes y: on a GPU enqueued on the caller's current stream, else synchronously."""
+        on_host = device_of(x)[0] == _abi.CPU
+
+        def call():
+            self._load(x, weights)
+            tensors = self._tensors
+            _job.show(tensors, self._views, {"x": x, "y": y})
+            tensors.stream = stream_of(x)
+            (self._run if on_host else self._enqueue)(self.handle, tensors)
+
+        self.turn.run(call)
+
+    def _load(self, like, weights: dict) -> None:
+        """Passes the weights to the library, unless its kernel has packed these."""
+        marks = _marks(weights) if packs(self) else None
+        if marks is not None and self._packed == marks:
+            return
+        self._packed = None
+        given, views = _structs.linear_weights(), {}
+        _job.show(given, views, {name: array for name, array in weights.items() if array is not None})
+        given.stream = stream_of(like)
+        lib.linear_load(self.handle, given)
+        self._packed = marks
+
+
+def _marks(weights: dict) -> tuple | None:
+    """Equal for weights in the same memory with, by PyTorch's count of changes, the same contents. None for arrays that don't
+    count their changes: NumPy's, and inference tensors."""
+    given = [array for array in weights.values() if array is not None]
+    if not all(is_torch(array) and not array.is_inference() for array in given):
+        return None
+    return tuple((array.data_ptr(), array._version, tuple(array.shape), array.stride()) for array in given)
+
+
+def packs(prepared: Linear) -> bool:
+    """Whether the kernel has its own form of the weights. They are then packed once for a weight, and not for each call."""
+    return prepared.facts.packed_bytes > 0
+
+
+# The objects that have packed a weight, by its storage, with which they end.
+_packed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def _prepared(world: World, key: tuple, make, weight) -> Linear:
+    """The prepared layer: one that all layers of a shape share, or the weight's own if the kernel packs it."""
+    storage = weight.untyped_storage() if is_torch(weight) else None
+    own = None if storage is None else _packed.get(storage)
+    if own is not None:
+        found = own.get((world.key, key, weight.data_ptr()))
+        if found is not None and found._handle is not None:
+            return found
+    made = world.prepared(("linear", *key), make)
+    if storage is None or not packs(made):
+        return made
+    _packed.setdefault(storage, {})[world.key, key, weight.data_ptr()] = world.give_away(("linear", *key))
+    return made
+
+
+class LayerShape(NamedTuple):
+    """What a call's shapes say of the layer."""
+
+    format: str
+    in_features: int
+    out_features: int
+    gated: bool
+
+
+def _leaf_begin(features: int, unit: int, leaf: int) -> int:
+    units = -(-features // unit)
+    return min(leaf * units // LEAVES * unit, features)
+
+
+def _range(features: int, ranks: int, rank: int, unit: int) -> tuple[int, int]:
+    features, ranks, rank, unit = (as_int(value, name) for value, name in (
+        (features, "features"), (ranks, "ranks"), (rank, "rank"), (unit, "unit")))  # fmt: skip
+    if not 1 <= ranks <= LEAVES or not 0 <= rank < ranks or features < 1 or unit < 1:
+        refuse(f"rank {rank} of {ranks} has no part of {features} features in units of {unit}",
+               f"1 to {LEAVES} ranks share a layer, counted from 0", "Check them.")  # fmt: skip
+    return tuple(_leaf_begin(features, unit, LEAVES * r // ranks) for r in (rank, rank + 1))
+
+
+def linear_columns(out_features: int, ranks: int, rank: int, *, unit: int = UNIT) -> tuple[int, int]:
+    """The rows [begin, end) of a column-parallel layer's weight that a rank has. They are the features that the same rank has
+    of a row-parallel layer which reads this layer's output.
+
+    Args:
+        out_features: of the whole layer; of a gated layer, of each of its two matrices.
+        ranks, rank: of the world.
+        unit: columns that are never divided: 128 if an INT4 layer reads the output, or if this layer is INT4.
+
+    Raises:
+        UsageError: more than 8 ranks share the layer.
+
+    Example: begin, end = ringattn.linear_columns(14336, world.size, world.rank)"""
+    return _range(out_features, ranks, rank, unit)
+
+
+def linear_features(in_features: int, ranks: int, rank: int, *, unit: int = UNIT) -> tuple[int, int]:
+    """The columns [begin, end) of a row-parallel layer's weight, and of x, that a rank has. unit: 128 for INT4 weights.
+    Otherwise as linear_columns().
+
+    Example: begin, end = ringattn.linear_features(14336, world.size, world.rank)"""
+    return _range(in_features, ranks, rank, unit)
+
+
+def linear_tokens(tokens: int, ranks: int, rank: int) -> tuple[int, int]:
+    """The tokens [begin, end) that a rank gets where the output of a shared layer is divided by tokens.
+
+    Example: begin, end = ringattn.linear_tokens(100, world.size, world.rank)"""
+    return tuple(tokens // ranks * r + tokens % ranks * r // ranks for r in (rank, rank + 1))
+
+
+def chosen(name: str, value, known: tuple[str, ...]) -> int:
+    if value in known:
+        return known.index(value)
+    refuse(f"{name} is {value!r}", f"there are {', '.join(known[:-1])} and {known[-1]}", "Choose one.")
+
+
+def format_of(weight) -> str:
+    """The format of weights that an array holds."""
+    return {"int8": "int8", "uint8": "int4"}.get(type_name(weight.dtype), "float")
+
+
+def shape_of(x, weight, scales, zeros, activation: str, parallel: str, in_features: int | None, out_features: int | None,
+             column_unit: int, ranks: int, rank: int) -> LayerShape:  # fmt: skip
+    """Checks the shapes of a call, and returns those of the whole layer."""
+    check_axes("weight", weight, (2,), "[out_features, in_features]")
+    if x.ndim < 1:
+        refuse("x has no axes", "it is [..., in_features]", "Reshape it.")
+    format, gated = format_of(weight), activation in GATED
+    if (format == "float") != (scales is None):
+        refuse(f"scales {'are given' if scales is not None else 'are missing'}",
+               f"weight is {type_name(weight.dtype)}, which is {'not quantized' if format == 'float' else format.upper()}",
+               "Pass weight and scales of one ringattn.quantize_weight().")  # fmt: skip
+    if zeros is not None and format != "int4":
+        refuse("zeros are given", "only INT4 weights, of dtype uint8, have zeros", "Leave them out.")
+    rows, features = weight.shape[0], weight.shape[1] * (2 if format == "int4" else 1)
+    if rows % (2 if gated else 1):
+        refuse(f"weight has {rows} rows", f"{activation} has a gate matrix and an up matrix of as many rows, stacked",
+               "Pass torch.cat([gate, up]).")  # fmt: skip
+    columns = rows // 2 if gated else rows
+    shares_columns, shares_features = (parallel == kind and ranks > 1 for kind in ("column", "row"))
+    whole = []
+    for name, given, own, shared in (("in_features", in_features, features, shares_features),
+                                     ("out_features", out_features, columns, shares_columns)):  # fmt: skip
+        if given is None and shared:
+            refuse(f"{name} is not given", f"this rank's weight is a shard of the {parallel}-parallel layer",
+                   "Pass that of the layer.")  # fmt: skip
+        total = own if given is None else as_int(given, name)
+        unit = GROUP if format == "int4" else UNIT
+        part = (0, total)
+        if shared:
+            part = _range(total, ranks, rank, column_unit or unit if name == "out_features" else unit)
+        if own != part[1] - part[0]:
+            refuse(f"weight is {list(weight.shape)}", f"rank {rank} of {ranks} has {name} {part[0]} to {part[1]} of {total}",
+                   f"Cut it by ringattn.linear_{'columns' if name == 'out_features' else 'features'}().")  # fmt: skip
+        whole.append(total)
+    if x.shape[-1] != features:
+        refuse(f"x is {type_name(x.dtype)} {list(x.shape)}", f"weight is [{rows}, {features}], so x is [..., {features}]",
+               "Check which of them is transposed.")  # fmt: skip
+    return LayerShape(format, whole[0], whole[1], gated)
+
+
+def output_shape(leading: tuple, tokens, out_features: int, columns: int, parallel: str, output: str, ranks: int,
+                 rank: int) -> tuple:  # fmt: skip
+    """The shape of y. leading: x's without its last axis, and tokens their product. Tokens that are divided are one axis."""
+    divided = ranks > 1 and (output == "tokens" and parallel != "none" or output == "shard" and parallel == "row")
+    width = columns if parallel == "column" and output == "shard" else out_features
+    if not divided:
+        return (*leading, width)
+    begin, end = linear_tokens(tokens, ranks, rank)
+    return (end - begin, width)
+
+
+def autocast(x, weight, bias):
+    """x, and weight and bias that are not quantized, in the dtype of torch.autocast, as torch.nn.functional.linear casts them."""
+    torch = loaded_torch()
+    if torch is None or not is_torch(x) or not torch.is_autocast_enabled(x.device.type):
+        return x, weight, bias
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return tuple(array.to(dtype) if is_torch(array) and array.is_floating_point() else array for array in (x, weight, bias))
+
+
+def _check(x, weight, bias, scales, zeros, shape: LayerShape, columns: int) -> None:
+    """Checks types and the shapes of what stands beside the weight."""
+    rows = columns * (2 if shape.gated else 1)
+    features = weight.shape[1] * (2 if shape.format == "int4" else 1)
+    if type_name(x.dtype) not in ("float32", "float16", "bfloat16"):
+        refuse(f"x is {type_name(x.dtype)}", "ringattn computes with float32, float16 and bfloat16", "Convert it.")
+    groups = (rows,) if shape.format == "int8" else (rows, features // GROUP)
+    for name, array, dtype, form in (
+        ("weight", weight if shape.format == "float" else None, type_name(x.dtype), tuple(weight.shape)),
+        ("bias", bias, type_name(x.dtype), (rows,)),
+        ("scales", scales, "float32", groups),
+        ("zeros", zeros, "uint8", groups),
+    ):
+        if array is None:
+            continue
+        if type_name(array.dtype) != dtype:
+            refuse(f"{name} is {type_name(array.dtype)}", f"x is {type_name(x.dtype)}, so it should be {dtype}",
+                   "Convert one of them, or compute under torch.autocast.")  # fmt: skip
+        if tuple(array.shape) != form:
+            refuse(f"{name} is {list(array.shape)}", f"weight has {rows} rows, so it should be {list(form)}", "Check it.")
+    if shape.format == "int4" and shape.in_features % GROUP:
+        unsupported(f"INT4 weights with {shape.in_features} features", f"groups have {GROUP}", "Use INT8, or pad x and weight.")
+
+
+def as_rows(x):
+    """x as [tokens, 1, features]."""
+    return contiguous_heads(x).reshape(math.prod(x.shape[:-1]), 1, x.shape[-1])
+
+
+def _dense(array):
+    if array is None or is_contiguous(array):
+        return array
+    return array.contiguous() if is_torch(array) else np.ascontiguousarray(array)
+
+
+def spec_of(x, shape: LayerShape, activation: str, parallel: str, output: str, bias: bool, column_unit: int):
+    """The tokens that a prepared layer is made for, and a function that makes the library's spec."""
+    tokens = math.prod(x.shape[:-1])
+    max_tokens = max(16, 1 << max(tokens - 1, 0).bit_length())
+
+    def make() -> _structs.linear_spec:
+        return _structs.linear_spec(
+            dtype=data_type(x), weights=FORMATS.index(shape.format), in_features=shape.in_features,
+            out_features=shape.out_features, activation=activation.encode(), bias=int(bias), parallel=PARALLEL.index(parallel),
+            output=OUTPUTS.index(output), max_tokens=max_tokens, column_unit=column_unit,
+        )  # fmt: skip
+
+    return max_tokens, make
+
+
+def options_of(threads: int, timeout: float) -> _structs.options:
+    return _structs.options(threads=threads, timeout_seconds=seconds_of(timeout))
+
+
+def world_for(x, world: World | None, parallel: str, output: str) -> World:
+    """The ranks that share the layer. A layer that ranks don't share is computed by each alone, as their tokens differ."""
+    own = called_by({"q": "x"}, _job.world_of, x, world)
+    if parallel != "none":
+        if own.size > LEAVES:
+            refuse(f"a {parallel}-parallel layer over {own.size} ranks", f"its weight is dealt in {LEAVES} parts",
+                   f"Use at most {LEAVES} ranks for a layer.")  # fmt: skip
+        return own
+    if own.size > 1 and output == "replicated":
+        refuse('output is "replicated"', "ranks don't share this layer, and each computes its own tokens",
+               'Pass parallel="column" or "row", or leave output out.')  # fmt: skip
+    return own if own.size == 1 else _job.world_of(x, None)
+
+
+def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_features, out_features, column_unit, world, out,
+            threads, timeout, key=None):  # fmt: skip
+    """linear() below autograd. key: known_call()'s, under which the call is kept."""
+    for name, value, known in (("activation", activation, ACTIVATIONS), ("parallel", parallel, PARALLEL),
+                               ("output", output, OUTPUTS)):  # fmt: skip
+        chosen(name, value, known)
+    _job.check_arrays("linear", {"x": x, "weight": weight}, bias=bias, scales=scales, zeros=zeros, out=out)
+    own = world_for(x, world, parallel, output)
+    column_unit = as_int(column_unit, "column_unit")
+    shape = shape_of(x, weight, scales, zeros, activation, parallel, in_features, out_features, column_unit, own.size, own.rank)
+    columns = weight.shape[0] // (2 if shape.gated else 1)
+    _check(x, weight, bias, scales, zeros, shape, columns)
+    leading = tuple(x.shape[:-1])
+    tokens = math.prod(leading)
+    form = output_shape(leading, tokens, shape.out_features, columns, parallel, output, own.size, own.rank)
+    if out is not None and (tuple(out.shape) != form or out.dtype != x.dtype):
+        refuse(f"out is {type_name(out.dtype)} {list(out.shape)}", f"y is {type_name(x.dtype)} {list(form)}",
+               "Pass one like it, or none.")  # fmt: skip
+    max_tokens, spec = spec_of(x, shape, activation, parallel, output, bias is not None, column_unit)
+    job = (str(x.dtype), shape, activation, bias is not None, parallel, output, column_unit, max_tokens, threads, timeout)
+    prepared = _prepared(own, job, lambda: Linear(own, spec(), options_of(threads, timeout)), weight)
+    y = empty(x, form) if out is None else out
+    flat = y.reshape(-1, 1, y.shape[-1]) if 0 not in y.shape else y.reshape(math.prod(form[:-1]), 1, form[-1])
+    if out is not None and 0 not in form and address_of(flat) != address_of(out):
+        refuse(f"out of shape {list(out.shape)} can't be rows of one axis", "its strides don't follow from each other",
+               "Pass a contiguous one.")  # fmt: skip
+    weights = {"weight": contiguous_heads(weight), "bias": _dense(bias), "scales": _dense(scales), "zeros": _dense(zeros)}
+    rows = as_rows(x)
+    prepared.multiply(rows, flat, weights)
+    given = (x, weight, bias, scales, zeros)
+    if key is not None and not packs(prepared) and all(
+        array is None or address_of(array) == address_of(read) for array, read in zip(given, (rows, *weights.values()))
+    ):
+        _job.keep(world, key, RepeatedCall(prepared, rows, flat, form, weights))
+    return y
+
+
+class RepeatedCall:
+    """A checked and prepared call for arrays of given shapes, as _job.Call: it is repeated for others by changing their
+    addresses."""
+
+    def __init__(self, prepared: Linear, x, y, form: tuple, weights: dict):
+        self.prepared = prepared
+        self._tensors, self._weights = _structs.linear_tensors(), _structs.linear_weights()
+        rows: dict = {}
+        held: dict = {}
+        _job.show(self._tensors, rows, {"x": x, "y": y})
+        _job.show(self._weights, held, {name: array for name, array in weights.items() if array is not None})
+        self._views = rows, held
+        self._x, self._y = rows["x"].struct, rows["y"].struct
+        self._held = [held[name].struct if name in held else None for name in weights]
+        self._new_y = maker(y, form)
+        self._on_host = device_of(y)[0] == _abi.CPU
+
+    def __call__(self, arrays: tuple, out):
+        """(out, None). arrays: x, weight, bias, scales, zeros, out. None if the prepared object is closed. All calls of this
+        shape share the structs, so they are only changed with exclusive use of the world."""
+        prepared = self.prepared
+        turn = prepared.turn
+        held = turn.take()
+        try:
+            if prepared._handle is None:
+                return None
+            prepared.world().use(prepared)
+            if out is None:
+                out = self._new_y()
+            self._x.data, self._y.data = address_of(arrays[0]), address_of(out)
+            for struct, array in zip(self._held, arrays[1:]):
+                if struct is not None:
+                    struct.data = address_of(array)
+            self._tensors.stream = self._weights.stream = stream_of(out)
+            lib.linear_load(prepared._handle, self._weights)
+            (prepared._run if self._on_host else prepared._enqueue)(prepared._handle, self._tensors)
+            return out, None
+        finally:
+            turn.thread = 0
+            turn.release(held.pop())
+
+
+@traced
+def linear(x, weight, bias=None, *, scales=None, zeros=None, activation: str = "none", parallel: str = "none",
+           output: str = "shard", in_features: int | None = None, out_features: int | None = None, column_unit: int = 0,
+           world: World | None = None, out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
+    """activation(x · weightᵀ + bias), as torch.nn.functional.linear() with the activation fused. A row of the result has the same
+    bits for any number of rows, and for any number of ranks that share the layer.
+
+    Args:
+        x: float32, float16 or bfloat16. Any strides.
+        weight: of x's dtype, as PyTorch stores it; or quantized, as quantize_weight() makes it: int8 (W8A8), or uint8 with two
+            INT4 values in a byte (W4A16), the even one in the low half. Gated layers have the gate's rows first, then the up
+            matrix's.
+        bias: of x's dtype, or None.
+        scales, zeros: of a quantized weight. zeros may be None, which means 8.
+        activation: "none", "gelu" (erf), "gelu_tanh", "silu", or gated: "swiglu", "geglu", "geglu_tanh".
+        parallel: "none", "column" or "row": how the model's tensor-parallel plan shares the layer. "row" has other bits than
+            the others, on one rank, too.
+        output: what a rank gets of a shared layer: its "shard" (column: its columns; row: its tokens), its "tokens", or
+            "replicated".
+        in_features, out_features: of the whole layer, where ranks share it: a row-parallel layer needs in_features, and a
+            column-parallel one out_features.
+        column_unit: of a column-parallel layer whose output an INT4 layer reads: 128.
+        world: the ranks that share the layer; None: only this one. Collective if they do: all pass as many tokens.
+
+    Shapes:
+        x: [..., in_features], or this rank's linear_features() of them.
+        weight: [out_features, in_features], gated [2 · out_features, in_features], or this rank's linear_columns() of
+            out_features and linear_features() of in_features. uint8: in_features / 2 bytes.
+        bias: [out_features], as many as weight has rows.
+        scales: float32 [rows] (int8) or [rows, in_features / 128] (uint8). zeros: uint8, as scales.
+
+    Returns:
+        [..., out_features] of x's dtype. Tokens that are divided between ranks are one axis: [linear_tokens(), out_features].
+
+    Raises:
+        UsageError: the arguments contradict each other. UnsupportedError: there is no such kernel or gradient.
+
+    Under torch.autocast, x, bias and floating-point weights are cast to its dtype, as torch.nn.functional.linear() does. The
+    floating form has gradients of x, weight and bias; see docs/linear.md.
+
+    Example: h = ringattn.linear(x, gate_up_proj, activation="swiglu", parallel="column")"""
+    if unknown:
+        refuse_unknown("linear", unknown)
+    x, weight, bias = autocast(x, weight, bias)
+    settings = {"activation": activation, "parallel": parallel, "output": output, "in_features": in_features,
+                "out_features": out_features, "column_unit": column_unit, "world": world, "threads": threads, "timeout": timeout}
+    return dispatch(x, weight, bias, scales, zeros, out, settings)
+
+
+def dispatch(x, weight, bias, scales, zeros, out, settings: dict):
+    """compute(), by the operator where autograd records."""
+    given = {"x": x, "weight": weight, "bias": bias, "scales": scales, "zeros": zeros}
+    key, results = _job.known_call(settings["world"], tuple(settings.values()), given, out)
+    if results is not None:
+        return results[0]
+    wanting = _gradients.requiring({"x": x, "weight": weight, "bias": bias})
+    if wanting is None:
+        return compute(x, weight, bias, scales, zeros, out=out, key=key, **settings)
+    _gradients.check_linear(wanting, is_quantized(weight), out)
+    from . import torch_linear_ops  # noqa: PLC0415, needs torch
+
+    return torch_linear_ops.called(x, weight, bias, scales, zeros, settings)
+
+
+def is_quantized(weight) -> bool:
+    return format_of(weight) != "float"
+
+
+class QuantizedWeight(NamedTuple):
+    """A quantized weight, as linear() takes it."""
+
+    weight: object  # int8 [N, K], or uint8 [N, K / 2]
+    scales: object  # float32 [N], or [N, K / 128]
+    zeros: object  # None: all are 8
+
+
+def quantize_weight(weight, format: str) -> QuantizedWeight:
+    """Quantizes a weight by rounding to the nearest value, symmetrically: "int8" has a scale for each row, "int4" one for each
+    128 elements of a row. They are the values and scales of compressed-tensors' presets W8A8 and W4A16.
+
+    Args:
+        weight: [out_features, in_features], float32, float16 or bfloat16.
+        format: "int8" or "int4".
+
+    Shapes:
+        weight: int8 [out_features, in_features], or uint8 [out_features, in_features / 2].
+        scales: float32 [out_features], or [out_features, in_features / 128].
+
+    Returns:
+        QuantizedWeight(weight, scales, zeros). zeros are None.
+
+    Raises:
+        UsageError: weight has a NaN or an infinite element, or in_features is no multiple of 128 for "int4".
+
+    Example: q = ringattn.quantize_weight(weight, "int8")"""
+    chosen("format", format, FORMATS[1:])
+    check_axes("weight", weight, (2,), "[out_features, in_features]")
+    if type_name(weight.dtype) not in ("float32", "float16", "bfloat16"):
+        refuse(f"weight is {type_name(weight.dtype)}", "float32, float16 and bfloat16 are quantized", "Convert it.")
+    rows, features = weight.shape
+    if format == "int4" and features % GROUP:
+        refuse(f"weight has {features} features", f"INT4 has a scale for each {GROUP}", 'Use "int8".')
+    if is_torch(weight):
+        return _quantized_tensor(weight.detach(), format)
+    made = _quantized_tensor(_torch().from_numpy(np.ascontiguousarray(weight).astype("float32")), format)
+    return QuantizedWeight(made.weight.numpy(), made.scales.numpy(), None)
+
+
+def _torch():
+    import torch  # noqa: PLC0415, quantizing NumPy's arrays needs it
+
+    return torch
+
+
+def _quantized_tensor(weight, format: str) -> QuantizedWeight:
+    torch = loaded_torch()
+    wide = weight.float()
+    if not bool(wide.isfinite().all()):
+        row, column = (int(i) for i in (~wide.isfinite()).nonzero()[0])
+        refuse(f"weight[{row}, {column}] is {float(wide[row, column])}", "a scale can't hold it",
+               "Check where the weights come from.")  # fmt: skip
+    if format == "int8":
+        scales = _scales(wide.abs().amax(1), 127.0)
+        return QuantizedWeight((wide / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales, None)
+    groups = wide.unflatten(1, (-1, GROUP))
+    scales = _scales(groups.abs().amax(2), 7.5)
+    values = ((groups / scales[..., None]).round().clamp(-8, 7) + 8).to(torch.uint8).flatten(1)
+    return QuantizedWeight(values[:, 0::2] | values[:, 1::2] << 4, scales, None)
+
+
+def _scales(absmax, largest: float):
+    """absmax / largest, or 1 where that is 0."""
+    torch = loaded_torch()
+    scales = absmax / largest
+    return torch.where(scales == 0, torch.ones_like(scales), scales)
+
+
+def dequantize_weight(weight, scales, zeros=None):
+    """The float32 weight [out_features, in_features] that a quantized one stands for.
+
+    Example: error = ringattn.dequantize_weight(*q) - weight"""
+    if not is_torch(weight):
+        torch = _torch()
+        given = (None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in (weight, scales, zeros))
+        return dequantize_weight(*given).numpy()
+    torch = loaded_torch()
+    if weight.dtype == torch.int8:
+        return weight.float() * scales[:, None]
+    values = torch.stack((weight & 15, weight >> 4), 2).flatten(1).float().unflatten(1, (-1, GROUP))
+    middle = 8.0 if zeros is None else zeros.float()[..., None]
+    return ((values - middle) * scales[..., None]).flatten(1)

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ringattn.nn.parallelize_(): the linear layers of a Hugging Face model, shared by the ranks of a world."""
+
+import fnmatch
+
+import torch
+
+from . import _linear
+from ._errors import refuse, unsupported
+from .worlds import World
+
+# Hugging Face's words: parallel, output.
+_STYLES = {"colwise": ("column", "shard"), "rowwise": ("row", "replicated")}
+
+
+def _plan_of(model: torch.nn.Module) -> dict[str, str]:
+    """The base model's plan, by patterns of names in the model."""
+    plan = getattr(getattr(model, "config", None), "base_model_tp_plan", None)
+    if not plan:
+        refuse(f"{type(model).__name__} has no tensor-parallel plan", "its config.base_model_tp_plan is missing",
+               "Replace its layers by ringattn.nn.Linear.from_linear(layer, parallel=…, world=world).")  # fmt: skip
+    prefix = getattr(model, "base_model_prefix", "")
+    prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""
+    return {prefix + pattern: style for pattern, style in plan.items()}
+
+
+def _check_heads(model: torch.nn.Module, name: str, layer: torch.nn.Linear, world: World) -> None:
+    """Refuses cuts within a head, for layers of a module that has heads."""
+    dim = getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)
+    for rank in range(world.size) if isinstance(dim, int) else ():
+        begin, end = _linear.linear_columns(layer.out_features, world.size, rank)
+        if begin % dim or end % dim or begin == end:
+            unsupported(f"{name} over {world.size} ranks",
+                        f"rank {rank} would have its columns {begin} to {end}, and heads have {dim}",
+                        "Use a number of ranks that divides the K/V heads.")  # fmt: skip
+
+
+def parallelize_(model: torch.nn.Module, world: World, *, threads: int = 0, timeout: float = 60.0) -> dict[str, str]:
+    """Replaces the torch.nn.Linear layers that a Hugging Face model's plan names (config.base_model_tp_plan) by column- and
+    row-parallel ringattn.nn.Linear ones, in place. Each rank passes the same whole model and keeps its shards; other layers,
+    such as the output head, stay whole. Logits have the bits of the model over a world of one rank, if its attention has the
+    same bits for any number of heads, as attn_implementation="ringattn" has.
+
+    Args:
+        model: a Hugging Face model.
+        world: the ranks, 1 to 8. Calls of the model are then collective.
+        threads, timeout: of each layer, as ringattn.linear() has them.
+
+    Returns:
+        "column" or "row" by the name of each layer that was replaced.
+
+    Raises:
+        UsageError: the model has no plan, or it names no torch.nn.Linear. UnsupportedError: the plan has another style than
+            colwise and rowwise, or ranks would divide a head.
+
+    Example: ringattn.nn.parallelize_(model, ringattn.torch_world())"""
+    from .nn import Linear  # noqa: PLC0415, which imports this
+
+    plan, found = _plan_of(model), {}
+    for name, module in model.named_modules():
+        style = next((style for pattern, style in plan.items() if fnmatch.fnmatchcase(name, pattern)), None)
+        if style is None:
+            continue
+        if style not in _STYLES or type(module) is not torch.nn.Linear:
+            unsupported(f"{name} is {style} in the model's plan",
+                        f"it is a {type(module).__name__}, and torch.nn.Linear layers are shared that are colwise or rowwise",
+                        "Share this model's layers one by one.")  # fmt: skip
+        if style == "colwise":
+            _check_heads(model, name, module, world)
+        found[name] = (module, *_STYLES[style])
+    if not found:
+        refuse("the model's plan names no layer of it", f"its patterns are {', '.join(plan)[:120]}", "Check the model.")
+    for name, (module, parallel, output) in found.items():
+        holder, _, attribute = name.rpartition(".")
+        made = Linear.from_linear(module, parallel=parallel, output=output, world=world, threads=threads, timeout=timeout)
+        setattr(model.get_submodule(holder), attribute, made)
+    return {name: parallel for name, (_, parallel, _) in found.items()}

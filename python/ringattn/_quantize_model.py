@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ringattn.nn.quantize_(): a model's linear layers, in place, and a report of each."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from . import _linear
+from ._errors import refuse
+
+# Rows of a layer's input from which the error of its output is computed.
+_SAMPLE_ROWS = 256
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """What quantize_() has done with one torch.nn.Linear.
+
+    Args:
+        name: in model.named_modules().
+        weights: "int8" or "int4"; "kept" if the layer was left as it is.
+        reason: why it was kept; "" otherwise.
+        bytes_before, bytes_after: of its parameters and buffers.
+        weight_error: |dequantized - weight| / |weight|, Frobenius norms; None if it was kept.
+        output_error: the same of the layer's output for the sample input; None without one."""
+
+    name: str
+    weights: str
+    reason: str
+    bytes_before: int
+    bytes_after: int
+    weight_error: float | None = None
+    output_error: float | None = None
+
+
+@dataclass
+class QuantizationReport:
+    """The rows of quantize_()'s report, in order of the model's modules. str() makes a table of them."""
+
+    rows: list[LayerReport] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> LayerReport:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        raise KeyError(name)
+
+    def __iter__(self):
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(row.bytes_before for row in self.rows)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(row.bytes_after for row in self.rows)
+
+    def __str__(self) -> str:
+        def shown(error: float | None) -> str:
+            return "" if error is None else f"{error:.2%}"
+
+        lines = [("layer", "weights", "bytes before", "bytes after", "weight error", "output error", "")]
+        lines += [(row.name, row.weights, f"{row.bytes_before:,}", f"{row.bytes_after:,}", shown(row.weight_error),
+                   shown(row.output_error), row.reason) for row in self.rows]  # fmt: skip
+        lines.append(("total", "", f"{self.bytes_before:,}", f"{self.bytes_after:,}", "", "", ""))
+        widths = [max(map(len, column)) for column in zip(*lines)]
+        return "\n".join(
+            "  ".join(cell.ljust(width) if place in (0, 1, 6) else cell.rjust(width)
+                      for place, (cell, width) in enumerate(zip(line, widths))).rstrip()
+            for line in lines
+        )  # fmt: skip
+
+
+def _bytes_of(module: torch.nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _matches(name: str, patterns: Iterable[str]) -> str | None:
+    """The first pattern that names the module: its name, the end of it after a dot, or "re:" and a regular expression that its
+    beginning matches, as compressed-tensors has them."""
+    for pattern in patterns:
+        if re.match(pattern[3:], name) if pattern.startswith("re:") else name == pattern or name.endswith("." + pattern):
+            return pattern
+    return None
+
+
+def _holders(model: torch.nn.Module) -> dict:
+    """The names of the modules that hold a parameter, by its memory."""
+    held: dict = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                held.setdefault(_memory(parameter), []).append(name)
+    return held
+
+
+def _memory(parameter: Tensor):
+    return id(parameter) if parameter.is_meta else parameter.untyped_storage()
+
+
+def _why_kept(model, name: str, module, weights: str, filter_fn, ignore, heads: set, holders: dict) -> str:
+    """Why a layer is left as it is; "": it is quantized."""
+    pattern = _matches(name, ignore)
+    others = [other or "the model" for other in holders.get(_memory(module.weight), ()) if other != name]
+    if pattern is not None:
+        return f'ignore has "{pattern}"'
+    if name.rpartition(".")[2] == "lm_head" or module in heads:
+        return "the output head"
+    if type(module) is not torch.nn.Linear:
+        return f"a subclass of torch.nn.Linear, {type(module).__name__}"
+    if filter_fn is not None and not filter_fn(module, name):
+        return "filter_fn said no"
+    if others:
+        return f"its weight is shared with {others[0]}"
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        return "it has hooks, which a new layer would lose"
+    if module.weight.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"its weight is {str(module.weight.dtype).removeprefix('torch.')}"
+    if weights == "int4" and module.in_features % _linear.GROUP:
+        return f"its {module.in_features} features are no multiple of {_linear.GROUP}"
+    return ""
+
+
+def _check(name: str, module: torch.nn.Linear) -> None:
+    if module.weight.is_meta:
+        refuse(f"{name}.weight is on the meta device", "it has no elements to quantize",
+               "Load the model first, without disk offload.")  # fmt: skip
+    if not bool(module.weight.detach().isfinite().all()):
+        row, column = (int(i) for i in (~module.weight.detach().isfinite()).nonzero()[0])
+        refuse(f"{name}.weight[{row}, {column}] is {float(module.weight.detach()[row, column])}", "a scale can't hold it",
+               "Check the checkpoint, or name the layer in ignore.")  # fmt: skip
+
+
+def _relative(error: Tensor, of: Tensor) -> float:
+    """|error| / |of|; 0 if both are 0."""
+    norm = float(of.double().norm())
+    return float(error.double().norm()) / norm if norm else 0.0
+
+
+def _inputs(model, layers: dict, sample) -> dict:
+    """Rows of the input of each layer, and of its output, from a run of the model."""
+    seen: dict = {}
+
+    def keep(name):
+        def hook(_, given, output):
+            if name not in seen:
+                rows, results = given[0].detach(), output.detach()
+                seen[name] = tuple(x.reshape(-1, x.shape[-1])[:_SAMPLE_ROWS].clone() for x in (rows, results))
+
+        return hook
+
+    hooks = [module.register_forward_hook(keep(name)) for name, module in layers.items()]
+    try:
+        with torch.no_grad():
+            if isinstance(sample, Tensor):
+                model(sample)
+            elif hasattr(sample, "keys"):
+                model(**sample)
+            else:
+                model(*sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def quantize_(model: torch.nn.Module, weights: str, *, filter_fn: Callable[[torch.nn.Module, str], bool] | None = None,
+              ignore: Iterable[str] = (), sample=None, threads: int = 0) -> QuantizationReport:  # fmt: skip
+    """Replaces the torch.nn.Linear layers of a model by ringattn.nn.Linear ones with quantized weights, in place. Weights are
+    rounded to the nearest value (ringattn.quantize_weight()). All layers are checked before the first is replaced.
+
+    Args:
+        model: any module; in evaluation mode if a sample is given.
+        weights: "int8" (W8A8: inputs are quantized for each row) or "int4" (W4A16, groups of 128).
+        filter_fn: filter_fn(module, name) says whether a layer is quantized. None: all are.
+        ignore: names of layers that are kept, or "re:" and a regular expression that the beginning of a name matches. "gate"
+            names each layer of that name. lm_head and the model's get_output_embeddings() are always kept.
+        sample: an input of the model, for the error of each layer's output: a tensor, a tuple of arguments, or a dict of
+            keywords. The error is that of one layer alone, over the first 256 rows that it is given.
+        threads: of a layer's calls on a CPU; 0: all processors.
+
+    Returns:
+        A QuantizationReport with a row for each torch.nn.Linear: its bytes before and after, its errors, or why it was kept. Kept
+        are also layers whose weight another module shares, that are subclasses of torch.nn.Linear or have hooks, and, with
+        "int4", those whose in_features is no multiple of 128.
+
+    Raises:
+        UsageError: no layer can be quantized, the model itself is a layer, or a weight is on the meta device or has a NaN or an
+            infinite element.
+
+    Example: print(ringattn.nn.quantize_(model, "int4", ignore=["re:.*router"]))"""
+    from .nn import Linear  # noqa: PLC0415, which imports this
+
+    _linear.chosen("weights", weights, _linear.FORMATS[1:])
+    if isinstance(model, torch.nn.Linear):
+        refuse("the model itself is a torch.nn.Linear", "layers are replaced in the modules that hold them",
+               f'Use ringattn.nn.Linear.from_linear(model, weights="{weights}").')  # fmt: skip
+    if isinstance(ignore, str):
+        refuse(f"ignore is {ignore!r}", "it is a list of names", f'Pass ignore=["{ignore}"].')
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    heads, holders = {output}, _holders(model)
+    found = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    reasons = {name: _why_kept(model, name, module, weights, filter_fn, tuple(ignore), heads, holders)
+               for name, module in found.items()}  # fmt: skip
+    chosen = {name: module for name, module in found.items() if not reasons[name]}
+    if not chosen:
+        why = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:3]) or "it has no torch.nn.Linear"
+        refuse("no layer of the model is quantized", why, "Check filter_fn, ignore and the model.")
+    for name, module in chosen.items():
+        _check(name, module)
+    seen = {} if sample is None else _inputs(model, chosen, sample)
+    report = QuantizationReport()
+    for name, module in found.items():
+        before = _bytes_of(module)
+        if name not in chosen:
+            report.rows.append(LayerReport(name, "kept", reasons[name], before, before))
+            continue
+        made = Linear.from_linear(module, weights=weights, threads=threads)
+        weight = module.weight.detach().float()
+        error = _relative(_linear.dequantize_weight(made.weight, made.scales) - weight, weight)
+        of_output = None
+        if name in seen:
+            rows, results = seen.pop(name)
+            with torch.no_grad():
+                of_output = _relative(made(rows).float() - results.float(), results.float())
+        _replace(model, module, made)
+        report.rows.append(LayerReport(name, weights, "", before, _bytes_of(made), error, of_output))
+    return report
+
+
+def _replace(model: torch.nn.Module, module: torch.nn.Module, made: torch.nn.Module) -> None:
+    """Puts `made` wherever the model has `module`."""
+    for holder in model.modules():
+        for name, child in tuple(holder._modules.items()):
+            if child is module:
+                setattr(holder, name, made)
