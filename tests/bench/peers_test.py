@@ -38,7 +38,7 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 10)
+        self.assertEqual(len(PROGRAMS), 11)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
@@ -46,7 +46,7 @@ class Unit(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             steps, shapes = "--steps LIST", "--shapes LIST"
             words = {"decode.py": steps, "mla.py": steps}
-            words |= dict.fromkeys(("attention_backward.py", "gemm.py", "ssm.py"), shapes)
+            words |= dict.fromkeys(("attention_backward.py", "gemm.py", "linear.py", "ssm.py"), shapes)
             self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
 
     def test_sizes_are_ringattns(self):

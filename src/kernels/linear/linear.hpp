@@ -45,13 +45,13 @@
 #include "base/tensor.hpp"
 #include "kernels/common/backend.hpp"
 #include "kernels/common/registry.hpp"
+#include "kernels/linear/linear_constants.hpp"
 
 namespace ringattn {
 
 class LinearKernel;
 
 enum class WeightFormat : std::uint8_t { kFloat, kInt8, kInt4 };
-enum class LinearActivation : std::uint8_t { kNone, kGelu, kGeluTanh, kSilu };
 enum class LinearParallel : std::uint8_t { kNone, kColumn, kRow };
 
 struct LinearSpec {
@@ -71,9 +71,6 @@ struct LinearSpec {
   bool operator==(const LinearSpec&) const = default;
 };
 
-inline constexpr std::int64_t kLinearSplit = 2048;
-inline constexpr int kLinearLeaves = 8;
-inline constexpr std::int64_t kInt4Group = 128;
 // Largest K whose sums fit into int32; a file may have −128 as a weight.
 inline constexpr std::int64_t kMaxInt8K = 0x7fffffff / (127 * 128);
 
@@ -99,10 +96,7 @@ inline std::int64_t features_of(const LinearSpec& spec, LeafRange leaves) {
   return leaf_begin(spec.in_features, unit, leaves.end) - leaf_begin(spec.in_features, unit, leaves.begin);
 }
 
-// Nodes of the tree of leaves are numbered as in a heap: 1 is the root, 2n and 2n + 1 are the children of n, and
-// kLinearLeaves + i is leaf i.
-inline constexpr int kLinearNodes = 2 * kLinearLeaves;
-// The largest nodes whose leaves all lie in the range, ascending by leaf.
+// The largest nodes of the tree (linear_constants.hpp) whose leaves all lie in the range, ascending by leaf.
 std::vector<int> aligned_nodes(LeafRange leaves);
 
 // A weight matrix in a kernel's kind of memory.

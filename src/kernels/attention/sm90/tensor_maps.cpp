@@ -92,6 +92,24 @@ CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, in
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
+CUtensorMap map_matrix(const MappedTensor& tensor, Dtype dtype, int box_rows) {
+  const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(tensor.columns), static_cast<cuuint64_t>(tensor.rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(tensor.token_stride * kElementBytes)};
+  const cuuint32_t box[2] = {kPanelColumns, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t steps[2] = {1, 1};
+  CUtensorMap map;
+  const CUresult result =
+      encoder()(&map, dtype == Dtype::kBf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
+                const_cast<void*>(tensor.data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    fail(ErrorCode::kInternal, "the driver refuses a tensor map",
+         fmt::format("error {} for [{}, {}], stride {}", static_cast<int>(result), tensor.rows, tensor.columns,
+                     tensor.token_stride));
+  }
+  return map;
+}
+
 CUtensorMap map_pages(const MappedPages& tensor, Dtype dtype, int box_rows, int box_columns) {
   if (tensor.pages == 0) return {};  // a rank without KV splits reads no pages
   return encode(tensor, 5, dtype, box_rows, box_columns, swizzle_of(box_columns), CU_TENSOR_MAP_L2_PROMOTION_NONE);

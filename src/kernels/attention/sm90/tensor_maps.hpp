@@ -26,6 +26,9 @@ bool can_map(const MappedTensor& tensor);
 // refuses what can_map() allows.
 CUtensorMap map_tensor(const MappedTensor& tensor, Dtype dtype, int box_rows, int box_columns);
 
+// The same for a tensor with one head and boxes of 64 columns, as a map of two dimensions (linear/sm90/matrix_tma.cuh).
+CUtensorMap map_matrix(const MappedTensor& tensor, Dtype dtype, int box_rows);
+
 // A paged tensor [pages, rows, heads, columns]: `rows` and the strides of `page` are those of one page. A rank with no
 // pages gets an empty map.
 struct MappedPages {

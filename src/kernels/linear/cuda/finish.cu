@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cmath>
+
+#include "base/cuda.hpp"
+#include "kernels/common/cuda/load_kernel.hpp"
+#include "kernels/linear/cuda/activation.cuh"
+#include "kernels/linear/cuda/finish_params.hpp"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kFinishThreads = 256;
+
+// The sum of a node: as it is, or its children's sums added. Sums of leaves without elements are −0, or are left out by
+// their kernels: x + (−0) is x.
+template <int kNode>
+__device__ __forceinline__ float node_sum(const FinishParams& p, int node, std::int64_t at) {
+  const auto* const sums = static_cast<const float*>(p.sums[node]);
+  if (sums != nullptr) return __ldcs(sums + at);
+  if constexpr (kNode < kLinearLeaves) {
+    return __fadd_rn(node_sum<2 * kNode>(p, 2 * node, at), node_sum<2 * kNode>(p, 2 * node + 1, at));
+  }
+  return -0.0F;  // not reached: every leaf has a sum in itself or above
+}
+
+// s of a row (linear.hpp).
+__device__ __forceinline__ float row_scale(const FinishParams& p, std::int64_t row) {
+  float most = 0.0F;
+  bool is_nan = false;
+  for (int part = 0; part < p.absmax_parts; ++part) {
+    const float value = p.absmax[part * p.absmax_stride + row];
+    is_nan |= isnan(value);
+    most = fmaxf(most, value);
+  }
+  if (is_nan) return NAN;
+  const float scale = __fdiv_rn(most, 127.0F);
+  return scale > 0.0F ? scale : 1.0F;
+}
+
+template <class Element, bool kIntegers>
+__global__ void __launch_bounds__(kFinishThreads) finish_kernel(const __grid_constant__ FinishParams p) {
+  const std::int64_t column = std::int64_t{blockIdx.x} * kFinishThreads + threadIdx.x;
+  if (column >= p.columns) return;
+  for (std::int64_t row = blockIdx.y; row < p.rows; row += gridDim.y) {
+    // z of a matrix.
+    const auto biased = [&](int matrix) {
+      const std::int64_t at = row * p.sum_columns + matrix * p.columns + column;
+      const float bias = load_bias<Element>(p.bias[matrix], column);
+      if constexpr (kIntegers) {
+        std::int32_t sum = 0;
+        for (int i = 0; i < kLinearNodes && p.sums[i] != nullptr; ++i) {
+          sum += __ldcs(static_cast<const std::int32_t*>(p.sums[i]) + at);
+        }
+        return __fmaf_rn(__fmul_rn(static_cast<float>(sum), row_scale(p, row)), p.scales[matrix][column], bias);
+      } else {
+        return __fadd_rn(node_sum<1>(p, 1, at), bias);
+      }
+    };
+    const float z = biased(0);
+    float y = z;
+    with_activation<false>(p.activation, [&](auto activation) { y = activation(z); });
+    if (p.gated) y = __fmul_rn(y, biased(1));
+    static_cast<std::uint16_t*>(p.y)[row * p.y_stride + column] = round_element<Element>(y);
+  }
+}
+
+template <class Element>
+void launch_finish_of(const FinishParams& p, Stream stream) {
+  constexpr std::int64_t kMaxGridRows = 32768;
+  const dim3 grid(static_cast<unsigned>((p.columns + kFinishThreads - 1) / kFinishThreads),
+                  static_cast<unsigned>(std::min(p.rows, kMaxGridRows)));
+  if (p.integers) {
+    finish_kernel<Element, true><<<grid, kFinishThreads, 0, cuda_stream(stream)>>>(p);
+  } else {
+    finish_kernel<Element, false><<<grid, kFinishThreads, 0, cuda_stream(stream)>>>(p);
+  }
+  check_cuda(cudaGetLastError(), "finish of a linear layer");
+}
+
+}  // namespace
+
+void prepare_finish() {
+  load_kernel(finish_kernel<__nv_bfloat16, false>);
+  load_kernel(finish_kernel<__nv_bfloat16, true>);
+  load_kernel(finish_kernel<__half, false>);
+  load_kernel(finish_kernel<__half, true>);
+}
+
+void launch_finish(const FinishParams& params, Stream stream) {
+  if (params.dtype == Dtype::kBf16) {
+    launch_finish_of<__nv_bfloat16>(params, stream);
+  } else {
+    launch_finish_of<__half>(params, stream);
+  }
+}
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters of the kernel that adds sums of leaves and writes y, and how the host reaches it.
+#pragma once
+
+#include <cstdint>
+
+#include "base/dtype.hpp"
+#include "base/memory.hpp"
+#include "kernels/linear/linear_constants.hpp"
+
+namespace ringattn::cuda {
+
+struct FinishParams {
+  // kFloat: sums of nodes at the first row, null for nodes that their children give. kInt8: sums of partials, ended by
+  // null.
+  const void* sums[kLinearNodes];
+  bool integers;  // kInt8
+  Dtype dtype;    // bf16 or fp16
+  std::int64_t rows;
+  std::int64_t columns;  // of y
+  std::int64_t sum_columns;
+  const void* bias[2];
+  const float* scales[2];  // kInt8
+  // kInt8: what find_absmax() found in the devices' parts, at the first row, and elements from part to part.
+  const float* absmax;
+  std::int64_t absmax_stride;
+  int absmax_parts;
+  void* y;
+  std::int64_t y_stride;  // elements
+  LinearActivation activation;
+  bool gated;
+};
+
+// Loads the kernels on the current device, so that no task has to load them while peers wait.
+void prepare_finish();
+// Enqueues on the current device.
+void launch_finish(const FinishParams& params, Stream stream);
+
+}  // namespace ringattn::cuda
