@@ -13,14 +13,14 @@ namespace ringattn {
 // Each row is defined in the directory of its op.
 extern const FileOpEntry kCompressOp;
 extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kAttentionBackwardOp, kSsdOp, kSsdBackwardOp, kSelectiveScanOp,
-    kConv1dOp, kBatchedGemmOp, kLinearOp, kReshardOp;
+    kConv1dOp, kBatchedGemmOp, kLinearOp, kReshardOp, kRopeOp;
 
 namespace {
 
 std::vector<const OpEntry*>& rows() {
   static std::vector<const OpEntry*> table{&kAttentionOp,   &kDecodeOp,      &kMlaOp,           &kAttentionBackwardOp,
                                            &kSsdOp,         &kSsdBackwardOp, &kSelectiveScanOp, &kConv1dOp,
-                                           &kBatchedGemmOp, &kLinearOp,      &kReshardOp};
+                                           &kBatchedGemmOp, &kLinearOp,      &kRopeOp,          &kReshardOp};
   return table;
 }
 
