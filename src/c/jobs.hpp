@@ -19,6 +19,7 @@
 #include "ops/batched_gemm/batched_gemm.hpp"
 #include "ops/conv1d/causal_conv1d.hpp"
 #include "ops/decode/decode.hpp"
+#include "ops/rope/rope.hpp"
 #include "ops/ssm/ssm.hpp"
 
 namespace ringattn::c {
@@ -58,6 +59,8 @@ DecodeOptions read_decode_options(const ringattn_options* options, const Transpo
 int read_threads(const ringattn_options* options);
 // The options of a batched GEMM: kernel and threads.
 BatchedGemmOptions read_batched_gemm_options(const ringattn_options* options, const Transport& transport);
+// The options of RoPE, which are the same.
+RopeOptions read_rope_options(const ringattn_options* options, const Transport& transport);
 // Reads a number of threads; 0 means all processors.
 int read_thread_count(std::int64_t threads);
 // The options of an SSM, and of a conv1d.
