@@ -17,6 +17,7 @@ from ._eviction import Kept, evict
 from ._batched_gemm import BatchedGemm, batched_gemm
 from ._mla import Mla, mla, mla_decode, mla_decode_partition
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
+from ._rope import Rope, rope, rope_frequencies
 from ._sdpa import scaled_dot_product_attention
 from ._ssm import Ssm, selective_scan, selective_update, ssd, ssd_update
 from . import goldens, testing  # isort: skip
@@ -26,10 +27,11 @@ from .worlds import World, callbacks_world, mpi_world, run_ranks, self_world, st
 __version__: str = _lib.version().decode()
 __all__ = [
     "Attention", "CallError", "Compressed", "CausalConv1d", "Decode", "DecodePartition", "Error", "FileError", "BatchedGemm",
-    "Kept", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Ssm", "UnsupportedError", "UsageError", "World",
+    "Kept", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Rope", "Ssm", "UnsupportedError", "UsageError", "World",
     "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
     "decode", "decode_partition", "decompress", "evict", "goldens", "batched_gemm", "mla", "mla_decode", "mla_decode_partition",
-    "mpi_world", "packed", "positions", "run_ranks", "scaled_dot_product_attention", "selective_scan", "selective_update",
+    "mpi_world", "packed", "positions", "rope", "rope_frequencies",
+    "run_ranks", "scaled_dot_product_attention", "selective_scan", "selective_update",
     "self_world", "shard", "ssd", "ssd_update", "store_world", "striped", "super_segments", "testing", "threads_worlds",
     "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

@@ -55,6 +55,8 @@ _CHECKED = {
     "mla_decode_create": [Handle, _struct("mla_spec"), _struct("decode_limits"), _options, _handle],
     "mla_decode_owned": [Handle, c_int64, _longs, _longs],
     "batched_gemm_create": [Handle, _struct("batched_gemm_spec"), _options, _handle],
+    "rope_create": [Handle, _struct("rope_spec"), _options, _handle],
+    "rope_frequencies": [Handle, c_int64, POINTER(c_double), POINTER(c_double)],
     "ssm_create": [Handle, _struct("ssm_spec"), _struct("ssm_batch"), _options, _handle],
     "ssm_rows": [Handle, c_int64, _longs, _longs],
     "ssm_sequences": [Handle, _ints, _ints],
@@ -92,7 +94,8 @@ _PLAIN = {
 }
 # Ops with a facts struct of their own name, and ops that use another op's.
 FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_backward": "mla",
-         "mla_decode": "decode", "batched_gemm": "batched_gemm", "ssm": "ssm", "ssd_backward": "ssm", "causal_conv1d": "ssm",
+         "mla_decode": "decode", "batched_gemm": "batched_gemm", "rope": "rope",
+         "ssm": "ssm", "ssd_backward": "ssm", "causal_conv1d": "ssm",
          "causal_conv1d_backward": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]

@@ -11,8 +11,9 @@ INPUTS = {
     "mla": ("q", "latent", "k_rope", "w_uk", "w_uv", "sinks"),
     "ssd": ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"),
     "causal_conv1d": ("x", "weight", "bias", "initial_states"),
+    "rope": ("q", "k"),
 }
-WITHOUT = "only attention(), varlen(), mla(), ssd() and causal_conv1d() have gradients"
+WITHOUT = "only attention(), varlen(), mla(), ssd(), causal_conv1d() and rope() have gradients"
 SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 
