@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -41,6 +42,14 @@ std::optional<LayerKind> wanted_kind(const ModelConfig& model, const Config& con
   return op == nullptr ? std::nullopt : op->layer();
 }
 
+// The op of the input file; nullptr: its job is not known before it is open.
+const OpEntry* recognized_op(const Config& config) {
+  const auto file = open_tensor_file(file_input(config.options), *config.share);
+  const auto recognizes = [&](const OpEntry* op) { return op->recognizes != nullptr && op->recognizes(*file); };
+  const auto found = std::ranges::find_if(op_table(), recognizes);
+  return found == op_table().end() ? nullptr : *found;
+}
+
 }  // namespace
 
 void fill_from_model(Config& config) {
@@ -63,6 +72,9 @@ void fill_from_model(Config& config) {
       check_op_of(layer, config);
       if (config.given("op")) op = &op_entry(config.options.op);
       fill("op", std::string(op->name));
+    } else if (const OpEntry* const by_file = recognized_op(config);
+               by_file != nullptr && by_file->computes(layer.kind)) {
+      op = by_file;
     }
     op->fill(layer, config.options, fill);
     config.options.model_sinks = layer.sinks;

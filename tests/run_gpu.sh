@@ -85,7 +85,7 @@ part_gpu_tests() { tests gpu-tests --label-regex gpu; }
 # Rows of the CPU's kernels are in tests/run.sh.
 part_kernels() {
   tests kernels --label-exclude gpu \
-    --tests-regex '^(base_test|(attention_kernel|batched_gemm|gemm_kernel|linear_kernel|ssm_kernel)_test.*/sm[0-9])'
+    --tests-regex '^(base_test|(attention_kernel|batched_gemm|gemm_kernel|linear_kernel|ssm_kernel)_test.*/sm[0-9]|linear_kernel_test.*/cuda_)'
 }
 part_decoding() { tests decoding --tests-regex '^decode_test.*/sm[0-9]' --label-exclude gpu; }
 
@@ -165,6 +165,7 @@ sanitizer() {
     'gemm_kernel_test Kernels/WeightGradients.NanAndNoTokens/sm*:Kernels/WeightGradients.StridesAndThreadsChangeNoBit/sm*'
     'attention_backward_test Kernels/AttentionBackward.SumsOfRowsInOrder/sm*'
     'linear_kernel_test Kernels/Linear.NanAndInfinityStayInTheirRowsAndColumns/sm*'
+    'linear_kernel_test Kernels/Rope.IsAccurate/cuda_rope'
     "ssm_kernel_test Kernels/SsmKernels.KeepTheStateWhereDtIsZero/$all:Kernels/SsmKernels.GoOnInTheirSlots/$all"
     "ssm_kernel_test Kernels/SsmKernels.GoOnInManySequencesOfFewStates/$all:Kernels/SsmKernels.GoOnBehindASegment/$all"
     "ssm_kernel_test Kernels/SsdBackward.NoGradientWhereDtIsAtItsLimits/$all"

@@ -60,6 +60,8 @@ _CHECKED = {
     "linear_backward_create": [Handle, _struct("linear_spec"), _options, _handle],
     "linear_backward_order": [Handle, _longs, _longs, _longs],
     "linear_load": [Handle, _struct("linear_weights")],
+    "rope_create": [Handle, _struct("rope_spec"), _options, _handle],
+    "rope_frequencies": [Handle, c_int64, POINTER(c_double), POINTER(c_double)],
     "ssm_create": [Handle, _struct("ssm_spec"), _struct("ssm_batch"), _options, _handle],
     "ssm_rows": [Handle, c_int64, _longs, _longs],
     "ssm_sequences": [Handle, _ints, _ints],
@@ -102,7 +104,8 @@ _PLAIN = {
 # Ops with a facts struct of their own name, and ops that use another op's.
 FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_backward": "mla",
          "mla_decode": "decode", "batched_gemm": "batched_gemm", "linear": "linear", "linear_backward": "linear",
-         "ssm": "ssm", "ssd_backward": "ssm", "causal_conv1d": "ssm", "causal_conv1d_backward": "ssm"}  # fmt: skip
+         "rope": "rope", "ssm": "ssm", "ssd_backward": "ssm", "causal_conv1d": "ssm",
+         "causal_conv1d_backward": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]

@@ -12,8 +12,9 @@ INPUTS = {
     "linear": ("x", "weight", "bias"),
     "ssd": ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"),
     "causal_conv1d": ("x", "weight", "bias", "initial_states"),
+    "rope": ("q", "k"),
 }
-WITHOUT = "only attention(), varlen(), mla(), linear(), ssd() and causal_conv1d() have gradients"
+WITHOUT = "only attention(), varlen(), mla(), linear(), ssd(), causal_conv1d() and rope() have gradients"
 SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 

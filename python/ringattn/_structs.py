@@ -158,6 +158,16 @@ ssd_backward_tensors = _sized(
     (Tensor, "x dt b c z a d dt_bias initial_states dy dfinal_states dx ddt db dc dz dinitial_states da dd ddt_bias"),
     (c_void_p, "stream"),
 )  # fmt: skip
+rope_spec = _sized(
+    "rope_spec", (DLDataType, "dtype"), (c_int32, "head_dim"), (c_char_p, "type parameters"), (c_double, "theta rotary_factor"),
+    (c_int32, "interleaved exact"), (POINTER(c_double), "frequencies"), (c_int64, "frequency_count"),
+    (c_double, "attention_factor")
+)  # fmt: skip
+rope_facts = _sized("rope_facts", (c_int64, "rotary_dim axes"), (c_char_p, "kernel"))
+rope_tensors = _sized(
+    "rope_tensors", (Tensor, "q k q_out k_out positions"), (c_int64, "first_position inverse"), (c_void_p, "stream")
+)
+
 causal_conv1d_spec = _sized(
     "causal_conv1d_spec", (DLDataType, "dtype"), (c_int32, "width"), (c_int64, "channels"), (c_int32, "bias silu")
 )

@@ -23,6 +23,7 @@ from . import (
     _gradients,
     _mla,
     _mla_backward,
+    _rope,
     worlds,
 )
 from ._compression import Compressed
@@ -445,6 +446,76 @@ def _(rows, weights, *_):
 def batched_gemm(rows, weights, *, out=None, threads=0, **unknown):
     check_known("batched_gemm", unknown)
     return given("batched_gemm", out, run("batched_gemm", rows, weights, threads))
+
+
+@operator("rope")
+def _rope_op(
+    q: Tensor, k: Tensor | None, positions: Tensor | None, cu_seqlens: Tensor | None, offset: int, layout: str | None,
+    type: str, parameters: str, theta: float, rotary_factor: float, interleaved: bool, exact: bool,
+    inv_freq: list[float] | None, attention_factor: float, inverse: bool, threads: int, world: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Rotated q and k; the latter is empty without k."""
+    settings = (type, parameters, theta, rotary_factor, interleaved, exact,
+                None if inv_freq is None else tuple(inv_freq), attention_factor)  # fmt: skip
+    with _below_autograd():
+        q, k = _rope.rotate(q, k, positions, cu_seqlens, offset, layout_of(layout), settings, inverse, world_of(world), threads,
+                            (None, None))  # fmt: skip
+    return q, q.new_empty(0) if k is None else k
+
+
+@fake("rope")
+def _(q, k, *_):
+    return q.new_empty(q.shape), q.new_empty(0 if k is None else k.shape)
+
+
+def recorded_rope(q, k, positions, cu_seqlens, offset, layout, settings, world, threads):
+    """rope() by the operator that autograd records."""
+    *numbers, frequencies, attention_factor = settings
+    q, rotated_k = run("rope", q, k, positions, tensor_of(cu_seqlens), offset, layout_argument(layout), *numbers,
+                       None if frequencies is None else list(frequencies), attention_factor, False, threads,
+                       key_of(world))  # fmt: skip
+    return q, None if k is None else rotated_k
+
+
+def rope(q, k=None, *, positions=None, cu_seqlens=None, offset=0, layout=None, rope_parameters=None, theta=None, rotary_dim=None,
+         interleaved=False, inv_freq=None, attention_factor=None, exact=False, length=None, world=None, out=None, threads=0,
+         **unknown):  # fmt: skip
+    check_known("rope", unknown)
+    name = _gradients.requiring({"q": q, "k": k})
+    if name is not None:
+        _gradients.check_out(name, out)
+    settings = _rope.settings_of(rope_parameters, theta, rotary_dim, constant(q.shape[-1]), interleaved, inv_freq,
+                                 attention_factor, exact, length)  # fmt: skip
+    made_q, made_k = recorded_rope(q, k, positions, cu_seqlens, offset, layout, settings, world, threads)
+    into = out if isinstance(out, (list, tuple)) else (out, None)
+    made_q = given("rope", into[0], made_q)
+    return made_q if k is None else (made_q, given("rope", into[1], made_k))
+
+
+def _save_rope(ctx, inputs, output):
+    _, _, positions, cu_seqlens, *ctx.settings = inputs
+    ctx.save_for_backward(positions, cu_seqlens)
+    ctx.set_materialize_grads(False)
+    ctx.shapes = [None if array is None else array.shape for array in inputs[:2]]
+    ctx.world = None if inputs[-1] is None else worlds.of_key(inputs[-1])  # keeps it
+
+
+def _rope_gradients(ctx, dq, dk):
+    *settings, inverse, threads, world = ctx.settings
+    like = dk if dq is None else dq
+    q_shape, k_shape = ctx.shapes
+    dq = like.new_zeros(q_shape) if dq is None else dq
+    if k_shape is None:
+        dk = None
+    elif dk is None and ctx.needs_input_grad[1]:
+        dk = like.new_zeros(k_shape)
+    dq, dk = torch.ops.ringattn.rope(dq, dk, *ctx.saved_tensors, *settings, not inverse, threads, world)
+    of_inputs = [None] * len(ctx.needs_input_grad)
+    of_inputs[:2] = dq if ctx.needs_input_grad[0] else None, dk if ctx.needs_input_grad[1] else None
+    return tuple(of_inputs)
+
+
+gradients_of("rope", _save_rope, _rope_gradients)
 
 
 @operator("compress")

@@ -370,15 +370,29 @@ int read_threads(const ringattn_options* given) {
   return read_thread_count(read.threads);
 }
 
-BatchedGemmOptions read_batched_gemm_options(const ringattn_options* given, const Transport& transport) {
+namespace {
+
+// The options of an op whose ranks work alone.
+template <class OpOptions>
+OpOptions read_lone_options(const ringattn_options* given, const Transport& transport, const char* op) {
   const ringattn_options read = read_all(given);
-  refuse_shared_options(read, "a batched GEMM");
-  BatchedGemmOptions options;
+  refuse_shared_options(read, op);
+  OpOptions options;
   options.kernel.backend = backend_of(transport);
   if (read.kernel != nullptr) options.kernel.kernel = read.kernel;
   options.threads = read_thread_count(read.threads);
   options.device = transport.device();
   return options;
+}
+
+}  // namespace
+
+BatchedGemmOptions read_batched_gemm_options(const ringattn_options* given, const Transport& transport) {
+  return read_lone_options<BatchedGemmOptions>(given, transport, "a batched GEMM");
+}
+
+RopeOptions read_rope_options(const ringattn_options* given, const Transport& transport) {
+  return read_lone_options<RopeOptions>(given, transport, "RoPE");
 }
 
 LinearOptions read_linear_options(const ringattn_options* given, const Transport& transport) {

@@ -20,6 +20,7 @@
 #include "ops/conv1d/causal_conv1d.hpp"
 #include "ops/decode/decode.hpp"
 #include "ops/linear/linear.hpp"
+#include "ops/rope/rope.hpp"
 #include "ops/ssm/ssm.hpp"
 
 namespace ringattn::c {
@@ -59,6 +60,8 @@ DecodeOptions read_decode_options(const ringattn_options* options, const Transpo
 int read_threads(const ringattn_options* options);
 // The options of a batched GEMM: kernel and threads.
 BatchedGemmOptions read_batched_gemm_options(const ringattn_options* options, const Transport& transport);
+// The options of RoPE, which are the same.
+RopeOptions read_rope_options(const ringattn_options* options, const Transport& transport);
 LinearJob read_linear_job(const ringattn_linear_spec* spec);
 // The options of a linear layer: kernel, threads and timeout_seconds.
 LinearOptions read_linear_options(const ringattn_options* options, const Transport& transport);

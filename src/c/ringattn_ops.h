@@ -404,6 +404,66 @@ typedef struct ringattn_eviction_tensors {
 ringattn_status ringattn_evict(const ringattn_eviction* eviction, const ringattn_spec* spec,
                                const ringattn_batch* batch, const ringattn_eviction_tensors* tensors);
 
+/* ---- Rotary position embedding (RoPE) of q and k, since interface 6 ---- */
+
+/* Rotates pairs of elements by position times frequency. Types, parameters and formulas are those of Hugging Face's
+ * rope_parameters (docs/rope.md). */
+typedef struct ringattn_rope_spec {
+  uint64_t size;
+  DLDataType dtype;       /* of q and k */
+  int32_t head_dim;       /* even, up to 512 */
+  const char* type;       /* "default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"; NULL: default */
+  const char* parameters; /* other numbers of the type, "factor=8,low_freq_factor=1"; lists "long_factor=1:1.5:2";
+                           * "mrope_section=16:24:24"; "length=65536", which dynamic and longrope need. NULL: none */
+  double theta;           /* 0: 10000 */
+  double rotary_factor;   /* part of head_dim that is rotated; 0: 1 */
+  int32_t interleaved;    /* 0: element i pairs with i + rotary_dim / 2; 1: element 2i with 2i + 1 */
+  int32_t exact;          /* 1: angles in fp64, for millions of positions; 0: in fp32 as Hugging Face computes them */
+  /* Frequencies in place of the type's, such as a model's inv_freq, [frequency_count], which is rotary_dim / 2. Without
+   * `exact` they are fp32 values. NULL: by the type. */
+  const double* frequencies;
+  int64_t frequency_count;
+  double attention_factor; /* of cos and sin, with frequencies; 0: 1 */
+} ringattn_rope_spec;
+
+typedef struct ringattn_rope ringattn_rope;
+
+/* Not collective. */
+ringattn_status ringattn_rope_create(ringattn_world* world, const ringattn_rope_spec* spec,
+                                     const ringattn_options* options, ringattn_rope** rope);
+
+typedef struct ringattn_rope_facts {
+  uint64_t size;
+  int64_t rotary_dim;
+  int64_t axes;       /* of positions */
+  const char* kernel; /* as long as the library is loaded */
+} ringattn_rope_facts;
+
+ringattn_status ringattn_rope_get_facts(const ringattn_rope* rope, ringattn_rope_facts* facts);
+
+/* Writes the frequencies that are used, and the factor of cos and sin. `count` must be rotary_dim / 2. */
+ringattn_status ringattn_rope_frequencies(const ringattn_rope* rope, int64_t count, double* frequencies,
+                                          double* attention_factor);
+
+typedef struct ringattn_rope_tensors {
+  uint64_t size;
+  const DLTensor* q;         /* [rows, heads, head_dim]; NULL: only k is rotated */
+  const DLTensor* k;         /* [rows, kv_heads, head_dim]; NULL: only q is rotated */
+  const DLTensor* q_out;     /* as q, written; may be q */
+  const DLTensor* k_out;     /* as k, written; may be k */
+  const DLTensor* positions; /* int32 or int64 [rows] or [axes, rows] of each row in its sequence. NULL: row i is at
+                              * first_position + i. ringattn_attention_rows() has those of a layout */
+  int64_t first_position;
+  int64_t inverse; /* 1: by the negative angle, which makes gradients of q and k from those of q_out and k_out */
+  void* stream;
+} ringattn_rope_tensors;
+
+/* Not collective. A row's bits depend on the row, its positions and the spec alone, not on the device. */
+ringattn_status ringattn_rope_run(ringattn_rope* rope, const ringattn_rope_tensors* tensors);
+ringattn_status ringattn_rope_enqueue(ringattn_rope* rope, const ringattn_rope_tensors* tensors);
+ringattn_status ringattn_rope_wait(ringattn_rope* rope);
+void ringattn_rope_destroy(ringattn_rope* rope);
+
 #ifdef __cplusplus
 }
 #endif

@@ -267,6 +267,21 @@ std::int32_t* TensorReader::integers(const char* name, const DLTensor* tensor, s
   return reinterpret_cast<std::int32_t*>(at);
 }
 
+RopePositions TensorReader::positions(const char* name, const DLTensor* tensor, std::int64_t rows, int axes) const {
+  if (tensor == nullptr) return {};
+  const std::byte* const at = data(name, *tensor, tensor->ndim == 2 ? 2 : 1);
+  const bool is_int64 = tensor->dtype.bits == 64;
+  check_type(name, *tensor, kDLInt, is_int64 ? 64 : 32, "int32 or int64");
+  const bool several = tensor->ndim == 2;
+  if (tensor->shape[several ? 1 : 0] != rows || (several ? tensor->shape[0] : 1) != axes) {
+    refuse(fmt::format("{} is {}", name, shape_text(*tensor)),
+           axes == 1 ? fmt::format("it should be [{}]", rows) : fmt::format("it should be [{}, {}]", axes, rows),
+           "It has a position for each row, on each axis of mrope_section.");
+  }
+  check_contiguous(name, *tensor, several ? 1 : 0);
+  return {at, is_int64, several ? stride(*tensor, 0) : 0};
+}
+
 std::int32_t* TensorReader::slots(const char* name, const DLTensor* tensor, std::int64_t count,
                                   std::int64_t slots) const {
   std::int32_t* const numbers = integers(name, tensor, count);

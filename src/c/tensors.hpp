@@ -15,6 +15,7 @@
 #include "kernels/decode/cache_partition.hpp"
 #include "kernels/decode/decode.hpp"
 #include "kernels/gemm/batched_gemm.hpp"
+#include "kernels/rope/rope.hpp"
 #include "ops/common/memory_shape.hpp"
 
 namespace ringattn::c {
@@ -49,6 +50,8 @@ class TensorReader {
   float* numbers(const char* name, const DLTensor* tensor, std::span<const std::int64_t> shape) const;
   // Dense int32 [count]; null for NULL.
   std::int32_t* integers(const char* name, const DLTensor* tensor, std::int64_t count) const;
+  // int32 or int64 [rows], or [axes, rows] with contiguous rows; no values for NULL. Throws for other `rows` or `axes`.
+  RopePositions positions(const char* name, const DLTensor* tensor, std::int64_t rows, int axes) const;
   // Dense int32 [count] of slot indices; null for NULL. Negative: padding. In host memory checks that entries are below
   // `slots` and distinct.
   std::int32_t* slots(const char* name, const DLTensor* tensor, std::int64_t count, std::int64_t slots) const;

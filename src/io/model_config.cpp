@@ -210,6 +210,11 @@ ModelLayer ModelConfig::attention(std::int64_t layer, bool sliding) const {
                         !keys.flag("is_causal", true) ||
                         (both != nullptr && (both->kind == JsonNode::Kind::kTrue || both->text == "all"));
   if (sliding) set_window(found);
+  if (found.kind == LayerKind::kAttention) {
+    found.rope = read_rope(keys, sliding ? kSlidingAttention : kFullAttention, found.head_dim);
+  } else {
+    found.rope.refusal = "its layers have latents, whose rotary part is a tensor of its own";
+  }
   return found;
 }
 
@@ -337,7 +342,9 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
   const auto same = [&](const Candidate& other) {
     if (first.layer == nullptr || other.layer == nullptr)
       return first.layer == other.layer && *first.kind == *other.kind;
-    return *first.layer == *other.layer;
+    ModelLayer layer = *other.layer;
+    layer.rope = first.layer->rope;  // which few jobs read
+    return *first.layer == layer;
   };
   const auto differs = std::ranges::find_if_not(candidates, same);
   if (differs != candidates.end()) {
@@ -355,7 +362,12 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
          by_kind ? counted_kinds(kinds) : difference(*first.layer, first.at, *differs->layer, differs->at),
          {"Name one with ", setting("layer", 0), "."});
   }
-  if (first.layer != nullptr) return *first.layer;
+  if (first.layer != nullptr) {
+    ModelLayer found = *first.layer;
+    const auto turns_alike = [&](const Candidate& other) { return other.layer->rope == found.rope; };
+    if (!std::ranges::all_of(candidates, turns_alike)) found.rope.refusal = "layers differ in it, and none is named";
+    return found;
+  }
   const std::string& kind = *first.kind;
   const auto* const known = std::ranges::find(kOtherAttention, kind, &OtherKind::kind);
   if (known != std::end(kOtherAttention)) {

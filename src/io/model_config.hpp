@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "io/model_rope.hpp"
+
 namespace ringattn {
 
 class ModelKeys;
@@ -43,6 +45,7 @@ struct ModelLayer {
   std::int64_t window_right = -1;  // and after it; a causal row sees none, whatever stands here
   bool bidirectional = false;
   bool sinks = false;  // a learned logit a head joins the denominator
+  ModelRope rope;      // of q and k; kMla: refused
 
   // Scans; the dim of a head is head_dim.
   int state_dim = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ops whose rows are independent: batched_gemm, linear and reshard.
+// The ops whose rows are independent: batched_gemm, linear, rope and reshard.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -115,6 +115,80 @@ TEST(RowOps, LinearReadsFiles) {
   const Finished refused = tool({"run", "--input", file, "--activation", "swiglu"});
   EXPECT_EQ(refused.code, 3) << refused.out;
   EXPECT_TRUE(has(refused.err, "weight is [7, 8] (x has 8 features, and the layer is gated")) << refused.err;
+}
+
+TEST(RowOps, RopeHasTheSameBitsOnAnyRanks) {
+  const TemporaryFolder folder;
+  const auto file = [&](int ranks) { return folder.file("rope" + std::to_string(ranks)); };
+  const Words yarn{"--kv-heads",  "2",    "--rope-theta",   "1e6",
+                   "--rope-type", "yarn", "--rope-scaling", "factor=4,original_max_position_embeddings=64"};
+  for (const int ranks : {1, 2, 3, 5}) {
+    done(job("run", "rope", yarn + Words{"--ranks", std::to_string(ranks), "--output", file(ranks)}));
+    EXPECT_EQ(text_of(file(ranks)), text_of(file(1))) << ranks;
+  }
+  EXPECT_EQ(SafetensorsFile(file(1)).tensor("q").info->shape, (std::vector<std::int64_t>{3, 137, 3, 16}));
+  EXPECT_EQ(SafetensorsFile(file(1)).tensor("k").info->shape, (std::vector<std::int64_t>{3, 137, 2, 16}));
+  EXPECT_TRUE(has(done(job("verify", "rope", yarn + Words{"--against", file(1), "--ranks", "2"})).out, "PASS"));
+  EXPECT_TRUE(has(done(job("verify", "rope", yarn)).out, "# 5 shapes, bit for bit"));
+  for (const char* angles : {"fp32", "exact"}) {
+    const Words other{"--rope-pairs",  "interleaved", "--rotary-factor", "0.5",
+                      "--rope-angles", angles,        "--dtype",         "fp16"};
+    EXPECT_TRUE(has(done(job("verify", "rope", other + Words{"--against", "oracle", "--ranks", "2"})).out, "PASS"));
+  }
+  EXPECT_TRUE(has(done(job("plan", "rope", {"--world", "2,64"})).out, "# kernel: "));
+  EXPECT_TRUE(has(done(job("bench", "rope", {"--samples", "2", "--jsonl", "-"})).out, "\"op\":\"rope\""));
+  const std::string golden = folder.file("golden.json");
+  done(job("verify", "rope", yarn + Words{"--record", golden}));
+  EXPECT_TRUE(has(done(job("verify", "rope", yarn + Words{"--golden", golden, "--ranks", "3"})).out, "PASS"));
+  const Finished refused = tool(job("run", "rope", {"--rope-type", "dynamic", "--rope-scaling", "factor=2"}));
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(has(refused.err, "RoPE of type dynamic without a length")) << refused.err;
+  EXPECT_TRUE(has(tool(job("run", "rope", {"--rope-scaling", "alpha=2"})).err, "original_max_position_embeddings"));
+}
+
+TEST(RowOps, RopeReadsFilesAndModels) {
+  const TemporaryFolder folder;
+  const std::string file = folder.file("rows.safetensors"), model = folder.file("config.json");
+  write_floats(file, {{"q", FileDtype::kF32, {5, 3, 64}}, {"k", FileDtype::kF32, {5, 1, 64}}});
+  const auto with = [&](const std::string& config) {
+    std::ofstream(model) << config;
+    return tool({"verify", "--input", file, "--model-config", model, "--against", "oracle"});
+  };
+  const std::string dims =
+      R"("num_attention_heads": 3, "num_key_value_heads": 1, "hidden_size": 192, "num_hidden_layers": 2)";
+  const Finished llama = with(R"({"model_type": "llama", "rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3",
+      "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}, )" +
+                              dims + "}");
+  EXPECT_TRUE(has(llama.out, "llama3, theta 500000, factor=8,") && has(llama.out, "PASS")) << llama.out << llama.err;
+  const Finished glm = with(R"({"model_type": "glm", "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
+      "partial_rotary_factor": 0.25}, "head_dim": 64, )" +
+                            dims + "}");
+  EXPECT_TRUE(has(glm.out, "rotary_dim 16, interleaved") && has(glm.out, "PASS")) << glm.out << glm.err;
+  const Finished gemma = with(R"({"model_type": "gemma3_text", "rope_parameters": {
+      "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+      "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}, "sliding_window": 4,
+      "layer_types": ["sliding_attention", "full_attention"], "head_dim": 64, )" +
+                              dims + "}");
+  EXPECT_EQ(gemma.code, 2) << gemma.err;
+  std::string ones = "[1.5";
+  for (int i = 1; i < 32; ++i) ones += ", 1.5";
+  std::ofstream(model) << R"({"model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": )" + ones +
+                              R"(], "long_factor": )" + ones + R"(]}, "max_position_embeddings": 131072,
+      "original_max_position_embeddings": 4096, )" +
+                              dims + "}";
+  const Words phi{"verify", "--input", file, "--model-config", model, "--against", "oracle"};
+  EXPECT_TRUE(has(tool(phi).err, "RoPE of type longrope without a length"));
+  EXPECT_TRUE(has(done(phi + Words{"--rope-length", "64k"}).out, "PASS"));
+  const Finished unknown = with(R"({"model_type": "llama", "rope_interleave": true, )" + dims + "}");
+  EXPECT_EQ(unknown.code, 4) << unknown.out;
+  EXPECT_TRUE(has(unknown.err, "rope_interleave is not known")) << unknown.err;
+  const Finished alpha =
+      with(R"({"model_type": "llama", "rope_scaling": {"type": "dynamic", "alpha": 1000.0}, )" + dims + "}");
+  EXPECT_TRUE(has(alpha.err, "alpha of its parameters is not known")) << alpha.err;
+  write_floats(file, {{"k", FileDtype::kF32, {5, 2, 64}}});
+  const std::string output = folder.file("out.safetensors");
+  done({"run", "--input", file, "--output", output});
+  EXPECT_EQ(SafetensorsFile(output).tensor("k").info->shape, (std::vector<std::int64_t>{5, 2, 64}));
 }
 
 TEST(RowOps, ReshardGivesRowsBackFromAnyLayout) {

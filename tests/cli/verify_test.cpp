@@ -363,9 +363,9 @@ TEST(Info, SaysTheOpOfEveryKernel) {
   for (int i = 0; json_at(info.out, fmt::format("/kernels/{}/name", i)) != "absent"; ++i) {
     ops.insert(json_at(info.out, fmt::format("/kernels/{}/op", i)));
   }
-  EXPECT_EQ(ops,
-            (std::set<std::string>{"\"attention\"", "\"attention_backward\"", "\"batched_gemm\"", "\"conv1d\"",
-                                   "\"decode\"", "\"linear\"", "\"ssd_backward\"", "\"ssm\"", "\"weight_gradient\""}));
+  EXPECT_EQ(ops, (std::set<std::string>{"\"attention\"", "\"attention_backward\"", "\"batched_gemm\"", "\"conv1d\"",
+                                        "\"decode\"", "\"linear\"", "\"rope\"", "\"ssd_backward\"", "\"ssm\"",
+                                        "\"weight_gradient\""}));
   const Finished shown = tool({"info"});
   // In columns, whose widths are those of the longest names of this build.
   std::string words = shown.out;

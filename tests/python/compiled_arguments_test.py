@@ -99,6 +99,7 @@ def calls():
     yield "decode", (2, 4, 64), lambda out: ringattn.decode(*step, out=out)
     yield "mla", (2, 4, 16), lambda out: ringattn.mla(*latents, *matrices, out=out)
     yield "mla_decode", (2, 4, 16), lambda out: ringattn.mla_decode(*mla_step, rope_dim=8, out=out)
+    yield "rope", (2, 4, 24), lambda out: ringattn.rope(latents[0], out=out)
     yield "batched_gemm", (2, 4, 16), lambda out: ringattn.batched_gemm(latents[1], matrices[0], out=out)
     yield "ssd", (2, 2, 16), lambda out: ringattn.ssd(*scan, out=out)
     yield "ssd_update", (2, 2, 16), lambda out: ringattn.ssd_update(heads.clone(), *scan, out=out)
@@ -189,7 +190,7 @@ class Signatures(Both):
     def test_compiled_functions_take_what_eager_ones_take(self):
         shims = {"scaled_dot_product_attention"}  # it calls a function that is traced
         names = [name for name in ringattn.__all__ if hasattr(getattr(ringattn, name), "__wrapped__") and name not in shims]
-        self.assertEqual(len(names), 16)
+        self.assertEqual(len(names), 17)
         for name in names:
             signatures = [inspect.signature(getattr(of, name)) for of in (ringattn, torch_ops)]
             eager, traced = ([(p.name, p.kind, p.default) for p in one.parameters.values()] for one in signatures)

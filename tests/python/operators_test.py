@@ -129,6 +129,10 @@ def samples() -> dict[str, list[tuple]]:
             (normal(3, 8), normal(3, 16), normal(16, 16, seed=2), normal(16), [True, True, True], "geglu", "column", "replicated",
              16, 8, 0, 1, 60.0),
         ],
+        "rope": [
+            (q, None, None, None, 3, None, "default", "", 1e4, 1.0, False, False, None, 0.0, False, 0, None),
+            (k16, k16, None, None, 0, None, "linear", "factor=2", 1e4, 0.5, True, True, None, 0.0, True, 0, None),
+        ],
         "ssd": [
             (*scan, None, None, None, False, None, None, None, None, 0, 0, 60.0),
             (*scan, normal(2), normal(60, 2, 8), normal(2), True, [0.0, 1.0], normal(2, 2, 8, 16), cu, None, 0, 0, 60.0),

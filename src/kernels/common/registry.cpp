@@ -16,6 +16,7 @@
 #include "kernels/decode/decode.hpp"
 #include "kernels/gemm/weight_gradient.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/rope/rope.hpp"
 #include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
@@ -117,6 +118,7 @@ std::span<const OpKernel> all_kernels() {
     add("batched_gemm", kernel_table<BatchedGemmSpec>());
     add("weight_gradient", kernel_table<WeightGradientSpec>());
     add("linear", kernel_table<LinearSpec>());
+    add("rope", kernel_table<RopeSpec>());
     add("ssm", kernel_table<SsmSpec>());
     add("ssd_backward", kernel_table<SsdBackwardSpec>());
     add("conv1d", kernel_table<CausalConv1dSpec>());

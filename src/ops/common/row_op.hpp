@@ -119,6 +119,13 @@ class RowKernel {
   virtual std::int64_t non_finite() const { return 0; }
 };
 
+// A tensor of the result: some heads of it.
+struct RowResult {
+  std::string name;
+  std::int64_t first_head = 0;
+  std::int64_t heads = 0;
+};
+
 class RowOp {
  public:
   struct Kernel {
@@ -136,11 +143,15 @@ class RowOp {
   virtual std::int64_t dim() const = 0;
   virtual Dtype out_dtype() const { return Dtype::kF32; }
   virtual std::string_view out_name() const { return "out"; }  // in files and reports
+  // The tensors that files and reports have of the result, which are all its heads. One unless an op has more.
+  virtual std::vector<RowResult> results() const { return {{std::string(out_name()), 0, heads()}}; }
   // Bytes that a kernel needs on the rank which needs most, beside the input's rows and its results. `backend`: of the
   // kernel, perhaps without a device.
   virtual std::size_t kernel_bytes(const Kernel&, Backend&, int) const { return 0; }
   // Bytes of the input beside its rows, which a run reads.
   virtual std::int64_t other_bytes() const { return 0; }
+  // Throws kUsage where the input is not of the model's layer. No layer of a model is one of most ops.
+  virtual void check_model(const ModelComparison& compare) const;
   // Throws kUsage if so many ranks can't share the job.
   virtual void check_world(int) const {}
   virtual double flops() const = 0;  // of the whole job

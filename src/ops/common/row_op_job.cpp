@@ -21,6 +21,7 @@
 #include "ops/common/compatibility.hpp"
 #include "ops/common/digest.hpp"
 #include "ops/common/golden.hpp"
+#include "ops/common/model_comparison.hpp"
 #include "ops/common/output.hpp"
 #include "ops/common/output_tensor.hpp"
 #include "ops/common/row_op.hpp"
@@ -251,6 +252,8 @@ class RowOpJob final : public OpJob {
     json.end_object();
   }
 
+  void check_model(const ModelComparison& compare) const override { op_->check_model(compare); }
+
   std::unique_ptr<OpPlan> plan_worlds(const PlanRequest& request) const override {
     return std::make_unique<RowPlan>(*op_, request);
   }
@@ -307,19 +310,26 @@ class RowOpJob final : public OpJob {
     return mine;
   }
   std::vector<ResultDigest> digests(const Collective& collective) override {
-    return {{name(), name(), digest(collective, view(), runs(), input().tokens())}};
+    std::vector<ResultDigest> digests;
+    for (const RowResult& result : op_->results()) {
+      digests.push_back({result.name, result.name, digest(collective, view(result), runs(), input().tokens())});
+    }
+    return digests;
   }
   void write(const OutputRequest& output) override {
     const Collective collective(*world_, Timeouts(timeout_seconds_));
     FileMetadata metadata = output_metadata(kernel(), backend());
-    metadata.emplace_back("digest." + name(), digests(collective).front().hex);
+    for (const ResultDigest& each : digests(collective)) metadata.emplace_back("digest." + each.key, each.hex);
     metadata.emplace_back("op", std::string(op_->name()));
     metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
-    write_collectively(collective, {{name(), file_dtype(op_->out_dtype()), shape_in_file()}}, metadata, output.path,
-                       output.replace, [&](SafetensorsWriter& writer) {
-                         writer.write_rows(name(), grid(), runs(), view());
-                         failpoint("writing");
-                       });
+    std::vector<OutputTensor> tensors;
+    for (const RowResult& result : op_->results()) {
+      tensors.push_back({result.name, file_dtype(op_->out_dtype()), shape_in_file(result)});
+    }
+    write_collectively(collective, tensors, metadata, output.path, output.replace, [&](SafetensorsWriter& writer) {
+      for (const RowResult& result : op_->results()) writer.write_rows(result.name, grid(result), runs(), view(result));
+      failpoint("writing");
+    });
   }
 
   bool measures_exposed_comm() const override { return false; }
@@ -334,7 +344,7 @@ class RowOpJob final : public OpJob {
     cells.push_back({"time", "(ms)", fmt::format("{:.3f}", totals.seconds * 1e3)});
     cells.push_back({"Mtokens/s", "", fmt::format("{:.3f}", rate * 1e-6)});
     cells.push_back({"mem/rank", "(MiB)", fmt::format("{:.1f}", static_cast<double>(totals.memory_peak) / 0x1p20)});
-    cells.push_back({"digest of " + name(), "", totals.digests->front().hex});
+    for (const ResultDigest& each : *totals.digests) cells.push_back({"digest of " + each.title, "", each.hex});
     return cells;
   }
   std::string non_finite_text(const NonFinite& total) const override {
@@ -347,19 +357,26 @@ class RowOpJob final : public OpJob {
   Check check_oracle(const Collective& collective, std::int64_t count) override;
   void open_earlier(const std::string& path) override {
     earlier_file_ = std::make_unique<const SafetensorsFile>(path);
-    earlier_ = output_tensor(*earlier_file_, path, name());
-    check_output_tensor(path, *earlier_, shape_in_file(), file_dtype(op_->out_dtype()));
+    earlier_.clear();
+    for (const RowResult& result : op_->results()) {
+      earlier_.push_back(output_tensor(*earlier_file_, path, result.name));
+      check_output_tensor(path, earlier_.back(), shape_in_file(result), file_dtype(op_->out_dtype()));
+    }
   }
-  std::vector<FileFingerprint> earlier_fingerprints() const override {
-    return ringattn::fingerprints(std::span(&*earlier_, 1));
-  }
+  std::vector<FileFingerprint> earlier_fingerprints() const override { return ringattn::fingerprints(earlier_); }
   Check check_earlier(const Collective& collective) override {
-    std::optional<Difference> mine;
-    collective.run_collectively([&] { mine = difference_from_file(*earlier_, grid(), false, view(), runs()); });
     Check check;
-    if (const auto difference = earliest(collective, mine)) {
-      check.passes = false;
-      check.lines.push_back("first difference: " + ringattn::describe(*difference, layout_->cu()));
+    const std::vector<RowResult> results = op_->results();
+    for (std::size_t i = 0; i < results.size(); ++i) {
+      const RowResult& result = results[i];
+      std::optional<Difference> mine;
+      collective.run_collectively(
+          [&] { mine = difference_from_file(earlier_[i], grid(result), false, view(result), runs()); });
+      if (const auto difference = earliest(collective, mine)) {
+        check.passes = false;
+        const std::string of = results.size() > 1 ? " of " + result.name : std::string();
+        check.lines.push_back("first difference" + of + ": " + ringattn::describe(*difference, layout_->cu()));
+      }
     }
     return check;
   }
@@ -398,7 +415,7 @@ class RowOpJob final : public OpJob {
       const std::int64_t rows = input().tokens_read(tensor, {0, input().tokens()}).tokens();
       bytes += static_cast<double>(rows * tensor.heads * tensor.dim) * static_cast<double>(size_of(input().dtype()));
     }
-    return {{{false, samples, bytes}}, last, digests(collective).front().hex};
+    return {{{false, samples, bytes}}, last, digest(collective, view(), runs(), input().tokens())};
   }
 
   VariantTable list_variants(const VariantRequest& request, const Options& options) override {
@@ -414,14 +431,21 @@ class RowOpJob final : public OpJob {
 
  private:
   const RowInput& input() const { return op_->input(); }
-  std::string name() const { return std::string(op_->out_name()); }
-  std::vector<std::int64_t> shape_in_file() const { return input().out_shape(op_->heads(), op_->dim()); }
-  RowGrid grid() const { return input().out_grid(op_->heads(), op_->dim()); }
+  std::vector<std::int64_t> shape_in_file(const RowResult& result) const {
+    return input().out_shape(result.heads, op_->dim());
+  }
+  RowGrid grid(const RowResult& result) const { return input().out_grid(result.heads, op_->dim()); }
   std::size_t memory() { return memory_of(*op_, layout_->tokens(world_->rank()), world_->size(), choice_, backend()); }
   std::vector<PackedRun> runs() const { return packed_runs(layout_->runs(world_->rank()), layout_->cu()); }
   TensorView view() const {
     return dense_view(static_cast<const void*>(out_.data()), op_->out_dtype(), layout_->tokens(world_->rank()),
                       op_->heads(), op_->dim());
+  }
+  TensorView view(const RowResult& result) const {
+    TensorView heads = view();
+    heads.data = heads.at(0, result.first_head);
+    heads.heads = result.heads;
+    return heads;
   }
   // Collective, so that no rank begins a kernel over ranks while another one fails to load.
   void load(const ProgressCallback& on_progress) {
@@ -463,7 +487,7 @@ class RowOpJob final : public OpJob {
   std::optional<LoadedRows> rows_;
   std::vector<std::byte> out_;  // of this rank's tokens
   std::unique_ptr<const SafetensorsFile> earlier_file_;
-  std::optional<TensorSource> earlier_;
+  std::vector<TensorSource> earlier_;  // of the results
   std::vector<int> variants_;
   Options variant_options_;
 };
@@ -518,12 +542,16 @@ Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
   check.passes = worst.error <= 1.0 && misplaced == 0;
   check.rows = rows;
   check.context.push_back(fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(rows), "row")));
-  check.lines.push_back(fmt::format("{}: greatest error {:.3g} of what is allowed, at token {}, head {}", name(),
+  const std::vector<RowResult> results = op_->results();
+  const RowResult& result =
+      *std::ranges::find_if(results, [&](const RowResult& each) { return worst.head < each.first_head + each.heads; });
+  worst.head -= result.first_head;
+  check.lines.push_back(fmt::format("{}: greatest error {:.3g} of what is allowed, at token {}, head {}", result.name,
                                     worst.error, worst.token, worst.head));
   if (misplaced > 0) {
     check.lines.push_back(fmt::format("{} values are NaN or infinite where fp64 has another value", misplaced));
   }
-  check.write = [=, name = name()](JsonWriter& json) {
+  check.write = [=, name = result.name](JsonWriter& json) {
     json.begin_object().member("rows", rows).key(name).begin_object().member("part_of_allowed", worst.error);
     json.member("token", worst.token).member("head", worst.head).end_object();
     json.key("lse").null().member("misplaced", misplaced).end_object();
@@ -585,6 +613,10 @@ RowOp::Kernel RowOp::choose(const KernelRequest& request, KernelScope scope) con
   const KernelEntry* const rows[] = {&row_kernel()};
   const auto nothing_missing = [](std::size_t) { return std::vector<std::string>(); };
   return {rows[0], choose_entry(rows, nothing_missing, describe(), request, scope).reason};
+}
+
+void RowOp::check_model(const ModelComparison& compare) const {
+  compare.refuse_kind(name(), layer_kind_name(compare.layer().kind));
 }
 
 void RowOp::compute(const RowReader&, std::int64_t, std::int64_t, std::span<float>) const {

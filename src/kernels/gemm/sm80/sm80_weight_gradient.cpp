@@ -11,14 +11,14 @@ namespace ringattn::sm80 {
 
 namespace {
 
-constexpr std::int64_t kElementBytes = 2;
+constexpr std::int64_t kWeightGradientElementBytes = 2;
 constexpr std::int64_t kAlignment = 16;
 
 cuda::GemmOperand<const char> operand_of(const TensorView& view) {
   cuda::GemmOperand<const char> operand{};
   operand.data = static_cast<const char*>(view.data);
-  operand.stride = view.token_stride * kElementBytes;
-  operand.head_stride = view.heads > 1 ? view.head_stride * kElementBytes : 0;
+  operand.stride = view.token_stride * kWeightGradientElementBytes;
+  operand.head_stride = view.heads > 1 ? view.head_stride * kWeightGradientElementBytes : 0;
   operand.heads = static_cast<std::int32_t>(view.heads);
   operand.aligned = reinterpret_cast<std::uintptr_t>(view.data) % kAlignment == 0 && operand.stride % kAlignment == 0 &&
                     operand.head_stride % kAlignment == 0;

@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding (RoPE) of q and k.
+
+    q, k = ringattn.rope(q, k, theta=500000.0)                                       # positions 0, 1, 2, ...
+    q, k = ringattn.rope(q, k, rope_parameters=config.rope_parameters)               # as a model of Hugging Face has it
+    q, k = ringattn.rope(q_mine, k_mine, layout=layout, world=world)                 # a rank's rows"""
+
+import ctypes
+
+import numpy as np
+
+from . import _gradients, _job, _structs, layouts
+from ._abi import lib
+from ._arguments import as_int, as_number, check_axes, is_true, lengths_of, refuse_unknown
+from ._errors import refuse
+from ._loaded_torch import loaded_torch
+from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, is_torch, traced
+from .layouts import Layout
+from .worlds import World
+
+# Names of rope_parameters that are arguments of their own in the library.
+_APART = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+
+
+class Rope(_job.Prepared):
+    """A prepared rotation. rope() keeps such objects. Creating one is not collective."""
+
+    op = "rope"
+
+
+def _text_of(value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (list, tuple)):
+        return ":".join(_text_of(x) for x in value)
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, inv_freq, attention_factor, exact,
+                length) -> tuple:  # fmt: skip
+    """The spec's members that are no tensors: (type, parameters, theta, rotary_factor, interleaved, exact, frequencies,
+    attention_factor)."""
+    if rope_parameters is not None and not hasattr(rope_parameters, "items"):
+        refuse(f"rope_parameters is {type(rope_parameters).__name__}", "it is a dict, as in a model's config",
+               'Pass one, such as {"rope_type": "linear", "factor": 4.0}.')  # fmt: skip
+    given = {name: value for name, value in (rope_parameters or {}).items() if value is not None}
+    if any(isinstance(value, dict) for value in given.values()):
+        refuse("rope_parameters has parameters for each kind of layer", "a call is one layer's",
+               'Pass those of its kind, such as config.rope_parameters["full_attention"].')  # fmt: skip
+    kind = given.get("rope_type", given.get("type", "default"))
+    factor = as_number(given.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    if rotary_dim is not None:
+        if "partial_rotary_factor" in given:
+            refuse("rotary_dim and partial_rotary_factor are given", "they say the same", "Pass one of them.")
+        factor = as_int(rotary_dim, "rotary_dim") / head_dim
+    if theta is not None and "rope_theta" in given:
+        refuse("theta and rope_theta are given", "they say the same", "Pass one of them.")
+    theta = as_number(given.get("rope_theta", 10000.0) if theta is None else theta, "theta")
+    texts = [f"{name}={_text_of(value)}" for name, value in given.items() if name not in _APART]
+    if length is not None:
+        texts.append(f"length={as_int(length, 'length')}")
+    frequencies = None
+    if inv_freq is not None:
+        frequencies = tuple(float(x) for x in (inv_freq.tolist() if hasattr(inv_freq, "tolist") else inv_freq))
+    elif attention_factor is not None:
+        refuse("attention_factor is given without inv_freq", "the type of RoPE has its own",
+               "Leave it out, or pass it in rope_parameters.")  # fmt: skip
+    return (str(kind), ",".join(texts), float(theta), float(factor), is_true("interleaved", interleaved),
+            is_true("exact", exact), frequencies, 0.0 if attention_factor is None else
+            as_number(attention_factor, "attention_factor"))  # fmt: skip
+
+
+def _prepared(world: World, like, head_dim: int, settings: tuple, threads: int) -> Rope:
+    kind, parameters, theta, rotary_factor, interleaved, exact, frequencies, attention_factor = settings
+
+    def make():
+        count = 0 if frequencies is None else len(frequencies)
+        numbers = None if frequencies is None else (ctypes.c_double * count)(*frequencies)
+        spec = _structs.rope_spec(dtype=data_type(like), head_dim=head_dim, type=kind.encode(), parameters=parameters.encode(),
+                                  theta=theta, rotary_factor=rotary_factor, interleaved=int(interleaved), exact=int(exact),
+                                  frequencies=numbers, frequency_count=count, attention_factor=attention_factor)  # fmt: skip
+        return Rope(world, spec, _structs.options(threads=threads))
+
+    return world.prepared(("rope", like.dtype, head_dim, settings, threads), make)
+
+
+def _like(array, values: np.ndarray):
+    """int64 values, where the array is."""
+    if not is_torch(array):
+        return values
+    return loaded_torch().from_numpy(values).to(array.device)
+
+
+def _given_positions(positions, rows: tuple[int, ...], axes: int):
+    """int32 or int64 [rows] or [axes, rows], of positions whose shape can be that of the tokens."""
+    if str(positions.dtype).removeprefix("torch.") not in ("int32", "int64"):
+        refuse(f"positions are {positions.dtype}", "they are int32 or int64", "Convert them.")
+    shape = tuple(positions.shape)
+    wanted = rows if axes == 1 else (axes, *rows)
+    if len(shape) + 1 == len(wanted):
+        positions = positions[None] if axes == 1 else positions[:, None]
+    fits = positions.ndim == len(wanted) and all(a in (1, b) for a, b in zip(positions.shape, wanted, strict=True))
+    if not fits or (axes > 1 and positions.shape[0] != axes):
+        refuse(f"positions are {list(shape)}", f"the rows are {list(wanted)}", "Pass one for each row, on each axis.")
+    if tuple(positions.shape) != wanted:
+        positions = positions.expand(wanted) if is_torch(positions) else np.broadcast_to(positions, wanted)
+    flat = positions.reshape(-1) if axes == 1 else positions.reshape(axes, -1)
+    return flat.contiguous() if is_torch(flat) else np.ascontiguousarray(flat)
+
+
+def _positions_of(q, positions, cu_seqlens, offset: int, layout, world: World, axes: int) -> tuple:
+    """(positions or None, the first position) of the rows of q."""
+    rows = tuple(q.shape[:-2])
+    count = int(np.prod(rows))
+    ways = {"cu_seqlens": cu_seqlens, "layout": layout, "offset": offset or None}
+    others = [name for name, value in ways.items() if value is not None]
+    if positions is not None:
+        if others:
+            refuse(f"positions and {others[0]} are given", "each says where rows are", "Pass one of them.")
+        return _given_positions(positions, rows, axes), 0
+    if layout is not None:
+        lengths = layout.lengths if isinstance(layout, Layout) else None
+        if cu_seqlens is not None:
+            lengths = lengths_of(cu_seqlens)
+        if lengths is None:
+            refuse("layout is a name", "lengths of the sequences belong to it", "Pass a ringattn.Layout, or cu_seqlens, too.")
+        made = layouts.positions(layouts.make_layout(layout, lengths, world.size), world.rank)
+    elif cu_seqlens is not None:
+        made = np.concatenate([np.arange(n, dtype=np.int64) for n in lengths_of(cu_seqlens)] or [np.empty(0, np.int64)])
+    elif len(rows) == 2 and rows[0] != 1:
+        made = np.tile(np.arange(rows[1], dtype=np.int64), rows[0])
+    elif axes == 1:
+        return None, offset
+    else:
+        made = np.arange(count, dtype=np.int64)
+    if len(made) != count:
+        refuse(f"there are {count} rows", f"cu_seqlens or the layout has {len(made)}", "Pass this rank's rows of each sequence.")
+    made = np.ascontiguousarray(made.astype(np.int64) + offset)
+    return _like(q, made if axes == 1 else np.ascontiguousarray(np.broadcast_to(made, (axes, count)))), 0
+
+
+def rotate(q, k, positions, cu_seqlens, offset: int, layout, settings: tuple, inverse: bool, world, threads: int, out) -> tuple:
+    """(q, k) rotated; k may be None."""
+    world = _job.world_of(q, world)
+    prepared = _prepared(world, q, q.shape[-1], settings, threads)
+    positions, first = _positions_of(q, positions, cu_seqlens, offset, layout, world, prepared.facts.axes)
+    arrays, results = {"positions": positions}, []
+    for name, rows, into in zip(("q", "k"), (q, k), out, strict=True):
+        if rows is None:
+            arrays |= {name: None, f"{name}_out": None}
+            results.append(None)
+            continue
+        result = empty(rows, rows.shape) if into is None else into
+        given = contiguous_heads(rows)
+        arrays[name] = as_rows(given) if rows.ndim == 4 else given
+        arrays[f"{name}_out"] = flat_view(result) if rows.ndim == 4 else result
+        results.append(result)
+    prepared._do(q, arrays, first_position=first, inverse=int(inverse))
+    return tuple(results)
+
+
+@traced
+def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=None, rope_parameters=None, theta=None,
+         rotary_dim: int | None = None, interleaved: bool = False, inv_freq=None, attention_factor=None, exact: bool = False,
+         length: int | None = None, world: World | None = None, out=None, threads: int = 0, **unknown):  # fmt: skip
+    """Rotates pairs of elements of each row by angle = position * inv_freq, as apply_rotary_pos_emb of Hugging Face's
+    transformers does in float32, with one rounding at the end:
+
+        y[a] = x[a] * cos - x[b] * sin        (a, b) = (i, i + rotary_dim / 2), or (2i, 2i + 1) if interleaved
+        y[b] = x[b] * cos + x[a] * sin        inv_freq[i] = theta ** (-2i / rotary_dim), scaled by the type
+
+    q: [(batch,) tokens, heads, head_dim], float32, float16 or bfloat16. k: the same tokens with any number of heads, or None.
+    Heads are even, up to 512. Views into a fused projection are read in place.
+    positions: int32 or int64, of the shape of the tokens, for mrope [3, (batch,) tokens]. Without them tokens count from
+    `offset` in each sequence: those of a batch, of cu_seqlens, or of `layout` (a ringattn.Layout, or a name with
+    cu_seqlens), of which this rank of `world` has its part.
+    rope_parameters: a model's dict with rope_type ("default", "linear", "dynamic", "yarn", "longrope", "llama3",
+    "proportional"), rope_theta, factor and what else the type has; also mrope_section. theta, rotary_dim: without a dict.
+    "dynamic" and "longrope" need `length`, the longest sequence, for which their frequencies are fixed.
+    inv_freq, attention_factor: a model's own, such as rotary_emb.inv_freq on the host, in place of rope_parameters. PyTorch's
+    powers differ by up to 1 ulp from the correctly rounded ones, which ringattn computes.
+    exact: angles in float64, for positions in the millions, where float32 angles are off by up to 0.1.
+    out: (q_out, k_out), or one array without k; they may be q and k themselves.
+
+    Not collective. Returns (q, k), or q alone. A row's bits depend on the row, its position and the settings alone: not on
+    batch, ranks, device or SIMD target. Both have gradients, which are the rotation by the negative angle.
+
+    Formulas: transformers/modeling_rope_utils.py (5.24). Example: q, k = ringattn.rope(q, k, theta=1e6)"""
+    if unknown:
+        refuse_unknown("rope", unknown)
+    out = (None, None) if out is None else tuple(out) if isinstance(out, (list, tuple)) else (out, None)
+    if len(out) != 2 or (k is None and out[1] is not None):
+        refuse("out does not fit q and k", "there is a result for each", "Pass (q_out, k_out), or one array without k.")
+    _job.check_arrays("rope", {"q": q}, k=k, positions=positions)
+    for name, rows, into in (("q", q, out[0]), ("k", k, out[1])):
+        if rows is None:
+            continue
+        check_axes(name, rows, (3, 4), "[(batch,) tokens, heads, head_dim]")
+        if tuple(rows.shape[:-2]) != tuple(q.shape[:-2]) or rows.shape[-1] != q.shape[-1] or rows.dtype != q.dtype:
+            refuse(f"{name} is {list(rows.shape)}", f"q is {list(q.shape)}", "They have the same tokens, head_dim and type.")
+        if into is not None and (tuple(into.shape) != tuple(rows.shape) or into.dtype != rows.dtype):
+            refuse(f"out of {name} is {list(into.shape)}", f"{name} is {list(rows.shape)}", "Pass one of that shape and type.")
+    _job.check_dtypes(q=q, k=k)
+    settings = settings_of(rope_parameters, theta, rotary_dim, q.shape[-1], interleaved, inv_freq, attention_factor, exact,
+                           length)  # fmt: skip
+    offset = as_int(offset, "offset")
+    wanting = _gradients.requiring({"q": q, "k": k})
+    if wanting is not None:
+        _gradients.check_out(wanting, None if out == (None, None) else out)
+        from . import torch_ops  # noqa: PLC0415, needs torch
+
+        q, k = torch_ops.recorded_rope(q, k, positions, cu_seqlens, offset, layout, settings, world, threads)
+    else:
+        q, k = rotate(q, k, positions, cu_seqlens, offset, layout, settings, False, world, threads, out)
+    return q if k is None else (q, k)
+
+
+def rope_frequencies(head_dim: int, *, rope_parameters=None, theta=None, rotary_dim: int | None = None, exact: bool = False,
+                     length: int | None = None) -> tuple[np.ndarray, float]:  # fmt: skip
+    """(inv_freq, attention_factor) that rope() uses: [rotary_dim / 2], float32 or, if exact, float64, and the factor of cos
+    and sin."""
+    like = np.empty((0, 1, head_dim), "float32")
+    settings = settings_of(rope_parameters, theta, rotary_dim, head_dim, False, None, None, exact, length)
+    prepared = _prepared(_job.world_of(like, None), like, head_dim, settings, 1)
+    count = prepared.facts.rotary_dim // 2
+    numbers, factor = (ctypes.c_double * count)(), ctypes.c_double()
+    prepared.turn.run(lambda: lib.rope_frequencies(prepared.handle, count, numbers, ctypes.byref(factor)))
+    return np.array(numbers, "float64" if exact else "float32"), factor.value

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// The RoPE kernel of all GPUs, `cuda_rope`: its registry entry, launch parameters and launches. It reads and writes
+// each row once, 16 bytes at a time where the rows are aligned, and has the bits of `cpu_rope`.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "kernels/common/cuda/divider.hpp"
+#include "kernels/rope/rope.hpp"
+
+namespace ringattn::cuda {
+
+// `backend` is a CudaBackend and outlives the kernel.
+std::unique_ptr<RopeKernel> make_cuda_rope(const RopeSpec& spec, Backend& backend);
+
+// Strides in elements. [tokens, heads, head_dim]
+struct RopeRows {
+  const void* x;
+  void* y;
+  std::int64_t x_token_stride, x_head_stride;
+  std::int64_t y_token_stride, y_head_stride;
+};
+
+// Frequencies and axes are kernel arguments: nothing is allocated or uploaded.
+struct RopeParams {
+  double frequencies[kMaxRopeDim / 2];
+  std::uint8_t axes[kMaxRopeDim / 2];
+  RopeRows rows[kMaxRopeTensors];
+  std::int64_t tokens;
+  const void* positions;  // as RopePositions
+  std::int64_t axis_stride;
+  std::int64_t first;
+  std::int32_t heads;        // of both tensors
+  std::int32_t first_heads;  // of the first one
+  std::int32_t pairs;
+  std::int32_t rotary_dim;
+  std::int32_t tile_tokens;  // tokens per CTA
+  std::int32_t units;        // per row, as rope.cu divides it
+  std::int32_t turned;       // units that rotate; the others copy
+  Divider by_pairs, by_units, by_heads;
+  float factor;
+  bool is_int64, exact, inverse;
+};
+static_assert(sizeof(RopeParams) <= 4000, "kernel arguments are at most 4 KiB");
+
+inline constexpr int kRopeTileTokens = 8;  // at most, per CTA
+
+// Loads the kernels of this dtype onto the current device (load_kernel.hpp).
+void load_rope(Dtype dtype, RopePairs pairs);
+// `aligned`: rows are read and written 16 bytes at a time, and units are 16 bytes of first elements of pairs.
+void launch_rope(const RopeParams& params, Dtype dtype, RopePairs pairs, bool aligned, cudaStream_t stream);
+
+}  // namespace ringattn::cuda

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// RoPE through the C interface: the bits of C++, in place and back again, its frequencies, and refusals.
+#include "ops/rope/rope.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tests/c/c_tensors.hpp"
+
+namespace ringattn::testing {
+namespace {
+
+constexpr std::int64_t kRopeRows = 9, kRopeHeads = 3, kRopeDim = 16;
+
+TEST(CRope, HasTheBitsOfCppAndRefusesByName) {
+  SelfWorld world;
+  auto spec = sized<ringattn_rope_spec>();
+  spec.dtype = c_dtype(Dtype::kF32);
+  spec.head_dim = kRopeDim;
+  spec.type = "linear";
+  spec.parameters = "factor=2";
+  spec.theta = 5e5;
+  ringattn_rope* rope = nullptr;
+  ASSERT_EQ(ringattn_rope_create(world.get(), &spec, nullptr, &rope), RINGATTN_OK);
+  auto facts = sized<ringattn_rope_facts>();
+  EXPECT_OK(ringattn_rope_get_facts(rope, &facts));
+  EXPECT_EQ(facts.rotary_dim, kRopeDim);
+  EXPECT_EQ(facts.axes, 1);
+
+  RopeParameters parameters;
+  parameters.type = RopeType::kLinear;
+  parameters.factor = 2.0;
+  parameters.theta = 5e5;
+  Rope cpp(make_rope_spec(parameters, Dtype::kF32, kRopeDim, RopePairs::kHalfSplit, false), {{"cpu"}, 1});
+  std::vector<double> frequencies(kRopeDim / 2);
+  double factor = 0.0;
+  EXPECT_OK(ringattn_rope_frequencies(rope, kRopeDim / 2, frequencies.data(), &factor));
+  EXPECT_EQ(frequencies, cpp.spec().frequencies);
+  EXPECT_EQ(factor, 1.0);
+
+  const Numbers rows = normal(kRopeRows * kRopeHeads * kRopeDim, 1);
+  Numbers wanted = rows, found = rows;
+  std::array<std::int32_t, kRopeRows> positions{7, 0, 1, 5, 100000, 2, 2, 3, 9};
+  const MutableTensorView whole =
+      dense_view(static_cast<void*>(wanted.data()), Dtype::kF32, kRopeRows, kRopeHeads, kRopeDim);
+  const RopeTensor in_place{whole, whole};
+  cpp.run({{positions.data()}, {&in_place, 1}});
+
+  CTensor k(found.data(), spec.dtype, {kRopeRows, kRopeHeads, kRopeDim});
+  CTensor at(positions.data(), DLDataType{kDLInt, 32, 1}, {kRopeRows});
+  auto tensors = sized<ringattn_rope_tensors>();
+  tensors.k = tensors.k_out = k.get();
+  tensors.positions = at.get();
+  EXPECT_OK(ringattn_rope_run(rope, &tensors));
+  EXPECT_EQ(found, wanted);
+  tensors.inverse = 1;
+  EXPECT_OK(ringattn_rope_enqueue(rope, &tensors));
+  EXPECT_OK(ringattn_rope_wait(rope));
+  for (std::size_t i = 0; i < rows.size(); ++i) EXPECT_NEAR(found[i], rows[i], 1e-5);
+
+  tensors.k = nullptr;
+  EXPECT_EQ(ringattn_rope_run(rope, &tensors), RINGATTN_USAGE);
+  EXPECT_EQ(ringattn_rope_frequencies(rope, 3, frequencies.data(), &factor), RINGATTN_USAGE);
+  ringattn_rope_destroy(rope);
+  spec.parameters = "factor=2,alpha=3";
+  EXPECT_EQ(ringattn_rope_create(world.get(), &spec, nullptr, &rope), RINGATTN_USAGE);
+  EXPECT_NE(std::string(ringattn_error_text()).find("\"alpha=3\" is no parameter"), std::string::npos);
+  spec.type = "axial";
+  EXPECT_EQ(ringattn_rope_create(world.get(), &spec, nullptr, &rope), RINGATTN_USAGE);
+}
+
+}  // namespace
+}  // namespace ringattn::testing
