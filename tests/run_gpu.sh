@@ -84,8 +84,8 @@ part_build() {
 part_gpu_tests() { tests gpu-tests --label-regex gpu; }
 # Rows of the CPU's kernels are in tests/run.sh.
 part_kernels() {
-  tests kernels --label-exclude gpu \
-    --tests-regex '^(base_test|(attention_kernel|batched_gemm|gemm_kernel|linear_kernel|ssm_kernel)_test.*/sm[0-9]|linear_kernel_test.*/cuda_)'
+  local programs='(attention_kernel|batched_gemm|gemm_kernel|linear_kernel|ssm_kernel)_test'
+  tests kernels --label-exclude gpu --tests-regex "^(base_test|$programs.*/(sm[0-9]|cuda_))"
 }
 part_decoding() { tests decoding --tests-regex '^decode_test.*/sm[0-9]' --label-exclude gpu; }
 

@@ -46,6 +46,7 @@ __all__ = [
     "decode", "decode_partition", "decompress", "dequantize_weight", "evict", "goldens", "batched_gemm", "linear",
     "linear_columns", "linear_features", "linear_tokens", "mla", "mla_decode", "mla_decode_partition", "mpi_world", "packed",
     "positions", "quantize_weight", "quantized", "QuantizedWeight", "rope", "rope_frequencies", "run_ranks",
-    "scaled_dot_product_attention", "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update", "store_world", "striped", "super_segments", "testing",
+    "scaled_dot_product_attention", "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update",
+    "store_world", "striped", "super_segments", "testing",
     "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip
