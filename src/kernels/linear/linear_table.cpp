@@ -1,8 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The linear kernels, in order of preference.
 #include "kernels/attention/cpu/cpu_attention.hpp"
-#include "kernels/common/registry.hpp"
 #include "kernels/linear/cpu/cpu_linear.hpp"
+#ifdef RINGATTN_HAVE_CUDA
+#include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/linear/cuda/cuda_linear.hpp"
+#include "kernels/linear/sm80/sm80_linear.hpp"
+#endif
+#ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/attention/sm90/sm90_attention.hpp"
+#include "kernels/linear/sm90/sm90_linear.hpp"
+#endif
+#include "kernels/common/registry.hpp"
 #include "kernels/linear/linear.hpp"
 
 namespace ringattn {
@@ -10,6 +19,19 @@ namespace ringattn {
 namespace {
 
 constexpr KernelRow<LinearSpec> kTable[] = {
+#ifdef RINGATTN_HAVE_HOPPER
+    {{"sm90_linear", "cuda", "bf16, fp16; every activation, any number of features", sm90::linear_configs,
+      [](const Backend&) { return 6.0e14; },  // many rows
+      sm90::attention_unavailable, cuda::make_cuda_backend},
+     cuda::float_linear_missing,
+     sm90::make_linear},
+#endif
+#ifdef RINGATTN_HAVE_CUDA
+    {{"sm80_linear", "cuda", "bf16, fp16; every activation, any number of features", sm80::linear_configs,
+      [](const Backend&) { return 2.0e14; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+     cuda::float_linear_missing,
+     sm80::make_linear},
+#endif
     {{"cpu_linear", "cpu", "fp32, bf16, fp16; int8 and int4 weights; every activation, any number of features",
       [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both are chains of multiply-adds
       [] { return std::string(); }, cpu::make_cpu_backend},

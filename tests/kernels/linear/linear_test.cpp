@@ -270,6 +270,38 @@ INSTANTIATE_TEST_SUITE_P(Kernels, Linear,
                          ::testing::ValuesIn(kernel_table<LinearSpec>().begin(), kernel_table<LinearSpec>().end()),
                          [](const auto& test) { return std::string(test.param.name); });
 
+// wgmma, in tiles for few and for many rows, and mma.sync.
+TEST(GpuLinear, KernelsHaveOneAnothersBits) {
+  const auto row_of = [](std::string_view name) {
+    const auto table = kernel_table<LinearSpec>();
+    const auto found = std::ranges::find(table, name, &KernelRow<LinearSpec>::name);
+    return found == table.end() ? nullptr : &*found;
+  };
+  const KernelRow<LinearSpec>* const hopper = row_of("sm90_linear");
+  const KernelRow<LinearSpec>* const ampere = row_of("sm80_linear");
+  if (hopper == nullptr) GTEST_SKIP() << "needs: a build with sm90 kernels";
+  if (const std::string reason = hopper->unavailable(); !reason.empty()) GTEST_SKIP() << "needs: " << reason;
+  // Whole tiles and splits; and tails of M, N and K, with leaves that are no whole panels.
+  for (const auto& [k, n] : {std::pair{6144, 512}, {4104, 328}}) {
+    int activation = 0;
+    for (const std::int64_t rows : {1, 12, 24, 64, 90, 300}) {
+      for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {
+        LinearSpec spec{rows % 8 == 0 ? Dtype::kF16 : Dtype::kBf16, WeightFormat::kFloat, k, n};
+        spec.parallel = parallel;
+        const auto names = activation_names();
+        parse_activation(names[static_cast<std::size_t>(activation++) % names.size()], spec.activation, spec.gated);
+        spec.bias = rows % 3 == 0;
+        LinearData data = linear_data(spec, rows, 11);
+        data.set_x(rows / 2, 5, kNan);
+        const std::vector<std::byte> expected = multiplied(*ampere, data);
+        EXPECT_EQ(first_difference(data, multiplied(*hopper, data), expected), "") << rows << ", " << describe(spec);
+        if (parallel == LinearParallel::kNone) continue;
+        EXPECT_EQ(first_difference(data, multiplied_in_parts(*hopper, data, 3), expected), "") << describe(spec);
+      }
+    }
+  }
+}
+
 // The CPU kernel with vectors of every width.
 TEST(CpuLinear, IsAccurateOnEveryTarget) {
   const KernelRow<LinearSpec>& row = kernel_table<LinearSpec>().back();

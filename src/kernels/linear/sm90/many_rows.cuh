@@ -1,0 +1,373 @@
+// SPDX-License-Identifier: Apache-2.0
+// Linear layers with wgmma, for more than a few rows. CTAs are persistent, warp-specialized and work in pairs, which
+// share the weights or the rows of their two tiles: each loads one half, and TMA multicasts it. A producer warp runs
+// ahead, also into the next tile. Each of two consumer warpgroups has 64 rows, and keeps the sum of the current chain
+// and those of earlier chains in registers (a tree of leaves: the sum of the first four in shared memory).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/cuda/pdl.cuh"
+#include "kernels/common/cuda/ptx.cuh"
+#include "kernels/common/cuda/tile_copy.cuh"
+#include "kernels/common/sm90/cluster.cuh"
+#include "kernels/common/sm90/matrix.cuh"
+#include "kernels/common/sm90/mbarrier.cuh"
+#include "kernels/common/sm90/threads.cuh"
+#include "kernels/common/sm90/tma.cuh"
+#include "kernels/common/sm90/wgmma.cuh"
+#include "kernels/linear/cuda/activation.cuh"
+#include "kernels/linear/cuda/fold.cuh"
+#include "kernels/linear/sm90/linear_kernels.hpp"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kManyRowsThreads = 3 * kWarpgroup;
+
+template <class Element_, ManyRowsConfig kConfig>
+struct ManyRows {
+  using Element = Element_;
+  static constexpr bool kGated = kConfig.gated, kLeaves = kConfig.leaves;
+  static constexpr int kRows = ManyRowsConfig::kRows;
+  static constexpr int kSums = kConfig.sums;
+  static constexpr int kBlocks = kSums / 8;  // of 8 columns of sums
+  static constexpr int kColumns = kConfig.columns();
+  static constexpr int kStages = kConfig.stages;
+  static constexpr int kRowBytes = kRows * cuda::kPanelRowBytes;  // per stage; its weights follow
+  static constexpr int kHalfRowBytes = kRowBytes / 2;
+  static constexpr int kHalfWeightBytes = kSums / 2 * cuda::kPanelRowBytes;
+  static constexpr int kStageBytes = kConfig.stage_bytes();
+  static constexpr int kStashBytes = kConfig.stash_bytes();
+  static constexpr int kSharedBytes = kConfig.shared_bytes();
+};
+
+template <class C>
+struct ManyRowsMemory {
+  std::uint32_t base;  // aligned to 1,024 bytes, as the 128-byte swizzle requires
+
+  __device__ __forceinline__ std::uint32_t stage(std::uint32_t number) const { return base + number * C::kStageBytes; }
+  __device__ __forceinline__ std::uint32_t stash() const { return base + C::kStages * C::kStageBytes; }
+  __device__ __forceinline__ std::uint32_t out(int warpgroup) const {
+    return stash() + C::kStashBytes + static_cast<std::uint32_t>(warpgroup * (ManyRowsConfig::kOutBytes / 2));
+  }
+  __device__ __forceinline__ std::uint32_t full(std::uint32_t number) const {
+    return stash() + C::kStashBytes + ManyRowsConfig::kOutBytes + number * kBarrierBytes;
+  }
+  __device__ __forceinline__ std::uint32_t empty(std::uint32_t number) const { return full(C::kStages + number); }
+};
+
+struct LinearTile {
+  int row, column;  // of y
+};
+
+// Calls visit(tile) for the tiles of this CTA, in the same order in all warps of a pair.
+template <class C, class Visit>
+__device__ __forceinline__ void for_each_linear_tile(const ManyRowsParams& p, Visit visit) {
+  const int rank = static_cast<int>(rank_in_cluster());
+  const int pair_rows = p.shares_weights ? 2 * C::kRows : C::kRows;
+  const int pair_columns = p.shares_weights ? C::kColumns : 2 * C::kColumns;
+  const int row_pairs = (p.gemm.rows + pair_rows - 1) / pair_rows;
+  const int column_pairs = (p.gemm.columns + pair_columns - 1) / pair_columns;
+  const int group_tiles = p.swizzle * column_pairs;
+  const int pairs = row_pairs * column_pairs;
+  for (int number = static_cast<int>(blockIdx.x) / 2; number < pairs; number += static_cast<int>(gridDim.x) / 2) {
+    const int first = number / group_tiles * p.swizzle;
+    const int rows = min(p.swizzle, row_pairs - first);
+    const int in_group = number % group_tiles;
+    visit(LinearTile{(first + in_group % rows) * pair_rows + (p.shares_weights ? rank * C::kRows : 0),
+                     in_group / rows * pair_columns + (p.shares_weights ? 0 : rank * C::kColumns)});
+  }
+}
+
+// One thread. Elements outside of the tensors are zero-filled, and count for the barrier's byte count.
+template <class C>
+__device__ __forceinline__ void load_linear_panels(const ManyRowsParams& p, const ManyRowsMemory<C>& memory) {
+  const std::uint32_t rank = rank_in_cluster();
+  PackedPipelineState<C::kStages> ring;
+  for_each_linear_tile<C>(p, [&](const LinearTile& tile) {
+    for (int chain = 0; chain < p.gemm.chains.count; ++chain) {
+      const int end = p.gemm.chains.end(chain);
+      for (int k = p.gemm.chains.begin(chain); k < end; k += cuda::kPanelColumns, ring.advance()) {
+        const std::uint32_t stage = ring.stage();
+        const std::uint32_t full = memory.full(stage);
+        barrier_wait(memory.empty(stage), ring.parity() ^ 1U);
+        barrier_arrive_expect(full, C::kStageBytes);
+        const auto x = [&](std::uint32_t half, auto load) {
+          load(memory.stage(stage) + half * C::kHalfRowBytes, &p.x, tile.row + static_cast<int>(half) * (C::kRows / 2));
+        };
+        // Gated: the halves of a tile's weights are the gate's and the up matrix's.
+        const auto weights = [&](std::uint32_t half, auto load) {
+          load(memory.stage(stage) + C::kRowBytes + half * C::kHalfWeightBytes, &p.weights[C::kGated ? half : 0],
+               tile.column + (C::kGated ? 0 : static_cast<int>(half) * (C::kSums / 2)));
+        };
+        const auto own = [&](std::uint32_t to, const CUtensorMap* map, int row) {
+          tma_load_box(to, map, full, k, 0, row);
+        };
+        const auto shared = [&](std::uint32_t to, const CUtensorMap* map, int row) {
+          tma_multicast_box(3, to, map, full, k, 0, row);
+        };
+        if (p.shares_weights) {
+          x(0, own);
+          x(1, own);
+          weights(rank, shared);
+        } else {
+          x(rank, shared);
+          weights(0, own);
+          weights(1, own);
+        }
+      }
+    }
+  });
+}
+
+// Sums of the chains of a tile that are complete, in a warpgroup.
+template <class C>
+struct ManyRowsFold {
+  cuda::LinearFold<C::kBlocks, false> fold;
+
+  __device__ __forceinline__ void start() { fold.start(); }
+  __device__ __forceinline__ void add(int chain, int, bool is_empty, const float (&sums)[C::kBlocks][4],
+                                      std::uint32_t) {
+    fold.add(chain, is_empty, sums);
+  }
+  __device__ __forceinline__ const float (&total(int) const)[C::kBlocks][4] { return fold.splits; }
+};
+
+// As LinearFold<…, true>, with the sum of the first four of eight leaves in shared memory.
+template <class C>
+struct ManyRowsTree {
+  float pair[C::kBlocks][4];
+  float four[C::kBlocks][4];
+
+  __device__ __forceinline__ void start() {
+    cuda::start_sums(pair);
+    cuda::start_sums(four);
+  }
+  // stash: of this thread, float4s that are 4,096 bytes apart.
+  __device__ __forceinline__ void add(int leaf, int leaves, bool is_empty, const float (&sums)[C::kBlocks][4],
+                                      std::uint32_t stash) {
+    if (!is_empty) cuda::add_sums(pair, sums);
+    if (leaf % 2 == 0) return;
+    cuda::add_sums(four, pair);
+    cuda::start_sums(pair);
+    if (leaves < kLinearLeaves || leaf % 4 != 3) return;
+#pragma unroll
+    for (int i = 0; i < C::kBlocks; ++i) {
+      const std::uint32_t at = stash + static_cast<std::uint32_t>(i * 2 * kWarpgroup * 16);
+      if (leaf == 3) {
+        cuda::store_shared(at, uint4{__float_as_uint(four[i][0]), __float_as_uint(four[i][1]),
+                                     __float_as_uint(four[i][2]), __float_as_uint(four[i][3])});
+      } else {
+        const uint4 first = cuda::load_shared_16(at);
+        four[i][0] = __fadd_rn(__uint_as_float(first.x), four[i][0]);
+        four[i][1] = __fadd_rn(__uint_as_float(first.y), four[i][1]);
+        four[i][2] = __fadd_rn(__uint_as_float(first.z), four[i][2]);
+        four[i][3] = __fadd_rn(__uint_as_float(first.w), four[i][3]);
+      }
+    }
+    if (leaf == 3) cuda::start_sums(four);
+  }
+  __device__ __forceinline__ const float (&total(int leaves))[C::kBlocks][4] {
+    if (leaves == 1) cuda::add_sums(four, pair);
+    return four;
+  }
+};
+
+// y of a warpgroup's 64 rows, through its panel of shared memory.
+template <class C, class Activation>
+__device__ __forceinline__ void store_linear_rows(const ManyRowsParams& p, const LinearTile& tile, int warpgroup,
+                                                  std::uint32_t panel, const float (&total)[C::kBlocks][4],
+                                                  Activation activation) {
+  using Element = typename C::Element;
+  const int thread = thread_of_warpgroup();
+  const int lane = thread % 32;
+  const int first_row = tile.row + warpgroup * 64;
+#pragma unroll
+  for (int part = 0; part < C::kColumns / cuda::kPanelColumns; ++part) {
+    const int part_column = tile.column + part * cuda::kPanelColumns;
+    // The last store has read the panel.
+    if (thread == 0) tma_store_wait_read();
+    named_sync(warpgroup + 1, kWarpgroup);
+#pragma unroll
+    for (int pair = 0; pair < cuda::kPanelColumns / 16; ++pair) {
+      std::uint32_t words[4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int block = part * 8 + pair * 2 + half;
+        const int column = part_column + (pair * 2 + half) * 8 + lane % 4 * 2;
+        float y[4];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const bool present = column + e < p.gemm.columns;
+          const float bias = present ? cuda::load_bias<Element>(p.gemm.bias[0], column + e) : -0.0F;
+          const float up_bias = C::kGated && present ? cuda::load_bias<Element>(p.gemm.bias[1], column + e) : -0.0F;
+#pragma unroll
+          for (int i = e; i < 4; i += 2) {
+            y[i] = activation(__fadd_rn(total[block][i], bias));
+            if constexpr (C::kGated) {
+              y[i] = __fmul_rn(y[i], __fadd_rn(total[C::kBlocks / 2 + block][i], up_bias));
+            }
+          }
+        }
+        words[2 * half] = cuda::MmaTraits<Element>::pack(y[0], y[1]);
+        words[2 * half + 1] = cuda::MmaTraits<Element>::pack(y[2], y[3]);
+      }
+      // Matrices: rows 0 … 7 and 8 … 15 of the first eight columns, then of the others.
+      const int row = thread / 32 * 16 + lane % 16;
+      store_matrix(panel + cuda::swizzled(row, pair * 2 + lane / 16), words);
+    }
+    if (p.stores_by_tma) {
+      proxy_fence();
+      named_sync(warpgroup + 1, kWarpgroup);
+      if (thread == 0) {
+        tma_store_box(&p.y, panel, part_column, 0, first_row);
+        tma_store_commit();
+      }
+      continue;
+    }
+    named_sync(warpgroup + 1, kWarpgroup);
+#pragma unroll 1
+    for (int i = thread; i < 64 * 8; i += kWarpgroup) {
+      const int row = i / 8;
+      const int column = part_column + i % 8 * 8;
+      if (first_row + row >= p.gemm.rows) break;
+      auto* const to = reinterpret_cast<std::uint16_t*>(p.gemm.out + (first_row + row) * p.gemm.out_stride) + column;
+      const uint4 elements = cuda::load_shared_16(panel + cuda::swizzled(row, i % 8));
+      const std::uint32_t words[4] = {elements.x, elements.y, elements.z, elements.w};
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        if (column + e < p.gemm.columns) to[e] = static_cast<std::uint16_t>(words[e / 2] >> (e % 2 * 16));
+      }
+    }
+  }
+}
+
+// fp32 sums of a warpgroup's 64 rows.
+template <class C>
+__device__ __forceinline__ void store_linear_sums(const ManyRowsParams& p, const LinearTile& tile, int warpgroup,
+                                                  const float (&total)[C::kBlocks][4]) {
+  const int first_row = tile.row + warpgroup * 64 + tile_row_of_thread();
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first_row + half * 8;
+    if (row >= p.gemm.rows) return;
+    auto* const to = reinterpret_cast<float*>(p.gemm.out + row * p.gemm.out_stride);
+#pragma unroll
+    for (int block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int column = tile.column + block * 8 + thread_of_cta() % 4 * 2 + e;
+        if (column < p.gemm.columns) to[column] = total[block][2 * half + e];
+      }
+    }
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void multiply_linear_tiles(const ManyRowsParams& p, const ManyRowsMemory<C>& memory) {
+  using Element = typename C::Element;
+  const int warpgroup = thread_of_cta() / kWarpgroup - 1;
+  const int lane = thread_of_cta() % 32;
+  PackedPipelineState<C::kStages> ring;
+  // Lanes 0 and 1 release a stage in both CTAs, because both load into both.
+  const std::uint32_t empty_at = map_to_cta(memory.empty(0), static_cast<std::uint32_t>(lane & 1));
+  const auto release = [&](std::uint32_t stage) {
+    __syncwarp();
+    if (lane < 2) barrier_arrive_at(empty_at + stage * kBarrierBytes);
+  };
+  const std::uint32_t stash = memory.stash() + static_cast<std::uint32_t>((thread_of_cta() - kWarpgroup) * 16);
+  float sums[C::kBlocks][4];
+  std::conditional_t<C::kLeaves, ManyRowsTree<C>, ManyRowsFold<C>> fold;
+  for_each_linear_tile<C>(p, [&](const LinearTile& tile) {
+    fold.start();
+#pragma unroll 1
+    for (int chain = 0; chain < p.gemm.chains.count; ++chain) {
+      const int begin = p.gemm.chains.begin(chain);
+      const int end = p.gemm.chains.end(chain);
+      const int whole_end = begin + (end - begin) / cuda::kPanelColumns * cuda::kPanelColumns;
+      const auto operands = [&](std::uint32_t stage) {
+        const std::uint32_t rows = memory.stage(stage) + static_cast<std::uint32_t>(warpgroup * C::kHalfRowBytes);
+        return uint2{warp_uniform(descriptor_low(rows)),
+                     warp_uniform(descriptor_low(memory.stage(stage) + C::kRowBytes))};
+      };
+      // The next 16 of K are 32 bytes further in each row.
+      const auto multiply = [&](const uint2& at, std::uint32_t step, bool accumulate) {
+        Wgmma<Element, C::kSums>::ss(sums, descriptor(at.x + step * 2), descriptor(at.y + step * 2), accumulate);
+      };
+      std::uint32_t previous = 0;
+#pragma unroll 1
+      for (int k = begin; k < whole_end; k += cuda::kPanelColumns, ring.advance()) {
+        const std::uint32_t stage = ring.stage();
+        barrier_wait(memory.full(stage), ring.parity());
+        const uint2 at = operands(stage);
+        pin(sums);
+        wgmma_fence();
+#pragma unroll
+        for (std::uint32_t step = 0; step < 4; ++step) multiply(at, step, k > begin || step > 0);
+        wgmma_commit();
+        if (k > begin) {
+          wgmma_wait<1>();
+          release(previous);
+        }
+        previous = stage;
+      }
+      wgmma_wait<0>();
+      pin(sums);
+      if (begin < whole_end) release(previous);
+      // A chain ends after a multiple of 16, or with zeros. What follows in the panel is the next leaf's.
+      if (whole_end < end) {
+        const std::uint32_t stage = ring.stage();
+        barrier_wait(memory.full(stage), ring.parity());
+        const uint2 at = operands(stage);
+#pragma unroll 1
+        for (int step = 0; step * 16 < end - whole_end; ++step) {
+          pin(sums);
+          wgmma_fence();
+          multiply(at, static_cast<std::uint32_t>(step), begin < whole_end || step > 0);
+          wgmma_commit();
+          wgmma_wait<0>();
+          pin(sums);
+        }
+        release(stage);
+        ring.advance();
+      }
+      fold.add(chain, p.gemm.chains.count, begin == end, sums, stash);
+    }
+    const auto& total = fold.total(p.gemm.chains.count);
+    if (C::kLeaves && !C::kGated && p.gemm.writes_sums) {
+      store_linear_sums<C>(p, tile, warpgroup, total);
+    } else {
+      cuda::with_activation<C::kGated>(p.gemm.activation, [&](auto activation) {
+        store_linear_rows<C>(p, tile, warpgroup, memory.out(warpgroup), total, activation);
+      });
+    }
+  });
+  if (thread_of_warpgroup() == 0) tma_store_wait();
+}
+
+template <class C>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kManyRowsThreads, 1)
+    many_rows_kernel(const __grid_constant__ ManyRowsParams p) {
+  extern __shared__ unsigned char shared[];
+  const ManyRowsMemory<C> memory{cuda::aligned_shared_address<1024>(shared)};
+  if (threadIdx.x == 0) {
+    for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
+      barrier_init(memory.full(stage), 1);
+      barrier_init(memory.empty(stage), 2 * 2 * kWarpgroup / 32);
+    }
+    barrier_init_fence();
+  }
+  cluster_sync();
+  cuda::pdl_launch_dependents();
+  cuda::pdl_wait();
+  if (threadIdx.x < kWarpgroup) {
+    reg_dealloc<32>();
+    if (threadIdx.x == 0) load_linear_panels<C>(p, memory);
+  } else {
+    reg_alloc<240>();
+    multiply_linear_tiles<C>(p, memory);
+  }
+  cluster_sync();  // a CTA's memory is written and its barriers are arrived at from the other
+}
+
+}  // namespace ringattn::sm90
