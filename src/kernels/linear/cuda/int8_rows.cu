@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantizes the rows of x to int8, one CTA a row.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "base/cuda.hpp"
+#include "kernels/common/cuda/pdl.cuh"
+#include "kernels/linear/cuda/quantized_finish.cuh"
+
+namespace ringattn::cuda {
+
+namespace {
+
+constexpr int kRowThreads = 256;
+constexpr int kHeldChunks = 4;  // chunks of 8 elements that a thread keeps in registers: rows of up to 8,192
+constexpr float kRoundingShift = 12582912.0F;  // 1.5 · 2^23: adding it rounds to an integer, half to even
+
+__device__ __forceinline__ uint4 load_x_chunk(const Int8Rows& p, const char* row, int chunk) {
+  const char* const from = row + std::int64_t{16} * chunk;
+  if (p.x.aligned && (chunk + 1) * 8 <= p.features) return *reinterpret_cast<const uint4*>(from);
+  const auto* const elements = reinterpret_cast<const std::uint16_t*>(from);
+  std::uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int k = chunk * 8 + 2 * i;
+    words[i] = k < p.features ? elements[2 * i] : 0U;
+    if (k + 1 < p.features) words[i] |= static_cast<std::uint32_t>(elements[2 * i + 1]) << 16;
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void widen_chunk(const uint4& chunk, float (&x)[8]) {
+  const std::uint32_t words[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if constexpr (kBf16) {
+      x[2 * i] = __uint_as_float(words[i] << 16);
+      x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000U);
+    } else {
+      const float2 both = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+      x[2 * i] = both.x;
+      x[2 * i + 1] = both.y;
+    }
+  }
+}
+
+// Bits of |x| as an integer have its order, and ∞ and NaN are the largest.
+template <bool kBf16>
+__device__ __forceinline__ std::uint32_t largest_bits(const uint4& chunk, std::uint32_t largest) {
+  float x[8];
+  widen_chunk<kBf16>(chunk, x);
+#pragma unroll
+  for (const float value : x) largest = max(largest, __float_as_uint(value) & 0x7fffffffU);
+  return largest;
+}
+
+// clamp(rint(x / s), ±127) in the low byte. x / s is formed with the reciprocal, and by division where that might round
+// to another integer: 2^-14 of a half is more than its error, 2 ulp of at most 127.5.
+__device__ __forceinline__ std::uint32_t quantized_element(float x, float scale, float reciprocal) {
+  float quotient = __fmul_rn(x, reciprocal);
+  float shifted = __fadd_rn(quotient, kRoundingShift);
+  const float error = __fsub_rn(quotient, __fsub_rn(shifted, kRoundingShift));
+  if (!(fabsf(error) < 0.5F - 0x1p-14F)) {
+    quotient = fminf(fmaxf(__fdiv_rn(x, scale), -127.0F), 127.0F);
+    shifted = __fadd_rn(quotient, kRoundingShift);
+  }
+  return __float_as_uint(shifted) & 0xffU;
+}
+
+template <bool kBf16>
+__global__ void __launch_bounds__(kRowThreads) int8_rows_kernel(const __grid_constant__ Int8Rows p) {
+  __shared__ std::uint32_t of_warp[kRowThreads / 32];
+  pdl_launch_dependents();
+  const int row = static_cast<int>(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x);
+  const char* const x = p.x.data + row * p.x.stride;
+  const int chunks = (p.features + 7) / 8;
+  uint4 held[kHeldChunks];
+#pragma unroll
+  for (int i = 0; i < kHeldChunks; ++i) {
+    const int chunk = thread + i * kRowThreads;
+    held[i] = chunk < chunks ? load_x_chunk(p, x, chunk) : uint4{};
+  }
+  constexpr std::uint32_t kInfinityBits = 0x7f800000U;
+  std::uint32_t largest = 0;
+  if (p.absmax != nullptr) {
+    for (int part = 0; part < p.absmax_parts; ++part) {
+      largest = max(largest, __float_as_uint(p.absmax[part * p.absmax_stride + row]) & 0x7fffffffU);
+    }
+  } else {
+#pragma unroll
+    for (const uint4& chunk : held) largest = largest_bits<kBf16>(chunk, largest);
+    for (int chunk = thread + kHeldChunks * kRowThreads; chunk < chunks; chunk += kRowThreads) {
+      largest = largest_bits<kBf16>(load_x_chunk(p, x, chunk), largest);
+    }
+    largest = __reduce_max_sync(0xffffffffU, largest);
+    if (thread % 32 == 0) of_warp[thread / 32] = largest;
+    __syncthreads();
+#pragma unroll
+    for (const std::uint32_t other : of_warp) largest = max(largest, other);
+  }
+  const bool finite = largest < kInfinityBits;
+  const float absmax = finite ? __uint_as_float(largest) : __uint_as_float(0x7fffffffU);
+  if (p.found != nullptr) {
+    if (thread == 0) p.found[row] = absmax;
+    return;
+  }
+  float scale = __fdiv_rn(absmax, 127.0F);
+  if (scale == 0.0F) scale = 1.0F;
+  if (thread == 0) p.scales[row] = scale;
+  // The reciprocal of a tiny scale overflows: NaN has every element divided.
+  const float reciprocal = scale > 0x1p-100F ? __frcp_rn(scale) : __uint_as_float(0x7fffffffU);
+  const int out_chunks = static_cast<int>(int8_row_bytes(p.features) / 8);
+  signed char* const to = p.quantized + row * int8_row_bytes(p.features);
+  const auto store_chunk = [&](int chunk, const uint4& elements) {
+    float values[8];
+    widen_chunk<kBf16>(elements, values);
+    std::uint32_t words[2] = {0, 0};
+    if (finite) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) words[i / 4] |= quantized_element(values[i], scale, reciprocal) << (i % 4 * 8);
+    }
+    *reinterpret_cast<uint2*>(to + std::int64_t{8} * chunk) = {words[0], words[1]};
+  };
+#pragma unroll
+  for (int i = 0; i < kHeldChunks; ++i) {
+    const int chunk = thread + i * kRowThreads;
+    if (chunk < out_chunks) store_chunk(chunk, held[i]);
+  }
+  for (int chunk = thread + kHeldChunks * kRowThreads; chunk < out_chunks; chunk += kRowThreads) {
+    store_chunk(chunk, chunk < chunks ? load_x_chunk(p, x, chunk) : uint4{});
+  }
+}
+
+}  // namespace
+
+void launch_int8_rows(const Int8Rows& params, Stream stream) {
+  const auto kernel = params.dtype == Dtype::kBf16 ? int8_rows_kernel<true> : int8_rows_kernel<false>;
+  kernel<<<static_cast<unsigned>(params.rows), kRowThreads, 0, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "int8_rows");
+}
+
+}  // namespace ringattn::cuda

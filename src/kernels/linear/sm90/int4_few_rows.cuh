@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// int4 linear layers for few rows of x with wgmma: W, dequantized in registers, is operand A, and up to 64 rows of x
+// are operand B. A CTA has 64 rows of W and one split or leaf, so that all of W is in flight at once. Its first warp
+// also loads: groups of W come by bulk copies, x by TMA. Sums of splits and leaves meet in L2, where the last CTA of a
+// tile adds them in their order.
+#pragma once
+
+#include "kernels/common/cuda/aligned_shared.hpp"
+#include "kernels/common/cuda/pdl.cuh"
+#include "kernels/common/sm90/mbarrier.cuh"
+#include "kernels/common/sm90/threads.cuh"
+#include "kernels/common/sm90/tma.cuh"
+#include "kernels/common/sm90/wgmma_narrow.cuh"
+#include "kernels/linear/cuda/int4_operand.cuh"
+#include "kernels/linear/cuda/quantized_finish.cuh"
+#include "kernels/linear/sm90/int4.hpp"
+
+namespace ringattn::sm90 {
+
+inline constexpr int kInt4Steps16 = static_cast<int>(kInt4Group) / 16;
+
+template <class Element_, int kRows_>
+struct FewRowsInt4 {
+  using Element = Element_;
+  static constexpr int kRows = kRows_;
+  static constexpr int kCtas = kRows <= 16 ? 4 : kRows == 32 ? 3 : 2;  // per SM
+  static constexpr int kPanelBytes = kRows * 128;
+  static constexpr int kXBytes = 2 * kPanelBytes;
+  static constexpr int kLoadedBytes = kXBytes + cuda::kInt4BlockBytes;  // of a stage: one group
+  static constexpr int kStageBytes = (kLoadedBytes + 1023) / 1024 * 1024;
+  // An SM has 228 KiB, of which each CTA takes 1 KiB more than it requests.
+  static constexpr int kStages = (228 * 1024 / kCtas - 2048) / (kStageBytes + 2 * kBarrierBytes);
+  static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kStages * (kStageBytes + 2 * kBarrierBytes), 1024);
+};
+
+// The sum of all chains of a matrix for four columns of a row. load(chain) returns the sum of one.
+template <class Load>
+__device__ __forceinline__ float4 add_int4_chains(const cuda::LinearChains& chains, Load load) {
+  const auto add = [](float4& to, const float4& more) {
+    to = {__fadd_rn(to.x, more.x), __fadd_rn(to.y, more.y), __fadd_rn(to.z, more.z), __fadd_rn(to.w, more.w)};
+  };
+  constexpr float4 kNothing{-0.0F, -0.0F, -0.0F, -0.0F};
+  float4 total = kNothing;
+  if (!chains.leaves) {
+#pragma unroll 4
+    for (int chain = 0; chain < chains.count; ++chain) add(total, load(chain));
+    return total;
+  }
+  float4 pair = kNothing;
+  float4 four = kNothing;
+#pragma unroll
+  for (int leaf = 0; leaf < kLinearLeaves; ++leaf) {
+    if (leaf >= chains.count) break;
+    add(pair, load(leaf));
+    if (leaf % 2 == 0 && leaf + 1 < chains.count) continue;
+    add(four, pair);
+    pair = kNothing;
+    if (leaf % 4 != 3 && leaf + 1 < chains.count) continue;
+    add(total, four);
+    four = kNothing;
+  }
+  return total;
+}
+
+template <class C>
+__global__ void __launch_bounds__(kWarpgroup, C::kCtas) int4_few_rows_kernel(const __grid_constant__ HopperInt4 p) {
+  extern __shared__ unsigned char int4_few_dynamic[];
+  __shared__ std::uint32_t is_last;
+  const std::uint32_t base = cuda::aligned_shared_address<1024>(int4_few_dynamic);
+  const auto x_of = [&](std::uint32_t stage) { return base + stage * C::kStageBytes; };
+  const auto block_of = [&](std::uint32_t stage) { return x_of(stage) + C::kXBytes; };
+  const auto full = [&](std::uint32_t stage) { return base + C::kStages * C::kStageBytes + stage * kBarrierBytes; };
+  const auto empty = [&](std::uint32_t stage) { return full(stage + C::kStages); };
+
+  const cuda::Int4Gemm& gemm = p.gemm;
+  const cuda::LinearChains& chains = gemm.chains;
+  const int matrices = gemm.out.matrices;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int chain = static_cast<int>(blockIdx.x) % chains.count;
+  const int number = static_cast<int>(blockIdx.x) / chains.count;  // of a tile's matrix
+  const int matrix = number % matrices;
+  const int tile = number / matrices;
+  const int column_tile = tile % p.column_tiles;
+  const int first_row = tile / p.column_tiles * C::kRows;
+  const int begin = chains.begin(chain) / static_cast<int>(kInt4Group);
+  const int groups = chains.end(chain) / static_cast<int>(kInt4Group) - begin;
+
+  if (thread == 0) {
+    for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
+      barrier_init(full(stage), 1);
+      barrier_init(empty(stage), kWarpgroup / 32);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  cuda::pdl_launch_dependents();
+  cuda::pdl_wait();
+  const auto load_group = [&](int group, std::uint32_t stage) {
+    barrier_arrive_expect(full(stage), C::kLoadedBytes);
+    tma_load_bytes(block_of(stage), cuda::int4_block(gemm, matrix, column_tile, begin + group), cuda::kInt4BlockBytes,
+                   full(stage));
+#pragma unroll
+    for (int panel = 0; panel < 2; ++panel) {
+      tma_load_box(x_of(stage) + static_cast<std::uint32_t>(panel * C::kPanelBytes), &p.x, full(stage),
+                   (begin + group) * static_cast<int>(kInt4Group) + panel * kInt4PanelColumns, 0, first_row);
+    }
+  };
+  const bool loads = thread < 32 && elect_one();
+  if (loads) {
+    for (int group = 0; group < min(groups, C::kStages); ++group) load_group(group, static_cast<std::uint32_t>(group));
+  }
+  __syncwarp();
+
+  const int column = tile_row_of_thread();
+  float acc[C::kRows / 8][4];
+#pragma unroll
+  for (int j = 0; j < C::kRows / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) acc[j][i] = groups > 0 ? 0.0F : -0.0F;
+  }
+  PackedPipelineState<C::kStages> ring;
+  for (int group = 0; group < groups; ++group, ring.advance()) {
+    const std::uint32_t stage = ring.stage();
+    barrier_wait(full(stage), ring.parity());
+    const std::uint32_t block = block_of(stage);
+    const uint4 halves[2] = {cuda::load_shared_16(block + static_cast<std::uint32_t>(thread * 16)),
+                             cuda::load_shared_16(block + static_cast<std::uint32_t>((kWarpgroup + thread) * 16))};
+    float scale[2];
+    std::uint32_t zeros[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto at = static_cast<std::uint32_t>(column + 8 * i);
+      scale[i] = __int_as_float(cuda::load_shared_number(block + cuda::kInt4ScalesAt + 4 * at));
+      zeros[i] = cuda::int4_zero_pair<typename C::Element>(cuda::load_shared_byte(block + cuda::kInt4ZerosAt + at));
+    }
+    std::uint32_t a[kInt4Steps16][4];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::uint32_t words[4] = {halves[half].x, halves[half].y, halves[half].z, halves[half].w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) cuda::int4_operand<typename C::Element>(a[4 * half + i], words[i], zeros);
+    }
+    const std::uint32_t b = warp_uniform(descriptor_low(x_of(stage)));
+    float sums[C::kRows / 8][4];
+    pin(sums);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kInt4Steps16; ++step) {
+      RegisterWgmma<typename C::Element, C::kRows>::multiply(
+          sums, a[step], descriptor(b + static_cast<std::uint32_t>((step / 4 * C::kPanelBytes + step % 4 * 32) >> 4)),
+          step > 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(sums);
+    __syncwarp();
+    if (thread % 32 == 0) barrier_arrive(empty(stage));
+    if (loads && group + C::kStages < groups) {
+      barrier_wait(empty(stage), ring.parity());
+      load_group(group + C::kStages, stage);
+    }
+#pragma unroll
+    for (int j = 0; j < C::kRows / 8; ++j) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) acc[j][i] = __fmaf_rn(scale[i / 2], sums[j][i], acc[j][i]);
+    }
+  }
+
+  // [tile][matrix][chain][row][64 columns]
+  const int rows = min(C::kRows, gemm.out.rows - first_row);
+  const auto partial = [&](int m, int c) {
+    return gemm.partials + ((std::int64_t{tile} * matrices + m) * chains.count + c) * (C::kRows * cuda::kInt4TileRows);
+  };
+  float* const mine = partial(matrix, chain) + column;
+#pragma unroll
+  for (int j = 0; j < C::kRows / 8; ++j) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = 8 * j + thread % 4 * 2 + i % 2;
+      if (row < rows) __stcg(mine + row * cuda::kInt4TileRows + i / 2 * 8, acc[j][i]);
+    }
+  }
+  __threadfence();
+  __syncthreads();
+  if (thread == 0) {
+    const auto ctas = static_cast<std::uint32_t>(matrices * chains.count);
+    is_last = atomicAdd(gemm.counters + tile, 1U) == ctas - 1 ? 1 : 0;
+    if (is_last != 0) gemm.counters[tile] = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (is_last == 0) return;
+  cuda::finish_tile<float, kWarpgroup>(
+      gemm.out, first_row, rows, column_tile * cuda::kInt4TileRows, cuda::kInt4TileRows, thread, [&](int row, int at) {
+        return add_int4_chains(chains, [&](int c) {
+          const float* const from = partial(at / cuda::kInt4TileRows, c) + row * cuda::kInt4TileRows;
+          return __ldcg(reinterpret_cast<const float4*>(from + at % cuda::kInt4TileRows));
+        });
+      });
+}
+
+}  // namespace ringattn::sm90
