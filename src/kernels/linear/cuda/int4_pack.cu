@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kPackThreads) int4_pack_kernel(const __grid_co
     }
     reinterpret_cast<uint4*>(block)[half * kPackThreads + thread] = {words[0], words[1], words[2], words[3]};
   }
+  static_assert(kInt4BlockBytes - kInt4UsedBytes == kInt4TileRows);
   if (thread < kInt4TileRows) {
     const int r = tile * kInt4TileRows + thread;
     const std::int64_t at = r * p.group_stride + group;
@@ -39,6 +40,7 @@ __global__ void __launch_bounds__(kPackThreads) int4_pack_kernel(const __grid_co
     reinterpret_cast<float*>(block + kInt4ScalesAt)[thread] = present ? p.scales[at] : 0.0F;
     reinterpret_cast<std::uint8_t*>(block + kInt4ZerosAt)[thread] =
         present && p.zeros != nullptr ? p.zeros[at] : kSymmetricZero;
+    block[kInt4UsedBytes + thread] = 0;
   }
 }
 

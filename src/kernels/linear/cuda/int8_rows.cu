@@ -5,6 +5,7 @@
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/pdl.cuh"
+#include "kernels/common/cuda/pdl_launch.hpp"
 #include "kernels/linear/cuda/quantized_finish.cuh"
 
 namespace ringattn::cuda {
@@ -45,33 +46,46 @@ __device__ __forceinline__ void widen_chunk(const uint4& chunk, float (&x)[8]) {
   }
 }
 
-// Bits of |x| as an integer have its order, and ∞ and NaN are the largest.
+// The largest |x| of pairs of elements, as bits: they have the order of magnitudes, and those of ∞ and NaN are largest.
+__device__ __forceinline__ std::uint32_t largest_pair(const uint4& chunk, std::uint32_t largest) {
+  constexpr std::uint32_t kMagnitudes = 0x7fff7fffU;
+  largest = __vmaxu2(largest, __vmaxu2(chunk.x & kMagnitudes, chunk.y & kMagnitudes));
+  return __vmaxu2(largest, __vmaxu2(chunk.z & kMagnitudes, chunk.w & kMagnitudes));
+}
+// |x| as the bits of a float, of which those of ∞ and NaN are the largest.
 template <bool kBf16>
-__device__ __forceinline__ std::uint32_t largest_bits(const uint4& chunk, std::uint32_t largest) {
-  float x[8];
-  widen_chunk<kBf16>(chunk, x);
-#pragma unroll
-  for (const float value : x) largest = max(largest, __float_as_uint(value) & 0x7fffffffU);
-  return largest;
+__device__ __forceinline__ std::uint32_t largest_bits(std::uint32_t pair) {
+  const std::uint32_t largest = max(pair >> 16, pair & 0xffffU);
+  return kBf16 ? largest << 16 : __float_as_uint(__half2float(__ushort_as_half(static_cast<std::uint16_t>(largest))));
 }
 
-// clamp(rint(x / s), ±127) in the low byte. x / s is formed with the reciprocal, and by division where that might round
-// to another integer: 2^-14 of a half is more than its error, 2 ulp of at most 127.5.
-__device__ __forceinline__ std::uint32_t quantized_element(float x, float scale, float reciprocal) {
-  float quotient = __fmul_rn(x, reciprocal);
-  float shifted = __fadd_rn(quotient, kRoundingShift);
-  const float error = __fsub_rn(quotient, __fsub_rn(shifted, kRoundingShift));
-  if (!(fabsf(error) < 0.5F - 0x1p-14F)) {
-    quotient = fminf(fmaxf(__fdiv_rn(x, scale), -127.0F), 127.0F);
-    shifted = __fadd_rn(quotient, kRoundingShift);
+// clamp(rint(x / s), ±127) of eight elements, in the low bytes of `shifted`. x / s is formed with the reciprocal, and
+// by division where that might round to another integer: 2^-14 of a half is more than its error, 2 ulp of at most
+// 127.5.
+__device__ __forceinline__ void quantize_chunk(const float (&x)[8], float scale, float reciprocal,
+                                               std::uint32_t (&shifted)[8]) {
+  float largest_error = 0.0F;  // NaN is not larger than any
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float quotient = __fmul_rn(x[i], reciprocal);
+    const float sum = __fadd_rn(quotient, kRoundingShift);
+    const float error = __fsub_rn(quotient, __fsub_rn(sum, kRoundingShift));
+    largest_error = fmaxf(largest_error, fabsf(error));
+    shifted[i] = __float_as_uint(sum);
   }
-  return __float_as_uint(shifted) & 0xffU;
+  if (reciprocal == reciprocal && largest_error < 0.5F - 0x1p-14F) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float quotient = fminf(fmaxf(__fdiv_rn(x[i], scale), -127.0F), 127.0F);
+    shifted[i] = __float_as_uint(__fadd_rn(quotient, kRoundingShift));
+  }
 }
 
 template <bool kBf16>
 __global__ void __launch_bounds__(kRowThreads) int8_rows_kernel(const __grid_constant__ Int8Rows p) {
   __shared__ std::uint32_t of_warp[kRowThreads / 32];
-  pdl_launch_dependents();
+  pdl_wait();
+  pdl_launch_dependents();  // after the wait: the product may load weights before this kernel is done
   const int row = static_cast<int>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const char* const x = p.x.data + row * p.x.stride;
@@ -90,11 +104,11 @@ __global__ void __launch_bounds__(kRowThreads) int8_rows_kernel(const __grid_con
     }
   } else {
 #pragma unroll
-    for (const uint4& chunk : held) largest = largest_bits<kBf16>(chunk, largest);
+    for (const uint4& chunk : held) largest = largest_pair(chunk, largest);
     for (int chunk = thread + kHeldChunks * kRowThreads; chunk < chunks; chunk += kRowThreads) {
-      largest = largest_bits<kBf16>(load_x_chunk(p, x, chunk), largest);
+      largest = largest_pair(load_x_chunk(p, x, chunk), largest);
     }
-    largest = __reduce_max_sync(0xffffffffU, largest);
+    largest = __reduce_max_sync(0xffffffffU, largest_bits<kBf16>(largest));
     if (thread % 32 == 0) of_warp[thread / 32] = largest;
     __syncthreads();
 #pragma unroll
@@ -116,12 +130,14 @@ __global__ void __launch_bounds__(kRowThreads) int8_rows_kernel(const __grid_con
   const auto store_chunk = [&](int chunk, const uint4& elements) {
     float values[8];
     widen_chunk<kBf16>(elements, values);
-    std::uint32_t words[2] = {0, 0};
-    if (finite) {
-#pragma unroll
-      for (int i = 0; i < 8; ++i) words[i / 4] |= quantized_element(values[i], scale, reciprocal) << (i % 4 * 8);
-    }
-    *reinterpret_cast<uint2*>(to + std::int64_t{8} * chunk) = {words[0], words[1]};
+    std::uint32_t shifted[8];
+    quantize_chunk(values, scale, reciprocal, shifted);
+    const auto word = [&](int i) {
+      const std::uint32_t low = __byte_perm(shifted[i], shifted[i + 1], 0x0040);
+      const std::uint32_t high = __byte_perm(shifted[i + 2], shifted[i + 3], 0x0040);
+      return finite ? __byte_perm(low, high, 0x5410) : 0U;
+    };
+    *reinterpret_cast<uint2*>(to + std::int64_t{8} * chunk) = {word(0), word(4)};
   };
 #pragma unroll
   for (int i = 0; i < kHeldChunks; ++i) {
@@ -137,8 +153,9 @@ __global__ void __launch_bounds__(kRowThreads) int8_rows_kernel(const __grid_con
 
 void launch_int8_rows(const Int8Rows& params, Stream stream) {
   const auto kernel = params.dtype == Dtype::kBf16 ? int8_rows_kernel<true> : int8_rows_kernel<false>;
-  kernel<<<static_cast<unsigned>(params.rows), kRowThreads, 0, cuda_stream(stream)>>>(params);
-  check_cuda(cudaGetLastError(), "int8_rows");
+  PdlLaunch launch(params.rows, kRowThreads, 0, stream);
+  launch.serialize_unless_pdl(reinterpret_cast<const void*>(kernel));
+  check_cuda(cudaLaunchKernelEx(&launch.config, kernel, params), "int8_rows");
 }
 
 }  // namespace ringattn::cuda

@@ -39,8 +39,9 @@ class ColumnFinish {
     }
   }
 
-  // sums: of the gate and of up, or of the only matrix.
-  __device__ __forceinline__ void write(const QuantizedOutput& out, int row, const SumVector<Sum> (&sums)[2]) const {
+  // sums: of the gate and of up, or of the only matrix. row_scale: int8.
+  __device__ __forceinline__ void write(const QuantizedOutput& out, int row, float row_scale,
+                                        const SumVector<Sum> (&sums)[2]) const {
     const int count = out.columns - column_;
     const Sum gate[4] = {sums[0].x, sums[0].y, sums[0].z, sums[0].w};
     const Sum up[4] = {sums[1].x, sums[1].y, sums[1].z, sums[1].w};
@@ -54,7 +55,6 @@ class ColumnFinish {
       }
       return;
     }
-    const float row_scale = kInt8 ? out.row_scales[row] : 1.0F;
     float y[4];
     with_activation<false>(out.activation, [&](auto activation) {
 #pragma unroll
@@ -104,12 +104,32 @@ __device__ __forceinline__ void finish_tile(const QuantizedOutput& out, int firs
   const int at = thread % threads_of_row * 4;
   if (first_column + at >= out.columns) return;
   const ColumnFinish<Sum> finish(out, first_column + at);
+  constexpr int kAtOnce = 4;  // rows whose scales and sums are loaded together
 #pragma unroll 1
-  for (int row = thread / threads_of_row; row < rows; row += kThreads / threads_of_row) {
-    SumVector<Sum> sums[2] = {load(row, at), {}};
-    if (out.matrices == 2) sums[1] = load(row, columns + at);
-    finish.write(out, first_row + row, sums);
+  for (int row = thread / threads_of_row; row < rows; row += kAtOnce * (kThreads / threads_of_row)) {
+    float row_scales[kAtOnce];
+    SumVector<Sum> sums[kAtOnce][2];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int r = min(row + i * (kThreads / threads_of_row), rows - 1);
+      row_scales[i] = ColumnFinish<Sum>::kInt8 && out.y != nullptr ? out.row_scales[first_row + r] : 1.0F;
+      sums[i][0] = load(r, at);
+      sums[i][1] = out.matrices == 2 ? load(r, columns + at) : SumVector<Sum>{};
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int r = row + i * (kThreads / threads_of_row);
+      if (r < rows) finish.write(out, first_row + r, row_scales[i], sums[i]);
+    }
   }
+}
+
+// Adds one, with release and acquire semantics for the device: what the CTA's threads wrote before a barrier is visible
+// to whoever sees the count.
+__device__ __forceinline__ std::uint32_t count_arrival(std::uint32_t* counter) {
+  std::uint32_t before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
 }
 
 // Row stride, in words, of tiles of 128 sums in shared memory. 4 modulo 16: threads that write wgmma's or mma.sync's

@@ -78,7 +78,7 @@ void launch_int8_mma(const Int8Gemm& params, Stream stream);
 // Packed weights are blocks of 64 rows of W and one group, [matrix][row tile][group]. A block holds
 //   codes   [2 halves of the group][128 threads][4 steps of 16 elements][8 elements]
 //   scales  fp32 [64]
-//   zeros   uint8 [64]
+//   zeros   uint8 [64], and 64 bytes of padding: bulk copies from addresses that are no multiples of 128 are slower
 // so that a thread's 16 bytes of codes are its A fragments of four m64k16 (wgmma) or m16k16 (mma.sync) products.
 // Element i < 4 of a step is the lower half of register i of the fragment, element 4 + i the upper half. Rows after the
 // last are zero.
@@ -86,7 +86,8 @@ inline constexpr int kInt4TileRows = 64;
 inline constexpr int kInt4CodeBytes = kInt4TileRows * static_cast<int>(kInt4Group) / 2;
 inline constexpr int kInt4ScalesAt = kInt4CodeBytes;
 inline constexpr int kInt4ZerosAt = kInt4ScalesAt + kInt4TileRows * 4;
-inline constexpr int kInt4BlockBytes = kInt4ZerosAt + kInt4TileRows;
+inline constexpr int kInt4UsedBytes = kInt4ZerosAt + kInt4TileRows;
+inline constexpr int kInt4BlockBytes = (kInt4UsedBytes + 127) / 128 * 128;
 constexpr std::int64_t int4_row_tiles(std::int64_t columns) { return (columns + kInt4TileRows - 1) / kInt4TileRows; }
 
 // Packs a matrix, given as LinearMatrix of linear.hpp describes.

@@ -21,8 +21,8 @@ template <class Element, int kRows>
 void launch_few_rows_int4(const cuda::Int4Gemm& gemm, Stream stream) {
   using C = FewRowsInt4<Element, kRows>;
   const HopperInt4 p = map_int4(gemm, kRows, kRows, cuda::kInt4TileRows);
-  const int ctas = p.row_tiles * p.column_tiles * gemm.out.matrices * gemm.chains.count;
-  cuda::PdlLaunch launch(ctas, kWarpgroup, C::kSharedBytes, stream);
+  const int ctas_of_chain = (p.column_tiles * gemm.out.matrices + C::kWarpgroups - 1) / C::kWarpgroups;
+  cuda::PdlLaunch launch(p.row_tiles * ctas_of_chain * gemm.chains.count, C::kThreads, C::kSharedBytes, stream);
   check_cuda(cudaLaunchKernelEx(&launch.config, int4_few_rows_kernel<C>, p), "int4_few_rows");
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // int4 linear layers for few rows of x with wgmma: W, dequantized in registers, is operand A, and up to 64 rows of x
-// are operand B. A CTA has 64 rows of W and one split or leaf, so that all of W is in flight at once. Its first warp
-// also loads: groups of W come by bulk copies, x by TMA. Sums of splits and leaves meet in L2, where the last CTA of a
-// tile adds them in their order.
+// are operand B. A CTA has one split or leaf, for 64 rows of W in each of its warpgroups, so that most of W is in
+// flight at once. Its first warp also loads: groups of W come by bulk copies, x by TMA. Sums of splits and leaves meet
+// in L2, where the last warpgroup of a tile adds them in their order.
 #pragma once
 
 #include "kernels/common/cuda/aligned_shared.hpp"
@@ -23,13 +23,16 @@ template <class Element_, int kRows_>
 struct FewRowsInt4 {
   using Element = Element_;
   static constexpr int kRows = kRows_;
-  static constexpr int kCtas = kRows <= 16 ? 4 : kRows == 32 ? 3 : 2;  // per SM
+  // More warpgroups share x: with 32 rows and more, its loads take longer than those of W.
+  static constexpr int kWarpgroups = kRows <= 16 ? 2 : 4;
+  static constexpr int kCtas = 4 / kWarpgroups;  // per SM
+  static constexpr int kThreads = kWarpgroups * kWarpgroup;
   static constexpr int kPanelBytes = kRows * 128;
   static constexpr int kXBytes = 2 * kPanelBytes;
-  static constexpr int kLoadedBytes = kXBytes + cuda::kInt4BlockBytes;  // of a stage: one group
-  static constexpr int kStageBytes = (kLoadedBytes + 1023) / 1024 * 1024;
+  static constexpr int kLoadedBytes = kXBytes + kWarpgroups * cuda::kInt4UsedBytes;  // of a stage: one group
+  static constexpr int kStageBytes = (kXBytes + kWarpgroups * cuda::kInt4BlockBytes + 1023) / 1024 * 1024;
   // An SM has 228 KiB, of which each CTA takes 1 KiB more than it requests.
-  static constexpr int kStages = (228 * 1024 / kCtas - 2048) / (kStageBytes + 2 * kBarrierBytes);
+  static constexpr int kStages = (228 * 1024 / kCtas - 2048 - 64) / (kStageBytes + 2 * kBarrierBytes);
   static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kStages * (kStageBytes + 2 * kBarrierBytes), 1024);
 };
 
@@ -63,54 +66,69 @@ __device__ __forceinline__ float4 add_int4_chains(const cuda::LinearChains& chai
 }
 
 template <class C>
-__global__ void __launch_bounds__(kWarpgroup, C::kCtas) int4_few_rows_kernel(const __grid_constant__ HopperInt4 p) {
+__global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(const __grid_constant__ HopperInt4 p) {
   extern __shared__ unsigned char int4_few_dynamic[];
-  __shared__ std::uint32_t is_last;
+  __shared__ std::uint32_t is_last[C::kWarpgroups];
   const std::uint32_t base = cuda::aligned_shared_address<1024>(int4_few_dynamic);
   const auto x_of = [&](std::uint32_t stage) { return base + stage * C::kStageBytes; };
-  const auto block_of = [&](std::uint32_t stage) { return x_of(stage) + C::kXBytes; };
+  const auto block_of = [&](std::uint32_t stage, int warpgroup) {
+    return x_of(stage) + static_cast<std::uint32_t>(C::kXBytes + warpgroup * cuda::kInt4BlockBytes);
+  };
   const auto full = [&](std::uint32_t stage) { return base + C::kStages * C::kStageBytes + stage * kBarrierBytes; };
   const auto empty = [&](std::uint32_t stage) { return full(stage + C::kStages); };
 
   const cuda::Int4Gemm& gemm = p.gemm;
   const cuda::LinearChains& chains = gemm.chains;
   const int matrices = gemm.out.matrices;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int matrix_tiles = matrices * p.column_tiles;  // of 64 rows of W: the gate's, then up's
+  const int ctas_of_chain = (matrix_tiles + C::kWarpgroups - 1) / C::kWarpgroups;
+  const int thread = thread_of_warpgroup();
   const int chain = static_cast<int>(blockIdx.x) % chains.count;
-  const int number = static_cast<int>(blockIdx.x) / chains.count;  // of a tile's matrix
-  const int matrix = number % matrices;
-  const int tile = number / matrices;
-  const int column_tile = tile % p.column_tiles;
-  const int first_row = tile / p.column_tiles * C::kRows;
+  const int number = static_cast<int>(blockIdx.x) / chains.count;
+  const int row_tile = number / ctas_of_chain;
+  const int first_row = row_tile * C::kRows;
+  const int first_tile = number % ctas_of_chain * C::kWarpgroups;
   const int begin = chains.begin(chain) / static_cast<int>(kInt4Group);
   const int groups = chains.end(chain) / static_cast<int>(kInt4Group) - begin;
 
-  if (thread == 0) {
+  if (threadIdx.x == 0) {
     for (std::uint32_t stage = 0; stage < C::kStages; ++stage) {
       barrier_init(full(stage), 1);
-      barrier_init(empty(stage), kWarpgroup / 32);
+      barrier_init(empty(stage), C::kThreads / 32);
     }
     barrier_init_fence();
   }
   __syncthreads();
   cuda::pdl_launch_dependents();
-  cuda::pdl_wait();
-  const auto load_group = [&](int group, std::uint32_t stage) {
+  // A warpgroup after the last tile multiplies the last tile's rows again, for nobody.
+  const auto load_weights = [&](int group, std::uint32_t stage) {
     barrier_arrive_expect(full(stage), C::kLoadedBytes);
-    tma_load_bytes(block_of(stage), cuda::int4_block(gemm, matrix, column_tile, begin + group), cuda::kInt4BlockBytes,
-                   full(stage));
+#pragma unroll
+    for (int w = 0; w < C::kWarpgroups; ++w) {
+      const int tile = min(first_tile + w, matrix_tiles - 1);
+      tma_load_bytes(block_of(stage, w), cuda::int4_block(gemm, 0, tile, begin + group), cuda::kInt4UsedBytes,
+                     full(stage));
+    }
+  };
+  const auto load_x = [&](int group, std::uint32_t stage) {
 #pragma unroll
     for (int panel = 0; panel < 2; ++panel) {
       tma_load_box(x_of(stage) + static_cast<std::uint32_t>(panel * C::kPanelBytes), &p.x, full(stage),
                    (begin + group) * static_cast<int>(kInt4Group) + panel * kInt4PanelColumns, 0, first_row);
     }
   };
-  const bool loads = thread < 32 && elect_one();
+  const bool loads = threadIdx.x < 32 && elect_one();
   if (loads) {
-    for (int group = 0; group < min(groups, C::kStages); ++group) load_group(group, static_cast<std::uint32_t>(group));
+    // pack() made the weights, and no kernel that it launches lets another begin before it is done.
+    const int early = min(groups, C::kStages);
+    for (int group = 0; group < early; ++group) load_weights(group, static_cast<std::uint32_t>(group));
+    cuda::pdl_wait();
+    for (int group = 0; group < early; ++group) load_x(group, static_cast<std::uint32_t>(group));
   }
   __syncwarp();
+  cuda::pdl_wait();
 
+  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroup;
   const int column = tile_row_of_thread();
   float acc[C::kRows / 8][4];
 #pragma unroll
@@ -122,7 +140,7 @@ __global__ void __launch_bounds__(kWarpgroup, C::kCtas) int4_few_rows_kernel(con
   for (int group = 0; group < groups; ++group, ring.advance()) {
     const std::uint32_t stage = ring.stage();
     barrier_wait(full(stage), ring.parity());
-    const std::uint32_t block = block_of(stage);
+    const std::uint32_t block = block_of(stage, warpgroup);
     const uint4 halves[2] = {cuda::load_shared_16(block + static_cast<std::uint32_t>(thread * 16)),
                              cuda::load_shared_16(block + static_cast<std::uint32_t>((kWarpgroup + thread) * 16))};
     float scale[2];
@@ -157,7 +175,8 @@ __global__ void __launch_bounds__(kWarpgroup, C::kCtas) int4_few_rows_kernel(con
     if (thread % 32 == 0) barrier_arrive(empty(stage));
     if (loads && group + C::kStages < groups) {
       barrier_wait(empty(stage), ring.parity());
-      load_group(group + C::kStages, stage);
+      load_weights(group + C::kStages, stage);
+      load_x(group + C::kStages, stage);
     }
 #pragma unroll
     for (int j = 0; j < C::kRows / 8; ++j) {
@@ -166,12 +185,16 @@ __global__ void __launch_bounds__(kWarpgroup, C::kCtas) int4_few_rows_kernel(con
     }
   }
 
-  // [tile][matrix][chain][row][64 columns]
+  const int matrix_tile = first_tile + warpgroup;
+  if (matrix_tile >= matrix_tiles) return;
+  const int column_tile = matrix_tile % p.column_tiles;
   const int rows = min(C::kRows, gemm.out.rows - first_row);
-  const auto partial = [&](int m, int c) {
-    return gemm.partials + ((std::int64_t{tile} * matrices + m) * chains.count + c) * (C::kRows * cuda::kInt4TileRows);
+  // [row tile][tile of W][chain][row][64 columns]
+  const auto partial = [&](int tile, int c) {
+    return gemm.partials +
+           ((std::int64_t{row_tile} * matrix_tiles + tile) * chains.count + c) * (C::kRows * cuda::kInt4TileRows);
   };
-  float* const mine = partial(matrix, chain) + column;
+  float* const mine = partial(matrix_tile, chain) + column;
 #pragma unroll
   for (int j = 0; j < C::kRows / 8; ++j) {
 #pragma unroll
@@ -180,21 +203,22 @@ __global__ void __launch_bounds__(kWarpgroup, C::kCtas) int4_few_rows_kernel(con
       if (row < rows) __stcg(mine + row * cuda::kInt4TileRows + i / 2 * 8, acc[j][i]);
     }
   }
-  __threadfence();
-  __syncthreads();
+  named_sync(1 + warpgroup, kWarpgroup);
   if (thread == 0) {
-    const auto ctas = static_cast<std::uint32_t>(matrices * chains.count);
-    is_last = atomicAdd(gemm.counters + tile, 1U) == ctas - 1 ? 1 : 0;
-    if (is_last != 0) gemm.counters[tile] = 0;
-    __threadfence();
+    std::uint32_t* const counter = gemm.counters + row_tile * p.column_tiles + column_tile;
+    const auto parts = static_cast<std::uint32_t>(matrices * chains.count);
+    const bool last = cuda::count_arrival(counter) == parts - 1;
+    if (last) *counter = 0;
+    is_last[warpgroup] = last ? 1 : 0;
   }
-  __syncthreads();
-  if (is_last == 0) return;
+  named_sync(1 + warpgroup, kWarpgroup);
+  if (is_last[warpgroup] == 0) return;
   cuda::finish_tile<float, kWarpgroup>(
       gemm.out, first_row, rows, column_tile * cuda::kInt4TileRows, cuda::kInt4TileRows, thread, [&](int row, int at) {
+        const int tile = column_tile + at / cuda::kInt4TileRows * p.column_tiles;
         return add_int4_chains(chains, [&](int c) {
-          const float* const from = partial(at / cuda::kInt4TileRows, c) + row * cuda::kInt4TileRows;
-          return __ldcg(reinterpret_cast<const float4*>(from + at % cuda::kInt4TileRows));
+          const float* const from = partial(tile, c) + row * cuda::kInt4TileRows + at % cuda::kInt4TileRows;
+          return __ldcg(reinterpret_cast<const float4*>(from));
         });
       });
 }

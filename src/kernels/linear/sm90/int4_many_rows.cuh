@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // int4 linear layers for many rows of x with wgmma. CTAs are persistent and come in pairs, which share 128 rows of x by
 // multicast. A producer warp loads half groups: x by TMA, W by bulk copies. Two warpgroups have 64 rows of W each, as
-// operand A in registers (of a gated layer, the gate's and up's). While the tensor cores multiply one half of a group,
-// the warpgroup dequantizes the next. The sum of the current group and the sum of the current split or leaf are in
-// registers; finished splits, or the waiting leaf of the tree, in shared memory; larger subtrees in L2.
+// operand A in registers (of a gated layer, the gate's and up's). The warpgroups take turns: while the tensor cores
+// multiply a group of one, the other adds its scaled sums and dequantizes its next group. The sum of the current group
+// and the sum of the current split or leaf are in registers; finished splits, or the waiting leaf of the tree, in
+// shared memory; larger subtrees in L2.
 #pragma once
 
 #include "kernels/common/cuda/aligned_shared.hpp"
@@ -27,12 +28,13 @@ struct ManyRowsInt4 {
   static constexpr int kConsumerRegisters = 224;
   static constexpr int kProducerRegisters = 48;
   static constexpr int kBarrier = 1;  // named barrier of the consumers
+  static constexpr int kTurn = 2;     // and of each warpgroup's turn at the tensor cores
   static constexpr int kBlocks = kInt4ManyRows / 8;
   static constexpr int kRowGroup = 8;  // tiles of rows that share columns of W in L2
   // A stage: half a group of x, and of each warpgroup's codes; with the first half the scales and zeros.
   static constexpr int kXBytes = kInt4ManyRows * 128;
   static constexpr int kHalfCodes = cuda::kInt4CodeBytes / 2;
-  static constexpr int kNumbers = cuda::kInt4BlockBytes - cuda::kInt4CodeBytes;
+  static constexpr int kNumbers = cuda::kInt4UsedBytes - cuda::kInt4CodeBytes;
   static constexpr int kWeightBytes = kHalfCodes + kNumbers;  // of a warpgroup
   static constexpr int kStageBytes = (kXBytes + 2 * kWeightBytes + 1023) / 1024 * 1024;
   static constexpr int kWaitingBytes = kInt4ManyRows * 128 * 4;  // sums of finished splits; at the end, staged sums
@@ -122,7 +124,10 @@ class Int4Consumer {
         empty_(map_to_cta(shared.empty(0), static_cast<std::uint32_t>(thread_of_cta() & 1))) {}
 
   __device__ __forceinline__ void run(int first, int step) {
+    if (warpgroup_ == 1) named_arrive(C::kTurn, C::kConsumers);
     for (int number = first; number < int4_pair_tiles<C>(p_); number += step) add_tile(int4_tile<C>(p_, number));
+    // Takes the turn that the other warpgroup passed on last.
+    if (warpgroup_ == 0) named_sync(C::kTurn, C::kConsumers);
   }
 
  private:
@@ -157,13 +162,21 @@ class Int4Consumer {
   __device__ __forceinline__ void multiply_half(Sums& sums, const Operands& a, std::uint32_t stage,
                                                 bool from_zero) const {
     const std::uint32_t b = warp_uniform(descriptor_low(shared_.x(stage)));
-    wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       Wgmma<Element, kInt4ManyRows>::rk(sums, a[step], descriptor(b + static_cast<std::uint32_t>(2 * step)),
                                         step > 0 || !from_zero);
     }
     wgmma_commit();
+  }
+  // Waits for the next half group, and dequantizes it. Returns its stage.
+  __device__ __forceinline__ std::uint32_t acquire_half(Operands& a, bool is_first) {
+    const std::uint32_t stage = ring_.stage();
+    barrier_wait(shared_.full(stage), ring_.parity());
+    ring_.advance();
+    if (is_first) load_numbers(stage);
+    dequantize(a, stage);
+    return stage;
   }
 
   __device__ __forceinline__ void add_tile(const Int4Tile& tile) {
@@ -172,9 +185,8 @@ class Int4Consumer {
     Sums acc;  // of the current chain
     fill(acc, 0.0F);
     Operands first, second;
-    barrier_wait(shared_.full(ring_.stage()), ring_.parity());
-    load_numbers(ring_.stage());
-    dequantize(first, ring_.stage());
+    std::uint32_t first_stage = acquire_half(first, true);
+    std::uint32_t second_stage = acquire_half(second, false);
     int chain = 0;
     for (int group = 0;; ++group) {
       while (chain < chains.count && chains.end(chain) == group * static_cast<int>(kInt4Group)) {
@@ -184,22 +196,15 @@ class Int4Consumer {
       if (group == groups) break;
       const float scale[2] = {next_scale_[0], next_scale_[1]};
       Sums sums;
-      const std::uint32_t stage = ring_.stage();
-      ring_.advance();
+      named_sync(C::kTurn + warpgroup_, C::kConsumers);
       pin(sums);
-      multiply_half(sums, first, stage, true);
-      const std::uint32_t second_stage = ring_.stage();
-      barrier_wait(shared_.full(second_stage), ring_.parity());
-      ring_.advance();
-      dequantize(second, second_stage);
+      wgmma_fence();
+      multiply_half(sums, first, first_stage, true);
       multiply_half(sums, second, second_stage, false);
+      named_arrive(C::kTurn + (warpgroup_ ^ 1), C::kConsumers);
       wgmma_wait<1>();
-      release_stage(stage);
-      if (group + 1 < groups) {
-        barrier_wait(shared_.full(ring_.stage()), ring_.parity());
-        load_numbers(ring_.stage());
-        dequantize(first, ring_.stage());
-      }
+      release_stage(first_stage);
+      if (group + 1 < groups) first_stage = acquire_half(first, true);
       wgmma_wait<0>();
       pin(sums);
       release_stage(second_stage);
@@ -208,6 +213,7 @@ class Int4Consumer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc[j][i] = __fmaf_rn(scale[i / 2], sums[j][i], acc[j][i]);
       }
+      if (group + 1 < groups) second_stage = acquire_half(second, false);
     }
   }
 
@@ -264,15 +270,19 @@ class Int4Consumer {
     const std::uint32_t mine =
         shared_.waiting() +
         static_cast<std::uint32_t>(4 * (warpgroup_ * 64 + tile_row_of_thread() + lane % 4 * 2 * cuda::kStagedRow));
-#pragma unroll
+#pragma unroll 1
     for (int staged = 0; staged < kInt4ManyRows; staged += C::kStagedRows) {
       named_sync(C::kBarrier, C::kConsumers);  // nobody reads what was there
 #pragma unroll
-      for (int j = 0; j < C::kStagedRows / 8; ++j) {
+      for (int part = 0; part < kInt4ManyRows; part += C::kStagedRows) {
+        if (part != staged) continue;  // registers have no index
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          cuda::store_shared(mine + static_cast<std::uint32_t>(4 * ((8 * j + i % 2) * cuda::kStagedRow + i / 2 * 8)),
-                             __float_as_uint(acc[staged / 8 + j][i]));
+        for (int j = 0; j < C::kStagedRows / 8; ++j) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            cuda::store_shared(mine + static_cast<std::uint32_t>(4 * ((8 * j + i % 2) * cuda::kStagedRow + i / 2 * 8)),
+                               __float_as_uint(acc[part / 8 + j][i]));
+          }
         }
       }
       named_sync(C::kBarrier, C::kConsumers);

@@ -5,6 +5,7 @@
 // int32 sums in L2, where the last one finishes the tile. Tiles of 256 rows are computed by pairs of CTAs, which share
 // the rows of x by multicast.
 #include <algorithm>
+#include <cmath>
 
 #include "base/cuda.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
@@ -156,12 +157,10 @@ __device__ __forceinline__ bool add_to_tile(const HopperInt8& p, const Int8Unit&
       if (row < rows) atomicAdd(tile + row * kInt8TileSums + i / 2 * 8, sums[j][i]);
     }
   }
-  __threadfence();
   named_sync(kInt8Barrier, kInt8Consumers);
   if (thread_of_cta() == 0) {
-    const bool is_last = atomicAdd(p.gemm.counters + unit.tile, 1U) == static_cast<std::uint32_t>(p.splits) - 1;
+    const bool is_last = cuda::count_arrival(p.gemm.counters + unit.tile) == static_cast<std::uint32_t>(p.splits) - 1;
     if (is_last) p.gemm.counters[unit.tile] = 0;
-    __threadfence();
     cuda::store_shared(flag, static_cast<std::uint32_t>(is_last));
   }
   named_sync(kInt8Barrier, kInt8Consumers);
@@ -192,16 +191,19 @@ __device__ __forceinline__ void finish_int8(const HopperInt8& p, const Int8Share
   const std::uint32_t mine =
       shared.staged() + static_cast<std::uint32_t>(4 * (thread_of_cta() / kWarpgroup * 64 + tile_row_of_thread() +
                                                         lane % 4 * 2 * cuda::kStagedRow));
-#pragma unroll
-  for (int staged = 0; staged < C::kRows; staged += C::kStagedRows) {
-    if (staged >= rows) break;
+#pragma unroll 1
+  for (int staged = 0; staged < rows; staged += C::kStagedRows) {
     if (staged > 0) named_sync(kInt8Barrier, kInt8Consumers);
 #pragma unroll
-    for (int j = 0; j < C::kStagedRows / 8; ++j) {
+    for (int part = 0; part < C::kRows; part += C::kStagedRows) {
+      if (part != staged) continue;  // registers have no index
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        cuda::store_shared(mine + static_cast<std::uint32_t>(4 * ((8 * j + i % 2) * cuda::kStagedRow + i / 2 * 8)),
-                           static_cast<std::uint32_t>(sums[staged / 8 + j][i]));
+      for (int j = 0; j < C::kStagedRows / 8; ++j) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          cuda::store_shared(mine + static_cast<std::uint32_t>(4 * ((8 * j + i % 2) * cuda::kStagedRow + i / 2 * 8)),
+                             static_cast<std::uint32_t>(sums[part / 8 + j][i]));
+        }
       }
     }
     named_sync(kInt8Barrier, kInt8Consumers);
@@ -329,6 +331,8 @@ Int8Form choose_int8_form(int rows, int columns, int matrices, int features, int
   const int columns_of_tile = kInt8TileSums / matrices;
   const std::int64_t column_tiles = (columns + columns_of_tile - 1) / columns_of_tile;
   const int blocks = (features + kInt8BlockBytes - 1) / kInt8BlockBytes;
+  constexpr double kMemoryBytes = 2500.0;  // a clock, of the whole device
+  const double weight_bytes = static_cast<double>(columns) * matrices * features;
   Int8Form best;
   double best_cost = 0.0;
   for (int tile_rows = 8; tile_rows <= kInt8MaxTileRows; tile_rows *= 2) {
@@ -336,13 +340,17 @@ Int8Form choose_int8_form(int rows, int columns, int matrices, int features, int
     const int ctas = tile_rows == kInt8MaxTileRows ? 2 : 1;
     const std::int64_t tiles = (std::int64_t{rows} + tile_rows - 1) / tile_rows * ((column_tiles + ctas - 1) / ctas);
     const int places = multiprocessors / ctas;
-    // Clocks of a block: its MMAs, or its bytes from L2, of which an SM gets about 32 a clock.
-    const double block = std::max(4.0 * tile_rows, (kInt8TileSums + tile_rows / ctas) * kInt8BlockBytes / 32.0);
+    const double block_bytes = (kInt8TileSums + tile_rows / ctas) * double{kInt8BlockBytes};
     for (int splits = 1; splits <= kMaxInt8Splits; ++splits) {
       if (splits > 1 && (tiles * ctas > multiprocessors || blocks / splits < kMinSplitBlocks)) break;
-      const auto rounds = static_cast<double>((tiles * splits + places - 1) / places);
-      const double fixed = 1000.0 + 8.0 * tile_rows + (splits > 1 ? 1500.0 + 10.0 * tile_rows : 0.0);
-      const double cost = rounds * (static_cast<double>((blocks + splits - 1) / splits) * block + fixed);
+      const auto units = static_cast<double>(tiles * splits);
+      const double rounds = std::ceil(units / places);
+      // Measured clocks. Of a block: its MMAs, or its bytes from L2, of which an SM gets fewer if all of them load.
+      const double block = std::max(4.0 * tile_rows, block_bytes / (units * ctas > multiprocessors / 2 ? 48.0 : 60.0));
+      const double fixed = 3000.0 + 12.0 * tile_rows;
+      const double product =
+          std::max(rounds * (static_cast<double>((blocks + splits - 1) / splits) * block), weight_bytes / kMemoryBytes);
+      const double cost = product + rounds * fixed + (splits > 1 ? 2000.0 + 190.0 * std::min(rows, tile_rows) : 0.0);
       if (best.tile_rows == 0 || cost < best_cost) {
         best = {tile_rows, splits};
         best_cost = cost;
