@@ -12,8 +12,8 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr int kRowThreads = 256;
-constexpr int kHeldChunks = 4;  // chunks of 8 elements that a thread keeps in registers: rows of up to 8,192
+constexpr int kRowThreads = 512;
+constexpr int kHeldChunks = 2;  // chunks of 8 elements that a thread keeps in registers: rows of up to 8,192
 constexpr float kRoundingShift = 12582912.0F;  // 1.5 · 2^23: adding it rounds to an integer, half to even
 
 __device__ __forceinline__ uint4 load_x_chunk(const Int8Rows& p, const char* row, int chunk) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void quantize_chunk(const float (&x)[8], float scale,
 }
 
 template <bool kBf16>
-__global__ void __launch_bounds__(kRowThreads) int8_rows_kernel(const __grid_constant__ Int8Rows p) {
+__global__ void __launch_bounds__(kRowThreads, 3) int8_rows_kernel(const __grid_constant__ Int8Rows p) {
   __shared__ std::uint32_t of_warp[kRowThreads / 32];
   pdl_wait();
   pdl_launch_dependents();  // after the wait: the product may load weights before this kernel is done

@@ -17,8 +17,6 @@
 
 namespace ringattn::sm90 {
 
-inline constexpr int kInt4Steps16 = static_cast<int>(kInt4Group) / 16;
-
 template <class Element_, int kRows_>
 struct FewRowsInt4 {
   using Element = Element_;
@@ -136,45 +134,64 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(co
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[j][i] = groups > 0 ? 0.0F : -0.0F;
   }
-  PackedPipelineState<C::kStages> ring;
-  for (int group = 0; group < groups; ++group, ring.advance()) {
-    const std::uint32_t stage = ring.stage();
-    barrier_wait(full(stage), ring.parity());
-    const std::uint32_t block = block_of(stage, warpgroup);
-    const uint4 halves[2] = {cuda::load_shared_16(block + static_cast<std::uint32_t>(thread * 16)),
-                             cuda::load_shared_16(block + static_cast<std::uint32_t>((kWarpgroup + thread) * 16))};
-    float scale[2];
-    std::uint32_t zeros[2];
+  // Operands of half a group, and the numbers of the group whose first half was dequantized last.
+  float next_scale[2];
+  std::uint32_t zeros[2];
+  const auto load_numbers = [&](std::uint32_t block) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const auto at = static_cast<std::uint32_t>(column + 8 * i);
-      scale[i] = __int_as_float(cuda::load_shared_number(block + cuda::kInt4ScalesAt + 4 * at));
+      next_scale[i] = __int_as_float(cuda::load_shared_number(block + cuda::kInt4ScalesAt + 4 * at));
       zeros[i] = cuda::int4_zero_pair<typename C::Element>(cuda::load_shared_byte(block + cuda::kInt4ZerosAt + at));
     }
-    std::uint32_t a[kInt4Steps16][4];
+  };
+  const auto dequantize = [&](std::uint32_t(&a)[4][4], std::uint32_t block, int half) {
+    const uint4 codes = cuda::load_shared_16(block + static_cast<std::uint32_t>((half * kWarpgroup + thread) * 16));
+    const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const std::uint32_t words[4] = {halves[half].x, halves[half].y, halves[half].z, halves[half].w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) cuda::int4_operand<typename C::Element>(a[4 * half + i], words[i], zeros);
-    }
-    const std::uint32_t b = warp_uniform(descriptor_low(x_of(stage)));
-    float sums[C::kRows / 8][4];
-    pin(sums);
+    for (int i = 0; i < 4; ++i) cuda::int4_operand<typename C::Element>(a[i], words[i], zeros);
+  };
+  float sums[C::kRows / 8][4];
+  const auto multiply_half = [&](const std::uint32_t(&a)[4][4], std::uint32_t panel, bool from_zero) {
+    const std::uint32_t b = warp_uniform(descriptor_low(panel));
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kInt4Steps16; ++step) {
+    for (int step = 0; step < 4; ++step) {
       RegisterWgmma<typename C::Element, C::kRows>::multiply(
-          sums, a[step], descriptor(b + static_cast<std::uint32_t>((step / 4 * C::kPanelBytes + step % 4 * 32) >> 4)),
-          step > 0);
+          sums, a[step], descriptor(b + static_cast<std::uint32_t>(2 * step)), step > 0 || !from_zero);
     }
     wgmma_commit();
+  };
+
+  std::uint32_t first[4][4], second[4][4];
+  PackedPipelineState<C::kStages> ring;
+  if (groups > 0) {
+    barrier_wait(full(0), 0);
+    load_numbers(block_of(0, warpgroup));
+    dequantize(first, block_of(0, warpgroup), 0);
+  }
+  for (int group = 0; group < groups; ++group) {
+    const std::uint32_t stage = ring.stage();
+    const std::uint32_t parity = ring.parity();
+    const float scale[2] = {next_scale[0], next_scale[1]};
+    pin(sums);
+    multiply_half(first, x_of(stage), true);
+    dequantize(second, block_of(stage, warpgroup), 1);
+    multiply_half(second, x_of(stage) + C::kPanelBytes, false);
+    wgmma_wait<1>();
+    ring.advance();
+    if (group + 1 < groups) {
+      barrier_wait(full(ring.stage()), ring.parity());
+      const std::uint32_t block = block_of(ring.stage(), warpgroup);
+      load_numbers(block);
+      dequantize(first, block, 0);
+    }
     wgmma_wait<0>();
     pin(sums);
     __syncwarp();
     if (thread % 32 == 0) barrier_arrive(empty(stage));
     if (loads && group + C::kStages < groups) {
-      barrier_wait(empty(stage), ring.parity());
+      barrier_wait(empty(stage), parity);
       load_weights(group + C::kStages, stage);
       load_x(group + C::kStages, stage);
     }

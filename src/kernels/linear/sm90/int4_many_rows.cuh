@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // int4 linear layers for many rows of x with wgmma. CTAs are persistent and come in pairs, which share 128 rows of x by
 // multicast. A producer warp loads half groups: x by TMA, W by bulk copies. Two warpgroups have 64 rows of W each, as
-// operand A in registers (of a gated layer, the gate's and up's). The warpgroups take turns: while the tensor cores
-// multiply a group of one, the other adds its scaled sums and dequantizes its next group. The sum of the current group
+// operand A in registers (of a gated layer, the gate's and up's). While the tensor cores multiply one half of a group,
+// the warpgroup dequantizes the next. The sum of the current group
 // and the sum of the current split or leaf are in registers; finished splits, or the waiting leaf of the tree, in
 // shared memory; larger subtrees in L2.
 #pragma once
@@ -28,7 +28,6 @@ struct ManyRowsInt4 {
   static constexpr int kConsumerRegisters = 224;
   static constexpr int kProducerRegisters = 48;
   static constexpr int kBarrier = 1;  // named barrier of the consumers
-  static constexpr int kTurn = 2;     // and of each warpgroup's turn at the tensor cores
   static constexpr int kBlocks = kInt4ManyRows / 8;
   static constexpr int kRowGroup = 8;  // tiles of rows that share columns of W in L2
   // A stage: half a group of x, and of each warpgroup's codes; with the first half the scales and zeros.
@@ -124,10 +123,7 @@ class Int4Consumer {
         empty_(map_to_cta(shared.empty(0), static_cast<std::uint32_t>(thread_of_cta() & 1))) {}
 
   __device__ __forceinline__ void run(int first, int step) {
-    if (warpgroup_ == 1) named_arrive(C::kTurn, C::kConsumers);
     for (int number = first; number < int4_pair_tiles<C>(p_); number += step) add_tile(int4_tile<C>(p_, number));
-    // Takes the turn that the other warpgroup passed on last.
-    if (warpgroup_ == 0) named_sync(C::kTurn, C::kConsumers);
   }
 
  private:
@@ -186,7 +182,6 @@ class Int4Consumer {
     fill(acc, 0.0F);
     Operands first, second;
     std::uint32_t first_stage = acquire_half(first, true);
-    std::uint32_t second_stage = acquire_half(second, false);
     int chain = 0;
     for (int group = 0;; ++group) {
       while (chain < chains.count && chains.end(chain) == group * static_cast<int>(kInt4Group)) {
@@ -196,12 +191,12 @@ class Int4Consumer {
       if (group == groups) break;
       const float scale[2] = {next_scale_[0], next_scale_[1]};
       Sums sums;
-      named_sync(C::kTurn + warpgroup_, C::kConsumers);
       pin(sums);
       wgmma_fence();
       multiply_half(sums, first, first_stage, true);
+      const std::uint32_t second_stage = acquire_half(second, false);
+      wgmma_fence();
       multiply_half(sums, second, second_stage, false);
-      named_arrive(C::kTurn + (warpgroup_ ^ 1), C::kConsumers);
       wgmma_wait<1>();
       release_stage(first_stage);
       if (group + 1 < groups) first_stage = acquire_half(first, true);
@@ -213,7 +208,6 @@ class Int4Consumer {
 #pragma unroll
         for (int i = 0; i < 4; ++i) acc[j][i] = __fmaf_rn(scale[i / 2], sums[j][i], acc[j][i]);
       }
-      if (group + 1 < groups) second_stage = acquire_half(second, false);
     }
   }
 

@@ -29,7 +29,8 @@ constexpr int kInt8Threads = kInt8Consumers + kWarpgroup;
 constexpr int kInt8ConsumerRegisters = 224;
 constexpr int kInt8ProducerRegisters = 48;
 static_assert(kInt8Consumers * kInt8ConsumerRegisters + kWarpgroup * kInt8ProducerRegisters <= 65536);
-constexpr int kInt8Shared = 227 * 1024;
+// Of an SM's 228 KiB. A CTA takes 1 KiB more than it requests, and the kernel that quantizes x may still run beside it.
+constexpr int kInt8Shared = 219 * 1024;
 constexpr int kInt8Barrier = 1;   // named barrier of the consumers
 constexpr int kInt8RowGroup = 8;  // tiles of rows that share columns of W in L2
 
@@ -39,7 +40,8 @@ struct Int8Config {
   static constexpr int kCtas = kRows == kInt8MaxTileRows ? 2 : 1;  // of a cluster
   static constexpr int kWeightBytes = kInt8TileSums * kInt8BlockBytes;
   static constexpr int kStageBytes = kWeightBytes + kRows * kInt8BlockBytes;
-  static constexpr int kStagedRows = kRows < 64 ? kRows : 64;  // finished at a time
+  static constexpr bool kMovesRegisters = kRows > 128;         // from the producer to the consumers
+  static constexpr int kStagedRows = kRows < 32 ? kRows : 32;  // finished at a time
   static constexpr int kStagedBytes = kStagedRows * cuda::kStagedRow * 4;
   static constexpr int kStages = (kInt8Shared - 1024 - kStagedBytes) / (kStageBytes + 2 * kBarrierBytes);
   static constexpr int kSharedBytes =
@@ -278,10 +280,10 @@ __global__ void __launch_bounds__(kInt8Threads, 1) int8_wgmma_kernel(const __gri
   const int first = static_cast<int>(blockIdx.x) / C::kCtas;
   const int step = static_cast<int>(gridDim.x) / C::kCtas;
   if (static_cast<int>(threadIdx.x) < kInt8Consumers) {
-    reg_alloc<kInt8ConsumerRegisters>();
+    if constexpr (C::kMovesRegisters) reg_alloc<kInt8ConsumerRegisters>();
     consume_int8<C>(params, shared, first, step);
   } else {
-    reg_dealloc<kInt8ProducerRegisters>();
+    if constexpr (C::kMovesRegisters) reg_dealloc<kInt8ProducerRegisters>();
     if (threadIdx.x / 32 == kInt8Consumers / 32 && elect_one()) produce_int8<C>(params, shared, first, step);
     __syncwarp();
   }
@@ -336,7 +338,8 @@ Int8Form choose_int8_form(int rows, int columns, int matrices, int features, int
   Int8Form best;
   double best_cost = 0.0;
   for (int tile_rows = 8; tile_rows <= kInt8MaxTileRows; tile_rows *= 2) {
-    if (tile_rows < kInt8MaxTileRows && tile_rows < rows && rows > 4 * tile_rows) continue;
+    // Less than all rows only in tiles that are not much smaller.
+    if (tile_rows < kInt8MaxTileRows && tile_rows < rows && (tile_rows < 32 || rows > 4 * tile_rows)) continue;
     const int ctas = tile_rows == kInt8MaxTileRows ? 2 : 1;
     const std::int64_t tiles = (std::int64_t{rows} + tile_rows - 1) / tile_rows * ((column_tiles + ctas - 1) / ctas);
     const int places = multiprocessors / ctas;
@@ -348,8 +351,9 @@ Int8Form choose_int8_form(int rows, int columns, int matrices, int features, int
       // Measured clocks. Of a block: its MMAs, or its bytes from L2, of which an SM gets fewer if all of them load.
       const double block = std::max(4.0 * tile_rows, block_bytes / (units * ctas > multiprocessors / 2 ? 48.0 : 60.0));
       const double fixed = 3000.0 + 12.0 * tile_rows;
-      const double product =
-          std::max(rounds * (static_cast<double>((blocks + splits - 1) / splits) * block), weight_bytes / kMemoryBytes);
+      // Few CTAs don't load at the full rate.
+      const double memory = weight_bytes / (kMemoryBytes * std::max(0.5, 1.0 - 5.0 / units));
+      const double product = std::max(rounds * (static_cast<double>((blocks + splits - 1) / splits) * block), memory);
       const double cost = product + rounds * fixed + (splits > 1 ? 2000.0 + 190.0 * std::min(rows, tile_rows) : 0.0);
       if (best.tile_rows == 0 || cost < best_cost) {
         best = {tile_rows, splits};
