@@ -47,8 +47,8 @@ class LinearRank {
     y_.emplace(layer.backend(), row_bytes() * static_cast<std::size_t>(part_.rows));
   }
 
+  // All tokens, and the first ones.
   void run() { layer_.run(x_view(part_.rows), y_view(part_.rows), stream()); }
-  // Of the first tokens.
   void enqueue(std::int64_t tokens) { layer_.enqueue(x_view(tokens), y_view(tokens), stream()); }
   Stream stream() { return layer_.backend().stream(); }
   TensorView x_view(std::int64_t tokens) const {

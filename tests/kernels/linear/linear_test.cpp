@@ -282,8 +282,9 @@ TEST(GpuLinear, KernelsHaveOneAnothersBits) {
   const KernelRow<LinearSpec>* const ampere = row_of("sm80_linear");
   if (hopper == nullptr) GTEST_SKIP() << "needs: a build with sm90 kernels";
   if (const std::string reason = hopper->unavailable(); !reason.empty()) GTEST_SKIP() << "needs: " << reason;
-  // Whole tiles and splits; and tails of M, N and K, with leaves that are no whole panels.
-  for (const auto& [k, n] : {std::pair{6144, 512}, {4104, 328}}) {
+  // Whole tiles and splits; tails of M, N and K, with leaves that are no whole panels; and enough columns that a tile
+  // for few rows has more than 64, and one for many rows 192.
+  for (const auto& [k, n] : {std::pair{6144, 512}, {4104, 328}, {72, 10'000}}) {
     int activation = 0;
     for (const std::int64_t rows : {1, 12, 24, 64, 90, 300}) {
       for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {

@@ -56,7 +56,7 @@ struct LinearFold<kBlocks, true> {
     add_sums(eight, four);
     start_sums(four);
   }
-  // Of all `leaves` leaves.
+  // The sum of all leaves, 1, 2, 4 or 8.
   __device__ __forceinline__ const float (&total(int leaves))[kBlocks][4] {
     if (leaves == 1) add_sums(eight, pair);
     if (leaves == 2) add_sums(eight, four);

@@ -65,8 +65,8 @@ __device__ __forceinline__ void copy_linear_panel(std::uint32_t target, const Ro
 template <class C>
 __global__ void __launch_bounds__(kMmaThreads) mma_linear_kernel(const __grid_constant__ LinearGemm p) {
   using Element = typename C::Element;
-  extern __shared__ __align__(128) unsigned char shared[];
-  const std::uint32_t stages = shared_address(shared);
+  extern __shared__ __align__(128) unsigned char mma_shared[];
+  const std::uint32_t stages = shared_address(mma_shared);
   const int column_tiles = (p.columns + C::kColumns - 1) / C::kColumns;
   const int tile_row = static_cast<int>(blockIdx.x) / column_tiles * C::kRows;
   const int tile_column = static_cast<int>(blockIdx.x) % column_tiles * C::kColumns;

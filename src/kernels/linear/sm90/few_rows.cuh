@@ -58,9 +58,9 @@ struct FewRows {
   static constexpr int kMatrices = kConfig.matrices();
   static constexpr int kCluster = kConfig.cluster();
   static constexpr int kRowBytes = kConfig.row_bytes();  // per stage, after its weights
-  // Chains that are multiplied alternately: consecutive wgmma of one chain wait for each other.
-  static constexpr int kTogether = kGated && kRows == 64 ? 1 : 2;
-  static constexpr int kRegisters = 224;  // for up to kMaxThreads threads
+  // For kMaxThreads threads, which count as 384: registers are given to four warps at a time.
+  static constexpr int kRegisters = 168;
+  static_assert((FewRowsConfig::kMaxThreads + 127) / 128 * 128 * kRegisters <= 65536);
 };
 
 // Pipeline stages in shared memory and their barriers.
@@ -104,44 +104,6 @@ __device__ __forceinline__ int blocks_of(const cuda::LinearChains& chains, int c
 // A chain of a tile.
 struct ChainOfTile {
   int tile, chain;
-};
-
-// Chains of a tile that are multiplied together. Their blocks are loaded in the order in which visit() calls for them.
-template <int kTogether>
-struct ChainGroup {
-  int begin[kTogether];  // of K
-  int whole[kTogether];  // K blocks with 64 elements
-  int rest[kTogether];   // elements after them
-  int alternate;         // blocks of every chain that alternate
-
-  __device__ __forceinline__ ChainGroup(const cuda::LinearChains& chains, int first, int last) : alternate(0) {
-#pragma unroll
-    for (int g = 0; g < kTogether; ++g) {
-      const bool exists = first + g < last;
-      begin[g] = exists ? chains.begin(first + g) : 0;
-      const int features = exists ? chains.end(first + g) - begin[g] : 0;
-      whole[g] = features / cuda::kPanelColumns;
-      rest[g] = features % cuda::kPanelColumns;
-    }
-    if constexpr (kTogether == 2) alternate = min(whole[0], whole[1]);
-  }
-  __device__ __forceinline__ bool is_empty(int g) const { return whole[g] == 0 && rest[g] == 0; }
-  // visit(first element of K of a block)
-  template <class Visit>
-  __device__ __forceinline__ void for_each_block(Visit visit) const {
-    for (int block = 0; block < alternate; ++block) {
-#pragma unroll
-      for (int g = 0; g < kTogether; ++g) visit(begin[g] + block * cuda::kPanelColumns);
-    }
-#pragma unroll
-    for (int g = 0; g < kTogether; ++g) {
-      for (int block = alternate; block < whole[g]; ++block) visit(begin[g] + block * cuda::kPanelColumns);
-    }
-#pragma unroll
-    for (int g = 0; g < kTogether; ++g) {
-      if (rest[g] > 0) visit(begin[g] + whole[g] * cuda::kPanelColumns);
-    }
-  }
 };
 
 // The first chain of a CTA of `ctas`: the first one that begins at its share of the K blocks of all tiles, or later.
@@ -197,19 +159,19 @@ __device__ __forceinline__ void load_few_rows(const FewRowsParams& p, const FewR
   bool waits = true;
   for_each_shared_tile<C>(p, [&](int tile, int first, int last) {
     const int column = column_of<C>(p, tile);
-    for (int chain = first; chain < last; chain += C::kTogether) {
-      const ChainGroup<C::kTogether> group(p.gemm.chains, chain, last);
+    for (int chain = first; chain < last; ++chain) {
+      const int begin = p.gemm.chains.begin(chain);
+      const int end = p.gemm.chains.end(chain);
       if (waits) {
-        int left = p.prefetched_blocks;
-        group.for_each_block([&](int k) {
-          if (left-- <= 0) return;
+        const int prefetched = min(end, begin + p.prefetched_blocks * cuda::kPanelColumns);
+        for (int k = begin; k < prefetched; k += cuda::kPanelColumns) {
 #pragma unroll
           for (int m = 0; m < C::kMatrices; ++m) tma_prefetch_rows(&p.weights[m], k, column);
-        });
+        }
         cuda::pdl_wait();
         waits = false;
       }
-      group.for_each_block([&](int k) {
+      for (int k = begin; k < end; k += cuda::kPanelColumns, ring.advance(memory.stages)) {
         const std::uint32_t full = memory.full(ring.stage);
         barrier_wait(memory.empty(ring.stage), ring.parity ^ 1U);
         barrier_arrive_expect(full, static_cast<int>(memory.stage_bytes()));
@@ -224,8 +186,7 @@ __device__ __forceinline__ void load_few_rows(const FewRowsParams& p, const FewR
           tma_load_rows_to_pair(memory.rows(ring.stage) + rank * (C::kRowBytes / 2), &p.x, full, k,
                                 static_cast<int>(rank) * (C::kRows / 2));
         }
-        ring.advance(memory.stages);
-      });
+      }
     }
   });
   cuda::pdl_launch_dependents();
@@ -286,27 +247,24 @@ __device__ __forceinline__ void multiply_few_rows(const FewRowsParams& p, const 
   const int consumers = p.warpgroups * kWarpgroup;
   RingState ring;
   const std::uint32_t matrix_step = warp_uniform(memory.matrix_bytes >> 4);
-  float sums[C::kTogether][C::kMatrices][C::kBlocks][4];
+  float sums[C::kMatrices][C::kBlocks][4];
+  const auto& all_sums = reinterpret_cast<const float(&)[kAllBlocks][4]>(sums);
   const auto operands = [&](std::uint32_t stage) {
     const std::uint32_t weights =
         memory.weights(stage) + static_cast<std::uint32_t>(warpgroup * 64 * cuda::kPanelRowBytes);
     return uint2{warp_uniform(descriptor_low(weights)), warp_uniform(descriptor_low(memory.rows(stage)))};
   };
   // The next 16 of K are 32 bytes further in each row.
-  const auto multiply = [&](float(&to)[C::kMatrices][C::kBlocks][4], const uint2& at, std::uint32_t step,
-                            bool accumulate) {
+  const auto multiply = [&](const uint2& at, std::uint32_t step, bool accumulate) {
 #pragma unroll
     for (int m = 0; m < C::kMatrices; ++m) {
-      Wgmma<Element, C::kRows>::ss(to[m], descriptor(at.x + static_cast<std::uint32_t>(m) * matrix_step + step * 2),
+      Wgmma<Element, C::kRows>::ss(sums[m], descriptor(at.x + static_cast<std::uint32_t>(m) * matrix_step + step * 2),
                                    descriptor(at.y + step * 2), accumulate);
     }
   };
   const auto pin_all = [&] {
 #pragma unroll
-    for (int g = 0; g < C::kTogether; ++g) {
-#pragma unroll
-      for (int m = 0; m < C::kMatrices; ++m) pin(sums[g][m]);
-    }
+    for (int m = 0; m < C::kMatrices; ++m) pin(sums[m]);
   };
   for_each_shared_tile<C>(p, [&](int tile, int first, int last) {
     const bool is_whole = first == 0 && last == chains.count;
@@ -318,55 +276,38 @@ __device__ __forceinline__ void multiply_few_rows(const FewRowsParams& p, const 
       return p.sums + index * (kAllBlocks * consumers) + thread;
     };
 #pragma unroll 1
-    for (int chain = first; chain < last; chain += C::kTogether) {
-      const ChainGroup<C::kTogether> group(chains, chain, last);
+    for (int chain = first; chain < last; ++chain) {
+      const int begin = chains.begin(chain);
+      const int end = chains.end(chain);
+      const int whole_end = begin + (end - begin) / cuda::kPanelColumns * cuda::kPanelColumns;
       std::uint32_t previous = 0;
-      // One block of a chain. The stage before is released: its wgmma are done when one group is in flight.
-      const auto multiply_block = [&](float(&to)[C::kMatrices][C::kBlocks][4], bool accumulate, bool has_previous) {
+#pragma unroll 1
+      for (int k = begin; k < whole_end; k += cuda::kPanelColumns, ring.advance(memory.stages)) {
         barrier_wait(memory.full(ring.stage), ring.parity);
         const uint2 at = operands(ring.stage);
         pin_all();
         wgmma_fence();
 #pragma unroll
-        for (std::uint32_t step = 0; step < 4; ++step) multiply(to, at, step, accumulate || step > 0);
+        for (std::uint32_t step = 0; step < 4; ++step) multiply(at, step, k > begin || step > 0);
         wgmma_commit();
-        if (has_previous) {
+        if (k > begin) {
           wgmma_wait<1>();
           release(previous);
         }
         previous = ring.stage;
-        ring.advance(memory.stages);
-      };
-      if constexpr (C::kTogether == 2) {
-#pragma unroll 1
-        for (int block = 0; block < group.alternate; ++block) {
-          multiply_block(sums[0], block > 0, block > 0);
-          multiply_block(sums[1], block > 0, true);
-        }
-        wgmma_wait<0>();
-        pin_all();
-        if (group.alternate > 0) release(previous);
       }
-#pragma unroll
-      for (int g = 0; g < C::kTogether; ++g) {
-#pragma unroll 1
-        for (int block = group.alternate; block < group.whole[g]; ++block) {
-          multiply_block(sums[g], block > 0, block > group.alternate);
-        }
-        wgmma_wait<0>();
-        pin_all();
-        if (group.alternate < group.whole[g]) release(previous);
-      }
-#pragma unroll
-      for (int g = 0; g < C::kTogether; ++g) {
-        if (group.rest[g] == 0) continue;
+      wgmma_wait<0>();
+      pin_all();
+      if (begin < whole_end) release(previous);
+      // A chain ends after a multiple of 16, or with zeros. What follows in the panel is the next leaf's.
+      if (whole_end < end) {
         barrier_wait(memory.full(ring.stage), ring.parity);
         const uint2 at = operands(ring.stage);
 #pragma unroll 1
-        for (int step = 0; step * 16 < group.rest[g]; ++step) {
+        for (int step = 0; step * 16 < end - whole_end; ++step) {
           pin_all();
           wgmma_fence();
-          multiply(sums[g], at, static_cast<std::uint32_t>(step), group.whole[g] > 0 || step > 0);
+          multiply(at, static_cast<std::uint32_t>(step), begin < whole_end || step > 0);
           wgmma_commit();
           wgmma_wait<0>();
           pin_all();
@@ -374,18 +315,13 @@ __device__ __forceinline__ void multiply_few_rows(const FewRowsParams& p, const 
         release(ring.stage);
         ring.advance(memory.stages);
       }
+      if (is_whole) {
+        fold.add(chain, begin == end, all_sums);
+      } else if (begin < end) {
+        float4* const to = sums_of(chain);
 #pragma unroll
-      for (int g = 0; g < C::kTogether; ++g) {
-        if (chain + g >= last) break;
-        const auto& found = reinterpret_cast<const float(&)[kAllBlocks][4]>(sums[g]);
-        if (is_whole) {
-          fold.add(chain + g, group.is_empty(g), found);
-        } else if (!group.is_empty(g)) {
-          float4* const to = sums_of(chain + g);
-#pragma unroll
-          for (int i = 0; i < kAllBlocks; ++i) {
-            __stcg(to + i * consumers, make_float4(found[i][0], found[i][1], found[i][2], found[i][3]));
-          }
+        for (int i = 0; i < kAllBlocks; ++i) {
+          __stcg(to + i * consumers, make_float4(all_sums[i][0], all_sums[i][1], all_sums[i][2], all_sums[i][3]));
         }
       }
     }

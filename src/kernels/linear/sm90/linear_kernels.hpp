@@ -20,6 +20,7 @@ struct ManyRowsConfig {
   bool gated = false;
   bool leaves = false;
   int stages = 0;
+  int panels = 1;  // of y, [64 rows][64 columns], for each of the two warpgroups
 
   static constexpr int kRows = 128;
   bool operator==(const ManyRowsConfig&) const = default;
@@ -27,18 +28,17 @@ struct ManyRowsConfig {
   constexpr int stage_bytes() const { return (kRows + sums) * cuda::kPanelRowBytes; }
   // fp32 sums of the first four leaves of a tile.
   constexpr int stash_bytes() const { return leaves ? kRows * sums * 4 : 0; }
-  // A panel of y for each of the two warpgroups, [64 rows][64 columns].
-  static constexpr int kOutBytes = 2 * 64 * cuda::kPanelRowBytes;
+  constexpr int out_bytes() const { return 2 * panels * 64 * cuda::kPanelRowBytes; }
   constexpr int shared_bytes() const {
-    return cuda::aligned_shared_bytes(stages * (stage_bytes() + 16) + stash_bytes() + kOutBytes, 1024);
+    return cuda::aligned_shared_bytes(stages * (stage_bytes() + 16) + stash_bytes() + out_bytes(), 1024);
   }
 };
 
-inline constexpr ManyRowsConfig kNarrowTiles{128, false, false, 6};
-inline constexpr ManyRowsConfig kWideTiles{192, false, false, 5};
-inline constexpr ManyRowsConfig kGatedTiles{128, true, false, 6};
-inline constexpr ManyRowsConfig kLeafTiles{128, false, true, 4};
-inline constexpr ManyRowsConfig kGatedLeafTiles{128, true, true, 4};
+inline constexpr ManyRowsConfig kNarrowTiles{128, false, false, 6, 2};
+inline constexpr ManyRowsConfig kWideTiles{192, false, false, 4, 3};
+inline constexpr ManyRowsConfig kGatedTiles{128, true, false, 6, 1};
+inline constexpr ManyRowsConfig kLeafTiles{128, false, true, 4, 2};
+inline constexpr ManyRowsConfig kGatedLeafTiles{128, true, true, 4, 1};
 static_assert(kWideTiles.shared_bytes() <= 227 * 1024 && kNarrowTiles.shared_bytes() <= 227 * 1024);
 static_assert(kLeafTiles.shared_bytes() <= 227 * 1024);
 

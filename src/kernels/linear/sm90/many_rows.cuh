@@ -34,6 +34,9 @@ struct ManyRows {
   static constexpr int kBlocks = kSums / 8;  // of 8 columns of sums
   static constexpr int kColumns = kConfig.columns();
   static constexpr int kStages = kConfig.stages;
+  static constexpr int kPanels = kConfig.panels;
+  static constexpr int kOutBytes = kConfig.out_bytes();
+  static_assert(kPanels * cuda::kPanelColumns == kColumns);  // panels of a tile are written without waits in between
   static constexpr int kRowBytes = kRows * cuda::kPanelRowBytes;  // per stage; its weights follow
   static constexpr int kHalfRowBytes = kRowBytes / 2;
   static constexpr int kHalfWeightBytes = kSums / 2 * cuda::kPanelRowBytes;
@@ -49,10 +52,10 @@ struct ManyRowsMemory {
   __device__ __forceinline__ std::uint32_t stage(std::uint32_t number) const { return base + number * C::kStageBytes; }
   __device__ __forceinline__ std::uint32_t stash() const { return base + C::kStages * C::kStageBytes; }
   __device__ __forceinline__ std::uint32_t out(int warpgroup) const {
-    return stash() + C::kStashBytes + static_cast<std::uint32_t>(warpgroup * (ManyRowsConfig::kOutBytes / 2));
+    return stash() + C::kStashBytes + static_cast<std::uint32_t>(warpgroup * (C::kOutBytes / 2));
   }
   __device__ __forceinline__ std::uint32_t full(std::uint32_t number) const {
-    return stash() + C::kStashBytes + ManyRowsConfig::kOutBytes + number * kBarrierBytes;
+    return stash() + C::kStashBytes + C::kOutBytes + number * kBarrierBytes;
   }
   __device__ __forceinline__ std::uint32_t empty(std::uint32_t number) const { return full(C::kStages + number); }
 };
@@ -69,12 +72,12 @@ __device__ __forceinline__ void for_each_linear_tile(const ManyRowsParams& p, Vi
   const int pair_columns = p.shares_weights ? C::kColumns : 2 * C::kColumns;
   const int row_pairs = (p.gemm.rows + pair_rows - 1) / pair_rows;
   const int column_pairs = (p.gemm.columns + pair_columns - 1) / pair_columns;
-  const int group_tiles = p.swizzle * column_pairs;
+  const int swizzled_pairs = p.swizzle * column_pairs;
   const int pairs = row_pairs * column_pairs;
   for (int number = static_cast<int>(blockIdx.x) / 2; number < pairs; number += static_cast<int>(gridDim.x) / 2) {
-    const int first = number / group_tiles * p.swizzle;
+    const int first = number / swizzled_pairs * p.swizzle;
     const int rows = min(p.swizzle, row_pairs - first);
-    const int in_group = number % group_tiles;
+    const int in_group = number % swizzled_pairs;
     visit(LinearTile{(first + in_group % rows) * pair_rows + (p.shares_weights ? rank * C::kRows : 0),
                      in_group / rows * pair_columns + (p.shares_weights ? 0 : rank * C::kColumns)});
   }
@@ -167,21 +170,22 @@ struct ManyRowsTree {
   }
 };
 
-// y of a warpgroup's 64 rows, through its panel of shared memory.
+// y of a warpgroup's 64 rows, through its panels of shared memory.
 template <class C, class Activation>
 __device__ __forceinline__ void store_linear_rows(const ManyRowsParams& p, const LinearTile& tile, int warpgroup,
-                                                  std::uint32_t panel, const float (&total)[C::kBlocks][4],
+                                                  std::uint32_t panels, const float (&total)[C::kBlocks][4],
                                                   Activation activation) {
   using Element = typename C::Element;
   const int thread = thread_of_warpgroup();
   const int lane = thread % 32;
   const int first_row = tile.row + warpgroup * 64;
+  // The stores of the last tile have read the panels.
+  if (thread == 0) tma_store_wait_read();
+  named_sync(warpgroup + 1, kWarpgroup);
 #pragma unroll
-  for (int part = 0; part < C::kColumns / cuda::kPanelColumns; ++part) {
+  for (int part = 0; part < C::kPanels; ++part) {
     const int part_column = tile.column + part * cuda::kPanelColumns;
-    // The last store has read the panel.
-    if (thread == 0) tma_store_wait_read();
-    named_sync(warpgroup + 1, kWarpgroup);
+    const std::uint32_t panel = panels + static_cast<std::uint32_t>(part * 64 * cuda::kPanelRowBytes);
 #pragma unroll
     for (int pair = 0; pair < cuda::kPanelColumns / 16; ++pair) {
       std::uint32_t words[4];

@@ -61,13 +61,14 @@ FewRowsGrid few_rows_grid(const LinearGemm& gemm, const FewRowsConfig& config) {
   const int clusters = std::max(1, gemm.multiprocessors / config.cluster());
   const auto divide_up = [](std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; };
   const std::int64_t ctas = std::int64_t{clusters} * config.cluster();
-  // All CTAs have the same number of tiles. x is loaded for each tile, so tiles of very few columns are shared instead.
+  // All CTAs have the same number of tiles, if these have enough columns: x is loaded for each tile. Else CTAs share
+  // tiles of kSharedColumns.
+  constexpr std::int64_t kSharedColumns = 64, kMinColumns = 16;
   const std::int64_t tiles_of_cta = divide_up(gemm.columns, ctas * FewRowsConfig::kMaxColumns);
-  const std::int64_t min_columns = config.rows == 8 ? 16 : config.rows == 64 ? 64 : 32;
   const std::int64_t even = divide_up(divide_up(gemm.columns, ctas * tiles_of_cta), 8) * 8;
   FewRowsGrid grid{};
-  grid.shares_tiles = even < min_columns && gemm.chains.count > 1;
-  grid.tile_columns = static_cast<int>(std::max(even, min_columns));
+  grid.shares_tiles = even < kSharedColumns && gemm.chains.count > 1;
+  grid.tile_columns = static_cast<int>(grid.shares_tiles ? kSharedColumns : std::max(even, kMinColumns));
   grid.tiles = static_cast<int>(divide_up(gemm.columns, std::int64_t{grid.tile_columns} * config.cluster()));
   const std::int64_t parts =
       grid.shares_tiles ? std::int64_t{grid.tiles} * gemm.chains.count : divide_up(grid.tiles, tiles_of_cta);
