@@ -51,6 +51,7 @@ decode-peers        6 gpu,torch,rounds,decode_gpu_bench 1k to 1m keys; cuDNN and
 sparse-peers        6 gpu,torch,rounds               prefill with a block-sparse mask of 10 %, and all; FlexAttention
 choice              1 gpu,attention_gpu_bench        choosing KV blocks for a prefill, 32k to 2m tokens
 products            3 gpu,torch,rounds,gemm_gpu_bench batched GEMMs of MLA, bf16 and fp16; cuBLAS
+linear              2 gpu,torch,rounds,linear_gpu_bench linear layers, few and many rows, gated, row-parallel; cuBLAS
 latents             3 gpu,rounds,decode_gpu_bench    MLA decode, 16 and 128 heads, in each kind of CTA group; FP8 cache
 latents-peers       4 gpu,torch,rounds,decode_gpu_bench MLA decode, also in KV splits of 1,024 keys; FlashMLA
 compressed          4 gpu,rounds,decode_gpu_bench,compress_gpu_bench decode, prefill with quantized caches; compression
@@ -304,6 +305,14 @@ part_products() {
     alone gemm_gpu_bench "${products[@]}" --dtype "$dtype"
     peer gemm "${products[@]}" --dtype "$dtype"
   done
+}
+
+# Prefill, gated, row-parallel, and decode steps.
+linear=(--shapes "8192x8192x8192,1024x4096x4096,8192x4096x4096,1024x12288x5376,8192x12288x5376,8192x14336x4096:swiglu,8192x4096x14336:none:row,1x12288x5376,16x12288x5376,64x12288x5376")
+
+part_linear() {
+  alone linear_gpu_bench "${linear[@]}"
+  peer linear "${linear[@]}"
 }
 
 part_latents() {

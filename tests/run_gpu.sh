@@ -19,7 +19,7 @@ mkdir -p "$state"
 
 part build 5 "configure and build, preset $preset"
 part gpu-tests 5 "every test that is labelled gpu: transports on devices, op classes, what only GPUs have"
-part kernels 4 "devices, and the tables of folds, head products and scans on every kernel of GPUs"
+part kernels 4 "devices, and the tables of folds, head products, linear layers and scans on every kernel of GPUs"
 part decoding 2 "caches, decoding, shares and shared prefixes on every kernel of GPUs"
 part worlds 3 "the same digest on 1 … N GPUs, layouts and block sizes, p2p and nccl, under mpirun"
 part mpirun-tests 2 "op classes under mpirun on 1 … N GPUs, p2p and nccl: the rows of one rank alone"
@@ -85,7 +85,7 @@ part_gpu_tests() { tests gpu-tests --label-regex gpu; }
 # Rows of the CPU's kernels are in tests/run.sh.
 part_kernels() {
   tests kernels --label-exclude gpu \
-    --tests-regex '^(base_test|(attention_kernel|batched_gemm|gemm_kernel|ssm_kernel)_test.*/sm[0-9])'
+    --tests-regex '^(base_test|(attention_kernel|batched_gemm|gemm_kernel|linear_kernel|ssm_kernel)_test.*/sm[0-9])'
 }
 part_decoding() { tests decoding --tests-regex '^decode_test.*/sm[0-9]' --label-exclude gpu; }
 
@@ -161,6 +161,7 @@ sanitizer() {
   local -a entries=("attention_kernel_test $rows/sm80*:$rows/sm90*" "cuda_attention_test $nan"
     'decode_test Backends/CacheUpdates.*'
     'gemm_kernel_test Kernels/BatchedGemm.OneNanLeaves/sm*'
+    'linear_kernel_test Kernels/Linear.NanAndInfinityStayInTheirRowsAndColumns/sm*'
     "ssm_kernel_test Kernels/SsmKernels.KeepTheStateWhereDtIsZero/$all:Kernels/SsmKernels.GoOnInTheirSlots/$all"
     "ssm_kernel_test Kernels/SsmKernels.GoOnInManySequencesOfFewStates/$all:Kernels/SsmKernels.GoOnBehindASegment/$all"
     "ssm_kernel_test Kernels/SsdBackward.NoGradientWhereDtIsAtItsLimits/$all"

@@ -38,14 +38,14 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 9)
+        self.assertEqual(len(PROGRAMS), 10)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
             done = run(str(program), "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
             steps, shapes = "--steps LIST", "--shapes LIST"
-            words = {"decode.py": steps, "mla.py": steps, "gemm.py": shapes, "ssm.py": shapes}
+            words = {"decode.py": steps, "mla.py": steps, "gemm.py": shapes, "linear.py": shapes, "ssm.py": shapes}
             self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
 
     def test_sizes_are_ringattns(self):
