@@ -103,6 +103,7 @@ kernel_instances(sm90_instances decode/sm90 compressed.cuh compressed_DTYPE_DIM
   CompressedLauncher "compressed_launcher<ELEMENT, config_for(BOTH_DIMS)>()" DIMS ${dims})
 kernel_instances(sm90_instances gemm/sm90 launch.cuh gemm_DTYPE cuda::GemmLauncher "gemm_launcher<ELEMENT>()")
 kernel_instances(sm90_instances linear/sm90 launch.cuh linear_DTYPE HopperLinearLauncher "linear_launcher<ELEMENT>()")
+kernel_instances(sm90_instances linear/sm90 int4.cuh int4_DTYPE Int4Launcher "int4_launcher<ELEMENT>()")
 kernel_instances(sm90_instances mla/sm90 launch.cuh mla_DTYPE
   "MlaLauncher<MlaParams>" "mla_launcher<ELEMENT, false>()")
 kernel_instances(sm90_instances mla/sm90 launch.cuh mla_fp8

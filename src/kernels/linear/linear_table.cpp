@@ -5,11 +5,14 @@
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/linear/cuda/cuda_linear.hpp"
+#include "kernels/linear/cuda/quantized_linear.hpp"
 #include "kernels/linear/sm80/sm80_linear.hpp"
+#include "kernels/linear/sm80/sm80_quantized_linear.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
 #include "kernels/attention/sm90/sm90_attention.hpp"
 #include "kernels/linear/sm90/sm90_linear.hpp"
+#include "kernels/linear/sm90/sm90_quantized_linear.hpp"
 #endif
 #include "kernels/common/registry.hpp"
 #include "kernels/linear/linear.hpp"
@@ -25,6 +28,17 @@ constexpr KernelRow<LinearSpec> kTable[] = {
       sm90::attention_unavailable, cuda::make_cuda_backend},
      cuda::float_linear_missing,
      sm90::make_linear},
+    {{"sm90_linear_int8", "cuda", "bf16, fp16; int8 weights; every activation, any number of features",
+      sm90::int8_linear_configs,
+      [](const Backend&) { return 1.0e15; },  // with quantization (2026-11-29-linear-quantized)
+      sm90::attention_unavailable, cuda::make_cuda_backend},
+     cuda::int8_linear_missing,
+     sm90::make_int8_linear},
+    {{"sm90_linear_int4", "cuda", "bf16, fp16; int4 weights; every activation, any number of features",
+      sm90::int4_linear_configs, [](const Backend&) { return 5.0e14; },  // 521 TFLOP/s (2026-11-29-linear-quantized)
+      sm90::attention_unavailable, cuda::make_cuda_backend},
+     cuda::int4_linear_missing,
+     sm90::make_int4_linear},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
     {{"sm80_linear", "cuda", "bf16, fp16; every activation, any number of features", sm80::linear_configs,
@@ -32,6 +46,16 @@ constexpr KernelRow<LinearSpec> kTable[] = {
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      cuda::float_linear_missing,
      sm80::make_linear},
+    {{"sm80_linear_int8", "cuda", "bf16, fp16; int8 weights; every activation, any number of features",
+      sm80::int8_linear_configs, [](const Backend&) { return 2.0e14; },  // estimated
+      cuda::cuda_unavailable, cuda::make_cuda_backend},
+     cuda::int8_linear_missing,
+     sm80::make_int8_linear},
+    {{"sm80_linear_int4", "cuda", "bf16, fp16; int4 weights; every activation, any number of features",
+      sm80::int4_linear_configs, [](const Backend&) { return 1.0e14; },  // estimated
+      cuda::cuda_unavailable, cuda::make_cuda_backend},
+     cuda::int4_linear_missing,
+     sm80::make_int4_linear},
 #endif
     {{"cpu_linear", "cpu", "fp32, bf16, fp16; int8 and int4 weights; every activation, any number of features",
       [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both are chains of multiply-adds

@@ -44,6 +44,7 @@ class Linear : public ::testing::TestWithParam<KernelRow<LinearSpec>> {
 
   const KernelRow<LinearSpec>& row() const { return GetParam(); }
   bool is_able(const LinearSpec& spec) const { return row().missing(spec).empty(); }
+  bool has(WeightFormat format) const { return is_able({Dtype::kBf16, format, kInt4Group, 8}); }
 
   // Formats and dtypes of one shape, with what else a layer may have in turn. int4 takes the K that it can.
   std::vector<LinearSpec> specs(std::int64_t k, std::int64_t n, LinearParallel parallel) const {
@@ -155,6 +156,7 @@ TEST_P(Linear, EveryNumberOfDevicesHasTheBitsOfOne) {
 
 // Sums that are exact within a split or leaf, and not between them.
 TEST_P(Linear, SplitsAndLeavesAreAddedInTheirOrder) {
+  if (!has(WeightFormat::kFloat)) GTEST_SKIP() << "the kernel has no floating-point weights";
   constexpr std::int64_t kLeaf = 1024;  // of 8,192 features
   constexpr float kLarge = 4096.0F;     // its square + 1 is not a float
   for (const Dtype dtype : kDtypes) {
@@ -192,9 +194,9 @@ TEST_P(Linear, SplitsAndLeavesAreAddedInTheirOrder) {
 }
 
 TEST_P(Linear, Int8SumsAreExact) {
-  if (!is_able({Dtype::kBf16, WeightFormat::kInt8, 100, 33})) GTEST_SKIP() << "the kernel has no int8 weights";
+  if (!has(WeightFormat::kInt8)) GTEST_SKIP() << "the kernel has no int8 weights";
   for (const Dtype dtype : kDtypes) {
-    for (const std::int64_t k : {100, 5000}) {
+    for (const std::int64_t k : {100, 1024, 5000}) {
       LinearSpec spec{dtype, WeightFormat::kInt8, k, 33};
       spec.bias = true;
       if (!is_able(spec)) continue;
