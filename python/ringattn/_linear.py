@@ -457,7 +457,7 @@ class QuantizedWeight(NamedTuple):
 
 def quantize_weight(weight, format: str) -> QuantizedWeight:
     """Quantizes a weight by rounding to the nearest value, symmetrically: "int8" has a scale for each row, "int4" one for each
-    128 elements of a row. They are the values and scales of compressed-tensors' presets W8A8 and W4A16.
+    128 elements of a row. The values and scales are those of `ringattn quantize` and of compressed-tensors' min-max observer.
 
     Args:
         weight: [out_features, in_features], float32, float16 or bfloat16.
@@ -501,19 +501,22 @@ def _quantized_tensor(weight, format: str) -> QuantizedWeight:
         refuse(f"weight[{row}, {column}] is {float(wide[row, column])}", "a scale can't hold it",
                "Check where the weights come from.")  # fmt: skip
     if format == "int8":
-        scales = _scales(wide.abs().amax(1), 127.0)
-        return QuantizedWeight((wide / scales[:, None]).round().clamp(-127, 127).to(torch.int8), scales, None)
+        scales = _scales(wide.abs().amax(1), 127.5, weight.dtype)
+        return QuantizedWeight((wide / scales[:, None]).round().clamp(-128, 127).to(torch.int8), scales, None)
     groups = wide.unflatten(1, (-1, GROUP))
-    scales = _scales(groups.abs().amax(2), 7.5)
+    scales = _scales(groups.abs().amax(2), 7.5, weight.dtype)
     values = ((groups / scales[..., None]).round().clamp(-8, 7) + 8).to(torch.uint8).flatten(1)
     return QuantizedWeight(values[:, 0::2] | values[:, 1::2] << 4, scales, None)
 
 
-def _scales(absmax, largest: float):
-    """absmax / largest, or 1 where that is 0."""
+def _scales(absmax, half_range: float, dtype):
+    """absmax / half_range, rounded to the weight's dtype as in files; where that is 0, the smallest number of the dtype, or 1 if
+    all elements are 0."""
     torch = loaded_torch()
-    scales = absmax / largest
-    return torch.where(scales == 0, torch.ones_like(scales), scales)
+    scales = (absmax / half_range).to(dtype).float()
+    smallest = {torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133, torch.float32: 2.0**-149}[dtype]
+    scales = scales.clamp(min=smallest)
+    return torch.where(absmax == 0, torch.ones_like(scales), scales)
 
 
 def dequantize_weight(weight, scales, zeros=None):

@@ -156,6 +156,9 @@ class Quantizing(Files):
                 self.assertTrue(torch.equal(tensors["lm_head.weight"], model["lm_head.weight"]))
                 layer = read_layer(out, LAYER)
                 self.assertEqual(layer.weights, format)
+                if not more:
+                    q = ringattn.quantize_weight(model[f"{LAYER}.weight"], format)
+                    self.assertTrue(torch.equal(q.weight, layer.weight) and torch.equal(q.scales, layer.scales), format)
                 errors.append((layer.dequantize(torch.float32) - weight).norm() / weight.norm())
             self.assertLess(errors[0], bound)
             self.assertLessEqual(errors[1], errors[0])
