@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder layer of a Llama with random weights, whose matrix products and attention are ringattn's: a sequence has the same bits
-alone, in a batch, and where two ranks share the heads and the hidden features.
+"""A decoder layer of a Llama with random weights, whose matrix products, RoPE and attention are ringattn's: a sequence has the
+same bits alone, in a batch, and where two ranks share the heads and the hidden features.
 
     python docs/examples/decoder_layer.py                       # 4,096 wide, as Llama 3 8B: half a minute on two cores
     python docs/examples/decoder_layer.py --width 256 --heads 8 --kv-heads 4 --hidden 512"""
@@ -37,14 +37,6 @@ class DecoderLayer(torch.nn.Module):
             whole, activation=activation, parallel=parallel, output=output, world=self.world
         )
 
-    def rotate(self, x: Tensor) -> Tensor:
-        """RoPE of [batch, tokens, heads, dim]; a sequence begins at position 0."""
-        frequencies = 10000.0 ** (-torch.arange(0, self.dim, 2) / self.dim)
-        angles = torch.arange(x.shape[1])[:, None] * frequencies
-        cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-        first, second = x.float().chunk(2, -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
-
     @staticmethod
     def norm(x: Tensor) -> Tensor:
         """RMS norm. The mean is a linear layer's, because the order of PyTorch's sums may depend on the batch."""
@@ -55,7 +47,7 @@ class DecoderLayer(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         q, k, v = (layer(h).unflatten(-1, (-1, self.dim)) for layer in (self.q, self.k, self.v))
-        attended, _ = ringattn.attention(self.rotate(q), self.rotate(k), v)  # of this rank's heads
+        attended, _ = ringattn.attention(*ringattn.rope(q, k), v)  # of this rank's heads, positions from 0 in each sequence
         x = x + self.o(attended.flatten(-2))
         return x + self.down(self.up(self.norm(x)))
 
