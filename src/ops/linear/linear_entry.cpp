@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/ring/reshard.hpp"
 #include "base/error.hpp"
 #include "kernels/linear/linear_oracle.hpp"
 #include "ops/common/row_op.hpp"
