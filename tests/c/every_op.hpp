@@ -30,9 +30,9 @@ struct Ops {
     batch.sequences = runs.sequences = limits.sequences = 1;
     batch.q_lengths = runs.lengths = &kTokens;
     limits.keys = 64;
-    latent.dtype = batched_gemm.dtype = linear.dtype = scan.dtype = convolution.dtype = kFp32;
+    latent.dtype = batched_gemm.dtype = linear.dtype = rope.dtype = scan.dtype = convolution.dtype = kFp32;
     latent.heads = batched_gemm.heads = scan.heads = kHeads;
-    latent.head_dim = latent.head_dim_v = latent.rope_dim = scan.head_dim = scan.state_dim = 16;
+    latent.head_dim = latent.head_dim_v = latent.rope_dim = rope.head_dim = scan.head_dim = scan.state_dim = 16;
     latent.latent_dim = 64;
     batched_gemm.dim_k = 16;
     batched_gemm.dim_n = 64;
@@ -103,6 +103,10 @@ struct Ops {
                                                              return ringattn_linear_backward_create(
                                                                  world.get(), &linear, options, object);
                                                            })},
+        {"rope", made<ringattn_rope>(ringattn_rope_destroy,
+                                     [this](auto* options, auto** object) {
+                                       return ringattn_rope_create(world.get(), &rope, options, object);
+                                     })},
         {"ssm", made<ringattn_ssm>(ringattn_ssm_destroy,
                                    [this](auto* options, auto** object) {
                                      return ringattn_ssm_create(world.get(), &scan, &runs, options, object);
@@ -135,6 +139,7 @@ struct Ops {
   ringattn_decode_limits limits = sized<ringattn_decode_limits>();
   ringattn_mla_spec latent = sized<ringattn_mla_spec>();
   ringattn_batched_gemm_spec batched_gemm = sized<ringattn_batched_gemm_spec>();
+  ringattn_rope_spec rope = sized<ringattn_rope_spec>();
   ringattn_linear_spec linear = sized<ringattn_linear_spec>();
   ringattn_ssm_spec scan = sized<ringattn_ssm_spec>();
   ringattn_ssm_batch runs = sized<ringattn_ssm_batch>();

@@ -17,7 +17,7 @@ std::set<std::string> all_but(const std::set<std::string>& without) {
   std::set<std::string> others;
   for (const char* op :
        {"attention", "attention backward", "decode", "mla", "mla backward", "mla decode", "batched gemm", "linear",
-        "linear backward", "ssm", "ssd backward", "conv1d", "conv1d backward", "compression"}) {
+        "linear backward", "rope", "ssm", "ssd backward", "conv1d", "conv1d backward", "compression"}) {
     if (!without.contains(op)) others.insert(op);
   }
   return others;
@@ -44,10 +44,10 @@ TEST(CRefusals, AnOpHasAnOptionOrRefusesIt) {
       {"checksum", kRing, [](auto& options) { options.checksum = 1; }},
       {"layout", kRing, [](auto& options) { options.layout = RINGATTN_ZIGZAG; }},
       {"memory_budget",
-       all_but(
-           {"mla backward", "conv1d", "conv1d backward", "compression", "batched gemm", "linear", "linear backward"}),
+       all_but({"mla backward", "conv1d", "conv1d backward", "compression", "batched gemm", "linear", "linear backward",
+                "rope"}),
        [](auto& options) { options.memory_budget = 1 << 30; }},
-      {"timeout_seconds", all_but({"compression", "batched gemm"}),
+      {"timeout_seconds", all_but({"compression", "batched gemm", "rope"}),
        [](auto& options) { options.timeout_seconds = 5.0; }},
       {"stripe", kRing, [](auto& options) { options.stripe = 64; }},
       {"stripe", kNone,

@@ -64,6 +64,7 @@ struct Objects {
     EXPECT_OK(ringattn_mla_decode_create(ops.world.get(), &ops.latent, &ops.limits, nullptr, &latent_decode));
     EXPECT_OK(ringattn_batched_gemm_create(ops.world.get(), &ops.batched_gemm, nullptr, &batched_gemm));
     EXPECT_OK(ringattn_linear_create(ops.world.get(), &ops.linear, nullptr, &linear));
+    EXPECT_OK(ringattn_rope_create(ops.world.get(), &ops.rope, nullptr, &rope));
     EXPECT_OK(ringattn_linear_backward_create(ops.world.get(), &ops.linear, nullptr, &linear_backward));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
     EXPECT_OK(ringattn_ssd_backward_create(ops.world.get(), &ops.scan, &ops.runs, RINGATTN_GRADIENTS_AS_INPUTS, nullptr,
@@ -86,6 +87,7 @@ struct Objects {
     ringattn_mla_decode_destroy(latent_decode);
     ringattn_batched_gemm_destroy(batched_gemm);
     ringattn_linear_destroy(linear);
+    ringattn_rope_destroy(rope);
     ringattn_linear_backward_destroy(linear_backward);
     ringattn_ssm_destroy(scan);
     ringattn_ssd_backward_destroy(scan_backward);
@@ -108,6 +110,7 @@ struct Objects {
   ringattn_mla_decode* latent_decode = nullptr;
   ringattn_batched_gemm* batched_gemm = nullptr;
   ringattn_linear* linear = nullptr;
+  ringattn_rope* rope = nullptr;
   ringattn_linear_backward* linear_backward = nullptr;
   ringattn_ssm* scan = nullptr;
   ringattn_ssd_backward* scan_backward = nullptr;
@@ -181,6 +184,12 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
                                         return ringattn_linear_create(ops.world.get(), given, nullptr, object);
                                       });
                                     }),
+      as_ever<ringattn_rope_spec>("ringattn_rope_spec",
+                                  [&ops](auto* given) {
+                                    return made(ringattn_rope_destroy, [&](ringattn_rope** object) {
+                                      return ringattn_rope_create(ops.world.get(), given, nullptr, object);
+                                    });
+                                  }),
       as_ever<ringattn_ssm_spec>("ringattn_ssm_spec", [=, &ops](auto* given) { return scan(given, &ops.runs); }),
       grown<ringattn_ssm_batch>("ringattn_ssm_batch", offsetof(ringattn_ssm_batch, update),
                                 [=, &ops](auto* given) { return scan(&ops.scan, given); }),
@@ -230,6 +239,8 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
       as_ever<ringattn_linear_facts>(
           "ringattn_linear_facts",
           [&](auto* facts) { return ringattn_linear_backward_get_facts(of.linear_backward, facts); }),
+      as_ever<ringattn_rope_facts>("ringattn_rope_facts",
+                                   [&](auto* facts) { return ringattn_rope_get_facts(of.rope, facts); }),
       as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
                                   [&](auto* facts) { return ringattn_ssm_get_facts(of.scan, facts); }),
       as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
@@ -282,6 +293,8 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
       as_ever<ringattn_linear_backward_tensors>(
           "ringattn_linear_backward_tensors",
           [&](auto* given) { return ringattn_linear_backward_run(of.linear_backward, given); }),
+      as_ever<ringattn_rope_tensors>("ringattn_rope_tensors",
+                                     [&](auto* given) { return ringattn_rope_run(of.rope, given); }),
       grown<ringattn_ssm_tensors>("ringattn_ssm_tensors", offsetof(ringattn_ssm_tensors, slots),
                                   [&](auto* given) { return ringattn_ssm_run(of.scan, given); }),
       as_ever<ringattn_ssd_backward_tensors>(

@@ -74,7 +74,7 @@ TEST_F(Hostile, Caches) {
 
 TEST_F(Hostile, Headers) {
   constexpr std::size_t kSpaces = 30'000'000;
-  const std::string spaces = sparse_file("spaces.safetensors", {{"k", "BF16", "[64,1,8]", 1024}}, kSpaces);
+  const std::string spaces = sparse_file("spaces.safetensors", {{"v", "BF16", "[64,1,8]", 1024}}, kSpaces);
   expect_refused({"run", "--input", spaces}, 3, header_bytes(spaces));
   expect_refused({"run", "--input", spaces, "--ranks", "4"}, 3, header_bytes(spaces));
   std::string zeros;
