@@ -47,13 +47,15 @@ class Linear(_job.Prepared):
 
     op = "linear"
     _packed: tuple | None = None  # _marks() of the weights that the kernel has packed
+    _held: tuple = ()  # arrays that stay as long as these marks
 
-    def multiply(self, x, y, weights: dict) -> None:
-        """Computes y: on a GPU enqueued on the caller's current stream, else synchronously."""
+    def multiply(self, x, y, weights: dict, given: tuple) -> None:
+        """Computes y: on a GPU enqueued on the caller's current stream, else synchronously. weights: as the library reads them;
+        given: the caller's arrays, of which these may be copies, weight first."""
         on_host = device_of(x)[0] == _abi.CPU
 
         def call():
-            self._load(x, weights)
+            self._load(x, weights, given)
             tensors = self._tensors
             _job.show(tensors, self._views, {"x": x, "y": y})
             tensors.stream = stream_of(x)
@@ -61,26 +63,35 @@ class Linear(_job.Prepared):
 
         self.turn.run(call)
 
-    def _load(self, like, weights: dict) -> None:
+    def _load(self, like, weights: dict, given: tuple) -> None:
         """Passes the weights to the library, unless its kernel has packed these."""
-        marks = _marks(weights) if packs(self) else None
+        marks = _marks(given) if packs(self) else None
         if marks is not None and self._packed == marks:
             return
-        self._packed = None
-        given, views = _structs.linear_weights(), {}
-        _job.show(given, views, {name: array for name, array in weights.items() if array is not None})
-        given.stream = stream_of(like)
-        lib.linear_load(self.handle, given)
+        self._packed, self._held = None, ()
+        read, views = _structs.linear_weights(), {}
+        _job.show(read, views, {name: array for name, array in weights.items() if array is not None})
+        read.stream = stream_of(like)
+        lib.linear_load(self.handle, read)
+        if marks is None:
+            return
         self._packed = marks
+        # The library reads biases and scales in later calls, and no other array may get an address of the marks. Arrays in
+        # the weight's storage are left out: this object ends with that storage, and would keep it.
+        storage = given[0].untyped_storage()
+        read_again = (array for name, array in weights.items() if name != "weight")
+        self._held = tuple(array for array in (*given[1:], *read_again)
+                           if array is not None and array.untyped_storage() is not storage)  # fmt: skip
 
 
-def _marks(weights: dict) -> tuple | None:
-    """Equal for weights in the same memory with, by PyTorch's count of changes, the same contents. None for arrays that don't
+def _marks(given: tuple) -> tuple | None:
+    """Equal for arrays in the same memory with, by PyTorch's count of changes, the same contents. None for arrays that don't
     count their changes: NumPy's, and inference tensors."""
-    given = [array for array in weights.values() if array is not None]
-    if not all(is_torch(array) and not array.is_inference() for array in given):
+    if not all(array is None or is_torch(array) and not array.is_inference() for array in given):
         return None
-    return tuple((array.data_ptr(), array._version, tuple(array.shape), array.stride()) for array in given)
+    return tuple(
+        None if array is None else (array.data_ptr(), array._version, tuple(array.shape), array.stride()) for array in given
+    )
 
 
 def packs(prepared: Linear) -> bool:
@@ -328,8 +339,8 @@ def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_
                "Pass a contiguous one.")  # fmt: skip
     weights = {"weight": contiguous_heads(weight), "bias": _dense(bias), "scales": _dense(scales), "zeros": _dense(zeros)}
     rows = as_rows(x)
-    prepared.multiply(rows, flat, weights)
     given = (x, weight, bias, scales, zeros)
+    prepared.multiply(rows, flat, weights, given[1:])
     if key is not None and not packs(prepared) and all(
         array is None or address_of(array) == address_of(read) for array, read in zip(given, (rows, *weights.values()))
     ):

@@ -7,6 +7,7 @@ import importlib.util
 import pathlib
 import sys
 import unittest
+import weakref
 from unittest import mock
 
 if importlib.util.find_spec("torch") is None:
@@ -186,6 +187,19 @@ class Calls(Refusals):
             given["weight"].bitwise_xor_(1)
             self.assertFalse(torch.equal(ringattn.linear(x, **given), expected))
             self.assertEqual(len(loads), 3)
+            wide = given["scales"].repeat_interleave(2, 1)
+            for scales in (lambda: given["scales"] * 2.0, lambda: wide.mul_(2.0)[:, ::2]):  # temporary, and not contiguous
+                before = len(loads)
+                for _ in range(3):
+                    ringattn.linear(x, **given | {"scales": (given_now := scales())})
+                self.assertEqual(len(loads), before + 3)
+                kept_scales = weakref.ref(given_now)
+                del given_now
+                self.assertIsNotNone(kept_scales())  # so that no other scales get its address
+            others = [torch.zeros_like(given["scales"]) for _ in range(64)]  # where a copy would be that nobody keeps
+            found = ringattn.linear(x, **given | {"scales": wide[:, ::2]})
+            self.assertEqual((len(loads), len(others)), (before + 3, 64))
+            assert_same_bits(ringattn.linear(x, **given | {"scales": wide[:, ::2].contiguous()}), found)
             kept = len(ringattn._linear._packed)
             del given
             self.assertEqual(len(ringattn._linear._packed), kept - 1)
