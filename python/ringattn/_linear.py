@@ -95,8 +95,9 @@ def _marks(given: tuple) -> tuple | None:
 
 
 def packs(prepared: Linear) -> bool:
-    """Whether the kernel has its own form of the weights. They are then packed once for a weight, and not for each call."""
-    return prepared.facts.packed_bytes > 0
+    """Whether the kernel has its own form of the weights. They are then packed once for a weight, and not for each call. Ranks
+    that share the layer agree, also those without columns or features, whose packed_bytes are 0."""
+    return prepared.kernel.endswith("_int4")
 
 
 # The objects that have packed a weight, by its storage, with which they end.
@@ -106,15 +107,16 @@ _packed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 def _prepared(world: World, key: tuple, make, weight) -> Linear:
     """The prepared layer: one that all layers of a shape share, or the weight's own if the kernel packs it."""
     storage = weight.untyped_storage() if is_torch(weight) else None
+    # By the offset, as all empty shards have one address, and ranks must find or make the same objects.
     own = None if storage is None else _packed.get(storage)
     if own is not None:
-        found = own.get((world.key, key, weight.data_ptr()))
+        found = own.get((world.key, key, weight.storage_offset()))
         if found is not None and found._handle is not None:
             return found
     made = world.prepared(("linear", *key), make)
     if storage is None or not packs(made):
         return made
-    _packed.setdefault(storage, {})[world.key, key, weight.data_ptr()] = world.give_away(("linear", *key))
+    _packed.setdefault(storage, {})[world.key, key, weight.storage_offset()] = world.give_away(("linear", *key))
     return made
 
 

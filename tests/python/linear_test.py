@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import pathlib
 import sys
+import types
 import unittest
 import weakref
 from unittest import mock
@@ -203,6 +204,21 @@ class Calls(Refusals):
             kept = len(ringattn._linear._packed)
             del given
             self.assertEqual(len(ringattn._linear._packed), kept - 1)
+
+    def test_ranks_without_columns_pack_with_the_others(self):
+        for kernel, expected in (("sm90_linear_int4", True), ("sm90_linear_int8", False), ("cpu_linear", False)):
+            facts = types.SimpleNamespace(packed_bytes=0)
+            self.assertEqual(ringattn._linear.packs(types.SimpleNamespace(kernel=kernel, facts=facts)), expected)
+        x, fused = normal(3, 64), normal(32, 64, seed=2)
+
+        def work(world):
+            begin, end = ringattn.linear_columns(16, world.size, world.rank)  # rank 0 has none
+            return [ringattn.linear(x, layer[begin:end], parallel="column", out_features=16, output="replicated", world=world,
+                                    timeout=10) for layer in fused.chunk(2)]  # fmt: skip
+
+        with mock.patch("ringattn._linear.packs", lambda _: True):
+            for found in ringattn.run_ranks(2, work):
+                assert_same_bits(torch.cat(found, 1), ringattn.linear(x, fused))
 
     def test_what_does_not_fit_is_refused(self):
         x, weight = normal(3, 256), normal(48, 256)
