@@ -49,6 +49,10 @@ class Linear(_job.Prepared):
     _packed: tuple | None = None  # _marks() of the weights that the kernel has packed
     _held: tuple = ()  # arrays that stay as long as these marks
 
+    def __init__(self, world: World, spec: _structs.linear_spec, options: _structs.options):
+        super().__init__(world, spec, options)
+        self.max_tokens: int = spec.max_tokens
+
     def multiply(self, x, y, weights: dict, given: tuple) -> None:
         """Computes y: on a GPU enqueued on the caller's current stream, else synchronously. weights: as the library reads them;
         given: the caller's arrays, of which these may be copies, weight first."""
@@ -104,19 +108,22 @@ def packs(prepared: Linear) -> bool:
 _packed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def _prepared(world: World, key: tuple, make, weight) -> Linear:
-    """The prepared layer: one that all layers of a shape share, or the weight's own if the kernel packs it."""
+def _prepared(world: World, key: tuple, max_tokens: int, make, weight) -> Linear:
+    """The prepared layer for at least max_tokens tokens: one that all layers of a shape share, or the weight's own if the kernel
+    packs it, which is replaced when a call has more tokens."""
     storage = weight.untyped_storage() if is_torch(weight) else None
     # By the offset, as all empty shards have one address, and ranks must find or make the same objects.
-    own = None if storage is None else _packed.get(storage)
-    if own is not None:
-        found = own.get((world.key, key, weight.storage_offset()))
-        if found is not None and found._handle is not None:
+    index = None if storage is None else (world.key, key, weight.storage_offset())
+    found = None if storage is None else _packed.get(storage, {}).get(index)
+    if found is not None and found._handle is not None:
+        if found.max_tokens >= max_tokens:
             return found
-    made = world.prepared(("linear", *key), make)
+        found.close()
+    shared = ("linear", *key, max_tokens)
+    made = world.prepared(shared, make)
     if storage is None or not packs(made):
         return made
-    _packed.setdefault(storage, {})[world.key, key, weight.storage_offset()] = world.give_away(("linear", *key))
+    _packed.setdefault(storage, {})[index] = world.give_away(shared)
     return made
 
 
@@ -332,8 +339,8 @@ def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_
         refuse(f"out is {type_name(out.dtype)} {list(out.shape)}", f"y is {type_name(x.dtype)} {list(form)}",
                "Pass one like it, or none.")  # fmt: skip
     max_tokens, spec = spec_of(x, shape, activation, parallel, output, bias is not None, column_unit)
-    job = (str(x.dtype), shape, activation, bias is not None, parallel, output, column_unit, max_tokens, threads, timeout)
-    prepared = _prepared(own, job, lambda: Linear(own, spec(), options_of(threads, timeout)), weight)
+    job = (str(x.dtype), shape, activation, bias is not None, parallel, output, column_unit, threads, timeout)
+    prepared = _prepared(own, job, max_tokens, lambda: Linear(own, spec(), options_of(threads, timeout)), weight)
     y = empty(x, form) if out is None else out
     flat = y.reshape(-1, 1, y.shape[-1]) if 0 not in y.shape else y.reshape(math.prod(form[:-1]), 1, form[-1])
     if out is not None and 0 not in form and address_of(flat) != address_of(out):

@@ -205,6 +205,20 @@ class Calls(Refusals):
             del given
             self.assertEqual(len(ringattn._linear._packed), kept - 1)
 
+    def test_a_weight_is_packed_once_for_any_number_of_tokens(self):
+        given, _ = weights_of("int4", 16)
+        x = normal(300, 256)
+        expected = ringattn.linear(x[None], **given)[0]
+        found = []
+        with mock.patch("ringattn._linear.packs", lambda _: True):
+            for tokens in (3, 40, 5, 300, 16, 100):
+                assert_same_bits(ringattn.linear(x[:tokens], **given), expected[:tokens])
+                (made,) = ringattn._linear._packed[given["weight"].untyped_storage()].values()
+                found += [made] if made not in found else []
+        self.assertEqual([made.max_tokens for made in found], [16, 64, 512])
+        self.assertEqual([made._handle is None for made in found], [True, True, False])
+        ringattn.self_world().wait()  # for none that is closed
+
     def test_ranks_without_columns_pack_with_the_others(self):
         for kernel, expected in (("sm90_linear_int4", True), ("sm90_linear_int8", False), ("cpu_linear", False)):
             facts = types.SimpleNamespace(packed_bytes=0)
