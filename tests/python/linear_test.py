@@ -518,7 +518,9 @@ class Models(Refusals):
             model.down.weight[3, 5] = float("nan")
         self.refuses("down.weight[3, 5] is nan", lambda: quantize_(model, "int8"))
         self.assertIs(type(model.up), torch.nn.Linear)  # nothing was replaced
-        self.assertEqual(quantize_(model, "int8", ignore=["down"])["down"].weights, "kept")
+        names = ("down", "odd")
+        report = quantize_(model, "int8", ignore=iter(names))
+        self.assertEqual([report[name].weights for name in names], ["kept", "kept"])
         self.refuses("up.weight is on the meta device", lambda: quantize_(Mlp().to("meta"), "int8"))
         self.refuses("the model itself is a torch.nn.Linear", lambda: quantize_(torch.nn.Linear(128, 8), "int8"))
         self.refuses("no layer of the model is quantized (up: filter_fn said no; ",
