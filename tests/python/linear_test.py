@@ -438,6 +438,24 @@ class Modules(Refusals):
         assert_same_bits(half.scales, made.scales)
         self.assertIn("activation=silu, weights=int4", repr(made))
 
+    def test_zeros_are_those_of_the_state(self):
+        given, _ = weights_of("int4")
+        x = normal(4, 256)
+        symmetric = ringattn.nn.Linear.from_linear(torch.nn.Linear(256, 48), weights="int4").state_dict()
+        made = ringattn.nn.Linear(256, 48, weights="int4")
+        made.load_state_dict(given)
+        assert_same_bits(made(x), ringattn.linear(x, **given))
+        for strict in (True, False):
+            made.load_state_dict({"bias": given["bias"]}, strict=False)  # a state without weights leaves them as they are
+            self.assertIsNotNone(made.zeros)
+            made.load_state_dict(symmetric, strict=strict)
+            self.assertIsNone(made.zeros)
+            assert_same_bits(made(x), ringattn.linear(x, **symmetric))
+            made.load_state_dict(given)
+        whole = ringattn.nn.Linear(256, 48)
+        self.refuses("weight is torch.uint8 (the layer's weights are float)", lambda: whole.load_state_dict(given), RuntimeError)
+        self.assertIsNone(whole.zeros)
+
     def test_ranks_load_their_shards_from_the_whole_layer(self):
         torch.manual_seed(0)
         gate, up, down = torch.nn.Linear(64, 128), torch.nn.Linear(64, 128), torch.nn.Linear(128, 64)
