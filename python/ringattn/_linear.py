@@ -457,10 +457,14 @@ def dispatch(x, weight, bias, scales, zeros, out, settings: dict):
     wanting = _gradients.requiring({"x": x, "weight": weight, "bias": bias})
     if wanting is None:
         return compute(x, weight, bias, scales, zeros, out=out, key=key, **settings)
-    _gradients.check_linear(wanting, is_quantized(weight), out)
+    _gradients.check_linear(wanting, is_quantized(weight), activated_on_gpu(x, settings["activation"]), out)
     from . import torch_linear_ops  # noqa: PLC0415, needs torch
 
     return torch_linear_ops.called(x, weight, bias, scales, zeros, settings)
+
+
+def activated_on_gpu(x, activation: str) -> bool:
+    return activation != "none" and device_of(x)[0] != _abi.CPU
 
 
 def is_quantized(weight) -> bool:

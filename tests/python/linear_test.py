@@ -409,6 +409,10 @@ class Gradients(Refusals):
         self.refuses("x requires a gradient (a linear layer with quantized weights has none)", lambda: layer(x),
                      ringattn.UnsupportedError)  # fmt: skip
         self.assertEqual(layer(x.detach()).shape, (3, 16))
+        weight = normal(16, 128).requires_grad_()
+        with mock.patch("ringattn._linear.device_of", lambda _: (2, 0)):  # before anything is computed
+            self.refuses("weight requires a gradient (gradients of activations are computed on CPUs only)",
+                         lambda: ringattn.linear(x.detach(), weight, activation="silu"), ringattn.UnsupportedError)  # fmt: skip
         scales = layer.scales.clone().requires_grad_()
         self.refuses("scales requires a gradient", lambda: ringattn.linear(x.detach(), layer.weight, layer.bias, scales=scales),
                      ringattn.UnsupportedError)  # fmt: skip
