@@ -75,11 +75,14 @@ def check_out(name: str, out) -> None:
                     "Leave out= out, or call it under torch.no_grad().")  # fmt: skip
 
 
-def check_linear(name: str, quantized: bool, out) -> None:
+def check_linear(name: str, quantized: bool, activated_on_gpu: bool, out) -> None:
     """The same of linear()."""
     if quantized:
         unsupported(f"{name} requires a gradient", "a linear layer with quantized weights has none",
                     "Call it under torch.no_grad(), or train the layer before it is quantized.")  # fmt: skip
+    if activated_on_gpu:
+        unsupported(f"{name} requires a gradient", "gradients of activations are computed on CPUs only",
+                    'Pass activation="none" and apply PyTorch\'s activation, or call it under torch.no_grad().')  # fmt: skip
     check_out(name, out)
 
 

@@ -47,13 +47,19 @@ class Linear(_job.Prepared):
 
     op = "linear"
     _packed: tuple | None = None  # _marks() of the weights that the kernel has packed
+    _held: tuple = ()  # arrays that stay as long as these marks
 
-    def multiply(self, x, y, weights: dict) -> None:
-        """Computes y: on a GPU enqueued on the caller's current stream, else synchronously."""
+    def __init__(self, world: World, spec: _structs.linear_spec, options: _structs.options):
+        super().__init__(world, spec, options)
+        self.max_tokens: int = spec.max_tokens
+
+    def multiply(self, x, y, weights: dict, given: tuple) -> None:
+        """Computes y: on a GPU enqueued on the caller's current stream, else synchronously. weights: as the library reads them;
+        given: the caller's arrays, of which these may be copies, weight first."""
         on_host = device_of(x)[0] == _abi.CPU
 
         def call():
-            self._load(x, weights)
+            self._load(x, weights, given)
             tensors = self._tensors
             _job.show(tensors, self._views, {"x": x, "y": y})
             tensors.stream = stream_of(x)
@@ -61,49 +67,63 @@ class Linear(_job.Prepared):
 
         self.turn.run(call)
 
-    def _load(self, like, weights: dict) -> None:
+    def _load(self, like, weights: dict, given: tuple) -> None:
         """Passes the weights to the library, unless its kernel has packed these."""
-        marks = _marks(weights) if packs(self) else None
+        marks = _marks(given) if packs(self) else None
         if marks is not None and self._packed == marks:
             return
-        self._packed = None
-        given, views = _structs.linear_weights(), {}
-        _job.show(given, views, {name: array for name, array in weights.items() if array is not None})
-        given.stream = stream_of(like)
-        lib.linear_load(self.handle, given)
+        self._packed, self._held = None, ()
+        read, views = _structs.linear_weights(), {}
+        _job.show(read, views, {name: array for name, array in weights.items() if array is not None})
+        read.stream = stream_of(like)
+        lib.linear_load(self.handle, read)
+        if marks is None:
+            return
         self._packed = marks
+        # The library reads biases and scales in later calls, and no other array may get an address of the marks. Arrays in
+        # the weight's storage are left out: this object ends with that storage, and would keep it.
+        storage = given[0].untyped_storage()
+        read_again = (array for name, array in weights.items() if name != "weight")
+        self._held = tuple(array for array in (*given[1:], *read_again)
+                           if array is not None and array.untyped_storage() is not storage)  # fmt: skip
 
 
-def _marks(weights: dict) -> tuple | None:
-    """Equal for weights in the same memory with, by PyTorch's count of changes, the same contents. None for arrays that don't
+def _marks(given: tuple) -> tuple | None:
+    """Equal for arrays in the same memory with, by PyTorch's count of changes, the same contents. None for arrays that don't
     count their changes: NumPy's, and inference tensors."""
-    given = [array for array in weights.values() if array is not None]
-    if not all(is_torch(array) and not array.is_inference() for array in given):
+    if not all(array is None or is_torch(array) and not array.is_inference() for array in given):
         return None
-    return tuple((array.data_ptr(), array._version, tuple(array.shape), array.stride()) for array in given)
+    return tuple(
+        None if array is None else (array.data_ptr(), array._version, tuple(array.shape), array.stride()) for array in given
+    )
 
 
 def packs(prepared: Linear) -> bool:
-    """Whether the kernel has its own form of the weights. They are then packed once for a weight, and not for each call."""
-    return prepared.facts.packed_bytes > 0
+    """Whether the kernel has its own form of the weights. They are then packed once for a weight, and not for each call. Ranks
+    that share the layer agree, also those without columns or features, whose packed_bytes are 0."""
+    return prepared.kernel.endswith("_int4")
 
 
 # The objects that have packed a weight, by its storage, with which they end.
 _packed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def _prepared(world: World, key: tuple, make, weight) -> Linear:
-    """The prepared layer: one that all layers of a shape share, or the weight's own if the kernel packs it."""
+def _prepared(world: World, key: tuple, max_tokens: int, make, weight) -> Linear:
+    """The prepared layer for at least max_tokens tokens: one that all layers of a shape share, or the weight's own if the kernel
+    packs it, which is replaced when a call has more tokens."""
     storage = weight.untyped_storage() if is_torch(weight) else None
-    own = None if storage is None else _packed.get(storage)
-    if own is not None:
-        found = own.get((world.key, key, weight.data_ptr()))
-        if found is not None and found._handle is not None:
+    # By the offset, as all empty shards have one address, and ranks must find or make the same objects.
+    index = None if storage is None else (world.key, key, weight.storage_offset())
+    found = None if storage is None else _packed.get(storage, {}).get(index)
+    if found is not None and found._handle is not None:
+        if found.max_tokens >= max_tokens:
             return found
-    made = world.prepared(("linear", *key), make)
+        found.close()
+    shared = ("linear", *key, max_tokens)
+    made = world.prepared(shared, make)
     if storage is None or not packs(made):
         return made
-    _packed.setdefault(storage, {})[world.key, key, weight.data_ptr()] = world.give_away(("linear", *key))
+    _packed.setdefault(storage, {})[index] = world.give_away(shared)
     return made
 
 
@@ -319,8 +339,8 @@ def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_
         refuse(f"out is {type_name(out.dtype)} {list(out.shape)}", f"y is {type_name(x.dtype)} {list(form)}",
                "Pass one like it, or none.")  # fmt: skip
     max_tokens, spec = spec_of(x, shape, activation, parallel, output, bias is not None, column_unit)
-    job = (str(x.dtype), shape, activation, bias is not None, parallel, output, column_unit, max_tokens, threads, timeout)
-    prepared = _prepared(own, job, lambda: Linear(own, spec(), options_of(threads, timeout)), weight)
+    job = (str(x.dtype), shape, activation, bias is not None, parallel, output, column_unit, threads, timeout)
+    prepared = _prepared(own, job, max_tokens, lambda: Linear(own, spec(), options_of(threads, timeout)), weight)
     y = empty(x, form) if out is None else out
     flat = y.reshape(-1, 1, y.shape[-1]) if 0 not in y.shape else y.reshape(math.prod(form[:-1]), 1, form[-1])
     if out is not None and 0 not in form and address_of(flat) != address_of(out):
@@ -328,8 +348,8 @@ def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_
                "Pass a contiguous one.")  # fmt: skip
     weights = {"weight": contiguous_heads(weight), "bias": _dense(bias), "scales": _dense(scales), "zeros": _dense(zeros)}
     rows = as_rows(x)
-    prepared.multiply(rows, flat, weights)
     given = (x, weight, bias, scales, zeros)
+    prepared.multiply(rows, flat, weights, given[1:])
     if key is not None and not packs(prepared) and all(
         array is None or address_of(array) == address_of(read) for array, read in zip(given, (rows, *weights.values()))
     ):
@@ -437,10 +457,14 @@ def dispatch(x, weight, bias, scales, zeros, out, settings: dict):
     wanting = _gradients.requiring({"x": x, "weight": weight, "bias": bias})
     if wanting is None:
         return compute(x, weight, bias, scales, zeros, out=out, key=key, **settings)
-    _gradients.check_linear(wanting, is_quantized(weight), out)
+    _gradients.check_linear(wanting, is_quantized(weight), activated_on_gpu(x, settings["activation"]), out)
     from . import torch_linear_ops  # noqa: PLC0415, needs torch
 
     return torch_linear_ops.called(x, weight, bias, scales, zeros, settings)
+
+
+def activated_on_gpu(x, activation: str) -> bool:
+    return activation != "none" and device_of(x)[0] != _abi.CPU
 
 
 def is_quantized(weight) -> bool:

@@ -204,10 +204,11 @@ def quantize_(model: torch.nn.Module, weights: str, *, filter_fn: Callable[[torc
                f'Use ringattn.nn.Linear.from_linear(model, weights="{weights}").')  # fmt: skip
     if isinstance(ignore, str):
         refuse(f"ignore is {ignore!r}", "it is a list of names", f'Pass ignore=["{ignore}"].')
+    ignore = tuple(ignore)
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     heads, holders = {output}, _holders(model)
     found = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    reasons = {name: _why_kept(model, name, module, weights, filter_fn, tuple(ignore), heads, holders)
+    reasons = {name: _why_kept(model, name, module, weights, filter_fn, ignore, heads, holders)
                for name, module in found.items()}  # fmt: skip
     chosen = {name: module for name, module in found.items() if not reasons[name]}
     if not chosen:

@@ -6,6 +6,7 @@
     q, k = ringattn.rope(q_mine, k_mine, layout=layout, world=world)                 # a rank's rows"""
 
 import ctypes
+import math
 
 import numpy as np
 
@@ -36,6 +37,20 @@ def _text_of(value) -> str:
     return repr(float(value)) if isinstance(value, float) else str(value)
 
 
+def _positive(value, name: str) -> float:
+    """The number. 0 is refused, because it means the default in the library."""
+    number = as_number(value, name)
+    if not number > 0:
+        refuse(f"{name} is {value}", "it is above 0", "Pass such a number, or leave it out.")
+    return number
+
+
+def _rotary_factor(rotary_dim: int, head_dim: int) -> float:
+    """The factor whose product with head_dim the library rounds down to rotary_dim. The quotient's may lie below it."""
+    factor = rotary_dim / head_dim
+    return factor if int(head_dim * factor) == rotary_dim else math.nextafter(factor, math.inf)
+
+
 def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, inv_freq, attention_factor, exact,
                 length) -> tuple:  # fmt: skip
     """The spec's members that are no tensors: (type, parameters, theta, rotary_factor, interleaved, exact, frequencies,
@@ -48,14 +63,15 @@ def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, 
         refuse("rope_parameters has parameters for each kind of layer", "a call is one layer's",
                'Pass those of its kind, such as config.rope_parameters["full_attention"].')  # fmt: skip
     kind = given.get("rope_type", given.get("type", "default"))
-    factor = as_number(given.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
+    factor = _positive(given.get("partial_rotary_factor", 1.0), "partial_rotary_factor")
     if rotary_dim is not None:
         if "partial_rotary_factor" in given:
             refuse("rotary_dim and partial_rotary_factor are given", "they say the same", "Pass one of them.")
-        factor = as_int(rotary_dim, "rotary_dim") / head_dim
+        _positive(as_int(rotary_dim, "rotary_dim"), "rotary_dim")
+        factor = _rotary_factor(rotary_dim, head_dim)
     if theta is not None and "rope_theta" in given:
         refuse("theta and rope_theta are given", "they say the same", "Pass one of them.")
-    theta = as_number(given.get("rope_theta", 10000.0) if theta is None else theta, "theta")
+    theta = _positive(given.get("rope_theta", 10000.0) if theta is None else theta, "theta")
     texts = [f"{name}={_text_of(value)}" for name, value in given.items() if name not in _APART]
     if length is not None:
         texts.append(f"length={as_int(length, 'length')}")
@@ -67,7 +83,7 @@ def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, 
                "Leave it out, or pass it in rope_parameters.")  # fmt: skip
     return (str(kind), ",".join(texts), float(theta), float(factor), is_true("interleaved", interleaved),
             is_true("exact", exact), frequencies, 0.0 if attention_factor is None else
-            as_number(attention_factor, "attention_factor"))  # fmt: skip
+            _positive(attention_factor, "attention_factor"))  # fmt: skip
 
 
 def _prepared(world: World, like, head_dim: int, settings: tuple, threads: int) -> Rope:

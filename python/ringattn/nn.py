@@ -178,8 +178,9 @@ class Linear(torch.nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs):
         own = dict(state_dict)
-        if self.zeros is None and prefix + "zeros" in own:  # of a file whose weights are not symmetric
-            self.zeros = torch.empty_like(self.scales, dtype=torch.uint8)
+        asymmetric = own.get(prefix + "zeros") is not None
+        if self.weights == "int4" and self.zeros is None and asymmetric:
+            self.zeros = torch.full_like(self.scales, 8, dtype=torch.uint8)  # 8 is what None means
         for name in ("weight", "scales", "zeros", "bias"):
             given, held = own.get(prefix + name), getattr(self, name)
             if given is None or held is None:
@@ -191,6 +192,8 @@ class Linear(torch.nn.Module):
                 return
             if given.shape != held.shape and tuple(given.shape) == self._whole_shape(name):
                 own[prefix + name] = self._cut(name, given)
+        if not asymmetric and prefix + "weight" in own:  # zeros of other weights don't fit those of the state
+            self.zeros = None
         super()._load_from_state_dict(own, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     def _apply(self, fn, recurse=True):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from . import _abi, _structs
 from ._abi import lib
-from ._arguments import as_text
+from ._arguments import as_int, as_text
 from ._errors import refuse, unsupported
 
 GROUP = 128
@@ -72,9 +72,9 @@ def read_layer(path, name: str = "", *, rows=None, features=None, quantization_c
     try:
         facts = _structs.layer_facts()
         lib.layer_get_facts(handle, facts)
-        row, count = _range(rows, facts.out_features, "rows")
-        feature, width = _range(features, facts.in_features, "features")
         kind = _WEIGHTS[facts.weights]
+        row, count = _range(rows, facts.out_features, 1, "rows")
+        feature, width = _range(features, facts.in_features, GROUP if kind == "int4" else 1, "features")
         dtype = _dtype(torch, facts.dtype)
         groups = width // GROUP
         weight = {
@@ -109,12 +109,16 @@ def _path(path, name: str) -> bytes:
     return as_text(os.fspath(path), name)
 
 
-def _range(pair, whole: int, name: str) -> tuple[int, int]:
-    """The beginning and the length of a part."""
+def _range(pair, whole: int, unit: int, name: str) -> tuple[int, int]:
+    """The beginning and the length of a part, in units of the layer. Checked before memory is allocated for it."""
     if pair is None:
         return 0, whole
     try:
         begin, end = pair
-        return int(begin), int(end) - int(begin)
     except (TypeError, ValueError):
         refuse(f"{name} is {pair!r}", "it is a pair (begin, end)", "Pass two numbers.")
+    begin, end = as_int(begin, name), as_int(end, name)
+    if not 0 <= begin <= end <= whole or begin % unit or end % unit:
+        refuse(f"{name} is {pair!r}", f"the layer has {whole}" + (f", in groups of {unit}" if unit > 1 else ""),
+               "Check the range.")  # fmt: skip
+    return begin, end - begin

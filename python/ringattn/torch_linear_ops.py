@@ -60,7 +60,8 @@ def _save_linear(ctx, inputs, output):
     given_arrays = {"x": x, "weight": weight, "bias": bias}
     names = [name for name, array in given_arrays.items() if array is not None and array.requires_grad]
     if names:
-        _gradients.check_linear(names[0], _linear.is_quantized(weight), None)
+        on_gpu = _linear.activated_on_gpu(x, settings[0])
+        _gradients.check_linear(names[0], _linear.is_quantized(weight), on_gpu, None)
     ctx.settings = tuple(settings)
     ctx.save_for_backward(x, weight, bias)
     ctx.world = None if settings[-1] is None else worlds.of_key(settings[-1])  # keeps it

@@ -116,6 +116,8 @@ class World(Owner):
         failures = []
         self.handle  # noqa: B018, refuses where the world is closed
         for made in (*self._objects.values(), *self._given_away):
+            if made._handle is None:  # its owner has closed it
+                continue
             try:
                 made.settle()
             except Error as error:

@@ -112,6 +112,9 @@ ringattn_status ringattn_layer_read(const ringattn_layer* layer, int64_t row, in
                 weights.format() == WeightFormat::kInt4 ? kInt4Group : 1);
     const FeatureRange of_rows{row, row + rows}, of_features{feature, feature + features};
     const std::optional<TensorSource>& own_bias = weights.tensors().bias;
+    if (scales != nullptr && weights.format() == WeightFormat::kFloat) {
+      fail(ErrorCode::kUsage, "scales is given", "the layer has none", "Pass NULL.");
+    }
     if (zeros != nullptr && !weights.has_zeros()) {
       fail(ErrorCode::kUsage, "zeros is given", "the layer has none", "Pass NULL.");
     }

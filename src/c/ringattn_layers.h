@@ -39,7 +39,7 @@ typedef struct ringattn_layer_facts {
 ringattn_status ringattn_layer_get_facts(const ringattn_layer* layer, ringattn_layer_facts* facts);
 
 /* Reads rows [row, row + rows) and features [feature, feature + features) of W into dense host memory. int4: features
- * are whole groups. A NULL output is not read.
+ * are whole groups. A NULL output is not read, and one that the layer doesn't have is refused.
  * values: [rows, features] of the dtype, or int8; int4: uint8 [rows, features / 2], the even element in the low half.
  * scales: fp32; int8 [rows], int4 [rows, features / 128]. zeros: uint8, as scales.
  * bias: [rows], of the type in the file. */

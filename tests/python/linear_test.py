@@ -6,7 +6,9 @@ import copy
 import importlib.util
 import pathlib
 import sys
+import types
 import unittest
+import weakref
 from unittest import mock
 
 if importlib.util.find_spec("torch") is None:
@@ -186,9 +188,51 @@ class Calls(Refusals):
             given["weight"].bitwise_xor_(1)
             self.assertFalse(torch.equal(ringattn.linear(x, **given), expected))
             self.assertEqual(len(loads), 3)
+            wide = given["scales"].repeat_interleave(2, 1)
+            for scales in (lambda: given["scales"] * 2.0, lambda: wide.mul_(2.0)[:, ::2]):  # temporary, and not contiguous
+                before = len(loads)
+                for _ in range(3):
+                    ringattn.linear(x, **given | {"scales": (given_now := scales())})
+                self.assertEqual(len(loads), before + 3)
+                kept_scales = weakref.ref(given_now)
+                del given_now
+                self.assertIsNotNone(kept_scales())  # so that no other scales get its address
+            others = [torch.zeros_like(given["scales"]) for _ in range(64)]  # where a copy would be that nobody keeps
+            found = ringattn.linear(x, **given | {"scales": wide[:, ::2]})
+            self.assertEqual((len(loads), len(others)), (before + 3, 64))
+            assert_same_bits(ringattn.linear(x, **given | {"scales": wide[:, ::2].contiguous()}), found)
             kept = len(ringattn._linear._packed)
             del given
             self.assertEqual(len(ringattn._linear._packed), kept - 1)
+
+    def test_a_weight_is_packed_once_for_any_number_of_tokens(self):
+        given, _ = weights_of("int4", 16)
+        x = normal(300, 256)
+        expected = ringattn.linear(x[None], **given)[0]
+        found = []
+        with mock.patch("ringattn._linear.packs", lambda _: True):
+            for tokens in (3, 40, 5, 300, 16, 100):
+                assert_same_bits(ringattn.linear(x[:tokens], **given), expected[:tokens])
+                (made,) = ringattn._linear._packed[given["weight"].untyped_storage()].values()
+                found += [made] if made not in found else []
+        self.assertEqual([made.max_tokens for made in found], [16, 64, 512])
+        self.assertEqual([made._handle is None for made in found], [True, True, False])
+        ringattn.self_world().wait()  # for none that is closed
+
+    def test_ranks_without_columns_pack_with_the_others(self):
+        for kernel, expected in (("sm90_linear_int4", True), ("sm90_linear_int8", False), ("cpu_linear", False)):
+            facts = types.SimpleNamespace(packed_bytes=0)
+            self.assertEqual(ringattn._linear.packs(types.SimpleNamespace(kernel=kernel, facts=facts)), expected)
+        x, fused = normal(3, 64), normal(32, 64, seed=2)
+
+        def work(world):
+            begin, end = ringattn.linear_columns(16, world.size, world.rank)  # rank 0 has none
+            return [ringattn.linear(x, layer[begin:end], parallel="column", out_features=16, output="replicated", world=world,
+                                    timeout=10) for layer in fused.chunk(2)]  # fmt: skip
+
+        with mock.patch("ringattn._linear.packs", lambda _: True):
+            for found in ringattn.run_ranks(2, work):
+                assert_same_bits(torch.cat(found, 1), ringattn.linear(x, fused))
 
     def test_what_does_not_fit_is_refused(self):
         x, weight = normal(3, 256), normal(48, 256)
@@ -365,6 +409,10 @@ class Gradients(Refusals):
         self.refuses("x requires a gradient (a linear layer with quantized weights has none)", lambda: layer(x),
                      ringattn.UnsupportedError)  # fmt: skip
         self.assertEqual(layer(x.detach()).shape, (3, 16))
+        weight = normal(16, 128).requires_grad_()
+        with mock.patch("ringattn._linear.device_of", lambda _: (2, 0)):  # before anything is computed
+            self.refuses("weight requires a gradient (gradients of activations are computed on CPUs only)",
+                         lambda: ringattn.linear(x.detach(), weight, activation="silu"), ringattn.UnsupportedError)  # fmt: skip
         scales = layer.scales.clone().requires_grad_()
         self.refuses("scales requires a gradient", lambda: ringattn.linear(x.detach(), layer.weight, layer.bias, scales=scales),
                      ringattn.UnsupportedError)  # fmt: skip
@@ -393,6 +441,24 @@ class Modules(Refusals):
         self.assertEqual((half.scales.dtype, half.bias.dtype, half.weight.dtype), (torch.float32, torch.float16, torch.uint8))
         assert_same_bits(half.scales, made.scales)
         self.assertIn("activation=silu, weights=int4", repr(made))
+
+    def test_zeros_are_those_of_the_state(self):
+        given, _ = weights_of("int4")
+        x = normal(4, 256)
+        symmetric = ringattn.nn.Linear.from_linear(torch.nn.Linear(256, 48), weights="int4").state_dict()
+        made = ringattn.nn.Linear(256, 48, weights="int4")
+        made.load_state_dict(given)
+        assert_same_bits(made(x), ringattn.linear(x, **given))
+        for strict in (True, False):
+            made.load_state_dict({"bias": given["bias"]}, strict=False)  # a state without weights leaves them as they are
+            self.assertIsNotNone(made.zeros)
+            made.load_state_dict(symmetric, strict=strict)
+            self.assertIsNone(made.zeros)
+            assert_same_bits(made(x), ringattn.linear(x, **symmetric))
+            made.load_state_dict(given)
+        whole = ringattn.nn.Linear(256, 48)
+        self.refuses("weight is torch.uint8 (the layer's weights are float)", lambda: whole.load_state_dict(given), RuntimeError)
+        self.assertIsNone(whole.zeros)
 
     def test_ranks_load_their_shards_from_the_whole_layer(self):
         torch.manual_seed(0)
@@ -474,7 +540,9 @@ class Models(Refusals):
             model.down.weight[3, 5] = float("nan")
         self.refuses("down.weight[3, 5] is nan", lambda: quantize_(model, "int8"))
         self.assertIs(type(model.up), torch.nn.Linear)  # nothing was replaced
-        self.assertEqual(quantize_(model, "int8", ignore=["down"])["down"].weights, "kept")
+        names = ("down", "odd")
+        report = quantize_(model, "int8", ignore=iter(names))
+        self.assertEqual([report[name].weights for name in names], ["kept", "kept"])
         self.refuses("up.weight is on the meta device", lambda: quantize_(Mlp().to("meta"), "int8"))
         self.refuses("the model itself is a torch.nn.Linear", lambda: quantize_(torch.nn.Linear(128, 8), "int8"))
         self.refuses("no layer of the model is quantized (up: filter_fn said no; ",

@@ -2,6 +2,7 @@
 """quantized_test.py RINGATTN: linear layers in files, by the Python package and by `ringattn quantize`, beside values packed
 here and beside the reference library compressed-tensors where it is installed."""
 
+import ctypes
 import json
 import pathlib
 import subprocess
@@ -17,6 +18,8 @@ except ImportError as error:
     sys.exit(77)
 
 import ringattn
+from ringattn import _abi
+from ringattn._abi import lib
 from ringattn.quantized import read_layer
 
 try:
@@ -111,6 +114,13 @@ class Reading(Files):
         self.assertEqual((plain.weights, plain.scales, plain.zeros), ("float", None, None))
         self.assertTrue(torch.equal(plain.dequantize(torch.float32), scales.expand(N, 8).float()))
 
+    def test_scales_of_a_floating_point_layer_are_refused(self):
+        path, handle, scales = self.save("a.safetensors", weight=torch.ones(N, 8)), _abi.Handle(), torch.ones(N)
+        lib.layer_open(str(path).encode(), LAYER.encode(), None, ctypes.byref(handle))
+        with self.assertRaisesRegex(ringattn.UsageError, "scales is given .the layer has none.. Pass NULL"):
+            lib.layer_read(handle, 0, N, 0, 8, None, ctypes.c_void_p(scales.data_ptr()), None, None)
+        lib.layer_destroy(handle)
+
     def test_refusals(self):
         values, zeros, scales = int4_layer()
         awq = self.save("awq.safetensors", qweight=packed(values.T, 1, AWQ_ORDER), qzeros=packed(zeros.T, 1, AWQ_ORDER),
@@ -121,6 +131,11 @@ class Reading(Files):
             ((awq, LAYER, {"features": (64, 128)}), ringattn.UsageError, "in groups of 128"),
             ((awq, LAYER, {"rows": (0, N + 1)}), ringattn.UsageError, f"the layer has {N}"),
             ((awq, LAYER, {"rows": 3}), ringattn.UsageError, "a pair (begin, end)"),
+            ((awq, LAYER, {"rows": (5, 3)}), ringattn.UsageError, f"rows is (5, 3) (the layer has {N}). Check the range."),
+            ((awq, LAYER, {"rows": (0, 10**12)}), ringattn.UsageError, f"the layer has {N}"),
+            ((awq, LAYER, {"rows": (-1, 3)}), ringattn.UsageError, f"the layer has {N}"),
+            ((awq, LAYER, {"rows": (0, 3.5)}), ringattn.UsageError, "rows is 3.5"),
+            ((awq, LAYER, {"features": (0, 10**12)}), ringattn.UsageError, f"the layer has {K}, in groups of 128"),
             ((awq, LAYER, {"quantization_config": self.config("other.json", quant_method="bitsandbytes")}), ringattn.FileError,
              "quant_method is `bitsandbytes`"),
         ):  # fmt: skip

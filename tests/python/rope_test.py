@@ -164,6 +164,14 @@ class Bits(unittest.TestCase):
         numbers = q.float().numpy()
         assert_same_bits(ringattn.rope(numbers, theta=5e5), ringattn.rope(q.float(), theta=5e5).numpy())
 
+    def test_every_part_of_a_head(self):
+        for head_dim in range(2, 513, 2):
+            for rotary_dim in range(2, head_dim + 1, 2):
+                factor = ringattn._rope._rotary_factor(rotary_dim, head_dim)
+                self.assertTrue(factor <= 1 and int(head_dim * factor) == rotary_dim, (head_dim, rotary_dim))
+        for head_dim, rotary_dim in ((88, 60), (110, 58), (512, 512)):
+            self.assertEqual(ringattn.rope_frequencies(head_dim, rotary_dim=rotary_dim)[0].shape, (rotary_dim // 2,))
+
     def test_exact_angles(self):
         q = normal(1, 1, 64)
         at = torch.tensor([2**21 + 3])
@@ -211,6 +219,11 @@ class Refusals(unittest.TestCase):
             ("\"alpha=1000.0\" is no parameter", {"rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0}}),
             ("for each kind of layer", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
             ("rotary_dim is 63", {"rotary_dim": 63}),
+            ("rotary_dim is 0 (it is above 0)", {"rotary_dim": 0}),
+            ("partial_rotary_factor is 0.0 (it is above 0)", {"rope_parameters": {"partial_rotary_factor": 0.0}}),
+            ("theta is 0 (it is above 0)", {"theta": 0}),
+            ("theta is nan (it is above 0)", {"theta": float("nan")}),
+            ("attention_factor is 0 (it is above 0)", {"inv_freq": [1.0] * 32, "attention_factor": 0}),
             ("32 pairs", {"inv_freq": [1.0]}),
             ("positions are float32", {"positions": np.zeros(4, "float32")}),
             ("positions are [5]", {"positions": np.zeros(5, "int64")}),
@@ -220,6 +233,8 @@ class Refusals(unittest.TestCase):
             with self.assertRaises(ringattn.Error, msg=text) as caught:
                 ringattn.rope(q, **settings)
             self.assertIn(text, str(caught.exception))
+        with self.assertRaisesRegex(ringattn.UsageError, "partial_rotary_factor is 1.03"):
+            ringattn.rope(q, rotary_dim=66)
         ringattn.rope(q, rope_parameters=dynamic, length=8192)
         self.assertEqual(ringattn.rope(q[:0]).shape, (0, 2, 64))
 
