@@ -219,12 +219,14 @@ def shape_of(x, weight, scales, zeros, activation: str, parallel: str, in_featur
                    "Pass that of the layer.")  # fmt: skip
         total = own if given is None else as_int(given, name)
         unit = GROUP if format == "int4" else UNIT
-        part = (0, total)
-        if shared:
-            part = _range(total, ranks, rank, column_unit or unit if name == "out_features" else unit)
+        if name == "out_features" and column_unit:
+            unit = column_unit
+        part = _range(total, ranks, rank, unit) if shared else (0, total)
         if own != part[1] - part[0]:
-            refuse(f"weight is {list(weight.shape)}", f"rank {rank} of {ranks} has {name} {part[0]} to {part[1]} of {total}",
-                   f"Cut it by ringattn.linear_{'columns' if name == 'out_features' else 'features'}().")  # fmt: skip
+            function = "linear_columns" if name == "out_features" else "linear_features"
+            refuse(f"weight is {list(weight.shape)}, {own} of {name}",
+                   f"rank {rank} of {ranks} has {part[0]} to {part[1]} of {total}, in units of {unit}",
+                   f"Cut it by ringattn.{function}(…, unit={unit}).")  # fmt: skip
         whole.append(total)
     if x.shape[-1] != features:
         refuse(f"x is {type_name(x.dtype)} {list(x.shape)}", f"weight is [{rows}, {features}], so x is [..., {features}]",

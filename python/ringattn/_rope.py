@@ -15,7 +15,7 @@ from ._abi import lib
 from ._arguments import as_int, as_number, check_axes, is_true, lengths_of, refuse_unknown
 from ._errors import refuse
 from ._loaded_torch import loaded_torch
-from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, is_torch, traced
+from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, is_torch, traced, type_name
 from .layouts import Layout
 from .worlds import World
 
@@ -213,7 +213,8 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
             continue
         check_axes(name, rows, (3, 4), "[(batch,) tokens, heads, head_dim]")
         if tuple(rows.shape[:-2]) != tuple(q.shape[:-2]) or rows.shape[-1] != q.shape[-1] or rows.dtype != q.dtype:
-            refuse(f"{name} is {list(rows.shape)}", f"q is {list(q.shape)}", "They have the same tokens, head_dim and type.")
+            refuse(f"{name} is {list(rows.shape)} {type_name(rows.dtype)}", f"q is {list(q.shape)} {type_name(q.dtype)}",
+                   "They are [(batch,) tokens, heads, head_dim] of one type, with the same tokens and head_dim.")  # fmt: skip
         if into is not None and (tuple(into.shape) != tuple(rows.shape) or into.dtype != rows.dtype):
             refuse(f"out of {name} is {list(into.shape)}", f"{name} is {list(rows.shape)}", "Pass one of that shape and type.")
     _job.check_dtypes(q=q, k=k)
