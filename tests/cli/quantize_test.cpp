@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `ringattn quantize`, and quantized layers in the files of `run`, `verify`, `bench` and `plan`.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -118,6 +119,33 @@ TEST(Quantize, WritesAModelThatTheProgramReads) {
     }
     EXPECT_EQ(digests.size(), 3U) << "one for each kind, whatever the ranks";
   }
+}
+
+// Targets of the written config are all Linear modules: it names each matrix that is left, and no quantized one.
+TEST(Quantize, TheConfigIgnoresWhatIsLeft) {
+  const TemporaryFolder folder;
+  const std::string input = folder.file("model.safetensors");
+  LayerFile model = small_model();
+  set_bf16(model, "embed_out.weight", {32, 256}, 9);
+  model.write(input);
+  const auto ignored = [&](const Words& more) {
+    const std::string out = folder.file("out");
+    EXPECT_EQ(tool(quantize("int8", input, out, more + Words{"--force"})).code, 0);
+    const std::string config = read_text(out + "/config.json");
+    const std::size_t begin = config.find("\"ignore\""), end = config.find(']', begin);
+    std::set<std::string> names;
+    for (const char* name : {"embed_out", "model.embed_tokens", "model.layers.0.mlp.gate", "lm_head", kDown.c_str()}) {
+      if (config.substr(begin, end - begin).find(fmt::format("\"{}\"", name)) != std::string::npos) names.insert(name);
+    }
+    return names;
+  };
+  std::set<std::string> left{"embed_out", "model.embed_tokens", "model.layers.0.mlp.gate", kDown};
+  EXPECT_EQ(ignored({"--ignore", "mlp.down_proj"}), left) << "lm_head is quantized";
+  left.insert("lm_head");
+  EXPECT_EQ(ignored({"--ignore", "mlp.down_proj,lm_head"}), left);
+  model.tensors.erase("lm_head.weight");
+  model.write(input);
+  EXPECT_EQ(ignored({"--ignore", "mlp.down_proj"}), left) << "the head of a tied model";
 }
 
 TEST(Quantize, RefusesWhatItCannotQuantize) {

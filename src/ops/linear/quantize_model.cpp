@@ -118,7 +118,7 @@ class IgnoredName {
 };
 
 struct Selection {
-  std::vector<std::string> layers, left, ignored;  // ignored: left, and a layer
+  std::vector<std::string> layers, left;
 };
 
 Selection select(const SafetensorsFile& file, const QuantizeJob& job) {
@@ -135,14 +135,12 @@ Selection select(const SafetensorsFile& file, const QuantizeJob& job) {
     const TensorInfo& info = *file.tensor(name).info;
     if (info.shape.size() != 2 || !attention_dtype(info.dtype) || info.bytes() == 0) continue;
     const std::string layer(name.substr(0, name.size() - kWeightEnding.size()));
-    bool ignored = std::ranges::find(kOthers, last_name(layer)) != std::end(kOthers);
+    bool left = is_embedding(layer) || std::ranges::find(kOthers, last_name(layer)) != std::end(kOthers);
     for (std::size_t i = 0; i < names.size(); ++i) {
       if (!names[i].matches(layer)) continue;
-      used[i] = ignored = true;
+      used[i] = left = true;
     }
-    const bool embedding = is_embedding(layer);
-    if (ignored && !embedding) selection.ignored.push_back(layer);
-    (ignored || embedding ? selection.left : selection.layers).push_back(layer);
+    (left ? selection.left : selection.layers).push_back(layer);
   }
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (used[i] || names[i].name() == kHead) continue;  // tied models have no lm_head
@@ -183,6 +181,17 @@ void plan_layer(const std::string& layer, const TensorInfo& weight, WeightFormat
   tensors.push_back({tensor_of(layer, "weight_packed"), FileDtype::kI32, {rows, features / 8}});
   tensors.push_back({tensor_of(layer, "weight_scale"), weight.dtype, {rows, features / kInt4Group}});
   tensors.push_back({tensor_of(layer, "weight_shape"), FileDtype::kI64, {2}});
+}
+
+// Names for `ignore`: every layer that is left, because `targets` names all Linear modules, and a tensor doesn't say
+// whether its module is one. The lm_head of a tied model has no tensor, but is a Linear too.
+std::vector<std::string> ignored_names(const Selection& selection) {
+  std::vector<std::string> names = selection.left;
+  const auto is_head = [](const std::string& layer) { return last_name(layer) == kHead; };
+  if (std::ranges::none_of(names, is_head) && std::ranges::none_of(selection.layers, is_head)) {
+    names.emplace_back(kHead);
+  }
+  return names;
 }
 
 // What compressed-tensors and vLLM need to know of the layers.
@@ -398,11 +407,9 @@ QuantizeResult quantize_model(const QuantizeJob& job) {
   result.bytes_after = plan.header.data_bytes;
 
   TemporaryFolder folder(job.output);
-  std::vector<std::string> ignored = selection.ignored;
-  if (std::ranges::find(ignored, kHead) == ignored.end()) ignored.emplace_back(kHead);
   const auto in_folder = [&](std::string_view name) { return (fs::path(folder.path()) / name).string(); };
-  write_text_file(in_folder(kConfigFile), with_member(files.config, quantization_config(job, ignored)), false,
-                  "output");
+  write_text_file(in_folder(kConfigFile), with_member(files.config, quantization_config(job, ignored_names(selection))),
+                  false, "output");
   result.copied = copy_other_files(files, folder.path());
   const auto writer = SafetensorsWriter::create(plan, in_folder(kModelFile), false);
   for (const std::string_view name : file.names()) {
