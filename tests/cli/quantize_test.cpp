@@ -148,6 +148,18 @@ TEST(Quantize, TheConfigIgnoresWhatIsLeft) {
   EXPECT_EQ(ignored({"--ignore", "mlp.down_proj"}), left) << "the head of a tied model";
 }
 
+TEST(Quantize, ReplacesAnEmptyQuantizationConfig) {
+  const TemporaryFolder folder;
+  small_model().write(folder.file("model.safetensors"));
+  const std::string text = R"("text_config": {"quantization_config": null}, "note": "quantization_config")";
+  write_text(folder.file("config.json"), "{" + text + R"(, "quantization_config" : null, "last": 1})");
+  ASSERT_EQ(tool(quantize("int8", folder.path(), folder.file("out"))).code, 0);
+  const std::string config = read_text(folder.file("out/config.json"));
+  EXPECT_TRUE(has(config, "{" + text + R"(, "quantization_config" : {)")) << config;
+  EXPECT_TRUE(has(config, "}, \"last\": 1}")) << config;
+  EXPECT_EQ(config.find("\"quantization_config\" : null"), std::string::npos) << config;
+}
+
 TEST(Quantize, RefusesWhatItCannotQuantize) {
   const TemporaryFolder folder;
   const std::string input = folder.file("model.safetensors"), output = folder.file("out");

@@ -39,6 +39,7 @@ constexpr std::string_view kModelFile = "model.safetensors";
 constexpr std::string_view kConfigFile = "config.json";
 constexpr std::string_view kWeightEnding = ".weight";
 constexpr std::string_view kHead = "lm_head";
+constexpr std::string_view kBlanks = " \t\r\n";  // of JSON
 constexpr JsonLimits kModelConfigLimits{16, std::size_t{1} << 18, std::size_t{1} << 24};
 constexpr std::size_t kMostModelConfigBytes = std::size_t{1} << 24;
 constexpr std::int64_t kPieceBytes = std::int64_t{64} << 20;  // of a tensor, read at a time
@@ -227,16 +228,36 @@ std::string quantization_config(const QuantizeJob& job, const std::vector<std::s
   return json.text();
 }
 
-// Puts the quantization_config in front of the other members, which stay as they are written.
+// Where the value of the object's own member quantization_config begins; npos: it has none. Configs in the config, as
+// of a vision model's text model, have members of that name too.
+std::size_t own_quantization(const std::string& config) {
+  int depth = 0;
+  for (std::size_t at = 0; at < config.size(); ++at) {
+    if (config[at] == '{' || config[at] == '[') ++depth;
+    if (config[at] == '}' || config[at] == ']') --depth;
+    if (config[at] != '"') continue;
+    const std::size_t begin = at++;
+    while (config[at] != '"') at += config[at] == '\\' ? 2 : 1;
+    if (depth != 1 || std::string_view(config).substr(begin, at + 1 - begin) != "\"quantization_config\"") continue;
+    const std::size_t colon = config.find_first_not_of(kBlanks, at + 1);
+    if (config[colon] == ':') return config.find_first_not_of(kBlanks, colon + 1);
+  }
+  return std::string::npos;
+}
+
+// Puts the quantization_config in place of one that is null (check_config()), or in front of the other members, which
+// stay as they are written.
 std::string with_member(const std::string& config, const std::string& member) {
-  const std::size_t open = config.find('{') + 1;
-  const std::size_t next = config.find_first_not_of(" \t\r\n", open);
-  const bool empty = config[next] == '}';
   std::string indented;
-  for (const char c : member) {
+  for (const char c : std::string_view(member).substr(0, member.rfind('}') + 1)) {
     indented += c;
     if (c == '\n') indented += "  ";
   }
+  const std::size_t null = own_quantization(config);
+  if (null != std::string::npos) return std::string(config).replace(null, std::string_view("null").size(), indented);
+  const std::size_t open = config.find('{') + 1;
+  const std::size_t next = config.find_first_not_of(kBlanks, open);
+  const bool empty = config[next] == '}';
   return fmt::format("{}\n  \"quantization_config\": {}{}{}", config.substr(0, open), indented, empty ? "\n" : ",",
                      config.substr(empty ? next : open));
 }
