@@ -188,6 +188,14 @@ TEST(Quantize, RefusesWhatItCannotQuantize) {
   refused(quantize("int8", input, folder.file("taken")), 3, "it exists");
   refused(quantize("int8", input, folder.file("taken"), {"--force"}), 3, "it exists and has no model.safetensors");
   EXPECT_EQ(read_text(folder.file("taken/notes.txt")), "mine");
+  // A model, but no earlier output.
+  small_model().write(folder.file("taken/model.safetensors"));
+  const std::string float_model = read_text(folder.file("taken/model.safetensors"));
+  refused(quantize("int8", input, folder.file("taken"), {"--force"}), 3,
+          "it exists and has no config.json of compressed-tensors");
+  write_text(folder.file("taken/config.json"), R"({"quantization_config": {"quant_method": "awq"}})");
+  refused(quantize("int8", input, folder.file("taken"), {"--force"}), 3, "only an earlier output is replaced");
+  EXPECT_EQ(read_text(folder.file("taken/model.safetensors")), float_model);
 
   LayerFile model = small_model();
   set_bf16(model, "model.layers.0.mlp.up_proj.weight", {8, 200}, 1);

@@ -37,6 +37,7 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kModelFile = "model.safetensors";
 constexpr std::string_view kConfigFile = "config.json";
+constexpr std::string_view kMethod = "compressed-tensors";
 constexpr std::string_view kWeightEnding = ".weight";
 constexpr std::string_view kHead = "lm_head";
 constexpr std::string_view kBlanks = " \t\r\n";  // of JSON
@@ -86,6 +87,23 @@ void check_config(const ModelFiles& files) {
 }
 
 std::string_view last_name(std::string_view layer) { return layer.substr(layer.rfind('.') + 1); }
+
+// Throws unless nothing is there, or an output of an earlier call. check_output_folder() knows files only by name.
+void check_earlier_output(const std::string& output) {
+  std::error_code error;
+  if (!fs::exists(output, error)) return;
+  const fs::path config = fs::path(output) / kConfigFile;
+  if (fs::exists(config, error)) {
+    const TextSource source{config.string(), "JSON file", "Choose another name for the output."};
+    const JsonNode root =
+        parse_json_object(read_text_file(source.path, kMostModelConfigBytes), source, kModelConfigLimits);
+    const JsonNode* const method = root.at("quantization_config.quant_method");
+    if (method != nullptr && method->text == kMethod) return;
+  }
+  fail(ErrorCode::kFile, fmt::format("can't write {}", output),
+       fmt::format("it exists and has no {} of {}", kConfigFile, kMethod),
+       "Choose another name; only an earlier output is replaced.");
+}
 
 bool is_embedding(std::string_view layer) {
   const std::string_view last = last_name(layer);
@@ -209,7 +227,7 @@ std::string quantization_config(const QuantizeJob& job, const std::vector<std::s
     }
     json.member("dynamic", dynamic).end_object();
   };
-  json.begin_object().member("quant_method", "compressed-tensors");
+  json.begin_object().member("quant_method", kMethod);
   json.member("format", compressed_format(job.format)).member("quantization_status", "compressed");
   json.key("config_groups").begin_object().key("group_0").begin_object();
   json.key("targets").begin_array(true).value("Linear").end_array();
@@ -406,6 +424,7 @@ QuantizeResult quantize_model(const QuantizeJob& job) {
     fail(ErrorCode::kUsage, {setting("output", job.output), " is the folder of the input"},
          "it would be written over what is read", "Choose another name.");
   }
+  if (job.replace) check_earlier_output(job.output);
   const SafetensorsFile file(files.weights);
   const Selection selection = select(file, job);
   QuantizeResult result;
