@@ -77,13 +77,35 @@ void read_awq(const ConfigReader& reader, const JsonNode& config) {
   reader.refuse("version", in_quotes(version), "it is another layout of the values", "The version gemm is read.");
 }
 
+// Refuses W8A16 and W4A8, which no kernel computes. A format that says how values are stored goes before their bits:
+// int-quantized layers have W8A8 kernels, and pack-quantized ones W4A16 kernels. "dense" layers are not quantized.
+void check_activations(const ConfigReader& reader, const JsonNode& weights, const JsonNode* inputs,
+                       std::string_view format) {
+  const JsonNode* const found = weights.member("num_bits");
+  const double bits = found != nullptr && found->is_number() ? found->number : 0.0;
+  const bool is_stored = format == "int-quantized" || format == "pack-quantized" || format == "dense";
+  const bool is_int8 = is_stored ? format == "int-quantized" : bits == 8.0;
+  const bool is_int4 = is_stored ? format == "pack-quantized" : bits == 4.0;
+  const bool is_given = inputs != nullptr && !inputs->is_null();
+  const std::string_view read = "int8 layers with int8 activations (W8A8) and int4 layers without (W4A16) are read.";
+  if (is_int8 && !is_given) {
+    reader.refuse("input_activations", inputs == nullptr ? "missing" : "null",
+                  "x of a layer with int8 weights is quantized to int8", read);
+  }
+  if (is_int4 && is_given) {
+    reader.refuse("input_activations", kind_text(*inputs), "x of a layer with int4 weights is not quantized", read);
+  }
+}
+
 // Only what the tensors of a layer don't say.
-void check_group(const ConfigReader& reader, const JsonNode& group) {
+void check_group(const ConfigReader& reader, const JsonNode& group, const std::string& config_format) {
   const JsonNode* const weights = group.member("weights");
   if (weights == nullptr || !weights->is_object()) return;
   const std::string type = reader.text(*weights, "type");
   if (!type.empty() && type != "int") reader.refuse("type of weights", in_quotes(type), "weights are integers");
   const JsonNode* const inputs = group.member("input_activations");
+  const std::string format = reader.text(group, "format");
+  check_activations(reader, *weights, inputs, format.empty() ? config_format : format);
   if (inputs == nullptr || !inputs->is_object()) return;
   reader.need_number(*inputs, "num_bits", 8, "x of a layer with int8 weights is quantized to int8");
   const JsonNode* const symmetric = inputs->member("symmetric");
@@ -106,7 +128,7 @@ void read_compressed_tensors(const ConfigReader& reader, const JsonNode& config)
   if (!known) reader.refuse("format", in_quotes(format), "it is another layout of the values");
   const JsonNode* const groups = config.member("config_groups");
   if (groups == nullptr || !groups->is_object()) return;
-  for (const auto& [name, group] : groups->members) check_group(reader, group);
+  for (const auto& [name, group] : groups->members) check_group(reader, group, format);
 }
 
 }  // namespace

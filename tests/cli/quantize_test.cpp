@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `ringattn quantize`, and quantized layers in the files of `run`, `verify`, `bench` and `plan`.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -120,6 +121,45 @@ TEST(Quantize, WritesAModelThatTheProgramReads) {
   }
 }
 
+// Targets of the written config are all Linear modules: it names each matrix that is left, and no quantized one.
+TEST(Quantize, TheConfigIgnoresWhatIsLeft) {
+  const TemporaryFolder folder;
+  const std::string input = folder.file("model.safetensors");
+  LayerFile model = small_model();
+  set_bf16(model, "embed_out.weight", {32, 256}, 9);
+  model.write(input);
+  const auto ignored = [&](const Words& more) {
+    const std::string out = folder.file("out");
+    EXPECT_EQ(tool(quantize("int8", input, out, more + Words{"--force"})).code, 0);
+    const std::string config = read_text(out + "/config.json");
+    const std::size_t begin = config.find("\"ignore\""), end = config.find(']', begin);
+    std::set<std::string> names;
+    for (const char* name : {"embed_out", "model.embed_tokens", "model.layers.0.mlp.gate", "lm_head", kDown.c_str()}) {
+      if (config.substr(begin, end - begin).find(fmt::format("\"{}\"", name)) != std::string::npos) names.insert(name);
+    }
+    return names;
+  };
+  std::set<std::string> left{"embed_out", "model.embed_tokens", "model.layers.0.mlp.gate", kDown};
+  EXPECT_EQ(ignored({"--ignore", "mlp.down_proj"}), left) << "lm_head is quantized";
+  left.insert("lm_head");
+  EXPECT_EQ(ignored({"--ignore", "mlp.down_proj,lm_head"}), left);
+  model.tensors.erase("lm_head.weight");
+  model.write(input);
+  EXPECT_EQ(ignored({"--ignore", "mlp.down_proj"}), left) << "the head of a tied model";
+}
+
+TEST(Quantize, ReplacesAnEmptyQuantizationConfig) {
+  const TemporaryFolder folder;
+  small_model().write(folder.file("model.safetensors"));
+  const std::string text = R"("text_config": {"quantization_config": null}, "note": "quantization_config")";
+  write_text(folder.file("config.json"), "{" + text + R"(, "quantization_config" : null, "last": 1})");
+  ASSERT_EQ(tool(quantize("int8", folder.path(), folder.file("out"))).code, 0);
+  const std::string config = read_text(folder.file("out/config.json"));
+  EXPECT_TRUE(has(config, "{" + text + R"(, "quantization_config" : {)")) << config;
+  EXPECT_TRUE(has(config, "}, \"last\": 1}")) << config;
+  EXPECT_EQ(config.find("\"quantization_config\" : null"), std::string::npos) << config;
+}
+
 TEST(Quantize, RefusesWhatItCannotQuantize) {
   const TemporaryFolder folder;
   const std::string input = folder.file("model.safetensors"), output = folder.file("out");
@@ -148,6 +188,14 @@ TEST(Quantize, RefusesWhatItCannotQuantize) {
   refused(quantize("int8", input, folder.file("taken")), 3, "it exists");
   refused(quantize("int8", input, folder.file("taken"), {"--force"}), 3, "it exists and has no model.safetensors");
   EXPECT_EQ(read_text(folder.file("taken/notes.txt")), "mine");
+  // A model, but no earlier output.
+  small_model().write(folder.file("taken/model.safetensors"));
+  const std::string float_model = read_text(folder.file("taken/model.safetensors"));
+  refused(quantize("int8", input, folder.file("taken"), {"--force"}), 3,
+          "it exists and has no config.json of compressed-tensors");
+  write_text(folder.file("taken/config.json"), R"({"quantization_config": {"quant_method": "awq"}})");
+  refused(quantize("int8", input, folder.file("taken"), {"--force"}), 3, "only an earlier output is replaced");
+  EXPECT_EQ(read_text(folder.file("taken/model.safetensors")), float_model);
 
   LayerFile model = small_model();
   set_bf16(model, "model.layers.0.mlp.up_proj.weight", {8, 200}, 1);

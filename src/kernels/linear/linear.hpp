@@ -204,6 +204,7 @@ class LinearKernel {
   virtual void finish(const LinearFinishTask& task, Stream stream, const Progress& progress) = 0;
 
   // Needs no reserve(). Throws kUnsupported unless the kernel has it.
+  virtual bool has_activation_gradient() const { return false; }
   virtual void activation_gradient(const LinearGradientTask& task, Stream stream, const Progress& progress);
 };
 

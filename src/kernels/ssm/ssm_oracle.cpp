@@ -101,9 +101,13 @@ Conv1dChannelGradients oracle_conv1d_gradients(const CausalConv1dSpec& spec, con
     double v = channel.bias;
     for (std::size_t k = 0; k < width; ++k) v += channel.taps[k] * channel.tokens[t + k];
     const double s = 1.0 / (1.0 + std::exp(-v));
-    const double g = channel.dy[t] * (spec.silu ? s * (1.0 + v * (1.0 - s)) : 1.0);
+    const auto slope = [&](double term) {
+      if (!spec.silu) return 1.0;
+      return std::isinf(v) ? s : s * (1.0 + term * (1.0 - s));  // at infinite v the product would be ∞ · 0
+    };
+    const double g = channel.dy[t] * slope(v);
     // The terms of silu' may cancel each other.
-    const double g_size = std::abs(channel.dy[t]) * (spec.silu ? s * (1.0 + std::abs(v) * (1.0 - s)) : 1.0);
+    const double g_size = std::abs(channel.dy[t]) * slope(std::abs(v));
     for (std::size_t k = 0; k < width; ++k) {
       add(channel.taps[k], g, g_size, made.dtokens[t + k], made.dtokens_size[t + k]);
       add(channel.tokens[t + k], g, g_size, made.dtaps[k], made.dtaps_size[k]);

@@ -90,7 +90,7 @@ ExchangeBytes exchange_bytes(const LinearJob& job, int ranks, int rank) {
 }
 
 // `features`: of this rank. A rank without some still adds the sums of the others, and so has scales and biases.
-void check_weights(const LinearSpec& spec, const LinearMatrix& matrix, std::string_view name, std::int64_t features) {
+void check_matrix(const LinearSpec& spec, const LinearMatrix& matrix, std::string_view name, std::int64_t features) {
   check_given("Linear", fmt::format("bias of {}", name), matrix.bias, spec.bias);
   const bool scales = spec.weights == WeightFormat::kInt8 || (spec.weights == WeightFormat::kInt4 && features > 0);
   if (scales || spec.weights == WeightFormat::kFloat) {
@@ -461,13 +461,16 @@ std::size_t Linear::memory_bytes() const {
 
 std::size_t Linear::packed_bytes() const { return impl_->packed.bytes(); }
 
+void Linear::check_weights(const LinearWeights& weights) const {
+  const LinearSpec& spec = impl_->spec;
+  if (spec.out_features == 0) return;
+  check_matrix(spec, weights.matrix, spec.gated ? "the gate matrix" : "the matrix", features().size());
+  if (spec.gated) check_matrix(spec, weights.up, "the up matrix", features().size());
+}
+
 void Linear::load(const LinearWeights& weights, Stream stream) {
   Impl& impl = *impl_;
-  if (impl.spec.out_features > 0) {
-    const std::int64_t features = Linear::features().size();
-    check_weights(impl.spec, weights.matrix, impl.spec.gated ? "the gate matrix" : "the matrix", features);
-    if (impl.spec.gated) check_weights(impl.spec, weights.up, "the up matrix", features);
-  }
+  check_weights(weights);
   impl.weights = weights;
   if (impl.packed.bytes() == 0) return;
   impl.kernel->pack(*impl.weights, leaves_of_features(impl.job, impl.ranks, impl.self), impl.packed.data(), stream);

@@ -103,7 +103,8 @@ class Linear {
 
   // Packs this rank's weights, [columns(), features()]. Before the first call, and whenever the weights change. If the
   // kernel reads weights as they are, their memory is in use as long as the object; scales and biases always are.
-  // Not collective. Throws kUsage.
+  // Not collective. Throws kUsage, as check_weights() does, which only checks them.
+  void check_weights(const LinearWeights& weights) const;
   void load(const LinearWeights& weights, Stream stream = {});
 
   // Collective if the layer is shared: all ranks have the same number of tokens, at most max_tokens.

@@ -164,7 +164,14 @@ void LinearBackward::Impl::allocate() {
   if (has_activation(job.spec)) {
     LinearSpec spec = job.spec;
     spec.out_features = columns().size();
-    activation = choose_kernel(job.spec, {backend_name, "auto"}).row->make_kernel(spec, backend);
+    const LinearChoice choice = choose_kernel(job.spec, {backend_name, "auto"});
+    activation = choice.row->make_kernel(spec, backend);
+    if (!activation->has_activation_gradient()) {
+      refuse_gradient(
+          fmt::format("gradients of a linear layer with {}", activation_name(job.spec.activation, job.spec.gated)),
+          fmt::format("{} has no gradients of activations", choice.row->name),
+          "Compute the activation outside of the layer, or the layer on the host.");
+    }
     gradients = backend.allocate(row_bytes);
   }
   if (linear_gradient_order(job, ranks, self).size() > 1) ordered = backend.allocate(row_bytes);
@@ -194,7 +201,10 @@ void LinearBackward::Impl::check(const LinearBackwardInputs& inputs, const Linea
   if (outputs.dbias != nullptr && !job.spec.bias) {
     fail(ErrorCode::kUsage, "dbias is given", "the layer has no bias", "Leave it out.");
   }
+  if (z) z->check_weights({inputs.weights.matrix, {}});
+  if (z && job.spec.gated) z->check_weights({inputs.weights.up, {}});
   if (outputs.dx.data == nullptr) return;
+  dx->check_weights({inputs.transposed, {}});
   check_shard("Linear", "dx", outputs.dx, {job.spec.dtype, tokens, 1, features().size()});
   if (tokens == 0) return;
   check_apart("dx", outputs.dx, "x", inputs.x);

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Public API of the gradients of a floating-point linear layer, on the shards of Linear.
 //
-//   z = x · Wᵀ + b, as a layer without activation and gate gives it, rounded to the dtype; not computed without
-//   activation dz = dy · a'(z), gated du too (kernels/linear/linear.hpp), rounded to the dtype dx = dz · W, rounded to
-//   the dtype dweight = dzᵀ · x and dbias = Σ dz, in fp32
+// - z = x · Wᵀ + b, as a layer without activation and gate gives it, rounded to the dtype. It is computed only if the
+//   layer has an activation.
+// - dz = dy · a'(z), and du of a gated layer (kernels/linear/linear.hpp), rounded to the dtype. Without an activation
+//   dz is dy.
+// - dx = dz · W, rounded to the dtype.
+// - dweight = dzᵀ · x and dbias = Σ dz, in fp32.
 //
 // - dx is a linear layer over Wᵀ: the sums over N have the order that linear.hpp has for sums over K. That layer is
 //   ordinary for an ordinary layer, row-parallel for a column-parallel one, and column-parallel for a row-parallel one.
@@ -48,8 +51,8 @@ std::vector<FeatureRange> linear_gradient_order(const LinearJob& job, int ranks,
 class LinearBackward {
  public:
   // Collective. `job` and `options` are those of the forward. Throws as Linear does, and kUnsupported for quantized
-  // weights, for numbers of features that 8 does not divide, for outputs that are divided by tokens, and for shared
-  // columns whose cuts are no leaves of dx.
+  // weights, for numbers of features that 8 does not divide, for outputs that are divided by tokens, for shared columns
+  // whose cuts are no leaves of dx, and for activations on devices whose kernels have no gradients of them.
   LinearBackward(LinearJob job, Transport& transport, LinearOptions options);
   // Abandons work that was not waited for. With several ranks the transport is then unusable.
   ~LinearBackward();

@@ -37,8 +37,10 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kModelFile = "model.safetensors";
 constexpr std::string_view kConfigFile = "config.json";
+constexpr std::string_view kMethod = "compressed-tensors";
 constexpr std::string_view kWeightEnding = ".weight";
 constexpr std::string_view kHead = "lm_head";
+constexpr std::string_view kBlanks = " \t\r\n";  // of JSON
 constexpr JsonLimits kModelConfigLimits{16, std::size_t{1} << 18, std::size_t{1} << 24};
 constexpr std::size_t kMostModelConfigBytes = std::size_t{1} << 24;
 constexpr std::int64_t kPieceBytes = std::int64_t{64} << 20;  // of a tensor, read at a time
@@ -86,6 +88,23 @@ void check_config(const ModelFiles& files) {
 
 std::string_view last_name(std::string_view layer) { return layer.substr(layer.rfind('.') + 1); }
 
+// Throws unless nothing is there, or an output of an earlier call. check_output_folder() knows files only by name.
+void check_earlier_output(const std::string& output) {
+  std::error_code error;
+  if (!fs::exists(output, error)) return;
+  const fs::path config = fs::path(output) / kConfigFile;
+  if (fs::exists(config, error)) {
+    const TextSource source{config.string(), "JSON file", "Choose another name for the output."};
+    const JsonNode root =
+        parse_json_object(read_text_file(source.path, kMostModelConfigBytes), source, kModelConfigLimits);
+    const JsonNode* const method = root.at("quantization_config.quant_method");
+    if (method != nullptr && method->text == kMethod) return;
+  }
+  fail(ErrorCode::kFile, fmt::format("can't write {}", output),
+       fmt::format("it exists and has no {} of {}", kConfigFile, kMethod),
+       "Choose another name; only an earlier output is replaced.");
+}
+
 bool is_embedding(std::string_view layer) {
   const std::string_view last = last_name(layer);
   return last.find("embed") != std::string_view::npos || std::ranges::find(kEmbeddings, last) != std::end(kEmbeddings);
@@ -118,7 +137,7 @@ class IgnoredName {
 };
 
 struct Selection {
-  std::vector<std::string> layers, left, ignored;  // ignored: left, and a layer
+  std::vector<std::string> layers, left;
 };
 
 Selection select(const SafetensorsFile& file, const QuantizeJob& job) {
@@ -135,14 +154,12 @@ Selection select(const SafetensorsFile& file, const QuantizeJob& job) {
     const TensorInfo& info = *file.tensor(name).info;
     if (info.shape.size() != 2 || !attention_dtype(info.dtype) || info.bytes() == 0) continue;
     const std::string layer(name.substr(0, name.size() - kWeightEnding.size()));
-    bool ignored = std::ranges::find(kOthers, last_name(layer)) != std::end(kOthers);
+    bool left = is_embedding(layer) || std::ranges::find(kOthers, last_name(layer)) != std::end(kOthers);
     for (std::size_t i = 0; i < names.size(); ++i) {
       if (!names[i].matches(layer)) continue;
-      used[i] = ignored = true;
+      used[i] = left = true;
     }
-    const bool embedding = is_embedding(layer);
-    if (ignored && !embedding) selection.ignored.push_back(layer);
-    (ignored || embedding ? selection.left : selection.layers).push_back(layer);
+    (left ? selection.left : selection.layers).push_back(layer);
   }
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (used[i] || names[i].name() == kHead) continue;  // tied models have no lm_head
@@ -185,6 +202,17 @@ void plan_layer(const std::string& layer, const TensorInfo& weight, WeightFormat
   tensors.push_back({tensor_of(layer, "weight_shape"), FileDtype::kI64, {2}});
 }
 
+// Names for `ignore`: every layer that is left, because `targets` names all Linear modules, and a tensor doesn't say
+// whether its module is one. The lm_head of a tied model has no tensor, but is a Linear too.
+std::vector<std::string> ignored_names(const Selection& selection) {
+  std::vector<std::string> names = selection.left;
+  const auto is_head = [](const std::string& layer) { return last_name(layer) == kHead; };
+  if (std::ranges::none_of(names, is_head) && std::ranges::none_of(selection.layers, is_head)) {
+    names.emplace_back(kHead);
+  }
+  return names;
+}
+
 // What compressed-tensors and vLLM need to know of the layers.
 std::string quantization_config(const QuantizeJob& job, const std::vector<std::string>& ignored) {
   const bool int8 = job.format == WeightFormat::kInt8;
@@ -199,7 +227,7 @@ std::string quantization_config(const QuantizeJob& job, const std::vector<std::s
     }
     json.member("dynamic", dynamic).end_object();
   };
-  json.begin_object().member("quant_method", "compressed-tensors");
+  json.begin_object().member("quant_method", kMethod);
   json.member("format", compressed_format(job.format)).member("quantization_status", "compressed");
   json.key("config_groups").begin_object().key("group_0").begin_object();
   json.key("targets").begin_array(true).value("Linear").end_array();
@@ -218,16 +246,36 @@ std::string quantization_config(const QuantizeJob& job, const std::vector<std::s
   return json.text();
 }
 
-// Puts the quantization_config in front of the other members, which stay as they are written.
+// Where the value of the object's own member quantization_config begins; npos: it has none. Configs in the config, as
+// of a vision model's text model, have members of that name too.
+std::size_t own_quantization(const std::string& config) {
+  int depth = 0;
+  for (std::size_t at = 0; at < config.size(); ++at) {
+    if (config[at] == '{' || config[at] == '[') ++depth;
+    if (config[at] == '}' || config[at] == ']') --depth;
+    if (config[at] != '"') continue;
+    const std::size_t begin = at++;
+    while (config[at] != '"') at += config[at] == '\\' ? 2 : 1;
+    if (depth != 1 || std::string_view(config).substr(begin, at + 1 - begin) != "\"quantization_config\"") continue;
+    const std::size_t colon = config.find_first_not_of(kBlanks, at + 1);
+    if (config[colon] == ':') return config.find_first_not_of(kBlanks, colon + 1);
+  }
+  return std::string::npos;
+}
+
+// Puts the quantization_config in place of one that is null (check_config()), or in front of the other members, which
+// stay as they are written.
 std::string with_member(const std::string& config, const std::string& member) {
-  const std::size_t open = config.find('{') + 1;
-  const std::size_t next = config.find_first_not_of(" \t\r\n", open);
-  const bool empty = config[next] == '}';
   std::string indented;
-  for (const char c : member) {
+  for (const char c : std::string_view(member).substr(0, member.rfind('}') + 1)) {
     indented += c;
     if (c == '\n') indented += "  ";
   }
+  const std::size_t null = own_quantization(config);
+  if (null != std::string::npos) return std::string(config).replace(null, std::string_view("null").size(), indented);
+  const std::size_t open = config.find('{') + 1;
+  const std::size_t next = config.find_first_not_of(kBlanks, open);
+  const bool empty = config[next] == '}';
   return fmt::format("{}\n  \"quantization_config\": {}{}{}", config.substr(0, open), indented, empty ? "\n" : ",",
                      config.substr(empty ? next : open));
 }
@@ -376,6 +424,7 @@ QuantizeResult quantize_model(const QuantizeJob& job) {
     fail(ErrorCode::kUsage, {setting("output", job.output), " is the folder of the input"},
          "it would be written over what is read", "Choose another name.");
   }
+  if (job.replace) check_earlier_output(job.output);
   const SafetensorsFile file(files.weights);
   const Selection selection = select(file, job);
   QuantizeResult result;
@@ -398,11 +447,9 @@ QuantizeResult quantize_model(const QuantizeJob& job) {
   result.bytes_after = plan.header.data_bytes;
 
   TemporaryFolder folder(job.output);
-  std::vector<std::string> ignored = selection.ignored;
-  if (std::ranges::find(ignored, kHead) == ignored.end()) ignored.emplace_back(kHead);
   const auto in_folder = [&](std::string_view name) { return (fs::path(folder.path()) / name).string(); };
-  write_text_file(in_folder(kConfigFile), with_member(files.config, quantization_config(job, ignored)), false,
-                  "output");
+  write_text_file(in_folder(kConfigFile), with_member(files.config, quantization_config(job, ignored_names(selection))),
+                  false, "output");
   result.copied = copy_other_files(files, folder.path());
   const auto writer = SafetensorsWriter::create(plan, in_folder(kModelFile), false);
   for (const std::string_view name : file.names()) {

@@ -16,9 +16,9 @@
 namespace ringattn {
 
 struct QuantizeJob {
-  std::string input;   // a safetensors file, its index, or a folder with model.safetensors or its index
-  std::string output;  // a folder
-  bool replace = false;
+  std::string input;     // a safetensors file, its index, or a folder with model.safetensors or its index
+  std::string output;    // a folder
+  bool replace = false;  // an earlier output
   WeightFormat format = WeightFormat::kInt8;
   bool search_mse = false;
   // Names of layers, whole or from a dot on ("lm_head", "mlp.down_proj"), or "re:" and a regular expression.
@@ -51,7 +51,8 @@ void check_quantize_output(const std::string& path, bool replace);
 
 // Throws kFile for an input that can't be read, is quantized already or has no such layers, for NaN and infinite
 // weights, naming the layer, and for int4 layers whose features are not whole groups; kUsage for a name to ignore that
-// no layer has. The output appears complete or not at all.
+// no layer has. Throws kFile if `replace` and the output is a folder whose config.json is not of compressed-tensors.
+// The output appears complete or not at all.
 QuantizeResult quantize_model(const QuantizeJob& job);
 
 }  // namespace ringattn

@@ -304,6 +304,21 @@ TEST_P(Conv1dGradients, TakeManySequencesAndChannels) {
   expect_same(differentiated(inputs, 1000, 1, 0, false), together, spec);
 }
 
+// silu is v above and 0 below: gradients at v = ±∞ are those of a v far away, and not ∞ · 0.
+TEST_P(Conv1dGradients, SlopeOfInfiniteSums) {
+  const CausalConv1dSpec spec{Dtype::kBf16, 24, 4, true, true};
+  const auto with_biases = [&](float above, float below) {
+    GradientInputs inputs = random_gradient_inputs(spec, {40, 9}, 7);
+    inputs.bias[3] = above;
+    inputs.bias[4] = below;
+    const GradientResult result = differentiated(inputs);
+    expect_accurate(inputs, result);
+    return result;
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  expect_same(with_biases(kInfinity, -kInfinity), with_biases(1e4F, -1e4F), spec);
+}
+
 // A NaN in dy of a token reaches dx of the width − 1 tokens before it, and the sums of its channel. One in x reaches g
 // of the width − 1 tokens after it, if there is silu, and through it dx around it.
 TEST_P(Conv1dGradients, KeepNanInItsChannelAndReach) {

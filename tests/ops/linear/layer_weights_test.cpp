@@ -2,6 +2,7 @@
 // Linear layers in files: every format gives one form, whole and in parts; what is not read is refused by name.
 #include "ops/linear/layer_weights.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -232,6 +233,19 @@ TEST(QuantizationConfigs, SayWhatTensorsDoNot) {
            "}}}";
   };
   EXPECT_TRUE(config(activations(R"("num_bits": 8, "dynamic": true, "strategy": "token", "symmetric": true)")));
+  // A config of one group; the group's own format goes first.
+  const auto group = [&](const std::string& format, int bits, const std::string& more) {
+    return tensors + fmt::format(R"("format": "{}", "config_groups": {{"g": {{"weights": {{"num_bits": {}}}{}}}}})",
+                                 format, bits, more);
+  };
+  const std::string none = R"(, "input_activations": null)";
+  const std::string int8 = R"(, "input_activations": {"num_bits": 8, "dynamic": true})";
+  for (const std::string& read :
+       {group("int-quantized", 8, int8), group("int-quantized", 4, int8), group("pack-quantized", 4, none),
+        group("pack-quantized", 4, ""), group("mixed-precision", 8, R"(, "format": "pack-quantized")"),
+        group("dense", 8, none)}) {
+    EXPECT_TRUE(config(read)) << read;
+  }
   const std::pair<std::string, std::string> refused[] = {
       {R"("quant_method": "bitsandbytes", "load_in_4bit": true)", "quant_method is `bitsandbytes`"},
       {R"("quant_method": "torchao")", "quant_method is `torchao`"},
@@ -242,6 +256,11 @@ TEST(QuantizationConfigs, SayWhatTensorsDoNot) {
       {R"("quant_method": "awq", "bits": 4, "version": "gemv")", "version is `gemv`"},
       {tensors + R"("format": "float-quantized")", "format is `float-quantized`"},
       {tensors + R"("config_groups": {"g": {"weights": {"type": "float"}}})", "type of weights is `float`"},
+      {group("int-quantized", 8, none), "input_activations is null (x of a layer with int8 weights is quantized"},
+      {group("int-quantized", 8, ""), "input_activations is missing"},
+      {group("mixed-precision", 8, none), "input_activations is null"},
+      {group("pack-quantized", 4, int8), "input_activations is an object (x of a layer with int4 weights is not"},
+      {group("mixed-precision", 4, int8), "input_activations is an object"},
       {activations(R"("dynamic": false)"), "dynamic of input_activations is false"},
       {activations(R"("dynamic": true, "symmetric": false)"), "symmetric of input_activations is false"},
       {activations(R"("dynamic": true, "num_bits": 4)"), "num_bits is 4"},

@@ -12,6 +12,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/self.hpp"
@@ -89,7 +90,9 @@ TensorView rows_view(const Floats& data, std::int64_t tokens, std::int64_t dim) 
 }
 
 // A rank's gradients.
-Gradients gradients_of(const Layer& layer, Transport& world, LinearOutput output) {
+using ChangeInputs = std::function<void(LinearBackwardInputs&)>;
+
+Gradients gradients_of(const Layer& layer, Transport& world, LinearOutput output, const ChangeInputs& change = {}) {
   const LinearJob job{layer.spec, layer.tokens, output};
   LinearBackward backward(job, world, {{"cpu", "auto"}, 1, 60.0});
   const FeatureRange columns = backward.columns(), features = backward.features();
@@ -118,6 +121,7 @@ Gradients gradients_of(const Layer& layer, Transport& world, LinearOutput output
                        .row_stride = row_bytes,
                        .bias = bias.data() + (layer.spec.gated ? columns.size() : 0)};
   inputs.transposed = {.data = transposed.data(), .row_stride = n * static_cast<std::int64_t>(sizeof(float))};
+  if (change) change(inputs);
   Gradients made{Floats(x.size(), -1.0F), Floats(weight.size(), -1.0F), Floats(bias.size(), -1.0F)};
   backward.run(inputs, {dense_view(static_cast<void*>(made.dx.data()), Dtype::kF32, layer.tokens, 1, k),
                         made.dweight.data(), made.dbias.data()});
@@ -246,6 +250,28 @@ TEST(LinearGradients, RowsStandAloneAndUnitsOfTokensAreAddedInOrder) {
   EXPECT_TRUE(joined == whole);
   const Gradients row = alone(tokens_of(layer, 3000, 1));
   EXPECT_EQ(std::memcmp(row.dx.data(), whole.dx.data() + 3000 * 16, 16 * sizeof(float)), 0);
+}
+
+// Bad weights of one rank end the run of all ranks before they exchange anything.
+TEST(LinearGradients, AllRanksRefuseTheWeightsOfOne) {
+  const std::pair<const char*, ChangeInputs> cases[] = {
+      {"of the weights", [](LinearBackwardInputs& inputs) { inputs.weights.up.data = nullptr; }},
+      {"bias of the matrix", [](LinearBackwardInputs& inputs) { inputs.weights.matrix.bias = nullptr; }},
+      {"bytes apart", [](LinearBackwardInputs& inputs) { inputs.transposed.row_stride = 4; }},
+  };
+  for (const LinearParallel parallel : {LinearParallel::kColumn, LinearParallel::kRow}) {
+    const Layer layer = make_layer(LinearActivation::kSilu, true, parallel, 5);
+    for (const auto& [text, change] : cases) {
+      std::atomic<int> refused = 0;
+      run_threads_world(3, {}, [&, text = text, change = change](Transport& world) {
+        const Error error = error_of([&] {
+          gradients_of(layer, world, LinearOutput::kReplicated, world.rank() == 1 ? change : ChangeInputs());
+        });
+        refused += error.code() == ErrorCode::kUsage && std::string(error.what()).find(text) != std::string::npos;
+      });
+      EXPECT_EQ(refused, 3) << text << ", " << layer_name(layer);
+    }
+  }
 }
 
 TEST(LinearGradients, RefuseWhatHasNone) {

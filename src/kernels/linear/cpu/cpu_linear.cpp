@@ -144,6 +144,7 @@ class CpuLinear final : public LinearKernel {
     });
   }
 
+  bool has_activation_gradient() const override { return true; }
   void activation_gradient(const LinearGradientTask& task, Stream, const Progress& progress) override {
     check_linear_task(spec_, task);
     const std::int64_t n = spec_.out_features;

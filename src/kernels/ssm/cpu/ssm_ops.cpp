@@ -277,7 +277,7 @@ void convolve(int channels, int width, const float* x, const float* weights, con
   }
 }
 
-// dy · s · (1 + v · (1 − s)), s = 1 / (1 + exp(−v))
+// dy · s · (1 + v · (1 − s)), s = 1 / (1 + exp(−v)); dy · s at infinite v, where the product would be ∞ · 0
 void convolve_gradient(int channels, int width, const float* x, const float* weights, const float* bias,
                        const float* dy, float* g) {
   const Eight d;
@@ -289,7 +289,7 @@ void convolve_gradient(int channels, int width, const float* x, const float* wei
       v = hn::MulAdd(hn::LoadU(d, weights + at), hn::LoadU(d, x + at), v);
     }
     const auto s = hn::Div(one, hn::Add(exp2_any(d, hn::Mul(v, hn::Set(d, -kLog2E))), one));
-    const auto slope = hn::Mul(s, hn::MulAdd(v, hn::Sub(one, s), one));
+    const auto slope = hn::IfThenElse(hn::IsInf(v), s, hn::Mul(s, hn::MulAdd(v, hn::Sub(one, s), one)));
     hn::StoreU(hn::Mul(hn::LoadU(d, dy + i), slope), d, g + i);
   }
 }

@@ -132,11 +132,11 @@ __device__ __forceinline__ float silu(float v) {
   const float power = exp2_approx(__fmul_rn(v, -kSsmLog2E));
   return __fmul_rn(v, reciprocal_approx(__fadd_rn(power, 1.0F)));
 }
-// Its derivative.
+// Its derivative: at +∞ it is 1 and at −∞ 0, where the product would be ∞ · 0.
 __device__ __forceinline__ float silu_slope(float v) {
   const float power = exp2_approx(__fmul_rn(v, -kSsmLog2E));
   const float logistic = reciprocal_approx(__fadd_rn(power, 1.0F));
-  return __fmul_rn(logistic, __fmaf_rn(v, __fsub_rn(1.0F, logistic), 1.0F));
+  return isinf(v) ? logistic : __fmul_rn(logistic, __fmaf_rn(v, __fsub_rn(1.0F, logistic), 1.0F));
 }
 
 // Hi/lo pairs: fp32 factors of MMAs as the sum of two bf16 values, and conversions of packed 16-bit pairs. Used by the

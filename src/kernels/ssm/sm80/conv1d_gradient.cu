@@ -124,8 +124,7 @@ __device__ __forceinline__ void differentiate(const Taps<kWidth>& taps, const fl
     float v = taps.bias[i];
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) v = __fmaf_rn(taps.weight[k][i], x[first + k][i], v);
-    const float s = cuda::reciprocal_approx(__fadd_rn(cuda::exp2_approx(__fmul_rn(v, -cuda::kSsmLog2E)), 1.0F));
-    g[i] = __fmul_rn(g[i], __fmul_rn(s, __fmaf_rn(v, __fsub_rn(1.0F, s), 1.0F)));
+    g[i] = __fmul_rn(g[i], cuda::silu_slope(v));
   }
 }
 
