@@ -134,7 +134,9 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   made.make_all<LinearSpec>("linear", {{.in_features = 512, .out_features = 64},
                                        {.weights = WeightFormat::kInt8, .in_features = 512, .out_features = 64},
                                        {.weights = WeightFormat::kInt4, .in_features = 512, .out_features = 64}});
-  made.make_all<RopeSpec>("rope", {{.head_dim = 64, .rotary_dim = 4, .frequencies = {1.0, 0.01}}});
+  RopeSpec rope;
+  rope.frequencies.assign(static_cast<std::size_t>(rope.pair_count()), 1.0);
+  made.make_all<RopeSpec>("rope", {rope});
   made.make_all<SsmSpec>("ssm", {{.heads = 4},
                                  {.dtype = Dtype::kF16, .heads = 4},
                                  {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});
