@@ -16,6 +16,7 @@
 #include "kernels/decode/decode.hpp"
 #include "kernels/gemm/weight_gradient.hpp"
 #include "kernels/linear/linear.hpp"
+#include "kernels/rope/rope.hpp"
 #include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
@@ -202,6 +203,7 @@ TEST(Registry, AllKernelsAreThoseOfTheTables) {
     expected.push_back({"weight_gradient", &row});
   }
   for (const KernelRow<LinearSpec>& row : kernel_table<LinearSpec>()) expected.push_back({"linear", &row});
+  for (const KernelRow<RopeSpec>& row : kernel_table<RopeSpec>()) expected.push_back({"rope", &row});
   for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) expected.push_back({"ssm", &row});
   for (const KernelRow<SsdBackwardSpec>& row : kernel_table<SsdBackwardSpec>()) {
     expected.push_back({"ssd_backward", &row});
