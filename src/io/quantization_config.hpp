@@ -28,7 +28,7 @@ struct QuantizationConfig {
 std::optional<QuantizationConfig> parse_quantization_config(std::string_view text, const std::string& path);
 // Reads the file. Throws kFile where there is none.
 std::optional<QuantizationConfig> read_quantization_config(const std::string& path);
-// That of the config.json beside a file; nothing where there is no such file.
+// Reads the config.json in the folder of a file. Nothing where there is none.
 std::optional<QuantizationConfig> quantization_config_beside(const std::string& path);
 
 }  // namespace ringattn

@@ -283,7 +283,7 @@ class Int4Linear final : public QuantizedLinear<Int4Gemm> {
     return chains;
   }
 
-  // Those of `leaves`, of a device that has the leaves `here`.
+  // Sums over `leaves`, on a device that has the leaves `here`.
   void multiply_leaves(const TensorView& x, const LinearOperands& weights, LeafRange here, LeafRange leaves,
                        const QuantizedOutput& out, Stream stream) {
     check_rows(x.tokens);
