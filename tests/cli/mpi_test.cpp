@@ -237,7 +237,7 @@ Finished mpi_pair(const std::string& first, const std::string& second) {
 TEST(Mpi, ARefusalThatNobodyComesToHearIsPrinted) {
   Finished run;
   bool killed = true;
-  for (int tries = 0; tries < 3 && killed; ++tries) {
+  for (int tries = 0; tries < 10 && killed; ++tries) {
     run = mpi_pair(std::string(RINGATTN_TOOL) + " run --softcp 1",
                    std::string(RINGATTN_TOOL) + " plan --world 2 --seq 1k");
     killed = run.code == 1 && count_messages(run.err) == 0 && has(run.err, "exiting improperly");
