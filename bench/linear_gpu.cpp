@@ -14,11 +14,11 @@
 #include <utility>
 #include <vector>
 
-#include "base/build.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "bench/arguments.hpp"
 #include "bench/graph_time.hpp"
+#include "bench/linear_line.hpp"
 #include "bench/quantile.hpp"
 #include "kernels/common/registry.hpp"
 #include "kernels/linear/linear.hpp"
@@ -128,22 +128,10 @@ class LinearBench {
 
   void print_line(const LinearShape& shape, std::vector<double> times) const {
     std::sort(times.begin(), times.end());
-    const LinearSpec& spec = shape.spec;
     JsonWriter line(false);
-    line.begin_object().member("schema", "ringattn.linear/1");
-    line.key("tool").begin_object().member("name", "ringattn").member("version", version()).end_object();
-    line.member("git", git_);
-    line.key("devices").begin_array().value(backend_->identity()).end_array();
-    line.member("kernel", row_.name);
-    line.key("job").begin_object().member("rows", shape.rows).member("n", spec.out_features);
-    line.member("k", spec.in_features).member("activation", activation_name(spec.activation, spec.gated));
-    line.member("parallel", parallel_name(spec.parallel)).member("weights", format_name(spec.weights));
-    line.member("dtype", dtype_name(spec.dtype)).end_object();
-    line.member("cache", "cold").member("copies", shape.copies()).member("launches", shape.launches());
-    line.member("samples", times.size());
+    begin_linear_line(line, git_, backend_->identity(), row_.name, shape.rows, shape.spec);
+    add_linear_times(line, times, shape.copies(), shape.launches());
     const double median = quantile(times, 0.5);
-    line.key("ms").begin_object().member("median", median * 1e-3);
-    line.member("p10", quantile(times, 0.1) * 1e-3).member("p90", quantile(times, 0.9) * 1e-3).end_object();
     line.member("tflops", shape.flops() / median * 1e-6);
     line.member("gbytes_per_second", static_cast<double>(shape.bytes()) / median * 1e-3);
     fmt::print("{}\n", line.end_object().text());
