@@ -102,6 +102,7 @@ SsmStats LoadedConv1dBackward::run() {
   backward_.enqueue(inputs_, outputs_, stream);
   marks_->record(1, stream);
   backward_.wait();
+  marks_->synchronize(1, collective_.timeouts().for_peer(), {});
   SsmStats stats;
   stats.seconds = marks_->elapsed(0, 1);
   collective_.barrier();
