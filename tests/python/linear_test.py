@@ -568,7 +568,10 @@ class Plans(Refusals):
         import ringattn.transformers
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        ringattn.transformers.register()
+        try:
+            ringattn.transformers.register()
+        except ringattn.UnsupportedError as error:
+            self.skipTest(str(error))
         sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
         config = LlamaConfig(num_hidden_layers=1, vocab_size=64, attn_implementation="ringattn", **sizes)
         torch.manual_seed(0)
