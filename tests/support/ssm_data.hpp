@@ -82,8 +82,8 @@ inline constexpr double kSsmTerm = 1e-4;
 // The same where no factor has 16 bits and a chunk's sum of logarithms stays below 90 (bench/notes/ssm.md has the
 // bound).
 inline constexpr double kFp32SsmTerm = 0x1p-18;
-// The same of rows of random numbers where factors are rounded to bf16 (rounds_factors()): the largest rounding, which a
-// row of one term meets. Those of many terms average out. ops/ssm/ssm_accuracy.hpp has a bound for all numbers.
+// The same of rows of random numbers where factors are rounded to bf16 (rounds_factors()): the largest rounding, which
+// a row of one term meets. Those of many terms average out. ops/ssm/ssm_accuracy.hpp has a bound for all numbers.
 inline constexpr double kRoundedSsmTerm = 0x1p-8;
 
 }  // namespace ringattn::testing
