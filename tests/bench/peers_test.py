@@ -38,7 +38,7 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 11)
+        self.assertEqual(len(PROGRAMS), 12)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
@@ -287,12 +287,13 @@ class WithTorch(unittest.TestCase):
             expected = common.SKIPPED if "skipped:" in done.stdout else 0
             self.assertEqual(done.returncode, expected, f"{program.name}\n{done.stdout}{done.stderr}")
 
-    def test_zigzag_ring_is_right_on_several_ranks(self):
-        for ranks in (2, 3):
+    def test_peers_are_right_on_several_ranks(self):
+        for program, ranks, name, checks in (("zigzag_ring.py", 2, "zigzag ring", 2), ("zigzag_ring.py", 3, "zigzag ring", 2),
+                                             ("row_parallel.py", 2, "row-parallel layer", 1)):  # fmt: skip
             done = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-                       str(PEERS / "zigzag_ring.py"), "--self-check")  # fmt: skip
+                       str(PEERS / program), "--self-check")  # fmt: skip
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            self.assertEqual(done.stdout.count(f"zigzag ring of {ranks}"), 2, done.stdout)
+            self.assertEqual(done.stdout.count(f"{name} of {ranks}"), checks, done.stdout)
             self.assertNotIn("WRONG", done.stdout)
 
     def test_ringattn_sums_the_same_values(self):
