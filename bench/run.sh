@@ -66,13 +66,15 @@ ring-nccl           3 gpus:2                         the same, transport nccl
 ring-peers          4 gpus:2,torch                   the same shapes; zigzag ring and PyTorch's context_parallel
 two-million         3 gpus                           2,097,152 tokens on 1, 2, 4 ... GPUs, the same digest
 two-million-oracle  3 gpus                           64 rows of it against fp64, on all GPUs
-two-million-peers   2 gpus:2,torch                   the zigzag ring at 2,097,152 tokens
+two-million-peers   2 gpus:2,torch                   compute only and the zigzag ring at 2,097,152 tokens
 latent-ring         3 gpus                           MLA on 1, 2, 4 ... GPUs, 128k and 512k, compute only, plain job
 latent-two-million  6 gpus                           MLA at 2,097,152 tokens on 1, 2, 4 ... GPUs, the same digest
 latent-oracle       6 gpus:2                         64 rows of it against fp64, on two GPUs or more
 scan-ranks          2 gpus                           SSD on 1, 2, 4 ... GPUs, 128k and 2m tokens: time, the same digest
 scan-oracle         3 gpus                           64 rows of SSD at 2m tokens against fp64, on all GPUs
 decode-ranks        1 gpus                           a decode step over 1m keys on 1, 2, 4 ... GPUs, the same digest
+backward-ranks      3 gpus:2                         gradients on 1, 2, 4 ... GPUs, 32k and 128k, compute only; forward
+linear-ranks        1 gpus:2,torch                   a row-parallel layer on 1, 2, 4 ... GPUs; cuBLAS and NCCL
 long-sum            3 gpus,torch                     the bias of sums over up to 2m keys; cuDNN, FlashAttention-2
 compressed-ring     1 any                            two ranks on a slowed link, plain and quantized: bytes moved, time
 cpu                 2 any                            the CPU, one rank and two under mpirun, compute only
@@ -80,8 +82,11 @@ END
 
 readme_parts=(one-gpu scaling two-million decode-peers)
 if ((gpus > 1)); then readme_parts=(machine "${readme_parts[@]}"); fi  # several ranks plan with it
+ranks_parts=(machine scaling two-million backward-ranks scan-ranks decode-ranks linear-ranks latent-ring ring-nccl
+  ring-peers two-million-peers)
 parts_more_options="
-  --readme      as the first word: the parts that the README shows, or those PARTs alone; then the pages are written"
+  --readme      as the first word: the parts that the README shows, or those PARTs alone; then the pages are written
+  --ranks       as the first word: the parts that show what more GPUs of this host bring"
 
 part_file() { echo "$results/$date-$1.jsonl"; }
 part_is_done() {
@@ -440,6 +445,7 @@ part_two_million_oracle() {
 }
 
 part_two_million_peers() {
+  ours "$gpus" --seq 2m --samples 1 "${main_shape[@]}" --against compute
   peers zigzag_ring --seq 2m --samples 1 "${main_shape[@]}"
 }
 
@@ -492,6 +498,27 @@ part_decode_ranks() {
   if ((gpus > 1)); then ours "$gpus" "${step[@]}" --transport nccl; fi
 }
 
+part_backward_ranks() {
+  local ranks
+  for ranks in $(worlds); do
+    local -a how=()
+    if ((ranks > 1)); then how=(--transport p2p --against compute); fi
+    ours "$ranks" --seq 32k,128k --samples 7 "${main_shape[@]}" "${how[@]}"
+    ours "$ranks" --backward --seq 32k,128k --samples 7 "${main_shape[@]}" "${how[@]}"
+  done
+}
+
+part_linear_ranks() {
+  local ranks
+  local -a layer=(--op linear --parallel row --seq 8k --in-features 14336 --out-features 4096)
+  for ranks in $(worlds); do
+    ours "$ranks" "${layer[@]}"
+    ((ranks == 1)) || ours "$ranks" "${layer[@]}" --transport nccl
+    "$python" -m torch.distributed.run --standalone --nproc-per-node "$ranks" bench/peers/row_parallel.py \
+      --shapes 8192x4096x14336 --jsonl "$lines"
+  done
+}
+
 # Four megabytes a second: sending uncompressed keys and values takes longer than computing with them.
 part_compressed_ring() {
   local format
@@ -512,7 +539,10 @@ write_pages() {
   if (($1 == 0)); then python3 bench/tables.py --select "${model%-x[0-9]*}"; fi
 }
 
-if [[ ${1:-} == --readme ]]; then
+if [[ ${1:-} == --ranks ]]; then
+  shift
+  set -- "$@" "${ranks_parts[@]}"
+elif [[ ${1:-} == --readme ]]; then
   shift
   named=0 asks=0
   for word in "$@"; do

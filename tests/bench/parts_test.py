@@ -283,6 +283,16 @@ class Benchmarks(checkout.Checkout):
         self.gpus(1)
         self.assertIn("skipped: needs 2 GPUs, there are 1", self.bench(77, "--again", "scaling").stdout)
 
+    def test_gradients_and_row_parallel_layers_go_over_all_gpus(self):
+        self.gpus(4)
+        words = self.words("backward-ranks")
+        self.assertEqual(["--backward" in text for text in words], [False, True] * 3, "the forward beside it")
+        self.assertEqual(["--against compute" in text for text in words], [False] * 2 + [True] * 4)
+        ours = [text for text in self.words("linear-ranks") if "--parallel row" in text]
+        self.assertEqual(["--transport nccl" in text for text in ours], [False, False, True, False, True])
+        self.assertEqual(len(self.words("linear-ranks")) - len(ours), 3, "the peer on 1, 2 and 4")
+        self.assertNotIn("decode-peers", self.bench(0, "--ranks", "--list").stdout)
+
     def test_the_pages_are_written_behind_whole_measurements(self):
         self.decode_bench()
         self.bench(0, "one-gpu")
