@@ -245,12 +245,20 @@ def retired_words(name, text):
                 yield number, f'retired: "{found[0].strip()}"; write {better}'
 
 
+def names_with_retired_words():
+    """The files that any of the expressions matches in. git finds them thirty times as fast as Python's re does. None where
+    git has no PCRE: any file may be one."""
+    words = [argument for word, _, _ in RETIRED for argument in ("-e", word.pattern)]
+    done = subprocess.run(["git", "grep", "--untracked", "-zlP", *words], cwd=ROOT, capture_output=True, text=True)
+    return set(done.stdout.split("\0")) if done.returncode in (0, 1) else None
+
+
 def licence_breaches(text):
     if not any("SPDX-License-Identifier: Apache-2.0" in line for line in text.splitlines()[:3]):
         yield 1, "the first lines name the licence (SPDX-License-Identifier: Apache-2.0)"
 
 
-def breaches_of(name, text, flags, commands, ops):
+def breaches_of(name, text, flags, commands, ops, with_retired_words=None):
     """All breaches of one file, as (line, rule)."""
     if name.startswith(("src/", "launch/")) and not name.endswith(".sh"):
         yield from short_messages(text)
@@ -261,7 +269,8 @@ def breaches_of(name, text, flags, commands, ops):
     if name.endswith((".cpp", ".hpp", ".cu", ".cuh")):
         yield from ops_by_name(name, text, ops)
     yield from stray_test_support(name, text)
-    yield from retired_words(name, text)
+    if with_retired_words is None or name in with_retired_words:
+        yield from retired_words(name, text)
     yield from licence_breaches(text)
     yield from length_breaches(name, text)
     yield from include_breaches(name, text)
@@ -304,12 +313,16 @@ def main():
         return 77
     flags = table_names("launch/flags.cpp") | own_settings()
     commands, ops = table_names("launch/commands.cpp"), op_names()
+    old = names_with_retired_words()
     found = []
     for path in paths:
         name = path.relative_to(ROOT).as_posix()
-        found += [f"{name}:{number}: {rule}" for number, rule in breaches_of(name, path.read_text(), flags, commands, ops)]
+        found += [f"{name}:{number}: {rule}"
+                  for number, rule in breaches_of(name, path.read_text(), flags, commands, ops, old)]
     for path in tracked_pages():
         name = path.relative_to(ROOT).as_posix()
+        if old is not None and name not in old:
+            continue
         found += [f"{name}:{number}: {rule}" for number, rule in retired_words(name, path.read_text(encoding="utf-8"))]
     found += [f"{path.relative_to(ROOT)}:1: {rule}" for path, rule in format_breaches(paths)]
     found += [f"{path.relative_to(ROOT)}:{number}: {rule}" for path, number, rule in result_breaches()]

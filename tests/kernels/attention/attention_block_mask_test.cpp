@@ -92,8 +92,10 @@ constexpr Mask kSomeMasks[] = {{-1, 0}, {-1, -1}, {150, 0}, {100, 90}};
 
 TEST_P(AttentionBlockMask, OfEverythingAreDenseAttention) {
   std::size_t turn = 0;
+  CaseChoice cases = choose_cases(3);
   for (const Dims& dims : varied_dims(row())) {
     for (const Mask& mask : kSomeMasks) {
+      if (!cases.take()) continue;
       AttentionSpec spec = make_spec(dims, kHeads, kKvHeads, mask);
       spec.sinks = mask.left >= 0;
       AttentionInputs inputs = random_inputs(spec, kRagged, 11);
@@ -132,8 +134,10 @@ TEST_P(AttentionBlockMask, OfEverythingOverSeveralKvSplitsAreDenseAttention) {
 
 TEST_P(AttentionBlockMask, GiveTheSameBitsInAnyArrangement) {
   std::size_t turn = 0;
+  CaseChoice cases = choose_cases(3);
   for (const Dims& dims : varied_dims(row())) {
     for (const Mask& mask : kSomeMasks) {
+      if (!cases.take()) continue;
       for (const int heads : {kListHeads[turn++ % std::size(kListHeads)]}) {
         AttentionSpec spec = make_spec(dims, kHeads, kKvHeads, mask);
         spec.softcap = mask.is_full() ? 20.0F : 0.0F;
