@@ -59,6 +59,9 @@ _CHECKED = {
     "linear_tokens": [Handle, c_int64, _longs, _longs],
     "linear_backward_create": [Handle, _struct("linear_spec"), _options, _handle],
     "linear_backward_order": [Handle, _longs, _longs, _longs],
+    "gradient_reduction_create": [Handle, c_int64, _options, _handle],
+    "gradient_reduction_reset": [Handle],
+    "gradient_reduction_add": [Handle, c_void_p, c_void_p],
     "linear_load": [Handle, _struct("linear_weights")],
     "rope_create": [Handle, _struct("rope_spec"), _options, _handle],
     "rope_frequencies": [Handle, c_int64, POINTER(c_double), POINTER(c_double)],
@@ -104,6 +107,7 @@ _PLAIN = {
 # Ops with a facts struct of their own name, and ops that use another op's.
 FACTS = {"attention": "attention", "attention_backward": "attention", "decode": "decode", "mla": "mla", "mla_backward": "mla",
          "mla_decode": "decode", "batched_gemm": "batched_gemm", "linear": "linear", "linear_backward": "linear",
+         "gradient_reduction": "gradient_reduction",
          "rope": "rope", "ssm": "ssm", "ssd_backward": "ssm", "causal_conv1d": "ssm",
          "causal_conv1d_backward": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():

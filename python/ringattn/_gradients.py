@@ -29,6 +29,13 @@ def requiring(arrays: dict) -> str | None:
     return None
 
 
+def dtype_of(parameter):
+    """The dtype of a tensor's gradient: its own, or float32 if its grad_dtype says so (PyTorch since 2.10)."""
+    wide = loaded_torch().float32
+    said = getattr(parameter, "grad_dtype", None) if parameter.is_leaf else None
+    return wide if said is wide else parameter.dtype
+
+
 def refuse_double_backward(name: str, op: str) -> None:
     """name: a tensor of the backward pass `op` whose gradient autograd would record."""
     unsupported(f"{name} of {op} requires a gradient", "gradients have no gradients, which create_graph=True asks for",
@@ -75,14 +82,11 @@ def check_out(name: str, out) -> None:
                     "Leave out= out, or call it under torch.no_grad().")  # fmt: skip
 
 
-def check_linear(name: str, quantized: bool, activated_on_gpu: bool, out) -> None:
+def check_linear(name: str, quantized: bool, out) -> None:
     """The same of linear()."""
     if quantized:
         unsupported(f"{name} requires a gradient", "a linear layer with quantized weights has none",
                     "Call it under torch.no_grad(), or train the layer before it is quantized.")  # fmt: skip
-    if activated_on_gpu:
-        unsupported(f"{name} requires a gradient", "gradients of activations are computed on CPUs only",
-                    'Pass activation="none" and apply PyTorch\'s activation, or call it under torch.no_grad().')  # fmt: skip
     check_out(name, out)
 
 

@@ -245,12 +245,35 @@ def output_shape(leading: tuple, tokens, out_features: int, columns: int, parall
     return (end - begin, width)
 
 
+# Biases of quantized layers in another dtype, by the bias: (its count of changes, the copy).
+_casts = None
+
+
+def _kept_cast(bias, dtype):
+    """bias in another dtype: the same copy until it changes, so that a kernel which packs the weight does it once."""
+    global _casts
+    torch = loaded_torch()
+    if torch.compiler.is_compiling() or bias.dtype == dtype or not bias.is_floating_point() or bias.is_inference() or (
+        bias.requires_grad and torch.is_grad_enabled()
+    ):
+        return bias
+    if _casts is None:
+        _casts = torch.utils.weak.WeakIdKeyDictionary()
+    kept = _casts.get(bias)
+    mark = (bias._version, bias.data_ptr(), dtype)
+    if kept is None or kept[0] != mark:
+        kept = _casts[bias] = (mark, bias.detach().to(dtype))
+    return kept[1]
+
+
 def autocast(x, weight, bias):
     """x, and weight and bias that are not quantized, in the dtype of torch.autocast, as torch.nn.functional.linear casts them."""
     torch = loaded_torch()
     if torch is None or not is_torch(x) or not torch.is_autocast_enabled(x.device.type):
         return x, weight, bias
     dtype = torch.get_autocast_dtype(x.device.type)
+    if is_torch(bias) and is_torch(weight) and not weight.is_floating_point():
+        bias = _kept_cast(bias, dtype)
     return tuple(array.to(dtype) if is_torch(array) and array.is_floating_point() else array for array in (x, weight, bias))
 
 
@@ -459,14 +482,10 @@ def dispatch(x, weight, bias, scales, zeros, out, settings: dict):
     wanting = _gradients.requiring({"x": x, "weight": weight, "bias": bias})
     if wanting is None:
         return compute(x, weight, bias, scales, zeros, out=out, key=key, **settings)
-    _gradients.check_linear(wanting, is_quantized(weight), activated_on_gpu(x, settings["activation"]), out)
+    _gradients.check_linear(wanting, is_quantized(weight), out)
     from . import torch_linear_ops  # noqa: PLC0415, needs torch
 
     return torch_linear_ops.called(x, weight, bias, scales, zeros, settings)
-
-
-def activated_on_gpu(x, activation: str) -> bool:
-    return activation != "none" and device_of(x)[0] != _abi.CPU
 
 
 def is_quantized(weight) -> bool:

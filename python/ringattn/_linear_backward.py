@@ -28,7 +28,7 @@ class LinearBackward(_job.Prepared):
 def linear_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needed: list[bool], *, activation, parallel,
                     output, in_features, out_features, column_unit, world, threads, timeout):  # fmt: skip
     """The gradients of linear() with these arguments. needed: which of (dx, dweight, dbias); the others are empty. Those of
-    weight and bias are sums over this call's tokens, rounded to the weight's dtype."""
+    weight and bias are sums over this call's tokens, in fp32."""
     own = _linear.world_for(x, world, parallel, output)
     shape = _linear.shape_of(x, weight, None, None, activation, parallel, in_features, out_features, column_unit, own.size,
                              own.rank)  # fmt: skip
@@ -49,4 +49,4 @@ def linear_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, 
         "dweight": dweight if needed[1] else None, "dbias": dbias if needed[2] else None,
     }  # fmt: skip
     prepared._do(x, arrays)
-    return dx, dweight.to(weight.dtype), dbias.to(weight.dtype)
+    return dx, dweight, dbias

@@ -56,7 +56,12 @@ def parallelize_(model: torch.nn.Module, world: World, *, threads: int = 0, time
     Example: ringattn.nn.parallelize_(model, ringattn.torch_world())"""
     from .nn import Linear  # noqa: PLC0415, which imports this
 
+    if not isinstance(model, torch.nn.Module):
+        refuse(f"model is {type(model).__name__}", "it should be a torch.nn.Module", "Pass the model, then the world.")
     plan, found = _plan_of(model), {}
+    if not isinstance(world, World):
+        refuse(f"world is {type(world).__name__}", "it should be a ringattn.World, a group of ranks",
+               "Pass ringattn.torch_world(), or another one.")  # fmt: skip
     for name, module in model.named_modules():
         style = next((style for pattern, style in plan.items() if fnmatch.fnmatchcase(name, pattern)), None)
         if style is None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ringattn.nn.quantize_(): a model's linear layers, in place, and a report of each."""
 
+import difflib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -128,6 +129,45 @@ def _why_kept(model, name: str, module, weights: str, filter_fn, ignore, heads: 
     return ""
 
 
+def _patterns(ignore) -> tuple[str, ...]:
+    try:
+        patterns = tuple(ignore)
+    except TypeError:
+        refuse(f"ignore is {type(ignore).__name__}", "it is a list of names", 'Pass ignore=["lm_head"], or leave it out.')
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            refuse(f"ignore has {pattern!r}", "names are strings", "Pass names of layers.")
+        try:
+            re.compile(pattern[3:] if pattern.startswith("re:") else "")
+        except re.error as error:
+            refuse(f'ignore has "{pattern}"', f"it is no regular expression: {error}", "Check it.")
+    return patterns
+
+
+def _check_ignore(patterns: tuple[str, ...], found: dict) -> None:
+    """Refuses a pattern that names no layer, as `ringattn quantize` does: it may be misspelt."""
+    for pattern in patterns:
+        if pattern == "lm_head" or any(_matches(name, (pattern,)) for name in found):  # tied models have no lm_head
+            continue
+        ends = {name.rpartition(".")[2] for name in found}
+        near = difflib.get_close_matches(pattern, [*found, *sorted(ends)], 1)
+        refuse(f'ignore names "{pattern}"', "no torch.nn.Linear of the model is called so",
+               f'Did you mean "{near[0]}"?' if near else "Give whole names, or their ends from a dot on.")  # fmt: skip
+
+
+def _refuse_all(model: torch.nn.Module, reasons: dict[str, str], linear) -> None:
+    """Refuses a model of which no layer is quantized, with the reason that fits it."""
+    problem = "no layer of the model is quantized"
+    for name, module in model.named_modules():
+        if type(module) is linear and module.weights != "float":
+            refuse(problem, f"it is quantized already: {name} has {module.weights} weights", "Use it as it is.")
+        if type(module).__name__ == "Conv1D" and not isinstance(module, torch.nn.Conv1d):
+            refuse(problem, f"{name} is a Conv1D of transformers, as GPT-2 has them, whose weight is transposed",
+                   "Replace such layers by torch.nn.Linear ones of weight.t() first.")  # fmt: skip
+    why = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:3]) or "it has no torch.nn.Linear"
+    refuse(problem, why, "Check filter_fn, ignore and the model.")
+
+
 def _check(name: str, module: torch.nn.Linear) -> None:
     if module.weight.is_meta:
         refuse(f"{name}.weight is on the meta device", "it has no elements to quantize",
@@ -192,28 +232,33 @@ def quantize_(model: torch.nn.Module, weights: str, *, filter_fn: Callable[[torc
         "int4", those whose in_features is no multiple of 128.
 
     Raises:
-        UsageError: no layer can be quantized, the model itself is a layer, or a weight is on the meta device or has a NaN or an
-            infinite element.
+        UsageError: no layer can be quantized, the model itself is a layer, ignore names no layer, or a weight is on the meta
+            device or has a NaN or an infinite element.
 
     Example: print(ringattn.nn.quantize_(model, "int4", ignore=["re:.*router"]))"""
     from .nn import Linear  # noqa: PLC0415, which imports this
 
     _linear.chosen("weights", weights, _linear.FORMATS[1:])
+    if not isinstance(model, torch.nn.Module):
+        refuse(f"model is {type(model).__name__}", "it should be a torch.nn.Module", "Pass the model, then the format.")
+    if filter_fn is not None and not callable(filter_fn):
+        refuse(f"filter_fn is {type(filter_fn).__name__}", "it is called as filter_fn(module, name)",
+               "Pass a function, or leave it out.")  # fmt: skip
     if isinstance(model, torch.nn.Linear):
         refuse("the model itself is a torch.nn.Linear", "layers are replaced in the modules that hold them",
                f'Use ringattn.nn.Linear.from_linear(model, weights="{weights}").')  # fmt: skip
     if isinstance(ignore, str):
         refuse(f"ignore is {ignore!r}", "it is a list of names", f'Pass ignore=["{ignore}"].')
-    ignore = tuple(ignore)
+    ignore = _patterns(ignore)
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     heads, holders = {output}, _holders(model)
     found = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    _check_ignore(ignore, found)
     reasons = {name: _why_kept(model, name, module, weights, filter_fn, ignore, heads, holders)
                for name, module in found.items()}  # fmt: skip
     chosen = {name: module for name, module in found.items() if not reasons[name]}
     if not chosen:
-        why = "; ".join(f"{name}: {reason}" for name, reason in list(reasons.items())[:3]) or "it has no torch.nn.Linear"
-        refuse("no layer of the model is quantized", why, "Check filter_fn, ignore and the model.")
+        _refuse_all(model, reasons, Linear)
     for name, module in chosen.items():
         _check(name, module)
     seen = {} if sample is None else _inputs(model, chosen, sample)

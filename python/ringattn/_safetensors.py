@@ -21,6 +21,9 @@ _BITS = {"BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E
          "F32": 32,
          "C64": 64, "F64": 64, "I64": 64, "U64": 64}  # fmt: skip
 _NUMPY = {"F32": "float32", "F16": "float16", "I32": "int32", "I64": "int64"}
+# PyTorch's names of the types that it shares with the format, other than float8.
+TORCH_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64", "I64": "int64", "I32": "int32",
+                "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool"}  # fmt: skip
 _HEADER_BYTES = 100_000_000  # as in the reference library
 _TENSORS, _METADATA, _AXES, _NAME_BYTES, _STRING_BYTES = 2**16, 2**14, 64, 4096, 2**24
 _INDEX_MEMBERS, _INDEX_FILES = 3 * 2**18, 4096
@@ -274,8 +277,25 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return name in self._files
 
-    def read(self, name: str, kinds: tuple[str, ...]) -> np.ndarray:
-        """A tensor that is one of these types, of BF16, F16, F32, I32 and I64."""
+    def kind(self, name: str) -> str:
+        """The element type in the format's words, such as "BF16"."""
+        return self._find(name)[1].kind
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._find(name)[1].shape)
+
+    def tensor(self, name: str):
+        """A copy as a torch tensor, of any type that PyTorch shares with the format."""
+        import torch  # noqa: PLC0415, only where torch is used
+
+        shard, tensor = self._find(name)
+        dtype = getattr(torch, TORCH_DTYPES[tensor.kind])
+        raw = shard.bytes[shard.begin + tensor.begin : shard.begin + tensor.end]
+        flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype) if raw else torch.empty(0, dtype=dtype)
+        return flat.reshape(tensor.shape)
+
+    def _find(self, name: str) -> tuple[_Shard, _Tensor]:
+        """The file that has a tensor, and the tensor in it."""
         if name not in self._files:
             names = sorted(self._files)
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
@@ -286,6 +306,11 @@ class Tensors:
         if tensor is None:
             raise FileError(f"{shard.path} has no tensor {quoted(name)}", f"{self.path} says it does",
                             "Check that the model was copied whole.")  # fmt: skip
+        return shard, tensor
+
+    def read(self, name: str, kinds: tuple[str, ...]) -> np.ndarray:
+        """A tensor that is one of these types, of BF16, F16, F32, I32 and I64."""
+        shard, tensor = self._find(name)
         if tensor.kind not in kinds:
             raise FileError(f"{quoted(name)} of {shard.path} has dtype {tensor.kind}",
                             f"it must be {' or '.join(kinds)}",

@@ -141,6 +141,10 @@ linear_tensors = _sized("linear_tensors", (Tensor, "x y"), (c_void_p, "stream"))
 linear_backward_tensors = _sized(
     "linear_backward_tensors", (Tensor, "x dy weight bias transposed dx dweight dbias"), (c_void_p, "stream")
 )
+gradient_reduction_facts = _sized(
+    "gradient_reduction_facts", (c_int64, "leaves_begin leaves_end"), (c_uint64, "memory_bytes"), (c_char_p, "kernel")
+)
+gradient_reduction_tensors = _sized("gradient_reduction_tensors", (Tensor, "sum"), (c_void_p, "stream"))
 
 ssm_spec = _sized(
     "ssm_spec", (DLDataType, "dtype"), (c_int32, "heads head_dim state_dim"), (c_int64, "groups"),

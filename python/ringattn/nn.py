@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import _linear
+from ._arguments import as_int
 from ._errors import refuse
 from ._linear import FORMATS, GATED, GROUP, UNIT
 from ._parallelize_model import parallelize_
@@ -17,6 +18,11 @@ from ._quantize_model import LayerReport, QuantizationReport, quantize_
 from .worlds import World
 
 __all__ = ["LayerReport", "Linear", "QuantizationReport", "parallelize_", "quantize_"]
+
+
+def _kind(module) -> str:
+    """The type in messages, where ringattn.nn.Linear is not torch.nn.Linear."""
+    return "a ringattn.nn.Linear" if isinstance(module, Linear) else type(module).__name__
 
 
 class _Kept:
@@ -62,6 +68,14 @@ class Linear(torch.nn.Module):
         for name, value, known in (("activation", activation, _linear.ACTIVATIONS), ("parallel", parallel, _linear.PARALLEL),
                                    ("output", output, _linear.OUTPUTS), ("weights", weights, FORMATS)):  # fmt: skip
             _linear.chosen(name, value, known)
+        in_features, out_features = as_int(in_features, "in_features"), as_int(out_features, "out_features")
+        for name, value in (("in_features", in_features), ("out_features", out_features)):
+            if value < 1:
+                refuse(f"{name} is {value}", "a layer has at least one feature", "Check it.")
+        if world is not None and not isinstance(world, World):
+            refuse(f"world is {type(world).__name__}", "it should be a ringattn.World, a group of ranks",
+                   "Make one, or leave it out.")  # fmt: skip
+        column_unit = as_int(column_unit, "column_unit")
         if weights == "int4" and in_features % GROUP:
             refuse(f"a layer of {in_features} features can't have INT4 weights", f"they have a scale for each {GROUP}",
                    'Use weights="int8".')  # fmt: skip
@@ -123,8 +137,9 @@ class Linear(torch.nn.Module):
             UsageError: a parameter is on the meta device, or what is quantized has a NaN or an infinite element.
 
         Example: mlp.up = ringattn.nn.Linear.from_linear(mlp.gate_proj, up=mlp.up_proj, activation="swiglu")"""
-        if not isinstance(linear, torch.nn.Linear):
-            refuse(f"linear is {type(linear).__name__}", "it should be a torch.nn.Linear", "Pass one.")
+        for name, layer in (("linear", linear), ("up", up)):
+            if layer is not None and not isinstance(layer, torch.nn.Linear) or layer is linear is None:
+                refuse(f"{name} is {_kind(layer)}", "it should be a torch.nn.Linear", "Pass one.")
         weight, bias = linear.weight, linear.bias
         if weight.is_meta:
             refuse("the layer's weight is on the meta device", "it has no elements", "Load the model first.")

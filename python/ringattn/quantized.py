@@ -93,6 +93,34 @@ def read_layer(path, name: str = "", *, rows=None, features=None, quantization_c
         lib.layer_destroy(handle)
 
 
+def load_(model, path, *, quantization_config=None, device=None, threads: int = 0):
+    """Fills a model from the files of a quantized one, in place: those that `ringattn quantize` writes, or others of
+    compressed-tensors, GPTQ or AWQ. Layers that are quantized there become ringattn.nn.Linear ones, and all other parameters
+    and buffers are read too. Everything is checked before the first layer is replaced.
+
+    Args:
+        model: a torch.nn.Module with the files' names, such as a Hugging Face model. On the meta device, nothing is allocated
+            twice; parameters get the dtypes that the files have. Elsewhere they keep dtype and device.
+        path: the model's folder, its *.index.json, or a safetensors file.
+        quantization_config: a config.json; None: the one beside the files.
+        device: of what was on the meta device; None: the CPU.
+        threads: of a quantized layer's calls on a CPU; 0: all processors.
+
+    Returns:
+        A LoadReport: the quantized layers and their formats, the tensors that were read, what is missing in the files, and what
+        the model has no place for. print() it.
+
+    Raises:
+        FileError: a file can't be read, or has a layer of a format that is not read (bitsandbytes, torchao, fp8, act-order).
+        UsageError: a layer or tensor of the files doesn't fit the model; or the model has none of theirs.
+
+    Example: print(ringattn.quantized.load_(model, "model-int4"))"""
+    _torch()
+    from ._load_model import load_ as load  # noqa: PLC0415, needs torch
+
+    return load(model, _path(path, "path").decode(), quantization_config=quantization_config, device=device, threads=threads)
+
+
 def _torch():
     try:
         import torch
@@ -106,6 +134,8 @@ def _dtype(torch, said):
 
 
 def _path(path, name: str) -> bytes:
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        refuse(f"{name} is {type(path).__name__}", "it should be a file or a folder", "Pass its path.")
     return as_text(os.fspath(path), name)
 
 

@@ -42,7 +42,7 @@ def _linear_backward_op(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needed: list[bool], activation: str, parallel: str, output: str,
     in_features: int | None, out_features: int | None, column_unit: int, threads: int, timeout: float, world: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, weight and bias; those that are not needed are empty."""
+    """Gradients of x, and in fp32 of weight and bias; those that are not needed are empty."""
     return _linear_backward.linear_backward(
         dy, x, weight, bias, needed, activation=activation, parallel=parallel, output=output, in_features=in_features,
         out_features=out_features, column_unit=column_unit, world=world_of(world), threads=threads, timeout=timeout,
@@ -51,8 +51,9 @@ def _linear_backward_op(
 
 @fake("linear_backward")
 def _(dy, x, weight, bias, needed, *_):
-    return (x.new_empty(x.shape if needed[0] else (0,)), weight.new_empty(weight.shape if needed[1] else (0,)),
-            weight.new_empty(weight.shape[:1] if needed[2] else (0,)))  # fmt: skip
+    of_weights = (weight.new_empty(shape if wanted else (0,), dtype=torch.float32)
+                  for shape, wanted in ((weight.shape, needed[1]), (weight.shape[:1], needed[2])))  # fmt: skip
+    return x.new_empty(x.shape if needed[0] else (0,)), *of_weights
 
 
 def _save_linear(ctx, inputs, output):
@@ -60,9 +61,9 @@ def _save_linear(ctx, inputs, output):
     given_arrays = {"x": x, "weight": weight, "bias": bias}
     names = [name for name, array in given_arrays.items() if array is not None and array.requires_grad]
     if names:
-        on_gpu = _linear.activated_on_gpu(x, settings[0])
-        _gradients.check_linear(names[0], _linear.is_quantized(weight), on_gpu, None)
+        _gradients.check_linear(names[0], _linear.is_quantized(weight), None)
     ctx.settings = tuple(settings)
+    ctx.dtypes = tuple(None if array is None else _gradients.dtype_of(array) for array in given_arrays.values())
     ctx.save_for_backward(x, weight, bias)
     ctx.world = None if settings[-1] is None else worlds.of_key(settings[-1])  # keeps it
 
@@ -72,7 +73,7 @@ def _linear_gradients(ctx, dy):
     needed = [bool(ctx.needs_input_grad[place]) for place in range(3)]
     made = torch.ops.ringattn.linear_backward(dy, x, weight, bias, needed, *ctx.settings)
     of_inputs = [None] * len(ctx.needs_input_grad)
-    of_inputs[:3] = (gradient if wanted else None for gradient, wanted in zip(made, needed))
+    of_inputs[:3] = (gradient.to(dtype) if wanted else None for gradient, wanted, dtype in zip(made, needed, ctx.dtypes))
     return tuple(of_inputs)
 
 

@@ -138,6 +138,49 @@ ringattn_status ringattn_linear_backward_enqueue(ringattn_linear_backward* backw
 ringattn_status ringattn_linear_backward_wait(ringattn_linear_backward* backward);
 void ringattn_linear_backward_destroy(ringattn_linear_backward* backward);
 
+/* Sums of gradients over ranks that have different tokens, with the same bits for any number of ranks. A step's tokens
+ * are dealt in 8 contiguous leaves, whatever the number of ranks. Rank r of P has leaves 8r/P to 8(r+1)/P, rounded
+ * down; with more than 8 ranks some have none. Leaves are added in fp32 by a fixed binary tree. */
+typedef struct ringattn_gradient_reduction ringattn_gradient_reduction;
+
+/* Collective. elements: of the gradients, the same on every rank. Uses only the options kernel, threads and
+ * timeout_seconds; others are refused. */
+ringattn_status ringattn_gradient_reduction_create(ringattn_world* world, int64_t elements,
+                                                   const ringattn_options* options,
+                                                   ringattn_gradient_reduction** reduction);
+
+typedef struct ringattn_gradient_reduction_facts {
+  uint64_t size;
+  int64_t leaves_begin; /* this rank's leaves: [leaves_begin, leaves_end) */
+  int64_t leaves_end;
+  uint64_t memory_bytes; /* allocated by the object */
+  const char* kernel;
+} ringattn_gradient_reduction_facts;
+ringattn_status ringattn_gradient_reduction_get_facts(const ringattn_gradient_reduction* reduction,
+                                                      ringattn_gradient_reduction_facts* facts);
+
+/* Forgets the leaves that were added since the last sum. Not collective. */
+ringattn_status ringattn_gradient_reduction_reset(ringattn_gradient_reduction* reduction);
+
+/* Adds the gradient of this rank's next leaf, dense fp32 [elements]. NULL: the leaf has no tokens, and is left out. Not
+ * collective. */
+ringattn_status ringattn_gradient_reduction_add(ringattn_gradient_reduction* reduction, const DLTensor* gradient,
+                                                void* stream);
+
+typedef struct ringattn_gradient_reduction_tensors {
+  uint64_t size;
+  const DLTensor* sum; /* dense fp32 [elements], written on every rank */
+  void* stream;
+} ringattn_gradient_reduction_tensors;
+
+/* Collective, after each rank has added its leaves. The next ringattn_gradient_reduction_add() begins the next sum. */
+ringattn_status ringattn_gradient_reduction_run(ringattn_gradient_reduction* reduction,
+                                                const ringattn_gradient_reduction_tensors* tensors);
+ringattn_status ringattn_gradient_reduction_enqueue(ringattn_gradient_reduction* reduction,
+                                                    const ringattn_gradient_reduction_tensors* tensors);
+ringattn_status ringattn_gradient_reduction_wait(ringattn_gradient_reduction* reduction);
+void ringattn_gradient_reduction_destroy(ringattn_gradient_reduction* reduction);
+
 #ifdef __cplusplus
 }
 #endif

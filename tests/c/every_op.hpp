@@ -103,6 +103,11 @@ struct Ops {
                                                              return ringattn_linear_backward_create(
                                                                  world.get(), &linear, options, object);
                                                            })},
+        {"gradient reduction", made<ringattn_gradient_reduction>(ringattn_gradient_reduction_destroy,
+                                                                 [this](auto* options, auto** object) {
+                                                                   return ringattn_gradient_reduction_create(
+                                                                       world.get(), 8, options, object);
+                                                                 })},
         {"rope", made<ringattn_rope>(ringattn_rope_destroy,
                                      [this](auto* options, auto** object) {
                                        return ringattn_rope_create(world.get(), &rope, options, object);

@@ -66,6 +66,7 @@ struct Objects {
     EXPECT_OK(ringattn_linear_create(ops.world.get(), &ops.linear, nullptr, &linear));
     EXPECT_OK(ringattn_rope_create(ops.world.get(), &ops.rope, nullptr, &rope));
     EXPECT_OK(ringattn_linear_backward_create(ops.world.get(), &ops.linear, nullptr, &linear_backward));
+    EXPECT_OK(ringattn_gradient_reduction_create(ops.world.get(), 8, nullptr, &gradient_reduction));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
     EXPECT_OK(ringattn_ssd_backward_create(ops.world.get(), &ops.scan, &ops.runs, RINGATTN_GRADIENTS_AS_INPUTS, nullptr,
                                            &scan_backward));
@@ -89,6 +90,7 @@ struct Objects {
     ringattn_linear_destroy(linear);
     ringattn_rope_destroy(rope);
     ringattn_linear_backward_destroy(linear_backward);
+    ringattn_gradient_reduction_destroy(gradient_reduction);
     ringattn_ssm_destroy(scan);
     ringattn_ssd_backward_destroy(scan_backward);
     ringattn_causal_conv1d_destroy(convolution);
@@ -112,6 +114,7 @@ struct Objects {
   ringattn_linear* linear = nullptr;
   ringattn_rope* rope = nullptr;
   ringattn_linear_backward* linear_backward = nullptr;
+  ringattn_gradient_reduction* gradient_reduction = nullptr;
   ringattn_ssm* scan = nullptr;
   ringattn_ssd_backward* scan_backward = nullptr;
   ringattn_causal_conv1d* convolution = nullptr;
@@ -239,6 +242,9 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
       as_ever<ringattn_linear_facts>(
           "ringattn_linear_facts",
           [&](auto* facts) { return ringattn_linear_backward_get_facts(of.linear_backward, facts); }),
+      as_ever<ringattn_gradient_reduction_facts>(
+          "ringattn_gradient_reduction_facts",
+          [&](auto* facts) { return ringattn_gradient_reduction_get_facts(of.gradient_reduction, facts); }),
       as_ever<ringattn_rope_facts>("ringattn_rope_facts",
                                    [&](auto* facts) { return ringattn_rope_get_facts(of.rope, facts); }),
       as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
@@ -293,6 +299,9 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
       as_ever<ringattn_linear_backward_tensors>(
           "ringattn_linear_backward_tensors",
           [&](auto* given) { return ringattn_linear_backward_run(of.linear_backward, given); }),
+      as_ever<ringattn_gradient_reduction_tensors>(
+          "ringattn_gradient_reduction_tensors",
+          [&](auto* given) { return ringattn_gradient_reduction_run(of.gradient_reduction, given); }),
       as_ever<ringattn_rope_tensors>("ringattn_rope_tensors",
                                      [&](auto* given) { return ringattn_rope_run(of.rope, given); }),
       grown<ringattn_ssm_tensors>("ringattn_ssm_tensors", offsetof(ringattn_ssm_tensors, slots),

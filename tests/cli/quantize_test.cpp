@@ -118,6 +118,18 @@ TEST(Quantize, WritesAModelThatTheProgramReads) {
       EXPECT_EQ(tool({"verify", "--input", layer, "--parallel", parallel, "--against", "oracle"}).code, 0);
     }
     EXPECT_EQ(digests.size(), 3U) << "one for each kind, whatever the ranks";
+
+    // The layer where quantize has written it, and x in a file of its own.
+    LayerFile rows;
+    set_bf16(rows, "x", {7, 256}, 8);
+    rows.write(folder.file("x.safetensors"));
+    for (const std::string& model : {out, out + "/model.safetensors"}) {
+      const Words job{"--input", folder.file("x.safetensors"), "--model", model, "--tensors", "weight=" + kDown};
+      const Finished run = tool(Words{"run", "--ranks", "2", "--parallel", "row"} + job);
+      EXPECT_EQ(run.code, 0) << run.err;
+      EXPECT_TRUE(digests.contains("row" + digest_of(run.out))) << run.out;
+      EXPECT_TRUE(has(tool(Words{"verify", "--against", "oracle"} + job).out, "PASS"));
+    }
   }
 }
 
@@ -146,6 +158,26 @@ TEST(Quantize, TheConfigIgnoresWhatIsLeft) {
   model.tensors.erase("lm_head.weight");
   model.write(input);
   EXPECT_EQ(ignored({"--ignore", "mlp.down_proj"}), left) << "the head of a tied model";
+}
+
+TEST(QuantizedLayers, OfAModelAreRefusedByName) {
+  const TemporaryFolder folder;
+  LayerFile rows;
+  set_bf16(rows, "x", {7, 256}, 8);
+  rows.write(folder.file("x.safetensors"));
+  small_model().write(folder.file("model.safetensors"));
+  const auto said = [&](const Words& more) {
+    const Finished run = tool(Words{"run", "--input", folder.file("x.safetensors")} + more);
+    EXPECT_NE(run.code, 0) << run.out;
+    return run.err;
+  };
+  const std::string none = said({"--tensors", "weight=model.layers.7.o_proj"});
+  EXPECT_TRUE(has(none, "model.layers.7.o_proj") && has(none, "--model")) << none;
+  const std::string other = said({"--model", folder.path(), "--tensors", "weight=model.layers.0.mlp.down_prj"});
+  EXPECT_TRUE(has(other, "model.layers.0.mlp.down_prj")) << other;
+  const Finished synthetic = tool({"run", "--op", "linear", "--synthetic", "7", "--model", folder.path()});
+  EXPECT_EQ(synthetic.code, 2);
+  EXPECT_TRUE(has(synthetic.err, "--model needs --input (x is read from it)")) << synthetic.err;
 }
 
 TEST(Quantize, ReplacesAnEmptyQuantizationConfig) {

@@ -108,9 +108,11 @@ TEST(RowOps, LinearReadsFiles) {
   const Finished run = done({"run", "--input", file, "--activation", "geglu", "--output", output});
   EXPECT_TRUE(has(run.out, "# job: linear, fp32, 8 to 3 features, geglu, bias, 5 tokens")) << run.out;
   EXPECT_EQ(SafetensorsFile(output).tensor("y").info->shape, (std::vector<std::int64_t>{5, 3}));
-  EXPECT_TRUE(
-      has(done({"verify", "--input", file, "--against", "oracle", "--parallel", "row", "--ranks", "4"}).out, "PASS"));
+  const Finished oracle = done({"verify", "--input", file, "--against", "oracle", "--parallel", "row", "--ranks", "4"});
+  EXPECT_TRUE(has(oracle.out, "PASS") && has(oracle.out, ", feature ") && !has(oracle.out, "head")) << oracle.out;
   EXPECT_TRUE(has(done({"verify", "--input", file, "--activation", "geglu", "--against", output}).out, "PASS"));
+  const Finished differs = tool({"verify", "--input", file, "--activation", "geglu_tanh", "--against", output});
+  EXPECT_TRUE(has(differs.out, "first difference: y at sequence 0, token 0, feature ")) << differs.out;
   write_floats(file, {{"x", FileDtype::kF32, {5, 8}}, {"weight", FileDtype::kF32, {7, 8}}});
   const Finished refused = tool({"run", "--input", file, "--activation", "swiglu"});
   EXPECT_EQ(refused.code, 3) << refused.out;

@@ -75,6 +75,8 @@ class Page(unittest.TestCase):
         self.assertRegex(said, r"model\.layers\.1\.mlp\.down_proj +int4 .*%")
         self.assertRegex(said, r'model\.layers\.0\.mlp\.up_proj +kept .* ignore has "re:\.\*layers\.0\.mlp"')
         self.assertRegex(said, r"20 tokens, [\d,]+ bytes of layers are [\d,]+\n$")
+        said = "trained weights have the same bits on 1, 2, 3 and 8 ranks\n"
+        self.assertEqual(run_example("linear.md", 2)[1], said)
 
     def test_ssm(self):
         self.assertEqual(run_example("ssm.md")[1], "the decoded token agrees with the prefill\n")

@@ -205,6 +205,27 @@ class Calls(Refusals):
             del given
             self.assertEqual(len(ringattn._linear._packed), kept - 1)
 
+    def test_a_bias_of_another_dtype_does_not_have_the_weight_packed_again(self):
+        loads, load, lib = [], ringattn._linear.lib.linear_load, ringattn._linear.lib
+        given, _ = weights_of("int4", 16)
+        x = normal(3, 256)
+
+        def counted(*arguments):
+            loads.append(arguments)
+            return load(*arguments)
+
+        with mock.patch("ringattn._linear.packs", lambda _: True), mock.patch.object(lib, "linear_load", counted):
+            with torch.autocast("cpu", torch.bfloat16):
+                first = ringattn.linear(x, **given)
+                assert_same_bits(ringattn.linear(x, **given), first)
+                self.assertEqual(len(loads), 1)
+                given["bias"].add_(1.0)
+                self.assertFalse(torch.equal(ringattn.linear(x, **given), first))
+                self.assertEqual(len(loads), 2)
+        kept = len(ringattn._linear._casts)
+        del given
+        self.assertEqual(len(ringattn._linear._casts), kept - 1)
+
     def test_a_weight_is_packed_once_for_any_number_of_tokens(self):
         given, _ = weights_of("int4", 16)
         x = normal(300, 256)
@@ -410,13 +431,89 @@ class Gradients(Refusals):
         self.refuses("x requires a gradient (a linear layer with quantized weights has none)", lambda: layer(x),
                      ringattn.UnsupportedError)  # fmt: skip
         self.assertEqual(layer(x.detach()).shape, (3, 16))
-        weight = normal(16, 128).requires_grad_()
-        with mock.patch("ringattn._linear.device_of", lambda _: (2, 0)):  # before anything is computed
-            self.refuses("weight requires a gradient (gradients of activations are computed on CPUs only)",
-                         lambda: ringattn.linear(x.detach(), weight, activation="silu"), ringattn.UnsupportedError)  # fmt: skip
         scales = layer.scales.clone().requires_grad_()
         self.refuses("scales requires a gradient", lambda: ringattn.linear(x.detach(), layer.weight, layer.bias, scales=scales),
                      ringattn.UnsupportedError)  # fmt: skip
+
+
+class DataParallel(Refusals):
+    """Gradients over ranks that have different tokens."""
+
+    def parameters(self, dtype=torch.float32):
+        return [normal(16, 24, seed=2, dtype=dtype).requires_grad_(), normal(16, seed=3, dtype=dtype).requires_grad_()]
+
+    def leaf_gradients(self, parameters, tokens, ranks, rank):
+        x, dy = (normal(tokens, dim, seed=dim, dtype=parameters[0].dtype) for dim in (24, 16))
+        for leaf in ringattn.gradient_leaves(ranks, rank):
+            begin, end = ringattn.linear_tokens(tokens, 8, leaf)
+            if begin == end:
+                yield None
+                continue
+            y = ringattn.linear(x[begin:end], *parameters, activation="gelu")
+            yield torch.autograd.grad(y, parameters, dy[begin:end])
+
+    def reduced(self, world, tokens=21, dtype=torch.float32, wide=False):
+        parameters = self.parameters(dtype)
+        for parameter in parameters if wide else ():
+            parameter.grad_dtype = torch.float32
+        gradients = self.leaf_gradients(parameters, tokens, world.size, world.rank)
+        return ringattn.reduce_gradients(parameters, gradients, world=world)
+
+    def test_any_number_of_ranks_has_the_bits_of_one(self):
+        for tokens, dtype in ((21, torch.float32), (5, torch.float32), (21, torch.bfloat16)):
+            whole = self.reduced(ringattn.self_world(), tokens, dtype)
+            for ranks in (2, 3, 9):
+                for found in ringattn.run_ranks(ranks, lambda world, of=(tokens, dtype): self.reduced(world, *of)):
+                    for part, expected in zip(found, whole, strict=True):
+                        self.assertEqual(part.dtype, dtype)
+                        assert_same_bits(part, expected)
+        one = self.parameters()
+        x, dy = (normal(21, dim, seed=dim) for dim in (24, 16))
+        expected = torch.autograd.grad(F.gelu(F.linear(x, *one)), one, dy)
+        for found, wanted in zip(self.reduced(ringattn.self_world()), expected, strict=True):
+            self.assertLess(relative(found, wanted), 1e-5)
+
+    def test_gradients_of_half_precision_stay_in_fp32_up_to_one_rounding(self):
+        if not hasattr(torch.Tensor, "grad_dtype"):
+            self.skipTest("needs PyTorch 2.10")
+        wide = self.reduced(ringattn.self_world(), 21, torch.bfloat16, wide=True)
+        narrow = self.reduced(ringattn.self_world(), 21, torch.bfloat16)
+        leaves = [None if leaf is None else [gradient.double() for gradient in leaf]
+                  for leaf in self.leaf_gradients([p.detach().float().requires_grad_() for p in self.parameters(torch.bfloat16)],
+                                                  21, 1, 0)]  # fmt: skip
+        self.assertEqual(len(leaves), 8)
+        for found, rounded in zip(wide, narrow, strict=True):
+            self.assertEqual(found.dtype, torch.float32)
+            self.assertNotEqual(float((found - rounded.float()).abs().max()), 0.0)
+        parameters = self.parameters(torch.bfloat16)
+        parameters[0].grad_dtype = torch.float32
+        ringattn.linear(normal(4, 24, dtype=torch.bfloat16), *parameters).sum().backward()
+        self.assertEqual([parameter.grad.dtype for parameter in parameters], [torch.float32, torch.bfloat16])
+
+    def test_arrays_of_numpy_are_added_too(self):
+        parameters = [normal(3, 4).numpy(), normal(5).numpy()]
+        leaves = [[p * (leaf + 1) for p in parameters] if leaf != 3 else None for leaf in range(8)]
+        for found, parameter in zip(ringattn.reduce_gradients(parameters, leaves), parameters, strict=True):
+            part = [p * (leaf + 1) for leaf, p in enumerate([parameter] * 8)]
+            expected = ((part[0] + part[1]) + part[2]) + ((part[4] + part[5]) + (part[6] + part[7]))
+            assert_same_bits(torch.from_numpy(found), torch.from_numpy(expected))
+
+    def test_what_does_not_fit_is_refused(self):
+        parameters, leaf = [normal(3), normal(4)], [normal(3), normal(4)]
+        reduce = ringattn.reduce_gradients
+        for words, call in (
+            ("gradients of 2 of 8 leaves were added (rank 0 of 1 has leaves 0 to 7)", lambda: reduce(parameters, [leaf] * 2)),
+            ("the gradient of one leaf too many is added", lambda: reduce(parameters, [leaf] * 9)),
+            ("leaf 0 has 1 gradients (there are 2 parameters)", lambda: reduce(parameters, [leaf[:1]] * 8)),
+            ("gradient 1 of leaf 0 is Tensor [3] (parameter 1 is Tensor [4])", lambda: reduce(parameters, [leaf[:1] * 2] * 8)),
+            ("gradient 0 of leaf 0 is int64", lambda: reduce(parameters, [[leaf[0].long(), None]] * 8)),
+            ("there are no parameters", lambda: reduce([], [])),
+            ("parameter 0 is int", lambda: reduce([3], [])),
+            ("rank 2 of 2 has no leaves", lambda: ringattn.gradient_leaves(2, 2)),
+        ):
+            self.refuses(words, call)
+        found = reduce(parameters, [leaf] * 8)  # nothing of the calls that failed is left
+        assert_same_bits(found[0], leaf[0] * 8)
 
 
 class Modules(Refusals):
@@ -550,6 +647,33 @@ class Models(Refusals):
                      lambda: quantize_(Mlp(), "int8", filter_fn=lambda module, name: False))  # fmt: skip
         self.refuses("ignore is 'up'", lambda: quantize_(Mlp(), "int8", ignore="up"))
         self.refuses("weights is 'nf4'", lambda: quantize_(Mlp(), "nf4"))
+        self.refuses('ignore names "dwon" (no torch.nn.Linear of the model is called so). Did you mean "down"?',
+                     lambda: quantize_(Mlp(), "int8", ignore=["dwon"]))  # fmt: skip
+        self.refuses("ignore has 3", lambda: quantize_(Mlp(), "int8", ignore=[3]))
+        self.refuses("ignore is int", lambda: quantize_(Mlp(), "int8", ignore=3))
+        self.refuses('ignore has "re:("', lambda: quantize_(Mlp(), "int8", ignore=["re:("]))
+        self.refuses("model is int", lambda: quantize_(3, "int8"))
+        self.refuses("filter_fn is str", lambda: quantize_(Mlp(), "int8", filter_fn="up"))
+        quantized = Mlp()
+        quantize_(quantized, "int8")
+        self.refuses("it is quantized already: up has int8 weights", lambda: quantize_(quantized, "int4"))
+        Conv1D = type("Conv1D", (torch.nn.Module,), {})
+        self.refuses("0 is a Conv1D of transformers", lambda: quantize_(torch.nn.Sequential(Conv1D()), "int8"))
+
+    def test_arguments_of_other_types_are_refused(self):
+        Linear = ringattn.nn.Linear
+        for words, call in (
+            ("in_features is a (it should be a whole number)", lambda: Linear("a", 8)),
+            ("out_features is 0", lambda: Linear(8, 0)),
+            ("world is int", lambda: Linear(8, 8, world=3)),
+            ("column_unit is 1.5", lambda: Linear(8, 8, column_unit=1.5)),
+            ("linear is NoneType", lambda: Linear.from_linear(None)),
+            ("linear is a ringattn.nn.Linear", lambda: Linear.from_linear(Linear(8, 8))),
+            ("up is Embedding", lambda: Linear.from_linear(torch.nn.Linear(8, 8), up=torch.nn.Embedding(8, 8))),
+            ("x is NoneType", lambda: Linear(8, 8)(None)),
+            ("model is int", lambda: ringattn.nn.parallelize_(3, None)),
+        ):
+            self.refuses(words, call)
 
 
 class Llama(unittest.TestCase):

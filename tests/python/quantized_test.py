@@ -145,6 +145,75 @@ class Reading(Files):
             self.assertIn(text, str(caught.exception))
 
 
+class Loading(Files):
+    """Models of one quantized layer, from files of every format."""
+
+    class Model(torch.nn.Module):
+        def __init__(self, features=K, bias=True):
+            super().__init__()
+            self.proj = torch.nn.Linear(features, N, bias=bias, dtype=torch.float16)
+            self.norm = torch.nn.LayerNorm(N, dtype=torch.float16)
+
+    def write(self, **tensors):
+        path = self.folder / "model.safetensors"
+        safetensors.torch.save_file(tensors, path)
+        return self.folder
+
+    def awq(self):
+        values, zeros, scales = int4_layer()
+        return {"proj.qweight": packed(values.T, 1, AWQ_ORDER), "proj.qzeros": packed(zeros.T, 1, AWQ_ORDER),
+                "proj.scales": scales.T.contiguous(), "proj.bias": torch.ones(N).half()}  # fmt: skip
+
+    def test_layers_of_gptq_and_awq_become_modules(self):
+        values, zeros, scales = int4_layer()
+        gptq = {"proj.qweight": packed(values.T, 0), "proj.qzeros": packed(zeros.T - 1, 1),
+                "proj.scales": scales.T.contiguous(), "proj.bias": torch.ones(N).half()}  # fmt: skip
+        x = torch.randn(3, K).half()
+        for format, tensors in (("awq", self.awq()), ("gptq", gptq)):
+            self.config(quant_method=format, bits=4, group_size=128)
+            folder = self.write(**tensors, **{"norm.weight": torch.full((N,), 2.0).half(), "extra": torch.ones(2)})
+            model = self.Model()
+            report = ringattn.quantized.load_(model, folder)
+            self.assertEqual((report.layers, report.missing, report.unexpected), ({"proj": format}, ["norm.bias"], ["extra"]))
+            self.assertEqual(report.tensors, ["norm.weight"])
+            self.assertIn("missing in the files: norm.bias\nnot in the model: extra", str(report))
+            self.assertTrue(torch.equal(model.norm.weight, torch.full((N,), 2.0).half()))
+            layer = read_layer(folder, "proj")
+            with torch.no_grad():
+                expected = ringattn.linear(x, layer.weight, layer.bias, scales=layer.scales, zeros=layer.zeros)
+                self.assertTrue(torch.equal(model.proj(x), expected), format)
+
+    def test_what_does_not_fit_is_refused_and_nothing_changes(self):
+        load_, awq = ringattn.quantized.load_, self.awq()
+        hooked = self.Model()
+        hooked.proj.register_forward_hook(lambda *_: None)
+        embedding = self.Model()
+        embedding.proj = torch.nn.Embedding(N, K)
+        other = {"proj.weight": torch.ones(N, K, dtype=torch.uint8), "proj.weight.absmax": torch.ones(4)}
+        for words, model, tensors, kind in (
+            (f"proj is [{N}, {K}] in the files (the model's is [{N}, 512])", self.Model(512), awq, ringattn.UsageError),
+            ("proj has hooks", hooked, awq, ringattn.UsageError),
+            ("proj is quantized in the files (the model has a Embedding there", embedding, awq, ringattn.UsageError),
+            ("(the model has nothing of that name", torch.nn.Sequential(torch.nn.Linear(8, 8)), awq, ringattn.UsageError),
+            ("proj has no bias in the files", self.Model(), {k: v for k, v in awq.items() if k != "proj.bias"},
+             ringattn.UsageError),
+            ("norm.weight is F16 [2] in the files", self.Model(), awq | {"norm.weight": torch.ones(2).half()},
+             ringattn.UsageError),
+            ("has none of the model's tensors", self.Model(), {"other": torch.ones(1)}, ringattn.UsageError),
+            ("proj", self.Model(), other, ringattn.FileError),
+        ):  # fmt: skip
+            before = None if not hasattr(model, "proj") else model.proj
+            with self.subTest(words), self.assertRaises(kind) as caught:
+                load_(model, self.write(**tensors))
+            self.assertIn(words, str(caught.exception))
+            self.assertTrue(before is None or model.proj is before)
+        for words, call in (("model is str", lambda: load_("model", self.folder)),
+                            ("path is int", lambda: load_(self.Model(), 3))):  # fmt: skip
+            with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
+                call()
+            self.assertIn(words, str(caught.exception))
+
+
 class Quantizing(Files):
     """What the program writes, beside the reference library."""
 
@@ -177,6 +246,35 @@ class Quantizing(Files):
                 errors.append((layer.dequantize(torch.float32) - weight).norm() / weight.norm())
             self.assertLess(errors[0], bound)
             self.assertLessEqual(errors[1], errors[0])
+
+    def test_a_model_is_loaded_from_the_files(self):
+        try:
+            from transformers import LlamaConfig, LlamaForCausalLM
+        except ImportError:
+            self.skipTest("needs transformers")
+        sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+        for format, tied in (("int8", False), ("int4", True)):
+            config = LlamaConfig(num_hidden_layers=2, vocab_size=96, eos_token_id=None, tie_word_embeddings=tied, **sizes)
+            torch.manual_seed(0)
+            model = LlamaForCausalLM(config).eval()
+            source, out = self.folder / f"of-{format}", self.folder / format
+            model.save_pretrained(source, max_shard_size="200KB")
+            self.assertTrue((source / "model.safetensors.index.json").exists())
+            command = [PROGRAM, "quantize", "--format", format, "--input", source, "--output", out]
+            subprocess.run(command, check=True, capture_output=True)
+            ringattn.nn.quantize_(model, format)
+            with torch.device("meta"):
+                empty = LlamaForCausalLM(config).eval()
+            prompt = torch.arange(12)[None]
+            asked = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": 8, "do_sample": False}
+            for other in (empty, LlamaForCausalLM(config).eval()):
+                report = ringattn.quantized.load_(other, out)
+                self.assertEqual((len(report.layers), report.missing, report.unexpected), (14, [], []))
+                self.assertIn("14 layers of ", str(report))
+                for (name, expected), found in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+                    self.assertTrue(found.dtype == expected.dtype and torch.equal(found, expected), name)
+                with torch.no_grad():
+                    self.assertTrue(torch.equal(other.generate(prompt, **asked), model.generate(prompt, **asked)))
 
     @unittest.skipIf(PackedQuantizationCompressor is None, "needs compressed-tensors")
     def test_the_reference_library_decompresses_the_same_values(self):

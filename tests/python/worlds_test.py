@@ -110,9 +110,27 @@ def of_group(rank):
     expected = torch.autograd.grad(ringattn.attention(*alone)[0].square().sum(), alone)
     for got, wanted in zip(gradients, expected):
         assert_same_bits(got[0], ringattn.shard(wanted, layout, rank))
+    check_reduced_gradients(world)
     distributed.barrier()
     distributed.destroy_process_group()
     return rows
+
+
+def check_reduced_gradients(world):
+    """A linear layer's gradients over all tokens, of which each rank has some, are those of one rank."""
+    import torch
+
+    weight, x = (torch.from_numpy(rows[:, 0].copy()) for rows in arrays()[:2])
+    weight = weight[:8].requires_grad_()
+
+    def leaf_gradients(ranks, rank):
+        for leaf in ringattn.gradient_leaves(ranks, rank):
+            begin, end = ringattn.linear_tokens(len(x), 8, leaf)
+            yield torch.autograd.grad(ringattn.linear(x[begin:end], weight).square().sum(), [weight])
+
+    (found,) = ringattn.reduce_gradients([weight], leaf_gradients(world.size, world.rank), world=world)
+    (expected,) = ringattn.reduce_gradients([weight], leaf_gradients(1, 0))
+    assert_same_bits(found, expected)
 
 
 def by_torchrun(rank, folder, port):

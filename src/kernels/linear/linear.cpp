@@ -104,9 +104,14 @@ void check_linear_task(const LinearSpec& spec, const LinearGradientTask& task) {
   check_view(spec, "dz", task.dz, task.dy.tokens, spec.sum_columns());
 }
 
+void LinearKernel::add_nodes(const LinearSumTask&, Stream, const Progress&) {
+  fail(ErrorCode::kUnsupported, "the sum of gradients", "the kernel has quantized weights, which have none",
+       "Use a kernel of floating-point weights.");
+}
+
 void LinearKernel::activation_gradient(const LinearGradientTask&, Stream, const Progress&) {
-  fail(ErrorCode::kUnsupported, "the gradient of an activation", "the kernel of this device has none",
-       "Compute the activation outside of the layer, or the layer on the host.");
+  fail(ErrorCode::kUnsupported, "the gradient of an activation", "the kernel has quantized weights, which have none",
+       "Use a kernel of floating-point weights.");
 }
 
 std::string_view activation_name(LinearActivation activation, bool gated) {

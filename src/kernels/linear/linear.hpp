@@ -162,6 +162,15 @@ struct LinearFinishTask {
   MutableTensorView y;                      // [rows, 1, N]
 };
 
+// Adds fp32 sums of nodes by the tree, without bias and rounding: sums of leaves of tokens, in gradients of weights.
+struct LinearSumTask {
+  // [count] each. Null: the sum of its children, or a leaf without tokens, which is left out. With no node under the
+  // root the result is −0.
+  const float* nodes[kLinearNodes] = {};
+  std::int64_t count = 0;
+  float* sum = nullptr;  // [count], written: node 1. May be one of the nodes.
+};
+
 // The first step of the gradients of a floating-point layer: those of z, from dy and from z as a layer without
 // activation and gate has it (rounded to the dtype). In fp32 with r as above, then rounded once:
 // - plain: dz = dy · a'(z). Gated, with z of the gate matrix: dz = (dy · u) · a'(z), and du = dy · a(z).
@@ -203,8 +212,8 @@ class LinearKernel {
   virtual void add_leaves(const LinearPartialTask& task, Stream stream, const Progress& progress) = 0;
   virtual void finish(const LinearFinishTask& task, Stream stream, const Progress& progress) = 0;
 
-  // Needs no reserve(). Throws kUnsupported unless the kernel has it.
-  virtual bool has_activation_gradient() const { return false; }
+  // Throw kUnsupported unless the kernel has floating-point weights. add_nodes() has the same bits for every spec.
+  virtual void add_nodes(const LinearSumTask& task, Stream stream, const Progress& progress);
   virtual void activation_gradient(const LinearGradientTask& task, Stream stream, const Progress& progress);
 };
 

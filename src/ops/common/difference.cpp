@@ -60,17 +60,25 @@ std::string values_text(const Difference& difference) {
   return ulps < 0 ? text : text + fmt::format(", {} ulp apart", ulps);
 }
 
-// "out at sequence 0, token 17, head 3". `cu`: token at which each sequence begins, then the total.
-std::string coordinates_text(std::string_view tensor, const Difference& difference, std::span<const std::int64_t> cu) {
+// "out at sequence 0, token 17". `cu`: token at which each sequence begins, then the total.
+std::string token_text(std::string_view tensor, const Difference& difference, std::span<const std::int64_t> cu) {
   const auto after = std::upper_bound(cu.begin(), cu.end() - 1, difference.token);
-  return fmt::format("{} at sequence {}, token {}, head {}", tensor, after - cu.begin() - 1,
-                     difference.token - *(after - 1), difference.head);
+  return fmt::format("{} at sequence {}, token {}", tensor, after - cu.begin() - 1, difference.token - *(after - 1));
+}
+
+// The same with ", head 3".
+std::string coordinates_text(std::string_view tensor, const Difference& difference, std::span<const std::int64_t> cu) {
+  return token_text(tensor, difference, cu) + fmt::format(", head {}", difference.head);
 }
 
 }  // namespace
 
 std::string describe(const Difference& difference, std::span<const std::int64_t> cu, std::string_view tensor) {
   return coordinates_text(tensor, difference, cu) + fmt::format(", dim {}", difference.dim) + values_text(difference);
+}
+
+std::string describe_feature(const Difference& difference, std::span<const std::int64_t> cu, std::string_view tensor) {
+  return token_text(tensor, difference, cu) + fmt::format(", feature {}", difference.dim) + values_text(difference);
 }
 
 std::string describe(const Difference& difference, const Job& job) {

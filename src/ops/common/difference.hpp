@@ -34,6 +34,8 @@ std::int64_t ulp_distance(std::uint32_t left, std::uint32_t right, Dtype dtype);
 std::string describe(const Difference& difference, const Job& job);
 // The same of another tensor. `cu`: packed token at which each sequence begins, then the number of tokens.
 std::string describe(const Difference& difference, std::span<const std::int64_t> cu, std::string_view tensor = "out");
+// "y at sequence 0, token 17, feature 5: …", of a tensor without an axis of heads.
+std::string describe_feature(const Difference& difference, std::span<const std::int64_t> cu, std::string_view tensor);
 // The same for an SSM layer, whose tensors are y and final_states, [sequences, heads, head_dim · state_dim]. For only a
 // convolution it is final_conv_state, [sequences, channels, width − 1].
 std::string describe(const Difference& difference, const SsmJob& job);

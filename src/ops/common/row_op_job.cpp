@@ -375,7 +375,7 @@ class RowOpJob final : public OpJob {
       if (const auto difference = earliest(collective, mine)) {
         check.passes = false;
         const std::string of = results.size() > 1 ? " of " + result.name : std::string();
-        check.lines.push_back("first difference" + of + ": " + ringattn::describe(*difference, layout_->cu()));
+        check.lines.push_back("first difference" + of + ": " + difference_text(*difference, *layout_, result.name));
       }
     }
     return check;
@@ -437,6 +437,12 @@ class RowOpJob final : public OpJob {
   RowGrid grid(const RowResult& result) const { return input().out_grid(result.heads, op_->dim()); }
   std::size_t memory() { return memory_of(*op_, layout_->tokens(world_->rank()), world_->size(), choice_, backend()); }
   std::vector<PackedRun> runs() const { return packed_runs(layout_->runs(world_->rank()), layout_->cu()); }
+  // Whether rows are features, without an axis of heads.
+  bool is_flat() const { return input().tensors().front().flat; }
+  std::string difference_text(const Difference& difference, const Layout& layout, std::string_view tensor) const {
+    return is_flat() ? describe_feature(difference, layout.cu(), tensor)
+                     : ringattn::describe(difference, layout.cu(), tensor);
+  }
   TensorView view() const {
     return dense_view(static_cast<const void*>(out_.data()), op_->out_dtype(), layout_->tokens(world_->rank()),
                       op_->heads(), op_->dim());
@@ -497,6 +503,7 @@ Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
     double error = 0.0;  // greatest, in units of what is allowed
     std::int64_t token = 0;
     std::int64_t head = 0;
+    std::int64_t feature = 0;    // of the head's dims
     std::int64_t misplaced = 0;  // NaN or infinite where fp64 has another value
   };
   const std::int64_t all = result_rows();
@@ -527,7 +534,7 @@ Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
         const double part = error == 0.0 ? 0.0 : error / allowed[d];
         if (part > mine.error || std::isnan(part)) {
           mine = {std::isnan(part) ? std::numeric_limits<double>::infinity() : part, token, row % heads,
-                  mine.misplaced};
+                  static_cast<std::int64_t>(d), mine.misplaced};
         }
       }
     }
@@ -546,14 +553,16 @@ Check RowOpJob::check_oracle(const Collective& collective, std::int64_t count) {
   const RowResult& result =
       *std::ranges::find_if(results, [&](const RowResult& each) { return worst.head < each.first_head + each.heads; });
   worst.head -= result.first_head;
-  check.lines.push_back(fmt::format("{}: greatest error {:.3g} of what is allowed, at token {}, head {}", result.name,
-                                    worst.error, worst.token, worst.head));
+  const std::string_view axis = is_flat() ? "feature" : "head";
+  const std::int64_t place = is_flat() ? worst.feature : worst.head;
+  check.lines.push_back(fmt::format("{}: greatest error {:.3g} of what is allowed, at token {}, {} {}", result.name,
+                                    worst.error, worst.token, axis, place));
   if (misplaced > 0) {
     check.lines.push_back(fmt::format("{} values are NaN or infinite where fp64 has another value", misplaced));
   }
   check.write = [=, name = result.name](JsonWriter& json) {
     json.begin_object().member("rows", rows).key(name).begin_object().member("part_of_allowed", worst.error);
-    json.member("token", worst.token).member("head", worst.head).end_object();
+    json.member("token", worst.token).member(axis, place).end_object();
     json.key("lse").null().member("misplaced", misplaced).end_object();
   };
   return check;
@@ -603,7 +612,8 @@ void RowOpJob::run_variants(Transport& world, const VariantDone& done) {
       difference = earliest(collective, first_difference(false, moved_view(first), moved_view(moved), rows));
     }
     release();
-    done({fmt::format("{}", ranks)}, difference ? ringattn::describe(*difference, even.cu()) : std::string());
+    done({fmt::format("{}", ranks)},
+         difference ? difference_text(*difference, even, op_->results().front().name) : std::string());
   }
 }
 

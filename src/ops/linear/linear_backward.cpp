@@ -166,12 +166,6 @@ void LinearBackward::Impl::allocate() {
     spec.out_features = columns().size();
     const LinearChoice choice = choose_kernel(job.spec, {backend_name, "auto"});
     activation = choice.row->make_kernel(spec, backend);
-    if (!activation->has_activation_gradient()) {
-      refuse_gradient(
-          fmt::format("gradients of a linear layer with {}", activation_name(job.spec.activation, job.spec.gated)),
-          fmt::format("{} has no gradients of activations", choice.row->name),
-          "Compute the activation outside of the layer, or the layer on the host.");
-    }
     gradients = backend.allocate(row_bytes);
   }
   if (linear_gradient_order(job, ranks, self).size() > 1) ordered = backend.allocate(row_bytes);

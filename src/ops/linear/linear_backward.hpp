@@ -51,8 +51,8 @@ std::vector<FeatureRange> linear_gradient_order(const LinearJob& job, int ranks,
 class LinearBackward {
  public:
   // Collective. `job` and `options` are those of the forward. Throws as Linear does, and kUnsupported for quantized
-  // weights, for numbers of features that 8 does not divide, for outputs that are divided by tokens, for shared columns
-  // whose cuts are no leaves of dx, and for activations on devices whose kernels have no gradients of them.
+  // weights, for numbers of features that 8 does not divide, for outputs that are divided by tokens, and for shared
+  // columns whose cuts are no leaves of dx.
   LinearBackward(LinearJob job, Transport& transport, LinearOptions options);
   // Abandons work that was not waited for. With several ranks the transport is then unusable.
   ~LinearBackward();

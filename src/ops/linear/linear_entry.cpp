@@ -10,6 +10,8 @@
 
 #include "attention/ring/reshard.hpp"
 #include "base/error.hpp"
+#include "base/quotes.hpp"
+#include "io/layer_tensors.hpp"
 #include "kernels/linear/linear_oracle.hpp"
 #include "ops/common/row_op.hpp"
 #include "ops/common/values.hpp"
@@ -36,6 +38,8 @@ constexpr double kHostSeconds = 60.0;  // host code waits for nothing
 
 constexpr std::string_view kWeights[] = {"float", "int8", "int4"};
 
+constexpr std::string_view kModelIsInput = "input";
+
 constexpr std::string_view kParallel[] = {"none", "column", "row"};
 
 void check_features(std::string_view text) { parse_size_value(text, "features", 1, kMostFeatures); }
@@ -59,11 +63,18 @@ constexpr SettingRow kOwn[] = {
      .fallback = "float",
      .help = "float, int8 (W8A8), or int4 (W4A16, groups of 128): of synthetic input",
      .check = [](std::string_view text) { parse_choice(text, kWeights); }},
+    {.name = "model",
+     .kind = SettingKind::kText,
+     .value = "FILE|DIR",
+     .fallback = kModelIsInput,
+     .help = "model that has the layer whose name `tensors` gives for weight: a folder, as quantize writes it, an "
+             "*.index.json or a safetensors file; input: the file of x has it",
+     .check = [](std::string_view text) { parse_text(text, "the name of a file or folder"); }},
     {.name = "quantization-config",
      .kind = SettingKind::kText,
      .value = "FILE",
      .fallback = "auto",
-     .help = "config.json with the quantization_config of the layer; auto: the one beside the input, if there is one",
+     .help = "config.json with the quantization_config of the layer; auto: the one beside its file, if there is one",
      .check = [](std::string_view text) { parse_text(text, "the name of a file"); }},
     {.name = "activation",
      .kind = SettingKind::kText,
@@ -186,7 +197,15 @@ class LinearOp final : public RowOp {
            {"Leave it out, or use ", setting("synthetic"), "."});
     }
     const TensorFile& opened = *input_.file();
-    layer_ = find_linear(opened.file, opened.request.names, spec_.gated, spec_.dtype,
+    const InputNames& names = opened.request.names;
+    const std::string& model = request.settings.own.find("model")->second;
+    if (model != kModelIsInput) model_ = std::make_unique<const SafetensorsFile>(weights_file(model));
+    const std::string weight = name_in(names, "weight");
+    if (!model_ && !opened.file.contains(weight) && layer_names(opened.file).empty()) {
+      fail(ErrorCode::kFile, fmt::format("{} has no layer {}", opened.request.path, in_quotes(weight)),
+           "it has x and no weights", {"Name the model that has the layer with ", setting("model", "DIR"), "."});
+    }
+    layer_ = find_linear(model_ ? *model_ : opened.file, opened.file.tensor(name_in(names, "x")), names, spec_.gated,
                          request.settings.own.find("quantization-config")->second);
     input_.add_sources(layer_.sources);
     const std::int64_t x_features = input_.tensors()[0].dim;
@@ -204,6 +223,10 @@ class LinearOp final : public RowOp {
   }
 
   void make(const OpRequest& request) {
+    if (request.settings.own.find("model")->second != kModelIsInput) {
+      fail(ErrorCode::kUsage, {setting("model"), " needs ", setting("input")}, "x is read from it",
+           {"Add it, or use ", setting("weights"), " for synthetic weights."});
+    }
     constexpr WeightFormat kFormats[] = {WeightFormat::kFloat, WeightFormat::kInt8, WeightFormat::kInt4};
     const WeightFormat format = kFormats[parse_choice(request.settings.own.find("weights")->second, kWeights)];
     spec_.in_features = input_.tensors()[0].dim;
@@ -231,6 +254,7 @@ class LinearOp final : public RowOp {
 
   LinearSpec spec_;
   RowInput input_;
+  std::unique_ptr<const SafetensorsFile> model_;  // of the layer; null: the input has it
   LinearInput layer_;
   // The whole layer in host memory, for the oracle alone: read when it is first asked for a row.
   mutable std::unique_ptr<Backend> host_;

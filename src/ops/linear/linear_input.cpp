@@ -73,7 +73,7 @@ bool holds_linear(const SafetensorsFile& file, const InputNames& names) {
   const std::int64_t features = file.tensor(x).info->shape.back();
   const std::string weight = name_in(names, "weight");
   if (file.contains(weight)) return is_linear_weight(file, weight, features);
-  if (is_named(names, "weight")) return has_layer(file, weight);
+  if (is_named(names, "weight")) return true;
   return has_quantized(file, "") || (!any_named(names) && !candidates(file, features).empty());
 }
 
@@ -83,9 +83,10 @@ std::int64_t LinearInput::out_features() const {
   return rows;
 }
 
-LinearInput find_linear(const SafetensorsFile& file, const InputNames& names, bool gated, Dtype dtype,
+LinearInput find_linear(const SafetensorsFile& file, const TensorSource& x, const InputNames& names, bool gated,
                         const std::string& config) {
-  std::vector<LayerTensors> layers{find_layer(file, chosen_layer(file, names, file.tensor(name_in(names, "x"))))};
+  const Dtype dtype = row_dtype(x);
+  std::vector<LayerTensors> layers{find_layer(file, chosen_layer(file, names, x))};
   const std::string up = name_in(names, "up");
   if (is_named(names, "up") || (gated && (file.contains(up) || has_layer(file, up)))) {
     if (!gated) {

@@ -15,8 +15,9 @@
 
 namespace ringattn {
 
-// Whether the file has x and a layer. The weight of causal_conv1d, whose file has the same names, is [channels, width],
-// or [channels, 1, width]. A square weight of at most kMaxConv1dWidth channels is taken for one of causal_conv1d.
+// Whether the file has x and a layer, or x and no tensor that `names` calls weight, which a model then has (--model).
+// The weight of causal_conv1d, whose file has the same names, is [channels, width], or [channels, 1, width]. A square
+// weight of at most kMaxConv1dWidth channels is taken for one of causal_conv1d.
 bool holds_linear(const SafetensorsFile& file, const InputNames& names);
 
 // One weight or, of a gated layer, perhaps two, the gate first, each with its bias.
@@ -32,9 +33,10 @@ struct LinearInput {
   std::int64_t out_features() const;  // rows of all
 };
 
-// The layer that `names` say; unnamed, the tensors without a prefix, or the only layer in the file. `dtype`: of x.
-// `config`: the value of --quantization-config. Throws kFile, and kUsage for an up matrix of a layer without a gate.
-LinearInput find_linear(const SafetensorsFile& file, const InputNames& names, bool gated, Dtype dtype,
+// The layer of a file that `names` say; unnamed, the tensors without a prefix, or the only layer in the file that x
+// fits. `config`: the value of --quantization-config. Throws kFile, and kUsage for an up matrix of a layer without a
+// gate.
+LinearInput find_linear(const SafetensorsFile& file, const TensorSource& x, const InputNames& names, bool gated,
                         const std::string& config);
 
 }  // namespace ringattn

@@ -8,15 +8,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
+#include <memory>
+#include <numbers>
 #include <numeric>
 #include <ostream>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/linear/linear_oracle.hpp"
 #include "tests/kernels/common/forced_target.hpp"
 #include "tests/kernels/common/kernel_row_test.hpp"
 #include "tests/support/checks.hpp"
+#include "tests/support/device_array.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/linear_runner.hpp"
 
 namespace ringattn {
@@ -267,6 +274,178 @@ TEST_P(Linear, NanAndInfinityStayInTheirRowsAndColumns) {
       }
     }
   }
+}
+
+// dy and z of LinearGradientTask.
+struct GradientData {
+  LinearSpec spec;
+  std::int64_t rows = 0;
+  std::vector<float> dy, z;  // [rows, N], [rows, sum_columns()]
+};
+
+GradientData gradient_data(const LinearSpec& spec, std::int64_t rows) {
+  GradientData data{spec, rows, {}, {}};
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  const auto rounded = [&](float value) {
+    std::byte bytes[sizeof(float)];
+    store_element(bytes, spec.dtype, value);
+    return load_element(bytes, spec.dtype);
+  };
+  for (std::int64_t i = 0; i < rows * spec.out_features; ++i) data.dy.push_back(rounded(normal(random)));
+  // Most of z is where slopes bend, and some of it where exp2 is 0 or infinite.
+  for (std::int64_t i = 0; i < rows * spec.sum_columns(); ++i) {
+    data.z.push_back(rounded(normal(random) * (i % 16 == 0 ? 60.0F : 3.0F)));
+  }
+  return data;
+}
+
+// dz, [rows, sum_columns()]. gap: elements between rows, odd to prevent vectors. cuts as in LinearArrangement.
+std::vector<std::byte> activation_gradient(const KernelRow<LinearSpec>& row, const GradientData& data,
+                                           const LinearArrangement& arrangement, bool in_place) {
+  const LinearSpec& spec = data.spec;
+  const std::unique_ptr<Backend> backend = row.make_backend({arrangement.threads, 0});
+  const std::unique_ptr<LinearKernel> kernel = row.make_kernel(spec, *backend);
+  const std::size_t element = size_of(spec.dtype);
+  const auto bytes = [&](std::int64_t count) { return static_cast<std::size_t>(count) * element; };
+  const auto rows_of = [&](const std::vector<float>& values, std::int64_t columns) {
+    std::vector<std::byte> made(bytes(data.rows * (columns + arrangement.gap)), std::byte{0xff});
+    for (std::int64_t i = 0; i < data.rows * columns; ++i) {
+      const std::int64_t at = i / columns * (columns + arrangement.gap) + i % columns;
+      store_element(made.data() + bytes(at), spec.dtype, values[static_cast<std::size_t>(i)]);
+    }
+    return made;
+  };
+  const std::int64_t n = spec.out_features, sums = spec.sum_columns(), stride = sums + arrangement.gap;
+  const std::vector<std::byte> dy_bytes = rows_of(data.dy, n), z_bytes = rows_of(data.z, sums);
+  DeviceArray dy(*backend, dy_bytes.size()), z(*backend, z_bytes.size()), separate(*backend, z_bytes.size());
+  dy.write(dy_bytes);
+  z.write(z_bytes);
+  const DeviceArray& dz = in_place ? z : separate;
+  std::vector<std::int64_t> begins{0};
+  begins.insert(begins.end(), arrangement.cuts.begin(), arrangement.cuts.end());
+  for (std::size_t i = 0; i < begins.size(); ++i) {
+    const std::int64_t begin = begins[i];
+    const std::int64_t rows = (i + 1 < begins.size() ? begins[i + 1] : data.rows) - begin;
+    kernel->activation_gradient(
+        {{dy.data() + bytes(begin * (n + arrangement.gap)), spec.dtype, rows, 1, n, n + arrangement.gap, n},
+         {z.data() + bytes(begin * stride), spec.dtype, rows, 1, sums, stride, sums},
+         {dz.data() + bytes(begin * stride), spec.dtype, rows, 1, sums, stride, sums}},
+        backend->stream(), {});
+  }
+  const std::vector<std::byte> wide = dz.read();
+  std::vector<std::byte> made;
+  for (std::int64_t i = 0; i < data.rows; ++i) {
+    const auto at = wide.begin() + static_cast<std::ptrdiff_t>(bytes(i * stride));
+    made.insert(made.end(), at, at + static_cast<std::ptrdiff_t>(bytes(sums)));
+  }
+  return made;
+}
+
+// a(z) and a'(z) in fp64.
+std::pair<double, double> activation_and_slope(LinearActivation activation, double z) {
+  const auto sigmoid = [](double t) { return 1.0 / (1.0 + std::exp(-t)); };
+  if (activation == LinearActivation::kSilu) {
+    const double r = sigmoid(z);
+    return {z * r, r * (1.0 + z * (1.0 - r))};
+  }
+  if (activation == LinearActivation::kGelu) {
+    const double phi = 0.5 * std::erfc(-z / std::numbers::sqrt2);
+    return {z * phi, phi + z * std::exp(-0.5 * z * z) / std::sqrt(2.0 * std::numbers::pi)};
+  }
+  const double root = std::sqrt(8.0 / std::numbers::pi);
+  const double r = sigmoid(root * (z + 0.044715 * z * z * z));
+  return {z * r, r + z * r * (1.0 - r) * root * (1.0 + 3.0 * 0.044715 * z * z)};
+}
+
+TEST_P(Linear, ActivationGradientsAreAccurateAndRowsCutAnywhereHaveTheSameBits) {
+  for (const Dtype dtype : kDtypes) {
+    for (const std::string_view name : activation_names()) {
+      LinearSpec spec{dtype, WeightFormat::kFloat, 16, 48};
+      parse_activation(name, spec.activation, spec.gated);
+      if (!is_able(spec) || spec.activation == LinearActivation::kNone) continue;
+      const GradientData data = gradient_data(spec, 37);
+      const std::vector<std::byte> dz = activation_gradient(row(), data, {}, false);
+      const double rounding = dtype == Dtype::kBf16 ? 0x1p-8 : dtype == Dtype::kF16 ? 0x1p-11 : 0x1p-24;
+      for (std::int64_t i = 0; i < data.rows * spec.out_features; ++i) {
+        const std::int64_t at = i / spec.out_features * spec.sum_columns() + i % spec.out_features;
+        const auto [value, slope] = activation_and_slope(spec.activation, data.z[static_cast<std::size_t>(at)]);
+        const double dy = data.dy[static_cast<std::size_t>(i)];
+        const double u = spec.gated ? data.z[static_cast<std::size_t>(at + spec.out_features)] : 1.0;
+        // Slopes are within 1e-5, most of it from 1 − r times z · dt/dz; fp16 has no smaller step than 2^-24.
+        const auto expect = [&](std::int64_t where, double expected, double size) {
+          const double found = load_element(dz.data() + static_cast<std::size_t>(where) * size_of(dtype), dtype);
+          EXPECT_NEAR(found, expected, size * 1e-5 + std::abs(expected) * rounding + 0x1p-24)
+              << describe(spec) << ", element " << where;
+        };
+        expect(at, dy * u * slope, std::abs(dy * u));
+        if (spec.gated) expect(at + spec.out_features, dy * value, std::abs(dy));
+      }
+      count_check();
+      for (const bool in_place : {false, true}) {
+        for (const std::int64_t gap : {0, 3, 8}) {
+          const LinearArrangement arrangement{.threads = 2, .cuts = {1, 2, 30}, .gap = gap};
+          EXPECT_EQ(activation_gradient(row(), data, arrangement, in_place), dz) << describe(spec) << ", gap " << gap;
+        }
+      }
+    }
+  }
+  if (!has(WeightFormat::kFloat)) count_check();  // the refusal below
+  if (has(WeightFormat::kFloat)) return;
+  const WeightFormat format = has(WeightFormat::kInt8) ? WeightFormat::kInt8 : WeightFormat::kInt4;
+  const std::unique_ptr<Backend> backend = row().make_backend({1, 0});
+  const std::unique_ptr<LinearKernel> kernel = row().make_kernel({Dtype::kBf16, format, kInt4Group, 8}, *backend);
+  EXPECT_EQ(error_of([&] { kernel->add_nodes({}, backend->stream(), {}); }).code(), ErrorCode::kUnsupported);
+  EXPECT_EQ(error_of([&] { kernel->activation_gradient({}, backend->stream(), {}); }).code(), ErrorCode::kUnsupported);
+}
+
+// Addends of which each other order gives other bits; and leaves that are left out.
+TEST_P(Linear, NodesAreAddedByTheTree) {
+  if (!has(WeightFormat::kFloat)) GTEST_SKIP() << "needs: floating-point weights";
+  const std::unique_ptr<Backend> backend = row().make_backend({2, 0});
+  const std::unique_ptr<LinearKernel> kernel = row().make_kernel({Dtype::kBf16, WeightFormat::kFloat, 16, 8}, *backend);
+  kernel->reserve(1);
+  constexpr std::int64_t kCount = 5003;
+  std::mt19937 random(3);
+  std::normal_distribution<float> normal;
+  std::vector<std::unique_ptr<DeviceArray>> leaves;
+  std::vector<std::vector<float>> values(kLinearLeaves, std::vector<float>(kCount));
+  for (std::vector<float>& leaf : values) {
+    for (float& value : leaf) value = normal(random);
+    leaves.push_back(std::make_unique<DeviceArray>(*backend, kCount * sizeof(float)));
+    const auto* const bytes = reinterpret_cast<const std::byte*>(leaf.data());
+    leaves.back()->write({bytes, bytes + kCount * sizeof(float)});
+  }
+  for (const unsigned given : {0xffU, 0xb6U, 0x01U, 0x80U, 0x00U}) {  // a bit for each leaf
+    LinearSumTask task{.count = kCount};
+    for (int leaf = 0; leaf < kLinearLeaves; ++leaf) {
+      if ((given >> leaf & 1U) != 0)
+        task.nodes[kLinearLeaves + leaf] = leaves[static_cast<std::size_t>(leaf)]->floats();
+    }
+    DeviceArray sum(*backend, kCount * sizeof(float));
+    task.sum = sum.floats();
+    kernel->add_nodes(task, backend->stream(), {});
+    std::vector<float> expected(kCount);
+    for (std::size_t i = 0; i < kCount; ++i) {
+      float level[kLinearLeaves];
+      for (int leaf = 0; leaf < kLinearLeaves; ++leaf) {
+        level[leaf] = (given >> leaf & 1U) != 0 ? values[static_cast<std::size_t>(leaf)][i] : -0.0F;
+      }
+      for (int width = kLinearLeaves / 2; width > 0; width /= 2) {
+        for (int at = 0; at < width; ++at) level[at] = level[2 * at] + level[2 * at + 1];
+      }
+      expected[i] = level[0];
+    }
+    count_check();
+    EXPECT_EQ(std::memcmp(sum.read_floats().data(), expected.data(), kCount * sizeof(float)), 0) << given;
+  }
+  // In place, as a sum is added to its sibling.
+  LinearSumTask pair{.count = kCount, .sum = leaves[2]->floats()};
+  pair.nodes[2] = pair.sum;
+  pair.nodes[3] = leaves[3]->floats();
+  kernel->add_nodes(pair, backend->stream(), {});
+  for (std::size_t i = 0; i < kCount; ++i) values[2][i] += values[3][i];
+  EXPECT_EQ(std::memcmp(leaves[2]->read_floats().data(), values[2].data(), kCount * sizeof(float)), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, Linear,

@@ -18,6 +18,7 @@
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
 #include "kernels/common/token_units.hpp"
+#include "ops/linear/gradient_reduction.hpp"
 #include "tests/support/error_of.hpp"
 
 namespace ringattn::testing {
@@ -250,6 +251,83 @@ TEST(LinearGradients, RowsStandAloneAndUnitsOfTokensAreAddedInOrder) {
   EXPECT_TRUE(joined == whole);
   const Gradients row = alone(tokens_of(layer, 3000, 1));
   EXPECT_EQ(std::memcmp(row.dx.data(), whole.dx.data() + 3000 * 16, 16 * sizeof(float)), 0);
+}
+
+// The gradients of weight and bias, over tokens that ranks have dealt in leaves.
+Floats reduced_gradients(const Layer& layer, const std::vector<FeatureRange>& leaves, Transport& world) {
+  const std::int64_t weights = layer.rows() * layer.spec.in_features, elements = weights + layer.rows();
+  GradientReduction reduction(elements, world, {{"cpu", "auto"}, 1, 60.0});
+  Floats sum(static_cast<std::size_t>(elements), -1.0F);
+  for (int again = 0; again < 2; ++again) {  // the second sum is made in the memory of the first
+    if (again == 1 && reduction.leaves().begin < reduction.leaves().end) {
+      reduction.add(nullptr);
+      reduction.reset();
+    }
+    for (int leaf = reduction.leaves().begin; leaf < reduction.leaves().end; ++leaf) {
+      const FeatureRange tokens = leaves[static_cast<std::size_t>(leaf)];
+      if (tokens.size() == 0) {
+        reduction.add(nullptr);
+        continue;
+      }
+      const Gradients own = alone(tokens_of(layer, tokens.begin, tokens.size()));
+      Floats flat = own.dweight;
+      flat.insert(flat.end(), own.dbias.begin(), own.dbias.end());
+      reduction.add(flat.data());
+    }
+    reduction.run(sum.data());
+  }
+  return sum;
+}
+
+// Any number of ranks, more than there are leaves too; tokens that don't fill the leaves; and leaves of several units.
+TEST(GradientReduction, HasTheBitsOfOneRankOnAny) {
+  for (const std::int64_t tokens : {std::int64_t{3}, std::int64_t{29}, 17 * kTokenUnit / 2}) {
+    const Layer layer = make_layer(LinearActivation::kSilu, true, LinearParallel::kNone, tokens, 8, 8);
+    std::vector<FeatureRange> leaves;
+    for (int leaf = 0; leaf < kLinearLeaves; ++leaf) leaves.push_back(linear_tokens(tokens, kLinearLeaves, leaf));
+    const Floats whole = reduced_gradients(layer, leaves, *make_self_transport());
+    const Gradients plain = alone(layer);
+    for (std::size_t i = 0; i < plain.dweight.size(); ++i) {
+      // Up to 17k products of about 1, in another order.
+      EXPECT_NEAR(whole[i], plain.dweight[i], 1e-2) << i;
+    }
+    for (const int ranks : {2, 3, 5, 8, 11}) {
+      if (tokens > kTokenUnit && ranks == 11) continue;
+      std::atomic<int> differ = 0;
+      run_threads_world(ranks, {}, [&](Transport& world) {
+        const Floats found = reduced_gradients(layer, leaves, world);
+        differ += std::memcmp(found.data(), whole.data(), whole.size() * sizeof(float)) != 0;
+      });
+      EXPECT_EQ(differ, 0) << ranks << " ranks, " << tokens << " tokens";
+    }
+  }
+}
+
+TEST(GradientReduction, RefusesWhatIsMissingOrTooMuch) {
+  std::atomic<int> refused = 0;
+  const auto expect = [&](const std::function<void()>& call, ErrorCode code, const std::string& text) {
+    const Error error = error_of(call);
+    refused += error.code() == code && std::string(error.what()).find(text) != std::string::npos;
+  };
+  run_threads_world(3, {}, [&](Transport& world) {
+    const LinearOptions options{{"cpu", "auto"}, 1, 60.0};
+    const Floats numbers(4, 1.0F);
+    Floats sum(4);
+    GradientReduction reduction(4, world, options);
+    const LeafRange leaves = reduction.leaves();
+    for (int leaf = leaves.begin; leaf + (world.rank() == 1 ? 1 : 0) < leaves.end; ++leaf) {
+      reduction.add(numbers.data());
+    }
+    expect([&] { reduction.run(sum.data()); }, ErrorCode::kUsage,
+           "gradients of 2 of 3 leaves were added (rank 1 of 3 has leaves 2 to 4)");
+    if (world.rank() == 1) reduction.add(numbers.data());
+    expect([&] { reduction.add(numbers.data()); }, ErrorCode::kUsage, "the gradient of one leaf too many is added");
+    reduction.run(sum.data());
+    EXPECT_EQ(sum, Floats(4, 8.0F));
+    expect([&] { GradientReduction(world.rank() + 4, world, options); }, ErrorCode::kUnsupported, "elements");
+    expect([&] { GradientReduction(0, world, options); }, ErrorCode::kUsage, "gradients of 0 elements");
+  });
+  EXPECT_EQ(refused, 12);
 }
 
 // Bad weights of one rank end the run of all ranks before they exchange anything.

@@ -144,7 +144,22 @@ class CpuLinear final : public LinearKernel {
     });
   }
 
-  bool has_activation_gradient() const override { return true; }
+  void add_nodes(const LinearSumTask& task, Stream, const Progress& progress) override {
+    constexpr std::int64_t kAtOnce = 4096;
+    ThreadPool pool((task.count + kAtOnce - 1) / kAtOnce);
+    pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
+      for (std::int64_t item; (item = pool.take()) >= 0;) {
+        if (checkpoint.should_stop()) return;
+        const std::int64_t first = item * kAtOnce;
+        LinearNodeSums sums{.columns = std::min(kAtOnce, task.count - first)};
+        for (int node = 1; node < kLinearNodes; ++node) {
+          if (task.nodes[node] != nullptr) sums.node[node] = task.nodes[node] + first;
+        }
+        ops_.join(sums, 1, task.sum + first);
+      }
+    });
+  }
+
   void activation_gradient(const LinearGradientTask& task, Stream, const Progress& progress) override {
     check_linear_task(spec_, task);
     const std::int64_t n = spec_.out_features;

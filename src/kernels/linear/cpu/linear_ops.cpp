@@ -136,7 +136,7 @@ HWY_INLINE FloatVector node_sum(const LinearNodeSums& sums, int node, std::int64
   if constexpr (kNode < kLinearLeaves) {
     return hn::Add(node_sum<2 * kNode>(sums, 2 * node, column), node_sum<2 * kNode>(sums, 2 * node + 1, column));
   }
-  return hn::Zero(d);  // not reached: every leaf has a sum in itself or above
+  return hn::Set(d, -0.0F);  // a leaf without tokens (LinearSumTask): x + (−0) is x
 }
 
 void join_linear(const LinearNodeSums& sums, int node, float* to) {

@@ -39,7 +39,8 @@ struct LinearPanelGemm {
   void* sums = nullptr;           // [rows, panel_width]
 };
 
-// Sums of the tree's nodes (linear.hpp) for the columns of one panel; null for nodes that their children give.
+// Sums of the tree's nodes (linear.hpp) for the columns of one panel; null for nodes that their children give, and −0
+// for leaves without a sum.
 struct LinearNodeSums {
   const float* node[kLinearNodes] = {};  // at the panel's first column of row 0
   std::int64_t row_stride = 0;           // elements

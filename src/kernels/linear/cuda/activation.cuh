@@ -32,6 +32,15 @@ __device__ __forceinline__ float erfc_polynomial(float p, float t) {
   }
 }
 
+// Φ(x)
+__device__ __forceinline__ float normal_cdf(float x) {
+  const float t = reciprocal_approx(__fmaf_rn(fabsf(x), kHalfSqrtHalf, 1.0F));
+  constexpr float kHighest = kErfcCoefficients[0];
+  const float exponent = __fmaf_rn(__fmul_rn(x, -0.5F), x, erfc_polynomial<1>(kHighest, t));
+  const float tail = __fmul_rn(__fmul_rn(t, 0.5F), exp2_approx(__fmul_rn(exponent, kLog2E)));
+  return x < 0.0F ? tail : __fadd_rn(1.0F, -tail);
+}
+
 // a(x) of linear.hpp.
 template <LinearActivation kActivation>
 __device__ __forceinline__ float activate(float x) {
@@ -40,13 +49,7 @@ __device__ __forceinline__ float activate(float x) {
     const float slope = __fmaf_rn(__fmul_rn(x, x), kGeluTanhCubed, kGeluTanh);
     return __fmul_rn(x, sigmoid(__fmul_rn(x, slope)));
   }
-  if constexpr (kActivation == LinearActivation::kGelu) {
-    const float t = reciprocal_approx(__fmaf_rn(fabsf(x), kHalfSqrtHalf, 1.0F));
-    constexpr float kHighest = kErfcCoefficients[0];
-    const float exponent = __fmaf_rn(__fmul_rn(x, -0.5F), x, erfc_polynomial<1>(kHighest, t));
-    const float tail = __fmul_rn(__fmul_rn(t, 0.5F), exp2_approx(__fmul_rn(exponent, kLog2E)));
-    return __fmul_rn(x, x < 0.0F ? tail : __fadd_rn(1.0F, -tail));
-  }
+  if constexpr (kActivation == LinearActivation::kGelu) return __fmul_rn(x, normal_cdf(x));
   return x;
 }
 

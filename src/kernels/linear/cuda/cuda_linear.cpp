@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 
 #include "base/cuda.hpp"
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/linear/cuda/activation_gradient.hpp"
 #include "kernels/linear/cuda/finish.hpp"
 #include "kernels/linear/cuda/finish_params.hpp"
 
@@ -46,6 +48,7 @@ class CudaLinear final : public LinearKernel {
     const DeviceGuard guard(backend_.device());
     launcher_.prepare(spec_.dtype);
     prepare_finish();
+    prepare_activation_gradient();
     if (const std::size_t bytes = scratch_bytes(rows); bytes > scratch_.bytes()) {
       scratch_ = backend_.allocate(bytes);
       check_cuda(cudaMemset(scratch_.data(), 0, bytes), "cudaMemset");
@@ -101,6 +104,27 @@ class CudaLinear final : public LinearKernel {
     if (progress) progress();
     const DeviceGuard guard(backend_.device());
     enqueue_finish(spec_, task, stream);
+  }
+
+  void add_nodes(const LinearSumTask& task, Stream stream, const Progress& progress) override {
+    if (progress) progress();
+    const DeviceGuard guard(backend_.device());
+    NodeSumParams p{};
+    std::copy(std::begin(task.nodes), std::end(task.nodes), std::begin(p.sums));
+    p.count = task.count;
+    p.sum = task.sum;
+    launch_node_sum(p, stream);
+  }
+
+  void activation_gradient(const LinearGradientTask& task, Stream stream, const Progress& progress) override {
+    check_linear_task(spec_, task);
+    if (progress) progress();
+    const DeviceGuard guard(backend_.device());
+    const auto elements = [](const TensorView& view) { return static_cast<const std::uint16_t*>(view.data); };
+    launch_activation_gradient({spec_.dtype, spec_.activation, spec_.gated, task.dy.tokens, spec_.out_features,
+                                elements(task.dy), task.dy.token_stride, elements(task.z), task.z.token_stride,
+                                static_cast<std::uint16_t*>(task.dz.data), task.dz.token_stride},
+                               stream);
   }
 
  private:

@@ -15,14 +15,14 @@ constexpr int kFinishThreads = 256;
 
 // The sum of a node: as it is, or its children's sums added. Sums of leaves without elements are −0, or are left out by
 // their kernels: x + (−0) is x.
-template <int kNode>
-__device__ __forceinline__ float node_sum(const FinishParams& p, int node, std::int64_t at) {
+template <int kNode, class Params>
+__device__ __forceinline__ float node_sum(const Params& p, int node, std::int64_t at) {
   const auto* const sums = static_cast<const float*>(p.sums[node]);
   if (sums != nullptr) return __ldcs(sums + at);
   if constexpr (kNode < kLinearLeaves) {
     return __fadd_rn(node_sum<2 * kNode>(p, 2 * node, at), node_sum<2 * kNode>(p, 2 * node + 1, at));
   }
-  return -0.0F;  // not reached: every leaf has a sum in itself or above
+  return -0.0F;  // a leaf without tokens (LinearSumTask)
 }
 
 // s of a row (linear.hpp).
@@ -66,6 +66,11 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const __grid_con
   }
 }
 
+__global__ void __launch_bounds__(kFinishThreads) node_sum_kernel(const __grid_constant__ NodeSumParams p) {
+  const std::int64_t at = std::int64_t{blockIdx.x} * kFinishThreads + threadIdx.x;
+  if (at < p.count) p.sum[at] = node_sum<1>(p, 1, at);
+}
+
 template <class Element>
 void launch_finish_of(const FinishParams& p, Stream stream) {
   constexpr std::int64_t kMaxGridRows = 32768;
@@ -86,6 +91,14 @@ void prepare_finish() {
   load_kernel(finish_kernel<__nv_bfloat16, true>);
   load_kernel(finish_kernel<__half, false>);
   load_kernel(finish_kernel<__half, true>);
+  load_kernel(node_sum_kernel);
+}
+
+void launch_node_sum(const NodeSumParams& params, Stream stream) {
+  if (params.count == 0) return;
+  const auto blocks = static_cast<unsigned>((params.count + kFinishThreads - 1) / kFinishThreads);
+  node_sum_kernel<<<blocks, kFinishThreads, 0, cuda_stream(stream)>>>(params);
+  check_cuda(cudaGetLastError(), "sum of gradients");
 }
 
 void launch_finish(const FinishParams& params, Stream stream) {

@@ -31,9 +31,17 @@ struct FinishParams {
   bool gated;
 };
 
+// LinearSumTask. `count` is less than 2^31 blocks of threads.
+struct NodeSumParams {
+  const void* sums[kLinearNodes];  // fp32 [count], or null
+  std::int64_t count;
+  float* sum;
+};
+
 // Loads the kernels on the current device, so that no task has to load them while peers wait.
 void prepare_finish();
 // Enqueues on the current device.
 void launch_finish(const FinishParams& params, Stream stream);
+void launch_node_sum(const NodeSumParams& params, Stream stream);
 
 }  // namespace ringattn::cuda

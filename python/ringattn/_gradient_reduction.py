@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of gradients over ranks with different tokens, with the same bits for any number of ranks.
+
+    leaves = ringattn.gradient_leaves(world.size, world.rank)
+    gradients = (torch.autograd.grad(loss_of(leaf), parameters) for leaf in leaves)
+    total = ringattn.reduce_gradients(parameters, gradients, world=world)
+
+docs/linear.md has the arithmetic and a training loop."""
+
+import ctypes
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from . import _gradients, _job, _structs
+from ._abi import lib
+from ._arguments import as_int
+from ._errors import refuse, unsupported
+from ._linear import LEAVES, options_of
+from ._loaded_torch import loaded_torch
+from ._tensors import View, device_of, empty, is_torch, kind_of, stream_of, type_name
+from .worlds import World
+
+
+class GradientReduction(_job.Prepared):
+    """A prepared sum of gradients of some number of elements. Creating one is collective."""
+
+    op = "gradient_reduction"
+
+    def __init__(self, world: World, elements: int, options: _structs.options):
+        super().__init__(world, elements, options)
+        self._gradient = View()
+
+    def reset(self) -> None:
+        """Forgets the leaves of a call that failed."""
+        self.turn.run(lambda: lib.gradient_reduction_reset(self.handle))
+
+    def add(self, gradient, like) -> None:
+        """gradient: of the rank's next leaf, fp32 [elements]; None: it has no tokens. like: any array of the device."""
+
+        def call():
+            if gradient is not None:
+                self._gradient.show(gradient)
+            view = None if gradient is None else ctypes.c_void_p(self._gradient.address)
+            lib.gradient_reduction_add(self.handle, view, stream_of(like))
+
+        self.turn.run(call)
+
+
+def gradient_leaves(ranks: int, rank: int) -> range:
+    """The token leaves that a rank has, of the 8 in which a training step's tokens are dealt for reduce_gradients(). With more
+    than 8 ranks, some have none.
+
+    Example: for leaf in ringattn.gradient_leaves(world.size, world.rank): …"""
+    ranks, rank = as_int(ranks, "ranks"), as_int(rank, "rank")
+    if not 0 <= rank < ranks:
+        refuse(f"rank {rank} of {ranks} has no leaves", "ranks are counted from 0", "Check them.")
+    return range(LEAVES * rank // ranks, LEAVES * (rank + 1) // ranks)
+
+
+def _flat(leaf: int, gradients, parameters: list):
+    """A leaf's gradients as one fp32 array, in order of the parameters. Those that a leaf doesn't have are zeros."""
+    gradients = list(gradients)
+    if len(gradients) != len(parameters):
+        refuse(f"leaf {leaf} has {len(gradients)} gradients", f"there are {len(parameters)} parameters",
+               "Give one for each, and None for one without a gradient.")  # fmt: skip
+    torch, flat = loaded_torch(), []
+    for place, (gradient, parameter) in enumerate(zip(gradients, parameters)):
+        if gradient is None:
+            flat.append(_zeros(parameter))
+            continue
+        if kind_of(gradient) is not kind_of(parameter) or tuple(gradient.shape) != tuple(parameter.shape):
+            refuse(f"gradient {place} of leaf {leaf} is {type(gradient).__name__} {list(getattr(gradient, 'shape', []))}",
+                   f"parameter {place} is {type(parameter).__name__} {list(parameter.shape)}", "Check their order.")  # fmt: skip
+        if type_name(gradient.dtype) not in ("float32", "float16", "bfloat16"):
+            refuse(f"gradient {place} of leaf {leaf} is {type_name(gradient.dtype)}",
+                   "float32, float16 and bfloat16 are added", "Convert it.")  # fmt: skip
+        if is_torch(gradient):
+            if gradient.layout is not torch.strided:
+                unsupported(f"gradient {place} of leaf {leaf} is of layout {gradient.layout}", "it is not strided",
+                            "Make it dense, as torch.nn.Embedding(sparse=False) does.")  # fmt: skip
+            flat.append(gradient.detach().reshape(-1).float())
+        else:
+            flat.append(np.asarray(gradient).reshape(-1).astype("float32"))
+    return torch.cat(flat) if is_torch(flat[0]) else np.concatenate(flat)
+
+
+def _zeros(parameter):
+    count = math.prod(parameter.shape)
+    return loaded_torch().zeros(count, device=parameter.device) if is_torch(parameter) else np.zeros(count, "float32")
+
+
+def reduce_gradients(parameters: Iterable, gradients: Iterable, *, world: World | None = None, threads: int = 0,
+                     timeout: float = 60.0) -> list:  # fmt: skip
+    """Sums of gradients over all tokens of a training step, whose tokens ranks have dealt in 8 contiguous leaves. The sums have
+    the same bits on every rank and for any number of ranks, if each leaf's gradients have. Collective.
+
+    Args:
+        parameters: give the shapes, dtypes and the device of the results, in an order that all ranks share.
+        gradients: for each of this rank's gradient_leaves(), in their order, the gradients over its tokens, one for each
+            parameter; or None for a leaf without tokens, which is left out. It may be a generator, which is asked for the
+            next leaf when the last one is added. A gradient that is None is zero. float32, float16 or bfloat16.
+        world: the ranks with different tokens; None: only this one, which has all leaves.
+        threads, timeout: as linear() has them.
+
+    Returns:
+        The sums, like parameters. Leaves are added in fp32 by the tree ((0+1)+(2+3))+((4+5)+(6+7)), and rounded once, to the
+        parameter's dtype, or to its grad_dtype if that is float32.
+
+    Raises:
+        UsageError: gradients are not those of this rank's leaves, or ranks have other parameters.
+
+    Example: for p, g in zip(parameters, ringattn.reduce_gradients(parameters, gradients, world=world)): p.grad = g"""
+    parameters = list(parameters)
+    if not parameters:
+        refuse("there are no parameters", "gradients have their shapes", "Pass list(model.parameters()).")
+    for place, parameter in enumerate(parameters):
+        if not (is_torch(parameter) or isinstance(parameter, np.ndarray)):
+            refuse(f"parameter {place} is {type(parameter).__name__}", "it should be a NumPy array or a PyTorch tensor",
+                   "Pass list(model.parameters()).")  # fmt: skip
+        if kind_of(parameter) is not kind_of(parameters[0]) or device_of(parameter) != device_of(parameters[0]):
+            refuse(f"parameter {place} lies elsewhere than the first one", "one call adds gradients of one device",
+                   "Call it for each device.")  # fmt: skip
+    like = parameters[0]
+    own = _job.world_of(like, world)
+    elements = sum(math.prod(parameter.shape) for parameter in parameters)
+    prepared = own.prepared(("gradient_reduction", elements, threads, timeout),
+                            lambda: GradientReduction(own, elements, options_of(threads, timeout)))  # fmt: skip
+    first = gradient_leaves(own.size, own.rank).start
+    prepared.reset()
+    for place, of_leaf in enumerate(gradients):
+        prepared.add(None if of_leaf is None else _flat(first + place, of_leaf, parameters), like)
+    total = empty(like, (elements,), "float32")
+    prepared._do(total, {"sum": total})
+    sums, begin = [], 0
+    for parameter in parameters:
+        end = begin + math.prod(parameter.shape)
+        part = total[begin:end].reshape(parameter.shape)
+        sums.append(part.to(_gradients.dtype_of(parameter)) if is_torch(part) else part.astype(parameter.dtype, copy=False))
+        begin = end
+    return sums

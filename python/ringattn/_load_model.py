@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ringattn.quantized.load_(): a whole quantized model from its files."""
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from . import _safetensors
+from ._errors import FileError, refuse
+
+_FLOATING = ("F32", "F16", "BF16", "F64")
+# The tensors that only quantized layers have, by the ends of their names.
+_MARKS = (".weight_packed", ".qweight", ".weight_scale")
+
+
+@dataclass
+class LoadReport:
+    """What load_() has found. str() makes a table of it.
+
+    Args:
+        layers: the format of each quantized layer, such as "pack-quantized", "gptq" or "awq", by its name in the model.
+        tensors: names of the other parameters and buffers that were read.
+        missing: the model's parameters and buffers that the files lack. Those of a model on the meta device stay there.
+        unexpected: tensors of the files that the model has no place for; they were not read."""
+
+    layers: dict[str, str] = field(default_factory=dict)
+    tensors: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        formats = sorted(set(self.layers.values()))
+        counts = ", ".join(f"{list(self.layers.values()).count(format)} layers of {format}" for format in formats)
+        lines = [f"{counts or 'no quantized layers'}, {len(self.tensors)} other tensors"]
+        for title, names in (("missing in the files", self.missing), ("not in the model", self.unexpected)):
+            if names:
+                lines.append(f"{title}: {', '.join(names)}")
+        return "\n".join(lines)
+
+
+def _file_of(path: str) -> str:
+    """As weights_file() of the library (src/io/layer_tensors.cpp)."""
+    if not os.path.isdir(path):
+        return path
+    for name in ("model.safetensors.index.json", "model.safetensors"):
+        if os.path.exists(os.path.join(path, name)):
+            return os.path.join(path, name)
+    raise FileError(f"{path} has neither model.safetensors nor its index", "a model's folder has one of them",
+                    "Name the file that has the weights.")  # fmt: skip
+
+
+def _quantized_names(files: _safetensors.Tensors) -> list[str]:
+    """Layers that are quantized in some format, also in those that read_layer() refuses."""
+    found = set()
+    for name in files.names():
+        layer, _, part = name.rpartition(".")
+        if name.endswith(_MARKS) or part == "weight" and files.kind(name) not in _FLOATING:
+            found.add(layer)
+    return sorted(found)
+
+
+def _check_layer(name: str, module, layer, linear) -> None:
+    """Refuses a layer that can't stand where the model has `module`."""
+    if type(module) is not torch.nn.Linear and type(module) is not linear:
+        kind = "nothing of that name" if module is None else f"a {type(module).__name__} there"
+        refuse(f"{name} is quantized in the files", f"the model has {kind}, and only torch.nn.Linear layers are replaced",
+               "Build the model that the files are of, with one torch.nn.Linear for each of its layers.")  # fmt: skip
+    if type(module) is linear and (module.activation, module.parallel) != ("none", "none"):
+        refuse(f"{name} is a ringattn.nn.Linear with {module.activation} and parallel {module.parallel}",
+               "files have ordinary layers without an activation", "Build the model with torch.nn.Linear layers.")  # fmt: skip
+    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
+        refuse(f"{name} has hooks", "a new layer would lose them", "Load the model first, and then add them.")
+    if (layer.out_features, layer.in_features) != (module.out_features, module.in_features):
+        refuse(f"{name} is [{layer.out_features}, {layer.in_features}] in the files",
+               f"the model's is [{module.out_features}, {module.in_features}]", "Build the model with the files' config.json.")
+    if module.bias is not None and layer.bias is None:
+        refuse(f"{name} has no bias in the files", "the model's has one", "Build the model with the files' config.json.")
+
+
+def _made(module, layer, linear, device, threads: int):
+    """The layer of a file in the place of `module`."""
+    on_meta = module.weight.is_meta
+    place = device if on_meta else module.weight.device
+    bias = layer.bias
+    if bias is not None and not on_meta and module.weight.is_floating_point():
+        bias = bias.to(module.weight.dtype)
+    made = linear(layer.in_features, layer.out_features, bias is not None, weights=layer.weights, device="meta",
+                  dtype=None if bias is None else bias.dtype, threads=threads)  # fmt: skip
+    for name, tensor in (("weight", layer.weight), ("scales", layer.scales), ("zeros", layer.zeros), ("bias", bias)):
+        if tensor is not None:
+            setattr(made, name, tensor.to(place))
+    return made.train(module.training)
+
+
+def _slots(model: torch.nn.Module):
+    """(name, module, key, tensor, is persistent) of each parameter and buffer."""
+    for prefix, module in model.named_modules():
+        for key, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None:
+                name = f"{prefix}.{key}" if prefix else key
+                yield name, module, key, tensor, key not in module._non_persistent_buffers_set
+
+
+def _put(module: torch.nn.Module, key: str, found: Tensor, held: Tensor, device) -> None:
+    with torch.no_grad():
+        if not held.is_meta:
+            held.copy_(found)
+        elif isinstance(held, torch.nn.Parameter):
+            module._parameters[key] = torch.nn.Parameter(found.to(device), held.requires_grad)
+        else:
+            module._buffers[key] = found.to(device)
+
+
+def _compute_buffers(model: torch.nn.Module, device) -> list[str]:
+    """Computes buffers on the meta device that no file has, such as the frequencies of RoPE, as a Hugging Face model does.
+    Returns the names of those that it doesn't compute."""
+    left: dict = {}
+    for name, module, key, tensor, persistent in _slots(model):
+        if not persistent and tensor.is_meta:
+            left.setdefault(module, []).append((name, key, tensor))
+    names = []
+    initialize = getattr(model, "_init_weights", None)
+    for module, buffers in left.items():
+        for _, key, tensor in buffers:
+            module._buffers[key] = torch.full_like(tensor, float("nan"), device=device) if tensor.is_floating_point() else tensor
+        if initialize is not None and not module._parameters:
+            with torch.no_grad():
+                initialize(module)
+        for name, key, tensor in buffers:
+            found = module._buffers[key]
+            if found.is_meta or bool(found.isnan().any()):
+                module._buffers[key] = tensor
+                names.append(name)
+    return names
+
+
+def load_(model: torch.nn.Module, path, *, quantization_config=None, device=None, threads: int = 0) -> LoadReport:
+    """quantized.load_()."""
+    from . import quantized  # noqa: PLC0415, which imports this
+    from .nn import Linear  # noqa: PLC0415, which imports others
+
+    if not isinstance(model, torch.nn.Module):
+        refuse(f"model is {type(model).__name__}", "it should be a torch.nn.Module", "Pass the model, then the folder.")
+    path = _file_of(os.fspath(path))
+    files = _safetensors.Tensors(path)
+    device = torch.device("cpu" if device is None else device)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    report, read, used = LoadReport(), {}, set()
+    for name in _quantized_names(files):
+        layer = quantized.read_layer(path, name, quantization_config=quantization_config)
+        _check_layer(name, modules.get(name), layer, Linear)
+        read[name], report.layers[name] = layer, layer.format
+        used.update(tensor for tensor in files.names() if tensor.rpartition(".")[0] == name)
+    slots = [slot for slot in _slots(model) if slot[0].rpartition(".")[0] not in read]
+    for name, module, _, held, persistent in slots:
+        if not persistent or name not in files:
+            continue
+        if type(module) is Linear and module.weights != "float":
+            refuse(f"{name} is {files.kind(name)} in the files", f"the model's layer has {module.weights} weights",
+                   "Build the model with torch.nn.Linear layers.")  # fmt: skip
+        if files.shape(name) != tuple(held.shape) or files.kind(name) not in _safetensors.TORCH_DTYPES:
+            refuse(f"{name} is {files.kind(name)} {list(files.shape(name))} in the files",
+                   f"the model's is {str(held.dtype).removeprefix('torch.')} {list(held.shape)}",
+                   "Build the model with the files' config.json.")  # fmt: skip
+    if not read and not any(name in files for name, *_ in slots):
+        refuse(f"{path} has none of the model's tensors", f"it has {', '.join(map(_safetensors.quoted, files.names()[:3]))}",
+               "Build the model that the files are of.")  # fmt: skip
+    for name, layer in read.items():
+        module = modules[name]
+        made = _made(module, layer, Linear, device, threads)
+        for holder in model.modules():
+            for key, child in tuple(holder._modules.items()):
+                if child is module:
+                    setattr(holder, key, made)
+    for name, module, key, held, persistent in slots:
+        if persistent and name in files:
+            _put(module, key, files.tensor(name), held, device)
+            report.tensors.append(name)
+            used.add(name)
+    left = _compute_buffers(model, device)
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    filled = {tensor.data_ptr() for name, _, _, tensor, _ in _slots(model) if name in used and not tensor.is_meta}
+    report.missing = [name for name, _, _, tensor, persistent in _slots(model)
+                      if name.rpartition(".")[0] not in read and name not in used and persistent
+                      and (tensor.is_meta or tensor.data_ptr() not in filled)] + left  # fmt: skip
+    report.unexpected = [name for name in files.names() if name not in used]
+    return report
