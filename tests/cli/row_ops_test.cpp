@@ -168,7 +168,7 @@ TEST(RowOps, AFileIsOfTheOpThatIsNamed) {
   // Files that lack a tensor are those of the op that is named, or else of the one that lacks least.
   write_floats(layer, {{"x", FileDtype::kF32, {5, 8}}, {"bias", FileDtype::kF32, {3}}});
   refused({"--input", layer}, 3, "weight");
-  refused({"--input", layer, "--op", "conv1d"}, 3, "conv1d_weight");
+  refused({"--input", layer, "--op", "linear"}, 3, "weight");
 }
 
 TEST(RowOps, RopeReadsFilesAndModels) {
