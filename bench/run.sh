@@ -54,6 +54,7 @@ sparse-peers        6 gpu,torch,rounds               prefill with a block-sparse
 choice              1 gpu,attention_gpu_bench        choosing KV blocks for a prefill, 32k to 2m tokens
 products            3 gpu,torch,rounds,gemm_gpu_bench batched GEMMs of MLA, bf16 and fp16; cuBLAS
 linear              2 gpu,torch,rounds,linear_gpu_bench linear layers, few and many rows, gated, row-parallel; cuBLAS
+rope                1 gpu,rope_gpu_bench             RoPE of many and few heads; decode-size appends with and without it
 latents             3 gpu,rounds,decode_gpu_bench    MLA decode, 16 and 128 heads, in each kind of CTA group; FP8 cache
 latents-peers       4 gpu,torch,rounds,decode_gpu_bench MLA decode, also in KV splits of 1,024 keys; FlashMLA
 compressed          4 gpu,rounds,decode_gpu_bench,compress_gpu_bench decode, prefill with quantized caches; compression
@@ -361,6 +362,10 @@ part_compressed() {
   ((round == rounds)) || return 0
   # The portable kernel.
   alone decode_gpu_bench --kernel sm80_attention --steps 1x4k,1x16k,1x128k,32x4k --cache plain,fp8,int8,int4
+}
+
+part_rope() {
+  alone rope_gpu_bench
 }
 
 part_scans() {

@@ -160,7 +160,7 @@ constexpr FlagRow kTable[] = {
     {"backward", 0, kJobs, kAllOps, FlagGroup::kShape, FlagKind::kSwitch, "", "off",
      "compute the gradients of --op's result instead; attention has them", set_switch<&JobOptions::backward>},
     {"op", 0, kJobs, kAllOps, FlagGroup::kShape, FlagKind::kText, "", "",
-     "op for synthetic input; with a file, its tensors decide",
+     "op for synthetic input; with a file its tensors decide, and an op that is named must be theirs",
      [](JobOptions& options, std::string_view text) {
        options.op = parse_op(text);
      }},

@@ -37,7 +37,8 @@ std::optional<LayerKind> wanted_kind(const ModelConfig& model, const Config& con
   const OpEntry* op = nullptr;
   if (config.given("op")) op = &op_entry(config.options.op);
   if (config.given("input") && !config.given("synthetic") && model.mixes_ops()) {
-    op = &op_of_file(*open_tensor_file(file_input(config.options), *config.share));
+    op = &op_of_file(*open_tensor_file(file_input(config.options), *config.share), config,
+                     config.given("op") ? config.options.op : std::string_view());
   }
   return op == nullptr ? std::nullopt : op->layer();
 }
@@ -77,6 +78,10 @@ void fill_from_model(Config& config) {
       op = by_file;
     }
     op->fill(layer, config.options, fill);
+    if (!layer.rope.assumed.empty() && op->takes("rope-theta") && !config.given("rope-theta")) {
+      config.options.model_note = fmt::format("{} {}. Give --rope-theta if the model was trained with another.",
+                                              config.options.model_config, layer.rope.assumed);
+    }
     config.options.model_sinks = layer.sinks;
     config.options.model_assumed = model.assumed();
   }

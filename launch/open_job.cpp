@@ -5,6 +5,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "launch/job_request.hpp"
 #include "launch/message_text.hpp"
@@ -38,8 +39,13 @@ std::unique_ptr<OpJob> open(const Config& config, OpUse use, std::int64_t tokens
   if (use == OpUse::kBench && (options.against == "compute" || options.against == "sgemm")) {
     request.rows_wanted = fmt::format("a decode step takes no --against {}", options.against);
   }
-  const OpEntry& op = file ? op_of_file(*open_tensor_file(file_input(options), *config.share)) : op_entry(options.op);
+  const std::string_view named = config.given("op") ? options.op : std::string_view();
+  const OpEntry& op =
+      file ? op_of_file(*open_tensor_file(file_input(options), *config.share), config, named) : op_entry(options.op);
   std::unique_ptr<OpJob> job = op.make(request);
+  if (file && !named.empty() && named != op.name && named != job->op()) {
+    refuse_named_op(options.input, named, job->op());
+  }
   check_op(config, *job);
   check_model(config, *job);
   return job;

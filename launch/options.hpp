@@ -23,6 +23,7 @@ struct JobOptions : Settings {
   std::string model_config;                  // file that the shape comes from; empty: none
   std::optional<std::int64_t> layer;         // of the model, where layers differ
   std::string model_assumed;                 // how a model's config without model_type is read; empty: it has one
+  std::string model_note;                    // what a model's config leaves out of what the op reads; empty: nothing
   bool model_sinks = false;                  // the model's layer has attention sinks; no flag says it
 
   // Compression

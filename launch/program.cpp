@@ -258,11 +258,13 @@ class LibraryExitGuard {
   static inline std::function<void(const Error&)> tell_;
 };
 
-// Says how a model's config without model_type is read.
+// Says how a model's config is read that leaves out model_type, or what the op reads.
 void note_assumed_model(const JobOptions& options) {
-  if (options.model_assumed.empty()) return;
-  print_note_line(
-      fmt::format("model config: {} has no model_type: read {}", options.model_config, options.model_assumed));
+  if (!options.model_assumed.empty()) {
+    print_note_line(
+        fmt::format("model config: {} has no model_type: read {}", options.model_config, options.model_assumed));
+  }
+  if (!options.model_note.empty()) print_note_line(fmt::format("model config: {}", options.model_note));
 }
 
 int execute(Request& request) {

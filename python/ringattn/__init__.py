@@ -23,7 +23,7 @@ from ._linear import (
 )  # fmt: skip
 from ._mla import Mla, mla, mla_decode, mla_decode_partition
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
-from ._rope import Rope, rope, rope_frequencies
+from ._rope import Rope, RopeSettings, rope, rope_frequencies
 from ._sdpa import scaled_dot_product_attention
 from ._ssm import Ssm, selective_scan, selective_update, ssd, ssd_update
 from . import goldens, quantized, testing  # isort: skip
@@ -42,12 +42,12 @@ def __getattr__(name: str):
 __version__: str = _lib.version().decode()
 __all__ = [
     "Attention", "CallError", "Compressed", "CausalConv1d", "Decode", "DecodePartition", "Error", "FileError", "BatchedGemm",
-    "Kept", "Linear", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Rope", "Ssm", "UnsupportedError", "UsageError",
-    "World", "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
-    "decode", "decode_partition", "decompress", "dequantize_weight", "evict", "goldens", "gradient_leaves", "batched_gemm",
-    "linear", "linear_columns", "linear_features", "linear_tokens", "mla", "mla_decode", "mla_decode_partition", "mpi_world",
-    "packed", "positions", "quantize_weight", "quantized", "QuantizedWeight", "reduce_gradients", "rope", "rope_frequencies",
-    "run_ranks", "scaled_dot_product_attention", "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update",
-    "store_world", "striped", "super_segments", "testing",
-    "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
+    "Kept", "Linear", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Rope", "RopeSettings", "Ssm",
+    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "callbacks_world", "causal_conv1d",
+    "causal_conv1d_update", "compress", "contiguous", "decode", "decode_partition", "decompress", "dequantize_weight",
+    "evict", "goldens", "gradient_leaves", "batched_gemm", "linear", "linear_columns", "linear_features", "linear_tokens",
+    "mla", "mla_decode", "mla_decode_partition", "mpi_world", "packed", "positions", "quantize_weight", "quantized",
+    "QuantizedWeight", "reduce_gradients", "rope", "rope_frequencies", "run_ranks", "scaled_dot_product_attention",
+    "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update", "store_world", "striped",
+    "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

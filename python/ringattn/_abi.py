@@ -46,6 +46,7 @@ _CHECKED = {
     "attention_backward_create_from": [Handle, c_int32, _handle],
     "attention_backward_rows": [Handle, c_int32, c_int64, _longs, _longs],
     "decode_create": [Handle, _struct("spec"), _struct("decode_limits"), _options, _handle],
+    "decode_create_with_rope": [Handle, _struct("spec"), _struct("rope_spec"), _struct("decode_limits"), _options, _handle],
     "decode_owned": [Handle, c_int64, _longs, _longs],
     "mla_create": [Handle, _struct("mla_spec"), _struct("batch"), c_int32, _options, _handle],
     "mla_rows": [Handle, c_int32, c_int64, _longs, _longs],

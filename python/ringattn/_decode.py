@@ -16,6 +16,7 @@ from ._abi import lib
 from ._arguments import check_axes, is_true, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse
+from ._rope import RopeSettings, c_rope_spec
 from ._tensors import address_of, contiguous_heads, empty, flat_view, traced_step, type_name
 from .worlds import World
 
@@ -57,6 +58,10 @@ class Decode(_Steps):
     """A prepared decode for many steps (layers, tokens). decode() keeps such objects. Creating one is collective."""
 
     op = "decode"
+
+
+class _RotatingDecode(Decode):
+    create = "create_with_rope"
 
 
 class MlaDecode(_Steps):
@@ -179,8 +184,8 @@ def check_tables(lengths, lengths_before, block_table) -> None:
 @traced_step("k_new", 3)
 def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_lengths: bool = False, block_table=None,
            k_new=None, v_new=None, mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0,
-           sinks=None, max_keys: int | None = None, world: World | None = None, out=None, threads: int = 0,
-           timeout: float = 60.0, **unknown):  # fmt: skip
+           sinks=None, rope: RopeSettings | None = None, max_keys: int | None = None, world: World | None = None, out=None,
+           threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
     """One decode step over a KV cache.
 
     q: [sequences, heads, head_dim], or [sequences, rows, heads, head_dim] with up to 16 new query tokens per sequence.
@@ -195,6 +200,9 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     rows to lengths_before in place; otherwise both are only read.
     k_new, v_new: [sequences, (rows,) kv_heads, head_dim or head_dim_v], appended to the cache first; None: the cache
     has these tokens already.
+    rope: ringattn.RopeSettings(head_dim, theta=…), with rope()'s arguments: q and k_new are rotated, each row by its position,
+    with the bits of rope() before decode(). Keys that are in the cache already are rotated ones. On a GPU this is part of
+    the launch that appends.
     max_keys: maximum keys of a sequence over all ranks; None: the capacity of the cache.
     Other arguments and errors are those of attention().
 
@@ -209,7 +217,7 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     is_true("update_lengths", update_lengths)
     given = {"q": q, "k": k_cache, "v": v_cache, "block_table": block_table, "lengths": lengths,
              "lengths_before": lengths_before, "sinks": sinks, "k_new": k_new, "v_new": v_new}  # fmt: skip
-    settings = ("decode", update_lengths, mask, softmax_scale, softcap, max_keys, threads, timeout)
+    settings = ("decode", update_lengths, mask, softmax_scale, softcap, rope, max_keys, threads, timeout)
     call, results = _job.known_call(world, settings, given, out)
     if results is not None:
         return results
@@ -221,7 +229,7 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     _job.check_dtypes(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new, out=out)
     check_tables(lengths, lengths_before, block_table)
     step, sequences, rows = _prepared(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap,
-                                      sinks, max_keys, threads, timeout)  # fmt: skip
+                                      sinks, rope, max_keys, threads, timeout)  # fmt: skip
     kv_heads, head_dim, head_dim_v = k_cache.shape[2], q.shape[-1], v_cache.shape[3]
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
     arrays = _job.shown(flat_q, k_cache, v_cache)
@@ -231,8 +239,19 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, update_lengths, (world, call, given))
 
 
-def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks, max_keys, threads, timeout):
+def _check_rope(rope, head_dim: int) -> None:
+    if not isinstance(rope, RopeSettings):
+        refuse(f"rope is {type(rope).__name__}", "it says how q and k_new are rotated",
+               "Pass ringattn.RopeSettings(head_dim, theta=…).")  # fmt: skip
+    if rope.head_dim != head_dim:
+        refuse(f"rope is for heads of {rope.head_dim}", f"q has heads of {head_dim}", "Pass RopeSettings of that head_dim.")
+
+
+def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks, rope, max_keys, threads,
+              timeout):  # fmt: skip
     """Returns (Decode, sequences, rows per sequence)."""
+    if rope is not None:
+        _check_rope(rope, q.shape[-1])
     _job.read_mask(mask)
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
         check_axes(name, cache, (4,), "[pages, page_size, kv_heads, head_dim]")
@@ -253,19 +272,22 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
     formats = _job.format_of(k_cache), _job.format_of(v_cache)
     limits = limits_of(own, sequences, rows, k_cache, block_table, max_keys)
     key = ("decode", formats, q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
-           sinks is not None, limits, threads, timeout)  # fmt: skip
+           sinks is not None, rope, limits, threads, timeout)  # fmt: skip
 
     def make():
         spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,
                            sinks is not None, formats)  # fmt: skip
-        return Decode(own, spec, c_limits(limits), _job.run_options(threads=threads, timeout_seconds=timeout))
+        options = _job.run_options(threads=threads, timeout_seconds=timeout)
+        if rope is None:
+            return Decode(own, spec, c_limits(limits), options)
+        return _RotatingDecode(own, spec, c_rope_spec(q, head_dim, rope.settings), c_limits(limits), options)
 
     return own.prepared(key, make), sequences, rows
 
 
 def decode_partition(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
-                 softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
-                 timeout: float = 60.0, **unknown) -> DecodePartition:  # fmt: skip
+                 softcap: float = 0.0, sinks=None, rope: RopeSettings | None = None, max_keys: int | None = None,
+                 world: World | None = None, threads: int = 0, timeout: float = 60.0, **unknown) -> DecodePartition:  # fmt: skip
     """This rank's part of a step that decode() runs with these arguments: which keys its cache holds, and which
     sequences' results it gets. Only shapes and types of the arrays are read, so caches may be filled afterwards.
     Prepares the object that decode() uses; collective with several ranks."""
@@ -274,5 +296,5 @@ def decode_partition(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask =
     _job.check_arrays("decode_partition", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, block_table=block_table, sinks=sinks)
     check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
     step, sequences, _ = _prepared(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks,
-                                   max_keys, threads, timeout)  # fmt: skip
+                                   rope, max_keys, threads, timeout)  # fmt: skip
     return step.partition(sequences)

@@ -39,7 +39,7 @@ def dtype_of(parameter):
 def refuse_double_backward(name: str, op: str) -> None:
     """name: a tensor of the backward pass `op` whose gradient autograd would record."""
     unsupported(f"{name} of {op} requires a gradient", "gradients have no gradients, which create_graph=True asks for",
-                "Leave create_graph out, or compute this layer with PyTorch's attention.")  # fmt: skip
+                "Leave create_graph out, or compute this layer with PyTorch.")  # fmt: skip
 
 
 def refuse_transforms(arrays) -> None:

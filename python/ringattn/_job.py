@@ -234,6 +234,7 @@ class Prepared(worlds.Prepared):
     """A prepared job of the op `op`."""
 
     op = ""
+    create = "create"  # how the library's function is called, after the op
 
     def __init__(self, world: World, *job):
         super().__init__(world, getattr(lib, f"{self.op}_destroy"))
@@ -243,7 +244,7 @@ class Prepared(worlds.Prepared):
         self._tensors = getattr(_structs, f"{self.op}_tensors")()
         self._views: dict[str, View | CompressedView] = {}
         handle = _abi.Handle()
-        getattr(lib, f"{self.op}_create")(world.handle, *job, ctypes.byref(handle))
+        getattr(lib, f"{self.op}_{self.create}")(world.handle, *job, ctypes.byref(handle))
         self._handle = handle
         self.facts = getattr(_structs, f"{_abi.FACTS[self.op]}_facts")()
         getattr(lib, f"{self.op}_get_facts")(handle, self.facts)

@@ -6,6 +6,7 @@
     q, k = ringattn.rope(q_mine, k_mine, layout=layout, world=world)                 # a rank's rows"""
 
 import ctypes
+import json
 import math
 
 import numpy as np
@@ -86,16 +87,52 @@ def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, 
             _positive(attention_factor, "attention_factor"))  # fmt: skip
 
 
-def _prepared(world: World, like, head_dim: int, settings: tuple, threads: int) -> Rope:
-    kind, parameters, theta, rotary_factor, interleaved, exact, frequencies, attention_factor = settings
+class RopeSettings:
+    """How decode() rotates q and k_new: the arguments of rope() that say how, for heads of head_dim. A call of decode() is
+    faster with the same object again."""
 
+    __slots__ = ("head_dim", "settings", "text")
+
+    def __init__(self, head_dim: int, *, rope_parameters=None, theta=None, rotary_dim: int | None = None,
+                 interleaved: bool = False, inv_freq=None, attention_factor=None, exact: bool = False,
+                 length: int | None = None):  # fmt: skip
+        self.head_dim = as_int(head_dim, "head_dim")
+        self._set(settings_of(rope_parameters, theta, rotary_dim, self.head_dim, interleaved, inv_freq, attention_factor, exact,
+                              length))  # fmt: skip
+
+    def _set(self, settings: tuple) -> None:
+        self.settings = settings
+        self.text = json.dumps([self.head_dim, *settings])
+
+    @classmethod
+    def from_text(cls, text: str) -> "RopeSettings":
+        made = cls.__new__(cls)
+        made.head_dim, *settings, frequencies, factor = json.loads(text)
+        made._set((*settings, None if frequencies is None else tuple(frequencies), factor))
+        return made
+
+    def __eq__(self, other):
+        return isinstance(other, RopeSettings) and self.text == other.text
+
+    def __hash__(self):
+        return hash(self.text)
+
+    def __repr__(self):
+        return f"RopeSettings({self.text})"
+
+
+def c_rope_spec(like, head_dim: int, settings: tuple):
+    kind, parameters, theta, rotary_factor, interleaved, exact, frequencies, attention_factor = settings
+    count = 0 if frequencies is None else len(frequencies)
+    numbers = None if frequencies is None else (ctypes.c_double * count)(*frequencies)
+    return _structs.rope_spec(dtype=data_type(like), head_dim=head_dim, type=kind.encode(), parameters=parameters.encode(),
+                              theta=theta, rotary_factor=rotary_factor, interleaved=int(interleaved), exact=int(exact),
+                              frequencies=numbers, frequency_count=count, attention_factor=attention_factor)  # fmt: skip
+
+
+def _prepared(world: World, like, head_dim: int, settings: tuple, threads: int) -> Rope:
     def make():
-        count = 0 if frequencies is None else len(frequencies)
-        numbers = None if frequencies is None else (ctypes.c_double * count)(*frequencies)
-        spec = _structs.rope_spec(dtype=data_type(like), head_dim=head_dim, type=kind.encode(), parameters=parameters.encode(),
-                                  theta=theta, rotary_factor=rotary_factor, interleaved=int(interleaved), exact=int(exact),
-                                  frequencies=numbers, frequency_count=count, attention_factor=attention_factor)  # fmt: skip
-        return Rope(world, spec, _structs.options(threads=threads))
+        return Rope(world, c_rope_spec(like, head_dim, settings), _structs.options(threads=threads))
 
     return world.prepared(("rope", like.dtype, head_dim, settings, threads), make)
 

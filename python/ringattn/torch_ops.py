@@ -282,13 +282,13 @@ def _decode_op(
     q: Tensor, k_cache: list[Tensor], v_cache: list[Tensor], k_format: str, k_dim: int, v_format: str, v_dim: int,
     lengths: Tensor | None, lengths_before: Tensor | None, update_lengths: bool, block_table: Tensor | None,
     k_new: Tensor | None, v_new: Tensor | None, sinks: Tensor | None, mask: str, left: int, right: int,
-    softmax_scale: float | None, softcap: float, max_keys: int | None, threads: int, timeout: float,
+    softmax_scale: float | None, softcap: float, rope: str, max_keys: int | None, threads: int, timeout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return _decode.decode(
         q, _keys(q, k_cache, k_format, k_dim), _keys(q, v_cache, v_format, v_dim), lengths=lengths,
         lengths_before=lengths_before, update_lengths=update_lengths, block_table=block_table, k_new=k_new, v_new=v_new,
-        mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks, max_keys=max_keys,
-        threads=threads, timeout=timeout,
+        mask=mask_of(mask, left, right), softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
+        rope=_rope.RopeSettings.from_text(rope) if rope else None, max_keys=max_keys, threads=threads, timeout=timeout,
     )  # fmt: skip
 
 
@@ -298,14 +298,14 @@ def _(q, k_cache, v_cache, k_format, k_dim, v_format, v_dim, *_):
 
 
 def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_lengths=False, block_table=None, k_new=None,
-           v_new=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, max_keys=None, world=None, out=None,
-           threads=0, timeout=60.0, **unknown):  # fmt: skip
+           v_new=None, mask="causal", softmax_scale=None, softcap=0.0, sinks=None, rope=None, max_keys=None, world=None,
+           out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
     check_known("decode", unknown)
     check_alone("decode", world)
     (k, *k_is), (v, *v_is) = _keys_arguments(k_cache), _keys_arguments(v_cache)
     made, lse = run(
         "decode", q, k, v, *k_is, *v_is, lengths, lengths_before, update_lengths, block_table, k_new, v_new, sinks,
-        *mask_arguments(mask), softmax_scale, softcap, max_keys, threads, timeout,
+        *mask_arguments(mask), softmax_scale, softcap, "" if rope is None else rope.text, max_keys, threads, timeout,
     )  # fmt: skip
     return given("decode", out, made), lse
 

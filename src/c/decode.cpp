@@ -52,18 +52,36 @@ std::tuple<DecodeInputs, DecodeOutputs, Stream> ringattn_decode::read(const ring
   return {inputs, outputs, Stream{tensors.stream}};
 }
 
+namespace {
+
+// `rotates`: there is a `rope`.
+ringattn_status create_decode(ringattn_world* world, const ringattn_spec* spec, bool rotates,
+                              const ringattn_rope_spec* rope, const ringattn_decode_limits* limits,
+                              const ringattn_options* options, ringattn_decode** decode) {
+  return create(world, decode, [&](Transport& transport) {
+    DecodeJob job;
+    job.spec = read_spec(spec, job.format);
+    if (rotates) job.rope = read_rope_spec(rope);
+    job.limits = read_limits(limits, job.page_size, job.pages);
+    DecodeOptions read = read_decode_options(options, transport);
+    return new ringattn_decode{{world->transport, Decode(std::move(job), transport, std::move(read))}};
+  });
+}
+
+}  // namespace
+
 extern "C" {
 
 ringattn_status ringattn_decode_create(ringattn_world* world, const ringattn_spec* spec,
                                        const ringattn_decode_limits* limits, const ringattn_options* options,
                                        ringattn_decode** decode) {
-  return create(world, decode, [&](Transport& transport) {
-    DecodeJob job;
-    job.spec = read_spec(spec, job.format);
-    job.limits = read_limits(limits, job.page_size, job.pages);
-    DecodeOptions read = read_decode_options(options, transport);
-    return new ringattn_decode{{world->transport, Decode(std::move(job), transport, std::move(read))}};
-  });
+  return create_decode(world, spec, false, nullptr, limits, options, decode);
+}
+
+ringattn_status ringattn_decode_create_with_rope(ringattn_world* world, const ringattn_spec* spec,
+                                                 const ringattn_rope_spec* rope, const ringattn_decode_limits* limits,
+                                                 const ringattn_options* options, ringattn_decode** decode) {
+  return create_decode(world, spec, true, rope, limits, options, decode);
 }
 
 RINGATTN_STEPS(decode);

@@ -60,6 +60,7 @@ DecodeOptions read_decode_options(const ringattn_options* options, const Transpo
 int read_threads(const ringattn_options* options);
 // The options of a batched GEMM: kernel and threads.
 BatchedGemmOptions read_batched_gemm_options(const ringattn_options* options, const Transport& transport);
+RopeSpec read_rope_spec(const ringattn_rope_spec* spec);
 // The options of RoPE, which are the same.
 RopeOptions read_rope_options(const ringattn_options* options, const Transport& transport);
 LinearJob read_linear_job(const ringattn_linear_spec* spec);

@@ -17,6 +17,7 @@ extern "C" {
 /* ---- Decode from a KV cache, since interface 2 ---- */
 
 typedef struct ringattn_decode ringattn_decode;
+struct ringattn_rope_spec; /* below */
 
 /* Maximum sizes of a decode step, and the form of the cache. */
 typedef struct ringattn_decode_limits {
@@ -33,6 +34,14 @@ typedef struct ringattn_decode_limits {
 ringattn_status ringattn_decode_create(ringattn_world* world, const ringattn_spec* spec,
                                        const ringattn_decode_limits* limits, const ringattn_options* options,
                                        ringattn_decode** decode);
+
+/* The same with RoPE, since interface 6: steps rotate q and k_new, each token by its position in its sequence, with the
+ * bits of a ringattn_rope_run() before the step. Keys that the cache has already are rotated ones. Keys of a compressed
+ * cache are rounded to the dtype before they are compressed. mrope_section is refused. */
+ringattn_status ringattn_decode_create_with_rope(ringattn_world* world, const ringattn_spec* spec,
+                                                 const struct ringattn_rope_spec* rope,
+                                                 const ringattn_decode_limits* limits, const ringattn_options* options,
+                                                 ringattn_decode** decode);
 
 /* With several ranks, this rank's cache holds the KV splits partition_first, partition_first + partition_stride, ... of
  * each sequence, one after the other. KV split i has the keys from i * kv_split_keys on. */

@@ -79,6 +79,11 @@ class RopeReader {
     if (!rope_.refusal.empty()) return rope_;
     if (section_ != nullptr && !section_->is_null()) read_section();
     if (rope_.refusal.empty()) read_lengths();
+    if (!has_theta_) {
+      const std::string_view type = keys_.model_type();
+      rope_.assumed =
+          fmt::format("has no rope_theta ({} is the default{}{})", rope_.theta, type.empty() ? "" : " of ", type);
+    }
     return rope_;
   }
 
@@ -89,8 +94,12 @@ class RopeReader {
   }
 
   void read_top() {
-    if (const auto theta = keys_.number("rope_theta")) rope_.theta = *theta;
-    if (const auto theta = keys_.number("rotary_emb_base")) rope_.theta = *theta;
+    for (const char* const key : {"rope_theta", "rotary_emb_base"}) {
+      const auto theta = keys_.number(key);
+      if (!theta) continue;
+      rope_.theta = *theta;
+      has_theta_ = true;
+    }
     if (const auto part = keys_.number("rotary_pct")) rope_.rotary_factor = *part;
     if (const auto part = keys_.number("partial_rotary_factor")) rope_.rotary_factor = *part;
     if (const auto dim = keys_.count("rotary_dim")) {
@@ -108,7 +117,9 @@ class RopeReader {
     if (among("gemma3 gemma3_text", keys_.model_type()) && found == older) {
       // Layers with windows have a theta of their own, and no scaling.
       if (kind_ == kSlidingAttention) {
-        rope_.theta = keys_.number("rope_local_base_freq").value_or(10000.0);
+        const auto theta = keys_.number("rope_local_base_freq");
+        rope_.theta = theta.value_or(10000.0);
+        has_theta_ = theta.has_value();
         return nullptr;
       }
       if (!keys_.has("rope_theta")) rope_.theta = 1e6;
@@ -163,6 +174,7 @@ class RopeReader {
       } else if (key == "rope_theta" || key == "partial_rotary_factor") {
         if (!value.is_number()) return static_cast<void>(refused(fmt::format("{} is {}", key, kind_text(value))));
         (key == "rope_theta" ? rope_.theta : rope_.rotary_factor) = value.number;
+        has_theta_ = has_theta_ || key == "rope_theta";
       } else if (key == "truncate") {
         if (rope_.type == "yarn") add(key, value.kind == JsonNode::Kind::kFalse ? "false" : "true");
       } else if (key == "mrope_interleaved") {
@@ -195,6 +207,7 @@ class RopeReader {
   int head_dim_;
   const JsonNode* section_ = nullptr;
   ModelRope rope_;
+  bool has_theta_ = false;
 };
 
 }  // namespace

@@ -18,6 +18,8 @@ struct ModelRope {
   double theta = 10000.0;
   double rotary_factor = 1.0;
   bool interleaved = false;
+  // What the file leaves out and how it is read, "has no rope_theta (10000 is the default of llama)"; empty: nothing.
+  std::string assumed;
   std::string scaling;  // the other parameters, "factor=8,low_freq_factor=1"; lists have ':' between their numbers
 
   bool operator==(const ModelRope&) const = default;

@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <tuple>
 #include <vector>
 
 #include "base/error.hpp"
@@ -49,7 +51,32 @@ const OpEntry& op_entry(std::string_view name) {
   return *entry;
 }
 
-const OpEntry& op_of_file(const TensorFile& file) {
+namespace {
+
+// How well a file fits an op that doesn't recognize it: more of the op's tensors, then fewer that are missing, then
+// more of its optional ones.
+std::tuple<std::ptrdiff_t, std::ptrdiff_t, std::ptrdiff_t> fit(const OpEntry& entry, const TensorFile& file) {
+  std::ptrdiff_t present = 0, missing = 0, optional = 0;
+  for (const OpTensor& tensor : entry.tensors) {
+    const bool has = file.file.contains(name_in(file.request.names, tensor.name));
+    if (tensor.optional) {
+      optional += has ? 1 : 0;
+    } else {
+      ++(has ? present : missing);
+    }
+  }
+  return {present, -missing, optional};
+}
+
+bool is_asked_for(const OpEntry& entry, const SettingSources& sources) {
+  return sources.given("model-config") ||
+         std::ranges::any_of(entry.own_settings, [&](const SettingRow& row) { return sources.chosen(row.name); });
+}
+
+}  // namespace
+
+const OpEntry& op_of_file(const TensorFile& file, const SettingSources& sources, std::string_view named) {
+  const OpEntry* const wanted = named.empty() ? nullptr : &op_entry(named);
   const OpEntry* found = nullptr;
   for (const OpEntry* entry : rows()) {
     if (entry->recognizes == nullptr || !entry->recognizes(file)) continue;
@@ -60,14 +87,24 @@ const OpEntry& op_of_file(const TensorFile& file) {
     }
     found = entry;
   }
-  if (found != nullptr) return *found;
-  // The one that most tensors belong to; its opening says which is missing.
-  const auto present = [&](const OpEntry* entry) {
-    return std::ranges::count_if(entry->tensors, [&](const OpTensor& tensor) {
-      return !tensor.optional && file.file.contains(name_in(file.request.names, tensor.name));
-    });
-  };
-  return **std::ranges::max_element(rows(), {}, present);
+  if (found == nullptr) {
+    if (wanted != nullptr && wanted->recognizes != nullptr) return *wanted;
+    return **std::ranges::max_element(rows(), {}, [&](const OpEntry* entry) { return fit(*entry, file); });
+  }
+  // An op that recognizes no file may still be what the found one's job turns out to be.
+  const bool is_other = wanted != nullptr && wanted != found && wanted->recognizes != nullptr;
+  if (found->refuse_unnamed != nullptr) {
+    if (is_other) return *wanted;
+    if (wanted == nullptr && !is_asked_for(*found, sources)) found->refuse_unnamed(file);
+  }
+  if (is_other) refuse_named_op(file.request.path, named, found->name);
+  return *found;
+}
+
+void refuse_named_op(const std::string& path, std::string_view named, std::string_view op) {
+  fail(ErrorCode::kUsage, MessageTemplate{setting("op", named), " contradicts ", setting("input", path)},
+       fmt::format("the file has the tensors of {}", op),
+       MessageTemplate{"Leave ", setting("op"), " out, or give a file of ", std::string(named), "."});
 }
 
 const OpEntry& op_of_layer(LayerKind kind) {

@@ -72,5 +72,74 @@ TEST(CRope, HasTheBitsOfCppAndRefusesByName) {
   EXPECT_EQ(ringattn_rope_create(world.get(), &spec, nullptr, &rope), RINGATTN_USAGE);
 }
 
+// Two steps into a cache: the bits of rotated rows in a decode that rotates nothing.
+TEST(CRope, RotatesTheRowsOfADecode) {
+  constexpr std::int64_t kLength = 8;
+  SelfWorld world;
+  auto spec = sized<ringattn_spec>();
+  spec.dtype = c_dtype(Dtype::kF32);
+  spec.heads = spec.kv_heads = kRopeHeads;
+  spec.head_dim = kRopeDim;
+  auto rope = sized<ringattn_rope_spec>();
+  rope.dtype = spec.dtype;
+  rope.head_dim = kRopeDim;
+  rope.interleaved = 1;
+  auto limits = sized<ringattn_decode_limits>();
+  limits.sequences = 1;
+  limits.rows = 2;
+  limits.keys = kLength;
+  Rope cpp(make_rope_spec({}, Dtype::kF32, kRopeDim, RopePairs::kInterleaved, false), {{"cpu"}, 1});
+  Numbers outs[2], caches[2];
+  for (const bool rotates : {false, true}) {
+    ringattn_decode* decode = nullptr;
+    ASSERT_EQ(rotates ? ringattn_decode_create_with_rope(world.get(), &spec, &rope, &limits, nullptr, &decode)
+                      : ringattn_decode_create(world.get(), &spec, &limits, nullptr, &decode),
+              RINGATTN_OK)
+        << ringattn_error_text();
+    Numbers k(kLength * kRopeHeads * kRopeDim), v = k;
+    std::int32_t length = 0;
+    for (const std::int64_t first : {0, 2}) {
+      Numbers q = normal(2 * kRopeHeads * kRopeDim, 7), k_new = normal(q.size(), 8), v_new = normal(q.size(), 9);
+      if (!rotates) {
+        for (Numbers* const rows : {&q, &k_new}) {
+          const MutableTensorView view =
+              dense_view(static_cast<void*>(rows->data()), Dtype::kF32, 2, kRopeHeads, kRopeDim);
+          const RopeTensor in_place{view, view};
+          cpp.run({{.first = first}, {&in_place, 1}});
+        }
+      }
+      Numbers out(q.size()), lse(2 * kRopeHeads);
+      CTensor tq(q.data(), spec.dtype, {2, kRopeHeads, kRopeDim}),
+          tk(k.data(), spec.dtype, {1, kLength, kRopeHeads, kRopeDim});
+      CTensor tv(v.data(), spec.dtype, {1, kLength, kRopeHeads, kRopeDim}), tn(&length, DLDataType{kDLInt, 32, 1}, {1});
+      CTensor tkn(k_new.data(), spec.dtype, {2, kRopeHeads, kRopeDim}),
+          tvn(v_new.data(), spec.dtype, {2, kRopeHeads, kRopeDim});
+      CTensor to(out.data(), spec.dtype, {2, kRopeHeads, kRopeDim}), tl(lse.data(), spec.dtype, {2, kRopeHeads});
+      auto tensors = sized<ringattn_decode_tensors>();
+      tensors.q = tq.get();
+      tensors.k = tk.get();
+      tensors.v = tv.get();
+      tensors.lengths_before = tn.get();
+      tensors.k_new = tkn.get();
+      tensors.v_new = tvn.get();
+      tensors.out = to.get();
+      tensors.lse = tl.get();
+      tensors.rows = 2;
+      tensors.update_lengths = 1;
+      EXPECT_OK(ringattn_decode_run(decode, &tensors));
+      outs[rotates ? 1 : 0] = out;
+    }
+    caches[rotates ? 1 : 0] = k;
+    ringattn_decode_destroy(decode);
+  }
+  EXPECT_EQ(outs[0], outs[1]);
+  EXPECT_EQ(caches[0], caches[1]);
+  ringattn_decode* decode = nullptr;
+  EXPECT_EQ(ringattn_decode_create_with_rope(world.get(), &spec, nullptr, &limits, nullptr, &decode), RINGATTN_USAGE);
+  rope.head_dim = 2 * kRopeDim;
+  EXPECT_EQ(ringattn_decode_create_with_rope(world.get(), &spec, &rope, &limits, nullptr, &decode), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "RoPE of fp32 rows with head_dim 32");
+}
+
 }  // namespace
 }  // namespace ringattn::testing

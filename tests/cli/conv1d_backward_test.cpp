@@ -115,8 +115,11 @@ TEST(Conv1dBackward, RefusesWhatHasNoGradients) {
     EXPECT_TRUE(has(run.err, part)) << run.err;
   };
   NamedTensors tensors = layer({0, 40});
-  tensors["dfinal_conv_state"] = tensors.at("conv_state");
-  refused(tensors, 4, "no gradient of final states");
+  for (const char* const name : {"dfinal_conv_state", "dfinal_states"}) {
+    NamedTensors with_final = tensors;
+    with_final[name] = tensors.at("conv_state");
+    refused(with_final, 4, "no gradient of final states");
+  }
   tensors = layer({0, 40});
   tensors["dy"] = tensors.at("conv1d_bias");
   refused(tensors, 3, "the convolution asks for F32 [40, 8]");

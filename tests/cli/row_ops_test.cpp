@@ -148,6 +148,31 @@ TEST(RowOps, RopeHasTheSameBitsOnAnyRanks) {
   EXPECT_TRUE(has(tool(job("run", "rope", {"--rope-scaling", "alpha=2"})).err, "original_max_position_embeddings"));
 }
 
+TEST(RowOps, AFileIsOfTheOpThatIsNamed) {
+  const TemporaryFolder folder;
+  const std::string rows = folder.file("rows.safetensors"), layer = folder.file("layer.safetensors");
+  const auto refused = [&](const Words& words, int code, const std::string& part) {
+    const Finished finished = tool(Words{"run"} + words);
+    EXPECT_EQ(finished.code, code) << finished.out;
+    EXPECT_TRUE(has(finished.err, part)) << finished.err;
+  };
+  write_floats(rows, {{"q", FileDtype::kF32, {5, 3, 16}}, {"k", FileDtype::kF32, {5, 1, 16}}});
+  refused({"--input", rows}, 3,
+          "has q, k and no v (these are rows to rotate by RoPE, or attention without its values). For RoPE give --op "
+          "rope or one of its settings; for attention give v.");
+  refused({"--input", rows, "--op", "attention"}, 3, "v");
+  EXPECT_TRUE(has(done({"run", "--input", rows, "--op", "rope"}).out, "# job: rope, fp32"));
+  EXPECT_TRUE(has(done({"run", "--input", rows, "--rope-theta", "1e6"}).out, "theta 1e6"));
+  write_floats(layer, {{"x", FileDtype::kF32, {5, 8}}, {"weight", FileDtype::kF32, {3, 8}}});
+  EXPECT_TRUE(has(done({"run", "--input", layer, "--op", "linear"}).out, "# job: linear, fp32"));
+  refused({"--input", layer, "--op", "rope"}, 2, "--op rope contradicts --input " + layer);
+  refused({"--input", layer, "--op", "rope"}, 2, "(the file has the tensors of linear). Leave --op out");
+  // Files that lack a tensor are those of the op that is named, or else of the one that lacks least.
+  write_floats(layer, {{"x", FileDtype::kF32, {5, 8}}, {"bias", FileDtype::kF32, {3}}});
+  refused({"--input", layer}, 3, "weight");
+  refused({"--input", layer, "--op", "linear"}, 3, "weight");
+}
+
 TEST(RowOps, RopeReadsFilesAndModels) {
   const TemporaryFolder folder;
   const std::string file = folder.file("rows.safetensors"), model = folder.file("config.json");
@@ -162,6 +187,9 @@ TEST(RowOps, RopeReadsFilesAndModels) {
       "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}, )" +
                               dims + "}");
   EXPECT_TRUE(has(llama.out, "llama3, theta 500000, factor=8,") && has(llama.out, "PASS")) << llama.out << llama.err;
+  const Finished assumed = with(R"({"model_type": "llama", )" + dims + "}");
+  EXPECT_TRUE(has(assumed.err, "config.json has no rope_theta (10000 is the default of llama). Give --rope-theta"))
+      << assumed.err;
   const Finished glm = with(R"({"model_type": "glm", "rope_parameters": {"rope_type": "default", "rope_theta": 1e4,
       "partial_rotary_factor": 0.25}, "head_dim": 64, )" +
                             dims + "}");

@@ -14,6 +14,7 @@
 #include "base/gpu.hpp"
 #include "comm/self.hpp"
 #include "kernels/attention/attention_spec.hpp"
+#include "kernels/rope/rope_frequencies.hpp"
 #include "tests/support/cuda_graph.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
@@ -94,6 +95,36 @@ TEST_F(GpuDecode, EachLaunchOfAGraphGrowsTheSequences) {
         ASSERT_EQ(rank.difference(reference), "") << "step " << step << ", page " << page;
       }
       decode.wait();  // no check has found anything
+    }
+  }
+}
+
+// A captured step that rotates its rows has the bits of steps over rotated ones.
+TEST_F(GpuDecode, RotatesRowsInAGraph) {
+  constexpr std::int64_t kFew = 20;
+  const auto self = make_self_transport(MemoryKind::kDevice);
+  const Job job = job_of(spec_of({-1, 0}), {kGroup + 10, kFew, 300}, kFew);
+  for (const RopePairs pairs : {RopePairs::kHalfSplit, RopePairs::kInterleaved}) {
+    const RopeSpec rope = make_rope_spec({}, job.spec.dtype, job.spec.head_dim, pairs, false);
+    const JobTensors raw = random_tensors(job, 4), rotated = rotated_tensors(job, raw, rope);
+    const JobResult reference = attended(job, rotated);
+    for (const std::int64_t page : {0, 64}) {
+      const CacheLayout layout{.page_size = page};
+      DecodeJob steps = decode_job(job, 1, layout);
+      steps.rope = rope;
+      Decode decode(steps, *self, on_gpu());
+      DecodeRank rank(decode, job, rotated, layout);
+      const std::vector<std::int64_t> start = plus(job.batch.k_lengths(), -kFew);
+      rank.fill(start);
+      rank.use(raw);
+      rank.load(plus(start, 1), 1);
+      const Graph graph(rank.stream(), [&] { decode.enqueue(rank.inputs(true, true), rank.outputs(), rank.stream()); });
+      for (std::int64_t step = 1; step <= kFew; ++step) {
+        rank.load(plus(start, step), 1);
+        graph.launch();
+        ASSERT_EQ(rank.difference(reference), "") << "step " << step << ", page " << page;
+      }
+      decode.wait();
     }
   }
 }

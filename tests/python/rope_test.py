@@ -239,5 +239,38 @@ class Refusals(unittest.TestCase):
         self.assertEqual(ringattn.rope(q[:0]).shape, (0, 2, 64))
 
 
+class InADecodeStep(unittest.TestCase):
+    def test_has_the_bits_of_rotated_rows(self):
+        q, k, v = normal(2, 2, 4, 64), normal(2, 2, 2, 64, seed=2), normal(2, 2, 2, 64, seed=3)
+        settings = ringattn.RopeSettings(64, theta=5e5, interleaved=True)
+        for compiled in (False, True):
+            results = []
+            for rope in (None, settings):
+                caches = [normal(2, 16, 2, 64, seed=4), normal(2, 16, 2, 64, seed=5)]
+                lengths = torch.tensor([0, 9], dtype=torch.int32)
+                given_q, given_k = q, k
+                if rope is None:
+                    positions = lengths[:, None] + torch.arange(2, dtype=torch.int32)
+                    given_q, given_k = ringattn.rope(q, k, positions=positions, theta=5e5, interleaved=True)
+
+                def step(q, k, v, k_cache, v_cache, lengths, rope=rope):
+                    return ringattn.decode(q, k_cache, v_cache, lengths_before=lengths, update_lengths=True, k_new=k, v_new=v,
+                                           rope=rope)  # fmt: skip
+
+                call = torch.compile(step, fullgraph=True, backend="eager") if compiled else step
+                results.append((*call(given_q, given_k, v, *caches, lengths), *caches, lengths))
+            for left, right in zip(*results, strict=True):
+                assert_same_bits(left, right)
+
+    def test_is_refused_by_name(self):
+        q, cache, lengths = normal(1, 4, 64), normal(1, 16, 2, 64), torch.tensor([5], dtype=torch.int32)
+        for rope, problem in (({"theta": 1e4}, "rope is dict"), (ringattn.RopeSettings(32), "rope is for heads of 32")):
+            with self.assertRaisesRegex(ringattn.UsageError, problem):
+                ringattn.decode(q, cache, cache, lengths, rope=rope)
+        sections = ringattn.RopeSettings(64, rope_parameters={"rope_type": "default", "mrope_section": [8, 12, 12]})
+        with self.assertRaisesRegex(ringattn.UsageError, "3 axes of positions"):
+            ringattn.decode(q, cache, cache, lengths, rope=sections)
+
+
 if __name__ == "__main__":
     unittest.main()

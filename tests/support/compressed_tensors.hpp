@@ -52,6 +52,7 @@ class CompressedPool {
   // Copies tables, and those rows of the tensor that a partition holds. KV splits have that many keys.
   void fill(const CompressedTensor& tensor, const KvPartition& partition = {}, std::int64_t kv_split_keys = 1);
   CompressedCache view();
+  bool same_bytes(const CompressedPool& other) const { return streams_ == other.streams_ && tables_ == other.tables_; }
 
  private:
   RowFormat format_;

@@ -11,6 +11,7 @@
 
 #include "attention/tokens/cost.hpp"
 #include "ops/decode/decode_inputs.hpp"
+#include "ops/rope/rope.hpp"
 #include "tests/support/device_pool.hpp"
 #include "tests/support/poison.hpp"
 
@@ -69,6 +70,28 @@ DecodeJob decode_job(const Job& job, int rows, const CacheLayout& layout) {
   return {job.spec,
           {static_cast<std::int64_t>(job.batch.sequences.size()), rows, longest(job), 0, prefixes},
           layout.page_size};
+}
+
+JobTensors rotated_tensors(const Job& job, const JobTensors& tensors, const RopeSpec& spec) {
+  JobTensors rotated = tensors;
+  RopeOptions options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  Rope rope(spec, options);
+  const auto rotate = [&](std::vector<std::byte>& rows, const std::vector<std::int64_t>& positions, int heads) {
+    const auto count = static_cast<std::int64_t>(positions.size());
+    const MutableTensorView view = dense_view(static_cast<void*>(rows.data()), spec.dtype, count, heads, spec.head_dim);
+    const RopeTensor tensor{view, view};
+    rope.run({{positions.data(), true, count}, {&tensor, 1}});
+  };
+  std::vector<std::int64_t> queries, keys;
+  for (const Sequence& sequence : job.batch.sequences) {
+    for (std::int64_t i = 0; i < sequence.q_len; ++i) queries.push_back(sequence.q_offset + i);
+    for (std::int64_t i = 0; i < sequence.k_len; ++i) keys.push_back(i);
+  }
+  rotate(rotated.q, queries, job.spec.heads);
+  rotate(rotated.k, keys, job.spec.kv_heads);
+  return rotated;
 }
 
 DecodeRank::DecodeRank(Decode& decode, const Job& job, const JobTensors& tensors, const CacheLayout& layout)

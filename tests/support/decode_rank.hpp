@@ -17,6 +17,9 @@ namespace ringattn::testing {
 // A job of steps of `rows` rows, over sequences as long as those of `job`.
 DecodeJob decode_job(const Job& job, int rows, const CacheLayout& layout);
 
+// The tensors after a Rope, each query and key at its position.
+JobTensors rotated_tensors(const Job& job, const JobTensors& tensors, const RopeSpec& spec);
+
 class DecodeRank {
  public:
   // `job` has the sequences as they are when they are longest, with the queries that steps will have.
@@ -27,6 +30,9 @@ class DecodeRank {
   // A step of `rows` rows of each sequence, the last of which stands before position lengths[s]: its queries, and its
   // keys and values as new rows.
   void load(const std::vector<std::int64_t>& lengths, int rows);
+
+  // Rows of later steps are those of `tensors`. The cache keeps its own.
+  void use(const JobTensors& tensors) { tensors_ = tensors; }
 
   // The step that was loaded. `update`: the lengths are those before the step, which updates them; `append`: new
   // rows join the cache.

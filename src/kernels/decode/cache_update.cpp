@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <optional>
 #include <string>
+
+#include "kernels/rope/token_rotation.hpp"
 
 namespace ringattn {
 
@@ -69,6 +72,15 @@ CacheAppend append_to_cache(const MutableCacheView& cache, const TensorView& row
   return append;
 }
 
+CacheAppend store_rows(const MutableTensorView& to, const TensorView& from, int rows) {
+  const MutableCacheView pages{to.data,       to.dtype, from.tokens / rows,     rows,
+                               to.heads,      to.dim,   rows * to.token_stride, to.token_stride,
+                               to.head_stride};
+  CacheAppend append = append_to_cache(pages, from);
+  append.by_row = true;
+  return append;
+}
+
 namespace {
 
 OutOfRangeEntry mask_out_of_range(const CacheUpdate& update, std::int64_t sequence) {
@@ -124,7 +136,48 @@ void refuse_out_of_range(const OutOfRangeEntry* entries, std::int64_t sequences,
   }
 }
 
+namespace {
+
+// Calls with(from, to) for each head of a token's new rows.
+template <class With>
+void for_heads(const CacheAppend& append, std::int64_t row, const PageSlot& slot, const With& with) {
+  if (slot.page < 0) return;
+  std::byte* const to = append.cache + slot.page * append.page_stride + slot.token * append.token_stride;
+  const std::byte* const from = append.rows + row * append.new_token_stride;
+  for (std::int64_t head = 0; head < append.heads; ++head) {
+    with(from + head * append.new_head_stride, to + head * append.head_stride);
+  }
+}
+
+// Writes the new rows of sequence s.
+void write_new_rows(const CacheUpdate& update, std::int64_t s, std::int64_t length,
+                    std::optional<TokenRotation>& rotation) {
+  if (update.append_count == 0 && !rotation) return;
+  for (int i = 0; i < update.rows; ++i) {
+    const std::int64_t position = length - update.rows + i;
+    const std::int64_t row = s * update.rows + i;
+    const PageSlot slot = page_slot_of(update, s, position);
+    for (int n = 0; n < update.append_count; ++n) {
+      const CacheAppend& append = update.appends[n];
+      for_heads(append, row, slot, [&](const std::byte* from, std::byte* to) {
+        std::memcpy(to, from, static_cast<std::size_t>(append.row_bytes));
+      });
+    }
+    if (!rotation) continue;
+    rotation->move_to(position);
+    for (int n = 0; n < update.rotated_count; ++n) {
+      const CacheAppend& append = update.rotated[n];
+      for_heads(append, row, append.by_row ? PageSlot{s, i} : slot,
+                [&](const std::byte* from, std::byte* to) { rotation->rotate(from, to); });
+    }
+  }
+}
+
+}  // namespace
+
 void update_host_cache(const CacheUpdate& update) {
+  std::optional<TokenRotation> rotation;
+  if (update.rotated_count > 0) rotation.emplace(update.rotation);
   for (std::int64_t s = 0; s < update.sequences; ++s) {
     const OutOfRangeEntry entry = update.checked != nullptr ? out_of_range_entry(update, s) : OutOfRangeEntry{};
     const std::int32_t length = new_length(update, update.lengths[s]);
@@ -135,19 +188,7 @@ void update_host_cache(const CacheUpdate& update) {
       if (!good && update.out_of_range[s].kind == OutOfRangeEntry::Kind::kNone) update.out_of_range[s] = entry;
     }
     if (!good) continue;
-    for (int i = 0; update.append_count > 0 && i < update.rows; ++i) {
-      const PageSlot place = page_slot_of(update, s, std::int64_t{length} - update.rows + i);
-      if (place.page < 0) continue;
-      for (int p = 0; p < update.append_count; ++p) {
-        const CacheAppend& append = update.appends[p];
-        std::byte* const to = append.cache + place.page * append.page_stride + place.token * append.token_stride;
-        const std::byte* const from = append.rows + (s * update.rows + i) * append.new_token_stride;
-        for (std::int64_t head = 0; head < append.heads; ++head) {
-          std::memcpy(to + head * append.head_stride, from + head * append.new_head_stride,
-                      static_cast<std::size_t>(append.row_bytes));
-        }
-      }
-    }
+    write_new_rows(update, s, length, rotation);
   }
 }
 

@@ -14,6 +14,7 @@
 #include "base/tensor.hpp"
 #include "kernels/decode/cache_partition.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/rope/rope.hpp"
 
 namespace ringattn {
 
@@ -28,10 +29,14 @@ struct CacheAppend {
   std::int64_t new_head_stride = 0;
   std::int64_t heads = 0;
   std::int64_t row_bytes = 0;
+  // Row i of sequence s is stored as token i of page s of `cache`, without a block table, a partition or a check.
+  bool by_row = false;
 };
 
 // Appends `rows`, [sequences · rows, heads, dim], to `cache`.
 CacheAppend append_to_cache(const MutableCacheView& cache, const TensorView& rows);
+// Stores `from` as `to`, of the same shape; `rows`: per sequence.
+CacheAppend store_rows(const MutableTensorView& to, const TensorView& from, int rows);
 
 // A length, page, prefix or block-mask entry of a sequence that is out of range.
 struct OutOfRangeEntry {
@@ -58,11 +63,12 @@ struct OutOfRangeEntry {
 };
 
 inline constexpr int kMaxCacheAppends = 4;
+inline constexpr int kMaxRotatedAppends = 2;  // queries and keys
 
 // For each of `sequences` sequences, in this order: adds `rows` to its length, checks it, and, if it has no
 // out-of-range entry, writes the new rows to positions lengths[s] − rows and up. A row is not written if its position
-// is negative, belongs to another partition, or is outside the block table or the pool. All memory is of the backend's
-// kind.
+// is negative, belongs to another partition, or is outside the block table or the pool. Rows of `rotated` are rotated
+// by RoPE on the way, each by its position, with the bits of a RoPE kernel. All memory is of the backend's kind.
 struct CacheUpdate {
   std::int64_t sequences = 0;
   int rows = 1;                           // rows per sequence
@@ -80,7 +86,10 @@ struct CacheUpdate {
   DecodeBlockMask block_mask;  // if checking: each mask row must ascend
   int mask_heads = 0;          // mask rows per sequence; 0: no block mask
   CacheAppend appends[kMaxCacheAppends];
-  int append_count = 0;  // 0: no rows are written
+  int append_count = 0;
+  RowRotation rotation;  // of `rotated`, whose rows have its dtype and head_dim
+  CacheAppend rotated[kMaxRotatedAppends];
+  int rotated_count = 0;
   // Null: nothing is checked. Otherwise [sequences] receives the lengths for the step: 0 for sequences with an
   // out-of-range entry.
   std::int32_t* checked = nullptr;

@@ -31,6 +31,10 @@ int RopeSpec::axis_count() const { return axes.empty() ? 1 : 1 + *std::ranges::m
 
 std::string_view pairs_name(RopePairs pairs) { return pairs == RopePairs::kHalfSplit ? "half" : "interleaved"; }
 
+RowRotation row_rotation(const RopeSpec& spec, const double* frequencies) {
+  return {frequencies, spec.pair_count(), spec.head_dim, spec.attention_factor, spec.dtype, spec.pairs, spec.exact};
+}
+
 std::string describe(const RopeSpec& spec) {
   std::string text = fmt::format("{}, head_dim {}", dtype_name(spec.dtype), spec.head_dim);
   if (spec.rotary_dim != spec.head_dim) text += fmt::format(", rotary_dim {}", spec.rotary_dim);

@@ -62,6 +62,19 @@ struct RopeSpec {
   bool operator==(const RopeSpec&) const = default;
 };
 
+// What rotates one row, as plain data for launches.
+struct RowRotation {
+  const double* frequencies = nullptr;  // [pairs], in the kernel's kind of memory
+  std::int32_t pairs = 0;
+  std::int32_t head_dim = 0;
+  float factor = 1.0F;
+  Dtype dtype = Dtype::kBf16;
+  RopePairs layout = RopePairs::kHalfSplit;
+  bool exact = false;
+};
+// `frequencies`: those of the spec, in the kernel's kind of memory.
+RowRotation row_rotation(const RopeSpec& spec, const double* frequencies);
+
 // Position of each token. Any int64 value is possible; the accuracy above holds up to ±2^31.
 struct RopePositions {
   // [axes, tokens] int32 or int64, in the kernel's kind of memory, tokens contiguous. Null: token t is at first + t,

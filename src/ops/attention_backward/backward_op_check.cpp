@@ -209,11 +209,8 @@ Check BackwardOpJob::check_oracle(const Collective& collective, std::int64_t cou
 }
 
 Check BackwardOpJob::check_earlier(const Collective& collective) {
-  Check check;
-  const std::string difference = earlier_->compare(collective, input_, *result_);
-  check.passes = difference.empty();
+  Check check = earlier_check(earlier_->compare(collective, input_, *result_));
   check.context = earlier_->other_job();
-  if (!difference.empty()) check.lines.push_back(fmt::format("first difference: {}", difference));
   return check;
 }
 

@@ -112,19 +112,20 @@ RankFigures BackwardOpJob::run(const ProgressCallback& on_progress) {
   return figures(*result_);
 }
 
-std::vector<ResultDigest> BackwardOpJob::digests(const Collective& collective) {
-  const BackwardJob& job = input_.job();
+std::vector<ResultDigest> digest_gradients(const BackwardInput& input, const BackwardRankResult& result,
+                                           const Collective& collective) {
+  const BackwardJob& job = input.job();
   std::vector<ResultDigest> digests;
   for (const GradientTensor& tensor : gradient_tensors(job.forward.spec)) {
     const std::int64_t tokens = cumulative_tokens(job.forward.batch, tensor.axis).back();
     const std::string name(tensor.name);
-    digests.push_back({name, name, digest(collective, ((*result_).*tensor.view)(job), tensor.runs(*result_), tokens)});
+    digests.push_back({name, name, digest(collective, (result.*tensor.view)(job), tensor.runs(result), tokens)});
   }
   if (!job.forward.spec.sinks) return digests;
   // One row, which rank 0 gives.
   const PackedRun row{0, collective.rank() == 0 ? 1 : 0};
-  const TensorView view = dense_view(static_cast<const void*>(result_->dsinks.data()), Dtype::kF32, row.tokens(),
-                                     job.forward.spec.heads, 1);
+  const TensorView view =
+      dense_view(static_cast<const void*>(result.dsinks.data()), Dtype::kF32, row.tokens(), job.forward.spec.heads, 1);
   digests.push_back({"dsinks", "dsinks", digest(collective, view, {&row, row.tokens() > 0 ? 1U : 0U}, 1)});
   return digests;
 }
@@ -134,11 +135,8 @@ void BackwardOpJob::write(const OutputRequest& output) {
   const BackwardJob& job = input_.job();
   const AttentionSpec& spec = job.forward.spec;
   const std::vector<GradientTensor> gradients = gradient_tensors(spec);
-  FileMetadata metadata = output_metadata(kernel(), backend());
-  for (const ResultDigest& digest : digests(collective)) metadata.emplace_back("digest." + digest.key, digest.hex);
-  metadata.emplace_back("op", std::string(kName));
-  metadata.emplace_back("softmax_scale", fmt::format("{}", spec.softmax_scale));
-  metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
+  const FileMetadata metadata =
+      file_metadata(collective, {{"softmax_scale", fmt::format("{}", spec.softmax_scale)}}, output.metadata);
   std::vector<OutputTensor> tensors;
   const auto grid = [&](const GradientTensor& tensor) { return input_.grid(tensor.axis, tensor.heads, tensor.dim); };
   for (const GradientTensor& tensor : gradients) {
@@ -156,14 +154,6 @@ void BackwardOpJob::write(const OutputRequest& output) {
 
 std::vector<Cell> BackwardOpJob::columns(const Totals& totals) const {
   return ring_cells(input_.job().forward, totals, "dq");
-}
-
-std::vector<std::string> BackwardOpJob::result_lines(const std::vector<ResultDigest>& digests) const {
-  std::vector<std::string> lines;
-  for (std::size_t i = 1; i < digests.size(); ++i) {
-    lines.push_back(fmt::format("digest of {}: {}", digests[i].title, digests[i].hex));
-  }
-  return lines;
 }
 
 std::string BackwardOpJob::non_finite_text(const NonFinite& total) const {

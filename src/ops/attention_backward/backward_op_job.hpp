@@ -11,24 +11,25 @@
 #include "ops/attention_backward/backward_input.hpp"
 #include "ops/attention_backward/backward_output_file.hpp"
 #include "ops/attention_backward/loaded_backward.hpp"
-#include "ops/common/op_job.hpp"
+#include "ops/common/gradient_op_job.hpp"
 #include "ops/common/shapes.hpp"
 
 namespace ringattn {
 
 std::unique_ptr<OpPlan> plan_backward(const BackwardInput& input, const PlanRequest& request);
 
-class BackwardOpJob final : public OpJob {
+// The digests of all gradients of a result. Collective.
+std::vector<ResultDigest> digest_gradients(const BackwardInput& input, const BackwardRankResult& result,
+                                           const Collective& collective);
+
+class BackwardOpJob final : public GradientOpJob<BackwardInput, AttentionBackward, BackwardRankResult> {
  public:
-  explicit BackwardOpJob(const OpRequest& request) : input_(request) {}
+  using GradientOpJob::GradientOpJob;
 
   std::string_view op() const override;
   std::string describe() const override;
   std::string describe_shape() const override;
-  std::string source() const override { return input_.source(); }
-  std::vector<FileFingerprint> fingerprints() const override { return input_.fingerprints(); }
   std::vector<MessageTemplate> notes() const override;
-  UnreadTensors unread() const override { return input_.unread(); }
   void check_model(const ModelComparison& compare) const override;
   InputShape shape() const override;
   double flops() const override;
@@ -39,27 +40,17 @@ class BackwardOpJob final : public OpJob {
     return plan_backward(input_, request);
   }
   void prepare(Transport& world, const Options& options) override;
-  Backend& backend() override { return backward_->backend(); }
-  const KernelEntry& kernel() override { return *backward_->kernel().row; }
-  const std::string& kernel_reason() override { return backward_->kernel().reason; }
   int threads() override { return backward_->options().threads; }
   PlanFigures plan(const Collective& collective) override;
   void write_plan(JsonWriter& json) override;
   std::vector<std::string> plan_lines(const PlanFigures& plan) override;
   std::vector<std::string> plan_details() override;
 
-  void release() override {
-    result_.reset();
-    backward_.reset();
-  }
-
   RankFigures run(const ProgressCallback& on_progress = {}) override;
-  std::vector<ResultDigest> digests(const Collective& collective) override;
   void write(const OutputRequest& output) override;
 
   bool measures_exposed_comm() const override { return true; }
   std::vector<Cell> columns(const Totals& totals) const override;
-  std::vector<std::string> result_lines(const std::vector<ResultDigest>& digests) const override;
   std::string non_finite_text(const NonFinite& total) const override;
   void write_non_finite(JsonWriter& json, const NonFinite& total) const override;
   Check check_oracle(const Collective& collective, std::int64_t count) override;
@@ -77,10 +68,6 @@ class BackwardOpJob final : public OpJob {
  private:
   RankFigures figures(const BackwardRankResult& result) const;
 
-  BackwardInput input_;
-  Transport* world_ = nullptr;
-  std::optional<AttentionBackward> backward_;
-  std::optional<BackwardRankResult> result_;
   std::optional<BackwardOutputFile> earlier_;
   std::size_t max_state_ = 0;  // of plan(), bytes of a rank
   std::vector<Shape> shapes_;  // of run_variants()

@@ -99,6 +99,9 @@ struct OpEntry {
   // ops recognize is refused. FileInput::names counts as well as a tensor's own name (name_in()). Null: another op
   // opens its files, and the job says that it is this one's.
   bool (*recognizes)(const TensorFile& file) = nullptr;
+  // Throws kFile for a file that the op recognizes and that could as well lack tensors of another op. Called where the
+  // user neither names the op, nor gives one of its own settings or a model's config. Null: the tensors decide.
+  void (*refuse_unnamed)(const TensorFile& file) = nullptr;
   // Opens a job. Not collective. Throws kFile for a file that holds none, kUsage for settings that contradict each
   // other.
   std::unique_ptr<OpJob> (*make)(const OpRequest& request) = nullptr;

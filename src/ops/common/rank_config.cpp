@@ -2,6 +2,7 @@
 #include "ops/common/rank_config.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -145,7 +146,9 @@ std::vector<RankConfigEntry> rank_config(const BackwardJob& job, const Options& 
 std::vector<RankConfigEntry> rank_config(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
                                          const Backend& backend) {
   std::vector<RankConfigEntry> all = program_config("decode", *choice.row, backend);
-  all.push_back({"job", hashed(fmt::format("{}; {}, {} pages", spec_text(job.spec), describe(job), job.pages))});
+  std::string text = fmt::format("{}; {}, {} pages", spec_text(job.spec), describe(job), job.pages);
+  if (job.rope) text += fmt::format("; {}; {}", fmt::join(job.rope->frequencies, ","), job.rope->attention_factor);
+  all.push_back({"job", hashed(text)});
   all.push_back({"options", fmt::format("budget {}, tables {}", options.memory_budget,
                                         options.check_tables ? "checked" : "not checked")});
   return all;

@@ -13,7 +13,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::string_view kFinalGradient = "dfinal_conv_state";
+constexpr std::string_view kFinalGradients[] = {"dfinal_conv_state", "dfinal_states"};
 
 bool names_or_has(const TensorFile& file, std::string_view tensor) {
   const InputNames& names = file.request.names;
@@ -39,8 +39,9 @@ Conv1dBackwardInput::Conv1dBackwardInput(const OpRequest& request) : forward_(ma
   job_ = {*forward.convolution, forward.lengths, forward.initial_halos};
   if (!request.from_file()) return;
   file_ = open_tensor_file(file_input(request.settings), *request.share);
-  if (names_or_has(*file_, kFinalGradient)) {
-    fail(ErrorCode::kUnsupported, fmt::format("{} has a tensor {}", forward_.source(), kFinalGradient),
+  for (const std::string_view gradient : kFinalGradients) {
+    if (!names_or_has(*file_, gradient)) continue;
+    fail(ErrorCode::kUnsupported, fmt::format("{} has a tensor {}", forward_.source(), gradient),
          "the program takes no gradient of final states of a convolution",
          "Leave it out, or call CausalConv1dBackward with dfinal_halos.");
   }

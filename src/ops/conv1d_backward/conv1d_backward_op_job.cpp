@@ -128,29 +128,25 @@ std::vector<ResultDigest> digest_gradients(const Conv1dBackwardInput& input, con
   return digests;
 }
 
-std::vector<ResultDigest> Conv1dBackwardOpJob::digests(const Collective& collective) {
-  return digest_gradients(input_, *result_, collective);
-}
-
 RowGrid Conv1dBackwardOpJob::halos_grid() const {
   return {AxisOrder::kThd, 1, std::ssize(input_.job().lengths), spec().channels, spec().halo_tokens()};
 }
 
-void Conv1dBackwardOpJob::write(const OutputRequest& output) {
-  const Collective collective(*world_, Timeouts(options_.timeout_seconds));
-  FileMetadata metadata = output_metadata(kernel(), backend());
-  for (const ResultDigest& digest : digests(collective)) metadata.emplace_back("digest." + digest.key, digest.hex);
-  metadata.emplace_back("op", std::string(kName));
-  metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
-  const SsmInput& forward = input_.forward();
-  std::vector<OutputTensor> tensors{{"dx", file_dtype(spec().dtype), forward.y_shape()},
+std::vector<OutputTensor> Conv1dBackwardOpJob::gradients() const {
+  std::vector<OutputTensor> tensors{{"dx", file_dtype(spec().dtype), input_.forward().y_shape()},
                                     {"dweight", FileDtype::kF32, {spec().channels, spec().width}}};
   if (spec().bias) tensors.push_back({"dbias", FileDtype::kF32, {spec().channels}});
   if (input_.job().initial_halos) {
-    tensors.push_back({std::string(kInitial), file_dtype(spec().dtype), forward.halos_shape()});
+    tensors.push_back({std::string(kInitial), file_dtype(spec().dtype), input_.forward().halos_shape()});
   }
-  write_collectively(collective, tensors, metadata, output.path, output.replace, [&](SafetensorsWriter& writer) {
-    writer.write_rows("dx", forward.y_grid(), result_->runs, result_->dx_view(spec()));
+  return tensors;
+}
+
+void Conv1dBackwardOpJob::write(const OutputRequest& output) {
+  const Collective collective(*world_, Timeouts(options_.timeout_seconds));
+  const FileMetadata metadata = file_metadata(collective, {}, output.metadata);
+  write_collectively(collective, gradients(), metadata, output.path, output.replace, [&](SafetensorsWriter& writer) {
+    writer.write_rows("dx", input_.forward().y_grid(), result_->runs, result_->dx_view(spec()));
     failpoint("writing");
     if (collective.rank() == 0) {
       writer.write_bytes("dweight", std::as_bytes(std::span(result_->dweight)));
@@ -174,20 +170,8 @@ std::vector<Cell> Conv1dBackwardOpJob::columns(const Totals& totals) const {
           {"digest of dx", "", totals.digests->front().hex}};
 }
 
-std::vector<std::string> Conv1dBackwardOpJob::result_lines(const std::vector<ResultDigest>& digests) const {
-  std::vector<std::string> lines;
-  for (std::size_t i = 1; i < digests.size(); ++i) {
-    lines.push_back(fmt::format("digest of {}: {}", digests[i].title, digests[i].hex));
-  }
-  return lines;
-}
-
 std::string Conv1dBackwardOpJob::non_finite_text(const NonFinite& total) const {
   return fmt::format("{} values of x and dy", total.total());
-}
-
-void Conv1dBackwardOpJob::write_non_finite(JsonWriter& json, const NonFinite& total) const {
-  json.begin_object().member("rows", total.q).end_object();
 }
 
 Golden Conv1dBackwardOpJob::golden() {

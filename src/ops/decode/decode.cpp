@@ -60,6 +60,7 @@ struct Decode::Impl {
   std::int32_t* lengths_of_step(const DecodeInputs& inputs) const {
     return inputs.update_lengths ? inputs.lengths_before : reinterpret_cast<std::int32_t*>(new_lengths.data());
   }
+  RowRotation rotation() const { return row_rotation(*job.rope, reinterpret_cast<const double*>(frequencies.data())); }
   std::size_t entry_bytes() const { return static_cast<std::size_t>(part.limits.sequences) * sizeof(OutOfRangeEntry); }
 
   void choose();
@@ -82,6 +83,7 @@ struct Decode::Impl {
   void enqueue(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream);
   void enqueue_step(DecodeInputs inputs, const DecodeExtent& extent, const DecodeOutputs& outputs, Stream stream);
   void add_rows(const DecodeInputs& inputs, Stream stream);
+  void add_rotated(CacheUpdate& update, DecodeInputs& inputs) const;
   void append(const DecodeInputs& inputs, CacheUpdate at, const std::int32_t* lengths, Stream stream);
   void finish_collectively(DecodeStep step, const DecodeExtent& extent, const AttentionOutput& output, Stream stream);
   void throw_reported_errors();
@@ -96,8 +98,9 @@ struct Decode::Impl {
   std::unique_ptr<Backend> backend;
   std::unique_ptr<DecodeKernel> kernel;
   DecodeMemory memory;
-  Buffer means, scores, chosen, counts;  // of key blocks, if steps select them
-  Buffer checks;                         // on devices: [sequences] OutOfRangeEntry, then [sequences] checked lengths
+  Buffer means, scores, chosen, counts;      // of key blocks, if steps select them
+  Buffer frequencies, rotated_q, rotated_k;  // with RoPE: rotated rows of a step, which is given them before
+  Buffer checks;       // on devices: [sequences] OutOfRangeEntry, then [sequences] checked lengths
   Buffer new_lengths;  // [sequences] lengths including the step's tokens, if lengths_before is not updated
   std::unique_ptr<Events> errors_read;
   std::optional<InvalidElementCells> appended;  // compressed caches: cells for k_new and v_new
@@ -133,7 +136,18 @@ void Decode::Impl::allocate() {
     errors_read = backend->make_events(1, false);
   }
   if (!job.format.is_plain()) appended.emplace(*backend, collective, transport, 2);
-  backend->update_cache({}, backend->stream());  // loads the kernel
+  CacheUpdate none_updated;
+  if (job.rope) {
+    const RotatedRowsMemory bytes = rotated_rows_memory(part);
+    frequencies = backend->allocate(bytes.frequencies);
+    const auto count = static_cast<std::int64_t>(bytes.frequencies);
+    backend->copy_rows(frequencies.data(), count, job.rope->frequencies.data(), count, count, 1, backend->stream());
+    backend->synchronize(backend->stream(), collective.timeouts().for_peer(), {});
+    rotated_q = backend->allocate(bytes.q);
+    if (bytes.k > 0) rotated_k = backend->allocate(bytes.k);
+    none_updated.rotation = rotation();
+  }
+  backend->update_cache(none_updated, backend->stream());  // loads the kernels
   if (job.top_k_blocks > 0) {
     const TopKMemory bytes = top_k_memory(part);
     means = backend->allocate(bytes.means);
@@ -206,11 +220,34 @@ CacheUpdate Decode::Impl::update_of(const DecodeInputs& inputs) const {
     update.mask_heads = part.spec.block_mask.heads;
   }
   if (has_rows(inputs.k_new)) {
-    if (job.format.k.is_plain()) update.appends[update.append_count++] = append_to_cache(inputs.k, inputs.k_new);
+    if (job.format.k.is_plain() && !job.rope) {
+      update.appends[update.append_count++] = append_to_cache(inputs.k, inputs.k_new);
+    }
     if (job.format.v.is_plain() && !job.decode_spec().quantized_values_in_keys())
       update.appends[update.append_count++] = append_to_cache(inputs.v, inputs.v_new);
   }
   return update;
+}
+
+// Rotates q, and k_new on its way into a plain cache, in the launch of the update. Keys that will be quantized have the
+// bits of rotated keys that were stored first. `inputs` has the rotated rows afterwards.
+void Decode::Impl::add_rotated(CacheUpdate& update, DecodeInputs& inputs) const {
+  if (!job.rope) return;
+  update.rotation = rotation();
+  const AttentionSpec& spec = part.spec;
+  const auto replaced_by = [&](TensorView& rows, const Buffer& buffer) {
+    const MutableTensorView rotated =
+        dense_view(static_cast<void*>(buffer.data()), spec.dtype, rows.tokens, rows.heads, rows.dim);
+    update.rotated[update.rotated_count++] = store_rows(rotated, rows, update.rows);
+    rows = rotated;
+  };
+  replaced_by(inputs.q, rotated_q);
+  if (!has_rows(inputs.k_new)) return;
+  if (job.format.k.is_plain()) {
+    update.rotated[update.rotated_count++] = append_to_cache(inputs.k, inputs.k_new);
+  } else {
+    replaced_by(inputs.k_new, rotated_k);
+  }
 }
 
 // The top-k selection of a step. `lengths` include the step's tokens.
@@ -266,6 +303,7 @@ void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeExtent& extent,
     update.checked = checked_lengths();
     update.out_of_range = entries();
   }
+  add_rotated(update, inputs);
   DecodeStep step;
   step.q = inputs.q;
   step.rows = inputs.rows;
@@ -281,7 +319,8 @@ void Decode::Impl::enqueue_step(DecodeInputs inputs, const DecodeExtent& extent,
   step.prefixes = inputs.prefixes;
   step.block_mask = inputs.block_mask;
   const AttentionOutput output{outputs.out, outputs.lse, inputs.sinks};
-  if (update.sequences > 0 && (update.new_lengths != nullptr || update.append_count > 0 || update.checked != nullptr)) {
+  if (update.sequences > 0 && (update.new_lengths != nullptr || update.append_count > 0 || update.rotated_count > 0 ||
+                               update.checked != nullptr)) {
     backend->update_cache(update, stream);
   }
   if (has_rows(inputs.k_new) && !job.format.is_plain()) append(inputs, update, step.lengths, stream);
@@ -306,6 +345,7 @@ void Decode::Impl::append(const DecodeInputs& inputs, CacheUpdate at, const std:
   at.checked = nullptr;
   at.out_of_range = nullptr;
   at.append_count = 0;
+  at.rotated_count = 0;
   if (!job.format.k.is_plain()) backend->append({&at, inputs.quantized_k, inputs.k_new, appended->at(0)}, stream);
   if (!job.format.v.is_plain()) backend->append({&at, inputs.quantized_v, inputs.v_new, appended->at(1)}, stream);
 }

@@ -57,7 +57,7 @@ struct DecodeOptions {
 // One decode step of `rows` query tokens for each of q.tokens / rows sequences. All pointers are in the kernel's kind
 // of memory, except the host copies. Strides are free. The memory is in use until the stream has passed the step.
 struct DecodeInputs {
-  TensorView q;  // [sequences · rows, heads, head_dim], sequence by sequence
+  TensorView q;  // [sequences · rows, heads, head_dim], sequence by sequence; with DecodeJob::rope not yet rotated
   int rows = 1;  // query tokens per sequence, at most DecodeLimits::rows
   // [pages, page_size, own kv_heads, head_dim]: this rank's partition of the cache, with the heads Decode::kv_heads()
   MutableCacheView k;
@@ -87,8 +87,9 @@ struct DecodeInputs {
   DecodeBlockMask block_mask;
   const float* sinks = nullptr;  // [heads], exactly if AttentionSpec::sinks
   // [sequences · rows, kv_heads, head_dim or head_dim_v], appended to the cache at the tokens' positions before the
-  // step reads it, on the rank that holds their KV split. No data: the cache has them already, as for sequences that
-  // share their last page. A token whose position lies outside of the table or the pool is not written.
+  // step reads it, on the rank that holds their KV split. With DecodeJob::rope, keys are rotated on the way. No data:
+  // the cache has them already, as for sequences that share their last page. A token whose position lies outside of the
+  // table or the pool is not written.
   TensorView k_new;
   TensorView v_new;
   // Host copies of `lengths` (including the tokens of this step), `block_table` and `prefixes`, if the caller has them.

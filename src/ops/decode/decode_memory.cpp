@@ -28,6 +28,25 @@ void refuse_limit(const std::string& what, const std::string& why) {
 
 std::size_t bytes_of(std::int64_t count, std::int64_t each) { return static_cast<std::size_t>(count * each); }
 
+void check_rope_of(const DecodeJob& job) {
+  const RopeSpec& rope = *job.rope;
+  check_rope(rope);
+  if (rope.dtype != job.spec.dtype || rope.head_dim != job.spec.head_dim) {
+    fail(ErrorCode::kUsage, fmt::format("RoPE of {} rows with head_dim {}", dtype_name(rope.dtype), rope.head_dim),
+         fmt::format("q and k are {} with head_dim {}", dtype_name(job.spec.dtype), job.spec.head_dim),
+         "Make the RopeSpec for the dtype and head_dim of the job.");
+  }
+  if (rope.axis_count() > 1) {
+    fail(ErrorCode::kUsage, fmt::format("RoPE of a step has {} axes of positions", rope.axis_count()),
+         "a new token has one position, which follows from its sequence's length",
+         "Leave mrope_section out for text, or rotate q and k_new before the step.");
+  }
+  if (job.values_in_keys) {
+    fail(ErrorCode::kUsage, "RoPE of keys that have the values in them", "the values would be rotated, too",
+         "Rotate the rotary part of a latent before it is appended.");
+  }
+}
+
 }  // namespace
 
 std::string describe(const DecodeJob& job) {
@@ -36,10 +55,11 @@ std::string describe(const DecodeJob& job) {
       job.limits.prefixes == 0 ? "" : fmt::format(", shared prefixes up to {}", job.limits.prefixes);
   const std::string best = job.top_k_blocks == 0 ? "" : fmt::format(", the top {} blocks", job.top_k_blocks);
   const std::string parts = job.head_parts == 0 ? "" : fmt::format(", K/V heads in {} parts", job.head_parts);
-  return fmt::format("{}; {}, up to {} and {} each, {}{}{}{}", describe(job.decode_spec()),
+  const std::string rope = job.rope ? fmt::format(", RoPE of {}", describe(*job.rope)) : "";
+  return fmt::format("{}; {}, up to {} and {} each, {}{}{}{}{}", describe(job.decode_spec()),
                      counted(static_cast<std::uint64_t>(job.limits.sequences), "sequence"),
                      counted(static_cast<std::uint64_t>(job.limits.keys), "key"),
-                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache, prefixes, best, parts);
+                     counted(static_cast<std::uint64_t>(job.limits.rows), "row"), cache, prefixes, best, parts, rope);
 }
 
 void check_decode_job(const DecodeJob& job) {
@@ -100,6 +120,7 @@ void check_decode_job(const DecodeJob& job) {
     fail(ErrorCode::kUsage, fmt::format("K/V heads are split in {} parts", job.head_parts),
          "ranks split heads only with a block mask", "Use DecodeJob::head_parts 0.");
   }
+  if (job.rope) check_rope_of(job);
   if (job.pages < 0) refuse_limit(fmt::format("a pool of {} pages", job.pages), "it has at least one");
 }
 
@@ -152,6 +173,16 @@ TopKMemory top_k_memory(const DecodeJob& job) {
   return memory;
 }
 
+RotatedRowsMemory rotated_rows_memory(const DecodeJob& job) {
+  RotatedRowsMemory memory;
+  if (!job.rope) return memory;
+  const std::int64_t rows = job.limits.sequences * job.limits.rows;
+  memory.frequencies = job.rope->frequencies.size() * sizeof(double);
+  memory.q = bytes_of(rows, q_token_bytes(job.spec));
+  if (!job.format.k.is_plain()) memory.k = bytes_of(rows, k_token_bytes(job.spec));
+  return memory;
+}
+
 RowPartials row_partials(const DecodeJob& job, const DecodeKernel& kernel, int ranks) {
   const DecodeDeal deal = deal_of(job, ranks);
   const std::int64_t partial = kernel.partial_floats() * static_cast<std::int64_t>(sizeof(float)) * job.spec.heads;
@@ -187,7 +218,7 @@ DecodeMemory decode_memory(const DecodeJob& job, const DecodeKernel& kernel, int
   memory.rows =
       bytes_of(rows, q_token_bytes(spec) + (job.values_in_keys ? k_token_bytes(spec) : kv_token_bytes(spec))) +
       bytes_of(owned * limits.rows, out_token_bytes(spec) + lse_token_bytes(spec));
-  memory.scratch = kernel.scratch_bytes(part.limits) + top_k_memory(part).total() +
+  memory.scratch = kernel.scratch_bytes(part.limits) + top_k_memory(part).total() + rotated_rows_memory(part).total() +
                    bytes_of(part.limits.sequences, static_cast<std::int64_t>(sizeof(OutOfRangeEntry)) + kTableEntry) +
                    bytes_of(limits.sequences, kTableEntry);
   if (deal.exchanges_records()) {

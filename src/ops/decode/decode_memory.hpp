@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "attention/tokens/decode_deal.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/rope/rope.hpp"
 
 namespace ringattn {
 
@@ -31,6 +33,9 @@ struct DecodeJob {
   // the number of ranks. Ranks of the same heads distribute sequences. 0: the split that balances sequences of equal
   // length (attention/tokens/decode_deal.hpp).
   int head_parts = 0;
+  // Steps rotate q and k_new by RoPE, each token by its position in its sequence, with the bits of a Rope before the
+  // step. Keys that the cache has already are rotated ones. One axis of positions.
+  std::optional<RopeSpec> rope = {};
 
   DecodeSpec decode_spec() const { return {spec, values_in_keys, format}; }
   bool is_paged() const { return page_size > 0; }
@@ -42,7 +47,7 @@ std::string describe(const DecodeJob& job);
 
 // Throws kUsage if the job contradicts itself: heads, dims, formats, limits that are not positive or exceed 2^31 − 1
 // keys, unsupported page sizes, a block mask together with prefixes, top_k_blocks without a block mask or with keys
-// that are not plain, and head_parts without a block mask.
+// that are not plain, head_parts without a block mask, and RoPE of other rows.
 void check_decode_job(const DecodeJob& job);
 
 // How the ranks partition decode. Throws kUsage if the ranks can't be split by DecodeJob::head_parts.
@@ -80,6 +85,16 @@ struct TopKMemory {
   std::size_t total() const { return means + scores + chosen + counts; }
 };
 TopKMemory top_k_memory(const DecodeJob& job);
+
+// Memory of a Decode that rotates rows.
+struct RotatedRowsMemory {
+  std::size_t frequencies = 0;
+  std::size_t q = 0;  // rotated queries of a step
+  std::size_t k = 0;  // rotated keys of a step, before they are quantized
+
+  std::size_t total() const { return frequencies + q + k; }
+};
+RotatedRowsMemory rotated_rows_memory(const DecodeJob& job);
 
 // Bytes on the rank of `ranks` that needs most.
 struct DecodeMemory {

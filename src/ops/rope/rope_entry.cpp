@@ -27,8 +27,8 @@ constexpr OpTensor kTensors[] = {{"q", "[tokens, heads, head_dim]", true},
                                  {"k", "[tokens, kv_heads, head_dim]", true},
                                  {"cu_seqlens", "[sequences + 1]", true}};
 constexpr std::string_view kNotes[] = {
-    "a file with q, k or both, and no other tensor; positions are those of tokens in "
-    "their sequences"};
+    "a file with q, k or both, and no other tensor, where the op is named or one of its settings given; positions are "
+    "those of tokens in their sequences"};
 constexpr std::string_view kSettings[] = {"kv-heads", "head-dim"};
 constexpr std::string_view kPairs[] = {"half", "interleaved"};
 constexpr std::string_view kAngles[] = {"fp32", "exact"};
@@ -269,6 +269,15 @@ bool recognizes_rope(const TensorFile& opened) {
   return rows && known == opened.file.names().size();
 }
 
+void refuse_unnamed_rope(const TensorFile& opened) {
+  const InputNames& names = opened.request.names;
+  const bool q = opened.file.contains(name_in(names, "q")), k = opened.file.contains(name_in(names, "k"));
+  fail(ErrorCode::kFile,
+       fmt::format("{} has {}{}{} and no v", opened.request.path, q ? "q" : "", q && k ? ", " : "", k ? "k" : ""),
+       "these are rows to rotate by RoPE, or attention without its values",
+       {"For RoPE give ", setting("op", "rope"), " or one of its settings; for attention give v."});
+}
+
 void fill_rope(const ModelLayer& layer, const Settings&, const FillSetting& fill) {
   if (!layer.rope.refusal.empty()) {
     fail(ErrorCode::kUnsupported, "the RoPE of the model's layer can't be computed", layer.rope.refusal,
@@ -293,6 +302,7 @@ const OpEntry kRopeOp{.name = "rope",
                       .layers = layer_bit(LayerKind::kAttention),
                       .fill = fill_rope,
                       .recognizes = recognizes_rope,
+                      .refuse_unnamed = refuse_unnamed_rope,
                       .make = [](const OpRequest& request) { return make_row_job(std::make_unique<RopeOp>(request)); }};
 
 }  // namespace ringattn

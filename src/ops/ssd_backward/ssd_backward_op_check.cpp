@@ -30,12 +30,6 @@ std::string parameter_difference(std::string_view name, const std::vector<float>
   return {};
 }
 
-std::string digests_line(const std::vector<ResultDigest>& digests) {
-  std::string line;
-  for (const ResultDigest& digest : digests) line += digest.hex + "\n";
-  return line;
-}
-
 }  // namespace
 
 Check SsdBackwardOpJob::check_oracle(const Collective& collective, std::int64_t) {
@@ -52,110 +46,40 @@ Check SsdBackwardOpJob::check_oracle(const Collective& collective, std::int64_t)
   return check;
 }
 
-void SsdBackwardOpJob::open_earlier(const std::string& path) {
-  earlier_ = std::make_unique<const SafetensorsFile>(path);
-  earlier_path_ = path;
-  for (const SsdGradientRows& tensor : gradient_rows(spec())) {
-    std::vector<std::int64_t> shape = input_.grid(tensor.heads, tensor.dim).shape();
-    if (tensor.name == "ddt") shape.pop_back();
-    check_output_tensor(path, output_tensor(*earlier_, path, std::string(tensor.name)), shape,
-                        file_dtype(input_.job().gradients));
-  }
-  const std::int64_t heads = spec().heads;
-  for (const SsdGradientParameter& parameter : gradient_parameters(spec())) {
-    check_output_tensor(path, output_tensor(*earlier_, path, std::string(parameter.name)), {&heads, 1},
-                        FileDtype::kF32);
-  }
-  if (input_.job().forward.initial_states) {
-    check_output_tensor(path, output_tensor(*earlier_, path, "dinitial_states"), input_.forward().states_shape(),
-                        FileDtype::kF32);
-  }
-}
-
-std::vector<FileFingerprint> SsdBackwardOpJob::earlier_fingerprints() const {
-  const TensorSource used[] = {earlier_->tensor("dx")};
-  return ringattn::fingerprints(used);
-}
-
-Check SsdBackwardOpJob::check_earlier(const Collective& collective) {
+std::string SsdBackwardOpJob::first_difference(const Collective& collective) {
   const SsdBackwardJob& job = input_.job();
-  std::vector<std::int64_t> cu{0};
-  for (const std::int64_t length : job.forward.lengths) cu.push_back(cu.back() + length);
-  const auto check_rows = [&](std::string_view name, const RowGrid& grid, const TensorView& view,
-                              std::span<const PackedRun> runs) {
-    std::optional<Difference> mine;
-    collective.run_collectively(
-        [&] { mine = difference_from_file(earlier_->tensor(std::string(name)), grid, false, view, runs); });
-    const auto difference = earliest(collective, mine);
-    return difference ? ringattn::describe(*difference, cu, name) : std::string();
-  };
-  std::string difference;
   const std::vector<SsdGradientRows> tensors = gradient_rows(spec());
-  for (std::size_t i = 0; i < tensors.size() && difference.empty(); ++i) {
-    difference = check_rows(tensors[i].name, input_.grid(tensors[i].heads, tensors[i].dim), result_->rows_view(job, i),
-                            result_->runs);
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto found = rows_difference(collective, tensors[i].name, input_.grid(tensors[i].heads, tensors[i].dim),
+                                       result_->rows_view(job, i), result_->runs);
+    if (found) return ringattn::describe(*found, sequence_bounds(job.forward.lengths), tensors[i].name);
   }
   for (const SsdGradientParameter& parameter : gradient_parameters(spec())) {
-    if (!difference.empty()) break;
+    std::string difference;
     collective.run_collectively([&] {
       difference = parameter_difference(parameter.name, result_->parameters.*parameter.values,
-                                        read_floats(earlier_->tensor(std::string(parameter.name))));
+                                        read_floats(earlier().tensor(std::string(parameter.name))));
     });
+    if (!difference.empty()) return difference;
   }
-  if (difference.empty() && job.forward.initial_states) {
-    const std::int64_t dim = std::int64_t{spec().head_dim} * spec().state_dim;
-    std::optional<Difference> mine;
-    collective.run_collectively([&] {
-      mine = difference_from_file(earlier_->tensor("dinitial_states"),
-                                  {AxisOrder::kThd, 1, std::ssize(job.forward.lengths), spec().heads, dim}, true,
-                                  result_->initial_view(job), result_->sequences);
-    });
-    if (const auto found = earliest(collective, mine)) {
-      difference =
-          fmt::format("dinitial_states at sequence {}, head {}, element {}", found->token, found->head, found->dim);
-    }
-  }
-  Check check;
-  check.passes = difference.empty();
-  if (!difference.empty()) check.lines.push_back(fmt::format("first difference: {}", difference));
-  return check;
+  if (!job.forward.initial_states) return {};
+  const auto found =
+      rows_difference(collective, "dinitial_states", states_grid(), result_->initial_view(job), result_->sequences);
+  if (!found) return {};
+  return fmt::format("dinitial_states at sequence {}, head {}, element {}", found->token, found->head, found->dim);
 }
 
-VariantTable SsdBackwardOpJob::list_variants(const VariantRequest& request, const Options& options) {
-  shapes_ = ssm_shapes(request.ranks, input_.forward());
-  std::erase_if(shapes_, [](const SsmShape& shape) { return shape.resumed; });
+double SsdBackwardOpJob::keep_for_shapes(const Options& options) {
   shape_options_ = ssm_options(options);
-  shape_seconds_ = backward_->estimated_seconds() * backward_->layout().world();
-  release();
-  return {{{"ranks", "", ""}, {"runs", "", ""}}, std::ssize(shapes_), {}};
+  return backward_->estimated_seconds() * backward_->layout().world();
 }
 
-// Results are compared by the digests of all gradients, which the first rank of each shape has.
-void SsdBackwardOpJob::run_variants(Transport& world, const VariantDone& done) {
-  const Collective all(world, Timeouts(shape_options_.timeout_seconds));
-  std::string first;
-  for (const SsmShape& shape : shapes_) {
-    const std::unique_ptr<Transport> part = world.split_world(shape.ranks, all.timeouts().for_peer());
-    std::string mine;
-    std::optional<Error> agreed;  // by the shape's ranks; the others don't know yet
-    if (part) {
-      try {
-        SsmOptions options = shape_options_;
-        if (shape.in_turn) options.runs = runs_in_turn(input_.job().forward.lengths, shape.ranks);
-        SsdBackward backward(input_.job(), *part, options);
-        const Collective own(*part, all.timeouts());
-        LoadedSsdBackward loaded(input_, backward, own);
-        mine = digests_line(digest_gradients(input_, loaded.fetch(loaded.run()), own));
-      } catch (const AgreedError& error) {
-        agreed = error;
-      }
-    }
-    ringattn::agree(world, agreed ? &*agreed : nullptr, all.timeouts().for_work(shape_seconds_));
-    const std::string digests = all.gather(mine).front();
-    if (first.empty()) first = digests;
-    done({fmt::format("{}", shape.ranks), shape.in_turn ? "in-turn" : "neighbours"},
-         digests == first ? std::string() : fmt::format("digests {} against {}", digests, first));
-  }
+std::vector<ResultDigest> SsdBackwardOpJob::run_shape(const SsmShape& shape, Transport& part, const Collective& own) {
+  SsmOptions options = shape_options_;
+  if (shape.in_turn) options.runs = runs_in_turn(input_.job().forward.lengths, shape.ranks);
+  SsdBackward backward(input_.job(), part, options);
+  LoadedSsdBackward loaded(input_, backward, own);
+  return digest_gradients(input_, loaded.fetch(loaded.run()), own);
 }
 
 }  // namespace ringattn

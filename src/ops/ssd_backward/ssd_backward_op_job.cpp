@@ -146,44 +146,44 @@ std::vector<ResultDigest> digest_gradients(const SsdBackwardInput& input, const 
   return digests;
 }
 
-std::vector<ResultDigest> SsdBackwardOpJob::digests(const Collective& collective) {
-  return digest_gradients(input_, *result_, collective);
-}
-
-void SsdBackwardOpJob::write(const OutputRequest& output) {
-  const Collective collective(*world_, Timeouts(backward_->options().timeout_seconds));
+std::vector<OutputTensor> SsdBackwardOpJob::gradients() const {
   const SsdBackwardJob& job = input_.job();
-  FileMetadata metadata = output_metadata(kernel(), backend());
-  for (const ResultDigest& digest : digests(collective)) metadata.emplace_back("digest." + digest.key, digest.hex);
-  metadata.emplace_back("op", std::string(kName));
-  metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
-  const std::vector<SsdGradientRows> rows = gradient_rows(spec());
-  const std::vector<SsdGradientParameter> parameters = gradient_parameters(spec());
   std::vector<OutputTensor> tensors;
-  for (const SsdGradientRows& tensor : rows) {
+  for (const SsdGradientRows& tensor : gradient_rows(spec())) {
     tensors.push_back({std::string(tensor.name), file_dtype(job.gradients), shape_in_file(input_, tensor)});
   }
-  for (const SsdGradientParameter& parameter : parameters) {
+  for (const SsdGradientParameter& parameter : gradient_parameters(spec())) {
     tensors.push_back({std::string(parameter.name), FileDtype::kF32, {spec().heads}});
   }
   if (job.forward.initial_states) {
     tensors.push_back({std::string(kInitial), FileDtype::kF32, input_.forward().states_shape()});
   }
-  write_collectively(collective, tensors, metadata, output.path, output.replace, [&](SafetensorsWriter& writer) {
+  return tensors;
+}
+
+RowGrid SsdBackwardOpJob::states_grid() const {
+  return {AxisOrder::kThd, 1, std::ssize(input_.job().forward.lengths), spec().heads,
+          std::int64_t{spec().head_dim} * spec().state_dim};
+}
+
+void SsdBackwardOpJob::write(const OutputRequest& output) {
+  const Collective collective(*world_, Timeouts(backward_->options().timeout_seconds));
+  const SsdBackwardJob& job = input_.job();
+  const FileMetadata metadata = file_metadata(collective, {}, output.metadata);
+  const std::vector<SsdGradientRows> rows = gradient_rows(spec());
+  write_collectively(collective, gradients(), metadata, output.path, output.replace, [&](SafetensorsWriter& writer) {
     for (std::size_t i = 0; i < rows.size(); ++i) {
       writer.write_rows(rows[i].name, input_.grid(rows[i].heads, rows[i].dim), result_->runs,
                         result_->rows_view(job, i));
       failpoint("writing");
     }
     if (collective.rank() == 0) {
-      for (const SsdGradientParameter& parameter : parameters) {
+      for (const SsdGradientParameter& parameter : gradient_parameters(spec())) {
         writer.write_bytes(parameter.name, std::as_bytes(std::span(result_->parameters.*parameter.values)));
       }
     }
     if (!job.forward.initial_states) return;
-    const RowGrid grid{AxisOrder::kThd, 1, std::ssize(job.forward.lengths), spec().heads,
-                       std::int64_t{spec().head_dim} * spec().state_dim};
-    writer.write_rows(kInitial, grid, result_->sequences, result_->initial_view(job));
+    writer.write_rows(kInitial, states_grid(), result_->sequences, result_->initial_view(job));
   });
 }
 
@@ -205,20 +205,8 @@ std::vector<Cell> SsdBackwardOpJob::columns(const Totals& totals) const {
           {"digest of dx", "", totals.digests->front().hex}};
 }
 
-std::vector<std::string> SsdBackwardOpJob::result_lines(const std::vector<ResultDigest>& digests) const {
-  std::vector<std::string> lines;
-  for (std::size_t i = 1; i < digests.size(); ++i) {
-    lines.push_back(fmt::format("digest of {}: {}", digests[i].title, digests[i].hex));
-  }
-  return lines;
-}
-
 std::string SsdBackwardOpJob::non_finite_text(const NonFinite& total) const {
   return fmt::format("{} values of the rows", total.total());
-}
-
-void SsdBackwardOpJob::write_non_finite(JsonWriter& json, const NonFinite& total) const {
-  json.begin_object().member("rows", total.q).end_object();
 }
 
 Golden SsdBackwardOpJob::golden() {

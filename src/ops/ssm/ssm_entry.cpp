@@ -65,8 +65,15 @@ void fill_ssd(const ModelLayer& layer, const Settings& settings, const FillSetti
   fill_scan(layer, settings, fill);
 }
 
+// x with a bias and without a weight lacks less of a linear layer than of an SSM.
+bool lacks_a_weight(const TensorFile& opened) {
+  const SafetensorsFile& file = opened.file;
+  return file.contains("x") && file.contains("bias") && file.names().size() == 2;
+}
+
 bool recognizes_ssm(const TensorFile& opened) {
-  return holds_ssm(opened.file, opened.request.names) && !holds_ssd_gradient(opened) && !holds_conv1d_gradient(opened);
+  return holds_ssm(opened.file, opened.request.names) && !lacks_a_weight(opened) && !holds_ssd_gradient(opened) &&
+         !holds_conv1d_gradient(opened);
 }
 
 // A decode step takes one token of each sequence. The earlier tokens are in its state, so their number is not given.

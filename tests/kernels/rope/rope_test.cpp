@@ -12,10 +12,13 @@
 #include <limits>
 #include <ostream>
 #include <random>
+#include <tuple>
 #include <vector>
 
 #include "base/device_timeouts.hpp"
 #include "base/error.hpp"
+#include "kernels/common/cache_view.hpp"
+#include "kernels/decode/cache_update.hpp"
 #include "kernels/rope/rope_angle.hpp"
 #include "kernels/rope/rope_frequencies.hpp"
 #include "kernels/rope/rope_oracle.hpp"
@@ -256,6 +259,89 @@ TEST_P(Rope, TheSameBitsInAnyArrangement) {
       for (const std::int64_t target : targets_here()) {
         const ForcedTarget forced(target);
         expect_same(rotated(host, data), whole, fmt::format("{}, {}", what, hwy::TargetName(target)));
+      }
+    }
+  }
+}
+
+// An update of a cache that rotates rows on their way has the kernel's bits, in any layout of the cache.
+TEST_P(Rope, TheSameBitsInACache) {
+  constexpr int kRows = 3, kSequences = 2, kHeads = 2;
+  constexpr std::int64_t kPageSize = 16, kPages = 4;
+  const auto backend = row().make_backend({1, 0});
+  const auto upload = [&](const void* from, std::size_t bytes) {
+    Buffer buffer = backend->allocate(bytes);
+    const auto count = static_cast<std::int64_t>(bytes);
+    backend->copy_rows(buffer.data(), count, from, count, count, 1, backend->stream());
+    return buffer;
+  };
+  const std::int32_t lengths[kSequences] = {17, 70001};
+  for (const Dtype dtype : kRopeDtypes) {
+    for (const RopePairs pairs : kBothPairs) {
+      for (const auto& [dim, part, gap] : {std::tuple{64, 1.0, 1}, {80, 0.4, 0}, {6, 1.0, 0}}) {
+        RopeParameters p;
+        p.partial_rotary_factor = part;
+        const RopeSpec spec = make_rope_spec(p, dtype, dim, pairs, gap == 1);
+        const auto row_bytes = static_cast<std::size_t>(dim) * size_of(dtype);
+        RopeData data = data_of(spec);
+        data.tokens = kSequences * kRows;
+        data.heads = data.kv_heads = 1;
+        data.rows.resize(static_cast<std::size_t>(kSequences * kRows * kHeads) * row_bytes);
+        data.positions.clear();
+        for (const std::int32_t length : lengths) {
+          for (int i = 0; i < kRows; ++i) data.positions.push_back(length - kRows + i);
+        }
+        const std::vector<std::byte> expected = rotated(row(), data);
+
+        const std::int64_t token = (kHeads + gap) * dim;
+        const std::size_t pool_bytes = static_cast<std::size_t>(kPages * kPageSize * token) * size_of(dtype);
+        const std::vector<std::byte> unwritten(pool_bytes, std::byte{0x55});
+        const Buffer pool = upload(unwritten.data(), pool_bytes), rows = upload(data.rows.data(), data.rows.size()),
+                     copy = upload(data.rows.data(), data.rows.size()), before = upload(lengths, sizeof lengths),
+                     frequencies = upload(spec.frequencies.data(), 8 * spec.frequencies.size());
+        std::vector<std::int32_t> table(kSequences * 4376, 3);
+        table[0] = 1;
+        table[1] = 0;
+        table[4376 + 4374] = 2;
+        const Buffer entries = upload(table.data(), 4 * table.size());
+        const TensorView given =
+            dense_view(static_cast<const void*>(rows.data()), dtype, kSequences * kRows, kHeads, dim);
+        MutableCacheView cache = cache_view(pool.data(), dtype, kPages, kPageSize, kHeads, dim);
+        cache.token_stride = token;
+        cache.page_stride = kPageSize * token;
+        CacheUpdate update;
+        update.sequences = kSequences;
+        update.rows = kRows;
+        update.lengths = reinterpret_cast<const std::int32_t*>(before.data());
+        update.block_table = {reinterpret_cast<const std::int32_t*>(entries.data()), 4376};
+        update.table_pages = 4376;
+        update.pages = kPages;
+        update.page_size = kPageSize;
+        update.rotation = row_rotation(spec, reinterpret_cast<const double*>(frequencies.data()));
+        update.rotated[0] = store_rows(
+            dense_view(static_cast<void*>(copy.data()), dtype, kSequences * kRows, kHeads, dim), given, kRows);
+        update.rotated[1] = append_to_cache(cache, given);
+        update.rotated_count = 2;
+        backend->update_cache(update, backend->stream());
+        const auto read = [&](const Buffer& buffer) {
+          std::vector<std::byte> bytes(buffer.bytes());
+          const auto count = static_cast<std::int64_t>(bytes.size());
+          backend->copy_rows(bytes.data(), count, buffer.data(), count, count, 1, backend->stream());
+          backend->synchronize(backend->stream(), DeviceTimeouts::for_queue(), {});
+          return bytes;
+        };
+        expect_same(read(copy), expected, describe(spec) + ", rows");
+        std::vector<std::byte> filled = unwritten;
+        const auto pages = [](std::int64_t position) {
+          return position < 16 ? 1 : position < 32 ? 0 : position < 70000 ? 2 : 3;
+        };
+        for (std::size_t i = 0; i < data.positions.size(); ++i) {
+          const std::int64_t position = data.positions[i];
+          const std::int64_t at = (pages(position) * kPageSize + position % kPageSize) * token;
+          std::memcpy(filled.data() + static_cast<std::size_t>(at) * size_of(dtype),
+                      expected.data() + i * kHeads * row_bytes, kHeads * row_bytes);
+        }
+        expect_same(read(pool), filled, describe(spec) + ", cache");
       }
     }
   }

@@ -13,7 +13,9 @@
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
 #include "kernels/attention/attention_spec.hpp"
+#include "kernels/rope/rope_frequencies.hpp"
 #include "ops/decode/decode.hpp"
+#include "ops/rope/rope.hpp"
 #include "tests/support/compressed_steps.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
@@ -64,6 +66,69 @@ INSTANTIATE_TEST_SUITE_P(Formats, CompressedDecode,
                                            parse_row_format("int4_token group 32"), parse_row_format("vector width 2"),
                                            parse_row_format("vector width 4"), parse_row_format("vector width 8")),
                          [](const auto& test) { return test_name(test.param); });
+
+// Steps that rotate keys quantize what a Rope would have stored in the input's dtype: caches, tails and O are equal.
+TEST(CompressedDecodeWithRope, QuantizesRoundedKeys) {
+  constexpr int kTokens = 40, kRows = 2;
+  const auto transport = make_self_transport();
+  const RopeSpec rope = make_rope_spec({}, Dtype::kBf16, kDim, RopePairs::kHalfSplit, false);
+  DecodeOptions options;
+  options.kernel.backend = "cpu";
+  options.threads = 1;
+  const std::vector<std::int64_t> tokens{kTokens};
+  const RowShape q_shape{Dtype::kBf16, kHeads, kDim};
+  const std::vector<std::byte> q = outlier_rows(q_shape, tokens, 5), k = outlier_rows(kShape, tokens, 6),
+                               v = outlier_rows(kShape, tokens, 7);
+  std::vector<std::byte> rotated_q = q, rotated_k = k;
+  const auto in_place = [&](std::vector<std::byte>& rows, int heads) {
+    const auto view = dense_view(static_cast<void*>(rows.data()), Dtype::kBf16, kTokens, heads, kDim);
+    return RopeTensor{view, view};
+  };
+  const RopeTensor both[] = {in_place(rotated_q, kHeads), in_place(rotated_k, kKvHeads)};
+  Rope(rope, {}).run({{}, both});
+  for (const char* const format : {"fp8 token_head", "int8", "int4_channel group 32", "int4_token group 32"}) {
+    std::vector<CompressedPool> pools;
+    std::vector<std::byte> outs[2];
+    for (const bool rotates : {false, true}) {
+      DecodeJob job;
+      job.spec = make_spec(Dtype::kBf16, kHeads, kKvHeads, kDim, {-1, 0});
+      job.limits = {1, kRows, kTokens};
+      job.format = {parse_row_format(format), parse_row_format("int8")};
+      if (rotates) job.rope = rope;
+      Decode decode(job, *transport, options);
+      const PageOrder order{{}, 0, 1, kTokens};
+      CompressedPool& keys = pools.emplace_back(job.format.k, kShape, order, 1);
+      CompressedPool values(job.format.v, kShape, order, 1);
+      std::vector<std::int32_t> length{0};
+      std::vector<std::byte> out(q.size());
+      for (int step = 0; step < kTokens; step += kRows) {
+        const auto rows = [&](const std::vector<std::byte>& of, const RowShape& shape) {
+          TensorView view = view_of(of, shape, kTokens);
+          view.data = view.at(step, 0);
+          view.tokens = kRows;
+          return view;
+        };
+        DecodeInputs inputs;
+        inputs.q = rows(rotates ? q : rotated_q, q_shape);
+        inputs.rows = kRows;
+        inputs.lengths_before = length.data();
+        inputs.update_lengths = true;
+        inputs.k_new = rows(rotates ? k : rotated_k, kShape);
+        inputs.v_new = rows(v, kShape);
+        inputs.quantized_k = keys.view();
+        inputs.quantized_v = values.view();
+        DecodeOutputs outputs;
+        outputs.out = dense_view(static_cast<void*>(out.data()), Dtype::kBf16, kTokens, kHeads, kDim);
+        outputs.out.data = outputs.out.at(step, 0);
+        outputs.out.tokens = kRows;
+        decode.run(inputs, outputs);
+      }
+      outs[rotates ? 1 : 0] = out;
+    }
+    EXPECT_TRUE(pools[0].same_bytes(pools[1])) << format;
+    EXPECT_TRUE(outs[0] == outs[1]) << format;
+  }
+}
 
 TEST(CompressedDecodeRefusals, NewRowsThatAreNotFiniteAreNamed) {
   const auto transport = make_self_transport();

@@ -11,6 +11,7 @@
 
 #include "comm/self.hpp"
 #include "kernels/attention/attention_spec.hpp"
+#include "kernels/rope/rope_frequencies.hpp"
 #include "ops/decode/decode.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
@@ -65,6 +66,26 @@ TEST(DecodeRefusals, JobsThatContradictThemselves) {
   refused([](DecodeJob& job) { job.limits.sequences = 0; }, {"0 sequences"});
   refused([](DecodeJob& job) { job.pages = -1; }, {"-1 pages"});
   refused([](DecodeJob& job) { job.spec.kv_heads = 3; }, {"not a multiple"});
+  const auto rope_of = [&](Dtype dtype, int head_dim, const std::vector<std::int64_t>& sections = {}) {
+    RopeParameters parameters;
+    parameters.mrope_section = sections;
+    return make_rope_spec(parameters, dtype, head_dim, RopePairs::kHalfSplit, false);
+  };
+  const AttentionSpec& spec = good.spec;
+  refused([&](DecodeJob& job) { job.rope = rope_of(spec.dtype, 2 * spec.head_dim); }, {"RoPE of", "q and k are"});
+  const Dtype other = spec.dtype == Dtype::kF32 ? Dtype::kBf16 : Dtype::kF32;
+  refused([&](DecodeJob& job) { job.rope = rope_of(other, spec.head_dim); }, {"RoPE of", "q and k are"});
+  refused(
+      [&](DecodeJob& job) {
+        job.rope = rope_of(spec.dtype, spec.head_dim, {2, 2, spec.head_dim / 2 - 4});
+      },
+      {"3 axes of positions", "mrope_section"});
+  refused(
+      [&](DecodeJob& job) {
+        job.rope = rope_of(spec.dtype, spec.head_dim);
+        job.values_in_keys = true;
+      },
+      {"keys that have the values in them"});
   DecodeJob unusual = good;
   unusual.spec.head_dim = 260;
   EXPECT_EQ(error_of([&] { Decode(unusual, *self, on_cpu()); }).code(), ErrorCode::kUnsupported);
@@ -288,6 +309,10 @@ TEST(DecodeMemory, IsWhatTheLimitsNeed) {
     EXPECT_EQ(two.partials, (7U + 4U) * 3 * 3 * 4 * 36 * 4);
     EXPECT_EQ(two.scratch, one.scratch);
   });
+  job.rope = make_rope_spec({}, Dtype::kBf16, 32, RopePairs::kHalfSplit, false);
+  EXPECT_EQ(Decode(job, *self, on_cpu()).memory().scratch, one.scratch + 16 * 8 + 7U * 3 * 4 * 32 * 2);
+  EXPECT_NE(describe(job).find(", RoPE of bf16, head_dim 32"), std::string::npos) << describe(job);
+  job.rope.reset();
   job.pages = 10;
   EXPECT_EQ(Decode(job, *self, on_cpu()).memory().cache, 10U * 64 * (2 * 2 * 32 * 2));
   job.pages = job.page_size = 0;

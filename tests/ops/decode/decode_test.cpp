@@ -11,10 +11,12 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "comm/self.hpp"
 #include "kernels/attention/attention_spec.hpp"
+#include "kernels/rope/rope_frequencies.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ring_job.hpp"
@@ -260,6 +262,42 @@ TEST_P(DecodeWorld, SmallerSteps) {
     rank.load({}, 1);
     decode.run(rank.inputs(true, true), rank.outputs());
   });
+}
+
+// A step that rotates its rows has the bits, in the cache, too, of a step that is given rotated ones.
+TEST_P(DecodeWorld, RotatesRowsOnTheirWay) {
+  constexpr int kRows = 3;
+  for (const auto& [dtype, pairs, page] : {std::tuple{Dtype::kBf16, RopePairs::kHalfSplit, 16},
+                                           {Dtype::kF16, RopePairs::kInterleaved, 0},
+                                           {Dtype::kF32, RopePairs::kHalfSplit, 64}}) {
+    RopeParameters parameters;
+    parameters.partial_rotary_factor = page == 64 ? 0.5 : 1.0;
+    const RopeSpec rope = make_rope_spec(parameters, dtype, 32, pairs, page == 0);
+    const Job job = job_of(make_spec(dtype, 4, 2, 32, {-1, 0}), {3, 700, kGroup + 1, 64, 2 * kGroup + 65}, kRows);
+    const JobTensors raw = random_tensors(job, 91), rotated = rotated_tensors(job, raw, rope);
+    const JobResult reference = attended(job, rotated);
+    const CacheLayout layout{.page_size = page, .head_major = page == 16, .shuffle = 5};
+    for (const bool append : {true, false}) {
+      in_world([&](Transport& world) {
+        std::vector<std::byte> caches[2];
+        for (const bool rotates : {false, true}) {
+          DecodeJob steps = decode_job(job, kRows, layout);
+          if (rotates) steps.rope = rope;
+          Decode decode(steps, world, on_cpu());
+          DecodeRank rank(decode, job, rotated, layout);
+          std::vector<std::int64_t> filled = job.batch.k_lengths();
+          for (std::int64_t& length : filled) length -= append ? kRows : 0;
+          rank.fill(filled);
+          if (rotates) rank.use(raw);
+          rank.load(job.batch.k_lengths(), kRows);
+          decode.run(rank.inputs(append, append), rank.outputs());
+          EXPECT_EQ(rank.difference(reference), "") << describe(decode.job()) << ", rank " << world.rank();
+          caches[rotates ? 1 : 0] = rank.cache_bytes();
+        }
+        EXPECT_TRUE(caches[0] == caches[1]) << dtype_name(dtype) << ", rank " << world.rank();
+      });
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, DecodeWorld, ::testing::Values(1, 2, 3, 4, 5),

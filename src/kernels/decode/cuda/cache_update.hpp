@@ -7,7 +7,7 @@
 
 namespace ringattn::cuda {
 
-// Enqueues the update as one launch. Without sequences, only loads the kernel's code.
+// Enqueues the update as one launch. Without sequences, only loads the kernels' code, with a rotation its own, too.
 void update_cache(const CacheUpdate& update, Stream stream);
 
 }  // namespace ringattn::cuda

@@ -10,6 +10,7 @@
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/common/cpu/thread_pool.hpp"
 #include "kernels/rope/rope_angle.hpp"
+#include "kernels/rope/token_rotation.hpp"
 
 // As in tile_ops.cpp.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
@@ -136,23 +137,16 @@ class CpuRope final : public RopeKernel {
     const std::int64_t tokens = task.tensors.front().x.tokens;
     ThreadPool pool((tokens + kTokensAtOnce - 1) / kTokensAtOnce);
     pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
-      Angles angles(static_cast<std::size_t>(spec_.pair_count()));
+      TokenRotation rotation(row_rotation(spec_, spec_.frequencies.data()));
       for (std::int64_t item; (item = pool.take()) >= 0;) {
         if (checkpoint.should_stop()) return;
         const std::int64_t end = std::min(tokens, (item + 1) * kTokensAtOnce);
-        for (std::int64_t token = item * kTokensAtOnce; token < end; ++token) rotate_token(task, token, angles);
+        for (std::int64_t token = item * kTokensAtOnce; token < end; ++token) rotate_token(task, token, rotation);
       }
     });
   }
 
  private:
-  struct Angles {
-    explicit Angles(std::size_t pairs) : positions(pairs), cos(2 * pairs), sin(2 * pairs) {}
-
-    std::vector<std::int64_t> positions;  // [pairs]
-    std::vector<float> cos, sin;          // [pairs], or [2 · pairs] as rotate_interleaved() has them
-  };
-
   static std::int64_t position_of(const RopePositions& positions, std::int64_t token, std::int64_t axis) {
     if (positions.values == nullptr) return positions.first + token;
     const std::int64_t at = axis * positions.axis_stride + token;
@@ -160,39 +154,14 @@ class CpuRope final : public RopeKernel {
     return static_cast<const std::int32_t*>(positions.values)[at];
   }
 
-  void rotate_token(const RopeTask& task, std::int64_t token, Angles& angles) const {
-    const std::size_t pairs = angles.positions.size();
-    if (spec_.axes.empty()) {
-      std::ranges::fill(angles.positions, position_of(task.positions, token, 0));
-    } else {
-      for (std::size_t i = 0; i < pairs; ++i) {
-        angles.positions[i] = position_of(task.positions, token, spec_.axes[i]);
-      }
-    }
-    HWY_DYNAMIC_DISPATCH(compute_angles)
-    (angles.positions.data(), spec_.frequencies.data(), pairs, spec_.exact, spec_.attention_factor, angles.cos.data(),
-     angles.sin.data());
-    if (task.inverse) {
-      for (std::size_t i = 0; i < pairs; ++i) angles.sin[i] = -angles.sin[i];
-    }
-    if (spec_.pairs == RopePairs::kInterleaved) {
-      for (std::size_t i = pairs; i-- > 0;) {
-        angles.cos[2 * i] = angles.cos[2 * i + 1] = angles.cos[i];
-        const float sin = angles.sin[i];
-        angles.sin[2 * i] = -sin;
-        angles.sin[2 * i + 1] = sin;
-      }
-    }
-    const std::size_t element = size_of(spec_.dtype);
-    const std::size_t turned = 2 * pairs * element;
-    const std::size_t rest = static_cast<std::size_t>(spec_.head_dim) * element - turned;
+  void rotate_token(const RopeTask& task, std::int64_t token, TokenRotation& rotation) const {
+    std::int64_t positions[kMaxRopeAxes];
+    const int axes = spec_.axis_count();
+    for (int axis = 0; axis < axes; ++axis) positions[axis] = position_of(task.positions, token, axis);
+    rotation.move_to({positions, static_cast<std::size_t>(axes)}, spec_.axes, task.inverse);
     for (const RopeTensor& tensor : task.tensors) {
       for (std::int64_t head = 0; head < tensor.x.heads; ++head) {
-        const std::byte* const x = tensor.x.at(token, head);
-        std::byte* const y = tensor.y.at(token, head);
-        HWY_DYNAMIC_DISPATCH(rotate)
-        (spec_.dtype, spec_.pairs, x, pairs, angles.cos.data(), angles.sin.data(), y);
-        if (rest > 0 && x != y) std::memcpy(y + turned, x + turned, rest);
+        rotation.rotate(tensor.x.at(token, head), tensor.y.at(token, head));
       }
     }
   }
@@ -208,4 +177,42 @@ std::unique_ptr<RopeKernel> make_cpu_rope(const RopeSpec& spec, Backend& backend
 }
 
 }  // namespace ringattn::cpu
+
+namespace ringattn {
+
+TokenRotation::TokenRotation(const RowRotation& by)
+    : by_(by),
+      positions_(static_cast<std::size_t>(by.pairs)),
+      cos_(2 * positions_.size()),
+      sin_(2 * positions_.size()) {}
+
+void TokenRotation::move_to(std::span<const std::int64_t> positions, std::span<const std::uint8_t> axes, bool inverse) {
+  using namespace cpu;  // HWY_DYNAMIC_DISPATCH finds its table there
+  const std::size_t pairs = positions_.size();
+  for (std::size_t i = 0; i < pairs; ++i) positions_[i] = positions[axes.empty() ? 0 : axes[i]];
+  HWY_DYNAMIC_DISPATCH(compute_angles)
+  (positions_.data(), by_.frequencies, pairs, by_.exact, by_.factor, cos_.data(), sin_.data());
+  if (inverse) {
+    for (std::size_t i = 0; i < pairs; ++i) sin_[i] = -sin_[i];
+  }
+  if (by_.layout != RopePairs::kInterleaved) return;
+  for (std::size_t i = pairs; i-- > 0;) {
+    cos_[2 * i] = cos_[2 * i + 1] = cos_[i];
+    const float sin = sin_[i];
+    sin_[2 * i] = -sin;
+    sin_[2 * i + 1] = sin;
+  }
+}
+
+void TokenRotation::rotate(const std::byte* x, std::byte* y) const {
+  using namespace cpu;
+  HWY_DYNAMIC_DISPATCH(rotate)
+  (by_.dtype, by_.layout, x, positions_.size(), cos_.data(), sin_.data(), y);
+  if (x == y) return;
+  const std::size_t turned = 2 * positions_.size() * size_of(by_.dtype);
+  const std::size_t row = static_cast<std::size_t>(by_.head_dim) * size_of(by_.dtype);
+  if (turned < row) std::memcpy(y + turned, x + turned, row - turned);
+}
+
+}  // namespace ringattn
 #endif  // HWY_ONCE

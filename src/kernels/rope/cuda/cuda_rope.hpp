@@ -24,10 +24,11 @@ struct RopeRows {
   std::int64_t y_token_stride, y_head_stride;
 };
 
-// Frequencies and axes are kernel arguments: nothing is allocated or uploaded.
+// Lanes of a warp read frequencies of different pairs. As kernel arguments these would be one constant-bank access for
+// each lane.
 struct RopeParams {
-  double frequencies[kMaxRopeDim / 2];
-  std::uint8_t axes[kMaxRopeDim / 2];
+  RowRotation by;
+  const std::uint8_t* axes;  // [pairs]; null: one axis
   RopeRows rows[kMaxRopeTensors];
   std::int64_t tokens;
   const void* positions;  // as RopePositions
@@ -35,22 +36,29 @@ struct RopeParams {
   std::int64_t first;
   std::int32_t heads;        // of both tensors
   std::int32_t first_heads;  // of the first one
-  std::int32_t pairs;
-  std::int32_t rotary_dim;
   std::int32_t tile_tokens;  // tokens per CTA
   std::int32_t units;        // per row, as rope.cu divides it
   std::int32_t turned;       // units that rotate; the others copy
   Divider by_pairs, by_units, by_heads;
-  float factor;
-  bool is_int64, exact, inverse;
+  bool is_int64, inverse;
 };
-static_assert(sizeof(RopeParams) <= 4000, "kernel arguments are at most 4 KiB");
 
-inline constexpr int kRopeTileTokens = 8;  // at most, per CTA
+inline constexpr int kRopeThreads = 256;
+// A unit is what a thread loads at once (RowUnit in rotation.cuh).
+struct RopeUnit {
+  int pairs;     // that a rotating unit has
+  int elements;  // that a copying unit has
+};
+// `aligned`: vectors are 16 bytes.
+inline RopeUnit rope_unit(Dtype dtype, RopePairs pairs, bool aligned) {
+  const bool interleaved = pairs == RopePairs::kInterleaved;
+  const int elements = aligned ? 16 / static_cast<int>(size_of(dtype)) : interleaved ? 2 : 1;
+  return {interleaved ? elements / 2 : elements, elements};
+}
 
 // Loads the kernels of this dtype onto the current device (load_kernel.hpp).
 void load_rope(Dtype dtype, RopePairs pairs);
-// `aligned`: rows are read and written 16 bytes at a time, and units are 16 bytes of first elements of pairs.
+// `aligned`: rows are read and written 16 bytes at a time.
 void launch_rope(const RopeParams& params, Dtype dtype, RopePairs pairs, bool aligned, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

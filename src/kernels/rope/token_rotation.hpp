@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rotation of a token's rows in host memory, by the SIMD target in use (implemented in cpu/cpu_rope.cpp).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/rope/rope.hpp"
+
+namespace ringattn {
+
+class TokenRotation {
+ public:
+  explicit TokenRotation(const RowRotation& by);
+
+  // Computes cos and sin, once for all heads of a token. `axes`: as in RopeSpec; `positions`: of each axis.
+  void move_to(std::span<const std::int64_t> positions, std::span<const std::uint8_t> axes, bool inverse);
+  void move_to(std::int64_t position) { move_to({&position, 1}, {}, false); }
+  // Rotates x, [head_dim], to y, which may be x itself.
+  void rotate(const std::byte* x, std::byte* y) const;
+
+ private:
+  RowRotation by_;
+  std::vector<std::int64_t> positions_;  // [pairs]
+  std::vector<float> cos_, sin_;         // [pairs], or [2 · pairs] as rotate_interleaved() has them
+};
+
+}  // namespace ringattn
