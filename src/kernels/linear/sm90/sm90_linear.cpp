@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 #include "kernels/attention/sm90/tensor_maps.hpp"
 #include "kernels/linear/cuda/cuda_linear.hpp"
@@ -107,15 +108,28 @@ std::int64_t tile_pairs(const LinearGemm& gemm, const ManyRowsConfig& config, bo
   return (gemm.rows + pair_rows - 1) / pair_rows * ((gemm.columns + pair_columns - 1) / pair_columns);
 }
 
+// A tile, and how long it takes compared with the others.
+struct TimedTile {
+  const ManyRowsConfig& config;
+  std::int64_t time;
+};
+constexpr TimedTile kTimedTiles[] = {{kNarrowTiles, 100}, {kWideTiles, 142}, {kWidestTiles, 192}};
+constexpr TimedTile kTimedGatedTiles[] = {{kGatedTiles, 100}, {kWideGatedTiles, 183}};
+constexpr TimedTile kTimedLeafTiles[] = {{kLeafTiles, 100}, {kWideLeafTiles, 143}};
+constexpr TimedTile kTimedGatedLeafTiles[] = {{kGatedLeafTiles, 100}};
+
+std::span<const TimedTile> many_rows_tiles(const LinearGemm& gemm) {
+  if (gemm.chains.leaves) return gemm.gated ? std::span<const TimedTile>(kTimedGatedLeafTiles) : kTimedLeafTiles;
+  return gemm.gated ? std::span<const TimedTile>(kTimedGatedTiles) : kTimedTiles;
+}
+
+// The tile whose waves take the least time, of several the narrowest.
 const ManyRowsConfig& choose_many_rows(const LinearGemm& gemm, bool shares_weights) {
-  if (gemm.chains.leaves) return gemm.gated ? kGatedLeafTiles : kLeafTiles;
-  if (gemm.gated) return kGatedTiles;
-  // The slower of the two has more waves of tiles. A wide tile takes 1.45 times as long as a narrow one.
   const std::int64_t pairs = gemm.multiprocessors / 2;
-  const auto waves = [&](const ManyRowsConfig& config) {
-    return (tile_pairs(gemm, config, shares_weights) + pairs - 1) / pairs;
+  const auto time = [&](const TimedTile& tile) {
+    return (tile_pairs(gemm, tile.config, shares_weights) + pairs - 1) / pairs * tile.time;
   };
-  return waves(kNarrowTiles) * 100 <= waves(kWideTiles) * 145 ? kNarrowTiles : kWideTiles;
+  return std::ranges::min_element(many_rows_tiles(gemm), {}, time)->config;
 }
 
 void enqueue_many_rows(const LinearGemm& gemm, const ManyRowsConfig& config, bool shares_weights, Stream stream) {
@@ -130,6 +144,7 @@ void enqueue_many_rows(const LinearGemm& gemm, const ManyRowsConfig& config, boo
   const MappedTensor y = mapped_matrix(gemm.out, gemm.rows, gemm.columns, gemm.out_stride);
   p.stores_by_tma = !gemm.writes_sums && can_map(y);
   if (p.stores_by_tma) p.y = map_matrix(y, gemm.dtype, 64);
+  p.first_leaves = reinterpret_cast<float4*>(gemm.scratch + kCounterBytes);
   const std::int64_t pairs = std::min<std::int64_t>(tile_pairs(gemm, config, shares_weights), gemm.multiprocessors / 2);
   launcher_of(gemm.dtype).many_rows(p, config, static_cast<int>(2 * pairs), stream);
 }
@@ -145,6 +160,12 @@ std::size_t hopper_scratch_bytes(const LinearGemm& gemm, std::int64_t rows) {
     bytes = std::max(bytes, kCounterBytes + static_cast<std::size_t>(grid.slots(config)) *
                                                 static_cast<std::size_t>(gemm.chains.count) *
                                                 static_cast<std::size_t>(config.sums_bytes(grid.tile_columns)));
+  }
+  if (rows <= kFewRows && has_few_rows(gemm, rows)) return bytes;
+  for (const TimedTile& tile : many_rows_tiles(gemm)) {
+    if (tile.config.scratch_bytes() == 0) continue;
+    bytes =
+        std::max(bytes, kCounterBytes + static_cast<std::size_t>(gemm.multiprocessors) * tile.config.scratch_bytes());
   }
   return bytes;
 }
@@ -172,8 +193,9 @@ std::string describe(const ManyRowsConfig& config) {
 std::vector<std::string> linear_configs() {
   return {fmt::format("up to {} rows: tiles of up to {} columns, divided evenly over CTAs", kFewRows,
                       FewRowsConfig::kMaxColumns),
-          fmt::format("more rows: {}; or {}", describe(kNarrowTiles), describe(kWideTiles)),
-          fmt::format("gated: {}", describe(kGatedTiles)), fmt::format("row-parallel: {}", describe(kLeafTiles)),
+          fmt::format("more rows: {}; {}; or {}", describe(kNarrowTiles), describe(kWideTiles), describe(kWidestTiles)),
+          fmt::format("gated: {}; or {}", describe(kGatedTiles), describe(kWideGatedTiles)),
+          fmt::format("row-parallel: {}; or {}", describe(kLeafTiles), describe(kWideLeafTiles)),
           "rows not aligned to 16 bytes: as sm80_linear"};
 }
 
