@@ -23,7 +23,6 @@ void for_each_many_rows(Visit visit) {
   visit(ManyRows<Element, kGatedTiles>{}, kGatedTiles);
   visit(ManyRows<Element, kWideGatedTiles>{}, kWideGatedTiles);
   visit(ManyRows<Element, kLeafTiles>{}, kLeafTiles);
-  visit(ManyRows<Element, kWideLeafTiles>{}, kWideLeafTiles);
   visit(ManyRows<Element, kGatedLeafTiles>{}, kGatedLeafTiles);
 }
 template <class Element, int kRows, class Visit>

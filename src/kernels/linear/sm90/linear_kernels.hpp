@@ -29,12 +29,7 @@ struct ManyRowsConfig {
   constexpr int stage_bytes() const { return (kRows + sums) * cuda::kPanelRowBytes; }
   // Registers have no room for all closed sums beside the current ones: half of them are in shared memory.
   constexpr bool halves() const { return sums > 192; }
-  // fp32 sums of the first four leaves in memory, for each CTA.
-  constexpr std::size_t scratch_bytes() const {
-    return leaves && sums > 128 ? static_cast<std::size_t>(kRows * sums * 4) : 0;
-  }
-  // fp32 sums of the first four leaves of a tile (of wide ones: of two leaves, the first four are in memory), or half
-  // of those of the splits that are closed.
+  // fp32 sums of the first four leaves of a tile, or half of those of the splits that are closed.
   constexpr int stash_bytes() const { return leaves ? kRows * sums * 4 : halves() ? kRows * sums * 2 : 0; }
   constexpr int out_bytes() const { return 2 * panels * 64 * cuda::kPanelRowBytes; }
   // y's panels are in the memory of the sums, which are read before.
@@ -50,11 +45,9 @@ inline constexpr ManyRowsConfig kWidestTiles{256, false, false, 3, 4};
 inline constexpr ManyRowsConfig kGatedTiles{128, true, false, 6, 1};
 inline constexpr ManyRowsConfig kWideGatedTiles{256, true, false, 3, 2};
 inline constexpr ManyRowsConfig kLeafTiles{128, false, true, 5, 2};
-inline constexpr ManyRowsConfig kWideLeafTiles{192, false, true, 3, 3};
 inline constexpr ManyRowsConfig kGatedLeafTiles{128, true, true, 5, 1};
 static_assert(kWideTiles.shared_bytes() <= 227 * 1024 && kNarrowTiles.shared_bytes() <= 227 * 1024);
 static_assert(kWidestTiles.shared_bytes() <= 227 * 1024 && kLeafTiles.shared_bytes() <= 227 * 1024);
-static_assert(kWideLeafTiles.shared_bytes() <= 227 * 1024);
 
 struct ManyRowsParams {
   cuda::LinearGemm gemm;
@@ -65,7 +58,6 @@ struct ManyRowsParams {
   CUtensorMap x;           // box [128 rows, 64 of K], or 64 rows if the pair shares them
   CUtensorMap weights[2];  // box [half of `sums`, 64 of K]
   CUtensorMap y;           // box [64 rows, 64 columns]
-  float4* first_leaves;    // [CTAs][scratch_bytes()]
 };
 
 // Few rows: weights are operand A and x is operand B. A tile has up to 128 columns of y, one warpgroup for each 64, and

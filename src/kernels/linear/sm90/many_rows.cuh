@@ -43,7 +43,6 @@ struct ManyRows {
   static constexpr int kHalfRowBytes = kRowBytes / 2;
   static constexpr int kHalfWeightBytes = kSums / 2 * cuda::kPanelRowBytes;
   static constexpr int kStageBytes = kConfig.stage_bytes();
-  static constexpr int kStashBytes = kConfig.stash_bytes();
   static constexpr int kStashOrOutBytes = kConfig.stash_or_out_bytes();
   static constexpr int kSharedBytes = kConfig.shared_bytes();
 };
@@ -255,56 +254,9 @@ struct ManyRowsTree {
   }
 };
 
-// The same for tiles of 192 columns: the sum of leaves 0 and 1, or 4 and 5, is in shared memory, and that of the first
-// four in memory that stays in L2. A thread reads what it wrote.
-template <class C>
-struct ManyRowsWideTree {
-  float pair[C::kBlocks][4];
-  float4* memory;  // of this thread, float4s that are kMemoryStep apart
-  static constexpr int kMemoryStep = 2 * kWarpgroup;
-
-  __device__ __forceinline__ void start() { cuda::start_sums(pair); }
-  __device__ __forceinline__ void add(int leaf, int leaves, bool is_empty, const float (&sums)[C::kBlocks][4],
-                                      std::uint32_t stash, int warpgroup) {
-    if (!is_empty) cuda::add_sums(pair, sums);
-    const bool is_last = leaf + 1 == leaves;
-    if (leaf % 2 == 0 || (leaf == 1 && is_last)) return;
-    if (leaf == 1) begin_stash(warpgroup);
-#pragma unroll
-    for (int i = 0; i < C::kBlocks; ++i) {
-      const std::uint32_t at = stash + static_cast<std::uint32_t>(i) * kStashStep;
-      if (leaf % 4 == 1) {
-        store_stash(at, pair[i]);
-      } else {
-        add_stash(pair[i], at);
-      }
-    }
-    if (leaf == 3 && !is_last) {
-#pragma unroll
-      for (int i = 0; i < C::kBlocks; ++i) __stcg(memory + i * kMemoryStep, four_of(pair[i]));
-    }
-    if (leaf == 7) {
-#pragma unroll
-      for (int i = 0; i < C::kBlocks; ++i) {
-        const float4 first = __ldcg(memory + i * kMemoryStep);
-        pair[i][0] = __fadd_rn(first.x, pair[i][0]);
-        pair[i][1] = __fadd_rn(first.y, pair[i][1]);
-        pair[i][2] = __fadd_rn(first.z, pair[i][2]);
-        pair[i][3] = __fadd_rn(first.w, pair[i][3]);
-      }
-    }
-    if (!is_last) cuda::start_sums(pair);
-  }
-  __device__ __forceinline__ void finish(int) {}
-  __device__ __forceinline__ float4 total(int, const float (&)[C::kBlocks][4], std::uint32_t, int block) const {
-    return four_of(pair[block]);
-  }
-};
-
 template <class C>
 using ManyRowsFoldOf =
-    std::conditional_t<C::kLeaves, std::conditional_t<(C::kSums > 128), ManyRowsWideTree<C>, ManyRowsTree<C>>,
-                       std::conditional_t<C::kHalves, ManyRowsHalves<C>, ManyRowsFold<C>>>;
+    std::conditional_t<C::kLeaves, ManyRowsTree<C>, std::conditional_t<C::kHalves, ManyRowsHalves<C>, ManyRowsFold<C>>>;
 
 // y of a warpgroup's 64 rows, through its panels of shared memory. total(block) returns the sums of 8 columns.
 template <class C, class Total, class Activation>
@@ -420,10 +372,6 @@ __device__ __forceinline__ void multiply_linear_tiles(const ManyRowsParams& p, c
   };
   const std::uint32_t stash = memory.stash(warpgroup) + static_cast<std::uint32_t>(thread_of_warpgroup() * 16);
   ManyRowsFoldOf<C> fold;
-  if constexpr (C::kLeaves && C::kSums > 128) {
-    fold.memory = p.first_leaves + static_cast<std::int64_t>(blockIdx.x) * (ManyRowsConfig::kRows * C::kSums / 4) +
-                  (thread_of_cta() - kWarpgroup);
-  }
   for_each_linear_tile<C>(p, [&](const LinearTile& tile) {
     float sums[C::kBlocks][4];
     fold.start();

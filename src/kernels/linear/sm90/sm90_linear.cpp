@@ -108,28 +108,23 @@ std::int64_t tile_pairs(const LinearGemm& gemm, const ManyRowsConfig& config, bo
   return (gemm.rows + pair_rows - 1) / pair_rows * ((gemm.columns + pair_columns - 1) / pair_columns);
 }
 
-// A tile, and how long it takes compared with the others.
+// A tile, and how long it takes compared with the narrowest (bench/notes/linear.md).
 struct TimedTile {
   const ManyRowsConfig& config;
   std::int64_t time;
 };
 constexpr TimedTile kTimedTiles[] = {{kNarrowTiles, 100}, {kWideTiles, 142}, {kWidestTiles, 192}};
 constexpr TimedTile kTimedGatedTiles[] = {{kGatedTiles, 100}, {kWideGatedTiles, 183}};
-constexpr TimedTile kTimedLeafTiles[] = {{kLeafTiles, 100}, {kWideLeafTiles, 143}};
-constexpr TimedTile kTimedGatedLeafTiles[] = {{kGatedLeafTiles, 100}};
-
-std::span<const TimedTile> many_rows_tiles(const LinearGemm& gemm) {
-  if (gemm.chains.leaves) return gemm.gated ? std::span<const TimedTile>(kTimedGatedLeafTiles) : kTimedLeafTiles;
-  return gemm.gated ? std::span<const TimedTile>(kTimedGatedTiles) : kTimedTiles;
-}
 
 // The tile whose waves take the least time, of several the narrowest.
 const ManyRowsConfig& choose_many_rows(const LinearGemm& gemm, bool shares_weights) {
+  if (gemm.chains.leaves) return gemm.gated ? kGatedLeafTiles : kLeafTiles;
   const std::int64_t pairs = gemm.multiprocessors / 2;
   const auto time = [&](const TimedTile& tile) {
     return (tile_pairs(gemm, tile.config, shares_weights) + pairs - 1) / pairs * tile.time;
   };
-  return std::ranges::min_element(many_rows_tiles(gemm), {}, time)->config;
+  const std::span<const TimedTile> tiles = gemm.gated ? std::span<const TimedTile>(kTimedGatedTiles) : kTimedTiles;
+  return std::ranges::min_element(tiles, {}, time)->config;
 }
 
 void enqueue_many_rows(const LinearGemm& gemm, const ManyRowsConfig& config, bool shares_weights, Stream stream) {
@@ -144,7 +139,6 @@ void enqueue_many_rows(const LinearGemm& gemm, const ManyRowsConfig& config, boo
   const MappedTensor y = mapped_matrix(gemm.out, gemm.rows, gemm.columns, gemm.out_stride);
   p.stores_by_tma = !gemm.writes_sums && can_map(y);
   if (p.stores_by_tma) p.y = map_matrix(y, gemm.dtype, 64);
-  p.first_leaves = reinterpret_cast<float4*>(gemm.scratch + kCounterBytes);
   const std::int64_t pairs = std::min<std::int64_t>(tile_pairs(gemm, config, shares_weights), gemm.multiprocessors / 2);
   launcher_of(gemm.dtype).many_rows(p, config, static_cast<int>(2 * pairs), stream);
 }
@@ -160,12 +154,6 @@ std::size_t hopper_scratch_bytes(const LinearGemm& gemm, std::int64_t rows) {
     bytes = std::max(bytes, kCounterBytes + static_cast<std::size_t>(grid.slots(config)) *
                                                 static_cast<std::size_t>(gemm.chains.count) *
                                                 static_cast<std::size_t>(config.sums_bytes(grid.tile_columns)));
-  }
-  if (rows <= kFewRows && has_few_rows(gemm, rows)) return bytes;
-  for (const TimedTile& tile : many_rows_tiles(gemm)) {
-    if (tile.config.scratch_bytes() == 0) continue;
-    bytes =
-        std::max(bytes, kCounterBytes + static_cast<std::size_t>(gemm.multiprocessors) * tile.config.scratch_bytes());
   }
   return bytes;
 }
@@ -195,8 +183,7 @@ std::vector<std::string> linear_configs() {
                       FewRowsConfig::kMaxColumns),
           fmt::format("more rows: {}; {}; or {}", describe(kNarrowTiles), describe(kWideTiles), describe(kWidestTiles)),
           fmt::format("gated: {}; or {}", describe(kGatedTiles), describe(kWideGatedTiles)),
-          fmt::format("row-parallel: {}; or {}", describe(kLeafTiles), describe(kWideLeafTiles)),
-          "rows not aligned to 16 bytes: as sm80_linear"};
+          fmt::format("row-parallel: {}", describe(kLeafTiles)), "rows not aligned to 16 bytes: as sm80_linear"};
 }
 
 std::unique_ptr<LinearKernel> make_linear(const LinearSpec& spec, Backend& backend) {
