@@ -15,6 +15,7 @@
 #include <numeric>
 #include <ostream>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -481,6 +482,21 @@ TEST(GpuLinear, KernelsHaveOneAnothersBits) {
         if (parallel == LinearParallel::kNone) continue;
         EXPECT_EQ(first_difference(data, multiplied_in_parts(*hopper, data, 3), expected), "") << describe(spec);
       }
+    }
+  }
+  // Several of the widest tiles for each CTA of an H200, over a split and a tail.
+  for (const auto& [n, activation, parallel] : {std::tuple{4096, "silu", LinearParallel::kNone},
+                                                {4096, "swiglu", LinearParallel::kNone},
+                                                {4096, "none", LinearParallel::kRow}}) {
+    for (const std::int64_t rows : {2000, 2001}) {
+      LinearSpec spec{rows % 8 == 0 ? Dtype::kF16 : Dtype::kBf16, WeightFormat::kFloat, 2056, n};
+      spec.parallel = parallel;
+      parse_activation(activation, spec.activation, spec.gated);
+      const LinearData data = linear_data(spec, rows, 12);
+      const std::vector<std::byte> expected = multiplied(*ampere, data);
+      EXPECT_EQ(first_difference(data, multiplied(*hopper, data), expected), "") << rows << ", " << describe(spec);
+      if (parallel == LinearParallel::kNone) continue;
+      EXPECT_EQ(first_difference(data, multiplied_in_parts(*hopper, data, 3), expected), "") << describe(spec);
     }
   }
 }

@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kInt4MmaThreads) int4_mma_kernel(const __grid_
     }
     __syncthreads();  // x of the next matrix overwrites this one's
   }
-  finish_tile<float, kInt4MmaThreads>(
+  finish_float_tile<kInt4MmaThreads>(
       p.out, first_row, min(kInt4MmaRows, p.out.rows - first_row), tile * kInt4TileRows, kInt4TileRows, thread,
       [&](int row, int at) { return *reinterpret_cast<const float4*>(int4_staged + row * kStagedRow + at); });
 }

@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(kInt8MmaThreads) int8_mma_kernel(const __grid_
   }
   finish_tile<std::int32_t, kInt8MmaThreads>(
       p.out, first_row, min(kInt8MmaRows, p.out.rows - first_row), first_column, kInt8MmaColumns, thread,
-      [&](int row, int at) { return *reinterpret_cast<const int4*>(int8_staged + row * kStagedRow + at); });
+      [&](int row, int at) { return *reinterpret_cast<const int4*>(int8_staged + row * kStagedRow + at); },
+      [&](int row) { return p.out.row_scales[first_row + row]; });
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ namespace {
 // Threads of a row. Few rows: many, so that a row is done soon. Many rows: few with more registers for x, so that more
 // of it is in flight.
 constexpr int kFewRowsThreads = 512;
-constexpr int kManyRowsThreads = 256;
+constexpr int kManyRowsThreads = 128;
 constexpr int kFewRows = 132;
 constexpr int kHeldElements = 8192;            // of a row, that threads keep in registers
 constexpr float kRoundingShift = 12582912.0F;  // 1.5 · 2^23: adding it rounds to an integer, half to even

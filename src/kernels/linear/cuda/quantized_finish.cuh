@@ -96,10 +96,10 @@ class ColumnFinish {
 };
 
 // Writes the rows [first_row, first_row + rows) of a tile by kThreads threads. load(row of the tile, sum of the row)
-// returns four adjacent sums; those of up follow the `columns` sums of the gate.
-template <class Sum, int kThreads, class Load>
+// returns four adjacent sums; those of up follow the `columns` sums of the gate. row_scale(row of the tile): int8.
+template <class Sum, int kThreads, class Load, class RowScale>
 __device__ __forceinline__ void finish_tile(const QuantizedOutput& out, int first_row, int rows, int first_column,
-                                            int columns, int thread, Load load) {
+                                            int columns, int thread, Load load, RowScale row_scale) {
   const int threads_of_row = columns / 4;
   const int at = thread % threads_of_row * 4;
   if (first_column + at >= out.columns) return;
@@ -112,7 +112,7 @@ __device__ __forceinline__ void finish_tile(const QuantizedOutput& out, int firs
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int r = min(row + i * (kThreads / threads_of_row), rows - 1);
-      row_scales[i] = ColumnFinish<Sum>::kInt8 && out.y != nullptr ? out.row_scales[first_row + r] : 1.0F;
+      row_scales[i] = out.y != nullptr ? row_scale(r) : 1.0F;
       sums[i][0] = load(r, at);
       sums[i][1] = out.matrices == 2 ? load(r, columns + at) : SumVector<Sum>{};
     }
@@ -122,6 +122,12 @@ __device__ __forceinline__ void finish_tile(const QuantizedOutput& out, int firs
       if (r < rows) finish.write(out, first_row + r, row_scales[i], sums[i]);
     }
   }
+}
+// For fp32 sums, which have no scales of rows.
+template <int kThreads, class Load>
+__device__ __forceinline__ void finish_float_tile(const QuantizedOutput& out, int first_row, int rows, int first_column,
+                                                  int columns, int thread, Load load) {
+  finish_tile<float, kThreads>(out, first_row, rows, first_column, columns, thread, load, [](int) { return 1.0F; });
 }
 
 // Adds one, with release and acquire semantics for the device: what the CTA's threads wrote before a barrier is visible

@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// int4 linear layers for few rows of x with wgmma: W, dequantized in registers, is operand A, and up to 64 rows of x
-// are operand B. A CTA has one split or leaf, for 64 rows of W in each of its warpgroups, so that most of W is in
-// flight at once. Its first warp also loads: groups of W come by bulk copies, x by TMA. Sums of splits and leaves meet
-// in L2, where the last warpgroup of a tile adds them in their order.
+// int4 linear layers for few rows of x: W, dequantized in registers, is operand A, and up to 64 rows of x are operand
+// B, up to 16 rows by mma.sync and more by wgmma, with the same bits. A CTA has one split or leaf, for 64 rows of W in
+// each of its warpgroups, so that most of W is in flight at once. Its first warp also loads: groups of W come by bulk
+// copies, x by TMA. Sums of splits and leaves meet in L2, where the last warpgroup of a tile adds them in their order.
 #pragma once
 
 #include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/common/cuda/pdl.cuh"
+#include "kernels/common/cuda/tile_copy.cuh"
 #include "kernels/common/sm90/mbarrier.cuh"
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
-#include "kernels/common/sm90/wgmma_narrow.cuh"
+#include "kernels/common/sm90/wgmma.cuh"
 #include "kernels/linear/cuda/int4_operand.cuh"
 #include "kernels/linear/cuda/quantized_finish.cuh"
 #include "kernels/linear/sm90/int4.hpp"
@@ -25,6 +26,7 @@ struct FewRowsInt4 {
   static constexpr int kWarpgroups = kRows <= 16 ? 2 : 4;
   static constexpr int kCtas = 4 / kWarpgroups;  // per SM
   static constexpr int kThreads = kWarpgroups * kWarpgroup;
+  static constexpr bool kByWgmma = kRows > 16;  // bench/notes/linear.md has both
   static constexpr int kPanelBytes = kRows * 128;
   static constexpr int kXBytes = 2 * kPanelBytes;
   static constexpr int kLoadedBytes = kXBytes + kWarpgroups * cuda::kInt4UsedBytes;  // of a stage: one group
@@ -134,7 +136,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(co
 #pragma unroll
     for (int i = 0; i < 4; ++i) acc[j][i] = groups > 0 ? 0.0F : -0.0F;
   }
-  // Operands of half a group, and the numbers of the group whose first half was dequantized last.
+  // Numbers of the group whose first half was dequantized last.
   float next_scale[2];
   std::uint32_t zeros[2];
   const auto load_numbers = [&](std::uint32_t block) {
@@ -151,43 +153,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(co
 #pragma unroll
     for (int i = 0; i < 4; ++i) cuda::int4_operand<typename C::Element>(a[i], words[i], zeros);
   };
-  float sums[C::kRows / 8][4];
-  const auto multiply_half = [&](const std::uint32_t(&a)[4][4], std::uint32_t panel, bool from_zero) {
-    const std::uint32_t b = warp_uniform(descriptor_low(panel));
-    wgmma_fence();
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      RegisterWgmma<typename C::Element, C::kRows>::multiply(
-          sums, a[step], descriptor(b + static_cast<std::uint32_t>(2 * step)), step > 0 || !from_zero);
-    }
-    wgmma_commit();
-  };
-
-  std::uint32_t first[4][4], second[4][4];
-  PackedPipelineState<C::kStages> ring;
-  if (groups > 0) {
-    barrier_wait(full(0), 0);
-    load_numbers(block_of(0, warpgroup));
-    dequantize(first, block_of(0, warpgroup), 0);
-  }
-  for (int group = 0; group < groups; ++group) {
-    const std::uint32_t stage = ring.stage();
-    const std::uint32_t parity = ring.parity();
-    const float scale[2] = {next_scale[0], next_scale[1]};
-    pin(sums);
-    multiply_half(first, x_of(stage), true);
-    dequantize(second, block_of(stage, warpgroup), 1);
-    multiply_half(second, x_of(stage) + C::kPanelBytes, false);
-    wgmma_wait<1>();
-    ring.advance();
-    if (group + 1 < groups) {
-      barrier_wait(full(ring.stage()), ring.parity());
-      const std::uint32_t block = block_of(ring.stage(), warpgroup);
-      load_numbers(block);
-      dequantize(first, block, 0);
-    }
-    wgmma_wait<0>();
-    pin(sums);
+  // Adds the scaled sums of a group, and lets its stage be filled again.
+  const auto close_group = [&](int group, std::uint32_t stage, std::uint32_t parity,
+                               const float(&sums)[C::kRows / 8][4], const float(&scale)[2]) {
     __syncwarp();
     if (thread % 32 == 0) barrier_arrive(empty(stage));
     if (loads && group + C::kStages < groups) {
@@ -199,6 +167,72 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(co
     for (int j = 0; j < C::kRows / 8; ++j) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) acc[j][i] = __fmaf_rn(scale[i / 2], sums[j][i], acc[j][i]);
+    }
+  };
+
+  PackedPipelineState<C::kStages> ring;
+  if constexpr (C::kByWgmma) {
+    float sums[C::kRows / 8][4];
+    const auto multiply_half = [&](const std::uint32_t(&a)[4][4], std::uint32_t panel, bool from_zero) {
+      const std::uint32_t b = warp_uniform(descriptor_low(panel));
+      wgmma_fence();
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+        Wgmma<typename C::Element, C::kRows>::rk(sums, a[step], descriptor(b + static_cast<std::uint32_t>(2 * step)),
+                                                 step > 0 || !from_zero);
+      }
+      wgmma_commit();
+    };
+    std::uint32_t first[4][4], second[4][4];
+    if (groups > 0) {
+      barrier_wait(full(0), 0);
+      load_numbers(block_of(0, warpgroup));
+      dequantize(first, block_of(0, warpgroup), 0);
+    }
+    for (int group = 0; group < groups; ++group) {
+      const std::uint32_t stage = ring.stage();
+      const std::uint32_t parity = ring.parity();
+      const float scale[2] = {next_scale[0], next_scale[1]};
+      pin(sums);
+      multiply_half(first, x_of(stage), true);
+      dequantize(second, block_of(stage, warpgroup), 1);
+      multiply_half(second, x_of(stage) + C::kPanelBytes, false);
+      wgmma_wait<1>();
+      ring.advance();
+      if (group + 1 < groups) {
+        barrier_wait(full(ring.stage()), ring.parity());
+        const std::uint32_t block = block_of(ring.stage(), warpgroup);
+        load_numbers(block);
+        dequantize(first, block, 0);
+      }
+      wgmma_wait<0>();
+      pin(sums);
+      close_group(group, stage, parity, sums, scale);
+    }
+  } else {
+    const int lane = thread % 32;
+    for (int group = 0; group < groups; ++group, ring.advance()) {
+      const std::uint32_t stage = ring.stage();
+      barrier_wait(full(stage), ring.parity());
+      load_numbers(block_of(stage, warpgroup));
+      float sums[C::kRows / 8][4];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        std::uint32_t a[4][4];
+        dequantize(a, block_of(stage, warpgroup), half);
+        const std::uint32_t panel = x_of(stage) + static_cast<std::uint32_t>(half * C::kPanelBytes);
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {  // of steps
+#pragma unroll
+          for (int j = 0; j < C::kRows / 8; ++j) {
+            std::uint32_t b[4];
+            cuda::load_matrix(b, panel + cuda::swizzled(8 * j + lane % 8, 4 * pair + lane / 8));
+            cuda::multiply<typename C::Element>(sums[j], a[2 * pair], b[0], b[1], half + pair == 0);
+            cuda::multiply<typename C::Element>(sums[j], a[2 * pair + 1], b[2], b[3], false);
+          }
+        }
+      }
+      close_group(group, stage, ring.parity(), sums, next_scale);
     }
   }
 
@@ -230,7 +264,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtas) int4_few_rows_kernel(co
   }
   named_sync(1 + warpgroup, kWarpgroup);
   if (is_last[warpgroup] == 0) return;
-  cuda::finish_tile<float, kWarpgroup>(
+  cuda::finish_float_tile<kWarpgroup>(
       gemm.out, first_row, rows, column_tile * cuda::kInt4TileRows, cuda::kInt4TileRows, thread, [&](int row, int at) {
         const int tile = column_tile + at / cuda::kInt4TileRows * p.column_tiles;
         return add_int4_chains(chains, [&](int c) {

@@ -280,7 +280,7 @@ class Int4Consumer {
         }
       }
       named_sync(C::kBarrier, C::kConsumers);
-      cuda::finish_tile<float, C::kConsumers>(
+      cuda::finish_float_tile<C::kConsumers>(
           out, tile.first_row + staged, min(C::kStagedRows, rows - staged), tile.column_tile * columns, columns,
           thread_of_cta(), [&](int row, int at) {
             const uint4 four =

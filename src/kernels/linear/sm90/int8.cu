@@ -171,7 +171,7 @@ __device__ __forceinline__ bool add_to_tile(const HopperInt8& p, const Int8Unit&
 
 template <class C>
 __device__ __forceinline__ void finish_int8(const HopperInt8& p, const Int8Shared<C>& shared, const Int8Unit& unit,
-                                            const int (&sums)[C::kRows / 8][4]) {
+                                            const int (&sums)[C::kRows / 8][4], float row_scale) {
   const cuda::QuantizedOutput& out = p.gemm.out;
   const int columns = out.columns_of_tile(kInt8TileSums);
   const int first_row = unit.row_tile * C::kRows;
@@ -180,9 +180,9 @@ __device__ __forceinline__ void finish_int8(const HopperInt8& p, const Int8Share
     if (!add_to_tile<C>(p, unit, sums, rows, shared.staged())) return;
     std::int32_t* const tile = p.gemm.tile_sums + std::int64_t{unit.tile} * C::kRows * kInt8TileSums;
     cuda::finish_tile<std::int32_t, kInt8Consumers>(
-        out, first_row, rows, unit.column_tile * columns, columns, thread_of_cta(), [&](int row, int column) {
-          return __ldcg(reinterpret_cast<const int4*>(tile + row * kInt8TileSums + column));
-        });
+        out, first_row, rows, unit.column_tile * columns, columns, thread_of_cta(),
+        [&](int row, int column) { return __ldcg(reinterpret_cast<const int4*>(tile + row * kInt8TileSums + column)); },
+        [&](int row) { return out.row_scales[first_row + row]; });
     named_sync(kInt8Barrier, kInt8Consumers);
     for (int i = thread_of_cta(); i < rows * (kInt8TileSums / 4); i += kInt8Consumers) {
       __stcg(reinterpret_cast<int4*>(tile) + i, int4{});
@@ -193,9 +193,16 @@ __device__ __forceinline__ void finish_int8(const HopperInt8& p, const Int8Share
   const std::uint32_t mine =
       shared.staged() + static_cast<std::uint32_t>(4 * (thread_of_cta() / kWarpgroup * 64 + tile_row_of_thread() +
                                                         lane % 4 * 2 * cuda::kStagedRow));
+  // A row's scale lies after its 128 sums.
+  const auto scale_of = [&](int row) {
+    return shared.staged() + static_cast<std::uint32_t>(4 * (row * cuda::kStagedRow + kInt8TileSums));
+  };
 #pragma unroll 1
   for (int staged = 0; staged < rows; staged += C::kStagedRows) {
     if (staged > 0) named_sync(kInt8Barrier, kInt8Consumers);
+    if (thread_of_cta() / C::kStagedRows == staged / C::kStagedRows) {
+      cuda::store_shared(scale_of(thread_of_cta() % C::kStagedRows), __float_as_uint(row_scale));
+    }
 #pragma unroll
     for (int part = 0; part < C::kRows; part += C::kStagedRows) {
       if (part != staged) continue;  // registers have no index
@@ -211,12 +218,14 @@ __device__ __forceinline__ void finish_int8(const HopperInt8& p, const Int8Share
     named_sync(kInt8Barrier, kInt8Consumers);
     cuda::finish_tile<std::int32_t, kInt8Consumers>(
         out, first_row + staged, min(C::kStagedRows, rows - staged), unit.column_tile * columns, columns,
-        thread_of_cta(), [&](int row, int column) {
+        thread_of_cta(),
+        [&](int row, int column) {
           const uint4 four =
               cuda::load_shared_16(shared.staged() + static_cast<std::uint32_t>(4 * (row * cuda::kStagedRow + column)));
           return int4{static_cast<int>(four.x), static_cast<int>(four.y), static_cast<int>(four.z),
                       static_cast<int>(four.w)};
-        });
+        },
+        [&](int row) { return __int_as_float(cuda::load_shared_number(scale_of(row))); });
   }
   named_sync(kInt8Barrier, kInt8Consumers);
 }
@@ -237,6 +246,12 @@ __device__ __forceinline__ void consume_int8(const HopperInt8& p, const Int8Shar
   int sums[C::kRows / 8][4];
   for (int u = first; u < int8_units<C>(p); u += step) {
     const Int8Unit unit = int8_unit<C>(p, u);
+    // The scale of a row for finish_int8(), loaded before it is needed.
+    const int row = unit.row_tile * C::kRows + thread_of_cta();
+    float row_scale = 1.0F;
+    if (p.gemm.out.y != nullptr && thread_of_cta() < C::kRows && row < p.gemm.out.rows) {
+      row_scale = p.gemm.out.row_scales[row];
+    }
     std::uint32_t previous = 0;
     for (int block = unit.begin; block < unit.end; ++block, ring.advance()) {
       const std::uint32_t stage = ring.stage();
@@ -259,7 +274,7 @@ __device__ __forceinline__ void consume_int8(const HopperInt8& p, const Int8Shar
     wgmma_wait<0>();
     pin(sums);
     release_stage(previous);
-    finish_int8<C>(p, shared, unit, sums);
+    finish_int8<C>(p, shared, unit, sums, row_scale);
   }
 }
 

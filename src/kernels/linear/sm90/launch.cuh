@@ -19,7 +19,9 @@ template <class Element, class Visit>
 void for_each_many_rows(Visit visit) {
   visit(ManyRows<Element, kNarrowTiles>{}, kNarrowTiles);
   visit(ManyRows<Element, kWideTiles>{}, kWideTiles);
+  visit(ManyRows<Element, kWidestTiles>{}, kWidestTiles);
   visit(ManyRows<Element, kGatedTiles>{}, kGatedTiles);
+  visit(ManyRows<Element, kWideGatedTiles>{}, kWideGatedTiles);
   visit(ManyRows<Element, kLeafTiles>{}, kLeafTiles);
   visit(ManyRows<Element, kGatedLeafTiles>{}, kGatedLeafTiles);
 }

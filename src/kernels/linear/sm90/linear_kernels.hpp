@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <vector_types.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -26,21 +27,27 @@ struct ManyRowsConfig {
   bool operator==(const ManyRowsConfig&) const = default;
   constexpr int columns() const { return gated ? sums / 2 : sums; }  // of y
   constexpr int stage_bytes() const { return (kRows + sums) * cuda::kPanelRowBytes; }
-  // fp32 sums of the first four leaves of a tile.
-  constexpr int stash_bytes() const { return leaves ? kRows * sums * 4 : 0; }
+  // Registers have no room for all closed sums beside the current ones: half of them are in shared memory.
+  constexpr bool halves() const { return sums > 192; }
+  // fp32 sums of the first four leaves of a tile, or half of those of the splits that are closed.
+  constexpr int stash_bytes() const { return leaves ? kRows * sums * 4 : halves() ? kRows * sums * 2 : 0; }
   constexpr int out_bytes() const { return 2 * panels * 64 * cuda::kPanelRowBytes; }
+  // y's panels are in the memory of the sums, which are read before.
+  constexpr int stash_or_out_bytes() const { return std::max(stash_bytes(), out_bytes()); }
   constexpr int shared_bytes() const {
-    return cuda::aligned_shared_bytes(stages * (stage_bytes() + 16) + stash_bytes() + out_bytes(), 1024);
+    return cuda::aligned_shared_bytes(stages * (stage_bytes() + 16) + stash_or_out_bytes(), 1024);
   }
 };
 
 inline constexpr ManyRowsConfig kNarrowTiles{128, false, false, 6, 2};
 inline constexpr ManyRowsConfig kWideTiles{192, false, false, 4, 3};
+inline constexpr ManyRowsConfig kWidestTiles{256, false, false, 3, 4};
 inline constexpr ManyRowsConfig kGatedTiles{128, true, false, 6, 1};
-inline constexpr ManyRowsConfig kLeafTiles{128, false, true, 4, 2};
-inline constexpr ManyRowsConfig kGatedLeafTiles{128, true, true, 4, 1};
+inline constexpr ManyRowsConfig kWideGatedTiles{256, true, false, 3, 2};
+inline constexpr ManyRowsConfig kLeafTiles{128, false, true, 5, 2};
+inline constexpr ManyRowsConfig kGatedLeafTiles{128, true, true, 5, 1};
 static_assert(kWideTiles.shared_bytes() <= 227 * 1024 && kNarrowTiles.shared_bytes() <= 227 * 1024);
-static_assert(kLeafTiles.shared_bytes() <= 227 * 1024);
+static_assert(kWidestTiles.shared_bytes() <= 227 * 1024 && kLeafTiles.shared_bytes() <= 227 * 1024);
 
 struct ManyRowsParams {
   cuda::LinearGemm gemm;

@@ -2,10 +2,12 @@
 // Linear layers with wgmma, for more than a few rows. CTAs are persistent, warp-specialized and work in pairs, which
 // share the weights or the rows of their two tiles: each loads one half, and TMA multicasts it. A producer warp runs
 // ahead, also into the next tile. Each of two consumer warpgroups has 64 rows, and keeps the sum of the current chain
-// and those of earlier chains in registers (a tree of leaves: the sum of the first four in shared memory).
+// and those of earlier chains in registers. What registers have no room for is in shared memory, where y follows it: of
+// a tree of leaves the sum of the first four, of tiles with 256 columns the closed sums of half of them.
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/cuda/pdl.cuh"
 #include "kernels/common/cuda/ptx.cuh"
@@ -35,13 +37,13 @@ struct ManyRows {
   static constexpr int kColumns = kConfig.columns();
   static constexpr int kStages = kConfig.stages;
   static constexpr int kPanels = kConfig.panels;
-  static constexpr int kOutBytes = kConfig.out_bytes();
+  static constexpr bool kHalves = kConfig.halves();
   static_assert(kPanels * cuda::kPanelColumns == kColumns);  // panels of a tile are written without waits in between
   static constexpr int kRowBytes = kRows * cuda::kPanelRowBytes;  // per stage; its weights follow
   static constexpr int kHalfRowBytes = kRowBytes / 2;
   static constexpr int kHalfWeightBytes = kSums / 2 * cuda::kPanelRowBytes;
   static constexpr int kStageBytes = kConfig.stage_bytes();
-  static constexpr int kStashBytes = kConfig.stash_bytes();
+  static constexpr int kStashOrOutBytes = kConfig.stash_or_out_bytes();
   static constexpr int kSharedBytes = kConfig.shared_bytes();
 };
 
@@ -50,12 +52,12 @@ struct ManyRowsMemory {
   std::uint32_t base;  // aligned to 1,024 bytes, as the 128-byte swizzle requires
 
   __device__ __forceinline__ std::uint32_t stage(std::uint32_t number) const { return base + number * C::kStageBytes; }
-  __device__ __forceinline__ std::uint32_t stash() const { return base + C::kStages * C::kStageBytes; }
-  __device__ __forceinline__ std::uint32_t out(int warpgroup) const {
-    return stash() + C::kStashBytes + static_cast<std::uint32_t>(warpgroup * (C::kOutBytes / 2));
+  // A warpgroup has its stash, or its panels of y, there.
+  __device__ __forceinline__ std::uint32_t stash(int warpgroup) const {
+    return base + C::kStages * C::kStageBytes + static_cast<std::uint32_t>(warpgroup * (C::kStashOrOutBytes / 2));
   }
   __device__ __forceinline__ std::uint32_t full(std::uint32_t number) const {
-    return stash() + C::kStashBytes + C::kOutBytes + number * kBarrierBytes;
+    return stash(2) + number * kBarrierBytes;
   }
   __device__ __forceinline__ std::uint32_t empty(std::uint32_t number) const { return full(C::kStages + number); }
 };
@@ -117,17 +119,102 @@ __device__ __forceinline__ void load_linear_panels(const ManyRowsParams& p, cons
   });
 }
 
+__device__ __forceinline__ float4 four_of(const float (&sums)[4]) {
+  return make_float4(sums[0], sums[1], sums[2], sums[3]);
+}
+
+// The stash of a thread: float4s that are this many bytes apart.
+inline constexpr std::uint32_t kStashStep = kWarpgroup * 16;
+
+// As floats: the compiler would copy accumulators to integers between the wgmma that write them, and serialize these.
+__device__ __forceinline__ void store_stash(std::uint32_t at, const float (&sums)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(sums[0]), "f"(sums[1]), "f"(sums[2]),
+               "f"(sums[3])
+               : "memory");
+}
+__device__ __forceinline__ float4 load_stash(std::uint32_t at) {
+  float4 four;
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(four.x), "=f"(four.y), "=f"(four.z), "=f"(four.w)
+               : "r"(at)
+               : "memory");
+  return four;
+}
+__device__ __forceinline__ void add_stash(float (&sums)[4], std::uint32_t at) {
+  const float4 first = load_stash(at);
+  sums[0] = __fadd_rn(first.x, sums[0]);
+  sums[1] = __fadd_rn(first.y, sums[1]);
+  sums[2] = __fadd_rn(first.z, sums[2]);
+  sums[3] = __fadd_rn(first.w, sums[3]);
+}
+// Before a tile's first store to the stash: the stores of the tile before have read its panels, which are there.
+__device__ __forceinline__ void begin_stash(int warpgroup) {
+  if (thread_of_warpgroup() == 0) tma_store_wait_read();
+  named_sync(warpgroup + 1, kWarpgroup);
+}
+
 // Sums of the chains of a tile that are complete, in a warpgroup.
 template <class C>
 struct ManyRowsFold {
   cuda::LinearFold<C::kBlocks, false> fold;
 
   __device__ __forceinline__ void start() { fold.start(); }
-  __device__ __forceinline__ void add(int chain, int, bool is_empty, const float (&sums)[C::kBlocks][4],
-                                      std::uint32_t) {
+  __device__ __forceinline__ void add(int chain, int, bool is_empty, const float (&sums)[C::kBlocks][4], std::uint32_t,
+                                      int) {
     fold.add(chain, is_empty, sums);
   }
-  __device__ __forceinline__ const float (&total(int) const)[C::kBlocks][4] { return fold.splits; }
+  __device__ __forceinline__ void finish(int) {}
+  __device__ __forceinline__ float4 total(int, const float (&)[C::kBlocks][4], std::uint32_t, int block) const {
+    return four_of(fold.splits[block]);
+  }
+};
+
+// As LinearFold<…, false>, with the second half of the columns in shared memory. The last chain's sums stay where they
+// are, and the others are added to them.
+template <class C>
+struct ManyRowsHalves {
+  static constexpr int kKept = C::kBlocks / 2;
+  float kept[kKept][4];
+
+  __device__ __forceinline__ void start() { cuda::start_sums(kept); }
+  __device__ __forceinline__ void add(int chain, int chains, bool, const float (&sums)[C::kBlocks][4],
+                                      std::uint32_t stash, int warpgroup) {
+    if (chain + 1 == chains) return;
+    cuda::add_sums(kept, reinterpret_cast<const float(&)[kKept][4]>(sums));
+    if (chain == 0) {
+      begin_stash(warpgroup);
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        store_stash(stash + static_cast<std::uint32_t>(i) * kStashStep, sums[kKept + i]);
+      }
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      const std::uint32_t at = stash + static_cast<std::uint32_t>(i) * kStashStep;
+      float closed[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) closed[e] = sums[kKept + i][e];
+      add_stash(closed, at);
+      store_stash(at, closed);
+    }
+  }
+  __device__ __forceinline__ void finish(int) {}
+  __device__ __forceinline__ float4 total(int chains, const float (&sums)[C::kBlocks][4], std::uint32_t stash,
+                                          int block) const {
+    float4 closed;
+    if (block < kKept) {
+      closed = four_of(kept[block % kKept]);
+    } else {
+      // A tile with one split has stored nothing. A branch here would serialize the wgmma.
+      closed = load_stash(stash + static_cast<std::uint32_t>(block - kKept) * kStashStep);
+      closed = make_float4(chains > 1 ? closed.x : -0.0F, chains > 1 ? closed.y : -0.0F, chains > 1 ? closed.z : -0.0F,
+                           chains > 1 ? closed.w : -0.0F);
+    }
+    const float(&last)[4] = sums[block];
+    return make_float4(__fadd_rn(closed.x, last[0]), __fadd_rn(closed.y, last[1]), __fadd_rn(closed.z, last[2]),
+                       __fadd_rn(closed.w, last[3]));
+  }
 };
 
 // As LinearFold<…, true>, with the sum of the first four of eight leaves in shared memory.
@@ -140,60 +227,70 @@ struct ManyRowsTree {
     cuda::start_sums(pair);
     cuda::start_sums(four);
   }
-  // stash: of this thread, float4s that are 4,096 bytes apart.
   __device__ __forceinline__ void add(int leaf, int leaves, bool is_empty, const float (&sums)[C::kBlocks][4],
-                                      std::uint32_t stash) {
+                                      std::uint32_t stash, int warpgroup) {
     if (!is_empty) cuda::add_sums(pair, sums);
     if (leaf % 2 == 0) return;
     cuda::add_sums(four, pair);
     cuda::start_sums(pair);
     if (leaves < kLinearLeaves || leaf % 4 != 3) return;
+    if (leaf == 3) begin_stash(warpgroup);
 #pragma unroll
     for (int i = 0; i < C::kBlocks; ++i) {
-      const std::uint32_t at = stash + static_cast<std::uint32_t>(i * 2 * kWarpgroup * 16);
+      const std::uint32_t at = stash + static_cast<std::uint32_t>(i) * kStashStep;
       if (leaf == 3) {
-        cuda::store_shared(at, uint4{__float_as_uint(four[i][0]), __float_as_uint(four[i][1]),
-                                     __float_as_uint(four[i][2]), __float_as_uint(four[i][3])});
+        store_stash(at, four[i]);
       } else {
-        const uint4 first = cuda::load_shared_16(at);
-        four[i][0] = __fadd_rn(__uint_as_float(first.x), four[i][0]);
-        four[i][1] = __fadd_rn(__uint_as_float(first.y), four[i][1]);
-        four[i][2] = __fadd_rn(__uint_as_float(first.z), four[i][2]);
-        four[i][3] = __fadd_rn(__uint_as_float(first.w), four[i][3]);
+        add_stash(four[i], at);
       }
     }
     if (leaf == 3) cuda::start_sums(four);
   }
-  __device__ __forceinline__ const float (&total(int leaves))[C::kBlocks][4] {
+  __device__ __forceinline__ void finish(int leaves) {
     if (leaves == 1) cuda::add_sums(four, pair);
-    return four;
+  }
+  __device__ __forceinline__ float4 total(int, const float (&)[C::kBlocks][4], std::uint32_t, int block) const {
+    return four_of(four[block]);
   }
 };
 
-// y of a warpgroup's 64 rows, through its panels of shared memory.
-template <class C, class Activation>
+template <class C>
+using ManyRowsFoldOf =
+    std::conditional_t<C::kLeaves, ManyRowsTree<C>, std::conditional_t<C::kHalves, ManyRowsHalves<C>, ManyRowsFold<C>>>;
+
+// y of a warpgroup's 64 rows, through its panels of shared memory. total(block) returns the sums of 8 columns.
+template <class C, class Total, class Activation>
 __device__ __forceinline__ void store_linear_rows(const ManyRowsParams& p, const LinearTile& tile, int warpgroup,
-                                                  std::uint32_t panels, const float (&total)[C::kBlocks][4],
-                                                  Activation activation) {
+                                                  std::uint32_t panels, Total total, Activation activation) {
   using Element = typename C::Element;
   const int thread = thread_of_warpgroup();
   const int lane = thread % 32;
   const int first_row = tile.row + warpgroup * 64;
-  // The stores of the last tile have read the panels.
+  // The stores of the last tile have read the panels, and all threads the stash that is there.
   if (thread == 0) tma_store_wait_read();
   named_sync(warpgroup + 1, kWarpgroup);
 #pragma unroll
-  for (int part = 0; part < C::kPanels; ++part) {
+  for (int turn = 0; turn < C::kPanels; ++turn) {
+    // Parts whose sums are in the stash come first. The next panel overwrites sums that were read before.
+    const int part = C::kHalves && !C::kGated ? (turn + C::kPanels / 2) % C::kPanels : turn;
     const int part_column = tile.column + part * cuda::kPanelColumns;
-    const std::uint32_t panel = panels + static_cast<std::uint32_t>(part * 64 * cuda::kPanelRowBytes);
+    const std::uint32_t panel = panels + static_cast<std::uint32_t>(turn * 64 * cuda::kPanelRowBytes);
+    float4 gate[8], up[8];
+#pragma unroll
+    for (int block = 0; block < 8; ++block) {
+      gate[block] = total(part * 8 + block);
+      if constexpr (C::kGated) up[block] = total(C::kBlocks / 2 + part * 8 + block);
+    }
+    if (C::kHalves && (C::kGated || part >= C::kPanels / 2)) named_sync(warpgroup + 1, kWarpgroup);
 #pragma unroll
     for (int pair = 0; pair < cuda::kPanelColumns / 16; ++pair) {
       std::uint32_t words[4];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int block = part * 8 + pair * 2 + half;
-        const int column = part_column + (pair * 2 + half) * 8 + lane % 4 * 2;
-        float y[4];
+        const int block = pair * 2 + half;
+        const int column = part_column + block * 8 + lane % 4 * 2;
+        float y[4] = {gate[block].x, gate[block].y, gate[block].z, gate[block].w};
+        const float up_sums[4] = {up[block].x, up[block].y, up[block].z, up[block].w};
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const bool present = column + e < p.gemm.columns;
@@ -201,10 +298,8 @@ __device__ __forceinline__ void store_linear_rows(const ManyRowsParams& p, const
           const float up_bias = C::kGated && present ? cuda::load_bias<Element>(p.gemm.bias[1], column + e) : -0.0F;
 #pragma unroll
           for (int i = e; i < 4; i += 2) {
-            y[i] = activation(__fadd_rn(total[block][i], bias));
-            if constexpr (C::kGated) {
-              y[i] = __fmul_rn(y[i], __fadd_rn(total[C::kBlocks / 2 + block][i], up_bias));
-            }
+            y[i] = activation(__fadd_rn(y[i], bias));
+            if constexpr (C::kGated) y[i] = __fmul_rn(y[i], __fadd_rn(up_sums[i], up_bias));
           }
         }
         words[2 * half] = cuda::MmaTraits<Element>::pack(y[0], y[1]);
@@ -241,21 +336,23 @@ __device__ __forceinline__ void store_linear_rows(const ManyRowsParams& p, const
 }
 
 // fp32 sums of a warpgroup's 64 rows.
-template <class C>
+template <class C, class Total>
 __device__ __forceinline__ void store_linear_sums(const ManyRowsParams& p, const LinearTile& tile, int warpgroup,
-                                                  const float (&total)[C::kBlocks][4]) {
+                                                  Total total) {
   const int first_row = tile.row + warpgroup * 64 + tile_row_of_thread();
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = first_row + half * 8;
-    if (row >= p.gemm.rows) return;
-    auto* const to = reinterpret_cast<float*>(p.gemm.out + row * p.gemm.out_stride);
+  for (int block = 0; block < C::kBlocks; ++block) {
+    const float4 four = total(block);
+    const float sums[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-    for (int block = 0; block < C::kBlocks; ++block) {
+    for (int half = 0; half < 2; ++half) {
+      const int row = first_row + half * 8;
+      if (row >= p.gemm.rows) continue;
+      auto* const to = reinterpret_cast<float*>(p.gemm.out + row * p.gemm.out_stride);
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
         const int column = tile.column + block * 8 + thread_of_cta() % 4 * 2 + e;
-        if (column < p.gemm.columns) to[column] = total[block][2 * half + e];
+        if (column < p.gemm.columns) to[column] = sums[2 * half + e];
       }
     }
   }
@@ -273,10 +370,10 @@ __device__ __forceinline__ void multiply_linear_tiles(const ManyRowsParams& p, c
     __syncwarp();
     if (lane < 2) barrier_arrive_at(empty_at + stage * kBarrierBytes);
   };
-  const std::uint32_t stash = memory.stash() + static_cast<std::uint32_t>((thread_of_cta() - kWarpgroup) * 16);
-  float sums[C::kBlocks][4];
-  std::conditional_t<C::kLeaves, ManyRowsTree<C>, ManyRowsFold<C>> fold;
+  const std::uint32_t stash = memory.stash(warpgroup) + static_cast<std::uint32_t>(thread_of_warpgroup() * 16);
+  ManyRowsFoldOf<C> fold;
   for_each_linear_tile<C>(p, [&](const LinearTile& tile) {
+    float sums[C::kBlocks][4];
     fold.start();
 #pragma unroll 1
     for (int chain = 0; chain < p.gemm.chains.count; ++chain) {
@@ -329,14 +426,15 @@ __device__ __forceinline__ void multiply_linear_tiles(const ManyRowsParams& p, c
         release(stage);
         ring.advance();
       }
-      fold.add(chain, p.gemm.chains.count, begin == end, sums, stash);
+      fold.add(chain, p.gemm.chains.count, begin == end, sums, stash, warpgroup);
     }
-    const auto& total = fold.total(p.gemm.chains.count);
+    fold.finish(p.gemm.chains.count);
+    const auto total = [&](int block) { return fold.total(p.gemm.chains.count, sums, stash, block); };
     if (C::kLeaves && !C::kGated && p.gemm.writes_sums) {
       store_linear_sums<C>(p, tile, warpgroup, total);
     } else {
       cuda::with_activation<C::kGated>(p.gemm.activation, [&](auto activation) {
-        store_linear_rows<C>(p, tile, warpgroup, memory.out(warpgroup), total, activation);
+        store_linear_rows<C>(p, tile, warpgroup, memory.stash(warpgroup), total, activation);
       });
     }
   });
@@ -359,10 +457,10 @@ __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kManyRowsThreads, 1)
   cuda::pdl_launch_dependents();
   cuda::pdl_wait();
   if (threadIdx.x < kWarpgroup) {
-    reg_dealloc<40>();
+    reg_dealloc<C::kHalves ? 24 : 40>();
     if (threadIdx.x == 0) load_linear_panels<C>(p, memory);
   } else {
-    reg_alloc<232>();
+    reg_alloc<C::kHalves ? 240 : 232>();
     multiply_linear_tiles<C>(p, memory);
   }
   cluster_sync();  // a CTA's memory is written and its barriers are arrived at from the other

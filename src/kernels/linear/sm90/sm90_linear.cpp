@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 #include "kernels/attention/sm90/tensor_maps.hpp"
 #include "kernels/linear/cuda/cuda_linear.hpp"
@@ -107,15 +108,23 @@ std::int64_t tile_pairs(const LinearGemm& gemm, const ManyRowsConfig& config, bo
   return (gemm.rows + pair_rows - 1) / pair_rows * ((gemm.columns + pair_columns - 1) / pair_columns);
 }
 
+// A tile, and how long it takes compared with the narrowest (bench/notes/linear.md).
+struct TimedTile {
+  const ManyRowsConfig& config;
+  std::int64_t time;
+};
+constexpr TimedTile kTimedTiles[] = {{kNarrowTiles, 100}, {kWideTiles, 142}, {kWidestTiles, 192}};
+constexpr TimedTile kTimedGatedTiles[] = {{kGatedTiles, 100}, {kWideGatedTiles, 183}};
+
+// The tile whose waves take the least time, of several the narrowest.
 const ManyRowsConfig& choose_many_rows(const LinearGemm& gemm, bool shares_weights) {
   if (gemm.chains.leaves) return gemm.gated ? kGatedLeafTiles : kLeafTiles;
-  if (gemm.gated) return kGatedTiles;
-  // The slower of the two has more waves of tiles. A wide tile takes 1.45 times as long as a narrow one.
   const std::int64_t pairs = gemm.multiprocessors / 2;
-  const auto waves = [&](const ManyRowsConfig& config) {
-    return (tile_pairs(gemm, config, shares_weights) + pairs - 1) / pairs;
+  const auto time = [&](const TimedTile& tile) {
+    return (tile_pairs(gemm, tile.config, shares_weights) + pairs - 1) / pairs * tile.time;
   };
-  return waves(kNarrowTiles) * 100 <= waves(kWideTiles) * 145 ? kNarrowTiles : kWideTiles;
+  const std::span<const TimedTile> tiles = gemm.gated ? std::span<const TimedTile>(kTimedGatedTiles) : kTimedTiles;
+  return std::ranges::min_element(tiles, {}, time)->config;
 }
 
 void enqueue_many_rows(const LinearGemm& gemm, const ManyRowsConfig& config, bool shares_weights, Stream stream) {
@@ -172,9 +181,9 @@ std::string describe(const ManyRowsConfig& config) {
 std::vector<std::string> linear_configs() {
   return {fmt::format("up to {} rows: tiles of up to {} columns, divided evenly over CTAs", kFewRows,
                       FewRowsConfig::kMaxColumns),
-          fmt::format("more rows: {}; or {}", describe(kNarrowTiles), describe(kWideTiles)),
-          fmt::format("gated: {}", describe(kGatedTiles)), fmt::format("row-parallel: {}", describe(kLeafTiles)),
-          "rows not aligned to 16 bytes: as sm80_linear"};
+          fmt::format("more rows: {}; {}; or {}", describe(kNarrowTiles), describe(kWideTiles), describe(kWidestTiles)),
+          fmt::format("gated: {}; or {}", describe(kGatedTiles), describe(kWideGatedTiles)),
+          fmt::format("row-parallel: {}", describe(kLeafTiles)), "rows not aligned to 16 bytes: as sm80_linear"};
 }
 
 std::unique_ptr<LinearKernel> make_linear(const LinearSpec& spec, Backend& backend) {

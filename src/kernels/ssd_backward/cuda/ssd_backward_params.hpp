@@ -101,7 +101,8 @@ struct SsdSums {
   static constexpr int kColumns = kSkip + kChunk;        // [6, 16]
   static constexpr int kRows = kColumns + kBlockFloats;  // [6, 16]
   static constexpr int kInner = kRows + kBlockFloats;    // [parts]: ⟨S, G⟩
-  static constexpr int kSumFloats = kInner + kInnerParts;
+  // Even, because sums of two tokens are read together.
+  static constexpr int kSumFloats = (kInner + kInnerParts + 1) / 2 * 2;
 };
 
 // Sums of partial results, and the gradient of rows before the gate (sums.cu).
