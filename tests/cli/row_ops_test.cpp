@@ -217,7 +217,7 @@ TEST(RowOps, RopeReadsFilesAndModels) {
   EXPECT_TRUE(has(alpha.err, "alpha of its parameters is not known")) << alpha.err;
   write_floats(file, {{"k", FileDtype::kF32, {5, 2, 64}}});
   const std::string output = folder.file("out.safetensors");
-  done({"run", "--input", file, "--output", output});
+  done({"run", "--op", "rope", "--input", file, "--output", output});
   EXPECT_EQ(SafetensorsFile(output).tensor("k").info->shape, (std::vector<std::int64_t>{5, 2, 64}));
 }
 
