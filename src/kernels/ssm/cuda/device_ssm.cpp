@@ -127,6 +127,8 @@ class DeviceSsm final : public SsmKernel {
     p.heads = spec_.heads;
     p.head_dim = spec_.head_dim;
     p.state_dim = spec_.state_dim;
+    p.decay = spec_.decay;
+    p.scale = spec_.scale;
     p.softplus = spec_.dt_softplus;
     p.dt_min = spec_.dt_min;
     p.dt_max = spec_.dt_max;

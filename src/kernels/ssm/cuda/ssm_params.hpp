@@ -47,14 +47,16 @@ struct SsmParams {
   std::int32_t heads, head_dim, state_dim;
   std::int32_t group_heads;  // heads that share a row of B and C
   std::int32_t first_head, head_count;
+  SsmDecay decay;      // kDt, kHead or kToken
+  float scale = 1.0F;  // of y
   bool softplus;
   float dt_min, dt_max;
 
-  SsmTensor x, dt, b, c, z;  // z.data null: no gate
+  SsmTensor x, dt, b, c, z;  // dt: log-decays in fp32 with kToken, null with kHead; z.data null: no gate
   void* y;
   std::int64_t y_token_stride, y_head_stride;
   bool y_aligned;
-  const float* a;
+  const float* a;  // null with kToken
   const float* d;  // null: none, as for dt_bias
   const float* dt_bias;
 
@@ -78,6 +80,8 @@ struct UpdateParams {
   std::int32_t heads, head_dim, state_dim;
   Divider by_head_dim, by_group_heads;
   Divider by_blocks;  // CTAs per sequence
+  SsmDecay decay;
+  float scale = 1.0F;
   bool softplus;
   float dt_min, dt_max;
   SsmTensor x, dt, b, c, z;  // b and c: aligned to kUpdateWidth elements
@@ -92,7 +96,8 @@ struct UpdateParams {
   bool rates_aligned;         // A, to 16 bytes
 };
 
-// dt and dA_cumsum for the SSD kernels of sm80 and sm90. Functions enqueue and throw if a launch fails.
+// dt and dA_cumsum for the SSD kernels of sm80 and sm90. With log-decays dt is 1. Functions enqueue and throw if a
+// launch fails.
 
 // Loads compute_da_cumsum() onto the current device (load_kernel.hpp).
 void load_da_cumsum(Dtype dtype);

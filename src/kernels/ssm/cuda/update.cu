@@ -350,12 +350,15 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
 #pragma unroll
     for (int row = 0; row < kRows; ++row) dt[row] = __shfl_sync(0xffffffffU, own, row, kLanes);
   } else {
-    dt[0] = dt_of(first_head);
+    dt[0] = p.decay == SsmDecay::kDt ? dt_of(first_head) : 1.0F;
 #pragma unroll
     for (int row = 1; row < kRows; ++row) dt[row] = dt[0];
   }
   float decay = 0.0F;
-  if (!kStateDecays) decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[first_head], kSsmLog2E)));
+  if (!kStateDecays) {
+    const float log = p.decay == SsmDecay::kToken ? *element_at<float>(p.dt, sequence, first_head) : p.a[first_head];
+    decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(log, kSsmLog2E)));
+  }
 
   Element gate{};
   float skip = 0.0F;
@@ -403,6 +406,7 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
     value = own == row ? y[row] : value;
     own_x = own == row ? x[row] : own_x;
   }
+  value = __fmul_rn(value, p.scale);
   if (p.d != nullptr) value = __fmaf_rn(skip, own_x, value);
   if (p.z.data != nullptr) value = __fmul_rn(value, silu(to_float(gate)));
   if (!present) value = 0.0F;
