@@ -48,7 +48,7 @@ class DeviceSsm final : public SsmKernel {
     const DeviceGuard guard(device_);
     kernels_->load();
     load_state_passing(spec_.state_decays);
-    update_ctas_ = load_update(spec_.dtype, spec_.state_decays, spec_.state_dim);
+    update_ctas_ = load_update(spec_.dtype, spec_.state_decays, spec_.decay, spec_.state_dim);
   }
 
   int heads_together() const override { return spec_.state_decays ? kChannelsTogether : 1; }

@@ -125,7 +125,7 @@ void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_
 
 // Loads the kernels onto the current device (load_kernel.hpp). Returns the max. number of resident CTAs of the
 // persistent kernel (update_loop_kernel), or 0 if there is none for this spec.
-int load_update(Dtype dtype, bool state_decays, int state_dim);
+int load_update(Dtype dtype, bool state_decays, SsmDecay decay, int state_dim);
 // `resident_ctas`: the return value of load_update().
 void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, int resident_ctas, cudaStream_t stream);
 
