@@ -33,6 +33,8 @@ constexpr RopeFamily kFamilies[] = {
     {"apertus", 1.2e7},
     {"gpt_neox stablelm qwen3_next", 1e4, 0.25},
     {"phi glm4_moe nemotron persimmon bamba", 1e4, 0.5},
+    {"bailing_moe_linear bailing_hybrid", 6e5},
+    {"retnet", 1e4},
     {"glm glm4", 1e4, 0.5, true},
     {"gptj codegen", 1e4, 1.0, true},
     {"cohere ernie4_5", 5e5, 1.0, true},
