@@ -20,6 +20,7 @@ from ._batched_gemm import BatchedGemm, batched_gemm
 from ._linear import (
     Linear, QuantizedWeight, dequantize_weight, linear, linear_columns, linear_features, linear_tokens, quantize_weight,
 )  # fmt: skip
+from ._linear_attention import LinearAttention, linear_attention, linear_attention_update
 from ._mla import Mla, mla, mla_decode, mla_decode_partition
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
 from ._rope import Rope, rope, rope_frequencies
@@ -41,12 +42,12 @@ def __getattr__(name: str):
 __version__: str = _lib.version().decode()
 __all__ = [
     "Attention", "CallError", "Compressed", "CausalConv1d", "Decode", "DecodePartition", "Error", "FileError", "BatchedGemm",
-    "Kept", "Linear", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Rope", "Ssm", "UnsupportedError", "UsageError",
-    "World", "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
-    "decode", "decode_partition", "decompress", "dequantize_weight", "evict", "goldens", "batched_gemm", "linear",
-    "linear_columns", "linear_features", "linear_tokens", "mla", "mla_decode", "mla_decode_partition", "mpi_world", "packed",
-    "positions", "quantize_weight", "quantized", "QuantizedWeight", "rope", "rope_frequencies", "run_ranks",
+    "Kept", "Linear", "LinearAttention", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Rope", "Ssm",
+    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "callbacks_world", "causal_conv1d",
+    "causal_conv1d_update", "compress", "contiguous", "decode", "decode_partition", "decompress", "dequantize_weight",
+    "evict", "goldens", "batched_gemm", "linear", "linear_attention", "linear_attention_update", "linear_columns",
+    "linear_features", "linear_tokens", "mla", "mla_decode", "mla_decode_partition", "mpi_world", "packed", "positions",
+    "quantize_weight", "quantized", "QuantizedWeight", "rope", "rope_frequencies", "run_ranks",
     "scaled_dot_product_attention", "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update",
-    "store_world", "striped", "super_segments", "testing",
-    "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
+    "store_world", "striped", "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip

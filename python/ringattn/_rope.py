@@ -86,16 +86,18 @@ def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, 
             _positive(attention_factor, "attention_factor"))  # fmt: skip
 
 
-def _prepared(world: World, like, head_dim: int, settings: tuple, threads: int) -> Rope:
+def spec_of(like, head_dim: int, settings: tuple) -> _structs.rope_spec:
     kind, parameters, theta, rotary_factor, interleaved, exact, frequencies, attention_factor = settings
+    count = 0 if frequencies is None else len(frequencies)
+    numbers = None if frequencies is None else (ctypes.c_double * count)(*frequencies)
+    return _structs.rope_spec(dtype=data_type(like), head_dim=head_dim, type=kind.encode(), parameters=parameters.encode(),
+                              theta=theta, rotary_factor=rotary_factor, interleaved=int(interleaved), exact=int(exact),
+                              frequencies=numbers, frequency_count=count, attention_factor=attention_factor)  # fmt: skip
 
+
+def _prepared(world: World, like, head_dim: int, settings: tuple, threads: int) -> Rope:
     def make():
-        count = 0 if frequencies is None else len(frequencies)
-        numbers = None if frequencies is None else (ctypes.c_double * count)(*frequencies)
-        spec = _structs.rope_spec(dtype=data_type(like), head_dim=head_dim, type=kind.encode(), parameters=parameters.encode(),
-                                  theta=theta, rotary_factor=rotary_factor, interleaved=int(interleaved), exact=int(exact),
-                                  frequencies=numbers, frequency_count=count, attention_factor=attention_factor)  # fmt: skip
-        return Rope(world, spec, _structs.options(threads=threads))
+        return Rope(world, spec_of(like, head_dim, settings), _structs.options(threads=threads))
 
     return world.prepared(("rope", like.dtype, head_dim, settings, threads), make)
 
@@ -107,7 +109,7 @@ def _like(array, values: np.ndarray):
     return loaded_torch().from_numpy(values).to(array.device)
 
 
-def _given_positions(positions, rows: tuple[int, ...], axes: int):
+def given_positions(positions, rows: tuple[int, ...], axes: int):
     """int32 or int64 [rows] or [axes, rows], of positions whose shape can be that of the tokens."""
     if str(positions.dtype).removeprefix("torch.") not in ("int32", "int64"):
         refuse(f"positions are {positions.dtype}", "they are int32 or int64", "Convert them.")
@@ -133,7 +135,7 @@ def _positions_of(q, positions, cu_seqlens, offset: int, layout, world: World, a
     if positions is not None:
         if others:
             refuse(f"positions and {others[0]} are given", "each says where rows are", "Pass one of them.")
-        return _given_positions(positions, rows, axes), 0
+        return given_positions(positions, rows, axes), 0
     if layout is not None:
         lengths = layout.lengths if isinstance(layout, Layout) else None
         if cu_seqlens is not None:

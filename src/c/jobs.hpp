@@ -44,6 +44,7 @@ struct SsmBatch {
 };
 SsmBatch read_ssm_batch(const ringattn_ssm_batch* batch);
 SsmSpec read_ssm_spec(const ringattn_ssm_spec* spec);
+RopeSpec read_rope_spec(const ringattn_rope_spec* spec);
 // RINGATTN_GRADIENTS_…; `inputs`: the dtype of the inputs.
 Dtype read_gradients(std::int32_t gradients, Dtype inputs);
 // `format`: receives the format of the latents, which is checked with the job.

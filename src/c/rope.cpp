@@ -60,7 +60,9 @@ namespace {
 // Sizes of the structs in their first interface version.
 constexpr std::size_t kFirstRopeSpec = 80, kFirstRopeFacts = 32, kFirstRopeTensors = 72;
 
-RopeSpec read_rope_spec(const ringattn_rope_spec* given) {
+}  // namespace
+
+RopeSpec ringattn::c::read_rope_spec(const ringattn_rope_spec* given) {
   const auto read = read_struct("ringattn_rope_spec", given, kFirstRopeSpec);
   RopeParameters parameters;
   if (read.type != nullptr) {
@@ -98,8 +100,6 @@ RopeSpec read_rope_spec(const ringattn_rope_spec* given) {
   check_rope(spec);
   return spec;
 }
-
-}  // namespace
 
 std::tuple<RopeCall, Stream> ringattn_rope::read(const ringattn_rope_tensors* given) const {
   const auto tensors = read_struct("ringattn_rope_tensors", given, kFirstRopeTensors);
