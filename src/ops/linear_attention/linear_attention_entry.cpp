@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <iterator>
 #include <optional>
@@ -58,7 +59,7 @@ std::vector<float> parse_log_decays(std::string_view text) {
   return values;
 }
 
-const SettingRow kDecayRows[] = {
+constexpr SettingRow kDecayRows[] = {
     {.name = "decay",
      .kind = SettingKind::kText,
      .value = "KIND",
@@ -84,12 +85,12 @@ const SettingRow kDecayRows[] = {
      .help = "rotate q and k by their tokens' positions first, as the rope settings say",
      .check = [](std::string_view text) { parse_switch(text); }}};
 
-std::vector<SettingRow> own_rows() {
-  std::vector<SettingRow> rows(std::begin(kDecayRows), std::end(kDecayRows));
-  rows.insert(rows.end(), std::begin(kRopeSettings), std::end(kRopeSettings));
+constexpr auto kOwnRows = [] {
+  std::array<SettingRow, std::size(kDecayRows) + std::size(kRopeSettings)> rows{};
+  const auto rest = std::copy(std::begin(kDecayRows), std::end(kDecayRows), rows.begin());
+  std::copy(std::begin(kRopeSettings), std::end(kRopeSettings), rest);
   return rows;
-}
-const std::vector<SettingRow> kOwnRows = own_rows();
+}();
 
 std::unique_ptr<OpJob> make_linear_attention_job(const OpRequest& request) {
   const auto& own = request.settings.own;

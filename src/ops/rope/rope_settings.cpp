@@ -26,51 +26,16 @@ std::int64_t parse_length(std::string_view text) { return parse_size_value(text,
 
 }  // namespace
 
-const SettingRow kRopeSettings[kRopeSettingCount] = {
-    {.name = "rope-type",
-     .kind = SettingKind::kText,
-     .value = "TYPE",
-     .fallback = "default",
-     .help = "default, linear, dynamic, yarn, longrope, llama3 or proportional, as in a model's rope_parameters",
-     .check = [](std::string_view text) { parse_choice(text, rope_type_names()); }},
-    {.name = "rope-theta",
-     .value = "X",
-     .fallback = "10000",
-     .help = "base of the frequencies, theta^(-2i / rotary_dim)",
-     .check = [](std::string_view text) { parse_real(text, 1.0, 1e30); }},
-    {.name = "rope-scaling",
-     .kind = SettingKind::kText,
-     .value = "LIST",
-     .fallback = kNoRopeScaling,
-     .help = "other rope_parameters of the type, e.g. factor=8,low_freq_factor=1,high_freq_factor=4",
-     .check =
-         [](std::string_view text) {
-           RopeParameters parameters;
-           set_scaling(parameters, text);
-         }},
-    {.name = "rope-length",
-     .kind = SettingKind::kSize,
-     .value = "TOKENS",
-     .fallback = "0",
-     .help = "longest sequence, for which dynamic and longrope fix their frequencies; 0: none",
-     .check = [](std::string_view text) { parse_length(text); }},
-    {.name = "rotary-factor",
-     .value = "X",
-     .fallback = "1",
-     .help = "part of head_dim that is rotated (partial_rotary_factor)",
-     .check = [](std::string_view text) { parse_real(text, 0.0, 1.0); }},
-    {.name = "rope-pairs",
-     .kind = SettingKind::kText,
-     .value = "KIND",
-     .fallback = "half",
-     .help = "half: i with i + rotary_dim / 2, as in Llama; interleaved: 2i with 2i + 1, as in GPT-J",
-     .check = [](std::string_view text) { parse_choice(text, kRopePairs); }},
-    {.name = "rope-angles",
-     .kind = SettingKind::kText,
-     .value = "KIND",
-     .fallback = "fp32",
-     .help = "fp32: position times frequency as transformers rounds it; exact: in fp64, for millions of positions",
-     .check = [](std::string_view text) { parse_choice(text, kRopeAngles); }}};
+void check_rope_type(std::string_view text) { parse_choice(text, rope_type_names()); }
+void check_rope_theta(std::string_view text) { parse_real(text, 1.0, 1e30); }
+void check_rope_scaling(std::string_view text) {
+  RopeParameters parameters;
+  set_scaling(parameters, text);
+}
+void check_rope_length(std::string_view text) { parse_length(text); }
+void check_rotary_factor(std::string_view text) { parse_real(text, 0.0, 1.0); }
+void check_rope_pairs(std::string_view text) { parse_choice(text, kRopePairs); }
+void check_rope_angles(std::string_view text) { parse_choice(text, kRopeAngles); }
 
 RopeSpec rope_spec_of(const Settings& settings, Dtype dtype, std::int64_t head_dim) {
   const auto own = [&](std::string_view name) -> const std::string& { return settings.own.find(name)->second; };
