@@ -107,7 +107,7 @@ def _scale(scale) -> float | None:
 def no_gradients(op: str, arrays: dict) -> None:
     wanting = _gradients.requiring(arrays)
     if wanting is not None:
-        unsupported(f"{wanting} of {op}() requires a gradient", _gradients.WITHOUT, _gradients.SUGGESTION)
+        unsupported(f"{wanting} of {op} requires a gradient", _gradients.WITHOUT, _gradients.SUGGESTION)
 
 
 def attend(q, k, v, log_decay, scale, initial_state, return_final_states, settings, positions, cu_seqlens, layout, world, out,

@@ -308,7 +308,7 @@ ModelLayer ModelConfig::linear_attention(std::int64_t layer) const {
   found.head_dim = static_cast<int>(*dim);
   found.head_dim_v = found.head_dim;
   found.softmax_scale = ling || retnet ? 1.0 / std::sqrt(static_cast<double>(*dim)) : 1.0;
-  found.rope.refusal = "its linear attention has none";
+  found.rope.type = "none";  // q and k are not rotated
   if (retnet) {
     const auto expanded = [&](std::string_view key, double otherwise) {
       const double factor = keys.number(key).value_or(otherwise);

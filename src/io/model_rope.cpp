@@ -44,7 +44,7 @@ constexpr RopeFamily kFamilies[] = {
 // Keys with "rope" or "rotary" in their names, or of a section's object, that are read or change nothing.
 constexpr std::string_view kTopKeys =
     "rope_theta rope_scaling rope_parameters rotary_emb_base rotary_pct rotary_dim partial_rotary_factor "
-    "rope_local_base_freq attn_rotary_emb default_rope_type";
+    "rope_local_base_freq attn_rotary_emb default_rope_type linear_rope";
 constexpr std::string_view kNumbers =
     "factor attention_factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim "
     "low_freq_factor high_freq_factor";

@@ -102,7 +102,7 @@ TEST(ModelConfig, DerivesLinearAttentionByFamily) {
     "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 80, "attn_type_list": [0, 1]})",
                             "config");
   EXPECT_DOUBLE_EQ(minimax.layer(0).softmax_scale, 1.0);
-  EXPECT_NE(minimax.layer(0).rope.refusal, "");
+  EXPECT_EQ(minimax.layer(0).rope.type, "none");
   EXPECT_DOUBLE_EQ(minimax.layer(0).log_decays[7], -0.5 * (1.0 + 1e-5));
   const ModelConfig retnet(R"({"model_type": "retnet", "hidden_size": 2048, "num_heads": 8, "num_hidden_layers": 24})",
                            "config");

@@ -128,7 +128,7 @@ void fill_linear_attention(const ModelLayer& layer, const Settings&, const FillS
   Fill{fill}("heads", layer.heads)("head-dim", layer.head_dim)("head-dim-v", layer.head_dim_v);
   fill("log-decays", fmt::format("{:.9g}", fmt::join(layer.log_decays, ",")));
   fill("scale", fmt::format("{:.9g}", layer.softmax_scale));
-  const bool rotates = layer.rope.refusal.empty();
+  const bool rotates = layer.rope.type != "none";
   fill("rope", rotates ? "on" : "off");
   if (rotates) fill_rope_settings(layer.rope, fill);
 }
