@@ -34,7 +34,7 @@ constexpr std::size_t kFirstLinearSpec = 48, kFirstLinearTensors = 88, kFirstLin
 LinearAttentionSpec read_linear_attention_spec(const ringattn_linear_attention_spec* given) {
   const auto read = read_struct("ringattn_linear_attention_spec", given, kFirstLinearSpec);
   if (read.decay < RINGATTN_DECAY_HEAD || read.decay > RINGATTN_DECAY_DIM) {
-    fail(ErrorCode::kUsage, fmt::format("decay is {}", read.decay), "a ringattn_decay is 0, 1 or 2",
+    fail(ErrorCode::kUsage, fmt::format("decay is {}", read.decay), "it is 0, 1 or 2",
          "Use RINGATTN_DECAY_HEAD, RINGATTN_DECAY_TOKEN or RINGATTN_DECAY_DIM.");
   }
   LinearAttentionSpec spec;

@@ -410,9 +410,9 @@ ringattn_status ringattn_evict(const ringattn_eviction* eviction, const ringattn
  * rope_parameters (docs/rope.md). */
 typedef struct ringattn_rope_spec {
   uint64_t size;
-  DLDataType dtype;       /* of q and k */
-  int32_t head_dim;       /* even, up to 512 */
-  const char* type;       /* "default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"; NULL: default */
+  DLDataType dtype; /* of q and k */
+  int32_t head_dim; /* even, up to 512 */
+  const char* type; /* "default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"; NULL: default */
   const char* parameters; /* other numbers of the type, "factor=8,low_freq_factor=1"; lists "long_factor=1:1.5:2";
                            * "mrope_section=16:24:24"; "length=65536", which dynamic and longrope need. NULL: none */
   double theta;           /* 0: 10000 */
@@ -466,21 +466,22 @@ void ringattn_rope_destroy(ringattn_rope* rope);
 
 /* ---- Linear attention with decays (lightning attention, RetNet, GLA), since interface 6 ---- */
 
-/* S_t = exp(g_t) * S_(t-1) + v_t (outer) k_t,   out_t = scale * S_t * q_t,   with states S [dim_v, dim]. Ranks, batches,
- * facts, sequences and decode steps are those of ringattn_ssm. */
-typedef enum ringattn_decay {
+/* S_t = exp(g_t) * S_(t-1) + v_t (outer) k_t,   out_t = scale * S_t * q_t,   with states S [dim_v, dim]. Ranks,
+ * batches, facts, sequences and decode steps are those of ringattn_ssm. */
+/* Values of ringattn_linear_attention_spec::decay. */
+enum {
   RINGATTN_DECAY_HEAD = 0,  /* one log-decay g per head */
   RINGATTN_DECAY_TOKEN = 1, /* per token and head */
   RINGATTN_DECAY_DIM = 2,   /* per token, head and dim of q and k */
-} ringattn_decay;
+};
 
 typedef struct ringattn_linear_attention_spec {
   uint64_t size;
   DLDataType dtype; /* of q, k, v and out */
   int32_t heads;
-  int32_t dim;   /* of q and k */
-  int32_t dim_v; /* of v and out; 0: dim */
-  int32_t decay; /* ringattn_decay */
+  int32_t dim;       /* of q and k */
+  int32_t dim_v;     /* of v and out; 0: dim */
+  int32_t decay;     /* one of RINGATTN_DECAY_HEAD, _TOKEN and _DIM */
   int32_t has_scale; /* 1: scale is given; 0: it is 1 / sqrt(dim) */
   float scale;
   const ringattn_rope_spec* rope; /* rotates q and k first, by their positions. NULL: they are not rotated */
