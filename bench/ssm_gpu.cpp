@@ -44,6 +44,7 @@ struct Shape {
   int heads, head_dim, state_dim;
   bool state_decays;
   bool gate = false;
+  SsmDecay decay = SsmDecay::kDt;  // others: linear attention, whose heads have their own k and q
 };
 
 constexpr Shape kShapes[] = {
@@ -56,9 +57,13 @@ constexpr Shape kShapes[] = {
     {"ssd-backward-8x2k", Kind::kSsdBackward, 8, 2048, 80, 64, 128, false},
     {"ssd-backward-131k", Kind::kSsdBackward, 1, 131'072, 80, 64, 128, false},
     {"ssd-backward-gated-131k", Kind::kSsdBackward, 1, 131'072, 80, 64, 128, false, true},
+    {"lightning-4k", Kind::kSsd, 1, 4096, 64, 128, 128, false, false, SsmDecay::kHead},
+    {"lightning-131k", Kind::kSsd, 1, 131'072, 64, 128, 128, false, false, SsmDecay::kHead},
+    {"token-decay-4k", Kind::kSsd, 1, 4096, 64, 128, 128, false, false, SsmDecay::kToken},
     {"selective-131k", Kind::kSsd, 1, 131'072, 5120, 1, 16, true, true},
     {"update-128", Kind::kUpdate, 128, 1, 80, 64, 128, false},
     {"selective-update-128", Kind::kUpdate, 128, 1, 5120, 1, 16, true, true},
+    {"lightning-update-128", Kind::kUpdate, 128, 1, 64, 128, 128, false, false, SsmDecay::kHead},
     {"conv1d-131k", Kind::kConv1d, 1, 131'072, 1, 8448, 0, false},
 };
 
@@ -122,12 +127,11 @@ class Bench {
     return times;
   }
 
-  MutableTensorView rows(SyntheticTensor tensor, std::int64_t tokens, int heads, int dim) {
-    const std::int64_t bytes = tokens * heads * dim * 2;
+  MutableTensorView rows(SyntheticTensor tensor, std::int64_t tokens, int heads, int dim, Dtype dtype = Dtype::kBf16) {
+    const std::int64_t bytes = tokens * heads * dim * static_cast<std::int64_t>(size_of(dtype));
     memory_.push_back(backend_.allocate(static_cast<std::size_t>(bytes)));
     moved_ += bytes;
-    const MutableTensorView view =
-        dense_view(static_cast<void*>(memory_.back().data()), Dtype::kBf16, tokens, heads, dim);
+    const MutableTensorView view = dense_view(static_cast<void*>(memory_.back().data()), dtype, tokens, heads, dim);
     const PackedRun all{0, tokens};
     backend_.fill_synthetic(memory_.size(), tensor, {&all, 1}, view, backend_.stream());
     return view;
@@ -150,6 +154,12 @@ class Bench {
     spec.head_dim = shape.head_dim;
     spec.state_dim = shape.state_dim;
     spec.state_decays = shape.state_decays;
+    if (shape.decay != SsmDecay::kDt) {
+      spec.decay = shape.decay;
+      spec.groups = shape.heads;
+      spec.scale = 0.0884F;
+      return spec;
+    }
     spec.skip = true;
     spec.gate = shape.gate;  // Mamba-2 mostly normalises before its gate, and then the SSM layer has no gate
     spec.dt_bias = true;
@@ -164,14 +174,17 @@ class Bench {
     const auto heads = static_cast<std::size_t>(spec.heads);
     const auto rates = heads * static_cast<std::size_t>(spec.state_decays ? spec.state_dim : 1);
     tensors.x = rows(SyntheticTensor::kV, tokens, spec.heads, spec.head_dim);
-    tensors.dt = rows(SyntheticTensor::kQ, tokens, spec.heads, 1);
+    // Log-decays of both signs cost the same time.
+    if (const SsmDtRows dt = dt_rows(spec); dt.dim > 0) {
+      tensors.dt = rows(SyntheticTensor::kQ, tokens, spec.heads, dt.dim, dt.dtype);
+    }
     tensors.b = rows(SyntheticTensor::kK, tokens, spec.groups, spec.state_dim);
     tensors.c = rows(SyntheticTensor::kQ, tokens, spec.groups, spec.state_dim);
     if (spec.gate) tensors.z = rows(SyntheticTensor::kV, tokens, spec.heads, spec.head_dim);
     tensors.y = rows(SyntheticTensor::kV, tokens, spec.heads, spec.head_dim);
-    tensors.a = numbers(rates, -4.0F, -0.5F);
-    tensors.d = numbers(heads, -1.0F, 1.0F);
-    tensors.dt_bias = numbers(heads, -4.0F, -2.0F);
+    if (spec.decay <= SsmDecay::kHead) tensors.a = numbers(rates, -4.0F, -0.5F);
+    if (spec.skip) tensors.d = numbers(heads, -1.0F, 1.0F);
+    if (spec.dt_bias) tensors.dt_bias = numbers(heads, -4.0F, -2.0F);
   }
 
   void scan(const Shape& shape) {

@@ -21,6 +21,7 @@ from ._gradient_reduction import gradient_leaves, reduce_gradients
 from ._linear import (
     Linear, QuantizedWeight, dequantize_weight, linear, linear_columns, linear_features, linear_tokens, quantize_weight,
 )  # fmt: skip
+from ._linear_attention import LinearAttention, linear_attention, linear_attention_update
 from ._mla import Mla, mla, mla_decode, mla_decode_partition
 from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
 from ._rope import Rope, RopeSettings, rope, rope_frequencies
@@ -41,13 +42,14 @@ def __getattr__(name: str):
 
 __version__: str = _lib.version().decode()
 __all__ = [
-    "Attention", "CallError", "Compressed", "CausalConv1d", "Decode", "DecodePartition", "Error", "FileError", "BatchedGemm",
-    "Kept", "Linear", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Rope", "RopeSettings", "Ssm",
-    "UnsupportedError", "UsageError", "World", "WrongResult", "attention", "callbacks_world", "causal_conv1d",
-    "causal_conv1d_update", "compress", "contiguous", "decode", "decode_partition", "decompress", "dequantize_weight",
-    "evict", "goldens", "gradient_leaves", "batched_gemm", "linear", "linear_columns", "linear_features", "linear_tokens",
-    "mla", "mla_decode", "mla_decode_partition", "mpi_world", "packed", "positions", "quantize_weight", "quantized",
-    "QuantizedWeight", "reduce_gradients", "rope", "rope_frequencies", "run_ranks", "scaled_dot_product_attention",
-    "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update", "store_world", "striped",
-    "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
+    "Attention", "attention", "batched_gemm", "BatchedGemm", "callbacks_world", "CallError", "causal_conv1d",
+    "causal_conv1d_update", "CausalConv1d", "compress", "Compressed", "contiguous", "Decode", "decode", "decode_partition",
+    "DecodePartition", "decompress", "dequantize_weight", "Error", "evict", "FileError", "goldens", "gradient_leaves", "Kept",
+    "Layout", "Linear", "linear", "linear_attention", "linear_attention_update", "linear_columns", "linear_features",
+    "linear_tokens", "LinearAttention", "Mla", "mla", "mla_decode", "mla_decode_partition", "MlaDecode", "mpi_world",
+    "OutOfMemory", "packed", "PeerError", "positions", "quantize_weight", "quantized", "QuantizedWeight", "reduce_gradients",
+    "Rope", "rope", "rope_frequencies", "RopeSettings", "run_ranks", "scaled_dot_product_attention", "selective_scan",
+    "selective_update", "self_world", "shard", "ssd", "ssd_update", "Ssm", "store_world", "striped", "super_segments",
+    "testing", "threads_worlds", "torch_world", "unshard", "UnsupportedError", "UsageError", "varlen", "World", "WrongResult",
+    "zigzag",
 ]  # fmt: skip

@@ -66,6 +66,9 @@ _CHECKED = {
     "linear_load": [Handle, _struct("linear_weights")],
     "rope_create": [Handle, _struct("rope_spec"), _options, _handle],
     "rope_frequencies": [Handle, c_int64, POINTER(c_double), POINTER(c_double)],
+    "linear_attention_create": [Handle, _struct("linear_attention_spec"), _struct("ssm_batch"), _options, _handle],
+    "linear_attention_rows": [Handle, c_int64, _longs, _longs],
+    "linear_attention_sequences": [Handle, _ints, _ints],
     "ssm_create": [Handle, _struct("ssm_spec"), _struct("ssm_batch"), _options, _handle],
     "ssm_rows": [Handle, c_int64, _longs, _longs],
     "ssm_sequences": [Handle, _ints, _ints],
@@ -110,7 +113,7 @@ FACTS = {"attention": "attention", "attention_backward": "attention", "decode": 
          "mla_decode": "decode", "batched_gemm": "batched_gemm", "linear": "linear", "linear_backward": "linear",
          "gradient_reduction": "gradient_reduction",
          "rope": "rope", "ssm": "ssm", "ssd_backward": "ssm", "causal_conv1d": "ssm",
-         "causal_conv1d_backward": "ssm"}  # fmt: skip
+         "causal_conv1d_backward": "ssm", "linear_attention": "ssm"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]

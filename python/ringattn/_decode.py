@@ -16,7 +16,7 @@ from ._abi import lib
 from ._arguments import check_axes, is_true, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse
-from ._rope import RopeSettings, c_rope_spec
+from ._rope import RopeSettings, spec_of
 from ._tensors import address_of, contiguous_heads, empty, flat_view, traced_step, type_name
 from .worlds import World
 
@@ -280,7 +280,7 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
         options = _job.run_options(threads=threads, timeout_seconds=timeout)
         if rope is None:
             return Decode(own, spec, c_limits(limits), options)
-        return _RotatingDecode(own, spec, c_rope_spec(q, head_dim, rope.settings), c_limits(limits), options)
+        return _RotatingDecode(own, spec, spec_of(q, head_dim, rope.settings), c_limits(limits), options)
 
     return own.prepared(key, make), sequences, rows
 

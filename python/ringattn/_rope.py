@@ -121,7 +121,7 @@ class RopeSettings:
         return f"RopeSettings({self.text})"
 
 
-def c_rope_spec(like, head_dim: int, settings: tuple):
+def spec_of(like, head_dim: int, settings: tuple):
     kind, parameters, theta, rotary_factor, interleaved, exact, frequencies, attention_factor = settings
     count = 0 if frequencies is None else len(frequencies)
     numbers = None if frequencies is None else (ctypes.c_double * count)(*frequencies)
@@ -132,7 +132,7 @@ def c_rope_spec(like, head_dim: int, settings: tuple):
 
 def _prepared(world: World, like, head_dim: int, settings: tuple, threads: int) -> Rope:
     def make():
-        return Rope(world, c_rope_spec(like, head_dim, settings), _structs.options(threads=threads))
+        return Rope(world, spec_of(like, head_dim, settings), _structs.options(threads=threads))
 
     return world.prepared(("rope", like.dtype, head_dim, settings, threads), make)
 
@@ -144,7 +144,7 @@ def _like(array, values: np.ndarray):
     return loaded_torch().from_numpy(values).to(array.device)
 
 
-def _given_positions(positions, rows: tuple[int, ...], axes: int):
+def given_positions(positions, rows: tuple[int, ...], axes: int):
     """int32 or int64 [rows] or [axes, rows], of positions whose shape can be that of the tokens."""
     if str(positions.dtype).removeprefix("torch.") not in ("int32", "int64"):
         refuse(f"positions are {positions.dtype}", "they are int32 or int64", "Convert them.")
@@ -170,7 +170,7 @@ def _positions_of(q, positions, cu_seqlens, offset: int, layout, world: World, a
     if positions is not None:
         if others:
             refuse(f"positions and {others[0]} are given", "each says where rows are", "Pass one of them.")
-        return _given_positions(positions, rows, axes), 0
+        return given_positions(positions, rows, axes), 0
     if layout is not None:
         lengths = layout.lengths if isinstance(layout, Layout) else None
         if cu_seqlens is not None:

@@ -171,6 +171,13 @@ rope_facts = _sized("rope_facts", (c_int64, "rotary_dim axes"), (c_char_p, "kern
 rope_tensors = _sized(
     "rope_tensors", (Tensor, "q k q_out k_out positions"), (c_int64, "first_position inverse"), (c_void_p, "stream")
 )
+linear_attention_spec = _sized(
+    "linear_attention_spec", (DLDataType, "dtype"), (c_int32, "heads dim dim_v decay has_scale"), (c_float, "scale"),
+    (POINTER(rope_spec), "rope")
+)  # fmt: skip
+linear_attention_tensors = _sized(
+    "linear_attention_tensors", (Tensor, "q k v log_decay initial_state positions slots out final_states"), (c_void_p, "stream")
+)
 
 causal_conv1d_spec = _sized(
     "causal_conv1d_spec", (DLDataType, "dtype"), (c_int32, "width"), (c_int64, "channels"), (c_int32, "bias silu")

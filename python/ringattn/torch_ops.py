@@ -54,6 +54,8 @@ from .torch_ssm_ops import (  # noqa: F401, the second half
     selective_update,
     ssd,
     ssd_update,
+    linear_attention,
+    linear_attention_update,
 )
 
 

@@ -4,11 +4,12 @@
 import torch
 from torch import Tensor
 
-from . import _conv1d, _conv1d_backward, _gradients, _ssd_backward, _ssm, layouts, worlds
+from . import _conv1d, _conv1d_backward, _gradients, _linear_attention, _ssd_backward, _ssm, layouts, worlds
 from ._arguments import is_true
 from ._torch_tools import (
     check_alone,
     check_known,
+    constant,
     fake,
     given,
     gradients_of,
@@ -294,3 +295,77 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation=None, c
     check_known("causal_conv1d_update", unknown)
     y = run("causal_conv1d_update", x, conv_state, weight, bias, activation, conv_state_indices, threads, timeout)
     return given("causal_conv1d_update", out, y)
+
+
+def _rope_arguments(rope, dim) -> list:
+    """RoPE's settings as the operators take them; a type of "" means none."""
+    settings = _linear_attention.rope_settings(rope, constant(dim))
+    if settings is None:
+        return ["", "", 0.0, 0.0, False, False, None, 0.0]
+    *numbers, frequencies, attention_factor = settings
+    return [*numbers, None if frequencies is None else list(frequencies), attention_factor]
+
+
+def _rope_of(type, parameters, theta, rotary_factor, interleaved, exact, inv_freq, attention_factor):
+    return None if not type else (type, parameters, theta, rotary_factor, interleaved, exact,
+                                  None if inv_freq is None else tuple(inv_freq), attention_factor)  # fmt: skip
+
+
+@operator("linear_attention")
+def _linear_attention_op(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, scale: float | None, initial_state: Tensor | None, type: str,
+    parameters: str, theta: float, rotary_factor: float, interleaved: bool, exact: bool, inv_freq: list[float] | None,
+    attention_factor: float, positions: Tensor | None, cu_seqlens: Tensor | None, layout: str | None, threads: int,
+    memory_budget: int, timeout: float, world: str | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    settings = _rope_of(type, parameters, theta, rotary_factor, interleaved, exact, inv_freq, attention_factor)
+    with torch.no_grad():  # below autograd
+        return _linear_attention.attend(
+            q, k, v, log_decay, scale, initial_state, True, settings, positions, cu_seqlens, layout_of(layout), world_of(world),
+            None, threads, memory_budget, timeout,
+        )  # fmt: skip
+
+
+@fake("linear_attention")
+def _(q, k, v, log_decay, scale, initial_state, type, parameters, theta, rotary_factor, interleaved, exact, inv_freq,
+      attention_factor, positions, cu_seqlens, layout, *_):  # fmt: skip
+    sequences = _sequences(q, q.ndim == 4, cu_seqlens, layout)
+    return v.new_empty(v.shape), v.new_empty((sequences, *v.shape[-2:], q.shape[-1]), dtype=torch.float32)
+
+
+def linear_attention(q, k, v, log_decay, *, scale=None, initial_state=None, return_final_states=False, rope=None, positions=None,
+                     cu_seqlens=None, layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0,
+                     **unknown):  # fmt: skip
+    check_known("linear_attention", unknown)
+    check_alone("linear_attention", world)
+    _linear_attention.no_gradients("linear_attention", {"q": q, "k": k, "v": v, "log_decay": log_decay,
+                                                        "initial_state": initial_state})  # fmt: skip
+    made, states = run("linear_attention", q, k, v, log_decay, scale, initial_state, *_rope_arguments(rope, q.shape[-1]),
+                       positions, tensor_of(cu_seqlens), _layout_text(layout), threads, memory_budget, timeout)  # fmt: skip
+    made = given("linear_attention", out, made)
+    return (made, states) if is_true("return_final_states", return_final_states) else made
+
+
+@operator("linear_attention_update", mutates=("state",))
+def _linear_attention_update_op(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, scale: float | None, type: str, parameters: str,
+    theta: float, rotary_factor: float, interleaved: bool, exact: bool, inv_freq: list[float] | None, attention_factor: float,
+    positions: Tensor | None, state_batch_indices: Tensor | None, threads: int, timeout: float,
+) -> Tensor:  # fmt: skip
+    settings = _rope_of(type, parameters, theta, rotary_factor, interleaved, exact, inv_freq, attention_factor)
+    return _linear_attention.step(state, q, k, v, log_decay, scale, settings, positions, state_batch_indices, None, threads,
+                                  timeout)  # fmt: skip
+
+
+@fake("linear_attention_update")
+def _(state, q, k, v, *_):
+    return v.new_empty(v.shape)
+
+
+def linear_attention_update(state, q, k, v, log_decay, *, scale=None, rope=None, positions=None, state_batch_indices=None,
+                            out=None, threads=0, timeout=60.0, **unknown):  # fmt: skip
+    check_known("linear_attention_update", unknown)
+    _linear_attention.no_gradients("linear_attention_update", {"state": state, "q": q, "k": k, "v": v, "log_decay": log_decay})
+    made = run("linear_attention_update", state, q, k, v, log_decay, scale, *_rope_arguments(rope, q.shape[-1]), positions,
+               state_batch_indices, threads, timeout)  # fmt: skip
+    return given("linear_attention_update", out, made)

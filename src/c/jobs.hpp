@@ -44,6 +44,7 @@ struct SsmBatch {
 };
 SsmBatch read_ssm_batch(const ringattn_ssm_batch* batch);
 SsmSpec read_ssm_spec(const ringattn_ssm_spec* spec);
+RopeSpec read_rope_spec(const ringattn_rope_spec* spec);
 // RINGATTN_GRADIENTS_…; `inputs`: the dtype of the inputs.
 Dtype read_gradients(std::int32_t gradients, Dtype inputs);
 // `format`: receives the format of the latents, which is checked with the job.
@@ -60,7 +61,6 @@ DecodeOptions read_decode_options(const ringattn_options* options, const Transpo
 int read_threads(const ringattn_options* options);
 // The options of a batched GEMM: kernel and threads.
 BatchedGemmOptions read_batched_gemm_options(const ringattn_options* options, const Transport& transport);
-RopeSpec read_rope_spec(const ringattn_rope_spec* spec);
 // The options of RoPE, which are the same.
 RopeOptions read_rope_options(const ringattn_options* options, const Transport& transport);
 LinearJob read_linear_job(const ringattn_linear_spec* spec);

@@ -419,9 +419,9 @@ ringattn_status ringattn_evict(const ringattn_eviction* eviction, const ringattn
  * rope_parameters (docs/rope.md). */
 typedef struct ringattn_rope_spec {
   uint64_t size;
-  DLDataType dtype;       /* of q and k */
-  int32_t head_dim;       /* even, up to 512 */
-  const char* type;       /* "default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"; NULL: default */
+  DLDataType dtype; /* of q and k */
+  int32_t head_dim; /* even, up to 512 */
+  const char* type; /* "default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"; NULL: default */
   const char* parameters; /* other numbers of the type, "factor=8,low_freq_factor=1"; lists "long_factor=1:1.5:2";
                            * "mrope_section=16:24:24"; "length=65536", which dynamic and longrope need. NULL: none */
   double theta;           /* 0: 10000 */
@@ -472,6 +472,64 @@ ringattn_status ringattn_rope_run(ringattn_rope* rope, const ringattn_rope_tenso
 ringattn_status ringattn_rope_enqueue(ringattn_rope* rope, const ringattn_rope_tensors* tensors);
 ringattn_status ringattn_rope_wait(ringattn_rope* rope);
 void ringattn_rope_destroy(ringattn_rope* rope);
+
+/* ---- Linear attention with decays (lightning attention, RetNet, GLA), since interface 6 ---- */
+
+/* S_t = exp(g_t) * S_(t-1) + v_t (outer) k_t,   out_t = scale * S_t * q_t,   with states S [dim_v, dim]. Ranks,
+ * batches, facts, sequences and decode steps are those of ringattn_ssm. */
+/* Values of ringattn_linear_attention_spec::decay. */
+enum {
+  RINGATTN_DECAY_HEAD = 0,  /* one log-decay g per head */
+  RINGATTN_DECAY_TOKEN = 1, /* per token and head */
+  RINGATTN_DECAY_DIM = 2,   /* per token, head and dim of q and k */
+};
+
+typedef struct ringattn_linear_attention_spec {
+  uint64_t size;
+  DLDataType dtype; /* of q, k, v and out */
+  int32_t heads;
+  int32_t dim;       /* of q and k */
+  int32_t dim_v;     /* of v and out; 0: dim */
+  int32_t decay;     /* one of RINGATTN_DECAY_HEAD, _TOKEN and _DIM */
+  int32_t has_scale; /* 1: scale is given; 0: it is 1 / sqrt(dim) */
+  float scale;
+  const ringattn_rope_spec* rope; /* rotates q and k first, by their positions. NULL: they are not rotated */
+} ringattn_linear_attention_spec;
+
+typedef struct ringattn_linear_attention ringattn_linear_attention;
+
+/* Collective. */
+ringattn_status ringattn_linear_attention_create(ringattn_world* world, const ringattn_linear_attention_spec* spec,
+                                                 const ringattn_ssm_batch* batch, const ringattn_options* options,
+                                                 ringattn_linear_attention** linear_attention);
+ringattn_status ringattn_linear_attention_get_facts(const ringattn_linear_attention* linear_attention,
+                                                    ringattn_ssm_facts* facts);
+ringattn_status ringattn_linear_attention_rows(const ringattn_linear_attention* linear_attention, int64_t count,
+                                               int64_t* packed_tokens, int64_t* sequence_tokens);
+ringattn_status ringattn_linear_attention_sequences(const ringattn_linear_attention* linear_attention,
+                                                    int32_t* beginning, int32_t* ending);
+
+typedef struct ringattn_linear_attention_tensors {
+  uint64_t size;
+  const DLTensor* q;             /* [rows, heads, dim] */
+  const DLTensor* k;             /* [rows, heads, dim] */
+  const DLTensor* v;             /* [rows, heads, dim_v] */
+  const DLTensor* log_decay;     /* fp32 [heads], [rows, heads, 1] or [rows, heads, dim], by the spec's decay */
+  const DLTensor* initial_state; /* fp32 [beginning, heads, dim_v, dim]; if the batch has initial states */
+  const DLTensor* positions;     /* int32 or int64 [rows], with rope only. NULL: tokens count from 0 in their sequences,
+                                  * which an update can't leave out */
+  const DLTensor* slots;         /* of an update in place, as for ringattn_ssm */
+  const DLTensor* out;           /* [rows, heads, dim_v], written */
+  const DLTensor* final_states;  /* fp32 [ending, heads, dim_v, dim], written; if the batch has final states */
+  void* stream;
+} ringattn_linear_attention_tensors;
+
+ringattn_status ringattn_linear_attention_run(ringattn_linear_attention* linear_attention,
+                                              const ringattn_linear_attention_tensors* tensors);
+ringattn_status ringattn_linear_attention_enqueue(ringattn_linear_attention* linear_attention,
+                                                  const ringattn_linear_attention_tensors* tensors);
+ringattn_status ringattn_linear_attention_wait(ringattn_linear_attention* linear_attention);
+void ringattn_linear_attention_destroy(ringattn_linear_attention* linear_attention);
 
 #ifdef __cplusplus
 }

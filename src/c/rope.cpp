@@ -62,7 +62,7 @@ constexpr std::size_t kFirstRopeSpec = 80, kFirstRopeFacts = 32, kFirstRopeTenso
 
 }  // namespace
 
-RopeSpec c::read_rope_spec(const ringattn_rope_spec* given) {
+RopeSpec ringattn::c::read_rope_spec(const ringattn_rope_spec* given) {
   const auto read = read_struct("ringattn_rope_spec", given, kFirstRopeSpec);
   RopeParameters parameters;
   if (read.type != nullptr) {

@@ -79,11 +79,11 @@ std::string unlisted_layers(const ModelKeys& keys, std::int64_t layer) {
 
 std::string interval_layers(const ModelKeys& keys, std::int64_t layer) {
   const std::int64_t interval = keys.count("full_attention_interval").value_or(4);
-  return named((layer + 1) % interval != 0 ? kLinearAttention : kFullAttention);
+  return named((layer + 1) % interval != 0 ? kLinearAttentionLayer : kFullAttention);
 }
 
 std::string olmo_hybrid_layers(const ModelKeys&, std::int64_t layer) {
-  return named(layer % 4 == 3 ? kFullAttention : kLinearAttention);
+  return named(layer % 4 == 3 ? kFullAttention : kLinearAttentionLayer);
 }
 
 std::string llama4_layers(const ModelKeys& keys, std::int64_t layer) {
@@ -108,23 +108,33 @@ std::string lfm2_layers(const ModelKeys& keys, std::int64_t layer) {
 
 std::string minimax_m2_layers(const ModelKeys& keys, std::int64_t layer) {
   const bool full = !keys.has("attn_type_list") || nonzero_at(keys, "attn_type_list", layer);
-  return named(full ? kFullAttention : kLinearAttention);
+  return named(full ? kFullAttention : kLinearAttentionLayer);
 }
 
 std::string minimax_layers(const ModelKeys& keys, std::int64_t layer) {
   const bool full = keys.has("attn_type_list") ? nonzero_at(keys, "attn_type_list", layer) : layer % 2 == 0;
-  if (!full) return named(kLinearAttention);
+  if (!full) return named(kLinearAttentionLayer);
   return windowed_layers(keys, layer);
 }
+
+// The last layer of each group is full, and so are those of a group that is not complete.
+std::string bailing_layers(const ModelKeys& keys, std::int64_t layer) {
+  const auto group = keys.count("layer_group_size");
+  if (!group) return named(kFullAttention);
+  const std::int64_t whole = keys.needed("num_hidden_layers") / *group * *group;
+  return named((layer + 1) % *group == 0 || layer >= whole ? kFullAttention : kLinearAttentionLayer);
+}
+
+std::string retnet_layers(const ModelKeys&, std::int64_t) { return named(kLinearAttentionLayer); }
 
 std::string kimi_linear_layers(const ModelKeys& keys, std::int64_t layer) {
   constexpr std::string_view kFull = "linear_attn_config.full_attn_layers";
   constexpr std::string_view kKda = "linear_attn_config.kda_layers";
   if (!keys.has(kFull) || !keys.has(kKda)) {
-    return named(layer > 0 && layer % 4 == 0 ? kFullAttention : kLinearAttention);
+    return named(layer > 0 && layer % 4 == 0 ? kFullAttention : kLinearAttentionLayer);
   }
   if (keys.list_holds(kFull, layer + 1)) return named(kFullAttention);  // these lists count from 1
-  if (keys.list_holds(kKda, layer + 1)) return named(kLinearAttention);
+  if (keys.list_holds(kKda, layer + 1)) return named(kLinearAttentionLayer);
   keys.refuse("linear_attn_config",
               fmt::format("layer {}, which it counts as {}, is in neither list", layer, layer + 1));
 }

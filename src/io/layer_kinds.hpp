@@ -14,7 +14,7 @@ namespace ringattn {
 
 inline constexpr std::string_view kFullAttention = "full_attention";
 inline constexpr std::string_view kSlidingAttention = "sliding_attention";
-inline constexpr std::string_view kLinearAttention = "linear_attention";
+inline constexpr std::string_view kLinearAttentionLayer = "linear_attention";
 inline constexpr std::string_view kChunkedAttention = "chunked_attention";
 inline constexpr std::string_view kCrossAttention = "cross_attention";
 inline constexpr std::string_view kBlockSparse = "block_sparse_attention";
@@ -53,6 +53,8 @@ std::string mllama_layers(const ModelKeys& keys, std::int64_t layer);      // cr
 std::string lfm2_layers(const ModelKeys& keys, std::int64_t layer);        // full_attn_idxs
 std::string minimax_m2_layers(const ModelKeys& keys, std::int64_t layer);  // full, unless attn_type_list says otherwise
 std::string minimax_layers(const ModelKeys& keys, std::int64_t layer);     // attn_type_list
+std::string bailing_layers(const ModelKeys& keys, std::int64_t layer);     // layer_group_size: Ring and Ling
+std::string retnet_layers(const ModelKeys& keys, std::int64_t layer);      // all
 std::string kimi_linear_layers(const ModelKeys& keys, std::int64_t layer);      // linear_attn_config
 std::string phi3small_layers(const ModelKeys& keys, std::int64_t layer);        // dense_attention_every_n_layers
 std::string gpt_neo_layers(const ModelKeys& keys, std::int64_t layer);          // attention_types

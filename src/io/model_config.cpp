@@ -31,7 +31,7 @@ struct OtherKind {
   std::string_view why;
 };
 constexpr OtherKind kOtherAttention[] = {
-    {kLinearAttention, "a state replaces its keys and values"},
+    {kLinearAttentionLayer, "a state replaces its keys and values"},
     {kChunkedAttention, "a row sees only the keys of its own chunk"},
     {kCrossAttention, "its keys and values are not those of the text"},
     {kBlockSparse, "a row sees only selected blocks of keys"},
@@ -74,7 +74,7 @@ std::string ModelConfig::kind_of(std::int64_t layer) const {
       types.list == nullptr ? family_->kind(*keys_, layer) : keys_->text_at(types.key, *types.list, layer);
   if (kind == "attention" || kind == "global") kind = kFullAttention;
   if (kind == "local") kind = kSlidingAttention;
-  if (kind == "mamba2" || (kind == kLinearAttention && family_->is(kMamba))) kind = kMambaLayer;
+  if (kind == "mamba2" || (kind == kLinearAttentionLayer && family_->is(kMamba))) kind = kMambaLayer;
   if (kind == kSlidingAttention && family_->is(kLastIsFull) && layer + 1 == layers_) kind = kFullAttention;
   return kind;
 }
@@ -266,8 +266,78 @@ ModelLayer ModelConfig::ssm() const {
   return found;
 }
 
+namespace {
+
+// ALiBi's slopes: powers of 2^(−8 / heads) or, where heads are no power of two, those of the power below and then every
+// other one of the power above.
+std::vector<double> alibi_slopes(std::int64_t heads) {
+  const auto powers = [](double count, std::int64_t first, std::int64_t step, std::int64_t end) {
+    std::vector<double> slopes;
+    for (std::int64_t i = first; static_cast<std::int64_t>(slopes.size()) < end; i += step) {
+      slopes.push_back(std::exp2(-8.0 / count * static_cast<double>(i)));
+    }
+    return slopes;
+  };
+  std::int64_t below = 1;
+  while (2 * below <= heads) below *= 2;
+  std::vector<double> slopes = powers(static_cast<double>(below), 1, 1, below);
+  const std::vector<double> rest = powers(static_cast<double>(2 * below), 1, 2, heads - below);
+  slopes.insert(slopes.end(), rest.begin(), rest.end());
+  return slopes;
+}
+
+}  // namespace
+
+ModelLayer ModelConfig::linear_attention(std::int64_t layer) const {
+  const ModelKeys& keys = *keys_;
+  const bool retnet = keys.model_type() == "retnet";
+  const bool ling = keys.model_type().starts_with("bailing");
+  ModelLayer found;
+  found.kind = LayerKind::kLinearAttention;
+  found.heads = static_cast<int>(keys.needed(family_->keys.heads));
+  const std::int64_t heads = found.heads;
+  auto dim = family_->keys.head_dim.empty() ? std::nullopt : keys.count(family_->keys.head_dim);
+  if (!dim) {
+    const std::int64_t hidden = keys.needed(family_->keys.hidden);
+    if (hidden % heads != 0) {
+      keys.refuse(keys.first_name(family_->keys.hidden),
+                  fmt::format("it is {}, which {} heads don't divide", hidden, heads));
+    }
+    dim = hidden / heads;
+  }
+  found.head_dim = static_cast<int>(*dim);
+  found.head_dim_v = found.head_dim;
+  found.softmax_scale = ling || retnet ? 1.0 / std::sqrt(static_cast<double>(*dim)) : 1.0;
+  found.rope.type = "none";  // q and k are not rotated
+  if (retnet) {
+    const auto expanded = [&](std::string_view key, double otherwise) {
+      const double factor = keys.number(key).value_or(otherwise);
+      const double expanded_dim = factor * static_cast<double>(*dim);
+      if (!(expanded_dim >= 1.0 && expanded_dim <= 65536.0) || expanded_dim != std::floor(expanded_dim)) {
+        keys.refuse(key, fmt::format("it is {}, with heads of {}", factor, *dim));
+      }
+      return static_cast<int>(expanded_dim);
+    };
+    found.head_dim = expanded("expand_k", 1.0);
+    found.head_dim_v = expanded("expand_v", 2.0);
+    found.softmax_scale = 1.0 / std::sqrt(static_cast<double>(found.head_dim));
+    for (std::int64_t h = 0; h < heads; ++h) {
+      found.log_decays.push_back(std::log1p(-std::exp2(-5.0 - static_cast<double>(h))));
+    }
+  } else {
+    // Slopes shrink with depth. transformers' MiniMax has 1e-5 in the divisor, too.
+    const double last = static_cast<double>(layers_.value_or(1)) - 1.0 + (ling ? 0.0 : 1e-5);
+    const double factor = 1.0 - (last > 0.0 ? static_cast<double>(layer) / last : 0.0) + 1e-5;
+    for (const double slope : alibi_slopes(heads)) found.log_decays.push_back(-slope * factor);
+  }
+  if (retnet || (ling && keys.flag("linear_rope", true))) {
+    found.rope = read_rope(keys, kLinearAttentionLayer, found.head_dim);
+  }
+  return found;
+}
+
 std::string_view layer_kind_name(LayerKind kind) {
-  constexpr std::string_view kNames[] = {"attention", "mla", "ssd", "selective_scan"};
+  constexpr std::string_view kNames[] = {"attention", "mla", "ssd", "selective_scan", "linear_attention"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -277,6 +347,7 @@ ModelConfig::Derived ModelConfig::derive(std::int64_t layer) const {
   if (found.kind == kFullAttention || hybrid) found.ops.push_back(attention(layer, false));
   if (found.kind == kSlidingAttention) found.ops.push_back(attention(layer, true));
   if (found.kind == kMambaLayer || hybrid) found.ops.push_back(ssm());
+  if (found.kind == kLinearAttentionLayer && family_->is(kLightning)) found.ops.push_back(linear_attention(layer));
   return found;
 }
 

@@ -21,11 +21,13 @@ struct ModelFamily;
 // What a layer computes. A name is also that of the op that computes it.
 enum class LayerKind {
   kAttention,
-  kMla,            // attention over latents
-  kSsd,            // Mamba-2
-  kSelectiveScan,  // Mamba-1
+  kMla,              // attention over latents
+  kSsd,              // Mamba-2
+  kSelectiveScan,    // Mamba-1
+  kLinearAttention,  // with decays that are constants of its heads
 };
-std::string_view layer_kind_name(LayerKind kind);  // "attention", "mla", "ssd", "selective_scan"
+std::string_view layer_kind_name(LayerKind kind);  // "attention", "mla", "ssd", "selective_scan", "linear_attention"
+// Whether a state takes the place of keys and values.
 inline bool is_ssm(LayerKind kind) { return kind >= LayerKind::kSsd; }
 
 // Kind and shape of a layer. Members that its kind doesn't use are 0.
@@ -52,6 +54,7 @@ struct ModelLayer {
   int groups = 0;
   int conv_width = 0;
   std::int64_t conv_channels = 0;
+  std::vector<double> log_decays;                     // kLinearAttention: [heads]; its scale is softmax_scale
   std::optional<std::pair<double, double>> dt_limit;  // least and greatest dt, perhaps infinite; absent: none said
 
   bool is_ssm() const { return ringattn::is_ssm(kind); }
@@ -97,6 +100,7 @@ class ModelConfig {
   std::optional<std::int64_t> dim_of(std::int64_t layer, bool sliding, std::string_view key) const;
   void set_window(ModelLayer& layer) const;
   ModelLayer ssm() const;
+  ModelLayer linear_attention(std::int64_t layer) const;
   ModelLayer one_of(const std::vector<Derived>& layers, std::optional<LayerKind> wanted) const;
 
   std::shared_ptr<ModelKeys> keys_;

@@ -84,10 +84,18 @@ constexpr ModelFamily kFamilies[] = {
     // MiniMax's M1 and Text-01: the code beside their weights, as the class that transformers has.
     {.names = "minimax minimax_m1 minimax_text_01",
      .kind = minimax_layers,
+     .traits = kLightning,
      .reads = "attn_type_list sliding_window "
               "full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor "
               "layernorm_full_attention_alpha layernorm_full_attention_beta layernorm_linear_attention_alpha "
               "layernorm_linear_attention_beta"},
+    // Ring and Ling with linear attention, 2.0 and 2.5: bailing_moe_linear.py of vLLM and MLX.
+    {.names = "bailing_moe_linear bailing_hybrid",
+     .kind = bailing_layers,
+     .traits = kMla | kLightning,
+     .reads = "linear_rope linear_silu use_linear_silu use_qk_norm group_norm_size layer_group_size"},
+    // flash-linear-attention's RetNet.
+    {.names = "retnet", .kind = retnet_layers, .traits = kLightning, .keys = {.heads = "num_heads", .head_dim = ""}},
     // Microsoft's Phi-3-small; the code beside its weights, and phi3small.py of MLX.
     {.names = "phi3small",
      .kind = phi3small_layers,

@@ -49,8 +49,9 @@ enum ModelTraits : std::uint32_t {
   kSinks = 1U << 5,          // a learned logit a head joins the denominator of every layer
   kGlobalDims = 1U << 6,     // full layers have global_head_dim and num_global_key_value_heads
   kLastIsFull = 1U << 7,
-  kSwaDims = 1U << 9,    // layers with windows have swa_* dims, and sinks of their own
-  kTwiceWide = 1U << 8,  // heads share 2 * hidden_size
+  kSwaDims = 1U << 9,     // layers with windows have swa_* dims, and sinks of their own
+  kLightning = 1U << 10,  // layers called linear_attention are lightning attention
+  kTwiceWide = 1U << 8,   // heads share 2 * hidden_size
 };
 
 struct ModelFamily {

@@ -33,6 +33,8 @@ constexpr RopeFamily kFamilies[] = {
     {"apertus", 1.2e7},
     {"gpt_neox stablelm qwen3_next", 1e4, 0.25},
     {"phi glm4_moe nemotron persimmon bamba", 1e4, 0.5},
+    {"bailing_moe_linear bailing_hybrid", 6e5},
+    {"retnet", 1e4},
     {"glm glm4", 1e4, 0.5, true},
     {"gptj codegen", 1e4, 1.0, true},
     {"cohere ernie4_5", 5e5, 1.0, true},
@@ -42,7 +44,7 @@ constexpr RopeFamily kFamilies[] = {
 // Keys with "rope" or "rotary" in their names, or of a section's object, that are read or change nothing.
 constexpr std::string_view kTopKeys =
     "rope_theta rope_scaling rope_parameters rotary_emb_base rotary_pct rotary_dim partial_rotary_factor "
-    "rope_local_base_freq attn_rotary_emb default_rope_type";
+    "rope_local_base_freq attn_rotary_emb default_rope_type linear_rope";
 constexpr std::string_view kNumbers =
     "factor attention_factor original_max_position_embeddings beta_fast beta_slow mscale mscale_all_dim "
     "low_freq_factor high_freq_factor";

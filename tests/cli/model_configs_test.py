@@ -21,6 +21,7 @@ PAGE = HERE.parents[1] / "docs/models.md"
 SHAPE = {
     "attention": ["heads", "kv-heads", "head-dim", "head-dim-v", "mask", "window", "softmax-scale", "softcap"],
     "mla": ["heads", "head-dim", "rope-dim", "latent-dim", "head-dim-v", "mask", "window", "softmax-scale"],
+    "linear_attention": ["heads", "head-dim", "scale", "rope"],
     "ssd": ["heads", "head-dim", "state-dim", "groups", "conv-width"],
     "selective_scan": ["heads", "state-dim", "groups", "conv-width"],
 }

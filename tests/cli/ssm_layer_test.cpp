@@ -116,6 +116,127 @@ TEST(SsmLayer, OfASeedIsVerifiedPlannedAndMeasured) {
   EXPECT_GT(std::stod(json_at(line, "/gb_per_s")), 0.0);
 }
 
+// v, k and q of 2 heads, and log-decays of a kind, over lengths that are longer than a super-segment together.
+NamedTensors linear_attention_tensors(const std::string& decay, const std::vector<std::int64_t>& lengths) {
+  NamedTensors ssd = ssm_tensors({.lengths = lengths, .heads = 2, .head_dim = 16, .groups = 2, .state_dim = 8});
+  NamedTensors tensors{{"v", ssd.at("x")}, {"k", ssd.at("B")}, {"q", ssd.at("C")}};
+  if (ssd.contains("cu_seqlens")) tensors["cu_seqlens"] = ssd.at("cu_seqlens");
+  std::vector<std::int64_t> shape{2};
+  if (decay != "head") shape.insert(shape.begin(), tensors.at("v").shape[0]);
+  if (decay == "dim") shape.push_back(8);
+  std::int64_t count = 1;
+  for (const std::int64_t extent : shape) count *= extent;
+  std::vector<float> logs;
+  for (std::int64_t i = 0; i < count; ++i) logs.push_back(-1e-4F * static_cast<float>(1 + i * 7 % 11));
+  tensors["log_decay"] = float_list(logs, shape);
+  return tensors;
+}
+
+TEST(LinearAttention, OfAFileHasTheSameBytesOnAnyNumberOfRanks) {
+  const TemporaryFolder folder;
+  for (const std::string decay : {"head", "token", "dim"}) {
+    const std::string input =
+        write_tensors(folder.file("in"), linear_attention_tensors(decay, {2 * 65'536 + 70, 0, 70}));
+    const Words rope{"--rope", "on", "--rope-theta", "600000", "--rotary-factor", "0.5"};
+    for (const char* ranks : {"1", "2", "3", "5"}) {
+      const std::string path = folder.file(ranks);
+      const Finished run =
+          tool(Words{"run", "--input", input, "--final-states", "--ranks", ranks, "--output", path, "--force"} + rope);
+      ASSERT_EQ(run.code, 0) << run.err;
+      EXPECT_TRUE(has(run.out, "linear attention, bf16, 2 heads of 8, values of 16, a decay per")) << run.out;
+      EXPECT_TRUE(has(run.out, "RoPE of 4 dims")) << run.out;
+      EXPECT_TRUE(read_whole(path) == read_whole(folder.file("1"))) << ranks << " ranks";
+    }
+    const Finished oracle = tool(Words{"verify", "--input", input, "--against", "oracle", "--ranks", "2"} + rope);
+    EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
+    EXPECT_TRUE(has(oracle.out, "out: greatest error")) << oracle.out;
+    const Finished shapes = tool(Words{"verify", "--input", input, "--ranks", "2"} + rope);
+    EXPECT_EQ(shapes.code, 0) << shapes.out << shapes.err;
+    EXPECT_TRUE(has(shapes.out, "resumed")) << shapes.out;
+  }
+}
+
+TEST(LinearAttention, OfASeedIsVerifiedPlannedAndMeasured) {
+  const Words job{"--op", "linear_attention", "--synthetic", "7", "--heads", "3", "--head-dim", "16"};
+  for (const char* decay : {"head", "token", "dim"}) {
+    const Words layer = job + Words{"--decay", decay, "--seq", "300", "--head-dim-v", "24", "--scale", "0.5"};
+    const Words step = job + Words{"--decay", decay, "--q-len", "1", "--batch", "5", "--rope", "on"};
+    for (const Words& one : {layer, step}) {
+      const Finished oracle = tool(Words{"verify", "--against", "oracle", "--ranks", "2"} + one);
+      EXPECT_EQ(oracle.code, 0) << oracle.out << oracle.err;
+    }
+    EXPECT_EQ(tool(Words{"verify", "--ranks", "3"} + step).code, 0);
+    const Finished run = tool(Words{"run", "--json", "-"} + layer);
+    EXPECT_EQ(check_report(run.out), "");
+    EXPECT_EQ(json_at(run.out, "/job/decay"), decay);
+    EXPECT_EQ(json_at(run.out, "/job/scale"), "0.5");
+  }
+  EXPECT_EQ(tool(Words{"plan", "--world", "2"} + job + Words{"--seq", "2m"}).code, 0);
+}
+
+// The next token of a sequence from its final state, at its position: the values of the whole sequence.
+TEST(LinearAttention, GoesOnFromAStateAndRefusesWhatContradictsIt) {
+  const TemporaryFolder folder;
+  const NamedTensors whole = linear_attention_tensors("token", {300});
+  const std::string left = folder.file("left");
+  ASSERT_EQ(
+      tool({"run", "--input", write_tensors(folder.file("whole"), whole), "--final-states", "--output", left}).code, 0);
+  NamedTensors next = whole;
+  for (auto& [name, tensor] : next) {
+    tensor.bytes.resize(tensor.bytes.size() / 300);
+    tensor.shape[0] = 1;
+  }
+  const SafetensorsFile output(left);
+  const TensorSource states = output.tensor("final_states");
+  NamedTensor& state = next["state"] = {states.info->dtype, states.info->shape, {}};
+  state.bytes.resize(static_cast<std::size_t>(states.info->bytes()));
+  states.shard->read(*states.info, 0, state.bytes);
+  const std::string step = write_tensors(folder.file("step"), next);
+  EXPECT_EQ(tool({"verify", "--input", step, "--against", "oracle"}).code, 0);
+  next["q_offset"] = {FileDtype::kI64, {1}, std::vector<std::byte>(8)};
+  next["q_offset"].bytes[1] = std::byte{1};  // 256
+  const std::string placed = write_tensors(folder.file("placed"), next);
+  EXPECT_EQ(tool({"verify", "--input", placed, "--against", "oracle", "--rope", "on"}).code, 0);
+  const auto refused = [&](const Words& words, int code, const std::string& text) {
+    const Finished run = tool(Words{"run"} + words);
+    EXPECT_EQ(run.code, code) << run.err;
+    EXPECT_TRUE(has(run.err, text)) << run.err;
+  };
+  refused({"--input", placed}, 2, "q_offset without RoPE");
+  refused({"--input", step, "--decay", "head"}, 2, "its log_decay says it");
+  refused({"--input", step, "--rope-theta", "500"}, 2, "q and k are not rotated");
+  NamedTensors delta = whole;
+  delta["beta"] = delta.at("log_decay");
+  refused({"--input", write_tensors(folder.file("delta"), delta)}, 3, "beta");
+  NamedTensors wide = whole;
+  wide["log_decay"] = float_list(std::vector<float>(600), {2, 300});
+  refused({"--input", write_tensors(folder.file("wide"), wide)}, 3, "log_decay");
+}
+
+// A layer of Ring or Ling: the config gives RoPE and scale, and the file's shapes and decays are compared with it.
+TEST(LinearAttention, OfAModelsLayerHasItsRopeAndScale) {
+  const TemporaryFolder folder;
+  const std::string config = folder.write("config.json", R"({"model_type": "bailing_moe_linear", "hidden_size": 16,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "num_hidden_layers": 4, "layer_group_size": 4,
+    "rope_theta": 600000, "partial_rotary_factor": 0.5, "linear_rope": true, "group_norm_size": 1})");
+  NamedTensors tensors = linear_attention_tensors("head", {300});
+  NamedTensor& v = tensors["v"] = tensors.at("k");
+  v.bytes[0] = std::byte{1};
+  tensors["log_decay"] = float_list({-0x1p-4F * (2.0F / 3.0F + 1e-5F), -0x1p-8F * (2.0F / 3.0F + 1e-5F)});
+  const Words model{"--model-config", config, "--layer", "1"};
+  const std::string input = write_tensors(folder.file("in"), tensors);
+  const Finished run = tool(Words{"verify", "--input", input, "--against", "oracle"} + model);
+  EXPECT_EQ(run.code, 0) << run.out << run.err;
+  EXPECT_TRUE(has(run.out, "2 heads of 8, a decay per head, scale 0.3536, RoPE of 4 dims")) << run.out;
+  const Finished synthetic = tool(Words{"run", "--synthetic", "7", "--seq", "64", "--json", "-"} + model);
+  EXPECT_EQ(synthetic.code, 0) << synthetic.err;
+  EXPECT_EQ(json_at(synthetic.out, "/job/rope"), "true");
+  tensors["log_decay"] = float_list({-0.25F, -0.5F});
+  const Finished other = tool(Words{"run", "--input", write_tensors(folder.file("other"), tensors)} + model);
+  EXPECT_EQ(other.code, 3) << other.err;
+  EXPECT_TRUE(has(other.err, "log_decay of head 0 is -0.25")) << other.err;
+}
+
 TEST(SsmLayer, RefusesWhatContradictsAStep) {
   const Words step{"run", "--op", "ssd", "--synthetic", "7"};
   const Finished several = tool(step + Words{"--q-len", "3"});

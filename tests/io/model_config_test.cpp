@@ -80,6 +80,37 @@ void expect_layer(const ModelLayer& layer, const AttentionCase& expected) {
   EXPECT_EQ(layer.window_right, expected.right) << expected.text;
 }
 
+TEST(ModelConfig, DerivesLinearAttentionByFamily) {
+  const ModelConfig ring(R"({"model_type": "bailing_moe_linear", "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 34, "layer_group_size": 8, "linear_rope": true,
+    "linear_silu": false, "use_qk_norm": true, "group_norm_size": 4, "rope_theta": 600000,
+    "partial_rotary_factor": 0.5})",
+                         "config");
+  const ModelLayer layer = ring.layer(3);
+  EXPECT_EQ(layer.kind, LayerKind::kLinearAttention);
+  EXPECT_EQ(layer.heads, 32);
+  EXPECT_EQ(layer.head_dim, 128);
+  EXPECT_EQ(layer.head_dim_v, 128);
+  EXPECT_DOUBLE_EQ(layer.softmax_scale, 1.0 / std::sqrt(128.0));
+  ASSERT_EQ(layer.log_decays.size(), 32U);
+  EXPECT_DOUBLE_EQ(layer.log_decays[1], -std::exp2(-0.5) * (1.0 - 3.0 / 33.0 + 1e-5));
+  EXPECT_EQ(layer.rope.refusal, "");
+  EXPECT_DOUBLE_EQ(layer.rope.theta, 6e5);
+  EXPECT_DOUBLE_EQ(layer.rope.rotary_factor, 0.5);
+  for (const std::int64_t full : {7, 31, 32, 33}) EXPECT_EQ(ring.layer(full).kind, LayerKind::kAttention) << full;
+  const ModelConfig minimax(R"({"model_type": "minimax", "hidden_size": 6144, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 80, "attn_type_list": [0, 1]})",
+                            "config");
+  EXPECT_DOUBLE_EQ(minimax.layer(0).softmax_scale, 1.0);
+  EXPECT_EQ(minimax.layer(0).rope.type, "none");
+  EXPECT_DOUBLE_EQ(minimax.layer(0).log_decays[7], -0.5 * (1.0 + 1e-5));
+  const ModelConfig retnet(R"({"model_type": "retnet", "hidden_size": 2048, "num_heads": 8, "num_hidden_layers": 24})",
+                           "config");
+  EXPECT_EQ(retnet.layer(3).head_dim, 256);
+  EXPECT_EQ(retnet.layer(3).head_dim_v, 512);
+  EXPECT_NEAR(retnet.layer(3).log_decays[2], std::log(1.0 - 0x1p-7), 1e-15);
+}
+
 TEST(ModelConfig, DerivesAttentionByFamily) {
   const double of_128 = 1.0 / std::sqrt(128.0);
   for (const AttentionCase& row : {

@@ -198,7 +198,7 @@ def table_names(path):
 
 def own_settings():
     """The names of the settings that ops' entries define."""
-    texts = [entry.read_text() for entry in (ROOT / "src/ops").glob("*/*_entry.cpp")]
+    texts = [entry.read_text() for pattern in ("*/*_entry.cpp", "*/*_settings.hpp") for entry in (ROOT / "src/ops").glob(pattern)]
     return {name for text in texts for name in re.findall(r'\{\.name = "([a-z-]+)",\s*\.kind = SettingKind', text)}
 
 

@@ -60,6 +60,8 @@ def samples() -> dict[str, list[tuple]]:
     row = normal(3, 2, 8), normal(3, 2).abs(), -normal(2).exp(), normal(3, 1, 16), normal(3, 1, 16, seed=2)
     x, weight = normal(3, 16), normal(16, 4, seed=2)
     plain, small = ([k], "", 0), ([k16], "", 0)
+    unrotated = "", "", 0.0, 0.0, False, False, None, 0.0
+    rotated = "default", "", 1e4, 0.5, False, False, None, 0.0
     codes, tables = parts("int4_token group 32"), parts("vector width 4")
     cache = [normal(2, 16, 2, 64)], "", 0
     out, lse = ringattn.attention(q, k, k, sinks=sinks)
@@ -132,6 +134,14 @@ def samples() -> dict[str, list[tuple]]:
         "rope": [
             (q, None, None, None, 3, None, "default", "", 1e4, 1.0, False, False, None, 0.0, False, 0, None),
             (k16, k16, None, None, 0, None, "linear", "factor=2", 1e4, 0.5, True, True, None, 0.0, True, 0, None),
+        ],
+        "linear_attention": [
+            (q, q, q, -normal(4).abs(), None, None, *unrotated, None, None, None, 0, 0, 60.0),
+            (q, q, q, -normal(60, 4, 64).abs(), 0.5, normal(2, 4, 64, 64), *rotated, None, cu, None, 0, 0, 60.0),
+        ],
+        "linear_attention_update": [
+            (normal(2, 4, 64, 64), q[:2], q[:2], q[:2], -normal(2, 4).abs(), None, *rotated, ints(5, 9).long(), ints(1, 0), 0,
+             60.0),
         ],
         "ssd": [
             (*scan, None, None, None, False, None, None, None, None, 0, 0, 60.0),

@@ -54,15 +54,29 @@ void SsmData::set(std::vector<std::byte>& array, int heads, int dims, std::int64
   store_element(array.data() + at, spec.dtype, value);
 }
 
+std::size_t SsmData::dt_row_bytes() const {
+  return size(std::int64_t{spec.heads} * dt_rows(spec).dim) * size_of(dt_rows(spec).dtype);
+}
+
+void SsmData::set_dt(std::int64_t row, int head, float value) {
+  const SsmDtRows rows = dt_rows(spec);
+  for (int dim = 0; dim < rows.dim; ++dim) {
+    const std::size_t at = size((row * spec.heads + head) * rows.dim + dim) * size_of(rows.dtype);
+    store_element(dt.data() + at, rows.dtype, value);
+  }
+}
+
 SsmTask SsmData::task() const {
   SsmTask task;
   const std::int64_t tokens = rows();
   task.x = dense_view(x.data(), spec.dtype, tokens, spec.heads, spec.head_dim);
-  task.dt = dense_view(dt.data(), spec.dtype, tokens, spec.heads, 1);
+  if (dt_rows(spec).dim > 0) {
+    task.dt = dense_view(dt.data(), dt_rows(spec).dtype, tokens, spec.heads, dt_rows(spec).dim);
+  }
   task.b = dense_view(b.data(), spec.dtype, tokens, spec.groups, spec.state_dim);
   task.c = dense_view(c.data(), spec.dtype, tokens, spec.groups, spec.state_dim);
   if (spec.gate) task.z = dense_view(z.data(), spec.dtype, tokens, spec.heads, spec.head_dim);
-  task.a = a.data();
+  if (!a.empty()) task.a = a.data();
   if (spec.skip) task.d = d.data();
   if (spec.dt_bias) task.dt_bias = dt_bias.data();
   return task;
@@ -76,17 +90,21 @@ SsmData random_ssm(const SsmSpec& spec, const std::vector<std::int64_t>& lengths
   inputs.b = random_elements(rows * spec.groups * spec.state_dim, spec.dtype, random);
   inputs.c = random_elements(rows * spec.groups * spec.state_dim, spec.dtype, random);
   if (spec.gate) inputs.z = random_elements(rows * spec.heads * spec.head_dim, spec.dtype, random);
-  // Behind softplus about 0.1, without it as large.
-  inputs.dt = random_elements(rows * spec.heads, spec.dtype, random,
+  // Behind softplus about 0.1, without it as large. Log-decays are negative.
+  const SsmDtRows dt = dt_rows(spec);
+  inputs.dt = random_elements(rows * spec.heads * dt.dim, dt.dtype, random,
                               Normal(spec.dt_softplus ? -2.0F : 0.0F, spec.dt_softplus ? 1.0F : 0.1F));
   if (!spec.dt_softplus) {
-    for (std::size_t at = 0; at < inputs.dt.size(); at += size_of(spec.dtype)) {
-      store_element(inputs.dt.data() + at, spec.dtype, std::fabs(load_element(inputs.dt.data() + at, spec.dtype)));
+    const float sign = spec.decay == SsmDecay::kDt ? 1.0F : -1.0F;
+    for (std::size_t at = 0; at < inputs.dt.size(); at += size_of(dt.dtype)) {
+      store_element(inputs.dt.data() + at, dt.dtype, sign * std::fabs(load_element(inputs.dt.data() + at, dt.dtype)));
     }
   }
   std::uniform_real_distribution<float> rate(0.05F, 4.0F);
   const std::int64_t rates = std::int64_t{spec.heads} * (spec.state_decays ? spec.state_dim : 1);
-  for (std::int64_t i = 0; i < rates; ++i) inputs.a.push_back(-rate(random));
+  for (std::int64_t i = 0; i < rates && spec.decay < SsmDecay::kToken; ++i) {
+    inputs.a.push_back((spec.decay == SsmDecay::kHead ? -0.1F : -1.0F) * rate(random));
+  }
   const Normal normal;
   for (int head = 0; head < spec.heads; ++head) {
     inputs.d.push_back(normal(random));
@@ -97,6 +115,11 @@ SsmData random_ssm(const SsmSpec& spec, const std::vector<std::int64_t>& lengths
 
 SsmData with_slow_decays(SsmData inputs) {
   for (float& a : inputs.a) a *= 1e-5F;
+  if (inputs.spec.decay >= SsmDecay::kToken) {
+    for (std::size_t at = 0; at < inputs.dt.size(); at += sizeof(float)) {
+      store_element(inputs.dt.data() + at, Dtype::kF32, 1e-5F * load_element(inputs.dt.data() + at, Dtype::kF32));
+    }
+  }
   return inputs;
 }
 
@@ -145,13 +168,16 @@ SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement
     for (std::int64_t t = 0; t < inputs.lengths[s]; ++t) order.push_back(begins[s] + t);
   }
 
-  const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
-    PlacedRows placed(*backend, spec.dtype, rows, heads, dims, arrangement.strided, arrangement.unaligned);
+  const auto place_as = [&](Dtype dtype, const std::vector<std::byte>& packed, int heads, int dims) {
+    PlacedRows placed(*backend, dtype, rows, heads, dims, arrangement.strided, arrangement.unaligned);
     placed.write(packed, order);
     return placed;
   };
+  const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
+    return place_as(spec.dtype, packed, heads, dims);
+  };
   const PlacedRows x = place(inputs.x, spec.heads, spec.head_dim);
-  const PlacedRows dt = place(inputs.dt, spec.heads, 1);
+  const PlacedRows dt = place_as(dt_rows(spec).dtype, inputs.dt, spec.heads, std::max(1, dt_rows(spec).dim));
   const PlacedRows b = place(inputs.b, spec.groups, spec.state_dim);
   const PlacedRows c = place(inputs.c, spec.groups, spec.state_dim);
   const PlacedRows z = place(inputs.z, spec.heads, spec.head_dim);
@@ -193,11 +219,11 @@ SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement
 
   SsmTask task;
   task.x = x.view();
-  task.dt = dt.view();
+  if (dt_rows(spec).dim > 0) task.dt = dt.view();
   task.b = b.view();
   task.c = c.view();
   if (spec.gate) task.z = z.view();
-  task.a = a.floats();
+  if (!inputs.a.empty()) task.a = a.floats();
   if (spec.skip) task.d = d.floats();
   if (spec.dt_bias) task.dt_bias = bias.floats();
   task.runs = runs;
@@ -242,13 +268,16 @@ SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, con
   // All rows stand in the memory of the kernel; a step is every length-th of them.
   std::vector<std::int64_t> order(size(inputs.rows()));
   std::iota(order.begin(), order.end(), std::int64_t{0});
-  const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
-    PlacedRows placed(*backend, spec.dtype, inputs.rows(), heads, dims, false, unaligned);
+  const auto place_as = [&](Dtype dtype, const std::vector<std::byte>& packed, int heads, int dims) {
+    PlacedRows placed(*backend, dtype, inputs.rows(), heads, dims, false, unaligned);
     placed.write(packed, order);
     return placed;
   };
+  const auto place = [&](const std::vector<std::byte>& packed, int heads, int dims) {
+    return place_as(spec.dtype, packed, heads, dims);
+  };
   const PlacedRows x = place(inputs.x, spec.heads, spec.head_dim);
-  const PlacedRows dt = place(inputs.dt, spec.heads, 1);
+  const PlacedRows dt = place_as(dt_rows(spec).dtype, inputs.dt, spec.heads, std::max(1, dt_rows(spec).dim));
   const PlacedRows b = place(inputs.b, spec.groups, spec.state_dim);
   const PlacedRows c = place(inputs.c, spec.groups, spec.state_dim);
   const PlacedRows z = place(inputs.z, spec.heads, spec.head_dim);
@@ -280,11 +309,11 @@ SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, con
     };
     SsmUpdate update;
     update.x = step(x);
-    update.dt = step(dt);
+    if (dt_rows(spec).dim > 0) update.dt = step(dt);
     update.b = step(b);
     update.c = step(c);
     if (spec.gate) update.z = step(z);
-    update.a = a.floats();
+    if (!inputs.a.empty()) update.a = a.floats();
     if (spec.skip) update.d = d.floats();
     if (spec.dt_bias) update.dt_bias = bias.floats();
     update.states = states.floats();

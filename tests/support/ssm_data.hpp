@@ -18,7 +18,7 @@ using SsmRow = KernelRow<SsmSpec>;
 struct SsmData {
   SsmSpec spec;
   std::vector<std::int64_t> lengths;
-  std::vector<std::byte> x, dt, b, c, z;
+  std::vector<std::byte> x, dt, b, c, z;  // dt: or log-decays (dt_rows())
   std::vector<float> a, d, dt_bias;
   std::vector<std::vector<float>> initial;  // [sequences] of [heads, head_dim, state_dim], or empty: zero
 
@@ -28,7 +28,9 @@ struct SsmData {
   // Sets element (row, head, dim) of one of the arrays above whose heads have `dims` elements.
   void set(std::vector<std::byte>& array, int heads, int dims, std::int64_t row, int head, int dim, float value) const;
   void set_x(std::int64_t row, int head, float value) { set(x, spec.heads, spec.head_dim, row, head, 0, value); }
-  void set_dt(std::int64_t row, int head, float value) { set(dt, spec.heads, 1, row, head, 0, value); }
+  // Or all log-decays of the token and head.
+  void set_dt(std::int64_t row, int head, float value);
+  std::size_t dt_row_bytes() const;  // of a token
   // The tensors as a task in host memory, without runs and y.
   SsmTask task() const;
 };

@@ -48,8 +48,9 @@ std::int64_t mla_weight_bytes(const MlaSpec& spec) {
 double ssm_token_flops(const SsmSpec& spec) { return 4.0 * spec.heads * spec.head_dim * spec.state_dim; }
 
 std::int64_t ssm_token_bytes(const SsmSpec& spec) {
-  return (spec.gate ? 3 : 2) * row_bytes(spec.dtype, spec.heads, spec.head_dim) + row_bytes(spec.dtype, spec.heads, 1) +
-         2 * row_bytes(spec.dtype, spec.groups, spec.state_dim);
+  const SsmDtRows dt = dt_rows(spec);
+  return (spec.gate ? 3 : 2) * row_bytes(spec.dtype, spec.heads, spec.head_dim) +
+         row_bytes(dt.dtype, spec.heads, dt.dim) + 2 * row_bytes(spec.dtype, spec.groups, spec.state_dim);
 }
 
 double conv1d_token_flops(const CausalConv1dSpec& spec) { return 2.0 * spec.channels * spec.width; }
@@ -61,7 +62,14 @@ double ssm_token_flops(const SsmJob& job) {
 
 std::int64_t ssm_token_bytes(const SsmJob& job) {
   return (job.conv1d_only ? 0 : ssm_token_bytes(job.spec)) +
-         (job.convolution ? 2 * conv1d_row_bytes(*job.convolution) : 0) + (job.update ? 2 * state_bytes(job.spec) : 0);
+         (job.convolution ? 2 * conv1d_row_bytes(*job.convolution) : 0) +
+         (job.rope ? 4 * row_bytes(job.spec.dtype, job.spec.groups, job.spec.state_dim) : 0) +
+         (job.update ? 2 * state_bytes(job.spec) : 0);
+}
+
+std::int64_t rotated_row_bytes(const SsmJob& job) {
+  return 2 * row_bytes(job.spec.dtype, job.spec.groups, job.spec.state_dim) +
+         static_cast<std::int64_t>(sizeof(std::int64_t));
 }
 
 std::int64_t conv1d_row_bytes(const CausalConv1dSpec& spec) { return row_bytes(spec.dtype, 1, spec.channels); }

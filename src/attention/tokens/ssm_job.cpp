@@ -19,12 +19,26 @@ std::string describe(const SsmJob& job) {
           ? fmt::format(", after a convolution of width {}{}{}", job.convolution->width,
                         job.convolution->bias ? ", its bias" : "", job.convolution->silu ? " and silu" : "")
           : "";
-  return fmt::format("{}{}{}; {}, {} tokens{}{}{}{}", job.update ? "update of one token, " : "",
-                     job.conv1d_only ? describe(*job.convolution) : describe(job.spec), convolution,
+  const std::string rope = job.rope ? fmt::format(", RoPE of {} dims{}{}", job.rope->rotary_dim,
+                                                  job.rope->pairs == RopePairs::kInterleaved ? ", interleaved" : "",
+                                                  job.rope->exact ? ", exact angles" : "")
+                                    : "";
+  return fmt::format("{}{}{}{}; {}, {} tokens{}{}{}{}", job.update ? "update of one token, " : "",
+                     job.conv1d_only ? describe(*job.convolution) : describe(job.spec), convolution, rope,
                      counted(job.lengths.size(), "sequence"), job.tokens(),
                      job.initial_states ? ", initial states" : "", job.initial_halos ? ", initial halos" : "",
                      job.final_states ? ", final states" : "",
                      job.conv1d_only && job.final_halos ? ", final halos" : "");
+}
+
+std::string exact_settings(const SsmJob& job) {
+  const SsmSpec& spec = job.spec;
+  if (spec.decay == SsmDecay::kDt) return fmt::format("dt {:a} {:a}", spec.dt_min, spec.dt_max);
+  std::string text = fmt::format("scale {:a}", spec.scale);
+  if (!job.rope) return text;
+  text += fmt::format("; {}, factor {:a}", describe(*job.rope), job.rope->attention_factor);
+  for (const double frequency : job.rope->frequencies) text += fmt::format(" {:a}", frequency);
+  return text;
 }
 
 int conv1d_channels(const SsmSpec& spec) {
@@ -42,6 +56,16 @@ void check_ssm_job(const SsmJob& job) {
   if (job.update && !(job.initial_states && job.final_states)) {
     refuse("an update without states", "it goes from a state of each sequence to the next");
   }
+  if (job.rope) {
+    check_rope(*job.rope);
+    if (job.spec.decay == SsmDecay::kDt || job.convolution) refuse("RoPE in an SSM", "linear attention has it");
+    if (job.rope->dtype != job.spec.dtype || job.rope->head_dim != job.spec.state_dim || job.rope->axis_count() != 1) {
+      refuse(fmt::format("RoPE of {}", describe(*job.rope)),
+             fmt::format("q and k are {} in heads of {}, with one position a token", dtype_name(job.spec.dtype),
+                         job.spec.state_dim));
+    }
+  }
+  if (job.convolution && job.spec.decay != SsmDecay::kDt) refuse("linear attention with a convolution", "SSMs have it");
   if (!job.convolution) {
     if (job.initial_halos || job.final_halos || job.conv1d_only) {
       refuse(job.conv1d_only ? "a convolution without an SSM" : "halos of a convolution", "the job has no convolution");
@@ -68,6 +92,8 @@ std::int64_t carried_bytes(const SsmJob& job) {
 }
 
 std::string_view carried_name(const SsmJob& job) { return job.conv1d_only ? "final_conv_state" : "final_states"; }
+
+std::string_view rows_name(const SsmSpec& spec) { return spec.decay == SsmDecay::kDt ? "y" : "out"; }
 
 TensorView carried_view(const SsmJob& job, const void* data, std::int64_t sequences) {
   const SsmSpec& spec = job.spec;

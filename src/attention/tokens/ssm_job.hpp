@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An SSM or conv1d job (kernels/ssm/ssm.hpp): a spec and the lengths of its sequences. The same on every rank.
+// An SSM, linear attention or conv1d job (kernels/ssm/ssm.hpp): a spec and the lengths of its sequences. The same on
+// every rank.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "base/tensor.hpp"
+#include "kernels/rope/rope.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
 
@@ -29,12 +31,17 @@ struct SsmJob {
   bool conv1d_only = false;
   bool initial_halos = false;  // initial halos of the convolution are given; else they are zeros
   bool final_halos = false;    // final halos of the convolution are written
+  // Linear attention only: the rows of B and C (k and q) are rotated first, and rounded once to the dtype.
+  std::optional<RopeSpec> rope = {};
 
   std::int64_t tokens() const;  // of all sequences
 };
 
 // "scan, bf16, 80 heads of 64, state 128, 1 group; 2 sequences, 131072 tokens, initial states"
 std::string describe(const SsmJob& job);
+
+// The settings that describe() rounds or leaves out, exactly: of dt, or of linear attention the scale and RoPE.
+std::string exact_settings(const SsmJob& job);
 
 // Number of channels of the convolution before an SSM.
 int conv1d_channels(const SsmSpec& spec);
@@ -47,6 +54,7 @@ std::int64_t state_bytes(const SsmSpec& spec);
 // Bytes that a sequence passes on to the next rank: its state; for a convolution only, its halo.
 std::int64_t carried_bytes(const SsmJob& job);
 std::string_view carried_name(const SsmJob& job);  // "final_states", "final_conv_state"
+std::string_view rows_name(const SsmSpec& spec);   // of the result: "y", "out"
 // View of the carried data of `sequences` sequences in a file: [sequences, heads, head_dim · state_dim], or [sequences,
 // channels, width − 1].
 TensorView carried_view(const SsmJob& job, const void* data, std::int64_t sequences);

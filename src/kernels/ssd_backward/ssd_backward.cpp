@@ -38,6 +38,7 @@ std::string describe(const SsdBackwardSpec& spec) {
 
 std::vector<std::string> missing_in_ssd_backward(const SsdBackwardSpec& spec) {
   std::vector<std::string> missing;
+  if (spec.forward.decay != SsmDecay::kDt) missing.emplace_back("linear attention (supported: SSD)");
   if (spec.forward.state_decays) missing.emplace_back("a decay for each state (supported: a decay per head)");
   if (spec.gradients != spec.forward.dtype && spec.gradients != Dtype::kF32) {
     missing.push_back(fmt::format("gradients in {} (supported: {}{})", dtype_name(spec.gradients),

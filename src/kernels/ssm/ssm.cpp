@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <limits>
 #include <string_view>
 
 #include "base/error.hpp"
@@ -34,12 +35,14 @@ template <typename Tensors>
 void check_tensors(const SsmSpec& spec, const Tensors& tensors) {
   const std::int64_t rows = tensors.x.tokens;
   check_view("x", tensors.x, spec.dtype, rows, spec.heads, spec.head_dim);
-  check_view("dt", tensors.dt, spec.dtype, rows, spec.heads, 1);
+  if (const SsmDtRows dt = dt_rows(spec); dt.dim > 0) {
+    check_view(spec.decay == SsmDecay::kDt ? "dt" : "log-decays", tensors.dt, dt.dtype, rows, spec.heads, dt.dim);
+  }
   check_view("B", tensors.b, spec.dtype, rows, spec.groups, spec.state_dim);
   check_view("C", tensors.c, spec.dtype, rows, spec.groups, spec.state_dim);
   if (spec.gate) check_view("z", tensors.z, spec.dtype, rows, spec.heads, spec.head_dim);
   check_view("y", tensors.y, spec.dtype, rows, spec.heads, spec.head_dim);
-  check_array("A", tensors.a, true);
+  check_array("A", tensors.a, spec.decay == SsmDecay::kDt || spec.decay == SsmDecay::kHead);
   check_array("D", tensors.d, spec.skip);
   check_array("dt bias", tensors.dt_bias, spec.dt_bias);
 }
@@ -48,7 +51,29 @@ std::int64_t ceil_div(std::int64_t tokens, std::int64_t each) { return (tokens +
 
 }  // namespace
 
+SsmDtRows dt_rows(const SsmSpec& spec) {
+  switch (spec.decay) {
+    case SsmDecay::kDt:
+      return {spec.dtype, 1};
+    case SsmDecay::kHead:
+      return {Dtype::kF32, 0};
+    case SsmDecay::kToken:
+      return {Dtype::kF32, 1};
+    case SsmDecay::kDim:
+      break;
+  }
+  return {Dtype::kF32, spec.state_dim};
+}
+
 std::string describe(const SsmSpec& spec) {
+  if (spec.decay != SsmDecay::kDt) {
+    constexpr std::string_view kDecays[] = {"", "a decay per head", "a decay per token", "a decay per key dim"};
+    std::string text =
+        fmt::format("linear attention, {}, {} heads of {}", dtype_name(spec.dtype), spec.heads, spec.state_dim);
+    if (spec.head_dim != spec.state_dim) text += fmt::format(", values of {}", spec.head_dim);
+    if (spec.groups != spec.heads) text += fmt::format(", {} key heads", spec.groups);
+    return text + fmt::format(", {}, scale {:.4g}", kDecays[static_cast<std::size_t>(spec.decay)], spec.scale);
+  }
   std::string text = spec.state_decays
                          ? fmt::format("selective scan, {}, {} channels", dtype_name(spec.dtype), spec.heads)
                          : fmt::format("SSD, {}, {} heads of {}", dtype_name(spec.dtype), spec.heads, spec.head_dim);
@@ -77,6 +102,17 @@ void check_ssm(const SsmSpec& spec) {
   if (spec.state_decays && spec.head_dim != 1) {
     fail(ErrorCode::kUsage, fmt::format("a selective scan with head_dim {}", spec.head_dim),
          "its heads are channels of one number each", "Give channels as heads, and head_dim 1.");
+  }
+  if (spec.decay != SsmDecay::kDt && (spec.state_decays || spec.skip || spec.gate || spec.dt_bias || spec.dt_softplus ||
+                                      std::isfinite(spec.dt_min) || std::isfinite(spec.dt_max))) {
+    fail(ErrorCode::kUsage, "linear attention with a dt, D, a gate or a decay of each state of a channel",
+         "these belong to SSMs", "Leave them out.");
+  }
+  if (!(std::abs(spec.scale) <= std::numeric_limits<float>::max()) ||
+      (spec.decay == SsmDecay::kDt && spec.scale != 1.0F)) {
+    fail(ErrorCode::kUsage, fmt::format("a scale of {}", spec.scale),
+         spec.decay == SsmDecay::kDt ? "y of an SSM has none" : "it must be finite",
+         "Linear attention usually has 1 / sqrt(dim).");
   }
   if (!(spec.dt_min <= spec.dt_max)) {
     fail(ErrorCode::kUsage, fmt::format("dt from {} to {}", spec.dt_min, spec.dt_max), "no number lies between them",

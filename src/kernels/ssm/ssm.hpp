@@ -7,6 +7,11 @@
 // Mamba-2 (SSD) has one A per head. Mamba-1 (selective scan) has an A for each state of each channel: a head is then a
 // channel, head_dim is 1, and SsmSpec::state_decays is set. Names are those of mamba_ssm.
 //
+// Linear attention is the same scheme with x = v, B = k, C = q and, in place of dt · A, a log-decay g of each head, of
+// each token and head, or of each token, head and state (SsmDecay). Its tokens are not multiplied by a dt:
+//
+//   S_t = exp(g_t) · S_{t−1} + v_t ⊗ k_t        y_t = scale · S_t · q_t
+//
 // Numerics. A sequence's tokens are divided into chunks of 64, segments of 2,048 and super-segments of 65,536 tokens,
 // counted from its first token. All arithmetic is fp32 except where stated. a(T) is the decay over the tokens T: exp2
 // of the sum of dt · (A · log2 e), or with state_decays exp2 of (A · log2 e) times the sum of dt. fma(a, S, L) is one
@@ -23,6 +28,11 @@
 //   4. The state before a segment is fma(a(segments between), T, M). Its rows are computed from there. Chunk by chunk,
 //      y_i = a(tokens up to i) · C_i · S + Σ_{j ≤ i} (C_i · B_j) · a(tokens j + 1 … i) · dt_j · x_j. With state_decays:
 //      token by token.
+//
+// With a log-decay g, a(T) is exp2 of the sum of g · log2 e, dt is 1, and rows of y are multiplied by the scale in
+// fp32: at the end, or as sm80_ssd and sm90_ssd do, both of the terms of y before they are added. With SsmDecay::kDim,
+// a(T) has an element for each state, and the intra-chunk scores are sums over the states n of C_i[n] · B_j[n] ·
+// a(tokens j + 1 … i)[n] (cpu/cpu_gla.cpp).
 //
 // The sums in decays are also ascending: over tokens, from zero in each chunk (state_decays: segment); over chunks,
 // from zero in each segment; over segments, from zero in each super-segment. Decays within a chunk are exp2 of the
@@ -65,6 +75,14 @@ inline constexpr std::int64_t kChunkTokens = 64;
 inline constexpr std::int64_t kSegmentTokens = 2048;
 inline constexpr std::int64_t kSuperSegmentTokens = 65'536;
 
+// The decay of a token.
+enum class SsmDecay : std::uint8_t {
+  kDt,     // exp(dt · A), and x is multiplied by dt
+  kHead,   // exp(A): a log-decay of each head
+  kToken,  // exp(log-decay of each token and head)
+  kDim,    // exp(log-decay of each token, head and state), which is a row of a state
+};
+
 // The computation: everything that the choice of a kernel and its arithmetic may depend on. Lengths and ranks are not
 // part of it.
 struct SsmSpec {
@@ -74,10 +92,12 @@ struct SsmSpec {
   int heads = 1;
   int head_dim = 64;
   int state_dim = 128;
-  int groups = 1;             // divides heads: heads [g · heads / groups, …) share row g of B and C
-  bool state_decays = false;  // A is [heads, state_dim], else [heads]; needs head_dim 1
-  bool skip = false;          // D · x is added to y
-  bool gate = false;          // y is multiplied by silu(z)
+  int groups = 1;                  // divides heads: heads [g · heads / groups, …) share row g of B and C
+  bool state_decays = false;       // A is [heads, state_dim], else [heads]; needs head_dim 1
+  SsmDecay decay = SsmDecay::kDt;  // the others are linear attention: no dt, D, gate or state_decays
+  float scale = 1.0F;              // of y; 1 with kDt
+  bool skip = false;               // D · x is added to y
+  bool gate = false;               // y is multiplied by silu(z)
   // Transformations of dt, in this order.
   bool dt_bias = false;                                    // one per head is added
   bool dt_softplus = false;                                // dt ← log(1 + exp(dt))
@@ -88,7 +108,15 @@ struct SsmSpec {
 };
 
 // "SSD, bf16, 80 heads of 64, state 128, 1 group, D, z, dt bias, dt softplus"
+// "linear attention, bf16, 64 heads of 128, a decay per head, scale 0.0884"
 std::string describe(const SsmSpec& spec);
+
+// The rows of dt or, in their place, of log-decays.
+struct SsmDtRows {
+  Dtype dtype;
+  int dim;  // of a head; 0: there are none
+};
+SsmDtRows dt_rows(const SsmSpec& spec);
 
 // Throws kUsage if heads, dims, groups or limits contradict each other.
 void check_ssm(const SsmSpec& spec);
@@ -108,12 +136,13 @@ struct SsmRun {
 // Inputs and outputs of one prefill. The views' memory must live until the stream has completed the task. The runs are
 // read before calls return.
 struct SsmTask {
-  TensorView x;                    // [rows, heads, head_dim]
-  TensorView dt;                   // [rows, heads, 1]
-  TensorView b;                    // [rows, groups, state_dim]
-  TensorView c;                    // [rows, groups, state_dim]
-  TensorView z;                    // [rows, heads, head_dim], present exactly when SsmSpec::gate
-  const float* a = nullptr;        // [heads], or [heads, state_dim] with state_decays; in the kernel's memory kind
+  TensorView x;   // [rows, heads, head_dim]
+  TensorView dt;  // [rows, heads, dt_rows()]: dt or log-decays, which are fp32; absent with kHead
+  TensorView b;   // [rows, groups, state_dim]
+  TensorView c;   // [rows, groups, state_dim]
+  TensorView z;   // [rows, heads, head_dim], present exactly when SsmSpec::gate
+  // [heads], or [heads, state_dim] with state_decays; null with kToken and kDim; in the kernel's memory kind
+  const float* a = nullptr;
   const float* d = nullptr;        // [heads], non-null exactly when SsmSpec::skip; in the kernel's memory kind
   const float* dt_bias = nullptr;  // [heads], non-null exactly when SsmSpec::dt_bias; in the kernel's memory kind
   std::span<const SsmRun> runs;

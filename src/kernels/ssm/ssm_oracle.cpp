@@ -13,7 +13,14 @@ double element(const TensorView& view, std::int64_t row, std::int64_t head, std:
       load_element(view.at(row, head) + dim * static_cast<std::int64_t>(size_of(view.dtype)), view.dtype));
 }
 
+// Log-decay of state n by a token of linear attention.
+double oracle_log_decay(const SsmSpec& spec, const SsmTask& task, std::int64_t row, int head, std::int64_t n) {
+  if (spec.decay == SsmDecay::kHead) return static_cast<double>(task.a[head]);
+  return element(task.dt, row, head, spec.decay == SsmDecay::kDim ? n : 0);
+}
+
 double oracle_dt(const SsmSpec& spec, const SsmTask& task, std::int64_t row, int head) {
+  if (spec.decay != SsmDecay::kDt) return 1.0;
   double dt = element(task.dt, row, head, 0);
   if (spec.dt_bias) dt += static_cast<double>(task.dt_bias[head]);
   if (spec.dt_softplus) dt = dt > 40.0 ? dt : std::log1p(std::exp(dt));
@@ -37,7 +44,9 @@ std::vector<double> oracle_ssm(const SsmSpec& spec, const SsmTask& task, std::in
       const double dt = oracle_dt(spec, task, t, head);
       for (std::size_t n = 0; n < states; ++n) {
         const auto at = static_cast<std::int64_t>(n);
-        if (n == 0 || spec.state_decays) {
+        if (spec.decay != SsmDecay::kDt) {
+          decay[n] = std::exp(oracle_log_decay(spec, task, t, head, at));
+        } else if (n == 0 || spec.state_decays) {
           const float a = spec.state_decays ? task.a[head * spec.state_dim + at] : task.a[head];
           decay[n] = std::exp(dt * static_cast<double>(a));
         } else {
@@ -54,6 +63,7 @@ std::vector<double> oracle_ssm(const SsmSpec& spec, const SsmTask& task, std::in
           s[n] = decay[n] * s[n] + dt * x * b[n];
           sum += s[n] * c[n];
         }
+        sum *= static_cast<double>(spec.scale);
         if (spec.skip) sum += static_cast<double>(task.d[head]) * x;
         if (spec.gate) {
           const double z = element(task.z, t, head, static_cast<std::int64_t>(p));

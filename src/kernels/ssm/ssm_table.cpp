@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SSM kernels, in order of preference.
 #include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/ssm/cpu/cpu_gla.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
@@ -49,6 +50,10 @@ constexpr KernelRow<SsmSpec> kTable[] = {
       one_for_all, cpu::cpu_ssd_speed, [] { return std::string(); }, cpu::make_cpu_backend},
      cpu::cpu_ssd_missing,
      cpu::make_cpu_ssd},
+    {{"cpu_gla", "cpu", "fp32, bf16, fp16; a decay per key dim; head_dim and state_dim multiples of 8 up to 256",
+      one_for_all, cpu::cpu_gla_speed, [] { return std::string(); }, cpu::make_cpu_backend},
+     cpu::cpu_gla_missing,
+     cpu::make_cpu_gla},
     {{"cpu_selective_scan", "cpu",
       "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
       "256",

@@ -29,7 +29,8 @@ constexpr std::string_view kSettings[] = {
 bool recognizes_attention(const TensorFile& opened) {
   const SafetensorsFile& file = opened.file;
   const InputNames& names = opened.request.names;
-  if (holds_ssm(file, names) || holds_latents(file, names) || holds_gradient(opened)) return false;
+  if (holds_log_decays(opened) || holds_ssm(file, names) || holds_latents(file, names) || holds_gradient(opened))
+    return false;
   const auto has = [&](std::string_view tensor) { return file.contains(name_in(names, tensor)); };
   return (has("q") && has("k") && has("v")) || holds_cache(file, names) || holds_compressed(file);
 }

@@ -80,8 +80,8 @@ Golden golden_of(const SsmInput& input, std::string_view kernel, const std::stri
     for (const std::int64_t length : job.lengths) lengths += fmt::format(" {}", length);
   }
   Golden golden = golden_of(kernel, target);
-  golden.job = fmt::format("{}; {}; dt {:a} {:a};{}", input.seed() ? input.source() : "a file", describe(job),
-                           job.spec.dt_min, job.spec.dt_max, lengths);
+  golden.job = fmt::format("{}; {}; {};{}", input.seed() ? input.source() : "a file", describe(job),
+                           exact_settings(job), lengths);
   return golden;
 }
 

@@ -118,7 +118,7 @@ std::vector<RankConfigEntry> ring_config(std::string_view op, const KernelEntry&
 }
 
 std::string job_text(const SsmJob& job) {
-  return fmt::format("{}; dt {:a} {:a};{}", describe(job), job.spec.dt_min, job.spec.dt_max, lengths_text(job.lengths));
+  return fmt::format("{}; {};{}", describe(job), exact_settings(job), lengths_text(job.lengths));
 }
 
 std::vector<RankConfigEntry> ssm_config(std::string_view op, const KernelEntry& kernel, const Backend& backend,

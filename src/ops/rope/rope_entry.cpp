@@ -18,6 +18,7 @@
 #include "ops/common/staging.hpp"
 #include "ops/common/values.hpp"
 #include "ops/rope/rope.hpp"
+#include "ops/rope/rope_settings.hpp"
 
 namespace ringattn {
 
@@ -30,79 +31,6 @@ constexpr std::string_view kNotes[] = {
     "a file with q, k or both, and no other tensor, where the op is named or one of its settings given; positions are "
     "those of tokens in their sequences"};
 constexpr std::string_view kSettings[] = {"kv-heads", "head-dim"};
-constexpr std::string_view kPairs[] = {"half", "interleaved"};
-constexpr std::string_view kAngles[] = {"fp32", "exact"};
-constexpr std::string_view kNone = "none";
-
-// Parameters that have no setting of their own, as "factor=8,low_freq_factor=1".
-void set_scaling(RopeParameters& parameters, std::string_view text) {
-  if (text == kNone || set_rope_parameters(parameters, text).empty()) return;
-  throw BadValue{
-      fmt::format("none, or pairs such as factor=8,low_freq_factor=1 of {}; numbers of a list have ':' between them",
-                  rope_parameter_names())};
-}
-
-std::int64_t parse_length(std::string_view text) { return parse_size_value(text, "tokens", 0, std::int64_t{1} << 40); }
-
-constexpr SettingRow kOwn[] = {
-    {.name = "rope-type",
-     .kind = SettingKind::kText,
-     .value = "TYPE",
-     .fallback = "default",
-     .help = "default, linear, dynamic, yarn, longrope, llama3 or proportional, as in a model's rope_parameters",
-     .check = [](std::string_view text) { parse_choice(text, rope_type_names()); }},
-    {.name = "rope-theta",
-     .value = "X",
-     .fallback = "10000",
-     .help = "base of the frequencies, theta^(-2i / rotary_dim)",
-     .check = [](std::string_view text) { parse_real(text, 1.0, 1e30); }},
-    {.name = "rope-scaling",
-     .kind = SettingKind::kText,
-     .value = "LIST",
-     .fallback = kNone,
-     .help = "other rope_parameters of the type, e.g. factor=8,low_freq_factor=1,high_freq_factor=4",
-     .check =
-         [](std::string_view text) {
-           RopeParameters parameters;
-           set_scaling(parameters, text);
-         }},
-    {.name = "rope-length",
-     .kind = SettingKind::kSize,
-     .value = "TOKENS",
-     .fallback = "0",
-     .help = "longest sequence, for which dynamic and longrope fix their frequencies; 0: none",
-     .check = [](std::string_view text) { parse_length(text); }},
-    {.name = "rotary-factor",
-     .value = "X",
-     .fallback = "1",
-     .help = "part of head_dim that is rotated (partial_rotary_factor)",
-     .check = [](std::string_view text) { parse_real(text, 0.0, 1.0); }},
-    {.name = "rope-pairs",
-     .kind = SettingKind::kText,
-     .value = "KIND",
-     .fallback = "half",
-     .help = "half: i with i + rotary_dim / 2, as in Llama; interleaved: 2i with 2i + 1, as in GPT-J",
-     .check = [](std::string_view text) { parse_choice(text, kPairs); }},
-    {.name = "rope-angles",
-     .kind = SettingKind::kText,
-     .value = "KIND",
-     .fallback = "fp32",
-     .help = "fp32: position times frequency as transformers rounds it; exact: in fp64, for millions of positions",
-     .check = [](std::string_view text) { parse_choice(text, kAngles); }}};
-
-RopeSpec spec_of(const Settings& settings, Dtype dtype, std::int64_t head_dim) {
-  const auto own = [&](std::string_view name) -> const std::string& { return settings.own.find(name)->second; };
-  RopeParameters parameters;
-  set_scaling(parameters, own("rope-scaling"));
-  parameters.type = static_cast<RopeType>(parse_choice(own("rope-type"), rope_type_names()));
-  parameters.theta = parse_real(own("rope-theta"));
-  parameters.partial_rotary_factor = parse_real(own("rotary-factor"));
-  if (const std::int64_t length = parse_length(own("rope-length")); length > 0) parameters.length = length;
-  return make_rope_spec(parameters, dtype, static_cast<int>(head_dim),
-                        static_cast<RopePairs>(parse_choice(own("rope-pairs"), kPairs)),
-                        parse_choice(own("rope-angles"), kAngles) == 1);
-}
-
 // Reads a rank's rows, and rotates them into one buffer with the heads of q before those of k.
 class LoadedRope final : public RowKernel {
  public:
@@ -178,7 +106,7 @@ class RopeOp final : public RowOp {
  public:
   explicit RopeOp(const OpRequest& request)
       : input_(request, tensors_of(request)),
-        spec_(spec_of(request.settings, input_.dtype(), input_.tensors().front().dim)) {
+        spec_(rope_spec_of(request.settings, input_.dtype(), input_.tensors().front().dim)) {
     for (const RowTensor& tensor : input_.tensors()) {
       results_.push_back({std::string(tensor.name), heads_, tensor.heads});
       heads_ += tensor.heads;
@@ -186,7 +114,7 @@ class RopeOp final : public RowOp {
       fail(ErrorCode::kFile, fmt::format("k has heads of {}", tensor.dim),
            fmt::format("those of q have {}", spec_.head_dim), "Give q and k of one layer.");
     }
-    for (const SettingRow& row : kOwn) {
+    for (const SettingRow& row : kRopeSettings) {
       std::string name(row.name);
       std::ranges::replace(name, '-', '_');
       settings_.emplace(std::move(name), request.settings.own.find(row.name)->second);
@@ -199,7 +127,7 @@ class RopeOp final : public RowOp {
     for (const RowResult& result : results_) text += fmt::format(", {} {}", result.name, result.heads);
     const std::string& scaling = settings_.at("rope_scaling");
     text += fmt::format(", {}, theta {}", settings_.at("rope_type"), settings_.at("rope_theta"));
-    return scaling == kNone ? text : fmt::format("{}, {}", text, scaling);
+    return scaling == kNoRopeScaling ? text : fmt::format("{}, {}", text, scaling);
   }
   const RowInput& input() const override { return input_; }
   std::int64_t heads() const override { return heads_; }
@@ -257,7 +185,7 @@ class RopeOp final : public RowOp {
   RopeSpec spec_;
   std::int64_t heads_ = 0;
   std::vector<RowResult> results_;
-  std::map<std::string, std::string> settings_;  // those of kOwn, by their members' names
+  std::map<std::string, std::string> settings_;  // those of kRopeSettings, by their members' names
 };
 
 // A file with more tensors is another op's.
@@ -279,14 +207,8 @@ void refuse_unnamed_rope(const TensorFile& opened) {
 }
 
 void fill_rope(const ModelLayer& layer, const Settings&, const FillSetting& fill) {
-  if (!layer.rope.refusal.empty()) {
-    fail(ErrorCode::kUnsupported, "the RoPE of the model's layer can't be computed", layer.rope.refusal,
-         "Give its type and parameters themselves.");
-  }
   Fill{fill}("heads", layer.heads)("kv-heads", layer.kv_heads)("head-dim", layer.head_dim);
-  Fill{fill}("rope-type", layer.rope.type)("rope-theta", layer.rope.theta)("rotary-factor", layer.rope.rotary_factor);
-  Fill{fill}("rope-pairs", layer.rope.interleaved ? "interleaved" : "half");
-  if (!layer.rope.scaling.empty()) Fill{fill}("rope-scaling", layer.rope.scaling);
+  fill_rope_settings(layer.rope, fill);
 }
 
 }  // namespace
@@ -298,7 +220,7 @@ const OpEntry kRopeOp{.name = "rope",
                       .tensors = kTensors,
                       .tensor_notes = kNotes,
                       .settings = kSettings,
-                      .own_settings = kOwn,
+                      .own_settings = kRopeSettings,
                       .layers = layer_bit(LayerKind::kAttention),
                       .fill = fill_rope,
                       .recognizes = recognizes_rope,

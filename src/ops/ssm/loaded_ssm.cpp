@@ -46,12 +46,11 @@ LoadedSsm::LoadedSsm(const SsmInput& input, Ssm& scan, const Collective& collect
 TensorView LoadedSsm::load_rows(SsmTensorKind which, std::int64_t before, std::int64_t all,
                                 const ProgressCallback& on_progress) {
   failpoint("staging");
-  const SsmSpec& spec = input_.job().spec;
   const SsmInput::RowShape shape = input_.row_shape(which);
   Backend& backend = ssm_.backend();
   const MutableTensorView rows =
-      make_rows(backend, spec.dtype, result_.rows, shape.heads, shape.dim, buffers_.emplace_back());
-  if (input_.seed()) {
+      make_rows(backend, input_.row_dtype(which), result_.rows, shape.heads, shape.dim, buffers_.emplace_back());
+  if (input_.made_by_backend(which)) {
     backend.fill_synthetic(*input_.seed(), SsmInput::synthetic(which), result_.runs, rows, backend.stream());
     return rows;
   }
@@ -101,12 +100,13 @@ void LoadedSsm::load(const ProgressCallback& on_progress) {
   const int rank = collective_.rank();
   result_.runs = packed_runs(ssm_.layout().runs(rank), input_.origins());
   result_.rows = ssm_.layout().tokens(rank);
-  const std::int64_t all = result_.rows * (input_.job().conv1d_only ? 1 : spec.gate ? 5 : 4);
+  const std::int64_t all =
+      result_.rows * (input_.job().conv1d_only ? 1 : 3 + (spec.gate ? 1 : 0) + (dt_rows(spec).dim > 0 ? 1 : 0));
   std::int64_t tensors = 0;
   const auto rows = [&](SsmTensorKind which) { return load_rows(which, tensors++ * result_.rows, all, on_progress); };
   const std::vector<SsmTensorKind> convolved = input_.convolved();
   inputs_.x = convolved.empty() ? rows(SsmTensorKind::kX) : side_by_side(convolved, rows);
-  if (!input_.job().conv1d_only) inputs_.dt = rows(SsmTensorKind::kDt);
+  if (!input_.job().conv1d_only && dt_rows(spec).dim > 0) inputs_.dt = rows(SsmTensorKind::kDt);
   if (convolved.size() < 2 && !input_.job().conv1d_only) {
     inputs_.b = rows(SsmTensorKind::kB);
     inputs_.c = rows(SsmTensorKind::kC);
@@ -117,8 +117,18 @@ void LoadedSsm::load(const ProgressCallback& on_progress) {
   inputs_.dt_bias = load_array(input_.dt_bias());
   inputs_.conv_weight = load_array(input_.conv_weight());
   inputs_.conv_bias = load_array(input_.conv_bias());
+  if (input_.job().rope) load_positions();
   load_states();
   allocate_outputs();
+}
+
+void LoadedSsm::load_positions() {
+  std::vector<std::int64_t> positions;
+  for (const TokenRun& run : ssm_.layout().runs(collective_.rank())) {
+    const std::int64_t first = input_.position_of(static_cast<std::size_t>(run.sequence));
+    for (std::int64_t token = run.begin; token < run.end; ++token) positions.push_back(first + token);
+  }
+  inputs_.positions = {load_bytes(std::as_bytes(std::span(positions))), true};
 }
 
 void LoadedSsm::load_states() {

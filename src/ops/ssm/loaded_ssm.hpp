@@ -54,6 +54,7 @@ class LoadedSsm {
   TensorView side_by_side(std::span<const SsmTensorKind> all, const std::function<TensorView(SsmTensorKind)>& load);
   const std::byte* load_bytes(std::span<const std::byte> bytes);
   const float* load_array(std::span<const float> values);
+  void load_positions();
   void load_states();
   void allocate_outputs();
   void load(const ProgressCallback& on_progress);

@@ -19,6 +19,7 @@
 #include "ops/common/empty_sequences.hpp"
 #include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
+#include "ops/common/staging.hpp"
 #include "ops/conv1d/causal_conv1d.hpp"
 #include "ops/ssm/state_exchange.hpp"
 #include "ops/ssm/state_relay.hpp"
@@ -26,6 +27,11 @@
 namespace ringattn {
 
 namespace {
+
+// What messages call the class and its tensors.
+struct RowNames {
+  const char *op, *x, *dt, *b, *c, *y, *a, *initial;
+};
 
 [[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& suggestion) {
   fail(ErrorCode::kUsage, what, why, suggestion);
@@ -66,6 +72,7 @@ struct Ssm::Impl {
   void convolve_into(void* rows, std::int64_t token_stride, const SsmInputs& inputs, const SsmOutputs& outputs,
                      Stream stream);
   SsmInputs convolve(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
+  SsmInputs rotate(const SsmInputs& inputs, Stream stream);
   void update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
   void wait_all();
   SsmTask task_of(const SsmInputs& inputs, const SsmOutputs& outputs);
@@ -90,7 +97,10 @@ struct Ssm::Impl {
   std::vector<PassThroughStates> empty;
   std::vector<SsmRun> runs;  // of this rank; runs that receive or send states have their buffers
   std::optional<CausalConv1d> convolution;
-  Buffer convolved;  // [own tokens, channels] output of the convolution
+  Buffer convolved;                  // [own tokens, channels] output of the convolution
+  std::unique_ptr<RopeKernel> rope;  // null without
+  Buffer rotated;                    // [2, own tokens, groups, state_dim]: B, then C
+  Buffer positions;                  // [own tokens] in their sequences
   std::optional<StateExchange> exchange;
   std::optional<StateRelay> relay;
   std::optional<SsmTimeline> own_clock;
@@ -107,6 +117,10 @@ void Ssm::Impl::choose() {
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_compatible(*choice.row, *backend, transport);
   if (choice.ssm != nullptr) kernel = choice.ssm->make_kernel(job.spec, *backend);
+  if (job.rope) {
+    const KernelRequest same_backend{std::string(choice.row->backend), "auto"};
+    rope = choose_kernel(*job.rope, same_backend).row->make_kernel(*job.rope, *backend);
+  }
   check_ssm_budget(job, transport.size(), options.memory_budget);
   SsmPlanSummary summary =
       summarize_ssm_plan(job, options.runs, transport.size(), kernel.get(), default_machine(*choice.row, *backend),
@@ -134,6 +148,12 @@ void Ssm::Impl::allocate() {
   if (!job.update) kernel->reserve(limits_of(runs));
   if (job.convolution) {
     convolved = backend->allocate(static_cast<std::size_t>(own_tokens() * conv1d_row_bytes(*job.convolution)));
+  }
+  if (job.rope) {
+    const std::vector<std::int64_t> own = layout->positions(transport.rank());
+    positions = upload(*backend, std::span(own));
+    rotated = backend->allocate(static_cast<std::size_t>(own_tokens() * rotated_row_bytes(job)));
+    await(*backend, collective.timeouts());
   }
   exchange.emplace(job.spec, hops, ranges, transport, *backend);
   for (std::size_t i = 0; i < runs.size(); ++i) {
@@ -168,31 +188,45 @@ void Ssm::Impl::make_convolution() {
 void Ssm::Impl::check(const SsmInputs& inputs, const SsmOutputs& outputs) const {
   const SsmSpec& spec = job.spec;
   const std::int64_t rows = own_tokens();
+  const RowNames names =
+      spec.decay == SsmDecay::kDt
+          ? RowNames{"Ssm", "x", "dt", "B", "C", "y", "A", "initial_states"}
+          : RowNames{"LinearAttention", "v", "log_decay", "k", "q", "out", "log_decay", "initial_state"};
   if (job.convolution) {
-    check_shard("Ssm", "x", inputs.x, {spec.dtype, rows, 1, job.convolution->channels});
+    check_shard(names.op, names.x, inputs.x, {spec.dtype, rows, 1, job.convolution->channels});
   } else {
-    check_shard("Ssm", "x", inputs.x, {spec.dtype, rows, spec.heads, spec.head_dim});
+    check_shard(names.op, names.x, inputs.x, {spec.dtype, rows, spec.heads, spec.head_dim});
   }
-  if (!job.conv1d_only) check_shard("Ssm", "dt", inputs.dt, {spec.dtype, rows, spec.heads, 1});
+  if (const SsmDtRows dt = dt_rows(spec); !job.conv1d_only && dt.dim > 0) {
+    check_shard(names.op, names.dt, inputs.dt, {dt.dtype, rows, spec.heads, dt.dim});
+  }
   if (!job.convolution || (spec.state_decays && !job.conv1d_only)) {
-    check_shard("Ssm", "B", inputs.b, {spec.dtype, rows, spec.groups, spec.state_dim});
-    check_shard("Ssm", "C", inputs.c, {spec.dtype, rows, spec.groups, spec.state_dim});
+    check_shard(names.op, names.b, inputs.b, {spec.dtype, rows, spec.groups, spec.state_dim});
+    check_shard(names.op, names.c, inputs.c, {spec.dtype, rows, spec.groups, spec.state_dim});
   }
   if (spec.gate) check_shard("Ssm", "z", inputs.z, {spec.dtype, rows, spec.heads, spec.head_dim});
-  check_shard("Ssm", "y", outputs.y, {spec.dtype, rows, spec.heads, spec.head_dim});
+  check_shard(names.op, names.y, outputs.y, {spec.dtype, rows, spec.heads, spec.head_dim});
   if (job.conv1d_only && outputs.y.head_stride != 1) {
     refuse("y has channels that are not contiguous", "a convolution writes contiguous channels",
            "Give rows that are dense.");
   }
-  for (const auto& [name, view] :
-       {std::pair{"x", inputs.x}, {"dt", inputs.dt}, {"B", inputs.b}, {"C", inputs.c}, {"z", inputs.z}}) {
-    check_apart("y", outputs.y, name, view);
+  for (const auto& [name, view] : {std::pair{names.x, inputs.x},
+                                   {names.dt, inputs.dt},
+                                   {names.b, inputs.b},
+                                   {names.c, inputs.c},
+                                   {"z", inputs.z}}) {
+    check_apart(names.y, outputs.y, name, view);
   }
-  check_given("Ssm", "A", inputs.a, !job.conv1d_only);
+  check_given(names.op, names.a, inputs.a, !job.conv1d_only && spec.decay <= SsmDecay::kHead);
+  if (inputs.positions.values == nullptr ? job.rope && job.update && rows > 0 : !job.rope) {
+    refuse(job.rope ? "a decode step with RoPE has no positions" : "positions are given, but the job has no RoPE",
+           job.rope ? "a state does not say how many tokens it has seen" : "nothing else depends on them",
+           job.rope ? "Give the position of each sequence's token." : "Leave them out.");
+  }
   check_given("Ssm", "D", inputs.d, spec.skip);
   check_given("Ssm", "dt_bias", inputs.dt_bias, spec.dt_bias);
-  check_given("Ssm", "initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
-  check_given("Ssm", "final_states", outputs.final_states, job.final_states && !ending.empty());
+  check_given(names.op, names.initial, inputs.initial_states, job.initial_states && !beginning.empty());
+  check_given(names.op, "final_states", outputs.final_states, job.final_states && !ending.empty());
   check_given("Ssm", "conv_weight", inputs.conv_weight, job.convolution.has_value());
   check_given("Ssm", "conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
   check_given("Ssm", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
@@ -231,6 +265,23 @@ SsmInputs Ssm::Impl::convolve(const SsmInputs& inputs, const SsmOutputs& outputs
   after_convolution.b = part(dims, spec.groups, spec.state_dim);
   after_convolution.c = part(dims + std::int64_t{spec.groups} * spec.state_dim, spec.groups, spec.state_dim);
   return after_convolution;
+}
+
+// Enqueues RoPE. Returns the inputs with rotated B and C.
+SsmInputs Ssm::Impl::rotate(const SsmInputs& inputs, Stream stream) {
+  const SsmSpec& spec = job.spec;
+  if (own_tokens() == 0) return inputs;
+  MutableTensorView b =
+      dense_view(static_cast<void*>(rotated.data()), spec.dtype, own_tokens(), spec.groups, spec.state_dim);
+  MutableTensorView c = b;
+  c.data = b.at(own_tokens(), 0);
+  const RopeTensor tensors[] = {{inputs.b, b}, {inputs.c, c}};
+  const RopePositions own{positions.data(), true};
+  rope->rotate({inputs.positions.values != nullptr ? inputs.positions : own, tensors}, stream, {});
+  SsmInputs after_rope = inputs;
+  after_rope.b = b;
+  after_rope.c = c;
+  return after_rope;
 }
 
 void Ssm::Impl::update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
@@ -275,7 +326,9 @@ void Ssm::Impl::enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stre
     if (job.conv1d_only) {
       convolve_into(outputs.y.data, outputs.y.token_stride, inputs, outputs, stream);
     } else {
-      const SsmInputs after_convolution = convolution ? convolve(inputs, outputs, stream) : inputs;
+      const SsmInputs after_convolution = convolution ? convolve(inputs, outputs, stream)
+                                          : rope      ? rotate(inputs, stream)
+                                                      : inputs;
       if (job.update) {
         update(after_convolution, outputs, stream);
       } else {

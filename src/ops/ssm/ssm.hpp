@@ -10,6 +10,8 @@
 // A row of y and the final state of a sequence have the same bits on one rank and on many. kernels/ssm/ssm.hpp says
 // what the bits depend on.
 //
+// Linear attention (SsmDecay) takes v for x, k for B, q for C, and log-decays for dt or A.
+//
 // SsmJob::convolution adds the causal conv1d before the SSM. SsmJob::update is a decode step: one token of each
 // sequence. SsmJob::conv1d_only runs only the convolution.
 //
@@ -72,11 +74,11 @@ struct SsmOptions {
 // SsmJob::conv1d_only only x and the members of the convolution are given.
 struct SsmInputs {
   TensorView x;                    // [own tokens, heads, head_dim]
-  TensorView dt;                   // [own tokens, heads, 1]
+  TensorView dt;                   // [own tokens, heads, dt_rows()]: dt or log-decays; absent with SsmDecay::kHead
   TensorView b;                    // [own tokens, groups, state_dim]
   TensorView c;                    // [own tokens, groups, state_dim]
   TensorView z{};                  // [own tokens, heads, head_dim], exactly if SsmSpec::gate
-  const float* a = nullptr;        // [heads], or [heads, state_dim] with SsmSpec::state_decays
+  const float* a = nullptr;        // [heads], or [heads, state_dim] with SsmSpec::state_decays; as in SsmTask
   const float* d = nullptr;        // [heads], exactly if SsmSpec::skip
   const float* dt_bias = nullptr;  // [heads], exactly if SsmSpec::dt_bias
   // [Ssm::beginning() sequences, heads, head_dim, state_dim], exactly if SsmJob::initial_states and this rank has such
@@ -89,6 +91,9 @@ struct SsmInputs {
   // [own tokens], for an update without a convolution on a pool of states, in the kernel's kind of memory. Row s
   // updates state slots[s] of final_states in place; initial_states is then the same pool (SsmUpdate::slots).
   const std::int32_t* slots = nullptr;
+  // Positions of [own tokens], only with SsmJob::rope, in the kernel's kind of memory. Without values tokens count from
+  // 0 in their sequences; an update must give values.
+  RopePositions positions = {};
 };
 
 struct SsmOutputs {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -121,6 +122,7 @@ class HeadCheck {
   int group() const { return head_ / (spec_.heads / spec_.groups); }
 
   double dt_of(const SsmTokenBlock& block, std::int64_t token) const {
+    if (spec_.decay != SsmDecay::kDt) return 1.0;
     double dt = block.at(SsmTensorKind::kDt, token, head_, 0);
     if (spec_.dt_bias) dt += static_cast<double>(input_.dt_bias()[static_cast<std::size_t>(head_)]);
     if (spec_.dt_softplus && dt <= 40.0) dt = std::log1p(std::exp(dt));
@@ -132,11 +134,20 @@ class HeadCheck {
   bool step(const SsmTokenBlock& block, std::int64_t token) {
     const double dt = dt_of(block, token);
     bool finite = std::isfinite(dt);
+    double log_decay = 0.0;  // of a head that has one
     for (std::size_t n = 0; n < b_.size(); ++n) {
       const std::size_t at =
           spec_.state_decays ? static_cast<std::size_t>(head_) * b_.size() + n : static_cast<std::size_t>(head_);
-      if (n == 0 || spec_.state_decays) decay_[n] = std::exp(dt * static_cast<double>(input_.a()[at]));
-      if (n > 0 && !spec_.state_decays) decay_[n] = decay_[0];
+      if (n == 0 || spec_.state_decays || spec_.decay == SsmDecay::kDim) {
+        log_decay = spec_.decay >= SsmDecay::kToken
+                        ? block.at(SsmTensorKind::kDt, token, head_,
+                                   spec_.decay == SsmDecay::kDim ? static_cast<std::int64_t>(n) : 0)
+                        : dt * static_cast<double>(input_.a()[at]);
+        finite = finite && !std::isnan(log_decay) && log_decay < std::numeric_limits<double>::infinity();
+        decay_[n] = std::exp(log_decay);
+      } else {
+        decay_[n] = decay_[0];
+      }
       b_[n] = block.taken(SsmTensorKind::kB, token, group(), static_cast<std::int64_t>(n));
       finite = finite && std::isfinite(b_[n].value) &&
                std::isfinite(block.taken(SsmTensorKind::kC, token, group(), static_cast<std::int64_t>(n)).value);
@@ -160,7 +171,7 @@ class HeadCheck {
     if (terms_) {
       std::vector<double> b(b_.size());
       std::ranges::transform(b_, b.begin(), &Rounded::value);
-      terms_->add(dt * static_cast<double>(input_.a()[static_cast<std::size_t>(head_)]), dt_x_, b);
+      terms_->add(log_decay, dt_x_, b);
     }
     return finite;
   }
@@ -210,6 +221,10 @@ class HeadCheck {
         slack += rounding *
                  (kRoundings * std::abs(sum) + kDeviations / std::sqrt(3.0) * spread[static_cast<std::size_t>(p)]);
       }
+      const auto scale = static_cast<double>(spec_.scale);
+      sum *= scale;
+      magnitude *= std::abs(scale);
+      slack *= std::abs(scale);
       if (spec_.gate) {
         const double z = block.at(SsmTensorKind::kZ, token, head_, p);
         const double gate = z / (1.0 + std::exp(-z));
@@ -318,9 +333,11 @@ SsmAccuracy check_sequence(const SsmInput& input, std::int32_t sequence,
                            bool rounded, int threads) {
   const auto s = static_cast<std::size_t>(sequence);
   std::vector<HeadCheck> heads;
+  std::vector<int> groups;
   std::int64_t last = 0;  // packed token of a sample
   for (const auto& [head, placed] : samples) {
     heads.emplace_back(input, head, placed, result.y, rounded);
+    groups.push_back(head / (input.job().spec.heads / input.job().spec.groups));
     if (!placed.empty()) last = std::max(last, placed.back().sample.token);
   }
   if (input.job().initial_states) {
@@ -337,7 +354,7 @@ SsmAccuracy check_sequence(const SsmInput& input, std::int32_t sequence,
   for (std::int64_t first = begin; first < end; first += kBlockTokens) {
     heartbeat();
     const std::int64_t block_end = std::min(end, first + kBlockTokens);
-    const SsmTokenBlock block(input, sequence, {first, block_end}, threads);
+    const SsmTokenBlock block(input, sequence, {first, block_end}, groups, threads);
     const auto count = static_cast<std::int64_t>(heads.size());
 #pragma omp parallel for num_threads(threads) schedule(dynamic)
     for (std::int64_t i = 0; i < count; ++i) {

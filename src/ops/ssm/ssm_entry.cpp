@@ -72,8 +72,8 @@ bool lacks_a_weight(const TensorFile& opened) {
 }
 
 bool recognizes_ssm(const TensorFile& opened) {
-  return holds_ssm(opened.file, opened.request.names) && !lacks_a_weight(opened) && !holds_ssd_gradient(opened) &&
-         !holds_conv1d_gradient(opened);
+  return !holds_log_decays(opened) && holds_ssm(opened.file, opened.request.names) && !lacks_a_weight(opened) &&
+         !holds_ssd_gradient(opened) && !holds_conv1d_gradient(opened);
 }
 
 // A decode step takes one token of each sequence. The earlier tokens are in its state, so their number is not given.
@@ -97,13 +97,15 @@ SsmRequest source_of(Op op, const OpRequest& request) {
   input.update = settings.q_len.has_value();
   input.selective = op == Op::kSelectiveScan;
   input.convolution = op == Op::kConv1d;
+  const bool linear = op == Op::kLinearAttention;
+  if (linear) input.linear = linear_decay(settings);
   input.seed = settings.synthetic;
   input.tokens = input.update ? 1 : request.tokens;
   input.batch = settings.batch;
   input.heads = settings.heads;
-  input.head_dim = settings.head_dim;
+  input.head_dim = linear ? settings.head_dim_v.value_or(settings.head_dim) : settings.head_dim;
   input.groups = settings.groups;
-  input.state_dim = settings.state_dim;
+  input.state_dim = linear ? settings.head_dim : settings.state_dim;
   input.conv_width = settings.conv_width;
   input.dtype = settings.dtype;
   input.order = settings.order;
@@ -116,8 +118,8 @@ SsmInput make_ssm_input(Op op, const OpRequest& request) {
   const Settings& settings = request.settings;
   // A check compares all of the result.
   const bool final_states = settings.final_states || request.use == OpUse::kVerify;
-  const SsmNumerics numerics{settings.dt_softplus, settings.dt_min, settings.dt_max, final_states,
-                             settings.ranks.value_or(1)};
+  const SsmNumerics numerics{
+      settings.dt_softplus, settings.dt_min, settings.dt_max, final_states, settings.ranks.value_or(1), op};
   return {source_of(op, request), numerics, request.share};
 }
 

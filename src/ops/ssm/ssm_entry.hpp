@@ -12,6 +12,8 @@
 namespace ringattn {
 
 SsmInput make_ssm_input(Op op, const OpRequest& request);
+// The decay of synthetic linear attention (ops/linear_attention).
+SsmDecay linear_decay(const Settings& settings);
 std::unique_ptr<OpJob> make_ssm_job(Op op, const OpRequest& request);
 template <Op kOp>
 std::unique_ptr<OpJob> make_ssm_job(const OpRequest& request) {

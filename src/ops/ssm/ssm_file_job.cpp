@@ -73,11 +73,12 @@ void PreparedSsm::write(const SsmFileResult& result, const std::string& path, bo
     note("groups", spec.groups);
   }
   metadata.insert(metadata.end(), more.begin(), more.end());
-  std::vector<OutputTensor> tensors{{"y", file_dtype(spec.dtype), input_->y_shape()}};
+  const std::string rows(rows_name(spec));
+  std::vector<OutputTensor> tensors{{rows, file_dtype(spec.dtype), input_->y_shape()}};
   if (job.final_states) tensors.push_back({"final_states", FileDtype::kF32, input_->states_shape()});
   if (job.final_halos) tensors.push_back({"final_conv_state", file_dtype(spec.dtype), input_->halos_shape()});
   write_collectively(collective_, tensors, metadata, path, replace, [&](SafetensorsWriter& writer) {
-    writer.write_rows("y", input_->y_grid(), result.rank.runs, result.rank.y_view(spec));
+    writer.write_rows(rows, input_->y_grid(), result.rank.runs, result.rank.y_view(spec));
     failpoint("writing");
     const auto sequences = static_cast<std::int64_t>(job.lengths.size());
     if (job.final_states) {

@@ -10,6 +10,7 @@
 #include "attention/tokens/ssm_layout.hpp"
 #include "base/error.hpp"
 #include "base/memory.hpp"
+#include "io/input_names.hpp"
 #include "io/tensor_checks.hpp"
 
 namespace ringattn {
@@ -21,13 +22,27 @@ constexpr double kMaxElements = 0x1p60;  // of a tensor: its bytes must stay cou
 constexpr std::int64_t kConv1dToken = 2;                     // weights, then the bias; a channel is a head
 constexpr std::int64_t kStatesToken = 16;                    // one of each sequence, [heads, head_dim · state_dim]
 constexpr std::int64_t kHalosToken = std::int64_t{1} << 40;  // width − 1 of each sequence, [1, channels]
-constexpr float kConv1dScale = 0.5F;   // of weights and biases, so that rows keep about their size
-constexpr float kDefaultBias = -4.0F;  // softplus makes about 0.02 of it
+constexpr float kConv1dScale = 0.5F;               // of weights and biases, so that rows keep about their size
+constexpr std::int64_t kSyntheticPosition = 1000;  // of the token of an update
+constexpr float kDefaultBias = -4.0F;              // softplus makes about 0.02 of it
 
 // −2^−e, where neighbouring heads have far different e of 0 to 15, the slowest first.
 float synthetic_decay(int head) {
   const int exponent = (15 + 11 * (head % 16)) % 16;
   return -std::ldexp(1.0F, -exponent);
+}
+
+// Synthetic log-decays of normal values: about as synthetic_decay().
+void make_log_decays(const MutableTensorView& rows) {
+  for (std::int64_t row = 0; row < rows.tokens; ++row) {
+    for (std::int64_t head = 0; head < rows.heads; ++head) {
+      const float rate = synthetic_decay(static_cast<int>(head));
+      for (std::int64_t i = 0; i < rows.dim; ++i) {
+        std::byte* const at = rows.at(row, head) + i * static_cast<std::int64_t>(sizeof(float));
+        store_element(at, Dtype::kF32, rate * std::abs(load_element(at, Dtype::kF32)));
+      }
+    }
+  }
 }
 
 // One number a head.
@@ -41,9 +56,17 @@ std::vector<float> synthetic_heads(std::uint64_t seed, int token, int heads, flo
 
 }  // namespace
 
-SsmFile::SsmFile(std::shared_ptr<const TensorFile> opened_file) : opened(std::move(opened_file)) {
+SsmFile::SsmFile(std::shared_ptr<const TensorFile> opened_file, Op op) : opened(std::move(opened_file)) {
   const FileInput& input = opened->request;
   refuse_page_order(opened->file, input);
+  if (op == Op::kLinearAttention) {
+    if (opened->file.contains(name_in(input.names, "beta"))) {
+      fail(ErrorCode::kFile, fmt::format("{} has beta beside log_decay", input.path),
+           "linear attention has none: it is of the gated delta rule", "Leave it out, or compute that op.");
+    }
+    tensors = find_linear_attention(opened->file, input.names, input.order);
+    return;
+  }
   if (!holds_ssm(opened->file, input.names)) {
     fail(ErrorCode::kFile, fmt::format("{} holds no SSM", input.path),
          "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});
@@ -53,12 +76,13 @@ SsmFile::SsmFile(std::shared_ptr<const TensorFile> opened_file) : opened(std::mo
 
 Op ssm_op(const SsmJob& job) {
   if (job.conv1d_only) return Op::kConv1d;
+  if (job.spec.decay != SsmDecay::kDt) return Op::kLinearAttention;
   return job.spec.state_decays ? Op::kSelectiveScan : Op::kSsd;
 }
 
 SsmInput::SsmInput(const SsmRequest& request, const SsmNumerics& numerics, std::shared_ptr<JobShare> share) {
   share = share_or_new(std::move(share));
-  std::visit([&](const auto& input) { take_shape(input, numerics.ranks, *share); }, request);
+  std::visit([&](const auto& input) { take_shape(input, numerics, *share); }, request);
   SsmSpec& spec = job_.spec;
   spec.dt_softplus = numerics.softplus.value_or(spec.dt_bias);
   spec.dt_min = numerics.dt_min;
@@ -68,7 +92,22 @@ SsmInput::SsmInput(const SsmRequest& request, const SsmNumerics& numerics, std::
   check_ssm_job(job_);
 }
 
-void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks, JobShare&) {
+void SsmInput::set_scale(float scale) {
+  job_.spec.scale = scale;
+  check_ssm_job(job_);
+}
+
+void SsmInput::set_rope(std::optional<RopeSpec> rope) {
+  if (!rope && !offsets_.empty()) {
+    fail(ErrorCode::kUsage, "q_offset without RoPE", "nothing else depends on the positions of tokens",
+         {"Leave it out, or use ", setting("rope", "on"), "."});
+  }
+  if (rope && seed_ && job_.update) offsets_.assign(job_.lengths.size(), kSyntheticPosition);
+  job_.rope = std::move(rope);
+  check_ssm_job(job_);
+}
+
+void SsmInput::take_shape(const SyntheticSsmInput& input, const SsmNumerics& numerics, JobShare&) {
   seed_ = input.seed;
   SsmSpec& spec = job_.spec;
   spec.dtype = input.dtype;
@@ -77,7 +116,11 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks, JobShare&) 
   spec.groups = input.convolution ? 1 : input.groups;
   spec.state_dim = input.convolution ? 1 : input.state_dim;
   spec.state_decays = input.selective || input.convolution;
-  spec.skip = spec.gate = spec.dt_bias = !input.convolution;
+  spec.skip = spec.gate = spec.dt_bias = !input.convolution && !input.linear;
+  if (input.linear) {
+    spec.groups = input.heads;
+    spec.decay = *input.linear;
+  }
   job_.conv1d_only = input.convolution;
   check_ssm(spec);
   if (input.tokens < 1 || input.batch < 1) {
@@ -106,12 +149,15 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks, JobShare&) 
   const bool batched = order == AxisOrder::kBthd;
   y_grid_ = {order, batched ? input.batch : 1, batched ? input.tokens : input.tokens * input.batch, spec.heads,
              spec.head_dim};
-  check_ssm_size(input.batch, input.batch * super_segments(input.tokens), ranks);
+  check_ssm_size(input.batch, input.batch * super_segments(input.tokens), numerics.ranks);
   job_.lengths.assign(static_cast<std::size_t>(input.batch), input.tokens);
   job_.update = job_.initial_states = input.update;
   take_whole();
   const std::uint64_t seed = input.seed.value_or(0);
-  if (!job_.conv1d_only) {
+  if (input.linear == SsmDecay::kHead) {
+    for (int head = 0; head < spec.heads; ++head) a_.push_back(synthetic_decay(head));
+  }
+  if (!job_.conv1d_only && !input.linear) {
     d_ = synthetic_heads(seed, 0, spec.heads, 0.0F);
     dt_bias_ = synthetic_heads(seed, 1, spec.heads, kDefaultBias);
     for (int head = 0; head < spec.heads; ++head) {
@@ -132,12 +178,12 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, int ranks, JobShare&) 
   }
 }
 
-void SsmInput::take_shape(const FileInput& input, int ranks, JobShare& share) {
+void SsmInput::take_shape(const FileInput& input, const SsmNumerics& numerics, JobShare& share) {
   std::shared_ptr<const TensorFile> opened = open_tensor_file(input, share);
   file_ = share.ssm.get([&](const SsmFile& file) { return file.opened == opened; },
-                        [&] { return std::make_shared<const SsmFile>(opened); });
+                        [&] { return std::make_shared<const SsmFile>(opened, numerics.op); });
   const SsmTensors& found = file_->tensors;
-  check_ssm_size(found.lengths, ranks);
+  check_ssm_size(found.lengths, numerics.ranks);
   SsmSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = found.heads;
@@ -145,6 +191,8 @@ void SsmInput::take_shape(const FileInput& input, int ranks, JobShare& share) {
   spec.groups = found.groups;
   spec.state_dim = found.state_dim;
   spec.state_decays = found.selective;
+  spec.decay = found.decay;
+  offsets_ = found.offsets;
   job_.conv1d_only = found.conv1d_only;
   spec.skip = !found.d.empty();
   spec.gate = found.z.has_value();
@@ -214,12 +262,16 @@ SsmInput::RowShape SsmInput::row_shape(SsmTensorKind rows) const {
     case SsmTensorKind::kZ:
       return {spec.heads, spec.head_dim};
     case SsmTensorKind::kDt:
-      return {spec.heads, 1};
+      return {spec.heads, dt_rows(spec).dim};
     case SsmTensorKind::kB:
     case SsmTensorKind::kC:
       break;
   }
   return {spec.groups, spec.state_dim};
+}
+
+Dtype SsmInput::row_dtype(SsmTensorKind rows) const {
+  return rows == SsmTensorKind::kDt ? dt_rows(job_.spec).dtype : job_.spec.dtype;
 }
 
 std::vector<SsmTensorKind> SsmInput::convolved() const {
@@ -236,6 +288,7 @@ void SsmInput::read(SsmTensorKind which, std::span<const PackedRun> runs, const 
                     int threads) const {
   if (seed_) {
     fill_synthetic(*seed_, synthetic(which), runs, rows, threads);
+    if (is_log_decay(which)) make_log_decays(rows);
     return;
   }
   if (file_ == nullptr) {
@@ -246,7 +299,7 @@ void SsmInput::read(SsmTensorKind which, std::span<const PackedRun> runs, const 
     case SsmTensorKind::kX:
       return read_rows(found.x, found.x_grid, runs, rows);
     case SsmTensorKind::kDt:
-      return read_rows(found.dt, found.dt_grid, runs, rows);
+      return is_log_decay(which) ? read_log_decays(found, runs, rows) : read_rows(found.dt, found.dt_grid, runs, rows);
     case SsmTensorKind::kB:
       return read_rows(found.b, found.b_grid, runs, rows);
     case SsmTensorKind::kC:

@@ -27,6 +27,7 @@ namespace ringattn {
 struct SyntheticSsmInput {
   bool update = false;                // one token of each sequence, from states that the seed makes, too
   bool selective = false;             // Mamba-1: heads are channels, and head_dim is 1
+  std::optional<SsmDecay> linear;     // linear attention with such a decay: groups are ignored
   bool convolution = false;           // only a convolution: heads are its channels; dims, groups and states are ignored
   std::optional<std::uint64_t> seed;  // absent: only a shape, whose rows can't be read
   std::int64_t tokens = 0;            // of each sequence
@@ -51,6 +52,7 @@ struct SsmNumerics {
   // Ranks of this process that open the input. More ranks allow fewer sequences and tokens (check_ssm_size()). Decides
   // nothing else.
   int ranks = 1;
+  Op op = Op::kSsd;  // of a file: kLinearAttention or any other, which its tensors tell
 };
 
 Op ssm_op(const SsmJob& job);
@@ -58,7 +60,7 @@ Op ssm_op(const SsmJob& job);
 // The tensors of an SSM layer in an open file. The ranks of a process share them.
 struct SsmFile {
   // Throws kFile.
-  explicit SsmFile(std::shared_ptr<const TensorFile> opened_file);
+  SsmFile(std::shared_ptr<const TensorFile> opened_file, Op op);
 
   std::shared_ptr<const TensorFile> opened;
   SsmTensors tensors;
@@ -73,6 +75,10 @@ class SsmInput {
   // too large.
   // `share`: what other ranks of this process share of the input; null: nothing.
   SsmInput(const SsmRequest& request, const SsmNumerics& numerics, std::shared_ptr<JobShare> share = nullptr);
+  // Linear attention only: the scale of out, and RoPE. Throws kUsage.
+  void set_scale(float scale);
+  void set_log_decays(std::vector<float> decays) { a_ = std::move(decays); }  // of synthetic input
+  void set_rope(std::optional<RopeSpec> rope);
 
   Op op() const { return ssm_op(job_); }
   const SsmJob& job() const { return job_; }
@@ -102,6 +108,13 @@ class SsmInput {
     std::int64_t dim = 0;
   };
   RowShape row_shape(SsmTensorKind rows) const;
+  Dtype row_dtype(SsmTensorKind rows) const;
+  // Whether a backend makes synthetic rows as they are.
+  bool made_by_backend(SsmTensorKind rows) const { return seed_ && !is_log_decay(rows); }
+  // The position of a sequence's first token here, for RoPE.
+  std::int64_t position_of(std::size_t sequence) const {
+    return begin_of(sequence) + (offsets_.empty() ? 0 : offsets_[static_cast<std::size_t>(numbers_[sequence])]);
+  }
 
   const std::optional<std::uint64_t>& seed() const { return seed_; }
   static SyntheticTensor synthetic(SsmTensorKind rows);
@@ -130,8 +143,9 @@ class SsmInput {
   std::string source() const;
 
  private:
-  void take_shape(const FileInput& input, int ranks, JobShare& share);
-  void take_shape(const SyntheticSsmInput& input, int ranks, JobShare& share);
+  void take_shape(const FileInput& input, const SsmNumerics& numerics, JobShare& share);
+  void take_shape(const SyntheticSsmInput& input, const SsmNumerics& numerics, JobShare& share);
+  bool is_log_decay(SsmTensorKind rows) const { return rows == SsmTensorKind::kDt && job_.spec.decay != SsmDecay::kDt; }
   void take_whole();
   std::int64_t begin_of(std::size_t sequence) const { return begins_.empty() ? 0 : begins_[sequence]; }
   void set_conv1d(int width, bool bias);
@@ -142,7 +156,8 @@ class SsmInput {
   SsmJob job_;
   std::vector<std::int32_t> numbers_;
   std::vector<std::int64_t> origins_;
-  std::vector<std::int64_t> begins_;  // a part: tokens of the sequence before it; the whole: empty
+  std::vector<std::int64_t> begins_;   // a part: tokens of the sequence before it; the whole: empty
+  std::vector<std::int64_t> offsets_;  // of the whole's sequences, or empty
   std::vector<float> a_, d_, dt_bias_, conv_weight_, conv_bias_;
   std::optional<std::vector<std::byte>> carried_;  // from the tokens before a part
   RowGrid y_grid_;

@@ -47,10 +47,11 @@ Check SsmOpJob::check_oracle(const Collective& collective, std::int64_t count) {
   check.context.push_back(
       fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.rows), "row")));
   if (all.compared == 0) {
-    check.lines.emplace_back("y: no value is finite both here and in fp64");
+    check.lines.push_back(fmt::format("{}: no value is finite both here and in fp64", rows_name(input_.job().spec)));
   } else {
-    check.lines.push_back(fmt::format("y: greatest error {:.3g} of what is allowed, {:.3g} of {:.3g} at {}", all.part,
-                                      all.error, all.allowed, location(all.worst)));
+    check.lines.push_back(fmt::format("{}: greatest error {:.3g} of what is allowed, {:.3g} of {:.3g} at {}",
+                                      rows_name(input_.job().spec), all.part, all.error, all.allowed,
+                                      location(all.worst)));
   }
   if (all.misplaced > 0) {
     check.lines.push_back(fmt::format("{} values are NaN or infinite where fp64 has another value, the first at {}",

@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "attention/tokens/cost.hpp"
+#include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "ops/common/model_comparison.hpp"
@@ -14,6 +16,8 @@
 namespace ringattn {
 
 namespace {
+
+constexpr double kDecayTolerance = 1e-2;  // of a decay, which files may have in bf16
 
 bool all_equal(const std::vector<std::int64_t>& lengths) {
   return std::ranges::all_of(lengths, [&](std::int64_t length) { return length == lengths.front(); });
@@ -33,7 +37,14 @@ std::string sent_text(const SsmJob& job, std::int64_t bytes) {
 
 void write_ssm_spec(JsonWriter& json, const SsmSpec& spec) {
   json.member("dtype", dtype_name(spec.dtype)).member("heads", spec.heads).member("head_dim", spec.head_dim);
-  json.member("state_dim", spec.state_dim).member("groups", spec.groups).member("skip", spec.skip);
+  json.member("state_dim", spec.state_dim).member("groups", spec.groups);
+  if (spec.decay != SsmDecay::kDt) {
+    constexpr std::string_view kDecays[] = {"", "head", "token", "dim"};
+    json.member("decay", kDecays[static_cast<std::size_t>(spec.decay)]);
+    json.member("scale", static_cast<double>(spec.scale));
+    return;
+  }
+  json.member("skip", spec.skip);
   json.member("gate", spec.gate).member("dt_bias", spec.dt_bias).member("dt_softplus", spec.dt_softplus);
   json.member("dt_min", static_cast<double>(spec.dt_min)).member("dt_max", static_cast<double>(spec.dt_max));
 }
@@ -60,17 +71,19 @@ InputShape SsmOpJob::shape() const {
                    {"dtype", std::string(dtype_name(spec.dtype))},
                    {"heads", fmt::format("{}", spec.heads)},
                    {"batch", fmt::format("{}", job.lengths.size())}};
-  if (!job.conv1d_only) {
+  const bool linear = spec.decay != SsmDecay::kDt;
+  if (!job.conv1d_only && !linear) {
     shape["state-dim"] = fmt::format("{}", spec.state_dim);
     shape["groups"] = fmt::format("{}", spec.groups);
   }
-  if (!spec.state_decays) shape["head-dim"] = fmt::format("{}", spec.head_dim);
+  if (!spec.state_decays) shape["head-dim"] = fmt::format("{}", linear ? spec.state_dim : spec.head_dim);
+  if (linear) shape["head-dim-v"] = fmt::format("{}", spec.head_dim);
   if (job.update) {
     shape.emplace("q-len", fmt::format("{}", job.lengths.front()));
   } else if (!job.lengths.empty() && all_equal(job.lengths)) {
     shape["seq"] = fmt::format("{}", job.lengths.front());
   }
-  shape["conv-width"] = fmt::format("{}", job.convolution ? job.convolution->width : 0);
+  if (!linear) shape["conv-width"] = fmt::format("{}", job.convolution ? job.convolution->width : 0);
   return shape;
 }
 
@@ -90,7 +103,11 @@ void SsmOpJob::write_job(JsonWriter& json) const {
     write_ssm_spec(json, job.spec);
     json.member("update", job.update);
   }
-  json.member("conv_width", job.convolution ? job.convolution->width : 0);
+  if (job.spec.decay == SsmDecay::kDt) {
+    json.member("conv_width", job.convolution ? job.convolution->width : 0);
+  } else {
+    json.member("rope", job.rope.has_value());
+  }
   json.member("initial_states", job.conv1d_only ? job.initial_halos : job.initial_states);
   json.member("final_states", job.conv1d_only ? job.final_halos : job.final_states);
   json.member("sequences", static_cast<std::int64_t>(job.lengths.size())).member("tokens", job.tokens()).end_object();
@@ -142,7 +159,7 @@ RankFigures SsmOpJob::run(const ProgressCallback& on_progress) {
 
 std::vector<ResultDigest> SsmOpJob::digests(const Collective& collective) {
   result_->digests = digest_ssm(input_, result_->rank, collective);
-  return {{"out", "y", result_->digests.y},
+  return {{"out", std::string(rows_name(input_.job().spec)), result_->digests.y},
           {"lse", "lse", ""},
           {"final_states", std::string(carried_name(input_.job())), result_->digests.final_states}};
 }
@@ -164,7 +181,7 @@ std::vector<Cell> SsmOpJob::columns(const Totals& totals) const {
   } else {
     cells.push_back({"dim", "", fmt::format("{}", spec.head_dim)});
     cells.push_back({"state", "", fmt::format("{}", spec.state_dim)});
-    cells.push_back({"groups", "", fmt::format("{}", spec.groups)});
+    if (spec.decay == SsmDecay::kDt) cells.push_back({"groups", "", fmt::format("{}", spec.groups)});
   }
   cells.push_back({"dtype", "", std::string(dtype_name(spec.dtype))});
   cells.push_back({"time", "(ms)", fmt::format("{:.3f}", totals.seconds * 1e3)});
@@ -175,7 +192,7 @@ std::vector<Cell> SsmOpJob::columns(const Totals& totals) const {
     cells.push_back({"exposed comm", "(ms)", fmt::format("{:.3f}", totals.exposed_comm_seconds * 1e3)});
   }
   cells.push_back({"mem/rank", "(MiB)", fmt::format("{:.1f}", static_cast<double>(totals.memory_peak) / 0x1p20)});
-  cells.push_back({"digest of y", "", totals.digests->front().hex});
+  cells.push_back({fmt::format("digest of {}", rows_name(spec)), "", totals.digests->front().hex});
   return cells;
 }
 
@@ -201,7 +218,12 @@ BenchJob SsmOpJob::bench_job(std::string source) const {
   if (result.batch > 0) result.seq = result.tokens / result.batch;
   // What is computed besides the scan.
   std::string rest;
-  if (job.conv1d_only) {
+  if (spec.decay != SsmDecay::kDt) {
+    const std::string text = ringattn::describe(spec);
+    rest = text.substr(text.find("a decay"));
+    if (job.rope) rest += ", RoPE";
+    if (job.update) rest += ", update";
+  } else if (job.conv1d_only) {
     const std::string text = ringattn::describe(*job.convolution);
     rest = text.substr(text.find("width"));
   } else {
@@ -214,7 +236,7 @@ BenchJob SsmOpJob::bench_job(std::string source) const {
   }
   result.members = {{"heads", spec.heads},
                     {"kv_heads", 0},
-                    {"head_dim", spec.head_dim},
+                    {"head_dim", spec.decay == SsmDecay::kDt ? spec.head_dim : spec.state_dim},
                     {"head_dim_v", spec.head_dim},
                     {"dtype", std::string(dtype_name(spec.dtype))},
                     {"mask", rest}};
@@ -229,6 +251,8 @@ void SsmOpJob::check_model(const ModelComparison& compare) const {
   const SsmJob& job = input_.job();
   const ModelLayer& layer = compare.layer();
   const SsmSpec& spec = job.spec;
+  if (spec.decay != SsmDecay::kDt) return check_linear_attention(compare);
+  if (layer.kind == LayerKind::kLinearAttention) compare.refuse_kind(op(), layer_kind_name(layer.kind));
   if (!layer.is_ssm()) {
     compare.refuse_kind("an SSM", "no SSM: it has no state_size, mamba_d_state or ssm_state_size");
   }
@@ -247,6 +271,24 @@ void SsmOpJob::check_model(const ModelComparison& compare) const {
   compare.same("the state's dim", spec.state_dim, layer.state_dim);
   compare.shared("the number of groups", spec.groups, layer.groups, parts);
   if (job.convolution) compare.same("the convolution's width", job.convolution->width, layer.conv_width);
+}
+
+// Fewer heads than the model's are a rank's of tensor parallelism, and which ones they are is not known.
+void SsmOpJob::check_linear_attention(const ModelComparison& compare) const {
+  const ModelLayer& layer = compare.layer();
+  const SsmSpec& spec = input_.job().spec;
+  if (layer.kind != LayerKind::kLinearAttention) compare.refuse_kind(op(), layer_kind_name(layer.kind));
+  compare.parts("the number of heads", spec.heads, layer.heads);
+  compare.same("the dim of q and k", spec.state_dim, layer.head_dim);
+  compare.same("the dim of v", spec.head_dim, layer.head_dim_v);
+  if (spec.decay != SsmDecay::kHead || spec.heads != layer.heads) return;
+  for (std::size_t head = 0; head < layer.log_decays.size(); ++head) {
+    const double given = static_cast<double>(input_.a()[head]);
+    if (std::abs(given - layer.log_decays[head]) <= kDecayTolerance * std::abs(layer.log_decays[head])) continue;
+    fail(ErrorCode::kFile, fmt::format("log_decay of head {} is {:.6g}", head, given),
+         fmt::format("the model's layer has {:.6g}", layer.log_decays[head]),
+         "Give the layer that the file belongs to.");
+  }
 }
 
 Measured SsmOpJob::measure(const MeasureRequest& request, const Collective& collective) {

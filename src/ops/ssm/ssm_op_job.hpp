@@ -77,6 +77,8 @@ class SsmOpJob final : public OpJob {
   std::vector<TraceEvent> timeline() const override;
 
  private:
+  void check_linear_attention(const ModelComparison& compare) const;
+
   SsmInput input_;
   bool timeline_;
   std::optional<PreparedSsm> prepared_;

@@ -8,7 +8,7 @@ namespace ringattn {
 SsmOutputFile::SsmOutputFile(const std::string& path, const SsmInput& input)
     : file_(std::make_unique<const SafetensorsFile>(path)), y_grid_(input.y_grid()) {
   const SsmSpec& spec = input.job().spec;
-  y_ = output_tensor(*file_, path, "y");
+  y_ = output_tensor(*file_, path, std::string(rows_name(spec)));
   check_output_tensor(path, y_, input.y_shape(), file_dtype(spec.dtype));
   const SsmJob& job = input.job();
   const std::string_view name = carried_name(job);

@@ -10,6 +10,7 @@
 #include "attention/tokens/batch.hpp"
 #include "base/error.hpp"
 #include "base/memory.hpp"
+#include "base/size.hpp"
 #include "io/input_names.hpp"
 #include "io/tensor_checks.hpp"
 #include "ops/linear/linear_input.hpp"
@@ -29,6 +30,10 @@ constexpr std::string_view kChannelRows =
     "u and delta are [tokens, channels], B and C [tokens, state_dim], each after an axis for the batch where u has "
     "one.";
 constexpr std::string_view kConvolvedRows = "x is [tokens, channels], after an axis for the batch where it has one.";
+constexpr std::string_view kLinearRows =
+    "q and k are [tokens, heads, dim], v is [tokens, heads, dim_v], log_decay [heads], [tokens, heads] or [tokens, "
+    "heads, "
+    "dim], each but [heads] after an axis for the batch where v has one.";
 constexpr std::string_view kCumulative = "Write 0, and then the end of every sequence in packed tokens.";
 
 using Shape = std::vector<std::int64_t>;
@@ -268,7 +273,90 @@ void find_conv1d(const SafetensorsFile& file, const InputNames& names, SsmTensor
           "The rows of an SSM, and the tokens before them, have one dtype.");
 }
 
+// log_decay, whose axes say what it belongs to.
+void find_log_decays(const SafetensorsFile& file, const InputNames& names, SsmTensors& found) {
+  const TensorSource tensor = file.tensor(name_in(names, "log_decay"));
+  found.used.push_back(tensor);
+  const Shape& shape = tensor.info->shape;
+  row_dtype(tensor);
+  if (shape == Shape{found.heads}) {
+    found.decay = SsmDecay::kHead;
+    found.a = read_fp32(tensor, found.heads, 1);
+    return;
+  }
+  found.dt = tensor;
+  const bool of_dims = shape == rows_shape(found, {found.heads, found.state_dim});
+  require(of_dims || shape == rows_shape(found, {found.heads}), tensor, described(found.x), kLinearRows);
+  found.decay = of_dims ? SsmDecay::kDim : SsmDecay::kToken;
+  found.dt_grid = grid_of(found, found.heads, of_dims ? found.state_dim : 1);
+}
+
+void find_offsets(const SafetensorsFile& file, const InputNames& names, SsmTensors& found) {
+  const auto tensor = find_optional(file, names.q_offset, "q_offset");
+  if (!tensor) return;
+  found.used.push_back(*tensor);
+  found.offsets = read_integers(*tensor);
+  require(found.offsets.size() == found.lengths.size(), *tensor,
+          fmt::format("the job has {}", counted(found.lengths.size(), "sequence")),
+          "It holds the position of the first token of each sequence.");
+  require(std::ranges::all_of(found.offsets, [](std::int64_t offset) { return offset >= 0; }), *tensor,
+          "positions are at least 0", "It holds the position of the first token of each sequence.");
+}
+
 }  // namespace
+
+bool holds_log_decays(const TensorFile& opened) {
+  return opened.file.contains(name_in(opened.request.names, "log_decay"));
+}
+
+bool holds_linear_attention(const TensorFile& opened) {
+  const auto has = [&](std::string_view tensor) { return opened.file.contains(name_in(opened.request.names, tensor)); };
+  return holds_log_decays(opened) && has("q") && has("k") && has("v") && !has("beta");
+}
+
+SsmTensors find_linear_attention(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order) {
+  SsmTensors found;
+  const Roles roles{name_in(names, "v"), "", "", kLinearRows};
+  find_shape(file, roles, order, found);
+  found.b = file.tensor(name_in(names, "k"));
+  found.c = file.tensor(name_in(names, "q"));
+  const Shape& shape = found.b.info->shape;
+  require(shape.size() == found.x.info->shape.size() && shape.back() >= 1 && shape.back() <= kMaxDims, found.b,
+          described(found.x), kLinearRows);
+  found.groups = found.heads;
+  found.state_dim = static_cast<int>(shape.back());
+  require(std::int64_t{found.heads} * found.state_dim <= kMaxPerToken, found.b,
+          fmt::format("at most {} numbers of a token are possible", kMaxPerToken), kLinearRows);
+  for (const TensorSource& rows : {found.b, found.c}) check_rows(found, rows, {found.heads, found.state_dim}, roles);
+  found.b_grid = grid_of(found, found.heads, found.state_dim);
+  for (const TensorSource& tensor : {found.x, found.b, found.c}) found.used.push_back(tensor);
+  InputNames states = names;
+  if (!states.initial_states) states.initial_states = name_in(names, "initial_state");
+  if (!file.contains(*states.initial_states)) states.initial_states.reset();
+  find_kind_of_states(file, states, found);
+  found.lengths = find_lengths(file, names, found);
+  find_log_decays(file, names, found);
+  check_states(found);
+  find_offsets(file, names, found);
+  return found;
+}
+
+void read_log_decays(const SsmTensors& tensors, std::span<const PackedRun> runs, const MutableTensorView& rows) {
+  const Dtype dtype = row_dtype(tensors.dt);
+  if (dtype == Dtype::kF32) return read_rows(tensors.dt, tensors.dt_grid, runs, rows);
+  const Buffer bytes = allocate_host(static_cast<std::size_t>(rows.tokens * rows.heads * rows.dim) * size_of(dtype));
+  const MutableTensorView given =
+      dense_view(static_cast<void*>(bytes.data()), dtype, rows.tokens, rows.heads, rows.dim);
+  read_rows(tensors.dt, tensors.dt_grid, runs, given);
+  for (std::int64_t row = 0; row < rows.tokens; ++row) {
+    for (std::int64_t head = 0; head < rows.heads; ++head) {
+      for (std::int64_t i = 0; i < rows.dim; ++i) {
+        const float value = load_element(given.at(row, head) + i * static_cast<std::int64_t>(size_of(dtype)), dtype);
+        store_element(rows.at(row, head) + i * static_cast<std::int64_t>(sizeof(float)), Dtype::kF32, value);
+      }
+    }
+  }
+}
 
 bool holds_conv1d(const SafetensorsFile& file, const InputNames& names) {
   const bool weight = names.conv1d_weight || has_role(file, "conv1d_weight", JobKind::kConv1d);

@@ -33,7 +33,17 @@
 // One token of each sequence (an update) instead of whole ones: `state`, shaped as initial_states, which it replaces.
 // Then the tokens of x, or of u, are the sequences; or it has a batch of sequences of one token.
 //
-// Rows and conv_state have one dtype. A, D, biases and states may have another; they are computed with in fp32.
+// Linear attention (SsmTensors::decay), by the names of its formula:
+//
+//   q, k            [tokens, heads, dim]; [batch, tokens, …] as above
+//   v               [tokens, heads, dim_v]
+//   log_decay       [heads], [tokens, heads] or [tokens, heads, dim]
+//   initial_state   [sequences, heads, dim_v, dim], optional; `state` in its place makes it an update
+//   q_offset        I32 or I64 [sequences], optional, for RoPE only: positions of the sequences' first tokens
+//   cu_seqlens      as above
+//
+// Rows and conv_state have one dtype. Log-decays may have another one. A, D, biases and states may have another; they
+// are computed with in fp32.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +51,9 @@
 #include <span>
 #include <vector>
 
+#include "kernels/ssm/ssm.hpp"
 #include "ops/common/input_tensors.hpp"
+#include "ops/common/tensor_file.hpp"
 
 namespace ringattn {
 
@@ -49,13 +61,14 @@ struct SsmTensors {
   bool selective = false;
   bool conv1d_only = false;  // a convolution, of a `selective` one's channels
   bool update = false;
+  SsmDecay decay = SsmDecay::kDt;  // the others: linear attention, with v as x, k as b, q as c, log_decay as a or dt
   Dtype dtype = Dtype::kBf16;
   int heads = 0;  // or channels
   int head_dim = 1;
   int groups = 1;
   int state_dim = 0;
   bool batched = false;
-  TensorSource x, dt, b, c;
+  TensorSource x, dt, b, c;  // dt: none with kHead
   std::optional<TensorSource> z, initial_states, conv_state;
   RowGrid x_grid;  // of z and y too
   RowGrid dt_grid;
@@ -66,10 +79,18 @@ struct SsmTensors {
   std::vector<float> dt_bias;  // [heads], or empty
   int conv_width = 0;          // 0: no convolution
   int conv_channels = 0;
-  std::vector<float> conv_weight;  // [channels, width]
-  std::vector<float> conv_bias;    // [channels], or empty
+  std::vector<float> conv_weight;     // [channels, width]
+  std::vector<float> conv_bias;       // [channels], or empty
+  std::vector<std::int64_t> offsets;  // q_offset, or empty
   std::vector<TensorSource> used;
 };
+
+// Whether the file has log-decays, or a tensor is named as them: attention with a state, whose op is not attention.
+bool holds_log_decays(const TensorFile& opened);
+// Whether it is linear attention: q, k, v and log_decay, and no beta, which the gated delta rule has.
+bool holds_linear_attention(const TensorFile& opened);
+// Throws as find_ssm().
+SsmTensors find_linear_attention(const SafetensorsFile& file, const InputNames& names, std::optional<AxisOrder> order);
 
 // Whether the input is an SSM layer: its tensors are named, or x and dt, or u and delta are there while nothing of
 // another op was named; or one of these is, and no q. Throws kFile where q is there besides and nothing says which is
@@ -84,6 +105,9 @@ SsmTensors find_ssm(const SafetensorsFile& file, const InputNames& names, std::o
 
 // The initial states of these sequences, [sequences, heads, head_dim, state_dim]. Throws kFile.
 void read_states(const SsmTensors& tensors, std::span<const std::int32_t> sequences, std::span<float> states);
+
+// Fills `rows`, fp32, with log-decays of the tokens of `runs`. Throws kFile.
+void read_log_decays(const SsmTensors& tensors, std::span<const PackedRun> runs, const MutableTensorView& rows);
 
 // Reads the tokens before one sequence from conv_state: [width − 1, channels] of the rows' dtype, oldest first.
 void read_halo(const SsmTensors& tensors, std::int32_t sequence, std::span<std::byte> halo);

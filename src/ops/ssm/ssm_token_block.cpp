@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/rope/rope_oracle.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -18,7 +20,8 @@ double rounding_error(Dtype dtype, double value) {
   return std::max(rounding_of(dtype) * std::abs(value), dtype == Dtype::kF16 ? 0x1p-25 : 0.0);
 }
 
-SsmTokenBlock::SsmTokenBlock(const SsmInput& input, std::int32_t sequence, PackedRun tokens, int threads)
+SsmTokenBlock::SsmTokenBlock(const SsmInput& input, std::int32_t sequence, PackedRun tokens, std::span<const int> heads,
+                             int threads)
     : job_(input.job()), first_(tokens.begin), conv_weight_(input.conv_weight()), conv_bias_(input.conv_bias()) {
   const auto s = static_cast<std::size_t>(sequence);
   const std::vector<SsmTensorKind> convolved = input.convolved();
@@ -35,7 +38,7 @@ SsmTokenBlock::SsmTokenBlock(const SsmInput& input, std::int32_t sequence, Packe
   }
   const auto read = [&](SsmTensorKind which) {
     const SsmInput::RowShape shape = input.row_shape(which);
-    const Dtype dtype = job_.spec.dtype;
+    const Dtype dtype = input.row_dtype(which);
     const std::int64_t before = channels_[static_cast<std::size_t>(which)] < 0 ? 0 : before_;
     const PackedRun runs[] = {{tokens.begin - before, tokens.end}};
     buffers_.push_back(
@@ -47,8 +50,32 @@ SsmTokenBlock::SsmTokenBlock(const SsmInput& input, std::int32_t sequence, Packe
   };
   read(SsmTensorKind::kX);
   if (job_.conv1d_only) return;
-  for (const SsmTensorKind which : {SsmTensorKind::kDt, SsmTensorKind::kB, SsmTensorKind::kC}) read(which);
+  if (dt_rows(job_.spec).dim > 0) read(SsmTensorKind::kDt);
+  for (const SsmTensorKind which : {SsmTensorKind::kB, SsmTensorKind::kC}) {
+    read(which);
+    if (job_.rope) rotate(which, input.position_of(s) + tokens.begin - input.origins()[s], heads);
+  }
   if (job_.spec.gate) read(SsmTensorKind::kZ);
+}
+
+void SsmTokenBlock::rotate(SsmTensorKind which, std::int64_t first_position, std::span<const int> heads) {
+  const TensorView& view = views_[static_cast<std::size_t>(which)];
+  std::vector<Rounded>& rotated = rotated_[static_cast<std::size_t>(which)];
+  rotated.resize(static_cast<std::size_t>(view.tokens * view.heads * view.dim));
+  const auto dims = static_cast<std::size_t>(view.dim);
+  std::vector<float> row(dims);
+  std::vector<double> y(dims), allowed(dims);
+  for (std::int64_t token = 0; token < view.tokens; ++token) {
+    const std::int64_t position[] = {first_position + token};
+    for (const int head : heads) {
+      for (std::size_t i = 0; i < dims; ++i) {
+        row[i] = load_element(view.at(token, head) + i * size_of(view.dtype), view.dtype);
+      }
+      rope_oracle(*job_.rope, position, false, row, y, allowed);
+      Rounded* const to = rotated.data() + static_cast<std::size_t>((token * view.heads + head) * view.dim);
+      for (std::size_t i = 0; i < dims; ++i) to[i] = {y[i], allowed[i]};
+    }
+  }
 }
 
 double SsmTokenBlock::at(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const {
@@ -60,6 +87,10 @@ double SsmTokenBlock::at(SsmTensorKind which, std::int64_t token, int head, std:
 
 Rounded SsmTokenBlock::taken(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const {
   const std::int64_t first = channels_[static_cast<std::size_t>(which)];
+  if (const std::vector<Rounded>& rotated = rotated_[static_cast<std::size_t>(which)]; !rotated.empty()) {
+    const TensorView& view = views_[static_cast<std::size_t>(which)];
+    return rotated[static_cast<std::size_t>(((token - first_) * view.heads + head) * view.dim + dim)];
+  }
   if (first < 0) return {at(which, token, head, dim), 0.0};
   const CausalConv1dSpec& spec = *job_.convolution;
   const std::int64_t channel = first + head * views_[static_cast<std::size_t>(which)].dim + dim;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "attention/tokens/packed_run.hpp"
@@ -28,7 +29,9 @@ struct Rounded {
 // that a kernel's result may have.
 class SsmTokenBlock {
  public:
-  SsmTokenBlock(const SsmInput& input, std::int32_t sequence, PackedRun tokens, int threads);
+  // `heads`: those of B and C whose rows RoPE rotates; others must not be taken.
+  SsmTokenBlock(const SsmInput& input, std::int32_t sequence, PackedRun tokens, std::span<const int> heads,
+                int threads);
 
   // Element `dim` of a packed token's row, as it is given.
   double at(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const;
@@ -36,6 +39,7 @@ class SsmTokenBlock {
   Rounded taken(SsmTensorKind which, std::int64_t token, int head, std::int64_t dim) const;
 
  private:
+  void rotate(SsmTensorKind which, std::int64_t first_position, std::span<const int> heads);
   // Channel of a token before the sequence, the oldest of which is 0.
   double in_halo(std::int64_t token, std::int64_t channel) const;
 
@@ -48,6 +52,7 @@ class SsmTokenBlock {
   Buffer halo_;
   std::vector<Buffer> buffers_;
   TensorView views_[5];
+  std::vector<Rounded> rotated_[5];  // [tokens, heads, dim] of rows that RoPE rotates, else empty
 };
 
 }  // namespace ringattn

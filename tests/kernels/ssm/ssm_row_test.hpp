@@ -36,6 +36,13 @@ inline SsmSpec selective_spec(Dtype dtype, int channels, int state_dim, int grou
   return spec;
 }
 
+inline SsmSpec linear_spec(Dtype dtype, int heads, int dim_v, int dim, SsmDecay decay, float scale = 0.25F) {
+  SsmSpec spec = ssm_spec(dtype, heads, dim_v, dim, heads);
+  spec.decay = decay;
+  spec.scale = scale;
+  return spec;
+}
+
 class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
  protected:
   void SetUp() override {
@@ -74,6 +81,9 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
       add(selective_spec(dtype, 48, 16, 2), 15);
       add(selective_spec(dtype, 8, 256), 9);
       add(selective_spec(dtype, 24, 8), 6);
+      add(linear_spec(dtype, 2, 128, 128, SsmDecay::kHead), 0);
+      add(linear_spec(dtype, 3, 64, 64, SsmDecay::kToken), 0);
+      add(linear_spec(dtype, 3, 40, 24, SsmDecay::kDim), 0);
     }
     return able;
   }
@@ -94,7 +104,8 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
  private:
   std::optional<SsmSpec> small_of(Dtype dtype) const {
     for (const SsmSpec& spec : {ssm_spec(dtype, 1, 8, 8), ssm_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
-                                selective_spec(dtype, 32, 16), ssm_spec(dtype, 1, 64, 64)}) {
+                                selective_spec(dtype, 32, 16), ssm_spec(dtype, 1, 64, 64),
+                                linear_spec(dtype, 1, 8, 8, SsmDecay::kDim, 1.0F)}) {
       if (can(spec)) return spec;
     }
     return std::nullopt;

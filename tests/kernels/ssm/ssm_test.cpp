@@ -48,7 +48,11 @@ SsmData counting(const SsmSpec& spec, const std::vector<std::int64_t>& lengths) 
     }
   };
   ones(inputs.x, std::int64_t{spec.heads} * spec.head_dim);
-  ones(inputs.dt, spec.heads);
+  if (spec.decay == SsmDecay::kDt) {
+    ones(inputs.dt, spec.heads);
+  } else {
+    inputs.dt.assign(static_cast<std::size_t>(inputs.rows()) * inputs.dt_row_bytes(), std::byte{0});
+  }
   ones(inputs.b, std::int64_t{spec.groups} * spec.state_dim);
   ones(inputs.c, std::int64_t{spec.groups} * spec.state_dim);
   std::ranges::fill(inputs.a, 0.0F);
@@ -83,7 +87,8 @@ TEST_P(SsmKernels, AreAccurateAtTheEdgesOfSegments) {
 // What a kernel keeps of chunks comes round many times, for heads side by side, with all that a row can have.
 TEST_P(SsmKernels, AreAccurateOverManyChunksOfManyHeads) {
   for (const SsmSpec& spec : specs()) {
-    if (spec.dtype != Dtype::kBf16 || !spec.skip || !spec.gate) continue;
+    const bool all_flags = spec.skip && spec.gate;
+    if (spec.dtype != Dtype::kBf16 || (!all_flags && spec.decay != SsmDecay::kDim)) continue;
     const SsmData inputs = random_ssm(spec, {2111, 449}, 25);
     expect_accurate(inputs);
     const SsmResult whole = run_ssm(row(), inputs);
@@ -175,7 +180,8 @@ TEST_P(SsmKernels, DontDependOnOtherSequences) {
     SsmData alone = together;
     alone.lengths = {together.lengths[s]};
     alone.x = part(together.x, spec.heads * spec.head_dim);
-    alone.dt = part(together.dt, spec.heads);
+    const auto dt_begin = together.dt.begin() + together.row_of(s) * static_cast<std::int64_t>(together.dt_row_bytes());
+    alone.dt.assign(dt_begin, dt_begin + together.lengths[s] * static_cast<std::int64_t>(together.dt_row_bytes()));
     alone.b = part(together.b, spec.groups * spec.state_dim);
     alone.c = part(together.c, spec.groups * spec.state_dim);
     const SsmResult own = run_ssm(row(), alone);
@@ -202,7 +208,8 @@ TEST_P(SsmKernels, GoOnFromAFinalState) {
         return std::vector<std::byte>(array.begin() + begin * bytes, array.begin() + end * bytes);
       };
       inputs.x = slice(whole.x, spec.heads * spec.head_dim);
-      inputs.dt = slice(whole.dt, spec.heads);
+      const auto dt_bytes = static_cast<std::int64_t>(whole.dt_row_bytes());
+      inputs.dt.assign(whole.dt.begin() + begin * dt_bytes, whole.dt.begin() + end * dt_bytes);
       inputs.b = slice(whole.b, spec.groups * spec.state_dim);
       inputs.c = slice(whole.c, spec.groups * spec.state_dim);
       return inputs;
@@ -268,11 +275,15 @@ TEST_P(SsmKernels, GoOnTokenByToken) {
 // More of them than a device holds CTAs for at a time, in groups that share B and C. Rows that aren't aligned, which
 // may go another way, have the same bits.
 TEST_P(SsmKernels, GoOnInManySequences) {
-  const SsmSpec all[] = {ssm_spec(Dtype::kBf16, 2, 64, 128), selective_spec(Dtype::kBf16, 136, 16, 17),
-                         selective_spec(Dtype::kBf16, 136, 64), selective_spec(Dtype::kF16, 136, 16),
-                         selective_spec(Dtype::kF32, 136, 16)};
+  const SsmSpec all[] = {ssm_spec(Dtype::kBf16, 2, 64, 128),
+                         selective_spec(Dtype::kBf16, 136, 16, 17),
+                         selective_spec(Dtype::kBf16, 136, 64),
+                         selective_spec(Dtype::kF16, 136, 16),
+                         selective_spec(Dtype::kF32, 136, 16),
+                         linear_spec(Dtype::kBf16, 2, 64, 128, SsmDecay::kToken),
+                         linear_spec(Dtype::kBf16, 2, 16, 32, SsmDecay::kDim)};
   for (SsmSpec spec : all) {
-    spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
+    spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = spec.decay == SsmDecay::kDt;
     if (!can(spec)) continue;
     const std::size_t sequences = spec.state_dim == 16 ? 3000 : spec.state_decays ? 1500 : 300;
     const SsmData inputs = with_initial(random_ssm(spec, std::vector<std::int64_t>(sequences, 1), 67), 68);
@@ -320,6 +331,10 @@ TEST_P(SsmKernels, KeepTheStateWhereDtIsZero) {
     if (spec.dt_softplus || spec.dt_bias) continue;
     SsmData inputs = with_initial(random_ssm(spec, {200}, 71), 72);
     std::ranges::fill(inputs.dt, std::byte{0});
+    if (spec.decay != SsmDecay::kDt) {  // keys of zero and no decay
+      std::ranges::fill(inputs.b, std::byte{0});
+      std::ranges::fill(inputs.a, 0.0F);
+    }
     const SsmResult result = run_ssm(row(), inputs);
     EXPECT_EQ(std::memcmp(result.finals.data(), inputs.initial[0].data(), result.finals.size() * sizeof(float)), 0);
     EXPECT_EQ(check_ssm_accuracy(inputs, result, tolerance()), "") << describe(spec);
@@ -330,11 +345,13 @@ TEST_P(SsmKernels, KeepTheStateWhereDtIsZero) {
 TEST_P(SsmKernels, SurviveVeryLargeDecays) {
   for (const SsmSpec& spec : specs()) {
     if (spec.dtype == Dtype::kF16 || spec.dt_softplus || spec.dt_bias) continue;
-    for (const float huge : {100.0F, 1e4F, 1e18F}) {
+    if (spec.decay == SsmDecay::kHead) continue;
+    const bool linear = spec.decay != SsmDecay::kDt;
+    for (const float huge : {100.0F, 1e4F, linear ? std::numeric_limits<float>::infinity() : 1e18F}) {
       SsmData inputs = with_initial(random_ssm(spec, {300}, 81), 82);
       for (std::int64_t t = 0; t < 300; t += 3) {
         // Its own input is small, so that what follows is not drowned.
-        for (int head = 0; head < spec.heads; ++head) inputs.set_dt(t, head, huge);
+        for (int head = 0; head < spec.heads; ++head) inputs.set_dt(t, head, linear ? -huge : huge);
         for (int head = 0; head < spec.heads; ++head) inputs.set_x(t, head, 1.0F / huge);
       }
       const SsmResult result = run_ssm(row(), inputs);
@@ -406,6 +423,13 @@ TEST(SsmSpecs, AreDescribedAndChecked) {
   spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
   EXPECT_EQ(describe(spec), "SSD, bf16, 80 heads of 64, state 128, 1 group, D, z, dt bias, dt softplus");
   EXPECT_EQ(describe(selective_spec(Dtype::kF32, 16, 8, 2)), "selective scan, fp32, 16 channels, state 8, 2 groups");
+  SsmSpec linear = linear_spec(Dtype::kBf16, 64, 128, 128, SsmDecay::kHead, 0.5F);
+  EXPECT_EQ(describe(linear), "linear attention, bf16, 64 heads of 128, a decay per head, scale 0.5");
+  check_ssm(linear);
+  linear.gate = true;
+  EXPECT_EQ(error_of([&] { check_ssm(linear); }).code(), ErrorCode::kUsage);
+  linear = linear_spec(Dtype::kBf16, 2, 8, 8, SsmDecay::kToken, std::numeric_limits<float>::infinity());
+  EXPECT_EQ(error_of([&] { check_ssm(linear); }).code(), ErrorCode::kUsage);
   check_ssm(spec);
   spec.groups = 3;
   EXPECT_EQ(error_of([&] { check_ssm(spec); }).code(), ErrorCode::kUsage);
@@ -421,6 +445,10 @@ TEST(SsmSpecs, AreDescribedAndChecked) {
 TEST(SsmSpecs, AreChosenByTheirDecays) {
   EXPECT_EQ(choose_kernel(ssm_spec(Dtype::kBf16, 8, 64, 128), {"cpu", "auto"}).row->name, "cpu_ssd");
   EXPECT_EQ(choose_kernel(selective_spec(Dtype::kBf16, 64, 16), {"cpu", "auto"}).row->name, "cpu_selective_scan");
+  const SsmSpec lightning = linear_spec(Dtype::kBf16, 64, 128, 128, SsmDecay::kHead);
+  const SsmSpec gla = linear_spec(Dtype::kBf16, 4, 128, 64, SsmDecay::kDim);
+  EXPECT_EQ(choose_kernel(lightning, {"cpu", "auto"}).row->name, "cpu_ssd");
+  EXPECT_EQ(choose_kernel(gla, {"cpu", "auto"}).row->name, "cpu_gla");
   if (kernel_table<SsmSpec>().front().backend == "cuda") {
     const auto on_gpu = [](const SsmSpec& spec) {
       return choose_kernel(spec, {"cuda", "auto"}, KernelScope::kAnyMachine).row->name;
@@ -429,6 +457,8 @@ TEST(SsmSpecs, AreChosenByTheirDecays) {
     EXPECT_EQ(on_gpu(ssm_spec(Dtype::kBf16, 80, 64, 128)), hopper ? "sm90_ssd" : "sm80_ssd");
     EXPECT_EQ(on_gpu(ssm_spec(Dtype::kF16, 80, 64, 128)), "sm80_ssd");
     EXPECT_EQ(on_gpu(ssm_spec(Dtype::kBf16, 80, 64, 16)), "sm80_ssd");
+    EXPECT_EQ(on_gpu(lightning), hopper ? "sm90_ssd" : "sm80_ssd");
+    EXPECT_EQ(error_of([&] { on_gpu(gla); }).code(), ErrorCode::kUnsupported);
     EXPECT_EQ(on_gpu(selective_spec(Dtype::kF32, 5120, 16)), "sm80_selective_scan");
     EXPECT_EQ(error_of([&] { on_gpu(ssm_spec(Dtype::kF32, 80, 64, 128)); }).code(), ErrorCode::kUnsupported);
   }

@@ -83,6 +83,7 @@ class CpuSsd final : public SsdLevels {
       if (spec().gate) widen_row(rows(), task.z, row + i, head, spec().head_dim, scratch.z);
       ops().finish(spec().head_dim, spec().skip ? own.d : nullptr, scratch.x + i * width(),
                    spec().gate ? scratch.z : nullptr, y);
+      scale_row(spec().scale, spec().head_dim, y);
       narrow_row(y, spec().head_dim, spec().dtype, task.y.at(row + i, head));
     }
   }
@@ -92,7 +93,9 @@ class CpuSsd final : public SsdLevels {
 
 std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
-  if (spec.state_decays) missing.push_back("a decay for each state (supported: a decay per head)");
+  if (spec.state_decays || spec.decay == SsmDecay::kDim) {
+    missing.push_back("a decay for each state (supported: a decay per head)");
+  }
   const auto check = [&missing](const char* name, int dim) {
     if (dim >= 8 && dim <= kMaxSsdDim && dim % 8 == 0) return;
     missing.push_back(fmt::format("{} {} (supported: multiples of 8 up to {})", name, dim, kMaxSsdDim));

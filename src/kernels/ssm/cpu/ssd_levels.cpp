@@ -30,7 +30,7 @@ void SsdScratch::lay_out(int heads, int state_dim, int width, ScratchArrays& arr
 int SsdLevels::width_of(const SsmSpec& spec) { return padded(spec.head_dim, best_ssm_ops().lanes); }
 
 SsmLevels::Shape SsdLevels::shape_of(const SsmSpec& spec, int heads_per_tile, std::size_t scratch_floats,
-                                     bool descending) {
+                                     bool descending, int block_logs) {
   const int width = width_of(spec);
   ScratchArrays own(nullptr);
   SsdScratch().lay_out(heads_per_tile, spec.state_dim, width, own);
@@ -38,13 +38,14 @@ SsmLevels::Shape SsdLevels::shape_of(const SsmSpec& spec, int heads_per_tile, st
   shape.blocks_per_tile = heads_per_tile;
   shape.block_floats = static_cast<std::size_t>(spec.state_dim) * static_cast<std::size_t>(width);
   shape.scratch_floats = own.floats() + scratch_floats;
+  shape.block_logs = static_cast<std::size_t>(block_logs);
   shape.descending = descending;
   return shape;
 }
 
 SsdLevels::SsdLevels(const SsmSpec& spec, const CpuBackend& backend, int heads_per_tile, std::size_t scratch_floats,
-                     bool descending)
-    : SsmLevels(spec, backend, shape_of(spec, heads_per_tile, scratch_floats, descending)),
+                     bool descending, int block_logs)
+    : SsmLevels(spec, backend, shape_of(spec, heads_per_tile, scratch_floats, descending, block_logs)),
       heads_per_tile_(heads_per_tile),
       width_(width_of(spec)),
       descending_(descending) {}
@@ -114,7 +115,7 @@ void SsdLevels::load_b(const TensorView& b, std::int64_t row, int tokens, int gr
 }
 
 void SsdLevels::load_head(const SsmTask& task, std::int64_t row, int tokens, int head, SsdScratch& scratch) const {
-  const float rate = task.a[head] * kLog2E;
+  const bool has_dt = spec().decay == SsmDecay::kDt;
   std::fill_n(scratch.dt, kChunkRows, 0.0F);
   for (int j = 0; j < tokens; ++j) {
     float* const x = scratch.x + j * width_;
@@ -123,13 +124,18 @@ void SsdLevels::load_head(const SsmTask& task, std::int64_t row, int tokens, int
       widen_row(rows(), task.z, row + j, head, spec().head_dim, scratch.z);
       ops().finish(spec().head_dim, nullptr, x, scratch.z, x);
     }
-    scratch.dt[j] = element_at(task.dt, row + j, head);
+    scratch.dt[j] = has_dt ? element_at(task.dt, row + j, head) : 1.0F;
   }
-  if (spec().dt_bias) std::fill_n(scratch.bias, kChannelBlock, task.dt_bias[head]);
-  make_dt(scratch.dt, kChunkRows, spec().dt_bias ? scratch.bias : nullptr);
+  if (has_dt) {
+    if (spec().dt_bias) std::fill_n(scratch.bias, kChannelBlock, task.dt_bias[head]);
+    make_dt(scratch.dt, kChunkRows, spec().dt_bias ? scratch.bias : nullptr);
+  }
+  // a log-decay per token, or A
+  const float rate = spec().decay == SsmDecay::kToken ? kLog2E : task.a[head] * kLog2E;
   float sum = 0.0F;
   for (int j = 0; j < kChunkRows; ++j) {  // entries after the chunk's last token are not used
-    const float log = scratch.dt[j] * rate;
+    const float log =
+        rate * (spec().decay == SsmDecay::kToken && j < tokens ? element_at(task.dt, row + j, head) : scratch.dt[j]);
     sum += log < kMinLogDecay ? kMinLogDecay : log;
     scratch.sums[j] = sum;
   }

@@ -55,8 +55,9 @@ struct SsdScratch {
 class SsdLevels : public SsmLevels {
  protected:
   // `scratch_floats`: what the derived kernel takes after SsdScratch.
+  // `block_logs`: floats of a head's log-decay.
   SsdLevels(const SsmSpec& spec, const CpuBackend& backend, int heads_per_tile, std::size_t scratch_floats,
-            bool descending = false);
+            bool descending = false, int block_logs = 1);
 
   static int width_of(const SsmSpec& spec);
   // `count` rounded up to whole vectors of `lanes`.
@@ -84,7 +85,8 @@ class SsdLevels : public SsmLevels {
 
  private:
   void join_states(float log, const float* before, const float* local, float* result) const;
-  static Shape shape_of(const SsmSpec& spec, int heads_per_tile, std::size_t scratch_floats, bool descending);
+  static Shape shape_of(const SsmSpec& spec, int heads_per_tile, std::size_t scratch_floats, bool descending,
+                        int block_logs);
 
   int heads_per_tile_;
   int width_;

@@ -236,6 +236,13 @@ void SsmLevels::update(const SsmUpdate& update, Stream) {
   }
 }
 
+float SsmLevels::dt_of(const SsmUpdate& update, std::int64_t sequence, int head) const {
+  float dts[kChannelBlock] = {element_at(update.dt, sequence, head)};
+  float biases[kChannelBlock] = {spec_.dt_bias ? update.dt_bias[head] : 0.0F};
+  make_dt(dts, kChannelBlock, spec_.dt_bias ? biases : nullptr);
+  return dts[0];
+}
+
 void SsmLevels::update_head(const SsmUpdate& update, std::int64_t sequence, int head) const {
   const auto states = static_cast<std::size_t>(spec_.state_dim);
   const auto dims = static_cast<std::size_t>(spec_.head_dim);
@@ -250,13 +257,23 @@ void SsmLevels::update_head(const SsmUpdate& update, std::int64_t sequence, int 
   float* const d = y + dims;
   widen_row(tile_ops_, update.b, sequence, group, spec_.state_dim, b);
   widen_row(tile_ops_, update.c, sequence, group, spec_.state_dim, c);
-  float dts[kChannelBlock] = {element_at(update.dt, sequence, head)};
-  float biases[kChannelBlock] = {spec_.dt_bias ? update.dt_bias[head] : 0.0F};
-  make_dt(dts, kChannelBlock, spec_.dt_bias ? biases : nullptr);
-  const float dt = dts[0];
+  const float dt = spec_.decay == SsmDecay::kDt ? dt_of(update, sequence, head) : 1.0F;
   for (std::size_t n = 0; n < states; ++n) {
-    const float a = spec_.state_decays ? update.a[static_cast<std::size_t>(head) * states + n] : update.a[head];
-    decays[n] = dt * (a * kLog2E);
+    switch (spec_.decay) {
+      case SsmDecay::kDt:
+        decays[n] =
+            dt *
+            ((spec_.state_decays ? update.a[static_cast<std::size_t>(head) * states + n] : update.a[head]) * kLog2E);
+        break;
+      case SsmDecay::kHead:
+        decays[n] = update.a[head] * kLog2E;
+        break;
+      case SsmDecay::kToken:
+        decays[n] = element_at(update.dt, sequence, head) * kLog2E;
+        break;
+      case SsmDecay::kDim:
+        decays[n] = load_element(update.dt.at(sequence, head) + n * size_of(update.dt.dtype), update.dt.dtype) * kLog2E;
+    }
   }
   ops_.exp2(decays, spec_.state_dim);
   load_elements(update.x, sequence, head, x);
@@ -275,6 +292,7 @@ void SsmLevels::update_head(const SsmUpdate& update, std::int64_t sequence, int 
     std::copy_n(z + p, count, block[1]);
     std::copy_n(y + p, count, block[2]);
     ops_.finish(kChannelBlock, spec_.skip ? d : nullptr, block[0], spec_.gate ? block[1] : nullptr, block[2]);
+    scale_row(spec_.scale, kChannelBlock, block[2]);
     narrow_row(block[2], static_cast<int>(count), spec_.dtype, update.y.at(sequence, head) + p * size_of(spec_.dtype));
   }
 }

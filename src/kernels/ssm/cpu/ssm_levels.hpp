@@ -88,6 +88,7 @@ class SsmLevels : public SsmKernel {
   }
   std::size_t thread_bytes() const;
   HeadBlocks head_blocks_of(const HeadRange& heads) const;
+  float dt_of(const SsmUpdate& update, std::int64_t sequence, int head) const;
   void update_head(const SsmUpdate& update, std::int64_t sequence, int head) const;
   // Divides a range of head blocks into work tiles. None spans two SSM groups.
   std::vector<HeadBlocks> work_tiles_of(const HeadBlocks& head_blocks) const;

@@ -294,6 +294,20 @@ void convolve_gradient(int channels, int width, const float* x, const float* wei
   }
 }
 
+float decayed_dot(int count, const float* a, const float* b, const float* to, const float* from) {
+  const Eight d;
+  float columns[kChannelBlock] = {};
+  for (int n = 0; n < count; n += kEightLanes) {
+    const auto decay = exp2_any(d, hn::Sub(hn::LoadU(d, to + n), hn::LoadU(d, from + n)));
+    const auto product = hn::Mul(hn::LoadU(d, a + n), hn::LoadU(d, b + n));
+    float* const sums = columns + n % kChannelBlock;
+    hn::StoreU(hn::MulAdd(product, decay, hn::LoadU(d, sums)), d, sums);
+  }
+  float sum = 0.0F;
+  for (const float column : columns) sum += column;
+  return sum;
+}
+
 void add_product(int count, const float* a, const float* b, float* sums) {
   const Eight d;
   for (int i = 0; i < count; i += kEightLanes) {
@@ -307,9 +321,9 @@ constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 1.2e10 : kWideLanes >= 8 ?
 
 const SsmOps& ssm_ops() {
   static const SsmOps ops{
-      kWideLanes,          kFlopsPerSecond,    &exp2_of,    &softplus,      &logistic,      &product, &add_lower,
-      &intra_chunk_scores, &scale_columns,     &join,       &join_channels, &scan_channels, &finish,  &update,
-      &convolve,           &convolve_gradient, &add_product};
+      kWideLanes,          kFlopsPerSecond,    &exp2_of,     &softplus,      &logistic,      &product, &add_lower,
+      &intra_chunk_scores, &scale_columns,     &join,        &join_channels, &scan_channels, &finish,  &update,
+      &convolve,           &convolve_gradient, &decayed_dot, &add_product};
   return ops;
 }
 

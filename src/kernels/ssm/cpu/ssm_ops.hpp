@@ -63,6 +63,8 @@ struct SsmOps {
   // g[i] = dy[i] · silu'(v), v the sum of convolve(). Arguments as there; g may be dy.
   void (*convolve_gradient)(int channels, int width, const float* x, const float* weights, const float* bias,
                             const float* dy, float* g);
+  // Σ_n a[n] · b[n] · 2^(to[n] − from[n]), summed in kChannelBlock columns. `count` is a multiple of kChannelBlock.
+  float (*decayed_dot)(int count, const float* a, const float* b, const float* to, const float* from);
   // sums[i] ← fma(a[i], b[i], sums[i]); `count` is a multiple of kChannelBlock.
   void (*add_product)(int count, const float* a, const float* b, float* sums);
 };

@@ -29,6 +29,11 @@ inline void widen_row(const TileOps& ops, const TensorView& view, std::int64_t r
   ops.widen(view.at(row, head), view.dtype, count, target);
 }
 
+// A scale of 1 changes no bits.
+inline void scale_row(float scale, int count, float* values) {
+  for (int i = 0; i < count; ++i) values[i] *= scale;
+}
+
 // Converts fp32 to `dtype`, rounded to nearest even.
 inline void narrow_row(const float* values, int count, Dtype dtype, std::byte* target) {
   if (dtype == Dtype::kBf16) {

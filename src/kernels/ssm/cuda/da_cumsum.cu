@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(kCumsumThreads, 5) da_cumsum_kernel(const __gr
   const int head = p.first_head + first_in_range + (present ? in_cta : 0);
   const int chunks = (segment.tokens + kChunk - 1) / kChunk;
   const int chunk = thread / kHeads;
-  const float rate = __fmul_rn(p.a[head], kSsmLog2E);
+  // With log-decays per token there is no A.
+  const float rate = p.decay == SsmDecay::kToken ? kSsmLog2E : __fmul_rn(p.a[head], kSsmLog2E);
   const float bias = dt_bias_of(p.dt_bias, head);
   float sum = 0.0F;
 #pragma unroll 1
@@ -46,7 +47,9 @@ __global__ void __launch_bounds__(kCumsumThreads, 5) da_cumsum_kernel(const __gr
 #pragma unroll
     for (int i = 0; i < kTokensPerStep; ++i) {
       given[i] = from_float<Element>(0.0F);
-      if (i < left) given[i] = *element_at<Element>(p.dt, segment.row + chunk * kChunk + first + i, head);
+      if (i < left && p.decay != SsmDecay::kHead) {
+        given[i] = *element_at<Element>(p.dt, segment.row + chunk * kChunk + first + i, head);
+      }
     }
 #pragma unroll
     for (int begin = 0; begin < kTokensPerStep; begin += 4) {
@@ -56,8 +59,9 @@ __global__ void __launch_bounds__(kCumsumThreads, 5) da_cumsum_kernel(const __gr
       for (int i = 0; i < 4; ++i) {
         dts[i] = 0.0F;  // tokens after the last one have dt 0 and repeat the sum
         if (begin + i < left) {
-          dts[i] = make_dt(to_float(given[begin + i]), bias, p.softplus, p.dt_min, p.dt_max);
-          const float log = __fmul_rn(dts[i], rate);
+          const float of_token = to_float(given[begin + i]);
+          dts[i] = p.decay == SsmDecay::kDt ? make_dt(of_token, bias, p.softplus, p.dt_min, p.dt_max) : 1.0F;
+          const float log = __fmul_rn(p.decay == SsmDecay::kToken ? of_token : dts[i], rate);
           sum = __fadd_rn(sum, log < kMinLog ? kMinLog : log);
         }
         sums[i] = sum;
@@ -94,7 +98,9 @@ __global__ void __launch_bounds__(kCumsumThreads, 5) da_cumsum_kernel(const __gr
 }
 
 using Kernel = void(SsmParams);
+// `dtype`: of dt or log-decays.
 Kernel* kernel_of(Dtype dtype) {
+  if (dtype == Dtype::kF32) return da_cumsum_kernel<float>;
   return dtype == Dtype::kBf16 ? da_cumsum_kernel<__nv_bfloat16> : da_cumsum_kernel<__half>;
 }
 

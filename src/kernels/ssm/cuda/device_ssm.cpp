@@ -48,7 +48,7 @@ class DeviceSsm final : public SsmKernel {
     const DeviceGuard guard(device_);
     kernels_->load();
     load_state_passing(spec_.state_decays);
-    update_ctas_ = load_update(spec_.dtype, spec_.state_decays, spec_.state_dim);
+    update_ctas_ = load_update(spec_.dtype, spec_.state_decays, spec_.decay, spec_.state_dim);
   }
 
   int heads_together() const override { return spec_.state_decays ? kChannelsTogether : 1; }
@@ -127,6 +127,8 @@ class DeviceSsm final : public SsmKernel {
     p.heads = spec_.heads;
     p.head_dim = spec_.head_dim;
     p.state_dim = spec_.state_dim;
+    p.decay = spec_.decay;
+    p.scale = spec_.scale;
     p.softplus = spec_.dt_softplus;
     p.dt_min = spec_.dt_min;
     p.dt_max = spec_.dt_max;

@@ -47,14 +47,16 @@ struct SsmParams {
   std::int32_t heads, head_dim, state_dim;
   std::int32_t group_heads;  // heads that share a row of B and C
   std::int32_t first_head, head_count;
+  SsmDecay decay;      // kDt, kHead or kToken
+  float scale = 1.0F;  // of y
   bool softplus;
   float dt_min, dt_max;
 
-  SsmTensor x, dt, b, c, z;  // z.data null: no gate
+  SsmTensor x, dt, b, c, z;  // dt: log-decays in fp32 with kToken, null with kHead; z.data null: no gate
   void* y;
   std::int64_t y_token_stride, y_head_stride;
   bool y_aligned;
-  const float* a;
+  const float* a;  // null with kToken
   const float* d;  // null: none, as for dt_bias
   const float* dt_bias;
 
@@ -78,6 +80,8 @@ struct UpdateParams {
   std::int32_t heads, head_dim, state_dim;
   Divider by_head_dim, by_group_heads;
   Divider by_blocks;  // CTAs per sequence
+  SsmDecay decay;
+  float scale = 1.0F;
   bool softplus;
   float dt_min, dt_max;
   SsmTensor x, dt, b, c, z;  // b and c: aligned to kUpdateWidth elements
@@ -92,7 +96,8 @@ struct UpdateParams {
   bool rates_aligned;         // A, to 16 bytes
 };
 
-// dt and dA_cumsum for the SSD kernels of sm80 and sm90. Functions enqueue and throw if a launch fails.
+// dt and dA_cumsum for the SSD kernels of sm80 and sm90. With log-decays dt is 1. Functions enqueue and throw if a
+// launch fails.
 
 // Loads compute_da_cumsum() onto the current device (load_kernel.hpp).
 void load_da_cumsum(Dtype dtype);
@@ -120,7 +125,7 @@ void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_
 
 // Loads the kernels onto the current device (load_kernel.hpp). Returns the max. number of resident CTAs of the
 // persistent kernel (update_loop_kernel), or 0 if there is none for this spec.
-int load_update(Dtype dtype, bool state_decays, int state_dim);
+int load_update(Dtype dtype, bool state_decays, SsmDecay decay, int state_dim);
 // `resident_ctas`: the return value of load_update().
 void update_states(const UpdateParams& params, Dtype dtype, bool state_decays, int resident_ctas, cudaStream_t stream);
 

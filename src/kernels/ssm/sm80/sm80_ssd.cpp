@@ -45,15 +45,16 @@ void require_dim(std::string_view name, int dim, int max_dim, std::vector<std::s
 
 class SsdKernels final : public cuda::SegmentKernels {
  public:
-  SsdKernels(const SsmSpec& spec, int device) : dtype_(spec.dtype), launcher_(launcher_of(spec)), device_(device) {}
+  SsdKernels(const SsmSpec& spec, int device)
+      : dt_dtype_(dt_rows(spec).dtype), launcher_(launcher_of(spec)), device_(device) {}
 
   void load() const override {
-    cuda::load_da_cumsum(dtype_);
+    cuda::load_da_cumsum(dt_dtype_);
     launcher_.load();
   }
   std::size_t da_cumsum_floats() const override { return std::size_t{kChunksOfSegment} * kChunkDaCumsumFloats; }
   void accumulate_states(const SsmParams& params, cudaStream_t stream) const override {
-    cuda::compute_da_cumsum(params, dtype_, stream);
+    cuda::compute_da_cumsum(params, dt_dtype_, stream);
     launcher_.accumulate_states(params, device_, stream);
   }
   void finish(const SsmParams& params, cudaStream_t stream) const override {
@@ -61,7 +62,7 @@ class SsdKernels final : public cuda::SegmentKernels {
   }
 
  private:
-  Dtype dtype_;
+  Dtype dt_dtype_;
   const SsdLauncher& launcher_;
   int device_;
 };
@@ -103,7 +104,9 @@ void require_shared_memory(const SsmSpec& spec, std::vector<std::string>& missin
 
 std::vector<std::string> ssd_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
-  if (spec.state_decays) missing.push_back("a decay per state (supported: one per head)");
+  if (spec.state_decays || spec.decay == SsmDecay::kDim) {
+    missing.push_back("a decay per state (supported: one per head)");
+  }
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
   require_dim("head_dim", spec.head_dim, kMaxHeadDim, missing);
   require_dim("state_dim", spec.state_dim, kMaxStates, missing);

@@ -371,9 +371,9 @@ __global__ void __launch_bounds__(state_threads<kStates>(), 1) ssd_state_kernel(
 // from the state before the segment. C · Bᵀ of a chunk is computed once for all heads. Each head scales it by its own
 // decays and dt.
 
-// C · Bᵀ on and below the diagonal, in fp32. Blocks of 16 × 16 are distributed over all warps of the CTA.
+// scale · C · Bᵀ on and below the diagonal, in fp32. Blocks of 16 × 16 are distributed over all warps of the CTA.
 template <class Element, int kStates>
-__device__ __forceinline__ void compute_scores(std::uint32_t c, std::uint32_t b, float* scores) {
+__device__ __forceinline__ void compute_scores(std::uint32_t c, std::uint32_t b, float scale, float* scores) {
   constexpr int kPitch = pitch_of(kStates);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   for (int block = static_cast<int>(threadIdx.x) / 32; block < kScoreBlocks;
@@ -393,8 +393,10 @@ __device__ __forceinline__ void compute_scores(std::uint32_t c, std::uint32_t b,
     float* const target = scores + (16 * row + lane / 4) * kScorePitch + 16 * column + lane % 4 * 2;
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      *reinterpret_cast<float2*>(target + 8 * t) = make_float2(sum[t][0], sum[t][1]);
-      *reinterpret_cast<float2*>(target + 8 * kScorePitch + 8 * t) = make_float2(sum[t][2], sum[t][3]);
+      *reinterpret_cast<float2*>(target + 8 * t) =
+          make_float2(__fmul_rn(sum[t][0], scale), __fmul_rn(sum[t][1], scale));
+      *reinterpret_cast<float2*>(target + 8 * kScorePitch + 8 * t) =
+          make_float2(__fmul_rn(sum[t][2], scale), __fmul_rn(sum[t][3], scale));
     }
   }
 }
@@ -589,11 +591,11 @@ __global__ void __launch_bounds__(finish_threads<kStates>(), 1) ssd_finish_kerne
   pipeline.for_each_chunk(true, [&](int chunk, int stage) {
     const std::uint32_t x = pipeline.x(stage, coord.head_index);
     const float* const da_cumsum = ssd_memory + pipeline.da_cumsum(stage, coord.head_index);
-    compute_scores<Element, kStates>(pipeline.c(stage), pipeline.b(stage), scores);
+    compute_scores<Element, kStates>(pipeline.c(stage), pipeline.b(stage), p.scan.scale, scores);
     OutputTile rows{};
     if (present) {
       for (int i = coord.thread(); i < kChunk; i += p.shape.warps * 32)
-        prefix_decay[i] = cuda::exp2_approx(da_cumsum[i]);
+        prefix_decay[i] = __fmul_rn(cuda::exp2_approx(da_cumsum[i]), p.scan.scale);
       compute_state_scale(da_cumsum, state_scale, coord, p.shape.warps);
       multiply_state<Element>(rows, state, pipeline.c(stage), coord.lane);
     }

@@ -18,15 +18,17 @@ namespace {
 class HopperSsdKernels final : public cuda::SegmentKernels {
  public:
   HopperSsdKernels(const SsmSpec& spec, int device)
-      : launcher_(spec.state_dim == 64 ? ssd_64 : ssd_128), multiprocessors_(cuda::multiprocessors_of(device)) {}
+      : dt_dtype_(dt_rows(spec).dtype),
+        launcher_(spec.state_dim == 64 ? ssd_64 : ssd_128),
+        multiprocessors_(cuda::multiprocessors_of(device)) {}
 
   void load() const override {
-    cuda::load_da_cumsum(Dtype::kBf16);
+    cuda::load_da_cumsum(dt_dtype_);
     launcher_.load();
   }
   std::size_t da_cumsum_floats() const override { return std::size_t{kChunksOfSegment} * kChunkDaCumsumFloats; }
   void accumulate_states(const SsmParams& params, cudaStream_t stream) const override {
-    cuda::compute_da_cumsum(params, Dtype::kBf16, stream);
+    cuda::compute_da_cumsum(params, dt_dtype_, stream);
     launcher_.accumulate_states(params, multiprocessors_, stream);
   }
   void finish(const SsmParams& params, cudaStream_t stream) const override {
@@ -34,6 +36,7 @@ class HopperSsdKernels final : public cuda::SegmentKernels {
   }
 
  private:
+  Dtype dt_dtype_;
   const HopperSsdLauncher& launcher_;
   int multiprocessors_;
 };
@@ -47,7 +50,9 @@ void require_dim(std::string_view name, int dim, std::vector<std::string>& missi
 
 std::vector<std::string> ssd_missing(const SsmSpec& spec) {
   std::vector<std::string> missing;
-  if (spec.state_decays) missing.push_back("a decay per state (supported: one per head)");
+  if (spec.state_decays || spec.decay == SsmDecay::kDim) {
+    missing.push_back("a decay per state (supported: one per head)");
+  }
   if (spec.dtype != Dtype::kBf16) missing.push_back(fmt::format("{} (supported: bf16)", dtype_name(spec.dtype)));
   require_dim("head_dim", spec.head_dim, missing);
   require_dim("state_dim", spec.state_dim, missing);

@@ -381,8 +381,8 @@ __device__ __forceinline__ void compute_outputs(const HopperSsd& p, const SsdMem
   const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
   if (warpgroup == kDimBlocksPerCta) {
     reg_dealloc<kSsdScoreRegisters>();
-    const DimBlockDecays<kStates> decays(memory, cta_chunks.block.count);
-    SharedScores<kStates> scores(memory);
+    const DimBlockDecays<kStates> decays(memory, cta_chunks.block.count, p.scan.scale);
+    SharedScores<kStates> scores(memory, p.scan.scale);
     load_chunks<1>(
         p, memory, cta_chunks, [](int) {},
         [&](int chunk) {

@@ -35,14 +35,16 @@ __device__ __forceinline__ void score_half(std::uint32_t c_tile, std::uint32_t b
   pin(scores);
 }
 
-// Stores the 16 x 16 blocks on and below the diagonal.
-__device__ __forceinline__ void store_half(const float (&scores)[kChunk / 16][4], int half, float4* to) {
+// Stores the 16 x 16 blocks on and below the diagonal, times `scale`.
+__device__ __forceinline__ void store_half(const float (&scores)[kChunk / 16][4], float scale, int half, float4* to) {
   const int row = thread_of_warpgroup() / 32;
   const int lane = thread_of_warpgroup() % 32;
 #pragma unroll
   for (int j = 0; j < kChunk / 16; ++j) {
     if (2 * half + j / 2 > row) break;
-    to[score_tile(row, 4 * half + j) * 32 + lane] = make_float4(scores[j][0], scores[j][1], scores[j][2], scores[j][3]);
+    to[score_tile(row, 4 * half + j) * 32 + lane] =
+        make_float4(__fmul_rn(scores[j][0], scale), __fmul_rn(scores[j][1], scale), __fmul_rn(scores[j][2], scale),
+                    __fmul_rn(scores[j][3], scale));
   }
 }
 
@@ -50,7 +52,9 @@ __device__ __forceinline__ void store_half(const float (&scores)[kChunk / 16][4]
 template <int kStates>
 class SharedScores {
  public:
-  __device__ __forceinline__ explicit SharedScores(const SsdMemory<kStates, true>& shared) : memory_(shared) {}
+  // `scale`: of y.
+  __device__ __forceinline__ SharedScores(const SsdMemory<kStates, true>& shared, float scale)
+      : memory_(shared), scale_(scale) {}
 
   __device__ __forceinline__ void compute(int chunk) {
     const std::uint32_t stage = ring_.stage();
@@ -62,7 +66,7 @@ class SharedScores {
     for (int half = 0; half < 2; ++half) {
       float scores[kChunk / 16][4];
       score_half<kStates>(memory_.c(stage), memory_.b(stage), half, scores);
-      store_half(scores, half, memory_.scores(buffer));
+      store_half(scores, scale_, half, memory_.scores(buffer));
     }
     __syncwarp();
     if (thread_of_warpgroup() % 32 == 0) barrier_arrive(memory_.scores_full(buffer));
@@ -70,6 +74,7 @@ class SharedScores {
 
  private:
   const SsdMemory<kStates, true>& memory_;
+  const float scale_;
   PackedPipelineState<SsdLayout<kStates, true>::kStages> ring_;
 };
 
@@ -80,13 +85,14 @@ __device__ __forceinline__ int state_scale_word(int pair) { return pair % 4 * 8 
 // adjacent.
 __device__ __forceinline__ int prefix_decay_word(int pair) { return pair % 4 * kPrefixDecayLaneFloats + pair / 4 * 2; }
 
-// Prefix decays and state scales of a chunk's tokens, by one warp of the producer warpgroup per dim block. They
-// overwrite those of two chunks before. All reads of these are done when the chunk's dA_cumsum has landed.
+// Prefix decays, times `scale` of y, and state scales of a chunk's tokens, by one warp of the producer warpgroup per
+// dim block. They overwrite those of two chunks before. All reads of these are done when the chunk's dA_cumsum has
+// landed.
 template <int kStates>
 class DimBlockDecays {
  public:
-  __device__ __forceinline__ DimBlockDecays(const SsdMemory<kStates, true>& shared, int dim_blocks)
-      : memory_(shared), dim_blocks_(dim_blocks) {}
+  __device__ __forceinline__ DimBlockDecays(const SsdMemory<kStates, true>& shared, int dim_blocks, float scale)
+      : memory_(shared), dim_blocks_(dim_blocks), scale_(scale) {}
 
   __device__ __forceinline__ void compute(int chunk) const {
     using DimBlock = SsdDimBlock<kStates, true>;
@@ -99,7 +105,7 @@ class DimBlockDecays {
     float* const prefix_decay = memory_.prefix_decay(index, input);
     const float2 sums = reinterpret_cast<const float2*>(da_cumsum)[lane];
     *reinterpret_cast<float2*>(prefix_decay + prefix_decay_word(lane)) =
-        make_float2(cuda::exp2_approx(sums.x), cuda::exp2_approx(sums.y));
+        make_float2(__fmul_rn(cuda::exp2_approx(sums.x), scale_), __fmul_rn(cuda::exp2_approx(sums.y), scale_));
     const float2 scales = state_scale_pair(da_cumsum, lane);
     reinterpret_cast<std::uint32_t*>(memory_.state_scale(index, input))[state_scale_word(lane)] =
         cuda::MmaTraits<__nv_bfloat16>::pack(scales.x, scales.y);
@@ -110,6 +116,7 @@ class DimBlockDecays {
  private:
   const SsdMemory<kStates, true>& memory_;
   const int dim_blocks_;
+  const float scale_;
 };
 
 // A tile of scores, with dA_cumsum and dt of its columns and dA_cumsum of its rows.

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel `cpu_gla`: linear attention with a decay per key dim (gated linear attention), fp32 arithmetic.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/common/backend.hpp"
+#include "kernels/ssm/ssm.hpp"
+
+namespace ringattn::cpu {
+
+// Requirements of `spec` that the kernel does not support. See KernelRow::missing.
+std::vector<std::string> cpu_gla_missing(const SsmSpec& spec);
+double cpu_gla_speed(const Backend& backend);
+
+// `backend` must be a CpuBackend.
+std::unique_ptr<SsmKernel> make_cpu_gla(const SsmSpec& spec, Backend& backend);
+
+}  // namespace ringattn::cpu
