@@ -37,8 +37,9 @@
 //
 // Each kernel chooses how it evaluates exp2, the norm, sums over key dims and tokens within a chunk, and where scale is
 // applied, but always in the same way: results are bitwise equal for one kernel on one kind of device. A kernel also
-// chooses whether it rounds the factors of chunk products (1 and 3, not 2) to the dtype (rounds_factors()): q, k, their
-// decayed forms, T, u and what it is made of, and the state before a chunk; each is rounded once, and sums are fp32.
+// chooses whether it rounds the factors of chunk products (1 and 3, not 2) to the dtype (rounds_delta_factors()): q, k,
+// their decayed forms, T, u and what it is made of, and the state before a chunk; each is rounded once, and sums are
+// fp32.
 //
 // So a row of o and a final state are pure functions of the sequence's inputs up to there, its initial state and the
 // GatedDeltaSpec. They do not depend on where the task's runs lie in memory, how a sequence is cut into runs, which
@@ -61,6 +62,7 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/common/backend.hpp"
+#include "kernels/common/registry.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
@@ -191,5 +193,11 @@ class GatedDeltaKernel {
 void check_gated_delta_task(const GatedDeltaSpec& spec, const GatedDeltaLimits& limits, const GatedDeltaTask& task);
 // Validation of an update.
 void check_gated_delta_update(const GatedDeltaSpec& spec, const GatedDeltaUpdate& update);
+
+template <>
+std::span<const KernelRow<GatedDeltaSpec>> kernel_table<GatedDeltaSpec>();
+
+// Whether a kernel rounds the factors of chunk products to the dtype.
+bool rounds_delta_factors(const KernelEntry& kernel);
 
 }  // namespace ringattn
