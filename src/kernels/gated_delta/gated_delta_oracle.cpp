@@ -10,9 +10,9 @@ namespace ringattn {
 namespace {
 
 constexpr double kFp32Unit = 0x1p-24;
-constexpr double kMinLog2 = -150.0;  // of a token's decay
-constexpr double kRoundedFactors = 4.0;
-constexpr double kSafety = 4.0;  // the root of a sum of squares is a standard deviation
+constexpr double kMinLog2 = -150.0;       // of a token's decay
+constexpr double kRoundedFactors = 2.0;   // the root of four
+constexpr double kDeltaDeviations = 6.0;  // that are allowed
 
 double unit_of(Dtype dtype) {
   if (dtype == Dtype::kBf16) return 0x1p-9;
@@ -40,23 +40,15 @@ GatedDeltaOracle::GatedDeltaOracle(const GatedDeltaSpec& spec, bool rounded, con
     : spec_(spec),
       keys_(static_cast<std::size_t>(spec.key_dim)),
       values_(static_cast<std::size_t>(spec.value_dim)),
-      rounding_(rounded ? kRoundedFactors * unit_of(spec.dtype) : 0.0),
+      rounding_(rounded ? kRoundedFactors * unit_of(spec.dtype) / std::numbers::sqrt3 : 0.0),
       state_(keys_ * values_, 0.0),
       o_(values_, 0.0),
       o_error_(values_, 0.0),
       log_sums_(static_cast<std::size_t>(spec.decay_dim()), 0.0),
-      squares_(values_, 0.0) {
+      errors_(state_.size(), 0.0),
+      terms_(state_.size(), 0.0),
+      before_segment_(state_.size(), 0.0) {
   if (initial != nullptr) std::copy_n(initial, state_.size(), state_.begin());
-  terms_ = before_segment_ = column_norms();
-}
-
-std::vector<double> GatedDeltaOracle::column_norms() const {
-  std::vector<double> norms(values_, 0.0);
-  for (std::size_t d = 0; d < keys_; ++d) {
-    for (std::size_t c = 0; c < values_; ++c) norms[c] += state_[d * values_ + c] * state_[d * values_ + c];
-  }
-  for (double& norm : norms) norm = std::sqrt(norm);
-  return norms;
 }
 
 std::vector<double> GatedDeltaOracle::normalized(std::span<const double> row) const {
@@ -68,57 +60,71 @@ std::vector<double> GatedDeltaOracle::normalized(std::span<const double> row) co
   return result;
 }
 
+// Segments and chunks begin with the state as it is.
+void GatedDeltaOracle::begin_token() {
+  const bool segment = tokens_ % kSegmentTokens == 0;
+  if (tokens_ % kChunkTokens != 0) return;
+  std::ranges::fill(log_sums_, 0.0);
+  for (std::size_t i = 0; i < state_.size(); ++i) {
+    // The state itself is a sum over the last chunk's tokens.
+    errors_[i] += epsilon_ * epsilon_ * (terms_[i] + 2.0 * before_segment_[i]);
+    terms_[i] = state_[i] * state_[i];
+    if (segment) before_segment_[i] = terms_[i];
+  }
+}
+
+double GatedDeltaOracle::decay(std::size_t dim, std::span<const double> log_decay) const {
+  return std::exp(log_decay[spec_.key_decays ? dim : 0]);
+}
+
 void GatedDeltaOracle::add(std::span<const double> q_row, std::span<const double> k_row, std::span<const double> v,
                            std::span<const double> log_decay, double beta) {
   const std::vector<double> q = normalized(q_row);
   const std::vector<double> k = normalized(k_row);
   const double scale = static_cast<double>(scale_of(spec_));
-  if (tokens_ % kSegmentTokens == 0) before_segment_ = column_norms();
-  if (tokens_ % kChunkTokens == 0) {
-    terms_ = column_norms();
-    std::ranges::fill(log_sums_, 0.0);
-  }
+  begin_token();
   double greatest_sum = 0.0;
-  double greatest_decay = 0.0;
   for (std::size_t d = 0; d < log_sums_.size(); ++d) {
     log_sums_[d] += std::max(log_decay[d] * std::numbers::log2e, kMinLog2);
     greatest_sum = std::max(greatest_sum, std::abs(log_sums_[d]));
-    greatest_decay = std::max(greatest_decay, std::exp(log_decay[d]));
   }
   const double additions = static_cast<double>(spec_.key_dim + 2 * kChunkTokens);
   const double in_chunk = static_cast<double>(tokens_ % kChunkTokens + 1);
-  epsilon_ = kFp32Unit * (additions + in_chunk * greatest_sum) + rounding_;
+  epsilon_ = std::hypot(kFp32Unit * (std::sqrt(additions) + std::sqrt(in_chunk) * greatest_sum), rounding_);
   const double k_norm = norm_of(k);
-  const double growth = greatest_decay * std::max(1.0, std::abs(1.0 - beta * k_norm * k_norm));
+  const double q_norm = norm_of(q);
+  const double growth = std::max(1.0, std::abs(1.0 - beta * k_norm * k_norm));
 
-  std::vector<double> read(values_, 0.0);  // S'ᵀ · k
+  std::vector<double> read(values_, 0.0);    // S'ᵀ · k
+  std::vector<double> spread(values_, 0.0);  // Σ_d k_d² X²
   for (std::size_t d = 0; d < keys_; ++d) {
-    const double decay = std::exp(log_decay[spec_.key_decays ? d : 0]);
-    for (std::size_t c = 0; c < values_; ++c) {
-      double& s = state_[d * values_ + c];
-      s *= decay;
-      read[c] += s * k[d];
+    const double alpha = decay(d, log_decay);
+    const double squared = alpha * alpha;
+    for (std::size_t at = d * values_; at < (d + 1) * values_; ++at) {
+      state_[at] *= alpha;
+      terms_[at] *= squared;
+      before_segment_[at] *= squared;
+      errors_[at] *= squared * growth * growth;
+      read[at - d * values_] += state_[at] * k[d];
+      spread[at - d * values_] += k[d] * k[d] * (terms_[at] + 2.0 * before_segment_[at]);
     }
   }
-  std::ranges::fill(o_, 0.0);
-  const double q_norm = norm_of(q);
   for (std::size_t c = 0; c < values_; ++c) {
     const double u = beta * (v[c] - read[c]);
+    const double lost = beta * epsilon_ * beta * epsilon_ * (v[c] * v[c] + spread[c]);
+    double sum = 0.0;
+    double error = 0.0;
     for (std::size_t d = 0; d < keys_; ++d) {
-      double& s = state_[d * values_ + c];
-      s += k[d] * u;
-      o_[c] += scale * s * q[d];
+      const std::size_t at = d * values_ + c;
+      state_[at] += k[d] * u;
+      terms_[at] += k[d] * u * k[d] * u;
+      errors_[at] += k[d] * k[d] * lost;
+      sum += state_[at] * q[d];
+      error +=
+          q_norm * q_norm * errors_[at] + epsilon_ * epsilon_ * q[d] * q[d] * (terms_[at] + 2.0 * before_segment_[at]);
     }
-    terms_[c] *= greatest_decay;
-    before_segment_[c] *= growth;
-    const double size = terms_[c] + 2.0 * before_segment_[c];
-    const double added = epsilon_ * k_norm * std::abs(beta) * (std::abs(v[c]) + k_norm * size);
-    squares_[c] = growth * growth * squares_[c] + added * added;
-    terms_[c] += k_norm * std::abs(u);
-    const double all = terms_[c] + 2.0 * before_segment_[c];
-    o_error_[c] = kSafety * std::abs(scale) * q_norm * (std::sqrt(squares_[c]) + epsilon_ * all);
-    // The state is a sum over the chunk's tokens too.
-    if ((tokens_ + 1) % kChunkTokens == 0) squares_[c] += epsilon_ * all * epsilon_ * all;
+    o_[c] = scale * sum;
+    o_error_[c] = kDeltaDeviations * std::abs(scale) * std::sqrt(error);
   }
   ++tokens_;
 }
@@ -130,10 +136,11 @@ void GatedDeltaOracle::add(const GatedDeltaTask& task, std::int64_t row, int hea
 }
 
 std::vector<double> GatedDeltaOracle::state_error() const {
-  std::vector<double> errors(values_);
-  for (std::size_t c = 0; c < values_; ++c) {
-    errors[c] = kSafety * (std::sqrt(squares_[c]) + epsilon_ * (terms_[c] + 2.0 * before_segment_[c]));
+  std::vector<double> errors(values_, 0.0);
+  for (std::size_t at = 0; at < state_.size(); ++at) {
+    errors[at % values_] += errors_[at] + epsilon_ * epsilon_ * (terms_[at] + 2.0 * before_segment_[at]);
   }
+  for (double& error : errors) error = kDeltaDeviations * std::sqrt(error);
   return errors;
 }
 

@@ -14,13 +14,17 @@ namespace ringattn {
 // One value head of one sequence.
 //
 // The bound. An error δ of u_i acts on everything after it as an error δ of β_i · v_i would, so it follows the exact
-// recurrence: the error of a column of S grows by at most ρ = max α · max(1, |1 − β ‖k‖²|) a token, and δ adds ‖k_i‖ ·
-// δ to it. u_i is a sum whose terms are at most |v_i| + ‖k_i‖ · (m + 2 r). Here m is the size of the terms in a chunk:
-// the norm of the column before it, then decayed and with ‖k_j‖ · |u_j| of each token added. r is the norm of the
-// column before the segment, multiplied by ρ since, because a segment's M and U are computed apart from each other. δ
-// is ε times the terms. ε is 2^−24 for each of the sum's additions and 2^−24 · |G| for each addition in G, and if the
-// kernel rounds its factors, four units of the dtype. Errors of different tokens are independent, so that their squares
-// are added.
+// recurrence: it adds k_i ⊗ δ to the error of S, which decays as S does and otherwise grows by at most
+// max(1, |1 − β ‖k‖²|) a token. Roundings are independent of each other, so their squares are added:
+//
+//   E²[d, c] ← α_d² · growth² · E²[d, c] + k_d² · δ_c²       δ_c² = β² ε² (v_c² + Σ_d k_d² X²[d, c])
+//
+// X² is the sum of the squares of the terms that S is made of in this chunk: of the state before the chunk, the
+// k_j ⊗ u_j, and twice the decayed state before the segment, because M and U are computed apart. The error of o is then
+// at most six standard deviations, scale · √(‖q‖² Σ_d E² + ε² Σ_d q_d² X²): all of E may lie along q.
+//
+// ε is 2^−24 · √(additions of a sum), and 2^−24 · |G| · √(additions of G) for decays; if the kernel rounds its factors,
+// those of four of them, half of a unit of the dtype divided by √3 each, come on top.
 class GatedDeltaOracle {
  public:
   // `initial`: [key_dim, value_dim], or null for zero. `rounded`: the kernel rounds factors of chunk products.
@@ -41,7 +45,8 @@ class GatedDeltaOracle {
 
  private:
   std::vector<double> normalized(std::span<const double> row) const;
-  std::vector<double> column_norms() const;
+  void begin_token();
+  double decay(std::size_t dim, std::span<const double> log_decay) const;
 
   GatedDeltaSpec spec_;
   std::size_t keys_;
@@ -52,7 +57,7 @@ class GatedDeltaOracle {
   std::vector<double> o_, o_error_;
   std::vector<double> log_sums_;  // [decay_dim]: G
   double epsilon_ = 0.0;
-  std::vector<double> squares_, terms_, before_segment_;  // [value_dim]: squared errors, m and r
+  std::vector<double> errors_, terms_, before_segment_;  // [key_dim, value_dim], squares
 };
 
 }  // namespace ringattn
