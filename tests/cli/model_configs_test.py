@@ -23,6 +23,7 @@ SHAPE = {
     "mla": ["heads", "head-dim", "rope-dim", "latent-dim", "head-dim-v", "mask", "window", "softmax-scale"],
     "ssd": ["heads", "head-dim", "state-dim", "groups", "conv-width"],
     "selective_scan": ["heads", "state-dim", "groups", "conv-width"],
+    "gated_delta": ["heads", "key-heads", "head-dim", "head-dim-v", "decay", "qk-norm"],
 }
 USAGE = 2  # exit code
 
