@@ -19,7 +19,7 @@ namespace {
 
 std::string_view layer_text(LayerKind kind) {
   constexpr std::string_view kTexts[] = {"attention to keys and values", "attention over latents (kv_lora_rank)",
-                                         "an SSM of Mamba-2", "an SSM of Mamba-1"};
+                                         "an SSM of Mamba-2", "an SSM of Mamba-1", "a gated delta rule"};
   return kTexts[static_cast<std::size_t>(kind)];
 }
 

@@ -13,15 +13,25 @@ namespace ringattn {
 // Each row is defined in the directory of its op.
 extern const FileOpEntry kCompressOp, kQuantizeOp;
 extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kAttentionBackwardOp, kSsdOp, kSsdBackwardOp, kSelectiveScanOp,
-    kConv1dOp, kConv1dBackwardOp, kBatchedGemmOp, kLinearOp, kReshardOp, kRopeOp;
+    kConv1dOp, kConv1dBackwardOp, kGatedDeltaOp, kBatchedGemmOp, kLinearOp, kReshardOp, kRopeOp;
 
 namespace {
 
 std::vector<const OpEntry*>& rows() {
-  static std::vector<const OpEntry*> table{
-      &kAttentionOp,   &kDecodeOp,        &kMlaOp,    &kAttentionBackwardOp, &kSsdOp,
-      &kSsdBackwardOp, &kSelectiveScanOp, &kConv1dOp, &kConv1dBackwardOp,    &kBatchedGemmOp,
-      &kLinearOp,      &kRopeOp,          &kReshardOp};
+  static std::vector<const OpEntry*> table{&kAttentionOp,
+                                           &kDecodeOp,
+                                           &kMlaOp,
+                                           &kAttentionBackwardOp,
+                                           &kSsdOp,
+                                           &kSsdBackwardOp,
+                                           &kSelectiveScanOp,
+                                           &kConv1dOp,
+                                           &kConv1dBackwardOp,
+                                           &kGatedDeltaOp,
+                                           &kBatchedGemmOp,
+                                           &kLinearOp,
+                                           &kRopeOp,
+                                           &kReshardOp};
   return table;
 }
 

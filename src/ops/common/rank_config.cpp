@@ -195,10 +195,10 @@ std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const Causa
 
 std::vector<RankConfigEntry> rank_config(const GatedDeltaJob& job, const SsmOptions& options,
                                          const KernelChoice<GatedDeltaSpec>& choice, const Backend& backend) {
-  return ssm_config("gated_delta", *choice.row, backend,
-                    fmt::format("{}; scale {:a}, update {};{}", describe(job), job.spec.scale, job.update,
-                                lengths_text(job.lengths)),
-                    options);
+  return ssm_config(
+      "gated_delta", *choice.row, backend,
+      fmt::format("{}; scale {:a}, update {};{}", describe(job), job.spec.scale, job.update, lengths_text(job.lengths)),
+      options);
 }
 
 std::vector<RankConfigEntry> rank_config(const LinearJob& job, const LinearChoice& choice, const Backend& backend) {

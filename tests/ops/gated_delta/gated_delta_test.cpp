@@ -231,7 +231,8 @@ TEST(GatedDeltaOp, PlansWhatIsPassedOn) {
   const SsmPlanSummary plan = summarize_gated_delta_plan(job, {}, 4, *kernel, default_machine(*choice.row, *backend));
   EXPECT_EQ(plan.states_moved(), 3);
   EXPECT_EQ(state_bytes(job.spec), 3 * 16 * 8 * 4);
-  EXPECT_EQ(plan.max_memory().exchange, 2U * 3 * 16 * 8 * 4);
+  EXPECT_EQ(plan.memory[0].exchange, 3U * 16 * 8 * 4);  // one state is sent
+  EXPECT_EQ(plan.memory[1].exchange, 2U * 3 * 16 * 8 * 4);
   EXPECT_EQ(plan.layout.tokens(0) % kSegmentTokens, 0);
 }
 
