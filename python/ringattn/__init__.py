@@ -17,11 +17,12 @@ from ._conv1d import CausalConv1d, causal_conv1d, causal_conv1d_update
 from ._decode import Decode, DecodePartition, MlaDecode, decode, decode_partition
 from ._eviction import Kept, evict
 from ._batched_gemm import BatchedGemm, batched_gemm
+from ._gated_delta import GatedDelta, gated_delta, gated_delta_update
 from ._linear import (
     Linear, QuantizedWeight, dequantize_weight, linear, linear_columns, linear_features, linear_tokens, quantize_weight,
 )  # fmt: skip
 from ._mla import Mla, mla, mla_decode, mla_decode_partition
-from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
+from .layouts import Layout, contiguous, packed, positions, segments, shard, striped, super_segments, unshard, zigzag
 from ._rope import Rope, rope, rope_frequencies
 from ._sdpa import scaled_dot_product_attention
 from ._ssm import Ssm, selective_scan, selective_update, ssd, ssd_update
@@ -43,10 +44,11 @@ __all__ = [
     "Attention", "CallError", "Compressed", "CausalConv1d", "Decode", "DecodePartition", "Error", "FileError", "BatchedGemm",
     "Kept", "Linear", "Mla", "MlaDecode", "Layout", "OutOfMemory", "PeerError", "Rope", "Ssm", "UnsupportedError", "UsageError",
     "World", "WrongResult", "attention", "callbacks_world", "causal_conv1d", "causal_conv1d_update", "compress", "contiguous",
-    "decode", "decode_partition", "decompress", "dequantize_weight", "evict", "goldens", "batched_gemm", "linear",
+    "decode", "decode_partition", "decompress", "dequantize_weight", "evict", "gated_delta", "gated_delta_update", "GatedDelta",
+    "goldens", "batched_gemm", "linear",
     "linear_columns", "linear_features", "linear_tokens", "mla", "mla_decode", "mla_decode_partition", "mpi_world", "packed",
     "positions", "quantize_weight", "quantized", "QuantizedWeight", "rope", "rope_frequencies", "run_ranks",
-    "scaled_dot_product_attention", "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update",
+    "scaled_dot_product_attention", "segments", "selective_scan", "selective_update", "self_world", "shard", "ssd", "ssd_update",
     "store_world", "striped", "super_segments", "testing",
     "threads_worlds", "torch_world", "unshard", "varlen", "zigzag",
 ]  # fmt: skip
