@@ -18,8 +18,12 @@ namespace ringattn {
 namespace {
 
 std::string_view layer_text(LayerKind kind) {
-  constexpr std::string_view kTexts[] = {"attention to keys and values", "attention over latents (kv_lora_rank)",
-                                         "an SSM of Mamba-2", "an SSM of Mamba-1", "linear attention"};
+  constexpr std::string_view kTexts[] = {"attention to keys and values",
+                                         "attention over latents (kv_lora_rank)",
+                                         "an SSM of Mamba-2",
+                                         "an SSM of Mamba-1",
+                                         "linear attention",
+                                         "a gated delta rule"};
   return kTexts[static_cast<std::size_t>(kind)];
 }
 

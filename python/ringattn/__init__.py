@@ -17,13 +17,14 @@ from ._conv1d import CausalConv1d, causal_conv1d, causal_conv1d_update
 from ._decode import Decode, DecodePartition, MlaDecode, decode, decode_partition
 from ._eviction import Kept, evict
 from ._batched_gemm import BatchedGemm, batched_gemm
+from ._gated_delta import GatedDelta, gated_delta, gated_delta_update
 from ._gradient_reduction import gradient_leaves, reduce_gradients
 from ._linear import (
     Linear, QuantizedWeight, dequantize_weight, linear, linear_columns, linear_features, linear_tokens, quantize_weight,
 )  # fmt: skip
 from ._linear_attention import LinearAttention, linear_attention, linear_attention_update
 from ._mla import Mla, mla, mla_decode, mla_decode_partition
-from .layouts import Layout, contiguous, packed, positions, shard, striped, super_segments, unshard, zigzag
+from .layouts import Layout, contiguous, packed, positions, segments, shard, striped, super_segments, unshard, zigzag
 from ._rope import Rope, RopeSettings, rope, rope_frequencies
 from ._sdpa import scaled_dot_product_attention
 from ._ssm import Ssm, selective_scan, selective_update, ssd, ssd_update
@@ -44,12 +45,12 @@ __version__: str = _lib.version().decode()
 __all__ = [
     "Attention", "attention", "batched_gemm", "BatchedGemm", "callbacks_world", "CallError", "causal_conv1d",
     "causal_conv1d_update", "CausalConv1d", "compress", "Compressed", "contiguous", "Decode", "decode", "decode_partition",
-    "DecodePartition", "decompress", "dequantize_weight", "Error", "evict", "FileError", "goldens", "gradient_leaves", "Kept",
-    "Layout", "Linear", "linear", "linear_attention", "linear_attention_update", "linear_columns", "linear_features",
-    "linear_tokens", "LinearAttention", "Mla", "mla", "mla_decode", "mla_decode_partition", "MlaDecode", "mpi_world",
-    "OutOfMemory", "packed", "PeerError", "positions", "quantize_weight", "quantized", "QuantizedWeight", "reduce_gradients",
-    "Rope", "rope", "rope_frequencies", "RopeSettings", "run_ranks", "scaled_dot_product_attention", "selective_scan",
-    "selective_update", "self_world", "shard", "ssd", "ssd_update", "Ssm", "store_world", "striped", "super_segments",
-    "testing", "threads_worlds", "torch_world", "unshard", "UnsupportedError", "UsageError", "varlen", "World", "WrongResult",
-    "zigzag",
+    "DecodePartition", "decompress", "dequantize_weight", "Error", "evict", "FileError", "gated_delta", "gated_delta_update",
+    "GatedDelta", "goldens", "gradient_leaves", "Kept", "Layout", "Linear", "linear", "linear_attention",
+    "linear_attention_update", "linear_columns", "linear_features", "linear_tokens", "LinearAttention", "Mla", "mla",
+    "mla_decode", "mla_decode_partition", "MlaDecode", "mpi_world", "OutOfMemory", "packed", "PeerError", "positions",
+    "quantize_weight", "quantized", "QuantizedWeight", "reduce_gradients", "Rope", "rope", "rope_frequencies", "RopeSettings",
+    "run_ranks", "scaled_dot_product_attention", "segments", "selective_scan", "selective_update", "self_world", "shard",
+    "ssd", "ssd_update", "Ssm", "store_world", "striped", "super_segments", "testing", "threads_worlds", "torch_world",
+    "unshard", "UnsupportedError", "UsageError", "varlen", "World", "WrongResult", "zigzag",
 ]  # fmt: skip

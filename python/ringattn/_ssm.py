@@ -56,12 +56,12 @@ def check_layout(layout) -> None:
                "Leave it out, or pass ringattn.super_segments(lengths, ranks) or another ringattn.Layout.")  # fmt: skip
 
 
-def run_options(world: World, lengths, layout: Layout | None, members: dict) -> _structs.options:
+def run_options(world: World, lengths, layout: Layout | None, members: dict, deal=super_segments) -> _structs.options:
     options = _job.run_options(**members)
     check_layout(layout)
     dealt = None if layout is None else make_layout(layout, lengths, world.size)
     if world.size > 1:
-        dealt = dealt or super_segments(lengths, world.size)
+        dealt = dealt or deal(lengths, world.size)
         options.layout = _abi.RUNS
         options.query_run_count, options.query_runs = dealt.c_runs()
     return options

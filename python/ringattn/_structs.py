@@ -157,6 +157,13 @@ ssm_facts = _sized("ssm_facts", (c_int64, "rows beginning ending"), (c_uint64, "
 ssm_tensors = _sized(
     "ssm_tensors", (Tensor, "x dt b c z a d dt_bias initial_states y final_states"), (c_void_p, "stream"), (Tensor, "slots")
 )
+gated_delta_spec = _sized(
+    "gated_delta_spec", (DLDataType, "dtype"), (c_int32, "key_heads value_heads key_dim value_dim key_decays qk_l2norm"),
+    (c_float, "scale"),
+)  # fmt: skip
+gated_delta_tensors = _sized(
+    "gated_delta_tensors", (Tensor, "q k v log_decay beta initial_states out final_states slots"), (c_void_p, "stream")
+)
 ssd_backward_tensors = _sized(
     "ssd_backward_tensors",
     (Tensor, "x dt b c z a d dt_bias initial_states dy dfinal_states dx ddt db dc dz dinitial_states da dd ddt_bias"),

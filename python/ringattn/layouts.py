@@ -207,18 +207,29 @@ def packed(lengths: Sequence[int], world: int) -> Layout:
     return Layout(lengths, runs)
 
 
-# Tokens of a super-segment, which an SSM layout must not cut.
+# Tokens of a super-segment, which an SSM layout must not cut, and of a segment, which that of a gated delta rule must not.
 SUPER_SEGMENT = 65536
+SEGMENT = 2048
 
 
 def super_segments(lengths: Sequence[int], world: int) -> Layout:
     """The default layout of ssd(): adjacent whole super-segments of 65,536 tokens, with balanced tokens. With fewer
     super-segments than ranks some ranks have none."""
+    return _whole_units(lengths, world, SUPER_SEGMENT)
+
+
+def segments(lengths: Sequence[int], world: int) -> Layout:
+    """The default layout of gated_delta(): adjacent whole segments of 2,048 tokens, with balanced tokens. With fewer segments
+    than ranks some ranks have none."""
+    return _whole_units(lengths, world, SEGMENT)
+
+
+def _whole_units(lengths: Sequence[int], world: int, unit: int) -> Layout:
     _check_world(world)
     pieces = [
-        (sequence, begin, min(begin + SUPER_SEGMENT, length))
+        (sequence, begin, min(begin + unit, length))
         for sequence, length in enumerate(as_ints(lengths))
-        for begin in range(0, length, SUPER_SEGMENT)
+        for begin in range(0, length, unit)
     ]
     total = sum(end - begin for _, begin, end in pieces)
     runs: list[list] = [[] for _ in range(world)]

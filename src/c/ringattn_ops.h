@@ -223,6 +223,58 @@ ringattn_status ringattn_ssd_backward_enqueue(ringattn_ssd_backward* backward,
 ringattn_status ringattn_ssd_backward_wait(ringattn_ssd_backward* backward);
 void ringattn_ssd_backward_destroy(ringattn_ssd_backward* backward);
 
+/* ---- Gated delta rule: Gated DeltaNet and Kimi Delta Attention ---- */
+
+/* S' = diag(exp(log_decay_t)) * S_(t-1),   S_t = S' + beta_t * k_t (outer) (v_t - transpose(S') * k_t),
+ * out_t = scale * transpose(S_t) * q_t, for each value head, with a state S [key_dim, value_dim]. Names are those of
+ * flash-linear-attention, but log_decay for its g. */
+typedef struct ringattn_gated_delta_spec {
+  uint64_t size;
+  DLDataType dtype;    /* of q, k, v and out; log_decay, beta and states are fp32 */
+  int32_t key_heads;   /* of q and k; divides value_heads, neighbours of which share a key head */
+  int32_t value_heads; /* of v, log_decay, beta and out */
+  int32_t key_dim;
+  int32_t value_dim;
+  int32_t key_decays; /* 1: log_decay is [rows, value_heads, key_dim] (KDA); 0: [rows, value_heads, 1] (GDN) */
+  int32_t qk_l2norm;  /* 1: rows of q and k are divided by sqrt(sum of squares + 1e-6) */
+  float scale;        /* 0: 1 / sqrt(key_dim) */
+} ringattn_gated_delta_spec;
+
+typedef struct ringattn_gated_delta ringattn_gated_delta;
+
+/* Collective. Batch and options are as for ringattn_ssm_create(), with runs of whole segments of 2,048 tokens. */
+ringattn_status ringattn_gated_delta_create(ringattn_world* world, const ringattn_gated_delta_spec* spec,
+                                            const ringattn_ssm_batch* batch, const ringattn_options* options,
+                                            ringattn_gated_delta** gated_delta);
+/* Facts, rows and sequences are as for ringattn_ssm. */
+ringattn_status ringattn_gated_delta_get_facts(const ringattn_gated_delta* gated_delta, ringattn_ssm_facts* facts);
+ringattn_status ringattn_gated_delta_rows(const ringattn_gated_delta* gated_delta, int64_t count,
+                                          int64_t* packed_tokens, int64_t* sequence_tokens);
+ringattn_status ringattn_gated_delta_sequences(const ringattn_gated_delta* gated_delta, int32_t* beginning,
+                                               int32_t* ending);
+
+typedef struct ringattn_gated_delta_tensors {
+  uint64_t size;
+  const DLTensor* q;         /* [rows, key_heads, key_dim] */
+  const DLTensor* k;         /* [rows, key_heads, key_dim] */
+  const DLTensor* v;         /* [rows, value_heads, value_dim] */
+  const DLTensor* log_decay; /* fp32 [rows, value_heads, 1], or [rows, value_heads, key_dim] with key_decays */
+  const DLTensor* beta;      /* fp32 [rows, value_heads, 1] */
+  const DLTensor*
+      initial_states;           /* fp32 [beginning, value_heads, key_dim, value_dim]; if the batch has initial states */
+  const DLTensor* out;          /* [rows, value_heads, value_dim], written */
+  const DLTensor* final_states; /* fp32 [ending, value_heads, key_dim, value_dim], written; if the batch has them */
+  const DLTensor* slots;        /* of an update in place, as for ringattn_ssm */
+  void* stream;
+} ringattn_gated_delta_tensors;
+
+ringattn_status ringattn_gated_delta_run(ringattn_gated_delta* gated_delta,
+                                         const ringattn_gated_delta_tensors* tensors);
+ringattn_status ringattn_gated_delta_enqueue(ringattn_gated_delta* gated_delta,
+                                             const ringattn_gated_delta_tensors* tensors);
+ringattn_status ringattn_gated_delta_wait(ringattn_gated_delta* gated_delta);
+void ringattn_gated_delta_destroy(ringattn_gated_delta* gated_delta);
+
 /* ---- Causal depthwise conv1d before an SSM layer, since interface 4 ---- */
 
 /* y_t = bias + sum over k of weight[k] * x_(t - width + 1 + k), then silu if wanted. Names are those of causal_conv1d,

@@ -336,18 +336,49 @@ ModelLayer ModelConfig::linear_attention(std::int64_t layer) const {
   return found;
 }
 
+// The layers of Qwen3-Next and its successors, and of Kimi Linear; absent: the file has no keys of them.
+std::optional<ModelLayer> ModelConfig::gated_delta() const {
+  const ModelKeys& keys = *keys_;
+  ModelLayer found;
+  found.kind = LayerKind::kGatedDelta;
+  if (keys.has("linear_num_value_heads")) {
+    found.heads = static_cast<int>(keys.needed("linear_num_value_heads"));
+    found.groups = static_cast<int>(keys.needed("linear_num_key_heads"));
+    found.head_dim = static_cast<int>(keys.needed("linear_key_head_dim"));
+    found.head_dim_v = static_cast<int>(keys.needed("linear_value_head_dim"));
+    found.conv_width = static_cast<int>(keys.count("linear_conv_kernel_dim").value_or(4));
+    if (found.heads % found.groups != 0) {
+      keys.refuse("linear_num_key_heads",
+                  fmt::format("it is {}, which does not divide {} value heads", found.groups, found.heads));
+    }
+  } else if (keys.find("linear_attn_config") != nullptr) {
+    found.heads = found.groups = static_cast<int>(keys.needed("linear_attn_config.num_heads"));
+    found.head_dim = found.head_dim_v = static_cast<int>(keys.needed("linear_attn_config.head_dim"));
+    found.conv_width = static_cast<int>(keys.count("linear_attn_config.short_conv_kernel_size").value_or(4));
+    found.key_decays = true;
+  } else {
+    return std::nullopt;
+  }
+  found.conv_channels = 2 * std::int64_t{found.groups} * found.head_dim + std::int64_t{found.heads} * found.head_dim_v;
+  return found;
+}
+
 std::string_view layer_kind_name(LayerKind kind) {
-  constexpr std::string_view kNames[] = {"attention", "mla", "ssd", "selective_scan", "linear_attention"};
+  constexpr std::string_view kNames[] = {"attention",        "mla",        "ssd", "selective_scan",
+                                         "linear_attention", "gated_delta"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-ModelConfig::Derived ModelConfig::derive(std::int64_t layer) const {
+ModelConfig::Derived ModelConfig::derive(std::int64_t layer, std::optional<LayerKind> wanted) const {
   Derived found{layer, kind_of(layer), {}};
   const bool hybrid = found.kind == kHybridLayer && family_->is(kMamba);
   if (found.kind == kFullAttention || hybrid) found.ops.push_back(attention(layer, false));
   if (found.kind == kSlidingAttention) found.ops.push_back(attention(layer, true));
   if (found.kind == kMambaLayer || hybrid) found.ops.push_back(ssm());
   if (found.kind == kLinearAttentionLayer && family_->is(kLightning)) found.ops.push_back(linear_attention(layer));
+  if (found.kind == kLinearAttentionLayer && wanted == LayerKind::kGatedDelta) {
+    if (const auto rule = gated_delta()) found.ops.push_back(*rule);
+  }
   return found;
 }
 
@@ -390,7 +421,10 @@ std::string difference(const ModelLayer& one, std::int64_t one_at, const ModelLa
 }  // namespace
 
 ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional<LayerKind> wanted) const {
-  const auto is_wanted = [&](const ModelLayer& layer) { return !wanted || layer.is_ssm() == is_ssm(*wanted); };
+  const auto is_wanted = [&](const ModelLayer& layer) {
+    if (wanted == LayerKind::kGatedDelta) return layer.kind == *wanted;
+    return !wanted || layer.is_ssm() == is_ssm(*wanted);
+  };
   struct Candidate {
     std::int64_t at;
     const ModelLayer* layer;  // nullptr: it can't be computed
@@ -441,6 +475,12 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
   }
   const std::string& kind = *first.kind;
   const auto* const known = std::ranges::find(kOtherAttention, kind, &OtherKind::kind);
+  if (kind == kLinearAttentionLayer && gated_delta()) {
+    fail(ErrorCode::kUnsupported, fmt::format("layer {} of {} is no attention", first.at, keys_->name()),
+         fmt::format("it is {}: a gated delta rule", in_quotes(kind)),
+         {"Add ", setting("op", layer_kind_name(LayerKind::kGatedDelta)), ", or name another with ", setting("layer"),
+          "."});
+  }
   if (known != std::end(kOtherAttention)) {
     fail(ErrorCode::kUnsupported, fmt::format("layer {} of {} can't be computed", first.at, keys_->name()),
          fmt::format("it is {}: {}", in_quotes(kind), known->why),
@@ -451,9 +491,9 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
        "Name another, or leave it out and name the op.");
 }
 
-std::vector<ModelConfig::Derived> ModelConfig::all() const {
+std::vector<ModelConfig::Derived> ModelConfig::all(std::optional<LayerKind> wanted) const {
   std::vector<Derived> derived;
-  for (std::int64_t i = 0; i < layers_.value_or(kUnsaidLayers); ++i) derived.push_back(derive(i));
+  for (std::int64_t i = 0; i < layers_.value_or(kUnsaidLayers); ++i) derived.push_back(derive(i, wanted));
   return derived;
 }
 
@@ -475,9 +515,9 @@ ModelLayer ModelConfig::layer(std::optional<std::int64_t> layer, std::optional<L
            fmt::format("{} has layers 0 to {}", keys_->name(), layers_.value_or(kMaxModelCount) - 1),
            "Name one of these.");
     }
-    return one_of({derive(*layer)}, wanted);
+    return one_of({derive(*layer, wanted)}, wanted);
   }
-  return one_of(all(), wanted);
+  return one_of(all(wanted), wanted);
 }
 
 }  // namespace ringattn

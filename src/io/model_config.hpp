@@ -25,8 +25,9 @@ enum class LayerKind {
   kSsd,              // Mamba-2
   kSelectiveScan,    // Mamba-1
   kLinearAttention,  // with decays that are constants of its heads
+  kGatedDelta,       // Gated DeltaNet or Kimi Delta Attention
 };
-std::string_view layer_kind_name(LayerKind kind);  // "attention", "mla", "ssd", "selective_scan", "linear_attention"
+std::string_view layer_kind_name(LayerKind kind);  // "attention", "mla", "ssd", …
 // Whether a state takes the place of keys and values.
 inline bool is_ssm(LayerKind kind) { return kind >= LayerKind::kSsd; }
 
@@ -49,9 +50,11 @@ struct ModelLayer {
   bool sinks = false;  // a learned logit a head joins the denominator
   ModelRope rope;      // of q and k; kMla: refused
 
-  // Scans; the dim of a head is head_dim.
+  // Scans; the dim of a head is head_dim. kGatedDelta: heads are those of values, with dims of head_dim_v, and groups
+  // the heads of queries and keys.
   int state_dim = 0;
   int groups = 0;
+  bool key_decays = false;  // kGatedDelta: a decay for each key dim (Kimi)
   int conv_width = 0;
   std::int64_t conv_channels = 0;
   std::vector<double> log_decays;                     // kLinearAttention: [heads]; its scale is softmax_scale
@@ -75,9 +78,9 @@ class ModelConfig {
 
   // A layer of the model, from 0 on; none is named: all of them, where they are alike. `wanted`: the kind that the
   // job computes, where it is known. For a model with attention and SSM it says which of them is meant, in a layer of
-  // both too, and layers of the other are left aside. Throws kUsage, naming what differs, where layers differ and none
-  // is named; for a layer that isn't there, or that has neither attention nor SSM; and kUnsupported for one whose
-  // attention can't be computed.
+  // both too, and layers of the other are left aside. Only a job of the gated delta rule has its layers. Throws kUsage,
+  // naming what differs, where layers differ and none is named; for a layer that isn't there, or that has neither
+  // attention nor SSM; and kUnsupported for one whose attention can't be computed.
   ModelLayer layer(std::optional<std::int64_t> layer, std::optional<LayerKind> wanted = {}) const;
 
   // Whether some layers have attention and some have SSM, or one has both.
@@ -91,8 +94,8 @@ class ModelConfig {
   struct Derived;
 
   std::string kind_of(std::int64_t layer) const;
-  Derived derive(std::int64_t layer) const;
-  std::vector<Derived> all() const;
+  Derived derive(std::int64_t layer, std::optional<LayerKind> wanted) const;
+  std::vector<Derived> all(std::optional<LayerKind> wanted = {}) const;
   ModelLayer attention(std::int64_t layer, bool sliding) const;
   void set_mla_dims(ModelLayer& found) const;
   void set_dims(ModelLayer& found, std::int64_t layer, bool sliding) const;
@@ -101,6 +104,7 @@ class ModelConfig {
   void set_window(ModelLayer& layer) const;
   ModelLayer ssm() const;
   ModelLayer linear_attention(std::int64_t layer) const;
+  std::optional<ModelLayer> gated_delta() const;
   ModelLayer one_of(const std::vector<Derived>& layers, std::optional<LayerKind> wanted) const;
 
   std::shared_ptr<ModelKeys> keys_;

@@ -15,7 +15,7 @@ namespace ringattn {
 // Each row is defined in the directory of its op.
 extern const FileOpEntry kCompressOp, kQuantizeOp;
 extern const OpEntry kAttentionOp, kDecodeOp, kMlaOp, kAttentionBackwardOp, kSsdOp, kSsdBackwardOp, kSelectiveScanOp,
-    kConv1dOp, kConv1dBackwardOp, kLinearAttentionOp, kBatchedGemmOp, kLinearOp, kReshardOp, kRopeOp;
+    kConv1dOp, kConv1dBackwardOp, kLinearAttentionOp, kGatedDeltaOp, kBatchedGemmOp, kLinearOp, kReshardOp, kRopeOp;
 
 namespace {
 
@@ -30,6 +30,7 @@ std::vector<const OpEntry*>& rows() {
                                            &kConv1dOp,
                                            &kConv1dBackwardOp,
                                            &kLinearAttentionOp,
+                                           &kGatedDeltaOp,
                                            &kBatchedGemmOp,
                                            &kLinearOp,
                                            &kRopeOp,

@@ -24,6 +24,7 @@ SHAPE = {
     "linear_attention": ["heads", "head-dim", "scale", "rope"],
     "ssd": ["heads", "head-dim", "state-dim", "groups", "conv-width"],
     "selective_scan": ["heads", "state-dim", "groups", "conv-width"],
+    "gated_delta": ["heads", "key-heads", "head-dim", "head-dim-v", "decay", "qk-norm"],
 }
 USAGE = 2  # exit code
 

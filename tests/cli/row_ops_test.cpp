@@ -46,6 +46,39 @@ void write_floats(const std::string& path, const std::vector<OutputTensor>& tens
   writer->commit();
 }
 
+// The rows of a gated delta rule depend on earlier ones: ranks pass states on.
+TEST(GatedDelta, IsRightAndHasTheSameBitsOnAnyRanks) {
+  const TemporaryFolder folder;
+  const auto words = [](const std::string& command, const Words& more) {
+    return Words{command, "--op",       "gated_delta", "--synthetic", "7",    "--seq",   "4500", "--heads",
+                 "2",     "--head-dim", "16",          "--dtype",     "fp16", "--decay", "dim"} +
+           more;
+  };
+  for (const int ranks : {1, 3}) {
+    const std::string file = folder.file(std::to_string(ranks));
+    done(words("run", {"--final-states", "--ranks", std::to_string(ranks), "--output", file}));
+    EXPECT_EQ(text_of(file), text_of(folder.file("1"))) << ranks;
+  }
+  const Finished shapes = done(words("verify", {"--ranks", "2"}));
+  EXPECT_TRUE(has(shapes.out, "in-turn") && has(shapes.out, "PASS")) << shapes.out;
+  const Finished oracle = done(words("verify", {"--against", "oracle", "--ranks", "2"}));
+  EXPECT_TRUE(has(oracle.out, "final states: greatest error") && has(oracle.out, "PASS")) << oracle.out;
+  EXPECT_TRUE(has(done(words("plan", {"--world", "3"})).out, "cpu_gated_delta"));
+
+  // A file, whose last token is then a decode step from the state before it.
+  const std::string in = folder.file("in.safetensors"), out = folder.file("out.safetensors");
+  write_floats(in, {{"q", FileDtype::kF32, {3, 1, 8}},
+                    {"k", FileDtype::kF32, {3, 1, 8}},
+                    {"v", FileDtype::kF32, {3, 2, 8}},
+                    {"log_decay", FileDtype::kF32, {3, 2}},
+                    {"beta", FileDtype::kF32, {3, 2}},
+                    {"state", FileDtype::kF32, {3, 2, 8, 8}}});
+  const Finished step = done({"run", "--input", in, "--qk-norm", "on", "--output", out});
+  EXPECT_TRUE(has(step.out, "update of one token, GDN")) << step.out;
+  EXPECT_TRUE(SafetensorsFile(out).contains("final_states"));
+  done({"verify", "--input", in, "--qk-norm", "on", "--against", "oracle"});
+}
+
 TEST(RowOps, HaveTheSameBitsOnAnyRanks) {
   const TemporaryFolder folder;
   for (const std::string op : {"batched_gemm", "reshard"}) {

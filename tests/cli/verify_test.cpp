@@ -364,8 +364,8 @@ TEST(Info, SaysTheOpOfEveryKernel) {
     ops.insert(json_at(info.out, fmt::format("/kernels/{}/op", i)));
   }
   EXPECT_EQ(ops, (std::set<std::string>{"\"attention\"", "\"attention_backward\"", "\"batched_gemm\"", "\"conv1d\"",
-                                        "\"decode\"", "\"linear\"", "\"rope\"", "\"ssd_backward\"", "\"ssm\"",
-                                        "\"weight_gradient\""}));
+                                        "\"decode\"", "\"gated_delta\"", "\"linear\"", "\"rope\"", "\"ssd_backward\"",
+                                        "\"ssm\"", "\"weight_gradient\""}));
   const Finished shown = tool({"info"});
   // In columns, whose widths are those of the longest names of this build.
   std::string words = shown.out;

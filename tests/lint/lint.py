@@ -38,8 +38,8 @@ MODULES = {
 TABLES = {
     f"src/kernels/{table}_table.cpp": [src_module for src_module in MODULES if src_module.startswith("kernels/")]
     for table in ("attention/attention", "attention_backward/attention_backward", "decode/decode", "gemm/batched_gemm",
-                  "gemm/weight_gradient", "linear/linear", "rope/rope", "ssd_backward/ssd_backward", "ssm/ssm",
-                  "ssm/causal_conv1d")
+                  "gemm/weight_gradient", "linear/linear", "rope/rope", "gated_delta/gated_delta",
+                  "ssd_backward/ssd_backward", "ssm/ssm", "ssm/causal_conv1d")
 }
 
 # A vendor's header and the files that may include it.

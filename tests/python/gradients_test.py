@@ -62,7 +62,8 @@ class Operators(unittest.TestCase):
         met = {words.rpartition(" requires")[0] for _, _, words in cases()}
         self.assertEqual(len(OPERATORS), 23)
         for words in ("dout of attention_backward", "sinks of varlen_backward", "k_cache of decode",
-                      "k_rope of mla_decode", "dy of ssd_backward", "dt_bias of ssd_update", "x of compress",
+                      "k_rope of mla_decode", "dy of ssd_backward", "dt_bias of ssd_update",
+                      "beta of gated_delta", "x of compress",
                       "bias of causal_conv1d_update", "q of evict", "weights of batched_gemm",
                       "dy of linear_backward"):  # fmt: skip
             self.assertIn(words, met)

@@ -58,6 +58,7 @@ def samples() -> dict[str, list[tuple]]:
     matrices = normal(4, 16, 128, dtype=bf16), normal(4, 16, 128, seed=2, dtype=bf16)
     scan = normal(60, 2, 8), normal(60, 2).abs(), -normal(2).exp(), normal(60, 1, 16), normal(60, 1, 16, seed=2)
     row = normal(3, 2, 8), normal(3, 2).abs(), -normal(2).exp(), normal(3, 1, 16), normal(3, 1, 16, seed=2)
+    delta = normal(60, 1, 8), normal(60, 1, 8, seed=2) / 3, normal(60, 2, 16), -normal(60, 2).abs(), normal(60, 2).sigmoid()
     x, weight = normal(3, 16), normal(16, 4, seed=2)
     plain, small = ([k], "", 0), ([k16], "", 0)
     unrotated = "", "", 0.0, 0.0, False, False, None, 0.0
@@ -130,6 +131,13 @@ def samples() -> dict[str, list[tuple]]:
              None, 0, 0, 60.0),
             (normal(3, 8), normal(3, 16), normal(16, 16, seed=2), normal(16), [True, True, True], "geglu", "column", "replicated",
              16, 8, 0, 1, 60.0),
+        ],
+        "gated_delta": [
+            (*delta, False, None, None, None, None, 0, 0, 60.0),
+            (*delta, True, 0.5, normal(2, 2, 8, 16), cu, None, 0, 0, 60.0),
+        ],
+        "gated_delta_update": [
+            (normal(5, 2, 8, 16), *(rows[:3] for rows in delta), True, None, ints(4, 1, 0), 0, 60.0),
         ],
         "rope": [
             (q, None, None, None, 3, None, "default", "", 1e4, 1.0, False, False, None, 0.0, False, 0, None),

@@ -17,10 +17,10 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;  // of a sequence
-constexpr std::int64_t kMaxSuperSegments = std::int64_t{1} << 20;
+constexpr std::int64_t kMaxUnits = std::int64_t{1} << 20;
 constexpr std::int64_t kMaxOfAllRanks = std::int64_t{1} << 22;
 
-// A super-segment of a sequence.
+// A unit of a sequence.
 struct Piece {
   std::int32_t sequence = 0;
   std::int64_t begin = 0;
@@ -29,11 +29,11 @@ struct Piece {
   std::int64_t tokens() const { return end - begin; }
 };
 
-std::vector<Piece> pieces_of(std::span<const std::int64_t> lengths) {
+std::vector<Piece> pieces_of(std::span<const std::int64_t> lengths, std::int64_t unit) {
   std::vector<Piece> pieces;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
-    for (std::int64_t begin = 0; begin < lengths[s]; begin += kSuperSegmentTokens) {
-      pieces.push_back({static_cast<std::int32_t>(s), begin, std::min(lengths[s], begin + kSuperSegmentTokens)});
+    for (std::int64_t begin = 0; begin < lengths[s]; begin += unit) {
+      pieces.push_back({static_cast<std::int32_t>(s), begin, std::min(lengths[s], begin + unit)});
     }
   }
   return pieces;
@@ -56,25 +56,27 @@ std::vector<std::int64_t> ranks_from(std::span<const Piece> pieces, std::int64_t
 
 std::int64_t super_segments(std::int64_t length) { return (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens; }
 
-void check_ssm_size(std::int64_t sequences, std::int64_t super_segments, int world) {
-  const std::int64_t most = std::min(kMaxSuperSegments, kMaxOfAllRanks / std::max(world, 1));
-  if (std::max(sequences, super_segments) <= most) return;
+void check_ssm_size(std::int64_t sequences, std::int64_t units, int world, const ScanUnit& unit) {
+  const std::int64_t most = std::min(kMaxUnits, kMaxOfAllRanks / std::max(world, 1));
+  if (std::max(sequences, units) <= most) return;
   const auto ranks = static_cast<std::uint64_t>(world);
-  fail(ErrorCode::kMemory, "the SSM is too large for " + counted(ranks, "rank"),
+  fail(ErrorCode::kMemory, fmt::format("{} is too large for {}", unit.op, counted(ranks, "rank")),
        fmt::format("it has {} of {} tokens, at most {} are possible on this number of ranks",
-                   counted(static_cast<std::uint64_t>(super_segments), "super-segment"), kSuperSegmentTokens, most),
+                   counted(static_cast<std::uint64_t>(units), unit.name), unit.tokens, most),
        "Use fewer tokens or sequences, or fewer ranks.");
 }
 
-void check_ssm_size(std::span<const std::int64_t> lengths, int world) {
+void check_ssm_size(std::span<const std::int64_t> lengths, int world, const ScanUnit& unit) {
   std::int64_t pieces = 0;
-  for (const std::int64_t length : lengths) pieces += super_segments(std::clamp<std::int64_t>(length, 0, kMaxTokens));
-  check_ssm_size(static_cast<std::int64_t>(lengths.size()), pieces, world);
+  for (const std::int64_t length : lengths) {
+    pieces += (std::clamp<std::int64_t>(length, 0, kMaxTokens) + unit.tokens - 1) / unit.tokens;
+  }
+  check_ssm_size(static_cast<std::int64_t>(lengths.size()), pieces, world, unit);
 }
 
-Layout deal_ssm(std::span<const std::int64_t> lengths, int world) {
+Layout deal_ssm(std::span<const std::int64_t> lengths, int world, const ScanUnit& unit) {
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(world));
-  const std::vector<Piece> pieces = pieces_of(lengths);
+  const std::vector<Piece> pieces = pieces_of(lengths, unit.tokens);
   std::int64_t left = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
   // The smallest possible maximum of tokens per rank.
   std::int64_t most = 1;
@@ -108,37 +110,39 @@ Layout deal_ssm(std::span<const std::int64_t> lengths, int world) {
   return {lengths, std::move(runs)};
 }
 
-Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs) {
+Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs,
+                         const ScanUnit& unit) {
   Layout layout(lengths, runs);
   for (int rank = 0; rank < layout.world(); ++rank) {
     for (const TokenRun& run : layout.runs(rank)) {
-      if (run.begin % kSuperSegmentTokens == 0) continue;  // then the run before it ends there, too
+      if (run.begin % unit.tokens == 0) continue;  // then the run before it ends there, too
       fail(ErrorCode::kUsage, fmt::format("rank {} begins at token {} of sequence {}", rank, run.begin, run.sequence),
-           fmt::format("it is no multiple of {}, so two ranks would share a super-segment", kSuperSegmentTokens),
-           "Use runs of whole super-segments, or omit them and move the rows to the default layout.");
+           fmt::format("it is no multiple of {}, so two ranks would share a {}", unit.tokens, unit.name),
+           fmt::format("Use runs of whole {}s, or omit them and move the rows to the default layout.", unit.name));
     }
   }
   return layout;
 }
 
 Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
-                  int world) {
+                  int world, const ScanUnit& unit) {
   if (lengths.empty()) {
-    fail(ErrorCode::kUsage, "an SSM of no sequences", "there is nothing to compute", "Give the sequences' lengths.");
+    fail(ErrorCode::kUsage, fmt::format("{} of no sequences", unit.op), "there is nothing to compute",
+         "Give the sequences' lengths.");
   }
   for (std::size_t s = 0; s < lengths.size(); ++s) {
     if (lengths[s] >= 0 && lengths[s] <= kMaxTokens) continue;
-    fail(ErrorCode::kUsage, fmt::format("sequence {} of an SSM has {} tokens", s, lengths[s]),
+    fail(ErrorCode::kUsage, fmt::format("sequence {} of {} has {} tokens", s, unit.op, lengths[s]),
          "each has between 0 and 2^40", "Check the sequences' lengths.");
   }
-  check_ssm_size(lengths, world);
-  if (!runs) return deal_ssm(lengths, world);
+  check_ssm_size(lengths, world, unit);
+  if (!runs) return deal_ssm(lengths, world, unit);
   if (static_cast<int>(runs->size()) != world) {
     fail(ErrorCode::kUsage, fmt::format("runs of {}", counted(runs->size(), "rank")),
          fmt::format("there are {}", counted(static_cast<std::size_t>(world), "rank")),
          "State the tokens of each rank, none for those without.");
   }
-  return stated_ssm_layout(lengths, *runs);
+  return stated_ssm_layout(lengths, *runs, unit);
 }
 
 StateHops state_hops(const Layout& layout) {

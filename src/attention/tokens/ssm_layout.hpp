@@ -1,35 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the tokens of an SSM job are distributed, and which states ranks pass on. Pure: no ranks run here.
+// How the tokens of an SSM job, or of a gated delta rule, are distributed, and which states ranks pass on. Pure: no
+// ranks run here.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "attention/tokens/layout.hpp"
+#include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
 
-// Call before large tables are allocated. Throws kMemory if a job with this many sequences and super-segments exceeds
-// the maximum table sizes.
-void check_ssm_size(std::int64_t sequences, std::int64_t super_segments, int world);
-void check_ssm_size(std::span<const std::int64_t> lengths, int world);
+// What ranks have whole ones of.
+struct ScanUnit {
+  std::int64_t tokens = 0;  // from multiples of this, counted from the sequence's first token
+  std::string_view name;    // in messages
+  std::string_view op;      // in messages, with its article
+};
+
+inline constexpr ScanUnit kSsmUnit{kSuperSegmentTokens, "super-segment", "an SSM"};
+inline constexpr ScanUnit kGatedDeltaUnit{kSegmentTokens, "segment", "a gated delta rule"};
+
+// Call before large tables are allocated. Throws kMemory if a job with this many sequences and units exceeds the
+// maximum table sizes.
+void check_ssm_size(std::int64_t sequences, std::int64_t units, int world, const ScanUnit& unit = kSsmUnit);
+void check_ssm_size(std::span<const std::int64_t> lengths, int world, const ScanUnit& unit = kSsmUnit);
 // Number of super-segments of a sequence.
 std::int64_t super_segments(std::int64_t length);
 
-// Whole super-segments (kernels/ssm/ssm.hpp) in order, contiguous for each rank. Minimizes the tokens of the rank with
-// most, and gives the others nearly equal shares of the rest. With fewer super-segments than ranks the first ranks have
-// one each.
-Layout deal_ssm(std::span<const std::int64_t> lengths, int world);
+// Whole units in order, contiguous for each rank. Minimizes the tokens of the rank with most, and gives the others
+// nearly equal shares of the rest. With fewer units than ranks the first ranks have one each.
+Layout deal_ssm(std::span<const std::int64_t> lengths, int world, const ScanUnit& unit = kSsmUnit);
 
-// The caller's own runs. Throws kUsage if they are not a layout of these tokens, or cut a super-segment.
-Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs);
+// The caller's own runs. Throws kUsage if they are not a layout of these tokens, or cut a unit.
+Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vector<std::vector<TokenRun>>& runs,
+                         const ScanUnit& unit = kSsmUnit);
 
 // The layout of a job: the stated runs, or deal_ssm(). Sequences may be empty. Throws kUsage, also for no sequences and
 // for runs of another number of ranks; kMemory as check_ssm_size() does.
 Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
-                  int world);
+                  int world, const ScanUnit& unit = kSsmUnit);
 
 // A state that is sent between two consecutive runs of a sequence, on different ranks. Run indices are those of
 // Layout::runs().

@@ -14,6 +14,7 @@
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/common/renamed_kernels.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/gated_delta/gated_delta.hpp"
 #include "kernels/gemm/weight_gradient.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/rope/rope.hpp"
@@ -119,6 +120,7 @@ std::span<const OpKernel> all_kernels() {
     add("weight_gradient", kernel_table<WeightGradientSpec>());
     add("linear", kernel_table<LinearSpec>());
     add("rope", kernel_table<RopeSpec>());
+    add("gated_delta", kernel_table<GatedDeltaSpec>());
     add("ssm", kernel_table<SsmSpec>());
     add("ssd_backward", kernel_table<SsdBackwardSpec>());
     add("conv1d", kernel_table<CausalConv1dSpec>());

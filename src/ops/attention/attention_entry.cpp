@@ -5,6 +5,7 @@
 #include "ops/attention_backward/backward_input.hpp"
 #include "ops/common/compressed_tensors.hpp"
 #include "ops/decode/cache_tensors.hpp"
+#include "ops/gated_delta/gated_delta_input.hpp"
 #include "ops/mla/mla_tensors.hpp"
 #include "ops/ssm/ssm_tensors.hpp"
 
@@ -29,8 +30,10 @@ constexpr std::string_view kSettings[] = {
 bool recognizes_attention(const TensorFile& opened) {
   const SafetensorsFile& file = opened.file;
   const InputNames& names = opened.request.names;
-  if (holds_log_decays(opened) || holds_ssm(file, names) || holds_latents(file, names) || holds_gradient(opened))
+  if (holds_log_decays(opened) || holds_ssm(file, names) || holds_latents(file, names) || holds_gradient(opened) ||
+      holds_gated_delta(file, names)) {
     return false;
+  }
   const auto has = [&](std::string_view tensor) { return file.contains(name_in(names, tensor)); };
   return (has("q") && has("k") && has("v")) || holds_cache(file, names) || holds_compressed(file);
 }

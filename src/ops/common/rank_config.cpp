@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "attention/tokens/gated_delta_job.hpp"
 #include "base/build.hpp"
 #include "ops/linear/linear.hpp"
 
@@ -193,6 +194,14 @@ std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const Causa
                                            job.final_halos, job.update, lengths_text(job.lengths)))});
   all.push_back({"options", hashed(runs_text(options.runs))});
   return all;
+}
+
+std::vector<RankConfigEntry> rank_config(const GatedDeltaJob& job, const SsmOptions& options,
+                                         const KernelChoice<GatedDeltaSpec>& choice, const Backend& backend) {
+  return ssm_config(
+      "gated_delta", *choice.row, backend,
+      fmt::format("{}; scale {:a}, update {};{}", describe(job), job.spec.scale, job.update, lengths_text(job.lengths)),
+      options);
 }
 
 std::vector<RankConfigEntry> rank_config(const LinearJob& job, const LinearChoice& choice, const Backend& backend) {

@@ -19,8 +19,10 @@
 
 namespace ringattn {
 
-struct LinearJob;   // ops/linear/linear.hpp
-struct LinearSpec;  // kernels/linear/linear.hpp
+struct GatedDeltaJob;   // attention/tokens/gated_delta_job.hpp
+struct GatedDeltaSpec;  // kernels/gated_delta/gated_delta.hpp
+struct LinearJob;       // ops/linear/linear.hpp
+struct LinearSpec;      // kernels/linear/linear.hpp
 
 // Build, kernel, device, job, machine model and options of this rank.
 std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
@@ -48,6 +50,9 @@ std::vector<RankConfigEntry> rank_config(const SsdBackwardJob& job, const SsmOpt
                                          const KernelChoice<SsdBackwardSpec>& choice, const Backend& backend);
 std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const CausalConv1dOptions& options,
                                          const CausalConv1dChoice& choice, const Backend& backend);
+
+std::vector<RankConfigEntry> rank_config(const GatedDeltaJob& job, const SsmOptions& options,
+                                         const KernelChoice<GatedDeltaSpec>& choice, const Backend& backend);
 
 std::vector<RankConfigEntry> rank_config(const LinearJob& job, const KernelChoice<LinearSpec>& choice,
                                          const Backend& backend);

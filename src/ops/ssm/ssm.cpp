@@ -13,7 +13,6 @@
 #include "attention/tokens/cost.hpp"
 #include "attention/tokens/ssm_layout.hpp"
 #include "base/error.hpp"
-#include "base/failpoint.hpp"
 #include "comm/collective.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/common/empty_sequences.hpp"
@@ -341,42 +340,18 @@ void Ssm::Impl::enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stre
   });
 }
 
-// Each head range is scanned, carried and finished. With two ranges, the states of one are in flight while the other is
-// scanned or finished.
 void Ssm::Impl::run_ssm_collectively(const SsmTask& task, Stream stream, SsmTimeline* clock) {
   const Progress progress = [this] {
     transport.progress();
     relay->advance();
   };
-  const auto timed = [&](SsmPhase::Kind kind, std::size_t range, const auto& work) {
-    if (clock != nullptr) clock->begin_phase(kind, ranges[range], stream);
-    work();
-    if (clock != nullptr) clock->end_phase(kind, stream);
-  };
-  const auto accumulate = [&](std::size_t range) {
-    timed(SsmPhase::Kind::kSegmentState, range,
-          [&] { kernel->accumulate_states(task, ranges[range], stream, progress); });
-  };
-  const auto finish = [&](std::size_t range) {
-    relay->join(range);
-    timed(SsmPhase::Kind::kOutput, range, [&] { kernel->finish(task, ranges[range], stream, progress); });
-  };
-
   StateCarry carry;
   for (const SsmRun& run : task.runs) carry.steps.push_back(run.step);
   carry.carry = [&](const HeadRange& heads, int step, Stream own) { kernel->carry(task, heads, step, own); };
-  relay->enter(std::move(carry), stream, seconds, clock);
-  accumulate(0);
-  relay->begin(0);
-  if (!hops.hops.empty()) failpoint("states");
-  for (std::size_t range = 1; range < ranges.size(); ++range) {
-    accumulate(range);
-    relay->end();
-    relay->begin(range);
-    finish(range - 1);
-  }
-  relay->end();
-  finish(ranges.size() - 1);
+  relay->run(
+      std::move(carry), stream, seconds, clock,
+      [&](std::size_t range) { kernel->accumulate_states(task, ranges[range], stream, progress); },
+      [&](std::size_t range) { kernel->finish(task, ranges[range], stream, progress); });
 }
 
 void Ssm::Impl::wait_all() {

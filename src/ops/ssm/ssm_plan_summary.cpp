@@ -48,13 +48,21 @@ double SsmPlanSummary::balance() const {
 }
 
 double passing_seconds(const SsmJob& job, const SsmPlanSummary& summary, const MachineModel& machine) {
-  const double heads = static_cast<double>(summary.ranges.front().count) / job.spec.heads;
-  const double send = heads * static_cast<double>(carried_bytes(job)) / machine.link_bytes_per_second;
+  return passing_seconds(job.spec.heads, carried_bytes(job), summary, machine);
+}
+
+double passing_seconds(int heads, std::int64_t state_bytes, const SsmPlanSummary& summary,
+                       const MachineModel& machine) {
+  const double part = static_cast<double>(summary.ranges.front().count) / heads;
+  const double send = part * static_cast<double>(state_bytes) / machine.link_bytes_per_second;
   return static_cast<double>(summary.hops.hops.size()) * (machine.latency_seconds + send);
 }
 
 std::vector<HeadRange> head_ranges(int heads, const SsmKernel& kernel, int ranges) {
-  const int granule = kernel.heads_together();  // ranges begin at multiples of this
+  return head_ranges(heads, kernel.heads_together(), ranges);
+}
+
+std::vector<HeadRange> head_ranges(int heads, int granule, int ranges) {
   const int half = (heads / granule + 1) / 2 * granule;
   if (ranges == 1 || half >= heads) return {{0, heads}};
   return {{0, half}, {half, heads - half}};

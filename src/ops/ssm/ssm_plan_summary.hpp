@@ -44,6 +44,8 @@ struct SsmPlanSummary {
 
 // Seconds until the states of one head range have passed from the first rank to the last.
 double passing_seconds(const SsmJob& job, const SsmPlanSummary& summary, const MachineModel& machine);
+// `state_bytes`: of all `heads` of a sequence.
+double passing_seconds(int heads, std::int64_t state_bytes, const SsmPlanSummary& summary, const MachineModel& machine);
 
 // A check before the plan is summarized: throws kMemory if the budget (0: none) is too small for an equal share of the
 // rows.
@@ -60,5 +62,7 @@ SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::ve
 
 // All heads of a kernel as one range, or as two halves if `ranges` is 2 and the kernel can halve them.
 std::vector<HeadRange> head_ranges(int heads, const SsmKernel& kernel, int ranges);
+// The same for a kernel whose head ranges begin at multiples of `granule`.
+std::vector<HeadRange> head_ranges(int heads, int granule, int ranges);
 
 }  // namespace ringattn

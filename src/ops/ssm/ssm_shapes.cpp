@@ -255,12 +255,12 @@ class Runner {
 
 }  // namespace
 
-RankRuns runs_in_turn(std::span<const std::int64_t> lengths, int ranks) {
+RankRuns runs_in_turn(std::span<const std::int64_t> lengths, int ranks, std::int64_t unit) {
   RankRuns runs(static_cast<std::size_t>(ranks));
   std::size_t next = 0;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
-    for (std::int64_t begin = 0; begin < lengths[s]; begin += kSuperSegmentTokens) {
-      const std::int64_t end = std::min(lengths[s], begin + kSuperSegmentTokens);
+    for (std::int64_t begin = 0; begin < lengths[s]; begin += unit) {
+      const std::int64_t end = std::min(lengths[s], begin + unit);
       runs[next++ % runs.size()].push_back({static_cast<std::int32_t>(s), begin, end});
     }
   }

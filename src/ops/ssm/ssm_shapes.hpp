@@ -27,8 +27,9 @@ struct SsmShape {
 // longer than a super-segment, two that are resumed. The first is what the others are compared with.
 std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& input);
 
-// A super-segment of a sequence to each rank in turn.
-std::vector<std::vector<TokenRun>> runs_in_turn(std::span<const std::int64_t> lengths, int ranks);
+// A super-segment of a sequence, or another `unit` of tokens, to each rank in turn.
+std::vector<std::vector<TokenRun>> runs_in_turn(std::span<const std::int64_t> lengths, int ranks,
+                                                std::int64_t unit = kSuperSegmentTokens);
 
 struct SsmShapeResult {
   std::int64_t states = 0;  // that are sent from rank to rank

@@ -10,20 +10,12 @@
 
 namespace ringattn {
 
-namespace {
-
-std::size_t bytes_of_head(const SsmSpec& spec) {
-  return static_cast<std::size_t>(spec.head_dim) * static_cast<std::size_t>(spec.state_dim) * sizeof(float);
-}
-
-}  // namespace
-
-StateExchange::StateExchange(const SsmSpec& spec, const StateHops& hops, std::span<const HeadRange> ranges,
+StateExchange::StateExchange(const StateSize& state, const StateHops& hops, std::span<const HeadRange> ranges,
                              Transport& transport, Backend& backend, std::string_view what)
-    : hops_(hops), ranges_(ranges), transport_(transport), head_bytes_(bytes_of_head(spec)), what_(what) {
+    : hops_(hops), ranges_(ranges), transport_(transport), head_bytes_(state.head_bytes), what_(what) {
   const int self = transport.rank();
   const std::size_t runs = hops.steps[static_cast<std::size_t>(self)].size();
-  memory_ = backend.allocate(std::max(bytes(spec, hops, self), static_cast<std::size_t>(transport.size())));
+  memory_ = backend.allocate(std::max(bytes(state, hops, self), static_cast<std::size_t>(transport.size())));
   received_.resize(runs, nullptr);
   sent_.resize(runs, nullptr);
   std::byte* next = memory_.data();
@@ -31,17 +23,17 @@ StateExchange::StateExchange(const SsmSpec& spec, const StateHops& hops, std::sp
     for (const StateHop& hop : step) {
       if (hop.to == self) received_[static_cast<std::size_t>(hop.to_run)] = next;
       if (hop.from == self) sent_[static_cast<std::size_t>(hop.from_run)] = next;
-      if (hop.to == self || hop.from == self) next += static_cast<std::size_t>(spec.heads) * head_bytes_;
+      if (hop.to == self || hop.from == self) next += state.bytes();
     }
   }
 }
 
-std::size_t StateExchange::bytes(const SsmSpec& spec, const StateHops& hops, int rank) {
+std::size_t StateExchange::bytes(const StateSize& state, const StateHops& hops, int rank) {
   std::size_t states = 0;
   for (const std::vector<StateHop>& step : hops.hops) {
     for (const StateHop& hop : step) states += hop.to == rank || hop.from == rank ? 1 : 0;
   }
-  return states * static_cast<std::size_t>(spec.heads) * bytes_of_head(spec);
+  return states * state.bytes();
 }
 
 void StateExchange::announce(const Deadline& deadline) {

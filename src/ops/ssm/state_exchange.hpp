@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends SSM states, or gradients of states, between ranks: exchange s moves those of one head range from runs of step s
+// Sends states, or gradients of states, between ranks: exchange s moves those of one head range from runs of step s
 // to runs of step s + 1. Owns the send and receive buffers. Called by StateRelay.
 #pragma once
 
@@ -18,15 +18,27 @@
 
 namespace ringattn {
 
+// The state of one sequence: fp32, dense, heads first.
+struct StateSize {
+  int heads = 0;
+  std::size_t head_bytes = 0;
+
+  StateSize(int state_heads, std::int64_t head_floats)
+      : heads(state_heads), head_bytes(static_cast<std::size_t>(head_floats) * sizeof(float)) {}
+  StateSize(const SsmSpec& spec) : StateSize(spec.heads, std::int64_t{spec.head_dim} * spec.state_dim) {}
+
+  std::size_t bytes() const { return static_cast<std::size_t>(heads) * head_bytes; }
+};
+
 class StateExchange {
  public:
   // Allocates the buffers. `hops`, `transport` and `ranges`, the head ranges that are sent separately, outlive the
   // object. `what` is sent, in messages.
-  StateExchange(const SsmSpec& spec, const StateHops& hops, std::span<const HeadRange> ranges, Transport& transport,
+  StateExchange(const StateSize& state, const StateHops& hops, std::span<const HeadRange> ranges, Transport& transport,
                 Backend& backend, std::string_view what = "states");
 
   // Bytes that rank `rank` allocates.
-  static std::size_t bytes(const SsmSpec& spec, const StateHops& hops, int rank);
+  static std::size_t bytes(const StateSize& state, const StateHops& hops, int rank);
 
   // Announces the receive buffers to the peers. Collective.
   void announce(const Deadline& deadline);
@@ -36,8 +48,7 @@ class StateExchange {
 
   // Number of exchanges of a head range.
   int steps() const { return static_cast<int>(hops_.hops.size()); }
-  // The state that this rank receives before run `run`, or sends after it; null if it doesn't. [heads, head_dim,
-  // state_dim]
+  // The state that this rank receives before run `run`, or sends after it; null if it doesn't. [heads, …]
   float* received(std::int64_t run) const;
   float* sent(std::int64_t run) const;
   // True if this rank receives states in exchange `step`; false for step >= steps().
@@ -55,7 +66,7 @@ class StateExchange {
   const StateHops& hops_;
   std::span<const HeadRange> ranges_;
   Transport& transport_;
-  std::size_t head_bytes_ = 0;
+  std::size_t head_bytes_;
   std::string_view what_;
   Buffer memory_;
   std::vector<std::byte*> received_;  // [runs]

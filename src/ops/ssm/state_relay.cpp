@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/failpoint.hpp"
+
 namespace ringattn {
 
 namespace {
@@ -23,6 +25,31 @@ StateRelay::StateRelay(std::span<const HeadRange> ranges, StateExchange& exchang
 
 std::size_t StateRelay::max_waits(std::size_t ranges, int steps) {
   return ranges * (static_cast<std::size_t>(steps) + 1) + 1;
+}
+
+void StateRelay::run(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock, const RangeWork& accumulate,
+                     const RangeWork& finish) {
+  const auto timed = [&](SsmPhase::Kind kind, std::size_t range, const RangeWork& work) {
+    if (clock != nullptr) clock->begin_phase(kind, ranges_[range], stream);
+    work(range);
+    if (clock != nullptr) clock->end_phase(kind, stream);
+  };
+  const auto join_and_finish = [&](std::size_t range) {
+    join(range);
+    timed(SsmPhase::Kind::kOutput, range, finish);
+  };
+  enter(std::move(carry), stream, seconds, clock);
+  timed(SsmPhase::Kind::kSegmentState, 0, accumulate);
+  begin(0);
+  if (exchange_.steps() > 0) failpoint("states");
+  for (std::size_t range = 1; range < ranges_.size(); ++range) {
+    timed(SsmPhase::Kind::kSegmentState, range, accumulate);
+    end();
+    begin(range);
+    join_and_finish(range - 1);
+  }
+  end();
+  join_and_finish(ranges_.size() - 1);
 }
 
 void StateRelay::enter(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock) {

@@ -29,6 +29,9 @@ struct StateCarry {
   std::function<void(const HeadRange& heads, int step, Stream stream)> carry;
 };
 
+// What a kernel does with a head range: index into the ranges.
+using RangeWork = std::function<void(std::size_t range)>;
+
 class StateRelay {
  public:
   // All arguments outlive the object. `ranges` are those of the exchange.
@@ -37,6 +40,11 @@ class StateRelay {
 
   // Maximum number of waits for states in a run, as SsmTimeline counts them.
   static std::size_t max_waits(std::size_t ranges, int steps);
+
+  // A whole run: accumulates, carries and finishes every head range. With two ranges, the states of one are in flight
+  // while the other is accumulated or finished. Arguments as of enter().
+  void run(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock, const RangeWork& accumulate,
+           const RangeWork& finish);
 
   // Begins a run whose kernels work on `stream`. `seconds`: its estimated duration. `clock` may be null.
   void enter(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock);

@@ -14,6 +14,7 @@
 #include "base/error.hpp"
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/gated_delta/gated_delta.hpp"
 #include "kernels/gemm/weight_gradient.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/rope/rope.hpp"
@@ -204,6 +205,7 @@ TEST(Registry, AllKernelsAreThoseOfTheTables) {
   }
   for (const KernelRow<LinearSpec>& row : kernel_table<LinearSpec>()) expected.push_back({"linear", &row});
   for (const KernelRow<RopeSpec>& row : kernel_table<RopeSpec>()) expected.push_back({"rope", &row});
+  for (const KernelRow<GatedDeltaSpec>& row : kernel_table<GatedDeltaSpec>()) expected.push_back({"gated_delta", &row});
   for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) expected.push_back({"ssm", &row});
   for (const KernelRow<SsdBackwardSpec>& row : kernel_table<SsdBackwardSpec>()) {
     expected.push_back({"ssd_backward", &row});

@@ -315,15 +315,121 @@ void add_product(int count, const float* a, const float* b, float* sums) {
   }
 }
 
+template <int kRows, int kVectors>
+void product_onto_rows(const float* a, std::ptrdiff_t a_stride, int depth, const float* m, int width, float* out) {
+  const Wide d;
+  hn::Vec<Wide> sums[kRows][kVectors];
+  RINGATTN_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::LoadU(d, out + r * width + v * kWideLanes);
+  }
+  product_block<kRows, kVectors>(a, a_stride, depth, m, width, sums);
+  RINGATTN_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, out + r * width + v * kWideLanes);
+  }
+}
+
+void product_onto(const float* a, std::ptrdiff_t a_stride, int rows, int depth, const float* m, int width, float* out) {
+  for (int column = 0; column < width; column += kWideLanes) {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) {
+      product_onto_rows<4, 1>(a + r * a_stride, a_stride, depth, m + column, width, out + r * width + column);
+    }
+    for (; r < rows; ++r) {
+      product_onto_rows<1, 1>(a + r * a_stride, a_stride, depth, m + column, width, out + r * width + column);
+    }
+  }
+}
+
+// kVectors vectors of columns of the rows from `first` on, of which the rows before have been solved.
+template <int kRows, int kVectors>
+void solve_rows(int first, const float* a, const float* beta, const float* x, int width, float* u) {
+  const Wide d;
+  hn::Vec<Wide> sums[kRows][kVectors];
+  const auto subtract = [&](int r, int k) {
+    const auto factor = hn::Set(d, a[(first + r) * kChunk + k]);
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      sums[r][v] = hn::NegMulAdd(factor, hn::LoadU(d, u + std::ptrdiff_t{k} * width + v * kWideLanes), sums[r][v]);
+    }
+  };
+  RINGATTN_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::ptrdiff_t at = std::ptrdiff_t{first + r} * width + v * kWideLanes;
+      sums[r][v] = hn::Sub(hn::LoadU(d, x + at), hn::LoadU(d, u + at));
+    }
+  }
+  for (int k = 0; k < first; ++k) {
+    RINGATTN_UNROLL
+    for (int r = 0; r < kRows; ++r) subtract(r, k);
+  }
+  RINGATTN_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    for (int k = first; k < first + r; ++k) subtract(r, k);
+    const auto factor = hn::Set(d, beta[first + r]);
+    RINGATTN_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      hn::StoreU(hn::Mul(factor, sums[r][v]), d, u + std::ptrdiff_t{first + r} * width + v * kWideLanes);
+    }
+  }
+}
+
+template <int kVectors>
+void solve_columns(int rows, const float* a, const float* beta, const float* x, int width, float* u) {
+  int r = 0;
+  for (; r + 4 <= rows; r += 4) solve_rows<4, kVectors>(r, a, beta, x, width, u);
+  for (; r < rows; ++r) solve_rows<1, kVectors>(r, a, beta, x, width, u);
+}
+
+void solve_lower(int rows, const float* a, const float* beta, const float* x, int width, float* u) {
+  int column = 0;
+  for (; column + 2 * kWideLanes <= width; column += 2 * kWideLanes) {
+    solve_columns<2>(rows, a, beta, x + column, width, u + column);
+  }
+  if (column < width) solve_columns<1>(rows, a, beta, x + column, width, u + column);
+}
+
+void decayed_scores(int rows, int dims, const float* q, const float* k, const float* sums, float* kk, float* qk) {
+  const Eight d;
+  for (int i = 0; i < rows; ++i) {
+    for (int j = 0; j <= i; ++j) {
+      float k_columns[kChannelBlock] = {};
+      float q_columns[kChannelBlock] = {};
+      for (int n = 0; n < dims; n += kEightLanes) {
+        const int column = n % kChannelBlock;
+        const auto exponent = hn::Sub(hn::LoadU(d, sums + i * dims + n), hn::LoadU(d, sums + j * dims + n));
+        const auto decayed = hn::Mul(hn::LoadU(d, k + j * dims + n), exp2_any(d, exponent));
+        const auto k_sum = hn::MulAdd(hn::LoadU(d, k + i * dims + n), decayed, hn::LoadU(d, k_columns + column));
+        const auto q_sum = hn::MulAdd(hn::LoadU(d, q + i * dims + n), decayed, hn::LoadU(d, q_columns + column));
+        hn::StoreU(k_sum, d, k_columns + column);
+        hn::StoreU(q_sum, d, q_columns + column);
+      }
+      float k_sum = 0.0F;
+      float q_sum = 0.0F;
+      for (const float value : k_columns) k_sum += value;
+      for (const float value : q_columns) q_sum += value;
+      kk[i * kChunk + j] = k_sum;
+      qk[i * kChunk + j] = q_sum;
+    }
+  }
+}
+
 // Measured on one core with cpu_ssd, rounded down. It depends on the vector length, so that unmeasured targets have an
 // estimate too.
 constexpr double kFlopsPerSecond = kWideLanes >= 16 ? 1.2e10 : kWideLanes >= 8 ? 7e9 : kWideLanes >= 4 ? 2.5e9 : 8e8;
 
 const SsmOps& ssm_ops() {
-  static const SsmOps ops{
-      kWideLanes,          kFlopsPerSecond,    &exp2_of,     &softplus,      &logistic,      &product, &add_lower,
-      &intra_chunk_scores, &scale_columns,     &join,        &join_channels, &scan_channels, &finish,  &update,
-      &convolve,           &convolve_gradient, &decayed_dot, &add_product};
+  static const SsmOps ops{kWideLanes,     kFlopsPerSecond, &exp2_of,       &softplus,
+                          &logistic,      &product,        &add_lower,     &intra_chunk_scores,
+                          &scale_columns, &join,           &join_channels, &scan_channels,
+                          &finish,        &update,         &convolve,      &convolve_gradient,
+                          &decayed_dot,   &add_product,    &product_onto,  &solve_lower,
+                          &decayed_scores};
   return ops;
 }
 

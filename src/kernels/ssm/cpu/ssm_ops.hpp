@@ -67,6 +67,18 @@ struct SsmOps {
   float (*decayed_dot)(int count, const float* a, const float* b, const float* to, const float* from);
   // sums[i] ← fma(a[i], b[i], sums[i]); `count` is a multiple of kChannelBlock.
   void (*add_product)(int count, const float* a, const float* b, float* sums);
+
+  // For the gated delta rule (kernels/gated_delta/gated_delta.hpp).
+
+  // out[r, i] ← out[r, i] + a[r, k] · m[k, i] for k = 0, 1, …, depth − 1. Arguments as in product().
+  void (*product_onto)(const float* a, std::ptrdiff_t a_stride, int rows, int depth, const float* m, int width,
+                       float* out);
+  // Substitution: u[r, i] ← beta[r] · (x[r, i] − u[r, i] − Σ_{k < r} a[r, k] · u[k, i]), from left to right, k
+  // ascending, r ascending. a: [rows, kChunkTokens], x, u: [rows, width].
+  void (*solve_lower)(int rows, const float* a, const float* beta, const float* x, int width, float* u);
+  // kk[i, j] = Σ_d k[i, d] · k[j, d] · 2^(sums[i, d] − sums[j, d]), and qk with q[i, d], for j ≤ i; summed in
+  // kChannelBlock columns. q, k, sums: [rows, dims], dims a multiple of kChannelBlock; kk, qk: [rows, kChunkTokens].
+  void (*decayed_scores)(int rows, int dims, const float* q, const float* k, const float* sums, float* kk, float* qk);
 };
 
 // The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).

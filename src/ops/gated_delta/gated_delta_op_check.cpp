@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// The checks of the gated delta rule.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "base/json_writer.hpp"
+#include "base/philox.hpp"
+#include "base/rank_liveness.hpp"
+#include "base/size.hpp"
+#include "kernels/gated_delta/gated_delta_oracle.hpp"
+#include "ops/common/difference.hpp"
+#include "ops/common/output_tensor.hpp"
+#include "ops/gated_delta/gated_delta_op_job.hpp"
+#include "ops/ssm/ssm_op_job.hpp"
+#include "ops/ssm/ssm_shapes.hpp"
+#include "ops/ssm/ssm_token_block.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr std::uint64_t kDeltaSampleSeed = 21;  // any; the same rows each time
+constexpr std::int64_t kMaxSampledHeads = 4;
+constexpr std::int64_t kTokensAtOnce = 512;  // that are read for the oracle
+constexpr double kElementsPerSecond = 2e8;   // of a state, that the oracle updates
+
+// Plain bytes: ranks tell each other.
+struct DeltaAccuracy {
+  std::int64_t rows = 0;
+  std::int64_t compared = 0;  // values, where both are finite
+  double part = 0.0;          // the greatest error as a part of what is allowed there
+  double error = 0.0;         // that error
+  double allowed = 0.0;
+  std::int64_t token = 0;  // packed; of final states: the sequence
+  std::int64_t head = 0;
+  std::int64_t misplaced = 0;  // values that are NaN or infinite where fp64 has others, or the other way round
+
+  // `limit`: what the kernel's arithmetic may lose, besides the rounding of the result.
+  void compare(double value, double expected, Dtype dtype, double limit, std::int64_t at, int of_head) {
+    const double rounded = expected;
+    const bool finite = std::isfinite(rounded) && std::isfinite(limit);
+    if (finite != std::isfinite(value)) {
+      misplaced += std::isfinite(rounded) == std::isfinite(value) ? 0 : 1;
+      return;
+    }
+    if (!finite) return;
+    ++compared;
+    const double difference = std::abs(value - expected);
+    const double limits = rounding_error(dtype, expected) + limit;
+    const double part_here = difference == 0.0 ? 0.0 : difference / limits;
+    if (compared > 1 && part_here <= part) return;
+    part = part_here;
+    error = difference;
+    allowed = limits;
+    token = at;
+    head = of_head;
+  }
+  void join(const DeltaAccuracy& more) {
+    DeltaAccuracy all = more.compared > 0 && (compared == 0 || more.part > part) ? more : *this;
+    all.rows = rows + more.rows;
+    all.compared = compared + more.compared;
+    all.misplaced = misplaced + more.misplaced;
+    *this = all;
+  }
+  bool passes() const { return misplaced == 0 && part <= 1.0; }
+};
+
+struct DeltaCheck {
+  DeltaAccuracy out;
+  DeltaAccuracy states;
+};
+
+// Packed tokens of a few heads, about `count` rows, the first and the last token among them.
+std::map<int, std::set<std::int64_t>> sampled_rows(const GatedDeltaJob& job, std::int64_t count) {
+  std::map<int, std::set<std::int64_t>> samples;
+  const std::int64_t tokens = job.tokens();
+  if (tokens == 0) return samples;
+  const std::int64_t heads = std::min({std::int64_t{job.spec.value_heads}, kMaxSampledHeads, count});
+  const std::int64_t each = std::min(tokens, (count + heads - 1) / heads);
+  for (std::int64_t i = 0; i < heads; ++i) {
+    const int head = heads == 1 ? 0 : static_cast<int>(i * (job.spec.value_heads - 1) / (heads - 1));
+    std::set<std::int64_t>& chosen = samples[head];
+    chosen = {0, tokens - 1};
+    for (std::uint32_t k = 0; std::ssize(chosen) < each; ++k) {
+      const PhiloxWords words = philox4x32_10({{k, static_cast<std::uint32_t>(i), 0, 0}}, kDeltaSampleSeed);
+      const std::uint64_t random = std::uint64_t{words.word[0]} << 32 | words.word[1];
+      chosen.insert(static_cast<std::int64_t>(random % static_cast<std::uint64_t>(tokens)));
+    }
+  }
+  return samples;
+}
+
+// This rank's row of a packed token, or of a sequence; −1: it has none.
+std::int64_t row_in(std::span<const PackedRun> runs, std::int64_t token) {
+  std::int64_t row = 0;
+  for (const PackedRun& run : runs) {
+    if (token >= run.begin && token < run.end) return row + token - run.begin;
+    row += run.tokens();
+  }
+  return -1;
+}
+
+double value_at(const TensorView& view, std::int64_t row, int head, std::size_t dim) {
+  return static_cast<double>(load_element(view.at(row, head) + dim * size_of(view.dtype), view.dtype));
+}
+
+// Some tokens of the input in host memory.
+class DeltaRows {
+ public:
+  DeltaRows(const GatedDeltaInput& input, const PackedRun& tokens, int threads) {
+    const PackedRun runs[] = {tokens};
+    TensorView* const views[] = {&task_.q, &task_.k, &task_.v, &task_.log_decay, &task_.beta};
+    for (const DeltaTensor tensor : kDeltaTensors) {
+      const GatedDeltaInput::RowShape shape = input.row_shape(tensor);
+      buffers_.push_back(
+          allocate_host(static_cast<std::size_t>(tokens.tokens() * shape.heads * shape.dim) * size_of(shape.dtype)));
+      const MutableTensorView rows =
+          dense_view(static_cast<void*>(buffers_.back().data()), shape.dtype, tokens.tokens(), shape.heads, shape.dim);
+      input.read(tensor, runs, rows, threads);
+      *views[static_cast<std::size_t>(tensor)] = rows;
+    }
+  }
+  const GatedDeltaTask& task() const { return task_; }
+
+ private:
+  std::vector<Buffer> buffers_;
+  GatedDeltaTask task_;
+};
+
+// One head of a sequence, up to the last sampled token that this rank has, or to its end where the rank has the final
+// state.
+void check_head(const GatedDeltaInput& input, std::int32_t sequence, int head, const std::set<std::int64_t>& samples,
+                const GatedDeltaResult& result, bool rounded, int threads, DeltaCheck& check) {
+  const GatedDeltaSpec& spec = input.job().spec;
+  const std::int64_t begin = input.origins()[static_cast<std::size_t>(sequence)];
+  const std::int64_t sequence_end = input.origins()[static_cast<std::size_t>(sequence) + 1];
+  const std::int64_t state_row = row_in(result.sequences, sequence);
+  std::int64_t end = state_row >= 0 ? sequence_end : begin;
+  for (auto at = samples.lower_bound(begin); at != samples.end() && *at < sequence_end; ++at) {
+    if (row_in(result.runs, *at) >= 0) end = std::max(end, *at + 1);
+  }
+  if (end == begin && state_row < 0) return;
+  std::vector<float> states;
+  if (input.job().initial_states) {
+    states.resize(static_cast<std::size_t>(state_floats(spec)));
+    const std::int32_t one[] = {sequence};
+    input.read_initial(one, states);
+  }
+  const std::int64_t head_floats = std::int64_t{spec.key_dim} * spec.value_dim;
+  GatedDeltaOracle oracle(spec, rounded, states.empty() ? nullptr : states.data() + head * head_floats);
+  const TensorView o = result.o_view(spec);
+  for (std::int64_t first = begin; first < end; first += kTokensAtOnce) {
+    heartbeat();
+    const PackedRun tokens{first, std::min(end, first + kTokensAtOnce)};
+    const DeltaRows rows(input, tokens, threads);
+    for (std::int64_t token = tokens.begin; token < tokens.end; ++token) {
+      oracle.add(rows.task(), token - first, head);
+      const std::int64_t row = samples.contains(token) ? row_in(result.runs, token) : -1;
+      if (row < 0) continue;
+      ++check.out.rows;
+      for (std::size_t c = 0; c < oracle.o().size(); ++c) {
+        check.out.compare(value_at(o, row, head, c), oracle.o()[c], spec.dtype, oracle.o_error()[c], token, head);
+      }
+    }
+  }
+  if (state_row < 0) return;
+  const std::vector<double> errors = oracle.state_error();
+  for (std::size_t i = 0; i < oracle.state().size(); ++i) {
+    check.states.compare(value_at(result.states_view(spec), state_row, head, i), oracle.state()[i], Dtype::kF32,
+                         errors[i % errors.size()], sequence, head);
+  }
+}
+
+void write_accuracy(JsonWriter& json, std::string_view key, const DeltaAccuracy& accuracy, std::string_view place) {
+  json.key(key);
+  if (accuracy.compared == 0) {
+    json.null();
+    return;
+  }
+  json.begin_object().member("greatest_error", accuracy.error).member("allowed", accuracy.allowed);
+  json.member(place, accuracy.token).member("head", accuracy.head).end_object();
+}
+
+}  // namespace
+
+Check GatedDeltaOpJob::check_oracle(const Collective& collective, std::int64_t count) {
+  const GatedDeltaJob& job = input_.job();
+  const std::map<int, std::set<std::int64_t>> samples = sampled_rows(job, count);
+  const bool rounded = rounds_delta_factors(kernel());
+  const double elements = static_cast<double>(job.tokens()) * static_cast<double>(samples.size()) *
+                          static_cast<double>(job.spec.key_dim) * job.spec.value_dim;
+  DeltaCheck mine;
+  collective.run_collectively(
+      [&] {
+        for (std::int32_t s = 0; s < std::ssize(job.lengths); ++s) {
+          for (const auto& [head, tokens] : samples) {
+            check_head(input_, s, head, tokens, *result_, rounded, threads(), mine);
+          }
+        }
+      },
+      elements / kElementsPerSecond);
+  DeltaCheck all;
+  for (const DeltaCheck& theirs : collective.gather_values(mine)) {
+    all.out.join(theirs.out);
+    all.states.join(theirs.states);
+  }
+  Check check;
+  check.passes = all.out.passes() && all.states.passes();
+  check.rows = all.out.rows;
+  check.write = [all](JsonWriter& json) {
+    json.begin_object().member("rows", all.out.rows);
+    write_accuracy(json, "out", all.out, "token");
+    json.key("lse").null();
+    write_accuracy(json, "final_states", all.states, "sequence");
+    json.member("misplaced", all.out.misplaced + all.states.misplaced).end_object();
+  };
+  check.context.push_back(
+      fmt::format("{} against the fp64 oracle", counted(static_cast<std::uint64_t>(all.out.rows), "row")));
+  const auto line = [&](std::string_view what, const DeltaAccuracy& accuracy, std::string_view place) {
+    if (accuracy.compared > 0) {
+      check.lines.push_back(
+          fmt::format("{}: greatest error {:.3g} of what is allowed, {:.3g} of {:.3g} at {} {}, head {}", what,
+                      accuracy.part, accuracy.error, accuracy.allowed, place, accuracy.token, accuracy.head));
+    }
+    if (accuracy.misplaced > 0) {
+      check.lines.push_back(
+          fmt::format("{}: {} values are NaN or infinite where fp64 has another value", what, accuracy.misplaced));
+    }
+  };
+  line("out", all.out, "token");
+  line("final states", all.states, "sequence");
+  if (all.out.compared == 0) check.lines.emplace_back("out: no value is finite both here and in fp64");
+  return check;
+}
+
+void GatedDeltaOpJob::open_earlier(const std::string& path) {
+  Earlier earlier;
+  earlier.file = std::make_unique<const SafetensorsFile>(path);
+  earlier.out = output_tensor(*earlier.file, path, "out");
+  check_output_tensor(path, earlier.out, input_.out_grid().shape(), file_dtype(input_.job().spec.dtype));
+  if (earlier.file->contains("final_states")) {
+    earlier.states = earlier.file->tensor("final_states");
+    check_output_tensor(path, *earlier.states, input_.states_shape(), FileDtype::kF32);
+  }
+  earlier_.emplace(std::move(earlier));
+}
+
+std::vector<FileFingerprint> GatedDeltaOpJob::earlier_fingerprints() const {
+  std::vector<TensorSource> used{earlier_->out};
+  if (earlier_->states) used.push_back(*earlier_->states);
+  return ringattn::fingerprints(used);
+}
+
+Check GatedDeltaOpJob::check_earlier(const Collective& collective) {
+  const GatedDeltaSpec& spec = input_.job().spec;
+  std::optional<Difference> mine;
+  collective.run_collectively([&] {
+    mine = difference_from_file(earlier_->out, input_.out_grid(), false, result_->o_view(spec), result_->runs);
+    if (mine || !earlier_->states || !input_.job().final_states) return;
+    mine = difference_from_file(*earlier_->states, states_grid(), true, result_->states_view(spec), result_->sequences);
+  });
+  const auto difference = earliest(collective, mine);
+  Check check;
+  check.passes = !difference;
+  if (!earlier_->states) check.context.emplace_back("it holds no final_states");
+  if (difference) {
+    std::vector<std::int64_t> states(input_.job().lengths.size() + 1);
+    for (std::size_t s = 0; s < states.size(); ++s) states[s] = static_cast<std::int64_t>(s);
+    check.lines.push_back(fmt::format("first difference: {}",
+                                      difference->in_lse ? ringattn::describe(*difference, states, "final_states")
+                                                         : ringattn::describe(*difference, input_.origins(), "out")));
+  }
+  return check;
+}
+
+VariantTable GatedDeltaOpJob::list_variants(const VariantRequest& request, const Options& options) {
+  std::int64_t segments = 0;
+  for (const std::int64_t length : input_.job().lengths) segments += (length + kSegmentTokens - 1) / kSegmentTokens;
+  variants_.clear();
+  for (const int ranks : request.ranks) {
+    variants_.push_back({ranks, false});
+    if (ranks > 1 && segments > ranks) variants_.push_back({ranks, true});
+  }
+  variant_options_ = ssm_options(options);
+  variant_seconds_ = rule_->estimated_seconds() * rule_->layout().world();
+  rule_.reset();
+  VariantTable table;
+  table.count = std::ssize(variants_);
+  table.columns = {{"ranks", "", ""}, {"runs", "", ""}, {"states", "moved", ""}, {"digest of out", "", ""}};
+  return table;
+}
+
+// Digests are those of all rows, whichever ranks have them.
+void GatedDeltaOpJob::run_variants(Transport& world, const VariantDone& done) {
+  struct Digests {
+    char out[40] = {};
+    char states[40] = {};
+    std::int64_t moved = 0;
+  };
+  const Collective everybody(world, Timeouts(variant_options_.timeout_seconds));
+  std::optional<Digests> first;
+  for (const Variant& variant : variants_) {
+    const std::unique_ptr<Transport> part = world.split_world(variant.ranks, everybody.timeouts().for_peer());
+    Digests mine;
+    everybody.run_collectively(
+        [&] {
+          if (part == nullptr) return;
+          SsmOptions options = variant_options_;
+          if (variant.in_turn) options.runs = runs_in_turn(input_.job().lengths, variant.ranks, kSegmentTokens);
+          const Collective ranks(*part, Timeouts(options.timeout_seconds));
+          GatedDelta rule(input_.job(), *part, options);
+          LoadedGatedDelta loaded(input_, rule, ranks);
+          const SsmStats stats = loaded.run();
+          const std::vector<ResultDigest> digests = digests_of(loaded.fetch(stats), ranks);
+          std::strncpy(mine.out, digests.front().hex.c_str(), sizeof mine.out - 1);
+          std::strncpy(mine.states, digests.back().hex.c_str(), sizeof mine.states - 1);
+          for (const std::int64_t bytes : ranks.gather_values(rule.bytes_received())) {
+            mine.moved += bytes / state_bytes(input_.job().spec);
+          }
+        },
+        variant_seconds_);
+    const Digests theirs = everybody.gather_values(mine).front();  // rank 0 is in every part
+    if (!first) first = theirs;
+    std::string difference;
+    if (std::strcmp(theirs.out, first->out) != 0) {
+      difference = fmt::format("the digest of out is {}, not {}", theirs.out, first->out);
+    } else if (std::strcmp(theirs.states, first->states) != 0) {
+      difference = fmt::format("the digest of final_states is {}, not {}", theirs.states, first->states);
+    }
+    done({fmt::format("{}", variant.ranks), variant.in_turn ? "in-turn" : "neighbours", fmt::format("{}", theirs.moved),
+          theirs.out},
+         difference);
+  }
+}
+
+}  // namespace ringattn

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gated_delta() and gated_delta_update(): right by the recurrence in fp64, the same bits on ranks and in graphs."""
+
+import unittest
+
+import numpy as np
+
+import ringattn
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+KEY, VALUE = 16, 24
+
+
+def rows(tokens: int, key_decays: bool, seed: int = 0, key_heads: int = 1, value_heads: int = 2):
+    made = np.random.default_rng(seed)
+    q, k = (made.standard_normal((tokens, key_heads, KEY), np.float32) for _ in range(2))
+    v = made.standard_normal((tokens, value_heads, VALUE), np.float32)
+    decays = (tokens, value_heads, KEY) if key_decays else (tokens, value_heads)
+    log_decay = -0.2 * made.random(decays, np.float32)
+    return q, k, v, log_decay, made.random((tokens, value_heads), np.float32)
+
+
+def recurrence(q, k, v, log_decay, beta, state=None):
+    """(out, state) in fp64, with rows of q and k divided by their norms."""
+    q, k = (x.astype(np.float64) / np.sqrt((x.astype(np.float64) ** 2).sum(-1, keepdims=True) + 1e-6) for x in (q, k))
+    heads = v.shape[1]
+    state = np.zeros((heads, KEY, VALUE)) if state is None else state.astype(np.float64)
+    out = np.zeros(v.shape)
+    for t in range(len(q)):
+        for h in range(heads):
+            shared = h * q.shape[1] // heads
+            decay = np.exp(log_decay[t, h].astype(np.float64))
+            state[h] = state[h] * (decay[:, None] if log_decay.ndim == 3 else decay)
+            state[h] += beta[t, h] * np.outer(k[t, shared], v[t, h] - state[h].T @ k[t, shared])
+            out[t, h] = state[h].T @ q[t, shared] / np.sqrt(KEY)
+    return out, state
+
+
+class GatedDelta(unittest.TestCase):
+    def test_values_of_both_rules(self):
+        for key_decays in (False, True):
+            given = rows(150, key_decays)
+            out, states = ringattn.gated_delta(*given, qk_l2norm=True, return_final_states=True)
+            expected, state = recurrence(*given)
+            np.testing.assert_allclose(out, expected, atol=2e-5)
+            np.testing.assert_allclose(states[0], state, atol=2e-5)
+            packed, both = ringattn.gated_delta(*given, qk_l2norm=True, cu_seqlens=[0, 40, 40, 150], return_final_states=True,
+                                                initial_states=np.stack([states[0]] * 3))  # fmt: skip
+            np.testing.assert_allclose(packed[40:], recurrence(*(x[40:] for x in given), states[0])[0], atol=5e-5)
+            self.assertEqual(both[1].tobytes(), states[0].tobytes(), "an empty sequence passes its state through")
+
+    def test_a_batch_axis_is_one_of_sequences(self):
+        given = rows(40, False)
+        out = ringattn.gated_delta(*(np.stack([x[:20], x[20:]]) for x in given), qk_l2norm=True)
+        packed = ringattn.gated_delta(*given, qk_l2norm=True, cu_seqlens=[0, 20, 40])
+        self.assertEqual(out.tobytes(), packed.tobytes())
+
+    def test_update_goes_on(self):
+        for key_decays in (False, True):
+            given = rows(30, key_decays, 3)
+            _, state = ringattn.gated_delta(*(x[:29] for x in given), qk_l2norm=True, return_final_states=True)
+            out = ringattn.gated_delta_update(state, *(x[29:] for x in given), qk_l2norm=True)
+            expected, after = recurrence(*given)
+            np.testing.assert_allclose(out[0], expected[29], atol=2e-5)
+            np.testing.assert_allclose(state[0], after, atol=2e-5)
+
+    def test_ranks_have_the_bits_of_one(self):
+        given = rows(3 * 2048 + 5, False, 4)
+        one, state = ringattn.gated_delta(*given, qk_l2norm=True, return_final_states=True)
+        layout = ringattn.segments([len(one)], 3)
+        shards = [[ringattn.shard(x, layout, rank) for x in given] for rank in range(3)]
+
+        def rank_main(world):
+            return ringattn.gated_delta(*shards[world.rank], qk_l2norm=True, layout=layout, world=world, return_final_states=True)
+
+        made = ringattn.run_ranks(3, rank_main)
+        self.assertEqual(np.concatenate([out for out, _ in made]).tobytes(), one.tobytes())
+        self.assertEqual(made[2][1].tobytes(), state.tobytes())
+
+    def test_names_and_shapes_are_refused(self):
+        given = rows(10, False)
+        with self.assertRaisesRegex(ringattn.UsageError, "log_decay"):
+            ringattn.gated_delta(*given[:3], given[3], given[4], g=given[3])
+        with self.assertRaisesRegex(ringattn.UsageError, "beta"):
+            ringattn.gated_delta(*given[:4], given[4][:9])
+        with self.assertRaisesRegex(ringattn.UsageError, "scale is 0"):
+            ringattn.gated_delta(*given, scale=0.0)
+
+    @unittest.skipIf(torch is None, "needs PyTorch")
+    def test_gradients_are_refused_by_name(self):
+        given = [torch.from_numpy(x) for x in rows(10, False)]
+        given[2].requires_grad_()
+        with self.assertRaisesRegex(ringattn.UnsupportedError, "v requires a gradient"):
+            ringattn.gated_delta(*given)
+        with torch.no_grad():
+            self.assertEqual(ringattn.gated_delta(*given).shape, given[2].shape)
+
+
+if __name__ == "__main__":
+    unittest.main()
