@@ -18,9 +18,9 @@ namespace ringattn::sm90 {
 
 namespace {
 
-// Factors and scores of at most this many bytes are kept from accumulate_states() to finish(). Longer tasks are
-// computed in slices of segments, and their factors twice: 22 % of the time of 32,768 tokens, instead of half as much
-// memory again as q, k, v and o have.
+// Factors of at most this many bytes are kept from accumulate_states() to finish(). Longer tasks are computed in slices
+// of segments, and their factors twice, a quarter of the time of GDN. Factors of 16/64 heads are 0.4 times the bytes of
+// q, k, v and o, and those of KDA as many.
 constexpr std::int64_t kFactorBytes = std::int64_t{2} << 30;
 
 std::int64_t decayed_bytes_of_chunk(const GatedDeltaSpec& spec) {
@@ -71,7 +71,7 @@ class HopperGatedDelta final : public GatedDeltaKernel {
   }
 
   int heads_together() const override { return 1; }
-  // The partial last waves of three kernels.
+  // Partial last waves: 0.085 ms by the kernels' times for 32 and for 64 heads (bench/notes/gated_delta.md).
   double cost_of_two_ranges(double /*seconds*/) const override { return 1e-4; }
 
   std::size_t scratch_bytes(const GatedDeltaLimits& limits) const override {
