@@ -17,8 +17,8 @@
 namespace ringattn::sm90 {
 
 inline constexpr float kDeltaLog2E = 1.44269504F;
-inline constexpr float kDeltaMinLog =
-    -150.0F;  // log2 decay of one token, clamped (kernels/gated_delta/gated_delta.hpp)
+// The log2 decay of one token is at least this (kernels/gated_delta/gated_delta.hpp).
+inline constexpr float kDeltaMinLog = -150.0F;
 
 // Copies contiguous bytes from shared to global memory. Both addresses and `bytes` are multiples of 16.
 __device__ __forceinline__ void tma_store_bytes(void* target, std::uint32_t source, int bytes) {

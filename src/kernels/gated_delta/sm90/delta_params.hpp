@@ -105,6 +105,7 @@ struct DeltaUpdateParams {
 
 // Warpgroup 0 is the producer. Each of the others computes 64 columns of v of one value head.
 inline constexpr int kDeltaThreads = 3 * 128;
+
 // Offsets in bytes in a CTA's shared memory, which is aligned to 1,024 bytes.
 template <bool kOutputs, bool kKeyDecays>
 struct DeltaLayout {
