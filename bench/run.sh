@@ -59,6 +59,7 @@ latents             3 gpu,rounds,decode_gpu_bench    MLA decode, 16 and 128 head
 latents-peers       4 gpu,torch,rounds,decode_gpu_bench MLA decode, also in KV splits of 1,024 keys; FlashMLA
 compressed          4 gpu,rounds,decode_gpu_bench,compress_gpu_bench decode, prefill with quantized caches; compression
 scans               1 gpu,ssm_gpu_bench              SSD, scans, updates, conv1d; Hopper's kernel, the portable one
+gated-delta         1 gpu,gated_delta_gpu_bench      the gated delta rule, GDN and KDA, prefill and updates
 scans-peers         5 gpu,torch,ssm_gpu_bench        SSD, scans, updates, conv1d; mamba_ssm, causal_conv1d, PyTorch
 backward-peers      3 gpu,torch,library              gradients: speed beside cuDNN, FlashAttention; repeated; bias
 scaling             3 gpus:2                         1, 2, 4 ... GPUs, 32k to 512k tokens, compute only; zigzag ring
@@ -371,6 +372,8 @@ part_rope() {
 part_scans() {
   alone ssm_gpu_bench && alone ssm_gpu_bench --kernel sm80_ssd ssd-16k ssd-131k
 }
+
+part_gated_delta() { alone gated_delta_gpu_bench; }
 
 part_scans_peers() {
   local shapes

@@ -112,3 +112,5 @@ kernel_instances(sm90_instances ssm/sm90 launch.cuh ssd_DIM
   HopperSsdLauncher "ssd_launcher<DIM>()" DIMS 64 128 DTYPES bf16)
 kernel_instances(sm90_instances ssd_backward/sm90 launch.cuh ssd_backward_DIM
   HopperSsdBackwardLauncher "ssd_backward_launcher<DIM>()" DIMS 64 128 DTYPES bf16)
+kernel_instances(sm90_instances gated_delta/sm90 launch.cuh gated_delta_DTYPE_DIM
+  GatedDeltaLauncher "gated_delta_launcher<ELEMENT>()" DIMS 128 DTYPES bf16)

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the gated delta rule, in order of preference.
 #include "kernels/attention/cpu/cpu_attention.hpp"
+#ifdef RINGATTN_HAVE_HOPPER
+#include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/attention/sm90/sm90_attention.hpp"
+#include "kernels/gated_delta/sm90/sm90_gated_delta.hpp"
+#endif
 #include "kernels/common/registry.hpp"
 #include "kernels/gated_delta/cpu/cpu_gated_delta.hpp"
 #include "kernels/gated_delta/gated_delta.hpp"
@@ -9,7 +14,16 @@ namespace ringattn {
 
 namespace {
 
+// The speed of sm90_gated_delta was measured on an H200 and rounded down: GDN over 32,768 tokens of 64 value
+// heads, 2.06e11 flop by gated_delta_token_flops(), takes 1.65 ms (bench/notes/gated_delta.md). KDA has not been timed.
 constexpr KernelRow<GatedDeltaSpec> kTable[] = {
+#ifdef RINGATTN_HAVE_HOPPER
+    {{"sm90_gated_delta", "cuda", "bf16; GDN and KDA; key_dim and value_dim 128",
+      [] { return std::vector<std::string>(); }, [](const Backend&) { return 1.2e14; }, sm90::attention_unavailable,
+      cuda::make_cuda_backend},
+     sm90::gated_delta_missing,
+     sm90::make_gated_delta},
+#endif
     {{"cpu_gated_delta", "cpu", "fp32, bf16, fp16; GDN and KDA; key_dim and value_dim multiples of 8 up to 256",
       [] { return std::vector<std::string>(); }, cpu::cpu_gated_delta_speed, [] { return std::string(); },
       cpu::make_cpu_backend},
