@@ -157,7 +157,7 @@ TEST_P(CpuTargets, AreAboutAsFastAsTheTableSays) {
   const std::int64_t tokens = GetParam().amx ? 4096 : 1024;  // what surrounds the kernel should take little of the time
   const AttentionSpec spec = make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0});
   const AttentionInputs inputs = random_inputs(spec, {{tokens, tokens, 0}}, 86);
-  const double flops = 2.0 * tokens * (tokens + 1) * 128 * 8;
+  const double flops = 2.0 * static_cast<double>(tokens * (tokens + 1)) * 128 * 8;
   double seconds = 1e9;
   for (int round = 0; round < 3; ++round) {
     const double begin = processor_seconds();
