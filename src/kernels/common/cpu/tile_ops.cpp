@@ -2,9 +2,11 @@
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
 #include "kernels/common/cpu/tile_ops.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 
+#include "kernels/attention/cpu/attention_state.hpp"
 #include "kernels/common/cpu/amx.hpp"
 
 // The lane count is part of the arithmetic: targets with scalable vectors run as NEON or EMU128.
@@ -18,6 +20,7 @@
 #include "kernels/attention/cpu/merge-inl.hpp"
 #include "kernels/attention/cpu/tile_step-inl.hpp"
 #include "kernels/common/cpu/pack-inl.hpp"
+#include "kernels/gemm/cpu/store-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
@@ -36,6 +39,31 @@ void pack(const TileShape& shape, const TileRows& k, const TileRows& v, int keys
       return pack_as<Dtype::kBf16>(shape, k, v, keys, tile);
     case Dtype::kF16:
       return pack_as<Dtype::kF16>(shape, k, v, keys, tile);
+  }
+}
+
+template <Dtype kDtype>
+void write_row_as(const float* acc, std::size_t count, float scale, float sum, std::byte* out) {
+  const Floats d;
+  const StoreRounded<kDtype> store{out, 0, count};
+  const auto finished = [&](FloatVector a) HWY_ATTR { return hn::Div(hn::Mul(a, hn::Set(d, scale)), hn::Set(d, sum)); };
+  std::size_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) store(0, i, finished(hn::LoadU(d, acc + i)));
+  if (i == count) return;
+  HWY_ALIGN float rest[kLanes] = {};
+  std::copy(acc + i, acc + count, rest);
+  store(0, i, finished(hn::Load(d, rest)));
+}
+
+void write_row(const float* acc, int count, float scale, float sum, Dtype dtype, std::byte* out) {
+  const auto n = static_cast<std::size_t>(count);
+  switch (dtype) {
+    case Dtype::kF32:
+      return write_row_as<Dtype::kF32>(acc, n, scale, sum, out);
+    case Dtype::kBf16:
+      return write_row_as<Dtype::kBf16>(acc, n, scale, sum, out);
+    case Dtype::kF16:
+      return write_row_as<Dtype::kF16>(acc, n, scale, sum, out);
   }
 }
 
@@ -101,9 +129,14 @@ namespace ringattn::cpu {
 
 HWY_EXPORT(tile_ops);
 HWY_EXPORT(tile_ops_with_amx);
+HWY_EXPORT(write_row);
 
 const TileOps& best_tile_ops() { return HWY_DYNAMIC_DISPATCH(tile_ops)(); }
 const TileOps* amx_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(tile_ops_with_amx)() : nullptr; }
+
+void write_row(const float* acc, int count, float scale, float sum, Dtype dtype, std::byte* out) {
+  HWY_DYNAMIC_DISPATCH(write_row)(acc, count, scale, sum, dtype, out);
+}
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE
