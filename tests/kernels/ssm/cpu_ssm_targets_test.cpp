@@ -5,8 +5,8 @@
 #include <hwy/targets.h>
 
 #include <string>
-#include <vector>
 
+#include "tests/kernels/common/forced_target.hpp"
 #include "tests/kernels/ssm/ssm_row_test.hpp"
 #include "tests/support/ssd_backward_data.hpp"
 
@@ -14,15 +14,8 @@ namespace ringattn::testing {
 namespace {
 
 class CpuSsmTargets : public ::testing::TestWithParam<std::int64_t> {
- protected:
-  void SetUp() override {
-    hwy::SetSupportedTargetsForTest(GetParam());
-    hwy::GetChosenTarget().Update(GetParam());
-  }
-  void TearDown() override {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
+ private:
+  ForcedTarget forced_{GetParam()};
 };
 
 TEST_P(CpuSsmTargets, AreAccurateAndInvariant) {
@@ -53,12 +46,6 @@ TEST_P(CpuSsmTargets, GradientsAreAccurateAndInvariant) {
     EXPECT_EQ(check_ssd_gradients(inputs, result, false), "");
     EXPECT_TRUE(run_ssd_backward(row, inputs, {.threads = 3, .strided = true}).same_bits(result));
   }
-}
-
-std::vector<std::int64_t> targets_here() {
-  std::vector<std::int64_t> targets;
-  for (std::int64_t rest = hwy::SupportedTargets(); rest != 0; rest &= rest - 1) targets.push_back(rest & -rest);
-  return targets;
 }
 
 INSTANTIATE_TEST_SUITE_P(Highway, CpuSsmTargets, ::testing::ValuesIn(targets_here()),

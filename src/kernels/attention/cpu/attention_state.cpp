@@ -27,13 +27,6 @@ void write_state_partial(const AttentionSpec& spec, const Partial& partial, floa
   if (partial.acc != at + 2) std::copy_n(partial.acc, spec.head_dim_v, at + 2);
 }
 
-// out ← o · scale / l, one rounding to the element's type.
-template <typename Element, typename Round>
-void write_row(const float* o, int count, float scale, float l, std::byte* out, Round round) {
-  auto* elements = reinterpret_cast<Element*>(out);
-  for (int i = 0; i < count; ++i) elements[i] = round(one_nan(o[i] * scale / l));
-}
-
 }  // namespace
 
 AttentionState read_state(const AttentionSpec& spec, float* state) {
@@ -85,17 +78,7 @@ float finish_row(const AttentionSpec& spec, const Partial& row, const float* sin
   }
   // If no key was seen, O is 0, and log 0 is −∞.
   const float divisor = sum == 0.0 ? 1.0F : static_cast<float>(sum);
-  switch (spec.dtype) {
-    case Dtype::kF32:
-      write_row<float>(row.acc, spec.head_dim_v, scale, divisor, out, [](float x) { return x; });
-      break;
-    case Dtype::kBf16:
-      write_row<std::uint16_t>(row.acc, spec.head_dim_v, scale, divisor, out, float_to_bf16);
-      break;
-    case Dtype::kF16:
-      write_row<std::uint16_t>(row.acc, spec.head_dim_v, scale, divisor, out, float_to_f16);
-      break;
-  }
+  write_row(row.acc, spec.head_dim_v, scale, divisor, spec.dtype, out);
   return one_nan(static_cast<float>(softmax_offset + std::log(sum)));
 }
 

@@ -50,6 +50,10 @@ Partial merge_all(const AttentionSpec& spec, const TileOps& ops, AttentionState&
 // Replaces NaN by one canonical NaN, because the compiler chooses which NaN an operation on two of them gives.
 float one_nan(float x);
 
+// out ← acc · scale / sum, one rounding to `dtype`, with one canonical NaN. acc: [count], not aligned. Vectorized, and
+// the same on every SIMD target. Defined in common/cpu/tile_ops.cpp.
+void write_row(const float* acc, int count, float scale, float sum, Dtype dtype, std::byte* out);
+
 // Divides, rounds and writes one row. `sink` is null or the head's sink. out: [head_dim_v] of spec.dtype. Returns LSE.
 float finish_row(const AttentionSpec& spec, const Partial& row, const float* sink, std::byte* out);
 

@@ -23,7 +23,7 @@ namespace {
 class CpuAttention final : public AttentionKernel {
  public:
   CpuAttention(const AttentionSpec& spec, const CpuBackend& backend)
-      : spec_(spec), ops_(backend.tile_ops()), threads_(backend.threads()) {
+      : spec_(spec), ops_(backend.attention_ops(spec.dtype)), threads_(backend.threads()) {
     TileScratch none;
     thread_bytes_ = TileScratch::layout(spec_, ops_, nullptr, none);
   }
@@ -98,7 +98,7 @@ class CpuAttention final : public AttentionKernel {
 
   // With few rows work tiles are smaller, down to one score block, so that every thread has several.
   std::int64_t tile_rows(std::int64_t rows) const {
-    const std::int64_t max_rows = max_tile_rows(spec_);
+    const std::int64_t max_rows = max_tile_rows(spec_, ops_);
     const std::int64_t min_rows =
         std::min<std::int64_t>(max_rows, std::max(1, ops_.row_block * spec_.kv_heads / spec_.heads));
     return std::clamp<std::int64_t>(rows * spec_.kv_heads / (4 * threads_), min_rows, max_rows);
@@ -136,7 +136,7 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
 
 double cpu_attention_speed(const Backend& backend) {
   const auto& cpu = static_cast<const CpuBackend&>(backend);
-  return cpu.threads() * cpu.tile_ops().flops_per_second;
+  return cpu.threads() * cpu.attention_ops(Dtype::kBf16).flops_per_second;
 }
 
 std::unique_ptr<AttentionKernel> make_cpu_attention(const AttentionSpec& spec, Backend& backend) {

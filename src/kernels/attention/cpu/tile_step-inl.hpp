@@ -161,11 +161,11 @@ void attend_block(const TileShape& shape, const PackedTile& tile, const RowBatch
   }
 }
 
-// The next rows to process together. If the tile is not finite, they must see the same columns, because p = 0 of a
-// masked one times NaN or ∞ would be NaN.
-inline RowBlock next_block(const ColumnRange* visible, int rows, bool finite, std::size_t first) {
+// The next rows to process together, at most `max_rows`. If the tile is not finite, they must see the same columns,
+// because p = 0 of a masked one times NaN or ∞ would be NaN.
+inline RowBlock next_block(const ColumnRange* visible, int rows, bool finite, std::size_t first, int max_rows) {
   RowBlock block{first, 0, visible[first]};
-  const int limit = std::min(kRowBlock, rows - static_cast<int>(first));
+  const int limit = std::min(max_rows, rows - static_cast<int>(first));
   while (block.rows < limit) {
     const ColumnRange next = visible[first + static_cast<std::size_t>(block.rows)];
     if (!finite && next != visible[first]) break;
@@ -175,17 +175,18 @@ inline RowBlock next_block(const ColumnRange* visible, int rows, bool finite, st
   return block;
 }
 
-inline bool sees_whole_vectors(const ColumnRange* visible, const RowBlock& block) {
-  if (static_cast<std::size_t>(block.span.begin) % kLanes != 0) return false;
-  if (static_cast<std::size_t>(block.span.end) % kLanes != 0) return false;
+// Whether each row sees all columns of the block's span, which begins and ends at multiples of `columns`.
+inline bool sees_whole(const ColumnRange* visible, const RowBlock& block, std::size_t columns) {
+  if (static_cast<std::size_t>(block.span.begin) % columns != 0) return false;
+  if (static_cast<std::size_t>(block.span.end) % columns != 0) return false;
   const ColumnRange* const first = visible + block.first;
   return std::all_of(first, first + block.rows, [&](const ColumnRange& span) { return span == block.span; });
 }
 
 inline void attend_tile(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, float* scores) {
   for (std::size_t first = 0; first < static_cast<std::size_t>(batch.rows);) {
-    const RowBlock block = next_block(batch.visible, batch.rows, tile.v_finite, first);
-    const bool masked = !sees_whole_vectors(batch.visible, block);
+    const RowBlock block = next_block(batch.visible, batch.rows, tile.v_finite, first, kRowBlock);
+    const bool masked = !sees_whole(batch.visible, block, kLanes);
     if (shape.softcap > 0.0F) {
       masked ? attend_block<true, true>(shape, tile, batch, block, scores)
              : attend_block<false, true>(shape, tile, batch, block, scores);

@@ -32,6 +32,7 @@ class WorkTileAttention {
         kv_head_(head / (spec.heads / spec.kv_heads)),
         rows_(static_cast<int>(work_tile.rows)),
         ratio_(heads_of_tile(spec)),
+        q_stride_(static_cast<std::size_t>(ops.q_stride(spec.head_dim))),
         o_stride_(static_cast<std::size_t>(ops.o_stride(spec.head_dim_v))),
         sequence_(task.queries[static_cast<std::size_t>(work_tile.run)].sequence),
         key_length_(task.key_lengths[static_cast<std::size_t>(sequence_)]),
@@ -53,8 +54,8 @@ class WorkTileAttention {
   void load_queries() {
     for (int i = 0; i < rows_; ++i) {
       for (int h = 0; h < ratio_; ++h) {
-        ops_.widen(task_.q.at(scratch_.row[i], head(h)), spec_.dtype, spec_.head_dim,
-                   scratch_.q + index(i, h) * static_cast<std::size_t>(spec_.head_dim));
+        ops_.load_query(task_.q.at(scratch_.row[i], head(h)), spec_.dtype, spec_.head_dim,
+                        scratch_.q + index(i, h) * q_stride_);
       }
     }
   }
@@ -116,12 +117,8 @@ class WorkTileAttention {
       std::fill_n(scratch_.visible + index(i, 0), ratio_, columns_of(scratch_.keys[i], tile * kKeyTile, kKeyTile));
     }
     const std::size_t start = index(first, 0);
-    const RowBatch batch{scratch_.q + start * static_cast<std::size_t>(spec_.head_dim),
-                         scratch_.offset + start,
-                         scratch_.sum + start,
-                         scratch_.acc + start * o_stride_,
-                         scratch_.visible + start,
-                         (last - first) * ratio_};
+    const RowBatch batch{scratch_.q + start * q_stride_,   scratch_.offset + start,  scratch_.sum + start,
+                         scratch_.acc + start * o_stride_, scratch_.visible + start, (last - first) * ratio_};
     ops_.attend(shape, scratch_.tile, batch, scratch_.scores);
   }
 
@@ -245,6 +242,7 @@ class WorkTileAttention {
   int kv_head_;
   int rows_;
   int ratio_;
+  std::size_t q_stride_;
   std::size_t o_stride_;
   std::int32_t sequence_;
   std::int64_t key_length_;
@@ -297,9 +295,9 @@ std::size_t TileScratch::layout(const AttentionSpec& spec, const TileOps& ops, s
     if (base != nullptr) array = reinterpret_cast<T*>(base + bytes);
     bytes += (count * sizeof(T) + kVectorAlignment - 1) / kVectorAlignment * kVectorAlignment;
   };
-  const auto rows = static_cast<std::size_t>(max_tile_rows(spec));
+  const auto rows = static_cast<std::size_t>(max_tile_rows(spec, ops));
   const std::size_t stacked = rows * static_cast<std::size_t>(spec.heads / spec.kv_heads);
-  take(scratch.q, stacked * static_cast<std::size_t>(spec.head_dim));
+  take(scratch.q, stacked * static_cast<std::size_t>(ops.q_stride(spec.head_dim)));
   take(scratch.acc, stacked * static_cast<std::size_t>(ops.o_stride(spec.head_dim_v)));
   take(scratch.offset, stacked);
   take(scratch.sum, stacked);
@@ -307,7 +305,7 @@ std::size_t TileScratch::layout(const AttentionSpec& spec, const TileOps& ops, s
   take(scratch.merged_offset, stacked);
   take(scratch.merged_sum, stacked);
   take(scratch.flags, stacked);
-  take(scratch.scores, static_cast<std::size_t>(ops.row_block) * kKeyTile);
+  take(scratch.scores, ops.score_floats);
   take(scratch.tile.k, ops.k_floats(spec.head_dim));
   take(scratch.tile.v, ops.v_floats(spec.head_dim_v));
   take(scratch.visible, stacked);

@@ -16,10 +16,6 @@
 
 namespace ringattn::cpu {
 
-// Rows × heads of a work tile, unless one token has more heads. Packing a key tile costs about as much as attending 10
-// rows to it.
-inline constexpr int kWorkTileRows = 240;
-
 // `rows` consecutive rows of a task, from row `offset` of queries[run] on, continuing in the following runs of the
 // sequence.
 struct WorkTile {
@@ -28,10 +24,12 @@ struct WorkTile {
   std::int64_t rows = 0;
 };
 
-// Maximum number of rows in a work tile.
-inline std::int64_t max_tile_rows(const AttentionSpec& spec) {
-  const std::int64_t rows = std::int64_t{kWorkTileRows} * spec.kv_heads / spec.heads;
-  return rows < 1 ? 1 : rows;
+// Maximum number of rows in a work tile: within the limits of `ops`, unless one token has more heads.
+inline std::int64_t max_tile_rows(const AttentionSpec& spec, const TileOps& ops) {
+  const auto row_floats = static_cast<std::size_t>(ops.q_stride(spec.head_dim) + ops.o_stride(spec.head_dim_v));
+  const auto stacked =
+      static_cast<std::int64_t>(std::min(ops.work_tile_rows, ops.work_tile_bytes / (row_floats * sizeof(float))));
+  return std::max<std::int64_t>(1, stacked * spec.kv_heads / spec.heads);
 }
 
 // Divides a task's rows into work tiles of at most `rows` rows. None spans two sequences or, with a block mask, two
@@ -59,8 +57,8 @@ inline int heads_of_tile(const AttentionSpec& spec) {
 
 // One thread's scratch: views into one allocation.
 struct TileScratch {
-  float* q = nullptr;       // [max rows × heads per kv head, head_dim]
-  float* scores = nullptr;  // [row_block, kKeyTile]
+  float* q = nullptr;       // [max rows × heads per kv head, q_stride]
+  float* scores = nullptr;  // [score_floats]
   // Partial of the current KV split; the identity if there is none.
   float* acc = nullptr;     // [max rows × heads per kv head, o_stride]
   float* offset = nullptr;  // [max rows × heads per kv head]

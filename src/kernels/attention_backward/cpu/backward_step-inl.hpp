@@ -131,8 +131,8 @@ template <Dtype kDtype, bool kColumnStats>
 void add_backward_rows(const TileShape& shape, const BackwardTile& tile, const BackwardRows& batch, float* scores,
                        float* dp) {
   for (std::size_t first = 0; first < static_cast<std::size_t>(batch.rows);) {
-    const RowBlock block = next_block(batch.visible, batch.rows, tile.finite, first);
-    const bool masked = !sees_whole_vectors(batch.visible, block);
+    const RowBlock block = next_block(batch.visible, batch.rows, tile.finite, first, kRowBlock);
+    const bool masked = !sees_whole(batch.visible, block, kLanes);
     if (shape.softcap > 0.0F) {
       masked ? add_backward_block<kDtype, kColumnStats, true, true>(shape, tile, batch, block, scores, dp)
              : add_backward_block<kDtype, kColumnStats, false, true>(shape, tile, batch, block, scores, dp);

@@ -52,7 +52,8 @@ class CpuReplay final : public Replay {
 
 }  // namespace
 
-CpuBackend::CpuBackend(int threads) : threads_(thread_count(threads)), tile_ops_(best_tile_ops()) {}
+CpuBackend::CpuBackend(int threads)
+    : threads_(thread_count(threads)), tile_ops_(best_tile_ops()), amx_ops_(amx_tile_ops()) {}
 
 void CpuBackend::copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
                            std::int64_t row_bytes, std::int64_t rows, Stream) {

@@ -28,9 +28,13 @@ class CpuBackend final : public Backend {
 
   int threads() const { return threads_; }
   const TileOps& tile_ops() const { return tile_ops_; }
+  // Arithmetic of attention for inputs of `dtype`: with AMX tiles for bf16, where there are any.
+  const TileOps& attention_ops(Dtype dtype) const {
+    return dtype == Dtype::kBf16 && amx_ops_ != nullptr ? *amx_ops_ : tile_ops_;
+  }
 
   MemoryKind memory() const override { return MemoryKind::kHost; }
-  std::string identity() const override { return tile_ops_.target; }
+  std::string identity() const override { return (amx_ops_ != nullptr ? *amx_ops_ : tile_ops_).target; }
   Buffer allocate(std::size_t bytes) override { return allocate_host(bytes); }
   Stream stream() override { return {}; }
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
@@ -66,6 +70,7 @@ class CpuBackend final : public Backend {
  private:
   int threads_;
   const TileOps& tile_ops_;
+  const TileOps* amx_ops_;
 };
 
 }  // namespace ringattn::cpu

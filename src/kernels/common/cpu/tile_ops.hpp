@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arithmetic of CPU attention, one function table per SIMD target: pack a key tile, attend rows to it, merge KV splits.
-// The target is chosen at run time (Highway). Code outside this table does not affect results.
+// The target is chosen at run time: Highway's best one, and where the processor has AMX, that target with AMX tiles,
+// which have a table of their own for bf16. Code outside these tables does not affect results.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +38,7 @@ struct TileRows {
 };
 
 // One head's keys and values of one tile in fp32, in panels of TileOps::panel_width columns, so that the inner loops of
-// both products read memory sequentially.
+// both products read memory sequentially. AMX has its own layout, in bf16 (attention/cpu/amx_pack-inl.hpp).
 struct PackedTile {
   float* k = nullptr;    // [kKeyTile / panel_width, head_dim, panel_width]: transposed
   float* v = nullptr;    // [⌈head_dim_v / panel_width⌉, kKeyTile, panel_width]
@@ -53,7 +54,7 @@ struct Partial {
 
 // Rows that share a KV head, with the partials of their current splits.
 struct RowBatch {
-  const float* q = nullptr;              // [rows, head_dim]
+  const float* q = nullptr;              // [rows, q_stride()], as load_query() wrote it
   float* offset = nullptr;               // [rows]
   float* sum = nullptr;                  // [rows]
   float* acc = nullptr;                  // [rows, o_stride()]
@@ -62,31 +63,47 @@ struct RowBatch {
 };
 
 struct TileOps {
-  const char* target;  // Highway's name, e.g. "AVX2"
-  int lanes;           // floats per vector
-  int panel_width;     // columns per panel
-  int row_block;       // rows per score block
+  const char* target;        // Highway's name, e.g. "AVX2", and "+AMX-BF16" with AMX tiles
+  int lanes;                 // o_stride() is a multiple of it, at least the floats per vector
+  int panel_width;           // columns per panel
+  int row_block;             // rows per score block
+  int dim_multiple;          // head_dim is padded to a multiple of it, in q and packed keys
+  int q_per_float;           // elements of q in the place of a float: 1, or 2 of bf16
+  std::size_t score_floats;  // size of attend()'s scratch
+  // Limits of a work tile: rows × heads, and the bytes of their q and acc, which stay in the cache.
+  std::size_t work_tile_rows;
+  std::size_t work_tile_bytes;
   // Default speed estimate of one thread.
   double flops_per_second;
 
   // Converts `count` elements of `dtype` to fp32; a multiple of 8.
   void (*widen)(const void* source, Dtype dtype, int count, float* target);
+  // Writes one row of RowBatch::q; `count` is head_dim.
+  void (*load_query)(const void* source, Dtype dtype, int count, float* target);
   // Packs the first `keys` rows of k and v.
   void (*pack)(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile);
-  // Attends each row of the batch to the tile: updates its (offset, sum, acc). scores: [row_block, kKeyTile] scratch.
+  // Attends each row of the batch to the tile: updates its (offset, sum, acc). scores: [score_floats] scratch.
   void (*attend)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
   // The merge step: merges `partial` into `row`. Neither acc needs to be aligned.
   void (*merge)(int head_dim_v, const Partial& partial, Partial& row);
 
-  // Floats between rows of acc, and in a packed tile.
+  // Floats between rows of q and of acc, and in a packed tile.
+  int q_stride(int head_dim) const { return padded(head_dim) / q_per_float; }
   int o_stride(int head_dim_v) const { return (head_dim_v + lanes - 1) / lanes * lanes; }
-  std::size_t k_floats(int head_dim) const { return static_cast<std::size_t>(head_dim) * kKeyTile; }
+  std::size_t k_floats(int head_dim) const {
+    return static_cast<std::size_t>(padded(head_dim) / q_per_float) * kKeyTile;
+  }
   std::size_t v_floats(int head_dim_v) const {
     return static_cast<std::size_t>((head_dim_v + panel_width - 1) / panel_width * panel_width) * kKeyTile;
   }
+
+ private:
+  int padded(int head_dim) const { return (head_dim + dim_multiple - 1) / dim_multiple * dim_multiple; }
 };
 
 // The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).
 const TileOps& best_tile_ops();
+// The table of the same target with AMX tiles, for bf16. Null: the processor, the kernel or the target lacks them.
+const TileOps* amx_tile_ops();
 
 }  // namespace ringattn::cpu

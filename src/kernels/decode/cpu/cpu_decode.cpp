@@ -41,8 +41,8 @@ struct DecodeScratch {
   std::byte* k = nullptr;  // [kKeyTile, head_dim], a tile's rows gathered from pages
   std::byte* v = nullptr;  // [kKeyTile, head_dim_v]
   PackedTile tile;
-  float* q = nullptr;              // [rows · ratio, head_dim]
-  float* scores = nullptr;         // [row_block, kKeyTile]
+  float* q = nullptr;              // [rows · ratio, q_stride]
+  float* scores = nullptr;         // [score_floats]
   float* offset = nullptr;         // [rows · ratio]
   float* sum = nullptr;            // [rows · ratio]
   float* acc = nullptr;            // [rows · ratio, o_stride]
@@ -62,8 +62,8 @@ struct DecodeScratch {
     take(scratch.v, kKeyTile * count(spec.head_dim_v) * size_of(spec.dtype));
     take(scratch.tile.k, ops.k_floats(spec.head_dim));
     take(scratch.tile.v, ops.v_floats(spec.head_dim_v));
-    take(scratch.q, stacked * count(spec.head_dim));
-    take(scratch.scores, count(ops.row_block) * kKeyTile);
+    take(scratch.q, stacked * count(ops.q_stride(spec.head_dim)));
+    take(scratch.scores, ops.score_floats);
     take(scratch.offset, stacked);
     take(scratch.sum, stacked);
     take(scratch.acc, stacked * count(ops.o_stride(spec.head_dim_v)));
@@ -92,7 +92,10 @@ struct DecodeWorkTile {
 class CpuDecode final : public DecodeKernel {
  public:
   CpuDecode(const DecodeSpec& spec, const CpuBackend& backend)
-      : decode_(spec), spec_(spec.attention), ops_(backend.tile_ops()), threads_(backend.threads()) {}
+      : decode_(spec),
+        spec_(spec.attention),
+        ops_(backend.attention_ops(spec.attention.dtype)),
+        threads_(backend.threads()) {}
 
   // m and l, then O after a gap, so that all partials and their O are aligned alike.
   std::int64_t partial_floats() const override { return kPartialAcc + spec_.head_dim_v; }
@@ -252,12 +255,12 @@ class CpuDecode final : public DecodeKernel {
     const Visibility visibility(spec_.mask, work_tile.seen.length);
     const std::int64_t position = work_tile.seen.length - step.rows;
     const auto o_stride = static_cast<std::size_t>(ops_.o_stride(spec_.head_dim_v));
-    const auto dim = static_cast<std::size_t>(spec_.head_dim);
+    const auto q_stride = static_cast<std::size_t>(ops_.q_stride(spec_.head_dim));
     const auto stacked = static_cast<std::size_t>(step.rows * ratio);
     for (std::size_t at = 0; at < stacked; ++at) {
       const std::int64_t row = work_tile.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
       const std::int64_t head = std::int64_t{work_tile.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
-      ops_.widen(step.q.at(row, head), spec_.dtype, spec_.head_dim, scratch.q + at * dim);
+      ops_.load_query(step.q.at(row, head), spec_.dtype, spec_.head_dim, scratch.q + at * q_stride);
       scratch.offset[at] = -std::numeric_limits<float>::infinity();
       scratch.sum[at] = 0.0F;
       std::fill_n(scratch.acc + at * o_stride, o_stride, 0.0F);
@@ -300,8 +303,8 @@ class CpuDecode final : public DecodeKernel {
                 keys, scratch.tile);
       const auto start = static_cast<std::size_t>(first * ratio);
       ops_.attend(shape, scratch.tile,
-                  {scratch.q + start * dim, scratch.offset + start, scratch.sum + start, scratch.acc + start * o_stride,
-                   scratch.visible + start, (last - first) * ratio},
+                  {scratch.q + start * q_stride, scratch.offset + start, scratch.sum + start,
+                   scratch.acc + start * o_stride, scratch.visible + start, (last - first) * ratio},
                   scratch.scores);
     }
 

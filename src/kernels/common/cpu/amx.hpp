@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// AMX: the tile unit of x86 processors from Sapphire Rapids on, which multiplies 16 x 32 by 32 x 16 bf16 matrices.
+// Linux saves tiles for a process only after it has asked for permission.
+#pragma once
+
+namespace ringattn::cpu {
+
+// Whether this process may use AMX tiles of bf16 and AVX-512 conversions to bf16. The first call asks for permission,
+// which holds for all threads.
+bool has_amx_bf16();
+
+// False makes has_amx_bf16() return false, so that tests run the vector targets of a host with AMX.
+void allow_amx(bool allowed);
+
+}  // namespace ringattn::cpu
