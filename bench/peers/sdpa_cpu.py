@@ -73,7 +73,7 @@ def line(torch: Any, ringattn: Any, seq: int, args: argparse.Namespace, threads:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seq", type=common.parse_sizes, default="2k,8k")
+    parser.add_argument("--seq", type=common.parse_sizes, metavar="LIST", default="2k,8k")
     parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--head-dim", type=int, default=128)
@@ -82,13 +82,22 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--git", default="unknown", help="commit of the library")
     parser.add_argument("--jsonl")
+    parser.add_argument("--self-check", action="store_true", help="only compare the results of a small shape")
     args = parser.parse_args()
 
-    import ringattn
-    import torch
+    try:
+        import ringattn
+        import torch
+    except (ImportError, OSError) as error:
+        print(f"skipped: needs PyTorch and ringattn ({error})")
+        return common.SKIPPED
 
     threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
     torch.set_num_threads(threads)
+    if args.self_check:
+        args.rounds = 1
+        line(torch, ringattn, 300, args, threads)
+        return 0
     for seq in args.seq:
         result = line(torch, ringattn, seq, args, threads)
         result |= {"torch": torch.__version__, "git": args.git, "command": " ".join(sys.argv)}

@@ -74,9 +74,6 @@ constexpr std::size_t kWorkTileRows = 240;
 // unmeasured targets have an estimate too.
 constexpr double kFlopsPerSecond = kLanes >= 16 ? 1.4e11 : kLanes >= 8 ? 7e10 : kLanes >= 4 ? 2.5e10 : 8e9;
 
-// One core of a Sapphire Rapids, bf16, rounded. Backends assume it for all dtypes.
-constexpr double kAmxFlopsPerSecond = 5e11;
-
 const TileOps& tile_ops() {
   static const TileOps ops{hwy::TargetName(HWY_TARGET),
                            static_cast<int>(kLanes),
@@ -109,7 +106,7 @@ const TileOps* tile_ops_with_amx() {
                            sizeof(AmxScratch) / sizeof(float),
                            /*work_tile_rows=*/1024,
                            /*work_tile_bytes=*/std::size_t{768} << 10,  // 3/8 of the L2 cache of a Sapphire Rapids
-                           kAmxFlopsPerSecond,
+                           /*flops_per_second=*/5e11,                   // one core of a Sapphire Rapids, bf16, rounded
                            &widen,
                            &load_amx_query,
                            &pack_for_amx,
