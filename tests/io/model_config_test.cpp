@@ -99,11 +99,11 @@ TEST(ModelConfig, DerivesLinearAttentionByFamily) {
   EXPECT_DOUBLE_EQ(layer.rope.rotary_factor, 0.5);
   for (const std::int64_t full : {7, 31, 32, 33}) EXPECT_EQ(ring.layer(full).kind, LayerKind::kAttention) << full;
   const ModelConfig minimax(R"({"model_type": "minimax", "hidden_size": 6144, "num_attention_heads": 64,
-    "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 80, "attn_type_list": [0, 1]})",
+    "num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 80})",
                             "config");
-  EXPECT_DOUBLE_EQ(minimax.layer(0).softmax_scale, 1.0);
-  EXPECT_EQ(minimax.layer(0).rope.type, "none");
-  EXPECT_DOUBLE_EQ(minimax.layer(0).log_decays[7], -0.5 * (1.0 + 1e-5));
+  EXPECT_DOUBLE_EQ(minimax.layer(1).softmax_scale, 1.0);
+  EXPECT_EQ(minimax.layer(1).rope.type, "none");
+  EXPECT_DOUBLE_EQ(minimax.layer(1).log_decays[7], -0.5 * (1.0 - 1.0 / (79.0 + 1e-5) + 1e-5));
   const ModelConfig retnet(R"({"model_type": "retnet", "hidden_size": 2048, "num_heads": 8, "num_hidden_layers": 24})",
                            "config");
   EXPECT_EQ(retnet.layer(3).head_dim, 256);
