@@ -101,8 +101,7 @@ struct SsdSums {
   static constexpr int kColumns = kSkip + kChunk;        // [6, 16]
   static constexpr int kRows = kColumns + kBlockFloats;  // [6, 16]
   static constexpr int kInner = kRows + kBlockFloats;    // [parts]: ⟨S, G⟩
-  // Even, because sums of two tokens are read together.
-  static constexpr int kSumFloats = (kInner + kInnerParts + 1) / 2 * 2;
+  static constexpr int kSumFloats = kInner + kInnerParts;
 };
 
 // Sums of partial results, and the gradient of rows before the gate (sums.cu).

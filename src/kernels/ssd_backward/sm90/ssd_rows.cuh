@@ -98,18 +98,18 @@ struct HopperRowsCta {
 
   // By one thread.
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kWarps = kWarpgroup / 32;  // of three warpgroups; a warp of the fourth is a consumer too
+    constexpr int kWarps = kWarpgroup / 32;  // of three warpgroups; two warps of the fourth are consumers too
     for (int i = 0; i < Shape::kStages; ++i) {
       barrier_init(full(i), 1);
-      barrier_init(empty(i), 3 * kWarps + 1);
+      barrier_init(empty(i), 3 * kWarps + 2);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(scores_full(i), kWarps);
       barrier_init(scores_empty(i), kWarps);
-      barrier_init(sums_full(i), 3 * kWarps + 1);
+      barrier_init(sums_full(i), 3 * kWarps + 2);
       barrier_init(sums_empty(i), 1);
       barrier_init(products_full(i), kWarps);
-      barrier_init(products_empty(i), 1);
+      barrier_init(products_empty(i), 2);
     }
     barrier_init_fence();
   }
@@ -203,9 +203,9 @@ struct PairsOfThread {
   }
 };
 
-// The first warpgroup: scores in blocks of 16 × 16 on and below the diagonal, by mma.sync. A warp's first block is on
-// the diagonal, and its others are to the left of it; but the first warp has the leftmost of the last one's. The code
-// of a block is the same for all warps, because all code of the kernel has to fit into the instruction cache.
+// The first warpgroup: scores of 16 rows a warp, by mma.sync, so that a warp computes only blocks on and below the
+// diagonal. Its nth block has columns from 16 (warp − n) on: the code of a block is the same for all warps, because all
+// code of the kernel has to fit into the instruction cache.
 template <int kStates>
 class HopperScores {
  public:
@@ -213,19 +213,14 @@ class HopperScores {
   using Shape = typename Cta::Shape;
 
   __device__ __forceinline__ explicit HopperScores(const Cta& cta)
-      : cta_(cta),
-        warp_(warp_uniform(thread_of_warpgroup() / 32)),
-        lane_(thread_of_warpgroup() % 32),
-        count_(2 + warp_ / 2),
-        row_below_(warp_ == 0 ? 3 : warp_),
-        column_below_(warp_ == 0 ? 0 : warp_ - 1) {}
+      : cta_(cta), warp_(warp_uniform(thread_of_warpgroup() / 32)), lane_(thread_of_warpgroup() % 32) {}
 
   __device__ __forceinline__ void run() {
     multiply<kStates / 16>(cb_, cta_.c(), cta_.b());
     const int count = cta_.heads.count;
 #pragma unroll 1
     for (int index = 0; index < count; ++index) {
-      float gx[kBlocks][2][4];
+      float gx[4][2][4];
       const std::uint32_t x = cta_.head(index);
       const float skip = cta_.p.scan.d != nullptr ? cta_.p.scan.d[cta_.heads.first + index] : 0.0F;
       barrier_wait(cta_.full(index), Cta::parity(index));
@@ -238,31 +233,22 @@ class HopperScores {
     barrier_wait(cta_.scores_empty(count), Cta::pair_parity(count) ^ 1U);
     const PairsOfThread scores(cta_.scores(count));
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      if (n < count_) store_block(scores, n, weights_[n]);
+    for (int n = 0; n < 4; ++n) {
+      if (n <= warp_) store_block(scores, n, weights_[n]);
     }
     named_sync(kSetScoresBarrier, 2 * kWarpgroup);
   }
 
  private:
-  static constexpr int kBlocks = 3;  // of a warp, at most
-
-  // In blocks: of the nth one.
-  __device__ __forceinline__ int row_of(int n) const { return n == 0 ? warp_ : row_below_; }
-  __device__ __forceinline__ int column_of(int n) const { return n == 0 ? warp_ : column_below_ + 1 - n; }
-
-  // d[n] = (the nth block's rows of A) · (its columns' rows of B)ᵀ, for tiles of 16 · kSteps columns.
+  // d[n] = (rows of A) · (rows of the nth block of B)ᵀ, for tiles of 16 · kSteps columns.
   template <int kSteps>
-  __device__ __forceinline__ void multiply(float (&d)[kBlocks][2][4], std::uint32_t a_tile,
-                                           std::uint32_t b_tile) const {
+  __device__ __forceinline__ void multiply(float (&d)[4][2][4], std::uint32_t a_tile, std::uint32_t b_tile) const {
     std::uint32_t rows[kSteps][4];
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      if (n >= count_) break;
-      if (n < 2) {
+    for (int k = 0; k < kSteps; ++k) load_rows(rows[k], panel_of(a_tile, k), 16 * warp_, k % 4, lane_);
 #pragma unroll
-        for (int k = 0; k < kSteps; ++k) load_rows(rows[k], panel_of(a_tile, k), 16 * row_of(n), k % 4, lane_);
-      }
+    for (int n = 0; n < 4; ++n) {
+      if (n > warp_) break;
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
 #pragma unroll
@@ -271,7 +257,7 @@ class HopperScores {
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         std::uint32_t columns[4];
-        load_rows_as_columns(columns, panel_of(b_tile, k), 16 * column_of(n), k % 4, lane_);
+        load_rows_as_columns(columns, panel_of(b_tile, k), 16 * (warp_ - n), k % 4, lane_);
         Bf16Mma::mma(d[n][0], rows[k], columns[0], columns[1], d[n][0]);
         Bf16Mma::mma(d[n][1], rows[k], columns[2], columns[3], d[n][1]);
       }
@@ -282,38 +268,35 @@ class HopperScores {
   }
 
   __device__ __forceinline__ void store_block(const PairsOfThread& target, int n, const float (&values)[2][4]) const {
-    const auto down = static_cast<std::uint32_t>((row_of(n) - warp_) * 16 * cuda::kPanelRowBytes);
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-      const int tile = 2 * column_of(n) + t;
-      cuda::store_shared(target.at(tile, 0) + down, Bf16Mma::pack(values[t][0], values[t][1]));
-      cuda::store_shared(target.at(tile, 1) + down, Bf16Mma::pack(values[t][2], values[t][3]));
+      const int tile = 2 * (warp_ - n) + t;
+      cuda::store_shared(target.at(tile, 0), Bf16Mma::pack(values[t][0], values[t][1]));
+      cuda::store_shared(target.at(tile, 1), Bf16Mma::pack(values[t][2], values[t][3]));
     }
   }
 
   // (C · Bᵀ) · decays · dt and D to shared memory, for dx. Adds (g · xᵀ) · decays · dt to the sums over heads. The
   // products (C · Bᵀ) · (g · xᵀ) · decays, for dt and the log-decays, go to shared memory too. They take the place of
   // gx.
-  __device__ __forceinline__ void compute(int index, float (&gx)[kBlocks][2][4], float skip) {
-    float(&terms)[kBlocks][2][4] = gx;
-    const float* const da_cumsum = cta_.da_cumsum(index);
-    const float* const rows = da_cumsum + 16 * warp_ + lane_ / 4;
-    const float of_rows[2] = {rows[0], rows[8]};
-    const float* const rows_below = da_cumsum + 16 * row_below_ + lane_ / 4;
-    const float of_first = da_cumsum[16 * row_below_];
-    const float from_first[2] = {cuda::exp2_approx(__fsub_rn(rows_below[0], of_first)),
-                                 cuda::exp2_approx(__fsub_rn(rows_below[8], of_first))};
+  __device__ __forceinline__ void compute(int index, float (&gx)[4][2][4], float skip) {
+    float(&terms)[4][2][4] = gx;
+    const float* const da_cumsum = cta_.da_cumsum(index) + 16 * warp_;  // from the warp's first row on
+    const float of_first = da_cumsum[0];
+    const float of_rows[2] = {da_cumsum[lane_ / 4], da_cumsum[lane_ / 4 + 8]};
+    const float from_first[2] = {cuda::exp2_approx(__fsub_rn(of_rows[0], of_first)),
+                                 cuda::exp2_approx(__fsub_rn(of_rows[1], of_first))};
+    const float* const of_columns = da_cumsum + lane_ % 4 * 2;
     const PairsOfThread scores(cta_.scores(index));
     store_skips(index, gx[0]);
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      if (n >= count_) break;
-      const float* const of_columns = da_cumsum + 16 * column_of(n) + lane_ % 4 * 2;
+    for (int n = 0; n < 4; ++n) {
+      if (n > warp_) break;
       float decays[2][4];
       float of_dx[2][4];
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const float2 to = *reinterpret_cast<const float2*>(of_columns + 8 * t);
+        const float2 to = *reinterpret_cast<const float2*>(of_columns - 16 * n + 8 * t);
         if (n == 0) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
@@ -322,7 +305,7 @@ class HopperScores {
             decays[t][e] = cuda::exp2_approx(later ? -INFINITY : log);
           }
         } else {
-          // Before all rows of the block: the product of the decays to its first row and from there.
+          // Before all rows of the warp: the product of the decays to its first row and from there.
           const float to_first[2] = {cuda::exp2_approx(__fsub_rn(of_first, to.x)),
                                      cuda::exp2_approx(__fsub_rn(of_first, to.y))};
 #pragma unroll
@@ -331,7 +314,7 @@ class HopperScores {
       }
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const float2 dt = *reinterpret_cast<const float2*>(of_columns + kChunk + 8 * t);
+        const float2 dt = *reinterpret_cast<const float2*>(of_columns + kChunk - 16 * n + 8 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float of_column = e % 2 == 0 ? dt.x : dt.y;
@@ -348,8 +331,8 @@ class HopperScores {
     barrier_wait(cta_.products_empty(index), Cta::pair_parity(index) ^ 1U);
     const PairsOfThread target(cta_.products(index));
 #pragma unroll
-    for (int n = 0; n < kBlocks; ++n) {
-      if (n >= count_) break;
+    for (int n = 0; n < 4; ++n) {
+      if (n > warp_) break;
       store_block(target, n, terms[n]);
     }
     Cta::arrive(cta_.products_full(index));
@@ -382,12 +365,8 @@ class HopperScores {
   const Cta& cta_;
   const int warp_;
   const int lane_;
-  const int count_;  // of blocks
-  // The second block, counted in blocks.
-  const int row_below_;
-  const int column_below_;
-  float cb_[kBlocks][2][4];
-  float weights_[kBlocks][2][4] = {};
+  float cb_[4][2][4];
+  float weights_[4][2][4] = {};
 };
 
 // The second warpgroup: dx of 16 tokens a warp.
@@ -732,23 +711,24 @@ __device__ __forceinline__ void finish_heads(const HopperRowsCta<kStates>& cta) 
   }
 }
 
-// ⟨S, G⟩: the diagonals of S · Gᵀ of blocks of 16 dims.
+// Half of ⟨S, G⟩: the diagonals of S · Gᵀ of two blocks of 16 dims.
 template <int kStates>
-__device__ __forceinline__ float multiply_inner(const HopperRowsCta<kStates>& cta, int index, int lane) {
+__device__ __forceinline__ float multiply_inner(const HopperRowsCta<kStates>& cta, int index, int warp, int lane) {
   using Cta = HopperRowsCta<kStates>;
   using Shape = typename Cta::Shape;
-  float sum[kRowsDims / 16][2][4] = {};
+  float sum[2][2][4] = {};
   const std::uint32_t x = cta.head(index);
   barrier_wait(cta.full(index), Cta::parity(index));
-#pragma unroll 2
+#pragma unroll
   for (int k = 0; k < kStates / 16; ++k) {
     const auto panel = static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
 #pragma unroll
-    for (int block = 0; block < kRowsDims / 16; ++block) {
+    for (int block = 0; block < 2; ++block) {
+      const int dim = 16 * (2 * warp + block);
       std::uint32_t left[4];
       std::uint32_t right[4];
-      load_rows(left, x + Shape::kState + panel, 16 * block, k % 4, lane);
-      load_rows_as_columns(right, x + Shape::kGradient + panel, 16 * block, k % 4, lane);
+      load_rows(left, x + Shape::kState + panel, dim, k % 4, lane);
+      load_rows_as_columns(right, x + Shape::kGradient + panel, dim, k % 4, lane);
       Bf16Mma::mma(sum[block][0], left, right[0], right[1], sum[block][0]);
       Bf16Mma::mma(sum[block][1], left, right[2], right[3], sum[block][1]);
     }
@@ -757,25 +737,26 @@ __device__ __forceinline__ float multiply_inner(const HopperRowsCta<kStates>& ct
   float inner = 0.0F;
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    if (lane % 4 * 2 + e != lane / 4) continue;
-#pragma unroll
-    for (const auto& block : sum) inner = __fadd_rn(inner, __fadd_rn(block[0][e], block[1][2 + e]));
+    if (lane % 4 * 2 + e == lane / 4) {
+      inner = __fadd_rn(__fadd_rn(sum[0][0][e], sum[0][1][2 + e]), __fadd_rn(sum[1][0][e], sum[1][1][2 + e]));
+    }
   }
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
   return inner;
 }
 
-// Sums of the products (C · Bᵀ) · (g · xᵀ) · decays of a chunk, by MMAs. For each token t:
-// - Σ_{j < t ≤ i} products · dt_j. The right operand is dt_j for j < t, which leaves sums of rows. Sums of columns
-//   follow.
-// - Σ_{i ≥ t} products of column t. The right operand is one.
+// From the products (C · Bᵀ) · (g · xᵀ) · decays of a chunk, by MMAs of two warps, `half`:
+//   Σ_{j < t ≤ i} products · dt_j for each token t, as sums of rows before t, whose right operand is dt_j for j < t,
+//   then of columns. A warp has one half of each block of 16 tokens. Σ_{i ≥ t} products of column t. A warp has blocks
+//   `half` and 3 − half.
 template <class Shape>
-__device__ __forceinline__ void sum_products(std::uint32_t products, const float* dt, float* sums, int lane) {
+__device__ __forceinline__ void sum_products(int half, std::uint32_t products, const float* dt, float* sums, int lane) {
   constexpr std::uint32_t kOnes = 0x3F803F80;
   // Keeps an operand's elements for j < t, of the same eight tokens j and t.
   const std::uint32_t triangle =
       (lane % 4 * 2 < lane / 4 ? 0xFFFFU : 0U) | (lane % 4 * 2 + 1 < lane / 4 ? 0xFFFF0000U : 0U);
+  const std::uint32_t kept[2] = {half == 0 ? triangle : ~0U, half == 0 ? 0U : triangle};
   std::uint32_t right[4][2];
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
@@ -785,44 +766,40 @@ __device__ __forceinline__ void sum_products(std::uint32_t products, const float
       right[k][i] = Bf16Mma::pack(pair.x, pair.y);
     }
   }
-  float sum[4][2][4] = {};  // of a block of tokens t
+  float sum[4][4] = {};
 #pragma unroll
   for (int row = 0; row < 4; ++row) {
 #pragma unroll
     for (int k = 0; k <= row; ++k) {
       std::uint32_t left[4];
       load_rows(left, products, 16 * row, k, lane);
-      Bf16Mma::mma(sum[k][0], left, right[k][0] & triangle, 0U, sum[k][0]);
-      Bf16Mma::mma(sum[k][1], left, right[k][0], right[k][1] & triangle, sum[k][1]);
+      Bf16Mma::mma(sum[k], left, right[k][0] & kept[0], right[k][1] & kept[1], sum[k]);
 #pragma unroll
       for (int block = k + 1; block <= row; ++block) {
-        Bf16Mma::mma(sum[block][0], left, right[k][0], right[k][1], sum[block][0]);
-        Bf16Mma::mma(sum[block][1], left, right[k][0], right[k][1], sum[block][1]);
+        Bf16Mma::mma(sum[block], left, right[k][0], right[k][1], sum[block]);
       }
     }
 #pragma unroll
-    for (int t = 0; t < 2; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (8 * t + lane % 4 * 2 + e % 2 > lane / 4 + e / 2 * 8) sum[row][t][e] = 0.0F;  // i < t
-      }
+    for (int e = 0; e < 4; ++e) {
+      if (8 * half + lane % 4 * 2 + e % 2 > lane / 4 + e / 2 * 8) sum[row][e] = 0.0F;  // i < t
     }
   }
 #pragma unroll
-  for (int block = 0; block < 4; ++block) {
+  for (int block = 0; block < 4; block += 2) {
     float columns[2][2];
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) columns[t][e] = __fadd_rn(sum[block][t][e], sum[block][t][e + 2]);
+      for (int e = 0; e < 2; ++e) columns[t][e] = __fadd_rn(sum[block + t][e], sum[block + t][e + 2]);
     }
-    cuda::store_column_sums(columns, lane, sums + Shape::kWithin + 16 * block);
+    cuda::store_column_sums<16>(columns, lane, sums + Shape::kWithin + 16 * block + 8 * half);
   }
 #pragma unroll
-  for (int block = 0; block < 4; ++block) {
+  for (int nth = 0; nth < 2; ++nth) {
+    const int block = nth == 0 ? half : 3 - half;
     float of_columns[4] = {};
 #pragma unroll
-    for (int row = block; row < 4; ++row) {
+    for (int row = 2 * nth; row < 4; ++row) {  // blocks above the diagonal are zero
       std::uint32_t left[4];
       load_columns(left, products, 16 * block, row, lane);
       Bf16Mma::mma(of_columns, left, kOnes, kOnes, of_columns);
@@ -835,20 +812,20 @@ __device__ __forceinline__ void sum_products(std::uint32_t products, const float
   }
 }
 
-// By two warps, each every second head: ⟨S, G⟩ and sum_products().
+// By two warps: ⟨S, G⟩, as diagonals of S · Gᵀ of 16 dims each, and sum_products().
 template <int kStates>
 __device__ __forceinline__ void sum_heads(const HopperRowsCta<kStates>& cta, int warp) {
   using Cta = HopperRowsCta<kStates>;
   using Shape = typename Cta::Shape;
   const int lane = thread_of_warpgroup() % 32;
 #pragma unroll 1
-  for (int index = warp; index < cta.heads.count; index += 2) {
+  for (int index = 0; index < cta.heads.count; ++index) {
     float* const sums = cta.sums(index);
-    const float inner = multiply_inner(cta, index, lane);
+    const float inner = multiply_inner(cta, index, warp, lane);
     barrier_wait(cta.sums_empty(index), Cta::pair_parity(index) ^ 1U);
-    if (lane == 0) sums[Shape::kInner] = inner;
+    if (lane == 0) sums[Shape::kInner + warp] = inner;
     barrier_wait(cta.products_full(index), Cta::pair_parity(index));
-    sum_products<Shape>(cta.products(index), cta.da_cumsum(index) + kChunk, sums, lane);
+    sum_products<Shape>(warp, cta.products(index), cta.da_cumsum(index) + kChunk, sums, lane);
     Cta::arrive(cta.products_empty(index));
     Cta::arrive(cta.sums_full(index));
   }
@@ -864,8 +841,9 @@ __global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_
   if (thread == 0) cta.init_barriers();
   copy_rows_to_panels(cta.b(), p.rows.scan.b, cta.row(), cta.heads.group, cta.tokens(), kStates, thread, kRowsThreads);
   copy_rows_to_panels(cta.c(), p.rows.scan.c, cta.row(), cta.heads.group, cta.tokens(), kStates, thread, kRowsThreads);
-  // Scores above the diagonal stay zero.
-  for (int i = thread; i < 2 * Shape::kScoreBytes / 16; i += kRowsThreads) {
+  // Scores and products above the diagonal stay zero.
+  static_assert(Shape::kProducts == Shape::kScores + 2 * Shape::kScoreBytes);
+  for (int i = thread; i < 4 * Shape::kScoreBytes / 16; i += kRowsThreads) {
     reinterpret_cast<uint4*>(cta.bytes + Shape::kScores)[i] = make_uint4(0, 0, 0, 0);
   }
   proxy_fence();

@@ -19,8 +19,8 @@ using Bf16 = __nv_bfloat16;
 inline constexpr int kRowsDims = 64;  // head_dim
 inline constexpr int kRowsThreads = 512;
 // Registers per thread after setmaxnreg, from 128 each at launch.
-inline constexpr int kRowsProducerRegisters = 72;
-inline constexpr int kRowsScoreRegisters = 136;
+inline constexpr int kRowsProducerRegisters = 64;
+inline constexpr int kRowsScoreRegisters = 144;
 inline constexpr int kRowsTokenRegisters = 96;
 inline constexpr int kRowsSetRegisters = 208;
 
@@ -33,7 +33,7 @@ struct HopperSsdRows {
 
 // Offsets in bytes in a CTA's shared memory, which is aligned to 1,024 bytes.
 template <int kStates>
-struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 1, false> {
+struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 2, false> {
   static constexpr int kStages = 3;
   // dA_cumsum and dt of a head are read until its sums are, which may be two heads after its other tiles are released.
   static constexpr int kDaCumsumStages = kStages + 2;
