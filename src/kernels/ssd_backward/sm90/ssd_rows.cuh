@@ -236,7 +236,7 @@ class HopperScores {
     for (int n = 0; n < 4; ++n) {
       if (n <= warp_) store_block(scores, n, weights_[n]);
     }
-    named_sync(kSetScoresBarrier, 2 * kWarpgroup);
+    named_arrive(kSetScoresBarrier, 2 * kWarpgroup);
   }
 
  private:
