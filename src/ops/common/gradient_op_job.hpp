@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "comm/collective.hpp"
+#include "ops/common/op_entry.hpp"
 #include "ops/common/op_job.hpp"
 #include "ops/common/output.hpp"
 
