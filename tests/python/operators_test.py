@@ -86,9 +86,9 @@ def samples() -> dict[str, list[tuple]]:
             (q, *mixed(plain, plain), cu, cu, sinks, "full", 0, 0, 0.2, 5.0, [0, 3], None, None, None, 0, 0, 60.0),
         ],
         "decode": [
-            (q[:2], *mixed(cache, cache), ints(3, 9), None, False, None, None, None, None, *mask, None, 0.0, None, 0, 60.0),
+            (q[:2], *mixed(cache, cache), ints(3, 9), None, False, None, None, None, None, *mask, None, 0.0, "", None, 0, 60.0),
             (q16[:, 0], *mixed(codes, codes), None, ints(3, 9), True, None, k16[:, 0], k16[:, 1], sinks, *mask, None, 0.0,
-             None, 0, 60.0),
+             ringattn.RopeSettings(q16.shape[-1]).text, None, 0, 60.0),
         ],
         "mla": [
             (*latents, None, None, None, "expanded", None, None, *mask, None, 0.0, None, None, None, 0, 0, 60.0),
