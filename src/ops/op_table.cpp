@@ -100,7 +100,9 @@ const OpEntry& op_of_file(const TensorFile& file, const SettingSources& sources,
   }
   if (found == nullptr) {
     if (wanted != nullptr && wanted->recognizes != nullptr) return *wanted;
-    return **std::ranges::max_element(rows(), {}, [&](const OpEntry* entry) { return fit(*entry, file); });
+    const auto best = std::ranges::max_element(rows(), {}, [&](const OpEntry* entry) { return fit(*entry, file); });
+    const auto [present, missing, optional] = fit(**best, file);
+    return present + optional == 0 ? *rows().front() : **best;  // all are equally far from a file of other names
   }
   // An op that recognizes no file may still be what the found one's job turns out to be.
   const bool is_other = wanted != nullptr && wanted != found && wanted->recognizes != nullptr;

@@ -37,6 +37,9 @@ struct Ops {
     batched_gemm.dim_k = 16;
     batched_gemm.dim_n = 64;
     linear.in_features = linear.out_features = linear.max_tokens = 16;
+    linear_attention.dtype = gated_delta.dtype = kFp32;
+    linear_attention.heads = gated_delta.key_heads = gated_delta.value_heads = kHeads;
+    linear_attention.dim = gated_delta.key_dim = gated_delta.value_dim = 16;
     convolution.width = 4;
     convolution.channels = 16;
     compression.format = "int8";
@@ -116,6 +119,17 @@ struct Ops {
                                    [this](auto* options, auto** object) {
                                      return ringattn_ssm_create(world.get(), &scan, &runs, options, object);
                                    })},
+        {"linear attention", made<ringattn_linear_attention>(ringattn_linear_attention_destroy,
+                                                             [this](auto* options, auto** object) {
+                                                               return ringattn_linear_attention_create(
+                                                                   world.get(), &linear_attention, &runs, options,
+                                                                   object);
+                                                             })},
+        {"gated delta", made<ringattn_gated_delta>(ringattn_gated_delta_destroy,
+                                                   [this](auto* options, auto** object) {
+                                                     return ringattn_gated_delta_create(world.get(), &gated_delta,
+                                                                                        &runs, options, object);
+                                                   })},
         {"ssd backward", made<ringattn_ssd_backward>(ringattn_ssd_backward_destroy,
                                                      [this](auto* options, auto** object) {
                                                        return ringattn_ssd_backward_create(world.get(), &scan, &runs,
@@ -147,6 +161,8 @@ struct Ops {
   ringattn_rope_spec rope = sized<ringattn_rope_spec>();
   ringattn_linear_spec linear = sized<ringattn_linear_spec>();
   ringattn_ssm_spec scan = sized<ringattn_ssm_spec>();
+  ringattn_linear_attention_spec linear_attention = sized<ringattn_linear_attention_spec>();
+  ringattn_gated_delta_spec gated_delta = sized<ringattn_gated_delta_spec>();
   ringattn_ssm_batch runs = sized<ringattn_ssm_batch>();
   ringattn_causal_conv1d_spec convolution = sized<ringattn_causal_conv1d_spec>();
   ringattn_compression_spec compression = sized<ringattn_compression_spec>();

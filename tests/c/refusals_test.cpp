@@ -11,13 +11,15 @@ namespace {
 
 const std::set<std::string> kNone, kRing{"attention", "attention backward", "mla", "mla backward"},
     kDecoding{"decode", "mla decode"},
-    kRuns{"attention", "attention backward", "mla", "mla backward", "ssm", "ssd backward", "conv1d", "conv1d backward"};
+    kRuns{"attention",        "attention backward", "mla",          "mla backward", "ssm",
+          "linear attention", "gated delta",        "ssd backward", "conv1d",       "conv1d backward"};
 
 std::set<std::string> all_but(const std::set<std::string>& without) {
   std::set<std::string> others;
-  for (const char* op : {"attention", "attention backward", "decode", "mla", "mla backward", "mla decode",
-                         "batched gemm", "linear", "linear backward", "gradient reduction", "rope", "ssm",
-                         "ssd backward", "conv1d", "conv1d backward", "compression"}) {
+  for (const char* op :
+       {"attention", "attention backward", "decode", "mla", "mla backward", "mla decode", "batched gemm", "linear",
+        "linear backward", "gradient reduction", "rope", "ssm", "linear attention", "gated delta", "ssd backward",
+        "conv1d", "conv1d backward", "compression"}) {
     if (!without.contains(op)) others.insert(op);
   }
   return others;

@@ -68,6 +68,9 @@ struct Objects {
     EXPECT_OK(ringattn_linear_backward_create(ops.world.get(), &ops.linear, nullptr, &linear_backward));
     EXPECT_OK(ringattn_gradient_reduction_create(ops.world.get(), 8, nullptr, &gradient_reduction));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
+    EXPECT_OK(ringattn_linear_attention_create(ops.world.get(), &ops.linear_attention, &ops.runs, nullptr,
+                                               &linear_attention));
+    EXPECT_OK(ringattn_gated_delta_create(ops.world.get(), &ops.gated_delta, &ops.runs, nullptr, &gated_delta));
     EXPECT_OK(ringattn_ssd_backward_create(ops.world.get(), &ops.scan, &ops.runs, RINGATTN_GRADIENTS_AS_INPUTS, nullptr,
                                            &scan_backward));
     EXPECT_OK(ringattn_causal_conv1d_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
@@ -92,6 +95,8 @@ struct Objects {
     ringattn_linear_backward_destroy(linear_backward);
     ringattn_gradient_reduction_destroy(gradient_reduction);
     ringattn_ssm_destroy(scan);
+    ringattn_linear_attention_destroy(linear_attention);
+    ringattn_gated_delta_destroy(gated_delta);
     ringattn_ssd_backward_destroy(scan_backward);
     ringattn_causal_conv1d_destroy(convolution);
     ringattn_causal_conv1d_backward_destroy(conv1d_backward);
@@ -116,6 +121,8 @@ struct Objects {
   ringattn_linear_backward* linear_backward = nullptr;
   ringattn_gradient_reduction* gradient_reduction = nullptr;
   ringattn_ssm* scan = nullptr;
+  ringattn_linear_attention* linear_attention = nullptr;
+  ringattn_gated_delta* gated_delta = nullptr;
   ringattn_ssd_backward* scan_backward = nullptr;
   ringattn_causal_conv1d* convolution = nullptr;
   ringattn_causal_conv1d_backward* conv1d_backward = nullptr;
@@ -193,6 +200,20 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
                                       return ringattn_rope_create(ops.world.get(), given, nullptr, object);
                                     });
                                   }),
+      as_ever<ringattn_linear_attention_spec>(
+          "ringattn_linear_attention_spec",
+          [&ops](auto* given) {
+            return made(ringattn_linear_attention_destroy, [&](ringattn_linear_attention** object) {
+              return ringattn_linear_attention_create(ops.world.get(), given, &ops.runs, nullptr, object);
+            });
+          }),
+      as_ever<ringattn_gated_delta_spec>(
+          "ringattn_gated_delta_spec",
+          [&ops](auto* given) {
+            return made(ringattn_gated_delta_destroy, [&](ringattn_gated_delta** object) {
+              return ringattn_gated_delta_create(ops.world.get(), given, &ops.runs, nullptr, object);
+            });
+          }),
       as_ever<ringattn_ssm_spec>("ringattn_ssm_spec", [=, &ops](auto* given) { return scan(given, &ops.runs); }),
       grown<ringattn_ssm_batch>("ringattn_ssm_batch", offsetof(ringattn_ssm_batch, update),
                                 [=, &ops](auto* given) { return scan(&ops.scan, given); }),
@@ -306,6 +327,11 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
                                      [&](auto* given) { return ringattn_rope_run(of.rope, given); }),
       grown<ringattn_ssm_tensors>("ringattn_ssm_tensors", offsetof(ringattn_ssm_tensors, slots),
                                   [&](auto* given) { return ringattn_ssm_run(of.scan, given); }),
+      as_ever<ringattn_linear_attention_tensors>(
+          "ringattn_linear_attention_tensors",
+          [&](auto* given) { return ringattn_linear_attention_run(of.linear_attention, given); }),
+      as_ever<ringattn_gated_delta_tensors>(
+          "ringattn_gated_delta_tensors", [&](auto* given) { return ringattn_gated_delta_run(of.gated_delta, given); }),
       as_ever<ringattn_ssd_backward_tensors>(
           "ringattn_ssd_backward_tensors",
           [&](auto* given) { return ringattn_ssd_backward_run(of.scan_backward, given); }),

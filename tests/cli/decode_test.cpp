@@ -132,7 +132,7 @@ TEST(DecodeFile, IsRefusedWithSequencePageAndLimit) {
     EXPECT_EQ(refused.code, 2) << refused.err;
     EXPECT_TRUE(has(refused.err, flags[0] + " contradicts a file with a cache")) << refused.err;
   }
-  EXPECT_EQ(tool({"run", "--input", good, "--op", "decode"}).code, 2);
+  EXPECT_EQ(tool({"run", "--input", good, "--op", "mla"}).code, 2);
   EXPECT_EQ(tool({"run", "--input", good, "--memory", "4k"}).code, 5);
 }
 

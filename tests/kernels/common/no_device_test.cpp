@@ -14,6 +14,7 @@
 #include "kernels/attention_backward/attention_backward.hpp"
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/decode.hpp"
+#include "kernels/gated_delta/gated_delta.hpp"
 #include "kernels/gemm/weight_gradient.hpp"
 #include "kernels/linear/linear.hpp"
 #include "kernels/quant/latent_rows.hpp"
@@ -63,6 +64,7 @@ void ask(const SsdBackwardKernel& kernel) {
   EXPECT_GT(kernel.scratch_bytes({.runs = {.runs = 1, .segments = 2, .super_segments = 1}, .rows = 4000}),
             std::size_t{0});
 }
+void ask(const GatedDeltaKernel& kernel) { EXPECT_GT(kernel.heads_together(), 0); }
 void ask(const CausalConv1dKernel&) {}
 void ask(const WeightGradientKernel&) {}
 
@@ -139,7 +141,9 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   made.make_all<RopeSpec>("rope", {rope});
   made.make_all<SsmSpec>("ssm", {{.heads = 4},
                                  {.dtype = Dtype::kF16, .heads = 4},
-                                 {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true}});
+                                 {.heads = 64, .head_dim = 1, .state_dim = 16, .state_decays = true},
+                                 {.heads = 4, .groups = 4, .decay = SsmDecay::kDim}});
+  made.make_all<GatedDeltaSpec>("gated_delta", {GatedDeltaSpec()});
   made.make_all<SsdBackwardSpec>(
       "ssd_backward", {{.forward = {.heads = 4}},
                        {.forward = {.dtype = Dtype::kF16, .heads = 4, .head_dim = 128}, .gradients = Dtype::kF32}});
