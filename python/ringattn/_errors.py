@@ -74,10 +74,11 @@ BY_STATUS = {
 
 @functools.cache
 def _pattern(names: tuple[str, ...]) -> re.Pattern:
-    """Matches names of arguments: before a verb or an index, or after a comparison."""
+    """Matches names of arguments: before a verb, an index or a value, and in "overlaps NAME" and "Give NAME memory"."""
     words = "|".join(sorted(map(re.escape, names), key=len, reverse=True))
     verbs = "is|are|has|have|holds?|lies?|overlaps?|and|count|requires|to"
-    return re.compile(rf"(?<![\w.])(?:({words})(?= (?:{verbs})\b|\[\d+\]|=)|(?<=overlaps )({words})\b)")
+    before = rf"({words})(?= (?:{verbs})\b|\[\d+\]|=)"
+    return re.compile(rf"(?<![\w.])(?:{before}|(?<=overlaps )({words})\b|(?<=Give )({words})(?= memory\b))")
 
 
 def renamed(text: str, names: dict[str, str]) -> str:
@@ -99,6 +100,8 @@ def called_by(names: dict[str, str], function, *arguments, **named):
 _MEMBERS = {
     "decode": {"k": "k_cache", "v": "v_cache"},
     "ssm": {"a": "A", "b": "B", "c": "C", "d": "D", "slots": "state_batch_indices"},
+    "linear_attention": {"slots": "state_batch_indices"},
+    "gated_delta": {"slots": "state_batch_indices"},
     "causal_conv1d": {"slots": "conv_state_indices", "initial_halos": "initial_states", "final_halos": "conv_state"},
 }
 # How the library's words for its callers from C and C++ read in Python: struct members, options and doors by their names here.

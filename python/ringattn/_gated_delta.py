@@ -25,7 +25,7 @@ class GatedDelta(_job.Prepared):
 
 
 def _fp32(array):
-    """The array, or a copy of it in float32: a 16-bit value is exact there."""
+    """The array, or a copy of it in float32, where a 16-bit value is exact."""
     if type_name(array.dtype) == "float32":
         return array
     return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
@@ -44,6 +44,10 @@ def _check_rows(op: str, q, k, v, log_decay, beta, axes: tuple[int, ...]) -> Non
     check_leading("q", q.shape[:-2], {"k": k, "v": v}, 2, advice)
     check_leading("v", v.shape[:-1], {"beta": beta}, 0, advice)
     check_leading("v", v.shape[:-1], {"log_decay": log_decay}, log_decay.ndim - q.ndim + 1, advice)
+    for name, array in (("log_decay", log_decay), ("beta", beta)):
+        if type_name(array.dtype) not in ("float32", "float16", "bfloat16"):
+            refuse(f"{name} is {type_name(array.dtype)}", "it is float32, or float16 or bfloat16, which are exact in float32",
+                   "Convert it to float32.")  # fmt: skip
     for name, array in (("k", k), ("v", v)):
         if array.dtype != q.dtype:
             refuse(f"{name} is {type_name(array.dtype)}", f"q is {type_name(q.dtype)}", f"Give q, k and v of {op} one dtype.")
@@ -99,7 +103,7 @@ def gated_delta(q, k, v, log_decay, beta, *, qk_l2norm: bool = False, scale: flo
     q, k: [(batch,) tokens, key_heads, key_dim]; v: [(batch,) tokens, value_heads, value_dim]; one dtype, float32, float16 or
     bfloat16. key_heads divides value_heads.
     log_decay: [(batch,) tokens, value_heads] (GDN) or [(batch,) tokens, value_heads, key_dim] (KDA), natural logarithms (fla's
-    g); beta: [(batch,) tokens, value_heads]. They are used in float32.
+    g); beta: [(batch,) tokens, value_heads]. Both float32, or float16 or bfloat16, which are converted to float32.
     qk_l2norm: divides rows of q and k by sqrt(sum of squares + 1e-6). scale: of out; None: 1 / sqrt(key_dim).
     initial_states: float32 [sequences, value_heads, key_dim, value_dim]; None: zeros.
     cu_seqlens: [sequences + 1] cumulative lengths of packed sequences. An empty sequence passes its state through.
@@ -139,7 +143,7 @@ def gated_delta_update(state, q, k, v, log_decay, beta, *, qk_l2norm: bool = Fal
     state: float32 [sequences, value_heads, key_dim, value_dim], contiguous, updated in place, e.g. the final states of
     gated_delta(). q, k: [sequences, key_heads, key_dim]; v: [sequences, value_heads, value_dim]; log_decay: [sequences,
     value_heads] or [sequences, value_heads, key_dim]; beta: [sequences, value_heads].
-    state_batch_indices: as of ssd_update(). Other arguments are those of gated_delta().
+    state_batch_indices: as in ssd_update(). Other arguments are those of gated_delta().
 
     Returns out, of v's shape and dtype. A row doesn't depend on the other rows. It agrees with gated_delta() within a
     tolerance."""

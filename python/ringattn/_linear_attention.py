@@ -9,8 +9,8 @@ import ctypes
 import math
 
 from . import _gradients, _job, _rope, _structs
-from ._arguments import as_number, is_true, refuse_unknown
-from ._errors import refuse, unsupported
+from ._arguments import as_fp32, is_true, refuse_unknown
+from ._errors import called_by, refuse, unsupported
 from ._ssm import check_state, lengths_of_runs, run_options
 from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, traced, type_name
 from .layouts import Layout
@@ -98,10 +98,10 @@ def _positions(positions, rope, rows: tuple[int, ...]):
 def _scale(scale) -> float | None:
     if scale is None:
         return None
-    number = as_number(scale, "scale")
+    number = as_fp32(scale, "scale")
     if not math.isfinite(number):
         refuse(f"scale is {scale}", "it is finite", "Leave it out for 1 / sqrt(dim).")
-    return float(number)
+    return number
 
 
 def no_gradients(op: str, arrays: dict) -> None:
@@ -203,5 +203,6 @@ def linear_attention_update(state, q, k, v, log_decay, *, scale: float | None = 
     _job.check_arrays("linear_attention_update", {"q": q, "k": k, "v": v, "log_decay": log_decay, "state": state},
                       positions=positions, state_batch_indices=state_batch_indices, out=out)  # fmt: skip
     no_gradients("linear_attention_update", {"state": state, "q": q, "k": k, "v": v, "log_decay": log_decay})
-    return step(state, q, k, v, log_decay, scale, rope_settings(rope, q.shape[-1]), positions, state_batch_indices, out, threads,
-                timeout)  # fmt: skip
+    settings = rope_settings(rope, q.shape[-1])
+    return called_by({"final_states": "state"}, step, state, q, k, v, log_decay, scale, settings, positions, state_batch_indices,
+                     out, threads, timeout)  # fmt: skip

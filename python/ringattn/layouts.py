@@ -210,6 +210,7 @@ def packed(lengths: Sequence[int], world: int) -> Layout:
 # Tokens of a super-segment, which an SSM layout must not cut, and of a segment, which that of a gated delta rule must not.
 SUPER_SEGMENT = 65536
 SEGMENT = 2048
+MAX_UNITS = 1 << 20  # super-segments, or segments, of a job
 
 
 def super_segments(lengths: Sequence[int], world: int) -> Layout:
@@ -226,9 +227,13 @@ def segments(lengths: Sequence[int], world: int) -> Layout:
 
 def _whole_units(lengths: Sequence[int], world: int, unit: int) -> Layout:
     _check_world(world)
+    given = as_ints(lengths)
+    units = sum(-(-length // unit) for length in given)
+    if units > MAX_UNITS:
+        refuse(f"{sum(given)} tokens are {units} units of {unit:,}", f"a job has at most {MAX_UNITS:,}", "Check the lengths.")
     pieces = [
         (sequence, begin, min(begin + unit, length))
-        for sequence, length in enumerate(as_ints(lengths))
+        for sequence, length in enumerate(given)
         for begin in range(0, length, unit)
     ]
     total = sum(end - begin for _, begin, end in pieces)

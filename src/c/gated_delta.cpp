@@ -70,7 +70,7 @@ std::tuple<GatedDeltaInputs, GatedDeltaOutputs, Stream> ringattn_gated_delta::re
   inputs.beta = reader.rows("beta", tensors.beta);
   inputs.initial_states =
       reader.numbers("initial_states", tensors.initial_states, states(std::ssize(instance.beginning())));
-  outputs.o = reader.rows("out", tensors.out);
+  outputs.out = reader.rows("out", tensors.out);
   if (tensors.slots != nullptr) {
     const Part slots = reader.part("final_states", tensors.final_states, kStateType, states(-1), true);
     inputs.slots = reader.slots("slots", tensors.slots, inputs.q.tokens, slots.lengths[0]);

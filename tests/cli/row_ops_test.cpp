@@ -77,6 +77,15 @@ TEST(GatedDelta, IsRightAndHasTheSameBitsOnAnyRanks) {
   EXPECT_TRUE(has(step.out, "update of one token, GDN")) << step.out;
   EXPECT_TRUE(SafetensorsFile(out).contains("final_states"));
   done({"verify", "--input", in, "--qk-norm", "on", "--against", "oracle"});
+  const auto refused = [](const Words& flags, const std::string& text) {
+    const Finished run = tool(Words{"run"} + flags);
+    EXPECT_EQ(run.code, 2) << run.out << run.err;
+    EXPECT_TRUE(has(run.err, text)) << run.err;
+  };
+  refused({"--input", in, "--key-heads", "2"}, "--key-heads 2 with a file");
+  refused({"--input", in, "--decay", "dim"}, "--decay dim with a file");
+  refused({"--input", in, "--scale", "0"}, "--scale 0 with a gated delta rule");
+  refused({"--op", "gated_delta", "--synthetic", "7", "--q-len", "1", "--seq", "9"}, "--seq contradicts --q-len");
 }
 
 TEST(RowOps, HaveTheSameBitsOnAnyRanks) {

@@ -194,18 +194,29 @@ TEST(LinearAttention, GoesOnFromAStateAndRefusesWhatContradictsIt) {
   states.shard->read(*states.info, 0, state.bytes);
   const std::string step = write_tensors(folder.file("step"), next);
   EXPECT_EQ(tool({"verify", "--input", step, "--against", "oracle"}).code, 0);
-  next["q_offset"] = {FileDtype::kI64, {1}, std::vector<std::byte>(8)};
-  next["q_offset"].bytes[1] = std::byte{1};  // 256
-  const std::string placed = write_tensors(folder.file("placed"), next);
-  EXPECT_EQ(tool({"verify", "--input", placed, "--against", "oracle", "--rope", "on"}).code, 0);
   const auto refused = [&](const Words& words, int code, const std::string& text) {
     const Finished run = tool(Words{"run"} + words);
     EXPECT_EQ(run.code, code) << run.err;
     EXPECT_TRUE(has(run.err, text)) << run.err;
   };
+  refused({"--input", step, "--rope", "on"}, 2, "a decode step with RoPE has no q_offset");
+  next["q_offset"] = {FileDtype::kI64, {1}, std::vector<std::byte>(8)};
+  next["q_offset"].bytes[1] = std::byte{1};  // 256
+  const std::string placed = write_tensors(folder.file("placed"), next);
+  EXPECT_EQ(tool({"verify", "--input", placed, "--against", "oracle", "--rope", "on"}).code, 0);
   refused({"--input", placed}, 2, "q_offset without RoPE");
   refused({"--input", step, "--decay", "head"}, 2, "its log_decay says it");
   refused({"--input", step, "--rope-theta", "500"}, 2, "q and k are not rotated");
+  NamedTensors delta = whole;
+  delta["beta"] = delta.at("log_decay");
+  refused({"--input", write_tensors(folder.file("delta"), delta), "--op", "linear_attention"}, 2,
+          "the file has the tensors of gated_delta");
+  next["q_offset"].bytes[7] = std::byte{0x7f};
+  refused({"--input", write_tensors(folder.file("far"), next), "--rope", "on"}, 3, "positions are 0 to ");
+  NamedTensors packed = whole;
+  packed["cu_seqlens"] = {FileDtype::kI64, {2}, std::vector<std::byte>(16)};
+  refused({"--input", write_tensors(folder.file("packed"), packed)}, 3, "its last entry is 0 and v has 300 tokens");
+  refused({"--input", step, "--scale", "1e-60"}, 2, "or a number of at least 1e-30");
   NamedTensors wide = whole;
   wide["log_decay"] = float_list(std::vector<float>(600), {2, 300});
   refused({"--input", write_tensors(folder.file("wide"), wide)}, 3, "log_decay");

@@ -89,6 +89,18 @@ class GatedDelta(unittest.TestCase):
             ringattn.gated_delta(*given[:4], given[4][:9])
         with self.assertRaisesRegex(ringattn.UsageError, "scale is 0"):
             ringattn.gated_delta(*given, scale=0.0)
+        for dtype in (np.float64, np.int32, np.complex64):
+            for place, name in ((3, "log_decay"), (4, "beta")):
+                with self.assertRaisesRegex(ringattn.UsageError, f"{name} is {np.dtype(dtype).name} "):
+                    ringattn.gated_delta(*(x.astype(dtype) if i == place else x for i, x in enumerate(given)))
+        with self.assertRaisesRegex(ringattn.UsageError, "a job has at most 1,048,576"):
+            ringattn.segments([2**62], 2)
+        state = np.zeros((10, 2, KEY, VALUE), np.float32)
+        for named, text in (({"initial_state": state}, "it is called state there"),
+                            ({"out": given[2].astype(np.float16)}, "out is fp16"),
+                            ({"state_batch_indices": np.zeros(10, np.int32)}, r"state_batch_indices\[1\] is 0")):  # fmt: skip
+            with self.assertRaisesRegex(ringattn.UsageError, text):
+                ringattn.gated_delta_update(state, *given, **named)
 
     @unittest.skipIf(torch is None, "needs PyTorch")
     def test_gradients_are_refused_by_name(self):

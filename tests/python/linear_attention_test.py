@@ -101,6 +101,13 @@ class LinearAttention(unittest.TestCase):
             ("without rope", lambda: ringattn.linear_attention(q, k, v, decays["head"], positions=np.arange(20))),
             ("has no positions", lambda: ringattn.linear_attention_update(np.zeros((20, 2, 24, 16), "float32"), q, k, v,
                                                                           decays["head"], rope={})),
+            ("scale is 1e-60", lambda: ringattn.linear_attention(q, k, v, decays["head"], scale=1e-60)),
+            ("it is called log_decay there", lambda: ringattn.linear_attention(q, k, v, g=decays["head"])),
+            ("it is called state there", lambda: ringattn.linear_attention_update(v, q, k, v, decays["head"], initial_state=v)),
+            (r"state_batch_indices\[1\] is 0", lambda: ringattn.linear_attention_update(
+                np.zeros((20, 2, 24, 16), "float32"), q, k, v, decays["head"], state_batch_indices=np.zeros(20, "int32"))),
+            ("Give state memory of its own", lambda: ringattn.linear_attention_update(
+                whole := np.zeros((20, 2, 24, 16), "float32"), whole[:, :, 0], k, v, decays["head"])),
         ):  # fmt: skip
             with self.assertRaisesRegex(ringattn.Error, words):
                 call()

@@ -10,10 +10,10 @@
 //
 // Numerics. A sequence's tokens are divided into chunks of 64 and segments of 2,048 tokens (kChunkTokens and
 // kSegmentTokens of kernels/ssm/ssm.hpp), counted from its first token. States are fp32, and all arithmetic is fp32
-// except where stated. g_t = max(log_decay_t · log2 e, −150); NaN stays NaN. The sum G_t is ascending over tokens, from
-// zero in each chunk. Decays are exp2 of G, or of differences of two of them, and 0 below 2^−126: with log-decays of at
-// most 0 no exponent is positive. After tokens that clear the state, the decays of their chunk are only as exact as
-// sums of up to 64 · 150 are in fp32.
+// except where stated. g_t = max(log_decay_t · log2 e, −150); NaN stays NaN. G_t is the sum over the chunk's tokens up
+// to t. Decays are exp2 of G, or of differences of two of them, and 0 below 2^−126: with log-decays of at most 0 no
+// exponent is positive. After tokens that clear the state, the decays of their chunk are only as exact as sums of up to
+// 64 · 150 are in fp32.
 //
 //   1. A segment is an affine map of the state before it, S ← M · S + U with M [key_dim, key_dim] and U [key_dim,
 //      value_dim]. U is computed over the segment's tokens from the state zero, and M from the state I with values of
@@ -35,11 +35,11 @@
 //
 // With GatedDeltaSpec::qk_l2norm each row of q and of k is first multiplied by 1 / sqrt(Σ x² + 1e-6), in fp32.
 //
-// Each kernel chooses how it evaluates exp2, the norm, sums over key dims and tokens within a chunk, and where scale is
-// applied, but always in the same way: results are bitwise equal for one kernel on one kind of device. A kernel also
-// chooses whether it rounds the factors of chunk products (1 and 3, not 2) to the dtype (rounds_delta_factors()): q, k,
-// their decayed forms, T, u and what it is made of, and the state before a chunk; each is rounded once, and sums are
-// fp32.
+// Each kernel chooses how it evaluates exp2, the norm, sums over key dims and tokens within a chunk (as G), and where
+// scale is applied, but always in the same way: results are bitwise equal for one kernel on one kind of device. A
+// kernel also chooses whether it rounds the factors of chunk products (1 and 3, not 2) to the dtype
+// (rounds_delta_factors()): q, k, their decayed forms, T, u and what it is made of, and the state before a chunk; each
+// is rounded once, and sums are fp32.
 //
 // So a row of o and a final state are pure functions of the sequence's inputs up to there, its initial state and the
 // GatedDeltaSpec. They do not depend on where the task's runs lie in memory, how a sequence is cut into runs, which

@@ -180,13 +180,13 @@ void GatedDelta::Impl::check(const GatedDeltaInputs& inputs, const GatedDeltaOut
   check_shard("GatedDelta", "v", inputs.v, {spec.dtype, rows, spec.value_heads, spec.value_dim});
   check_shard("GatedDelta", "log_decay", inputs.log_decay, {Dtype::kF32, rows, spec.value_heads, spec.decay_dim()});
   check_shard("GatedDelta", "beta", inputs.beta, {Dtype::kF32, rows, spec.value_heads, 1});
-  check_shard("GatedDelta", "o", outputs.o, {spec.dtype, rows, spec.value_heads, spec.value_dim});
+  check_shard("GatedDelta", "out", outputs.out, {spec.dtype, rows, spec.value_heads, spec.value_dim});
   for (const auto& [name, view] : {std::pair{"q", inputs.q},
                                    {"k", inputs.k},
                                    {"v", inputs.v},
                                    {"log_decay", inputs.log_decay},
                                    {"beta", inputs.beta}}) {
-    check_apart("o", outputs.o, name, view);
+    check_apart("out", outputs.out, name, view);
   }
   check_given("GatedDelta", "initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
   check_given("GatedDelta", "final_states", outputs.final_states, job.final_states && !ending.empty());
@@ -203,7 +203,7 @@ void GatedDelta::Impl::update(const GatedDeltaInputs& inputs, const GatedDeltaOu
     backend->copy_rows(outputs.final_states, bytes, inputs.initial_states, bytes, bytes, 1, stream);
   }
   kernel->update(
-      {inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, outputs.final_states, outputs.o, inputs.slots},
+      {inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, outputs.final_states, outputs.out, inputs.slots},
       stream);
 }
 
@@ -217,7 +217,7 @@ GatedDeltaTask GatedDelta::Impl::task_of(const GatedDeltaInputs& inputs, const G
       runs[i].final = outputs.final_states + index_of(ending, tokens.sequence) * state_floats(job.spec);
     }
   }
-  return {inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, runs, outputs.o};
+  return {inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, runs, outputs.out};
 }
 
 void GatedDelta::Impl::enqueue(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs, Stream stream,

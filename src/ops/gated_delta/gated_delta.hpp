@@ -5,7 +5,7 @@
 //   GatedDelta rule(job, transport, options);  // collective: kernel, config comparison, memory
 //   const std::span<const TokenRun> mine = rule.layout().runs(transport.rank());
 //   // q, k, v, log_decay and beta: the rows of these tokens, in this order, in the kernel's kind of memory
-//   for (int layer = 0; layer < layers; ++layer) rule.enqueue({.q = q, …}, {.o = o}, stream);
+//   for (int layer = 0; layer < layers; ++layer) rule.enqueue({.q = q, …}, {.out = out}, stream);
 //   rule.wait();
 //
 // A row of o and the final state of a sequence have the same bits on one rank and on many. kernels/gated_delta/
@@ -53,7 +53,7 @@ struct GatedDeltaInputs {
 };
 
 struct GatedDeltaOutputs {
-  MutableTensorView o;  // [own tokens, value_heads, value_dim]
+  MutableTensorView out;  // [own tokens, value_heads, value_dim]
   // [GatedDelta::ending() sequences, value_heads, key_dim, value_dim], exactly if GatedDeltaJob::final_states and this
   // rank has such a sequence. An update may pass its initial states here, and then works in place.
   float* final_states = nullptr;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row of the gated delta rule in the table of ops.
+#include <cmath>
 #include <memory>
 
+#include "base/error.hpp"
 #include "ops/common/values.hpp"
 #include "ops/gated_delta/gated_delta_op_job.hpp"
 
@@ -25,15 +27,15 @@ constexpr std::string_view kAutoScale = "auto";
 
 int parse_key_heads(std::string_view text) { return static_cast<int>(parse_integer(text, 0, 1 << 16)); }
 
-// 0: the default of GatedDeltaSpec.
+// 0 for "auto": the default of GatedDeltaSpec. The setting belongs to linear_attention, too, whose check takes 0.
 float parse_delta_scale(std::string_view text) {
   if (text == kAutoScale) return 0.0F;
-  try {
-    const auto scale = static_cast<float>(parse_real(text, -1e30, 1e30));
-    if (scale != 0.0F) return scale;
-  } catch (const BadValue&) {  // the same refusal
+  const double scale = parse_real(text, -1e30, 1e30);
+  if (std::abs(scale) < 1e-30) {
+    fail(ErrorCode::kUsage, {setting("scale", text), " with a gated delta rule"}, "out would be zeros",
+         "Leave it out for 1 / sqrt(head_dim), or give another number.");
   }
-  throw BadValue{"auto, which is 1 / sqrt(head_dim), or a number other than 0"};
+  return static_cast<float>(scale);
 }
 
 constexpr SettingRow kDeltaOwn[] = {
@@ -66,6 +68,11 @@ constexpr SettingRow kDeltaOwn[] = {
 std::unique_ptr<OpJob> make_gated_delta_job(const OpRequest& request) {
   const Settings& settings = request.settings;
   const auto own = [&](std::string_view name) -> const std::string& { return settings.own.find(name)->second; };
+  for (const std::string_view name : {"key-heads", "decay"}) {
+    if (!request.from_file() || !request.sources.chosen(name)) continue;
+    fail(ErrorCode::kUsage, {setting(name, own(name)), " with a file"}, "the shapes of its tensors say it",
+         "Leave one of them out.");
+  }
   GatedDeltaSpec spec;
   spec.dtype = settings.dtype;
   spec.value_heads = settings.heads;

@@ -167,6 +167,11 @@ void GatedDeltaInput::take_synthetic(const OpRequest& request) {
     fail(ErrorCode::kUsage, setting("q_len", *settings.q_len), "a decode step takes one token of each sequence",
          {"Use ", setting("q_len", 1), ", or leave it out to process ", setting("seq"), " tokens."});
   }
+  if (job_.update && request.sources.chosen("seq")) {
+    fail(ErrorCode::kUsage, {setting("seq"), " contradicts ", setting("q_len")},
+         "a decode step continues from a state, whose size does not depend on the number of earlier tokens",
+         "Leave one of them out.");
+  }
   const std::int64_t tokens = job_.update ? 1 : request.tokens;
   check_gated_delta(job_.spec);
   if (tokens < 1 || settings.batch < 1 || settings.batch > kMaxSequences) {

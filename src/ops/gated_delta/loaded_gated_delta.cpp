@@ -60,7 +60,7 @@ void LoadedGatedDelta::load(const ProgressCallback& on_progress) {
     await(backend, collective_.timeouts());
     inputs_.initial_states = reinterpret_cast<const float*>(buffers_.back().data());
   }
-  outputs_.o = make_rows(backend, spec.dtype, result_.rows, spec.value_heads, spec.value_dim, result_.o);
+  outputs_.out = make_rows(backend, spec.dtype, result_.rows, spec.value_heads, spec.value_dim, result_.o);
   if (job.final_states) {
     for (const std::int32_t s : rule_.ending()) result_.sequences.push_back({s, std::int64_t{s} + 1});
     result_.states = backend.allocate(rule_.ending().size() * static_cast<std::size_t>(state_bytes(spec)));

@@ -42,10 +42,11 @@ constexpr std::string_view kNoLogDecays = "none";
 std::optional<float> parse_scale(std::string_view text) {
   if (text == kDefaultScale) return std::nullopt;
   try {
-    return static_cast<float>(parse_real(text, -1e30, 1e30));
-  } catch (const BadValue&) {
-    throw BadValue{"auto, which is 1 / sqrt(head_dim), or a number"};
+    const double scale = parse_real(text, -1e30, 1e30);
+    if (scale == 0.0 || std::abs(scale) >= 1e-30) return static_cast<float>(scale);
+  } catch (const BadValue&) {  // the same refusal
   }
+  throw BadValue{"auto, which is 1 / sqrt(head_dim), 0, or a number of at least 1e-30"};
 }
 
 // Empty for "none".

@@ -102,6 +102,11 @@ void SsmInput::set_rope(std::optional<RopeSpec> rope) {
     fail(ErrorCode::kUsage, "q_offset without RoPE", "nothing else depends on the positions of tokens",
          {"Leave it out, or use ", setting("rope", "on"), "."});
   }
+  if (rope && !seed_ && job_.update && offsets_.empty()) {
+    fail(ErrorCode::kUsage, "a decode step with RoPE has no q_offset",
+         "a state does not say how many tokens it has seen",
+         "Write the position of each sequence's token to q_offset.");
+  }
   if (rope && seed_ && job_.update) offsets_.assign(job_.lengths.size(), kSyntheticPosition);
   job_.rope = std::move(rope);
   check_ssm_job(job_);

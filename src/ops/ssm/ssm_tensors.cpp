@@ -34,6 +34,7 @@ constexpr std::string_view kLinearRows =
     "q and k are [tokens, heads, dim], v is [tokens, heads, dim_v], log_decay [heads], [tokens, heads] or [tokens, "
     "heads, "
     "dim], each but [heads] after an axis for the batch where v has one.";
+constexpr std::int64_t kMaxOffset = std::int64_t{1} << 60;  // positions after it must stay countable
 constexpr std::string_view kCumulative = "Write 0, and then the end of every sequence in packed tokens.";
 
 using Shape = std::vector<std::int64_t>;
@@ -64,7 +65,7 @@ Shape rows_shape(const SsmTensors& found, const Shape& inner) {
 }
 
 void check_rows(const SsmTensors& found, const TensorSource& tensor, const Shape& inner, const Roles& roles) {
-  require(row_dtype(tensor) == found.dtype, tensor, described(found.x), "The rows of an SSM have one dtype.");
+  require(row_dtype(tensor) == found.dtype, tensor, described(found.x), "Rows of one job have one dtype.");
   require(tensor.info->shape == rows_shape(found, inner), tensor, described(found.x), roles.rows);
 }
 
@@ -195,7 +196,7 @@ std::vector<std::int64_t> find_lengths(const SafetensorsFile& file, const InputN
   found.used.push_back(*cumulative);
   require(found.x_grid.batch == 1, *cumulative, described(found.x),
           "Leave it out, or pack all sequences into one axis of tokens.");
-  const std::vector<std::int64_t> ends = read_cumulative(*cumulative, found.x_grid, "x");
+  const std::vector<std::int64_t> ends = read_cumulative(*cumulative, found.x_grid, found.x.info->name);
   require(ends.front() == 0, *cumulative, fmt::format("its first entry is {}", ends.front()), kCumulative);
   std::vector<std::int64_t> lengths;
   for (std::size_t s = 1; s < ends.size(); ++s) {
@@ -299,8 +300,9 @@ void find_offsets(const SafetensorsFile& file, const InputNames& names, SsmTenso
   require(found.offsets.size() == found.lengths.size(), *tensor,
           fmt::format("the job has {}", counted(found.lengths.size(), "sequence")),
           "It holds the position of the first token of each sequence.");
-  require(std::ranges::all_of(found.offsets, [](std::int64_t offset) { return offset >= 0; }), *tensor,
-          "positions are at least 0", "It holds the position of the first token of each sequence.");
+  require(std::ranges::all_of(found.offsets, [](auto offset) { return offset >= 0 && offset <= kMaxOffset; }), *tensor,
+          fmt::format("positions are 0 to {}", kMaxOffset),
+          "It holds the position of the first token of each sequence.");
 }
 
 }  // namespace
