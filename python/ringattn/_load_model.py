@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from . import _safetensors
-from ._arguments import as_int, shown
+from ._arguments import as_threads, shown
 from ._errors import FileError, refuse
 
 _FLOATING = ("F32", "F16", "BF16", "F64")
-_MAX_THREADS = 4096
 # The tensors that only quantized layers have, by the ends of their names.
 _MARKS = (".weight_packed", ".qweight", ".weight_scale")
+# All that read_layer() reads or checks.
+_PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "qweight", "qzeros",
+          "scales", "g_idx", "bias")  # fmt: skip
 
 
 @dataclass
@@ -199,9 +201,10 @@ def load_(model: torch.nn.Module, path, *, quantization_config=None, device=None
 
     if not isinstance(model, torch.nn.Module):
         refuse(f"model is {type(model).__name__}", "it should be a torch.nn.Module", "Pass the model, then the folder.")
-    if not 0 <= as_int(threads, "threads") <= _MAX_THREADS:
-        refuse(f"{threads} threads are not possible", f"1 to {_MAX_THREADS} are allowed, and 0 means one per processor",
-               "Choose such a number for threads.")  # fmt: skip
+    threads = as_threads(threads)
+    if isinstance(model, torch.nn.Linear):
+        refuse("the model itself is a torch.nn.Linear", "layers are replaced in the modules that hold them",
+               "Use ringattn.quantized.read_layer().")  # fmt: skip
     path = _file_of(os.fspath(path))
     files = _safetensors.Tensors(path)
     device = _device(device)
@@ -217,9 +220,10 @@ def load_(model: torch.nn.Module, path, *, quantization_config=None, device=None
         others = [other for other, its_module, *_ in sharing if its_module is not module]
         _check_layer(name, module, layer, Linear, others[0] if others else None)
         read[name], report.layers[name] = layer, layer.format
-        used.update(tensor for tensor in files.names() if tensor.rpartition(".")[0] == name)
+        used.update(f"{name}.{part}" for part in _PARTS)
     _check_read_formats(files, modules, read)
-    slots = [slot for slot in _slots(model) if slot[0].rpartition(".")[0] not in read]
+    replaced = {modules[name] for name in read}
+    slots = [slot for slot in _slots(model) if slot[1] not in replaced]
     for name, module, _, held, persistent in slots:
         if persistent and name in files:
             _check_tensor(files, name, module, held, Linear)
@@ -231,6 +235,7 @@ def load_(model: torch.nn.Module, path, *, quantization_config=None, device=None
     for name, layer in read.items():
         module = modules[name]
         made = _made(module, layer, Linear, device, threads)
+        replaced.add(made)
         for holder in model.modules():
             for key, child in tuple(holder._modules.items()):
                 if child is module:
@@ -247,8 +252,8 @@ def load_(model: torch.nn.Module, path, *, quantization_config=None, device=None
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     filled = {tensor.data_ptr() for name, _, _, tensor, _ in _slots(model) if name in used and not tensor.is_meta}
-    report.missing = [name for name, _, _, tensor, persistent in _slots(model)
-                      if name.rpartition(".")[0] not in read and name not in used and persistent
+    report.missing = [name for name, module, _, tensor, persistent in _slots(model)
+                      if module not in replaced and name not in used and persistent
                       and (tensor.is_meta or tensor.data_ptr() not in filled)] + left  # fmt: skip
     report.unexpected = [name for name in files.names() if name not in used]
     return report

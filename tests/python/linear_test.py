@@ -682,6 +682,9 @@ class Models(Refusals):
                      lambda: quantize_(Mlp(), "int8", ignore=["dwon"]))  # fmt: skip
         self.refuses("ignore has 3", lambda: quantize_(Mlp(), "int8", ignore=[3]))
         self.refuses("ignore is int", lambda: quantize_(Mlp(), "int8", ignore=3))
+        self.refuses("sample is int", lambda: quantize_(Mlp(), "int8", sample=3))
+        self.refuses("threads is x", lambda: quantize_(Mlp(), "int8", threads="x"))
+        self.refuses("-1 threads are not possible", lambda: ringattn.nn.Linear(8, 8, threads=-1))
         self.refuses('ignore has "re:("', lambda: quantize_(Mlp(), "int8", ignore=["re:("]))
         self.refuses("model is int", lambda: quantize_(3, "int8"))
         self.refuses("filter_fn is str", lambda: quantize_(Mlp(), "int8", filter_fn="up"))

@@ -198,6 +198,15 @@ class Loading(Files):
         self.assertIs(model.proj.weight, model.first.weight)
         self.assertEqual((report.missing, float(model.proj.weight.detach().sum())), ([], N * K))
 
+    def test_a_layer_with_two_names_and_tensors_that_are_not_read(self):
+        self.config(quant_method="awq", bits=4, group_size=128)
+        model = self.Model()
+        model.again = model.proj
+        tensors = {name.replace("proj", "again"): tensor for name, tensor in self.awq().items()}
+        report = ringattn.quantized.load_(model, self.write(**tensors, **{"again.extra": torch.ones(2)}))
+        self.assertIs(model.again, model.proj)
+        self.assertEqual((report.missing, report.unexpected), (["norm.weight", "norm.bias"], ["again.extra"]))
+
     def test_a_bias_of_zeros_may_have_no_place(self):
         self.config(quant_method="awq", bits=4, group_size=128)
         model = self.Model(bias=False)
@@ -243,8 +252,10 @@ class Loading(Files):
             self.assertIn(words, str(caught.exception))
             self.assertTrue(before is None or model.proj is before)
         folder = self.write(**awq)
+        linear = torch.nn.Linear(K, N)
         for words, call in (("model is str", lambda: load_("model", self.folder)),
                             ("path is int", lambda: load_(self.Model(), 3)),
+                            ("the model itself is a torch.nn.Linear", lambda: load_(linear, folder)),
                             ("device is meta", lambda: load_(self.Model(), folder, device="meta")),
                             ("device is nowhere (PyTorch says: ", lambda: load_(self.Model(), folder, device="nowhere")),
                             ("threads is x", lambda: load_(self.Model(), folder, threads="x")),
