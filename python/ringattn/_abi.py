@@ -60,7 +60,7 @@ _CHECKED = {
     "linear_tokens": [Handle, c_int64, _longs, _longs],
     "linear_backward_create": [Handle, _struct("linear_spec"), _options, _handle],
     "linear_backward_order": [Handle, _longs, _longs, _longs],
-    "gradient_reduction_create": [Handle, c_int64, _options, _handle],
+    "gradient_reduction_create": [Handle, c_int64, c_char_p, _options, _handle],
     "gradient_reduction_reset": [Handle],
     "gradient_reduction_add": [Handle, c_void_p, c_void_p],
     "linear_load": [Handle, _struct("linear_weights")],

@@ -61,6 +61,18 @@ def as_int32(value, name: str) -> int:
     return number
 
 
+_MAX_THREADS = 4096  # kMaxThreads of src/base/threads.hpp
+
+
+def as_threads(value) -> int:
+    """A number of threads that is used by later calls. The library checks those of its own calls."""
+    threads = as_int(value, "threads")
+    if not 0 <= threads <= _MAX_THREADS:
+        refuse(f"{threads} threads are not possible", f"1 to {_MAX_THREADS} are allowed, and 0 means one per processor",
+               "Choose such a number for threads.")  # fmt: skip
+    return threads
+
+
 def as_text(value, name: str) -> bytes:
     """Text as bytes for the library."""
     if not isinstance(value, str):

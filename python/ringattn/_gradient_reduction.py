@@ -28,8 +28,8 @@ class GradientReduction(_job.Prepared):
 
     op = "gradient_reduction"
 
-    def __init__(self, world: World, elements: int, options: _structs.options):
-        super().__init__(world, elements, options)
+    def __init__(self, world: World, elements: int, parameters: bytes, options: _structs.options):
+        super().__init__(world, elements, parameters, options)
         self._gradient = View()
 
     def reset(self) -> None:
@@ -59,9 +59,19 @@ def gradient_leaves(ranks: int, rank: int) -> range:
     return range(LEAVES * rank // ranks, LEAVES * (rank + 1) // ranks)
 
 
+_FLOATING = ("float32", "float16", "bfloat16")
+
+
+def _listed(values, name: str, suggestion: str):
+    try:
+        return iter(values)
+    except TypeError:
+        refuse(f"{name} is {type(values).__name__}", "it is a list, or a generator", suggestion)
+
+
 def _flat(leaf: int, gradients, parameters: list):
     """A leaf's gradients as one fp32 array, in order of the parameters. Those that a leaf doesn't have are zeros."""
-    gradients = list(gradients)
+    gradients = list(_listed(gradients, f"leaf {leaf}", "Give a gradient for each parameter, or None for the whole leaf."))
     if len(gradients) != len(parameters):
         refuse(f"leaf {leaf} has {len(gradients)} gradients", f"there are {len(parameters)} parameters",
                "Give one for each, and None for one without a gradient.")  # fmt: skip
@@ -70,12 +80,16 @@ def _flat(leaf: int, gradients, parameters: list):
         if gradient is None:
             flat.append(_zeros(parameter))
             continue
-        if kind_of(gradient) is not kind_of(parameter) or tuple(gradient.shape) != tuple(parameter.shape):
+        fits = isinstance(gradient, kind_of(parameter)) and tuple(gradient.shape) == tuple(parameter.shape)
+        if not fits:
             refuse(f"gradient {place} of leaf {leaf} is {type(gradient).__name__} {list(getattr(gradient, 'shape', []))}",
                    f"parameter {place} is {type(parameter).__name__} {list(parameter.shape)}", "Check their order.")  # fmt: skip
-        if type_name(gradient.dtype) not in ("float32", "float16", "bfloat16"):
+        if type_name(gradient.dtype) not in _FLOATING:
             refuse(f"gradient {place} of leaf {leaf} is {type_name(gradient.dtype)}",
                    "float32, float16 and bfloat16 are added", "Convert it.")  # fmt: skip
+        if is_torch(gradient) and gradient.device != parameter.device:
+            refuse(f"gradient {place} of leaf {leaf} is on {gradient.device}", f"parameter {place} is on {parameter.device}",
+                   "Move it to the parameter's device.")  # fmt: skip
         if is_torch(gradient):
             if gradient.layout is not torch.strided:
                 unsupported(f"gradient {place} of leaf {leaf} is of layout {gradient.layout}", "it is not strided",
@@ -84,6 +98,10 @@ def _flat(leaf: int, gradients, parameters: list):
         else:
             flat.append(np.asarray(gradient).reshape(-1).astype("float32"))
     return torch.cat(flat) if is_torch(flat[0]) else np.concatenate(flat)
+
+
+def _result_dtype(parameter):
+    return _gradients.dtype_of(parameter) if is_torch(parameter) else parameter.dtype
 
 
 def _zeros(parameter):
@@ -109,10 +127,12 @@ def reduce_gradients(parameters: Iterable, gradients: Iterable, *, world: World 
         parameter's dtype, or to its grad_dtype if that is float32.
 
     Raises:
-        UsageError: gradients are not those of this rank's leaves, or ranks have other parameters.
+        UsageError: gradients are not those of this rank's leaves.
+        UnsupportedError: ranks have parameters of other shapes or dtypes, or in another order.
 
     Example: for p, g in zip(parameters, ringattn.reduce_gradients(parameters, gradients, world=world)): p.grad = g"""
-    parameters = list(parameters)
+    parameters = list(_listed(parameters, "parameters", "Pass list(model.parameters())."))
+    gradients = _listed(gradients, "gradients", "Pass those of each of this rank's leaves.")
     if not parameters:
         refuse("there are no parameters", "gradients have their shapes", "Pass list(model.parameters()).")
     for place, parameter in enumerate(parameters):
@@ -122,21 +142,33 @@ def reduce_gradients(parameters: Iterable, gradients: Iterable, *, world: World 
         if kind_of(parameter) is not kind_of(parameters[0]) or device_of(parameter) != device_of(parameters[0]):
             refuse(f"parameter {place} lies elsewhere than the first one", "one call adds gradients of one device",
                    "Call it for each device.")  # fmt: skip
+        if type_name(parameter.dtype) not in _FLOATING:
+            refuse(f"parameter {place} is {type_name(parameter.dtype)}", "sums are fp32, rounded to float32, float16 or bfloat16",
+                   "Leave it out, or convert it.")  # fmt: skip
     like = parameters[0]
     own = _job.world_of(like, world)
     elements = sum(math.prod(parameter.shape) for parameter in parameters)
-    prepared = own.prepared(("gradient_reduction", elements, threads, timeout),
-                            lambda: GradientReduction(own, elements, options_of(threads, timeout)))  # fmt: skip
+    text = ", ".join(f"{type_name(_result_dtype(parameter))} {list(parameter.shape)}" for parameter in parameters)
+    prepared = own.prepared(("gradient_reduction", text, threads, timeout),
+                            lambda: GradientReduction(own, elements, text.encode(), options_of(threads, timeout)))  # fmt: skip
+    if prepared.in_use:
+        refuse("reduce_gradients() is called by its own gradients", "the leaves of both sums would be mixed",
+               "Call it after the first sum is complete.")  # fmt: skip
     first = gradient_leaves(own.size, own.rank).start
-    prepared.reset()
-    for place, of_leaf in enumerate(gradients):
-        prepared.add(None if of_leaf is None else _flat(first + place, of_leaf, parameters), like)
     total = empty(like, (elements,), "float32")
-    prepared._do(total, {"sum": total})
+    prepared.in_use += 1  # the generator may prepare any number of other ops before the next leaf
+    try:
+        prepared.reset()
+        for place, of_leaf in enumerate(gradients):
+            prepared.add(None if of_leaf is None else _flat(first + place, of_leaf, parameters), like)
+        prepared._do(total, {"sum": total})
+    finally:
+        prepared.in_use -= 1
     sums, begin = [], 0
     for parameter in parameters:
         end = begin + math.prod(parameter.shape)
         part = total[begin:end].reshape(parameter.shape)
-        sums.append(part.to(_gradients.dtype_of(parameter)) if is_torch(part) else part.astype(parameter.dtype, copy=False))
+        dtype = _result_dtype(parameter)
+        sums.append(part.to(dtype) if is_torch(part) else part.astype(dtype, copy=False))
         begin = end
     return sums

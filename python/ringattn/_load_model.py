@@ -8,11 +8,15 @@ import torch
 from torch import Tensor
 
 from . import _safetensors
+from ._arguments import as_threads, shown
 from ._errors import FileError, refuse
 
 _FLOATING = ("F32", "F16", "BF16", "F64")
 # The tensors that only quantized layers have, by the ends of their names.
 _MARKS = (".weight_packed", ".qweight", ".weight_scale")
+# All that read_layer() reads or checks.
+_PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "qweight", "qzeros",
+          "scales", "g_idx", "bias")  # fmt: skip
 
 
 @dataclass
@@ -61,8 +65,22 @@ def _quantized_names(files: _safetensors.Tensors) -> list[str]:
     return sorted(found)
 
 
-def _check_layer(name: str, module, layer, linear) -> None:
-    """Refuses a layer that can't stand where the model has `module`."""
+def _check_read_formats(files: _safetensors.Tensors, modules: dict, read: dict) -> None:
+    """Refuses files that have a layer of the model in tensors of a format that isn't read, such as HQQ's W_q."""
+    parts: dict = {}
+    for tensor in files.names():
+        layer, _, part = tensor.rpartition(".")
+        parts.setdefault(layer, []).append(part)
+    for name, module in modules.items():
+        found = [part for part in parts.get(name, ()) if part != "bias"]
+        found += [f"weight.{part}" for part in parts.get(f"{name}.weight", ())]
+        if isinstance(module, torch.nn.Linear) and name not in read and found and "weight" not in found:
+            refuse(f"{name} is quantized in a format that is not read", f"the files have its {', '.join(found)}, and no weight",
+                   "Quantize the floating-point model with `ringattn quantize`.")  # fmt: skip
+
+
+def _check_layer(name: str, module, layer, linear, shared_with: str | None) -> None:
+    """Refuses a layer that can't stand where the model has `module`. shared_with: the other tensor that is its weight."""
     if type(module) is not torch.nn.Linear and type(module) is not linear:
         kind = "nothing of that name" if module is None else f"a {type(module).__name__} there"
         refuse(f"{name} is quantized in the files", f"the model has {kind}, and only torch.nn.Linear layers are replaced",
@@ -72,18 +90,23 @@ def _check_layer(name: str, module, layer, linear) -> None:
                "files have ordinary layers without an activation", "Build the model with torch.nn.Linear layers.")  # fmt: skip
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
         refuse(f"{name} has hooks", "a new layer would lose them", "Load the model first, and then add them.")
+    if shared_with is not None:
+        refuse(f"{name} is quantized in the files", f"its weight is also the model's {shared_with}",
+               "Build the model with tie_word_embeddings=False.")  # fmt: skip
     if (layer.out_features, layer.in_features) != (module.out_features, module.in_features):
         refuse(f"{name} is [{layer.out_features}, {layer.in_features}] in the files",
                f"the model's is [{module.out_features}, {module.in_features}]", "Build the model with the files' config.json.")
     if module.bias is not None and layer.bias is None:
         refuse(f"{name} has no bias in the files", "the model's has one", "Build the model with the files' config.json.")
+    if module.bias is None and layer.bias is not None and bool(layer.bias.any()):
+        refuse(f"{name} has a bias in the files", "the model's has none", "Build the model with the files' config.json.")
 
 
 def _made(module, layer, linear, device, threads: int):
     """The layer of a file in the place of `module`."""
     on_meta = module.weight.is_meta
     place = device if on_meta else module.weight.device
-    bias = layer.bias
+    bias = None if module.bias is None else layer.bias  # AutoGPTQ writes zeros for layers without one
     if bias is not None and not on_meta and module.weight.is_floating_point():
         bias = bias.to(module.weight.dtype)
     made = linear(layer.in_features, layer.out_features, bias is not None, weights=layer.weights, device="meta",
@@ -103,14 +126,49 @@ def _slots(model: torch.nn.Module):
                 yield name, module, key, tensor, key not in module._non_persistent_buffers_set
 
 
-def _put(module: torch.nn.Module, key: str, found: Tensor, held: Tensor, device) -> None:
+def _put(holders: list, found: Tensor, device) -> None:
+    """holders: the slots of one tensor, which several modules may share."""
+    held = holders[0][3]
     with torch.no_grad():
         if not held.is_meta:
             held.copy_(found)
-        elif isinstance(held, torch.nn.Parameter):
-            module._parameters[key] = torch.nn.Parameter(found.to(device), held.requires_grad)
-        else:
-            module._buffers[key] = found.to(device)
+            return
+        made = found.to(device)
+        if isinstance(held, torch.nn.Parameter):
+            made = torch.nn.Parameter(made, held.requires_grad)
+    for _, module, key, *_ in holders:
+        (module._parameters if isinstance(held, torch.nn.Parameter) else module._buffers)[key] = made
+
+
+def _check_tensor(files: _safetensors.Tensors, name: str, module, held: Tensor, linear) -> None:
+    if type(module) is linear and module.weights != "float":
+        refuse(f"{name} is {files.kind(name)} in the files", f"the model's layer has {module.weights} weights",
+               "Build the model with torch.nn.Linear layers.")  # fmt: skip
+    kind = files.kind(name)
+    if (files.shape(name) != tuple(held.shape) or kind not in _safetensors.TORCH_DTYPES
+            or (kind in _FLOATING) != held.is_floating_point()):  # fmt: skip
+        refuse(f"{name} is {kind} {list(files.shape(name))} in the files",
+               f"the model's is {str(held.dtype).removeprefix('torch.')} {list(held.shape)}",
+               "Build the model with the files' config.json.")  # fmt: skip
+
+
+def _check_same(files: _safetensors.Tensors, names: list[str]) -> None:
+    """names: the files' tensors for one tensor of the model."""
+    for name in names[1:]:
+        if not torch.equal(files.tensor(names[0]), files.tensor(name)):
+            refuse(f"{names[0]} and {name} differ in the files", "they are one tensor of the model",
+                   "Build the model with tie_word_embeddings=False.")  # fmt: skip
+
+
+def _device(device) -> torch.device:
+    try:
+        found = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=found)
+    except (RuntimeError, TypeError, AssertionError) as error:
+        refuse(f"device is {shown(device)}", f"PyTorch says: {str(error).splitlines()[0]}", "Pass a device that is there.")
+    if found.type == "meta":
+        refuse("device is meta", "tensors have no elements there", "Pass the device that the model shall run on.")
+    return found
 
 
 def _compute_buffers(model: torch.nn.Module, device) -> list[str]:
@@ -143,48 +201,59 @@ def load_(model: torch.nn.Module, path, *, quantization_config=None, device=None
 
     if not isinstance(model, torch.nn.Module):
         refuse(f"model is {type(model).__name__}", "it should be a torch.nn.Module", "Pass the model, then the folder.")
+    threads = as_threads(threads)
+    if isinstance(model, torch.nn.Linear):
+        refuse("the model itself is a torch.nn.Linear", "layers are replaced in the modules that hold them",
+               "Use ringattn.quantized.read_layer().")  # fmt: skip
     path = _file_of(os.fspath(path))
     files = _safetensors.Tensors(path)
-    device = torch.device("cpu" if device is None else device)
+    device = _device(device)
     modules = dict(model.named_modules(remove_duplicate=False))
     report, read, used = LoadReport(), {}, set()
+    holders: dict = {}
+    for slot in _slots(model):
+        holders.setdefault(id(slot[3]), []).append(slot)
     for name in _quantized_names(files):
         layer = quantized.read_layer(path, name, quantization_config=quantization_config)
-        _check_layer(name, modules.get(name), layer, Linear)
+        module = modules.get(name)
+        sharing = holders.get(id(getattr(module, "weight", None)), ())
+        others = [other for other, its_module, *_ in sharing if its_module is not module]
+        _check_layer(name, module, layer, Linear, others[0] if others else None)
         read[name], report.layers[name] = layer, layer.format
-        used.update(tensor for tensor in files.names() if tensor.rpartition(".")[0] == name)
-    slots = [slot for slot in _slots(model) if slot[0].rpartition(".")[0] not in read]
+        used.update(f"{name}.{part}" for part in _PARTS)
+    _check_read_formats(files, modules, read)
+    replaced = {modules[name] for name in read}
+    slots = [slot for slot in _slots(model) if slot[1] not in replaced]
     for name, module, _, held, persistent in slots:
-        if not persistent or name not in files:
-            continue
-        if type(module) is Linear and module.weights != "float":
-            refuse(f"{name} is {files.kind(name)} in the files", f"the model's layer has {module.weights} weights",
-                   "Build the model with torch.nn.Linear layers.")  # fmt: skip
-        if files.shape(name) != tuple(held.shape) or files.kind(name) not in _safetensors.TORCH_DTYPES:
-            refuse(f"{name} is {files.kind(name)} {list(files.shape(name))} in the files",
-                   f"the model's is {str(held.dtype).removeprefix('torch.')} {list(held.shape)}",
-                   "Build the model with the files' config.json.")  # fmt: skip
+        if persistent and name in files:
+            _check_tensor(files, name, module, held, Linear)
+    for sharing in holders.values():
+        _check_same(files, [name for name, *_, persistent in sharing if persistent and name in files])
     if not read and not any(name in files for name, *_ in slots):
         refuse(f"{path} has none of the model's tensors", f"it has {', '.join(map(_safetensors.quoted, files.names()[:3]))}",
                "Build the model that the files are of.")  # fmt: skip
     for name, layer in read.items():
         module = modules[name]
         made = _made(module, layer, Linear, device, threads)
+        replaced.add(made)
         for holder in model.modules():
             for key, child in tuple(holder._modules.items()):
                 if child is module:
                     setattr(holder, key, made)
-    for name, module, key, held, persistent in slots:
+    placed = set()
+    for name, _, _, held, persistent in slots:
         if persistent and name in files:
-            _put(module, key, files.tensor(name), held, device)
+            if id(held) not in placed:
+                _put(holders[id(held)], files.tensor(name), device)
+            placed.add(id(held))
             report.tensors.append(name)
             used.add(name)
     left = _compute_buffers(model, device)
     if hasattr(model, "tie_weights"):
         model.tie_weights()
     filled = {tensor.data_ptr() for name, _, _, tensor, _ in _slots(model) if name in used and not tensor.is_meta}
-    report.missing = [name for name, _, _, tensor, persistent in _slots(model)
-                      if name.rpartition(".")[0] not in read and name not in used and persistent
+    report.missing = [name for name, module, _, tensor, persistent in _slots(model)
+                      if module not in replaced and name not in used and persistent
                       and (tensor.is_meta or tensor.data_ptr() not in filled)] + left  # fmt: skip
     report.unexpected = [name for name in files.names() if name not in used]
     return report

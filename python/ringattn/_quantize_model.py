@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _linear
+from ._arguments import as_threads
 from ._errors import refuse
 
 # Rows of a layer's input from which the error of its output is computed.
@@ -247,6 +248,10 @@ def quantize_(model: torch.nn.Module, weights: str, *, filter_fn: Callable[[torc
     if isinstance(model, torch.nn.Linear):
         refuse("the model itself is a torch.nn.Linear", "layers are replaced in the modules that hold them",
                f'Use ringattn.nn.Linear.from_linear(model, weights="{weights}").')  # fmt: skip
+    if sample is not None and not (isinstance(sample, Tensor) or hasattr(sample, "keys") or hasattr(sample, "__iter__")):
+        refuse(f"sample is {type(sample).__name__}", "it is a tensor, a tuple of arguments, or a dict of keywords",
+               "Pass an input of the model, or leave it out.")  # fmt: skip
+    threads = as_threads(threads)
     if isinstance(ignore, str):
         refuse(f"ignore is {ignore!r}", "it is a list of names", f'Pass ignore=["{ignore}"].')
     ignore = _patterns(ignore)

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _gradients, _job, _structs, layouts
 from ._abi import lib
-from ._arguments import as_int, as_number, check_axes, is_true, lengths_of, refuse_unknown
+from ._arguments import as_int, as_number, check_axes, is_true, lengths_of, refuse_unknown, shown
 from ._errors import refuse
 from ._loaded_torch import loaded_torch
 from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, is_torch, traced, type_name
@@ -78,7 +78,11 @@ def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, 
         texts.append(f"length={as_int(length, 'length')}")
     frequencies = None
     if inv_freq is not None:
-        frequencies = tuple(float(x) for x in (inv_freq.tolist() if hasattr(inv_freq, "tolist") else inv_freq))
+        try:
+            frequencies = tuple(float(x) for x in (inv_freq.tolist() if hasattr(inv_freq, "tolist") else inv_freq))
+        except (TypeError, ValueError):
+            refuse(f"inv_freq is {' '.join(shown(inv_freq).split())}", "it is a flat list of numbers, one for each pair",
+                   "Pass a model's rotary_emb.inv_freq.")  # fmt: skip
     elif attention_factor is not None:
         refuse("attention_factor is given without inv_freq", "the type of RoPE has its own",
                "Leave it out, or pass it in rope_parameters.")  # fmt: skip
@@ -89,7 +93,7 @@ def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, 
 
 class RopeSettings:
     """How decode() rotates q and k_new: the arguments of rope() that say how, for heads of head_dim. A call of decode() is
-    faster with the same object again."""
+    faster with the same object again. torch.compile can't trace the constructor: make it outside of compiled functions."""
 
     __slots__ = ("head_dim", "settings", "text")
 
@@ -97,6 +101,7 @@ class RopeSettings:
                  interleaved: bool = False, inv_freq=None, attention_factor=None, exact: bool = False,
                  length: int | None = None):  # fmt: skip
         self.head_dim = as_int(head_dim, "head_dim")
+        _positive(self.head_dim, "head_dim")
         self._set(settings_of(rope_parameters, theta, rotary_dim, self.head_dim, interleaved, inv_freq, attention_factor, exact,
                               length))  # fmt: skip
 

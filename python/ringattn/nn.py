@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import _linear
-from ._arguments import as_int
+from ._arguments import as_int, as_threads
 from ._errors import refuse
 from ._linear import FORMATS, GATED, GROUP, UNIT
 from ._parallelize_model import parallelize_
@@ -81,7 +81,7 @@ class Linear(torch.nn.Module):
                    'Use weights="int8".')  # fmt: skip
         self.in_features, self.out_features = in_features, out_features
         self.activation, self.parallel, self.output, self.weights = activation, parallel, output, weights
-        self.column_unit, self.threads, self.timeout = column_unit, threads, timeout
+        self.column_unit, self.threads, self.timeout = column_unit, as_threads(threads), timeout
         self._world = _Kept(world)
         ranks, rank = (1, 0) if world is None else (world.size, world.rank)
         unit = GROUP if weights == "int4" else UNIT

@@ -136,7 +136,7 @@ def _dtype(torch, said):
 def _path(path, name: str) -> bytes:
     if not isinstance(path, (str, bytes, os.PathLike)):
         refuse(f"{name} is {type(path).__name__}", "it should be a file or a folder", "Pass its path.")
-    return as_text(os.fspath(path), name)
+    return as_text(os.fsdecode(path), name)
 
 
 def _range(pair, whole: int, unit: int, name: str) -> tuple[int, int]:

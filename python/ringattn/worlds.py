@@ -85,8 +85,9 @@ class World(Owner):
         def find():
             found = objects.get(key)
             if found is None:
-                if len(objects) >= _KEPT_OBJECTS:
-                    oldest = min(objects, key=lambda kept: objects[kept].used)
+                closable = [kept for kept, its_object in objects.items() if not its_object.in_use]
+                if len(objects) >= _KEPT_OBJECTS and closable:
+                    oldest = min(closable, key=lambda kept: objects[kept].used)
                     objects.pop(oldest).end()
                 found = objects[key] = make()
             self.use(found)
@@ -173,6 +174,7 @@ class Prepared(Owner):
     """An object of the library on a world. It is destroyed with this one, or with its world."""
 
     used = 0  # time of the last use, in uses of the world
+    in_use = 0  # calls in progress that release the world between their steps; the object is kept meanwhile
 
     def __init__(self, world: World, destroy: Callable):
         self.world = weakref.ref(world)

@@ -29,12 +29,13 @@ std::tuple<float*, Stream> ringattn_gradient_reduction::read(const ringattn_grad
 
 extern "C" {
 
-ringattn_status ringattn_gradient_reduction_create(ringattn_world* world, int64_t elements,
+ringattn_status ringattn_gradient_reduction_create(ringattn_world* world, int64_t elements, const char* parameters,
                                                    const ringattn_options* options,
                                                    ringattn_gradient_reduction** reduction) {
   return create(world, reduction, [&](Transport& transport) {
     return new ringattn_gradient_reduction{
-        {world->transport, GradientReduction(elements, transport, read_linear_options(options, transport))}};
+        {world->transport, GradientReduction(elements, transport, read_linear_options(options, transport),
+                                             parameters == nullptr ? "" : parameters)}};
   });
 }
 

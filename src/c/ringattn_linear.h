@@ -143,9 +143,10 @@ void ringattn_linear_backward_destroy(ringattn_linear_backward* backward);
  * down; with more than 8 ranks some have none. Leaves are added in fp32 by a fixed binary tree. */
 typedef struct ringattn_gradient_reduction ringattn_gradient_reduction;
 
-/* Collective. elements: of the gradients, the same on every rank. Uses only the options kernel, threads and
- * timeout_seconds; others are refused. */
-ringattn_status ringattn_gradient_reduction_create(ringattn_world* world, int64_t elements,
+/* Collective. elements: of the gradients, the same on every rank. parameters: a text of what they are the gradients of,
+ * in order, such as "float32 [4, 3], float32 [3]"; ranks whose texts differ are refused. NULL: only elements are
+ * compared. Uses only the options kernel, threads and timeout_seconds; others are refused. */
+ringattn_status ringattn_gradient_reduction_create(ringattn_world* world, int64_t elements, const char* parameters,
                                                    const ringattn_options* options,
                                                    ringattn_gradient_reduction** reduction);
 

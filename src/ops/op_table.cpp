@@ -79,9 +79,21 @@ std::tuple<std::ptrdiff_t, std::ptrdiff_t, std::ptrdiff_t> fit(const OpEntry& en
   return {present, -missing, optional};
 }
 
+bool has_own_setting(const OpEntry& entry, const SettingSources& sources) {
+  return std::ranges::any_of(entry.own_settings, [&](const SettingRow& row) { return sources.chosen(row.name); });
+}
+
 bool is_asked_for(const OpEntry& entry, const SettingSources& sources) {
-  return sources.given("model-config") ||
-         std::ranges::any_of(entry.own_settings, [&](const SettingRow& row) { return sources.chosen(row.name); });
+  return sources.given("model-config") || has_own_setting(entry, sources);
+}
+
+// The only op whose own settings the user gives; null: there is none.
+const OpEntry* op_of_settings(const SettingSources& sources) {
+  const auto asked = [&](const OpEntry* entry) {
+    return entry->recognizes != nullptr && has_own_setting(*entry, sources);
+  };
+  const auto found = std::ranges::find_if(rows(), asked);
+  return std::ranges::count_if(rows(), asked) == 1 ? *found : nullptr;
 }
 
 }  // namespace
@@ -100,6 +112,7 @@ const OpEntry& op_of_file(const TensorFile& file, const SettingSources& sources,
   }
   if (found == nullptr) {
     if (wanted != nullptr && wanted->recognizes != nullptr) return *wanted;
+    if (const OpEntry* const asked = op_of_settings(sources)) return *asked;
     const auto best = std::ranges::max_element(rows(), {}, [&](const OpEntry* entry) { return fit(*entry, file); });
     const auto [present, missing, optional] = fit(**best, file);
     return present + optional == 0 ? *rows().front() : **best;  // all are equally far from a file of other names

@@ -22,8 +22,9 @@ const OpEntry& op_entry(std::string_view name);
 // The op by its name or its name before 0.4; null: there is none.
 const OpEntry* find_op(std::string_view name);
 
-// The op that opens the file: the one that recognizes it or, where none does, the one that the user named or else the
-// one that most of its tensors belong to, whose opening then says what is missing. `named`: the user's; empty: none.
+// The op that opens the file: the one that recognizes it or, where none does, the one that the user named, or else the
+// only one whose own settings are given, or else the one that most of its tensors belong to. Its opening then says what
+// is missing. `named`: the user's; empty: none.
 // Throws kFile where several ops recognize the file, and where the op wants to be named; kUsage where the named op
 // isn't the file's.
 const OpEntry& op_of_file(const TensorFile& file, const SettingSources& sources, std::string_view named);

@@ -109,7 +109,7 @@ struct Ops {
         {"gradient reduction", made<ringattn_gradient_reduction>(ringattn_gradient_reduction_destroy,
                                                                  [this](auto* options, auto** object) {
                                                                    return ringattn_gradient_reduction_create(
-                                                                       world.get(), 8, options, object);
+                                                                       world.get(), 8, nullptr, options, object);
                                                                  })},
         {"rope", made<ringattn_rope>(ringattn_rope_destroy,
                                      [this](auto* options, auto** object) {

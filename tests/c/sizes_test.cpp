@@ -66,7 +66,7 @@ struct Objects {
     EXPECT_OK(ringattn_linear_create(ops.world.get(), &ops.linear, nullptr, &linear));
     EXPECT_OK(ringattn_rope_create(ops.world.get(), &ops.rope, nullptr, &rope));
     EXPECT_OK(ringattn_linear_backward_create(ops.world.get(), &ops.linear, nullptr, &linear_backward));
-    EXPECT_OK(ringattn_gradient_reduction_create(ops.world.get(), 8, nullptr, &gradient_reduction));
+    EXPECT_OK(ringattn_gradient_reduction_create(ops.world.get(), 8, nullptr, nullptr, &gradient_reduction));
     EXPECT_OK(ringattn_ssm_create(ops.world.get(), &ops.scan, &ops.runs, nullptr, &scan));
     EXPECT_OK(ringattn_linear_attention_create(ops.world.get(), &ops.linear_attention, &ops.runs, nullptr,
                                                &linear_attention));

@@ -175,6 +175,10 @@ TEST(QuantizedLayers, OfAModelAreRefusedByName) {
   EXPECT_TRUE(has(none, "model.layers.7.o_proj") && has(none, "--model")) << none;
   const std::string other = said({"--model", folder.path(), "--tensors", "weight=model.layers.0.mlp.down_prj"});
   EXPECT_TRUE(has(other, "model.layers.0.mlp.down_prj")) << other;
+  const std::string unnamed = said({"--model", folder.path()});
+  EXPECT_TRUE(has(unnamed, "layers (") && has(unnamed, "Name one with --tensors weight=")) << unnamed;
+  const std::string alone = said({"--op", "linear"});
+  EXPECT_TRUE(has(alone, "it has x and no weights") && has(alone, "--model")) << alone;
   const Finished synthetic = tool({"run", "--op", "linear", "--synthetic", "7", "--model", folder.path()});
   EXPECT_EQ(synthetic.code, 2);
   EXPECT_TRUE(has(synthetic.err, "--model needs --input (x is read from it)")) << synthetic.err;

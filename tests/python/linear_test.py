@@ -507,13 +507,44 @@ class DataParallel(Refusals):
             ("leaf 0 has 1 gradients (there are 2 parameters)", lambda: reduce(parameters, [leaf[:1]] * 8)),
             ("gradient 1 of leaf 0 is Tensor [3] (parameter 1 is Tensor [4])", lambda: reduce(parameters, [leaf[:1] * 2] * 8)),
             ("gradient 0 of leaf 0 is int64", lambda: reduce(parameters, [[leaf[0].long(), None]] * 8)),
+            ("gradient 1 of leaf 0 is str []", lambda: reduce(parameters, [[leaf[0], "x"]] * 8)),
+            ("gradient 1 of leaf 0 is on meta (parameter 1 is on cpu)",
+             lambda: reduce(parameters, [[leaf[0], leaf[1].to("meta")]] * 8)),
+            ("reduce_gradients() is called by its own gradients",
+             lambda: reduce(parameters, (reduce(parameters, [leaf] * 8) for _ in range(8)))),
+            ("leaf 0 is int", lambda: reduce(parameters, [3] * 8)),
+            ("gradients is NoneType", lambda: reduce(parameters, None)),
+            ("parameters is NoneType", lambda: reduce(None, [])),
             ("there are no parameters", lambda: reduce([], [])),
             ("parameter 0 is int", lambda: reduce([3], [])),
+            ("parameter 1 is float64", lambda: reduce([leaf[0], leaf[1].double()], [leaf] * 8)),
+            ("parameter 0 is int64", lambda: reduce([leaf[0].long()], [leaf[:1]] * 8)),
             ("rank 2 of 2 has no leaves", lambda: ringattn.gradient_leaves(2, 2)),
         ):
             self.refuses(words, call)
         found = reduce(parameters, [leaf] * 8)  # nothing of the calls that failed is left
         assert_same_bits(found[0], leaf[0] * 8)
+
+    def test_ranks_with_other_parameters_are_refused(self):
+        def shapes(world):
+            parameters = [normal(3), normal(4)][:: 1 if world.rank == 0 else -1]
+            return ringattn.reduce_gradients(parameters, [parameters] * 4, world=world)
+
+        def dtypes(world):
+            parameters = [normal(3).to(torch.bfloat16 if world.rank else torch.float32)]
+            return ringattn.reduce_gradients(parameters, [parameters] * 4, world=world)
+
+        for call, words in ((shapes, "float32 [4], float32 [3] against"), (dtypes, "bfloat16 [3] against")):
+            self.refuses(words, lambda: ringattn.run_ranks(2, call), ringattn.UnsupportedError)  # noqa: B023
+
+    def test_leaves_may_prepare_any_number_of_other_layers(self):
+        def leaves():
+            for leaf in range(8):
+                for features in range(5):
+                    ringattn.linear(normal(1, 8 * (5 * leaf + features + 1)), normal(8, 8 * (5 * leaf + features + 1)))
+                yield [normal(3)]
+
+        self.assertEqual(ringattn.reduce_gradients([normal(3)], leaves())[0].shape, (3,))
 
 
 class Modules(Refusals):
@@ -651,6 +682,9 @@ class Models(Refusals):
                      lambda: quantize_(Mlp(), "int8", ignore=["dwon"]))  # fmt: skip
         self.refuses("ignore has 3", lambda: quantize_(Mlp(), "int8", ignore=[3]))
         self.refuses("ignore is int", lambda: quantize_(Mlp(), "int8", ignore=3))
+        self.refuses("sample is int", lambda: quantize_(Mlp(), "int8", sample=3))
+        self.refuses("threads is x", lambda: quantize_(Mlp(), "int8", threads="x"))
+        self.refuses("-1 threads are not possible", lambda: ringattn.nn.Linear(8, 8, threads=-1))
         self.refuses('ignore has "re:("', lambda: quantize_(Mlp(), "int8", ignore=["re:("]))
         self.refuses("model is int", lambda: quantize_(3, "int8"))
         self.refuses("filter_fn is str", lambda: quantize_(Mlp(), "int8", filter_fn="up"))

@@ -183,8 +183,40 @@ class Loading(Files):
                 expected = ringattn.linear(x, layer.weight, layer.bias, scales=layer.scales, zeros=layer.zeros)
                 self.assertTrue(torch.equal(model.proj(x), expected), format)
 
+    class Tied(torch.nn.Module):
+        """Two modules with one weight, as an embedding and an output head."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.proj = torch.nn.Linear(K, N, bias=False), torch.nn.Linear(K, N, bias=False)
+            self.proj.weight = self.first.weight
+
+    def test_a_weight_that_modules_share_stays_shared(self):
+        with torch.device("meta"):
+            model = self.Tied()
+        report = ringattn.quantized.load_(model, self.write(**{"first.weight": torch.ones(N, K)}))
+        self.assertIs(model.proj.weight, model.first.weight)
+        self.assertEqual((report.missing, float(model.proj.weight.detach().sum())), ([], N * K))
+
+    def test_a_layer_with_two_names_and_tensors_that_are_not_read(self):
+        self.config(quant_method="awq", bits=4, group_size=128)
+        model = self.Model()
+        model.again = model.proj
+        tensors = {name.replace("proj", "again"): tensor for name, tensor in self.awq().items()}
+        report = ringattn.quantized.load_(model, self.write(**tensors, **{"again.extra": torch.ones(2)}))
+        self.assertIs(model.again, model.proj)
+        self.assertEqual((report.missing, report.unexpected), (["norm.weight", "norm.bias"], ["again.extra"]))
+
+    def test_a_bias_of_zeros_may_have_no_place(self):
+        self.config(quant_method="awq", bits=4, group_size=128)
+        model = self.Model(bias=False)
+        report = ringattn.quantized.load_(model, self.write(**self.awq() | {"proj.bias": torch.zeros(N).half()}))
+        self.assertEqual((report.unexpected, model.proj.bias), ([], None))
+
     def test_what_does_not_fit_is_refused_and_nothing_changes(self):
         load_, awq = ringattn.quantized.load_, self.awq()
+        counted = self.Model()
+        counted.norm.register_buffer("count", torch.zeros(2, dtype=torch.int64))
         hooked = self.Model()
         hooked.proj.register_forward_hook(lambda *_: None)
         embedding = self.Model()
@@ -197,6 +229,18 @@ class Loading(Files):
             ("(the model has nothing of that name", torch.nn.Sequential(torch.nn.Linear(8, 8)), awq, ringattn.UsageError),
             ("proj has no bias in the files", self.Model(), {k: v for k, v in awq.items() if k != "proj.bias"},
              ringattn.UsageError),
+            ("proj has a bias in the files (the model's has none)", self.Model(bias=False), awq, ringattn.UsageError),
+            ("proj is quantized in a format that is not read (the files have its W_q, scale, and no weight)", self.Model(),
+             {"proj.W_q": torch.ones(8, dtype=torch.uint8), "proj.scale": torch.ones(2), "norm.weight": torch.ones(N).half()},
+             ringattn.UsageError),
+            ("proj is quantized in a format that is not read (the files have its weight._data, and no weight)", self.Model(),
+             {"proj.weight._data": torch.ones(8, dtype=torch.int8), "norm.weight": torch.ones(N).half()}, ringattn.UsageError),
+            ("proj is quantized in the files (its weight is also the model's first.weight)", self.Tied(), awq,
+             ringattn.UsageError),
+            ("first.weight and proj.weight differ in the files (they are one tensor of the model)", self.Tied(),
+             {"first.weight": torch.ones(N, K), "proj.weight": torch.zeros(N, K)}, ringattn.UsageError),
+            ("norm.count is F32 [2] in the files (the model's is int64 [2])", counted, {"norm.count": torch.ones(2)},
+             ringattn.UsageError),
             ("norm.weight is F16 [2] in the files", self.Model(), awq | {"norm.weight": torch.ones(2).half()},
              ringattn.UsageError),
             ("has none of the model's tensors", self.Model(), {"other": torch.ones(1)}, ringattn.UsageError),
@@ -207,8 +251,15 @@ class Loading(Files):
                 load_(model, self.write(**tensors))
             self.assertIn(words, str(caught.exception))
             self.assertTrue(before is None or model.proj is before)
+        folder = self.write(**awq)
+        linear = torch.nn.Linear(K, N)
         for words, call in (("model is str", lambda: load_("model", self.folder)),
-                            ("path is int", lambda: load_(self.Model(), 3))):  # fmt: skip
+                            ("path is int", lambda: load_(self.Model(), 3)),
+                            ("the model itself is a torch.nn.Linear", lambda: load_(linear, folder)),
+                            ("device is meta", lambda: load_(self.Model(), folder, device="meta")),
+                            ("device is nowhere (PyTorch says: ", lambda: load_(self.Model(), folder, device="nowhere")),
+                            ("threads is x", lambda: load_(self.Model(), folder, threads="x")),
+                            ("-1 threads are not possible", lambda: load_(self.Model(), folder, threads=-1))):  # fmt: skip
             with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
                 call()
             self.assertIn(words, str(caught.exception))

@@ -264,6 +264,12 @@ class InADecodeStep(unittest.TestCase):
 
     def test_is_refused_by_name(self):
         q, cache, lengths = normal(1, 4, 64), normal(1, 16, 2, 64), torch.tensor([5], dtype=torch.int32)
+        for make, problem in ((lambda: ringattn.RopeSettings(0, rotary_dim=4), "head_dim is 0 (it is above 0)"),
+                              (lambda: ringattn.RopeSettings(64, inv_freq=3), "inv_freq is 3 (it is a flat list of numbers"),
+                              (lambda: ringattn.RopeSettings(64, inv_freq=np.ones((2, 2))), "inv_freq is [[1. 1.] [1. 1.]]")):
+            with self.assertRaises(ringattn.UsageError) as caught:
+                make()
+            self.assertIn(problem, str(caught.exception))
         for rope, problem in (({"theta": 1e4}, "rope is dict"), (ringattn.RopeSettings(32), "rope is for heads of 32")):
             with self.assertRaisesRegex(ringattn.UsageError, problem):
                 ringattn.decode(q, cache, cache, lengths, rope=rope)

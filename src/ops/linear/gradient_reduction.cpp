@@ -2,6 +2,8 @@
 #include "ops/linear/gradient_reduction.hpp"
 
 #include <fmt/format.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
 #include <algorithm>
 #include <optional>
@@ -27,6 +29,17 @@ constexpr std::int64_t kNumberBytes = sizeof(float);
 // add_nodes() is the same for every spec, so this is the smallest one that all devices have.
 constexpr LinearSpec kNodesSpec{
     .dtype = Dtype::kBf16, .in_features = 128, .out_features = 8, .parallel = LinearParallel::kRow};
+
+// Texts that are longer are shortened in messages, with a hash of the whole.
+constexpr std::size_t kMaxParametersText = 160;
+
+std::string one_line(std::string text) {
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < ' '; }, ' ');
+  if (text.size() <= kMaxParametersText) return text;
+  const XXH64_hash_t hash = XXH3_64bits(text.data(), text.size());
+  return fmt::format("{}... (hash {:016x})", text.substr(0, kMaxParametersText), hash);
+}
 
 std::int64_t nodes_of_rank(int ranks, int rank) { return std::ssize(aligned_nodes(linear_leaves(ranks, rank))); }
 
@@ -61,8 +74,9 @@ std::int64_t most_nodes(LeafRange leaves) {
 }  // namespace
 
 struct GradientReduction::Impl {
-  Impl(std::int64_t the_elements, Transport& the_transport, LinearOptions the_options)
+  Impl(std::int64_t the_elements, Transport& the_transport, LinearOptions the_options, std::string the_parameters)
       : elements(the_elements),
+        parameters(one_line(std::move(the_parameters))),
         options(std::move(the_options)),
         transport(the_transport),
         ranks(transport.size()),
@@ -81,7 +95,9 @@ struct GradientReduction::Impl {
   void check(const float* sum) const;
   void enqueue(float* sum, Stream stream);
 
-  std::string text() const { return fmt::format("gradients of {} elements", elements); }
+  std::string text() const {
+    return fmt::format("gradients of {} elements{}{}", elements, parameters.empty() ? "" : ": ", parameters);
+  }
   FeatureRange part_of(int rank) const { return linear_tokens(elements, ranks, rank); }
   float* held(std::int64_t index) const { return reinterpret_cast<float*>(nodes.data()) + index * elements; }
   // Where a peer's nodes of this rank's part are received.
@@ -100,6 +116,7 @@ struct GradientReduction::Impl {
   }
 
   std::int64_t elements;
+  std::string parameters;
   LinearOptions options;
   Transport& transport;
   int ranks;
@@ -241,8 +258,9 @@ void GradientReduction::Impl::enqueue(float* sum, Stream stream) {
   });
 }
 
-GradientReduction::GradientReduction(std::int64_t elements, Transport& transport, LinearOptions options)
-    : impl_(std::make_unique<Impl>(elements, transport, std::move(options))) {
+GradientReduction::GradientReduction(std::int64_t elements, Transport& transport, LinearOptions options,
+                                     std::string parameters)
+    : impl_(std::make_unique<Impl>(elements, transport, std::move(options), std::move(parameters))) {
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.prepare(); });

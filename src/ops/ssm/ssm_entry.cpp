@@ -65,10 +65,10 @@ void fill_ssd(const ModelLayer& layer, const Settings& settings, const FillSetti
   fill_scan(layer, settings, fill);
 }
 
-// x with a bias and without a weight lacks less of a linear layer than of an SSM.
+// x alone or with a bias lacks less of a linear layer than of an SSM. The weight may be in a model of its own.
 bool lacks_a_weight(const TensorFile& opened) {
   const SafetensorsFile& file = opened.file;
-  return file.contains("x") && file.contains("bias") && file.names().size() == 2;
+  return file.contains("x") && file.names().size() == (file.contains("bias") ? 2 : 1);
 }
 
 bool recognizes_ssm(const TensorFile& opened) {

@@ -325,9 +325,13 @@ TEST(GradientReduction, RefusesWhatIsMissingOrTooMuch) {
     reduction.run(sum.data());
     EXPECT_EQ(sum, Floats(4, 8.0F));
     expect([&] { GradientReduction(world.rank() + 4, world, options); }, ErrorCode::kUnsupported, "elements");
+    for (const std::string& long_text : {std::string(), std::string(300, 'x')}) {
+      expect([&] { GradientReduction(4, world, options, long_text + (world.rank() == 2 ? "[2, 2]" : "[4]")); },
+             ErrorCode::kUnsupported, "rank 2 and rank 0 differ in job");
+    }
     expect([&] { GradientReduction(0, world, options); }, ErrorCode::kUsage, "gradients of 0 elements");
   });
-  EXPECT_EQ(refused, 12);
+  EXPECT_EQ(refused, 18);
 }
 
 // Bad weights of one rank end the run of all ranks before they exchange anything.
