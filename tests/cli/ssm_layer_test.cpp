@@ -217,6 +217,9 @@ TEST(LinearAttention, GoesOnFromAStateAndRefusesWhatContradictsIt) {
   packed["cu_seqlens"] = {FileDtype::kI64, {2}, std::vector<std::byte>(16)};
   refused({"--input", write_tensors(folder.file("packed"), packed)}, 3, "its last entry is 0 and v has 300 tokens");
   refused({"--input", step, "--scale", "1e-60"}, 2, "or a number of at least 1e-30");
+  const Words seed{"--op", "linear_attention", "--synthetic", "7", "--heads", "1", "--log-decays"};
+  refused(seed + Words{"-1,-2"}, 2, "2 log-decays of heads (the layer has 1 head, with a decay per head)");
+  refused(seed + Words{"-1,"}, 2, "--log-decays is \"-1,\"");
   NamedTensors wide = whole;
   wide["log_decay"] = float_list(std::vector<float>(600), {2, 300});
   refused({"--input", write_tensors(folder.file("wide"), wide)}, 3, "log_decay");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "base/size.hpp"
 #include "ops/common/values.hpp"
 #include "ops/rope/rope_settings.hpp"
 #include "ops/ssm/ssm_entry.hpp"
@@ -52,12 +53,13 @@ std::optional<float> parse_scale(std::string_view text) {
 // Empty for "none".
 std::vector<float> parse_log_decays(std::string_view text) {
   std::vector<float> values;
-  while (text != kNoLogDecays && !text.empty()) {
-    const std::size_t comma = std::min(text.find(','), text.size());
+  if (text == kNoLogDecays) return values;
+  while (true) {
+    const std::size_t comma = text.find(',');
     values.push_back(static_cast<float>(parse_real(text.substr(0, comma), -1e30, 1e30)));
-    text.remove_prefix(std::min(comma + 1, text.size()));
+    if (comma == std::string_view::npos) return values;
+    text.remove_prefix(comma + 1);
   }
-  return values;
 }
 
 constexpr SettingRow kDecayRows[] = {
@@ -104,9 +106,10 @@ std::unique_ptr<OpJob> make_linear_attention_job(const OpRequest& request) {
   const SsmSpec& spec = input.job().spec;
   if (std::vector<float> decays = parse_log_decays(own.at("log-decays")); !request.from_file() && !decays.empty()) {
     if (spec.decay != SsmDecay::kHead || std::ssize(decays) != spec.heads) {
-      fail(ErrorCode::kUsage, setting("log_decays", decays.size()),
-           fmt::format("there are {} heads, with a decay per {}", spec.heads, own.at("decay")),
-           "Give one for each head, with a decay per head.");
+      fail(ErrorCode::kUsage, fmt::format("{} of heads", counted(decays.size(), "log-decay")),
+           fmt::format("the layer has {}, with a decay per {}", counted(static_cast<std::uint64_t>(spec.heads), "head"),
+                       own.at("decay")),
+           {"Give ", setting("log-decays"), " one for each head, with a decay per head."});
     }
     input.set_log_decays(std::move(decays));
   }
