@@ -75,6 +75,7 @@ def _flat(leaf: int, gradients, parameters: list):
     if len(gradients) != len(parameters):
         refuse(f"leaf {leaf} has {len(gradients)} gradients", f"there are {len(parameters)} parameters",
                "Give one for each, and None for one without a gradient.")  # fmt: skip
+    _gradients.refuse_transforms(gradients)
     torch, flat = loaded_torch(), []
     for place, (gradient, parameter) in enumerate(zip(gradients, parameters)):
         if gradient is None:

@@ -183,9 +183,16 @@ def _compute_buffers(model: torch.nn.Module, device) -> list[str]:
     for module, buffers in left.items():
         for _, key, tensor in buffers:
             module._buffers[key] = torch.full_like(tensor, float("nan"), device=device) if tensor.is_floating_point() else tensor
-        if initialize is not None and not module._parameters:
-            with torch.no_grad():
-                initialize(module)
+        if initialize is not None:  # on the meta device it leaves parameters as they are, which have been read
+            parameters = dict(module._parameters)
+            for key, held in parameters.items():
+                if held is not None:
+                    module._parameters[key] = torch.nn.Parameter(held.detach().to("meta"), requires_grad=False)
+            try:
+                with torch.no_grad():
+                    initialize(module)
+            finally:
+                module._parameters.update(parameters)
         for name, key, tensor in buffers:
             found = module._buffers[key]
             if found.is_meta or bool(found.isnan().any()):

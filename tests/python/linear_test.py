@@ -522,6 +522,8 @@ class DataParallel(Refusals):
             ("rank 2 of 2 has no leaves", lambda: ringattn.gradient_leaves(2, 2)),
         ):
             self.refuses(words, call)
+        with self.assertRaisesRegex(ringattn.UnsupportedError, "inside a transform of torch.func"):
+            torch.func.vmap(lambda of: reduce([leaf[0]], [[of]] * 8)[0])(normal(2, 3))
         found = reduce(parameters, [leaf] * 8)  # nothing of the calls that failed is left
         assert_same_bits(found[0], leaf[0] * 8)
 

@@ -207,6 +207,27 @@ class Loading(Files):
         self.assertIs(model.again, model.proj)
         self.assertEqual((report.missing, report.unexpected), (["norm.weight", "norm.bias"], ["again.extra"]))
 
+    class Scaled(Model):
+        """A module with a parameter and a buffer that no file has, as the embeddings of Gemma."""
+
+        def __init__(self):
+            super().__init__()
+            self.norm.register_buffer("factor", torch.zeros(2), persistent=False)
+
+        def _init_weights(self, module):
+            if module is self.norm:
+                module.factor.fill_(2)
+                module.weight.fill_(5)
+
+    def test_buffers_beside_parameters_are_computed(self):
+        self.config(quant_method="awq", bits=4, group_size=128)
+        with torch.device("meta"):
+            model = self.Scaled()
+        norm = {"norm.weight": torch.ones(N).half(), "norm.bias": torch.zeros(N).half()}
+        report = ringattn.quantized.load_(model, self.write(**self.awq() | norm))
+        self.assertEqual((report.missing, model.norm.factor.tolist()), ([], [2.0, 2.0]))
+        self.assertTrue(torch.equal(model.norm.weight, norm["norm.weight"]))
+
     def test_a_bias_of_zeros_may_have_no_place(self):
         self.config(quant_method="awq", bits=4, group_size=128)
         model = self.Model(bias=False)
