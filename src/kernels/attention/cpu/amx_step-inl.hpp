@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Online softmax step for one key tile by AMX tiles, for bf16. The formulas and the softmax offset are those of
 // tile_step-inl.hpp. The arithmetic is a target of its own:
-//   S = Q · Kᵀ    TDPBF16PS over head_dim, 32 dims at a time: two chains of 16 fused multiply-adds from zero, one of
-//   even
-//                 and one of odd dims; their sum is added to S
+//   S = Q · Kᵀ    TDPBF16PS over head_dim, 32 dims at a time: two chains of 16 fused multiply-adds from zero, of even
+//                 dims and of odd ones; their sum is added to S
 //   p = 2^((S · softmax_scale − offset) · log₂ e), of degree 5; below 2^−126 p is 0, except in a tile with a value that
 //                 is not finite, where p is at least 2^−100 (math-inl.hpp has the reason)
 //   l             sums of p in fp32, in 16 lanes and then pairwise
@@ -11,9 +10,10 @@
 // As the tile unit does, the step treats subnormals as zero. A product with p = 0 adds +0, so 32 masked keys may be
 // skipped or not: at most the sign of a zero of O could tell, and rows that see a part of a tile add +0 at its end.
 //
-// The tile unit works beside the vector units: while it computes S of a block of rows and P · V of the block two
-// before, the vector units compute P of the block between them. Their instructions alternate, 2 or 4 tile products and
-// then one or two rows, so that the core's window holds both.
+// The tile unit can work beside the vector units: it computes S of a block of rows and P · V of the block two before,
+// and the vector units P of the block between them. Their instructions alternate, 2 or 4 tile products and then one or
+// two rows, so that the core's window holds both. Measured, that saves about 8 % at head_dim 128
+// (bench/notes/attention-portable.md).
 #if defined(RINGATTN_KERNELS_CPU_AMX_STEP_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_AMX_STEP_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_AMX_STEP_INL_HPP_
