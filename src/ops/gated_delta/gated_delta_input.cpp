@@ -213,30 +213,29 @@ GatedDeltaInput::RowShape GatedDeltaInput::row_shape(DeltaTensor tensor) const {
   return {Dtype::kF32, spec.value_heads, 1};
 }
 
-// Normal q and v; keys of length about 1; log-decays of −2^−h or so in head h of 16, so that some heads forget within a
-// chunk and others remember for segments; beta in (0, 1).
+// Normal q and v; keys of length about 1, by the scale of weights; log-decays of −2^−h or so in head h of 16, so that
+// some heads forget within a chunk and others remember for segments; beta in (0, 1).
+SyntheticTensor GatedDeltaInput::synthetic(DeltaTensor tensor) {
+  constexpr SyntheticTensor kKinds[] = {SyntheticTensor::kQ, SyntheticTensor::kWeightKeys, SyntheticTensor::kV,
+                                        SyntheticTensor::kSsmDt, SyntheticTensor::kSsmB};
+  return kKinds[static_cast<std::size_t>(tensor)];
+}
+
+bool GatedDeltaInput::made_by_backend(DeltaTensor tensor) const {
+  return seed_ && tensor != DeltaTensor::kLogDecay && tensor != DeltaTensor::kBeta;
+}
+
 void GatedDeltaInput::read_synthetic(DeltaTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows,
                                      int threads) const {
-  constexpr SyntheticTensor kKinds[] = {SyntheticTensor::kQ, SyntheticTensor::kK, SyntheticTensor::kV,
-                                        SyntheticTensor::kSsmDt, SyntheticTensor::kSsmB};
-  const SyntheticTensor kind = kKinds[static_cast<std::size_t>(tensor)];
-  if (tensor == DeltaTensor::kQ || tensor == DeltaTensor::kV) return fill_synthetic(*seed_, kind, runs, rows, threads);
-  const auto key_size = static_cast<float>(1.0 / std::sqrt(static_cast<double>(job_.spec.key_dim)));
-  const auto size = static_cast<std::int64_t>(size_of(rows.dtype));
-  std::int64_t row = 0;
-  for (const PackedRun& run : runs) {
-    for (std::int64_t token = run.begin; token < run.end; ++token, ++row) {
-      for (std::int64_t head = 0; head < rows.heads; ++head) {
-        for (std::int64_t d = 0; d < rows.dim; ++d) {
-          const float normal = synthetic_value(*seed_, kind, token, head, d);
-          float value = normal * key_size;
-          if (tensor == DeltaTensor::kLogDecay) {
-            value = -std::fabs(normal) * std::ldexp(1.0F, -static_cast<int>(head * 5 % 12));
-          } else if (tensor == DeltaTensor::kBeta) {
-            value = 0.5F + 0.125F * normal;  // within 0.5 ± 0.44
-          }
-          store_element(rows.at(row, head) + d * size, rows.dtype, value);
-        }
+  fill_synthetic(*seed_, synthetic(tensor), runs, rows, threads);
+  if (made_by_backend(tensor)) return;
+  for (std::int64_t row = 0; row < rows.tokens; ++row) {
+    for (std::int64_t head = 0; head < rows.heads; ++head) {
+      auto* const values = reinterpret_cast<float*>(rows.at(row, head));
+      const float size = std::ldexp(1.0F, -static_cast<int>(head * 5 % 12));
+      for (std::int64_t d = 0; d < rows.dim; ++d) {
+        values[d] = tensor == DeltaTensor::kLogDecay ? -std::fabs(values[d]) * size
+                                                     : 0.5F + 0.125F * values[d];  // within 0.5 ± 0.44
       }
     }
   }

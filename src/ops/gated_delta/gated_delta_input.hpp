@@ -53,6 +53,9 @@ class GatedDeltaInput {
     std::int64_t dim = 0;
   };
   RowShape row_shape(DeltaTensor tensor) const;
+  // Whether a backend makes synthetic rows as they are.
+  bool made_by_backend(DeltaTensor tensor) const;
+  static SyntheticTensor synthetic(DeltaTensor tensor);
   // Fills `rows`, in host memory and of row_shape(), with the packed tokens of `runs`. Throws kFile, and kUsage where
   // the input is only a shape.
   void read(DeltaTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;

@@ -30,6 +30,10 @@ TensorView LoadedGatedDelta::load_rows(DeltaTensor tensor, const ProgressCallbac
   Backend& backend = rule_.backend();
   const MutableTensorView rows =
       make_rows(backend, shape.dtype, result_.rows, shape.heads, shape.dim, buffers_.emplace_back());
+  if (input_.made_by_backend(tensor)) {
+    backend.fill_synthetic(*input_.seed(), GatedDeltaInput::synthetic(tensor), result_.runs, rows, backend.stream());
+    return rows;
+  }
   const auto fill = [&](std::span<const PackedRun> piece, const MutableTensorView& host) {
     input_.read(tensor, piece, host, rule_.options().threads);
     result_.non_finite += count_non_finite(host);
