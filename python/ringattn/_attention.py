@@ -21,9 +21,14 @@ from .worlds import World
 
 
 class Attention(_job.Prepared):
-    """A prepared job for many runs (layers, steps) with the same lengths. attention() and varlen() keep such objects.
+    """A prepared job for many runs (layers, steps) with the same lengths. attention() and varlen() keep such objects. Creating
+    one is collective.
 
-    q_rows: tokens of this rank's q, out and lse. k_rows: tokens of its k and v. Creating one is collective."""
+    Attributes:
+        q_rows: tokens of this rank's q, out and lse.
+        k_rows: tokens of this rank's k and v.
+        workspace_bytes: bytes that a run on a GPU needs besides its arrays.
+        machine: device model and instruction set. Bits are equal where this, the kernel and the library are."""
 
     op = "attention"
 
@@ -136,37 +141,58 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
               key_layout: str | Layout | None = None, lengths: tuple[int, int] | None = None,
               k_positions=None, k_lengths: int | Sequence[int] | None = None, world: World | None = None, out=None,
               threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Attention over sequences of equal length, causal unless mask says otherwise.
+    """Attention over sequences of equal length, causal unless mask says otherwise. Collective with several ranks.
 
-    Arrays are NumPy arrays or PyTorch tensors of float32, float16 or bfloat16, with any strides. If the last axis is
-    not contiguous, the array is copied.
+    Arrays are NumPy arrays or PyTorch tensors of one dtype, float32, float16 or bfloat16, with any strides; an array whose last
+    axis is not contiguous is copied. Keywords of other libraries with the same meaning are accepted (causal=, window_size=,
+    scale=, return_lse=, enable_gqa=, order="bhtd" for SDPA's axes): docs/porting.md.
 
-    q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim].
-    k, v: [(batch,) keys, kv_heads, head_dim or head_dim_v]; kv_heads divides heads. Either may be a
-    ringattn.Compressed.
-    mask: "causal", "full" or (left, right): a query at position p sees keys p - left … p + right; -1: no limit.
-    softmax_scale: None: 1 / sqrt(head_dim). softcap: score = softcap * tanh(score / softcap); 0: off.
-    sinks: float32 [heads], logits that are added to the softmax denominator.
-    q_offset: query i has key position i + q_offset; None: queries end where keys end.
-    layout: with several ranks, a name or a Layout (ringattn.layouts) that says which tokens this rank's rows are.
-    key_layout: layout of k and v, if it differs. lengths: (queries, keys) of a sequence over all ranks; None: those of
-    the Layout, or this rank's times the number of ranks.
-    k_positions: int32 [(batch,) keys, kv_heads or 1] of all ranks, original positions of keys after ringattn.evict().
-    k_lengths: original sequence lengths, where queries end if q_offset is None.
-    world: the ranks; None: only this rank. out: array for the result; None: a new one.
-    threads: CPU threads; 0: this rank's share of the processors. memory_budget: bytes; 0: no limit. timeout: seconds to
-    wait for a peer without heartbeats.
+    Args:
+        q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]. head_dim is a multiple of 8.
+        k, v: [(batch,) keys, kv_heads, head_dim or head_dim_v]; kv_heads divides heads. Either may be a ringattn.Compressed.
+        mask: "causal", "full" or (left, right): a query at position p sees keys p - left … p + right; -1: no limit.
+        softmax_scale: factor of the scores. None: 1 / sqrt(head_dim).
+        softcap: score = softcap * tanh(score / softcap). 0: off.
+        sinks: float32 [heads], logits that are added to the softmax denominator.
+        q_offset: query i has key position i + q_offset. None: queries end where keys end.
+        layout: with several ranks, a name or a Layout (ringattn.layouts) that says which tokens this rank's rows are.
+        key_layout: layout of k and v, if it differs.
+        lengths: (queries, keys) of a sequence over all ranks. None: those of the Layout, or this rank's times the number of
+            ranks.
+        k_positions: int32 [(batch,) keys, kv_heads or 1] of all ranks, original positions of keys after ringattn.evict().
+        k_lengths: original sequence lengths, where queries end if q_offset is None.
+        world: the ranks. None: only this rank.
+        out: array for the result. None: a new one.
+        threads: CPU threads. 0: this rank's share of the processors.
+        memory_budget: bytes that the rank may allocate. 0: no limit.
+        timeout: seconds to wait for a peer without heartbeats.
 
-    Returns (out, lse). out: [(batch,) tokens, heads, head_dim_v], q's dtype. lse: float32 [(batch,) tokens, heads],
-    natural logarithm of the softmax denominator, -inf where a query sees no key. Note that flash_attn and files have
-    heads before tokens in lse. Both have gradients with respect to q, k, v and sinks, if these are tensors that require
-    them. The gradient of sinks is already the sum over all ranks.
-    Raises ringattn.Error for arguments that don't fit, unsupported jobs, a memory budget that is too small, and failed
-    peers. Collective with several ranks.
-    causal=, window_size=, scale=, return_lse=, enable_gqa= and order="bhtd" (SDPA's axes) are accepted with the meaning
-    of their libraries: docs/porting.md.
+    Returns:
+        (out, lse). out: [(batch,) tokens, heads, head_dim_v] of q's dtype. lse: float32 [(batch,) tokens, heads], natural
+        logarithm of the softmax denominator, -inf where a query sees no key (flash_attn and files have heads before tokens). Both
+        have gradients of q, k, v and sinks, if these are tensors that require them. That of sinks is already the sum over all
+        ranks.
 
-    Example: out, lse = ringattn.attention(q, k, v, mask=(4096, 0), world=world, layout="zigzag")
+    Raises:
+        CallError: a keyword is unknown.
+        UsageError: shapes, dtypes or options contradict each other, or those of other ranks.
+        UnsupportedError: no kernel computes the job, or it has no gradient.
+        OutOfMemory: memory_budget is too small.
+        PeerError: another rank failed, or sent no heartbeat for `timeout` seconds.
+
+    Formula:
+        Softmax attention (arXiv:1706.03762), with fixed KV splits that are merged in order (docs/how-it-works.md)::
+
+            score_j = softmax_scale * dot(q, k_j)        over the keys j that the query sees
+            lse = log(sum_j exp(score_j) + exp(sink))    without exp(sink) if there are no sinks
+            out = sum_j exp(score_j - lse) * v_j
+
+    Example:
+        >>> q = np.ones((100, 8, 64), "float32")
+        >>> k = v = np.ones((100, 2, 64), "float32")
+        >>> out, lse = ringattn.attention(q, k, v, mask=(31, 0))
+        >>> out.shape, lse.shape
+        ((100, 8, 64), (100, 8))
     """
     if unknown:
         refuse_unknown("attention", unknown)
@@ -224,15 +250,36 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
            key_layout: str | Layout | None = None, k_positions=None, k_lengths: Sequence[int] | None = None,
            world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
            **unknown):  # fmt: skip
-    """Attention over a packed batch of sequences of any lengths, causal unless mask says otherwise.
+    """Attention over a packed batch of sequences of any lengths, causal unless mask says otherwise. Collective with several
+    ranks.
 
-    q: [tokens, heads, head_dim]; k, v: [keys, kv_heads, head_dim or head_dim_v]: this rank's tokens.
-    cu_seqlens_q, cu_seqlens_k: [sequences + 1] cumulative lengths of the whole batch over all ranks; without
-    cu_seqlens_k keys have the lengths of queries. Reading them from a GPU waits for it, so keep them on the host.
-    q_offsets: [sequences], key position of the first query of each sequence; None: queries end where keys end.
-    Other arguments, results and errors are those of attention(), without the batch axis.
+    Args:
+        q: [tokens, heads, head_dim], this rank's tokens of all sequences, packed.
+        k, v: [keys, kv_heads, head_dim or head_dim_v], as q.
+        cu_seqlens_q: [sequences + 1] cumulative lengths of the queries over all ranks. Reading them from a GPU waits for it, so
+            keep them on the host.
+        cu_seqlens_k: the same of the keys. None: keys have the lengths of queries.
+        q_offsets: [sequences], key position of the first query of each sequence. None: queries end where keys end.
+        k_lengths: [sequences], original lengths, where queries end if q_offsets is None.
+        mask, softmax_scale, softcap, sinks, layout, key_layout, k_positions, world, out, threads, memory_budget, timeout: as in
+            attention(), without the batch axis.
 
-    Example: out, lse = ringattn.varlen(q, k, v, [0, 1000, 4096])"""
+    Returns:
+        (out, lse): [tokens, heads, head_dim_v] of q's dtype and float32 [tokens, heads], with the gradients of attention().
+
+    Raises:
+        UsageError: cu_seqlens don't ascend from 0 to the number of tokens; or as attention().
+        CallError, UnsupportedError, OutOfMemory, PeerError: as attention().
+
+    Formula:
+        That of attention() for each sequence.
+
+    Example:
+        >>> q = np.ones((100, 8, 64), "float32")
+        >>> out, lse = ringattn.varlen(q, q, q, [0, 30, 100])
+        >>> out.shape
+        (100, 8, 64)
+    """
     if unknown:
         refuse_unknown("varlen", unknown)
     q_lengths = lengths_of(cu_seqlens_q, "cu_seqlens_q")

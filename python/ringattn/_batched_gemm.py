@@ -18,20 +18,36 @@ class BatchedGemm(_job.Prepared):
 
 @traced
 def batched_gemm(rows, weights, *, out=None, threads: int = 0, **unknown):
-    """out[row, head, n] = sum over k of rows[row, head, k] * weights[head, n, k], accumulated in float32 and rounded
-    once.
+    """The rows of each head times that head's matrix, as around MLA. Not collective: each rank passes its own rows.
 
-    rows: [(batch,) tokens, heads, dim_k], or with 1 head or [tokens, dim_k] if all heads share a row; float32, float16
-    or bfloat16.
-    weights: [heads, dim_n, dim_k], same dtype; one of its last two strides is 1. w_uk and w_uv, views of kv_b_proj's
-    weight, expand latents and map outputs out of the latent space; w_uk with its last two axes exchanged maps queries
-    into it. dim_k and dim_n are multiples of 8.
-    Not collective: each rank passes its own rows.
+    Args:
+        rows: [(batch,) tokens, heads, dim_k], or with 1 head or [tokens, dim_k] if all heads share a row; float32, float16 or
+            bfloat16. dim_k is a multiple of 8.
+        weights: [heads, dim_n, dim_k] of the same dtype; one of its last two strides is 1, and dim_n is a multiple of 8. w_uk
+            and w_uv, views of kv_b_proj's weight, expand latents and map outputs out of the latent space; w_uk with its last two
+            axes exchanged maps queries into it.
+        out: array for the result. None: a new one.
+        threads: CPU threads. 0: all processors.
 
-    Returns [(batch,) tokens, heads, dim_n]. A row's bits do not depend on other rows, and equal those that mla() and
-    mla_decode() compute from the same matrices in the absorbed form.
+    Returns:
+        [(batch,) tokens, heads, dim_n] of the same dtype. A row's bits do not depend on other rows, and equal those that mla()
+        and mla_decode() compute from the same matrices in the absorbed form.
 
-    Example: q_latent = ringattn.batched_gemm(q_nope, w_uk.swapaxes(1, 2))"""
+    Raises:
+        CallError: a keyword is unknown.
+        UsageError: shapes or dtypes contradict each other.
+        UnsupportedError: dims are no multiples of 8, or an array requires a gradient.
+
+    Formula:
+        Accumulated in float32 and rounded once (docs/mla.md)::
+
+            out[row, head, n] = sum over k of rows[row, head, k] * weights[head, n, k]
+
+    Example:
+        >>> q_nope, w_uk = np.ones((10, 2, 16), "float32"), np.ones((2, 16, 32), "float32")
+        >>> ringattn.batched_gemm(q_nope, w_uk.swapaxes(1, 2)).shape
+        (10, 2, 32)
+    """
     given = {"rows": rows, "weights": weights}
     call, results = (None, None) if unknown else _job.known_call(None, ("batched_gemm", threads), given, out)
     if results is not None:

@@ -21,12 +21,25 @@ METHODS = ("fp8", "int8", "int4", "lowrank", "vq", "hybrid")
 
 
 class Compressed:
-    """Compressed keys or values, for k or v of attention() and decode().
+    """Compressed keys or values, for k or v of attention(), varlen() and decode(). compress() makes them, and Compressed.cache()
+    makes an empty cache.
 
-    shape, dtype: of the decompressed tensor, [tokens, heads, dim], [batch, tokens, heads, dim], or of a cache [pages,
-    page_size, heads, dim]. format: its name in docs/compression.md. streams: arrays with data of each token, by name,
-    [..., heads, width]. tables: arrays for the whole tensor, by name. lengths: tokens of each sequence. energy_kept:
-    for a low-rank format, the share of the sum of squares that its factors keep."""
+    Args:
+        format: its name in docs/compression.md.
+        shape: of the decompressed tensor: [tokens, heads, dim], [batch, tokens, heads, dim], or of a cache [pages, page_size,
+            heads, dim].
+        dtype: of the decompressed tensor.
+        streams: arrays with data of each token, by name, [..., heads, width].
+        tables: arrays for the whole tensor, by name.
+        lengths: tokens of each sequence.
+        energy_kept: for a low-rank format, the share of the sum of squares that its factors keep.
+
+    Example:
+        >>> k = np.ones((256, 2, 64), "float16")
+        >>> k_small, v_small = ringattn.compress(k, k, "int4")
+        >>> k_small.shape, k_small.nbytes < k.nbytes / 2
+        ((256, 2, 64), True)
+    """
 
     def __init__(self, format: str, shape: tuple, dtype, streams: dict, tables: dict, lengths: tuple, energy_kept=1.0):
         self.format, self.shape, self.dtype, self.lengths, self.energy_kept = format, tuple(shape), dtype, lengths, energy_kept
@@ -34,10 +47,15 @@ class Compressed:
 
     @classmethod
     def cache(cls, format: str, shape: tuple, like, *, sequences: int | None = None, tables: dict | None = None):
-        """An empty cache: shape [pages, page_size, heads, dim], with the array type, dtype and device of `like`.
-        sequences: number of sequences of a step, for the tails of "int4_channel"; None: the number of pages, as in a
-        dense cache. tables: those of another Compressed, for formats that quantize with given tables ("fp8 head",
-        "vector")."""
+        """An empty cache.
+
+        Args:
+            format: its name in docs/compression.md.
+            shape: [pages, page_size, heads, dim].
+            like: an array whose type, dtype and device the cache has.
+            sequences: number of sequences of a step, for the tails of "int4_channel". None: the number of pages, as in a dense
+                cache.
+            tables: those of another Compressed, for formats that quantize with given tables ("fp8 head", "vector")."""
         if len(shape) != 4:
             refuse(f"a cache of shape {tuple(shape)}", "it is [pages, page_size, heads, dim]", "Name all four.")
         lengths = (shape[1],) * (shape[0] if sequences is None else sequences)
@@ -48,10 +66,12 @@ class Compressed:
 
     @property
     def ndim(self) -> int:
+        """Number of axes of the decompressed tensor."""
         return len(self.shape)
 
     @property
     def parts(self) -> list:
+        """All streams and tables."""
         return [*self.streams.values(), *self.tables.values()]
 
     @property
@@ -193,19 +213,37 @@ def choose_formats(method, ratio: float | None, dtype: str, heads: int, k_dim: i
 @traced
 def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None, seed: int = 0, threads: int = 0,
              **unknown):  # fmt: skip
-    """Compresses keys and values.
+    """Compresses keys and values. GPU tensors are compressed on the GPU, to the same bytes as on the CPU. Synchronous; not
+    collective.
 
-    k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16. The result of the second form
-    can also be used as a dense cache.
-    method: "fp8", "int8", "int4", "lowrank" ("lowrank:heads=2" for two heads at a time), "vq" or "hybrid"; or the name
-    of a format, "fp8 head", "int4_channel group 32", …, or a pair (format of k, format of v).
-    ratio: for a method, the minimum share of bytes to remove. cu_seqlens: [sequences + 1] cumulative lengths of packed
-    rows. seed: of the codebook search ("vq"); other formats don't use it. threads: CPU threads.
-    GPU tensors are compressed on the GPU, to the same bytes as on the CPU. The call is synchronous.
+    Args:
+        k, v: [tokens, kv_heads, dim] or [batch, tokens, kv_heads, dim], float16 or bfloat16. The result of the second form can
+            also be used as a dense cache.
+        method: "fp8", "int8", "int4", "lowrank" ("lowrank:heads=2" for two heads at a time), "vq" or "hybrid"; or the name of a
+            format, "fp8 head", "int4_channel group 32", …, or a pair (format of k, format of v).
+        ratio: for a method, the minimum share of bytes to remove. None: the method's own.
+        cu_seqlens: [sequences + 1] cumulative lengths of packed rows.
+        seed: of the codebook search ("vq"); other formats don't use it.
+        threads: CPU threads. 0: all processors.
 
-    Returns (k, v) as Compressed. Raises ringattn.Error for non-finite elements, with their index.
+    Returns:
+        (k, v) as Compressed.
 
-    Example: k_small, v_small = ringattn.compress(k, v, "int4")"""
+    Raises:
+        CallError: a keyword is unknown.
+        UsageError: there is no such method or format, or an element is not finite; the error has its index.
+        UnsupportedError: the format does not take these dims, or an array requires a gradient.
+
+    Formula:
+        That of the format (docs/compression.md).
+
+    Example:
+        >>> k = np.ones((64, 2, 64), "float16")
+        >>> k_small, v_small = ringattn.compress(k, k, "fp8")
+        >>> out, lse = ringattn.attention(k, k_small, v_small)
+        >>> out.shape
+        (64, 2, 64)
+    """
     if unknown:
         refuse_unknown("compress", unknown)
     for name, array in (("k", k), ("v", v)):
@@ -226,10 +264,29 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
 
 @traced
 def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **unknown):
-    """Decompresses x to a tensor of its shape and dtype. Of a cache it decompresses all pages, including unused tokens.
+    """Decompresses x. Of a cache it decompresses all pages, including unused tokens. Synchronous; not collective.
 
-    out: array for the result; None: a new one. name: of the tensor, for messages. Raises ringattn.Error for scales,
-    quantized values and tables that no compressed tensor can have, with their index. The call is synchronous."""
+    Args:
+        x: a Compressed.
+        out: array for the result. None: a new one.
+        threads: CPU threads. 0: all processors.
+        name: of the tensor, for messages.
+
+    Returns:
+        A tensor of x's shape and dtype.
+
+    Raises:
+        CallError: a keyword is unknown.
+        UsageError: scales, quantized values or tables that no compressed tensor can have; the error has their index.
+
+    Formula:
+        That of the format (docs/compression.md).
+
+    Example:
+        >>> k = np.ones((64, 2, 64), "float16")
+        >>> bool((ringattn.decompress(ringattn.compress(k, k, "int8")[0]) == k).all())
+        True
+    """
     if unknown:
         refuse_unknown("decompress", unknown)
     if not isinstance(x, Compressed):

@@ -15,7 +15,7 @@ from .worlds import World
 
 
 class CausalConv1d(_job.Prepared):
-    """A prepared job. causal_conv1d() caches these objects. Creating one is collective."""
+    """A prepared convolution. causal_conv1d() keeps such objects. Creating one is collective."""
 
     op = "causal_conv1d"
 
@@ -60,19 +60,40 @@ def rows_of(array):
 def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initial_states=None,
                   return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
                   out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Causal conv1d, like causal_conv1d_fn of the causal-conv1d package, but with the token axis before the channel axis.
+    """Causal depthwise conv1d, as causal_conv1d_fn of the causal-conv1d package, but with the token axis before the channel axis.
+    Collective with several ranks.
 
-    x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16. weight: float32 [channels, width],
-    width 2 to 4. bias: float32 [channels]. activation: None or "silu".
-    initial_states: [sequences, width - 1, channels] of x's dtype, the tokens before each sequence, oldest first. None
-    means zeros.
-    cu_seqlens: [sequences + 1] cumulative lengths of packed sequences (the package has seq_idx for this). The final state
-    of an empty sequence is its initial state. layout, and what ranks pass, are as in ssd().
+    Args:
+        x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16.
+        weight: float32 [channels, width], width 2 to 4.
+        bias: float32 [channels]. None: 0.
+        activation: None or "silu".
+        initial_states: [sequences, width - 1, channels] of x's dtype, the tokens before each sequence, oldest first. None:
+            zeros.
+        return_final_states: returns the last tokens of each sequence, too.
+        cu_seqlens: [sequences + 1] cumulative lengths of packed sequences (the package has seq_idx for this). The final state of
+            an empty sequence is its initial state.
+        layout, world, out, threads, timeout: as in ssd(), as are the states that a rank passes and gets.
 
-    Returns y, of x's shape and dtype. With return_final_states, returns (y, states). `states` are the last width - 1
-    tokens of each sequence, for the next call or for causal_conv1d_update(). Both have gradients with respect to x, weight,
-    bias and initial_states, if these are tensors that require them. Over several ranks those of weight and bias are the sums
-    over all ranks."""
+    Returns:
+        y, of x's shape and dtype. With return_final_states (y, states): the last width - 1 tokens of each sequence, for the next
+        call or for causal_conv1d_update(). Both have gradients of x, weight, bias and initial_states, if these are tensors that
+        require them. Over several ranks those of weight and bias are the sums over all ranks.
+
+    Raises:
+        CallError, UsageError, UnsupportedError, PeerError: as attention().
+
+    Formula:
+        Tokens before the sequence are initial_states (docs/ssm.md)::
+
+            y[t, c] = activation(bias[c] + sum over i of weight[c, i] * x[t - width + 1 + i, c])
+
+    Example:
+        >>> x, weight = np.ones((10, 8), "float32"), np.ones((8, 4), "float32")
+        >>> y, states = ringattn.causal_conv1d(x, weight, return_final_states=True)
+        >>> y[:, 0].tolist(), states.shape
+        ([1.0, 2.0, 3.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0, 4.0], (1, 3, 8))
+    """
     _check("causal_conv1d", x, (2, 3), "[(batch,) tokens, channels]", weight, bias, out, unknown, initial_states=initial_states)
     is_true("return_final_states", return_final_states)
     world = _job.world_of(x, world)
@@ -104,13 +125,30 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
 @traced
 def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | None = None, conv_state_indices=None, out=None,
                          threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Causal conv1d of one token per sequence, like the causal-conv1d package's function of this name, but conv_state has
-    the token axis before the channel axis.
+    """Causal conv1d of one token per sequence, as the causal-conv1d package's function of this name, but conv_state has the token
+    axis before the channel axis. One rank.
 
-    x: [sequences, channels]. conv_state: [sequences, width - 1, channels] of x's dtype, contiguous, updated in place,
-    e.g. the final states of causal_conv1d(). conv_state_indices: as state_batch_indices of ssd_update().
+    Args:
+        x: [sequences, channels].
+        conv_state: [sequences, width - 1, channels] of x's dtype, contiguous, updated in place, e.g. the final states of
+            causal_conv1d().
+        conv_state_indices: as state_batch_indices of ssd_update().
+        weight, bias, activation, out, threads, timeout: as in causal_conv1d().
 
-    Returns y, of x's shape and dtype, bitwise identical to causal_conv1d() for the same token."""
+    Returns:
+        y, of x's shape and dtype, bitwise identical to causal_conv1d() for the same token.
+
+    Raises:
+        CallError, UsageError, UnsupportedError: as causal_conv1d(), which has gradients where this has none.
+
+    Formula:
+        That of causal_conv1d() for one token.
+
+    Example:
+        >>> x, state, weight = np.ones((2, 8), "float32"), np.zeros((2, 3, 8), "float32"), np.ones((8, 4), "float32")
+        >>> ringattn.causal_conv1d_update(x, state, weight).shape, float(state[0, -1, 0])
+        ((2, 8), 1.0)
+    """
     given = {"x": x, "weight": weight, "bias": bias, "final_halos": conv_state, "slots": conv_state_indices}
     call, results = (None, None) if unknown else _job.known_call(None, ("causal_conv1d_update", activation, threads, timeout),
                                                                  given, out)  # fmt: skip

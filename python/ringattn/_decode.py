@@ -22,8 +22,20 @@ from .worlds import World
 
 
 class DecodePartition(NamedTuple):
-    """A rank's part of decode. Its cache holds the KV splits first, first + stride, … of each sequence, one after the
-    other; a KV split has kv_split_keys keys. owned: the sequences of the step whose results this rank gets."""
+    """A rank's part of a decode step, as decode_partition() returns it. Its cache holds the KV splits first, first + stride, … of
+    each sequence, one after the other.
+
+    Attributes:
+        kv_split_keys: keys of a KV split.
+        first: this rank's first KV split.
+        stride: KV splits from one to the next.
+        owned: the sequences of the step whose results this rank gets.
+
+    Example:
+        >>> part = ringattn.DecodePartition(kv_split_keys=4, first=1, stride=2, owned=range(0, 1))
+        >>> part.tokens(14).tolist()
+        [4, 5, 6, 7, 12, 13]
+    """
 
     kv_split_keys: int
     first: int
@@ -31,7 +43,7 @@ class DecodePartition(NamedTuple):
     owned: range
 
     def tokens(self, length: int) -> np.ndarray:
-        """int64, ascending: the tokens of a sequence of `length` keys that this rank's cache holds."""
+        """The tokens of a sequence of `length` keys that this rank's cache holds: int64, ascending."""
         groups = np.arange(self.first, -(-length // self.kv_split_keys), self.stride, dtype=np.int64)
         places = (groups[:, None] * self.kv_split_keys + np.arange(self.kv_split_keys)).reshape(-1)
         return places[places < length]
@@ -50,6 +62,7 @@ class _Steps(_job.Prepared):
         return range(first.value, first.value + count.value)
 
     def partition(self, sequences: int) -> DecodePartition:
+        """This rank's part of a step of `sequences` sequences."""
         return DecodePartition(self.facts.kv_split_keys, self.facts.partition_first, self.facts.partition_stride,
                                self.owned(sequences))  # fmt: skip
 
@@ -65,7 +78,7 @@ class _RotatingDecode(Decode):
 
 
 class MlaDecode(_Steps):
-    """The same over a latent cache. mla_decode() keeps such objects."""
+    """A prepared decode over a latent cache. mla_decode() keeps such objects. Creating one is collective."""
 
     op = "mla_decode"
 
@@ -186,32 +199,49 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
            k_new=None, v_new=None, mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0,
            sinks=None, rope: RopeSettings | None = None, max_keys: int | None = None, world: World | None = None, out=None,
            threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """One decode step over a KV cache.
+    """One decode step over a KV cache: up to 16 new query tokens at the end of each of many sequences. Collective with several
+    ranks. A row has the bits that it has in attention() over the whole sequence.
 
-    q: [sequences, heads, head_dim], or [sequences, rows, heads, head_dim] with up to 16 new query tokens per sequence.
-    k_cache, v_cache: [pages, page_size, kv_heads, head_dim or head_dim_v]; page_size is 16, 32, 64, 128 or 256. Pass
-    other axis orders as views (permute). Either may be a ringattn.Compressed: Compressed.cache() creates a paged one,
-    compress() of a batch a dense one.
-    block_table: int32 [sequences, table_pages], page index of tokens [i · page_size, (i + 1) · page_size) of a
-    sequence. Without it the cache is dense: page s is sequence s, with any page_size.
-    lengths, lengths_before: int32 [sequences] keys of each sequence; pass exactly one. lengths include the tokens of
-    this step: row i has position length - rows + i; pass it by name together with k_new. lengths_before exclude them,
-    as cache_seqlens of flash_attn_with_kvcache(): row i has position length + i. update_lengths=True adds the number of
-    rows to lengths_before in place; otherwise both are only read.
-    k_new, v_new: [sequences, (rows,) kv_heads, head_dim or head_dim_v], appended to the cache first; None: the cache
-    has these tokens already.
-    rope: ringattn.RopeSettings(head_dim, theta=…), with rope()'s arguments: q and k_new are rotated, each row by its position,
-    with the bits of rope() before decode(). Keys that are in the cache already are rotated ones. On a GPU this is part of
-    the launch that appends.
-    max_keys: maximum keys of a sequence over all ranks; None: the capacity of the cache.
-    Other arguments and errors are those of attention().
+    Args:
+        q: [sequences, heads, head_dim], or [sequences, rows, heads, head_dim] with 1 to 16 rows, the new query tokens of a
+            sequence.
+        k_cache, v_cache: [pages, page_size, kv_heads, head_dim or head_dim_v]; page_size is 16, 32, 64, 128 or 256. Pass other
+            axis orders as views (permute). Either may be a ringattn.Compressed: Compressed.cache() creates a paged one,
+            compress() of a batch a dense one.
+        lengths: int32 [sequences], keys of each sequence with the tokens of this step: row i has position length - rows + i.
+            Pass exactly one of lengths and lengths_before, and lengths by name together with k_new.
+        lengths_before: the same without the tokens of this step, as cache_seqlens of flash_attn_with_kvcache(): row i has
+            position length + i.
+        update_lengths: True adds the number of rows to lengths_before in place. Otherwise both are only read.
+        block_table: int32 [sequences, table_pages], page index of tokens [i · page_size, (i + 1) · page_size) of a sequence.
+            Without it the cache is dense: page s is sequence s, with any page_size.
+        k_new, v_new: [sequences, (rows,) kv_heads, head_dim or head_dim_v], appended to the cache first. None: the cache has
+            these tokens already.
+        rope: ringattn.RopeSettings(head_dim, theta=…): q and k_new are rotated, each row by its position, with the bits of
+            rope() before decode(). Keys that are in the cache already are rotated ones. On a GPU this is part of the launch that
+            appends.
+        max_keys: maximum keys of a sequence over all ranks. None: the capacity of the cache.
+        mask, softmax_scale, softcap, sinks, world, out, threads, timeout: as in attention().
 
-    Returns (out, lse). out: q's shape with head_dim_v, q's dtype. lse: float32 [sequences, (rows,) heads]. With several
-    ranks both have only this rank's sequences, and its cache holds some of the keys of every sequence: see
-    decode_partition().
+    Returns:
+        (out, lse). out: q's shape with head_dim_v, of q's dtype. lse: float32 [sequences, (rows,) heads]. With several ranks both
+        have only this rank's sequences, and its cache holds some of the keys of every sequence: see decode_partition().
 
-    Example: out, lse = ringattn.decode(q, k_cache, v_cache, lengths_before=lengths, update_lengths=True,
-    block_table=table, k_new=k, v_new=v)"""
+    Raises:
+        UsageError: lengths or pages are out of range, or arrays that the step writes overlap others; or as attention().
+        CallError, UnsupportedError, PeerError: as attention().
+
+    Formula:
+        That of attention(). docs/how-it-works.md says how ranks share the keys of a sequence.
+
+    Example:
+        >>> cache = np.zeros((2, 64, 2, 32), "float32")          # dense: 2 sequences of up to 64 keys
+        >>> q, new = np.ones((2, 8, 32), "float32"), np.ones((2, 2, 32), "float32")
+        >>> lengths = np.array([5, 40], "int32")
+        >>> out, lse = ringattn.decode(q, cache, cache.copy(), lengths_before=lengths, update_lengths=True, k_new=new, v_new=new)
+        >>> out.shape, lengths.tolist()
+        ((2, 8, 32), [6, 41])
+    """
     if unknown:
         refuse_unknown("decode", unknown)
     is_true("update_lengths", update_lengths)
@@ -288,9 +318,25 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
 def decode_partition(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                  softcap: float = 0.0, sinks=None, rope: RopeSettings | None = None, max_keys: int | None = None,
                  world: World | None = None, threads: int = 0, timeout: float = 60.0, **unknown) -> DecodePartition:  # fmt: skip
-    """This rank's part of a step that decode() runs with these arguments: which keys its cache holds, and which
-    sequences' results it gets. Only shapes and types of the arrays are read, so caches may be filled afterwards.
-    Prepares the object that decode() uses; collective with several ranks."""
+    """This rank's part of a step that decode() runs with these arguments: which keys its cache holds, and which sequences'
+    results it gets. Prepares the object that decode() uses. Collective with several ranks.
+
+    Args:
+        q, k_cache, v_cache, block_table: as in decode(). Only shapes and types are read, so caches may be filled afterwards.
+        mask, softmax_scale, softcap, sinks, rope, max_keys, world, threads, timeout: those of the steps.
+
+    Returns:
+        A DecodePartition.
+
+    Raises:
+        CallError, UsageError, UnsupportedError, PeerError: as decode().
+
+    Example:
+        >>> cache = np.zeros((2, 64, 2, 32), "float32")
+        >>> part = ringattn.decode_partition(np.ones((2, 8, 32), "float32"), cache, cache)
+        >>> part.owned, part.cache_tokens(50)
+        (range(0, 2), 50)
+    """
     if unknown:
         refuse_unknown("decode_partition", unknown)
     _job.check_arrays("decode_partition", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, block_table=block_table, sinks=sinks)

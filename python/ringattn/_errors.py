@@ -9,7 +9,19 @@ from ._loaded_torch import loaded_torch
 
 
 class Error(Exception):
-    """The error of a failed call."""
+    """The error of a failed call. Its text has the form `problem (why). suggestion.`
+
+    Attributes:
+        problem, why, suggestion: the parts of the text.
+        status: the code of the C API, RINGATTN_USAGE and others.
+
+    Example:
+        >>> try:
+        ...     ringattn.zigzag([8], 0)
+        ... except ringattn.Error as error:
+        ...     print(f"{type(error).__name__}: {error}")
+        UsageError: a world of 0 ranks is not possible (it has at least 1). Check it.
+    """
 
     status = 7
 
@@ -20,7 +32,6 @@ class Error(Exception):
 
     def __reduce__(self):
         return type(self), (self.problem, self.why, self.suggestion, str(self)), self.__dict__
-
 
     def with_names(self, names: dict[str, str]) -> "Error":
         """The same error, for a caller whose arguments have other names."""

@@ -17,9 +17,13 @@ from ._tensors import View, as_rows, contiguous_heads, is_torch, traced, type_na
 
 
 class Kept(NamedTuple):
-    """Result of evict(). k, v: rows of the remaining tokens. k_positions: int32 [(batch,) tokens, kv_heads or 1], in
-    host memory, their original positions. k_lengths: original lengths of the sequences. cu_seqlens: cumulative lengths
-    of the remaining tokens of packed sequences; None for a batch."""
+    """Result of evict().
+
+    Attributes:
+        k, v: rows of the remaining tokens.
+        k_positions: int32 [(batch,) tokens, kv_heads or 1], in host memory, their original positions.
+        k_lengths: original lengths of the sequences.
+        cu_seqlens: cumulative lengths of the remaining tokens of packed sequences; None for a batch."""
 
     k: Any
     v: Any
@@ -133,22 +137,41 @@ def sequences_of(k, q, cu_seqlens, cu_seqlens_q) -> tuple[tuple[int, ...], tuple
 def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlens=None, cu_seqlens_q=None,
           mask: _job.Mask = "causal", softmax_scale: float | None = None, softcap: float = 0.0, threads: int = 0,
           **unknown) -> Kept:  # fmt: skip
-    """Evicts tokens from keys and values.
+    """Evicts tokens from keys and values. Scores are computed in host memory; GPU tensors are copied. Not collective.
 
-    k, v: [tokens, kv_heads, head_dim or head_dim_v] or [batch, tokens, kv_heads, head_dim or head_dim_v].
-    method: "streaming", "knorm", "snapkv" or "expected", with options after a colon: "snapkv:window=32,heads=all"
-    (docs/eviction.md). ratio: share of each sequence's tokens to remove, in [0, 1); at least one token stays.
-    q: the last queries of each sequence, [(batch,) queries, heads, head_dim], for "snapkv" and "expected", which also
-    use mask, softmax_scale and softcap. The other methods ignore these four arguments.
-    cu_seqlens: [sequences + 1] cumulative lengths of packed rows; cu_seqlens_q: of q, if its lengths differ.
-    Scores are computed in host memory; GPU tensors are copied. Raises ringattn.Error for non-finite elements.
+    Args:
+        k, v: [tokens, kv_heads, head_dim or head_dim_v] or [batch, tokens, kv_heads, head_dim or head_dim_v].
+        method: "streaming", "knorm", "snapkv" or "expected", with options after a colon: "snapkv:window=32,heads=all"
+            (docs/eviction.md).
+        ratio: share of each sequence's tokens to remove, in [0, 1); at least one token stays.
+        q: the last queries of each sequence, [(batch,) queries, heads, head_dim], for "snapkv" and "expected", which also use
+            mask, softmax_scale and softcap. The other methods ignore these four arguments.
+        cu_seqlens: [sequences + 1] cumulative lengths of packed rows.
+        cu_seqlens_q: the same of q, if its lengths differ.
+        mask, softmax_scale, softcap: of the attention that the scores are of, as in attention().
+        threads: CPU threads. 0: all processors.
 
-    Returns Kept, to be passed to attention() and varlen() as k, v, k_positions, k_lengths and cu_seqlens_k. decode()
-    takes k and v as a cache of the remaining keys, if the mask has no left limit.
+    Returns:
+        Kept, to be passed to attention() and varlen() as k, v, k_positions, k_lengths and cu_seqlens_k. decode() takes k and v
+        as a cache of the remaining keys, if the mask has no left limit.
 
-    Example: kept = ringattn.evict(k, v, "snapkv", q=q, ratio=0.75)
-    out, lse = ringattn.attention(next_q, kept.k, kept.v, k_positions=kept.k_positions, k_lengths=kept.k_lengths,
-    q_offset=len(k))"""
+    Raises:
+        CallError: a keyword is unknown.
+        UsageError: arguments contradict each other, or an element is not finite.
+        UnsupportedError: k or v is compressed already.
+
+    Formula:
+        That of the method: StreamingLLM (arXiv:2309.17453), the L2 norm strategy (arXiv:2406.11430), SnapKV (arXiv:2404.14469),
+        Expected Attention (arXiv:2510.00636); docs/eviction.md has their settings here.
+
+    Example:
+        >>> k, q = np.ones((100, 2, 64), "float32"), np.ones((64, 8, 64), "float32")
+        >>> kept = ringattn.evict(k, k, "snapkv", q=q, ratio=0.25)
+        >>> places = {"k_positions": kept.k_positions, "k_lengths": kept.k_lengths}
+        >>> out, lse = ringattn.attention(q[:1], kept.k, kept.v, q_offset=100, **places)
+        >>> kept.k.shape
+        (75, 2, 64)
+    """
     if unknown:
         refuse_unknown("evict", unknown)
     for name, rows in (("k", k), ("v", v)):

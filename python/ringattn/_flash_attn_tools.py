@@ -7,6 +7,7 @@ import inspect
 
 from ._arguments import as_int, check_dropout
 from ._errors import CallError, refuse, unsupported
+from ._flash_attn_docs import docstring
 from ._spellings import causal_of, mask_of  # noqa: F401, for those who import from here
 
 
@@ -46,7 +47,7 @@ def _refuse_foreign(function: str, name: str, value, keywords) -> None:
 
 def shim(function):
     """Decorates a function with another library's signature, whose callers may expect another version of it: arguments
-    that it doesn't have are refused as in ringattn's own functions."""
+    that it doesn't have are refused as in ringattn's own functions. Its docstring is completed."""
     keywords = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)
@@ -56,6 +57,7 @@ def shim(function):
                 _refuse_foreign(function.__name__, name, named[name], keywords)
         return function(*arguments, **named)
 
+    call.__doc__ = docstring(function)
     return call
 
 

@@ -98,20 +98,43 @@ def _out_of(out, like):
 def gated_delta(q, k, v, log_decay, beta, *, qk_l2norm: bool = False, scale: float | None = None, initial_states=None,
                 return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
                 out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """The gated delta rule, as fla's chunk_gated_delta_rule and chunk_kda; docs/gated-delta.md lists the differences.
+    """The gated delta rule, as fla's chunk_gated_delta_rule and chunk_kda; docs/gated-delta.md lists the differences. Collective
+    with several ranks.
 
-    q, k: [(batch,) tokens, key_heads, key_dim]; v: [(batch,) tokens, value_heads, value_dim]; one dtype, float32, float16 or
-    bfloat16. key_heads divides value_heads.
-    log_decay: [(batch,) tokens, value_heads] (GDN) or [(batch,) tokens, value_heads, key_dim] (KDA), natural logarithms (fla's
-    g); beta: [(batch,) tokens, value_heads]. Both float32, or float16 or bfloat16, which are converted to float32.
-    qk_l2norm: divides rows of q and k by sqrt(sum of squares + 1e-6). scale: of out; None: 1 / sqrt(key_dim).
-    initial_states: float32 [sequences, value_heads, key_dim, value_dim]; None: zeros.
-    cu_seqlens: [sequences + 1] cumulative lengths of packed sequences. An empty sequence passes its state through.
-    layout: with several ranks, whole segments of 2,048 tokens: ringattn.segments(lengths, ranks), or a Layout. States of a
-    rank are those of ssd(), as are other arguments and errors.
+    Args:
+        q, k: [(batch,) tokens, key_heads, key_dim] of one dtype, float32, float16 or bfloat16. key_heads divides value_heads.
+        v: [(batch,) tokens, value_heads, value_dim] of q's dtype.
+        log_decay: [(batch,) tokens, value_heads] (GDN) or [(batch,) tokens, value_heads, key_dim] (KDA), natural logarithms,
+            fla's g. float32, or float16 or bfloat16, which are converted to float32.
+        beta: [(batch,) tokens, value_heads], of a dtype as log_decay.
+        qk_l2norm: divides rows of q and k by sqrt(sum of squares + 1e-6).
+        scale: factor of out. None: 1 / sqrt(key_dim).
+        initial_states: float32 [sequences, value_heads, key_dim, value_dim]. None: zeros.
+        return_final_states: returns the states after each sequence, too.
+        cu_seqlens: [sequences + 1] cumulative lengths of packed sequences. An empty sequence passes its state through.
+        layout: with several ranks, whole segments of 2,048 tokens: ringattn.segments(lengths, ranks), the default, or a Layout.
+            States of a rank are those of ssd().
+        world, out, threads, memory_budget, timeout: as in attention(). out has v's shape.
 
-    Returns out, of v's shape and dtype; with return_final_states (out, states float32 [sequences, value_heads, key_dim,
-    value_dim]). There are no gradients."""
+    Returns:
+        out, of v's shape and dtype; with return_final_states (out, states float32 [sequences, value_heads, key_dim, value_dim]).
+        There are no gradients.
+
+    Raises:
+        CallError, UsageError, UnsupportedError, OutOfMemory, PeerError: as attention().
+
+    Formula:
+        Gated DeltaNet (arXiv:2412.06464) and Kimi Delta Attention (arXiv:2510.26692); docs/gated-delta.md::
+
+            S = diag(exp(log_decay)) @ S        S = S + beta * outer(k, v - S.T @ k)        out = scale * S.T @ q
+
+    Example:
+        >>> q, v = np.ones((10, 1, 16), "float32"), np.ones((10, 2, 16), "float32")
+        >>> decay, beta = np.zeros((10, 2), "float32"), np.ones((10, 2), "float32")
+        >>> out, states = ringattn.gated_delta(q, q, v, decay, beta, qk_l2norm=True, return_final_states=True)
+        >>> out.shape, states.shape
+        ((10, 2, 16), (1, 2, 16, 16))
+    """
     if unknown:
         refuse_unknown("gated_delta", unknown)
     is_true("qk_l2norm", qk_l2norm), is_true("return_final_states", return_final_states)
@@ -138,15 +161,33 @@ def gated_delta(q, k, v, log_decay, beta, *, qk_l2norm: bool = False, scale: flo
 @traced
 def gated_delta_update(state, q, k, v, log_decay, beta, *, qk_l2norm: bool = False, scale: float | None = None,
                        state_batch_indices=None, out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Updates the state of each sequence by one token.
+    """Updates the state of each sequence by one token. One rank.
 
-    state: float32 [sequences, value_heads, key_dim, value_dim], contiguous, updated in place, e.g. the final states of
-    gated_delta(). q, k: [sequences, key_heads, key_dim]; v: [sequences, value_heads, value_dim]; log_decay: [sequences,
-    value_heads] or [sequences, value_heads, key_dim]; beta: [sequences, value_heads].
-    state_batch_indices: as in ssd_update(). Other arguments are those of gated_delta().
+    Args:
+        state: float32 [sequences, value_heads, key_dim, value_dim], contiguous, updated in place, e.g. the final states of
+            gated_delta().
+        q, k: [sequences, key_heads, key_dim].
+        v: [sequences, value_heads, value_dim].
+        log_decay: [sequences, value_heads] or [sequences, value_heads, key_dim].
+        beta: [sequences, value_heads].
+        state_batch_indices: as in ssd_update().
+        qk_l2norm, scale, out, threads, timeout: as in gated_delta().
 
-    Returns out, of v's shape and dtype. A row doesn't depend on the other rows. It agrees with gated_delta() within a
-    tolerance."""
+    Returns:
+        out, of v's shape and dtype. A row doesn't depend on the other rows. It agrees with gated_delta() within a tolerance.
+
+    Raises:
+        CallError, UsageError, UnsupportedError: as gated_delta().
+
+    Formula:
+        That of gated_delta() for one token.
+
+    Example:
+        >>> state, q, v = np.zeros((2, 2, 16, 16), "float32"), np.ones((2, 1, 16), "float32"), np.ones((2, 2, 16), "float32")
+        >>> beta = np.ones((2, 2), "float32")
+        >>> ringattn.gated_delta_update(state, q, q, v, 0 * beta, beta).shape
+        (2, 2, 16)
+    """
     is_true("qk_l2norm", qk_l2norm)
     members = {"threads": threads, "timeout_seconds": timeout}
     return called_by(_STATE, _update, state, q, k, v, log_decay, beta, qk_l2norm, scale, state_batch_indices, out, members,

@@ -52,7 +52,22 @@ def gradient_leaves(ranks: int, rank: int) -> range:
     """The token leaves that a rank has, of the 8 in which a training step's tokens are dealt for reduce_gradients(). With more
     than 8 ranks, some have none.
 
-    Example: for leaf in ringattn.gradient_leaves(world.size, world.rank): …"""
+    Args:
+        ranks, rank: of the world.
+
+    Returns:
+        A range of leaves, 0 to 7.
+
+    Raises:
+        UsageError: there is no such rank.
+
+    Formula:
+        floor(8 * rank / ranks) to floor(8 * (rank + 1) / ranks) (docs/linear.md).
+
+    Example:
+        >>> [list(ringattn.gradient_leaves(3, rank)) for rank in range(3)]
+        [[0, 1], [2, 3, 4], [5, 6, 7]]
+    """
     ranks, rank = as_int(ranks, "ranks"), as_int(rank, "rank")
     if not 0 <= rank < ranks:
         refuse(f"rank {rank} of {ranks} has no leaves", "ranks are counted from 0", "Check them.")
@@ -118,20 +133,27 @@ def reduce_gradients(parameters: Iterable, gradients: Iterable, *, world: World 
     Args:
         parameters: give the shapes, dtypes and the device of the results, in an order that all ranks share.
         gradients: for each of this rank's gradient_leaves(), in their order, the gradients over its tokens, one for each
-            parameter; or None for a leaf without tokens, which is left out. It may be a generator, which is asked for the
-            next leaf when the last one is added. A gradient that is None is zero. float32, float16 or bfloat16.
-        world: the ranks with different tokens; None: only this one, which has all leaves.
+            parameter; or None for a leaf without tokens, which is left out. It may be a generator, which is asked for the next
+            leaf when the last one is added. A gradient that is None is zero. float32, float16 or bfloat16.
+        world: the ranks with different tokens. None: only this one, which has all leaves.
         threads, timeout: as linear() has them.
 
     Returns:
-        The sums, like parameters. Leaves are added in fp32 by the tree ((0+1)+(2+3))+((4+5)+(6+7)), and rounded once, to the
-        parameter's dtype, or to its grad_dtype if that is float32.
+        A list of the sums, like parameters: of the parameter's shape and dtype, or of its grad_dtype if that is float32.
 
     Raises:
         UsageError: gradients are not those of this rank's leaves.
         UnsupportedError: ranks have parameters of other shapes or dtypes, or in another order.
+        PeerError: another rank failed, or sent no heartbeat for `timeout` seconds.
 
-    Example: for p, g in zip(parameters, ringattn.reduce_gradients(parameters, gradients, world=world)): p.grad = g"""
+    Formula:
+        Leaves are added in fp32 by the tree ((0+1)+(2+3))+((4+5)+(6+7)), and rounded once (docs/linear.md).
+
+    Example:
+        >>> parameters, gradients = [np.zeros(3, "float16")], ([np.full(3, leaf, "float32")] for leaf in range(8))
+        >>> ringattn.reduce_gradients(parameters, gradients)[0].tolist()
+        [28.0, 28.0, 28.0]
+    """
     parameters = list(_listed(parameters, "parameters", "Pass list(model.parameters())."))
     gradients = _listed(gradients, "gradients", "Pass those of each of this rank's leaves.")
     if not parameters:

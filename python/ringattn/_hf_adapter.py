@@ -51,9 +51,24 @@ def _mask(*arguments, **named):
 
 
 def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
-    """Makes models with the implementation "flash_attention_2" use ringattn, and also "ringattn", because transformers
-    refuses the former without the package flash_attn. heads_k_stride has no effect, because keys are exchanged in
-    blocks; as in ring_flash_attn it must divide the K/V heads of each layer."""
+    """ring_flash_attn's function: models with the implementation "flash_attention_2" use ringattn on this thread, and also
+    "ringattn", because transformers refuses the former without the package flash_attn.
+
+    Args:
+        process_group: a torch.distributed ProcessGroup, or a ringattn.World. None: the default group.
+        heads_k_stride: no effect, because keys are exchanged in blocks; as in ring_flash_attn it divides the K/V heads of each
+            layer.
+
+    Returns:
+        None.
+
+    Raises:
+        UsageError: heads_k_stride is below 1.
+        UnsupportedError: transformers is too old.
+
+    Example:
+        >>> ringattn.ring_flash_attn.substitute_hf_flash_attn(ringattn.self_world(), heads_k_stride=1)
+    """
     check_stride(heads_k_stride, 0)
     from . import transformers  # noqa: PLC0415, as above
 
@@ -63,8 +78,24 @@ def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
 
 
 def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:
-    """States the sequence boundaries of the packed stream, of which this rank has the contiguous shard, for all models
-    that this thread calls until the next update. process_group: that of substitute_hf_flash_attn()."""
+    """ring_flash_attn's function: states the sequences of the packed stream, of which this rank has the contiguous shard, for all
+    models that this thread calls until the next update. Collective on the first call for a group.
+
+    Args:
+        cu_seqlens: [sequences + 1] cumulative lengths of the whole stream.
+        process_group: that of substitute_hf_flash_attn(), which is called first, on the same thread.
+
+    Returns:
+        None.
+
+    Raises:
+        UsageError: process_group is another one, or the tokens don't divide among the ranks.
+
+    Example:
+        >>> world = ringattn.self_world()
+        >>> ringattn.ring_flash_attn.substitute_hf_flash_attn(world, heads_k_stride=1)
+        >>> ringattn.ring_flash_attn.update_ring_flash_attn_params(torch.tensor([0, 24, 64]), world)
+    """
     lengths = lengths_of(cu_seqlens)
     stated = _here.get() or _NOTHING
     if stated.group is not process_group:

@@ -151,33 +151,74 @@ def _range(features: int, ranks: int, rank: int, unit: int) -> tuple[int, int]:
 
 
 def linear_columns(out_features: int, ranks: int, rank: int, *, unit: int = UNIT) -> tuple[int, int]:
-    """The rows [begin, end) of a column-parallel layer's weight that a rank has. They are the features that the same rank has
-    of a row-parallel layer which reads this layer's output.
+    """The rows of a column-parallel layer's weight that a rank has. They are the features that the same rank has of a
+    row-parallel layer which reads this layer's output.
 
     Args:
         out_features: of the whole layer; of a gated layer, of each of its two matrices.
         ranks, rank: of the world.
         unit: columns that are never divided: 128 if an INT4 layer reads the output, or if this layer is INT4.
 
-    Raises:
-        UsageError: more than 8 ranks share the layer.
+    Returns:
+        (begin, end): the rows [begin, end).
 
-    Example: begin, end = ringattn.linear_columns(14336, world.size, world.rank)"""
+    Raises:
+        UsageError: more than 8 ranks share the layer, or there is no such rank.
+
+    Formula:
+        8 leaves of whole units, dealt in order (docs/linear.md).
+
+    Example:
+        >>> [ringattn.linear_columns(14336, 3, rank) for rank in range(3)]
+        [(0, 3584), (3584, 8960), (8960, 14336)]
+    """
     return _range(out_features, ranks, rank, unit)
 
 
 def linear_features(in_features: int, ranks: int, rank: int, *, unit: int = UNIT) -> tuple[int, int]:
-    """The columns [begin, end) of a row-parallel layer's weight, and of x, that a rank has. unit: 128 for INT4 weights.
-    Otherwise as linear_columns().
+    """The columns of a row-parallel layer's weight, and of x, that a rank has.
 
-    Example: begin, end = ringattn.linear_features(14336, world.size, world.rank)"""
+    Args:
+        in_features: of the whole layer.
+        ranks, rank: of the world.
+        unit: features that are never divided: 128 for INT4 weights.
+
+    Returns:
+        (begin, end): the features [begin, end).
+
+    Raises:
+        UsageError: more than 8 ranks share the layer, or there is no such rank.
+
+    Formula:
+        That of linear_columns().
+
+    Example:
+        >>> ringattn.linear_features(14336, 2, 1)
+        (7168, 14336)
+    """
     return _range(in_features, ranks, rank, unit)
 
 
 def linear_tokens(tokens: int, ranks: int, rank: int) -> tuple[int, int]:
-    """The tokens [begin, end) that a rank gets where the output of a shared layer is divided by tokens.
+    """The tokens that a rank gets where the output of a shared layer is divided by tokens.
 
-    Example: begin, end = ringattn.linear_tokens(100, world.size, world.rank)"""
+    Args:
+        tokens: of the whole output.
+        ranks, rank: of the world.
+
+    Returns:
+        (begin, end): the tokens [begin, end).
+
+    Raises:
+        ZeroDivisionError: ranks is 0. Other arguments are not checked.
+
+    Formula:
+        begin = floor(tokens * rank / ranks), in integers.
+
+    Example:
+        >>> [ringattn.linear_tokens(100, 3, rank) for rank in range(3)]
+        [(0, 33), (33, 66), (66, 100)]
+    """
     return tuple(tokens // ranks * r + tokens % ranks * r // ranks for r in (rank, rank + 1))
 
 
@@ -431,6 +472,9 @@ def linear(x, weight, bias=None, *, scales=None, zeros=None, activation: str = "
     """activation(x · weightᵀ + bias), as torch.nn.functional.linear() with the activation fused. A row of the result has the same
     bits for any number of rows, and for any number of ranks that share the layer.
 
+    Under torch.autocast, x, bias and floating-point weights are cast to its dtype, as torch.nn.functional.linear() does. The
+    floating form has gradients of x, weight and bias; see docs/linear.md.
+
     Args:
         x: float32, float16 or bfloat16. Any strides.
         weight: of x's dtype, as PyTorch stores it; or quantized, as quantize_weight() makes it: int8 (W8A8), or uint8 with two
@@ -439,32 +483,46 @@ def linear(x, weight, bias=None, *, scales=None, zeros=None, activation: str = "
         bias: of x's dtype, or None.
         scales, zeros: of a quantized weight. zeros may be None, which means 8.
         activation: "none", "gelu" (erf), "gelu_tanh", "silu", or gated: "swiglu", "geglu", "geglu_tanh".
-        parallel: "none", "column" or "row": how the model's tensor-parallel plan shares the layer. "row" has other bits than
-            the others, on one rank, too.
+        parallel: "none", "column" or "row": how the model's tensor-parallel plan shares the layer. "row" has other bits than the
+            others, on one rank, too.
         output: what a rank gets of a shared layer: its "shard" (column: its columns; row: its tokens), its "tokens", or
             "replicated".
         in_features, out_features: of the whole layer, where ranks share it: a row-parallel layer needs in_features, and a
             column-parallel one out_features.
         column_unit: of a column-parallel layer whose output an INT4 layer reads: 128.
-        world: the ranks that share the layer; None: only this one. Collective if they do: all pass as many tokens.
+        world: the ranks that share the layer. None: only this one. Collective if they do: all pass as many tokens.
+        out: array for the result. None: a new one.
+        threads: CPU threads. 0: this rank's share of the processors.
+        timeout: seconds to wait for a peer without heartbeats.
 
     Shapes:
         x: [..., in_features], or this rank's linear_features() of them.
         weight: [out_features, in_features], gated [2 · out_features, in_features], or this rank's linear_columns() of
             out_features and linear_features() of in_features. uint8: in_features / 2 bytes.
         bias: [out_features], as many as weight has rows.
-        scales: float32 [rows] (int8) or [rows, in_features / 128] (uint8). zeros: uint8, as scales.
+        scales: float32 [rows] (int8) or [rows, in_features / 128] (uint8).
+        zeros: uint8, as scales.
 
     Returns:
         [..., out_features] of x's dtype. Tokens that are divided between ranks are one axis: [linear_tokens(), out_features].
 
     Raises:
-        UsageError: the arguments contradict each other. UnsupportedError: there is no such kernel or gradient.
+        CallError: a keyword is unknown.
+        UsageError: the arguments contradict each other.
+        UnsupportedError: there is no such kernel or gradient.
+        PeerError: another rank failed, or sent no heartbeat for `timeout` seconds.
 
-    Under torch.autocast, x, bias and floating-point weights are cast to its dtype, as torch.nn.functional.linear() does. The
-    floating form has gradients of x, weight and bias; see docs/linear.md.
+    Formula:
+        Sums over K are formed in splits, those of a row-parallel layer in 8 leaves (docs/linear.md). A gated layer
+        (arXiv:2002.05202) is::
 
-    Example: h = ringattn.linear(x, gate_up_proj, activation="swiglu", parallel="column")"""
+            activation(x @ gate.T + bias_gate) * (x @ up.T + bias_up)
+
+    Example:
+        >>> x, gate_up = np.ones((10, 64), "float32"), np.ones((256, 64), "float32")
+        >>> ringattn.linear(x, gate_up, activation="swiglu").shape
+        (10, 128)
+    """
     if unknown:
         refuse_unknown("linear", unknown)
     x, weight, bias = autocast(x, weight, bias)
@@ -493,7 +551,12 @@ def is_quantized(weight) -> bool:
 
 
 class QuantizedWeight(NamedTuple):
-    """A quantized weight, as linear() takes it."""
+    """A quantized weight, as linear() takes it.
+
+    Attributes:
+        weight: int8 [N, K], or uint8 [N, K / 2].
+        scales: float32 [N], or [N, K / 128].
+        zeros: uint8 as scales, or None: all are 8."""
 
     weight: object  # int8 [N, K], or uint8 [N, K / 2]
     scales: object  # float32 [N], or [N, K / 128]
@@ -508,17 +571,22 @@ def quantize_weight(weight, format: str) -> QuantizedWeight:
         weight: [out_features, in_features], float32, float16 or bfloat16.
         format: "int8" or "int4".
 
-    Shapes:
-        weight: int8 [out_features, in_features], or uint8 [out_features, in_features / 2].
-        scales: float32 [out_features], or [out_features, in_features / 128].
-
     Returns:
-        QuantizedWeight(weight, scales, zeros). zeros are None.
+        QuantizedWeight(weight, scales, zeros): int8 [out_features, in_features] and float32 [out_features], or uint8
+        [out_features, in_features / 2] and float32 [out_features, in_features / 128]. zeros are None.
 
     Raises:
         UsageError: weight has a NaN or an infinite element, or in_features is no multiple of 128 for "int4".
 
-    Example: q = ringattn.quantize_weight(weight, "int8")"""
+    Formula:
+        scale = max |weight| / 127.5 ("int8") or / 7.5 ("int4"), rounded to weight's dtype; value = round(weight / scale)
+        (docs/linear.md).
+
+    Example:
+        >>> q = ringattn.quantize_weight(np.eye(4, 128, dtype="float32"), "int8")
+        >>> q.weight.dtype, q.weight.shape, q.scales.shape
+        (dtype('int8'), (4, 128), (4,))
+    """
     chosen("format", format, FORMATS[1:])
     check_axes("weight", weight, (2,), "[out_features, in_features]")
     if type_name(weight.dtype) not in ("float32", "float16", "bfloat16"):
@@ -565,9 +633,29 @@ def _scales(absmax, half_range: float, dtype):
 
 
 def dequantize_weight(weight, scales, zeros=None):
-    """The float32 weight [out_features, in_features] that a quantized one stands for.
+    """The floating-point weight that a quantized one stands for. PyTorch computes it.
 
-    Example: error = ringattn.dequantize_weight(*q) - weight"""
+    Args:
+        weight: int8 [out_features, in_features], or uint8 [out_features, in_features / 2].
+        scales: float32 [out_features], or [out_features, in_features / 128].
+        zeros: uint8, as scales, for uint8 weights. None: all are 8.
+
+    Returns:
+        float32 [out_features, in_features].
+
+    Raises:
+        RuntimeError: the shapes don't fit. It is PyTorch's.
+        ImportError: PyTorch is missing.
+
+    Formula:
+        scale * (value - zero) (docs/linear.md).
+
+    Example:
+        >>> weight = np.eye(4, 128, dtype="float32")
+        >>> error = ringattn.dequantize_weight(*ringattn.quantize_weight(weight, "int4")) - weight
+        >>> float(abs(error).max()) < 0.1
+        True
+    """
     if not is_torch(weight):
         torch = _torch()
         given = (None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in (weight, scales, zeros))

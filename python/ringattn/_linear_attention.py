@@ -157,23 +157,42 @@ def linear_attention(q, k, v, log_decay, *, scale: float | None = None, initial_
                      rope: dict | None = None, positions=None, cu_seqlens=None, layout: Layout | None = None,
                      world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
                      **unknown):  # fmt: skip
-    """Linear attention with decays. For each head, with a state S [dim_v, dim]:
+    """Linear attention with decays: lightning attention, RetNet and GLA. Collective with several ranks.
 
-        S = exp(log_decay) * S + outer(v, k)        out = scale * S @ q
+    Args:
+        q, k: [(batch,) tokens, heads, dim] of one dtype, float32, float16 or bfloat16.
+        v: [(batch,) tokens, heads, dim_v] of q's dtype.
+        log_decay: float32 [heads] (lightning attention, RetNet), [(batch,) tokens, heads], or [(batch,) tokens, heads, dim]
+            (GLA). At most 0 in models; -inf clears the state.
+        scale: factor of out. None: 1 / sqrt(dim).
+        initial_state: float32 [sequences, heads, dim_v, dim]. None: zeros.
+        return_final_states: returns the states after each sequence, too.
+        rope: a dict of arguments of ringattn.rope() (theta, rotary_dim, interleaved, rope_parameters, ...), by which q and k are
+            rotated first, with one rounding. None: no rotation.
+        positions: int32 or int64 [(batch,) tokens], for rope. None: tokens count from 0 in their sequences.
+        cu_seqlens, layout, world, out, threads, memory_budget, timeout: as in ssd(), as are the states of a rank. out has v's
+            shape.
 
-    q, k: [(batch,) tokens, heads, dim]; v: [(batch,) tokens, heads, dim_v]; of one dtype, float32, float16 or bfloat16.
-    log_decay: float32 [heads] (lightning attention, RetNet), [(batch,) tokens, heads], or [(batch,) tokens, heads, dim]
-    (GLA). At most 0 in models; -inf clears the state.
-    scale: 1 / sqrt(dim) if None. initial_state: float32 [sequences, heads, dim_v, dim]; None: zeros.
-    rope: a dict of arguments of ringattn.rope() (theta, rotary_dim, interleaved, rope_parameters, ...), by which q and k are
-    rotated first, with one rounding. Tokens count from 0 in their sequences, or have `positions`, int32 or int64
-    [(batch,) tokens].
-    cu_seqlens, layout, world and other arguments are those of ssd(), as are ranks and the sequences whose states they have.
+    Returns:
+        out, [(batch,) tokens, heads, dim_v] of v's dtype; with return_final_states (out, states float32 [sequences, heads,
+        dim_v, dim]). The same bits on any number of ranks, and where a sequence is cut at a multiple of 65,536 tokens. No
+        gradients.
 
-    Returns out, [(batch,) tokens, heads, dim_v]; with return_final_states (out, states float32 [sequences, heads, dim_v,
-    dim]). The same bits on any number of ranks, and where a sequence is cut at a multiple of 65,536 tokens. No gradients.
+    Raises:
+        CallError, UsageError, UnsupportedError, OutOfMemory, PeerError: as attention().
 
-    Example: out = ringattn.linear_attention(q, k, v, log_decay, rope={"theta": 600000.0})"""
+    Formula:
+        Lightning attention (arXiv:2401.04658), RetNet (arXiv:2307.08621), GLA (arXiv:2312.06635); docs/linear-attention.md. For
+        each head, with a state S [dim_v, dim]::
+
+            S = exp(log_decay) * S + outer(v, k)        out = scale * S @ q
+
+    Example:
+        >>> q = np.ones((10, 2, 16), "float32")
+        >>> out, states = ringattn.linear_attention(q, q, q, np.zeros(2, "float32"), return_final_states=True)
+        >>> out.shape, states.shape
+        ((10, 2, 16), (1, 2, 16, 16))
+    """
     if unknown:
         refuse_unknown("linear_attention", unknown)
     is_true("return_final_states", return_final_states)
@@ -188,16 +207,32 @@ def linear_attention(q, k, v, log_decay, *, scale: float | None = None, initial_
 def linear_attention_update(state, q, k, v, log_decay, *, scale: float | None = None, rope: dict | None = None, positions=None,
                             state_batch_indices=None, out=None, threads: int = 0, timeout: float = 60.0,
                             **unknown):  # fmt: skip
-    """Updates the state of each sequence by one token, as in decode.
+    """Updates the state of each sequence by one token, as in decode. One rank.
 
-    state: float32 [sequences, heads, dim_v, dim], contiguous, updated in place, e.g. the final states of
-    linear_attention().
-    q, k: [sequences, heads, dim]; v: [sequences, heads, dim_v]; log_decay: float32 [heads], [sequences, heads] or
-    [sequences, heads, dim]. scale and rope as in linear_attention(); with rope, positions [sequences] must be given.
-    state_batch_indices: as in ssd_update().
+    Args:
+        state: float32 [sequences, heads, dim_v, dim], contiguous, updated in place, e.g. the final states of linear_attention().
+        q, k: [sequences, heads, dim].
+        v: [sequences, heads, dim_v].
+        log_decay: float32 [heads], [sequences, heads] or [sequences, heads, dim].
+        positions: int32 or int64 [sequences], required with rope.
+        state_batch_indices: as in ssd_update().
+        scale, rope, out, threads, timeout: as in linear_attention().
 
-    Returns out, of v's shape and dtype. A row doesn't depend on the other rows. It agrees with linear_attention() within a
-    tolerance."""
+    Returns:
+        out, of v's shape and dtype. A row doesn't depend on the other rows. It agrees with linear_attention() within a
+        tolerance.
+
+    Raises:
+        CallError, UsageError, UnsupportedError: as linear_attention().
+
+    Formula:
+        That of linear_attention() for one token.
+
+    Example:
+        >>> state, q = np.zeros((2, 2, 16, 16), "float32"), np.ones((2, 2, 16), "float32")
+        >>> ringattn.linear_attention_update(state, q, q, q, np.zeros(2, "float32")).shape
+        (2, 2, 16)
+    """
     if unknown:
         refuse_unknown("linear_attention_update", unknown)
     _job.check_arrays("linear_attention_update", {"q": q, "k": k, "v": v, "log_decay": log_decay, "state": state},

@@ -31,9 +31,30 @@ def _numbers(cu) -> tuple[int, ...]:
 
 
 def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, world_size: int):
-    """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice) of a rank's contiguous shard of the
-    packed stream: the sequence boundaries of its rows, and of the keys that they may see. The arguments are attached to
-    cu_seqlens_k, where llama3_flash_attn_varlen_func() finds them."""
+    """ring_flash_attn's function: the sequence boundaries of a rank's contiguous shard of the packed stream, and of the keys that
+    its rows may see. The arguments are attached to cu_seqlens_k, where llama3_flash_attn_varlen_func() finds them.
+
+    Args:
+        cu_seqlens: [sequences + 1] cumulative lengths of the whole stream.
+        causal: as the calls that follow have it.
+        rank, world_size: of the group.
+
+    Returns:
+        (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice): int32 tensors [sequences of the rank + 1], the
+        longest of them in tokens, and the slice of the stream's keys.
+
+    Raises:
+        UsageError: the tokens don't divide among the ranks, or there is no such rank.
+
+    Formula:
+        docs/porting.md says what differs from ring_flash_attn.
+
+    Example:
+        >>> prepare = ringattn.ring_flash_attn.llama3_flash_attn_prepare_cu_seqlens
+        >>> cu_q, cu_k, longest_q, longest_k, keys = prepare(torch.tensor([0, 24, 64]), causal=True, rank=1, world_size=2)
+        >>> cu_q.tolist(), cu_k.tolist(), keys
+        ([0, 32], [0, 40], slice(24, 64, None))
+    """
     at = as_ints(cu_seqlens, "cu_seqlens")
     lengths_of(at)
     causal = causal_of(causal)
@@ -102,9 +123,6 @@ def _check_prepared(causal, rank, world_size, k_begin, k_end, given_causal, give
 def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
                                   dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                                   deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    """heads_k_stride has no effect, because keys are exchanged in blocks; as in ring_flash_attn it must divide the K/V
-    heads. max_seqlen_q and max_seqlen_k are ignored, because cu_seqlens has the lengths. The other prepared arguments
-    must be those of one call of llama3_flash_attn_prepare_cu_seqlens()."""
     check(dropout_p, alibi_slopes)
     check_rows(q=q, k=k, v=v)
     check_axes("k", k, (3,), "[tokens, heads, head_dim]")

@@ -23,7 +23,7 @@ _PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zer
 class LoadReport:
     """What load_() has found. str() makes a table of it.
 
-    Args:
+    Attributes:
         layers: the format of each quantized layer, such as "pack-quantized", "gptq" or "awq", by its name in the model.
         tensors: names of the other parameters and buffers that were read.
         missing: the model's parameters and buffers that the files lack. Those of a model on the meta device stay there.

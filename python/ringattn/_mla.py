@@ -23,6 +23,7 @@ class Mla(_job.Prepared):
 
     @property
     def form(self) -> str:
+        """The form that was chosen, "expanded" or "absorbed"."""
         return {form: name for name, form in _abi.FORMS.items()}[self.facts.form]
 
 
@@ -97,24 +98,43 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, q_offsets=None,
         layout: str | Layout | None = None, key_layout: str | Layout | None = None, world: World | None = None, out=None,
         threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Multi-head latent attention over a packed batch with the sequences of cu_seqlens_q, else of a Layout, else one
-    sequence.
+    """Multi-head latent attention over a packed batch with the sequences of cu_seqlens_q, else of a Layout, else one sequence.
+    Collective with several ranks.
 
-    q: [tokens, heads, head_dim + rope_dim]; absorbed and without w_uk [tokens, heads, latent_dim + rope_dim].
-    latent: [keys, latent_dim]; k_rope: [keys, rope_dim]. Both may be columns of one tensor. FP8: latent is uint8 [keys,
-    row_bytes], and k_rope None.
-    w_uk: [heads, head_dim, latent_dim]; w_uv: [heads, head_dim_v, latent_dim]: views of kv_b_proj's weight.
-    form: "expanded" computes K and V of each head; "absorbed" multiplies w_uk into q and w_uv into out. They round
-    differently, so their results are not bitwise identical. None: chosen by the longest query length. In the absorbed
-    form w_uk may be None if q is already in the latent space, and w_uv if out is to stay in it.
-    head_dim, head_dim_v: required for matrices that are not given.
-    Other arguments and errors are those of varlen().
+    Args:
+        q: [tokens, heads, head_dim + rope_dim]; absorbed and without w_uk [tokens, heads, latent_dim + rope_dim].
+        latent: [keys, latent_dim]. FP8: uint8 [keys, row_bytes], which have the rotary keys, too.
+        k_rope: [keys, rope_dim], None with FP8 latents. latent and k_rope may be columns of one tensor.
+        w_uk: [heads, head_dim, latent_dim], a view of kv_b_proj's weight.
+        w_uv: [heads, head_dim_v, latent_dim], as w_uk.
+        form: "expanded" computes K and V of each head; "absorbed" multiplies w_uk into q and w_uv into out. They round
+            differently, so their results are not bitwise identical. None: chosen by the longest query length. In the absorbed
+            form w_uk may be None if q is already in the latent space, and w_uv if out is to stay in it.
+        head_dim, head_dim_v: dims of matrices that are not given.
+        cu_seqlens_q, cu_seqlens_k, mask, softmax_scale, softcap, sinks, q_offsets, layout, key_layout, world, out, threads,
+            memory_budget, timeout: as in varlen().
 
-    Returns (out [tokens, heads, head_dim_v or latent_dim], lse float32 [tokens, heads]). In the expanded form, which is chosen
-    for them, both have gradients with respect to q, latent, k_rope, w_uk, w_uv and sinks, if these are tensors that require
-    them. Over several ranks those of w_uk, w_uv and sinks are the sums over all ranks.
+    Returns:
+        (out, lse): [tokens, heads, head_dim_v or latent_dim] of q's dtype, and float32 [tokens, heads]. In the expanded form,
+        which is chosen for them, both have gradients of q, latent, k_rope, w_uk, w_uv and sinks, if these are tensors that
+        require them. Over several ranks those of w_uk, w_uv and sinks are the sums over all ranks.
 
-    Example: out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)"""
+    Raises:
+        CallError, UsageError, UnsupportedError, OutOfMemory, PeerError: as attention().
+
+    Formula:
+        MLA of DeepSeek-V2 (arXiv:2405.04434); docs/mla.md has both forms::
+
+            k_h = concat(w_uk[h] @ latent, k_rope)        v_h = w_uv[h] @ latent        for each head h, then as attention()
+            softmax_scale = 1 / sqrt(head_dim + rope_dim) unless it is given
+
+    Example:
+        >>> q, latent, k_rope = (np.ones(shape, "float32") for shape in ((10, 2, 24), (10, 32), (10, 8)))
+        >>> w_uk = w_uv = np.ones((2, 16, 32), "float32")
+        >>> out, lse = ringattn.mla(q, latent, k_rope, w_uk, w_uv)
+        >>> out.shape
+        (10, 2, 16)
+    """
     if unknown:
         refuse_unknown("mla", unknown)
     cu = tuple(None if at is None else lengths_of(at, name)
@@ -230,20 +250,39 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
                head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, out=None,
                threads: int = 0, timeout: float = 60.0, kernel: str | None = None, **unknown):  # fmt: skip
-    """One decode step over a latent cache, in the absorbed form.
+    """One decode step over a latent cache, in the absorbed form. Collective with several ranks.
 
-    On CPUs and with sm80_attention, rows are bitwise identical to those of mla() in that form over the whole sequence.
-    Hopper's sm90_mla and sm90_mla_split1k round differently from mla() and from each other. kernel: name of the kernel
-    to use; "sm90_mla_split1k" is faster for few sequences (docs/mla.md); None: chosen.
+    On CPUs and with sm80_attention, rows are bitwise identical to those of mla() in that form over the whole sequence. Hopper's
+    sm90_mla and sm90_mla_split1k round differently from mla() and from each other.
 
-    q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim].
-    cache: [pages, page_size, latent_dim + rope_dim], latent then rotary key; or FP8 rows, uint8 [pages, page_size,
-    row_bytes], to which new tokens are quantized. rope_dim: dim of the rotary key; DeepSeek's models have 64.
-    latent, k_rope: [sequences, (rows,) latent_dim or rope_dim], new tokens, appended to the cache first.
-    Matrices and head dims are as in mla(). Other arguments, results and errors are those of decode().
+    Args:
+        q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim].
+        cache: [pages, page_size, latent_dim + rope_dim], latent then rotary key; or FP8 rows, uint8 [pages, page_size,
+            row_bytes], to which new tokens are quantized.
+        latent, k_rope: [sequences, (rows,) latent_dim or rope_dim], new tokens, appended to the cache first.
+        rope_dim: dim of the rotary key. DeepSeek's models have 64.
+        kernel: name of the kernel to use; "sm90_mla_split1k" is faster for few sequences (docs/mla.md). None: chosen.
+        w_uk, w_uv, head_dim, head_dim_v: as in mla().
+        lengths, lengths_before, update_lengths, block_table, max_keys: as in decode().
+        mask, softmax_scale, softcap, sinks, world, out, threads, timeout: as in attention().
 
-    Example: out, lse = ringattn.mla_decode(q, cache, w_uk=w_uk, w_uv=w_uv, lengths_before=lengths, update_lengths=True,
-    block_table=table, latent=c, k_rope=k_r)"""
+    Returns:
+        (out, lse). out: [sequences, (rows,) heads, head_dim_v or latent_dim] of q's dtype. lse: float32 [sequences, (rows,)
+        heads]. With several ranks both have only this rank's sequences: see mla_decode_partition().
+
+    Raises:
+        CallError, UsageError, UnsupportedError, PeerError: as decode().
+
+    Formula:
+        That of mla(), absorbed (arXiv:2405.04434, docs/mla.md).
+
+    Example:
+        >>> cache, q = np.ones((1, 64, 40), "float32"), np.ones((1, 2, 24), "float32")
+        >>> w = np.ones((2, 16, 32), "float32")
+        >>> out, lse = ringattn.mla_decode(q, cache, np.array([20], "int32"), w, w, rope_dim=8)
+        >>> out.shape
+        (1, 2, 16)
+    """
     if unknown:
         refuse_unknown("mla_decode", unknown)
     is_true("update_lengths", update_lengths)
@@ -308,7 +347,25 @@ def mla_decode_partition(q, cache, w_uk=None, w_uv=None, *, block_table=None, ro
                      head_dim_v: int | None = None, mask: _job.Mask = "causal", softmax_scale: float | None = None,
                      softcap: float = 0.0, sinks=None, max_keys: int | None = None, world: World | None = None, threads: int = 0,
                      timeout: float = 60.0, kernel: str | None = None, **unknown) -> DecodePartition:  # fmt: skip
-    """The DecodePartition of a step that mla_decode() runs with these arguments."""
+    """This rank's part of a step that mla_decode() runs with these arguments. Collective with several ranks.
+
+    Args:
+        q, cache, w_uk, w_uv, block_table: as in mla_decode(). Only shapes and types are read, so the cache may be filled
+            afterwards.
+        rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks, max_keys, world, threads, timeout, kernel: those of
+            the steps.
+
+    Returns:
+        A DecodePartition.
+
+    Raises:
+        CallError, UsageError, UnsupportedError, PeerError: as mla_decode().
+
+    Example:
+        >>> cache, q, w = np.ones((1, 64, 40), "float32"), np.ones((1, 2, 24), "float32"), np.ones((2, 16, 32), "float32")
+        >>> ringattn.mla_decode_partition(q, cache, w, w, rope_dim=8).owned
+        range(0, 1)
+    """
     if unknown:
         refuse_unknown("mla_decode_partition", unknown)
     _job.check_arrays("mla_decode_partition", {"q": q, "cache": cache}, w_uk=w_uk, w_uv=w_uv, block_table=block_table,

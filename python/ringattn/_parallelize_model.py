@@ -50,10 +50,16 @@ def parallelize_(model: torch.nn.Module, world: World, *, threads: int = 0, time
         "column" or "row" by the name of each layer that was replaced.
 
     Raises:
-        UsageError: the model has no plan, or it names no torch.nn.Linear. UnsupportedError: the plan has another style than
-            colwise and rowwise, or ranks would divide a head.
+        UsageError: the model has no plan, or it names no torch.nn.Linear.
+        UnsupportedError: the plan has another style than colwise and rowwise, or ranks would divide a head.
 
-    Example: ringattn.nn.parallelize_(model, ringattn.torch_world())"""
+    Example:
+        >>> from types import SimpleNamespace
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))
+        >>> model.config = SimpleNamespace(base_model_tp_plan={"0": "colwise", "1": "rowwise"})
+        >>> ringattn.nn.parallelize_(model, ringattn.self_world())
+        {'0': 'column', '1': 'row'}
+    """
     from .nn import Linear  # noqa: PLC0415, which imports this
 
     if not isinstance(model, torch.nn.Module):

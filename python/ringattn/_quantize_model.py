@@ -21,7 +21,7 @@ _SAMPLE_ROWS = 256
 class LayerReport:
     """What quantize_() has done with one torch.nn.Linear.
 
-    Args:
+    Attributes:
         name: in model.named_modules().
         weights: "int8" or "int4"; "kept" if the layer was left as it is.
         reason: why it was kept; "" otherwise.
@@ -40,7 +40,11 @@ class LayerReport:
 
 @dataclass
 class QuantizationReport:
-    """The rows of quantize_()'s report, in order of the model's modules. str() makes a table of them."""
+    """The rows of quantize_()'s report, in order of the model's modules: an iterable of LayerReports, which report[name] finds by
+    name. str() makes a table of them.
+
+    Attributes:
+        rows: a LayerReport for each torch.nn.Linear."""
 
     rows: list[LayerReport] = field(default_factory=list)
 
@@ -58,10 +62,12 @@ class QuantizationReport:
 
     @property
     def bytes_before(self) -> int:
+        """Bytes of all layers before."""
         return sum(row.bytes_before for row in self.rows)
 
     @property
     def bytes_after(self) -> int:
+        """Bytes of all layers after."""
         return sum(row.bytes_after for row in self.rows)
 
     def __str__(self) -> str:
@@ -225,7 +231,7 @@ def quantize_(model: torch.nn.Module, weights: str, *, filter_fn: Callable[[torc
             names each layer of that name. lm_head and the model's get_output_embeddings() are always kept.
         sample: an input of the model, for the error of each layer's output: a tensor, a tuple of arguments, or a dict of
             keywords. The error is that of one layer alone, over the first 256 rows that it is given.
-        threads: of a layer's calls on a CPU; 0: all processors.
+        threads: of a layer's calls on a CPU. 0: all processors.
 
     Returns:
         A QuantizationReport with a row for each torch.nn.Linear: its bytes before and after, its errors, or why it was kept. Kept
@@ -236,7 +242,14 @@ def quantize_(model: torch.nn.Module, weights: str, *, filter_fn: Callable[[torc
         UsageError: no layer can be quantized, the model itself is a layer, ignore names no layer, or a weight is on the meta
             device or has a NaN or an infinite element.
 
-    Example: print(ringattn.nn.quantize_(model, "int4", ignore=["re:.*router"]))"""
+    Formula:
+        That of ringattn.quantize_weight().
+
+    Example:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(128, 64), torch.nn.Linear(64, 8))
+        >>> [(row.name, row.weights) for row in ringattn.nn.quantize_(model, "int4")]
+        [('0', 'int4'), ('1', 'kept')]
+    """
     from .nn import Linear  # noqa: PLC0415, which imports this
 
     _linear.chosen("weights", weights, _linear.FORMATS[1:])

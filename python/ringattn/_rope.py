@@ -92,8 +92,20 @@ def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, 
 
 
 class RopeSettings:
-    """How decode() rotates q and k_new: the arguments of rope() that say how, for heads of head_dim. A call of decode() is
-    faster with the same object again. torch.compile can't trace the constructor: make it outside of compiled functions."""
+    """How decode() rotates q and k_new: the arguments of rope() that say how. A call of decode() is faster with the same object
+    again. torch.compile can't trace the constructor: make it outside of compiled functions.
+
+    Args:
+        head_dim: of q and k_new.
+        rope_parameters, theta, rotary_dim, interleaved, inv_freq, attention_factor, exact, length: as in rope().
+
+    Raises:
+        UsageError: arguments contradict each other.
+
+    Example:
+        >>> ringattn.RopeSettings(64, theta=1e6) == ringattn.RopeSettings(64, rope_parameters={"rope_theta": 1e6})
+        True
+    """
 
     __slots__ = ("head_dim", "settings", "text")
 
@@ -111,6 +123,7 @@ class RopeSettings:
 
     @classmethod
     def from_text(cls, text: str) -> "RopeSettings":
+        """The settings whose `text` this is, as graphs of torch.compile hold it."""
         made = cls.__new__(cls)
         made.head_dim, *settings, frequencies, factor = json.loads(text)
         made._set((*settings, None if frequencies is None else tuple(frequencies), factor))
@@ -221,29 +234,52 @@ def rotate(q, k, positions, cu_seqlens, offset: int, layout, settings: tuple, in
 def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=None, rope_parameters=None, theta=None,
          rotary_dim: int | None = None, interleaved: bool = False, inv_freq=None, attention_factor=None, exact: bool = False,
          length: int | None = None, world: World | None = None, out=None, threads: int = 0, **unknown):  # fmt: skip
-    """Rotates pairs of elements of each row by angle = position * inv_freq, as apply_rotary_pos_emb of Hugging Face's
-    transformers does in float32, with one rounding at the end:
+    """Rotary position embedding (RoPE) of q and k, as apply_rotary_pos_emb of Hugging Face's transformers computes it in float32,
+    with one rounding at the end. Not collective: each rank rotates its own rows.
 
-        y[a] = x[a] * cos - x[b] * sin        (a, b) = (i, i + rotary_dim / 2), or (2i, 2i + 1) if interleaved
-        y[b] = x[b] * cos + x[a] * sin        inv_freq[i] = theta ** (-2i / rotary_dim), scaled by the type
+    Args:
+        q: [(batch,) tokens, heads, head_dim], float32, float16 or bfloat16. head_dim is even, up to 512. Views into a fused
+            projection are read in place.
+        k: the same tokens with any number of heads, or None.
+        positions: int32 or int64, of the shape of the tokens, for mrope [3, (batch,) tokens]. None: tokens count from `offset`
+            in each sequence: those of a batch, of cu_seqlens, or of `layout`.
+        cu_seqlens: [sequences + 1] cumulative lengths of packed sequences.
+        offset: position of the first token of each sequence.
+        layout: a Layout, or a name with cu_seqlens, of which this rank of `world` has its part.
+        rope_parameters: a model's dict with rope_type ("default", "linear", "dynamic", "yarn", "longrope", "llama3",
+            "proportional"), rope_theta, factor and what else the type has; also mrope_section.
+        theta, rotary_dim: without a dict. None: 10,000 and head_dim.
+        interleaved: pairs are neighbours, as in GPT-J, and not halves of the head.
+        inv_freq, attention_factor: a model's own, such as rotary_emb.inv_freq on the host, in place of rope_parameters.
+            PyTorch's powers differ by up to 1 ulp from the correctly rounded ones, which ringattn computes.
+        exact: angles in float64, for positions in the millions, where float32 angles are off by up to 0.1.
+        length: the longest sequence, tokens, for which the frequencies of "dynamic" and "longrope" are fixed.
+        world: the ranks of layout. None: only this rank.
+        out: (q_out, k_out), or one array without k; they may be q and k themselves. None: new ones.
+        threads: CPU threads. 0: all processors.
 
-    q: [(batch,) tokens, heads, head_dim], float32, float16 or bfloat16. k: the same tokens with any number of heads, or None.
-    Heads are even, up to 512. Views into a fused projection are read in place.
-    positions: int32 or int64, of the shape of the tokens, for mrope [3, (batch,) tokens]. Without them tokens count from
-    `offset` in each sequence: those of a batch, of cu_seqlens, or of `layout` (a ringattn.Layout, or a name with
-    cu_seqlens), of which this rank of `world` has its part.
-    rope_parameters: a model's dict with rope_type ("default", "linear", "dynamic", "yarn", "longrope", "llama3",
-    "proportional"), rope_theta, factor and what else the type has; also mrope_section. theta, rotary_dim: without a dict.
-    "dynamic" and "longrope" need `length`, the longest sequence, for which their frequencies are fixed.
-    inv_freq, attention_factor: a model's own, such as rotary_emb.inv_freq on the host, in place of rope_parameters. PyTorch's
-    powers differ by up to 1 ulp from the correctly rounded ones, which ringattn computes.
-    exact: angles in float64, for positions in the millions, where float32 angles are off by up to 0.1.
-    out: (q_out, k_out), or one array without k; they may be q and k themselves.
+    Returns:
+        (q, k), or q alone without k, of their shapes and dtype. A row's bits depend on the row, its position and the settings
+        alone: not on batch, ranks, device or SIMD target. Both have gradients, which are the rotation by the negative angle.
 
-    Not collective. Returns (q, k), or q alone. A row's bits depend on the row, its position and the settings alone: not on
-    batch, ranks, device or SIMD target. Both have gradients, which are the rotation by the negative angle.
+    Raises:
+        CallError: a keyword is unknown.
+        UsageError: arguments contradict each other, or positions don't have one number for each row.
+        UnsupportedError: a head_dim that no kernel has.
 
-    Formulas: transformers/modeling_rope_utils.py (5.24). Example: q, k = ringattn.rope(q, k, theta=1e6)"""
+    Formula:
+        RoFormer (arXiv:2104.09864), with the types of transformers/modeling_rope_utils.py (5.24); docs/rope.md::
+
+            y[a] = x[a] * cos - x[b] * sin        (a, b) = (i, i + rotary_dim / 2), or (2i, 2i + 1) if interleaved
+            y[b] = x[b] * cos + x[a] * sin        of the angle position * inv_freq[i]
+            inv_freq[i] = theta ** (-2i / rotary_dim), scaled by the type
+
+    Example:
+        >>> q, k = np.ones((10, 8, 64), "float32"), np.ones((10, 2, 64), "float32")
+        >>> rotated_q, rotated_k = ringattn.rope(q, k, theta=1e6)
+        >>> rotated_q.shape, bool((rotated_q[0] == q[0]).all())          # position 0 is not rotated
+        ((10, 8, 64), True)
+    """
     if unknown:
         refuse_unknown("rope", unknown)
     out = (None, None) if out is None else tuple(out) if isinstance(out, (list, tuple)) else (out, None)
@@ -276,8 +312,26 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
 
 def rope_frequencies(head_dim: int, *, rope_parameters=None, theta=None, rotary_dim: int | None = None, exact: bool = False,
                      length: int | None = None) -> tuple[np.ndarray, float]:  # fmt: skip
-    """(inv_freq, attention_factor) that rope() uses: [rotary_dim / 2], float32 or, if exact, float64, and the factor of cos
-    and sin."""
+    """The frequencies that rope() uses.
+
+    Args:
+        head_dim: even, up to 512.
+        rope_parameters, theta, rotary_dim, exact, length: as in rope().
+
+    Returns:
+        (inv_freq, attention_factor): float32 [rotary_dim / 2], or float64 if exact, and the factor of cos and sin.
+
+    Raises:
+        UsageError, UnsupportedError: as rope().
+
+    Formula:
+        inv_freq of rope(), scaled by the type (docs/rope.md).
+
+    Example:
+        >>> inv_freq, factor = ringattn.rope_frequencies(4, theta=100.0)
+        >>> inv_freq.tolist(), factor
+        ([1.0, 0.10000000149011612], 1.0)
+    """
     like = np.empty((0, 1, head_dim), "float32")
     settings = settings_of(rope_parameters, theta, rotary_dim, head_dim, False, None, None, exact, length)
     prepared = _prepared(_job.world_of(like, None), like, head_dim, settings, 1)

@@ -14,11 +14,33 @@ _NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}
 
 @shim
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """PyTorch's function of this name. Returns only out.
+    """torch.nn.functional.scaled_dot_product_attention(), by its arguments and defaults. One rank.
 
-    query: [(batch,) heads, tokens, head_dim]; key, value: [(batch,) heads, keys, …], with enable_gqa fewer heads. is_causal is
-    aligned to the first key, as PyTorch has it: query i sees the keys 0 … i, also where keys are more than queries, as they are
-    when a cache is read. (attention() aligns to the last key.) attn_mask and dropout are refused."""
+    Args:
+        query: [(batch,) heads, tokens, head_dim].
+        key, value: [(batch,) heads, keys, head_dim or head_dim_v]; with enable_gqa fewer heads, which divide those of query.
+        attn_mask: None; masks depend only on positions.
+        dropout_p: 0.
+        is_causal: query i sees the keys 0 … i, also where keys are more than queries, as they are when a cache is read: the mask
+            is aligned to the first key, as PyTorch has it. (attention() aligns to the last key.)
+        scale: factor of the scores. None: 1 / sqrt(head_dim).
+        enable_gqa: allows fewer heads of key and value.
+
+    Returns:
+        out, [(batch,) heads, tokens, head_dim_v] of query's dtype, with gradients as attention().
+
+    Raises:
+        CallError, UsageError: as attention().
+        UnsupportedError: attn_mask or dropout is given; or as attention().
+
+    Formula:
+        That of attention() (arXiv:1706.03762).
+
+    Example:
+        >>> q = np.ones((1, 4, 10, 32), "float32")
+        >>> ringattn.scaled_dot_product_attention(q, q, q, is_causal=True).shape
+        (1, 4, 10, 32)
+    """
     if attn_mask is not None:
         unsupported("attn_mask is given", "ringattn's masks depend only on positions",
                     "Pass is_causal, or call ringattn.attention() with mask and ringattn.varlen() with cu_seqlens.")  # fmt: skip

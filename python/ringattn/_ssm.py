@@ -222,21 +222,44 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
         initial_states=None, return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None,
         world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
         **unknown):  # fmt: skip
-    """Mamba-2's SSD, as mamba_ssm's mamba_chunk_scan_combined; docs/ssm.md lists the differences.
+    """Mamba-2's SSD, as mamba_ssm's mamba_chunk_scan_combined; docs/ssm.md lists the differences. Collective with several ranks.
 
-    x, z: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]; dt: [(batch,) tokens, heads]; B, C: [(batch,)
-    tokens, groups, state_dim]; all of one dtype, float32, float16 or bfloat16.
-    A, D, dt_bias: float32 [heads]. initial_states: float32 [sequences, heads, head_dim, state_dim]; None: zeros.
-    cu_seqlens: [sequences + 1] cumulative lengths of packed sequences. An empty sequence passes its state through.
-    layout: with several ranks, whole super-segments of 65,536 tokens: ringattn.super_segments(lengths, ranks), or a
-    Layout. A rank passes the initial states of the sequences that begin on it, Layout.begins(rank), and gets the final
-    states of those that end on it, Layout.ends(rank).
-    Other arguments and errors are those of attention().
+    Args:
+        x: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim], float32, float16 or bfloat16.
+        dt: [(batch,) tokens, heads] of x's dtype.
+        A: float32 [heads].
+        B, C: [(batch,) tokens, groups, state_dim] of x's dtype; groups divides heads.
+        D: float32 [heads], factor of x in y. None: 0.
+        z: gate of x's shape and dtype. None: no gate.
+        dt_bias: float32 [heads], added to dt. None: 0.
+        dt_softplus: dt = log(1 + exp(dt + dt_bias)).
+        dt_limit: (min, max) to which dt is clamped after that. None: no limit.
+        initial_states: float32 [sequences, heads, head_dim, state_dim]. None: zeros.
+        return_final_states: returns the states after each sequence, too.
+        cu_seqlens: [sequences + 1] cumulative lengths of packed sequences. An empty sequence passes its state through.
+        layout: with several ranks, whole super-segments of 65,536 tokens: ringattn.super_segments(lengths, ranks), the default,
+            or a Layout. A rank passes the initial states of the sequences that begin on it, Layout.begins(rank), and gets the
+            final states of those that end on it, Layout.ends(rank).
+        world, out, threads, memory_budget, timeout: as in attention(). out has x's shape.
 
-    Returns y, of x's shape and dtype; with return_final_states (y, states float32 [sequences, heads, head_dim,
-    state_dim]). PyTorch tensors have gradients (docs/gradients.md).
+    Returns:
+        y, of x's shape and dtype; with return_final_states (y, states float32 [sequences, heads, head_dim, state_dim]). PyTorch
+        tensors have gradients (docs/gradients.md).
 
-    Example: y, states = ringattn.ssd(x, dt, A, B, C, D=D, dt_softplus=True, return_final_states=True)"""
+    Raises:
+        CallError, UsageError, UnsupportedError, OutOfMemory, PeerError: as attention().
+
+    Formula:
+        Mamba-2 (arXiv:2405.21060); docs/ssm.md says in which order it is computed::
+
+            S = exp(dt * A) * S + dt * outer(x, B)        y = (S @ C + D * x) * silu(z)
+
+    Example:
+        >>> x, dt, B = (np.ones(shape, "float32") for shape in ((10, 4, 16), (10, 4), (10, 1, 8)))
+        >>> y, states = ringattn.ssd(x, dt, -np.ones(4, "float32"), B, B, dt_softplus=True, return_final_states=True)
+        >>> y.shape, states.shape
+        ((10, 4, 16), (1, 4, 16, 8))
+    """
     if unknown:
         refuse_unknown("ssd", unknown)
     is_true("dt_softplus", dt_softplus), is_true("return_final_states", return_final_states)
@@ -258,17 +281,33 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
 def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = False,
                dt_limit: tuple[float, float] | None = None, state_batch_indices=None, out=None, threads: int = 0,
                timeout: float = 60.0, **unknown):  # fmt: skip
-    """Updates the state of each sequence by one token, as mamba_ssm's selective_state_update with A, D and dt per head.
+    """Updates the state of each sequence by one token, as mamba_ssm's selective_state_update with A, D and dt per head. One rank.
 
-    state: float32 [sequences, heads, head_dim, state_dim], contiguous, updated in place, e.g. the final states of
-    ssd().
-    x, z: [sequences, heads, head_dim]; dt: [sequences, heads]; B, C: [sequences, groups, state_dim]. Other arguments
-    are those of ssd().
-    state_batch_indices: int32 [sequences], distinct slots of a state with any number of slots: row s updates that slot.
-    A negative slot marks a padding row: no state is written, and its y is zeros.
+    Args:
+        state: float32 [sequences, heads, head_dim, state_dim], contiguous, updated in place, e.g. the final states of ssd().
+        x, z: [sequences, heads, head_dim].
+        dt: [sequences, heads].
+        B, C: [sequences, groups, state_dim].
+        state_batch_indices: int32 [sequences], distinct slots of a state with any number of slots: row s updates that slot. A
+            negative slot marks a padding row: no state is written, and its y is zeros.
+        A, D, dt_bias, dt_softplus, dt_limit, out, threads, timeout: as in ssd().
 
-    Returns y, of x's shape and dtype. A row doesn't depend on the other rows. It agrees with ssd() within a
-    tolerance."""
+    Returns:
+        y, of x's shape and dtype. A row doesn't depend on the other rows. It agrees with ssd() within a tolerance.
+
+    Raises:
+        CallError, UsageError, UnsupportedError: as ssd(), which has gradients where this has none.
+
+    Formula:
+        That of ssd() for one token.
+
+    Example:
+        >>> state = np.zeros((2, 4, 16, 8), "float32")
+        >>> x, dt, B = (np.ones(shape, "float32") for shape in ((2, 4, 16), (2, 4), (2, 1, 8)))
+        >>> y = ringattn.ssd_update(state, x, dt, -np.ones(4, "float32"), B, B)
+        >>> y.shape, float(state[0, 0, 0, 0])
+        ((2, 4, 16), 1.0)
+    """
     is_true("dt_softplus", dt_softplus)
     members = {"threads": threads, "timeout_seconds": timeout}
     return called_by(_STATE, _update, "ssd_update", state, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit,
@@ -279,13 +318,37 @@ def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softpl
 def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus: bool = False, initial_states=None,
                    return_last_state: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
                    out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Mamba-1's selective scan, as mamba_ssm's selective_scan_fn, but with the token axis before the channel axis.
+    """Mamba-1's selective scan, as mamba_ssm's selective_scan_fn, but with the token axis before the channel axis. Collective
+    with several ranks.
 
-    u, delta, z: [(batch,) tokens, channels]; A: float32 [channels, state_dim]; B, C: [(batch,) tokens, (groups,)
-    state_dim]; D, delta_bias: float32 [channels]; initial_states: float32 [sequences, channels, state_dim]. Other
-    arguments are those of ssd().
+    Args:
+        u, delta, z: [(batch,) tokens, channels] of one dtype, float32, float16 or bfloat16; z may be None.
+        A: float32 [channels, state_dim].
+        B, C: [(batch,) tokens, (groups,) state_dim] of u's dtype.
+        D: float32 [channels], factor of u in y. None: 0.
+        delta_bias: float32 [channels], added to delta. None: 0.
+        delta_softplus: delta = log(1 + exp(delta + delta_bias)).
+        initial_states: float32 [sequences, channels, state_dim]. None: zeros.
+        return_last_state: returns the states after each sequence, too.
+        cu_seqlens, layout, world, out, threads, memory_budget, timeout: as in ssd().
 
-    Returns y, of u's shape and dtype; with return_last_state (y, states float32 [sequences, channels, state_dim])."""
+    Returns:
+        y, of u's shape and dtype; with return_last_state (y, states float32 [sequences, channels, state_dim]). No gradients.
+
+    Raises:
+        CallError, UsageError, UnsupportedError, OutOfMemory, PeerError: as attention().
+
+    Formula:
+        Mamba (arXiv:2312.00752), for each channel; docs/ssm.md::
+
+            S = exp(delta * A) * S + delta * u * B        y = (dot(S, C) + D * u) * silu(z)
+
+    Example:
+        >>> u, B = np.ones((10, 16), "float32"), np.ones((10, 8), "float32")
+        >>> y, states = ringattn.selective_scan(u, u, -np.ones((16, 8), "float32"), B, B, return_last_state=True)
+        >>> y.shape, states.shape
+        ((10, 16), (1, 16, 8))
+    """
     if unknown:
         refuse_unknown("selective_scan", unknown)
     is_true("delta_softplus", delta_softplus), is_true("return_last_state", return_last_state)
@@ -307,11 +370,29 @@ def selective_scan(u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_
 @traced
 def selective_update(state, u, delta, A, B, C, *, D=None, z=None, delta_bias=None, delta_softplus: bool = False,
                      state_batch_indices=None, out=None, threads: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Updates the state of each sequence by one token, as mamba_ssm's selective_state_update.
+    """Updates the state of each sequence by one token, as mamba_ssm's selective_state_update. One rank.
 
-    state: float32 [sequences, channels, state_dim], contiguous, updated in place. u, delta, z: [sequences, channels];
-    A: float32 [channels, state_dim]; B, C: [sequences, (groups,) state_dim]. Other arguments and results are those of
-    ssd_update()."""
+    Args:
+        state: float32 [sequences, channels, state_dim], contiguous, updated in place.
+        u, delta, z: [sequences, channels].
+        B, C: [sequences, (groups,) state_dim].
+        state_batch_indices: as in ssd_update().
+        A, D, delta_bias, delta_softplus, out, threads, timeout: as in selective_scan().
+
+    Returns:
+        y, of u's shape and dtype. A row doesn't depend on the other rows. It agrees with selective_scan() within a tolerance.
+
+    Raises:
+        CallError, UsageError, UnsupportedError: as selective_scan().
+
+    Formula:
+        That of selective_scan() for one token.
+
+    Example:
+        >>> state, u, B = np.zeros((2, 16, 8), "float32"), np.ones((2, 16), "float32"), np.ones((2, 8), "float32")
+        >>> ringattn.selective_update(state, u, u, -np.ones((16, 8), "float32"), B, B).shape
+        (2, 16)
+    """
     is_true("delta_softplus", delta_softplus)
     try:
         named = {"u": u, "state": state, "B": B, "C": C}

@@ -18,6 +18,11 @@ from ._arguments import as_int, as_ints, check_axes, is_true, lengths_of
 from ._errors import called_by, refuse, unsupported
 from ._flash_attn_tools import check, check_rows, mask_of, result, shim, unpacked
 
+__all__ = [
+    "flash_attn_func", "flash_attn_kvpacked_func", "flash_attn_qkvpacked_func", "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func", "flash_attn_varlen_qkvpacked_func", "flash_attn_with_kvcache",
+]  # fmt: skip
+
 
 # Names of the arguments of decode().
 _NAMES = {"lengths": "cache_seqlens", "lengths_before": "cache_seqlens", "k_new": "k", "v_new": "v"}
@@ -26,8 +31,6 @@ _NAMES = {"lengths": "cache_seqlens", "lengths_before": "cache_seqlens", "k_new"
 @shim
 def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                     alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
-    """q: [batch, tokens, heads, head_dim]; k, v: [batch, keys, kv_heads, head_dim]. Returns out, [batch, tokens, heads,
-    head_dim]."""
     check(dropout_p, alibi_slopes)
     check_rows(q=q, k=k, v=v)
     check_axes("q", q, (4,), "[batch, tokens, heads, head_dim]")
@@ -38,7 +41,6 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
 @shim
 def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                              alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
-    """kv: [batch, keys, 2, kv_heads, head_dim]."""
     return flash_attn_func(q, *unpacked("kv", kv, 5), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                            deterministic, return_attn_probs)  # fmt: skip
 
@@ -46,7 +48,6 @@ def flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=Fa
 @shim
 def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                               alibi_slopes=None, deterministic=False, return_attn_probs=False):  # fmt: skip
-    """qkv: [batch, tokens, 3, heads, head_dim]."""
     return flash_attn_func(*unpacked("qkv", qkv, 5), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                            deterministic, return_attn_probs)  # fmt: skip
 
@@ -55,8 +56,6 @@ def flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=Fal
 def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
                            causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
                            return_attn_probs=False, block_table=None):  # fmt: skip
-    """q: [tokens, heads, head_dim]; k, v: [keys, kv_heads, head_dim]; cu_seqlens_q, cu_seqlens_k: [sequences + 1]. A
-    max_seqlen that is shorter than a sequence is refused; flash_attn would omit rows."""
     check(dropout_p, alibi_slopes)
     if block_table is not None:
         unsupported("block_table of flash_attn_varlen_func is given", "packed keys have no pages",
@@ -82,7 +81,6 @@ def _checked_begins(side: str, cu_seqlens, longest) -> list[int]:
 def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
                                     softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
                                     deterministic=False, return_attn_probs=False):  # fmt: skip
-    """kv: [keys, 2, kv_heads, head_dim]."""
     return flash_attn_varlen_func(q, *unpacked("kv", kv, 4), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                   return_attn_probs)  # fmt: skip
@@ -92,7 +90,6 @@ def flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqle
 def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False,
                                      window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
                                      return_attn_probs=False):  # fmt: skip
-    """qkv: [tokens, 3, heads, head_dim]."""
     return flash_attn_varlen_func(*unpacked("qkv", qkv, 4), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p,
                                   softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
                                   return_attn_probs)  # fmt: skip
@@ -103,10 +100,40 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
                             cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
                             window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
                             return_softmax_lse=False):  # fmt: skip
-    """One decode step. q: [batch, rows, heads, head_dim], up to 16 rows. k_cache, v_cache: [batch, keys, kv_heads,
-    head_dim], or [pages, page_size, kv_heads, head_dim] with block_table. k, v: [batch, rows, kv_heads, head_dim], the
-    same rows as q: appended to the cache after cache_seqlens, which are not changed. Without k and v cache_seqlens
-    include all keys. cache_seqlens: an int, int32 [batch], or None: the whole cache."""
+    """flash_attn's function: one decode step over a KV cache. One rank.
+
+    Args:
+        q: [batch, rows, heads, head_dim], up to 16 rows.
+        k_cache, v_cache: [batch, keys, kv_heads, head_dim], or [pages, page_size, kv_heads, head_dim] with block_table.
+        k, v: [batch, rows, kv_heads, head_dim], the same rows as q: appended to the cache after cache_seqlens, which are not
+            changed. None: cache_seqlens include all keys.
+        rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, alibi_slopes: None; others are refused.
+        cache_seqlens: an int, int32 [batch], or None: the whole cache.
+        block_table: int32 [batch, table_pages], page indices. None: a dense cache.
+        softmax_scale: factor of the scores. None: 1 / sqrt(head_dim).
+        causal: a causal mask, aligned to the last key.
+        window_size: (left, right), tokens that a query sees; -1: no limit.
+        softcap: score = softcap * tanh(score / softcap). 0: off.
+        rotary_interleaved: no effect without rotary_cos.
+        num_splits: no effect: KV splits are fixed.
+        return_softmax_lse: returns (out, lse) in place of out.
+
+    Returns:
+        out, [batch, rows, heads, head_dim] of q's dtype; with return_softmax_lse (out, lse), lse float32 [batch, heads, rows].
+
+    Raises:
+        CallError: a keyword is unknown, with its name here if there is one.
+        UsageError: shapes, lengths or pages contradict each other.
+        UnsupportedError: rotary embedding, ALiBi, cache_batch_idx or cache_leftpad is given, or a tensor requires a gradient.
+
+    Formula:
+        That of ringattn.decode().
+
+    Example:
+        >>> cache, q = torch.ones(2, 64, 2, 32), torch.ones(2, 1, 4, 32)
+        >>> ringattn.flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=40).shape
+        torch.Size([2, 1, 4, 32])
+    """
     check(0.0, alibi_slopes)
     for name, given, why, suggestion in (
         ("rotary_cos", rotary_cos, "no rotary embedding is applied", "Pass q and k with their rotary embedding."),

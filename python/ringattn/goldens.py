@@ -29,11 +29,27 @@ from ._tensors import device_of, is_torch
 from .testing import raw_bytes
 from .worlds import self_world
 
+__all__ = ["Goldens", "this_machine"]
+
 
 @functools.cache
 def this_machine(device: tuple[int, int] = (_abi.CPU, 0)) -> str:
     """Everything that bits depend on besides the job, as in golden files of `ringattn verify`: version and build, kernel, and
-    instruction set or GPU model and architecture. The kernel is that of bf16 attention."""
+    instruction set or GPU model and architecture. The kernel is that of bf16 attention.
+
+    Args:
+        device: (type, index) as in DLPack: (1, 0) is the host, (2, i) GPU i.
+
+    Returns:
+        Text, which names a section of a golden file.
+
+    Raises:
+        UnsupportedError: the device is not there.
+
+    Example:
+        >>> ringattn.goldens.this_machine().startswith(f"ringattn {ringattn.__version__}, build ")
+        True
+    """
     smallest = Attention(self_world(device), c_spec("bfloat16", 1, 1, 128, 128, (0, 0, 0), None, 0.0, False), [1])
     kind = "CPU" if device[0] == _abi.CPU else "GPU"
     build = build_id()[:16] or "without an id"
@@ -65,9 +81,24 @@ def _entry(array) -> dict:
 
 
 class Goldens:
-    """A golden file. record=True writes the checked arrays into this machine's section instead of comparing them.
-    device: the device that computed the arrays, e.g. "cuda:0" for host copies of GPU results; None: each array's own.
-    missing: for goldens that are not recorded, "fail", or "record" with a warning."""
+    """A golden file: digests of arrays, with a section for each build and type of device. The pytest fixture ringattn_goldens
+    makes one for a module of tests (docs/python.md).
+
+    Args:
+        path: of the JSON file.
+        record: True writes the checked arrays into this machine's section instead of comparing them.
+        device: the device that computed the arrays, e.g. "cuda:0" for host copies of GPU results. None: each array's own.
+        missing: for goldens that are not recorded, "fail", or "record" with a warning.
+
+    Raises:
+        UsageError: missing or device is something else.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "goldens.json")
+        >>> ringattn.goldens.Goldens(path, record=True).check("layer 0", out=np.arange(3))
+        >>> ringattn.goldens.Goldens(path).check("layer 0", out=np.arange(3))
+    """
 
     def __init__(self, path, record: bool = False, device=None, missing: str = "fail"):
         self.path = pathlib.Path(path)
@@ -87,8 +118,16 @@ class Goldens:
             raise FileError(f"{self.path} is no file of goldens", str(error), "Record it anew.") from error
 
     def check(self, name: str, **arrays) -> None:
-        """Compares arrays (NumPy, or PyTorch on any device) with those recorded under these names. Raises WrongResult
-        for the first row that differs."""
+        """Compares arrays with those recorded under these names.
+
+        Args:
+            name: of the comparison.
+            **arrays: NumPy arrays, or PyTorch tensors on any device, by name.
+
+        Raises:
+            WrongResult: for the first row that differs, or an array that is not recorded.
+            UnsupportedError: the file has no section of this machine.
+            FileError: it is no file of goldens."""
         known = self._read()
         new: dict = {}
         for array_name, array in arrays.items():

@@ -19,13 +19,29 @@ from ._compression import Compressed
 from ._arguments import as_int, as_ints
 from ._tensors import is_torch
 
+__all__ = [
+    "Layout", "contiguous", "packed", "positions", "segments", "shard", "striped", "super_segments", "unshard",
+    "zigzag",
+]  # fmt: skip
+
 
 class Layout:
-    """Runs of tokens [begin, end) of sequences for each rank. A rank's rows are these tokens in this order."""
+    """Runs of tokens [begin, end) of sequences for each rank. A rank's rows are these tokens in this order.
+
+    Args:
+        lengths: tokens of each sequence.
+        runs: runs[rank]: (sequence, begin, end), ascending. Over all ranks the runs cover each token once.
+
+    Raises:
+        UsageError: the runs don't ascend, or a token belongs to no rank, or to two.
+
+    Example:
+        >>> layout = ringattn.Layout([6], [[(0, 0, 2), (0, 4, 6)], [(0, 2, 4)]])
+        >>> layout.world, layout.tokens(0), ringattn.positions(layout, 0).tolist()
+        (2, 4, [0, 1, 4, 5])
+    """
 
     def __init__(self, lengths: Sequence[int], runs: Sequence[Sequence[tuple[int, int, int]]]):
-        """lengths: tokens of each sequence. runs[rank]: (sequence, begin, end), ascending. Over all ranks the runs
-        cover each token once. Raises UsageError otherwise."""
         self.lengths = tuple(as_ints(lengths))
         self.runs = tuple(tuple((int(s), int(b), int(e)) for s, b, e in of_rank if e > b) for of_rank in runs)
         self._key = (self.lengths, self.runs)
@@ -62,9 +78,11 @@ class Layout:
 
     @property
     def world(self) -> int:
+        """Number of ranks."""
         return len(self.runs)
 
     def tokens(self, rank: int) -> int:
+        """Number of tokens of a rank."""
         return sum(e - b for _, b, e in self.runs[rank])
 
     def begins(self, rank: int) -> list[int]:
@@ -151,7 +169,22 @@ def _parts(length: int, count: int) -> list[int]:
 
 
 def contiguous(lengths: Sequence[int], world: int) -> Layout:
-    """Rank r has the r-th of `world` nearly equal parts of each sequence, as in ring_flash_attn's ring functions."""
+    """Rank r has the r-th of `world` nearly equal parts of each sequence, as in ring_flash_attn's ring functions.
+
+    Args:
+        lengths: tokens of each sequence over all ranks.
+        world: number of ranks.
+
+    Returns:
+        A Layout.
+
+    Raises:
+        UsageError: world is below 1, or a length is no whole number.
+
+    Example:
+        >>> ringattn.contiguous([10], 2).runs
+        (((0, 0, 5),), ((0, 5, 10),))
+    """
 
     def cuts(length):
         at = _parts(length, world)
@@ -161,8 +194,23 @@ def contiguous(lengths: Sequence[int], world: int) -> Layout:
 
 
 def zigzag(lengths: Sequence[int], world: int) -> Layout:
-    """Rank r has the parts r and 2 · world − 1 − r of 2 · world nearly equal parts of each sequence, as in
-    ring_flash_attn's zigzag functions, Megatron and TransformerEngine."""
+    """Rank r has the parts r and 2 · world − 1 − r of 2 · world nearly equal parts of each sequence, as in ring_flash_attn's
+    zigzag functions, Megatron and TransformerEngine.
+
+    Args:
+        lengths: tokens of each sequence over all ranks.
+        world: number of ranks.
+
+    Returns:
+        A Layout.
+
+    Raises:
+        UsageError: world is below 1, or a length is no whole number.
+
+    Example:
+        >>> ringattn.zigzag([8], 2).runs
+        (((0, 0, 2), (0, 6, 8)), ((0, 2, 6),))
+    """
 
     def cuts(length):
         at = _parts(length, 2 * world)
@@ -172,9 +220,25 @@ def zigzag(lengths: Sequence[int], world: int) -> Layout:
 
 
 def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
-    """Stripes of `stripe` tokens, dealt to the ranks in snake order (0 1 … P−1 P−1 … 1 0), continued from sequence to
-    sequence. The fastest layout for causal masks, because all ranks have equal work in every block. Use longer stripes
-    for longer sequences."""
+    """Stripes of `stripe` tokens, dealt to the ranks in snake order (0 1 … P−1 P−1 … 1 0), continued from sequence to sequence.
+    The fastest layout for causal masks, because all ranks have equal work in every block. Use longer stripes for longer
+    sequences.
+
+    Args:
+        lengths: tokens of each sequence over all ranks.
+        world: number of ranks.
+        stripe: tokens of a stripe.
+
+    Returns:
+        A Layout.
+
+    Raises:
+        UsageError: world or stripe is below 1, or a length is no whole number.
+
+    Example:
+        >>> ringattn.striped([1024], 2).runs
+        (((0, 0, 256), (0, 768, 1024)), ((0, 256, 768),))
+    """
     if as_int(stripe, "stripe") < 1:
         refuse(f"a stripe of {stripe} tokens is not possible", "it has at least 1", "Choose 256, or a multiple of it.")
     dealt = 0
@@ -192,8 +256,23 @@ def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
 
 
 def packed(lengths: Sequence[int], world: int) -> Layout:
-    """Rank r has the r-th of `world` nearly equal parts of the packed axis, across sequences, as in llama3's context
-    parallelism and Hugging Face's adapters."""
+    """Rank r has the r-th of `world` nearly equal parts of the packed axis, across sequences, as in llama3's context parallelism
+    and Hugging Face's adapters.
+
+    Args:
+        lengths: tokens of each sequence over all ranks.
+        world: number of ranks.
+
+    Returns:
+        A Layout.
+
+    Raises:
+        UsageError: world is below 1, or a length is no whole number.
+
+    Example:
+        >>> ringattn.packed([6, 2], 2).runs
+        (((0, 0, 4),), ((0, 4, 6), (1, 0, 2)))
+    """
     _check_world(world)
     at = _parts(sum(as_ints(lengths)), world)
     runs: list[list] = [[] for _ in range(world)]
@@ -215,13 +294,43 @@ MAX_UNITS = 1 << 20  # super-segments, or segments, of a job
 
 def super_segments(lengths: Sequence[int], world: int) -> Layout:
     """The default layout of ssd(): adjacent whole super-segments of 65,536 tokens, with balanced tokens. With fewer
-    super-segments than ranks some ranks have none."""
+    super-segments than ranks some ranks have none.
+
+    Args:
+        lengths: tokens of each sequence over all ranks.
+        world: number of ranks.
+
+    Returns:
+        A Layout.
+
+    Raises:
+        UsageError: world is below 1, or the sequences have more than 2^20 super-segments.
+
+    Example:
+        >>> ringattn.super_segments([100_000], 2).runs
+        (((0, 0, 65536),), ((0, 65536, 100000),))
+    """
     return _whole_units(lengths, world, SUPER_SEGMENT)
 
 
 def segments(lengths: Sequence[int], world: int) -> Layout:
     """The default layout of gated_delta(): adjacent whole segments of 2,048 tokens, with balanced tokens. With fewer segments
-    than ranks some ranks have none."""
+    than ranks some ranks have none.
+
+    Args:
+        lengths: tokens of each sequence over all ranks.
+        world: number of ranks.
+
+    Returns:
+        A Layout.
+
+    Raises:
+        UsageError: world is below 1, or the sequences have more than 2^20 segments.
+
+    Example:
+        >>> ringattn.segments([5000], 2).runs
+        (((0, 0, 2048),), ((0, 2048, 5000),))
+    """
     return _whole_units(lengths, world, SEGMENT)
 
 
@@ -275,7 +384,22 @@ def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
 
 
 def positions(layout: Layout, rank: int) -> np.ndarray:
-    """int64 [tokens of the rank]: token index of each row in its sequence, its RoPE position."""
+    """Token index of each row of a rank in its sequence, which is its RoPE position.
+
+    Args:
+        layout: a Layout.
+        rank: from 0 on.
+
+    Returns:
+        int64 [tokens of the rank].
+
+    Raises:
+        UsageError: the layout has no such rank.
+
+    Example:
+        >>> ringattn.positions(ringattn.zigzag([8], 2), 0).tolist()
+        [0, 1, 6, 7]
+    """
     return layout.token_indices(rank)[1]
 
 
@@ -296,9 +420,24 @@ def _rows(array, layout: Layout) -> int:
 
 
 def shard(array, layout: Layout, rank: int):
-    """A copy of the rank's rows of a whole array, [tokens, …] or [batch, tokens, …]. For the second form the result is
-    [batch, tokens of the rank, …] if the rank has the same number of tokens of each sequence, else [rows, …]. For a
-    Compressed, the rank's rows of its streams, with all tables."""
+    """A copy of a rank's rows of a whole array.
+
+    Args:
+        array: [tokens, …] or [batch, tokens, …], a NumPy array, a PyTorch tensor or a Compressed.
+        layout: a Layout of the array's sequences.
+        rank: from 0 on.
+
+    Returns:
+        [tokens of the rank, …]. From [batch, tokens, …], [batch, tokens of the rank, …] if the rank has the same number of
+        tokens of each sequence. From a Compressed, the rank's rows of its streams, with all tables.
+
+    Raises:
+        UsageError: the array has other tokens than the layout, or layout is no Layout.
+
+    Example:
+        >>> ringattn.shard(np.arange(8), ringattn.zigzag([8], 2), 1).tolist()
+        [2, 3, 4, 5]
+    """
     if not isinstance(layout, Layout):
         refuse(f"layout is {layout!r}", "it should be a ringattn.Layout, which says which rank has which tokens",
                "Make one, such as ringattn.striped([4096], world=2).")  # fmt: skip
@@ -328,7 +467,23 @@ def _equal_counts(layout: Layout, rank: int) -> bool:
 
 
 def unshard(shards: Sequence, layout: Layout):
-    """The whole packed array [tokens, …]. shards[r] are the rows of rank r, as shard() returns them."""
+    """The whole array of the ranks' rows.
+
+    Args:
+        shards: shards[r] are the rows of rank r, as shard() returns them.
+        layout: their Layout.
+
+    Returns:
+        [tokens, …], all sequences packed.
+
+    Raises:
+        UsageError: there is not one shard of each rank, or a rank has another number of rows than in the layout.
+
+    Example:
+        >>> layout = ringattn.zigzag([8], 2)
+        >>> ringattn.unshard([ringattn.shard(np.arange(8), layout, rank) for rank in range(2)], layout).tolist()
+        [0, 1, 2, 3, 4, 5, 6, 7]
+    """
     if len(shards) != layout.world:
         refuse(f"there are {len(shards)} shards", f"the layout has {layout.world} ranks", "Pass one of each rank.")
     flat = []

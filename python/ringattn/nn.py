@@ -49,7 +49,8 @@ class Linear(torch.nn.Module):
     Shapes:
         x: [..., in_features], or this rank's ringattn.linear_features() of a row-parallel layer.
         weight: [rows, features] of this rank. "int4": uint8 [rows, features / 2].
-        scales: float32 [rows] ("int8") or [rows, features / 128] ("int4"). zeros: uint8, or None.
+        scales: float32 [rows] ("int8") or [rows, features / 128] ("int4").
+        zeros: uint8, or None.
         bias: [rows], or None.
 
     Returns:
@@ -59,7 +60,14 @@ class Linear(torch.nn.Module):
         UsageError: a state dict has neither this rank's shard nor the whole layer's tensors; they are cut by the rule of
             ringattn.linear_columns() and ringattn.linear_features().
 
-    Example: up = ringattn.nn.Linear(4096, 14336, activation="swiglu", parallel="column", world=world)"""
+    Formula:
+        That of ringattn.linear().
+
+    Example:
+        >>> up = ringattn.nn.Linear(64, 128, activation="swiglu")
+        >>> up.weight.shape, up(torch.ones(10, 64)).shape
+        (torch.Size([256, 64]), torch.Size([10, 128]))
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True, *, activation: str = "none",
                  parallel: str = "none", output: str = "shard", weights: str = "float", column_unit: int = 0,
@@ -108,7 +116,7 @@ class Linear(torch.nn.Module):
 
     @property
     def world(self) -> World | None:
-        """The ranks that share the layer; None: only this one."""
+        """The ranks that share the layer, or None for only this one."""
         return self._world.world
 
     def reset_parameters(self) -> None:
@@ -131,12 +139,19 @@ class Linear(torch.nn.Module):
             linear: the layer; with a gated activation the gate, or gate and up matrices stacked.
             up: the up matrix of a gated layer, if it is a layer of its own. Both are then copied.
             weights: "float", "int8" or "int4" (ringattn.quantize_weight()).
-            others: as Linear has them.
+            activation, parallel, output, column_unit, world, threads, timeout: as Linear has them.
+
+        Returns:
+            A Linear, in training mode if linear is.
 
         Raises:
             UsageError: a parameter is on the meta device, or what is quantized has a NaN or an infinite element.
 
-        Example: mlp.up = ringattn.nn.Linear.from_linear(mlp.gate_proj, up=mlp.up_proj, activation="swiglu")"""
+        Example:
+            >>> gate, up = torch.nn.Linear(64, 128), torch.nn.Linear(64, 128)
+            >>> ringattn.nn.Linear.from_linear(gate, up=up, activation="swiglu")
+            Linear(in_features=64, out_features=128, bias=True, activation=swiglu)
+        """
         for name, layer in (("linear", linear), ("up", up)):
             if layer is not None and not isinstance(layer, torch.nn.Linear) or layer is linear is None:
                 refuse(f"{name} is {_kind(layer)}", "it should be a torch.nn.Linear", "Pass one.")
@@ -219,6 +234,7 @@ class Linear(torch.nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
+        """ringattn.linear() of x."""
         x, weight, bias = _linear.autocast(x, self.weight, self.bias)
         settings = {"activation": self.activation, "parallel": self.parallel, "output": self.output,
                     "in_features": self.in_features, "out_features": self.out_features, "column_unit": self.column_unit,

@@ -17,12 +17,24 @@ from ._abi import lib
 from ._arguments import as_int, as_text
 from ._errors import refuse, unsupported
 
+__all__ = ["Layer", "load_", "read_layer"]
+
 GROUP = 128
 _WEIGHTS = ("float", "int8", "int4")
 
 
 class Layer(NamedTuple):
-    """A linear layer, or some rows and features of it: N rows of K features."""
+    """A linear layer, or some rows and features of it: N rows of K features, as PyTorch tensors in host memory.
+
+    Attributes:
+        name: of the layer in the file.
+        format: "float", "int-quantized", "pack-quantized", "gptq", "gptq_v2" or "awq".
+        weights: "float", "int8" or "int4".
+        weight: [N, K] of a floating-point dtype or int8; "int4": uint8 [N, K / 2], the even element in the low half.
+        scales: float32, "int8" [N], "int4" [N, K / 128]; "float": None.
+        zeros: "int4": uint8 [N, K / 128]; None: all are 8.
+        bias: [N], or None.
+        dtype: of floating-point weights, or of the scales in the file."""
 
     name: str
     format: str  # "float", "int-quantized", "pack-quantized", "gptq", "gptq_v2", "awq"
@@ -35,10 +47,12 @@ class Layer(NamedTuple):
 
     @property
     def in_features(self) -> int:
+        """K, the features of this part."""
         return self.weight.shape[1] * (2 if self.weights == "int4" else 1)
 
     @property
     def out_features(self) -> int:
+        """N, the rows of this part."""
         return self.weight.shape[0]
 
     @property
@@ -47,8 +61,8 @@ class Layer(NamedTuple):
         return sum(part.nbytes for part in (self.weight, self.scales, self.zeros) if part is not None)
 
     def dequantize(self, dtype=None):
-        """The weight [N, K] in floating point: scale · (value − zero), rounded once to `dtype`, which is by default the
-        dtype that the file's scales have."""
+        """The weight [N, K] in floating point: scale · (value − zero), rounded once to dtype. None: the dtype that the file's
+        scales have."""
         torch = _torch()
         dtype = self.dtype if dtype is None else dtype
         if self.weights == "float":
@@ -61,10 +75,34 @@ class Layer(NamedTuple):
 
 
 def read_layer(path, name: str = "", *, rows=None, features=None, quantization_config=None) -> Layer:
-    """Reads a layer. path: a safetensors file, its *.index.json, or a model's folder. name: of the layer, such as
-    "model.layers.0.mlp.down_proj"; "": the tensors without a prefix, or the only layer of the file. rows, features: pairs
-    (begin, end) of a part; features of int4 layers are whole groups of 128. quantization_config: a config.json; None: the
-    one beside the file."""
+    """Reads a linear layer, or a part of it.
+
+    Args:
+        path: a safetensors file, its *.index.json, or a model's folder.
+        name: of the layer, such as "model.layers.0.mlp.down_proj". "": the tensors without a prefix, or the only layer of the
+            file.
+        rows, features: pairs (begin, end) of a part. None: all. Features of int4 layers are whole groups of 128.
+        quantization_config: a config.json. None: the one beside the file.
+
+    Returns:
+        A Layer.
+
+    Raises:
+        FileError: the file can't be read, or has no such layer, or its format is not read.
+        UsageError: the layer does not have these rows or features.
+        UnsupportedError: PyTorch is missing.
+
+    Formula:
+        docs/linear.md has the formats.
+
+    Example:
+        >>> import os, tempfile, safetensors.torch
+        >>> path = os.path.join(tempfile.mkdtemp(), "layer.safetensors")
+        >>> safetensors.torch.save_file({"weight": torch.ones(8, 64)}, path)
+        >>> layer = ringattn.quantized.read_layer(path, rows=(0, 4))
+        >>> layer.format, list(layer.weight.shape)
+        ('float', [4, 64])
+    """
     torch = _torch()
     config = None if quantization_config is None else _path(quantization_config, "quantization_config")
     handle = _abi.Handle()
@@ -95,16 +133,16 @@ def read_layer(path, name: str = "", *, rows=None, features=None, quantization_c
 
 def load_(model, path, *, quantization_config=None, device=None, threads: int = 0):
     """Fills a model from the files of a quantized one, in place: those that `ringattn quantize` writes, or others of
-    compressed-tensors, GPTQ or AWQ. Layers that are quantized there become ringattn.nn.Linear ones, and all other parameters
-    and buffers are read too. Everything is checked before the first layer is replaced.
+    compressed-tensors, GPTQ or AWQ. Layers that are quantized there become ringattn.nn.Linear ones, and all other parameters and
+    buffers are read too. Everything is checked before the first layer is replaced.
 
     Args:
         model: a torch.nn.Module with the files' names, such as a Hugging Face model. On the meta device, nothing is allocated
             twice; parameters get the dtypes that the files have. Elsewhere they keep dtype and device.
         path: the model's folder, its *.index.json, or a safetensors file.
-        quantization_config: a config.json; None: the one beside the files.
-        device: of what was on the meta device; None: the CPU.
-        threads: of a quantized layer's calls on a CPU; 0: all processors.
+        quantization_config: a config.json. None: the one beside the files.
+        device: of what was on the meta device. None: the CPU.
+        threads: of a quantized layer's calls on a CPU. 0: all processors.
 
     Returns:
         A LoadReport: the quantized layers and their formats, the tensors that were read, what is missing in the files, and what
@@ -114,7 +152,17 @@ def load_(model, path, *, quantization_config=None, device=None, threads: int = 
         FileError: a file can't be read, or has a layer of a format that is not read (bitsandbytes, torchao, fp8, act-order).
         UsageError: a layer or tensor of the files doesn't fit the model; or the model has none of theirs.
 
-    Example: print(ringattn.quantized.load_(model, "model-int4"))"""
+    Formula:
+        docs/linear.md has the formats.
+
+    Example:
+        >>> import os, tempfile, safetensors.torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 8))
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> safetensors.torch.save_file(model.state_dict(), path)
+        >>> print(ringattn.quantized.load_(model, path))
+        no quantized layers, 2 other tensors
+    """
     _torch()
     from ._load_model import load_ as load  # noqa: PLC0415, needs torch
 

@@ -28,6 +28,16 @@ from ._llama3 import (  # noqa: F401, as above
 from .layouts import contiguous, zigzag
 from .torch_worlds import world_of
 
+__all__ = [
+    "llama3_flash_attn_prepare_cu_seqlens", "llama3_flash_attn_varlen_func", "llama3_flash_attn_varlen_kvpacked_func",
+    "llama3_flash_attn_varlen_qkvpacked_func", "ring_flash_attn_func", "ring_flash_attn_kvpacked_func",
+    "ring_flash_attn_qkvpacked_func", "ring_flash_attn_varlen_func", "ring_flash_attn_varlen_kvpacked_func",
+    "ring_flash_attn_varlen_qkvpacked_func", "substitute_hf_flash_attn", "update_ring_flash_attn_params",
+    "zigzag_ring_flash_attn_func", "zigzag_ring_flash_attn_kvpacked_func", "zigzag_ring_flash_attn_qkvpacked_func",
+    "zigzag_ring_flash_attn_varlen_func", "zigzag_ring_flash_attn_varlen_kvpacked_func",
+    "zigzag_ring_flash_attn_varlen_qkvpacked_func",
+]  # fmt: skip
+
 _DEALS = {"contiguous": contiguous, "zigzag": zigzag}
 
 
@@ -73,7 +83,6 @@ def ring_flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=Fals
 @shim
 def ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
                                   alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    """kv: [batch, tokens, 2, heads, head_dim]."""
     return ring_flash_attn_func(q, *unpacked("kv", kv, 5), dropout_p, softmax_scale, causal, window_size,
                                 alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 
@@ -81,7 +90,6 @@ def ring_flash_attn_kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, caus
 @shim
 def ring_flash_attn_qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
                                    alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    """qkv: [batch, tokens, 3, heads, head_dim]."""
     return ring_flash_attn_func(*unpacked("qkv", qkv, 5), dropout_p, softmax_scale, causal,
                                 window_size, alibi_slopes, deterministic, return_attn_probs, group)  # fmt: skip
 

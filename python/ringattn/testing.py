@@ -21,6 +21,8 @@ from ._attention import varlen
 from .layouts import BY_NAME, shard, unshard
 from .worlds import run_ranks
 
+__all__ = ["Accuracy", "assert_same_bits", "check_attention", "check_bits", "first_difference", "raw_bytes", "sample_rows"]
+
 # Tolerances. out: twice the error of a same-precision reference, which rounds scores and weights to the input dtype and
 # sums in
 # fp32, plus this value; for a row with elements beyond 1, this share of the largest. lse: the error of rounding scores
@@ -103,7 +105,12 @@ def _seen(position: int, keys: int, mask) -> slice:
 
 @dataclasses.dataclass
 class Accuracy:
-    """Result of a check: the maximum errors, absolute and as shares of the tolerances."""
+    """Result of check_attention(): the maximum errors.
+
+    Attributes:
+        rows: number of compared rows.
+        out_error, lse_error: absolute.
+        out_part, lse_part: as shares of the tolerances."""
 
     rows: int
     out_error: float
@@ -113,8 +120,23 @@ class Accuracy:
 
 
 def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> list[tuple[int, int]]:
-    """`rows` distinct (token, head) pairs, ascending, always with the first and, from two on, the last one. None:
-    all."""
+    """Distinct (token, head) pairs, ascending, always with the first and, from two on, the last one.
+
+    Args:
+        tokens, heads: of the result.
+        rows: number of pairs. None: all.
+        seed: of the sample.
+
+    Returns:
+        A list of (token, head).
+
+    Raises:
+        UsageError: rows is below 1.
+
+    Example:
+        >>> ringattn.testing.sample_rows(100, 4, 2)
+        [(0, 0), (99, 3)]
+    """
     count = tokens * heads
     if rows is not None and rows < 1:
         refuse(f"rows is {rows}", "at least one is compared", 'Pass a number of rows, "few", or None for all.')
@@ -131,18 +153,37 @@ def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> lis
 def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None, softcap=0.0, sinks=None,
                     cu_seqlens_q=None, cu_seqlens_k=None, q_offsets=None, rows: int | str | None = "few",
                     seed: int = 1) -> Accuracy:  # fmt: skip
-    """Compares out, and lse (natural logarithm), with fp64 attention on sampled rows, each of one token and head.
+    """Compares a result of any system with fp64 attention on sampled rows, each of one token and head. NaN and ±∞ must be where
+    fp64 has them, and nowhere else.
 
-    q: [tokens, heads, head_dim]; k, v: [keys, kv_heads, head_dim or head_dim_v], all sequences packed; out: [tokens,
-    heads, head_dim_v]; lse: [tokens, heads]. NumPy arrays or PyTorch tensors. mask, softmax_scale, softcap, sinks,
-    cu_seqlens and q_offsets are as in varlen(); without cu_seqlens there is one sequence.
-    rows: number of sampled rows; None: all; "few": the number that takes about a second, at least 64, so all rows of
-    small jobs. seed: of the sample.
-    NaN and ±∞ must be where fp64 has them, and nowhere else.
+    Args:
+        q: [tokens, heads, head_dim], all sequences packed. NumPy arrays or PyTorch tensors.
+        k, v: [keys, kv_heads, head_dim or head_dim_v].
+        out: [tokens, heads, head_dim_v], the result to check.
+        lse: [tokens, heads], natural logarithm. None: not checked.
+        mask, softmax_scale, softcap, sinks, cu_seqlens_q, cu_seqlens_k, q_offsets: as in varlen(). Without cu_seqlens_q there is
+            one sequence.
+        rows: number of sampled rows. None: all. "few": the number that takes about a second, at least 64, so all rows of small
+            jobs.
+        seed: of the sample.
 
-    Returns Accuracy. Raises WrongResult for the first wrong row, with token, sequence, head, actual and expected value.
+    Returns:
+        Accuracy.
 
-    Example: ringattn.testing.check_attention(q, k, v, out, lse, mask="causal")"""
+    Raises:
+        WrongResult: for the first wrong row, with token, sequence, head, actual and expected value.
+        UsageError: arrays and arguments are not those of one job.
+
+    Formula:
+        A row may differ by twice the error of a reference that rounds scores and weights to the dtype and sums in fp32, plus
+        1e-6 of its largest element and half a unit in the last place (docs/python.md).
+
+    Example:
+        >>> q = np.random.default_rng(1).standard_normal((20, 2, 32), dtype="float32")
+        >>> out, lse = ringattn.attention(q, q, q)
+        >>> ringattn.testing.check_attention(q, q, q, out, lse, mask="causal").rows
+        40
+    """
     dtype = _type_name(q)
     q, k, v, out = _host(q), _host(k), _host(v), _host(out)
     lse, sinks = (None if array is None else _host(array) for array in (lse, sinks))
@@ -251,7 +292,21 @@ def _compare_lse(seen: Accuracy, where: str, ours: float, exact: float, dtype: s
 
 
 def first_difference(a, b) -> tuple[int, ...] | None:
-    """Index of the first element whose bits differ; None if all are equal. 0.0 and -0.0 differ."""
+    """Where two arrays differ first, bit by bit. 0.0 and -0.0 differ.
+
+    Args:
+        a, b: arrays of one shape and dtype, NumPy or PyTorch, on any device.
+
+    Returns:
+        Index of the first element whose bits differ. None if all are equal.
+
+    Raises:
+        UsageError: shape or dtype differ.
+
+    Example:
+        >>> ringattn.testing.first_difference(np.zeros((2, 3)), np.array([[0.0, 0.0, 0.0], [0.0, -0.0, 0.0]]))
+        (1, 1)
+    """
     a, b = (x if is_torch(x) else np.asarray(x) for x in (a, b))
     if tuple(a.shape) != tuple(b.shape) or str(a.dtype) != str(b.dtype):
         refuse(f"arrays of {a.dtype} {tuple(a.shape)} and {b.dtype} {tuple(b.shape)} can't have equal bits",
@@ -262,7 +317,21 @@ def first_difference(a, b) -> tuple[int, ...] | None:
 
 
 def raw_bytes(array) -> np.ndarray:
-    """The bytes of an array of any type, on any device: uint8 [elements, bytes per element]."""
+    """The bytes of an array.
+
+    Args:
+        array: of any dtype, NumPy or PyTorch, on any device.
+
+    Returns:
+        uint8 [elements, bytes per element], a NumPy array.
+
+    Raises:
+        RuntimeError: a tensor has no elements, as on the meta device. It is PyTorch's.
+
+    Example:
+        >>> ringattn.testing.raw_bytes(np.array([1, 258], "uint16")).tolist()
+        [[1, 0], [2, 1]]
+    """
     if is_torch(array):
         import torch  # noqa: PLC0415, only where the array is one of its tensors
 
@@ -273,7 +342,22 @@ def raw_bytes(array) -> np.ndarray:
 
 
 def assert_same_bits(a, b, what: str = "the arrays") -> None:
-    """Raises WrongResult for the first element whose bits differ."""
+    """Checks that two arrays have the same bits.
+
+    Args:
+        a, b: arrays of one shape and dtype, NumPy or PyTorch, on any device.
+        what: their name in the message.
+
+    Returns:
+        None.
+
+    Raises:
+        WrongResult: for the first element whose bits differ.
+        UsageError: shape or dtype differ.
+
+    Example:
+        >>> ringattn.testing.assert_same_bits(np.zeros(3), np.zeros(3))
+    """
     at = first_difference(a, b)
     if at is None:
         return
@@ -283,10 +367,26 @@ def assert_same_bits(a, b, what: str = "the arrays") -> None:
 
 
 def check_bits(q, k, v, cu_seqlens=None, *, ranks=(1, 2, 3, 4), layouts=tuple(BY_NAME), **arguments) -> None:
-    """Computes attention of packed rows over several numbers of ranks and layouts in this process, in host memory.
-    Raises WrongResult if any bit differs. arguments: as in varlen().
+    """Computes attention of packed rows over several numbers of ranks and layouts in this process, in host memory, and compares
+    bits.
 
-    Example: ringattn.testing.check_bits(q, k, v, ranks=(1, 2, 3, 4))"""
+    Args:
+        q, k, v: as in varlen(), of all tokens.
+        cu_seqlens: [sequences + 1] cumulative lengths. None: one sequence.
+        ranks: numbers of ranks.
+        layouts: names of layouts.
+        **arguments: other arguments of varlen().
+
+    Returns:
+        None.
+
+    Raises:
+        WrongResult: a bit of out or lse differs from those of one rank.
+
+    Example:
+        >>> q = np.random.default_rng(1).standard_normal((20, 2, 32), dtype="float32")
+        >>> ringattn.testing.check_bits(q, q, q, ranks=(2,), layouts=("zigzag",))
+    """
     cu_seqlens = [0, q.shape[0]] if cu_seqlens is None else cu_seqlens
     lengths = lengths_of(cu_seqlens)
     out, lse = varlen(q, k, v, cu_seqlens, **arguments)

@@ -53,11 +53,25 @@ def _ask(question: Callable, group):
 
 
 def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
-    """The world of a ProcessGroup; None: the default group. The ranks exchange addresses by the group and then connect
-    to each other. device: a torch.device; None: this process's current GPU if the group has an accelerator backend,
-    else the CPU. timeout: seconds. Collective on the first call for a group and device; the world is then kept.
+    """The world of a ProcessGroup of torch.distributed. The ranks exchange addresses by the group and then connect to each other.
+    Collective on the first call for a group and device; the world is then kept.
 
-    Example: out, lse = ringattn.attention(q, k, v, world=ringattn.torch_world(), layout="zigzag")"""
+    Args:
+        group: a ProcessGroup. None: the default group.
+        device: a torch.device. None: this process's current GPU if the group has an accelerator backend, else the CPU.
+        timeout: seconds.
+
+    Returns:
+        A World.
+
+    Raises:
+        UsageError: torch.distributed isn't initialized, or this rank is not in the group.
+        PeerError: a rank did not connect within `timeout` seconds.
+
+    Example:
+        >>> torch.distributed.init_process_group("gloo")        # doctest: +SKIP
+        >>> world = ringattn.torch_world()                      # doctest: +SKIP
+    """
     import torch
     import torch.distributed as distributed
 

@@ -35,8 +35,24 @@ _current = PerThread("ringattn.transformers.batch()")
 
 @contextlib.contextmanager
 def batch(layout: Layout, world: World | None = None):
-    """Context manager: models on this thread compute this rank's rows of packed sequences with this layout. q, k and v
-    are then [1, heads, rows, head_dim]."""
+    """Context manager: models on this thread compute this rank's rows of packed sequences. q, k and v of a layer are then [1,
+    heads, rows, head_dim].
+
+    Args:
+        layout: a Layout of the sequences, which says which rows are this rank's.
+        world: the ranks. None: only this rank.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        UsageError: a model inside of it has a batch of several rows, or a cache; its call raises it.
+
+    Example:
+        >>> import ringattn.transformers
+        >>> with ringattn.transformers.batch(ringattn.packed([24, 40], 1)):
+        ...     pass  # model(input_ids=ids[None], position_ids=positions[None], use_cache=False)
+    """
     before = _current.get()
     _current.set((layout, world))
     try:
@@ -165,7 +181,22 @@ def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=
 
 
 def register(name: str = "ringattn", forward=attention_forward, mask=attention_mask) -> None:
-    """Registers attn_implementation=name with transformers. forward, mask: its functions."""
+    """Registers ringattn as an attention implementation with transformers.
+
+    Args:
+        name: of the implementation, for attn_implementation=name.
+        forward, mask: its functions.
+
+    Returns:
+        None.
+
+    Raises:
+        UnsupportedError: transformers is too old.
+
+    Example:
+        >>> import ringattn.transformers
+        >>> ringattn.transformers.register()
+    """
     from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
 
     if not hasattr(masking_utils, "remap_positions_for_packed_sequence"):

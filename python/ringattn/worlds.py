@@ -46,8 +46,19 @@ class Owner:
 
 
 class World(Owner):
-    """The ranks that compute together; this object is one of them. It is used by one thread at a time: a concurrent
-    call is refused."""
+    """The ranks that compute together; this object is one of them. It is used by one thread at a time: a concurrent call is
+    refused. self_world(), threads_worlds(), torch_world(), store_world(), mpi_world() and callbacks_world() make one.
+
+    Attributes:
+        rank: of this object, from 0 on.
+        size: number of ranks.
+        device: where its arrays lie, (type, index) as in DLPack: (1, 0) is the host, (2, i) GPU i.
+
+    Example:
+        >>> with ringattn.threads_worlds(1)[0] as world:
+        ...     print(world)
+        <ringattn.World rank 0 of 1>
+    """
 
     def __init__(self, handle, device: tuple[int, int] = (_abi.CPU, 0), keeps=None):
         self._handle = handle
@@ -68,6 +79,7 @@ class World(Owner):
 
     @property
     def handle(self):
+        """The library's object."""
         if self._handle is None:
             refuse("the world is closed", "World.close() was called", "Make another one.")
         return self._handle
@@ -106,6 +118,7 @@ class World(Owner):
         return self.turn.run(give)
 
     def use(self, prepared) -> None:
+        """Marks a prepared object as the one that was used last."""
         self._uses = prepared.used = self._uses + 1
 
     def wait(self) -> None:
@@ -183,6 +196,7 @@ class Prepared(Owner):
 
     @property
     def handle(self):
+        """The library's object."""
         if self._handle is None:
             refuse(f"the {type(self).__name__} is closed", "its world, or itself, was closed", "Make another one.")
         return self._handle
@@ -209,8 +223,22 @@ _own = threading.local()
 
 
 def self_world(device: tuple[int, int] = (_abi.CPU, 0)) -> World:
-    """The world of one rank on a device, numbered as in DLPack: (1, 0) is the host, (2, i) GPU i. Each thread has its
-    own."""
+    """The world of one rank on a device. Each thread has its own.
+
+    Args:
+        device: (type, index) as in DLPack: (1, 0) is the host, (2, i) GPU i.
+
+    Returns:
+        A World, which is kept for later calls.
+
+    Raises:
+        UsageError: device is no such pair.
+        UnsupportedError: the device is not there.
+
+    Example:
+        >>> ringattn.self_world().size
+        1
+    """
     worlds = _own.__dict__.setdefault("worlds", {})
     try:
         world = worlds.get(device)
@@ -233,7 +261,21 @@ def own_calls() -> dict:
 
 
 def threads_worlds(ranks: int) -> list[World]:
-    """The worlds of `ranks` ranks in this process, in host memory. Use each from a thread of its own."""
+    """The worlds of ranks in this process, in host memory. Use each from a thread of its own.
+
+    Args:
+        ranks: number of ranks.
+
+    Returns:
+        A list of Worlds, one for each rank.
+
+    Raises:
+        UsageError: ranks is below 1, or more than the library has.
+
+    Example:
+        >>> [world.rank for world in ringattn.threads_worlds(3)]
+        [0, 1, 2]
+    """
     ranks = as_int32(ranks, "ranks")
     handles = (_abi.Handle * min(max(ranks, 1), 1024))()  # the library refuses more ranks
     lib.world_threads(ctypes.byref(_options()), ranks, handles)
@@ -241,10 +283,26 @@ def threads_worlds(ranks: int) -> list[World]:
 
 
 def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
-    """Calls work(world) on a thread for each of `ranks` ranks of this process. Returns the results in order of rank.
-    After all have ended, raises the first failure.
+    """Calls work(world) on a thread for each rank of a world in this process.
 
-    Example: ringattn.run_ranks(2, lambda world: ringattn.attention(q, k, v, world=world, layout="contiguous"))"""
+    Args:
+        ranks: number of ranks.
+        work: a function of a World.
+
+    Returns:
+        A list of the results, in order of rank.
+
+    Raises:
+        Exception: the first failure of work(), after all ranks have ended.
+        UsageError: ranks is below 1, or more than the library has.
+
+    Example:
+        >>> def work(world):
+        ...     rows = np.ones((50, 4, 32), "float32")
+        ...     return ringattn.attention(rows, rows, rows, world=world, layout="contiguous")[0]
+        >>> [out.shape for out in ringattn.run_ranks(2, work)]
+        [(50, 4, 32), (50, 4, 32)]
+    """
     worlds = threads_worlds(ranks)
     results: list = [None] * ranks
     failures: list = []
@@ -282,10 +340,26 @@ def callbacks_world(
     rank: int, ranks: int, all_gather: Callable[[bytes, float], list[bytes]], device: tuple[int, int] = (_abi.CPU, 0),
     timeout: float = 60.0,
 ) -> World:  # fmt: skip
-    """The world of ranks in several processes that can all-gather bytes. Collective. all_gather(data, seconds) returns
-    the bytes of every rank, in order of rank. It is only called during this call. An exception that it raises is the
-    cause of the error; KeyboardInterrupt and SystemExit are raised themselves. The ranks connect over TCP. device: (1,
-    0) is the host, (2, i) GPU i of this process; GPU data then goes from GPU to GPU. timeout: seconds."""
+    """The world of ranks in several processes that can all-gather bytes. The ranks connect over TCP. Collective.
+
+    Args:
+        rank, ranks: of this process, and their number.
+        all_gather: all_gather(data, seconds) returns the bytes of every rank, in order of rank. It is only called during this
+            call. An exception that it raises is the cause of the error; KeyboardInterrupt and SystemExit are raised themselves.
+        device: (1, 0) is the host, (2, i) GPU i of this process; GPU data then goes from GPU to GPU.
+        timeout: seconds.
+
+    Returns:
+        A World.
+
+    Raises:
+        UsageError: there is no such rank.
+        PeerError: all_gather() failed, or a rank did not connect within `timeout` seconds.
+
+    Example:
+        >>> ringattn.callbacks_world(0, 1, lambda data, seconds: [data]).size
+        1
+    """
     failures = []
 
     def gather(_, data, size, seconds, gathered):
@@ -315,12 +389,27 @@ def store_world(
     address: str | None = None, rank: int | None = None, ranks: int | None = None, job: str | None = None,
     device: tuple[int, int] = (_abi.CPU, 0), timeout: float = 60.0,
 ) -> World:  # fmt: skip
-    """The world of ranks in several processes that connect to an address, "host:port", which rank 0 serves until all have
-    connected. Collective. rank, ranks: None: 0 of 1. job: name that distinguishes jobs at one address. Without an
-    address it is read from RINGATTN_STORE, and rank and number of ranks from the environment of torchrun, Slurm or
-    mpirun; rank, ranks and job must then be None. device as in callbacks_world(); timeout: seconds.
+    """The world of ranks in several processes that connect to an address, which rank 0 serves until all have connected.
+    Collective.
 
-    Example: world = ringattn.store_world("10.0.0.7:29555", rank, ranks)"""
+    Args:
+        address: "host:port". None: it is read from RINGATTN_STORE, and rank and number of ranks from the environment of
+            torchrun, Slurm or mpirun; rank, ranks and job must then be None.
+        rank, ranks: of this process, and their number. None: 0 of 1.
+        job: name that distinguishes jobs at one address.
+        device, timeout: as in callbacks_world().
+
+    Returns:
+        A World.
+
+    Raises:
+        UsageError: rank, ranks or job is given without an address, or the environment has none.
+        PeerError: a rank did not connect within `timeout` seconds.
+
+    Example:
+        >>> ringattn.store_world("127.0.0.1:29555", rank=0, ranks=1).size
+        1
+    """
     for name, given in (("rank", rank), ("ranks", ranks), ("job", job)):
         if address is None and given is not None:
             refuse(f"{name} is given without an address", "without one the environment says where ranks meet, and which this is",
@@ -334,8 +423,22 @@ def store_world(
 
 
 def mpi_world(communicator) -> World:
-    """The world of an mpi4py communicator, which is duplicated. Collective. Requires a library that was built with
-    MPI."""
+    """The world of an mpi4py communicator, which is duplicated. In host memory. Collective.
+
+    Args:
+        communicator: such as mpi4py.MPI.COMM_WORLD.
+
+    Returns:
+        A World.
+
+    Raises:
+        ImportError: mpi4py is missing.
+        UnsupportedError: the library was built without MPI.
+
+    Example:
+        >>> from mpi4py import MPI                              # doctest: +SKIP
+        >>> world = ringattn.mpi_world(MPI.COMM_WORLD)          # doctest: +SKIP
+    """
     from mpi4py import MPI  # noqa: PLC0415, only needed here
 
     address = MPI._addressof(communicator)

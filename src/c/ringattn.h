@@ -17,12 +17,10 @@
  *   lack. It refuses larger structs than its own and a newer RINGATTN_ABI (RINGATTN_USAGE).
  * - Tensors are DLPack tensors: `const DLTensor *` is a view that the caller owns and that is read during the call.
  *   Strides count elements. Any strides are accepted except for the innermost axis, whose stride is 1. NULL strides
- * mean
- *   a dense tensor. byte_offset is honoured. The stride of an axis of one element is ignored. Output tensors must not
- *   overlap other tensors, except states that are updated in place. The data lies in the memory of the world's device
- * and
- *   must stay valid until the work that uses it is done: until run() returns, or until the stream has passed the work
- *   of enqueue().
+ *   mean a dense tensor. byte_offset is honoured. The stride of an axis of one element is ignored. Output tensors must
+ *   not overlap other tensors, except states that are updated in place. The data lies in the memory of the world's
+ *   device and must stay valid until the work that uses it is done: until run() returns, or until the stream has passed
+ *   the work of enqueue().
  * - A process that forked from a process that had used the library can't use it (RINGATTN_UNSUPPORTED), because fork()
  *   does not copy threads. Start workers by spawn, or fork first.
  * - Objects keep references to what they were made from, so a world may be destroyed before its objects. One world and

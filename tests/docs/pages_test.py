@@ -103,6 +103,12 @@ class Pages(unittest.TestCase):
             headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
             self.assertEqual(headings[0], "What ships", page.name)
 
+    def test_the_container_runs_the_readme_s_commands(self):
+        commands = re.findall(r"^RUN (.*)$", (ROOT / "Containerfile").read_text(encoding="utf-8"), re.MULTILINE)
+        self.assertGreater(len(commands), 2)
+        for command in [part.partition(" --")[0] for line in commands for part in line.split(" && ")]:
+            self.assertIn(command, README.read_text(encoding="utf-8"))
+
     def test_the_readme_is_short(self):
         lines = README.read_text(encoding="utf-8").splitlines()
         self.assertLessEqual(len(lines), 180)

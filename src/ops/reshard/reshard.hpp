@@ -48,7 +48,6 @@ class Reshard {
   // the same order, on streams that are ordered among themselves. With host memory the rows have moved on return.
   // kUnsupported on a stream that is being captured, with several ranks.
   void enqueue(const void* rows, void* target, Stream stream = {});
-  // Returns when the device has passed all that was enqueued; at once if there is nothing. Throws what it failed with:
   // Returns when all enqueued work is done. Throws kPeer for a deadline or a dead peer.
   void wait();
 
