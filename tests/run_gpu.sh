@@ -164,6 +164,7 @@ sanitizer() {
     'gemm_kernel_test Kernels/BatchedGemm.OneNanLeaves/sm*'
     'gemm_kernel_test Kernels/WeightGradients.NanAndNoTokens/sm*:Kernels/WeightGradients.StridesAndThreadsChangeNoBit/sm*'
     'attention_backward_test Kernels/AttentionBackward.SumsOfRowsInOrder/sm*'
+    'attention_backward_test Kernels/AttentionBackward.WithoutGradientOfLse/sm80_simt_backward'
     'linear_kernel_test Kernels/Linear.NanAndInfinityStayInTheirRowsAndColumns/sm*'
     'linear_kernel_test Kernels/Rope.IsAccurate/cuda_rope'
     "ssm_kernel_test Kernels/SsmKernels.KeepTheStateWhereDtIsZero/$all:Kernels/SsmKernels.GoOnInTheirSlots/$all"
@@ -186,7 +187,7 @@ sanitizer() {
     # The last one has 40 steps, too many for racecheck even where it could follow them.
     local few='*CudaMla.OneTile/*:*CudaMla.CtaGroupsOfAFewTiles/*'
     local gradients=Kernels/AttentionBackward
-    entries+=("attention_backward_test $gradients.WithoutGradientOfLse/sm*:$gradients.QuerySplitsCutAnyhow/sm*"
+    entries+=("attention_backward_test $gradients.WithoutGradientOfLse/sm*attention_backward:$gradients.QuerySplitsCutAnyhow/sm*"
       'gpu_mla_test GpuMlaBackward.WorldsAndHeadsAtATime')
     entries+=("cuda_mla_test $few:*CudaMla.ManyRowsOfSeveralKvSplits/sm90_mla_split1k_bf16"
       'cuda_compressed_test CudaCompressedDecode.AFewTiles' 'gpu_decode_test GpuDecode.ChecksOnTheDevice'
