@@ -6,9 +6,10 @@
 // Operands pass through shared memory as fp32: 32 columns of both sides for S and dP, 32 rows of the other side for the
 // gradients. A thread has 4 × 4 scores, and 4 rows of up to 8 columns of each gradient.
 //
-// A score is one chain of multiply-adds over ascending dims, as in sm80_simt. A gradient is one chain over the rows of
-// its split, ascending, and over the heads of the group within a tile (attention_backward.hpp), from zero: no size in
-// this file changes bits. A CTA has at most kSimtBackwardColumns columns of a gradient. For wider heads, several CTAs
+// A score is one chain of multiply-adds over ascending dims, as in sm80_simt. In a gradient, each 32 rows of a tile and
+// head of the other side are one chain from zero, and these are added to the split's sum in the order of
+// attention_backward.hpp: a single chain over a split's 4,096 or 8,192 rows would lose digits. No other size in this
+// file changes bits. A CTA has at most kSimtBackwardColumns columns of a gradient. For wider heads, several CTAs
 // compute the same scores.
 #include <cmath>
 #include <cstddef>
@@ -26,7 +27,7 @@ namespace ringattn::cuda {
 namespace simt_backward {
 
 inline constexpr int kThreads = 256;
-inline constexpr int kDepth = 32;  // columns or rows in shared memory at a time
+inline constexpr int kDepth = 32;  // columns or rows in shared memory at a time, and rows of a chain
 inline constexpr int kSide = 4;    // of a thread's blocks
 inline constexpr int kBlocks = 2;  // of a thread, in the columns of a gradient
 inline constexpr int kBlockColumns = kSimtBackwardColumns / kBlocks;
@@ -160,12 +161,19 @@ __device__ __forceinline__ void add_weighted_rows(Shared& shared, const HeadRows
       *reinterpret_cast<float4*>(to + 4) = make_float4(x[n][4], x[n][5], x[n][6], x[n][7]);
     }
     __syncthreads();
-#pragma unroll 8
-    for (int k = 0; k < kDepth; ++k) {
 #pragma unroll
-      for (int n = 0; n < kUsed; ++n) {
-        add_outer_product(sum[n], &shared.weights[first + k][row_of_block()],
+    for (int n = 0; n < kUsed; ++n) {
+      Block run;
+      clear(run);
+#pragma unroll 8
+      for (int k = 0; k < kDepth; ++k) {
+        add_outer_product(run, &shared.weights[first + k][row_of_block()],
                           &shared.rows[k][n * kBlockColumns + column_of_block()]);
+      }
+#pragma unroll
+      for (int i = 0; i < kSide; ++i) {
+#pragma unroll
+        for (int j = 0; j < kSide; ++j) sum[n][i][j] = __fadd_rn(sum[n][i][j], run[i][j]);
       }
     }
   }
