@@ -140,6 +140,9 @@ part_oracle() {
   need_build
   need_gpus 1
   logged oracle on_gpus "$gpus" verify "${job[@]}" --seq 256k --against oracle --rows 64
+  # a split of dV is 4,032 rows, whose sum in fp32 needs more than one chain of multiply-adds
+  logged oracle-backward "$ringattn" verify --backward --synthetic 7 --seq 3000 --heads 6 --kv-heads 2 --head-dim 72 \
+    --dtype fp32 --mask causal --backend cuda --against oracle
 }
 
 # One short test of each kind: the tools slow kernels down a hundredfold, and racecheck sm80_simt so much that it only
