@@ -3,15 +3,17 @@
 // per kernel and shape. Raw TFLOP/s count 3 matmuls for dQ and 4 for dK and dV, also where two kernels compute S, and
 // half of a causal one. Part dq_dkv is one call for all gradients. O is random and LSE that of random scores, so P has
 // its usual size.
-//   attention_backward_gpu_bench [[--kernel name] [--heads 32/8] [--dims 128] [--mask causal] sequences x length ...]
+//   attention_backward_gpu_bench
+//       [[--kernel name] [--dtype bf16] [--heads 32/8] [--dims 128] [--mask causal] sequences x length ...]
 // A mask is causal, full, or the number of keys before a query that it sees. An option holds for the shapes after it.
-// Without shapes: 2x8192 1x16384 1x32768.
+// Without shapes: 2x8192 1x16384 1x32768. sm80_simt_backward, which is slow, only runs for fp32 or by name.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -33,6 +35,7 @@ constexpr int kLaunches = 4;  // timed launches of a kernel in a round
 
 struct Shape {
   std::string kernel;  // empty: every kernel
+  Dtype dtype = Dtype::kBf16;
   int heads = 32, kv_heads = 8;
   int head_dim = 128, head_dim_v = 128;
   bool causal = true;
@@ -58,13 +61,14 @@ class Bench {
   void measure(const Shape& shape) {
     const std::int64_t tokens = shape.tokens();
     const int heads = shape.heads, kv_heads = shape.kv_heads, dim = shape.head_dim, dim_v = shape.head_dim_v;
-    const Buffer q = random(1, SyntheticTensor::kQ, tokens, heads, dim),
-                 k = random(1, SyntheticTensor::kK, tokens, kv_heads, dim),
-                 v = random(1, SyntheticTensor::kV, tokens, kv_heads, dim_v),
-                 out = random(2, SyntheticTensor::kQ, tokens, heads, dim_v),
-                 dout = random(3, SyntheticTensor::kQ, tokens, heads, dim_v);
-    const auto view = [tokens](const Buffer& rows, int of_heads, int of_dim) {
-      return dense_view(static_cast<void*>(rows.data()), Dtype::kBf16, tokens, of_heads, of_dim);
+    const Dtype dtype = shape.dtype;
+    const Buffer q = random(1, SyntheticTensor::kQ, dtype, tokens, heads, dim),
+                 k = random(1, SyntheticTensor::kK, dtype, tokens, kv_heads, dim),
+                 v = random(1, SyntheticTensor::kV, dtype, tokens, kv_heads, dim_v),
+                 out = random(2, SyntheticTensor::kQ, dtype, tokens, heads, dim_v),
+                 dout = random(3, SyntheticTensor::kQ, dtype, tokens, heads, dim_v);
+    const auto view = [tokens, dtype](const Buffer& rows, int of_heads, int of_dim) {
+      return dense_view(static_cast<void*>(rows.data()), dtype, tokens, of_heads, of_dim);
     };
     std::vector<float> host(static_cast<std::size_t>(tokens * heads));
     for (std::size_t i = 0; i < host.size(); ++i) {
@@ -126,8 +130,9 @@ class Bench {
     const double flops[4] = {0.0, shape.flops(2, 1), shape.flops(2, 2), counted};
     constexpr std::string_view kNames[4] = {"row_stats", "dq", "dkv", "dq_dkv"};
     const std::string name = fmt::format(
-        "\"kernel\":\"{}\",\"heads\":\"{}/{}\",\"dims\":\"{}/{}\",\"mask\":\"{}\",\"sequences\":{},\"length\":{}",
-        row_.name, heads, kv_heads, dim, dim_v, shape.mask(), shape.sequences, shape.length);
+        "\"kernel\":\"{}\",\"dtype\":\"{}\",\"heads\":\"{}/{}\",\"dims\":\"{}/"
+        "{}\",\"mask\":\"{}\",\"sequences\":{},\"length\":{}",
+        row_.name, dtype_name(dtype), heads, kv_heads, dim, dim_v, shape.mask(), shape.sequences, shape.length);
     double ms[4];
     for (int i = 0; i < 4; ++i) {
       std::sort(times[i].begin(), times[i].end());
@@ -166,11 +171,11 @@ class Bench {
     task.save = false;
   }
 
-  Buffer random(std::uint64_t seed, SyntheticTensor tensor, std::int64_t tokens, int heads, int dim) {
-    Buffer memory = backend_->allocate(static_cast<std::size_t>(tokens * heads * dim) * size_of(Dtype::kBf16));
+  Buffer random(std::uint64_t seed, SyntheticTensor tensor, Dtype dtype, std::int64_t tokens, int heads, int dim) {
+    Buffer memory = backend_->allocate(static_cast<std::size_t>(tokens * heads * dim) * size_of(dtype));
     const PackedRun all{0, tokens};
     backend_->fill_synthetic(seed, tensor, {&all, 1},
-                             dense_view(static_cast<void*>(memory.data()), Dtype::kBf16, tokens, heads, dim),
+                             dense_view(static_cast<void*>(memory.data()), dtype, tokens, heads, dim),
                              backend_->stream());
     return memory;
   }
@@ -208,6 +213,13 @@ int run(int argc, char** argv) {
     const std::string_view value = i + 1 < argc ? argv[i + 1] : "";
     if (text == "--kernel") {
       shape.kernel = value;
+    } else if (text == "--dtype") {
+      const std::optional<Dtype> dtype = parse_dtype(value);
+      if (!dtype) {
+        std::fprintf(stderr, "unknown dtype %s\n", argv[i + 1] == nullptr ? "" : argv[i + 1]);
+        return 2;
+      }
+      shape.dtype = *dtype;
     } else if (text == "--heads") {
       read_pair(value, shape.heads, shape.kv_heads);
     } else if (text == "--dims") {
@@ -237,9 +249,12 @@ int run(int argc, char** argv) {
     if (row.backend != "cuda" || !row.unavailable().empty()) continue;
     for (const Shape& of : shapes) {
       const AttentionBackwardSpec spec{
-          make_spec(Dtype::kBf16, of.heads, of.kv_heads, of.head_dim, {of.window, of.causal ? 0 : -1}, of.head_dim_v),
-          Dtype::kBf16};
-      if ((of.kernel.empty() || of.kernel == row.name) && row.missing(spec).empty()) Bench(row, spec).measure(of);
+          make_spec(of.dtype, of.heads, of.kv_heads, of.head_dim, {of.window, of.causal ? 0 : -1}, of.head_dim_v),
+          of.dtype};
+      const bool unasked = of.dtype != Dtype::kF32 && row.name == "sm80_simt_backward";
+      if ((of.kernel.empty() ? !unasked : of.kernel == row.name) && row.missing(spec).empty()) {
+        Bench(row, spec).measure(of);
+      }
     }
   }
   return 0;

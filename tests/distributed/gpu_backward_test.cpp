@@ -62,6 +62,11 @@ TEST_P(GpuBackward, FullFp16WithGradientsInFp32) {
   expect_equal_worlds({{make_spec(Dtype::kF16, 3, 1, 64, {-1, -1}), uniform_batch(2, 700, 900)}, Dtype::kF32}, {2, 3});
 }
 
+TEST_P(GpuBackward, Fp32OfUnequalHeadDims) {
+  expect_equal_worlds({{make_spec(Dtype::kF32, 6, 2, 72, {300, 0}, 40), uniform_batch(2, 700, 900)}, Dtype::kF32},
+                      {2, 3});
+}
+
 TEST_P(GpuBackward, RaggedBatchWithSinksAndSoftcap) {
   AttentionSpec spec = make_spec(Dtype::kBf16, 4, 2, 128, {200, 0});
   spec.sinks = true;

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "base/gpu.hpp"
+#include "comm/self.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/mla_backward_job.hpp"
 
 namespace ringattn::testing {
@@ -50,6 +52,23 @@ TEST(GpuMlaBackward, WorldsAndHeadsAtATime) {
   expect_near("dw_uk", near.dw_uk[0].size(), floats(reference.dw_uk[0]), floats(near.dw_uk[0]));
   expect_near("dw_uv", near.dw_uv[0].size(), floats(reference.dw_uv[0]), floats(near.dw_uv[0]));
   expect_near("dsinks", near.dsinks[0].size(), floats(reference.dsinks[0]), floats(near.dsinks[0]));
+}
+
+// GPUs have no fp32 GEMM.
+TEST(GpuMlaBackward, Fp32IsRefusedOnGpusAndTakesTheCpu) {
+  if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
+  MlaSpec spec;
+  spec.heads = 2;
+  spec.dtype = Dtype::kF32;
+  spec.softmax_scale = default_softmax_scale(spec);
+  const MlaJob job{spec, {{30, 30, 0}}, MlaForm::kExpanded};
+  const auto self = make_self_transport();
+  EXPECT_EQ(MlaBackward(job, *self, {}).kernel().row->backend, "cpu");
+  MlaOptions options;
+  options.ring.kernel.backend = "cuda";
+  const Error refused = error_of([&] { MlaBackward(job, *self, options); });
+  EXPECT_EQ(refused.code(), ErrorCode::kUnsupported);
+  EXPECT_NE(std::string(refused.what()).find("no cuda kernel runs the GEMMs"), std::string::npos) << refused.what();
 }
 
 }  // namespace

@@ -81,6 +81,22 @@ class OneGpu(unittest.TestCase):
             with self.assertRaises(ringattn.WrongResult):
                 Goldens(path).check("a", out=out + 1)
 
+    def test_gradients_of_fp32(self):
+        torch.set_grad_enabled(True)
+        shapes = (1, 400, 4, 72), (1, 400, 2, 72), (1, 400, 2, 40)
+        leaves = [normal(*shape, seed=at, dtype=torch.float32).requires_grad_() for at, shape in enumerate(shapes)]
+        out, lse = ringattn.attention(*leaves, mask=(150, 0))
+        dout, dlse = (normal(*x.shape, seed=3, dtype=torch.float32) for x in (out, lse))
+        gradients = torch.autograd.grad((out, lse), leaves, (dout, dlse))
+        q, k, v = wide = [x.detach().double()[0].transpose(0, 1).requires_grad_() for x in leaves]
+        distance = torch.arange(400, device="cuda")[:, None] - torch.arange(400, device="cuda")
+        scores = q @ k.repeat_interleave(2, 0).mT * 72**-0.5
+        scores = scores.masked_fill((distance < 0) | (distance > 150), -torch.inf)
+        results = scores.softmax(-1) @ v.repeat_interleave(2, 0), scores.logsumexp(-1)
+        exact = torch.autograd.grad(results, wide, (dout[0].transpose(0, 1).double(), dlse[0].T.double()))
+        for got, expected in zip(gradients, exact):
+            torch.testing.assert_close(got[0].transpose(0, 1).double(), expected, atol=2e-5, rtol=0)
+
     def test_work_goes_to_the_current_stream(self):
         q, k, v = (normal(2000, heads, 128, seed=heads) for heads in (8, 2, 2))
         expected, _ = ringattn.attention(q, k, v)

@@ -7,6 +7,7 @@
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention_backward/sm80/config.hpp"
 #include "kernels/attention_backward/sm80/sm80_attention_backward.hpp"
+#include "kernels/attention_backward/sm80/sm80_simt_backward.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
 #include "kernels/attention/sm90/sm90_attention.hpp"
@@ -18,6 +19,8 @@
 namespace ringattn {
 
 namespace {
+
+std::vector<std::string> one_for_all_dims() { return {}; }
 
 constexpr KernelRow<AttentionBackwardSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
@@ -35,11 +38,15 @@ constexpr KernelRow<AttentionBackwardSpec> kTable[] = {
       cuda::make_cuda_backend},
      sm80::attention_backward_missing,
      sm80::make_attention_backward},
+    {{"sm80_simt_backward", "cuda",
+      "fp32, bf16, fp16; head dims that are multiples of 8 up to 512; every mask, softcap, sinks", one_for_all_dims,
+      [](const Backend&) { return 2.3e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+     sm80::simt_backward_missing,
+     sm80::make_simt_backward},
 #endif
     {{"cpu_attention_backward", "cpu",
-      "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks",
-      [] { return std::vector<std::string>(); }, cpu::cpu_attention_backward_speed, [] { return std::string(); },
-      cpu::make_cpu_backend},
+      "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks", one_for_all_dims,
+      cpu::cpu_attention_backward_speed, [] { return std::string(); }, cpu::make_cpu_backend},
      cpu::cpu_attention_backward_missing,
      cpu::make_cpu_attention_backward},
 };

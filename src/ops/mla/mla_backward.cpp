@@ -18,9 +18,11 @@
 #include "comm/collective.hpp"
 #include "comm/exchange.hpp"
 #include "kernels/gemm/weight_gradient.hpp"
+#include "ops/common/compatibility.hpp"
 #include "ops/common/shard_checks.hpp"
 #include "ops/mla/mla_checks.hpp"
 #include "ops/mla/mla_ring_steps.hpp"
+#include "ops/mla/mla_work.hpp"
 #include "ops/reshard/reshard.hpp"
 
 namespace ringattn {
@@ -130,6 +132,7 @@ struct MlaBackward::Impl {
   }
 
   void choose();
+  void choose_backend();
   void allocate();
   Exchange gradients_of_matrices() const;
   Places places() const;
@@ -166,6 +169,7 @@ struct MlaBackward::Impl {
 void MlaBackward::Impl::choose() {
   check_differentiable(job, options);
   job.form = MlaForm::kExpanded;
+  choose_backend();
   for (const Sequence& sequence : job.batch.sequences) lengths.push_back(sequence.k_len);
   if (options.heads_at_a_time < 0) {
     fail(ErrorCode::kUsage, fmt::format("{} heads at a time", options.heads_at_a_time), "heads are counted from 1",
@@ -177,6 +181,14 @@ void MlaBackward::Impl::choose() {
       options.heads_at_a_time > 0 ? options.heads_at_a_time : std::max<std::int64_t>(1, kExpandedBytes / head_bytes);
   heads_at_a_time = static_cast<int>(std::min<std::int64_t>(most, spec().heads));
   while (spec().heads % heads_at_a_time != 0) --heads_at_a_time;
+}
+
+// As in the forward, a backend that can't run the GEMMs is skipped, or refused if it was asked for.
+void MlaBackward::Impl::choose_backend() {
+  KernelRequest& request = options.ring.kernel;
+  if (request.kernel != "auto") return;  // allocate() finds no GEMM kernel
+  const MlaChoice forward = choose_mla_kernels(spec(), MlaForm::kExpanded, compatible_request(request, transport));
+  request.backend = forward.attention.row->backend;
 }
 
 void MlaBackward::Impl::allocate() {

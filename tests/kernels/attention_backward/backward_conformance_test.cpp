@@ -164,7 +164,7 @@ TEST_P(AttentionBackward, EveryHeadRatio) {
 
 TEST_P(AttentionBackward, EveryHeadDim) {
   std::vector<HeadDims> every_dims(std::begin(kHeadDims), std::end(kHeadDims));
-  every_dims.insert(every_dims.end(), {{8, 8}, {40, 136}, {40, 24}, {576, 512}});
+  every_dims.insert(every_dims.end(), {{8, 8}, {40, 136}, {40, 24}, {328, 200}, {576, 512}});
   for (const Dtype dtype : kDtypes) {
     for (const HeadDims& dims : every_dims) {
       for (const Dtype gradients : {Dtype::kF32, dtype}) {

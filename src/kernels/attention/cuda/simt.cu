@@ -8,22 +8,19 @@
 // A step without keys that the row sees is skipped. Steps begin at multiples of 32 in their sequence, so a row's
 // results depend only on the row and its keys. Each KV split begins with an empty partial, which is then merged into
 // those before it (kernels/attention/merge.hpp).
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
 
 #include "base/cuda.hpp"
-#include "base/dtype.hpp"
 #include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/cuda/attention_state.cuh"
 #include "kernels/attention/cuda/simt.hpp"
 #include "kernels/attention/cuda/tile_lookup.cuh"
 #include "kernels/attention/key_positions.hpp"
 #include "kernels/attention/visibility.hpp"
+#include "kernels/common/cuda/elements.cuh"
 
 namespace ringattn::cuda {
 
@@ -35,29 +32,6 @@ inline constexpr int kStepKeys = 32;  // one key per lane
 inline constexpr int kWarps = 4;
 inline constexpr int kRowsOfWarp = kSimtTileRows / kWarps;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
-
-__device__ inline float element(const void* data, int dtype, std::int64_t index) {
-  switch (static_cast<Dtype>(dtype)) {
-    case Dtype::kF32:
-      return static_cast<const float*>(data)[index];
-    case Dtype::kBf16:
-      return __bfloat162float(static_cast<const __nv_bfloat16*>(data)[index]);
-    default:
-      return __half2float(static_cast<const __half*>(data)[index]);
-  }
-}
-__device__ inline void store(void* data, int dtype, std::int64_t index, float value) {
-  switch (static_cast<Dtype>(dtype)) {
-    case Dtype::kF32:
-      static_cast<float*>(data)[index] = value;
-      break;
-    case Dtype::kBf16:
-      static_cast<__nv_bfloat16*>(data)[index] = __float2bfloat16_rn(value);
-      break;
-    default:
-      static_cast<__half*>(data)[index] = __float2half_rn(value);
-  }
-}
 
 // exp(x) of a difference of scores.
 __device__ inline float weight(float x) { return SimtArithmetic::weight(__fmul_rn(x, kLog2E)); }
@@ -262,7 +236,7 @@ __device__ void finish_row(const AttentionParams& p, SimtRow<C>& row, std::int64
   const std::int64_t out = at * p.out.token_stride + head * p.out.head_stride;
   for_each_output<C>(p, [&](int i, int dim) {
     const float o = merged ? row.merged_o[dim] : row.o[i];
-    store(p.out.data, p.dtype, out + dim, __fdiv_rn(__fmul_rn(o, end.weight), end.divisor()));
+    store_to(p.out.data, p.dtype, out + dim, __fdiv_rn(__fmul_rn(o, end.weight), end.divisor()));
   });
   if (p.lse.data != nullptr && threadIdx.x % 32 == 0) {
     p.lse.data[at * p.lse.token_stride + head * p.lse.head_stride] = end.lse();
@@ -276,7 +250,7 @@ __device__ void load_rows(const void* data, int dtype, std::int64_t offset, std:
                           int dim, int pitch, float* target) {
   for (int i = static_cast<int>(threadIdx.x); i < rows * dim; i += kWarps * 32) {
     const int key = i / dim;
-    target[key * pitch + i % dim] = key < keys ? element(data, dtype, offset + key * stride + i % dim) : 0.0F;
+    target[key * pitch + i % dim] = key < keys ? load_from(data, dtype, offset + key * stride + i % dim) : 0.0F;
   }
 }
 
@@ -347,7 +321,7 @@ __global__ void __launch_bounds__(kWarps * 32, C::kCtas) simt_kernel(const __gri
   if (work_tile.tiles > 0) {
     for (int i = static_cast<int>(threadIdx.x); i < work_tile.valid_row_end * p.head_dim; i += kWarps * 32) {
       const std::int64_t row = work_tile.row + i / p.head_dim;
-      shared.q[i] = element(p.q.data, p.dtype, row * p.q.token_stride + head * p.q.head_stride + i % p.head_dim);
+      shared.q[i] = load_from(p.q.data, p.dtype, row * p.q.token_stride + head * p.q.head_stride + i % p.head_dim);
     }
   }
 

@@ -15,8 +15,7 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr std::uintptr_t kAlignment = 16;  // bytes
-constexpr std::int64_t kElementBytes = 2;
-constexpr int kStateSums = 2;  // closed and open
+constexpr int kStateSums = 2;              // closed and open
 // The most memory for partial sums. Enough for 16 heads of 128 with 2 KV heads at 8k tokens.
 constexpr std::int64_t kPartialBytes = std::int64_t{256} << 20;
 
@@ -144,7 +143,7 @@ void CudaAttentionBackward::enqueue_dq(const DqTask& task, const AttentionSpec& 
                             multiprocessors_ * side.ctas,
                             spill.tiles != nullptr ? 0 : dq_partials(limits_),
                             side.swizzle_bytes,
-                            (spec.head_dim + spec.head_dim_v) * kElementBytes,
+                            (spec.head_dim + spec.head_dim_v) * element_bytes(),
                             spill.tiles != nullptr};
   const auto width = static_cast<std::int32_t>(dq_width());
   const MergedSum sums[] = {{gradient_of(task.dq), width, 0, width, softmax_of(spec).scale}};
@@ -167,7 +166,7 @@ DsSpill CudaAttentionBackward::enqueue_dkv(const DkvTask& task, const AttentionS
                             multiprocessors_ * shape_.dkv.ctas,
                             ds != nullptr ? 0 : dkv_partials(limits_),
                             ds != nullptr ? kWithoutSwizzle : shape_.dkv.swizzle_bytes,
-                            (spec.head_dim + spec.head_dim_v) * kElementBytes * group(),
+                            (spec.head_dim + spec.head_dim_v) * element_bytes() * group(),
                             ds != nullptr};
   const auto width = static_cast<std::int32_t>(dkv_width());
   const MergedSum sums[] = {{gradient_of(task.dk), width, 0, spec.head_dim, softmax_of(spec).scale},

@@ -67,6 +67,7 @@ class CudaAttentionBackward : public AttentionBackwardKernel {
  private:
   const AttentionSpec& forward() const { return spec_.forward; }
   int group() const { return forward().heads / forward().kv_heads; }
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(forward().dtype)); }
   std::int64_t dq_width() const { return forward().head_dim; }
   std::int64_t dkv_width() const { return forward().head_dim + forward().head_dim_v; }
   ChunkLimits limits_of_chunks(const BackwardLimits& limits) const;

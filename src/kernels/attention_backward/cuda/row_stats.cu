@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <algorithm>
 
 #include "base/cuda.hpp"
 #include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/merge.hpp"
 #include "kernels/attention_backward/cuda/row_stats.hpp"
+#include "kernels/common/cuda/elements.cuh"
 #include "kernels/common/cuda/load_kernel.hpp"
 
 namespace ringattn::cuda {
@@ -17,8 +15,7 @@ namespace {
 constexpr int kRowLanes = 16;  // threads of a row and head
 constexpr int kStatsThreads = 256;
 constexpr int kRowsOfCta = kStatsThreads / kRowLanes;
-constexpr int kPieceElements = 8;
-constexpr int kPieceBytes = 16;
+constexpr int kAlignedBytes = 16;
 constexpr std::int64_t kMaxStatsCtas = std::int64_t{1} << 30;
 
 struct RowStatsParams {
@@ -29,21 +26,10 @@ struct RowStatsParams {
   float* sink_terms;
   std::int64_t count;  // rows · heads
   std::int32_t heads, head_dim_v;
-  bool aligned;  // rows of out and dout, to 16 bytes
+  bool aligned;  // rows of out and dout, to kAlignedBytes
 };
 
-// Eight elements.
-__device__ __forceinline__ uint4 load_piece(const char* from, bool aligned) {
-  if (aligned) return *reinterpret_cast<const uint4*>(from);
-  const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
-  const auto two = [halves](int i) { return halves[i] | static_cast<std::uint32_t>(halves[i + 1]) << 16; };
-  return {two(0), two(2), two(4), two(6)};
-}
-
-__device__ __forceinline__ float2 widen_pair(__nv_bfloat162 x) { return __bfloat1622float2(x); }
-__device__ __forceinline__ float2 widen_pair(__half2 x) { return __half22float2(x); }
-
-template <class Pair>
+template <class Element>
 __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStatsParams p) {
   const int lane = static_cast<int>(threadIdx.x) % kRowLanes;
   for (std::int64_t n = blockIdx.x * std::int64_t{kRowsOfCta} + threadIdx.x / kRowLanes; n < p.count;
@@ -51,22 +37,17 @@ __global__ void __launch_bounds__(kStatsThreads) row_stats_kernel(const RowStats
     const std::int64_t row = n / p.heads;
     const std::int64_t head = n % p.heads;
     const auto* out = static_cast<const char*>(p.out.data) +
-                      (row * p.out.token_stride + head * p.out.head_stride) * std::int64_t{sizeof(Pair)} / 2;
+                      (row * p.out.token_stride + head * p.out.head_stride) * std::int64_t{sizeof(Element)};
     const auto* dout = static_cast<const char*>(p.dout.data) +
-                       (row * p.dout.token_stride + head * p.dout.head_stride) * std::int64_t{sizeof(Pair)} / 2;
+                       (row * p.dout.token_stride + head * p.dout.head_stride) * std::int64_t{sizeof(Element)};
+    constexpr int kPieceBytes = kPieceElements * static_cast<int>(sizeof(Element));
     float sum = 0.0F;
     for (int piece = lane; piece < p.head_dim_v / kPieceElements; piece += kRowLanes) {
-      const uint4 a = load_piece(out + piece * kPieceBytes, p.aligned);
-      const uint4 b = load_piece(dout + piece * kPieceBytes, p.aligned);
-      const auto* of_a = reinterpret_cast<const Pair*>(&a);
-      const auto* of_b = reinterpret_cast<const Pair*>(&b);
+      float a[kPieceElements], b[kPieceElements];
+      load_piece<Element>(out + piece * kPieceBytes, p.aligned, a);
+      load_piece<Element>(dout + piece * kPieceBytes, p.aligned, b);
 #pragma unroll
-      for (int i = 0; i < kPieceElements / 2; ++i) {
-        const float2 x = widen_pair(of_a[i]);
-        const float2 y = widen_pair(of_b[i]);
-        sum = __fmaf_rn(x.x, y.x, sum);
-        sum = __fmaf_rn(x.y, y.y, sum);
-      }
+      for (int i = 0; i < kPieceElements; ++i) sum = __fmaf_rn(a[i], b[i], sum);
     }
     // the lanes of a row leave the loop together, those of other rows may not
     const unsigned lanes = 0xFFFFU << (threadIdx.x % 32 / kRowLanes * kRowLanes);
@@ -123,7 +104,7 @@ unsigned ctas_of(std::int64_t count, std::int64_t of_cta) {
 }
 
 bool are_rows_aligned(const TensorView& view) {
-  const auto is_multiple = [](std::int64_t bytes) { return bytes % kPieceBytes == 0; };
+  const auto is_multiple = [](std::int64_t bytes) { return bytes % kAlignedBytes == 0; };
   const auto element = static_cast<std::int64_t>(size_of(view.dtype));
   return is_multiple(static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(view.data))) &&
          is_multiple(view.token_stride * element) && is_multiple(view.head_stride * element);
@@ -132,8 +113,9 @@ bool are_rows_aligned(const TensorView& view) {
 }  // namespace
 
 void prepare_row_stats() {
-  load_kernel(&row_stats_kernel<__nv_bfloat162>);
-  load_kernel(&row_stats_kernel<__half2>);
+  load_kernel(&row_stats_kernel<__nv_bfloat16>);
+  load_kernel(&row_stats_kernel<__half>);
+  load_kernel(&row_stats_kernel<float>);
   load_kernel(&gather_stats_kernel);
   load_kernel(&row_sums_kernel);
 }
@@ -174,7 +156,9 @@ void compute_row_stats(const RowStatsTask& task, Stream stream) {
                               static_cast<std::int32_t>(task.out.heads),
                               static_cast<std::int32_t>(task.out.dim),
                               are_rows_aligned(task.out) && are_rows_aligned(task.dout)};
-  const auto kernel = task.out.dtype == Dtype::kBf16 ? &row_stats_kernel<__nv_bfloat162> : &row_stats_kernel<__half2>;
+  const auto kernel = task.out.dtype == Dtype::kBf16  ? &row_stats_kernel<__nv_bfloat16>
+                      : task.out.dtype == Dtype::kF16 ? &row_stats_kernel<__half>
+                                                      : &row_stats_kernel<float>;
   kernel<<<ctas_of(count, kRowsOfCta), kStatsThreads, 0, cuda_stream(stream)>>>(params);
   check_cuda(cudaGetLastError(), "row stats");
 }

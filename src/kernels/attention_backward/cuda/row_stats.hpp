@@ -9,7 +9,7 @@ namespace ringattn::cuda {
 
 // Loads the kernel on the current device.
 void prepare_row_stats();
-// Enqueues a RowStatsTask. `out` and `dout` have bf16 or fp16 elements.
+// Enqueues a RowStatsTask.
 void compute_row_stats(const RowStatsTask& task, Stream stream);
 
 // Enqueues a RowSumsTask.
