@@ -226,6 +226,9 @@ def parse_bench(line: Line) -> Point | str:
     for member, why in (("state_dim", "of scans, which are not attention"), ("page_size", "of decode steps")):
         if member in found:
             return why
+    op = as_text(found.get("op", "attention"))
+    if op not in ("attention", "mla"):
+        return f"of {op}"
     if "accuracy" in line:
         return "of the accuracy of sums, not timed"
     mask = as_text(found["mask"])
