@@ -25,28 +25,22 @@ deps=(--tests)
 ((all)) && deps+=(--sanitizers)
 ./launch/install-deps.sh "${deps[@]}"
 
-# The reference safetensors library, and what tests of the Python package use; without them tests are skipped and say so.
+# Python packages come while the code is being built; without them tests are skipped and say so.
 if [[ ! -x build/venv/bin/python ]]; then
   python3 -m venv --system-site-packages build/venv
-  # The version that drew the committed pictures: others draw other bytes, and they are not compared.
-  build/venv/bin/pip install --quiet numpy safetensors ml_dtypes pytest matplotlib==3.11.2 ||
-    echo "run.sh: PyPI gave no NumPy, safetensors and matplotlib; the tests that use them will be skipped"
 fi
-# PyTorch comes while the code is being built. Pinned, as a new release may change what a test looks into.
-torch_packages=(torch==2.15.0 transformers==5.24.0 compressed-tensors==0.20.1) installs= sessions=
+pytorch=()
+((torch)) && pytorch=(--torch)
+timeout 900 ./tests/support/install_packages.sh "$PWD/build/venv" "${pytorch[@]}" &
+installs=$! sessions=
 leave() {
   if [[ -n $installs ]]; then kill "$installs" 2>/dev/null || true; fi  # a build may have failed before
   if [[ -n $sessions ]]; then rmdir "$sessions/kept" "$sessions" 2>/dev/null || true; fi
 }
 trap leave EXIT
-if ((torch)) && ! build/venv/bin/python -c 'import torch, transformers, compressed_tensors' 2>/dev/null; then
-  timeout 900 build/venv/bin/pip install --quiet "${torch_packages[@]}" &
-  installs=$!
-fi
-torch_is_here() {
+packages_are_here() {
   if [[ -n $installs ]] && ! wait "$installs"; then
-    echo "run.sh: PyPI gave no PyTorch; the tests that use it will be skipped"
-    build/venv/bin/pip uninstall --quiet --yes torch transformers || true  # what is there in part would fail
+    echo "run.sh: Python packages are missing; the tests that use them will be skipped"
   fi
   installs=
 }
@@ -82,7 +76,7 @@ suite() {
   local preset=$1 start=$SECONDS
   shift
   if cmake --preset "$preset" "${options[@]}" >"build/$preset.log" 2>&1 || { cat "build/$preset.log"; false; }; then
-    cmake --build --preset "$preset" && torch_is_here &&
+    cmake --build --preset "$preset" && packages_are_here &&
       ctest --preset "$preset" --parallel "$(($(nproc) + 3))" "$@" ||  # some tests wait for time limits
       status=$?
   else

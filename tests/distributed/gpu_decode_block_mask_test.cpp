@@ -29,7 +29,7 @@ AttentionSpec usual_spec() {
   return spec;
 }
 
-DecodeOptions on_gpu() {
+DecodeOptions decode_on_gpu() {
   DecodeOptions options;
   options.kernel.backend = "cuda";
   return options;
@@ -54,7 +54,7 @@ class GpuDecodeWithBlockMask : public ::testing::Test {
     AttentionSpec spec = usual_spec();
     spec.block_mask = kShape;
     try {
-      choose_kernel(DecodeSpec{spec}, on_gpu().kernel);
+      choose_kernel(DecodeSpec{spec}, decode_on_gpu().kernel);
     } catch (const Error& error) {
       GTEST_SKIP() << "needs a GPU that decodes: " << error.what();
     }
@@ -68,7 +68,7 @@ TEST_F(GpuDecodeWithBlockMask, AGraphFollowsTheBlockMask) {
   const BlockMaskSteps steps(usual_spec(), longest, 1, "cuda");
   for (const std::int64_t page : {0, 16, 256}) {
     const CacheLayout layout{.page_size = page};
-    Decode decode(job_of(steps, 2, layout, 0), *self, on_gpu());
+    Decode decode(job_of(steps, 2, layout, 0), *self, decode_on_gpu());
     DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
     const std::vector<std::int64_t> start = plus(longest, -kSteps);
     rank.set_block_mask(*steps.block_mask(kShape, longest, 2, all_blocks()), 2);
@@ -102,7 +102,7 @@ TEST_F(GpuDecodeWithBlockMask, AGraphChoosesItsBlocks) {
   const BlockMaskSteps steps(usual_spec(), longest, 2, "cuda");
   for (const std::int64_t page : {0, 64}) {
     const CacheLayout layout{.page_size = page};
-    Decode decode(job_of(steps, 1, layout, 12), *self, on_gpu());
+    Decode decode(job_of(steps, 1, layout, 12), *self, decode_on_gpu());
     DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
     const std::vector<std::int64_t> start = plus(longest, -kSteps);
     rank.fill(start);
@@ -145,7 +145,7 @@ void expect_two_ranks(const char* transport, const std::vector<std::int64_t>& lo
   in_two_ranks(transport, [&](Transport& world) {
     DecodeJob job = job_of(steps, 1, layout, best);
     job.head_parts = head_parts;
-    Decode decode(job, world, on_gpu());
+    Decode decode(job, world, decode_on_gpu());
     EXPECT_EQ(decode.kv_heads().count, head_parts == 2 ? 1 : 2);
     DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
     if (best == 0) rank.set_block_mask(*block_mask[0], 1);
@@ -187,7 +187,7 @@ TEST_F(GpuDecodeWithBlockMask, StandBesideHostCopiesOfLengths) {
   const std::vector<std::int64_t> lengths = {20 * kBlock, 9 * kBlock + 5, 700};
   const BlockMaskSteps steps(usual_spec(), lengths, 4, "cuda");
   const CacheLayout layout;
-  Decode decode(job_of(steps, 1, layout, 0), *self, on_gpu());
+  Decode decode(job_of(steps, 1, layout, 0), *self, decode_on_gpu());
   DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
   const auto block_mask = steps.block_mask(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 6, 3));
   rank.set_block_mask(*block_mask, 1);
@@ -207,7 +207,7 @@ TEST_F(GpuDecodeWithBlockMask, AreCheckedOnTheDevice) {
   spec.sinks = false;
   const BlockMaskSteps steps(spec, lengths, 3, "cuda");
   const CacheLayout layout{.page_size = 64};
-  Decode decode(job_of(steps, 1, layout, 0), *self, on_gpu());
+  Decode decode(job_of(steps, 1, layout, 0), *self, decode_on_gpu());
   DecodeRank rank(decode, steps.job(), steps.tensors(), layout);
   const auto block_mask = steps.block_mask(kShape, lengths, 1, random_blocks(kShape, {-1, 0}, 6, 3));
   const JobResult expected = steps.attended(block_mask, lengths, 1);

@@ -42,7 +42,7 @@ Job job_of(const AttentionSpec& spec, const std::vector<std::int64_t>& lengths, 
   return job;
 }
 
-DecodeOptions on_gpu() {
+DecodeOptions decode_on_gpu() {
   DecodeOptions options;
   options.kernel.backend = "cuda";
   return options;
@@ -66,7 +66,7 @@ class GpuDecode : public ::testing::Test {
   void SetUp() override {
     if (visible_gpus().empty()) GTEST_SKIP() << "needs a GPU: " << gpus_unavailable();
     try {
-      choose_kernel(DecodeSpec{spec_of({-1, 0})}, on_gpu().kernel);
+      choose_kernel(DecodeSpec{spec_of({-1, 0})}, decode_on_gpu().kernel);
     } catch (const Error& error) {
       GTEST_SKIP() << "needs a GPU that decodes: " << error.what();
     }
@@ -82,7 +82,7 @@ TEST_F(GpuDecode, EachLaunchOfAGraphGrowsTheSequences) {
     const JobResult reference = attended(job, tensors);
     for (const std::int64_t page : {0, 16, 128}) {
       const CacheLayout layout{.page_size = page, .head_major = page == 128};
-      Decode decode(decode_job(job, 1, layout), *self, on_gpu());
+      Decode decode(decode_job(job, 1, layout), *self, decode_on_gpu());
       DecodeRank rank(decode, job, tensors, layout);
       const std::vector<std::int64_t> start = plus(job.batch.k_lengths(), -kSteps);
       rank.fill(start);
@@ -112,7 +112,7 @@ TEST_F(GpuDecode, RotatesRowsInAGraph) {
       const CacheLayout layout{.page_size = page};
       DecodeJob steps = decode_job(job, 1, layout);
       steps.rope = rope;
-      Decode decode(steps, *self, on_gpu());
+      Decode decode(steps, *self, decode_on_gpu());
       DecodeRank rank(decode, job, rotated, layout);
       const std::vector<std::int64_t> start = plus(job.batch.k_lengths(), -kFew);
       rank.fill(start);
@@ -136,7 +136,7 @@ TEST_F(GpuDecode, ThreeHundredStepsInOneGraph) {
   const JobTensors tensors = random_tensors(job, 2);
   const JobResult reference = attended(job, tensors);
   const CacheLayout layout{.page_size = 64};
-  Decode decode(decode_job(job, 1, layout), *self, on_gpu());
+  Decode decode(decode_job(job, 1, layout), *self, decode_on_gpu());
   DecodeRank rank(decode, job, tensors, layout);
   Backend& backend = decode.backend();
   const Stream stream = rank.stream();
@@ -217,7 +217,7 @@ TEST_F(GpuDecode, ChecksOnTheDevice) {
   for (const BadTable& bad : bad_tables()) {
     for (const bool captured : {false, true}) {
       SCOPED_TRACE(std::string(bad.name) + (captured ? ", captured" : ""));
-      Decode decode(decode_job(job, 1, layout), *self, on_gpu());
+      Decode decode(decode_job(job, 1, layout), *self, decode_on_gpu());
       DecodeRank rank(decode, job, tensors, layout);
       rank.fill({300, 200, 500, 90});
       const std::vector<std::byte> whole = rank.cache_bytes();
@@ -268,7 +268,7 @@ TEST_F(GpuDecode, HostCopiesAreCheckedAtOnce) {
   const Job job = job_of(spec_of({-1, 0}), {300, 200}, 1);
   const JobTensors tensors = random_tensors(job, 4);
   const CacheLayout layout{.page_size = 16};
-  Decode decode(decode_job(job, 1, layout), *self, on_gpu());
+  Decode decode(decode_job(job, 1, layout), *self, decode_on_gpu());
   DecodeRank rank(decode, job, tensors, layout);
   rank.fill({300, 200});
   rank.load({300, 200}, 1);
@@ -310,7 +310,7 @@ TEST_F(GpuDecode, SharedPrefixes) {
   }
   const JobResult reference = attended(job, tensors);
   const CacheLayout layout{.page_size = 16, .prefix_of = {0, -1, 0}, .prefix_keys = {kShared}};
-  Decode decode(decode_job(job, 1, layout), *self, on_gpu());
+  Decode decode(decode_job(job, 1, layout), *self, decode_on_gpu());
   DecodeRank rank(decode, job, tensors, layout);
   const std::vector<std::int64_t> start = plus(job.batch.k_lengths(), -kFew);
   rank.fill(start);
@@ -349,7 +349,7 @@ TEST_F(GpuDecode, SharedPrefixesOfTwoRanks) {
         .page_size = 64, .prefix_of = {0, 0, 0, 0}, .prefix_keys = {static_cast<std::int32_t>(keys)}};
     in_two_ranks("p2p", [&](Transport& world) {
       const JobResult reference = attended(job, tensors, world.device());
-      Decode decode(decode_job(job, 3, layout), world, on_gpu());
+      Decode decode(decode_job(job, 3, layout), world, decode_on_gpu());
       DecodeRank rank(decode, job, tensors, layout);
       rank.fill(plus(job.batch.k_lengths(), -3));
       rank.load(job.batch.k_lengths(), 3);
@@ -367,7 +367,7 @@ void expect_growth(Transport& world, const std::vector<std::int64_t>& final_leng
   const JobTensors tensors = random_tensors(job, 5);
   const JobResult reference = attended(job, tensors, world.device());
   const CacheLayout layout{.page_size = page};
-  Decode decode(decode_job(job, 1, layout), world, on_gpu());
+  Decode decode(decode_job(job, 1, layout), world, decode_on_gpu());
   DecodeRank rank(decode, job, tensors, layout);
   const std::vector<std::int64_t> start = plus(job.batch.k_lengths(), -kFew);
   rank.fill(start);
@@ -408,7 +408,7 @@ TEST_F(GpuDecode, AGraphOfTwoRanksIsRefused) {
     const Job job = job_of(spec_of({-1, 0}), {kGroup + 20, 60}, 1);
     const JobTensors tensors = random_tensors(job, 6);
     const JobResult reference = attended(job, tensors, world.device());
-    Decode decode(decode_job(job, 1, {}), world, on_gpu());
+    Decode decode(decode_job(job, 1, {}), world, decode_on_gpu());
     DecodeRank rank(decode, job, tensors, {});
     rank.fill(job.batch.k_lengths());
     rank.load(job.batch.k_lengths(), 1);

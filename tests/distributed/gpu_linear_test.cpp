@@ -24,7 +24,7 @@
 namespace ringattn::testing {
 namespace {
 
-LinearOptions on_gpu() { return {{"cuda", "auto"}, 1, 60.0}; }
+LinearOptions linear_on_gpu() { return {{"cuda", "auto"}, 1, 60.0}; }
 
 class GpuLinear : public ::testing::TestWithParam<int> {
  protected:
@@ -36,7 +36,7 @@ class GpuLinear : public ::testing::TestWithParam<int> {
   }
 
   static LinearCase case_of(const LinearSpec& spec, std::int64_t rows) {
-    return make_linear_case(spec, rows, 41, *choose_kernel(spec, on_gpu().kernel).row);
+    return make_linear_case(spec, rows, 41, *choose_kernel(spec, linear_on_gpu().kernel).row);
   }
   static void expect_same(const std::function<std::int64_t(Transport&)>& differences, const std::string& what) {
     WorldRequest request;
@@ -69,7 +69,8 @@ TEST_P(GpuLinear, HasTheBitsOfOneRank) {
                             parallel};
       for (const std::int64_t rows : {13, 150}) {
         const LinearCase given = case_of(spec, rows);
-        expect_same([&](Transport& world) { return linear_differences(world, given, on_gpu()); }, describe(spec));
+        expect_same([&](Transport& world) { return linear_differences(world, given, linear_on_gpu()); },
+                    describe(spec));
       }
     }
   }
@@ -148,15 +149,16 @@ TEST_P(GpuLinear, ActivationsHaveGradients) {
       const float allowed = dtype == Dtype::kBf16 ? 0.1F : 0.02F;
       expect_same(
           [&](Transport& world) {
-            const DeviceGradients found = gradients_of(world, data, dy, on_gpu());
+            const DeviceGradients found = gradients_of(world, data, dy, linear_on_gpu());
             std::int64_t far = 0;
             for (std::size_t i = 0; i < host.dx.size(); i += 2) {
               far += std::abs(load_element(found.dx.data() + i, dtype) - load_element(host.dx.data() + i, dtype)) >
                      allowed;
             }
             if (world.size() > 1) {
-              far += found.dx !=
-                     gradients_of(*make_self_transport(MemoryKind::kDevice, world.device()), data, dy, on_gpu()).dx;
+              far +=
+                  found.dx !=
+                  gradients_of(*make_self_transport(MemoryKind::kDevice, world.device()), data, dy, linear_on_gpu()).dx;
               return far;
             }
             for (std::size_t i = 0; i < host.dweight.size(); ++i) {
@@ -195,7 +197,7 @@ TEST_P(GpuLinear, GradientsAreReduced) {
     return sum.read();
   };
   const std::vector<std::byte> expected = reduced(*make_self_transport(), {{"cpu", "auto"}, 1, 60.0});
-  expect_same([&](Transport& world) { return std::int64_t{reduced(world, on_gpu()) != expected}; }, "gradients");
+  expect_same([&](Transport& world) { return std::int64_t{reduced(world, linear_on_gpu()) != expected}; }, "gradients");
 }
 
 // The second layer reads what the first leaves on its rank, without a wait between them.
@@ -208,11 +210,11 @@ TEST_P(GpuLinear, LayersAreOrderedOnTheStream) {
   const LinearCase first = case_of(up, kTokens);
   LinearData second_data = linear_data(down, kTokens, 42);
   second_data.x = first.y;
-  const LinearCase second{second_data, multiplied(*choose_kernel(down, on_gpu().kernel).row, second_data)};
+  const LinearCase second{second_data, multiplied(*choose_kernel(down, linear_on_gpu().kernel).row, second_data)};
   expect_same(
       [&](Transport& world) {
-        Linear one({up, kTokens}, world, on_gpu());
-        Linear two({down, kTokens, LinearOutput::kReplicated}, world, on_gpu());
+        Linear one({up, kTokens}, world, linear_on_gpu());
+        Linear two({down, kTokens, LinearOutput::kReplicated}, world, linear_on_gpu());
         LinearRank a(one, world, first);
         LinearRank b(two, world, second);
         const Stream stream = a.stream();
@@ -242,7 +244,7 @@ TEST_P(GpuLinearGraph, HoldsALayer) {
       const LinearCase given = case_of(spec, rows);
       expect_same(
           [&](Transport& world) {
-            Linear layer({spec, rows}, world, on_gpu());
+            Linear layer({spec, rows}, world, linear_on_gpu());
             LinearRank rank(layer, world, given);
             std::int64_t differ = 0;
             if (world.size() > 1 && parallel == LinearParallel::kRow) {

@@ -78,7 +78,7 @@ def run_python_blocks(page: str, folder: str, library: str) -> int:
     """Runs the page's Python blocks, those over torch.distributed under torchrun; returns how many."""
     count = 0
     environment = {**os.environ, "RINGATTN_LIBRARY": library, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1",
-                   "CUDA_VISIBLE_DEVICES": "", "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+                   "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
     text = (ROOT / page).read_text(encoding="utf-8")
     for code in re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         imported = [name for name in PACKAGES if re.search(rf"^import .*\b{name}\b", code, re.MULTILINE)]
