@@ -26,9 +26,9 @@
 namespace ringattn {
 namespace {
 
-constexpr BenchArguments kLinearArguments{
-    "linear_gpu_bench",
-    "linear_gpu_bench [--kernel NAME] [--shapes ROWSxNxK[:activation[:none|row]],…] [--dtype bf16] [--git SHA]"};
+constexpr BenchArguments kLinearArguments{"linear_gpu_bench",
+                                          "linear_gpu_bench [--kernel NAME] [--shapes "
+                                          "ROWSxNxK[:activation[:none|row]],…] [--dtype bf16|fp16|fp32] [--git SHA]"};
 constexpr std::int64_t kCopyElements = 4096;  // row of the synthetic tensors from which operands are cut
 
 struct LinearShape {
@@ -42,7 +42,8 @@ struct LinearShape {
   std::int64_t x_elements() const { return rows * spec.in_features; }
   std::int64_t weight_elements() const { return spec.sum_columns() * spec.in_features; }
   std::int64_t y_elements() const { return rows * spec.out_features; }
-  std::int64_t bytes() const { return 2 * (x_elements() + weight_elements() + y_elements()); }
+  std::int64_t element() const { return static_cast<std::int64_t>(size_of(spec.dtype)); }
+  std::int64_t bytes() const { return element() * (x_elements() + weight_elements() + y_elements()); }
   // Copies of x and the weights, used in turn. The L2 cache has 50 MB.
   std::int64_t copies() const {
     constexpr std::int64_t kFarBeyondCache = std::int64_t{320} << 20;
@@ -94,19 +95,20 @@ class LinearBench {
     const Buffer x = numbers(shape.copies() * shape.x_elements(), shape.spec.dtype, SyntheticTensor::kLatent);
     const Buffer weights =
         numbers(shape.copies() * shape.weight_elements(), shape.spec.dtype, SyntheticTensor::kWeightKeys);
-    const Buffer y = backend_->allocate(static_cast<std::size_t>(shape.y_elements() * 2));
+    const std::int64_t element = shape.element();
+    const Buffer y = backend_->allocate(static_cast<std::size_t>(shape.y_elements() * element));
     const std::int64_t n = shape.spec.out_features;
     const std::int64_t k = shape.spec.in_features;
     std::vector<double> times = time_graph(*backend_, shape.launches(), [&](std::int64_t i) {
       const std::int64_t copy = i % shape.copies();
       LinearTask task;
-      task.x = dense_view(static_cast<const void*>(x.data() + copy * shape.x_elements() * 2), shape.spec.dtype,
+      task.x = dense_view(static_cast<const void*>(x.data() + copy * shape.x_elements() * element), shape.spec.dtype,
                           shape.rows, 1, k);
-      task.weights.weights.matrix.data = weights.data() + copy * shape.weight_elements() * 2;
-      task.weights.weights.matrix.row_stride = k * 2;
+      task.weights.weights.matrix.data = weights.data() + copy * shape.weight_elements() * element;
+      task.weights.weights.matrix.row_stride = k * element;
       if (shape.spec.gated) {
-        task.weights.weights.up.data = weights.data() + (copy * shape.weight_elements() + n * k) * 2;
-        task.weights.weights.up.row_stride = k * 2;
+        task.weights.weights.up.data = weights.data() + (copy * shape.weight_elements() + n * k) * element;
+        task.weights.weights.up.row_stride = k * element;
       }
       task.y = dense_view(static_cast<void*>(y.data()), shape.spec.dtype, shape.rows, 1, n);
       kernel->multiply(task, backend_->stream(), {});
@@ -118,7 +120,7 @@ class LinearBench {
   // `elements` synthetic numbers.
   Buffer numbers(std::int64_t elements, Dtype dtype, SyntheticTensor tensor) {
     const std::int64_t rows = (elements + kCopyElements - 1) / kCopyElements;
-    Buffer memory = backend_->allocate(static_cast<std::size_t>(rows * kCopyElements * 2));
+    Buffer memory = backend_->allocate(static_cast<std::size_t>(rows * kCopyElements) * size_of(dtype));
     const PackedRun all{0, rows};
     backend_->fill_synthetic(1, tensor, {&all, 1},
                              dense_view(static_cast<void*>(memory.data()), dtype, rows, 1, kCopyElements),
@@ -158,8 +160,10 @@ int run_linear(const std::vector<std::string_view>& words) {
     } else if (name == "--git") {
       git = value;
     } else if (name == "--dtype") {
-      if (value != "bf16" && value != "fp16") kLinearArguments.refuse(value, "a dtype is bf16 or fp16");
-      dtype = value == "bf16" ? Dtype::kBf16 : Dtype::kF16;
+      if (value != "bf16" && value != "fp16" && value != "fp32") {
+        kLinearArguments.refuse(value, "a dtype is bf16, fp16 or fp32");
+      }
+      dtype = value == "bf16" ? Dtype::kBf16 : value == "fp16" ? Dtype::kF16 : Dtype::kF32;
     } else {
       kLinearArguments.refuse(name, "it is none of the words that it knows");
     }

@@ -17,7 +17,7 @@ import json
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import common
@@ -52,7 +52,7 @@ class Layer:
 
     @property
     def bytes(self) -> int:
-        return 2 * (self.rows * self.k + self.sums * self.k + self.rows * self.n)
+        return (4 if self.dtype == "fp32" else 2) * (self.rows * self.k + self.sums * self.k + self.rows * self.n)
 
     @property
     def caches(self) -> int:
@@ -96,6 +96,7 @@ def work(world: common.World, layer: Layer, form: str, seed: int) -> tuple[Calla
     torch = world.torch
     generator = torch.Generator(device=world.device).manual_seed(seed)
     dtype = common.dtype_of(torch, layer.dtype)
+    torch.backends.cuda.matmul.allow_tf32 = False
 
     def normal(*shape: int) -> Any:
         return torch.empty(*shape, device=world.device, dtype=dtype).normal_(generator=generator)
@@ -166,12 +167,14 @@ def main() -> int:
     parser = common.describe(__doc__)
     shapes = "rows x N x K of each, then :activation and :parallel [%(default)s]"
     parser.add_argument("--shapes", metavar="LIST", type=parse_shapes, default="8192x4096x4096,64x12288x5376", help=shapes)
+    dtypes = "bf16, fp16 or fp32, which is not rounded to TF32 [%(default)s]"
+    parser.add_argument("--dtype", choices=("bf16", "fp16", "fp32"), default="bf16", metavar="DTYPE", help=dtypes)
     parser.add_argument("--forms", metavar="LIST", default="eager", help="eager, compiled [%(default)s]")
     arguments, world = common.one_gpu(parser)
     if arguments.self_check:
         return self_check(world)
     with common.open_lines(arguments.jsonl) as file:
-        for layer in arguments.shapes:
+        for layer in (replace(shape, dtype=arguments.dtype) for shape in arguments.shapes):
             for form in arguments.forms.split(","):
                 found = measure(world, layer, form, arguments.seed)
                 print(json.dumps(line(world, layer, form, found)), file=file, flush=True)

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/gpu.hpp"
@@ -58,15 +59,9 @@ class GpuLinear : public ::testing::TestWithParam<int> {
 
 TEST_P(GpuLinear, HasTheBitsOfOneRank) {
   for (const LinearParallel parallel : {LinearParallel::kRow, LinearParallel::kColumn, LinearParallel::kNone}) {
-    for (const bool gated : {false, true}) {
-      const LinearSpec spec{gated ? Dtype::kBf16 : Dtype::kF16,
-                            WeightFormat::kFloat,
-                            2304,
-                            264,
-                            LinearActivation::kSilu,
-                            gated,
-                            !gated,
-                            parallel};
+    for (const auto& [dtype, gated] :
+         {std::pair{Dtype::kBf16, true}, {Dtype::kF16, false}, {Dtype::kF32, true}, {Dtype::kF32, false}}) {
+      const LinearSpec spec{dtype, WeightFormat::kFloat, 2304, 264, LinearActivation::kSilu, gated, !gated, parallel};
       for (const std::int64_t rows : {13, 150}) {
         const LinearCase given = case_of(spec, rows);
         expect_same([&](Transport& world) { return linear_differences(world, given, linear_on_gpu()); },
@@ -137,7 +132,7 @@ DeviceGradients gradients_of(Transport& world, const LinearData& data, const std
 // Every activation: near the gradients of the host, whose products are rounded alike, and on each rank those of one.
 TEST_P(GpuLinear, ActivationsHaveGradients) {
   for (const std::string_view name : activation_names()) {
-    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16, Dtype::kF32}) {
       LinearSpec spec{dtype, WeightFormat::kFloat, 64, 256};
       spec.parallel = LinearParallel::kColumn;
       spec.bias = true;
@@ -146,12 +141,13 @@ TEST_P(GpuLinear, ActivationsHaveGradients) {
       const std::vector<std::byte> dy = linear_data({dtype, WeightFormat::kFloat, 256, 8}, 45, 13).x;
       const DeviceGradients host = gradients_of(*make_self_transport(), data, dy, {{"cpu", "auto"}, 1, 60.0});
       // Sums of 256 products of about 1, or of 45. A dz may be rounded to the other neighbour: 1/256 of it, or 1/2048.
-      const float allowed = dtype == Dtype::kBf16 ? 0.1F : 0.02F;
+      // In fp32 its activation is within 1e-5.
+      const float allowed = dtype == Dtype::kBf16 ? 0.1F : dtype == Dtype::kF16 ? 0.02F : 1e-3F;
       expect_same(
           [&](Transport& world) {
             const DeviceGradients found = gradients_of(world, data, dy, linear_on_gpu());
             std::int64_t far = 0;
-            for (std::size_t i = 0; i < host.dx.size(); i += 2) {
+            for (std::size_t i = 0; i < host.dx.size(); i += size_of(dtype)) {
               far += std::abs(load_element(found.dx.data() + i, dtype) - load_element(host.dx.data() + i, dtype)) >
                      allowed;
             }

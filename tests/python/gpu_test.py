@@ -338,6 +338,29 @@ class OneGpu(unittest.TestCase):
         torch.testing.assert_close(out.cpu(), expected, atol=3e-2, rtol=0)
         torch.testing.assert_close(lse.cpu(), expected_lse, atol=1e-3, rtol=0)
 
+    def test_linear_layers_in_fp32(self):
+        """Near fp64 with their gradients, with the bits of rows alone, and compiled."""
+        torch.set_grad_enabled(True)
+        functional = torch.nn.functional
+        x, weight, bias, dy = (
+            normal(*shape, seed=seed, dtype=torch.float32)
+            for seed, shape in enumerate(((300, 256), (192, 256), (192,), (300, 192)))
+        )
+        given = [tensor.requires_grad_() for tensor in (x, weight / 16, bias)]
+        wide = [tensor.detach().double().requires_grad_() for tensor in given]
+
+        def layer(x, weight, bias):
+            return ringattn.linear(x, weight, bias, activation="silu")
+
+        y, expected = layer(*given), functional.silu(functional.linear(*wide))
+        torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
+        for found, right in zip(torch.autograd.grad(y, given, dy), torch.autograd.grad(expected, wide, dy.double())):
+            torch.testing.assert_close(found.double(), right, atol=1e-4, rtol=1e-4)
+        with torch.no_grad():
+            for row in (0, 17, 299):
+                assert_same_bits(layer(x[row], *given[1:]), y[row].detach())
+        assert_same_bits(torch.compile(layer, fullgraph=True)(*given).detach(), y.detach())
+
     def test_compiled(self):
         q, k = normal(2, 500, 8, 128), normal(2, 500, 2, 128, seed=2)
 

@@ -20,6 +20,11 @@ constexpr KernelRow<WeightGradientSpec> kTable[] = {
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::weight_gradient_missing,
      sm80::make_weight_gradient},
+    {{"sm80_weight_gradient_simt", "cuda", "fp32; dims that are multiples of 8",
+      [] { return std::vector<std::string>(); }, [](const Backend&) { return 4.0e13; },  // estimated from the fp32 peak
+      cuda::cuda_unavailable, cuda::make_cuda_backend},
+     sm80::weight_gradient_simt_missing,
+     sm80::make_weight_gradient},
 #endif
     {{"cpu_weight_gradient", "cpu", "fp32, bf16, fp16; dims that are multiples of 8",
       [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both are chains of multiply-adds

@@ -46,6 +46,11 @@ constexpr KernelRow<LinearSpec> kTable[] = {
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      cuda::float_linear_missing,
      sm80::make_linear},
+    {{"sm80_linear_simt", "cuda", "fp32; every activation, any number of features", sm80::simt_linear_configs,
+      [](const Backend&) { return 4.0e13; },  // estimated from the fp32 peak
+      cuda::cuda_unavailable, cuda::make_cuda_backend},
+     cuda::simt_linear_missing,
+     sm80::make_simt_linear},
     {{"sm80_linear_int8", "cuda", "bf16, fp16; int8 weights; every activation, any number of features",
       sm80::int8_linear_configs, [](const Backend&) { return 2.0e14; },  // estimated
       cuda::cuda_unavailable, cuda::make_cuda_backend},

@@ -132,8 +132,9 @@ TEST(WithoutADevice, EveryRowIsMadeAndSaysItsMemory) {
   made.make_all("attention_backward", backward_specs());
   made.make_all("decode", decode_specs());
   made.make_all<BatchedGemmSpec>("batched_gemm", {{Dtype::kBf16, 512, 128}});
-  made.make_all<WeightGradientSpec>("weight_gradient", {{Dtype::kBf16, 128, 512}});
+  made.make_all<WeightGradientSpec>("weight_gradient", {{Dtype::kBf16, 128, 512}, {Dtype::kF32, 128, 512}});
   made.make_all<LinearSpec>("linear", {{.in_features = 512, .out_features = 64},
+                                       {.dtype = Dtype::kF32, .in_features = 512, .out_features = 64},
                                        {.weights = WeightFormat::kInt8, .in_features = 512, .out_features = 64},
                                        {.weights = WeightFormat::kInt4, .in_features = 512, .out_features = 64}});
   RopeSpec rope;

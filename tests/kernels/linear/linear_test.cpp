@@ -13,6 +13,7 @@
 #include <memory>
 #include <numbers>
 #include <numeric>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <tuple>
@@ -52,9 +53,17 @@ class Linear : public ::testing::TestWithParam<KernelRow<LinearSpec>> {
 
   const KernelRow<LinearSpec>& row() const { return GetParam(); }
   bool is_able(const LinearSpec& spec) const { return row().missing(spec).empty(); }
-  bool has(WeightFormat format) const { return is_able({Dtype::kBf16, format, kInt4Group, 8}); }
+  // The first dtype that the kernel has with weights of the format.
+  std::optional<Dtype> dtype_of(WeightFormat format) const {
+    for (const Dtype dtype : kDtypes) {
+      if (is_able({dtype, format, kInt4Group, 8})) return dtype;
+    }
+    return {};
+  }
+  bool has(WeightFormat format) const { return dtype_of(format).has_value(); }
 
-  // Formats and dtypes of one shape, with what else a layer may have in turn. int4 takes the K that it can.
+  // Formats and dtypes of one shape, with what else a layer may have in turn. int4 takes the K that it can. A kernel of
+  // one dtype has it with a gate, too.
   std::vector<LinearSpec> specs(std::int64_t k, std::int64_t n, LinearParallel parallel) const {
     std::vector<LinearSpec> able;
     for (const WeightFormat format : kFormats) {
@@ -67,6 +76,10 @@ class Linear : public ::testing::TestWithParam<KernelRow<LinearSpec>> {
         spec.bias = able.size() % 2 == 0;
         if (is_able(spec)) able.push_back(spec);
       }
+    }
+    if (able.size() == 1) {
+      able.push_back(able.front());
+      parse_activation("swiglu", able.back().activation, able.back().gated);
     }
     return able;
   }
@@ -243,9 +256,9 @@ TEST_P(Linear, Int8SumsAreExact) {
 }
 
 TEST_P(Linear, NanAndInfinityStayInTheirRowsAndColumns) {
-  for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {
+  for (const auto& [parallel, rows] : {std::pair{LinearParallel::kNone, 8}, {LinearParallel::kRow, 40}}) {
     for (const LinearSpec& spec : specs(260, 20, parallel)) {
-      const LinearData clean = linear_data(spec, 8, 8);
+      const LinearData clean = linear_data(spec, rows, 8);
       const std::vector<std::byte> before = multiplied(row(), clean);
       for (const float value : {kNan, kInfinity, -kInfinity}) {
         LinearData data = clean;
@@ -262,7 +275,7 @@ TEST_P(Linear, NanAndInfinityStayInTheirRowsAndColumns) {
         EXPECT_EQ(first_inaccuracy(data, y), "") << describe(spec) << ", " << value;
         std::vector<std::byte> mixed = y;
         const std::size_t element = size_of(spec.dtype);
-        for (std::size_t i = 0; i < 8 * 20; ++i) {
+        for (std::size_t i = 0; i < static_cast<std::size_t>(rows) * 20; ++i) {
           if (i / 20 == 2 || i / 20 == 5 || i % 20 == 4) {
             std::copy_n(y.begin() + static_cast<std::ptrdiff_t>(i * element), element,
                         mixed.begin() + static_cast<std::ptrdiff_t>(i * element));
@@ -404,7 +417,8 @@ TEST_P(Linear, ActivationGradientsAreAccurateAndRowsCutAnywhereHaveTheSameBits) 
 TEST_P(Linear, NodesAreAddedByTheTree) {
   if (!has(WeightFormat::kFloat)) GTEST_SKIP() << "needs: floating-point weights";
   const std::unique_ptr<Backend> backend = row().make_backend({2, 0});
-  const std::unique_ptr<LinearKernel> kernel = row().make_kernel({Dtype::kBf16, WeightFormat::kFloat, 16, 8}, *backend);
+  const std::unique_ptr<LinearKernel> kernel =
+      row().make_kernel({*dtype_of(WeightFormat::kFloat), WeightFormat::kFloat, 16, 8}, *backend);
   kernel->reserve(1);
   constexpr std::int64_t kCount = 5003;
   std::mt19937 random(3);
@@ -453,13 +467,14 @@ INSTANTIATE_TEST_SUITE_P(Kernels, Linear,
                          ::testing::ValuesIn(kernel_table<LinearSpec>().begin(), kernel_table<LinearSpec>().end()),
                          [](const auto& test) { return std::string(test.param.name); });
 
+const KernelRow<LinearSpec>* row_of(std::string_view name) {
+  const auto table = kernel_table<LinearSpec>();
+  const auto found = std::ranges::find(table, name, &KernelRow<LinearSpec>::name);
+  return found == table.end() ? nullptr : &*found;
+}
+
 // wgmma, in tiles for few and for many rows, and mma.sync.
 TEST(GpuLinear, KernelsHaveOneAnothersBits) {
-  const auto row_of = [](std::string_view name) {
-    const auto table = kernel_table<LinearSpec>();
-    const auto found = std::ranges::find(table, name, &KernelRow<LinearSpec>::name);
-    return found == table.end() ? nullptr : &*found;
-  };
   const KernelRow<LinearSpec>* const hopper = row_of("sm90_linear");
   const KernelRow<LinearSpec>* const ampere = row_of("sm80_linear");
   if (hopper == nullptr) GTEST_SKIP() << "needs: a build with sm90 kernels";
@@ -497,6 +512,43 @@ TEST(GpuLinear, KernelsHaveOneAnothersBits) {
       EXPECT_EQ(first_difference(data, multiplied(*hopper, data), expected), "") << rows << ", " << describe(spec);
       if (parallel == LinearParallel::kNone) continue;
       EXPECT_EQ(first_difference(data, multiplied_in_parts(*hopper, data, 3), expected), "") << describe(spec);
+    }
+  }
+}
+
+// Chains of fp32 multiply-adds: the form for few rows and every tile of the GPU, with several tiles for each CTA, and a
+// CPU. Activations differ between the two, so they have none.
+TEST(GpuLinear, SumsInFp32HaveTheBitsOfTheCpu) {
+  const KernelRow<LinearSpec>* const simt = row_of("sm80_linear_simt");
+  if (simt == nullptr) GTEST_SKIP() << "needs: a build with CUDA";
+  if (const std::string reason = simt->unavailable(); !reason.empty()) GTEST_SKIP() << "needs: " << reason;
+  if (targets_here().front() > HWY_AVX2) GTEST_SKIP() << "needs: a CPU with fused multiply-adds";
+  const auto expect_same = [&](const LinearSpec& spec, std::int64_t rows, std::int64_t gap) {
+    const LinearData data = linear_data(spec, rows, 13);
+    const std::vector<std::byte> expected = multiplied(*row_of("cpu_linear"), data, {.threads = 8, .cuts = {}});
+    EXPECT_EQ(first_difference(data, multiplied(*simt, data, {.threads = 1, .cuts = {}, .gap = gap}), expected), "")
+        << rows << ", " << describe(spec);
+    if (spec.parallel == LinearParallel::kNone) return;
+    EXPECT_EQ(first_difference(data, multiplied_in_parts(*simt, data, 3), expected), "")
+        << rows << ", " << describe(spec);
+  };
+  for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {
+    // Whole splits, tails of M, N and K, more splits than a CTA has warps, and fewer elements than a stage.
+    for (const auto& [k, n] : {std::pair{4096, 256}, {4102, 331}, {9 * kLinearSplit + 5, 40}, {7, 65}}) {
+      for (const std::int64_t rows : {1, 2, 3, 7, 16, 24, 33, 90, 300}) {
+        const LinearSpec spec{Dtype::kF32, WeightFormat::kFloat, k, n, {}, false, rows % 3 == 0, parallel};
+        expect_same(spec, rows, rows % 2);
+      }
+    }
+    expect_same({Dtype::kF32, WeightFormat::kFloat, 2056, 4096, {}, false, false, parallel}, 1500, 0);
+  }
+  // The tiles of a gated layer, against rows alone.
+  for (const LinearParallel parallel : {LinearParallel::kNone, LinearParallel::kRow}) {
+    LinearSpec spec{Dtype::kF32, WeightFormat::kFloat, 2056, 1500, LinearActivation::kSilu, true, true, parallel};
+    for (const std::int64_t rows : {150, 1500}) {
+      const LinearData data = linear_data(spec, rows, 14);
+      const LinearArrangement alone{.cuts = {1, 2, 9, 25}};
+      EXPECT_EQ(first_difference(data, multiplied(*simt, data), multiplied(*simt, data, alone)), "") << describe(spec);
     }
   }
 }

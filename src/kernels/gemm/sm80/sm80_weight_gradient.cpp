@@ -11,14 +11,14 @@ namespace ringattn::sm80 {
 
 namespace {
 
-constexpr std::int64_t kWeightGradientElementBytes = 2;
 constexpr std::int64_t kAlignment = 16;
 
 cuda::GemmOperand<const char> operand_of(const TensorView& view) {
   cuda::GemmOperand<const char> operand{};
   operand.data = static_cast<const char*>(view.data);
-  operand.stride = view.token_stride * kWeightGradientElementBytes;
-  operand.head_stride = view.heads > 1 ? view.head_stride * kWeightGradientElementBytes : 0;
+  const auto element = static_cast<std::int64_t>(size_of(view.dtype));
+  operand.stride = view.token_stride * element;
+  operand.head_stride = view.heads > 1 ? view.head_stride * element : 0;
   operand.heads = static_cast<std::int32_t>(view.heads);
   operand.aligned = reinterpret_cast<std::uintptr_t>(view.data) % kAlignment == 0 && operand.stride % kAlignment == 0 &&
                     operand.head_stride % kAlignment == 0;
@@ -68,6 +68,13 @@ class Sm80WeightGradient final : public WeightGradientKernel {
 std::vector<std::string> weight_gradient_missing(const WeightGradientSpec& spec) {
   std::vector<std::string> missing;
   if (spec.dtype == Dtype::kF32) missing.push_back("fp32 (supported: bf16, fp16)");
+  for (std::string& dim : vectorized_weight_gradient_missing(spec)) missing.push_back(std::move(dim));
+  return missing;
+}
+
+std::vector<std::string> weight_gradient_simt_missing(const WeightGradientSpec& spec) {
+  std::vector<std::string> missing;
+  if (spec.dtype != Dtype::kF32) missing.push_back(std::string(dtype_name(spec.dtype)) + " (supported: fp32)");
   for (std::string& dim : vectorized_weight_gradient_missing(spec)) missing.push_back(std::move(dim));
   return missing;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernel `sm80_weight_gradient`, by mma.sync, sm_80 and later. A CTA computes a tile of one head's matrix over all
-// units: tokens are K of the product, which reads both operands transposed by ldmatrix.
+// The kernels `sm80_weight_gradient`, by mma.sync, and `sm80_weight_gradient_simt`, fp32, sm_80 and later. A CTA
+// computes a tile of one head's matrix over all units. Tokens are K of the product.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,12 @@
 namespace ringattn::sm80 {
 
 std::vector<std::string> weight_gradient_missing(const WeightGradientSpec& spec);
+std::vector<std::string> weight_gradient_simt_missing(const WeightGradientSpec& spec);
 
-// `backend` is a CudaBackend and outlives the kernel.
+// The kernel of the spec's dtype. `backend` is a CudaBackend and outlives the kernel.
 std::unique_ptr<WeightGradientKernel> make_weight_gradient(const WeightGradientSpec& spec, Backend& backend);
 
-// The compiled kernel (weight_gradient.cu).
+// The compiled kernels (weight_gradient.cu, weight_gradient_simt.cu).
 
 inline constexpr int kUnitsPerLaunch = 64;  // passed as kernel arguments
 
@@ -38,5 +39,8 @@ struct WeightGradientParams {
 // Loads the kernel on the current device.
 void load_weight_gradient(Dtype dtype);
 void launch_weight_gradient(const WeightGradientParams& params, Dtype dtype, Stream stream);
+// fp32
+void load_weight_gradient_simt();
+void launch_weight_gradient_simt(const WeightGradientParams& params, Stream stream);
 
 }  // namespace ringattn::sm80

@@ -162,11 +162,13 @@ auto* kernel_of(Dtype dtype) {
 }  // namespace
 
 void load_weight_gradient(Dtype dtype) {
+  if (dtype == Dtype::kF32) return load_weight_gradient_simt();
   check_cuda(cudaFuncSetAttribute(kernel_of(dtype), cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes),
              "cudaFuncSetAttribute");
 }
 
 void launch_weight_gradient(const WeightGradientParams& params, Dtype dtype, Stream stream) {
+  if (dtype == Dtype::kF32) return launch_weight_gradient_simt(params, stream);
   const auto tiles = [](int dim) { return static_cast<unsigned>((dim + kTile - 1) / kTile); };
   const dim3 grid(tiles(params.dim_n) * tiles(params.dim_k), static_cast<unsigned>(params.dout.heads));
   kernel_of(dtype)<<<grid, kThreads, kSharedBytes, cuda_stream(stream)>>>(params);

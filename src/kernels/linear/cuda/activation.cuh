@@ -7,6 +7,7 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention/merge.hpp"
 #include "kernels/common/cuda/ptx.cuh"
@@ -73,17 +74,34 @@ __device__ __forceinline__ void with_activation(LinearActivation activation, Vis
   }
 }
 
+// An element in memory: fp32, or the bits of bf16 or fp16.
+template <class Element>
+using StoredElement = std::conditional_t<std::is_same_v<Element, float>, float, std::uint16_t>;
+
+template <class Element>
+__device__ __forceinline__ float load_element(StoredElement<Element> stored) {
+  if constexpr (std::is_same_v<Element, float>) {
+    return stored;
+  } else {
+    return widen<Element>(stored);
+  }
+}
+
 // Element `column` of a bias, or −0, which changes no sum, if there is none.
 template <class Element>
 __device__ __forceinline__ float load_bias(const void* bias, std::int64_t column) {
   if (bias == nullptr) return -0.0F;
-  return widen<Element>(__ldg(static_cast<const unsigned short*>(bias) + column));
+  return load_element<Element>(__ldg(static_cast<const StoredElement<Element>*>(bias) + column));
 }
 
-// Rounds a value. A NaN has the bits 0x7fff.
+// Rounds a value, which fp32 arithmetic has made. A NaN has the bits 0x7fff, in fp32 0x7fffffff.
 template <class Element>
-__device__ __forceinline__ std::uint16_t round_element(float value) {
-  return static_cast<std::uint16_t>(MmaTraits<Element>::pack(value, value));
+__device__ __forceinline__ StoredElement<Element> round_element(float value) {
+  if constexpr (std::is_same_v<Element, float>) {
+    return value;
+  } else {
+    return static_cast<std::uint16_t>(MmaTraits<Element>::pack(value, value));
+  }
 }
 
 }  // namespace ringattn::cuda

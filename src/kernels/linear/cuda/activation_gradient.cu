@@ -9,7 +9,9 @@ namespace ringattn::cuda {
 namespace {
 
 constexpr int kGradientThreads = 256;
-constexpr int kWide = 8;  // elements of 16 bytes
+// Elements of 16 bytes.
+template <class Element>
+constexpr int kWide = 16 / static_cast<int>(sizeof(StoredElement<Element>));
 
 // a'(z), with the instructions of activate().
 template <LinearActivation kActivation>
@@ -31,9 +33,9 @@ __device__ __forceinline__ float slope(float z) {
   return 1.0F;
 }
 
-template <int kWidth>
-struct alignas(2 * kWidth) Elements {
-  std::uint16_t values[kWidth];
+template <class Stored, int kWidth>
+struct alignas(sizeof(Stored) * kWidth) Elements {
+  Stored values[kWidth];
 };
 
 // One thread has kWidth columns of a row. It reads all of them before it writes, so dz may be z.
@@ -45,27 +47,27 @@ __global__ void __launch_bounds__(kGradientThreads)
   if (at >= p.rows * runs) return;
   const std::int64_t row = at / runs;
   const std::int64_t column = at % runs * kWidth;
-  const auto load = [](const std::uint16_t* from) { return *reinterpret_cast<const Elements<kWidth>*>(from); };
-  const auto store = [](std::uint16_t* to, const Elements<kWidth>& from) {
-    *reinterpret_cast<Elements<kWidth>*>(to) = from;
-  };
-  const std::uint16_t* const z_row = p.z + row * p.z_stride + column;
-  const Elements<kWidth> dy = load(p.dy + row * p.dy_stride + column), z = load(z_row);
-  Elements<kWidth> u{}, dz, du;
+  using Stored = StoredElement<Element>;
+  using Run = Elements<Stored, kWidth>;
+  const auto load = [](const Stored* from) { return *reinterpret_cast<const Run*>(from); };
+  const auto store = [](Stored* to, const Run& from) { *reinterpret_cast<Run*>(to) = from; };
+  const Stored* const z_row = static_cast<const Stored*>(p.z) + row * p.z_stride + column;
+  const Run dy = load(static_cast<const Stored*>(p.dy) + row * p.dy_stride + column), z = load(z_row);
+  Run u{}, dz, du;
   if (p.gated) u = load(z_row + p.columns);
   with_activation<false>(p.activation, [&](auto activation) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      const float z_value = widen<Element>(z.values[i]);
-      float gradient = widen<Element>(dy.values[i]);
+      const float z_value = load_element<Element>(z.values[i]);
+      float gradient = load_element<Element>(dy.values[i]);
       if (p.gated) {
         du.values[i] = round_element<Element>(__fmul_rn(gradient, activation(z_value)));
-        gradient = __fmul_rn(gradient, widen<Element>(u.values[i]));
+        gradient = __fmul_rn(gradient, load_element<Element>(u.values[i]));
       }
       dz.values[i] = round_element<Element>(__fmul_rn(gradient, slope<decltype(activation)::kActivation>(z_value)));
     }
   });
-  std::uint16_t* const dz_row = p.dz + row * p.dz_stride + column;
+  Stored* const dz_row = static_cast<Stored*>(p.dz) + row * p.dz_stride + column;
   store(dz_row, dz);
   if (p.gated) store(dz_row + p.columns, du);
 }
@@ -80,32 +82,36 @@ void launch_of(const ActivationGradientParams& p, Stream stream) {
 
 template <class Element>
 void launch_as(const ActivationGradientParams& p, Stream stream) {
-  const auto is_wide = [](const std::uint16_t* data, std::int64_t stride) {
-    return reinterpret_cast<std::uintptr_t>(data) % (2 * kWide) == 0 && stride % kWide == 0;
+  const auto is_wide = [](const void* data, std::int64_t stride) {
+    return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && stride % kWide<Element> == 0;
   };
-  if (p.columns % kWide == 0 && is_wide(p.dy, p.dy_stride) && is_wide(p.z, p.z_stride) && is_wide(p.dz, p.dz_stride)) {
-    launch_of<Element, kWide>(p, stream);
+  if (p.columns % kWide<Element> == 0 && is_wide(p.dy, p.dy_stride) && is_wide(p.z, p.z_stride) &&
+      is_wide(p.dz, p.dz_stride)) {
+    launch_of<Element, kWide<Element>>(p, stream);
   } else {
     launch_of<Element, 1>(p, stream);
   }
 }
 
+template <class Element>
+void load_as() {
+  load_kernel(activation_gradient_kernel<Element, kWide<Element>>);
+  load_kernel(activation_gradient_kernel<Element, 1>);
+}
+
 }  // namespace
 
 void prepare_activation_gradient() {
-  load_kernel(activation_gradient_kernel<__nv_bfloat16, kWide>);
-  load_kernel(activation_gradient_kernel<__nv_bfloat16, 1>);
-  load_kernel(activation_gradient_kernel<__half, kWide>);
-  load_kernel(activation_gradient_kernel<__half, 1>);
+  load_as<__nv_bfloat16>();
+  load_as<__half>();
+  load_as<float>();
 }
 
 void launch_activation_gradient(const ActivationGradientParams& params, Stream stream) {
   if (params.rows == 0 || params.columns == 0) return;
-  if (params.dtype == Dtype::kBf16) {
-    launch_as<__nv_bfloat16>(params, stream);
-  } else {
-    launch_as<__half>(params, stream);
-  }
+  if (params.dtype == Dtype::kF32) return launch_as<float>(params, stream);
+  if (params.dtype == Dtype::kBf16) return launch_as<__nv_bfloat16>(params, stream);
+  launch_as<__half>(params, stream);
 }
 
 }  // namespace ringattn::cuda

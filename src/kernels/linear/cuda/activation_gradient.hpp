@@ -12,16 +12,16 @@ namespace ringattn::cuda {
 
 // Strides count elements. Gated: z and dz have the columns of the gate, then those of the up matrix.
 struct ActivationGradientParams {
-  Dtype dtype;  // bf16 or fp16
+  Dtype dtype;
   LinearActivation activation;
   bool gated;
   std::int64_t rows;
   std::int64_t columns;  // of dy
-  const std::uint16_t* dy;
+  const void* dy;
   std::int64_t dy_stride;
-  const std::uint16_t* z;
+  const void* z;
   std::int64_t z_stride;
-  std::uint16_t* dz;  // may be z
+  void* dz;  // may be z
   std::int64_t dz_stride;
 };
 

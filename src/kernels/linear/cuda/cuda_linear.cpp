@@ -16,7 +16,6 @@ namespace ringattn::cuda {
 
 namespace {
 
-constexpr std::int64_t kHalfBytes = 2;                          // of an element
 constexpr std::int64_t kMaxLinearRows = std::int64_t{1} << 24;  // per launch, so that tiles are counted in 32 bits
 
 // The leaves of an aligned node of the tree.
@@ -65,7 +64,7 @@ class CudaLinear final : public LinearKernel {
     set_operands(gemm, task.weights.weights);
     gemm.activation = spec_.activation;
     gemm.out = static_cast<char*>(task.y.data);
-    gemm.out_stride = task.y.token_stride * kHalfBytes;
+    gemm.out_stride = task.y.token_stride * element_bytes();
     launch(gemm, task.x, stream);
   }
 
@@ -80,7 +79,7 @@ class CudaLinear final : public LinearKernel {
     const std::int64_t row_bytes = spec_.sum_columns() * static_cast<std::int64_t>(sizeof(float));
     for (const int node : aligned_nodes(task.leaves)) {
       const LeafRange leaves = leaves_of_node(node);
-      const std::int64_t before = features_of(spec_, {task.leaves.begin, leaves.begin}) * kHalfBytes;
+      const std::int64_t before = features_of(spec_, {task.leaves.begin, leaves.begin}) * element_bytes();
       TensorView x = task.x;
       x.data = static_cast<const char*>(x.data) + before;
       for (int m = 0; m < (spec_.gated ? 2 : 1); ++m) {
@@ -120,14 +119,15 @@ class CudaLinear final : public LinearKernel {
     check_linear_task(spec_, task);
     if (progress) progress();
     const DeviceGuard guard(backend_.device());
-    const auto elements = [](const TensorView& view) { return static_cast<const std::uint16_t*>(view.data); };
-    launch_activation_gradient({spec_.dtype, spec_.activation, spec_.gated, task.dy.tokens, spec_.out_features,
-                                elements(task.dy), task.dy.token_stride, elements(task.z), task.z.token_stride,
-                                static_cast<std::uint16_t*>(task.dz.data), task.dz.token_stride},
-                               stream);
+    launch_activation_gradient(
+        {spec_.dtype, spec_.activation, spec_.gated, task.dy.tokens, spec_.out_features, task.dy.data,
+         task.dy.token_stride, task.z.data, task.z.token_stride, task.dz.data, task.dz.token_stride},
+        stream);
   }
 
  private:
+  std::int64_t element_bytes() const { return static_cast<std::int64_t>(size_of(spec_.dtype)); }
+
   // The sizes and chains of a product with the leaves' part of K.
   LinearGemm shape(LeafRange leaves) const {
     LinearGemm gemm{};
@@ -162,7 +162,7 @@ class CudaLinear final : public LinearKernel {
 
   void launch(LinearGemm gemm, const TensorView& x, Stream stream) {
     gemm.scratch = reinterpret_cast<char*>(scratch_.data());
-    gemm.x_stride = x.token_stride * kHalfBytes;
+    gemm.x_stride = x.token_stride * element_bytes();
     char* const out = gemm.out;
     for (std::int64_t begin = 0; begin < x.tokens; begin += kMaxLinearRows) {
       gemm.rows = static_cast<std::int32_t>(std::min(kMaxLinearRows, x.tokens - begin));
@@ -179,14 +179,25 @@ class CudaLinear final : public LinearKernel {
   Buffer scratch_;
 };
 
-}  // namespace
-
-std::vector<std::string> float_linear_missing(const LinearSpec& spec) {
+std::vector<std::string> missing_but_dtype(const LinearSpec& spec) {
   std::vector<std::string> missing = missing_in_linear(spec);
-  if (spec.dtype == Dtype::kF32) missing.emplace_back("fp32 (supported: bf16, fp16)");
   if (spec.weights != WeightFormat::kFloat) {
     missing.push_back(std::string(format_name(spec.weights)) + " weights (supported: those of the dtype of x)");
   }
+  return missing;
+}
+
+}  // namespace
+
+std::vector<std::string> float_linear_missing(const LinearSpec& spec) {
+  std::vector<std::string> missing = missing_but_dtype(spec);
+  if (spec.dtype == Dtype::kF32) missing.emplace_back("fp32 (supported: bf16, fp16)");
+  return missing;
+}
+
+std::vector<std::string> simt_linear_missing(const LinearSpec& spec) {
+  std::vector<std::string> missing = missing_but_dtype(spec);
+  if (spec.dtype != Dtype::kF32) missing.push_back(std::string(dtype_name(spec.dtype)) + " (supported: fp32)");
   return missing;
 }
 

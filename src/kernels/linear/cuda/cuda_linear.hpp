@@ -11,8 +11,10 @@
 
 namespace ringattn::cuda {
 
-// What this backend's kernels of floating-point weights lack for `spec` (KernelRow::missing).
+// What this backend's kernels of floating-point weights lack for `spec` (KernelRow::missing): those with tensor cores,
+// and sm80_linear_simt.
 std::vector<std::string> float_linear_missing(const LinearSpec& spec);
+std::vector<std::string> simt_linear_missing(const LinearSpec& spec);
 
 // `backend` is a CudaBackend and outlives the kernel. Tasks may run in any stream, one at a time, and in a graph.
 std::unique_ptr<LinearKernel> make_cuda_linear(const LinearSpec& spec, const LinearLauncher& launcher,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const __grid_con
     float y = z;
     with_activation<false>(p.activation, [&](auto activation) { y = activation(z); });
     if (p.gated) y = __fmul_rn(y, biased(1));
-    static_cast<std::uint16_t*>(p.y)[row * p.y_stride + column] = round_element<Element>(y);
+    static_cast<StoredElement<Element>*>(p.y)[row * p.y_stride + column] = round_element<Element>(y);
   }
 }
 
@@ -76,11 +77,11 @@ void launch_finish_of(const FinishParams& p, Stream stream) {
   constexpr std::int64_t kMaxGridRows = 32768;
   const dim3 grid(static_cast<unsigned>((p.columns + kFinishThreads - 1) / kFinishThreads),
                   static_cast<unsigned>(std::min(p.rows, kMaxGridRows)));
-  if (p.integers) {
-    finish_kernel<Element, true><<<grid, kFinishThreads, 0, cuda_stream(stream)>>>(p);
-  } else {
-    finish_kernel<Element, false><<<grid, kFinishThreads, 0, cuda_stream(stream)>>>(p);
+  auto* kernel = finish_kernel<Element, false>;
+  if constexpr (!std::is_same_v<Element, float>) {
+    if (p.integers) kernel = finish_kernel<Element, true>;
   }
+  kernel<<<grid, kFinishThreads, 0, cuda_stream(stream)>>>(p);
   check_cuda(cudaGetLastError(), "finish of a linear layer");
 }
 
@@ -91,6 +92,7 @@ void prepare_finish() {
   load_kernel(finish_kernel<__nv_bfloat16, true>);
   load_kernel(finish_kernel<__half, false>);
   load_kernel(finish_kernel<__half, true>);
+  load_kernel(finish_kernel<float, false>);
   load_kernel(node_sum_kernel);
 }
 
@@ -102,11 +104,9 @@ void launch_node_sum(const NodeSumParams& params, Stream stream) {
 }
 
 void launch_finish(const FinishParams& params, Stream stream) {
-  if (params.dtype == Dtype::kBf16) {
-    launch_finish_of<__nv_bfloat16>(params, stream);
-  } else {
-    launch_finish_of<__half>(params, stream);
-  }
+  if (params.dtype == Dtype::kF32) return launch_finish_of<float>(params, stream);
+  if (params.dtype == Dtype::kBf16) return launch_finish_of<__nv_bfloat16>(params, stream);
+  launch_finish_of<__half>(params, stream);
 }
 
 }  // namespace ringattn::cuda

@@ -6,8 +6,8 @@
 
 namespace ringattn::cuda {
 
-// Enqueues on the current device, after prepare_finish() (finish_params.hpp). bf16 and fp16. kInt8: int32 sums of each
-// partial's leaves, and all scales.
+// Enqueues on the current device, after prepare_finish() (finish_params.hpp). kInt8: bf16 and fp16, int32 sums
+// of each partial's leaves, and all scales.
 void enqueue_finish(const LinearSpec& spec, const LinearFinishTask& task, Stream stream);
 
 }  // namespace ringattn::cuda

@@ -15,7 +15,7 @@ struct FinishParams {
   // null.
   const void* sums[kLinearNodes];
   bool integers;  // kInt8
-  Dtype dtype;    // bf16 or fp16
+  Dtype dtype;    // not fp32 with `integers`
   std::int64_t rows;
   std::int64_t columns;  // of y
   std::int64_t sum_columns;

@@ -62,7 +62,9 @@ struct LinearLauncher {
   void (*launch)(const LinearGemm& gemm, Stream stream);
 };
 
-// On every GPU, for operands of any alignment (mma_linear.cu). It needs no scratch.
+// On every GPU, for operands of any alignment: bf16 and fp16 (mma_linear.cu), which needs no scratch, and fp32
+// (simt_linear.cu).
 extern const LinearLauncher mma_linear;
+extern const LinearLauncher simt_linear;
 
 }  // namespace ringattn::cuda
