@@ -54,6 +54,8 @@ std::vector<std::int64_t> ranks_from(std::span<const Piece> pieces, std::int64_t
 
 }  // namespace
 
+ScanUnit scan_unit(const SsmJob& job) { return {kSsmUnit.tokens, kSsmUnit.name, op_noun(job)}; }
+
 std::int64_t super_segments(std::int64_t length) { return (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens; }
 
 void check_ssm_size(std::int64_t sequences, std::int64_t units, int world, const ScanUnit& unit) {

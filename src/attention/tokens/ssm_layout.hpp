@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/tokens/layout.hpp"
+#include "attention/tokens/ssm_job.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
@@ -23,6 +24,9 @@ struct ScanUnit {
 
 inline constexpr ScanUnit kSsmUnit{kSuperSegmentTokens, "super-segment", "an SSM"};
 inline constexpr ScanUnit kGatedDeltaUnit{kSegmentTokens, "segment", "a gated delta rule"};
+
+// That of a job, whose op messages name.
+ScanUnit scan_unit(const SsmJob& job);
 
 // Call before large tables are allocated. Throws kMemory if a job with this many sequences and units exceeds the
 // maximum table sizes.
