@@ -147,6 +147,12 @@ Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std
   return stated_ssm_layout(lengths, *runs, unit);
 }
 
+Layout conv1d_layout(std::span<const std::int64_t> lengths,
+                     const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world) {
+  return ssm_layout(lengths, runs, world,
+                    runs ? kConv1dUnit : ScanUnit{kSsmUnit.tokens, kSsmUnit.name, kConv1dUnit.op});
+}
+
 StateHops state_hops(const Layout& layout) {
   StateHops result;
   result.steps.resize(static_cast<std::size_t>(layout.world()));
