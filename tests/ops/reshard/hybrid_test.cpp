@@ -67,6 +67,8 @@ TEST(Reshards, OfAnyLayoutsMoveEveryRowToItsPlace) {
         const SsmChoice choice = choose_kernel(SsmSpec{}, {"cpu", "auto"});
         const auto backend = choice.row->make_backend({1, kNoDevice});
         Reshard reshard(from, to, sizeof(std::int64_t), transport, *backend);
+        EXPECT_EQ(reshard.bytes_received(),
+                  reshard_bytes(from, to, sizeof(std::int64_t))[static_cast<std::size_t>(rank)]);
         const std::vector<std::int64_t> rows = named_rows(from, rank);
         // Twice, as layers do: what arrived first is not what arrives later.
         std::vector<std::int64_t> other = rows;
