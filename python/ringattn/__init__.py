@@ -17,6 +17,7 @@ from ._conv1d import CausalConv1d, causal_conv1d, causal_conv1d_update
 from ._decode import Decode, DecodePartition, MlaDecode, decode, decode_partition
 from ._eviction import Kept, evict
 from ._batched_gemm import BatchedGemm, batched_gemm
+from ._delta_gates import gated_delta_gates
 from ._gated_delta import GatedDelta, gated_delta, gated_delta_update
 from ._gradient_reduction import gradient_leaves, reduce_gradients
 from ._linear import (
@@ -45,7 +46,8 @@ __version__: str = _lib.version().decode()
 __all__ = [
     "Attention", "attention", "batched_gemm", "BatchedGemm", "callbacks_world", "CallError", "causal_conv1d",
     "causal_conv1d_update", "CausalConv1d", "compress", "Compressed", "contiguous", "Decode", "decode", "decode_partition",
-    "DecodePartition", "decompress", "dequantize_weight", "Error", "evict", "FileError", "gated_delta", "gated_delta_update",
+    "DecodePartition", "decompress", "dequantize_weight", "Error", "evict", "FileError", "gated_delta",
+    "gated_delta_gates", "gated_delta_update",
     "GatedDelta", "goldens", "gradient_leaves", "Kept", "Layout", "Linear", "linear", "linear_attention",
     "linear_attention_update", "linear_columns", "linear_features", "linear_tokens", "LinearAttention", "Mla", "mla",
     "mla_decode", "mla_decode_partition", "MlaDecode", "mpi_world", "OutOfMemory", "packed", "PeerError", "positions",

@@ -45,20 +45,20 @@ def lengths_of_runs(x, batched: bool, cu_seqlens, layout, world: World) -> tuple
         return layout.lengths
     if world.size > 1:
         refuse(
-            "cu_seqlens is not given", "ranks of an SSM may have different numbers of tokens", "Pass it, or a layout."
+            "cu_seqlens is not given", "ranks may have different numbers of tokens", "Pass it, or a layout."
         )
     return (x.shape[0],)
 
 
-def check_layout(layout) -> None:
+def check_layout(layout, deal=super_segments) -> None:
     if layout is not None and not isinstance(layout, Layout):
-        refuse(f"layout is {layout!r}", "ranks of an SSM have whole super-segments of sequences",
-               "Leave it out, or pass ringattn.super_segments(lengths, ranks) or another ringattn.Layout.")  # fmt: skip
+        refuse(f"layout is {layout!r}", f"ranks have whole {deal.__name__.replace('_', '-')} of sequences",
+               f"Leave it out, or pass ringattn.{deal.__name__}(lengths, ranks) or another ringattn.Layout.")  # fmt: skip
 
 
 def run_options(world: World, lengths, layout: Layout | None, members: dict, deal=super_segments) -> _structs.options:
     options = _job.run_options(**members)
-    check_layout(layout)
+    check_layout(layout, deal)
     dealt = None if layout is None else make_layout(layout, lengths, world.size)
     if world.size > 1:
         dealt = dealt or deal(lengths, world.size)

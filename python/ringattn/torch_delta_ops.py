@@ -43,7 +43,7 @@ def gated_delta(q, k, v, log_decay, beta, *, qk_l2norm=False, scale=None, initia
                 cu_seqlens=None, layout=None, world=None, out=None, threads=0, memory_budget=0, timeout=60.0,
                 **unknown):  # fmt: skip
     check_known("gated_delta", unknown)
-    _ssm.check_layout(layout)
+    _ssm.check_layout(layout, layouts.segments)
     made, states = run(
         "gated_delta", q, k, v, log_decay, beta, qk_l2norm, scale, initial_states, tensor_of(cu_seqlens),
         None if layout is None else layout.text, threads, memory_budget, timeout, key_of(world),

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <array>
 #include <tuple>
 #include <utility>
 
@@ -12,6 +10,7 @@
 #include "c/layouts.hpp"
 #include "c/object.hpp"
 #include "c/ringattn.h"
+#include "c/state_op.hpp"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 
@@ -28,8 +27,7 @@ using namespace ringattn::c;
 namespace {
 
 // Sizes of structs in the interface version that they came with.
-constexpr DLDataType kStateType[] = {{kDLFloat, 32, 1}};
-constexpr std::size_t kFirstDeltaFacts = 48, kFirstDeltaTensors = 88, kFirstDeltaSpec = 40;
+constexpr std::size_t kFirstDeltaTensors = 88, kFirstDeltaSpec = 40;
 
 GatedDeltaSpec read_gated_delta_spec(const ringattn_gated_delta_spec* given) {
   const auto read = read_struct("ringattn_gated_delta_spec", given, kFirstDeltaSpec);
@@ -58,9 +56,7 @@ std::tuple<GatedDeltaInputs, GatedDeltaOutputs, Stream> ringattn_gated_delta::re
   need(tensors.out, "out");
   const TensorReader reader(*transport);
   const GatedDeltaSpec& spec = instance.job().spec;
-  const auto states = [&](std::int64_t sequences) {
-    return std::array<std::int64_t, 4>{sequences, spec.value_heads, spec.key_dim, spec.value_dim};
-  };
+  const StateShape state{spec.value_heads, spec.key_dim, spec.value_dim};
   GatedDeltaInputs inputs;
   GatedDeltaOutputs outputs;
   inputs.q = reader.rows("q", tensors.q);
@@ -68,16 +64,12 @@ std::tuple<GatedDeltaInputs, GatedDeltaOutputs, Stream> ringattn_gated_delta::re
   inputs.v = reader.rows("v", tensors.v);
   inputs.log_decay = reader.rows("log_decay", tensors.log_decay);
   inputs.beta = reader.rows("beta", tensors.beta);
-  inputs.initial_states =
-      reader.numbers("initial_states", tensors.initial_states, states(std::ssize(instance.beginning())));
+  inputs.initial_states = read_initial_states(reader, "initial_states", tensors.initial_states, instance, state);
   outputs.out = reader.rows("out", tensors.out);
-  if (tensors.slots != nullptr) {
-    const Part slots = reader.part("final_states", tensors.final_states, kStateType, states(-1), true);
-    inputs.slots = reader.slots("slots", tensors.slots, inputs.q.tokens, slots.lengths[0]);
-    if (inputs.q.tokens > 0) outputs.final_states = reinterpret_cast<float*>(slots.data);
-  } else {
-    outputs.final_states = reader.numbers("final_states", tensors.final_states, states(std::ssize(instance.ending())));
-  }
+  const FinalStates finals =
+      read_final_states(reader, tensors.final_states, tensors.slots, instance, inputs.q.tokens, state);
+  outputs.final_states = finals.data;
+  inputs.slots = finals.slots;
   reader.check_written("out");
   reader.check_written("final_states", "initial_states");
   if (instance.job().update && tensors.initial_states == nullptr) inputs.initial_states = outputs.final_states;
@@ -93,17 +85,14 @@ ringattn_status ringattn_gated_delta_create(ringattn_world* world, const ringatt
     SsmBatch read = read_ssm_batch(batch);
     GatedDeltaJob job{read_gated_delta_spec(spec), std::move(read.lengths), read.initial, read.final, read.update};
     return new ringattn_gated_delta{
-        {world->transport, GatedDelta(std::move(job), transport, read_ssm_options(options, transport))}};
+        {world->transport,
+         GatedDelta(std::move(job), transport, read_ssm_options(options, transport, "a gated delta rule"))}};
   });
 }
 
 ringattn_status ringattn_gated_delta_get_facts(const ringattn_gated_delta* gated_delta, ringattn_ssm_facts* facts) {
   return with(gated_delta, [&](const ringattn_gated_delta& handle) {
-    const GatedDelta& instance = handle.instance;
-    write_struct("ringattn_ssm_facts",
-                 {0, instance.layout().tokens(handle.transport->rank()), std::ssize(instance.beginning()),
-                  std::ssize(instance.ending()), instance.memory().total(), instance.kernel().row->name.data()},
-                 facts, kFirstDeltaFacts);
+    write_ssm_facts(handle.instance, handle.transport->rank(), facts);
   });
 }
 
@@ -116,10 +105,8 @@ ringattn_status ringattn_gated_delta_rows(const ringattn_gated_delta* gated_delt
 
 ringattn_status ringattn_gated_delta_sequences(const ringattn_gated_delta* gated_delta, int32_t* beginning,
                                                int32_t* ending) {
-  return with(gated_delta, [&](const ringattn_gated_delta& handle) {
-    if (beginning != nullptr) std::ranges::copy(handle.instance.beginning(), beginning);
-    if (ending != nullptr) std::ranges::copy(handle.instance.ending(), ending);
-  });
+  return with(gated_delta,
+              [&](const ringattn_gated_delta& handle) { write_sequences(handle.instance, beginning, ending); });
 }
 
 RINGATTN_CALLS(gated_delta);

@@ -414,9 +414,9 @@ int read_thread_count(std::int64_t threads) {
   return threads == 0 ? usable_processors().count : static_cast<int>(threads);
 }
 
-SsmOptions read_ssm_options(const ringattn_options* given, const Transport& transport) {
+SsmOptions read_ssm_options(const ringattn_options* given, const Transport& transport, const char* op) {
   const ringattn_options read = read_all(given);
-  auto options = read_run_options<SsmOptions>(read, "an SSM", transport);
+  auto options = read_run_options<SsmOptions>(read, op, transport);
   options.memory_budget = read.memory_budget;
   return options;
 }

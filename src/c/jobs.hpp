@@ -69,7 +69,8 @@ LinearOptions read_linear_options(const ringattn_options* options, const Transpo
 // Reads a number of threads; 0 means all processors.
 int read_thread_count(std::int64_t threads);
 // The options of an SSM, and of a conv1d.
-SsmOptions read_ssm_options(const ringattn_options* options, const Transport& transport);
+// `op`: in messages.
+SsmOptions read_ssm_options(const ringattn_options* options, const Transport& transport, const char* op = "an SSM");
 CausalConv1dOptions read_conv1d_options(const ringattn_options* options, const Transport& transport);
 
 }  // namespace ringattn::c

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <tuple>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "c/layouts.hpp"
 #include "c/object.hpp"
 #include "c/ringattn.h"
+#include "c/state_op.hpp"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 
@@ -27,9 +27,8 @@ using namespace ringattn::c;
 
 namespace {
 
-constexpr DLDataType kStateTypes[] = {{kDLFloat, 32, 1}};
 // Sizes of the structs in their first interface version.
-constexpr std::size_t kFirstLinearSpec = 48, kFirstLinearTensors = 88, kFirstLinearFacts = 48;
+constexpr std::size_t kFirstLinearSpec = 48, kFirstLinearTensors = 88;
 
 LinearAttentionSpec read_linear_attention_spec(const ringattn_linear_attention_spec* given) {
   const auto read = read_struct("ringattn_linear_attention_spec", given, kFirstLinearSpec);
@@ -62,9 +61,7 @@ std::tuple<LinearAttentionInputs, LinearAttentionOutputs, Stream> ringattn_linea
   const TensorReader reader(*transport);
   const Ssm& ssm = instance.ssm();
   const SsmSpec& spec = ssm.job().spec;
-  const auto states = [&](std::size_t sequences) {
-    return std::array<std::int64_t, 4>{static_cast<std::int64_t>(sequences), spec.heads, spec.head_dim, spec.state_dim};
-  };
+  const StateShape state{spec.heads, spec.head_dim, spec.state_dim};
   LinearAttentionInputs inputs;
   LinearAttentionOutputs outputs;
   inputs.q = reader.rows("q", tensors.q);
@@ -75,18 +72,14 @@ std::tuple<LinearAttentionInputs, LinearAttentionOutputs, Stream> ringattn_linea
   } else {
     inputs.log_decay = reader.rows("log_decay", tensors.log_decay);
   }
-  inputs.initial_state = reader.numbers("initial_state", tensors.initial_state, states(ssm.beginning().size()));
+  inputs.initial_state = read_initial_states(reader, "initial_state", tensors.initial_state, ssm, state);
   if (tensors.positions != nullptr)
     inputs.positions = reader.positions("positions", tensors.positions, inputs.q.tokens, 1);
   outputs.out = reader.rows("out", tensors.out);
-  if (tensors.slots != nullptr) {
-    const Part slots = reader.part("final_states", tensors.final_states, kStateTypes,
-                                   std::array<std::int64_t, 4>{-1, spec.heads, spec.head_dim, spec.state_dim}, true);
-    inputs.slots = reader.slots("slots", tensors.slots, inputs.q.tokens, slots.lengths[0]);
-    if (inputs.q.tokens > 0) outputs.final_states = reinterpret_cast<float*>(slots.data);
-  } else {
-    outputs.final_states = reader.numbers("final_states", tensors.final_states, states(ssm.ending().size()));
-  }
+  const FinalStates finals =
+      read_final_states(reader, tensors.final_states, tensors.slots, ssm, inputs.q.tokens, state);
+  outputs.final_states = finals.data;
+  inputs.slots = finals.slots;
   reader.check_written("out");
   reader.check_written("final_states", "initial_state");
   if (ssm.job().update && tensors.initial_state == nullptr) inputs.initial_state = outputs.final_states;
@@ -107,18 +100,14 @@ ringattn_status ringattn_linear_attention_create(ringattn_world* world, const ri
     job.final_states = read.final;
     job.update = read.update;
     return new ringattn_linear_attention{
-        {world->transport, LinearAttention(job, transport, read_ssm_options(options, transport))}};
+        {world->transport, LinearAttention(job, transport, read_ssm_options(options, transport, "linear attention"))}};
   });
 }
 
 ringattn_status ringattn_linear_attention_get_facts(const ringattn_linear_attention* linear_attention,
                                                     ringattn_ssm_facts* facts) {
   return with(linear_attention, [&](const ringattn_linear_attention& handle) {
-    const Ssm& ssm = handle.instance.ssm();
-    write_struct("ringattn_ssm_facts",
-                 {0, ssm.layout().tokens(handle.transport->rank()), static_cast<std::int64_t>(ssm.beginning().size()),
-                  static_cast<std::int64_t>(ssm.ending().size()), ssm.memory().total(), ssm.kernel().row->name.data()},
-                 facts, kFirstLinearFacts);
+    write_ssm_facts(handle.instance.ssm(), handle.transport->rank(), facts);
   });
 }
 
@@ -132,8 +121,7 @@ ringattn_status ringattn_linear_attention_rows(const ringattn_linear_attention* 
 ringattn_status ringattn_linear_attention_sequences(const ringattn_linear_attention* linear_attention,
                                                     int32_t* beginning, int32_t* ending) {
   return with(linear_attention, [&](const ringattn_linear_attention& handle) {
-    if (beginning != nullptr) std::ranges::copy(handle.instance.ssm().beginning(), beginning);
-    if (ending != nullptr) std::ranges::copy(handle.instance.ssm().ending(), ending);
+    write_sequences(handle.instance.ssm(), beginning, ending);
   });
 }
 

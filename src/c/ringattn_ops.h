@@ -291,8 +291,9 @@ typedef struct ringattn_causal_conv1d_spec {
 
 typedef struct ringattn_causal_conv1d ringattn_causal_conv1d;
 
-/* Collective. Batch, runs and options are as for ringattn_ssm, without memory_budget. The states are halos: the last
- * width - 1 tokens of a sequence, oldest first. */
+/* Collective. Batch and options are as for ringattn_ssm, without memory_budget, and runs may be of whole segments of
+ * 2,048 tokens, as those of a ringattn_gated_delta. The states are halos: the last width - 1 tokens of a sequence,
+ * oldest first. */
 ringattn_status ringattn_causal_conv1d_create(ringattn_world* world, const ringattn_causal_conv1d_spec* spec,
                                               const ringattn_ssm_batch* batch, const ringattn_options* options,
                                               ringattn_causal_conv1d** conv1d);

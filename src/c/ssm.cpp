@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <span>
 #include <tuple>
@@ -13,6 +12,7 @@
 #include "c/layouts.hpp"
 #include "c/object.hpp"
 #include "c/ringattn.h"
+#include "c/state_op.hpp"
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 
@@ -28,8 +28,7 @@ using namespace ringattn::c;
 namespace {
 
 // Sizes of structs in the interface version that they came with.
-constexpr DLDataType kFp32[] = {{kDLFloat, 32, 1}};
-constexpr std::size_t kFirstFacts = 48, kFirstTensors = 104;
+constexpr std::size_t kFirstTensors = 104;
 
 }  // namespace
 
@@ -45,9 +44,7 @@ std::tuple<SsmInputs, SsmOutputs, Stream> ringattn_ssm::read(const ringattn_ssm_
   const SsmSpec& spec = instance.job().spec;
   const std::array<std::int64_t, 2> decays{spec.heads, spec.state_dim};
   const std::span<const std::int64_t> heads(decays.data(), 1);
-  const auto states = [&](std::size_t sequences) {
-    return std::array<std::int64_t, 4>{static_cast<std::int64_t>(sequences), spec.heads, spec.head_dim, spec.state_dim};
-  };
+  const StateShape state{spec.heads, spec.head_dim, spec.state_dim};
   SsmInputs inputs;
   SsmOutputs outputs;
   inputs.x = reader.rows("x", tensors.x);
@@ -58,16 +55,12 @@ std::tuple<SsmInputs, SsmOutputs, Stream> ringattn_ssm::read(const ringattn_ssm_
   inputs.a = reader.numbers("a", tensors.a, spec.state_decays ? std::span(decays) : heads);
   inputs.d = reader.numbers("d", tensors.d, heads);
   inputs.dt_bias = reader.numbers("dt_bias", tensors.dt_bias, heads);
-  inputs.initial_states = reader.numbers("initial_states", tensors.initial_states, states(instance.beginning().size()));
+  inputs.initial_states = read_initial_states(reader, "initial_states", tensors.initial_states, instance, state);
   outputs.y = reader.rows("y", tensors.y);
-  if (tensors.slots != nullptr) {
-    const Part slots = reader.part("final_states", tensors.final_states, kFp32,
-                                   std::array<std::int64_t, 4>{-1, spec.heads, spec.head_dim, spec.state_dim}, true);
-    inputs.slots = reader.slots("slots", tensors.slots, inputs.x.tokens, slots.lengths[0]);
-    if (inputs.x.tokens > 0) outputs.final_states = reinterpret_cast<float*>(slots.data);
-  } else {
-    outputs.final_states = reader.numbers("final_states", tensors.final_states, states(instance.ending().size()));
-  }
+  const FinalStates finals =
+      read_final_states(reader, tensors.final_states, tensors.slots, instance, inputs.x.tokens, state);
+  outputs.final_states = finals.data;
+  inputs.slots = finals.slots;
   reader.check_written("y");
   reader.check_written("final_states", "initial_states");
   if (instance.job().update && tensors.initial_states == nullptr) inputs.initial_states = outputs.final_states;
@@ -92,15 +85,8 @@ ringattn_status ringattn_ssm_create(ringattn_world* world, const ringattn_ssm_sp
 }
 
 ringattn_status ringattn_ssm_get_facts(const ringattn_ssm* ssm, ringattn_ssm_facts* facts) {
-  return with(ssm, [&](const ringattn_ssm& handle) {
-    const Ssm& instance = handle.instance;
-    write_struct(
-        "ringattn_ssm_facts",
-        {0, instance.layout().tokens(handle.transport->rank()), static_cast<std::int64_t>(instance.beginning().size()),
-         static_cast<std::int64_t>(instance.ending().size()), instance.memory().total(),
-         instance.kernel().row->name.data()},
-        facts, kFirstFacts);
-  });
+  return with(ssm,
+              [&](const ringattn_ssm& handle) { write_ssm_facts(handle.instance, handle.transport->rank(), facts); });
 }
 
 ringattn_status ringattn_ssm_rows(const ringattn_ssm* ssm, int64_t count, int64_t* packed_tokens,
@@ -111,10 +97,7 @@ ringattn_status ringattn_ssm_rows(const ringattn_ssm* ssm, int64_t count, int64_
 }
 
 ringattn_status ringattn_ssm_sequences(const ringattn_ssm* ssm, int32_t* beginning, int32_t* ending) {
-  return with(ssm, [&](const ringattn_ssm& handle) {
-    if (beginning != nullptr) std::ranges::copy(handle.instance.beginning(), beginning);
-    if (ending != nullptr) std::ranges::copy(handle.instance.ending(), ending);
-  });
+  return with(ssm, [&](const ringattn_ssm& handle) { write_sequences(handle.instance, beginning, ending); });
 }
 
 RINGATTN_CALLS(ssm);

@@ -325,9 +325,11 @@ ModelLayer ModelConfig::linear_attention(std::int64_t layer) const {
       found.log_decays.push_back(std::log1p(-std::exp2(-5.0 - static_cast<double>(h))));
     }
   } else {
-    // Slopes shrink with depth. transformers' MiniMax has 1e-5 in the divisor, too.
+    // Slopes shrink with depth. transformers' MiniMax has 1e-5 in the divisor, too. The code beside the weights of Ring
+    // and Ling counts layers from −1, so that the first one decays faster than its slopes.
     const double last = static_cast<double>(layers_.value_or(1)) - 1.0 + (ling ? 0.0 : 1e-5);
-    const double factor = 1.0 - (last > 0.0 ? static_cast<double>(layer) / last : 0.0) + 1e-5;
+    const double depth = static_cast<double>(layer) - (ling ? 1.0 : 0.0);
+    const double factor = 1.0 - (last > 0.0 ? depth / last : 0.0) + 1e-5;
     for (const double slope : alibi_slopes(heads)) found.log_decays.push_back(-slope * factor);
   }
   if (retnet || (ling && keys.flag("linear_rope", true))) {
@@ -336,7 +338,7 @@ ModelLayer ModelConfig::linear_attention(std::int64_t layer) const {
   return found;
 }
 
-// The layers of Qwen3-Next and its successors, and of Kimi Linear; absent: the file has no keys of them.
+// The layers of Qwen3-Next and its successors, of Kimi Linear and of Ling 3; absent: the file has no keys of them.
 std::optional<ModelLayer> ModelConfig::gated_delta() const {
   const ModelKeys& keys = *keys_;
   ModelLayer found;
@@ -356,6 +358,12 @@ std::optional<ModelLayer> ModelConfig::gated_delta() const {
     found.head_dim = found.head_dim_v = static_cast<int>(keys.needed("linear_attn_config.head_dim"));
     found.conv_width = static_cast<int>(keys.count("linear_attn_config.short_conv_kernel_size").value_or(4));
     found.key_decays = true;
+  } else if (keys.model_type().starts_with("bailing") && (keys.has("kda_safe_gate") || keys.has("kda_lower_bound"))) {
+    // Files that transformers saves have the head_dim of the latent layers, and that of these apart.
+    found.heads = found.groups = static_cast<int>(keys.needed("linear_num_heads num_attention_heads"));
+    found.head_dim = found.head_dim_v = static_cast<int>(keys.needed("linear_head_dim head_dim"));
+    found.conv_width = static_cast<int>(keys.first_of("linear_conv_kernel_dim short_conv_kernel_size").value_or(4));
+    found.key_decays = true;
   } else {
     return std::nullopt;
   }
@@ -369,15 +377,18 @@ std::string_view layer_kind_name(LayerKind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
-ModelConfig::Derived ModelConfig::derive(std::int64_t layer, std::optional<LayerKind> wanted) const {
+ModelConfig::Derived ModelConfig::derive(std::int64_t layer) const {
   Derived found{layer, kind_of(layer), {}};
   const bool hybrid = found.kind == kHybridLayer && family_->is(kMamba);
   if (found.kind == kFullAttention || hybrid) found.ops.push_back(attention(layer, false));
   if (found.kind == kSlidingAttention) found.ops.push_back(attention(layer, true));
   if (found.kind == kMambaLayer || hybrid) found.ops.push_back(ssm());
-  if (found.kind == kLinearAttentionLayer && family_->is(kLightning)) found.ops.push_back(linear_attention(layer));
-  if (found.kind == kLinearAttentionLayer && wanted == LayerKind::kGatedDelta) {
-    if (const auto rule = gated_delta()) found.ops.push_back(*rule);
+  if (found.kind == kLinearAttentionLayer) {
+    if (const auto rule = gated_delta()) {
+      found.ops.push_back(*rule);
+    } else if (family_->is(kLightning)) {
+      found.ops.push_back(linear_attention(layer));
+    }
   }
   return found;
 }
@@ -422,8 +433,9 @@ std::string difference(const ModelLayer& one, std::int64_t one_at, const ModelLa
 
 ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional<LayerKind> wanted) const {
   const auto is_wanted = [&](const ModelLayer& layer) {
-    if (wanted == LayerKind::kGatedDelta) return layer.kind == *wanted;
-    return !wanted || layer.is_ssm() == is_ssm(*wanted);
+    if (!wanted) return true;
+    const bool rule = layer.kind == LayerKind::kGatedDelta;
+    return rule == (wanted == LayerKind::kGatedDelta) && layer.is_ssm() == is_ssm(*wanted);
   };
   struct Candidate {
     std::int64_t at;
@@ -475,12 +487,6 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
   }
   const std::string& kind = *first.kind;
   const auto* const known = std::ranges::find(kOtherAttention, kind, &OtherKind::kind);
-  if (kind == kLinearAttentionLayer && gated_delta()) {
-    fail(ErrorCode::kUnsupported, fmt::format("layer {} of {} is no attention", first.at, keys_->name()),
-         fmt::format("it is {}: a gated delta rule", in_quotes(kind)),
-         {"Add ", setting("op", layer_kind_name(LayerKind::kGatedDelta)), ", or name another with ", setting("layer"),
-          "."});
-  }
   if (known != std::end(kOtherAttention)) {
     fail(ErrorCode::kUnsupported, fmt::format("layer {} of {} can't be computed", first.at, keys_->name()),
          fmt::format("it is {}: {}", in_quotes(kind), known->why),
@@ -491,9 +497,9 @@ ModelLayer ModelConfig::one_of(const std::vector<Derived>& layers, std::optional
        "Name another, or leave it out and name the op.");
 }
 
-std::vector<ModelConfig::Derived> ModelConfig::all(std::optional<LayerKind> wanted) const {
+std::vector<ModelConfig::Derived> ModelConfig::all() const {
   std::vector<Derived> derived;
-  for (std::int64_t i = 0; i < layers_.value_or(kUnsaidLayers); ++i) derived.push_back(derive(i, wanted));
+  for (std::int64_t i = 0; i < layers_.value_or(kUnsaidLayers); ++i) derived.push_back(derive(i));
   return derived;
 }
 
@@ -515,9 +521,9 @@ ModelLayer ModelConfig::layer(std::optional<std::int64_t> layer, std::optional<L
            fmt::format("{} has layers 0 to {}", keys_->name(), layers_.value_or(kMaxModelCount) - 1),
            "Name one of these.");
     }
-    return one_of({derive(*layer, wanted)}, wanted);
+    return one_of({derive(*layer)}, wanted);
   }
-  return one_of(all(wanted), wanted);
+  return one_of(all(), wanted);
 }
 
 }  // namespace ringattn

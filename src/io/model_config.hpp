@@ -54,7 +54,7 @@ struct ModelLayer {
   // the heads of queries and keys.
   int state_dim = 0;
   int groups = 0;
-  bool key_decays = false;  // kGatedDelta: a decay for each key dim (Kimi)
+  bool key_decays = false;  // kGatedDelta: a decay for each key dim (KDA)
   int conv_width = 0;
   std::int64_t conv_channels = 0;
   std::vector<double> log_decays;                     // kLinearAttention: [heads]; its scale is softmax_scale
@@ -78,9 +78,9 @@ class ModelConfig {
 
   // A layer of the model, from 0 on; none is named: all of them, where they are alike. `wanted`: the kind that the
   // job computes, where it is known. For a model with attention and SSM it says which of them is meant, in a layer of
-  // both too, and layers of the other are left aside. Only a job of the gated delta rule has its layers. Throws kUsage,
-  // naming what differs, where layers differ and none is named; for a layer that isn't there, or that has neither
-  // attention nor SSM; and kUnsupported for one whose attention can't be computed.
+  // both too, and layers of the other are left aside. Throws kUsage, naming what differs, where layers differ and none
+  // is named; for a layer that isn't there, or that has neither attention nor SSM; and kUnsupported for one whose
+  // attention can't be computed.
   ModelLayer layer(std::optional<std::int64_t> layer, std::optional<LayerKind> wanted = {}) const;
 
   // Whether some layers have attention and some have SSM, or one has both.
@@ -94,8 +94,8 @@ class ModelConfig {
   struct Derived;
 
   std::string kind_of(std::int64_t layer) const;
-  Derived derive(std::int64_t layer, std::optional<LayerKind> wanted) const;
-  std::vector<Derived> all(std::optional<LayerKind> wanted = {}) const;
+  Derived derive(std::int64_t layer) const;
+  std::vector<Derived> all() const;
   ModelLayer attention(std::int64_t layer, bool sliding) const;
   void set_mla_dims(ModelLayer& found) const;
   void set_dims(ModelLayer& found, std::int64_t layer, bool sliding) const;

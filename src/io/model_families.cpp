@@ -89,13 +89,20 @@ constexpr ModelFamily kFamilies[] = {
               "full_attn_alpha_factor full_attn_beta_factor linear_attn_alpha_factor linear_attn_beta_factor "
               "layernorm_full_attention_alpha layernorm_full_attention_beta layernorm_linear_attention_alpha "
               "layernorm_linear_attention_beta"},
-    // Ring and Ling with linear attention, 2.0 and 2.5: bailing_moe_linear.py of vLLM and MLX.
+    // Ring and Ling with linear attention, 2.0 to 2.6: the code beside their weights, and bailing_moe_linear.py of MLX.
+    // Ling 3, with KDA: the class that transformers has.
     {.names = "bailing_moe_linear bailing_hybrid",
      .kind = bailing_layers,
+     .scale = yarn_scale,
      .traits = kMla | kLightning,
-     .reads = "linear_rope linear_silu use_linear_silu use_qk_norm group_norm_size layer_group_size"},
+     .reads = "linear_rope linear_silu use_linear_silu use_qk_norm group_norm_size layer_group_size kda_safe_gate "
+              "kda_lower_bound"},
     // flash-linear-attention's RetNet.
-    {.names = "retnet", .kind = retnet_layers, .traits = kLightning, .keys = {.heads = "num_heads", .head_dim = ""}},
+    {.names = "retnet",
+     .kind = retnet_layers,
+     .traits = kLightning,
+     .keys = {.heads = "num_heads", .head_dim = ""},
+     .reads = "attn_mode"},
     // Microsoft's Phi-3-small; the code beside its weights, and phi3small.py of MLX.
     {.names = "phi3small",
      .kind = phi3small_layers,
@@ -283,15 +290,18 @@ constexpr ModelFamily kFamilies[] = {
     {.names = "qwen3_next",
      .kind = interval_layers,
      .reads = "full_attention_interval attn_output_gate",
-     .defaults = "num_key_value_heads=2 head_dim=256"},
+     .defaults = "num_key_value_heads=2 head_dim=256 "
+                 "linear_num_value_heads=32 linear_num_key_heads=16 linear_key_head_dim=128 linear_value_head_dim=128"},
     {.names = "qwen3_5 qwen3_5_text",
      .kind = interval_layers,
      .reads = "full_attention_interval attn_output_gate",
-     .defaults = "hidden_size=4096 num_hidden_layers=32 num_attention_heads=16 num_key_value_heads=4 head_dim=256"},
+     .defaults = "hidden_size=4096 num_hidden_layers=32 num_attention_heads=16 num_key_value_heads=4 head_dim=256 "
+                 "linear_num_value_heads=32 linear_num_key_heads=16 linear_key_head_dim=128 linear_value_head_dim=128"},
     {.names = "qwen3_5_moe qwen3_5_moe_text",
      .kind = interval_layers,
      .reads = "full_attention_interval attn_output_gate",
-     .defaults = "hidden_size=2048 num_hidden_layers=40 num_attention_heads=16 num_key_value_heads=2 head_dim=256"},
+     .defaults = "hidden_size=2048 num_hidden_layers=40 num_attention_heads=16 num_key_value_heads=2 head_dim=256 "
+                 "linear_num_value_heads=32 linear_num_key_heads=16 linear_key_head_dim=128 linear_value_head_dim=128"},
     {.names = "olmo_hybrid", .kind = olmo_hybrid_layers},
     {.names = "lfm2 lfm2_moe lfm2_vl",
      .kind = lfm2_layers,

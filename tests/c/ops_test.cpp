@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode, MLA and SSM through the C interface have the bits of C++.
+// Decode, MLA, SSM and gated delta rules through the C interface have the bits of C++.
 #include <array>
+#include <cmath>
+#include <string>
 
 #include "comm/self.hpp"
 #include "kernels/attention/attention_spec.hpp"
 #include "ops/decode/decode.hpp"
+#include "ops/gated_delta/gated_delta.hpp"
 #include "ops/mla/mla_decode.hpp"
 #include "ops/ssm/ssm.hpp"
 #include "tests/c/c_tensors.hpp"
@@ -376,6 +379,87 @@ TEST(CSsm, HasTheBitsOfCpp) {
   EXPECT_EQ(ringattn_ssm_run(scan, &tensors), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "initial_states is [1, 2, 32, 16]");
   ringattn_ssm_destroy(scan);
+}
+
+TEST(CGatedDelta, HasTheBitsOfCpp) {
+  constexpr std::int64_t kKeyHeads = 1, kHeads = 2, kKeyDim = 16, kValueDim = 8, kState = kHeads * kKeyDim * kValueDim;
+  const std::vector<std::int64_t> lengths{kSegmentTokens + 40, 0, 17};
+  constexpr std::int64_t kTokens = kSegmentTokens + 57;
+  const Numbers q = normal(kTokens * kKeyHeads * kKeyDim, 1), k = normal(kTokens * kKeyHeads * kKeyDim, 2);
+  const Numbers v = normal(kTokens * kHeads * kValueDim, 3), initial = normal(3 * kState, 4);
+  Numbers log_decay = normal(kTokens * kHeads * kKeyDim, 5), beta = normal(kTokens * kHeads, 6);
+  for (float& value : log_decay) value = -0.01F * std::abs(value);
+  for (float& value : beta) value = 0.5F / (1.0F + value * value);
+  Numbers out(v.size()), states(3 * kState), c_out(v.size()), c_states(3 * kState);
+  GatedDeltaJob job;
+  job.spec.dtype = Dtype::kF32;
+  job.spec.key_heads = kKeyHeads;
+  job.spec.value_heads = kHeads;
+  job.spec.key_dim = kKeyDim;
+  job.spec.value_dim = kValueDim;
+  job.spec.key_decays = job.spec.qk_l2norm = true;
+  job.spec.scale = 0.5F;
+  job.lengths = lengths;
+  job.initial_states = job.final_states = true;
+  const auto transport = make_self_transport();
+  SsmOptions on_cpu;
+  on_cpu.kernel = on_host();
+  GatedDelta rule(job, *transport, on_cpu);
+  GatedDeltaInputs inputs;
+  inputs.q = view(q, kTokens, kKeyHeads, kKeyDim);
+  inputs.k = view(k, kTokens, kKeyHeads, kKeyDim);
+  inputs.v = view(v, kTokens, kHeads, kValueDim);
+  inputs.log_decay = view(log_decay, kTokens, kHeads, kKeyDim);
+  inputs.beta = view(beta, kTokens, kHeads, 1);
+  inputs.initial_states = initial.data();
+  rule.run(inputs, {view(out, kTokens, kHeads, kValueDim), states.data()});
+
+  SelfWorld world;
+  auto spec = sized<ringattn_gated_delta_spec>();
+  spec.dtype = kFp32;
+  spec.key_heads = kKeyHeads;
+  spec.value_heads = kHeads;
+  spec.key_dim = kKeyDim;
+  spec.value_dim = kValueDim;
+  spec.key_decays = spec.qk_l2norm = 1;
+  spec.scale = 0.5F;
+  auto batch = sized<ringattn_ssm_batch>();
+  batch.sequences = 3;
+  batch.lengths = lengths.data();
+  batch.initial_states = batch.final_states = 1;
+  auto options = sized<ringattn_options>();
+  ringattn_gated_delta* delta = nullptr;
+  options.block_tokens = 64;
+  EXPECT_EQ(ringattn_gated_delta_create(world.get(), &spec, &batch, &options, &delta), RINGATTN_USAGE);
+  EXPECT_NE(std::string(ringattn_error_text()).find("a gated delta rule"), std::string::npos) << ringattn_error_text();
+  ASSERT_EQ(ringattn_gated_delta_create(world.get(), &spec, &batch, nullptr, &delta), RINGATTN_OK)
+      << ringattn_error_text();
+  CTensor tq(q.data(), kFp32, {kTokens, kKeyHeads, kKeyDim}), tk(k.data(), kFp32, {kTokens, kKeyHeads, kKeyDim});
+  CTensor tv(v.data(), kFp32, {kTokens, kHeads, kValueDim}), tb(beta.data(), kFp32, {kTokens, kHeads, 1});
+  CTensor tg(log_decay.data(), kFp32, {kTokens, kHeads, kKeyDim}),
+      to(c_out.data(), kFp32, {kTokens, kHeads, kValueDim});
+  CTensor ti(initial.data(), kFp32, {3, kHeads, kKeyDim, kValueDim});
+  CTensor tf(c_states.data(), kFp32, {3, kHeads, kKeyDim, kValueDim});
+  auto tensors = sized<ringattn_gated_delta_tensors>();
+  tensors.q = tq.get();
+  tensors.k = tk.get();
+  tensors.v = tv.get();
+  tensors.log_decay = tg.get();
+  tensors.beta = tb.get();
+  tensors.initial_states = ti.get();
+  tensors.out = to.get();
+  tensors.final_states = tf.get();
+  EXPECT_OK(ringattn_gated_delta_run(delta, &tensors));
+  EXPECT_EQ(std::memcmp(c_out.data(), out.data(), out.size() * 4), 0);
+  EXPECT_EQ(std::memcmp(c_states.data(), states.data(), states.size() * 4), 0);
+  EXPECT_EQ(std::memcmp(&c_states[kState], &initial[kState], kState * 4), 0);  // of the empty sequence
+  auto facts = sized<ringattn_ssm_facts>();
+  EXPECT_OK(ringattn_gated_delta_get_facts(delta, &facts));
+  EXPECT_EQ(facts.rows, kTokens);
+  EXPECT_EQ(facts.ending, 3);
+  tg->shape[2] = 1;
+  EXPECT_EQ(ringattn_gated_delta_run(delta, &tensors), RINGATTN_USAGE);
+  ringattn_gated_delta_destroy(delta);
 }
 
 }  // namespace

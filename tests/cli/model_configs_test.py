@@ -21,7 +21,7 @@ PAGE = HERE.parents[1] / "docs/models.md"
 SHAPE = {
     "attention": ["heads", "kv-heads", "head-dim", "head-dim-v", "mask", "window", "softmax-scale", "softcap"],
     "mla": ["heads", "head-dim", "rope-dim", "latent-dim", "head-dim-v", "mask", "window", "softmax-scale"],
-    "linear_attention": ["heads", "head-dim", "scale", "rope"],
+    "linear_attention": ["heads", "head-dim", "head-dim-v", "scale", "rope"],
     "ssd": ["heads", "head-dim", "state-dim", "groups", "conv-width"],
     "selective_scan": ["heads", "state-dim", "groups", "conv-width"],
     "gated_delta": ["heads", "key-heads", "head-dim", "head-dim-v", "decay", "qk-norm"],
@@ -84,6 +84,8 @@ def canonical(values):
         width = int(values["head-dim"]) + (int(values["rope-dim"]) if op == "mla" else 0)
         shape["head-dim-v"] = values.get("head-dim-v", values["head-dim"])
         shape["softmax-scale"] = float(values.get("softmax-scale", 1 / math.sqrt(width)))
+    if op == "linear_attention":
+        shape["head-dim-v"] = values.get("head-dim-v", values["head-dim"])
     if op == "attention":
         shape["softcap"] = float(values.get("softcap", 0))
     return shape

@@ -60,12 +60,14 @@ TEST(GatedDelta, IsRightAndHasTheSameBitsOnAnyRanks) {
     EXPECT_EQ(text_of(file), text_of(folder.file("1"))) << ranks;
   }
   const Finished shapes = done(words("verify", {"--ranks", "2"}));
-  EXPECT_TRUE(has(shapes.out, "in-turn") && has(shapes.out, "PASS")) << shapes.out;
+  EXPECT_TRUE(has(shapes.out, "in-turn") && has(shapes.out, "resumed") && has(shapes.out, "PASS")) << shapes.out;
   const Finished oracle = done(words("verify", {"--against", "oracle", "--ranks", "2"}));
   EXPECT_TRUE(has(oracle.out, "final states: greatest error") && has(oracle.out, "PASS")) << oracle.out;
   // Values beyond fp16 are infinite there, not wrong.
   done(words("verify", {"--against", "oracle", "--rows", "8", "--scale", "1e5"}));
-  EXPECT_TRUE(has(done(words("plan", {"--world", "3"})).out, "cpu_gated_delta"));
+  const Finished plan = done(words("plan", {"--world", "3"}));
+  EXPECT_TRUE(has(plan.out, "cpu_gated_delta")) << plan.out;
+  EXPECT_TRUE(has(plan.out, "beside attention in its zigzag layout: a rank receives up to ")) << plan.out;
 
   // A file, whose last token is then a decode step from the state before it.
   const std::string in = folder.file("in.safetensors"), out = folder.file("out.safetensors");

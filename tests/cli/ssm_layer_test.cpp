@@ -235,7 +235,7 @@ TEST(LinearAttention, OfAModelsLayerHasItsRopeAndScale) {
   NamedTensor& v = tensors["v"] = tensors.at("k");
   v.bytes[0] = std::byte{1};
   tensors["log_decay"] = float_list({-0x1p-4F * (2.0F / 3.0F + 1e-5F), -0x1p-8F * (2.0F / 3.0F + 1e-5F)});
-  const Words model{"--model-config", config, "--layer", "1"};
+  const Words model{"--model-config", config, "--layer", "2"};
   const std::string input = write_tensors(folder.file("in"), tensors);
   const Finished run = tool(Words{"verify", "--input", input, "--against", "oracle"} + model);
   EXPECT_EQ(run.code, 0) << run.out << run.err;
@@ -281,6 +281,18 @@ TEST(SsmLayer, RefusesWhatContradictsAStep) {
   const Finished weightless = tool({"run", "--input", write_tensors(folder.file("alone"), alone)});
   EXPECT_EQ(weightless.code, 3);
   EXPECT_TRUE(has(weightless.err, "there is no conv1d_weight")) << weightless.err;
+}
+
+// x alone may be a part of several ops.
+TEST(SsmLayer, NamesTheOpsOfXAlone) {
+  const TemporaryFolder folder;
+  NamedTensors alone;
+  alone["x"] = float_list(std::vector<float>(64), {4, 2, 8});
+  for (const Words& op : {Words{}, Words{"--op", "conv1d"}}) {
+    const Finished run = tool(Words{"run", "--input", write_tensors(folder.file("alone"), alone)} + op);
+    EXPECT_EQ(run.code, 3) << run.err;
+    EXPECT_TRUE(has(run.err, "has x without a weight (with conv1d_weight it is a convolution")) << run.err;
+  }
 }
 
 }  // namespace

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scans under mpirun: rows and final states have the bits of the kernel on all tokens. Run at several world sizes.
+// Scans and gated delta rules under mpirun: rows and final states have the bits of the kernel on all tokens. Run at
+// several world sizes.
 #include <gtest/gtest.h>
 #include <mpi.h>
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "attention/tokens/ssm_layout.hpp"
 #include "ops/reshard/reshard.hpp"
 #include "tests/distributed/over_mpi.hpp"
 #include "tests/support/device_array.hpp"
+#include "tests/support/gated_delta_rank.hpp"
 #include "tests/support/ssm_rank.hpp"
 
 namespace ringattn::testing {
@@ -55,16 +58,56 @@ class MpiSsm : public OverMpi {
     scan.enqueue(rank.inputs(), rank.outputs());
     scan.wait();
     EXPECT_EQ(rank.differences(), 0) << "rank " << transport().rank();
-    const long long mine = scan.layout().tokens(transport().rank());
+    expect_tokens(scan.layout(), given.inputs.rows());
+  }
+  void expect_same_rule(GatedDeltaSpec spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed) {
+    if (backend() == "cuda") spec.key_dim = spec.value_dim = 128;  // the only dims of sm90_gated_delta
+    std::optional<DeltaCase> given;
+    try {
+      given = make_delta_case(spec, lengths, true, seed, backend());
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported) throw;
+      GTEST_SKIP() << error.what();
+    }
+    SsmOptions options;
+    options.kernel.backend = backend();
+    options.threads = 1;
+    GatedDelta rule(job_of(*given), transport(), options);
+    DeltaRank rank(rule, transport().rank(), *given);
+    rule.run(rank.inputs(), rank.outputs());
+    EXPECT_EQ(rank.differences(), 0) << "rank " << transport().rank();
+    rank.clear();
+    rule.enqueue(rank.inputs(), rank.outputs());
+    rule.wait();
+    EXPECT_EQ(rank.differences(), 0) << "rank " << transport().rank();
+    expect_tokens(rule.layout(), given->data.rows());
+    MPI_Barrier(MPI_COMM_WORLD);  // device memory may be freed only once no rank has work in flight
+  }
+
+ private:
+  void expect_tokens(const Layout& layout, std::int64_t tokens) {
+    const long long mine = layout.tokens(transport().rank());
     long long all = 0;
     MPI_Allreduce(&mine, &all, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
-    EXPECT_EQ(all, given.inputs.rows());
+    EXPECT_EQ(all, tokens);
   }
 };
 
 TEST_P(MpiSsm, RaggedSequences) { expect_same(small_ssm(2, false), {3 * kSuper + 70, 5, kSuper + 1}, true, 1); }
 
 TEST_P(MpiSsm, SelectiveScans) { expect_same(small_ssm(16, true), {2 * kSuper + 9, 80}, false, 2); }
+
+// GDN and KDA: a sequence of several ranks, fewer segments than some worlds have ranks, and an empty sequence.
+TEST_P(MpiSsm, GatedDeltaRules) {
+  GatedDeltaSpec spec;
+  spec.key_heads = 1;
+  spec.value_heads = 2;
+  spec.key_dim = 16;
+  spec.value_dim = 8;
+  expect_same_rule(spec, {3 * kSegmentTokens + 70, 0, 5, kSegmentTokens + 1}, 3);
+  spec.key_decays = true;
+  expect_same_rule(spec, {2 * kSegmentTokens + 9, 80}, 4);
+}
 
 TEST_P(MpiSsm, RowsComeFromAnotherLayoutAndGoBack) {
   // Tokens in turn, ten at a time, where SSM has whole super-segments.

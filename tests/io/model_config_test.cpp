@@ -93,7 +93,7 @@ TEST(ModelConfig, DerivesLinearAttentionByFamily) {
   EXPECT_EQ(layer.head_dim_v, 128);
   EXPECT_DOUBLE_EQ(layer.softmax_scale, 1.0 / std::sqrt(128.0));
   ASSERT_EQ(layer.log_decays.size(), 32U);
-  EXPECT_DOUBLE_EQ(layer.log_decays[1], -std::exp2(-0.5) * (1.0 - 3.0 / 33.0 + 1e-5));
+  EXPECT_DOUBLE_EQ(layer.log_decays[1], -std::exp2(-0.5) * (1.0 - 2.0 / 33.0 + 1e-5));
   EXPECT_EQ(layer.rope.refusal, "");
   EXPECT_DOUBLE_EQ(layer.rope.theta, 6e5);
   EXPECT_DOUBLE_EQ(layer.rope.rotary_factor, 0.5);

@@ -144,7 +144,7 @@ class Refusals(unittest.TestCase):
             ("softcap is 1e-300", lambda: attention(Q, K, K, softcap=1e-300)),
             ("softmax_scale is 1e+300", lambda: ringattn.decode(*STEP, softmax_scale=1e300)),
             ("cu_seqlens has 9223372036854775808", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**63])),
-            ("sequence 0 of an SSM has 4611686018427387904 tokens", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**62])),
+            ("sequence 0 of a causal conv1d has 4611686018427387904 tokens", lambda: conv(X, WEIGHT, cu_seqlens=[0, 2**62])),
             ("a side of mask has 9223372036854775808", lambda: attention(Q, K, K, mask=(2**63, 0))),
             ("method is None", lambda: ringattn.evict(K, K, None)),
             ("there is no method of eviction", lambda: ringattn.evict(K, K, "x" * 100_000)),

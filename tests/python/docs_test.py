@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The examples of docs/python.md, and those of docs/compression.md, docs/eviction.md, docs/linear.md, docs/mla.md,
-docs/porting.md and docs/ssm.md, run and print what they say; names that the page uses are there."""
+"""The examples of docs/python.md, and those of docs/compression.md, docs/eviction.md, docs/gated-delta.md, docs/linear.md,
+docs/linear-attention.md, docs/mla.md, docs/porting.md and docs/ssm.md, run and print what they say; names that the page uses
+are there."""
 
 import contextlib
 import importlib.util
@@ -80,6 +81,12 @@ class Page(unittest.TestCase):
 
     def test_ssm(self):
         self.assertEqual(run_example("ssm.md")[1], "the decoded token agrees with the prefill\n")
+
+    def test_layers_with_states(self):
+        self.assertEqual(run_example("linear-attention.md")[1], "the decoded token agrees with the prefill\n")
+        self.assertEqual(run_example("gated-delta.md")[1], "")
+        example, said = run_example("gated-delta.md", 1)
+        self.assertIn(f'print("{said.strip()}")', example)
 
     def test_calls_of_other_libraries(self):
         said = ["flash_attn's calls and ringattn's own have the same bits\n",

@@ -137,7 +137,7 @@ class RingLayer(unittest.TestCase):
             given = {name[len(prefix) : -len(".weight")]: x for name, x in safetensors.numpy.load_file(path).items()}
         x = random.standard_normal((tokens, hidden), dtype="float32")
         slopes = np.array([2.0**-4, 2.0**-8, 2.0**-2])  # ALiBi's of 3 heads
-        decays = (-slopes * (1 - layer / (layers - 1) + 1e-5)).astype("float32")
+        decays = (-slopes * (1 - (layer - 1) / (layers - 1) + 1e-5)).astype("float32")
         rope = {"theta": 600000.0, "rotary_dim": dim // 2}
 
         def layer_of(attend, project, kind):

@@ -45,6 +45,11 @@ int conv1d_channels(const SsmSpec& spec) {
   return spec.state_decays ? spec.heads : spec.heads * spec.head_dim + 2 * spec.groups * spec.state_dim;
 }
 
+std::string_view op_noun(const SsmJob& job) {
+  if (job.conv1d_only) return "a causal conv1d";
+  return job.spec.decay == SsmDecay::kDt ? "an SSM" : "linear attention";
+}
+
 void check_ssm_job(const SsmJob& job) {
   check_ssm(job.spec);
   const auto refuse = [](const std::string& what, const std::string& why) {

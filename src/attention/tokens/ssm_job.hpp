@@ -46,6 +46,9 @@ std::string exact_settings(const SsmJob& job);
 // Number of channels of the convolution before an SSM.
 int conv1d_channels(const SsmSpec& spec);
 
+// "an SSM", "linear attention" or "a causal conv1d", in messages.
+std::string_view op_noun(const SsmJob& job);
+
 // Throws kUsage if the members of a job contradict each other. Lengths are checked when they are distributed.
 void check_ssm_job(const SsmJob& job);
 

@@ -54,6 +54,8 @@ std::vector<std::int64_t> ranks_from(std::span<const Piece> pieces, std::int64_t
 
 }  // namespace
 
+ScanUnit scan_unit(const SsmJob& job) { return {kSsmUnit.tokens, kSsmUnit.name, op_noun(job)}; }
+
 std::int64_t super_segments(std::int64_t length) { return (length + kSuperSegmentTokens - 1) / kSuperSegmentTokens; }
 
 void check_ssm_size(std::int64_t sequences, std::int64_t units, int world, const ScanUnit& unit) {
@@ -143,6 +145,12 @@ Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std
          "State the tokens of each rank, none for those without.");
   }
   return stated_ssm_layout(lengths, *runs, unit);
+}
+
+Layout conv1d_layout(std::span<const std::int64_t> lengths,
+                     const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world) {
+  return ssm_layout(lengths, runs, world,
+                    runs ? kConv1dUnit : ScanUnit{kSsmUnit.tokens, kSsmUnit.name, kConv1dUnit.op});
 }
 
 StateHops state_hops(const Layout& layout) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention/tokens/layout.hpp"
+#include "attention/tokens/ssm_job.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 namespace ringattn {
@@ -23,6 +24,11 @@ struct ScanUnit {
 
 inline constexpr ScanUnit kSsmUnit{kSuperSegmentTokens, "super-segment", "an SSM"};
 inline constexpr ScanUnit kGatedDeltaUnit{kSegmentTokens, "segment", "a gated delta rule"};
+// A convolution's bits depend on no unit, but each run needs the width − 1 tokens that the next one reads.
+inline constexpr ScanUnit kConv1dUnit{kSegmentTokens, "segment", "a causal conv1d"};
+
+// That of a job, whose op messages name.
+ScanUnit scan_unit(const SsmJob& job);
 
 // Call before large tables are allocated. Throws kMemory if a job with this many sequences and units exceeds the
 // maximum table sizes.
@@ -43,6 +49,9 @@ Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vecto
 // for runs of another number of ranks; kMemory as check_ssm_size() does.
 Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
                   int world, const ScanUnit& unit = kSsmUnit);
+// That of a convolution: the stated runs, of whole segments, or what an SSM's would be.
+Layout conv1d_layout(std::span<const std::int64_t> lengths,
+                     const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world);
 
 // A state that is sent between two consecutive runs of a sequence, on different ranks. Run indices are those of
 // Layout::runs().

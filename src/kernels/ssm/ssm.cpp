@@ -90,6 +90,11 @@ std::string describe(const SsmSpec& spec) {
 
 void check_ssm(const SsmSpec& spec) {
   if (spec.heads < 1 || spec.head_dim < 1 || spec.state_dim < 1) {
+    if (spec.decay != SsmDecay::kDt) {
+      fail(ErrorCode::kUsage,
+           fmt::format("linear attention of {} heads of {}, with v of {}", spec.heads, spec.state_dim, spec.head_dim),
+           "each must be at least 1", "Check heads, dim and dim_v.");
+    }
     fail(ErrorCode::kUsage,
          fmt::format("an SSM layer of {} heads of {}, with states of {}", spec.heads, spec.head_dim, spec.state_dim),
          "each must be at least 1", "Check heads, head_dim and state_dim.");

@@ -80,7 +80,7 @@ struct CausalConv1d::Impl {
 void CausalConv1d::Impl::choose() {
   check_causal_conv1d(job.spec);
   check_update(job);
-  layout = ssm_layout(job.lengths, options.runs, transport.size());
+  layout = conv1d_layout(job.lengths, options.runs, transport.size());
   hops = state_hops(*layout);
   const StateOwners owners = state_owners(*layout);
   beginning = sequences_of(owners.initial, transport.rank());
@@ -123,8 +123,8 @@ void CausalConv1d::Impl::update(const CausalConv1dInputs& inputs, const CausalCo
   kernel->update({inputs.x, inputs.weight, inputs.bias, outputs.final_halos, outputs.y, inputs.slots}, stream);
 }
 
-// Exchange of the last tokens of each run whose sequence continues on another rank. Such runs are whole super-segments,
-// so each has enough tokens. `x` without data: only sizes, for announce().
+// Exchange of the last tokens of each run whose sequence continues on another rank. Such runs are whole segments, so
+// each has enough tokens. `x` without data: only sizes, for announce().
 Exchange CausalConv1d::Impl::halos(const TensorView& x) const {
   const int self = transport.rank();
   const int tokens = job.spec.halo_tokens();

@@ -36,8 +36,9 @@ struct CausalConv1dJob {
 // The bits of the result do not depend on these options.
 struct CausalConv1dOptions {
   KernelRequest kernel;
-  std::optional<std::vector<std::vector<TokenRun>>> runs;  // as SsmOptions::runs
-  int threads = 0;                                         // of a host kernel; 0: this rank's share
+  // As SsmOptions::runs, but of whole segments of 2,048 tokens, so that a gated delta rule's runs fit, too.
+  std::optional<std::vector<std::vector<TokenRun>>> runs;
+  int threads = 0;                // of a host kernel; 0: this rank's share
   double timeout_seconds = 60.0;  // of a wait for a peer that should be ready and sends no heartbeats
 };
 

@@ -107,7 +107,7 @@ void CausalConv1dBackward::Impl::choose() {
     fail(ErrorCode::kUnsupported, "no gradients for an update", "updates are decode steps",
          "Differentiate a run over the sequence.");
   }
-  layout = ssm_layout(job.lengths, options.runs, transport.size());
+  layout = conv1d_layout(job.lengths, options.runs, transport.size());
   hops = state_hops(*layout);
   const StateOwners owners = state_owners(*layout);
   beginning = sequences_of(owners.initial, self());
@@ -144,7 +144,7 @@ Exchange CausalConv1dBackward::Impl::exchange_of(OneRound&& round, Round number,
 }
 
 // Exchange of the tokens around the border of two runs of a sequence on different ranks. Runs that are continued are
-// whole super-segments, so only the last run of a sequence may have fewer tokens than a halo. Views without data: only
+// whole segments, so only the last run of a sequence may have fewer tokens than a halo. Views without data: only
 // sizes, for announce().
 Exchange CausalConv1dBackward::Impl::exchange_halos(const CausalConv1dBackwardInputs& inputs) const {
   const auto bytes = static_cast<std::size_t>(row_bytes());

@@ -30,7 +30,7 @@ Conv1dBackwardPlan plan_conv1d_backward(const CausalConv1dJob& job,
                                         const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world,
                                         double flops_per_second) {
   const CausalConv1dSpec& spec = job.spec;
-  Conv1dBackwardPlan plan{ssm_layout(job.lengths, runs, world), {}, {}, 0.0};
+  Conv1dBackwardPlan plan{conv1d_layout(job.lengths, runs, world), {}, {}, 0.0};
   const StateHops hops = state_hops(plan.layout);
   const StateOwners owners = state_owners(plan.layout);
   const std::int64_t row_bytes = spec.halo_bytes() / spec.halo_tokens();

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "attention/tokens/batch.hpp"
@@ -264,7 +265,31 @@ void GatedDeltaInput::read(DeltaTensor tensor, std::span<const PackedRun> runs, 
   }
 }
 
+GatedDeltaInput GatedDeltaInput::part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends) const {
+  GatedDeltaInput some = *this;
+  for (std::size_t s = 0; s < job_.lengths.size(); ++s) {
+    some.job_.lengths[s] = ends[s] - begins[s];
+    some.origins_[s] = origins_[s] + begins[s];
+  }
+  return some;
+}
+
+void GatedDeltaInput::set_initial(std::vector<std::int32_t> sequences, Buffer states) {
+  given_sequences_ = std::move(sequences);
+  given_states_ = std::make_shared<const Buffer>(std::move(states));
+}
+
 void GatedDeltaInput::read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const {
+  if (given_states_ != nullptr) {
+    const auto bytes = static_cast<std::size_t>(state_bytes(job_.spec));
+    auto* to = reinterpret_cast<std::byte*>(states.data());
+    for (const std::int32_t s : sequences) {
+      const auto at = std::ranges::lower_bound(given_sequences_, s) - given_sequences_.begin();
+      std::memcpy(to, given_states_->data() + static_cast<std::size_t>(at) * bytes, bytes);
+      to += bytes;
+    }
+    return;
+  }
   std::vector<PackedRun> runs;
   const std::int64_t first = initial_ ? 0 : kDeltaStatesToken;
   for (const std::int32_t s : sequences) runs.push_back({first + s, first + s + 1});

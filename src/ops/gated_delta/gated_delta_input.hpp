@@ -22,6 +22,7 @@
 
 #include "attention/tokens/gated_delta_job.hpp"
 #include "attention/tokens/packed_run.hpp"
+#include "base/memory.hpp"
 #include "io/fingerprint.hpp"
 #include "kernels/common/synthetic.hpp"
 #include "ops/common/op_entry.hpp"
@@ -44,7 +45,8 @@ class GatedDeltaInput {
   GatedDeltaInput(const OpRequest& request, const GatedDeltaSpec& spec);
 
   const GatedDeltaJob& job() const { return job_; }
-  const std::vector<std::int64_t>& origins() const { return origins_; }  // [sequences + 1] packed tokens
+  // [sequences + 1] packed tokens: where sequences begin, and the end of the last one of the whole input.
+  const std::vector<std::int64_t>& origins() const { return origins_; }
   const std::optional<std::uint64_t>& seed() const { return seed_; }
 
   struct RowShape {
@@ -61,6 +63,13 @@ class GatedDeltaInput {
   void read(DeltaTensor tensor, std::span<const PackedRun> runs, const MutableTensorView& rows, int threads) const;
   // Fills `states` with the initial ones of these sequences, [sequences, value_heads, key_dim, value_dim].
   void read_initial(std::span<const std::int32_t> sequences, std::span<float> states) const;
+
+  // The same with tokens [begins[s], ends[s]) of each sequence s, which may be none. Rows keep their packed tokens.
+  GatedDeltaInput part(std::span<const std::int64_t> begins, std::span<const std::int64_t> ends) const;
+  // The job then has initial states, which set_initial() gives before they are read.
+  void need_initial_states() { job_.initial_states = true; }
+  // `states`: [sequences, value_heads, key_dim, value_dim] of these sequences, ascending, in host memory.
+  void set_initial(std::vector<std::int32_t> sequences, Buffer states);
 
   // How o lies in a file, and the shape of the final states there.
   const RowGrid& out_grid() const { return out_grid_; }
@@ -87,6 +96,8 @@ class GatedDeltaInput {
   std::optional<std::uint64_t> seed_;
   GatedDeltaJob job_;
   std::vector<std::int64_t> origins_;
+  std::vector<std::int32_t> given_sequences_;  // of set_initial()
+  std::shared_ptr<const Buffer> given_states_;
   std::vector<FileRows> rows_;  // [DeltaTensor], of a file
   std::optional<TensorSource> initial_;
   std::vector<TensorSource> used_;

@@ -19,7 +19,6 @@
 #include "ops/common/output_tensor.hpp"
 #include "ops/gated_delta/gated_delta_op_job.hpp"
 #include "ops/ssm/ssm_op_job.hpp"
-#include "ops/ssm/ssm_shapes.hpp"
 #include "ops/ssm/ssm_token_block.hpp"
 
 namespace ringattn {
@@ -307,66 +306,6 @@ Check GatedDeltaOpJob::check_earlier(const Collective& collective) {
                                                          : ringattn::describe(*difference, input_.origins(), "out")));
   }
   return check;
-}
-
-VariantTable GatedDeltaOpJob::list_variants(const VariantRequest& request, const Options& options) {
-  std::int64_t segments = 0;
-  for (const std::int64_t length : input_.job().lengths) segments += (length + kSegmentTokens - 1) / kSegmentTokens;
-  variants_.clear();
-  for (const int ranks : request.ranks) {
-    variants_.push_back({ranks, false});
-    if (ranks > 1 && segments > ranks) variants_.push_back({ranks, true});
-  }
-  variant_options_ = ssm_options(options);
-  variant_seconds_ = rule_->estimated_seconds() * rule_->layout().world();
-  rule_.reset();
-  VariantTable table;
-  table.count = std::ssize(variants_);
-  table.columns = {{"ranks", "", ""}, {"runs", "", ""}, {"states", "moved", ""}, {"digest of out", "", ""}};
-  return table;
-}
-
-// Digests are those of all rows, whichever ranks have them.
-void GatedDeltaOpJob::run_variants(Transport& world, const VariantDone& done) {
-  struct Digests {
-    char out[40] = {};
-    char states[40] = {};
-    std::int64_t moved = 0;
-  };
-  const Collective everybody(world, Timeouts(variant_options_.timeout_seconds));
-  std::optional<Digests> first;
-  for (const Variant& variant : variants_) {
-    const std::unique_ptr<Transport> part = world.split_world(variant.ranks, everybody.timeouts().for_peer());
-    Digests mine;
-    everybody.run_collectively(
-        [&] {
-          if (part == nullptr) return;
-          SsmOptions options = variant_options_;
-          if (variant.in_turn) options.runs = runs_in_turn(input_.job().lengths, variant.ranks, kSegmentTokens);
-          const Collective ranks(*part, Timeouts(options.timeout_seconds));
-          GatedDelta rule(input_.job(), *part, options);
-          LoadedGatedDelta loaded(input_, rule, ranks);
-          const SsmStats stats = loaded.run();
-          const std::vector<ResultDigest> digests = digests_of(loaded.fetch(stats), ranks);
-          std::strncpy(mine.out, digests.front().hex.c_str(), sizeof mine.out - 1);
-          std::strncpy(mine.states, digests.back().hex.c_str(), sizeof mine.states - 1);
-          for (const std::int64_t bytes : ranks.gather_values(rule.bytes_received())) {
-            mine.moved += bytes / state_bytes(input_.job().spec);
-          }
-        },
-        variant_seconds_);
-    const Digests theirs = everybody.gather_values(mine).front();  // rank 0 is in every part
-    if (!first) first = theirs;
-    std::string difference;
-    if (std::strcmp(theirs.out, first->out) != 0) {
-      difference = fmt::format("the digest of out is {}, not {}", theirs.out, first->out);
-    } else if (std::strcmp(theirs.states, first->states) != 0) {
-      difference = fmt::format("the digest of final_states is {}, not {}", theirs.states, first->states);
-    }
-    done({fmt::format("{}", variant.ranks), variant.in_turn ? "in-turn" : "neighbours", fmt::format("{}", theirs.moved),
-          theirs.out},
-         difference);
-  }
 }
 
 }  // namespace ringattn

@@ -74,12 +74,15 @@ class GatedDeltaOpJob final : public OpJob {
     TensorSource out;
     std::optional<TensorSource> states;
   };
-  // A number of ranks; their segments are neighbours, or dealt in turn.
+  // A number of ranks; their segments are neighbours, or dealt in turn. Resumed: long sequences are computed up to a
+  // segment in their middle, and then from the states there.
   struct Variant {
     int ranks = 1;
     bool in_turn = false;
+    bool resumed = false;
   };
 
+  GatedDeltaResult run_variant(const Variant& variant, Transport& world, std::int64_t& moved) const;
   RankFigures figures(const GatedDeltaResult& result);
   std::vector<ResultDigest> digests_of(const GatedDeltaResult& result, const Collective& collective) const;
   RowGrid states_grid() const;

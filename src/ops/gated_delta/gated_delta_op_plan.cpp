@@ -9,6 +9,7 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "ops/gated_delta/gated_delta_op_job.hpp"
+#include "ops/reshard/reshard.hpp"
 #include "ops/ssm/ssm_op_job.hpp"
 
 namespace ringattn {
@@ -56,6 +57,11 @@ class GatedDeltaPlan final : public OpPlan {
     const double passing = passing_seconds(job_.spec.value_heads, state, summary, machine());
     PlanRow row;
     if (details) add_owners(summary, state, row);
+    if (details && world > 1 && !job_.update) {
+      const std::int64_t row_bytes = std::int64_t{job_.spec.value_heads} * job_.spec.value_dim *
+                                     static_cast<std::int64_t>(size_of(job_.spec.dtype));
+      row.lines.push_back(reshard_text(job_.lengths, summary.layout, row_bytes));
+    }
     write_row(summary, state, passing, json);
     row.cells = {fmt::format("{}", world),
                  fmt::format("{}", job_.tokens()),

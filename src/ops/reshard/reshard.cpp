@@ -14,6 +14,7 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/ring/reshard.hpp"
 #include "attention/ring/warm_up.hpp"
+#include "attention/tokens/batch.hpp"
 #include "base/error.hpp"
 #include "base/size.hpp"
 #include "comm/collective.hpp"
@@ -24,6 +25,7 @@ namespace ringattn {
 namespace {
 
 constexpr double kBytesPerSecond = 1e9;  // of a slow link, for deadlines
+constexpr int kAttentionTile = 128;      // of tokens, which stripes are multiples of
 
 // Copies `rows` rows of one buffer to rows of another.
 struct RowSpan {
@@ -54,6 +56,34 @@ std::string difference_of(const Layout& from, const Layout& to) {
 }
 
 }  // namespace
+
+Layout attention_layout(const std::vector<std::int64_t>& lengths, int world, const LayoutRequest& request) {
+  std::vector<Sequence> sequences;
+  for (const std::int64_t length : lengths) sequences.push_back({length, length, 0});
+  const auto work = [](const TokenRun& run) { return static_cast<double>(run.end - run.begin); };
+  return make_layout(Batch(std::move(sequences)), work, world, request, kAttentionTile, kAttentionTile).queries;
+}
+
+std::vector<std::int64_t> reshard_bytes(const Layout& from, const Layout& to, std::int64_t token_bytes) {
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(to.world()));
+  for (int rank = 0; rank < to.world(); ++rank) {
+    for (const RowTransfer& moved : row_transfers(from, to, rank)) {
+      if (moved.to == rank && moved.from != rank) bytes[static_cast<std::size_t>(rank)] += moved.rows * token_bytes;
+    }
+  }
+  return bytes;
+}
+
+std::string reshard_text(const std::vector<std::int64_t>& lengths, const Layout& to, std::int64_t token_bytes) {
+  const Layout zigzag = attention_layout(lengths, to.world(), {LayoutKind::kZigzag, 0});
+  const auto text = [&](const Layout& before, const Layout& after) {
+    const std::vector<std::int64_t> bytes = reshard_bytes(before, after, token_bytes);
+    return format_bytes(static_cast<double>(*std::ranges::max_element(bytes)));
+  };
+  return fmt::format(
+      "beside attention in its zigzag layout: a rank receives up to {} of rows before the layer, {} after it",
+      text(zigzag, to), text(to, zigzag));
+}
 
 struct Reshard::Impl {
   Impl(std::int64_t bytes, Transport& the_transport, Backend& the_backend, double timeout_seconds)

@@ -17,6 +17,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "attention/tokens/layout.hpp"
 #include "base/memory.hpp"
@@ -24,6 +26,16 @@
 #include "kernels/common/backend.hpp"
 
 namespace ringattn {
+
+// The queries' layout of attention over all tokens of these sequences.
+Layout attention_layout(const std::vector<std::int64_t>& lengths, int world, const LayoutRequest& request);
+
+// Bytes that each rank receives from others when rows of `token_bytes` are moved from one layout to another: [ranks].
+// No ranks run here.
+std::vector<std::int64_t> reshard_bytes(const Layout& from, const Layout& to, std::int64_t token_bytes);
+
+// For plans of layers with states: what a rank receives at most when rows come from attention's zigzag layout.
+std::string reshard_text(const std::vector<std::int64_t>& lengths, const Layout& to, std::int64_t token_bytes);
 
 class Reshard {
  public:

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <memory>
 
-#include "attention/tokens/batch.hpp"
 #include "ops/common/row_op.hpp"
 #include "ops/common/staging.hpp"
 #include "ops/reshard/reshard.hpp"
@@ -18,7 +17,6 @@ namespace {
 
 constexpr OpTensor kTensors[] = {{"rows", "[tokens, heads, head_dim]"}};
 constexpr std::string_view kSettings[] = {"head-dim", "layout", "stripe"};
-constexpr int kTile = 128;  // of tokens, which stripes are multiples of
 
 // Rows are copied in the memory of a device or of the host.
 std::span<const KernelEntry> copies() {
@@ -30,14 +28,6 @@ std::span<const KernelEntry> copies() {
     return found;
   }();
   return entries;
-}
-
-// Where the rows come from: as attention over all tokens distributes them.
-Layout source_layout(const std::vector<std::int64_t>& lengths, int world, const LayoutRequest& request) {
-  std::vector<Sequence> sequences;
-  for (const std::int64_t length : lengths) sequences.push_back({length, length, 0});
-  const auto work = [](const TokenRun& run) { return static_cast<double>(run.end - run.begin); };
-  return make_layout(Batch(std::move(sequences)), work, world, request, kTile, kTile).queries;
 }
 
 class Moved final : public RowKernel {
@@ -120,7 +110,7 @@ class ReshardOp final : public RowOp {
                                          const Layout& layout) const override {
     const auto row_bytes = static_cast<std::size_t>(heads() * dim()) * size_of(input_.dtype());
     return std::make_unique<Moved>(*kernel.entry, row_bytes,
-                                   source_layout(input_.lengths(), world.size(), options.layout), layout, world,
+                                   attention_layout(input_.lengths(), world.size(), options.layout), layout, world,
                                    options);
   }
   void compute_exactly(const RowReader& rows, std::int64_t token, std::int64_t head, std::span<double> out,

@@ -109,7 +109,7 @@ struct Ssm::Impl {
 void Ssm::Impl::choose() {
   check_ssm_job(job);
   if (options.head_ranges < 0 || options.head_ranges > 2) {
-    refuse(fmt::format("{} ranges of heads", options.head_ranges), "an SSM has one or two",
+    refuse(fmt::format("{} ranges of heads", options.head_ranges), fmt::format("{} has one or two", op_noun(job)),
            "Leave it at 0 to let the op choose.");
   }
   choice = choose_kernel(job, compatible_request(options.kernel, transport));
@@ -319,7 +319,7 @@ SsmTask Ssm::Impl::task_of(const SsmInputs& inputs, const SsmOutputs& outputs) {
 }
 
 void Ssm::Impl::enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream, SsmTimeline* clock) {
-  check_capture(*backend, stream, "this SSM", transport, "sends states to other ranks");
+  check_capture(*backend, stream, "this scan", transport, "sends states to other ranks");
   enqueued->enqueue(stream, seconds, [&] {
     if (clock != nullptr) clock->begin(stream);
     if (job.conv1d_only) {

@@ -84,7 +84,7 @@ void check_update(const OpRequest& request) {
   }
   if (request.sources.chosen("seq")) {
     fail(ErrorCode::kUsage, {setting("seq"), " contradicts ", setting("q_len")},
-         "an SSM decode step continues from a state, whose size does not depend on the number of earlier tokens",
+         "a decode step continues from a state, whose size does not depend on the number of earlier tokens",
          "Leave one of them out.");
   }
 }

@@ -71,6 +71,12 @@ SsmFile::SsmFile(std::shared_ptr<const TensorFile> opened_file, Op op) : opened(
     fail(ErrorCode::kFile, fmt::format("{} holds no SSM", input.path),
          "x and dt, u and delta, or x and conv1d_weight aren't there", {"Name them with ", setting("tensors"), "."});
   }
+  const auto has = [&](std::string_view name) { return opened->file.contains(name_in(input.names, name)); };
+  if (op == Op::kConv1d && !holds_conv1d(opened->file, input.names) && !has("dt") && !has("delta")) {
+    fail(ErrorCode::kFile, fmt::format("{} has x without a weight", input.path),
+         "with conv1d_weight it is a convolution, with weight a linear layer, with dt, A, B and C an SSM",
+         {"Write these tensors, too, or name them with ", setting("tensors"), "."});
+  }
   tensors = find_ssm(opened->file, input.names, input.order);
 }
 
@@ -130,7 +136,7 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, const SsmNumerics& num
   check_ssm(spec);
   if (input.tokens < 1 || input.batch < 1) {
     fail(ErrorCode::kUsage, {setting("seq", input.tokens), " with ", setting("batch", input.batch)},
-         "an SSM needs at least one token of one sequence", "Check the shape of the input.");
+         fmt::format("{} needs at least one token of one sequence", op_noun(job_)), "Check the shape of the input.");
   }
   const double elements =
       static_cast<double>(input.tokens) * static_cast<double>(input.batch) *
@@ -148,13 +154,13 @@ void SsmInput::take_shape(const SyntheticSsmInput& input, const SsmNumerics& num
   }
   const AxisOrder order = input.order.value_or(input.batch == 1 ? AxisOrder::kThd : AxisOrder::kBthd);
   if (order != AxisOrder::kThd && order != AxisOrder::kBthd) {
-    fail(ErrorCode::kUsage, {setting("order", axis_order_name(order)), " with an SSM"},
+    fail(ErrorCode::kUsage, {setting("order", axis_order_name(order)), fmt::format(" with {}", op_noun(job_))},
          "its tensors are ordered by token", "Leave it out.");
   }
   const bool batched = order == AxisOrder::kBthd;
   y_grid_ = {order, batched ? input.batch : 1, batched ? input.tokens : input.tokens * input.batch, spec.heads,
              spec.head_dim};
-  check_ssm_size(input.batch, input.batch * super_segments(input.tokens), numerics.ranks);
+  check_ssm_size(input.batch, input.batch * super_segments(input.tokens), numerics.ranks, scan_unit(job_));
   job_.lengths.assign(static_cast<std::size_t>(input.batch), input.tokens);
   job_.update = job_.initial_states = input.update;
   take_whole();
@@ -188,7 +194,6 @@ void SsmInput::take_shape(const FileInput& input, const SsmNumerics& numerics, J
   file_ = share.ssm.get([&](const SsmFile& file) { return file.opened == opened; },
                         [&] { return std::make_shared<const SsmFile>(opened, numerics.op); });
   const SsmTensors& found = file_->tensors;
-  check_ssm_size(found.lengths, numerics.ranks);
   SsmSpec& spec = job_.spec;
   spec.dtype = found.dtype;
   spec.heads = found.heads;
@@ -205,8 +210,9 @@ void SsmInput::take_shape(const FileInput& input, const SsmNumerics& numerics, J
   job_.update = found.update;
   job_.initial_states = found.initial_states.has_value();
   job_.initial_halos = found.conv_state.has_value();
+  check_ssm_size(found.lengths, numerics.ranks, scan_unit(job_));
   job_.lengths = found.lengths;
-  require(!job_.lengths.empty(), found.x, "there are no sequences", "An SSM needs at least one.");
+  require(!job_.lengths.empty(), found.x, "there are no sequences", "At least one is needed.");
   y_grid_ = found.x_grid;
   a_ = found.a;
   d_ = found.d;

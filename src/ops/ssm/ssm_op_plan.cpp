@@ -9,6 +9,7 @@
 #include "attention/tokens/cost.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
+#include "ops/reshard/reshard.hpp"
 #include "ops/ssm/ssm_op_job.hpp"
 #include "ops/ssm/ssm_plan_summary.hpp"
 
@@ -113,6 +114,11 @@ class SsmPlan final : public OpPlan {
     const double passing = passing_seconds(job, summary, machine());
     PlanRow row;
     if (details) add_owners(summary, job, request_.verbose, row);
+    if (details && world > 1 && !job.update && !job.conv1d_only) {
+      const std::int64_t row_bytes =
+          std::int64_t{job.spec.heads} * job.spec.head_dim * static_cast<std::int64_t>(size_of(job.spec.dtype));
+      row.lines.push_back(reshard_text(job.lengths, summary.layout, row_bytes));
+    }
     write_row(json, job, summary, passing);
     row.cells = summary_cells(job, summary, passing);
     return row;

@@ -86,7 +86,7 @@ void check_ssm_budget(const SsmJob& job, int world, std::size_t budget) {
 
 SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
                                   int world, const SsmKernel* kernel, const MachineModel& machine, double conv1d_rate) {
-  Layout layout = ssm_layout(job.lengths, runs, world);
+  Layout layout = ssm_layout(job.lengths, runs, world, scan_unit(job));
   StateHops hops = state_hops(layout);
   SsmPlanSummary summary{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.heads}}};
   // Initial and final states, or halos, that the caller passes for each sequence: 0, 1 or 2.

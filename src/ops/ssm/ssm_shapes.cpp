@@ -38,31 +38,6 @@ struct Outcome {
   Buffer carried;
 };
 
-// `first` and `second` bytes of rows, those of the runs of a and b, in ascending order of their packed tokens.
-Buffer interleaved(const Buffer& a, std::span<const PackedRun> a_runs, const Buffer& b,
-                   std::span<const PackedRun> b_runs, std::int64_t row_bytes) {
-  struct Piece {
-    PackedRun run;
-    const std::byte* from;
-  };
-  std::vector<Piece> pieces;
-  for (const auto& [buffer, runs] : {std::pair{&a, a_runs}, {&b, b_runs}}) {
-    const std::byte* from = buffer->data();
-    for (const PackedRun& run : runs) {
-      pieces.push_back({run, from});
-      from += run.tokens() * row_bytes;
-    }
-  }
-  std::ranges::sort(pieces, {}, [](const Piece& piece) { return piece.run.begin; });
-  Buffer all = allocate_host(static_cast<std::size_t>((total_tokens(a_runs) + total_tokens(b_runs)) * row_bytes));
-  std::byte* to = all.data();
-  for (const Piece& piece : pieces) {
-    std::memcpy(to, piece.from, static_cast<std::size_t>(piece.run.tokens() * row_bytes));
-    to += piece.run.tokens() * row_bytes;
-  }
-  return all;
-}
-
 class Runner {
  public:
   Runner(const SsmInput& input, const SsmOptions& options, Transport& world, double seconds)
@@ -158,9 +133,9 @@ class Runner {
       std::memcpy(to, carried.data() + i * bytes, bytes);
       to += bytes;
     }
-    return {interleaved(first.y, first.runs, second.y, second.runs, y_bytes()),
-            interleaved(kept_states, kept, second.carried(input_.job()), second.sequences,
-                        static_cast<std::int64_t>(bytes))};
+    return {interleaved_rows(first.y, first.runs, second.y, second.runs, y_bytes()),
+            interleaved_rows(kept_states, kept, second.carried(input_.job()), second.sequences,
+                             static_cast<std::int64_t>(bytes))};
   }
 
   // The final states of the sequences that go on, ascending: on each rank those of the sequences whose rest it begins.
@@ -254,6 +229,30 @@ class Runner {
 };
 
 }  // namespace
+
+Buffer interleaved_rows(const Buffer& a, std::span<const PackedRun> a_runs, const Buffer& b,
+                        std::span<const PackedRun> b_runs, std::int64_t row_bytes) {
+  struct Piece {
+    PackedRun run;
+    const std::byte* from;
+  };
+  std::vector<Piece> pieces;
+  for (const auto& [buffer, runs] : {std::pair{&a, a_runs}, {&b, b_runs}}) {
+    const std::byte* from = buffer->data();
+    for (const PackedRun& run : runs) {
+      pieces.push_back({run, from});
+      from += run.tokens() * row_bytes;
+    }
+  }
+  std::ranges::sort(pieces, {}, [](const Piece& piece) { return piece.run.begin; });
+  Buffer all = allocate_host(static_cast<std::size_t>((total_tokens(a_runs) + total_tokens(b_runs)) * row_bytes));
+  std::byte* to = all.data();
+  for (const Piece& piece : pieces) {
+    std::memcpy(to, piece.from, static_cast<std::size_t>(piece.run.tokens() * row_bytes));
+    to += piece.run.tokens() * row_bytes;
+  }
+  return all;
+}
 
 RankRuns runs_in_turn(std::span<const std::int64_t> lengths, int ranks, std::int64_t unit) {
   RankRuns runs(static_cast<std::size_t>(ranks));

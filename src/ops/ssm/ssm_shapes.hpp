@@ -8,6 +8,8 @@
 #include <span>
 #include <vector>
 
+#include "attention/tokens/packed_run.hpp"
+#include "base/memory.hpp"
 #include "comm/transport.hpp"
 #include "ops/common/difference.hpp"
 #include "ops/ssm/ssm.hpp"
@@ -30,6 +32,10 @@ std::vector<SsmShape> ssm_shapes(const std::vector<int>& ranks, const SsmInput& 
 // A super-segment of a sequence, or another `unit` of tokens, to each rank in turn.
 std::vector<std::vector<TokenRun>> runs_in_turn(std::span<const std::int64_t> lengths, int ranks,
                                                 std::int64_t unit = kSuperSegmentTokens);
+
+// Rows of the runs of a and b, each of `row_bytes`, in ascending order of their packed tokens.
+Buffer interleaved_rows(const Buffer& a, std::span<const PackedRun> a_runs, const Buffer& b,
+                        std::span<const PackedRun> b_runs, std::int64_t row_bytes);
 
 struct SsmShapeResult {
   std::int64_t states = 0;  // that are sent from rank to rank

@@ -111,7 +111,7 @@ void find_shape(const SafetensorsFile& file, const Roles& roles, std::optional<A
   const AxisOrder lies = found.batched ? AxisOrder::kBthd : AxisOrder::kThd;
   if (order && *order != lies) {
     fail(ErrorCode::kUsage, {setting("order", axis_order_name(*order)), fmt::format(", and {}", described(found.x))},
-         fmt::format("the tensors of an SSM are ordered by token, {}", axis_order_name(lies)),
+         fmt::format("tensors are ordered by token, {}", axis_order_name(lies)),
          "Leave it out; transpose tensors in another order.");
   }
   for (const std::int64_t extent : std::span(shape).subspan(found.batched ? 2 : 1)) {

@@ -185,9 +185,9 @@ TEST_P(Conv1dBackwardWorld, HasTheBitsOfOneRank) {
 }
 
 TEST_P(Conv1dBackwardWorld, TakesRunsOfTheCallers) {
-  static const GradientCase given = make_gradient_case(4, {2 * kSuper + 1, kSuper});
+  static const GradientCase given = make_gradient_case(4, {5 * kSegmentTokens + 1, kSegmentTokens});
   CausalConv1dOptions options = gradients_on_cpu();
-  options.runs = deal_super_segments(given.job.lengths, GetParam());
+  options.runs = deal_segments(given.job.lengths, GetParam());
   expect_same(given, options);
 }
 

@@ -150,9 +150,9 @@ TEST_P(Conv1dWorld, HasTheBitsOfOneRank) {
 }
 
 TEST_P(Conv1dWorld, TakesRunsOfTheCallers) {
-  static const Case given = make_case(4, {3 * kSuper + 1, kSuper});
+  static const Case given = make_case(4, {3 * kSegmentTokens + 1, kSegmentTokens, 0, 5 * kSegmentTokens + 2});
   CausalConv1dOptions options = on_cpu();
-  options.runs = deal_super_segments(given.job.lengths, GetParam());
+  options.runs = deal_segments(given.job.lengths, GetParam());
   expect_same(given, options);
 }
 

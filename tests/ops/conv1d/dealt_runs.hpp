@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layout of the caller's own: super-segments dealt to the ranks in turn.
+// A layout of the caller's own: segments dealt to the ranks in turn.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,13 @@
 
 namespace ringattn::testing {
 
-inline std::vector<std::vector<TokenRun>> deal_super_segments(std::span<const std::int64_t> lengths, int ranks) {
+inline std::vector<std::vector<TokenRun>> deal_segments(std::span<const std::int64_t> lengths, int ranks) {
   std::vector<std::vector<TokenRun>> runs(static_cast<std::size_t>(ranks));
   int next = 0;
   for (std::size_t s = 0; s < lengths.size(); ++s) {
-    for (std::int64_t begin = 0; begin < lengths[s]; begin += kSuperSegmentTokens) {
+    for (std::int64_t begin = 0; begin < lengths[s]; begin += kSegmentTokens) {
       runs[static_cast<std::size_t>(next++ % ranks)].push_back(
-          {static_cast<std::int32_t>(s), begin, std::min(lengths[s], begin + kSuperSegmentTokens)});
+          {static_cast<std::int32_t>(s), begin, std::min(lengths[s], begin + kSegmentTokens)});
     }
   }
   return runs;

@@ -7,14 +7,13 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <vector>
 
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
 #include "tests/support/error_of.hpp"
-#include "tests/support/gated_delta_data.hpp"
+#include "tests/support/gated_delta_rank.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -35,103 +34,6 @@ GatedDeltaSpec small_delta(bool key_decays) {
   spec.key_decays = key_decays;
   return spec;
 }
-
-// Inputs and what the kernel makes of all of them.
-struct DeltaCase {
-  GatedDeltaData data;
-  GatedDeltaResult expected;
-};
-
-DeltaCase make_case(const GatedDeltaSpec& spec, const std::vector<std::int64_t>& lengths, bool initial,
-                    std::uint64_t seed) {
-  DeltaCase made{random_gated_delta(spec, lengths, seed), {}};
-  // Decays so slow that states outlive segments, else what is carried would not be seen.
-  for (float& log_decay : made.data.log_decay) log_decay *= 0.005F;
-  for (float& beta : made.data.beta) beta *= 0.1F;
-  if (initial) made.data = with_initial_states(made.data, seed + 1);
-  made.expected = run_gated_delta(*choose_kernel(spec, {"cpu", "auto"}).row, made.data, {.threads = 2});
-  return made;
-}
-
-GatedDeltaJob job_of(const DeltaCase& given) {
-  return {given.data.spec, given.data.lengths, !given.data.initial.empty(), true, false};
-}
-
-// One rank's rows and states of a job, in host memory.
-class DeltaRank {
- public:
-  DeltaRank(const GatedDelta& rule, int rank, const DeltaCase& given) : given_(given), rule_(rule) {
-    for (const TokenRun& run : rule.layout().runs(rank)) {
-      for (std::int64_t token = run.begin; token < run.end; ++token) {
-        rows_.push_back(given.data.row_of(static_cast<std::size_t>(run.sequence)) + token);
-      }
-    }
-    q_ = own(given.data.q);
-    k_ = own(given.data.k);
-    v_ = own(given.data.v);
-    log_decay_ = own(given.data.log_decay);
-    beta_ = own(given.data.beta);
-    o_.assign(v_.size(), std::byte{0xff});
-    const std::size_t state = given.data.state_size();
-    for (const std::int32_t s : rule.beginning()) {
-      if (given.data.initial.empty()) break;
-      const std::vector<float>& initial = given.data.initial[static_cast<std::size_t>(s)];
-      initial_.insert(initial_.end(), initial.begin(), initial.end());
-    }
-    final_.assign(rule.ending().size() * state, -1.0F);
-  }
-
-  GatedDeltaInputs inputs() const {
-    const GatedDeltaSpec& spec = given_.data.spec;
-    const auto rows = [&](const void* data, Dtype dtype, std::int64_t heads, std::int64_t dim) {
-      return dense_view(data, dtype, std::ssize(rows_), heads, dim);
-    };
-    return {rows(q_.data(), spec.dtype, spec.key_heads, spec.key_dim),
-            rows(k_.data(), spec.dtype, spec.key_heads, spec.key_dim),
-            rows(v_.data(), spec.dtype, spec.value_heads, spec.value_dim),
-            rows(log_decay_.data(), Dtype::kF32, spec.value_heads, spec.decay_dim()),
-            rows(beta_.data(), Dtype::kF32, spec.value_heads, 1),
-            initial_.empty() ? nullptr : initial_.data(),
-            nullptr};
-  }
-  GatedDeltaOutputs outputs() {
-    const GatedDeltaSpec& spec = given_.data.spec;
-    return {dense_view(static_cast<void*>(o_.data()), spec.dtype, std::ssize(rows_), spec.value_heads, spec.value_dim),
-            final_.empty() ? nullptr : final_.data()};
-  }
-  // Rows and states with other bits than the kernel's on all tokens.
-  std::int64_t differences() const {
-    const std::size_t row_bytes = given_.expected.o.size() / static_cast<std::size_t>(given_.data.rows());
-    std::int64_t differ = 0;
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      const std::byte* const expected = given_.expected.o.data() + static_cast<std::size_t>(rows_[i]) * row_bytes;
-      if (std::memcmp(o_.data() + i * row_bytes, expected, row_bytes) != 0) ++differ;
-    }
-    const std::size_t state = given_.data.state_size();
-    for (std::size_t i = 0; i < rule_.ending().size(); ++i) {
-      const float* const expected = given_.expected.finals.data() + static_cast<std::size_t>(rule_.ending()[i]) * state;
-      if (std::memcmp(final_.data() + i * state, expected, state * sizeof(float)) != 0) ++differ;
-    }
-    return differ;
-  }
-
- private:
-  template <typename Value>
-  std::vector<Value> own(const std::vector<Value>& all) const {
-    std::vector<Value> mine;
-    const std::ptrdiff_t each = given_.data.rows() == 0 ? 0 : std::ssize(all) / given_.data.rows();
-    for (const std::int64_t row : rows_) {
-      mine.insert(mine.end(), all.begin() + row * each, all.begin() + (row + 1) * each);
-    }
-    return mine;
-  }
-
-  const DeltaCase& given_;
-  const GatedDelta& rule_;
-  std::vector<std::int64_t> rows_;
-  std::vector<std::byte> q_, k_, v_, o_;
-  std::vector<float> log_decay_, beta_, initial_, final_;
-};
 
 class GatedDeltaWorld : public ::testing::TestWithParam<int> {
  protected:
@@ -162,8 +64,8 @@ class GatedDeltaWorld : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(GatedDeltaWorld, SequencesThatEndOnAndInsideOfShards) {
-  static const DeltaCase gdn = make_case(small_delta(false), {9000, 1, 4096, 100, 2048 + 64, 3, 2048}, true, 1);
-  static const DeltaCase kda = make_case(small_delta(true), {7 * 2048 + 77}, false, 2);
+  static const DeltaCase gdn = make_delta_case(small_delta(false), {9000, 1, 4096, 100, 2048 + 64, 3, 2048}, true, 1);
+  static const DeltaCase kda = make_delta_case(small_delta(true), {7 * 2048 + 77}, false, 2);
   expect_same(gdn);
   expect_same(kda);
   SsmOptions other = delta_options();
@@ -173,15 +75,15 @@ TEST_P(GatedDeltaWorld, SequencesThatEndOnAndInsideOfShards) {
 }
 
 TEST_P(GatedDeltaWorld, FewerSegmentsThanRanksAndEmptySequences) {
-  static const DeltaCase few = make_case(small_delta(false), {3000, 65}, false, 3);
-  static const DeltaCase empty = make_case(small_delta(false), {0, 0, 2053, 0, 3, 0, 0, 64, 0}, true, 4);
+  static const DeltaCase few = make_delta_case(small_delta(false), {3000, 65}, false, 3);
+  static const DeltaCase empty = make_delta_case(small_delta(false), {0, 0, 2053, 0, 3, 0, 0, 64, 0}, true, 4);
   expect_same(few);
   expect_same(empty);
 }
 
 // One rank's segments need not be neighbours: states then go back and forth.
 TEST_P(GatedDeltaWorld, RunsOfTheCallers) {
-  static const DeltaCase given = make_case(small_delta(true), {4 * 2048 + 9, 2048 + 70}, true, 5);
+  static const DeltaCase given = make_delta_case(small_delta(true), {4 * 2048 + 9, 2048 + 70}, true, 5);
   SsmOptions options = delta_options();
   options.runs.emplace(static_cast<std::size_t>(ranks()));
   int next = 0;
@@ -195,7 +97,7 @@ TEST_P(GatedDeltaWorld, RunsOfTheCallers) {
 }
 
 TEST_P(GatedDeltaWorld, UpdatesOfSingleTokens) {
-  DeltaCase given = make_case(small_delta(false), {1, 1, 1, 1, 1}, true, 6);
+  DeltaCase given = make_delta_case(small_delta(false), {1, 1, 1, 1, 1}, true, 6);
   given.expected = update_gated_delta(*choose_kernel(given.data.spec, {"cpu", "auto"}).row, given.data);
   std::atomic<std::int64_t> differ = 0;
   in_world([&](Transport& world) {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers of two kinds on one set of shards: attention, whose layout is striped, and SSM, whose ranks have
-// neighbouring super-segments, with rows that go from one to the other between them. And the way of rows by itself.
+// Layers of two kinds on one set of shards: attention, and one with states, whose ranks have adjacent whole units of
+// tokens, with rows that are moved between them or with one layout. And the moving of rows by itself.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "comm/self.hpp"
@@ -23,21 +25,65 @@ SsmOptions ssm_options() {
   return options;
 }
 
-// O of the last layer, packed.
-std::vector<std::byte> run_stack(int ranks, LayoutKind layout) {
-  HybridStack stack;
-  stack.layout = layout;
+// O of the last layer, packed. `moved`: where the bytes that all ranks receive between the layers are added.
+std::vector<std::byte> run_stack(const HybridStack& stack, int ranks, std::atomic<std::int64_t>* moved = nullptr) {
   std::vector<std::byte> packed(static_cast<std::size_t>(stack.packed_bytes()));
-  run_threads_world(ranks, {}, [&](Transport& transport) { run_hybrid_rank(stack, transport, packed); });
+  run_threads_world(ranks, {}, [&](Transport& transport) {
+    const std::int64_t received = run_hybrid_rank(stack, transport, packed);
+    if (moved != nullptr) *moved += received;
+  });
   return packed;
 }
 
+HybridStack with_layout(LayoutKind layout) {
+  HybridStack stack;
+  stack.layout = layout;
+  return stack;
+}
+
 TEST(Hybrid, AttentionSsmAttentionHasTheSameBytesOnAnyNumberOfRanks) {
-  const std::vector<std::byte> one = run_stack(1, LayoutKind::kStriped);
-  EXPECT_EQ(what_is_empty({}, one), "");
-  EXPECT_TRUE(run_stack(2, LayoutKind::kStriped) == one);
-  EXPECT_TRUE(run_stack(3, LayoutKind::kStriped) == one);
-  EXPECT_TRUE(run_stack(3, LayoutKind::kZigzag) == one);
+  const HybridStack striped;
+  const std::vector<std::byte> one = run_stack(striped, 1);
+  EXPECT_EQ(what_is_empty(striped, one), "");
+  EXPECT_TRUE(run_stack(striped, 2) == one);
+  EXPECT_TRUE(run_stack(striped, 3) == one);
+  EXPECT_TRUE(run_stack(with_layout(LayoutKind::kZigzag), 3) == one);
+}
+
+// The stack on 2, 3 and 5 ranks, with rows that are moved between the layers and with one layout.
+void expect_same_bytes(HybridStack stack) {
+  const std::vector<std::byte> one = run_stack(stack, 1);
+  EXPECT_EQ(what_is_empty(stack, one), "");
+  for (const auto& [ranks, shared] : {std::pair{2, false}, {3, true}, {5, false}, {5, true}}) {
+    stack.shared_runs = shared;
+    std::atomic<std::int64_t> moved = 0;
+    EXPECT_TRUE(run_stack(stack, ranks, &moved) == one) << ranks << " ranks, shared runs " << shared;
+    EXPECT_EQ(moved == 0, shared) << ranks << " ranks";
+  }
+}
+
+HybridStack with_gated_delta(const std::vector<std::int64_t>& lengths) {
+  HybridStack stack;
+  stack.middle = StateLayer::kGatedDelta;
+  stack.lengths = lengths;
+  return stack;
+}
+
+TEST(Hybrid, AttentionGatedDeltaAttentionHasTheSameBytesOnAnyNumberOfRanks) {
+  // A sequence of several ranks, one of a whole segment and short ones.
+  expect_same_bytes(with_gated_delta({3 * kSegmentTokens + 300, 517, kSegmentTokens, 90}));
+  // Fewer segments than ranks, of which some have no tokens.
+  expect_same_bytes(with_gated_delta({kSegmentTokens + 200, 300}));
+  expect_same_bytes(with_gated_delta({700}));
+}
+
+TEST(Hybrid, AttentionLinearAttentionAttentionHasTheSameBytesOnAnyNumberOfRanks) {
+  HybridStack stack;
+  stack.middle = StateLayer::kLinearAttention;
+  stack.lengths = {kSuperSegmentTokens + 300, 517};  // two ranks share the first; the others have no tokens
+  stack.heads = stack.state_heads = 1;
+  stack.dim = stack.state_head_dim = 8;
+  expect_same_bytes(stack);
 }
 
 // Rows that name their tokens.
@@ -67,6 +113,8 @@ TEST(Reshards, OfAnyLayoutsMoveEveryRowToItsPlace) {
         const SsmChoice choice = choose_kernel(SsmSpec{}, {"cpu", "auto"});
         const auto backend = choice.row->make_backend({1, kNoDevice});
         Reshard reshard(from, to, sizeof(std::int64_t), transport, *backend);
+        EXPECT_EQ(reshard.bytes_received(),
+                  reshard_bytes(from, to, sizeof(std::int64_t))[static_cast<std::size_t>(rank)]);
         const std::vector<std::int64_t> rows = named_rows(from, rank);
         // Twice, as layers do: what arrived first is not what arrives later.
         std::vector<std::int64_t> other = rows;
