@@ -21,7 +21,8 @@ constexpr KernelRow<WeightGradientSpec> kTable[] = {
      sm80::weight_gradient_missing,
      sm80::make_weight_gradient},
     {{"sm80_weight_gradient_simt", "cuda", "fp32; dims that are multiples of 8",
-      [] { return std::vector<std::string>(); }, [](const Backend&) { return 4.0e13; },  // estimated from the fp32 peak
+      [] { return std::vector<std::string>(); },
+      [](const Backend&) { return 4.0e13; },  // estimated from sm80_linear_simt
       cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::weight_gradient_simt_missing,
      sm80::make_weight_gradient},

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/tile_copy.cuh"

@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kCtas)
 struct SimtLinearForm {
   int rows, columns;
   int ctas;        // on a multiprocessor
-  int efficiency;  // percent of the rate of fp32 multiply-adds (bench/notes/linear.md)
+  int efficiency;  // percent of the rate of fp32 multiply-adds, assumed
   void (*prepare)();
   void (*launch)(const SimtLinearParams& params, unsigned ctas, Stream stream);
 
