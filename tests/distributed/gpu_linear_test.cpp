@@ -67,7 +67,7 @@ TEST_P(GpuLinear, HasTheBitsOfOneRank) {
                             gated,
                             !gated,
                             parallel};
-      for (const std::int64_t rows : {13, 150}) {
+      for (const std::int64_t rows : {13, 150, 700}) {  // 700: blocks of many rows
         const LinearCase given = case_of(spec, rows);
         expect_same([&](Transport& world) { return linear_differences(world, given, on_gpu()); }, describe(spec));
       }
