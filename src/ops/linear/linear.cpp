@@ -205,7 +205,7 @@ struct Linear::Impl {
   }
   std::int64_t part_nodes(int rank) const { return is_row(job) ? nodes_of(job, linear_leaves(ranks, rank)) : 1; }
 
-  // Where part() has this rank's part of a block, until it is sent or added.
+  // Where `part` has this rank's part of a block, until it is sent or added.
   struct PartRows {
     std::byte* data;
     std::int64_t node_bytes;  // from node to node
