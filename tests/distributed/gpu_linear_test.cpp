@@ -62,7 +62,7 @@ TEST_P(GpuLinear, HasTheBitsOfOneRank) {
     for (const auto& [dtype, gated] :
          {std::pair{Dtype::kBf16, true}, {Dtype::kF16, false}, {Dtype::kF32, true}, {Dtype::kF32, false}}) {
       const LinearSpec spec{dtype, WeightFormat::kFloat, 2304, 264, LinearActivation::kSilu, gated, !gated, parallel};
-      for (const std::int64_t rows : {13, 150}) {
+      for (const std::int64_t rows : {13, 150, 700}) {  // 700: blocks of many rows
         const LinearCase given = case_of(spec, rows);
         expect_same([&](Transport& world) { return linear_differences(world, given, linear_on_gpu()); },
                     describe(spec));

@@ -19,6 +19,7 @@
 #include "ops/common/compatibility.hpp"
 #include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
+#include "ops/linear/token_blocks.hpp"
 #include "ops/linear/weight_source.hpp"
 
 namespace ringattn {
@@ -54,12 +55,13 @@ std::int64_t nodes_of(const LinearJob& job, LeafRange leaves) {
   return job.spec.weights == WeightFormat::kInt8 ? 1 : std::ssize(aligned_nodes(leaves));
 }
 
-// Bytes of a rank's buffers. A rank sends from `part` and receives into `received`.
+// Bytes of a rank's buffers: row maxima of all tokens, the rest of one pass (token_blocks.hpp). A rank sends from
+// `part` and receives into `received`.
 struct ExchangeBytes {
   std::size_t absmax = 0;    // [ranks, tokens] fp32
-  std::size_t part = 0;      // kRow: [nodes, tokens, sum columns]; kColumn: [tokens, columns]
-  std::size_t received = 0;  // the same of the other ranks, for this rank's tokens
-  std::size_t gathered = 0;  // kReplicated: [tokens, N]
+  std::size_t part = 0;      // for each product: kRow [nodes, tokens, sum columns], kColumn [tokens, columns]
+  std::size_t received = 0;  // the same of the other ranks, for this rank's block
+  std::size_t gathered = 0;  // kReplicated: [ranks, tokens of a block, N]
 
   std::size_t total() const { return absmax + part + received + gathered; }
 };
@@ -68,7 +70,7 @@ ExchangeBytes exchange_bytes(const LinearJob& job, int ranks, int rank) {
   ExchangeBytes bytes;
   const LinearSpec& spec = job.spec;
   if (!exchanges_parts(job, ranks)) return bytes;
-  const std::int64_t tokens = job.max_tokens;
+  const TokenBlockLimits limits = token_block_limits(job, ranks);
   const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
   const auto per_token = [&](int of) {
     if (is_row(job)) return nodes_of(job, linear_leaves(ranks, of)) * spec.sum_columns() * kSumBytes;
@@ -76,17 +78,20 @@ ExchangeBytes exchange_bytes(const LinearJob& job, int ranks, int rank) {
   };
   std::int64_t others = 0;
   for (int peer = 0; peer < ranks; ++peer) others += peer == rank ? 0 : per_token(peer);
-  // The largest share of the tokens.
-  const std::int64_t mine = (tokens + ranks - 1) / ranks;
   if (is_row(job) && spec.weights == WeightFormat::kInt8) {
-    bytes.absmax = static_cast<std::size_t>(ranks * tokens * kSumBytes);
+    bytes.absmax = static_cast<std::size_t>(ranks * job.max_tokens * kSumBytes);
   }
-  bytes.part = static_cast<std::size_t>(tokens * per_token(rank));
-  bytes.received = static_cast<std::size_t>(mine * others);
+  bytes.part = static_cast<std::size_t>(limits.pass * per_token(rank));
+  bytes.received = static_cast<std::size_t>(limits.block * others);
   if (job.output == LinearOutput::kReplicated) {
-    bytes.gathered = static_cast<std::size_t>(tokens * spec.out_features * element);
+    bytes.gathered = static_cast<std::size_t>(limits.pass * spec.out_features * element);
   }
   return bytes;
+}
+
+// Rows of the kernel's largest task.
+std::int64_t product_rows(const LinearJob& job, int ranks) {
+  return exchanges_parts(job, ranks) ? token_block_limits(job, ranks).product : job.max_tokens;
 }
 
 // `features`: of this rank. A rank without some still adds the sums of the others, and so has scales and biases.
@@ -142,6 +147,10 @@ void check_linear_job(const LinearJob& job, int ranks) {
            fmt::format("each is 1 to {}", kMaxFeatures), "Check the spec: weights are [out_features, in_features].");
   }
   if (job.max_tokens < 1) refuse("a linear layer of no tokens", "buffers are made for max_tokens", "Give at least 1.");
+  if (job.token_block < 0) {
+    refuse(fmt::format("token_block {}", job.token_block), "so many tokens of a rank are computed at a time",
+           "Give at least 1, or 0 for blocks by size.");
+  }
   if (job.column_unit < 0) {
     refuse(fmt::format("column_unit {}", job.column_unit), "columns are divided in units of it", "Give 16 or 128.");
   }
@@ -167,7 +176,7 @@ std::size_t linear_rank_bytes(const LinearJob& job, const LinearChoice& choice, 
   if (spec.weights == WeightFormat::kInt4) weights += scales;  // zeros
   if (spec.bias) weights += rows * static_cast<std::int64_t>(size_of(spec.dtype));
   const std::unique_ptr<LinearKernel> kernel = choice.row->make_kernel(spec, backend);
-  return static_cast<std::size_t>(weights) + kernel->scratch_bytes(job.max_tokens) +
+  return static_cast<std::size_t>(weights) + kernel->scratch_bytes(product_rows(job, ranks)) +
          kernel->packed_bytes(leaves_of_features(job, ranks, rank)) + exchange_bytes(job, ranks, rank).total();
 }
 
@@ -196,18 +205,34 @@ struct Linear::Impl {
   }
   std::int64_t part_nodes(int rank) const { return is_row(job) ? nodes_of(job, linear_leaves(ranks, rank)) : 1; }
 
-  // The n-th exchange of a run over `tokens` tokens: row maxima, parts, rows of y.
-  enum : int { kAbsmax, kParts, kRows };
+  // Where `part` has this rank's part of a block, until it is sent or added.
+  struct PartRows {
+    std::byte* data;
+    std::int64_t node_bytes;  // from node to node
+  };
+  PartRows part_rows(const TokenBlocks& blocks, int rank, int pass) const;
+  // Where a peer's part of this rank's block is received.
+  std::byte* received_rows(const TokenBlocks& blocks, int peer, int pass) const;
+  // Where the gathered rows of a rank's block are.
+  std::byte* gathered_rows(const TokenBlocks& blocks, int rank) const {
+    return gathered.data() + rank * blocks.size * job.spec.out_features * element();
+  }
+  MutableTensorView own_rows(const MutableTensorView& y, const TokenBlocks& blocks, int pass) const;
+
   Exchange absmax_exchange(std::int64_t tokens) const;
-  Exchange part_exchange(std::int64_t tokens) const;
-  Exchange row_exchange(std::int64_t tokens) const;
-  void move(Exchange exchange, int kind, std::int64_t tokens, Stream stream);
-  // Where a peer's part of this rank's tokens is received.
-  std::byte* slot_of(int peer, std::int64_t tokens) const;
-  // y for this rank's tokens, in the buffer of the gathered rows or in the caller's memory.
-  MutableTensorView own_rows(const MutableTensorView& y, std::int64_t tokens) const;
-  void add_leaves(const TensorView& x, const MutableTensorView& y, Stream stream);
-  void multiply_columns(const TensorView& x, const MutableTensorView& y, Stream stream);
+  // Parts for the ranks at `distances` after this one, and from those at the same distances before it.
+  Exchange part_exchange(const TokenBlocks& blocks, int pass, FeatureRange distances) const;
+  Exchange row_exchange(const TokenBlocks& blocks, int pass) const;
+  // All exchanges of a call in the order in which compute() posts them.
+  std::vector<Exchange> exchanges_of(const TokenBlocks& blocks) const;
+
+  class Run;
+  void multiply(const TensorView& x, const MutableTensorView& y, Stream stream);
+  void compute(const TensorView& x, const MutableTensorView& y, Stream stream);
+  void add_part(const TensorView& x, const LinearAbsmax& maxima, std::byte* sums, Stream stream);
+  void complete(const TokenBlocks& blocks, int pass, const LinearAbsmax& maxima, const MutableTensorView& y,
+                Stream stream);
+  void copy_gathered(const TokenBlocks& blocks, int pass, const MutableTensorView& y, Stream stream);
 
   LinearJob job;
   LinearOptions options;
@@ -223,8 +248,8 @@ struct Linear::Impl {
   ExchangeBytes bytes;
   Buffer absmax, part, received, gathered, packed;
   std::optional<LinearWeights> weights;
-  std::int64_t announced[3] = {kNotAnnounced, kNotAnnounced, kNotAnnounced};  // for max_tokens tokens
-  double token_seconds = 0.0;                                                 // estimated
+  std::int64_t announced = kNotAnnounced;  // the first exchange of a call of max_tokens tokens
+  double token_seconds = 0.0;              // estimated
   std::optional<EnqueuedRuns> enqueued;
 };
 
@@ -241,7 +266,7 @@ void Linear::Impl::choose() {
 }
 
 void Linear::Impl::allocate() {
-  kernel->reserve(job.max_tokens);
+  kernel->reserve(product_rows(job, ranks));
   bytes = exchange_bytes(job, ranks, self);
   const auto make = [&](Buffer& buffer, std::size_t size) {
     if (size > 0) buffer = backend->allocate(size);
@@ -257,12 +282,8 @@ void Linear::Impl::allocate() {
 
 void Linear::Impl::announce() {
   if (!exchanges()) return;
-  const auto tell = [&](int kind, Exchange exchange) {
-    announced[kind] = transport.announce(std::span(&exchange, 1), collective.timeouts().for_peer());
-  };
-  if (bytes.absmax > 0) tell(kAbsmax, absmax_exchange(job.max_tokens));
-  tell(kParts, part_exchange(job.max_tokens));
-  if (gathers()) tell(kRows, row_exchange(job.max_tokens));
+  announced =
+      transport.announce(exchanges_of(token_blocks(job, ranks, job.max_tokens)), collective.timeouts().for_peer());
   if (backend->memory() == MemoryKind::kDevice) warm_up_transport(collective, transport, *backend, received.data());
 }
 
@@ -278,59 +299,77 @@ Exchange Linear::Impl::absmax_exchange(std::int64_t tokens) const {
   return std::move(rows).exchange("row maxima");
 }
 
-std::byte* Linear::Impl::slot_of(int peer, std::int64_t tokens) const {
-  std::int64_t before = 0;
-  for (int rank = 0; rank < peer; ++rank) before += rank == self ? 0 : part_nodes(rank) * part_row(rank);
-  return received.data() + before * linear_tokens(tokens, ranks, self).size();
+Linear::Impl::PartRows Linear::Impl::part_rows(const TokenBlocks& blocks, int rank, int pass) const {
+  const FeatureRange block = blocks.block(rank, pass);
+  const std::int64_t row = part_row(self);
+  if (blocks.one_product) return {part.data() + block.begin * row, blocks.tokens * row};
+  return {part.data() + rank * blocks.size * part_nodes(self) * row, block.size() * row};
 }
 
-Exchange Linear::Impl::part_exchange(std::int64_t tokens) const {
+std::byte* Linear::Impl::received_rows(const TokenBlocks& blocks, int peer, int pass) const {
+  std::int64_t before = 0;
+  for (int rank = 0; rank < peer; ++rank) before += rank == self ? 0 : part_nodes(rank) * part_row(rank);
+  return received.data() + before * blocks.block(self, pass).size();
+}
+
+// y for this rank's block, in the buffer of the gathered rows or in the caller's memory.
+MutableTensorView Linear::Impl::own_rows(const MutableTensorView& y, const TokenBlocks& blocks, int pass) const {
+  const FeatureRange block = blocks.block(self, pass);
+  const std::int64_t n = job.spec.out_features;
+  if (gathers()) {
+    return dense_view(static_cast<void*>(gathered_rows(blocks, self)), job.spec.dtype, block.size(), 1, n);
+  }
+  MutableTensorView rows = y;
+  const std::int64_t before = block.begin - blocks.block(self, 0).begin;
+  rows.data = static_cast<std::byte*>(y.data) + before * y.token_stride * element();
+  rows.tokens = block.size();
+  return rows;
+}
+
+Exchange Linear::Impl::part_exchange(const TokenBlocks& blocks, int pass, FeatureRange distances) const {
   OneRound parts;
-  const std::int64_t mine = linear_tokens(tokens, ranks, self).size();
-  for (int peer = 0; peer < ranks; ++peer) {
-    if (peer == self) continue;
-    const FeatureRange theirs = linear_tokens(tokens, ranks, peer);
-    for (std::int64_t node = 0; theirs.size() * part_row(self) > 0 && node < part_nodes(self); ++node) {
-      parts.send(peer, {part.data() + (node * tokens + theirs.begin) * part_row(self),
-                        static_cast<std::size_t>(theirs.size() * part_row(self))});
+  const auto own = blocks.block(self, pass).size();
+  for (std::int64_t distance = distances.begin; distance < distances.end; ++distance) {
+    const int to = (self + static_cast<int>(distance)) % ranks;
+    const int from = (self + ranks - static_cast<int>(distance)) % ranks;
+    const auto send_bytes = static_cast<std::size_t>(blocks.block(to, pass).size() * part_row(self));
+    const auto receive_bytes = static_cast<std::size_t>(own * part_row(from));
+    const PartRows rows = part_rows(blocks, to, pass);
+    for (std::int64_t node = 0; send_bytes > 0 && node < part_nodes(self); ++node) {
+      parts.send(to, {rows.data + node * rows.node_bytes, send_bytes});
     }
-    for (std::int64_t node = 0; mine * part_row(peer) > 0 && node < part_nodes(peer); ++node) {
-      parts.receive(peer, {slot_of(peer, tokens) + node * mine * part_row(peer),
-                           static_cast<std::size_t>(mine * part_row(peer))});
+    std::byte* const target = received_rows(blocks, from, pass);
+    for (std::int64_t node = 0; receive_bytes > 0 && node < part_nodes(from); ++node) {
+      parts.receive(from, {target + static_cast<std::size_t>(node) * receive_bytes, receive_bytes});
     }
   }
   return std::move(parts).exchange("sums of a linear layer");
 }
 
-Exchange Linear::Impl::row_exchange(std::int64_t tokens) const {
+Exchange Linear::Impl::row_exchange(const TokenBlocks& blocks, int pass) const {
   OneRound rows;
-  const std::int64_t row = job.spec.out_features * element();
-  const auto span_of = [&](int rank) {
-    const FeatureRange range = linear_tokens(tokens, ranks, rank);
-    return std::pair{gathered.data() + range.begin * row, static_cast<std::size_t>(range.size() * row)};
+  const auto bytes_of = [&](int rank) {
+    return static_cast<std::size_t>(blocks.block(rank, pass).size() * job.spec.out_features * element());
   };
   for (int peer = 0; peer < ranks; ++peer) {
     if (peer == self) continue;
-    const auto [mine, my_bytes] = span_of(self);
-    const auto [theirs, their_bytes] = span_of(peer);
-    if (my_bytes > 0) rows.send(peer, {mine, my_bytes});
-    if (their_bytes > 0) rows.receive(peer, {theirs, their_bytes});
+    if (bytes_of(self) > 0) rows.send(peer, {gathered_rows(blocks, self), bytes_of(self)});
+    if (bytes_of(peer) > 0) rows.receive(peer, {gathered_rows(blocks, peer), bytes_of(peer)});
   }
   return std::move(rows).exchange("rows of a linear layer");
 }
 
-void Linear::Impl::move(Exchange exchange, int kind, std::int64_t tokens, Stream stream) {
-  if (tokens == job.max_tokens) exchange.announced = announced[kind];
-  const double seconds = token_seconds * static_cast<double>(tokens);
-  transport.wait(transport.post(std::move(exchange), stream), stream, collective.timeouts().for_work(seconds));
-}
-
-MutableTensorView Linear::Impl::own_rows(const MutableTensorView& y, std::int64_t tokens) const {
-  const FeatureRange mine = linear_tokens(tokens, ranks, self);
-  if (!gathers()) return y;
-  const std::int64_t n = job.spec.out_features;
-  return dense_view(static_cast<void*>(gathered.data() + mine.begin * n * element()), job.spec.dtype, mine.size(), 1,
-                    n);
+std::vector<Exchange> Linear::Impl::exchanges_of(const TokenBlocks& blocks) const {
+  std::vector<Exchange> all;
+  if (bytes.absmax > 0) all.push_back(absmax_exchange(blocks.tokens));
+  for (int pass = 0; pass < blocks.passes; ++pass) {
+    const int step = blocks.one_product ? ranks - 1 : 1;
+    for (int distance = 1; distance < ranks; distance += step) {
+      all.push_back(part_exchange(blocks, pass, {distance, distance + step}));
+    }
+    if (gathers()) all.push_back(row_exchange(blocks, pass));
+  }
+  return all;
 }
 
 void Linear::Impl::check(const TensorView& x, const MutableTensorView& y) const {
@@ -358,78 +397,147 @@ void Linear::Impl::check(const TensorView& x, const MutableTensorView& y) const 
   if (tokens > 0) check_apart("y", y, "x", x);
 }
 
-void Linear::Impl::multiply_columns(const TensorView& x, const MutableTensorView& y, Stream stream) {
-  const LinearOperands operands{*weights, packed.data()};
-  const Progress progress = [this] { transport.progress(); };
-  if (!exchanges()) {
-    if (spec.out_features > 0) kernel->multiply({x, operands, y}, stream, progress);
-    return;
+// The exchanges of a call.
+class Linear::Impl::Run {
+ public:
+  Run(const Impl& impl, const TokenBlocks& blocks, Stream stream)
+      : impl_(impl), exchanges_(impl.exchanges_of(blocks)), stream_(stream), tokens_(blocks.tokens) {}
+
+  void post_next() {
+    Exchange& exchange = exchanges_[posted_];
+    if (tokens_ == impl_.job.max_tokens && impl_.announced != kNotAnnounced) {
+      exchange.announced = impl_.announced + static_cast<std::int64_t>(posted_);
+    }
+    tickets_.push_back(impl_.transport.post(std::move(exchange), stream_));
+    ++posted_;
   }
-  const std::int64_t tokens = x.tokens;
-  const MutableTensorView mine = dense_view(static_cast<void*>(part.data()), spec.dtype, tokens, 1, spec.out_features);
-  if (spec.out_features > 0) kernel->multiply({x, operands, mine}, stream, progress);
-  move(part_exchange(tokens), kParts, tokens, stream);
-  const FeatureRange own = linear_tokens(tokens, ranks, self);
-  const MutableTensorView rows = own_rows(y, tokens);
-  for (int rank = 0; rank < ranks; ++rank) {
-    const FeatureRange range = columns(rank);
-    if (range.size() == 0 || own.size() == 0) continue;
-    const std::byte* const from = rank == self ? part.data() + own.begin * part_row(self) : slot_of(rank, tokens);
-    backend->copy_rows(static_cast<std::byte*>(rows.data) + range.begin * element(), rows.token_stride * element(),
-                       from, part_row(rank), part_row(rank), own.size(), stream);
+  void wait_for_posted() {
+    const double seconds = impl_.token_seconds * static_cast<double>(tokens_);
+    for (const Ticket ticket : tickets_) {
+      impl_.transport.wait(ticket, stream_, impl_.collective.timeouts().for_work(seconds));
+    }
+    tickets_.clear();
   }
+
+ private:
+  const Impl& impl_;
+  std::vector<Exchange> exchanges_;
+  Stream stream_;
+  std::int64_t tokens_;
+  std::size_t posted_ = 0;
+  std::vector<Ticket> tickets_;  // not waited for
+};
+
+void Linear::Impl::multiply(const TensorView& x, const MutableTensorView& y, Stream stream) {
+  if (spec.out_features == 0) return;
+  kernel->multiply({x, {*weights, packed.data()}, y}, stream, [this] { transport.progress(); });
 }
 
-void Linear::Impl::add_leaves(const TensorView& x, const MutableTensorView& y, Stream stream) {
-  const std::int64_t tokens = x.tokens;
-  const Progress progress = [this] { transport.progress(); };
-  LinearAbsmax maxima;
-  if (bytes.absmax > 0) {
-    auto* const values = reinterpret_cast<float*>(absmax.data());
-    kernel->find_absmax(x, values + self * tokens, stream, progress);
-    move(absmax_exchange(tokens), kAbsmax, tokens, stream);
-    maxima = {values, ranks, tokens};
+// This rank's part of some tokens.
+void Linear::Impl::add_part(const TensorView& x, const LinearAbsmax& maxima, std::byte* sums, Stream stream) {
+  if (x.tokens == 0) return;
+  if (!is_row(job)) {
+    return multiply(x, dense_view(static_cast<void*>(sums), spec.dtype, x.tokens, 1, spec.out_features), stream);
   }
   LinearPartialTask task;
   task.x = x;
   task.weights = {*weights, packed.data()};
   task.leaves = linear_leaves(ranks, self);
   task.absmax = maxima;
-  task.sums = part.data();
-  kernel->add_leaves(task, stream, progress);
-  move(part_exchange(tokens), kParts, tokens, stream);
+  task.sums = sums;
+  kernel->add_leaves(task, stream, [this] { transport.progress(); });
+}
 
-  const FeatureRange own = linear_tokens(tokens, ranks, self);
-  if (own.size() == 0) return;
-  const std::int64_t row_columns = job.spec.sum_columns();
+// Makes y of this rank's block from all ranks' parts.
+void Linear::Impl::complete(const TokenBlocks& blocks, int pass, const LinearAbsmax& maxima, const MutableTensorView& y,
+                            Stream stream) {
+  const FeatureRange block = blocks.block(self, pass);
+  if (block.size() == 0) return;
+  const MutableTensorView rows = own_rows(y, blocks, pass);
   std::vector<LinearPartial> partials;
   for (int rank = 0; rank < ranks; ++rank) {
-    const bool is_self = rank == self;
-    const std::byte* const from = is_self ? part.data() + own.begin * part_row(self) : slot_of(rank, tokens);
-    partials.push_back({from, (is_self ? tokens : own.size()) * row_columns, linear_leaves(ranks, rank)});
+    PartRows from = part_rows(blocks, self, pass);
+    if (rank != self) from = {received_rows(blocks, rank, pass), block.size() * part_row(rank)};
+    if (is_row(job)) {
+      partials.push_back({from.data, from.node_bytes / kSumBytes, linear_leaves(ranks, rank)});
+    } else if (const FeatureRange range = columns(rank); range.size() > 0) {
+      backend->copy_rows(static_cast<std::byte*>(rows.data) + range.begin * element(), rows.token_stride * element(),
+                         from.data, part_row(rank), part_row(rank), block.size(), stream);
+    }
   }
-  if (maxima.values != nullptr) maxima.values += own.begin;
+  if (!is_row(job)) return;
   LinearFinishTask finish;
   finish.partials = partials;
   finish.weights = *weights;
   finish.absmax = maxima;
-  finish.y = own_rows(y, tokens);
-  kernel->finish(finish, stream, progress);
+  if (maxima.values != nullptr) finish.absmax.values += block.begin;
+  finish.y = rows;
+  kernel->finish(finish, stream, [this] { transport.progress(); });
+}
+
+void Linear::Impl::copy_gathered(const TokenBlocks& blocks, int pass, const MutableTensorView& y, Stream stream) {
+  const std::int64_t row = job.spec.out_features * element();
+  const std::int64_t stride = y.token_stride * element();
+  for (int rank = 0; rank < ranks; ++rank) {
+    const FeatureRange block = blocks.block(rank, pass);
+    if (block.size() == 0) continue;
+    backend->copy_rows(static_cast<std::byte*>(y.data) + block.begin * stride, stride, gathered_rows(blocks, rank), row,
+                       row, block.size(), stream);
+  }
+}
+
+// A layer whose ranks exchange parts (token_blocks.hpp).
+void Linear::Impl::compute(const TensorView& x, const MutableTensorView& y, Stream stream) {
+  const TokenBlocks blocks = token_blocks(job, ranks, x.tokens);
+  Run run(*this, blocks, stream);
+  LinearAbsmax maxima;
+  if (bytes.absmax > 0) {
+    auto* const values = reinterpret_cast<float*>(absmax.data());
+    kernel->find_absmax(x, values + self * x.tokens, stream, [this] { transport.progress(); });
+    run.post_next();
+    run.wait_for_posted();
+    maxima = {values, ranks, x.tokens};
+  }
+  const auto add = [&](FeatureRange tokens, std::byte* sums) {
+    TensorView rows = x;
+    rows.data = static_cast<const std::byte*>(x.data) + tokens.begin * x.token_stride * element();
+    rows.tokens = tokens.size();
+    LinearAbsmax of_rows = maxima;
+    if (maxima.values != nullptr) of_rows.values += tokens.begin;
+    add_part(rows, of_rows, sums, stream);
+  };
+  for (int pass = 0; pass < blocks.passes; ++pass) {
+    if (blocks.one_product) {
+      add({0, x.tokens}, part.data());
+      run.post_next();
+    } else {
+      for (int distance = 1; distance < ranks; ++distance) {
+        const int peer = (self + distance) % ranks;
+        add(blocks.block(peer, pass), part_rows(blocks, peer, pass).data);
+        run.post_next();
+      }
+      add(blocks.block(self, pass), part_rows(blocks, self, pass).data);
+    }
+    // Gathered rows of the pass before have travelled meanwhile.
+    run.wait_for_posted();
+    if (gathers() && pass > 0) copy_gathered(blocks, pass - 1, y, stream);
+    complete(blocks, pass, maxima, y, stream);
+    if (gathers()) run.post_next();
+  }
+  if (!gathers()) return;
+  run.wait_for_posted();
+  copy_gathered(blocks, blocks.passes - 1, y, stream);
 }
 
 void Linear::Impl::enqueue(const TensorView& x, const MutableTensorView& y, Stream stream) {
   if (exchanges()) check_capture(*backend, stream, "this layer", transport, "exchanges sums with other ranks");
   if (x.tokens == 0) return;
   enqueued->enqueue(stream, token_seconds * static_cast<double>(x.tokens), [&] {
-    if (is_row(job) && exchanges()) {
-      add_leaves(x, y, stream);
+    if (exchanges()) {
+      compute(x, y, stream);
     } else {
-      multiply_columns(x, y, stream);
+      multiply(x, y, stream);
     }
-    if (!gathers()) return;
-    move(row_exchange(x.tokens), kRows, x.tokens, stream);
-    const std::int64_t row = job.spec.out_features * element();
-    backend->copy_rows(y.data, y.token_stride * element(), gathered.data(), row, row, x.tokens, stream);
   });
 }
 
@@ -456,7 +564,8 @@ FeatureRange Linear::tokens_of_rank(std::int64_t tokens) const {
 }
 
 std::size_t Linear::memory_bytes() const {
-  return impl_->kernel->scratch_bytes(impl_->job.max_tokens) + impl_->bytes.total() + impl_->packed.bytes();
+  return impl_->kernel->scratch_bytes(product_rows(impl_->job, impl_->ranks)) + impl_->bytes.total() +
+         impl_->packed.bytes();
 }
 
 std::size_t Linear::packed_bytes() const { return impl_->packed.bytes(); }

@@ -49,6 +49,9 @@ struct LinearJob {
   LinearOutput output = LinearOutput::kShard;
   // kColumn: elements that are never divided between ranks, leaf_unit() of the layer that reads y. 0: as this layer's.
   std::int64_t column_unit = 0;
+  // Tokens of each rank's output that are computed and exchanged at a time (token_blocks.hpp). 0: blocks that are large
+  // enough for the kernels. Bits do not depend on it.
+  std::int64_t token_block = 0;
 };
 
 // Only the kernel may change bits of the result.

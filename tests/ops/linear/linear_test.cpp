@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A Linear on 1 to 8 ranks gives the bits of the kernel on one, by memcmp: row- and column-parallel, in each format of
-// weights, sharded and replicated; and two layers of which the second reads what the first leaves on its rank.
+// weights, sharded and replicated, in one pass and in several; and two layers of which the second reads what the first
+// leaves on its rank.
 #include "ops/linear/linear.hpp"
 
 #include <fmt/format.h>
@@ -12,11 +13,15 @@
 #include <functional>
 #include <limits>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
+#include "ops/linear/token_blocks.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/forwarding_transport.hpp"
 #include "tests/support/linear_runner.hpp"
 
 namespace ringattn::testing {
@@ -60,11 +65,11 @@ Case make_case(LinearSpec spec) {
 }
 
 // Runs a rank's part. Returns how many results differ from those expected.
-std::int64_t differences(Transport& world, const Case& given, LinearOutput output) {
+std::int64_t differences(Transport& world, const Case& given, LinearOutput output, std::int64_t token_block) {
   const LinearSpec& spec = given.data.spec;
   const int rank = world.rank();
   const int ranks = world.size();
-  Linear layer({spec, kTokens, output}, world, on_cpu());
+  Linear layer({.spec = spec, .max_tokens = kTokens, .output = output, .token_block = token_block}, world, on_cpu());
   const bool is_row = spec.parallel == LinearParallel::kRow;
   const FeatureRange columns = layer.columns();
   const LinearData part =
@@ -72,7 +77,7 @@ std::int64_t differences(Transport& world, const Case& given, LinearOutput outpu
   EXPECT_EQ(part.features, layer.features().size());
   layer.load(part.weights());
   std::int64_t differ = 0;
-  for (const std::int64_t tokens : {kTokens, std::int64_t{5}, std::int64_t{1}}) {
+  for (const std::int64_t tokens : {kTokens, std::int64_t{5}, std::int64_t{1}, std::int64_t{0}}) {
     const bool shard = output == LinearOutput::kShard;
     const bool column_shard = spec.parallel == LinearParallel::kColumn && shard;
     const bool all_tokens =
@@ -115,9 +120,13 @@ TEST_P(LinearWorld, HasTheBitsOfOneRank) {
   for (const Case& given : cases) {
     for (const LinearOutput output : {LinearOutput::kShard, LinearOutput::kTokens, LinearOutput::kReplicated}) {
       if (given.data.spec.parallel == LinearParallel::kNone && output != LinearOutput::kShard) continue;
-      std::atomic<std::int64_t> differ = 0;
-      run_world(GetParam(), [&](Transport& world) { differ += differences(world, given, output); });
-      EXPECT_EQ(differ, 0) << describe(given.data.spec) << ", output " << static_cast<int>(output);
+      // One product for the tokens of all ranks; and up to 7 passes, the last of which may have tokens of some ranks.
+      for (const std::int64_t token_block : {0, output == LinearOutput::kReplicated ? 2 : 1}) {
+        std::atomic<std::int64_t> differ = 0;
+        run_world(GetParam(), [&](Transport& world) { differ += differences(world, given, output, token_block); });
+        EXPECT_EQ(differ, 0) << describe(given.data.spec) << ", output " << static_cast<int>(output) << ", blocks of "
+                             << token_block;
+      }
     }
   }
 }
@@ -158,6 +167,89 @@ TEST_P(LinearWorld, TwoLayersShareTheirCut) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, LinearWorld, ::testing::Values(1, 2, 3, 4, 5, 6, 7, 8));
 
+TEST(TokenBlocks, HoldEachTokenOnce) {
+  LinearJob job{.spec = {.in_features = 256, .parallel = LinearParallel::kRow}, .max_tokens = 20'000};
+  for (const auto& [columns, token_block] : {std::pair{64, 0}, {4096, 0}, {100'000, 0}, {4096, 3}}) {
+    job.spec.out_features = columns;
+    job.token_block = token_block;
+    for (const int ranks : {2, 3, 8}) {
+      const TokenBlockLimits limits = token_block_limits(job, ranks);
+      for (const std::int64_t tokens : {0, 1, 5, 64, 1000, 8192, 20'000}) {
+        const TokenBlocks blocks = token_blocks(job, ranks, tokens);
+        EXPECT_LE(blocks.size, limits.block);
+        EXPECT_LE(blocks.one_product ? tokens : blocks.size, limits.product);
+        EXPECT_TRUE(!blocks.one_product || blocks.passes == 1);
+        std::int64_t next = 0;
+        for (int rank = 0; rank < ranks; ++rank) {
+          for (int pass = 0; pass < blocks.passes; ++pass) {
+            const FeatureRange block = blocks.block(rank, pass);
+            EXPECT_EQ(block.begin, next);
+            EXPECT_LE(block.size(), blocks.size);
+            next = block.end;
+          }
+        }
+        EXPECT_EQ(next, tokens);
+      }
+      EXPECT_GE(limits.pass, ranks * limits.block);
+    }
+  }
+  job.spec.out_features = 4096;
+  job.token_block = 0;
+  EXPECT_TRUE(token_blocks(job, 2, 64).one_product);     // a decode step reads its weights once
+  EXPECT_FALSE(token_blocks(job, 2, 8192).one_product);  // sums travel while others are computed
+}
+
+// Buffers for sums hold blocks, however many tokens a call has.
+TEST(TokenBlocks, BoundTheMemory) {
+  const LinearSpec spec{.in_features = 256, .out_features = 4096, .parallel = LinearParallel::kRow};
+  const LinearChoice choice = choose_kernel(spec, on_cpu().kernel);
+  const auto backend = choice.row->make_backend({1, kNoDevice});
+  const auto bytes = [&](std::int64_t tokens) {
+    return linear_rank_bytes({spec, tokens, LinearOutput::kReplicated}, choice, *backend, 4, 1);
+  };
+  EXPECT_LT(bytes(1000), bytes(50'000));
+  EXPECT_EQ(bytes(50'000), bytes(5'000'000));
+}
+
+// Stops after some exchanges. Its heartbeats go on until the others give up.
+class StoppingRank final : public ForwardingTransport {
+ public:
+  StoppingRank(Transport& inner, int exchanges) : ForwardingTransport(inner), exchanges_(exchanges) {}
+
+  Ticket post(Exchange exchange, Stream stream) override {
+    while (exchanges_ == 0) {
+      progress();
+      std::this_thread::yield();
+    }
+    --exchanges_;
+    return ForwardingTransport::post(std::move(exchange), stream);
+  }
+
+ private:
+  int exchanges_;
+};
+
+TEST(Linears, NameTheRankThatStopsBetweenBlocks) {
+  const LinearSpec spec{.in_features = 256, .out_features = 8, .parallel = LinearParallel::kRow};
+  const LinearJob job{.spec = spec, .max_tokens = kTokens, .token_block = 2};
+  const LinearData data = linear_data(spec, kTokens, 1);
+  const Error error = error_of([&] {
+    run_threads_world(3, {}, [&](Transport& world) {
+      StoppingRank stopping(world, 3);  // in the second of three passes of two exchanges each
+      Linear layer(job, world.rank() == 2 ? static_cast<Transport&>(stopping) : world, {{"cpu", "auto"}, 1, 0.5});
+      const LinearData part = leaves_of(data, linear_leaves(3, world.rank()));
+      layer.load(part.weights());
+      std::vector<std::byte> y(row_bytes(spec, 8) * kTokens);
+      layer.enqueue(
+          dense_view(static_cast<const void*>(part.x.data()), spec.dtype, kTokens, 1, layer.features().size()),
+          dense_view(static_cast<void*>(y.data()), spec.dtype, layer.tokens_of_rank(kTokens).size(), 1, 8));
+      layer.wait();
+    });
+  });
+  EXPECT_EQ(error.code(), ErrorCode::kPeer);
+  EXPECT_NE(std::string(error.what()).find("for rank 2"), std::string::npos) << error.what();
+}
+
 TEST(Linears, RefuseWhatCanNotBeShared) {
   const LinearSpec row{.in_features = 256, .out_features = 8, .parallel = LinearParallel::kRow};
   const auto refused = [](const auto& call) {
@@ -172,6 +264,9 @@ TEST(Linears, RefuseWhatCanNotBeShared) {
       "a row-parallel layer over 9 ranks (its features are dealt in 8 parts, whatever the number of ranks). Use at "
       "most 8 ranks for a layer.");
   EXPECT_NO_THROW(check_linear_job({row, 1}, 8));
+  EXPECT_NE(
+      refused([&] { check_linear_job({.spec = row, .max_tokens = 1, .token_block = -1}, 2); }).find("token_block -1"),
+      std::string::npos);
   LinearSpec plain = row;
   plain.parallel = LinearParallel::kNone;
   EXPECT_NE(refused([&] {

@@ -340,6 +340,8 @@ template <class C, class Total>
 __device__ __forceinline__ void store_linear_sums(const ManyRowsParams& p, const LinearTile& tile, int warpgroup,
                                                   Total total) {
   const int first_row = tile.row + warpgroup * 64 + tile_row_of_thread();
+  // Four lanes store a whole sector at once, unless rows have an odd number of columns.
+  const bool in_pairs = p.gemm.columns % 2 == 0 && p.gemm.out_stride % 8 == 0;
 #pragma unroll
   for (int block = 0; block < C::kBlocks; ++block) {
     const float4 four = total(block);
@@ -348,11 +350,15 @@ __device__ __forceinline__ void store_linear_sums(const ManyRowsParams& p, const
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + half * 8;
       if (row >= p.gemm.rows) continue;
-      auto* const to = reinterpret_cast<float*>(p.gemm.out + row * p.gemm.out_stride);
+      const int column = tile.column + block * 8 + thread_of_cta() % 4 * 2;
+      auto* const to = reinterpret_cast<float*>(p.gemm.out + row * p.gemm.out_stride) + column;
+      if (in_pairs && column < p.gemm.columns) {
+        *reinterpret_cast<float2*>(to) = make_float2(sums[2 * half], sums[2 * half + 1]);
+        continue;
+      }
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        const int column = tile.column + block * 8 + thread_of_cta() % 4 * 2 + e;
-        if (column < p.gemm.columns) to[column] = sums[2 * half + e];
+        if (column + e < p.gemm.columns) to[e] = sums[2 * half + e];
       }
     }
   }
