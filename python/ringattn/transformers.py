@@ -17,7 +17,9 @@ Supported masks are causal, bidirectional and sliding window, with padding masks
 biases. Models train if their dropout is 0.
 
     with ringattn.transformers.continuous_batching(model):
-        model.generate_batch(prompts)"""
+        model.generate_batch(prompts)
+
+    ringattn.transformers.make_batch_invariant(model)  # the model's other layers, too"""
 
 import contextlib
 import inspect
@@ -26,6 +28,7 @@ import itertools
 import torch
 
 from . import _attention, _transformers_paged
+from ._batch_invariant import make_batch_invariant
 from ._decode import decode, decode_growing
 from ._errors import refuse, unsupported
 from ._per_thread import PerThread
@@ -36,7 +39,7 @@ from ._transformers_paged import continuous_batching
 from .layouts import Layout
 from .worlds import World
 
-__all__ = ["attention_forward", "attention_mask", "batch", "continuous_batching", "register"]
+__all__ = ["attention_forward", "attention_mask", "batch", "continuous_batching", "make_batch_invariant", "register"]
 
 _current = PerThread("ringattn.transformers.batch()")
 
