@@ -6,7 +6,7 @@
 #   --cold   asks no compiler cache, which helps nobody on a machine that builds once
 #   --all    adds the suite under sanitizers, and to the dev build's its long parts: long fuzzing, every world size, every
 #            moment at which a rank can stop, worlds over three hosts, the library that pip builds for the Python wheel,
-#            the tests of bench/, the other version of transformers that is supported, and the API reference
+#            the tests of bench/, the other versions of transformers that are tried, and the API reference
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -11,14 +11,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from . import _job, _structs
+from . import _abi, _job, _structs
 from ._abi import lib
 from ._arguments import check_axes, is_true, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse
 from ._rope import RopeSettings, spec_of
-from ._tensors import address_of, contiguous_heads, empty, flat_view, traced_step, type_name
-from .worlds import World
+from ._tensors import (
+    View,
+    address_of,
+    contiguous_heads,
+    device_of,
+    empty,
+    flat_view,
+    maker,
+    stream_of,
+    traced_step,
+    type_name,
+)
+from .worlds import World, own_calls
 
 
 class DecodePartition(NamedTuple):
@@ -267,6 +278,90 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
                "k_new": flat("k_new", k_new, q, kv_heads, head_dim),
                "v_new": flat("v_new", v_new, q, kv_heads, head_dim_v)}  # fmt: skip
     return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, update_lengths, (world, call, given))
+
+
+class _GrowingCall:
+    """A prepared decode of torch tensors over dense caches, whose number of keys and strides differ from call to call. All else
+    is as in the first call."""
+
+    def __init__(self, prepared: Decode, q, arrays: dict, out, lse):
+        """q, out, lse: of the first call; arrays: the others, by their names in the tensors struct."""
+        sequences, rows, heads = q.shape[:3]
+        flat_q = _flat_q(q)
+        self.prepared = prepared
+        self._tensors = _structs.decode_tensors(rows=rows, update_lengths=0)
+        self._views: dict[str, View] = {}
+        flat = {"q": flat_q, "out": flat_view(out), "lse": lse.view(sequences * rows, heads)}
+        _job.show(self._tensors, self._views, arrays | flat)
+        self._copies_q = flat_q.data_ptr() != q.data_ptr()
+        self._data = {name: view.struct for name, view in self._views.items()}
+        self._new_out, self._new_lse = maker(out, tuple(out.shape)), maker(lse, tuple(lse.shape), "float32")
+        self._on_host = device_of(out)[0] == _abi.CPU
+
+    def __call__(self, q, k, v, lengths, sinks):
+        """out, or None if the prepared object is closed."""
+        prepared = self.prepared
+        turn = prepared.turn
+        held = turn.take()
+        try:
+            if prepared._handle is None:
+                return None
+            prepared.world().use(prepared)
+            out, lse = self._new_out(), self._new_lse()
+            data = self._data
+            for name, cache in (("k", k), ("v", v)):
+                axes = self._views[name].lengths
+                axes[1] = cache.shape[1]
+                axes[4:8] = cache.stride()
+                data[name].data = cache.data_ptr()
+            rows = _flat_q(q) if self._copies_q else q
+            data["q"].data, data["lengths"].data = rows.data_ptr(), lengths.data_ptr()
+            data["out"].data, data["lse"].data = out.data_ptr(), lse.data_ptr()
+            if sinks is not None:
+                data["sinks"].data = sinks.data_ptr()
+            if self._on_host:
+                prepared._run(prepared._handle, self._tensors)
+            else:
+                self._tensors.stream = stream_of(out)
+                prepared._enqueue(prepared._handle, self._tensors)
+            return out
+        finally:
+            turn.thread = 0
+            turn.release(held.pop())
+
+
+def _flat_q(q):
+    """[sequences, rows, heads, head_dim] as [sequences * rows, heads, head_dim]."""
+    return contiguous_heads(q).reshape(-1, *q.shape[2:])
+
+
+_LEAST_KEYS = 1024
+
+
+def decode_growing(q, k, v, lengths, *, mask: _job.Mask, softmax_scale: float | None, softcap: float, sinks):
+    """out of decode() for torch tensors without gradients, over caches that have more keys in each call. It is prepared for
+    the power of two that holds the keys, so that next to no call prepares one.
+
+    q: [sequences, rows, heads, head_dim]; k, v: [sequences, keys, kv_heads, head_dim or head_dim_v]; lengths: int32
+    [sequences], contiguous, on q's device: the leading keys that are seen, those of the rows included."""
+    q_shape, k_shape, v_shape, device, dtype = q.shape, k.shape, v.shape, q.device, q.dtype
+    k, v = contiguous_heads(k), contiguous_heads(v)
+    key = ("decode_growing", q_shape, q.stride(), dtype, device, k_shape[0], k_shape[2], k_shape[3], v_shape[3], mask,
+           softmax_scale, softcap, None if sinks is None else sinks.shape, (k_shape[1] - 1).bit_length())  # fmt: skip
+    call = own_calls().get(key)
+    if (
+        call is not None and k.dtype is dtype and v.dtype is dtype and k.device == device and v.device == device
+        and k_shape[:3] == v_shape[:3] and (sinks is None or sinks.device == device and sinks.is_contiguous())
+    ):  # fmt: skip
+        out = call(q, k, v, lengths, sinks)
+        if out is not None:
+            return out
+    keys = max(_LEAST_KEYS, 1 << (k_shape[1] - 1).bit_length())
+    out, lse = decode(q, k, v, lengths=lengths, mask=mask, softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
+                      max_keys=keys)  # fmt: skip
+    prepared = _prepared(_job.world_of(q, None), q, k, v, None, mask, softmax_scale, softcap, sinks, None, keys, 0, 60.0)[0]
+    _job.keep(None, key, _GrowingCall(prepared, q, {"k": k, "v": v, "lengths": lengths, "sinks": sinks}, out, lse))
+    return out
 
 
 def _check_rope(rope, head_dim: int) -> None:

@@ -224,11 +224,11 @@ def forms_of(arrays) -> tuple | None:
 class View:
     """A DLTensor that is reused for arrays of one shape: after the first array only the address is written."""
 
-    __slots__ = ("address", "struct", "_form", "_lengths")
+    __slots__ = ("address", "struct", "_form", "lengths")
 
     def __init__(self):
         self.struct = _structs.DLTensor()
-        self._form = self._lengths = None
+        self._form = self.lengths = None  # lengths: the shape, then the strides
         self.address: int = ctypes.addressof(self.struct)
 
     def show(self, array) -> None:
@@ -247,9 +247,9 @@ class View:
             if any(stride % array.itemsize for stride in strides):
                 refuse(f"an array has strides of {strides} bytes", f"its numbers have {array.itemsize}", "Copy it.")
             strides = [stride // array.itemsize for stride in strides]
-        self._lengths = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
+        self.lengths = (ctypes.c_int64 * (2 * len(shape)))(*shape, *strides)
         view = self.struct
-        view.shape = ctypes.addressof(self._lengths)
+        view.shape = ctypes.addressof(self.lengths)
         view.strides = view.shape + 8 * len(shape)
         view.ndim, view.lanes, view.byte_offset = len(shape), 1, 0
         view.code, view.bits = _type_of(array.dtype)

@@ -4,18 +4,18 @@
 A model makes its masks before its layers run, and each layer gets one of them. In place of a tensor it gets a Mask,
 which says what would stand in that tensor, so attention_forward() knows what eager attention would compute."""
 
+from typing import NoReturn
+
 import torch
 from torch import Tensor
 
 from . import _torch_tools
 from ._arguments import as_ints
 from ._errors import UnsupportedError, refuse, unsupported
+from ._transformers_padding import Padding
 
 OWN_MASK = "the model has a mask of its own"
-_INSTEAD = (
-    "ringattn hands it a description in place of a tensor",
-    "Use a dynamic cache, where it is one of a fixed size, else another implementation.",
-)
+_INSTEAD = "ringattn hands it a description in place of a tensor", "Use another implementation."
 
 
 class _NoTensor(UnsupportedError, AttributeError):
@@ -27,11 +27,32 @@ class Mask:
     made_for: how many queries and keys.
     packed: [batch, tokens], the number of a token's sequence in its row, where the model's positions tell sequences
     apart; while torch.compile traces it is there for each batch without a cache.
-    padding: a padding mask whose values are unknown, because torch.compile traces."""
+    padding: a padding mask whose values are unknown, because torch.compile traces.
+    dropped: the tokens that a padding mask drops; None: none.
+    filled: how many of the first keys are there, as in a static cache, an int or a tensor without axes; None: all."""
 
-    def __init__(self, causal: bool, window: int | None, made_for, packed=None, padding=None):
+    ndim = 4  # transformers hands a mask of four axes on as it is
+
+    def __init__(self, causal: bool, window: int | None, made_for, packed=None, padding=None, dropped: Padding | None = None,
+                 filled=None):  # fmt: skip
         self.causal, self.window, self.made_for, self.packed, self.padding = causal, window, made_for, packed, padding
+        self.dropped, self.filled = dropped, filled
         self.begins, self.begins_for = None, (None, None)  # what sequences_of() has found, for layer after layer
+        self.lengths = None  # what lengths_for() has made, likewise
+
+    def contiguous(self) -> "Mask":
+        """As generate() of transformers 5.23 and earlier asks for."""
+        return self
+
+    def lengths_for(self, q: Tensor) -> Tensor:
+        """int32 [batch], on q's device: how many of the first keys are there."""
+        if self.lengths is None or self.lengths.device != q.device or self.lengths.shape[0] != q.shape[0]:
+            filled = self.made_for[1] if self.filled is None else self.filled
+            if isinstance(filled, Tensor):
+                self.lengths = filled.to(q.device, torch.int32).expand(q.shape[0]).contiguous()
+            else:
+                self.lengths = torch.full((q.shape[0],), filled, dtype=torch.int32, device=q.device)
+        return self.lengths
 
     def kernel_mask(self):
         """The mask argument of ringattn's functions."""
@@ -105,18 +126,24 @@ def _sequence_numbers(function, pattern) -> Tensor | None:
     transformers have them in either order."""
     from transformers import masking_utils as made  # noqa: PLC0415
 
-    within = made.remap_positions_for_packed_sequence(pattern, None)
     same = made.packed_sequence_mask_function(None)
-    for first, second, of_same in ((same, within, 0), (within, same, 1)):
+    forms = [(pattern, same, 1)]
+    if hasattr(made, "remap_positions_for_packed_sequence"):
+        within = made.remap_positions_for_packed_sequence(pattern, None)
+        forms = [(same, within, 0), (within, same, 1)]
+    for first, second, of_same in forms:
         if _is_made_like(function, made.and_masks(first, second)):
             return _held(_held(function)[0][of_same])[0]
     return None
 
 
+def refuse_padding(why: str) -> NoReturn:
+    unsupported("the batch is padded", why, "Pass sequences of one length, or packed ones with cu_seq_lens_q and cu_seq_lens_k.")
+
+
 def check_padding(padding: Tensor | None) -> None:
     if padding is not None and not bool(padding.all()):
-        unsupported("the batch is padded", "ringattn has no padding mask, and would take padding for tokens",
-                    "Pass sequences of one length, or packed ones with cu_seq_lens_q and cu_seq_lens_k.")  # fmt: skip
+        refuse_padding("lengths are not known while torch.compile traces")
 
 
 def _begins(dealt, rows, given_q, given_k, packed, padding) -> list[int]:
@@ -173,3 +200,16 @@ def sequences_of(q: Tensor, mask: Mask | None, given_q: Tensor | None, given_k: 
     if mask is not None:
         mask.begins, mask.begins_for = begins, (given_q, given_k)
     return begins
+
+
+@_torch_tools.operator("unpadded_lengths")
+def unpadded_lengths(lengths: Tensor, padding: Tensor) -> Tensor:
+    """A copy of a decode step's lengths, where `padding`, a mask of a graph, drops nothing. The step takes what it returns, so
+    that no graph leaves the check out."""
+    check_padding(padding)
+    return lengths.clone()
+
+
+@_torch_tools.fake("unpadded_lengths")
+def _(lengths, padding):
+    return torch.empty_like(lengths)

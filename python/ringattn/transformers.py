@@ -13,22 +13,33 @@ With several ranks, each rank computes its rows of the packed stream. State the 
         model(input_ids=ringattn.shard(ids, layout, world.rank)[None],
               position_ids=torch.from_numpy(ringattn.positions(layout, world.rank))[None], use_cache=False)
 
-Supported masks are causal, bidirectional and sliding window. Refused are dropout, padding masks, other masks, additive
-biases,
-and static caches. Models train if their dropout is 0."""
+Supported masks are causal, bidirectional and sliding window, with padding masks. Refused are dropout, other masks and additive
+biases. Models train if their dropout is 0.
+
+    with ringattn.transformers.continuous_batching(model):
+        model.generate_batch(prompts)
+
+    ringattn.transformers.make_batch_invariant(model)  # the model's other layers, too"""
 
 import contextlib
+import inspect
 import itertools
 
 import torch
 
-from . import _attention
+from . import _attention, _transformers_paged
+from ._batch_invariant import make_batch_invariant
+from ._decode import decode, decode_growing
 from ._errors import refuse, unsupported
 from ._per_thread import PerThread
 from ._tensors import flat_rows
-from ._transformers_masks import OWN_MASK, Mask, check_padding, read_mask, sequences_of
+from ._transformers_masks import OWN_MASK, Mask, read_mask, refuse_padding, sequences_of
+from ._transformers_padding import Padding, to_front
+from ._transformers_paged import continuous_batching
 from .layouts import Layout
 from .worlds import World
+
+__all__ = ["attention_forward", "attention_mask", "batch", "continuous_batching", "make_batch_invariant", "register"]
 
 _current = PerThread("ringattn.transformers.batch()")
 
@@ -71,27 +82,30 @@ _IGNORED = {
     "max_length_q", "max_length_k", "num_items_in_batch", "output_hidden_states", "return_dict", "labels",
     "logits_to_keep", "output_router_logits", "deterministic",
 }  # fmt: skip
-# Arguments that are handled.
+# Arguments that are refused, by the reason.
+_OTHER = "Use another implementation."
 _ADDED = "it is added to the logits, and ringattn adds nothing to them"
-_PAGES = "ringattn has no part in continuous batching, whose pages it tells of"
+_PAGES = "it is of continuous batching, for which the model has another implementation"
 _REASONS = {"position_bias": _ADDED} | dict.fromkeys(("cache", "read_index", "write_index", "block_table"), _PAGES)
 
 
-def _check_arguments(dropout, attention_mask, given) -> None:
+def _check_arguments(dropout, attention_mask, given, ignored=_IGNORED) -> None:
     if dropout:
         unsupported(
             f"dropout is {dropout}", "ringattn has no dropout", "Call model.eval(), or set attention_dropout to 0."
         )
     if attention_mask is not None and not isinstance(attention_mask, Mask):
         unsupported(
-            "an attention_mask is given", "ringattn's masks depend only on positions", "Pass packed sequences without padding."
+            "an attention_mask of other than two axes is given", "ringattn's masks depend only on positions",
+            "Pass one of two axes, which drops tokens, or packed sequences."
         )
     if given.get("output_attentions"):
         unsupported("output_attentions is set", "ringattn keeps no attention weights", "Leave it out.")
     for name, value_given in given.items():
-        if name not in _IGNORED and value_given is not None:
+        if name not in ignored and value_given is not None:
             why = _REASONS.get(name, "ringattn doesn't know what it does to attention")
-            unsupported(f"the model passes {name}", why, "Use another implementation.")
+            advice = "Call it inside of ringattn.transformers.continuous_batching(model)." if why == _PAGES else _OTHER
+            unsupported(f"the model passes {name}", why, advice)
 
 
 def _mask_of(module, mask: Mask | None, is_causal, sliding_window, q, k):
@@ -137,13 +151,79 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
                "packed sequences are one row", "Pass a batch of 1.")  # fmt: skip
     if current is not None:
         return _of_batch(*current, q, k, v, attention_mask, cu_q, cu_k, named), None
+    if attention_mask is not None and attention_mask.dropped is not None:
+        if cu_q is not None:
+            refuse_padding("packed sequences have none")
+        return _of_padded(attention_mask.dropped, q, k, v, attention_mask, named), None
+    if attention_mask is not None and cu_q is None and _is_step(q, k, v, attention_mask):
+        lengths = attention_mask.lengths_for(q)
+        if attention_mask.padding is not None:
+            lengths = torch.ops.ringattn.unpadded_lengths(lengths, attention_mask.padding)
+        return _step(q, k, v, lengths, named), None
     begins = sequences_of(q, attention_mask, cu_q, cu_k, None)
     if begins is None:
+        k, v = _filled(k, v, attention_mask)
         return _attention.attention(q, k, v, **named)[0], None
     if cu_k is None:
+        k, v = _filled(k, v, attention_mask)
         cu_k = [k.shape[1] * row for row in range(k.shape[0] + 1)]
     rows = (flat_rows(array) for array in (q, k, v))
     return _attention.varlen(*rows, begins, cu_k, **named)[0].unflatten(0, q.shape[:2]), None
+
+
+_MAX_ROWS = 16  # query tokens of a sequence in a decode step
+
+
+def _is_step(q, k, v, mask: Mask) -> bool:
+    """Whether decode() computes these rows: few queries at the end of a cache, whose length is another in each call."""
+    if not mask.causal or q.shape[1] > _MAX_ROWS or mask.filled is None and k.shape[1] == q.shape[1]:
+        return False
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        return False
+    return mask.filled is not None or not torch.compiler.is_compiling()
+
+
+def _step(q, k, v, lengths, named: dict):
+    if torch.compiler.is_compiling():
+        return decode(q, k, v, lengths=lengths, **named)[0]
+    return decode_growing(q, k, v, lengths, **named)
+
+
+def _filled(k, v, mask: Mask | None):
+    """The keys and values that are there."""
+    filled = None if mask is None else mask.filled
+    if filled is None:
+        return k, v
+    if isinstance(filled, torch.Tensor) and torch.compiler.is_compiling():
+        unsupported("a graph has more than 16 queries over a cache of a fixed size", "the number of keys is not known while "
+                    "torch.compile traces", "Compile the decode step alone, as generate() does.")  # fmt: skip
+    return k[:, : int(filled)], v[:, : int(filled)]
+
+
+def _of_padded(dropped: Padding, q, k, v, mask: Mask, named: dict):
+    """Computes the kept tokens of a padded batch, as packed sequences; decode steps by their lengths."""
+    step = dropped.step if _is_step(q, k, v, mask) else None
+    if step is None:
+        return dropped.attend(q, k, v, named)
+    lengths, order = step
+    if order is not None:
+        k, v = to_front(k, order), to_front(v, order)
+    return _step(q, k, v, lengths, named)
+
+
+def paged_forward(module, query, key, value, attention_mask=None, *, scaling=None, dropout=0.0, sliding_window=None, softcap=None,
+                  s_aux=None, **given):  # fmt: skip
+    """attention_forward() in continuous batching, whose arguments tell where the new tokens are in the cache."""
+    if given.get("write_index") is None:
+        named = {"scaling": scaling, "dropout": dropout, "sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
+        return attention_forward(module, query, key, value, attention_mask, **named, **given)
+    _check_arguments(dropout, attention_mask, {name: x for name, x in given.items() if name != "cache"},
+                     _IGNORED | _transformers_paged.PASSED)  # fmt: skip
+    if given.get("is_causal") is False:
+        unsupported("a layer of a continuous batch isn't causal", "transformers makes a mask for it", _OTHER)
+    named = {"mask": "causal" if sliding_window is None else (sliding_window - 1, 0), "softmax_scale": scaling,
+             "softcap": softcap or 0.0, "sinks": None if s_aux is None else s_aux.float()}  # fmt: skip
+    return _transformers_paged.paged_attention(module, query, key, value, named, sliding_window, given), None
 
 
 def _of_batch(layout, world, q, k, v, mask, cu_q, cu_k, named):
@@ -151,6 +231,8 @@ def _of_batch(layout, world, q, k, v, mask, cu_q, cu_k, named):
     if q.shape[1] != k.shape[1]:
         refuse(f"q is {list(q.shape)} and k {list(k.shape)} inside of batch()", "no cache goes with packed rows",
                "Pass use_cache=False.")  # fmt: skip
+    if mask is not None and mask.dropped is not None:
+        refuse_padding("packed sequences have none")
     begins = sequences_of(q, mask, cu_q, cu_k, [0, *itertools.accumulate(layout.lengths)])
     dealt = layout if layout.world > 1 else None
     return _attention.varlen(q[0], k[0], v[0], begins, layout=dealt, world=world, **named)[0][None]
@@ -159,29 +241,35 @@ def _of_batch(layout, world, q, k, v, mask, cu_q, cu_k, named):
 def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=0, attention_mask=None, local_size=None,
                    use_vmap=False, dealt=None, **_):  # fmt: skip
     """The mask object that layers get. Refuses unsupported masks. dealt: as in attention_forward()."""
+    if isinstance(attention_mask, Mask):  # generate() had it made before the model runs
+        return attention_mask
     if use_vmap:
         unsupported(OWN_MASK, "a model's function decides what is seen", "Use another implementation.")
-    if isinstance(q_offset, torch.Tensor):
-        unsupported("the cache is of a fixed size", "ringattn would see keys that are not there yet",
-                    "Use a dynamic cache.")  # fmt: skip
-    current = dealt or _current.get()
+    current, tracing = dealt or _current.get(), torch.compiler.is_compiling()
     queries_end, keys_end = q_offset + q_length, kv_offset + kv_length
+    if isinstance(q_offset, torch.Tensor) and not tracing and (attention_mask is not None or q_length > _MAX_ROWS):
+        queries_end = int(queries_end)
     longest = keys_end if current is None else max(current[0].lengths)
     causal, window, packed = read_mask(mask_function, local_size, longest)
-    if keys_end != queries_end and (causal or window is not None):
-        unsupported(f"keys end at token {keys_end} and queries at {queries_end}", "ringattn lets them end together",
-                    "Use a dynamic cache, and leave attention_mask out.")  # fmt: skip
-    if attention_mask is not None and attention_mask.shape[-1] < keys_end:
-        unsupported(f"attention_mask has {attention_mask.shape[-1]} tokens, and there are keys of {keys_end}",
+    filled = None
+    if isinstance(queries_end, torch.Tensor) or keys_end != queries_end and (causal or window is not None):
+        if not causal or not isinstance(queries_end, torch.Tensor) and keys_end < queries_end:
+            unsupported(f"keys end at token {keys_end} and queries at {queries_end}", "ringattn lets them end together",
+                        "Leave attention_mask out.")  # fmt: skip
+        filled = queries_end - kv_offset
+    last = keys_end if filled is None or isinstance(filled, torch.Tensor) else queries_end
+    if attention_mask is not None and attention_mask.shape[-1] < last and not isinstance(filled, torch.Tensor):
+        unsupported(f"attention_mask has {attention_mask.shape[-1]} tokens, and there are keys of {last}",
                     "those after it would be padding", "Leave attention_mask out.")  # fmt: skip
-    tracing = torch.compiler.is_compiling()
-    if not tracing:
-        check_padding(attention_mask)
-    return Mask(causal, window, (q_length, kv_length), packed, attention_mask if tracing else None)
+    dropped = None
+    if attention_mask is not None and not tracing:
+        seen_by = q_length if causal or window is not None else None
+        dropped = Padding.of(attention_mask[:, kv_offset:last], seen_by, window is not None)
+    return Mask(causal, window, (q_length, kv_length), packed, attention_mask if tracing else None, dropped, filled)
 
 
 def register(name: str = "ringattn", forward=attention_forward, mask=attention_mask) -> None:
-    """Registers ringattn as an attention implementation with transformers.
+    """Registers ringattn as an attention implementation with transformers, and its form for continuous_batching().
 
     Args:
         name: of the implementation, for attn_implementation=name.
@@ -199,7 +287,10 @@ def register(name: str = "ringattn", forward=attention_forward, mask=attention_m
     """
     from transformers import AttentionInterface, AttentionMaskInterface, __version__, masking_utils
 
-    if not hasattr(masking_utils, "remap_positions_for_packed_sequence"):
-        unsupported(f"transformers is {__version__}", "ringattn reads the masks of newer ones", "Upgrade transformers.")
-    AttentionInterface.register(name, forward)
-    AttentionMaskInterface.register(name, mask)
+    needed = ("sliding_window_bidirectional_mask_function", "packed_sequence_mask_function")
+    known = all(hasattr(masking_utils, name) for name in needed)
+    if not known or "q_offset" not in inspect.signature(masking_utils.sdpa_mask).parameters:
+        unsupported(f"transformers is {__version__}", "ringattn reads the masks of 5.4 and newer ones", "Upgrade transformers.")
+    for implementation, function in ((name, forward), (_transformers_paged.paged_name(name), paged_forward)):
+        AttentionInterface.register(implementation, function)
+        AttentionMaskInterface.register(implementation, mask)

@@ -41,6 +41,11 @@ class Page(unittest.TestCase):
         self.assertIn("substitute_hf_flash_attn(world, heads_k_stride=1)", example)
         self.assertEqual(said, "a sequence on two ranks, packed with another, has the logits that it has alone\n")
 
+    def test_a_whole_model(self):
+        if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
+            self.skipTest("needs torch and transformers")
+        self.assertEqual(run_example("python.md", 4)[1], "the logits of a prompt are those that it has alone, bit for bit\n")
+
     def test_training(self):
         if importlib.util.find_spec("torch") is None:
             self.skipTest("needs torch")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tests of the transformers adapter with the other versions of transformers that docs/python.md names. Each version is
-installed into a folder of its own, from PyPI; without PyPI or torch the test is skipped."""
+installed into a folder of its own, from PyPI, with the versions of other packages that it needs; without PyPI or torch the
+test is skipped."""
 
 import importlib.util
 import os
@@ -30,11 +31,11 @@ others = [version for version in re.findall(r"\d+\.\d+", tried) if version != he
 assert others, f"{PAGE.name} names no version but {here}"
 for version in others:
     with tempfile.TemporaryDirectory() as folder:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, f"transformers=={version}.*"]
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", folder, f"transformers=={version}.*"]
         if subprocess.run(pip, check=False).returncode:
             skip(f"PyPI gave no transformers {version}")
         environment = os.environ | {"PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}"}
-        for test in "transformers_test.py", "hf_adapter_test.py":
+        for test in "transformers_test.py", "batch_invariant_test.py", "hf_adapter_test.py":
             command = [sys.executable, str(HERE / "run_test.py"), str(HERE / test)]
             done = subprocess.run(command, env=environment, check=False)
             print(f"{test} with transformers {version}: exit code {done.returncode}")

@@ -3,6 +3,7 @@
 computed is refused by name."""
 
 import importlib.util
+import inspect
 import operator
 import sys
 import unittest
@@ -31,6 +32,7 @@ BOTH = {"encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 64, "decode
 PACKED = torch.cat([torch.arange(20), torch.arange(30)])[None]
 CU = torch.tensor([0, 20, 50], dtype=torch.int32)
 OTHER_CU = torch.tensor([0, 30, 50], dtype=torch.int32)
+CACHE = "cache" if "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters else "past_key_values"
 UNSUPPORTED, USAGE = ringattn.UnsupportedError, ringattn.UsageError
 
 
@@ -159,13 +161,145 @@ class Models(Case):
                 self.assert_close(ringattn.unshard(ringattn.run_ranks(3, rank), layout), alone)
 
 
+def kept_tokens(batch: int, tokens: int, kind: str) -> torch.Tensor:
+    """bool [batch, tokens]: the tokens that a padding mask keeps."""
+    at, dropped = torch.arange(tokens), torch.tensor([0, 7, tokens // 2, tokens - 1, 23][:batch])[:, None]
+    return {
+        "left": at >= dropped,
+        "right": at < tokens - dropped,
+        "both": (at >= dropped // 2) & (at < tokens - dropped + dropped // 2),
+        "between": (at < 3) | (at >= 3 + dropped * (tokens - 4) // tokens),
+    }[kind]
+
+
+class Padded(Case):
+    """Kept tokens have the bits of their sequence alone."""
+
+    def rows(self, kind: str, queries: int, mask_function, window=None):
+        """The last `queries` of 40 tokens, by layers of q, k and v; and those of each sequence alone."""
+        torch.manual_seed(1)
+        kept = kept_tokens(5, 40, kind)
+        q, k, v = (torch.randn(5, heads, 40, 16) for heads in (4, 2, 2))
+        q = q[:, :, 40 - queries :]
+        layer, named = torch.nn.Module(), {"sliding_window": window, "softcap": 3.0, "s_aux": torch.randn(4)}
+        common = {"mask_function": mask_function, "local_size": window, "q_length": queries}
+        mask = ringattn.transformers.attention_mask(**common, kv_length=40, q_offset=40 - queries, attention_mask=kept)
+        out = ringattn.transformers.attention_forward(layer, q, k, v, mask, **named)[0]
+        for row in range(5):
+            at_q, at_k = kept[row, 40 - queries :], kept[row]
+            n_q, n_k = int(at_q.sum()), int(at_k.sum())
+            mine = [x[row : row + 1][:, :, at] for x, at in ((q, at_q), (k, at_k), (v, at_k))]
+            alone = ringattn.transformers.attention_mask(**common | {"q_length": n_q}, kv_length=n_k, q_offset=n_k - n_q)
+            if n_q:
+                expected = ringattn.transformers.attention_forward(layer, *mine, alone, **named)[0]
+                yield out[row : row + 1, at_q], expected
+            yield out[row, ~at_q], torch.zeros(queries - n_q, 4, 16)
+
+    def test_rows_are_those_of_the_sequences_alone(self):
+        causal, window = masking_utils.causal_mask_function, masking_utils.sliding_window_causal_mask_function(9)
+        for kind in ("left", "right", "both", "between"):
+            for queries in (40, 20, 5, 1):
+                for function, size in ((causal, None), (window, 9)):
+                    if size is None or kind != "between":
+                        for got, expected in self.rows(kind, queries, function, size):
+                            self.assertTrue(torch.equal(got, expected), (kind, queries, size))
+
+    def test_models_are_those_of_their_own_attention(self):
+        ids = torch.randint(1, 99, (3, 50))
+        causal = {"llama": llama(), "gpt-oss, sinks, sliding and causal": gpt_oss()}
+        bidirectional = bidirectional_models()
+        others = {name: bidirectional[name] for name in bidirectional if name.split(",")[0] in ("bert", "modernbert", "bart")}
+        for kind in ("left", "right"):
+            kept = kept_tokens(3, 50, kind)
+            given = {"attention_mask": kept.long(), "position_ids": (kept.cumsum(1) - 1).clamp(min=0)}
+            models = {name: (model, {"input_ids": ids, **given}) for name, model in causal.items()}
+            models |= {name: (model, inputs | {"attention_mask": kept[:2].long()}) for name, (model, inputs) in others.items()}
+            for name, (model, inputs) in models.items():
+                model.set_attn_implementation("eager")
+                expected = model(**inputs)[0]
+                model.set_attn_implementation("ringattn")
+                got, decoder = model(**inputs)[0], "decoder_input_ids" in inputs
+                seen = torch.ones_like(inputs["decoder_input_ids"], dtype=bool) if decoder else kept[: len(got)]
+                self.assert_close(got[seen], expected[seen], f"{name}, {kind}")
+
+    def test_generation(self):
+        kept = {"attention_mask": kept_tokens(2, 50, "left").long()}
+        for name, model in (("llama", llama()), ("mistral, sliding", mistral()), ("gpt-oss", gpt_oss())):
+            model.generation_config.eos_token_id = None
+            for static in ({}, {"cache_implementation": "static", "disable_compile": True}):
+                for given in ({}, kept):
+                    found = []
+                    for implementation in ("eager", "ringattn"):
+                        model.set_attn_implementation(implementation)
+                        found.append(model.generate(self.ids, max_new_tokens=5, do_sample=False, **given, **static).tolist())
+                    self.assertEqual(*found, (name, static, given))
+
+    def test_gradients(self):
+        torch.set_grad_enabled(True)
+        kept = kept_tokens(2, 50, "left")
+        model, found = llama().train(), []
+        for implementation in ("eager", "ringattn"):
+            model.set_attn_implementation(implementation)
+            loss = model(self.ids, attention_mask=kept.long(), use_cache=False).logits[kept].square().mean()
+            found.append(torch.autograd.grad(loss, [*model.parameters()]))
+        for expected, got in zip(*found, strict=True):
+            self.assert_close(got, expected)
+
+
+class Steps(Case):
+    def test_a_fixed_cache_has_the_bits_of_one_that_grows(self):
+        for model in (llama(), mistral()):
+            model.set_attn_implementation("ringattn")
+            rows = []
+            for kind in (transformers.DynamicCache, transformers.StaticCache):
+                cache = kind(config=model.config, **({"max_cache_len": 64} if kind is transformers.StaticCache else {}))
+                pieces = [(0, 20), (20, 23), (23, 45), (45, 46), (46, 47), (47, 50)]
+                rows.append([model(self.ids[:, a:b], **{CACHE: cache}).logits for a, b in pieces])
+            for growing, fixed in zip(*rows, strict=True):
+                self.assertTrue(torch.equal(growing, fixed), model.config.model_type)
+
+    def test_a_new_length_prepares_nothing(self):
+        q, k, v = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 600, 16), torch.randn(2, 2, 600, 16)
+        layer, created = torch.nn.Module(), []
+        init = ringattn._job.Prepared.__init__
+
+        def counted(prepared, *arguments):
+            created.append(type(prepared).__name__)
+            init(prepared, *arguments)
+
+        ringattn._job.Prepared.__init__ = counted
+        self.addCleanup(setattr, ringattn._job.Prepared, "__init__", init)
+        for keys in range(500, 600):
+            mask = Mask(True, None, (1, keys))
+            out = ringattn.transformers.attention_forward(layer, q, k[:, :, :keys], v[:, :, :keys], mask)[0]
+            if keys % 25 == 0:
+                expected = ringattn.attention(q, k[:, :, :keys], v[:, :, :keys], order="bhtd")[0].transpose(1, 2)
+                self.assertTrue(torch.equal(out, expected), keys)
+        self.assertEqual(sorted(set(created)), ["Attention", "Decode"])
+        self.assertLessEqual(created.count("Decode"), 2)  # up to 512 keys, and from there on
+        self.assertEqual(created.count("Attention"), 4)  # of this test
+
+    def test_what_is_not_of_the_kept_call_is_prepared_or_refused(self):
+        q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 30, 16)
+        layer, mask = torch.nn.Module(), Mask(True, None, (1, 30))
+        forward = ringattn.transformers.attention_forward
+        forward(layer, q, k, k, mask)
+        expected = forward(layer, q, k, k, mask, softcap=2.0)[0]
+        self.assertFalse(torch.equal(expected, forward(layer, q, k, k, mask)[0]))
+        spread = torch.randn(1, 2, 30, 32)[..., ::2]
+        self.assertTrue(torch.equal(forward(layer, q, spread, k, mask)[0], forward(layer, q, spread.contiguous(), k, mask)[0]))
+        self.assert_refused(USAGE, "v_cache is bfloat16 but q is float32", forward, layer, q, k, k.bfloat16(), mask)
+
+
 class Masks(unittest.TestCase):
     def test_what_is_read_of_a_function_is_what_it_masks(self):
         def packed(function):
             """In the orders that versions of transformers have."""
             numbers = masking_utils.find_packed_sequence_indices(PACKED)
-            within = masking_utils.remap_positions_for_packed_sequence(function, PACKED)
             same = masking_utils.packed_sequence_mask_function(numbers)
+            if not hasattr(masking_utils, "remap_positions_for_packed_sequence"):
+                return (masking_utils.and_masks(function, same),)
+            within = masking_utils.remap_positions_for_packed_sequence(function, PACKED)
             return masking_utils.and_masks(within, same), masking_utils.and_masks(same, within)
 
         functions = {
@@ -196,7 +330,7 @@ class Masks(unittest.TestCase):
 
     def test_others_are_refused(self):
         sliding = masking_utils.sliding_window_causal_mask_function(7)
-        images = masking_utils.blockwise_overlay(torch.zeros(1, 50, dtype=int))
+        images = _blockwise_overlay(torch.zeros(1, 50, dtype=int))
         for function, size in (
             (sliding, 8),
             (sliding, None),
@@ -224,12 +358,11 @@ class Refused(Case):
         self.assert_refused(UNSUPPORTED, words, grows.generate, self.ids, max_new_tokens=5, do_sample=False)
         gemma = made("Gemma3TextModel", "Gemma3TextConfig", **GROUPED, **TWO_KINDS, use_bidirectional_attention=True)
         self.refused(UNSUPPORTED, "the model has a mask of its own", gemma, self.ids)
-        padded = torch.ones_like(self.ids)
-        padded[0, 0] = 0
-        for model in (llama(), bert()):
-            self.refused(UNSUPPORTED, "the batch is padded", model, self.ids, attention_mask=padded)
+        holes = torch.ones_like(self.ids)
+        holes[0, 5] = 0
+        self.refused(UNSUPPORTED, "attention_mask drops tokens between others", mistral(), self.ids, attention_mask=holes)
         for words, given in (
-            ("an attention_mask is given", {"attention_mask": torch.ones(2, 1, 50, 50)}),
+            ("an attention_mask of other than two axes is given", {"attention_mask": torch.ones(2, 1, 50, 50)}),
             ("attention_mask has 40 tokens, and there are keys of 50", {"attention_mask": torch.ones(2, 40)}),
             ("keys end at token 40 and queries at 50", {"attention_mask": torch.ones(2, 40), "use_cache": False}),
         ):
@@ -262,28 +395,19 @@ class Refused(Case):
                 self.refused(USAGE, words, model, self.ids[:1], **given, **cu)
                 self.refused(USAGE, "a batch of 2 is inside of batch()", model, self.ids)
                 cache = model(self.ids[:1]).past_key_values
-                self.refused(USAGE, "no cache goes with packed rows", model, self.ids[:1, :5], past_key_values=cache)
-
-    def test_caches_of_a_fixed_size(self):
-        settings = {"max_new_tokens": 3, "cache_implementation": "static", "disable_compile": True}
-        for model, words in (
-            (llama(), "keys end at token 52 and queries at 50"),
-            (mistral(), "of its mask (ringattn hands it a description in place of a tensor). Use a dynamic cache"),
-        ):
-            model.set_attn_implementation("ringattn")
-            self.assert_refused(UNSUPPORTED, words, model.generate, self.ids, **settings)
-        model = llama()
-        cache = transformers.StaticCache(config=model.config, max_cache_len=50)
-        model.set_attn_implementation("eager")
-        model(self.ids[:, :30], past_key_values=cache)
-        self.refused(UNSUPPORTED, "the cache is of a fixed size", model, self.ids[:, 30:], past_key_values=cache)
+                self.refused(USAGE, "no cache goes with packed rows", model, self.ids[:1, :5], **{CACHE: cache})
+                padded = {"attention_mask": torch.arange(50)[None] > 4, "use_cache": False}
+                self.refused(UNSUPPORTED, "the batch is padded", model, self.ids[:1], **padded)
+            self.refused(UNSUPPORTED, "the batch is padded", model, self.ids[:1], **padded, cu_seq_lens_q=CU, cu_seq_lens_k=CU)
 
     def test_what_a_model_passes(self):
         t5 = made("T5Model", "T5Config", vocab_size=99, d_model=128, d_kv=32, d_ff=64, num_layers=2, num_heads=4)
         words = "the model passes position_bias (it is added to the logits, and ringattn adds nothing to them)"
-        self.refused(UNSUPPORTED, words, t5, self.ids, decoder_input_ids=self.ids)
+        t5.set_attn_implementation("ringattn")
+        if t5.encoder.config._attn_implementation == "ringattn":  # versions before 5.20 keep the model's own attention
+            self.refused(UNSUPPORTED, words, t5, self.ids, decoder_input_ids=self.ids)
         self.refused(UNSUPPORTED, "the model passes bonus (ringattn doesn't know", llama(), self.ids, bonus=1)
-        words = "the model passes read_index (ringattn has no part in continuous batching"
+        words = "read_index (it is of continuous batching, for which the model has another implementation). Call it inside of"
         self.refused(UNSUPPORTED, words, llama(), self.ids, read_index=object())
         self.refused(UNSUPPORTED, "output_attentions is set", llama(), self.ids, output_attentions=True)
         model = llama(attention_dropout=0.5)
@@ -306,13 +430,18 @@ class Refused(Case):
             self.assert_refused(UNSUPPORTED, words, forward, torch.nn.Module(), *given)
 
 
+def _blockwise_overlay(numbers):
+    """transformers' function of this name, which versions before 5.10 lack."""
+    return lambda batch, head, q, k: (numbers[batch, q] == numbers[batch, k]) & (numbers[batch, q] >= 0)
+
+
 def _with_a_window(forward):
     return lambda *given, **named: forward(*given, **named, sliding_window=10)
 
 
 class Versions(Case):
     def test_transformers_with_other_masks_is_refused(self):
-        name = "remap_positions_for_packed_sequence"
+        name = "packed_sequence_mask_function"
         self.addCleanup(setattr, masking_utils, name, getattr(masking_utils, name))
         delattr(masking_utils, name)
         self.assert_refused(UNSUPPORTED, f"transformers is {transformers.__version__}", ringattn.transformers.register)
@@ -386,6 +515,22 @@ class Compiled(Case):
             self.assert_refused(UNSUPPORTED, "separated only by position_ids", call, row, **given)
             plain = given | {"position_ids": torch.arange(50)[None]}
             self.assert_close(call(row, **plain).logits, model(row, **plain).logits)
+
+    def test_steps_over_a_fixed_cache(self):
+        model = made("LlamaForCausalLM", "LlamaConfig", **GROUPED | {"num_hidden_layers": 1})
+        call, steps = self.compiled(model), []
+        for forward in (model, call):
+            cache = transformers.StaticCache(config=model.config, max_cache_len=64)
+            model(self.ids, **{CACHE: cache})
+            steps.append([forward(self.ids[:, at : at + 1], **{CACHE: cache}).logits for at in range(3)])
+        for eager, compiled in zip(*steps, strict=True):
+            self.assertTrue(torch.equal(compiled, eager))
+        padded = torch.ones(2, 51, dtype=torch.long)
+        padded[1, 0] = 0
+        cache = transformers.StaticCache(config=model.config, max_cache_len=64)
+        model(self.ids, **{CACHE: cache})
+        given = {"attention_mask": padded, CACHE: cache}
+        self.assert_refused(UNSUPPORTED, "the batch is padded", call, self.ids[:, :1], **given)
 
     def test_rows_of_a_batch(self):
         row, given = self.ids[:1], {"position_ids": PACKED, "use_cache": False}

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole models of transformers whose results don't depend on the batch: what their layers compute besides attention."""
+
+import torch
+from torch import Tensor, nn
+
+from ._errors import refuse, unsupported
+from ._transformers_paged import ensure_registered
+from .nn import Linear
+
+# Families whose code in transformers 5.24 has no operation on several tokens but attention, and no sum but those of its linear
+# layers and norms. Their other operations are single IEEE additions, multiplications and conversions, and cos and sin.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_ADVICE = f"Use a model of the types {', '.join(FAMILIES)}, without layers of other kinds."
+_KNOWN = (nn.Linear, nn.Embedding, nn.ModuleList, nn.Identity)
+_COMPOSED = ("ForCausalLM", "Model", "DecoderLayer", "Attention")
+_ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
+                "PytorchGELUTanh": "gelu_tanh"}  # fmt: skip
+# Types of RoPE whose frequencies don't depend on the longest sequence of a batch.
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+def sum_rows(x: Tensor) -> Tensor:
+    """The sum over the last axis, which stays with length 1, by a fixed tree: elements i and i + n/2 are added while n > 1, for
+    n the next lower power of two; first, those from n on are added to the first ones. Each step is one elementwise addition, so
+    that no kernel chooses the order by the number of rows, as torch.sum does."""
+    n = 1 << (x.shape[-1].bit_length() - 1)
+    if n < x.shape[-1]:
+        rest = x.shape[-1] - n
+        x = torch.cat([x[..., :rest] + x[..., n:], x[..., rest:n]], -1)
+    while n > 1:
+        n //= 2
+        x = x[..., :n] + x[..., n:]
+    return x
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x²) + eps) in fp32 with sum_rows(), rounded to x's type, times weight."""
+
+    def __init__(self, weight: nn.Parameter, eps: float):
+        super().__init__()
+        self.weight, self.variance_epsilon = weight, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        mean = sum_rows(wide * wide) / x.shape[-1]
+        # sqrt and division are exactly rounded. rsqrt isn't, and rounds otherwise in vectors than after them.
+        return self.weight * (wide / torch.sqrt(mean + self.variance_epsilon)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.variance_epsilon}"
+
+
+def _family(module: nn.Module) -> str | None:
+    """The part of a class's name after its family, as "MLP", if it is a class of transformers' code for one of FAMILIES."""
+    kind = type(module)
+    for family in FAMILIES:
+        prefix = family.capitalize()
+        if kind.__module__ == f"transformers.models.{family}.modeling_{family}" and kind.__name__.startswith(prefix):
+            return kind.__name__[len(prefix) :]
+    return None
+
+
+def _refuse(name: str, module: nn.Module, why: str) -> None:
+    unsupported(f"{name} is a {type(module).__name__}", why, _ADVICE)
+
+
+def _check(name: str, module: nn.Module) -> bool:
+    """Whether the module is of a known kind. Refuses one that is, but computes a token's result otherwise in another batch."""
+    part = _family(module)
+    if part == "MLP":
+        children = [child for child, _ in module.named_children()]
+        if sorted(children) != ["act_fn", "down_proj", "gate_proj", "up_proj"]:
+            _refuse(name, module, f"it has {', '.join(children)}, and a gated layer is known")
+        if type(module.act_fn).__name__ not in _ACTIVATIONS and not isinstance(module.act_fn, nn.Identity):
+            _refuse(f"{name}.act_fn", module.act_fn, "ringattn.nn.Linear has SiLU and GELU")
+    elif part == "RotaryEmbedding":
+        if getattr(module, "rope_type", None) not in _ROPE_TYPES:
+            _refuse(name, module, f"its frequencies of type {getattr(module, 'rope_type', None)} depend on the longest sequence")
+    elif part == "RMSNorm":
+        if module.weight.is_meta:
+            refuse(f"{name}.weight is on the meta device", "it has no elements", "Load the model first.")
+        probe = torch.linspace(-2, 2, 2 * module.weight.numel()).reshape(2, -1).to(module.weight)
+        with torch.no_grad():
+            if not torch.allclose(RMSNorm(module.weight, module.variance_epsilon)(probe), module(probe), rtol=0.02, atol=0.02):
+                _refuse(name, module, "it computes something else than x / sqrt(mean(x²) + eps) · weight")
+    elif type(module) is nn.Dropout:
+        if module.training and module.p:
+            unsupported(f"{name} drops elements at random", "the model is in training mode", "Call model.eval().")
+    elif part not in _COMPOSED and type(module).__name__ not in _ACTIVATIONS:
+        return isinstance(module, (Linear, RMSNorm)) or type(module) in _KNOWN
+    return True
+
+
+def make_batch_invariant(model: nn.Module) -> nn.Module:
+    """Makes a model of transformers compute each sequence with the same bits in every batch: alone, padded, packed and in
+    continuous batching, in prefill and decode. Changes the model in place, and returns it:
+
+    - attention becomes "ringattn";
+    - torch.nn.Linear becomes ringattn.nn.Linear with the same parameters; a gated MLP's activation is computed by its gate
+      layer, in fp32 before rounding;
+    - RMSNorm sums by a fixed tree;
+    - embeddings, RoPE and residuals stay, because none of their operations adds over an axis.
+
+    Modules that are not known are refused by name, before anything changes. Names of parameters stay the same.
+
+    Raises:
+        UnsupportedError: a module that may depend on the batch, as Conv1D of GPT-2 and experts of MoE layers; RoPE whose
+            frequencies depend on the longest sequence.
+
+    Example: model = ringattn.transformers.make_batch_invariant(AutoModelForCausalLM.from_pretrained(…))"""
+    if not hasattr(model, "set_attn_implementation"):
+        refuse(f"model is {type(model).__name__}", "it should be a model of transformers", "Pass one.")
+    unknown = {}
+    for name, module in model.named_modules():
+        if not _check(name, module):
+            unknown.setdefault(type(module).__name__, name)
+    if unknown:
+        listed = ", ".join(f"{kind} ({name})" if name else kind for kind, name in [*unknown.items()][:8])
+        unsupported(f"the model has modules of kinds that are not known: {listed}", "their results may depend on the batch",
+                    _ADVICE)  # fmt: skip
+    ensure_registered("ringattn")
+    model.set_attn_implementation("ringattn")
+    for name, module in list(model.named_modules()):
+        for child, layer in list(module.named_children()):
+            if type(layer) is nn.Linear:
+                setattr(module, child, Linear.from_linear(layer))
+            elif _family(layer) == "RMSNorm":
+                setattr(module, child, RMSNorm(layer.weight, layer.variance_epsilon))
+    for module in model.modules():
+        if _family(module) == "MLP" and not isinstance(module.act_fn, nn.Identity):
+            module.gate_proj.activation = _ACTIVATIONS[type(module.act_fn).__name__]
+            module.act_fn = nn.Identity()
+    return model

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching of transformers (generate_batch): its batches are packed sequences, whose keys it reads from its pages.
+
+A batch mixes whole prompts, chunks of prompts and decode steps. Each is a sequence of varlen(), with its new tokens as queries
+and all tokens so far as keys, so it has the bits that it has in any other batch, and in generate()."""
+
+import contextlib
+
+import torch
+
+from . import _attention
+from ._arguments import as_ints
+from ._errors import refuse, unsupported
+from ._per_thread import PerThread
+
+_ENDING = "_flash"  # transformers takes only implementations with "flash" in their names, which it gives no masks
+# Arguments that transformers passes to the layers besides those of other models.
+PASSED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k", "read_index",
+          "write_index", "logits_indices", "logits_processor_args", "is_causal"}  # fmt: skip
+_known = PerThread("lengths of a continuous batch")
+
+
+def is_prefixed() -> bool:
+    """Whether this version of transformers finds the implementation for continuous batching by a prefix."""
+    from transformers import AttentionInterface  # noqa: PLC0415, see ringattn.transformers
+
+    return "paged|sdpa" in AttentionInterface._global_mapping
+
+
+def paged_name(name: str) -> str:
+    """The name under which the implementation `name` is registered for continuous batching."""
+    return f"paged|{name}" if is_prefixed() else name + _ENDING
+
+
+def ensure_registered(name: str) -> None:
+    """register() unless the name has an implementation, which may be that of substitute_hf_flash_attn()."""
+    from transformers import AttentionInterface  # noqa: PLC0415, see ringattn.transformers
+
+    from . import transformers  # noqa: PLC0415, which imports this
+
+    if not {name, paged_name(name)} <= AttentionInterface._global_mapping.keys():
+        transformers.register(name)
+
+
+@contextlib.contextmanager
+def continuous_batching(model, name: str = "ringattn"):
+    """Context manager: the model computes its attention with ringattn in generate_batch() and the other calls of
+    continuous batching. name: that of ringattn.transformers.register().
+
+    On a GPU pass ContinuousBatchingConfig(use_cuda_graph=False), because lengths are read on the host.
+
+    Example:
+        with ringattn.transformers.continuous_batching(model):
+            outputs = model.generate_batch(prompts, max_new_tokens=100)"""
+    if not hasattr(model, "generate_batch"):
+        refuse(f"model is {type(model).__name__}", "it has no generate_batch()", "Pass a model of transformers that generates.")
+    ensure_registered(name)
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = name if is_prefixed() else paged_name(name)
+    try:
+        yield model
+    finally:
+        config._attn_implementation = before
+
+
+def _lengths(cu) -> list[int]:
+    """A tensor of cumulative lengths as ints. Layers get the same tensor, which is read once."""
+    if cu.is_cuda and torch.cuda.is_current_stream_capturing():
+        unsupported("transformers captures a CUDA graph",
+                    "lengths are read on the host, and a graph would keep those of one batch",
+                    "Pass continuous_batching_config=ContinuousBatchingConfig(use_cuda_graph=False).")  # fmt: skip
+    kept = _known.get() or ()
+    for tensor, version, numbers in kept:
+        if tensor is cu and version == cu._version:
+            return numbers
+    numbers = as_ints(cu, "cu_seq_lens")
+    _known.set((*kept[-3:], (cu, cu._version, numbers)))
+    return numbers
+
+
+def _of_layer(name: str, given, sliding: bool):
+    """An argument that some versions give for each type of layer."""
+    return given["sliding_attention" if sliding else "full_attention"] if isinstance(given, dict) else given
+
+
+def paged_attention(module, query, key, value, named: dict, sliding_window: int | None, given: dict):
+    """[1, tokens, heads, head_dim] of query [1, heads, tokens, head_dim], for the sequences of cu_seq_lens_q. key, value:
+    [1, kv_heads, keys, head_dim], those of all sequences one after the other; before transformers 5.24 the new ones."""
+    # Before 5.24 the attention, and not the layer, writes and reads the pages.
+    cache, of_cache = given.get("cache"), None
+    if cache is not None and is_prefixed():
+        of_cache = cache.update(key, value, module.layer_idx, read_index=given["read_index"], write_index=given["write_index"])
+    elif cache is not None:
+        key, value = cache.update(key, value, module.layer_idx, given)
+    k, v = of_cache or (key[0].transpose(0, 1), value[0].transpose(0, 1))
+    sliding = bool(sliding_window or getattr(module, "sliding_window", None))
+    cu_q, cu_k = _lengths(given["cu_seq_lens_q"]), _lengths(_of_layer("cu_seq_lens_k", given["cu_seq_lens_k"], sliding))
+    q = query[0].transpose(0, 1)
+    # Batches are padded to fixed sizes where transformers captures or compiles them.
+    rows, keys = cu_q[-1], cu_k[-1]
+    out = _attention.varlen(q[:rows], k[:keys], v[:keys], cu_q, cu_k, **named)[0]
+    if rows < q.shape[0]:
+        out = torch.cat([out, out.new_zeros(q.shape[0] - rows, *out.shape[1:])])
+    return out[None]
