@@ -55,15 +55,16 @@ void copy_rows(const MutableTensorView& to, const TensorView& from) {
 }  // namespace
 
 DecodeRunner::DecodeRunner(const DecodeRow& row, const AttentionInputs& inputs, const CacheLayout& layout, int threads)
-    : inputs_(inputs),
-      backend_(row.make_backend({threads, 0})),
+    : backend_(row.make_backend({threads, 0})),
       spec_{inputs.spec, layout.values_in_keys, format_of(inputs.spec, layout)},
       kernel_(row.make_kernel(spec_, *backend_)),
       strided_(layout.strided),
       partition_(layout.partition),
       mask_with_own_(layout.mask_with_own) {
   const AttentionSpec& spec = inputs.spec;
-  const AttentionInputs cached = dealt(inputs, partition_, kernel_->kv_split_keys());
+  std::optional<AttentionInputs> part;
+  if (!partition_.is_whole()) part = dealt(inputs, partition_, kernel_->kv_split_keys());
+  const AttentionInputs& cached = part ? *part : inputs;
   std::vector<std::int64_t> prefix_tokens;
   for (const std::int32_t keys : layout.prefix_keys) {
     prefix_tokens.push_back(keys_of_partition(partition_, kernel_->kv_split_keys(), keys));
@@ -78,8 +79,7 @@ DecodeRunner::DecodeRunner(const DecodeRow& row, const AttentionInputs& inputs, 
     lengths.push_back(shape.k_len);
   }
   const auto place = [&](std::optional<DeviceArray>& array, const std::vector<std::byte>& bytes) {
-    array.emplace(*backend_, std::max<std::size_t>(bytes.size(), 1));
-    array->write(bytes);
+    array.emplace(*backend_, bytes);
   };
   const std::int64_t rows = inputs.q_tokens();
   MutableTensorView q = rows_view(nullptr, spec.dtype, rows, spec.heads, spec.head_dim, strided_);
@@ -175,7 +175,7 @@ void DecodeRunner::run_partition(const KvPartition& partition) {
 
 void DecodeRunner::make_partials(std::int64_t groups) {
   partial_kv_splits_ = groups;
-  const std::int64_t floats = step_.q.tokens * groups * inputs_.spec.heads * kernel_->partial_floats();
+  const std::int64_t floats = step_.q.tokens * groups * spec_.attention.heads * kernel_->partial_floats();
   partials_.emplace(*backend_, static_cast<std::size_t>(floats) * sizeof(float));
 }
 
@@ -198,7 +198,7 @@ void DecodeRunner::enqueue_merge(const std::vector<const float*>& partitions, St
     merge.output.lse.data = &step_.output.lse.at(row, 0);
     std::vector<const float*> partials = partitions;
     for (const float*& partition : partials)
-      partition += row * partial_kv_splits_ * inputs_.spec.heads * kernel_->partial_floats();
+      partition += row * partial_kv_splits_ * spec_.attention.heads * kernel_->partial_floats();
     merge.partitions = partials;
     kernel_->merge(merge, stream);
   }
@@ -208,7 +208,7 @@ void DecodeRunner::wait() { backend_->synchronize(backend_->stream(), Deadline::
 
 AttentionResult DecodeRunner::read() {
   wait();
-  const AttentionSpec& spec = inputs_.spec;
+  const AttentionSpec& spec = spec_.attention;
   std::vector<std::byte> host = out_->read();
   MutableTensorView from = step_.output.out;
   from.data = host.data();
@@ -247,9 +247,13 @@ AttentionInputs with_prefixes(AttentionInputs inputs, const std::vector<std::int
 }
 
 AttentionInputs dealt(const AttentionInputs& inputs, const KvPartition& partition, std::int64_t kv_split_keys) {
-  AttentionInputs part = inputs;
-  part.k.clear();
-  part.v.clear();
+  AttentionInputs part;  // without a copy of all keys and values
+  part.spec = inputs.spec;
+  part.sequences = inputs.sequences;
+  part.q = inputs.q;
+  part.sinks = inputs.sinks;
+  part.block_mask = inputs.block_mask;
+  part.positions = inputs.positions;
   const auto append = [](std::vector<std::byte>& to, const TensorView& from, std::int64_t begin, std::int64_t end) {
     const auto* const rows = static_cast<const std::byte*>(from.data);
     const std::int64_t row_bytes = from.token_stride * static_cast<std::int64_t>(size_of(from.dtype));

@@ -85,7 +85,6 @@ class DecodeRunner {
  private:
   void enqueue(const DecodeStep& step, Stream stream);
 
-  AttentionInputs inputs_;
   std::unique_ptr<Backend> backend_;
   DecodeSpec spec_;
   std::unique_ptr<DecodeKernel> kernel_;

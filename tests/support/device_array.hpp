@@ -2,6 +2,7 @@
 // Bytes in a backend's kind of memory, written and read by copies that are waited for.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -15,6 +16,11 @@ class DeviceArray {
   // Filled with 0xff: NaN in every dtype.
   DeviceArray(Backend& backend, std::size_t size) : backend_(backend), buffer_(backend.allocate(size)), size_(size) {
     clear();
+  }
+
+  DeviceArray(Backend& backend, const std::vector<std::byte>& bytes)
+      : backend_(backend), buffer_(backend.allocate(std::max<std::size_t>(bytes.size(), 1))), size_(bytes.size()) {
+    write(bytes);
   }
 
   void clear() {
