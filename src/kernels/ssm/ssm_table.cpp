@@ -5,6 +5,7 @@
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/ssm/sm80/sm80_gla.hpp"
 #include "kernels/ssm/sm80/sm80_ssd.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
@@ -39,6 +40,10 @@ constexpr KernelRow<SsmSpec> kTable[] = {
       one_for_all, [](const Backend&) { return 5.7e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::ssd_missing,
      sm80::make_ssd},
+    {{"sm80_gla", "cuda", "bf16; a decay per key dim; head_dim 64, 128; state_dim 64, 128", one_for_all,
+      [](const Backend&) { return 4e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+     sm80::gla_missing,
+     sm80::make_gla},
     {{"sm80_selective_scan", "cuda",
       "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
       "256",
@@ -69,6 +74,6 @@ std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>() {
   return kTable;
 }
 
-bool rounds_factors(const KernelEntry& ssm) { return ssm.name == "sm90_ssd"; }
+bool rounds_factors(const KernelEntry& ssm) { return ssm.name == "sm90_ssd" || ssm.name == "sm80_gla"; }
 
 }  // namespace ringattn
