@@ -5,6 +5,7 @@
 //   ssm_gpu_bench                                   every shape
 //   ssm_gpu_bench ssd-131k update-128               some of them
 //   ssm_gpu_bench --kernel sm80_ssd ssd-131k       by a kernel that isn't the first choice
+//   ssm_gpu_bench --git 0123abcd gla-4k            names the commit, where the build doesn't; before --kernel
 #include <fmt/format.h>
 
 #include <algorithm>

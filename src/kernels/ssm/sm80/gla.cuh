@@ -11,8 +11,8 @@
 //   q_i · (decay from the start of the chunk), k_j · (decay to its end)
 //   scores_ij = Σ_n q_i[n] · k_j[n] · (decay after j up to i)[n]
 //
-// A decay is a product of the a of its tokens, so no exponential is ever divided by or subtracted from another, and
-// there is one exp2 for each token and dim. Between sub-chunks the scores are an MMA of q_i · (decay from the end of
+// A decay is the product of the a of its tokens: there is one exp2 for each token and dim, and none of a positive
+// number where log-decays are at most 0. Between sub-chunks the scores are an MMA of q_i · (decay from the end of
 // the sub-chunk of j) and k_j · (decay to that end). In a diagonal block the decays of k_j are multiplied on from row
 // to row, and each term is an fp32 fma.
 //
@@ -70,8 +70,8 @@ struct GlaCta {
 
 // Producers.
 
-// Code size counts: the warps of a CTA run two long loops at a time, and unrolled further they do not fit the
-// instruction cache (bench/notes/ssm.md).
+// Loops are not unrolled further than registers ask for. The two long loops that warps run at a time were slower with
+// more code, probably for the instruction cache (bench/notes/ssm.md).
 
 // Copies `rows` rows to a tile of kChunk rows of kVectors 16-byte vectors, and zero-fills the rest. By all producers.
 // Unaligned rows are copied synchronously.
@@ -325,7 +325,7 @@ class GlaProducer {
     }
   }
 
-  // Scores of two tokens of one sub-chunk. Each has two warps: warp w has sub-chunk w / 2 and, in lanes 8 g … 8 g + 7,
+  // Scores of the diagonal blocks. Each has two warps: warp w has sub-chunk w / 2 and, in lanes 8 g … 8 g + 7,
   // columns g + 4 · (w % 2) and 8 more. Lane l of eight has dims 4 l + 32 m … 4 l + 32 m + 3. Afterwards it has rows l
   // and 8 + l of the first column, and row 8 + l of the second.
   __device__ __forceinline__ void multiply_own_sub_chunk(const unsigned char* stage, float (&scores)[3]) const {
