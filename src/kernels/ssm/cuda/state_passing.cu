@@ -27,7 +27,6 @@ template <SsmLogs kLogs>
 struct StateElements {
   using Log = LogOf<kLogs>;
 
-  int head;
   std::int64_t in_states;  // offset of the first one in [heads, head_dim, state_dim]
   bool present;
   std::int64_t log_stride;  // logs of a segment
@@ -39,7 +38,7 @@ struct StateElements {
     const int state_floats = p.head_dim * p.state_dim;
     const std::int64_t in_range = (std::int64_t{blockIdx.x} * kPassingThreads + threadIdx.x) * 4;
     present = in_range < std::int64_t{p.head_count} * state_floats;
-    head = p.first_head + static_cast<int>(in_range / state_floats);
+    const int head = p.first_head + static_cast<int>(in_range / state_floats);
     in_states = std::int64_t{p.first_head} * state_floats + in_range;
     const auto in_head = static_cast<int>(in_range % state_floats);
     if constexpr (kLogs == SsmLogs::kState) {
