@@ -4,6 +4,7 @@
 // rate of a copy in the same run.
 //   gated_delta_gpu_bench                                  every shape
 //   gated_delta_gpu_bench gdn-16-64-32k gdn-2-8-32k        some of them
+//   gated_delta_gpu_bench --git 0123abcd gdn-16-64-32k     names the commit, where the build doesn't
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -58,7 +59,7 @@ constexpr DeltaShape kShapes[] = {
 
 class DeltaBench {
  public:
-  explicit DeltaBench(Backend& backend) : backend_(backend) {
+  DeltaBench(Backend& backend, std::string git) : backend_(backend), git_(std::move(git)) {
     const Buffer from = backend.allocate(static_cast<std::size_t>(kCopyBytes));
     const Buffer to = backend.allocate(static_cast<std::size_t>(kCopyBytes));
     backend.fill_bytes(from.data(), std::byte{0}, static_cast<std::size_t>(kCopyBytes), backend.stream());
@@ -188,7 +189,7 @@ class DeltaBench {
     JsonWriter line(false);
     line.begin_object().member("schema", "ringattn.gated_delta/1");
     line.key("tool").begin_object().member("name", "ringattn").member("version", version()).end_object();
-    line.member("git", std::string(git_revision()) + (git_dirty() ? "-dirty" : ""));
+    line.member("git", git_);
     line.key("devices").begin_array().value(backend_.identity()).end_array();
     line.member("kernel", kernel).member("shape", shape.name).member("job", describe(spec));
     line.member("sequences", shape.sequences).member("tokens", shape.tokens).member("samples", kRounds);
@@ -202,12 +203,18 @@ class DeltaBench {
   }
 
   Backend& backend_;
+  std::string git_;
   double copy_rate_ = 0.0;  // bytes read and written, a second
   std::vector<Buffer> memory_;
   std::int64_t moved_ = 0;  // bytes that a shape has to read or write at least
 };
 
-int run(const std::vector<std::string_view>& names) {
+int run(std::vector<std::string_view> names) {
+  std::string git = std::string(git_revision()) + (git_dirty() ? "-dirty" : "");
+  if (names.size() >= 2 && names[0] == "--git") {
+    git = names[1];
+    names.erase(names.begin(), names.begin() + 2);
+  }
   for (const std::string_view name : names) {
     if (std::any_of(std::begin(kShapes), std::end(kShapes), [&](const DeltaShape& s) { return s.name == name; })) {
       continue;
@@ -219,7 +226,7 @@ int run(const std::vector<std::string_view>& names) {
   }
   GatedDeltaSpec spec;
   const auto backend = choose_kernel(spec, {"cuda", "auto"}).row->make_backend({1, 0});
-  DeltaBench bench(*backend);
+  DeltaBench bench(*backend, git);
   for (const DeltaShape& shape : kShapes) {
     if (names.empty() || std::find(names.begin(), names.end(), shape.name) != names.end()) bench.measure(shape);
   }

@@ -5,6 +5,7 @@
 //   ssm_gpu_bench                                   every shape
 //   ssm_gpu_bench ssd-131k update-128               some of them
 //   ssm_gpu_bench --kernel sm80_ssd ssd-131k       by a kernel that isn't the first choice
+//   ssm_gpu_bench --git 0123abcd gla-4k            names the commit, where the build doesn't; before --kernel
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -60,10 +61,15 @@ constexpr Shape kShapes[] = {
     {"lightning-4k", Kind::kSsd, 1, 4096, 64, 128, 128, false, false, SsmDecay::kHead},
     {"lightning-131k", Kind::kSsd, 1, 131'072, 64, 128, 128, false, false, SsmDecay::kHead},
     {"token-decay-4k", Kind::kSsd, 1, 4096, 64, 128, 128, false, false, SsmDecay::kToken},
+    {"token-decay-32k", Kind::kSsd, 1, 32'768, 64, 128, 128, false, false, SsmDecay::kToken},
+    {"gla-4k", Kind::kSsd, 1, 4096, 64, 128, 128, false, false, SsmDecay::kDim},
+    {"gla-32k", Kind::kSsd, 1, 32'768, 64, 128, 128, false, false, SsmDecay::kDim},
+    {"gla-131k", Kind::kSsd, 1, 131'072, 64, 128, 128, false, false, SsmDecay::kDim},
     {"selective-131k", Kind::kSsd, 1, 131'072, 5120, 1, 16, true, true},
     {"update-128", Kind::kUpdate, 128, 1, 80, 64, 128, false},
     {"selective-update-128", Kind::kUpdate, 128, 1, 5120, 1, 16, true, true},
     {"lightning-update-128", Kind::kUpdate, 128, 1, 64, 128, 128, false, false, SsmDecay::kHead},
+    {"gla-update-128", Kind::kUpdate, 128, 1, 64, 128, 128, false, false, SsmDecay::kDim},
     {"conv1d-131k", Kind::kConv1d, 1, 131'072, 1, 8448, 0, false},
 };
 
@@ -74,7 +80,8 @@ double median(std::vector<double> values) {
 
 class Bench {
  public:
-  Bench(Backend& backend, std::string_view kernel) : backend_(backend), kernel_(kernel) {
+  Bench(Backend& backend, std::string_view kernel, std::string git)
+      : backend_(backend), kernel_(kernel), git_(std::move(git)) {
     const Buffer from = backend.allocate(static_cast<std::size_t>(kCopyBytes));
     const Buffer to = backend.allocate(static_cast<std::size_t>(kCopyBytes));
     backend.fill_bytes(from.data(), std::byte{0}, static_cast<std::size_t>(kCopyBytes), backend.stream());
@@ -295,7 +302,7 @@ class Bench {
     JsonWriter line(false);
     line.begin_object().member("schema", "ringattn.ssm/1");
     line.key("tool").begin_object().member("name", "ringattn").member("version", version()).end_object();
-    line.member("git", std::string(git_revision()) + (git_dirty() ? "-dirty" : ""));
+    line.member("git", git_);
     line.key("devices").begin_array().value(backend_.identity()).end_array();
     line.member("kernel", kernel).member("shape", shape.name).member("job", job);
     line.member("sequences", shape.sequences).member("tokens", shape.tokens).member("samples", kRounds);
@@ -308,13 +315,19 @@ class Bench {
   }
 
   Backend& backend_;
-  std::string kernel_;      // of SSM ops and updates
+  std::string kernel_;  // of SSM ops and updates
+  std::string git_;
   double copy_rate_ = 0.0;  // bytes read and written, a second
   std::vector<Buffer> memory_;
   std::int64_t moved_ = 0;  // bytes that a shape has to read or write at least
 };
 
 int run(std::vector<std::string_view> names) {
+  std::string git = std::string(git_revision()) + (git_dirty() ? "-dirty" : "");
+  if (names.size() >= 2 && names[0] == "--git") {
+    git = names[1];
+    names.erase(names.begin(), names.begin() + 2);
+  }
   std::string_view kernel = "auto";
   if (names.size() >= 2 && names[0] == "--kernel") {
     kernel = names[1];
@@ -330,7 +343,7 @@ int run(std::vector<std::string_view> names) {
     return 2;
   }
   const auto backend = kernel_table<SsmSpec>().front().make_backend({1, 0});
-  Bench bench(*backend, kernel);
+  Bench bench(*backend, kernel, git);
   for (const Shape& shape : kShapes) {
     if (names.empty() || std::find(names.begin(), names.end(), shape.name) != names.end()) bench.measure(shape);
   }

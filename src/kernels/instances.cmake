@@ -91,6 +91,10 @@ kernel_instances(sm80_instances ssd_backward/sm80 launch.cuh ssd_backward_DTYPE_
   SsdBackwardLauncher "ssd_backward_launcher<ELEMENT, 128, DIM>()" DIMS 64 128)
 kernel_instances(sm80_instances ssm/sm80 ssd.cuh ssd_DTYPE_DIM
   SsdLauncher "ssd_launcher<ELEMENT, DIM>()" DIMS 16 64 128 256)
+kernel_instances(sm80_instances ssm/sm80 gla.cuh gla_DTYPE_64_DIM
+  GlaLauncher "gla_launcher<ELEMENT, 64, DIM>()" DIMS 64 128 DTYPES bf16)
+kernel_instances(sm80_instances ssm/sm80 gla.cuh gla_DTYPE_128_DIM
+  GlaLauncher "gla_launcher<ELEMENT, 128, DIM>()" DIMS 64 128 DTYPES bf16)
 
 # For Hopper: wgmma and setmaxnreg exist for sm_90a alone.
 kernel_instances(sm90_instances attention/sm90 launch.cuh attention_DTYPE_DIM

@@ -38,7 +38,7 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 12)
+        self.assertEqual(len(PROGRAMS), 14)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
@@ -46,7 +46,8 @@ class Unit(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             steps, shapes = "--steps LIST", "--shapes LIST"
             words = {"decode.py": steps, "mla.py": steps}
-            words |= dict.fromkeys(("attention_backward.py", "gemm.py", "linear.py", "ssm.py"), shapes)
+            with_shapes = ("attention_backward", "gemm", "linear", "linear_attention", "row_parallel", "ssm")
+            words |= dict.fromkeys((f"{name}.py" for name in with_shapes), shapes)
             self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
 
     def test_sizes_are_ringattns(self):

@@ -52,6 +52,14 @@ SsmCase ragged_sequences() {
   return make_ssm_case(small_ssm(2, false), {0, 70'000, 1, 2 * kSuper, 0, 0, 100, kSuper + 64, 3, kSuper, 0}, true, 2,
                        "cuda");
 }
+// Linear attention with a decay per key dim.
+SsmCase key_dims() {
+  SsmSpec spec;
+  spec.heads = spec.groups = 2;
+  spec.decay = SsmDecay::kDim;
+  spec.scale = 0.0884F;
+  return make_ssm_case(spec, {2 * kSuper + 777, 100, kSuper}, true, 4, "cuda");
+}
 SsmCase channels() { return make_ssm_case(small_ssm(16, true), {3 * kSuper + 5, 40, kSuper + 1}, true, 3, "cuda"); }
 
 class GpuSsm : public ::testing::TestWithParam<int> {
@@ -85,6 +93,8 @@ class GpuSsm : public ::testing::TestWithParam<int> {
 TEST_P(GpuSsm, HeadsOfMatrices) { expect_same(heads_of_matrices()); }
 
 TEST_P(GpuSsm, SequencesThatEndOnAndInsideOfShards) { expect_same(ragged_sequences()); }
+
+TEST_P(GpuSsm, KeyDims) { expect_same(key_dims()); }
 
 TEST_P(GpuSsm, Channels) { expect_same(channels()); }
 

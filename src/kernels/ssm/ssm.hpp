@@ -32,7 +32,8 @@
 // With a log-decay g, a(T) is exp2 of the sum of g · log2 e, dt is 1, and rows of y are multiplied by the scale in
 // fp32: at the end, or as sm80_ssd and sm90_ssd do, both of the terms of y before they are added. With SsmDecay::kDim,
 // a(T) has an element for each state, and the intra-chunk scores are sums over the states n of C_i[n] · B_j[n] ·
-// a(tokens j + 1 … i)[n] (cpu/cpu_gla.cpp).
+// a(tokens j + 1 … i)[n] (cpu/cpu_gla.cpp). sm80_gla evaluates a(T) within a chunk as the product of its tokens'
+// decays, and sums logarithms of longer spans by fours of sub-chunks (sm80/gla.cuh).
 //
 // The sums in decays are also ascending: over tokens, from zero in each chunk (state_decays: segment); over chunks,
 // from zero in each segment; over segments, from zero in each super-segment. Decays within a chunk are exp2 of the
@@ -44,7 +45,7 @@
 // bitwise equal for one kernel on one kind of device. A kernel also chooses whether a chunk's sum starts with zero or,
 // as in sm90_ssd, with a(chunk) · S. And in 4 it chooses whether it rounds the factors of products to the dtype
 // (rounds_factors()): the state before a chunk, the intra-chunk scores, and for states within the segment the factor of
-// x and its product with x.
+// x and its product with x. With kDim these are the decayed elements of C and B in place of the latter.
 //
 // So a row of y and a final state are pure functions of the sequence's inputs up to there, its initial state and the
 // SsmSpec. They do not depend on where the SsmTask's runs lie in memory, how a sequence is cut into runs, which other

@@ -5,6 +5,7 @@
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/ssm/sm80/sm80_gla.hpp"
 #include "kernels/ssm/sm80/sm80_ssd.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
@@ -24,7 +25,8 @@ std::vector<std::string> one_for_all() { return {}; }
 // state of 128 are 3.44e11 flop. sm80_ssd takes 5.95 ms for them. An earlier version of sm90_ssd took 2.52 ms (1.36e14
 // flop/s, and 1.25e14 with 16k tokens). The current version takes 2.17 ms on an H100, and has not been measured on an
 // H200. 131,072 tokens of 5,120 channels with a state of 16 are 4.29e10 flop, for which sm80_selective_scan takes 9.08
-// to 9.13 ms. Sources: bench/results/nvidia-h200, 2026-11-24-scans-peers and 2026-11-23-scans, and
+// to 9.13 ms. 131,072 tokens of 64 heads of 128 with a state of 128 are 5.50e11 flop, for which sm80_gla takes 13.96
+// ms. Sources: bench/results/nvidia-h200, 2026-11-24-scans-peers, 2026-11-23-scans and 2026-11-30-gla, and
 // nvidia-h100-80gb-hbm3, 2026-11-27-scans-peers.
 constexpr KernelRow<SsmSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
@@ -39,6 +41,10 @@ constexpr KernelRow<SsmSpec> kTable[] = {
       one_for_all, [](const Backend&) { return 5.7e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
      sm80::ssd_missing,
      sm80::make_ssd},
+    {{"sm80_gla", "cuda", "bf16; a decay per key dim; head_dim 64, 128; state_dim 64, 128", one_for_all,
+      [](const Backend&) { return 3.9e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+     sm80::gla_missing,
+     sm80::make_gla},
     {{"sm80_selective_scan", "cuda",
       "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
       "256",
@@ -69,6 +75,6 @@ std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>() {
   return kTable;
 }
 
-bool rounds_factors(const KernelEntry& ssm) { return ssm.name == "sm90_ssd"; }
+bool rounds_factors(const KernelEntry& ssm) { return ssm.name == "sm90_ssd" || ssm.name == "sm80_gla"; }
 
 }  // namespace ringattn

@@ -12,23 +12,29 @@ namespace ringattn {
 
 class SegmentTerms {
  public:
-  SegmentTerms(int head_dim, int state_dim)
-      : head_dim_(static_cast<std::size_t>(head_dim)), state_dim_(static_cast<std::size_t>(state_dim)) {}
+  // `decays`: log-decays of a token, 1 or, with SsmDecay::kDim, state_dim.
+  SegmentTerms(int head_dim, int state_dim, int decays)
+      : head_dim_(static_cast<std::size_t>(head_dim)),
+        state_dim_(static_cast<std::size_t>(state_dim)),
+        decay_count_(static_cast<std::size_t>(decays)) {}
 
   // In front of each chunk of a sequence, with the state there, [head_dim, state_dim].
   void begin_chunk(std::span<const double> state);
-  // The next token: the natural logarithm of its decay, dt · x [head_dim] and B [state_dim].
-  void add(double log_decay, std::span<const double> scaled, std::span<const double> b);
+  // The next token: the natural logarithms of its decays, dt · x [head_dim] and B [state_dim].
+  void add(std::span<const double> log_decays, std::span<const double> scaled, std::span<const double> b);
   // For each dim of the last token's row, whose C this is: the root of the sum of squares of what is rounded, as often
   // as it is. `skip`: D, which joins the token's own weight; `x` is its row.
   std::vector<double> spread(std::span<const double> c, double skip, std::span<const double> x) const;
 
  private:
-  std::size_t head_dim_, state_dim_;
+  std::vector<double> squares_of_heads(std::span<const double> c, double skip, std::span<const double> x) const;
+  std::vector<double> squares_of_dims(std::span<const double> c) const;
+
+  std::size_t head_dim_, state_dim_, decay_count_;
   std::int64_t chunks_ = 0;
   std::size_t before_ = 0;      // tokens of the segment before the chunk
   std::vector<double> state_;   // before the chunk
-  std::vector<double> decays_;  // logarithms, [tokens of the segment]
+  std::vector<double> decays_;  // logarithms, [tokens of the segment, decays]
   std::vector<double> scaled_;  // [tokens, head_dim]
   std::vector<double> b_;       // [tokens, state_dim]
 };

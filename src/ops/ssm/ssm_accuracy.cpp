@@ -59,7 +59,7 @@ class HeadCheck {
   HeadCheck(const SsmInput& input, int head, std::vector<SampleLocation> samples, const TensorView& y, bool rounded)
       : input_(input), spec_(input.job().spec), head_(head), samples_(std::move(samples)), y_(y) {
     if (input.job().conv1d_only) return;
-    if (rounded) terms_.emplace(spec_.head_dim, spec_.state_dim);
+    if (rounded) terms_.emplace(spec_.head_dim, spec_.state_dim, log_count());
     const auto elements = static_cast<std::size_t>(spec_.head_dim * spec_.state_dim);
     state_.resize(elements);
     magnitude_.resize(elements);
@@ -119,6 +119,8 @@ class HeadCheck {
     std::vector<double> tolerance;  // beside y's own rounding
   };
 
+  // Log-decays of a token and head that are not equal.
+  int log_count() const { return spec_.decay == SsmDecay::kDim ? spec_.state_dim : 1; }
   int group() const { return head_ / (spec_.heads / spec_.groups); }
 
   double dt_of(const SsmTokenBlock& block, std::int64_t token) const {
@@ -134,15 +136,16 @@ class HeadCheck {
   bool step(const SsmTokenBlock& block, std::int64_t token) {
     const double dt = dt_of(block, token);
     bool finite = std::isfinite(dt);
-    double log_decay = 0.0;  // of a head that has one
+    std::vector<double> log_decays;
     for (std::size_t n = 0; n < b_.size(); ++n) {
       const std::size_t at =
           spec_.state_decays ? static_cast<std::size_t>(head_) * b_.size() + n : static_cast<std::size_t>(head_);
       if (n == 0 || spec_.state_decays || spec_.decay == SsmDecay::kDim) {
-        log_decay = spec_.decay >= SsmDecay::kToken
-                        ? block.at(SsmTensorKind::kDt, token, head_,
-                                   spec_.decay == SsmDecay::kDim ? static_cast<std::int64_t>(n) : 0)
-                        : dt * static_cast<double>(input_.a()[at]);
+        const double log_decay = spec_.decay >= SsmDecay::kToken
+                                     ? block.at(SsmTensorKind::kDt, token, head_,
+                                                spec_.decay == SsmDecay::kDim ? static_cast<std::int64_t>(n) : 0)
+                                     : dt * static_cast<double>(input_.a()[at]);
+        log_decays.push_back(log_decay);
         finite = finite && !std::isnan(log_decay) && log_decay < std::numeric_limits<double>::infinity();
         decay_[n] = std::exp(log_decay);
       } else {
@@ -171,7 +174,7 @@ class HeadCheck {
     if (terms_) {
       std::vector<double> b(b_.size());
       std::ranges::transform(b_, b.begin(), &Rounded::value);
-      terms_->add(log_decay, dt_x_, b);
+      terms_->add(log_decays, dt_x_, b);
     }
     return finite;
   }

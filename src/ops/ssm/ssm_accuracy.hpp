@@ -22,7 +22,11 @@
 //
 //   + 3 · 2^−p · |y64| + 6 · 2^−p / √3 · √(Σ chunk t_j² + 2 Σ segment t_j² + Σ_n (c_n s_n)²)
 //
-// t_j: what token j adds to the row; c_n s_n: what element n of the state before the chunk adds.
+// t_j: what token j adds to the row; c_n s_n: what element n of the state before the chunk adds. With SsmDecay::kDim
+// the decayed elements of q and k are rounded instead. Then t_jn, what element n of k_j adds, takes the place of a
+// token's term, and an element of q has one rounding for all tokens of a sub-chunk of 16, and one for the state:
+//
+//   Σ chunk (t_j² + Σ_n t_jn²) + Σ sub-chunks Σ_n (Σ_j t_jn)² + Σ segment Σ_n t_jn² + 2 Σ_n (c_n s_n)²
 #pragma once
 
 #include <cstdint>

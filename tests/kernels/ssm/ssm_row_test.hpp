@@ -84,6 +84,7 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
       add(linear_spec(dtype, 2, 128, 128, SsmDecay::kHead), 0);
       add(linear_spec(dtype, 3, 64, 64, SsmDecay::kToken), 0);
       add(linear_spec(dtype, 3, 40, 24, SsmDecay::kDim), 0);
+      if (dtype == Dtype::kBf16) add(linear_spec(dtype, 3, 128, 64, SsmDecay::kDim), 0);
     }
     return able;
   }
@@ -103,9 +104,10 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
 
  private:
   std::optional<SsmSpec> small_of(Dtype dtype) const {
-    for (const SsmSpec& spec : {ssm_spec(dtype, 1, 8, 8), ssm_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
-                                selective_spec(dtype, 32, 16), ssm_spec(dtype, 1, 64, 64),
-                                linear_spec(dtype, 1, 8, 8, SsmDecay::kDim, 1.0F)}) {
+    for (const SsmSpec& spec :
+         {ssm_spec(dtype, 1, 8, 8), ssm_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
+          selective_spec(dtype, 32, 16), ssm_spec(dtype, 1, 64, 64), linear_spec(dtype, 1, 8, 8, SsmDecay::kDim, 1.0F),
+          linear_spec(dtype, 1, 64, 64, SsmDecay::kDim, 1.0F)}) {
       if (can(spec)) return spec;
     }
     return std::nullopt;

@@ -281,7 +281,8 @@ TEST_P(SsmKernels, GoOnInManySequences) {
                          selective_spec(Dtype::kF16, 136, 16),
                          selective_spec(Dtype::kF32, 136, 16),
                          linear_spec(Dtype::kBf16, 2, 64, 128, SsmDecay::kToken),
-                         linear_spec(Dtype::kBf16, 2, 16, 32, SsmDecay::kDim)};
+                         linear_spec(Dtype::kBf16, 2, 16, 32, SsmDecay::kDim),
+                         linear_spec(Dtype::kBf16, 2, 64, 128, SsmDecay::kDim)};
   for (SsmSpec spec : all) {
     spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = spec.decay == SsmDecay::kDt;
     if (!can(spec)) continue;
@@ -458,7 +459,11 @@ TEST(SsmSpecs, AreChosenByTheirDecays) {
     EXPECT_EQ(on_gpu(ssm_spec(Dtype::kF16, 80, 64, 128)), "sm80_ssd");
     EXPECT_EQ(on_gpu(ssm_spec(Dtype::kBf16, 80, 64, 16)), "sm80_ssd");
     EXPECT_EQ(on_gpu(lightning), hopper ? "sm90_ssd" : "sm80_ssd");
-    EXPECT_EQ(error_of([&] { on_gpu(gla); }).code(), ErrorCode::kUnsupported);
+    EXPECT_EQ(on_gpu(gla), "sm80_gla");
+    const SsmSpec half_gla = linear_spec(Dtype::kF16, 4, 128, 64, SsmDecay::kDim);
+    const SsmSpec narrow_gla = linear_spec(Dtype::kBf16, 4, 32, 64, SsmDecay::kDim);
+    EXPECT_EQ(error_of([&] { on_gpu(half_gla); }).code(), ErrorCode::kUnsupported);
+    EXPECT_NE(std::string(error_of([&] { on_gpu(narrow_gla); }).what()).find("head_dim 32"), std::string::npos);
     EXPECT_EQ(on_gpu(selective_spec(Dtype::kF32, 5120, 16)), "sm80_selective_scan");
     EXPECT_EQ(error_of([&] { on_gpu(ssm_spec(Dtype::kF32, 80, 64, 128)); }).code(), ErrorCode::kUnsupported);
   }

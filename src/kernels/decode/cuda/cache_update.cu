@@ -349,7 +349,7 @@ template <class Element>
 void launch_rotating(const CacheUpdate& update, Stream stream) {
   using Word = std::conditional_t<sizeof(Element) == 4, std::uint32_t, std::uint16_t>;
   const RowRotation& by = update.rotation;
-  const RopeUnit unit = rope_unit(by.dtype, by.layout, true);
+  const RopeUnit unit = rope_unit(by.dtype, by.layout, RopeVectors::kOne);
   const auto rotated = std::span(update.rotated, static_cast<std::size_t>(update.rotated_count));
   if (by.pairs % unit.pairs == 0 && (by.head_dim - 2 * by.pairs) % unit.elements == 0 &&
       fits(appends_of(update), sizeof(uint4)) && fits(rotated, sizeof(uint4))) {

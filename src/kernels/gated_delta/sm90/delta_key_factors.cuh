@@ -7,10 +7,11 @@
 //
 // and exponents must not be positive. Warp w has rows 16 w … 16 w + 15, a sub-chunk. Left of its diagonal block, with s
 // the last token before the sub-chunk, the factors k_i exp2(G_i − G_s), q_i exp2(G_i − G_s) and k_j exp2(G_s − G_j) are
-// rounded operands of mma.sync, made in registers. In the diagonal block each term has its own decay, in fp32. Then one
+// rounded operands of mma.sync, made in registers. The diagonal block is a sum of fp32 terms. Then one
 // warp inverts the matrix, while the others write the tiles.
 #pragma once
 
+#include "kernels/common/cuda/lane_sums.cuh"
 #include "kernels/gated_delta/sm90/delta_factors.cuh"
 
 namespace ringattn::sm90 {
@@ -139,17 +140,19 @@ __device__ __forceinline__ void multiply_earlier_tokens(const KeyFactorMemory& m
   }
 }
 
-// A warp's diagonal block, and zeros in the scores to the right of it. Lane l has row l % 16 and every second column.
+// A warp's diagonal block, and zeros in the scores to the right of it. Lanes 8 g … 8 g + 7 have columns g, g + 4, g + 8
+// and g + 12, and lane l of them dims 4 l + 32 m … 4 l + 32 m + 3. From row to row the keys of the columns are
+// multiplied by the next token's decays: one exp2 for each row and dim, not for each term.
 __device__ __forceinline__ void multiply_own_tokens(const KeyFactorMemory& memory, float scale) {
   using Layout = DeltaKeyFactorLayout;
+  constexpr int kParts = kDeltaDim / 32;
   const int warp = thread_of_cta() / 32;
   const int lane = thread_of_cta() % 32;
-  const int row = 16 * warp + lane % 16;
-  const int first_column = 16 * warp + lane / 16;
-  float kk[8] = {};
-  float qk[8] = {};
-  const auto four = [&memory](int tile, int token, int dim, float(&elements)[4]) {
-    const uint2 words = *reinterpret_cast<const uint2*>(memory.elements(tile, token, dim));
+  const int first_row = 16 * warp;
+  const int group = lane / 8;
+  const int first_dim = lane % 8 * 4;
+  const auto four = [&](int tile, int row, int part, float(&elements)[4]) {
+    const uint2 words = *reinterpret_cast<const uint2*>(memory.elements(tile, first_row + row, first_dim + 32 * part));
     const float2 low = unpack_bf16(words.x);
     const float2 high = unpack_bf16(words.y);
     elements[0] = low.x;
@@ -157,41 +160,66 @@ __device__ __forceinline__ void multiply_own_tokens(const KeyFactorMemory& memor
     elements[2] = high.x;
     elements[3] = high.y;
   };
-#pragma unroll 1
-  for (int dim = 0; dim < kDeltaDim; dim += 4) {
-    float k[4];
-    float q[4];
-    four(Layout::kKeys, row, dim, k);
-    four(Layout::kQueries, row, dim, q);
-    const float4 own = *reinterpret_cast<const float4*>(memory.sums(row, dim));
-    const float sums[4] = {own.x, own.y, own.z, own.w};
+  // Sums of rows 4 · block … 4 · block + 3 with columns group + 4 · of: of k, then of q.
+  float sums[4][4][8] = {};
+#pragma unroll 1  // unrolled, it does not fit the instruction cache
+  for (int part = 0; part < kParts; ++part) {
+    float keys[4][4];  // of columns group + 4 · of, times their decays up to the row
 #pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      const int token = first_column + 2 * m;
-      float other[4];
-      four(Layout::kKeys, token, dim, other);
-      const float4 theirs = *reinterpret_cast<const float4*>(memory.sums(token, dim));
-      const float their_sums[4] = {theirs.x, theirs.y, theirs.z, theirs.w};
+    for (int of = 0; of < 4; ++of) four(Layout::kKeys, 4 * of + group, part, keys[of]);
+#pragma unroll
+    for (int row = 0; row < 16; ++row) {
+      float k[4];
+      float q[4];
+      float decays[4] = {};
+      four(Layout::kKeys, row, part, k);
+      four(Layout::kQueries, row, part, q);
+      if (row > 0) {
+        const int dim = first_dim + 32 * part;
+        const float4 own = *reinterpret_cast<const float4*>(memory.sums(first_row + row, dim));
+        const float4 before = *reinterpret_cast<const float4*>(memory.sums(first_row + row - 1, dim));
+        decays[0] = cuda::exp2_approx(__fsub_rn(own.x, before.x));
+        decays[1] = cuda::exp2_approx(__fsub_rn(own.y, before.y));
+        decays[2] = cuda::exp2_approx(__fsub_rn(own.z, before.z));
+        decays[3] = cuda::exp2_approx(__fsub_rn(own.w, before.w));
+      }
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float decayed = __fmul_rn(other[e], cuda::exp2_approx(__fsub_rn(sums[e], their_sums[e])));
-        kk[m] = __fmaf_rn(k[e], decayed, kk[m]);
-        qk[m] = __fmaf_rn(q[e], decayed, qk[m]);
+#pragma unroll
+        for (int of = 0; of <= row / 4; ++of) {
+          float(&sum)[8] = sums[row / 4][of];
+          // Selected, not skipped: branches would keep the loads of later rows behind them.
+          keys[of][e] = __fmul_rn(keys[of][e], of < row / 4 || group < row % 4 ? decays[e] : 1.0F);
+          sum[row % 4] = __fmaf_rn(k[e], keys[of][e], sum[row % 4]);
+          sum[4 + row % 4] = __fmaf_rn(q[e], keys[of][e], sum[4 + row % 4]);
+        }
       }
     }
   }
-  const KeyFactorRow factors(memory, row, scale);
+  // Lanes 0 … 3 of a group have the sums of k, the others those of q.
+  const bool is_score = lane % 8 >= 4;
 #pragma unroll
-  for (int m = 0; m < 8; ++m) {
-    const int column = first_column + 2 * m;
-    if (column < row) factors.store_product(column, kk[m]);
-    const float score = column <= row ? factors.score(column, qk[m]) : 0.0F;
-    cuda::store_shared_half(
-        memory.base + Layout::kScores + cuda::swizzled(row, column / 8) + static_cast<std::uint32_t>(column % 8 * 2),
-        pack_bf16(score, 0.0F));
+  for (int block = 0; block < 4; ++block) {
+    const int row = 4 * block + lane % 4;
+    const KeyFactorRow factors(memory, first_row + row, scale);
+#pragma unroll
+    for (int of = 0; of < 4; ++of) {
+      const int column = 4 * of + group;
+      const float sum = of <= block ? cuda::sum_over_eight_lanes(sums[block][of]) : 0.0F;
+      if (is_score) {
+        const float score = column <= row ? factors.score(first_row + column, sum) : 0.0F;
+        cuda::store_shared_half(memory.base + Layout::kScores +
+                                    cuda::swizzled(first_row + row, (first_row + column) / 8) +
+                                    static_cast<std::uint32_t>(column % 8 * 2),
+                                pack_bf16(score, 0.0F));
+      } else if (column < row) {
+        factors.store_product(first_row + column, sum);
+      }
+    }
   }
   for (int block = warp + 1; block < kDeltaChunk / 16; ++block) {
-    cuda::store_shared(memory.base + Layout::kScores + cuda::swizzled(row, 2 * block + lane / 16), uint4{0, 0, 0, 0});
+    cuda::store_shared(memory.base + Layout::kScores + cuda::swizzled(first_row + lane % 16, 2 * block + lane / 16),
+                       uint4{0, 0, 0, 0});
   }
 }
 

@@ -48,7 +48,13 @@ class CudaRope final : public RopeKernel {
     p.is_int64 = task.positions.is_int64;
     p.inverse = task.inverse;
     bool in_place = true;
-    RopeUnit unit = rope_unit(spec_.dtype, spec_.pairs, true);
+    // Two vectors where they fit: measured faster in bench/notes/rope.md.
+    RopeVectors vectors = RopeVectors::kTwo;
+    RopeUnit unit = rope_unit(spec_.dtype, spec_.pairs, vectors);
+    if (spec_.pair_count() % unit.pairs != 0) {
+      vectors = RopeVectors::kOne;
+      unit = rope_unit(spec_.dtype, spec_.pairs, vectors);
+    }
     bool aligned = spec_.pair_count() % unit.pairs == 0 && (spec_.head_dim - spec_.rotary_dim) % unit.elements == 0;
     for (std::size_t i = 0; i < task.tensors.size(); ++i) {
       const auto& [x, y] = task.tensors[i];
@@ -61,7 +67,10 @@ class CudaRope final : public RopeKernel {
       aligned = aligned && addresses % kRopeAlignment == 0 && strides % unit.elements == 0;
     }
     if (p.tokens == 0 || p.heads == 0) return;
-    if (!aligned) unit = rope_unit(spec_.dtype, spec_.pairs, false);
+    if (!aligned) {
+      vectors = RopeVectors::kElements;
+      unit = rope_unit(spec_.dtype, spec_.pairs, vectors);
+    }
     p.turned = p.by.pairs / unit.pairs;
     p.units = p.turned + (in_place ? 0 : (spec_.head_dim - spec_.rotary_dim) / unit.elements);
     p.by_pairs = Divider(p.by.pairs);
@@ -74,7 +83,7 @@ class CudaRope final : public RopeKernel {
     }
     while (p.tile_tokens > 1 && p.tokens < std::int64_t{4} * multiprocessors_ * p.tile_tokens) p.tile_tokens /= 2;
     const DeviceGuard guard(device_);
-    launch_rope(p, spec_.dtype, spec_.pairs, aligned, cuda_stream(stream));
+    launch_rope(p, spec_.dtype, spec_.pairs, vectors, cuda_stream(stream));
   }
 
  private:

@@ -49,16 +49,22 @@ struct RopeUnit {
   int pairs;     // that a rotating unit has
   int elements;  // that a copying unit has
 };
-// `aligned`: vectors are 16 bytes.
-inline RopeUnit rope_unit(Dtype dtype, RopePairs pairs, bool aligned) {
+// Vectors of a rotating unit of interleaved pairs. Half-split pairs have a vector of first and one of second elements.
+enum class RopeVectors : std::uint8_t {
+  kElements,  // rows are not aligned: of one pair, element by element
+  kOne,       // of 16 bytes
+  kTwo,       // of 16 bytes
+};
+inline RopeUnit rope_unit(Dtype dtype, RopePairs pairs, RopeVectors vectors) {
   const bool interleaved = pairs == RopePairs::kInterleaved;
+  const bool aligned = vectors != RopeVectors::kElements;
   const int elements = aligned ? 16 / static_cast<int>(size_of(dtype)) : interleaved ? 2 : 1;
-  return {interleaved ? elements / 2 : elements, elements};
+  if (!interleaved) return {elements, elements};
+  return {vectors == RopeVectors::kTwo ? elements : elements / 2, elements};
 }
 
 // Loads the kernels of this dtype onto the current device (load_kernel.hpp).
 void load_rope(Dtype dtype, RopePairs pairs);
-// `aligned`: rows are read and written 16 bytes at a time.
-void launch_rope(const RopeParams& params, Dtype dtype, RopePairs pairs, bool aligned, cudaStream_t stream);
+void launch_rope(const RopeParams& params, Dtype dtype, RopePairs pairs, RopeVectors vectors, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

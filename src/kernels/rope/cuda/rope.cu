@@ -18,9 +18,9 @@ __device__ std::int64_t position_of(const RopeParams& p, std::int64_t token, int
 }
 
 // A unit of the tile, and where it is.
-template <class Element, bool kAligned, RopePairs kPairs>
+template <class Element, bool kAligned, RopePairs kPairs, int kVectors>
 struct TileUnit {
-  RowUnit<Element, kAligned, kPairs> unit;
+  RowUnit<Element, kAligned, kPairs, kVectors> unit;
   Element* to = nullptr;  // null: there is no such unit
   int token = 0;          // of the tile
 
@@ -46,11 +46,11 @@ struct TileUnit {
   }
 };
 
-template <class Element, bool kAligned, RopePairs kPairs>
+template <class Element, bool kAligned, RopePairs kPairs, int kVectors>
 __global__ void __launch_bounds__(kRopeThreads) rope_kernel(const __grid_constant__ RopeParams p) {
   // Loads that a thread issues together. With eight of 16 bytes the registers leave two CTAs on a multiprocessor, which
   // is slower.
-  constexpr int kUnitsInFlight = kPairs == RopePairs::kInterleaved ? 4 : 2;
+  constexpr int kUnitsInFlight = kPairs == RopePairs::kInterleaved && kVectors == 1 ? 4 : 2;
   extern __shared__ float angles[];  // cos [tile_tokens, pairs], sin [tile_tokens, pairs]
   float* const cos = angles;
   float* const sin = angles + p.tile_tokens * p.by.pairs;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kRopeThreads) rope_kernel(const __grid_constan
   const int count = tokens * p.heads * p.units;
   const int thread = static_cast<int>(threadIdx.x);
 
-  TileUnit<Element, kAligned, kPairs> units[kUnitsInFlight];
+  TileUnit<Element, kAligned, kPairs, kVectors> units[kUnitsInFlight];
   const auto load = [&](int begin) {
 #pragma unroll
     for (int i = 0; i < kUnitsInFlight; ++i) units[i].load(p, tile, begin + i * kRopeThreads + thread, count);
@@ -83,15 +83,18 @@ __global__ void __launch_bounds__(kRopeThreads) rope_kernel(const __grid_constan
 
 using Kernel = void (*)(RopeParams);
 struct RopeKernels {
-  Kernel aligned, any;
+  Kernel wide, aligned, any;  // by the vectors of a unit: two or one of 16 bytes, or elements
 };
 
 template <class Element>
 RopeKernels rope_kernels_of(RopePairs pairs) {
   if (pairs == RopePairs::kInterleaved) {
-    return {rope_kernel<Element, true, RopePairs::kInterleaved>, rope_kernel<Element, false, RopePairs::kInterleaved>};
+    return {rope_kernel<Element, true, RopePairs::kInterleaved, 2>,
+            rope_kernel<Element, true, RopePairs::kInterleaved, 1>,
+            rope_kernel<Element, false, RopePairs::kInterleaved, 1>};
   }
-  return {rope_kernel<Element, true, RopePairs::kHalfSplit>, rope_kernel<Element, false, RopePairs::kHalfSplit>};
+  const Kernel aligned = rope_kernel<Element, true, RopePairs::kHalfSplit, 1>;
+  return {aligned, aligned, rope_kernel<Element, false, RopePairs::kHalfSplit, 1>};
 }
 
 RopeKernels rope_kernels_of(Dtype dtype, RopePairs pairs) {
@@ -109,15 +112,18 @@ RopeKernels rope_kernels_of(Dtype dtype, RopePairs pairs) {
 
 void load_rope(Dtype dtype, RopePairs pairs) {
   const RopeKernels kernels = rope_kernels_of(dtype, pairs);
+  load_kernel(kernels.wide);
   load_kernel(kernels.aligned);
   load_kernel(kernels.any);
 }
 
-void launch_rope(const RopeParams& params, Dtype dtype, RopePairs pairs, bool aligned, cudaStream_t stream) {
+void launch_rope(const RopeParams& params, Dtype dtype, RopePairs pairs, RopeVectors vectors, cudaStream_t stream) {
   const RopeKernels kernels = rope_kernels_of(dtype, pairs);
   const std::int64_t tiles = (params.tokens + params.tile_tokens - 1) / params.tile_tokens;
   const std::size_t shared = 2 * sizeof(float) * static_cast<std::size_t>(params.tile_tokens * params.by.pairs);
-  const Kernel kernel = aligned ? kernels.aligned : kernels.any;
+  const Kernel kernel = vectors == RopeVectors::kTwo   ? kernels.wide
+                        : vectors == RopeVectors::kOne ? kernels.aligned
+                                                       : kernels.any;
   kernel<<<static_cast<unsigned>(tiles), kRopeThreads, shared, stream>>>(params);
   check_cuda(cudaGetLastError(), "cuda_rope");
 }

@@ -52,24 +52,25 @@ __device__ __forceinline__ SinCos sin_cos_of(const RowRotation& by, std::int64_t
   return {__fmul_rn(value.sin, by.factor), __fmul_rn(value.cos, by.factor)};
 }
 
-// The part of a row that a thread rotates or copies. A rotating unit has one vector of adjacent pairs (interleaved), or
-// a vector of first elements and one of second elements (half-split). A unit after the rotated elements copies one
-// vector.
-template <class Element, bool kAligned, RopePairs kPairs>
+// The part of a row that a thread rotates or copies. A rotating unit has kVectors vectors of adjacent pairs
+// (interleaved), or a vector of first elements and one of second elements (half-split). A unit after the rotated
+// elements copies one vector.
+template <class Element, bool kAligned, RopePairs kPairs, int kVectors = 1>
 class RowUnit {
  public:
   static constexpr bool kInterleaved = kPairs == RopePairs::kInterleaved;
+  static_assert(kVectors == 1 || (kVectors == 2 && kInterleaved && kAligned));
   // Elements of a vector: 16 bytes where rows are aligned to them.
   static constexpr int kCount = kAligned ? 16 / static_cast<int>(sizeof(Element)) : kInterleaved ? 2 : 1;
-  static constexpr int kUnitPairs = kInterleaved ? kCount / 2 : kCount;
+  static constexpr int kUnitPairs = kInterleaved ? kVectors * kCount / 2 : kCount;
 
   // `turned`: rotating units of a row.
   __device__ __forceinline__ void load(const Element* row, int unit, int turned, int pairs) {
     turns_ = unit < turned;
     pair_ = unit * kUnitPairs;
-    column_ = turns_ ? (kInterleaved ? unit * kCount : pair_) : 2 * pairs + (unit - turned) * kCount;
+    column_ = turns_ ? (kInterleaved ? 2 * pair_ : pair_) : 2 * pairs + (unit - turned) * kCount;
     first_ = load_vector(row + column_);
-    if (!kInterleaved && turns_) second_ = load_vector(row + column_ + pairs);
+    if (kHasSecond && turns_) second_ = load_vector(row + column_ + distance(pairs));
   }
 
   // cos, sin: [pairs] of the row's token
@@ -77,17 +78,22 @@ class RowUnit {
     if (turns_) {
 #pragma unroll
       for (int i = 0; i < kUnitPairs; ++i) {
-        Element& a = kInterleaved ? first_.of[2 * i] : first_.of[i];
-        Element& b = kInterleaved ? first_.of[2 * i + 1] : second_.of[i];
+        Vector& vector = kInterleaved && 2 * i >= kCount ? second_ : first_;
+        Element& a = vector.of[kInterleaved ? 2 * i % kCount : i];
+        Element& b = kInterleaved ? vector.of[2 * i % kCount + 1] : second_.of[i];
         rope::rotate_pair(a, b, cos[pair_ + i], sin[pair_ + i]);
       }
-      if (!kInterleaved) *reinterpret_cast<Vector*>(row + column_ + pairs) = second_;
+      if (kHasSecond) *reinterpret_cast<Vector*>(row + column_ + distance(pairs)) = second_;
     }
     *reinterpret_cast<Vector*>(row + column_) = first_;
   }
 
  private:
   using Vector = rope::Elements<Element, kCount, kAligned ? 16 : sizeof(Element)>;
+
+  static constexpr bool kHasSecond = !kInterleaved || kVectors == 2;
+  // From the first vector of a rotating unit to the second.
+  static __device__ __forceinline__ int distance(int pairs) { return kInterleaved ? kCount : pairs; }
 
   // Through L2: an earlier kernel may still be running when a launch that overlaps it has filled L1.
   static __device__ __forceinline__ Vector load_vector(const Element* from) {

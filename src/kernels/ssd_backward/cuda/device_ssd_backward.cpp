@@ -51,8 +51,8 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     load_da_cumsum(spec_.forward.dtype);
-    load_state_passing(false);
-    load_state_passing(false, /*reversed=*/true);
+    load_state_passing(SsmLogs::kHead);
+    load_state_passing(SsmLogs::kHead, /*reversed=*/true);
     load_ssd_sums(spec_.forward.dtype);
     launcher_.load();
   }
@@ -83,13 +83,14 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     for_each_launch(task, heads, [&](const Launch& launch) {
       compute_da_cumsum(launch.states, spec_.forward.dtype, cuda_stream(stream));
       launcher_.accumulate({launch.states, 0, 0, nullptr}, false, multiprocessors_, cuda_stream(stream));
-      pass_segments(launch.states, false, cuda_stream(stream));
+      pass_segments(launch.states, SsmLogs::kHead, cuda_stream(stream));
     });
   }
 
   void carry_states(const SsdBackwardTask& task, const HeadRange& heads, int step, Stream stream) override {
     for_each_launch(
-        task, heads, [&](const Launch& launch) { pass_super_segments(launch.states, false, cuda_stream(stream)); },
+        task, heads,
+        [&](const Launch& launch) { pass_super_segments(launch.states, SsmLogs::kHead, cuda_stream(stream)); },
         [step](const SsdBackwardRun& run) { return run.step == step; });
   }
 
@@ -103,7 +104,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
         gate_gradients(rows, launch.gradients.x, spec_.forward.dtype, cuda_stream(stream));
       }
       launcher_.accumulate({launch.gradients, 0, 0, nullptr}, true, multiprocessors_, cuda_stream(stream));
-      pass_segments(launch.gradients, false, cuda_stream(stream), /*reversed=*/true);
+      pass_segments(launch.gradients, SsmLogs::kHead, cuda_stream(stream), /*reversed=*/true);
     });
   }
 
@@ -111,7 +112,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     for_each_launch(
         task, heads,
         [&](const Launch& launch) {
-          pass_super_segments(launch.gradients, false, cuda_stream(stream), /*reversed=*/true);
+          pass_super_segments(launch.gradients, SsmLogs::kHead, cuda_stream(stream), /*reversed=*/true);
         },
         [step](const SsdBackwardRun& run) { return run.gradient_step == step; });
   }

@@ -47,7 +47,7 @@ class DeviceSsm final : public SsmKernel {
     if (device_ == kNoDevice) return;
     const DeviceGuard guard(device_);
     kernels_->load();
-    load_state_passing(spec_.state_decays);
+    load_state_passing(logs());
     update_ctas_ = load_update(spec_.dtype, spec_.state_decays, spec_.decay, spec_.state_dim);
   }
 
@@ -55,8 +55,8 @@ class DeviceSsm final : public SsmKernel {
   double cost_of_two_ranges(double seconds) const override { return kLastWavesSeconds + kReadTwiceFraction * seconds; }
 
   std::size_t scratch_bytes(const SsmLimits& limits) const override {
-    return bytes_of(limits.segments, all_heads(state_floats() + kernels_->da_cumsum_floats() + 2)) +
-           bytes_of(limits.super_segments, all_heads(state_floats() + 1));
+    return bytes_of(limits.segments, all_heads(state_floats() + kernels_->da_cumsum_floats() + 2 * log_floats())) +
+           bytes_of(limits.super_segments, all_heads(state_floats() + log_floats()));
   }
 
   void reserve(const SsmLimits& limits) override {
@@ -66,10 +66,10 @@ class DeviceSsm final : public SsmKernel {
     };
     states_ = allocate(limits.segments, state_floats());
     da_cumsum_ = allocate(limits.segments, kernels_->da_cumsum_floats());
-    logs_ = allocate(limits.segments, 1);
-    logs_before_ = allocate(limits.segments, 1);
+    logs_ = allocate(limits.segments, log_floats());
+    logs_before_ = allocate(limits.segments, log_floats());
     super_states_ = allocate(limits.super_segments, state_floats());
-    super_logs_ = allocate(limits.super_segments, 1);
+    super_logs_ = allocate(limits.super_segments, log_floats());
   }
 
   void accumulate_states(const SsmTask& task, const HeadRange& heads, Stream stream,
@@ -78,14 +78,13 @@ class DeviceSsm final : public SsmKernel {
     if (progress) progress();
     for_each_launch(task, heads, std::nullopt, [&](const SsmParams& params) {
       kernels_->accumulate_states(params, cuda_stream(stream));
-      pass_segments(params, spec_.state_decays, cuda_stream(stream));
+      pass_segments(params, logs(), cuda_stream(stream));
     });
   }
 
   void carry(const SsmTask& task, const HeadRange& heads, int step, Stream stream) override {
-    for_each_launch(task, heads, step, [&](const SsmParams& params) {
-      pass_super_segments(params, spec_.state_decays, cuda_stream(stream));
-    });
+    for_each_launch(task, heads, step,
+                    [&](const SsmParams& params) { pass_super_segments(params, logs(), cuda_stream(stream)); });
   }
 
   void finish(const SsmTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override {
@@ -119,6 +118,13 @@ class DeviceSsm final : public SsmKernel {
 
   std::size_t state_floats() const {
     return static_cast<std::size_t>(spec_.head_dim) * static_cast<std::size_t>(spec_.state_dim);
+  }
+  SsmLogs logs() const {
+    if (spec_.state_decays) return SsmLogs::kHeadTimesA;
+    return spec_.decay == SsmDecay::kDim ? SsmLogs::kState : SsmLogs::kHead;
+  }
+  std::size_t log_floats() const {
+    return logs() == SsmLogs::kState ? static_cast<std::size_t>(spec_.state_dim) : std::size_t{1};
   }
   std::size_t all_heads(std::size_t floats) const { return static_cast<std::size_t>(spec_.heads) * floats; }
 

@@ -21,6 +21,13 @@ inline constexpr int kChunksOfSegment = static_cast<int>(kSegmentTokens / kChunk
 inline constexpr int kDaCumsumFloats = 2;
 inline constexpr int kChunkDaCumsumFloats = kDaCumsumFloats * kChunk;
 
+// What SsmParams::logs belong to.
+enum class SsmLogs : std::uint8_t {
+  kHead,        // a head's decay
+  kHeadTimesA,  // sums of dt of a head, to be multiplied by A of each state (state_decays)
+  kState,       // the decay of each of a head's states (SsmDecay::kDim)
+};
+
 struct SsmRunEntry {
   std::int64_t row;
   std::int64_t tokens;
@@ -47,28 +54,29 @@ struct SsmParams {
   std::int32_t heads, head_dim, state_dim;
   std::int32_t group_heads;  // heads that share a row of B and C
   std::int32_t first_head, head_count;
-  SsmDecay decay;      // kDt, kHead or kToken
+  SsmDecay decay;
   float scale = 1.0F;  // of y
   bool softplus;
   float dt_min, dt_max;
 
-  SsmTensor x, dt, b, c, z;  // dt: log-decays in fp32 with kToken, null with kHead; z.data null: no gate
+  SsmTensor x, dt, b, c, z;  // dt: log-decays in fp32 with kToken and kDim, null with kHead; z.data null: no gate
   void* y;
   std::int64_t y_token_stride, y_head_stride;
   bool y_aligned;
-  const float* a;  // null with kToken
+  const float* a;  // null with kToken and kDim
   const float* d;  // null: none, as for dt_bias
   const float* dt_bias;
 
   // Scratch memory of the kernel.
-  float* da_cumsum;  // [segments, heads, chunks, 2, 64]; null with state_decays
+  float* da_cumsum;  // [segments, heads, chunks, 2, 64]; null with state_decays and kDim
   // States that are known to be zero are not stored: M of a super-segment's first segment, and T of a run's first
   // super-segment without an initial state. A super-segment of one segment has that segment's local state.
   float* states;  // [segments, heads, head_dim, state_dim]: local states, then the states before the segments (M)
-  float* logs;    // [segments, heads]: log2 of a segment's decay; with state_decays, sums of dt in all three arrays
-  float* logs_before;   // [segments, heads]: from the super-segment's start to the segment
+  // log2 of decays (SsmLogs): [segments, heads], or [segments, heads, state_dim] with kState.
+  float* logs;          // of a segment
+  float* logs_before;   // from the super-segment's start to the segment
   float* super_states;  // [super_segments, heads, head_dim, state_dim]: local states, then the states before them (T)
-  float* super_logs;    // [super_segments, heads]
+  float* super_logs;    // of a super-segment
 };
 static_assert(sizeof(SsmParams) <= 4000, "kernel arguments are at most 4 KiB");
 
@@ -106,19 +114,20 @@ void compute_da_cumsum(const SsmParams& params, Dtype dtype, cudaStream_t stream
 
 // State passing between segments and super-segments (kernels/ssm/ssm.hpp, 2 and 3). Each element of a state is
 // independent. `reversed`: passing of gradients from the end to the beginning (kernels/ssd_backward/ssd_backward.hpp, 2
-// and 3), with gradients in the fields of the states, "before" meaning after; SsmParams::super_logs is only read.
+// and 3), with gradients in the fields of the states, "before" meaning after; SsmParams::super_logs is only read, and
+// `logs` is kHead.
 // Functions enqueue and throw if a launch fails.
 
 // Loads both kernels onto the current device (load_kernel.hpp).
-void load_state_passing(bool state_decays, bool reversed = false);
+void load_state_passing(SsmLogs logs, bool reversed = false);
 
 // For each super-segment of the launch with more than one segment: replaces the local states of its segments by the
 // states before them, writes its own local state to SsmParams::super_states, and accumulates the log decays.
-void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed = false);
+void pass_segments(const SsmParams& params, SsmLogs logs, cudaStream_t stream, bool reversed = false);
 
 // For each run of the launch: replaces the local states of its super-segments by the states before them, starting from
 // the run's initial state, and writes the final state.
-void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed = false);
+void pass_super_segments(const SsmParams& params, SsmLogs logs, cudaStream_t stream, bool reversed = false);
 
 // Decode step of an SSM layer: one token per sequence, states updated in place (SsmKernel::update). Enqueues the launch
 // and throws if it fails.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <type_traits>
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/load_kernel.hpp"
@@ -13,35 +14,69 @@ namespace {
 constexpr int kPassingThreads = 256;
 constexpr int kLoadsInFlight = 4;  // local states loaded before the first is used: no store is between their loads
 
+// The log2 of a decay, for four adjacent elements of a head's state.
+template <SsmLogs kLogs>
+using LogOf = std::conditional_t<kLogs == SsmLogs::kState, float4, float>;
+__device__ float add_logs(float a, float b) { return __fadd_rn(a, b); }
+__device__ float4 add_logs(const float4& a, const float4& b) {
+  return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z), __fadd_rn(a.w, b.w));
+}
+
 // Four adjacent elements of one head's state.
+template <SsmLogs kLogs>
 struct StateElements {
-  int head;
+  using Log = LogOf<kLogs>;
+
   std::int64_t in_states;  // offset of the first one in [heads, head_dim, state_dim]
   bool present;
-  bool first_of_head;
-  float rates[4];  // with state_decays: A · log2 e
+  std::int64_t log_stride;  // logs of a segment
+  std::int64_t in_logs;     // offset of these elements' log among them
+  bool stores_log;
+  float rates[kLogs == SsmLogs::kHeadTimesA ? 4 : 1];  // A · log2 e
 
-  __device__ StateElements(const SsmParams& p, bool state_decays) : rates{} {
+  __device__ explicit StateElements(const SsmParams& p) : rates{} {
     const int state_floats = p.head_dim * p.state_dim;
     const std::int64_t in_range = (std::int64_t{blockIdx.x} * kPassingThreads + threadIdx.x) * 4;
     present = in_range < std::int64_t{p.head_count} * state_floats;
-    head = p.first_head + static_cast<int>(in_range / state_floats);
+    const int head = p.first_head + static_cast<int>(in_range / state_floats);
     in_states = std::int64_t{p.first_head} * state_floats + in_range;
-    first_of_head = in_range % state_floats == 0;
-    if (!state_decays || !present) return;
-    for (int i = 0; i < 4; ++i) rates[i] = __fmul_rn(p.a[in_states + i], kSsmLog2E);
+    const auto in_head = static_cast<int>(in_range % state_floats);
+    if constexpr (kLogs == SsmLogs::kState) {
+      log_stride = std::int64_t{p.heads} * p.state_dim;
+      in_logs = std::int64_t{head} * p.state_dim + in_head % p.state_dim;
+      stores_log = in_head < p.state_dim;
+    } else {
+      log_stride = p.heads;
+      in_logs = head;
+      stores_log = in_head == 0;
+    }
+    if constexpr (kLogs == SsmLogs::kHeadTimesA) {
+      if (!present) return;
+      for (int i = 0; i < 4; ++i) rates[i] = __fmul_rn(p.a[in_states + i], kSsmLog2E);
+    }
+  }
+
+  // The log in an array of those of segments or super-segments.
+  __device__ Log log_of(const float* logs, std::int64_t index) const {
+    return *reinterpret_cast<const Log*>(logs + index * log_stride + in_logs);
+  }
+  __device__ void store_log(float* logs, std::int64_t index, const Log& log) const {
+    if (stores_log) *reinterpret_cast<Log*>(logs + index * log_stride + in_logs) = log;
   }
 
   // fma(decay, before, local) for the four elements.
-  __device__ float4 join(bool state_decays, float log, const float4& before, const float4& local) const {
-    if (!state_decays) {
-      const float decay = exp2_approx(log);
-      return make_float4(__fmaf_rn(decay, before.x, local.x), __fmaf_rn(decay, before.y, local.y),
-                         __fmaf_rn(decay, before.z, local.z), __fmaf_rn(decay, before.w, local.w));
+  __device__ float4 join(const Log& log, const float4& before, const float4& local) const {
+    float4 decay;
+    if constexpr (kLogs == SsmLogs::kHead) {
+      decay.x = decay.y = decay.z = decay.w = exp2_approx(log);
+    } else if constexpr (kLogs == SsmLogs::kHeadTimesA) {
+      const auto decay_of = [&](int i) { return exp2_approx(__fmul_rn(rates[i], log)); };
+      decay = make_float4(decay_of(0), decay_of(1), decay_of(2), decay_of(3));
+    } else {
+      decay = make_float4(exp2_approx(log.x), exp2_approx(log.y), exp2_approx(log.z), exp2_approx(log.w));
     }
-    const auto decay = [&](int i) { return exp2_approx(__fmul_rn(rates[i], log)); };
-    return make_float4(__fmaf_rn(decay(0), before.x, local.x), __fmaf_rn(decay(1), before.y, local.y),
-                       __fmaf_rn(decay(2), before.z, local.z), __fmaf_rn(decay(3), before.w, local.w));
+    return make_float4(__fmaf_rn(decay.x, before.x, local.x), __fmaf_rn(decay.y, before.y, local.y),
+                       __fmaf_rn(decay.z, before.z, local.z), __fmaf_rn(decay.w, before.w, local.w));
   }
 };
 
@@ -54,9 +89,9 @@ __device__ void store_four(float* at, const float4& value) {
   at[3] = value.w;
 }
 
-template <bool kStateDecays, bool kReversed>
+template <SsmLogs kLogs, bool kReversed>
 __global__ void __launch_bounds__(kPassingThreads) segments_kernel(const __grid_constant__ SsmParams p) {
-  const StateElements own(p, kStateDecays);
+  const StateElements<kLogs> own(p);
   if (!own.present) return;
   const std::int64_t super_segment = p.runs[0].super_segment + blockIdx.y;
   const SsmRunEntry& run = p.runs[run_of<&SsmRunEntry::super_segment>(p, super_segment)];
@@ -67,16 +102,16 @@ __global__ void __launch_bounds__(kPassingThreads) segments_kernel(const __grid_
   const std::int64_t all = std::int64_t{p.heads} * p.head_dim * p.state_dim;
   const auto at = [&](std::int64_t i) { return kReversed ? end - 1 - (i - begin) : i; };
   float4 before = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
-  float log_before = 0.0F;
+  LogOf<kLogs> log_before{};
 #pragma unroll 1
   for (std::int64_t first = begin; first < end; first += kLoadsInFlight) {
     float4 local[kLoadsInFlight];
-    float log[kLoadsInFlight];
+    LogOf<kLogs> log[kLoadsInFlight];
 #pragma unroll
     for (int i = 0; i < kLoadsInFlight; ++i) {
       if (first + i >= end) break;
       local[i] = *reinterpret_cast<const float4*>(p.states + at(first + i) * all + own.in_states);
-      log[i] = p.logs[at(first + i) * p.heads + own.head];
+      log[i] = own.log_of(p.logs, at(first + i));
     }
 #pragma unroll
     for (int i = 0; i < kLoadsInFlight; ++i) {
@@ -84,19 +119,19 @@ __global__ void __launch_bounds__(kPassingThreads) segments_kernel(const __grid_
       if (first + i > begin) {  // the first state is zero and not stored
         // A plain assignment compiles to four stores here (nvcc 13.0).
         __stcg(reinterpret_cast<float4*>(p.states + at(first + i) * all + own.in_states), before);
-        if (own.first_of_head) p.logs_before[at(first + i) * p.heads + own.head] = log_before;
+        own.store_log(p.logs_before, at(first + i), log_before);
       }
-      before = own.join(kStateDecays, log[i], before, local[i]);
-      log_before = __fadd_rn(log_before, log[i]);
+      before = own.join(log[i], before, local[i]);
+      log_before = add_logs(log_before, log[i]);
     }
   }
   __stcg(reinterpret_cast<float4*>(p.super_states + super_segment * all + own.in_states), before);
-  if (own.first_of_head && !kReversed) p.super_logs[super_segment * p.heads + own.head] = log_before;
+  if (!kReversed) own.store_log(p.super_logs, super_segment, log_before);
 }
 
-template <bool kStateDecays, bool kReversed>
+template <SsmLogs kLogs, bool kReversed>
 __global__ void __launch_bounds__(kPassingThreads) super_segments_kernel(const __grid_constant__ SsmParams p) {
-  const StateElements own(p, kStateDecays);
+  const StateElements<kLogs> own(p);
   if (!own.present) return;
   const SsmRunEntry& run = p.runs[blockIdx.y];
   const std::int64_t end = run.super_segment + (run.tokens + kSuperSegmentTokens - 1) / kSuperSegmentTokens;
@@ -113,10 +148,9 @@ __global__ void __launch_bounds__(kPassingThreads) super_segments_kernel(const _
     const std::int64_t segment = run.segment + in_run * kSegmentsOfSuper;
     const float4 local =
         is_single ? *reinterpret_cast<const float4*>(p.states + segment * all + own.in_states) : *state;
-    const float log =
-        is_single ? p.logs[segment * p.heads + own.head] : p.super_logs[super_segment * p.heads + own.head];
+    const LogOf<kLogs> log = is_single ? own.log_of(p.logs, segment) : own.log_of(p.super_logs, super_segment);
     if (nth > 0 || run.initial != nullptr) *state = before;
-    before = own.join(kStateDecays, log, before, local);
+    before = own.join(log, before, local);
   }
   if (run.final != nullptr) store_four(run.final + own.in_states, before);
 }
@@ -127,32 +161,42 @@ dim3 grid_of(const SsmParams& p, int rows) {
 }
 
 using Pass = void(SsmParams);
-Pass* segments_pass(bool state_decays, bool reversed) {
-  if (reversed) return segments_kernel<false, true>;
-  return state_decays ? segments_kernel<true, false> : segments_kernel<false, false>;
+struct Passes {
+  Pass *segments, *super_segments;
+};
+template <SsmLogs kLogs, bool kReversed>
+constexpr Passes passes_of() {
+  return {segments_kernel<kLogs, kReversed>, super_segments_kernel<kLogs, kReversed>};
 }
-Pass* super_segments_pass(bool state_decays, bool reversed) {
-  if (reversed) return super_segments_kernel<false, true>;
-  return state_decays ? super_segments_kernel<true, false> : super_segments_kernel<false, false>;
+Passes passes_of(SsmLogs logs, bool reversed) {
+  if (reversed) return passes_of<SsmLogs::kHead, true>();
+  switch (logs) {
+    case SsmLogs::kHead:
+      return passes_of<SsmLogs::kHead, false>();
+    case SsmLogs::kHeadTimesA:
+      return passes_of<SsmLogs::kHeadTimesA, false>();
+    case SsmLogs::kState:
+      break;
+  }
+  return passes_of<SsmLogs::kState, false>();
 }
 
 }  // namespace
 
-void load_state_passing(bool state_decays, bool reversed) {
-  load_kernel(segments_pass(state_decays, reversed));
-  load_kernel(super_segments_pass(state_decays, reversed));
+void load_state_passing(SsmLogs logs, bool reversed) {
+  load_kernel(passes_of(logs, reversed).segments);
+  load_kernel(passes_of(logs, reversed).super_segments);
 }
 
-void pass_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed) {
+void pass_segments(const SsmParams& params, SsmLogs logs, cudaStream_t stream, bool reversed) {
   const auto passes = [](const SsmRunEntry& run) { return run.tokens > kSegmentTokens; };
   if (std::none_of(params.runs, params.runs + params.run_count, passes)) return;
-  segments_pass(state_decays, reversed)<<<grid_of(params, params.super_segments), kPassingThreads, 0, stream>>>(params);
+  passes_of(logs, reversed).segments<<<grid_of(params, params.super_segments), kPassingThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over segments");
 }
 
-void pass_super_segments(const SsmParams& params, bool state_decays, cudaStream_t stream, bool reversed) {
-  super_segments_pass(state_decays,
-                      reversed)<<<grid_of(params, params.run_count), kPassingThreads, 0, stream>>>(params);
+void pass_super_segments(const SsmParams& params, SsmLogs logs, cudaStream_t stream, bool reversed) {
+  passes_of(logs, reversed).super_segments<<<grid_of(params, params.run_count), kPassingThreads, 0, stream>>>(params);
   check_cuda(cudaGetLastError(), "the pass over super-segments");
 }
 

@@ -281,11 +281,20 @@ constexpr int kMaxLanes = 32;
 // kernel.
 constexpr int kMinBlocksPerCta = 4;
 
-// A lane's elements of its group's states, and the A, B and C for them. All loads are issued before any is used.
-template <class Element, bool kStateDecays, bool kAligned>
+// What the decays belong to.
+enum class Decays {
+  kStates,  // each state of each channel: exp(dt · A)
+  kDt,      // a head: exp(dt · A)
+  kHeads,   // a head: a log-decay in place of dt · A, and a scale of y
+  kDims,    // each state of a head: likewise
+};
+
+// A lane's elements of its group's states, and the A or log-decays, B and C for them. All loads are issued before any
+// is used.
+template <class Element, Decays kDecays, bool kAligned>
 struct LaneElements {
   Vec4 states[kRows];
-  Vec4 rates[kStateDecays ? kRows : 1];
+  Vec4 rates[kDecays == Decays::kStates ? kRows : 1];  // with kDims, log-decays
   Elements<Element> b;
   Elements<Element> c;
 
@@ -296,12 +305,14 @@ struct LaneElements {
     for (int row = 0; row < kRows; ++row) {
       states[row] = load_state<kAligned>(group_states + std::int64_t{row} * p.state_dim + n);
     }
-    if constexpr (kStateDecays) {
+    if constexpr (kDecays == Decays::kStates) {
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         rates[row] = load_state<kAligned>(p.a + std::int64_t{head + row} * p.state_dim + n);
       }
     }
+    if constexpr (kDecays == Decays::kDims)
+      rates[0] = load_state<kAligned>(element_at<float>(p.dt, sequence, head) + n);
     const int shared_row = p.by_group_heads.quotient(head);
     b = load_elements<kAligned>(element_at<Element>(p.b, sequence, shared_row) + n);
     c = load_elements<kAligned>(element_at<Element>(p.c, sequence, shared_row) + n);
@@ -313,11 +324,13 @@ __host__ __device__ constexpr int blocks_of_sequence(int rows) {
   return (rows / kRows * kLanes + kStepThreads - 1) / kStepThreads;
 }
 
-// kLanes: lanes per group, at most a warp. kAligned: states, A, B and C can be accessed as vectors of four. kLogDecays:
-// log-decays in place of dt · A, and a scale of y. A template, because SSMs take 3 % longer with the branches.
-template <class Element, bool kStateDecays, bool kLogDecays, int kLanes, bool kAligned>
+// kLanes: lanes per group, at most a warp. kAligned: states, A or log-decays, B and C can be accessed as vectors of
+// four. kDecays is a parameter of the template, because SSMs take 3 % longer with the branches.
+template <class Element, Decays kDecays, int kLanes, bool kAligned>
 __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_constant__ UpdateParams p) {
   static_assert(kRows <= kLanes, "a lane makes dt of one row, and writes one");
+  constexpr bool kStateDecays = kDecays == Decays::kStates;
+  constexpr bool kLogDecays = kDecays == Decays::kHeads || kDecays == Decays::kDims;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int rows_of_sequence = p.heads * p.head_dim;
   const int batch_index = p.by_blocks.quotient(static_cast<std::int32_t>(blockIdx.x));
@@ -334,7 +347,7 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
 
   int n = lane * kUpdateWidth;
   const bool has_states = n < p.state_dim;
-  LaneElements<Element, kStateDecays, kAligned> elements(p, states, sequence, first_head, has_states ? n : 0);
+  LaneElements<Element, kDecays, kAligned> elements(p, states, sequence, first_head, has_states ? n : 0);
   float x[kRows];
   float dt[kRows];
 #pragma unroll
@@ -356,10 +369,10 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
     for (int row = 1; row < kRows; ++row) dt[row] = dt[0];
   }
   float decay = 0.0F;
-  if constexpr (kLogDecays) {
+  if constexpr (kDecays == Decays::kHeads) {
     const float log = p.decay == SsmDecay::kToken ? *element_at<float>(p.dt, sequence, first_head) : p.a[first_head];
     decay = exp2_approx(__fmul_rn(log, kSsmLog2E));
-  } else if constexpr (!kStateDecays) {
+  } else if constexpr (kDecays == Decays::kDt) {
     decay = exp2_approx(__fmul_rn(dt[0], __fmul_rn(p.a[first_head], kSsmLog2E)));
   }
 
@@ -374,6 +387,13 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
   // No branch around this loop: ptxas of CUDA 13.0 would move the loads into it, after the wait for dt.
   while (true) {
     const bool mine = present && n < p.state_dim;
+    float decays[kUpdateWidth];  // with kDims
+    if constexpr (kDecays == Decays::kDims) {
+#pragma unroll
+      for (int i = 0; i < kUpdateWidth; ++i) {
+        decays[i] = exp2_approx(__fmul_rn(elements.rates[0].v[i], kSsmLog2E));
+      }
+    }
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
       const float input = __fmul_rn(dt[row], x[row]);
@@ -384,6 +404,7 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
         if constexpr (kStateDecays) {
           decay = exp2_approx(__fmul_rn(dt[row], __fmul_rn(elements.rates[row].v[i], kSsmLog2E)));
         }
+        if constexpr (kDecays == Decays::kDims) decay = decays[i];
         state.v[i] = __fmaf_rn(decay, state.v[i], __fmul_rn(input, to_float(elements.b.v[i])));
         sum = __fmaf_rn(to_float(elements.c.v[i]), state.v[i], sum);
       }
@@ -392,7 +413,7 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
     }
     n += kLanes * kUpdateWidth;
     if (kLanes < kMaxLanes || n >= p.state_dim) break;  // with fewer lanes, each has one vector
-    elements = LaneElements<Element, kStateDecays, kAligned>(p, states, sequence, first_head, n);
+    elements = LaneElements<Element, kDecays, kAligned>(p, states, sequence, first_head, n);
   }
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {
@@ -426,16 +447,15 @@ struct PersistentKernel {
   int channels;  // per block
 };
 
-// What the decays belong to.
-enum class Decays { kStates, kDt, kLogs };
 Decays decays_of(bool state_decays, SsmDecay decay) {
-  return state_decays ? Decays::kStates : decay == SsmDecay::kDt ? Decays::kDt : Decays::kLogs;
+  if (state_decays) return Decays::kStates;
+  if (decay == SsmDecay::kDim) return Decays::kDims;
+  return decay == SsmDecay::kDt ? Decays::kDt : Decays::kHeads;
 }
 
 template <class Element, Decays kDecays, int kLanes, bool kAligned>
 constexpr UpdateKernel update_kernel_of() {
-  return {update_kernel<Element, kDecays == Decays::kStates, kDecays == Decays::kLogs, kLanes, kAligned>,
-          blocks_of_sequence<kLanes>};
+  return {update_kernel<Element, kDecays, kLanes, kAligned>, blocks_of_sequence<kLanes>};
 }
 
 template <class Element, Decays kDecays, bool kAligned>
@@ -453,16 +473,20 @@ UpdateKernel choose_kernel(Decays decays, int state_dim) {
       return choose_kernel<Element, Decays::kStates, kAligned>(state_dim);
     case Decays::kDt:
       return choose_kernel<Element, Decays::kDt, kAligned>(state_dim);
-    case Decays::kLogs:
-      break;
+    default:
+      return choose_kernel<Element, Decays::kHeads, kAligned>(state_dim);
   }
-  return choose_kernel<Element, Decays::kLogs, kAligned>(state_dim);
 }
 
 template <bool kAligned>
 UpdateKernel choose_kernel(Dtype dtype, Decays decays, int state_dim) {
   // only selective scans have fp32
   if (dtype == Dtype::kF32) return choose_kernel<float, Decays::kStates, kAligned>(state_dim);
+  // only bf16, and states of 64 and 128, have a decay per key dim (gla_missing())
+  if (decays == Decays::kDims) {
+    return state_dim == 64 ? update_kernel_of<__nv_bfloat16, Decays::kDims, 16, kAligned>()
+                           : update_kernel_of<__nv_bfloat16, Decays::kDims, kMaxLanes, kAligned>();
+  }
   return dtype == Dtype::kBf16 ? choose_kernel<__nv_bfloat16, kAligned>(decays, state_dim)
                                : choose_kernel<__half, kAligned>(decays, state_dim);
 }
@@ -534,8 +558,8 @@ int load_update(Dtype dtype, bool state_decays, SsmDecay decay, int state_dim) {
 
 void update_states(const UpdateParams& given, Dtype dtype, bool state_decays, int resident_ctas, cudaStream_t stream) {
   UpdateParams params = given;
-  const bool aligned =
-      params.states_aligned && (params.rates_aligned || !state_decays) && params.b.aligned && params.c.aligned;
+  const bool rates_aligned = state_decays ? params.rates_aligned : params.decay != SsmDecay::kDim || params.dt.aligned;
+  const bool aligned = params.states_aligned && rates_aligned && params.b.aligned && params.c.aligned;
   if (aligned && has_persistent_kernel(state_decays, params.state_dim) && fits_32_bits(params)) {
     const PersistentKernel chosen = persistent_kernel_of(dtype, params.state_dim);
     if (block_count(params, chosen) >= kMinBlocksPerCta * resident_ctas) {
