@@ -94,7 +94,7 @@ def _check(name: str, module: nn.Module) -> bool:
 
 def make_batch_invariant(model: nn.Module) -> nn.Module:
     """Makes a model of transformers compute each sequence with the same bits in every batch: alone, padded, packed and in
-    continuous batching, in prefill and decode. Changes the model in place, and returns it:
+    continuous batching, in prefill and decode. Changes the model in place:
 
     - attention becomes "ringattn";
     - torch.nn.Linear becomes ringattn.nn.Linear with the same parameters; a gated MLP's activation is computed by its gate
@@ -104,11 +104,25 @@ def make_batch_invariant(model: nn.Module) -> nn.Module:
 
     Modules that are not known are refused by name, before anything changes. Names of parameters stay the same.
 
+    Args:
+        model: a model of the llama, mistral, qwen2 or qwen3 families.
+
+    Returns:
+        The model.
+
     Raises:
+        UsageError: not a model of transformers.
         UnsupportedError: a module that may depend on the batch, as Conv1D of GPT-2 and experts of MoE layers; RoPE whose
             frequencies depend on the longest sequence.
 
-    Example: model = ringattn.transformers.make_batch_invariant(AutoModelForCausalLM.from_pretrained(…))"""
+    Example:
+        >>> import ringattn.transformers, transformers
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        ...     hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
+        >>> model = ringattn.transformers.make_batch_invariant(model.eval())
+        >>> type(model.lm_head).__name__, model.config._attn_implementation
+        ('Linear', 'ringattn')
+    """
     if not hasattr(model, "set_attn_implementation"):
         refuse(f"model is {type(model).__name__}", "it should be a model of transformers", "Pass one.")
     unknown = {}

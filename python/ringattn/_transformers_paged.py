@@ -44,14 +44,28 @@ def ensure_registered(name: str) -> None:
 
 @contextlib.contextmanager
 def continuous_batching(model, name: str = "ringattn"):
-    """Context manager: the model computes its attention with ringattn in generate_batch() and the other calls of
-    continuous batching. name: that of ringattn.transformers.register().
+    """Has a model compute its attention by ringattn in generate_batch() and the other calls of continuous batching.
 
     On a GPU pass ContinuousBatchingConfig(use_cuda_graph=False), because lengths are read on the host.
 
+    Args:
+        model: a model of transformers that generates.
+        name: that of register().
+
+    Returns:
+        A context manager that gives the model.
+
+    Raises:
+        UsageError: the model has no generate_batch().
+
     Example:
-        with ringattn.transformers.continuous_batching(model):
-            outputs = model.generate_batch(prompts, max_new_tokens=100)"""
+        >>> import ringattn.transformers, transformers
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        ...     hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=9))
+        >>> with ringattn.transformers.continuous_batching(model) as batching:
+        ...     batching is model  # model.generate_batch(prompts, max_new_tokens=100)
+        True
+    """
     if not hasattr(model, "generate_batch"):
         refuse(f"model is {type(model).__name__}", "it has no generate_batch()", "Pass a model of transformers that generates.")
     ensure_registered(name)

@@ -40,7 +40,8 @@ REFERENCE = ROOT / "docs/reference"
 MODULES = (ringattn, ringattn.nn, ringattn.quantized, ringattn.testing, ringattn.goldens, ringattn.layouts, ringattn.flash_attn,
            ringattn.ring_flash_attn)  # fmt: skip
 # Where there is nothing to compute.
-WITHOUT_FORMULA = ("layouts", "worlds", "torch_worlds", "testing", "goldens", "transformers", "_hf_adapter")
+WITHOUT_FORMULA = ("layouts", "worlds", "torch_worlds", "testing", "goldens", "transformers", "_transformers_paged",
+                   "_batch_invariant", "_hf_adapter")
 NAMED_WITHOUT_FORMULA = ("decode_partition", "mla_decode_partition", "parallelize_")
 SECTIONS = ("Args", "Shapes", "Attributes", "Returns", "Raises", "Formula", "Example")
 
@@ -49,7 +50,7 @@ def public():
     """(name, object) of each public function and class, once."""
     seen = set()
     modules = [(module, module.__all__) for module in MODULES]
-    for module, names in (*modules, (ringattn.transformers, ("batch", "register"))):
+    for module, names in (*modules, (ringattn.transformers, ("batch", "continuous_batching", "make_batch_invariant", "register"))):
         for name in names:
             found = getattr(module, name)
             if not inspect.ismodule(found) and id(found) not in seen:
