@@ -35,6 +35,7 @@ void print_details(const Screen& screen, const JobOptions& options, std::int64_t
   if (row.ranks_left_out > 0) {
     screen.context(fmt::format("… {} ranks in all; --verbose shows every one", world));
   }
+  for (const std::string& note : row.notes) screen.context(note);
   if (row.block_columns.empty() || options.quiet) return;
   Table table(columns_of(row.block_columns));
   for (const std::vector<std::string>& cells : row.blocks) table.add(cells);

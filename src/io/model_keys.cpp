@@ -74,6 +74,7 @@ void ModelKeys::refuse(std::string_view key, std::string_view why) const {
 std::optional<double> ModelKeys::number(std::string_view key) const {
   const JsonNode* const node = find(key);
   if (node == nullptr) return std::nullopt;
+  if (node->kind == JsonNode::Kind::kOther) refuse(key, fmt::format("it is {}", kind_text(*node)));
   if (!node->is_number()) refuse(key, fmt::format("it is {}, not a number", kind_text(*node)));
   if (!std::isfinite(node->number)) refuse(key, "it is not finite");
   return node->number;

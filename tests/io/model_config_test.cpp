@@ -432,6 +432,7 @@ TEST(ModelConfig, IsRefusedWithTheKey) {
            Case{R"({"num_attention_heads": 3, "head_dim": 8, "sliding_window": 0})", "sliding_window"},
            Case{R"({"model_type": ["llama"], "head_dim": 8})", "model_type of config.json can't be used (it is a list"},
            Case{R"({"model_type": 7, "head_dim": 8})", "model_type of config.json can't be used (it is a number"},
+           Case{R"({"num_attention_heads": -4})", "can't be used (it is a negative number)"},
            Case{R"({"num_attention_heads": [4]})", "num_attention_heads of config.json can't be used (it is a list"},
            Case{R"({"num_attention_heads": {"a": 4}})", "can't be used (it is an object"},
            Case{R"({"num_attention_heads": 3, "kv_lora_rank": 64, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8,

@@ -36,6 +36,7 @@ struct PlanRow {
   std::vector<std::string> cells;   // of OpPlan::columns()
   std::vector<std::string> lines;   // who owns what; only if details are asked for
   int ranks_left_out = 0;           // of the lines
+  std::vector<std::string> notes;   // likewise, after the lines
   std::vector<Cell> block_columns;  // without text
   std::vector<std::vector<std::string>> blocks;
 };

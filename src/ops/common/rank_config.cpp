@@ -206,9 +206,9 @@ std::vector<RankConfigEntry> rank_config(const GatedDeltaJob& job, const SsmOpti
 
 std::vector<RankConfigEntry> rank_config(const LinearJob& job, const LinearChoice& choice, const Backend& backend) {
   std::vector<RankConfigEntry> all = program_config("linear", *choice.row, backend);
-  all.push_back(
-      {"job", fmt::format("{}; {} tokens in blocks of {}, output {}, columns in units of {}", describe(job.spec),
-                          job.max_tokens, job.token_block, static_cast<int>(job.output), job.column_unit)});
+  const std::string blocks = job.token_block > 0 ? fmt::format(" in blocks of {}", job.token_block) : std::string();
+  all.push_back({"job", fmt::format("{}; {} tokens{}, output {}, columns in units of {}", describe(job.spec),
+                                    job.max_tokens, blocks, static_cast<int>(job.output), job.column_unit)});
   return all;
 }
 

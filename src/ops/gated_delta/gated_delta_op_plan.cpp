@@ -60,7 +60,7 @@ class GatedDeltaPlan final : public OpPlan {
     if (details && world > 1 && !job_.update) {
       const std::int64_t row_bytes = std::int64_t{job_.spec.value_heads} * job_.spec.value_dim *
                                      static_cast<std::int64_t>(size_of(job_.spec.dtype));
-      row.lines.push_back(reshard_text(job_.lengths, summary.layout, row_bytes));
+      row.notes.push_back(reshard_text(job_.lengths, summary.layout, row_bytes));
     }
     write_row(summary, state, passing, json);
     row.cells = {fmt::format("{}", world),

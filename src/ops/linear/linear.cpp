@@ -27,7 +27,8 @@ namespace ringattn {
 namespace {
 
 constexpr std::int64_t kMaxFeatures = std::int64_t{1} << 24;
-constexpr std::int64_t kSumBytes = 4;  // fp32 or int32
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;  // so that no number of bytes overflows
+constexpr std::int64_t kSumBytes = 4;                       // fp32 or int32
 
 [[noreturn]] void refuse(const std::string& what, const std::string& why, const std::string& suggestion) {
   fail(ErrorCode::kUsage, what, why, suggestion);
@@ -147,9 +148,13 @@ void check_linear_job(const LinearJob& job, int ranks) {
            fmt::format("each is 1 to {}", kMaxFeatures), "Check the spec: weights are [out_features, in_features].");
   }
   if (job.max_tokens < 1) refuse("a linear layer of no tokens", "buffers are made for max_tokens", "Give at least 1.");
-  if (job.token_block < 0) {
-    refuse(fmt::format("token_block {}", job.token_block), "so many tokens of a rank are computed at a time",
-           "Give at least 1, or 0 for blocks by size.");
+  if (job.max_tokens > kMaxTokens) {
+    refuse(fmt::format("a linear layer of {} tokens", job.max_tokens), "a call has up to 2^40",
+           "Give as many as the largest call has.");
+  }
+  if (job.token_block < 0 || job.token_block > kMaxTokens) {
+    refuse(fmt::format("token_block {}", job.token_block),
+           "so many tokens of a rank are computed at a time, up to 2^40", "Give at least 1, or 0 for blocks by size.");
   }
   if (job.column_unit < 0) {
     refuse(fmt::format("column_unit {}", job.column_unit), "columns are divided in units of it", "Give 16 or 128.");

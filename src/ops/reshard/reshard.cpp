@@ -64,11 +64,16 @@ Layout attention_layout(const std::vector<std::int64_t>& lengths, int world, con
   return make_layout(Batch(std::move(sequences)), work, world, request, kAttentionTile, kAttentionTile).queries;
 }
 
+// One pass for all ranks: row_transfers() would take one for each.
 std::vector<std::int64_t> reshard_bytes(const Layout& from, const Layout& to, std::int64_t token_bytes) {
   std::vector<std::int64_t> bytes(static_cast<std::size_t>(to.world()));
-  for (int rank = 0; rank < to.world(); ++rank) {
-    for (const RowTransfer& moved : row_transfers(from, to, rank)) {
-      if (moved.to == rank && moved.from != rank) bytes[static_cast<std::size_t>(rank)] += moved.rows * token_bytes;
+  auto there = to.owners().begin();
+  for (const OwnedRun& here : from.owners()) {
+    for (std::int64_t token = here.token; token < here.end();) {
+      while (there->end() <= token) ++there;
+      const std::int64_t until = std::min(here.end(), there->end());
+      if (there->owner != here.owner) bytes[static_cast<std::size_t>(there->owner)] += (until - token) * token_bytes;
+      token = until;
     }
   }
   return bytes;

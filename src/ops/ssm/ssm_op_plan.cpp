@@ -117,7 +117,7 @@ class SsmPlan final : public OpPlan {
     if (details && world > 1 && !job.update && !job.conv1d_only) {
       const std::int64_t row_bytes =
           std::int64_t{job.spec.heads} * job.spec.head_dim * static_cast<std::int64_t>(size_of(job.spec.dtype));
-      row.lines.push_back(reshard_text(job.lengths, summary.layout, row_bytes));
+      row.notes.push_back(reshard_text(job.lengths, summary.layout, row_bytes));
     }
     write_row(json, job, summary, passing);
     row.cells = summary_cells(job, summary, passing);

@@ -267,6 +267,10 @@ TEST(Linears, RefuseWhatCanNotBeShared) {
   EXPECT_NE(
       refused([&] { check_linear_job({.spec = row, .max_tokens = 1, .token_block = -1}, 2); }).find("token_block -1"),
       std::string::npos);
+  constexpr std::int64_t kTooMany = std::numeric_limits<std::int64_t>::max();
+  EXPECT_NE(refused([&] { check_linear_job({row, kTooMany}, 2); }).find("up to 2^40"), std::string::npos);
+  EXPECT_NE(refused([&] { check_linear_job({.spec = row, .max_tokens = 1, .token_block = kTooMany}, 2); }).find("2^40"),
+            std::string::npos);
   LinearSpec plain = row;
   plain.parallel = LinearParallel::kNone;
   EXPECT_NE(refused([&] {
