@@ -78,8 +78,14 @@ PlacedSources place_sources(Backend& backend, const AttentionSpec& spec, const C
     const auto tokens = static_cast<std::int64_t>(keys.k[i].size() / element) / (spec.kv_heads * spec.head_dim);
     const auto place_rows = [&](const std::vector<std::byte>& dense, std::int64_t dim) {
       const Lattice lattice = lattice_of(false, odd, spec.kv_heads, dim);
-      placed.tensors.push_back(place(backend, odd ? spread(dense, lattice, element, tokens, spec.kv_heads, dim) : dense,
-                                     lattice, spec.dtype, tokens, spec.kv_heads, dim));
+      const auto place_at = [&](const std::vector<std::byte>& host) {
+        placed.tensors.push_back(place(backend, host, lattice, spec.dtype, tokens, spec.kv_heads, dim));
+      };
+      if (odd) {
+        place_at(spread(dense, lattice, element, tokens, spec.kv_heads, dim));
+      } else {
+        place_at(dense);
+      }
       return placed.tensors.back().view;
     };
     const TensorView k = place_rows(keys.k[i], spec.head_dim);
