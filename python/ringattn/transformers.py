@@ -30,7 +30,7 @@ import torch
 from . import _attention, _transformers_paged
 from ._batch_invariant import make_batch_invariant
 from ._decode import decode, decode_growing
-from ._errors import refuse, unsupported
+from ._errors import UnsupportedError, refuse, unsupported
 from ._per_thread import PerThread
 from ._tensors import flat_rows
 from ._transformers_masks import OWN_MASK, Mask, read_mask, refuse_padding, sequences_of
@@ -159,7 +159,9 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
         lengths = attention_mask.lengths_for(q)
         if attention_mask.padding is not None:
             lengths = torch.ops.ringattn.unpadded_lengths(lengths, attention_mask.padding)
-        return _step(q, k, v, lengths, named), None
+        out = _step(q, k, v, lengths, named)
+        if out is not None:
+            return out, None
     begins = sequences_of(q, attention_mask, cu_q, cu_k, None)
     if begins is None:
         k, v = _filled(k, v, attention_mask)
@@ -183,10 +185,21 @@ def _is_step(q, k, v, mask: Mask) -> bool:
     return mask.filled is not None or not torch.compiler.is_compiling()
 
 
+_not_decoded: set[tuple] = set()  # (device, dtype, head_dim, head_dim_v) for which decode() has no kernel
+
+
 def _step(q, k, v, lengths, named: dict):
+    """out of decode(), or None if it has no kernel for these rows, as for fp32 on a GPU. attention() may have one."""
     if torch.compiler.is_compiling():
         return decode(q, k, v, lengths=lengths, **named)[0]
-    return decode_growing(q, k, v, lengths, **named)
+    kind = (q.device, q.dtype, q.shape[-1], v.shape[-1])
+    if kind in _not_decoded:
+        return None
+    try:
+        return decode_growing(q, k, v, lengths, **named)
+    except UnsupportedError:
+        _not_decoded.add(kind)
+        return None
 
 
 def _filled(k, v, mask: Mask | None):
@@ -206,9 +219,9 @@ def _of_padded(dropped: Padding, q, k, v, mask: Mask, named: dict):
     if step is None:
         return dropped.attend(q, k, v, named)
     lengths, order = step
-    if order is not None:
-        k, v = to_front(k, order), to_front(v, order)
-    return _step(q, k, v, lengths, named)
+    at_front = (k, v) if order is None else (to_front(k, order), to_front(v, order))
+    out = _step(q, *at_front, lengths, named)
+    return dropped.attend(q, k, v, named) if out is None else out
 
 
 def paged_forward(module, query, key, value, attention_mask=None, *, scaling=None, dropout=0.0, sliding_window=None, softcap=None,

@@ -7,6 +7,7 @@ import inspect
 import operator
 import sys
 import unittest
+from unittest import mock
 
 if any(importlib.util.find_spec(name) is None for name in ("torch", "transformers")):
     print("skipped: needs torch and transformers")
@@ -278,6 +279,21 @@ class Steps(Case):
         self.assertEqual(sorted(set(created)), ["Attention", "Decode"])
         self.assertLessEqual(created.count("Decode"), 2)  # up to 512 keys, and from there on
         self.assertEqual(created.count("Attention"), 4)  # of this test
+
+    def test_attention_computes_what_decode_has_no_kernel_for(self):
+        """As for fp32 on GPUs, and for most head dims there."""
+        kept = {"attention_mask": kept_tokens(2, 50, "left").long()}
+        model, found = llama(), []
+        model.set_attn_implementation("ringattn")
+        model.generation_config.eos_token_id = None
+        refuses = mock.Mock(side_effect=UNSUPPORTED("no cuda kernel computes this", "decode needs one", "Use another."))
+        for step in (ringattn.transformers.decode_growing, refuses):
+            with mock.patch.multiple(ringattn.transformers, decode_growing=step, _not_decoded=set()):
+                for given in ({}, kept):
+                    for static in ({}, {"cache_implementation": "static", "disable_compile": True}):
+                        found.append(model.generate(self.ids, max_new_tokens=4, do_sample=False, **given, **static).tolist())
+        self.assertEqual(found[:4], found[4:])
+        self.assertEqual(refuses.call_count, 1)  # and not again for the same dims
 
     def test_what_is_not_of_the_kept_call_is_prepared_or_refused(self):
         q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 30, 16)

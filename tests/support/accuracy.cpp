@@ -41,7 +41,7 @@ void same_precision_head(const AttentionInputs& inputs, std::size_t sequence, in
   const int kv_head = head / (spec.heads / spec.kv_heads);
   const auto keys = static_cast<std::size_t>(shape.k_len);
   const auto dims = static_cast<std::size_t>(spec.head_dim_v);
-  // [head_dim, keys], so that the compiler computes the scores of several keys at a time, and [keys, head_dim_v].
+  // [head_dim, keys], so that add_scaled() computes the scores of several keys at a time, and [keys, head_dim_v].
   std::vector<float> k(static_cast<std::size_t>(spec.head_dim) * keys);
   std::vector<float> v(keys * dims);
   for (std::size_t key = 0; key < keys; ++key) {
@@ -54,7 +54,7 @@ void same_precision_head(const AttentionInputs& inputs, std::size_t sequence, in
     const std::vector<float> q = floats(inputs.q_view(sequence), token, head);
     std::ranges::fill(scores, 0.0F);
     for (std::size_t i = 0; i < q.size(); ++i) {
-      for (std::size_t key = 0; key < keys; ++key) scores[key] += q[i] * k[i * keys + key];
+      add_scaled(q[i], k.data() + i * keys, keys, scores.data());
     }
     std::vector<float> x(keys, -kInfinity);
     float m = spec.sinks ? inputs.sinks[static_cast<std::size_t>(head)] : -kInfinity;
@@ -73,7 +73,7 @@ void same_precision_head(const AttentionInputs& inputs, std::size_t sequence, in
       const float p = std::exp(x[key] - m);
       l += p;
       const float rounded = round_to(spec.dtype, p);
-      for (std::size_t i = 0; i < dims; ++i) o[i] += rounded * v[key * dims + i];
+      add_scaled(rounded, v.data() + key * dims, dims, o.data());
     }
     const std::int64_t row = (inputs.q_begin(sequence) + token) * spec.heads + head;
     for (std::size_t i = 0; i < dims; ++i) {

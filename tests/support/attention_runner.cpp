@@ -65,8 +65,7 @@ PlacedSources place_sources(Backend& backend, const AttentionSpec& spec, const C
   PlacedSources placed;
   if (keys.pool) {
     const auto place_pool = [&](const std::vector<std::byte>& host, int dim) {
-      PlacedTensor& tensor = placed.tensors.emplace_back(PlacedTensor{Bytes(backend, host.size()), {}});
-      tensor.bytes.write(host);
+      PlacedTensor& tensor = placed.tensors.emplace_back(PlacedTensor{Bytes(backend, host), {}});
       return keys.pool->view(tensor.bytes.data(), spec, dim);
     };
     const CacheView k = place_pool(keys.k[0], spec.head_dim);
@@ -79,8 +78,14 @@ PlacedSources place_sources(Backend& backend, const AttentionSpec& spec, const C
     const auto tokens = static_cast<std::int64_t>(keys.k[i].size() / element) / (spec.kv_heads * spec.head_dim);
     const auto place_rows = [&](const std::vector<std::byte>& dense, std::int64_t dim) {
       const Lattice lattice = lattice_of(false, odd, spec.kv_heads, dim);
-      placed.tensors.push_back(place(backend, spread(dense, lattice, element, tokens, spec.kv_heads, dim), lattice,
-                                     spec.dtype, tokens, spec.kv_heads, dim));
+      const auto place_at = [&](const std::vector<std::byte>& host) {
+        placed.tensors.push_back(place(backend, host, lattice, spec.dtype, tokens, spec.kv_heads, dim));
+      };
+      if (odd) {
+        place_at(spread(dense, lattice, element, tokens, spec.kv_heads, dim));
+      } else {
+        place_at(dense);
+      }
       return placed.tensors.back().view;
     };
     const TensorView k = place_rows(keys.k[i], spec.head_dim);
@@ -242,7 +247,7 @@ AttentionResult AttentionRunner::run(const AttentionInputs& inputs, const Arrang
     attend_all(state, keys, placed_keys, false, true);
   } else {
     const CachedKeyRun none;  // leaves the identity
-    const std::vector<CachedKeyRun> kv_splits = place_kv_splits(inputs, arrangement, keys, kernel_->key_tile());
+    const std::vector<CachedKeyRun> kv_splits = place_kv_splits(inputs, arrangement, kernel_->key_tile());
     const std::size_t first = arrangement.apart % 3 == 0 ? 1 : 0;
     const std::size_t last = kv_splits.size() - (arrangement.apart % 2 == 0 ? 1 : 0);
     const auto attend_kv_split = [&](const Bytes& into, const CachedKeyRun& group, bool odd, bool resume, bool finish) {

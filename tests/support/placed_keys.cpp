@@ -2,9 +2,9 @@
 #include "tests/support/placed_keys.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <random>
+#include <utility>
 
 namespace ringattn::testing {
 
@@ -36,24 +36,11 @@ CachedKeyRun place_in_pages(const AttentionInputs& inputs, const PageLayout& lay
   return keys;
 }
 
-}  // namespace
-
-std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed) {
-  std::vector<std::size_t> order(count);
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::mt19937_64 generator(seed);
-  if (seed != 0) std::shuffle(order.begin(), order.end(), generator);
-  return order;
-}
-
-CachedKeyRun place_keys(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile) {
-  if (arrangement.pages.page_size > 0) return place_in_pages(inputs, arrangement.pages, key_tile);
+// Places the keys of these tiles, whose places are those in `inputs`.
+CachedKeyRun place_tiles(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile,
+                         std::vector<PlacedTile> tiles) {
   CachedKeyRun keys;
-  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
-    for (std::int64_t begin = 0; begin < inputs.sequences[s].k_len; begin += key_tile) {
-      keys.tiles.push_back({static_cast<std::int32_t>(s), begin / key_tile, {0, inputs.k_begin(s) + begin}});
-    }
-  }
+  keys.tiles = std::move(tiles);
   if (arrangement.shuffle == 0) {
     keys.k = {inputs.k};
     keys.v = {inputs.v};
@@ -92,16 +79,43 @@ CachedKeyRun place_keys(const AttentionInputs& inputs, const Arrangement& arrang
   return keys;
 }
 
-std::vector<CachedKeyRun> place_kv_splits(const AttentionInputs& inputs, const Arrangement& arrangement,
-                                          const CachedKeyRun& all, int key_tile) {
-  std::vector<CachedKeyRun> groups;
-  for (std::int64_t g = 0;; ++g) {
-    const auto in_kv_split = [&](const PlacedTile& tile) { return tile.tile / kTilesPerKvSplit == g; };
-    if (std::none_of(all.tiles.begin(), all.tiles.end(), in_kv_split)) return groups;
-    const auto number = static_cast<std::uint64_t>(g);
-    groups.push_back(place_keys(
-        inputs, {.shuffle = arrangement.apart + number, .sources = 1 + number % kMaxSourcesApart}, key_tile));
-    std::erase_if(groups.back().tiles, std::not_fn(in_kv_split));
+// All tiles, at their places in `inputs`.
+std::vector<PlacedTile> tiles_of(const AttentionInputs& inputs, int key_tile) {
+  std::vector<PlacedTile> tiles;
+  for (std::size_t s = 0; s < inputs.sequences.size(); ++s) {
+    for (std::int64_t begin = 0; begin < inputs.sequences[s].k_len; begin += key_tile) {
+      tiles.push_back({static_cast<std::int32_t>(s), begin / key_tile, {0, inputs.k_begin(s) + begin}});
+    }
+  }
+  return tiles;
+}
+
+}  // namespace
+
+std::vector<std::size_t> shuffled(std::size_t count, std::uint64_t seed) {
+  std::vector<std::size_t> order(count);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::mt19937_64 generator(seed);
+  if (seed != 0) std::shuffle(order.begin(), order.end(), generator);
+  return order;
+}
+
+CachedKeyRun place_keys(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile) {
+  if (arrangement.pages.page_size > 0) return place_in_pages(inputs, arrangement.pages, key_tile);
+  return place_tiles(inputs, arrangement, key_tile, tiles_of(inputs, key_tile));
+}
+
+std::vector<CachedKeyRun> place_kv_splits(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile) {
+  std::vector<CachedKeyRun> kv_splits;
+  for (std::uint64_t number = 0;; ++number) {
+    std::vector<PlacedTile> tiles = tiles_of(inputs, key_tile);
+    std::erase_if(tiles, [&](const PlacedTile& tile) {
+      return tile.tile / kTilesPerKvSplit != static_cast<std::int64_t>(number);
+    });
+    if (tiles.empty()) return kv_splits;
+    const std::size_t sources = std::min<std::size_t>(1 + number % kMaxSourcesApart, tiles.size());
+    kv_splits.push_back(
+        place_tiles(inputs, {.shuffle = arrangement.apart + number, .sources = sources}, key_tile, std::move(tiles)));
   }
 }
 

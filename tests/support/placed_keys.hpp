@@ -37,8 +37,7 @@ struct CachedKeyRun {
 
 CachedKeyRun place_keys(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile);
 
-// The tiles of `all` by KV splits, each with sources of its own.
-std::vector<CachedKeyRun> place_kv_splits(const AttentionInputs& inputs, const Arrangement& arrangement,
-                                          const CachedKeyRun& all, int key_tile);
+// All tiles by KV splits, each with sources of its own, which hold no other keys.
+std::vector<CachedKeyRun> place_kv_splits(const AttentionInputs& inputs, const Arrangement& arrangement, int key_tile);
 
 }  // namespace ringattn::testing

@@ -23,6 +23,10 @@ class Bytes {
     backend_.fill_bytes(buffer_.data(), kPoison, size, {});
     wait_for(backend_);
   }
+  Bytes(Backend& backend, const std::vector<std::byte>& bytes)
+      : backend_(backend), buffer_(backend.allocate(std::max<std::size_t>(bytes.size(), 1))), size_(bytes.size()) {
+    write(bytes);
+  }
 
   void write(const std::vector<std::byte>& bytes) {
     const auto size = static_cast<std::int64_t>(bytes.size());
@@ -68,8 +72,7 @@ struct PlacedTensor {
 };
 inline PlacedTensor place(Backend& backend, const std::vector<std::byte>& host, const Lattice& lattice, Dtype dtype,
                           std::int64_t tokens, std::int64_t heads, std::int64_t dim) {
-  PlacedTensor placed{Bytes(backend, host.size()), {}};
-  placed.bytes.write(host);
+  PlacedTensor placed{Bytes(backend, host), {}};
   placed.view = {placed.bytes.data() + static_cast<std::size_t>(lattice.shift) * size_of(dtype),
                  dtype,
                  tokens,

@@ -27,7 +27,7 @@ inline constexpr ScanUnit kGatedDeltaUnit{kSegmentTokens, "segment", "a gated de
 // A convolution's bits depend on no unit, but each run needs the width − 1 tokens that the next one reads.
 inline constexpr ScanUnit kConv1dUnit{kSegmentTokens, "segment", "a causal conv1d"};
 
-// That of a job, whose op messages name.
+// The unit of a job. Messages name the job's op.
 ScanUnit scan_unit(const SsmJob& job);
 
 // Call before large tables are allocated. Throws kMemory if a job with this many sequences and units exceeds the
@@ -49,7 +49,7 @@ Layout stated_ssm_layout(std::span<const std::int64_t> lengths, const std::vecto
 // for runs of another number of ranks; kMemory as check_ssm_size() does.
 Layout ssm_layout(std::span<const std::int64_t> lengths, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
                   int world, const ScanUnit& unit = kSsmUnit);
-// That of a convolution: the stated runs, of whole segments, or what an SSM's would be.
+// The layout of a convolution: the stated runs, of whole segments, or an SSM's layout.
 Layout conv1d_layout(std::span<const std::int64_t> lengths,
                      const std::optional<std::vector<std::vector<TokenRun>>>& runs, int world);
 

@@ -67,7 +67,7 @@ void OracleRow::attend_key(const double* k, const double* v) {
   }
   const double p = weight(score, max_ == -kInfinity ? 0.0 : max_);
   sum_ += p;
-  for (std::size_t i = 0; i < o_.size(); ++i) o_[i] += p * v[i];
+  add_scaled(p, v, o_.size(), o_.data());
 }
 
 void OracleRow::feed(std::int64_t first_key, const TensorView& k, const TensorView& v) {

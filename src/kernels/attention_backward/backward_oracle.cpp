@@ -89,11 +89,6 @@ float pair_product(const float* a, const float* b, std::size_t count) {
 }
 
 template <class Real>
-void add_scaled(Real factor, const Real* row, std::size_t count, Real* sum) {
-  for (std::size_t i = 0; i < count; ++i) sum[i] += factor * row[i];
-}
-
-template <class Real>
 std::vector<Real> widen_head(const TensorView& view, std::int64_t head) {
   std::vector<Real> rows(index(view.tokens * view.dim));
   for (std::int64_t token = 0; token < view.tokens; ++token) {
