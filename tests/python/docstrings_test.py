@@ -50,7 +50,8 @@ def public():
     """(name, object) of each public function and class, once."""
     seen = set()
     modules = [(module, module.__all__) for module in MODULES]
-    for module, names in (*modules, (ringattn.transformers, ("batch", "continuous_batching", "make_batch_invariant", "register"))):
+    modules.append((ringattn.transformers, ("batch", "continuous_batching", "make_batch_invariant", "register")))
+    for module, names in modules:
         for name in names:
             found = getattr(module, name)
             if not inspect.ismodule(found) and id(found) not in seen:
