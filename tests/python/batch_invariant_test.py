@@ -9,6 +9,7 @@ import io
 import pathlib
 import runpy
 import sys
+import types
 import unittest
 from unittest import mock
 
@@ -184,3 +185,14 @@ class Script(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
+class State(Case):
+    def test_continuous_batching_leaves_each_config_its_implementation(self):
+        config = transformers.LlavaConfig(text_config=transformers.LlamaConfig(**SHAPE))
+        config._attn_implementation = {"": "sdpa", "text_config": "ringattn", "vision_config": "eager"}
+        model = types.SimpleNamespace(config=config, generate_batch=None)
+        with self.assertRaises(KeyError), ringattn.transformers.continuous_batching(model):
+            raise KeyError
+        parts = (config, config.text_config, config.vision_config)
+        self.assertEqual([part._attn_implementation for part in parts], ["sdpa", "ringattn", "eager"])
+
+
