@@ -16,6 +16,7 @@ _KNOWN = (nn.Linear, nn.Embedding, nn.ModuleList, nn.Identity)
 _COMPOSED = ("ForCausalLM", "Model", "DecoderLayer", "Attention")
 _ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
                 "PytorchGELUTanh": "gelu_tanh"}  # fmt: skip
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Types of RoPE whose frequencies don't depend on the longest sequence of a batch.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
@@ -65,31 +66,46 @@ def _refuse(name: str, module: nn.Module, why: str) -> None:
     unsupported(f"{name} is a {type(module).__name__}", why, _ADVICE)
 
 
-def _check(name: str, module: nn.Module) -> bool:
-    """Whether the module is of a known kind. Refuses one that is, but computes a token's result otherwise in another batch."""
+def _is_known(module: nn.Module) -> bool:
+    """Whether the module is of a kind whose results don't depend on the batch, or are made so."""
     part = _family(module)
+    known = part in (*_COMPOSED, "MLP", "RotaryEmbedding", "RMSNorm") or isinstance(module, (Linear, RMSNorm))
+    return known or type(module) in (*_KNOWN, nn.Dropout) or type(module).__name__ in _ACTIVATIONS
+
+
+def _check(name: str, module: nn.Module) -> None:
+    """Refuses a module of a known kind that computes a token's result otherwise in another batch, or can't be replaced."""
+    part = _family(module)
+    if name and part and part != "RMSNorm" and "forward" in vars(module):  # norms are tried below
+        _refuse(name, module, "its forward was replaced")
+    if type(module) is nn.Linear or part == "RMSNorm":
+        if module.weight.is_meta:
+            refuse(f"{name}.weight is on the meta device", "it has no elements", "Load the model first.")
+        if module.weight.dtype not in _DTYPES:
+            unsupported(f"{name}.weight is {str(module.weight.dtype).removeprefix('torch.')}",
+                        "ringattn computes in float32, float16 and bfloat16", "Convert the model.")  # fmt: skip
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            unsupported(f"{name} has hooks", "a new layer would lose them", "Remove them, and add them afterwards.")
+    if type(module) is nn.Linear and "forward" in vars(module):
+        _refuse(name, module, "its forward was replaced")
     if part == "MLP":
         children = [child for child, _ in module.named_children()]
         if sorted(children) != ["act_fn", "down_proj", "gate_proj", "up_proj"]:
             _refuse(name, module, f"it has {', '.join(children)}, and a gated layer is known")
+        if not isinstance(module.gate_proj, (nn.Linear, Linear)):
+            _refuse(f"{name}.gate_proj", module.gate_proj, "a linear layer is known there")
         if type(module.act_fn).__name__ not in _ACTIVATIONS and not isinstance(module.act_fn, nn.Identity):
             _refuse(f"{name}.act_fn", module.act_fn, "ringattn.nn.Linear has SiLU and GELU")
     elif part == "RotaryEmbedding":
         if getattr(module, "rope_type", None) not in _ROPE_TYPES:
             _refuse(name, module, f"its frequencies of type {getattr(module, 'rope_type', None)} depend on the longest sequence")
     elif part == "RMSNorm":
-        if module.weight.is_meta:
-            refuse(f"{name}.weight is on the meta device", "it has no elements", "Load the model first.")
         probe = torch.linspace(-2, 2, 2 * module.weight.numel()).reshape(2, -1).to(module.weight)
         with torch.no_grad():
             if not torch.allclose(RMSNorm(module.weight, module.variance_epsilon)(probe), module(probe), rtol=0.02, atol=0.02):
                 _refuse(name, module, "it computes something else than x / sqrt(mean(x²) + eps) · weight")
-    elif type(module) is nn.Dropout:
-        if module.training and module.p:
-            unsupported(f"{name} drops elements at random", "the model is in training mode", "Call model.eval().")
-    elif part not in _COMPOSED and type(module).__name__ not in _ACTIVATIONS:
-        return isinstance(module, (Linear, RMSNorm)) or type(module) in _KNOWN
-    return True
+    elif type(module) is nn.Dropout and module.training and module.p:
+        unsupported(f"{name} drops elements at random", "the model is in training mode", "Call model.eval().")
 
 
 def make_batch_invariant(model: nn.Module) -> nn.Module:
@@ -111,9 +127,10 @@ def make_batch_invariant(model: nn.Module) -> nn.Module:
         The model.
 
     Raises:
-        UsageError: not a model of transformers.
+        UsageError: not a model of transformers; a weight is on the meta device.
         UnsupportedError: a module that may depend on the batch, as Conv1D of GPT-2 and experts of MoE layers; RoPE whose
-            frequencies depend on the longest sequence.
+            frequencies depend on the longest sequence; float64 weights; a layer with hooks or a replaced forward; a
+            dropout layer in training mode.
 
     Example:
         >>> import ringattn.transformers, transformers
@@ -123,16 +140,19 @@ def make_batch_invariant(model: nn.Module) -> nn.Module:
         >>> type(model.lm_head).__name__, model.config._attn_implementation
         ('Linear', 'ringattn')
     """
-    if not hasattr(model, "set_attn_implementation"):
+    if not isinstance(model, nn.Module) or not hasattr(model, "set_attn_implementation"):
         refuse(f"model is {type(model).__name__}", "it should be a model of transformers", "Pass one.")
     unknown = {}
+    activations = {id(getattr(module, "act_fn", None)) for module in model.modules() if _family(module) == "MLP"}
     for name, module in model.named_modules():
-        if not _check(name, module):
+        if not _is_known(module) and id(module) not in activations:  # _check() says which ones are known there
             unknown.setdefault(type(module).__name__, name)
     if unknown:
         listed = ", ".join(f"{kind} ({name})" if name else kind for kind, name in [*unknown.items()][:8])
         unsupported(f"the model has modules of kinds that are not known: {listed}", "their results may depend on the batch",
                     _ADVICE)  # fmt: skip
+    for name, module in model.named_modules():
+        _check(name, module)
     ensure_registered("ringattn")
     model.set_attn_implementation("ringattn")
     for name, module in list(model.named_modules()):

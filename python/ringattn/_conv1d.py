@@ -67,7 +67,7 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
         x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16.
         weight: float32 [channels, width], width 2 to 4.
         bias: float32 [channels]. None: 0.
-        activation: None or "silu".
+        activation: None or "silu", which "swish" means, too.
         initial_states: [sequences, width - 1, channels] of x's dtype, the tokens before each sequence, oldest first. None:
             zeros.
         return_final_states: returns the last tokens of each sequence, too.

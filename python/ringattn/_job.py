@@ -154,7 +154,8 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
         if k_lengths is not None:
             refuse("k_lengths is given", "it belongs to k_positions", "Pass both, as ringattn.evict() gives them.")
         return None
-    kv_heads, heads = k.shape[-2], k_positions.shape[-1]
+    check_array("k_positions", k_positions)
+    kv_heads, heads = k.shape[-2], k_positions.shape[-1] if k_positions.ndim else 0
     rows = on_host(k_positions)
     if str(rows.dtype) != "int32" or rows.ndim != k.ndim - 1 or rows.size != k_rows * heads or heads not in (1, kv_heads):
         refuse(f"k_positions is {rows.dtype} {list(rows.shape)}",

@@ -20,6 +20,7 @@ from ._errors import called_by, refuse, unsupported
 from ._loaded_torch import loaded_torch
 from ._tensors import (
     address_of,
+    check_array,
     contiguous_heads,
     data_type,
     device_of,
@@ -588,6 +589,7 @@ def quantize_weight(weight, format: str) -> QuantizedWeight:
         (dtype('int8'), (4, 128), (4,))
     """
     chosen("format", format, FORMATS[1:])
+    check_array("weight", weight, differentiable=True)
     check_axes("weight", weight, (2,), "[out_features, in_features]")
     if type_name(weight.dtype) not in ("float32", "float16", "bfloat16"):
         refuse(f"weight is {type_name(weight.dtype)}", "float32, float16 and bfloat16 are quantized", "Convert it.")

@@ -16,7 +16,7 @@ from ._abi import lib
 from ._arguments import as_int, as_number, check_axes, is_true, lengths_of, refuse_unknown, shown
 from ._errors import refuse
 from ._loaded_torch import loaded_torch
-from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, is_torch, traced, type_name
+from ._tensors import as_rows, check_array, contiguous_heads, data_type, empty, flat_view, is_torch, traced, type_name
 from .layouts import Layout
 from .worlds import World
 
@@ -264,8 +264,8 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
 
     Raises:
         CallError: a keyword is unknown.
-        UsageError: arguments contradict each other, or positions don't have one number for each row.
-        UnsupportedError: a head_dim that no kernel has.
+        UsageError: arguments contradict each other, head_dim is odd or above 512, or positions don't have one number for each
+            row.
 
     Formula:
         RoFormer (arXiv:2104.09864), with the types of transformers/modeling_rope_utils.py (5.24); docs/rope.md::
@@ -293,6 +293,8 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
         if tuple(rows.shape[:-2]) != tuple(q.shape[:-2]) or rows.shape[-1] != q.shape[-1] or rows.dtype != q.dtype:
             refuse(f"{name} is {list(rows.shape)} {type_name(rows.dtype)}", f"q is {list(q.shape)} {type_name(q.dtype)}",
                    "They are [(batch,) tokens, heads, head_dim] of one type, with the same tokens and head_dim.")  # fmt: skip
+        if into is not None:
+            check_array(f"out of {name}", into)
         if into is not None and (tuple(into.shape) != tuple(rows.shape) or into.dtype != rows.dtype):
             refuse(f"out of {name} is {list(into.shape)}", f"{name} is {list(rows.shape)}", "Pass one of that shape and type.")
     _job.check_dtypes(q=q, k=k)
@@ -322,7 +324,7 @@ def rope_frequencies(head_dim: int, *, rope_parameters=None, theta=None, rotary_
         (inv_freq, attention_factor): float32 [rotary_dim / 2], or float64 if exact, and the factor of cos and sin.
 
     Raises:
-        UsageError, UnsupportedError: as rope().
+        UsageError: as rope().
 
     Formula:
         inv_freq of rope(), scaled by the type (docs/rope.md).

@@ -7,6 +7,7 @@ and all tokens so far as keys, so it has the bits that it has in any other batch
 import contextlib
 
 import torch
+from torch import Tensor
 
 from . import _attention
 from ._arguments import as_ints
@@ -32,6 +33,14 @@ def paged_name(name: str) -> str:
     return f"paged|{name}" if is_prefixed() else name + _ENDING
 
 
+def autocast(*rows: Tensor) -> tuple[Tensor, ...]:
+    """Rows in the dtype of torch.autocast, as PyTorch's SDPA casts them: RoPE makes float32 of q and k there, and v stays."""
+    device = rows[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return rows
+    return tuple(x.to(torch.get_autocast_dtype(device)) for x in rows)
+
+
 def ensure_registered(name: str) -> None:
     """register() unless the name has an implementation, which may be that of substitute_hf_flash_attn()."""
     from transformers import AttentionInterface  # noqa: PLC0415, see ringattn.transformers
@@ -40,6 +49,12 @@ def ensure_registered(name: str) -> None:
 
     if not {name, paged_name(name)} <= AttentionInterface._global_mapping.keys():
         transformers.register(name)
+
+
+def _implementations(config) -> dict:
+    """The names that a config and the configs in it have, in the form in which its setter takes them all."""
+    inner = {key: getattr(config, key, None) for key in config.sub_configs}
+    return {"": config._attn_implementation} | {key: _implementations(one) for key, one in inner.items() if one is not None}
 
 
 @contextlib.contextmanager
@@ -70,7 +85,7 @@ def continuous_batching(model, name: str = "ringattn"):
         refuse(f"model is {type(model).__name__}", "it has no generate_batch()", "Pass a model of transformers that generates.")
     ensure_registered(name)
     config = model.config
-    before = config._attn_implementation
+    before = _implementations(config)
     config._attn_implementation = name if is_prefixed() else paged_name(name)
     try:
         yield model
@@ -110,7 +125,7 @@ def paged_attention(module, query, key, value, named: dict, sliding_window: int 
     k, v = of_cache or (key[0].transpose(0, 1), value[0].transpose(0, 1))
     sliding = bool(sliding_window or getattr(module, "sliding_window", None))
     cu_q, cu_k = _lengths(given["cu_seq_lens_q"]), _lengths(_of_layer("cu_seq_lens_k", given["cu_seq_lens_k"], sliding))
-    q = query[0].transpose(0, 1)
+    q, k, v = autocast(query[0].transpose(0, 1), k, v)
     # Batches are padded to fixed sizes where transformers captures or compiles them.
     rows, keys = cu_q[-1], cu_k[-1]
     out = _attention.varlen(q[:rows], k[:keys], v[:keys], cu_q, cu_k, **named)[0]

@@ -9,6 +9,7 @@ whole = ringattn.unshard([out_0, out_1, out_2, out_3], layout)
 
 import ctypes
 import functools
+import operator
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,8 +17,8 @@ import numpy as np
 from . import _structs
 from ._errors import refuse
 from ._compression import Compressed
-from ._arguments import as_int, as_ints
-from ._tensors import is_torch
+from ._arguments import as_int, as_ints, shown
+from ._tensors import check_array, is_torch
 
 __all__ = [
     "Layout", "contiguous", "packed", "positions", "segments", "shard", "striped", "super_segments", "unshard",
@@ -43,7 +44,11 @@ class Layout:
 
     def __init__(self, lengths: Sequence[int], runs: Sequence[Sequence[tuple[int, int, int]]]):
         self.lengths = tuple(as_ints(lengths))
-        self.runs = tuple(tuple((int(s), int(b), int(e)) for s, b, e in of_rank if e > b) for of_rank in runs)
+        index = operator.index  # int() would round 0.5
+        try:
+            self.runs = tuple(tuple((index(s), index(b), index(e)) for s, b, e in of_rank if e > b) for of_rank in runs)
+        except (TypeError, ValueError):
+            refuse(f"runs are {shown(runs)}", "each rank has a list of whole numbers (sequence, begin, end)", "Pass such lists.")
         self._key = (self.lengths, self.runs)
         self._check()
         self.text = _text_of(self.lengths, self.runs)
@@ -445,6 +450,7 @@ def shard(array, layout: Layout, rank: int):
         streams = {name: shard(stream, layout, rank) for name, stream in array.streams.items()}
         shape = *next(iter(streams.values())).shape[:-2], *array.shape[-2:]
         return array.with_streams(streams, shape)
+    check_array("array", array, differentiable=True)
     batched = _rows(array, layout) == 2
     flat = array.reshape(-1, *array.shape[2:]) if batched else array
     tokens = layout.token_indices(rank)[0]
@@ -484,11 +490,14 @@ def unshard(shards: Sequence, layout: Layout):
         >>> ringattn.unshard([ringattn.shard(np.arange(8), layout, rank) for rank in range(2)], layout).tolist()
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
+    if not hasattr(shards, "__len__"):
+        refuse(f"shards are {type(shards).__name__}", "there is one of each rank", "Pass a list.")
     if len(shards) != layout.world:
         refuse(f"there are {len(shards)} shards", f"the layout has {layout.world} ranks", "Pass one of each rank.")
     flat = []
     for rank, rows in enumerate(shards):
         wanted = layout.tokens(rank)
+        check_array(f"shard {rank}", rows, differentiable=True)
         if rows.shape[0] != wanted:
             rows = rows.reshape(-1, *rows.shape[2:])
         if rows.shape[0] != wanted:

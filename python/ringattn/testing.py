@@ -18,7 +18,7 @@ from ._arguments import as_int, as_number, check_axes, lengths_of
 from ._errors import WrongResult, refuse
 from ._tensors import is_torch
 from ._attention import varlen
-from .layouts import BY_NAME, shard, unshard
+from .layouts import BY_NAME, check_name, shard, unshard
 from .worlds import run_ranks
 
 __all__ = ["Accuracy", "assert_same_bits", "check_attention", "check_bits", "first_difference", "raw_bytes", "sample_rows"]
@@ -382,6 +382,7 @@ def check_bits(q, k, v, cu_seqlens=None, *, ranks=(1, 2, 3, 4), layouts=tuple(BY
 
     Raises:
         WrongResult: a bit of out or lse differs from those of one rank.
+        UsageError: a layout has another name; or as varlen().
 
     Example:
         >>> q = np.random.default_rng(1).standard_normal((20, 2, 32), dtype="float32")
@@ -390,6 +391,8 @@ def check_bits(q, k, v, cu_seqlens=None, *, ranks=(1, 2, 3, 4), layouts=tuple(BY
     cu_seqlens = [0, q.shape[0]] if cu_seqlens is None else cu_seqlens
     lengths = lengths_of(cu_seqlens)
     out, lse = varlen(q, k, v, cu_seqlens, **arguments)
+    for name in layouts:
+        check_name(name)
     for count, name in itertools.product(ranks, layouts):
         layout = BY_NAME[name](lengths, count)
 

@@ -134,7 +134,7 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
     """query: [batch, heads, tokens, head_dim]; key, value: [batch, kv_heads, keys, head_dim]. Returns ([batch, tokens,
     heads, head_dim], None). dealt: the arguments of batch(); None: those of the active batch()."""
     _check_arguments(dropout, attention_mask, given)
-    q, k, v = (array.transpose(1, 2) for array in (query, key, value))
+    q, k, v = _transformers_paged.autocast(*(array.transpose(1, 2) for array in (query, key, value)))
     named = {
         "mask": _mask_of(module, attention_mask, is_causal, sliding_window, q, k),
         "softmax_scale": scaling,

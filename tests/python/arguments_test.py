@@ -64,6 +64,13 @@ class Refusals(unittest.TestCase):
             ("latent is NoneType", lambda: ringattn.mla(*changed(MLA, 1, None))),
             ("rows is list", lambda: ringattn.batched_gemm([1.0], MLA[3])),
             ("weights is NoneType", lambda: ringattn.batched_gemm(MLA[1], None)),
+            ("k_positions is list", lambda: attention(Q, K, K, k_positions=[1], k_lengths=9)),
+            ("weight is list", lambda: ringattn.quantize_weight([[1.0]], "int8")),
+            ("out of q is str", lambda: ringattn.rope(Q, out="q")),
+            ("RoPE of heads of 7", lambda: ringattn.rope(Q[..., :7])),
+            ("array is list", lambda: ringattn.shard([1, 2], ringattn.zigzag([2], 1), 0)),
+            ("shard 0 is int", lambda: ringattn.unshard([1, 2], ringattn.zigzag([2], 2))),
+            ("shards are int", lambda: ringattn.unshard(1, ringattn.zigzag([2], 2))),
             ("cache is NoneType", lambda: ringattn.mla_decode(*changed(MLA_STEP, 1, None))),
         ]
         self.refuses(cases)

@@ -9,6 +9,7 @@ import io
 import pathlib
 import runpy
 import sys
+import types
 import unittest
 from unittest import mock
 
@@ -159,18 +160,54 @@ class Refused(Case):
             ("model.layers.0.mlp.act_fn is a NewGELUActivation (ringattn.nn.Linear has", torch_gelu),
             ("model.norm is a LlamaRMSNorm (it computes something else", other_norm),
             ("not known: Bilinear (model.layers.0.mlp.down_proj)", own),
+            ("Conv1D (transformer.h.0.attn.c_attn)", gpt2.train()),  # and not its dropout
         ):
-            with self.assertRaises(UNSUPPORTED) as caught:
-                ringattn.transformers.make_batch_invariant(model)
-            self.assertIn(words, str(caught.exception))
-            self.assertNotEqual(model.config._attn_implementation, "ringattn")
-        self.assertIs(type(own.lm_head), torch.nn.Linear)  # nothing was replaced
+            self.refused(UNSUPPORTED, words, model)
+
+    def test_layers_that_cannot_be_replaced(self):
+        hooked, other_head, other_mlp, no_gate, meta = (made("Llama") for _ in range(5))
+        hooked.lm_head.register_forward_hook(lambda module, given, out: out * 2)
+        other_head.lm_head.forward = lambda x: x[..., :5]
+        other_mlp.model.layers[1].mlp.forward = lambda x: x * 2
+        no_gate.model.layers[0].mlp.gate_proj = torch.nn.Identity()
+        meta.model.layers[1].mlp.down_proj.to("meta")
+        for kind, words, model in (
+            (UNSUPPORTED, "lm_head has hooks", hooked),
+            (UNSUPPORTED, "lm_head is a Linear (its forward was replaced)", other_head),
+            (UNSUPPORTED, "model.layers.1.mlp is a LlamaMLP (its forward was replaced)", other_mlp),
+            (UNSUPPORTED, "model.layers.0.mlp.gate_proj is a Identity (a linear", no_gate),
+            (UNSUPPORTED, "model.layers.0.self_attn.q_proj.weight is float64", made("Llama").double()),
+            (ringattn.UsageError, "model.layers.1.mlp.down_proj.weight is on the meta device", meta),
+        ):
+            self.refused(kind, words, model)
+
+    def refused(self, kind, words, model):
+        """Nothing of the model is replaced."""
+        before = [*map(type, model.modules())]
+        with self.assertRaises(kind) as caught:
+            ringattn.transformers.make_batch_invariant(model)
+        self.assertIn(words, str(caught.exception))
+        self.assertNotEqual(model.config._attn_implementation, "ringattn")
+        self.assertEqual([*map(type, model.modules())], before)
 
     def test_what_is_no_model_that_generates(self):
         with self.assertRaises(ringattn.UsageError):
             ringattn.transformers.make_batch_invariant(torch.nn.Linear(1, 1))
+        with self.assertRaises(ringattn.UsageError):
+            ringattn.transformers.make_batch_invariant(transformers.LlamaForCausalLM)
         with self.assertRaises(ringattn.UsageError), ringattn.transformers.continuous_batching(torch.nn.Linear(1, 1)):
             pass
+
+
+class State(Case):
+    def test_continuous_batching_leaves_each_config_its_implementation(self):
+        config = transformers.LlavaConfig(text_config=transformers.LlamaConfig(**SHAPE))
+        config._attn_implementation = {"": "sdpa", "text_config": "ringattn", "vision_config": "eager"}
+        model = types.SimpleNamespace(config=config, generate_batch=None)
+        with self.assertRaises(KeyError), ringattn.transformers.continuous_batching(model):
+            raise KeyError
+        parts = (config, config.text_config, config.vision_config)
+        self.assertEqual([part._attn_implementation for part in parts], ["sdpa", "ringattn", "eager"])
 
 
 class Script(unittest.TestCase):

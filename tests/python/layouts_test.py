@@ -54,6 +54,8 @@ class Layouts(unittest.TestCase):
             ([[(0, 4, 9), (0, 0, 4)], []], "comes before"),
             ([[(0, 0, 9)], [(1, 0, 2)]], "sequence 1"),
             ([[(0, 0, 8)], []], "end at 8"),
+            ([[(0, 0, 8.5)], [(0, 8.5, 9)]], "whole numbers (sequence, begin, end)"),
+            ([0, 9], "runs are [0, 9]"),
         ):
             with self.assertRaises(ringattn.UsageError) as caught:
                 ringattn.Layout([9], runs)

@@ -134,6 +134,8 @@ class Parity(unittest.TestCase):
         self.assertEqual(testing.first_difference(np.float32([0.0]), np.float32([-0.0])), (0,))
         with self.assertRaises(ringattn.UsageError):
             testing.first_difference(self.out, other[:10])
+        with self.assertRaises(ringattn.UsageError):
+            testing.check_bits(self.out, self.out, self.out, layouts=("zag",))
 
 
 if __name__ == "__main__":

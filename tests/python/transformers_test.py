@@ -129,6 +129,17 @@ class Models(Case):
             self.assertEqual(got.tolist(), text.tolist(), name)
             self.assertEqual(got.shape[1], 55, name)
 
+    def test_autocast_casts_what_attention_gets(self):
+        model, padded = llama(), torch.arange(50) >= torch.tensor([[9], [0]])
+        for given in ({}, {"attention_mask": padded}):
+            logits = []
+            for implementation in ("sdpa", "ringattn"):
+                model.set_attn_implementation(implementation)
+                with torch.autocast("cpu", torch.bfloat16):
+                    logits.append(model(self.ids, **given).logits[padded])
+            self.assertEqual(logits[1].dtype, torch.bfloat16)
+            torch.testing.assert_close(*logits, atol=0.02, rtol=0.02)
+
     def test_bidirectional_ones_are_those_of_their_own_attention(self):
         for name, (model, given) in bidirectional_models().items():
             model.set_attn_implementation("eager")
