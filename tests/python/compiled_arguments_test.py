@@ -75,14 +75,15 @@ class Layouts(Both):
     def test_a_layout_of_another_job_is_refused(self):
         scan, selective, x, weight = scan_rows(100), selective_rows(100), normal(100, 16), normal(16, 4, seed=2)
         one, other = ringattn.super_segments([30, 70], 1), ringattn.super_segments([30, 70], 2)
-        for words, named in (
+        wrong = (
             ("layout is 'zigzag'", {"layout": "zigzag"}),
             ("the layout is one of lengths [30, 70] over 2 ranks", {"layout": other}),
             ("the layout is one of lengths [30, 70] over 1 ranks", {"layout": one, "cu_seqlens": torch.tensor([0, 31, 100])}),
-        ):
-            self.refused(words, lambda *rows, named=named: ringattn.ssd(*rows, **named), *scan)
-            self.refused(words, lambda *rows, named=named: ringattn.selective_scan(*rows, **named), *selective)
-            self.refused(words, lambda *rows, named=named: ringattn.causal_conv1d(*rows, **named), x, weight)
+        )
+        functions = ((ringattn.ssd, scan), (ringattn.selective_scan, selective), (ringattn.causal_conv1d, (x, weight)))
+        for n, (words, named) in enumerate(wrong):
+            for m, (function, rows) in enumerate(functions):  # each function is traced once, and each refusal
+                self.refused(words, lambda *rows, call=function, named=named: call(*rows, **named), *rows, traced=n == m)
 
 
 def calls():
@@ -151,9 +152,10 @@ class Masks(Both):
     def test_a_mask_is_read_as_without_a_graph(self):
         q = normal(20, 2, 64)
         self.same(lambda q: ringattn.attention(q, q, q, mask=(3, 0)), q)
-        for words, mask in (("[3, 0]", [3, 0]), ("mask 'window'", "window"), ("a side of mask is 1.5", (1.5, 0)), ("(3,)", (3,))):
-            self.refused(words, lambda q, mask=mask: ringattn.attention(q, q, q, mask=mask), q)
-            self.refused(words, lambda q, mask=mask: ringattn.varlen(q, q, q, [0, 20], mask=mask), q)
+        wrong = (("[3, 0]", [3, 0]), ("mask 'window'", "window"), ("a side of mask is 1.5", (1.5, 0)), ("(3,)", (3,)))
+        for n, (words, mask) in enumerate(wrong):  # each refusal is traced once
+            self.refused(words, lambda q, mask=mask: ringattn.attention(q, q, q, mask=mask), q, traced=n % 2 == 0)
+            self.refused(words, lambda q, mask=mask: ringattn.varlen(q, q, q, [0, 20], mask=mask), q, traced=n % 2 == 1)
 
 
 class Spellings(Both):

@@ -34,41 +34,35 @@ class Packed(torch.nn.Module):
 
 
 class Graphs(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = pathlib.Path(folder.name)
-        self.q = normal(100, 2, 64)
-
+    @classmethod
     @torch.no_grad()
-    def save(self, layer):
-        torch.export.save(torch.export.export(layer, (self.q,)), self.folder / "layer.pt2")
-
-    def elsewhere(self):
-        """(What another process says, what it computes)."""
-        torch.save(self.q, self.folder / "q.pt")
-        done = subprocess.run([sys.executable, __file__, self.folder], capture_output=True, text=True, timeout=200)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout, torch.load(self.folder / "made.pt")
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder = pathlib.Path(folder.name)
+        cls.q = normal(100, 2, 64)
+        (world,) = ringattn.threads_worlds(1)
+        in_world = Packed("striped", world)
+        in_world.forward = lambda q: ringattn.varlen(q, q, q, [0, 30, 100], layout=in_world.layout, world=in_world.world)
+        cls.layers = {"layout": Packed(ringattn.Layout([30, 70], [[(0, 0, 30), (1, 0, 70)]])), "world": in_world}
+        for name, layer in cls.layers.items():
+            torch.export.save(torch.export.export(layer, (cls.q,)), cls.folder / f"{name}.pt2")
+        torch.save(cls.q, cls.folder / "q.pt")
+        done = subprocess.run([sys.executable, __file__, cls.folder], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        cls.said = done.stdout  # by the other process
 
     def test_a_layout_is_the_same_one_elsewhere(self):
-        layer = Packed(ringattn.Layout([30, 70], [[(0, 0, 30), (1, 0, 70)]]))
-        self.save(layer)
-        said, made = self.elsewhere()
-        self.assertEqual(said, "")
-        for a, b in zip(made, layer(self.q), strict=True):
+        self.assertNotIn("layout: ", self.said)
+        for a, b in zip(torch.load(self.folder / "layout.made"), self.layers["layout"](self.q), strict=True):
             assert_same_bits(a, b)
 
     def test_a_world_is_of_its_process(self):
-        (world,) = ringattn.threads_worlds(1)
-        layer = Packed("striped", world)
-        layer.forward = lambda q: ringattn.varlen(q, q, q, [0, 30, 100], layout=layer.layout, world=layer.world)
-        self.save(layer)
-        for a, b in zip(torch.export.load(self.folder / "layer.pt2").module()(self.q), layer(self.q), strict=True):
+        here = torch.export.load(self.folder / "world.pt2").module()
+        for a, b in zip(here(self.q), self.layers["world"](self.q), strict=True):
             assert_same_bits(a, b)
-        said, made = self.elsewhere()
-        self.assertIn("UsageError: a graph names a world that is not there", said)
-        self.assertIsNone(made)
+        self.assertIn("world: UsageError: a graph names a world that is not there", self.said)
+        self.assertIsNone(torch.load(self.folder / "world.made"))
 
 
 class Texts(unittest.TestCase):
@@ -80,15 +74,16 @@ class Texts(unittest.TestCase):
 
 
 def compute(folder: pathlib.Path) -> None:
-    """What the saved program makes in this process, which has worlds and layouts of its own."""
+    """What the saved programs make in this process, which has worlds and layouts of its own."""
     _kept = ringattn.threads_worlds(3), [ringattn.contiguous([tokens], 2) for tokens in range(9)]
-    made = None
-    try:
-        with torch.no_grad():
-            made = torch.export.load(folder / "layer.pt2").module()(torch.load(folder / "q.pt"))
-    except ringattn.Error as error:
-        print(f"{type(error).__name__}: {error}")
-    torch.save(made, folder / "made.pt")
+    for program in folder.glob("*.pt2"):
+        made = None
+        try:
+            with torch.no_grad():
+                made = torch.export.load(program).module()(torch.load(folder / "q.pt"))
+        except ringattn.Error as error:
+            print(f"{program.stem}: {type(error).__name__}: {error}")
+        torch.save(made, program.with_suffix(".made"))
 
 
 if __name__ == "__main__":
