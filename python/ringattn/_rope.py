@@ -294,7 +294,7 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
             refuse(f"{name} is {list(rows.shape)} {type_name(rows.dtype)}", f"q is {list(q.shape)} {type_name(q.dtype)}",
                    "They are [(batch,) tokens, heads, head_dim] of one type, with the same tokens and head_dim.")  # fmt: skip
         if into is not None:
-            check_array(f"out of {name}", into)
+            check_array(f"out of {name}", into, written=True)
         if into is not None and (tuple(into.shape) != tuple(rows.shape) or into.dtype != rows.dtype):
             refuse(f"out of {name} is {list(into.shape)}", f"{name} is {list(rows.shape)}", "Pass one of that shape and type.")
     _job.check_dtypes(q=q, k=k)

@@ -67,6 +67,7 @@ class Refusals(unittest.TestCase):
             ("k_positions is list", lambda: attention(Q, K, K, k_positions=[1], k_lengths=9)),
             ("weight is list", lambda: ringattn.quantize_weight([[1.0]], "int8")),
             ("out of q is str", lambda: ringattn.rope(Q, out="q")),
+            ("out of q is read-only", lambda: ringattn.rope(Q, out=np.frombuffer(Q.tobytes(), "float32").reshape(Q.shape))),
             ("RoPE of heads of 7", lambda: ringattn.rope(Q[..., :7])),
             ("array is list", lambda: ringattn.shard([1, 2], ringattn.zigzag([2], 1), 0)),
             ("shard 0 is int", lambda: ringattn.unshard([1, 2], ringattn.zigzag([2], 2))),
