@@ -173,6 +173,7 @@ def samples() -> dict[str, list[tuple]]:
         "causal_conv1d_update": [(x, normal(5, 3, 16), weight, None, None, ints(4, 1, 0), 0, 60.0)],
         "llama3_begins": [(ints(0, 20, 60), ints(0, 20, 60), [0, 20, 60], [0, 20, 60], [0, 20, 60])],
         "packed_begins": [(q, [0, 60], [1, 60], None, None, None, None), (q, None, [1, 60], cu, cu, None, torch.ones(1, 60))],
+        "unpadded_lengths": [(ints(20, 60), torch.ones(2, 60))],
     }  # fmt: skip
 
 
