@@ -280,7 +280,7 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
     return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, update_lengths, (world, call, given))
 
 
-class _GrowingCall:
+class _GrowingCall(_job.RepeatedCall):
     """A prepared decode of torch tensors over dense caches, whose number of keys and strides differ from call to call. All else
     is as in the first call."""
 
@@ -298,36 +298,25 @@ class _GrowingCall:
         self._new_out, self._new_lse = maker(out, tuple(out.shape)), maker(lse, tuple(lse.shape), "float32")
         self._on_host = device_of(out)[0] == _abi.CPU
 
-    def __call__(self, q, k, v, lengths, sinks):
-        """out, or None if the prepared object is closed."""
-        prepared = self.prepared
-        turn = prepared.turn
-        held = turn.take()
-        try:
-            if prepared._handle is None:
-                return None
-            prepared.world().use(prepared)
-            out, lse = self._new_out(), self._new_lse()
-            data = self._data
-            for name, cache in (("k", k), ("v", v)):
-                axes = self._views[name].lengths
-                axes[1] = cache.shape[1]
-                axes[4:8] = cache.stride()
-                data[name].data = cache.data_ptr()
-            rows = _flat_q(q) if self._copies_q else q
-            data["q"].data, data["lengths"].data = rows.data_ptr(), lengths.data_ptr()
-            data["out"].data, data["lse"].data = out.data_ptr(), lse.data_ptr()
-            if sinks is not None:
-                data["sinks"].data = sinks.data_ptr()
-            if self._on_host:
-                prepared._run(prepared._handle, self._tensors)
-            else:
-                self._tensors.stream = stream_of(out)
-                prepared._enqueue(prepared._handle, self._tensors)
-            return out
-        finally:
-            turn.thread = 0
-            turn.release(held.pop())
+    def _call(self, prepared, q, k, v, lengths, sinks):
+        out, lse = self._new_out(), self._new_lse()
+        data = self._data
+        for name, cache in (("k", k), ("v", v)):
+            axes = self._views[name].lengths
+            axes[1] = cache.shape[1]
+            axes[4:8] = cache.stride()
+            data[name].data = cache.data_ptr()
+        rows = _flat_q(q) if self._copies_q else q
+        data["q"].data, data["lengths"].data = rows.data_ptr(), lengths.data_ptr()
+        data["out"].data, data["lse"].data = out.data_ptr(), lse.data_ptr()
+        if sinks is not None:
+            data["sinks"].data = sinks.data_ptr()
+        if self._on_host:
+            prepared._run(prepared._handle, self._tensors)
+        else:
+            self._tensors.stream = stream_of(out)
+            prepared._enqueue(prepared._handle, self._tensors)
+        return out
 
 
 def _flat_q(q):

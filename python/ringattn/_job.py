@@ -280,7 +280,28 @@ class Prepared(worlds.Prepared):
         getattr(lib, f"{self.op}_wait")(self.handle)
 
 
-class Call:
+class RepeatedCall:
+    """A checked and prepared call that is repeated for other arrays. All calls of these shapes share the structs of the library,
+    so they are only changed with exclusive use of the world."""
+
+    prepared: Prepared
+
+    def __call__(self, *arguments):
+        """What _call() returns, or None if the prepared object is closed."""
+        prepared = self.prepared
+        turn = prepared.turn
+        held = turn.take()
+        try:
+            if prepared._handle is None:
+                return None
+            prepared.world().use(prepared)
+            return self._call(prepared, *arguments)
+        finally:
+            turn.thread = 0
+            turn.release(held.pop())
+
+
+class Call(RepeatedCall):
     """A checked and prepared call of an op for arrays of given shapes. It is repeated for other arrays of these shapes
     by changing only their addresses."""
 
@@ -307,40 +328,28 @@ class Call:
             self._workspace = view.struct
             self._tensors.workspace = view.address
 
-    def __call__(self, arrays: tuple, out):
-        """(out, lse). arrays: the caller's in the order of `given`, then out or None. Returns None if the prepared
-        object is closed. All calls of this shape share the structs, so they are only changed with exclusive use of the
-        world."""
-        prepared = self.prepared
-        turn = prepared.turn
-        held = turn.take()
-        try:
-            if prepared._handle is None:
-                return None
-            prepared.world().use(prepared)
-            for place, array in zip(self._indices, arrays):
-                if place is not None:
-                    place.data = address_of(array)
-            if out is None:
-                out = self._new_out()
-            self._out.data = address_of(out)
-            lse = None
-            if self._new_lse is not None:
-                lse = self._new_lse()
-                self._lse.data = address_of(lse)
-            tensors = self._tensors
-            if self._on_host:
-                prepared._run(prepared._handle, tensors)
-                return out, lse
-            if self._new_workspace is not None:
-                workspace = self._new_workspace()  # until the call is enqueued; the allocator orders its reuse
-                self._workspace.data = workspace.data_ptr()
-            tensors.stream = stream_of(out)
-            prepared._enqueue(prepared._handle, tensors)
+    def _call(self, prepared, arrays: tuple, out):
+        """(out, lse). arrays: the caller's in the order of `given`, then out or None."""
+        for place, array in zip(self._indices, arrays):
+            if place is not None:
+                place.data = address_of(array)
+        if out is None:
+            out = self._new_out()
+        self._out.data = address_of(out)
+        lse = None
+        if self._new_lse is not None:
+            lse = self._new_lse()
+            self._lse.data = address_of(lse)
+        tensors = self._tensors
+        if self._on_host:
+            prepared._run(prepared._handle, tensors)
             return out, lse
-        finally:
-            turn.thread = 0
-            turn.release(held.pop())
+        if self._new_workspace is not None:
+            workspace = self._new_workspace()  # until the call is enqueued; the allocator orders its reuse
+            self._workspace.data = workspace.data_ptr()
+        tensors.stream = stream_of(out)
+        prepared._enqueue(prepared._handle, tensors)
+        return out, lse
 
 
 def known_call(world: World | None, settings: tuple, given: dict, out):

@@ -420,11 +420,11 @@ def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_
     if key is not None and not packs(prepared) and all(
         array is None or address_of(array) == address_of(read) for array, read in zip(given, (rows, *weights.values()))
     ):
-        _job.keep(world, key, RepeatedCall(prepared, rows, flat, form, weights))
+        _job.keep(world, key, _LinearCall(prepared, rows, flat, form, weights))
     return y
 
 
-class RepeatedCall:
+class _LinearCall(_job.RepeatedCall):
     """A checked and prepared call for arrays of given shapes, as _job.Call: it is repeated for others by changing their
     addresses."""
 
@@ -441,29 +441,18 @@ class RepeatedCall:
         self._new_y = maker(y, form)
         self._on_host = device_of(y)[0] == _abi.CPU
 
-    def __call__(self, arrays: tuple, out):
-        """(out, None). arrays: x, weight, bias, scales, zeros, out. None if the prepared object is closed. All calls of this
-        shape share the structs, so they are only changed with exclusive use of the world."""
-        prepared = self.prepared
-        turn = prepared.turn
-        held = turn.take()
-        try:
-            if prepared._handle is None:
-                return None
-            prepared.world().use(prepared)
-            if out is None:
-                out = self._new_y()
-            self._x.data, self._y.data = address_of(arrays[0]), address_of(out)
-            for struct, array in zip(self._held, arrays[1:]):
-                if struct is not None:
-                    struct.data = address_of(array)
-            self._tensors.stream = self._weights.stream = stream_of(out)
-            lib.linear_load(prepared._handle, self._weights)
-            (prepared._run if self._on_host else prepared._enqueue)(prepared._handle, self._tensors)
-            return out, None
-        finally:
-            turn.thread = 0
-            turn.release(held.pop())
+    def _call(self, prepared, arrays: tuple, out):
+        """(out, None). arrays: x, weight, bias, scales, zeros, then out or None."""
+        if out is None:
+            out = self._new_y()
+        self._x.data, self._y.data = address_of(arrays[0]), address_of(out)
+        for struct, array in zip(self._held, arrays[1:]):
+            if struct is not None:
+                struct.data = address_of(array)
+        self._tensors.stream = self._weights.stream = stream_of(out)
+        lib.linear_load(prepared._handle, self._weights)
+        (prepared._run if self._on_host else prepared._enqueue)(prepared._handle, self._tensors)
+        return out, None
 
 
 @traced

@@ -11,7 +11,6 @@ import inspect
 import pathlib
 import re
 import sys
-import time
 import unittest
 
 if any(importlib.util.find_spec(name) is None for name in ("torch", "safetensors", "transformers")):
@@ -163,19 +162,14 @@ class Docstrings(unittest.TestCase):
     def test_examples_run(self):
         finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner()
         names = {"np": numpy, "torch": torch, "ringattn": ringattn}
-        times, classes = {}, [(name, kind) for name, kind in public() if inspect.isclass(kind)]
+        classes = [(name, kind) for name, kind in public() if inspect.isclass(kind)]
         methods = [(f"{name}.{attribute}", getattr(kind, attribute)) for name, kind in classes for attribute in vars(kind)
                    if not attribute.startswith("_") and callable(getattr(kind, attribute))]  # fmt: skip
         for name, found in [*public(), *methods]:
             for example in finder.find(found, name, globs=dict(names)):
-                began = time.thread_time()
                 with self.subTest(name):
                     said: list[str] = []
                     self.assertEqual(runner.run(example, out=said.append).failed, 0, "".join(said))
-                times[name] = time.thread_time() - began
-        slowest = sorted(times, key=times.get, reverse=True)[:3]
-        print(f"{len(times)} docstrings, {sum(times.values()):.2f} s; slowest: "
-              + ", ".join(f"{name} {times[name]:.3f} s" for name in slowest))  # fmt: skip
 
 
 class Reference(unittest.TestCase):
