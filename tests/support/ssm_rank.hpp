@@ -62,11 +62,11 @@ class SsmRank {
       : scan_(scan),
         rank_(rank),
         given_(given),
-        x_(placed(shard(given.inputs.x, heads() * given.inputs.spec.head_dim))),
-        dt_(placed(shard(given.inputs.dt, heads()))),
-        b_(placed(shard(given.inputs.b, given.inputs.spec.groups * given.inputs.spec.state_dim))),
-        c_(placed(shard(given.inputs.c, given.inputs.spec.groups * given.inputs.spec.state_dim))),
-        z_(placed(shard(given.inputs.z, heads() * given.inputs.spec.head_dim))),
+        x_(placed(shard(given.inputs.x))),
+        dt_(placed(shard(given.inputs.dt))),
+        b_(placed(shard(given.inputs.b))),
+        c_(placed(shard(given.inputs.c))),
+        z_(placed(shard(given.inputs.z))),
         a_(placed(bytes_of(given.inputs.a))),
         d_(placed(bytes_of(given.inputs.d))),
         bias_(placed(bytes_of(given.inputs.dt_bias))),
@@ -81,18 +81,19 @@ class SsmRank {
 
   SsmInputs inputs() const {
     const SsmSpec& spec = given_.inputs.spec;
-    const auto view = [&](const DeviceArray& rows, int heads, int dims) {
-      return dense_view(static_cast<const void*>(rows.data()), spec.dtype, tokens(), heads, dims);
+    const SsmDtRows dt = dt_rows(spec);
+    const auto view = [&](const DeviceArray& rows, Dtype dtype, int heads, int dims) {
+      return dense_view(static_cast<const void*>(rows.data()), dtype, tokens(), heads, dims);
     };
     SsmInputs inputs;
-    inputs.x = view(x_, spec.heads, spec.head_dim);
-    inputs.dt = view(dt_, spec.heads, 1);
-    inputs.b = view(b_, spec.groups, spec.state_dim);
-    inputs.c = view(c_, spec.groups, spec.state_dim);
-    inputs.z = view(z_, spec.heads, spec.head_dim);
-    inputs.a = a_.floats();
-    inputs.d = d_.floats();
-    inputs.dt_bias = bias_.floats();
+    inputs.x = view(x_, spec.dtype, spec.heads, spec.head_dim);
+    if (dt.dim > 0) inputs.dt = view(dt_, dt.dtype, spec.heads, dt.dim);
+    inputs.b = view(b_, spec.dtype, spec.groups, spec.state_dim);
+    inputs.c = view(c_, spec.dtype, spec.groups, spec.state_dim);
+    if (spec.gate) inputs.z = view(z_, spec.dtype, spec.heads, spec.head_dim);
+    if (!given_.inputs.a.empty()) inputs.a = a_.floats();
+    if (spec.skip) inputs.d = d_.floats();
+    if (spec.dt_bias) inputs.dt_bias = bias_.floats();
     inputs.initial_states = initial_states().empty() ? nullptr : initial_.floats();
     return inputs;
   }
@@ -106,7 +107,7 @@ class SsmRank {
   std::int64_t differences() const {
     std::vector<std::byte> y = y_.read();
     y.resize(y_bytes());
-    std::int64_t differ = y != shard(given_.expected.y, heads() * given_.inputs.spec.head_dim);
+    std::int64_t differ = y != shard(given_.expected.y);
     const std::vector<float> finals = finals_.read_floats();
     const std::size_t state = given_.inputs.state_floats();
     for (std::size_t i = 0; i < scan_.ending().size(); ++i) {
@@ -144,8 +145,10 @@ class SsmRank {
     if (!bytes.empty()) memory.write(bytes);
     return memory;
   }
-  std::vector<std::byte> shard(const std::vector<std::byte>& packed, int per_row) const {
-    const auto bytes = static_cast<std::int64_t>(size_of(given_.inputs.spec.dtype)) * per_row;
+  // This rank's rows of those of all tokens; none of an absent array.
+  std::vector<std::byte> shard(const std::vector<std::byte>& packed) const {
+    if (packed.empty()) return {};
+    const auto bytes = static_cast<std::int64_t>(packed.size()) / given_.inputs.rows();
     std::vector<std::byte> rows(static_cast<std::size_t>(tokens() * bytes));
     scan_.layout().shard(rank_, packed.data(), rows.data(), bytes);
     return rows;

@@ -79,6 +79,19 @@ TEST_P(SsmWorld, SelectiveScans) {
   expect_same(given);
 }
 
+// No gate, skip connection, bias of dt or rates; log-decays are fp32 rows of their own width.
+TEST_P(SsmWorld, DecaysOfKeyDims) {
+  static const SsmCase given = [] {
+    SsmSpec spec;
+    spec.dtype = Dtype::kBf16;
+    spec.heads = spec.groups = 2;
+    spec.head_dim = spec.state_dim = 8;
+    spec.decay = SsmDecay::kDim;
+    return make_ssm_case(spec, {2 * kSuper + 77, 5, kSuper}, true, 10);
+  }();
+  expect_same(given);
+}
+
 TEST_P(SsmWorld, FewerSuperSegmentsThanRanks) {
   static const SsmCase given = make_ssm_case(small_ssm(2, false), {3000, 65}, false, 4);
   expect_same(given);
