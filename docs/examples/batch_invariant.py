@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Greedy generation with a random Llama in batches of several sizes and in continuous batching with several orders of arrival,
-with PyTorch's SDPA and with ringattn.transformers.make_batch_invariant(). Counts the sequences whose tokens or logits are
-not those that they have in a batch of 1, and prints the speed.
+with transformers' own attention (PyTorch's SDPA) and with ringattn.transformers.make_batch_invariant(). Counts the sequences
+whose tokens or logits are not those that they have in a batch of 1, and prints the speed.
 
 python docs/examples/batch_invariant.py             # on a GPU 1.1 billion parameters in bf16, on a CPU a small model in fp32
 python docs/examples/batch_invariant.py --tiny      # a few seconds on a CPU
@@ -102,6 +102,8 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a small model, few prompts and tokens")
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=24, help="new tokens of each prompt")
+    parser.add_argument("--peers", nargs="+", default=["sdpa"], help="attn_implementation of the models beside ours, "
+                        "such as eager, sdpa, flash_attention_2")  # fmt: skip
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
     given = parser.parse_args()
     transformers.logging.set_verbosity_error()
@@ -115,7 +117,9 @@ def main() -> int:
     orders = [[*range(given.prompts)], [*reversed(range(given.prompts))]][given.tiny :]
     with torch.no_grad():
         invariant = ringattn.transformers.make_batch_invariant(copy.deepcopy(plain))
-        compare("sdpa", plain, prompts, batches, orders, given.tokens)
+        for peer in given.peers:
+            plain.set_attn_implementation(peer)
+            compare(peer, plain, prompts, batches, orders, given.tokens)
         with ringattn.transformers.continuous_batching(invariant):
             return int(compare("ringattn", invariant, prompts, batches, orders, given.tokens) > 0)
 
