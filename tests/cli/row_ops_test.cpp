@@ -221,6 +221,13 @@ TEST(RowOps, AFileIsOfTheOpThatIsNamed) {
   EXPECT_TRUE(has(done({"run", "--input", layer, "--op", "linear"}).out, "# job: linear, fp32"));
   refused({"--input", layer, "--op", "rope"}, 2, "--op rope contradicts --input " + layer);
   refused({"--input", layer, "--op", "rope"}, 2, "(the file has the tensors of linear). Leave --op out");
+  // A square weight of 2 to 4 channels may be one of causal_conv1d, and one of 1 may not.
+  for (const std::int64_t features : {1, 2}) {
+    write_floats(layer, {{"x", FileDtype::kF32, {3, features}}, {"weight", FileDtype::kF32, {features, features}}});
+    EXPECT_TRUE(has(done({"run", "--input", layer, "--op", "linear"}).out, "# job: linear, fp32")) << features;
+  }
+  refused({"--input", layer}, 4, "required: conv1d, fp32, 2 channels, width 2");
+  refused({"--input", layer, "--op", "rope"}, 2, "--op rope contradicts --input " + layer);
   // Files that lack a tensor are those of the op that is named, or else of the one that lacks least.
   write_floats(layer, {{"x", FileDtype::kF32, {5, 8}}, {"bias", FileDtype::kF32, {3}}});
   refused({"--input", layer}, 3, "weight");
