@@ -26,6 +26,7 @@ from ._linear import (
 from ._linear_attention import LinearAttention, linear_attention, linear_attention_update
 from ._mla import Mla, mla, mla_decode, mla_decode_partition
 from .layouts import Layout, contiguous, packed, positions, segments, shard, striped, super_segments, unshard, zigzag
+from ._reshard import Reshard, reshard
 from ._rope import Rope, RopeSettings, rope, rope_frequencies
 from ._sdpa import scaled_dot_product_attention
 from ._ssm import Ssm, selective_scan, selective_update, ssd, ssd_update
@@ -51,8 +52,9 @@ __all__ = [
     "GatedDelta", "goldens", "gradient_leaves", "Kept", "Layout", "Linear", "linear", "linear_attention",
     "linear_attention_update", "linear_columns", "linear_features", "linear_tokens", "LinearAttention", "Mla", "mla",
     "mla_decode", "mla_decode_partition", "MlaDecode", "mpi_world", "OutOfMemory", "packed", "PeerError", "positions",
-    "quantize_weight", "quantized", "QuantizedWeight", "reduce_gradients", "Rope", "rope", "rope_frequencies", "RopeSettings",
-    "run_ranks", "scaled_dot_product_attention", "segments", "selective_scan", "selective_update", "self_world", "shard",
-    "ssd", "ssd_update", "Ssm", "store_world", "striped", "super_segments", "testing", "threads_worlds", "torch_world",
-    "unshard", "UnsupportedError", "UsageError", "varlen", "World", "WrongResult", "zigzag",
+    "quantize_weight", "quantized", "QuantizedWeight", "reduce_gradients", "Reshard", "reshard", "Rope", "rope",
+    "rope_frequencies", "RopeSettings", "run_ranks", "scaled_dot_product_attention", "segments", "selective_scan",
+    "selective_update", "self_world", "shard", "ssd", "ssd_update", "Ssm", "store_world", "striped", "super_segments",
+    "testing", "threads_worlds", "torch_world", "unshard", "UnsupportedError", "UsageError", "varlen", "World", "WrongResult",
+    "zigzag",
 ]  # fmt: skip

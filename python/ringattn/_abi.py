@@ -73,6 +73,7 @@ _CHECKED = {
     "ssm_rows": [Handle, c_int64, _longs, _longs],
     "ssm_sequences": [Handle, _ints, _ints],
     "gated_delta_create": [Handle, _struct("gated_delta_spec"), _struct("ssm_batch"), _options, _handle],
+    "reshard_create": [Handle, _struct("reshard_spec"), _options, _handle],
     "ssd_backward_create": [Handle, _struct("ssm_spec"), _struct("ssm_batch"), c_int32, _options, _handle],
     "ssd_backward_rows": [Handle, c_int64, _longs, _longs],
     "causal_conv1d_create": [Handle, _struct("causal_conv1d_spec"), _struct("ssm_batch"), _options, _handle],
@@ -114,7 +115,8 @@ FACTS = {"attention": "attention", "attention_backward": "attention", "decode": 
          "mla_decode": "decode", "batched_gemm": "batched_gemm", "linear": "linear", "linear_backward": "linear",
          "gradient_reduction": "gradient_reduction",
          "rope": "rope", "ssm": "ssm", "ssd_backward": "ssm", "causal_conv1d": "ssm",
-         "causal_conv1d_backward": "ssm", "gated_delta": "ssm", "linear_attention": "ssm"}  # fmt: skip
+         "causal_conv1d_backward": "ssm", "gated_delta": "ssm", "linear_attention": "ssm",
+         "reshard": "reshard"}  # fmt: skip
 for _op, _facts in FACTS.items():
     _CHECKED[f"{_op}_get_facts"] = [Handle, _struct(f"{_facts}_facts")]
     _CHECKED[f"{_op}_run"] = _CHECKED[f"{_op}_enqueue"] = [Handle, _struct(f"{_op}_tensors")]

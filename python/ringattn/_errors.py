@@ -113,6 +113,7 @@ _MEMBERS = {
     "ssm": {"a": "A", "b": "B", "c": "C", "d": "D", "slots": "state_batch_indices"},
     "linear_attention": {"slots": "state_batch_indices"},
     "gated_delta": {"slots": "state_batch_indices"},
+    "reshard": {"y": "out"},
     "causal_conv1d": {"slots": "conv_state_indices", "initial_halos": "initial_states", "final_halos": "conv_state"},
 }
 # How the library's words for its callers from C and C++ read in Python: struct members, options and doors by their names here.

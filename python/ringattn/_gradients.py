@@ -13,8 +13,9 @@ INPUTS = {
     "ssd": ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "initial_states"),
     "causal_conv1d": ("x", "weight", "bias", "initial_states"),
     "rope": ("q", "k"),
+    "reshard": ("x",),
 }
-WITHOUT = "only attention(), varlen(), mla(), linear(), ssd(), causal_conv1d() and rope() have gradients"
+WITHOUT = "only attention(), varlen(), mla(), linear(), ssd(), causal_conv1d(), rope() and reshard() have gradients"
 SUGGESTION = "Call it under torch.no_grad(), or pass detached tensors."
 
 

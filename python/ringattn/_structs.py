@@ -164,6 +164,14 @@ gated_delta_spec = _sized(
 gated_delta_tensors = _sized(
     "gated_delta_tensors", (Tensor, "q k v log_decay beta initial_states out final_states slots"), (c_void_p, "stream")
 )
+reshard_spec = _sized(
+    "reshard_spec", (c_int64, "token_bytes sequences"), (longs, "lengths"), (c_int64, "from_run_count"),
+    (POINTER(Run), "from_runs"), (c_int64, "to_run_count"), (POINTER(Run), "to_runs"),
+)  # fmt: skip
+reshard_facts = _sized(
+    "reshard_facts", (c_int64, "from_rows to_rows bytes_received"), (c_uint64, "memory_bytes"), (c_char_p, "kernel")
+)
+reshard_tensors = _sized("reshard_tensors", (Tensor, "x y"), (c_void_p, "stream"))
 ssd_backward_tensors = _sized(
     "ssd_backward_tensors",
     (Tensor, "x dt b c z a d dt_bias initial_states dy dfinal_states dx ddt db dc dz dinitial_states da dd ddt_bias"),

@@ -47,6 +47,7 @@ from ._torch_tools import (
     world_of,
 )
 from .torch_linear_ops import linear  # noqa: F401, its own file
+from .torch_layout_ops import recorded_reshard, reshard  # noqa: F401, another part
 from .torch_delta_ops import gated_delta, gated_delta_update  # noqa: F401, another part
 from .torch_ssm_ops import (  # noqa: F401, the second half
     causal_conv1d,

@@ -90,19 +90,6 @@ Mask without_windows(const char* mask, const Mask& all, std::int64_t left, std::
   return all;
 }
 
-std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int64_t count, int world) {
-  std::vector<std::vector<TokenRun>> of_ranks(static_cast<std::size_t>(world));
-  for (std::int64_t i = 0; i < count; ++i) {
-    const ringattn_run& run = runs[i];
-    if (run.rank < 0 || run.rank >= world) {
-      fail(ErrorCode::kUsage, fmt::format("run {} names rank {}", i, run.rank),
-           fmt::format("the world has {}, counted from 0", world), "State runs only of the world's ranks.");
-    }
-    of_ranks[static_cast<std::size_t>(run.rank)].push_back({run.sequence, run.begin, run.end});
-  }
-  return of_ranks;
-}
-
 std::shared_ptr<const KeyPositions> read_positions(const ringattn_batch& given, const Batch& batch, int kv_heads) {
   if (given.position_heads != 1 && given.position_heads != kv_heads) {
     fail(ErrorCode::kUsage, fmt::format("positions of keys for {} heads", given.position_heads),
@@ -153,6 +140,43 @@ void refuse_bound(const char* name, float bound, float none) {
 }
 
 }  // namespace
+
+std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int64_t count, int world) {
+  std::vector<std::vector<TokenRun>> of_ranks(static_cast<std::size_t>(world));
+  for (std::int64_t i = 0; i < count; ++i) {
+    const ringattn_run& run = runs[i];
+    if (run.rank < 0 || run.rank >= world) {
+      fail(ErrorCode::kUsage, fmt::format("run {} names rank {}", i, run.rank),
+           fmt::format("the world has {}, counted from 0", world), "State runs only of the world's ranks.");
+    }
+    of_ranks[static_cast<std::size_t>(run.rank)].push_back({run.sequence, run.begin, run.end});
+  }
+  return of_ranks;
+}
+
+std::vector<std::int64_t> read_lengths(const char* name, std::int64_t sequences, const std::int64_t* lengths) {
+  if (sequences < 0 || sequences > kMaxSequences) {
+    fail(ErrorCode::kUsage, fmt::format("a batch of {} sequences is not possible", sequences),
+         fmt::format("there may be up to {}", kMaxSequences), "Split the batch.");
+  }
+  if (sequences > 0) need(lengths, fmt::format("{}::lengths", name).c_str());
+  std::vector<Sequence> read;
+  for (std::int64_t s = 0; s < sequences; ++s) read.push_back({lengths[s], lengths[s], 0});
+  check_batch(Batch(std::move(read)));
+  return {lengths, lengths + sequences};
+}
+
+double read_reshard_timeout(const ringattn_options* given) {
+  const ringattn_options read = read_all(given);
+  const char* const op = "a reshard";
+  refuse_rows_options(read, op);
+  refuse_step_options(read, op);
+  refuse_option(read.kernel != nullptr, "kernel", op);
+  refuse_option(read.threads != 0, "threads", op);
+  refuse_option(read.memory_budget != 0, "memory_budget", op);
+  constexpr double kDefaultSeconds = 60.0;
+  return read.timeout_seconds == 0.0 ? kDefaultSeconds : read.timeout_seconds;
+}
 
 Mask read_mask(std::int32_t mask, std::int64_t left, std::int64_t right) {
   if (mask == RINGATTN_CAUSAL) return without_windows("RINGATTN_CAUSAL", {-1, 0}, left, right);

@@ -9,6 +9,7 @@
 #include "attention/options.hpp"
 #include "attention/tokens/batch.hpp"
 #include "attention/tokens/job.hpp"
+#include "attention/tokens/layout.hpp"
 #include "c/ringattn.h"
 #include "comm/transport.hpp"
 #include "kernels/attention/attention.hpp"
@@ -43,6 +44,10 @@ struct SsmBatch {
   bool update = false;
 };
 SsmBatch read_ssm_batch(const ringattn_ssm_batch* batch);
+// The lengths of sequences, in tokens. `name`: the struct whose members these are.
+std::vector<std::int64_t> read_lengths(const char* name, std::int64_t sequences, const std::int64_t* lengths);
+// The runs of each rank.
+std::vector<std::vector<TokenRun>> read_runs(const ringattn_run* runs, std::int64_t count, int world);
 SsmSpec read_ssm_spec(const ringattn_ssm_spec* spec);
 RopeSpec read_rope_spec(const ringattn_rope_spec* spec);
 // RINGATTN_GRADIENTS_…; `inputs`: the dtype of the inputs.
@@ -66,6 +71,8 @@ RopeOptions read_rope_options(const ringattn_options* options, const Transport& 
 LinearJob read_linear_job(const ringattn_linear_spec* spec);
 // The options of a linear layer: kernel, threads and timeout_seconds.
 LinearOptions read_linear_options(const ringattn_options* options, const Transport& transport);
+// The option of a reshard: timeout_seconds.
+double read_reshard_timeout(const ringattn_options* options);
 // Reads a number of threads; 0 means all processors.
 int read_thread_count(std::int64_t threads);
 // The options of an SSM, and of a conv1d.

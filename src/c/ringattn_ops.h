@@ -275,6 +275,53 @@ ringattn_status ringattn_gated_delta_enqueue(ringattn_gated_delta* gated_delta,
 ringattn_status ringattn_gated_delta_wait(ringattn_gated_delta* gated_delta);
 void ringattn_gated_delta_destroy(ringattn_gated_delta* gated_delta);
 
+/* ---- Rows from one layout to another, since interface 6 ---- */
+
+/* Moves the rows of all tokens between two distributions over the ranks, such as those of attention and of a scan in
+ * one stack of layers. Rows are copied as bytes. The gradient of a reshard is the reshard back. */
+typedef struct ringattn_reshard_spec {
+  uint64_t size;
+  int64_t token_bytes; /* of one token's row */
+  int64_t sequences;
+  const int64_t* lengths; /* [sequences], in tokens */
+  int64_t from_run_count; /* runs of all ranks, for each rank ascending by sequence and begin. Together they cover each
+                           * token once */
+  const ringattn_run* from_runs;
+  int64_t to_run_count; /* as from_runs, of the rows that are written */
+  const ringattn_run* to_runs;
+} ringattn_reshard_spec;
+
+typedef struct ringattn_reshard ringattn_reshard;
+
+/* Collective. Compares the layouts with the other ranks, and allocates buffers. Uses only the option timeout_seconds;
+ * others are refused. */
+ringattn_status ringattn_reshard_create(ringattn_world* world, const ringattn_reshard_spec* spec,
+                                        const ringattn_options* options, ringattn_reshard** reshard);
+
+typedef struct ringattn_reshard_facts {
+  uint64_t size;
+  int64_t from_rows;      /* tokens of this rank's x */
+  int64_t to_rows;        /* tokens of this rank's y */
+  int64_t bytes_received; /* from other ranks, of a run */
+  uint64_t memory_bytes;  /* of the object's buffers on this rank */
+  const char* kernel;     /* what copies: "cpu_copy" or "cuda_copy" */
+} ringattn_reshard_facts;
+ringattn_status ringattn_reshard_get_facts(const ringattn_reshard* reshard, ringattn_reshard_facts* facts);
+
+typedef struct ringattn_reshard_tensors {
+  uint64_t size;
+  const DLTensor* x; /* [from_rows, ...] of any type, dense; NULL without rows */
+  const DLTensor* y; /* [to_rows, ...], dense, written; NULL without rows */
+  void* stream;
+} ringattn_reshard_tensors;
+
+/* Collective. */
+ringattn_status ringattn_reshard_run(ringattn_reshard* reshard, const ringattn_reshard_tensors* tensors);
+/* As ringattn_attention_enqueue(). Of a world of several ranks a CUDA graph can't hold it. */
+ringattn_status ringattn_reshard_enqueue(ringattn_reshard* reshard, const ringattn_reshard_tensors* tensors);
+ringattn_status ringattn_reshard_wait(ringattn_reshard* reshard);
+void ringattn_reshard_destroy(ringattn_reshard* reshard);
+
 /* ---- Causal depthwise conv1d before an SSM layer, since interface 4 ---- */
 
 /* y_t = bias + sum over k of weight[k] * x_(t - width + 1 + k), then silu if wanted. Names are those of causal_conv1d,

@@ -132,7 +132,13 @@ const JsonNode* JsonNode::at(std::string_view path) const {
   return node;
 }
 
+std::string_view non_finite_text(const JsonNode& node) {
+  const JsonNode* const text = node.members.size() == 1 ? node.member("__float__") : nullptr;
+  return text != nullptr && text->is_string() ? std::string_view(text->text) : std::string_view();
+}
+
 std::string kind_text(const JsonNode& node) {
+  if (const std::string_view text = non_finite_text(node); !text.empty()) return std::string(text);
   switch (node.kind) {
     case Kind::kNull:
       return "null";

@@ -32,7 +32,9 @@ struct JsonNode {
   const JsonNode* at(std::string_view path) const;
 };
 
-// "a string", "true", "a list": what a value is, for messages.
+// "NaN", "Infinity" or "-Infinity" where one of these stands; else empty.
+std::string_view non_finite_text(const JsonNode& node);
+// "a string", "true", "a list", "NaN": what a value is, for messages.
 std::string kind_text(const JsonNode& node);
 
 // Infinity, -Infinity and NaN, which Python writes bare and JSON does not have, become {"__float__": "Infinity"}, as

@@ -75,6 +75,9 @@ std::optional<double> ModelKeys::number(std::string_view key) const {
   const JsonNode* const node = find(key);
   if (node == nullptr) return std::nullopt;
   if (node->kind == JsonNode::Kind::kOther) refuse(key, fmt::format("it is {}", kind_text(*node)));
+  if (const std::string_view text = non_finite_text(*node); !text.empty()) {
+    refuse(key, fmt::format("it is {}, which is not finite", text));
+  }
   if (!node->is_number()) refuse(key, fmt::format("it is {}, not a number", kind_text(*node)));
   if (!std::isfinite(node->number)) refuse(key, "it is not finite");
   return node->number;

@@ -123,6 +123,7 @@ const OpEntry& op_of_file(const TensorFile& file, const SettingSources& sources,
     if (is_other) return *wanted;
     if (wanted == nullptr && !is_asked_for(*found, sources)) found->refuse_unnamed(file);
   }
+  if (is_other && wanted->accepts_if_named != nullptr && wanted->accepts_if_named(file)) return *wanted;
   if (is_other) refuse_named_op(file.request.path, named, found->name);
   return *found;
 }

@@ -14,6 +14,8 @@ namespace ringattn::testing {
 inline const DLDataType kFp32 = c_dtype(Dtype::kF32), kFp16{kDLFloat, 16, 1};
 inline constexpr std::int64_t kTokens = 40, kHeads = 2, kDim = 64;
 
+inline constexpr ringattn_run kWholeSequence{0, 0, 0, kTokens};
+
 inline ringattn_spec attention_spec() {
   auto spec = sized<ringattn_spec>();
   spec.dtype = kFp32;
@@ -42,6 +44,10 @@ struct Ops {
     linear_attention.dim = gated_delta.key_dim = gated_delta.value_dim = 16;
     convolution.width = 4;
     convolution.channels = 16;
+    reshard.token_bytes = 16;
+    reshard.sequences = reshard.from_run_count = reshard.to_run_count = 1;
+    reshard.lengths = &kTokens;
+    reshard.from_runs = reshard.to_runs = &kWholeSequence;
     compression.format = "int8";
     compression.sequences = 1;
     compression.dtype = kFp16;
@@ -130,6 +136,10 @@ struct Ops {
                                                      return ringattn_gated_delta_create(world.get(), &gated_delta,
                                                                                         &runs, options, object);
                                                    })},
+        {"reshard", made<ringattn_reshard>(ringattn_reshard_destroy,
+                                           [this](auto* options, auto** object) {
+                                             return ringattn_reshard_create(world.get(), &reshard, options, object);
+                                           })},
         {"ssd backward", made<ringattn_ssd_backward>(ringattn_ssd_backward_destroy,
                                                      [this](auto* options, auto** object) {
                                                        return ringattn_ssd_backward_create(world.get(), &scan, &runs,
@@ -164,6 +174,7 @@ struct Ops {
   ringattn_linear_attention_spec linear_attention = sized<ringattn_linear_attention_spec>();
   ringattn_gated_delta_spec gated_delta = sized<ringattn_gated_delta_spec>();
   ringattn_ssm_batch runs = sized<ringattn_ssm_batch>();
+  ringattn_reshard_spec reshard = sized<ringattn_reshard_spec>();
   ringattn_causal_conv1d_spec convolution = sized<ringattn_causal_conv1d_spec>();
   ringattn_compression_spec compression = sized<ringattn_compression_spec>();
 };

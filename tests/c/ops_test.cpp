@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode, MLA, SSM and gated delta rules through the C interface have the bits of C++.
+// Decode, MLA, SSM, gated delta rules and reshards through the C interface have the bits of C++.
 #include <array>
 #include <cmath>
+#include <iterator>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "comm/self.hpp"
 #include "kernels/attention/attention_spec.hpp"
@@ -460,6 +463,105 @@ TEST(CGatedDelta, HasTheBitsOfCpp) {
   tg->shape[2] = 1;
   EXPECT_EQ(ringattn_gated_delta_run(delta, &tensors), RINGATTN_USAGE);
   ringattn_gated_delta_destroy(delta);
+}
+
+// Rows of two packed sequences on ranks of which the second has none in the first layout, the third none in the other.
+TEST(CReshard, MovesRowsToTheLayoutOfRunsAndBack) {
+  constexpr std::int64_t kRowBytes = 6, kTokens = 12;
+  const std::vector<std::int64_t> lengths{9, 0, 3};
+  const std::vector<ringattn_run> zigzag{{0, 0, 0, 3}, {0, 0, 6, 9}, {2, 0, 3, 6}, {2, 2, 0, 3}};
+  const std::vector<ringattn_run> even{{0, 0, 0, 5}, {1, 0, 5, 9}, {1, 2, 0, 3}};
+  const std::vector<std::vector<int>> tokens_from{{0, 1, 2, 6, 7, 8}, {}, {3, 4, 5, 9, 10, 11}};
+  const std::vector<std::vector<int>> tokens_to{{0, 1, 2, 3, 4}, {5, 6, 7, 8, 9, 10, 11}, {}};
+  const std::array<std::int64_t, 3> received{2, 7, 0};  // tokens
+  const auto rows_of = [](const std::vector<int>& tokens) {
+    std::vector<std::uint8_t> rows;
+    for (const int token : tokens) {
+      for (int byte = 0; byte < kRowBytes; ++byte) rows.push_back(static_cast<std::uint8_t>(16 * token + byte));
+    }
+    return rows;
+  };
+  auto where = sized<ringattn_world_options>();
+  where.abi = RINGATTN_ABI;
+  std::array<ringattn_world*, 3> worlds{};
+  ASSERT_EQ(ringattn_world_threads(&where, 3, worlds.data()), RINGATTN_OK);
+  const auto move = [&](std::size_t rank) {
+    auto spec = sized<ringattn_reshard_spec>(), back = spec;
+    spec.token_bytes = back.token_bytes = kRowBytes;
+    spec.sequences = back.sequences = 3;
+    spec.lengths = back.lengths = lengths.data();
+    spec.from_run_count = back.to_run_count = std::ssize(zigzag);
+    spec.from_runs = back.to_runs = zigzag.data();
+    spec.to_run_count = back.from_run_count = std::ssize(even);
+    spec.to_runs = back.from_runs = even.data();
+    ringattn_reshard *there = nullptr, *returned = nullptr;
+    EXPECT_OK(ringattn_reshard_create(worlds[rank], &spec, nullptr, &there));
+    EXPECT_OK(ringattn_reshard_create(worlds[rank], &back, nullptr, &returned));
+    const std::vector<std::uint8_t> x = rows_of(tokens_from[rank]), moved = rows_of(tokens_to[rank]);
+    auto facts = sized<ringattn_reshard_facts>();
+    EXPECT_OK(ringattn_reshard_get_facts(there, &facts));
+    EXPECT_EQ(facts.from_rows * kRowBytes, std::ssize(x));
+    EXPECT_EQ(facts.to_rows * kRowBytes, std::ssize(moved));
+    EXPECT_EQ(facts.bytes_received, kRowBytes * received[rank]);
+    EXPECT_STREQ(facts.kernel, "cpu_copy");
+    std::vector<std::uint8_t> y(moved.size()), again(x.size());
+    const DLDataType bytes{kDLUInt, 8, 1}, halves{kDLFloat, 16, 1};
+    CTensor tx(x.data(), bytes, {std::ssize(x) / kRowBytes, kRowBytes});
+    CTensor ty(y.data(), halves, {std::ssize(y) / kRowBytes, 1, kRowBytes / 2});
+    CTensor tz(again.data(), bytes, {std::ssize(x)});
+    auto tensors = sized<ringattn_reshard_tensors>(), to_x = tensors;
+    tensors.x = x.empty() ? nullptr : tx.get();
+    to_x.x = tensors.y = y.empty() ? nullptr : ty.get();
+    to_x.y = x.empty() ? nullptr : tz.get();
+    EXPECT_OK(ringattn_reshard_enqueue(there, &tensors));
+    EXPECT_OK(ringattn_reshard_run(returned, &to_x));
+    EXPECT_OK(ringattn_reshard_wait(there));
+    EXPECT_EQ(y, moved) << rank;
+    EXPECT_EQ(again, x) << rank;
+    ringattn_reshard_destroy(there);
+    ringattn_reshard_destroy(returned);
+  };
+  std::thread second(move, 1), third(move, 2);
+  move(0);
+  second.join();
+  third.join();
+  for (ringattn_world* world : worlds) ringattn_world_destroy(world);
+
+  SelfWorld self;
+  const ringattn_run whole{0, 0, 0, kTokens}, half{0, 0, 0, 6};
+  const std::int64_t length = kTokens;
+  auto spec = sized<ringattn_reshard_spec>();
+  spec.token_bytes = 4;
+  spec.sequences = spec.from_run_count = spec.to_run_count = 1;
+  spec.lengths = &length;
+  spec.from_runs = &whole;
+  spec.to_runs = &half;
+  ringattn_reshard* reshard = nullptr;
+  EXPECT_EQ(ringattn_reshard_create(self.get(), &spec, nullptr, &reshard), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "ringattn_reshard_spec::to_runs: token 6 of sequence 0 belongs to no rank");
+  spec.to_runs = nullptr;
+  EXPECT_EQ(ringattn_reshard_create(self.get(), &spec, nullptr, &reshard), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "ringattn_reshard_spec::to_runs is NULL");
+  spec.to_runs = &whole;
+  auto options = sized<ringattn_options>();
+  options.threads = 2;
+  EXPECT_EQ(ringattn_reshard_create(self.get(), &spec, &options, &reshard), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "ringattn_options::threads is set");
+  ASSERT_EQ(ringattn_reshard_create(self.get(), &spec, nullptr, &reshard), RINGATTN_OK);
+  Numbers x(kTokens), y(kTokens);
+  CTensor tx(x.data(), kFp32, {kTokens}), ty(y.data(), kFp32, {kTokens - 1}), same(x.data(), kFp32, {kTokens});
+  auto tensors = sized<ringattn_reshard_tensors>();
+  tensors.x = tx.get();
+  EXPECT_EQ(ringattn_reshard_run(reshard, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "y is NULL");
+  tensors.y = ty.get();
+  EXPECT_EQ(ringattn_reshard_run(reshard, &tensors), RINGATTN_USAGE);
+  EXPECT_STREQ(
+      ringattn_error_text(),
+      "y has 44 bytes (this rank has 12 rows of 4 bytes in to_runs). Pass this rank's rows, ascending by run.");
+  tensors.y = same.get();
+  EXPECT_EQ(ringattn_reshard_run(reshard, &tensors), RINGATTN_USAGE);
+  ringattn_reshard_destroy(reshard);
 }
 
 }  // namespace

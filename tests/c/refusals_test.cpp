@@ -18,8 +18,8 @@ std::set<std::string> all_but(const std::set<std::string>& without) {
   std::set<std::string> others;
   for (const char* op :
        {"attention", "attention backward", "decode", "mla", "mla backward", "mla decode", "batched gemm", "linear",
-        "linear backward", "gradient reduction", "rope", "ssm", "linear attention", "gated delta", "ssd backward",
-        "conv1d", "conv1d backward", "compression"}) {
+        "linear backward", "gradient reduction", "rope", "ssm", "linear attention", "gated delta", "reshard",
+        "ssd backward", "conv1d", "conv1d backward", "compression"}) {
     if (!without.contains(op)) others.insert(op);
   }
   return others;
@@ -47,7 +47,7 @@ TEST(CRefusals, AnOpHasAnOptionOrRefusesIt) {
       {"layout", kRing, [](auto& options) { options.layout = RINGATTN_ZIGZAG; }},
       {"memory_budget",
        all_but({"mla backward", "conv1d", "conv1d backward", "compression", "batched gemm", "linear", "linear backward",
-                "gradient reduction", "rope"}),
+                "gradient reduction", "rope", "reshard"}),
        [](auto& options) { options.memory_budget = 1 << 30; }},
       {"timeout_seconds", all_but({"compression", "batched gemm", "rope"}),
        [](auto& options) { options.timeout_seconds = 5.0; }},

@@ -71,6 +71,7 @@ struct Objects {
     EXPECT_OK(ringattn_linear_attention_create(ops.world.get(), &ops.linear_attention, &ops.runs, nullptr,
                                                &linear_attention));
     EXPECT_OK(ringattn_gated_delta_create(ops.world.get(), &ops.gated_delta, &ops.runs, nullptr, &gated_delta));
+    EXPECT_OK(ringattn_reshard_create(ops.world.get(), &ops.reshard, nullptr, &reshard));
     EXPECT_OK(ringattn_ssd_backward_create(ops.world.get(), &ops.scan, &ops.runs, RINGATTN_GRADIENTS_AS_INPUTS, nullptr,
                                            &scan_backward));
     EXPECT_OK(ringattn_causal_conv1d_create(ops.world.get(), &ops.convolution, &ops.runs, nullptr, &convolution));
@@ -97,6 +98,7 @@ struct Objects {
     ringattn_ssm_destroy(scan);
     ringattn_linear_attention_destroy(linear_attention);
     ringattn_gated_delta_destroy(gated_delta);
+    ringattn_reshard_destroy(reshard);
     ringattn_ssd_backward_destroy(scan_backward);
     ringattn_causal_conv1d_destroy(convolution);
     ringattn_causal_conv1d_backward_destroy(conv1d_backward);
@@ -123,6 +125,7 @@ struct Objects {
   ringattn_ssm* scan = nullptr;
   ringattn_linear_attention* linear_attention = nullptr;
   ringattn_gated_delta* gated_delta = nullptr;
+  ringattn_reshard* reshard = nullptr;
   ringattn_ssd_backward* scan_backward = nullptr;
   ringattn_causal_conv1d* convolution = nullptr;
   ringattn_causal_conv1d_backward* conv1d_backward = nullptr;
@@ -207,6 +210,12 @@ std::vector<Struct> structs_of_jobs(Ops& ops) {
               return ringattn_linear_attention_create(ops.world.get(), given, &ops.runs, nullptr, object);
             });
           }),
+      as_ever<ringattn_reshard_spec>("ringattn_reshard_spec",
+                                     [&](auto* given) {
+                                       return made(ringattn_reshard_destroy, [&](ringattn_reshard** object) {
+                                         return ringattn_reshard_create(ops.world.get(), given, nullptr, object);
+                                       });
+                                     }),
       as_ever<ringattn_gated_delta_spec>(
           "ringattn_gated_delta_spec",
           [&ops](auto* given) {
@@ -266,6 +275,8 @@ std::vector<Struct> structs_of_facts(const Objects& of) {
       as_ever<ringattn_gradient_reduction_facts>(
           "ringattn_gradient_reduction_facts",
           [&](auto* facts) { return ringattn_gradient_reduction_get_facts(of.gradient_reduction, facts); }),
+      as_ever<ringattn_reshard_facts>("ringattn_reshard_facts",
+                                      [&](auto* facts) { return ringattn_reshard_get_facts(of.reshard, facts); }),
       as_ever<ringattn_rope_facts>("ringattn_rope_facts",
                                    [&](auto* facts) { return ringattn_rope_get_facts(of.rope, facts); }),
       as_ever<ringattn_ssm_facts>("ringattn_ssm_facts",
@@ -330,6 +341,8 @@ std::vector<Struct> structs_of_tensors(const Objects& of) {
       as_ever<ringattn_linear_attention_tensors>(
           "ringattn_linear_attention_tensors",
           [&](auto* given) { return ringattn_linear_attention_run(of.linear_attention, given); }),
+      as_ever<ringattn_reshard_tensors>("ringattn_reshard_tensors",
+                                        [&](auto* given) { return ringattn_reshard_run(of.reshard, given); }),
       as_ever<ringattn_gated_delta_tensors>(
           "ringattn_gated_delta_tensors", [&](auto* given) { return ringattn_gated_delta_run(of.gated_delta, given); }),
       as_ever<ringattn_ssd_backward_tensors>(

@@ -9,6 +9,7 @@
 
 #include "io/safetensors_file.hpp"
 #include "io/safetensors_writer.hpp"
+#include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/temporary_folder.hpp"
 
@@ -69,6 +70,12 @@ TEST(GatedDelta, IsRightAndHasTheSameBitsOnAnyRanks) {
   EXPECT_TRUE(has(plan.out, "cpu_gated_delta")) << plan.out;
   EXPECT_TRUE(has(plan.out, "9 ranks in all; --verbose shows every one\n# beside attention in its zigzag layout: "))
       << plan.out;
+  // Rows have 64 bytes. Rank 0 has tokens 0 to 2,048 of the layer; of attention, stripes of 1,152 tokens, the first and
+  // last.
+  const std::string planned = done(words("plan", {"--world", "1,2", "--json", "-"})).out;
+  EXPECT_EQ(json_at(planned, "/rows/0/reshard"), "absent");
+  EXPECT_EQ(json_at(planned, "/rows/1/reshard"),
+            R"({"attention_layout":"zigzag","bytes_after":[66816,57344],"bytes_before":[57344,66816]})");
 
   // A file, whose last token is then a decode step from the state before it.
   const std::string in = folder.file("in.safetensors"), out = folder.file("out.safetensors");
@@ -214,6 +221,13 @@ TEST(RowOps, AFileIsOfTheOpThatIsNamed) {
   EXPECT_TRUE(has(done({"run", "--input", layer, "--op", "linear"}).out, "# job: linear, fp32"));
   refused({"--input", layer, "--op", "rope"}, 2, "--op rope contradicts --input " + layer);
   refused({"--input", layer, "--op", "rope"}, 2, "(the file has the tensors of linear). Leave --op out");
+  // A square weight of 2 to 4 channels may be one of causal_conv1d, and one of 1 may not.
+  for (const std::int64_t features : {1, 2}) {
+    write_floats(layer, {{"x", FileDtype::kF32, {3, features}}, {"weight", FileDtype::kF32, {features, features}}});
+    EXPECT_TRUE(has(done({"run", "--input", layer, "--op", "linear"}).out, "# job: linear, fp32")) << features;
+  }
+  refused({"--input", layer}, 4, "required: conv1d, fp32, 2 channels, width 2");
+  refused({"--input", layer, "--op", "rope"}, 2, "--op rope contradicts --input " + layer);
   // Files that lack a tensor are those of the op that is named, or else of the one that lacks least.
   write_floats(layer, {{"x", FileDtype::kF32, {5, 8}}, {"bias", FileDtype::kF32, {3}}});
   refused({"--input", layer}, 3, "weight");

@@ -18,6 +18,10 @@ LINK = re.compile(r"(?<!\\)\[[^\]]*\]\(([^)\s]+)\)")
 SCRIPTS = ["launch/launcher/options.cpp", "launch/ringattn.sbatch", "bench/run.sh", "bench/tables.py", "tests/support/parts.sh",
            "tests/run.sh", "tests/package/package_test.sh", "python/ringattn/pytest_plugin.py",
            "launch/ringattn-goldens", "docs/examples/train_llama.py"]  # fmt: skip
+# The sections that pages of ops share, in this order; a page may have sections of its own before the last five.
+SECTIONS = ["What is computed", "A layer from a file", "Tensors", "Output", "Synthetic jobs", "Models", "Ranks", "Guarantees",
+            "Speed", "Limits", "From Python", "From C++ and C"]  # fmt: skip
+OP_PAGES = ["gated-delta", "linear", "linear-attention", "mla", "rope", "ssm"]
 OF_OTHERS = ["nproc-per-node", "no-python", "enable-deterministic-inference"]  # torchrun, SGLang
 
 
@@ -53,6 +57,19 @@ class Pages(unittest.TestCase):
                 if anchor:
                     self.assertIn(anchor, anchors(file), f"{page.name} links to {target}")
         self.assertGreater(seen, 30)
+
+    def test_pages_of_ops_have_the_same_sections_in_the_same_order(self):
+        for page in OP_PAGES:
+            headings = re.findall(r"^###? (.*)$", prose((ROOT / f"docs/{page}.md").read_text(encoding="utf-8")), re.MULTILINE)
+            shared = [heading for heading in headings if heading in SECTIONS]
+            self.assertEqual(shared, sorted(shared, key=SECTIONS.index), page)
+            self.assertEqual(shared[-5:], SECTIONS[-5:], page)
+        ops = prose((ROOT / "docs/gradients.md").read_text(encoding="utf-8")).split("\n## ")[1:]  # a section for each op
+        self.assertGreaterEqual(len(ops), 4)
+        for op in ops:
+            shared = [heading for heading in re.findall(r"^### (.*)$", op, re.MULTILINE) if heading in SECTIONS]
+            self.assertEqual(shared, sorted(shared, key=SECTIONS.index), op.splitlines()[0])
+            self.assertLessEqual({"Guarantees", *SECTIONS[-3:]}, set(shared), op.splitlines()[0])
 
     def test_every_promise_names_tests_that_exist(self):
         rows = promises()

@@ -104,6 +104,8 @@ def calls():
     yield "gated_delta", (2, 2, 16), lambda out: ringattn.gated_delta(*delta, out=out)
     states = normal(2, 2, 8, 16)
     yield "gated_delta_update", (2, 2, 16), lambda out: ringattn.gated_delta_update(states.clone(), *delta, out=out)
+    whole = ringattn.zigzag([2], 1)
+    yield "reshard", (2, 4, 24), lambda out: ringattn.reshard(latents[0], whole, "packed", out=out)
     yield "rope", (2, 4, 24), lambda out: ringattn.rope(latents[0], out=out)
     yield "batched_gemm", (2, 4, 16), lambda out: ringattn.batched_gemm(latents[1], matrices[0], out=out)
     yield "ssd", (2, 2, 16), lambda out: ringattn.ssd(*scan, out=out)
@@ -196,7 +198,7 @@ class Signatures(Both):
     def test_compiled_functions_take_what_eager_ones_take(self):
         shims = {"scaled_dot_product_attention"}  # it calls a function that is traced
         names = [name for name in ringattn.__all__ if hasattr(getattr(ringattn, name), "__wrapped__") and name not in shims]
-        self.assertEqual(len(names), 21)
+        self.assertEqual(len(names), 22)
         for name in names:
             signatures = [inspect.signature(getattr(of, name)) for of in (ringattn, torch_ops)]
             eager, traced = ([(p.name, p.kind, p.default) for p in one.parameters.values()] for one in signatures)

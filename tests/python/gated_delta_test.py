@@ -103,6 +103,50 @@ class GatedDelta(unittest.TestCase):
                 ringattn.gated_delta_update(state, *given, **named)
 
     @unittest.skipIf(torch is None, "needs PyTorch")
+    def test_rows_of_a_stack_move_between_layouts_with_gradients(self):
+        lengths = [2048 + 70, 30, 0]
+        x = torch.randn(sum(lengths), 2, 16, generator=torch.Generator().manual_seed(1))
+        q, _, _, log_decay, beta = (torch.from_numpy(rows) for rows in rows(len(x), False))
+
+        def stack(world):
+            zigzag, segments = ringattn.zigzag(lengths, world.size), ringattn.segments(lengths, world.size)
+            mine = ringattn.shard(x, zigzag, world.rank).requires_grad_()
+            keys, decays, factors = (ringattn.shard(rows, segments, world.rank) for rows in (q, log_decay, beta))
+
+            def attention(rows):
+                return ringattn.varlen(rows, rows, rows, np.cumsum([0, *lengths]), layout=zigzag, world=world)[0]
+
+            def across(rows):  # what is between two layers of attention; the rule has no gradients
+                rows = ringattn.reshard(rows, zigzag, "segments", world=world)
+                with torch.no_grad():
+                    out = ringattn.gated_delta(keys, keys, rows, decays, factors, qk_l2norm=True, layout=segments, world=world)
+                return ringattn.reshard(rows * out, segments, zigzag, world=world)
+
+            out = attention(mine)
+            out = attention(out + across(out))
+            out.square().sum().backward()
+            moved = ringattn.reshard(mine, zigzag, "segments", world=world)
+            (twice,) = torch.autograd.grad(moved.pow(3).sum(), mine, create_graph=True)
+            (second,) = torch.autograd.grad(twice.sum(), mine)
+            assert torch.equal(twice.detach(), 3 * mine.detach() ** 2) and torch.equal(second, 6 * mine.detach())
+            return out.detach(), mine.grad
+
+        ((one, gradient),) = ringattn.run_ranks(1, stack)
+        for ranks in (2, 3, 5):
+            parts, gradients = zip(*ringattn.run_ranks(ranks, stack))
+            zigzag = ringattn.zigzag(lengths, ranks)
+            self.assertTrue(torch.equal(ringattn.unshard(parts, zigzag), one), ranks)
+            self.assertTrue(torch.equal(ringattn.unshard(gradients, zigzag), gradient), ranks)
+
+        whole = ringattn.zigzag(lengths, 1)
+        graph = torch.compile(lambda rows: ringattn.reshard(2 * rows, whole, "segments") + 1, fullgraph=True, backend="aot_eager")
+        given = x.clone().requires_grad_()
+        graph(given).sum().backward()
+        self.assertTrue(torch.equal(given.grad, torch.full_like(x, 2.0)))
+        with self.assertRaisesRegex(ringattn.UnsupportedError, "x requires a gradient .results that autograd records"):
+            ringattn.reshard(given, whole, "segments", out=torch.empty_like(x))
+
+    @unittest.skipIf(torch is None, "needs PyTorch")
     def test_gradients_are_refused_by_name(self):
         given = [torch.from_numpy(x) for x in rows(10, False)]
         given[2].requires_grad_()

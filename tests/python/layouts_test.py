@@ -36,6 +36,56 @@ class Layouts(unittest.TestCase):
                 ringattn.unshard([ringattn.positions(layout, r) for r in range(world)], layout), tokens
             )
 
+    def test_rows_move_between_layouts(self):
+        for lengths, ranks in itertools.product(([13], [5, 0, 29], [5000, 3, 40]), (1, 2, 3, 5)):
+            zigzag, segments = ringattn.zigzag(lengths, ranks), ringattn.segments(lengths, ranks)
+            whole = np.random.default_rng(1).standard_normal((sum(lengths), 2, 3), "float32")
+
+            def move(world, whole=whole, zigzag=zigzag, segments=segments):
+                x = ringattn.shard(whole, zigzag, world.rank)[:, ::-1]  # with strides
+                there = ringattn.reshard(x, zigzag, segments, world=world)
+                back = np.zeros_like(x)
+                ringattn.reshard(there, "segments", zigzag, world=world, out=back)
+                flags = ringattn.reshard(x[:, 0, 0] > 0, zigzag, "packed", world=world)  # of another type and shape
+                return there, back, flags
+
+            there, back, flags = zip(*ringattn.run_ranks(ranks, move))
+            expected = whole[:, ::-1]
+            self.assertEqual(ringattn.unshard(there, segments).tobytes(), expected.tobytes())
+            self.assertEqual(ringattn.unshard(back, zigzag).tobytes(), expected.tobytes())
+            np.testing.assert_array_equal(ringattn.unshard(flags, ringattn.packed(lengths, ranks)), whole[:, 1, 0] > 0)
+        self.assertIn(0, [len(rows) for rows in there], "a rank without tokens")
+
+    def test_what_can_t_be_moved_is_refused_by_name(self):
+        x, one = np.zeros((5, 2), "float32"), ringattn.zigzag([5], 1)
+        for words, given, named in (
+            ("from_layout is 'zigzag' and to_layout 'packed' (names have", (x, "zigzag", "packed"), {}),
+            ("to_layout is 'even' (it is a ringattn.Layout, or the name", (x, one, "even"), {}),
+            ("from_layout is None (it is a", (x, None, one), {}),
+            ("to_layout is a layout of 2 ranks (the world has 1)", (x, one, ringattn.zigzag([5], 2)), {}),
+            ("from_layout has lengths [5] and to_layout [2, 3] (", (x, one, ringattn.packed([2, 3], 1)), {}),
+            ("x is [4, 2] (rank 0 has 5 tokens of from_layout)", (x[:4], one, one), {}),
+            ("x is [5, 0] (its rows have no elements)", (x[:, :0], one, one), {}),
+            ("x is list (", ([1], one, one), {}),
+            ("out is float32 [5] (the result is float32 [5, 2])", (x, one, one), {"out": x[:, 0]}),
+            ("out is not contiguous (", (x, one, one), {"out": np.zeros((2, 5), "float32").T}),
+            ("out overlaps x (", (x, one, one), {"out": x}),
+            ("reshard has no layout (", (x, one, one), {"layout": one}),
+        ):  # fmt: skip
+            with self.subTest(words):
+                with self.assertRaises(ringattn.UsageError) as caught:
+                    ringattn.reshard(*given, **named)
+                self.assertIn(words, str(caught.exception))
+                self.assertTrue(caught.exception.problem and caught.exception.why and caught.exception.suggestion)
+        layout, rows = ringattn.zigzag([8], 2), np.zeros((4, 6), "float32")
+        for words, move in (
+            ("bytes of a token's row", lambda world: ringattn.reshard(rows[:, world.rank :], layout, "packed", world=world)),
+            ("differ in layouts", lambda world: ringattn.reshard(rows, layout, ("packed", "zigzag")[world.rank], world=world)),
+        ):
+            with self.assertRaises(ringattn.UnsupportedError) as caught:
+                ringattn.run_ranks(2, move)
+            self.assertIn(words, str(caught.exception))
+
     def test_batches_keep_their_axis_where_shards_are_equal(self):
         whole = np.arange(2 * 12 * 3).reshape(2, 12, 3)
         layout = ringattn.zigzag([12, 12], 2)

@@ -146,6 +146,7 @@ def samples() -> dict[str, list[tuple]]:
             (q, None, None, None, 3, None, "default", "", 1e4, 1.0, False, False, None, 0.0, False, 0, None),
             (k16, k16, None, None, 0, None, "linear", "factor=2", 1e4, 0.5, True, True, None, 0.0, True, 0, None),
         ],
+        "reshard": [(x, *[ringattn.zigzag([len(x)], 1).text] * 2, 60.0, None) for x in (q, k16[0])],
         "linear_attention": [
             (q, q, q, -normal(4).abs(), None, None, *unrotated, None, None, None, 0, 0, 60.0),
             (q, q, q, -normal(60, 4, 64).abs(), 0.5, normal(2, 4, 64, 64), *rotated, None, cu, None, 0, 0, 60.0),

@@ -329,6 +329,17 @@ class Processes(unittest.TestCase):
         self.assertRegex(done.stdout, f"the same bits on {RANKS} (GPUs|CPU ranks) and on one")
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_the_example_of_a_hybrid_stack(self):
+        example = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/hybrid_stack.py"
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            runpy.run_path(str(example), run_name="__main__")
+        digest = said.getvalue().removeprefix("ranks 1, ")
+        self.assertRegex(digest, "^digest [0-9a-f]{32}\n$")
+        done = subprocess.run([*TORCHRUN, example], stdout=subprocess.PIPE, text=True, timeout=200)
+        self.assertEqual((done.returncode, done.stdout), (0, f"ranks {RANKS}, {digest}"))
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
     def test_the_example_of_training(self):
         import torch
 

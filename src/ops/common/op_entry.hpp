@@ -99,6 +99,8 @@ struct OpEntry {
   // ops recognize is refused. FileInput::names counts as well as a tensor's own name (name_in()). Null: another op
   // opens its files, and the job says that it is this one's.
   bool (*recognizes)(const TensorFile& file) = nullptr;
+  // Whether a file that another op recognizes is one of this op where the user names it. Null: no such file is.
+  bool (*accepts_if_named)(const TensorFile& file) = nullptr;
   // Throws kFile for a file that the op recognizes and that could as well lack tensors of another op. Called where the
   // user neither names the op, nor gives one of its own settings or a model's config. Null: the tensors decide.
   void (*refuse_unnamed)(const TensorFile& file) = nullptr;

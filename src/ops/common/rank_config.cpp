@@ -214,13 +214,14 @@ std::vector<RankConfigEntry> rank_config(const LinearJob& job, const LinearChoic
 
 std::vector<RankConfigEntry> rank_config(const Layout& from, const Layout& to, std::int64_t token_bytes,
                                          const Backend& backend) {
-  std::string text = fmt::format("{} bytes;", token_bytes);
+  std::string text;
   for (const Layout* const layout : {&from, &to}) {
     text += '/';
     for (const OwnedRun& run : layout->owners()) text += fmt::format("{},{},{};", run.token, run.tokens, run.owner);
   }
   return {{"build", fmt::format("{} {}", version(), build_id())},
           {"device or instruction set", backend.identity()},
+          {"bytes of a token's row", fmt::format("{}", token_bytes)},
           {"layouts", hashed(text)}};
 }
 

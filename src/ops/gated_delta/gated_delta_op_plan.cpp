@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/json_writer.hpp"
@@ -57,12 +58,14 @@ class GatedDeltaPlan final : public OpPlan {
     const double passing = passing_seconds(job_.spec.value_heads, state, summary, machine());
     PlanRow row;
     if (details) add_owners(summary, state, row);
-    if (details && world > 1 && !job_.update) {
+    std::optional<AttentionReshard> moved;
+    if (world > 1 && !job_.update) {
       const std::int64_t row_bytes = std::int64_t{job_.spec.value_heads} * job_.spec.value_dim *
                                      static_cast<std::int64_t>(size_of(job_.spec.dtype));
-      row.notes.push_back(reshard_text(job_.lengths, summary.layout, row_bytes));
+      moved = attention_reshard(job_.lengths, summary.layout, row_bytes);
+      if (details) row.notes.push_back(moved->text());
     }
-    write_row(summary, state, passing, json);
+    write_row(summary, state, passing, moved, json);
     row.cells = {fmt::format("{}", world),
                  fmt::format("{}", job_.tokens()),
                  fmt::format("{}", summary.layout.owners().size()),
@@ -92,7 +95,8 @@ class GatedDeltaPlan final : public OpPlan {
     row.ranks_left_out = layout.world() - shown;
   }
 
-  void write_row(const SsmPlanSummary& summary, std::int64_t state, double passing, JsonWriter& json) const {
+  void write_row(const SsmPlanSummary& summary, std::int64_t state, double passing,
+                 const std::optional<AttentionReshard>& moved, JsonWriter& json) const {
     const int world = summary.layout.world();
     const double token_flops = gated_delta_token_flops(job_.spec);
     json.begin_object().member("world", world).member("tokens", job_.tokens());
@@ -107,6 +111,7 @@ class GatedDeltaPlan final : public OpPlan {
       json.member("estimated_ms", summary.seconds * 1e3);
     }
     json.member("passing_ms", passing * 1e3);
+    if (moved) moved->write(json);
     json.member("flops", token_flops * static_cast<double>(job_.tokens()));
     json.key("ranks").begin_array();
     for (int rank = 0; rank < world; ++rank) {

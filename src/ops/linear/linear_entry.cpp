@@ -272,6 +272,7 @@ const OpEntry kLinearOp{
     .tensor_notes = kNotes,
     .own_settings = kOwn,
     .recognizes = [](const TensorFile& opened) { return holds_linear(opened.file, opened.request.names); },
+    .accepts_if_named = [](const TensorFile& opened) { return holds_square_linear(opened.file, opened.request.names); },
     .make = [](const OpRequest& request) { return make_row_job(std::make_unique<LinearOp>(request)); }};
 
 }  // namespace ringattn

@@ -25,7 +25,8 @@ bool is_named(const InputNames& names, std::string_view tensor) { return names.o
 bool is_linear_weight(const SafetensorsFile& file, std::string_view name, std::int64_t features) {
   const TensorInfo& info = *file.tensor(name).info;
   if (info.shape.size() != 2) return false;
-  return info.shape[0] != features || info.shape[1] > kMaxConv1dWidth;
+  const bool one = info.shape[0] == 1 && info.shape[1] == 1;  // no width of a convolution
+  return info.shape[0] != features || info.shape[1] > kMaxConv1dWidth || one;
 }
 
 bool has_quantized(const SafetensorsFile& file, const std::string& layer) {
@@ -75,6 +76,13 @@ bool holds_linear(const SafetensorsFile& file, const InputNames& names) {
   if (file.contains(weight)) return is_linear_weight(file, weight, features);
   if (is_named(names, "weight")) return true;
   return has_quantized(file, "") || (!any_named(names) && !candidates(file, features).empty());
+}
+
+bool holds_square_linear(const SafetensorsFile& file, const InputNames& names) {
+  const std::string x = name_in(names, "x"), weight = name_in(names, "weight");
+  if (!file.contains(x) || !file.contains(weight) || file.contains(name_in(names, "dt"))) return false;
+  const std::vector<std::int64_t>& rows = file.tensor(x).info->shape;
+  return !rows.empty() && file.tensor(weight).info->shape == std::vector{rows.back(), rows.back()};
 }
 
 std::int64_t LinearInput::out_features() const {

@@ -17,8 +17,10 @@ namespace ringattn {
 
 // Whether the file has x and a layer, or x and no tensor that `names` calls weight, which a model then has (--model).
 // The weight of causal_conv1d, whose file has the same names, is [channels, width], or [channels, 1, width]. A square
-// weight of at most kMaxConv1dWidth channels is taken for one of causal_conv1d.
+// weight of 2 to kMaxConv1dWidth channels is taken for one of causal_conv1d.
 bool holds_linear(const SafetensorsFile& file, const InputNames& names);
+// Whether the file has such a square weight, and so is one of either op.
+bool holds_square_linear(const SafetensorsFile& file, const InputNames& names);
 
 // One weight or, of a gated layer, perhaps two, the gate first, each with its bias.
 struct LinearInput {

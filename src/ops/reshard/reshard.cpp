@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention/ring/enqueued_runs.hpp"
@@ -16,6 +17,7 @@
 #include "attention/ring/warm_up.hpp"
 #include "attention/tokens/batch.hpp"
 #include "base/error.hpp"
+#include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "comm/collective.hpp"
 #include "ops/common/rank_config.hpp"
@@ -79,15 +81,29 @@ std::vector<std::int64_t> reshard_bytes(const Layout& from, const Layout& to, st
   return bytes;
 }
 
-std::string reshard_text(const std::vector<std::int64_t>& lengths, const Layout& to, std::int64_t token_bytes) {
-  const Layout zigzag = attention_layout(lengths, to.world(), {LayoutKind::kZigzag, 0});
-  const auto text = [&](const Layout& before, const Layout& after) {
-    const std::vector<std::int64_t> bytes = reshard_bytes(before, after, token_bytes);
+AttentionReshard attention_reshard(const std::vector<std::int64_t>& lengths, const Layout& layer,
+                                   std::int64_t token_bytes) {
+  const Layout zigzag = attention_layout(lengths, layer.world(), {LayoutKind::kZigzag, 0});
+  return {reshard_bytes(zigzag, layer, token_bytes), reshard_bytes(layer, zigzag, token_bytes)};
+}
+
+std::string AttentionReshard::text() const {
+  const auto most = [](const std::vector<std::int64_t>& bytes) {
     return format_bytes(static_cast<double>(*std::ranges::max_element(bytes)));
   };
   return fmt::format(
       "beside attention in its zigzag layout: a rank receives up to {} of rows before the layer, {} after it",
-      text(zigzag, to), text(to, zigzag));
+      most(before), most(after));
+}
+
+void AttentionReshard::write(JsonWriter& json) const {
+  json.key("reshard").begin_object().member("attention_layout", layout_name(LayoutKind::kZigzag));
+  for (const auto& [name, bytes] : {std::pair{"bytes_before", &before}, {"bytes_after", &after}}) {
+    json.key(name).begin_array();
+    for (const std::int64_t received : *bytes) json.value(received);
+    json.end_array();
+  }
+  json.end_object();
 }
 
 struct Reshard::Impl {

@@ -27,6 +27,8 @@
 
 namespace ringattn {
 
+class JsonWriter;
+
 // The queries' layout of attention over all tokens of these sequences.
 Layout attention_layout(const std::vector<std::int64_t>& lengths, int world, const LayoutRequest& request);
 
@@ -34,8 +36,17 @@ Layout attention_layout(const std::vector<std::int64_t>& lengths, int world, con
 // No ranks run here.
 std::vector<std::int64_t> reshard_bytes(const Layout& from, const Layout& to, std::int64_t token_bytes);
 
-// For plans of layers with states: what a rank receives at most when rows come from attention's zigzag layout.
-std::string reshard_text(const std::vector<std::int64_t>& lengths, const Layout& to, std::int64_t token_bytes);
+// For plans of layers with states: bytes that each rank receives when rows come from attention's zigzag layout, and
+// when they go back to it.
+struct AttentionReshard {
+  std::vector<std::int64_t> before;  // the layer: [ranks]
+  std::vector<std::int64_t> after;   // [ranks]
+
+  std::string text() const;            // the greatest of each
+  void write(JsonWriter& json) const;  // the member "reshard" of a plan's row
+};
+AttentionReshard attention_reshard(const std::vector<std::int64_t>& lengths, const Layout& layer,
+                                   std::int64_t token_bytes);
 
 class Reshard {
  public:

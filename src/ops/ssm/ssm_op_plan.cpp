@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "attention/tokens/cost.hpp"
@@ -43,7 +44,8 @@ std::vector<std::string> summary_cells(const SsmJob& job, const SsmPlanSummary& 
           fmt::format("{:.3f}", passing * 1e3)};
 }
 
-void write_row(JsonWriter& json, const SsmJob& job, const SsmPlanSummary& summary, double passing) {
+void write_row(JsonWriter& json, const SsmJob& job, const SsmPlanSummary& summary, double passing,
+               const std::optional<AttentionReshard>& moved) {
   const std::int64_t state = carried_bytes(job);
   const int world = summary.layout.world();
   json.begin_object().member("world", world).member("tokens", job.tokens());
@@ -58,6 +60,7 @@ void write_row(JsonWriter& json, const SsmJob& job, const SsmPlanSummary& summar
     json.member("estimated_ms", summary.seconds * 1e3);
   }
   json.member("passing_ms", passing * 1e3);
+  if (moved) moved->write(json);
   json.member("flops", ssm_token_flops(job) * static_cast<double>(job.tokens()));
   json.key("ranks").begin_array();
   for (int rank = 0; rank < world; ++rank) {
@@ -114,12 +117,14 @@ class SsmPlan final : public OpPlan {
     const double passing = passing_seconds(job, summary, machine());
     PlanRow row;
     if (details) add_owners(summary, job, request_.verbose, row);
-    if (details && world > 1 && !job.update && !job.conv1d_only) {
+    std::optional<AttentionReshard> moved;
+    if (world > 1 && !job.update && !job.conv1d_only) {
       const std::int64_t row_bytes =
           std::int64_t{job.spec.heads} * job.spec.head_dim * static_cast<std::int64_t>(size_of(job.spec.dtype));
-      row.notes.push_back(reshard_text(job.lengths, summary.layout, row_bytes));
+      moved = attention_reshard(job.lengths, summary.layout, row_bytes);
+      if (details) row.notes.push_back(moved->text());
     }
-    write_row(json, job, summary, passing);
+    write_row(json, job, summary, passing, moved);
     row.cells = summary_cells(job, summary, passing);
     return row;
   }
