@@ -56,7 +56,7 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
 def _check_world(world) -> None:
     if not isinstance(world, World):
         refuse(f"world is {world!r}", "it should be a ringattn.World, a group of ranks",
-               "Make one, or leave it out.")  # fmt: skip
+               "Make one, such as ringattn.torch_world(group) of a ProcessGroup or of mesh[\"cp\"], or leave it out.")  # fmt: skip
 
 
 def world_of(array, world: World | None) -> World:
