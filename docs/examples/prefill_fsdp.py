@@ -1,5 +1,5 @@
-"""Prefill of a prompt that is too long for one GPU, by a Llama-shaped model whose weights are too large for one, too: FSDP2 shards
-the weights, and a ring of the same ranks shares the tokens.
+"""Prefill of a prompt that is too long for one GPU, by a Llama-shaped model whose weights are too large for one, too: FSDP2
+shards the weights, and a ring of the same ranks shares the tokens.
 
 torchrun --nproc-per-node 2 docs/examples/prefill_fsdp.py --check             # two GPUs, or two CPU ranks
 torchrun --nproc-per-node 8 docs/examples/prefill_fsdp.py --tokens 1048576 --width 4096 --layers 32 --heads 32 --kv-heads 8 \\
@@ -70,8 +70,8 @@ class Llama(nn.Module):
 
 
 def fill(model: nn.Module, seed: int = 1) -> None:
-    """Random weights, the same for any number of ranks. A checkpoint is read here by torch.distributed.checkpoint, which reads each
-    rank's shards only."""
+    """Random weights, the same for any number of ranks. A checkpoint is read here by torch.distributed.checkpoint, which reads
+    only a rank's own shards."""
     for number, parameter in enumerate(model.parameters()):
         seeded = torch.Generator().manual_seed(seed + number)
         whole = torch.randn(parameter.shape, generator=seeded) * parameter.shape[-1] ** -0.5
@@ -89,7 +89,8 @@ def main():
     parser.add_argument("--check", action="store_true", help="compare the logits with those of one rank")
     arguments = parser.parse_args()
     if "LOCAL_RANK" not in os.environ:
-        parser.error("there are no ranks (torchrun starts them). Run `torchrun --nproc-per-node 2 docs/examples/prefill_fsdp.py`.")
+        parser.error("there are no ranks (torchrun starts them). "
+                     "Run `torchrun --nproc-per-node 2 docs/examples/prefill_fsdp.py`.")
     on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
     if on_gpus:
@@ -122,8 +123,9 @@ def main():
     if world.rank == 0:
         kept = sum(parameter.to_local().numel() for parameter in model.parameters())
         keys = sum(rows.shape[0] for rows, _ in cache) // len(cache)
+        weights = sum(parameter.numel() for parameter in model.parameters())
         print(f"{arguments.tokens} tokens in {seconds:.2f} s on {world.size} {'GPUs' if on_gpus else 'CPU ranks'}; rank 0 has "
-              f"{kept} of {sum(map(torch.numel, model.parameters()))} weights and the keys of {keys} tokens; the next byte is {token}")
+              f"{kept} of {weights} weights and the keys of {keys} tokens; the next byte is {token}")
     if arguments.check and world.rank == 0:
         alone = Llama(**shape).to(device, dtype)
         fill(alone)

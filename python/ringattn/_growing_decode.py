@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps of the layers of a model, over caches that have more keys in each call. A layer waits for the host in each token, so
-a repeated call does nothing on the host that the first one has done: it compares what can differ, and writes addresses."""
+"""Decode steps of the layers of a model, over caches that have more keys in each call. A layer waits for the host in each token,
+so a repeated call does nothing on the host that the first one has done: it compares what can differ, and writes addresses."""
 
 import threading
 
@@ -19,30 +19,26 @@ _MAX_TABLES = 64
 
 
 class _Lengths:
-    """Lengths of this thread's decode steps in a device's memory, so that no call has to copy its own there. A table has the
-    lengths from a multiple of _TABLE_LENGTHS on, each repeated for all sequences: int32 [_TABLE_LENGTHS, sequences]."""
+    """Lengths of this thread's decode steps in a device's memory, so that no call has to write its own there. A table has the
+    lengths from a multiple of _TABLE_LENGTHS on, each repeated for all sequences: int32 [_TABLE_LENGTHS, sequences]. It is for
+    one stream, which orders its reads after its making, and the reuse of its memory after its reads."""
 
     def __init__(self):
         self._tables: dict[tuple, tuple[Tensor, int]] = {}  # with addresses
 
-    def address(self, length: int, sequences: int, device: torch.device) -> int:
-        """Address of int32 [sequences], all of them `length`."""
+    def address(self, length: int, sequences: int, like: Tensor) -> int:
+        """Address of int32 [sequences], all of them `length`, for work on the current stream of like's device."""
         block, row = divmod(length, _TABLE_LENGTHS)
-        found = self._tables.get((block, sequences, device))
+        key = (block, sequences, like.device, stream_of(like))
+        found = self._tables.get(key)
         if found is None:
-            found = self._tables[block, sequences, device] = self._make(block, sequences, device)
+            if len(self._tables) >= _MAX_TABLES:
+                self._tables.clear()
+            first = block * _TABLE_LENGTHS
+            table = torch.arange(first, first + _TABLE_LENGTHS, dtype=torch.int32, device=like.device)
+            table = table[:, None].expand(-1, sequences).contiguous()
+            found = self._tables[key] = table, table.data_ptr()
         return found[1] + 4 * sequences * row
-
-    def _make(self, block: int, sequences: int, device: torch.device) -> tuple[Tensor, int]:
-        first = block * _TABLE_LENGTHS
-        table = torch.arange(first, first + _TABLE_LENGTHS, dtype=torch.int32).repeat_interleave(sequences).to(device)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # steps on any stream may read it
-        if len(self._tables) >= _MAX_TABLES:
-            for other in {place for _, _, place in self._tables if place.type == "cuda"}:
-                torch.cuda.synchronize(other)  # enqueued steps read those that go
-            self._tables.clear()
-        return table, table.data_ptr()
 
 
 class _GrowingDecode(_job.RepeatedCall):
@@ -57,8 +53,8 @@ class _GrowingDecode(_job.RepeatedCall):
         self._tensors = _structs.decode_tensors(rows=rows, update_lengths=0)
         self._views: dict = {}
         out = query.new_empty(self._shape)
-        arrays = {"q": _flat(query.transpose(1, 2)), "k": key.transpose(1, 2), "v": value.transpose(1, 2), "out": out.flatten(0, 1),
-                  "lengths": query.new_empty(batch, dtype=torch.int32), "sinks": sinks}  # fmt: skip
+        arrays = {"q": _flat(query.transpose(1, 2)), "k": key.transpose(1, 2), "v": value.transpose(1, 2),
+                  "out": out.flatten(0, 1), "lengths": query.new_empty(batch, dtype=torch.int32), "sinks": sinks}  # fmt: skip
         _job.show(self._tensors, self._views, arrays)
         self._copies_q = arrays["q"].data_ptr() != query.data_ptr()
         self._q, self._k, self._v, self._out, self._lengths = (
@@ -104,13 +100,14 @@ def _own_lengths() -> _Lengths:
     return lengths
 
 
-def decode_growing(query: Tensor, key: Tensor, value: Tensor, lengths: int | Tensor, *, mask: _job.Mask, softmax_scale: float | None,
-                   softcap: float, sinks: Tensor | None) -> Tensor:  # fmt: skip
-    """out [batch, rows, heads, head_dim_v] of decode() for tensors without gradients, over caches that have more keys in each call.
-    It is prepared for the power of two that holds the keys, so that next to no call prepares one.
+def decode_growing(query: Tensor, key: Tensor, value: Tensor, lengths: int | Tensor, *, mask: _job.Mask,
+                   softmax_scale: float | None, softcap: float, sinks: Tensor | None) -> Tensor:  # fmt: skip
+    """out [batch, rows, heads, head_dim_v] of decode() for tensors without gradients, over caches that have more keys in each
+    call. It is prepared for the power of two that holds the keys, so that next to no call prepares one.
 
-    query: [batch, heads, rows, head_dim]; key, value: [batch, kv_heads, keys, head_dim or head_dim_v]. lengths: the number of leading
-    keys that are seen, those of the rows included; where sequences differ int32 [batch], contiguous, on query's device."""
+    query: [batch, heads, rows, head_dim]; key, value: [batch, kv_heads, keys, head_dim or head_dim_v]. lengths: the number of
+    leading keys that are seen, those of the rows included; where sequences differ int32 [batch], contiguous, on query's
+    device."""
     q_shape, dtype, device = query.shape, query.dtype, query.device
     batch, kv_heads, keys, head_dim = key.shape
     v_batch, v_heads, v_keys, head_dim_v = value.shape
@@ -119,25 +116,31 @@ def decode_growing(query: Tensor, key: Tensor, value: Tensor, lengths: int | Ten
         contiguous = (rows.transpose(1, 2).contiguous().transpose(1, 2) for rows in (key, value))
         return decode_growing(query, *contiguous, lengths, mask=mask, softmax_scale=softmax_scale, softcap=softcap, sinks=sinks)
     whole = type(lengths) is int
-    if whole and query.is_cuda and torch.cuda.is_current_stream_capturing():
-        # A replay reads what the graph keeps.
-        lengths, whole = torch.full((batch,), lengths, dtype=torch.int32, device=device), False
     of_sinks = None if sinks is None else (sinks.shape, sinks.stride(), sinks.dtype, sinks.device)
     capacity = (keys - 1).bit_length()
-    form = ("decode_growing", whole, q_shape, query.stride(), dtype, device, batch, kv_heads, head_dim, v_batch, v_heads, head_dim_v,
-            mask, softmax_scale, softcap, of_sinks, capacity)  # fmt: skip
+    form = ("decode_growing", whole, q_shape, query.stride(), dtype, device, batch, kv_heads, head_dim, v_batch, v_heads,
+            head_dim_v, mask, softmax_scale, softcap, of_sinks, capacity)  # fmt: skip
     alike = key.dtype is dtype and value.dtype is dtype and key.device == device and value.device == device and v_keys == keys
     if whole and not 0 <= lengths <= keys:
         refuse(f"{lengths} keys are seen", f"there are {keys}", "Pass at most as many as there are.")
     call = own_calls().get(form) if alike else None
     if call is None:
         call = _prepare(form, query, key, value, lengths, mask, softmax_scale, softcap, sinks)
-    address = _own_lengths().address(lengths, batch, device) if whole else lengths.data_ptr()
+    if whole and not _is_captured(query):
+        address = _own_lengths().address(lengths, batch, query)
+    else:
+        # A graph keeps what its replays read, and tables come and go.
+        read = torch.full((batch,), lengths, dtype=torch.int32, device=device) if whole else lengths
+        address = read.data_ptr()
     out = call(query, key, value, keys, k_strides[:3], v_strides[:3], address, sinks)
     if out is None:  # closed, because others were used since
         call = _prepare(form, query, key, value, lengths, mask, softmax_scale, softcap, sinks)
         out = call(query, key, value, keys, k_strides[:3], v_strides[:3], address, sinks)
     return out
+
+
+def _is_captured(query: Tensor) -> bool:
+    return query.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _prepare(form, query, key, value, lengths, mask, softmax_scale, softcap, sinks) -> _GrowingDecode:
@@ -150,8 +153,8 @@ def _prepare(form, query, key, value, lengths, mask, softmax_scale, softcap, sin
         if rows.device != q.device:
             refuse(f"{name} lies on {rows.device}", f"q lies on {q.device}", "Move it.")
     capacity = max(_LEAST_KEYS, 1 << (k.shape[1] - 1).bit_length())
-    prepared = prepared_decode(_job.world_of(q, None), q, k, v, None, mask, softmax_scale, softcap, sinks, None, capacity, 0, 60.0,
-                               unchecked=whole)[0]  # fmt: skip
+    prepared = prepared_decode(_job.world_of(q, None), q, k, v, None, mask, softmax_scale, softcap, sinks, None, capacity, 0,
+                               60.0, unchecked=whole)[0]  # fmt: skip
     call = _GrowingDecode(prepared, query, key, value, sinks)
     _job.keep(None, form, call)
     return call

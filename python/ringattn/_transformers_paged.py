@@ -104,8 +104,8 @@ def continuous_batching(model, name: str = "ringattn"):
 
 
 def _without_graphs(model):
-    """The model's init_continuous_batching(), which all its calls of continuous batching begin with, without CUDA graphs. None for
-    versions of transformers in which it has no config."""
+    """The model's init_continuous_batching(), which all its calls of continuous batching begin with, without CUDA graphs. None
+    for versions of transformers in which it has no config."""
     init = getattr(model, "init_continuous_batching", None)
     if init is None or "continuous_batching_config" not in inspect.signature(init).parameters:
         return None

@@ -49,7 +49,8 @@ def _ask(question: Callable, group):
         return question(group)
     except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         refuse(f"group is {str(group)[:60]}", f"torch.distributed says: {str(error)[:120]}",
-               "Pass a ProcessGroup that is there, one dimension of a DeviceMesh, None for the default group, or a ringattn.World.")  # fmt: skip
+               "Pass a ProcessGroup that is there, one dimension of a DeviceMesh, None for the default group, or a "
+               "ringattn.World.")  # fmt: skip
 
 
 def group_of(group):
@@ -72,8 +73,8 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
 
     Args:
         group: a ProcessGroup, or a DeviceMesh of one dimension, such as mesh["cp"]. None: the default group.
-        device: a torch.device. None: this process's current GPU if the group has an accelerator backend or the mesh is one of GPUs,
-            else the CPU.
+        device: a torch.device. None: this process's current GPU if the group has an accelerator backend or the mesh is one of
+            GPUs, else the CPU.
         timeout: seconds.
 
     Returns:

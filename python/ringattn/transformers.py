@@ -205,8 +205,9 @@ def _is_plain_step(query, key, value, mask, dropout, sliding_window, dealt, give
         return False
     rows = query.shape[2]
     return (
-        not dropout and dealt is None and rows <= _MAX_ROWS and mask.made_for == (rows, key.shape[2]) and sliding_window == mask.window
-        and _OF_STEPS.issuperset(given) and not given.get("output_attentions") and not torch.is_autocast_enabled(query.device.type)
+        not dropout and dealt is None and rows <= _MAX_ROWS and mask.made_for == (rows, key.shape[2])
+        and sliding_window == mask.window and _OF_STEPS.issuperset(given) and not given.get("output_attentions")
+        and not torch.is_autocast_enabled(query.device.type)
         and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
         and _current.get() is None
     )  # fmt: skip

@@ -56,8 +56,8 @@ def rings_of_a_mesh() -> None:
     assert ringattn.torch_world(mesh["dp"]) is not world
 
     said = refusal(ringattn.torch_world, mesh)
-    assert said == ("group is a DeviceMesh of 2 dimensions, dp, cp (a ring has the ranks of one). Pass one dimension of it, such as "
-                    "mesh['cp']."), said  # fmt: skip
+    assert said == ("group is a DeviceMesh of 2 dimensions, dp, cp (a ring has the ranks of one). Pass one dimension of it, such "
+                    "as mesh['cp']."), said  # fmt: skip
     q, k, v = rows(100)
     layout = ringattn.zigzag([100], 2)
     mine = [ringattn.shard(x[0], layout, world.rank)[None] for x in (q, k, v)]
@@ -74,8 +74,8 @@ def rings_of_a_mesh() -> None:
 
 
 def train_sharded(mesh, world) -> None:
-    """Two sequences, one for each ring. FSDP2 replicates weights over "dp" and shards them over "cp" (HSDP), and its gradients are
-    means over all ranks."""
+    """Two sequences, one for each ring. FSDP2 replicates weights over "dp" and shards them over "cp" (HSDP), and its gradients
+    are means over all ranks."""
     example = runpy.run_path(str(EXAMPLES / "train_llama.py"))
     tokens = 90
     sequences = [example["make_text"](tokens + 1, seed) for seed in (0, 1)]
@@ -108,9 +108,8 @@ def train_sharded(mesh, world) -> None:
 
 
 def prefill() -> None:
-    arguments = ["prefill_fsdp.py", "--check", "--tokens", "301", "--layers", "2", "--width", "64", "--heads", "2", "--kv-heads", "1",
-                 "--hidden", "96"]  # fmt: skip
-    with mock.patch("sys.argv", arguments):
+    arguments = "--check --tokens 301 --layers 2 --width 64 --heads 2 --kv-heads 1 --hidden 96"
+    with mock.patch("sys.argv", ["prefill_fsdp.py", *arguments.split()]):
         runpy.run_path(str(EXAMPLES / "prefill_fsdp.py"), run_name="__main__")
 
 
@@ -126,8 +125,9 @@ class Ranks(unittest.TestCase):
                 said = pathlib.Path(folder, str(rank))
                 process = os.fork()
                 if process == 0:
-                    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1",
-                                   "LOCAL_WORLD_SIZE": str(ranks), "MASTER_PORT": str(port)}  # fmt: skip
+                    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
+                    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
+                    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
                     self.play(work, said)
                 processes[process] = rank
             while processes:

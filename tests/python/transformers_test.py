@@ -334,12 +334,21 @@ class Steps(Case):
         with self.assertRaises(ringattn.UsageError):
             ringattn.transformers.decode_growing(q, k, k, 31, mask="causal", softmax_scale=None, softcap=0.0, sinks=None)
 
+    def test_a_captured_step_prepares_nothing_and_reads_no_table(self):
+        """A graph may be replayed when the table of lengths is gone."""
+        q, k = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 30, 16)
+        step = ringattn.transformers.decode_growing
+        named = {"mask": "causal", "softmax_scale": 0.25, "softcap": 0.0, "sinks": None}
+        expected = step(q, k, k, 29, **named)
+        with mock.patch.multiple(ringattn._growing_decode, _is_captured=lambda query: True, _own_lengths=None, _prepare=None):
+            self.assertTrue(torch.equal(step(q, k, k, 29, **named), expected))
+
     def test_tables_of_lengths_are_bounded(self):
         lengths = ringattn._growing_decode._Lengths()
         with mock.patch.multiple(ringattn._growing_decode, _MAX_TABLES=2, _TABLE_LENGTHS=8):
             for length in (0, 7, 8, 31, 8, 100):
                 for sequences in (1, 3):
-                    address = lengths.address(length, sequences, torch.device("cpu"))
+                    address = lengths.address(length, sequences, torch.empty(0))
                     self.assertEqual((ctypes.c_int32 * sequences).from_address(address)[:], [length] * sequences)
                 self.assertLessEqual(len(lengths._tables), 2)
 
