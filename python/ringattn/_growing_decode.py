@@ -14,8 +14,8 @@ from ._tensors import device_of, stream_of
 from .worlds import own_calls
 
 _LEAST_KEYS = 1024  # a power of two
-_TABLE_LENGTHS = 4096  # lengths of a table
-_MAX_TABLES = 64
+_TABLE_LENGTHS = 1024  # lengths of a table, 4 KiB for each sequence
+_MAX_TABLES = 16
 
 
 class _Lengths:

@@ -92,23 +92,21 @@ def continuous_batching(model, name: str = "ringattn"):
     config = model.config
     before = _implementations(config)
     config._attn_implementation = name if is_prefixed() else paged_name(name)
-    init = _without_graphs(model)
-    if init is not None:
-        model.init_continuous_batching = init  # hides the method of the class
     try:
-        yield model
+        with _without_graphs(model):
+            yield model
     finally:
         config._attn_implementation = before
-        if init is not None:
-            del model.init_continuous_batching
 
 
+@contextlib.contextmanager
 def _without_graphs(model):
-    """The model's init_continuous_batching(), which all its calls of continuous batching begin with, without CUDA graphs. None
-    for versions of transformers in which it has no config."""
+    """Hides the model's init_continuous_batching(), which all its calls of continuous batching begin with, by one without CUDA
+    graphs; not in versions of transformers in which it has no config."""
     init = getattr(model, "init_continuous_batching", None)
     if init is None or "continuous_batching_config" not in inspect.signature(init).parameters:
-        return None
+        yield
+        return
 
     @functools.wraps(init)
     def call(*arguments, **named):
@@ -124,7 +122,14 @@ def _without_graphs(model):
         config.use_cuda_graph = False
         return init(**given | {"continuous_batching_config": config})
 
-    return call
+    hidden = vars(model).get("init_continuous_batching")  # of a context around this one
+    model.init_continuous_batching = call
+    try:
+        yield
+    finally:
+        del model.init_continuous_batching
+        if hidden is not None:
+            model.init_continuous_batching = hidden
 
 
 def _lengths(cu) -> list[int]:

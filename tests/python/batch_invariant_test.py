@@ -204,6 +204,8 @@ class State(Case):
         model = made("Llama")
         made_by = model.init_continuous_batching
         with ringattn.transformers.continuous_batching(model):
+            with ringattn.transformers.continuous_batching(model):
+                pass
             for wanted in (True, (False, True)):
                 with self.assertRaises(ringattn.UnsupportedError) as caught:
                     model.generate_batch([[1, 2]], continuous_batching_config=BATCHING(use_cuda_graph=wanted))

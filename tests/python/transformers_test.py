@@ -293,8 +293,8 @@ class Steps(Case):
         self.assertEqual(created.count("Attention"), 4)  # of this test
 
     def test_plain_steps_have_the_bits_of_the_general_way(self):
-        q, keys = torch.randn(3, 4, 2, 16), (1, 15, 16, 17, 4094, 4095, 4096, 4097)
-        k, v = torch.randn(2, 3, 2, 4097, 16)
+        q, keys = torch.randn(3, 4, 2, 16), (1, 15, 16, 17, 1022, 1023, 1024, 1025)
+        k, v = torch.randn(2, 3, 2, 1025, 16)
         layer, sinks = torch.nn.Module(), torch.randn(4).bfloat16()
         forward = ringattn.transformers.attention_forward
         forms = ({}, {"sliding_window": 5}, {"softcap": 2.0, "scaling": 0.3}, {"s_aux": sinks, "position_ids": torch.zeros(1)})
