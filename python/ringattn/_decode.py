@@ -17,19 +17,8 @@ from ._arguments import check_axes, is_true, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse
 from ._rope import RopeSettings, spec_of
-from ._tensors import (
-    View,
-    address_of,
-    contiguous_heads,
-    device_of,
-    empty,
-    flat_view,
-    maker,
-    stream_of,
-    traced_step,
-    type_name,
-)
-from .worlds import World, own_calls
+from ._tensors import address_of, contiguous_heads, empty, flat_view, traced_step, type_name
+from .worlds import World
 
 
 class DecodePartition(NamedTuple):
@@ -269,8 +258,8 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
                       out=out)  # fmt: skip
     _job.check_dtypes(q=q, k_cache=k_cache, v_cache=v_cache, k_new=k_new, v_new=v_new, out=out)
     check_tables(lengths, lengths_before, block_table)
-    step, sequences, rows = _prepared(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap,
-                                      sinks, rope, max_keys, threads, timeout)  # fmt: skip
+    step, sequences, rows = prepared_decode(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale,
+                                            softcap, sinks, rope, max_keys, threads, timeout)  # fmt: skip
     kv_heads, head_dim, head_dim_v = k_cache.shape[2], q.shape[-1], v_cache.shape[3]
     flat_q = contiguous_heads(q).reshape(sequences * rows, *q.shape[-2:])
     arrays = _job.shown(flat_q, k_cache, v_cache)
@@ -278,79 +267,6 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
                "k_new": flat("k_new", k_new, q, kv_heads, head_dim),
                "v_new": flat("v_new", v_new, q, kv_heads, head_dim_v)}  # fmt: skip
     return finish_step(step, q, sequences, rows, arrays, head_dim_v, out, update_lengths, (world, call, given))
-
-
-class _GrowingCall(_job.RepeatedCall):
-    """A prepared decode of torch tensors over dense caches, whose number of keys and strides differ from call to call. All else
-    is as in the first call."""
-
-    def __init__(self, prepared: Decode, q, arrays: dict, out, lse):
-        """q, out, lse: of the first call; arrays: the others, by their names in the tensors struct."""
-        sequences, rows, heads = q.shape[:3]
-        flat_q = _flat_q(q)
-        self.prepared = prepared
-        self._tensors = _structs.decode_tensors(rows=rows, update_lengths=0)
-        self._views: dict[str, View] = {}
-        flat = {"q": flat_q, "out": flat_view(out), "lse": lse.view(sequences * rows, heads)}
-        _job.show(self._tensors, self._views, arrays | flat)
-        self._copies_q = flat_q.data_ptr() != q.data_ptr()
-        self._data = {name: view.struct for name, view in self._views.items()}
-        self._new_out, self._new_lse = maker(out, tuple(out.shape)), maker(lse, tuple(lse.shape), "float32")
-        self._on_host = device_of(out)[0] == _abi.CPU
-
-    def _call(self, prepared, q, k, v, lengths, sinks):
-        out, lse = self._new_out(), self._new_lse()
-        data = self._data
-        for name, cache in (("k", k), ("v", v)):
-            axes = self._views[name].lengths
-            axes[1] = cache.shape[1]
-            axes[4:8] = cache.stride()
-            data[name].data = cache.data_ptr()
-        rows = _flat_q(q) if self._copies_q else q
-        data["q"].data, data["lengths"].data = rows.data_ptr(), lengths.data_ptr()
-        data["out"].data, data["lse"].data = out.data_ptr(), lse.data_ptr()
-        if sinks is not None:
-            data["sinks"].data = sinks.data_ptr()
-        if self._on_host:
-            prepared._run(prepared._handle, self._tensors)
-        else:
-            self._tensors.stream = stream_of(out)
-            prepared._enqueue(prepared._handle, self._tensors)
-        return out
-
-
-def _flat_q(q):
-    """[sequences, rows, heads, head_dim] as [sequences * rows, heads, head_dim]."""
-    return contiguous_heads(q).reshape(-1, *q.shape[2:])
-
-
-_LEAST_KEYS = 1024
-
-
-def decode_growing(q, k, v, lengths, *, mask: _job.Mask, softmax_scale: float | None, softcap: float, sinks):
-    """out of decode() for torch tensors without gradients, over caches that have more keys in each call. It is prepared for
-    the power of two that holds the keys, so that next to no call prepares one.
-
-    q: [sequences, rows, heads, head_dim]; k, v: [sequences, keys, kv_heads, head_dim or head_dim_v]; lengths: int32
-    [sequences], contiguous, on q's device: the leading keys that are seen, those of the rows included."""
-    q_shape, k_shape, v_shape, device, dtype = q.shape, k.shape, v.shape, q.device, q.dtype
-    k, v = contiguous_heads(k), contiguous_heads(v)
-    key = ("decode_growing", q_shape, q.stride(), dtype, device, k_shape[0], k_shape[2], k_shape[3], v_shape[3], mask,
-           softmax_scale, softcap, None if sinks is None else sinks.shape, (k_shape[1] - 1).bit_length())  # fmt: skip
-    call = own_calls().get(key)
-    if (
-        call is not None and k.dtype is dtype and v.dtype is dtype and k.device == device and v.device == device
-        and k_shape[:3] == v_shape[:3] and (sinks is None or sinks.device == device and sinks.is_contiguous())
-    ):  # fmt: skip
-        out = call(q, k, v, lengths, sinks)
-        if out is not None:
-            return out
-    keys = max(_LEAST_KEYS, 1 << (k_shape[1] - 1).bit_length())
-    out, lse = decode(q, k, v, lengths=lengths, mask=mask, softmax_scale=softmax_scale, softcap=softcap, sinks=sinks,
-                      max_keys=keys)  # fmt: skip
-    prepared = _prepared(_job.world_of(q, None), q, k, v, None, mask, softmax_scale, softcap, sinks, None, keys, 0, 60.0)[0]
-    _job.keep(None, key, _GrowingCall(prepared, q, {"k": k, "v": v, "lengths": lengths, "sinks": sinks}, out, lse))
-    return out
 
 
 def _check_rope(rope, head_dim: int) -> None:
@@ -361,9 +277,10 @@ def _check_rope(rope, head_dim: int) -> None:
         refuse(f"rope is for heads of {rope.head_dim}", f"q has heads of {head_dim}", "Pass RopeSettings of that head_dim.")
 
 
-def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks, rope, max_keys, threads,
-              timeout):  # fmt: skip
-    """Returns (Decode, sequences, rows per sequence)."""
+def prepared_decode(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks, rope, max_keys, threads,
+                    timeout, unchecked: bool = False):  # fmt: skip
+    """Returns (Decode, sequences, rows per sequence). unchecked: the caller knows that lengths in GPU memory are in range, so no
+    step checks them."""
     if rope is not None:
         _check_rope(rope, q.shape[-1])
     _job.read_mask(mask)
@@ -386,12 +303,12 @@ def _prepared(own: World, q, k_cache, v_cache, block_table, mask, softmax_scale,
     formats = _job.format_of(k_cache), _job.format_of(v_cache)
     limits = limits_of(own, sequences, rows, k_cache, block_table, max_keys)
     key = ("decode", formats, q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
-           sinks is not None, rope, limits, threads, timeout)  # fmt: skip
+           sinks is not None, rope, limits, threads, timeout, unchecked)  # fmt: skip
 
     def make():
         spec = _job.c_spec(q, heads, kv_heads, head_dim, head_dim_v, _job.read_mask(mask), softmax_scale, softcap,
                            sinks is not None, formats)  # fmt: skip
-        options = _job.run_options(threads=threads, timeout_seconds=timeout)
+        options = _job.run_options(threads=threads, timeout_seconds=timeout, unchecked_tables=int(unchecked))
         if rope is None:
             return Decode(own, spec, c_limits(limits), options)
         return _RotatingDecode(own, spec, spec_of(q, head_dim, rope.settings), c_limits(limits), options)
@@ -425,6 +342,6 @@ def decode_partition(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask =
         refuse_unknown("decode_partition", unknown)
     _job.check_arrays("decode_partition", {"q": q, "k_cache": k_cache, "v_cache": v_cache}, block_table=block_table, sinks=sinks)
     check_axes("block_table", block_table, (2,), "[sequences, table_pages]")
-    step, sequences, _ = _prepared(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap, sinks,
-                                   rope, max_keys, threads, timeout)  # fmt: skip
+    step, sequences, _ = prepared_decode(_job.world_of(q, world), q, k_cache, v_cache, block_table, mask, softmax_scale, softcap,
+                                         sinks, rope, max_keys, threads, timeout)  # fmt: skip
     return step.partition(sequences)

@@ -30,7 +30,8 @@ _ARGUMENTS = {
     "deterministic": "no effect: every call and its gradients are deterministic.",
     "return_attn_probs": "returns (out, lse, None) in place of out.",
     "block_table": "None; packed keys have no pages.",
-    "group": "a torch.distributed ProcessGroup, or a ringattn.World. None: the default group, or only this rank without one.",
+    "group": "a torch.distributed ProcessGroup, one dimension of a DeviceMesh, or a ringattn.World. None: the default group, or "
+    "only this rank without one.",
 }
 _RING_ARGUMENTS = {
     "cu_seqlens": "[sequences + 1] cumulative lengths of this rank's rows: each sequence is split equally.",

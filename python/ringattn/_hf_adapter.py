@@ -9,7 +9,7 @@ from ._errors import refuse
 from ._flash_attn_tools import check_stride
 from ._per_thread import PerThread
 from .layouts import packed
-from .torch_worlds import torch_world
+from .torch_worlds import group_of, torch_world
 from .worlds import World
 
 class _Stated(NamedTuple):
@@ -55,7 +55,8 @@ def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
     "ringattn", because transformers refuses the former without the package flash_attn.
 
     Args:
-        process_group: a torch.distributed ProcessGroup, or a ringattn.World. None: the default group.
+        process_group: a torch.distributed ProcessGroup, one dimension of a DeviceMesh, or a ringattn.World. None: the default
+            group.
         heads_k_stride: no effect, because keys are exchanged in blocks; as in ring_flash_attn it divides the K/V heads of each
             layer.
 
@@ -74,7 +75,7 @@ def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
 
     for name in ("flash_attention_2", "ringattn"):
         transformers.register(name, _forward, _mask)
-    _here.set(_Stated(process_group, heads_k_stride))
+    _here.set(_Stated(group_of(process_group), heads_k_stride))
 
 
 def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:
@@ -97,7 +98,7 @@ def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:
         >>> ringattn.ring_flash_attn.update_ring_flash_attn_params(torch.tensor([0, 24, 64]), world)
     """
     lengths = lengths_of(cu_seqlens)
-    stated = _here.get() or _NOTHING
+    stated, process_group = _here.get() or _NOTHING, group_of(process_group)
     if stated.group is not process_group:
         refuse("process_group is another one", "keys are exchanged among the ranks of substitute_hf_flash_attn()",
                "Pass the same to both, and call that one first, on the same thread.")  # fmt: skip

@@ -10,6 +10,7 @@ from ._abi import lib
 from ._arguments import as_fp32, as_int, as_ints, scale_members, seconds_of
 from ._errors import refuse, unsupported
 from ._compression import Compressed, refuse_compressed
+from ._ranges import ranged
 from ._tensors import (
     CompressedView,
     View,
@@ -56,7 +57,7 @@ def read_mask(mask: Mask) -> tuple[int, int, int]:
 def _check_world(world) -> None:
     if not isinstance(world, World):
         refuse(f"world is {world!r}", "it should be a ringattn.World, a group of ranks",
-               "Make one, or leave it out.")  # fmt: skip
+               'Make one, such as ringattn.torch_world(group) of a ProcessGroup or mesh["cp"], or leave it out.')  # fmt: skip
 
 
 def world_of(array, world: World | None) -> World:
@@ -239,13 +240,13 @@ class Prepared(worlds.Prepared):
 
     def __init__(self, world: World, *job):
         super().__init__(world, getattr(lib, f"{self.op}_destroy"))
-        self._run = getattr(lib, f"{self.op}_run")
-        self._enqueue = getattr(lib, f"{self.op}_enqueue")
+        self._run = ranged(getattr(lib, f"{self.op}_run"), f"{self.op}.run")
+        self._enqueue = ranged(getattr(lib, f"{self.op}_enqueue"), f"{self.op}.enqueue")
         # Views of each call's arrays. Every call has the same names.
         self._tensors = getattr(_structs, f"{self.op}_tensors")()
         self._views: dict[str, View | CompressedView] = {}
         handle = _abi.Handle()
-        getattr(lib, f"{self.op}_{self.create}")(world.handle, *job, ctypes.byref(handle))
+        ranged(getattr(lib, f"{self.op}_{self.create}"), f"{self.op}.plan")(world.handle, *job, ctypes.byref(handle))
         self._handle = handle
         self.facts = getattr(_structs, f"{_abi.FACTS[self.op]}_facts")()
         getattr(lib, f"{self.op}_get_facts")(handle, self.facts)

@@ -10,6 +10,7 @@ import numpy as np
 from . import _abi, _gradients, _structs
 from ._errors import CallError, refuse, unsupported
 from ._loaded_torch import loaded_torch
+from ._ranges import ranged
 
 # DLPack's codes by the names of NumPy's, ml_dtypes' and PyTorch's types.
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
@@ -84,6 +85,7 @@ def _wrapped(function, new_rows: str | None, place: int):
 
     positional, required, keywords = signature_of(function)
     most, op = len(positional), function.__name__
+    function = ranged(function, op)
 
     @functools.wraps(function)
     def call(*arguments, **named):

@@ -29,7 +29,8 @@ class Mask:
     apart; while torch.compile traces it is there for each batch without a cache.
     padding: a padding mask whose values are unknown, because torch.compile traces.
     dropped: the tokens that a padding mask drops; None: none.
-    filled: how many of the first keys are there, as in a static cache, an int or a tensor without axes; None: all."""
+    filled: how many of the first keys are there, as in a static cache, an int or a tensor without axes; None: all.
+    step_keys: the number of keys that are there if that is all that the mask says of a decode step; else None."""
 
     ndim = 4  # transformers hands a mask of four axes on as it is
 
@@ -37,6 +38,10 @@ class Mask:
                  filled=None):  # fmt: skip
         self.causal, self.window, self.made_for, self.packed, self.padding = causal, window, made_for, packed, padding
         self.dropped, self.filled = dropped, filled
+        self.step_keys = None
+        if causal and packed is None and padding is None and dropped is None and not isinstance(filled, Tensor):
+            queries, keys = made_for
+            self.step_keys = filled if filled is not None or queries == keys else keys
         self.begins, self.begins_for = None, (None, None)  # what sequences_of() has found, for layer after layer
         self.lengths = None  # what lengths_for() has made, likewise
 

@@ -5,6 +5,9 @@ A batch mixes whole prompts, chunks of prompts and decode steps. Each is a seque
 and all tokens so far as keys, so it has the bits that it has in any other batch, and in generate()."""
 
 import contextlib
+import copy
+import functools
+import inspect
 
 import torch
 from torch import Tensor
@@ -18,6 +21,7 @@ _ENDING = "_flash"  # transformers takes only implementations with "flash" in th
 # Arguments that transformers passes to the layers besides those of other models.
 PASSED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k", "read_index",
           "write_index", "logits_indices", "logits_processor_args", "is_causal"}  # fmt: skip
+_OF_GRAPHS = "lengths are read on the host, and a graph would keep those of one batch"
 _known = PerThread("lengths of a continuous batch")
 
 
@@ -61,7 +65,7 @@ def _implementations(config) -> dict:
 def continuous_batching(model, name: str = "ringattn"):
     """Has a model compute its attention by ringattn in generate_batch() and the other calls of continuous batching.
 
-    On a GPU pass ContinuousBatchingConfig(use_cuda_graph=False), because lengths are read on the host.
+    CUDA graphs are off inside of it, also where transformers would choose them, because lengths are read on the host.
 
     Args:
         model: a model of transformers that generates.
@@ -72,6 +76,7 @@ def continuous_batching(model, name: str = "ringattn"):
 
     Raises:
         UsageError: the model has no generate_batch().
+        UnsupportedError: a ContinuousBatchingConfig has use_cuda_graph=True; generate_batch() raises it.
 
     Example:
         >>> import ringattn.transformers, transformers
@@ -88,16 +93,49 @@ def continuous_batching(model, name: str = "ringattn"):
     before = _implementations(config)
     config._attn_implementation = name if is_prefixed() else paged_name(name)
     try:
-        yield model
+        with _without_graphs(model):
+            yield model
     finally:
         config._attn_implementation = before
+
+
+@contextlib.contextmanager
+def _without_graphs(model):
+    """Hides the model's init_continuous_batching(), which all its calls of continuous batching begin with, by one without CUDA
+    graphs; not in versions of transformers in which it has no config."""
+    init = getattr(model, "init_continuous_batching", None)
+    if init is None or "continuous_batching_config" not in inspect.signature(init).parameters:
+        yield
+        return
+
+    @functools.wraps(init)
+    def call(*arguments, **named):
+        from transformers import ContinuousBatchingConfig  # noqa: PLC0415, see ringattn.transformers
+
+        given = inspect.signature(init).bind(*arguments, **named).arguments
+        generation = given.get("generation_config") or getattr(model, "generation_config", None)
+        config = given.get("continuous_batching_config") or getattr(generation, "continuous_batching_config", None)
+        config = ContinuousBatchingConfig() if config is None else copy.copy(config)
+        wanted = getattr(config, "use_cuda_graph", None)
+        if any(wanted) if isinstance(wanted, tuple) else wanted:
+            unsupported(f"use_cuda_graph is {wanted}", _OF_GRAPHS, "Pass use_cuda_graph=False, or leave it out.")
+        config.use_cuda_graph = False
+        return init(**given | {"continuous_batching_config": config})
+
+    hidden = vars(model).get("init_continuous_batching")  # of a context around this one
+    model.init_continuous_batching = call
+    try:
+        yield
+    finally:
+        del model.init_continuous_batching
+        if hidden is not None:
+            model.init_continuous_batching = hidden
 
 
 def _lengths(cu) -> list[int]:
     """A tensor of cumulative lengths as ints. Layers get the same tensor, which is read once."""
     if cu.is_cuda and torch.cuda.is_current_stream_capturing():
-        unsupported("transformers captures a CUDA graph",
-                    "lengths are read on the host, and a graph would keep those of one batch",
+        unsupported("transformers captures a CUDA graph", _OF_GRAPHS,
                     "Pass continuous_batching_config=ContinuousBatchingConfig(use_cuda_graph=False).")  # fmt: skip
     kept = _known.get() or ()
     for tensor, version, numbers in kept:

@@ -11,8 +11,8 @@ q, k, v: this rank's rows, [batch, tokens, heads, head_dim], or [tokens, heads, 
 Differences: results have the same bits on any number of ranks. Windows cross rank boundaries. ringattn's own functions
 also accept sequences that don't divide evenly. Dropout and ALiBi are refused. `deterministic` has no effect, because every
 call and its gradients are deterministic. `max_seqlen` is ignored, because cu_seqlens has the lengths; a value that is too
-small has no effect, while flash_attn would omit rows. `group`: a torch.distributed ProcessGroup, None for the default
-one, or a ringattn.World."""
+small has no effect, while flash_attn would omit rows. `group`: a torch.distributed ProcessGroup, one dimension of a
+DeviceMesh (mesh["cp"]), None for the default group, or a ringattn.World."""
 
 from . import _attention
 from ._arguments import as_ints, check_axes, lengths_of

@@ -49,7 +49,22 @@ def _ask(question: Callable, group):
         return question(group)
     except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
         refuse(f"group is {str(group)[:60]}", f"torch.distributed says: {str(error)[:120]}",
-               "Pass a ProcessGroup that is there, None for the default one, or a ringattn.World.")  # fmt: skip
+               "Pass a ProcessGroup that is there, one dimension of a DeviceMesh, None for the default group, or a "
+               "ringattn.World.")  # fmt: skip
+
+
+def group_of(group):
+    """The ProcessGroup of a DeviceMesh of one dimension. Anything else is returned as it is."""
+    from torch.distributed import device_mesh  # noqa: PLC0415, see torch_world()
+
+    if not isinstance(group, getattr(device_mesh, "DeviceMesh", ())):  # a build of PyTorch may be without torch.distributed
+        return group
+    if group.ndim != 1:
+        names = group.mesh_dim_names
+        of_names = "" if names is None else f", {', '.join(names)}"
+        refuse(f"group is a DeviceMesh of {group.ndim} dimensions{of_names}", "a ring has the ranks of one",
+               f"Pass one dimension of it, such as mesh[{(names or ('cp',))[-1]!r}].")  # fmt: skip
+    return _ask(lambda mesh: mesh.get_group(), group)
 
 
 def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
@@ -57,15 +72,16 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     Collective on the first call for a group and device; the world is then kept.
 
     Args:
-        group: a ProcessGroup. None: the default group.
-        device: a torch.device. None: this process's current GPU if the group has an accelerator backend, else the CPU.
+        group: a ProcessGroup, or a DeviceMesh of one dimension, such as mesh["cp"]. None: the default group.
+        device: a torch.device. None: this process's current GPU if the group has an accelerator backend or the mesh is one of
+            GPUs, else the CPU.
         timeout: seconds.
 
     Returns:
         A World.
 
     Raises:
-        UsageError: torch.distributed isn't initialized, or this rank is not in the group.
+        UsageError: torch.distributed isn't initialized, this rank is not in the group, or the mesh has several dimensions.
         PeerError: a rank did not connect within `timeout` seconds.
 
     Example:
@@ -78,11 +94,12 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     if group is None and not (distributed.is_available() and distributed.is_initialized()):
         refuse("there is no default process group", "torch.distributed isn't initialized",
                "Call torch.distributed.init_process_group() first, or pass a group or a ringattn.World.")  # fmt: skip
-    group = distributed.group.WORLD if group is None else group
+    of_mesh = getattr(group, "device_type", None)  # of a DeviceMesh
+    group = distributed.group.WORLD if group is None else group_of(group)
     if group is distributed.GroupMember.NON_GROUP_MEMBER:
         refuse("this rank is not in the group", "only its members can make a world of it", "Call it on the group's own ranks.")
     if device is None:
-        on_gpu = "nccl" in str(_ask(distributed.get_backend, group))
+        on_gpu = of_mesh == "cuda" if of_mesh else "nccl" in str(_ask(distributed.get_backend, group))
         device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
     device = torch.device(device)
     place = (_abi.CPU, 0)

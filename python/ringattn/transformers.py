@@ -29,8 +29,9 @@ import torch
 
 from . import _attention, _transformers_paged
 from ._batch_invariant import make_batch_invariant
-from ._decode import decode, decode_growing
+from ._decode import decode
 from ._errors import UnsupportedError, refuse, unsupported
+from ._growing_decode import decode_growing
 from ._per_thread import PerThread
 from ._tensors import flat_rows
 from ._transformers_masks import OWN_MASK, Mask, read_mask, refuse_padding, sequences_of
@@ -133,6 +134,12 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
                       softcap=None, is_causal=None, s_aux=None, dealt=None, **given):  # fmt: skip
     """query: [batch, heads, tokens, head_dim]; key, value: [batch, kv_heads, keys, head_dim]. Returns ([batch, tokens,
     heads, head_dim], None). dealt: the arguments of batch(); None: those of the active batch()."""
+    if _is_plain_step(query, key, value, attention_mask, dropout, sliding_window, dealt, given):
+        named = {"mask": attention_mask.kernel_mask(), "softmax_scale": scaling, "softcap": softcap or 0.0,
+                 "sinks": None if s_aux is None else s_aux.float()}  # fmt: skip
+        out = _step(query, key, value, attention_mask.step_keys, named)
+        if out is not None:
+            return out, None
     _check_arguments(dropout, attention_mask, given)
     q, k, v = _transformers_paged.autocast(*(array.transpose(1, 2) for array in (query, key, value)))
     named = {
@@ -156,10 +163,12 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
             refuse_padding("packed sequences have none")
         return _of_padded(attention_mask.dropped, q, k, v, attention_mask, named), None
     if attention_mask is not None and cu_q is None and _is_step(q, k, v, attention_mask):
-        lengths = attention_mask.lengths_for(q)
+        lengths = attention_mask.step_keys
+        if lengths is None or torch.compiler.is_compiling():
+            lengths = attention_mask.lengths_for(q)
         if attention_mask.padding is not None:
             lengths = torch.ops.ringattn.unpadded_lengths(lengths, attention_mask.padding)
-        out = _step(q, k, v, lengths, named)
+        out = _step(*(rows.transpose(1, 2) for rows in (q, k, v)), lengths, named)
         if out is not None:
             return out, None
     begins = sequences_of(q, attention_mask, cu_q, cu_k, None)
@@ -185,21 +194,44 @@ def _is_step(q, k, v, mask: Mask) -> bool:
     return mask.filled is not None or not torch.compiler.is_compiling()
 
 
+# Arguments of the layers of a plain step.
+_OF_STEPS = _IGNORED - {"cu_seq_lens_q", "cu_seq_lens_k"}
+
+
+def _is_plain_step(query, key, value, mask, dropout, sliding_window, dealt, given) -> bool:
+    """Whether the call is one of generate()'s decode steps without padding. The other checks of attention_forward() find nothing
+    in it, and take as long as the rest of the call."""
+    if type(mask) is not Mask or mask.step_keys is None or torch.compiler.is_compiling():
+        return False
+    rows = query.shape[2]
+    return (
+        not dropout and dealt is None and rows <= _MAX_ROWS and mask.made_for == (rows, key.shape[2])
+        and sliding_window == mask.window and _OF_STEPS.issuperset(given) and not given.get("output_attentions")
+        and not torch.is_autocast_enabled(query.device.type)
+        and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
+        and _current.get() is None
+    )  # fmt: skip
+
+
 _not_decoded: set[tuple] = set()  # (device, dtype, head_dim, head_dim_v) for which decode() has no kernel
 
 
-def _step(q, k, v, lengths, named: dict):
-    """out of decode(), or None if it has no kernel for these rows, as for fp32 on a GPU. attention() may have one."""
+def _step(query, key, value, lengths, named: dict):
+    """out of decode(), or None if it has no kernel for these rows, as for fp32 on a GPU. attention() may have one. Arguments are
+    those of decode_growing()."""
     if torch.compiler.is_compiling():
-        return decode(q, k, v, lengths=lengths, **named)[0]
-    kind = (q.device, q.dtype, q.shape[-1], v.shape[-1])
-    if kind in _not_decoded:
+        return decode(*(rows.transpose(1, 2) for rows in (query, key, value)), lengths=lengths, **named)[0]
+    if _not_decoded and _kind(query, value) in _not_decoded:
         return None
     try:
-        return decode_growing(q, k, v, lengths, **named)
+        return decode_growing(query, key, value, lengths, **named)
     except UnsupportedError:
-        _not_decoded.add(kind)
+        _not_decoded.add(_kind(query, value))
         return None
+
+
+def _kind(query, value) -> tuple:
+    return (query.device, query.dtype, query.shape[-1], value.shape[-1])
 
 
 def _filled(k, v, mask: Mask | None):
@@ -220,7 +252,7 @@ def _of_padded(dropped: Padding, q, k, v, mask: Mask, named: dict):
         return dropped.attend(q, k, v, named)
     lengths, order = step
     at_front = (k, v) if order is None else (to_front(k, order), to_front(v, order))
-    out = _step(q, *at_front, lengths, named)
+    out = _step(*(rows.transpose(1, 2) for rows in (q, *at_front)), lengths, named)
     return dropped.attend(q, k, v, named) if out is None else out
 
 

@@ -51,6 +51,12 @@ constexpr EnvironmentVariable kTable[] = {
      [](Environment&, std::string_view value) { return !value.empty(); }},
     {"RINGATTN_PROGRAM", "a path", "launch/ringattn-mpirun starts this program; nothing else looks at it",
      [](Environment&, std::string_view value) { return !value.empty(); }},
+    {"RINGATTN_RANGES", "0 or 1",
+     "1: calls and ring steps have names in profilers, by NVTX in builds with CUDA, in Python also by torch.profiler",
+     [](Environment& environment, std::string_view value) {
+       environment.ranges = value == "1";
+       return value == "0" || value == "1";
+     }},
     {"RINGATTN_TEST_LONG", "0 or 1", "the project's own tests also run their long variants",
      [](Environment&, std::string_view value) { return value == "0" || value == "1"; }},
     {"RINGATTN_TEST_SEED", "a whole number", "the project's own property tests replay this one case",

@@ -12,7 +12,8 @@
 namespace ringattn {
 
 struct Environment {
-  double pace = 0.0;  // RINGATTN_PACE
+  double pace = 0.0;    // RINGATTN_PACE
+  bool ranges = false;  // RINGATTN_RANGES
 };
 
 // One row per variable, including variables that only launchers, Python or the tests read. A name without a row is

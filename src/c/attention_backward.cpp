@@ -23,6 +23,7 @@
 
 struct ringattn_attention_backward : ringattn::c::Object<ringattn::AttentionBackward> {
   static constexpr const char* kName = "backward";
+  static constexpr const char* kOp = "attention_backward";
   ringattn::c::Workspace workspace;
   std::string machine;
 

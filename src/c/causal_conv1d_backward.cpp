@@ -16,6 +16,7 @@
 
 struct ringattn_causal_conv1d_backward : ringattn::c::Object<ringattn::CausalConv1dBackward> {
   static constexpr const char* kName = "backward";
+  static constexpr const char* kOp = "causal_conv1d_backward";
 
   std::tuple<ringattn::CausalConv1dBackwardInputs, ringattn::CausalConv1dBackwardOutputs, ringattn::Stream> read(
       const ringattn_causal_conv1d_backward_tensors* given) const;

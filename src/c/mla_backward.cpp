@@ -17,6 +17,7 @@
 
 struct ringattn_mla_backward : ringattn::c::Object<ringattn::MlaBackward> {
   static constexpr const char* kName = "backward";
+  static constexpr const char* kOp = "mla_backward";
   ringattn::c::Workspace workspace;
 
   std::tuple<ringattn::MlaBackwardInputs, ringattn::MlaBackwardOutputs, std::span<std::byte>, ringattn::Stream> read(

@@ -16,6 +16,7 @@
 
 struct ringattn_mla_decode : ringattn::c::Object<ringattn::MlaDecode> {
   static constexpr const char* kName = "decode";
+  static constexpr const char* kOp = "mla_decode";
 
   const ringattn::Decode& steps() const { return instance.in_latent(); }
   std::uint64_t memory_bytes() const { return instance.memory().total(); }

@@ -15,6 +15,7 @@
 #include <memory>
 #include <tuple>
 
+#include "base/named_range.hpp"
 #include "c/ringattn.h"
 #include "c/status.hpp"
 #include "c/world.hpp"
@@ -29,6 +30,16 @@ struct Object {
   Op instance;
   std::shared_ptr<std::atomic<bool>> busy = {};  // of the world
 };
+
+// The op's name in NamedRange. Handles of several ops have one kName, and kOp beside it.
+template <class Handle>
+constexpr const char* op_name() {
+  if constexpr (requires { Handle::kOp; }) {
+    return Handle::kOp;
+  } else {
+    return Handle::kName;
+  }
+}
 
 // Runs body(*object) exclusively. Converts exceptions to a status.
 template <class Handle, class Body>
@@ -46,6 +57,7 @@ ringattn_status create(ringattn_world* world, Handle** object, const Make& make)
   return guarded([&] {
     need(world, "world");
     need(object, Handle::kName);
+    const NamedRange range(op_name<Handle>(), "plan");
     const ExclusiveUse use(world->busy);
     interruptible(*world->transport, [&] {
       Handle* const made = make(*world->transport);
@@ -58,6 +70,7 @@ ringattn_status create(ringattn_world* world, Handle** object, const Make& make)
 template <class Handle, class Tensors>
 ringattn_status run(Handle* object, const Tensors* tensors) noexcept {
   return with(object, [&](Handle& handle) {
+    const NamedRange range(op_name<Handle>(), "run");
     std::apply([&](const auto&... call) { handle.instance.run(call...); }, handle.read(tensors));
   });
 }
@@ -65,6 +78,7 @@ ringattn_status run(Handle* object, const Tensors* tensors) noexcept {
 template <class Handle, class Tensors>
 ringattn_status enqueue(Handle* object, const Tensors* tensors) noexcept {
   return with(object, [&](Handle& handle) {
+    const NamedRange range(op_name<Handle>(), "enqueue");
     std::apply([&](const auto&... call) { handle.instance.enqueue(call...); }, handle.read(tensors));
   });
 }

@@ -46,6 +46,7 @@ struct SsdBackwardCalls {
 
 struct ringattn_ssd_backward : ringattn::c::Object<ringattn::c::SsdBackwardCalls> {
   static constexpr const char* kName = "backward";
+  static constexpr const char* kOp = "ssd_backward";
 
   std::tuple<ringattn::SsdBackwardInputs, ringattn::SsdBackwardOutputs, ringattn::c::ParameterArrays, ringattn::Stream>
   read(const ringattn_ssd_backward_tensors* given) const;

@@ -163,6 +163,7 @@ TEST(EnvironmentTable, TakesGoodValuesAndRefusesBadOnes) {
                         {"RINGATTN_OUTCOMES", "/tmp/outcomes", ""},
                         {"RINGATTN_LIBRARY", "/lib/libringattn_c.so.1", ""},
                         {"RINGATTN_PROGRAM", "/bin/ringattn", ""},
+                        {"RINGATTN_RANGES", "1", "on"},
                         {"RINGATTN_TEST_LONG", "1", "yes"},
                         {"RINGATTN_TEST_SEED", "7", "x"}};
   ASSERT_EQ(std::size(cases), environment_table().size());

@@ -200,6 +200,22 @@ class Refused(Case):
 
 
 class State(Case):
+    def test_continuous_batching_has_no_cuda_graphs(self):
+        model = made("Llama")
+        made_by = model.init_continuous_batching
+        with ringattn.transformers.continuous_batching(model):
+            with ringattn.transformers.continuous_batching(model):
+                pass
+            for wanted in (True, (False, True)):
+                with self.assertRaises(ringattn.UnsupportedError) as caught:
+                    model.generate_batch([[1, 2]], continuous_batching_config=BATCHING(use_cuda_graph=wanted))
+                self.assertIn(f"use_cuda_graph is {wanted} (lengths are read on the host", str(caught.exception))
+            config = BATCHING(num_blocks=8, max_batch_tokens=8)
+            manager = model.init_continuous_batching(continuous_batching_config=config)
+            self.assertFalse(any(manager.continuous_batching_config.cuda_graph_booleans))
+            self.assertIsNone(config.use_cuda_graph)  # the caller's stays
+        self.assertEqual(model.init_continuous_batching, made_by)
+
     def test_continuous_batching_leaves_each_config_its_implementation(self):
         config = transformers.LlavaConfig(text_config=transformers.LlamaConfig(**SHAPE))
         config._attn_implementation = {"": "sdpa", "text_config": "ringattn", "vision_config": "eager"}

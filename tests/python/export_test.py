@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exported programs mean in another process what they mean where they were made: a layout is a part of the graph, and a world
-that is not there is refused."""
+"""Exported programs: of any lengths, with the bits of eager calls. They mean in another process what they mean where they were
+made: a layout is a part of the graph, and a world that is not there is refused."""
 
 import importlib.util
+import io
 import pathlib
 import subprocess
 import sys
@@ -63,6 +64,50 @@ class Graphs(unittest.TestCase):
             assert_same_bits(a, b)
         self.assertIn("world: UsageError: a graph names a world that is not there", self.said)
         self.assertIsNone(torch.load(self.folder / "world.made"))
+
+
+class Layer(torch.nn.Module):
+    """A layer of a prefill, and a decode step on its keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.kv = torch.nn.Linear(48, 4 * 32), torch.nn.Linear(48, 2 * 2 * 32)
+
+    def forward(self, x, step, lengths):
+        """x: [batch, tokens, 48]; step: [batch, 4, 32]; lengths: int32 [batch]."""
+        q = self.q(x).unflatten(-1, (4, 32))
+        k, v = self.kv(x).unflatten(-1, (2, 2, 32)).unbind(2)
+        out, lse = ringattn.attention(q, k, v, mask=(40, 0), sinks=torch.zeros(4))
+        decoded, _ = ringattn.decode(step, k.detach(), v.detach(), lengths=lengths)
+        return out, lse, ringattn.linear(decoded.flatten(1), self.q.weight.detach().T)
+
+
+class Lengths(unittest.TestCase):
+    def test_one_program_serves_all_lengths(self):
+        def inputs(batch, tokens):
+            return normal(batch, tokens, 48), normal(batch, 4, 32, seed=2), torch.arange(1, batch + 1, dtype=torch.int32)
+
+        batch, tokens = torch.export.Dim("batch", max=64), torch.export.Dim("tokens", min=2, max=100_000)
+        layer = Layer()
+        for strict in (False, True):
+            program = torch.export.export(
+                layer, inputs(2, 30), dynamic_shapes=({0: batch, 1: tokens}, {0: batch}, {0: batch}), strict=strict
+            )
+            file = io.BytesIO()
+            torch.export.save(program, file)
+            file.seek(0)
+            loaded = torch.export.load(file).module()
+            ops = {str(node.target) for node in program.graph.nodes}
+            self.assertGreaterEqual(ops, {f"ringattn.{name}.default" for name in ("attention", "decode", "linear")})
+            for given in (inputs(2, 30), inputs(3, 77), inputs(1, 513)):
+                expected = layer(*given)
+                for a, b in zip(loaded(*given), expected, strict=True):
+                    assert_same_bits(a.detach(), b.detach())
+                weights = (list(module.parameters()) for module in (loaded, layer))
+                found, wanted = (torch.autograd.grad(made[0].square().sum(), [w for w in w_of if w.shape[0] == 128])
+                                 for made, w_of in zip((loaded(*given), expected), weights))  # fmt: skip
+                for a, b in zip(found, wanted, strict=True):
+                    assert_same_bits(a, b)
 
 
 class Texts(unittest.TestCase):

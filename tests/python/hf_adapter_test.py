@@ -100,6 +100,18 @@ class Adapter(unittest.TestCase):
             torch.testing.assert_close(model(self.ids, use_cache=False).logits, inside, atol=0, rtol=0)
             names.substitute_hf_flash_attn(world, 2)
 
+    def test_a_dimension_of_a_mesh_is_a_group(self):
+        from torch import distributed
+        from torch.distributed.device_mesh import init_device_mesh
+
+        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        self.addCleanup(distributed.destroy_process_group)
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "cp"))
+        names.substitute_hf_flash_attn(mesh["cp"], heads_k_stride=1)
+        names.update_ring_flash_attn_params(CU, mesh["cp"])
+        names.update_ring_flash_attn_params(CU, mesh.get_group("cp"))
+        self.refused("group is a DeviceMesh of 2 dimensions, dp, cp", names.update_ring_flash_attn_params, CU, mesh)
+
     def test_what_can_t_be_is_refused(self):
         world, other = ringattn.threads_worlds(2)
         for stride in (0, -1):

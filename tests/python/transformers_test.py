@@ -2,6 +2,7 @@
 """transformers' models over ringattn compute what they do by their own attention, eager and compiled; what isn't
 computed is refused by name."""
 
+import ctypes
 import importlib.util
 import inspect
 import operator
@@ -290,6 +291,66 @@ class Steps(Case):
         self.assertEqual(sorted(set(created)), ["Attention", "Decode"])
         self.assertLessEqual(created.count("Decode"), 2)  # up to 512 keys, and from there on
         self.assertEqual(created.count("Attention"), 4)  # of this test
+
+    def test_plain_steps_have_the_bits_of_the_general_way(self):
+        q, keys = torch.randn(3, 4, 2, 16), (1, 15, 16, 17, 1022, 1023, 1024, 1025)
+        k, v = torch.randn(2, 3, 2, 1025, 16)
+        layer, sinks = torch.nn.Module(), torch.randn(4).bfloat16()
+        forward = ringattn.transformers.attention_forward
+        forms = ({}, {"sliding_window": 5}, {"softcap": 2.0, "scaling": 0.3}, {"s_aux": sinks, "position_ids": torch.zeros(1)})
+        for batch, rows in ((3, 1), (3, 2), (1, 1)):
+            for filled in (None, 14):
+                for named in forms:
+                    for length in keys if filled is None else (15, 40):
+                        if length <= rows:
+                            continue
+                        mask = Mask(True, named.get("sliding_window"), (rows, length), filled=filled)
+                        rows_of = q[:batch, :, :rows], k[:batch, :, :length], v[:batch, :, :length]
+                        step = forward(layer, *rows_of, mask, **named)[0]
+                        with mock.patch.object(ringattn.transformers, "_is_step", return_value=False):
+                            with mock.patch.object(ringattn.transformers, "_is_plain_step", return_value=False):
+                                expected = forward(layer, *rows_of, mask, **named)[0]
+                        self.assertTrue(torch.equal(step, expected), (batch, rows, filled, named, length))
+
+    def test_what_a_plain_step_is_not(self):
+        q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 30, 16)
+        plain = ringattn.transformers._is_plain_step
+        call = (q, k, k, Mask(True, None, (1, 30)), 0.0, None, None, {"use_cache": True})
+        self.assertTrue(plain(*call))
+        others = {
+            3: (None, Mask(False, None, (1, 30)), Mask(True, None, (1, 29)), Mask(True, 7, (1, 30)), Mask(True, None, (1, 1)),
+                Mask(True, None, (1, 30), filled=torch.tensor(3)), Mask(True, None, (1, 30), padding=torch.ones(1, 30))),
+            4: (0.5,), 5: (7,), 6: (object(),), 7: ({"cu_seq_lens_q": None}, {"output_attentions": True}, {"bias": 1}),
+        }  # fmt: skip
+        for place, values in others.items():
+            for value in values:
+                self.assertFalse(plain(*call[:place], value, *call[place + 1 :]), (place, value))
+        with torch.enable_grad():
+            self.assertFalse(plain(q.clone().requires_grad_(), *call[1:]))
+        with torch.autocast("cpu", torch.bfloat16):
+            self.assertFalse(plain(*call))
+        with ringattn.transformers.batch(ringattn.packed([30], 1)):
+            self.assertFalse(plain(*call))
+        with self.assertRaises(ringattn.UsageError):
+            ringattn.transformers.decode_growing(q, k, k, 31, mask="causal", softmax_scale=None, softcap=0.0, sinks=None)
+
+    def test_a_captured_step_prepares_nothing_and_reads_no_table(self):
+        """A graph may be replayed when the table of lengths is gone."""
+        q, k = torch.randn(2, 4, 1, 16), torch.randn(2, 2, 30, 16)
+        step = ringattn.transformers.decode_growing
+        named = {"mask": "causal", "softmax_scale": 0.25, "softcap": 0.0, "sinks": None}
+        expected = step(q, k, k, 29, **named)
+        with mock.patch.multiple(ringattn._growing_decode, _is_captured=lambda query: True, _own_lengths=None, _prepare=None):
+            self.assertTrue(torch.equal(step(q, k, k, 29, **named), expected))
+
+    def test_tables_of_lengths_are_bounded(self):
+        lengths = ringattn._growing_decode._Lengths()
+        with mock.patch.multiple(ringattn._growing_decode, _MAX_TABLES=2, _TABLE_LENGTHS=8):
+            for length in (0, 7, 8, 31, 8, 100):
+                for sequences in (1, 3):
+                    address = lengths.address(length, sequences, torch.empty(0))
+                    self.assertEqual((ctypes.c_int32 * sequences).from_address(address)[:], [length] * sequences)
+                self.assertLessEqual(len(lengths._tables), 2)
 
     def test_attention_computes_what_decode_has_no_kernel_for(self):
         """As for fp32 on GPUs, and for most head dims there."""

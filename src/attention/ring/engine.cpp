@@ -2,6 +2,7 @@
 #include "attention/ring/engine.hpp"
 
 #include "base/failpoint.hpp"
+#include "base/named_range.hpp"
 
 namespace ringattn {
 
@@ -18,6 +19,7 @@ void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_
   Timeline* const timeline = loop.timeline;
   const Progress progress = [&loop] { loop.transport.progress(); };
   const auto post = [&](std::int64_t block) {
+    const NamedRange range("post", block);
     if (timeline != nullptr) timeline->post(block, stream);
     if (loop.mover != nullptr) loop.mover->post(block, stream);
   };
@@ -29,14 +31,20 @@ void enqueue_blocks(const RingLoop& loop, Stream stream, const BlockDone& block_
   for (std::int64_t b = 0; b < count; ++b) {
     const bool last = b + 1 == count;
     if (timeline != nullptr) timeline->begin_wait(b, stream);
-    if (loop.mover != nullptr) loop.mover->wait(b, stream, loop.timeouts.for_work(loop.longest_block));
+    if (loop.mover != nullptr) {
+      const NamedRange range("wait", b);
+      loop.mover->wait(b, stream, loop.timeouts.for_work(loop.longest_block));
+    }
     if (timeline != nullptr) timeline->begin_compute(b, stream);
     if (loop.overlap && !last) post(b + 1);
 
     if (b == 0) failpoint("first-block");
     if (b == count / 2) failpoint("middle-block");
     if (last) failpoint("last-block");
-    loop.step.compute({b, b == 0, last}, stream, progress);
+    {
+      const NamedRange range("compute", b);
+      loop.step.compute({b, b == 0, last}, stream, progress);
+    }
     if (timeline != nullptr) timeline->end_compute(b, stream);
 
     if (!loop.overlap && !last) post(b + 1);
