@@ -109,8 +109,10 @@ class HopperGatedDelta final : public GatedDeltaKernel {
   void carry(const GatedDeltaTask& task, const HeadRange& heads, int step, Stream stream) override {
     if (heads.count == 0) return;
     const DeviceGuard guard(device_);
-    for_each_step_launch(task, heads, step,
-                         [&](const DeltaParams& p) { launcher_.carry(p, multiprocessors_, cuda_stream(stream)); });
+    for_each_step_launch(task, heads, step, [&](const DeltaParams& p) {
+      const std::int64_t states = std::int64_t{p.head_count} * p.run_count;
+      launcher_.carry(p, choose_delta_carry(states, multiprocessors_).form, cuda_stream(stream));
+    });
   }
 
   void finish(const GatedDeltaTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override {
