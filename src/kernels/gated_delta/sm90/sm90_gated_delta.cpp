@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
@@ -19,8 +20,8 @@ namespace ringattn::sm90 {
 namespace {
 
 // Factors of at most this many bytes are kept from accumulate_states() to finish(). Longer tasks are computed in slices
-// of segments, and their factors twice, a quarter of the time of GDN. Factors of 16/64 heads are 0.4 times the bytes of
-// q, k, v and o, and those of KDA as many.
+// of segments, and the factors of all slices but one twice, a quarter of the time of GDN. Factors of 16/64 heads are
+// 0.4 times the bytes of q, k, v and o, and those of KDA as many.
 constexpr std::int64_t kFactorBytes = std::int64_t{2} << 30;
 
 std::int64_t decayed_bytes_of_chunk(const GatedDeltaSpec& spec) {
@@ -97,13 +98,15 @@ class HopperGatedDelta final : public GatedDeltaKernel {
     check_gated_delta_task(spec_, limits_, task);
     if (heads.count == 0) return;
     const DeviceGuard guard(device_);
-    const bool keeps = keeps_factors(task);
-    for_each_slice(task, heads, [&](DeltaParams& p) {
+    // Backwards, so that the factors of the first slice remain for finish().
+    const std::vector<DeltaParams> slices = slices_of(task, heads);
+    for (std::size_t i = slices.size(); i-- > 0;) {
       if (progress) progress();
-      p.computes_scores = keeps;
+      DeltaParams p = slices[i];
+      p.computes_scores = i == 0;
       launcher_.factors(p, cuda_stream(stream));
       launcher_.states(p, cuda_stream(stream));
-    });
+    }
   }
 
   void carry(const GatedDeltaTask& task, const HeadRange& heads, int step, Stream stream) override {
@@ -118,13 +121,14 @@ class HopperGatedDelta final : public GatedDeltaKernel {
   void finish(const GatedDeltaTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override {
     if (heads.count == 0) return;
     const DeviceGuard guard(device_);
-    const bool keeps = keeps_factors(task);
-    for_each_slice(task, heads, [&](DeltaParams& p) {
+    const std::vector<DeltaParams> slices = slices_of(task, heads);
+    for (std::size_t i = 0; i < slices.size(); ++i) {
       if (progress) progress();
+      DeltaParams p = slices[i];
       p.computes_scores = true;
-      if (!keeps) launcher_.factors(p, cuda_stream(stream));
+      if (i > 0) launcher_.factors(p, cuda_stream(stream));
       launcher_.outputs(p, cuda_stream(stream));
-    });
+    }
   }
 
   void update(const GatedDeltaUpdate& update, Stream stream) override {
@@ -140,12 +144,6 @@ class HopperGatedDelta final : public GatedDeltaKernel {
   }
 
  private:
-  // True if finish() finds the factors that accumulate_states() computed: the task is one launch.
-  bool keeps_factors(const GatedDeltaTask& task) const {
-    return limits_of(task.runs).segments <= slice_segments(spec_, limits_) &&
-           task.runs.size() <= std::size_t{kDeltaRunsPerLaunch};
-  }
-
   DeltaParams params_of(const GatedDeltaTask& task, const HeadRange& heads) const {
     DeltaParams p{};
     fill_params(p, spec_, task);
@@ -164,13 +162,13 @@ class HopperGatedDelta final : public GatedDeltaKernel {
     return p;
   }
 
-  // Calls launch() for slices of the task's segments, each with the runs that it touches.
-  void for_each_slice(const GatedDeltaTask& task, const HeadRange& heads,
-                      const std::function<void(DeltaParams&)>& launch) const {
+  // Slices of the task's segments, each with the runs that it touches.
+  std::vector<DeltaParams> slices_of(const GatedDeltaTask& task, const HeadRange& heads) const {
+    std::vector<DeltaParams> slices;
     DeltaParams p = params_of(task, heads);
     const std::int64_t capacity = slice_segments(spec_, limits_);
     const auto flush = [&] {
-      if (p.segments > 0) launch(p);
+      if (p.segments > 0) slices.push_back(p);
       p.first_segment += p.segments;
       p.run_count = p.segments = 0;
     };
@@ -186,6 +184,7 @@ class HopperGatedDelta final : public GatedDeltaKernel {
       segment += run.segments();
     }
     flush();
+    return slices;
   }
 
   // Calls launch() for up to kDeltaRunsPerLaunch runs of a step at a time.
