@@ -74,6 +74,9 @@ class HopperGatedDelta final : public GatedDeltaKernel {
   int heads_together() const override { return 1; }
   // Partial last waves: 0.085 ms by the kernels' times for 32 and for 64 heads (bench/notes/gated_delta.md).
   double cost_of_two_ranges(double /*seconds*/) const override { return 1e-4; }
+  double carry_seconds(std::int64_t runs, std::int64_t segments) const override {
+    return static_cast<double>(segments) * choose_delta_carry(runs * spec_.value_heads, multiprocessors_).step_seconds;
+  }
 
   std::size_t scratch_bytes(const GatedDeltaLimits& limits) const override {
     return static_cast<std::size_t>(2 * limits.segments * state_bytes_of_segment(spec_) +
