@@ -171,6 +171,8 @@ class GatedDeltaKernel {
   virtual int heads_together() const = 0;
   // Extra seconds for computing a task in two head ranges instead of one that takes `seconds`.
   virtual double cost_of_two_ranges(double seconds) const = 0;
+  // Estimated seconds of carry() for `runs` runs of `segments` segments each. The kernel's rate does not contain them.
+  virtual double carry_seconds(std::int64_t runs, std::int64_t segments) const = 0;
   // Bytes that reserve() allocates for tasks within `limits`.
   virtual std::size_t scratch_bytes(const GatedDeltaLimits& limits) const = 0;
   // Called before the first accumulate_states().

@@ -14,8 +14,9 @@ namespace ringattn {
 
 namespace {
 
-// The speed of sm90_gated_delta was measured on an H200 and rounded down: GDN over 32,768 tokens of 64 value
-// heads, 2.06e11 flop by gated_delta_token_flops(), takes 1.65 ms (bench/notes/gated_delta.md). KDA has not been timed.
+// The speed of sm90_gated_delta without the carry was measured on an H200 and rounded down: GDN over 32,768 tokens of
+// 64 value heads, 2.06e11 flop by gated_delta_token_flops(), takes 1.51 ms, and longer tasks up to a fifth more, as
+// most of their factors are computed twice (bench/notes/gated_delta.md). KDA takes about three times as long.
 constexpr KernelRow<GatedDeltaSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_gated_delta", "cuda", "bf16; GDN and KDA; key_dim and value_dim 128",

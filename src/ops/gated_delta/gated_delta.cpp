@@ -63,6 +63,7 @@ SsmPlanSummary summarize_gated_delta_plan(const GatedDeltaJob& job,
     if (job.lengths[s] == 0) ++empty[static_cast<std::size_t>(owners.final[s])];
   }
   std::int64_t max_tokens = 0;
+  double carry = 0.0;
   for (int rank = 0; rank < world; ++rank) {
     const std::vector<GatedDeltaRun> own = runs_of_rank(summary.layout, summary.hops, rank);
     const std::int64_t tokens = summary.layout.tokens(rank);
@@ -74,12 +75,22 @@ SsmPlanSummary summarize_gated_delta_plan(const GatedDeltaJob& job,
     bytes.exchange = StateExchange::bytes(state_of(job.spec), summary.hops, rank);
     summary.memory.push_back(bytes);
     max_tokens = std::max(max_tokens, tokens);
+    if (!own.empty()) {
+      const GatedDeltaLimits limits = limits_of(own);
+      carry = std::max(carry, kernel.carry_seconds(limits.runs, (limits.segments + limits.runs - 1) / limits.runs));
+    }
   }
   summary.seconds = gated_delta_token_flops(job.spec) * static_cast<double>(max_tokens) / machine.flops_per_second;
   if (!summary.hops.hops.empty() && passing_seconds(job.spec.value_heads, state_bytes(job.spec), summary, machine) >
                                         kernel.cost_of_two_ranges(summary.seconds)) {
     summary.ranges = head_ranges(job.spec.value_heads, kernel.heads_together(), 2);
   }
+  // A state passes through all segments of its sequence in order, on whichever ranks they are.
+  if (!job.lengths.empty()) {
+    const std::int64_t longest = *std::ranges::max_element(job.lengths);
+    carry = std::max(carry, kernel.carry_seconds(1, (longest + kSegmentTokens - 1) / kSegmentTokens));
+  }
+  if (!job.update) summary.seconds += carry;
   return summary;
 }
 

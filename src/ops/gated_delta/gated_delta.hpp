@@ -89,7 +89,8 @@ class GatedDelta {
   const std::vector<std::int32_t>& beginning() const;
   const std::vector<std::int32_t>& ending() const;
 
-  // Compute time of one run on the rank with most tokens, at the kernel's usual rate.
+  // Compute time of one run on the rank with most tokens, at the kernel's usual rate, and that of the carry: a state
+  // passes through the segments of its sequence in order, rank after rank.
   double estimated_seconds() const;
   // Bytes of states that this rank receives in a run.
   std::int64_t bytes_received() const;

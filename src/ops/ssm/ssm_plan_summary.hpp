@@ -35,7 +35,9 @@ struct SsmPlanSummary {
   Layout layout;
   StateHops hops;
   std::vector<SsmMemory> memory;  // [ranks]
-  double seconds = 0.0;           // compute time of the rank with the most tokens, including its convolution
+  // Compute time of the rank with the most tokens, including its convolution. For a gated delta rule also the carry,
+  // which all ranks of a sequence compute one after the other.
+  double seconds = 0.0;
   std::vector<HeadRange> ranges;  // head ranges, one after the other: each is scanned, passed on and finished
 
   const SsmMemory& max_memory() const;

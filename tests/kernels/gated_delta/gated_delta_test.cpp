@@ -160,6 +160,19 @@ TEST_P(GatedDeltaKernels, DontDependOnTheRunsOfLongSequences) {
   }
 }
 
+// With fewer heads, kernels may divide the columns of a state among more threads or CTAs.
+TEST_P(GatedDeltaKernels, DontDependOnTheNumberOfHeads) {
+  GatedDeltaSpec spec = small().front();
+  spec.key_heads = 4;
+  spec.value_heads = 20;
+  const GatedDeltaData data = with_initial_states(random_gated_delta(spec, {2 * 2048 + 9}, 45), 46);
+  const GatedDeltaResult whole = run_gated_delta(row(), data);
+  for (const int heads : {10, 5}) {
+    EXPECT_EQ(first_difference(data, run_gated_delta(row(), data, {.threads = 2, .heads_at_once = heads}), whole), "")
+        << heads;
+  }
+}
+
 // A sequence's results are its own, and so are a head's: NaN stays in the sequence and in the heads that read it.
 TEST_P(GatedDeltaKernels, KeepNanInItsSequenceAndHeads) {
   for (const GatedDeltaSpec& spec : small()) {

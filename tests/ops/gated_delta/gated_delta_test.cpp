@@ -130,12 +130,19 @@ TEST(GatedDeltaOp, PlansWhatIsPassedOn) {
   const GatedDeltaChoice choice = choose_kernel(job.spec, {"cpu", "auto"});
   const auto backend = choice.row->make_backend({1, kNoDevice});
   const auto kernel = choice.row->make_kernel(job.spec, *backend);
-  const SsmPlanSummary plan = summarize_gated_delta_plan(job, {}, 4, *kernel, default_machine(*choice.row, *backend));
+  const MachineModel machine = default_machine(*choice.row, *backend);
+  const SsmPlanSummary plan = summarize_gated_delta_plan(job, {}, 4, *kernel, machine);
   EXPECT_EQ(plan.states_moved(), 3);
   EXPECT_EQ(state_bytes(job.spec), 3 * 16 * 8 * 4);
   EXPECT_EQ(plan.memory[0].exchange, 3U * 16 * 8 * 4);  // one state is sent
   EXPECT_EQ(plan.memory[1].exchange, 2U * 3 * 16 * 8 * 4);
   EXPECT_EQ(plan.layout.tokens(0) % kSegmentTokens, 0);
+  // Ranks share the chunks of a sequence, but its state passes through all nine segments in order.
+  std::int64_t most = 0;
+  for (int rank = 0; rank < 4; ++rank) most = std::max(most, plan.layout.tokens(rank));
+  const double compute = gated_delta_token_flops(job.spec) * static_cast<double>(most) / machine.flops_per_second;
+  EXPECT_DOUBLE_EQ(plan.seconds, compute + kernel->carry_seconds(1, 9));
+  EXPECT_GT(kernel->carry_seconds(1, 9), 0.0);
 }
 
 }  // namespace

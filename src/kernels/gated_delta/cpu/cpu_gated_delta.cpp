@@ -94,6 +94,10 @@ class CpuGatedDelta final : public GatedDeltaKernel {
 
   int heads_together() const override { return 1; }
   double cost_of_two_ranges(double) const override { return 0.0; }
+  double carry_seconds(std::int64_t runs, std::int64_t segments) const override {
+    return 2.0 * spec_.key_dim * static_cast<double>(state_floats(spec_) * runs * segments) /
+           (ops_.flops_per_second * threads_);
+  }
 
   std::size_t scratch_bytes(const GatedDeltaLimits& limits) const override {
     return segment_bytes(limits) + static_cast<std::size_t>(threads_) * thread_floats() * sizeof(float);

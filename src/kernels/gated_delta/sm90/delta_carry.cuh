@@ -1,173 +1,198 @@
 // SPDX-License-Identifier: Apache-2.0
 // States before segments (kernels/gated_delta/gated_delta.hpp, 2): S ← M · S + U, segment by segment, in fp32. A CTA
-// processes some columns of one value head's state for one run. Each element is one chain of fma that begins with U and
-// ascends in the key dim, so bits do not depend on how many columns a CTA has. M is the same for all columns, and the
-// next segment's is loaded into shared memory, by bulk copies, while this one's is used.
+// computes some columns of one value head's state for one run. Each element is one chain of fma that begins with U and
+// ascends in the key dim, so bits do not depend on how many columns a CTA has. M is the same for all columns. A
+// producer warp loads it up to kStages segments ahead, by bulk copies.
 #pragma once
 
 #include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/common/sm90/mbarrier.cuh"
+#include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
 #include "kernels/gated_delta/sm90/delta_segment.cuh"
 
 namespace ringattn::sm90 {
 
-// A thread has kRows adjacent key dims of kColumns adjacent columns.
-template <int kRows_, int kColumns_, int kGroups_>
+// A CTA has kWidth columns (DeltaCarryForm). A thread has 4 adjacent key dims of kColumns adjacent columns, a warp
+// 8 x 4 threads.
+template <int kWidth_>
 struct DeltaCarryTile {
-  static constexpr int kRows = kRows_;
-  static constexpr int kColumns = kColumns_;
-  static constexpr int kWidth = kColumns_ * kGroups_;  // columns of a CTA
-  static constexpr int kThreads = kDeltaDim / kRows_ * kGroups_;
+  static constexpr int kWidth = kWidth_;
+  static constexpr int kRows = 4;
+  static constexpr int kColumns = kWidth_ < 16 ? kWidth_ / 4 : 4;
   static constexpr int kCtasOfHead = kDeltaDim / kWidth;
+  static constexpr int kRowWarps = kDeltaDim / (8 * kRows);
+  static constexpr int kConsumerWarps = kRowWarps * (kWidth / (4 * kColumns));
+  static constexpr int kConsumers = 32 * kConsumerWarps;
+  static constexpr int kThreads = kConsumers + 32;
 
-  // Shared memory: M and S of this segment and the next. M is loaded in parts, so that the first is there early.
+  // M is loaded in parts, so that the first is there early.
+  static constexpr int kStages = 3;
   static constexpr int kParts = 4;
+  static constexpr int kPartDims = kDeltaDim / kParts;
+  static constexpr int kPartBytes = kPartDims * kDeltaDim * 4;
   static constexpr int kTransitionBytes = kDeltaStateFloats * 4;
-  static constexpr int kState = 2 * kTransitionBytes;                    // [2][key dims][kWidth]
-  static constexpr int kBarriers = kState + 2 * kDeltaDim * kWidth * 4;  // [2][parts]
-  static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kBarriers + 2 * kParts * 8, 128);
+  static constexpr int kState = kStages * kTransitionBytes;                // [2][key dims][kWidth]
+  static constexpr int kFull = kState + 2 * kDeltaDim * kWidth * 4;        // [kStages][kParts]
+  static constexpr int kEmpty = kFull + kStages * kParts * kBarrierBytes;  // [kStages]
+  static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kEmpty + kStages * kBarrierBytes, 128);
+  static_assert(kColumns % 2 == 0 && kWidth % (4 * kColumns) == 0 && kSharedBytes <= 227 * 1024);
 };
-// With many heads, a CTA has half of one and reads M once for it. With few, the chain of segments decides, and it is
-// shorter with fewer columns.
-using DeltaCarryWide = DeltaCarryTile<4, 8, 8>;
-using DeltaCarryNarrow = DeltaCarryTile<2, 4, 2>;
+
+inline constexpr int kDeltaCarryBarrier = 1;  // named barrier of the consumers
+
+// Loads or stores 2 or 4 adjacent floats, aligned to their size.
+template <int kCount>
+__device__ __forceinline__ void load_adjacent(float (&to)[kCount], const float* from) {
+  if constexpr (kCount == 2) {
+    const float2 pair = *reinterpret_cast<const float2*>(from);
+    to[0] = pair.x;
+    to[1] = pair.y;
+  } else {
+    const float4 four = *reinterpret_cast<const float4*>(from);
+    to[0] = four.x;
+    to[1] = four.y;
+    to[2] = four.z;
+    to[3] = four.w;
+  }
+}
+template <int kCount>
+__device__ __forceinline__ void store_adjacent(float* to, const float (&from)[kCount]) {
+  if constexpr (kCount == 2) {
+    *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
+  } else {
+    *reinterpret_cast<float4*>(to) = make_float4(from[0], from[1], from[2], from[3]);
+  }
+}
 
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, 1) delta_carry_kernel(const __grid_constant__ DeltaParams p) {
   constexpr int kRows = Tile::kRows;
   constexpr int kColumns = Tile::kColumns;
-  constexpr int kPartDims = kDeltaDim / Tile::kParts;
   extern __shared__ unsigned char delta_dynamic[];
   unsigned char* const shared = cuda::aligned_shared<128>(delta_dynamic);
   const std::uint32_t base = cuda::shared_address(shared);
   const DeltaRunEntry& run = p.runs[blockIdx.y];
   const int head = p.first_head + static_cast<int>(blockIdx.x) / Tile::kCtasOfHead;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int row = thread % (kDeltaDim / kRows) * kRows;
-  const int in_cta = thread / (kDeltaDim / kRows) * kColumns;
-  const int column = static_cast<int>(blockIdx.x) % Tile::kCtasOfHead * Tile::kWidth + in_cta;
   const std::int64_t segments = (run.tokens + kSegmentTokens - 1) / kSegmentTokens;
   const std::int64_t stride = std::int64_t{p.value_heads} * kDeltaStateFloats;
   const std::int64_t of_head = run.segment * stride + std::int64_t{head} * kDeltaStateFloats;
-  float* const states = p.states + of_head + std::int64_t{column} * kDeltaDim + row;
-  const std::int64_t given = std::int64_t{head} * kDeltaStateFloats + std::int64_t{row} * kDeltaDim + column;
-
-  // Segments whose M is used.
-  const std::int64_t first_used = run.initial == nullptr ? 1 : 0;
-  const std::int64_t end_used = run.final == nullptr ? segments - 1 : segments;
-  const auto barrier = [base](std::int64_t segment, int part) {
-    return base + Tile::kBarriers + static_cast<std::uint32_t>((segment % 2 * Tile::kParts + part) * kBarrierBytes);
+  // Segments whose M is used: [first, end).
+  const std::int64_t first = run.initial == nullptr ? 1 : 0;
+  const std::int64_t end = run.final == nullptr ? segments - 1 : segments;
+  if (end < first) return;  // one segment from zero, whose final state nobody needs
+  const auto full = [base](std::uint32_t stage, int part) {
+    return base + Tile::kFull + (stage * Tile::kParts + static_cast<std::uint32_t>(part)) * kBarrierBytes;
   };
-  const auto load_transition = [&](std::int64_t segment) {
-    if (thread != 0 || segment >= end_used) return;
-    constexpr int kPartBytes = Tile::kTransitionBytes / Tile::kParts;
-    const float* const from = p.transitions + of_head + segment * stride;
-    for (int part = 0; part < Tile::kParts; ++part) {
-      barrier_arrive_expect(barrier(segment, part), kPartBytes);
-      tma_load_bytes(base + static_cast<std::uint32_t>(segment % 2 * Tile::kTransitionBytes + part * kPartBytes),
-                     from + part * kPartDims * kDeltaDim, kPartBytes, barrier(segment, part));
+  const auto empty = [base](std::uint32_t stage) { return base + Tile::kEmpty + stage * kBarrierBytes; };
+  if (threadIdx.x == 0) {
+    for (std::uint32_t stage = 0; stage < Tile::kStages; ++stage) {
+      for (int part = 0; part < Tile::kParts; ++part) barrier_init(full(stage, part), 1);
+      barrier_init(empty(stage), Tile::kConsumerWarps);
     }
-  };
-  if (thread == 0) {
-    for (int i = 0; i < 2 * Tile::kParts; ++i) barrier_init(base + Tile::kBarriers + i * kBarrierBytes, 1);
     barrier_init_fence();
   }
   __syncthreads();
-  load_transition(first_used);
+  const int warp = static_cast<int>(warp_uniform(threadIdx.x / 32));
+  PackedPipelineState<Tile::kStages> ring;
+  if (warp == Tile::kConsumerWarps) {
+    if (!elect_one()) return;
+#pragma unroll 1
+    for (std::int64_t segment = first; segment < end; ++segment, ring.advance()) {
+      const std::uint32_t stage = ring.stage();
+      const float* const from = p.transitions + of_head + segment * stride;
+      barrier_wait(empty(stage), ring.parity() ^ 1U);
+#pragma unroll
+      for (int part = 0; part < Tile::kParts; ++part) {
+        barrier_arrive_expect(full(stage, part), Tile::kPartBytes);
+        tma_load_bytes(base + stage * Tile::kTransitionBytes + static_cast<std::uint32_t>(part * Tile::kPartBytes),
+                       from + part * Tile::kPartDims * kDeltaDim, Tile::kPartBytes, full(stage, part));
+      }
+    }
+    return;
+  }
 
-  float before[kRows][kColumns];
-  float after[kRows][kColumns];  // begins with U
-  float next[kRows][kColumns];   // U of the next segment
-  const auto load_u = [&](std::int64_t segment) {
-    if (segment >= segments || (segment + 1 == segments && run.final == nullptr)) return;
-    const float* const from = states + segment * stride;
+  // Lanes whose numbers differ in bit 0 read the same key dims of M, and in bit 1 the same columns of S: a warp's
+  // 16-byte loads take less time than with lanes in rows (as CUTLASS's RowMajorInterleaved).
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int row_of_warp = (lane >> 1 & 1) | (lane >> 2 & 6);
+  const int column_of_warp = (lane & 1) | (lane >> 1 & 2);
+  const int row = (warp % Tile::kRowWarps * 8 + row_of_warp) * kRows;
+  const int in_cta = (warp / Tile::kRowWarps * 4 + column_of_warp) * kColumns;
+  const int column = static_cast<int>(blockIdx.x) % Tile::kCtasOfHead * Tile::kWidth + in_cta;
+  float* const states = p.states + of_head + std::int64_t{column} * kDeltaDim + row;
+  const std::int64_t given = std::int64_t{head} * kDeltaStateFloats + std::int64_t{row} * kDeltaDim + column;
+  const auto load_states = [&](float(&to)[kColumns][kRows], std::int64_t segment) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) load_adjacent(to[c], states + segment * stride + c * kDeltaDim);
+  };
+  float state[kColumns][kRows];
+  float next[kColumns][kRows];  // U of the next segment
+  const auto store_states = [&](std::int64_t segment) {
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) store_adjacent(states + segment * stride + c * kDeltaDim, state[c]);
+  };
+  if (run.initial == nullptr) {
+    load_states(state, 0);
+  } else {
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) next[r][c] = from[c * kDeltaDim + r];
-    }
-  };
-  // S before a segment, in this thread's columns.
-  const auto state_of = [&](std::int64_t segment) {
-    return reinterpret_cast<float*>(shared + Tile::kState) + segment % 2 * (kDeltaDim * Tile::kWidth) + in_cta;
-  };
-  load_u(0);
-  if (run.initial != nullptr) {
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) before[r][c] = run.initial[given + r * kDeltaDim + c];
+      for (int r = 0; r < kRows; ++r) state[c][r] = run.initial[given + r * kDeltaDim + c];
     }
   }
+  if (first < end) load_states(next, first);
 #pragma unroll 1
-  for (std::int64_t segment = 0; segment < segments; ++segment) {
-    if (segment >= first_used) {
-      float* const to = states + segment * stride;
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) to[c * kDeltaDim + r] = before[r][c];
-      }
-      if (segment == end_used) return;
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-        for (int c = 0; c < kColumns; c += 4) {
-          *reinterpret_cast<float4*>(state_of(segment) + (row + r) * Tile::kWidth + c) =
-              make_float4(before[r][c], before[r][c + 1], before[r][c + 2], before[r][c + 3]);
-        }
-      }
-      __syncthreads();  // all threads have stored S, and have used M of the segment before
-      load_transition(segment + 1);
-    }
+  for (std::int64_t segment = first; segment < end; ++segment, ring.advance()) {
+    store_states(segment);
+    // S before the segment, in this thread's columns.
+    float* const before =
+        reinterpret_cast<float*>(shared + Tile::kState) + segment % 2 * (kDeltaDim * Tile::kWidth) + in_cta;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      float columns[kColumns];
 #pragma unroll
-      for (int c = 0; c < kColumns; ++c) after[r][c] = next[r][c];
+      for (int c = 0; c < kColumns; ++c) columns[c] = state[c][r];
+      store_adjacent(before + (row + r) * Tile::kWidth, columns);
     }
-    if (segment == end_used) return;  // one segment from zero, whose state nobody needs
-    load_u(segment + 1);
-    if (segment >= first_used) {
-      const auto* const transition =
-          reinterpret_cast<const float*>(shared + segment % 2 * Tile::kTransitionBytes) + row;
-      const float* const state = state_of(segment);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) state[c][r] = next[c][r];
+    }
+    if (segment + 1 < end) load_states(next, segment + 1);
+    // All have stored S. They have also read S of the segment before, whose memory the next segment overwrites.
+    named_sync(kDeltaCarryBarrier, Tile::kConsumers);
+    const std::uint32_t stage = ring.stage();
+    const auto* const transition = reinterpret_cast<const float*>(shared + stage * Tile::kTransitionBytes) + row;
 #pragma unroll 1
-      for (int part = 0; part < Tile::kParts; ++part) {
-        barrier_wait(barrier(segment, part), static_cast<std::uint32_t>((segment - first_used) / 2 % 2));
-#pragma unroll 8
-        for (int dim = part * kPartDims; dim < (part + 1) * kPartDims; ++dim) {
-          float factors[kRows];
+    for (int part = 0; part < Tile::kParts; ++part) {
+      barrier_wait(full(stage, part), ring.parity());
 #pragma unroll
-          for (int r = 0; r < kRows; r += 2) {
-            const float2 pair = *reinterpret_cast<const float2*>(transition + dim * kDeltaDim + r);
-            factors[r] = pair.x;
-            factors[r + 1] = pair.y;
-          }
+      for (int i = 0; i < Tile::kPartDims; ++i) {
+        const int dim = part * Tile::kPartDims + i;
+        float m[kRows];
+        float s[kColumns];
+        load_adjacent(m, transition + dim * kDeltaDim);
+        load_adjacent(s, before + dim * Tile::kWidth);
 #pragma unroll
-          for (int c = 0; c < kColumns; c += 4) {
-            const float4 s = *reinterpret_cast<const float4*>(state + dim * Tile::kWidth + c);
+        for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
-            for (int r = 0; r < kRows; ++r) {
-              after[r][c] = __fmaf_rn(factors[r], s.x, after[r][c]);
-              after[r][c + 1] = __fmaf_rn(factors[r], s.y, after[r][c + 1]);
-              after[r][c + 2] = __fmaf_rn(factors[r], s.z, after[r][c + 2]);
-              after[r][c + 3] = __fmaf_rn(factors[r], s.w, after[r][c + 3]);
-            }
-          }
+          for (int r = 0; r < kRows; ++r) state[c][r] = __fmaf_rn(m[r], s[c], state[c][r]);
         }
       }
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) before[r][c] = after[r][c];
-    }
+    __syncwarp();  // all lanes have read M
+    if (lane == 0) barrier_arrive(empty(stage));
+  }
+  if (run.final == nullptr) {
+    store_states(end);
+    return;
   }
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
+  for (int c = 0; c < kColumns; ++c) {
 #pragma unroll
-    for (int c = 0; c < kColumns; ++c) run.final[given + r * kDeltaDim + c] = before[r][c];
+    for (int r = 0; r < kRows; ++r) run.final[given + r * kDeltaDim + c] = state[c][r];
   }
 }
 

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <iterator>
 
 #include "kernels/common/cuda/aligned_shared.hpp"
 #include "kernels/common/cuda/panels.hpp"
@@ -103,6 +104,32 @@ struct DeltaUpdateParams {
   const std::int32_t* slots;  // [sequences]; null: slot of a sequence is its index; < 0: padding
 };
 
+// delta_carry_kernel, by the columns of a state that a CTA has: with fewer columns, more CTAs share a head, and each
+// takes less time for a segment, but reads the same M. `step_seconds`: for a segment, on an H200 whose multiprocessors
+// all have a CTA (bench/notes/gated_delta.md).
+struct DeltaCarryForm {
+  int width;
+  double step_seconds;
+};
+inline constexpr DeltaCarryForm kDeltaCarryForms[] = {{8, 1.4e-6}, {16, 2.0e-6}, {32, 3.7e-6}};
+
+// The form that is fastest for `states` states of a head each, and its seconds for one segment of each. CTAs of one
+// form take equally long, and a multiprocessor has one.
+struct DeltaCarryChoice {
+  int form;
+  double step_seconds;
+};
+constexpr DeltaCarryChoice choose_delta_carry(std::int64_t states, int multiprocessors) {
+  DeltaCarryChoice choice{-1, 0.0};
+  for (int form = 0; form < static_cast<int>(std::size(kDeltaCarryForms)); ++form) {
+    const std::int64_t ctas = states * (kDeltaDim / kDeltaCarryForms[form].width);
+    const std::int64_t waves = (ctas + multiprocessors - 1) / multiprocessors;
+    const double seconds = static_cast<double>(waves) * kDeltaCarryForms[form].step_seconds;
+    if (choice.form < 0 || seconds < choice.step_seconds) choice = {form, seconds};
+  }
+  return choice;
+}
+
 // Warpgroup 0 is the producer. Each of the others computes 64 columns of v of one value head.
 inline constexpr int kDeltaThreads = 3 * 128;
 
@@ -176,7 +203,7 @@ struct GatedDeltaLauncher {
   void (*load)();  // loads all kernels onto the current device
   void (*factors)(const DeltaParams& params, cudaStream_t stream);
   void (*states)(const DeltaParams& params, cudaStream_t stream);
-  void (*carry)(const DeltaParams& params, int multiprocessors, cudaStream_t stream);
+  void (*carry)(const DeltaParams& params, int form, cudaStream_t stream);  // an index of kDeltaCarryForms
   void (*outputs)(const DeltaParams& params, cudaStream_t stream);
   void (*update)(const DeltaUpdateParams& params, cudaStream_t stream);
 };

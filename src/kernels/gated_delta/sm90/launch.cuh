@@ -34,14 +34,18 @@ void load_delta_chunk_kernels() {
   load_with_shared(delta_chunk_kernel<Element, true, kKeyDecays>(), DeltaLayout<true, kKeyDecays>::kSharedBytes);
 }
 
+template <int kForm>
+using DeltaCarryOfForm = DeltaCarryTile<kDeltaCarryForms[kForm].width>;
+
 template <class Element>
 void load_gated_delta() {
   load_with_shared(&delta_factors_kernel<Element>, DeltaFactorLayout::kSharedBytes);
   load_with_shared(&delta_key_factors_kernel<Element>, DeltaKeyFactorLayout::kSharedBytes);
   load_delta_chunk_kernels<Element, false>();
   load_delta_chunk_kernels<Element, true>();
-  load_with_shared(&delta_carry_kernel<DeltaCarryWide>, DeltaCarryWide::kSharedBytes);
-  load_with_shared(&delta_carry_kernel<DeltaCarryNarrow>, DeltaCarryNarrow::kSharedBytes);
+  load_with_shared(&delta_carry_kernel<DeltaCarryOfForm<0>>, DeltaCarryOfForm<0>::kSharedBytes);
+  load_with_shared(&delta_carry_kernel<DeltaCarryOfForm<1>>, DeltaCarryOfForm<1>::kSharedBytes);
+  load_with_shared(&delta_carry_kernel<DeltaCarryOfForm<2>>, DeltaCarryOfForm<2>::kSharedBytes);
   cuda::load_kernel(&delta_update_kernel<Element>);
 }
 
@@ -75,19 +79,19 @@ void launch_chunks(const DeltaParams& p, cudaStream_t stream) {
   check_cuda(cudaGetLastError(), "sm90_gated_delta");
 }
 
-template <class Tile>
-void launch_carry_tile(const DeltaParams& p, cudaStream_t stream) {
+template <int kForm>
+void launch_carry_form(const DeltaParams& p, cudaStream_t stream) {
+  using Tile = DeltaCarryOfForm<kForm>;
   const dim3 ctas(static_cast<unsigned>(p.head_count * Tile::kCtasOfHead), static_cast<unsigned>(p.run_count));
   delta_carry_kernel<Tile><<<ctas, Tile::kThreads, Tile::kSharedBytes, stream>>>(p);
   check_cuda(cudaGetLastError(), "the carry of sm90_gated_delta");
 }
 
-inline void launch_carry(const DeltaParams& p, int multiprocessors, cudaStream_t stream) {
-  if (p.head_count * p.run_count * DeltaCarryNarrow::kCtasOfHead > multiprocessors) {
-    launch_carry_tile<DeltaCarryWide>(p, stream);
-  } else {
-    launch_carry_tile<DeltaCarryNarrow>(p, stream);
-  }
+inline void launch_carry(const DeltaParams& p, int form, cudaStream_t stream) {
+  constexpr void (*kLaunches[])(const DeltaParams&, cudaStream_t) = {launch_carry_form<0>, launch_carry_form<1>,
+                                                                     launch_carry_form<2>};
+  static_assert(std::size(kLaunches) == std::size(kDeltaCarryForms));
+  kLaunches[form](p, stream);
 }
 
 template <class Element>

@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "base/cuda.hpp"
 #include "base/gpu.hpp"
@@ -19,8 +20,8 @@ namespace ringattn::sm90 {
 namespace {
 
 // Factors of at most this many bytes are kept from accumulate_states() to finish(). Longer tasks are computed in slices
-// of segments, and their factors twice, a quarter of the time of GDN. Factors of 16/64 heads are 0.4 times the bytes of
-// q, k, v and o, and those of KDA as many.
+// of segments, and the factors of all slices but one twice, a quarter of the time of GDN. Factors of 16/64 heads are
+// 0.4 times the bytes of q, k, v and o, and those of KDA as many.
 constexpr std::int64_t kFactorBytes = std::int64_t{2} << 30;
 
 std::int64_t decayed_bytes_of_chunk(const GatedDeltaSpec& spec) {
@@ -73,6 +74,9 @@ class HopperGatedDelta final : public GatedDeltaKernel {
   int heads_together() const override { return 1; }
   // Partial last waves: 0.085 ms by the kernels' times for 32 and for 64 heads (bench/notes/gated_delta.md).
   double cost_of_two_ranges(double /*seconds*/) const override { return 1e-4; }
+  double carry_seconds(std::int64_t runs, std::int64_t segments) const override {
+    return static_cast<double>(segments) * choose_delta_carry(runs * spec_.value_heads, multiprocessors_).step_seconds;
+  }
 
   std::size_t scratch_bytes(const GatedDeltaLimits& limits) const override {
     return static_cast<std::size_t>(2 * limits.segments * state_bytes_of_segment(spec_) +
@@ -97,32 +101,37 @@ class HopperGatedDelta final : public GatedDeltaKernel {
     check_gated_delta_task(spec_, limits_, task);
     if (heads.count == 0) return;
     const DeviceGuard guard(device_);
-    const bool keeps = keeps_factors(task);
-    for_each_slice(task, heads, [&](DeltaParams& p) {
+    // Backwards, so that the factors of the first slice remain for finish().
+    const std::vector<DeltaParams> slices = slices_of(task, heads);
+    for (std::size_t i = slices.size(); i-- > 0;) {
       if (progress) progress();
-      p.computes_scores = keeps;
+      DeltaParams p = slices[i];
+      p.computes_scores = i == 0;
       launcher_.factors(p, cuda_stream(stream));
       launcher_.states(p, cuda_stream(stream));
-    });
+    }
   }
 
   void carry(const GatedDeltaTask& task, const HeadRange& heads, int step, Stream stream) override {
     if (heads.count == 0) return;
     const DeviceGuard guard(device_);
-    for_each_step_launch(task, heads, step,
-                         [&](const DeltaParams& p) { launcher_.carry(p, multiprocessors_, cuda_stream(stream)); });
+    for_each_step_launch(task, heads, step, [&](const DeltaParams& p) {
+      const std::int64_t states = std::int64_t{p.head_count} * p.run_count;
+      launcher_.carry(p, choose_delta_carry(states, multiprocessors_).form, cuda_stream(stream));
+    });
   }
 
   void finish(const GatedDeltaTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override {
     if (heads.count == 0) return;
     const DeviceGuard guard(device_);
-    const bool keeps = keeps_factors(task);
-    for_each_slice(task, heads, [&](DeltaParams& p) {
+    const std::vector<DeltaParams> slices = slices_of(task, heads);
+    for (std::size_t i = 0; i < slices.size(); ++i) {
       if (progress) progress();
+      DeltaParams p = slices[i];
       p.computes_scores = true;
-      if (!keeps) launcher_.factors(p, cuda_stream(stream));
+      if (i > 0) launcher_.factors(p, cuda_stream(stream));
       launcher_.outputs(p, cuda_stream(stream));
-    });
+    }
   }
 
   void update(const GatedDeltaUpdate& update, Stream stream) override {
@@ -138,12 +147,6 @@ class HopperGatedDelta final : public GatedDeltaKernel {
   }
 
  private:
-  // True if finish() finds the factors that accumulate_states() computed: the task is one launch.
-  bool keeps_factors(const GatedDeltaTask& task) const {
-    return limits_of(task.runs).segments <= slice_segments(spec_, limits_) &&
-           task.runs.size() <= std::size_t{kDeltaRunsPerLaunch};
-  }
-
   DeltaParams params_of(const GatedDeltaTask& task, const HeadRange& heads) const {
     DeltaParams p{};
     fill_params(p, spec_, task);
@@ -162,13 +165,13 @@ class HopperGatedDelta final : public GatedDeltaKernel {
     return p;
   }
 
-  // Calls launch() for slices of the task's segments, each with the runs that it touches.
-  void for_each_slice(const GatedDeltaTask& task, const HeadRange& heads,
-                      const std::function<void(DeltaParams&)>& launch) const {
+  // Slices of the task's segments, each with the runs that it touches.
+  std::vector<DeltaParams> slices_of(const GatedDeltaTask& task, const HeadRange& heads) const {
+    std::vector<DeltaParams> slices;
     DeltaParams p = params_of(task, heads);
     const std::int64_t capacity = slice_segments(spec_, limits_);
     const auto flush = [&] {
-      if (p.segments > 0) launch(p);
+      if (p.segments > 0) slices.push_back(p);
       p.first_segment += p.segments;
       p.run_count = p.segments = 0;
     };
@@ -184,6 +187,7 @@ class HopperGatedDelta final : public GatedDeltaKernel {
       segment += run.segments();
     }
     flush();
+    return slices;
   }
 
   // Calls launch() for up to kDeltaRunsPerLaunch runs of a step at a time.
