@@ -352,6 +352,11 @@ constexpr FlagRow kTable[] = {
     {"output", 0, kCompress, kAllOps, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "safetensors file for the compressed keys and values and the other input tensors",
      set_path<&JobOptions::output>, "small.safetensors"},
+    {"output", 0, kBench, kAllOps, FlagGroup::kOutput, FlagKind::kText, "table|md|csv|jsonl", "table",
+     "points on stdout as a Markdown table, as CSV (RFC 4180), or as the lines of --jsonl; all else then goes to stderr",
+     [](JobOptions& options, std::string_view text) {
+       options.bench_output = static_cast<BenchOutput>(parse_choice(text, kBenchOutputs));
+     }, "csv"},
     {"final-states", 0, kRun, kSomeOps, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "also compute the final state of each sequence: a digest, and final_states or final_conv_state in --output",
      set_switch<&JobOptions::final_states>},

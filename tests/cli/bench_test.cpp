@@ -307,13 +307,60 @@ TEST(Bench, ContradictionsAreUsageErrors) {
       {{"--fail-above", "5"}, "--fail-above needs --baseline"},
       {{"--quiet", "--verbose"}, "--quiet contradicts --verbose"},
       {{"--samples", "0"}, "--samples is"},
-      {{"--output", "x"}, "--output"}};
+      {{"--output", "x"}, "--output is \"x\" (it takes table, md, csv or jsonl)"},
+      {{"--output", "csv", "--jsonl", "-"}, "--jsonl and --output both go to stdout"}};
   for (const auto& [words, expected] : cases) {
     const Finished run = tool(Words{"bench"} + words);
     EXPECT_EQ(run.code, 2) << run.err;
     EXPECT_EQ(count_messages(run.err), 1) << run.err;
     EXPECT_TRUE(has(run.err, expected)) << run.err;
   }
+}
+
+TEST(Tables, CellsOfAnyTextAreQuoted) {
+  Table table({{"name"}, {"time", "(ms)"}});
+  table.add({"a,b", "1.5"});
+  table.add({"a \"b\"\nc|d", std::string(Table::kNoValue)});
+  EXPECT_EQ(table.csv(), "name,time (ms)\r\n\"a,b\",1.5\r\n\"a \"\"b\"\"\nc|d\",\r\n");
+  EXPECT_TRUE(table.markdown().starts_with("|")) << table.markdown();
+  EXPECT_TRUE(has(table.markdown(), "c\\|d |         - |\n")) << table.markdown();
+}
+
+TEST(Bench, StdoutHasThePointsAsAskedFor) {
+  const Words sweep = bench({"--seq", "40,64m", "--memory", "50m", "--output"});
+  const Finished csv = tool(sweep + Words{"csv"});
+  ASSERT_EQ(csv.code, 0) << csv.err;
+  const std::vector<std::string> rows = lines_of(csv.out);
+  ASSERT_EQ(rows.size(), 3U) << csv.out;
+  EXPECT_TRUE(rows[0].starts_with("tokens,seqs,block,mode,samples,median (ms),p10 (ms),p90 (ms),GFLOP/s per rank,"));
+  EXPECT_TRUE(rows[1].starts_with("40,1,auto,whole,2,")) << rows[1];
+  EXPECT_EQ(rows[2], "67108864,1,auto,whole,0,,,,,,,\r");
+  EXPECT_TRUE(has(csv.err, "# kernel: cpu_attention")) << csv.err;
+  EXPECT_TRUE(has(csv.err, "memory budget")) << csv.err;
+
+  const std::vector<std::string> lines = lines_of(tool(sweep + Words{"jsonl"}).out);
+  ASSERT_EQ(lines.size(), 2U);
+  for (const std::string& line : lines) EXPECT_EQ(json_at(line, "/schema"), "\"ringattn.bench/2\"");
+
+  // Each kind of job has its columns.
+  for (const char* op : {"attention", "decode", "rope"}) {
+    const Words job{"bench", "--op", op, "--seq", "32", "--heads", "4", "--samples", "1", "--quiet"};
+    const Finished table = tool(job + Words{"--output", "md"});
+    ASSERT_EQ(table.code, 0) << table.err;
+    const std::vector<std::string> all = lines_of(table.out);
+    ASSERT_EQ(all.size(), 3U) << table.out;
+    for (const std::string& line : all) {
+      EXPECT_TRUE(line.starts_with("| ") && line.ends_with(" |")) << line;
+      EXPECT_EQ(std::count(line.begin(), line.end(), '|'), std::count(all[0].begin(), all[0].end(), '|')) << line;
+    }
+    EXPECT_EQ(all[1].find_first_not_of("|-: "), std::string::npos) << all[1];
+  }
+
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("lines");
+  EXPECT_EQ(lines_of(tool(bench({"--seq", "40", "--output", "csv", "--jsonl", kept})).out).size(), 2U);
+  EXPECT_EQ(lines_of(read_whole(kept)).size(), 1U);
+  EXPECT_EQ(tool(bench({"--seq", "64m", "--memory", "50m", "--output", "csv"})).out, "") << "nothing is half written";
 }
 
 TEST(Bench, FilesAreNotReplacedUnasked) {
