@@ -7,6 +7,7 @@
 
 #include "launch/bench_output.hpp"
 #include "launch/bench_points.hpp"
+#include "launch/bench_quick.hpp"
 #include "launch/bench_sweep.hpp"
 #include "launch/bench_table.hpp"
 #include "launch/commands.hpp"
@@ -129,6 +130,7 @@ SgemmRate sgemm_of(const Config& config, OpJob& job, Transport& world) {
 int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
+  if (options.quick) return bench_quick(invocation, world);
   const Collective collective(world, Timeouts(options.timeout));
   const bool first = world.rank() == 0;
   const Screen screen(options, first);

@@ -421,6 +421,9 @@ constexpr FlagRow kTable[] = {
      "compare digests with a golden file; one from another kernel, SIMD target or build is refused with code 4", set_path<&JobOptions::golden>, "golden.json"},
 
     // Measurement
+    {"quick", 0, kBench, kAllOps, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
+     "in a minute: attention, decode, gradients and a linear layer in sizes that this machine has the time for, and "
+     "PyTorch at the same jobs if python3 can import torch", set_switch<&JobOptions::quick>},
     {"samples", 0, kBench, kAllOps, FlagGroup::kMeasurement, FlagKind::kNumber, "N", "",
      "repeats of each point after the warm-up [10, or as many as take 0.5 s]",
      [](JobOptions& options, std::string_view text) { options.samples = parse_integer(text, 1, 1000000); }, "10"},

@@ -77,6 +77,7 @@ struct JobOptions : Settings {
   bool compute_only = false;
   std::string jsonl;  // "-": stdout; empty: no lines
   BenchOutput bench_output = BenchOutput::kTable;
+  bool quick = false;  // the jobs of `bench --quick`
   std::string baseline;
   double fail_above = 0.05;  // of the baseline's time
 };

@@ -2,6 +2,7 @@
 // `ringattn bench`: what it measures, writes, compares and refuses. Figures themselves are not asserted: a machine may
 // be busy.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <regex>
@@ -9,10 +10,14 @@
 
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "comm/self.hpp"
 #include "launch/bench_points.hpp"
+#include "launch/bench_quick.hpp"
 #include "launch/bench_table.hpp"
+#include "launch/command_line.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
+#include "tests/support/scoped_environment.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -361,6 +366,74 @@ TEST(Bench, StdoutHasThePointsAsAskedFor) {
   EXPECT_EQ(lines_of(tool(bench({"--seq", "40", "--output", "csv", "--jsonl", kept})).out).size(), 2U);
   EXPECT_EQ(lines_of(read_whole(kept)).size(), 1U);
   EXPECT_EQ(tool(bench({"--seq", "64m", "--memory", "50m", "--output", "csv"})).out, "") << "nothing is half written";
+}
+
+// `bench --quick` in this process, with less time.
+std::string quick(const Words& flags) {
+  Invocation invocation;
+  invocation.arguments = {"ringattn", "bench", "--quick"};
+  invocation.config = load_config(kBench, split_command_line(kBench, "bench", Words{"--quick"} + flags).flags);
+  ReportFile report(invocation.config.options);
+  invocation.report_file = &report;
+  const std::unique_ptr<Transport> world = make_self_transport();
+  ::testing::internal::CaptureStdout();
+  try {
+    EXPECT_EQ(bench_quick(invocation, *world, 0.01), 0);
+  } catch (const Error& error) {
+    ADD_FAILURE() << error.what();
+  }
+  return ::testing::internal::GetCapturedStdout();
+}
+
+// A python3 that says `about`, and answers each job with `answer`.
+std::string path_with_python(const TemporaryFolder& folder, const std::string& about, const std::string& answer) {
+  const std::string script =
+      folder.write("python3", "#!/bin/sh\necho '" + about + "'\nwhile read -r job; do echo '" + answer + "'; done\n");
+  EXPECT_EQ(::chmod(script.c_str(), 0700), 0);
+  return folder.path();
+}
+
+TEST(Bench, QuickHasPyTorchBeside) {
+  const TemporaryFolder folder;
+  const std::string answer = R"({"tool":"pytorch sdpa","samples":3,"ms":{"median":1e6,"p10":9e5,"p90":2e6}})";
+  {
+    const ScopedEnvironment path("PATH", path_with_python(folder, R"({"version":"9.9"})", answer));
+    const std::vector<std::string> rows = lines_of(quick({"--output", "csv"}));
+    ASSERT_EQ(rows.size(), 2U);
+    EXPECT_EQ(rows[0],
+              "op,job,tokens,seqs,ringattn (ms),PyTorch (ms),ringattn (rate),PyTorch (rate),rate,"
+              "ours/theirs (speed)\r");
+    EXPECT_TRUE(rows[1].starts_with("attention,d128-h32/8-causal,256,1,")) << rows[1];
+    EXPECT_TRUE(has(rows[1], ",1000000.000,")) << rows[1];
+
+    const std::vector<std::string> lines = lines_of(quick({"--output", "jsonl"}));
+    ASSERT_EQ(lines.size(), 2U);
+    EXPECT_EQ(json_at(lines[0], "/argv/2"), "\"--heads\"") << "the job's own command";
+    EXPECT_EQ(json_at(lines[1], "/tool/name"), "\"pytorch sdpa\"");
+    EXPECT_EQ(json_at(lines[1], "/tool/version"), "\"9.9\"");
+    EXPECT_EQ(json_at(lines[1], "/job"), json_at(lines[0], "/job"));
+    EXPECT_EQ(json_at(lines[1], "/memory_peak_bytes"), "null");
+    const auto product = [](const std::string& line) {
+      return std::stod(json_at(line, "/ms/median")) * std::stod(json_at(line, "/tflops_per_rank"));
+    };
+    EXPECT_NEAR(product(lines[1]) / product(lines[0]), 1.0, 1e-6);
+  }
+  const ScopedEnvironment path("PATH", path_with_python(folder, R"({"error":"no torch"})", answer));
+  const std::string text = quick({});
+  EXPECT_TRUE(has(text, "# PyTorch is not measured (no torch)\n")) << text;
+  EXPECT_TRUE(has(text, "(ms)  (no torch)")) << text;
+}
+
+TEST(Bench, QuickChoosesItsJobs) {
+  const std::pair<Words, const char*> cases[] = {
+      {{"--seq", "4k"}, "--seq contradicts --quick (--quick chooses the jobs"},
+      {{"--ranks", "2"}, "--ranks contradicts --quick"},
+      {{"--json", "-", "--output", "md"}, "both go to stdout"}};
+  for (const auto& [words, expected] : cases) {
+    const Finished run = tool(Words{"bench", "--quick"} + words);
+    EXPECT_EQ(run.code, 2) << run.err;
+    EXPECT_TRUE(has(run.err, expected)) << run.err;
+  }
 }
 
 TEST(Bench, FilesAreNotReplacedUnasked) {

@@ -92,6 +92,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"golden", {"a.json", "b.json", "c.json"}},
     {"peer", {"a.safetensors", "b.safetensors", "c.safetensors"}},
     {"measure", {"true", "false", "true"}},
+    {"quick", {"true", "false", "true"}},
     {"samples", {"1", "10", "100"}},
     {"compute-only", {"true", "false", "true"}},
     {"with-forward", {"true", "false", "true"}},
