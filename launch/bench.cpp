@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "base/json_writer.hpp"
+#include "launch/bench_output.hpp"
 #include "launch/bench_points.hpp"
+#include "launch/bench_quick.hpp"
 #include "launch/bench_sweep.hpp"
 #include "launch/bench_table.hpp"
 #include "launch/commands.hpp"
@@ -109,29 +110,6 @@ int check_baseline(const Screen& screen, const JobOptions& options, std::span<co
   return 0;
 }
 
-void write_bench_report(const Invocation& invocation, std::span<const BenchPoint> points,
-                        std::span<const PointPair> pairs, const std::optional<SgemmRate>& sgemm, int code) {
-  JsonWriter json;
-  json.begin_object();
-  write_document_head(json, "bench", invocation);
-  json.key("points").begin_array();
-  for (const BenchPoint& point : points) write_point(json, point, invocation.arguments);
-  json.end_array().key("against").begin_array();
-  for (const PointPair& pair : pairs) {
-    json.begin_object().member("tokens", pair.ours.job.tokens).member("they", who(pair.theirs));
-    json.member("ours_tflops", pair.ours.tflops_per_rank).member("theirs_tflops", pair.theirs.tflops_per_rank);
-    json.member("ratio", pair.speed()).end_object();
-  }
-  json.end_array().key("sgemm_flops_per_second");
-  if (sgemm) {
-    json.value(sgemm->flops_per_second);
-  } else {
-    json.null();
-  }
-  json.member("verdict", code == 0 ? "ok" : "fail").key("error").null().end_object();
-  invocation.report_file->write(json.text());
-}
-
 // Every rank measures at once, as the kernels of the job run, and with as many threads; the slowest counts.
 SgemmRate sgemm_of(const Config& config, OpJob& job, Transport& world) {
   const Collective collective(world, Timeouts(config.options.timeout));
@@ -152,6 +130,7 @@ SgemmRate sgemm_of(const Config& config, OpJob& job, Transport& world) {
 int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   const Config& config = invocation.config;
   const JobOptions& options = config.options;
+  if (options.quick) return bench_quick(invocation, world);
   const Collective collective(world, Timeouts(options.timeout));
   const bool first = world.rank() == 0;
   const Screen screen(options, first);
@@ -159,10 +138,7 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   std::vector<Setting> settings;
   Yardsticks yardsticks;
   collective.run_collectively([&] {
-    if (options.json == "-" && options.jsonl == "-") {
-      fail(ErrorCode::kUsage, "--json and --jsonl both go to stdout", "a reader couldn't tell them apart",
-           "Give one of them a file.");
-    }
+    check_one_stdout(config);
     if (config.chosen("fail-above") && options.baseline.empty()) {
       fail(ErrorCode::kUsage, fmt::format("{} needs --baseline", config.origin("fail-above")),
            "it says how much slower a point may be", "Add --baseline FILE.");
@@ -188,7 +164,8 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
     }
   });
   for (const MessageTemplate& note : settings.front().opened->notes()) screen.context(program_text(note));
-  Sweep sweep(invocation, world, screen);
+  BenchLines lines(options);
+  Sweep sweep(invocation, world, screen, lines);
   if (options.dry_run) {
     for (const Setting& setting : settings) sweep.describe(setting);
     screen.context("dry run: nothing is measured");
@@ -205,12 +182,12 @@ int bench_job_list(const Invocation& invocation, Transport& world, Report&) {
   int code = 0;
   collective.run_collectively([&] {
     if (!first) return;
-    screen.print(points_text(points, sgemm ? std::optional(sgemm->flops_per_second) : std::nullopt, !options.quiet));
+    write_table(screen, options, points_table(points, sgemm ? std::optional(sgemm->flops_per_second) : std::nullopt));
     if (sgemm) screen.context(fmt::format("SGEMM: {:.1f} GFLOP/s ({})", sgemm->flops_per_second / 1e9, sgemm->library));
     const std::vector<PointPair> pairs = pair_points(points, yardsticks.against);
     if (!pairs.empty()) screen.print(pairs_text(pairs));
     if (!yardsticks.baseline.empty()) code = check_baseline(screen, options, points, yardsticks.baseline);
-    write_bench_report(invocation, points, pairs, sgemm, code);
+    write_bench_report(invocation, points, pairs, sgemm ? std::optional(sgemm->flops_per_second) : std::nullopt, code);
   });
   return collective.gather_values(code).front();
 }

@@ -93,10 +93,26 @@ BenchPoint read_point(const Json& line) {
 
 }  // namespace
 
+void write_bench_job(JsonWriter& json, const BenchJob& job) {
+  json.member("tokens", job.tokens).member("seq", job.seq).member("batch", job.batch);
+  for (const auto& [name, value] : job.members) {
+    std::visit([&](const auto& held) { json.member(name, held); }, value);
+  }
+  if (!job.source.empty()) json.member("source", job.source);
+  if (job.op != op_table().front()->name) json.member("op", job.op);
+}
+
 void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std::string> arguments) {
+  const bool is_peer = !point.tool_version.empty();
   json.begin_object().member("schema", kBenchSchema);
-  json.key("tool").begin_object().member("name", point.tool).member("version", version());
-  json.member("git", git_revision()).member("dirty", git_dirty()).member("build_id", build_id()).end_object();
+  json.key("tool").begin_object().member("name", point.tool);
+  if (!is_peer) {
+    json.member("version", version()).member("git", git_revision()).member("dirty", git_dirty());
+    json.member("build_id", build_id());
+  } else {
+    json.member("version", point.tool_version);
+  }
+  json.end_object();
   json.key("argv").begin_array(true);
   for (const std::string& argument : arguments) json.value(argument);
   json.end_array();
@@ -106,12 +122,8 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
   json.member("world", point.world).member("transport", point.transport).member("kernel", point.kernel);
   json.member("mode", point.mode);
   const BenchJob& job = point.job;
-  json.key("job").begin_object().member("tokens", job.tokens).member("seq", job.seq).member("batch", job.batch);
-  for (const auto& [name, value] : job.members) {
-    std::visit([&](const auto& held) { json.member(name, held); }, value);
-  }
-  if (!job.source.empty()) json.member("source", job.source);
-  if (job.op != op_table().front()->name) json.member("op", job.op);
+  json.key("job").begin_object();
+  write_bench_job(json, job);
   json.end_object();
   json.member("layout", point.layout).member("stripe", point.stripe).member("block", point.block);
   json.member("blocks", point.blocks).member("overlap", point.overlap).member("samples", point.samples);
@@ -120,11 +132,11 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
     json.member("p90", point.ms.p90).end_object();
     json.member("tflops_per_rank", point.tflops_per_rank);
     if (job.kind == BenchKind::kStep) {
-      json.member("us", point.ms.median * 1e3).member("gb_per_s", point.gb_per_s).member("digest", point.digest);
-      json.key("exposed_comm_ms")
-          .null()
-          .key("estimated_ms")
-          .null();  // decode measures no exposed communication and has no time estimate
+      json.member("us", point.ms.median * 1e3).member("gb_per_s", point.gb_per_s);
+      if (!is_peer) json.member("digest", point.digest);
+    }
+    if (job.kind == BenchKind::kStep || is_peer) {  // what these don't measure and don't estimate
+      json.key("exposed_comm_ms").null().key("estimated_ms").null();
     } else {
       json.member("exposed_comm_ms", point.exposed_comm_ms).key("estimated_ms");
       if (point.estimated_ms > 0.0 || job.kind == BenchKind::kRing) {
@@ -135,9 +147,14 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
     }
     if (job.kind == BenchKind::kStream) {
       json.member("tokens_per_s", static_cast<double>(job.tokens) / point.ms.median * 1e3);
-      json.member("gb_per_s", point.gb_per_s).member("digest", point.digest);
+      json.member("gb_per_s", point.gb_per_s);
+      if (!is_peer) json.member("digest", point.digest);
     }
-    json.member("memory_peak_bytes", point.memory_peak).member("memory_planned_bytes", point.memory_planned);
+    if (is_peer) {
+      json.key("memory_peak_bytes").null();
+    } else {
+      json.member("memory_peak_bytes", point.memory_peak).member("memory_planned_bytes", point.memory_planned);
+    }
   } else {
     for (const char* name : {"ms", "tflops_per_rank", "exposed_comm_ms", "estimated_ms", "memory_peak_bytes"}) {
       json.key(name).null();

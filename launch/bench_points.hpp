@@ -26,6 +26,7 @@ inline constexpr std::string_view kComputeMode = "compute";
 
 struct BenchPoint {
   std::string tool = "ringattn";  // or a peer's name
+  std::string tool_version;       // of a peer; ours is this build's
   std::string git;
   std::string host;
   std::vector<std::string> devices;  // of each rank
@@ -55,6 +56,9 @@ struct BenchPoint {
 
 // One object: a line, if `json` isn't pretty. `arguments`: the command line.
 void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std::string> arguments);
+
+// The members of the object "job" of a line.
+void write_bench_job(JsonWriter& json, const BenchJob& job);
 
 // The points of a file of lines, at most 16 MiB; other objects, such as those of older schemas, are left out. Throws
 // kFile for a file that can't be read, a line that is no JSON object or longer than 64 KiB, a point without its

@@ -70,25 +70,37 @@ std::vector<Setting> open_settings(const Config& config, Transport& world, const
   return settings;
 }
 
-void BenchLines::write(const BenchPoint& point, std::span<const std::string> arguments) {
-  if (path_.empty()) return;
-  if (path_ != "-" && !file_) file_.reset(std::fopen(path_.c_str(), "w"));
-  std::FILE* file = path_ == "-" ? stdout : file_.get();
-  JsonWriter json(false);
-  write_point(json, point, arguments);
-  if (file == nullptr || std::fprintf(file, "%s\n", json.text().c_str()) < 0 || std::fflush(file) != 0) {
-    fail(ErrorCode::kFile, fmt::format("a line can't be written to --jsonl {}", path_), std::strerror(errno),
-         "Write it to a disk with free space; the lines before it are complete.");
+BenchLines::BenchLines(const JobOptions& options) {
+  if (options.bench_output == BenchOutput::kJsonl) stdout_flag_ = "--output jsonl";
+  if (options.jsonl == "-") {
+    stdout_flag_ = "--jsonl -";
+  } else {
+    path_ = options.jsonl;
   }
 }
 
-Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& screen)
+void BenchLines::write(const BenchPoint& point, std::span<const std::string> arguments) {
+  JsonWriter json(false);
+  write_point(json, point, arguments);
+  const auto append = [&](std::FILE* file, std::string_view target) {
+    if (file == nullptr || std::fprintf(file, "%s\n", json.text().c_str()) < 0 || std::fflush(file) != 0) {
+      fail(ErrorCode::kFile, fmt::format("a line can't be written to {}", target), std::strerror(errno),
+           "Write it to a disk with free space; the lines before it are complete.");
+    }
+  };
+  if (!stdout_flag_.empty()) append(stdout, stdout_flag_);
+  if (path_.empty()) return;
+  if (!file_) file_.reset(std::fopen(path_.c_str(), "w"));
+  append(file_.get(), fmt::format("--jsonl {}", path_));
+}
+
+Sweep::Sweep(const Invocation& invocation, Transport& world, const Screen& screen, BenchLines& lines)
     : invocation_(invocation),
       options_(invocation.config.options),
       world_(world),
       collective_(world, Timeouts(options_.timeout)),
       screen_(screen),
-      lines_(world.rank() == 0 ? options_.jsonl : "") {}
+      lines_(lines) {}
 
 void Sweep::measure(const Setting& setting, bool only) {
   try {
@@ -172,7 +184,9 @@ BenchPoint Sweep::point_of(const Setting& setting, const Report& report, const M
 }
 
 void Sweep::keep(const BenchPoint& point) {
-  collective_.run_collectively([&] { lines_.write(point, invocation_.arguments); });
+  collective_.run_collectively([&] {
+    if (world_.rank() == 0) lines_.write(point, invocation_.arguments);
+  });
   points_.push_back(point);
 }
 

@@ -7,6 +7,8 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/failure.hpp"
@@ -30,11 +32,12 @@ struct Setting {
 // kUsage and kFile.
 std::vector<Setting> open_settings(const Config& config, Transport& world, const Collective& collective);
 
-// A file of lines, written as they come: a sweep that is ended early leaves what it has measured.
+// The lines of --jsonl and of --output jsonl, written as they come: a sweep that is ended early leaves what it has
+// measured.
 class BenchLines {
  public:
-  // `path`: "-" is stdout, empty writes nothing. Opened by the first line.
-  explicit BenchLines(std::string path) : path_(std::move(path)) {}
+  // The file is opened by the first line.
+  explicit BenchLines(const JobOptions& options);
   // Throws kFile.
   void write(const BenchPoint& point, std::span<const std::string> arguments);
 
@@ -42,14 +45,16 @@ class BenchLines {
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
-  std::string path_;
+  std::string_view stdout_flag_;  // whose lines go to stdout; empty: nobody's
+  std::string path_;              // empty: no file
   std::unique_ptr<std::FILE, Close> file_;
 };
 
 // What follows is collective.
 class Sweep {
  public:
-  Sweep(const Invocation& invocation, Transport& world, const Screen& screen);
+  // `lines`: where rank 0 writes its points.
+  Sweep(const Invocation& invocation, Transport& world, const Screen& screen, BenchLines& lines);
 
   // `only`: there is no other point, so a failure is the command's; else a job that doesn't fit is an answer.
   void measure(const Setting& setting, bool only);
@@ -71,7 +76,7 @@ class Sweep {
   Transport& world_;
   Collective collective_;
   const Screen& screen_;
-  BenchLines lines_;
+  BenchLines& lines_;
   std::vector<BenchPoint> points_;
   std::optional<AgreedError> failure_;
 };

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <map>
 
-#include "launch/table.hpp"
-
 namespace ringattn {
 
 namespace {
@@ -54,7 +52,7 @@ std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std:
 
 namespace {
 
-std::string step_text(std::span<const BenchPoint> points, bool with_header) {
+Table step_table(std::span<const BenchPoint> points) {
   const std::vector<Table::Column> columns{{"keys", "a sequence"},
                                            {"seqs"},
                                            {"rows"},
@@ -74,7 +72,7 @@ std::string step_text(std::span<const BenchPoint> points, bool with_header) {
                                    job.number("page_size") > 0 ? fmt::format("{}", job.number("page_size")) : "dense",
                                    fmt::format("{}", point.samples)};
     if (!point.measured()) {
-      cells.resize(columns.size(), "-");
+      cells.resize(columns.size(), std::string(Table::kNoValue));
       table.add(std::move(cells));
       continue;
     }
@@ -85,10 +83,10 @@ std::string step_text(std::span<const BenchPoint> points, bool with_header) {
     cells.push_back(point.digest);
     table.add(std::move(cells));
   }
-  return table.text(with_header);
+  return table;
 }
 
-std::string stream_text(std::span<const BenchPoint> points, bool with_header) {
+Table stream_table(std::span<const BenchPoint> points) {
   const std::vector<Table::Column> columns{{"tokens"},
                                            {"seqs"},
                                            {"samples"},
@@ -106,7 +104,7 @@ std::string stream_text(std::span<const BenchPoint> points, bool with_header) {
     std::vector<std::string> cells{fmt::format("{}", point.job.tokens), fmt::format("{}", point.job.batch),
                                    fmt::format("{}", point.samples)};
     if (!point.measured()) {
-      cells.resize(columns.size(), "-");
+      cells.resize(columns.size(), std::string(Table::kNoValue));
       table.add(std::move(cells));
       continue;
     }
@@ -119,14 +117,14 @@ std::string stream_text(std::span<const BenchPoint> points, bool with_header) {
     cells.push_back(point.digest);
     table.add(std::move(cells));
   }
-  return table.text(with_header);
+  return table;
 }
 
 }  // namespace
 
-std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header) {
-  if (!points.empty() && points.front().job.kind == BenchKind::kStream) return stream_text(points, with_header);
-  if (!points.empty() && points.front().job.kind == BenchKind::kStep) return step_text(points, with_header);
+Table points_table(std::span<const BenchPoint> points, std::optional<double> sgemm) {
+  if (!points.empty() && points.front().job.kind == BenchKind::kStream) return stream_table(points);
+  if (!points.empty() && points.front().job.kind == BenchKind::kStep) return step_table(points);
   const bool tera = in_tera(points);
   std::vector<Table::Column> columns{{"tokens"},
                                      {"seqs"},
@@ -155,7 +153,7 @@ std::string points_text(std::span<const BenchPoint> points, std::optional<double
                                    point.block > 0 ? fmt::format("{}", point.block) : "auto", point.mode,
                                    fmt::format("{}", point.samples)};
     if (!point.measured()) {
-      cells.resize(columns.size(), "-");
+      cells.resize(columns.size(), std::string(Table::kNoValue));
       table.add(std::move(cells));
       continue;
     }
@@ -178,7 +176,7 @@ std::string points_text(std::span<const BenchPoint> points, std::optional<double
     if (sgemm) cells.push_back(fmt::format("{:.1f}", 100.0 * point.tflops_per_rank * 1e12 / *sgemm));
     table.add(std::move(cells));
   }
-  return table.text(with_header);
+  return table;
 }
 
 std::string pairs_text(std::span<const PointPair> pairs) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "launch/bench_points.hpp"
+#include "launch/table.hpp"
 
 namespace ringattn {
 
@@ -29,7 +30,7 @@ std::vector<PointPair> pair_with_baseline(std::span<const BenchPoint> ours, std:
 
 // The table of points. If `sgemm` (operations per second of a matrix product) is given, a column has the rate as a
 // percentage of it.
-std::string points_text(std::span<const BenchPoint> points, std::optional<double> sgemm, bool with_header);
+Table points_table(std::span<const BenchPoint> points, std::optional<double> sgemm);
 std::string pairs_text(std::span<const PointPair> pairs);
 
 }  // namespace ringattn

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "comm/launcher.hpp"
+#include "launch/collect_env.hpp"
 #include "launch/launcher/launcher.hpp"
 
 namespace ringattn {
@@ -101,9 +102,9 @@ constexpr CommandRow kTable[] = {
      kInfo,
      "show the build, this machine, kernels, transports and environment",
      {"ringattn info", "mpirun -np 4 ringattn info --measure --machine machine.json"},
-     "Prints what a bug report should contain; -v adds tiles, registers and shared memory of each kernel. --measure "
-     "also "
-     "measures the machine model, from which block sizes and time estimates come.",
+     "-v adds tiles, registers and shared memory of each kernel, and all variables. --measure also measures the "
+     "machine "
+     "model, from which block sizes and time estimates come. For a bug report see `ringattn collect-env`.",
      [](const Config& config) { return config.options.measure; },
      asked_ranks,
      info_main},
@@ -119,6 +120,7 @@ std::string command_names(unsigned bits) {
     if ((bits & command.bit) != 0) names.push_back(command.name);
   }
   if ((bits & kLaunch) != 0) names.push_back(kLaunchCommand);
+  if ((bits & kCollectEnv) != 0) names.push_back(kCollectEnvCommand);
   std::string text;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (i > 0) text += i + 1 == names.size() ? " and " : ", ";

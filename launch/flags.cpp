@@ -352,6 +352,11 @@ constexpr FlagRow kTable[] = {
     {"output", 0, kCompress, kAllOps, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "safetensors file for the compressed keys and values and the other input tensors",
      set_path<&JobOptions::output>, "small.safetensors"},
+    {"output", 0, kBench, kAllOps, FlagGroup::kOutput, FlagKind::kText, "table|md|csv|jsonl", "table",
+     "points on stdout as a Markdown table, as CSV (RFC 4180), or as the lines of --jsonl; all else then goes to stderr",
+     [](JobOptions& options, std::string_view text) {
+       options.bench_output = static_cast<BenchOutput>(parse_choice(text, kBenchOutputs));
+     }, "csv"},
     {"final-states", 0, kRun, kSomeOps, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "also compute the final state of each sequence: a digest, and final_states or final_conv_state in --output",
      set_switch<&JobOptions::final_states>},
@@ -416,6 +421,9 @@ constexpr FlagRow kTable[] = {
      "compare digests with a golden file; one from another kernel, SIMD target or build is refused with code 4", set_path<&JobOptions::golden>, "golden.json"},
 
     // Measurement
+    {"quick", 0, kBench, kAllOps, FlagGroup::kMeasurement, FlagKind::kSwitch, "", "off",
+     "in a minute: attention, decode, gradients and a linear layer in sizes that this machine has the time for, and "
+     "PyTorch at the same jobs if python3 can import torch", set_switch<&JobOptions::quick>},
     {"samples", 0, kBench, kAllOps, FlagGroup::kMeasurement, FlagKind::kNumber, "N", "",
      "repeats of each point after the warm-up [10, or as many as take 0.5 s]",
      [](JobOptions& options, std::string_view text) { options.samples = parse_integer(text, 1, 1000000); }, "10"},

@@ -24,7 +24,8 @@ inline constexpr unsigned kCompress = 32;
 inline constexpr unsigned kJobs = kRun | kVerify | kPlan | kBench;
 inline constexpr unsigned kQuantize = 128;
 inline constexpr unsigned kAllCommands = kJobs | kInfo | kCompress | kQuantize;
-inline constexpr unsigned kLaunch = 64;  // has options of its own (launch/launcher), and no flags
+inline constexpr unsigned kLaunch = 64;       // has options of its own (launch/launcher), and no flags
+inline constexpr unsigned kCollectEnv = 256;  // has no flags
 
 enum class FlagGroup {
   kInput,

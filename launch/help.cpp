@@ -6,6 +6,7 @@
 #include <iterator>
 
 #include "base/build.hpp"
+#include "launch/collect_env.hpp"
 #include "launch/launcher/launcher.hpp"
 #include "launch/op_flags.hpp"
 #include "ops/op_table.hpp"
@@ -120,8 +121,9 @@ std::string program_help() {
   for (const std::string_view example : command_table()[0].examples) text += fmt::format("  {}\n", example);
   text +=
       "\nringattn: exact attention over long contexts, with the same bits on one rank and on many.\n\nSubcommands:\n";
-  for (const CommandRow& command : command_table()) text += fmt::format("  {:<10}{}\n", command.name, command.summary);
-  text += fmt::format("  {:<10}{}\n", kLaunchCommand, kLaunchSummary);
+  for (const CommandRow& command : command_table()) text += fmt::format("  {:<13}{}\n", command.name, command.summary);
+  text += fmt::format("  {:<13}{}\n", kLaunchCommand, kLaunchSummary);
+  text += fmt::format("  {:<13}{}\n", kCollectEnvCommand, kCollectEnvSummary);
   text += "\n`ringattn SUBCOMMAND --help` shows its flags, `ringattn --version` the version.\n\n";
   text += kExitCodes;
   return text;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attention/tokens/layout.hpp"
@@ -14,6 +15,10 @@
 namespace ringattn {
 
 enum class When { kAuto, kOn, kOff };
+
+// How `bench` writes its points to stdout.
+enum class BenchOutput { kTable, kMarkdown, kCsv, kJsonl };
+inline constexpr std::string_view kBenchOutputs[] = {"table", "md", "csv", "jsonl"};
 
 // The settings of a job, and what the program does with it.
 struct JobOptions : Settings {
@@ -71,6 +76,8 @@ struct JobOptions : Settings {
   std::int64_t samples = 0;          // 0: enough for a figure
   bool compute_only = false;
   std::string jsonl;  // "-": stdout; empty: no lines
+  BenchOutput bench_output = BenchOutput::kTable;
+  bool quick = false;  // the jobs of `bench --quick`
   std::string baseline;
   double fail_above = 0.05;  // of the baseline's time
 };

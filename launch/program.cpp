@@ -25,6 +25,7 @@
 #include "comm/timeouts.hpp"
 #include "comm/world.hpp"
 #include "kernels/common/registry.hpp"
+#include "launch/collect_env.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
 #include "launch/launcher/launcher.hpp"
@@ -42,19 +43,19 @@ namespace ringattn {
 namespace {
 
 const CommandRow& find_command(const std::string& name) {
-  std::vector<std::string_view> names{kLaunchCommand};
+  std::vector<std::string_view> names{kLaunchCommand, kCollectEnvCommand};
   for (const CommandRow& command : command_table()) {
     if (command.name == name) return command;
     names.push_back(command.name);
   }
   if (name.starts_with("-")) {
     fail(ErrorCode::kUsage, fmt::format("{} stands before a subcommand", name),
-         fmt::format("the first argument is a subcommand: {}", command_names(kAllCommands | kLaunch)),
+         fmt::format("the first argument is a subcommand: {}", command_names(kAllCommands | kLaunch | kCollectEnv)),
          "See `ringattn --help`.");
   }
   const std::string nearest = nearest_name(name, names.data(), names.size());
   fail(ErrorCode::kUsage, fmt::format("unknown subcommand {}", name.empty() ? "\"\"" : name),
-       fmt::format("there are {}", command_names(kAllCommands | kLaunch)),
+       fmt::format("there are {}", command_names(kAllCommands | kLaunch | kCollectEnv)),
        nearest.empty() ? "See `ringattn --help`." : fmt::format("Did you mean {}?", nearest));
 }
 
@@ -105,12 +106,16 @@ Request read_arguments(const std::vector<std::string>& arguments) {
   request.invocation.first_process = prints_for_launcher();
   try {
     if (arguments.size() < 2) {
-      fail(ErrorCode::kUsage, "no subcommand", fmt::format("there are {}", command_names(kAllCommands | kLaunch)),
-           "See `ringattn --help`.");
+      fail(ErrorCode::kUsage, "no subcommand",
+           fmt::format("there are {}", command_names(kAllCommands | kLaunch | kCollectEnv)), "See `ringattn --help`.");
     }
     const std::string& first = arguments[1];
     if (first == "help" && arguments.size() > 2 && arguments[2] == kLaunchCommand) {
       request.text = launcher::launch_help();
+    } else if (first == "help" && arguments.size() > 2 && arguments[2] == kCollectEnvCommand) {
+      request.text = collect_env_help();
+    } else if (first == kCollectEnvCommand) {  // with --help; else it is not a request
+      request.text = collect_env_help();
     } else if (first == "help" && arguments.size() > 2) {
       request.text = command_help(find_command(arguments[2]));
     } else if (first == "--help" || first == "-h" || first == "help") {
@@ -302,12 +307,32 @@ int execute(Request& request) {
   return end_without_world(failure, print_error);
 }
 
+bool asks_for_help(const std::vector<std::string>& arguments) {
+  return arguments.size() == 3 && (arguments[2] == "--help" || arguments[2] == "-h");
+}
+
+// One process speaks for all that a launcher has started.
+int collect_env(const std::vector<std::string>& arguments) {
+  if (!prints_for_launcher()) return 0;
+  try {
+    collect_env_main(arguments);
+    return 0;
+  } catch (...) {
+    const Error error = as_error(std::current_exception());
+    print_error_line(program_text(error), When::kAuto);
+    return static_cast<int>(error.code());
+  }
+}
+
 }  // namespace
 
 int run_program(const std::vector<std::string>& arguments) {
   prepare_process();
   if (arguments.size() > 1 && arguments[1] == kLaunchCommand) {
     return launcher::launch_main({arguments.begin() + 2, arguments.end()});
+  }
+  if (arguments.size() > 1 && arguments[1] == kCollectEnvCommand && !asks_for_help(arguments)) {
+    return collect_env({arguments.begin() + 2, arguments.end()});
   }
   Request request = read_arguments(arguments);
   if (!request.error && request.invocation.first_process) note_assumed_model(request.invocation.config.options);

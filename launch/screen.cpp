@@ -14,7 +14,8 @@
 namespace ringattn {
 
 Screen::Screen(const JobOptions& options, bool shown)
-    : file_(options.json == "-" || options.jsonl == "-" ? stderr : stdout),
+    : file_(options.json == "-" || options.jsonl == "-" || options.bench_output != BenchOutput::kTable ? stderr
+                                                                                                       : stdout),
       shown_(shown),
       quiet_(options.quiet),
       verbose_(options.verbose),
@@ -22,8 +23,14 @@ Screen::Screen(const JobOptions& options, bool shown)
 
 void Screen::print(std::string_view text) const {
   if (!shown_) return;
-  const bool written = std::fwrite(text.data(), 1, text.size(), file_) == text.size() && std::fflush(file_) == 0;
-  if (!written && file_ == stdout) {
+  if (file_ == stdout) return print_result(text);
+  static_cast<void>(std::fwrite(text.data(), 1, text.size(), file_));
+  std::fflush(file_);
+}
+
+void Screen::print_result(std::string_view text) const {
+  if (!shown_) return;
+  if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
     fail(ErrorCode::kFile, "the result can't be written to stdout", std::strerror(errno),
          "Redirect stdout to a file that can be written.");
   }

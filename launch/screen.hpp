@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a subcommand prints: the result on stdout (on stderr when a report takes stdout), context lines with '#',
-// colour only where it is wanted.
+// Where a subcommand prints: the result on stdout (on stderr when a report, lines or `bench --output` take stdout),
+// context lines with '#', colour only where it is wanted.
 #pragma once
 
 #include <cstdio>
@@ -20,6 +20,8 @@ class Screen {
 
   // Text of the result, as it is.
   void print(std::string_view text) const;
+  // Text on stdout, whatever takes it.
+  void print_result(std::string_view text) const;
   // "# text", unless --quiet.
   void context(std::string_view text) const;
   // Prints "# text", only with --verbose.

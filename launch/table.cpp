@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace ringattn {
 
@@ -33,6 +34,59 @@ std::string Table::text(bool with_header) const {
   }
   for (const auto& row : rows_) {
     append_line("  ", [&](std::size_t c) { return std::string_view(row[c]); });
+  }
+  return text;
+}
+
+std::vector<std::vector<std::string>> Table::lines() const {
+  std::vector<std::vector<std::string>> lines(1);
+  for (const Column& column : columns_) {
+    lines[0].push_back(column.unit.empty() ? column.name : fmt::format("{} {}", column.name, column.unit));
+  }
+  lines.insert(lines.end(), rows_.begin(), rows_.end());
+  return lines;
+}
+
+std::string Table::markdown() const {
+  std::vector<std::vector<std::string>> all = lines();
+  std::vector<std::size_t> widths(columns_.size(), 2);  // of "-:"
+  for (auto& line : all) {
+    for (std::size_t c = 0; c < line.size(); ++c) {
+      std::string cell;
+      for (const char letter : line[c]) cell += letter == '|' ? "\\|" : std::string(1, letter);
+      line[c] = std::move(cell);
+      widths[c] = std::max(widths[c], line[c].size());
+    }
+  }
+  std::vector<std::string> rule;
+  for (const std::size_t width : widths) rule.push_back(std::string(width - 1, '-') + ':');
+  all.insert(all.begin() + 1, std::move(rule));
+  std::string text;
+  for (const auto& line : all) {
+    text += '|';
+    for (std::size_t c = 0; c < line.size(); ++c) {
+      fmt::format_to(std::back_inserter(text), " {:>{}} |", line[c], widths[c]);
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string Table::csv() const {
+  std::string text;
+  for (const auto& line : lines()) {
+    for (std::size_t c = 0; c < line.size(); ++c) {
+      if (c > 0) text += ',';
+      if (line[c] == kNoValue) continue;
+      if (line[c].find_first_of(",\"\r\n") == std::string::npos) {
+        text += line[c];
+        continue;
+      }
+      text += '"';
+      for (const char letter : line[c]) text += letter == '"' ? "\"\"" : std::string(1, letter);
+      text += '"';
+    }
+    text += "\r\n";
   }
   return text;
 }

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m ringattn verify --input qkv.safetensors --peer theirs.safetensors
+python -m ringattn collect-env
 
-Compares another system's result for a file's attention with fp64, as the program's `ringattn verify --peer` does. For
-installations of only the Python package."""
+`verify` compares another system's result for a file's attention with fp64, as the program's `ringattn verify --peer` does.
+`collect-env` prints what a bug report needs, as the program's does. For installations of only the Python package."""
 
 import difflib
 import errno
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from . import testing
+from . import _abi, _python_facts, testing
 from ._errors import Error, FileError, UsageError, WrongResult, refuse, unsupported
 from ._safetensors import Tensors, quoted
 from ._tensor_names import known_names
@@ -138,8 +139,8 @@ def _help() -> str:
     lines = ["usage: python -m ringattn verify --input FILE --peer FILE [flags]", "",
              "Compares another system's out, and lse if it has one, with fp64. The flags mean the same as in",
              "`ringattn verify --peer`. That program has more flags, also checks its own result, and samples",
-             "different rows of large jobs. Environment variables and config files are not read here.",
-             ""]  # fmt: skip
+             "different rows of large jobs. Environment variables and config files are not read here.", "",
+             "`python -m ringattn collect-env` prints what a bug report needs.", ""]  # fmt: skip
     for flag in _FLAGS:
         lines += [f"  --{flag.name} {flag.takes}", f"      {flag.about}"]
     lines += ["", "exit codes: 0 all compared rows are right, 1 one is wrong, 2 flags, 3 files, 4 not checked here"]
@@ -383,12 +384,24 @@ def verify(given: dict[str, Any]) -> bool:
     return True
 
 
+def _collect_env(words: list[str]) -> None:
+    if words:
+        refuse(f'"{words[0]}" belongs to no flag', "collect-env takes none", "Leave it out.")
+    facts = _abi.lib.environment()
+    print(facts.decode() if facts else "ringattn\n  unknown (memory has run out)\n", end="")
+    print("Python", *(f"  {line}" for line in _python_facts.lines()), sep="\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code, which is that of the program."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
-        if words[:1] != ["verify"] and words[:1] not in (["-h"], ["--help"]):
-            refuse(f'"{words[0]}" is no command' if words else "there is no command", "verify is the only one", _HELP)
+        if words[:1] == ["collect-env"] and words[1:] not in (["-h"], ["--help"]):
+            _collect_env(words[1:])
+            return 0
+        if words[:1] not in (["verify"], ["collect-env"]) and words[:1] not in (["-h"], ["--help"]):
+            refuse(f'"{words[0]}" is no command' if words else "there is no command",
+                   "there are verify and collect-env", _HELP)
         given = _given(words[1:]) if words[0] == "verify" else None
         if given is None:
             print(_help())

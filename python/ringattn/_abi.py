@@ -99,6 +99,7 @@ _PLAIN = {
     "error_why": (c_char_p, []),
     "error_suggestion": (c_char_p, []),
     "tensor_names": (c_char_p, []),
+    "environment": (c_char_p, []),
     "set_interrupt": (None, [Poll, c_void_p]),
     "world_rank": (c_int32, [Handle]),
     "world_size": (c_int32, [Handle]),

@@ -115,6 +115,11 @@ void ringattn_set_interrupt(ringattn_poll poll, void* context);
  * "ops" names the functions that it applies to. "unless":"dt" accepts the name in a file that has a tensor dt. */
 const char* ringattn_tensor_names(void);
 
+/* Since interface 6. Facts of this build and this machine for a bug report, as lines: what `ringattn collect-env` prints,
+ * without Python. An item that is missing says why. Initializes the CUDA driver. Valid as long as the library is loaded.
+ * NULL if memory runs out. */
+const char* ringattn_environment(void);
+
 /* ---- Worlds: the ranks that compute together ---- */
 
 typedef struct ringattn_world ringattn_world;

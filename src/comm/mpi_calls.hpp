@@ -25,6 +25,7 @@ struct MpiCalls {
   decltype(&MPI_Error_string) error_string;
   decltype(&MPI_Finalize) finalize;
   decltype(&MPI_Get_count) get_count;
+  decltype(&MPI_Get_library_version) get_library_version;
   decltype(&MPI_Get_processor_name) get_processor_name;
   decltype(&MPI_Improbe) improbe;
   decltype(&MPI_Imrecv) imrecv;

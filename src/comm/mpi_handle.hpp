@@ -13,6 +13,9 @@ namespace ringattn {
 // doesn't initialize MPI.
 std::string why_no_mpi();
 
+// "Open MPI v4.1.4, package: …", or why there is none. Opens MPI's library, but doesn't initialize MPI.
+std::string mpi_library_version();
+
 // make_mpi_transport() for the MPI_Comm that `communicator` points to. Throws kUnsupported if there is no MPI.
 std::unique_ptr<Transport> make_mpi_transport_of(const void* communicator);
 

@@ -16,6 +16,7 @@ extern "C" const ringattn::MpiCalls* ringattn_mpi_calls() {
                                            .error_string = MPI_Error_string,
                                            .finalize = MPI_Finalize,
                                            .get_count = MPI_Get_count,
+                                           .get_library_version = MPI_Get_library_version,
                                            .get_processor_name = MPI_Get_processor_name,
                                            .improbe = MPI_Improbe,
                                            .imrecv = MPI_Imrecv,

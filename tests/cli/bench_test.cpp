@@ -2,6 +2,7 @@
 // `ringattn bench`: what it measures, writes, compares and refuses. Figures themselves are not asserted: a machine may
 // be busy.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <cmath>
 #include <regex>
@@ -9,10 +10,14 @@
 
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
+#include "comm/self.hpp"
 #include "launch/bench_points.hpp"
+#include "launch/bench_quick.hpp"
 #include "launch/bench_table.hpp"
+#include "launch/command_line.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
+#include "tests/support/scoped_environment.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 namespace ringattn::testing {
@@ -307,11 +312,126 @@ TEST(Bench, ContradictionsAreUsageErrors) {
       {{"--fail-above", "5"}, "--fail-above needs --baseline"},
       {{"--quiet", "--verbose"}, "--quiet contradicts --verbose"},
       {{"--samples", "0"}, "--samples is"},
-      {{"--output", "x"}, "--output"}};
+      {{"--output", "x"}, "--output is \"x\" (it takes table, md, csv or jsonl)"},
+      {{"--output", "csv", "--jsonl", "-"}, "--jsonl and --output both go to stdout"}};
   for (const auto& [words, expected] : cases) {
     const Finished run = tool(Words{"bench"} + words);
     EXPECT_EQ(run.code, 2) << run.err;
     EXPECT_EQ(count_messages(run.err), 1) << run.err;
+    EXPECT_TRUE(has(run.err, expected)) << run.err;
+  }
+}
+
+TEST(Tables, CellsOfAnyTextAreQuoted) {
+  Table table({{"name"}, {"time", "(ms)"}});
+  table.add({"a,b", "1.5"});
+  table.add({"a \"b\"\nc|d", std::string(Table::kNoValue)});
+  EXPECT_EQ(table.csv(), "name,time (ms)\r\n\"a,b\",1.5\r\n\"a \"\"b\"\"\nc|d\",\r\n");
+  EXPECT_TRUE(table.markdown().starts_with("|")) << table.markdown();
+  EXPECT_TRUE(has(table.markdown(), "c\\|d |         - |\n")) << table.markdown();
+}
+
+TEST(Bench, StdoutHasThePointsAsAskedFor) {
+  const Words sweep = bench({"--seq", "40,64m", "--memory", "50m", "--output"});
+  const Finished csv = tool(sweep + Words{"csv"});
+  ASSERT_EQ(csv.code, 0) << csv.err;
+  const std::vector<std::string> rows = lines_of(csv.out);
+  ASSERT_EQ(rows.size(), 3U) << csv.out;
+  EXPECT_TRUE(rows[0].starts_with("tokens,seqs,block,mode,samples,median (ms),p10 (ms),p90 (ms),GFLOP/s per rank,"));
+  EXPECT_TRUE(rows[1].starts_with("40,1,auto,whole,2,")) << rows[1];
+  EXPECT_EQ(rows[2], "67108864,1,auto,whole,0,,,,,,,\r");
+  EXPECT_TRUE(has(csv.err, "# kernel: cpu_attention")) << csv.err;
+  EXPECT_TRUE(has(csv.err, "memory budget")) << csv.err;
+
+  const std::vector<std::string> lines = lines_of(tool(sweep + Words{"jsonl"}).out);
+  ASSERT_EQ(lines.size(), 2U);
+  for (const std::string& line : lines) EXPECT_EQ(json_at(line, "/schema"), "\"ringattn.bench/2\"");
+
+  // Each kind of job has its columns.
+  for (const char* op : {"attention", "decode", "rope"}) {
+    const Words job{"bench", "--op", op, "--seq", "32", "--heads", "4", "--samples", "1", "--quiet"};
+    const Finished table = tool(job + Words{"--output", "md"});
+    ASSERT_EQ(table.code, 0) << table.err;
+    const std::vector<std::string> all = lines_of(table.out);
+    ASSERT_EQ(all.size(), 3U) << table.out;
+    for (const std::string& line : all) {
+      EXPECT_TRUE(line.starts_with("| ") && line.ends_with(" |")) << line;
+      EXPECT_EQ(std::count(line.begin(), line.end(), '|'), std::count(all[0].begin(), all[0].end(), '|')) << line;
+    }
+    EXPECT_EQ(all[1].find_first_not_of("|-: "), std::string::npos) << all[1];
+  }
+
+  const TemporaryFolder folder;
+  const std::string kept = folder.file("lines");
+  EXPECT_EQ(lines_of(tool(bench({"--seq", "40", "--output", "csv", "--jsonl", kept})).out).size(), 2U);
+  EXPECT_EQ(lines_of(read_whole(kept)).size(), 1U);
+  EXPECT_EQ(tool(bench({"--seq", "64m", "--memory", "50m", "--output", "csv"})).out, "") << "nothing is half written";
+}
+
+// `bench --quick` in this process, with less time.
+std::string quick(const Words& flags) {
+  Invocation invocation;
+  invocation.arguments = {"ringattn", "bench", "--quick"};
+  invocation.config = load_config(kBench, split_command_line(kBench, "bench", Words{"--quick"} + flags).flags);
+  ReportFile report(invocation.config.options);
+  invocation.report_file = &report;
+  const std::unique_ptr<Transport> world = make_self_transport();
+  ::testing::internal::CaptureStdout();
+  try {
+    EXPECT_EQ(bench_quick(invocation, *world, 0.01), 0);
+  } catch (const Error& error) {
+    ADD_FAILURE() << error.what();
+  }
+  return ::testing::internal::GetCapturedStdout();
+}
+
+// A python3 that says `about`, and answers each job with `answer`.
+std::string path_with_python(const TemporaryFolder& folder, const std::string& about, const std::string& answer) {
+  const std::string script =
+      folder.write("python3", "#!/bin/sh\necho '" + about + "'\nwhile read -r job; do echo '" + answer + "'; done\n");
+  EXPECT_EQ(::chmod(script.c_str(), 0700), 0);
+  return folder.path();
+}
+
+TEST(Bench, QuickHasPyTorchBeside) {
+  const TemporaryFolder folder;
+  const std::string answer = R"({"tool":"pytorch sdpa","samples":3,"ms":{"median":1e6,"p10":9e5,"p90":2e6}})";
+  {
+    const ScopedEnvironment path("PATH", path_with_python(folder, R"({"version":"9.9"})", answer));
+    const std::vector<std::string> rows = lines_of(quick({"--output", "csv"}));
+    ASSERT_EQ(rows.size(), 2U);
+    EXPECT_EQ(rows[0],
+              "op,job,tokens,seqs,ringattn (ms),PyTorch (ms),ringattn (rate),PyTorch (rate),rate,"
+              "ours/theirs (speed)\r");
+    EXPECT_TRUE(rows[1].starts_with("attention,d128-h32/8-causal,256,1,")) << rows[1];
+    EXPECT_TRUE(has(rows[1], ",1000000.000,")) << rows[1];
+
+    const std::vector<std::string> lines = lines_of(quick({"--output", "jsonl"}));
+    ASSERT_EQ(lines.size(), 2U);
+    EXPECT_EQ(json_at(lines[0], "/argv/2"), "\"--heads\"") << "the job's own command";
+    EXPECT_EQ(json_at(lines[1], "/tool/name"), "\"pytorch sdpa\"");
+    EXPECT_EQ(json_at(lines[1], "/tool/version"), "\"9.9\"");
+    EXPECT_EQ(json_at(lines[1], "/job"), json_at(lines[0], "/job"));
+    EXPECT_EQ(json_at(lines[1], "/memory_peak_bytes"), "null");
+    const auto product = [](const std::string& line) {
+      return std::stod(json_at(line, "/ms/median")) * std::stod(json_at(line, "/tflops_per_rank"));
+    };
+    EXPECT_NEAR(product(lines[1]) / product(lines[0]), 1.0, 1e-6);
+  }
+  const ScopedEnvironment path("PATH", path_with_python(folder, R"({"error":"no torch"})", answer));
+  const std::string text = quick({});
+  EXPECT_TRUE(has(text, "# PyTorch is not measured (no torch)\n")) << text;
+  EXPECT_TRUE(has(text, "(ms)  (no torch)")) << text;
+}
+
+TEST(Bench, QuickChoosesItsJobs) {
+  const std::pair<Words, const char*> cases[] = {
+      {{"--seq", "4k"}, "--seq contradicts --quick (--quick chooses the jobs"},
+      {{"--ranks", "2"}, "--ranks contradicts --quick"},
+      {{"--json", "-", "--output", "md"}, "both go to stdout"}};
+  for (const auto& [words, expected] : cases) {
+    const Finished run = tool(Words{"bench", "--quick"} + words);
+    EXPECT_EQ(run.code, 2) << run.err;
     EXPECT_TRUE(has(run.err, expected)) << run.err;
   }
 }

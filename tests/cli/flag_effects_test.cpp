@@ -379,6 +379,12 @@ const Effects& effects() {
          EXPECT_EQ(json_at(bench_line({"--total-tokens", "100"}), "/job/batch"), "2");
        }},
       {"jsonl", [] { EXPECT_EQ(json_at(bench_line({}), "/schema"), "\"ringattn.bench/2\""); }},
+      {"quick",
+       [] {
+         const std::string out = out_of({"bench", "--quick", "--dry-run", "--threads", "1"});
+         EXPECT_TRUE(has(out, "ringattn bench --op linear --in-features 4096")) << out;
+         EXPECT_TRUE(has(out, " --seq 1024 --threads 1\n")) << out;
+       }},
       {"samples", [] { EXPECT_EQ(json_at(bench_line({}), "/samples"), "2"); }},
       {"compute-only", [] { EXPECT_EQ(json_at(bench_line({"--compute-only"}), "/mode"), "\"compute\""); }},
       {"baseline",

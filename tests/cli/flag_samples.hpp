@@ -11,6 +11,7 @@ namespace ringattn::testing {
 struct FlagSamples {
   std::string_view flag;
   std::string_view values[3];
+  bool of_bench = false;  // where `bench` has a flag of that name that takes other values
 };
 
 inline constexpr FlagSamples kFlagSamples[] = {
@@ -70,6 +71,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"overlap", {"on", "off", "on"}},
     {"threads", {"1", "2", "all"}},
     {"output", {"a.safetensors", "b.safetensors", "c.safetensors"}},
+    {"output", {"table", "md", "csv"}, true},
     {"final-states", {"true", "false", "true"}},
     {"force", {"true", "false", "true"}},
     {"json", {"a.json", "-", "c.json"}},
@@ -90,6 +92,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"golden", {"a.json", "b.json", "c.json"}},
     {"peer", {"a.safetensors", "b.safetensors", "c.safetensors"}},
     {"measure", {"true", "false", "true"}},
+    {"quick", {"true", "false", "true"}},
     {"samples", {"1", "10", "100"}},
     {"compute-only", {"true", "false", "true"}},
     {"with-forward", {"true", "false", "true"}},
@@ -97,11 +100,12 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"fail-above", {"5%", "10", "0.5%"}},
 };
 
-inline const FlagSamples* samples_of(std::string_view flag) {
+inline const FlagSamples* samples_of(std::string_view flag, bool of_bench = false) {
+  const FlagSamples* found = nullptr;
   for (const FlagSamples& samples : kFlagSamples) {
-    if (samples.flag == flag) return &samples;
+    if (samples.flag == flag && (found == nullptr || samples.of_bench == of_bench)) found = &samples;
   }
-  return nullptr;
+  return found;
 }
 
 }  // namespace ringattn::testing

@@ -65,7 +65,9 @@ TEST(Program, UnknownWordsAreUsageErrors) {
       {{"rum"}, "Did you mean run?"},
       {{"help", "rum"}, "Did you mean run?"},
       {{"frobnicate"},
-       "unknown subcommand frobnicate (there are run, verify, bench, plan, compress, quantize, info and launch). See "
+       "unknown subcommand frobnicate (there are run, verify, bench, plan, compress, quantize, info, launch and "
+       "collect-env). "
+       "See "
        "`ringattn "
        "--help`."},
       {{""}, "unknown subcommand \"\" (there are run, "},
@@ -131,6 +133,31 @@ TEST(Program, AStdoutThatTakesNothingIsAnError) {
   }
   EXPECT_EQ(WEXITSTATUS(std::system((std::string(RINGATTN_TOOL) + " --help > /dev/full 2> " + messages).c_str())), 3);
   EXPECT_TRUE(has(read_whole(messages), "can't be written to stdout (No space")) << read_whole(messages);
+}
+
+// It has to work where something is wrong: with variables of any bytes, without Python, and with settings that no other
+// command takes.
+TEST(Program, CollectEnvPrintsWhatThereIs) {
+  const Finished run = tool({"collect-env"}, {{"PATH", "/nowhere"},
+                                              {"RINGATTN_NONSENSE", "a\xff\n\xc3\xa9"},
+                                              {"RINGATTN_STORE_SECRET", "not to be seen by anybody"},
+                                              {"AWS_SECRET_ACCESS_KEY", "nor this"}});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_EQ(run.err, "");
+  for (const char* line :
+       {"ringattn\n  version           ", "\n  compiler ", "\n  NCCL ", "\nmachine\n  system ", "\n  CPU ",
+        "\nGPUs and links\n", "\n  transport threads yes\n", "\n  RINGATTN_NONSENSE a\\xff\\x0a\xc3\xa9\n",
+        "\n  Python            none (there is no python3 on PATH)\n"}) {
+    EXPECT_TRUE(has(run.out, line)) << line << "\n" << run.out;
+  }
+  EXPECT_FALSE(has(run.out, "not to be seen") || has(run.out, "nor this")) << run.out;
+
+  const Finished whole = tool({"collect-env"});
+  EXPECT_TRUE(has(whole.out, "\nPython\n  Python            ")) << whole.out;
+  const Finished refused = tool({"collect-env", "--json"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_TRUE(has(refused.err, "belongs to no flag (collect-env takes none)")) << refused.err;
+  EXPECT_EQ(tool({"help", "collect-env"}).out, tool({"collect-env", "--help"}).out);
 }
 
 TEST(Program, MessagesAreOneLine) {

@@ -217,7 +217,7 @@ TEST(BadArguments, AreRefusedWithASuggestion) {
       {"run", {"--SEQ", "4"}, "unknown flag --SEQ"},
       {"run", {"--world", "4"}, "--world is no flag of run (it belongs to plan). Did you mean --ranks?"},
       {"run", {"--against=oracle"}, "it belongs to verify"},
-      {"verify", {"--output", "a"}, "it belongs to run, compress and quantize"},
+      {"verify", {"--output", "a"}, "it belongs to run, bench, compress and quantize"},
       {"plan", {"--ranks", "4"}, "it belongs to run, verify, bench and info). Did you mean --world?"},
       {"info", {"--seq", "4"}, "it belongs to run, verify, bench, plan and compress"},
       {"run", {"--frobnicate"}, "unknown flag --frobnicate (run has no flag of that name). See `ringattn run --help`."},

@@ -44,7 +44,7 @@ TEST(Layers, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
     for (const FlagRow* row : flags_of(command.bit)) {
       if (row->name == "config" || row->own != nullptr) continue;
       SCOPED_TRACE(fmt::format("{} --{}", command.name, row->name));
-      const FlagSamples& samples = *samples_of(row->name);
+      const FlagSamples& samples = *samples_of(row->name, row->commands == kBench);
       std::string key = fmt::format("{} = \"{}\"\n", row->name, samples.values[0]);
       const std::string file = folder.write("job.toml", key);
       std::vector<GivenFlag> flags;
@@ -108,7 +108,7 @@ TEST(PrintedConfig, IsReadBackAsTheSame) {
       if (row->name == "config" || row->name == "print-config" || row->name == "input")
         continue;  // a file has the shape
       if (row->own != nullptr) continue;
-      flags.push_back({row, std::string(samples_of(row->name)->values[2])});
+      flags.push_back({row, std::string(samples_of(row->name, row->commands == kBench)->values[2])});
     }
     const Config first = load_config(command.bit, flags);
     const std::string file = folder.write("printed.toml", print_config(first));

@@ -344,6 +344,17 @@ class Refused(Case):
                 self.assertEqual(main(words), 2)
             self.assertIn(said, err.getvalue())
 
+    def test_collect_env_prints_the_library_and_python(self):
+        done = subprocess.run([sys.executable, "-m", "ringattn", "collect-env"], capture_output=True, text=True, check=False)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        for line in (rf"  version +{re.escape(ringattn.__version__)} ", r"  CPU +\S", r"Python\n  Python +CPython \d",
+                     rf"  numpy +{re.escape(np.__version__)}\n", r"  torch build +\S"):
+            self.assertRegex(done.stdout, line)
+        err = io.StringIO()
+        with contextlib.redirect_stderr(err):
+            self.assertEqual(main(["collect-env", "--json"]), 2)
+        self.assertIn("collect-env takes none", err.getvalue())
+
     def test_help_names_every_flag_and_what_is_not_there(self):
         for words in (["--help"], ["verify", "-h"], ["verify", "--rows", "3", "--help"]):
             out = io.StringIO()
