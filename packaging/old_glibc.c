@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linked into programs and libraries that must run on a glibc that is older than the one of the compiler's headers and libstdc++:
-// the functions of newer versions that these call. Hidden, so that no other library uses them.
+// Linked into programs and libraries that must run on a glibc that is older than the one of the compiler's headers and
+// libstdc++: the functions of newer versions that these call. Hidden, so that no other library uses them.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -22,9 +22,11 @@ uint32_t arc4random(void) {
 
 typedef int (*ClockWait)(pthread_cond_t*, pthread_mutex_t*, clockid_t, const struct timespec*);
 
-// Since 2.30, for waits of std::condition_variable until a time of the monotonic clock. Takes glibc's own where it has one, else
-// the same time of the real-time clock, as libstdc++ did before: a clock that is set meanwhile makes such a wait shorter or longer.
-int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const struct timespec* until) {
+// Since 2.30, for waits of std::condition_variable until a time of the monotonic clock. Takes glibc's own where it has
+// one, else the same time of the real-time clock, as libstdc++ did before: a clock that is set meanwhile makes such a
+// wait shorter or longer.
+int pthread_cond_clockwait(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock,
+                           const struct timespec* until) {
   static _Atomic(ClockWait) known;
   static _Atomic int looked;
   if (!looked) {
