@@ -1,5 +1,5 @@
-# Finds NCCL: in the CUDA Toolkit's folders, in NCCL_ROOT, or where CMake looks by itself. Sets NCCL_FOUND and
-# NCCL_VERSION; gives NCCL::NCCL.
+# Finds NCCL's header: in the CUDA Toolkit's folders, in NCCL_ROOT, or where CMake looks by itself. Sets NCCL_FOUND,
+# NCCL_VERSION and NCCL_INCLUDE_DIR; and NCCL_LIBRARY where the library is here too, which only running needs.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
 if(NCCL_INCLUDE_DIR)
@@ -8,10 +8,5 @@ if(NCCL_INCLUDE_DIR)
   list(JOIN numbers "." NCCL_VERSION)
 endif()
 include(FindPackageHandleStandardArgs)
-find_package_handle_standard_args(NCCL REQUIRED_VARS NCCL_LIBRARY NCCL_INCLUDE_DIR VERSION_VAR NCCL_VERSION)
+find_package_handle_standard_args(NCCL REQUIRED_VARS NCCL_INCLUDE_DIR VERSION_VAR NCCL_VERSION)
 mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)
-if(NCCL_FOUND AND NOT TARGET NCCL::NCCL)
-  add_library(NCCL::NCCL UNKNOWN IMPORTED)
-  set_target_properties(NCCL::NCCL PROPERTIES IMPORTED_LOCATION ${NCCL_LIBRARY}
-                                              INTERFACE_INCLUDE_DIRECTORIES ${NCCL_INCLUDE_DIR})
-endif()

@@ -23,6 +23,12 @@ if(CMAKE_CUDA_COMPILER)
     set(CMAKE_CUDA_EXTENSIONS OFF)
     list(APPEND CMAKE_MODULE_PATH ${CMAKE_CURRENT_LIST_DIR})
     find_package(NCCL 2.19)  # non-blocking communicators that can be aborted
+    if(NCCL_LIBRARY)  # comm/nccl_calls.cpp opens it by its file name; no target links it
+      cmake_path(GET NCCL_LIBRARY PARENT_PATH folder)
+      if(NOT folder IN_LIST CMAKE_CXX_IMPLICIT_LINK_DIRECTORIES)
+        list(APPEND CMAKE_BUILD_RPATH ${folder})
+      endif()
+    endif()
   endif()
 endif()
 message(STATUS "CUDA: ${RINGATTN_CUDA_FOUND}")

@@ -55,7 +55,6 @@ install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun ${PROJECT_SOURCE_D
 # What the static libraries were built with, and so need again.
 set(RINGATTN_WITH_MPI ${MPI_CXX_FOUND})
 set(RINGATTN_WITH_CUDA ${RINGATTN_CUDA_FOUND})
-set(RINGATTN_WITH_NCCL ${NCCL_FOUND})
 set(RINGATTN_WITH_OPENMP ${OpenMP_CXX_FOUND})
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/ringattnConfig.cmake.in
                               ${CMAKE_CURRENT_BINARY_DIR}/ringattnConfig.cmake INSTALL_DESTINATION ${package_folder})
@@ -64,16 +63,10 @@ write_basic_package_version_file(${CMAKE_CURRENT_BINARY_DIR}/ringattnConfigVersi
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${CMAKE_CURRENT_BINARY_DIR}/ringattnConfig.cmake
               ${CMAKE_CURRENT_BINARY_DIR}/ringattnConfigVersion.cmake DESTINATION ${package_folder})
-if(NCCL_FOUND)
-  install(FILES ${CMAKE_CURRENT_LIST_DIR}/FindNCCL.cmake DESTINATION ${package_folder})
-endif()
 # What pkg-config's ringattn_static needs beside the packages that have such files of their own.
 set(RINGATTN_STATIC_LIBS ${OpenMP_CXX_FLAGS} -pthread -ldl -lrt)
 if(RINGATTN_CUDA_FOUND)
   list(APPEND RINGATTN_STATIC_LIBS ${CUDA_cudart_static_LIBRARY})
-endif()
-if(NCCL_FOUND)
-  list(APPEND RINGATTN_STATIC_LIBS ${NCCL_LIBRARY})
 endif()
 list(JOIN RINGATTN_STATIC_LIBS " " RINGATTN_STATIC_LIBS)
 # pkg-config's files say where they lie relative to themselves: `cmake --install` may be told another place.

@@ -8,7 +8,13 @@
 #include "comm/launcher.hpp"
 #include "launch/program.hpp"
 
+// A wheel's program is a function of its library, which has the kernels once for both; wheel_main.cpp calls it.
+#if defined(RINGATTN_WHEEL)
+extern "C" int ringattn_program(int argc, char** argv);
+int ringattn_program(int argc, char** argv) {
+#else
 int main(int argc, char** argv) {
+#endif
 #ifdef M_ARENA_MAX
   // Each of glibc's arenas takes memory of its own, by default up to eight per processor. With hundreds of ranks as
   // threads that is more than a refused job may cost.

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The functions of libringattn_c. Functions that return a status raise an Error unless it is RINGATTN_OK."""
 
-import _ctypes
 import collections
 import ctypes
 import functools
@@ -230,16 +229,10 @@ def _nccl() -> ctypes.CDLL | None:
 
 
 def _open(path: str) -> ctypes.CDLL:
-    """Loads the library, with PyTorch's NCCL unless that is too old: a process has one library of that name, and torch
-    can't be imported after an older one than its own."""
-    nccl = _nccl()
-    try:
-        return ctypes.CDLL(path)
-    except OSError:
-        if nccl is None:
-            raise
-        _ctypes.dlclose(nccl._handle)
-        return ctypes.CDLL(path)
+    """Loads the library, and PyTorch's NCCL, which it takes when it opens one: a process has one library of that name, and
+    torch can't be imported after an older one than its own."""
+    _nccl()
+    return ctypes.CDLL(path)
 
 
 def _load() -> _Library:

@@ -16,6 +16,7 @@
 #include "base/cuda.hpp"
 #include "comm/device_peers.hpp"
 #include "comm/exchange.hpp"
+#include "comm/nccl_calls.hpp"
 #include "comm/nccl_communicator.hpp"
 #include "comm/timeouts.hpp"
 
@@ -277,22 +278,22 @@ class NcclTransport final : public Transport {
 
   void submit(const Flight& flight, int round) {
     const ncclComm_t communicator = communicator_->get();
-    communicator_->check(ncclGroupStart(), "ncclGroupStart");
+    communicator_->check(nccl().group_start(), "ncclGroupStart");
     for (const ReceiveMessage& message : flight.exchange.receives) {
       for (const ReceiveSpan& span : message.spans) {
         if (message.round != round || span.bytes == 0) continue;
-        communicator_->check(ncclRecv(span.data, span.bytes, ncclInt8, message.peer, communicator, stream_->get()),
+        communicator_->check(nccl().recv(span.data, span.bytes, ncclInt8, message.peer, communicator, stream_->get()),
                              "ncclRecv");
       }
     }
     for (const SendMessage& message : flight.exchange.sends) {
       for (const SendSpan& span : message.spans) {
         if (message.round != round || span.bytes == 0) continue;
-        communicator_->check(ncclSend(span.data, span.bytes, ncclInt8, message.peer, communicator, stream_->get()),
+        communicator_->check(nccl().send(span.data, span.bytes, ncclInt8, message.peer, communicator, stream_->get()),
                              "ncclSend");
       }
     }
-    communicator_->check(ncclGroupEnd(), "ncclGroupEnd");
+    communicator_->check(nccl().group_end(), "ncclGroupEnd");
   }
 
   // Returns true if `peer` has posted this exchange too. A thread of the control transport writes the value.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transport `nccl`: NCCL's grouped sends and receives, one group per round, also across hosts. Present only if the
-// build found CUDA and NCCL.
+// build found CUDA and nccl.h. NCCL itself is opened at run time.
 //
 // Ranks first tell each other over the control transport that they have posted an exchange, and only then enqueue it
 // with NCCL. So an NCCL kernel never spins on an SM for a rank that doesn't come, and a passed deadline can name that
@@ -18,10 +18,14 @@
 #pragma once
 
 #include <memory>
+#include <string>
 
 #include "comm/transport.hpp"
 
 namespace ringattn {
+
+// Why NCCL can't be used in this process; empty if it can. Opens it.
+std::string why_no_nccl();
 
 struct NcclOptions {
   // Thread blocks of an NCCL kernel, which other kernels can't use meanwhile. 0: NCCL's default.

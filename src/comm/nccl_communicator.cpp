@@ -15,6 +15,7 @@
 #include "base/failpoint.hpp"
 #include "comm/collective.hpp"
 #include "comm/failure.hpp"
+#include "comm/nccl_calls.hpp"
 #include "comm/timeouts.hpp"
 
 namespace ringattn {
@@ -39,7 +40,8 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
   const Collective collective(control, Timeouts::derived(2.0 * deadline.seconds()));
   ncclUniqueId id{};
   collective.run_collectively([&] {
-    if (control.rank() == 0) check(ncclGetUniqueId(&id), "ncclGetUniqueId");
+    const NcclCalls& calls = nccl();  // on every rank, so that all learn who has none
+    if (control.rank() == 0) check(calls.get_unique_id(&id), "ncclGetUniqueId");
   });
   const std::string theirs = control.all_gather(std::string_view(id.internal, sizeof id.internal), deadline)[0];
   id = gathered_value<ncclUniqueId>(theirs);
@@ -49,7 +51,8 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;
-    check(ncclCommInitRankConfig(&communicator_, control.size(), id, control.rank(), &config), "ncclCommInitRank");
+    check(nccl().comm_init_rank_config(&communicator_, control.size(), id, control.rank(), &config),
+          "ncclCommInitRank");
     while (!ready()) {
       if (wait_expired(deadline)) {
         fail(ErrorCode::kPeer, fmt::format("NCCL did not join the ranks within {:g} s", deadline.seconds()),
@@ -70,18 +73,18 @@ NcclCommunicator::NcclCommunicator(Transport& control, int device, const NcclOpt
 NcclCommunicator::~NcclCommunicator() {
   if (communicator_ == nullptr) return;
   leave(communicator_, device_, [](ncclComm_t communicator) {
-    ncclResult_t state = ncclCommFinalize(communicator);
+    ncclResult_t state = nccl().comm_finalize(communicator);
     while (state == ncclInProgress) {
       std::this_thread::yield();
-      if (ncclCommGetAsyncError(communicator, &state) != ncclSuccess) break;
+      if (nccl().comm_get_async_error(communicator, &state) != ncclSuccess) break;
     }
-    ncclCommDestroy(communicator);
+    nccl().comm_destroy(communicator);
   });
 }
 
 void NcclCommunicator::abort() noexcept {
   if (communicator_ == nullptr) return;
-  leave(communicator_, device_, [](ncclComm_t communicator) { ncclCommAbort(communicator); });
+  leave(communicator_, device_, [](ncclComm_t communicator) { nccl().comm_abort(communicator); });
   communicator_ = nullptr;
 }
 
@@ -104,17 +107,17 @@ void NcclCommunicator::leave(ncclComm_t communicator, int device, const Leave& h
 
 bool NcclCommunicator::ready() const {
   ncclResult_t state = ncclSuccess;
-  check(ncclCommGetAsyncError(communicator_, &state), "ncclCommGetAsyncError");
+  check(nccl().comm_get_async_error(communicator_, &state), "ncclCommGetAsyncError");
   check(state, "NCCL");
   return state != ncclInProgress;
 }
 
 void NcclCommunicator::check(ncclResult_t result, std::string_view call) const {
   if (result == ncclSuccess || result == ncclInProgress) return;
-  const char* last = ncclGetLastError(communicator_);
+  const char* last = nccl().get_last_error(communicator_);
   const bool remote = result == ncclRemoteError || result == ncclSystemError;
   fail(remote ? ErrorCode::kPeer : ErrorCode::kInternal, fmt::format("{} failed", call),
-       fmt::format("{}{}{}", ncclGetErrorString(result), last == nullptr || *last == '\0' ? "" : ": ",
+       fmt::format("{}{}{}", nccl().get_error_string(result), last == nullptr || *last == '\0' ? "" : ": ",
                    last == nullptr ? "" : last),
        "NCCL_DEBUG=WARN says more.");
 }

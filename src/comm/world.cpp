@@ -25,6 +25,9 @@
 #if defined(RINGATTN_HAVE_MPI)
 #include "comm/mpi_world.hpp"
 #endif
+#if defined(RINGATTN_HAVE_NCCL)
+#include "comm/nccl.hpp"
+#endif
 
 namespace ringattn {
 
@@ -44,6 +47,13 @@ std::string tcp_unavailable() { return store_requested() ? "" : "RINGATTN_STORE 
 std::string device_unavailable() { return gpus_unavailable(); }
 #endif
 
+#if defined(RINGATTN_HAVE_NCCL)
+std::string nccl_unavailable() {
+  const std::string why = gpus_unavailable();
+  return why.empty() ? why_no_nccl() : why;
+}
+#endif
+
 constexpr TransportRow kTable[] = {
     {"self", "any", "one rank, nothing moves", Route::kDirect, always_available},
     {"threads", "host", "N ranks are N threads of this process", Route::kDirect, always_available},
@@ -53,7 +63,7 @@ constexpr TransportRow kTable[] = {
     {"tcp", "host", "sockets between processes that connect at RINGATTN_STORE; no MPI", Route::kChain, tcp_unavailable},
 #if defined(RINGATTN_HAVE_NCCL)
     {"nccl", "device", "NCCL's grouped sends and receives, also across hosts; one rank per GPU", Route::kDirect,
-     device_unavailable},
+     nccl_unavailable},
 #endif
 #if defined(RINGATTN_HAVE_CUDA)
     {"p2p", "device", "copy engines write to peers' memory on one host; ranks of one process may share a GPU",

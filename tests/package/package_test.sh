@@ -1,17 +1,33 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# package_test.sh CMAKE BUILD COMPILER VERSION MPIEXEC: installs BUILD into a folder of its own, builds the consumer
-# against it as a project that has no MPI, linked statically, to the shared library, in C, and by pkg-config, and runs
-# it: on one rank, in a world of threads, and by processes that gather without MPI. Where MPI is, the consumer runs
-# under an MPI_Comm of its own, too. All print the same bits. Then the installed program and launcher run.
+# package_test.sh CMAKE BUILD COMPILER VERSION MPIEXEC [FORM]: installs BUILD into a folder of its own, or unpacks there the
+# package of FORM, deb or tgz, that cpack makes; builds the consumer against it as a project that has no MPI, linked
+# statically, to the shared library, in C, and by pkg-config, and runs it: on one rank, in a world of threads, and by
+# processes that gather without MPI. Where MPI is, the consumer runs under an MPI_Comm of its own, too. All print the same
+# bits. Then the installed program and launcher run.
 set -euo pipefail
-cmake=$1 build=$2 compiler=$3 version=$4 mpiexec=$5
+cmake=$1 build=$2 compiler=$3 version=$4 mpiexec=$5 form=${6:-folder}
 here=$(cd "$(dirname "$0")" && pwd)
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 
-"$cmake" --install "$build" --prefix "$place/installed" >"$place/log" || { cat "$place/log"; exit 1; }
+logged() { "$@" >"$place/log" 2>&1 || { cat "$place/log"; exit 1; }; }
+if [[ $form == folder ]]; then
+  logged "$cmake" --install "$build" --prefix "$place/installed"
+else
+  logged "$(dirname "$cmake")/cpack" --config "$build/CPackConfig.cmake" -G "${form^^}" -B "$place/packages"
+  packages=("$place"/packages/ringattn*."${form/tgz/tar.gz}")
+  if [[ $form == deb ]]; then
+    logged dpkg-deb -x "${packages[0]}" "$place/root"
+    mv "$place/root/usr" "$place/installed"
+    depends=$(dpkg-deb -f "${packages[0]}" Depends)
+    [[ $depends =~ libc6 && $depends =~ libfmt ]] || { echo "the package depends on: $depends"; exit 1; }
+  else
+    mkdir "$place/installed"
+    logged tar xf "${packages[0]}" -C "$place/installed" --strip-components=1
+  fi
+fi
 # Moved: nothing in it may name the place that it was installed to.
 mv "$place/installed" "$place/moved"
 installed=$place/moved
