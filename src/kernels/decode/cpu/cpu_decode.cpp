@@ -2,7 +2,7 @@
 #include "kernels/decode/cpu/cpu_decode.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <limits>
 #include <vector>
 
@@ -38,7 +38,7 @@ int thread_number() {
 
 // One thread's scratch: views into one allocation.
 struct DecodeScratch {
-  std::byte* k = nullptr;  // [kKeyTile, head_dim], a tile's rows gathered from pages
+  std::byte* k = nullptr;  // [kKeyTile, head_dim], a tile's decompressed rows
   std::byte* v = nullptr;  // [kKeyTile, head_dim_v]
   PackedTile tile;
   float* q = nullptr;              // [rows · ratio, q_stride]
@@ -222,32 +222,39 @@ class CpuDecode final : public DecodeKernel {
   static PageSlot page_slot(const DecodeStep& step, std::int64_t page_size, std::int64_t sequence, std::int64_t token) {
     const std::int32_t* const table = step.block_table.pages;
     if (table == nullptr) return {sequence, token};
-    return {table[sequence * step.block_table.stride + token / page_size], token % page_size};
+    const int log2 = std::countr_zero(static_cast<std::uint64_t>(page_size));  // is_page_size()
+    return {table[sequence * step.block_table.stride + (token >> log2)], token & (page_size - 1)};
   }
 
-  // Gathers `keys` rows of one head, from key `first` of the sequence on, to contiguous rows.
-  static void gather(const DecodeStep& step, const CacheView& cache, const DecodeWorkTile& work_tile,
-                     std::int64_t first, int keys, std::byte* rows) {
-    const std::size_t row_bytes = static_cast<std::size_t>(cache.dim) * size_of(cache.dtype);
+  // `keys` rows of one head, from key `first` of the sequence on, where they lie: pages hold a tile in whole page runs.
+  static TileRows rows_in_place(const DecodeStep& step, const CacheView& cache, const DecodeWorkTile& work_tile,
+                                std::int64_t first, int keys) {
     const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);  // a tile's tokens are consecutive
-    for (int i = 0; i < keys; ++i) {
-      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, begin + i);
-      std::memcpy(rows + static_cast<std::size_t>(i) * row_bytes, cache.at(place.page, place.token, work_tile.kv_head),
-                  row_bytes);
+    TileRows rows;
+    rows.stride = cache.token_stride * static_cast<std::int64_t>(size_of(cache.dtype));
+    const bool several = step.block_table.pages != nullptr && cache.page_size < kKeyTile;
+    if (several) rows.page_run_log2 = std::countr_zero(static_cast<std::uint64_t>(cache.page_size));
+    const int run_keys = several ? static_cast<int>(cache.page_size) : kKeyTile;
+    for (int run = 0; run * run_keys < keys; ++run) {
+      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, begin + run * run_keys);
+      rows.page_runs[run] = cache.at(place.page, place.token, work_tile.kv_head);
     }
+    return rows;
   }
 
-  // The same for a compressed cache. A group of tokens never spans two tiles.
-  static void gather(const DecodeStep& step, const CompressedCache& cache, const DecodeWorkTile& work_tile,
-                     std::int64_t first, int keys, std::byte* rows) {
+  // Decompresses the same rows of a compressed cache. A group of tokens never spans two tiles.
+  static TileRows decompress(const DecodeStep& step, const CompressedCache& cache, const DecodeWorkTile& work_tile,
+                             std::int64_t first, int keys, std::byte* rows) {
+    const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);
     const StreamRowAt row_at = [&](int stream, std::int64_t position) -> const std::byte* {
-      const std::int64_t token = token_of_key(step.partition, kKeysPerKvSplit, position);
-      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, token);
+      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, begin + position - first);
       return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, work_tile.kv_head);
     };
+    const std::int64_t stride = cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype));
     RowCodec(cache.format, cache.shape, cache.tables)
         .decompress(row_at, work_tile.sequence, first, keys, step.lengths[work_tile.sequence], work_tile.kv_head, rows,
-                    cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype)));
+                    stride);
+    return {{rows}, stride};
   }
 
   void decode_work_tile(const DecodeStep& step, const DecodeWorkTile& work_tile, DecodeScratch& scratch) const {
@@ -285,22 +292,18 @@ class CpuDecode final : public DecodeKernel {
       if (first >= last) continue;
       const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, work_tile.seen.length - tile * kKeyTile));
       const std::int64_t first_key = tile_in_sequence(work_tile.seen, tile) * kKeyTile;
-      if (decode_.format.k.is_plain()) {
-        gather(step, step.k, work_tile, first_key, keys, scratch.k);
-      } else {
-        gather(step, step.quantized_k, work_tile, first_key, keys, scratch.k);
-      }
+      const TileRows k = decode_.format.k.is_plain()
+                             ? rows_in_place(step, step.k, work_tile, first_key, keys)
+                             : decompress(step, step.quantized_k, work_tile, first_key, keys, scratch.k);
+      TileRows v = k;
       if (decode_.values_in_keys) {
         // V is in the rows of K.
       } else if (decode_.format.v.is_plain()) {
-        gather(step, step.v, work_tile, first_key, keys, scratch.v);
+        v = rows_in_place(step, step.v, work_tile, first_key, keys);
       } else {
-        gather(step, step.quantized_v, work_tile, first_key, keys, scratch.v);
+        v = decompress(step, step.quantized_v, work_tile, first_key, keys, scratch.v);
       }
-      const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
-      const TileRows k_rows{{scratch.k}, spec_.head_dim * element};
-      ops_.pack(shape, k_rows, decode_.values_in_keys ? k_rows : TileRows{{scratch.v}, spec_.head_dim_v * element},
-                keys, scratch.tile);
+      ops_.pack(shape, k, v, keys, scratch.tile);
       const auto start = static_cast<std::size_t>(first * ratio);
       ops_.attend(shape, scratch.tile,
                   {scratch.q + start * q_stride, scratch.offset + start, scratch.sum + start,
