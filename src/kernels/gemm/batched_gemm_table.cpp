@@ -2,6 +2,7 @@
 // The batched GEMM kernels, in order of preference.
 #include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/gemm/cpu/cpu_gemm.hpp"
+#include "kernels/gemm/cpu/cpu_gemm_amx.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/gemm/cuda/cuda_gemm.hpp"
@@ -39,9 +40,14 @@ constexpr BatchedGemmRow kTable[] = {
      cuda::gemm_missing,
      sm80::make_gemm_ordered},
 #endif
+    {{"cpu_gemm_amx", "cpu", "bf16; batched GEMM over heads by AMX tiles, dims that are multiples of 8",
+      [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both multiply tiles
+      cpu::amx_gemm_unavailable, cpu::make_cpu_backend},
+     cpu::cpu_gemm_amx_missing,
+     cpu::make_cpu_gemm_amx},
     {{"cpu_gemm", "cpu", "fp32, bf16, fp16; batched GEMM over heads, dims that are multiples of 8",
-      [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both are chains of multiply-adds
-      [] { return std::string(); }, cpu::make_cpu_backend},
+      [] { return std::vector<std::string>(); }, cpu::cpu_gemm_speed, [] { return std::string(); },
+      cpu::make_cpu_backend},
      cpu::cpu_gemm_missing,
      cpu::make_cpu_gemm},
 };

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "kernels/quant/cpu/row_ops.hpp"
 #include "kernels/quant/latent_rows.hpp"
 #include "kernels/quant/quant_ops.hpp"
 #include "kernels/quant/row_quantization.hpp"
@@ -27,7 +28,9 @@ float rounded(float value, Dtype dtype) {
 
 void narrow(const float* wide, Dtype dtype, std::int64_t count, std::byte* row) {
   auto* const words = reinterpret_cast<std::uint16_t*>(row);
-  if (dtype == Dtype::kBf16) {
+  if (dtype == Dtype::kBf16 && count % 8 == 0) {
+    cpu::best_row_ops().narrow_to_bf16(wide, count, row);
+  } else if (dtype == Dtype::kBf16) {
     for (std::int64_t i = 0; i < count; ++i) words[i] = float_to_bf16(wide[i]);
   } else {
     for (std::int64_t i = 0; i < count; ++i) words[i] = float_to_f16(wide[i]);
@@ -71,6 +74,7 @@ RowCodec::RowCodec(const RowFormat& format, const RowShape& shape, std::span<std
       heads_(shape.heads),
       dim_(shape.dim),
       tables_(tables),
+      ops_(cpu::best_row_ops()),
       wide_(static_cast<std::size_t>(shape.dim)),
       products_(wide_.size()),
       scales_(wide_.size()),
@@ -158,24 +162,15 @@ void RowCodec::decompress_row(const StreamRowAt& row_at, std::int64_t token, std
     case RowEncoding::kPlain:
       std::memcpy(plain, row_at(0, token), row_bytes());
       return;
-    case RowEncoding::kFp8: {
-      const std::byte* const quantized = row_at(0, token);
-      const float scale = fp8_scale(row_at, token, head);
-      const float* const values = e4m3_values();
-      for (std::int64_t c = 0; c < dim_; ++c) {
-        wide_[static_cast<std::size_t>(c)] = values[std::to_integer<std::size_t>(quantized[c])] * scale;
-      }
+    case RowEncoding::kFp8:
+      ops_.dequantize_fp8(row_at(0, token), fp8_scale(row_at, token, head), dim_, wide_.data());
       break;
-    }
-    case RowEncoding::kInt8: {
-      const auto* const quantized = reinterpret_cast<const std::int8_t*>(row_at(0, token));
-      const float scale = float_at(row_at(1, token));
-      for (std::int64_t c = 0; c < dim_; ++c) wide_[static_cast<std::size_t>(c)] = dequantize_int8(quantized[c], scale);
+    case RowEncoding::kInt8:
+      ops_.dequantize_int8(row_at(0, token), float_at(row_at(1, token)), dim_, wide_.data());
       break;
-    }
     case RowEncoding::kInt4Token:
-      read_scale_zero_pairs(row_at(1, token));
-      [[fallthrough]];
+      dequantize_int4_groups(row_at(0, token), row_at(1, token));
+      break;
     case RowEncoding::kInt4Channel:
       dequantize_int4_row(row_at(0, token));
       break;
@@ -218,10 +213,19 @@ void RowCodec::decompress_latent(const StreamRowAt& row_at, std::int64_t token, 
 }
 
 void RowCodec::dequantize_int4_row(const std::byte* quantized) {
-  for (std::int64_t c = 0; c < dim_; ++c) {
-    const auto at = static_cast<std::size_t>(c);
-    const std::uint8_t value = int4_of_pair(std::to_integer<std::uint8_t>(quantized[c / 2]), c);
-    wide_[at] = dequantize_int4(value, scales_[at], zeros_[at]);
+  ops_.dequantize_int4(quantized, scales_.data(), zeros_.data(), dim_, wide_.data());
+}
+
+// As read_scale_zero_pairs() and dequantize_int4_row().
+void RowCodec::dequantize_int4_groups(const std::byte* quantized, const std::byte* pairs) {
+  if (format_.group % 8 != 0) {
+    read_scale_zero_pairs(pairs);
+    return dequantize_int4_row(quantized);
+  }
+  widen_row(pairs, dtype_, 2 * (dim_ / format_.group), pairs_.data());
+  for (std::int64_t c = 0, group = 0; c < dim_; c += format_.group, ++group) {
+    const float* const pair = pairs_.data() + 2 * group;
+    ops_.dequantize_int4_group(quantized + c / 2, pair[0], pair[1], format_.group, wide_.data() + c);
   }
 }
 

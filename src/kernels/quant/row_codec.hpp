@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/quant/cpu/row_ops.hpp"
 #include "kernels/quant/row_format.hpp"
 
 namespace ringattn {
@@ -53,6 +54,7 @@ class RowCodec {
   void decompress_latent(const StreamRowAt& row_at, std::int64_t token, std::byte* plain);
   void decompress_hybrid(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, std::byte* plain);
   void dequantize_int4_row(const std::byte* quantized);
+  void dequantize_int4_groups(const std::byte* quantized, const std::byte* pairs);
 
   void compress_row(const StreamRowAt& row_at, std::int64_t token, std::int64_t head, const std::byte* plain,
                     const ElementsAt& products_at);
@@ -72,6 +74,7 @@ class RowCodec {
   std::int64_t heads_;
   std::int64_t dim_;
   std::span<std::byte* const> tables_;
+  const cpu::RowOps& ops_;
   std::vector<float> wide_, products_, scales_, zeros_;  // [dim]
   std::vector<float> pairs_;                             // [dim, 2]
   std::vector<float> group_;                             // [group, dim]

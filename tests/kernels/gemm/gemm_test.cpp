@@ -228,6 +228,7 @@ TEST_P(BatchedGemm, OneNanLeaves) {
 
 // fp32 sums that fp16 has no number for.
 TEST_P(BatchedGemm, OverflowGivesInfinity) {
+  if (!row().missing({Dtype::kF16, 8, 8}).empty()) GTEST_SKIP() << "needs: a kernel that has fp16";
   for (const BatchedGemmSpec& spec : specs()) {
     if (spec.dtype != Dtype::kF16) continue;
     const GemmInputs inputs = gemm_inputs(spec, 5, 1, false, [] { return 200.0F; });

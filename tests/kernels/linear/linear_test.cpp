@@ -553,20 +553,60 @@ TEST(GpuLinear, SumsInFp32HaveTheBitsOfTheCpu) {
   }
 }
 
-// The CPU kernel with vectors of every width.
+// The CPU kernel with vectors of every width, and with tiles.
 TEST(CpuLinear, IsAccurateOnEveryTarget) {
   const KernelRow<LinearSpec>& row = kernel_table<LinearSpec>().back();
   ASSERT_EQ(row.name, "cpu_linear");
-  for (const std::int64_t target : targets_here()) {
+  for (const SimdTarget& target : attention_targets_here()) {
     const ForcedTarget forced(target);
     for (const WeightFormat format : kFormats) {
-      LinearSpec spec{Dtype::kF16, format, 1152, 45, LinearActivation::kSilu, true, true, LinearParallel::kRow};
-      const LinearData data = linear_data(spec, 15, 10);
-      const std::vector<std::byte> y = multiplied(row, data);
-      EXPECT_EQ(first_inaccuracy(data, y), "") << describe(spec) << ", " << hwy::TargetName(target);
-      EXPECT_EQ(first_difference(data, multiplied(row, data, {.threads = 2, .cuts = {1, 6}, .gap = 3}), y), "");
-      EXPECT_EQ(first_difference(data, multiplied_in_parts(row, data, 3), y), "");
+      for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+        LinearSpec spec{dtype, format, 1152, 45, LinearActivation::kSilu, true, true, LinearParallel::kRow};
+        const LinearData data = linear_data(spec, 15, 10);
+        const std::vector<std::byte> y = multiplied(row, data);
+        EXPECT_EQ(first_inaccuracy(data, y), "") << describe(spec) << ", " << target.name();
+        EXPECT_EQ(first_difference(data, multiplied(row, data, {.threads = 2, .cuts = {1, 6}, .gap = 3}), y), "");
+        for (const int devices : {2, 3, 5}) {
+          EXPECT_EQ(first_difference(data, multiplied_in_parts(row, data, devices), y), "") << target.name();
+        }
+      }
     }
+  }
+}
+
+// Tiles: whole and partial ones of rows, columns and K, several blocks of rows, panels of any width, and every number
+// of threads.
+TEST(CpuLinear, TilesHaveTheBitsOfRowsAlone) {
+  if (!cpu::has_amx_bf16()) GTEST_SKIP() << "needs: a processor with AMX";
+  const KernelRow<LinearSpec>& row = kernel_table<LinearSpec>().back();
+  for (const WeightFormat format : kFormats) {
+    for (const auto& [k, n, rows] : {std::tuple{2176, 330, 70}, {128, 32, 545}, {256, 520, 33}}) {
+      LinearSpec spec{Dtype::kBf16, format, k, n};
+      LinearData data = linear_data(spec, rows, 15);
+      data.set_x(rows - 1, k - 1, kNan);
+      const std::vector<std::byte> y = multiplied(row, data);
+      EXPECT_EQ(first_inaccuracy(data, y), "") << describe(spec);
+      for (const int threads : {2, 3, 8}) {
+        for (const std::vector<std::int64_t>& cuts : {std::vector<std::int64_t>{}, {1, 2, 18, 32}}) {
+          const LinearArrangement arrangement{.threads = threads, .cuts = cuts, .gap = threads % 2};
+          EXPECT_EQ(first_difference(data, multiplied(row, data, arrangement), y), "") << describe(spec);
+        }
+      }
+    }
+  }
+}
+
+// Integers have one sum.
+TEST(CpuLinear, Int8HasTheSameBitsOnEveryTarget) {
+  const KernelRow<LinearSpec>& row = kernel_table<LinearSpec>().back();
+  const LinearSpec spec{Dtype::kBf16, WeightFormat::kInt8, 1100, 70};
+  const LinearData data = linear_data(spec, 40, 16);
+  std::vector<std::byte> y;
+  for (const SimdTarget& target : attention_targets_here()) {
+    const ForcedTarget forced(target);
+    const std::vector<std::byte> found = multiplied(row, data);
+    if (y.empty()) y = found;
+    EXPECT_EQ(first_difference(data, found, y), "") << target.name();
   }
 }
 

@@ -19,6 +19,7 @@ namespace {
 constexpr std::uint32_t kOsxsave = 1U << 27;       // CPUID leaf 1, ecx
 constexpr std::uint32_t kAmxBf16 = 1U << 22;       // CPUID leaf 7, edx
 constexpr std::uint32_t kAmxTile = 1U << 24;       // CPUID leaf 7, edx
+constexpr std::uint32_t kAmxInt8 = 1U << 25;       // CPUID leaf 7, edx
 constexpr std::uint32_t kAvx512Bf16 = 1U << 5;     // CPUID leaf 7, subleaf 1, eax
 constexpr std::uint32_t kTileState = 3U << 17;     // XCR0: XTILECFG and XTILEDATA
 constexpr long kRequestXstatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM (asm/prctl.h of Linux 5.16)
@@ -44,9 +45,18 @@ bool permitted() {
   return result;
 }
 
+bool processor_has_amx_int8() {
+  std::uint32_t a = 0;
+  std::uint32_t b = 0;
+  std::uint32_t c = 0;
+  std::uint32_t d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & kAmxInt8) != 0;
+}
+
 #else
 
 bool permitted() { return false; }
+bool processor_has_amx_int8() { return false; }
 
 #endif
 
@@ -55,6 +65,11 @@ std::atomic<bool> allowed_by_tests{true};
 }  // namespace
 
 bool has_amx_bf16() { return allowed_by_tests.load(std::memory_order_relaxed) && permitted(); }
+
+bool has_amx_int8() {
+  static const bool processor_has = processor_has_amx_int8();
+  return has_amx_bf16() && processor_has;
+}
 
 void allow_amx(bool allowed) { allowed_by_tests.store(allowed, std::memory_order_relaxed); }
 

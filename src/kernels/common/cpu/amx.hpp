@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AMX: the tile unit of x86 processors from Sapphire Rapids on, which multiplies 16 x 32 by 32 x 16 bf16 matrices.
+// AMX: the tile unit of x86 processors from Sapphire Rapids on, which multiplies 16 x 32 by 32 x 16 bf16 matrices, and
+// 16 x 64 by 64 x 16 int8 matrices.
 // Linux saves tiles for a process only after it has asked for permission.
 #pragma once
 
@@ -9,7 +10,10 @@ namespace ringattn::cpu {
 // which holds for all threads.
 bool has_amx_bf16();
 
-// False makes has_amx_bf16() return false, so that tests run the vector targets of a host with AMX.
+// Whether it may use tiles of int8, too.
+bool has_amx_int8();
+
+// False makes both return false, so that tests run the vector targets of a host with AMX.
 void allow_amx(bool allowed);
 
 }  // namespace ringattn::cpu

@@ -16,6 +16,8 @@ inline constexpr int kTileRows = 16;     // rows of a tile
 inline constexpr int kTileDepth = 32;    // bf16 elements of a row of a tile: the depth of one product
 inline constexpr int kTileColumns = 16;  // fp32 elements of a row of a tile
 inline constexpr std::size_t kTileElements = std::size_t{kTileRows} * kTileDepth;
+inline constexpr std::int64_t kTileRowBytes = 64;
+inline constexpr std::size_t kTileBytes = kTileRows * kTileRowBytes;
 
 // LDTILECFG's operand. Tiles 0 … 3 are sums, 4 and 5 left factors, 6 and 7 right factors.
 struct alignas(64) TileConfig {
@@ -48,6 +50,11 @@ inline __attribute__((always_inline)) void store_tile(void* rows, std::size_t st
 template <int kSum, int kLeft, int kRight>
 inline __attribute__((always_inline)) void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kLeft), "i"(kRight));
+}
+// As multiply_tiles(), of int8 and int32: right has rows of quads of k, [16, 16 columns, 4].
+template <int kSum, int kLeft, int kRight>
+inline __attribute__((always_inline)) void multiply_int8_tiles() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kLeft), "i"(kRight));
 }
 
 // Makes vectors treat subnormals as zero, as the tile unit does, for as long as it lives.

@@ -2,7 +2,7 @@
 #include "kernels/decode/cpu/cpu_decode.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <limits>
 #include <vector>
 
@@ -22,6 +22,9 @@ namespace ringattn::cpu {
 
 namespace {
 
+// KV heads of one work tile at most. Their rows of a token are adjacent in most caches, so a page of memory and what
+// processors load ahead serve all of them.
+constexpr int kMaxHeads = 8;
 constexpr int kNoTile = std::numeric_limits<int>::max();
 
 std::int64_t kv_splits_of(const TileRange& tiles) {
@@ -38,14 +41,14 @@ int thread_number() {
 
 // One thread's scratch: views into one allocation.
 struct DecodeScratch {
-  std::byte* k = nullptr;  // [kKeyTile, head_dim], a tile's rows gathered from pages
+  std::byte* k = nullptr;  // [kKeyTile, head_dim], a tile's decompressed rows
   std::byte* v = nullptr;  // [kKeyTile, head_dim_v]
   PackedTile tile;
-  float* q = nullptr;              // [rows · ratio, q_stride]
+  float* q = nullptr;              // [kv_heads, rows · ratio, q_stride], for up to kMaxHeads KV heads
   float* scores = nullptr;         // [score_floats]
-  float* offset = nullptr;         // [rows · ratio]
-  float* sum = nullptr;            // [rows · ratio]
-  float* acc = nullptr;            // [rows · ratio, o_stride]
+  float* offset = nullptr;         // [kv_heads, rows · ratio]
+  float* sum = nullptr;            // [kv_heads, rows · ratio]
+  float* acc = nullptr;            // [kv_heads, rows · ratio, o_stride]
   ColumnRange* visible = nullptr;  // [rows · ratio]
 
   // As TileScratch::layout().
@@ -58,15 +61,16 @@ struct DecodeScratch {
     };
     const auto count = [](int n) { return static_cast<std::size_t>(n); };
     const std::size_t stacked = count(rows) * count(spec.heads / spec.kv_heads);
+    const std::size_t all = stacked * count(std::min(kMaxHeads, spec.kv_heads));
     take(scratch.k, kKeyTile * count(spec.head_dim) * size_of(spec.dtype));
     take(scratch.v, kKeyTile * count(spec.head_dim_v) * size_of(spec.dtype));
     take(scratch.tile.k, ops.k_floats(spec.head_dim));
     take(scratch.tile.v, ops.v_floats(spec.head_dim_v));
-    take(scratch.q, stacked * count(ops.q_stride(spec.head_dim)));
+    take(scratch.q, all * count(ops.q_stride(spec.head_dim)));
     take(scratch.scores, ops.score_floats);
-    take(scratch.offset, stacked);
-    take(scratch.sum, stacked);
-    take(scratch.acc, stacked * count(ops.o_stride(spec.head_dim_v)));
+    take(scratch.offset, all);
+    take(scratch.sum, all);
+    take(scratch.acc, all * count(ops.o_stride(spec.head_dim_v)));
     take(scratch.visible, stacked);
     return bytes;
   }
@@ -81,10 +85,11 @@ struct SeenKeys {
   const std::int32_t* blocks;
 };
 
-// One KV split of a sequence, for the rows of all query heads of one KV head.
+// One KV split of a sequence, for the rows of all query heads of some KV heads.
 struct DecodeWorkTile {
   std::int64_t sequence;
-  int kv_head;
+  int kv_head;            // the first
+  int kv_heads;           // how many
   std::int64_t kv_split;  // KV split of the sequence
   SeenKeys seen;
 };
@@ -114,6 +119,7 @@ class CpuDecode final : public DecodeKernel {
     std::vector<DecodeWorkTile> work_tiles;
     const std::int64_t sequences = step.q.tokens / step.rows;
     const int mask_heads = mask_heads_of(spec_.block_mask);
+    const int at_once = kv_heads_at_once(step, sequences);
     for (std::int64_t s = 0; s < sequences; ++s) {
       for (int mask_row = 0; mask_row < mask_heads; ++mask_row) {
         const SeenKeys seen = seen_keys(step, s, mask_row);
@@ -121,19 +127,19 @@ class CpuDecode final : public DecodeKernel {
         for (std::int64_t g = 0; g < kv_splits_of(tiles); ++g) {
           const std::int64_t kv_split = tiles.begin / kTilesPerKvSplit + g;
           if (kv_split % step.partition.stride != step.partition.first) continue;
-          for (int head = mask_row * spec_.kv_heads / mask_heads; head < (mask_row + 1) * spec_.kv_heads / mask_heads;
-               ++head) {
-            work_tiles.push_back({s, head, kv_split, seen});
+          const int last = (mask_row + 1) * spec_.kv_heads / mask_heads;
+          for (int head = mask_row * spec_.kv_heads / mask_heads; head < last; head += at_once) {
+            work_tiles.push_back({s, head, std::min(at_once, last - head), kv_split, seen});
           }
         }
       }
     }
     const auto work_tile_count = static_cast<std::int64_t>(work_tiles.size());
     const auto bytes = static_cast<std::int64_t>(thread_bytes(limits_));
-    const std::int64_t at_once = std::int64_t{kWorkTilesPerHeartbeat} * threads_;
-    for (std::int64_t begin = 0; begin < work_tile_count; begin += at_once) {
+    const std::int64_t per_heartbeat = std::int64_t{kWorkTilesPerHeartbeat} * threads_;
+    for (std::int64_t begin = 0; begin < work_tile_count; begin += per_heartbeat) {
       heartbeat();
-      const std::int64_t end = std::min(work_tile_count, begin + at_once);
+      const std::int64_t end = std::min(work_tile_count, begin + per_heartbeat);
 #pragma omp parallel num_threads(threads_)
       {
         DecodeScratch scratch;
@@ -173,7 +179,12 @@ class CpuDecode final : public DecodeKernel {
  private:
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
+  static constexpr int kWorkTilesPerThread = 2;      // at least, if there are any
   static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
+
+  // A head's rows are apart in memory, so processors don't recognize the stream and are told what to load.
+  static constexpr std::int64_t kCacheLine = 64;
+  static constexpr std::int64_t kKeysAhead = 16;  // of a compressed cache
 
   static constexpr std::int64_t kPartialAcc = 4;  // offset of O in a partial
 
@@ -193,6 +204,16 @@ class CpuDecode final : public DecodeKernel {
     const std::int64_t block_tiles = spec_.block_mask.key_block / kKeyTile;
     const std::int64_t block_index = tile / block_tiles;
     return tile + block_tiles * (block_index < seen.selected ? seen.blocks[block_index] - block_index : seen.gap);
+  }
+
+  // As many as leave each thread a few work tiles.
+  int kv_heads_at_once(const DecodeStep& step, std::int64_t sequences) const {
+    std::int64_t splits = 0;
+    for (std::int64_t s = 0; s < sequences; ++s) {
+      splits += kv_splits_of(rows_tiles(seen_keys(step, s, 0).length, step.rows)) / step.partition.stride;
+    }
+    const std::int64_t heads = splits * spec_.kv_heads / (std::int64_t{kWorkTilesPerThread} * threads_);
+    return static_cast<int>(std::clamp<std::int64_t>(heads, 1, kMaxHeads));
   }
 
   std::size_t thread_bytes(const DecodeLimits& limits) const {
@@ -222,32 +243,59 @@ class CpuDecode final : public DecodeKernel {
   static PageSlot page_slot(const DecodeStep& step, std::int64_t page_size, std::int64_t sequence, std::int64_t token) {
     const std::int32_t* const table = step.block_table.pages;
     if (table == nullptr) return {sequence, token};
-    return {table[sequence * step.block_table.stride + token / page_size], token % page_size};
+    const int log2 = std::countr_zero(static_cast<std::uint64_t>(page_size));  // is_page_size()
+    return {table[sequence * step.block_table.stride + (token >> log2)], token & (page_size - 1)};
   }
 
-  // Gathers `keys` rows of one head, from key `first` of the sequence on, to contiguous rows.
-  static void gather(const DecodeStep& step, const CacheView& cache, const DecodeWorkTile& work_tile,
-                     std::int64_t first, int keys, std::byte* rows) {
-    const std::size_t row_bytes = static_cast<std::size_t>(cache.dim) * size_of(cache.dtype);
+  // `keys` rows of one head, from key `first` of the sequence on, where they lie: pages hold a tile in whole page runs.
+  static TileRows rows_in_place(const DecodeStep& step, const CacheView& cache, std::int64_t sequence, int kv_head,
+                                std::int64_t first, int keys) {
     const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);  // a tile's tokens are consecutive
-    for (int i = 0; i < keys; ++i) {
-      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, begin + i);
-      std::memcpy(rows + static_cast<std::size_t>(i) * row_bytes, cache.at(place.page, place.token, work_tile.kv_head),
-                  row_bytes);
+    TileRows rows;
+    rows.stride = cache.token_stride * static_cast<std::int64_t>(size_of(cache.dtype));
+    const bool several = step.block_table.pages != nullptr && cache.page_size < kKeyTile;
+    if (several) rows.page_run_log2 = std::countr_zero(static_cast<std::uint64_t>(cache.page_size));
+    const int run_keys = several ? static_cast<int>(cache.page_size) : kKeyTile;
+    for (int run = 0; run * run_keys < keys; ++run) {
+      const PageSlot place = page_slot(step, cache.page_size, sequence, begin + run * run_keys);
+      rows.page_runs[run] = cache.at(place.page, place.token, kv_head);
     }
+    return rows;
   }
 
-  // The same for a compressed cache. A group of tokens never spans two tiles.
-  static void gather(const DecodeStep& step, const CompressedCache& cache, const DecodeWorkTile& work_tile,
-                     std::int64_t first, int keys, std::byte* rows) {
+  // Decompresses the same rows of a compressed cache. A group of tokens never spans two tiles.
+  static TileRows decompress(const DecodeStep& step, const CompressedCache& cache, std::int64_t sequence, int kv_head,
+                             std::int64_t first, int keys, std::byte* rows) {
+    const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);
     const StreamRowAt row_at = [&](int stream, std::int64_t position) -> const std::byte* {
-      const std::int64_t token = token_of_key(step.partition, kKeysPerKvSplit, position);
-      const PageSlot place = page_slot(step, cache.page_size, work_tile.sequence, token);
-      return cache.streams[static_cast<std::size_t>(stream)].at(place.page, place.token, work_tile.kv_head);
+      const auto& rows_of = cache.streams[static_cast<std::size_t>(stream)];
+      const auto at = [&](std::int64_t key) {
+        const PageSlot place = page_slot(step, cache.page_size, sequence, begin + key);
+        return rows_of.at(place.page, place.token, kv_head);
+      };
+      const std::int64_t key = position - first;
+      if (key + kKeysAhead < keys) {
+        const std::byte* const ahead = at(key + kKeysAhead);
+        __builtin_prefetch(ahead);
+        __builtin_prefetch(ahead + kCacheLine);
+      }
+      return at(key);
     };
+    const std::int64_t stride = cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype));
     RowCodec(cache.format, cache.shape, cache.tables)
-        .decompress(row_at, work_tile.sequence, first, keys, step.lengths[work_tile.sequence], work_tile.kv_head, rows,
-                    cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype)));
+        .decompress(row_at, sequence, first, keys, step.lengths[sequence], kv_head, rows, stride);
+    return {{rows}, stride};
+  }
+
+  // Rows of K or of V, in place or decompressed to `scratch`.
+  template <bool kKeys>
+  TileRows rows_of(const DecodeStep& step, const DecodeWorkTile& work_tile, int kv_head, std::int64_t first, int keys,
+                   std::byte* scratch) const {
+    if ((kKeys ? decode_.format.k : decode_.format.v).is_plain()) {
+      return rows_in_place(step, kKeys ? step.k : step.v, work_tile.sequence, kv_head, first, keys);
+    }
+    return decompress(step, kKeys ? step.quantized_k : step.quantized_v, work_tile.sequence, kv_head, first, keys,
+                      scratch);
   }
 
   void decode_work_tile(const DecodeStep& step, const DecodeWorkTile& work_tile, DecodeScratch& scratch) const {
@@ -257,10 +305,16 @@ class CpuDecode final : public DecodeKernel {
     const auto o_stride = static_cast<std::size_t>(ops_.o_stride(spec_.head_dim_v));
     const auto q_stride = static_cast<std::size_t>(ops_.q_stride(spec_.head_dim));
     const auto stacked = static_cast<std::size_t>(step.rows * ratio);
-    for (std::size_t at = 0; at < stacked; ++at) {
-      const std::int64_t row = work_tile.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
-      const std::int64_t head = std::int64_t{work_tile.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
-      ops_.load_query(step.q.at(row, head), spec_.dtype, spec_.head_dim, scratch.q + at * q_stride);
+    const std::size_t all_rows = stacked * static_cast<std::size_t>(work_tile.kv_heads);
+    const auto row_of = [&](std::size_t at) {
+      return work_tile.sequence * step.rows + static_cast<std::int64_t>(at % stacked) / ratio;
+    };
+    const auto head_of = [&](std::size_t at) {
+      return (work_tile.kv_head + static_cast<std::int64_t>(at / stacked)) * ratio +
+             static_cast<std::int64_t>(at % stacked) % ratio;
+    };
+    for (std::size_t at = 0; at < all_rows; ++at) {
+      ops_.load_query(step.q.at(row_of(at), head_of(at)), spec_.dtype, spec_.head_dim, scratch.q + at * q_stride);
       scratch.offset[at] = -std::numeric_limits<float>::infinity();
       scratch.sum[at] = 0.0F;
       std::fill_n(scratch.acc + at * o_stride, o_stride, 0.0F);
@@ -285,32 +339,24 @@ class CpuDecode final : public DecodeKernel {
       if (first >= last) continue;
       const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, work_tile.seen.length - tile * kKeyTile));
       const std::int64_t first_key = tile_in_sequence(work_tile.seen, tile) * kKeyTile;
-      if (decode_.format.k.is_plain()) {
-        gather(step, step.k, work_tile, first_key, keys, scratch.k);
-      } else {
-        gather(step, step.quantized_k, work_tile, first_key, keys, scratch.k);
+      for (int head = 0; head < work_tile.kv_heads; ++head) {
+        const TileRows k = rows_of<true>(step, work_tile, work_tile.kv_head + head, first_key, keys, scratch.k);
+        const TileRows v = decode_.values_in_keys
+                               ? k
+                               : rows_of<false>(step, work_tile, work_tile.kv_head + head, first_key, keys, scratch.v);
+        ops_.pack(shape, k, v, keys, scratch.tile);
+        const auto visible = static_cast<std::size_t>(first * ratio);
+        const std::size_t start = static_cast<std::size_t>(head) * stacked + visible;
+        ops_.attend(shape, scratch.tile,
+                    {scratch.q + start * q_stride, scratch.offset + start, scratch.sum + start,
+                     scratch.acc + start * o_stride, scratch.visible + visible, (last - first) * ratio},
+                    scratch.scores);
       }
-      if (decode_.values_in_keys) {
-        // V is in the rows of K.
-      } else if (decode_.format.v.is_plain()) {
-        gather(step, step.v, work_tile, first_key, keys, scratch.v);
-      } else {
-        gather(step, step.quantized_v, work_tile, first_key, keys, scratch.v);
-      }
-      const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
-      const TileRows k_rows{{scratch.k}, spec_.head_dim * element};
-      ops_.pack(shape, k_rows, decode_.values_in_keys ? k_rows : TileRows{{scratch.v}, spec_.head_dim_v * element},
-                keys, scratch.tile);
-      const auto start = static_cast<std::size_t>(first * ratio);
-      ops_.attend(shape, scratch.tile,
-                  {scratch.q + start * q_stride, scratch.offset + start, scratch.sum + start,
-                   scratch.acc + start * o_stride, scratch.visible + start, (last - first) * ratio},
-                  scratch.scores);
     }
 
-    for (std::size_t at = 0; at < stacked; ++at) {
-      const std::int64_t row = work_tile.sequence * step.rows + static_cast<std::int64_t>(at) / ratio;
-      const std::int64_t head = std::int64_t{work_tile.kv_head} * ratio + static_cast<std::int64_t>(at) % ratio;
+    for (std::size_t at = 0; at < all_rows; ++at) {
+      const std::int64_t row = row_of(at);
+      const std::int64_t head = head_of(at);
       float* const partial_data =
           step.partials.data != nullptr
               ? step.partials.data +

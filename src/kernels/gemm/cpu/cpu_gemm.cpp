@@ -95,6 +95,11 @@ std::vector<std::string> cpu_gemm_missing(const BatchedGemmSpec& spec) {
   return missing;
 }
 
+double cpu_gemm_speed(const Backend& backend) {
+  const auto& cpu = static_cast<const CpuBackend&>(backend);
+  return cpu.threads() * cpu.tile_ops().flops_per_second;
+}
+
 std::unique_ptr<BatchedGemmKernel> make_cpu_gemm(const BatchedGemmSpec& spec, Backend& backend) {
   return std::make_unique<CpuGemm>(spec, static_cast<const CpuBackend&>(backend));
 }

@@ -11,7 +11,9 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, as Highway wants it.
 #include "hwy/highway.h"
+#include "kernels/common/cpu/amx.hpp"
 #include "kernels/common/cpu/pack-inl.hpp"
+#include "kernels/gemm/cpu/amx_gemm-inl.hpp"
 #include "kernels/gemm/cpu/gemm-inl.hpp"
 #include "kernels/gemm/cpu/store-inl.hpp"
 
@@ -79,6 +81,47 @@ void multiply_gemm(const GemmRows& rows, std::int64_t dim_n, std::int64_t dim_k,
   }
 }
 
+#ifdef RINGATTN_HAVE_AMX_GEMM
+static_assert(kAmxColumns == kGemmTileColumns && kTileRows == kGemmTileRows && kTileDepth == kGemmTileDepth);
+
+void pack_transposed_tiles(const GemmMatrix& matrix, std::byte* tiles) {
+  const std::int64_t panel_bytes = (matrix.dim_k + kTileDepth - 1) / kTileDepth * 2 * kGemmTileBytes;
+  for (std::int64_t column = 0; column < matrix.dim_n; column += kAmxColumns, tiles += panel_bytes) {
+    pack_amx_columns_transposed(matrix.data + column * matrix.n_stride, matrix.k_stride,
+                                std::min(kAmxColumns, matrix.dim_n - column), matrix.dim_k, tiles);
+  }
+}
+
+void multiply_gemm_tiles(const GemmTiles& gemm) {
+  const GemmMatrix& matrix = gemm.matrix;
+  const std::int64_t bytes = 2 * matrix.dim_k;
+  const std::byte* packed = gemm.packed;
+  for (std::int64_t column = 0; column < matrix.dim_n; column += kAmxColumns) {
+    const std::int64_t columns = matrix.dim_n - column;
+    AmxColumns w;
+    if (packed != nullptr) {
+      w = packed_columns(packed, bytes);
+      packed += w.steps * 2 * kGemmTileBytes;
+    } else {
+      w = columns_in_place(matrix.data + column * matrix.n_stride, matrix.n_stride, columns, bytes, gemm.scratch);
+    }
+    multiply_amx<false>(w, {gemm.rows, static_cast<std::size_t>(gemm.rows_stride), gemm.count},
+                        StoreRounded<Dtype::kBf16>{gemm.out + 2 * column, gemm.out_stride,
+                                                   static_cast<std::size_t>(std::min(kAmxColumns, columns))});
+  }
+}
+#endif
+
+// The table with AMX tiles, or null for a target without AVX-512.
+const GemmTileOps* gemm_tile_table() {
+#ifdef RINGATTN_HAVE_AMX_GEMM
+  static const GemmTileOps ops{&pack_amx_rows, &pack_transposed_tiles, &multiply_gemm_tiles};
+  return &ops;
+#else
+  return nullptr;
+#endif
+}
+
 const GemmOps& gemm_ops() {
   static const GemmOps ops{static_cast<int>(kPanelWidth), &pack_gemm, &multiply_gemm};
   return ops;
@@ -91,8 +134,10 @@ HWY_AFTER_NAMESPACE();
 namespace ringattn::cpu {
 
 HWY_EXPORT(gemm_ops);
+HWY_EXPORT(gemm_tile_table);
 
 const GemmOps& best_gemm_ops() { return HWY_DYNAMIC_DISPATCH(gemm_ops)(); }
+const GemmTileOps* gemm_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(gemm_tile_table)() : nullptr; }
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE

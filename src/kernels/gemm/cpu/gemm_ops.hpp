@@ -42,7 +42,34 @@ struct GemmOps {
   }
 };
 
+// The product of one head's packed rows and its matrix, by AMX tiles (amx_gemm-inl.hpp), in bf16.
+struct GemmTiles {
+  const std::byte* rows = nullptr;  // [⌈count / 16⌉, rows_stride bytes] as pack_rows() wrote it
+  std::int64_t rows_stride = 0;
+  std::int64_t count = 0;
+  GemmMatrix matrix;
+  const std::byte* packed = nullptr;  // as pack_transposed() wrote it; null: rows of `matrix` are dense in memory
+  std::byte* scratch = nullptr;       // 2 KiB for each 32 elements of dim_k
+  std::byte* out = nullptr;           // [count, dim_n]
+  std::int64_t out_stride = 0;        // bytes from row to row
+};
+
+struct GemmTileOps {
+  // Packs 16 rows, of which a null one is zero: [⌈bytes / 64⌉, 1 KiB].
+  void (*pack_rows)(const std::byte* const* rows, std::int64_t bytes, std::byte* tiles);
+  // Packs a matrix whose n_stride is that of an element: [⌈dim_n / 32⌉, ⌈dim_k / 32⌉, 2 KiB].
+  void (*pack_transposed)(const GemmMatrix& matrix, std::byte* tiles);
+  void (*multiply)(const GemmTiles& gemm);
+};
+
+inline constexpr std::int64_t kGemmTileRows = 16;     // that are packed together
+inline constexpr std::int64_t kGemmTileColumns = 32;  // that are packed together
+inline constexpr std::int64_t kGemmTileDepth = 32;    // elements of K in a tile
+inline constexpr std::int64_t kGemmTileBytes = 1024;
+
 // The table of best_tile_ops()'s SIMD target.
 const GemmOps& best_gemm_ops();
+// Null: the processor, the kernel or the target lacks AMX tiles of bf16.
+const GemmTileOps* gemm_tile_ops();
 
 }  // namespace ringattn::cpu

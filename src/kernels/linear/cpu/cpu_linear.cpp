@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A work item is a panel of columns for a block of rows: the weights of the panel are packed one chain of
-// multiply-adds at a time, and multiplied by all rows of the block.
+// A work item is a panel of columns for a block of rows. With vectors, the weights of the panel are packed one chain of
+// multiply-adds at a time, and multiplied by all rows of the block. With AMX tiles (linear_ops.hpp), the rows are
+// packed once for all panels, and weights are read where they lie.
 #include "kernels/linear/cpu/cpu_linear.hpp"
 
 #include <algorithm>
@@ -17,6 +18,11 @@ namespace ringattn::cpu {
 namespace {
 
 constexpr std::int64_t kBlockRows = 128;
+// With tiles: a split of the rows takes half of an L2 cache of 2 MiB, and a panel's weights are read from it.
+constexpr std::int64_t kTileBlockRows = 256;
+constexpr std::int64_t kTilePanel = 256;        // columns at most
+constexpr std::int64_t kTilePanelFewRows = 32;  // up to kFewRows: then a panel's rows stay in the cache anyway
+constexpr std::int64_t kFewRows = 64;
 // Elements whose products, at most 127 · 128, add up to less than 2^24: fp32 multiply-adds are exact.
 constexpr std::int64_t kInt8Chain = 1024;
 static_assert(kInt8Chain * 127 * 128 < 1 << 24);
@@ -26,14 +32,23 @@ class CpuLinear final : public LinearKernel {
   CpuLinear(const LinearSpec& spec, const CpuBackend& backend)
       : spec_(spec),
         ops_(best_linear_ops()),
+        tiles_(linear_tile_ops(spec.dtype, spec.weights)),
         widen_(backend.tile_ops().widen),
         threads_(backend.threads()),
-        width_(ops_.panel_width),
         matrices_(spec.gated ? 2 : 1),
-        sums_(spec.parallel == LinearParallel::kRow && spec.weights != WeightFormat::kInt8 ? kLinearLeaves : 1) {
+        sums_(spec.parallel == LinearParallel::kRow && spec.weights != WeightFormat::kInt8 ? kLinearLeaves : 1),
+        block_rows_(tiles_ != nullptr ? kTileBlockRows : kBlockRows),
+        max_width_(tiles_ != nullptr
+                       ? std::max(kLinearTileColumns, std::min<std::int64_t>(1024 / (matrices_ * sums_), kTilePanel))
+                       : ops_.panel_width),
+        width_(max_width_) {
     std::int64_t chain = 0;  // the longest
-    for (const Chain& each : chains(LeafRange{})) chain = std::max(chain, each.end - each.begin);
-    const std::int64_t block = kBlockRows * width_;
+    std::int64_t tiles = 0;  // of 16 rows
+    for (const Chain& each : chains(LeafRange{})) {
+      chain = std::max(chain, each.end - each.begin);
+      tiles += tiles_of(each.end - each.begin);
+    }
+    const std::int64_t block = block_rows_ * max_width_;
     std::int64_t floats = 0;
     const auto take = [&](std::int64_t count) {
       const std::int64_t at = floats;
@@ -41,25 +56,30 @@ class CpuLinear final : public LinearKernel {
       floats += (count + kAligned - 1) / kAligned * kAligned;
       return at;
     };
-    panel_at_ = take((chain + 3) * width_);
+    panel_at_ = take(tiles_ != nullptr ? 2 * tiles_of(chain) * kTileFloats : (chain + 3) * max_width_);
     sums_at_ = take(matrices_ * sums_ * block);
     current_at_ = take(spec.weights == WeightFormat::kInt4 ? block : 0);
-    columns_at_ = take(4 * width_);
+    columns_at_ = take(4 * max_width_);
+    const bool quantizes = tiles_ != nullptr && spec.weights == WeightFormat::kInt8;
+    wide_row_at_ = take(quantizes ? spec.in_features : 0);
+    int8_rows_at_ = take(quantizes ? kLinearTileRows * int8_stride() / static_cast<std::int64_t>(sizeof(float)) : 0);
     thread_floats_ = floats;
+    x_floats_ =
+        tiles_ != nullptr ? block_rows_ / kLinearTileRows * tiles * kTileFloats : block_rows_ * spec.in_features;
   }
 
   std::size_t packed_bytes(LeafRange) const override { return 0; }
   void pack(const LinearWeights&, LeafRange, void*, Stream) override {}
 
   std::size_t scratch_bytes(std::int64_t) const override {
-    return sizeof(float) * static_cast<std::size_t>(threads_ * thread_floats_ + kBlockRows * (spec_.in_features + 1));
+    return sizeof(float) * static_cast<std::size_t>(threads_ * thread_floats_ + x_floats_ + block_rows_);
   }
   void reserve(std::int64_t rows) override { scratch_ = allocate_host(scratch_bytes(rows)); }
 
   void multiply(const LinearTask& task, Stream, const Progress& progress) override {
     check_linear_task(spec_, task);
-    for_each_block(task.x, {}, progress, [&](std::int64_t row, std::int64_t rows) {
-      for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
+    for_each_block(task.x, LeafRange{}, {}, progress, [&](std::int64_t row, std::int64_t rows) {
+      for_each_panel(rows, progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
         if (!add_panel(thread, task.weights.weights, LeafRange{}, rows, column, columns)) return;
         LinearNodeSums sums[2];
         for (int m = 0; m < matrices_; ++m) sums[m] = sums_of(thread, m, LeafRange{}, columns);
@@ -85,8 +105,8 @@ class CpuLinear final : public LinearKernel {
     check_linear_task(spec_, task);
     const std::vector<int> nodes = aligned_nodes(task.leaves);
     const std::int64_t row_columns = spec_.sum_columns();
-    for_each_block(task.x, task.absmax, progress, [&](std::int64_t row, std::int64_t rows) {
-      for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
+    for_each_block(task.x, task.leaves, task.absmax, progress, [&](std::int64_t row, std::int64_t rows) {
+      for_each_panel(rows, progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
         if (!add_panel(thread, task.weights.weights, task.leaves, rows, column, columns)) return;
         for (int m = 0; m < matrices_; ++m) {
           LinearNodeSums sums = sums_of(thread, m, task.leaves, columns);
@@ -116,10 +136,10 @@ class CpuLinear final : public LinearKernel {
     for (std::int64_t i = 0; task.absmax.values != nullptr && i < task.y.tokens; ++i) {
       scales.push_back(ops_.quantize(absmax_of(task.absmax, i), 0, nullptr));
     }
-    for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
-      for (std::int64_t row = 0; row < task.y.tokens; row += kBlockRows) {
+    for_each_panel(task.y.tokens, progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
+      for (std::int64_t row = 0; row < task.y.tokens; row += block_rows_) {
         if (thread.checkpoint.should_stop()) return;
-        const std::int64_t rows = std::min(kBlockRows, task.y.tokens - row);
+        const std::int64_t rows = std::min(block_rows_, task.y.tokens - row);
         LinearNodeSums sums[2];
         for (int m = 0; m < matrices_; ++m) {
           const std::int64_t at = row * row_columns + m * spec_.out_features + column;
@@ -179,6 +199,9 @@ class CpuLinear final : public LinearKernel {
   }
 
  private:
+  static constexpr std::int64_t kTileBytes = 1024;
+  static constexpr std::int64_t kTileFloats = kTileBytes / static_cast<std::int64_t>(sizeof(float));
+
   // A run of K that is summed from zero: [begin, end) of the task's x, for sum `index`.
   struct Chain {
     std::int64_t begin = 0;
@@ -203,7 +226,8 @@ class CpuLinear final : public LinearKernel {
     if (spec_.parallel != LinearParallel::kRow || spec_.weights == WeightFormat::kInt8) {
       const std::int64_t features =
           spec_.parallel == LinearParallel::kRow ? features_of(spec_, leaves) : spec_.in_features;
-      cut(0, features, spec_.weights == WeightFormat::kInt8 ? kInt8Chain : kLinearSplit, 0);
+      const bool int8 = spec_.weights == WeightFormat::kInt8;
+      cut(0, features, !int8 ? kLinearSplit : tiles_ != nullptr ? kMaxInt8K : kInt8Chain, 0);
       return found;
     }
     for (int leaf = leaves.begin; leaf < leaves.end; ++leaf) {
@@ -214,9 +238,15 @@ class CpuLinear final : public LinearKernel {
     return found;
   }
 
-  // [kBlockRows, K of the task] in fp32, quantized for kInt8, and the scales of the rows.
+  // Elements of K in a tile of x or weights, and tiles for `count` of them.
+  std::int64_t tile_depth() const { return spec_.weights == WeightFormat::kInt8 ? 64 : 32; }
+  std::int64_t tiles_of(std::int64_t count) const { return (count + tile_depth() - 1) / tile_depth(); }
+  std::int64_t int8_stride() const { return (spec_.in_features + 63) / 64 * 64; }
+
+  // [block_rows_, K of the task] in fp32, quantized for kInt8; with tiles [block_rows_ / 16, tiles of all chains]. And
+  // the scales of the rows.
   float* x_rows() const { return reinterpret_cast<float*>(scratch_.data()) + threads_ * thread_floats_; }
-  float* x_scales() const { return x_rows() + kBlockRows * spec_.in_features; }
+  float* x_scales() const { return x_rows() + x_floats_; }
 
   void widen_row(const TensorView& x, std::int64_t row, float* to) const {
     const std::int64_t whole = x.dim / 8 * 8;
@@ -238,28 +268,73 @@ class CpuLinear final : public LinearKernel {
 
   // Prepares blocks of rows of x, and calls work(first row, rows) for each.
   template <class Work>
-  void for_each_block(const TensorView& x, const LinearAbsmax& absmax, const Progress& progress, const Work& work) {
+  void for_each_block(const TensorView& x, LeafRange leaves, const LinearAbsmax& absmax, const Progress& progress,
+                      const Work& work) {
     x_features_ = x.dim;
-    for (std::int64_t row = 0; row < x.tokens; row += kBlockRows) {
-      const std::int64_t rows = std::min(kBlockRows, x.tokens - row);
-      ThreadPool pool(rows);
-      pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
+    const std::vector<Chain> runs = chains(leaves);
+    x_tiles_ = 0;
+    for (const Chain& run : runs) x_tiles_ += tiles_of(run.end - run.begin);
+    const std::int64_t rows_at_once = tiles_ != nullptr ? kLinearTileRows : 1;
+    for (std::int64_t row = 0; row < x.tokens; row += block_rows_) {
+      const std::int64_t rows = std::min(block_rows_, x.tokens - row);
+      ThreadPool pool((rows + rows_at_once - 1) / rows_at_once);
+      pool.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
         for (std::int64_t i; (i = pool.take()) >= 0;) {
           if (checkpoint.should_stop()) return;
+          if (tiles_ != nullptr) {
+            pack_rows(x, absmax, row, i, std::min(kLinearTileRows, rows - i * kLinearTileRows), runs, index);
+            continue;
+          }
           float* const to = x_rows() + i * x.dim;
           widen_row(x, row + i, to);
-          if (spec_.weights != WeightFormat::kInt8) continue;
-          const float most = absmax.values != nullptr ? absmax_of(absmax, row + i) : ops_.absmax(to, x.dim);
-          x_scales()[i] = ops_.quantize(most, x.dim, to);
+          if (spec_.weights == WeightFormat::kInt8) quantize_row(absmax, row, i, x.dim, to);
         }
       });
       work(row, rows);
     }
   }
 
+  // Row i of a block that begins at `row`.
+  void quantize_row(const LinearAbsmax& absmax, std::int64_t row, std::int64_t i, std::int64_t count, float* x) const {
+    const float most = absmax.values != nullptr ? absmax_of(absmax, row + i) : ops_.absmax(x, count);
+    x_scales()[i] = ops_.quantize(most, count, x);
+  }
+
+  // Packs up to 16 rows of the block that begins at `row`: those with index `group`.
+  void pack_rows(const TensorView& x, const LinearAbsmax& absmax, std::int64_t row, std::int64_t group,
+                 std::int64_t rows, const std::vector<Chain>& runs, int thread) const {
+    const bool int8 = spec_.weights == WeightFormat::kInt8;
+    float* const scratch = reinterpret_cast<float*>(scratch_.data()) + thread * thread_floats_;
+    const std::byte* source[kLinearTileRows] = {};
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t in_block = group * kLinearTileRows + i;
+      source[i] = x.at(row + in_block, 0);
+      if (!int8) continue;
+      float* const wide = scratch + wide_row_at_;
+      widen_row(x, row + in_block, wide);
+      quantize_row(absmax, row, in_block, x.dim, wide);
+      auto* const narrow = reinterpret_cast<std::int8_t*>(scratch + int8_rows_at_) + i * int8_stride();
+      tiles_->narrow(wide, x.dim, narrow);
+      source[i] = reinterpret_cast<const std::byte*>(narrow);
+    }
+    const std::int64_t element = int8 ? 1 : 2;
+    auto* to = reinterpret_cast<std::byte*>(x_rows()) + group * x_tiles_ * kTileBytes;
+    for (const Chain& run : runs) {
+      const std::byte* at[kLinearTileRows] = {};
+      for (std::int64_t i = 0; i < rows; ++i) at[i] = source[i] + run.begin * element;
+      tiles_->pack_rows(at, (run.end - run.begin) * element, to);
+      to += tiles_of(run.end - run.begin) * kTileBytes;
+    }
+  }
+
   // Calls work(thread, first column, columns) for each panel of y.
   template <class Work>
-  void for_each_panel(const Progress& progress, const Work& work) {
+  void for_each_panel(std::int64_t rows, const Progress& progress, const Work& work) {
+    if (tiles_ != nullptr) {
+      const std::int64_t even = (spec_.out_features / threads_ + kLinearTileColumns - 1) / kLinearTileColumns;
+      const std::int64_t most = rows <= kFewRows ? kTilePanelFewRows : max_width_;
+      width_ = std::clamp(even * kLinearTileColumns, kLinearTileColumns, most);
+    }
     ThreadPool pool((spec_.out_features + width_ - 1) / width_);
     pool.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
       const Thread thread{reinterpret_cast<float*>(scratch_.data()) + index * thread_floats_, checkpoint};
@@ -270,10 +345,10 @@ class CpuLinear final : public LinearKernel {
     });
   }
 
-  // [sums_, kBlockRows, width_]
+  // [sums_, block_rows_, width_]
   template <class Sum = float>
   Sum* sums_of_thread(const Thread& thread, int matrix) const {
-    return reinterpret_cast<Sum*>(thread.scratch + sums_at_ + matrix * sums_ * kBlockRows * width_);
+    return reinterpret_cast<Sum*>(thread.scratch + sums_at_ + matrix * sums_ * block_rows_ * width_);
   }
 
   // Computes the sums of a panel. Returns whether it is done: not if the task stops.
@@ -282,44 +357,62 @@ class CpuLinear final : public LinearKernel {
     for (int m = 0; m < matrices_; ++m) {
       float* const sums = sums_of_thread(thread, m);
       // −0 + x is x: so a sum of nothing leaves the others as they are, and the first addend as it is.
-      std::fill_n(sums, sums_ * kBlockRows * width_, spec_.weights == WeightFormat::kInt8 ? 0.0F : -0.0F);
-      const LinearMatrix& matrix = m == 0 ? weights.matrix : weights.up;
+      for (int i = 0; i < sums_; ++i) {
+        std::fill_n(sums + i * block_rows_ * width_, rows * width_,
+                    spec_.weights == WeightFormat::kInt8 ? 0.0F : -0.0F);
+      }
+      LinearPanelSource source{m == 0 ? &weights.matrix : &weights.up, spec_.weights, spec_.dtype, column, columns};
+      const auto* x_tiles = reinterpret_cast<const std::byte*>(x_rows());
       for (const Chain& chain : chains(leaves)) {
         if (thread.checkpoint.should_stop()) return false;
-        LinearPanelSource source{&matrix, spec_.weights, spec_.dtype, column, columns, chain.begin, 0};
-        LinearPanelGemm gemm{.x_stride = x_features_, .rows = rows, .panel = thread.scratch + panel_at_};
-        gemm.sums = sums + chain.sum * kBlockRows * width_;
-        gemm.sum = spec_.weights == WeightFormat::kInt8 ? LinearSum::kInteger : LinearSum::kAdded;
-        const auto multiply = [&](std::int64_t end) {
-          source.depth = gemm.depth = end - source.k;
-          gemm.x = x_rows() + source.k;
-          ops_.pack(source, thread.scratch + panel_at_);
-          ops_.multiply(gemm);
-          source.k = end;
-        };
+        source.k = chain.begin;
+        float* const to = sums + chain.sum * block_rows_ * width_;
+        const LinearSum sum = spec_.weights == WeightFormat::kInt8 ? LinearSum::kInteger : LinearSum::kAdded;
         if (spec_.weights != WeightFormat::kInt4) {
-          multiply(chain.end);
-          continue;
+          source.depth = chain.end - chain.begin;
+          multiply(thread, source, x_tiles, rows, sum, to);
+        } else {
+          add_groups(thread, source, x_tiles, rows, chain.end, to);
         }
-        float* const current = thread.scratch + current_at_;
-        float* const scales = thread.scratch + columns_at_;
-        std::fill_n(current, rows * width_, 0.0F);
-        gemm.sum = LinearSum::kScaled;
-        gemm.scales = scales;
-        auto* const merged = static_cast<float*>(gemm.sums);
-        gemm.sums = current;
-        while (source.k < chain.end) {
-          const std::int64_t group = source.k / kInt4Group;
-          std::fill_n(scales, width_, 0.0F);
-          for (std::int64_t i = 0; i < columns; ++i) {
-            scales[i] = matrix.scales[(column + i) * matrix.group_stride + group];
-          }
-          multiply(source.k + kInt4Group);
-        }
-        ops_.add(current, rows * width_, merged);
+        x_tiles += tiles_of(chain.end - chain.begin) * kTileBytes;
       }
     }
     return true;
+  }
+
+  // The sums of int4 groups from source.k to `end`, scaled, then added to `sums`.
+  void add_groups(const Thread& thread, LinearPanelSource source, const std::byte* x_tiles, std::int64_t rows,
+                  std::int64_t end, float* sums) const {
+    float* const current = thread.scratch + current_at_;
+    float* const scales = thread.scratch + columns_at_;
+    std::fill_n(current, rows * width_, 0.0F);
+    source.depth = kInt4Group;
+    for (; source.k < end; source.k += kInt4Group, x_tiles += tiles_of(kInt4Group) * kTileBytes) {
+      std::fill_n(scales, width_, 0.0F);
+      for (std::int64_t i = 0; i < source.rows; ++i) {
+        scales[i] = source.matrix->scales[(source.row + i) * source.matrix->group_stride + source.k / kInt4Group];
+      }
+      multiply(thread, source, x_tiles, rows, LinearSum::kScaled, current);
+    }
+    ops_.add(current, rows * width_, sums);
+  }
+
+  // One chain: x_tiles is at its first element.
+  void multiply(const Thread& thread, LinearPanelSource source, const std::byte* x_tiles, std::int64_t rows,
+                LinearSum sum, float* sums) const {
+    float* const packed = thread.scratch + panel_at_;
+    const float* const scales = thread.scratch + columns_at_;
+    if (tiles_ == nullptr) {
+      ops_.pack(source, packed);
+      ops_.multiply({x_rows() + source.k, x_features_, rows, packed, source.depth, sum, scales, sums});
+      return;
+    }
+    const std::int64_t end = source.row + source.rows;
+    for (std::int64_t i = 0; source.row < end; i += kLinearTileColumns, source.row += kLinearTileColumns) {
+      source.rows = std::min(kLinearTileColumns, end - source.row);
+      tiles_->multiply({source, x_tiles, x_tiles_ * kTileBytes, rows, sum, scales + i, sums + i, width_,
+                        reinterpret_cast<std::byte*>(packed)});
+    }
   }
 
   LinearNodeSums sums_of(const Thread& thread, int matrix, LeafRange leaves, std::int64_t columns) const {
@@ -329,7 +422,7 @@ class CpuLinear final : public LinearKernel {
       sums.node[1] = first;
     } else {
       for (int leaf = leaves.begin; leaf < leaves.end; ++leaf) {
-        sums.node[kLinearLeaves + leaf] = first + leaf * kBlockRows * width_;
+        sums.node[kLinearLeaves + leaf] = first + leaf * block_rows_ * width_;
       }
     }
     return sums;
@@ -337,7 +430,7 @@ class CpuLinear final : public LinearKernel {
 
   void add_integers(std::span<const LinearPartial> partials, std::int64_t at, std::int64_t rows, std::int64_t columns,
                     std::int32_t* sums) const {
-    std::fill_n(sums, kBlockRows * width_, 0);
+    std::fill_n(sums, rows * width_, 0);
     for (const LinearPartial& partial : partials) {
       const auto* const from = static_cast<const std::int32_t*>(partial.sums) + at;
       for (std::int64_t row = 0; row < rows; ++row) {
@@ -376,15 +469,18 @@ class CpuLinear final : public LinearKernel {
 
   LinearSpec spec_;
   const LinearOps& ops_;
+  const LinearTileOps* tiles_;  // null: vectors
   decltype(TileOps::widen) widen_;
   int threads_;
-  std::int64_t width_;
   int matrices_;  // 2 if gated
   int sums_;      // of a matrix and column: one, or one for each leaf
-  // Per thread, in floats: the packed panel, sums of the matrices, the current split (kInt4), and columns' scales and
-  // biases.
-  std::int64_t panel_at_ = 0, sums_at_ = 0, current_at_ = 0, columns_at_ = 0, thread_floats_ = 0;
-  std::int64_t x_features_ = 0;  // of the task
+  std::int64_t block_rows_, max_width_;
+  // Per thread, in floats: the packed panel, sums of the matrices, the current split (kInt4), columns' scales and
+  // biases, a row of x and 16 quantized ones (kInt8 with tiles).
+  std::int64_t panel_at_ = 0, sums_at_ = 0, current_at_ = 0, columns_at_ = 0, wide_row_at_ = 0, int8_rows_at_ = 0;
+  std::int64_t thread_floats_ = 0, x_floats_ = 0;
+  // Of the task: columns of a panel, and K and tiles of a row of x.
+  std::int64_t width_, x_features_ = 0, x_tiles_ = 0;
   Buffer scratch_;
 };
 

@@ -14,8 +14,10 @@
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, as Highway wants it.
 #include "hwy/highway.h"
+#include "kernels/common/cpu/amx.hpp"
 #include "kernels/common/cpu/math-inl.hpp"
 #include "kernels/common/cpu/pack-inl.hpp"
+#include "kernels/gemm/cpu/amx_gemm-inl.hpp"
 #include "kernels/gemm/cpu/gemm-inl.hpp"
 #include "kernels/gemm/cpu/store-inl.hpp"
 #include "kernels/linear/activation.hpp"
@@ -71,18 +73,21 @@ void pack_linear(const LinearPanelSource& source, float* panel) {
 
 using Integers = hn::Rebind<std::int32_t, Floats>;
 
-template <LinearSum kSum>
+// kTiles: the integers are int32 already.
+template <LinearSum kSum, bool kTiles = false>
 struct AddChain {
   void* sums;
+  std::size_t stride;
   const float* scales;
 
   HWY_INLINE void operator()(std::size_t row, std::size_t column, FloatVector chain) const {
     const Floats d;
-    const std::size_t at = row * kPanelWidth + column;
+    const std::size_t at = row * stride + column;
     if constexpr (kSum == LinearSum::kInteger) {
       const Integers di;
       auto* const to = static_cast<std::int32_t*>(sums) + at;
-      hn::Store(hn::Add(hn::Load(di, to), hn::ConvertTo(di, chain)), di, to);
+      const auto integers = kTiles ? hn::BitCast(di, chain) : hn::ConvertTo(di, chain);
+      hn::Store(hn::Add(hn::Load(di, to), integers), di, to);
     } else {
       float* const to = static_cast<float*>(sums) + at;
       const auto before = hn::Load(d, to);
@@ -97,7 +102,7 @@ template <LinearSum kSum>
 void multiply_as(const LinearPanelGemm& gemm) {
   multiply<kPanelVectors>(
       {gemm.x, static_cast<std::size_t>(gemm.x_stride), gemm.panel, static_cast<std::size_t>(gemm.depth)},
-      static_cast<std::size_t>(gemm.rows), AddChain<kSum>{gemm.sums, gemm.scales});
+      static_cast<std::size_t>(gemm.rows), AddChain<kSum>{gemm.sums, kPanelWidth, gemm.scales});
 }
 
 void multiply_linear(const LinearPanelGemm& gemm) {
@@ -110,6 +115,81 @@ void multiply_linear(const LinearPanelGemm& gemm) {
       return multiply_as<LinearSum::kInteger>(gemm);
   }
 }
+
+#ifdef RINGATTN_HAVE_AMX_GEMM
+// As in amx_pairs-inl.hpp.
+HWY_DIAGNOSTICS(push)
+HWY_DIAGNOSTICS_OFF(disable : 4701, ignored "-Wmaybe-uninitialized")
+
+static_assert(kAmxColumns == kLinearTileColumns && kTileRows == kLinearTileRows);
+
+// q − zero of a group, exact in bf16, as pack_amx_columns() lays out columns.
+void pack_int4_columns(const LinearPanelSource& source, std::byte* tiles) {
+  const LinearMatrix& matrix = *source.matrix;
+  const __m512i low_bits = _mm512_set1_epi32(15);
+  const __m512i upper_half = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  for (std::int64_t k = 0; k < source.depth; k += kTileDepth) {
+    for (std::int64_t i = 0; i < kLinearTileColumns; ++i, tiles += kTileRowBytes) {
+      if (i >= source.rows) {
+        _mm512_store_si512(tiles, _mm512_setzero_si512());
+        continue;
+      }
+      const std::int64_t row = source.row + i;
+      const std::int64_t element = source.k + k;
+      const int zero = matrix.zeros == nullptr ? 8 : matrix.zeros[row * matrix.group_stride + element / kInt4Group];
+      const auto* const at = static_cast<const std::byte*>(matrix.data) + row * matrix.row_stride + element / 2;
+      const __m512i pairs = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(at)));
+      const __m512i zeros = _mm512_set1_epi32(zero);
+      const auto bits = [&](__m512i values) HWY_ATTR {
+        return _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_sub_epi32(values, zeros)));
+      };
+      const __m512i even = _mm512_srli_epi32(bits(_mm512_and_si512(pairs, low_bits)), 16);
+      const __m512i odd = _mm512_and_si512(bits(_mm512_srli_epi32(pairs, 4)), upper_half);
+      _mm512_store_si512(tiles, _mm512_or_si512(even, odd));
+    }
+  }
+}
+
+template <LinearSum kSum>
+void multiply_tiles_as(const LinearTileGemm& gemm) {
+  const LinearPanelSource& source = gemm.source;
+  const std::int64_t element = source.format == WeightFormat::kInt8 ? 1 : 2;
+  const std::int64_t bytes = source.depth * element;
+  AmxColumns columns;
+  if (source.format == WeightFormat::kInt4) {
+    pack_int4_columns(source, gemm.scratch);
+    columns = packed_columns(gemm.scratch, bytes);
+  } else {
+    const LinearMatrix& matrix = *source.matrix;
+    columns = columns_in_place(
+        static_cast<const std::byte*>(matrix.data) + source.row * matrix.row_stride + source.k * element,
+        matrix.row_stride, source.rows, bytes, gemm.scratch);
+  }
+  multiply_amx<kSum == LinearSum::kInteger>(
+      columns, {gemm.x, static_cast<std::size_t>(gemm.x_stride), gemm.rows},
+      AddChain<kSum, true>{gemm.sums, static_cast<std::size_t>(gemm.sum_stride), gemm.scales});
+}
+
+void multiply_linear_tiles(const LinearTileGemm& gemm) {
+  switch (gemm.sum) {
+    case LinearSum::kAdded:
+      return multiply_tiles_as<LinearSum::kAdded>(gemm);
+    case LinearSum::kScaled:
+      return multiply_tiles_as<LinearSum::kScaled>(gemm);
+    case LinearSum::kInteger:
+      return multiply_tiles_as<LinearSum::kInteger>(gemm);
+  }
+}
+
+void narrow_linear(const float* values, std::int64_t count, std::int8_t* to) {
+  for (std::int64_t i = 0; i < count; i += kTileColumns) {
+    const auto kept = static_cast<__mmask16>((1U << std::min<std::int64_t>(kTileColumns, count - i)) - 1U);
+    const __m512i integers = _mm512_cvtps_epi32(_mm512_maskz_loadu_ps(kept, values + i));
+    _mm512_mask_cvtepi32_storeu_epi8(to + i, kept, integers);
+  }
+}
+HWY_DIAGNOSTICS(pop)
+#endif
 
 void add_linear(const float* from, std::int64_t count, float* to) {
   const Floats d;
@@ -229,14 +309,16 @@ void finish_linear(const LinearNodeSums* sums, const LinearEpilogue& epilogue) {
 }
 
 float absmax_linear(const float* x, std::int64_t count) {
-  float most = 0.0F;
-  float taint = 0.0F;  // 0 · x is NaN for NaN and ∞
-  for (std::int64_t i = 0; i < count; ++i) {
-    taint += 0.0F * x[i];
-    const float magnitude = std::abs(x[i]);
-    most = magnitude > most ? magnitude : most;
+  const Floats d;
+  auto most = hn::Zero(d);
+  auto taint = hn::Zero(d);  // 0 · x is NaN for NaN and ∞
+  for (std::int64_t i = 0; i < count; i += static_cast<std::int64_t>(kLanes)) {
+    const auto values = load_columns(d, x + i, count - i);
+    taint = hn::MulAdd(values, hn::Zero(d), taint);
+    most = hn::Max(most, hn::Abs(values));
   }
-  return taint == 0.0F ? most : std::numeric_limits<float>::quiet_NaN();
+  if (!hn::AllTrue(d, hn::Eq(taint, hn::Zero(d)))) return std::numeric_limits<float>::quiet_NaN();
+  return hn::GetLane(hn::MaxOfLanes(d, most));
 }
 
 float quantize_linear(float absmax, std::int64_t count, float* x) {
@@ -244,10 +326,13 @@ float quantize_linear(float absmax, std::int64_t count, float* x) {
     std::fill_n(x, count, 0.0F);
     return absmax;
   }
+  const Floats d;
   const float scale = absmax / 127.0F > 0.0F ? absmax / 127.0F : 1.0F;
-  for (std::int64_t i = 0; i < count; ++i) {
-    const float value = std::nearbyint(x[i] / scale);
-    x[i] = std::min(127.0F, std::max(-127.0F, value));
+  for (std::int64_t i = 0; i < count; i += static_cast<std::int64_t>(kLanes)) {
+    const auto value = hn::Round(hn::Div(load_columns(d, x + i, count - i), hn::Set(d, scale)));  // half to even
+    HWY_ALIGN float lanes[kLanes];
+    hn::Store(hn::Min(hn::Set(d, 127.0F), hn::Max(hn::Set(d, -127.0F), value)), d, lanes);
+    std::copy_n(lanes, std::min(static_cast<std::int64_t>(kLanes), count - i), x + i);
   }
   return scale;
 }
@@ -330,6 +415,16 @@ const LinearOps& linear_ops() {
   return ops;
 }
 
+// The table with AMX tiles, or null for a target without AVX-512.
+const LinearTileOps* tile_table() {
+#ifdef RINGATTN_HAVE_AMX_GEMM
+  static const LinearTileOps ops{&pack_amx_rows, &narrow_linear, &multiply_linear_tiles};
+  return &ops;
+#else
+  return nullptr;
+#endif
+}
+
 }  // namespace ringattn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -337,8 +432,14 @@ HWY_AFTER_NAMESPACE();
 namespace ringattn::cpu {
 
 HWY_EXPORT(linear_ops);
+HWY_EXPORT(tile_table);
 
 const LinearOps& best_linear_ops() { return HWY_DYNAMIC_DISPATCH(linear_ops)(); }
+
+const LinearTileOps* linear_tile_ops(Dtype dtype, WeightFormat format) {
+  const bool has = format == WeightFormat::kInt8 ? has_amx_int8() : has_amx_bf16() && dtype == Dtype::kBf16;
+  return has ? HWY_DYNAMIC_DISPATCH(tile_table)() : nullptr;
+}
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE

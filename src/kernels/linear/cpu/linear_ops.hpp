@@ -25,7 +25,7 @@ struct LinearPanelSource {
 enum class LinearSum {
   kAdded,    // fp32: sums += chain
   kScaled,   // fp32: sums = fma(scales[column], chain, sums)
-  kInteger,  // int32: sums += chain, which is an integer below 2^24
+  kInteger,  // int32: sums += chain, which is an integer (without tiles: below 2^24)
 };
 
 struct LinearPanelGemm {
@@ -37,6 +37,19 @@ struct LinearPanelGemm {
   LinearSum sum = LinearSum::kAdded;
   const float* scales = nullptr;  // [panel_width]
   void* sums = nullptr;           // [rows, panel_width]
+};
+
+// The product of some rows of x and at most 32 columns, by AMX tiles (gemm/cpu/amx_gemm-inl.hpp).
+struct LinearTileGemm {
+  LinearPanelSource source;
+  const std::byte* x = nullptr;  // [⌈rows / 16⌉, x_stride bytes] as pack_rows() wrote it, at source.k
+  std::int64_t x_stride = 0;
+  std::int64_t rows = 0;
+  LinearSum sum = LinearSum::kAdded;
+  const float* scales = nullptr;  // [32]
+  void* sums = nullptr;           // [rows, sum_stride]
+  std::int64_t sum_stride = 0;
+  std::byte* scratch = nullptr;  // 2 KiB for each 64 bytes of depth in the tiles' elements
 };
 
 // Sums of the tree's nodes (linear.hpp) for the columns of one panel; null for nodes that their children give, and −0
@@ -92,7 +105,21 @@ struct LinearOps {
   void (*activation_gradient)(const LinearRowGradient& row);
 };
 
+// Products by AMX tiles, of bf16 (x in bf16, weights kFloat or kInt4), or of int8 (quantized x).
+struct LinearTileOps {
+  // Packs 16 rows of x, of which a null one is zero: [⌈bytes / 64⌉, 1 KiB].
+  void (*pack_rows)(const std::byte* const* rows, std::int64_t bytes, std::byte* tiles);
+  // Rounded values below 128 as int8.
+  void (*narrow)(const float* values, std::int64_t count, std::int8_t* to);
+  void (*multiply)(const LinearTileGemm& gemm);
+};
+
+inline constexpr std::int64_t kLinearTileRows = 16;     // of x that are packed together
+inline constexpr std::int64_t kLinearTileColumns = 32;  // of LinearTileGemm
+
 // The table of best_tile_ops()'s SIMD target.
 const LinearOps& best_linear_ops();
+// Null where products are chains of multiply-adds in fp32: dtypes, processors and targets without tiles.
+const LinearTileOps* linear_tile_ops(Dtype dtype, WeightFormat format);
 
 }  // namespace ringattn::cpu
