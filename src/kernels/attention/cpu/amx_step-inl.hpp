@@ -126,6 +126,7 @@ struct AmxCall {
   std::size_t o_stride;
   // Scores are scaled where their weights are computed, unless this is not monotonic.
   bool scales_first;
+  mutable TilePrefetcher prefetcher;
 
   AmxCall(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, AmxScratch& scratch)
       : shape(shape),
@@ -136,7 +137,16 @@ struct AmxCall {
         bounded(!tile.v_finite),
         q_stride(static_cast<std::size_t>(tiles_of_dims(shape.head_dim)) * kTileDepth / 2),
         o_stride(static_cast<std::size_t>(tiles_of_dims(shape.head_dim_v)) * kTileDepth),
-        scales_first(shape.softcap > 0.0F || !(shape.softmax_scale > 0.0F)) {}
+        scales_first(shape.softcap > 0.0F || !(shape.softmax_scale > 0.0F)) {
+    if (batch.next == nullptr) return;
+    // Once per product of four tiles.
+    const auto head_tiles = static_cast<std::size_t>(tiles_of_dims(shape.head_dim));
+    const auto value_tiles = static_cast<std::size_t>(tiles_of_dims(shape.head_dim_v));
+    const std::size_t bytes = std::size_t{kKeyTile} * kTileDepth * 2;  // of 32 dims
+    const std::size_t blocks = (static_cast<std::size_t>(batch.rows) + kAmxRowBlock - 1) / kAmxRowBlock;
+    prefetcher = {batch.next->k, head_tiles * bytes, batch.next->v, value_tiles * bytes,
+                  blocks * kKeyGroups * (head_tiles + value_tiles)};
+  }
 };
 
 // The vector work of one block: S → P. It runs in units, some after each few tile products.
@@ -152,6 +162,7 @@ class AmxSoftmax {
   }
 
   HWY_INLINE void advance() {
+    call_.prefetcher.advance(1);
     due_ += rate_;
     const int due = std::min(units_, static_cast<int>(due_ >> kRateBits));
     while (done_ < due) run(done_++);

@@ -8,6 +8,10 @@
 #include <string_view>
 #include <vector>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 #include "base/error.hpp"
 #include "base/threads.hpp"
 #include "kernels/attention/attention_task.hpp"
@@ -19,6 +23,13 @@
 namespace ringattn::cpu {
 
 namespace {
+
+// Large arrays that all threads read: fewer page faults and TLB misses. Where the system refuses, pages stay small.
+void advise_huge_pages([[maybe_unused]] const Buffer& buffer) {
+#ifdef __linux__
+  if (buffer.bytes() > 0) static_cast<void>(::madvise(buffer.data(), buffer.bytes(), MADV_HUGEPAGE));
+#endif
+}
 
 class CpuAttention final : public AttentionKernel {
  public:
@@ -35,30 +46,34 @@ class CpuAttention final : public AttentionKernel {
   }
   std::size_t scratch_bytes(const AttentionLimits& limits) const override {
     // At worst every row has its own work tile.
-    return thread_bytes_ * static_cast<std::size_t>(threads_) +
+    return thread_bytes_ * static_cast<std::size_t>(threads_) + shared_bytes(limits) +
            static_cast<std::size_t>(limits.rows) * sizeof(WorkTile);
   }
-  void reserve(const AttentionLimits&) override {
+  void reserve(const AttentionLimits& limits) override {
     scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
+    shared_ = allocate_host(shared_bytes(limits));
+    advise_huge_pages(shared_);
   }
 
   void attend(const AttentionTask& task, Stream, const Progress& progress) override {
     check_attention_task(spec_, kKeyTile, task);
     const std::vector<WorkTile> work_tiles = make_work_tiles(task.queries, tile_rows(task.q.tokens), spec_.block_mask);
-    const auto tile_count = static_cast<std::int64_t>(work_tiles.size());
-    const int heads = heads_of_tile(spec_);
-    const int head_tiles = spec_.heads / heads;  // head work tiles per work tile
-    ThreadPool thread_pool(tile_count * head_tiles);
-    thread_pool.run(threads_, progress, [&](int thread, const Checkpoint& checkpoint) {
-      TileScratch scratch;
-      TileScratch::layout(spec_, ops_, scratch_.data() + static_cast<std::size_t>(thread) * thread_bytes_, scratch);
-      for (std::int64_t item; (item = thread_pool.take()) >= 0;) {
-        // Under a causal mask the last rows take longest: begin with them.
-        const WorkTile& work_tile = work_tiles[static_cast<std::size_t>(tile_count - 1 - item / head_tiles)];
-        attend_work_tile(spec_, ops_, task, work_tile, static_cast<int>(item % head_tiles) * heads, scratch,
-                         checkpoint);
-      }
-    });
+    // Shared tiles pay if a head has more work tiles than sequences.
+    const auto slots = work_tiles.size() > task.key_lengths.size()
+                           ? static_cast<std::int64_t>(shared_.bytes() / SharedTiles::slot_bytes(spec_, ops_))
+                           : 0;
+    const auto tiles = static_cast<std::int64_t>(task.tiles.size()) / task.page_runs;
+    if (slots == 0 || tiles == 0) return attend_heads(task, work_tiles, {}, 0, spec_.kv_heads, progress);
+    const int heads = static_cast<int>(std::clamp<std::int64_t>(slots / tiles, 1, spec_.kv_heads));
+    for (int head = 0; head < spec_.kv_heads; head += heads) {
+      const int group = std::min(heads, spec_.kv_heads - head);
+      const SharedTiles shared(spec_, ops_, shared_.data(), std::min(tiles, slots / group), head, group);
+      ThreadPool thread_pool(shared.slots());
+      thread_pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
+        for (std::int64_t slot; (slot = thread_pool.take()) >= 0 && !checkpoint.should_stop();) shared.pack(task, slot);
+      });
+      attend_heads(task, work_tiles, shared, head, group, progress);
+    }
   }
 
   void merge_state(void* state, const void* partial, std::int64_t rows, Stream) override {
@@ -90,6 +105,35 @@ class CpuAttention final : public AttentionKernel {
   }
 
  private:
+  static constexpr std::size_t kMaxSharedBytes = std::size_t{64} << 20;
+
+  std::size_t shared_bytes(const AttentionLimits& limits) const {
+    if (spec_.block_mask.any() || limits.rows <= tile_rows(limits.rows)) return 0;
+    const std::size_t slot_bytes = SharedTiles::slot_bytes(spec_, ops_);
+    const auto slots = static_cast<std::size_t>(limits.tiles * spec_.kv_heads);
+    return std::min(slots, kMaxSharedBytes / slot_bytes) * slot_bytes;
+  }
+
+  // Attends to all keys with the query heads of KV heads [first_head, first_head + kv_heads).
+  void attend_heads(const AttentionTask& task, const std::vector<WorkTile>& work_tiles, const SharedTiles& shared,
+                    int first_head, int kv_heads, const Progress& progress) {
+    const auto tile_count = static_cast<std::int64_t>(work_tiles.size());
+    const int heads = heads_of_tile(spec_);
+    const int ratio = spec_.heads / spec_.kv_heads;
+    ThreadPool thread_pool(tile_count * (kv_heads * ratio / heads));
+    thread_pool.run(threads_, progress, [&](int thread, const Checkpoint& checkpoint) {
+      TileScratch scratch;
+      TileScratch::layout(spec_, ops_, scratch_.data() + static_cast<std::size_t>(thread) * thread_bytes_, scratch);
+      for (std::int64_t item; (item = thread_pool.take()) >= 0;) {
+        // Head by head, so that the threads read the same key tiles. Under a causal mask the last rows take longest:
+        // begin with them.
+        const WorkTile& work_tile = work_tiles[static_cast<std::size_t>(tile_count - 1 - item % tile_count)];
+        attend_work_tile(spec_, ops_, task, work_tile, first_head * ratio + static_cast<int>(item / tile_count) * heads,
+                         shared, scratch, checkpoint);
+      }
+    });
+  }
+
   // Copies one row's saved state to `memory`.
   AttentionState copy_state(const void* state, std::int64_t row, std::int64_t head, std::vector<float>& memory) const {
     std::copy_n(state_at(spec_, static_cast<const float*>(state), row, head), memory.size(), memory.begin());
@@ -109,6 +153,7 @@ class CpuAttention final : public AttentionKernel {
   int threads_;
   std::size_t thread_bytes_ = 0;
   Buffer scratch_;  // [threads_, thread_bytes_]
+  Buffer shared_;   // SharedTiles
 };
 
 void require_dim(std::string_view name, int dim, std::vector<std::string>& missing) {

@@ -17,6 +17,7 @@
 
 #include "hwy/highway.h"
 #include "kernels/attention/merge.hpp"
+#include "kernels/common/cpu/amx_pairs-inl.hpp"
 #include "kernels/common/cpu/math-inl.hpp"
 #include "kernels/common/cpu/tile_ops.hpp"
 #include "kernels/gemm/cpu/gemm-inl.hpp"
@@ -57,9 +58,42 @@ struct AttentionOutputs {
   }
 };
 
-// Converts scores to x in place. Returns max(m, max x). A NaN score is ignored in the max: its p is NaN.
+// One vector per row of a block.
+using RowLanes = float[kRowBlockPadded][kLanes];
+
+// Reduces the lanes of kLanes rows from `first` on, in order: combine(lane, total) for one lane of all rows at a time.
+template <class Combine>
+HWY_INLINE FloatVector reduce_lanes(const RowLanes& rows, std::size_t first, FloatVector total, Combine combine) {
+  const Floats d;
+  HWY_ALIGN float columns[kLanes][kLanes];
+#if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX3
+  __m512i vectors[kLanes];
+  RINGATTN_UNROLL
+  for (std::size_t r = 0; r < kLanes; ++r) vectors[r] = _mm512_load_si512(rows[first + r]);
+  transpose_pairs(vectors, reinterpret_cast<std::byte*>(columns));
+#else
+  for (std::size_t r = 0; r < kLanes; ++r) {
+    for (std::size_t c = 0; c < kLanes; ++c) columns[c][r] = rows[first + r][c];
+  }
+#endif
+  for (std::size_t c = 0; c < kLanes; ++c) total = combine(hn::Load(d, columns[c]), total);
+  return total;
+}
+
+// Maxima of a row of scores, lane by lane. A NaN score is ignored: its p is NaN.
+HWY_INLINE FloatVector max_score(ColumnRange block, const float* row) {
+  const Floats d;
+  FloatVector greatest = hn::Set(d, -std::numeric_limits<float>::infinity());
+  for (std::size_t k = static_cast<std::size_t>(block.begin) / kLanes * kLanes; k < static_cast<std::size_t>(block.end);
+       k += kLanes) {
+    greatest = hn::Max(hn::Load(d, row + k), greatest);
+  }
+  return greatest;
+}
+
+// Converts scores to x in place, and returns their maxima as max_score() does.
 template <bool kMasked, bool kCapped>
-HWY_INLINE float scale_and_mask(const TileShape& shape, ColumnRange block, ColumnRange visible, float m, float* row) {
+HWY_INLINE FloatVector scale_and_mask(const TileShape& shape, ColumnRange block, ColumnRange visible, float* row) {
   const Floats d;
   const FloatVector scale = hn::Set(d, shape.softmax_scale);
   const FloatVector cap = hn::Set(d, shape.softcap);
@@ -78,34 +112,37 @@ HWY_INLINE float scale_and_mask(const TileShape& shape, ColumnRange block, Colum
     hn::Store(x, d, row + k);
     greatest = hn::Max(x, greatest);
   }
-  HWY_ALIGN float lanes[kLanes];
-  hn::Store(greatest, d, lanes);
-  for (const float lane : lanes) m = lane > m ? lane : m;
-  return m;
+  return greatest;
 }
 
-// Converts x to p in place. Returns Σ p.
-HWY_INLINE float exponentiate(ColumnRange block, float softmax_offset, float* row) {
+// Converts scores · scale to p in place. Returns Σ p, lane by lane.
+template <bool kScaled>
+HWY_INLINE FloatVector exponentiate(ColumnRange block, float softmax_scale, float softmax_offset, float* row) {
   const Floats d;
+  const FloatVector scale = hn::Set(d, softmax_scale);
   const FloatVector shift = hn::Set(d, softmax_offset);
   const FloatVector log2e = hn::Set(d, kLog2E);
   FloatVector sum = hn::Zero(d);
   for (std::size_t k = static_cast<std::size_t>(block.begin) / kLanes * kLanes; k < static_cast<std::size_t>(block.end);
        k += kLanes) {
-    const FloatVector p = weight(d, hn::Mul(hn::Sub(hn::Load(d, row + k), shift), log2e));
+    FloatVector x = hn::Load(d, row + k);
+    if constexpr (!kScaled) x = hn::Mul(x, scale);
+    const FloatVector p = weight(d, hn::Mul(hn::Sub(x, shift), log2e));
     hn::Store(p, d, row + k);
     sum = hn::Add(sum, p);
   }
-  HWY_ALIGN float lanes[kLanes];
-  hn::Store(sum, d, lanes);
-  float total = 0.0F;
-  for (const float lane : lanes) total += lane;
-  return total;
+  return sum;
 }
 
-template <bool kMasked, bool kCapped>
+// Whether scores may be scaled after their maximum is taken: scaling is monotonic and makes no NaN.
+inline bool scales_after_max(const TileShape& shape) {
+  return shape.softmax_scale > 0.0F && shape.softmax_scale <= std::numeric_limits<float>::max();
+}
+
+// kScaled: scores are scaled before their maximum is taken.
+template <bool kScaled, bool kMasked, bool kCapped>
 void attend_block(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, const RowBlock& block,
-                  float* scores) {
+                  float* scores, TilePrefetcher& prefetcher) {
   const Floats d;
   const auto head_dim = static_cast<std::size_t>(shape.head_dim);
   const auto head_dim_v = static_cast<std::size_t>(shape.head_dim_v);
@@ -116,40 +153,60 @@ void attend_block(const TileShape& shape, const PackedTile& tile, const RowBatch
   for (std::size_t column = begin / kPanelWidth * kPanelWidth; column < end; column += kPanelWidth) {
     multiply<kPanelVectors>({batch.q + block.first * head_dim, head_dim, tile.k + column * head_dim, head_dim}, rows,
                             StoreScores{scores + column});
+    prefetcher.advance(rows);
   }
 
-  HWY_ALIGN float m_old[kRowBlockPadded] = {};
-  HWY_ALIGN float m_new[kRowBlockPadded] = {};
+  HWY_ALIGN RowLanes lanes = {};
+  HWY_ALIGN float m[kRowBlockPadded] = {};
   HWY_ALIGN float l[kRowBlockPadded] = {};
   HWY_ALIGN float softmax_offset[kRowBlockPadded];
   HWY_ALIGN float scale[kRowBlockPadded];
-  HWY_ALIGN float tile_sum[kRowBlockPadded] = {};
-  std::copy_n(batch.offset + block.first, rows, m_old);
+  std::copy_n(batch.offset + block.first, rows, m);
   std::copy_n(batch.sum + block.first, rows, l);
   for (std::size_t r = 0; r < rows; ++r) {
-    m_new[r] = scale_and_mask<kMasked, kCapped>(shape, block.span, batch.visible[block.first + r], m_old[r],
-                                                scores + r * kKeyTile);
+    float* const row = scores + r * kKeyTile;
+    prefetcher.advance(1);
+    if constexpr (kScaled) {
+      hn::Store(scale_and_mask<kMasked, kCapped>(shape, block.span, batch.visible[block.first + r], row), d, lanes[r]);
+    } else {
+      hn::Store(max_score(block.span, row), d, lanes[r]);
+    }
   }
+  const FloatVector minus_infinity = hn::Set(d, -std::numeric_limits<float>::infinity());
+  // Never NaN, as x86 returns max's second operand and other targets compare.
+  const auto greater = [](FloatVector lane, FloatVector max) HWY_ATTR {
+    return HWY_ARCH_X86 ? hn::Max(lane, max) : hn::IfThenElse(hn::Gt(lane, max), lane, max);
+  };
   for (std::size_t r = 0; r < rows; r += kLanes) {
-    const FloatVector m = hn::Load(d, m_new + r);
+    FloatVector max = reduce_lanes(lanes, r, minus_infinity, greater);
+    if constexpr (!kScaled) max = hn::Mul(max, hn::Set(d, shape.softmax_scale));
+    const FloatVector m_old = hn::Load(d, m + r);
+    // + 0 turns −0 into +0: which zero is the maximum depends on when scores are scaled.
+    const FloatVector m_new = hn::Add(greater(max, m_old), hn::Zero(d));
     // If every score so far is −∞: −∞ − 0 gives weight 0, but −∞ − −∞ would give NaN.
-    const FloatVector finite = hn::IfThenZeroElse(hn::Eq(m, hn::Set(d, -std::numeric_limits<float>::infinity())), m);
+    const FloatVector finite = hn::IfThenZeroElse(hn::Eq(m_new, minus_infinity), m_new);
+    hn::Store(m_new, d, m + r);
     hn::Store(finite, d, softmax_offset + r);
     // Subtract before scaling to log2: an unchanged maximum scales by exactly 1.
-    const FloatVector change = hn::Sub(hn::Load(d, m_old + r), finite);
-    hn::Store(weight(d, hn::Mul(change, hn::Set(d, kLog2E))), d, scale + r);
+    hn::Store(weight(d, hn::Mul(hn::Sub(m_old, finite), hn::Set(d, kLog2E))), d, scale + r);
   }
-  for (std::size_t r = 0; r < rows; ++r)
-    tile_sum[r] = exponentiate(block.span, softmax_offset[r], scores + r * kKeyTile);
+  for (std::size_t r = 0; r < rows; ++r) {
+    prefetcher.advance(1);
+    hn::Store(exponentiate<kScaled>(block.span, shape.softmax_scale, softmax_offset[r], scores + r * kKeyTile), d,
+              lanes[r]);
+  }
+  const auto add = [](FloatVector lane, FloatVector total) HWY_ATTR { return hn::Add(total, lane); };
   for (std::size_t r = 0; r < rows; r += kLanes) {
-    hn::Store(hn::MulAdd(hn::Load(d, l + r), hn::Load(d, scale + r), hn::Load(d, tile_sum + r)), d, l + r);
+    const FloatVector tile_sum = reduce_lanes(lanes, r, hn::Zero(d), add);
+    hn::Store(hn::MulAdd(hn::Load(d, l + r), hn::Load(d, scale + r), tile_sum), d, l + r);
   }
-  std::copy_n(m_new, rows, batch.offset + block.first);
+  std::copy_n(m, rows, batch.offset + block.first);
   std::copy_n(l, rows, batch.sum + block.first);
 
   const std::size_t stride = (head_dim_v + kLanes - 1) / kLanes * kLanes;
   for (std::size_t column = 0; column < head_dim_v; column += kPanelWidth) {
     GemmOperands operands{scores + begin, kKeyTile, tile.v + column * kKeyTile + begin * kPanelWidth, end - begin};
+    prefetcher.advance(rows);
     AttentionOutputs store{batch.acc + block.first * stride + column, stride, scale};
     if (column + (kPanelVectors - 1) * kLanes < head_dim_v) {
       multiply<kPanelVectors>(operands, rows, store);
@@ -184,15 +241,25 @@ inline bool sees_whole(const ColumnRange* visible, const RowBlock& block, std::s
 }
 
 inline void attend_tile(const TileShape& shape, const PackedTile& tile, const RowBatch& batch, float* scores) {
-  for (std::size_t first = 0; first < static_cast<std::size_t>(batch.rows);) {
+  const auto rows = static_cast<std::size_t>(batch.rows);
+  const auto head_dim = static_cast<std::size_t>(shape.head_dim);
+  const std::size_t panels_v = (static_cast<std::size_t>(shape.head_dim_v) + kPanelWidth - 1) / kPanelWidth;
+  TilePrefetcher prefetcher;
+  if (batch.next != nullptr) {
+    // Once per row and panel of a product, and once per row in each pass over scores.
+    prefetcher = {batch.next->k, head_dim * kKeyTile * sizeof(float), batch.next->v,
+                  panels_v * kPanelWidth * kKeyTile * sizeof(float), rows * (kKeyTile / kPanelWidth + panels_v + 2)};
+  }
+  for (std::size_t first = 0; first < rows;) {
     const RowBlock block = next_block(batch.visible, batch.rows, tile.v_finite, first, kRowBlock);
     const bool masked = !sees_whole(batch.visible, block, kLanes);
     if (shape.softcap > 0.0F) {
-      masked ? attend_block<true, true>(shape, tile, batch, block, scores)
-             : attend_block<false, true>(shape, tile, batch, block, scores);
+      masked ? attend_block<true, true, true>(shape, tile, batch, block, scores, prefetcher)
+             : attend_block<true, false, true>(shape, tile, batch, block, scores, prefetcher);
+    } else if (masked || !scales_after_max(shape)) {
+      attend_block<true, true, false>(shape, tile, batch, block, scores, prefetcher);
     } else {
-      masked ? attend_block<true, false>(shape, tile, batch, block, scores)
-             : attend_block<false, false>(shape, tile, batch, block, scores);
+      attend_block<false, false, false>(shape, tile, batch, block, scores, prefetcher);
     }
     first += static_cast<std::size_t>(block.rows);
   }

@@ -19,14 +19,35 @@ struct TileRun {
   std::int64_t table;
 };
 
+TileShape shape_of(const AttentionSpec& spec) {
+  return {spec.dtype, spec.head_dim, spec.head_dim_v, spec.softmax_scale, spec.softcap};
+}
+
+// Packs the first `keys` keys of tile `index` of the task.
+void pack_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task, int kv_head,
+               std::int64_t index, int keys, PackedTile& tile) {
+  const PageRun* const page_runs = task.tiles.data() + index * task.page_runs;
+  const KeySource& source = task.sources[static_cast<std::size_t>(page_runs->source)];
+  const auto element = static_cast<std::int64_t>(size_of(spec.dtype));
+  const int page_run_log2 = std::countr_zero(static_cast<unsigned>(kKeyTile / task.page_runs));
+  TileRows k{{}, source.k.token_stride * element, page_run_log2};
+  TileRows v{{}, source.v.token_stride * element, page_run_log2};
+  for (int i = 0; i << page_run_log2 < keys; ++i) {
+    k.page_runs[i] = source.k_at(page_runs[i].row, kv_head);
+    v.page_runs[i] = source.v_at(page_runs[i].row, kv_head);
+  }
+  ops.pack(shape_of(spec), k, v, keys, tile);
+}
+
 // One head work tile during a task.
 class WorkTileAttention {
  public:
   WorkTileAttention(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task, const WorkTile& work_tile,
-                    int head, TileScratch& scratch)
+                    int head, const SharedTiles& shared, TileScratch& scratch)
       : spec_(spec),
         ops_(ops),
         task_(task),
+        shared_(shared),
         scratch_(scratch),
         first_head_(head),
         kv_head_(head / (spec.heads / spec.kv_heads)),
@@ -92,23 +113,27 @@ class WorkTileAttention {
     const TileRange* ranges = scratch_.key_tiles;
     const std::int64_t nth = tile - tile_run.tiles.begin;
     const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, key_length_ - tile * kKeyTile));
-    const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
-    bool packed = false;
+    const TileShape shape = shape_of(spec_);
+    PackedTile packed;
+    PackedTile next;
+    bool has_next = shared_.find(kv_head_, tile_run.table + nth + 1, next);
     for (int last = 0; last < rows_;) {
       const auto first = static_cast<int>(std::find_if(ranges + last, ranges + rows_, sees) - ranges);
       last = static_cast<int>(std::find_if_not(ranges + first, ranges + rows_, sees) - ranges);
       if (first == last) return;
-      if (!packed) {
-        const TilePageRuns rows = find_tile(tile_run.table + nth, keys);
-        ops_.pack(shape, rows.k, rows.v, keys, scratch_.tile);
-        packed = true;
+      if (packed.k == nullptr && !shared_.find(kv_head_, tile_run.table + nth, packed)) {
+        pack_tile(spec_, ops_, task_, kv_head_, tile_run.table + nth, keys, scratch_.tile);
+        packed = scratch_.tile;
       }
-      attend_rows(shape, tile, first, last, (tile_run.ordinal + nth) % kTilesPerKvSplit == 0);
+      attend_rows(shape, tile, first, last, (tile_run.ordinal + nth) % kTilesPerKvSplit == 0, packed,
+                  has_next ? &next : nullptr);
+      has_next = false;
     }
   }
 
   // Attends rows [first, last), which all see a key of the packed tile.
-  void attend_rows(const TileShape& shape, std::int64_t tile, int first, int last, bool begins_split) {
+  void attend_rows(const TileShape& shape, std::int64_t tile, int first, int last, bool begins_split,
+                   const PackedTile& packed, const PackedTile* next) {
     // Rows process tiles in order of their ordinals, so the current partial belongs to an earlier split when a split
     // begins.
     if (begins_split) merge_current_splits(index(first, 0), index(last, 0));
@@ -117,9 +142,14 @@ class WorkTileAttention {
       std::fill_n(scratch_.visible + index(i, 0), ratio_, columns_of(scratch_.keys[i], tile * kKeyTile, kKeyTile));
     }
     const std::size_t start = index(first, 0);
-    const RowBatch batch{scratch_.q + start * q_stride_,   scratch_.offset + start,  scratch_.sum + start,
-                         scratch_.acc + start * o_stride_, scratch_.visible + start, (last - first) * ratio_};
-    ops_.attend(shape, scratch_.tile, batch, scratch_.scores);
+    const RowBatch batch{scratch_.q + start * q_stride_,
+                         scratch_.offset + start,
+                         scratch_.sum + start,
+                         scratch_.acc + start * o_stride_,
+                         scratch_.visible + start,
+                         (last - first) * ratio_,
+                         next};
+    ops_.attend(shape, packed, batch, scratch_.scores);
   }
 
   void save_state() const {
@@ -188,24 +218,6 @@ class WorkTileAttention {
   std::size_t index(int row, int head_of_tile) const {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_tile);
   }
-  // Addresses of the first `keys` keys of tile `index` of the task.
-  struct TilePageRuns {
-    TileRows k;
-    TileRows v;
-  };
-  TilePageRuns find_tile(std::int64_t index, int keys) const {
-    const PageRun* const page_runs = task_.tiles.data() + index * task_.page_runs;
-    const KeySource& source = task_.sources[static_cast<std::size_t>(page_runs->source)];
-    const auto element = static_cast<std::int64_t>(size_of(spec_.dtype));
-    const int page_run_log2 = std::countr_zero(static_cast<unsigned>(kKeyTile / task_.page_runs));
-    TilePageRuns rows{{{}, source.k.token_stride * element, page_run_log2},
-                      {{}, source.v.token_stride * element, page_run_log2}};
-    for (int i = 0; i << page_run_log2 < keys; ++i) {
-      rows.k.page_runs[i] = source.k_at(page_runs[i].row, kv_head_);
-      rows.v.page_runs[i] = source.v_at(page_runs[i].row, kv_head_);
-    }
-    return rows;
-  }
   std::int64_t head(int head_of_tile) const { return std::int64_t{first_head_} + head_of_tile; }
   float* state_of(int row, int head_of_tile) const {
     return state_at(spec_, static_cast<float*>(task_.state), scratch_.row[row], head(head_of_tile));
@@ -237,6 +249,7 @@ class WorkTileAttention {
   const AttentionSpec& spec_;
   const TileOps& ops_;
   const AttentionTask& task_;
+  const SharedTiles& shared_;
   TileScratch& scratch_;
   int first_head_;
   int kv_head_;
@@ -315,9 +328,34 @@ std::size_t TileScratch::layout(const AttentionSpec& spec, const TileOps& ops, s
   return bytes;
 }
 
+void SharedTiles::pack(const AttentionTask& task, std::int64_t slot) const {
+  const std::int64_t table = slot % tiles_;
+  const auto run = std::find_if(task.key_runs.begin(), task.key_runs.end(), [&](const KeyRun& key_run) {
+    return key_run.table <= table && table < key_run.table + key_run.tiles;
+  });
+  PackedTile tile = view(slot);
+  tile.v_finite = false;
+  if (run != task.key_runs.end()) {
+    const std::int64_t first_key = (run->first_tile + table - run->table) * kKeyTile;
+    const std::int64_t length = task.key_lengths[static_cast<std::size_t>(run->sequence)];
+    const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, length - first_key));
+    pack_tile(*spec_, *ops_, task, first_head_ + static_cast<int>(slot / tiles_), table, keys, tile);
+  }
+  *finite(slot) = tile.v_finite ? 1 : 0;
+}
+
+bool SharedTiles::find(int head, std::int64_t table, PackedTile& tile) const {
+  if (head < first_head_ || head >= first_head_ + heads_ || table >= tiles_) return false;
+  const std::int64_t slot = (head - first_head_) * tiles_ + table;
+  if (*finite(slot) == 0) return false;
+  tile = view(slot);
+  return true;
+}
+
 void attend_work_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task,
-                      const WorkTile& work_tile, int head, TileScratch& scratch, const Checkpoint& checkpoint) {
-  WorkTileAttention attention(spec, ops, task, work_tile, head, scratch);
+                      const WorkTile& work_tile, int head, const SharedTiles& shared, TileScratch& scratch,
+                      const Checkpoint& checkpoint) {
+  WorkTileAttention attention(spec, ops, task, work_tile, head, shared, scratch);
   const bool sees = !attention.tile_runs().empty();
   const bool nothing_changes = task.resume && !sees;
   if (nothing_changes && task.finish == nullptr) return;

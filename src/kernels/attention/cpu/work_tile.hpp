@@ -55,6 +55,45 @@ inline int heads_of_tile(const AttentionSpec& spec) {
   return spec.block_mask.heads > spec.kv_heads ? 1 : spec.heads / spec.kv_heads;
 }
 
+// Key tiles of a task that are packed once for all work tiles. Packing reads rows that lie a page apart, which takes
+// several times as long as attending 20 rows, and each work tile would repeat it.
+class SharedTiles {
+ public:
+  SharedTiles() = default;
+  // Slots for tiles [0, tiles) of AttentionTask::tiles and `heads` KV heads from `first_head` on, in `memory`.
+  SharedTiles(const AttentionSpec& spec, const TileOps& ops, std::byte* memory, std::int64_t tiles, int first_head,
+              int heads)
+      : spec_(&spec), ops_(&ops), memory_(memory), tiles_(tiles), first_head_(first_head), heads_(heads) {}
+
+  static std::size_t slot_bytes(const AttentionSpec& spec, const TileOps& ops) {
+    return (ops.k_floats(spec.head_dim) + ops.packed_v_floats(spec.head_dim_v)) * sizeof(float) + kVectorAlignment;
+  }
+
+  std::int64_t slots() const { return tiles_ * heads_; }
+  // Packs one of slots().
+  void pack(const AttentionTask& task, std::int64_t slot) const;
+  // Whether the tile with index `table` of the task has been packed for `head`; then `tile` is a view of it.
+  bool find(int head, std::int64_t table, PackedTile& tile) const;
+
+ private:
+  PackedTile view(std::int64_t slot) const {
+    auto* const k = reinterpret_cast<float*>(memory_ + static_cast<std::size_t>(slot) * slot_bytes(*spec_, *ops_));
+    return {k, k + ops_->k_floats(spec_->head_dim)};
+  }
+  // Whether a slot's values are finite: otherwise attend() may write to the tile, and each work tile packs its own.
+  int* finite(std::int64_t slot) const {
+    const PackedTile tile = view(slot);
+    return reinterpret_cast<int*>(tile.v + ops_->packed_v_floats(spec_->head_dim_v));
+  }
+
+  const AttentionSpec* spec_ = nullptr;
+  const TileOps* ops_ = nullptr;
+  std::byte* memory_ = nullptr;
+  std::int64_t tiles_ = 0;
+  int first_head_ = 0;
+  int heads_ = 0;
+};
+
 // One thread's scratch: views into one allocation.
 struct TileScratch {
   float* q = nullptr;       // [max rows × heads per kv head, q_stride]
@@ -83,6 +122,7 @@ struct TileScratch {
 // key tile of the task that a row sees, and saves or finishes. Returns early, with nothing written, if the checkpoint
 // says so.
 void attend_work_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTask& task,
-                      const WorkTile& work_tile, int head, TileScratch& scratch, const Checkpoint& checkpoint);
+                      const WorkTile& work_tile, int head, const SharedTiles& shared, TileScratch& scratch,
+                      const Checkpoint& checkpoint);
 
 }  // namespace ringattn::cpu

@@ -29,8 +29,9 @@ HWY_INLINE __m512i load_pairs(const std::byte* row, int begin, int dims) {
   return _mm512_maskz_loadu_epi16((1U << (dims - begin)) - 1U, at);
 }
 
-// Transposes 16 rows of 16 pairs, or of any 32-bit elements. `target` is aligned to 64 bytes.
-HWY_INLINE void transpose_pairs(const __m512i (&rows)[kTileRows], std::byte* target) {
+// Transposes 16 rows of 16 pairs, or of any 32-bit elements. `target` and `stride`, the bytes between its rows, are
+// aligned to 64 bytes.
+HWY_INLINE void transpose_pairs(const __m512i (&rows)[kTileRows], std::byte* target, std::size_t stride = 64) {
   __m512i twos[kTileRows];
   for (int i = 0; i < kTileRows; i += 2) {
     twos[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
@@ -46,15 +47,15 @@ HWY_INLINE void transpose_pairs(const __m512i (&rows)[kTileRows], std::byte* tar
   }
   constexpr int kEven = 0x88;  // blocks 0 and 2 of both vectors
   constexpr int kOdd = 0xdd;
-  for (int c = 0; c < 4; ++c) {
+  for (std::size_t c = 0; c < 4; ++c) {
     const __m512i low_even = _mm512_shuffle_i32x4(fours[c], fours[c + 4], kEven);
     const __m512i low_odd = _mm512_shuffle_i32x4(fours[c], fours[c + 4], kOdd);
     const __m512i high_even = _mm512_shuffle_i32x4(fours[c + 8], fours[c + 12], kEven);
     const __m512i high_odd = _mm512_shuffle_i32x4(fours[c + 8], fours[c + 12], kOdd);
-    _mm512_store_si512(target + 64 * c, _mm512_shuffle_i32x4(low_even, high_even, kEven));
-    _mm512_store_si512(target + 64 * (c + 4), _mm512_shuffle_i32x4(low_odd, high_odd, kEven));
-    _mm512_store_si512(target + 64 * (c + 8), _mm512_shuffle_i32x4(low_even, high_even, kOdd));
-    _mm512_store_si512(target + 64 * (c + 12), _mm512_shuffle_i32x4(low_odd, high_odd, kOdd));
+    _mm512_store_si512(target + c * stride, _mm512_shuffle_i32x4(low_even, high_even, kEven));
+    _mm512_store_si512(target + (c + 4) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, kEven));
+    _mm512_store_si512(target + (c + 8) * stride, _mm512_shuffle_i32x4(low_even, high_even, kOdd));
+    _mm512_store_si512(target + (c + 12) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, kOdd));
   }
 }
 

@@ -11,7 +11,9 @@
 #include <limits>
 
 #include "hwy/highway.h"
+#include "kernels/common/cpu/amx_pairs-inl.hpp"
 #include "kernels/common/cpu/tile_ops.hpp"
+#include "kernels/common/unroll.hpp"
 
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
@@ -100,6 +102,33 @@ HWY_INLINE void transpose(const std::byte* const* rows, std::size_t dims, std::s
 #endif
 }
 
+// Transposes kPackedKeys rows to columns of a panel, as many of their dims as fill squares of vectors, and returns
+// them.
+#if HWY_ARCH_X86_64 && HWY_TARGET <= HWY_AVX3
+inline constexpr std::int64_t kPackedKeys = kTileRows;
+
+template <Dtype kDtype>
+HWY_INLINE std::size_t transpose_squares(const std::byte* const* rows, std::size_t dims, std::size_t panel_width,
+                                         float* target) {
+  const hn::ScalableTag<float> d;
+  const std::size_t whole = dims / kTileColumns * kTileColumns;
+  for (std::size_t c = 0; c < whole; c += kTileColumns) {
+    __m512i square[kTileRows];
+    RINGATTN_UNROLL
+    for (int i = 0; i < kTileRows; ++i) square[i] = _mm512_castps_si512(load_wide<kDtype>(d, rows[i], c).raw);
+    transpose_pairs(square, reinterpret_cast<std::byte*>(target + c * panel_width), panel_width * sizeof(float));
+  }
+  return whole;
+}
+#else
+inline constexpr std::int64_t kPackedKeys = kKeysAtOnce;
+
+template <Dtype kDtype>
+HWY_INLINE std::size_t transpose_squares(const std::byte* const*, std::size_t, std::size_t, float*) {
+  return 0;
+}
+#endif
+
 template <Dtype kDtype>
 void pack_k(const TileShape& shape, const TileRows& k, std::int64_t keys, std::size_t panel_width, float* panels) {
   // Columns after the last key are zero: they are multiplied, and then masked.
@@ -107,36 +136,49 @@ void pack_k(const TileShape& shape, const TileRows& k, std::int64_t keys, std::s
   const auto dims = static_cast<std::size_t>(shape.head_dim);
   const auto width = static_cast<std::int64_t>(panel_width);
   const std::int64_t columns = (keys + width - 1) / width * width;
-  for (std::int64_t key = 0; key < columns; key += kKeysAtOnce) {
-    const std::byte* rows[kKeysAtOnce];
-    for (std::int64_t i = 0; i < kKeysAtOnce; ++i) rows[i] = key + i < keys ? k.at(key + i) : kZeroRow;
-    float* panel = panels + static_cast<std::size_t>(key / width) * dims * panel_width;
-    transpose<kDtype>(rows, dims, panel_width, panel + key % width);
+  for (std::int64_t key = 0; key < columns; key += kPackedKeys) {
+    const std::byte* rows[kPackedKeys];
+    for (std::int64_t i = 0; i < kPackedKeys; ++i) rows[i] = key + i < keys ? k.at(key + i) : kZeroRow;
+    float* panel = panels + static_cast<std::size_t>(key / width) * dims * panel_width + key % width;
+    const std::size_t whole = transpose_squares<kDtype>(rows, dims, panel_width, panel);
+    if (whole == dims) continue;
+    for (std::int64_t i = 0; i < kPackedKeys; ++i) rows[i] += whole * size_of(kDtype);
+    for (std::int64_t i = 0; i < kPackedKeys; i += kKeysAtOnce) {
+      transpose<kDtype>(rows + i, dims - whole, panel_width, panel + whole * panel_width + i);
+    }
   }
 }
 
 // Returns whether every value is finite.
 template <Dtype kDtype>
 bool pack_v(const TileShape& shape, const TileRows& v, std::int64_t keys, std::size_t panel_width, float* panels) {
-  const AtMostEight d;
   const auto dims = static_cast<std::size_t>(shape.head_dim_v);
-  constexpr std::size_t kVector = hn::MaxLanes(hn::ScalableTag<float>());
+  const hn::ScalableTag<float> d;
+  const AtMostEight d8;
+  constexpr std::size_t kVector = hn::MaxLanes(d);
   auto taint = hn::Zero(d);  // 0 · x is NaN for NaN and ∞
+  auto taint8 = hn::Zero(d8);
   for (std::int64_t key = 0; key < keys; ++key) {
     const std::byte* source = v.at(key);
     float* target = panels + static_cast<std::size_t>(key) * panel_width;
     for (std::size_t begin = 0; begin < dims; begin += panel_width, target += kKeyTile * panel_width) {
       const std::size_t width = std::min(panel_width, dims - begin);
-      for (std::size_t c = 0; c < width; c += hn::Lanes(d)) {
+      std::size_t c = 0;
+      for (; c + kVector <= width; c += kVector) {
         const auto value = load_wide<kDtype>(d, source, begin + c);
         taint = hn::MulAdd(value, hn::Zero(d), taint);
         hn::Store(value, d, target + c);
       }
+      for (; c < width; c += hn::Lanes(d8)) {
+        const auto value = load_wide<kDtype>(d8, source, begin + c);
+        taint8 = hn::MulAdd(value, hn::Zero(d8), taint8);
+        hn::Store(value, d8, target + c);
+      }
       // Pads to a whole vector, because the last vector is multiplied whole.
-      for (std::size_t c = width; c % kVector != 0; c += hn::Lanes(d)) hn::Store(hn::Zero(d), d, target + c);
+      for (; c % kVector != 0; c += hn::Lanes(d8)) hn::Store(hn::Zero(d8), d8, target + c);
     }
   }
-  return hn::AllTrue(d, hn::Eq(taint, hn::Zero(d)));
+  return hn::AllTrue(d, hn::Eq(taint, hn::Zero(d))) && hn::AllTrue(d8, hn::Eq(taint8, hn::Zero(d8)));
 }
 
 template <Dtype kDtype>

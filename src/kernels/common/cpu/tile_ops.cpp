@@ -68,7 +68,7 @@ void write_row(const float* acc, int count, float scale, float sum, Dtype dtype,
 }
 
 // Packing a key tile costs about as much as attending 10 rows to it.
-constexpr std::size_t kWorkTileRows = 240;
+constexpr std::size_t kWorkTileRows = 480;
 
 // Measured on one core, rounded (bench/notes/attention-portable.md). It depends on the vector length, so that
 // unmeasured targets have an estimate too.

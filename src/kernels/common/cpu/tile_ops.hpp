@@ -4,6 +4,7 @@
 // which have a table of their own for bf16. Code outside these tables does not affect results.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -45,6 +46,46 @@ struct PackedTile {
   bool v_finite = true;  // no value of the tile is NaN or ∞
 };
 
+// Prefetches the next packed tile into the L2 cache, a few lines at a time: a burst would stall the core, which has few
+// line fill buffers.
+class TilePrefetcher {
+ public:
+  TilePrefetcher() = default;
+  // `steps` is the sum of the arguments of advance() to come.
+  TilePrefetcher(const void* k, std::size_t k_bytes, const void* v, std::size_t v_bytes, std::size_t steps)
+      : at_(static_cast<const std::byte*>(k)),
+        end_(at_ + k_bytes),
+        v_(static_cast<const std::byte*>(v)),
+        v_end_(v_ + v_bytes),
+        rate_((((k_bytes + v_bytes) / kLine) << kRateBits) / std::max<std::size_t>(1, steps) + 1) {}
+
+  void advance(std::size_t steps) {
+    if (at_ == nullptr) return;
+    for (due_ += rate_ * steps; due_ >= kOneLine; due_ -= kOneLine) {
+      if (at_ == end_) {
+        at_ = v_;
+        end_ = v_end_;
+        v_ = nullptr;
+        if (at_ == nullptr) return;
+      }
+      __builtin_prefetch(at_, /*rw=*/0, /*locality=*/2);
+      at_ += kLine;
+    }
+  }
+
+ private:
+  static constexpr std::size_t kLine = 64;
+  static constexpr int kRateBits = 16;
+  static constexpr std::size_t kOneLine = std::size_t{1} << kRateBits;
+
+  const std::byte* at_ = nullptr;  // null: nothing is left
+  const std::byte* end_ = nullptr;
+  const std::byte* v_ = nullptr;  // null: at_ is in v
+  const std::byte* v_end_ = nullptr;
+  std::size_t rate_ = 0;  // lines for each step, with kRateBits after the point
+  std::size_t due_ = 0;
+};
+
 // A row's partial of one KV split, or of several merged splits (kernels/attention/merge.hpp).
 struct Partial {
   float offset = 0.0F;   // subtracted from the scores
@@ -60,6 +101,7 @@ struct RowBatch {
   float* acc = nullptr;                  // [rows, o_stride()]
   const ColumnRange* visible = nullptr;  // [rows]: columns of the tile that the row sees; none empty
   int rows = 0;
+  const PackedTile* next = nullptr;  // the tile after this one, if it is packed already
 };
 
 struct TileOps {
@@ -95,6 +137,10 @@ struct TileOps {
   }
   std::size_t v_floats(int head_dim_v) const {
     return static_cast<std::size_t>((head_dim_v + panel_width - 1) / panel_width * panel_width) * kKeyTile;
+  }
+  // The part of v_floats() that pack() writes; attend() may use the rest.
+  std::size_t packed_v_floats(int head_dim_v) const {
+    return v_floats(head_dim_v) / static_cast<std::size_t>(q_per_float);
   }
 
  private:
