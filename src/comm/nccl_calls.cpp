@@ -35,13 +35,13 @@ OpenedNccl open_nccl() {
   };
   decltype(&::ncclGetVersion) get_version = nullptr;
   find(get_version, "ncclGetVersion");
-  int version = 0;
+  NcclCalls& calls = opened.calls;
+  int& version = calls.version;
   if (get_version != nullptr && get_version(&version) == ncclSuccess && version < kOldestNccl) {
     opened.why_not =
         fmt::format("{} is version {}.{}, and 2.19 is needed", kNcclLibrary, version / 10000, version / 100 % 100);
     return opened;
   }
-  NcclCalls& calls = opened.calls;
   find(calls.get_unique_id, "ncclGetUniqueId");
   find(calls.comm_init_rank_config, "ncclCommInitRankConfig");
   find(calls.comm_finalize, "ncclCommFinalize");

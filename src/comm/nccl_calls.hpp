@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside transport `nccl`: NCCL's functions. The library is opened when ranks first use it and is never linked, so that
+// NCCL's functions, for the transport `nccl` and for nccl_version(). The library is opened when ranks first use it and is never linked, so that
 // one build runs with and without NCCL.
 #pragma once
 
@@ -10,6 +10,7 @@
 namespace ringattn {
 
 struct NcclCalls {
+  int version = 0;  // as of ncclGetVersion(): 10000 · major + 100 · minor + patch
   decltype(&::ncclGetUniqueId) get_unique_id = nullptr;
   decltype(&::ncclCommInitRankConfig) comm_init_rank_config = nullptr;
   decltype(&::ncclCommFinalize) comm_finalize = nullptr;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "comm/nccl_version.hpp"
 
+#ifdef RINGATTN_HAVE_NCCL
 #include <fmt/format.h>
 
-#ifdef RINGATTN_HAVE_NCCL
-#include <nccl.h>
+#include "comm/nccl.hpp"
+#include "comm/nccl_calls.hpp"
 #endif
 
 namespace ringattn {
@@ -12,8 +13,8 @@ namespace ringattn {
 #ifdef RINGATTN_HAVE_NCCL
 
 std::string nccl_version() {
-  int version = 0;
-  if (ncclGetVersion(&version) != ncclSuccess) return "unknown (ncclGetVersion failed)";
+  if (const std::string why_not = why_no_nccl(); !why_not.empty()) return fmt::format("none ({})", why_not);
+  const int version = nccl().version;
   return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
 }
 
