@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL's functions, for the transport `nccl` and for nccl_version(). The library is opened when ranks first use it and is never linked, so that
-// one build runs with and without NCCL.
+// NCCL's functions, for the transport `nccl` and for nccl_version(). The library is opened when ranks first use it and
+// is never linked, so that one build runs with and without NCCL.
 #pragma once
 
 #include <nccl.h>
