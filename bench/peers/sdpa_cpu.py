@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """ringattn and PyTorch's scaled_dot_product_attention in turn on the same cores, without communication.
 
-    OMP_NUM_THREADS=2 PYTHONPATH=python bench/peers/sdpa_cpu.py --seq 2k-32k*4 --jsonl results.jsonl
-    OMP_NUM_THREADS=1 taskset -c 0 bench/peers/sdpa_cpu.py --head-dim 64 --heads 8 --kv-heads 2 --mask full
+    PYTHONPATH=python bench/peers/sdpa_cpu.py --threads 2 --seq 2k-32k*4 --jsonl results.jsonl
+    taskset -c 0 bench/peers/sdpa_cpu.py --threads 1 --head-dim 64 --heads 8 --kv-heads 2 --mask full
 
 Each line has medians of the rounds: GFLOP/s of wall time and of processor time, and the ratio ringattn / PyTorch of each
 round, which neighbors on a busy host change least.
@@ -79,6 +79,7 @@ def main() -> int:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--mask", choices=["causal", "full"], default="causal")
     parser.add_argument("--dtype", choices=["bf16", "fp16", "fp32"], default="bf16")
+    parser.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--git", default="unknown", help="commit of the library")
     parser.add_argument("--jsonl")
@@ -92,7 +93,7 @@ def main() -> int:
         print(f"skipped: needs PyTorch and ringattn ({error})")
         return common.SKIPPED
 
-    threads = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1))
+    threads = args.threads
     torch.set_num_threads(threads)
     if args.self_check:
         args.rounds = 1
