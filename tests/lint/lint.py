@@ -47,7 +47,7 @@ VENDORS = {
     r"mpi\.h": r"src/comm/mpi[^/]*|tests/.*mpi.*",
     r"nccl\.h": r"src/comm/nccl[^/]*",
     r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*|tests/support/far_pages[^/]*",
-    r"hwy/.*": r"src/kernels/[a-z_]+/cpu/.*|src/kernels/quant/quant_ops\.cpp|tests/kernels/.*",
+    r"hwy/.*": r"src/kernels/[a-z_]+/cpu/.*|src/kernels/quant/(quant|row_codec)_ops\.cpp|tests/kernels/.*",
     r"omp\.h": r"src/kernels/[a-z_]+/cpu/.*|src/kernels/common/synthetic.*|src/ops/common/accuracy.*",
     r"nlohmann/.*": r"src/io/.*|launch/.*|tests/.*",
     r"toml\+\+/.*": r"src/io/flat_toml[^/]*",

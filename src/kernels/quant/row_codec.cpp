@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/quant/cpu/row_ops.hpp"
 #include "kernels/quant/latent_rows.hpp"
 #include "kernels/quant/quant_ops.hpp"
+#include "kernels/quant/row_codec_ops.hpp"
 #include "kernels/quant/row_quantization.hpp"
 
 namespace ringattn {
@@ -29,7 +29,7 @@ float rounded(float value, Dtype dtype) {
 void narrow(const float* wide, Dtype dtype, std::int64_t count, std::byte* row) {
   auto* const words = reinterpret_cast<std::uint16_t*>(row);
   if (dtype == Dtype::kBf16 && count % 8 == 0) {
-    cpu::best_row_ops().narrow_to_bf16(wide, count, row);
+    best_row_codec_ops().narrow_to_bf16(wide, count, row);
   } else if (dtype == Dtype::kBf16) {
     for (std::int64_t i = 0; i < count; ++i) words[i] = float_to_bf16(wide[i]);
   } else {
@@ -74,7 +74,7 @@ RowCodec::RowCodec(const RowFormat& format, const RowShape& shape, std::span<std
       heads_(shape.heads),
       dim_(shape.dim),
       tables_(tables),
-      ops_(cpu::best_row_ops()),
+      ops_(best_row_codec_ops()),
       wide_(static_cast<std::size_t>(shape.dim)),
       products_(wide_.size()),
       scales_(wide_.size()),

@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-#include "kernels/quant/cpu/row_ops.hpp"
+#include "kernels/quant/row_codec_ops.hpp"
 #include "kernels/quant/row_format.hpp"
 
 namespace ringattn {
@@ -74,7 +74,7 @@ class RowCodec {
   std::int64_t heads_;
   std::int64_t dim_;
   std::span<std::byte* const> tables_;
-  const cpu::RowOps& ops_;
+  const RowCodecOps& ops_;
   std::vector<float> wide_, products_, scales_, zeros_;  // [dim]
   std::vector<float> pairs_;                             // [dim, 2]
   std::vector<float> group_;                             // [group, dim]

@@ -479,7 +479,7 @@ class CpuLinear final : public LinearKernel {
   // biases, a row of x and 16 quantized ones (kInt8 with tiles).
   std::int64_t panel_at_ = 0, sums_at_ = 0, current_at_ = 0, columns_at_ = 0, wide_row_at_ = 0, int8_rows_at_ = 0;
   std::int64_t thread_floats_ = 0, x_floats_ = 0;
-  // Of the task: columns of a panel, and K and tiles of a row of x.
+  // For the task: columns of a panel, K, and tiles in a row of x.
   std::int64_t width_, x_features_ = 0, x_tiles_ = 0;
   Buffer scratch_;
 };

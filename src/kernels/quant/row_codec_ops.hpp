@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dequantization of rows, vectorized, one function table per SIMD target like tile_ops.hpp. All targets have the same
-// bits: those of the functions in quant/row_quantization.hpp, and of float_to_bf16().
+// Dequantization of rows, vectorized, one function table per SIMD target like quant_ops.hpp. All targets have the same
+// bits: those of the functions in row_quantization.hpp, and of float_to_bf16().
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-namespace ringattn::cpu {
+namespace ringattn {
 
 // `count` is a multiple of 8.
-struct RowOps {
+struct RowCodecOps {
   // wide[i] = values[i] · scale, of e4m3 and int8.
   void (*dequantize_fp8)(const std::byte* values, float scale, std::int64_t count, float* wide);
   void (*dequantize_int8)(const std::byte* values, float scale, std::int64_t count, float* wide);
@@ -21,7 +21,7 @@ struct RowOps {
   void (*narrow_to_bf16)(const float* wide, std::int64_t count, std::byte* row);
 };
 
-// The table of best_tile_ops()'s SIMD target.
-const RowOps& best_row_ops();
+// The table of this processor's best target.
+const RowCodecOps& best_row_codec_ops();
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
-#include "kernels/quant/cpu/row_ops.hpp"
+#include "kernels/quant/row_codec_ops.hpp"
 
 #include <cstring>
 
-// As in tile_ops.cpp.
+// As in quant_ops.cpp.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/quant/cpu/row_ops.cpp"
+#define HWY_TARGET_INCLUDE "kernels/quant/row_codec_ops.cpp"
 #include "hwy/foreach_target.h"  // IWYU pragma: keep
 // After foreach_target.h, as Highway wants it.
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace ringattn::cpu::HWY_NAMESPACE {
+namespace ringattn::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
@@ -114,21 +114,21 @@ void narrow_row_to_bf16(const float* wide, std::int64_t count, std::byte* row) {
   });
 }
 
-const RowOps& row_ops() {
-  static const RowOps ops{&dequantize_fp8_row, &dequantize_int8_row, &dequantize_int4_row, &dequantize_int4_run,
-                          &narrow_row_to_bf16};
+const RowCodecOps& row_codec_ops() {
+  static const RowCodecOps ops{&dequantize_fp8_row, &dequantize_int8_row, &dequantize_int4_row, &dequantize_int4_run,
+                               &narrow_row_to_bf16};
   return ops;
 }
 
-}  // namespace ringattn::cpu::HWY_NAMESPACE
+}  // namespace ringattn::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace ringattn::cpu {
+namespace ringattn {
 
-HWY_EXPORT(row_ops);
+HWY_EXPORT(row_codec_ops);
 
-const RowOps& best_row_ops() { return HWY_DYNAMIC_DISPATCH(row_ops)(); }
+const RowCodecOps& best_row_codec_ops() { return HWY_DYNAMIC_DISPATCH(row_codec_ops)(); }
 
-}  // namespace ringattn::cpu
+}  // namespace ringattn
 #endif  // HWY_ONCE
