@@ -24,8 +24,6 @@
 #include "base/json_writer.hpp"
 #include "bench/arguments.hpp"
 #include "kernels/common/registry.hpp"
-#include "kernels/rope/rope.hpp"
-#include "kernels/rope/rope_frequencies.hpp"
 #include "kernels/ssd_backward/ssd_backward.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/ssm.hpp"
@@ -38,8 +36,6 @@ constexpr int kWarmRounds = 3;
 constexpr std::int64_t kCopyBytes = std::int64_t{1} << 30;
 
 enum class Kind { kSsd, kSsdBackward, kUpdate, kConv1d };
-// RoPE of k and q of linear attention: by the kernel as it loads them, or to other memory before.
-enum class Rotation { kNone, kFused, kBefore };
 
 struct Shape {
   std::string_view name;
@@ -50,15 +46,7 @@ struct Shape {
   bool state_decays;
   bool gate = false;
   SsmDecay decay = SsmDecay::kDt;  // others: linear attention, whose heads have their own k and q
-  Rotation rotation = Rotation::kNone;
-  int rotary_dim = 128;
 };
-constexpr Shape linear(std::string_view name, std::int64_t tokens, int heads, SsmDecay decay, Rotation rotation,
-                       int rotary_dim = 128, Kind kind = Kind::kSsd) {
-  const bool update = kind == Kind::kUpdate;
-  return {name,  kind,     update ? tokens : 1, update ? 1 : tokens, heads, 128, 128, false, false,
-          decay, rotation, rotary_dim};
-}
 
 constexpr Shape kShapes[] = {
     {"ssd-16k", Kind::kSsd, 1, 16'384, 80, 64, 128, false},
@@ -82,20 +70,6 @@ constexpr Shape kShapes[] = {
     {"selective-update-128", Kind::kUpdate, 128, 1, 5120, 1, 16, true, true},
     {"lightning-update-128", Kind::kUpdate, 128, 1, 64, 128, 128, false, false, SsmDecay::kHead},
     {"gla-update-128", Kind::kUpdate, 128, 1, 64, 128, 128, false, false, SsmDecay::kDim},
-    linear("lightning-rope-4k", 4096, 64, SsmDecay::kHead, Rotation::kFused),
-    linear("lightning-rope-before-4k", 4096, 64, SsmDecay::kHead, Rotation::kBefore),
-    linear("lightning-rope-131k", 131'072, 64, SsmDecay::kHead, Rotation::kFused),
-    linear("lightning-rope-before-131k", 131'072, 64, SsmDecay::kHead, Rotation::kBefore),
-    linear("ring-rope-32k", 32'768, 32, SsmDecay::kHead, Rotation::kFused, 64),
-    linear("ring-rope-before-32k", 32'768, 32, SsmDecay::kHead, Rotation::kBefore, 64),
-    linear("gla-rope-4k", 4096, 64, SsmDecay::kDim, Rotation::kFused),
-    linear("gla-rope-before-4k", 4096, 64, SsmDecay::kDim, Rotation::kBefore),
-    linear("gla-rope-32k", 32'768, 64, SsmDecay::kDim, Rotation::kFused),
-    linear("gla-rope-before-32k", 32'768, 64, SsmDecay::kDim, Rotation::kBefore),
-    linear("lightning-rope-update-128", 128, 64, SsmDecay::kHead, Rotation::kFused, 128, Kind::kUpdate),
-    linear("lightning-rope-before-update-128", 128, 64, SsmDecay::kHead, Rotation::kBefore, 128, Kind::kUpdate),
-    linear("lightning-rope-update-1", 1, 64, SsmDecay::kHead, Rotation::kFused, 128, Kind::kUpdate),
-    linear("lightning-rope-before-update-1", 1, 64, SsmDecay::kHead, Rotation::kBefore, 128, Kind::kUpdate),
     {"conv1d-131k", Kind::kConv1d, 1, 131'072, 1, 8448, 0, false},
 };
 
@@ -220,34 +194,6 @@ class Bench {
     if (spec.dt_bias) tensors.dt_bias = numbers(heads, -4.0F, -2.0F);
   }
 
-  // A stage before the kernel: of q and k in `tensors`, which are those of `tokens` tokens, or of their angles.
-  template <class Tensors>
-  void add_rotation(const Shape& shape, std::int64_t tokens, Tensors& tensors, Stages& stages) {
-    rope_.reset();
-    if (shape.rotation == Rotation::kNone) return;
-    RopeParameters parameters;
-    parameters.theta = 600'000.0;
-    parameters.partial_rotary_factor = static_cast<double>(shape.rotary_dim) / shape.state_dim;
-    const RopeSpec spec = make_rope_spec(parameters, Dtype::kBf16, shape.state_dim, RopePairs::kHalfSplit, false);
-    rope_ = choose_kernel(spec, {"cuda", "auto"}).row->make_kernel(spec, backend_);
-    const std::int64_t moved = moved_;
-    if (shape.rotation == Rotation::kFused) {
-      memory_.push_back(backend_.allocate(static_cast<std::size_t>(tokens * 2 * spec.pair_count()) * sizeof(float)));
-      auto* const angles = reinterpret_cast<float*>(memory_.back().data());
-      tensors.rotation = {angles, spec.pair_count(), spec.pairs};
-      stages.emplace_back("angles", [this, tokens, angles] {
-        rope_->compute_angles({.first = 1000}, tokens, angles, backend_.stream());
-      });
-      return;
-    }
-    const std::vector<RopeTensor> both = {{tensors.b, rows(SyntheticTensor::kK, tokens, shape.heads, shape.state_dim)},
-                                          {tensors.c, rows(SyntheticTensor::kQ, tokens, shape.heads, shape.state_dim)}};
-    moved_ = moved;  // both forms have the same bytes that must be moved
-    tensors.b = both[0].y;
-    tensors.c = both[1].y;
-    stages.emplace_back("rotate", [this, both] { rope_->rotate({{.first = 1000}, both}, backend_.stream(), {}); });
-  }
-
   void scan(const Shape& shape) {
     const SsmSpec spec = spec_of(shape);
     const auto choice = choose_kernel(spec, {"cuda", kernel_});
@@ -262,12 +208,10 @@ class Bench {
     kernel->reserve(limits_of(runs));
     const HeadRange heads{0, spec.heads};
     const Stream stream = backend_.stream();
-    Stages stages;
-    add_rotation(shape, shape.sequences * shape.tokens, task, stages);
-    stages.emplace_back("fold", [&] { kernel->accumulate_states(task, heads, stream, {}); });
-    stages.emplace_back("carry", [&] { kernel->carry(task, heads, 0, stream); });
-    stages.emplace_back("finish", [&] { kernel->finish(task, heads, stream, {}); });
-    print(shape, choice.row->name, describe(spec), time(stages));
+    print(shape, choice.row->name, describe(spec),
+          time({{"fold", [&] { kernel->accumulate_states(task, heads, stream, {}); }},
+                {"carry", [&] { kernel->carry(task, heads, 0, stream); }},
+                {"finish", [&] { kernel->finish(task, heads, stream, {}); }}}));
   }
 
   // dy and the gradients are rows like those of x, dt, B, C and z.
@@ -331,10 +275,8 @@ class Bench {
                         backend_.stream());
     update.states = reinterpret_cast<float*>(memory_.back().data());
     moved_ += 2 * floats * static_cast<std::int64_t>(sizeof(float));
-    Stages stages;
-    add_rotation(shape, shape.sequences, update, stages);
-    stages.emplace_back("update", [&] { kernel->update(update, backend_.stream()); });
-    print(shape, choice.row->name, describe(spec), time(stages));
+    print(shape, choice.row->name, describe(spec),
+          time({{"update", [&] { kernel->update(update, backend_.stream()); }}}));
   }
 
   void conv1d(const Shape& shape) {
@@ -363,10 +305,6 @@ class Bench {
     line.member("git", git_);
     line.key("devices").begin_array().value(backend_.identity()).end_array();
     line.member("kernel", kernel).member("shape", shape.name).member("job", job);
-    if (shape.rotation != Rotation::kNone) {
-      line.member("rotary_dim", shape.rotary_dim);
-      line.member("rotation", shape.rotation == Rotation::kFused ? "fused" : "before");
-    }
     line.member("sequences", shape.sequences).member("tokens", shape.tokens).member("samples", kRounds);
     line.member("ms", times.whole * 1e3).key("stages_ms").begin_object();
     for (const auto& [name, seconds] : times.stages) line.member(name, seconds * 1e3);
@@ -381,7 +319,6 @@ class Bench {
   std::string git_;
   double copy_rate_ = 0.0;  // bytes read and written, a second
   std::vector<Buffer> memory_;
-  std::unique_ptr<RopeKernel> rope_;
   std::int64_t moved_ = 0;  // bytes that a shape has to read or write at least
 };
 

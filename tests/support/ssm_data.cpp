@@ -7,11 +7,9 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <numeric>
 #include <random>
 
-#include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/ssm_oracle.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
@@ -150,60 +148,6 @@ std::string first_difference(const SsmData& inputs, const SsmResult& result, con
   return "the results differ in size";
 }
 
-SsmData rotated(SsmData inputs) {
-  const SsmSpec& spec = inputs.spec;
-  TokenRotation rotation(row_rotation(*inputs.rope, inputs.rope->frequencies.data()));
-  for (std::int64_t row = 0; row < inputs.rows(); ++row) {
-    rotation.move_to(inputs.positions[size(row)]);
-    for (int group = 0; group < spec.groups; ++group) {
-      const std::size_t at = size((row * spec.groups + group) * spec.state_dim) * size_of(spec.dtype);
-      for (std::vector<std::byte>* const rows : {&inputs.b, &inputs.c}) {
-        rotation.rotate(rows->data() + at, rows->data() + at);
-      }
-    }
-  }
-  inputs.rope.reset();
-  inputs.positions.clear();
-  return inputs;
-}
-
-namespace {
-
-// Angles of b and c in the kernel's memory.
-class PlacedAngles {
- public:
-  // `positions`: of the rows as they lie there.
-  PlacedAngles(Backend& backend, const SsmRow& row, const SsmData& inputs, const std::vector<std::int64_t>& positions)
-      : positions_(backend, std::max<std::size_t>(8, positions.size() * sizeof(std::int64_t))),
-        angles_(backend,
-                std::max<std::size_t>(
-                    4, inputs.rope ? positions.size() * size(2 * inputs.rope->pair_count()) * sizeof(float) : 0)) {
-    if (!inputs.rope) return;
-    const auto* const bytes = reinterpret_cast<const std::byte*>(positions.data());
-    if (!positions.empty()) positions_.write({bytes, bytes + positions.size() * sizeof(std::int64_t)});
-    const KernelRequest same_backend{std::string(row.backend), "auto"};
-    rope_ = choose_kernel(*inputs.rope, same_backend).row->make_kernel(*inputs.rope, backend);
-    rope_->compute_angles({positions_.data(), true}, static_cast<std::int64_t>(positions.size()), angles_.floats(),
-                          backend.stream());
-    pairs_ = inputs.rope->pair_count();
-    layout_ = inputs.rope->pairs;
-  }
-
-  // From a row on; nothing without RoPE.
-  RopeAngles from(std::int64_t row) const {
-    if (pairs_ == 0) return {};
-    return {angles_.floats() + row * 2 * pairs_, pairs_, layout_};
-  }
-
- private:
-  DeviceArray positions_, angles_;
-  std::unique_ptr<RopeKernel> rope_;
-  std::int32_t pairs_ = 0;
-  RopePairs layout_ = RopePairs::kHalfSplit;
-};
-
-}  // namespace
-
 SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement& arrangement) {
   const SsmSpec& spec = inputs.spec;
   const auto backend = row.make_backend({arrangement.threads, 0});
@@ -282,10 +226,6 @@ SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement
   if (!inputs.a.empty()) task.a = a.floats();
   if (spec.skip) task.d = d.floats();
   if (spec.dt_bias) task.dt_bias = bias.floats();
-  std::vector<std::int64_t> positions(inputs.positions.size());
-  for (std::size_t i = 0; i < positions.size(); ++i) positions[size(order[i])] = inputs.positions[i];
-  const PlacedAngles angles(*backend, row, inputs, positions);
-  task.rotation = angles.from(0);
   task.runs = runs;
   task.y = y.view();
   // Leaves NaN where the scratch memory is likely to lie.
@@ -359,12 +299,6 @@ SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, con
   DeviceArray slot_table(*backend, std::max<std::size_t>(1, slots.size() * sizeof(std::int32_t)));
   const auto* const slot_bytes = reinterpret_cast<const std::byte*>(slots.data());
   if (!slots.empty()) slot_table.write({slot_bytes, slot_bytes + slots.size() * sizeof(std::int32_t)});
-  std::vector<std::int64_t> positions(inputs.positions.size());  // step by step
-  for (std::size_t i = 0; i < positions.size(); ++i) {
-    const auto row_of_step = static_cast<std::int64_t>(i);
-    positions[i] = inputs.positions[size(row_of_step % sequences * length + row_of_step / sequences)];
-  }
-  const PlacedAngles angles(*backend, row, inputs, positions);
   for (std::int64_t token = 0; token < length; ++token) {
     const auto step = [&](const PlacedRows& placed) {
       MutableTensorView view = placed.view();
@@ -382,7 +316,6 @@ SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, con
     if (!inputs.a.empty()) update.a = a.floats();
     if (spec.skip) update.d = d.floats();
     if (spec.dt_bias) update.dt_bias = bias.floats();
-    update.rotation = angles.from(token * sequences);
     update.states = states.floats();
     update.y = step(y);
     if (!slots.empty()) update.slots = reinterpret_cast<const std::int32_t*>(slot_table.data());

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -32,15 +31,14 @@ inline SsmSpec small_ssm(int heads, bool selective) {
   return spec;
 }
 
-// Inputs and what the kernel makes of all of them; with RoPE, of rows that were rotated before.
+// Inputs and what the kernel makes of all of them.
 struct SsmCase {
   SsmData inputs;
   SsmResult expected;
 };
 
 inline SsmCase make_ssm_case(const SsmSpec& spec, const std::vector<std::int64_t>& lengths, bool initial,
-                             std::uint64_t seed, const std::string& backend = "cpu",
-                             const std::optional<RopeSpec>& rope = {}) {
+                             std::uint64_t seed, const std::string& backend = "cpu") {
   SsmCase made{with_slow_decays(random_ssm(spec, lengths, seed)), {}};
   if (initial) {
     std::mt19937_64 random(seed + 1);
@@ -49,20 +47,12 @@ inline SsmCase make_ssm_case(const SsmSpec& spec, const std::vector<std::int64_t
     for (auto& state : made.inputs.initial) std::ranges::generate(state, [&] { return normal(random); });
   }
   const SsmChoice choice = choose_kernel(spec, {backend, "auto"});
-  made.inputs.rope = rope;
-  if (rope) {
-    for (const std::int64_t length : lengths) {
-      for (std::int64_t position = 0; position < length; ++position) made.inputs.positions.push_back(position);
-    }
-  }
-  made.expected = run_ssm(*choice.row, rope ? rotated(made.inputs) : made.inputs, {.threads = 2});
+  made.expected = run_ssm(*choice.row, made.inputs, {.threads = 2});
   return made;
 }
 
 inline SsmJob job_of(const SsmCase& given) {
-  SsmJob job{given.inputs.spec, given.inputs.lengths, !given.inputs.initial.empty(), true};
-  job.rope = given.inputs.rope;
-  return job;
+  return {given.inputs.spec, given.inputs.lengths, !given.inputs.initial.empty(), true};
 }
 
 // One rank's rows and states, in the memory of the SSM kernel's backend.

@@ -54,8 +54,8 @@ std::int64_t ssm_token_bytes(const SsmSpec& spec);
 // The same for one token of a job, including its convolution, and for an update the state read and written.
 double ssm_token_flops(const SsmJob& job);
 std::int64_t ssm_token_bytes(const SsmJob& job);
-// Bytes of a token's cos and sin, and of its position. For a job with RoPE.
-std::int64_t rope_angle_bytes(const SsmJob& job);
+// Bytes of a token's rotated k and q, and of its position.
+std::int64_t rotated_row_bytes(const SsmJob& job);
 
 // FLOPs of a conv1d for one token, all channels, and bytes of its output row.
 double conv1d_token_flops(const CausalConv1dSpec& spec);

@@ -100,14 +100,6 @@ struct RopeTask {
   bool inverse = false;
 };
 
-// cos and sin of tokens, for kernels of other ops that rotate rows as they load them. The bits are those of a rotation
-// before them.
-struct RopeAngles {
-  const float* values = nullptr;  // [tokens, 2, pairs]: cos, then sin, times attention_factor; null: no rotation
-  std::int32_t pairs = 0;
-  RopePairs layout = RopePairs::kHalfSplit;
-};
-
 // A RoPE kernel for one spec on one backend.
 class RopeKernel {
  public:
@@ -117,8 +109,6 @@ class RopeKernel {
   virtual std::size_t memory_bytes() const = 0;
   // Enqueues the task (device) or runs it (host). Allocates nothing.
   virtual void rotate(const RopeTask& task, Stream stream, const Progress& progress) = 0;
-  // Enqueues (device) or runs (host) the computation of RopeAngles::values, in the kernel's kind of memory.
-  virtual void compute_angles(const RopePositions& positions, std::int64_t tokens, float* values, Stream stream) = 0;
 };
 
 std::string_view pairs_name(RopePairs pairs);  // "half", "interleaved"

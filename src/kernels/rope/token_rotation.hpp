@@ -18,15 +18,10 @@ class TokenRotation {
   // Computes cos and sin, once for all heads of a token. `axes`: as in RopeSpec; `positions`: of each axis.
   void move_to(std::span<const std::int64_t> positions, std::span<const std::uint8_t> axes, bool inverse);
   void move_to(std::int64_t position) { move_to({&position, 1}, {}, false); }
-  // Takes those of a token from RopeAngles, or writes them there: [2, pairs].
-  void take_angles(const float* values);
-  void write_angles(float* values) const;
   // Rotates x, [head_dim], to y, which may be x itself.
   void rotate(const std::byte* x, std::byte* y) const;
 
  private:
-  void repeat_interleaved();
-
   RowRotation by_;
   std::vector<std::int64_t> positions_;  // [pairs]
   std::vector<float> cos_, sin_;         // [pairs], or [2 · pairs] as rotate_interleaved() has them

@@ -45,12 +45,6 @@ void check_tensors(const SsmSpec& spec, const Tensors& tensors) {
   check_array("A", tensors.a, spec.decay == SsmDecay::kDt || spec.decay == SsmDecay::kHead);
   check_array("D", tensors.d, spec.skip);
   check_array("dt bias", tensors.dt_bias, spec.dt_bias);
-  if (tensors.rotation.values == nullptr) return;
-  const std::int32_t pairs = tensors.rotation.pairs;
-  if (spec.decay == SsmDecay::kDt || spec.groups != spec.heads || pairs < 1 || 2 * pairs > spec.state_dim) {
-    refuse(fmt::format("a rotation of {} pairs of B and C", pairs),
-           fmt::format("{} has {} groups of {}", describe(spec), spec.groups, spec.state_dim));
-  }
 }
 
 std::int64_t ceil_div(std::int64_t tokens, std::int64_t each) { return (tokens + each - 1) / each; }

@@ -12,9 +12,6 @@
 //
 //   S_t = exp(g_t) · S_{t−1} + v_t ⊗ k_t        y_t = scale · S_t · q_t
 //
-// Its q and k may be rotated by RoPE (SsmTask::rotation): kernels rotate rows as they load them, and round them to the
-// dtype once, so the bits are those of rows that were rotated before.
-//
 // Numerics. A sequence's tokens are divided into chunks of 64, segments of 2,048 and super-segments of 65,536 tokens,
 // counted from its first token. All arithmetic is fp32 except where stated. a(T) is the decay over the tokens T: exp2
 // of the sum of dt · (A · log2 e), or with state_decays exp2 of (A · log2 e) times the sum of dt. fma(a, S, L) is one
@@ -70,7 +67,6 @@
 #include "base/memory.hpp"
 #include "base/tensor.hpp"
 #include "kernels/common/backend.hpp"
-#include "kernels/rope/rope.hpp"
 
 namespace ringattn {
 
@@ -150,7 +146,6 @@ struct SsmTask {
   const float* a = nullptr;
   const float* d = nullptr;        // [heads], non-null exactly when SsmSpec::skip; in the kernel's memory kind
   const float* dt_bias = nullptr;  // [heads], non-null exactly when SsmSpec::dt_bias; in the kernel's memory kind
-  RopeAngles rotation;             // of the rows of B and C; only linear attention with a group for each head has one
   std::span<const SsmRun> runs;
   MutableTensorView y;  // [rows, heads, head_dim]
 };
@@ -167,7 +162,6 @@ struct SsmUpdate {
   const float* a = nullptr;
   const float* d = nullptr;
   const float* dt_bias = nullptr;
-  RopeAngles rotation;  // as in SsmTask
   float* states = nullptr;
   MutableTensorView y;  // [sequences, heads, head_dim]
   // [sequences] in the kernel's memory kind; null: row s uses slot s. A negative slot marks padding: its y is zero and

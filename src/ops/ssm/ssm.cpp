@@ -71,10 +71,10 @@ struct Ssm::Impl {
   void convolve_into(void* rows, std::int64_t token_stride, const SsmInputs& inputs, const SsmOutputs& outputs,
                      Stream stream);
   SsmInputs convolve(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
-  RopeAngles compute_angles(const RopePositions& given, Stream stream);
-  void update(const SsmInputs& inputs, const RopeAngles& rotation, const SsmOutputs& outputs, Stream stream);
+  SsmInputs rotate(const SsmInputs& inputs, Stream stream);
+  void update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
   void wait_all();
-  SsmTask task_of(const SsmInputs& inputs, const RopeAngles& rotation, const SsmOutputs& outputs);
+  SsmTask task_of(const SsmInputs& inputs, const SsmOutputs& outputs);
   // `clock`: records phases; may be null.
   void enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream, SsmTimeline* clock);
   void run_ssm_collectively(const SsmTask& task, Stream stream, SsmTimeline* clock);
@@ -98,7 +98,7 @@ struct Ssm::Impl {
   std::optional<CausalConv1d> convolution;
   Buffer convolved;                  // [own tokens, channels] output of the convolution
   std::unique_ptr<RopeKernel> rope;  // null without
-  Buffer angles;                     // RopeAngles::values of [own tokens]
+  Buffer rotated;                    // [2, own tokens, groups, state_dim]: B, then C
   Buffer positions;                  // [own tokens] in their sequences
   std::optional<StateExchange> exchange;
   std::optional<StateRelay> relay;
@@ -151,8 +151,7 @@ void Ssm::Impl::allocate() {
   if (job.rope) {
     const std::vector<std::int64_t> own = layout->positions(transport.rank());
     positions = upload(*backend, std::span(own));
-    const auto floats = static_cast<std::size_t>(own_tokens() * 2 * job.rope->pair_count());
-    angles = backend->allocate(floats * sizeof(float));
+    rotated = backend->allocate(static_cast<std::size_t>(own_tokens() * rotated_row_bytes(job)));
     await(*backend, collective.timeouts());
   }
   exchange.emplace(job.spec, hops, ranges, transport, *backend);
@@ -267,27 +266,35 @@ SsmInputs Ssm::Impl::convolve(const SsmInputs& inputs, const SsmOutputs& outputs
   return after_convolution;
 }
 
-// Enqueues the computation of RoPE's angles, by which the kernel rotates B and C as it loads them.
-RopeAngles Ssm::Impl::compute_angles(const RopePositions& given, Stream stream) {
-  if (!rope || own_tokens() == 0) return {};
-  auto* const values = reinterpret_cast<float*>(angles.data());
+// Enqueues RoPE. Returns the inputs with rotated B and C.
+SsmInputs Ssm::Impl::rotate(const SsmInputs& inputs, Stream stream) {
+  const SsmSpec& spec = job.spec;
+  if (own_tokens() == 0) return inputs;
+  MutableTensorView b =
+      dense_view(static_cast<void*>(rotated.data()), spec.dtype, own_tokens(), spec.groups, spec.state_dim);
+  MutableTensorView c = b;
+  c.data = b.at(own_tokens(), 0);
+  const RopeTensor tensors[] = {{inputs.b, b}, {inputs.c, c}};
   const RopePositions own{positions.data(), true};
-  rope->compute_angles(given.values != nullptr ? given : own, own_tokens(), values, stream);
-  return {values, job.rope->pair_count(), job.rope->pairs};
+  rope->rotate({inputs.positions.values != nullptr ? inputs.positions : own, tensors}, stream, {});
+  SsmInputs after_rope = inputs;
+  after_rope.b = b;
+  after_rope.c = c;
+  return after_rope;
 }
 
-void Ssm::Impl::update(const SsmInputs& inputs, const RopeAngles& rotation, const SsmOutputs& outputs, Stream stream) {
+void Ssm::Impl::update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
   if (own_tokens() == 0) return;
   const std::int64_t bytes = own_tokens() * state_bytes(job.spec);
   if (inputs.initial_states != outputs.final_states) {
     backend->copy_rows(outputs.final_states, bytes, inputs.initial_states, bytes, bytes, 1, stream);
   }
-  kernel->update({inputs.x, inputs.dt, inputs.b, inputs.c, inputs.z, inputs.a, inputs.d, inputs.dt_bias, rotation,
+  kernel->update({inputs.x, inputs.dt, inputs.b, inputs.c, inputs.z, inputs.a, inputs.d, inputs.dt_bias,
                   outputs.final_states, outputs.y, inputs.slots},
                  stream);
 }
 
-SsmTask Ssm::Impl::task_of(const SsmInputs& inputs, const RopeAngles& rotation, const SsmOutputs& outputs) {
+SsmTask Ssm::Impl::task_of(const SsmInputs& inputs, const SsmOutputs& outputs) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const TokenRun& tokens = layout->runs(transport.rank())[i];
     if (tokens.begin == 0 && inputs.initial_states != nullptr) {
@@ -306,7 +313,6 @@ SsmTask Ssm::Impl::task_of(const SsmInputs& inputs, const RopeAngles& rotation, 
   task.a = inputs.a;
   task.d = inputs.d;
   task.dt_bias = inputs.dt_bias;
-  task.rotation = rotation;
   task.runs = runs;
   task.y = outputs.y;
   return task;
@@ -319,14 +325,15 @@ void Ssm::Impl::enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stre
     if (job.conv1d_only) {
       convolve_into(outputs.y.data, outputs.y.token_stride, inputs, outputs, stream);
     } else {
-      const SsmInputs after_convolution = convolution ? convolve(inputs, outputs, stream) : inputs;
-      const RopeAngles rotation = compute_angles(inputs.positions, stream);
+      const SsmInputs after_convolution = convolution ? convolve(inputs, outputs, stream)
+                                          : rope      ? rotate(inputs, stream)
+                                                      : inputs;
       if (job.update) {
-        update(after_convolution, rotation, outputs, stream);
+        update(after_convolution, outputs, stream);
       } else {
         pass_states_through(empty, inputs.initial_states, outputs.final_states, state_bytes(job.spec), *backend,
                             stream);
-        run_ssm_collectively(task_of(after_convolution, rotation, outputs), stream, clock);
+        run_ssm_collectively(task_of(after_convolution, outputs), stream, clock);
       }
     }
     if (clock != nullptr) clock->end(stream);

@@ -17,10 +17,9 @@ namespace ringattn {
 
 // Bytes on a rank.
 struct SsmMemory {
-  std::size_t rows = 0;    // x, dt, B, C, z and y
-  std::size_t states = 0;  // upper bound for initial and final states; for a job of conv1d only, for halos
-  // Scratch of the kernel, the output rows of the convolution before the SSM, or positions and angles of RoPE.
-  std::size_t scratch = 0;
+  std::size_t rows = 0;      // x, dt, B, C, z and y
+  std::size_t states = 0;    // upper bound for initial and final states; for a job of conv1d only, for halos
+  std::size_t scratch = 0;   // scratch of the kernel, and the output rows of the convolution before the SSM
   std::size_t exchange = 0;  // states sent and received
 
   // Bytes that the op allocates. The caller owns the rest.

@@ -3,7 +3,6 @@
 // moves.
 #include "kernels/ssm/ssm.hpp"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -14,7 +13,6 @@
 #include <vector>
 
 #include "base/error.hpp"
-#include "kernels/rope/rope_frequencies.hpp"
 #include "tests/kernels/ssm/ssm_row_test.hpp"
 #include "tests/support/error_of.hpp"
 
@@ -327,53 +325,6 @@ TEST_P(SsmKernels, GoOnInManySequencesOfFewStates) {
 // Likewise: one token after a segment's edge, whose state is carried over it.
 TEST_P(SsmKernels, GoOnBehindASegment) {
   expect_accurate(with_initial(random_ssm(small(Dtype::kBf16), {kSegmentTokens + 1}, 24), 25));
-}
-
-// q and k that are rotated as they are loaded give the bits of q and k that were rotated before, and a decode step's
-// too.
-TEST_P(SsmKernels, RotateAsTheyLoad) {
-  if (small().state_decays) GTEST_SKIP() << row().name << " has no rotation";
-  std::uint64_t seed = 200;
-  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
-    for (const SsmSpec& spec :
-         {linear_spec(dtype, 2, 128, 128, SsmDecay::kHead), linear_spec(dtype, 3, 64, 64, SsmDecay::kToken),
-          linear_spec(dtype, 3, 40, 24, SsmDecay::kToken), linear_spec(dtype, 3, 40, 24, SsmDecay::kDim),
-          linear_spec(dtype, 2, 64, 128, SsmDecay::kDim)}) {
-      if (!can(spec)) continue;
-      for (const RopePairs pairs : {RopePairs::kHalfSplit, RopePairs::kInterleaved}) {
-        // All dims, half of them, and 9 pairs, which are no multiple of a vector's; these in two segments.
-        for (const int rotary_dim : {spec.state_dim, spec.state_dim / 2, 18}) {
-          const std::vector<std::int64_t> packed{70, 0, 200, 64, 1}, segments{kSegmentTokens + 70};
-          SsmData inputs = random_ssm(spec, rotary_dim == 18 ? segments : packed, ++seed);
-          inputs.rope = make_rope_spec(RopeParameters(), dtype, spec.state_dim, pairs, /*exact=*/false);
-          inputs.rope->rotary_dim = rotary_dim;
-          inputs.rope->frequencies.resize(static_cast<std::size_t>(rotary_dim / 2));
-          inputs.rope->attention_factor = 1.25F;
-          for (std::int64_t at = 0; at < inputs.rows(); ++at) inputs.positions.push_back(1'000'000 - 7 * at);
-          SCOPED_TRACE(fmt::format("{}; {}", describe(spec), describe(*inputs.rope)));
-          const SsmData before = rotated(inputs);
-          const SsmResult expected = run_ssm(row(), before);
-          EXPECT_EQ(first_difference(inputs, run_ssm(row(), inputs), expected), "");
-          const SsmArrangement other{.threads = 2,
-                                     .cut = true,
-                                     .heads_at_once = 1,
-                                     .strided = true,
-                                     .unaligned = rotary_dim != spec.state_dim};
-          EXPECT_EQ(first_difference(inputs, run_ssm(row(), inputs, other), expected), "");
-          if (rotary_dim == spec.state_dim / 2) {
-            EXPECT_EQ(check_ssm_accuracy(before, expected, tolerance()), "");
-          }
-
-          SsmData steps = random_ssm(spec, {3, 3, 3}, ++seed);
-          steps.rope = inputs.rope;
-          steps.positions = {5, 6, 7, 1'000'000, 1'000'001, 1'000'002, 0, 1, 2};
-          const std::vector<std::int32_t> slots{4, -1, 0};
-          const SsmResult stepped = update_with(row(), steps, 2, slots, rotary_dim == 18);
-          EXPECT_EQ(first_difference(steps, stepped, update_with(row(), rotated(steps), 1, slots)), "");
-        }
-      }
-    }
-  }
 }
 
 TEST_P(SsmKernels, KeepTheStateWhereDtIsZero) {

@@ -10,7 +10,6 @@
 
 #include "attention/tokens/cost.hpp"
 #include "kernels/common/registry.hpp"
-#include "kernels/rope/rope_frequencies.hpp"
 #include "ops/decode/decode_memory.hpp"
 #include "ops/ssm/ssm.hpp"
 #include "tests/support/error_of.hpp"
@@ -85,18 +84,6 @@ TEST(SsmPlanSummaries, AConv1dInFrontTakesItsOwnTime) {
   EXPECT_DOUBLE_EQ(summarize_plan(job, 2).seconds, scan + 2.0 * 64 * 4 * kSuper / 1e8);
   const auto beside = choose_kernel(*job.convolution, KernelRequest{"cpu", "auto"});
   EXPECT_EQ(conv1d_rate(job, choice, *backend), beside.row->flops_per_second(*backend));
-}
-
-// A token's angles and its position; no rotated q and k.
-TEST(SsmPlanSummaries, RopeTakesAnglesOfItsTokens) {
-  SsmJob job = job_of({kSuper});
-  job.spec.groups = job.spec.heads;
-  job.spec.decay = SsmDecay::kHead;
-  const std::size_t without = summarize_plan(job, 1).max_memory().scratch;
-  RopeParameters half;
-  half.partial_rotary_factor = 0.5;
-  job.rope = make_rope_spec(half, job.spec.dtype, 16, RopePairs::kHalfSplit, /*exact=*/false);
-  EXPECT_EQ(summarize_plan(job, 1).max_memory().scratch, without + kSuper * (2 * 4 * sizeof(float) + 8));
 }
 
 TEST(SsmPlanSummaries, BalanceIsTheMostTokensOverTheMean) {

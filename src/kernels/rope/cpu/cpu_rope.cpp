@@ -133,52 +133,37 @@ class CpuRope final : public RopeKernel {
 
   void rotate(const RopeTask& task, Stream, const Progress& progress) override {
     check_rope_task(spec_, task);
-    visit_tokens(task.positions, task.tensors.front().x.tokens, task.inverse, progress,
-                 [&](std::int64_t token, const TokenRotation& rotation) {
-                   for (const RopeTensor& tensor : task.tensors) {
-                     for (std::int64_t head = 0; head < tensor.x.heads; ++head) {
-                       rotation.rotate(tensor.x.at(token, head), tensor.y.at(token, head));
-                     }
-                   }
-                 });
-  }
-
-  void compute_angles(const RopePositions& positions, std::int64_t tokens, float* values, Stream) override {
-    visit_tokens(positions, tokens, /*inverse=*/false, {}, [&](std::int64_t token, const TokenRotation& rotation) {
-      rotation.write_angles(values + token * 2 * spec_.pair_count());
-    });
-  }
-
- private:
-  // Calls visit(token, its rotation) by all threads.
-  template <class Visit>
-  void visit_tokens(const RopePositions& positions, std::int64_t tokens, bool inverse, const Progress& progress,
-                    Visit visit) const {
     constexpr std::int64_t kTokensAtOnce = 16;
-    const auto axes = static_cast<std::size_t>(spec_.axis_count());
+    const std::int64_t tokens = task.tensors.front().x.tokens;
     ThreadPool pool((tokens + kTokensAtOnce - 1) / kTokensAtOnce);
     pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
       TokenRotation rotation(row_rotation(spec_, spec_.frequencies.data()));
       for (std::int64_t item; (item = pool.take()) >= 0;) {
         if (checkpoint.should_stop()) return;
         const std::int64_t end = std::min(tokens, (item + 1) * kTokensAtOnce);
-        for (std::int64_t token = item * kTokensAtOnce; token < end; ++token) {
-          std::int64_t own[kMaxRopeAxes];
-          for (std::size_t axis = 0; axis < axes; ++axis) {
-            own[axis] = position_of(positions, token, static_cast<std::int64_t>(axis));
-          }
-          rotation.move_to({own, axes}, spec_.axes, inverse);
-          visit(token, rotation);
-        }
+        for (std::int64_t token = item * kTokensAtOnce; token < end; ++token) rotate_token(task, token, rotation);
       }
     });
   }
 
+ private:
   static std::int64_t position_of(const RopePositions& positions, std::int64_t token, std::int64_t axis) {
     if (positions.values == nullptr) return positions.first + token;
     const std::int64_t at = axis * positions.axis_stride + token;
     if (positions.is_int64) return static_cast<const std::int64_t*>(positions.values)[at];
     return static_cast<const std::int32_t*>(positions.values)[at];
+  }
+
+  void rotate_token(const RopeTask& task, std::int64_t token, TokenRotation& rotation) const {
+    std::int64_t positions[kMaxRopeAxes];
+    const int axes = spec_.axis_count();
+    for (int axis = 0; axis < axes; ++axis) positions[axis] = position_of(task.positions, token, axis);
+    rotation.move_to({positions, static_cast<std::size_t>(axes)}, spec_.axes, task.inverse);
+    for (const RopeTensor& tensor : task.tensors) {
+      for (std::int64_t head = 0; head < tensor.x.heads; ++head) {
+        rotation.rotate(tensor.x.at(token, head), tensor.y.at(token, head));
+      }
+    }
   }
 
   RopeSpec spec_;
@@ -210,29 +195,8 @@ void TokenRotation::move_to(std::span<const std::int64_t> positions, std::span<c
   if (inverse) {
     for (std::size_t i = 0; i < pairs; ++i) sin_[i] = -sin_[i];
   }
-  repeat_interleaved();
-}
-
-void TokenRotation::take_angles(const float* values) {
-  const std::size_t pairs = positions_.size();
-  std::copy_n(values, pairs, cos_.begin());
-  std::copy_n(values + pairs, pairs, sin_.begin());
-  repeat_interleaved();
-}
-
-void TokenRotation::write_angles(float* values) const {
-  const std::size_t pairs = positions_.size();
-  const bool interleaved = by_.layout == RopePairs::kInterleaved;
-  for (std::size_t i = 0; i < pairs; ++i) {
-    values[i] = cos_[interleaved ? 2 * i : i];
-    values[pairs + i] = sin_[interleaved ? 2 * i + 1 : i];
-  }
-}
-
-// From the numbers of each pair to those of each element.
-void TokenRotation::repeat_interleaved() {
   if (by_.layout != RopePairs::kInterleaved) return;
-  for (std::size_t i = positions_.size(); i-- > 0;) {
+  for (std::size_t i = pairs; i-- > 0;) {
     cos_[2 * i] = cos_[2 * i + 1] = cos_[i];
     const float sin = sin_[i];
     sin_[2 * i] = -sin;

@@ -38,7 +38,14 @@ class CudaRope final : public RopeKernel {
   void rotate(const RopeTask& task, Stream stream, const Progress& progress) override {
     check_rope_task(spec_, task);
     if (progress) progress();
-    RopeParams p = params_of(task.positions, task.tensors.front().x.tokens);
+    RopeParams p{};
+    p.by = row_rotation(spec_, reinterpret_cast<const double*>(frequencies_.data()));
+    p.axes = spec_.axes.empty() ? nullptr : reinterpret_cast<const std::uint8_t*>(axes_.data());
+    p.tokens = task.tensors.front().x.tokens;
+    p.positions = task.positions.values;
+    p.axis_stride = task.positions.axis_stride;
+    p.first = task.positions.first;
+    p.is_int64 = task.positions.is_int64;
     p.inverse = task.inverse;
     bool in_place = true;
     // Two vectors where they fit: measured faster in bench/notes/rope.md.
@@ -66,6 +73,7 @@ class CudaRope final : public RopeKernel {
     }
     p.turned = p.by.pairs / unit.pairs;
     p.units = p.turned + (in_place ? 0 : (spec_.head_dim - spec_.rotary_dim) / unit.elements);
+    p.by_pairs = Divider(p.by.pairs);
     p.by_units = Divider(p.units);
     p.by_heads = Divider(p.heads);
     p.tile_tokens = kMinTileTokens;
@@ -73,40 +81,12 @@ class CudaRope final : public RopeKernel {
            2 * p.tile_tokens * p.by.pairs <= kTilePairs) {
       p.tile_tokens *= 2;
     }
-    shorten_tiles(p);
+    while (p.tile_tokens > 1 && p.tokens < std::int64_t{4} * multiprocessors_ * p.tile_tokens) p.tile_tokens /= 2;
     const DeviceGuard guard(device_);
     launch_rope(p, spec_.dtype, spec_.pairs, vectors, cuda_stream(stream));
   }
 
-  void compute_angles(const RopePositions& positions, std::int64_t tokens, float* values, Stream stream) override {
-    if (tokens == 0) return;
-    RopeParams p = params_of(positions, tokens);
-    p.angles = values;
-    p.tile_tokens = kMaxTileTokens;
-    shorten_tiles(p);
-    const DeviceGuard guard(device_);
-    launch_rope_angles(p, cuda_stream(stream));
-  }
-
  private:
-  RopeParams params_of(const RopePositions& positions, std::int64_t tokens) const {
-    RopeParams p{};
-    p.by = row_rotation(spec_, reinterpret_cast<const double*>(frequencies_.data()));
-    p.axes = spec_.axes.empty() ? nullptr : reinterpret_cast<const std::uint8_t*>(axes_.data());
-    p.by_pairs = Divider(p.by.pairs);
-    p.tokens = tokens;
-    p.positions = positions.values;
-    p.axis_stride = positions.axis_stride;
-    p.first = positions.first;
-    p.is_int64 = positions.is_int64;
-    return p;
-  }
-
-  // Until there are CTAs for all multiprocessors.
-  void shorten_tiles(RopeParams& p) const {
-    while (p.tile_tokens > 1 && p.tokens < std::int64_t{4} * multiprocessors_ * p.tile_tokens) p.tile_tokens /= 2;
-  }
-
   static Buffer uploaded(CudaBackend& backend, const void* from, std::size_t bytes) {
     Buffer buffer = backend.allocate(bytes);
     const auto count = static_cast<std::int64_t>(bytes);

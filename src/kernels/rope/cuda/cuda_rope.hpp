@@ -39,7 +39,6 @@ struct RopeParams {
   std::int32_t tile_tokens;  // tokens per CTA
   std::int32_t units;        // per row, as rope.cu divides it
   std::int32_t turned;       // units that rotate; the others copy
-  float* angles;             // RopeAngles::values, of launch_rope_angles()
   Divider by_pairs, by_units, by_heads;
   bool is_int64, inverse;
 };
@@ -67,6 +66,5 @@ inline RopeUnit rope_unit(Dtype dtype, RopePairs pairs, RopeVectors vectors) {
 // Loads the kernels of this dtype onto the current device (load_kernel.hpp).
 void load_rope(Dtype dtype, RopePairs pairs);
 void launch_rope(const RopeParams& params, Dtype dtype, RopePairs pairs, RopeVectors vectors, cudaStream_t stream);
-void launch_rope_angles(const RopeParams& params, cudaStream_t stream);
 
 }  // namespace ringattn::cuda

@@ -17,11 +17,6 @@ __device__ std::int64_t position_of(const RopeParams& p, std::int64_t token, int
   return static_cast<const std::int32_t*>(p.positions)[at];
 }
 
-__device__ __forceinline__ SinCos sin_cos_of_pair(const RopeParams& p, std::int64_t token, int pair) {
-  const int axis = p.axes == nullptr ? 0 : p.axes[pair];
-  return sin_cos_of(p.by, position_of(p, token, axis), pair);
-}
-
 // A unit of the tile, and where it is.
 template <class Element, bool kAligned, RopePairs kPairs, int kVectors>
 struct TileUnit {
@@ -72,7 +67,9 @@ __global__ void __launch_bounds__(kRopeThreads) rope_kernel(const __grid_constan
   load(0);
   for (int i = thread; i < tokens * p.by.pairs; i += kRopeThreads) {
     const int token = p.by_pairs.quotient(i);
-    const SinCos value = sin_cos_of_pair(p, tile + token, i - token * p.by.pairs);
+    const int pair = i - token * p.by.pairs;
+    const int axis = p.axes == nullptr ? 0 : p.axes[pair];
+    const SinCos value = sin_cos_of(p.by, position_of(p, tile + token, axis), pair);
     cos[i] = value.cos;
     sin[i] = p.inverse ? -value.sin : value.sin;
   }
@@ -81,20 +78,6 @@ __global__ void __launch_bounds__(kRopeThreads) rope_kernel(const __grid_constan
     if (begin > 0) load(begin);
 #pragma unroll
     for (int i = 0; i < kUnitsInFlight; ++i) units[i].store(p, cos, sin);
-  }
-}
-
-// A CTA computes the angles of a tile of tokens.
-__global__ void __launch_bounds__(kRopeThreads) rope_angles_kernel(const __grid_constant__ RopeParams p) {
-  const std::int64_t tile = static_cast<std::int64_t>(blockIdx.x) * p.tile_tokens;
-  const int tokens = static_cast<int>(min(static_cast<std::int64_t>(p.tile_tokens), p.tokens - tile));
-  float* const angles = p.angles + tile * 2 * p.by.pairs;
-  for (int i = static_cast<int>(threadIdx.x); i < tokens * p.by.pairs; i += kRopeThreads) {
-    const int token = p.by_pairs.quotient(i);
-    const SinCos value = sin_cos_of_pair(p, tile + token, i - token * p.by.pairs);
-    float* const cos = angles + token * p.by.pairs + i;  // [token, 0, pair]
-    cos[0] = value.cos;
-    cos[p.by.pairs] = value.sin;
   }
 }
 
@@ -125,8 +108,6 @@ RopeKernels rope_kernels_of(Dtype dtype, RopePairs pairs) {
   }
 }
 
-unsigned tiles_of(const RopeParams& p) { return static_cast<unsigned>((p.tokens + p.tile_tokens - 1) / p.tile_tokens); }
-
 }  // namespace
 
 void load_rope(Dtype dtype, RopePairs pairs) {
@@ -134,21 +115,16 @@ void load_rope(Dtype dtype, RopePairs pairs) {
   load_kernel(kernels.wide);
   load_kernel(kernels.aligned);
   load_kernel(kernels.any);
-  load_kernel(rope_angles_kernel);
-}
-
-void launch_rope_angles(const RopeParams& params, cudaStream_t stream) {
-  rope_angles_kernel<<<tiles_of(params), kRopeThreads, 0, stream>>>(params);
-  check_cuda(cudaGetLastError(), "cuda_rope");
 }
 
 void launch_rope(const RopeParams& params, Dtype dtype, RopePairs pairs, RopeVectors vectors, cudaStream_t stream) {
   const RopeKernels kernels = rope_kernels_of(dtype, pairs);
+  const std::int64_t tiles = (params.tokens + params.tile_tokens - 1) / params.tile_tokens;
   const std::size_t shared = 2 * sizeof(float) * static_cast<std::size_t>(params.tile_tokens * params.by.pairs);
   const Kernel kernel = vectors == RopeVectors::kTwo   ? kernels.wide
                         : vectors == RopeVectors::kOne ? kernels.aligned
                                                        : kernels.any;
-  kernel<<<tiles_of(params), kRopeThreads, shared, stream>>>(params);
+  kernel<<<static_cast<unsigned>(tiles), kRopeThreads, shared, stream>>>(params);
   check_cuda(cudaGetLastError(), "cuda_rope");
 }
 

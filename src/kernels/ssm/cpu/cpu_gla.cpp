@@ -81,10 +81,9 @@ class CpuGla final : public SsdLevels {
     const GlaScratch scratch = gla_scratch(memory);
     std::fill_n(states, block_floats(), 0.0F);
     std::fill_n(logs, spec().state_dim, 0.0F);
-    BcRows key_rows = bc_rows(task);
     for (int begin = 0; begin < work_tile.tokens; begin += kChunkRows) {
       const int tokens = std::min(kChunkRows, work_tile.tokens - begin);
-      load(task, key_rows, work_tile.row + begin, tokens, work_tile.first_head_block, scratch);
+      load(task, work_tile.row + begin, tokens, work_tile.first_head_block, scratch);
       accumulate(tokens, states, scratch);
       for (int n = 0; n < spec().state_dim; ++n) logs[n] += chunk_log(scratch, tokens)[n];
     }
@@ -93,13 +92,12 @@ class CpuGla final : public SsdLevels {
   void finish_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* memory, float* state) const override {
     const GlaScratch scratch = gla_scratch(memory);
     const int head = work_tile.first_head_block;
-    BcRows qk_rows = bc_rows(task);
     for (int begin = 0; begin < work_tile.tokens; begin += kChunkRows) {
       const int tokens = std::min(kChunkRows, work_tile.tokens - begin);
       const std::int64_t row = work_tile.row + begin;
-      load(task, qk_rows, row, tokens, head, scratch);
+      load(task, row, tokens, head, scratch);
       for (int i = 0; i < tokens; ++i) {
-        qk_rows.load(task.c, row + i, group_of(head), scratch.q + i * spec().state_dim);
+        widen_row(rows(), task.c, row + i, group_of(head), spec().state_dim, scratch.q + i * spec().state_dim);
       }
       write_rows(task, row, tokens, head, state, scratch);
       if (begin + tokens < work_tile.tokens) accumulate(tokens, state, scratch);
@@ -117,8 +115,7 @@ class CpuGla final : public SsdLevels {
   }
 
   // Loads k and v, and computes the sums of log-decays.
-  void load(const SsmTask& task, BcRows& key_rows, std::int64_t row, int tokens, int head,
-            const GlaScratch& scratch) const {
+  void load(const SsmTask& task, std::int64_t row, int tokens, int head, const GlaScratch& scratch) const {
     const int dims = spec().state_dim;
     for (int j = 0; j < kChunkRows; ++j) {
       float* const k = scratch.k + j * dims;
@@ -128,7 +125,7 @@ class CpuGla final : public SsdLevels {
         std::copy_n(sums - dims, dims, sums);
         continue;
       }
-      key_rows.load(task.b, row + j, group_of(head), k);
+      widen_row(rows(), task.b, row + j, group_of(head), dims, k);
       widen_row(rows(), task.x, row + j, head, spec().head_dim, scratch.v + j * width());
       widen_row(rows(), task.dt, row + j, head, dims, sums);
       for (int n = 0; n < dims; ++n) {

@@ -54,12 +54,11 @@ class CpuSsd final : public SsdLevels {
     SsdScratch scratch = scratch_of(arrays);
     const RowScratch own(state_dim, width(), arrays);
     const int group = group_of(work_tile.first_head_block);
-    BcRows shared_rows = bc_rows(task);
     for (int begin = 0; begin < work_tile.tokens; begin += kChunkRows) {
       const int tokens = std::min(kChunkRows, work_tile.tokens - begin);
       const std::int64_t row = work_tile.row + begin;
-      load_b(shared_rows, task.b, row, tokens, group, scratch);
-      for (int i = 0; i < tokens; ++i) shared_rows.load(task.c, row + i, group, own.c + i * state_dim);
+      load_b(task.b, row, tokens, group, scratch);
+      for (int i = 0; i < tokens; ++i) widen_row(rows(), task.c, row + i, group, state_dim, own.c + i * state_dim);
       ops().product(own.c, state_dim, tokens, state_dim, scratch.b, kChunkRows, own.scores);
       for (int head_block = 0; head_block < work_tile.head_blocks; ++head_block) {
         const int head = work_tile.first_head_block + head_block;

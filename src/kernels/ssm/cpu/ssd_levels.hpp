@@ -12,7 +12,6 @@
 
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/ssm/cpu/ssm_levels.hpp"
-#include "kernels/ssm/cpu/ssm_rows.hpp"
 
 namespace ringattn::cpu {
 
@@ -75,14 +74,9 @@ class SsdLevels : public SsmLevels {
   int width() const { return width_; }
   std::size_t block_floats() const { return static_cast<std::size_t>(spec().state_dim * width_); }
   int group_of(int head) const { return head / (spec().heads / spec().groups); }
-  BcRows bc_rows(const SsmTask& task) const { return {rows(), spec(), task.rotation}; }
 
   // Loads rows [row, row + tokens) of B, and zeros after them.
-  void load_b(BcRows& b_rows, const TensorView& b, std::int64_t row, int tokens, int group, SsdScratch& scratch) const;
-  void load_b(const TensorView& b, std::int64_t row, int tokens, int group, SsdScratch& scratch) const {
-    BcRows as_they_are(rows(), spec(), {});
-    load_b(as_they_are, b, row, tokens, group, scratch);
-  }
+  void load_b(const TensorView& b, std::int64_t row, int tokens, int group, SsdScratch& scratch) const;
   // Loads x and dt, and computes the cumulative log-decay of each token.
   void load_head(const SsmTask& task, std::int64_t row, int tokens, int head, SsdScratch& scratch) const;
   // state ← fma(a(chunk), state, Σ_j a(tokens after j) · dt_j · x_j ⊗ B_j), or with `descending` Σ_j a(tokens up to j)

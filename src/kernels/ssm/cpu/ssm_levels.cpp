@@ -255,9 +255,8 @@ void SsmLevels::update_head(const SsmUpdate& update, std::int64_t sequence, int 
   float* const z = x + dims;
   float* const y = z + dims;
   float* const d = y + dims;
-  BcRows bc_rows(tile_ops_, spec_, update.rotation);
-  bc_rows.load(update.b, sequence, group, b);
-  bc_rows.load(update.c, sequence, group, c);
+  widen_row(tile_ops_, update.b, sequence, group, spec_.state_dim, b);
+  widen_row(tile_ops_, update.c, sequence, group, spec_.state_dim, c);
   const float dt = spec_.decay == SsmDecay::kDt ? dt_of(update, sequence, head) : 1.0F;
   for (std::size_t n = 0; n < states; ++n) {
     switch (spec_.decay) {

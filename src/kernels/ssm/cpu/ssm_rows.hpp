@@ -3,13 +3,9 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <vector>
 
 #include "base/tensor.hpp"
 #include "kernels/common/cpu/tile_ops.hpp"
-#include "kernels/rope/token_rotation.hpp"
-#include "kernels/ssm/ssm.hpp"
 
 namespace ringattn::cpu {
 
@@ -32,37 +28,6 @@ inline void widen_row(const TileOps& ops, const TensorView& view, std::int64_t r
                       float* target) {
   ops.widen(view.at(row, head), view.dtype, count, target);
 }
-
-// Loads rows of B and C: converts them to fp32, after RoPE if the task has one.
-class BcRows {
- public:
-  BcRows(const TileOps& ops, const SsmSpec& spec, const RopeAngles& angles) : ops_(ops), spec_(spec), angles_(angles) {
-    if (angles.values == nullptr) return;
-    RowRotation by;
-    by.pairs = angles.pairs;
-    by.head_dim = spec.state_dim;
-    by.dtype = spec.dtype;
-    by.layout = angles.layout;
-    rotation_.emplace(by);
-    rotated_.resize(static_cast<std::size_t>(spec.state_dim) * size_of(spec.dtype));
-  }
-
-  void load(const TensorView& view, std::int64_t row, int group, float* target) {
-    if (!rotation_) return widen_row(ops_, view, row, group, spec_.state_dim, target);
-    if (row != angles_row_) rotation_->take_angles(angles_.values + row * 2 * angles_.pairs);
-    angles_row_ = row;
-    rotation_->rotate(view.at(row, group), rotated_.data());
-    ops_.widen(rotated_.data(), spec_.dtype, spec_.state_dim, target);
-  }
-
- private:
-  const TileOps& ops_;
-  const SsmSpec& spec_;
-  RopeAngles angles_;
-  std::optional<TokenRotation> rotation_;
-  std::int64_t angles_row_ = -1;    // whose angles rotation_ has
-  std::vector<std::byte> rotated_;  // a row
-};
 
 // A scale of 1 changes no bits.
 inline void scale_row(float scale, int count, float* values) {

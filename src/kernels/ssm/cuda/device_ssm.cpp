@@ -154,7 +154,6 @@ class DeviceSsm final : public SsmKernel {
     p.a = tensors.a;
     p.d = tensors.d;
     p.dt_bias = tensors.dt_bias;
-    p.rotation = ssm_rotation(tensors.rotation);
   }
 
   // Calls launch() for up to kSsmRunsPerLaunch runs at a time. With `step`, only for runs of that step.
@@ -209,21 +208,6 @@ class DeviceSsm final : public SsmKernel {
 };
 
 }  // namespace
-
-SsmRotation ssm_rotation(const RopeAngles& angles) {
-  SsmRotation rotation;
-  if (angles.values == nullptr) return rotation;
-  rotation.angles = angles.values;
-  rotation.pairs = angles.pairs;
-  // Vectors of angles are aligned where the values are.
-  const bool vectors =
-      angles.pairs % kRotationPairs == 0 && reinterpret_cast<std::uint64_t>(angles.values) % kAlignment == 0;
-  rotation.unit_pairs = vectors ? kRotationPairs : 1;
-  rotation.units = angles.pairs / rotation.unit_pairs;
-  rotation.interleaved = angles.layout == RopePairs::kInterleaved;
-  rotation.by_units = Divider(rotation.units);
-  return rotation;
-}
 
 std::unique_ptr<SsmKernel> make_device_ssm(const SsmSpec& spec, std::unique_ptr<SegmentKernels> kernels,
                                            Backend& backend) {

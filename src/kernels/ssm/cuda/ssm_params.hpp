@@ -45,18 +45,6 @@ struct SsmTensor {
   bool aligned;  // each row of each head is aligned to 16 bytes
 };
 
-// RoPE of the rows of B and C as they are loaded (RopeAngles). A unit is what a thread rotates at a time.
-struct SsmRotation {
-  const float* angles = nullptr;  // [rows, 2, pairs]: cos, then sin; null: no rotation
-  std::int32_t pairs = 0;
-  std::int32_t units = 0;       // of a row
-  std::int32_t unit_pairs = 1;  // kRotationPairs, or 1 where the pairs are no multiple of it
-  bool interleaved = false;
-  Divider by_units;
-};
-inline constexpr int kRotationPairs = 4;
-SsmRotation ssm_rotation(const RopeAngles& angles);
-
 struct SsmParams {
   SsmRunEntry runs[kSsmRunsPerLaunch];
   std::int32_t run_count;
@@ -78,7 +66,6 @@ struct SsmParams {
   const float* a;  // null with kToken and kDim
   const float* d;  // null: none, as for dt_bias
   const float* dt_bias;
-  SsmRotation rotation;
 
   // Scratch memory of the kernel.
   float* da_cumsum;  // [segments, heads, chunks, 2, 64]; null with state_decays and kDim
@@ -111,7 +98,6 @@ struct UpdateParams {
   const float* a;
   const float* d;
   const float* dt_bias;
-  SsmRotation rotation;  // angles: [sequences, 2, pairs]
   float* states;
   const std::int32_t* slots;  // [sequences]; null: slot of a sequence is its index; < 0: padding
   bool states_aligned;        // to 16 bytes

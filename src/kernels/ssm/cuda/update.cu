@@ -289,14 +289,6 @@ enum class Decays {
   kDims,    // each state of a head: likewise
 };
 
-// The first or second element of a rotated pair.
-template <class Element>
-__device__ __forceinline__ Element rotated_element(Element own, Element other, float cos, float sin, bool second) {
-  const float kept = __fmul_rn(to_float(own), cos);
-  const float added = __fmul_rn(to_float(other), sin);
-  return from_float<Element>(second ? __fadd_rn(kept, added) : __fsub_rn(kept, added));
-}
-
 // A lane's elements of its group's states, and the A or log-decays, B and C for them. All loads are issued before any
 // is used.
 template <class Element, Decays kDecays, bool kAligned>
@@ -324,42 +316,6 @@ struct LaneElements {
     const int shared_row = p.by_group_heads.quotient(head);
     b = load_elements<kAligned>(element_at<Element>(p.b, sequence, shared_row) + n);
     c = load_elements<kAligned>(element_at<Element>(p.c, sequence, shared_row) + n);
-  }
-
-  // Rotates b and c. A lane computes only its own elements, so it also loads those that are paired with them.
-  __device__ __forceinline__ void rotate(const UpdateParams& p, std::int64_t sequence, int head, int n) {
-    const SsmRotation& by = p.rotation;
-    const float* const cos = by.angles + sequence * 2 * by.pairs;
-    const float* const sin = cos + by.pairs;
-    const Element* const b_row = element_at<Element>(p.b, sequence, head);
-    const Element* const c_row = element_at<Element>(p.c, sequence, head);
-    if (kAligned && by.unit_pairs % kUpdateWidth == 0 && !by.interleaved) {  // all in one half, and so are the others
-      if (n >= 2 * by.pairs) return;
-      const bool second = n >= by.pairs;
-      const int paired = second ? n - by.pairs : n + by.pairs;
-      const int pair = second ? paired : n;
-      const Elements<Element> other_b = load_elements<kAligned>(b_row + paired);
-      const Elements<Element> other_c = load_elements<kAligned>(c_row + paired);
-      const Vec4 cosines = load_state<kAligned>(cos + pair);
-      const Vec4 sines = load_state<kAligned>(sin + pair);
-#pragma unroll
-      for (int i = 0; i < kUpdateWidth; ++i) {
-        b.v[i] = rotated_element(b.v[i], other_b.v[i], cosines.v[i], sines.v[i], second);
-        c.v[i] = rotated_element(c.v[i], other_c.v[i], cosines.v[i], sines.v[i], second);
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < kUpdateWidth; ++i) {
-      const int column = n + i;
-      if (column >= 2 * by.pairs) continue;
-      const bool second = by.interleaved ? column % 2 != 0 : column >= by.pairs;
-      const int distance = by.interleaved ? 1 : by.pairs;
-      const int paired = second ? column - distance : column + distance;
-      const int pair = by.interleaved ? column / 2 : second ? paired : column;
-      b.v[i] = rotated_element(b.v[i], b_row[paired], cos[pair], sin[pair], second);
-      c.v[i] = rotated_element(c.v[i], c_row[paired], cos[pair], sin[pair], second);
-    }
   }
 };
 
@@ -427,9 +383,6 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
   const int own_dim = kStateDecays ? 0 : first_dim + own;
   if (p.z.data != nullptr) gate = element_at<Element>(p.z, sequence, own_head)[own_dim];
   if (p.d != nullptr) skip = p.d[own_head];
-  if constexpr (kLogDecays) {
-    if (p.rotation.angles != nullptr) elements.rotate(p, sequence, first_head, has_states ? n : 0);
-  }
   float y[kRows] = {};
   // No branch around this loop: ptxas of CUDA 13.0 would move the loads into it, after the wait for dt.
   while (true) {
@@ -461,9 +414,6 @@ __global__ void __launch_bounds__(kStepThreads) update_kernel(const __grid_const
     n += kLanes * kUpdateWidth;
     if (kLanes < kMaxLanes || n >= p.state_dim) break;  // with fewer lanes, each has one vector
     elements = LaneElements<Element, kDecays, kAligned>(p, states, sequence, first_head, n);
-    if constexpr (kLogDecays) {
-      if (p.rotation.angles != nullptr) elements.rotate(p, sequence, first_head, n);
-    }
   }
 #pragma unroll
   for (int row = 0; row < kRows; ++row) {

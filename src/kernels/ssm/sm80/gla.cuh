@@ -129,7 +129,6 @@ class GlaProducer {
       cuda::copy_wait<kStages == 2 ? 2 : 0>();
       sync();
       make_decays(stage, logs);
-      if (p_.rotation.angles != nullptr) rotate(chunk);
       sync();
       float diagonal[3];
       if constexpr (kOutputs) {
@@ -199,22 +198,6 @@ class GlaProducer {
           row_of(p_.x, chunk, cta_.head, 2), p_.x.token_stride * 2, rows_of(chunk), p_.x.aligned, thread_);
     }
     cuda::copy_commit();
-  }
-
-  // Rotates k, and for outputs q, of a chunk that has landed.
-  __device__ __forceinline__ void rotate(int chunk) const {
-    const std::uint32_t stage = base_ + static_cast<std::uint32_t>(chunk % kStages * Layout::kStageBytes);
-    const auto element_of = [](std::uint32_t tile) {
-      return [tile](int row, int column) { return tile_at(tile, row, column, Layout::kKeyPitch); };
-    };
-    const std::int64_t row = cta_.segment.row + chunk * kChunk;
-    if constexpr (kOutputs) {
-      cuda::rotate_tiles<Element, 2>(p_.rotation, row, rows_of(chunk), thread_, kGlaProducers,
-                                     element_of(stage + Layout::kKeys), element_of(stage + Layout::kQueries));
-    } else {
-      cuda::rotate_tiles<Element, 2>(p_.rotation, row, rows_of(chunk), thread_, kGlaProducers,
-                                     element_of(stage + Layout::kKeys));
-    }
   }
 
   // Replaces the log-decays of the stage by decays, and stores their products over sub-chunks. Tokens after the last

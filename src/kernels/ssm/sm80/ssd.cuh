@@ -11,7 +11,6 @@
 
 #include "base/cuda.hpp"
 #include "kernels/common/cuda/ptx.cuh"
-#include "kernels/ssm/cuda/rotate_tile.cuh"
 #include "kernels/ssm/cuda/ssm_device.cuh"
 #include "kernels/ssm/cuda/ssm_params.hpp"
 #include "kernels/ssm/sm80/sm80_ssd.hpp"
@@ -305,28 +304,8 @@ struct ChunkPipeline {
     cuda::copy_commit();
   }
 
-  // Rotates B and C of a chunk that has landed, by all threads of the CTA.
-  template <class Element>
-  __device__ void rotate(int chunk, int stage, bool with_c) const {
-    const int left = coord.tokens - chunk * kChunk;
-    const auto element_of = [](std::uint32_t tile) {
-      return [tile](int row, int column) { return tile_at(tile, row, column, pitch_of(kStates)); };
-    };
-    const std::int64_t row = coord.row + chunk * kChunk;
-    const int rows = left < kChunk ? left : kChunk;
-    const auto thread = static_cast<int>(threadIdx.x);
-    const auto threads = static_cast<int>(blockDim.x);
-    if (with_c) {
-      cuda::rotate_tiles<Element, 1>(p.scan.rotation, row, rows, thread, threads, element_of(b(stage)),
-                                     element_of(c(stage)));
-    } else {
-      cuda::rotate_tiles<Element, 1>(p.scan.rotation, row, rows, thread, threads, element_of(b(stage)));
-    }
-    __syncthreads();
-  }
-
   // Calls compute(chunk, stage) for each chunk when it has landed. With two stages, the next chunk is loaded meanwhile.
-  template <class Element, class Compute>
+  template <class Compute>
   __device__ void for_each_chunk(bool with_c, Compute compute) const {
     const int count = chunks();
     const int ahead = p.shape.stages - 1;  // 0 or 1, so & with it is the remainder
@@ -340,9 +319,7 @@ struct ChunkPipeline {
         cuda::copy_wait<0>();
         __syncthreads();
       }
-      if (chunk < 0) continue;
-      if (p.scan.rotation.angles != nullptr) rotate<Element>(chunk, chunk & ahead, with_c);
-      compute(chunk, chunk & ahead);
+      if (chunk >= 0) compute(chunk, chunk & ahead);
     }
   }
 
@@ -374,7 +351,7 @@ __global__ void __launch_bounds__(state_threads<kStates>(), 1) ssd_state_kernel(
   const bool present = coord.head_index < heads.count;
   float* const state_scale = ssd_memory + p.layout.decays / 4 + (2 * coord.head_index + 1) * kChunk;
   StateTile<kStates> state{};
-  pipeline.template for_each_chunk<Element>(false, [&](int, int stage) {
+  pipeline.for_each_chunk(false, [&](int, int stage) {
     if (!present) return head_barrier(coord.head_index, p.shape.warps);  // racecheck requires the barrier of every warp
     const float* const da_cumsum = ssd_memory + pipeline.da_cumsum(stage, coord.head_index);
     compute_state_scale(da_cumsum, state_scale, coord, p.shape.warps);
@@ -611,7 +588,7 @@ __global__ void __launch_bounds__(finish_threads<kStates>(), 1) ssd_finish_kerne
     });
   }
 
-  pipeline.template for_each_chunk<Element>(true, [&](int chunk, int stage) {
+  pipeline.for_each_chunk(true, [&](int chunk, int stage) {
     const std::uint32_t x = pipeline.x(stage, coord.head_index);
     const float* const da_cumsum = ssd_memory + pipeline.da_cumsum(stage, coord.head_index);
     compute_scores<Element, kStates>(pipeline.c(stage), pipeline.b(stage), p.scan.scale, scores);

@@ -30,11 +30,6 @@ inline constexpr int kSsdDimBlockRegisters = 160;
 inline constexpr int kSsdScoreRegisters = 56;
 inline constexpr int kSsdOutputRegisters = 152;
 
-// The warpgroup that rotates B and C by RoPE (ssd_rotation.cuh). With a group for each head, as linear attention has
-// it, a CTA has at most two dim blocks.
-inline constexpr int kRotationWarpgroup = 2;
-static_assert(kRotationWarpgroup == kDimBlocksPerCta - 1);
-
 inline constexpr int kDimBlockTileBytes =
     cuda::panel_bytes(kChunk);  // x or y of a chunk and dim_block, or 64 × 64 intra_chunk_scores
 inline constexpr int kDaCumsumBytes = kChunkDaCumsumFloats * 4;
@@ -77,8 +72,8 @@ struct SsdLayout {
       kPrefixDecay + (kOutputs ? kDimBlocksPerCta * kInputStages * kPrefixDecayBytes : 0);  // [2]
   static constexpr int kScoreBytes = kOutputs ? kScoreTiles * kScoreTileBytes : 0;
   static constexpr int kBarriers = kScores + 2 * kScoreBytes;
-  // Barriers: B and C full and empty, scores full and empty, x full and empty, state scales full, B and C landed.
-  static constexpr int kBytes = kBarriers + 8 * (3 * kStages + 4 + 3 * kDimBlocksPerCta * kInputStages);
+  // Barriers: B and C full and empty, scores full and empty, x full and empty, state scales full.
+  static constexpr int kBytes = kBarriers + 8 * (2 * kStages + 4 + 3 * kDimBlocksPerCta * kInputStages);
   static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kBytes, 1024);
   static_assert(kSharedBytes <= 227 * 1024);
 };

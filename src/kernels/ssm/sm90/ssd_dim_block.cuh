@@ -72,16 +72,10 @@ struct SsdMemory {
   __device__ std::uint32_t x_empty(int dim_block, int input) const { return of_input(1, dim_block, input); }
   __device__ std::uint32_t state_scale_full(int dim_block, int input) const { return of_input(2, dim_block, input); }
 
-  // B and C have landed, and are to be rotated before the stage is full. Only with RoPE.
-  __device__ std::uint32_t landed(std::uint32_t stage) const {
-    return barrier(2 * Layout::kStages + 4 + 3 * kDimBlocksPerCta * Layout::kInputStages + stage);
-  }
-
-  // By one thread. `dim_blocks`: of this CTA. `rotates`: B and C are rotated by RoPE.
-  __device__ void init_barriers(int dim_blocks, bool rotates = false) const {
+  // By one thread. `dim_blocks`: of this CTA.
+  __device__ void init_barriers(int dim_blocks) const {
     for (std::uint32_t stage = 0; stage < Layout::kStages; ++stage) {
-      barrier_init(full(stage), rotates ? 4 : 1);  // all warps that rotate, or the one that loads
-      barrier_init(landed(stage), 1);
+      barrier_init(full(stage), 1);
       barrier_init(empty(stage), 4 * dim_blocks);  // all warps of the dim blocks
     }
     for (std::uint32_t buffer = 0; buffer < 2; ++buffer) {

@@ -370,7 +370,7 @@ class SsdOutput {
 template <int kStates, bool kGateGradient>
 __device__ __forceinline__ void compute_outputs(const HopperSsd& p, const SsdMemory<kStates, true>& memory,
                                                 const SsdChunks& cta_chunks, const SsdGateGradient* gate_gradient) {
-  if (threadIdx.x == 0) memory.init_barriers(cta_chunks.block.count, rotates(p));
+  if (threadIdx.x == 0) memory.init_barriers(cta_chunks.block.count);
   // Scores above the diagonal stay zero.
   constexpr int kIntraChunkVectors = kDimBlocksPerCta * kDimBlockTileBytes / 16;
   auto* const intra_chunk_scores = reinterpret_cast<uint4*>(memory.bytes + SsdLayout<kStates, true>::kIntraChunkScores);
@@ -393,8 +393,6 @@ __device__ __forceinline__ void compute_outputs(const HopperSsd& p, const SsdMem
     reg_alloc<kSsdOutputRegisters>();
     if (warpgroup < cta_chunks.block.count) {
       SsdOutput<kStates, kGateGradient>(p, memory, cta_chunks, warpgroup, gate_gradient).run();
-    } else if (!kGateGradient && warpgroup == kRotationWarpgroup && rotates(p)) {
-      rotate_chunks(p, memory, cta_chunks);
     }
   }
 }

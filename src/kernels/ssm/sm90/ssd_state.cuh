@@ -7,7 +7,6 @@
 #pragma once
 
 #include "kernels/ssm/sm90/ssd_dim_block.cuh"
-#include "kernels/ssm/sm90/ssd_rotation.cuh"
 
 namespace ringattn::sm90 {
 
@@ -30,7 +29,7 @@ __device__ __forceinline__ void load_chunks(const HopperSsd& p, const SsdMemory<
     if (chunk >= kDelay) compute(chunk - kDelay);
     if (chunk >= chunks) continue;
     const std::uint32_t stage = ring.stage();
-    const std::uint32_t full = rotates(p) ? memory.landed(stage) : memory.full(stage);
+    const std::uint32_t full = memory.full(stage);
     const bool whole = cta_chunks.whole(chunk);
     const bool tma_b = p.maps_b && whole;
     const bool tma_c = kOutputs && p.maps_c && whole;
@@ -201,7 +200,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_state_kernel(const __grid_
   extern __shared__ unsigned char ssd_shared[];
   const SsdMemory<kStates, false> memory(ssd_shared);
   const SsdChunks cta_chunks(p);
-  if (threadIdx.x == 0) memory.init_barriers(cta_chunks.block.count, rotates(p));
+  if (threadIdx.x == 0) memory.init_barriers(cta_chunks.block.count);
   __syncthreads();
   const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
   if (warpgroup == kDimBlocksPerCta) {
@@ -215,11 +214,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_state_kernel(const __grid_
         [&](int chunk) { inputs.compute_scales(chunk); });
   } else {
     reg_alloc<kSsdDimBlockRegisters>();
-    if (warpgroup < cta_chunks.block.count) {
-      accumulate_local_state<kStates>({p, memory, cta_chunks, warpgroup});
-    } else if (warpgroup == kRotationWarpgroup && rotates(p)) {
-      rotate_chunks(p, memory, cta_chunks);
-    }
+    if (warpgroup < cta_chunks.block.count) accumulate_local_state<kStates>({p, memory, cta_chunks, warpgroup});
   }
 }
 
