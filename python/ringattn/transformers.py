@@ -134,7 +134,7 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
                       softcap=None, is_causal=None, s_aux=None, dealt=None, **given):  # fmt: skip
     """query: [batch, heads, tokens, head_dim]; key, value: [batch, kv_heads, keys, head_dim]. Returns ([batch, tokens,
     heads, head_dim], None). dealt: the arguments of batch(); None: those of the active batch()."""
-    if _is_plain_step(query, key, value, attention_mask, dropout, sliding_window, dealt, given):
+    if _is_plain_step(query, key, value, s_aux, attention_mask, dropout, sliding_window, dealt, given):
         named = {"mask": attention_mask.kernel_mask(), "softmax_scale": scaling, "softcap": softcap or 0.0,
                  "sinks": None if s_aux is None else s_aux.float()}  # fmt: skip
         out = _step(query, key, value, attention_mask.step_keys, named)
@@ -162,7 +162,7 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
         if cu_q is not None:
             refuse_padding("packed sequences have none")
         return _of_padded(attention_mask.dropped, q, k, v, attention_mask, named), None
-    if attention_mask is not None and cu_q is None and _is_step(q, k, v, attention_mask):
+    if attention_mask is not None and cu_q is None and _is_step(q, k, v, named["sinks"], attention_mask):
         lengths = attention_mask.step_keys
         if lengths is None or torch.compiler.is_compiling():
             lengths = attention_mask.lengths_for(q)
@@ -185,20 +185,27 @@ def attention_forward(module, query, key, value, attention_mask=None, *, scaling
 _MAX_ROWS = 16  # query tokens of a sequence in a decode step
 
 
-def _is_step(q, k, v, mask: Mask) -> bool:
+def _is_step(q, k, v, sinks, mask: Mask) -> bool:
     """Whether decode() computes these rows: few queries at the end of a cache, whose length is another in each call."""
     if not mask.causal or q.shape[1] > _MAX_ROWS or mask.filled is None and k.shape[1] == q.shape[1]:
         return False
-    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+    if _records(q, k, v, sinks):
         return False
     return mask.filled is not None or not torch.compiler.is_compiling()
+
+
+def _records(q, k, v, sinks) -> bool:
+    """Whether autograd records a call, for which decode() has no gradients. Sinks may be all that is trained."""
+    return torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None and sinks.requires_grad
+    )
 
 
 # Arguments of the layers of a plain step.
 _OF_STEPS = _IGNORED - {"cu_seq_lens_q", "cu_seq_lens_k"}
 
 
-def _is_plain_step(query, key, value, mask, dropout, sliding_window, dealt, given) -> bool:
+def _is_plain_step(query, key, value, sinks, mask, dropout, sliding_window, dealt, given) -> bool:
     """Whether the call is one of generate()'s decode steps without padding. The other checks of attention_forward() find nothing
     in it, and take as long as the rest of the call."""
     if type(mask) is not Mask or mask.step_keys is None or torch.compiler.is_compiling():
@@ -208,7 +215,7 @@ def _is_plain_step(query, key, value, mask, dropout, sliding_window, dealt, give
         not dropout and dealt is None and rows <= _MAX_ROWS and mask.made_for == (rows, key.shape[2])
         and sliding_window == mask.window and _OF_STEPS.issuperset(given) and not given.get("output_attentions")
         and not torch.is_autocast_enabled(query.device.type)
-        and not (torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad))
+        and not _records(query, key, value, sinks)
         and _current.get() is None
     )  # fmt: skip
 
@@ -247,7 +254,7 @@ def _filled(k, v, mask: Mask | None):
 
 def _of_padded(dropped: Padding, q, k, v, mask: Mask, named: dict):
     """Computes the kept tokens of a padded batch, as packed sequences; decode steps by their lengths."""
-    step = dropped.step if _is_step(q, k, v, mask) else None
+    step = dropped.step if _is_step(q, k, v, named["sinks"], mask) else None
     if step is None:
         return dropped.attend(q, k, v, named)
     lengths, order = step

@@ -315,24 +315,38 @@ class Steps(Case):
     def test_what_a_plain_step_is_not(self):
         q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 30, 16)
         plain = ringattn.transformers._is_plain_step
-        call = (q, k, k, Mask(True, None, (1, 30)), 0.0, None, None, {"use_cache": True})
+        call = (q, k, k, None, Mask(True, None, (1, 30)), 0.0, None, None, {"use_cache": True})
         self.assertTrue(plain(*call))
         others = {
-            3: (None, Mask(False, None, (1, 30)), Mask(True, None, (1, 29)), Mask(True, 7, (1, 30)), Mask(True, None, (1, 1)),
+            4: (None, Mask(False, None, (1, 30)), Mask(True, None, (1, 29)), Mask(True, 7, (1, 30)), Mask(True, None, (1, 1)),
                 Mask(True, None, (1, 30), filled=torch.tensor(3)), Mask(True, None, (1, 30), padding=torch.ones(1, 30))),
-            4: (0.5,), 5: (7,), 6: (object(),), 7: ({"cu_seq_lens_q": None}, {"output_attentions": True}, {"bias": 1}),
+            5: (0.5,), 6: (7,), 7: (object(),), 8: ({"cu_seq_lens_q": None}, {"output_attentions": True}, {"bias": 1}),
         }  # fmt: skip
         for place, values in others.items():
             for value in values:
                 self.assertFalse(plain(*call[:place], value, *call[place + 1 :]), (place, value))
         with torch.enable_grad():
             self.assertFalse(plain(q.clone().requires_grad_(), *call[1:]))
+            self.assertFalse(plain(*call[:3], torch.zeros(4, requires_grad=True), *call[4:]))
         with torch.autocast("cpu", torch.bfloat16):
             self.assertFalse(plain(*call))
         with ringattn.transformers.batch(ringattn.packed([30], 1)):
             self.assertFalse(plain(*call))
         with self.assertRaises(ringattn.UsageError):
             ringattn.transformers.decode_growing(q, k, k, 31, mask="causal", softmax_scale=None, softcap=0.0, sinks=None)
+
+    def test_a_step_whose_sinks_alone_are_trained_has_their_gradient(self):
+        q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 30, 16)
+        sinks, mask = torch.zeros(4, requires_grad=True), Mask(True, None, (1, 30))
+        forward = ringattn.transformers.attention_forward
+        steps = []
+        for graded in (False, True):  # the first call keeps what it has prepared
+            with torch.set_grad_enabled(graded):
+                steps.append(forward(torch.nn.Module(), q, k, k, mask, s_aux=sinks)[0])
+        self.assertTrue(torch.equal(*steps))
+        (gradient,) = torch.autograd.grad(steps[1], sinks, torch.ones_like(steps[1]))
+        self.assertTrue(gradient.any())
+        self.assertEqual(ringattn.transformers._not_decoded, set())
 
     def test_a_captured_step_prepares_nothing_and_reads_no_table(self):
         """A graph may be replayed when the table of lengths is gone."""
