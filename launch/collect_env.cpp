@@ -14,14 +14,25 @@ namespace ringattn {
 namespace {
 
 constexpr double kPythonSeconds = 20.0;
+constexpr std::size_t kMaxPythonLines = 100;
 
 std::string python_facts() {
   std::string text = "Python\n";
   PythonProcess python(kPythonFactsScript, {});
   const Deadline deadline = Deadline::after(kPythonSeconds);
   std::size_t lines = 0;
-  for (; const auto line = python.read_line(deadline); ++lines) text += fmt::format("  {}\n", *line);
-  if (lines == 0) text += fmt::format("  {:<17} none ({})\n", "Python", python.why());
+  for (; lines < kMaxPythonLines; ++lines) {
+    const auto line = python.read_line(deadline);
+    if (!line) break;
+    text += fmt::format("  {}\n", printable_utf8(*line));  // python3 may be any program
+  }
+  if (lines == 0) {
+    text += fmt::format("  {:<17} none ({})\n", "Python", python.why());
+  } else if (lines == kMaxPythonLines) {
+    text += fmt::format("  {:<17} unknown (python3 printed more than {} lines)\n", "more", lines);
+  } else if (deadline.expired()) {
+    text += fmt::format("  {:<17} unknown ({})\n", "more", python.why());
+  }
   return text;
 }
 

@@ -83,10 +83,9 @@ std::optional<std::string> PythonProcess::read_line(const Deadline& deadline) {
     const int wait = static_cast<int>(std::clamp(-deadline.overdue() * 1e3, 0.0, 1e6));
     pollfd ready{socket_.get(), POLLIN, 0};
     if (::poll(&ready, 1, wait) < 0 && errno != EINTR) return end(std::strerror(errno));
-    if (ready.revents == 0) {
-      if (deadline.expired()) return end(fmt::format("python3 took more than {:.0f} s", deadline.seconds()));
-      continue;
-    }
+    // Also where more is there to read: a process may print without end.
+    if (deadline.expired()) return end(fmt::format("python3 took more than {:.0f} s", deadline.seconds()));
+    if (ready.revents == 0) continue;
     std::array<char, 4096> bytes{};
     const ssize_t size = uninterrupted([&] { return ::recv(socket_.get(), bytes.data(), bytes.size(), 0); });
     if (size <= 0) return end("python3 has ended");

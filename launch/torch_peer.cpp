@@ -18,12 +18,13 @@ TorchPeer::TorchPeer(bool on_gpu, int threads, const Deadline& deadline)
     return;
   }
   const nlohmann::json about = nlohmann::json::parse(*line, nullptr, false);
-  if (about.is_object()) {
-    version_ = about.value("version", "");
-    why_not_ = about.value("error", "");
-  } else {
-    why_not_ = "python3 printed something else";
-  }
+  const auto text_of = [&](const char* name) {
+    const bool is_text = about.is_object() && about.contains(name) && about[name].is_string();
+    return is_text ? about[name].get<std::string>() : std::string();
+  };
+  version_ = text_of("version");
+  why_not_ = text_of("error");
+  if (version_.empty() && why_not_.empty()) why_not_ = "python3 printed something else";
 }
 
 BenchPoint TorchPeer::measure(const BenchPoint& ours, std::int64_t samples, const Deadline& deadline) {

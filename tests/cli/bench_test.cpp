@@ -422,6 +422,9 @@ TEST(Bench, QuickHasPyTorchBeside) {
   const std::string text = quick({});
   EXPECT_TRUE(has(text, "# PyTorch is not measured (no torch)\n")) << text;
   EXPECT_TRUE(has(text, "(ms)  (no torch)")) << text;
+  const ScopedEnvironment other("PATH", path_with_python(folder, R"({"version":9})", answer));
+  const std::string number = quick({});
+  EXPECT_TRUE(has(number, "# PyTorch is not measured (python3 printed something else)\n")) << number;
 }
 
 TEST(Bench, QuickChoosesItsJobs) {

@@ -160,6 +160,16 @@ TEST(Program, CollectEnvPrintsWhatThereIs) {
   EXPECT_EQ(tool({"help", "collect-env"}).out, tool({"collect-env", "--help"}).out);
 }
 
+TEST(Program, CollectEnvEndsWhateverPython3Prints) {
+  const TemporaryFolder folder;
+  const std::string python = folder.write("python3", "#!/bin/sh\nwhile :; do printf 'y\\033\\377\\n'; done\n");
+  ASSERT_EQ(::chmod(python.c_str(), 0700), 0);
+  const Finished run = tool({"collect-env"}, {{"PATH", folder.path()}});
+  EXPECT_EQ(run.code, 0) << run.err;
+  EXPECT_TRUE(has(run.out, "\nPython\n  y\\x1b\\xff\n")) << run.out;
+  EXPECT_TRUE(has(run.out, "\n  more              unknown (python3 printed more than 100 lines)\n")) << run.out;
+}
+
 TEST(Program, MessagesAreOneLine) {
   const TemporaryFolder folder;
   const std::string file = folder.write("job.toml", "\"he\\nads\" = 8\n");

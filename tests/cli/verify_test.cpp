@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <set>
 #include <string>
+#include <utility>
 
 #include "attention/ring/machine_model.hpp"
 #include "comm/world.hpp"
@@ -277,6 +278,23 @@ TEST(Plan, KeepsTheMemoryBudgetOrSaysWhatDoesNotFit) {
   const Finished list = tool({"plan", "--world", "2,1k", "--seq", "256k", "--memory", "64m"});
   EXPECT_EQ(list.code, 0) << list.err;
   EXPECT_TRUE(has(list.out, "# world 2, 262144 tokens: ")) << list.out;
+}
+
+// More than 512 packed key tiles, of 128 KiB each, are more than CPU kernels reserve memory for: they are packed for
+// some heads at a time, or in part if they are one head's.
+TEST(Plan, PackedTilesBeyondTheirMemoryHaveTheSameBits) {
+  for (const Words& job : {Words{"--seq", "2200", "--heads", "16", "--window", "300,0"},
+                           Words{"--seq", "33000", "--heads", "1", "--window", "90,0"}}) {
+    std::set<std::string> digests;
+    for (const auto& [ranks, threads] : {std::pair{"1", "3"}, {"3", "1"}}) {
+      const Finished run = tool(Words{"run", "--synthetic", "5", "--head-dim", "256", "--kv-heads", job[3], "--dtype",
+                                      "fp32", "--ranks", ranks, "--threads", threads} +
+                                job);
+      ASSERT_EQ(run.code, 0) << run.err;
+      digests.insert(digest_of(run.out));
+    }
+    EXPECT_EQ(digests.size(), 1U) << job[1];
+  }
 }
 
 TEST(Plan, RefusesWhatARunRefuses) {

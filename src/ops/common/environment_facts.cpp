@@ -53,21 +53,6 @@ std::size_t printable_bytes(std::string_view text) {
   return control || overlong || beyond ? 0 : size;
 }
 
-std::string printable(std::string_view text) {
-  std::string result;
-  while (!text.empty()) {
-    const std::size_t size = printable_bytes(text);
-    if (size == 0) {
-      result += fmt::format("\\x{:02x}", static_cast<unsigned>(static_cast<unsigned char>(text[0])));
-      text.remove_prefix(1);
-    } else {
-      result += text.substr(0, size);
-      text.remove_prefix(size);
-    }
-  }
-  return result;
-}
-
 // The first line of a small file of the system; empty if it can't be read.
 std::string first_line(const fs::path& path) {
   std::ifstream file(path);
@@ -243,6 +228,21 @@ std::string variable_facts() {
 
 }  // namespace
 
+std::string printable_utf8(std::string_view text) {
+  std::string result;
+  while (!text.empty()) {
+    const std::size_t size = printable_bytes(text);
+    if (size == 0) {
+      result += fmt::format("\\x{:02x}", static_cast<unsigned>(static_cast<unsigned char>(text[0])));
+      text.remove_prefix(1);
+    } else {
+      result += text.substr(0, size);
+      text.remove_prefix(size);
+    }
+  }
+  return result;
+}
+
 FactSection::FactSection(std::string_view title) : text_(fmt::format("{}\n", title)) {}
 
 void FactSection::add(std::string_view name, const std::function<std::string()>& value) {
@@ -252,7 +252,7 @@ void FactSection::add(std::string_view name, const std::function<std::string()>&
   } catch (const std::exception& error) {
     text = fmt::format("unknown ({})", error.what());
   }
-  text_ += fmt::format("  {:<17} {}\n", printable(name), printable(text));
+  text_ += fmt::format("  {:<17} {}\n", printable_utf8(name), printable_utf8(text));
 }
 
 std::string environment_facts() {
@@ -261,7 +261,7 @@ std::string environment_facts() {
     try {
       text += section();
     } catch (const std::exception& error) {
-      text += printable(fmt::format("unknown ({})", error.what())) + "\n";
+      text += printable_utf8(fmt::format("unknown ({})", error.what())) + "\n";
     }
   }
   return text;

@@ -13,11 +13,14 @@ namespace ringattn {
 // ringattn, CUDA, NCCL, OpenMP, MPI and PyTorch without secrets. Initializes the CUDA driver.
 std::string environment_facts();
 
+// Bytes that are no printable UTF-8 become \\xNN.
+std::string printable_utf8(std::string_view text);
+
 // A section of such lines.
 class FactSection {
  public:
   explicit FactSection(std::string_view title);
-  // Adds a line. Bytes that are no printable UTF-8 become \\xNN. `value` may throw: the line then says what.
+  // Adds a printable_utf8() line. `value` may throw: the line then says what.
   void add(std::string_view name, const std::function<std::string()>& value);
   const std::string& text() const { return text_; }
 

@@ -106,12 +106,15 @@ class CpuAttention final : public AttentionKernel {
 
  private:
   static constexpr std::size_t kMaxSharedBytes = std::size_t{64} << 20;
+  static constexpr std::size_t kSharedPerState = 4;
 
   std::size_t shared_bytes(const AttentionLimits& limits) const {
     if (spec_.block_mask.any() || limits.rows <= tile_rows(limits.rows)) return 0;
     const std::size_t slot_bytes = SharedTiles::slot_bytes(spec_, ops_);
     const auto slots = static_cast<std::size_t>(limits.tiles * spec_.kv_heads);
-    return std::min(slots, kMaxSharedBytes / slot_bytes) * slot_bytes;
+    // A rank of few rows has few work tiles that share, and often little memory.
+    const std::size_t most = std::min(kMaxSharedBytes, kSharedPerState * state_bytes(limits.rows));
+    return std::min(slots, most / slot_bytes) * slot_bytes;
   }
 
   // Attends to all keys with the query heads of KV heads [first_head, first_head + kv_heads).
