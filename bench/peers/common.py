@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
@@ -119,6 +119,52 @@ def shapes(arguments: argparse.Namespace) -> list[Shape]:
             )
         )
     return result
+
+
+def add_cpu_flags(parser: argparse.ArgumentParser, rounds: int) -> None:
+    """Flags of the programs that take turns with PyTorch on CPU cores (on_cpu())."""
+    parser.add_argument("--threads", type=int, default=int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--git", default="unknown", help="commit of the library")
+    parser.add_argument("--jsonl")
+    parser.add_argument("--self-check", action="store_true", help="only compare the results of a small shape")
+
+
+def on_cpu(
+    args: argparse.Namespace,
+    self_check: Callable[[Any, Any], object],
+    lines: Callable[[Any, Any], Iterable[dict[str, Any]]],
+) -> int:
+    """Prints the lines that lines(torch, ringattn) measures, and appends them to --jsonl. Returns the exit code."""
+    try:
+        import ringattn
+        import torch
+    except (ImportError, OSError) as error:
+        print(f"skipped: needs PyTorch and ringattn ({error})")
+        return SKIPPED
+    torch.set_num_threads(args.threads)
+    if args.self_check:
+        self_check(torch, ringattn)
+        return 0
+    for content in lines(torch, ringattn):
+        text = json.dumps(content | {"torch": torch.__version__, "git": args.git, "command": " ".join(sys.argv)})
+        print(text, flush=True)
+        if args.jsonl:
+            with open(args.jsonl, "a") as file:
+                file.write(text + "\n")
+    return 0
+
+
+def take_turns(calls: dict[str, Callable[[int], object]], rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of wall and of processor time of each call in each round, one call after the other. A call gets the number of its
+    round."""
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
+    for turn in range(rounds):
+        for name, call in calls.items():
+            wall, processor = time.perf_counter(), time.process_time()
+            call(turn)
+            times[name].append((time.perf_counter() - wall, time.process_time() - processor))
+    return times
 
 
 def describe(program: str | None) -> argparse.ArgumentParser:
