@@ -12,7 +12,6 @@
 
 namespace ringattn {
 
-// Throws kUsage if several flags write to stdout.
 void check_one_stdout(const Config& config) {
   const JobOptions& options = config.options;
   std::vector<std::string> flags;
@@ -29,13 +28,12 @@ void check_one_stdout(const Config& config) {
 void write_table(const Screen& screen, const JobOptions& options, const Table& table) {
   switch (options.bench_output) {
     case BenchOutput::kTable:
+    case BenchOutput::kJsonl:  // to stderr
       return screen.print(table.text(!options.quiet));
     case BenchOutput::kMarkdown:
       return screen.print_result(table.markdown());
     case BenchOutput::kCsv:
       return screen.print_result(table.csv());
-    case BenchOutput::kJsonl:
-      return screen.print(table.text(!options.quiet));  // to stderr
   }
 }
 

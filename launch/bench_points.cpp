@@ -106,11 +106,11 @@ void write_point(JsonWriter& json, const BenchPoint& point, std::span<const std:
   const bool is_peer = !point.tool_version.empty();
   json.begin_object().member("schema", kBenchSchema);
   json.key("tool").begin_object().member("name", point.tool);
-  if (!is_peer) {
+  if (is_peer) {
+    json.member("version", point.tool_version);
+  } else {
     json.member("version", version()).member("git", git_revision()).member("dirty", git_dirty());
     json.member("build_id", build_id());
-  } else {
-    json.member("version", point.tool_version);
   }
   json.end_object();
   json.key("argv").begin_array(true);

@@ -103,8 +103,7 @@ constexpr CommandRow kTable[] = {
      "show the build, this machine, kernels, transports and environment",
      {"ringattn info", "mpirun -np 4 ringattn info --measure --machine machine.json"},
      "-v adds tiles, registers and shared memory of each kernel, and all variables. --measure also measures the "
-     "machine "
-     "model, from which block sizes and time estimates come. For a bug report see `ringattn collect-env`.",
+     "machine model, from which block sizes and time estimates come. For a bug report see `ringattn collect-env`.",
      [](const Config& config) { return config.options.measure; },
      asked_ranks,
      info_main},

@@ -11,7 +11,6 @@ namespace ringattn {
 std::string cuda_versions();
 
 // "peer access yes, performance rank 0", between two of visible_gpus(). CUDA ranks links: 0 is the fastest.
-// fastest.
 std::string peer_access_text(int first, int second);
 
 // "PCI 0000:19:00.0, 18 NVLinks active, power limit 700 W, SM clock up to 1980 MHz" for one of visible_gpus().
