@@ -38,14 +38,14 @@ def run(*words: str) -> subprocess.CompletedProcess:
 
 class Unit(unittest.TestCase):
     def test_programs_compile_and_have_help(self):
-        self.assertEqual(len(PROGRAMS), 14)
+        self.assertEqual(len(PROGRAMS), 15)
         for program in PROGRAMS:
             with tempfile.TemporaryDirectory() as folder:
                 py_compile.compile(str(program), cfile=f"{folder}/compiled", doraise=True)
             done = run(str(program), "--help")
             self.assertEqual(done.returncode, 0, done.stderr)
             steps, shapes = "--steps LIST", "--shapes LIST"
-            words = {"decode.py": steps, "mla.py": steps}
+            words = {"decode.py": steps, "mla.py": steps, "linear_cpu.py": "--rows LIST"}
             with_shapes = ("attention_backward", "gemm", "linear", "linear_attention", "row_parallel", "ssm")
             words |= dict.fromkeys((f"{name}.py" for name in with_shapes), shapes)
             self.assertIn(words.get(program.name, "--seq LIST"), done.stdout)
