@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `ringattn info`: what there is here, and why what isn't there isn't.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -14,6 +15,7 @@
 #include "comm/collective.hpp"
 #include "comm/world.hpp"
 #include "kernels/common/registry.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
@@ -31,6 +33,7 @@ struct DeviceInfo {
   int processors = usable_processors().count;
   std::string host = host_name();
   std::string target;  // instruction set of the first kernel that runs here
+  std::vector<std::string> simd_targets = simd_target_names_here();
 };
 
 DeviceInfo find_device(const JobOptions& options) {
@@ -75,8 +78,10 @@ std::vector<VariableInfo> variables() {
 void print_tables(const Screen& screen, const DeviceInfo& device) {
   std::string text = version_line();
   text += fmt::format("build id    {}\n", build_id().empty() ? "none" : build_id());
-  text += fmt::format("host        {}: {}, {} processors for this process, {}\n", device.host, device.cpu,
-                      device.processors, device.target);
+  text +=
+      fmt::format("host        {}: {}, {} processors for this process\n", device.host, device.cpu, device.processors);
+  text += fmt::format("SIMD target {} (--simd-target {}; here: {})\n", device.target, simd_target(),
+                      fmt::join(device.simd_targets, ", "));
   for (const Gpu& gpu : visible_gpus()) {
     text += fmt::format("GPU {:<7} {}, compute capability {}.{}, {} multiprocessors, {}\n", gpu.device, gpu.name,
                         gpu.compute_major, gpu.compute_minor, gpu.multiprocessors,
@@ -123,7 +128,10 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
   write_document_head(json, "info", invocation);
   json.member("compiler", compiler()).member("build_type", build_type());
   json.key("device").begin_object().member("host", device.host).member("cpu", device.cpu);
-  json.member("processors", device.processors).member("target", device.target).end_object();
+  json.member("processors", device.processors).member("target", device.target);
+  json.member("simd_target", simd_target()).key("simd_targets").begin_array();
+  for (const std::string& name : device.simd_targets) json.value(name);
+  json.end_array().end_object();
   json.key("gpus").begin_array();
   for (const Gpu& gpu : visible_gpus()) {
     json.begin_object().member("device", gpu.device).member("name", gpu.name).member("uuid", gpu.uuid);

@@ -25,6 +25,7 @@
 #include "comm/timeouts.hpp"
 #include "comm/world.hpp"
 #include "kernels/common/registry.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "launch/collect_env.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
@@ -146,6 +147,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         options.json.clear();  // a report of the failure might be what destroys the file
         throw;
       }
+      set_simd_target(options.simd_target);
       fill_from_model(request.invocation.config);
       fill_backward_op(request.invocation.config);
       if (request.command->bit == kBench) fill_bench_op(request.invocation.config);

@@ -69,6 +69,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"block", {"256", "4k", "8k"}},
     {"memory", {"1g", "512m", "123456789"}},
     {"overlap", {"on", "off", "on"}},
+    {"simd-target", {"avx2", "neon", "auto"}},
     {"threads", {"1", "2", "all"}},
     {"output", {"a.safetensors", "b.safetensors", "c.safetensors"}},
     {"output", {"table", "md", "csv"}, true},

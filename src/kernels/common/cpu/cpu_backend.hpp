@@ -13,6 +13,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/block_mask_choice.hpp"
 #include "kernels/common/cpu/tile_ops.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "kernels/decode/block_choice.hpp"
 #include "kernels/decode/cache_update.hpp"
 #include "kernels/quant/codebook.hpp"
@@ -68,6 +69,7 @@ class CpuBackend final : public Backend {
   std::size_t peak_memory() override { return peak_resident_bytes(); }
 
  private:
+  SimdTargetUser target_user_;  // before the tables of the target
   int threads_;
   const TileOps& tile_ops_;
   const TileOps* amx_ops_;
