@@ -36,6 +36,7 @@ class CpuBackend final : public Backend {
 
   MemoryKind memory() const override { return MemoryKind::kHost; }
   std::string identity() const override { return (amx_ops_ != nullptr ? *amx_ops_ : tile_ops_).target; }
+  std::string vector_identity() const override { return tile_ops_.target; }
   Buffer allocate(std::size_t bytes) override { return allocate_host(bytes); }
   Stream stream() override { return {}; }
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
