@@ -351,6 +351,13 @@ constexpr FlagRow kTable[] = {
        }
      }},
 
+    {"numa-binding", 0, kRun | kVerify | kInfo | kBench, kAllOps, FlagGroup::kParallelism, FlagKind::kText, "node|none", "node",
+     "node: bind CPU ranks that share a host to its NUMA nodes, unless their launcher has bound them",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"node", "none"};
+       options.bind_to_numa_node = parse_choice(text, kChoices) == 0;
+     }},
+
     // Output
     {"output", 0, kRun, kAllOps, FlagGroup::kOutput, FlagKind::kText, "FILE", "",
      "safetensors file for out and lse (natural logarithm), or y of an SSM [not written]", set_path<&JobOptions::output>, "out.safetensors"},

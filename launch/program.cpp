@@ -22,6 +22,7 @@
 #include "base/outcome.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
+#include "comm/numa_binding.hpp"
 #include "comm/timeouts.hpp"
 #include "comm/world.hpp"
 #include "kernels/common/registry.hpp"
@@ -218,6 +219,10 @@ int run_command(const CommandRow& command, Invocation& invocation, const std::fu
   return run_world(
       request,
       [&](Transport& world) {
+        // Before the rank starts threads, which inherit its processors, or touches memory.
+        if (options.bind_to_numa_node && world.memory() == MemoryKind::kHost) {
+          bind_rank_to_numa_node(Collective(world, Timeouts(options.timeout)));
+        }
         begun = true;
         try {
           return command.main(invocation, &world);

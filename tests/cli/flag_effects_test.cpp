@@ -275,6 +275,12 @@ const Effects& effects() {
        [] {
          shows({"--threads", "3"}, ", 3 threads a rank");
        }},
+      {"numa-binding",
+       [] {
+         EXPECT_TRUE(has(out_of({"info", "--numa-binding", "none"}), "; ranks are not bound (--numa-binding none)"));
+         EXPECT_FALSE(has(out_of({"info"}), "--numa-binding none"));
+         EXPECT_EQ(digest({"--ranks", "2", "--numa-binding", "none"}), digest({"--ranks", "2"}));
+       }},
       {"output",
        [] {
          with_file([](const TemporaryFolder&, const std::string& path) {

@@ -71,6 +71,7 @@ inline constexpr FlagSamples kFlagSamples[] = {
     {"overlap", {"on", "off", "on"}},
     {"simd-target", {"avx2", "neon", "auto"}},
     {"threads", {"1", "2", "all"}},
+    {"numa-binding", {"node", "none", "node"}},
     {"output", {"a.safetensors", "b.safetensors", "c.safetensors"}},
     {"output", {"table", "md", "csv"}, true},
     {"final-states", {"true", "false", "true"}},
