@@ -9,6 +9,7 @@
 
 #include "base/threads.hpp"
 #include "comm/timeouts.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "launch/op_flags.hpp"
 #include "ops/common/values.hpp"
 #include "ops/op_table.hpp"
@@ -334,6 +335,12 @@ constexpr FlagRow kTable[] = {
      [](JobOptions& options, std::string_view text) { options.memory = parse_size_value(text, "bytes", 1, kMost); }, "8g"},
     {"overlap", 0, kJobs, kSomeOps, FlagGroup::kParallelism, FlagKind::kText, "on|off", "on",
      "send the next K/V block during the computation on this one", set_switch<&JobOptions::overlap>},
+    {"simd-target", 0, kAllCommands, kAllOps, FlagGroup::kParallelism, FlagKind::kText, "NAME", "auto",
+     "SIMD target of CPU kernels: auto (the best here), or one that all hosts have, e.g. avx2; `ringattn info` lists them",
+     [](JobOptions& options, std::string_view text) {
+       const std::vector<std::string_view> names(simd_target_names().begin(), simd_target_names().end());
+       options.simd_target = names[parse_choice(text, names)];
+     }, "avx2"},
     {"threads", 0, kAllCommands, kAllOps, FlagGroup::kParallelism, FlagKind::kNumber, "N", "all",
      "CPU threads of a rank; all: the processors, divided among the ranks that share them",
      [](JobOptions& options, std::string_view text) {
@@ -342,6 +349,13 @@ constexpr FlagRow kTable[] = {
        } catch (BadValue& bad) {
          throw BadValue{"all, or " + bad.accepted};
        }
+     }},
+
+    {"numa-binding", 0, kRun | kVerify | kInfo | kBench, kAllOps, FlagGroup::kParallelism, FlagKind::kText, "node|none", "node",
+     "node: bind CPU ranks that share a host to its NUMA nodes, unless their launcher has bound them",
+     [](JobOptions& options, std::string_view text) {
+       constexpr std::string_view kChoices[] = {"node", "none"};
+       options.bind_to_numa_node = parse_choice(text, kChoices) == 0;
      }},
 
     // Output

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `ringattn info`: what there is here, and why what isn't there isn't.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -9,11 +10,13 @@
 #include "base/gpu.hpp"
 #include "base/host.hpp"
 #include "base/json_writer.hpp"
+#include "base/numa.hpp"
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "comm/collective.hpp"
 #include "comm/world.hpp"
 #include "kernels/common/registry.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
 #include "launch/job_request.hpp"
@@ -31,7 +34,23 @@ struct DeviceInfo {
   int processors = usable_processors().count;
   std::string host = host_name();
   std::string target;  // instruction set of the first kernel that runs here
+  std::vector<std::string> simd_targets = simd_target_names_here();
 };
+
+// The NUMA nodes, and whether ranks that share this host are bound to them.
+std::string numa_text(const JobOptions& options) {
+  const NumaTopology nodes = read_numa_topology();
+  std::string text;
+  for (const CpuList& node : nodes) text += fmt::format("{}{}", text.empty() ? "" : " | ", cpu_list_text(node));
+  if (text.empty()) text = "not known";
+  if (!options.bind_to_numa_node) return text + "; ranks are not bound (--numa-binding none)";
+  if (const std::string_view variable = openmp_binding(); !variable.empty()) {
+    return fmt::format("{}; ranks are not bound ({} is set)", text, variable);
+  }
+  const NumaPlacement placement = place_on_numa_nodes(nodes, usable_cpus(), static_cast<int>(nodes.size()));
+  if (placement.cpus.empty()) return fmt::format("{}; ranks are not bound ({})", text, placement.reason);
+  return text + "; ranks that share this host are bound to nodes";
+}
 
 DeviceInfo find_device(const JobOptions& options) {
   DeviceInfo device;
@@ -72,11 +91,14 @@ std::vector<VariableInfo> variables() {
   return all;
 }
 
-void print_tables(const Screen& screen, const DeviceInfo& device) {
+void print_tables(const Screen& screen, const JobOptions& options, const DeviceInfo& device) {
   std::string text = version_line();
   text += fmt::format("build id    {}\n", build_id().empty() ? "none" : build_id());
-  text += fmt::format("host        {}: {}, {} processors for this process, {}\n", device.host, device.cpu,
-                      device.processors, device.target);
+  text +=
+      fmt::format("host        {}: {}, {} processors for this process\n", device.host, device.cpu, device.processors);
+  text += fmt::format("NUMA nodes  {}\n", numa_text(options));
+  text += fmt::format("SIMD target {} (--simd-target {}; here: {})\n", device.target, simd_target(),
+                      fmt::join(device.simd_targets, ", "));
   for (const Gpu& gpu : visible_gpus()) {
     text += fmt::format("GPU {:<7} {}, compute capability {}.{}, {} multiprocessors, {}\n", gpu.device, gpu.name,
                         gpu.compute_major, gpu.compute_minor, gpu.multiprocessors,
@@ -123,7 +145,12 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
   write_document_head(json, "info", invocation);
   json.member("compiler", compiler()).member("build_type", build_type());
   json.key("device").begin_object().member("host", device.host).member("cpu", device.cpu);
-  json.member("processors", device.processors).member("target", device.target).end_object();
+  json.member("processors", device.processors).member("target", device.target);
+  json.key("numa_nodes").begin_array();
+  for (const CpuList& node : read_numa_topology()) json.value(cpu_list_text(node));
+  json.end_array().member("simd_target", simd_target()).key("simd_targets").begin_array();
+  for (const std::string& name : device.simd_targets) json.value(name);
+  json.end_array().end_object();
   json.key("gpus").begin_array();
   for (const Gpu& gpu : visible_gpus()) {
     json.begin_object().member("device", gpu.device).member("name", gpu.name).member("uuid", gpu.uuid);
@@ -228,7 +255,7 @@ int info_main(const Invocation& invocation, Transport* world) {
   if (!options.machine.empty()) machine = read_machine_model(options.machine);
   check_outputs(invocation);
   const Screen screen(options, true);
-  print_tables(screen, device);
+  print_tables(screen, options, device);
   if (machine) screen.print(fmt::format("\nmachine model\n  {}\n", machine_line(*machine)));
   invocation.report_file->write(info_json(invocation, device, machine ? &*machine : nullptr));
   return 0;

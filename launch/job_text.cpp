@@ -45,7 +45,9 @@ void print_job(const Screen& screen, const Report& report) {
       fmt::format("kernel: {}{}{}", kernel.name, per_rank, reasons ? "; " + job.kernel_reason() : std::string()));
   for (const std::string& line : job.plan_lines(*report.plan)) screen.context(line);
   for (std::size_t rank = 0; rank < report.devices.size(); ++rank) {
-    screen.detail(fmt::format("rank {} on {}: {}", rank, report.hosts[rank], report.devices[rank]));
+    const std::string processors =
+        report.processors.empty() ? "" : fmt::format(", processors {}", report.processors[rank]);
+    screen.detail(fmt::format("rank {} on {}: {}{}", rank, report.hosts[rank], report.devices[rank], processors));
   }
   for (const std::string& line : job.plan_details()) screen.detail(line);
 }

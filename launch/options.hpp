@@ -40,6 +40,8 @@ struct JobOptions : Settings {
   std::int64_t stripe = 0;           // 0: from the tiles
   std::int64_t block = 0;            // 0: from the machine and the memory budget
   bool overlap = true;
+  std::string simd_target = "auto";
+  bool bind_to_numa_node = true;
   int threads = 0;                  // 0: all
   std::vector<std::int64_t> world;  // of `plan`
   std::string machine;              // file of a machine model; empty: the default model

@@ -22,9 +22,11 @@
 #include "base/outcome.hpp"
 #include "comm/failure.hpp"
 #include "comm/launcher.hpp"
+#include "comm/numa_binding.hpp"
 #include "comm/timeouts.hpp"
 #include "comm/world.hpp"
 #include "kernels/common/registry.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "launch/collect_env.hpp"
 #include "launch/commands.hpp"
 #include "launch/help.hpp"
@@ -146,6 +148,7 @@ Request read_arguments(const std::vector<std::string>& arguments) {
         options.json.clear();  // a report of the failure might be what destroys the file
         throw;
       }
+      set_simd_target(options.simd_target);
       fill_from_model(request.invocation.config);
       fill_backward_op(request.invocation.config);
       if (request.command->bit == kBench) fill_bench_op(request.invocation.config);
@@ -216,6 +219,10 @@ int run_command(const CommandRow& command, Invocation& invocation, const std::fu
   return run_world(
       request,
       [&](Transport& world) {
+        // Before the rank starts threads, which inherit its processors, or touches memory.
+        if (options.bind_to_numa_node && world.memory() == MemoryKind::kHost) {
+          bind_rank_to_numa_node(Collective(world, Timeouts(options.timeout)));
+        }
         begun = true;
         try {
           return command.main(invocation, &world);

@@ -24,8 +24,9 @@ struct Report {
 
   int ranks = 0;  // 0: the ranks never met
   std::string transport;
-  std::vector<std::string> hosts;    // of each rank
-  std::vector<std::string> devices;  // of each rank
+  std::vector<std::string> hosts;       // of each rank
+  std::vector<std::string> devices;     // of each rank
+  std::vector<std::string> processors;  // that each rank may run on, e.g. "0-15"; empty: ranks compute on GPUs
 
   std::shared_ptr<OpJob> job;  // null: its input was not opened
   std::optional<PlanFigures> plan;

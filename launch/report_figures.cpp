@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "base/host.hpp"
+#include "base/numa.hpp"
 #include "launch/report.hpp"
 
 namespace ringattn {
@@ -17,6 +18,7 @@ void prepare_job(Report& report, const Options& options, Transport& world, const
   report.devices = collective.gather(job.backend().memory() == MemoryKind::kDevice
                                          ? fmt::format("GPU {}: {}", world.device(), identity)
                                          : fmt::format("{} ({})", cpu_model(), identity));
+  if (job.backend().memory() == MemoryKind::kHost) report.processors = collective.gather(cpu_list_text(usable_cpus()));
   report.plan = job.plan(collective);
 }
 

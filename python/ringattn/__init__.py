@@ -29,6 +29,7 @@ from .layouts import Layout, contiguous, packed, positions, segments, shard, str
 from ._reshard import Reshard, reshard
 from ._rope import Rope, RopeSettings, rope, rope_frequencies
 from ._sdpa import scaled_dot_product_attention
+from ._simd_target import set_simd_target, simd_target
 from ._ssm import Ssm, selective_scan, selective_update, ssd, ssd_update
 from . import goldens, quantized, testing  # isort: skip
 from .torch_worlds import torch_world
@@ -54,7 +55,7 @@ __all__ = [
     "mla_decode", "mla_decode_partition", "MlaDecode", "mpi_world", "OutOfMemory", "packed", "PeerError", "positions",
     "quantize_weight", "quantized", "QuantizedWeight", "reduce_gradients", "Reshard", "reshard", "Rope", "rope",
     "rope_frequencies", "RopeSettings", "run_ranks", "scaled_dot_product_attention", "segments", "selective_scan",
-    "selective_update", "self_world", "shard", "ssd", "ssd_update", "Ssm", "store_world", "striped", "super_segments",
-    "testing", "threads_worlds", "torch_world", "unshard", "UnsupportedError", "UsageError", "varlen", "World", "WrongResult",
-    "zigzag",
+    "selective_update", "self_world", "set_simd_target", "shard", "simd_target", "ssd", "ssd_update", "Ssm", "store_world",
+    "striped", "super_segments", "testing", "threads_worlds", "torch_world", "unshard", "UnsupportedError",
+    "UsageError", "varlen", "World", "WrongResult", "zigzag",
 ]  # fmt: skip

@@ -63,7 +63,7 @@ ringattn_status ringattn_attention_create(ringattn_world* world, const ringattn_
     Job job = read_job(spec, batch);
     Options read = read_options(options, job.batch, transport);
     Attention instance(std::move(job), transport, std::move(read));
-    std::string machine = instance.backend().identity();
+    std::string machine = identity_of(*instance.kernel().row, instance.backend(), instance.job().spec.dtype);
     return new ringattn_attention{{world->transport, std::move(instance)}, {}, std::move(machine)};
   });
 }

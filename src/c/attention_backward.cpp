@@ -39,7 +39,7 @@ namespace {
 ringattn_attention_backward* make_backward(const std::shared_ptr<Transport>& transport, BackwardJob job,
                                            Options options) {
   AttentionBackward instance(std::move(job), *transport, std::move(options));
-  std::string machine = instance.backend().identity();
+  std::string machine = identity_of(*instance.kernel().row, instance.backend(), instance.job().forward.spec.dtype);
   return new ringattn_attention_backward{{transport, std::move(instance)}, {}, std::move(machine)};
 }
 

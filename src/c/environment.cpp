@@ -2,6 +2,8 @@
 #include <string>
 
 #include "c/ringattn.h"
+#include "c/status.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "ops/common/environment_facts.hpp"
 
 extern "C" const char* ringattn_environment(void) {
@@ -11,4 +13,17 @@ extern "C" const char* ringattn_environment(void) {
   } catch (...) {
     return nullptr;
   }
+}
+
+extern "C" ringattn_status ringattn_set_simd_target(const char* name) {
+  return ringattn::c::guarded([&] {
+    ringattn::c::need(name, "name");
+    ringattn::set_simd_target(name);
+  });
+}
+
+extern "C" const char* ringattn_simd_target(void) {
+  thread_local std::string text;
+  const ringattn_status status = ringattn::c::guarded([&] { text = ringattn::simd_target(); });
+  return status == RINGATTN_OK ? text.c_str() : nullptr;
 }

@@ -120,6 +120,16 @@ const char* ringattn_tensor_names(void);
  * NULL if memory runs out. */
 const char* ringattn_environment(void);
 
+/* Since interface 6. Restricts CPU kernels of this process to a SIMD target: "avx2", "avx512", "amx" (AVX-512 with AMX
+ * tiles for bf16), "sse4" or "neon", or no longer: "auto". By default the environment variable RINGATTN_SIMD_TARGET says
+ * it, else the best target of the processor is used. Bits depend on the target, so ranks on hosts of different kinds need
+ * one that all hosts have. RINGATTN_UNSUPPORTED if the processor lacks it; RINGATTN_USAGE for other names, and while
+ * handles of ops on the CPU exist. */
+ringattn_status ringattn_set_simd_target(const char* name);
+/* Since interface 6. The name that is set, "auto" by default. Valid until the next call on this thread. NULL if the
+ * environment variable names none that can be used. */
+const char* ringattn_simd_target(void);
+
 /* ---- Worlds: the ranks that compute together ---- */
 
 typedef struct ringattn_world ringattn_world;

@@ -61,6 +61,34 @@ TEST(CLimits, ThreadsAndSecondsAreThoseOfTheProgram) {
   }
 }
 
+// The target is one for the process, so that it does not change while ops exist.
+TEST(CLimits, SimdTargetsAreThoseOfTheProcessor) {
+  EXPECT_STREQ(ringattn_simd_target(), "auto");
+  EXPECT_EQ(ringattn_set_simd_target(nullptr), RINGATTN_USAGE);
+  EXPECT_EQ(ringattn_set_simd_target("avx1024"), RINGATTN_USAGE);
+  EXPECT_STREQ(ringattn_error_problem(), "there is no SIMD target \"avx1024\"");
+  if (ringattn_set_simd_target("neon") != RINGATTN_OK) ASSERT_EQ(ringattn_set_simd_target("sse4"), RINGATTN_OK);
+  const std::string target = ringattn_simd_target();
+  {
+    SelfWorld world;
+    const ringattn_spec spec = attention_spec();
+    auto batch = sized<ringattn_batch>();
+    batch.sequences = 1;
+    batch.q_lengths = &kTokens;
+    ringattn_attention* attention = nullptr;
+    ASSERT_EQ(ringattn_attention_create(world.get(), &spec, &batch, nullptr, &attention), RINGATTN_OK);
+    auto facts = sized<ringattn_attention_facts>();
+    ASSERT_EQ(ringattn_attention_get_facts(attention, &facts), RINGATTN_OK);
+    EXPECT_STREQ(facts.machine, target == "sse4" ? "SSE4" : "NEON");
+    EXPECT_EQ(ringattn_set_simd_target("auto"), RINGATTN_USAGE);
+    EXPECT_STREQ(ringattn_error_why(),
+                 ("ops with " + target + " exist, and the target is one for the process").c_str());
+    EXPECT_OK(ringattn_set_simd_target(target.c_str()));
+    ringattn_attention_destroy(attention);
+  }
+  EXPECT_OK(ringattn_set_simd_target("auto"));
+}
+
 TEST(CLimits, AttentionDoesNotWriteOverWhatItReads) {
   SelfWorld world;
   const ringattn_spec spec = attention_spec();

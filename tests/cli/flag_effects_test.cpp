@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "kernels/common/simd_target.hpp"
 #include "launch/flags.hpp"
 #include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
@@ -256,9 +257,29 @@ const Effects& effects() {
          EXPECT_TRUE(posted("on"));
          EXPECT_FALSE(posted("off"));
        }},
+      {"simd-target",
+       [] {
+         const std::vector<std::string> here = simd_target_names_here();
+         const std::string weakest = here.back();
+         const auto devices = [](const std::string& name) {
+           return json_at(report({"--simd-target", name}), "/world/devices/0");
+         };
+         if (here.size() > 1) EXPECT_NE(devices(weakest), devices(here.front()));
+         const Finished lacking = tool({"info", "--simd-target", here.front() == "neon" ? "avx2" : "neon"});
+         EXPECT_EQ(lacking.code, 4);
+         EXPECT_TRUE(has(lacking.err, "can't be used here (processor and build have " + here.front())) << lacking.err;
+         const Finished shown = tool({"info", "--simd-target", weakest});
+         EXPECT_TRUE(has(shown.out, "(--simd-target " + weakest + "; here: " + here.front())) << shown.out;
+       }},
       {"threads",
        [] {
          shows({"--threads", "3"}, ", 3 threads a rank");
+       }},
+      {"numa-binding",
+       [] {
+         EXPECT_TRUE(has(out_of({"info", "--numa-binding", "none"}), "; ranks are not bound (--numa-binding none)"));
+         EXPECT_FALSE(has(out_of({"info"}), "--numa-binding none"));
+         EXPECT_EQ(digest({"--ranks", "2", "--numa-binding", "none"}), digest({"--ranks", "2"}));
        }},
       {"output",
        [] {

@@ -4,7 +4,9 @@
 
 #include <string>
 
+#include "base/error.hpp"
 #include "comm/self.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "tests/distributed/mpi_tally.hpp"
 #include "tests/distributed/over_mpi.hpp"
 #include "tests/support/ring_job.hpp"
@@ -80,6 +82,46 @@ TEST_P(MpiInvariance, OneToken) {
   Options options;
   options.threads = 1;
   expect_same_bits(job, options, "one token");
+}
+
+// One host has no AMX, or no AVX-512, as far as its kernels know.
+TEST_P(MpiInvariance, HostsOfDifferentKindsRunWhatHasTheSameBits) {
+  if (backend() != "cpu") GTEST_SKIP() << "needs: CPU kernels";
+  if (simd_target_names_here().front() != "amx") GTEST_SKIP() << "needs: a processor with AMX";
+  Transport& transport = this->transport();
+  const int last = transport.size() - 1;
+  const auto use = [&](const char* of_last) { set_simd_target(transport.rank() == last ? of_last : "amx"); };
+  Options options;
+  options.threads = 1;
+  options.kernel.backend = "cpu";
+  Job job{small_spec({-1, 0}), uniform_batch(1, 700, 700)};
+  const auto expect_refusal = [&](const std::string& values) {
+    if (transport.size() == 1) return;
+    try {
+      Attention(job, transport, options);
+      FAIL() << "not refused";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+      EXPECT_EQ(
+          std::string(error.what()),
+          "rank " + std::to_string(last) + " and rank 0 differ in SIMD target (" + values +
+              "). Set RINGATTN_SIMD_TARGET on all ranks to a target that every host has; ringattn's info lists them.");
+    }
+  };
+  use("avx512");
+  job.spec.dtype = Dtype::kBf16;
+  expect_refusal("AVX3 against AVX3+AMX-BF16");
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kF16}) {
+    job.spec.dtype = dtype;
+    expect_same_bits(job, options, "with and without AMX");
+  }
+  use("avx2");
+  job.spec.dtype = Dtype::kF32;
+  expect_refusal("AVX2 against AVX3");
+  set_simd_target("avx2");
+  job.spec.dtype = Dtype::kBf16;
+  expect_same_bits(job, options, "a common target");
+  set_simd_target("auto");
 }
 
 INSTANTIATE_TEST_SUITE_P(Transports, MpiInvariance, ::testing::Values("mpi", "p2p", "nccl"), transport_name);

@@ -131,6 +131,8 @@ constexpr BadValueCase kBadValues[] = {
     {"memory", "8589934592g", "a number of bytes"},
     {"overlap", "yes", "on or off"},
     {"overlap", "", "on or off"},
+    {"numa-binding", "socket", "node or none"},
+    {"simd-target", "avx1024", "avx512"},
     {"threads", "0", "all, or a whole number from 1"},
     {"threads", "-2", "all, or a whole number from 1"},
     {"threads", "every", "all, or"},

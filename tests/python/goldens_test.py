@@ -52,6 +52,26 @@ class Files(unittest.TestCase):
         self.refuses(ringattn.WrongResult, "dtype float64", out=self.out.astype("float64"))
         self.refuses(ringattn.WrongResult, "knows no 'a: state'", state=self.out)
 
+    def test_machines_of_different_kinds_share_a_simd_target(self):
+        script = """if True:
+            import numpy, ringattn
+            print(ringattn.simd_target(), ringattn.goldens.this_machine().split(", ")[-1])
+            try:
+                ringattn.set_simd_target("auto")
+            except ringattn.UsageError as error:
+                print(error)
+        """
+        for target, shown in (("sse4", "sse4 SSE4"), ("neon", "neon NEON")):
+            done = subprocess.run([sys.executable, "-c", script], env=os.environ | {"RINGATTN_SIMD_TARGET": target},
+                                  capture_output=True, text=True)  # fmt: skip
+            if done.returncode != 0:
+                self.assertIn(f"SIMD target {target} can't be used here (processor and build have ", done.stderr)
+                continue
+            self.assertEqual(done.stdout.splitlines()[0], shown)
+            self.assertIn(f"can't become auto (ops with {target} exist", done.stdout)
+        with self.assertRaisesRegex(ringattn.UsageError, 'there is no SIMD target "avx1024"'):
+            ringattn.set_simd_target("avx1024")
+
     def test_other_machines_record_beside_it(self):
         self.refuses(ringattn.UnsupportedError, "has no goldens of this machine", out=self.out)
         with mock.patch.object(goldens, "this_machine", lambda device: "another"):

@@ -27,11 +27,14 @@ std::uint64_t handshake(const Collective& collective, const std::vector<RankConf
       const std::string value_zero = theirs[0].substr(at_zero, end_zero - at_zero);
       if (value != value_zero) {
         // All ranks compare the same table, so all throw the same error.
+        const MessageTemplate suggestion =
+            identity.suggestion.empty()
+                ? MessageTemplate{"Start the same program with the same job on the same model of machine; forcing one ",
+                                  setting("kernel"), " may help."}
+                : identity.suggestion;
         throw AgreedError(Error(ErrorCode::kUnsupported,
                                 fmt::format("rank {} and rank 0 differ in {}", rank, identity.what),
-                                fmt::format("{} against {}", value, value_zero),
-                                {"Start the same program with the same job on the same model of machine; forcing one ",
-                                 setting("kernel"), " may help."}));
+                                fmt::format("{} against {}", value, value_zero), suggestion));
       }
       at = end + 1;
       at_zero = end_zero + 1;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/message_template.hpp"
 #include "comm/collective.hpp"
 
 namespace ringattn {
@@ -15,6 +16,7 @@ namespace ringattn {
 struct RankConfigEntry {
   std::string what;
   std::string value;
+  MessageTemplate suggestion = {};  // where ranks differ; empty: the one for all settings
 };
 
 // Collective. Throws kUnsupported (as an AgreedError) for the first setting and rank that differ from rank 0. Returns a

@@ -43,7 +43,7 @@ constexpr AttentionRow kTable[] = {
 #endif
     {{"cpu_attention", "cpu",
       "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks", one_for_all,
-      cpu::cpu_attention_speed, [] { return std::string(); }, cpu::make_cpu_backend},
+      cpu::cpu_attention_speed, [] { return std::string(); }, cpu::make_cpu_backend, /*amx_bf16=*/true},
      cpu::cpu_attention_missing,
      cpu::make_cpu_attention},
 };

@@ -75,8 +75,11 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual MemoryKind memory() const = 0;
-  // Device model and instruction set, e.g. "AVX2". Ranks must have the same identity for bitwise equal results.
+  // Device model and instruction set, e.g. "AVX2". Ranks must have the same one for bitwise equal results of kernels
+  // that use all of it; identity_of() (kernels/common/registry.hpp) says what a job's kernel uses.
   virtual std::string identity() const = 0;
+  // Without AMX tiles, for kernels that have no use for them.
+  virtual std::string vector_identity() const { return identity(); }
   // Throws kMemory if the device has too little memory.
   virtual Buffer allocate(std::size_t bytes) = 0;
   // The backend's own stream, for callers that have none.

@@ -101,6 +101,10 @@ std::string obstacle(const KernelEntry& row, const std::function<std::vector<std
 
 }  // namespace
 
+std::string identity_of(const KernelEntry& kernel, const Backend& backend, Dtype dtype) {
+  return kernel.amx_bf16 && dtype == Dtype::kBf16 ? backend.identity() : backend.vector_identity();
+}
+
 std::string_view renamed_kernel(std::string_view old_name) {
   const auto* const found =
       std::ranges::find(kRenamed, old_name, &std::pair<std::string_view, std::string_view>::first);

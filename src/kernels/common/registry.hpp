@@ -30,7 +30,11 @@ struct KernelEntry {
   // Why the kernel cannot run on this machine. Empty: it can.
   std::string (*unavailable)();
   std::unique_ptr<Backend> (*make_backend)(const BackendOptions& options);
+  bool amx_bf16 = false;  // bf16 uses AMX tiles where the backend has them, so that bits depend on it
 };
+
+// The device model and instruction set that a kernel's bits depend on, for inputs of `dtype`.
+std::string identity_of(const KernelEntry& kernel, const Backend& backend, Dtype dtype = Dtype::kBf16);
 
 // One table entry: a kernel of the op that `Spec` describes.
 template <class Spec>

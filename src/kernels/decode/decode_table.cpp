@@ -110,7 +110,7 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
       "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; caches of fp8, int8, "
       "int4 and vector, FP8 latent caches",
       [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
-      cpu::make_cpu_backend},
+      cpu::make_cpu_backend, /*amx_bf16=*/true},
      [](const DecodeSpec& spec) {
        return without_products(missing_of(cpu::cpu_attention_missing(spec.attention), spec, TileSizes{}), spec);
      },

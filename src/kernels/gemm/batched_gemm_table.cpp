@@ -42,7 +42,7 @@ constexpr BatchedGemmRow kTable[] = {
 #endif
     {{"cpu_gemm_amx", "cpu", "bf16; batched GEMM over heads by AMX tiles, dims that are multiples of 8",
       [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both multiply tiles
-      cpu::amx_gemm_unavailable, cpu::make_cpu_backend},
+      cpu::amx_gemm_unavailable, cpu::make_cpu_backend, /*amx_bf16=*/true},
      cpu::cpu_gemm_amx_missing,
      cpu::make_cpu_gemm_amx},
     {{"cpu_gemm", "cpu", "fp32, bf16, fp16; batched GEMM over heads, dims that are multiples of 8",

@@ -64,7 +64,7 @@ constexpr KernelRow<LinearSpec> kTable[] = {
 #endif
     {{"cpu_linear", "cpu", "fp32, bf16, fp16; int8 and int4 weights; every activation, any number of features",
       [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both are chains of multiply-adds
-      [] { return std::string(); }, cpu::make_cpu_backend},
+      [] { return std::string(); }, cpu::make_cpu_backend, /*amx_bf16=*/true},
      missing_in_linear,
      cpu::make_cpu_linear},
 };

@@ -97,7 +97,9 @@ class AttentionOpJob final : public OpJob {
   void open_peer(const std::string& path) override { peer_.emplace(path, input_); }
   std::vector<FileFingerprint> peer_fingerprints() const override { return peer_->fingerprints(); }
   Check check_peer(const Collective& collective, std::int64_t count) override;
-  Golden golden() override { return golden_of(input_, kernel().name, backend().identity()); }
+  Golden golden() override {
+    return golden_of(input_, kernel().name, identity_of(kernel(), backend(), input_.job().spec.dtype));
+  }
   BenchJob bench_job(std::string source) const override;
   Measured measure(const MeasureRequest& request, const Collective& collective) override;
   VariantTable list_variants(const VariantRequest& request, const Options& options) override;

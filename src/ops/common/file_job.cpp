@@ -120,7 +120,8 @@ void PreparedFileJob::write(const FileJobResult& result) {
 
 void PreparedFileJob::write(const FileJobResult& result, const std::string& path, bool replace,
                             const FileMetadata& more) {
-  FileMetadata metadata = output_metadata(kernel(), backend(), result.digests);
+  FileMetadata metadata =
+      output_metadata(kernel(), identity_of(kernel(), backend(), input_->job().spec.dtype), result.digests);
   metadata.emplace_back("softmax_scale", fmt::format("{}", input_->job().spec.softmax_scale));
   if (input_->op() == Op::kMla) {
     const MlaSpec& spec = input_->latent().spec;

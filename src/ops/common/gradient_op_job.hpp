@@ -53,7 +53,7 @@ class GradientOpJob : public OpJob {
  protected:
   // The metadata of an output file: kernel, digests, op, and what else the op and the caller have. Collective.
   FileMetadata file_metadata(const Collective& collective, const FileMetadata& of_op, const FileMetadata& of_caller) {
-    FileMetadata all = output_metadata(kernel(), backend());
+    FileMetadata all = output_metadata(kernel(), identity_of(kernel(), backend()));
     for (const ResultDigest& digest : digests(collective)) all.emplace_back("digest." + digest.key, digest.hex);
     all.emplace_back("op", std::string(op()));
     all.insert(all.end(), of_op.begin(), of_op.end());

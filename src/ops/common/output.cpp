@@ -56,15 +56,15 @@ void write_output(const JobInput& input, const RankResult& result, const std::st
   });
 }
 
-FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend) {
+FileMetadata output_metadata(const KernelEntry& kernel, const std::string& target) {
   return {{"tool", fmt::format("ringattn {}", version())},
           {"git", fmt::format("{}{}", git_revision(), git_dirty() ? "-dirty" : "")},
           {"kernel", std::string(kernel.name)},
-          {"target", backend.identity()}};
+          {"target", target}};
 }
 
-FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests) {
-  FileMetadata metadata = output_metadata(kernel, backend);
+FileMetadata output_metadata(const KernelEntry& kernel, const std::string& target, const Digests& digests) {
+  FileMetadata metadata = output_metadata(kernel, target);
   metadata.insert(metadata.end(), {{"digest.out", digests.out}, {"digest.lse", digests.lse}});
   return metadata;
 }

@@ -22,10 +22,10 @@ struct Digests {
 // Collective.
 Digests digest_result(const JobInput& input, const RankResult& result, const Collective& collective);
 
-// Metadata of an output file: the program, the kernel and the result. How the job was run is omitted, so that files of
-// different worlds are equal byte for byte.
-FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend);
-FileMetadata output_metadata(const KernelEntry& kernel, const Backend& backend, const Digests& digests);
+// Metadata of an output file: the program, the kernel, what its bits depend on (identity_of()), and the result. How the
+// job was run is omitted, so that files of different worlds are equal byte for byte.
+FileMetadata output_metadata(const KernelEntry& kernel, const std::string& target);
+FileMetadata output_metadata(const KernelEntry& kernel, const std::string& target, const Digests& digests);
 
 // Makes the safetensors file `path` of these tensors, which appears whole or not at all. `write` writes this rank's
 // rows. `replace`: also where a file exists. Collective. Throws kFile.

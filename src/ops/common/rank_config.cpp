@@ -25,12 +25,21 @@ namespace {
 // Long values are compared and shown as hashes.
 std::string hashed(const std::string& text) { return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size())); }
 
-// Settings of program, kernel and device that all ops compare.
-std::vector<RankConfigEntry> program_config(std::string_view op, const KernelEntry& kernel, const Backend& backend) {
+// What the bits of a kernel depend on besides the job.
+RankConfigEntry device_config(const Backend& backend, std::string identity) {
+  if (backend.memory() == MemoryKind::kDevice) return {"device", std::move(identity)};
+  return {"SIMD target",
+          std::move(identity),
+          {"Set RINGATTN_SIMD_TARGET on all ranks to a target that every host has; ", command("info"), " lists them."}};
+}
+
+// Settings of program, kernel and device that all ops compare. `identity`: of the kernel.
+std::vector<RankConfigEntry> program_config(std::string_view op, const KernelEntry& kernel, const Backend& backend,
+                                            std::string identity) {
   return {{"build", fmt::format("{} {}", version(), build_id())},
           {"op", std::string(op)},
           {"kernel", std::string(kernel.name)},
-          {"device or instruction set", backend.identity()}};
+          device_config(backend, std::move(identity))};
 }
 
 std::string spec_text(const AttentionSpec& spec) {
@@ -110,8 +119,8 @@ std::string options_text(const Options& options) {
 }
 
 std::vector<RankConfigEntry> ring_config(std::string_view op, const KernelEntry& kernel, const Backend& backend,
-                                         std::string job, const Options& options) {
-  std::vector<RankConfigEntry> all = program_config(op, kernel, backend);
+                                         Dtype dtype, std::string job, const Options& options) {
+  std::vector<RankConfigEntry> all = program_config(op, kernel, backend, identity_of(kernel, backend, dtype));
   all.push_back({"job", std::move(job)});
   all.push_back({"machine model", machine_text(options.machine)});
   all.push_back({"options", hashed(options_text(options))});
@@ -123,8 +132,8 @@ std::string job_text(const SsmJob& job) {
 }
 
 std::vector<RankConfigEntry> ssm_config(std::string_view op, const KernelEntry& kernel, const Backend& backend,
-                                        const std::string& job, const SsmOptions& options) {
-  std::vector<RankConfigEntry> all = program_config(op, kernel, backend);
+                                        Dtype dtype, const std::string& job, const SsmOptions& options) {
+  std::vector<RankConfigEntry> all = program_config(op, kernel, backend, identity_of(kernel, backend, dtype));
   all.push_back({"job", hashed(job)});
   all.push_back({"options", hashed(fmt::format("budget {}, ranges {}, {}", options.memory_budget, options.head_ranges,
                                                runs_text(options.runs)))});
@@ -135,18 +144,20 @@ std::vector<RankConfigEntry> ssm_config(std::string_view op, const KernelEntry& 
 
 std::vector<RankConfigEntry> rank_config(const Job& job, const Options& options, const AttentionChoice& choice,
                                          const Backend& backend) {
-  return ring_config("attention", *choice.row, backend, job_hash(job), options);
+  return ring_config("attention", *choice.row, backend, job.spec.dtype, job_hash(job), options);
 }
 
 std::vector<RankConfigEntry> rank_config(const BackwardJob& job, const Options& options,
                                          const KernelChoice<AttentionBackwardSpec>& choice, const Backend& backend) {
   return ring_config("attention_backward, which tensors that require gradients need", *choice.row, backend,
-                     fmt::format("{} {}", job_hash(job.forward), dtype_name(job.gradients)), options);
+                     job.forward.spec.dtype, fmt::format("{} {}", job_hash(job.forward), dtype_name(job.gradients)),
+                     options);
 }
 
 std::vector<RankConfigEntry> rank_config(const DecodeJob& job, const DecodeOptions& options, const DecodeChoice& choice,
                                          const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config("decode", *choice.row, backend);
+  std::vector<RankConfigEntry> all =
+      program_config("decode", *choice.row, backend, identity_of(*choice.row, backend, job.spec.dtype));
   std::string text = fmt::format("{}; {}, {} pages", spec_text(job.spec), describe(job), job.pages);
   if (job.rope) text += fmt::format("; {}; {}", fmt::join(job.rope->frequencies, ","), job.rope->attention_factor);
   all.push_back({"job", hashed(text)});
@@ -166,7 +177,8 @@ RankConfigEntry block_mask_config_entry(const BlockMask* block_mask) {
 
 std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& options, const AttentionChoice& choice,
                                          std::string_view gemms, const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config("mla", *choice.row, backend);
+  std::vector<RankConfigEntry> all =
+      program_config("mla", *choice.row, backend, identity_of(*choice.row, backend, job.spec.dtype));
   all.push_back({"GEMM kernel", std::string(gemms)});
   all.push_back({"job", job_hash(job)});
   all.push_back({"form", std::string(form_name(*job.form))});
@@ -177,19 +189,20 @@ std::vector<RankConfigEntry> rank_config(const MlaJob& job, const MlaOptions& op
 
 std::vector<RankConfigEntry> rank_config(const SsmJob& job, const SsmOptions& options, const SsmJobChoice& choice,
                                          const Backend& backend) {
-  return ssm_config("ssm", *choice.row, backend, job_text(job), options);
+  return ssm_config("ssm", *choice.row, backend, job.spec.dtype, job_text(job), options);
 }
 
 std::vector<RankConfigEntry> rank_config(const SsdBackwardJob& job, const SsmOptions& options,
                                          const KernelChoice<SsdBackwardSpec>& choice, const Backend& backend) {
-  return ssm_config("ssd_backward", *choice.row, backend,
+  return ssm_config("ssd_backward", *choice.row, backend, job.forward.spec.dtype,
                     fmt::format("{} {} {}", job_text(job.forward), dtype_name(job.gradients), job.final_gradients),
                     options);
 }
 
 std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const CausalConv1dOptions& options,
                                          const CausalConv1dChoice& choice, const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config("conv1d", *choice.row, backend);
+  std::vector<RankConfigEntry> all =
+      program_config("conv1d", *choice.row, backend, identity_of(*choice.row, backend, job.spec.dtype));
   all.push_back({"job", hashed(fmt::format("{}; halos {} {}, update {};{}", describe(job.spec), job.initial_halos,
                                            job.final_halos, job.update, lengths_text(job.lengths)))});
   all.push_back({"options", hashed(runs_text(options.runs))});
@@ -199,13 +212,14 @@ std::vector<RankConfigEntry> rank_config(const CausalConv1dJob& job, const Causa
 std::vector<RankConfigEntry> rank_config(const GatedDeltaJob& job, const SsmOptions& options,
                                          const KernelChoice<GatedDeltaSpec>& choice, const Backend& backend) {
   return ssm_config(
-      "gated_delta", *choice.row, backend,
+      "gated_delta", *choice.row, backend, job.spec.dtype,
       fmt::format("{}; scale {:a}, update {};{}", describe(job), job.spec.scale, job.update, lengths_text(job.lengths)),
       options);
 }
 
 std::vector<RankConfigEntry> rank_config(const LinearJob& job, const LinearChoice& choice, const Backend& backend) {
-  std::vector<RankConfigEntry> all = program_config("linear", *choice.row, backend);
+  std::vector<RankConfigEntry> all =
+      program_config("linear", *choice.row, backend, identity_of(*choice.row, backend, job.spec.dtype));
   const std::string blocks = job.token_block > 0 ? fmt::format(" in blocks of {}", job.token_block) : std::string();
   all.push_back({"job", fmt::format("{}; {} tokens{}, output {}, columns in units of {}", describe(job.spec),
                                     job.max_tokens, blocks, static_cast<int>(job.output), job.column_unit)});
@@ -220,7 +234,7 @@ std::vector<RankConfigEntry> rank_config(const Layout& from, const Layout& to, s
     for (const OwnedRun& run : layout->owners()) text += fmt::format("{},{},{};", run.token, run.tokens, run.owner);
   }
   return {{"build", fmt::format("{} {}", version(), build_id())},
-          {"device or instruction set", backend.identity()},
+          device_config(backend, backend.vector_identity()),  // rows are only moved
           {"bytes of a token's row", fmt::format("{}", token_bytes)},
           {"layouts", hashed(text)}};
 }

@@ -318,7 +318,7 @@ class RowOpJob final : public OpJob {
   }
   void write(const OutputRequest& output) override {
     const Collective collective(*world_, Timeouts(timeout_seconds_));
-    FileMetadata metadata = output_metadata(kernel(), backend());
+    FileMetadata metadata = output_metadata(kernel(), identity_of(kernel(), backend(), input().dtype()));
     for (const ResultDigest& each : digests(collective)) metadata.emplace_back("digest." + each.key, each.hex);
     metadata.emplace_back("op", std::string(op_->name()));
     metadata.insert(metadata.end(), output.metadata.begin(), output.metadata.end());
@@ -387,7 +387,7 @@ class RowOpJob final : public OpJob {
     }
     Golden golden =
         golden_of(fmt::format("{}; {};{}", input().is_synthetic() ? input().source() : "a file", describe(), lengths),
-                  kernel().name, backend().identity());
+                  kernel().name, identity_of(kernel(), backend(), input().dtype()));
     golden.digests["lse"] = kNoDigest;  // there is only one tensor
     return golden;
   }

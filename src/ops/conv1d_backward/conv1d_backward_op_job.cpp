@@ -175,7 +175,7 @@ std::string Conv1dBackwardOpJob::non_finite_text(const NonFinite& total) const {
 }
 
 Golden Conv1dBackwardOpJob::golden() {
-  Golden golden = golden_of(input_.forward(), kernel().name, backend().identity());
+  Golden golden = golden_of(input_.forward(), kernel().name, identity_of(kernel(), backend()));
   golden.job = "gradients of " + golden.job;
   return golden;
 }

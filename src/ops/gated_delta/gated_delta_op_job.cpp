@@ -139,7 +139,7 @@ RowGrid GatedDeltaOpJob::states_grid() const {
 
 void GatedDeltaOpJob::write(const OutputRequest& output) {
   const GatedDeltaJob& job = input_.job();
-  FileMetadata metadata = output_metadata(kernel(), backend(), {digests_.front().hex, {}});
+  FileMetadata metadata = output_metadata(kernel(), identity_of(kernel(), backend()), {digests_.front().hex, {}});
   std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
   metadata.emplace_back("op", std::string(op()));
   metadata.emplace_back("job", ringattn::describe(job.spec));
@@ -195,7 +195,7 @@ Golden GatedDeltaOpJob::golden() {
     for (const std::int64_t length : job.lengths) lengths += fmt::format(" {}", length);
   }
   return golden_of(fmt::format("{}; {};{}", input_.seed() ? input_.source() : "a file", describe(), lengths),
-                   kernel().name, backend().identity());
+                   kernel().name, identity_of(kernel(), backend()));
 }
 
 BenchJob GatedDeltaOpJob::bench_job(std::string source) const {

@@ -210,7 +210,7 @@ std::string SsdBackwardOpJob::non_finite_text(const NonFinite& total) const {
 }
 
 Golden SsdBackwardOpJob::golden() {
-  Golden golden = golden_of(input_.forward(), kernel().name, backend().identity());
+  Golden golden = golden_of(input_.forward(), kernel().name, identity_of(kernel(), backend()));
   golden.job = fmt::format("gradients of {}{}{}", golden.job, gradients_text(input_.job()),
                            input_.job().final_gradients ? ", with gradients of final states" : "");
   return golden;

@@ -56,7 +56,8 @@ void PreparedSsm::write(const SsmFileResult& result) {
 void PreparedSsm::write(const SsmFileResult& result, const std::string& path, bool replace, const FileMetadata& more) {
   const SsmJob& job = input_->job();
   const SsmSpec& spec = job.spec;
-  FileMetadata metadata = output_metadata(*ssm_->kernel().row, ssm_->backend(), {result.digests.y, {}});
+  const KernelEntry& kernel = *ssm_->kernel().row;
+  FileMetadata metadata = output_metadata(kernel, identity_of(kernel, ssm_->backend()), {result.digests.y, {}});
   std::erase_if(metadata, [](const auto& entry) { return entry.first == "digest.lse"; });
   metadata.emplace_back("op", std::string(op_name(input_->op())));
   if (!result.digests.final_states.empty()) {

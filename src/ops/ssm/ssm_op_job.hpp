@@ -68,7 +68,7 @@ class SsmOpJob final : public OpJob {
   void open_earlier(const std::string& path) override { earlier_.emplace(path, input_); }
   std::vector<FileFingerprint> earlier_fingerprints() const override { return earlier_->fingerprints(); }
   Check check_earlier(const Collective& collective) override;
-  Golden golden() override { return golden_of(input_, kernel().name, backend().identity()); }
+  Golden golden() override { return golden_of(input_, kernel().name, identity_of(kernel(), backend())); }
   BenchJob bench_job(std::string source) const override;
   Measured measure(const MeasureRequest& request, const Collective& collective) override;
   VariantTable list_variants(const VariantRequest& request, const Options& options) override;

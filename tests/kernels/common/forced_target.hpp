@@ -5,36 +5,20 @@
 #include <hwy/targets.h>
 
 #include <cstdint>
-#include <string>
+#include <optional>
 #include <vector>
 
 #include "kernels/common/cpu/amx.hpp"
+#include "kernels/common/simd_target.hpp"
 
 namespace ringattn::testing {
 
-// A target of Highway, and whether attention has AMX tiles beside it.
-struct SimdTarget {
-  std::int64_t highway = 0;
-  bool amx = false;
-
-  // As CpuBackend::identity().
-  std::string name() const { return std::string(hwy::TargetName(highway)) + (amx ? "+AMX-BF16" : ""); }
-};
-
-// Targets up to `target`, for as long as it lives.
+// The SIMD target, for as long as it lives.
 class ForcedTarget {
  public:
-  explicit ForcedTarget(const SimdTarget& target) {
-    hwy::SetSupportedTargetsForTest(target.highway);
-    hwy::GetChosenTarget().Update(target.highway);
-    cpu::allow_amx(target.amx);
-  }
+  explicit ForcedTarget(const SimdTarget& target) { cpu::use_simd_target(target); }
   explicit ForcedTarget(std::int64_t highway) : ForcedTarget(SimdTarget{highway, false}) {}
-  ~ForcedTarget() {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-    cpu::allow_amx(true);
-  }
+  ~ForcedTarget() { cpu::use_simd_target(std::nullopt); }
   ForcedTarget(const ForcedTarget&) = delete;
   ForcedTarget& operator=(const ForcedTarget&) = delete;
 };
@@ -49,7 +33,7 @@ inline std::vector<std::int64_t> targets_here() {
 inline std::vector<SimdTarget> attention_targets_here() {
   std::vector<SimdTarget> targets;
   for (const std::int64_t target : targets_here()) targets.push_back({target, false});
-  if (cpu::has_amx_bf16()) {
+  if (cpu::processor_has_amx_bf16()) {
     const std::int64_t compiled = hwy::SupportedTargets() & HWY_TARGETS;
     targets.push_back({compiled & -compiled, true});  // lower bits are better targets
   }

@@ -564,10 +564,11 @@ TEST(CpuLinear, IsAccurateOnEveryTarget) {
         LinearSpec spec{dtype, format, 1152, 45, LinearActivation::kSilu, true, true, LinearParallel::kRow};
         const LinearData data = linear_data(spec, 15, 10);
         const std::vector<std::byte> y = multiplied(row, data);
-        EXPECT_EQ(first_inaccuracy(data, y), "") << describe(spec) << ", " << target.name();
+        EXPECT_EQ(first_inaccuracy(data, y), "") << describe(spec) << ", " << ringattn::describe(target);
         EXPECT_EQ(first_difference(data, multiplied(row, data, {.threads = 2, .cuts = {1, 6}, .gap = 3}), y), "");
         for (const int devices : {2, 3, 5}) {
-          EXPECT_EQ(first_difference(data, multiplied_in_parts(row, data, devices), y), "") << target.name();
+          EXPECT_EQ(first_difference(data, multiplied_in_parts(row, data, devices), y), "")
+              << ringattn::describe(target);
         }
       }
     }
@@ -606,7 +607,7 @@ TEST(CpuLinear, Int8HasTheSameBitsOnEveryTarget) {
     const ForcedTarget forced(target);
     const std::vector<std::byte> found = multiplied(row, data);
     if (y.empty()) y = found;
-    EXPECT_EQ(first_difference(data, found, y), "") << target.name();
+    EXPECT_EQ(first_difference(data, found, y), "") << ringattn::describe(target);
   }
 }
 

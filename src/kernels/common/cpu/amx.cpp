@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/common/cpu/amx.hpp"
 
-#include <atomic>
 #include <cstdint>
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -9,6 +8,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+
+#include "kernels/common/simd_target.hpp"
 
 namespace ringattn::cpu {
 
@@ -25,7 +26,7 @@ constexpr std::uint32_t kTileState = 3U << 17;     // XCR0: XTILECFG and XTILEDA
 constexpr long kRequestXstatePermission = 0x1023;  // ARCH_REQ_XCOMP_PERM (asm/prctl.h of Linux 5.16)
 constexpr long kXtileData = 18;
 
-bool processor_has_amx_bf16() {
+bool cpuid_has_amx_bf16() {
   std::uint32_t a = 0;
   std::uint32_t b = 0;
   std::uint32_t c = 0;
@@ -41,7 +42,7 @@ bool processor_has_amx_bf16() {
 
 bool permitted() {
   static const bool result =
-      processor_has_amx_bf16() && ::syscall(SYS_arch_prctl, kRequestXstatePermission, kXtileData) == 0;
+      cpuid_has_amx_bf16() && ::syscall(SYS_arch_prctl, kRequestXstatePermission, kXtileData) == 0;
   return result;
 }
 
@@ -60,17 +61,15 @@ bool processor_has_amx_int8() { return false; }
 
 #endif
 
-std::atomic<bool> allowed_by_tests{true};
-
 }  // namespace
 
-bool has_amx_bf16() { return allowed_by_tests.load(std::memory_order_relaxed) && permitted(); }
+bool processor_has_amx_bf16() { return permitted(); }
+
+bool has_amx_bf16() { return amx_in_use() && permitted(); }
 
 bool has_amx_int8() {
   static const bool processor_has = processor_has_amx_int8();
   return has_amx_bf16() && processor_has;
 }
-
-void allow_amx(bool allowed) { allowed_by_tests.store(allowed, std::memory_order_relaxed); }
 
 }  // namespace ringattn::cpu

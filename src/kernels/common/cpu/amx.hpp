@@ -8,12 +8,12 @@ namespace ringattn::cpu {
 
 // Whether this process may use AMX tiles of bf16 and AVX-512 conversions to bf16. The first call asks for permission,
 // which holds for all threads.
+bool processor_has_amx_bf16();
+
+// Whether kernels use them: the processor has them, and the SIMD target (kernels/common/simd_target.hpp) too.
 bool has_amx_bf16();
 
-// Whether it may use tiles of int8, too.
+// Whether kernels use tiles of int8, too.
 bool has_amx_int8();
-
-// False makes both return false, so that tests run the vector targets of a host with AMX.
-void allow_amx(bool allowed);
 
 }  // namespace ringattn::cpu

@@ -13,6 +13,7 @@
 #include "kernels/attention/attention.hpp"
 #include "kernels/attention/block_mask_choice.hpp"
 #include "kernels/common/cpu/tile_ops.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "kernels/decode/block_choice.hpp"
 #include "kernels/decode/cache_update.hpp"
 #include "kernels/quant/codebook.hpp"
@@ -35,6 +36,7 @@ class CpuBackend final : public Backend {
 
   MemoryKind memory() const override { return MemoryKind::kHost; }
   std::string identity() const override { return (amx_ops_ != nullptr ? *amx_ops_ : tile_ops_).target; }
+  std::string vector_identity() const override { return tile_ops_.target; }
   Buffer allocate(std::size_t bytes) override { return allocate_host(bytes); }
   Stream stream() override { return {}; }
   void copy_rows(void* target, std::int64_t target_stride, const void* source, std::int64_t source_stride,
@@ -68,6 +70,7 @@ class CpuBackend final : public Backend {
   std::size_t peak_memory() override { return peak_resident_bytes(); }
 
  private:
+  SimdTargetUser target_user_;  // before the tables of the target
   int threads_;
   const TileOps& tile_ops_;
   const TileOps* amx_ops_;

@@ -147,7 +147,7 @@ struct TileOps {
   int padded(int head_dim) const { return (head_dim + dim_multiple - 1) / dim_multiple * dim_multiple; }
 };
 
-// The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).
+// The table of the best SIMD target that this machine has (and that set_simd_target() leaves).
 const TileOps& best_tile_ops();
 // The table of the same target with AMX tiles, for bf16. Null: the processor, the kernel or the target lacks them.
 const TileOps* amx_tile_ops();

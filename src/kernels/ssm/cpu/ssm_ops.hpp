@@ -81,7 +81,7 @@ struct SsmOps {
   void (*decayed_scores)(int rows, int dims, const float* q, const float* k, const float* sums, float* kk, float* qk);
 };
 
-// The table of the best SIMD target that this machine has (and that hwy::DisableTargets leaves).
+// The table of the best SIMD target that this machine has (and that set_simd_target() leaves).
 const SsmOps& best_ssm_ops();
 
 }  // namespace ringattn::cpu

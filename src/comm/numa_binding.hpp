@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Binds the ranks of each host to its NUMA nodes (base/numa.hpp).
+#pragma once
+
+#include <string>
+
+#include "comm/collective.hpp"
+
+namespace ringattn {
+
+// Collective. Binds the calling thread, a rank that has not started threads yet, where several ranks of this host may
+// run on the same processors of several nodes. Ranks that their launcher has bound have processors of their own, and
+// stay where they are. Returns what was done, for people: "bound to processors 0-15" or "not bound (…)".
+std::string bind_rank_to_numa_node(const Collective& collective);
+
+}  // namespace ringattn
