@@ -2,6 +2,8 @@
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
 #include "kernels/ssm/cpu/ssm_ops.hpp"
 
+#include "kernels/common/cpu/amx.hpp"
+
 // As in tile_ops.cpp: a backend's identity is the name of one target.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
@@ -11,6 +13,7 @@
 #include "hwy/highway.h"
 #include "kernels/common/cpu/math-inl.hpp"
 #include "kernels/common/unroll.hpp"
+#include "kernels/ssm/cpu/amx_ssd-inl.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -433,6 +436,16 @@ const SsmOps& ssm_ops() {
   return ops;
 }
 
+// The table with AMX tiles, or null for a target without AVX-512.
+const SsdTileOps* ssd_tile_table() {
+#ifdef RINGATTN_HAVE_AMX_GEMM
+  static const SsdTileOps ops{&load_ssd_group, &accumulate_ssd, &round_ssd_state, &finish_ssd};
+  return &ops;
+#else
+  return nullptr;
+#endif
+}
+
 }  // namespace ringattn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -440,8 +453,10 @@ HWY_AFTER_NAMESPACE();
 namespace ringattn::cpu {
 
 HWY_EXPORT(ssm_ops);
+HWY_EXPORT(ssd_tile_table);
 
 const SsmOps& best_ssm_ops() { return HWY_DYNAMIC_DISPATCH(ssm_ops)(); }
+const SsdTileOps* ssd_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(ssd_tile_table)() : nullptr; }
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE
