@@ -3,6 +3,7 @@
 #include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/ssm/cpu/cpu_gla.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
+#include "kernels/ssm/cpu/cpu_ssd_amx.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/ssm/sm80/sm80_gla.hpp"
@@ -52,6 +53,10 @@ constexpr KernelRow<SsmSpec> kTable[] = {
      sm80::selective_scan_missing,
      sm80::make_selective_scan},
 #endif
+    {{"cpu_ssd_amx", "cpu", "bf16; a decay per head, by AMX tiles; head_dim and state_dim multiples of 32 up to 256",
+      one_for_all, cpu::cpu_ssd_amx_speed, cpu::amx_ssd_unavailable, cpu::make_cpu_backend},
+     cpu::cpu_ssd_amx_missing,
+     cpu::make_cpu_ssd_amx},
     {{"cpu_ssd", "cpu", "fp32, bf16, fp16; a decay per head; head_dim and state_dim multiples of 8 up to 256",
       one_for_all, cpu::cpu_ssd_speed, [] { return std::string(); }, cpu::make_cpu_backend},
      cpu::cpu_ssd_missing,
@@ -75,6 +80,8 @@ std::span<const KernelRow<SsmSpec>> kernel_table<SsmSpec>() {
   return kTable;
 }
 
-bool rounds_factors(const KernelEntry& ssm) { return ssm.name == "sm90_ssd" || ssm.name == "sm80_gla"; }
+bool rounds_factors(const KernelEntry& ssm) {
+  return ssm.name == "sm90_ssd" || ssm.name == "sm80_gla" || ssm.name == "cpu_ssd_amx";
+}
 
 }  // namespace ringattn

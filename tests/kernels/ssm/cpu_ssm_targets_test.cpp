@@ -13,32 +13,38 @@
 namespace ringattn::testing {
 namespace {
 
-class CpuSsmTargets : public ::testing::TestWithParam<std::int64_t> {
+class CpuSsmTargets : public ::testing::TestWithParam<SimdTarget> {
+ protected:
+  bool is_built() const { return kernel_table<SsmSpec>().back().make_backend({1, 0})->identity() == GetParam().name(); }
+
  private:
   ForcedTarget forced_{GetParam()};
 };
 
 TEST_P(CpuSsmTargets, AreAccurateAndInvariant) {
+  const std::string identity = GetParam().name();
+  if (!is_built()) GTEST_SKIP() << "needs: a build with " << identity;
   for (const SsmRow& row : kernel_table<SsmSpec>()) {
-    if (row.backend != "cpu") continue;
-    const std::string identity = row.make_backend({1, 0})->identity();
-    if (identity != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: a build with " << hwy::TargetName(GetParam());
-    for (SsmSpec spec :
-         {ssm_spec(Dtype::kF32, 3, 40, 24), ssm_spec(Dtype::kBf16, 2, 8, 16), selective_spec(Dtype::kF16, 24, 8)}) {
+    if (row.backend != "cpu" || GetParam().amx != (row.name == "cpu_ssd_amx")) continue;
+    const double term = rounds_factors(row) ? kRoundedSsmTerm : kSsmTerm;
+    for (SsmSpec spec : {ssm_spec(Dtype::kF32, 3, 40, 24), ssm_spec(Dtype::kBf16, 2, 8, 16),
+                         ssm_spec(Dtype::kBf16, 5, 32, 96), selective_spec(Dtype::kF16, 24, 8)}) {
       spec.skip = spec.gate = spec.dt_bias = spec.dt_softplus = true;
       if (!row.missing(spec).empty()) continue;
       const SsmData inputs = random_ssm(spec, {150, 2100, 3}, 7);
       const SsmResult result = run_ssm(row, inputs);
-      EXPECT_EQ(check_ssm_accuracy(inputs, result, {kSsmTerm, kSsmTerm}), "") << identity << ": " << describe(spec);
-      EXPECT_TRUE(run_ssm(row, inputs, {.threads = 3, .strided = true}).same_bits(result)) << identity;
+      EXPECT_EQ(check_ssm_accuracy(inputs, result, {term, kSsmTerm}), "") << identity << ": " << describe(spec);
+      for (const int threads : {2, 3, 8}) {
+        EXPECT_TRUE(run_ssm(row, inputs, {.threads = threads, .strided = true}).same_bits(result)) << identity;
+      }
     }
   }
 }
 
 TEST_P(CpuSsmTargets, GradientsAreAccurateAndInvariant) {
+  if (!is_built() || GetParam().amx) GTEST_SKIP() << "needs: another build, or a target of the gradients";
   for (const SsdBackwardRow& row : kernel_table<SsdBackwardSpec>()) {
     if (row.backend != "cpu") continue;
-    if (row.make_backend({1, 0})->identity() != hwy::TargetName(GetParam())) GTEST_SKIP() << "needs: another build";
     SsdBackwardSpec spec{ssm_spec(Dtype::kF32, 3, 40, 24), Dtype::kF32};
     spec.forward.skip = spec.forward.gate = spec.forward.dt_bias = spec.forward.dt_softplus = true;
     const SsdBackwardData inputs = random_ssd_backward(spec, {150, 3}, true, 8);
@@ -48,8 +54,11 @@ TEST_P(CpuSsmTargets, GradientsAreAccurateAndInvariant) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Highway, CpuSsmTargets, ::testing::ValuesIn(targets_here()),
-                         [](const auto& test) { return std::string(hwy::TargetName(test.param)); });
+INSTANTIATE_TEST_SUITE_P(Highway, CpuSsmTargets, ::testing::ValuesIn(attention_targets_here()), [](const auto& test) {
+  std::string name = test.param.name();
+  std::erase_if(name, [](char c) { return c == '+' || c == '-'; });
+  return name;
+});
 
 }  // namespace
 }  // namespace ringattn::testing

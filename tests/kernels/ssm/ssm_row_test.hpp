@@ -77,6 +77,7 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
       add(ssm_spec(dtype, 9, 16, 64), 13);
       add(ssm_spec(dtype, 4, 128, 64, 2), 7);
       add(ssm_spec(dtype, 8, 64, 64, 2), 12);
+      if (dtype == Dtype::kBf16) add(ssm_spec(dtype, 3, 96, 32), 14);
       add(selective_spec(dtype, 16, 16), 0);
       add(selective_spec(dtype, 48, 16, 2), 15);
       add(selective_spec(dtype, 8, 256), 9);
@@ -105,7 +106,7 @@ class SsmRowTest : public ::testing::TestWithParam<SsmRow> {
  private:
   std::optional<SsmSpec> small_of(Dtype dtype) const {
     for (const SsmSpec& spec :
-         {ssm_spec(dtype, 1, 8, 8), ssm_spec(dtype, 1, 64, 16), selective_spec(dtype, 8, 8),
+         {ssm_spec(dtype, 1, 8, 8), ssm_spec(dtype, 1, 64, 16), ssm_spec(dtype, 1, 32, 32), selective_spec(dtype, 8, 8),
           selective_spec(dtype, 32, 16), ssm_spec(dtype, 1, 64, 64), linear_spec(dtype, 1, 8, 8, SsmDecay::kDim, 1.0F),
           linear_spec(dtype, 1, 64, 64, SsmDecay::kDim, 1.0F)}) {
       if (can(spec)) return spec;

@@ -50,9 +50,6 @@ inline bool pack_values_for_amx(const TileShape& shape, const TileRows& v, int k
   constexpr std::size_t kBlockBytes = std::size_t{2} * kKeyTile * kTileColumns;  // of 16 dims
   const int end = (keys + kTileDepth - 1) / kTileDepth * kTileDepth;
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
-  // Dims 0 … 15 and 16 … 31 of interleaved rows: 64-bit elements of both vectors.
-  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-  const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
   __mmask32 special = 0;
   for (int key = 0; key < end; key += 2, target += 64) {
     const std::byte* const even = key < keys ? v.at(key) : nullptr;
@@ -63,10 +60,9 @@ inline bool pack_values_for_amx(const TileShape& shape, const TileRows& v, int k
       const __m512i b = load_pairs(odd, begin, shape.head_dim_v);
       special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(a, exponent), exponent);
       special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(b, exponent), exponent);
-      const __m512i low = _mm512_unpacklo_epi16(a, b);
-      const __m512i high = _mm512_unpackhi_epi16(a, b);
-      _mm512_store_si512(block, _mm512_permutex2var_epi64(low, first, high));
-      _mm512_store_si512(block + kBlockBytes, _mm512_permutex2var_epi64(low, second, high));
+      const RowPairs pairs = interleave_rows(a, b);
+      _mm512_store_si512(block, pairs.first);
+      _mm512_store_si512(block + kBlockBytes, pairs.second);
     }
   }
   return special == 0;

@@ -76,31 +76,13 @@ HWY_INLINE __m512 reduce_rows(const float (*rows)[kTileColumns], Combine combine
   return join(join(fours[0], fours[1]), join(fours[2], fours[3]));
 }
 
-// 2^x: 0 where the result would be subnormal, NaN for NaN. Within 1.2 ulp. kBounded: as weight().
+// amx_exp2(x). kBounded: as weight().
 template <bool kBounded>
 HWY_INLINE __m512 amx_weight(__m512 x) {
-  __mmask16 kept = 0xffff;
-  if constexpr (kBounded) {
-    kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ);
-    x = _mm512_max_ps(_mm512_set1_ps(-100.0F), x);  // the second operand if one is NaN
-  }
-  constexpr int kMinusFloor = 0x09;
-  const __m512 fraction = _mm512_reduce_ps(x, kMinusFloor);
-  // A minimax fit of the relative error on [0, 1), with 2^0 = 1.
-  __m512 p = _mm512_set1_ps(0x1.e97508p-10F);
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0x1.277852p-7F));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0x1.c91ce6p-5F));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0x1.ebdb56p-3F));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0x1.62e4bap-1F));
-  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(1.0F));
-  return kBounded ? _mm512_maskz_scalef_ps(kept, p, x) : _mm512_scalef_ps(p, x);
-}
-
-// Rounds two vectors to bf16. Assembly, because Highway's target does not include AVX512-BF16.
-HWY_INLINE void store_bf16(__m512 first, __m512 second, std::byte* target) {
-  __m512i rounded;
-  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(rounded) : "v"(second), "v"(first));
-  _mm512_store_si512(target, rounded);
+  if constexpr (!kBounded) return amx_exp2(x);
+  const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-std::numeric_limits<float>::infinity()), _CMP_NEQ_UQ);
+  // The second operand if one is NaN.
+  return _mm512_maskz_mov_ps(kept, amx_exp2(_mm512_max_ps(_mm512_set1_ps(-100.0F), x)));
 }
 
 // One block of rows on its way through the step.
@@ -264,7 +246,7 @@ class AmxSoftmax {
       const __m512 p0 = amx_weight<kBounded>(_mm512_mul_ps(x0, log2e));
       const __m512 p1 = amx_weight<kBounded>(_mm512_mul_ps(x1, log2e));
       sum = _mm512_add_ps(sum, _mm512_add_ps(p0, p1));
-      store_bf16(p0, p1, reinterpret_cast<std::byte*>(block_->scores[row]) + 2 * key);
+      _mm512_store_si512(reinterpret_cast<std::byte*>(block_->scores[row]) + 2 * key, round_to_bf16(p0, p1));
     }
     _mm512_store_ps(scratch.lanes[row], sum);
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of bf16 pairs in vectors: what packing for AMX tiles is made of.
+// Vectors beside AMX tiles of bf16: packing of pairs, rounding, exp2. Subnormals are zero (FlushSubnormals).
 #if defined(RINGATTN_KERNELS_CPU_AMX_PAIRS_INL_HPP_) == defined(HWY_TARGET_TOGGLE)
 #ifdef RINGATTN_KERNELS_CPU_AMX_PAIRS_INL_HPP_
 #undef RINGATTN_KERNELS_CPU_AMX_PAIRS_INL_HPP_
@@ -57,6 +57,42 @@ HWY_INLINE void transpose_pairs(const __m512i (&rows)[kTileRows], std::byte* tar
     _mm512_store_si512(target + (c + 8) * stride, _mm512_shuffle_i32x4(low_even, high_even, kOdd));
     _mm512_store_si512(target + (c + 12) * stride, _mm512_shuffle_i32x4(low_odd, high_odd, kOdd));
   }
+}
+
+// Two rows of 32 elements as pairs, of elements 0 … 15 and of 16 … 31.
+struct RowPairs {
+  __m512i first;
+  __m512i second;
+};
+HWY_INLINE RowPairs interleave_rows(__m512i even, __m512i odd) {
+  // 64-bit elements of both vectors.
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  const __m512i low = _mm512_unpacklo_epi16(even, odd);
+  const __m512i high = _mm512_unpackhi_epi16(even, odd);
+  return {_mm512_permutex2var_epi64(low, first, high), _mm512_permutex2var_epi64(low, second, high)};
+}
+
+// Two vectors, one after the other, rounded to bf16; subnormals are zero. Assembly, because Highway's target does not
+// include AVX512-BF16.
+HWY_INLINE __m512i round_to_bf16(__m512 first, __m512 second) {
+  __m512i rounded;
+  asm("vcvtne2ps2bf16 %2, %1, %0" : "=v"(rounded) : "v"(second), "v"(first));
+  return rounded;
+}
+
+// 2^x: 0 where the result would be subnormal, NaN for NaN. Within 1.2 ulp.
+HWY_INLINE __m512 amx_exp2(__m512 x) {
+  constexpr int kMinusFloor = 0x09;
+  const __m512 fraction = _mm512_reduce_ps(x, kMinusFloor);
+  // A minimax fit of the relative error on [0, 1), with 2^0 = 1.
+  __m512 p = _mm512_set1_ps(0x1.e97508p-10F);
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0x1.277852p-7F));
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0x1.c91ce6p-5F));
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0x1.ebdb56p-3F));
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(0x1.62e4bap-1F));
+  p = _mm512_fmadd_ps(p, fraction, _mm512_set1_ps(1.0F));
+  return _mm512_scalef_ps(p, x);
 }
 
 }  // namespace ringattn::cpu::HWY_NAMESPACE

@@ -68,19 +68,15 @@ inline void pack_amx_columns(const std::byte* w, std::int64_t stride, std::int64
 // As pack_amx_columns() of bf16, from a W whose columns lie side by side, and K `stride` bytes apart.
 inline void pack_amx_columns_transposed(const std::byte* w, std::int64_t stride, std::int64_t columns,
                                         std::int64_t dim_k, std::byte* tiles) {
-  // Columns 0 … 15 and 16 … 31 of interleaved rows: 64-bit elements of both vectors.
-  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
-  const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
   for (std::int64_t k = 0; k < dim_k; k += kTileDepth, tiles += 2 * kTileBytes) {
     __m512i halves[2][kTileRows];
     for (int pair = 0; pair < kTileRows; ++pair) {
       const std::int64_t even = k + 2 * pair;
       const __m512i a = load_step(even < dim_k ? w + even * stride : nullptr, 2 * columns);
       const __m512i b = load_step(even + 1 < dim_k ? w + (even + 1) * stride : nullptr, 2 * columns);
-      const __m512i low = _mm512_unpacklo_epi16(a, b);
-      const __m512i high = _mm512_unpackhi_epi16(a, b);
-      halves[0][pair] = _mm512_permutex2var_epi64(low, first, high);
-      halves[1][pair] = _mm512_permutex2var_epi64(low, second, high);
+      const RowPairs pairs = interleave_rows(a, b);
+      halves[0][pair] = pairs.first;
+      halves[1][pair] = pairs.second;
     }
     transpose_pairs(halves[0], tiles);
     transpose_pairs(halves[1], tiles + kTileBytes);

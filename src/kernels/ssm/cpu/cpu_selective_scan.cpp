@@ -116,6 +116,9 @@ class CpuSelectiveScan final : public SsmLevels {
         widen_row(rows(), task.b, row + t, group, state_dim, scratch.b + t * state_dim);
         if (logs == nullptr) widen_row(rows(), task.c, row + t, group, state_dim, scratch.c + t * state_dim);
       }
+      for (int t = 0; t < std::min(kChunk, work_tile.tokens - begin - tokens); ++t) {
+        prefetch_row(task, row + tokens + t, work_tile.first_head_block * kChannelBlock, logs == nullptr);
+      }
       for (int head_block = 0; head_block < work_tile.head_blocks; ++head_block) {
         const int channel = (work_tile.first_head_block + head_block) * kChannelBlock;
         load_tokens(task, row, tokens, channel, scratch);
@@ -131,6 +134,17 @@ class CpuSelectiveScan final : public SsmLevels {
             logs[head_block * kChannelBlock + i] += scratch.dt[t * kChannelBlock + i];
         }
       }
+    }
+  }
+
+  // Rows of a work tile lie a page apart, so each costs a TLB miss. Its channels are at most four lines of a cache.
+  void prefetch_row(const SsmTask& task, std::int64_t row, int channel, bool finishes) const {
+    for (int i = 0; i < kBlocksPerTile * kChannelBlock; i += 2 * kChannelBlock) {
+      const int at = std::min(channel + i, spec().heads - 1);
+      __builtin_prefetch(task.x.at(row, at));
+      __builtin_prefetch(task.dt.at(row, at));
+      if (finishes && spec().gate) __builtin_prefetch(task.z.at(row, at));
+      if (finishes) __builtin_prefetch(task.y.at(row, at), 1);
     }
   }
 
@@ -154,6 +168,10 @@ class CpuSelectiveScan final : public SsmLevels {
     ops().finish(tokens * kChannelBlock, spec().skip ? task.d + channel : nullptr, scratch.x,
                  spec().gate ? scratch.z : nullptr, scratch.y);
     for (int t = 0; t < tokens; ++t) {
+      if (task.y.head_stride == 1) {
+        narrow_row(scratch.y + t * kChannelBlock, kChannelBlock, spec().dtype, task.y.at(row + t, channel));
+        continue;
+      }
       for (int i = 0; i < kChannelBlock; ++i) {
         store_element(task.y.at(row + t, channel + i), spec().dtype, scratch.y[t * kChannelBlock + i]);
       }

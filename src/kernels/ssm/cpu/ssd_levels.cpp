@@ -13,17 +13,21 @@ constexpr int kChunksPerSegment = static_cast<int>(kSegmentTokens / kChunkTokens
 
 }  // namespace
 
+void SsdDecays::lay_out(ScratchArrays& arrays) {
+  arrays.take(dt, 1, kChunkRows);
+  arrays.take(sums, 1, kChunkRows);
+  arrays.take(bias, 1, kChannelBlock);
+}
+
 void SsdScratch::lay_out(int heads, int state_dim, int width, ScratchArrays& arrays) {
+  SsdDecays::lay_out(arrays);
   arrays.take(row, 1, state_dim);
   arrays.take(b, state_dim, kChunkRows);
   arrays.take(scaled, state_dim, kChunkRows);
   arrays.take(x, kChunkRows, width);
   arrays.take(z, 1, width);
   arrays.take(added, state_dim, width);
-  arrays.take(dt, 1, kChunkRows);
-  arrays.take(sums, 1, kChunkRows);
   arrays.take(decays, 1, kChunkRows);
-  arrays.take(bias, 1, kChannelBlock);
   arrays.take(chunk_logs, heads, kChunksPerSegment);
 }
 
@@ -115,8 +119,6 @@ void SsdLevels::load_b(const TensorView& b, std::int64_t row, int tokens, int gr
 }
 
 void SsdLevels::load_head(const SsmTask& task, std::int64_t row, int tokens, int head, SsdScratch& scratch) const {
-  const bool has_dt = spec().decay == SsmDecay::kDt;
-  std::fill_n(scratch.dt, kChunkRows, 0.0F);
   for (int j = 0; j < tokens; ++j) {
     float* const x = scratch.x + j * width_;
     widen_row(rows(), task.x, row + j, head, spec().head_dim, x);
@@ -124,20 +126,26 @@ void SsdLevels::load_head(const SsmTask& task, std::int64_t row, int tokens, int
       widen_row(rows(), task.z, row + j, head, spec().head_dim, scratch.z);
       ops().finish(spec().head_dim, nullptr, x, scratch.z, x);
     }
-    scratch.dt[j] = has_dt ? element_at(task.dt, row + j, head) : 1.0F;
   }
+  load_decays(task, row, tokens, head, scratch);
+}
+
+void SsdLevels::load_decays(const SsmTask& task, std::int64_t row, int tokens, int head, SsdDecays& decays) const {
+  const bool has_dt = spec().decay == SsmDecay::kDt;
+  std::fill_n(decays.dt, kChunkRows, 0.0F);
+  for (int j = 0; j < tokens; ++j) decays.dt[j] = has_dt ? element_at(task.dt, row + j, head) : 1.0F;
   if (has_dt) {
-    if (spec().dt_bias) std::fill_n(scratch.bias, kChannelBlock, task.dt_bias[head]);
-    make_dt(scratch.dt, kChunkRows, spec().dt_bias ? scratch.bias : nullptr);
+    if (spec().dt_bias) std::fill_n(decays.bias, kChannelBlock, task.dt_bias[head]);
+    make_dt(decays.dt, kChunkRows, spec().dt_bias ? decays.bias : nullptr);
   }
   // a log-decay per token, or A
   const float rate = spec().decay == SsmDecay::kToken ? kLog2E : task.a[head] * kLog2E;
   float sum = 0.0F;
   for (int j = 0; j < kChunkRows; ++j) {  // entries after the chunk's last token are not used
     const float log =
-        rate * (spec().decay == SsmDecay::kToken && j < tokens ? element_at(task.dt, row + j, head) : scratch.dt[j]);
+        rate * (spec().decay == SsmDecay::kToken && j < tokens ? element_at(task.dt, row + j, head) : decays.dt[j]);
     sum += log < kMinLogDecay ? kMinLogDecay : log;
-    scratch.sums[j] = sum;
+    decays.sums[j] = sum;
   }
 }
 

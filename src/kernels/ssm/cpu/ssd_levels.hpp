@@ -19,14 +19,16 @@ inline constexpr int kChunkRows = static_cast<int>(kChunkTokens);
 inline constexpr int kMaxSsdDim = 256;
 inline constexpr float kMinLogDecay = -150.0F;  // log-decay of one token (ssm.hpp)
 
-// Hands out arrays of one allocation, or counts their floats if there is none.
+// Hands out arrays of one allocation, or counts their floats if there is none. An array begins 64 bytes from the last.
 class ScratchArrays {
  public:
   explicit ScratchArrays(float* base) : base_(base) {}
 
-  void take(float*& array, int rows, int columns) {
-    if (base_ != nullptr) array = base_ + floats_;
-    floats_ += static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns);
+  template <class T>
+  void take(T*& array, int rows, int columns) {
+    if (base_ != nullptr) array = reinterpret_cast<T*>(base_ + floats_);
+    const std::size_t bytes = static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns) * sizeof(T);
+    floats_ += (bytes + 63) / 64 * 16;
   }
   std::size_t floats() const { return floats_; }
 
@@ -35,18 +37,24 @@ class ScratchArrays {
   std::size_t floats_ = 0;
 };
 
+// Decays of a head's chunk.
+struct SsdDecays {
+  float* dt = nullptr;    // [kChunkRows]
+  float* sums = nullptr;  // [kChunkRows]: cumulative log-decays (dA_cumsum)
+  float* bias = nullptr;  // [kChannelBlock], all equal
+
+  void lay_out(ScratchArrays& arrays);
+};
+
 // One thread's scratch for a head's chunk.
-struct SsdScratch {
+struct SsdScratch : SsdDecays {
   float* row = nullptr;         // [state_dim]
   float* b = nullptr;           // [state_dim, kChunkRows]: transposed
   float* scaled = nullptr;      // [state_dim, kChunkRows]: scaled B
   float* x = nullptr;           // [kChunkRows, width]; with `descending`, times silu(z)
   float* z = nullptr;           // [width]
   float* added = nullptr;       // [state_dim, width]: the chunk's contribution to the state
-  float* dt = nullptr;          // [kChunkRows]
-  float* sums = nullptr;        // [kChunkRows]: cumulative log-decays (dA_cumsum)
   float* decays = nullptr;      // [kChunkRows]
-  float* bias = nullptr;        // [kChannelBlock], all equal
   float* chunk_logs = nullptr;  // [heads of a work tile, chunks]: log-decays of chunks
 
   void lay_out(int heads, int state_dim, int width, ScratchArrays& arrays);
@@ -77,8 +85,10 @@ class SsdLevels : public SsmLevels {
 
   // Loads rows [row, row + tokens) of B, and zeros after them.
   void load_b(const TensorView& b, std::int64_t row, int tokens, int group, SsdScratch& scratch) const;
-  // Loads x and dt, and computes the cumulative log-decay of each token.
+  // Loads x and the decays.
   void load_head(const SsmTask& task, std::int64_t row, int tokens, int head, SsdScratch& scratch) const;
+  // Loads dt, and computes the cumulative log-decay of each token.
+  void load_decays(const SsmTask& task, std::int64_t row, int tokens, int head, SsdDecays& decays) const;
   // state ← fma(a(chunk), state, Σ_j a(tokens after j) · dt_j · x_j ⊗ B_j), or with `descending` Σ_j a(tokens up to j)
   // · x_j ⊗ B_j.
   void accumulate_chunk(int tokens, float* state, SsdScratch& scratch) const;

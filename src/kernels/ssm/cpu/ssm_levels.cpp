@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -122,11 +123,17 @@ void SsmLevels::for_each(std::int64_t items, const Progress& progress,
 }
 
 void SsmLevels::make_dt(float* dt, int count, const float* bias) const {
-  for (int i = 0; bias != nullptr && i < count; ++i) dt[i] += bias[i % kChannelBlock];
+  for (int i = 0; bias != nullptr && i < count; i += kChannelBlock) {
+    for (int c = 0; c < kChannelBlock; ++c) dt[i + c] += bias[c];
+  }
   if (spec_.dt_softplus) ops_.softplus(dt, count);
+  const float least = spec_.dt_min;
+  const float most = spec_.dt_max;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  if (least == -kInfinity && most == kInfinity) return;
   for (int i = 0; i < count; ++i) {  // NaN stays NaN
-    if (dt[i] < spec_.dt_min) dt[i] = spec_.dt_min;
-    if (dt[i] > spec_.dt_max) dt[i] = spec_.dt_max;
+    dt[i] = least > dt[i] ? least : dt[i];
+    dt[i] = most < dt[i] ? most : dt[i];
   }
 }
 

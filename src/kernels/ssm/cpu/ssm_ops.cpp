@@ -2,6 +2,10 @@
 // Compiled once for every SIMD target: Highway includes this file again for each of them.
 #include "kernels/ssm/cpu/ssm_ops.hpp"
 
+#include <algorithm>
+
+#include "kernels/common/cpu/amx.hpp"
+
 // As in tile_ops.cpp: a backend's identity is the name of one target.
 #define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
@@ -11,6 +15,7 @@
 #include "hwy/highway.h"
 #include "kernels/common/cpu/math-inl.hpp"
 #include "kernels/common/unroll.hpp"
+#include "kernels/ssm/cpu/amx_ssd-inl.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -210,24 +215,95 @@ void join_channels(int states, const float* rates, const float* times, const flo
   }
 }
 
-void scan_channels(const ChannelTokens& in, float* state, float* y) {
+// Two states of a block of channels in one vector, where it has 16 lanes.
+using ScanVector = hn::CappedTag<float, 2 * kChannelBlock>;
+constexpr int kScanLanes = static_cast<int>(hn::MaxLanes(ScanVector()));
+constexpr int kScanStates = kScanLanes > kChannelBlock ? 2 : 1;
+constexpr int kScanWidth = kScanStates * kChannelBlock;
+
+// for_all_channels: the first kScanStates elements of `values`, each for all channels.
+// add_states: y ← fma(c[0], state 0, y), then fma(c[1], state 1, y) if there are two.
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+static_assert(kScanStates == 2);
+using ScanHalf = hn::Half<ScanVector>;
+HWY_INLINE hn::Vec<ScanVector> for_all_channels(const float* values) {
+  return hn::Combine(ScanVector(), hn::Set(ScanHalf(), values[1]), hn::Set(ScanHalf(), values[0]));
+}
+HWY_INLINE void add_states(const float* c, hn::Vec<ScanVector> states, float* y) {
+  const ScanHalf d;
+  const auto first = hn::MulAdd(hn::Set(d, c[0]), hn::LowerHalf(d, states), hn::LoadU(d, y));
+  hn::StoreU(hn::MulAdd(hn::Set(d, c[1]), hn::UpperHalf(d, states), first), d, y);
+}
+#else
+static_assert(kScanStates == 1);
+HWY_INLINE hn::Vec<ScanVector> for_all_channels(const float* values) { return hn::Set(ScanVector(), values[0]); }
+HWY_INLINE void add_states(const float* c, hn::Vec<ScanVector> states, float* y) {
+  const ScanVector d;
+  hn::StoreU(hn::MulAdd(hn::Set(d, c[0]), states, hn::LoadU(d, y)), d, y);
+}
+#endif
+
+// Whether dt · rate is within the range of exp2_in_range() for all tokens and states. Products are monotonic, so those
+// of the least and the greatest rates of a channel are enough.
+bool decays_in_range(const ChannelTokens& in) {
   const Eight d;
   for (int v = 0; v < kChannelBlock; v += kEightLanes) {
+    auto least = hn::LoadU(d, in.rates + v);
+    auto greatest = least;
+    auto inside = hn::Eq(least, least);  // not NaN
+    for (int n = 1; n < in.states; ++n) {
+      const auto rate = hn::LoadU(d, in.rates + n * kChannelBlock + v);
+      inside = hn::And(inside, hn::Eq(rate, rate));
+      least = hn::Min(least, rate);
+      greatest = hn::Max(greatest, rate);
+    }
+    const auto check = [&](hn::Vec<Eight> exponent) HWY_ATTR {
+      return hn::And(hn::Ge(exponent, hn::Set(d, -126.0F)), hn::Le(exponent, hn::Set(d, 127.0F)));
+    };
     for (int t = 0; t < in.tokens; ++t) {
       const auto dt = hn::LoadU(d, in.dt + t * kChannelBlock + v);
-      const auto input = hn::Mul(dt, hn::LoadU(d, in.x + t * kChannelBlock + v));
-      auto sum = hn::Zero(d);
-      for (int n = 0; n < in.states; ++n) {
-        float* const at = state + n * kChannelBlock + v;
-        const auto decay = exp2_any(d, hn::Mul(dt, hn::LoadU(d, in.rates + n * kChannelBlock + v)));
-        const auto added = hn::Mul(input, hn::Set(d, in.b[t * in.states + n]));
-        const auto next = hn::MulAdd(decay, hn::LoadU(d, at), added);
-        hn::StoreU(next, d, at);
-        if (y != nullptr) sum = hn::MulAdd(hn::Set(d, in.c[t * in.states + n]), next, sum);
-      }
-      if (y != nullptr) hn::StoreU(sum, d, y + t * kChannelBlock + v);
+      inside = hn::And(inside, hn::And(check(hn::Mul(dt, least)), check(hn::Mul(dt, greatest))));
+    }
+    if (!hn::AllTrue(d, inside)) return false;
+  }
+  return true;
+}
+
+// A state stays in a register over the chunk, and y in memory is a sum over states in their order.
+template <bool kInRange>
+void scan_states(const ChannelTokens& in, float* state, float* y) {
+  const ScanVector d;
+  float dts[kChunk * kScanWidth];
+  float inputs[kChunk * kScanWidth];
+  for (int t = 0; t < in.tokens; ++t) {
+    const Eight eight;
+    for (int v = 0; v < kScanWidth; v += kEightLanes) {
+      const int at = t * kChannelBlock + v % kChannelBlock;
+      const auto dt = hn::LoadU(eight, in.dt + at);
+      hn::StoreU(dt, eight, dts + t * kScanWidth + v);
+      hn::StoreU(hn::Mul(dt, hn::LoadU(eight, in.x + at)), eight, inputs + t * kScanWidth + v);
     }
   }
+  for (int n = 0; n < in.states; n += kScanStates) {
+    for (int v = 0; v < kScanWidth; v += kScanLanes) {
+      float* const at = state + n * kChannelBlock + v;
+      const auto rates = hn::LoadU(d, in.rates + n * kChannelBlock + v);
+      auto states = hn::LoadU(d, at);
+      for (int t = 0; t < in.tokens; ++t) {
+        const auto exponent = hn::Mul(hn::LoadU(d, dts + t * kScanWidth + v), rates);
+        const auto decay = kInRange ? exp2_in_range(d, exponent) : exp2_any(d, exponent);
+        const auto input = hn::LoadU(d, inputs + t * kScanWidth + v);
+        states = hn::MulAdd(decay, states, hn::Mul(input, for_all_channels(in.b + t * in.states + n)));
+        if (y != nullptr) add_states(in.c + t * in.states + n, states, y + t * kChannelBlock + v);
+      }
+      hn::StoreU(states, d, at);
+    }
+  }
+}
+
+void scan_channels(const ChannelTokens& in, float* state, float* y) {
+  if (y != nullptr) std::fill_n(y, in.tokens * kChannelBlock, 0.0F);
+  decays_in_range(in) ? scan_states<true>(in, state, y) : scan_states<false>(in, state, y);
 }
 
 // v / (1 + exp(−v))
@@ -433,6 +509,16 @@ const SsmOps& ssm_ops() {
   return ops;
 }
 
+// The table with AMX tiles, or null for a target without AVX-512.
+const SsdTileOps* ssd_tile_table() {
+#ifdef RINGATTN_HAVE_AMX_GEMM
+  static const SsdTileOps ops{&load_ssd_group, &accumulate_ssd, &round_ssd_state, &finish_ssd};
+  return &ops;
+#else
+  return nullptr;
+#endif
+}
+
 }  // namespace ringattn::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -440,8 +526,10 @@ HWY_AFTER_NAMESPACE();
 namespace ringattn::cpu {
 
 HWY_EXPORT(ssm_ops);
+HWY_EXPORT(ssd_tile_table);
 
 const SsmOps& best_ssm_ops() { return HWY_DYNAMIC_DISPATCH(ssm_ops)(); }
+const SsdTileOps* ssd_tile_ops() { return has_amx_bf16() ? HWY_DYNAMIC_DISPATCH(ssd_tile_table)() : nullptr; }
 
 }  // namespace ringattn::cpu
 #endif  // HWY_ONCE

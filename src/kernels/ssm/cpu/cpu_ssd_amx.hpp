@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel `cpu_ssd_amx`: SSD of bf16 by AMX tiles (amx_ssd-inl.hpp). It rounds factors as sm90_ssd does, so its bits
+// are not those of `cpu_ssd`.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/ssm/ssm.hpp"
+
+namespace ringattn::cpu {
+
+// What `spec` requires and the kernel does not support (KernelRow::missing).
+std::vector<std::string> cpu_ssd_amx_missing(const SsmSpec& spec);
+
+// Why the kernel cannot run on this machine. Empty: it can.
+std::string amx_ssd_unavailable();
+
+// Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
+double cpu_ssd_amx_speed(const Backend& backend);
+
+// `backend` is a CpuBackend and outlives the kernel.
+std::unique_ptr<SsmKernel> make_cpu_ssd_amx(const SsmSpec& spec, Backend& backend);
+
+}  // namespace ringattn::cpu
