@@ -48,6 +48,7 @@ install(FILES ${PROJECT_SOURCE_DIR}/src/c/ringattn.h ${PROJECT_SOURCE_DIR}/src/c
               ${PROJECT_SOURCE_DIR}/src/c/ringattn_mla.h ${PROJECT_SOURCE_DIR}/src/c/ringattn_layers.h
               ${PROJECT_SOURCE_DIR}/src/c/ringattn_linear.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(TARGETS ringattn_program DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(PROGRAMS ${PROJECT_SOURCE_DIR}/launch/ringattn-mpirun ${PROJECT_SOURCE_DIR}/launch/ringattn-goldens
         DESTINATION ${CMAKE_INSTALL_BINDIR})

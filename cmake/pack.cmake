@@ -2,7 +2,7 @@
 set(CPACK_GENERATOR DEB TGZ)
 set(CPACK_PACKAGE_NAME ringattn)
 set(CPACK_PACKAGE_VENDOR ringattn)
-set(CPACK_PACKAGE_CONTACT "ringattn <ringattn@localhost>")
+set(CPACK_PACKAGE_CONTACT "The ringattn maintainers")  # as CITATION.cff has them: they have no address for mail
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
 set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
 set(CPACK_STRIP_FILES ON)

@@ -10,6 +10,7 @@
 #include "base/size.hpp"
 #include "base/text_file.hpp"
 #include "io/flat_table.hpp"
+#include "launch/commands.hpp"
 #include "launch/op_flags.hpp"
 #include "ops/common/values.hpp"
 #include "ops/op_table.hpp"
@@ -20,11 +21,11 @@ namespace {
 
 constexpr std::string_view kPrefix[] = {"RINGATTN_"};
 
-// The row of `name` that serves `command`; else any row of that name, else null.
-const FlagRow* find_flag(std::string_view name, unsigned command) {
+// The row of `key` that serves `command`; else any row of that key, else null.
+const FlagRow* find_flag(std::string_view key, unsigned command) {
   const FlagRow* elsewhere = nullptr;
   for (const FlagRow& row : flag_table()) {
-    if (row.name != name) continue;
+    if (row.key() != key) continue;
     if ((row.commands & command) != 0) return &row;
     elsewhere = &row;
   }
@@ -38,7 +39,7 @@ std::string suggested_value(const FlagRow& row, Source source, std::string_view 
   const std::string_view value = is_switch ? "on" : example ? row.example : row.fallback;
   const std::string_view what = example ? "for example" : "the default";
   if (source == Source::kEnvironment) return fmt::format("Try {}={}, {}.", origin, value, what);
-  if (source == Source::kFile) return fmt::format("Try {} = {}, {}.", row.name, toml_quoted(value), what);
+  if (source == Source::kFile) return fmt::format("Try {} = {}, {}.", row.key(), toml_quoted(value), what);
   if (is_switch) return fmt::format("Give --{} alone, or leave it out.", row.name);
   return fmt::format("Try --{} {}, {}.", row.name, value, what);
 }
@@ -61,11 +62,28 @@ void apply(Config& config, const FlagRow& row, const std::string& text, Source s
   }
 }
 
+// Throws kUsage if `text`, the value of `key` in the environment or the config file, is a word of another command's
+// flag of that name, which has a key of its own: `output = "csv"` asks `bench` for CSV, and `run` would write a file
+// csv.
+void check_meaning(unsigned command, std::string_view key, std::string_view text, Source source,
+                   std::string_view origin) {
+  const auto named = [key](const FlagRow& row) { return row.name == key; };
+  if (std::ranges::none_of(flags_of(command), [&](const FlagRow* row) { return named(*row); })) return;
+  for (const FlagRow& row : flag_table()) {
+    if (!named(row) || row.key() == key || !row.lists(text)) continue;
+    const std::string own =
+        source == Source::kEnvironment ? environment_variable(row.key()) : fmt::format("the key {}", row.key());
+    fail(ErrorCode::kUsage, fmt::format("{} is \"{}\"", origin, text),
+         fmt::format("{} is a value of --{} of {}, which {} sets", text, row.name, command_names(row.commands), own),
+         fmt::format("Set {}; a file of this name is ./{}.", own, text));
+  }
+}
+
 void check_environment_names(std::span<const EnvironmentEntry> entries) {
   // Without the prefix, which would make them all look alike.
   const auto stem = [](const std::string& name) { return name.substr(kPrefix[0].size()); };
   std::vector<std::string> known;
-  for (const FlagRow& row : flag_table()) known.push_back(stem(environment_variable(row.name)));
+  for (const FlagRow& row : flag_table()) known.push_back(stem(environment_variable(row.key())));
   for (const EnvironmentVariable& variable : environment_table()) known.push_back(stem(std::string(variable.name)));
   const std::vector<std::string_view> names(known.begin(), known.end());
   for (const EnvironmentEntry& entry : entries) {
@@ -132,7 +150,7 @@ std::string Config::origin(std::string_view flag) const {
 std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text, std::string_view name) {
   std::vector<std::string_view> keys;
   for (const FlagRow& row : flag_table()) {
-    if (row.name != "config") keys.push_back(row.name);
+    if (row.name != "config") keys.push_back(row.key());
   }
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first != std::string_view::npos && text[first] == '{' && text.find("\"model_type\"") != std::string_view::npos) {
@@ -149,7 +167,7 @@ std::vector<GivenFlag> read_config_text(unsigned command, std::string_view text,
     if (row == nullptr) {
       const std::string nearest = nearest_name(entry.key, keys.data(), keys.size());
       fail(ErrorCode::kUsage, fmt::format("{}, line {}: there is no key {}", name, entry.line, entry.key),
-           "keys are the long flags, without the dashes in front",
+           "keys are the long flags, without the dashes in front; --help names those that differ",
            nearest.empty() ? "The subcommands' --help lists them." : fmt::format("Did you mean {}?", nearest));
     }
     given.push_back({row, std::move(entry.text)});
@@ -176,13 +194,16 @@ Config load_config(unsigned command, const std::vector<GivenFlag>& flags) {
   }
   if (!file.empty()) {
     for (const GivenFlag& entry : read_config_text(command, read_text_file(file), file)) {
-      if (here(entry.row)) {
-        apply(config, *entry.row, entry.text, Source::kFile, fmt::format("{} in {}", entry.row->name, file));
-      }
+      const std::string origin = fmt::format("{} in {}", entry.row->key(), file);
+      check_meaning(command, entry.row->key(), entry.text, Source::kFile, origin);
+      if (here(entry.row)) apply(config, *entry.row, entry.text, Source::kFile, origin);
     }
   }
   for (const FlagRow* row : flags_of(command)) {
-    const std::string variable_name = environment_variable(row->name);
+    const std::string shared_name = environment_variable(row->name);
+    if (const auto text = environment_value(shared_name))
+      check_meaning(command, row->name, *text, Source::kEnvironment, shared_name);
+    const std::string variable_name = environment_variable(row->key());
     if (const auto text = environment_value(variable_name))
       apply(config, *row, *text, Source::kEnvironment, variable_name);
   }
@@ -207,7 +228,7 @@ std::string print_config(const Config& config, const InputShape* shape) {
   std::string text;
   const OpEntry& op = op_entry(shape != nullptr ? shape->at("op") : config.options.op);
   for (const ConfigValue& value : config.values) {
-    const std::string_view name = value.row->name;
+    const std::string_view name = value.row->name, key = value.row->key();
     if (name == "config" || name == "print-config") continue;  // would act again when the file is read
     if (comes_from_input(config, value)) {
       const auto said = shape == nullptr ? InputShape::const_iterator() : shape->find(name);
@@ -217,7 +238,7 @@ std::string print_config(const Config& config, const InputShape* shape) {
       continue;
     }
     if (value.text.empty()) {
-      text += fmt::format("# {} is not set\n", name);
+      text += fmt::format("# {} is not set\n", key);
       continue;
     }
     if (!config.given(name) && !belongs_to(*value.row, op)) {
@@ -226,8 +247,7 @@ std::string print_config(const Config& config, const InputShape* shape) {
     }
     const bool bare =
         value.row->kind == FlagKind::kSwitch || (value.row->kind != FlagKind::kText && is_toml_number(value.text));
-    text +=
-        fmt::format("{} = {}  # {}\n", name, bare ? value.text : toml_quoted(value.text), source_name(value.source));
+    text += fmt::format("{} = {}  # {}\n", key, bare ? value.text : toml_quoted(value.text), source_name(value.source));
   }
   if (config.options.model_sinks && !config.options.sinks) {
     text += config.given("input") ? "# sinks are those of the input\n"

@@ -370,7 +370,7 @@ constexpr FlagRow kTable[] = {
      "points on stdout as a Markdown table, as CSV (RFC 4180), or as the lines of --jsonl; all else then goes to stderr",
      [](JobOptions& options, std::string_view text) {
        options.bench_output = static_cast<BenchOutput>(parse_choice(text, kBenchOutputs));
-     }, "csv"},
+     }, "csv", false, {}, nullptr, "bench-output"},
     {"final-states", 0, kRun, kSomeOps, FlagGroup::kOutput, FlagKind::kSwitch, "", "off",
      "also compute the final state of each sequence: a digest, and final_states or final_conv_state in --output",
      set_switch<&JobOptions::final_states>},
@@ -417,7 +417,7 @@ constexpr FlagRow kTable[] = {
      "compare bits with an output file of `run`, or sampled rows with fp64", set_path<&JobOptions::against>, "oracle"},
     {"against", 0, kBench, kAllOps, FlagGroup::kMeasurement, FlagKind::kText, "compute|sgemm|FILE", "",
      "compute: each point also without communication; sgemm: next to this machine's BLAS rate; FILE: next to measured lines of the same job",
-     set_bench_against, "compute"},
+     set_bench_against, "compute", false, {}, nullptr, "bench-against"},
     {"peer", 0, kVerify, kAllOps, FlagGroup::kVerification, FlagKind::kText, "FILE", "",
      "compare another system's out (and lse) with fp64, next to this job's; --rows rows, or as many as take a second",
      set_path<&JobOptions::peer>, "peer.safetensors"},
@@ -472,6 +472,17 @@ void FlagRow::apply(JobOptions& options, std::string_view text) const {
   options.own.insert_or_assign(std::string(name), std::string(text));
 }
 
+bool FlagRow::lists(std::string_view text) const {
+  for (std::string_view rest = value; !rest.empty();) {
+    const std::size_t bar = rest.find('|');
+    const std::string_view word = rest.substr(0, bar);
+    const bool placeholder = word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != std::string_view::npos;  // FILE
+    if (!placeholder && word == text) return true;
+    rest.remove_prefix(bar == std::string_view::npos ? rest.size() : bar + 1);
+  }
+  return false;
+}
+
 std::span<const FlagRow> flag_table() {
   static const std::vector<FlagRow> table = [] {
     std::vector<FlagRow> rows(std::begin(kTable), std::end(kTable));
@@ -509,9 +520,9 @@ std::vector<const FlagRow*> flags_of(unsigned command) {
   return rows;
 }
 
-std::string environment_variable(std::string_view flag) {
+std::string environment_variable(std::string_view key) {
   std::string name = "RINGATTN_";
-  for (const char c : flag) name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
+  for (const char c : key) name += c == '-' ? '_' : static_cast<char>(c >= 'a' && c <= 'z' ? c - 'a' + 'A' : c);
   return name;
 }
 

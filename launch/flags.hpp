@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of flags. A flag is one row, and the row gives all its layers: the long flag on the command line, its
-// environment variable RINGATTN_NAME, its key in a config file, its line in --help. Settings that only one op has are
-// rows of that op's entry (ops/common/op_entry.hpp). Tests iterate the table.
+// environment variable RINGATTN_KEY, its key in a config file, its line in --help. A config file and the environment
+// serve all commands, so a key has one meaning: a flag that means something else in another command has a key of its
+// own there. Settings that only one op has are rows of that op's entry (ops/common/op_entry.hpp). Tests iterate the
+// table.
 #pragma once
 
 #include <span>
@@ -62,7 +64,11 @@ struct FlagRow {
   bool beside_input = false;        // a flag of the shape that may stand beside an input file
   std::string_view off = {};        // the value that leaves the setting out
   const SettingRow* own = nullptr;  // a setting of one op, which `set` is not for
+  std::string_view own_key = {};    // the key where it isn't the name
 
+  std::string_view key() const { return own_key.empty() ? name : own_key; }
+  // Returns true if `text` is one of the words that `value` lists, as csv is of "table|md|csv|jsonl".
+  bool lists(std::string_view text) const;
   // Takes over a value; throws BadValue.
   void apply(JobOptions& options, std::string_view text) const;
 };
@@ -73,6 +79,6 @@ std::span<const FlagRow> flag_table();
 std::vector<const FlagRow*> flags_of(unsigned command);
 
 // "RINGATTN_SOFTMAX_SCALE" for "softmax-scale".
-std::string environment_variable(std::string_view flag);
+std::string environment_variable(std::string_view key);
 
 }  // namespace ringattn

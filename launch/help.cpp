@@ -66,8 +66,12 @@ void append_flag(std::string& target, const FlagRow& row) {
     target.append(kHelpColumn - left.size(), ' ');
   }
   const bool show_default = !row.fallback.empty() && row.kind != FlagKind::kSwitch;
-  append_wrapped(target, show_default ? fmt::format("{} [{}]", row.help, row.fallback) : std::string(row.help),
-                 kHelpColumn);
+  std::string help(row.help);
+  if (show_default) help += fmt::format(" [{}]", row.fallback);
+  if (!row.own_key.empty()) {
+    help += fmt::format("; in a config file {}, in the environment {}", row.own_key, environment_variable(row.own_key));
+  }
+  append_wrapped(target, help, kHelpColumn);
 }
 
 }  // namespace

@@ -82,11 +82,13 @@ std::vector<VariableInfo> variables() {
   }
   std::string_view last;
   for (const FlagRow& row : flag_table()) {
-    if (row.name == last) continue;  // a flag with two rows, one for each kind of value
-    last = row.name;
-    const std::string name = environment_variable(row.name);
+    if (row.key() == last) continue;  // a flag with two rows, one for each kind of value
+    last = row.key();
+    const std::string name = environment_variable(row.key());
     const auto value = environment_value(name);
-    all.push_back({name, value.value_or(""), value.has_value(), fmt::format("as --{}", row.name)});
+    all.push_back(
+        {name, value.value_or(""), value.has_value(),
+         fmt::format("as --{}{}", row.name, row.own_key.empty() ? "" : " of " + command_names(row.commands))});
   }
   return all;
 }

@@ -5,10 +5,10 @@
 set -euo pipefail
 
 packages=(g++ cmake ninja-build git libfmt-dev libxxhash-dev libhwy-dev libcli11-dev nlohmann-json3-dev
-          libtomlplusplus-dev libssl-dev libeigen3-dev libopenmpi-dev openmpi-bin)
+          libtomlplusplus-dev libssl-dev libeigen3-dev libopenmpi-dev openmpi-bin python3-venv)
 for flag in "$@"; do
   case $flag in
-    --tests) packages+=(libgtest-dev python3 python3-numpy python3-venv) ;;
+    --tests) packages+=(libgtest-dev python3-numpy) ;;
     --sanitizers) packages+=(clang libomp-dev libclang-rt-14-dev) ;;
     *)
       echo "install-deps.sh: error: unknown argument $flag (it takes --tests and --sanitizers). Leave it out." >&2

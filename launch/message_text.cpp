@@ -42,11 +42,12 @@ std::string program_text(const Error& error, const Config& config) {
   for (const MessageFragment& fragment : said.fragments()) {
     const std::string flag = fragment.kind == MessageFragment::Kind::kSetting ? flag_name(fragment.name) : "";
     const Source source = flag.empty() ? Source::kDefault : config.value(flag).source;
+    const std::string key(source == Source::kDefault ? "" : config.value(flag).row->key());
     if (source == Source::kEnvironment) {
-      message += environment_variable(flag);
+      message += environment_variable(key);
       if (!fragment.value.empty()) message += "=" + fragment.value;
     } else if (source == Source::kFile) {
-      message += fragment.value.empty() ? flag : flag + " = " + fragment.value;
+      message += fragment.value.empty() ? key : key + " = " + fragment.value;
       message += " in " + config.options.config;
     } else {
       message += fragment;

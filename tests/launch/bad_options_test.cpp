@@ -201,6 +201,30 @@ TEST(BadValues, AreAnsweredWithOneThatIsTaken) {
   EXPECT_TRUE(refusal("run", {}).ends_with("). Try RINGATTN_SEQ=16k, the default."));
 }
 
+// What another command's flag of the same name takes: `run` would write a file csv, and `bench` would print a table.
+TEST(BadValues, OfAnotherMeaningAreRefused) {
+  const TemporaryFolder folder;
+  {
+    const ScopedEnvironment environment("RINGATTN_OUTPUT", "csv");
+    for (const char* command : {"run", "compress", "bench"}) {
+      EXPECT_EQ(refusal(command, {}),
+                "RINGATTN_OUTPUT is \"csv\" (csv is a value of --output of bench, which RINGATTN_BENCH_OUTPUT sets). "
+                "Set RINGATTN_BENCH_OUTPUT; a file of this name is ./csv.");
+    }
+  }
+  const std::string file = folder.write("job.toml", "against = 'compute'\n");
+  for (const char* command : {"verify", "bench"}) {
+    const std::string message = refusal(command, {"--config", file});
+    EXPECT_NE(message.find("compute is a value of --against of bench, which the key bench-against sets"),
+              std::string::npos)
+        << message;
+  }
+  const ScopedEnvironment environment("RINGATTN_BENCH_OUTPUT", "a.safetensors");
+  EXPECT_EQ(refusal("bench", {}),
+            "RINGATTN_BENCH_OUTPUT is \"a.safetensors\" (it takes table, md, csv or jsonl). Try "
+            "RINGATTN_BENCH_OUTPUT=csv, for example.");
+}
+
 TEST(BadValues, AreFoundInLayersThatOthersReplace) {
   const ScopedEnvironment environment("RINGATTN_HEADS", "none");
   EXPECT_NE(refusal("run", {"--synthetic", "7", "--heads", "8"}).find("RINGATTN_HEADS"), std::string::npos);

@@ -45,8 +45,8 @@ TEST(Layers, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       if (row->name == "config" || row->own != nullptr) continue;
       SCOPED_TRACE(fmt::format("{} --{}", command.name, row->name));
       const FlagSamples& samples = *samples_of(row->name, row->commands == kBench);
-      std::string key = fmt::format("{} = \"{}\"\n", row->name, samples.values[0]);
-      const std::string file = folder.write("job.toml", key);
+      const std::string line = fmt::format("{} = \"{}\"\n", row->key(), samples.values[0]);
+      const std::string file = folder.write("job.toml", line);
       std::vector<GivenFlag> flags;
 
       const Config defaults = load_config(command.bit, {});
@@ -58,7 +58,7 @@ TEST(Layers, FlagBeatsEnvironmentBeatsFileBeatsDefault) {
       EXPECT_EQ(from_file.value(row->name).source, Source::kFile);
       EXPECT_EQ(from_file.value(row->name).text, canonical(*row, samples.values[0]));
 
-      const ScopedEnvironment environment(environment_variable(row->name), std::string(samples.values[1]));
+      const ScopedEnvironment environment(environment_variable(row->key()), std::string(samples.values[1]));
       const Config from_environment = load_config(command.bit, flags);
       EXPECT_EQ(from_environment.value(row->name).source, Source::kEnvironment);
       EXPECT_EQ(from_environment.value(row->name).text, canonical(*row, samples.values[1]));
@@ -84,6 +84,24 @@ TEST(Layers, AFileSharedByCommandsMayNameFlagsOfOthers) {
   const std::string file = folder.write("job.toml", "rows = 7\nheads = 32\n");
   EXPECT_EQ(load_config(kRun, {given(kRun, "config", file)}).options.heads, 32);
   EXPECT_EQ(load_config(kVerify, {given(kVerify, "config", file)}).options.rows, 7);
+}
+
+// A file and an environment that serve several commands: a key means one thing in all of them.
+TEST(Layers, AKeyHasOneMeaning) {
+  const TemporaryFolder folder;
+  const std::string file = folder.write(
+      "job.toml", "output = 'a.safetensors'\nbench-output = 'csv'\nagainst = 'oracle'\nbench-against = 'compute'\n");
+  const Config bench = load_config(kBench, {given(kBench, "config", file)});
+  EXPECT_EQ(bench.options.bench_output, BenchOutput::kCsv);
+  EXPECT_EQ(bench.options.against, "compute");
+  EXPECT_EQ(bench.options.output, "");
+  EXPECT_EQ(load_config(kRun, {given(kRun, "config", file)}).options.output, "a.safetensors");
+  EXPECT_EQ(load_config(kVerify, {given(kVerify, "config", file)}).options.against, "oracle");
+
+  const ScopedEnvironment path("RINGATTN_OUTPUT", "b.safetensors"), format("RINGATTN_BENCH_OUTPUT", "md");
+  EXPECT_EQ(load_config(kBench, {}).options.bench_output, BenchOutput::kMarkdown);
+  EXPECT_EQ(load_config(kRun, {}).options.output, "b.safetensors");
+  EXPECT_NE(print_config(load_config(kBench, {})).find("bench-output = \"md\"  # environment\n"), std::string::npos);
 }
 
 TEST(Layers, NumbersAndTruthAreReadFromToml) {
@@ -161,6 +179,7 @@ TEST(FlagTable, IsConsistent) {
     for (const FlagRow& other : flag_table()) {
       if (&row == &other) continue;
       EXPECT_FALSE(row.name == other.name && (row.commands & other.commands) != 0) << row.name << " stands there twice";
+      EXPECT_FALSE(row.key() == other.key() && row.name != other.name) << row.name << " and " << other.name;
       EXPECT_FALSE(row.letter != 0 && row.letter == other.letter) << row.name << " and " << other.name;
     }
   }

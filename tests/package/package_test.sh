@@ -31,6 +31,7 @@ fi
 # Moved: nothing in it may name the place that it was installed to.
 mv "$place/installed" "$place/moved"
 installed=$place/moved
+cmp "$here/../../LICENSE" "$installed/share/doc/ringattn/LICENSE"
 
 failed=0
 wrong() { echo "$*"; failed=1; }

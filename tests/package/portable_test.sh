@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# portable_test.sh [WHEEL]: builds the wheel for CPUs that runs anywhere, or takes WHEEL, and installs it into bare roots of
-# Debian 12 and 13, which have Python and nothing that a build needs. There the package and the program compute, with the same
-# bits, within a minute from `pip install` on. Needs root, debootstrap and network; exits 77 without.
+# portable_test.sh [WHEEL]: builds the wheel for CPUs that runs anywhere, or takes WHEEL, for CPUs or with CUDA code, and installs
+# it into bare roots of Debian 12 and 13, which have Python and nothing that a build needs, and no GPU. There the package and
+# the program compute, with the same bits, within a minute from `pip install` on. Needs root, debootstrap and network; exits
+# 77 without.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 [[ $(id -u) == 0 ]] || { echo "skipped: chroot needs root"; exit 77; }
@@ -52,11 +53,16 @@ ringattn run "${job[@]}" --json run.json
 ringattn run "${job[@]}" --ranks 3 --json three.json
 digests=$(grep -ho '"digest": .*' run.json three.json | sort | uniq -c | awk '{print $1}')
 [[ $digests == 2 ]] || { echo "one rank and three have other bits"; cat run.json three.json; exit 1; }
+ringattn verify "${job[@]}"
 ringattn verify "${job[@]}" --against oracle --rows 16
 ringattn-goldens list | grep -q attention-bf16
 ringattn-mpirun --dry-run -np 2 run "${job[@]}"
 ringattn info >info
 grep -q 'GPU *none' info
+ringattn collect-env >facts
+python -m ringattn collect-env >facts_of_python
+grep -q '^ringattn' facts
+grep -qE "^  ringattn +[0-9]" facts_of_python  # the installed package
 END
 failed=0
 for suite in bookworm trixie; do
