@@ -54,7 +54,7 @@ constexpr KernelRow<SsmSpec> kTable[] = {
      sm80::make_selective_scan},
 #endif
     {{"cpu_ssd_amx", "cpu", "bf16; a decay per head, by AMX tiles; head_dim and state_dim multiples of 32 up to 256",
-      one_for_all, cpu::cpu_ssd_amx_speed, cpu::amx_ssd_unavailable, cpu::make_cpu_backend},
+      one_for_all, cpu::cpu_ssd_amx_speed, cpu::amx_ssd_unavailable, cpu::make_cpu_backend, /*amx_bf16=*/true},
      cpu::cpu_ssd_amx_missing,
      cpu::make_cpu_ssd_amx},
     {{"cpu_ssd", "cpu", "fp32, bf16, fp16; a decay per head; head_dim and state_dim multiples of 8 up to 256",
