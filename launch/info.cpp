@@ -194,14 +194,24 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
   } else {
     json.begin_object().member("name", machine->name).member("flops_per_second", machine->flops_per_second);
     json.member("link_bytes_per_second", machine->link_bytes_per_second);
-    json.member("latency_seconds", machine->latency_seconds).end_object();
+    json.member("latency_seconds", machine->latency_seconds);
+    if (machine->fp32_flops_per_second > 0.0) json.member("fp32_flops_per_second", machine->fp32_flops_per_second);
+    if (machine->memory_bytes_per_second > 0.0)
+      json.member("memory_bytes_per_second", machine->memory_bytes_per_second);
+    if (!machine->kernel.empty()) json.member("kernel", machine->kernel);
+    json.end_object();
   }
   return json.key("error").null().end_object().text();
 }
 
 std::string machine_line(const MachineModel& machine) {
-  return fmt::format("{:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us ({})", machine.flops_per_second / 1e9,
-                     machine.link_bytes_per_second / 1e9, machine.latency_seconds * 1e6, machine.name);
+  std::string text = fmt::format("{:.4g} GFLOP/s", machine.flops_per_second / 1e9);
+  if (machine.fp32_flops_per_second > 0.0) text += fmt::format(" (fp32 {:.4g})", machine.fp32_flops_per_second / 1e9);
+  if (machine.memory_bytes_per_second > 0.0) {
+    text += fmt::format(", memory {:.4g} GB/s", machine.memory_bytes_per_second / 1e9);
+  }
+  return text + fmt::format(" and {:.4g} GB/s a rank, latency {:.4g} us ({})", machine.link_bytes_per_second / 1e9,
+                            machine.latency_seconds * 1e6, machine.name);
 }
 
 int measure_here(const Invocation& invocation, Transport& world) {

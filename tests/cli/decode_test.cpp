@@ -227,6 +227,24 @@ TEST(PlanDecode, SaysMemoryAndBytes) {
   EXPECT_EQ(tool({"plan", "--op", "decode", "--layout", "zigzag"}).code, 2);
 }
 
+// A step on a CPU takes as long as its cache is read, if the machine computes fast enough.
+TEST(PlanDecode, EstimatesCpuStepsByTheMemoryRate) {
+  const TemporaryFolder folder;
+  const std::string reader = folder.write("reader.json",
+                                          R"({"flops_per_second": 1e18, "link_bytes_per_second": 1e9,
+                                              "latency_seconds": 0, "memory_bytes_per_second": 1e9})");
+  const Words job{"plan", "--op", "decode", "--seq", "64k", "--backend", "cpu", "--world", "1,2", "--json", "-"};
+  const Finished read = tool(job + Words{"--machine", reader});
+  ASSERT_EQ(read.code, 0) << read.err;
+  const auto number = [](const Finished& plan, const char* name) { return std::stod(json_at(plan.out, name)); };
+  const double milliseconds = number(read, "/rows/0/bytes_read") / 1e9 * 1e3;
+  EXPECT_NEAR(number(read, "/rows/0/estimated_ms"), milliseconds, 1e-6 * milliseconds);
+  EXPECT_NEAR(number(read, "/rows/1/estimated_ms"), milliseconds / 2, 1e-6 * milliseconds);
+  // By default it takes longer to pack a cache of few rows, and less with more threads.
+  const Finished one = tool(job + Words{"--threads", "1"});
+  EXPECT_GT(number(one, "/rows/0/estimated_ms"), number(tool(job + Words{"--threads", "4"}), "/rows/0/estimated_ms"));
+}
+
 TEST(BenchDecode, MeasuresLengthsAndBatches) {
   const TemporaryFolder folder;
   const std::string lines = folder.file("lines");

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "io/safetensors_file.hpp"
+#include "tests/cli/report_schema.hpp"
 #include "tests/cli/tool.hpp"
 #include "tests/support/layer_files.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -357,9 +358,9 @@ TEST(QuantizedLayers, SyntheticFormatsPlanBenchAndKeepTheirBits) {
   // A rank of 8 has an eighth of the weight, and the plan says so; K and N are beyond 65,536.
   const auto memory = [](const std::string& format, const std::string& world) {
     const Finished plan = tool({"plan", "--op", "linear", "--seq", "1", "--in-features", "128k", "--out-features",
-                                "65k", "--parallel", "row", "--weights", format, "--world", world});
+                                "65k", "--parallel", "row", "--weights", format, "--world", world, "--json", "-"});
     EXPECT_EQ(plan.code, 0) << plan.err;
-    return std::stod(digest_of(plan.out));
+    return std::stod(json_at(plan.out, "/rows/0/memory_per_rank")) / 0x1p20;
   };
   const double values = 131072.0 * 66560.0 / 0x1p20;
   EXPECT_NEAR(memory("float", "1"), 2.0 * values, 0.01 * values);

@@ -427,6 +427,10 @@ TEST(Info, MeasuresAMachineModelThatPlanReads) {
   EXPECT_GT(std::stod(json_at(read_whole(path), "/flops_per_second")), 1e6);
   EXPECT_GT(std::stod(json_at(read_whole(path), "/link_bytes_per_second")), 1e6);
   EXPECT_LT(std::stod(json_at(read_whole(path), "/latency_seconds")), 1.0);
+  EXPECT_GT(std::stod(json_at(read_whole(path), "/fp32_flops_per_second")), 1e6);
+  if (json_at(read_whole(path), "/kernel") == "\"cpu_attention\"") {
+    EXPECT_GT(std::stod(json_at(read_whole(path), "/memory_bytes_per_second")), 1e6);
+  }
   EXPECT_EQ(tool({"plan", "--world", "4", "--machine", path}).code, 0);
   EXPECT_EQ(tool({"info", "--measure", "--machine", path}).code, 3);  // exists
   const Finished csv = tool({"info", "--measure", "--machine", folder.file("machine.csv")});

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 
 #include "attention/ring/machine_model.hpp"
@@ -29,8 +30,10 @@ std::string refused(const std::function<void()>& read, ErrorCode code) {
 
 TEST(MachineModelFiles, AreReadBack) {
   const MachineModel machine{"a \"machine\"\n", 6.5e14, 3.0e11, 0.0};
+  const MachineModel measured{"a host", 4.8e12, 3.0e11, 1e-6, 1.3e12, 9.1e10, "cpu_attention"};
   for (const char* path : {"m.json", "m.toml"}) {
     EXPECT_EQ(parse_machine_model(machine_model_text(machine, path), path), machine) << path;
+    EXPECT_EQ(parse_machine_model(machine_model_text(measured, path), path), measured) << path;
   }
 }
 
@@ -61,9 +64,39 @@ TEST(DefaultMachine, IsAsFastAsTheKernel) {
     EXPECT_TRUE(row.name != "sm80_simt" || machine.flops_per_second < 1e13) << "no tensor cores";
     // The same every time, and of all threads.
     EXPECT_EQ(default_machine(row, *row.make_backend({1, kNoDevice})), machine) << row.name;
-    const MachineModel larger = default_machine(row, *row.make_backend({16, kNoDevice}));
-    EXPECT_EQ(larger.flops_per_second, machine.flops_per_second * (row.backend == "cpu" ? 16 : 1)) << row.name;
+    // Threads share cores, so 16 of them are less than 16 times as fast.
+    const double more = default_machine(row, *row.make_backend({16, kNoDevice})).flops_per_second;
+    EXPECT_EQ(more > 8.0 * machine.flops_per_second, row.backend == "cpu") << row.name;
+    EXPECT_LE(more, 16.0 * machine.flops_per_second) << row.name;
   }
+}
+
+TEST(JobMachine, HasTheSpeedOfTheJobsKernelOnTheMeasuredMachine) {
+  const MachineModel measured{"measured", 2e12, 1e9, 0.0, 5e11, 1e11, {}};
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
+    const auto backend = row.make_backend({4, kNoDevice});
+    AttentionSpec spec = measured_spec(Dtype::kBf16);
+    const double expected = row.speed(spec, *backend);
+    EXPECT_EQ(job_machine({}, row, spec, *backend, kManyTokens).flops_per_second, expected) << row.name;
+    if (row.backend != "cpu") continue;
+    // The measured shape has the measured speed, and others are as much faster or slower as by default.
+    const MachineModel bf16 = job_machine(measured, row, spec, *backend, kManyTokens);
+    EXPECT_DOUBLE_EQ(bf16.flops_per_second, 2e12);
+    EXPECT_EQ(job_machine(bf16, row, spec, *backend, 1), bf16) << "a job's machine model stays as it is";
+    spec.head_dim = spec.head_dim_v = 64;
+    EXPECT_DOUBLE_EQ(job_machine(measured, row, spec, *backend, 2048).flops_per_second,
+                     2e12 * row.speed(spec, *backend, 2048) / expected);
+    spec.dtype = Dtype::kF32;
+    EXPECT_LT(row.speed(spec, *backend, 64), row.speed(spec, *backend));
+    EXPECT_DOUBLE_EQ(job_machine(measured, row, spec, *backend, kManyTokens).flops_per_second,
+                     5e11 * row.speed(spec, *backend) / row.speed(measured_spec(Dtype::kF32), *backend));
+  }
+#ifdef RINGATTN_HAVE_CUDA
+  const auto sm80 = std::ranges::find(kernel_table<AttentionSpec>(), "sm80_attention", &AttentionRow::name);
+  AttentionSpec wide = measured_spec(Dtype::kBf16);
+  wide.head_dim = wide.head_dim_v = 512;
+  EXPECT_LT(sm80->speed(wide, *sm80->make_backend({1, kNoDevice})), 1.3e14);
+#endif
 }
 
 TEST(FlatTables, RefuseDepthAndDuplicates) {

@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <string_view>
 
+#include "attention/tokens/job.hpp"
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "base/quotes.hpp"
@@ -21,12 +23,26 @@ namespace {
 struct Member {
   std::string_view name;
   double MachineModel::*value;
-  bool may_be_zero;
+  bool may_be_zero = false;
+  bool optional = false;
 };
 
-constexpr Member kMembers[] = {{"flops_per_second", &MachineModel::flops_per_second, false},
-                               {"link_bytes_per_second", &MachineModel::link_bytes_per_second, false},
-                               {"latency_seconds", &MachineModel::latency_seconds, true}};
+constexpr Member kMembers[] = {{"flops_per_second", &MachineModel::flops_per_second},
+                               {"link_bytes_per_second", &MachineModel::link_bytes_per_second},
+                               {"latency_seconds", &MachineModel::latency_seconds, /*may_be_zero=*/true},
+                               {"fp32_flops_per_second", &MachineModel::fp32_flops_per_second, false, true},
+                               {"memory_bytes_per_second", &MachineModel::memory_bytes_per_second, false, true}};
+
+struct TextMember {
+  std::string_view name;
+  std::string MachineModel::*value;
+};
+
+constexpr TextMember kTexts[] = {{"name", &MachineModel::name}, {"kernel", &MachineModel::kernel}};
+
+bool is_written(const Member& member, const MachineModel& machine) {
+  return !member.optional || machine.*member.value > 0.0;
+}
 
 MessageTemplate how_to_make_one() { return {command("info", "measure"), " writes one."}; }
 
@@ -48,12 +64,61 @@ void take_member(MachineModel& machine, const Member& member, const FlatEntry& e
 
 }  // namespace
 
-MachineModel default_machine(const KernelEntry& kernel, const Backend& backend) {
+AttentionSpec measured_spec(Dtype dtype) {
+  AttentionSpec spec;
+  spec.dtype = dtype;
+  spec.heads = 8;
+  spec.kv_heads = 2;
+  spec.softmax_scale = 0.088F;
+  return spec;
+}
+
+MachineModel default_machine(const KernelEntry& kernel, double flops_per_second) {
   MachineModel machine;
   if (kernel.backend == "cuda") machine = {"default GPU", 0.0, 2.5e11, 1.5e-5};  // NVLink of an H200, rounded down
-  machine.flops_per_second = kernel.flops_per_second(backend);
+  machine.flops_per_second = flops_per_second;
+  machine.of_job = true;
   return machine;
 }
+
+MachineModel default_machine(const KernelEntry& kernel, const Backend& backend) {
+  return default_machine(kernel, kernel.flops_per_second(backend));
+}
+
+double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtype dtype, const Backend& backend) {
+  if (given.of_job || given == MachineModel{}) return 1.0;
+  const bool fp32 = dtype == Dtype::kF32 && given.fp32_flops_per_second > 0.0;
+  const AttentionSpec spec = measured_spec(fp32 ? Dtype::kF32 : Dtype::kBf16);
+  const AttentionRow* measured = nullptr;
+  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
+    if (row.backend != kernel.backend || !row.missing(spec).empty()) continue;
+    if (measured == nullptr || row.name == given.kernel) measured = &row;
+  }
+  if (measured == nullptr) return 1.0;
+  return (fp32 ? given.fp32_flops_per_second : given.flops_per_second) / measured->speed(spec, backend);
+}
+
+double memory_rate(const MachineModel& given, int threads) {
+  constexpr double kOfThread = 1.5e10;  // read on a Xeon: 14.9 GB/s by one core,
+  constexpr double kOfHost = 1e11;      // 99.4 by 16 threads (bench/notes/decoding.md)
+  return given.memory_bytes_per_second > 0.0 ? given.memory_bytes_per_second : std::min(threads * kOfThread, kOfHost);
+}
+
+MachineModel job_machine(const MachineModel& given, const KernelEntry& kernel, double flops_per_second, Dtype dtype,
+                         const Backend& backend) {
+  if (given == MachineModel{}) return default_machine(kernel, flops_per_second);
+  MachineModel machine = given;
+  if (!given.of_job) machine.flops_per_second = flops_per_second * machine_factor(given, kernel, dtype, backend);
+  machine.of_job = true;
+  return machine;
+}
+
+MachineModel job_machine(const MachineModel& given, const AttentionRow& kernel, const AttentionSpec& spec,
+                         const Backend& backend, std::int64_t tokens) {
+  return job_machine(given, kernel, kernel.speed(spec, backend, tokens), spec.dtype, backend);
+}
+
+std::int64_t tokens_of_rank(const Batch& batch, int world) { return (batch.q_tokens() + world - 1) / world; }
 
 MachineModel parse_machine_model(std::string_view text, const std::string& path) {
   MachineModel machine;
@@ -62,8 +127,12 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
   const auto entries = is_toml(path) ? parse_toml_table(text, path, ErrorCode::kFile, how_to_make_one())
                                      : parse_json_table(text, path, ErrorCode::kFile, how_to_make_one());
   for (const FlatEntry& entry : entries) {
-    bool known = entry.key == "name" && entry.kind == FlatKind::kText;
-    if (known) machine.name = entry.text;
+    bool known = false;
+    for (const TextMember& member : kTexts) {
+      if (entry.key != member.name || entry.kind != FlatKind::kText) continue;
+      machine.*member.value = entry.text;
+      known = true;
+    }
     for (std::size_t i = 0; i < std::size(kMembers); ++i) {
       if (entry.key != kMembers[i].name) continue;
       take_member(machine, kMembers[i], entry, path);
@@ -75,7 +144,7 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
     }
   }
   for (std::size_t i = 0; i < std::size(kMembers); ++i) {
-    if (!seen[i]) {
+    if (!seen[i] && !kMembers[i].optional) {
       fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
            fmt::format("{} is missing", kMembers[i].name), how_to_make_one());
     }
@@ -89,13 +158,24 @@ MachineModel read_machine_model(const std::string& path) { return parse_machine_
 std::string machine_model_text(const MachineModel& machine, std::string_view path) {
   if (!is_toml(path)) {
     JsonWriter json;
-    json.begin_object().member("name", machine.name);
-    for (const Member& member : kMembers) json.member(member.name, machine.*member.value);
+    json.begin_object();
+    for (const TextMember& member : kTexts) {
+      if (!(machine.*member.value).empty()) json.member(member.name, machine.*member.value);
+    }
+    for (const Member& member : kMembers) {
+      if (is_written(member, machine)) json.member(member.name, machine.*member.value);
+    }
     return json.end_object().text();
   }
-  std::string text = fmt::format("name = {}\n", toml_quoted(machine.name));
-  for (const Member& member : kMembers) text += fmt::format("{} = {}\n", member.name, machine.*member.value);
-  return text;
+  std::string toml;
+  for (const TextMember& member : kTexts) {
+    const std::string& text = machine.*member.value;
+    if (!text.empty()) toml += fmt::format("{} = {}\n", member.name, toml_quoted(text));
+  }
+  for (const Member& member : kMembers) {
+    if (is_written(member, machine)) toml += fmt::format("{} = {}\n", member.name, machine.*member.value);
+  }
+  return toml;
 }
 
 }  // namespace ringattn

@@ -1,29 +1,65 @@
 // SPDX-License-Identifier: Apache-2.0
-// The machine model of a plan: three rates. `ringattn info --measure` writes a file of them, `--machine` reads it.
+// The machine model of a plan. `ringattn info --measure` writes a file of it, `--machine` reads it.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+
+#include "kernels/attention/attention.hpp"
 
 namespace ringattn {
 
 class Backend;
+struct Batch;
 struct KernelEntry;
+template <class Spec>
+struct KernelRow;
 
 struct MachineModel {
   std::string name = "default";
-  double flops_per_second = 5e10;      // attention FLOPs of one rank, counted as in job_flops()
+  double flops_per_second = 5e10;      // attention FLOPs of one rank, counted as in job_flops(), of measured_spec(bf16)
   double link_bytes_per_second = 5e9;  // received by one rank
   double latency_seconds = 20e-6;      // per message
+  // What older files lack.
+  double fp32_flops_per_second = 0.0;    // of measured_spec(fp32); 0: not measured
+  double memory_bytes_per_second = 0.0;  // read by one rank with all of its threads; 0: not measured
+  std::string kernel = {};               // that flops_per_second was measured with; empty: the first of its backend
+  // Whether flops_per_second is that of a job (job_machine()), not of measured_spec(). Not in files.
+  bool of_job = false;
 
   bool operator==(const MachineModel&) const = default;
 };
 
-// The assumed machine model of a kernel on its backend, if none was measured. Constant, so that plans are reproducible.
+// The attention whose speed a machine model has: 8 query heads, 2 K/V heads of 128 dims, causal.
+AttentionSpec measured_spec(Dtype dtype);
+
+// The assumed machine model of a kernel that computes `flops_per_second`, if none was measured. Constant, so that plans
+// are reproducible. The second form is for the kernel's own speed.
+MachineModel default_machine(const KernelEntry& kernel, double flops_per_second);
 MachineModel default_machine(const KernelEntry& kernel, const Backend& backend);
 
-// Parses a file with the four members of MachineModel: TOML if `path` ends in ".toml", else JSON. Throws kFile for
-// other or missing members, and for numbers that aren't positive (latency: negative).
+// What a measured machine computes in the time in which the default one computes 1: its speed for `dtype` over that of
+// the kernel it was measured with. 1 if nothing was measured. `kernel` is any that runs on `backend`.
+double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtype dtype, const Backend& backend);
+
+// Bytes that a host rank of `threads` threads reads in a second: the measured rate, or an assumed one.
+double memory_rate(const MachineModel& given, int threads);
+
+// The machine model of a job whose kernel has the default speed `flops_per_second`: default_machine() if `given` is not
+// set, else `given` with that speed times machine_factor().
+MachineModel job_machine(const MachineModel& given, const KernelEntry& kernel, double flops_per_second, Dtype dtype,
+                         const Backend& backend);
+
+// The same for attention of `spec`, where the rank computes `tokens` queries.
+MachineModel job_machine(const MachineModel& given, const KernelRow<AttentionSpec>& kernel, const AttentionSpec& spec,
+                         const Backend& backend, std::int64_t tokens);
+
+// Queries of a rank among `world`, rounded up.
+std::int64_t tokens_of_rank(const Batch& batch, int world);
+
+// Parses a file with the members of MachineModel: TOML if `path` ends in ".toml", else JSON. Throws kFile for other
+// members, for missing ones that files have always had, and for numbers that aren't positive (latency: negative).
 MachineModel parse_machine_model(std::string_view text, const std::string& path);
 MachineModel read_machine_model(const std::string& path);
 

@@ -18,13 +18,12 @@ int default_host_threads(const Collective& collective) {
   return std::max(1, processors.count / static_cast<int>(sharing));
 }
 
-MachineModel common_machine(const Collective& collective, const MachineModel& given, const KernelEntry& kernel,
-                            const Backend& backend) {
-  const bool assumed = given == MachineModel{};
-  MachineModel machine = assumed ? default_machine(kernel, backend) : given;
-  const std::vector<double> rates = collective.gather_values(machine.flops_per_second);
-  if (assumed) machine.flops_per_second = *std::ranges::min_element(rates);
-  return machine;
+MachineModel common_machine(const Collective& collective, const MachineModel& given, MachineModel own) {
+  const std::vector<double> rates_given = collective.gather_values(given.flops_per_second);
+  const std::vector<double> rates = collective.gather_values(own.flops_per_second);
+  const bool same = std::ranges::all_of(rates_given, [&](double rate) { return rate == given.flops_per_second; });
+  if (same) own.flops_per_second = *std::ranges::min_element(rates);
+  return own;
 }
 
 void warm_up_transport(const Collective& collective, Transport& transport, Backend& backend, std::byte* bytes) {

@@ -15,10 +15,10 @@ namespace ringattn {
 // them. Collective.
 int default_host_threads(const Collective& collective);
 
-// The machine model that all ranks plan with: `given`, or, if it is not set, the default of the kernel at the slowest
-// rank's rate. Ranks may have unequal shares of their hosts, but need one plan. Collective.
-MachineModel common_machine(const Collective& collective, const MachineModel& given, const KernelEntry& kernel,
-                            const Backend& backend);
+// The machine model that all ranks plan with: `own`, which job_machine() makes of `given`, at the slowest rank's rate.
+// Ranks may have unequal shares of their hosts, but need one plan. Ranks that were given different rates keep their
+// own, and the comparison of their configurations refuses them. Collective.
+MachineModel common_machine(const Collective& collective, const MachineModel& given, MachineModel own);
 
 // Sends one byte from every rank to every rank. Transports map memory and create their channels at first use, which
 // takes far longer than a run. Overwrites `bytes`, one byte for each rank, in the backend's memory. Collective.

@@ -5,7 +5,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,6 +19,9 @@
 
 namespace ringattn {
 
+// Tokens of a job so long that its length does not change a kernel's speed.
+inline constexpr std::int64_t kManyTokens = std::numeric_limits<std::int64_t>::max();
+
 // The fields that every kernel's entry has, whatever its op.
 struct KernelEntry {
   std::string_view name;      // e.g. "cpu_attention"; starts with the architecture
@@ -25,7 +30,8 @@ struct KernelEntry {
   // One line for each shape that it is compiled for, saying how it computes it. Empty: all shapes alike.
   std::vector<std::string> (*configs)();
   // Default estimate of the kernel's speed on a backend, in flop/s as job_flops() counts them, used when there is no
-  // measurement. Time estimates and block sizes depend on it, so it must be the same in every run.
+  // measurement. Time estimates and block sizes depend on it, so it must be the same in every run. Attention's are
+  // those of measured_spec() (attention/ring/machine_model.hpp) in bf16.
   double (*flops_per_second)(const Backend& backend);
   // Why the kernel cannot run on this machine. Empty: it can.
   std::string (*unavailable)();
@@ -44,6 +50,13 @@ struct KernelRow : KernelEntry {
   std::vector<std::string> (*missing)(const Spec& spec);
   // `backend` was created by this entry's make_backend and outlives the kernel.
   std::unique_ptr<typename Spec::Kernel> (*make_kernel)(const Spec& spec, Backend& backend);
+  // flops_per_second() for the dtype and dims of `spec`, where `tokens` are computed together (kManyTokens: so many
+  // that their number does not matter). Null: all alike.
+  double (*spec_flops_per_second)(const Spec& spec, const Backend& backend, std::int64_t tokens) = nullptr;
+
+  double speed(const Spec& spec, const Backend& here, std::int64_t tokens = kManyTokens) const {
+    return spec_flops_per_second == nullptr ? flops_per_second(here) : spec_flops_per_second(spec, here, tokens);
+  }
 };
 
 // An op's kernels in order of preference. Each op specializes it in its own file.

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/decode/cpu/cpu_decode.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
@@ -67,6 +68,18 @@ constexpr KernelRow<DecodeSpec> latent_row(std::string_view supports) {
 }
 #endif
 
+// Few rows share a tile, so a step takes as long as its keys and values are packed or dequantized, whatever the rows.
+// Elements of K and V a second were measured with 1 and 16 threads (bench/notes/attention-portable.md#estimates); fp8,
+// int8 and int4 differ from their common rate by 25 % at most.
+double cpu_decode_speed(const DecodeSpec& spec, const Backend& backend, std::int64_t rows) {
+  const int threads = static_cast<const cpu::CpuBackend&>(backend).threads();
+  const double elements =
+      spec.format.is_plain() ? 3.3e9 * (0.3 * threads + 0.7) : 1.6e9 * (0.5 * threads + 0.5);  // a second
+  const AttentionSpec& attention = spec.attention;
+  const double stacked = static_cast<double>(rows) * attention.heads / attention.kv_heads;
+  return std::min(elements * 2.0 * stacked, cpu::cpu_attention_speed(attention, backend, kManyTokens));
+}
+
 constexpr KernelRow<DecodeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
     {{"sm90_attention", "cuda",
@@ -114,7 +127,8 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
      [](const DecodeSpec& spec) {
        return without_products(missing_of(cpu::cpu_attention_missing(spec.attention), spec, TileSizes{}), spec);
      },
-     cpu::make_cpu_decode},
+     cpu::make_cpu_decode,
+     cpu_decode_speed},
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The linear kernels, in order of preference.
 #include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/linear/cpu/cpu_linear.hpp"
 #ifdef RINGATTN_HAVE_CUDA
 #include "kernels/attention/cuda/cuda_attention.hpp"
@@ -20,6 +21,17 @@
 namespace ringattn {
 
 namespace {
+
+// Fitted to 1, 64 and 1,024 rows of 4096 x 4096 with 1 and 16 threads (bench/notes/attention-portable.md#estimates).
+// Without AMX tiles few rows leave vectors idle.
+double cpu_linear_speed(const LinearSpec& spec, const Backend& backend, std::int64_t tokens) {
+  AttentionSpec attention;
+  attention.dtype = spec.dtype;
+  const double speed = cpu::cpu_attention_speed(attention, backend, kManyTokens);
+  if (static_cast<const cpu::CpuBackend&>(backend).attention_ops(spec.dtype).q_per_float > 1) return 0.85 * speed;
+  const auto rows = static_cast<double>(tokens);
+  return 0.78 * speed * rows / (rows + 40.0);
+}
 
 constexpr KernelRow<LinearSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
@@ -66,7 +78,8 @@ constexpr KernelRow<LinearSpec> kTable[] = {
       [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both are chains of multiply-adds
       [] { return std::string(); }, cpu::make_cpu_backend, /*amx_bf16=*/true},
      missing_in_linear,
-     cpu::make_cpu_linear},
+     cpu::make_cpu_linear,
+     cpu_linear_speed},
 };
 
 }  // namespace

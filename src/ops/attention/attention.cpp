@@ -382,7 +382,10 @@ Attention::Attention(Job job, Transport& transport, Options options)
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  impl.options.machine = common_machine(impl.collective, impl.options.machine, *impl.choice.row, *impl.backend);
+  const MachineModel given = impl.options.machine;
+  impl.options.machine = common_machine(impl.collective, given,
+                                        job_machine(given, *impl.choice.row, impl.job.spec, *impl.backend,
+                                                    tokens_of_rank(impl.job.batch, transport.size())));
   impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.ring->connect(impl.prepared->runs);

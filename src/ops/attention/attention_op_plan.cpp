@@ -85,11 +85,7 @@ void write_row(JsonWriter& json, const PlannedRing& planned, const WorldPlanSumm
 class RingPlan final : public OpPlan {
  public:
   RingPlan(PlanRequest request, const MakePlannedRing& make)
-      : request_(std::move(request)), planned_(make(request_.options)) {
-    if (request_.options.machine != MachineModel{}) return;
-    request_.options.machine = default_machine(kernel(), backend());
-    planned_ = make(request_.options);
-  }
+      : request_(std::move(request)), planned_(make(request_.options)) {}
 
   const KernelEntry& kernel() const override { return planned_->kernel(); }
   const Backend& backend() const override { return planned_->backend(); }
@@ -97,7 +93,7 @@ class RingPlan final : public OpPlan {
     std::vector<std::string> lines{
         fmt::format("kernel: {}; tiles of {} keys", planned_->kernel_reason(), planned_->key_tile())};
     for (std::string& line : planned_->lines()) lines.push_back(std::move(line));
-    const MachineModel& machine = request_.options.machine;
+    const MachineModel machine = planned_->machine(request_.options.machine, kManyTokens);
     lines.push_back(fmt::format("machine: {}; {:.4g} GFLOP/s and {:.4g} GB/s a rank, latency {:.4g} us", machine.name,
                                 machine.flops_per_second / 1e9, machine.link_bytes_per_second / 1e9,
                                 machine.latency_seconds * 1e6));
@@ -120,7 +116,9 @@ class RingPlan final : public OpPlan {
   std::string_view unit() const override { return "tokens"; }
   std::int64_t units() const override { return planned_->q_tokens(); }
   PlanRow row(int world, Route route, bool details, JsonWriter& json) override {
-    const WorldPlanSummary summary = summarize_world_plan(planned_->ring(world), request_.options, route, world);
+    Options options = request_.options;
+    options.machine = planned_->machine(options.machine, (planned_->q_tokens() + world - 1) / world);
+    const WorldPlanSummary summary = summarize_world_plan(planned_->ring(world), options, route, world);
     PlanRow row;
     if (details) {
       add_owners(summary, request_.verbose, row);
@@ -145,6 +143,9 @@ class PlannedAttention final : public PlannedRing {
   const KernelEntry& kernel() const override { return *job_.kernel().row; }
   const std::string& kernel_reason() const override { return job_.kernel().reason; }
   const Backend& backend() const override { return job_.backend(); }
+  MachineModel machine(const MachineModel& given, std::int64_t tokens) const override {
+    return job_machine(given, *job_.kernel().row, job_.spec(), job_.backend(), tokens);
+  }
   int key_tile() const override { return job_.key_tile(); }
   std::int64_t q_tokens() const override { return input_.job().batch.q_tokens(); }
   RingJob ring(int world) override { return job_.ring(world); }

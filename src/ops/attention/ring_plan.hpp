@@ -24,6 +24,8 @@ class PlannedRing {
   virtual const KernelEntry& kernel() const = 0;
   virtual const std::string& kernel_reason() const = 0;
   virtual const Backend& backend() const = 0;
+  // The machine model of the kernel, where a rank computes `tokens` queries: job_machine().
+  virtual MachineModel machine(const MachineModel& given, std::int64_t tokens) const = 0;
   virtual int key_tile() const = 0;
   virtual std::int64_t q_tokens() const = 0;
   // In a world of `world` ranks. Refers to the object's kernels, until the next call.

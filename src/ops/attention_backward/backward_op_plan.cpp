@@ -2,7 +2,6 @@
 // Plans of gradients around the ring.
 #include <fmt/format.h>
 
-#include "base/host.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "ops/attention/ring_plan.hpp"
@@ -18,14 +17,17 @@ class PlannedBackward final : public PlannedRing {
  public:
   PlannedBackward(const BackwardJob& job, const Options& options, KernelScope scope)
       : job_(job), options_(options), choice_(choose_kernel(backward_spec(job), options.kernel, scope)) {
-    const int threads = options.threads > 0 ? options.threads : usable_processors().count;
-    backend_ = choice_.row->make_backend({threads, kNoDevice});
+    backend_ = choice_.row->make_backend({planned_threads(options), kNoDevice});
     kernel_ = choice_.row->make_kernel(backward_spec(job), *backend_);
   }
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const std::string& kernel_reason() const override { return choice_.reason; }
   const Backend& backend() const override { return *backend_; }
+  MachineModel machine(const MachineModel& given, std::int64_t) const override {
+    const AttentionBackwardSpec spec = backward_spec(job_);
+    return job_machine(given, *choice_.row, choice_.row->speed(spec, *backend_), spec.forward.dtype, *backend_);
+  }
   int key_tile() const override { return kernel_->key_tile(); }
   std::int64_t q_tokens() const override { return job_.forward.batch.q_tokens(); }
   RingJob ring(int) override { return backward_ring_job(job_, *kernel_, options_); }

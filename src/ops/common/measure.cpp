@@ -4,11 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
+#include <barrier>
+#include <chrono>
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <memory>
+#include <numeric>
+#include <thread>
 #include <vector>
 
 #include "base/host.hpp"
+#include "base/threads.hpp"
 #include "ops/common/loaded_job.hpp"
 
 namespace ringattn {
@@ -49,17 +57,60 @@ double best_round(Transport& world, Backend& backend, std::size_t bytes, int rou
   return best;
 }
 
-// A causal job of `tokens` a rank, to be measured with.
-std::unique_ptr<Attention> measured_job(const Options& options, Transport& world, std::int64_t tokens) {
+// Bytes that are read for the memory rate: more than a processor's share of the last-level cache.
+constexpr std::size_t kReadBytes = std::size_t{512} << 20;
+constexpr int kReadRounds = 4;
+
+std::uint64_t xor_of(const std::byte* data, std::size_t bytes) {
+  constexpr std::size_t kWords = 8;  // a cache line
+  std::uint64_t all[kWords] = {};
+  for (std::size_t at = 0; at + sizeof all <= bytes; at += sizeof all) {
+    std::uint64_t words[kWords];
+    std::memcpy(words, data + at, sizeof words);
+    for (std::size_t i = 0; i < kWords; ++i) all[i] ^= words[i];
+  }
+  return std::accumulate(std::begin(all), std::end(all), std::uint64_t{0}, std::bit_xor<>());
+}
+
+// Bytes a second that the threads of this rank read from memory; the best round counts. Each thread reads what it wrote
+// first, as its NUMA node has it.
+double read_rate(int threads) {
+  const std::size_t share = std::min(kReadBytes, usable_bytes() / 8) / static_cast<std::size_t>(threads) / 64 * 64;
+  const std::size_t bytes = share * static_cast<std::size_t>(threads);
+  const Buffer buffer = allocate_host(bytes);
+  try_thread_pool(threads);
+  std::atomic<std::uint64_t> sink{0};
+  std::barrier<> sync(threads);
+  double best = INFINITY;
+  const auto read = [&](int thread) {
+    std::byte* const own = buffer.data() + share * static_cast<std::size_t>(thread);
+    std::memset(own, thread, share);
+    for (int round = 0; round < kReadRounds; ++round) {
+      sync.arrive_and_wait();
+      const auto begin = std::chrono::steady_clock::now();
+      sink.fetch_xor(xor_of(own, share), std::memory_order_relaxed);
+      sync.arrive_and_wait();
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+      if (thread == 0) best = std::min(best, elapsed.count());
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (int thread = 1; thread < threads; ++thread) others.emplace_back(read, thread);
+    read(0);
+  }
+  return static_cast<double>(bytes) / best;
+}
+
+// A job of measured_spec() with `tokens` a rank.
+std::unique_ptr<Attention> measured_job(const Options& options, Transport& world, Dtype dtype, std::int64_t tokens) {
   Job job;
-  job.spec.heads = 8;
-  job.spec.kv_heads = 2;
-  job.spec.softmax_scale = 0.088F;
+  job.spec = measured_spec(dtype);
   job.batch = uniform_batch(1, tokens * world.size(), tokens * world.size());
   return std::make_unique<Attention>(job, world, options);
 }
 
-// FLOPs per second of this rank's kernels, and their time in seconds. The second of two runs, warmed up.
+// FLOPs per second of this rank's kernels, and their time in seconds. The better of two runs after a first one.
 struct AttentionRate {
   double seconds = 0.0;
   double flops_per_second = 0.0;
@@ -69,22 +120,25 @@ AttentionRate attention_rate(Attention& attention, const Collective& collective)
   const JobInput input = JobInput::synthetic(attention.job(), 1);
   LoadedJob loaded(input, attention, collective);
   loaded.run();
-  const RankResult result = loaded.fetch(loaded.run());
   AttentionRate rate;
-  for (const BlockTimes& block : result.stats.blocks) rate.seconds += block.compute_end - block.compute_begin;
+  for (int round = 0; round < 2; ++round) {
+    const RunStats stats = loaded.run();
+    double seconds = 0.0;
+    for (const BlockTimes& block : stats.blocks) seconds += block.compute_end - block.compute_begin;
+    if (round == 0 || seconds < rate.seconds) rate.seconds = seconds;
+  }
   rate.flops_per_second = rate.seconds > 0.0 ? attention.plan().flops() / rate.seconds : 0.0;
   return rate;
 }
 
-}  // namespace
-
-MachineModel measure_machine(const Options& options, Transport& world) {
-  const Collective collective(world, Timeouts(options.timeout_seconds));
-  std::unique_ptr<Attention> attention;
+// FLOPs per second of the slowest rank; 0: no rank has any work.
+double slowest_attention_rate(const std::function<std::unique_ptr<Attention>(std::int64_t tokens)>& make,
+                              const Collective& collective, std::unique_ptr<Attention>& last) {
   double flops_per_second = 0.0;
   for (std::int64_t tokens = kFirstTokens; tokens <= kMaxTokens; tokens *= 2) {
-    attention = measured_job(options, world, tokens);
-    const std::vector<AttentionRate> rates = collective.gather_values(attention_rate(*attention, collective));
+    last.reset();
+    last = make(tokens);
+    const std::vector<AttentionRate> rates = collective.gather_values(attention_rate(*last, collective));
     std::vector<double> seconds_per_flop;
     double longest = 0.0;
     for (const AttentionRate& rate : rates) {
@@ -94,11 +148,49 @@ MachineModel measure_machine(const Options& options, Transport& world) {
     if (!seconds_per_flop.empty()) flops_per_second = 1.0 / slowest(seconds_per_flop);
     if (longest >= kComputeSeconds) break;
   }
-  MachineModel machine = attention->options().machine;  // for what can't be measured, the kernel's defaults
-  if (flops_per_second > 0.0) machine.flops_per_second = flops_per_second;
-  const std::string device =
-      attention->backend().memory() == MemoryKind::kDevice ? attention->backend().identity() : cpu_model();
-  machine.name = fmt::format("{}, {} rank{}, {}", device, world.size(), world.size() == 1 ? "" : "s", world.name());
+  return flops_per_second;
+}
+
+// Whether every rank has a kernel for fp32: the caller's kernel may have none.
+bool measures_fp32(const Options& options, const Collective& collective) {
+  bool mine = true;
+  try {
+    static_cast<void>(choose_kernel(measured_spec(Dtype::kF32), options.kernel));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    mine = false;
+  }
+  const std::vector<char> all = collective.gather_values(static_cast<char>(mine));
+  return std::ranges::all_of(all, [](char one) { return one != 0; });
+}
+
+}  // namespace
+
+MachineModel measure_machine(const Options& options, Transport& world) {
+  const Collective collective(world, Timeouts(options.timeout_seconds));
+  std::unique_ptr<Attention> attention;
+  MachineModel machine;
+  if (measures_fp32(options, collective)) {
+    machine.fp32_flops_per_second = slowest_attention_rate(
+        [&](std::int64_t tokens) { return measured_job(options, world, Dtype::kF32, tokens); }, collective, attention);
+  }
+  const double flops_per_second = slowest_attention_rate(
+      [&](std::int64_t tokens) { return measured_job(options, world, Dtype::kBf16, tokens); }, collective, attention);
+  // For what can't be measured, the kernel's defaults.
+  const MachineModel& assumed = attention->options().machine;
+  machine.flops_per_second = flops_per_second > 0.0 ? flops_per_second : assumed.flops_per_second;
+  machine.link_bytes_per_second = assumed.link_bytes_per_second;
+  machine.latency_seconds = assumed.latency_seconds;
+  machine.kernel = attention->kernel().row->name;
+  const bool on_host = attention->backend().memory() == MemoryKind::kHost;
+  if (on_host) {
+    collective.barrier();  // ranks of one host share its memory
+    double rate = 0.0;
+    collective.run_collectively([&] { rate = read_rate(attention->options().threads); });
+    machine.memory_bytes_per_second = std::ranges::min(collective.gather_values(rate));
+  }
+  machine.name = fmt::format("{}, {} rank{}, {}", on_host ? cpu_model() : attention->backend().identity(), world.size(),
+                             world.size() == 1 ? "" : "s", world.name());
   if (world.size() == 1) return machine;
   const auto slowest_round = [&](std::size_t bytes, int rounds) {
     return slowest(collective.gather_values(best_round(world, attention->backend(), bytes, rounds, collective)));

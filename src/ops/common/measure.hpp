@@ -8,9 +8,10 @@
 
 namespace ringattn {
 
-// Folds a short job for the compute rate, and passes messages around the ring for link rate and latency; the slowest
-// rank counts. A world of one rank keeps the default link. The kernel is the one that `options` choose.
-// Collective; takes about a second.
+// Computes attention for a quarter of a second in bf16 and in fp32, has the threads of host ranks read memory, and
+// passes messages around the ring for link rate and latency. The slowest rank counts. A world of one rank keeps the
+// default link. The kernel is the one that `options` choose. Its rates are those of a rank with as many threads.
+// Collective; takes about two seconds.
 MachineModel measure_machine(const Options& options, Transport& world);
 
 }  // namespace ringattn

@@ -2,8 +2,8 @@
 #include "ops/common/planned_job.hpp"
 
 #include "base/gpu.hpp"
-#include "base/host.hpp"
 #include "ops/attention/compressed_ring_step.hpp"
+#include "ops/common/op_plan.hpp"
 #include "ops/mla/mla_work.hpp"
 
 namespace ringattn {
@@ -14,7 +14,8 @@ PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelScop
     choose_mla(scope);
     return;
   }
-  choice_ = choose_kernel(input.job().spec, options.kernel, scope);
+  spec_ = input.job().spec;
+  choice_ = choose_kernel(spec_, options.kernel, scope);
   backend_ = make_backend();
   const Job& job = input.job();
   kernel_ = choice_.row->make_kernel(job.spec, *backend_);
@@ -24,12 +25,13 @@ PlannedJob::PlannedJob(const JobInput& input, const Options& options, KernelScop
 }
 
 std::unique_ptr<Backend> PlannedJob::make_backend() const {
-  return choice_.row->make_backend({options_.threads > 0 ? options_.threads : usable_processors().count, kNoDevice});
+  return choice_.row->make_backend({planned_threads(options_), kNoDevice});
 }
 
 void PlannedJob::choose_mla(KernelScope scope) {
   const MlaJob& job = input_.latent();
   const MlaChoice chosen = choose_mla_kernels(job.spec, *job.form, options_.kernel, scope);
+  spec_ = form_spec(job.spec, *job.form, job.spec.heads);
   choice_ = chosen.attention;
   backend_ = make_backend();
   kernel_ = make_kernel(job.spec.heads);

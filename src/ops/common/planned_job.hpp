@@ -19,6 +19,7 @@ class PlannedJob {
   PlannedJob(const JobInput& input, const Options& options, KernelScope scope, int heads_at_a_time = 0);
 
   const AttentionChoice& kernel() const { return choice_; }
+  const AttentionSpec& spec() const { return spec_; }  // of all heads, as kernel() computes it
   const Backend& backend() const { return *backend_; }
   int key_tile() const { return kernel_->key_tile(); }
   // In a world of `world` ranks. Refers to the object's kernels, until the next call. Throws what
@@ -33,6 +34,7 @@ class PlannedJob {
   const JobInput& input_;
   const Options& options_;
   int heads_at_a_time_;
+  AttentionSpec spec_;
   AttentionChoice choice_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<AttentionKernel> kernel_;

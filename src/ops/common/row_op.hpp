@@ -38,6 +38,8 @@
 
 namespace ringattn {
 
+struct PlanRequest;
+
 // A tensor of the input: [tokens, heads, dim], in the order of axes that the file has.
 struct RowTensor {
   std::string_view name;
@@ -155,6 +157,11 @@ class RowOp {
   // Throws kUsage if so many ranks can't share the job.
   virtual void check_world(int) const {}
   virtual double flops() const = 0;  // of the whole job
+  // Estimated compute time of a run on `world` ranks, for plans. `backend` is the kernel's. Nothing: it is not
+  // estimated.
+  virtual std::optional<double> seconds(const PlanRequest&, const Kernel&, const Backend&, int /*world*/) const {
+    return std::nullopt;
+  }
 
   // An op with kernels chooses one, and prepares it for the tokens that a rank has in `layout`. The latter is
   // collective; it may return null. Otherwise compute() is called for each row.

@@ -163,17 +163,19 @@ class RowPlan final : public OpPlan {
  public:
   RowPlan(const RowOp& op, const PlanRequest& request)
       : op_(op),
-        budget_(request.options.memory_budget),
-        verbose_(request.verbose),
+        request_(request),
         kernel_(op.choose(request.options.kernel, request.scope)),
-        backend_(kernel_.entry->make_backend({std::max(1, request.options.threads), kNoDevice})) {}
+        backend_(kernel_.entry->make_backend({planned_threads(request.options), kNoDevice})) {}
 
   const KernelEntry& kernel() const override { return *kernel_.entry; }
   const Backend& backend() const override { return *backend_; }
   std::vector<std::string> lines() const override { return {fmt::format("kernel: {}", kernel_.reason)}; }
-  bool estimates_time() const override { return false; }
+  bool estimates_time() const override { return op_.seconds(request_, kernel_, *backend_, 1).has_value(); }
   std::vector<Cell> columns() const override {
-    return {{"world", "", ""}, {"tokens", "", ""}, {"tokens/rank", "(max)", ""}, {"mem/rank", "(MiB, max)", ""}};
+    std::vector<Cell> columns{
+        {"world", "", ""}, {"tokens", "", ""}, {"tokens/rank", "(max)", ""}, {"mem/rank", "(MiB, max)", ""}};
+    if (estimates_time()) columns.push_back({"time", "(ms)", ""});
+    return columns;
   }
   std::string_view unit() const override { return "tokens"; }
   std::int64_t units() const override { return op_.input().tokens(); }
@@ -183,10 +185,17 @@ class RowPlan final : public OpPlan {
     std::int64_t most = 0;
     for (int rank = 0; rank < world; ++rank) most = std::max(most, layout.tokens(rank));
     const std::size_t memory = memory_of(op_, most, world, kernel_, *backend_);
-    check_memory(memory, budget_);
+    check_memory(memory, request_.options.memory_budget);
+    const std::optional<double> seconds = op_.seconds(request_, kernel_, *backend_, world);
     json.begin_object().member("world", world).member("tokens", units());
     json.member("layout", layout_name(LayoutKind::kContiguous)).member("bytes_moved", 0);
-    json.member("memory_per_rank", memory).key("estimated_ms").null().member("flops", op_.flops());
+    json.member("memory_per_rank", memory).key("estimated_ms");
+    if (seconds) {
+      json.value(*seconds * 1e3);
+    } else {
+      json.null();
+    }
+    json.member("flops", op_.flops());
     json.key("ranks").begin_array();
     for (int rank = 0; rank < world; ++rank) {
       json.begin_object().member("tokens", layout.tokens(rank)).end_object();
@@ -195,11 +204,12 @@ class RowPlan final : public OpPlan {
     PlanRow row;
     row.cells = {fmt::format("{}", world), fmt::format("{}", units()), fmt::format("{}", most),
                  mebibytes_text(static_cast<double>(memory))};
+    if (seconds) row.cells.push_back(fmt::format("{:.3f}", *seconds * 1e3));
     if (!details) return row;
-    const int shown = verbose_ ? world : std::min(world, kShownRanks);
+    const int shown = request_.verbose ? world : std::min(world, kShownRanks);
     for (int rank = 0; rank < shown; ++rank) {
-      row.lines.push_back(
-          fmt::format("rank {} owns {} tokens: {}", rank, layout.tokens(rank), runs_text(layout.runs(rank), verbose_)));
+      row.lines.push_back(fmt::format("rank {} owns {} tokens: {}", rank, layout.tokens(rank),
+                                      runs_text(layout.runs(rank), request_.verbose)));
     }
     row.ranks_left_out = world - shown;
     return row;
@@ -207,8 +217,7 @@ class RowPlan final : public OpPlan {
 
  private:
   const RowOp& op_;
-  std::size_t budget_;
-  bool verbose_;
+  PlanRequest request_;
   RowOp::Kernel kernel_;
   std::unique_ptr<Backend> backend_;
 };

@@ -22,8 +22,9 @@ class PlannedConv1dBackward final : public OpPlan {
         tokens_(input.forward().job().tokens()),
         request_(std::move(request)),
         choice_(choose_kernel(job_.spec, request_.options.kernel, request_.scope)),
-        backend_(choice_.row->make_backend({1, kNoDevice})),
-        rate_(choice_.row->flops_per_second(*backend_)) {}
+        backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
+        rate_(choice_.row->flops_per_second(*backend_) *
+              fp32_machine_factor(request_, *choice_.row, job_.spec.dtype, *backend_)) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/json_writer.hpp"
@@ -24,7 +25,8 @@ void add_ranks(const JobInput& input, const DecodePlanSummary& step, bool verbos
   row.ranks_left_out = static_cast<int>(step.keys.size() - shown);
 }
 
-std::vector<std::string> summary_cells(const JobInput& input, const DecodePlanSummary& step, std::int64_t world) {
+std::vector<std::string> summary_cells(const JobInput& input, const DecodePlanSummary& step, std::int64_t world,
+                                       std::optional<double> seconds) {
   const Batch& batch = input.job().batch;
   const DecodeMemory& memory = step.memory;
   return {fmt::format("{}", world),
@@ -38,10 +40,12 @@ std::vector<std::string> summary_cells(const JobInput& input, const DecodePlanSu
           mebibytes_text(static_cast<double>(memory.total())),
           fmt::format("{:.2f}", static_cast<double>(most(step.received)) / 0x1p20),
           fmt::format("{:.2f}", step.bytes_read / static_cast<double>(world) / 0x1p20),
-          fmt::format("{:.4f}", step.balance())};
+          fmt::format("{:.4f}", step.balance()),
+          seconds ? fmt::format("{:.3f}", *seconds * 1e3) : "-"};
 }
 
-void write_row(JsonWriter& json, const JobInput& input, const DecodePlanSummary& step, std::int64_t world) {
+void write_row(JsonWriter& json, const JobInput& input, const DecodePlanSummary& step, std::int64_t world,
+               std::optional<double> seconds) {
   json.begin_object().member("world", world).member("tokens", input.job().batch.q_tokens());
   if (input.op() == Op::kMla) json.member("form", form_name(input.form().form));
   json.member("keys", input.job().batch.k_tokens()).member("page_size", step.job.page_size);
@@ -50,6 +54,12 @@ void write_row(JsonWriter& json, const JobInput& input, const DecodePlanSummary&
   json.member("bytes_read", step.bytes_read).member("memory_per_rank", step.memory.total());
   write_memory(json, step.memory);
   json.member("balance", step.balance()).member("flops", job_flops(input));
+  json.key("estimated_ms");
+  if (seconds) {
+    json.value(*seconds * 1e3);
+  } else {
+    json.null();
+  }
   json.key("ranks").begin_array();
   for (std::size_t rank = 0; rank < step.keys.size(); ++rank) {
     json.begin_object().member("queries", step.rows[rank]).member("keys", step.keys[rank]);
@@ -65,7 +75,7 @@ class DecodePlan final : public OpPlan {
       : input_(input),
         request_(std::move(request)),
         choice_(choose_kernel(decode_spec(input_), request_.options.kernel, request_.scope)),
-        backend_(choice_.row->make_backend({1, kNoDevice})),
+        backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
         key_tile_(choice_.row->make_kernel(stored_spec(input_, *choice_.row, 1), *backend_)->key_tile()) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
@@ -73,7 +83,7 @@ class DecodePlan final : public OpPlan {
   std::vector<std::string> lines() const override {
     return {fmt::format("kernel: {}; tiles of {} keys", choice_.reason, key_tile_)};
   }
-  bool estimates_time() const override { return false; }
+  bool estimates_time() const override { return choice_.row->spec_flops_per_second != nullptr; }
   std::string length_text() const override {
     if (input_.op() != Op::kMla) return {};
     return fmt::format("{} keys, {}", input_.job().batch.k_tokens(), form_text(input_));
@@ -90,7 +100,8 @@ class DecodePlan final : public OpPlan {
             {"memory", "(MiB/rank)", ""},
             {"received", "(MiB, max)", ""},
             {"read", "(MiB/rank)", ""},
-            {"balance", "(max/mean)", ""}};
+            {"balance", "(max/mean)", ""},
+            {"time", "(ms)", ""}};
   }
   std::string_view unit() const override { return "keys"; }
   std::int64_t units() const override { return input_.job().batch.k_tokens(); }
@@ -101,12 +112,25 @@ class DecodePlan final : public OpPlan {
     check_budget(step.memory, options.memory_budget);
     PlanRow row;
     if (details) add_ranks(input_, step, request_.verbose, row);
-    write_row(json, input_, step, world);
-    row.cells = summary_cells(input_, step, world);
+    const std::optional<double> seconds = step_seconds(step);
+    write_row(json, input_, step, world, seconds);
+    row.cells = summary_cells(input_, step, world, seconds);
     return row;
   }
 
  private:
+  // Estimated, of the rank that attends to most keys: it reads them while it computes.
+  std::optional<double> step_seconds(const DecodePlanSummary& step) const {
+    if (!estimates_time()) return std::nullopt;
+    const double share = step.balance() / static_cast<double>(step.attended.size());
+    const MachineModel& given = request_.options.machine;
+    const DecodeSpec spec = stored_spec(input_, *choice_.row, 1);
+    const double speed = choice_.row->speed(spec, *backend_, step.job.limits.rows) *
+                         machine_factor(given, *choice_.row, spec.attention.dtype, *backend_);
+    return share *
+           std::max(step.bytes_read / memory_rate(given, planned_threads(request_.options)), job_flops(input_) / speed);
+  }
+
   const JobInput& input_;
   PlanRequest request_;
   DecodeChoice choice_;

@@ -23,17 +23,18 @@ class GatedDeltaPlan final : public OpPlan {
       : job_(job),
         request_(std::move(request)),
         choice_(choose_kernel(job.spec, request_.options.kernel, request_.scope)),
-        backend_(choice_.row->make_backend({1, kNoDevice})),
+        backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
         kernel_(choice_.row->make_kernel(job.spec, *backend_)),
-        assumed_(default_machine(*choice_.row, *backend_)) {}
+        assumed_(default_machine(*choice_.row, *backend_)),
+        factor_(fp32_machine_factor(request_, *choice_.row, job.spec.dtype, *backend_)) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }
   std::vector<std::string> lines() const override {
     return {fmt::format("kernel: {}", choice_.reason),
             fmt::format("rates: kernel {:.4g} GFLOP/s per rank; machine {}: {:.4g} GB/s, latency {:.4g} us",
-                        assumed_.flops_per_second / 1e9, machine().name, machine().link_bytes_per_second / 1e9,
-                        machine().latency_seconds * 1e6)};
+                        assumed_.flops_per_second * factor_ / 1e9, machine().name,
+                        machine().link_bytes_per_second / 1e9, machine().latency_seconds * 1e6)};
   }
   bool estimates_time() const override { return true; }
   std::vector<Cell> columns() const override {
@@ -51,8 +52,9 @@ class GatedDeltaPlan final : public OpPlan {
   std::int64_t units() const override { return job_.tokens(); }
 
   PlanRow row(int world, Route, bool details, JsonWriter& json) override {
-    // Times are estimated for the model that a run of the job uses, also if another one is given.
-    const SsmPlanSummary summary = summarize_gated_delta_plan(job_, {}, world, *kernel_, assumed_);
+    // The ranges of heads are those that a run chooses, which knows no measured machine.
+    SsmPlanSummary summary = summarize_gated_delta_plan(job_, {}, world, *kernel_, assumed_);
+    summary.seconds /= factor_;
     check_budget(summary.max_memory(), request_.options.memory_budget);
     const std::int64_t state = state_bytes(job_.spec);
     const double passing = passing_seconds(job_.spec.value_heads, state, summary, machine());
@@ -128,6 +130,7 @@ class GatedDeltaPlan final : public OpPlan {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<GatedDeltaKernel> kernel_;
   MachineModel assumed_;
+  double factor_;  // of the given machine model
 };
 
 }  // namespace

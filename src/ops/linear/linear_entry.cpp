@@ -13,6 +13,7 @@
 #include "base/quotes.hpp"
 #include "io/layer_tensors.hpp"
 #include "kernels/linear/linear_oracle.hpp"
+#include "ops/common/op_plan.hpp"
 #include "ops/common/row_op.hpp"
 #include "ops/common/values.hpp"
 #include "ops/linear/linear.hpp"
@@ -140,6 +141,19 @@ class LinearOp final : public RowOp {
   double flops() const override {
     return 2.0 * static_cast<double>(input_.tokens()) * static_cast<double>(spec_.in_features) *
            static_cast<double>(spec_.sum_columns());
+  }
+  // Of CPU kernels, whose rank computes while it reads the weights. With few rows GPUs take as long as their memory,
+  // and their machine model has no rate for it.
+  std::optional<double> seconds(const PlanRequest& request, const Kernel& kernel, const Backend& backend,
+                                int world) const override {
+    if (kernel.entry->backend != "cpu") return std::nullopt;
+    const auto& row = static_cast<const KernelRow<LinearSpec>&>(*kernel.entry);
+    const MachineModel& given = request.options.machine;
+    const bool shared = spec_.parallel != LinearParallel::kNone;
+    const std::int64_t tokens = shared ? input_.tokens() : (input_.tokens() + world - 1) / world;
+    const double speed = row.speed(spec_, backend, tokens) * machine_factor(given, row, spec_.dtype, backend);
+    const double bytes = static_cast<double>(other_bytes()) / (shared ? world : 1);
+    return std::max(flops() / world / speed, bytes / memory_rate(given, planned_threads(request.options)));
   }
   std::vector<std::pair<std::string, BenchValue>> members() const override {
     return {{"in_features", spec_.in_features},

@@ -297,7 +297,11 @@ Mla::Mla(MlaJob job, Transport& transport, MlaOptions options)
   Options& asked = impl.options.ring;
   if (asked.threads == 0) asked.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  asked.machine = common_machine(impl.collective, asked.machine, *impl.choice.row, *impl.backend);
+  const MachineModel given = asked.machine;
+  asked.machine =
+      common_machine(impl.collective, given,
+                     job_machine(given, *impl.choice.row, form_spec(impl.job.spec, impl.form.form, impl.job.spec.heads),
+                                 *impl.backend, tokens_of_rank(impl.job.batch, transport.size())));
   handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, impl.gemms, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.ring->connect(*impl.runs);

@@ -21,15 +21,16 @@ class PlannedSsdBackward final : public OpPlan {
       : job_(input.job()),
         request_(std::move(request)),
         choice_(choose_kernel(backward_spec(job_), request_.options.kernel, request_.scope)),
-        backend_(choice_.row->make_backend({1, kNoDevice})),
+        backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
         kernel_(choice_.row->make_kernel(backward_spec(job_), *backend_)),
-        assumed_(default_machine(*choice_.row, *backend_)) {}
+        assumed_(default_machine(*choice_.row, *backend_)),
+        factor_(fp32_machine_factor(request_, *choice_.row, job_.forward.spec.dtype, *backend_)) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }
   std::vector<std::string> lines() const override {
     return {fmt::format("kernel: {}", choice_.reason),
-            fmt::format("rates: kernel {:.4g} GFLOP/s per rank", assumed_.flops_per_second / 1e9)};
+            fmt::format("rates: kernel {:.4g} GFLOP/s per rank", assumed_.flops_per_second * factor_ / 1e9)};
   }
   bool estimates_time() const override { return true; }
   std::vector<Cell> columns() const override {
@@ -41,7 +42,8 @@ class PlannedSsdBackward final : public OpPlan {
   std::int64_t units() const override { return job_.forward.tokens(); }
   PlanRow row(int world, Route, bool details, JsonWriter& json) override {
     check_ssm_budget(job_.forward, world, request_.options.memory_budget);
-    const SsdBackwardPlan plan = plan_ssd_backward(job_, {}, world, *kernel_, assumed_);
+    SsdBackwardPlan plan = plan_ssd_backward(job_, {}, world, *kernel_, assumed_);
+    plan.seconds /= factor_;
     check_budget(plan.max_memory(), request_.options.memory_budget);
     const std::int64_t state = state_bytes(job_.forward.spec);
     PlanRow row;
@@ -97,6 +99,7 @@ class PlannedSsdBackward final : public OpPlan {
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<SsdBackwardKernel> kernel_;
   MachineModel assumed_;
+  double factor_;  // of the given machine model
 };
 
 }  // namespace

@@ -78,19 +78,20 @@ class SsmPlan final : public OpPlan {
       : input_(input),
         request_(std::move(request)),
         choice_(choose_kernel(input_.job(), request_.options.kernel, request_.scope)),
-        backend_(choice_.row->make_backend({1, kNoDevice})),
+        backend_(choice_.row->make_backend({planned_threads(request_.options), kNoDevice})),
         kernel_(choice_.ssm ? choice_.ssm->make_kernel(input_.job().spec, *backend_) : nullptr),
         assumed_(default_machine(*choice_.row, *backend_)),
-        conv1d_rate_(conv1d_rate(input_.job(), choice_, *backend_, request_.scope)) {}
+        conv1d_rate_(conv1d_rate(input_.job(), choice_, *backend_, request_.scope)),
+        factor_(fp32_machine_factor(request_, *choice_.row, input_.job().spec.dtype, *backend_)) {}
 
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }
   std::vector<std::string> lines() const override {
     return {fmt::format("kernel: {}", choice_.reason),
             fmt::format("rates: kernel {:.4g} GFLOP/s per rank{}; machine {}: {:.4g} GB/s, latency {:.4g} us",
-                        assumed_.flops_per_second / 1e9,
-                        conv1d_rate_ > 0.0 ? fmt::format(", conv1d {:.4g}", conv1d_rate_ / 1e9) : "", machine().name,
-                        machine().link_bytes_per_second / 1e9, machine().latency_seconds * 1e6)};
+                        assumed_.flops_per_second * factor_ / 1e9,
+                        conv1d_rate_ > 0.0 ? fmt::format(", conv1d {:.4g}", conv1d_rate_ * factor_ / 1e9) : "",
+                        machine().name, machine().link_bytes_per_second / 1e9, machine().latency_seconds * 1e6)};
   }
   bool estimates_time() const override { return true; }
   std::vector<Cell> columns() const override {
@@ -111,8 +112,9 @@ class SsmPlan final : public OpPlan {
     const SsmJob& job = input_.job();
     const std::size_t budget = request_.options.memory_budget;
     check_ssm_budget(job, world, budget);
-    // Times are estimated for the model that a run of the job uses, also if another one is given.
-    const SsmPlanSummary summary = summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, conv1d_rate_);
+    // The ranges of heads are those that a run chooses, which knows no measured machine.
+    SsmPlanSummary summary = summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, conv1d_rate_);
+    summary.seconds /= factor_;
     check_budget(summary.max_memory(), budget);
     const double passing = passing_seconds(job, summary, machine());
     PlanRow row;
@@ -141,6 +143,7 @@ class SsmPlan final : public OpPlan {
   std::unique_ptr<SsmKernel> kernel_;
   MachineModel assumed_;
   double conv1d_rate_;  // operations a second
+  double factor_;       // of the given machine model, for both rates
 };
 
 }  // namespace

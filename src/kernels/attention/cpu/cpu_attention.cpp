@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <string_view>
 #include <vector>
@@ -182,9 +183,27 @@ std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
   return backend;
 }
 
+double cores_of_threads(int threads) { return 0.55 * threads + 0.45; }
+
 double cpu_attention_speed(const Backend& backend) {
   const auto& cpu = static_cast<const CpuBackend&>(backend);
-  return cpu.threads() * cpu.attention_ops(Dtype::kBf16).flops_per_second;
+  return cores_of_threads(cpu.threads()) * cpu.attention_ops(Dtype::kBf16).flops_per_second;
+}
+
+// Fitted to 2k to 32k tokens of 64 to 256 dims with 1 and 16 threads (bench/notes/attention-portable.md#estimates).
+double cpu_attention_speed(const AttentionSpec& spec, const Backend& backend, std::int64_t tokens) {
+  const auto& cpu = static_cast<const CpuBackend&>(backend);
+  const TileOps& ops = cpu.attention_ops(spec.dtype);
+  const bool amx = ops.q_per_float > 1;
+  // The softmax of a tile takes the same time whatever the dims: it is the smaller part, the more dims there are.
+  const double dims = 0.5 * (spec.head_dim + spec.head_dim_v);
+  const double dim_factor = amx ? std::clamp(std::pow(dims / 128.0, 0.34), 0.5, 1.4) : dims < 128.0 ? 0.95 : 1.0;
+  // Few tokens leave threads idle at the end, and pack tiles for few rows. Rates are those of 32k tokens.
+  const double lost = amx ? 275.0 + 25.0 * cpu.threads() : 200.0;
+  constexpr double kMeasured = 32768.0;
+  const auto n = static_cast<double>(tokens);
+  const double length_factor = std::min(1.0, n / (n + lost) * (1.0 + lost / kMeasured));
+  return cores_of_threads(cpu.threads()) * ops.flops_per_second * dim_factor * length_factor;
 }
 
 std::unique_ptr<AttentionKernel> make_cpu_attention(const AttentionSpec& spec, Backend& backend) {

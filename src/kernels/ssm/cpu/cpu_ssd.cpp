@@ -105,8 +105,11 @@ std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec) {
   return missing;
 }
 
+// 31 GFLOP/s with one thread of a Xeon with AVX-512, 354 to 404 with 16 and enough heads and segments for them
+// (bench/notes/attention-portable.md#estimates).
 double cpu_ssd_speed(const Backend& backend) {
-  return best_ssm_ops().flops_per_second * static_cast<const CpuBackend&>(backend).threads();
+  const int threads = static_cast<const CpuBackend&>(backend).threads();
+  return 2.6 * best_ssm_ops().flops_per_second * (0.8 * threads + 0.2);
 }
 
 std::unique_ptr<SsmKernel> make_cpu_ssd(const SsmSpec& spec, Backend& backend) {
