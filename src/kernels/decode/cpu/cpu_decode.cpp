@@ -200,7 +200,7 @@ class CpuDecode final : public DecodeKernel {
  private:
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
-  static constexpr int kWorkTilesPerThread = 2;      // at least, if there are any
+  static constexpr int kWorkTilesPerThread = 8;      // at least, if there are any: threads are not equally fast
   static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
 
   // A head's rows are apart in memory, so processors don't recognize the stream and are told what to load.
