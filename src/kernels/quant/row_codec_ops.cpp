@@ -41,9 +41,12 @@ void dequantize_fp8_row(const std::byte* values, float scale, std::int64_t count
     const auto bits = hn::PromoteTo(d32, load_bytes<std::uint8_t>(d, values + i));
     const auto magnitude = hn::And(bits, hn::Set(d32, 0x7fU));
     const auto sign = hn::ShiftLeft<24>(hn::Xor(bits, magnitude));
-    // After its fields are moved into place, the exponent is 120 too small. An exact multiplication corrects it, also
-    // for subnormals.
-    const auto number = hn::BitCast(d32, hn::Mul(hn::BitCast(d, hn::ShiftLeft<20>(magnitude)), hn::Set(d, 0x1p120F)));
+    // Fields are moved into place and the exponent gets its bias of fp32. Subnormals are multiples of 2⁻⁹. (A product
+    // of the moved fields and 2¹²⁰ is exact for all, but subnormal operands take a hundred cycles on some processors.)
+    const auto normal = hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(d32, 120U << 23));
+    const hn::Rebind<std::int32_t, decltype(d)> ds32;
+    const auto subnormal = hn::Mul(hn::ConvertTo(d, hn::BitCast(ds32, magnitude)), hn::Set(d, 0x1p-9F));
+    const auto number = hn::IfThenElse(hn::Lt(magnitude, hn::Set(d32, 8U)), hn::BitCast(d32, subnormal), normal);
     const auto is_nan = hn::Eq(magnitude, hn::Set(d32, 0x7fU));
     const auto value = hn::Or(sign, hn::IfThenElse(is_nan, hn::Set(d32, 0x7fc00000U), number));
     hn::StoreU(hn::Mul(hn::BitCast(d, value), hn::Set(d, scale)), d, wide + i);

@@ -45,27 +45,34 @@ inline void pack_keys_for_amx(const TileShape& shape, const TileRows& k, int key
   }
 }
 
-// Returns whether every value is finite.
-inline bool pack_values_for_amx(const TileShape& shape, const TileRows& v, int keys, std::byte* target) {
-  constexpr std::size_t kBlockBytes = std::size_t{2} * kKeyTile * kTileColumns;  // of 16 dims
-  const int end = (keys + kTileDepth - 1) / kTileDepth * kTileDepth;
+// Packs keys [first, end) of v, an even number up to 32, with `block_bytes` between blocks of 16 dims. Returns the
+// lanes in which some value is not finite.
+HWY_INLINE __mmask32 pack_value_pairs(int head_dim_v, const TileRows& v, int first, int end, int keys,
+                                      std::size_t block_bytes, std::byte* target) {
   const __m512i exponent = _mm512_set1_epi16(0x7f80);
   __mmask32 special = 0;
-  for (int key = 0; key < end; key += 2, target += 64) {
+  for (int key = first; key < end; key += 2, target += 64) {
     const std::byte* const even = key < keys ? v.at(key) : nullptr;
     const std::byte* const odd = key + 1 < keys ? v.at(key + 1) : nullptr;
     std::byte* block = target;
-    for (int begin = 0; begin < shape.head_dim_v; begin += kTileDepth, block += 2 * kBlockBytes) {
-      const __m512i a = load_pairs(even, begin, shape.head_dim_v);
-      const __m512i b = load_pairs(odd, begin, shape.head_dim_v);
+    for (int begin = 0; begin < head_dim_v; begin += kTileDepth, block += 2 * block_bytes) {
+      const __m512i a = load_pairs(even, begin, head_dim_v);
+      const __m512i b = load_pairs(odd, begin, head_dim_v);
       special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(a, exponent), exponent);
       special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(b, exponent), exponent);
       const RowPairs pairs = interleave_rows(a, b);
       _mm512_store_si512(block, pairs.first);
-      _mm512_store_si512(block + kBlockBytes, pairs.second);
+      _mm512_store_si512(block + block_bytes, pairs.second);
     }
   }
-  return special == 0;
+  return special;
+}
+
+// Returns whether every value is finite.
+inline bool pack_values_for_amx(const TileShape& shape, const TileRows& v, int keys, std::byte* target) {
+  constexpr std::size_t kBlockBytes = std::size_t{2} * kKeyTile * kTileColumns;  // of 16 dims
+  const int end = (keys + kTileDepth - 1) / kTileDepth * kTileDepth;
+  return pack_value_pairs(shape.head_dim_v, v, 0, end, keys, kBlockBytes, target) == 0;
 }
 
 inline void pack_for_amx(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile) {

@@ -131,6 +131,17 @@ struct AmxCall {
   }
 };
 
+// Adds +0 to O of the rows that see a part of the tile.
+inline void clear_zero_signs(const AmxCall& call, const AmxBlock& block) {
+  for (std::size_t row = block.rows.first; row < block.rows.first + static_cast<std::size_t>(block.rows.rows); ++row) {
+    if (call.batch.visible[row] == ColumnRange{0, kKeyTile}) continue;
+    float* const acc = call.batch.acc + row * call.o_stride;
+    for (std::size_t c = 0; c < call.o_stride; c += kTileColumns) {
+      _mm512_store_ps(acc + c, _mm512_add_ps(_mm512_load_ps(acc + c), _mm512_setzero_ps()));
+    }
+  }
+}
+
 // The vector work of one block: S → P. It runs in units, some after each few tile products.
 class AmxSoftmax {
  public:
@@ -357,7 +368,7 @@ class AmxPipeline {
     configure(block.rows.rows);
     block.rows.rows > kTileRows ? add_values<2>(block, value_tiles, softmax)
                                 : add_values<1>(block, value_tiles, softmax);
-    if (block.masked) clear_zero_signs(block);
+    if (block.masked) clear_zero_signs(call_, block);
   }
   template <int kHalves>
   void add_values(const AmxBlock& block, int value_tiles, AmxSoftmax& softmax) {
@@ -394,18 +405,6 @@ class AmxPipeline {
       if constexpr (kHalves == 2) {
         store_tile<2>(lower, stride);
         store_tile<3>(lower + kTileColumns, stride);
-      }
-    }
-  }
-
-  // Adds +0 to O of the rows that see a part of the tile.
-  void clear_zero_signs(const AmxBlock& block) const {
-    for (std::size_t row = block.rows.first; row < block.rows.first + static_cast<std::size_t>(block.rows.rows);
-         ++row) {
-      if (call_.batch.visible[row] == ColumnRange{0, kKeyTile}) continue;
-      float* const acc = call_.batch.acc + row * call_.o_stride;
-      for (std::size_t c = 0; c < call_.o_stride; c += kTileColumns) {
-        _mm512_store_ps(acc + c, _mm512_add_ps(_mm512_load_ps(acc + c), _mm512_setzero_ps()));
       }
     }
   }

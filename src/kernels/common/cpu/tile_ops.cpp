@@ -20,6 +20,7 @@
 #include "kernels/attention/cpu/merge-inl.hpp"
 #include "kernels/attention/cpu/tile_step-inl.hpp"
 #include "kernels/common/cpu/pack-inl.hpp"
+#include "kernels/decode/cpu/amx_rows-inl.hpp"
 #include "kernels/gemm/cpu/store-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -89,6 +90,9 @@ const TileOps& tile_ops() {
                            &widen,
                            &pack,
                            &attend_tile,
+                           /*few_rows=*/0,
+                           /*pack_queries=*/nullptr,
+                           /*attend_in_place=*/nullptr,
                            &merge};
   return ops;
 }
@@ -111,6 +115,9 @@ const TileOps* tile_ops_with_amx() {
                            &load_amx_query,
                            &pack_for_amx,
                            &attend_tile_with_amx,
+                           /*few_rows=*/kTileRows,
+                           &pack_amx_queries,
+                           &attend_in_place,
                            &merge};
   return &ops;
 #else

@@ -46,6 +46,24 @@ struct PackedTile {
   bool v_finite = true;  // no value of the tile is NaN or ∞
 };
 
+// Writes rows [first, end) of a tile to `rows`, one after the other. Returns false if it cannot.
+struct RowLoader {
+  bool (*load)(const void* tile, int first, int end, std::byte* rows) = nullptr;
+  const void* tile = nullptr;
+};
+
+// The first `keys` rows of a key tile where they lie, or loaders that make them.
+struct TileInPlace {
+  TileRows k;
+  TileRows v;
+  RowLoader load_k;
+  RowLoader load_v;
+  int keys = 0;
+  const TileRows* next_k = nullptr;  // rows that will be read after these; null: not known
+  const TileRows* next_v = nullptr;
+  int next_keys = 0;
+};
+
 // Prefetches the next packed tile into the L2 cache, a few lines at a time: a burst would stall the core, which has few
 // line fill buffers.
 class TilePrefetcher {
@@ -126,6 +144,13 @@ struct TileOps {
   void (*pack)(const TileShape& shape, const TileRows& k, const TileRows& v, int keys, PackedTile& tile);
   // Attends each row of the batch to the tile: updates its (offset, sum, acc). scores: [score_floats] scratch.
   void (*attend)(const TileShape& shape, const PackedTile& tile, const RowBatch& rows, float* scores);
+  // As pack() and attend() of up to `few_rows` rows, for a head_dim that is a multiple of dim_multiple. `queries` are
+  // the rows as pack_queries() wrote them, [queries_floats()]. Returns false, and leaves the batch as it was, if a
+  // value of the tile is not finite or a loader cannot write a row.
+  int few_rows;  // 0: there is no such form
+  void (*pack_queries)(const TileShape& shape, const float* q, int rows, float* queries);
+  bool (*attend_in_place)(const TileShape& shape, const TileInPlace& tile, const float* queries, const RowBatch& rows,
+                          float* scores);
   // The merge step: merges `partial` into `row`. Neither acc needs to be aligned.
   void (*merge)(int head_dim_v, const Partial& partial, Partial& row);
 
@@ -137,6 +162,9 @@ struct TileOps {
   }
   std::size_t v_floats(int head_dim_v) const {
     return static_cast<std::size_t>((head_dim_v + panel_width - 1) / panel_width * panel_width) * kKeyTile;
+  }
+  std::size_t queries_floats(int head_dim) const {
+    return static_cast<std::size_t>(few_rows) * static_cast<std::size_t>(padded(head_dim) / q_per_float);
   }
   // The part of v_floats() that pack() writes; attend() may use the rest.
   std::size_t packed_v_floats(int head_dim_v) const {

@@ -3,7 +3,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
+#include <iterator>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #ifdef _OPENMP
@@ -16,7 +19,9 @@
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/cache_partition.hpp"
 #include "kernels/decode/cache_update.hpp"
+#include "kernels/decode/cpu/quantized_tile.hpp"
 #include "kernels/quant/row_codec.hpp"
+#include "kernels/quant/row_quantization.hpp"
 
 namespace ringattn::cpu {
 
@@ -45,6 +50,7 @@ struct DecodeScratch {
   std::byte* v = nullptr;  // [kKeyTile, head_dim_v]
   PackedTile tile;
   float* q = nullptr;              // [kv_heads, rows · ratio, q_stride], for up to kMaxHeads KV heads
+  float* queries = nullptr;        // [kv_heads, queries_floats], the same for attend_in_place()
   float* scores = nullptr;         // [score_floats]
   float* offset = nullptr;         // [kv_heads, rows · ratio]
   float* sum = nullptr;            // [kv_heads, rows · ratio]
@@ -67,6 +73,7 @@ struct DecodeScratch {
     take(scratch.tile.k, ops.k_floats(spec.head_dim));
     take(scratch.tile.v, ops.v_floats(spec.head_dim_v));
     take(scratch.q, all * count(ops.q_stride(spec.head_dim)));
+    take(scratch.queries, count(std::min(kMaxHeads, spec.kv_heads)) * ops.queries_floats(spec.head_dim));
     take(scratch.scores, ops.score_floats);
     take(scratch.offset, all);
     take(scratch.sum, all);
@@ -85,6 +92,18 @@ struct SeenKeys {
   const std::int32_t* blocks;
 };
 
+// A key tile of one KV head, where it lies: rows of a plain cache, or of a format that load_quantized_rows() reads.
+struct HeadTile {
+  std::int64_t tile;  // among the keys that the rows see
+  int head;           // of the work tile
+  std::int64_t first_key = 0;
+  int keys = 0;
+  TileRows k = {};
+  TileRows v = {};
+  QuantizedTile quantized_k = {};
+  QuantizedTile quantized_v = {};
+};
+
 // One KV split of a sequence, for the rows of all query heads of some KV heads.
 struct DecodeWorkTile {
   std::int64_t sequence;
@@ -100,7 +119,9 @@ class CpuDecode final : public DecodeKernel {
       : decode_(spec),
         spec_(spec.attention),
         ops_(backend.attention_ops(spec.attention.dtype)),
-        threads_(backend.threads()) {}
+        threads_(backend.threads()),
+        dequantizes_k_(dequantizes(spec.format.k, spec.attention.head_dim)),
+        dequantizes_v_(dequantizes(spec.format.v, spec.attention.head_dim_v)) {}
 
   // m and l, then O after a gap, so that all partials and their O are aligned alike.
   std::int64_t partial_floats() const override { return kPartialAcc + spec_.head_dim_v; }
@@ -179,7 +200,7 @@ class CpuDecode final : public DecodeKernel {
  private:
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
-  static constexpr int kWorkTilesPerThread = 2;      // at least, if there are any
+  static constexpr int kWorkTilesPerThread = 8;      // at least, if there are any: threads are not equally fast
   static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
 
   // A head's rows are apart in memory, so processors don't recognize the stream and are told what to load.
@@ -187,6 +208,12 @@ class CpuDecode final : public DecodeKernel {
   static constexpr std::int64_t kKeysAhead = 16;  // of a compressed cache
 
   static constexpr std::int64_t kPartialAcc = 4;  // offset of O in a partial
+
+  // With AMX tiles subnormal elements are zero, as load_quantized_rows() has them.
+  bool dequantizes(const RowFormat& format, int dim) const {
+    return ops_.few_rows > 0 && !decode_.values_in_keys &&
+           dequantizes_tiles(format, {spec_.dtype, spec_.kv_heads, dim});
+  }
 
   // The keys of a sequence that rows see through mask row `mask_row`.
   SeenKeys seen_keys(const DecodeStep& step, std::int64_t sequence, int mask_row) const {
@@ -248,33 +275,35 @@ class CpuDecode final : public DecodeKernel {
   }
 
   // `keys` rows of one head, from key `first` of the sequence on, where they lie: pages hold a tile in whole page runs.
-  static TileRows rows_in_place(const DecodeStep& step, const CacheView& cache, std::int64_t sequence, int kv_head,
-                                std::int64_t first, int keys) {
+  // `row_at(page, token)` is the address of a row, and rows of a page lie `stride` bytes apart.
+  template <class RowAt>
+  static TileRows rows_in_place(const DecodeStep& step, std::int64_t page_size, std::int64_t stride,
+                                std::int64_t sequence, std::int64_t first, int keys, const RowAt& row_at) {
     const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);  // a tile's tokens are consecutive
     TileRows rows;
-    rows.stride = cache.token_stride * static_cast<std::int64_t>(size_of(cache.dtype));
-    const bool several = step.block_table.pages != nullptr && cache.page_size < kKeyTile;
-    if (several) rows.page_run_log2 = std::countr_zero(static_cast<std::uint64_t>(cache.page_size));
-    const int run_keys = several ? static_cast<int>(cache.page_size) : kKeyTile;
+    rows.stride = stride;
+    const bool several = step.block_table.pages != nullptr && page_size < kKeyTile;
+    if (several) rows.page_run_log2 = std::countr_zero(static_cast<std::uint64_t>(page_size));
+    const int run_keys = several ? static_cast<int>(page_size) : kKeyTile;
     for (int run = 0; run * run_keys < keys; ++run) {
-      const PageSlot place = page_slot(step, cache.page_size, sequence, begin + run * run_keys);
-      rows.page_runs[run] = cache.at(place.page, place.token, kv_head);
+      const PageSlot place = page_slot(step, page_size, sequence, begin + run * run_keys);
+      rows.page_runs[run] = row_at(place.page, place.token);
     }
     return rows;
   }
 
   // Decompresses the same rows of a compressed cache. A group of tokens never spans two tiles.
-  static TileRows decompress(const DecodeStep& step, const CompressedCache& cache, std::int64_t sequence, int kv_head,
-                             std::int64_t first, int keys, std::byte* rows) {
-    const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, first);
+  static void decompress(const DecodeStep& step, const CompressedCache& cache, std::int64_t sequence, int kv_head,
+                         const HeadTile& tile, std::byte* rows) {
+    const std::int64_t begin = token_of_key(step.partition, kKeysPerKvSplit, tile.first_key);
     const StreamRowAt row_at = [&](int stream, std::int64_t position) -> const std::byte* {
       const auto& rows_of = cache.streams[static_cast<std::size_t>(stream)];
       const auto at = [&](std::int64_t key) {
         const PageSlot place = page_slot(step, cache.page_size, sequence, begin + key);
         return rows_of.at(place.page, place.token, kv_head);
       };
-      const std::int64_t key = position - first;
-      if (key + kKeysAhead < keys) {
+      const std::int64_t key = position - tile.first_key;
+      if (key + kKeysAhead < tile.keys) {
         const std::byte* const ahead = at(key + kKeysAhead);
         __builtin_prefetch(ahead);
         __builtin_prefetch(ahead + kCacheLine);
@@ -283,19 +312,99 @@ class CpuDecode final : public DecodeKernel {
     };
     const std::int64_t stride = cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype));
     RowCodec(cache.format, cache.shape, cache.tables)
-        .decompress(row_at, sequence, first, keys, step.lengths[sequence], kv_head, rows, stride);
-    return {{rows}, stride};
+        .decompress(row_at, sequence, tile.first_key, tile.keys, step.lengths[sequence], kv_head, rows, stride);
   }
 
-  // Rows of K or of V, in place or decompressed to `scratch`.
-  template <bool kKeys>
-  TileRows rows_of(const DecodeStep& step, const DecodeWorkTile& work_tile, int kv_head, std::int64_t first, int keys,
-                   std::byte* scratch) const {
-    if ((kKeys ? decode_.format.k : decode_.format.v).is_plain()) {
-      return rows_in_place(step, kKeys ? step.k : step.v, work_tile.sequence, kv_head, first, keys);
+  // Tile `tile` among the keys that the work tile's rows see, of its KV head `head`.
+  HeadTile rows_of_tile(const DecodeStep& step, const DecodeWorkTile& work_tile, std::int64_t tile, int head) const {
+    HeadTile rows{tile, head};
+    rows.keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, work_tile.seen.length - tile * kKeyTile));
+    rows.first_key = tile_in_sequence(work_tile.seen, tile) * kKeyTile;
+    const auto in_cache = [&](const CacheView& cache) {
+      return rows_in_place(step, cache.page_size, cache.token_stride * static_cast<std::int64_t>(size_of(cache.dtype)),
+                           work_tile.sequence, rows.first_key, rows.keys, [&](std::int64_t page, std::int64_t token) {
+                             return cache.at(page, token, work_tile.kv_head + head);
+                           });
+    };
+    if (decode_.format.k.is_plain()) rows.k = in_cache(step.k);
+    if (decode_.values_in_keys) {
+      rows.v = rows.k;
+    } else if (decode_.format.v.is_plain()) {
+      rows.v = in_cache(step.v);
     }
-    return decompress(step, kKeys ? step.quantized_k : step.quantized_v, work_tile.sequence, kv_head, first, keys,
-                      scratch);
+    const auto in_streams = [&](const CompressedCache& cache) {
+      QuantizedTile tile_rows;
+      TileRows* const streams[] = {&tile_rows.values, &tile_rows.scales};
+      for (std::size_t i = 0; i < std::size(streams) && cache.streams[i].data != nullptr; ++i) {
+        *streams[i] = rows_in_place(step, cache.page_size, cache.streams[i].token_stride, work_tile.sequence,
+                                    rows.first_key, rows.keys, [&](std::int64_t page, std::int64_t token) {
+                                      return cache.streams[i].at(page, token, work_tile.kv_head + head);
+                                    });
+      }
+      if (cache.format.encoding == RowEncoding::kFp8 && cache.format.scales != ScaleGrain::kTokenHead) {
+        const bool of_head = cache.format.scales == ScaleGrain::kHead;
+        std::memcpy(&tile_rows.one_scale,
+                    cache.tables[0] + (of_head ? work_tile.kv_head + head : 0) * std::int64_t{sizeof(float)},
+                    sizeof(float));
+      }
+      tile_rows.keys = rows.keys;
+      return tile_rows;
+    };
+    if (dequantizes_k_) rows.quantized_k = in_streams(step.quantized_k);
+    if (dequantizes_v_) rows.quantized_v = in_streams(step.quantized_v);
+    return rows;
+  }
+
+  // Whether all keys of a tile are quantized. With kInt4Channel a sequence's last tokens are not.
+  static bool is_quantized(const DecodeStep& step, const RowFormat& format, std::int64_t sequence,
+                           const HeadTile& tile) {
+    return quantized_per_token(format) ||
+           tile.first_key + tile.keys <= full_group_tokens(step.lengths[sequence], format.group);
+  }
+
+  // Attends the rows of one KV head to a tile where it lies. Returns false if that cannot be done, and nothing was.
+  bool attend_in_place(const DecodeStep& step, const DecodeWorkTile& work_tile, const TileShape& shape,
+                       const HeadTile& tile, const HeadTile* next, const float* queries, const RowBatch& batch,
+                       float* scores) const {
+    const auto quantized_rows = [&](const RowFormat& format, int dim, QuantizedTile HeadTile::*quantized) {
+      return QuantizedRows{&format, dim, &(tile.*quantized), next != nullptr ? &(next->*quantized) : nullptr};
+    };
+    const QuantizedRows k = quantized_rows(decode_.format.k, spec_.head_dim, &HeadTile::quantized_k);
+    const QuantizedRows v = quantized_rows(decode_.format.v, spec_.head_dim_v, &HeadTile::quantized_v);
+    TileInPlace rows;
+    rows.keys = tile.keys;
+    rows.k = tile.k;
+    rows.v = tile.v;
+    if (dequantizes_k_ && is_quantized(step, decode_.format.k, work_tile.sequence, tile)) {
+      rows.load_k = {&load_quantized_rows, &k};
+    } else if (!decode_.format.k.is_plain()) {
+      return false;
+    }
+    if (dequantizes_v_ && is_quantized(step, decode_.format.v, work_tile.sequence, tile)) {
+      rows.load_v = {&load_quantized_rows, &v};
+    } else if (!decode_.format.v.is_plain()) {
+      return false;
+    }
+    if (next != nullptr) {
+      rows.next_keys = next->keys;
+      if (decode_.format.k.is_plain()) rows.next_k = &next->k;
+      if (decode_.format.v.is_plain() && !decode_.values_in_keys) rows.next_v = &next->v;
+    }
+    return ops_.attend_in_place(shape, rows, queries, batch, scores);
+  }
+
+  // Packs a tile, after it is decompressed to the scratch if it must be.
+  void pack(const DecodeStep& step, const DecodeWorkTile& work_tile, const TileShape& shape, const HeadTile& tile,
+            DecodeScratch& scratch) const {
+    const auto decompressed = [&](const CompressedCache& cache, std::byte* to) {
+      decompress(step, cache, work_tile.sequence, work_tile.kv_head + tile.head, tile, to);
+      return TileRows{{to}, cache.shape.dim * static_cast<std::int64_t>(size_of(cache.shape.dtype))};
+    };
+    const TileRows k = decode_.format.k.is_plain() ? tile.k : decompressed(step.quantized_k, scratch.k);
+    const TileRows v = decode_.values_in_keys        ? k
+                       : decode_.format.v.is_plain() ? tile.v
+                                                     : decompressed(step.quantized_v, scratch.v);
+    ops_.pack(shape, k, v, tile.keys, scratch.tile);
   }
 
   void decode_work_tile(const DecodeStep& step, const DecodeWorkTile& work_tile, DecodeScratch& scratch) const {
@@ -324,6 +433,14 @@ class CpuDecode final : public DecodeKernel {
     const std::int64_t begin = std::max(all.begin, work_tile.kv_split * kTilesPerKvSplit);
     const std::int64_t end = std::min(all.end, (work_tile.kv_split + 1) * kTilesPerKvSplit);
     const TileShape shape{spec_.dtype, spec_.head_dim, spec_.head_dim_v, spec_.softmax_scale, spec_.softcap};
+    const bool queries_at_once =
+        stacked <= static_cast<std::size_t>(ops_.few_rows) && spec_.head_dim % ops_.dim_multiple == 0;
+    const std::size_t queries_floats = ops_.queries_floats(spec_.head_dim);
+    for (std::size_t head = 0; queries_at_once && head < static_cast<std::size_t>(work_tile.kv_heads); ++head) {
+      ops_.pack_queries(shape, scratch.q + head * stacked * q_stride, static_cast<int>(stacked),
+                        scratch.queries + head * queries_floats);
+    }
+    std::optional<HeadTile> next;
     for (std::int64_t tile = begin; tile < end; ++tile) {
       // The rows that see the tile are consecutive, because both ends of their ranges ascend.
       int first = kNoTile;
@@ -337,20 +454,26 @@ class CpuDecode final : public DecodeKernel {
                     columns_of(visibility.keys(position + i), tile * kKeyTile, kKeyTile));
       }
       if (first >= last) continue;
-      const auto keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, work_tile.seen.length - tile * kKeyTile));
-      const std::int64_t first_key = tile_in_sequence(work_tile.seen, tile) * kKeyTile;
       for (int head = 0; head < work_tile.kv_heads; ++head) {
-        const TileRows k = rows_of<true>(step, work_tile, work_tile.kv_head + head, first_key, keys, scratch.k);
-        const TileRows v = decode_.values_in_keys
-                               ? k
-                               : rows_of<false>(step, work_tile, work_tile.kv_head + head, first_key, keys, scratch.v);
-        ops_.pack(shape, k, v, keys, scratch.tile);
+        if (!next || next->tile != tile || next->head != head) next = rows_of_tile(step, work_tile, tile, head);
+        const HeadTile current = *next;
+        next.reset();
+        if (head + 1 < work_tile.kv_heads) {
+          next = rows_of_tile(step, work_tile, tile, head + 1);
+        } else if (tile + 1 < end) {
+          next = rows_of_tile(step, work_tile, tile + 1, 0);
+        }
         const auto visible = static_cast<std::size_t>(first * ratio);
         const std::size_t start = static_cast<std::size_t>(head) * stacked + visible;
-        ops_.attend(shape, scratch.tile,
-                    {scratch.q + start * q_stride, scratch.offset + start, scratch.sum + start,
-                     scratch.acc + start * o_stride, scratch.visible + visible, (last - first) * ratio},
-                    scratch.scores);
+        const RowBatch batch{scratch.q + start * q_stride,   scratch.offset + start,    scratch.sum + start,
+                             scratch.acc + start * o_stride, scratch.visible + visible, (last - first) * ratio};
+        if (queries_at_once && last - first == step.rows &&
+            attend_in_place(step, work_tile, shape, current, next ? &*next : nullptr,
+                            scratch.queries + static_cast<std::size_t>(head) * queries_floats, batch, scratch.scores)) {
+          continue;
+        }
+        pack(step, work_tile, shape, current, scratch);
+        ops_.attend(shape, scratch.tile, batch, scratch.scores);
       }
     }
 
@@ -398,6 +521,7 @@ class CpuDecode final : public DecodeKernel {
   AttentionSpec spec_;
   const TileOps& ops_;
   int threads_;
+  bool dequantizes_k_, dequantizes_v_;  // by load_quantized_rows()
   DecodeLimits limits_;
   Buffer scratch_;   // [threads_, thread_bytes]
   Buffer partials_;  // [rows, heads, kv_splits, partial_floats]

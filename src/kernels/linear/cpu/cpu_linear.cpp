@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A work item is a panel of columns for a block of rows. With vectors, the weights of the panel are packed one chain of
-// multiply-adds at a time, and multiplied by all rows of the block. With AMX tiles (linear_ops.hpp), the rows are
-// packed once for all panels, and weights are read where they lie.
+// multiply-adds at a time, and multiplied by all rows of the block. With AMX tiles (linear_ops.hpp), the rows of
+// several blocks are packed once for all panels, and weights are read where they lie.
 #include "kernels/linear/cpu/cpu_linear.hpp"
 
 #include <algorithm>
@@ -20,6 +20,7 @@ namespace {
 constexpr std::int64_t kBlockRows = 128;
 // With tiles: a split of the rows takes half of an L2 cache of 2 MiB, and a panel's weights are read from it.
 constexpr std::int64_t kTileBlockRows = 256;
+constexpr std::int64_t kTileBlocks = 4;         // packed at once: few barriers, and several work items for each thread
 constexpr std::int64_t kTilePanel = 256;        // columns at most
 constexpr std::int64_t kTilePanelFewRows = 32;  // up to kFewRows: then a panel's rows stay in the cache anyway
 constexpr std::int64_t kFewRows = 64;
@@ -64,27 +65,28 @@ class CpuLinear final : public LinearKernel {
     wide_row_at_ = take(quantizes ? spec.in_features : 0);
     int8_rows_at_ = take(quantizes ? kLinearTileRows * int8_stride() / static_cast<std::int64_t>(sizeof(float)) : 0);
     thread_floats_ = floats;
-    x_floats_ =
-        tiles_ != nullptr ? block_rows_ / kLinearTileRows * tiles * kTileFloats : block_rows_ * spec.in_features;
+    row_floats_ = tiles_ != nullptr ? tiles * kTileFloats / kLinearTileRows : spec.in_features;
   }
 
   std::size_t packed_bytes(LeafRange) const override { return 0; }
   void pack(const LinearWeights&, LeafRange, void*, Stream) override {}
 
-  std::size_t scratch_bytes(std::int64_t) const override {
-    return sizeof(float) * static_cast<std::size_t>(threads_ * thread_floats_ + x_floats_ + block_rows_);
+  std::size_t scratch_bytes(std::int64_t rows) const override {
+    return sizeof(float) * static_cast<std::size_t>(threads_ * thread_floats_ + rows_at_once(rows) * (row_floats_ + 1));
   }
-  void reserve(std::int64_t rows) override { scratch_ = allocate_host(scratch_bytes(rows)); }
+  void reserve(std::int64_t rows) override {
+    packed_rows_ = rows_at_once(rows);
+    scratch_ = allocate_host(scratch_bytes(rows));
+  }
 
   void multiply(const LinearTask& task, Stream, const Progress& progress) override {
     check_linear_task(spec_, task);
-    for_each_block(task.x, LeafRange{}, {}, progress, [&](std::int64_t row, std::int64_t rows) {
-      for_each_panel(rows, progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
-        if (!add_panel(thread, task.weights.weights, LeafRange{}, rows, column, columns)) return;
-        LinearNodeSums sums[2];
-        for (int m = 0; m < matrices_; ++m) sums[m] = sums_of(thread, m, LeafRange{}, columns);
-        finish_rows(thread, task.weights.weights, sums, x_scales(), {&task.y, row, rows, column, columns});
-      });
+    for_each_block(task.x, LeafRange{}, {}, progress, [&](const Thread& thread, const Block& block) {
+      if (!add_panel(thread, task.weights.weights, LeafRange{}, block)) return;
+      LinearNodeSums sums[2];
+      for (int m = 0; m < matrices_; ++m) sums[m] = sums_of(thread, m, LeafRange{}, block.columns);
+      finish_rows(thread, task.weights.weights, sums, x_scales() + block.packed_row,
+                  {&task.y, block.row, block.rows, block.column, block.columns});
     });
   }
 
@@ -105,27 +107,24 @@ class CpuLinear final : public LinearKernel {
     check_linear_task(spec_, task);
     const std::vector<int> nodes = aligned_nodes(task.leaves);
     const std::int64_t row_columns = spec_.sum_columns();
-    for_each_block(task.x, task.leaves, task.absmax, progress, [&](std::int64_t row, std::int64_t rows) {
-      for_each_panel(rows, progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
-        if (!add_panel(thread, task.weights.weights, task.leaves, rows, column, columns)) return;
-        for (int m = 0; m < matrices_; ++m) {
-          LinearNodeSums sums = sums_of(thread, m, task.leaves, columns);
-          const std::int64_t first = m * spec_.out_features + column;
-          for (sums.row = 0; sums.row < rows; ++sums.row) {
-            const std::int64_t at = (row + sums.row) * row_columns + first;
-            if (spec_.weights == WeightFormat::kInt8) {
-              std::copy_n(reinterpret_cast<const std::int32_t*>(sums.node[1]) + sums.row * width_, columns,
-                          static_cast<std::int32_t*>(task.sums) + at);
-              continue;
-            }
-            for (std::size_t n = 0; n < nodes.size(); ++n) {
-              ops_.join(
-                  sums, nodes[n],
-                  static_cast<float*>(task.sums) + static_cast<std::int64_t>(n) * task.x.tokens * row_columns + at);
-            }
+    for_each_block(task.x, task.leaves, task.absmax, progress, [&](const Thread& thread, const Block& block) {
+      if (!add_panel(thread, task.weights.weights, task.leaves, block)) return;
+      for (int m = 0; m < matrices_; ++m) {
+        LinearNodeSums sums = sums_of(thread, m, task.leaves, block.columns);
+        const std::int64_t first = m * spec_.out_features + block.column;
+        for (sums.row = 0; sums.row < block.rows; ++sums.row) {
+          const std::int64_t at = (block.row + sums.row) * row_columns + first;
+          if (spec_.weights == WeightFormat::kInt8) {
+            std::copy_n(reinterpret_cast<const std::int32_t*>(sums.node[1]) + sums.row * width_, block.columns,
+                        static_cast<std::int32_t*>(task.sums) + at);
+            continue;
+          }
+          for (std::size_t n = 0; n < nodes.size(); ++n) {
+            ops_.join(sums, nodes[n],
+                      static_cast<float*>(task.sums) + static_cast<std::int64_t>(n) * task.x.tokens * row_columns + at);
           }
         }
-      });
+      }
     });
   }
 
@@ -136,7 +135,8 @@ class CpuLinear final : public LinearKernel {
     for (std::int64_t i = 0; task.absmax.values != nullptr && i < task.y.tokens; ++i) {
       scales.push_back(ops_.quantize(absmax_of(task.absmax, i), 0, nullptr));
     }
-    for_each_panel(task.y.tokens, progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
+    choose_width(task.y.tokens);
+    for_each_panel(progress, [&](const Thread& thread, std::int64_t column, std::int64_t columns) {
       for (std::int64_t row = 0; row < task.y.tokens; row += block_rows_) {
         if (thread.checkpoint.should_stop()) return;
         const std::int64_t rows = std::min(block_rows_, task.y.tokens - row);
@@ -212,6 +212,12 @@ class CpuLinear final : public LinearKernel {
     float* scratch;
     const Checkpoint& checkpoint;
   };
+  // A work item: a block of rows of x, and a panel of columns.
+  struct Block {
+    std::int64_t row, rows;
+    std::int64_t packed_row;  // the first row among those that are packed
+    std::int64_t column, columns;
+  };
   // The part of y that finish_rows() writes.
   struct Outputs {
     const MutableTensorView* y;
@@ -243,10 +249,15 @@ class CpuLinear final : public LinearKernel {
   std::int64_t tiles_of(std::int64_t count) const { return (count + tile_depth() - 1) / tile_depth(); }
   std::int64_t int8_stride() const { return (spec_.in_features + 63) / 64 * 64; }
 
-  // [block_rows_, K of the task] in fp32, quantized for kInt8; with tiles [block_rows_ / 16, tiles of all chains]. And
-  // the scales of the rows.
+  // [packed_rows_, K of the task] in fp32, quantized for kInt8; with tiles [packed_rows_ / 16, tiles of all chains].
+  // And the scales of the rows.
   float* x_rows() const { return reinterpret_cast<float*>(scratch_.data()) + threads_ * thread_floats_; }
-  float* x_scales() const { return x_rows() + x_floats_; }
+  float* x_scales() const { return x_rows() + packed_rows_ * row_floats_; }
+  // Rows that are packed at once, of a task of `rows` rows.
+  std::int64_t rows_at_once(std::int64_t rows) const {
+    const std::int64_t whole = (rows + block_rows_ - 1) / block_rows_ * block_rows_;
+    return std::clamp(whole, block_rows_, tiles_ != nullptr ? kTileBlocks * kTileBlockRows : block_rows_);
+  }
 
   void widen_row(const TensorView& x, std::int64_t row, float* to) const {
     const std::int64_t whole = x.dim / 8 * 8;
@@ -266,7 +277,7 @@ class CpuLinear final : public LinearKernel {
     return most;
   }
 
-  // Prepares blocks of rows of x, and calls work(first row, rows) for each.
+  // Prepares blocks of rows of x, and calls work(thread, block) for each of them and each panel.
   template <class Work>
   void for_each_block(const TensorView& x, LeafRange leaves, const LinearAbsmax& absmax, const Progress& progress,
                       const Work& work) {
@@ -275,11 +286,11 @@ class CpuLinear final : public LinearKernel {
     x_tiles_ = 0;
     for (const Chain& run : runs) x_tiles_ += tiles_of(run.end - run.begin);
     const std::int64_t rows_at_once = tiles_ != nullptr ? kLinearTileRows : 1;
-    for (std::int64_t row = 0; row < x.tokens; row += block_rows_) {
-      const std::int64_t rows = std::min(block_rows_, x.tokens - row);
-      ThreadPool pool((rows + rows_at_once - 1) / rows_at_once);
-      pool.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
-        for (std::int64_t i; (i = pool.take()) >= 0;) {
+    for (std::int64_t row = 0; row < x.tokens; row += packed_rows_) {
+      const std::int64_t rows = std::min(packed_rows_, x.tokens - row);
+      ThreadPool packing((rows + rows_at_once - 1) / rows_at_once);
+      packing.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
+        for (std::int64_t i; (i = packing.take()) >= 0;) {
           if (checkpoint.should_stop()) return;
           if (tiles_ != nullptr) {
             pack_rows(x, absmax, row, i, std::min(kLinearTileRows, rows - i * kLinearTileRows), runs, index);
@@ -290,17 +301,29 @@ class CpuLinear final : public LinearKernel {
           if (spec_.weights == WeightFormat::kInt8) quantize_row(absmax, row, i, x.dim, to);
         }
       });
-      work(row, rows);
+      choose_width(rows);
+      // The blocks of a panel come one after the other, so that threads read its weights at about the same time.
+      const std::int64_t blocks = (rows + block_rows_ - 1) / block_rows_;
+      ThreadPool pool(blocks * ((spec_.out_features + width_ - 1) / width_));
+      pool.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
+        const Thread thread = thread_of(index, checkpoint);
+        for (std::int64_t item; (item = pool.take()) >= 0;) {
+          const std::int64_t packed_row = item % blocks * block_rows_;
+          const std::int64_t column = item / blocks * width_;
+          work(thread, Block{row + packed_row, std::min(block_rows_, rows - packed_row), packed_row, column,
+                             std::min(width_, spec_.out_features - column)});
+        }
+      });
     }
   }
 
-  // Row i of a block that begins at `row`.
+  // Row i of the packed rows, which begin at `row`.
   void quantize_row(const LinearAbsmax& absmax, std::int64_t row, std::int64_t i, std::int64_t count, float* x) const {
     const float most = absmax.values != nullptr ? absmax_of(absmax, row + i) : ops_.absmax(x, count);
     x_scales()[i] = ops_.quantize(most, count, x);
   }
 
-  // Packs up to 16 rows of the block that begins at `row`: those with index `group`.
+  // Packs up to 16 rows of those that begin at `row`: those with index `group`.
   void pack_rows(const TensorView& x, const LinearAbsmax& absmax, std::int64_t row, std::int64_t group,
                  std::int64_t rows, const std::vector<Chain>& runs, int thread) const {
     const bool int8 = spec_.weights == WeightFormat::kInt8;
@@ -327,17 +350,22 @@ class CpuLinear final : public LinearKernel {
     }
   }
 
+  void choose_width(std::int64_t rows) {
+    if (tiles_ == nullptr) return;
+    const std::int64_t even = (spec_.out_features / threads_ + kLinearTileColumns - 1) / kLinearTileColumns;
+    const std::int64_t most = rows <= kFewRows ? kTilePanelFewRows : max_width_;
+    width_ = std::clamp(even * kLinearTileColumns, kLinearTileColumns, most);
+  }
+  Thread thread_of(int index, const Checkpoint& checkpoint) const {
+    return {reinterpret_cast<float*>(scratch_.data()) + index * thread_floats_, checkpoint};
+  }
+
   // Calls work(thread, first column, columns) for each panel of y.
   template <class Work>
-  void for_each_panel(std::int64_t rows, const Progress& progress, const Work& work) {
-    if (tiles_ != nullptr) {
-      const std::int64_t even = (spec_.out_features / threads_ + kLinearTileColumns - 1) / kLinearTileColumns;
-      const std::int64_t most = rows <= kFewRows ? kTilePanelFewRows : max_width_;
-      width_ = std::clamp(even * kLinearTileColumns, kLinearTileColumns, most);
-    }
+  void for_each_panel(const Progress& progress, const Work& work) {
     ThreadPool pool((spec_.out_features + width_ - 1) / width_);
     pool.run(threads_, progress, [&](int index, const Checkpoint& checkpoint) {
-      const Thread thread{reinterpret_cast<float*>(scratch_.data()) + index * thread_floats_, checkpoint};
+      const Thread thread = thread_of(index, checkpoint);
       for (std::int64_t item; (item = pool.take()) >= 0;) {
         const std::int64_t column = item * width_;
         work(thread, column, std::min(width_, spec_.out_features - column));
@@ -352,8 +380,8 @@ class CpuLinear final : public LinearKernel {
   }
 
   // Computes the sums of a panel. Returns whether it is done: not if the task stops.
-  bool add_panel(const Thread& thread, const LinearWeights& weights, LeafRange leaves, std::int64_t rows,
-                 std::int64_t column, std::int64_t columns) const {
+  bool add_panel(const Thread& thread, const LinearWeights& weights, LeafRange leaves, const Block& block) const {
+    const std::int64_t rows = block.rows;
     for (int m = 0; m < matrices_; ++m) {
       float* const sums = sums_of_thread(thread, m);
       // −0 + x is x: so a sum of nothing leaves the others as they are, and the first addend as it is.
@@ -361,8 +389,10 @@ class CpuLinear final : public LinearKernel {
         std::fill_n(sums + i * block_rows_ * width_, rows * width_,
                     spec_.weights == WeightFormat::kInt8 ? 0.0F : -0.0F);
       }
-      LinearPanelSource source{m == 0 ? &weights.matrix : &weights.up, spec_.weights, spec_.dtype, column, columns};
-      const auto* x_tiles = reinterpret_cast<const std::byte*>(x_rows());
+      LinearPanelSource source{m == 0 ? &weights.matrix : &weights.up, spec_.weights, spec_.dtype, block.column,
+                               block.columns};
+      const auto* x_tiles =
+          reinterpret_cast<const std::byte*>(x_rows()) + block.packed_row / kLinearTileRows * x_tiles_ * kTileBytes;
       for (const Chain& chain : chains(leaves)) {
         if (thread.checkpoint.should_stop()) return false;
         source.k = chain.begin;
@@ -478,7 +508,8 @@ class CpuLinear final : public LinearKernel {
   // Per thread, in floats: the packed panel, sums of the matrices, the current split (kInt4), columns' scales and
   // biases, a row of x and 16 quantized ones (kInt8 with tiles).
   std::int64_t panel_at_ = 0, sums_at_ = 0, current_at_ = 0, columns_at_ = 0, wide_row_at_ = 0, int8_rows_at_ = 0;
-  std::int64_t thread_floats_ = 0, x_floats_ = 0;
+  std::int64_t thread_floats_ = 0, row_floats_ = 0;
+  std::int64_t packed_rows_ = 0;  // of x, at once
   // For the task: columns of a panel, K, and tiles in a row of x.
   std::int64_t width_, x_features_ = 0, x_tiles_ = 0;
   Buffer scratch_;

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dequantizes key tiles of a cache in bf16 with AVX-512, for the formats of 8 bits and of 4. Elements are those of
+// quant/row_codec.hpp, except that subnormal ones are zero, as AMX tiles treat them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/common/cpu/tile_ops.hpp"
+#include "kernels/quant/row_format.hpp"
+
+namespace ringattn::cpu {
+
+// One head's rows of a tile in a compressed cache, where they lie.
+struct QuantizedTile {
+  TileRows values;
+  TileRows scales;      // scales, or pairs of a scale and a zero point
+  float one_scale = 0;  // kFp8 without a scale for each token and head
+  int keys = 0;
+};
+
+// Whether dequantize_tile() has the format. The processor must have AVX512-BF16.
+bool dequantizes_tiles(const RowFormat& format, const RowShape& shape);
+
+// What load_quantized_rows() reads: a tile, and the one that is read after it (null: not known), whose rows it
+// requests.
+struct QuantizedRows {
+  const RowFormat* format = nullptr;
+  int dim = 0;
+  const QuantizedTile* tile = nullptr;
+  const QuantizedTile* next = nullptr;
+};
+
+// A RowLoader's function, of a QuantizedRows. `rows` is aligned to 64 bytes. Returns false if a scale is not finite, or
+// so small that a dequantized element may be subnormal. With kInt4Channel all keys of the groups are quantized.
+bool load_quantized_rows(const void* quantized_rows, int first, int end, std::byte* rows);
+
+}  // namespace ringattn::cpu
