@@ -75,6 +75,10 @@ class LinearAttention(unittest.TestCase):
         self.assertTrue(torch.equal(fused, expected))
         places = torch.cat([torch.arange(30), torch.arange(60)]).int()
         self.assertTrue(torch.equal(ringattn.linear_attention(q, k, v, g, cu_seqlens=cu, rope=rope, positions=places), fused))
+        before, after = torch.zeros(2, 90, *v.shape[1:], q.shape[2])
+        step = ringattn.linear_attention_update(before, *rotated, v, g)
+        self.assertTrue(torch.equal(ringattn.linear_attention_update(after, q, k, v, g, rope=rope, positions=places), step))
+        self.assertTrue(torch.equal(before, after))
 
     def test_a_graph_holds_it_and_gradients_are_refused(self):
         q, k, v, decays = (torch.from_numpy(x) if not isinstance(x, dict) else x for x in arrays(40))

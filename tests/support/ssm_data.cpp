@@ -10,6 +10,7 @@
 #include <numeric>
 #include <random>
 
+#include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/ssm_oracle.hpp"
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
@@ -148,6 +149,52 @@ std::string first_difference(const SsmData& inputs, const SsmResult& result, con
   return "the results differ in size";
 }
 
+SsmData rotated(SsmData inputs) {
+  const SsmSpec& spec = inputs.spec;
+  TokenRotation rotation(row_rotation(*inputs.rope, inputs.rope->frequencies.data()));
+  for (std::int64_t row = 0; row < inputs.rows(); ++row) {
+    rotation.move_to(inputs.positions[size(row)]);
+    for (int group = 0; group < spec.groups; ++group) {
+      const std::size_t at = size((row * spec.groups + group) * spec.state_dim) * size_of(spec.dtype);
+      for (auto* const rows : {&inputs.b, &inputs.c}) rotation.rotate(rows->data() + at, rows->data() + at);
+    }
+  }
+  inputs.rope.reset();
+  inputs.positions.clear();
+  return inputs;
+}
+
+namespace {
+
+// Angles of rows at these positions, as SsmRotation has them.
+DeviceArray angles_of(Backend& backend, const SsmRow& row, const SsmData& inputs,
+                      const std::vector<std::int64_t>& positions) {
+  if (!inputs.rope) return uploaded(backend, {});
+  const RopeSpec spec = angle_spec(*inputs.rope);
+  const auto rows = static_cast<std::int64_t>(positions.size());
+  DeviceArray angles = uploaded(backend, std::vector<float>(size(rows * spec.rotary_dim)));
+  DeviceArray places(backend, positions.size() * sizeof(std::int64_t));
+  const auto* const bytes = reinterpret_cast<const std::byte*>(positions.data());
+  places.write({bytes, bytes + positions.size() * sizeof(std::int64_t)});
+  const DeviceArray basis = uploaded(backend, angle_basis(*inputs.rope));
+  const MutableTensorView y = dense_view(static_cast<void*>(angles.data()), Dtype::kF32, rows, 1, spec.rotary_dim);
+  TensorView x = y;
+  x.data = basis.data();
+  x.token_stride = 0;
+  const RopeTensor tensors[] = {{x, y}};
+  const auto rope = choose_kernel(spec, {std::string(row.backend), "auto"}).row->make_kernel(spec, backend);
+  rope->rotate({{places.data(), true}, tensors}, backend.stream(), {});
+  backend.synchronize(backend.stream(), Deadline::after(600.0), {});
+  return angles;
+}
+
+SsmRotation rotation_of(const SsmData& inputs, const DeviceArray& angles, std::int64_t first_row) {
+  if (!inputs.rope) return {};
+  return {&*inputs.rope, angles.floats() + first_row * inputs.rope->rotary_dim};
+}
+
+}  // namespace
+
 SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement& arrangement) {
   const SsmSpec& spec = inputs.spec;
   const auto backend = row.make_backend({arrangement.threads, 0});
@@ -226,6 +273,10 @@ SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement
   if (!inputs.a.empty()) task.a = a.floats();
   if (spec.skip) task.d = d.floats();
   if (spec.dt_bias) task.dt_bias = bias.floats();
+  std::vector<std::int64_t> positions(inputs.positions.size());
+  for (std::size_t i = 0; i < positions.size(); ++i) positions[size(order[i])] = inputs.positions[i];
+  const DeviceArray angles = angles_of(*backend, row, inputs, positions);
+  task.rotation = rotation_of(inputs, angles, 0);
   task.runs = runs;
   task.y = y.view();
   // Leaves NaN where the scratch memory is likely to lie.
@@ -299,6 +350,12 @@ SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, con
   DeviceArray slot_table(*backend, std::max<std::size_t>(1, slots.size() * sizeof(std::int32_t)));
   const auto* const slot_bytes = reinterpret_cast<const std::byte*>(slots.data());
   if (!slots.empty()) slot_table.write({slot_bytes, slot_bytes + slots.size() * sizeof(std::int32_t)});
+  std::vector<std::int64_t> positions(inputs.positions.size());  // step by step
+  for (std::size_t i = 0; i < positions.size(); ++i) {
+    const std::size_t lanes = inputs.lengths.size();
+    positions[i] = inputs.positions[i % lanes * size(length) + i / lanes];
+  }
+  const DeviceArray angles = angles_of(*backend, row, inputs, positions);
   for (std::int64_t token = 0; token < length; ++token) {
     const auto step = [&](const PlacedRows& placed) {
       MutableTensorView view = placed.view();
@@ -316,6 +373,7 @@ SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads, con
     if (!inputs.a.empty()) update.a = a.floats();
     if (spec.skip) update.d = d.floats();
     if (spec.dt_bias) update.dt_bias = bias.floats();
+    update.rotation = rotation_of(inputs, angles, token * sequences);
     update.states = states.floats();
     update.y = step(y);
     if (!slots.empty()) update.slots = reinterpret_cast<const std::int32_t*>(slot_table.data());

@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/common/registry.hpp"
+#include "kernels/rope/rope.hpp"
 #include "kernels/ssm/ssm.hpp"
 
 namespace ringattn::testing {
@@ -20,7 +22,9 @@ struct SsmData {
   std::vector<std::int64_t> lengths;
   std::vector<std::byte> x, dt, b, c, z;  // dt: or log-decays (dt_rows())
   std::vector<float> a, d, dt_bias;
-  std::vector<std::vector<float>> initial;  // [sequences] of [heads, head_dim, state_dim], or empty: zero
+  std::vector<std::vector<float>> initial;   // [sequences] of [heads, head_dim, state_dim], or empty: zero
+  std::optional<RopeSpec> rope = {};         // the kernel rotates b and c as it loads them
+  std::vector<std::int64_t> positions = {};  // [rows], with rope
 
   std::int64_t rows() const;
   std::int64_t row_of(std::size_t sequence) const;  // its first
@@ -41,6 +45,9 @@ SsmData random_ssm(const SsmSpec& spec, const std::vector<std::int64_t>& lengths
 // The same with decays so near 1 that states outlive super-segments, else what is carried from one to the next would
 // not be seen.
 SsmData with_slow_decays(SsmData inputs);
+
+// The same with b and c that were rotated before.
+SsmData rotated(SsmData inputs);
 
 // What may not move a bit.
 struct SsmArrangement {

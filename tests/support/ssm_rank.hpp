@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -31,14 +32,15 @@ inline SsmSpec small_ssm(int heads, bool selective) {
   return spec;
 }
 
-// Inputs and what the kernel makes of all of them.
+// Inputs and what the kernel makes of all of them; with RoPE, of rows that were rotated before.
 struct SsmCase {
   SsmData inputs;
   SsmResult expected;
 };
 
 inline SsmCase make_ssm_case(const SsmSpec& spec, const std::vector<std::int64_t>& lengths, bool initial,
-                             std::uint64_t seed, const std::string& backend = "cpu") {
+                             std::uint64_t seed, const std::string& backend = "cpu",
+                             const std::optional<RopeSpec>& rope = {}) {
   SsmCase made{with_slow_decays(random_ssm(spec, lengths, seed)), {}};
   if (initial) {
     std::mt19937_64 random(seed + 1);
@@ -47,12 +49,18 @@ inline SsmCase make_ssm_case(const SsmSpec& spec, const std::vector<std::int64_t
     for (auto& state : made.inputs.initial) std::ranges::generate(state, [&] { return normal(random); });
   }
   const SsmChoice choice = choose_kernel(spec, {backend, "auto"});
-  made.expected = run_ssm(*choice.row, made.inputs, {.threads = 2});
+  made.inputs.rope = rope;
+  for (const std::int64_t length : lengths) {
+    for (std::int64_t position = 0; rope && position < length; ++position) made.inputs.positions.push_back(position);
+  }
+  made.expected = run_ssm(*choice.row, rope ? rotated(made.inputs) : made.inputs, {.threads = 2});
   return made;
 }
 
 inline SsmJob job_of(const SsmCase& given) {
-  return {given.inputs.spec, given.inputs.lengths, !given.inputs.initial.empty(), true};
+  SsmJob job{given.inputs.spec, given.inputs.lengths, !given.inputs.initial.empty(), true};
+  job.rope = given.inputs.rope;
+  return job;
 }
 
 // One rank's rows and states, in the memory of the SSM kernel's backend.

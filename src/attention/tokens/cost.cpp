@@ -62,14 +62,12 @@ double ssm_token_flops(const SsmJob& job) {
 
 std::int64_t ssm_token_bytes(const SsmJob& job) {
   return (job.conv1d_only ? 0 : ssm_token_bytes(job.spec)) +
-         (job.convolution ? 2 * conv1d_row_bytes(*job.convolution) : 0) +
-         (job.rope ? 4 * row_bytes(job.spec.dtype, job.spec.groups, job.spec.state_dim) : 0) +
-         (job.update ? 2 * state_bytes(job.spec) : 0);
+         (job.convolution ? 2 * conv1d_row_bytes(*job.convolution) : 0) + (job.update ? 2 * state_bytes(job.spec) : 0);
 }
 
-std::int64_t rotated_row_bytes(const SsmJob& job) {
-  return 2 * row_bytes(job.spec.dtype, job.spec.groups, job.spec.state_dim) +
-         static_cast<std::int64_t>(sizeof(std::int64_t));
+std::int64_t rope_token_bytes(const SsmJob& job, bool rotates_rows) {
+  return rotates_rows ? row_bytes(Dtype::kF32, 1, job.rope->rotary_dim)
+                      : 2 * row_bytes(job.spec.dtype, job.spec.groups, job.spec.state_dim);
 }
 
 std::int64_t conv1d_row_bytes(const CausalConv1dSpec& spec) { return row_bytes(spec.dtype, 1, spec.channels); }

@@ -51,11 +51,12 @@ double ssm_token_flops(const SsmSpec& spec);
 // Bytes of one token's x, dt, B, C, z and y.
 std::int64_t ssm_token_bytes(const SsmSpec& spec);
 
-// The same for one token of a job, including its convolution, and for an update the state read and written.
+// The same for one token of a job, including its convolution but not its RoPE, and for an update the state read and
+// written.
 double ssm_token_flops(const SsmJob& job);
 std::int64_t ssm_token_bytes(const SsmJob& job);
-// Bytes of a token's rotated k and q, and of its position.
-std::int64_t rotated_row_bytes(const SsmJob& job);
+// What an op with RoPE keeps of a token: rotated k and q, or for a kernel with rotates_rows() its angles.
+std::int64_t rope_token_bytes(const SsmJob& job, bool rotates_rows);
 
 // FLOPs of a conv1d for one token, all channels, and bytes of its output row.
 double conv1d_token_flops(const CausalConv1dSpec& spec);

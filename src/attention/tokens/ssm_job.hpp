@@ -31,7 +31,7 @@ struct SsmJob {
   bool conv1d_only = false;
   bool initial_halos = false;  // initial halos of the convolution are given; else they are zeros
   bool final_halos = false;    // final halos of the convolution are written
-  // Linear attention only: the rows of B and C (k and q) are rotated first, and rounded once to the dtype.
+  // Linear attention only: the rows of B and C (k and q) are rotated, and rounded once to the dtype.
   std::optional<RopeSpec> rope = {};
 
   std::int64_t tokens() const;  // of all sequences

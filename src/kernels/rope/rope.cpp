@@ -35,6 +35,20 @@ RowRotation row_rotation(const RopeSpec& spec, const double* frequencies) {
   return {frequencies, spec.pair_count(), spec.head_dim, spec.attention_factor, spec.dtype, spec.pairs, spec.exact};
 }
 
+RopeSpec angle_spec(const RopeSpec& spec) {
+  RopeSpec angles = spec;
+  angles.dtype = Dtype::kF32;
+  angles.head_dim = spec.rotary_dim;
+  return angles;
+}
+
+std::vector<float> angle_basis(const RopeSpec& spec) {
+  std::vector<float> basis(static_cast<std::size_t>(spec.rotary_dim));
+  const bool half = spec.pairs == RopePairs::kHalfSplit;
+  for (std::size_t i = 0; i < basis.size() / 2; ++i) basis[half ? i : 2 * i] = 1.0F;
+  return basis;
+}
+
 std::string describe(const RopeSpec& spec) {
   std::string text = fmt::format("{}, head_dim {}", dtype_name(spec.dtype), spec.head_dim);
   if (spec.rotary_dim != spec.head_dim) text += fmt::format(", rotary_dim {}", spec.rotary_dim);

@@ -100,6 +100,12 @@ struct RopeTask {
   bool inverse = false;
 };
 
+// cos and sin of tokens, for kernels that rotate rows as they load them. A pair (1, 0) is rotated to (cos, sin) without
+// a rounding, so the rotation of the row angle_basis() by angle_spec() is a token's angles: [rotary_dim] in fp32, those
+// of a pair where the spec has its elements.
+RopeSpec angle_spec(const RopeSpec& spec);
+std::vector<float> angle_basis(const RopeSpec& spec);  // [rotary_dim]
+
 // A RoPE kernel for one spec on one backend.
 class RopeKernel {
  public:

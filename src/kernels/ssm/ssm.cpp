@@ -9,6 +9,7 @@
 
 #include "base/error.hpp"
 #include "base/size.hpp"
+#include "kernels/rope/rope.hpp"
 
 namespace ringattn {
 
@@ -32,7 +33,7 @@ void check_array(std::string_view name, const float* data, bool wanted) {
 
 // Checks the tensors of a task or an update.
 template <typename Tensors>
-void check_tensors(const SsmSpec& spec, const Tensors& tensors) {
+void check_tensors(const SsmSpec& spec, const Tensors& tensors, bool rotates_rows) {
   const std::int64_t rows = tensors.x.tokens;
   check_view("x", tensors.x, spec.dtype, rows, spec.heads, spec.head_dim);
   if (const SsmDtRows dt = dt_rows(spec); dt.dim > 0) {
@@ -45,6 +46,14 @@ void check_tensors(const SsmSpec& spec, const Tensors& tensors) {
   check_array("A", tensors.a, spec.decay == SsmDecay::kDt || spec.decay == SsmDecay::kHead);
   check_array("D", tensors.d, spec.skip);
   check_array("dt bias", tensors.dt_bias, spec.dt_bias);
+  const auto& [rope, angles] = tensors.rotation;
+  if (rope == nullptr) return;
+  if (!rotates_rows || spec.decay == SsmDecay::kDt || rope->dtype != spec.dtype || rope->head_dim != spec.state_dim) {
+    refuse(
+        fmt::format("an SSM layer with RoPE ({})", describe(*rope)),
+        fmt::format("its kernel {}, and it is {}", rotates_rows ? "rotates rows" : "rotates no rows", describe(spec)));
+  }
+  if (rows > 0) check_array("angles", angles, true);
 }
 
 std::int64_t ceil_div(std::int64_t tokens, std::int64_t each) { return (tokens + each - 1) / each; }
@@ -135,9 +144,9 @@ SsmLimits limits_of(std::span<const SsmRun> runs) {
   return limits;
 }
 
-void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask& task) {
+void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask& task, bool rotates_rows) {
   const std::int64_t rows = task.x.tokens;
-  check_tensors(spec, task);
+  check_tensors(spec, task, rotates_rows);
   const SsmLimits needed = limits_of(task.runs);
   if (needed.runs > limits.runs || needed.segments > limits.segments || needed.super_segments > limits.super_segments) {
     refuse(fmt::format("an SSM task of {} runs and {} segments", needed.runs, needed.segments),
@@ -153,8 +162,8 @@ void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask&
   }
 }
 
-void check_ssm_update(const SsmSpec& spec, const SsmUpdate& update) {
-  check_tensors(spec, update);
+void check_ssm_update(const SsmSpec& spec, const SsmUpdate& update, bool rotates_rows) {
+  check_tensors(spec, update, rotates_rows);
   check_array("states", update.states, update.x.tokens > 0);
 }
 

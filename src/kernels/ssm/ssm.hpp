@@ -12,6 +12,9 @@
 //
 //   S_t = exp(g_t) · S_{t−1} + v_t ⊗ k_t        y_t = scale · S_t · q_t
 //
+// Its q and k may be rotated by RoPE. Kernels with rotates_rows() do so as they load rows, and round them to the dtype
+// once, so the bits are those of rows that were rotated before.
+//
 // Numerics. A sequence's tokens are divided into chunks of 64, segments of 2,048 and super-segments of 65,536 tokens,
 // counted from its first token. All arithmetic is fp32 except where stated. a(T) is the decay over the tokens T: exp2
 // of the sum of dt · (A · log2 e), or with state_decays exp2 of (A · log2 e) times the sum of dt. fma(a, S, L) is one
@@ -71,6 +74,7 @@
 namespace ringattn {
 
 class SsmKernel;
+struct RopeSpec;
 
 inline constexpr std::int64_t kChunkTokens = 64;
 inline constexpr std::int64_t kSegmentTokens = 2048;
@@ -134,6 +138,12 @@ struct SsmRun {
   int step = 0;                    // the carry() step of this run
 };
 
+// RoPE of the rows of B and C, only for linear attention by a kernel with rotates_rows().
+struct SsmRotation {
+  const RopeSpec* rope = nullptr;  // null: none
+  const float* angles = nullptr;   // [rows, rotary_dim] (angle_spec(), rope.hpp), in the kernel's memory kind
+};
+
 // Inputs and outputs of one prefill. The views' memory must live until the stream has completed the task. The runs are
 // read before calls return.
 struct SsmTask {
@@ -146,6 +156,7 @@ struct SsmTask {
   const float* a = nullptr;
   const float* d = nullptr;        // [heads], non-null exactly when SsmSpec::skip; in the kernel's memory kind
   const float* dt_bias = nullptr;  // [heads], non-null exactly when SsmSpec::dt_bias; in the kernel's memory kind
+  SsmRotation rotation;
   std::span<const SsmRun> runs;
   MutableTensorView y;  // [rows, heads, head_dim]
 };
@@ -162,6 +173,7 @@ struct SsmUpdate {
   const float* a = nullptr;
   const float* d = nullptr;
   const float* dt_bias = nullptr;
+  SsmRotation rotation;
   float* states = nullptr;
   MutableTensorView y;  // [sequences, heads, head_dim]
   // [sequences] in the kernel's memory kind; null: row s uses slot s. A negative slot marks padding: its y is zero and
@@ -194,6 +206,8 @@ class SsmKernel {
  public:
   virtual ~SsmKernel() = default;
 
+  // Whether the kernel rotates rows of B and C as it loads them. For other kernels they are rotated before.
+  virtual bool rotates_rows() const = 0;
   // Head ranges must begin at multiples of this.
   virtual int heads_together() const = 0;
   // Extra seconds for computing a task in two head ranges instead of one that takes `seconds`.
@@ -215,10 +229,10 @@ class SsmKernel {
   virtual void update(const SsmUpdate& update, Stream stream) = 0;
 };
 
-// Validation of a task, shared by all SSM kernels. Throws kInternal if views or runs do not match the spec or the
-// limits.
-void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask& task);
+// Validation of a task, shared by all SSM kernels. Throws kInternal if views, runs or the rotation do not match the
+// spec, the limits or rotates_rows().
+void check_ssm_task(const SsmSpec& spec, const SsmLimits& limits, const SsmTask& task, bool rotates_rows);
 // Validation of an update.
-void check_ssm_update(const SsmSpec& spec, const SsmUpdate& update);
+void check_ssm_update(const SsmSpec& spec, const SsmUpdate& update, bool rotates_rows);
 
 }  // namespace ringattn

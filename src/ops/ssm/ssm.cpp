@@ -72,6 +72,7 @@ struct Ssm::Impl {
                      Stream stream);
   SsmInputs convolve(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
   SsmInputs rotate(const SsmInputs& inputs, Stream stream);
+  SsmRotation rotation() const;
   void update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream);
   void wait_all();
   SsmTask task_of(const SsmInputs& inputs, const SsmOutputs& outputs);
@@ -97,9 +98,10 @@ struct Ssm::Impl {
   std::vector<SsmRun> runs;  // of this rank; runs that receive or send states have their buffers
   std::optional<CausalConv1d> convolution;
   Buffer convolved;                  // [own tokens, channels] output of the convolution
-  std::unique_ptr<RopeKernel> rope;  // null without
-  Buffer rotated;                    // [2, own tokens, groups, state_dim]: B, then C
-  Buffer positions;                  // [own tokens] in their sequences
+  std::unique_ptr<RopeKernel> rope;  // null without; of B and C, or of their angles if the kernel rotates them
+  Buffer rotated;    // [2, own tokens, groups, state_dim]: B, then C; or angles, [own tokens, rotary_dim]
+  Buffer basis;      // angle_basis(), with angles
+  Buffer positions;  // [own tokens] in their sequences
   std::optional<StateExchange> exchange;
   std::optional<StateRelay> relay;
   std::optional<SsmTimeline> own_clock;
@@ -118,7 +120,8 @@ void Ssm::Impl::choose() {
   if (choice.ssm != nullptr) kernel = choice.ssm->make_kernel(job.spec, *backend);
   if (job.rope) {
     const KernelRequest same_backend{std::string(choice.row->backend), "auto"};
-    rope = choose_kernel(*job.rope, same_backend).row->make_kernel(*job.rope, *backend);
+    const RopeSpec spec = kernel->rotates_rows() ? angle_spec(*job.rope) : *job.rope;
+    rope = choose_kernel(spec, same_backend).row->make_kernel(spec, *backend);
   }
   check_ssm_budget(job, transport.size(), options.memory_budget);
   SsmPlanSummary summary =
@@ -151,7 +154,9 @@ void Ssm::Impl::allocate() {
   if (job.rope) {
     const std::vector<std::int64_t> own = layout->positions(transport.rank());
     positions = upload(*backend, std::span(own));
-    rotated = backend->allocate(static_cast<std::size_t>(own_tokens() * rotated_row_bytes(job)));
+    rotated = backend->allocate(static_cast<std::size_t>(own_tokens() * rope_token_bytes(job, kernel->rotates_rows())));
+    const std::vector<float> row = angle_basis(*job.rope);
+    if (kernel->rotates_rows()) basis = upload(*backend, std::span(row));
     await(*backend, collective.timeouts());
   }
   exchange.emplace(job.spec, hops, ranges, transport, *backend);
@@ -266,21 +271,38 @@ SsmInputs Ssm::Impl::convolve(const SsmInputs& inputs, const SsmOutputs& outputs
   return after_convolution;
 }
 
-// Enqueues RoPE. Returns the inputs with rotated B and C.
+// Enqueues RoPE. Returns the inputs of the SSM, with rotated B and C unless the kernel rotates them.
 SsmInputs Ssm::Impl::rotate(const SsmInputs& inputs, Stream stream) {
   const SsmSpec& spec = job.spec;
   if (own_tokens() == 0) return inputs;
+  const RopePositions own{positions.data(), true};
+  const RopePositions& given = inputs.positions.values != nullptr ? inputs.positions : own;
+  if (kernel->rotates_rows()) {
+    const MutableTensorView angles =
+        dense_view(static_cast<void*>(rotated.data()), Dtype::kF32, own_tokens(), 1, job.rope->rotary_dim);
+    TensorView same_rows = angles;
+    same_rows.data = basis.data();
+    same_rows.token_stride = 0;
+    const RopeTensor tensors[] = {{same_rows, angles}};
+    rope->rotate({given, tensors}, stream, {});
+    return inputs;
+  }
   MutableTensorView b =
       dense_view(static_cast<void*>(rotated.data()), spec.dtype, own_tokens(), spec.groups, spec.state_dim);
   MutableTensorView c = b;
   c.data = b.at(own_tokens(), 0);
   const RopeTensor tensors[] = {{inputs.b, b}, {inputs.c, c}};
-  const RopePositions own{positions.data(), true};
-  rope->rotate({inputs.positions.values != nullptr ? inputs.positions : own, tensors}, stream, {});
+  rope->rotate({given, tensors}, stream, {});
   SsmInputs after_rope = inputs;
   after_rope.b = b;
   after_rope.c = c;
   return after_rope;
+}
+
+// By which the kernel rotates B and C, if it does.
+SsmRotation Ssm::Impl::rotation() const {
+  if (!rope || !kernel->rotates_rows()) return {};
+  return {&*job.rope, reinterpret_cast<const float*>(rotated.data())};
 }
 
 void Ssm::Impl::update(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
@@ -289,7 +311,7 @@ void Ssm::Impl::update(const SsmInputs& inputs, const SsmOutputs& outputs, Strea
   if (inputs.initial_states != outputs.final_states) {
     backend->copy_rows(outputs.final_states, bytes, inputs.initial_states, bytes, bytes, 1, stream);
   }
-  kernel->update({inputs.x, inputs.dt, inputs.b, inputs.c, inputs.z, inputs.a, inputs.d, inputs.dt_bias,
+  kernel->update({inputs.x, inputs.dt, inputs.b, inputs.c, inputs.z, inputs.a, inputs.d, inputs.dt_bias, rotation(),
                   outputs.final_states, outputs.y, inputs.slots},
                  stream);
 }
@@ -313,6 +335,7 @@ SsmTask Ssm::Impl::task_of(const SsmInputs& inputs, const SsmOutputs& outputs) {
   task.a = inputs.a;
   task.d = inputs.d;
   task.dt_bias = inputs.dt_bias;
+  task.rotation = rotation();
   task.runs = runs;
   task.y = outputs.y;
   return task;
@@ -380,6 +403,11 @@ Backend& Ssm::backend() { return *impl_->backend; }
 const Layout& Ssm::layout() const { return *impl_->layout; }
 const SsmMemory& Ssm::memory() const { return impl_->memory; }
 double Ssm::estimated_seconds() const { return impl_->seconds; }
+std::int64_t Ssm::token_bytes() const {
+  const SsmJob& job = impl_->job;
+  const std::int64_t rope = job.rope ? 2 * rope_token_bytes(job, impl_->kernel->rotates_rows()) : 0;
+  return ssm_token_bytes(job) + rope;
+}
 std::int64_t Ssm::bytes_received() const {
   return states_received(impl_->hops, impl_->transport.rank()) * carried_bytes(impl_->job);
 }

@@ -129,6 +129,8 @@ class Ssm {
 
   // Compute time of one run on the rank with most tokens, at the kernel's usual rate.
   double estimated_seconds() const;
+  // Bytes that a run reads and writes for each token, also of its convolution and RoPE.
+  std::int64_t token_bytes() const;
   // Bytes of states, or of halos if there is only a convolution, that this rank receives in a run.
   std::int64_t bytes_received() const;
 

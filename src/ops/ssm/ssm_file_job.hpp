@@ -53,6 +53,7 @@ class PreparedSsm {
 
   const SsmInput& input() const { return *input_; }
   Ssm& ssm() { return *ssm_; }
+  const Ssm& ssm() const { return *ssm_; }
 
   // Reads, computes, fetches.
   SsmRankResult compute(const ProgressCallback& on_progress = {});

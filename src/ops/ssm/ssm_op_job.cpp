@@ -186,8 +186,8 @@ std::vector<Cell> SsmOpJob::columns(const Totals& totals) const {
   cells.push_back({"dtype", "", std::string(dtype_name(spec.dtype))});
   cells.push_back({"time", "(ms)", fmt::format("{:.3f}", totals.seconds * 1e3)});
   cells.push_back({"Mtokens/s", "", fmt::format("{:.3f}", rate(tokens) * 1e-6)});
-  cells.push_back(
-      {"GB/s", "all ranks", fmt::format("{:.2f}", rate(tokens * static_cast<double>(ssm_token_bytes(job))) * 1e-9)});
+  cells.push_back({"GB/s", "all ranks",
+                   fmt::format("{:.2f}", rate(tokens * static_cast<double>(prepared_->ssm().token_bytes())) * 1e-9)});
   if (!job.conv1d_only) {
     cells.push_back({"exposed comm", "(ms)", fmt::format("{:.3f}", totals.exposed_comm_seconds * 1e3)});
   }
@@ -297,8 +297,8 @@ Measured SsmOpJob::measure(const MeasureRequest& request, const Collective& coll
   const Samples samples = sample_ssm(
       collective, {request.samples, request.on_progress}, [&] { return loaded.run(); }, last);
   const SsmRankResult result = loaded.fetch(last);
-  const SsmJob& job = input_.job();
-  const double bytes = static_cast<double>(job.tokens()) * static_cast<double>(ssm_token_bytes(job));
+  const Ssm& ssm = prepared_->ssm();
+  const double bytes = static_cast<double>(ssm.job().tokens()) * static_cast<double>(ssm.token_bytes());
   return {{{false, samples, bytes}}, figures(result), digest_ssm(input_, result, collective).y};
 }
 

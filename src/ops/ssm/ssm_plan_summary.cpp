@@ -111,7 +111,10 @@ SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::ve
       bytes.rows = static_cast<std::size_t>(tokens * ssm_token_bytes(job.spec));
       if (!job.update) bytes.scratch = kernel->scratch_bytes(limits_of(own));
       if (job.convolution) bytes.scratch += static_cast<std::size_t>(tokens * conv1d_row_bytes(*job.convolution));
-      if (job.rope) bytes.scratch += static_cast<std::size_t>(tokens * rotated_row_bytes(job));
+      if (job.rope) {
+        const std::int64_t position = sizeof(std::int64_t);
+        bytes.scratch += static_cast<std::size_t>(tokens * (position + rope_token_bytes(job, kernel->rotates_rows())));
+      }
       bytes.exchange = StateExchange::bytes(job.spec, summary.hops, rank);
     }
     summary.memory.push_back(bytes);

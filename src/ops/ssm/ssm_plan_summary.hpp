@@ -17,9 +17,9 @@ namespace ringattn {
 
 // Bytes on a rank.
 struct SsmMemory {
-  std::size_t rows = 0;      // x, dt, B, C, z and y
-  std::size_t states = 0;    // upper bound for initial and final states; for a job of conv1d only, for halos
-  std::size_t scratch = 0;   // scratch of the kernel, and the output rows of the convolution before the SSM
+  std::size_t rows = 0;     // x, dt, B, C, z and y
+  std::size_t states = 0;   // upper bound for initial and final states; for a job of conv1d only, for halos
+  std::size_t scratch = 0;  // of the kernel, with the convolution's output rows, or RoPE's positions and rows or angles
   std::size_t exchange = 0;  // states sent and received
 
   // Bytes that the op allocates. The caller owns the rest.

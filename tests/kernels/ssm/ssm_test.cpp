@@ -3,6 +3,7 @@
 // moves.
 #include "kernels/ssm/ssm.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/rope/rope_frequencies.hpp"
 #include "tests/kernels/ssm/ssm_row_test.hpp"
 #include "tests/support/error_of.hpp"
 
@@ -327,6 +329,46 @@ TEST_P(SsmKernels, GoOnBehindASegment) {
   expect_accurate(with_initial(random_ssm(small(Dtype::kBf16), {kSegmentTokens + 1}, 24), 25));
 }
 
+// Rows that are rotated as they are loaded give the bits of rows that were rotated before, also in decode steps.
+TEST_P(SsmKernels, RotateRowsAsTheyLoadThem) {
+  const auto backend = row().make_backend({1, 0});
+  if (small().state_decays || !row().make_kernel(small(), *backend)->rotates_rows()) {
+    GTEST_SKIP() << row().name << " takes rotated rows";
+  }
+  std::uint64_t seed = 200;
+  for (const Dtype dtype : {Dtype::kF32, Dtype::kBf16, Dtype::kF16}) {
+    for (const SsmSpec& spec :
+         {linear_spec(dtype, 2, 64, 128, SsmDecay::kHead), linear_spec(dtype, 3, 40, 24, SsmDecay::kToken),
+          linear_spec(dtype, 3, 40, 24, SsmDecay::kDim)}) {
+      if (!can(spec)) continue;
+      for (const RopePairs pairs : {RopePairs::kHalfSplit, RopePairs::kInterleaved}) {
+        // All dims, half of them, and 9 pairs, which are no multiple of a vector's; these in two segments.
+        for (const int rotary_dim : {spec.state_dim, spec.state_dim / 2, 18}) {
+          const std::vector<std::int64_t> packed{70, 0, 200, 64, 1}, segments{kSegmentTokens + 70};
+          SsmData inputs = random_ssm(spec, rotary_dim == 18 ? segments : packed, ++seed);
+          inputs.rope = make_rope_spec(RopeParameters(), dtype, spec.state_dim, pairs, /*exact=*/false);
+          inputs.rope->rotary_dim = rotary_dim;
+          inputs.rope->frequencies.resize(static_cast<std::size_t>(rotary_dim / 2));
+          inputs.rope->attention_factor = 1.25F;
+          for (std::int64_t at = 0; at < inputs.rows(); ++at) inputs.positions.push_back(1'000'000 - 7 * at);
+          SCOPED_TRACE(fmt::format("{}; {}", describe(spec), describe(*inputs.rope)));
+          const SsmResult expected = run_ssm(row(), rotated(inputs));
+          const SsmArrangement other{.threads = 2, .cut = true, .heads_at_once = 1, .strided = true, .unaligned = true};
+          for (const SsmArrangement& arrangement : {SsmArrangement{}, other}) {
+            EXPECT_EQ(first_difference(inputs, run_ssm(row(), inputs, arrangement), expected), "");
+          }
+          SsmData steps = random_ssm(spec, {3, 3, 3}, ++seed);
+          steps.rope = inputs.rope;
+          steps.positions = {5, 6, 7, 1'000'000, 1'000'001, 1'000'002, 0, 1, 2};
+          const std::vector<std::int32_t> slots{4, -1, 0};
+          const SsmResult stepped = update_with(row(), steps, 2, slots, rotary_dim == 18);
+          EXPECT_EQ(first_difference(steps, stepped, update_with(row(), rotated(steps), 1, slots)), "");
+        }
+      }
+    }
+  }
+}
+
 TEST_P(SsmKernels, KeepTheStateWhereDtIsZero) {
   for (SsmSpec spec : specs()) {
     if (spec.dt_softplus || spec.dt_bias) continue;
@@ -441,6 +483,31 @@ TEST(SsmSpecs, AreDescribedAndChecked) {
   spec.dt_min = 2.0F;
   spec.dt_max = 1.0F;
   EXPECT_EQ(error_of([&] { check_ssm(spec); }).code(), ErrorCode::kUsage);
+}
+
+TEST(SsmSpecs, ARotationFitsTheSpecAndTheKernel) {
+  SsmData inputs = random_ssm(linear_spec(Dtype::kBf16, 2, 8, 8, SsmDecay::kHead), {3}, 1);
+  const RopeSpec rope = make_rope_spec(RopeParameters(), Dtype::kBf16, 8, RopePairs::kHalfSplit, /*exact=*/false);
+  const RopeSpec wider = make_rope_spec(RopeParameters(), Dtype::kBf16, 16, RopePairs::kHalfSplit, /*exact=*/false);
+  const std::vector<float> angles(3 * 8);
+  std::vector<std::byte> y(inputs.x.size());
+  const auto is_refused = [&](const SsmSpec& spec, const SsmRotation& rotation, bool rotates_rows) {
+    inputs.spec = spec;
+    SsmTask task = inputs.task();
+    task.y = dense_view(static_cast<void*>(y.data()), spec.dtype, 3, spec.heads, spec.head_dim);
+    task.rotation = rotation;
+    try {
+      check_ssm_task(spec, {}, task, rotates_rows);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInternal);
+      return true;
+    }
+    return false;
+  };
+  EXPECT_FALSE(is_refused(inputs.spec, {&rope, angles.data()}, true));
+  EXPECT_TRUE(is_refused(inputs.spec, {&rope, angles.data()}, false));
+  EXPECT_TRUE(is_refused(inputs.spec, {&rope, nullptr}, true));
+  EXPECT_TRUE(is_refused(inputs.spec, {&wider, angles.data()}, true));
 }
 
 TEST(SsmSpecs, AreChosenByTheirDecays) {

@@ -10,6 +10,7 @@
 
 #include "attention/tokens/cost.hpp"
 #include "kernels/common/registry.hpp"
+#include "kernels/rope/rope_frequencies.hpp"
 #include "ops/decode/decode_memory.hpp"
 #include "ops/ssm/ssm.hpp"
 #include "tests/support/error_of.hpp"
@@ -84,6 +85,27 @@ TEST(SsmPlanSummaries, AConv1dInFrontTakesItsOwnTime) {
   EXPECT_DOUBLE_EQ(summarize_plan(job, 2).seconds, scan + 2.0 * 64 * 4 * kSuper / 1e8);
   const auto beside = choose_kernel(*job.convolution, KernelRequest{"cpu", "auto"});
   EXPECT_EQ(conv1d_rate(job, choice, *backend), beside.row->flops_per_second(*backend));
+}
+
+// A token's position, and its rotated k and q, or its angles where the kernel rotates rows as it loads them.
+TEST(SsmPlanSummaries, RopeTakesAnglesOrRotatedRows) {
+  SsmJob plain = job_of({kSuper});
+  plain.spec.groups = plain.spec.heads;
+  plain.spec.decay = SsmDecay::kHead;
+  SsmJob rotated = plain;
+  RopeParameters half;
+  half.partial_rotary_factor = 0.5;
+  rotated.rope = make_rope_spec(half, plain.spec.dtype, 16, RopePairs::kHalfSplit, /*exact=*/false);
+  for (const KernelRow<SsmSpec>& row : kernel_table<SsmSpec>()) {
+    if (!row.missing(plain.spec).empty()) continue;
+    const auto backend = row.make_backend({1, kNoDevice});
+    const auto kernel = row.make_kernel(plain.spec, *backend);
+    const auto scratch = [&](const SsmJob& job) {
+      return summarize_ssm_plan(job, {}, 1, kernel.get(), {"any", 1e9, 1e9, 1e-5}, 1e8).max_memory().scratch;
+    };
+    const std::size_t bytes = row.backend == "cpu" ? 8 * sizeof(float) : 2 * 4 * 16 * 2;  // k and q of 4 heads, bf16
+    EXPECT_EQ(scratch(rotated), scratch(plain) + kSuper * (8 + bytes)) << row.name;
+  }
 }
 
 TEST(SsmPlanSummaries, BalanceIsTheMostTokensOverTheMean) {

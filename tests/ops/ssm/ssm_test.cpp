@@ -15,6 +15,7 @@
 
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
+#include "kernels/rope/rope_frequencies.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/ssm_rank.hpp"
 
@@ -90,6 +91,26 @@ TEST_P(SsmWorld, DecaysOfKeyDims) {
     return make_ssm_case(spec, {2 * kSuper + 77, 5, kSuper}, true, 10);
   }();
   expect_same(given);
+}
+
+// Positions count from 0 in their sequences, wherever their tokens lie.
+TEST_P(SsmWorld, RotatedQueriesAndKeys) {
+  static const std::vector<SsmCase> cases = [] {
+    std::vector<SsmCase> made;
+    for (const RopePairs pairs : {RopePairs::kHalfSplit, RopePairs::kInterleaved}) {
+      SsmSpec spec;
+      spec.dtype = Dtype::kBf16;
+      spec.heads = spec.groups = 2;
+      spec.head_dim = spec.state_dim = 8;
+      spec.decay = pairs == RopePairs::kHalfSplit ? SsmDecay::kHead : SsmDecay::kDim;
+      RopeParameters parameters;
+      parameters.partial_rotary_factor = 0.75;
+      const RopeSpec rope = make_rope_spec(parameters, spec.dtype, spec.state_dim, pairs, /*exact=*/false);
+      made.push_back(make_ssm_case(spec, {kSuper + 100, 0, 70, 2 * kSuper + 1}, true, 11, "cpu", rope));
+    }
+    return made;
+  }();
+  for (const SsmCase& given : cases) expect_same(given);
 }
 
 TEST_P(SsmWorld, FewerSuperSegmentsThanRanks) {

@@ -25,11 +25,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace ringattn::cpu::HWY_NAMESPACE {
 
-// Rotates `pairs` pairs with cos and sin of each. First and second elements are contiguous from x and from x + second
-// (half-split), or adjacent (interleaved).
+// Rotates `pairs` pairs with cos and sin of each. First and second elements, and cos and sin, are contiguous from x and
+// from x + pairs (half-split), or adjacent (interleaved).
 template <Dtype kDtype>
-void rotate_half(const std::byte* x, std::size_t pairs, const float* cos, const float* sin, std::byte* y) {
+void rotate_half(const std::byte* x, std::size_t pairs, const float* cos, std::byte* y) {
   const Floats d;
+  const float* const sin = cos + pairs;
   const std::size_t vectors = pairs / kLanes * kLanes;
   const std::size_t element = size_of(kDtype);
   for (std::size_t i = 0; i < vectors; i += kLanes) {
@@ -53,9 +54,8 @@ void rotate_half(const std::byte* x, std::size_t pairs, const float* cos, const 
   StoreRounded<kDtype>{y + (pairs + vectors) * element, 0, rest}(0, 0, hn::Add(hn::Mul(vb, vc), hn::Mul(va, vs)));
 }
 
-// cos and sin have each pair's number twice, the sine of the first element negated: y = x · cos + swapped(x) · sin.
 template <Dtype kDtype>
-void rotate_interleaved(const std::byte* x, std::size_t pairs, const float* cos, const float* sin, std::byte* y) {
+void rotate_interleaved(const std::byte* x, std::size_t pairs, const float* angles, std::byte* y) {
   const Floats d;
   const std::size_t dims = 2 * pairs;
   HWY_ALIGN float own[kLanes + 1] = {}, other[kLanes + 1] = {}, c[kLanes + 1] = {}, s[kLanes + 1] = {};
@@ -65,8 +65,10 @@ void rotate_interleaved(const std::byte* x, std::size_t pairs, const float* cos,
 #if HWY_TARGET != HWY_SCALAR
     if (count == kLanes) {
       const auto v = load_wide<kDtype>(d, x, i);
-      const auto swapped = hn::Shuffle2301(v);
-      const auto turned = hn::Add(hn::Mul(v, hn::LoadU(d, cos + i)), hn::Mul(swapped, hn::LoadU(d, sin + i)));
+      const auto angle = hn::LoadU(d, angles + i);
+      const auto by_cos = hn::Mul(v, hn::DupEven(angle)), by_sin = hn::Mul(hn::Shuffle2301(v), hn::DupOdd(angle));
+      // First elements are differences, second ones sums.
+      const auto turned = hn::OddEven(hn::Add(by_cos, by_sin), hn::Sub(by_cos, by_sin));
       StoreRounded<kDtype>{y + i * size_of(kDtype), 0, kLanes}(0, 0, turned);
       continue;
     }
@@ -74,8 +76,8 @@ void rotate_interleaved(const std::byte* x, std::size_t pairs, const float* cos,
     for (std::size_t lane = 0; lane < count; ++lane) {
       own[lane] = load_element(x + (i + lane) * size_of(kDtype), kDtype);
       other[lane] = load_element(x + (i + (lane ^ 1U)) * size_of(kDtype), kDtype);
-      c[lane] = cos[i + lane];
-      s[lane] = sin[i + lane];
+      c[lane] = angles[(i + lane) & ~std::size_t{1}];
+      s[lane] = lane % 2 == 0 ? -angles[i + lane + 1] : angles[i + lane];
     }
     for (std::size_t lane = 0; lane < count; lane += kLanes) {
       const auto turned = hn::Add(hn::Mul(hn::LoadU(d, own + lane), hn::LoadU(d, c + lane)),
@@ -96,21 +98,19 @@ void compute_angles(const std::int64_t* positions, const double* frequencies, st
 }
 
 template <Dtype kDtype>
-void rotate_row(RopePairs pairs, const std::byte* x, std::size_t count, const float* cos, const float* sin,
-                std::byte* y) {
-  if (pairs == RopePairs::kHalfSplit) return rotate_half<kDtype>(x, count, cos, sin, y);
-  rotate_interleaved<kDtype>(x, count, cos, sin, y);
+void rotate_pairs(RopePairs pairs, const std::byte* x, std::size_t count, const float* angles, std::byte* y) {
+  if (pairs == RopePairs::kHalfSplit) return rotate_half<kDtype>(x, count, angles, y);
+  rotate_interleaved<kDtype>(x, count, angles, y);
 }
 
-void rotate(Dtype dtype, RopePairs pairs, const std::byte* x, std::size_t count, const float* cos, const float* sin,
-            std::byte* y) {
+void rotate(Dtype dtype, RopePairs pairs, const std::byte* x, std::size_t count, const float* angles, std::byte* y) {
   switch (dtype) {
     case Dtype::kF32:
-      return rotate_row<Dtype::kF32>(pairs, x, count, cos, sin, y);
+      return rotate_pairs<Dtype::kF32>(pairs, x, count, angles, y);
     case Dtype::kBf16:
-      return rotate_row<Dtype::kBf16>(pairs, x, count, cos, sin, y);
+      return rotate_pairs<Dtype::kBf16>(pairs, x, count, angles, y);
     case Dtype::kF16:
-      return rotate_row<Dtype::kF16>(pairs, x, count, cos, sin, y);
+      return rotate_pairs<Dtype::kF16>(pairs, x, count, angles, y);
   }
 }
 
@@ -183,34 +183,32 @@ namespace ringattn {
 TokenRotation::TokenRotation(const RowRotation& by)
     : by_(by),
       positions_(static_cast<std::size_t>(by.pairs)),
-      cos_(2 * positions_.size()),
-      sin_(2 * positions_.size()) {}
+      angles_(2 * positions_.size()),
+      halves_(2 * positions_.size()) {}
 
 void TokenRotation::move_to(std::span<const std::int64_t> positions, std::span<const std::uint8_t> axes, bool inverse) {
   using namespace cpu;  // HWY_DYNAMIC_DISPATCH finds its table there
   const std::size_t pairs = positions_.size();
   for (std::size_t i = 0; i < pairs; ++i) positions_[i] = positions[axes.empty() ? 0 : axes[i]];
   HWY_DYNAMIC_DISPATCH(compute_angles)
-  (positions_.data(), by_.frequencies, pairs, by_.exact, by_.factor, cos_.data(), sin_.data());
+  (positions_.data(), by_.frequencies, pairs, by_.exact, by_.factor, halves_.data(), halves_.data() + pairs);
   if (inverse) {
-    for (std::size_t i = 0; i < pairs; ++i) sin_[i] = -sin_[i];
+    for (std::size_t i = pairs; i < 2 * pairs; ++i) halves_[i] = -halves_[i];
   }
-  if (by_.layout != RopePairs::kInterleaved) return;
-  for (std::size_t i = pairs; i-- > 0;) {
-    cos_[2 * i] = cos_[2 * i + 1] = cos_[i];
-    const float sin = sin_[i];
-    sin_[2 * i] = -sin;
-    sin_[2 * i + 1] = sin;
+  if (by_.layout == RopePairs::kHalfSplit) return angles_.swap(halves_);
+  for (std::size_t i = 0; i < pairs; ++i) {
+    angles_[2 * i] = halves_[i];
+    angles_[2 * i + 1] = halves_[pairs + i];
   }
 }
 
-void TokenRotation::rotate(const std::byte* x, std::byte* y) const {
+void rotate_row(const RowRotation& by, const float* angles, const std::byte* x, std::byte* y) {
   using namespace cpu;
-  HWY_DYNAMIC_DISPATCH(rotate)
-  (by_.dtype, by_.layout, x, positions_.size(), cos_.data(), sin_.data(), y);
+  const auto pairs = static_cast<std::size_t>(by.pairs);
+  HWY_DYNAMIC_DISPATCH(rotate)(by.dtype, by.layout, x, pairs, angles, y);
   if (x == y) return;
-  const std::size_t turned = 2 * positions_.size() * size_of(by_.dtype);
-  const std::size_t row = static_cast<std::size_t>(by_.head_dim) * size_of(by_.dtype);
+  const std::size_t turned = 2 * pairs * size_of(by.dtype);
+  const std::size_t row = static_cast<std::size_t>(by.head_dim) * size_of(by.dtype);
   if (turned < row) std::memcpy(y + turned, x + turned, row - turned);
 }
 

@@ -212,7 +212,7 @@ class Gradients final : public SsdLevels {
     for (int begin = 0; begin + kChunkRows < work_tile.tokens; begin += kChunkRows) {
       float* const state = scratch.states + static_cast<std::size_t>(begin / kChunkRows) * block_floats();
       std::copy_n(state, block_floats(), state + block_floats());
-      states_.load_b(task_->b, work_tile.row + begin, kChunkRows, group_of(head), levels);
+      states_.load_b({}, task_->b, work_tile.row + begin, kChunkRows, group_of(head), levels);
       states_.load_head(*state_task_, work_tile.row + begin, kChunkRows, head, levels);
       states_.accumulate_chunk(kChunkRows, state + block_floats(), levels);
     }
@@ -239,7 +239,7 @@ class Gradients final : public SsdLevels {
     write_ddt(chunk, state, gradient, scratch, terms);
 
     SsdScratch own = levels;
-    load_b(task_->c, chunk.row, tokens, group_of(chunk.head), own);
+    load_b({}, task_->c, chunk.row, tokens, group_of(chunk.head), own);
     own.x = scratch.g;
     accumulate_chunk(tokens, gradient, own);
   }

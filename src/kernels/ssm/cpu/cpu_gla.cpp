@@ -97,7 +97,7 @@ class CpuGla final : public SsdLevels {
       const std::int64_t row = work_tile.row + begin;
       load(task, row, tokens, head, scratch);
       for (int i = 0; i < tokens; ++i) {
-        widen_row(rows(), task.c, row + i, group_of(head), spec().state_dim, scratch.q + i * spec().state_dim);
+        load_bc(task.rotation, task.c, row + i, group_of(head), scratch.q + i * spec().state_dim);
       }
       write_rows(task, row, tokens, head, state, scratch);
       if (begin + tokens < work_tile.tokens) accumulate(tokens, state, scratch);
@@ -125,7 +125,7 @@ class CpuGla final : public SsdLevels {
         std::copy_n(sums - dims, dims, sums);
         continue;
       }
-      widen_row(rows(), task.b, row + j, group_of(head), dims, k);
+      load_bc(task.rotation, task.b, row + j, group_of(head), k);
       widen_row(rows(), task.x, row + j, head, spec().head_dim, scratch.v + j * width());
       widen_row(rows(), task.dt, row + j, head, dims, sums);
       for (int n = 0; n < dims; ++n) {

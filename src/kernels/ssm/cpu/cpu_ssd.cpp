@@ -57,8 +57,8 @@ class CpuSsd final : public SsdLevels {
     for (int begin = 0; begin < work_tile.tokens; begin += kChunkRows) {
       const int tokens = std::min(kChunkRows, work_tile.tokens - begin);
       const std::int64_t row = work_tile.row + begin;
-      load_b(task.b, row, tokens, group, scratch);
-      for (int i = 0; i < tokens; ++i) widen_row(rows(), task.c, row + i, group, state_dim, own.c + i * state_dim);
+      load_b(task.rotation, task.b, row, tokens, group, scratch);
+      for (int i = 0; i < tokens; ++i) load_bc(task.rotation, task.c, row + i, group, own.c + i * state_dim);
       ops().product(own.c, state_dim, tokens, state_dim, scratch.b, kChunkRows, own.scores);
       for (int head_block = 0; head_block < work_tile.head_blocks; ++head_block) {
         const int head = work_tile.first_head_block + head_block;

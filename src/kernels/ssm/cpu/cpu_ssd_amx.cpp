@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
 #include "kernels/ssm/cpu/ssd_tiles.hpp"
@@ -20,6 +21,8 @@ struct TileScratch {
   SsdTiles tiles;
   SsdDecays decays;
   std::byte* rounded_states = nullptr;  // [kTileHeads, state_dim · head_dim] of bf16
+  std::byte* rotated_b = nullptr;       // [kChunkRows, state_dim] of bf16, with RoPE
+  std::byte* rotated_c = nullptr;
 
   TileScratch(const SsmSpec& spec, ScratchArrays& arrays) {
     tiles.state_dim = spec.state_dim;
@@ -32,6 +35,7 @@ struct TileScratch {
     arrays.take(tiles.products, kChunkRows, kChunkRows / 2);
     decays.lay_out(arrays);
     arrays.take(rounded_states, kTileHeads * spec.state_dim, 2 * spec.head_dim);
+    for (std::byte** rows : {&rotated_b, &rotated_c}) arrays.take(*rows, kChunkRows, 2 * spec.state_dim);
   }
   static std::size_t floats(const SsmSpec& spec) {
     ScratchArrays arrays(nullptr);
@@ -51,6 +55,19 @@ class CpuSsdAmx final : public SsdLevels {
  private:
   static SsdRows rows_of(const TensorView& view, std::int64_t row, int head) {
     return {view.at(row, head), view.token_stride * 2};
+  }
+
+  // Rows [row, row + tokens) of B or C, after their RoPE; `rotated` is for them.
+  SsdRows load_bc_rows(const SsmRotation& rotation, const TensorView& view, std::int64_t row, int tokens, int group,
+                       std::byte* rotated) const {
+    if (rotation.rope == nullptr) return rows_of(view, row, group);
+    const RowRotation by = row_rotation(*rotation.rope, nullptr);
+    const std::int64_t stride = std::int64_t{2} * spec().state_dim;
+    for (int j = 0; j < tokens; ++j) {
+      rotate_row(by, rotation.angles + (row + j) * rotation.rope->rotary_dim, view.at(row + j, group),
+                 rotated + j * stride);
+    }
+    return {rotated, stride};
   }
 
   void accumulate_tile(const SsmTask& task, const SsmWorkTile& work_tile, float* memory, float* states,
@@ -84,8 +101,10 @@ class CpuSsdAmx final : public SsdLevels {
     for (int begin = 0; begin < work_tile.tokens; begin += kChunkRows) {
       const int tokens = std::min(kChunkRows, work_tile.tokens - begin);
       const std::int64_t row = work_tile.row + begin;
-      tile_ops_.load_group(scratch.tiles, rows_of(task.b, row, group),
-                           finishes ? rows_of(task.c, row, group) : SsdRows{}, tokens);
+      const SsdRows b = load_bc_rows(task.rotation, task.b, row, tokens, group, scratch.rotated_b);
+      SsdRows c;
+      if (finishes) c = load_bc_rows(task.rotation, task.c, row, tokens, group, scratch.rotated_c);
+      tile_ops_.load_group(scratch.tiles, b, c, tokens);
       for (int nth = 0; nth < work_tile.head_blocks; ++nth) {
         const int head = work_tile.first_head_block + nth;
         load_decays(task, row, tokens, head, scratch.decays);

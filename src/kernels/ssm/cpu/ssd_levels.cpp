@@ -71,7 +71,7 @@ void SsdLevels::accumulate_tile(const SsmTask& task, const SsmWorkTile& work_til
     const int chunk = descending_ ? chunks - 1 - nth : nth;
     const std::int64_t row = work_tile.row + chunk * kChunkRows;
     const int tokens = std::min(kChunkRows, work_tile.tokens - chunk * kChunkRows);
-    load_b(task.b, row, tokens, group_of(work_tile.first_head_block), scratch);
+    load_b(task.rotation, task.b, row, tokens, group_of(work_tile.first_head_block), scratch);
     for (int i = 0; i < work_tile.head_blocks; ++i) {
       load_head(task, row, tokens, work_tile.first_head_block + i, scratch);
       accumulate_chunk(tokens, states + static_cast<std::size_t>(i) * block_floats(), scratch);
@@ -107,10 +107,11 @@ void SsdLevels::store_state(const float* state, float* head) const {
   }
 }
 
-void SsdLevels::load_b(const TensorView& b, std::int64_t row, int tokens, int group, SsdScratch& scratch) const {
+void SsdLevels::load_b(const SsmRotation& rotation, const TensorView& b, std::int64_t row, int tokens, int group,
+                       SsdScratch& scratch) const {
   for (int j = 0; j < kChunkRows; ++j) {
     if (j < tokens) {
-      widen_row(rows(), b, row + j, group, spec().state_dim, scratch.row);
+      load_bc(rotation, b, row + j, group, scratch.row);
     } else {
       std::fill_n(scratch.row, spec().state_dim, 0.0F);
     }

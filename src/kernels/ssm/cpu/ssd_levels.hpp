@@ -84,7 +84,8 @@ class SsdLevels : public SsmLevels {
   int group_of(int head) const { return head / (spec().heads / spec().groups); }
 
   // Loads rows [row, row + tokens) of B, and zeros after them.
-  void load_b(const TensorView& b, std::int64_t row, int tokens, int group, SsdScratch& scratch) const;
+  void load_b(const SsmRotation& rotation, const TensorView& b, std::int64_t row, int tokens, int group,
+              SsdScratch& scratch) const;
   // Loads x and the decays.
   void load_head(const SsmTask& task, std::int64_t row, int tokens, int head, SsdScratch& scratch) const;
   // Loads dt, and computes the cumulative log-decay of each token.

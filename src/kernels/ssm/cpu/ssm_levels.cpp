@@ -10,6 +10,7 @@
 #endif
 
 #include "base/rank_liveness.hpp"
+#include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
 namespace ringattn::cpu {
@@ -137,8 +138,17 @@ void SsmLevels::make_dt(float* dt, int count, const float* bias) const {
   }
 }
 
+void SsmLevels::load_bc(const SsmRotation& rotation, const TensorView& view, std::int64_t row, int group,
+                        float* target) const {
+  if (rotation.rope == nullptr) return widen_row(tile_ops_, view, row, group, spec_.state_dim, target);
+  alignas(64) std::byte rotated[kMaxRopeDim * sizeof(float)];
+  rotate_row(row_rotation(*rotation.rope, nullptr), rotation.angles + row * rotation.rope->rotary_dim,
+             fetch_row(view, row, group, spec_.state_dim), rotated);
+  tile_ops_.widen(rotated, spec_.dtype, spec_.state_dim, target);
+}
+
 void SsmLevels::accumulate_states(const SsmTask& task, const HeadRange& heads, Stream, const Progress& progress) {
-  check_ssm_task(spec_, limits_, task);
+  check_ssm_task(spec_, limits_, task, rotates_rows());
   const std::vector<SsmSegment> segments = segments_of(task);
   const std::vector<HeadBlocks> work_tiles = work_tiles_of(head_blocks_of(heads));
   const auto work_tile_count = static_cast<std::int64_t>(work_tiles.size());
@@ -229,7 +239,7 @@ void SsmLevels::state_before(const SsmTask& task, const SsmSegment& segment, int
 }
 
 void SsmLevels::update(const SsmUpdate& update, Stream) {
-  check_ssm_update(spec_, update);
+  check_ssm_update(spec_, update, rotates_rows());
   const std::int64_t items = update.x.tokens * spec_.heads;
 #pragma omp parallel for num_threads(threads_) schedule(static)
   for (std::int64_t item = 0; item < items; ++item) {
@@ -262,8 +272,8 @@ void SsmLevels::update_head(const SsmUpdate& update, std::int64_t sequence, int 
   float* const z = x + dims;
   float* const y = z + dims;
   float* const d = y + dims;
-  widen_row(tile_ops_, update.b, sequence, group, spec_.state_dim, b);
-  widen_row(tile_ops_, update.c, sequence, group, spec_.state_dim, c);
+  load_bc(update.rotation, update.b, sequence, group, b);
+  load_bc(update.rotation, update.c, sequence, group, c);
   const float dt = spec_.decay == SsmDecay::kDt ? dt_of(update, sequence, head) : 1.0F;
   for (std::size_t n = 0; n < states; ++n) {
     switch (spec_.decay) {

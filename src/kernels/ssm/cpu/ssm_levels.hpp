@@ -33,6 +33,7 @@ struct SsmWorkTile : SsmSegment {
 
 class SsmLevels : public SsmKernel {
  public:
+  bool rotates_rows() const override { return true; }
   std::size_t scratch_bytes(const SsmLimits& limits) const override;
   void reserve(const SsmLimits& limits) override;
   void accumulate_states(const SsmTask& task, const HeadRange& heads, Stream stream, const Progress& progress) override;
@@ -71,6 +72,9 @@ class SsmLevels : public SsmKernel {
 
   // Transforms dt: bias, softplus, limits. `bias` is [kChannelBlock], used cyclically, or null.
   void make_dt(float* dt, int count, const float* bias) const;
+
+  // Loads a row of B or C in fp32, after its RoPE.
+  void load_bc(const SsmRotation& rotation, const TensorView& view, std::int64_t row, int group, float* target) const;
 
   const SsmSpec& spec() const { return spec_; }
   const TileOps& rows() const { return tile_ops_; }

@@ -23,10 +23,23 @@ inline void load_elements(const TensorView& view, std::int64_t row, std::int64_t
   }
 }
 
+// Address of `count` elements of a row. Rows of a head are read in ascending order, and lie a token's stride apart,
+// often more than a page. The processor does not foresee such reads, so each one prefetches a later row.
+inline const std::byte* fetch_row(const TensorView& view, std::int64_t row, std::int64_t head, int count) {
+  constexpr std::int64_t kRowsAhead = 8;
+  constexpr std::size_t kCacheLine = 64;
+  if (row + kRowsAhead < view.tokens) {
+    const std::byte* const later = view.at(row + kRowsAhead, head);
+    const std::size_t bytes = static_cast<std::size_t>(count) * size_of(view.dtype);
+    for (std::size_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(later + at);
+  }
+  return view.at(row, head);
+}
+
 // Converts `count` contiguous elements to fp32; a multiple of 8.
 inline void widen_row(const TileOps& ops, const TensorView& view, std::int64_t row, std::int64_t head, int count,
                       float* target) {
-  ops.widen(view.at(row, head), view.dtype, count, target);
+  ops.widen(fetch_row(view, row, head, count), view.dtype, count, target);
 }
 
 // A scale of 1 changes no bits.

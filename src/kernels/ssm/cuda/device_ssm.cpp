@@ -51,6 +51,8 @@ class DeviceSsm final : public SsmKernel {
     update_ctas_ = load_update(spec_.dtype, spec_.state_decays, spec_.decay, spec_.state_dim);
   }
 
+  // Rotating in the load takes longer than rotating before it (bench/notes/rope.md).
+  bool rotates_rows() const override { return false; }
   int heads_together() const override { return spec_.state_decays ? kChannelsTogether : 1; }
   double cost_of_two_ranges(double seconds) const override { return kLastWavesSeconds + kReadTwiceFraction * seconds; }
 
@@ -74,7 +76,7 @@ class DeviceSsm final : public SsmKernel {
 
   void accumulate_states(const SsmTask& task, const HeadRange& heads, Stream stream,
                          const Progress& progress) override {
-    check_ssm_task(spec_, limits_, task);
+    check_ssm_task(spec_, limits_, task, rotates_rows());
     if (progress) progress();
     for_each_launch(task, heads, std::nullopt, [&](const SsmParams& params) {
       kernels_->accumulate_states(params, cuda_stream(stream));
@@ -94,7 +96,7 @@ class DeviceSsm final : public SsmKernel {
   }
 
   void update(const SsmUpdate& update, Stream stream) override {
-    check_ssm_update(spec_, update);
+    check_ssm_update(spec_, update, rotates_rows());
     if (update.x.tokens == 0) return;
     const DeviceGuard guard(device_);
     UpdateParams p{};
