@@ -6,6 +6,7 @@
 
 #include "base/cuda.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
+#include "kernels/common/cuda/pdl_launch.hpp"
 #include "kernels/ssd_backward/sm90/ssd_gate.cuh"
 #include "kernels/ssd_backward/sm90/ssd_rows.cuh"
 #include "kernels/ssd_backward/sm90/ssd_states.cuh"
@@ -23,9 +24,17 @@ void launch_states(const cuda::SsdStatesParams& given, int segments, int multipr
   scan.y_head_stride = scan.x.head_stride;
   const HopperSsdStates p{map_task<kStates>(scan, multiprocessors), given.first_segment, given.chunk_states};
   const auto ctas = static_cast<unsigned>(p.ssd.blocks.threes + p.ssd.blocks.shorts) * static_cast<unsigned>(segments);
-  ssd_states_kernel<kStates, kReversed, kExpand>
-      <<<ctas, kSsdThreads, SsdLayout<kStates, false>::kSharedBytes, stream>>>(p);
-  check_cuda(cudaGetLastError(), "sm90_ssd_backward");
+  const auto kernel = ssd_states_kernel<kStates, kReversed, kExpand>;
+  constexpr int kSharedBytes =
+      kExpand ? ChunkStateTiles<kStates>::kSharedBytes : SsdLayout<kStates, false>::kSharedBytes;
+  if constexpr (kReversed && kExpand) {
+    // Its CTAs fill the last wave of the kernel before it, that of the states of the same batch.
+    cuda::PdlLaunch launch(static_cast<int>(ctas), kSsdThreads, kSharedBytes, Stream{stream});
+    check_cuda(cudaLaunchKernelEx(&launch.config, kernel, p), "sm90_ssd_backward");
+  } else {
+    kernel<<<ctas, kSsdThreads, kSharedBytes, stream>>>(p);
+    check_cuda(cudaGetLastError(), "sm90_ssd_backward");
+  }
 }
 
 template <int kStates, bool kExpand>
@@ -71,9 +80,9 @@ template <int kStates>
 constexpr HopperSsdBackwardLauncher ssd_backward_launcher() {
   return {[] {
             cuda::allow_shared(ssd_states_kernel<kStates, false, false>, SsdLayout<kStates, false>::kSharedBytes);
-            cuda::allow_shared(ssd_states_kernel<kStates, false, true>, SsdLayout<kStates, false>::kSharedBytes);
+            cuda::allow_shared(ssd_states_kernel<kStates, false, true>, ChunkStateTiles<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_states_kernel<kStates, true, false>, SsdLayout<kStates, false>::kSharedBytes);
-            cuda::allow_shared(ssd_states_kernel<kStates, true, true>, SsdLayout<kStates, false>::kSharedBytes);
+            cuda::allow_shared(ssd_states_kernel<kStates, true, true>, ChunkStateTiles<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_rows_kernel<kStates>, HopperRowsShape<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_gate_kernel<kStates>, gate_gradient_bytes<kStates>());
           },
