@@ -537,13 +537,13 @@ __global__ void __launch_bounds__(SsdRowsShape<kDims, kStates>::kThreads, 1)
     for_each_head([&](int index) {
       if (index == 0) tokens.compute_cb();
       if (tokens.finishes_heads()) {
-        if (index > 0) dt.finish(index - 1, lane);
+        if (index > 0) dt.finish(index - 1, lane, dt.inputs);
         dt.template load<Element>(index, lane);
       }
       tokens.compute(index);
     });
     tokens.store_scores();
-    if (tokens.finishes_heads()) dt.finish(count - 1, lane);
+    if (tokens.finishes_heads()) dt.finish(count - 1, lane, dt.inputs);
     __syncthreads();
   } else {
     SsdSets<Element, kDims, kStates> sets(cta, warp - Shape::kGroupThreads / 32, lane);

@@ -50,12 +50,16 @@ void launch_rows(const cuda::SsdRowsParams& given, int segments, cudaStream_t st
   p.rows = given;
   const cuda::SsmParams& s = given.scan;
   p.rows.blocks = cuda::head_blocks(s, given.set_heads);
-  const auto map = [&](const void* data, std::int64_t token_stride, std::int64_t head_stride, CUtensorMap& target) {
-    return map_ssd(mapped(data, token_stride, head_stride, given.rows, s.heads, kRowsDims), kRowsDims, target);
+  const auto map = [&](const void* data, std::int64_t token_stride, std::int64_t head_stride, CUtensorMap& target,
+                       int box_rows = kChunk) {
+    const MappedTensor tensor = mapped(data, token_stride, head_stride, given.rows, s.heads, kRowsDims);
+    if (!can_map(tensor)) return false;
+    target = map_tensor(tensor, Dtype::kBf16, box_rows, kRowsDims);
+    return true;
   };
   p.maps = map(s.x.data, s.x.token_stride, s.x.head_stride, p.x) &&
            map(given.g.data, given.g.token_stride, given.g.head_stride, p.g);
-  p.maps_dx = !given.dx.wide && map(given.dx.data, given.dx.token_stride, given.dx.head_stride, p.dx);
+  p.maps_dx = !given.dx.wide && map(given.dx.data, given.dx.token_stride, given.dx.head_stride, p.dx, kRowsOfWarp);
   const auto ctas = static_cast<unsigned>(p.rows.blocks * kChunksOfSegment * segments);
   ssd_rows_kernel<kStates><<<ctas, kRowsThreads, HopperRowsShape<kStates>::kSharedBytes, stream>>>(p);
   check_cuda(cudaGetLastError(), "sm90_ssd_backward");
