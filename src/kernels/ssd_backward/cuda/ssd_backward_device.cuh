@@ -105,23 +105,20 @@ template <class Cta>
 struct DtGradient {
   using Shape = typename Cta::Shape;
   const Cta& cta;
-  // What load() reads, before the head's sums are awaited.
-  struct Inputs {
-    float dt[2];  // as given
-    float a;
-    float bias;
-  };
-  Inputs inputs;
+  // Loaded before the head's sums are awaited.
+  float given[2];  // dt as given
+  float a;
+  float bias;
 
   template <class Element>
   __device__ __forceinline__ void load(int index, int lane) {
-    inputs.a = cta.p.scan.a[cta.heads.first + index];
-    inputs.bias = dt_bias_of(cta.p.scan.dt_bias, cta.heads.first + index);
+    a = cta.p.scan.a[cta.heads.first + index];
+    bias = dt_bias_of(cta.p.scan.dt_bias, cta.heads.first + index);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token = 2 * lane + i;
       if (token < cta.tokens()) {
-        inputs.dt[i] = to_float(*element_at<Element>(cta.p.scan.dt, cta.row() + token, cta.heads.first + index));
+        given[i] = to_float(*element_at<Element>(cta.p.scan.dt, cta.row() + token, cta.heads.first + index));
       }
     }
   }
@@ -160,7 +157,7 @@ struct DtGradient {
     return make_float2(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y));
   }
 
-  __device__ __forceinline__ void finish(int index, int lane, const Inputs& given) const {
+  __device__ __forceinline__ void finish(int index, int lane) const {
     const float* const sums = cta.sums(index);
     const float* const da_cumsum = cta.da_cumsum(index);
     const auto pair = [&](int first) { return *reinterpret_cast<const float2*>(sums + first); };
@@ -185,7 +182,7 @@ struct DtGradient {
 
     const SsmParams& s = cta.p.scan;
     const int head = cta.heads.first + index;
-    const float rate = __fmul_rn(given.a, kSsmLog2E);
+    const float rate = __fmul_rn(a, kSsmLog2E);
     const float2 dt = *reinterpret_cast<const float2*>(da_cumsum + kChunk + 2 * lane);
     const float2 skip = pair(Shape::kSkip + 2 * lane);
     float terms[3] = {};
@@ -194,9 +191,9 @@ struct DtGradient {
       if (2 * lane + i >= cta.tokens()) continue;
       const float step = i == 0 ? dt.x : dt.y;
       const float of_log = __fmul_rn(step, rate) < kMinLog ? 0.0F : i == 0 ? q.x : q.y;
-      const float value = __fadd_rn(given.dt[i], given.bias);
+      const float value = __fadd_rn(given[i], bias);
       const float unclamped = s.softplus ? softplus(value) : value;
-      float gradient = __fmaf_rn(given.a, of_log, i == 0 ? of_dt.x : of_dt.y);
+      float gradient = __fmaf_rn(a, of_log, i == 0 ? of_dt.x : of_dt.y);
       if (s.softplus) {
         const float power = exp2_approx(__fmul_rn(value, -kSsmLog2E));
         gradient = __fmul_rn(gradient, reciprocal_approx(__fadd_rn(power, 1.0F)));

@@ -39,7 +39,7 @@ struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 4, false> {
   // Sums of a head: DtGradient reads one buffer while the sums of the next heads are computed.
   static constexpr int kSumStages = 4;
   // dA_cumsum and dt of a head are read until its sums are, which may be kSumStages heads after its other tiles are
-  // released.
+  // released: the sets warpgroup waits for a head's buffer of sums before it releases the head's tiles.
   static constexpr int kDaCumsumStages = kStages + kSumStages;
   static constexpr int kBBytes = kChunk * cuda::padded_row_bytes(kStates);
   static constexpr int kXBytes = cuda::panel_bytes(kChunk);
