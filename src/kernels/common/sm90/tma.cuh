@@ -71,6 +71,11 @@ __device__ __forceinline__ void tma_store_box(const CUtensorMap* map, std::uint3
                "r"(source), "r"(column), "r"(row), "r"(0), "r"(head)
                : "memory");
 }
+// Copies contiguous bytes from shared to global memory. Both addresses and `bytes` are multiples of 16.
+__device__ __forceinline__ void tma_store_bytes(void* target, std::uint32_t source, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
+               : "memory");
+}
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Waits until this thread's TMA stores have read their shared memory.
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

@@ -20,12 +20,6 @@ inline constexpr float kDeltaLog2E = 1.44269504F;
 // The log2 decay of one token is at least this (kernels/gated_delta/gated_delta.hpp).
 inline constexpr float kDeltaMinLog = -150.0F;
 
-// Copies contiguous bytes from shared to global memory. Both addresses and `bytes` are multiples of 16.
-__device__ __forceinline__ void tma_store_bytes(void* target, std::uint32_t source, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(target), "r"(source), "r"(bytes)
-               : "memory");
-}
-
 // The decay of one token in log2 units, clamped. NaN stays NaN.
 __device__ __forceinline__ float log2_decay(float log_decay) {
   float log;

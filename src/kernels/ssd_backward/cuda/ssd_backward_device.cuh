@@ -105,10 +105,15 @@ template <class Cta>
 struct DtGradient {
   using Shape = typename Cta::Shape;
   const Cta& cta;
-  float given[2];  // dt as given; loaded a head before it is needed
+  // Loaded before the head's sums are awaited.
+  float given[2];  // dt as given
+  float a;
+  float bias;
 
   template <class Element>
   __device__ __forceinline__ void load(int index, int lane) {
+    a = cta.p.scan.a[cta.heads.first + index];
+    bias = dt_bias_of(cta.p.scan.dt_bias, cta.heads.first + index);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token = 2 * lane + i;
@@ -177,9 +182,7 @@ struct DtGradient {
 
     const SsmParams& s = cta.p.scan;
     const int head = cta.heads.first + index;
-    const float a = s.a[head];
     const float rate = __fmul_rn(a, kSsmLog2E);
-    const float bias = dt_bias_of(s.dt_bias, head);
     const float2 dt = *reinterpret_cast<const float2*>(da_cumsum + kChunk + 2 * lane);
     const float2 skip = pair(Shape::kSkip + 2 * lane);
     float terms[3] = {};

@@ -78,8 +78,8 @@ struct SsdBackwardLauncher {
   void (*gate)(const SsdGateParams& params, int segments, int multiprocessors, cudaStream_t stream);
 };
 
-// Sums of a head in shared memory, as offsets in floats. There are two buffers: DtGradient reads one while the next
-// head's sums are computed. Warps leave as many parts of a sum as the first template arguments say. kBlockSums_: what
+// Sums of a head in shared memory, as offsets in floats. There are several buffers: DtGradient reads one while the next
+// heads' sums are computed. Warps leave as many parts of a sum as the first template arguments say. kBlockSums_: what
 // kWithin has.
 template <int kStateParts_, int kTokenParts_, int kDtParts_, int kInnerParts_, bool kBlockSums_>
 struct SsdSums {

@@ -94,6 +94,51 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The same for rows of whole vectors of eight elements, aligned to 16 bytes. A thread loads kVectorsInFlight of each
+// tensor before it stores: the compiler cannot move loads before stores to memory that they might overlap.
+template <class Element>
+__global__ void __launch_bounds__(kThreads)
+    gate_gradient_vectors_kernel(const __grid_constant__ SsmParams p, const __grid_constant__ SsmTensor g) {
+  constexpr int kVectorsInFlight = 4;
+  constexpr int kElements = 8;
+  const SegmentCoord segment = segment_coord(p, blockIdx.x);
+  const int first = static_cast<int>(blockIdx.y) * kChunk;
+  const int left = segment.tokens - first;
+  const int tokens = left < kChunk ? left : kChunk;
+  const int of_head = p.head_dim / kElements;
+  const int columns = p.head_count * of_head;
+  for (int i = static_cast<int>(threadIdx.x); i < tokens * columns; i += kThreads * kVectorsInFlight) {
+    uint4 dy[kVectorsInFlight];
+    uint4 z[kVectorsInFlight];
+    uint4* targets[kVectorsInFlight];
+#pragma unroll
+    for (int v = 0; v < kVectorsInFlight; ++v) {
+      const int nth = i + v * kThreads;
+      targets[v] = nullptr;
+      if (nth >= tokens * columns) continue;
+      const std::int64_t row = segment.row + first + nth / columns;
+      const int head = p.first_head + nth % columns / of_head;
+      const int dim = nth % of_head * kElements;  // columns is a multiple of of_head
+      dy[v] = *reinterpret_cast<const uint4*>(element_at<Element>(p.x, row, head) + dim);
+      z[v] = *reinterpret_cast<const uint4*>(element_at<Element>(p.z, row, head) + dim);
+      targets[v] = reinterpret_cast<uint4*>(const_cast<Element*>(element_at<Element>(g, row, head)) + dim);
+    }
+#pragma unroll
+    for (int v = 0; v < kVectorsInFlight; ++v) {
+      if (targets[v] == nullptr) continue;
+      const auto* const of_dy = reinterpret_cast<const Element*>(&dy[v]);
+      const auto* const of_z = reinterpret_cast<const Element*>(&z[v]);
+      uint4 words;
+      auto* const values = reinterpret_cast<Element*>(&words);
+#pragma unroll
+      for (int e = 0; e < kElements; ++e) {
+        values[e] = from_float<Element>(__fmul_rn(to_float(of_dy[e]), silu(to_float(of_z[e]))));
+      }
+      *targets[v] = words;
+    }
+  }
+}
+
 dim3 grid_of(const SsmParams& p, unsigned outputs) {
   return {static_cast<unsigned>(p.segments), kChunksOfSegment, outputs};
 }
@@ -104,9 +149,11 @@ void load_ssd_sums(Dtype dtype) {
   if (dtype == Dtype::kBf16) {
     load_kernel(sum_sets_kernel<__nv_bfloat16>);
     load_kernel(gate_gradients_kernel<__nv_bfloat16>);
+    load_kernel(gate_gradient_vectors_kernel<__nv_bfloat16>);
   } else {
     load_kernel(sum_sets_kernel<__half>);
     load_kernel(gate_gradients_kernel<__half>);
+    load_kernel(gate_gradient_vectors_kernel<__half>);
   }
   load_kernel(sum_terms_kernel);
 }
@@ -123,7 +170,11 @@ void sum_chunk_terms(const SsmParams& params, const float4* chunk_terms, float* 
 }
 
 void gate_gradients(const SsmParams& params, const SsmTensor& g, Dtype dtype, cudaStream_t stream) {
-  const auto kernel = dtype == Dtype::kBf16 ? gate_gradients_kernel<__nv_bfloat16> : gate_gradients_kernel<__half>;
+  const bool bf16 = dtype == Dtype::kBf16;
+  const bool vectors = params.x.aligned && params.z.aligned && g.aligned && params.head_dim % 8 == 0;
+  const auto kernel = vectors
+                          ? (bf16 ? gate_gradient_vectors_kernel<__nv_bfloat16> : gate_gradient_vectors_kernel<__half>)
+                          : (bf16 ? gate_gradients_kernel<__nv_bfloat16> : gate_gradients_kernel<__half>);
   kernel<<<grid_of(params, 1), kThreads, 0, stream>>>(params, g);
   check_cuda(cudaGetLastError(), "the gradient of rows before the gate");
 }

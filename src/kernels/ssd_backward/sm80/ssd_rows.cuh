@@ -533,7 +533,7 @@ __global__ void __launch_bounds__(SsdRowsShape<kDims, kStates>::kThreads, 1)
   for (int index = 0; index < Shape::kStages - 1; ++index) cta.issue_head(index);
   if (warp < Shape::kGroupThreads / 32) {
     SsdTokens<Element, kDims, kStates> tokens(cta, warp, lane);
-    cuda::DtGradient<SsdRowsCta<Element, kDims, kStates>> dt{cta, {}};
+    cuda::DtGradient<SsdRowsCta<Element, kDims, kStates>> dt{cta, {}, 0.0F, 0.0F};
     for_each_head([&](int index) {
       if (index == 0) tokens.compute_cb();
       if (tokens.finishes_heads()) {

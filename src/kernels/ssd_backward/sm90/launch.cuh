@@ -6,6 +6,7 @@
 
 #include "base/cuda.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
+#include "kernels/common/cuda/pdl_launch.hpp"
 #include "kernels/ssd_backward/sm90/ssd_gate.cuh"
 #include "kernels/ssd_backward/sm90/ssd_rows.cuh"
 #include "kernels/ssd_backward/sm90/ssd_states.cuh"
@@ -23,9 +24,17 @@ void launch_states(const cuda::SsdStatesParams& given, int segments, int multipr
   scan.y_head_stride = scan.x.head_stride;
   const HopperSsdStates p{map_task<kStates>(scan, multiprocessors), given.first_segment, given.chunk_states};
   const auto ctas = static_cast<unsigned>(p.ssd.blocks.threes + p.ssd.blocks.shorts) * static_cast<unsigned>(segments);
-  ssd_states_kernel<kStates, kReversed, kExpand>
-      <<<ctas, kSsdThreads, SsdLayout<kStates, false>::kSharedBytes, stream>>>(p);
-  check_cuda(cudaGetLastError(), "sm90_ssd_backward");
+  const auto kernel = ssd_states_kernel<kStates, kReversed, kExpand>;
+  constexpr int kSharedBytes =
+      kExpand ? ChunkStateTiles<kStates>::kSharedBytes : SsdLayout<kStates, false>::kSharedBytes;
+  if constexpr (kReversed && kExpand) {
+    // Its CTAs fill the last wave of the kernel before it, that of the states of the same batch.
+    cuda::PdlLaunch launch(static_cast<int>(ctas), kSsdThreads, kSharedBytes, Stream{stream});
+    check_cuda(cudaLaunchKernelEx(&launch.config, kernel, p), "sm90_ssd_backward");
+  } else {
+    kernel<<<ctas, kSsdThreads, kSharedBytes, stream>>>(p);
+    check_cuda(cudaGetLastError(), "sm90_ssd_backward");
+  }
 }
 
 template <int kStates, bool kExpand>
@@ -41,12 +50,16 @@ void launch_rows(const cuda::SsdRowsParams& given, int segments, cudaStream_t st
   p.rows = given;
   const cuda::SsmParams& s = given.scan;
   p.rows.blocks = cuda::head_blocks(s, given.set_heads);
-  const auto map = [&](const void* data, std::int64_t token_stride, std::int64_t head_stride, CUtensorMap& target) {
-    return map_ssd(mapped(data, token_stride, head_stride, given.rows, s.heads, kRowsDims), kRowsDims, target);
+  const auto map = [&](const void* data, std::int64_t token_stride, std::int64_t head_stride, CUtensorMap& target,
+                       int box_rows = kChunk) {
+    const MappedTensor tensor = mapped(data, token_stride, head_stride, given.rows, s.heads, kRowsDims);
+    if (!can_map(tensor)) return false;
+    target = map_tensor(tensor, Dtype::kBf16, box_rows, kRowsDims);
+    return true;
   };
   p.maps = map(s.x.data, s.x.token_stride, s.x.head_stride, p.x) &&
            map(given.g.data, given.g.token_stride, given.g.head_stride, p.g);
-  p.maps_dx = !given.dx.wide && map(given.dx.data, given.dx.token_stride, given.dx.head_stride, p.dx);
+  p.maps_dx = !given.dx.wide && map(given.dx.data, given.dx.token_stride, given.dx.head_stride, p.dx, kRowsOfWarp);
   const auto ctas = static_cast<unsigned>(p.rows.blocks * kChunksOfSegment * segments);
   ssd_rows_kernel<kStates><<<ctas, kRowsThreads, HopperRowsShape<kStates>::kSharedBytes, stream>>>(p);
   check_cuda(cudaGetLastError(), "sm90_ssd_backward");
@@ -71,9 +84,9 @@ template <int kStates>
 constexpr HopperSsdBackwardLauncher ssd_backward_launcher() {
   return {[] {
             cuda::allow_shared(ssd_states_kernel<kStates, false, false>, SsdLayout<kStates, false>::kSharedBytes);
-            cuda::allow_shared(ssd_states_kernel<kStates, false, true>, SsdLayout<kStates, false>::kSharedBytes);
+            cuda::allow_shared(ssd_states_kernel<kStates, false, true>, ChunkStateTiles<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_states_kernel<kStates, true, false>, SsdLayout<kStates, false>::kSharedBytes);
-            cuda::allow_shared(ssd_states_kernel<kStates, true, true>, SsdLayout<kStates, false>::kSharedBytes);
+            cuda::allow_shared(ssd_states_kernel<kStates, true, true>, ChunkStateTiles<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_rows_kernel<kStates>, HopperRowsShape<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_gate_kernel<kStates>, gate_gradient_bytes<kStates>());
           },

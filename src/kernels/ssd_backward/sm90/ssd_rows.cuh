@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/common/cuda/tile_copy.cuh"
+#include "kernels/common/sm90/matrix.cuh"
 #include "kernels/common/sm90/mbarrier.cuh"
 #include "kernels/common/sm90/threads.cuh"
 #include "kernels/common/sm90/tma.cuh"
@@ -23,9 +24,8 @@ namespace ringattn::sm90 {
 using Bf16Mma = cuda::MmaTraits<Bf16>;
 using Wgmma64 = Wgmma<Bf16, 64>;
 
-// Named barriers: the sums of scores are in shared memory, and the tile of dx is written or read.
+// Named barrier: the sums of scores are in shared memory.
 inline constexpr int kSetScoresBarrier = 1;
-inline constexpr int kTokensBarrier = 2;
 
 // Shared memory, the chunk and the heads of a CTA.
 template <int kStates>
@@ -75,7 +75,7 @@ struct HopperRowsCta {
            index % Shape::kDaCumsumStages * kChunkDaCumsumFloats;
   }
   __device__ __forceinline__ float* sums(int index) const {
-    return reinterpret_cast<float*>(bytes + Shape::kSumsAt) + index % 2 * Shape::kSumFloats;
+    return reinterpret_cast<float*>(bytes + Shape::kSumsAt) + index % Shape::kSumStages * Shape::kSumFloats;
   }
 
   // Barriers of a head, and the parity of its turn. A wait for an empty buffer takes the opposite parity.
@@ -83,14 +83,21 @@ struct HopperRowsCta {
   __device__ __forceinline__ std::uint32_t empty(int index) const {
     return barrier(Shape::kStages + index % Shape::kStages);
   }
+  __device__ __forceinline__ std::uint32_t sums_full(int index) const {
+    return barrier(2 * Shape::kStages + index % Shape::kSumStages);
+  }
+  __device__ __forceinline__ std::uint32_t sums_empty(int index) const {
+    return barrier(2 * Shape::kStages + Shape::kSumStages + index % Shape::kSumStages);
+  }
   __device__ __forceinline__ std::uint32_t scores_full(int index) const { return of_pair(0, index); }
   __device__ __forceinline__ std::uint32_t scores_empty(int index) const { return of_pair(1, index); }
-  __device__ __forceinline__ std::uint32_t sums_full(int index) const { return of_pair(2, index); }
-  __device__ __forceinline__ std::uint32_t sums_empty(int index) const { return of_pair(3, index); }
-  __device__ __forceinline__ std::uint32_t products_full(int index) const { return of_pair(4, index); }
-  __device__ __forceinline__ std::uint32_t products_empty(int index) const { return of_pair(5, index); }
+  __device__ __forceinline__ std::uint32_t products_full(int index) const { return of_pair(2, index); }
+  __device__ __forceinline__ std::uint32_t products_empty(int index) const { return of_pair(3, index); }
   __device__ __forceinline__ static std::uint32_t parity(int index) {
     return static_cast<std::uint32_t>(index / Shape::kStages) & 1U;
+  }
+  __device__ __forceinline__ static std::uint32_t sums_parity(int index) {
+    return static_cast<std::uint32_t>(index / Shape::kSumStages) & 1U;
   }
   __device__ __forceinline__ static std::uint32_t pair_parity(int index) {
     return static_cast<std::uint32_t>(index / 2) & 1U;
@@ -98,16 +105,18 @@ struct HopperRowsCta {
 
   // By one thread.
   __device__ __forceinline__ void init_barriers() const {
-    constexpr int kWarps = kWarpgroup / 32;  // of three warpgroups; two warps of the fourth are consumers too
+    constexpr int kWarps = kWarpgroup / 32;  // of three warpgroups; two warps of the fourth leave sums too
     for (int i = 0; i < Shape::kStages; ++i) {
       barrier_init(full(i), 1);
-      barrier_init(empty(i), 3 * kWarps + 2);
+      barrier_init(empty(i), 3 * kWarps);
+    }
+    for (int i = 0; i < Shape::kSumStages; ++i) {
+      barrier_init(sums_full(i), 3 * kWarps + 2);
+      barrier_init(sums_empty(i), 1);
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(scores_full(i), kWarps);
       barrier_init(scores_empty(i), kWarps);
-      barrier_init(sums_full(i), 3 * kWarps + 2);
-      barrier_init(sums_empty(i), 1);
       barrier_init(products_full(i), kWarps);
       barrier_init(products_empty(i), 2);
     }
@@ -124,7 +133,7 @@ struct HopperRowsCta {
     return at(Shape::kBarriers + nth_of_all * kBarrierBytes);
   }
   __device__ __forceinline__ std::uint32_t of_pair(int which, int index) const {
-    return barrier(2 * Shape::kStages + 2 * which + index % 2);
+    return barrier(2 * (Shape::kStages + Shape::kSumStages + which) + index % 2);
   }
 };
 
@@ -177,13 +186,6 @@ __device__ __forceinline__ void load_rows(std::uint32_t (&r)[4], std::uint32_t p
   cuda::load_matrix(r, ((panel + cuda::swizzled(lane % 16, lane / 16)) ^ static_cast<std::uint32_t>(k << 5)) +
                            static_cast<std::uint32_t>(row * cuda::kPanelRowBytes));
 }
-// The same as two B fragments, each of eight of the rows as columns.
-__device__ __forceinline__ void load_rows_as_columns(std::uint32_t (&r)[4], std::uint32_t panel, int row, int k,
-                                                     int lane) {
-  cuda::load_matrix(
-      r, ((panel + cuda::swizzled(lane % 8 + lane / 16 * 8, lane / 8 % 2)) ^ static_cast<std::uint32_t>(k << 5)) +
-             static_cast<std::uint32_t>(row * cuda::kPanelRowBytes));
-}
 __device__ __forceinline__ void load_columns(std::uint32_t (&r)[4], std::uint32_t panel, int column, int k, int lane) {
   cuda::load_matrix_transposed(r, panel + cuda::swizzled(16 * k + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
 }
@@ -198,12 +200,9 @@ struct PairsOfThread {
     return (first ^ static_cast<std::uint32_t>(tile << 4)) +
            static_cast<std::uint32_t>(half * 8 * cuda::kPanelRowBytes);
   }
-  __device__ __forceinline__ std::uint32_t word(int tile, int half) const {
-    return static_cast<std::uint32_t>(cuda::load_shared_number(at(tile, half)));
-  }
 };
 
-// The first warpgroup: scores of 16 rows a warp, by mma.sync, so that a warp computes only blocks on and below the
+// The first warpgroup: scores of 16 rows a warp. Of a product of 64 x 64 a warp uses only blocks on and below the
 // diagonal. Its nth block has columns from 16 (warp − n) on: the code of a block is the same for all warps, because all
 // code of the kernel has to fit into the instruction cache.
 template <int kStates>
@@ -216,7 +215,13 @@ class HopperScores {
       : cta_(cta), warp_(warp_uniform(thread_of_warpgroup() / 32)), lane_(thread_of_warpgroup() % 32) {}
 
   __device__ __forceinline__ void run() {
-    multiply<kStates / 16>(cb_, cta_.c(), cta_.b());
+    {
+      float all[8][4];
+      multiply_transposed<kStates / 16>(all, cta_.c(), cta_.b());
+      wgmma_wait<0>();
+      pin(all);
+      select_blocks(cb_, all);
+    }
     const int count = cta_.heads.count;
 #pragma unroll 1
     for (int index = 0; index < count; ++index) {
@@ -224,10 +229,17 @@ class HopperScores {
       const std::uint32_t x = cta_.head(index);
       const float skip = cta_.p.scan.d != nullptr ? cta_.p.scan.d[cta_.heads.first + index] : 0.0F;
       barrier_wait(cta_.full(index), Cta::parity(index));
-      multiply<kRowsDims / 16>(gx, x + Shape::kG, x);
+      {
+        float all[8][4];
+        multiply_transposed<kRowsDims / 16>(all, x + Shape::kG, x);
+        wgmma_wait<0>();
+        pin(all);
+        select_blocks(gx, all);
+      }
+      const float inner = multiply_states(x);
       Cta::arrive(cta_.empty(index));
       barrier_wait(cta_.scores_empty(index), Cta::pair_parity(index) ^ 1U);
-      compute(index, gx, skip);
+      compute(index, gx, skip, inner);
     }
     // The sums of intra-chunk scores over the heads, where the scores of the last head but one were.
     barrier_wait(cta_.scores_empty(count), Cta::pair_parity(count) ^ 1U);
@@ -240,31 +252,27 @@ class HopperScores {
   }
 
  private:
-  // d[n] = (rows of A) · (rows of the nth block of B)ᵀ, for tiles of 16 · kSteps columns.
-  template <int kSteps>
-  __device__ __forceinline__ void multiply(float (&d)[4][2][4], std::uint32_t a_tile, std::uint32_t b_tile) const {
-    std::uint32_t rows[kSteps][4];
+  // By value: a conditional of two elements of an array would select an address, and the array would be in memory.
+  __device__ __forceinline__ static float select(bool condition, float yes, float no) { return condition ? yes : no; }
+
+  // blocks[n] = the nth block: columns [16 (warp − n), 16 (warp − n) + 16) of `all`. Those for n > warp are of other
+  // columns. Two steps of selects, so that the index of a register is constant and the code the same for all warps.
+  __device__ __forceinline__ void select_blocks(float (&blocks)[4][2][4], const float (&all)[8][4]) const {
+    const bool by_one = warp_ % 2 != 0;
+    const bool by_two = warp_ / 2 != 0;
 #pragma unroll
-    for (int k = 0; k < kSteps; ++k) load_rows(rows[k], panel_of(a_tile, k), 16 * warp_, k % 4, lane_);
+    for (int t = 0; t < 2; ++t) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (n > warp_) break;
+      for (int e = 0; e < 4; ++e) {
+        float turned[4];
 #pragma unroll
-      for (int t = 0; t < 2; ++t) {
+        for (int n = 0; n < 4; ++n) {
+          turned[n] = select(by_one, all[2 * ((5 - n) % 4) + t][e], all[2 * ((4 - n) % 4) + t][e]);
+        }
 #pragma unroll
-        for (int e = 0; e < 4; ++e) d[n][t][e] = 0.0F;
-      }
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        std::uint32_t columns[4];
-        load_rows_as_columns(columns, panel_of(b_tile, k), 16 * (warp_ - n), k % 4, lane_);
-        Bf16Mma::mma(d[n][0], rows[k], columns[0], columns[1], d[n][0]);
-        Bf16Mma::mma(d[n][1], rows[k], columns[2], columns[3], d[n][1]);
+        for (int n = 0; n < 4; ++n) blocks[n][t][e] = select(by_two, turned[(n + 2) % 4], turned[n]);
       }
     }
-  }
-  __device__ __forceinline__ static std::uint32_t panel_of(std::uint32_t tile, int k) {
-    return tile + static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
   }
 
   __device__ __forceinline__ void store_block(const PairsOfThread& target, int n, const float (&values)[2][4]) const {
@@ -279,7 +287,7 @@ class HopperScores {
   // (C · Bᵀ) · decays · dt and D to shared memory, for dx. Adds (g · xᵀ) · decays · dt to the sums over heads. The
   // products (C · Bᵀ) · (g · xᵀ) · decays, for dt and the log-decays, go to shared memory too. They take the place of
   // gx.
-  __device__ __forceinline__ void compute(int index, float (&gx)[4][2][4], float skip) {
+  __device__ __forceinline__ void compute(int index, float (&gx)[4][2][4], float skip, float inner) {
     float(&terms)[4][2][4] = gx;
     const float* const da_cumsum = cta_.da_cumsum(index) + 16 * warp_;  // from the warp's first row on
     const float of_first = da_cumsum[0];
@@ -288,7 +296,7 @@ class HopperScores {
                                  cuda::exp2_approx(__fsub_rn(of_rows[1], of_first))};
     const float* const of_columns = da_cumsum + lane_ % 4 * 2;
     const PairsOfThread scores(cta_.scores(index));
-    store_skips(index, gx[0]);
+    store_sums(index, gx[0], inner);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       if (n > warp_) break;
@@ -351,9 +359,30 @@ class HopperScores {
     block[1][3] = __fadd_rn(block[1][3], odd);
   }
 
-  // ⟨g_i, x_i⟩ of the warp's tokens.
-  __device__ __forceinline__ void store_skips(int index, const float (&gx)[2][4]) const {
-    barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+  // ⟨S, G⟩ of the warp's 16 dims, for lane 0: the diagonal of S · Gᵀ, of which this thread has elements if it has some
+  // of that of the scores.
+  __device__ __forceinline__ float multiply_states(std::uint32_t x) const {
+    float all[8][4];
+    multiply_transposed<kStates / 16>(all, x + Shape::kState, x + Shape::kGradient);
+    wgmma_wait<0>();
+    pin(all);
+    float first = 0.0F;
+    float second = 0.0F;
+#pragma unroll
+    for (int warp = 0; warp < 4; ++warp) {
+      first = select(warp == warp_, select(has_odd_row(), all[2 * warp][1], all[2 * warp][0]), first);
+      second = select(warp == warp_, select(has_odd_row(), all[2 * warp + 1][3], all[2 * warp + 1][2]), second);
+    }
+    float inner = on_diagonal() ? __fadd_rn(first, second) : 0.0F;
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
+    return inner;
+  }
+
+  // ⟨g_i, x_i⟩ of the warp's tokens, and ⟨S, G⟩ of its dims.
+  __device__ __forceinline__ void store_sums(int index, const float (&gx)[2][4], float inner) const {
+    barrier_wait(cta_.sums_empty(index), Cta::sums_parity(index) ^ 1U);
+    if (lane_ == 0) cta_.sums(index)[Shape::kInner + warp_] = inner;
     if (on_diagonal()) {
       float* const skips = cta_.sums(index) + Shape::kSkip + 16 * warp_ + lane_ / 4;
       skips[0] = has_odd_row() ? gx[0][1] : gx[0][0];
@@ -392,17 +421,17 @@ class HopperTokens {
       const float last = da_cumsum[kChunk - 1];
       float after[2];
       float scales[2];
-      std::uint32_t words[8][2];
+      std::uint32_t of_x[4][4];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         after[i] = cuda::exp2_approx(__fsub_rn(last, da_cumsum[row + 8 * i]));
         scales[i] = __fmul_rn(after[i], da_cumsum[kChunk + row + 8 * i]);
-#pragma unroll
-        for (int n = 0; n < 8; ++n) words[n][i] = PairsOfThread(x).word(n, i);
       }
+#pragma unroll
+      for (int k = 0; k < 4; ++k) load_rows(of_x[k], x, 16 * warp_, k, lane_);
       wgmma_wait<0>();
       pin(dx);
-      const float2 of_gradients = products(dx, words);
+      const float2 of_gradients = products(dx, of_x);
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
 #pragma unroll
@@ -410,7 +439,7 @@ class HopperTokens {
       }
       add_within_chunk(dx, index, x + Shape::kG);
       Cta::arrive(cta_.empty(index));
-      barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+      barrier_wait(cta_.sums_empty(index), Cta::sums_parity(index) ^ 1U);
       if (lane_ % 4 == 0) {
         float* const sums = cta_.sums(index);
         sums[Shape::kOfDt + row] = __fmul_rn(after[0], of_gradients.x);
@@ -425,18 +454,18 @@ class HopperTokens {
         store_by_threads(dx, cta_.heads.first + index);
       }
     }
-    if (with_tma && thread_of_warpgroup() == 0) tma_store_wait();
+    if (with_tma && lane_ == 0) tma_store_wait();
   }
 
  private:
   // Σ_dims x · d of both rows, for all lanes of a quad.
-  __device__ __forceinline__ static float2 products(const float (&dx)[8][4], const std::uint32_t (&words)[8][2]) {
+  __device__ __forceinline__ static float2 products(const float (&dx)[8][4], const std::uint32_t (&of_x)[4][4]) {
     float sums[2] = {};
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float2 x = cuda::unpack(words[n][i], Bf16());
+        const float2 x = cuda::unpack(of_x[n / 2][n % 2 * 2 + i], Bf16());
         sums[i] = __fmaf_rn(x.x, dx[n][2 * i], __fmaf_rn(x.y, dx[n][2 * i + 1], sums[i]));
       }
     }
@@ -460,21 +489,24 @@ class HopperTokens {
     pin(dx);
   }
 
+  // Each warp stores its own rows.
   __device__ __forceinline__ void store_by_tma(const float (&dx)[8][4], int head) const {
-    if (thread_of_warpgroup() == 0) tma_store_wait_read();
-    named_sync(kTokensBarrier, kWarpgroup);  // the tile's last store has read it
-    const PairsOfThread tile(cta_.at(Shape::kDx));
+    if (lane_ == 0) tma_store_wait_read();  // the tile's last store has read it
+    __syncwarp();
+    const std::uint32_t tile = cta_.at(Shape::kDx) + static_cast<std::uint32_t>(16 * warp_ * cuda::kPanelRowBytes);
+    const std::uint32_t row = tile + cuda::swizzled(lane_ % 16, lane_ / 16);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        cuda::store_shared(tile.at(n, i), Bf16Mma::pack(dx[n][2 * i], dx[n][2 * i + 1]));
-      }
+    for (int k = 0; k < 4; ++k) {
+      const float(&left)[4] = dx[2 * k];
+      const float(&right)[4] = dx[2 * k + 1];
+      store_matrix(row ^ static_cast<std::uint32_t>(k << 5),
+                   {Bf16Mma::pack(left[0], left[1]), Bf16Mma::pack(left[2], left[3]), Bf16Mma::pack(right[0], right[1]),
+                    Bf16Mma::pack(right[2], right[3])});
     }
     proxy_fence();
-    named_sync(kTokensBarrier, kWarpgroup);
-    if (thread_of_warpgroup() == 0) {
-      tma_store_box(&cta_.params.dx, cta_.at(Shape::kDx), 0, head, static_cast<int>(cta_.row()));
+    __syncwarp();
+    if (lane_ == 0) {
+      tma_store_box(&cta_.params.dx, tile, 0, head, static_cast<int>(cta_.row()) + 16 * warp_);
       tma_store_commit();
     }
     __syncwarp();
@@ -543,7 +575,7 @@ class HopperSets {
       std::uint32_t scaled_x[4][4];
       load_scaled(scaled_x, x, scales);
       accumulate(db_, scaled_x, x + Shape::kGradient);
-      barrier_wait(cta_.sums_empty(index), Cta::pair_parity(index) ^ 1U);
+      barrier_wait(cta_.sums_empty(index), Cta::sums_parity(index) ^ 1U);
       float* const sums = cta_.sums(index);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -592,11 +624,14 @@ class HopperSets {
   // Adds Σ_dims g · y for half of the dims.
   __device__ __forceinline__ void add_products(float (&sums)[2], const float (&y)[4][4], std::uint32_t g,
                                                int half) const {
+    std::uint32_t words[2][4];
+#pragma unroll
+    for (int k = 0; k < 2; ++k) load_rows(words[k], g, 16 * warp_, 2 * half + k, lane_);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float2 of_g = cuda::unpack(PairsOfThread(g).word(half * 4 + n, i), Bf16());
+        const float2 of_g = cuda::unpack(words[n / 2][n % 2 * 2 + i], Bf16());
         sums[i] = __fmaf_rn(of_g.x, y[n][2 * i], __fmaf_rn(of_g.y, y[n][2 * i + 1], sums[i]));
       }
     }
@@ -701,49 +736,14 @@ template <int kStates>
 __device__ __forceinline__ void finish_heads(const HopperRowsCta<kStates>& cta) {
   using Cta = HopperRowsCta<kStates>;
   const int lane = thread_of_warpgroup() % 32;
-  cuda::DtGradient<Cta> dt{cta, {}};
+  cuda::DtGradient<Cta> dt{cta, {}, 0.0F, 0.0F};
 #pragma unroll 1
   for (int index = 0; index < cta.heads.count; ++index) {
     dt.template load<Bf16>(index, lane);
-    barrier_wait(cta.sums_full(index), Cta::pair_parity(index));
+    barrier_wait(cta.sums_full(index), Cta::sums_parity(index));
     dt.finish(index, lane);
     Cta::arrive(cta.sums_empty(index));
   }
-}
-
-// Half of ⟨S, G⟩: the diagonals of S · Gᵀ of two blocks of 16 dims.
-template <int kStates>
-__device__ __forceinline__ float multiply_inner(const HopperRowsCta<kStates>& cta, int index, int warp, int lane) {
-  using Cta = HopperRowsCta<kStates>;
-  using Shape = typename Cta::Shape;
-  float sum[2][2][4] = {};
-  const std::uint32_t x = cta.head(index);
-  barrier_wait(cta.full(index), Cta::parity(index));
-#pragma unroll
-  for (int k = 0; k < kStates / 16; ++k) {
-    const auto panel = static_cast<std::uint32_t>(k / 4 * cuda::panel_bytes(64));
-#pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const int dim = 16 * (2 * warp + block);
-      std::uint32_t left[4];
-      std::uint32_t right[4];
-      load_rows(left, x + Shape::kState + panel, dim, k % 4, lane);
-      load_rows_as_columns(right, x + Shape::kGradient + panel, dim, k % 4, lane);
-      Bf16Mma::mma(sum[block][0], left, right[0], right[1], sum[block][0]);
-      Bf16Mma::mma(sum[block][1], left, right[2], right[3], sum[block][1]);
-    }
-  }
-  Cta::arrive(cta.empty(index));
-  float inner = 0.0F;
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    if (lane % 4 * 2 + e == lane / 4) {
-      inner = __fadd_rn(__fadd_rn(sum[0][0][e], sum[0][1][2 + e]), __fadd_rn(sum[1][0][e], sum[1][1][2 + e]));
-    }
-  }
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
-  return inner;
 }
 
 // From the products (C · Bᵀ) · (g · xᵀ) · decays of a chunk, by MMAs of two warps, `half`:
@@ -812,7 +812,7 @@ __device__ __forceinline__ void sum_products(int half, std::uint32_t products, c
   }
 }
 
-// By two warps: ⟨S, G⟩, as diagonals of S · Gᵀ of 16 dims each, and sum_products().
+// By two warps: sum_products() of each head.
 template <int kStates>
 __device__ __forceinline__ void sum_heads(const HopperRowsCta<kStates>& cta, int warp) {
   using Cta = HopperRowsCta<kStates>;
@@ -820,12 +820,9 @@ __device__ __forceinline__ void sum_heads(const HopperRowsCta<kStates>& cta, int
   const int lane = thread_of_warpgroup() % 32;
 #pragma unroll 1
   for (int index = 0; index < cta.heads.count; ++index) {
-    float* const sums = cta.sums(index);
-    const float inner = multiply_inner(cta, index, warp, lane);
-    barrier_wait(cta.sums_empty(index), Cta::pair_parity(index) ^ 1U);
-    if (lane == 0) sums[Shape::kInner + warp] = inner;
+    barrier_wait(cta.sums_empty(index), Cta::sums_parity(index) ^ 1U);
     barrier_wait(cta.products_full(index), Cta::pair_parity(index));
-    sum_products<Shape>(warp, cta.products(index), cta.da_cumsum(index) + kChunk, sums, lane);
+    sum_products<Shape>(warp, cta.products(index), cta.da_cumsum(index) + kChunk, cta.sums(index), lane);
     Cta::arrive(cta.products_empty(index));
     Cta::arrive(cta.sums_full(index));
   }

@@ -18,6 +18,7 @@ using Bf16 = __nv_bfloat16;
 
 inline constexpr int kRowsDims = 64;  // head_dim
 inline constexpr int kRowsThreads = 512;
+inline constexpr int kRowsOfWarp = 16;  // tokens
 // Registers per thread after setmaxnreg, from 128 each at launch.
 inline constexpr int kRowsProducerRegisters = 64;
 inline constexpr int kRowsScoreRegisters = 144;
@@ -28,15 +29,18 @@ struct HopperSsdRows {
   cuda::SsdRowsParams rows;
   bool maps;             // TMA loads x and g. Threads copy chunks with fewer than 64 tokens.
   bool maps_dx;          // TMA stores dx, likewise
-  CUtensorMap x, g, dx;  // boxes of a chunk of a head
+  CUtensorMap x, g, dx;  // boxes of a chunk of a head, for dx of kRowsOfWarp tokens
 };
 
 // Offsets in bytes in a CTA's shared memory, which is aligned to 1,024 bytes.
 template <int kStates>
-struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 2, false> {
+struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 4, false> {
   static constexpr int kStages = 3;
-  // dA_cumsum and dt of a head are read until its sums are, which may be two heads after its other tiles are released.
-  static constexpr int kDaCumsumStages = kStages + 2;
+  // Sums of a head: DtGradient reads one buffer while the sums of the next heads are computed.
+  static constexpr int kSumStages = 4;
+  // dA_cumsum and dt of a head are read until its sums are, which may be kSumStages heads after its other tiles are
+  // released: the sets warpgroup waits for a head's buffer of sums before it releases the head's tiles.
+  static constexpr int kDaCumsumStages = kStages + kSumStages;
   static constexpr int kBBytes = kChunk * cuda::padded_row_bytes(kStates);
   static constexpr int kXBytes = cuda::panel_bytes(kChunk);
   static constexpr int kStateBytes = kRowsDims * cuda::padded_row_bytes(kStates);
@@ -54,9 +58,9 @@ struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 2, false> {
   static constexpr int kDx = kProducts + 2 * kScoreBytes;
   static constexpr int kDaCumsum = kDx + kXBytes;  // [kDaCumsumStages]
   static constexpr int kSumsAt = kDaCumsum + kDaCumsumStages * kChunkDaCumsumFloats * 4;
-  static constexpr int kBarriers = kSumsAt + 2 * kSumFloats * 4;
-  // Full and empty: heads, scores, sums, products.
-  static constexpr int kBytes = kBarriers + 8 * 2 * (kStages + 2 + 2 + 2);
+  static constexpr int kBarriers = kSumsAt + kSumStages * HopperRowsShape::kSumFloats * 4;
+  // Full and empty: heads, sums, scores, products.
+  static constexpr int kBytes = kBarriers + 8 * 2 * (kStages + kSumStages + 2 + 2);
   static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kBytes, 1024);
   static_assert(kBarriers % 8 == 0 && kSharedBytes <= 227 * 1024);
 };

@@ -4,6 +4,9 @@
 // of each chunk, rounded to bf16.
 #pragma once
 
+#include "kernels/common/cuda/pdl.cuh"
+#include "kernels/common/sm90/matrix.cuh"
+#include "kernels/common/sm90/tma.cuh"
 #include "kernels/ssd_backward/cuda/ssd_backward_device.cuh"
 #include "kernels/ssd_backward/sm90/ssd_rows.hpp"
 #include "kernels/ssm/sm90/ssd_state.cuh"
@@ -38,10 +41,57 @@ __device__ __forceinline__ void load_state(float (&state)[kStates / 8][4],
   });
 }
 
+// Shared memory of the kernel. With kExpand a dim block has a tile for the state of a chunk after the layout of
+// sm90_ssd.
+template <int kStates>
+struct ChunkStateTiles {
+  static constexpr int kBytes = kDimBlockDims * kStates * 2;
+  static constexpr int kFirst = (SsdLayout<kStates, false>::kBytes + 127) / 128 * 128;
+  static constexpr int kSharedBytes = cuda::aligned_shared_bytes(kFirst + kDimBlocksPerCta * kBytes, 1024);
+  static_assert(kSharedBytes <= 227 * 1024);
+};
+
+// Stores a state as cuda::chunk_state_offset() says, rounded, by TMA from `tile` in shared memory. Each warp stores its
+// own 16 dims.
+template <int kStates>
+__device__ __forceinline__ void store_chunk_state(const float (&state)[kStates / 8][4], std::uint32_t tile,
+                                                  Bf16* target) {
+  using Mma = cuda::MmaTraits<Bf16>;
+  constexpr int kPanelBytes = cuda::panel_bytes(kDimBlockDims);
+  constexpr int kWarpBytes = kPanelBytes / 4;
+  const int lane = thread_of_warpgroup() % 32;
+  const int first = warp_of_warpgroup() * kWarpBytes;  // of the warp in a panel
+  if (lane == 0) tma_store_wait_read();                // the tile's last store has read it
+  __syncwarp();
+  const std::uint32_t row = tile + static_cast<std::uint32_t>(first) + cuda::swizzled(lane % 16, lane / 16);
+#pragma unroll
+  for (int k = 0; k < kStates / 16; ++k) {
+    const float(&left)[4] = state[2 * k];
+    const float(&right)[4] = state[2 * k + 1];
+    store_matrix((row ^ static_cast<std::uint32_t>(k % 4 << 5)) + static_cast<std::uint32_t>(k / 4 * kPanelBytes),
+                 {Mma::pack(left[0], left[1]), Mma::pack(left[2], left[3]), Mma::pack(right[0], right[1]),
+                  Mma::pack(right[2], right[3])});
+  }
+  proxy_fence();
+  __syncwarp();
+  if (lane == 0) {
+#pragma unroll
+    for (int panel = 0; panel < kStates / 64; ++panel) {
+      const int offset = panel * kPanelBytes + first;
+      tma_store_bytes(reinterpret_cast<char*>(target) + offset, tile + static_cast<std::uint32_t>(offset), kWarpBytes);
+    }
+    tma_store_commit();
+  }
+  __syncwarp();
+}
+
 template <int kStates, bool kReversed, bool kExpand>
 __global__ void __launch_bounds__(kSsdThreads, 1) ssd_states_kernel(const __grid_constant__ HopperSsdStates p) {
   extern __shared__ unsigned char ssd_shared[];
   const SsdMemory<kStates, false> memory(ssd_shared);
+  // The gradients' kernel, which needs nothing of the states', may start. It ends after that one, so that the kernel
+  // after both finds both done.
+  if constexpr (kExpand && !kReversed) cuda::pdl_launch_dependents();
   const DimBlockCta cta_work = dim_block_cta(p.ssd.scan, p.ssd.blocks, static_cast<int>(blockIdx.x));
   SsdChunks cta_chunks(p.ssd.scan, cta_work, p.first_segment, kReversed);
   if (kReversed) cta_chunks.segment = cuda::gradient_coord(p.ssd.scan, p.first_segment + cta_work.segment);
@@ -55,6 +105,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_states_kernel(const __grid
     load_chunks<kDelay>(
         p.ssd, memory, cta_chunks, [&](int chunk) { inputs.issue_loads(chunk); },
         [&](int chunk) { inputs.compute_scales(chunk); });
+    if constexpr (kExpand && kReversed) cuda::pdl_wait();
     return;
   }
   reg_alloc<kSsdDimBlockRegisters>();
@@ -63,13 +114,15 @@ __global__ void __launch_bounds__(kSsdThreads, 1) ssd_states_kernel(const __grid
   if constexpr (kExpand) {
     const SsmParams& s = p.ssd.scan;
     float state[kStates / 8][4] = {};
+    const std::uint32_t tile = memory.base + static_cast<std::uint32_t>(ChunkStateTiles<kStates>::kFirst +
+                                                                        warpgroup * ChunkStateTiles<kStates>::kBytes);
     load_state<kStates>(state, dim_block);
     accumulate_dim_block<kStates>(state, dim_block, [&](int chunk) {
       const std::int64_t index =
           (cta_work.segment * kChunksOfSegment + cta_chunks.at(chunk)) * s.head_count + dim_block.head - s.first_head;
-      cuda::store_chunk_state<kDimBlockDims>(state, p.chunk_states + index * (kDimBlockDims * kStates),
-                                             tile_row_of_thread(), thread_of_warpgroup() % 32);
+      store_chunk_state<kStates>(state, tile, p.chunk_states + index * (kDimBlockDims * kStates));
     });
+    if (thread_of_warpgroup() % 32 == 0) tma_store_wait();
   } else {
     accumulate_local_state<kStates>(dim_block);
   }
