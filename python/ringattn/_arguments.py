@@ -8,7 +8,8 @@ import operator
 from typing import NoReturn
 
 from ._errors import refuse, unsupported
-from ._tensors import type_name
+from ._loaded_torch import loaded_torch
+from ._tensors import is_torch, type_name
 
 
 # Larger values are no valid numbers of tokens, and ctypes would truncate them.
@@ -16,9 +17,9 @@ _FARTHEST = 2**62
 
 
 def shown(value) -> str:
-    """A value in a message."""
+    """A value in a message, on one line."""
     try:
-        return str(value)[:60]
+        return " ".join(str(value).split())[:60]
     except Exception:  # noqa: BLE001, as of an integer of more digits than Python writes
         return f"<{type(value).__name__}>"
 
@@ -104,6 +105,9 @@ def as_number(value, name: str) -> float:
 
 def as_ints(values, name: str = "a list of lengths") -> list[int]:
     """A list of ints from a list, an array or a tensor. For a GPU tensor this waits for the device."""
+    if is_torch(values) and (values.is_sparse or values.layout is not loaded_torch().strided or values.is_meta):
+        refuse(f"{name} is of layout {values.layout} on {values.device}", "its numbers can't be read",
+               "Pass a list, or a dense tensor of integers.")  # fmt: skip
     try:
         return [_near(operator.index(value), name) for value in (values.tolist() if hasattr(values, "tolist") else values)]
     except TypeError:

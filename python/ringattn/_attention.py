@@ -144,8 +144,8 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     """Attention over sequences of equal length, causal unless mask says otherwise. Collective with several ranks.
 
     Arrays are NumPy arrays or PyTorch tensors of one dtype, float32, float16 or bfloat16, with any strides; an array whose last
-    axis is not contiguous is copied. Keywords of other libraries with the same meaning are accepted (causal=, window_size=,
-    scale=, return_lse=, enable_gqa=, order="bhtd" for SDPA's axes): docs/porting.md.
+    axis is not contiguous is copied; only sinks are contiguous. Keywords of other libraries with the same meaning are accepted
+    (causal=, window_size=, scale=, return_lse=, enable_gqa=, order="bhtd" for SDPA's axes): docs/porting.md.
 
     Args:
         q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]. head_dim is a multiple of 8.

@@ -231,8 +231,9 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
 
     Raises:
         CallError: a keyword is unknown.
-        UsageError: there is no such method or format, or an element is not finite; the error has its index.
-        UnsupportedError: the format does not take these dims, or an array requires a gradient.
+        UsageError: there is no such method or format, it does not take these dims, or an element is not finite; the error has its
+            index.
+        UnsupportedError: an array requires a gradient.
 
     Formula:
         That of the format (docs/compression.md).

@@ -132,9 +132,11 @@ def _memory(array) -> np.ndarray:
 
 
 def _check_apart(arrays: dict, written: tuple[str, ...]) -> None:
-    """Refuses an array that a step writes if it shares memory with another one, or with itself."""
+    """Refuses an array that a step writes if it shares memory with another one, or with itself. Arrays without memory, as on the
+    meta device, are refused later, by their device."""
     memory = {{"k": "k_cache", "v": "v_cache"}.get(name, name): _memory(array) for name, array in arrays.items()
-              if array is not None and not isinstance(array, Compressed) and 0 not in array.shape}  # fmt: skip
+              if array is not None and not isinstance(array, Compressed) and 0 not in array.shape
+              and address_of(array)}  # fmt: skip
     for name in written:
         own = memory.get(name)
         if own is None:

@@ -11,7 +11,7 @@ import numpy as np
 from ._arguments import as_number
 from ._errors import refuse
 from ._loaded_torch import loaded_torch
-from ._tensors import is_torch, type_name
+from ._tensors import check_array, is_torch, type_name
 
 
 def _float32(array):
@@ -37,6 +37,10 @@ def _check(a, b, A_log, dt_bias) -> None:
     for name, array in given.items():
         if not hasattr(array, "dtype") or is_torch(array) != is_torch(a):
             refuse(f"{name} is a {type(array).__name__}", "all four are NumPy arrays or all are tensors", "Convert it.")
+        if is_torch(array):
+            check_array(name, array, differentiable=True)
+            if array.device != a.device:
+                refuse(f"{name} lies on {array.device}", f"a lies on {a.device}", "Move it there.")
         if type_name(array.dtype) not in ("float32", "float16", "bfloat16"):
             refuse(f"{name} is {type_name(array.dtype)}", "it is float32, float16 or bfloat16", "Convert it.")
     if a.ndim not in (b.ndim, b.ndim + 1) or tuple(a.shape[: b.ndim]) != tuple(b.shape) or b.ndim < 2:

@@ -20,7 +20,7 @@ class Error(Exception):
         ...     ringattn.zigzag([8], 0)
         ... except ringattn.Error as error:
         ...     print(f"{type(error).__name__}: {error}")
-        UsageError: a world of 0 ranks is not possible (it has at least 1). Check it.
+        UsageError: a world of 0 ranks is not possible (it has 1 to 1,048,576). Check it.
     """
 
     status = 7

@@ -13,7 +13,7 @@ from ._abi import lib
 from ._arguments import as_number, as_text, check_settings, lengths_of, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse, unsupported
-from ._tensors import View, as_rows, contiguous_heads, is_torch, traced, type_name
+from ._tensors import View, as_rows, contiguous_heads, device_of, is_torch, traced, type_name
 
 
 class Kept(NamedTuple):
@@ -179,6 +179,9 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
             unsupported(f"{name} is compressed", "tokens are evicted from unquantized rows",
                         "Evict first, then compress the kept tokens.")  # fmt: skip
     _job.check_arrays("evict", {"k": k, "v": v}, q=q)
+    for rows in (k, v, q):
+        if rows is not None:
+            device_of(rows)  # refuses other devices
     lengths, q_lengths = sequences_of(k, q, cu_seqlens, cu_seqlens_q)
     ratio = as_number(ratio, "ratio")
     settings = (method, ratio, mask, softmax_scale, softcap)

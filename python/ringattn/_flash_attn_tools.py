@@ -9,6 +9,7 @@ from ._arguments import as_int, check_dropout
 from ._errors import CallError, refuse, unsupported
 from ._flash_attn_docs import docstring
 from ._spellings import causal_of, mask_of  # noqa: F401, for those who import from here
+from ._tensors import is_torch
 
 
 # Arguments of flash_attn 3, vLLM and others: their names here, if the function has them; else (names, why, suggestion).
@@ -68,9 +69,15 @@ def check_rows(**arrays) -> None:
             refuse(f"{name} is {type(array).__name__}", "it should be a PyTorch tensor", "Pass this rank's rows.")
 
 
+def _check_tensor(name: str, array) -> None:
+    """Refuses what PyTorch's own functions are called with here, and is no tensor."""
+    if not is_torch(array):
+        refuse(f"{name} is {type(array).__name__}", "it should be a PyTorch tensor", "Convert it.")
+
+
 def unpacked(name: str, packed, axes: int):
     """The tensors packed in kv or qkv, on the axis before heads and dims."""
-    check_rows(**{name: packed})
+    _check_tensor(name, packed)
     if packed.ndim != axes or packed.shape[-3] != len(name):
         refuse(f"{name} is {list(packed.shape)}",
                f"it has {axes} axes, and {len(name)} tensors along the third axis from the end",

@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _abi, _gradients, _job, _structs
 from ._abi import lib
-from ._arguments import as_int, check_axes, refuse_unknown, seconds_of
+from ._arguments import as_int, check_axes, check_settings, refuse_unknown, seconds_of, shown
 from ._errors import called_by, refuse, unsupported
 from ._loaded_torch import loaded_torch
 from ._tensors import (
@@ -211,7 +211,7 @@ def linear_tokens(tokens: int, ranks: int, rank: int) -> tuple[int, int]:
         (begin, end): the tokens [begin, end).
 
     Raises:
-        ZeroDivisionError: ranks is 0. Other arguments are not checked.
+        UsageError: there is no such rank, or tokens is below 0.
 
     Formula:
         begin = floor(tokens * rank / ranks), in integers.
@@ -220,13 +220,22 @@ def linear_tokens(tokens: int, ranks: int, rank: int) -> tuple[int, int]:
         >>> [ringattn.linear_tokens(100, 3, rank) for rank in range(3)]
         [(0, 33), (33, 66), (66, 100)]
     """
+    tokens, ranks, rank = (as_int(value, name) for value, name in ((tokens, "tokens"), (ranks, "ranks"), (rank, "rank")))
+    if tokens < 0 or not 0 <= rank < ranks:
+        refuse(f"rank {rank} of {ranks} has no part of {tokens} tokens", "ranks are counted from 0, and so are tokens",
+               "Check them.")  # fmt: skip
+    return _tokens_of(tokens, ranks, rank)
+
+
+def _tokens_of(tokens, ranks: int, rank: int) -> tuple:
+    """linear_tokens() of checked numbers; tokens may be a symbol of torch.compile."""
     return tuple(tokens // ranks * r + tokens % ranks * r // ranks for r in (rank, rank + 1))
 
 
 def chosen(name: str, value, known: tuple[str, ...]) -> int:
-    if value in known:
+    if isinstance(value, str) and value in known:
         return known.index(value)
-    refuse(f"{name} is {value!r}", f"there are {', '.join(known[:-1])} and {known[-1]}", "Choose one.")
+    refuse(f"{name} is {shown(repr(value))}", f"there are {', '.join(known[:-1])} and {known[-1]}", "Choose one.")
 
 
 def format_of(weight) -> str:
@@ -283,7 +292,7 @@ def output_shape(leading: tuple, tokens, out_features: int, columns: int, parall
     width = columns if parallel == "column" and output == "shard" else out_features
     if not divided:
         return (*leading, width)
-    begin, end = linear_tokens(tokens, ranks, rank)
+    begin, end = _tokens_of(tokens, ranks, rank)
     return (end - begin, width)
 
 
@@ -396,6 +405,7 @@ def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_
     _job.check_arrays("linear", {"x": x, "weight": weight}, bias=bias, scales=scales, zeros=zeros, out=out)
     own = world_for(x, world, parallel, output)
     column_unit = as_int(column_unit, "column_unit")
+    check_settings((threads, timeout))
     shape = shape_of(x, weight, scales, zeros, activation, parallel, in_features, out_features, column_unit, own.size, own.rank)
     columns = weight.shape[0] // (2 if shape.gated else 1)
     _check(x, weight, bias, scales, zeros, shape, columns)
@@ -579,6 +589,7 @@ def quantize_weight(weight, format: str) -> QuantizedWeight:
     """
     chosen("format", format, FORMATS[1:])
     check_array("weight", weight, differentiable=True)
+    device_of(weight)  # refuses other devices
     check_axes("weight", weight, (2,), "[out_features, in_features]")
     if type_name(weight.dtype) not in ("float32", "float16", "bfloat16"):
         refuse(f"weight is {type_name(weight.dtype)}", "float32, float16 and bfloat16 are quantized", "Convert it.")
@@ -623,6 +634,30 @@ def _scales(absmax, half_range: float, dtype):
     return torch.where(absmax == 0, torch.ones_like(scales), scales)
 
 
+def _check_quantized(weight, scales, zeros) -> None:
+    for name, array in (("weight", weight), ("scales", scales), ("zeros", zeros)):
+        if name == "zeros" and array is None:
+            continue
+        check_array(name, array, differentiable=True)
+        if is_torch(array) != is_torch(weight):
+            refuse(f"{name} is {type(array).__name__}", f"weight is {type(weight).__name__}", "Pass arrays of one kind.")
+        if device_of(array) != device_of(weight):
+            refuse(f"{name} lies on {array.device}", f"weight lies on {weight.device}", "Pass tensors of one device.")
+    check_axes("weight", weight, (2,), "[out_features, in_features], or [out_features, in_features / 2]")
+    format = format_of(weight)
+    if format == "float":
+        refuse(f"weight is {type_name(weight.dtype)}", "quantized ones are int8 or uint8", "Pass what quantize_weight() made.")
+    if format == "int8" and zeros is not None:
+        refuse("zeros are given", "only INT4 weights, of dtype uint8, have zeros", "Leave them out.")
+    form = (weight.shape[0],) if format == "int8" else (weight.shape[0], 2 * weight.shape[1] // GROUP)
+    if format == "int4" and 2 * weight.shape[1] % GROUP:
+        refuse(f"weight is {list(weight.shape)}", f"INT4 has a scale for each {GROUP} features", "Pass the whole weight.")
+    for name, array, dtype in (("scales", scales, "float32"), ("zeros", zeros, "uint8")):
+        if array is not None and (tuple(array.shape) != form or type_name(array.dtype) != dtype):
+            refuse(f"{name} is {type_name(array.dtype)} {list(array.shape)}", f"weight has {dtype} {list(form)}",
+                   "Pass those of one quantize_weight().")  # fmt: skip
+
+
 def dequantize_weight(weight, scales, zeros=None):
     """The floating-point weight that a quantized one stands for. PyTorch computes it.
 
@@ -635,7 +670,7 @@ def dequantize_weight(weight, scales, zeros=None):
         float32 [out_features, in_features].
 
     Raises:
-        RuntimeError: the shapes don't fit. It is PyTorch's.
+        UsageError: weight is neither int8 nor uint8, or the shapes or dtypes don't fit.
         ImportError: PyTorch is missing.
 
     Formula:
@@ -647,6 +682,7 @@ def dequantize_weight(weight, scales, zeros=None):
         >>> float(abs(error).max()) < 0.1
         True
     """
+    _check_quantized(weight, scales, zeros)
     if not is_torch(weight):
         torch = _torch()
         given = (None if array is None else torch.from_numpy(np.ascontiguousarray(array)) for array in (weight, scales, zeros))

@@ -9,7 +9,7 @@ import ctypes
 import math
 
 from . import _gradients, _job, _rope, _structs
-from ._arguments import as_fp32, is_true, refuse_unknown
+from ._arguments import as_fp32, check_axes, is_true, refuse_unknown
 from ._errors import called_by, refuse, unsupported
 from ._ssm import check_state, lengths_of_runs, run_options
 from ._tensors import as_rows, contiguous_heads, data_type, empty, flat_view, traced, type_name
@@ -199,6 +199,7 @@ def linear_attention(q, k, v, log_decay, *, scale: float | None = None, initial_
     _job.check_arrays("linear_attention", {"q": q, "k": k, "v": v, "log_decay": log_decay}, initial_state=initial_state,
                       positions=positions, out=out)  # fmt: skip
     no_gradients("linear_attention", {"q": q, "k": k, "v": v, "log_decay": log_decay, "initial_state": initial_state})
+    check_axes("q", q, (3, 4), "[(batch,) tokens, heads, dim]")
     return attend(q, k, v, log_decay, scale, initial_state, return_final_states, rope_settings(rope, q.shape[-1]), positions,
                   cu_seqlens, layout, world, out, threads, memory_budget, timeout)  # fmt: skip
 
@@ -238,6 +239,7 @@ def linear_attention_update(state, q, k, v, log_decay, *, scale: float | None = 
     _job.check_arrays("linear_attention_update", {"q": q, "k": k, "v": v, "log_decay": log_decay, "state": state},
                       positions=positions, state_batch_indices=state_batch_indices, out=out)  # fmt: skip
     no_gradients("linear_attention_update", {"state": state, "q": q, "k": k, "v": v, "log_decay": log_decay})
+    check_axes("q", q, (3,), "[sequences, heads, dim]")
     settings = rope_settings(rope, q.shape[-1])
     return called_by({"final_states": "state"}, step, state, q, k, v, log_decay, scale, settings, positions, state_batch_indices,
                      out, threads, timeout)  # fmt: skip

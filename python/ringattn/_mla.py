@@ -7,7 +7,8 @@ key in bfloat16; 656 bytes for dims 512 and 64. latent_dim is a multiple of 128,
 everything else is bfloat16. Results are bitwise identical to those of the dequantized rows."""
 
 from . import _abi, _gradients, _job, _structs
-from ._arguments import as_fp32, as_ints, as_text, check_axes, check_settings, is_true, lengths_of, refuse_unknown, scale_members
+from ._arguments import as_fp32, as_int, as_ints, as_text, check_axes, check_settings, is_true, lengths_of
+from ._arguments import refuse_unknown, scale_members
 from ._errors import refuse
 from ._tensors import contiguous_heads, data_type, empty, traced, traced_step, type_name
 from ._decode import DecodePartition, MlaDecode, c_limits, check_tables, check_which_lengths, finish_step, flat, limits_of
@@ -35,9 +36,11 @@ def _check_matrices(w_uk, w_uv) -> None:
 def _dims(q, latent_dim: int, rope_dim: int, w_uk, w_uv, head_dim: int | None, head_dim_v: int | None):
     """Returns (head_dim, head_dim_v, dim of out), from the matrices or, without them, from the caller."""
     for name, given, matrix, of in (("head_dim", head_dim, w_uk, "w_uk"), ("head_dim_v", head_dim_v, w_uv, "w_uv")):
-        if given is not None and matrix is not None and given != matrix.shape[1]:
+        if given is not None and matrix is not None and as_int(given, name) != matrix.shape[1]:
             refuse(f"{name} is {given}", f"{of} is {list(matrix.shape)}, and its second number is that",
                    f"Leave {name} out where {of} is given.")  # fmt: skip
+        if given is not None and matrix is None and as_int(given, name) < 1:
+            refuse(f"{name} is {given}", "a head has at least one element", f"Check {name}.")
     if w_uk is not None:
         head_dim = w_uk.shape[1]
     elif head_dim is None:

@@ -20,6 +20,8 @@ from ._tensors import as_rows, check_array, contiguous_heads, data_type, empty, 
 from .layouts import Layout
 from .worlds import World
 
+_MAX_HEAD_DIM = 512
+
 # Names of rope_parameters that are arguments of their own in the library.
 _APART = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
@@ -334,6 +336,8 @@ def rope_frequencies(head_dim: int, *, rope_parameters=None, theta=None, rotary_
         >>> inv_freq.tolist(), factor
         ([1.0, 0.10000000149011612], 1.0)
     """
+    if not 0 < as_int(head_dim, "head_dim") <= _MAX_HEAD_DIM:
+        refuse(f"head_dim is {shown(head_dim)}", f"it is even, up to {_MAX_HEAD_DIM}", "Check it.")
     like = np.empty((0, 1, head_dim), "float32")
     settings = settings_of(rope_parameters, theta, rotary_dim, head_dim, False, None, None, exact, length)
     prepared = _prepared(_job.world_of(like, None), like, head_dim, settings, 1)

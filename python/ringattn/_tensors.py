@@ -56,9 +56,10 @@ def check_array(name: str, array, written: bool = False, differentiable: bool = 
     if array.layout is not loaded_torch().strided:
         refuse(f"{name} is of layout {array.layout}", "it is not strided", "Make it dense.")
     # Dynamo can't trace is_neg(); the operator in the graph looks again.
-    if not loaded_torch().compiler.is_compiling() and array.is_neg():
-        refuse(f"{name} is a negated view", "its memory has other numbers than it has",
-               "Pass a tensor of its own." if written or name in _WRITTEN else "Pass its resolve_neg().")  # fmt: skip
+    if not loaded_torch().compiler.is_compiling() and (array.is_neg() or array.is_conj()):
+        kind, resolved = ("negated", "resolve_neg()") if array.is_neg() else ("conjugated", "resolve_conj()")
+        refuse(f"{name} is a {kind} view", "its memory has other numbers than it has",
+               "Pass a tensor of its own." if written or name in _WRITTEN else f"Pass its {resolved}.")  # fmt: skip
     if not differentiable and array.requires_grad and loaded_torch().is_grad_enabled():
         unsupported(f"{name} requires a gradient", _gradients.WITHOUT, _gradients.SUGGESTION)
 

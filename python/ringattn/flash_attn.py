@@ -151,6 +151,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     if (k is None) != (v is None):
         missing = "k" if k is None else "v"
         refuse(f"{missing} of flash_attn_with_kvcache is missing", "a token has a key and a value", "Pass both.")
+    if k is not None:
+        check_rows(k=k, v=v)
     if k is not None and k.shape[:2] != q.shape[:2]:
         unsupported(f"k is {list(k.shape)} and q {list(q.shape)}", "a step has a new key for each of its rows",
                     "Pass as many new keys as rows of q.")  # fmt: skip

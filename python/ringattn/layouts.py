@@ -9,6 +9,7 @@ whole = ringattn.unshard([out_0, out_1, out_2, out_3], layout)
 
 import ctypes
 import functools
+import math
 import operator
 from collections.abc import Sequence
 
@@ -148,13 +149,26 @@ def of_text(text: str) -> Layout:
     return Layout(list(map(int, lengths.split())), of_ranks)
 
 
-def _check_world(world: int) -> None:
-    if as_int(world, "world") < 1:
-        refuse(f"a world of {world} ranks is not possible", "it has at least 1", "Check it.")
+# Ranks of a world, and stripes of a layout. Each is work for this process, which larger numbers would never end.
+_MAX_RANKS, _MAX_STRIPES = 1 << 20, 1 << 24
+
+
+def _checked_world(world: int) -> int:
+    ranks = as_int(world, "world")
+    if not 1 <= ranks <= _MAX_RANKS:
+        refuse(f"a world of {ranks} ranks is not possible", f"it has 1 to {_MAX_RANKS:,}", "Check it.")
+    return ranks
+
+
+def _check_layout(layout) -> None:
+    if not isinstance(layout, Layout):
+        refuse(f"layout is {' '.join(shown(repr(layout)).split())}",
+               "it should be a ringattn.Layout, which says which rank has which tokens",
+               "Make one, such as ringattn.striped([4096], world=2).")  # fmt: skip
 
 
 def _deal(lengths, world: int, cuts) -> Layout:
-    _check_world(world)
+    """cuts: of a length, a list of (rank, begin, end). world is checked."""
     runs: list[list] = [[] for _ in range(world)]
     for sequence, length in enumerate(as_ints(lengths)):
         for rank, begin, end in cuts(length):
@@ -184,12 +198,14 @@ def contiguous(lengths: Sequence[int], world: int) -> Layout:
         A Layout.
 
     Raises:
-        UsageError: world is below 1, or a length is no whole number.
+        UsageError: world is below 1 or above 2^20, or a length is no whole number.
 
     Example:
         >>> ringattn.contiguous([10], 2).runs
         (((0, 0, 5),), ((0, 5, 10),))
     """
+
+    world = _checked_world(world)
 
     def cuts(length):
         at = _parts(length, world)
@@ -210,12 +226,14 @@ def zigzag(lengths: Sequence[int], world: int) -> Layout:
         A Layout.
 
     Raises:
-        UsageError: world is below 1, or a length is no whole number.
+        UsageError: world is below 1 or above 2^20, or a length is no whole number.
 
     Example:
         >>> ringattn.zigzag([8], 2).runs
         (((0, 0, 2), (0, 6, 8)), ((0, 2, 6),))
     """
+
+    world = _checked_world(world)
 
     def cuts(length):
         at = _parts(length, 2 * world)
@@ -238,14 +256,20 @@ def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
         A Layout.
 
     Raises:
-        UsageError: world or stripe is below 1, or a length is no whole number.
+        UsageError: world is below 1 or above 2^20, stripe is below 1, there are more than 2^24 stripes, or a length is no whole
+            number.
 
     Example:
         >>> ringattn.striped([1024], 2).runs
         (((0, 0, 256), (0, 768, 1024)), ((0, 256, 768),))
     """
-    if as_int(stripe, "stripe") < 1:
+    world, stripe = _checked_world(world), as_int(stripe, "stripe")
+    if stripe < 1:
         refuse(f"a stripe of {stripe} tokens is not possible", "it has at least 1", "Choose 256, or a multiple of it.")
+    stripes = sum(-(-length // stripe) for length in as_ints(lengths))
+    if stripes > _MAX_STRIPES:
+        refuse(f"the tokens are {stripes} stripes of {stripe}", f"a layout has at most {_MAX_STRIPES:,}",
+               "Check the lengths, or choose longer stripes.")  # fmt: skip
     dealt = 0
 
     def cuts(length):
@@ -272,13 +296,13 @@ def packed(lengths: Sequence[int], world: int) -> Layout:
         A Layout.
 
     Raises:
-        UsageError: world is below 1, or a length is no whole number.
+        UsageError: world is below 1 or above 2^20, or a length is no whole number.
 
     Example:
         >>> ringattn.packed([6, 2], 2).runs
         (((0, 0, 4),), ((0, 4, 6), (1, 0, 2)))
     """
-    _check_world(world)
+    world = _checked_world(world)
     at = _parts(sum(as_ints(lengths)), world)
     runs: list[list] = [[] for _ in range(world)]
     first = 0
@@ -309,7 +333,7 @@ def super_segments(lengths: Sequence[int], world: int) -> Layout:
         A Layout.
 
     Raises:
-        UsageError: world is below 1, or the sequences have more than 2^20 super-segments.
+        UsageError: world is below 1 or above 2^20, or the sequences have more than 2^20 super-segments.
 
     Example:
         >>> ringattn.super_segments([100_000], 2).runs
@@ -330,7 +354,7 @@ def segments(lengths: Sequence[int], world: int) -> Layout:
         A Layout.
 
     Raises:
-        UsageError: world is below 1, or the sequences have more than 2^20 segments.
+        UsageError: world is below 1 or above 2^20, or the sequences have more than 2^20 segments.
 
     Example:
         >>> ringattn.segments([5000], 2).runs
@@ -340,7 +364,7 @@ def segments(lengths: Sequence[int], world: int) -> Layout:
 
 
 def _whole_units(lengths: Sequence[int], world: int, unit: int) -> Layout:
-    _check_world(world)
+    world = _checked_world(world)
     given = as_ints(lengths)
     units = sum(-(-length // unit) for length in given)
     if units > MAX_UNITS:
@@ -399,12 +423,13 @@ def positions(layout: Layout, rank: int) -> np.ndarray:
         int64 [tokens of the rank].
 
     Raises:
-        UsageError: the layout has no such rank.
+        UsageError: layout is no Layout, or has no such rank.
 
     Example:
         >>> ringattn.positions(ringattn.zigzag([8], 2), 0).tolist()
         [0, 1, 6, 7]
     """
+    _check_layout(layout)
     return layout.token_indices(rank)[1]
 
 
@@ -412,7 +437,7 @@ def _rows(array, layout: Layout) -> int:
     """Number of token axes: 1 for packed arrays [tokens, …], 2 for [batch, tokens, …] with sequences of equal
     length."""
     total = sum(layout.lengths)
-    if array.shape[0] == total:
+    if array.ndim and array.shape[0] == total:
         return 1
     if (
         len(set(layout.lengths)) == 1
@@ -443,9 +468,7 @@ def shard(array, layout: Layout, rank: int):
         >>> ringattn.shard(np.arange(8), ringattn.zigzag([8], 2), 1).tolist()
         [2, 3, 4, 5]
     """
-    if not isinstance(layout, Layout):
-        refuse(f"layout is {layout!r}", "it should be a ringattn.Layout, which says which rank has which tokens",
-               "Make one, such as ringattn.striped([4096], world=2).")  # fmt: skip
+    _check_layout(layout)
     if isinstance(array, Compressed):
         streams = {name: shard(stream, layout, rank) for name, stream in array.streams.items()}
         shape = *next(iter(streams.values())).shape[:-2], *array.shape[-2:]
@@ -483,13 +506,15 @@ def unshard(shards: Sequence, layout: Layout):
         [tokens, …], all sequences packed.
 
     Raises:
-        UsageError: there is not one shard of each rank, or a rank has another number of rows than in the layout.
+        UsageError: there is not one shard of each rank, or a rank has another number of rows than in the layout, or layout
+            is no Layout.
 
     Example:
         >>> layout = ringattn.zigzag([8], 2)
         >>> ringattn.unshard([ringattn.shard(np.arange(8), layout, rank) for rank in range(2)], layout).tolist()
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
+    _check_layout(layout)
     if not hasattr(shards, "__len__"):
         refuse(f"shards are {type(shards).__name__}", "there is one of each rank", "Pass a list.")
     if len(shards) != layout.world:
@@ -498,12 +523,11 @@ def unshard(shards: Sequence, layout: Layout):
     for rank, rows in enumerate(shards):
         wanted = layout.tokens(rank)
         check_array(f"shard {rank}", rows, differentiable=True)
-        if rows.shape[0] != wanted:
-            rows = rows.reshape(-1, *rows.shape[2:])
-        if rows.shape[0] != wanted:
-            refuse(
-                f"rank {rank} has {rows.shape[0]} rows", f"the layout gives it {wanted}", "Pass them in order of rank."
-            )
+        if rows.ndim > 1 and rows.shape[0] != wanted:
+            rows = rows.reshape(math.prod(rows.shape[:2]), *rows.shape[2:])
+        if rows.ndim == 0 or rows.shape[0] != wanted:
+            refuse(f"rank {rank} has {rows.shape[0] if rows.ndim else 'no'} rows", f"the layout gives it {wanted}",
+                   "Pass them in order of rank.")  # fmt: skip
         flat.append(rows)
     order = np.argsort(np.concatenate([layout.token_indices(rank)[0] for rank in range(layout.world)]))
     if is_torch(flat[0]):

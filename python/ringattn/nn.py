@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from . import _linear
-from ._arguments import as_int, as_threads
+from ._arguments import as_int, as_threads, is_true
 from ._errors import refuse
 from ._linear import FORMATS, GATED, GROUP, UNIT
 from ._parallelize_model import parallelize_
@@ -93,6 +93,7 @@ class Linear(torch.nn.Module):
         self._world = _Kept(world)
         ranks, rank = (1, 0) if world is None else (world.size, world.rank)
         unit = GROUP if weights == "int4" else UNIT
+        bias = is_true("bias", bias)
         self.columns, self.features = (0, out_features), (0, in_features)
         if parallel == "column":
             self.columns = _linear.linear_columns(out_features, ranks, rank, unit=column_unit or unit)

@@ -16,7 +16,7 @@ import numpy as np
 from . import _job
 from ._arguments import as_int, as_number, check_axes, lengths_of
 from ._errors import WrongResult, refuse
-from ._tensors import is_torch
+from ._tensors import check_array, is_torch, type_name
 from ._attention import varlen
 from .layouts import BY_NAME, check_name, shard, unshard
 from .worlds import run_ranks
@@ -42,9 +42,17 @@ _KEYS_OF_SHORT_ROWS = 256
 def _host(array) -> np.ndarray:
     """A NumPy array of the same values; float32 for dtypes that NumPy lacks."""
     if is_torch(array):
+        array = _readable(array)
         array = array.detach().cpu()
         return array.float().numpy() if str(array.dtype) == "torch.bfloat16" else array.numpy()
     return np.asarray(array)
+
+
+def _readable(array):
+    """The tensor without pending negation or conjugation. Refuses one whose elements can't be read."""
+    if array.is_meta or str(array.layout) != "torch.strided":
+        refuse(f"an array is of layout {array.layout} on {array.device}", "its elements can't be read", "Pass a dense tensor.")
+    return array.resolve_neg().resolve_conj()
 
 
 def _type_name(array) -> str:
@@ -184,6 +192,11 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
         >>> ringattn.testing.check_attention(q, q, q, out, lse, mask="causal").rows
         40
     """
+    for name, array in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("sinks", sinks)):
+        if array is not None or name in ("q", "k", "v", "out"):
+            check_array(name, array, differentiable=True)
+            if type_name(array.dtype) not in ("float32", "float16", "bfloat16", "float64"):
+                refuse(f"{name} is {type_name(array.dtype)}", "rows of float32, float16 and bfloat16 are compared", "Convert it.")
     dtype = _type_name(q)
     q, k, v, out = _host(q), _host(k), _host(v), _host(out)
     lse, sinks = (None if array is None else _host(array) for array in (lse, sinks))
@@ -326,7 +339,7 @@ def raw_bytes(array) -> np.ndarray:
         uint8 [elements, bytes per element], a NumPy array.
 
     Raises:
-        RuntimeError: a tensor has no elements, as on the meta device. It is PyTorch's.
+        UsageError: a tensor's elements can't be read, as on the meta device.
 
     Example:
         >>> ringattn.testing.raw_bytes(np.array([1, 258], "uint16")).tolist()
@@ -335,7 +348,7 @@ def raw_bytes(array) -> np.ndarray:
     if is_torch(array):
         import torch  # noqa: PLC0415, only where the array is one of its tensors
 
-        flat = array.detach().cpu().contiguous().reshape(-1)
+        flat = _readable(array).detach().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy().reshape(flat.shape[0], -1) if flat.numel() else np.zeros((0, 1), np.uint8)
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.uint8).reshape(flat.shape[0], -1) if flat.size else np.zeros((0, 1), np.uint8)

@@ -117,6 +117,12 @@ class Refusals(unittest.TestCase):
             *((f"cu_seqlens is {cu}", lambda cu=cu: conv(X, WEIGHT, cu_seqlens=cu))
               for cu in (7, "ab", [[0, 20]], [0, 10.7, 20], [0.0, 20.0], [0, None])),
             ("cu_seqlens is [1, 20] (it begins with 0", lambda: conv(X, WEIGHT, cu_seqlens=[1, 20])),
+            ("lengths is [[0. 0.] [0. 0.] [0. 0.]] (", lambda: attention(Q, K, K, lengths=np.zeros((3, 2)))),  # on one line
+            *((f"head_dim is {dim} (", lambda dim=dim: ringattn.rope_frequencies(dim)) for dim in ("x", 0, 2**40)),
+            *((f"{name} is {shown} (", lambda named={name: dim}: ringattn.mla(*MLA, **named))
+              for name in ("head_dim", "head_dim_v") for dim, shown in ((np.zeros(2), "[0. 0.]"), (1.5, "1.5"))),
+            ("head_dim is 0 (a head has", lambda: ringattn.mla(MLA[0][:, :, :8], *MLA[1:3], head_dim=0)),
+            ("q has 0 axes", lambda: ringattn.linear_attention(np.float32(1)[...], X, X, X)),
             ("q_offset is 1.5 (it should be a whole number)", lambda: attention(Q, K, K, q_offset=1.5)),
             ("q_offsets is 3", lambda: ringattn.varlen(Q, K, K, [0, 20], q_offsets=3)),
             ("lengths is (20,)", lambda: attention(Q, K, K, lengths=(20,))),
@@ -418,6 +424,22 @@ class Forms(unittest.TestCase):
         for _ in range(2):
             ringattn.attention(plain, plain, plain)
             self.refuses([("k is a negated view", lambda: ringattn.attention(plain, rows, plain))])
+        one, turned = ringattn.zigzag([20], 1), torch.ones(20, 4, dtype=torch.complex64).conj()
+        self.refuses([("x is a conjugated view", lambda: ringattn.reshard(turned, one, "packed"))])
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
+    def test_tensors_without_memory(self):
+        import torch
+
+        q, k_cache, v_cache, lengths = map(torch.from_numpy, STEP)
+        rows, meta = q[:, :2], q[:, :2].to("meta")
+        step = {"lengths_before": lengths, "v_new": rows}
+        for call in (lambda: ringattn.decode(q, k_cache, v_cache, k_new=meta, **step),
+                     lambda: ringattn.evict(rows, meta, "knorm")):  # fmt: skip
+            with self.assertRaisesRegex(ringattn.UnsupportedError, "a tensor lies on meta"):
+                call()
+        begins = torch.tensor([0, 20]).to_sparse()
+        self.refuses([("cu_seqlens is of layout torch.sparse_coo on cpu", lambda: ringattn.ssd(*SCAN, cu_seqlens=begins))])
 
 
 class Words(unittest.TestCase):

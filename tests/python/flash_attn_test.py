@@ -135,6 +135,8 @@ class FlashAttn(unittest.TestCase):
              lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, pack_gqa=True, **some)),
             ("flash_attn_func has no q_descale (arrays have no scales",
              lambda: flash_attn.flash_attn_func(q, k, v, q_descale=cu)),
+            ("k is int (", lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, 1, v[:, :1], cache_seqlens=cu[1:])),
+            ("qkv is ndarray (", lambda: flash_attn.flash_attn_qkvpacked_func(torch.stack([q, q, q], 2).numpy())),
             ("cache_seqlens is True", lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, cache_seqlens=True)),
             ("cache_seqlens holds torch.int64",
              lambda: flash_attn.flash_attn_with_kvcache(q[:, :1], *cache, cache_seqlens=torch.tensor([4, 4]))),

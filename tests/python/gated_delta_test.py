@@ -103,6 +103,14 @@ class GatedDelta(unittest.TestCase):
                 ringattn.gated_delta_update(state, *given, **named)
 
     @unittest.skipIf(torch is None, "needs PyTorch")
+    def test_gates_lie_together(self):
+        gates = [torch.zeros(shape) for shape in ((10, 2), (10, 2), (2,), (2,))]
+        with self.assertRaisesRegex(ringattn.UsageError, "dt_bias lies on meta .a lies on cpu.. Move it"):
+            ringattn.gated_delta_gates(*gates[:3], gates[3].to("meta"))
+        with self.assertRaisesRegex(ringattn.UsageError, "A_log is of layout torch.sparse_coo"):
+            ringattn.gated_delta_gates(*gates[:2], gates[2].to_sparse(), gates[3])
+
+    @unittest.skipIf(torch is None, "needs PyTorch")
     def test_rows_of_a_stack_move_between_layouts_with_gradients(self):
         lengths = [2048 + 70, 30, 0]
         x = torch.randn(sum(lengths), 2, 16, generator=torch.Generator().manual_seed(1))

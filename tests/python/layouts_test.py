@@ -110,8 +110,20 @@ class Layouts(unittest.TestCase):
             with self.assertRaises(ringattn.UsageError) as caught:
                 ringattn.Layout([9], runs)
             self.assertIn(words, str(caught.exception))
-        with self.assertRaises(ringattn.UsageError):
-            ringattn.striped([9], 2, stripe=0)
+        for words, call in (  # the large numbers would take hours, or all memory
+            ("a stripe of 0 tokens", lambda: ringattn.striped([9], 2, stripe=0)),
+            ("are 1099511627776 stripes of 1", lambda: ringattn.striped([2**40], 2, stripe=1)),
+            *(("a world of 1099511627776 ranks", lambda make=make: make([9], 2**40))
+              for make in (ringattn.contiguous, ringattn.zigzag, ringattn.packed, ringattn.striped, ringattn.segments)),
+            ("world is 2.5", lambda: ringattn.zigzag([9], 2.5)),
+            ("layout is 'zigzag' (it should be a ringattn.Layout", lambda: ringattn.positions("zigzag", 0)),
+            ("layout is None", lambda: ringattn.unshard([], None)),
+            ("an array of shape ()", lambda: ringattn.shard(np.float32(1)[...], ringattn.zigzag([9], 1), 0)),
+            ("rank 0 has no rows", lambda: ringattn.unshard([np.float32(1)[...]], ringattn.zigzag([9], 1))),
+        ):  # fmt: skip
+            with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
+                call()
+            self.assertIn(words, str(caught.exception))
         layout = ringattn.contiguous([9], 3)
         with self.assertRaises(ringattn.UsageError):
             ringattn.shard(np.zeros((8, 2)), layout, 0)

@@ -285,6 +285,14 @@ class Calls(Refusals):
             ("weight has 200 features", lambda: ringattn.quantize_weight(weight[:, :200], "int4")),
             ("format is 'fp8'", lambda: ringattn.quantize_weight(weight, "fp8")),
             ("rank 0 of 9", lambda: ringattn.linear_columns(4096, 9, 0)),
+            ("rank 0 of 0 has no part of 10 tokens", lambda: ringattn.linear_tokens(10, 0, 0)),
+            ("tokens is 1.5", lambda: ringattn.linear_tokens(1.5, 2, 0)),
+            ("an argument is {} (settings", lambda: linear(x, weight, timeout={})),
+            ("output is [0]", lambda: linear(x, weight, output=[0])),
+            ("bias is tensor([1, 2])", lambda: ringattn.nn.Linear(4, 4, bias=torch.tensor([1, 2]))),
+            ("scales is float32 [1] (weight has float32 [48])", lambda: ringattn.dequantize_weight(q.weight, q.scales[:1])),
+            ("weight is float32 (quantized ones", lambda: ringattn.dequantize_weight(weight, q.scales)),
+            ("zeros is float", lambda: ringattn.dequantize_weight(q4.weight, q4.scales, 1.5)),
         ):  # fmt: skip
             self.refuses(words, call)
         self.refuses("200 features", lambda: linear(x[:, :200], q4.weight[:, :100], scales=q4.scales[:, :1]),

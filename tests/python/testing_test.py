@@ -113,6 +113,8 @@ class Parity(unittest.TestCase):
             ("q has 200 tokens (the sequences have 150)", (q, k, v, out), {"cu_seqlens_q": [0, 50, 150]}),
             ("k has 200 tokens", (q, k, v, out), {"cu_seqlens_k": [0, 190]}),
             ("1 sequences of queries, 2 of keys", (q, k, v, out), {"cu_seqlens_k": [0, 190, 200]}),
+            ("q is list", (q.tolist(), k, v, out), {}),
+            ("out is int32", (q, k, v, out.astype("int32")), {}),
         ):
             with self.assertRaises(ringattn.UsageError) as caught:
                 testing.check_attention(*given, **named)
