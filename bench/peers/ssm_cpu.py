@@ -62,10 +62,11 @@ def line(torch: Any, ringattn: Any, seq: int, heads: int, args: argparse.Namespa
     dt = (torch.rand(seq, heads) * 0.1).to(dtype)
     a = -1 - 15 * torch.rand(heads, *([] if ssd else [state_dim]))
     b, c = (torch.randn(seq, state_dim, dtype=dtype) / state_dim**0.5 for _ in range(2))
+    out = torch.empty_like(x)
     ours = ringattn.ssd if ssd else ringattn.selective_scan
     theirs = ssd_chunks if ssd else selective_scan_loop
     calls = {
-        "ringattn": lambda turn: ours(x, dt, a, b[:, None], c[:, None], threads=args.threads),
+        "ringattn": lambda turn: ours(x, dt, a, b[:, None], c[:, None], out=out, threads=args.threads),
         "pytorch": lambda turn: theirs(torch, x, dt, a, b, c),
     }
     own, other = calls["ringattn"](0).float(), calls["pytorch"](0).float()  # warm-up
