@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _abi, _job, _structs
 from ._abi import lib
-from ._arguments import check_axes, is_true, refuse_unknown
+from ._arguments import as_int, check_axes, is_true, refuse_unknown
 from ._compression import Compressed
 from ._errors import refuse
 from ._rope import RopeSettings, spec_of
@@ -113,7 +113,8 @@ def limits_of(world: World, sequences: int, rows: int, cache, block_table, max_k
     reach = page_size if block_table is None else page_size * block_table.shape[1]
     if world.size == 1:
         sequences = 1 << max(sequences - 1, 0).bit_length()
-    return (sequences, rows, max_keys or reach * world.size, 0 if block_table is None else page_size)
+    keys = reach * world.size if max_keys is None else as_int(max_keys, "max_keys")
+    return (sequences, rows, keys, 0 if block_table is None else page_size)
 
 
 def c_limits(limits: tuple):

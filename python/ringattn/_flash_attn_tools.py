@@ -5,7 +5,7 @@ import difflib
 import functools
 import inspect
 
-from ._arguments import as_int, check_dropout
+from ._arguments import as_int, check_dropout, is_true
 from ._errors import CallError, refuse, unsupported
 from ._flash_attn_docs import docstring
 from ._spellings import causal_of, mask_of  # noqa: F401, for those who import from here
@@ -101,7 +101,7 @@ def check(dropout_p: float, alibi_slopes) -> None:
 
 def result(out, lse, return_attn_probs: bool):
     """The results of flash_attn's functions; moves lse's token axis to the end."""
-    return (out, lse.transpose(-1, -2).contiguous(), None) if return_attn_probs else out
+    return (out, lse.transpose(-1, -2).contiguous(), None) if is_true("return_attn_probs", return_attn_probs) else out
 
 
 def size_of(world) -> int:

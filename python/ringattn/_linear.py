@@ -320,8 +320,8 @@ def _kept_cast(bias, dtype):
 def autocast(x, weight, bias):
     """x, and weight and bias that are not quantized, in the dtype of torch.autocast, as torch.nn.functional.linear casts them."""
     torch = loaded_torch()
-    if torch is None or not is_torch(x) or not torch.is_autocast_enabled(x.device.type):
-        return x, weight, bias
+    if torch is None or not is_torch(x) or x.device.type not in ("cpu", "cuda") or not torch.is_autocast_enabled(x.device.type):
+        return x, weight, bias  # other devices are refused later
     dtype = torch.get_autocast_dtype(x.device.type)
     if is_torch(bias) and is_torch(weight) and not weight.is_floating_point():
         bias = _kept_cast(bias, dtype)

@@ -243,8 +243,9 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
         q: [(batch,) tokens, heads, head_dim], float32, float16 or bfloat16. head_dim is even, up to 512. Views into a fused
             projection are read in place.
         k: the same tokens with any number of heads, or None.
-        positions: int32 or int64, of the shape of the tokens, for mrope [3, (batch,) tokens]. None: tokens count from `offset`
-            in each sequence: those of a batch, of cu_seqlens, or of `layout`.
+        positions: int32 or int64, of the shape of the tokens, for mrope [3, (batch,) tokens]; axes of 1 are expanded, as [1,
+            tokens] for a batch. None: tokens count from `offset` in each sequence: those of a batch, of cu_seqlens, or of
+            `layout`.
         cu_seqlens: [sequences + 1] cumulative lengths of packed sequences.
         offset: position of the first token of each sequence.
         layout: a Layout, or a name with cu_seqlens, of which this rank of `world` has its part.

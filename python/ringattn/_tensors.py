@@ -47,6 +47,8 @@ def check_array(name: str, array, written: bool = False, differentiable: bool = 
     """Refuses what is neither NumPy's nor PyTorch's, tensors that require gradients unless the call is `differentiable` in them,
     and what can't be written to where it is."""
     if isinstance(array, np.ndarray):
+        if isinstance(array, np.ma.MaskedArray):
+            refuse(f"{name} is a masked array", "its mask would be lost", "Pass its data, or what its filled() makes.")
         if (written or name in _WRITTEN) and not array.flags.writeable:
             refuse(f"{name} is read-only", "this call writes to it", "Pass an array of your own.")
         return

@@ -35,7 +35,7 @@ def flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, wi
     check_rows(q=q, k=k, v=v)
     check_axes("q", q, (4,), "[batch, tokens, heads, head_dim]")
     out, lse = _attention.attention(q, k, v, mask=mask_of(causal, window_size), softmax_scale=softmax_scale, softcap=softcap)
-    return result(out, lse, is_true("return_attn_probs", return_attn_probs))
+    return result(out, lse, return_attn_probs)
 
 
 @shim
@@ -66,7 +66,7 @@ def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, ma
         cu_seqlens_k = _checked_begins("k", cu_seqlens_k, max_seqlen_k)
     out, lse = _attention.varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, mask=mask_of(causal, window_size),
                                  softmax_scale=softmax_scale, softcap=softcap)  # fmt: skip
-    return result(out, lse, is_true("return_attn_probs", return_attn_probs))
+    return result(out, lse, return_attn_probs)
 
 
 def _checked_begins(side: str, cu_seqlens, longest) -> list[int]:

@@ -515,7 +515,7 @@ def unshard(shards: Sequence, layout: Layout):
         [0, 1, 2, 3, 4, 5, 6, 7]
     """
     _check_layout(layout)
-    if not hasattr(shards, "__len__"):
+    if not hasattr(shards, "__len__") or getattr(shards, "ndim", 1) == 0:
         refuse(f"shards are {type(shards).__name__}", "there is one of each rank", "Pass a list.")
     if len(shards) != layout.world:
         refuse(f"there are {len(shards)} shards", f"the layout has {layout.world} ranks", "Pass one of each rank.")

@@ -121,6 +121,9 @@ class Refusals(unittest.TestCase):
             *((f"head_dim is {dim} (", lambda dim=dim: ringattn.rope_frequencies(dim)) for dim in ("x", 0, 2**40)),
             *((f"{name} is {shown} (", lambda named={name: dim}: ringattn.mla(*MLA, **named))
               for name in ("head_dim", "head_dim_v") for dim, shown in ((np.zeros(2), "[0. 0.]"), (1.5, "1.5"))),
+            *((words, lambda keys=keys: ringattn.decode(*STEP, max_keys=keys))
+              for words, keys in (("sequences of up to 0 keys", 0), ("max_keys is  (it should be", ""))),
+            ("k is a masked array", lambda: attention(Q, np.ma.masked_array(K), K)),
             ("head_dim is 0 (a head has", lambda: ringattn.mla(MLA[0][:, :, :8], *MLA[1:3], head_dim=0)),
             ("q has 0 axes", lambda: ringattn.linear_attention(np.float32(1)[...], X, X, X)),
             ("q_offset is 1.5 (it should be a whole number)", lambda: attention(Q, K, K, q_offset=1.5)),

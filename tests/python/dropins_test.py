@@ -293,6 +293,8 @@ class RingFlashAttn(unittest.TestCase):
             for of in (None, rows, torch.stack([rows] * 2, -3), torch.stack([rows] * 3, -3)[None]):
                 self.refuses("qkv is", lambda: qkv(of, *rest))
         self.refuses("q has 3 axes (it is [batch, tokens", lambda: names.ring_flash_attn_func(q[0], q[0], q[0]))
+        self.refuses("return_attn_probs is 1", lambda: names.ring_flash_attn_func(q, q, q, return_attn_probs=1,
+                                                                                 group=ringattn.self_world()))  # fmt: skip
         self.refuses("k is NoneType",
                      lambda: names.llama3_flash_attn_varlen_func(q[0], None, q[0], *made[:4], 1, made[4]))
         self.refuses("kv is [20, 2, 64]",

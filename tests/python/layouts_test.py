@@ -119,6 +119,7 @@ class Layouts(unittest.TestCase):
             ("layout is 'zigzag' (it should be a ringattn.Layout", lambda: ringattn.positions("zigzag", 0)),
             ("layout is None", lambda: ringattn.unshard([], None)),
             ("an array of shape ()", lambda: ringattn.shard(np.float32(1)[...], ringattn.zigzag([9], 1), 0)),
+            ("shards are ndarray", lambda: ringattn.unshard(np.array(3), ringattn.zigzag([9], 1))),
             ("rank 0 has no rows", lambda: ringattn.unshard([np.float32(1)[...]], ringattn.zigzag([9], 1))),
         ):  # fmt: skip
             with self.subTest(words), self.assertRaises(ringattn.UsageError) as caught:
