@@ -80,7 +80,7 @@ inline void configure_for_rows(int rows) {
 }
 
 // Rows of keys [first, first + 32), up to `keys`: where they lie, or loaded to `memory`, so that row `first` is row 0.
-// Returns whether there are such rows.
+// Returns false if they cannot be loaded.
 HWY_INLINE bool group_rows(const TileRows& in_place, const RowLoader& loader, int first, int keys, int dims,
                            std::byte* memory, TileRows& rows) {
   if (loader.load == nullptr) {
@@ -150,7 +150,8 @@ inline bool score_in_place(const TileShape& shape, const TileInPlace& tile, cons
 }
 
 // O ← O + P · V of a block, 32 keys at a time, so that packed values stay in the L1 cache. While the products of 32
-// keys are computed, the next 32 are packed, a few pairs between two products. Returns whether all values are finite.
+// keys are computed, the next 32 are packed, a few pairs between two products. Returns false if a value is
+// not finite or a row cannot be loaded.
 inline bool add_values_in_place(const AmxCall& call, const AmxBlock& block, const TileInPlace& tile) {
   // [dims / 16, 16 pairs of keys, 16 dims, 2], of two groups of keys
   alignas(64) std::byte packed[2][kMaxHeadDim * kTileDepth * sizeof(std::uint16_t)];

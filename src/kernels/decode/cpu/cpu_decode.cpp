@@ -200,7 +200,10 @@ class CpuDecode final : public DecodeKernel {
  private:
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
-  static constexpr int kWorkTilesPerThread = 8;      // at least, if there are any: threads are not equally fast
+  // Of several threads, at least, if there are any: threads are not equally fast. Rows of 8 bits and less are short,
+  // and more of them should be adjacent.
+  static constexpr int kWorkTilesPerThread = 8;
+  static constexpr int kQuantizedTilesPerThread = 2;
   static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
 
   // A head's rows are apart in memory, so processors don't recognize the stream and are told what to load.
@@ -233,13 +236,15 @@ class CpuDecode final : public DecodeKernel {
     return tile + block_tiles * (block_index < seen.selected ? seen.blocks[block_index] - block_index : seen.gap);
   }
 
-  // As many as leave each thread a few work tiles.
+  // As many as leave each thread a few work tiles: one thread reads adjacent rows of several heads faster.
   int kv_heads_at_once(const DecodeStep& step, std::int64_t sequences) const {
     std::int64_t splits = 0;
     for (std::int64_t s = 0; s < sequences; ++s) {
       splits += kv_splits_of(rows_tiles(seen_keys(step, s, 0).length, step.rows)) / step.partition.stride;
     }
-    const std::int64_t heads = splits * spec_.kv_heads / (std::int64_t{kWorkTilesPerThread} * threads_);
+    const std::int64_t per_thread = decode_.format.is_plain() ? kWorkTilesPerThread : kQuantizedTilesPerThread;
+    const std::int64_t work_tiles = threads_ > 1 ? per_thread * threads_ : 1;
+    const std::int64_t heads = splits * spec_.kv_heads / work_tiles;
     return static_cast<int>(std::clamp<std::int64_t>(heads, 1, kMaxHeads));
   }
 

@@ -19,7 +19,7 @@ struct QuantizedTile {
   int keys = 0;
 };
 
-// Whether dequantize_tile() has the format. The processor must have AVX512-BF16.
+// Whether load_quantized_rows() has the format. The processor must have AVX512-BF16.
 bool dequantizes_tiles(const RowFormat& format, const RowShape& shape);
 
 // What load_quantized_rows() reads: a tile, and the one that is read after it (null: not known), whose rows it
