@@ -228,7 +228,9 @@ TEST(FileJob, EstimatesWithoutOverlapWhatItDoes) {
     options.overlap = false;
     PreparedFileJob waiting(job, world, options);
     const Plan& plan = waiting.attention().plan();
-    EXPECT_DOUBLE_EQ(waiting.attention().time_estimate().seconds, estimate_time(plan, options.machine, false).seconds);
+    const MachineModel& machine = waiting.attention().options().machine;  // at the kernel's speed for the job
+    EXPECT_EQ(machine.link_bytes_per_second, options.machine.link_bytes_per_second);
+    EXPECT_DOUBLE_EQ(waiting.attention().time_estimate().seconds, estimate_time(plan, machine, false).seconds);
     EXPECT_LT(overlapped.attention().time_estimate().seconds, waiting.attention().time_estimate().seconds);
   });
 }
