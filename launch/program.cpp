@@ -221,7 +221,13 @@ int run_command(const CommandRow& command, Invocation& invocation, const std::fu
       [&](Transport& world) {
         // Before the rank starts threads, which inherit its processors, or touches memory.
         if (options.bind_to_numa_node && world.memory() == MemoryKind::kHost) {
-          bind_rank_to_numa_node(Collective(world, Timeouts(options.timeout)));
+          const std::string why = bind_rank_to_numa_node(Collective(world, Timeouts(options.timeout)));
+          if (!why.empty()) {
+            print_warning_line(fmt::format("rank {} can't be bound to a NUMA node ({}). Allow the system call "
+                                           "sched_setaffinity, or use --numa-binding none.",
+                                           world.rank(), why),
+                               options.color);
+          }
         }
         begun = true;
         try {

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <strings.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -163,7 +164,9 @@ std::string bind_thread(const CpuList& cpus) {
 
 std::string_view openmp_binding() {
   for (const char* name : {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"}) {
-    if (std::getenv(name) != nullptr) return name;
+    const char* const value = std::getenv(name);
+    if (value == nullptr) continue;
+    return ::strcasecmp(value, "false") == 0 ? std::string_view() : name;  // OMP_PROC_BIND=false turns all off
   }
   return {};
 }

@@ -67,7 +67,9 @@ TEST(CLimits, SimdTargetsAreThoseOfTheProcessor) {
   EXPECT_EQ(ringattn_set_simd_target(nullptr), RINGATTN_USAGE);
   EXPECT_EQ(ringattn_set_simd_target("avx1024"), RINGATTN_USAGE);
   EXPECT_STREQ(ringattn_error_problem(), "there is no SIMD target \"avx1024\"");
-  if (ringattn_set_simd_target("neon") != RINGATTN_OK) ASSERT_EQ(ringattn_set_simd_target("sse4"), RINGATTN_OK);
+  if (ringattn_set_simd_target("neon") != RINGATTN_OK) {
+    ASSERT_EQ(ringattn_set_simd_target("sse4"), RINGATTN_OK);
+  }
   const std::string target = ringattn_simd_target();
   {
     SelfWorld world;

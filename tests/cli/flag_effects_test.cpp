@@ -264,7 +264,9 @@ const Effects& effects() {
          const auto devices = [](const std::string& name) {
            return json_at(report({"--simd-target", name}), "/world/devices/0");
          };
-         if (here.size() > 1) EXPECT_NE(devices(weakest), devices(here.front()));
+         if (here.size() > 1) {
+           EXPECT_NE(devices(weakest), devices(here.front()));
+         }
          const Finished lacking = tool({"info", "--simd-target", here.front() == "neon" ? "avx2" : "neon"});
          EXPECT_EQ(lacking.code, 4);
          EXPECT_TRUE(has(lacking.err, "can't be used here (processor and build have " + here.front())) << lacking.err;

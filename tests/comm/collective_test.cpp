@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "base/host.hpp"
+#include "comm/numa_binding.hpp"
 #include "comm/self.hpp"
 #include "comm/threads.hpp"
 #include "tests/support/error_of.hpp"
@@ -51,6 +52,26 @@ TEST(RunCollectively, AFailedAllocationReachesEveryRank) {
     EXPECT_EQ(error.code(), ErrorCode::kMemory) << error.what();
     EXPECT_EQ(*error.location(), (ErrorLocation{2, host_name()}));
   }
+}
+
+// A host whose first and last processor are nodes. Ranks that are bound already stay where they are.
+TEST(NumaBinding, PutsEachRankOnItsNode) {
+  const CpuList all = usable_cpus();
+  if (all.size() < 2 || !openmp_binding().empty()) GTEST_SKIP() << "needs: two processors, not bound by OpenMP";
+  const CpuList second(all.begin() + 1, all.end());
+  const NumaTopology topology{{all.front()}, second};
+  const bool even = all.size() == 2;  // else the first rank would lose processors
+  run_threads_world(2, {}, [&](Transport& world) {
+    const CpuList& node = topology[static_cast<std::size_t>(world.rank())];
+    EXPECT_EQ(bind_rank_to_numa_node(Collective(world, Timeouts(kLong)), {all}), "");
+    EXPECT_EQ(usable_cpus(), all) << "one node";
+    EXPECT_EQ(bind_rank_to_numa_node(Collective(world, Timeouts(kLong)), topology), "");
+    EXPECT_EQ(usable_cpus(), even ? node : all);
+    EXPECT_EQ(bind_thread(node), "");
+    EXPECT_EQ(bind_rank_to_numa_node(Collective(world, Timeouts(kLong)), topology), "");
+    EXPECT_EQ(usable_cpus(), node) << "bound before";
+  });
+  EXPECT_EQ(usable_cpus(), all);
 }
 
 TEST(RunCollectively, SoDoErrorsAndWhatIsNoneOfOurs) {
