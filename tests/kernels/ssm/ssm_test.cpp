@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/common/cpu/amx.hpp"
 #include "kernels/rope/rope_frequencies.hpp"
 #include "tests/kernels/ssm/ssm_row_test.hpp"
 #include "tests/support/error_of.hpp"
@@ -511,11 +512,12 @@ TEST(SsmSpecs, ARotationFitsTheSpecAndTheKernel) {
 }
 
 TEST(SsmSpecs, AreChosenByTheirDecays) {
-  EXPECT_EQ(choose_kernel(ssm_spec(Dtype::kBf16, 8, 64, 128), {"cpu", "auto"}).row->name, "cpu_ssd");
+  const char* const of_bf16 = cpu::has_amx_bf16() ? "cpu_ssd_amx" : "cpu_ssd";
+  EXPECT_EQ(choose_kernel(ssm_spec(Dtype::kBf16, 8, 64, 128), {"cpu", "auto"}).row->name, of_bf16);
   EXPECT_EQ(choose_kernel(selective_spec(Dtype::kBf16, 64, 16), {"cpu", "auto"}).row->name, "cpu_selective_scan");
   const SsmSpec lightning = linear_spec(Dtype::kBf16, 64, 128, 128, SsmDecay::kHead);
   const SsmSpec gla = linear_spec(Dtype::kBf16, 4, 128, 64, SsmDecay::kDim);
-  EXPECT_EQ(choose_kernel(lightning, {"cpu", "auto"}).row->name, "cpu_ssd");
+  EXPECT_EQ(choose_kernel(lightning, {"cpu", "auto"}).row->name, of_bf16);
   EXPECT_EQ(choose_kernel(gla, {"cpu", "auto"}).row->name, "cpu_gla");
   if (kernel_table<SsmSpec>().front().backend == "cuda") {
     const auto on_gpu = [](const SsmSpec& spec) {
