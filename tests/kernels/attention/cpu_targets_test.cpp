@@ -37,7 +37,7 @@ class CpuTargets : public ::testing::TestWithParam<SimdTarget> {};
 TEST_P(CpuTargets, AreAccurateAndInvariant) {
   const ForcedTarget forced(GetParam());
   const std::string identity = cpu_row().make_backend({1, 0})->identity();
-  if (identity != describe(GetParam())) GTEST_SKIP() << "needs: a build with " << GetParam().name();
+  if (identity != describe(GetParam())) GTEST_SKIP() << "needs: a build with " << describe(GetParam());
   for (const Dtype dtype : dtypes_of(GetParam())) {
     for (const auto& [head_dim, head_dim_v] : {std::pair{8, 8}, {64, 24}, {128, 136}}) {
       for (const Mask& mask : {Mask{-1, 0}, Mask{50, 7}}) {
@@ -72,7 +72,7 @@ const BatchedGemmRow& product_row(const SimdTarget& target) {
 TEST_P(CpuTargets, MultiplyHeadsAccurately) {
   const ForcedTarget forced(GetParam());
   const std::string identity = cpu_row().make_backend({1, 0})->identity();
-  if (identity != describe(GetParam())) GTEST_SKIP() << "needs: a build with " << GetParam().name();
+  if (identity != describe(GetParam())) GTEST_SKIP() << "needs: a build with " << describe(GetParam());
   for (const Dtype dtype : dtypes_of(GetParam())) {
     for (const auto& [dim_k, dim_n] : {std::pair{8, 8}, {64, 24}, {40, 136}}) {
       const GemmInputs inputs = normal_gemm_inputs({dtype, dim_k, dim_n}, 61, 2, false, 87);
@@ -90,7 +90,7 @@ TEST_P(CpuTargets, MultiplyHeadsAccurately) {
 TEST_P(CpuTargets, RoundGemmsToNearestEven) {
   const ForcedTarget forced(GetParam());
   const std::string identity = cpu_row().make_backend({1, 0})->identity();
-  if (identity != describe(GetParam())) GTEST_SKIP() << "needs: a build with " << GetParam().name();
+  if (identity != describe(GetParam())) GTEST_SKIP() << "needs: a build with " << describe(GetParam());
   for (const Dtype dtype : dtypes_of(GetParam())) {
     if (dtype == Dtype::kF32) continue;
     const float half = dtype == Dtype::kBf16 ? 0x1p-8F : 0x1p-11F;
@@ -130,7 +130,7 @@ TEST_P(CpuTargets, RoundGemmsToNearestEven) {
 TEST_P(CpuTargets, MergeKvSplits) {
   const ForcedTarget forced(GetParam());
   const std::string identity = cpu_row().make_backend({1, 0})->identity();
-  if (identity != describe(GetParam())) GTEST_SKIP() << "needs: a build with " << GetParam().name();
+  if (identity != describe(GetParam())) GTEST_SKIP() << "needs: a build with " << describe(GetParam());
   for (const int head_dim_v : {8, 24, 32}) {
     const AttentionSpec spec = make_spec(dtypes_of(GetParam()).front(), 2, 1, 8, {-1, 0}, head_dim_v);
     AttentionInputs inputs = random_inputs(spec, {{2, 17'000, 16'998}}, 83);

@@ -15,14 +15,16 @@ namespace {
 
 class CpuSsmTargets : public ::testing::TestWithParam<SimdTarget> {
  protected:
-  bool is_built() const { return kernel_table<SsmSpec>().back().make_backend({1, 0})->identity() == GetParam().name(); }
+  bool is_built() const {
+    return kernel_table<SsmSpec>().back().make_backend({1, 0})->identity() == describe(GetParam());
+  }
 
  private:
   ForcedTarget forced_{GetParam()};
 };
 
 TEST_P(CpuSsmTargets, AreAccurateAndInvariant) {
-  const std::string identity = GetParam().name();
+  const std::string identity = describe(GetParam());
   if (!is_built()) GTEST_SKIP() << "needs: a build with " << identity;
   for (const SsmRow& row : kernel_table<SsmSpec>()) {
     if (row.backend != "cpu" || GetParam().amx != (row.name == "cpu_ssd_amx")) continue;
@@ -55,7 +57,7 @@ TEST_P(CpuSsmTargets, GradientsAreAccurateAndInvariant) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Highway, CpuSsmTargets, ::testing::ValuesIn(attention_targets_here()), [](const auto& test) {
-  std::string name = test.param.name();
+  std::string name = describe(test.param);
   std::erase_if(name, [](char c) { return c == '+' || c == '-'; });
   return name;
 });
