@@ -17,10 +17,13 @@ def set_simd_target(name: str) -> None:
         name: "avx2", "avx512", "amx" (AVX-512 with AMX tiles for bf16), "sse4" or "neon", or "auto", the best that this
             processor has.
 
+    Returns:
+        None.
+
     Raises:
         UnsupportedError: the processor lacks the target.
-        UsageError: there is no such name, or an op on the CPU has been called with another target, which is one for the
-            process.
+        UsageError: there is no such name, or ops with another target exist, which is one for the process. Calls keep their
+            ops for later calls, so set the target before the first one.
 
     Example:
         >>> ringattn.set_simd_target(ringattn.simd_target())

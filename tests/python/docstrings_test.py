@@ -40,7 +40,7 @@ MODULES = (ringattn, ringattn.nn, ringattn.quantized, ringattn.testing, ringattn
            ringattn.ring_flash_attn)  # fmt: skip
 # Where there is nothing to compute.
 WITHOUT_FORMULA = ("layouts", "worlds", "torch_worlds", "testing", "goldens", "transformers", "_transformers_paged",
-                   "_batch_invariant", "_hf_adapter", "_reshard")
+                   "_batch_invariant", "_hf_adapter", "_reshard", "_simd_target")
 NAMED_WITHOUT_FORMULA = ("decode_partition", "mla_decode_partition", "parallelize_")
 SECTIONS = ("Args", "Shapes", "Attributes", "Returns", "Raises", "Formula", "Example")
 

@@ -56,6 +56,8 @@ class Files(unittest.TestCase):
         script = """if True:
             import numpy, ringattn
             print(ringattn.simd_target(), ringattn.goldens.this_machine().split(", ")[-1])
+            q = numpy.ones((8, 1, 64), dtype="float32")
+            ringattn.attention(q, q, q)
             try:
                 ringattn.set_simd_target("auto")
             except ringattn.UsageError as error:
