@@ -51,6 +51,14 @@ wheel=$(echo "$out"/*.whl)
 if unzip -l "$wheel" 2>/dev/null | grep -E '\.libs/' || "$venv/bin/python" -m zipfile -l "$wheel" | grep -E '\.libs/'; then
   fail "auditwheel copied libraries into the wheel" "it must have none but its own" "Link those above statically."
 fi
+mkdir "$out/unpacked"
+"$venv/bin/python" -m zipfile -e "$wheel" "$out/unpacked"
+for library in "$out"/unpacked/ringattn/*.so; do
+  if readelf -d "$library" | grep -q STATIC_TLS; then
+    fail "${library##*/} needs static TLS" "Python may be unable to open it" "Compile what it links with -ftls-model=global-dynamic."
+  fi
+done
+rm -rf "$out/unpacked"
 bytes=$(stat -c %s "$wheel")
 ((bytes <= 40000000)) || fail "$wheel has $bytes bytes" "at most 40,000,000 fit" "See what has grown by python3 -m zipfile -l."
 echo "$wheel: $bytes bytes"
