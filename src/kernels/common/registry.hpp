@@ -4,6 +4,7 @@
 // table's entries create.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -55,7 +56,8 @@ struct KernelRow : KernelEntry {
   double (*spec_flops_per_second)(const Spec& spec, const Backend& backend, std::int64_t tokens) = nullptr;
 
   double speed(const Spec& spec, const Backend& here, std::int64_t tokens = kManyTokens) const {
-    return spec_flops_per_second == nullptr ? flops_per_second(here) : spec_flops_per_second(spec, here, tokens);
+    if (spec_flops_per_second == nullptr) return flops_per_second(here);
+    return spec_flops_per_second(spec, here, std::max<std::int64_t>(1, tokens));  // a job of no tokens has a rate, too
   }
 };
 
