@@ -83,7 +83,7 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
             continue
         refuse_compressed(op, name, array)
         for part in array.parts if isinstance(array, Compressed) else (array,):
-            check_array(name, part, name in written, name in differentiable and part is array)
+            check_array(name, part, name in written or None, name in differentiable and part is array)
             if type(part) is not type(like) and kind_of(part) is not kind_of(like):
                 refuse(f"{name} of {op} is {type(part).__name__}", f"{first} is {type(like).__name__}",
                        "Pass arrays of one kind.")  # fmt: skip

@@ -43,13 +43,15 @@ def is_torch(array) -> bool:
 _WRITTEN = ("out", "lse", "state", "conv_state")
 
 
-def check_array(name: str, array, written: bool = False, differentiable: bool = False) -> None:
+def check_array(name: str, array, written: bool | None = None, differentiable: bool = False) -> None:
     """Refuses what is neither NumPy's nor PyTorch's, tensors that require gradients unless the call is `differentiable` in them,
-    and what can't be written to where it is."""
+    and what can't be written to where it is `written`: by default if calls always write an argument of this name."""
+    if written is None:
+        written = name in _WRITTEN
     if isinstance(array, np.ndarray):
         if isinstance(array, np.ma.MaskedArray):
             refuse(f"{name} is a masked array", "its mask would be lost", "Pass its data, or what its filled() makes.")
-        if (written or name in _WRITTEN) and not array.flags.writeable:
+        if written and not array.flags.writeable:
             refuse(f"{name} is read-only", "this call writes to it", "Pass an array of your own.")
         return
     if not is_torch(array):
@@ -61,7 +63,7 @@ def check_array(name: str, array, written: bool = False, differentiable: bool = 
     if not loaded_torch().compiler.is_compiling() and (array.is_neg() or array.is_conj()):
         kind, resolved = ("negated", "resolve_neg()") if array.is_neg() else ("conjugated", "resolve_conj()")
         refuse(f"{name} is a {kind} view", "its memory has other numbers than it has",
-               "Pass a tensor of its own." if written or name in _WRITTEN else f"Pass its {resolved}.")  # fmt: skip
+               "Pass a tensor of its own." if written else f"Pass its {resolved}.")  # fmt: skip
     if not differentiable and array.requires_grad and loaded_torch().is_grad_enabled():
         unsupported(f"{name} requires a gradient", _gradients.WITHOUT, _gradients.SUGGESTION)
 

@@ -194,7 +194,7 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
     """
     for name, array in (("q", q), ("k", k), ("v", v), ("out", out), ("lse", lse), ("sinks", sinks)):
         if array is not None or name in ("q", "k", "v", "out"):
-            check_array(name, array, differentiable=True)
+            check_array(name, array, written=False, differentiable=True)
             if type_name(array.dtype) not in ("float32", "float16", "bfloat16", "float64"):
                 refuse(f"{name} is {type_name(array.dtype)}", "rows of float32, float16 and bfloat16 are compared", "Convert it.")
     dtype = _type_name(q)
