@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -66,10 +67,11 @@ struct Step {
 };
 
 // Keys and values of sequences as a compressed cache has them, and in a plain one: as many pages of one token more than
-// the longest sequence has, a page for each.
+// the longest sequence has, a page for each. With `zero_point` (int4 only) that is every element: scales are 0.
 class Caches {
  public:
-  Caches(const CacheFormat& format, const RowShape& shape, const std::vector<std::int64_t>& lengths)
+  Caches(const CacheFormat& format, const RowShape& shape, const std::vector<std::int64_t>& lengths,
+         const std::optional<float>& zero_point = {})
       : format_(format), shape_(shape), lengths_(lengths), capacity_(*std::ranges::max_element(lengths) + 1) {
     const std::int64_t tokens = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
     const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * size_of(shape.dtype);
@@ -82,6 +84,10 @@ class Caches {
       }
       tensors_[i] = compress_tensor("k", i == 0 ? format.k : format.v, view_of(rows, shape, tokens), lengths, {7, 1},
                                     ErrorCode::kUsage);
+      for (std::size_t at = 0; zero_point && at < tensors_[i].streams[1].size(); at += 4) {
+        store_element(tensors_[i].streams[1].data() + at, Dtype::kBf16, 0.0F);
+        store_element(tensors_[i].streams[1].data() + at + 2, Dtype::kBf16, *zero_point);
+      }
       const std::vector<std::byte> plain = decompress_tensor(tensors_[i], 1);
       dense_[i].resize(lengths.size() * static_cast<std::size_t>(capacity_) * row_bytes, std::byte{0xff});
       std::size_t row = 0;
@@ -196,6 +202,22 @@ TEST_P(CompressedCacheTest, DecodingWithABlockMaskIsThatOfThePlainCache) {
             << describe(format) << ", pages of " << page;
       }
     }
+  }
+}
+
+// Rows see only their own key, so they are elements of the cache, also where half of a zero point is subnormal.
+TEST_P(CompressedCacheTest, ZeroPointsAreElements) {
+  const RowFormat& format = GetParam();
+  if (format.encoding != RowEncoding::kInt4Channel && format.encoding != RowEncoding::kInt4Token) return;
+  for (const float zero_point : {0x1.8p-126F, -0x1p-125F, 3.0F}) {
+    const std::vector<std::int64_t> lengths{64};
+    Caches caches({format, format}, {Dtype::kBf16, kKvHeads, 64}, lengths, zero_point);
+    Step step = step_of(Dtype::kBf16, lengths);
+    step.spec.attention.mask = {0, 0};
+    const Results expected = step.run(caches.plain());
+    EXPECT_EQ(load_element(expected.out.data(), Dtype::kBf16), zero_point);
+    step.spec.format = {format, format};
+    EXPECT_TRUE(caches.run_packed(step, {}, 16) == expected) << zero_point;
   }
 }
 

@@ -28,6 +28,8 @@ constexpr int kLineBytes = 64;
 constexpr float kMinInt8Scale = 0x1p-126F;
 constexpr float kMinFp8Scale = 0x1p-117F;
 constexpr float kMinInt4Scale = 0x1p-100F;
+// The element of value 0 is twice the half of a zero point, and the half is a normal number or zero.
+constexpr float kMinInt4Zero = 0x1p-125F;
 
 bool is_usual(float scale, float min) { return scale >= min && scale <= std::numeric_limits<float>::max(); }
 
@@ -109,7 +111,8 @@ RINGATTN_AVX512 bool dequantize_int4_token(const std::byte* values, const std::b
     std::memcpy(scale_and_zero, bits, sizeof bits);
     const auto [scale, zero] = scale_and_zero;
     const bool no_scale = (pair & 0x7fffU) == 0;  // by its bits: subnormals count as zero in comparisons here
-    if ((!no_scale && !is_usual(scale, kMinInt4Scale)) || !std::isfinite(zero)) return false;
+    if (!no_scale && !is_usual(scale, kMinInt4Scale)) return false;
+    if (zero != 0.0F && !is_usual(std::abs(zero), kMinInt4Zero)) return false;  // a subnormal one is zero here
     const __m512 scaled = _mm512_mul_ps(iota, _mm512_mul_ps(half, _mm512_set1_ps(scale)));
     const __m512 sum = _mm512_add_ps(scaled, _mm512_mul_ps(half, _mm512_set1_ps(zero)));
     const __m512 elements = _mm512_mul_ps(_mm512_set1_ps(2.0F), sum);
@@ -150,6 +153,8 @@ RINGATTN_AVX512 bool read_channel_scales(const QuantizedTile& tile, int first, i
       const __mmask16 nonzero = _mm512_test_epi32_mask(pair, _mm512_set1_epi32(0x7fff));
       unusual |= _mm512_mask_cmp_ps_mask(nonzero, scale, _mm512_set1_ps(kMinInt4Scale), _CMP_NGE_UQ);
       unusual |= _mm512_cmp_ps_mask(scale, max, _CMP_NLE_UQ);
+      const __mmask16 has_zero = _mm512_cmp_ps_mask(zero, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+      unusual |= _mm512_mask_cmp_ps_mask(has_zero, _mm512_abs_ps(zero), _mm512_set1_ps(kMinInt4Zero), _CMP_NGE_UQ);
       unusual |= _mm512_cmp_ps_mask(_mm512_abs_ps(zero), max, _CMP_NLE_UQ);
       _mm512_store_ps(scales.scale[run][odd], _mm512_mul_ps(half, scale));
       _mm512_store_ps(scales.zero[run][odd], _mm512_mul_ps(half, zero));

@@ -31,8 +31,9 @@ struct QuantizedRows {
   const QuantizedTile* next = nullptr;
 };
 
-// A RowLoader's function, of a QuantizedRows. `rows` is aligned to 64 bytes. Returns false if a scale is not finite, or
-// so small that a dequantized element may be subnormal. With kInt4Channel all keys of the groups are quantized.
+// A RowLoader's function, of a QuantizedRows. `rows` is aligned to 64 bytes. Returns false if a scale or zero point is
+// not finite, or so small that an element or its half may be subnormal. With kInt4Channel all keys of the groups are
+// quantized.
 bool load_quantized_rows(const void* quantized_rows, int first, int end, std::byte* rows);
 
 }  // namespace ringattn::cpu
