@@ -7,12 +7,15 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "attention/tokens/ssm_layout.hpp"
+#include "kernels/common/simd_target.hpp"
 #include "ops/reshard/reshard.hpp"
 #include "tests/distributed/over_mpi.hpp"
 #include "tests/support/device_array.hpp"
+#include "tests/support/error_of.hpp"
 #include "tests/support/gated_delta_rank.hpp"
 #include "tests/support/ssm_rank.hpp"
 
@@ -92,6 +95,32 @@ class MpiSsm : public OverMpi {
     EXPECT_EQ(all, tokens);
   }
 };
+
+// The last rank's host has no AMX, as far as its kernels know.
+TEST_P(MpiSsm, HostsOfDifferentKindsRunWhatHasTheSameBits) {
+  if (backend() != "cpu") GTEST_SKIP() << "needs: CPU kernels";
+  if (simd_target_names_here().front() != "amx") GTEST_SKIP() << "needs: a processor with AMX";
+  const int last = transport().size() - 1;
+  set_simd_target(transport().rank() == last ? "avx512" : "amx");
+  SsmSpec spec = small_ssm(2, false);
+  spec.dtype = Dtype::kF32;
+  expect_same(spec, {70}, false, 61);
+  spec.dtype = Dtype::kBf16;
+  spec.head_dim = spec.state_dim = 32;
+  SsmOptions options;
+  options.kernel.backend = "cpu";
+  if (last > 0) {
+    const Error error = error_of([&] { Ssm(SsmJob{spec, {70}}, transport(), options); });
+    EXPECT_EQ(error.code(), ErrorCode::kUnsupported);
+    EXPECT_EQ(
+        std::string(error.what()),
+        "rank " + std::to_string(last) +
+            " and rank 0 differ in kernel (cpu_ssd against cpu_ssd_amx). Start on the same model of machine, force "
+            "one kernel, or on CPUs set RINGATTN_SIMD_TARGET on all ranks to a target that every host has; "
+            "ringattn's info lists them.");
+  }
+  set_simd_target("auto");
+}
 
 TEST_P(MpiSsm, RaggedSequences) { expect_same(small_ssm(2, false), {3 * kSuper + 70, 5, kSuper + 1}, true, 1); }
 

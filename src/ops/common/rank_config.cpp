@@ -38,7 +38,11 @@ std::vector<RankConfigEntry> program_config(std::string_view op, const KernelEnt
                                             std::string identity) {
   return {{"build", fmt::format("{} {}", version(), build_id())},
           {"op", std::string(op)},
-          {"kernel", std::string(kernel.name)},
+          {"kernel",
+           std::string(kernel.name),
+           {"Start on the same model of machine, force one ", setting("kernel"),
+            ", or on CPUs set RINGATTN_SIMD_TARGET on all ranks to a target that every host has; ", command("info"),
+            " lists them."}},
           device_config(backend, std::move(identity))};
 }
 

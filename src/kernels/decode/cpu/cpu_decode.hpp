@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode of `cpu_attention`: threads process (sequence, KV head, KV split), then rows, whose partials they merge. It
-// supports the same specs as prefill.
+// Decode of `cpu_attention`: threads process (sequence, up to 8 KV heads, KV split), then rows, whose partials they
+// merge. It supports the same specs as prefill.
 #pragma once
 
 #include <memory>

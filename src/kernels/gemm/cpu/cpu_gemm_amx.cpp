@@ -102,7 +102,7 @@ std::vector<std::string> cpu_gemm_amx_missing(const BatchedGemmSpec& spec) {
 }
 
 std::string amx_gemm_unavailable() {
-  return gemm_tile_ops() != nullptr ? "" : "this processor or its kernel has no AMX tiles of bf16";
+  return gemm_tile_ops() != nullptr ? "" : "the SIMD target in use has no AMX tiles of bf16";
 }
 
 std::unique_ptr<BatchedGemmKernel> make_cpu_gemm_amx(const BatchedGemmSpec& spec, Backend& backend) {

@@ -143,7 +143,7 @@ std::vector<std::string> cpu_ssd_amx_missing(const SsmSpec& spec) {
 }
 
 std::string amx_ssd_unavailable() {
-  return ssd_tile_ops() != nullptr ? "" : "this processor or its kernel has no AMX tiles of bf16";
+  return ssd_tile_ops() != nullptr ? "" : "the SIMD target in use has no AMX tiles of bf16";
 }
 
 // Measured on one core of a Sapphire Rapids, rounded down.
