@@ -205,12 +205,12 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
 }
 
 std::string machine_line(const MachineModel& machine) {
-  std::string text = fmt::format("{:.4g} GFLOP/s", machine.flops_per_second / 1e9);
+  std::string text = fmt::format("a rank has {:.4g} GFLOP/s", machine.flops_per_second / 1e9);
   if (machine.fp32_flops_per_second > 0.0) text += fmt::format(" (fp32 {:.4g})", machine.fp32_flops_per_second / 1e9);
   if (machine.memory_bytes_per_second > 0.0) {
-    text += fmt::format(", memory {:.4g} GB/s", machine.memory_bytes_per_second / 1e9);
+    text += fmt::format(", reads {:.4g} GB/s of memory", machine.memory_bytes_per_second / 1e9);
   }
-  return text + fmt::format(" and {:.4g} GB/s a rank, latency {:.4g} us ({})", machine.link_bytes_per_second / 1e9,
+  return text + fmt::format(", receives {:.4g} GB/s, latency {:.4g} us ({})", machine.link_bytes_per_second / 1e9,
                             machine.latency_seconds * 1e6, machine.name);
 }
 
