@@ -96,8 +96,8 @@ std::vector<VariableInfo> variables() {
 void print_tables(const Screen& screen, const JobOptions& options, const DeviceInfo& device) {
   std::string text = version_line();
   text += fmt::format("build id    {}\n", build_id().empty() ? "none" : build_id());
-  text +=
-      fmt::format("host        {}: {}, {} processors for this process\n", device.host, device.cpu, device.processors);
+  text += fmt::format("host        {}: {}, {} for this process\n", device.host, device.cpu,
+                      counted(static_cast<std::uint64_t>(device.processors), "processor"));
   text += fmt::format("NUMA nodes  {}\n", numa_text(options));
   text += fmt::format("SIMD target {} (--simd-target {}; here: {})\n", device.target, simd_target(),
                       fmt::join(device.simd_targets, ", "));

@@ -284,6 +284,7 @@ const Effects& effects() {
        [] {
          EXPECT_TRUE(has(out_of({"info", "--numa-binding", "none"}), "; ranks are not bound (--numa-binding none)"));
          EXPECT_FALSE(has(out_of({"info"}), "--numa-binding none"));
+         EXPECT_FALSE(has(out_of({"info", "--numa-binding", "none"}), " 1 processors"));
          EXPECT_EQ(digest({"--ranks", "2", "--numa-binding", "none"}), digest({"--ranks", "2"}));
        }},
       {"output",
