@@ -96,8 +96,8 @@ std::vector<VariableInfo> variables() {
 void print_tables(const Screen& screen, const JobOptions& options, const DeviceInfo& device) {
   std::string text = version_line();
   text += fmt::format("build id    {}\n", build_id().empty() ? "none" : build_id());
-  text +=
-      fmt::format("host        {}: {}, {} processors for this process\n", device.host, device.cpu, device.processors);
+  text += fmt::format("host        {}: {}, {} for this process\n", device.host, device.cpu,
+                      counted(static_cast<std::uint64_t>(device.processors), "processor"));
   text += fmt::format("NUMA nodes  {}\n", numa_text(options));
   text += fmt::format("SIMD target {} (--simd-target {}; here: {})\n", device.target, simd_target(),
                       fmt::join(device.simd_targets, ", "));
@@ -205,12 +205,12 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
 }
 
 std::string machine_line(const MachineModel& machine) {
-  std::string text = fmt::format("{:.4g} GFLOP/s", machine.flops_per_second / 1e9);
+  std::string text = fmt::format("a rank has {:.4g} GFLOP/s", machine.flops_per_second / 1e9);
   if (machine.fp32_flops_per_second > 0.0) text += fmt::format(" (fp32 {:.4g})", machine.fp32_flops_per_second / 1e9);
   if (machine.memory_bytes_per_second > 0.0) {
-    text += fmt::format(", memory {:.4g} GB/s", machine.memory_bytes_per_second / 1e9);
+    text += fmt::format(", reads {:.4g} GB/s of memory", machine.memory_bytes_per_second / 1e9);
   }
-  return text + fmt::format(" and {:.4g} GB/s a rank, latency {:.4g} us ({})", machine.link_bytes_per_second / 1e9,
+  return text + fmt::format(", receives {:.4g} GB/s, latency {:.4g} us ({})", machine.link_bytes_per_second / 1e9,
                             machine.latency_seconds * 1e6, machine.name);
 }
 

@@ -144,7 +144,7 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     """Attention over sequences of equal length, causal unless mask says otherwise. Collective with several ranks.
 
     Arrays are NumPy arrays or PyTorch tensors of one dtype, float32, float16 or bfloat16, with any strides; an array whose last
-    axis is not contiguous is copied; only sinks are contiguous. Keywords of other libraries with the same meaning are accepted
+    axis is not contiguous is copied; sinks must be contiguous. Keywords of other libraries with the same meaning are accepted
     (causal=, window_size=, scale=, return_lse=, enable_gqa=, order="bhtd" for SDPA's axes): docs/porting.md.
 
     Args:

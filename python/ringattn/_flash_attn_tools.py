@@ -70,7 +70,7 @@ def check_rows(**arrays) -> None:
 
 
 def _check_tensor(name: str, array) -> None:
-    """Refuses what PyTorch's own functions are called with here, and is no tensor."""
+    """Refuses anything but a tensor, because PyTorch's own functions are called on it."""
     if not is_torch(array):
         refuse(f"{name} is {type(array).__name__}", "it should be a PyTorch tensor", "Convert it.")
 

@@ -221,9 +221,10 @@ def linear_tokens(tokens: int, ranks: int, rank: int) -> tuple[int, int]:
         [(0, 33), (33, 66), (66, 100)]
     """
     tokens, ranks, rank = (as_int(value, name) for value, name in ((tokens, "tokens"), (ranks, "ranks"), (rank, "rank")))
-    if tokens < 0 or not 0 <= rank < ranks:
-        refuse(f"rank {rank} of {ranks} has no part of {tokens} tokens", "ranks are counted from 0, and so are tokens",
-               "Check them.")  # fmt: skip
+    if tokens < 0:
+        refuse(f"tokens is {tokens}", "there can't be fewer than 0", "Check it.")
+    if not 0 <= rank < ranks:
+        refuse(f"rank {rank} of {ranks} does not exist", "ranks are counted from 0", "Check rank and ranks.")
     return _tokens_of(tokens, ranks, rank)
 
 

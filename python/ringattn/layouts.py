@@ -149,7 +149,7 @@ def of_text(text: str) -> Layout:
     return Layout(list(map(int, lengths.split())), of_ranks)
 
 
-# Ranks of a world, and stripes of a layout. Each is work for this process, which larger numbers would never end.
+# Limits of ranks and of stripes: each one takes time and memory in this process.
 _MAX_RANKS, _MAX_STRIPES = 1 << 20, 1 << 24
 
 

@@ -120,8 +120,9 @@ NumaPlacement place_on_numa_nodes(const NumaTopology& topology, const CpuList& a
     total += usable.size();
     if (!usable.empty()) nodes.push_back(std::move(usable));
   }
-  if (total != allowed.size() || nodes.empty()) return {{}, "the system does not say which NUMA nodes they may use"};
-  if (nodes.size() == 1) return {{}, "they have one NUMA node"};
+  if (total != allowed.size() || nodes.empty())
+    return {{}, "the system does not list the NUMA nodes of their processors"};
+  if (nodes.size() == 1) return {{}, "their processors are on one NUMA node"};
   if (ranks <= 1) return {{}, fmt::format("one rank uses {} NUMA nodes", nodes.size())};
   const auto count = static_cast<std::size_t>(ranks);
   const std::size_t fair = total / count;

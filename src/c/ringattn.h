@@ -120,14 +120,14 @@ const char* ringattn_tensor_names(void);
  * NULL if memory runs out. */
 const char* ringattn_environment(void);
 
-/* Since interface 6. Restricts CPU kernels of this process to a SIMD target: "avx2", "avx512", "amx" (AVX-512 with AMX
- * tiles for bf16), "sse4" or "neon", or no longer: "auto". By default the environment variable RINGATTN_SIMD_TARGET says
- * it, else the best target of the processor is used. Bits depend on the target, so ranks on hosts of different kinds need
- * one that all hosts have. RINGATTN_UNSUPPORTED if the processor lacks it; RINGATTN_USAGE for other names, and while
- * handles of ops on the CPU exist. */
+/* Since interface 6. Sets the SIMD target of this process's CPU kernels: "amx" (AVX-512 with AMX tiles for bf16),
+ * "avx512", "avx2", "sse4", "neon", or "auto", the best target of the processor. Without a call, the environment variable
+ * RINGATTN_SIMD_TARGET sets it, "auto" by default. Bits depend on the target, so ranks on hosts of different kinds need
+ * one that all hosts have. RINGATTN_UNSUPPORTED if the processor lacks the target; RINGATTN_USAGE for other names, and
+ * for another target while handles of ops on the CPU exist. */
 ringattn_status ringattn_set_simd_target(const char* name);
 /* Since interface 6. The name that is set, "auto" by default. Valid until the next call on this thread. NULL if the
- * environment variable names none that can be used. */
+ * environment variable names a target that is unknown or that the processor lacks. */
 const char* ringattn_simd_target(void);
 
 /* ---- Worlds: the ranks that compute together ---- */

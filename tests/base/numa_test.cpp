@@ -35,7 +35,7 @@ struct NumaCase {
 };
 
 const NumaCase kNumaCases[] = {
-    {"one node", {"0-7"}, "0-7", 4, {}, "they have one NUMA node"},
+    {"one node", {"0-7"}, "0-7", 4, {}, "their processors are on one NUMA node"},
     {"two nodes, a rank each", {"0-7", "8-15"}, "0-15", 2, {"0-7", "8-15"}},
     {"two nodes, hyperthreads beside each other's", {"0-3,8-11", "4-7,12-15"}, "0-15", 2, {"0-3,8-11", "4-7,12-15"}},
     {"two nodes, one rank", {"0-7", "8-15"}, "0-15", 1, {}, "one rank uses 2 NUMA nodes"},
@@ -60,16 +60,16 @@ const NumaCase kNumaCases[] = {
     {"uneven nodes, two ranks", {"0-11", "12-15"}, "0-15", 2, {}, "2 ranks do not divide evenly over 2 NUMA nodes"},
     {"a node would be idle", {"0-13", "14"}, "0-14", 2, {}, "2 ranks do not divide evenly over 2 NUMA nodes"},
     {"a container with both nodes", {"0-7", "8-15"}, "2-5,10-13", 2, {"2-5", "10-13"}},
-    {"a container with one node", {"0-7", "8-15"}, "8-11", 2, {}, "they have one NUMA node"},
-    {"mpirun has bound each pair of ranks", {"0-7", "8-15"}, "0-7", 2, {}, "they have one NUMA node"},
+    {"a container with one node", {"0-7", "8-15"}, "8-11", 2, {}, "their processors are on one NUMA node"},
+    {"mpirun has bound each pair of ranks", {"0-7", "8-15"}, "0-7", 2, {}, "their processors are on one NUMA node"},
     {"offline processors", {"0-2", "4-5,7"}, "0-2,4-5,7", 2, {"0-2", "4-5,7"}},
     {"a processor without a node",
      {"0-3", "4-7"},
      "0-8",
      2,
      {},
-     "the system does not say which NUMA nodes they may use"},
-    {"no topology", {}, "0-3", 2, {}, "the system does not say which NUMA nodes they may use"},
+     "the system does not list the NUMA nodes of their processors"},
+    {"no topology", {}, "0-3", 2, {}, "the system does not list the NUMA nodes of their processors"},
 };
 
 TEST(Numa, PlacesRanksOnDescribedHosts) {

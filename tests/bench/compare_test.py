@@ -92,8 +92,8 @@ class Committed(unittest.TestCase):
                 self.assertEqual(len(in_table), shown, "what isn't in the table is said to be left out")
 
     def test_the_cpu_table_has_its_runs(self):
-        found = points(*sorted((RESULTS / "cpu-xeon-16").glob("*.jsonl")))
-        self.assertEqual({(p.job.kind, p.mode) for p in found}, {("bf16 8/2 x 128 causal", "run")})
+        found = [p for p in points(*sorted((RESULTS / "cpu-xeon-16").glob("*.jsonl"))) if p.mode == "run"]
+        self.assertEqual({p.job.kind for p in found}, {"bf16 8/2 x 128 causal"})
         self.assertEqual([(p.job.seq >> 10, p.world) for p in found], [(32, 1), (128, 1), (64, 1), (64, 8)])
 
     def test_flash_attention_3_stands_beside_ours_at_every_shape_that_both_have(self):

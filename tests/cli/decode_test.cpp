@@ -240,6 +240,8 @@ TEST(PlanDecode, EstimatesCpuStepsByTheMemoryRate) {
   const double milliseconds = number(read, "/rows/0/bytes_read") / 1e9 * 1e3;
   EXPECT_NEAR(number(read, "/rows/0/estimated_ms"), milliseconds, 1e-6 * milliseconds);
   EXPECT_NEAR(number(read, "/rows/1/estimated_ms"), milliseconds / 2, 1e-6 * milliseconds);
+  const Finished text = tool({"plan", "--op", "decode", "--seq", "64k", "--backend", "cpu", "--machine", reader});
+  EXPECT_TRUE(has(text.out, "# machine: " + reader + "; reads 1 GB/s of memory a rank\n")) << text.out;
   // By default it takes longer to pack a cache of few rows, and less with more threads.
   const Finished one = tool(job + Words{"--threads", "1"});
   EXPECT_GT(number(one, "/rows/0/estimated_ms"), number(tool(job + Words{"--threads", "4"}), "/rows/0/estimated_ms"));

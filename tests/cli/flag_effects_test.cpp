@@ -272,6 +272,9 @@ const Effects& effects() {
          EXPECT_TRUE(has(lacking.err, "can't be used here (processor and build have " + here.front())) << lacking.err;
          const Finished shown = tool({"info", "--simd-target", weakest});
          EXPECT_TRUE(has(shown.out, "(--simd-target " + weakest + "; here: " + here.front())) << shown.out;
+         EXPECT_EQ(has(shown.out, "runs here: no (SIMD target " + weakest + " has no AMX tiles)"),
+                   here.front() == "amx")
+             << shown.out;
        }},
       {"threads",
        [] {
@@ -281,6 +284,7 @@ const Effects& effects() {
        [] {
          EXPECT_TRUE(has(out_of({"info", "--numa-binding", "none"}), "; ranks are not bound (--numa-binding none)"));
          EXPECT_FALSE(has(out_of({"info"}), "--numa-binding none"));
+         EXPECT_FALSE(has(out_of({"info", "--numa-binding", "none"}), " 1 processors"));
          EXPECT_EQ(digest({"--ranks", "2", "--numa-binding", "none"}), digest({"--ranks", "2"}));
        }},
       {"output",

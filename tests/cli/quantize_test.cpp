@@ -366,6 +366,7 @@ TEST(QuantizedLayers, SyntheticFormatsPlanBenchAndKeepTheirBits) {
   EXPECT_NEAR(memory("float", "1"), 2.0 * values, 0.01 * values);
   EXPECT_NEAR(memory("int4", "1"), values * (0.5 + 5.0 / 128.0), 0.01 * values);
   EXPECT_NEAR(memory("int8", "8"), values / 8.0, 0.02 * values);
+  EXPECT_TRUE(has(tool({"plan", "--op", "linear", "--backend", "cpu"}).out, "# machine: default\n"));
   const Finished refused =
       tool({"run", "--op", "linear", "--synthetic", "7", "--in-features", "1000", "--weights", "int4"});
   EXPECT_EQ(refused.code, 2);

@@ -49,6 +49,9 @@ TEST(MachineModelFiles, RefuseEverythingElse) {
         std::string(R"({"flops_per_second": 0, "link_bytes_per_second": 1, "latency_seconds": 1})")}) {
     refused([&] { parse_machine_model(text, "m.json"); }, ErrorCode::kFile);
   }
+  EXPECT_NE(refused([&] { parse_machine_model("kernel = 5", "m.toml"); }, ErrorCode::kFile)
+                .find("kernel is 5, and must be a text"),
+            std::string::npos);
   for (const char* text :
        {"flops_per_second = 1", "flops_per_second = nan\nlink_bytes_per_second = 1\nlatency_seconds = 1",
         "x = ", "[a]\nb = 1"}) {

@@ -71,8 +71,10 @@ class Files(unittest.TestCase):
                 continue
             self.assertEqual(done.stdout.splitlines()[0], shown)
             self.assertIn(f"can't become auto (ops with {target} exist", done.stdout)
-        with self.assertRaisesRegex(ringattn.UsageError, 'there is no SIMD target "avx1024"'):
-            ringattn.set_simd_target("avx1024")
+        for name, words in (("avx1024", 'there is no SIMD target "avx1024"'), ("avx2\0", "has a NUL"), ("\ud800", "UTF-8"),
+                            (b"avx2", "name is b'avx2' .it is a word")):  # fmt: skip
+            with self.assertRaisesRegex(ringattn.UsageError, words):
+                ringattn.set_simd_target(name)
 
     def test_other_machines_record_beside_it(self):
         self.refuses(ringattn.UnsupportedError, "has no goldens of this machine", out=self.out)

@@ -129,7 +129,11 @@ MachineModel parse_machine_model(std::string_view text, const std::string& path)
   for (const FlatEntry& entry : entries) {
     bool known = false;
     for (const TextMember& member : kTexts) {
-      if (entry.key != member.name || entry.kind != FlatKind::kText) continue;
+      if (entry.key != member.name) continue;
+      if (entry.kind != FlatKind::kText) {
+        fail(ErrorCode::kFile, fmt::format("{} is no machine model", path),
+             fmt::format("{} is {}, and must be a text", member.name, shortened(entry.text)), how_to_make_one());
+      }
       machine.*member.value = entry.text;
       known = true;
     }

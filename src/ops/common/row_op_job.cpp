@@ -169,7 +169,11 @@ class RowPlan final : public OpPlan {
 
   const KernelEntry& kernel() const override { return *kernel_.entry; }
   const Backend& backend() const override { return *backend_; }
-  std::vector<std::string> lines() const override { return {fmt::format("kernel: {}", kernel_.reason)}; }
+  std::vector<std::string> lines() const override {
+    std::vector<std::string> lines{fmt::format("kernel: {}", kernel_.reason)};
+    if (estimates_time()) lines.push_back(fmt::format("machine: {}", request_.options.machine.name));
+    return lines;
+  }
   bool estimates_time() const override { return op_.seconds(request_, kernel_, *backend_, 1).has_value(); }
   std::vector<Cell> columns() const override {
     std::vector<Cell> columns{

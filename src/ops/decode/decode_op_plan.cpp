@@ -81,7 +81,13 @@ class DecodePlan final : public OpPlan {
   const KernelEntry& kernel() const override { return *choice_.row; }
   const Backend& backend() const override { return *backend_; }
   std::vector<std::string> lines() const override {
-    return {fmt::format("kernel: {}; tiles of {} keys", choice_.reason, key_tile_)};
+    std::vector<std::string> lines{fmt::format("kernel: {}; tiles of {} keys", choice_.reason, key_tile_)};
+    const MachineModel& machine = request_.options.machine;
+    if (estimates_time()) {
+      lines.push_back(fmt::format("machine: {}; reads {:.4g} GB/s of memory a rank", machine.name,
+                                  memory_rate(machine, planned_threads(request_.options)) / 1e9));
+    }
+    return lines;
   }
   bool estimates_time() const override { return choice_.row->spec_flops_per_second != nullptr; }
   std::string length_text() const override {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/common/cpu/amx.hpp"
 
+#include <fmt/format.h>
+
 #include <cstdint>
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -9,6 +11,7 @@
 #include <unistd.h>
 #endif
 
+#include "kernels/common/cpu/amx_reason.hpp"
 #include "kernels/common/simd_target.hpp"
 
 namespace ringattn::cpu {
@@ -66,6 +69,11 @@ bool processor_has_amx_int8() { return false; }
 bool processor_has_amx_bf16() { return permitted(); }
 
 bool has_amx_bf16() { return amx_in_use() && permitted(); }
+
+std::string amx_unavailable() {
+  if (permitted() && !amx_in_use()) return fmt::format("SIMD target {} has no AMX tiles", simd_target());
+  return "this processor or its Linux kernel has no AMX tiles of bf16";
+}
 
 bool has_amx_int8() {
   static const bool processor_has = processor_has_amx_int8();

@@ -84,8 +84,7 @@ std::optional<SimdTarget> parse_target(std::string_view name) {
   }
   const std::vector<std::string> here = simd_target_names_here();
   fail(ErrorCode::kUnsupported, fmt::format("SIMD target {} can't be used here", name),
-       fmt::format("processor and build have {}", fmt::join(here, ", ")),
-       {"Use ", setting("simd_target", here.front()), ", or one that all hosts have."});
+       fmt::format("processor and build have {}", fmt::join(here, ", ")), "Choose one of these that all hosts have.");
 }
 
 // With simd_mutex held.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/cpu/amx_reason.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/common/cpu/thread_pool.hpp"
 #include "kernels/gemm/cpu/cpu_gemm.hpp"
@@ -101,9 +102,7 @@ std::vector<std::string> cpu_gemm_amx_missing(const BatchedGemmSpec& spec) {
   return missing;
 }
 
-std::string amx_gemm_unavailable() {
-  return gemm_tile_ops() != nullptr ? "" : "the SIMD target in use has no AMX tiles of bf16";
-}
+std::string amx_gemm_unavailable() { return gemm_tile_ops() != nullptr ? std::string() : amx_unavailable(); }
 
 std::unique_ptr<BatchedGemmKernel> make_cpu_gemm_amx(const BatchedGemmSpec& spec, Backend& backend) {
   return std::make_unique<CpuGemmAmx>(spec, static_cast<const CpuBackend&>(backend));

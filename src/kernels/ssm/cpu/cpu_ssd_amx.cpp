@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/common/cpu/amx_reason.hpp"
 #include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
@@ -142,9 +143,7 @@ std::vector<std::string> cpu_ssd_amx_missing(const SsmSpec& spec) {
   return missing;
 }
 
-std::string amx_ssd_unavailable() {
-  return ssd_tile_ops() != nullptr ? "" : "the SIMD target in use has no AMX tiles of bf16";
-}
+std::string amx_ssd_unavailable() { return ssd_tile_ops() != nullptr ? std::string() : amx_unavailable(); }
 
 // Measured on one core of a Sapphire Rapids, rounded down.
 double cpu_ssd_amx_speed(const Backend& backend) { return 1e11 * static_cast<const CpuBackend&>(backend).threads(); }
