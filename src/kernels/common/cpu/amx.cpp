@@ -11,7 +11,6 @@
 #include <unistd.h>
 #endif
 
-#include "kernels/common/cpu/amx_reason.hpp"
 #include "kernels/common/simd_target.hpp"
 
 namespace ringattn::cpu {

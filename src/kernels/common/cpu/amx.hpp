@@ -4,6 +4,8 @@
 // Linux saves tiles for a process only after it has asked for permission.
 #pragma once
 
+#include <string>
+
 namespace ringattn::cpu {
 
 // Whether this process may use AMX tiles of bf16 and AVX-512 conversions to bf16. The first call asks for permission,
@@ -12,6 +14,9 @@ bool processor_has_amx_bf16();
 
 // Whether kernels use them: the processor has them, and the SIMD target (kernels/common/simd_target.hpp) too.
 bool has_amx_bf16();
+
+// Why they do not: the SIMD target that a user set, or the machine.
+std::string amx_unavailable();
 
 // Whether kernels use tiles of int8, too.
 bool has_amx_int8();

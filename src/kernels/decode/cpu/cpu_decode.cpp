@@ -200,8 +200,8 @@ class CpuDecode final : public DecodeKernel {
  private:
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
-  // Of several threads, at least, if there are any: threads are not equally fast. Rows of 8 bits and less are short,
-  // and more of them should be adjacent.
+  // With several threads, at least so many work tiles a thread, because threads are not equally fast. Rows of 8 bits or
+  // less are short: fewer tiles, so that more rows are adjacent.
   static constexpr int kWorkTilesPerThread = 8;
   static constexpr int kQuantizedTilesPerThread = 2;
   static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "kernels/common/cpu/amx_reason.hpp"
+#include "kernels/common/cpu/amx.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/common/cpu/thread_pool.hpp"
 #include "kernels/gemm/cpu/cpu_gemm.hpp"

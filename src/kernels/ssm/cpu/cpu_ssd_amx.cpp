@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "kernels/common/cpu/amx_reason.hpp"
+#include "kernels/common/cpu/amx.hpp"
 #include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #include "kernels/ssm/cpu/ssd_levels.hpp"
