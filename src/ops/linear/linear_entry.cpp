@@ -142,8 +142,8 @@ class LinearOp final : public RowOp {
     return 2.0 * static_cast<double>(input_.tokens()) * static_cast<double>(spec_.in_features) *
            static_cast<double>(spec_.sum_columns());
   }
-  // CPU kernels only: a rank computes while it reads the weights. A GPU's time with few rows is that of its memory, whose
-  // rate the machine model does not have.
+  // CPU kernels only: a rank computes while it reads the weights. A GPU's time with few rows is that of its memory,
+  // whose rate the machine model does not have.
   std::optional<double> seconds(const PlanRequest& request, const Kernel& kernel, const Backend& backend,
                                 int world) const override {
     if (kernel.entry->backend != "cpu") return std::nullopt;
