@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/common/cpu/amx.hpp"
 
-#include <fmt/format.h>
-
 #include <cstdint>
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -70,8 +68,8 @@ bool processor_has_amx_bf16() { return permitted(); }
 bool has_amx_bf16() { return amx_in_use() && permitted(); }
 
 std::string amx_unavailable() {
-  if (permitted() && !amx_in_use()) return fmt::format("SIMD target {} has no AMX tiles", simd_target());
-  return "this processor or its Linux kernel has no AMX tiles of bf16";
+  return permitted() && !amx_in_use() ? "the SIMD target in use has no AMX tiles of bf16"
+                                      : "this processor or its Linux kernel has no AMX tiles of bf16";
 }
 
 bool has_amx_int8() {
