@@ -476,8 +476,8 @@ bool FlagRow::lists(std::string_view text) const {
   for (std::string_view rest = value; !rest.empty();) {
     const std::size_t bar = rest.find('|');
     const std::string_view word = rest.substr(0, bar);
-    const bool placeholder = word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != std::string_view::npos;  // FILE
-    if (!placeholder && word == text) return true;
+    const bool metavariable = word.find_first_of("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != std::string_view::npos;  // FILE
+    if (!metavariable && word == text) return true;
     rest.remove_prefix(bar == std::string_view::npos ? rest.size() : bar + 1);
   }
   return false;
