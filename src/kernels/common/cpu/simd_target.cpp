@@ -158,6 +158,7 @@ bool amx_in_use() {
 
 SimdTargetUser::SimdTargetUser() {
   apply_simd_target();
+  const std::lock_guard lock(simd_mutex);  // not between the check and the switch of set_simd_target()
   ++simd_users;
 }
 SimdTargetUser::~SimdTargetUser() { --simd_users; }
