@@ -42,6 +42,9 @@ struct GemmOperands {
   std::size_t depth = 0;
 };
 
+// Makes the compiler forget how the pointer was computed, so that it does not keep further pointers derived from it.
+HWY_INLINE void hide_origin(const char*& pointer) { asm("" : "+r"(pointer)); }
+
 template <int kRows, int kVectors, class Store>
 HWY_INLINE void multiply_block(const GemmOperands& f, std::size_t row, const Store& store) {
   const Floats d;
@@ -51,18 +54,31 @@ HWY_INLINE void multiply_block(const GemmOperands& f, std::size_t row, const Sto
     RINGATTN_UNROLL
     for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
   }
-  const float* a = f.a + row * f.a_stride;
+  // Row r of A is at a[r / 3] + r % 3 * stride. With a pointer for each of 12 rows, some would not fit into the general
+  // registers, and moving them back from vector registers takes the port of a multiply-add.
+  constexpr int kPointers = (kRows + 2) / 3;
+  const std::size_t stride = f.a_stride * sizeof(float);
+  const char* a[kPointers];
+  RINGATTN_UNROLL
+  for (int i = 0; i < kPointers; ++i) {
+    a[i] = reinterpret_cast<const char*>(f.a + (row + static_cast<std::size_t>(3 * i)) * f.a_stride);
+  }
   const float* b = f.b;
   for (std::size_t k = 0; k < f.depth; ++k, b += kPanelWidth) {
+    RINGATTN_UNROLL
+    for (int i = 0; i < kPointers; ++i) hide_origin(a[i]);
     FloatVector b_row[kVectors];
     RINGATTN_UNROLL
     for (int v = 0; v < kVectors; ++v) b_row[v] = hn::Load(d, b + static_cast<std::size_t>(v) * kLanes);
     RINGATTN_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const FloatVector a_element = hn::Set(d, a[static_cast<std::size_t>(r) * f.a_stride + k]);
+      const char* const element = a[r / 3] + static_cast<std::size_t>(r % 3) * stride;
+      const FloatVector a_element = hn::Set(d, *reinterpret_cast<const float*>(element));
       RINGATTN_UNROLL
       for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(a_element, b_row[v], sum[r][v]);
     }
+    RINGATTN_UNROLL
+    for (int i = 0; i < kPointers; ++i) a[i] += sizeof(float);
   }
   RINGATTN_UNROLL
   for (int r = 0; r < kRows; ++r) {
