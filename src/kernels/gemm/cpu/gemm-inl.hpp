@@ -34,6 +34,8 @@ inline constexpr int kPanelVectors = 2;
 #endif
 inline constexpr std::size_t kLanes = hn::MaxLanes(Floats());
 inline constexpr std::size_t kPanelWidth = kPanelVectors * kLanes;
+inline constexpr std::size_t kPanelRowsAhead = 12;  // B is prefetched so far ahead: 150 cycles with AVX-512
+inline constexpr int kLineVectors = kLanes < 16 ? static_cast<int>(16 / kLanes) : 1;  // vectors of a cache line
 
 struct GemmOperands {
   const float* a = nullptr;  // [rows, a_stride]
@@ -67,6 +69,13 @@ HWY_INLINE void multiply_block(const GemmOperands& f, std::size_t row, const Sto
   for (std::size_t k = 0; k < f.depth; ++k, b += kPanelWidth) {
     RINGATTN_UNROLL
     for (int i = 0; i < kPointers; ++i) hide_origin(a[i]);
+    if constexpr (kRows == kBlockRows && kVectors == kPanelVectors) {
+      // B is in the L2 cache if other rows used it, and hardware prefetchers stop at pages. The next panel follows.
+      RINGATTN_UNROLL
+      for (int v = 0; v < kVectors; v += kLineVectors) {
+        __builtin_prefetch(b + kPanelRowsAhead * kPanelWidth + static_cast<std::size_t>(v) * kLanes);
+      }
+    }
     FloatVector b_row[kVectors];
     RINGATTN_UNROLL
     for (int v = 0; v < kVectors; ++v) b_row[v] = hn::Load(d, b + static_cast<std::size_t>(v) * kLanes);
