@@ -32,6 +32,8 @@ void advise_huge_pages([[maybe_unused]] const Buffer& buffer) {
 #endif
 }
 
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
 class CpuAttention final : public AttentionKernel {
  public:
   CpuAttention(const AttentionSpec& spec, const CpuBackend& backend)
@@ -69,10 +71,7 @@ class CpuAttention final : public AttentionKernel {
     for (int head = 0; head < spec_.kv_heads; head += heads) {
       const int group = std::min(heads, spec_.kv_heads - head);
       const SharedTiles shared(spec_, ops_, shared_.data(), std::min(tiles, slots / group), head, group);
-      ThreadPool thread_pool(shared.slots());
-      thread_pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
-        for (std::int64_t slot; (slot = thread_pool.take()) >= 0 && !checkpoint.should_stop();) shared.pack(task, slot);
-      });
+      pack_tiles(task, shared, progress);
       attend_heads(task, work_tiles, shared, head, group, progress);
     }
   }
@@ -118,6 +117,18 @@ class CpuAttention final : public AttentionKernel {
     return std::min(slots, most / slot_bytes) * slot_bytes;
   }
 
+  void pack_tiles(const AttentionTask& task, const SharedTiles& shared, const Progress& progress) {
+    // A thread packs several heads of a tile if all threads still have enough to do.
+    const std::int64_t count = std::clamp<std::int64_t>(shared.slots() / (8 * threads_), 1, shared.heads());
+    ThreadPool thread_pool(ceil_div(shared.slots(), count));
+    thread_pool.run(threads_, progress, [&](int, const Checkpoint& checkpoint) {
+      for (std::int64_t first; (first = thread_pool.take() * count) >= 0 && !checkpoint.should_stop();) {
+        const std::int64_t end = std::min(first + count, shared.slots());
+        for (std::int64_t item = first; item < end; ++item) shared.pack(task, item);
+      }
+    });
+  }
+
   // Attends to all keys with the query heads of KV heads [first_head, first_head + kv_heads).
   void attend_heads(const AttentionTask& task, const std::vector<WorkTile>& work_tiles, const SharedTiles& shared,
                     int first_head, int kv_heads, const Progress& progress) {
@@ -149,7 +160,18 @@ class CpuAttention final : public AttentionKernel {
     const std::int64_t max_rows = max_tile_rows(spec_, ops_);
     const std::int64_t min_rows =
         std::min<std::int64_t>(max_rows, std::max(1, ops_.row_block * spec_.kv_heads / spec_.heads));
-    return std::clamp<std::int64_t>(rows * spec_.kv_heads / (4 * threads_), min_rows, max_rows);
+    const std::int64_t limit = std::clamp<std::int64_t>(rows * spec_.kv_heads / (4 * threads_), min_rows, max_rows);
+    // Equal work tiles, and up to twice as many if the busiest thread then has a smaller share.
+    const auto busiest = [&](std::int64_t tiles) { return ceil_div(tiles * spec_.kv_heads, threads_); };
+    const std::int64_t fewest = ceil_div(rows, limit);
+    std::int64_t tiles = fewest;
+    for (std::int64_t more = fewest + 1; more <= 2 * fewest; ++more) {
+      if (busiest(more) * tiles < busiest(tiles) * more) tiles = more;
+    }
+    if (tiles <= 1) return limit;
+    constexpr std::int64_t kStackedUnit = 16;  // a vector of AVX-512, or the rows of an AMX tile
+    const std::int64_t unit = std::max<std::int64_t>(1, kStackedUnit * spec_.kv_heads / spec_.heads);
+    return std::clamp(ceil_div(ceil_div(rows, tiles), unit) * unit, min_rows, limit);
   }
 
   AttentionSpec spec_;

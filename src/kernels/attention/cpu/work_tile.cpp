@@ -39,6 +39,8 @@ void pack_tile(const AttentionSpec& spec, const TileOps& ops, const AttentionTas
   ops.pack(shape_of(spec), k, v, keys, tile);
 }
 
+constexpr int kOutputRowsAhead = 6;  // finish() prefetches so far ahead
+
 // One head work tile during a task.
 class WorkTileAttention {
  public:
@@ -161,6 +163,7 @@ class WorkTileAttention {
   void finish() const {
     const AttentionOutput& output = *task_.finish;
     for (int i = 0; i < rows_; ++i) {
+      if (i + kOutputRowsAhead < rows_) prefetch_output(output, scratch_.row[i + kOutputRowsAhead]);
       const std::int64_t row = scratch_.row[i];
       for (int h = 0; h < ratio_; ++h) {
         const float* sink = spec_.sinks ? output.sinks + head(h) : nullptr;
@@ -219,6 +222,15 @@ class WorkTileAttention {
     return static_cast<std::size_t>(row) * static_cast<std::size_t>(ratio_) + static_cast<std::size_t>(head_of_tile);
   }
   std::int64_t head(int head_of_tile) const { return std::int64_t{first_head_} + head_of_tile; }
+  // Requests the cache lines of a row. Rows lie a page apart, and stores retire in order, so each would wait for them.
+  void prefetch_output(const AttentionOutput& output, std::int64_t row) const {
+    constexpr std::size_t kLine = 64;
+    const std::size_t bytes = static_cast<std::size_t>(spec_.head_dim_v) * size_of(spec_.dtype);
+    for (int h = 0; h < ratio_; ++h) {
+      const std::byte* const out = output.out.at(row, head(h));
+      for (std::size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(out + at, /*rw=*/1);
+    }
+  }
   float* state_of(int row, int head_of_tile) const {
     return state_at(spec_, static_cast<float*>(task_.state), scratch_.row[row], head(head_of_tile));
   }
@@ -328,8 +340,9 @@ std::size_t TileScratch::layout(const AttentionSpec& spec, const TileOps& ops, s
   return bytes;
 }
 
-void SharedTiles::pack(const AttentionTask& task, std::int64_t slot) const {
-  const std::int64_t table = slot % tiles_;
+void SharedTiles::pack(const AttentionTask& task, std::int64_t item) const {
+  const std::int64_t table = item / heads_;
+  const std::int64_t slot = item % heads_ * tiles_ + table;
   const auto run = std::find_if(task.key_runs.begin(), task.key_runs.end(), [&](const KeyRun& key_run) {
     return key_run.table <= table && table < key_run.table + key_run.tiles;
   });

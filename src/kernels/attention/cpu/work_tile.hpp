@@ -69,9 +69,10 @@ class SharedTiles {
     return (ops.k_floats(spec.head_dim) + ops.packed_v_floats(spec.head_dim_v)) * sizeof(float) + kVectorAlignment;
   }
 
+  int heads() const { return heads_; }
   std::int64_t slots() const { return tiles_ * heads_; }
-  // Packs one of slots().
-  void pack(const AttentionTask& task, std::int64_t slot) const;
+  // Packs one of slots(). Consecutive items are heads of one tile, whose rows share pages.
+  void pack(const AttentionTask& task, std::int64_t item) const;
   // Whether the tile with index `table` of the task has been packed for `head`; then `tile` is a view of it.
   bool find(int head, std::int64_t table, PackedTile& tile) const;
 
