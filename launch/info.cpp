@@ -63,6 +63,10 @@ DeviceInfo find_device(const JobOptions& options) {
   return device;
 }
 
+std::vector<std::string> configs_of(const KernelEntry& kernel) {
+  return kernel.configs == nullptr ? std::vector<std::string>() : kernel.configs();
+}
+
 std::string state_of(const std::string& obstacle) { return obstacle.empty() ? "yes" : "no"; }
 
 // Every environment variable that is read: those of the runtime, then the variables of flags that are set.
@@ -120,7 +124,7 @@ void print_tables(const Screen& screen, const JobOptions& options, const DeviceI
                         op_width, row->backend, state_of(obstacle),
                         obstacle.empty() ? "" : fmt::format(" ({})", obstacle), row->supports);
     if (!screen.verbose()) continue;
-    for (const std::string& config : row->configs()) text += fmt::format("                     {}\n", config);
+    for (const std::string& config : configs_of(*row)) text += fmt::format("                     {}\n", config);
   }
   text += "\ntransports\n";
   for (const TransportRow& row : transport_table()) {
@@ -168,7 +172,7 @@ std::string info_json(const Invocation& invocation, const DeviceInfo& device, co
         .member("backend", row->backend)
         .member("supports", row->supports);
     json.key("configs").begin_array();
-    for (const std::string& config : row->configs()) json.value(config);
+    for (const std::string& config : configs_of(*row)) json.value(config);
     json.end_array();
     json.member("available", obstacle.empty()).member("reason", obstacle).end_object();
   }

@@ -48,8 +48,7 @@ std::tuple<Inputs, Outputs, std::span<std::byte>, Stream> ringattn_attention::re
   outputs.out = reader.rows("out", tensors.out);
   outputs.lse = reader.row_values("lse", tensors.lse, inputs.q.tokens, heads);
   const std::span<std::byte> bytes =
-      workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
-                       instance.workspace_bytes(false), instance.backend());
+      workspace.choose(reader, tensors.workspace, instance.workspace_bytes(false), instance.backend());
   reader.check_written("out");
   reader.check_written("lse");
   return {inputs, outputs, bytes, Stream{tensors.stream}};

@@ -69,8 +69,7 @@ std::tuple<BackwardInputs, BackwardOutputs, std::span<std::byte>, Stream> ringat
   outputs.dv = reader.rows("dv", tensors.dv);
   outputs.dsinks = reader.numbers("dsinks", tensors.dsinks, std::array{heads});
   const std::span<std::byte> bytes =
-      workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
-                       instance.workspace_bytes(false), instance.backend());
+      workspace.choose(reader, tensors.workspace, instance.workspace_bytes(false), instance.backend());
   for (const char* written : {"dq", "dk", "dv", "dsinks"}) reader.check_written(written);
   return {inputs, outputs, bytes, Stream{tensors.stream}};
 }

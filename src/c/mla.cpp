@@ -62,8 +62,7 @@ std::tuple<MlaInputs, MlaOutputs, std::span<std::byte>, Stream> ringattn_mla::re
   outputs.out = reader.rows("out", tensors.out);
   outputs.lse = reader.row_values("lse", tensors.lse, inputs.q.tokens, heads);
   const std::span<std::byte> bytes =
-      workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
-                       instance.workspace_bytes(false), instance.backend());
+      workspace.choose(reader, tensors.workspace, instance.workspace_bytes(false), instance.backend());
   reader.check_written("out");
   reader.check_written("lse");
   return {inputs, outputs, bytes, Stream{tensors.stream}};

@@ -59,8 +59,7 @@ std::tuple<MlaBackwardInputs, MlaBackwardOutputs, std::span<std::byte>, Stream> 
   outputs.dw_uv = reader.numbers("dw_uv", tensors.dw_uv, std::array{heads, std::int64_t{spec.head_dim_v}, latent_dim});
   outputs.dsinks = reader.numbers("dsinks", tensors.dsinks, std::array{heads});
   const std::span<std::byte> bytes =
-      workspace.choose(reader.bytes("workspace", tensors.workspace), tensors.workspace != nullptr,
-                       instance.workspace_bytes(), instance.backend());
+      workspace.choose(reader, tensors.workspace, instance.workspace_bytes(), instance.backend());
   for (const char* written : {"dq", "dlatent", "dk_rope", "dw_uk", "dw_uv", "dsinks"}) reader.check_written(written);
   return {inputs, outputs, bytes, Stream{tensors.stream}};
 }

@@ -23,7 +23,7 @@
 #include "c/status.hpp"
 #include "c/tensors.hpp"
 #include "c/world.hpp"
-#include "ops/common/row_op.hpp"
+#include "kernels/common/registry.hpp"
 
 namespace ringattn::c {
 
@@ -38,13 +38,14 @@ class ReshardForC {
   ReshardForC(const Layout& from, const Layout& to, std::int64_t token_bytes, Transport& transport,
               double timeout_seconds)
       : token_bytes_(token_bytes), from_rows_(from.tokens(transport.rank())), to_rows_(to.tokens(transport.rank())) {
-    const bool host = transport.memory() == MemoryKind::kHost;
-    entry_ = backend_entry(backend_of(transport), host ? "cpu_copy" : "cuda_copy", "rows of any dtype and shape");
-    if (!entry_) {
+    const std::span<const KernelEntry> kernels = copy_kernels();
+    const auto found = std::ranges::find(kernels, backend_of(transport), &KernelEntry::backend);
+    if (found == kernels.end()) {
       fail(ErrorCode::kUnsupported, fmt::format("this build has no backend {}", backend_of(transport)),
            "the world's memory is that of a device", "Use a build with CUDA, or a world in host memory.");
     }
-    backend_ = entry_->make_backend({1, transport.device()});
+    kernel_ = found->name.data();  // a literal
+    backend_ = found->make_backend({1, transport.device()});
     reshard_.emplace(from, to, token_bytes, transport, *backend_, timeout_seconds);
   }
 
@@ -52,7 +53,7 @@ class ReshardForC {
   std::int64_t from_rows() const { return from_rows_; }
   std::int64_t to_rows() const { return to_rows_; }
   const Reshard& reshard() const { return *reshard_; }
-  const char* kernel() const { return entry_->name.data(); }  // a literal
+  const char* kernel() const { return kernel_; }
 
   void enqueue(const ReshardCall& call, Stream stream) { reshard_->enqueue(call.rows, call.target, stream); }
   void wait() { reshard_->wait(); }
@@ -63,7 +64,7 @@ class ReshardForC {
 
  private:
   std::int64_t token_bytes_, from_rows_, to_rows_;
-  std::optional<KernelEntry> entry_;
+  const char* kernel_ = nullptr;
   std::unique_ptr<Backend> backend_;
   std::optional<Reshard> reshard_;  // destroyed before its backend
 };

@@ -9,16 +9,19 @@
 
 #include "base/error.hpp"
 #include "base/memory.hpp"
+#include "c/tensors.hpp"
 #include "kernels/common/backend.hpp"
 
 namespace ringattn::c {
 
 class Workspace {
  public:
-  // The caller's bytes if they are `given`, else the object's own, allocated on first use. Throws kUsage if the
+  // The bytes of the caller's tensor or, for NULL, the object's own, allocated on first use. Throws kUsage if the
   // caller's are too few.
-  std::span<std::byte> choose(std::span<std::byte> callers, bool given, std::size_t needed, Backend& backend) {
-    if (given) {
+  std::span<std::byte> choose(const TensorReader& reader, const DLTensor* tensor, std::size_t needed,
+                              Backend& backend) {
+    if (tensor != nullptr) {
+      const std::span<std::byte> callers = reader.bytes("workspace", tensor);
       if (callers.size() >= needed) return callers;
       fail(ErrorCode::kUsage, fmt::format("the workspace has {} bytes", callers.size()),
            fmt::format("a run needs {}", needed), "Pass the number that the object's facts say, or NULL.");

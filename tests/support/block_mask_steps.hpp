@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "kernels/attention/block_mask_patterns.hpp"
-#include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/attention/top_k_selection.hpp"
+#include "kernels/common/platform.hpp"
 #include "tests/support/decode_rank.hpp"
 #include "tests/support/ring_job.hpp"
 

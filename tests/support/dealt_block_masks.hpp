@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/attention/top_k_selection.hpp"
+#include "kernels/common/platform.hpp"
 #include "kernels/common/registry.hpp"
 #include "ops/attention/top_k_block_mask.hpp"
 #include "tests/support/device_array.hpp"

@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/attention/top_k_selection.hpp"
+#include "kernels/common/platform.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/device_array.hpp"
 

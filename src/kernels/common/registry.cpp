@@ -30,6 +30,17 @@ using Rows = std::span<const KernelEntry* const>;
 
 constexpr std::string_view kBackends[] = {"auto", "cpu", "cuda"};
 
+constexpr KernelEntry copy_kernel(const KernelPlatform& platform, std::string_view name) {
+  return {platform, name, "rows of any dtype and shape", [](const Backend&) { return 0.0; }};
+}
+
+constexpr KernelEntry kCopies[] = {
+#ifdef RINGATTN_HAVE_CUDA
+    copy_kernel(kCudaPlatform, "cuda_copy"),
+#endif
+    copy_kernel(kCpuPlatform, "cpu_copy"),
+};
+
 MessageTemplate suggest(std::string_view name, const std::vector<std::string_view>& known) {
   const std::string nearest = nearest_name(name, known.data(), known.size());
   return nearest.empty() ? MessageTemplate{"Use auto, or see ", command("info"), "."}
@@ -110,6 +121,8 @@ std::string_view renamed_kernel(std::string_view old_name) {
       std::ranges::find(kRenamed, old_name, &std::pair<std::string_view, std::string_view>::first);
   return found == std::end(kRenamed) ? std::string_view() : found->second;
 }
+
+std::span<const KernelEntry> copy_kernels() { return kCopies; }
 
 std::span<const OpKernel> all_kernels() {
   static const std::vector<OpKernel> all = [] {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/attention/attention.hpp"
+#include "kernels/common/platform.hpp"
 #include "kernels/gemm/batched_gemm.hpp"
 
 namespace ringattn {
@@ -24,19 +25,15 @@ namespace ringattn {
 inline constexpr std::int64_t kManyTokens = std::numeric_limits<std::int64_t>::max();
 
 // The fields that every kernel's entry has, whatever its op.
-struct KernelEntry {
+struct KernelEntry : KernelPlatform {
   std::string_view name;      // e.g. "cpu_attention"; starts with the architecture
-  std::string_view backend;   // "cpu", "cuda"
   std::string_view supports;  // one line for people: dtypes, dims, masks
-  // One line for each shape that it is compiled for, saying how it computes it. Empty: all shapes alike.
-  std::vector<std::string> (*configs)();
   // Default estimate of the kernel's speed on a backend, in flop/s as job_flops() counts them, used when there is no
   // measurement. Time estimates and block sizes depend on it, so it must be the same in every run. Attention's are
   // those of measured_spec() (attention/ring/machine_model.hpp) in bf16.
   double (*flops_per_second)(const Backend& backend);
-  // Why the kernel cannot run on this machine. Empty: it can.
-  std::string (*unavailable)();
-  std::unique_ptr<Backend> (*make_backend)(const BackendOptions& options);
+  // One line for each shape that it is compiled for, saying how it computes it. Null: all shapes alike.
+  std::vector<std::string> (*configs)() = nullptr;
   bool amx_bf16 = false;  // bf16 uses AMX tiles where the backend has them, so that bits depend on it
 };
 
@@ -65,9 +62,8 @@ struct KernelRow : KernelEntry {
 template <class Spec>
 std::span<const KernelRow<Spec>> kernel_table();
 
-// The entries of all tables, each with the name of its op: "attention", "attention_backward", "decode", "batched_gemm",
-// "weight_gradient", "linear", "ssm", "ssd_backward", "conv1d". A kernel that computes two ops has an entry in each
-// table.
+// The entries of all tables, each with the name of its op ("attention", "ssm"). A kernel that computes two ops has an
+// entry in each table.
 struct OpKernel {
   std::string_view op;
   const KernelEntry* row = nullptr;
@@ -75,6 +71,9 @@ struct OpKernel {
   bool operator==(const OpKernel&) const = default;
 };
 std::span<const OpKernel> all_kernels();
+
+// Copies of rows, one entry for each backend of this build. Their time is not estimated.
+std::span<const KernelEntry> copy_kernels();
 
 // The name of the kernel that was called `old_name` before 0.4; empty: no kernel was.
 std::string_view renamed_kernel(std::string_view old_name);

@@ -13,7 +13,6 @@
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/decode/cpu/cpu_decode.hpp"
 #ifdef RINGATTN_HAVE_CUDA
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm80/config.hpp"
 #include "kernels/decode/sm80/sm80_decode.hpp"
 #endif
@@ -61,9 +60,9 @@ TileSizes tiles_of(const Config& config, int query) {
 #ifdef RINGATTN_HAVE_HOPPER
 template <const sm90::MlaVariant& kRow>
 constexpr KernelRow<DecodeSpec> latent_row(std::string_view supports) {
-  return {{kRow.name, "cuda", supports, [] { return sm90::mla_configs(kRow); },
+  return {{kHopperPlatform, kRow.name, supports,
            [](const Backend&) { return 5e14; },  // on an H200, limited by tensor cores with 64 rows or more
-           sm90::attention_unavailable, cuda::make_cuda_backend},
+           [] { return sm90::mla_configs(kRow); }},
           sm90::mla_missing,
           [](const DecodeSpec& spec, Backend& backend) { return sm90::make_mla_decode(spec, backend, kRow); }};
 }
@@ -86,12 +85,11 @@ double cpu_decode_speed(const DecodeSpec& spec, const Backend& backend, std::int
 
 constexpr KernelRow<DecodeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
-    {{"sm90_attention", "cuda",
+    {{kHopperPlatform, "sm90_attention",
       "bf16, fp16; head_dim 64, 96, 128, 256, and 192 with head_dim_v 128; every mask, softcap, sinks; caches of fp8, "
       "int8 and int4",
-      sm90::decode_configs,
       [](const Backend&) { return 1e13; },  // on an H200, limited by memory bandwidth with four query heads per KV head
-      sm90::attention_unavailable, cuda::make_cuda_backend},
+      sm90::decode_configs},
      [](const DecodeSpec& spec) {
        std::vector<std::string> missing = missing_of(sm90::attention_missing(spec.attention), spec,
                                                      tiles_of(sm90::choose_config(spec.attention), sm90::kQueryTile));
@@ -109,11 +107,11 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
         "bf16, fp16; as sm90_mla, in KV splits of 1,024 keys instead of 4,096: other bits, for few sequences"),
 #endif
 #ifdef RINGATTN_HAVE_CUDA
-    {{"sm80_attention", "cuda",
+    {{kCudaPlatform, "sm80_attention",
       "bf16, fp16; head_dim 64, 96, 128, 256, 512, 192 with head_dim_v 128, 576 with 512; every mask, softcap, sinks; "
       "caches of fp8, int8 and int4 up to head_dim 256, FP8 latent caches",
-      sm80::decode_configs, [](const Backend&) { return 5e12; },  // the same, at half of the memory bandwidth
-      cuda::cuda_unavailable, cuda::make_cuda_backend},
+      [](const Backend&) { return 5e12; },  // the same, at half of the memory bandwidth
+      sm80::decode_configs},
      [](const DecodeSpec& spec) {
        const auto config = sm80::choose_config(spec.attention);
        std::vector<std::string> missing = missing_of(sm80::attention_missing(spec.attention), spec,
@@ -123,11 +121,10 @@ constexpr KernelRow<DecodeSpec> kTable[] = {
      },
      sm80::make_decode},
 #endif
-    {{"cpu_attention", "cpu",
+    {{kCpuPlatform, "cpu_attention",
       "fp32, bf16, fp16; head dims that are multiples of 8 up to 576; every mask, softcap, sinks; caches of fp8, int8, "
       "int4 and vector, FP8 latent caches",
-      [] { return std::vector<std::string>(); }, [](const Backend&) { return 5e9; }, [] { return std::string(); },
-      cpu::make_cpu_backend, /*amx_bf16=*/true},
+      [](const Backend&) { return 5e9; }, nullptr, /*amx_bf16=*/true},
      [](const DecodeSpec& spec) {
        return without_products(missing_of(cpu::cpu_attention_missing(spec.attention), spec, TileSizes{}), spec);
      },

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the gated delta rule, in order of preference.
-#include "kernels/attention/cpu/cpu_attention.hpp"
 #ifdef RINGATTN_HAVE_HOPPER
-#include "kernels/attention/cuda/cuda_attention.hpp"
-#include "kernels/attention/sm90/sm90_attention.hpp"
 #include "kernels/gated_delta/sm90/sm90_gated_delta.hpp"
 #endif
 #include "kernels/common/registry.hpp"
@@ -19,15 +16,13 @@ namespace {
 // most of their factors are computed twice (bench/notes/gated_delta.md). KDA takes about three times as long.
 constexpr KernelRow<GatedDeltaSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
-    {{"sm90_gated_delta", "cuda", "bf16; GDN and KDA; key_dim and value_dim 128",
-      [] { return std::vector<std::string>(); }, [](const Backend&) { return 1.2e14; }, sm90::attention_unavailable,
-      cuda::make_cuda_backend},
+    {{kHopperPlatform, "sm90_gated_delta", "bf16; GDN and KDA; key_dim and value_dim 128",
+      [](const Backend&) { return 1.2e14; }},
      sm90::gated_delta_missing,
      sm90::make_gated_delta},
 #endif
-    {{"cpu_gated_delta", "cpu", "fp32, bf16, fp16; GDN and KDA; key_dim and value_dim multiples of 8 up to 256",
-      [] { return std::vector<std::string>(); }, cpu::cpu_gated_delta_speed, [] { return std::string(); },
-      cpu::make_cpu_backend},
+    {{kCpuPlatform, "cpu_gated_delta", "fp32, bf16, fp16; GDN and KDA; key_dim and value_dim multiples of 8 up to 256",
+      cpu::cpu_gated_delta_speed},
      cpu::cpu_gated_delta_missing,
      cpu::make_cpu_gated_delta},
 };

@@ -4,14 +4,12 @@
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/linear/cpu/cpu_linear.hpp"
 #ifdef RINGATTN_HAVE_CUDA
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/linear/cuda/cuda_linear.hpp"
 #include "kernels/linear/cuda/quantized_linear.hpp"
 #include "kernels/linear/sm80/sm80_linear.hpp"
 #include "kernels/linear/sm80/sm80_quantized_linear.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
-#include "kernels/attention/sm90/sm90_attention.hpp"
 #include "kernels/linear/sm90/sm90_linear.hpp"
 #include "kernels/linear/sm90/sm90_quantized_linear.hpp"
 #endif
@@ -35,48 +33,47 @@ double cpu_linear_speed(const LinearSpec& spec, const Backend& backend, std::int
 
 constexpr KernelRow<LinearSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
-    {{"sm90_linear", "cuda", "bf16, fp16; every activation, any number of features", sm90::linear_configs,
+    {{kHopperPlatform, "sm90_linear", "bf16, fp16; every activation, any number of features",
       [](const Backend&) { return 6.0e14; },  // 605 to 666 TFLOP/s with many rows (2026-11-29-linear)
-      sm90::attention_unavailable, cuda::make_cuda_backend},
+      sm90::linear_configs},
      cuda::float_linear_missing,
      sm90::make_linear},
-    {{"sm90_linear_int8", "cuda", "bf16, fp16; int8 weights; every activation, any number of features",
-      sm90::int8_linear_configs,
+    {{kHopperPlatform, "sm90_linear_int8", "bf16, fp16; int8 weights; every activation, any number of features",
       [](const Backend&) { return 1.0e15; },  // with quantization (2026-11-29-linear-quantized)
-      sm90::attention_unavailable, cuda::make_cuda_backend},
+      sm90::int8_linear_configs},
      cuda::int8_linear_missing,
      sm90::make_int8_linear},
-    {{"sm90_linear_int4", "cuda", "bf16, fp16; int4 weights; every activation, any number of features",
-      sm90::int4_linear_configs, [](const Backend&) { return 5.0e14; },  // 521 TFLOP/s (2026-11-29-linear-quantized)
-      sm90::attention_unavailable, cuda::make_cuda_backend},
+    {{kHopperPlatform, "sm90_linear_int4", "bf16, fp16; int4 weights; every activation, any number of features",
+      [](const Backend&) { return 5.0e14; },  // 521 TFLOP/s (2026-11-29-linear-quantized)
+      sm90::int4_linear_configs},
      cuda::int4_linear_missing,
      sm90::make_int4_linear},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
-    {{"sm80_linear", "cuda", "bf16, fp16; every activation, any number of features", sm80::linear_configs,
+    {{kCudaPlatform, "sm80_linear", "bf16, fp16; every activation, any number of features",
       [](const Backend&) { return 2.0e14; },  // estimated from sm80_gemm
-      cuda::cuda_unavailable, cuda::make_cuda_backend},
+      sm80::linear_configs},
      cuda::float_linear_missing,
      sm80::make_linear},
-    {{"sm80_linear_simt", "cuda", "fp32; every activation, any number of features", sm80::simt_linear_configs,
+    {{kCudaPlatform, "sm80_linear_simt", "fp32; every activation, any number of features",
       [](const Backend&) { return 4.2e13; },  // 42 TFLOP/s with many rows (2026-11-30-linear-fp32)
-      cuda::cuda_unavailable, cuda::make_cuda_backend},
+      sm80::simt_linear_configs},
      cuda::simt_linear_missing,
      sm80::make_simt_linear},
-    {{"sm80_linear_int8", "cuda", "bf16, fp16; int8 weights; every activation, any number of features",
-      sm80::int8_linear_configs, [](const Backend&) { return 2.0e14; },  // estimated
-      cuda::cuda_unavailable, cuda::make_cuda_backend},
+    {{kCudaPlatform, "sm80_linear_int8", "bf16, fp16; int8 weights; every activation, any number of features",
+      [](const Backend&) { return 2.0e14; },  // estimated
+      sm80::int8_linear_configs},
      cuda::int8_linear_missing,
      sm80::make_int8_linear},
-    {{"sm80_linear_int4", "cuda", "bf16, fp16; int4 weights; every activation, any number of features",
-      sm80::int4_linear_configs, [](const Backend&) { return 1.0e14; },  // estimated
-      cuda::cuda_unavailable, cuda::make_cuda_backend},
+    {{kCudaPlatform, "sm80_linear_int4", "bf16, fp16; int4 weights; every activation, any number of features",
+      [](const Backend&) { return 1.0e14; },  // estimated
+      sm80::int4_linear_configs},
      cuda::int4_linear_missing,
      sm80::make_int4_linear},
 #endif
-    {{"cpu_linear", "cpu", "fp32, bf16, fp16; int8 and int4 weights; every activation, any number of features",
-      [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,  // both are chains of multiply-adds
-      [] { return std::string(); }, cpu::make_cpu_backend, /*amx_bf16=*/true},
+    {{kCpuPlatform, "cpu_linear", "fp32, bf16, fp16; int8 and int4 weights; every activation, any number of features",
+      cpu::cpu_attention_speed,  // both are chains of multiply-adds
+      nullptr, /*amx_bf16=*/true},
      missing_in_linear,
      cpu::make_cpu_linear,
      cpu_linear_speed},

@@ -135,9 +135,6 @@ RINGATTN_HOST_DEVICE inline bool int4_rounds_twice_to_f16(float scale, float zer
 RINGATTN_HOST_DEVICE inline std::uint8_t int4_pair(std::uint8_t even, std::uint8_t odd) {
   return static_cast<std::uint8_t>(even | (odd << 4));
 }
-RINGATTN_HOST_DEVICE inline std::uint8_t int4_of_pair(std::uint8_t pair, std::int64_t channel) {
-  return channel % 2 == 0 ? static_cast<std::uint8_t>(pair & 0xfU) : static_cast<std::uint8_t>(pair >> 4);
-}
 
 // int4_channel stores a (scale, zero point) for each channel and each group of `group` tokens of a sequence. They are
 // distributed evenly over the rows of the group's tokens: token t of a group has those of channels [t · dim / group, (t

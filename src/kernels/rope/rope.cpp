@@ -29,8 +29,6 @@ void check_rows(const RopeSpec& spec, const char* name, const TensorView& view, 
 
 int RopeSpec::axis_count() const { return axes.empty() ? 1 : 1 + *std::ranges::max_element(axes); }
 
-std::string_view pairs_name(RopePairs pairs) { return pairs == RopePairs::kHalfSplit ? "half" : "interleaved"; }
-
 RowRotation row_rotation(const RopeSpec& spec, const double* frequencies) {
   return {frequencies, spec.pair_count(), spec.head_dim, spec.attention_factor, spec.dtype, spec.pairs, spec.exact};
 }

@@ -117,7 +117,6 @@ class RopeKernel {
   virtual void rotate(const RopeTask& task, Stream stream, const Progress& progress) = 0;
 };
 
-std::string_view pairs_name(RopePairs pairs);  // "half", "interleaved"
 // One line that says what a spec needs, e.g. "bf16, head_dim 128, rotary_dim 64, interleaved, exact angles".
 std::string describe(const RopeSpec& spec);
 

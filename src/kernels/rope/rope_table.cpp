@@ -4,7 +4,6 @@
 #include "kernels/rope/cpu/cpu_rope.hpp"
 #include "kernels/rope/rope.hpp"
 #ifdef RINGATTN_HAVE_CUDA
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/rope/cuda/cuda_rope.hpp"
 #endif
 #include "kernels/common/registry.hpp"
@@ -19,16 +18,12 @@ std::vector<std::string> nothing_missing(const RopeSpec&) { return {}; }
 
 constexpr KernelRow<RopeSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_CUDA
-    {{"cuda_rope", "cuda", kEverySpec, [] { return std::vector<std::string>(); },
-      [](const Backend&) { return 3e12; },  // limited by memory: three operations for four bytes
-      cuda::cuda_unavailable, cuda::make_cuda_backend},
+    // limited by memory: three operations for four bytes
+    {{kCudaPlatform, "cuda_rope", kEverySpec, [](const Backend&) { return 3e12; }},
      nothing_missing,
      cuda::make_cuda_rope},
 #endif
-    {{"cpu_rope", "cpu", kEverySpec, [] { return std::vector<std::string>(); }, cpu::cpu_attention_speed,
-      [] { return std::string(); }, cpu::make_cpu_backend},
-     nothing_missing,
-     cpu::make_cpu_rope},
+    {{kCpuPlatform, "cpu_rope", kEverySpec, cpu::cpu_attention_speed}, nothing_missing, cpu::make_cpu_rope},
 };
 
 }  // namespace

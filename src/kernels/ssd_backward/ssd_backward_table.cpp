@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SSD backward kernels, in order of preference.
-#include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/common/registry.hpp"
 #include "kernels/ssd_backward/cpu/cpu_ssd_backward.hpp"
 #include "kernels/ssd_backward/ssd_backward.hpp"
 #ifdef RINGATTN_HAVE_CUDA
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/ssd_backward/sm80/sm80_ssd_backward.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
-#include "kernels/attention/sm90/sm90_attention.hpp"
 #include "kernels/ssd_backward/sm90/sm90_ssd_backward.hpp"
 #endif
 
@@ -22,21 +19,19 @@ namespace {
 // (bench/results/nvidia-h200/2026-11-29-ssd-backward-2, 2026-11-29-ssd-backward).
 constexpr KernelRow<SsdBackwardSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
-    {{"sm90_ssd_backward", "cuda", "bf16; head_dim 64; state_dim 64, 128", [] { return std::vector<std::string>(); },
-      [](const Backend&) { return 1.09e14; }, sm90::attention_unavailable, cuda::make_cuda_backend},
+    {{kHopperPlatform, "sm90_ssd_backward", "bf16; head_dim 64; state_dim 64, 128",
+      [](const Backend&) { return 1.09e14; }},
      sm90::ssd_backward_missing,
      sm90::make_ssd_backward},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
-    {{"sm80_ssd_backward", "cuda", "bf16, fp16; head_dim and state_dim multiples of 8 up to 128",
-      [] { return std::vector<std::string>(); }, [](const Backend&) { return 6.4e13; }, cuda::cuda_unavailable,
-      cuda::make_cuda_backend},
+    {{kCudaPlatform, "sm80_ssd_backward", "bf16, fp16; head_dim and state_dim multiples of 8 up to 128",
+      [](const Backend&) { return 6.4e13; }},
      sm80::ssd_backward_missing,
      sm80::make_ssd_backward},
 #endif
-    {{"cpu_ssd_backward", "cpu", "fp32, bf16, fp16; head_dim and state_dim multiples of 8 up to 256",
-      [] { return std::vector<std::string>(); }, cpu::cpu_ssd_backward_speed, [] { return std::string(); },
-      cpu::make_cpu_backend},
+    {{kCpuPlatform, "cpu_ssd_backward", "fp32, bf16, fp16; head_dim and state_dim multiples of 8 up to 256",
+      cpu::cpu_ssd_backward_speed},
      cpu::cpu_ssd_backward_missing,
      cpu::make_cpu_ssd_backward},
 };

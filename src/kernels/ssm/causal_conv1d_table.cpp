@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The conv1d kernels, in order of preference.
-#include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/ssm/causal_conv1d.hpp"
 #include "kernels/ssm/cpu/cpu_conv1d.hpp"
 #ifdef RINGATTN_HAVE_CUDA
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/ssm/sm80/sm80_conv1d.hpp"
 #endif
 #include "kernels/common/registry.hpp"
@@ -15,16 +13,14 @@ namespace {
 
 constexpr KernelRow<CausalConv1dSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_CUDA
-    {{"sm80_conv1d", "cuda", "fp32, bf16, fp16; channels that are multiples of 8, width 2 to 4",
-      [] { return std::vector<std::string>(); },
-      [](const Backend&) { return 7e12; },  // on an H200, limited by memory bandwidth: four terms per four bytes
-      cuda::cuda_unavailable, cuda::make_cuda_backend},
+    // on an H200, limited by memory bandwidth: four terms per four bytes
+    {{kCudaPlatform, "sm80_conv1d", "fp32, bf16, fp16; channels that are multiples of 8, width 2 to 4",
+      [](const Backend&) { return 7e12; }},
      vectorized_conv1d_missing,
      sm80::make_conv1d},
 #endif
-    {{"cpu_conv1d", "cpu", "fp32, bf16, fp16; channels that are multiples of 8, width 2 to 4",
-      [] { return std::vector<std::string>(); }, cpu::cpu_conv1d_speed, [] { return std::string(); },
-      cpu::make_cpu_backend},
+    {{kCpuPlatform, "cpu_conv1d", "fp32, bf16, fp16; channels that are multiples of 8, width 2 to 4",
+      cpu::cpu_conv1d_speed},
      vectorized_conv1d_missing,
      cpu::make_cpu_conv1d},
 };

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SSM kernels, in order of preference.
-#include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/ssm/cpu/cpu_gla.hpp"
 #include "kernels/ssm/cpu/cpu_ssd.hpp"
 #include "kernels/ssm/cpu/cpu_ssd_amx.hpp"
 #ifdef RINGATTN_HAVE_CUDA
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/ssm/sm80/sm80_gla.hpp"
 #include "kernels/ssm/sm80/sm80_ssd.hpp"
 #endif
 #ifdef RINGATTN_HAVE_HOPPER
-#include "kernels/attention/sm90/sm90_attention.hpp"
 #include "kernels/ssm/sm90/sm90_ssd.hpp"
 #endif
 #include "kernels/common/registry.hpp"
@@ -19,8 +16,6 @@
 namespace ringattn {
 
 namespace {
-
-std::vector<std::string> one_for_all() { return {}; }
 
 // GPU speeds were measured on an H200 and rounded down. By ssm_token_flops() 131,072 tokens of 80 heads of 64 with a
 // state of 128 are 3.44e11 flop. sm80_ssd takes 5.95 ms for them. An earlier version of sm90_ssd took 2.52 ms (1.36e14
@@ -31,44 +26,48 @@ std::vector<std::string> one_for_all() { return {}; }
 // nvidia-h100-80gb-hbm3, 2026-11-27-scans-peers.
 constexpr KernelRow<SsmSpec> kTable[] = {
 #ifdef RINGATTN_HAVE_HOPPER
-    {{"sm90_ssd", "cuda", "bf16; a decay per head; head_dim 64, 128; state_dim 64, 128", one_for_all,
-      [](const Backend&) { return 1.2e14; }, sm90::attention_unavailable, cuda::make_cuda_backend},
+    {{kHopperPlatform, "sm90_ssd", "bf16; a decay per head; head_dim 64, 128; state_dim 64, 128",
+      [](const Backend&) { return 1.2e14; }},
      sm90::ssd_missing,
      sm90::make_ssd},
 #endif
 #ifdef RINGATTN_HAVE_CUDA
-    {{"sm80_ssd", "cuda",
+    {{kCudaPlatform, "sm80_ssd",
       "bf16, fp16; a decay per head; head_dim multiples of 8 up to 128, state_dim multiples of 8 up to 256",
-      one_for_all, [](const Backend&) { return 5.7e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+      [](const Backend&) { return 5.7e13; }},
      sm80::ssd_missing,
      sm80::make_ssd},
-    {{"sm80_gla", "cuda", "bf16; a decay per key dim; head_dim 64, 128; state_dim 64, 128", one_for_all,
-      [](const Backend&) { return 3.9e13; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+    {{kCudaPlatform, "sm80_gla", "bf16; a decay per key dim; head_dim 64, 128; state_dim 64, 128",
+      [](const Backend&) { return 3.9e13; }},
      sm80::gla_missing,
      sm80::make_gla},
-    {{"sm80_selective_scan", "cuda",
+    {{kCudaPlatform, "sm80_selective_scan",
       "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
       "256",
-      one_for_all, [](const Backend&) { return 4.7e12; }, cuda::cuda_unavailable, cuda::make_cuda_backend},
+      [](const Backend&) { return 4.7e12; }},
      sm80::selective_scan_missing,
      sm80::make_selective_scan},
 #endif
-    {{"cpu_ssd_amx", "cpu", "bf16; a decay per head, by AMX tiles; head_dim and state_dim multiples of 32 up to 256",
-      one_for_all, cpu::cpu_ssd_amx_speed, cpu::amx_ssd_unavailable, cpu::make_cpu_backend, /*amx_bf16=*/true},
+    {{{"cpu", cpu::amx_ssd_unavailable, cpu::make_cpu_backend},
+      "cpu_ssd_amx",
+      "bf16; a decay per head, by AMX tiles; head_dim and state_dim multiples of 32 up to 256",
+      cpu::cpu_ssd_amx_speed,
+      nullptr,
+      /*amx_bf16=*/true},
      cpu::cpu_ssd_amx_missing,
      cpu::make_cpu_ssd_amx},
-    {{"cpu_ssd", "cpu", "fp32, bf16, fp16; a decay per head; head_dim and state_dim multiples of 8 up to 256",
-      one_for_all, cpu::cpu_ssd_speed, [] { return std::string(); }, cpu::make_cpu_backend},
+    {{kCpuPlatform, "cpu_ssd", "fp32, bf16, fp16; a decay per head; head_dim and state_dim multiples of 8 up to 256",
+      cpu::cpu_ssd_speed},
      cpu::cpu_ssd_missing,
      cpu::make_cpu_ssd},
-    {{"cpu_gla", "cpu", "fp32, bf16, fp16; a decay per key dim; head_dim and state_dim multiples of 8 up to 256",
-      one_for_all, cpu::cpu_gla_speed, [] { return std::string(); }, cpu::make_cpu_backend},
+    {{kCpuPlatform, "cpu_gla", "fp32, bf16, fp16; a decay per key dim; head_dim and state_dim multiples of 8 up to 256",
+      cpu::cpu_gla_speed},
      cpu::cpu_gla_missing,
      cpu::make_cpu_gla},
-    {{"cpu_selective_scan", "cpu",
+    {{kCpuPlatform, "cpu_selective_scan",
       "fp32, bf16, fp16; a decay for each state; channels of a group multiples of 8, state_dim multiples of 8 up to "
       "256",
-      one_for_all, cpu::cpu_selective_scan_speed, [] { return std::string(); }, cpu::make_cpu_backend},
+      cpu::cpu_selective_scan_speed},
      cpu::cpu_selective_scan_missing,
      cpu::make_cpu_selective_scan},
 };

@@ -69,7 +69,6 @@ class PreparedFileJob {
   // The one that input().op() says is there, and input().decodes(): for MLA that is decoded, decode() is in_latent().
   Attention& attention() { return *attention_; }
   Decode& decode() { return mla_decode_ ? mla_decode_->in_latent() : *decode_; }
-  MlaDecode& latent_decode() { return *mla_decode_; }
   Mla& latent() { return *latent_; }
   // Plan of decode(), with the memory that its budget has to hold.
   const DecodePlanSummary& step() const { return *step_; }

@@ -18,9 +18,6 @@ enum class Op {
   kLinearAttention,  // SSD with log-decays
 };
 
-// The ops of an SSM layer, its convolution included, and what has its scheme.
-constexpr bool is_ssm(Op op) { return op >= Op::kSsd; }
-
 // "attention", "decode", "mla", "ssd", "selective_scan", "conv1d", "linear_attention"
 constexpr std::string_view op_name(Op op) {
   constexpr std::string_view kNames[] = {"attention", "decode",          "mla", "ssd", "selective_scan",

@@ -179,10 +179,6 @@ class RowOp {
                                std::span<double> allowed) const = 0;
 };
 
-// An entry for code that runs on any device of a backend ("cpu", "cuda"); its time is not estimated. Nothing where this
-// build lacks the backend.
-std::optional<KernelEntry> backend_entry(std::string_view backend, std::string_view name, std::string_view supports);
-
 std::unique_ptr<OpJob> make_row_job(std::unique_ptr<const RowOp> op);
 
 // Whether the file has all tensors that are not optional, by their own names or by those that are given.

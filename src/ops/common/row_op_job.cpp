@@ -34,7 +34,8 @@ constexpr std::int64_t kTokensAtOnce = 64;  // of the input, that are read befor
 
 // The one kernel of all ops that have none of their own.
 const KernelEntry& row_kernel() {
-  static const KernelEntry entry = *backend_entry("cpu", "cpu_rows", "ops that compute each row by itself");
+  static constexpr KernelEntry entry{kCpuPlatform, "cpu_rows", "ops that compute each row by itself",
+                                     [](const Backend&) { return 0.0; }};
   return entry;
 }
 
@@ -644,20 +645,6 @@ void RowOp::check_model(const ModelComparison& compare) const {
 
 void RowOp::compute(const RowReader&, std::int64_t, std::int64_t, std::span<float>) const {
   fail(ErrorCode::kInternal, fmt::format("rows of {} are computed by its kernels", name()));
-}
-
-std::optional<KernelEntry> backend_entry(std::string_view backend, std::string_view name, std::string_view supports) {
-  const AttentionRow* any = nullptr;  // its kernels differ in what devices they need: the last one needs least
-  for (const AttentionRow& row : kernel_table<AttentionSpec>()) {
-    if (row.backend == backend) any = &row;
-  }
-  if (any == nullptr) return std::nullopt;
-  KernelEntry entry = *any;
-  entry.name = name;
-  entry.supports = supports;
-  entry.configs = [] { return std::vector<std::string>(); };
-  entry.flops_per_second = [](const Backend&) { return 0.0; };
-  return entry;
 }
 
 std::unique_ptr<OpJob> make_row_job(std::unique_ptr<const RowOp> op) {

@@ -17,7 +17,7 @@
 #include "comm/collective.hpp"
 #include "comm/exchange.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/empty_sequences.hpp"
+#include "ops/common/owned_states.hpp"
 #include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
 
@@ -68,9 +68,7 @@ struct CausalConv1d::Impl {
   std::unique_ptr<CausalConv1dKernel> kernel;
   std::optional<Layout> layout;
   StateHops hops;
-  std::vector<std::int32_t> beginning;
-  std::vector<std::int32_t> ending;
-  std::vector<PassThroughStates> empty;
+  OwnedStates owned;
   double seconds = 0.0;  // estimated duration of a convolution
   Buffer received;       // [runs] halos before the runs
   std::int64_t announced = kNotAnnounced;
@@ -82,10 +80,7 @@ void CausalConv1d::Impl::choose() {
   check_update(job);
   layout = conv1d_layout(job.lengths, options.runs, transport.size());
   hops = state_hops(*layout);
-  const StateOwners owners = state_owners(*layout);
-  beginning = sequences_of(owners.initial, transport.rank());
-  ending = sequences_of(owners.final, transport.rank());
-  empty = empty_sequences(job.lengths, beginning, ending);
+  owned = OwnedStates(*layout, transport.rank());
   choice = choose_kernel(job.spec, compatible_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_compatible(*choice.row, *backend, transport);
@@ -107,8 +102,8 @@ void CausalConv1d::Impl::check(const CausalConv1dInputs& inputs, const CausalCon
   check_apart("y", outputs.y, "x", inputs.x);
   check_given("CausalConv1d", "weight", inputs.weight, true);
   check_given("CausalConv1d", "bias", inputs.bias, job.spec.bias);
-  check_given("CausalConv1d", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
-  check_given("CausalConv1d", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+  check_given("CausalConv1d", "initial_halos", inputs.initial_halos, job.initial_halos && !owned.beginning.empty());
+  check_given("CausalConv1d", "final_halos", outputs.final_halos, job.final_halos && !owned.ending.empty());
   if (inputs.slots == nullptr || (job.update && inputs.initial_halos == outputs.final_halos)) return;
   refuse("slots are given", job.update ? "initial_halos and final_halos differ" : "the job is no update",
          "Slots are those of an update in place.");
@@ -161,10 +156,10 @@ std::vector<CausalConv1dRun> CausalConv1d::Impl::runs_of(const CausalConv1dInput
     if (tokens[i].begin > 0) {
       run.initial_halo = received.data() + i * halo_bytes();
     } else if (initial != nullptr) {
-      run.initial_halo = initial + index_of(beginning, tokens[i].sequence) * job.spec.halo_bytes();
+      run.initial_halo = initial + owned.initial_index(tokens[i].sequence) * job.spec.halo_bytes();
     }
     if (ends(tokens[i]) && final != nullptr) {
-      run.final_halo = final + index_of(ending, tokens[i].sequence) * job.spec.halo_bytes();
+      run.final_halo = final + owned.final_index(tokens[i].sequence) * job.spec.halo_bytes();
     }
     runs.push_back(run);
   }
@@ -181,7 +176,8 @@ void CausalConv1d::Impl::enqueue(const CausalConv1dInputs& inputs, const CausalC
     if (job.update) {
       update(inputs, outputs, stream);
     } else {
-      pass_states_through(empty, inputs.initial_halos, outputs.final_halos, job.spec.halo_bytes(), *backend, stream);
+      pass_states_through(owned.empty, inputs.initial_halos, outputs.final_halos, job.spec.halo_bytes(), *backend,
+                          stream);
       kernel->convolve({inputs.x, inputs.weight, inputs.bias, runs, outputs.y}, stream,
                        [this] { transport.progress(); });
     }
@@ -207,8 +203,8 @@ const CausalConv1dJob& CausalConv1d::job() const { return impl_->job; }
 const CausalConv1dChoice& CausalConv1d::kernel() const { return impl_->choice; }
 Backend& CausalConv1d::backend() { return *impl_->backend; }
 const Layout& CausalConv1d::layout() const { return *impl_->layout; }
-const std::vector<std::int32_t>& CausalConv1d::beginning() const { return impl_->beginning; }
-const std::vector<std::int32_t>& CausalConv1d::ending() const { return impl_->ending; }
+const std::vector<std::int32_t>& CausalConv1d::beginning() const { return impl_->owned.beginning; }
+const std::vector<std::int32_t>& CausalConv1d::ending() const { return impl_->owned.ending; }
 
 void CausalConv1d::run(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;

@@ -14,7 +14,7 @@
 #include "comm/exchange.hpp"
 #include "kernels/common/token_units.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/empty_sequences.hpp"
+#include "ops/common/owned_states.hpp"
 #include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
 
@@ -87,9 +87,7 @@ struct CausalConv1dBackward::Impl {
   std::unique_ptr<CausalConv1dKernel> kernel;
   std::optional<Layout> layout;
   StateHops hops;
-  std::vector<std::int32_t> beginning;
-  std::vector<std::int32_t> ending;
-  std::vector<PassThroughStates> empty;
+  OwnedStates owned;
   double seconds = 0.0;          // estimated duration of a run
   std::int64_t own_units = 0;    // of this rank's runs
   std::int64_t total_units = 0;  // of all ranks
@@ -109,10 +107,7 @@ void CausalConv1dBackward::Impl::choose() {
   }
   layout = conv1d_layout(job.lengths, options.runs, transport.size());
   hops = state_hops(*layout);
-  const StateOwners owners = state_owners(*layout);
-  beginning = sequences_of(owners.initial, self());
-  ending = sequences_of(owners.final, self());
-  empty = empty_sequences(job.lengths, beginning, ending);
+  owned = OwnedStates(*layout, transport.rank());
   choice = choose_kernel(spec(), compatible_request(options.kernel, transport));
   backend = choice.row->make_backend({options.threads, transport.device()});
   check_compatible(*choice.row, *backend, transport);
@@ -170,7 +165,7 @@ Exchange CausalConv1dBackward::Impl::exchange_halos(const CausalConv1dBackwardIn
       move_rows(hop.to, inputs.dy, begin, next_tokens(hop), hop.from, hop.from_run, kNextDy);
       if (!shares_final_halo(hop)) continue;
       const std::int32_t sequence = layout->runs(hop.to)[static_cast<std::size_t>(hop.to_run)].sequence;
-      const std::int64_t at = hop.to == self() ? index_of(ending, sequence) : 0;
+      const std::int64_t at = hop.to == self() ? owned.final_index(sequence) : 0;
       const TensorView dfinal = dense_view(inputs.dfinal_halos, spec().dtype, (at + 1) * halo, 1, spec().channels);
       move_rows(hop.to, dfinal, at * halo, halo, hop.from, hop.from_run, kDfinal);
     }
@@ -237,11 +232,11 @@ void CausalConv1dBackward::Impl::check(const CausalConv1dBackwardInputs& inputs,
   check_apart("dx", outputs.dx, "dy", inputs.dy);
   check_given("CausalConv1d", "weight", inputs.weight, true);
   check_given("CausalConv1d", "bias", inputs.bias, spec().bias);
-  check_given("CausalConv1d", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
-  check_given("CausalConv1d", "dfinal_halos", inputs.dfinal_halos, job.final_halos && !ending.empty());
+  check_given("CausalConv1d", "initial_halos", inputs.initial_halos, job.initial_halos && !owned.beginning.empty());
+  check_given("CausalConv1d", "dfinal_halos", inputs.dfinal_halos, job.final_halos && !owned.ending.empty());
   check_given("CausalConv1d", "dweight", outputs.dweight, true);
   check_given("CausalConv1d", "dbias", outputs.dbias, spec().bias);
-  check_given("CausalConv1d", "dinitial_halos", outputs.dinitial_halos, job.initial_halos && !beginning.empty());
+  check_given("CausalConv1d", "dinitial_halos", outputs.dinitial_halos, job.initial_halos && !owned.beginning.empty());
 }
 
 std::vector<CausalConv1dGradientRun> CausalConv1dBackward::Impl::runs_of(
@@ -260,11 +255,11 @@ std::vector<CausalConv1dGradientRun> CausalConv1dBackward::Impl::runs_of(
     if (own.begin > 0) {
       run.initial_halo = received(static_cast<std::int64_t>(i), kBefore);
     } else if (initial != nullptr) {
-      run.initial_halo = initial + index_of(beginning, own.sequence) * halo_bytes;
-      run.dinitial_halo = dinitial + index_of(beginning, own.sequence) * halo_bytes;
+      run.initial_halo = initial + owned.initial_index(own.sequence) * halo_bytes;
+      run.dinitial_halo = dinitial + owned.initial_index(own.sequence) * halo_bytes;
     }
     if (own.end == job.lengths[static_cast<std::size_t>(own.sequence)] && dfinal != nullptr) {
-      run.dfinal_halo = dfinal + index_of(ending, own.sequence) * halo_bytes;
+      run.dfinal_halo = dfinal + owned.final_index(own.sequence) * halo_bytes;
     }
     runs.push_back(run);
   }
@@ -286,7 +281,7 @@ void CausalConv1dBackward::Impl::differentiate_empty(const CausalConv1dBackwardI
                                                      const CausalConv1dBackwardOutputs& outputs, Stream stream) {
   if (outputs.dinitial_halos == nullptr) return;
   const std::int64_t bytes = spec().halo_bytes();
-  for (const PassThroughStates& passed : empty) {
+  for (const PassThroughStates& passed : owned.empty) {
     std::byte* const to = static_cast<std::byte*>(outputs.dinitial_halos) + passed.initial * bytes;
     if (inputs.dfinal_halos == nullptr) {
       backend->fill_bytes(to, std::byte{0}, static_cast<std::size_t>(passed.count * bytes), stream);
@@ -361,8 +356,8 @@ const CausalConv1dJob& CausalConv1dBackward::job() const { return impl_->job; }
 const CausalConv1dChoice& CausalConv1dBackward::kernel() const { return impl_->choice; }
 Backend& CausalConv1dBackward::backend() { return *impl_->backend; }
 const Layout& CausalConv1dBackward::layout() const { return *impl_->layout; }
-const std::vector<std::int32_t>& CausalConv1dBackward::beginning() const { return impl_->beginning; }
-const std::vector<std::int32_t>& CausalConv1dBackward::ending() const { return impl_->ending; }
+const std::vector<std::int32_t>& CausalConv1dBackward::beginning() const { return impl_->owned.beginning; }
+const std::vector<std::int32_t>& CausalConv1dBackward::ending() const { return impl_->owned.ending; }
 
 void CausalConv1dBackward::run(const CausalConv1dBackwardInputs& inputs, const CausalConv1dBackwardOutputs& outputs,
                                Stream stream) {

@@ -2,14 +2,11 @@
 // Plans of the gradients of the causal convolution.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "base/json_writer.hpp"
-#include "base/size.hpp"
 #include "ops/conv1d_backward/conv1d_backward_op_job.hpp"
-#include "ops/ssm/ssm_op_job.hpp"
+#include "ops/ssm/contiguous_plan.hpp"
 
 namespace ringattn {
 
@@ -48,8 +45,11 @@ class PlannedConv1dBackward final : public OpPlan {
     const Conv1dBackwardPlan plan = plan_conv1d_backward(job_, {}, world, rate_);
     check_budget(plan.max_memory(), request_.options.memory_budget);
     PlanRow row;
-    if (details) add_owners(plan, row);
-    write_row(json, plan);
+    ContiguousPlan world_plan{plan.layout, plan.max_memory(), plan.received, conv1d_backward_token_flops(job_.spec),
+                              kSuperSegmentTokens};
+    world_plan.seconds = plan.seconds;
+    if (details) add_owners(world_plan, request_.verbose, row);
+    write_contiguous_plan(json, world_plan);
     const SsmMemory& memory = plan.max_memory();
     row.cells = {fmt::format("{}", world),
                  fmt::format("{}", tokens_),
@@ -62,34 +62,6 @@ class PlannedConv1dBackward final : public OpPlan {
   }
 
  private:
-  void add_owners(const Conv1dBackwardPlan& plan, PlanRow& row) const {
-    const int world = plan.layout.world();
-    const int shown = request_.verbose ? world : std::min(world, kShownRanks);
-    for (int rank = 0; rank < shown; ++rank) {
-      const auto bytes = static_cast<double>(plan.received[static_cast<std::size_t>(rank)]);
-      row.lines.push_back(fmt::format("rank {} owns {} tokens, receives {}: {}", rank, plan.layout.tokens(rank),
-                                      format_bytes(bytes), runs_text(plan.layout.runs(rank), request_.verbose)));
-    }
-    row.ranks_left_out = world - shown;
-  }
-
-  void write_row(JsonWriter& json, const Conv1dBackwardPlan& plan) const {
-    const int world = plan.layout.world();
-    const double flops = conv1d_backward_token_flops(job_.spec);
-    json.begin_object().member("world", world).member("tokens", tokens_);
-    json.member("layout", layout_name(LayoutKind::kContiguous)).member("stripe", kSuperSegmentTokens);
-    json.member("bytes_moved", plan.bytes_moved()).member("memory_per_rank", plan.max_memory().total());
-    write_memory(json, plan.max_memory());
-    json.member("estimated_ms", plan.seconds * 1e3).member("flops", flops * static_cast<double>(tokens_));
-    json.key("ranks").begin_array();
-    for (int rank = 0; rank < world; ++rank) {
-      const std::int64_t tokens = plan.layout.tokens(rank);
-      json.begin_object().member("tokens", tokens).member("flops", flops * static_cast<double>(tokens));
-      json.member("bytes", plan.received[static_cast<std::size_t>(rank)]).end_object();
-    }
-    json.end_array().end_object();
-  }
-
   const CausalConv1dJob& job_;
   std::int64_t tokens_;
   PlanRequest request_;

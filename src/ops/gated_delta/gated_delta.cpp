@@ -15,7 +15,7 @@
 #include "base/size.hpp"
 #include "comm/collective.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/empty_sequences.hpp"
+#include "ops/common/owned_states.hpp"
 #include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
 #include "ops/ssm/state_exchange.hpp"
@@ -105,13 +105,11 @@ struct GatedDelta::Impl {
 
   void choose();
   void allocate();
-  void connect();
   void check(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs) const;
   void update(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs, Stream stream);
   GatedDeltaTask task_of(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs);
   // `clock`: records phases; may be null.
   void enqueue(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs, Stream stream, SsmTimeline* clock);
-  void compute(const GatedDeltaTask& task, Stream stream, SsmTimeline* clock);
 
   GatedDeltaJob job;
   SsmOptions options;
@@ -125,9 +123,7 @@ struct GatedDelta::Impl {
   std::vector<HeadRange> ranges;
   SsmMemory memory;
   double seconds = 0.0;  // estimated duration of a run
-  std::vector<std::int32_t> beginning;
-  std::vector<std::int32_t> ending;
-  std::vector<PassThroughStates> empty;
+  OwnedStates owned;
   std::vector<GatedDeltaRun> runs;  // of this rank; runs that receive or send states have their buffers
   std::optional<StateExchange> exchange;
   std::optional<StateRelay> relay;
@@ -156,10 +152,7 @@ void GatedDelta::Impl::choose() {
   if (options.head_ranges != 0) {
     ranges = head_ranges(job.spec.value_heads, kernel->heads_together(), options.head_ranges);
   }
-  const StateOwners owners = state_owners(*layout);
-  beginning = sequences_of(owners.initial, transport.rank());
-  ending = sequences_of(owners.final, transport.rank());
-  empty = empty_sequences(job.lengths, beginning, ending);
+  owned = OwnedStates(*layout, transport.rank());
   check_budget(memory, options.memory_budget);
 }
 
@@ -174,13 +167,6 @@ void GatedDelta::Impl::allocate() {
   }
   relay.emplace(ranges, *exchange, transport, *backend, collective.timeouts());
   own_clock.emplace(*backend, ranges.size(), StateRelay::max_waits(ranges.size(), exchange->steps()), options.timeline);
-}
-
-// States are few and small, so creating a transport channel for the first of them would dominate its latency.
-void GatedDelta::Impl::connect() {
-  exchange->announce(collective.timeouts().for_peer());
-  if (backend->memory() != MemoryKind::kDevice || transport.size() == 1) return;
-  warm_up_transport(collective, transport, *backend, exchange->memory());
 }
 
 void GatedDelta::Impl::check(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs) const {
@@ -199,8 +185,8 @@ void GatedDelta::Impl::check(const GatedDeltaInputs& inputs, const GatedDeltaOut
                                    {"beta", inputs.beta}}) {
     check_apart("out", outputs.out, name, view);
   }
-  check_given("GatedDelta", "initial_states", inputs.initial_states, job.initial_states && !beginning.empty());
-  check_given("GatedDelta", "final_states", outputs.final_states, job.final_states && !ending.empty());
+  check_given("GatedDelta", "initial_states", inputs.initial_states, job.initial_states && !owned.beginning.empty());
+  check_given("GatedDelta", "final_states", outputs.final_states, job.final_states && !owned.ending.empty());
   if (inputs.slots == nullptr || (job.update && inputs.initial_states == outputs.final_states)) return;
   fail(ErrorCode::kUsage, "slots are given",
        job.update ? "initial_states and final_states differ" : "the job is no update",
@@ -219,15 +205,7 @@ void GatedDelta::Impl::update(const GatedDeltaInputs& inputs, const GatedDeltaOu
 }
 
 GatedDeltaTask GatedDelta::Impl::task_of(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs) {
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const TokenRun& tokens = layout->runs(transport.rank())[i];
-    if (tokens.begin == 0 && inputs.initial_states != nullptr) {
-      runs[i].initial = inputs.initial_states + index_of(beginning, tokens.sequence) * state_floats(job.spec);
-    }
-    if (tokens.end == job.lengths[static_cast<std::size_t>(tokens.sequence)] && outputs.final_states != nullptr) {
-      runs[i].final = outputs.final_states + index_of(ending, tokens.sequence) * state_floats(job.spec);
-    }
-  }
+  owned.bind(*layout, transport.rank(), inputs.initial_states, outputs.final_states, state_floats(job.spec), runs);
   return {inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, runs, outputs.out};
 }
 
@@ -239,25 +217,12 @@ void GatedDelta::Impl::enqueue(const GatedDeltaInputs& inputs, const GatedDeltaO
     if (job.update) {
       update(inputs, outputs, stream);
     } else {
-      pass_states_through(empty, inputs.initial_states, outputs.final_states, state_bytes(job.spec), *backend, stream);
-      compute(task_of(inputs, outputs), stream, clock);
+      pass_states_through(owned.empty, inputs.initial_states, outputs.final_states, state_bytes(job.spec), *backend,
+                          stream);
+      relay->run(*kernel, task_of(inputs, outputs), stream, seconds, clock);
     }
     if (clock != nullptr) clock->end(stream);
   });
-}
-
-void GatedDelta::Impl::compute(const GatedDeltaTask& task, Stream stream, SsmTimeline* clock) {
-  const Progress progress = [this] {
-    transport.progress();
-    relay->advance();
-  };
-  StateCarry carry;
-  for (const GatedDeltaRun& run : task.runs) carry.steps.push_back(run.step);
-  carry.carry = [&](const HeadRange& heads, int step, Stream own) { kernel->carry(task, heads, step, own); };
-  relay->run(
-      std::move(carry), stream, seconds, clock,
-      [&](std::size_t range) { kernel->accumulate_states(task, ranges[range], stream, progress); },
-      [&](std::size_t range) { kernel->finish(task, ranges[range], stream, progress); });
 }
 
 GatedDelta::GatedDelta(GatedDeltaJob job, Transport& transport, SsmOptions options)
@@ -267,7 +232,7 @@ GatedDelta::GatedDelta(GatedDeltaJob job, Transport& transport, SsmOptions optio
   impl.collective.run_collectively([&impl] { impl.choose(); });
   handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
-  impl.connect();
+  impl.exchange->connect(impl.collective, *impl.backend);
 }
 
 GatedDelta::~GatedDelta() = default;
@@ -283,8 +248,8 @@ double GatedDelta::estimated_seconds() const { return impl_->seconds; }
 std::int64_t GatedDelta::bytes_received() const {
   return states_received(impl_->hops, impl_->transport.rank()) * state_bytes(impl_->job.spec);
 }
-const std::vector<std::int32_t>& GatedDelta::beginning() const { return impl_->beginning; }
-const std::vector<std::int32_t>& GatedDelta::ending() const { return impl_->ending; }
+const std::vector<std::int32_t>& GatedDelta::beginning() const { return impl_->owned.beginning; }
+const std::vector<std::int32_t>& GatedDelta::ending() const { return impl_->owned.ending; }
 
 SsmStats GatedDelta::run(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;

@@ -176,7 +176,7 @@ class LinearOp final : public RowOp {
   void compute_exactly(const RowReader& rows, std::int64_t token, std::int64_t, std::span<double> out,
                        std::span<double> allowed) const override {
     if (!whole_) {
-      host_ = backend_entry("cpu", "cpu_rows", "")->make_backend({1, kNoDevice});
+      host_ = cpu::make_cpu_backend({1, kNoDevice});
       whole_ = std::make_unique<const LoadedWeights>(*host_, Timeouts(kHostSeconds), layer_, spec_,
                                                      FeatureRange{0, spec_.out_features},
                                                      FeatureRange{0, spec_.in_features});

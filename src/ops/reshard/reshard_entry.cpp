@@ -18,18 +18,6 @@ namespace {
 constexpr OpTensor kTensors[] = {{"rows", "[tokens, heads, head_dim]"}};
 constexpr std::string_view kSettings[] = {"head-dim", "layout", "stripe"};
 
-// Rows are copied in the memory of a device or of the host.
-std::span<const KernelEntry> copies() {
-  static const std::vector<KernelEntry> entries = [] {
-    std::vector<KernelEntry> found;
-    for (const auto& [name, backend] : {std::pair{"cuda_copy", "cuda"}, {"cpu_copy", "cpu"}}) {
-      if (const auto entry = backend_entry(backend, name, "rows of any dtype and shape")) found.push_back(*entry);
-    }
-    return found;
-  }();
-  return entries;
-}
-
 class Moved final : public RowKernel {
  public:
   Moved(const KernelEntry& entry, std::size_t row_bytes, Layout from, const Layout& to, Transport& world,
@@ -102,7 +90,7 @@ class ReshardOp final : public RowOp {
   Kernel choose(const KernelRequest& request, KernelScope scope) const override {
     const auto nothing_missing = [](std::size_t) { return std::vector<std::string>(); };
     std::vector<const KernelEntry*> rows;
-    for (const KernelEntry& entry : copies()) rows.push_back(&entry);
+    for (const KernelEntry& entry : copy_kernels()) rows.push_back(&entry);
     const EntryChoice choice = choose_entry(rows, nothing_missing, describe(), request, scope);
     return {rows[choice.row], choice.reason};
   }

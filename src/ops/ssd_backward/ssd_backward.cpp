@@ -16,7 +16,7 @@
 #include "base/failpoint.hpp"
 #include "comm/collective.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/empty_sequences.hpp"
+#include "ops/common/owned_states.hpp"
 #include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
 #include "ops/ssm/state_exchange.hpp"
@@ -137,7 +137,6 @@ struct SsdBackward::Impl {
   void choose();
   void allocate();
   void make_direction(Direction& direction, const StateHops& hops, std::string_view what);
-  void connect();
   void check(const SsdBackwardInputs& inputs, const SsdBackwardOutputs& outputs) const;
   SsdBackwardTask task_of(const SsdBackwardInputs& inputs, const SsdBackwardOutputs& outputs);
   void enqueue(const SsdBackwardInputs& inputs, const SsdBackwardOutputs& outputs, Stream stream, SsmTimeline* clock);
@@ -155,11 +154,9 @@ struct SsdBackward::Impl {
   std::optional<SsdBackwardPlan> plan;
   SsmMemory memory;
   std::vector<HeadRange> ranges;  // all heads: what the relays take
-  std::vector<std::int32_t> beginning;
-  std::vector<std::int32_t> ending;
-  std::vector<PassThroughStates> empty;  // from final to initial gradients
-  std::vector<SsdBackwardRun> runs;      // of this rank; those that receive or send states have their buffers
-  Buffer terms;                          // [segments, heads] SsdTerms
+  OwnedStates owned;
+  std::vector<SsdBackwardRun> runs;  // of this rank; those that receive or send states have their buffers
+  Buffer terms;                      // [segments, heads] SsdTerms
   Direction states;
   Direction gradients;
   std::optional<SsmTimeline> own_clock;
@@ -177,10 +174,9 @@ void SsdBackward::Impl::choose() {
   memory = plan->max_memory();
   check_budget(memory, options.memory_budget);
   ranges = {{0, spec().heads}};
-  const StateOwners owners = state_owners(plan->layout);
-  beginning = sequences_of(owners.initial, transport.rank());
-  ending = sequences_of(owners.final, transport.rank());
-  empty = empty_sequences(job.forward.lengths, ending, beginning);
+  owned = OwnedStates(plan->layout, transport.rank());
+  // Gradients pass from the final state to the initial one.
+  for (PassThroughStates& passed : owned.empty) std::swap(passed.initial, passed.final);
 }
 
 void SsdBackward::Impl::make_direction(Direction& direction, const StateHops& hops, std::string_view what) {
@@ -203,14 +199,6 @@ void SsdBackward::Impl::allocate() {
   terms = backend->allocate(std::max<std::size_t>(1, own_terms() * sizeof(SsdTerms)));
   const std::size_t waits = StateRelay::max_waits(1, states.exchange->steps());
   own_clock.emplace(*backend, ranges.size(), 2 * waits, false);
-}
-
-void SsdBackward::Impl::connect() {
-  for (Direction* const direction : {&states, &gradients}) {
-    direction->exchange->announce(collective.timeouts().for_peer());
-  }
-  if (backend->memory() != MemoryKind::kDevice || transport.size() == 1) return;
-  warm_up_transport(collective, transport, *backend, states.exchange->memory());
 }
 
 void SsdBackward::Impl::check(const SsdBackwardInputs& inputs, const SsdBackwardOutputs& outputs) const {
@@ -241,13 +229,13 @@ void SsdBackward::Impl::check(const SsdBackwardInputs& inputs, const SsdBackward
       check_apart(all[i].gradient_name, all[i].gradient, all[j].gradient_name, all[j].gradient);
     }
   }
-  const bool initial = job.forward.initial_states && !beginning.empty();
+  const bool initial = job.forward.initial_states && !owned.beginning.empty();
   check_given("SsdBackward", "A", inputs.a, true);
   check_given("SsdBackward", "D", inputs.d, s.skip);
   check_given("SsdBackward", "dt_bias", inputs.dt_bias, s.dt_bias);
   check_given("SsdBackward", "initial_states", inputs.initial_states, initial);
   check_given("SsdBackward", "initial_gradients", outputs.initial_gradients, initial);
-  check_given("SsdBackward", "final_gradients", inputs.final_gradients, job.final_gradients && !ending.empty());
+  check_given("SsdBackward", "final_gradients", inputs.final_gradients, job.final_gradients && !owned.ending.empty());
 }
 
 SsdBackwardTask SsdBackward::Impl::task_of(const SsdBackwardInputs& inputs, const SsdBackwardOutputs& outputs) {
@@ -255,12 +243,12 @@ SsdBackwardTask SsdBackward::Impl::task_of(const SsdBackwardInputs& inputs, cons
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const TokenRun& tokens = own_runs()[i];
     if (tokens.begin == 0 && job.forward.initial_states) {
-      const std::int64_t at = index_of(beginning, tokens.sequence) * state;
+      const std::int64_t at = owned.initial_index(tokens.sequence) * state;
       runs[i].initial = inputs.initial_states + at;
       runs[i].initial_gradient = outputs.initial_gradients + at;
     }
     if (tokens.end == job.forward.lengths[static_cast<std::size_t>(tokens.sequence)] && job.final_gradients) {
-      runs[i].final_gradient = inputs.final_gradients + index_of(ending, tokens.sequence) * state;
+      runs[i].final_gradient = inputs.final_gradients + owned.final_index(tokens.sequence) * state;
     }
   }
   SsdBackwardTask task;
@@ -291,7 +279,7 @@ void SsdBackward::Impl::enqueue(const SsdBackwardInputs& inputs, const SsdBackwa
   }
   enqueued->enqueue(stream, plan->seconds, [&] {
     if (clock != nullptr) clock->begin(stream);
-    pass_states_through(empty, inputs.final_gradients, outputs.initial_gradients, state_bytes(spec()), *backend,
+    pass_states_through(owned.empty, inputs.final_gradients, outputs.initial_gradients, state_bytes(spec()), *backend,
                         stream);
     differentiate(task_of(inputs, outputs), stream, clock);
     if (clock != nullptr) clock->end(stream);
@@ -347,7 +335,8 @@ SsdBackward::SsdBackward(SsdBackwardJob job, Transport& transport, SsmOptions op
   impl.collective.run_collectively([&impl] { impl.choose(); });
   impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
-  impl.connect();
+  impl.states.exchange->announce(impl.collective.timeouts().for_peer());
+  impl.gradients.exchange->connect(impl.collective, *impl.backend);
 }
 
 SsdBackward::~SsdBackward() = default;
@@ -363,8 +352,8 @@ double SsdBackward::estimated_seconds() const { return impl_->plan->seconds; }
 std::int64_t SsdBackward::bytes_received() const {
   return impl_->plan->states_received(impl_->transport.rank()) * state_bytes(impl_->spec());
 }
-const std::vector<std::int32_t>& SsdBackward::beginning() const { return impl_->beginning; }
-const std::vector<std::int32_t>& SsdBackward::ending() const { return impl_->ending; }
+const std::vector<std::int32_t>& SsdBackward::beginning() const { return impl_->owned.beginning; }
+const std::vector<std::int32_t>& SsdBackward::ending() const { return impl_->owned.ending; }
 
 SsdParameterGradients SsdBackward::run(const SsdBackwardInputs& inputs, const SsdBackwardOutputs& outputs,
                                        Stream stream, SsmStats* stats) {

@@ -2,14 +2,11 @@
 // Plans of SSD's gradients.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "base/json_writer.hpp"
-#include "base/size.hpp"
 #include "ops/ssd_backward/ssd_backward_op_job.hpp"
-#include "ops/ssm/ssm_op_job.hpp"
+#include "ops/ssm/contiguous_plan.hpp"
 
 namespace ringattn {
 
@@ -46,9 +43,13 @@ class PlannedSsdBackward final : public OpPlan {
     plan.seconds /= factor_;
     check_budget(plan.max_memory(), request_.options.memory_budget);
     const std::int64_t state = state_bytes(job_.forward.spec);
+    ContiguousPlan world_plan{
+        plan.layout, plan.max_memory(), {}, ssd_backward_token_flops(job_.forward.spec), kSuperSegmentTokens, state};
+    for (int rank = 0; rank < world; ++rank) world_plan.received.push_back(plan.states_received(rank) * state);
+    world_plan.seconds = plan.seconds;
     PlanRow row;
-    if (details) add_owners(plan, row);
-    write_row(json, plan, state);
+    if (details) add_owners(world_plan, request_.verbose, row);
+    write_contiguous_plan(json, world_plan);
     const SsmMemory& memory = plan.max_memory();
     row.cells = {fmt::format("{}", world),
                  fmt::format("{}", job_.forward.tokens()),
@@ -62,37 +63,6 @@ class PlannedSsdBackward final : public OpPlan {
   }
 
  private:
-  void add_owners(const SsdBackwardPlan& plan, PlanRow& row) const {
-    const int world = plan.layout.world();
-    const int shown = request_.verbose ? world : std::min(world, kShownRanks);
-    for (int rank = 0; rank < shown; ++rank) {
-      const std::int64_t bytes = plan.states_received(rank) * state_bytes(job_.forward.spec);
-      row.lines.push_back(fmt::format("rank {} owns {} tokens, receives {}: {}", rank, plan.layout.tokens(rank),
-                                      format_bytes(static_cast<double>(bytes)),
-                                      runs_text(plan.layout.runs(rank), request_.verbose)));
-    }
-    row.ranks_left_out = world - shown;
-  }
-
-  void write_row(JsonWriter& json, const SsdBackwardPlan& plan, std::int64_t state) const {
-    const int world = plan.layout.world();
-    const double flops = ssd_backward_token_flops(job_.forward.spec);
-    json.begin_object().member("world", world).member("tokens", job_.forward.tokens());
-    json.member("layout", layout_name(LayoutKind::kContiguous)).member("stripe", kSuperSegmentTokens);
-    json.member("bytes_moved", plan.states_moved() * state).member("state_bytes", state);
-    json.member("memory_per_rank", plan.max_memory().total());
-    write_memory(json, plan.max_memory());
-    json.member("estimated_ms", plan.seconds * 1e3);
-    json.member("flops", flops * static_cast<double>(job_.forward.tokens()));
-    json.key("ranks").begin_array();
-    for (int rank = 0; rank < world; ++rank) {
-      const std::int64_t tokens = plan.layout.tokens(rank);
-      json.begin_object().member("tokens", tokens).member("flops", flops * static_cast<double>(tokens));
-      json.member("bytes", plan.states_received(rank) * state).end_object();
-    }
-    json.end_array().end_object();
-  }
-
   const SsdBackwardJob& job_;
   PlanRequest request_;
   KernelChoice<SsdBackwardSpec> choice_;

@@ -15,7 +15,7 @@
 #include "base/error.hpp"
 #include "comm/collective.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/empty_sequences.hpp"
+#include "ops/common/owned_states.hpp"
 #include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
 #include "ops/common/staging.hpp"
@@ -65,7 +65,6 @@ struct Ssm::Impl {
 
   void choose();
   void allocate();
-  void connect();
   void make_convolution();
   void check(const SsmInputs& inputs, const SsmOutputs& outputs) const;
   void convolve_into(void* rows, std::int64_t token_stride, const SsmInputs& inputs, const SsmOutputs& outputs,
@@ -78,7 +77,6 @@ struct Ssm::Impl {
   SsmTask task_of(const SsmInputs& inputs, const SsmOutputs& outputs);
   // `clock`: records phases; may be null.
   void enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream, SsmTimeline* clock);
-  void run_ssm_collectively(const SsmTask& task, Stream stream, SsmTimeline* clock);
 
   SsmJob job;
   SsmOptions options;
@@ -92,9 +90,7 @@ struct Ssm::Impl {
   std::vector<HeadRange> ranges;
   SsmMemory memory;
   double seconds = 0.0;  // estimated duration of a run
-  std::vector<std::int32_t> beginning;
-  std::vector<std::int32_t> ending;
-  std::vector<PassThroughStates> empty;
+  OwnedStates owned;
   std::vector<SsmRun> runs;  // of this rank; runs that receive or send states have their buffers
   std::optional<CausalConv1d> convolution;
   Buffer convolved;                  // [own tokens, channels] output of the convolution
@@ -133,10 +129,7 @@ void Ssm::Impl::choose() {
   hops = std::move(summary.hops);
   ranges = std::move(summary.ranges);
   if (!job.conv1d_only && options.head_ranges != 0) ranges = head_ranges(job.spec.heads, *kernel, options.head_ranges);
-  const StateOwners owners = state_owners(*layout);
-  beginning = sequences_of(owners.initial, transport.rank());
-  ending = sequences_of(owners.final, transport.rank());
-  empty = empty_sequences(job.lengths, beginning, ending);
+  owned = OwnedStates(*layout, transport.rank());
   check_budget(memory, options.memory_budget);
 }
 
@@ -166,14 +159,6 @@ void Ssm::Impl::allocate() {
   }
   relay.emplace(ranges, *exchange, transport, *backend, collective.timeouts());
   own_clock.emplace(*backend, ranges.size(), StateRelay::max_waits(ranges.size(), exchange->steps()), options.timeline);
-}
-
-// States are few and small, so creating a transport channel for the first of them would dominate its latency.
-void Ssm::Impl::connect() {
-  if (job.conv1d_only) return;
-  exchange->announce(collective.timeouts().for_peer());
-  if (backend->memory() != MemoryKind::kDevice || transport.size() == 1) return;
-  warm_up_transport(collective, transport, *backend, exchange->memory());
 }
 
 // The convolution has the same runs and the same backend as the SSM.
@@ -229,12 +214,12 @@ void Ssm::Impl::check(const SsmInputs& inputs, const SsmOutputs& outputs) const 
   }
   check_given("Ssm", "D", inputs.d, spec.skip);
   check_given("Ssm", "dt_bias", inputs.dt_bias, spec.dt_bias);
-  check_given(names.op, names.initial, inputs.initial_states, job.initial_states && !beginning.empty());
-  check_given(names.op, "final_states", outputs.final_states, job.final_states && !ending.empty());
+  check_given(names.op, names.initial, inputs.initial_states, job.initial_states && !owned.beginning.empty());
+  check_given(names.op, "final_states", outputs.final_states, job.final_states && !owned.ending.empty());
   check_given("Ssm", "conv_weight", inputs.conv_weight, job.convolution.has_value());
   check_given("Ssm", "conv_bias", inputs.conv_bias, job.convolution && job.convolution->bias);
-  check_given("Ssm", "initial_halos", inputs.initial_halos, job.initial_halos && !beginning.empty());
-  check_given("Ssm", "final_halos", outputs.final_halos, job.final_halos && !ending.empty());
+  check_given("Ssm", "initial_halos", inputs.initial_halos, job.initial_halos && !owned.beginning.empty());
+  check_given("Ssm", "final_halos", outputs.final_halos, job.final_halos && !owned.ending.empty());
   if (inputs.slots == nullptr || (job.update && !job.convolution && inputs.initial_states == outputs.final_states)) {
     return;
   }
@@ -317,15 +302,7 @@ void Ssm::Impl::update(const SsmInputs& inputs, const SsmOutputs& outputs, Strea
 }
 
 SsmTask Ssm::Impl::task_of(const SsmInputs& inputs, const SsmOutputs& outputs) {
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const TokenRun& tokens = layout->runs(transport.rank())[i];
-    if (tokens.begin == 0 && inputs.initial_states != nullptr) {
-      runs[i].initial = inputs.initial_states + index_of(beginning, tokens.sequence) * state_floats();
-    }
-    if (tokens.end == job.lengths[static_cast<std::size_t>(tokens.sequence)] && outputs.final_states != nullptr) {
-      runs[i].final = outputs.final_states + index_of(ending, tokens.sequence) * state_floats();
-    }
-  }
+  owned.bind(*layout, transport.rank(), inputs.initial_states, outputs.final_states, state_floats(), runs);
   SsmTask task;
   task.x = inputs.x;
   task.dt = inputs.dt;
@@ -354,27 +331,13 @@ void Ssm::Impl::enqueue(const SsmInputs& inputs, const SsmOutputs& outputs, Stre
       if (job.update) {
         update(after_convolution, outputs, stream);
       } else {
-        pass_states_through(empty, inputs.initial_states, outputs.final_states, state_bytes(job.spec), *backend,
+        pass_states_through(owned.empty, inputs.initial_states, outputs.final_states, state_bytes(job.spec), *backend,
                             stream);
-        run_ssm_collectively(task_of(after_convolution, outputs), stream, clock);
+        relay->run(*kernel, task_of(after_convolution, outputs), stream, seconds, clock);
       }
     }
     if (clock != nullptr) clock->end(stream);
   });
-}
-
-void Ssm::Impl::run_ssm_collectively(const SsmTask& task, Stream stream, SsmTimeline* clock) {
-  const Progress progress = [this] {
-    transport.progress();
-    relay->advance();
-  };
-  StateCarry carry;
-  for (const SsmRun& run : task.runs) carry.steps.push_back(run.step);
-  carry.carry = [&](const HeadRange& heads, int step, Stream own) { kernel->carry(task, heads, step, own); };
-  relay->run(
-      std::move(carry), stream, seconds, clock,
-      [&](std::size_t range) { kernel->accumulate_states(task, ranges[range], stream, progress); },
-      [&](std::size_t range) { kernel->finish(task, ranges[range], stream, progress); });
 }
 
 void Ssm::Impl::wait_all() {
@@ -389,7 +352,7 @@ Ssm::Ssm(SsmJob job, Transport& transport, SsmOptions options)
   impl.collective.run_collectively([&impl] { impl.choose(); });
   handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
-  impl.connect();
+  if (impl.exchange) impl.exchange->connect(impl.collective, *impl.backend);
   impl.make_convolution();
 }
 
@@ -411,8 +374,8 @@ std::int64_t Ssm::token_bytes() const {
 std::int64_t Ssm::bytes_received() const {
   return states_received(impl_->hops, impl_->transport.rank()) * carried_bytes(impl_->job);
 }
-const std::vector<std::int32_t>& Ssm::beginning() const { return impl_->beginning; }
-const std::vector<std::int32_t>& Ssm::ending() const { return impl_->ending; }
+const std::vector<std::int32_t>& Ssm::beginning() const { return impl_->owned.beginning; }
+const std::vector<std::int32_t>& Ssm::ending() const { return impl_->owned.ending; }
 
 SsmStats Ssm::run(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;

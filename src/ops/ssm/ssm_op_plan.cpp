@@ -2,75 +2,17 @@
 // Plans of SSM ops.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "attention/tokens/cost.hpp"
 #include "base/json_writer.hpp"
-#include "base/size.hpp"
-#include "ops/reshard/reshard.hpp"
+#include "ops/ssm/contiguous_plan.hpp"
 #include "ops/ssm/ssm_op_job.hpp"
-#include "ops/ssm/ssm_plan_summary.hpp"
 
 namespace ringattn {
 
 namespace {
-
-void add_owners(const SsmPlanSummary& summary, const SsmJob& job, bool verbose, PlanRow& row) {
-  const Layout& layout = summary.layout;
-  const int world = layout.world();
-  const int shown = verbose ? world : std::min(world, kShownRanks);
-  for (int rank = 0; rank < shown; ++rank) {
-    const std::int64_t states = states_received(summary.hops, rank);
-    row.lines.push_back(fmt::format("rank {} owns {} tokens, receives {}: {}", rank, layout.tokens(rank),
-                                    format_bytes(static_cast<double>(states * carried_bytes(job))),
-                                    runs_text(layout.runs(rank), verbose)));
-  }
-  row.ranks_left_out = world - shown;
-}
-
-std::vector<std::string> summary_cells(const SsmJob& job, const SsmPlanSummary& summary, double passing) {
-  const SsmMemory& memory = summary.max_memory();
-  return {fmt::format("{}", summary.layout.world()),
-          fmt::format("{}", job.tokens()),
-          fmt::format("{}", summary.layout.owners().size()),
-          fmt::format("{}", summary.states_moved()),
-          mebibytes_text(static_cast<double>(carried_bytes(job))),
-          mebibytes_text(static_cast<double>(memory.total())),
-          fmt::format("{:.4f}", summary.balance()),
-          job.update ? "-" : fmt::format("{:.3f}", summary.seconds * 1e3),
-          fmt::format("{:.3f}", passing * 1e3)};
-}
-
-void write_row(JsonWriter& json, const SsmJob& job, const SsmPlanSummary& summary, double passing,
-               const std::optional<AttentionReshard>& moved) {
-  const std::int64_t state = carried_bytes(job);
-  const int world = summary.layout.world();
-  json.begin_object().member("world", world).member("tokens", job.tokens());
-  json.member("layout", layout_name(LayoutKind::kContiguous)).member("stripe", kSuperSegmentTokens);
-  json.member("bytes_moved", summary.states_moved() * state).member("state_bytes", state);
-  json.member("memory_per_rank", summary.max_memory().total());
-  write_memory(json, summary.max_memory());
-  json.member("balance", summary.balance());
-  if (job.update) {
-    json.key("estimated_ms").null();  // a decode step is memory-bound, and kernels don't report their bandwidth
-  } else {
-    json.member("estimated_ms", summary.seconds * 1e3);
-  }
-  json.member("passing_ms", passing * 1e3);
-  if (moved) moved->write(json);
-  json.member("flops", ssm_token_flops(job) * static_cast<double>(job.tokens()));
-  json.key("ranks").begin_array();
-  for (int rank = 0; rank < world; ++rank) {
-    const std::int64_t tokens = summary.layout.tokens(rank);
-    json.begin_object().member("tokens", tokens);
-    json.member("flops", ssm_token_flops(job) * static_cast<double>(tokens));
-    json.member("bytes", states_received(summary.hops, rank) * state).end_object();
-  }
-  json.end_array().end_object();
-}
 
 class SsmPlan final : public OpPlan {
  public:
@@ -94,18 +36,7 @@ class SsmPlan final : public OpPlan {
                         machine().name, machine().link_bytes_per_second / 1e9, machine().latency_seconds * 1e6)};
   }
   bool estimates_time() const override { return true; }
-  std::vector<Cell> columns() const override {
-    const bool conv1d = input_.job().conv1d_only;
-    return {{"world", "", ""},
-            {"tokens", "", ""},
-            {"runs", "", ""},
-            {conv1d ? "halos" : "states", "moved", ""},
-            {conv1d ? "halo" : "state", "(MiB)", ""},
-            {"mem/rank", "(MiB, max)", ""},
-            {"balance", "(max/mean)", ""},
-            {"time", "(ms)", ""},
-            {"passing", "(ms)", ""}};
-  }
+  std::vector<Cell> columns() const override { return state_plan_columns(input_.job().conv1d_only ? "halo" : "state"); }
   std::string_view unit() const override { return "tokens"; }
   std::int64_t units() const override { return input_.job().tokens(); }
   PlanRow row(int world, Route, bool details, JsonWriter& json) override {
@@ -116,19 +47,19 @@ class SsmPlan final : public OpPlan {
     SsmPlanSummary summary = summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, conv1d_rate_);
     summary.seconds /= factor_;
     check_budget(summary.max_memory(), budget);
-    const double passing = passing_seconds(job, summary, machine());
-    PlanRow row;
-    if (details) add_owners(summary, job, request_.verbose, row);
-    std::optional<AttentionReshard> moved;
+    ContiguousPlan plan{
+        summary.layout,       summary.max_memory(), state_bytes_received(summary.hops, world, carried_bytes(job)),
+        ssm_token_flops(job), kSuperSegmentTokens,  carried_bytes(job),
+        summary.balance()};
+    plan.passing_seconds = passing_seconds(job, summary, machine());
+    if (!job.update) plan.seconds = summary.seconds;  // a decode step is limited by memory bandwidth, which is unknown
     if (world > 1 && !job.update && !job.conv1d_only) {
       const std::int64_t row_bytes =
           std::int64_t{job.spec.heads} * job.spec.head_dim * static_cast<std::int64_t>(size_of(job.spec.dtype));
-      moved = attention_reshard(job.lengths, summary.layout, row_bytes);
-      if (details) row.notes.push_back(moved->text());
+      plan.reshard = attention_reshard(job.lengths, summary.layout, row_bytes);
     }
-    write_row(json, job, summary, passing, moved);
-    row.cells = summary_cells(job, summary, passing);
-    return row;
+    write_contiguous_plan(json, plan);
+    return state_plan_row(plan, summary.states_moved(), details, request_.verbose);
   }
 
  private:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "attention/ring/warm_up.hpp"
 #include "comm/exchange.hpp"
 
 namespace ringattn {
@@ -42,6 +43,12 @@ void StateExchange::announce(const Deadline& deadline) {
     for (int step = 0; step < steps(); ++step) exchanges.push_back(exchange_of(range, step));
   }
   announced_ = transport_.announce(exchanges, deadline);
+}
+
+void StateExchange::connect(const Collective& collective, Backend& backend) {
+  announce(collective.timeouts().for_peer());
+  if (backend.memory() != MemoryKind::kDevice || transport_.size() == 1) return;
+  warm_up_transport(collective, transport_, backend, memory_.data());
 }
 
 float* StateExchange::received(std::int64_t run) const {

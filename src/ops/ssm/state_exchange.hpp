@@ -12,6 +12,7 @@
 #include "attention/tokens/ssm_layout.hpp"
 #include "base/deadline.hpp"
 #include "base/memory.hpp"
+#include "comm/collective.hpp"
 #include "comm/transport.hpp"
 #include "kernels/common/backend.hpp"
 #include "kernels/ssm/ssm.hpp"
@@ -42,9 +43,9 @@ class StateExchange {
 
   // Announces the receive buffers to the peers. Collective.
   void announce(const Deadline& deadline);
-
-  // The buffers; at least one byte for each rank.
-  std::byte* memory() const { return memory_.data(); }
+  // The same, and creates the channels of device memory: states are few and small, so creating one for the first of
+  // them would dominate its latency.
+  void connect(const Collective& collective, Backend& backend);
 
   // Number of exchanges of a head range.
   int steps() const { return static_cast<int>(hops_.hops.size()); }
@@ -68,7 +69,7 @@ class StateExchange {
   Transport& transport_;
   std::size_t head_bytes_;
   std::string_view what_;
-  Buffer memory_;
+  Buffer memory_;                     // at least one byte for each rank
   std::vector<std::byte*> received_;  // [runs]
   std::vector<std::byte*> sent_;      // [runs]
   std::int64_t announced_ = kNotAnnounced;

@@ -27,8 +27,8 @@ std::size_t StateRelay::max_waits(std::size_t ranges, int steps) {
   return ranges * (static_cast<std::size_t>(steps) + 1) + 1;
 }
 
-void StateRelay::run(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock, const RangeWork& accumulate,
-                     const RangeWork& finish) {
+void StateRelay::run_ranges(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock,
+                            const RangeWork& accumulate, const RangeWork& finish) {
   const auto timed = [&](SsmPhase::Kind kind, std::size_t range, const RangeWork& work) {
     if (clock != nullptr) clock->begin_phase(kind, ranges_[range], stream);
     work(range);

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "comm/timeouts.hpp"
@@ -29,9 +30,6 @@ struct StateCarry {
   std::function<void(const HeadRange& heads, int step, Stream stream)> carry;
 };
 
-// What a kernel does with a head range: index into the ranges.
-using RangeWork = std::function<void(std::size_t range)>;
-
 class StateRelay {
  public:
   // All arguments outlive the object. `ranges` are those of the exchange.
@@ -41,10 +39,22 @@ class StateRelay {
   // Maximum number of waits for states in a run, as SsmTimeline counts them.
   static std::size_t max_waits(std::size_t ranges, int steps);
 
-  // A whole run: accumulates, carries and finishes every head range. With two ranges, the states of one are in flight
-  // while the other is accumulated or finished. Arguments as of enter().
-  void run(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock, const RangeWork& accumulate,
-           const RangeWork& finish);
+  // A whole run of an SsmKernel or GatedDeltaKernel: accumulates, carries and finishes every head range. With two
+  // ranges, the states of one are in flight while the other is accumulated or finished. Arguments as of enter().
+  template <class Kernel, class Task>
+  void run(Kernel& kernel, const Task& task, Stream stream, double seconds, SsmTimeline* clock) {
+    const Progress progress = [this] {
+      transport_.progress();
+      advance();
+    };
+    StateCarry carry;
+    for (const auto& each : task.runs) carry.steps.push_back(each.step);
+    carry.carry = [&](const HeadRange& heads, int step, Stream own) { kernel.carry(task, heads, step, own); };
+    run_ranges(
+        std::move(carry), stream, seconds, clock,
+        [&](std::size_t range) { kernel.accumulate_states(task, ranges_[range], stream, progress); },
+        [&](std::size_t range) { kernel.finish(task, ranges_[range], stream, progress); });
+  }
 
   // Begins a run whose kernels work on `stream`. `seconds`: its estimated duration. `clock` may be null.
   void enter(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock);
@@ -63,6 +73,11 @@ class StateRelay {
   void join(std::size_t range);
 
  private:
+  // What a kernel does with a head range: index into the ranges.
+  using RangeWork = std::function<void(std::size_t range)>;
+
+  void run_ranges(StateCarry carry, Stream stream, double seconds, SsmTimeline* clock, const RangeWork& accumulate,
+                  const RangeWork& finish);
   bool has_own_stream() const { return ahead_ != nullptr; }
   bool arrived() const;
   void wait_for_tickets();

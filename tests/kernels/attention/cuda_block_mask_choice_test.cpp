@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/gpu.hpp"
-#include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/common/platform.hpp"
 #include "tests/support/top_k_block_mask.hpp"
 
 namespace ringattn::testing {

@@ -39,15 +39,18 @@ std::string describe(const SumSpec& spec) { return std::to_string(spec.terms) + 
 
 template <>
 std::span<const KernelRow<SumSpec>> kernel_table<SumSpec>() {
-  static const auto nothing = [] { return std::string(); };
-  static const auto no_configs = [] { return std::vector<std::string>(); };
   static const auto no_backend = [](const BackendOptions&) { return std::unique_ptr<Backend>(); };
   static const KernelRow<SumSpec> kTable[] = {
-      {{"sum_short", "cpu", "up to 4 terms", no_configs, [](const Backend&) { return 1.0; }, nothing, no_backend},
+      {{{"cpu", [] { return std::string(); }, no_backend},
+        "sum_short",
+        "up to 4 terms",
+        [](const Backend&) { return 1.0; }},
        [](const SumSpec& spec) { return std::vector<std::string>(spec.terms > 4 ? 1 : 0, "more than 4 terms"); },
        [](const SumSpec&, Backend&) { return std::make_unique<SumKernel>(SumKernel{4}); }},
-      {{"sum_elsewhere", "cpu", "everything", no_configs, [](const Backend&) { return 1.0; },
-        [] { return std::string("it is elsewhere"); }, no_backend},
+      {{{"cpu", [] { return std::string("it is elsewhere"); }, no_backend},
+        "sum_elsewhere",
+        "everything",
+        [](const Backend&) { return 1.0; }},
        [](const SumSpec&) { return std::vector<std::string>(); },
        [](const SumSpec&, Backend&) { return std::make_unique<SumKernel>(SumKernel{1000}); }},
   };

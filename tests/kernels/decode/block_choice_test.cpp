@@ -13,7 +13,7 @@
 #include <numeric>
 
 #include "kernels/attention/block_score.hpp"
-#include "kernels/attention/cpu/cpu_attention.hpp"
+#include "kernels/common/platform.hpp"
 #include "tests/support/block_chooser.hpp"
 #include "tests/support/decode_runner.hpp"
 #include "tests/support/top_k_block_mask.hpp"

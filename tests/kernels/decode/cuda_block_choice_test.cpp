@@ -9,8 +9,7 @@
 #include <random>
 
 #include "base/gpu.hpp"
-#include "kernels/attention/cpu/cpu_attention.hpp"
-#include "kernels/attention/cuda/cuda_attention.hpp"
+#include "kernels/common/platform.hpp"
 #include "tests/support/block_chooser.hpp"
 #include "tests/support/decode_runner.hpp"
 

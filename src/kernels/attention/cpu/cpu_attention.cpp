@@ -198,13 +198,6 @@ std::vector<std::string> cpu_attention_missing(const AttentionSpec& spec) {
   return missing;
 }
 
-std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
-  check_threads(options.threads);
-  auto backend = std::make_unique<CpuBackend>(options.threads);
-  try_thread_pool(backend->threads());
-  return backend;
-}
-
 double cores_of_threads(int threads) { return 0.55 * threads + 0.45; }
 
 double cpu_attention_speed(const Backend& backend) {

@@ -15,10 +15,6 @@ namespace ringattn::cpu {
 // What `spec` requires and the kernel does not support (KernelRow::missing).
 std::vector<std::string> cpu_attention_missing(const AttentionSpec& spec);
 
-// Throws kUsage for invalid numbers of threads, and kUnsupported for more threads than the process can start, because
-// OpenMP would end the process.
-std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options);
-
 // How many threads that have a core each compute as much as `threads` threads: on most hosts two share a core. 8.4 for
 // 16 threads of bf16 attention on a Xeon, 10.2 of fp32, both within 15 % of this.
 double cores_of_threads(int threads);

@@ -240,14 +240,6 @@ class CudaAttention final : public AttentionKernel {
 
 }  // namespace
 
-int multiprocessors_of(int device) {
-  constexpr int kUsual = 132;  // of an H100 or H200, assumed by plans without a device
-  if (device == kNoDevice) return kUsual;
-  int count = 0;
-  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
-  return count;
-}
-
 AttentionParams::Softmax softmax_of(const AttentionSpec& spec) {
   AttentionParams::Softmax softmax{};
   softmax.scale = spec.softmax_scale;
@@ -262,25 +254,6 @@ AttentionParams::Softmax softmax_of(const AttentionSpec& spec) {
 std::unique_ptr<AttentionKernel> make_cuda_attention(const AttentionSpec& spec, const DeviceKernel& kernel,
                                                      Backend& backend) {
   return std::make_unique<CudaAttention>(spec, kernel, static_cast<const CudaBackend&>(backend));
-}
-
-std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
-  return std::make_unique<CudaBackend>(options.device);
-}
-
-std::string cuda_unavailable() {
-  const std::string none = gpus_unavailable();
-  if (!none.empty()) return none;
-#ifdef RINGATTN_CHECK_CUDA
-  return "this build has only a part of the GPU code, to see that it compiles (RINGATTN_CHECK_CUDA)";
-#endif
-  for (const Gpu& gpu : visible_gpus()) {
-    if (gpu.compute_major < 8) {
-      return fmt::format("GPU {} ({}) has compute capability {}.{}, 8.0 is needed", gpu.device, gpu.name,
-                         gpu.compute_major, gpu.compute_minor);
-    }
-  }
-  return {};
 }
 
 }  // namespace ringattn::cuda

@@ -61,9 +61,4 @@ struct DeviceKernel {
 std::unique_ptr<AttentionKernel> make_cuda_attention(const AttentionSpec& spec, const DeviceKernel& kernel,
                                                      Backend& backend);
 
-std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options);
-
-// Why no kernel of this backend can run here: no driver, no GPU, or a GPU older than sm_80. Empty if one can.
-std::string cuda_unavailable();
-
 }  // namespace ringattn::cuda

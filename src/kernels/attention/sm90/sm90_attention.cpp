@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/attention/sm90/sm90_attention.hpp"
 
-#include <fmt/format.h>
-
-#include "base/gpu.hpp"
 #include "kernels/attention/cuda/attention_params.hpp"
 #include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm90/attention.hpp"
@@ -23,18 +20,6 @@ constexpr cuda::CompiledAttention kCompiled[] = {
 };
 
 }  // namespace
-
-std::string attention_unavailable() {
-  const std::string none = cuda::cuda_unavailable();
-  if (!none.empty()) return none;
-  for (const Gpu& gpu : visible_gpus()) {
-    if (gpu.compute_major != 9 || gpu.compute_minor != 0) {
-      return fmt::format("GPU {} ({}) has compute capability {}.{}, 9.0 is needed", gpu.device, gpu.name,
-                         gpu.compute_major, gpu.compute_minor);
-    }
-  }
-  return {};
-}
 
 std::unique_ptr<AttentionKernel> make_attention(const AttentionSpec& spec, Backend& backend) {
   const auto config = choose_config(spec);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/attention_backward/sm90/sm90_attention_backward.hpp"
 
-#include "base/error.hpp"
+#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
 #include "kernels/attention_backward/cuda/cuda_attention_backward.hpp"
 #include "kernels/attention_backward/sm90/backward_params.hpp"
@@ -15,27 +15,13 @@ namespace {
 constexpr std::int64_t kDqSwizzleBytes = std::int64_t{64} << 20;
 constexpr std::int64_t kDkvSwizzleBytes = std::int64_t{32} << 20;
 
-struct CompiledBackward {
-  Dtype dtype;
-  int head_dim;
-  const BackwardLauncher* launcher;
-};
-constexpr CompiledBackward kCompiled[] = {
+constexpr cuda::Compiled<BackwardLauncher> kCompiled[] = {
     {Dtype::kBf16, 64, &attention_backward_bf16_64},   {Dtype::kBf16, 96, &attention_backward_bf16_96},
     {Dtype::kBf16, 128, &attention_backward_bf16_128}, {Dtype::kBf16, 192, &attention_backward_bf16_192},
     {Dtype::kF16, 64, &attention_backward_fp16_64},    {Dtype::kF16, 96, &attention_backward_fp16_96},
     {Dtype::kF16, 128, &attention_backward_fp16_128},  {Dtype::kF16, 192, &attention_backward_fp16_192},
     {Dtype::kBf16, 256, &attention_backward_bf16_256}, {Dtype::kF16, 256, &attention_backward_fp16_256},
 };
-
-const BackwardLauncher& launcher_of(const AttentionBackwardSpec& spec, bool configured) {
-  for (const CompiledBackward& entry : kCompiled) {
-    if (configured && entry.dtype == spec.forward.dtype && entry.head_dim == spec.forward.head_dim) {
-      return *entry.launcher;
-    }
-  }
-  fail(ErrorCode::kInternal, "sm90_attention_backward was made for " + describe(spec), "it can't do that");
-}
 
 MappedTensor mapped(const TensorView& view) {
   return {view.data, view.tokens, view.heads, view.dim, view.token_stride, view.head_stride};
@@ -120,7 +106,8 @@ class HopperAttentionBackward final : public cuda::CudaAttentionBackward {
 
 std::unique_ptr<AttentionBackwardKernel> make_attention_backward(const AttentionBackwardSpec& spec, Backend& backend) {
   const auto config = choose_config(spec);
-  const BackwardLauncher& launcher = launcher_of(spec, config.has_value());
+  const BackwardLauncher& launcher =
+      cuda::launcher_of("sm90_attention_backward", kCompiled, spec.forward, config.has_value());
   return std::make_unique<HopperAttentionBackward>(spec, *config, launcher,
                                                    static_cast<const cuda::CudaBackend&>(backend));
 }

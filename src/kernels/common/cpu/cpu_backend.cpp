@@ -10,6 +10,8 @@
 #endif
 
 #include "base/rank_liveness.hpp"
+#include "base/threads.hpp"
+#include "kernels/common/platform.hpp"
 
 namespace ringattn::cpu {
 
@@ -51,6 +53,13 @@ class CpuReplay final : public Replay {
 };
 
 }  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(const BackendOptions& options) {
+  check_threads(options.threads);
+  auto backend = std::make_unique<CpuBackend>(options.threads);
+  try_thread_pool(backend->threads());
+  return backend;
+}
 
 CpuBackend::CpuBackend(int threads)
     : threads_(thread_count(threads)), tile_ops_(best_tile_ops()), amx_ops_(amx_tile_ops()) {}

@@ -10,7 +10,9 @@
 #include "base/gpu.hpp"
 #include "kernels/attention/cuda/block_mask_choice.hpp"
 #include "kernels/attention/cuda/gather_pages.hpp"
+#include "kernels/common/cuda/multiprocessors.hpp"
 #include "kernels/common/cuda/synthetic.hpp"
+#include "kernels/common/platform.hpp"
 #include "kernels/decode/cuda/block_choice.hpp"
 #include "kernels/decode/cuda/cache_update.hpp"
 #include "kernels/quant/cuda/rows.hpp"
@@ -287,6 +289,45 @@ void CudaBackend::update_min_free() { min_free_ = std::min(min_free_, gpu_memory
 std::size_t CudaBackend::peak_memory() {
   update_min_free();
   return free_before_ - min_free_;
+}
+
+int multiprocessors_of(int device) {
+  constexpr int kUsual = 132;  // of an H100 or H200, assumed by plans without a device
+  if (device == kNoDevice) return kUsual;
+  int count = 0;
+  check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
+  return count;
+}
+
+std::unique_ptr<Backend> make_cuda_backend(const BackendOptions& options) {
+  return std::make_unique<CudaBackend>(options.device);
+}
+
+std::string cuda_unavailable() {
+  const std::string none = gpus_unavailable();
+  if (!none.empty()) return none;
+#ifdef RINGATTN_CHECK_CUDA
+  return "this build has only a part of the GPU code, to see that it compiles (RINGATTN_CHECK_CUDA)";
+#endif
+  for (const Gpu& gpu : visible_gpus()) {
+    if (gpu.compute_major < 8) {
+      return fmt::format("GPU {} ({}) has compute capability {}.{}, 8.0 is needed", gpu.device, gpu.name,
+                         gpu.compute_major, gpu.compute_minor);
+    }
+  }
+  return {};
+}
+
+std::string hopper_unavailable() {
+  const std::string none = cuda_unavailable();
+  if (!none.empty()) return none;
+  for (const Gpu& gpu : visible_gpus()) {
+    if (gpu.compute_major != 9 || gpu.compute_minor != 0) {
+      return fmt::format("GPU {} ({}) has compute capability {}.{}, 9.0 is needed", gpu.device, gpu.name,
+                         gpu.compute_major, gpu.compute_minor);
+    }
+  }
+  return {};
 }
 
 }  // namespace ringattn::cuda

@@ -9,8 +9,8 @@
 #include <string_view>
 
 #include "base/cuda.hpp"
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/common/cuda/multiprocessors.hpp"
 
 namespace ringattn::cuda {
 

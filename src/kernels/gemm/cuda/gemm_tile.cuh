@@ -48,8 +48,7 @@ __device__ __forceinline__ void copy_panel(std::uint32_t target, const RowsOf& s
   }
 }
 
-// Bytes of a tile's weights in shared memory: a panel of kGemmTileN rows, or, if transposed, two of kGemmTileK rows.
-inline constexpr int kGemmWeightBytes = kGemmTileN * kPanelRowBytes;
+// A tile's weights take as much shared memory transposed (two panels of kGemmTileK rows) as not (one of kGemmTileN).
 static_assert(kGemmTileK == kPanelColumns && kGemmTileN == 2 * kPanelColumns);
 
 // Copies both operands of one K step from `depth` on: rows as one panel, weights in their layout.

@@ -6,8 +6,8 @@
 #include <iterator>
 
 #include "base/cuda.hpp"
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/common/cuda/multiprocessors.hpp"
 #include "kernels/linear/cuda/activation_gradient.hpp"
 #include "kernels/linear/cuda/finish.hpp"
 #include "kernels/linear/cuda/finish_params.hpp"

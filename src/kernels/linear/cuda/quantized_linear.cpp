@@ -8,8 +8,8 @@
 
 #include "base/cuda.hpp"
 #include "base/error.hpp"
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
+#include "kernels/common/cuda/multiprocessors.hpp"
 #include "kernels/linear/cuda/finish.hpp"
 #include "kernels/linear/cuda/finish_params.hpp"
 

@@ -10,7 +10,6 @@
 #include "base/cuda.hpp"
 #include "base/error.hpp"
 #include "base/gpu.hpp"
-#include "kernels/attention/cuda/cuda_attention.hpp"
 #include "kernels/attention/sm90/tensor_maps.hpp"
 #include "kernels/common/cuda/cuda_backend.hpp"
 #include "kernels/decode/sm90/decode_params.hpp"

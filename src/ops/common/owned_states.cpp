@@ -1,32 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "ops/common/empty_sequences.hpp"
+#include "ops/common/owned_states.hpp"
 
 #include <algorithm>
 
+#include "attention/tokens/ssm_layout.hpp"
+
 namespace ringattn {
 
-std::int64_t index_of(std::span<const std::int32_t> sequences, std::int32_t sequence) {
+namespace {
+
+std::int64_t index_in(std::span<const std::int32_t> sequences, std::int32_t sequence) {
   return std::ranges::lower_bound(sequences, sequence) - sequences.begin();
 }
 
-std::vector<PassThroughStates> empty_sequences(std::span<const std::int64_t> lengths,
-                                               std::span<const std::int32_t> beginning,
-                                               std::span<const std::int32_t> ending) {
-  std::vector<PassThroughStates> passed;
+}  // namespace
+
+OwnedStates::OwnedStates(const Layout& layout, int rank) {
+  const StateOwners owners = state_owners(layout);
+  beginning = sequences_of(owners.initial, rank);
+  ending = sequences_of(owners.final, rank);
   for (std::size_t at = 0; at < ending.size(); ++at) {
-    if (lengths[static_cast<std::size_t>(ending[at])] > 0) continue;
-    const PassThroughStates one{index_of(beginning, ending[at]), static_cast<std::int64_t>(at), 1};
-    if (!passed.empty()) {
-      PassThroughStates& last = passed.back();
+    if (length_of(layout, ending[at]) > 0) continue;
+    const PassThroughStates one{initial_index(ending[at]), static_cast<std::int64_t>(at), 1};
+    if (!empty.empty()) {
+      PassThroughStates& last = empty.back();
       if (last.initial + last.count == one.initial && last.final + last.count == one.final) {
         ++last.count;
         continue;
       }
     }
-    passed.push_back(one);
+    empty.push_back(one);
   }
-  return passed;
 }
+
+std::int64_t OwnedStates::initial_index(std::int32_t sequence) const { return index_in(beginning, sequence); }
+std::int64_t OwnedStates::final_index(std::int32_t sequence) const { return index_in(ending, sequence); }
 
 void pass_states_through(std::span<const PassThroughStates> passed, const void* initial, void* final,
                          std::int64_t state_bytes, Backend& backend, Stream stream) {
