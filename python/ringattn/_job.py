@@ -256,8 +256,9 @@ class Prepared(worlds.Prepared):
         """Name of the kernel."""
         return self.facts.kernel.decode()
 
-    def _do(self, like, arrays: dict, workspace_bytes: int = 0, **members) -> None:
-        """Runs: on a GPU enqueued on the caller's current stream, else synchronously. arrays: by name; None: absent."""
+    def _do(self, like, arrays: dict, workspace_bytes: int = 0, synchronous: bool = False, **members) -> None:
+        """Runs: on a GPU enqueued on the caller's current stream unless `synchronous`, else synchronously. arrays: by name;
+        None: absent."""
         on_host = device_of(like)[0] == _abi.CPU
         if workspace_bytes and not on_host:
             arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
@@ -268,7 +269,7 @@ class Prepared(worlds.Prepared):
             for name, value in members.items():
                 setattr(tensors, name, value)
             tensors.stream = stream_of(like)
-            (self._run if on_host else self._enqueue)(self.handle, tensors)
+            (self._run if on_host or synchronous else self._enqueue)(self.handle, tensors)
 
         self.turn.run(call)
 

@@ -241,6 +241,19 @@ class OneGpu(unittest.TestCase):
         torch.testing.assert_close(y.cpu(), expected, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(states.cpu(), expected_states, atol=2e-2, rtol=2e-2)
 
+    def test_ssd_has_gradients(self):
+        torch.set_grad_enabled(True)
+        given = (normal(300, 4, 64), normal(300, 4, seed=2).abs() / 10, -normal(4, seed=3, dtype=torch.float32).exp(),
+                 normal(300, 1, 64, seed=4), normal(300, 1, 64, seed=5))  # fmt: skip
+        dy = normal(300, 4, 64, seed=6)
+        gradients = []
+        for device in ("cuda", "cpu"):
+            leaves = [rows.detach().to(device).requires_grad_() for rows in given]
+            gradients.append(torch.autograd.grad(ringattn.ssd(*leaves, D=leaves[2]), leaves, dy.to(device)))
+        for made, expected in zip(*gradients):
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(made.cpu().float(), expected.float(), atol=0.02 * scale, rtol=0.02)
+
     def test_conv1d_agrees_with_the_cpu(self):
         for dtype, atol in ((torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
             x = normal(3, 500, 96, dtype=dtype)[:, :, 16:80]
