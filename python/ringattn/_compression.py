@@ -13,6 +13,7 @@ from . import _abi, _structs
 from ._abi import lib
 from ._arguments import as_ints, as_number, as_text, check_axes, check_settings, refuse_unknown
 from ._errors import refuse, unsupported
+from ._streams import refuse_in_graph
 from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
 from .worlds import Prepared, self_world
@@ -136,6 +137,7 @@ class _Coder(Prepared):
         return part.name.decode(), type_name(part.dtype), tuple(part.shape[: part.axes])
 
     def do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
+        refuse_in_graph(self.world(), "this call waits for its result", "a graph can't hold that", "Make it before the capture.")
         self.turn.run(lambda: self._do(function, plain, compressed, name, lengths, *more))
 
     def _do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:

@@ -256,6 +256,24 @@ class Prepared(worlds.Prepared):
         """Name of the kernel."""
         return self.facts.kernel.decode()
 
+    def on_stream(self, like, work) -> None:
+        """Calls work(stream), which enqueues work on the caller's current stream of like's GPU, after that of earlier calls."""
+        stream, order = stream_of(like), self.order
+        if stream or order.last:
+            order.call(self, like.device, stream, work)
+        else:  # all calls were on the default stream
+            order.last = stream
+            work(stream)
+
+    def enqueue(self, tensors, like) -> None:
+        """Enqueues a run on the caller's current stream of like's GPU."""
+
+        def work(stream):
+            tensors.stream = stream
+            self._enqueue(self.handle, tensors)
+
+        self.on_stream(like, work)
+
     def _do(self, like, arrays: dict, workspace_bytes: int = 0, synchronous: bool = False, **members) -> None:
         """Runs: on a GPU enqueued on the caller's current stream unless `synchronous`, else synchronously. arrays: by name;
         None: absent."""
@@ -268,8 +286,11 @@ class Prepared(worlds.Prepared):
             show(tensors, self._views, arrays)
             for name, value in members.items():
                 setattr(tensors, name, value)
-            tensors.stream = stream_of(like)
-            (self._run if on_host or synchronous else self._enqueue)(self.handle, tensors)
+            if on_host or synchronous:
+                tensors.stream = stream_of(like)
+                self._run(self.handle, tensors)
+            else:
+                self.enqueue(tensors, like)
 
         self.turn.run(call)
 
@@ -349,8 +370,7 @@ class Call(RepeatedCall):
         if self._new_workspace is not None:
             workspace = self._new_workspace()  # until the call is enqueued; the allocator orders its reuse
             self._workspace.data = workspace.data_ptr()
-        tensors.stream = stream_of(out)
-        prepared._enqueue(prepared._handle, tensors)
+        prepared.enqueue(tensors, out)
         return out, lse
 
 
