@@ -20,6 +20,7 @@ from ._tensors import (
     device_of,
     empty,
     forms_of,
+    is_torch,
     kind_of,
     maker,
     on_host,
@@ -87,6 +88,10 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
             if type(part) is not type(like) and kind_of(part) is not kind_of(like):
                 refuse(f"{name} of {op} is {type(part).__name__}", f"{first} is {type(like).__name__}",
                        "Pass arrays of one kind.")  # fmt: skip
+            if part is like:
+                device_of(like, first)
+            elif is_torch(part) and part.device != like.device:
+                refuse(f"{name} lies on {part.device}", f"{first} lies on {like.device}", "Pass tensors of one device.")
 
 
 _COMPUTED = ("float32", "float16", "bfloat16")

@@ -456,7 +456,7 @@ class OneGpu(unittest.TestCase):
 
     def test_other_devices_are_refused(self):
         q = normal(100, 2, 128)
-        with self.assertRaises(ringattn.UsageError):
+        with self.assertRaisesRegex(ringattn.UsageError, r"k lies on cpu \(q lies on cuda:0\)"):
             ringattn.attention(q, q.cpu(), q)
 
     def test_a_call_costs_little(self):
