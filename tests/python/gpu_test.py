@@ -229,6 +229,9 @@ class OneGpu(unittest.TestCase):
         w = normal(16, 256, 512, seed=4) / 22
         out, lse = ringattn.mla(q, latent, k_rope, w[:, :128], w[:, 128:], form="absorbed")
         expanded, _ = ringattn.mla(q, latent, k_rope, w[:, :128], w[:, 128:], form="expanded")
+        one = latent[:1].expand(600, 512), k_rope[:1].expand(600, 64)  # without memory for each row
+        each = [rows.contiguous() for rows in one]
+        assert_same_bits(*(ringattn.mla(q, *rows, w[:, :128], w[:, 128:], form="absorbed")[0] for rows in (one, each)))
         torch.testing.assert_close(expanded, out, atol=5e-2, rtol=0)
         cache = torch.zeros(1, 640, 576, dtype=torch.bfloat16, device="cuda")
         cache[0, :599] = torch.cat([latent, k_rope], 1)[:599]
