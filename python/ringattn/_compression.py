@@ -13,6 +13,7 @@ from . import _abi, _structs
 from ._abi import lib
 from ._arguments import as_ints, as_number, as_text, check_axes, check_settings, refuse_unknown
 from ._errors import refuse, unsupported
+from ._streams import refuse_in_graph
 from ._tensors import CompressedView, View, as_rows, check_array, contiguous_heads, data_type, device_of, empty, stream_of
 from ._tensors import flat_view, kind_of, moved, traced, type_name, zeros
 from .worlds import Prepared, self_world
@@ -136,6 +137,7 @@ class _Coder(Prepared):
         return part.name.decode(), type_name(part.dtype), tuple(part.shape[: part.axes])
 
     def do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
+        refuse_in_graph(self.world(), "this call waits for its result", "a graph can't hold that", "Make it before the capture.")
         self.turn.run(lambda: self._do(function, plain, compressed, name, lengths, *more))
 
     def _do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
@@ -251,6 +253,8 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
         check_array(name, array)
         if kind_of(array) is not kind_of(k):
             refuse(f"{name} is {type(array).__name__}", f"k is {type(k).__name__}", "Pass arrays of one kind.")
+        if device_of(array) != device_of(k):
+            refuse(f"{name} lies on {array.device}", f"k lies on {k.device}", "Pass tensors of one device.")
         check_axes(name, array, (3, 4), "[(batch,) tokens, heads, dim]")
         if type_name(array.dtype) not in ("float16", "bfloat16"):
             refuse(f"{name} is {type_name(array.dtype)}", "compressed rows become float16 or bfloat16 again", "Convert it.")

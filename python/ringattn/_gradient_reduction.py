@@ -19,7 +19,7 @@ from ._arguments import as_int
 from ._errors import refuse, unsupported
 from ._linear import LEAVES, options_of
 from ._loaded_torch import loaded_torch
-from ._tensors import View, device_of, empty, is_torch, kind_of, stream_of, type_name
+from ._tensors import View, device_of, empty, is_torch, kind_of, type_name
 from .worlds import World
 
 
@@ -43,7 +43,7 @@ class GradientReduction(_job.Prepared):
             if gradient is not None:
                 self._gradient.show(gradient)
             view = None if gradient is None else ctypes.c_void_p(self._gradient.address)
-            lib.gradient_reduction_add(self.handle, view, stream_of(like))
+            self.on_stream(like, lambda stream: lib.gradient_reduction_add(self.handle, view, stream))
 
         self.turn.run(call)
 

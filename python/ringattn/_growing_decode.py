@@ -80,8 +80,7 @@ class _GrowingDecode(_job.RepeatedCall):
         if self._on_host:
             prepared._run(prepared._handle, self._tensors)
         else:
-            self._tensors.stream = stream_of(out)
-            prepared._enqueue(prepared._handle, self._tensors)
+            prepared.enqueue(self._tensors, out)
         return out
 
 

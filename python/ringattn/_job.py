@@ -20,6 +20,7 @@ from ._tensors import (
     device_of,
     empty,
     forms_of,
+    is_torch,
     kind_of,
     maker,
     on_host,
@@ -87,6 +88,10 @@ def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
             if type(part) is not type(like) and kind_of(part) is not kind_of(like):
                 refuse(f"{name} of {op} is {type(part).__name__}", f"{first} is {type(like).__name__}",
                        "Pass arrays of one kind.")  # fmt: skip
+            if part is like:
+                device_of(like, first)
+            elif is_torch(part) and part.device != like.device:
+                refuse(f"{name} lies on {part.device}", f"{first} lies on {like.device}", "Pass tensors of one device.")
 
 
 _COMPUTED = ("float32", "float16", "bfloat16")
@@ -256,8 +261,27 @@ class Prepared(worlds.Prepared):
         """Name of the kernel."""
         return self.facts.kernel.decode()
 
-    def _do(self, like, arrays: dict, workspace_bytes: int = 0, **members) -> None:
-        """Runs: on a GPU enqueued on the caller's current stream, else synchronously. arrays: by name; None: absent."""
+    def on_stream(self, like, work) -> None:
+        """Calls work(stream), which enqueues work on the caller's current stream of like's GPU, after that of earlier calls."""
+        stream, order = stream_of(like), self.order
+        if stream or order.last:
+            order.call(self, like.device, stream, work)
+        else:  # all calls were on the default stream
+            order.last = stream
+            work(stream)
+
+    def enqueue(self, tensors, like) -> None:
+        """Enqueues a run on the caller's current stream of like's GPU."""
+
+        def work(stream):
+            tensors.stream = stream
+            self._enqueue(self.handle, tensors)
+
+        self.on_stream(like, work)
+
+    def _do(self, like, arrays: dict, workspace_bytes: int = 0, synchronous: bool = False, **members) -> None:
+        """Runs: on a GPU enqueued on the caller's current stream unless `synchronous`, else synchronously. arrays: by name;
+        None: absent."""
         on_host = device_of(like)[0] == _abi.CPU
         if workspace_bytes and not on_host:
             arrays = arrays | {"workspace": empty(like, (workspace_bytes,), "uint8")}
@@ -267,8 +291,11 @@ class Prepared(worlds.Prepared):
             show(tensors, self._views, arrays)
             for name, value in members.items():
                 setattr(tensors, name, value)
-            tensors.stream = stream_of(like)
-            (self._run if on_host else self._enqueue)(self.handle, tensors)
+            if on_host or synchronous:
+                tensors.stream = stream_of(like)
+                self._run(self.handle, tensors)
+            else:
+                self.enqueue(tensors, like)
 
         self.turn.run(call)
 
@@ -348,8 +375,7 @@ class Call(RepeatedCall):
         if self._new_workspace is not None:
             workspace = self._new_workspace()  # until the call is enqueued; the allocator orders its reuse
             self._workspace.data = workspace.data_ptr()
-        tensors.stream = stream_of(out)
-        prepared._enqueue(prepared._handle, tensors)
+        prepared.enqueue(tensors, out)
         return out, lse
 
 

@@ -18,6 +18,7 @@ from ._abi import lib
 from ._arguments import as_int, check_axes, check_settings, refuse_unknown, seconds_of, shown
 from ._errors import called_by, refuse, unsupported
 from ._loaded_torch import loaded_torch
+from ._streams import refuse_in_graph
 from ._tensors import (
     address_of,
     check_array,
@@ -28,7 +29,6 @@ from ._tensors import (
     is_contiguous,
     is_torch,
     maker,
-    stream_of,
     traced,
     type_name,
 )
@@ -60,15 +60,20 @@ class Linear(_job.Prepared):
         on_host = device_of(x)[0] == _abi.CPU
 
         def call():
-            self._load(x, weights, given)
             tensors = self._tensors
             _job.show(tensors, self._views, {"x": x, "y": y})
-            tensors.stream = stream_of(x)
-            (self._run if on_host else self._enqueue)(self.handle, tensors)
+            run = self._run if on_host else self._enqueue
+
+            def work(stream):
+                self._load(stream, weights, given)
+                tensors.stream = stream
+                run(self.handle, tensors)
+
+            self.on_stream(x, work)
 
         self.turn.run(call)
 
-    def _load(self, like, weights: dict, given: tuple) -> None:
+    def _load(self, stream: int | None, weights: dict, given: tuple) -> None:
         """Passes the weights to the library, unless its kernel has packed these."""
         marks = _marks(given) if packs(self) else None
         if marks is not None and self._packed == marks:
@@ -76,7 +81,7 @@ class Linear(_job.Prepared):
         self._packed, self._held = None, ()
         read, views = _structs.linear_weights(), {}
         _job.show(read, views, {name: array for name, array in weights.items() if array is not None})
-        read.stream = stream_of(like)
+        read.stream = stream
         lib.linear_load(self.handle, read)
         if marks is None:
             return
@@ -119,7 +124,9 @@ def _prepared(world: World, key: tuple, max_tokens: int, make, weight) -> Linear
     if found is not None and found._handle is not None:
         if found.max_tokens >= max_tokens:
             return found
-        found.close()
+        refuse_in_graph(world)
+        if not found.in_graph:
+            found.close()
     shared = ("linear", *key, max_tokens)
     made = world.prepared(shared, make)
     if storage is None or not packs(made):
@@ -460,10 +467,14 @@ class _LinearCall(_job.RepeatedCall):
         for struct, array in zip(self._held, arrays[1:]):
             if struct is not None:
                 struct.data = address_of(array)
-        self._tensors.stream = self._weights.stream = stream_of(out)
+        prepared.on_stream(out, self._work)
+        return out, None
+
+    def _work(self, stream: int | None) -> None:
+        prepared = self.prepared
+        self._tensors.stream = self._weights.stream = stream
         lib.linear_load(prepared._handle, self._weights)
         (prepared._run if self._on_host else prepared._enqueue)(prepared._handle, self._tensors)
-        return out, None
 
 
 @traced

@@ -36,11 +36,14 @@ class DLDataType(Structure):
 
 
 class Run(Structure):
+    __slots__ = ()
     _fields_ = [("rank", c_int32), ("sequence", c_int32), ("begin", c_int64), ("end", c_int64)]
 
 
 class Sized(Structure):
-    """A struct that begins with its size."""
+    """A struct that begins with its size. It has no other attributes than its members."""
+
+    __slots__ = ()
 
     def __init__(self, **members):
         super().__init__(ctypes.sizeof(self))
@@ -57,7 +60,7 @@ class Sized(Structure):
 def _sized(name: str, *members: tuple[type, str]) -> type[Sized]:
     """A struct of groups of members: their type, and their names in one string."""
     fields = [("size", c_uint64)] + [(member, kind) for kind, names in members for member in names.split()]
-    return type(name, (Sized,), {"_fields_": fields})
+    return type(name, (Sized,), {"_fields_": fields, "__slots__": ()})
 
 
 world_options = _sized("world_options", (c_int64, "abi"), (c_int32, "device_type device_id"))

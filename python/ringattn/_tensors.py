@@ -119,14 +119,14 @@ def _refuse_indexed(op: str, new_rows: str, lengths) -> None:
                         "Pass lengths= or lengths_before=.")  # fmt: skip
 
 
-def device_of(array) -> tuple[int, int]:
-    """(device type, index) of DLPack."""
+def device_of(array, name: str = "a tensor") -> tuple[int, int]:
+    """(device type, index) of DLPack. name: in the error."""
     if isinstance(array, np.ndarray) or array.device.type == "cpu":
         return _abi.CPU, 0
     if array.device.type == "cuda":
         return _abi.CUDA, array.device.index
     unsupported(
-        f"a tensor lies on {array.device}", "ringattn computes on CPUs and NVIDIA GPUs", "Move it to one of these."
+        f"{name} lies on {array.device}", "ringattn computes on CPUs and NVIDIA GPUs", "Move it to one of these."
     )
 
 

@@ -13,6 +13,7 @@ from . import _abi, _structs
 from ._abi import lib
 from ._arguments import as_int32, as_text, check_settings, seconds_of, shown
 from ._errors import Error, PeerError, refuse, told_to_peers
+from ._streams import StreamOrder, refuse_in_graph
 from ._turns import Turn
 
 # Number of prepared objects that a world keeps, those that were used last.
@@ -73,6 +74,7 @@ class World(Owner):
         self.calls: dict = {}  # _job.Call by settings and shapes of arrays
         self.warned: set = set()  # jobs that a call has warned of
         self._uses = 0
+        self.order = StreamOrder()  # with several ranks, of the runs of all objects
         self.key = f"{_process}-{next(_numbers)}"
         _by_key[self.key] = self
         self._keeps = keeps  # objects that callbacks of the library use
@@ -97,7 +99,8 @@ class World(Owner):
         def find():
             found = objects.get(key)
             if found is None:
-                closable = [kept for kept, its_object in objects.items() if not its_object.in_use]
+                refuse_in_graph(self)
+                closable = [kept for kept, made in objects.items() if not made.in_use and not made.in_graph]
                 if len(objects) >= _KEPT_OBJECTS and closable:
                     oldest = min(closable, key=lambda kept: objects[kept].used)
                     objects.pop(oldest).end()
@@ -188,10 +191,12 @@ class Prepared(Owner):
 
     used = 0  # time of the last use, in uses of the world
     in_use = 0  # calls in progress that release the world between their steps; the object is kept meanwhile
+    in_graph = False  # whether a CUDA graph uses its memory; the object is kept then
 
     def __init__(self, world: World, destroy: Callable):
         self.world = weakref.ref(world)
         self.turn = world.turn
+        self.order = world.order if world.size > 1 else StreamOrder()
         self._destroy = destroy
 
     @property

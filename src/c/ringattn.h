@@ -333,8 +333,10 @@ typedef struct ringattn_attention_tensors {
 /* Collective. Computes out and lse; returns when they are written. */
 ringattn_status ringattn_attention_run(ringattn_attention* attention, const ringattn_attention_tensors* tensors);
 /* Enqueues the work on the stream. It does not wait for the device or for other ranks. It allocates only the object's
- * own workspace, on the first call. On the host the work is done on return. If the stream is being captured, the work
- * becomes part of the graph. Capture requires a world of one rank and a workspace of the caller. */
+ * own workspace, on the first call. On the host the work is done on return. Calls share the object's memory, so order
+ * the streams of one object's calls among themselves. If the stream is being captured, the work becomes part of the
+ * graph, whose launches are ordered with other calls likewise, and which the object must outlive. Capture requires a
+ * world of one rank and a workspace of the caller. */
 ringattn_status ringattn_attention_enqueue(ringattn_attention* attention, const ringattn_attention_tensors* tensors);
 /* Waits for all enqueued work of the object. Returns the first failure of that work. */
 ringattn_status ringattn_attention_wait(ringattn_attention* attention);

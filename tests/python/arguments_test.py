@@ -437,10 +437,12 @@ class Forms(unittest.TestCase):
         q, k_cache, v_cache, lengths = map(torch.from_numpy, STEP)
         rows, meta = q[:, :2], q[:, :2].to("meta")
         step = {"lengths_before": lengths, "v_new": rows}
-        for call in (lambda: ringattn.decode(q, k_cache, v_cache, k_new=meta, **step),
-                     lambda: ringattn.evict(rows, meta, "knorm")):  # fmt: skip
-            with self.assertRaisesRegex(ringattn.UnsupportedError, "a tensor lies on meta"):
-                call()
+        with self.assertRaisesRegex(ringattn.UnsupportedError, "q lies on meta"):
+            ringattn.rope(meta)
+        self.refuses([("k_new lies on meta (q lies on cpu)", lambda: ringattn.decode(q, k_cache, v_cache, k_new=meta, **step)),
+                      ("v lies on meta (k lies on cpu)", lambda: ringattn.evict(rows, meta, "knorm")),
+                      ("value lies on meta (query lies on cpu)",
+                       lambda: ringattn.scaled_dot_product_attention(rows, rows, meta))])  # fmt: skip
         begins = torch.tensor([0, 20]).to_sparse()
         self.refuses([("cu_seqlens is of layout torch.sparse_coo on cpu", lambda: ringattn.ssd(*SCAN, cu_seqlens=begins))])
 

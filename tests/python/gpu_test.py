@@ -11,6 +11,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 import unittest
@@ -127,6 +128,75 @@ class OneGpu(unittest.TestCase):
             assert_same_bits(out, expected)
             assert_same_bits(lse, expected_lse)
 
+    def test_calls_on_several_streams_share_memory_in_turn(self):
+        """Steps whose lengths differ, and layers with states, on streams that nothing else orders."""
+        q, cache = normal(6, 8, 128), [normal(6, 4096, 2, 128, seed=seed) for seed in (2, 3)]
+        steps = [torch.full((6,), length, dtype=torch.int32, device="cuda") for length in (4095, 700, 17)]
+        rows, gates = normal(4000, 4, 64), normal(4000, 4, dtype=torch.float32).abs()
+        calls = [lambda i: ringattn.decode(q, *cache, lengths_before=steps[i])[0],
+                 lambda i: ringattn.linear_attention(rows, rows, rows * (i + 1), -gates)]  # fmt: skip
+        for call in calls:
+            expected = [call(i) for i in range(3)]
+            torch.cuda.synchronize()
+            streams, got = [torch.cuda.Stream() for _ in range(3)], []
+            for turn in range(30):
+                with torch.cuda.stream(streams[turn % 3]):
+                    got.append(call(turn % 3))
+            got.append(call(0))  # and on the default stream
+            torch.cuda.synchronize()
+            for turn, made in enumerate(got):
+                assert_same_bits(made, expected[turn % 3])
+
+    def test_graphs_keep_what_they_use(self):
+        """Whatever else is computed, and when the thread that captured them has ended."""
+        q, k = normal(300, 4, 128), normal(300, 2, 128, seed=2)
+        cache, lengths = normal(2, 512, 2, 128, seed=3), torch.tensor([500, 20], dtype=torch.int32, device="cuda")
+        rotation = ringattn.RopeSettings(128)
+        weight = ringattn.quantize_weight(normal(96, 256, seed=4), "int4")
+        x = normal(200, 256, seed=5)
+        calls = [lambda: ringattn.varlen(q, k, k, [0, 90, 300])[0],
+                 lambda: ringattn.decode(q[:2], cache, cache, lengths, rope=rotation)[0],
+                 lambda: ringattn.rope(q),
+                 lambda: ringattn.linear(x[:4], weight.weight, scales=weight.scales)]  # fmt: skip
+        captured = []
+
+        def capture():
+            for call in calls:
+                expected, graph = call(), torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph):
+                    got = call()
+                captured.append((expected, graph, got))
+
+        capture()
+        thread = threading.Thread(target=capture)
+        thread.start()
+        thread.join()
+        ringattn.linear(x, weight.weight, scales=weight.scales)  # more tokens than it was prepared for
+        for tokens in range(1, 40):
+            ringattn.attention(q[:tokens], k[:tokens], k[:tokens])
+            ringattn.decode(q[:2], cache, cache, lengths, max_keys=512 + tokens)
+        torch.cuda.empty_cache()
+        taken = [torch.full((1 << size,), float("nan"), device="cuda") for size in range(8, 24)]
+        for expected, graph, got in captured:
+            got.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            assert_same_bits(got, expected)
+        del taken
+
+    def test_a_graph_begins_with_prepared_calls(self):
+        q = normal(77, 2, 64)
+        graph, doubled = torch.cuda.CUDAGraph(), torch.empty_like(q)
+        with torch.cuda.graph(graph):
+            with self.assertRaisesRegex(ringattn.UnsupportedError, "this call is not prepared"):
+                ringattn.attention(q, q, q, mask=(11, 0))
+            with self.assertRaisesRegex(ringattn.UnsupportedError, "a CUDA graph is being captured"):
+                ringattn.compress(q, q, "int8")
+            torch.mul(q, 2, out=doubled)  # the capture goes on
+        graph.replay()
+        assert_same_bits(doubled, q * 2)
+
     def test_decoding_has_the_bits_of_attention(self):
         lengths, heads, kv_heads, page = [900, 17, 333], 8, 2, 64
         cu = [0, 900, 917, 1250]
@@ -159,6 +229,9 @@ class OneGpu(unittest.TestCase):
         w = normal(16, 256, 512, seed=4) / 22
         out, lse = ringattn.mla(q, latent, k_rope, w[:, :128], w[:, 128:], form="absorbed")
         expanded, _ = ringattn.mla(q, latent, k_rope, w[:, :128], w[:, 128:], form="expanded")
+        one = latent[:1].expand(600, 512), k_rope[:1].expand(600, 64)  # without memory for each row
+        each = [rows.contiguous() for rows in one]
+        assert_same_bits(*(ringattn.mla(q, *rows, w[:, :128], w[:, 128:], form="absorbed")[0] for rows in (one, each)))
         torch.testing.assert_close(expanded, out, atol=5e-2, rtol=0)
         cache = torch.zeros(1, 640, 576, dtype=torch.bfloat16, device="cuda")
         cache[0, :599] = torch.cat([latent, k_rope], 1)[:599]
@@ -240,6 +313,19 @@ class OneGpu(unittest.TestCase):
         expected, expected_states = ringattn.ssd(*(t.cpu() for t in (x, dt, A, B, C)), return_final_states=True)
         torch.testing.assert_close(y.cpu(), expected, atol=2e-2, rtol=2e-2)
         torch.testing.assert_close(states.cpu(), expected_states, atol=2e-2, rtol=2e-2)
+
+    def test_ssd_has_gradients(self):
+        torch.set_grad_enabled(True)
+        given = (normal(300, 4, 64), normal(300, 4, seed=2).abs() / 10, -normal(4, seed=3, dtype=torch.float32).exp(),
+                 normal(300, 1, 64, seed=4), normal(300, 1, 64, seed=5))  # fmt: skip
+        dy = normal(300, 4, 64, seed=6)
+        gradients = []
+        for device in ("cuda", "cpu"):
+            leaves = [rows.detach().to(device).requires_grad_() for rows in given]
+            gradients.append(torch.autograd.grad(ringattn.ssd(*leaves, D=leaves[2]), leaves, dy.to(device)))
+        for made, expected in zip(*gradients):
+            scale = float(expected.abs().max())
+            torch.testing.assert_close(made.cpu().float(), expected.float(), atol=0.02 * scale, rtol=0.02)
 
     def test_conv1d_agrees_with_the_cpu(self):
         for dtype, atol in ((torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
@@ -373,7 +459,7 @@ class OneGpu(unittest.TestCase):
 
     def test_other_devices_are_refused(self):
         q = normal(100, 2, 128)
-        with self.assertRaises(ringattn.UsageError):
+        with self.assertRaisesRegex(ringattn.UsageError, r"k lies on cpu \(q lies on cuda:0\)"):
             ringattn.attention(q, q.cpu(), q)
 
     def test_a_call_costs_little(self):

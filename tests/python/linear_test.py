@@ -298,7 +298,7 @@ class Calls(Refusals):
             self.refuses(words, call)
         self.refuses("200 features", lambda: linear(x[:, :200], q4.weight[:, :100], scales=q4.scales[:, :1]),
                      ringattn.UnsupportedError)  # fmt: skip
-        self.refuses("a tensor lies on meta", lambda: linear(x.to("meta"), weight), ringattn.UnsupportedError)
+        self.refuses("x lies on meta", lambda: linear(x.to("meta"), weight), ringattn.UnsupportedError)
         found = ringattn.run_ranks(2, lambda world: self.refused_shard(world, x, weight))
         self.assertIn("out_features is not given", found[0])
 

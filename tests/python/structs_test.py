@@ -67,6 +67,11 @@ class Structs(unittest.TestCase):
             ours = ctypes.sizeof(kind) if member is None else getattr(kind, member).offset
             self.assertEqual(ours, place, f"{name}.{member}")
 
+    def test_a_struct_has_no_other_members(self):
+        for kind in STRUCTS.values():
+            with self.assertRaises(AttributeError):  # else a call that sets a member the library lacks would do nothing
+                kind().synchronous = 1
+
     def test_no_struct_ends_with_room_that_a_new_member_could_hide_in(self):
         for name, kind in STRUCTS.items():
             last, held = kind._fields_[-1]

@@ -167,6 +167,15 @@ void CudaBackend::copy_rows(void* target, std::int64_t target_stride, const void
                "cudaMemcpyAsync");
     return;
   }
+  if (rows > 1 && std::min(target_stride, source_stride) < row_bytes) {  // expanded rows: no pitch describes them
+    auto* to = static_cast<std::byte*>(target);
+    const auto* from = static_cast<const std::byte*>(source);
+    for (std::int64_t row = 0; row < rows; ++row, to += target_stride, from += source_stride) {
+      check_cuda(cudaMemcpyAsync(to, from, static_cast<std::size_t>(row_bytes), cudaMemcpyDefault, cuda_stream(stream)),
+                 "cudaMemcpyAsync");
+    }
+    return;
+  }
   check_cuda(cudaMemcpy2DAsync(target, static_cast<std::size_t>(target_stride), source,
                                static_cast<std::size_t>(source_stride), static_cast<std::size_t>(row_bytes),
                                static_cast<std::size_t>(rows), cudaMemcpyDefault, cuda_stream(stream)),
