@@ -98,12 +98,17 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
                             const Progress& progress) override {
     if (progress) progress();
     for_each_launch(task, heads, [&](const Launch& launch) {
-      if (spec_.forward.gate) {
-        SsmParams rows = launch.states;
-        rows.x = tensor_of(task.dy);
-        gate_gradients(rows, launch.gradients.x, spec_.forward.dtype, cuda_stream(stream));
+      const SsdStatesParams params{launch.gradients, 0, 0, nullptr};
+      const bool gate = spec_.forward.gate;
+      const SsmTensor dy = tensor_of(task.dy);
+      if (!gate || !launcher_.accumulate_gated(params, dy, multiprocessors_, cuda_stream(stream))) {
+        if (gate) {
+          SsmParams rows = launch.states;
+          rows.x = dy;
+          gate_gradients(rows, launch.gradients.x, spec_.forward.dtype, cuda_stream(stream));
+        }
+        launcher_.accumulate(params, true, multiprocessors_, cuda_stream(stream));
       }
-      launcher_.accumulate({launch.gradients, 0, 0, nullptr}, true, multiprocessors_, cuda_stream(stream));
       pass_segments(launch.gradients, SsmLogs::kHead, cuda_stream(stream), /*reversed=*/true);
     });
   }
