@@ -58,10 +58,6 @@ class SsdOutput {
       for (int chunk = 0; chunk < Layout::kInputStages && chunk < chunks; ++chunk) dim_block_.issue_loads(chunk);
     }
     load_state();
-    if constexpr (kGateGradient) {
-      prefetch_rows(p_.scan.z, 0);
-      load_dims_of_warp(gate_gradient_->dy, 0, dy_tile());
-    }
     PackedPipelineState<Layout::kStages> ring;
     compute_intra_chunk_scores(0);
     proxy_fence();
@@ -71,9 +67,6 @@ class SsdOutput {
       const int input = dim_block_.input_stage(chunk);
       const std::uint32_t x_tile = memory_.x(dim_block_.index, input) + dim_block_.matrices_of_lane();
       float y[kChunk / 8][4];
-      if constexpr (kGateGradient) {
-        if (chunk + 1 < chunks) prefetch_rows(p_.scan.z, chunk + 1);
-      }
       barrier_wait(memory_.full(stage), ring.parity());
       multiply_state(y, memory_.c(stage), decay_of_chunk(memory_.da_cumsum(dim_block_.index, input)));
       dim_block_.sync();  // intra-chunk scores and x are written
@@ -87,6 +80,7 @@ class SsdOutput {
       }
       const bool gated = kGateGradient || p_.scan.z.data != nullptr;
       if (gated) load_dims_of_warp(p_.scan.z, chunk, memory_.x(dim_block_.index, input));
+      if constexpr (kGateGradient) load_dims_of_warp(gate_gradient_->dy, chunk, dy_tile());
       scale_by_decay(y, input);
       multiply_scores(y, x);
       std::uint32_t scaled_x[4][1][4];
@@ -97,7 +91,6 @@ class SsdOutput {
       pin(y);
       if constexpr (kGateGradient) {
         apply_gate_gradient(y, x_tile);
-        if (chunk + 1 < chunks) load_dims_of_warp(gate_gradient_->dy, chunk + 1, dy_tile());
       } else if (gated) {
         apply_gate(y, x_tile);
       }
@@ -255,14 +248,6 @@ class SsdOutput {
                        tensor.aligned);
     }
     cuda::copy_commit();
-  }
-
-  // Prefetches a chunk's rows of the dim block into L2. They have no tile of their own, so their loads start late.
-  __device__ __forceinline__ void prefetch_rows(const SsmTensor& tensor, int chunk) const {
-    const int token = thread_of_warpgroup();
-    if (token >= kChunk || token >= cta_chunks_.tokens(chunk)) return;
-    const auto* const row = cuda::element_at<std::uint16_t>(tensor, cta_chunks_.row(chunk) + token, dim_block_.head);
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + dim_block_.first_dim));
   }
 
   __device__ __forceinline__ void apply_gate(float (&y)[kChunk / 8][4], std::uint32_t matrices) const {
