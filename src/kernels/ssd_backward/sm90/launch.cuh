@@ -53,13 +53,12 @@ bool launch_gated_gradients(const cuda::SsdStatesParams& given, const cuda::SsmT
   scan.y_token_stride = scan.x.token_stride;
   scan.y_head_stride = scan.x.head_stride;
   scan.x = dy;
-  HopperSsdGatedGradients p{map_task<kStates>(scan, multiprocessors)};
+  HopperSsd p = map_task<kStates>(scan, multiprocessors);
   std::int64_t rows = 0;
   for (int run = 0; run < scan.run_count; ++run) rows = std::max(rows, scan.runs[run].row + scan.runs[run].tokens);
   const MappedTensor z = mapped(scan.z.data, scan.z.token_stride, scan.z.head_stride, rows, scan.heads, scan.head_dim);
-  if (!p.ssd.maps_x || !p.ssd.maps_y || !map_ssd(z, kDimBlockDims, p.ssd.c)) return false;
-  const auto ctas =
-      static_cast<unsigned>(p.ssd.blocks.threes + p.ssd.blocks.shorts) * static_cast<unsigned>(scan.segments);
+  if (!p.maps_x || !p.maps_y || !map_ssd(z, kDimBlockDims, p.c)) return false;
+  const auto ctas = static_cast<unsigned>(p.blocks.threes + p.blocks.shorts) * static_cast<unsigned>(scan.segments);
   ssd_gated_gradients_kernel<kStates><<<ctas, kSsdThreads, GatedGradientTiles<kStates>::kSharedBytes, stream>>>(p);
   check_cuda(cudaGetLastError(), "sm90_ssd_backward");
   return true;

@@ -97,11 +97,6 @@ struct GatedGradientTiles {
   static_assert(kSharedBytes <= 227 * 1024 && kStages <= SsdLayout<kStates, false>::kInputStages);
 };
 
-struct HopperSsdGatedGradients {
-  HopperSsd ssd;  // x is dy, y is g, and the map of C is that of z
-};
-static_assert(sizeof(HopperSsdGatedGradients) <= 4096, "kernel arguments are at most 4 KiB");
-
 // z of a dim block, and g from it.
 template <int kStates>
 class GatedGradients {
@@ -202,15 +197,15 @@ class GatedGradients {
   const DimBlock& dim_block_;
 };
 
-// Local gradients with a gate: ssd_states_kernel<kStates, true, false> of g = dy · silu(z).
+// Local gradients with a gate: ssd_states_kernel<kStates, true, false> of g = dy · silu(z). x of `p` is dy, y is g, and
+// the map of C, which this kernel does not read, is that of z.
 template <int kStates>
-__global__ void __launch_bounds__(kSsdThreads, 1)
-    ssd_gated_gradients_kernel(const __grid_constant__ HopperSsdGatedGradients p) {
+__global__ void __launch_bounds__(kSsdThreads, 1) ssd_gated_gradients_kernel(const __grid_constant__ HopperSsd p) {
   extern __shared__ unsigned char ssd_shared[];
   const SsdMemory<kStates, false> memory(ssd_shared);
-  const DimBlockCta cta_work = dim_block_cta(p.ssd.scan, p.ssd.blocks, static_cast<int>(blockIdx.x));
-  SsdChunks cta_chunks(p.ssd.scan, cta_work, 0, true);
-  cta_chunks.segment = cuda::gradient_coord(p.ssd.scan, cta_work.segment);
+  const DimBlockCta cta_work = dim_block_cta(p.scan, p.blocks, static_cast<int>(blockIdx.x));
+  SsdChunks cta_chunks(p.scan, cta_work, 0, true);
+  cta_chunks.segment = cuda::gradient_coord(p.scan, cta_work.segment);
   if (threadIdx.x == 0) {
     memory.init_barriers(cta_chunks.block.count);
     GatedGradients<kStates>::init_barriers(memory);
@@ -219,13 +214,13 @@ __global__ void __launch_bounds__(kSsdThreads, 1)
   const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
   if (warpgroup == kDimBlocksPerCta) {
     reg_dealloc<kSsdProducerRegisters>();
-    const DimBlockInputs<kStates> inputs(p.ssd, memory, cta_chunks);
+    const DimBlockInputs<kStates> inputs(p, memory, cta_chunks);
     const int index = warp_of_warpgroup();
-    const SsdDimBlock<kStates, false> dim_block(p.ssd, memory, cta_chunks, index);
+    const SsdDimBlock<kStates, false> dim_block(p, memory, cta_chunks, index);
     const GatedGradients<kStates> gated(dim_block);
     constexpr int kDelay = 2;  // as in ssd_state_kernel
     load_chunks<kDelay>(
-        p.ssd, memory, cta_chunks, [&](int chunk) { inputs.issue_loads(chunk); },
+        p, memory, cta_chunks, [&](int chunk) { inputs.issue_loads(chunk); },
         [&](int chunk) {
           if (index < cta_chunks.block.count && thread_of_warpgroup() % 32 == 0) gated.issue_load(chunk);
           __syncwarp();
@@ -235,7 +230,7 @@ __global__ void __launch_bounds__(kSsdThreads, 1)
   }
   reg_alloc<kSsdDimBlockRegisters>();
   if (warpgroup >= cta_chunks.block.count) return;
-  const SsdDimBlock<kStates, false> dim_block(p.ssd, memory, cta_chunks, warpgroup);
+  const SsdDimBlock<kStates, false> dim_block(p, memory, cta_chunks, warpgroup);
   accumulate_local_state<kStates>(dim_block, GatedGradients<kStates>(dim_block));
   if (thread_of_warpgroup() == 0) tma_store_wait();
 }
