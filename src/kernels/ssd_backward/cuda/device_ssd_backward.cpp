@@ -127,7 +127,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
       auto* const states = reinterpret_cast<__nv_bfloat16*>(chunk_states_.data());
       auto* const gradients = reinterpret_cast<__nv_bfloat16*>(chunk_gradients_.data());
       const int all = launch.states.segments;
-      const int batch = static_cast<int>(std::max<std::int64_t>(1, batch_pairs(limits_) / heads.count));
+      const int batch = batch_segments(launch.states);
       for (int first = 0; first < all; first += batch) {
         if (progress) progress();
         const int segments = std::min(batch, all - first);
@@ -185,6 +185,15 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     const std::int64_t all = limits.runs.segments * spec_.forward.heads;
     const std::int64_t some = std::int64_t{kPairsPerMultiprocessor} * multiprocessors_;
     return std::min(all, std::max<std::int64_t>(some, spec_.forward.heads));
+  }
+
+  // Segments of a batch: as many as there is memory for, without those that would begin a wave of the rows kernel's
+  // CTAs and not fill it.
+  int batch_segments(const SsmParams& states) const {
+    const std::int64_t all = std::max<std::int64_t>(1, batch_pairs(limits_) / states.head_count);
+    const std::int64_t ctas = std::int64_t{kChunksOfSegment} * head_blocks(states, heads_together());  // of a segment
+    const std::int64_t in_waves = all * ctas / multiprocessors_ * multiprocessors_ / ctas;
+    return static_cast<int>(in_waves > 0 ? in_waves : all);
   }
 
   // Calls visit(buffer, bytes) for each array of the scratch memory.
