@@ -14,7 +14,7 @@ namespace ringattn::cuda {
 namespace {
 
 // About as many heads in a set: fewer sets move fewer bytes, and more fill more multiprocessors with short sequences.
-constexpr int kSetHeads = 20;
+constexpr int kSetHeads = 40;
 // (Segment, head) pairs of a batch, per multiprocessor. The states of chunks of one take 1 MiB, with head_dim 64 and
 // state_dim 128.
 constexpr int kPairsPerMultiprocessor = 8;
