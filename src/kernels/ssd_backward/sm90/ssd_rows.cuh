@@ -189,6 +189,19 @@ __device__ __forceinline__ void load_rows(std::uint32_t (&r)[4], std::uint32_t p
 __device__ __forceinline__ void load_columns(std::uint32_t (&r)[4], std::uint32_t panel, int column, int k, int lane) {
   cuda::load_matrix_transposed(r, panel + cuda::swizzled(16 * k + lane % 8 + lane / 16 * 8, column / 8 + lane / 8 % 2));
 }
+// This thread's pair of columns in each tile of 8 columns of its row of a panel, and of the row 8 below.
+struct PairsOfThread {
+  std::uint32_t first;
+
+  __device__ __forceinline__ explicit PairsOfThread(std::uint32_t panel)
+      : first(panel + cuda::swizzled(tile_row_of_thread(), 0) + static_cast<std::uint32_t>(thread_of_cta() % 4 * 4)) {}
+
+  __device__ __forceinline__ std::uint32_t at(int tile, int half) const {
+    return (first ^ static_cast<std::uint32_t>(tile << 4)) +
+           static_cast<std::uint32_t>(half * 8 * cuda::kPanelRowBytes);
+  }
+};
+
 // By value: a conditional of two elements of an array would select an address, and the array would be in memory.
 __device__ __forceinline__ float select(bool condition, float yes, float no) { return condition ? yes : no; }
 
@@ -198,7 +211,7 @@ __device__ __forceinline__ bool on_diagonal(int lane) { return lane % 4 == lane 
 __device__ __forceinline__ bool has_odd_row(int lane) { return lane / 4 % 2 != 0; }
 
 // The first warpgroup: scores of 16 rows a warp. Of a product of 64 x 64 a warp uses only blocks on and below the
-// diagonal, those of columns [16 k, 16 k + 16) for k ≤ warp. The code of a block is the same for all warps, because all
+// diagonal. Its nth block has columns from 16 (warp − n) on: the code of a block is the same for all warps, because all
 // code of the kernel has to fit into the instruction cache.
 template <int kStates>
 class HopperScores {
@@ -210,105 +223,129 @@ class HopperScores {
       : cta_(cta), warp_(warp_uniform(thread_of_warpgroup() / 32)), lane_(thread_of_warpgroup() % 32) {}
 
   __device__ __forceinline__ void run() {
-    multiply_transposed<kStates / 16>(cb_, cta_.c(), cta_.b());
-    wgmma_wait<0>();
-    pin(cb_);
+    {
+      float all[8][4];
+      multiply_transposed<kStates / 16>(all, cta_.c(), cta_.b());
+      wgmma_wait<0>();
+      pin(all);
+      select_blocks(cb_, all);
+    }
     const int count = cta_.heads.count;
 #pragma unroll 1
     for (int index = 0; index < count; ++index) {
-      float gx[8][4];
+      float gx[4][2][4];
       const std::uint32_t x = cta_.head(index);
       const float skip = cta_.p.scan.d != nullptr ? cta_.p.scan.d[cta_.heads.first + index] : 0.0F;
       barrier_wait(cta_.full(index), Cta::parity(index));
-      multiply_transposed<kRowsDims / 16>(gx, x + Shape::kG, x);
-      wgmma_wait<0>();
-      pin(gx);
+      {
+        float all[8][4];
+        multiply_transposed<kRowsDims / 16>(all, x + Shape::kG, x);
+        wgmma_wait<0>();
+        pin(all);
+        select_blocks(gx, all);
+      }
       Cta::arrive(cta_.empty(index));
       compute(index, gx, skip);
     }
     // The sums of intra-chunk scores over the heads, where the scores of the last head but one were.
     barrier_wait(cta_.scores_empty(count), Cta::pair_parity(count) ^ 1U);
-    const std::uint32_t scores = block_of_lane(cta_.scores(count));
+    const PairsOfThread scores(cta_.scores(count));
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k <= warp_) store_block(scores, k, weights_[2 * k], weights_[2 * k + 1]);
-    }
+    for (int n = 0; n < 4; ++n) store_block(scores, n, weights_[n]);
     named_arrive(kSetScoresBarrier, 2 * kWarpgroup);
   }
 
  private:
-  // This lane's row of the warp's first block in a panel, for stmatrix.
-  __device__ __forceinline__ std::uint32_t block_of_lane(std::uint32_t panel) const {
-    return panel + static_cast<std::uint32_t>(16 * warp_ * cuda::kPanelRowBytes) +
-           cuda::swizzled(lane_ % 16, lane_ / 16);
+  // blocks[n] = the nth block: columns [16 (warp − n), 16 (warp − n) + 16) of `all`. Those for n > warp are of other
+  // columns. Two steps of selects, so that the index of a register is constant and the code the same for all warps.
+  __device__ __forceinline__ void select_blocks(float (&blocks)[4][2][4], const float (&all)[8][4]) const {
+    const bool by_one = warp_ % 2 != 0;
+    const bool by_two = warp_ / 2 != 0;
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float turned[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          turned[n] = select(by_one, all[2 * ((5 - n) % 4) + t][e], all[2 * ((4 - n) % 4) + t][e]);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; ++n) blocks[n][t][e] = select(by_two, turned[(n + 2) % 4], turned[n]);
+      }
+    }
   }
-  __device__ __forceinline__ static void store_block(std::uint32_t first, int k, const float (&left)[4],
-                                                     const float (&right)[4]) {
-    store_matrix(first ^ static_cast<std::uint32_t>(k << 5),
-                 {Bf16Mma::pack(left[0], left[1]), Bf16Mma::pack(left[2], left[3]), Bf16Mma::pack(right[0], right[1]),
-                  Bf16Mma::pack(right[2], right[3])});
+
+  __device__ __forceinline__ void store_block(const PairsOfThread& target, int n, const float (&values)[2][4]) const {
+#pragma unroll
+    for (int t = 0; t < 2; ++t) {
+      const std::uint32_t words[2] = {Bf16Mma::pack(values[t][0], values[t][1]),
+                                      Bf16Mma::pack(values[t][2], values[t][3])};
+      const int tile = 2 * (warp_ - n) + t;
+      if (n <= warp_) {
+        cuda::store_shared(target.at(tile, 0), words[0]);
+        cuda::store_shared(target.at(tile, 1), words[1]);
+      }
+    }
   }
 
   // (C · Bᵀ) · decays · dt and D to shared memory, for dx. Adds (g · xᵀ) · decays · dt to the sums over heads. The
-  // products (C · Bᵀ) · (g · xᵀ) · decays, for dt and the log-decays, go to shared memory too.
-  __device__ __forceinline__ void compute(int index, const float (&gx)[8][4], float skip) {
-    const float* const da_cumsum = cta_.da_cumsum(index);
-    const float of_rows[2] = {da_cumsum[16 * warp_ + lane_ / 4], da_cumsum[16 * warp_ + lane_ / 4 + 8]};
+  // products (C · Bᵀ) · (g · xᵀ) · decays, for dt and the log-decays, go to shared memory too. Every warp computes all
+  // four blocks, and stores those it has: without branches the compiler interleaves blocks.
+  __device__ __forceinline__ void compute(int index, const float (&gx)[4][2][4], float skip) {
+    const float* const da_cumsum = cta_.da_cumsum(index) + 16 * warp_;  // from the warp's first row on
+    const float of_first = da_cumsum[0];
+    const float of_rows[2] = {da_cumsum[lane_ / 4], da_cumsum[lane_ / 4 + 8]};
+    const float from_first[2] = {cuda::exp2_approx(__fsub_rn(of_rows[0], of_first)),
+                                 cuda::exp2_approx(__fsub_rn(of_rows[1], of_first))};
     const float* const of_columns = da_cumsum + lane_ % 4 * 2;
-    const std::uint32_t scores = block_of_lane(cta_.scores(index));
-    const std::uint32_t products = block_of_lane(cta_.products(index));
-    float skips[2] = {};
+    const PairsOfThread scores(cta_.scores(index));
+    const PairsOfThread products(cta_.products(index));
+    store_skips(index, gx[0]);
     barrier_wait(cta_.scores_empty(index), Cta::pair_parity(index) ^ 1U);
     barrier_wait(cta_.products_empty(index), Cta::pair_parity(index) ^ 1U);
 #pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (k > warp_) break;
+    for (int n = 0; n < 4; ++n) {
+      const int before = 16 * (n < warp_ ? n : warp_);  // tokens from the block's columns to the warp's rows
       float decays[2][4];
       float of_dx[2][4];
       float terms[2][4];
-      float2 dt[2];
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const float2 to = *reinterpret_cast<const float2*>(of_columns + 16 * k + 8 * t);
-        dt[t] = *reinterpret_cast<const float2*>(of_columns + kChunk + 16 * k + 8 * t);
+        const float2 to = *reinterpret_cast<const float2*>(of_columns - before + 8 * t);
+        if (n == 0) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          decays[t][e] = cuda::exp2_approx(__fsub_rn(of_rows[e / 2], e % 2 == 0 ? to.x : to.y));
+          for (int e = 0; e < 4; ++e) {
+            const bool later = 8 * t + lane_ % 4 * 2 + e % 2 > lane_ / 4 + e / 2 * 8;  // the column's token
+            const float log = __fsub_rn(of_rows[e / 2], e % 2 == 0 ? to.x : to.y);
+            decays[t][e] = cuda::exp2_approx(later ? -INFINITY : log);
+          }
+        } else {
+          // Before all rows of the warp: the product of the decays to its first row and from there.
+          const float to_first[2] = {cuda::exp2_approx(__fsub_rn(of_first, to.x)),
+                                     cuda::exp2_approx(__fsub_rn(of_first, to.y))};
+#pragma unroll
+          for (int e = 0; e < 4; ++e) decays[t][e] = __fmul_rn(from_first[e / 2], to_first[e % 2]);
         }
       }
-      if (k == warp_) clear_above_diagonal(decays);
-      // Those of the last block, on the diagonal, are kept.
-      skips[0] = select(has_odd_row(lane_), gx[2 * k][1], gx[2 * k][0]);
-      skips[1] = select(has_odd_row(lane_), gx[2 * k + 1][3], gx[2 * k + 1][2]);
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
+        const float2 dt = *reinterpret_cast<const float2*>(of_columns + kChunk - before + 8 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float of_column = e % 2 == 0 ? dt[t].x : dt[t].y;
-          const float decayed = __fmul_rn(cb_[2 * k + t][e], decays[t][e]);
-          float& weight = weights_[2 * k + t][e];
-          weight = __fmaf_rn(__fmul_rn(gx[2 * k + t][e], decays[t][e]), of_column, weight);
-          terms[t][e] = __fmul_rn(decayed, gx[2 * k + t][e]);
+          const float of_column = e % 2 == 0 ? dt.x : dt.y;
+          const float decayed = __fmul_rn(cb_[n][t][e], decays[t][e]);
+          weights_[n][t][e] = __fadd_rn(weights_[n][t][e], __fmul_rn(__fmul_rn(gx[n][t][e], decays[t][e]), of_column));
+          terms[t][e] = __fmul_rn(decayed, gx[n][t][e]);
           of_dx[t][e] = __fmul_rn(decayed, of_column);
         }
       }
-      if (k == warp_) add_to_diagonal(of_dx, skip);
-      store_block(scores, k, of_dx[0], of_dx[1]);
-      store_block(products, k, terms[0], terms[1]);
+      if (n == 0) add_to_diagonal(of_dx, skip);
+      store_block(scores, n, of_dx);
+      store_block(products, n, terms);
     }
     Cta::arrive(cta_.scores_full(index));
     Cta::arrive(cta_.products_full(index));
-    store_skips(index, skips);
-  }
-
-  __device__ __forceinline__ void clear_above_diagonal(float (&block)[2][4]) const {
-    const bool even = lane_ % 4 * 2 > lane_ / 4;
-    const bool odd = lane_ % 4 * 2 + 1 > lane_ / 4;
-    block[0][0] = even ? 0.0F : block[0][0];
-    block[0][1] = odd ? 0.0F : block[0][1];
-    block[1][0] = block[1][1] = 0.0F;
-    block[1][2] = even ? 0.0F : block[1][2];
-    block[1][3] = odd ? 0.0F : block[1][3];
   }
 
   __device__ __forceinline__ void add_to_diagonal(float (&block)[2][4], float value) const {
@@ -321,12 +358,12 @@ class HopperScores {
   }
 
   // ⟨g_i, x_i⟩ of the warp's tokens.
-  __device__ __forceinline__ void store_skips(int index, const float (&skips)[2]) const {
+  __device__ __forceinline__ void store_skips(int index, const float (&gx)[2][4]) const {
     barrier_wait(cta_.sums_empty(index), Cta::sums_parity(index) ^ 1U);
     if (on_diagonal(lane_)) {
-      float* const target = cta_.sums(index) + Shape::kSkip + 16 * warp_ + lane_ / 4;
-      target[0] = skips[0];
-      target[8] = skips[1];
+      float* const skips = cta_.sums(index) + Shape::kSkip + 16 * warp_ + lane_ / 4;
+      skips[0] = has_odd_row(lane_) ? gx[0][1] : gx[0][0];
+      skips[8] = has_odd_row(lane_) ? gx[1][3] : gx[1][2];
     }
     Cta::arrive(cta_.sums_full(index));
   }
@@ -334,8 +371,8 @@ class HopperScores {
   const Cta& cta_;
   const int warp_;
   const int lane_;
-  float cb_[8][4];
-  float weights_[8][4] = {};
+  float cb_[4][2][4];
+  float weights_[4][2][4] = {};
 };
 
 // The second warpgroup: dx of 16 tokens a warp.
