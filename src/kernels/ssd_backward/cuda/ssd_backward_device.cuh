@@ -105,7 +105,7 @@ template <class Cta>
 struct DtGradient {
   using Shape = typename Cta::Shape;
   using Element = typename Cta::InputElement;
-  // Of a head, loaded before its sums are awaited.
+  // What load() reads, before the sums of the head are awaited.
   struct Inputs {
     Element dt[2];  // as given: to convert them would be to wait for the load
     float a;
