@@ -14,7 +14,7 @@ namespace ringattn::cuda {
 namespace {
 
 // About as many heads in a set: fewer sets move fewer bytes, and more fill more multiprocessors with short sequences.
-constexpr int kSetHeads = 20;
+constexpr int kSetHeads = 40;
 // (Segment, head) pairs of a batch, per multiprocessor. The states of chunks of one take 1 MiB, with head_dim 64 and
 // state_dim 128.
 constexpr int kPairsPerMultiprocessor = 8;
@@ -98,12 +98,17 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
                             const Progress& progress) override {
     if (progress) progress();
     for_each_launch(task, heads, [&](const Launch& launch) {
-      if (spec_.forward.gate) {
-        SsmParams rows = launch.states;
-        rows.x = tensor_of(task.dy);
-        gate_gradients(rows, launch.gradients.x, spec_.forward.dtype, cuda_stream(stream));
+      const SsdStatesParams params{launch.gradients, 0, 0, nullptr};
+      const bool gate = spec_.forward.gate;
+      const SsmTensor dy = tensor_of(task.dy);
+      if (!gate || !launcher_.accumulate_gated(params, dy, multiprocessors_, cuda_stream(stream))) {
+        if (gate) {
+          SsmParams rows = launch.states;
+          rows.x = dy;
+          gate_gradients(rows, launch.gradients.x, spec_.forward.dtype, cuda_stream(stream));
+        }
+        launcher_.accumulate(params, true, multiprocessors_, cuda_stream(stream));
       }
-      launcher_.accumulate({launch.gradients, 0, 0, nullptr}, true, multiprocessors_, cuda_stream(stream));
       pass_segments(launch.gradients, SsmLogs::kHead, cuda_stream(stream), /*reversed=*/true);
     });
   }
@@ -122,7 +127,7 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
       auto* const states = reinterpret_cast<__nv_bfloat16*>(chunk_states_.data());
       auto* const gradients = reinterpret_cast<__nv_bfloat16*>(chunk_gradients_.data());
       const int all = launch.states.segments;
-      const int batch = static_cast<int>(std::max<std::int64_t>(1, batch_pairs(limits_) / heads.count));
+      const int batch = batch_segments(launch.states);
       for (int first = 0; first < all; first += batch) {
         if (progress) progress();
         const int segments = std::min(batch, all - first);
@@ -180,6 +185,15 @@ class DeviceSsdBackward final : public SsdBackwardKernel {
     const std::int64_t all = limits.runs.segments * spec_.forward.heads;
     const std::int64_t some = std::int64_t{kPairsPerMultiprocessor} * multiprocessors_;
     return std::min(all, std::max<std::int64_t>(some, spec_.forward.heads));
+  }
+
+  // Segments of a batch: as many as there is memory for, without those that would begin a wave of the rows kernel's
+  // CTAs and not fill it.
+  int batch_segments(const SsmParams& states) const {
+    const std::int64_t all = std::max<std::int64_t>(1, batch_pairs(limits_) / states.head_count);
+    const std::int64_t ctas = std::int64_t{kChunksOfSegment} * head_blocks(states, heads_together());  // of a segment
+    const std::int64_t in_waves = all * ctas / multiprocessors_ * multiprocessors_ / ctas;
+    return static_cast<int>(in_waves > 0 ? in_waves : all);
   }
 
   // Calls visit(buffer, bytes) for each array of the scratch memory.

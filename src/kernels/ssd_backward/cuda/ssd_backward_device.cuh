@@ -104,23 +104,24 @@ __device__ __forceinline__ void store_diagonal_sums(const float (&w)[2][4], int 
 template <class Cta>
 struct DtGradient {
   using Shape = typename Cta::Shape;
+  using Element = typename Cta::InputElement;
+  // What load() reads, before the sums of the head are awaited.
+  struct Inputs {
+    Element dt[2];  // as given: to convert them would be to wait for the load
+    float a;
+    float bias;
+  };
   const Cta& cta;
-  // Loaded before the head's sums are awaited.
-  float given[2];  // dt as given
-  float a;
-  float bias;
 
-  template <class Element>
-  __device__ __forceinline__ void load(int index, int lane) {
-    a = cta.p.scan.a[cta.heads.first + index];
-    bias = dt_bias_of(cta.p.scan.dt_bias, cta.heads.first + index);
+  __device__ __forceinline__ Inputs load(int index, int lane) const {
+    const int head = cta.heads.first + index;
+    Inputs inputs{{}, cta.p.scan.a[head], dt_bias_of(cta.p.scan.dt_bias, head)};
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token = 2 * lane + i;
-      if (token < cta.tokens()) {
-        given[i] = to_float(*element_at<Element>(cta.p.scan.dt, cta.row() + token, cta.heads.first + index));
-      }
+      if (token < cta.tokens()) inputs.dt[i] = *element_at<Element>(cta.p.scan.dt, cta.row() + token, head);
     }
+    return inputs;
   }
 
   // Σ over lower lanes of the same kWidth ones, and of the lane itself.
@@ -153,11 +154,30 @@ struct DtGradient {
     const float second = __fadd_rn(lane % kWidth + 1 < kWidth ? next : 0.0F, value.y);
     return make_float2(__fadd_rn(second, value.x), second);
   }
+  // Both for a whole warp: `from` becomes sums_from() and `before` sums_before(). Shuffles keep their order, so that
+  // two scans in turn would wait for twice as many.
+  __device__ __forceinline__ static void scan_both(float2& from, float2& before, int lane) {
+    float after = __fadd_rn(from.x, from.y);
+    float until = __fadd_rn(before.x, before.y);
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+      const float next = __shfl_down_sync(0xffffffffU, after, step);
+      const float previous = __shfl_up_sync(0xffffffffU, until, step);
+      if (lane + step < 32) after = __fadd_rn(after, next);
+      if (lane >= step) until = __fadd_rn(until, previous);
+    }
+    const float next = __shfl_down_sync(0xffffffffU, after, 1);
+    const float previous = __shfl_up_sync(0xffffffffU, until, 1);
+    const float second = __fadd_rn(lane + 1 < 32 ? next : 0.0F, from.y);
+    from = make_float2(__fadd_rn(second, from.x), second);
+    const float first = lane > 0 ? previous : 0.0F;
+    before = make_float2(first, __fadd_rn(first, before.x));
+  }
   __device__ __forceinline__ static float2 add(const float2& a, const float2& b) {
     return make_float2(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y));
   }
 
-  __device__ __forceinline__ void finish(int index, int lane) const {
+  __device__ __forceinline__ void finish(int index, int lane, const Inputs& inputs) const {
     const float* const sums = cta.sums(index);
     const float* const da_cumsum = cta.da_cumsum(index);
     const auto pair = [&](int first) { return *reinterpret_cast<const float2*>(sums + first); };
@@ -167,8 +187,8 @@ struct DtGradient {
       for (int i = 1; i < parts; ++i) sum = add(sum, pair(first + i * kChunk + 2 * lane));
       return sum;
     };
-    const float2 from_states = sum_parts(Shape::kFromStates, Shape::kStateParts);
-    const float2 from_gradients = sum_parts(Shape::kFromGradients, Shape::kTokenParts);
+    float2 from_states = sum_parts(Shape::kFromStates, Shape::kStateParts);
+    float2 from_gradients = sum_parts(Shape::kFromGradients, Shape::kTokenParts);
     const float2 of_dt = sum_parts(Shape::kOfDt, Shape::kDtParts);
     float inner = sums[Shape::kInner];
 #pragma unroll
@@ -176,13 +196,14 @@ struct DtGradient {
     inner = __fmul_rn(inner, exp2_approx(da_cumsum[kChunk - 1]));
     float2 q = pair(Shape::kWithin + 2 * lane);
     if constexpr (Shape::kBlockSums) q = add_block_sums(q, sums, lane);
-    q = add(q, sums_from<32>(from_states, lane));
-    q = add(q, sums_before<32>(from_gradients, lane));
+    scan_both(from_states, from_gradients, lane);
+    q = add(q, from_states);
+    q = add(q, from_gradients);
     q = add(q, make_float2(inner, inner));
 
     const SsmParams& s = cta.p.scan;
     const int head = cta.heads.first + index;
-    const float rate = __fmul_rn(a, kSsmLog2E);
+    const float rate = __fmul_rn(inputs.a, kSsmLog2E);
     const float2 dt = *reinterpret_cast<const float2*>(da_cumsum + kChunk + 2 * lane);
     const float2 skip = pair(Shape::kSkip + 2 * lane);
     float terms[3] = {};
@@ -191,14 +212,17 @@ struct DtGradient {
       if (2 * lane + i >= cta.tokens()) continue;
       const float step = i == 0 ? dt.x : dt.y;
       const float of_log = __fmul_rn(step, rate) < kMinLog ? 0.0F : i == 0 ? q.x : q.y;
-      const float value = __fadd_rn(given[i], bias);
-      const float unclamped = s.softplus ? softplus(value) : value;
-      float gradient = __fmaf_rn(a, of_log, i == 0 ? of_dt.x : of_dt.y);
+      const float value = __fadd_rn(to_float(inputs.dt[i]), inputs.bias);
+      float gradient = __fmaf_rn(inputs.a, of_log, i == 0 ? of_dt.x : of_dt.y);
       if (s.softplus) {
         const float power = exp2_approx(__fmul_rn(value, -kSsmLog2E));
         gradient = __fmul_rn(gradient, reciprocal_approx(__fadd_rn(power, 1.0F)));
       }
-      if (unclamped < s.dt_min || unclamped > s.dt_max) gradient = 0.0F;
+      // Only a dt at a limit can have been clamped. dt before that is not kept.
+      if (!(step > s.dt_min && step < s.dt_max)) {
+        const float unclamped = s.softplus ? softplus(value) : value;
+        if (unclamped < s.dt_min || unclamped > s.dt_max) gradient = 0.0F;
+      }
       terms[0] = __fmaf_rn(step, of_log, terms[0]);
       terms[1] = __fadd_rn(terms[1], i == 0 ? skip.x : skip.y);
       terms[2] = __fadd_rn(terms[2], gradient);

@@ -72,6 +72,10 @@ struct SsdBackwardLauncher {
   void (*load)();  // loads all kernels onto the current device
   // Local states, or local gradients of states, of all segments of the launch (SsdStatesParams::chunk_states unused).
   void (*accumulate)(const SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream);
+  // Local gradients with a gate: computes g = dy · silu(z) and stores it to SsdStatesParams::scan.x. False if it
+  // cannot, for these tensors: then gate_gradients() and accumulate() do.
+  bool (*accumulate_gated)(const SsdStatesParams& params, const SsmTensor& dy, int multiprocessors,
+                           cudaStream_t stream);
   // States before chunks, or gradients after chunks, of a batch of segments.
   void (*expand)(const SsdStatesParams& params, bool reversed, int segments, int multiprocessors, cudaStream_t stream);
   void (*rows)(const SsdRowsParams& params, int segments, cudaStream_t stream);

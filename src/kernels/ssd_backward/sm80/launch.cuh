@@ -42,6 +42,7 @@ constexpr SsdBackwardLauncher ssd_backward_launcher() {
             launch_states<Element, kDims, kStates, false>(params, reversed, params.scan.segments, multiprocessors,
                                                           stream);
           },
+          [](const SsdStatesParams&, const cuda::SsmTensor&, int, cudaStream_t) { return false; },
           launch_states<Element, kDims, kStates, true>,
           [](const SsdRowsParams& given, int segments, cudaStream_t stream) {
             SsdRowsParams params = given;

@@ -533,17 +533,18 @@ __global__ void __launch_bounds__(SsdRowsShape<kDims, kStates>::kThreads, 1)
   for (int index = 0; index < Shape::kStages - 1; ++index) cta.issue_head(index);
   if (warp < Shape::kGroupThreads / 32) {
     SsdTokens<Element, kDims, kStates> tokens(cta, warp, lane);
-    cuda::DtGradient<SsdRowsCta<Element, kDims, kStates>> dt{cta, {}, 0.0F, 0.0F};
+    cuda::DtGradient<SsdRowsCta<Element, kDims, kStates>> dt{cta};
+    typename decltype(dt)::Inputs inputs{};
     for_each_head([&](int index) {
       if (index == 0) tokens.compute_cb();
       if (tokens.finishes_heads()) {
-        if (index > 0) dt.finish(index - 1, lane);
-        dt.template load<Element>(index, lane);
+        if (index > 0) dt.finish(index - 1, lane, inputs);
+        inputs = dt.load(index, lane);
       }
       tokens.compute(index);
     });
     tokens.store_scores();
-    if (tokens.finishes_heads()) dt.finish(count - 1, lane);
+    if (tokens.finishes_heads()) dt.finish(count - 1, lane, inputs);
     __syncthreads();
   } else {
     SsdSets<Element, kDims, kStates> sets(cta, warp - Shape::kGroupThreads / 32, lane);

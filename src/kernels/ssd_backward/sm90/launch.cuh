@@ -44,6 +44,26 @@ void launch_states(const cuda::SsdStatesParams& params, bool reversed, int segme
   launch(params, segments, multiprocessors, stream);
 }
 
+// `given.scan.x` is where g is stored. False, and nothing is launched, if TMA cannot access dy, z or g.
+template <int kStates>
+bool launch_gated_gradients(const cuda::SsdStatesParams& given, const cuda::SsmTensor& dy, int multiprocessors,
+                            cudaStream_t stream) {
+  cuda::SsmParams scan = given.scan;
+  scan.y = const_cast<void*>(scan.x.data);
+  scan.y_token_stride = scan.x.token_stride;
+  scan.y_head_stride = scan.x.head_stride;
+  scan.x = dy;
+  HopperSsd p = map_task<kStates>(scan, multiprocessors);
+  std::int64_t rows = 0;
+  for (int run = 0; run < scan.run_count; ++run) rows = std::max(rows, scan.runs[run].row + scan.runs[run].tokens);
+  const MappedTensor z = mapped(scan.z.data, scan.z.token_stride, scan.z.head_stride, rows, scan.heads, scan.head_dim);
+  if (!p.maps_x || !p.maps_y || !map_ssd(z, kDimBlockDims, p.c)) return false;
+  const auto ctas = static_cast<unsigned>(p.blocks.threes + p.blocks.shorts) * static_cast<unsigned>(scan.segments);
+  ssd_gated_gradients_kernel<kStates><<<ctas, kSsdThreads, GatedGradientTiles<kStates>::kSharedBytes, stream>>>(p);
+  check_cuda(cudaGetLastError(), "sm90_ssd_backward");
+  return true;
+}
+
 template <int kStates>
 void launch_rows(const cuda::SsdRowsParams& given, int segments, cudaStream_t stream) {
   HopperSsdRows p{};
@@ -87,13 +107,17 @@ constexpr HopperSsdBackwardLauncher ssd_backward_launcher() {
             cuda::allow_shared(ssd_states_kernel<kStates, false, true>, ChunkStateTiles<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_states_kernel<kStates, true, false>, SsdLayout<kStates, false>::kSharedBytes);
             cuda::allow_shared(ssd_states_kernel<kStates, true, true>, ChunkStateTiles<kStates>::kSharedBytes);
+            cuda::allow_shared(ssd_gated_gradients_kernel<kStates>, GatedGradientTiles<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_rows_kernel<kStates>, HopperRowsShape<kStates>::kSharedBytes);
             cuda::allow_shared(ssd_gate_kernel<kStates>, gate_gradient_bytes<kStates>());
           },
           [](const cuda::SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream) {
             launch_states<kStates, false>(params, reversed, params.scan.segments, multiprocessors, stream);
           },
-          launch_states<kStates, true>, launch_rows<kStates>, launch_gate<kStates>};
+          launch_gated_gradients<kStates>,
+          launch_states<kStates, true>,
+          launch_rows<kStates>,
+          launch_gate<kStates>};
 }
 
 }  // namespace ringattn::sm90

@@ -16,6 +16,9 @@ constexpr cuda::SsdBackwardLauncher kLauncher = {
     [](const cuda::SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream) {
       kHopper.accumulate(params, reversed, multiprocessors, stream);
     },
+    [](const cuda::SsdStatesParams& params, const cuda::SsmTensor& dy, int multiprocessors, cudaStream_t stream) {
+      return kHopper.accumulate_gated(params, dy, multiprocessors, stream);
+    },
     [](const cuda::SsdStatesParams& params, bool reversed, int segments, int multiprocessors, cudaStream_t stream) {
       kHopper.expand(params, reversed, segments, multiprocessors, stream);
     },

@@ -202,6 +202,14 @@ struct PairsOfThread {
   }
 };
 
+// By value: a conditional of two elements of an array would select an address, and the array would be in memory.
+__device__ __forceinline__ float select(bool condition, float yes, float no) { return condition ? yes : no; }
+
+// This lane has elements on the diagonal of a 16 x 16 block, in its even or odd columns: those of rows lane / 4 and
+// lane / 4 + 8.
+__device__ __forceinline__ bool on_diagonal(int lane) { return lane % 4 == lane / 8; }
+__device__ __forceinline__ bool has_odd_row(int lane) { return lane / 4 % 2 != 0; }
+
 // The first warpgroup: scores of 16 rows a warp. Of a product of 64 x 64 a warp uses only blocks on and below the
 // diagonal. Its nth block has columns from 16 (warp − n) on: the code of a block is the same for all warps, because all
 // code of the kernel has to fit into the instruction cache.
@@ -236,25 +244,18 @@ class HopperScores {
         pin(all);
         select_blocks(gx, all);
       }
-      const float inner = multiply_states(x);
       Cta::arrive(cta_.empty(index));
-      barrier_wait(cta_.scores_empty(index), Cta::pair_parity(index) ^ 1U);
-      compute(index, gx, skip, inner);
+      compute(index, gx, skip);
     }
     // The sums of intra-chunk scores over the heads, where the scores of the last head but one were.
     barrier_wait(cta_.scores_empty(count), Cta::pair_parity(count) ^ 1U);
     const PairsOfThread scores(cta_.scores(count));
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (n <= warp_) store_block(scores, n, weights_[n]);
-    }
+    for (int n = 0; n < 4; ++n) store_block(scores, n, weights_[n]);
     named_arrive(kSetScoresBarrier, 2 * kWarpgroup);
   }
 
  private:
-  // By value: a conditional of two elements of an array would select an address, and the array would be in memory.
-  __device__ __forceinline__ static float select(bool condition, float yes, float no) { return condition ? yes : no; }
-
   // blocks[n] = the nth block: columns [16 (warp − n), 16 (warp − n) + 16) of `all`. Those for n > warp are of other
   // columns. Two steps of selects, so that the index of a register is constant and the code the same for all warps.
   __device__ __forceinline__ void select_blocks(float (&blocks)[4][2][4], const float (&all)[8][4]) const {
@@ -278,17 +279,20 @@ class HopperScores {
   __device__ __forceinline__ void store_block(const PairsOfThread& target, int n, const float (&values)[2][4]) const {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
+      const std::uint32_t words[2] = {Bf16Mma::pack(values[t][0], values[t][1]),
+                                      Bf16Mma::pack(values[t][2], values[t][3])};
       const int tile = 2 * (warp_ - n) + t;
-      cuda::store_shared(target.at(tile, 0), Bf16Mma::pack(values[t][0], values[t][1]));
-      cuda::store_shared(target.at(tile, 1), Bf16Mma::pack(values[t][2], values[t][3]));
+      if (n <= warp_) {
+        cuda::store_shared(target.at(tile, 0), words[0]);
+        cuda::store_shared(target.at(tile, 1), words[1]);
+      }
     }
   }
 
   // (C · Bᵀ) · decays · dt and D to shared memory, for dx. Adds (g · xᵀ) · decays · dt to the sums over heads. The
-  // products (C · Bᵀ) · (g · xᵀ) · decays, for dt and the log-decays, go to shared memory too. They take the place of
-  // gx.
-  __device__ __forceinline__ void compute(int index, float (&gx)[4][2][4], float skip, float inner) {
-    float(&terms)[4][2][4] = gx;
+  // products (C · Bᵀ) · (g · xᵀ) · decays, for dt and the log-decays, go to shared memory too. Every warp computes all
+  // four blocks, and stores those it has: without branches the compiler interleaves blocks.
+  __device__ __forceinline__ void compute(int index, const float (&gx)[4][2][4], float skip) {
     const float* const da_cumsum = cta_.da_cumsum(index) + 16 * warp_;  // from the warp's first row on
     const float of_first = da_cumsum[0];
     const float of_rows[2] = {da_cumsum[lane_ / 4], da_cumsum[lane_ / 4 + 8]};
@@ -296,15 +300,19 @@ class HopperScores {
                                  cuda::exp2_approx(__fsub_rn(of_rows[1], of_first))};
     const float* const of_columns = da_cumsum + lane_ % 4 * 2;
     const PairsOfThread scores(cta_.scores(index));
-    store_sums(index, gx[0], inner);
+    const PairsOfThread products(cta_.products(index));
+    store_skips(index, gx[0]);
+    barrier_wait(cta_.scores_empty(index), Cta::pair_parity(index) ^ 1U);
+    barrier_wait(cta_.products_empty(index), Cta::pair_parity(index) ^ 1U);
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      if (n > warp_) break;
+      const int before = 16 * (n < warp_ ? n : warp_);  // tokens from the block's columns to the warp's rows
       float decays[2][4];
       float of_dx[2][4];
+      float terms[2][4];
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const float2 to = *reinterpret_cast<const float2*>(of_columns - 16 * n + 8 * t);
+        const float2 to = *reinterpret_cast<const float2*>(of_columns - before + 8 * t);
         if (n == 0) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
@@ -322,71 +330,40 @@ class HopperScores {
       }
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const float2 dt = *reinterpret_cast<const float2*>(of_columns + kChunk - 16 * n + 8 * t);
+        const float2 dt = *reinterpret_cast<const float2*>(of_columns + kChunk - before + 8 * t);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float of_column = e % 2 == 0 ? dt.x : dt.y;
           const float decayed = __fmul_rn(cb_[n][t][e], decays[t][e]);
           weights_[n][t][e] = __fadd_rn(weights_[n][t][e], __fmul_rn(__fmul_rn(gx[n][t][e], decays[t][e]), of_column));
-          terms[n][t][e] = __fmul_rn(decayed, gx[n][t][e]);
+          terms[t][e] = __fmul_rn(decayed, gx[n][t][e]);
           of_dx[t][e] = __fmul_rn(decayed, of_column);
         }
       }
       if (n == 0) add_to_diagonal(of_dx, skip);
       store_block(scores, n, of_dx);
+      store_block(products, n, terms);
     }
     Cta::arrive(cta_.scores_full(index));
-    barrier_wait(cta_.products_empty(index), Cta::pair_parity(index) ^ 1U);
-    const PairsOfThread target(cta_.products(index));
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      if (n > warp_) break;
-      store_block(target, n, terms[n]);
-    }
     Cta::arrive(cta_.products_full(index));
   }
 
-  // This thread has elements on the diagonal, in its even or odd columns: those of rows lane / 4 and lane / 4 + 8.
-  __device__ __forceinline__ bool on_diagonal() const { return lane_ % 4 == lane_ / 8; }
-  __device__ __forceinline__ bool has_odd_row() const { return lane_ / 4 % 2 != 0; }
-
   __device__ __forceinline__ void add_to_diagonal(float (&block)[2][4], float value) const {
-    const float even = on_diagonal() && !has_odd_row() ? value : 0.0F;
-    const float odd = on_diagonal() && has_odd_row() ? value : 0.0F;
+    const float even = on_diagonal(lane_) && !has_odd_row(lane_) ? value : 0.0F;
+    const float odd = on_diagonal(lane_) && has_odd_row(lane_) ? value : 0.0F;
     block[0][0] = __fadd_rn(block[0][0], even);
     block[0][1] = __fadd_rn(block[0][1], odd);
     block[1][2] = __fadd_rn(block[1][2], even);
     block[1][3] = __fadd_rn(block[1][3], odd);
   }
 
-  // ⟨S, G⟩ of the warp's 16 dims, for lane 0: the diagonal of S · Gᵀ, of which this thread has elements if it has some
-  // of that of the scores.
-  __device__ __forceinline__ float multiply_states(std::uint32_t x) const {
-    float all[8][4];
-    multiply_transposed<kStates / 16>(all, x + Shape::kState, x + Shape::kGradient);
-    wgmma_wait<0>();
-    pin(all);
-    float first = 0.0F;
-    float second = 0.0F;
-#pragma unroll
-    for (int warp = 0; warp < 4; ++warp) {
-      first = select(warp == warp_, select(has_odd_row(), all[2 * warp][1], all[2 * warp][0]), first);
-      second = select(warp == warp_, select(has_odd_row(), all[2 * warp + 1][3], all[2 * warp + 1][2]), second);
-    }
-    float inner = on_diagonal() ? __fadd_rn(first, second) : 0.0F;
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
-    return inner;
-  }
-
-  // ⟨g_i, x_i⟩ of the warp's tokens, and ⟨S, G⟩ of its dims.
-  __device__ __forceinline__ void store_sums(int index, const float (&gx)[2][4], float inner) const {
+  // ⟨g_i, x_i⟩ of the warp's tokens.
+  __device__ __forceinline__ void store_skips(int index, const float (&gx)[2][4]) const {
     barrier_wait(cta_.sums_empty(index), Cta::sums_parity(index) ^ 1U);
-    if (lane_ == 0) cta_.sums(index)[Shape::kInner + warp_] = inner;
-    if (on_diagonal()) {
+    if (on_diagonal(lane_)) {
       float* const skips = cta_.sums(index) + Shape::kSkip + 16 * warp_ + lane_ / 4;
-      skips[0] = has_odd_row() ? gx[0][1] : gx[0][0];
-      skips[8] = has_odd_row() ? gx[1][3] : gx[1][2];
+      skips[0] = has_odd_row(lane_) ? gx[0][1] : gx[0][0];
+      skips[8] = has_odd_row(lane_) ? gx[1][3] : gx[1][2];
     }
     Cta::arrive(cta_.sums_full(index));
   }
@@ -551,7 +528,7 @@ class HopperSets {
       const float* const da_cumsum = cta_.da_cumsum(index);
       float y[4][4];  // S · C of half of the dims, because of registers
       barrier_wait(cta_.full(index), Cta::parity(index));
-      multiply_state(y, x + Shape::kState, 0);
+      multiply_half(y, cta_.c(), x + Shape::kState, 0);
       const float last = da_cumsum[kChunk - 1];
       const float before[2] = {cuda::exp2_approx(da_cumsum[row]), cuda::exp2_approx(da_cumsum[row + 8])};
       float scales[2];
@@ -567,26 +544,36 @@ class HopperSets {
       pin(y);
       float from_states[2] = {};
       add_products(from_states, y, g, 0);
-      multiply_state(y, x + Shape::kState, 1);
+      multiply_half(y, cta_.c(), x + Shape::kState, 1);
       wgmma_wait<0>();
       pin(y);
       pin(dc_);
       add_products(from_states, y, g, 1);
+      multiply_half(y, x + Shape::kState, x + Shape::kGradient, 0);
       std::uint32_t scaled_x[4][4];
       load_scaled(scaled_x, x, scales);
       accumulate(db_, scaled_x, x + Shape::kGradient);
+      wgmma_wait<1>();
+      pin(y);
+      float inner = diagonal(y, 0);
+      multiply_half(y, x + Shape::kState, x + Shape::kGradient, 1);
+      wgmma_wait<0>();
+      pin(y);
+      pin(dc_);
+      pin(db_);
       barrier_wait(cta_.sums_empty(index), Cta::sums_parity(index) ^ 1U);
+      Cta::arrive(cta_.empty(index));  // after that wait, because of kDaCumsumStages
+      inner = __fadd_rn(inner, diagonal(y, 1));
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) inner = __fadd_rn(inner, __shfl_xor_sync(0xffffffffU, inner, step));
       float* const sums = cta_.sums(index);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const float from = __fmul_rn(before[i], cuda::sum_quad(from_states[i]));
         if (lane_ % 4 == 0) sums[Shape::kFromStates + row + 8 * i] = from;
       }
+      if (lane_ == 0) sums[Shape::kInner + warp_] = inner;
       Cta::arrive(cta_.sums_full(index));
-      wgmma_wait<0>();
-      pin(dc_);
-      pin(db_);
-      Cta::arrive(cta_.empty(index));
     }
     named_sync(kSetScoresBarrier, 2 * kWarpgroup);
     add_within_chunk(count);
@@ -607,18 +594,28 @@ class HopperSets {
     }
   }
 
-  // Issues y = C · Sᵀ for half of the dims.
-  __device__ __forceinline__ void multiply_state(float (&y)[4][4], std::uint32_t state, int half) const {
-    const std::uint32_t c = warp_uniform(descriptor_low(cta_.c()));
-    const std::uint32_t s =
-        warp_uniform(descriptor_low(state + static_cast<std::uint32_t>(half * cuda::panel_bytes(kRowsDims / 2))));
+  // Issues y = left · rightᵀ for half of the rows of `right`, for tiles of [64, kStates].
+  __device__ __forceinline__ static void multiply_half(float (&y)[4][4], std::uint32_t left, std::uint32_t right,
+                                                       int half) {
+    const std::uint32_t a = warp_uniform(descriptor_low(left));
+    const std::uint32_t b =
+        warp_uniform(descriptor_low(right + static_cast<std::uint32_t>(half * cuda::panel_bytes(kRowsDims / 2))));
     pin(y);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kStates / 16; ++k) {
-      wgmma_m64n32_ss(y, descriptor(c + columns_16(k)), descriptor(s + columns_16(k)), k > 0);
+      wgmma_m64n32_ss(y, descriptor(a + columns_16(k)), descriptor(b + columns_16(k)), k > 0);
     }
     wgmma_commit();
+  }
+
+  // The lane's part of the diagonal of S · Gᵀ, for ⟨S, G⟩, if it lies in this half.
+  __device__ __forceinline__ float diagonal(const float (&y)[4][4], int half) const {
+    const bool odd_warp = warp_ % 2 != 0;
+    const bool odd_row = has_odd_row(lane_);
+    const float first = select(odd_warp, select(odd_row, y[2][1], y[2][0]), select(odd_row, y[0][1], y[0][0]));
+    const float second = select(odd_warp, select(odd_row, y[3][3], y[3][2]), select(odd_row, y[1][3], y[1][2]));
+    return select(on_diagonal(lane_) && warp_ / 2 == half, __fadd_rn(first, second), 0.0F);
   }
 
   // Adds Σ_dims g · y for half of the dims.
@@ -692,42 +689,54 @@ class HopperSets {
   float dc_[kStates / 8][4] = {};
 };
 
-// By one warp: loads the heads.
+// By one warp: loads a head.
 template <int kStates>
-__device__ __forceinline__ void load_heads(const HopperRowsCta<kStates>& cta) {
-  using Cta = HopperRowsCta<kStates>;
-  using Shape = typename Cta::Shape;
+__device__ __forceinline__ void load_head(const HopperRowsCta<kStates>& cta, int index) {
+  using Shape = typename HopperRowsCta<kStates>::Shape;
   const cuda::SsdRowsParams& p = cta.p;
   const int lane = thread_of_warpgroup() % 32;
   const bool with_tma = cta.params.maps && cta.tokens() >= kChunk;
+  const int head = cta.heads.first + index;
+  const std::uint32_t x = cta.head(index);
+  const std::uint32_t full = cta.full(index);
+  if (!with_tma) {
+    copy_rows_to_panels(x, p.scan.x, cta.row(), head, cta.tokens(), kRowsDims, lane, 32);
+    copy_rows_to_panels(x + Shape::kG, p.g, cta.row(), head, cta.tokens(), kRowsDims, lane, 32);
+    proxy_fence();
+    __syncwarp();
+  }
+  if (lane != 0) return;
+  const std::int64_t of_chunk =
+      (std::int64_t{cta.nth} * kChunksOfSegment + cta.chunk) * p.scan.head_count + head - p.scan.first_head;
+  const std::int64_t of_da_cumsum =
+      ((cta.segment.index * p.scan.heads + head) * kChunksOfSegment + cta.chunk) * kChunkDaCumsumFloats;
+  constexpr int kStateElements = kRowsDims * kStates;
+  barrier_arrive_expect(full, kChunkDaCumsumFloats * 4 + 2 * Shape::kStateBytes + (with_tma ? 2 * Shape::kXBytes : 0));
+  if (with_tma) {
+    tma_load_box(x, &cta.params.x, full, 0, head, static_cast<int>(cta.row()));
+    tma_load_box(x + Shape::kG, &cta.params.g, full, 0, head, static_cast<int>(cta.row()));
+  }
+  tma_load_bytes(cuda::shared_address(cta.da_cumsum(index)), p.scan.da_cumsum + of_da_cumsum, kChunkDaCumsumFloats * 4,
+                 full);
+  tma_load_bytes(x + Shape::kGradient, p.gradients + of_chunk * kStateElements, Shape::kStateBytes, full);
+  tma_load_bytes(x + Shape::kState, p.states + of_chunk * kStateElements, Shape::kStateBytes, full);
+}
+
+// By one warp: the heads whose buffers are empty at first, then the others.
+template <int kStates>
+__device__ __forceinline__ void load_first_heads(const HopperRowsCta<kStates>& cta) {
+  constexpr int kStages = HopperRowsCta<kStates>::Shape::kStages;
 #pragma unroll 1
-  for (int index = 0; index < cta.heads.count; ++index) {
-    const int head = cta.heads.first + index;
-    const std::uint32_t x = cta.head(index);
-    const std::uint32_t full = cta.full(index);
+  for (int index = 0; index < kStages && index < cta.heads.count; ++index) load_head(cta, index);
+}
+template <int kStates>
+__device__ __forceinline__ void load_other_heads(const HopperRowsCta<kStates>& cta) {
+  using Cta = HopperRowsCta<kStates>;
+#pragma unroll 1
+  for (int index = Cta::Shape::kStages; index < cta.heads.count; ++index) {
     barrier_wait(cta.empty(index), Cta::parity(index) ^ 1U);
-    if (!with_tma) {
-      copy_rows_to_panels(x, p.scan.x, cta.row(), head, cta.tokens(), kRowsDims, lane, 32);
-      copy_rows_to_panels(x + Shape::kG, p.g, cta.row(), head, cta.tokens(), kRowsDims, lane, 32);
-      proxy_fence();
-      __syncwarp();
-    }
-    if (lane != 0) continue;
-    const std::int64_t of_chunk =
-        (std::int64_t{cta.nth} * kChunksOfSegment + cta.chunk) * p.scan.head_count + head - p.scan.first_head;
-    const std::int64_t of_da_cumsum =
-        ((cta.segment.index * p.scan.heads + head) * kChunksOfSegment + cta.chunk) * kChunkDaCumsumFloats;
-    constexpr int kStateElements = kRowsDims * kStates;
-    barrier_arrive_expect(full,
-                          kChunkDaCumsumFloats * 4 + 2 * Shape::kStateBytes + (with_tma ? 2 * Shape::kXBytes : 0));
-    if (with_tma) {
-      tma_load_box(x, &cta.params.x, full, 0, head, static_cast<int>(cta.row()));
-      tma_load_box(x + Shape::kG, &cta.params.g, full, 0, head, static_cast<int>(cta.row()));
-    }
-    tma_load_bytes(cuda::shared_address(cta.da_cumsum(index)), p.scan.da_cumsum + of_da_cumsum,
-                   kChunkDaCumsumFloats * 4, full);
-    tma_load_bytes(x + Shape::kGradient, p.gradients + of_chunk * kStateElements, Shape::kStateBytes, full);
-    tma_load_bytes(x + Shape::kState, p.states + of_chunk * kStateElements, Shape::kStateBytes, full);
+    load_head(cta, index);
+    __syncwarp();
   }
 }
 
@@ -736,13 +745,15 @@ template <int kStates>
 __device__ __forceinline__ void finish_heads(const HopperRowsCta<kStates>& cta) {
   using Cta = HopperRowsCta<kStates>;
   const int lane = thread_of_warpgroup() % 32;
-  cuda::DtGradient<Cta> dt{cta, {}, 0.0F, 0.0F};
+  const cuda::DtGradient<Cta> dt{cta};
+  auto inputs = dt.load(0, lane);
 #pragma unroll 1
   for (int index = 0; index < cta.heads.count; ++index) {
-    dt.template load<Bf16>(index, lane);
+    const auto next = dt.load(index + 1 < cta.heads.count ? index + 1 : index, lane);
     barrier_wait(cta.sums_full(index), Cta::sums_parity(index));
-    dt.finish(index, lane);
+    dt.finish(index, lane, inputs);
     Cta::arrive(cta.sums_empty(index));
+    inputs = next;
   }
 }
 
@@ -835,7 +846,15 @@ __global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_
   const HopperRowsCta<kStates> cta(p, ssd_shared);
   if (cta.tokens() <= 0) return;
   const int thread = static_cast<int>(threadIdx.x);
-  if (thread == 0) cta.init_barriers();
+  const int warp = thread_of_warpgroup() / 32;
+  const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
+  // The first heads arrive while B and C are copied.
+  if (warpgroup == 3 && warp == 0) {
+    if (thread % 32 == 0) cta.init_barriers();
+    __syncwarp();
+    load_first_heads<kStates>(cta);
+    __syncwarp();
+  }
   copy_rows_to_panels(cta.b(), p.rows.scan.b, cta.row(), cta.heads.group, cta.tokens(), kStates, thread, kRowsThreads);
   copy_rows_to_panels(cta.c(), p.rows.scan.c, cta.row(), cta.heads.group, cta.tokens(), kStates, thread, kRowsThreads);
   // Scores and products above the diagonal stay zero.
@@ -845,7 +864,6 @@ __global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_
   }
   proxy_fence();
   __syncthreads();
-  const int warpgroup = static_cast<int>(warp_uniform(threadIdx.x / kWarpgroup));
   if (warpgroup == 0) {
     change_registers<kRowsScoreRegisters, 128>();
     HopperScores<kStates>(cta).run();
@@ -857,8 +875,7 @@ __global__ void __launch_bounds__(kRowsThreads, 1) ssd_rows_kernel(const __grid_
     HopperSets<kStates>(cta).run();
   } else {
     change_registers<kRowsProducerRegisters, 128>();
-    const int warp = thread_of_warpgroup() / 32;
-    if (warp == 0) load_heads<kStates>(cta);
+    if (warp == 0) load_other_heads<kStates>(cta);
     if (warp == 1) finish_heads<kStates>(cta);
     if (warp >= 2) sum_heads<kStates>(cta, warp - 2);
   }

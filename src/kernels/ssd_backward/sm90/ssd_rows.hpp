@@ -69,6 +69,8 @@ struct HopperRowsShape : cuda::SsdSums<1, 1, 2, 4, false> {
 struct HopperSsdBackwardLauncher {
   void (*load)();  // loads all kernels onto the current device
   void (*accumulate)(const cuda::SsdStatesParams& params, bool reversed, int multiprocessors, cudaStream_t stream);
+  bool (*accumulate_gated)(const cuda::SsdStatesParams& params, const cuda::SsmTensor& dy, int multiprocessors,
+                           cudaStream_t stream);
   void (*expand)(const cuda::SsdStatesParams& params, bool reversed, int segments, int multiprocessors,
                  cudaStream_t stream);
   void (*rows)(const cuda::SsdRowsParams& params, int segments, cudaStream_t stream);

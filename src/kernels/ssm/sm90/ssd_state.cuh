@@ -138,11 +138,20 @@ class DimBlockInputs {
   const DimBlock dim_block_;
 };
 
+// x of a chunk is what is in its tile.
+struct GivenX {
+  __device__ __forceinline__ void await(int /*chunk*/) const {}
+  __device__ __forceinline__ void transform(std::uint32_t (&/*x*/)[4], int /*chunk*/, int /*k*/) const {}
+  __device__ __forceinline__ void release(int /*chunk*/) const {}
+};
+
 // A consumer warpgroup: computes the state of one dim block chunk by chunk, S ← decay · S + (x · scale)ᵀ B. Calls
-// visit(chunk) before each chunk.
-template <int kStates, class Visit>
+// visit(chunk) before each chunk. `of_x` is GivenX or has the same functions: await() before x is read, transform() of
+// each fragment, of 16 tokens, and release() before the tile of x is released.
+template <int kStates, class Visit, class X = GivenX>
 __device__ __forceinline__ void accumulate_dim_block(float (&state)[kStates / 8][4],
-                                                     const SsdDimBlock<kStates, false>& dim_block, Visit visit) {
+                                                     const SsdDimBlock<kStates, false>& dim_block, Visit visit,
+                                                     const X& of_x = {}) {
   using Layout = SsdLayout<kStates, false>;
   const SsdMemory<kStates, false>& memory = dim_block.memory;
   const int index = dim_block.index;
@@ -156,6 +165,7 @@ __device__ __forceinline__ void accumulate_dim_block(float (&state)[kStates / 8]
     const int input = dim_block.input_stage(chunk);
     barrier_wait(memory.state_scale_full(index, input), dim_block.parity(chunk));
     dim_block.await(chunk);
+    of_x.await(chunk);
     if (!dim_block.uses_tma(chunk)) dim_block.sync();
     const unsigned char* const state_scale = memory.state_scale(index, input);
     std::uint32_t scaled_x[4][2][4];
@@ -164,6 +174,7 @@ __device__ __forceinline__ void accumulate_dim_block(float (&state)[kStates / 8]
     for (int k = 0; k < 4; ++k) {
       std::uint32_t raw[4];
       cuda::load_matrix_transposed(raw, x + static_cast<std::uint32_t>(k) * dim_block.kStepRowBytes);
+      of_x.transform(raw, chunk, k);
       scale_x(raw, state_scale, k, scaled_x[k]);
     }
     const float decay = *reinterpret_cast<const float*>(state_scale + kChunkDecayOffset);
@@ -176,6 +187,7 @@ __device__ __forceinline__ void accumulate_dim_block(float (&state)[kStates / 8]
     barrier_wait(memory.full(stage), ring.parity());
     pin(state);
     accumulate_tokens<kStates, 0, 4, 2>(state, scaled_x, memory.b(stage));
+    of_x.release(chunk);
     if (first_of_warp) barrier_arrive(memory.x_empty(index, input));
     wgmma_wait<0>();
     pin(state);
@@ -184,10 +196,12 @@ __device__ __forceinline__ void accumulate_dim_block(float (&state)[kStates / 8]
 }
 
 // Accumulates the local state of one dim block, and stores it.
-template <int kStates>
-__device__ __forceinline__ void accumulate_local_state(const SsdDimBlock<kStates, false>& dim_block) {
+template <int kStates, class X = GivenX>
+__device__ __forceinline__ void accumulate_local_state(const SsdDimBlock<kStates, false>& dim_block,
+                                                       const X& of_x = {}) {
   float state[kStates / 8][4] = {};
-  accumulate_dim_block<kStates>(state, dim_block, [](int) {});
+  accumulate_dim_block<kStates>(
+      state, dim_block, [](int) {}, of_x);
   float* const target =
       dim_block.p.scan.states + dim_block.cta_chunks.segment.index * dim_block.all_states() + dim_block.state_offset();
   visit_state<kStates>(state, [&](float first, float second, int offset) {
