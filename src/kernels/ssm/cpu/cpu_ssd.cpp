@@ -105,6 +105,8 @@ std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec) {
   return missing;
 }
 
+// Fitted to jobs with 1 and 16 threads, as the rates of the other SSM kernels
+// (bench/notes/attention-portable.md#estimates).
 double cpu_ssd_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
   return 2.5 * best_ssm_ops().flops_per_second * cores_of_run(spec, kHeadsPerTile, backend, tokens);
 }

@@ -145,7 +145,7 @@ std::vector<std::string> cpu_ssd_amx_missing(const SsmSpec& spec) {
 
 std::string amx_ssd_unavailable() { return ssd_tile_ops() != nullptr ? std::string() : amx_unavailable(); }
 
-// Measured on one core of a Sapphire Rapids.
+// A rate of one thread of a Sapphire Rapids, fitted as in cpu_ssd.cpp.
 double cpu_ssd_amx_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
   return 1.05e11 * cores_of_run(spec, kTileHeads, backend, tokens);
 }
