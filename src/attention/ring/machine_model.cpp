@@ -87,7 +87,9 @@ MachineModel default_machine(const KernelEntry& kernel, const Backend& backend) 
 
 double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtype dtype, const Backend& backend) {
   if (given.of_job || given == MachineModel{}) return 1.0;
-  const bool fp32 = dtype == Dtype::kF32 && given.fp32_flops_per_second > 0.0;
+  // CPU kernels without AMX tiles compute bf16 and fp16 in fp32, too.
+  const bool as_fp32 = dtype == Dtype::kF32 || (kernel.backend == "cpu" && !kernel.amx_bf16);
+  const bool fp32 = as_fp32 && given.fp32_flops_per_second > 0.0;
   const AttentionSpec spec = measured_spec(fp32 ? Dtype::kF32 : Dtype::kBf16);
   const AttentionRow* measured = nullptr;
   for (const AttentionRow& row : kernel_table<AttentionSpec>()) {

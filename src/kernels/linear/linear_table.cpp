@@ -28,7 +28,7 @@ double cpu_linear_speed(const LinearSpec& spec, const Backend& backend, std::int
   const double speed = cpu::cpu_attention_speed(attention, backend, kManyTokens);
   if (static_cast<const cpu::CpuBackend&>(backend).attention_ops(spec.dtype).q_per_float > 1) return 0.85 * speed;
   const auto rows = static_cast<double>(tokens);
-  return 0.78 * speed * rows / (rows + 40.0);
+  return 0.72 * speed * rows / (rows + 40.0);
 }
 
 constexpr KernelRow<LinearSpec> kTable[] = {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <numeric>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -110,45 +112,31 @@ std::unique_ptr<Attention> measured_job(const Options& options, Transport& world
   return std::make_unique<Attention>(job, world, options);
 }
 
-// FLOPs per second of this rank's kernels, and their time in seconds. The better of two runs after a first one.
-struct AttentionRate {
+// Seconds in which this rank's kernels compute in a run.
+double compute_seconds(LoadedJob& loaded) {
   double seconds = 0.0;
-  double flops_per_second = 0.0;
-};
-
-AttentionRate attention_rate(Attention& attention, const Collective& collective) {
-  const JobInput input = JobInput::synthetic(attention.job(), 1);
-  LoadedJob loaded(input, attention, collective);
-  loaded.run();
-  AttentionRate rate;
-  for (int round = 0; round < 2; ++round) {
-    const RunStats stats = loaded.run();
-    double seconds = 0.0;
-    for (const BlockTimes& block : stats.blocks) seconds += block.compute_end - block.compute_begin;
-    if (round == 0 || seconds < rate.seconds) rate.seconds = seconds;
-  }
-  rate.flops_per_second = rate.seconds > 0.0 ? attention.plan().flops() / rate.seconds : 0.0;
-  return rate;
+  for (const BlockTimes& block : loaded.run().blocks) seconds += block.compute_end - block.compute_begin;
+  return seconds;
 }
 
-// FLOPs per second of the slowest rank; 0: no rank has any work.
+// FLOPs per second of the slowest rank; 0: no rank has any work. The median of three runs counts, as it does for jobs.
 double slowest_attention_rate(const std::function<std::unique_ptr<Attention>(std::int64_t tokens)>& make,
                               const Collective& collective, std::unique_ptr<Attention>& last) {
-  double flops_per_second = 0.0;
-  for (std::int64_t tokens = kFirstTokens; tokens <= kMaxTokens; tokens *= 2) {
+  for (std::int64_t tokens = kFirstTokens;; tokens *= 2) {
     last.reset();
     last = make(tokens);
-    const std::vector<AttentionRate> rates = collective.gather_values(attention_rate(*last, collective));
-    std::vector<double> seconds_per_flop;
-    double longest = 0.0;
-    for (const AttentionRate& rate : rates) {
-      longest = std::max(longest, rate.seconds);
-      if (rate.flops_per_second > 0.0) seconds_per_flop.push_back(1.0 / rate.flops_per_second);
-    }
-    if (!seconds_per_flop.empty()) flops_per_second = 1.0 / slowest(seconds_per_flop);
-    if (longest >= kComputeSeconds) break;
+    const JobInput input = JobInput::synthetic(last->job(), 1);
+    LoadedJob loaded(input, *last, collective);
+    loaded.run();
+    std::array<double, 3> runs{compute_seconds(loaded)};
+    const double longest = slowest(collective.gather_values(runs[0]));
+    if (longest < kComputeSeconds && tokens < kMaxTokens) continue;
+    for (double& seconds : std::span(runs).subspan(1)) seconds = compute_seconds(loaded);
+    std::ranges::sort(runs);
+    const double flops = last->plan().flops();
+    const double seconds_per_flop = slowest(collective.gather_values(flops > 0.0 ? runs[1] / flops : 0.0));
+    return seconds_per_flop > 0.0 ? 1.0 / seconds_per_flop : 0.0;
   }
-  return flops_per_second;
 }
 
 // Whether every rank has a kernel for fp32: the caller's kernel may have none.

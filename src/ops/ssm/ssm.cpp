@@ -47,6 +47,10 @@ SsmJobChoice choose_kernel(const SsmJob& job, const KernelRequest& request, Kern
   return {choice.row, choice.row, std::move(choice.reason)};
 }
 
+double ssm_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, std::int64_t tokens) {
+  return choice.ssm != nullptr ? choice.ssm->speed(job.spec, backend, tokens) : choice.row->flops_per_second(backend);
+}
+
 double conv1d_rate(const SsmJob& job, const SsmJobChoice& choice, const Backend& backend, KernelScope scope) {
   if (job.conv1d_only || !job.convolution) return 0.0;
   const KernelRequest same_backend{std::string(choice.row->backend), "auto"};
@@ -122,7 +126,8 @@ void Ssm::Impl::choose() {
   check_ssm_budget(job, transport.size(), options.memory_budget);
   SsmPlanSummary summary =
       summarize_ssm_plan(job, options.runs, transport.size(), kernel.get(), default_machine(*choice.row, *backend),
-                         conv1d_rate(job, choice, *backend));
+                         conv1d_rate(job, choice, *backend),
+                         [this](std::int64_t tokens) { return ssm_rate(job, choice, *backend, tokens); });
   memory = summary.max_memory();
   seconds = summary.seconds;
   layout = std::move(summary.layout);

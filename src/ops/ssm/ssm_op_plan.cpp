@@ -44,7 +44,9 @@ class SsmPlan final : public OpPlan {
     const std::size_t budget = request_.options.memory_budget;
     check_ssm_budget(job, world, budget);
     // The ranges of heads are those that a run chooses, which knows no measured machine.
-    SsmPlanSummary summary = summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, conv1d_rate_);
+    SsmPlanSummary summary =
+        summarize_ssm_plan(job, {}, world, kernel_.get(), assumed_, conv1d_rate_,
+                           [&](std::int64_t tokens) { return ssm_rate(job, choice_, *backend_, tokens); });
     summary.seconds /= factor_;
     check_budget(summary.max_memory(), budget);
     ContiguousPlan plan{

@@ -85,7 +85,8 @@ void check_ssm_budget(const SsmJob& job, int world, std::size_t budget) {
 }
 
 SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
-                                  int world, const SsmKernel* kernel, const MachineModel& machine, double conv1d_rate) {
+                                  int world, const SsmKernel* kernel, const MachineModel& machine, double conv1d_rate,
+                                  const RateOfTokens& rate) {
   Layout layout = ssm_layout(job.lengths, runs, world, scan_unit(job));
   StateHops hops = state_hops(layout);
   SsmPlanSummary summary{std::move(layout), std::move(hops), {}, 0.0, {{0, job.spec.heads}}};
@@ -121,7 +122,7 @@ SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::ve
     max_tokens = std::max(max_tokens, tokens);
   }
   const double flops = job.conv1d_only ? ssm_token_flops(job) : ssm_token_flops(job.spec);
-  summary.seconds = flops * static_cast<double>(max_tokens) / machine.flops_per_second;
+  summary.seconds = flops * static_cast<double>(max_tokens) / (rate ? rate(max_tokens) : machine.flops_per_second);
   if (!job.conv1d_only && !summary.hops.hops.empty() &&
       passing_seconds(job, summary, machine) > kernel->cost_of_two_ranges(summary.seconds)) {
     summary.ranges = head_ranges(job.spec.heads, *kernel, 2);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -57,10 +58,13 @@ void check_budget(const SsmMemory& needed, std::size_t budget);
 
 // `runs`: as in SsmOptions. `kernel`: null for a job of conv1d only. `machine`: the same on all ranks. The heads are
 // split in two halves if passing the states of all heads takes longer on `machine` than the split costs.
-// `conv1d_rate`: operations per second of the convolution before the SSM (conv1d_rate(), ops/ssm/ssm.hpp). Throws
-// kUsage for runs or lengths that are not valid for an SSM, and kMemory as check_ssm_size() does.
+// `conv1d_rate`: operations per second of the convolution before the SSM (conv1d_rate(), ops/ssm/ssm.hpp). `rate`: that
+// of `kernel` by the tokens of a rank (ssm_rate()); null: that of `machine`. Throws kUsage for runs or lengths that are
+// not valid for an SSM, and kMemory as check_ssm_size() does.
+using RateOfTokens = std::function<double(std::int64_t tokens)>;
 SsmPlanSummary summarize_ssm_plan(const SsmJob& job, const std::optional<std::vector<std::vector<TokenRun>>>& runs,
-                                  int world, const SsmKernel* kernel, const MachineModel& machine, double conv1d_rate);
+                                  int world, const SsmKernel* kernel, const MachineModel& machine, double conv1d_rate,
+                                  const RateOfTokens& rate = {});
 
 // All heads of a kernel as one range, or as two halves if `ranges` is 2 and the kernel can halve them.
 std::vector<HeadRange> head_ranges(int heads, const SsmKernel& kernel, int ranges);

@@ -87,6 +87,25 @@ TEST(SsmPlanSummaries, AConv1dInFrontTakesItsOwnTime) {
   EXPECT_EQ(conv1d_rate(job, choice, *backend), beside.row->flops_per_second(*backend));
 }
 
+// One segment of at most four heads is one work tile of SSD, so other threads have none.
+TEST(SsmPlanSummaries, ThreadsWithoutAWorkTileDoNotCount) {
+  SsmJob job = job_of({kSuper});
+  const SsmJobChoice choice = choose_kernel(job, KernelRequest{"cpu", "cpu_ssd"});
+  const auto rate = [&](int threads, std::int64_t tokens) {
+    return ssm_rate(job, choice, *choice.row->make_backend({threads, kNoDevice}), tokens);
+  };
+  EXPECT_DOUBLE_EQ(rate(16, kSegmentTokens), rate(1, 1));
+  EXPECT_DOUBLE_EQ(rate(16, 16 * kSegmentTokens), rate(16, kManyTokens));
+  EXPECT_DOUBLE_EQ(rate(16, 17 * kSegmentTokens), rate(16, kManyTokens) * 17 / 32) << "a second round of one work tile";
+  job.spec.heads = 20;
+  EXPECT_GT(rate(16, kSegmentTokens), 2.0 * rate(1, kSegmentTokens));
+  const auto backend = choice.row->make_backend({16, kNoDevice});
+  EXPECT_DOUBLE_EQ(choice.row->flops_per_second(*backend), rate(16, kManyTokens));
+  const SsmPlanSummary all = summarize_ssm_plan(job, {}, 1, choice.ssm->make_kernel(job.spec, *backend).get(), {}, 0.0,
+                                                [](std::int64_t tokens) { return static_cast<double>(tokens); });
+  EXPECT_DOUBLE_EQ(all.seconds, ssm_token_flops(job.spec)) << "the rate is that of a rank's tokens";
+}
+
 // A token's position, and its rotated k and q, or its angles where the kernel rotates rows as it loads them.
 TEST(SsmPlanSummaries, RopeTakesAnglesOrRotatedRows) {
   SsmJob plain = job_of({kSuper});

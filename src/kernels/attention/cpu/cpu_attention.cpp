@@ -20,6 +20,7 @@
 #include "kernels/attention/cpu/work_tile.hpp"
 #include "kernels/common/cpu/cpu_backend.hpp"
 #include "kernels/common/cpu/thread_pool.hpp"
+#include "kernels/common/cpu/thread_speed.hpp"
 
 namespace ringattn::cpu {
 
@@ -198,8 +199,6 @@ std::vector<std::string> cpu_attention_missing(const AttentionSpec& spec) {
   return missing;
 }
 
-double cores_of_threads(int threads) { return 0.55 * threads + 0.45; }
-
 double cpu_attention_speed(const Backend& backend) {
   const auto& cpu = static_cast<const CpuBackend&>(backend);
   return cores_of_threads(cpu.threads()) * cpu.attention_ops(Dtype::kBf16).flops_per_second;
@@ -213,10 +212,11 @@ double cpu_attention_speed(const AttentionSpec& spec, const Backend& backend, st
   // The softmax of a tile takes the same time whatever the dims: it is the smaller part, the more dims there are.
   const double dims = 0.5 * (spec.head_dim + spec.head_dim_v);
   const double dim_factor = amx ? std::clamp(std::pow(dims / 128.0, 0.34), 0.5, 1.4) : dims < 128.0 ? 0.95 : 1.0;
-  // Few tokens leave threads idle at the end, and pack tiles for few rows. Rates are those of 32k tokens.
-  const double lost = amx ? 275.0 + 25.0 * cpu.threads() : 200.0;
+  // Little work leaves threads idle at the end, and packs tiles for few rows: as much time is lost as so many queries
+  // of 8 heads take. Rates are those of 32k such queries.
+  const double lost = amx ? 275.0 + 32.0 * cpu.threads() : 200.0;
   constexpr double kMeasured = 32768.0;
-  const auto n = static_cast<double>(tokens);
+  const double n = static_cast<double>(tokens) * std::max(1, spec.heads) / 8.0;
   const double length_factor = std::min(1.0, n / (n + lost) * (1.0 + lost / kMeasured));
   return cores_of_threads(cpu.threads()) * ops.flops_per_second * dim_factor * length_factor;
 }

@@ -15,10 +15,6 @@ namespace ringattn::cpu {
 // What `spec` requires and the kernel does not support (KernelRow::missing).
 std::vector<std::string> cpu_attention_missing(const AttentionSpec& spec);
 
-// How many threads that have a core each compute as much as `threads` threads: on most hosts two share a core. 8.4 for
-// 16 threads of bf16 attention on a Xeon, 10.2 of fp32, both within 15 % of this.
-double cores_of_threads(int threads);
-
 // Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend(): of bf16 with 128 dims, and
 // for a spec where `tokens` queries are computed (KernelRow::spec_flops_per_second).
 double cpu_attention_speed(const Backend& backend);

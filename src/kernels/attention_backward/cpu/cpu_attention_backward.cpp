@@ -151,7 +151,12 @@ std::vector<std::string> cpu_attention_backward_missing(const AttentionBackwardS
   return missing;
 }
 
-double cpu_attention_backward_speed(const Backend& backend) { return cpu_attention_speed(backend); }
+// All dtypes are computed in fp32, and each of the two passes makes the scores again.
+double cpu_attention_backward_speed(const Backend& backend) {
+  AttentionSpec forward;
+  forward.dtype = Dtype::kF32;
+  return 0.7 * cpu_attention_speed(forward, backend, kManyTokens);
+}
 
 std::unique_ptr<AttentionBackwardKernel> make_cpu_attention_backward(const AttentionBackwardSpec& spec,
                                                                      Backend& backend) {

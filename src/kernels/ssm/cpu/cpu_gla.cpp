@@ -20,8 +20,8 @@ namespace ringattn::cpu {
 namespace {
 
 constexpr int kSubChunk = 16;
-// Exponentials of the diagonal dominate. Measured beside cpu_ssd, rounded down.
-constexpr double kGlaPart = 0.25;
+// Exponentials of the diagonal dominate.
+constexpr double kGlaPart = 1.4;  // of SsmOps::flops_per_second
 
 // One thread's scratch for a chunk. A row has state_dim elements.
 struct GlaScratch {
@@ -217,8 +217,8 @@ std::vector<std::string> cpu_gla_missing(const SsmSpec& spec) {
   return missing;
 }
 
-double cpu_gla_speed(const Backend& backend) {
-  return kGlaPart * best_ssm_ops().flops_per_second * static_cast<const CpuBackend&>(backend).threads();
+double cpu_gla_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return kGlaPart * best_ssm_ops().flops_per_second * cores_of_run(spec, /*heads_per_tile=*/1, backend, tokens);
 }
 
 std::unique_ptr<SsmKernel> make_cpu_gla(const SsmSpec& spec, Backend& backend) {

@@ -194,9 +194,9 @@ std::vector<std::string> cpu_selective_scan_missing(const SsmSpec& spec) {
   return missing;
 }
 
-double cpu_selective_scan_speed(const Backend& backend) {
-  // A decay for each state requires an exponential for each multiply-add.
-  return best_ssm_ops().flops_per_second / 20 * static_cast<const CpuBackend&>(backend).threads();
+// A decay for each state requires an exponential for each multiply-add.
+double cpu_selective_scan_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return 0.22 * best_ssm_ops().flops_per_second * cores_of_run(spec, kBlocksPerTile * kChannelBlock, backend, tokens);
 }
 
 std::unique_ptr<SsmKernel> make_cpu_selective_scan(const SsmSpec& spec, Backend& backend) {

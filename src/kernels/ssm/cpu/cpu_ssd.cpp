@@ -105,11 +105,10 @@ std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec) {
   return missing;
 }
 
-// 31 GFLOP/s with one thread of a Xeon with AVX-512, 354 to 404 with 16 and enough heads and segments for them
+// Fitted to jobs with 1 and 16 threads, as the rates of the other SSM kernels
 // (bench/notes/attention-portable.md#estimates).
-double cpu_ssd_speed(const Backend& backend) {
-  const int threads = static_cast<const CpuBackend&>(backend).threads();
-  return 2.6 * best_ssm_ops().flops_per_second * (0.8 * threads + 0.2);
+double cpu_ssd_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return 2.5 * best_ssm_ops().flops_per_second * cores_of_run(spec, kHeadsPerTile, backend, tokens);
 }
 
 std::unique_ptr<SsmKernel> make_cpu_ssd(const SsmSpec& spec, Backend& backend) {

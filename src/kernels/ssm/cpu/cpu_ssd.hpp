@@ -15,9 +15,10 @@ namespace ringattn::cpu {
 std::vector<std::string> cpu_ssd_missing(const SsmSpec& spec);
 std::vector<std::string> cpu_selective_scan_missing(const SsmSpec& spec);
 
-// Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
-double cpu_ssd_speed(const Backend& backend);
-double cpu_selective_scan_speed(const Backend& backend);
+// Default speed estimates in flop/s, for all threads of a backend from make_cpu_backend()
+// (KernelRow::spec_flops_per_second).
+double cpu_ssd_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
+double cpu_selective_scan_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
 
 // `backend` is a CpuBackend and outlives the kernel.
 std::unique_ptr<SsmKernel> make_cpu_ssd(const SsmSpec& spec, Backend& backend);

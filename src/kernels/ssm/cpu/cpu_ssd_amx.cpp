@@ -145,8 +145,10 @@ std::vector<std::string> cpu_ssd_amx_missing(const SsmSpec& spec) {
 
 std::string amx_ssd_unavailable() { return ssd_tile_ops() != nullptr ? std::string() : amx_unavailable(); }
 
-// Measured on one core of a Sapphire Rapids, rounded down.
-double cpu_ssd_amx_speed(const Backend& backend) { return 1e11 * static_cast<const CpuBackend&>(backend).threads(); }
+// A rate of one thread of a Sapphire Rapids, fitted as in cpu_ssd.cpp.
+double cpu_ssd_amx_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens) {
+  return 1.05e11 * cores_of_run(spec, kTileHeads, backend, tokens);
+}
 
 std::unique_ptr<SsmKernel> make_cpu_ssd_amx(const SsmSpec& spec, Backend& backend) {
   return std::make_unique<CpuSsdAmx>(spec, static_cast<const CpuBackend&>(backend));

@@ -18,7 +18,7 @@ std::vector<std::string> cpu_ssd_amx_missing(const SsmSpec& spec);
 std::string amx_ssd_unavailable();
 
 // Default speed estimate in flop/s, for all threads of a backend from make_cpu_backend().
-double cpu_ssd_amx_speed(const Backend& backend);
+double cpu_ssd_amx_speed(const SsmSpec& spec, const Backend& backend, std::int64_t tokens);
 
 // `backend` is a CpuBackend and outlives the kernel.
 std::unique_ptr<SsmKernel> make_cpu_ssd_amx(const SsmSpec& spec, Backend& backend);

@@ -2,6 +2,7 @@
 #include "kernels/ssm/cpu/ssm_levels.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -10,6 +11,7 @@
 #endif
 
 #include "base/rank_liveness.hpp"
+#include "kernels/common/cpu/thread_speed.hpp"
 #include "kernels/rope/token_rotation.hpp"
 #include "kernels/ssm/cpu/ssm_rows.hpp"
 
@@ -34,6 +36,14 @@ std::size_t bytes_of(std::int64_t count, std::size_t floats) {
 }
 
 }  // namespace
+
+double cores_of_run(const SsmSpec& spec, int heads_per_tile, const Backend& backend, std::int64_t tokens) {
+  const int heads_of_group = spec.heads / spec.groups;
+  const int tiles_of_group = (heads_of_group + heads_per_tile - 1) / heads_per_tile;
+  const double segments = std::ceil(static_cast<double>(tokens) / static_cast<double>(kSegmentTokens));
+  return cores_of_items(static_cast<const CpuBackend&>(backend).threads(),
+                        segments * static_cast<double>(tiles_of_group * spec.groups));
+}
 
 SsmLevels::SsmLevels(const SsmSpec& spec, const CpuBackend& backend, const Shape& shape)
     : spec_(spec), shape_(shape), tile_ops_(backend.tile_ops()), ops_(best_ssm_ops()), threads_(backend.threads()) {}

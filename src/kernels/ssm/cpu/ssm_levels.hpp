@@ -31,6 +31,9 @@ struct SsmWorkTile : SsmSegment {
   int head_blocks = 0;
 };
 
+// Cores that a task with one run of `tokens` keeps busy. `heads_per_tile` is that of a work tile, in one segment.
+double cores_of_run(const SsmSpec& spec, int heads_per_tile, const Backend& backend, std::int64_t tokens);
+
 class SsmLevels : public SsmKernel {
  public:
   bool rotates_rows() const override { return true; }
