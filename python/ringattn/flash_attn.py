@@ -24,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+_ROTATE = "Rotate them by ringattn.rope() before the call, or call ringattn.decode() with rope=ringattn.RopeSettings(head_dim)."
 # Names of the arguments of decode().
 _NAMES = {"lengths": "cache_seqlens", "lengths_before": "cache_seqlens", "k_new": "k", "v_new": "v"}
 
@@ -136,8 +137,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     """
     check(0.0, alibi_slopes)
     for name, given, why, suggestion in (
-        ("rotary_cos", rotary_cos, "no rotary embedding is applied", "Pass q and k with their rotary embedding."),
-        ("rotary_sin", rotary_sin, "no rotary embedding is applied", "Pass q and k with their rotary embedding."),
+        ("rotary_cos", rotary_cos, "it does not rotate q and k", _ROTATE),
+        ("rotary_sin", rotary_sin, "it does not rotate q and k", _ROTATE),
         ("cache_batch_idx", cache_batch_idx, "sequence s of a dense cache is row s of q", "Pass pages and a block_table."),
         ("cache_leftpad", cache_leftpad, "sequences begin with their first key", "Pass a cache without padding."),
     ):  # fmt: skip
