@@ -7,9 +7,9 @@ As in flash_attn, causal is False by default, and the functions return only out.
 (out, lse, None), with return_softmax_lse (out, lse). lse is [batch, heads, tokens], for packed sequences [heads,
 tokens], while ringattn's own functions have tokens first. A row that sees no key has zeros in out and -inf in lse.
 
-Differences: dropout, ALiBi, rotary embedding, cache_batch_idx and cache_leftpad are refused, and gradients by
-flash_attn_with_kvcache. `deterministic` and `num_splits` have no effect: every call is deterministic, and KV splits are
-fixed. For several ranks use ringattn.ring_flash_attn."""
+Differences: dropout, ALiBi, cos and sin of rotary embedding, cache_batch_idx and cache_leftpad are refused, and
+flash_attn_with_kvcache refuses tensors that require a gradient. `deterministic` and `num_splits` have no effect: every
+call is deterministic, and KV splits are fixed. For several ranks use ringattn.ring_flash_attn."""
 
 import torch
 
