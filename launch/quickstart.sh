@@ -68,7 +68,7 @@ fi
 
 # Runs ringattn's words on a number of ranks: under mpirun where MPI was found (and, with GPUs, there is more than one),
 # else as threads of one process.
-if command -v mpirun >/dev/null && ((gpus != 1)) && "$ringattn" info 2>/dev/null | grep -qE '^ *mpi '; then
+if command -v mpirun >/dev/null && ((gpus != 1)) && "$ringattn" info 2>/dev/null | grep -E '^ *mpi ' >/dev/null; then
   world="mpirun"
   on_ranks() {
     local ranks=$1

@@ -54,7 +54,7 @@ fi
 mkdir "$out/unpacked"
 "$venv/bin/python" -m zipfile -e "$wheel" "$out/unpacked"
 for library in "$out"/unpacked/ringattn/*.so; do
-  if readelf -d "$library" | grep -q STATIC_TLS; then
+  if readelf -d "$library" | grep STATIC_TLS >/dev/null; then
     fail "${library##*/} needs static TLS" "Python may be unable to open it" "Compile what it links with -ftls-model=global-dynamic."
   fi
 done

@@ -25,7 +25,9 @@ void check_command(const LaunchCommand& command) {
   if (!RINGATTN_LAUNCH_MPI && program == std::filesystem::canonical("/proc/self/exe") &&
       environment_value("RINGATTN_STORE").value_or("").empty()) {
     fail(ErrorCode::kUnsupported, fmt::format("{} can't join the ranks that {} starts", program, name),
-         "this build has no MPI", "Build with MPI, or set RINGATTN_STORE.");
+         "this build has no MPI",
+         "Set RINGATTN_STORE=HOST:PORT, build with MPI, or run ringattn alone: --ranks N gives it N ranks in one "
+         "process.");
   }
   const std::string path = find_on_path(name);
   if (path.empty()) {

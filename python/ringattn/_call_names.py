@@ -39,6 +39,7 @@ _OWN = (
                 "conv_state_indices": "state_batch_indices"}),
     (("linear",), {"input": "x", "a": "x", "qweight": "weight", "weight_packed": "weight", "weight_scale": "scales",
                    "scale_b": "scales", "weight_zero_point": "zeros", "qzeros": "zeros"}),
+    (("rope",), {"seqlen_offset": "offset", "seqlen_offsets": "positions", "position_ids": "positions"}),
     (("causal_conv1d",), {"conv_state": "initial_states"}),
     (("causal_conv1d_update",), {"conv_states": "conv_state", "initial_states": "conv_state",
                                  "cache_indices": "conv_state_indices", "state_batch_indices": "conv_state_indices"}),
@@ -48,6 +49,7 @@ _CACHES = "k_cache v_cache key_cache value_cache kv_cache paged_kv_cache k_pages
           "paged_kv_indices paged_kv_last_page_len k_new v_new"  # fmt: skip
 _MASKS = "attn_mask attention_mask causal_mask custom_mask packed_custom_mask key_padding_mask padding_mask"
 _POSITIONS = "position_ids cache_position"
+_COS_SIN = "cos sin rotary_cos rotary_sin cos_sin_cache"
 _PADDED = "seqused_q seqused_k seq_lens lengths_k kv_len_arr"
 _POSITIONS_MASK = "masks are causal, full or sliding windows, and depend only on positions"
 _SEQ_IDX = ("Pass packed rows, as x[0], with cu_seqlens=torch.nn.functional.pad(seq_idx[0].bincount().cumsum(0), (1, 0)), and "
@@ -77,6 +79,10 @@ _OTHERWISE = (
      "Pass block_table [sequences, table_pages] and lengths (docs/porting.md makes them of flashinfer's arrays)."),
     (_STEPS, "cu_seqlens cu_seqlens_q cu_seqlens_k cu_seqlens_kv cu_seqlens_k_new qo_indptr query_start_loc cu_seqlens_qkv",
      "each sequence of a step has as many rows", "Pass q as [sequences, rows, heads, head_dim], and lengths of the cache."),
+    (("decode",), _COS_SIN, "it computes them from positions",
+     "Pass rope=ringattn.RopeSettings(head_dim), with theta or rope_parameters of the model."),
+    (("attention", "varlen"), _COS_SIN, "it does not rotate q and k", "Rotate them by ringattn.rope() before the call."),
+    (("rope",), _COS_SIN, "it computes them from positions", "Pass theta, rope_parameters or inv_freq."),
     (_STEPS, "context_lens cache_seqlens", "it may count the rows of this step or not",
      "Pass lengths, which count them, or lengths_before."),
     (_STEPS, "cache_batch_idx", "sequence s of the step is row s of block_table",

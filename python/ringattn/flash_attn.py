@@ -7,9 +7,9 @@ As in flash_attn, causal is False by default, and the functions return only out.
 (out, lse, None), with return_softmax_lse (out, lse). lse is [batch, heads, tokens], for packed sequences [heads,
 tokens], while ringattn's own functions have tokens first. A row that sees no key has zeros in out and -inf in lse.
 
-Differences: dropout, ALiBi, rotary embedding, cache_batch_idx and cache_leftpad are refused, and gradients by
-flash_attn_with_kvcache. `deterministic` and `num_splits` have no effect: every call is deterministic, and KV splits are
-fixed. For several ranks use ringattn.ring_flash_attn."""
+Differences: dropout, ALiBi, cos and sin of rotary embedding, cache_batch_idx and cache_leftpad are refused, and
+flash_attn_with_kvcache refuses tensors that require a gradient. `deterministic` and `num_splits` have no effect: every
+call is deterministic, and KV splits are fixed. For several ranks use ringattn.ring_flash_attn."""
 
 import torch
 
@@ -24,6 +24,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+_ROTATE = "Rotate them by ringattn.rope() before the call, or call ringattn.decode() with rope=ringattn.RopeSettings(head_dim)."
 # Names of the arguments of decode().
 _NAMES = {"lengths": "cache_seqlens", "lengths_before": "cache_seqlens", "k_new": "k", "v_new": "v"}
 
@@ -136,8 +137,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
     """
     check(0.0, alibi_slopes)
     for name, given, why, suggestion in (
-        ("rotary_cos", rotary_cos, "no rotary embedding is applied", "Pass q and k with their rotary embedding."),
-        ("rotary_sin", rotary_sin, "no rotary embedding is applied", "Pass q and k with their rotary embedding."),
+        ("rotary_cos", rotary_cos, "it does not rotate q and k", _ROTATE),
+        ("rotary_sin", rotary_sin, "it does not rotate q and k", _ROTATE),
         ("cache_batch_idx", cache_batch_idx, "sequence s of a dense cache is row s of q", "Pass pages and a block_table."),
         ("cache_leftpad", cache_leftpad, "sequences begin with their first key", "Pass a cache without padding."),
     ):  # fmt: skip

@@ -18,7 +18,7 @@ expect() {
 
 jobs=$("$goldens" list | wc -l)
 for op in attention attention-int4 decode mla mla-decode ssd ssd-convolution ssd-update selective-scan convolution; do
-  "$goldens" list | grep -q "^$op" || { echo "no job of $op"; failed=1; }
+  "$goldens" list | grep "^$op" >/dev/null || { echo "no job of $op"; failed=1; }
 done
 expect 3 "$jobs of $jobs differ or could not be done" "$goldens" check "$place/none" --ranks 1
 expect 0 "$jobs jobs recorded" "$goldens" record "$place/goldens" -- --backend cpu

@@ -55,7 +55,7 @@ digests=$(grep -ho '"digest": .*' run.json three.json | sort | uniq -c | awk '{p
 [[ $digests == 2 ]] || { echo "one rank and three have other bits"; cat run.json three.json; exit 1; }
 ringattn verify "${job[@]}"
 ringattn verify "${job[@]}" --against oracle --rows 16
-ringattn-goldens list | grep -q attention-bf16
+ringattn-goldens list | grep attention-bf16 >/dev/null
 ringattn-mpirun --dry-run -np 2 run "${job[@]}"
 ringattn info >info
 grep -q 'GPU *none' info

@@ -225,7 +225,11 @@ class Names(Refused):
             ("attention has no dropout_p", lambda: attention(Q, K, V, dropout_p=0.1)),
             ("attention has no cu_seqlens (its sequences are equally long). Call ringattn.varlen().",
              lambda: attention(Q, K, V, cu_seqlens=CU)),
-            ("decode has no rotary_cos (no rotary", lambda: ringattn.decode(*STEP, ints(9, 7), rotary_cos=normal(16, 32))),
+            ("decode has no rotary_cos (it computes them from positions). Pass rope=ringattn.RopeSettings(head_dim)",
+             lambda: ringattn.decode(*STEP, ints(9, 7), rotary_cos=normal(16, 32))),
+            ("attention has no cos (it does not rotate q and k). Rotate them by ringattn.rope()",
+             lambda: ringattn.attention(Q, K, V, cos=normal(20, 32))),
+            ("rope has no sin (it computes them from positions)", lambda: ringattn.rope(Q, K, sin=normal(20, 32))),
         ):  # fmt: skip
             self.refused(words, ringattn.UnsupportedError, call)
 
