@@ -201,9 +201,9 @@ class CpuDecode final : public DecodeKernel {
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
   // With several threads, at least so many work tiles a thread, because threads are not equally fast. Rows of 8 bits or
-  // less are short: fewer tiles, so that more rows are adjacent.
+  // less are short: fewer tiles, so that more rows are adjacent (bench/notes/decoding.md).
   static constexpr int kWorkTilesPerThread = 8;
-  static constexpr int kQuantizedTilesPerThread = 2;
+  static constexpr int kQuantizedTilesPerThread = 4;
   static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
 
   // A head's rows are apart in memory, so processors don't recognize the stream and are told what to load.
