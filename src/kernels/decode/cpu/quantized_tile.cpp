@@ -25,10 +25,10 @@ namespace {
 constexpr int kRunDims = 32;    // elements of one vector of bf16
 constexpr int kBlockDims = 16;  // elements of two rows in one vector
 constexpr int kLineBytes = 64;
-constexpr int kUsualDim = 128;  // which has loops of its own
+constexpr std::size_t kBlockBytes = 1024;  // of 16 dims of 32 keys
+constexpr int kUsualDim = 128;             // which has loops of its own
 
 using RowLoad = bool (*)(const QuantizedRows& quantized, int first, int end, std::byte* rows);
-constexpr std::size_t kBlockBytes = 1024;  // of 16 dims of 32 keys
 
 // Scales and zero points outside these limits are left to the codec. From the least one on, the least element but zero
 // is a normal number: 1 · scale, 2^−9 · scale, and a multiple of the last bit of a scale or zero point. Up to the
@@ -81,8 +81,8 @@ class Requests {
   RINGATTN_INLINE Requests(const QuantizedTile* next, const QuantizedTile& current, int key)
       : tile_(next != nullptr && key < next->keys ? *next : current),
         keys_(&tile_ == next ? next->keys : 0),
-        values_(tile_.values, key),
-        scales_(tile_.scales, key) {}
+        values_(tile_.values, std::min(key, tile_.keys - 1)),
+        scales_(tile_.scales, std::min(key, tile_.keys - 1)) {}
 
   // One row, or two.
   RINGATTN_INLINE void request(int key, int rows, int value_bytes) {
@@ -465,16 +465,18 @@ template <class Rows, int kDim>
 RINGATTN_AVX512 bool load_pairs(const QuantizedRows& quantized, int first, int end, std::byte* pairs) {
   const int dim = kDim != 0 ? kDim : quantized.dim;
   const int keys = quantized.tile->keys;
-  RowCursor values(quantized.tile->values, first);
-  RowCursor scales(quantized.tile->scales, first);
+  RowCursor values(quantized.tile->values, std::min(first, keys - 1));
+  RowCursor scales(quantized.tile->scales, std::min(first, keys - 1));
   Requests requests(quantized.next, *quantized.tile, first);
   for (int key = first; key < end; pairs += kLineBytes) {
     requests.request(key, 2, dim * Rows::kBits / 8);
     if (key < keys) {
-      // The row after the last one is 0 times the scales of the last one.
+      // The row after the last one is 0 times its scale, or has pairs of zeros.
       const bool both = key + 1 < keys;
       const std::byte* const two_values[2] = {values.row(), both ? values.odd_row() : kZeroRow};
-      const std::byte* const two_scales[2] = {scales.row(), both ? scales.odd_row() : scales.row()};
+      const std::byte* const two_scales[2] = {scales.row(), both               ? scales.odd_row()
+                                                            : Rows::kBits == 4 ? kZeroRow
+                                                                               : scales.row()};
       if (!Rows::pair(quantized, key, two_values, two_scales, dim, pairs)) return false;
     } else {
       for (int block = 0; block < dim / kBlockDims; ++block) {
