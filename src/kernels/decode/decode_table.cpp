@@ -71,13 +71,13 @@ constexpr KernelRow<DecodeSpec> latent_row(std::string_view supports) {
 // Few rows share a tile, so a step takes as long as its keys and values are packed or dequantized, whatever the rows.
 // By AMX they are read where they lie, or dequantized 32 keys at a time. Elements of K and V a second were measured
 // with 1 and 16 threads (bench/notes/attention-portable.md#estimates, decoding.md); fp8, int8 and int4 differ from
-// their common rate by 25 % at most.
+// their common rate by 13 % at most.
 double cpu_decode_speed(const DecodeSpec& spec, const Backend& backend, std::int64_t rows) {
   const int threads = static_cast<const cpu::CpuBackend&>(backend).threads();
   const bool amx = spec.attention.dtype == Dtype::kBf16 && cpu::has_amx_bf16();
   const double elements = spec.format.is_plain()
                               ? (amx ? 5.1e9 * (0.45 * threads + 0.55) : 3.3e9 * (0.3 * threads + 0.7))
-                              : (amx ? 3.3e9 : 1.6e9) * (0.5 * threads + 0.5);  // a second
+                              : (amx ? 6.4e9 * (0.58 * threads + 0.42) : 1.6e9 * (0.5 * threads + 0.5));  // a second
   const AttentionSpec& attention = spec.attention;
   const double stacked = static_cast<double>(rows) * attention.heads / attention.kv_heads;
   return std::min(elements * 2.0 * stacked, cpu::cpu_attention_speed(attention, backend, kManyTokens));

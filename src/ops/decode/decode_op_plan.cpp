@@ -131,10 +131,20 @@ class DecodePlan final : public OpPlan {
     const double share = step.balance() / static_cast<double>(step.attended.size());
     const MachineModel& given = request_.options.machine;
     const DecodeSpec spec = stored_spec(input_, *choice_.row, 1);
-    const double speed = choice_.row->speed(spec, *backend_, step.job.limits.rows) *
+    const double speed = choice_.row->speed(spec, *working_backend(step, spec), step.job.limits.rows) *
                          machine_factor(given, *choice_.row, spec.attention.dtype, *backend_);
     return share *
            std::max(step.bytes_read / memory_rate(given, planned_threads(request_.options)), job_flops(input_) / speed);
+  }
+
+  // A backend of as many threads as have work: a work tile is a KV split of at least one head. Rates of plain caches
+  // were measured with threads that had no work.
+  std::unique_ptr<Backend> working_backend(const DecodePlanSummary& step, const DecodeSpec& spec) const {
+    const int threads = planned_threads(request_.options);
+    const auto ranks = static_cast<std::int64_t>(step.attended.size());
+    const std::int64_t work_tiles = step.job.limits.sequences * step.kv_splits * spec.attention.kv_heads / ranks;
+    const auto working = static_cast<int>(std::clamp<std::int64_t>(work_tiles, 1, threads));
+    return choice_.row->make_backend({spec.format.is_plain() ? threads : working, kNoDevice});
   }
 
   const JobInput& input_;

@@ -49,8 +49,8 @@ inline void pack_keys_for_amx(const TileShape& shape, const TileRows& k, int key
 // lanes in which some value is not finite.
 HWY_INLINE __mmask32 pack_value_pairs(int head_dim_v, const TileRows& v, int first, int end, int keys,
                                       std::size_t block_bytes, std::byte* target) {
-  const __m512i exponent = _mm512_set1_epi16(0x7f80);
-  __mmask32 special = 0;
+  const __m512i magnitude = _mm512_set1_epi16(0x7fff);
+  __m512i greatest = _mm512_setzero_si512();  // per lane: of all magnitudes
   for (int key = first; key < end; key += 2, target += 64) {
     const std::byte* const even = key < keys ? v.at(key) : nullptr;
     const std::byte* const odd = key + 1 < keys ? v.at(key + 1) : nullptr;
@@ -58,14 +58,14 @@ HWY_INLINE __mmask32 pack_value_pairs(int head_dim_v, const TileRows& v, int fir
     for (int begin = 0; begin < head_dim_v; begin += kTileDepth, block += 2 * block_bytes) {
       const __m512i a = load_pairs(even, begin, head_dim_v);
       const __m512i b = load_pairs(odd, begin, head_dim_v);
-      special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(a, exponent), exponent);
-      special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(b, exponent), exponent);
+      greatest = _mm512_max_epu16(greatest, _mm512_and_si512(a, magnitude));
+      greatest = _mm512_max_epu16(greatest, _mm512_and_si512(b, magnitude));
       const RowPairs pairs = interleave_rows(a, b);
       _mm512_store_si512(block, pairs.first);
       _mm512_store_si512(block + block_bytes, pairs.second);
     }
   }
-  return special;
+  return _mm512_cmpgt_epu16_mask(greatest, _mm512_set1_epi16(0x7f7f));
 }
 
 // Returns whether every value is finite.

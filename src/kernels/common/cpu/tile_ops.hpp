@@ -52,12 +52,20 @@ struct RowLoader {
   const void* tile = nullptr;
 };
 
+// Writes keys [first, end) of up to 32 consecutive ones, both even, as the pairs that AMX multiplies:
+// [dims / 16, 16 pairs of keys, 16 dims, 2], of which `pairs` is the pair of `first`. Keys after the tile's last one
+// are zero. Returns false if it cannot, or an element is not finite.
+struct PairLoader {
+  bool (*load)(const void* tile, int first, int end, std::byte* pairs) = nullptr;
+  const void* tile = nullptr;
+};
+
 // The first `keys` rows of a key tile where they lie, or loaders that make them.
 struct TileInPlace {
   TileRows k;
   TileRows v;
   RowLoader load_k;
-  RowLoader load_v;
+  PairLoader load_v;
   int keys = 0;
   const TileRows* next_k = nullptr;  // rows that will be read after these; null: not known
   const TileRows* next_v = nullptr;

@@ -79,39 +79,93 @@ inline void configure_for_rows(int rows) {
   configure_tiles(config);
 }
 
-// Rows of keys [first, first + 32), up to `keys`: where they lie, or loaded to `memory`, so that row `first` is row 0.
-// Returns false if they cannot be loaded.
-HWY_INLINE bool group_rows(const TileRows& in_place, const RowLoader& loader, int first, int keys, int dims,
-                           std::byte* memory, TileRows& rows) {
-  if (loader.load == nullptr) {
-    rows.page_runs[0] = in_place.at(first);
-    rows.page_runs[1] = first + kTileRows < keys ? in_place.at(first + kTileRows) : nullptr;
-    rows.stride = in_place.stride;
-  } else {
-    rows.page_runs[0] = memory;
-    rows.page_runs[1] = memory + std::ptrdiff_t{kTileRows} * dims * 2;
-    rows.stride = std::ptrdiff_t{dims} * 2;
-    if (!loader.load(loader.tile, first, std::min(keys, first + kTileDepth), memory)) return false;
-  }
+// Rows of 32 keys from `first` on, up to `keys`, where they lie.
+HWY_INLINE TileRows group_in_place(const TileRows& tile, int first, int keys) {
+  TileRows rows;
+  rows.page_runs[0] = tile.at(first);
+  rows.page_runs[1] = first + kTileRows < keys ? tile.at(first + kTileRows) : nullptr;
+  rows.stride = tile.stride;
   rows.page_run_log2 = 4;  // kTileRows: no page is shorter
-  return true;
+  return rows;
 }
 static_assert(kMinPageRunKeys == kTileRows && kTileRows == 1 << 4);
 
+// Loads rows of 32 keys, a few at a time, while those of the 32 keys before are multiplied.
+class GroupLoader {
+ public:
+  GroupLoader(const RowLoader& loader, int keys, int dims) : loader_(loader), keys_(keys), row_bytes_(2 * dims) {}
+
+  // Rows [begin, end) of group `group`. Returns false if one cannot be loaded.
+  HWY_INLINE bool load(int group, int begin, int end) {
+    const int first = group * kTileDepth;
+    const int last = std::min(keys_, first + end);
+    return first + begin >= last ||
+           loader_.load(loader_.tile, first + begin, last, rows_[group % 2] + std::ptrdiff_t{begin} * row_bytes_);
+  }
+  TileRows rows(int group) const {
+    const std::byte* const rows = rows_[group % 2];
+    TileRows loaded;
+    loaded.page_runs[0] = rows;
+    loaded.page_runs[1] = rows + std::ptrdiff_t{kTileRows} * row_bytes_;
+    loaded.stride = row_bytes_;
+    loaded.page_run_log2 = 4;
+    return loaded;
+  }
+
+ private:
+  alignas(64) std::byte rows_[2][kTileDepth * kMaxHeadDim * sizeof(std::uint16_t)];
+  const RowLoader& loader_;
+  int keys_;
+  int row_bytes_;
+};
+
+// Four columns of 16 rows, as rows of a block of S.
+HWY_INLINE void store_four_columns(const float* sums, float* scores) {
+  __m512 rows[4];  // row j has 4 elements of each of rows j, 4 + j, 8 + j and 12 + j
+  for (int j = 0; j < 4; ++j, sums += kTileColumns) {
+    rows[j] = _mm512_castps128_ps512(_mm_load_ps(sums));
+    rows[j] = _mm512_insertf32x4(rows[j], _mm_load_ps(sums + 4 * kTileColumns), 1);
+    rows[j] = _mm512_insertf32x4(rows[j], _mm_load_ps(sums + 8 * kTileColumns), 2);
+    rows[j] = _mm512_insertf32x4(rows[j], _mm_load_ps(sums + 12 * kTileColumns), 3);
+  }
+  const __m512d low_01 = _mm512_castps_pd(_mm512_unpacklo_ps(rows[0], rows[1]));
+  const __m512d low_23 = _mm512_castps_pd(_mm512_unpacklo_ps(rows[2], rows[3]));
+  const __m512d high_01 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[0], rows[1]));
+  const __m512d high_23 = _mm512_castps_pd(_mm512_unpackhi_ps(rows[2], rows[3]));
+  _mm512_store_pd(scores, _mm512_unpacklo_pd(low_01, low_23));
+  _mm512_store_pd(scores + kScoreColumns, _mm512_unpackhi_pd(low_01, low_23));
+  _mm512_store_pd(scores + 2 * kScoreColumns, _mm512_unpacklo_pd(high_01, high_23));
+  _mm512_store_pd(scores + 3 * kScoreColumns, _mm512_unpackhi_pd(high_01, high_23));
+}
+
+// The first `columns` columns of Sᵀ of 16 keys, as rows of a block of S. More rows may be written.
+HWY_INLINE void store_columns(const float (&sums)[kTileRows][kTileColumns], int columns, float* scores) {
+  if (columns <= 8) {
+    store_four_columns(sums[0], scores);
+    if (columns > 4) store_four_columns(sums[0] + 4, scores + 4 * kScoreColumns);
+    return;
+  }
+  __m512i keys[kTileRows];
+  for (int key = 0; key < kTileRows; ++key) keys[key] = _mm512_load_si512(sums[key]);
+  transpose_pairs(keys, reinterpret_cast<std::byte*>(scores), kScoreStride);
+}
+
 // S of groups [begin, end) of 32 keys. Scores of keys after the last are unspecified, as they are masked. Returns false
 // if a row cannot be loaded.
-inline bool score_in_place(const TileShape& shape, const TileInPlace& tile, const float* queries, int begin, int end,
-                           float (*scores)[kScoreColumns]) {
+inline bool score_in_place(const TileShape& shape, const TileInPlace& tile, const float* queries, int batch_rows,
+                           int begin, int end, float (*scores)[kScoreColumns]) {
   constexpr int kGroup = 2 * kTileRows;
   alignas(64) float sums[2][kTileRows][kTileColumns];  // [halves, keys, rows]
-  alignas(64) std::byte loaded[kGroup * kMaxHeadDim * sizeof(std::uint16_t)];
   alignas(64) std::byte last[kTileRows * kMaxHeadDim * sizeof(std::uint16_t)];
   const int tiles = tiles_of_dims(shape.head_dim);
   const std::size_t row_bytes = static_cast<std::size_t>(tiles) * kTileRowBytes;
+  const bool loads = tile.load_k.load != nullptr;
+  const int rows_at_once = (kGroup + tiles - 1) / tiles;
+  GroupLoader loader(tile.load_k, tile.keys, shape.head_dim);
   RowRequests requests(tile.next_k, tile.next_keys, static_cast<int>(row_bytes));
+  if (loads && !loader.load(begin, 0, kGroup)) return false;
   for (int group = begin; group < end; ++group) {
-    TileRows rows;
-    if (!group_rows(tile.k, tile.load_k, group * kGroup, tile.keys, shape.head_dim, loaded, rows)) return false;
+    const TileRows rows = loads ? loader.rows(group) : group_in_place(tile.k, group * kGroup, tile.keys);
     const std::byte* half[2] = {};
     std::size_t stride[2] = {};
     for (int i = 0; i < 2; ++i) {
@@ -137,14 +191,12 @@ inline bool score_in_place(const TileShape& shape, const TileInPlace& tile, cons
       load_tile<7>(half[1] + dims * kTileRowBytes, stride[1]);
       multiply_tiles<3, 7, 6>();
       requests.advance(kGroup);
+      const int row = std::min(kGroup, dims * rows_at_once);
+      if (loads && group + 1 < end && !loader.load(group + 1, row, std::min(kGroup, row + rows_at_once))) return false;
     }
     store_tile<2>(sums[0], kTileRowBytes);
     store_tile<3>(sums[1], kTileRowBytes);
-    for (int i = 0; i < 2; ++i) {
-      __m512i keys[kTileRows];
-      for (int key = 0; key < kTileRows; ++key) keys[key] = _mm512_load_si512(sums[i][key]);
-      transpose_pairs(keys, reinterpret_cast<std::byte*>(scores[0] + group * kGroup + i * kTileRows), kScoreStride);
-    }
+    for (int i = 0; i < 2; ++i) store_columns(sums[i], batch_rows, scores[0] + group * kGroup + i * kTileRows);
   }
   return true;
 }
@@ -155,7 +207,6 @@ inline bool score_in_place(const TileShape& shape, const TileInPlace& tile, cons
 inline bool add_values_in_place(const AmxCall& call, const AmxBlock& block, const TileInPlace& tile) {
   // [dims / 16, 16 pairs of keys, 16 dims, 2], of two groups of keys
   alignas(64) std::byte packed[2][kMaxHeadDim * kTileDepth * sizeof(std::uint16_t)];
-  alignas(64) std::byte loaded[kTileDepth * kMaxHeadDim * sizeof(std::uint16_t)];
   const std::size_t stride = call.o_stride * sizeof(float);
   const int dims_v = call.shape.head_dim_v;
   const int tiles = tiles_of_dims(dims_v);
@@ -167,8 +218,9 @@ inline bool add_values_in_place(const AmxCall& call, const AmxBlock& block, cons
     const bool multiplies = group > block.begin_group;  // the group before
     const bool packs = group < block.end_group;
     const int first = group * kTileDepth;
+    const bool loads = tile.load_v.load != nullptr;
     TileRows rows;
-    if (packs && !group_rows(tile.v, tile.load_v, first, tile.keys, dims_v, loaded, rows)) return false;
+    if (packs && !loads) rows = group_in_place(tile.v, first, tile.keys);
     if (multiplies) load_tile<4>(weights + (group - 1) * kTileRowBytes, kScoreStride);
     float* acc = call.batch.acc;
     const std::byte* values = packed[(group + 1) % 2];
@@ -184,9 +236,13 @@ inline bool add_values_in_place(const AmxCall& call, const AmxBlock& block, cons
       if (packs) {
         const int begin = std::min(kTileDepth, dims * keys_at_once);
         const int end = std::min(kTileDepth, begin + keys_at_once);
-        requests.advance((end - begin) * tiles);
-        special |= pack_value_pairs(dims_v, rows, begin, end, tile.keys - first, kTileBytes,
-                                    packed[group % 2] + begin / 2 * kTileRowBytes);
+        std::byte* const target = packed[group % 2] + begin / 2 * kTileRowBytes;
+        if (loads) {
+          if (!tile.load_v.load(tile.load_v.tile, first + begin, first + end, target)) return false;
+        } else {
+          requests.advance((end - begin) * tiles);
+          special |= pack_value_pairs(dims_v, rows, begin, end, tile.keys - first, kTileBytes, target);
+        }
       }
       if (multiplies) {
         store_tile<0>(acc, stride);
@@ -229,7 +285,7 @@ inline bool attend_in_place(const TileShape& shape, const TileInPlace& tile, con
   block.masked = !sees_whole(batch.visible, rows, kTileDepth);
   block.scores = call.scratch.scores[0];
   configure_for_rows(batch.rows);
-  bool done = score_in_place(shape, tile, queries, block.begin_group, block.end_group, block.scores);
+  bool done = score_in_place(shape, tile, queries, batch.rows, block.begin_group, block.end_group, block.scores);
   if (done) {
     AmxSoftmax softmax(call, &block, /*products=*/0);
     softmax.finish();

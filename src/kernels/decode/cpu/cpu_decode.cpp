@@ -201,9 +201,9 @@ class CpuDecode final : public DecodeKernel {
   static constexpr TileSizes kSizes{/*query=*/1, kKeyTile};
   static constexpr std::int64_t kKeysPerKvSplit = std::int64_t{kTilesPerKvSplit} * kKeyTile;
   // With several threads, at least so many work tiles a thread, because threads are not equally fast. Rows of 8 bits or
-  // less are short: fewer tiles, so that more rows are adjacent.
+  // less are short: fewer tiles, so that more rows are adjacent (bench/notes/decoding.md).
   static constexpr int kWorkTilesPerThread = 8;
-  static constexpr int kQuantizedTilesPerThread = 2;
+  static constexpr int kQuantizedTilesPerThread = 4;
   static constexpr int kWorkTilesPerHeartbeat = 32;  // per thread, between heartbeats
 
   // A head's rows are apart in memory, so processors don't recognize the stream and are told what to load.
@@ -371,11 +371,15 @@ class CpuDecode final : public DecodeKernel {
   bool attend_in_place(const DecodeStep& step, const DecodeWorkTile& work_tile, const TileShape& shape,
                        const HeadTile& tile, const HeadTile* next, const float* queries, const RowBatch& batch,
                        float* scores) const {
-    const auto quantized_rows = [&](const RowFormat& format, int dim, QuantizedTile HeadTile::*quantized) {
-      return QuantizedRows{&format, dim, &(tile.*quantized), next != nullptr ? &(next->*quantized) : nullptr};
+    ChannelScales k_channels;
+    ChannelScales v_channels;
+    const auto quantized_rows = [&](const RowFormat& format, int dim, QuantizedTile HeadTile::*quantized,
+                                    ChannelScales& channels) {
+      return QuantizedRows{&format, dim, &(tile.*quantized), next != nullptr ? &(next->*quantized) : nullptr,
+                           &channels};
     };
-    const QuantizedRows k = quantized_rows(decode_.format.k, spec_.head_dim, &HeadTile::quantized_k);
-    const QuantizedRows v = quantized_rows(decode_.format.v, spec_.head_dim_v, &HeadTile::quantized_v);
+    const QuantizedRows k = quantized_rows(decode_.format.k, spec_.head_dim, &HeadTile::quantized_k, k_channels);
+    const QuantizedRows v = quantized_rows(decode_.format.v, spec_.head_dim_v, &HeadTile::quantized_v, v_channels);
     TileInPlace rows;
     rows.keys = tile.keys;
     rows.k = tile.k;
@@ -386,7 +390,7 @@ class CpuDecode final : public DecodeKernel {
       return false;
     }
     if (dequantizes_v_ && is_quantized(step, decode_.format.v, work_tile.sequence, tile)) {
-      rows.load_v = {&load_quantized_rows, &v};
+      rows.load_v = {&load_quantized_pairs, &v};
     } else if (!decode_.format.v.is_plain()) {
       return false;
     }

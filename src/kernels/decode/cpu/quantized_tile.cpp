@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/decode/cpu/quantized_tile.hpp"
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
-#include <limits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -16,22 +15,35 @@
 #endif
 
 #define RINGATTN_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")))
+// A row has few vectors, so that a call would cost as much as they do.
+#define RINGATTN_INLINE RINGATTN_AVX512 __attribute__((always_inline)) inline
 
 namespace ringattn::cpu {
 
 namespace {
 
-constexpr int kRunDims = 32;  // elements of one vector of bf16
+constexpr int kRunDims = 32;    // elements of one vector of bf16
+constexpr int kBlockDims = 16;  // elements of two rows in one vector
 constexpr int kLineBytes = 64;
-// From these scales on, the least element but zero is a normal number: 1 · scale, 2^−9 · scale, and a multiple of the
-// last bit of a scale or zero point.
-constexpr float kMinInt8Scale = 0x1p-126F;
-constexpr float kMinFp8Scale = 0x1p-117F;
-constexpr float kMinInt4Scale = 0x1p-100F;
-// The element of value 0 is twice the half of a zero point, and the half is a normal number or zero.
-constexpr float kMinInt4Zero = 0x1p-125F;
+constexpr std::size_t kBlockBytes = 1024;  // of 16 dims of 32 keys
+constexpr int kUsualDim = 128;             // which has loops of its own
 
-bool is_usual(float scale, float min) { return scale >= min && scale <= std::numeric_limits<float>::max(); }
+using RowLoad = bool (*)(const QuantizedRows& quantized, int first, int end, std::byte* rows);
+
+// Scales and zero points outside these limits are left to the codec. From the least one on, the least element but zero
+// is a normal number: 1 · scale, 2^−9 · scale, and a multiple of the last bit of a scale or zero point. Up to the
+// greatest one, elements are finite: −128 · scale, 480 · scale, 15 · scale + zero point.
+struct Limits {
+  float min;
+  float max;
+};
+constexpr Limits kInt8Scales{0x1p-126F, 0x1p119F};
+constexpr Limits kFp8Scales{0x1p-117F, 0x1p118F};
+// In bits of bf16: 2^−100 … 2^122 of scales, 2^−125 … 2^126 of magnitudes of zero points. 0 is usual, too.
+constexpr std::uint32_t kMinInt4Pair = 0x0100'0d80U;
+constexpr std::uint32_t kMaxInt4Pair = 0x7e80'7c80U;
+
+bool is_usual(float scale, const Limits& limits) { return scale >= limits.min && scale <= limits.max; }
 
 float scale_at(const std::byte* address) {
   float value = 0.0F;
@@ -39,83 +51,222 @@ float scale_at(const std::byte* address) {
   return value;
 }
 
-// Requests row `key` of the next tile, into the L2 cache. Always inlined: g++ 12 takes a function of prefetches for one
-// without effects, and drops its calls.
-RINGATTN_AVX512 __attribute__((always_inline)) inline void request_row(const QuantizedTile* next, int key,
-                                                                       int value_bytes) {
-  if (next == nullptr || key >= next->keys) return;
-  const std::byte* const row = next->values.at(key);
-  for (int line = 0; line < value_bytes; line += kLineBytes) _mm_prefetch(row + line, _MM_HINT_T1);
-  if (next->scales.page_runs[0] != nullptr) _mm_prefetch(next->scales.at(key), _MM_HINT_T1);
-}
+// In place of a row after a tile's last one.
+alignas(64) constexpr std::byte kZeroRow[kMaxHeadDim] = {};
 
-RINGATTN_AVX512 inline __m512i to_bf16(__m512 low, __m512 high) {
+// Rows of a tile from a key on. Consecutive ones are `stride` apart within a page run.
+class RowCursor {
+ public:
+  RINGATTN_INLINE RowCursor(const TileRows& rows, int key) : rows_(rows), row_(rows.at(key)), stride_(rows.stride) {}
+
+  RINGATTN_INLINE const std::byte* row() const { return row_; }
+  // The row after it, of an odd key.
+  RINGATTN_INLINE const std::byte* odd_row() const { return row_ + stride_; }
+  // Moves to key `key`, 1 or 2 after the last one.
+  RINGATTN_INLINE void move(int key, int keys) {
+    row_ = key % kMinPageRunKeys == 0 ? rows_.at(key) : row_ + keys * stride_;
+  }
+
+ private:
+  const TileRows& rows_;
+  const std::byte* row_;
+  std::int64_t stride_;
+};
+
+// Requests rows of the next tile, into the L2 cache. Always inlined: g++ 12 takes a function of prefetches for one
+// without effects, and drops its calls.
+class Requests {
+ public:
+  // `current` stands in for a tile that is not known.
+  RINGATTN_INLINE Requests(const QuantizedTile* next, const QuantizedTile& current, int key)
+      : tile_(next != nullptr && key < next->keys ? *next : current),
+        keys_(&tile_ == next ? next->keys : 0),
+        values_(tile_.values, std::min(key, tile_.keys - 1)),
+        scales_(tile_.scales, std::min(key, tile_.keys - 1)) {}
+
+  // One row, or two.
+  RINGATTN_INLINE void request(int key, int rows, int value_bytes) {
+    if (key >= keys_) return;
+    if (key % kMinPageRunKeys == 0) move(key, rows);
+    for (int i = 0; i < rows; ++i) {
+      const std::byte* const row = i == 0 ? values_.row() : values_.odd_row();
+      for (int line = 0; line < value_bytes; line += kLineBytes) _mm_prefetch(row + line, _MM_HINT_T1);
+    }
+    if (scales_.row() != nullptr) _mm_prefetch(scales_.row(), _MM_HINT_T1);
+    if (scales_.row() != nullptr && rows > 1) _mm_prefetch(scales_.odd_row(), _MM_HINT_T1);
+    if ((key + rows) % kMinPageRunKeys != 0) move(key + rows, rows);
+  }
+
+ private:
+  RINGATTN_INLINE void move(int key, int rows) {
+    values_.move(key, rows);
+    scales_.move(key, rows);
+  }
+
+  const QuantizedTile& tile_;
+  int keys_;
+  RowCursor values_;
+  RowCursor scales_;
+};
+
+RINGATTN_INLINE __m512i to_bf16(__m512 low, __m512 high) {
   return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(high, low));
 }
 
-// Lane 2 · i of elements 0, 2, … in the lower half of a vector, and lane 2 · i + 1 of those in the upper half.
-RINGATTN_AVX512 inline __m512i interleave_halves(__m512i halves) {
-  alignas(64) static constexpr std::uint16_t kOrder[kRunDims] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                                 21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                                 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), halves);
-}
-
-RINGATTN_AVX512 inline __m128i load_16(const std::byte* at) {
-  return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at));
-}
-RINGATTN_AVX512 inline __m256i load_32(const std::byte* at) {
+RINGATTN_INLINE __m128i load_16(const std::byte* at) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at)); }
+RINGATTN_INLINE __m256i load_32(const std::byte* at) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
 }
 
-RINGATTN_AVX512 void dequantize_int8(const std::byte* values, float scale, int dim, std::byte* row) {
+// `even` in lanes 0, 2, … and `odd` in the others.
+RINGATTN_INLINE __m512 alternate(float even, float odd) {
+  return _mm512_mask_mov_ps(_mm512_set1_ps(even), 0xaaaa, _mm512_set1_ps(odd));
+}
+
+// Bytes of two rows in turn. Runs of 16, 8 bytes of each row, are in the order in which unpacking leaves them.
+class BytePairs {
+ public:
+  RINGATTN_INLINE BytePairs(const std::byte* even, const std::byte* odd, int bytes) {
+    for (int c = 0; c < bytes; c += kLineBytes) {
+      const __mmask64 kept = bytes - c >= kLineBytes ? ~std::uint64_t{0} : (std::uint64_t{1} << (bytes - c)) - 1;
+      const __m512i a = _mm512_maskz_loadu_epi8(kept, even + c);
+      const __m512i b = _mm512_maskz_loadu_epi8(kept, odd + c);
+      _mm512_store_si512(bytes_ + 2 * c, _mm512_unpacklo_epi8(a, b));
+      _mm512_store_si512(bytes_ + 2 * c + kLineBytes, _mm512_unpackhi_epi8(a, b));
+    }
+  }
+
+  // Bytes [16 · i, 16 · i + 8) of both rows, and [16 · i + 8, 16 · i + 16).
+  const std::byte* first(int i) const { return bytes_ + i / 4 * 2 * kLineBytes + i % 4 * 16; }
+  const std::byte* second(int i) const { return first(i) + kLineBytes; }
+
+ private:
+  alignas(64) std::byte bytes_[2 * kMaxHeadDim];
+};
+static_assert(kMaxHeadDim % kLineBytes == 0);
+
+RINGATTN_INLINE __m512 scaled_int8(const std::byte* values, __m512 factor) {
+  return _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(values))), factor);
+}
+
+RINGATTN_INLINE void dequantize_int8(const std::byte* values, float scale, int dim, std::byte* row) {
   const __m512 factor = _mm512_set1_ps(scale);
   for (int c = 0; c < dim; c += kRunDims) {
-    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(values + c)));
-    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_16(values + c + kRunDims / 2)));
-    _mm512_store_si512(row + 2 * c, to_bf16(_mm512_mul_ps(low, factor), _mm512_mul_ps(high, factor)));
+    const __m512 low = scaled_int8(values + c, factor);
+    _mm512_store_si512(row + 2 * c, to_bf16(low, scaled_int8(values + c + kRunDims / 2, factor)));
   }
 }
 
-// E4M3 is exact in bf16: fields move by 4 bits and the exponent's bias by 120. Subnormals, multiples of 2^−9 below 8,
-// come from a table. A NaN is read as 480, as CompressedCache allows.
-RINGATTN_AVX512 void dequantize_fp8(const std::byte* values, float scale, int dim, std::byte* row) {
-  alignas(64) static constexpr std::uint16_t kSubnormals[kRunDims] = {0,      0x3b00, 0x3b80, 0x3bc0,
-                                                                      0x3c00, 0x3c20, 0x3c40, 0x3c60};
-  const __m512i subnormals = _mm512_load_si512(kSubnormals);
-  const __m512 factor = _mm512_set1_ps(scale);
-  for (int c = 0; c < dim; c += kRunDims) {
-    const __m512i words = _mm512_cvtepu8_epi16(load_32(values + c));
-    const __m512i magnitude = _mm512_and_si512(words, _mm512_set1_epi16(0x7f));
-    __m512i number = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
-    const __mmask32 small = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
-    number = _mm512_mask_permutexvar_epi16(number, small, magnitude, subnormals);
-    const __m512i sign = _mm512_slli_epi16(_mm512_xor_si512(words, magnitude), 8);
-    number = _mm512_or_si512(number, sign);
-    const __m512 even = _mm512_castsi512_ps(_mm512_slli_epi32(number, 16));
-    const __m512 odd = _mm512_castsi512_ps(_mm512_and_si512(number, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
-    const __m512i halves = to_bf16(_mm512_mul_ps(even, factor), _mm512_mul_ps(odd, factor));
-    _mm512_store_si512(row + 2 * c, interleave_halves(halves));
+// Two rows as pairs.
+RINGATTN_INLINE void dequantize_int8_pair(const std::byte* const (&values)[2], const float (&scales)[2], int dim,
+                                          std::byte* pairs) {
+  const BytePairs bytes(values[0], values[1], dim);
+  const __m512 factors = alternate(scales[0], scales[1]);
+  for (int block = 0; block < dim / kBlockDims; ++block, pairs += kBlockBytes) {
+    const __m512 low = scaled_int8(bytes.first(block), factors);
+    _mm512_store_si512(pairs, to_bf16(low, scaled_int8(bytes.second(block), factors)));
   }
+}
+
+// E4M3: sign, exponent (4 bits), mantissa (3 bits). A power of two does not change how an element times the scale is
+// rounded. So the elements with exponent 1 and the subnormal ones, each times the scale, are a table, and bits of the
+// exponent are added to what it gives. A NaN is read as 480, as CompressedCache allows.
+struct Fp8Table {
+  __m512i normal;     // an index has the mantissa and the lower bits of the exponent, less 1
+  __m512i subnormal;  // the same index
+};
+constexpr int kExponentOne = 1 << 7;  // of bf16
+
+// [mantissa of subnormal elements, then of elements with exponent 1]
+RINGATTN_INLINE __m512 fp8_elements(float scale) {
+  const __m512 elements = _mm512_setr_ps(0, 0x1p-9F, 0x2p-9F, 0x3p-9F, 0x4p-9F, 0x5p-9F, 0x6p-9F, 0x7p-9F, 0x8p-9F,
+                                         0x9p-9F, 0xap-9F, 0xbp-9F, 0xcp-9F, 0xdp-9F, 0xep-9F, 0xfp-9F);
+  return _mm512_mul_ps(elements, _mm512_set1_ps(scale));
+}
+
+// `x` has values with their signs extended.
+RINGATTN_INLINE __m512i fp8_to_bf16(__m512i x, __m512i index, const Fp8Table& table, int upper_bits) {
+  const __mmask32 small = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x78));
+  __m512i elements = _mm512_permutexvar_epi16(index, table.normal);
+  elements = _mm512_mask_permutexvar_epi16(elements, small, index, table.subnormal);
+  const __m512i upper =
+      _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(static_cast<std::int16_t>(upper_bits)));
+  return _mm512_add_epi16(elements, upper);
+}
+
+RINGATTN_INLINE void dequantize_fp8(const std::byte* values, float scale, int dim, std::byte* row) {
+  const __m512 elements = fp8_elements(scale);
+  // Two bits of the exponent, three of the mantissa.
+  const __m512i iota = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
+                                        11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i exponents = _mm512_slli_epi16(_mm512_and_si512(iota, _mm512_set1_epi16(0x18)), 4);
+  Fp8Table table;
+  table.subnormal = to_bf16(elements, elements);
+  table.normal = _mm512_permutexvar_epi16(_mm512_or_si512(iota, _mm512_set1_epi16(8)), table.subnormal);
+  table.normal = _mm512_add_epi16(table.normal, _mm512_sub_epi16(exponents, _mm512_set1_epi16(kExponentOne)));
+  for (int c = 0; c < dim; c += kRunDims) {
+    const __m512i x = _mm512_cvtepi8_epi16(load_32(values + c));
+    _mm512_store_si512(row + 2 * c, fp8_to_bf16(x, x, table, 0x8600));
+  }
+}
+
+RINGATTN_INLINE void dequantize_fp8_pair(const std::byte* const (&values)[2], const float (&scales)[2], int dim,
+                                         std::byte* pairs) {
+  const BytePairs bytes(values[0], values[1], dim);
+  // The row, one bit of the exponent, three of the mantissa.
+  const __m512i odd_row = _mm512_set1_epi32(0x0010'0000);
+  const __m512i iota = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
+                                        11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i exponents = _mm512_slli_epi16(_mm512_and_si512(iota, _mm512_set1_epi16(0x08)), 4);
+  Fp8Table table;
+  table.subnormal = to_bf16(fp8_elements(scales[0]), fp8_elements(scales[1]));
+  table.normal = _mm512_permutexvar_epi16(_mm512_or_si512(iota, _mm512_set1_epi16(8)), table.subnormal);
+  table.normal = _mm512_add_epi16(table.normal, _mm512_sub_epi16(exponents, _mm512_set1_epi16(kExponentOne)));
+  for (int block = 0; block < dim / kBlockDims; ++block, pairs += kBlockBytes) {
+    const __m256i both =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(bytes.first(block))), load_16(bytes.second(block)), 1);
+    const __m512i x = _mm512_cvtepi8_epi16(both);
+    constexpr int kAndOr = 0xea;
+    const __m512i index = _mm512_ternarylogic_epi32(x, _mm512_set1_epi16(15), odd_row, kAndOr);
+    _mm512_store_si512(pairs, fp8_to_bf16(x, index, table, 0x8700));
+  }
+}
+
+// Pairs of a scale and a zero point as vectors.
+RINGATTN_INLINE __m512 scales_of(__m512i pairs) { return _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)); }
+RINGATTN_INLINE __m512 zeros_of(__m512i pairs) {
+  return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
+}
+// The lanes in which a scale or zero point is neither 0 nor within its limits.
+RINGATTN_INLINE __mmask32 unusual_int4(__m512i pairs) {
+  const __m512i min = _mm512_set1_epi32(static_cast<int>(kMinInt4Pair));
+  const __m512i range = _mm512_set1_epi32(static_cast<int>(kMaxInt4Pair - kMinInt4Pair));
+  const __m512i bits = _mm512_and_si512(pairs, _mm512_set1_epi32(0x7fff'ffff));
+  return _mm512_mask_cmpgt_epu16_mask(_mm512_test_epi16_mask(bits, bits), _mm512_sub_epi16(bits, min), range);
+}
+RINGATTN_INLINE __mmask16 lanes_below(int count) { return static_cast<__mmask16>((1U << std::min(16, count)) - 1U); }
+RINGATTN_INLINE __mmask32 unusual_int4(const std::byte* pairs, int count) {
+  __mmask32 unusual = 0;
+  for (int i = 0; i < count; i += 16) {
+    unusual |= unusual_int4(_mm512_maskz_loadu_epi32(lanes_below(count - i), pairs + 4 * i));
+  }
+  return unusual;
+}
+
+// The 16 elements of a pair: value · scale + zero point. The product is exact, so that it may be fused.
+RINGATTN_INLINE __m512 int4_elements(const std::byte* pair) {
+  const __m512 iota = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  int bits = 0;
+  std::memcpy(&bits, pair, sizeof bits);
+  const __m512i pairs = _mm512_set1_epi32(bits);
+  return _mm512_fmadd_ps(iota, scales_of(pairs), zeros_of(pairs));
 }
 
 // One group of 32 channels has 16 elements, which are a table. Returns false as load_quantized_rows() does.
-RINGATTN_AVX512 bool dequantize_int4_token(const std::byte* values, const std::byte* pairs, int dim, std::byte* row) {
-  const __m512 half = _mm512_set1_ps(0.5F);
-  const __m512 iota = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+RINGATTN_INLINE bool dequantize_int4_token(const std::byte* values, const std::byte* pairs, int dim, std::byte* row) {
+  if (unusual_int4(pairs, dim / kRunDims) != 0) return false;
   for (int c = 0; c < dim; c += kRunDims, values += kRunDims / 2, pairs += 4) {
-    std::uint32_t pair = 0;
-    std::memcpy(&pair, pairs, sizeof pair);
-    const std::uint32_t bits[2] = {pair << 16, pair & 0xffff0000U};
-    float scale_and_zero[2];
-    std::memcpy(scale_and_zero, bits, sizeof bits);
-    const auto [scale, zero] = scale_and_zero;
-    const bool no_scale = (pair & 0x7fffU) == 0;  // by its bits: subnormals count as zero in comparisons here
-    if (!no_scale && !is_usual(scale, kMinInt4Scale)) return false;
-    if (zero != 0.0F && !is_usual(std::abs(zero), kMinInt4Zero)) return false;  // a subnormal one is zero here
-    const __m512 scaled = _mm512_mul_ps(iota, _mm512_mul_ps(half, _mm512_set1_ps(scale)));
-    const __m512 sum = _mm512_add_ps(scaled, _mm512_mul_ps(half, _mm512_set1_ps(zero)));
-    const __m512 elements = _mm512_mul_ps(_mm512_set1_ps(2.0F), sum);
+    const __m512 elements = int4_elements(pairs);
     const __m512i table = to_bf16(elements, elements);  // twice, so that bit 4 of an index does not matter
     const __m512i bytes = _mm512_cvtepu8_epi32(load_16(values));
     const __m512i index = _mm512_or_si512(bytes, _mm512_slli_epi32(bytes, 12));
@@ -124,87 +275,248 @@ RINGATTN_AVX512 bool dequantize_int4_token(const std::byte* values, const std::b
   return true;
 }
 
-// The halves of scales and zero points of a group of tokens, for even channels and for odd ones.
-struct ChannelScales {
-  alignas(64) float scale[kMaxHeadDim / kRunDims][2][kRunDims / 2];
-  alignas(64) float zero[kMaxHeadDim / kRunDims][2][kRunDims / 2];
-};
+RINGATTN_INLINE bool dequantize_int4_token_pair(const std::byte* const (&values)[2],
+                                                const std::byte* const (&scales)[2], int dim, std::byte* pairs) {
+  if ((unusual_int4(scales[0], dim / kRunDims) | unusual_int4(scales[1], dim / kRunDims)) != 0) return false;
+  // A byte has two channels: [even row, odd row] of the first, then of the second.
+  const __m512i low = _mm512_set1_epi16(15);
+  const __m512i shifts = _mm512_set1_epi64(0x0004'0004'0000'0000);
+  const __m512i odd_row = _mm512_set1_epi32(0x0010'0000);
+  const __m512i spread =
+      _mm512_setr_epi32(static_cast<int>(0x8001'8000U), static_cast<int>(0x8001'8000U), static_cast<int>(0x8003'8002U),
+                        static_cast<int>(0x8003'8002U), static_cast<int>(0x8005'8004U), static_cast<int>(0x8005'8004U),
+                        static_cast<int>(0x8007'8006U), static_cast<int>(0x8007'8006U), static_cast<int>(0x8009'8008U),
+                        static_cast<int>(0x8009'8008U), static_cast<int>(0x800b'800aU), static_cast<int>(0x800b'800aU),
+                        static_cast<int>(0x800d'800cU), static_cast<int>(0x800d'800cU), static_cast<int>(0x800f'800eU),
+                        static_cast<int>(0x800f'800eU));
+  const BytePairs bytes(values[0], values[1], dim / 2);
+  for (int run = 0; run < dim / kRunDims; ++run, pairs += 2 * kBlockBytes) {
+    const __m512i table = to_bf16(int4_elements(scales[0] + 4 * run), int4_elements(scales[1] + 4 * run));
+    for (int half = 0; half < 2; ++half) {
+      const std::byte* const both = half == 0 ? bytes.first(run) : bytes.second(run);
+      const __m512i nibbles =
+          _mm512_srlv_epi16(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(load_16(both)), spread), shifts);
+      constexpr int kAndOr = 0xea;
+      const __m512i index = _mm512_ternarylogic_epi32(nibbles, low, odd_row, kAndOr);
+      _mm512_store_si512(pairs + half * kBlockBytes, _mm512_permutexvar_epi16(index, table));
+    }
+  }
+  return true;
+}
 
-RINGATTN_AVX512 bool read_channel_scales(const QuantizedTile& tile, int first, int group, int dim,
+RINGATTN_AVX512 bool read_channel_scales(const QuantizedTile& tile, int group_first, int group, int dim,
                                          ChannelScales& scales) {
-  alignas(64) std::uint32_t pairs[kMaxHeadDim];
-  const auto per_token = static_cast<std::size_t>(dim / group);
+  alignas(64) std::uint32_t pairs[kMaxHeadDim + 32];  // a token's are written with others after them
+  const int per_token = dim / group;                  // up to 18
+  const __mmask16 first_pairs = lanes_below(per_token);
   for (int token = 0; token < group; ++token) {
-    std::memcpy(pairs + static_cast<std::size_t>(token) * per_token, tile.scales.at(first + token),
-                per_token * sizeof(std::uint32_t));
+    const std::byte* const row = tile.scales.at(group_first + token);
+    std::uint32_t* const to = pairs + token * per_token;
+    _mm512_storeu_si512(to, _mm512_maskz_loadu_epi32(first_pairs, row));
+    if (per_token <= 16) continue;
+    _mm512_storeu_si512(to + 16, _mm512_maskz_loadu_epi32(lanes_below(per_token - 16), row + kLineBytes));
   }
   const __m512i evens = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
   const __m512i odds = _mm512_or_si512(evens, _mm512_set1_epi32(1));
-  const __m512 max = _mm512_set1_ps(std::numeric_limits<float>::max());
-  const __m512 half = _mm512_set1_ps(0.5F);
-  __mmask16 unusual = 0;
+  __mmask32 unusual = 0;
   for (int run = 0; run < dim / kRunDims; ++run) {
     const __m512i low = _mm512_load_si512(pairs + run * kRunDims);
     const __m512i high = _mm512_load_si512(pairs + run * kRunDims + kRunDims / 2);
+    unusual |= unusual_int4(low) | unusual_int4(high);
     for (int odd = 0; odd < 2; ++odd) {
       const __m512i pair = _mm512_permutex2var_epi32(low, odd != 0 ? odds : evens, high);
-      const __m512 scale = _mm512_castsi512_ps(_mm512_slli_epi32(pair, 16));
-      const __m512 zero = _mm512_castsi512_ps(_mm512_and_si512(pair, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
-      const __mmask16 nonzero = _mm512_test_epi32_mask(pair, _mm512_set1_epi32(0x7fff));
-      unusual |= _mm512_mask_cmp_ps_mask(nonzero, scale, _mm512_set1_ps(kMinInt4Scale), _CMP_NGE_UQ);
-      unusual |= _mm512_cmp_ps_mask(scale, max, _CMP_NLE_UQ);
-      const __mmask16 has_zero = _mm512_cmp_ps_mask(zero, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-      unusual |= _mm512_mask_cmp_ps_mask(has_zero, _mm512_abs_ps(zero), _mm512_set1_ps(kMinInt4Zero), _CMP_NGE_UQ);
-      unusual |= _mm512_cmp_ps_mask(_mm512_abs_ps(zero), max, _CMP_NLE_UQ);
-      _mm512_store_ps(scales.scale[run][odd], _mm512_mul_ps(half, scale));
-      _mm512_store_ps(scales.zero[run][odd], _mm512_mul_ps(half, zero));
+      _mm512_store_ps(scales.scale[run][odd], scales_of(pair));
+      _mm512_store_ps(scales.zero[run][odd], zeros_of(pair));
     }
   }
+  scales.first = group_first;
   return unusual == 0;
 }
 
-RINGATTN_AVX512 void dequantize_int4_channel(const std::byte* values, const ChannelScales& scales, int dim,
+RINGATTN_INLINE void dequantize_int4_channel(const std::byte* values, const ChannelScales& scales, int dim,
                                              std::byte* row) {
-  const __m512 two = _mm512_set1_ps(2.0F);
+  // Lane 2 · i of even channels, in the lower half of a vector, and lane 2 · i + 1 of odd ones.
+  alignas(64) static constexpr std::uint16_t kOrder[kRunDims] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
+                                                                 21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
+                                                                 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i order = _mm512_load_si512(kOrder);
+  const __m512 iota = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int run = 0; run < dim / kRunDims; ++run, values += kRunDims / 2, row += 2 * kRunDims) {
     const __m512i bytes = _mm512_cvtepu8_epi32(load_16(values));
-    const __m512 even = _mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(15)));
+    const __m512 even = _mm512_permutexvar_ps(bytes, iota);  // by the lower four bits
     const __m512 odd = _mm512_cvtepi32_ps(_mm512_srli_epi32(bytes, 4));
-    const __m512 even_sum =
-        _mm512_add_ps(_mm512_mul_ps(even, _mm512_load_ps(scales.scale[run][0])), _mm512_load_ps(scales.zero[run][0]));
-    const __m512 odd_sum =
-        _mm512_add_ps(_mm512_mul_ps(odd, _mm512_load_ps(scales.scale[run][1])), _mm512_load_ps(scales.zero[run][1]));
-    const __m512i halves = to_bf16(_mm512_mul_ps(two, even_sum), _mm512_mul_ps(two, odd_sum));
-    _mm512_store_si512(row, interleave_halves(halves));
+    const __m512 low = _mm512_fmadd_ps(even, _mm512_load_ps(scales.scale[run][0]), _mm512_load_ps(scales.zero[run][0]));
+    const __m512 high = _mm512_fmadd_ps(odd, _mm512_load_ps(scales.scale[run][1]), _mm512_load_ps(scales.zero[run][1]));
+    _mm512_store_si512(row, _mm512_permutexvar_epi16(order, to_bf16(low, high)));
   }
 }
 
-RINGATTN_AVX512 bool dequantize(const QuantizedRows& quantized, int first, int end, std::byte* rows) {
-  const RowFormat& format = *quantized.format;
-  const QuantizedTile& tile = *quantized.tile;
-  const int dim = quantized.dim;
-  const bool by_token = tile.scales.page_runs[0] != nullptr;
-  ChannelScales channels;
-  for (int key = first; key < end; ++key, rows += 2 * dim) {
-    const std::byte* const values = tile.values.at(key);
-    if (format.encoding == RowEncoding::kInt8 || format.encoding == RowEncoding::kFp8) {
-      request_row(quantized.next, key, dim);
-      const bool int8 = format.encoding == RowEncoding::kInt8;
-      const float scale = by_token ? scale_at(tile.scales.at(key)) : tile.one_scale;
-      if (!is_usual(scale, int8 ? kMinInt8Scale : kMinFp8Scale)) return false;
-      int8 ? dequantize_int8(values, scale, dim, rows) : dequantize_fp8(values, scale, dim, rows);
-      continue;
+// Two rows of bf16 as pairs.
+RINGATTN_INLINE void pair_rows(const std::byte* even, const std::byte* odd, int dim, std::byte* pairs) {
+  const __m512i first = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11);
+  const __m512i second = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
+  for (int c = 0; c < dim; c += kRunDims, pairs += 2 * kBlockBytes) {
+    const __m512i a = _mm512_load_si512(even + 2 * c);
+    const __m512i b = _mm512_load_si512(odd + 2 * c);
+    const __m512i low = _mm512_unpacklo_epi16(a, b);
+    const __m512i high = _mm512_unpackhi_epi16(a, b);
+    _mm512_store_si512(pairs, _mm512_permutex2var_epi64(low, first, high));
+    _mm512_store_si512(pairs + kBlockBytes, _mm512_permutex2var_epi64(low, second, high));
+  }
+}
+
+// Per format: a row, and two rows as pairs. They return false as load_quantized_rows() does.
+struct Int8Rows {
+  static constexpr int kBits = 8;
+
+  RINGATTN_INLINE static bool row(const QuantizedRows&, int, const std::byte* values, const std::byte* scales, int dim,
+                                  std::byte* row) {
+    const float scale = scale_at(scales);
+    if (!is_usual(scale, kInt8Scales)) return false;
+    dequantize_int8(values, scale, dim, row);
+    return true;
+  }
+  RINGATTN_INLINE static bool pair(const QuantizedRows&, int, const std::byte* const (&values)[2],
+                                   const std::byte* const (&scales)[2], int dim, std::byte* pairs) {
+    const float two[2] = {scale_at(scales[0]), scale_at(scales[1])};
+    if (!is_usual(two[0], kInt8Scales) || !is_usual(two[1], kInt8Scales)) return false;
+    dequantize_int8_pair(values, two, dim, pairs);
+    return true;
+  }
+};
+
+struct Fp8Rows {
+  static constexpr int kBits = 8;
+
+  RINGATTN_INLINE static float scale_of(const QuantizedRows& quantized, const std::byte* scales) {
+    return scales != nullptr ? scale_at(scales) : quantized.tile->one_scale;
+  }
+  RINGATTN_INLINE static bool row(const QuantizedRows& quantized, int, const std::byte* values, const std::byte* scales,
+                                  int dim, std::byte* row) {
+    const float scale = scale_of(quantized, scales);
+    if (!is_usual(scale, kFp8Scales)) return false;
+    dequantize_fp8(values, scale, dim, row);
+    return true;
+  }
+  RINGATTN_INLINE static bool pair(const QuantizedRows& quantized, int, const std::byte* const (&values)[2],
+                                   const std::byte* const (&scales)[2], int dim, std::byte* pairs) {
+    const float two[2] = {scale_of(quantized, scales[0]), scale_of(quantized, scales[1])};
+    if (!is_usual(two[0], kFp8Scales) || !is_usual(two[1], kFp8Scales)) return false;
+    dequantize_fp8_pair(values, two, dim, pairs);
+    return true;
+  }
+};
+
+struct Int4TokenRows {
+  static constexpr int kBits = 4;
+
+  RINGATTN_INLINE static bool row(const QuantizedRows&, int, const std::byte* values, const std::byte* scales, int dim,
+                                  std::byte* row) {
+    return dequantize_int4_token(values, scales, dim, row);
+  }
+  RINGATTN_INLINE static bool pair(const QuantizedRows&, int, const std::byte* const (&values)[2],
+                                   const std::byte* const (&scales)[2], int dim, std::byte* pairs) {
+    return dequantize_int4_token_pair(values, scales, dim, pairs);
+  }
+};
+
+struct Int4ChannelRows {
+  static constexpr int kBits = 4;
+
+  RINGATTN_INLINE static bool row(const QuantizedRows& quantized, int key, const std::byte* values, const std::byte*,
+                                  int dim, std::byte* row) {
+    const int group = quantized.format->group;
+    ChannelScales& channels = *quantized.channels;
+    if (key < channels.first || key >= channels.first + group) {
+      if (!read_channel_scales(*quantized.tile, key / group * group, group, dim, channels)) return false;
     }
-    request_row(quantized.next, key, dim / 2);
-    if (format.encoding == RowEncoding::kInt4Token) {
-      if (!dequantize_int4_token(values, tile.scales.at(key), dim, rows)) return false;
-      continue;
+    dequantize_int4_channel(values, channels, dim, row);
+    return true;
+  }
+  // Groups are of an even number of keys.
+  RINGATTN_INLINE static bool pair(const QuantizedRows& quantized, int key, const std::byte* const (&values)[2],
+                                   const std::byte* const (&)[2], int dim, std::byte* pairs) {
+    alignas(64) std::byte rows[2][2 * kMaxHeadDim];
+    for (int i = 0; i < 2; ++i) {
+      if (!row(quantized, key + i, values[i], nullptr, dim, rows[i])) return false;
     }
-    const int group = key / format.group * format.group;
-    if ((key == first || key == group) && !read_channel_scales(tile, group, format.group, dim, channels)) return false;
-    dequantize_int4_channel(values, channels, dim, rows);
+    pair_rows(rows[0], rows[1], dim, pairs);
+    return true;
+  }
+};
+
+// kDim: the dim, or 0 for any.
+template <class Rows, int kDim>
+RINGATTN_AVX512 bool load_rows(const QuantizedRows& quantized, int first, int end, std::byte* rows) {
+  const int dim = kDim != 0 ? kDim : quantized.dim;
+  RowCursor values(quantized.tile->values, first);
+  RowCursor scales(quantized.tile->scales, first);
+  Requests requests(quantized.next, *quantized.tile, first);
+  for (int key = first;; rows += 2 * dim) {
+    requests.request(key, 1, dim * Rows::kBits / 8);
+    if (!Rows::row(quantized, key, values.row(), scales.row(), dim, rows)) return false;
+    if (++key >= end) return true;
+    values.move(key, 1);
+    scales.move(key, 1);
+  }
+}
+
+template <class Rows, int kDim>
+RINGATTN_AVX512 bool load_pairs(const QuantizedRows& quantized, int first, int end, std::byte* pairs) {
+  const int dim = kDim != 0 ? kDim : quantized.dim;
+  const int keys = quantized.tile->keys;
+  RowCursor values(quantized.tile->values, std::min(first, keys - 1));
+  RowCursor scales(quantized.tile->scales, std::min(first, keys - 1));
+  Requests requests(quantized.next, *quantized.tile, first);
+  for (int key = first; key < end; pairs += kLineBytes) {
+    requests.request(key, 2, dim * Rows::kBits / 8);
+    if (key < keys) {
+      // The row after the last one is 0 times its scale, or has pairs of zeros.
+      const bool both = key + 1 < keys;
+      const std::byte* const two_values[2] = {values.row(), both ? values.odd_row() : kZeroRow};
+      const std::byte* const two_scales[2] = {scales.row(), both               ? scales.odd_row()
+                                                            : Rows::kBits == 4 ? kZeroRow
+                                                                               : scales.row()};
+      if (!Rows::pair(quantized, key, two_values, two_scales, dim, pairs)) return false;
+    } else {
+      for (int block = 0; block < dim / kBlockDims; ++block) {
+        _mm512_store_si512(pairs + static_cast<std::size_t>(block) * kBlockBytes, _mm512_setzero_si512());
+      }
+    }
+    key += 2;
+    if (key >= std::min(end, keys)) continue;
+    values.move(key, 2);
+    scales.move(key, 2);
   }
   return true;
+}
+
+template <int kDim>
+RowLoad row_load(RowEncoding encoding) {
+  switch (encoding) {
+    case RowEncoding::kInt8:
+      return &load_rows<Int8Rows, kDim>;
+    case RowEncoding::kFp8:
+      return &load_rows<Fp8Rows, kDim>;
+    case RowEncoding::kInt4Token:
+      return &load_rows<Int4TokenRows, kDim>;
+    default:  // kInt4Channel: dequantizes_tiles()
+      return &load_rows<Int4ChannelRows, kDim>;
+  }
+}
+
+template <int kDim>
+RowLoad pair_load(RowEncoding encoding) {
+  switch (encoding) {
+    case RowEncoding::kInt8:
+      return &load_pairs<Int8Rows, kDim>;
+    case RowEncoding::kFp8:
+      return &load_pairs<Fp8Rows, kDim>;
+    case RowEncoding::kInt4Token:
+      return &load_pairs<Int4TokenRows, kDim>;
+    default:  // kInt4Channel
+      return &load_pairs<Int4ChannelRows, kDim>;
+  }
 }
 
 }  // namespace
@@ -225,7 +537,17 @@ bool dequantizes_tiles(const RowFormat& format, const RowShape& shape) {
 }
 
 bool load_quantized_rows(const void* quantized_rows, int first, int end, std::byte* rows) {
-  return dequantize(*static_cast<const QuantizedRows*>(quantized_rows), first, end, rows);
+  const auto& quantized = *static_cast<const QuantizedRows*>(quantized_rows);
+  const RowEncoding encoding = quantized.format->encoding;
+  return (quantized.dim == kUsualDim ? row_load<kUsualDim>(encoding) : row_load<0>(encoding))(quantized, first, end,
+                                                                                              rows);
+}
+
+bool load_quantized_pairs(const void* quantized_rows, int first, int end, std::byte* pairs) {
+  const auto& quantized = *static_cast<const QuantizedRows*>(quantized_rows);
+  const RowEncoding encoding = quantized.format->encoding;
+  return (quantized.dim == kUsualDim ? pair_load<kUsualDim>(encoding) : pair_load<0>(encoding))(quantized, first, end,
+                                                                                                pairs);
 }
 
 }  // namespace ringattn::cpu
@@ -238,6 +560,7 @@ namespace ringattn::cpu {
 
 bool dequantizes_tiles(const RowFormat&, const RowShape&) { return false; }
 bool load_quantized_rows(const void*, int, int, std::byte*) { return false; }
+bool load_quantized_pairs(const void*, int, int, std::byte*) { return false; }
 
 }  // namespace ringattn::cpu
 

@@ -22,6 +22,13 @@ struct QuantizedTile {
 // Whether load_quantized_rows() has the format. The processor must have AVX512-BF16.
 bool dequantizes_tiles(const RowFormat& format, const RowShape& shape);
 
+// kInt4Channel: scales and zero points of the group of tokens that was read last, of even channels and of odd ones.
+struct ChannelScales {
+  alignas(64) float scale[kMaxHeadDim / 32][2][16];
+  alignas(64) float zero[kMaxHeadDim / 32][2][16];
+  int first = -1024;  // the group's first key in the tile; negative: none was read
+};
+
 // What load_quantized_rows() reads: a tile, and the one that is read after it (null: not known), whose rows it
 // requests.
 struct QuantizedRows {
@@ -29,11 +36,15 @@ struct QuantizedRows {
   int dim = 0;
   const QuantizedTile* tile = nullptr;
   const QuantizedTile* next = nullptr;
+  ChannelScales* channels = nullptr;
 };
 
 // A RowLoader's function, of a QuantizedRows. `rows` is aligned to 64 bytes. Returns false if a scale or zero point is
-// not finite, or so small that an element or its half may be subnormal. With kInt4Channel all keys of the groups are
-// quantized.
+// not finite, so great that an element may not be, or so small that an element may be subnormal. With kInt4Channel all
+// keys of the groups are quantized.
 bool load_quantized_rows(const void* quantized_rows, int first, int end, std::byte* rows);
+
+// A PairLoader's function, as load_quantized_rows().
+bool load_quantized_pairs(const void* quantized_rows, int first, int end, std::byte* pairs);
 
 }  // namespace ringattn::cpu
