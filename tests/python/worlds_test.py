@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import unittest
 from unittest import mock
 
@@ -188,13 +189,22 @@ def run_script(script, arguments):
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def traced(function, *arguments):
+    """Prints the traceback of a rank that fails, which torchrun's launcher does not."""
+    try:
+        function(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
 def under_torchrun(function, *arguments):
     """What torchrun does, with ranks that are forked from this process."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=RANKS, run_id="worlds_test", rdzv_backend="c10d",
                           rdzv_endpoint="localhost:0", max_restarts=0, start_method="fork")  # fmt: skip
-    elastic_launch(config, function)(*arguments)
+    elastic_launch(config, traced)(function, *arguments)
 
 
 def with_output(file, function, *arguments):
