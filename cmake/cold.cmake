@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Builds without a compiler cache (RINGATTN_COLD): several sources become one object, which reads their headers once.
 
-# declared_names(<variable> <file>): what the file declares at the beginning of a line, and its constants anywhere.
-function(declared_names variable file)
+# declared_names(<variable> <inner> <file>): what the file declares at the beginning of a line, and the constants that it declares
+# inside of functions and classes.
+function(declared_names variable inner file)
   file(READ ${file} text)
   string(REPLACE "\n[[noreturn]] " "\n" text "${text}")
   string(REGEX MATCHALL "\n[a-zA-Z][^\n(={;[]*" names "\n${text}")
@@ -10,25 +11,36 @@ function(declared_names variable file)
   list(TRANSFORM names REPLACE "^\n(class|struct|enum class|enum) +([a-zA-Z0-9_]+).*$" " \\2")
   list(FILTER names EXCLUDE REGEX "^\n(namespace|template|extern|static_assert|[A-Z_]+$)|::~?[a-zA-Z0-9_]+ *$")
   list(TRANSFORM names REPLACE "^.*[^a-zA-Z0-9_]([a-zA-Z0-9_]+) *$" "\\1")
-  string(REGEX MATCHALL "k[A-Z][a-zA-Z0-9]* =" constants "${text}")
-  list(TRANSFORM constants REPLACE " =" "")
+  list(REMOVE_ITEM names "" PrintTo describe)  # overloads, whose types tell them apart
+  string(REGEX REPLACE "\n [^\n]*" "" outside "${text}")
+  set(constant "k[A-Z][a-zA-Z0-9]*([[][^]]*[]])? =")
+  string(REGEX MATCHALL "${constant}" constants "${outside}")
+  list(TRANSFORM constants REPLACE "([[].*)? =" "")
   list(APPEND names ${constants})
   list(REMOVE_DUPLICATES names)
+  string(REGEX MATCHALL "${constant}" constants "${text}")
+  list(TRANSFORM constants REPLACE "([[].*)? =" "")
+  list(REMOVE_DUPLICATES constants)
+  list(REMOVE_ITEM constants "" ${names})
   set(${variable} ${names} PARENT_SCOPE)
+  set(${inner} ${constants} PARENT_SCOPE)
 endfunction()
 
 # joined_parts(<variable> <most> <files> …): for each file the number of the part that it belongs to, of up to <most> files.
 # What only one source sees has a short name that others have, too; files that declare the same name are in different parts.
+# Constants inside of functions may have the same name, as long as none outside has it, which they would hide.
 function(joined_parts variable most)
   set(parts)
   set(last 0)  # a part that is empty
   foreach(file IN LISTS ARGN)
-    declared_names(names ${file})
+    declared_names(names inner ${file})
     set(part 0)
     while(part LESS last)
       set(others ${names_${part}})
-      list(REMOVE_ITEM others "" ${names})
-      if(others STREQUAL "${names_${part}}" AND size_${part} LESS most)
+      list(REMOVE_ITEM others "" ${names} ${inner})
+      set(inner_of_others ${inner_${part}})
+      list(REMOVE_ITEM inner_of_others "" ${names})
+      if("${others}" STREQUAL "${names_${part}}" AND "${inner_of_others}" STREQUAL "${inner_${part}}" AND size_${part} LESS most)
         break()
       endif()
       math(EXPR part "${part} + 1")
@@ -38,13 +50,14 @@ function(joined_parts variable most)
       math(EXPR last "${last} + 1")
     endif()
     list(APPEND names_${part} ${names})
+    list(APPEND inner_${part} ${inner})
     math(EXPR size_${part} "${size_${part}} + 1")
     list(APPEND parts ${part})
   endforeach()
   set(${variable} ${parts} PARENT_SCOPE)
 endfunction()
 
-# ringattn_join(<target>): up to twelve C++ sources of the target at a time. Not those that Highway compiles for several
+# ringattn_join(<target>): up to sixteen C++ sources of the target at a time. Not those that Highway compiles for several
 # instruction sets, nor sources with options of their own, which CMake doesn't join.
 function(ringattn_join target)
   if(NOT RINGATTN_COLD)
@@ -63,7 +76,7 @@ function(ringattn_join target)
       endif()
     endif()
   endforeach()
-  joined_parts(parts 12 ${files})
+  joined_parts(parts 16 ${files})
   foreach(source part IN ZIP_LISTS joined parts)
     set_source_files_properties(${source} PROPERTIES UNITY_GROUP ${target}_${part})
   endforeach()

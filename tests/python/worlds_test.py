@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib.util
 import io
+import multiprocessing
 import os
 import pathlib
 import pickle
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import unittest
 from unittest import mock
 
@@ -26,6 +28,8 @@ from ringattn.torch_worlds import within
 
 RANKS = 2
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+# Ranks are forked from a process that has imported what they use: PyTorch takes three to six seconds of processor time.
+SERVER = multiprocessing.get_context("forkserver")
 
 
 def arrays():
@@ -46,8 +50,7 @@ def compute(world) -> np.ndarray:
     return ringattn.attention(*mine, world=world, layout=layout)[0]
 
 
-# What each rank does, by name; run in a process of its own: worlds_test.py NAME RANK FOLDER PORT,
-# where RANK may name the variable of the environment that says it.
+# What each rank does, by name, in a process of its own.
 def by_store(rank, folder, port):
     return compute(ringattn.store_world(f"127.0.0.1:{port}", rank, RANKS, job="test", timeout=30))
 
@@ -176,6 +179,58 @@ def with_a_late_rank(rank, folder, port):
     os._exit(0 if given_up.exists() else 1)  # without a word to the group, whose collective never ends
 
 
+def run_rank(name, rank, folder, port):
+    rank = int(os.environ["RANK"]) if rank is None else rank  # of torchrun
+    np.save(folder / f"{rank}.npy", globals()[name](rank, folder, port))
+
+
+def run_script(script, arguments):
+    sys.argv = [str(script), *arguments]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def traced(function, *arguments):
+    """Prints the traceback of a rank that fails, which torchrun's launcher does not."""
+    try:
+        function(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+def under_torchrun(function, *arguments):
+    """What torchrun does, with ranks that are forked from this process."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=RANKS, run_id="worlds_test", rdzv_backend="c10d",
+                          rdzv_endpoint="localhost:0", max_restarts=0, start_method="fork")  # fmt: skip
+    elastic_launch(config, traced)(function, *arguments)
+
+
+def with_output(file, function, *arguments):
+    with open(file, "w") as said:
+        os.dup2(said.fileno(), 1)
+        os.dup2(said.fileno(), 2)
+    function(*arguments)
+
+
+def start(file, function, *arguments):
+    """A process that runs the function and writes what it prints to the file."""
+    process = SERVER.Process(target=with_output, args=(file, function, *arguments))
+    process.start()
+    return process
+
+
+def run_under_torchrun(function, *arguments):
+    """The exit code, and what was printed."""
+    with tempfile.NamedTemporaryFile("r") as said:
+        process = start(said.name, under_torchrun, function, *arguments)
+        process.join(200)
+        process.kill()
+        process.join()
+        return process.exitcode, said.read()
+
+
 class Waits(unittest.TestCase):
     """What a function of the caller's process does within a time, or not."""
 
@@ -289,21 +344,22 @@ class Processes(unittest.TestCase):
     def run_ranks(self, name):
         """Out of all ranks together, or None where they leave none."""
         with tempfile.TemporaryDirectory() as folder:
-            port = str(free_port())
+            place, port = pathlib.Path(folder), free_port()
             if name == "by_torchrun":
-                done = subprocess.run([*TORCHRUN, __file__, name, "RANK", folder, port], stdout=subprocess.PIPE,
-                                      stderr=subprocess.STDOUT, text=True, timeout=200)  # fmt: skip
-                self.assertEqual(done.returncode, 0, done.stdout)
+                code, said = run_under_torchrun(run_rank, name, None, place, port)
+                self.assertEqual(code, 0, said)
                 return self.together(folder)
-            ranks = [subprocess.Popen([sys.executable, __file__, name, str(rank), folder, port], stdout=subprocess.PIPE,
-                                      stderr=subprocess.STDOUT, text=True) for rank in range(RANKS)]  # fmt: skip
+            files = [place / f"{rank}.said" for rank in range(RANKS)]
+            ranks = [start(file, run_rank, name, rank, place, port) for rank, file in enumerate(files)]
             try:
-                said = [rank.communicate(timeout=100)[0] for rank in ranks]
+                for rank in ranks:
+                    rank.join(100)
             finally:
                 for rank in ranks:
                     rank.kill()
-            for rank, text in zip(ranks, said):
-                self.assertEqual(rank.returncode, 0, text)
+            for rank, file in zip(ranks, files):
+                rank.join()
+                self.assertEqual(rank.exitcode, 0, file.read_text())
             return self.together(folder)
 
     def together(self, folder):
@@ -336,8 +392,9 @@ class Processes(unittest.TestCase):
             runpy.run_path(str(example), run_name="__main__")
         digest = said.getvalue().removeprefix("ranks 1, ")
         self.assertRegex(digest, "^digest [0-9a-f]{32}\n$")
-        done = subprocess.run([*TORCHRUN, example], stdout=subprocess.PIPE, text=True, timeout=200)
-        self.assertEqual((done.returncode, done.stdout), (0, f"ranks {RANKS}, {digest}"))
+        code, said = run_under_torchrun(run_script, example, [])
+        self.assertEqual(code, 0, said)
+        self.assertIn(f"ranks {RANKS}, {digest}", said)
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "needs torch")
     def test_the_example_of_training(self):
@@ -345,11 +402,10 @@ class Processes(unittest.TestCase):
 
         example = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/train_llama.py"
         with tempfile.TemporaryDirectory() as folder:
-            training = [example, "--device", "cpu", "--steps", "3", "--tokens", "301", "--record", folder]
-            done = subprocess.run([*TORCHRUN, *training], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                  timeout=200)  # fmt: skip
-            self.assertEqual(done.returncode, 0, done.stdout)
-            self.assertRegex(done.stdout, rf"step   2  loss [\d.]+\n3 steps took .* on {RANKS} cpu ranks")
+            training = ["--device", "cpu", "--steps", "3", "--tokens", "301", "--record", folder]
+            code, said = run_under_torchrun(run_script, example, training)
+            self.assertEqual(code, 0, said)
+            self.assertRegex(said, rf"step   2  loss [\d.]+\n3 steps took .* on {RANKS} cpu ranks")
 
             said = io.StringIO()
             with (
@@ -417,8 +473,6 @@ class Processes(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 5 and sys.argv[1] in globals():
-        number, place = int(os.environ.get(sys.argv[2], sys.argv[2])), pathlib.Path(sys.argv[3])
-        np.save(place / f"{number}.npy", globals()[sys.argv[1]](number, place, int(sys.argv[4])))
-    else:
-        unittest.main()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does; for the ranks, as this process has read it
+    SERVER.set_forkserver_preload(["numpy", "torch", "torch._dynamo", "torch.distributed.run"])
+    unittest.main()

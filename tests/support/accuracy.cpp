@@ -5,18 +5,16 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "kernels/attention/oracle.hpp"
 #include "kernels/attention/oracle_math.hpp"
 #include "kernels/common/registry.hpp"
 #include "tests/support/checks.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 float round_to(Dtype dtype, float value) {
   std::byte bytes[sizeof(float)];

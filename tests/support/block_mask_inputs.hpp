@@ -4,16 +4,14 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <memory>
 #include <random>
 
 #include "kernels/attention/block_mask_patterns.hpp"
 #include "tests/support/attention_inputs.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
-
-inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // About `percent` of the blocks before those that the sequence's queries stand in, other ones for each seed, sequence
 // and head; and all later blocks.

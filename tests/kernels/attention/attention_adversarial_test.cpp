@@ -3,17 +3,14 @@
 // to weigh, or an infinite sink. What is not finite in q, k and v has a file of its own.
 #include <algorithm>
 #include <array>
-#include <limits>
 #include <string>
 
 #include "tests/kernels/common/kernel_row_test.hpp"
 #include "tests/support/accuracy.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 class AttentionAdversarial : public KernelRowTest {
  protected:

@@ -13,11 +13,11 @@
 #include "kernels/attention/block_mask_patterns.hpp"
 #include "tests/kernels/common/kernel_row_test.hpp"
 #include "tests/support/accuracy.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int kHeads = 4;
 constexpr int kKvHeads = 2;
 constexpr int kListHeads[] = {1, kKvHeads, kHeads};

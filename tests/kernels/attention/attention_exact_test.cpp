@@ -3,14 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 
 #include "tests/kernels/common/kernel_row_test.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // V = 1 gives O = 1: within 2 ulp of a 16-bit output, 1e-5 in fp32.
 float one_tolerance(Dtype dtype) {

@@ -6,17 +6,14 @@
 
 #include <algorithm>
 #include <initializer_list>
-#include <limits>
 #include <span>
 
 #include "tests/kernels/common/kernel_row_test.hpp"
 #include "tests/support/accuracy.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 constexpr Dims kSmall[] = {{Dtype::kF32, 16, 24}, {Dtype::kBf16, 64, 64}, {Dtype::kF16, 64, 64}};
 

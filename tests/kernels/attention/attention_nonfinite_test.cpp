@@ -2,18 +2,16 @@
 // NaN and ±∞ planted in q, k and v: where a row sees them, where it doesn't see them but their tile is computed, in the
 // last key, in the next sequence, and in the memory after a tile. They come out where the oracle has them and nowhere
 // else, and in the same bits however the work is cut.
-#include <limits>
 #include <string>
 #include <vector>
 
 #include "tests/kernels/common/kernel_row_test.hpp"
 #include "tests/support/accuracy.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kPlants[] = {kNan, kInfinity, -kInfinity};
 
 // Tokens of the packed axis. The first sequence has 90 queries at 170 … 259 and 260 keys, so its last key tile is not

@@ -15,11 +15,11 @@
 #include "tests/kernels/common/kernel_row_test.hpp"
 #include "tests/support/accuracy.hpp"
 #include "tests/support/random_key_positions.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
 
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr int kHeads = 4;
 constexpr int kKvHeads = 2;
 

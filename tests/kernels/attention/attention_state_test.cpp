@@ -3,18 +3,16 @@
 // fit the kernel.
 #include <atomic>
 #include <cmath>
-#include <limits>
 #include <optional>
 #include <stdexcept>
 #include <thread>
 
 #include "base/error.hpp"
 #include "tests/kernels/common/kernel_row_test.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 class AttentionStates : public KernelRowTest {};
 

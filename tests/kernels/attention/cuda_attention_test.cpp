@@ -9,11 +9,10 @@
 #include "tests/kernels/attention/cuda_attention_fixture.hpp"
 #include "tests/kernels/attention/cuda_sequence.hpp"
 #include "tests/support/accuracy.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 // Every compiled configuration against the oracle, and cut into tasks; the tables of other tests know head_dim 64 best.
 TEST_P(CudaAttentionTest, EveryConfiguration) {

@@ -11,6 +11,7 @@
 
 #include "base/gpu.hpp"
 #include "kernels/common/platform.hpp"
+#include "tests/support/special_values.hpp"
 #include "tests/support/top_k_block_mask.hpp"
 
 namespace ringattn::testing {
@@ -91,7 +92,6 @@ TEST_F(CudaBlockMaskChoice, ManyBlocksTiesAndNonFiniteRows) {
     }
   }
   for (const int count : {2, 100, 1200, 1201, 4000}) expect_same(inputs, count);
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const float odd[] = {kInfinity, -kInfinity, std::numeric_limits<float>::quiet_NaN(), -0.0F, 1e-45F, 3e38F};
   for (int i = 0; i < 200; ++i) {
     inputs.set_k(static_cast<std::int64_t>(random() % 12000), static_cast<int>(random() % 2),

@@ -8,7 +8,7 @@ namespace ringattn::testing {
 
 namespace {
 
-std::vector<std::byte> bytes_of(const std::vector<float>& values) {
+std::vector<std::byte> bytes_of_floats(const std::vector<float>& values) {
   std::vector<std::byte> bytes(values.size() * sizeof(float));
   if (!bytes.empty()) std::memcpy(bytes.data(), values.data(), bytes.size());
   return bytes;
@@ -32,7 +32,7 @@ CudaSequence::CudaSequence(const AttentionRow& row, const AttentionInputs& input
   v_ = place(inputs.v_view(0));
   if (!inputs.sinks.empty()) {
     sinks_ = std::make_unique<DeviceArray>(*backend_, inputs.sinks.size() * sizeof(float));
-    sinks_->write(bytes_of(inputs.sinks));
+    sinks_->write(bytes_of_floats(inputs.sinks));
   }
   state_ = std::make_unique<DeviceArray>(*backend_, kernel_->state_bytes(shape_.q_len));
   kernel_->reserve({shape_.q_len, 1, tiles_, tiles_, placement_.sources, 1});

@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "tests/support/attention_inputs.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -114,7 +115,6 @@ TEST(Oracle, PiecesMakeNoDifference) {
 }
 
 TEST(Oracle, NonFiniteScores) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const AttentionSpec spec = make_spec(Dtype::kF32, 1, 1, 1, {-1, -1});
   const auto lse_of = [&](std::vector<float> keys, std::vector<float> values, std::vector<double>& out) {
     OracleRow row(spec, 0, 0, static_cast<std::int64_t>(keys.size()), {1.0});

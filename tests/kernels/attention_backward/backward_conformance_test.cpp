@@ -10,7 +10,6 @@
 #include <cstring>
 #include <functional>
 #include <iterator>
-#include <limits>
 #include <numeric>
 #include <ostream>
 #include <random>
@@ -24,6 +23,7 @@
 #include "tests/support/checks.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/environment.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn {
 inline void PrintTo(const KernelRow<AttentionBackwardSpec>& row, std::ostream* stream) { *stream << row.name; }
@@ -32,8 +32,6 @@ inline void PrintTo(const KernelRow<AttentionBackwardSpec>& row, std::ostream* s
 namespace ringattn::testing {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
 constexpr Mask kMasks[] = {{-1, -1}, {-1, 0}, {0, 0}, {100, 0}, {70, 33}, {-1, 5}, {7, -1}};
 

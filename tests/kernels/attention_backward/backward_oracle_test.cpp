@@ -14,11 +14,10 @@
 #include "kernels/attention/oracle.hpp"
 #include "kernels/common/registry.hpp"
 #include "tests/support/attention_inputs.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // One sequence in fp32, with the gradients of its outputs.
 struct Problem {

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,12 +15,10 @@
 #include "tests/support/backward_accuracy.hpp"
 #include "tests/support/backward_runner.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 const AttentionBackwardRow& cpu_row() {
   for (const AttentionBackwardRow& row : kernel_table<AttentionBackwardSpec>()) {

@@ -16,6 +16,7 @@
 #include "kernels/common/platform.hpp"
 #include "tests/support/block_chooser.hpp"
 #include "tests/support/decode_runner.hpp"
+#include "tests/support/special_values.hpp"
 #include "tests/support/top_k_block_mask.hpp"
 
 namespace ringattn::testing {
@@ -121,7 +122,6 @@ TEST(BlockChoice, OfEqualScoresTheFirst) {
 }
 
 TEST(BlockChoice, ScoresHaveAnOrder) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> ascending = {-kInfinity, -3e38F, -1.0F, -1e-45F, 0.0F, 1e-45F, 1.0F, 3e38F, kInfinity};
   for (std::size_t i = 1; i < ascending.size(); ++i) {
     EXPECT_LT(order_of_score(ascending[i - 1]), order_of_score(ascending[i])) << ascending[i];

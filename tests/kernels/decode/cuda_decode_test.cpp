@@ -27,7 +27,7 @@ const AttentionRow& attention_of(const DecodeRow& row) {
 AttentionSpec usual_spec() { return make_spec(Dtype::kBf16, 8, 2, 128, {-1, 0}); }
 
 // The kernels on a GPU that can run here, with the bits of an attention kernel.
-std::vector<const DecodeRow*> rows_here() {
+std::vector<const DecodeRow*> decoding_rows_here() {
   std::vector<const DecodeRow*> rows;
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
     if (row.backend == "cuda" && row.unavailable().empty() && row.missing({usual_spec()}).empty()) rows.push_back(&row);
@@ -48,7 +48,7 @@ std::vector<std::int64_t> launch_twice(DecodeRunner& runner, const Graph& graph,
 }
 
 TEST(CudaDecode, AGraphFollowsGrowingSequences) {
-  const auto rows = rows_here();
+  const auto rows = decoding_rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     const DecodeRow& row = *here;
@@ -72,7 +72,7 @@ TEST(CudaDecode, AGraphFollowsGrowingSequences) {
 
 // The prefix that sequences share is computed for all that are long enough by then: by single CTAs, and by two.
 TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
-  const auto rows = rows_here();
+  const auto rows = decoding_rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     for (const int dim : {64, 128}) {
@@ -106,7 +106,7 @@ TEST(CudaDecode, AGraphOfSharedPrefixesFollowsGrowingSequences) {
 
 // Lists and lengths that change between launches are followed.
 TEST(CudaDecode, AGraphFollowsBlockMasks) {
-  const auto rows = rows_here();
+  const auto rows = decoding_rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     const DecodeRow& row = *here;
@@ -141,7 +141,7 @@ TEST(CudaDecode, AGraphFollowsBlockMasks) {
 
 // Three partitions write their partials and one of them merges, all in one graph.
 TEST(CudaDecode, AGraphOfPartitionsFollowsGrowingSequences) {
-  const auto rows = rows_here();
+  const auto rows = decoding_rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     const DecodeRow& row = *here;
@@ -179,7 +179,7 @@ TEST(CudaDecode, AGraphOfPartitionsFollowsGrowingSequences) {
 // A captured step of more sequences than a launch takes follows lengths that grow: plain, of shared prefixes whose
 // sequences are in several launches, of partitions, and with masks, of which a launch takes half as many sequences.
 TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
-  const auto rows = rows_here();
+  const auto rows = decoding_rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     const DecodeRow& row = *here;
@@ -252,7 +252,7 @@ TEST(CudaDecode, AGraphOfMoreSequencesThanALaunch) {
 
 // Pages are read to their ends and not beyond, wherever they lie.
 TEST(CudaDecode, PagesFarApartAtTheEndsOfTheirMemory) {
-  const auto rows = rows_here();
+  const auto rows = decoding_rows_here();
   if (rows.empty()) GTEST_SKIP() << "needs a GPU with a kernel that decodes";
   for (const DecodeRow* here : rows) {
     for (const auto& [dim, slices] : {std::pair{64, 2}, {64, 4}, {128, 2}, {128, 4}}) {

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -16,11 +15,11 @@
 #include "tests/support/block_mask_inputs.hpp"
 #include "tests/support/environment.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::int64_t kPages[] = {16, 32, 64, 128, 256};
 
 class Decode : public DecodeRowTest {};

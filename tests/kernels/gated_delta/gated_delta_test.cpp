@@ -15,6 +15,7 @@
 #include "tests/kernels/common/kernel_row_test.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/gated_delta_data.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn {
 inline void PrintTo(const testing::GatedDeltaRow& row, std::ostream* stream) { *stream << row.name; }
@@ -108,7 +109,6 @@ TEST_P(GatedDeltaKernels, AreAccurateAtTheEdgesOfSegments) {
 
 // Decays of 1 and 0, beta 0, 1 and 2, keys of zeros and of ones.
 TEST_P(GatedDeltaKernels, TakeExtremesOfGates) {
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   for (const GatedDeltaSpec& spec : small()) {
     GatedDeltaData data = with_initial_states(random_gated_delta(spec, {150, 2200}, 31), 32);
     data.spec.qk_l2norm = true;

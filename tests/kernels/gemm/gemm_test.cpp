@@ -5,13 +5,13 @@
 
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <random>
 #include <vector>
 
 #include "tests/kernels/common/kernel_row_test.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/gemm_runner.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn {
 inline void PrintTo(const BatchedGemmRow& row, std::ostream* stream) { *stream << row.name; }
@@ -19,9 +19,6 @@ inline void PrintTo(const BatchedGemmRow& row, std::ostream* stream) { *stream <
 
 namespace ringattn::testing {
 namespace {
-
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 class BatchedGemm : public ::testing::TestWithParam<BatchedGemmRow> {
  protected:

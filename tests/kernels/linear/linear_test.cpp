@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <numbers>
 #include <numeric>
@@ -27,6 +26,7 @@
 #include "tests/support/device_array.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/linear_runner.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn {
 inline void PrintTo(const KernelRow<LinearSpec>& row, std::ostream* stream) { *stream << row.name; }
@@ -35,8 +35,6 @@ inline void PrintTo(const KernelRow<LinearSpec>& row, std::ostream* stream) { *s
 namespace ringattn::testing {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr Dtype kDtypes[] = {Dtype::kBf16, Dtype::kF16, Dtype::kF32};
 constexpr WeightFormat kFormats[] = {WeightFormat::kFloat, WeightFormat::kInt8, WeightFormat::kInt4};
 

@@ -6,14 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <random>
 #include <vector>
 
+#include "tests/support/special_values.hpp"
+
 namespace ringattn::testing {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct MlaInputs {
   MlaSpec spec;

@@ -19,6 +19,7 @@
 #include "kernels/decode/cache_update.hpp"
 #include "tests/support/compressed_tensors.hpp"
 #include "tests/support/device_array.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -361,7 +362,6 @@ void expect_appended(cuda::CudaBackend& device, const RowFormat& format, std::in
   std::vector<std::byte> rows = outlier_rows(shape, lengths, 9);
   const auto row_bytes = static_cast<std::size_t>(shape.heads * shape.dim) * 2;
   if (broken) {
-    constexpr float kInfinity = std::numeric_limits<float>::infinity();
     for (const auto& [token, value] :
          {std::pair{std::size_t{3}, std::numeric_limits<float>::quiet_NaN()}, {17, kInfinity}, {21, -kInfinity}}) {
       store_element(rows.data() + token * row_bytes + token * 2, shape.dtype, value);

@@ -17,11 +17,10 @@
 #include "kernels/quant/compression_methods.hpp"
 #include "tests/support/attention_inputs.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // A sequence of `tokens` keys whose last `window` tokens are the queries.
 struct Sample {
@@ -229,7 +228,7 @@ TEST(Eviction, TheRatioIsTheShareThatIsTakenOut) {
   EXPECT_EQ(kept_tokens(0, 0.5), 0);
   EXPECT_EQ(kept_tokens(1, 0.999), 1);
   EXPECT_EQ(kept_tokens(2097152, 0.75), 524288);
-  for (const double ratio : {-0.1, 1.0, 1.5, kNan}) {
+  for (const double ratio : {-0.1, 1.0, 1.5, double{kNan}}) {
     EXPECT_EQ(error_of([&] { kept_tokens(10, ratio); }).code(), ErrorCode::kUsage) << ratio;
   }
 }

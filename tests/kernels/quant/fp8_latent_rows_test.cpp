@@ -12,6 +12,7 @@
 #include "base/e4m3.hpp"
 #include "kernels/quant/latent_rows.hpp"
 #include "tests/support/error_of.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -72,7 +73,6 @@ TEST(E4m3, TiesGoToTheEvenCode) {
       ASSERT_EQ(float_to_e4m3(-value), nearest_code(-value)) << value;
     }
   }
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(float_to_e4m3(kInfinity), 0x7e);
   EXPECT_EQ(float_to_e4m3(-kInfinity), 0xfe);
   EXPECT_EQ(float_to_e4m3(-std::numeric_limits<float>::quiet_NaN()), 0x7f);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/kernels/ssm/ssm_row_test.hpp"
+#include "tests/support/special_values.hpp"
 #include "tests/support/ssd_backward_data.hpp"
 
 namespace ringattn {
@@ -215,7 +216,6 @@ TEST(CpuSsdBackward, SlopeOfInfiniteGates) {
     inputs.ssm.set(inputs.ssm.z, 2, 8, 30, 1, 4, below);
     return inputs;
   };
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const SsdBackwardData infinite = inputs_of(kInfinity, -kInfinity);
   const SsdBackwardData large = inputs_of(100.0F, -1000.0F);
   const SsdBackwardRow& cpu = *choose_kernel(spec, {"cpu", "auto"}).row;

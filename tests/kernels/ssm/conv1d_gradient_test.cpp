@@ -21,6 +21,7 @@
 #include "tests/kernels/ssm/conv1d_row_test.hpp"
 #include "tests/support/device_array.hpp"
 #include "tests/support/random_elements.hpp"
+#include "tests/support/special_values.hpp"
 
 namespace ringattn::testing {
 namespace {
@@ -315,7 +316,6 @@ TEST_P(Conv1dGradients, SlopeOfInfiniteSums) {
     expect_accurate(inputs, result);
     return result;
   };
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
   expect_same(with_biases(kInfinity, -kInfinity), with_biases(1e4F, -1e4F), spec);
 }
 
