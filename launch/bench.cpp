@@ -18,7 +18,7 @@
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
 #include "launch/sgemm.hpp"
-#include "ops/common/samples.hpp"
+#include "ops/jobs/samples.hpp"
 
 namespace ringattn {
 

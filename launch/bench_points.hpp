@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "ops/common/bench_job.hpp"
-#include "ops/common/samples.hpp"
+#include "ops/jobs/bench_job.hpp"
+#include "ops/jobs/samples.hpp"
 
 namespace ringattn {
 

@@ -16,7 +16,7 @@
 #include "launch/commands.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
-#include "ops/common/samples.hpp"
+#include "ops/jobs/samples.hpp"
 
 namespace ringattn {
 

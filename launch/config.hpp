@@ -15,8 +15,8 @@
 #include "launch/flags.hpp"
 #include "launch/options.hpp"
 #include "ops/common/job_share.hpp"
-#include "ops/common/op_entry.hpp"
-#include "ops/common/op_job.hpp"
+#include "ops/jobs/op_entry.hpp"
+#include "ops/jobs/op_job.hpp"
 
 namespace ringattn {
 

@@ -2,7 +2,7 @@
 // The table of flags. A flag is one row, and the row gives all its layers: the long flag on the command line, its
 // environment variable RINGATTN_KEY, its key in a config file, its line in --help. A config file and the environment
 // serve all commands, so a key has one meaning: a flag that means something else in another command has a key of its
-// own there. Settings that only one op has are rows of that op's entry (ops/common/op_entry.hpp). Tests iterate the
+// own there. Settings that only one op has are rows of that op's entry (ops/jobs/op_entry.hpp). Tests iterate the
 // table.
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "launch/options.hpp"
-#include "ops/common/op_entry.hpp"
+#include "ops/jobs/op_entry.hpp"
 
 namespace ringattn {
 

@@ -23,7 +23,7 @@
 #include "launch/outputs.hpp"
 #include "launch/report.hpp"
 #include "launch/screen.hpp"
-#include "ops/common/measure.hpp"
+#include "ops/jobs/measure.hpp"
 
 namespace ringattn {
 

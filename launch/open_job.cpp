@@ -12,7 +12,7 @@
 #include "launch/op_flags.hpp"
 #include "launch/plan_table.hpp"
 #include "launch/screen.hpp"
-#include "ops/common/model_comparison.hpp"
+#include "ops/jobs/model_comparison.hpp"
 #include "ops/op_table.hpp"
 
 namespace ringattn {

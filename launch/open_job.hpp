@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "launch/config.hpp"
-#include "ops/common/op_job.hpp"
+#include "ops/jobs/op_job.hpp"
 
 namespace ringattn {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention/tokens/layout.hpp"
-#include "ops/common/settings.hpp"
+#include "ops/jobs/settings.hpp"
 #include "ops/op_table.hpp"
 
 namespace ringattn {

@@ -12,7 +12,7 @@
 
 #include "base/error.hpp"
 #include "launch/commands.hpp"
-#include "ops/common/op_job.hpp"
+#include "ops/jobs/op_job.hpp"
 
 namespace ringattn {
 

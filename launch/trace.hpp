@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/collective.hpp"
-#include "ops/common/op_job.hpp"
+#include "ops/jobs/op_job.hpp"
 
 namespace ringattn {
 

@@ -7,7 +7,7 @@
 #include "comm/collective.hpp"
 #include "launch/options.hpp"
 #include "launch/screen.hpp"
-#include "ops/common/golden.hpp"
+#include "ops/jobs/golden.hpp"
 
 namespace ringattn {
 

@@ -34,7 +34,7 @@ LSE_ABSOLUTE_16BIT = 1e-3
 LSE_RELATIVE_16BIT = 2.0**-21
 
 # Number of "few" rows, times the keys of the longest sequence; shorter sequences take as long per row. Same rule as
-# `ringattn verify --peer` (few_rows() in src/ops/common/accuracy.cpp).
+# `ringattn verify --peer` (few_rows() in src/ops/attention_jobs/accuracy.cpp).
 _FEW_KEYS = 2**21
 _KEYS_OF_SHORT_ROWS = 256
 

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "ops/common/file_op.hpp"
-#include "ops/common/op_entry.hpp"
+#include "ops/jobs/file_op.hpp"
+#include "ops/jobs/op_entry.hpp"
 
 namespace ringattn {
 

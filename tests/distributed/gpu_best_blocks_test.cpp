@@ -8,8 +8,8 @@
 
 #include "base/error.hpp"
 #include "base/gpu.hpp"
-#include "ops/common/job_input.hpp"
-#include "ops/common/top_k_blocks.hpp"
+#include "ops/attention_jobs/job_input.hpp"
+#include "ops/attention_jobs/top_k_blocks.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/dealt_block_masks.hpp"
 #include "tests/support/temporary_folder.hpp"

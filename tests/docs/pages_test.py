@@ -88,7 +88,7 @@ class Pages(unittest.TestCase):
     def test_flags_are_flags(self):
         known = set(re.findall(r'^    \{"([a-z-]+)"', (ROOT / "launch/flags.cpp").read_text(), re.MULTILINE))
         for entry in (*ROOT.glob("src/ops/*/*_entry.cpp"), *ROOT.glob("src/ops/*/*_settings.hpp"),
-                      *ROOT.glob("src/ops/common/*_setting.hpp")):  # settings of few ops  # fmt: skip
+                      *ROOT.glob("src/ops/jobs/*_setting.hpp")):  # settings of few ops  # fmt: skip
             known |= set(re.findall(r'\.name = "([a-z-]+)",\s*\.(?:kind|value) =', entry.read_text()))
         scripts = "\n".join((ROOT / script).read_text(encoding="utf-8") for script in SCRIPTS)
         for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:

@@ -11,7 +11,7 @@
 
 #include "base/error.hpp"
 #include "io/input_names.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "ops/ssm/ssm_input.hpp"
 #include "tests/fuzz/fuzz_target.hpp"
 #include "tests/support/cache_files.hpp"

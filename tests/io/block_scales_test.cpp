@@ -15,7 +15,7 @@
 #include "base/dtype.hpp"
 #include "base/e4m3.hpp"
 #include "base/error.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/mla_files.hpp"
 #include "tests/support/ssm_files.hpp"

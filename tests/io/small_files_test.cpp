@@ -10,7 +10,7 @@
 #include "base/error.hpp"
 #include "io/flat_table.hpp"
 #include "kernels/common/registry.hpp"
-#include "ops/common/golden.hpp"
+#include "ops/jobs/golden.hpp"
 
 namespace ringattn {
 namespace {

@@ -15,6 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # whose headers it may include besides its own. Includes go one way: launch and c, ops, attention, then comm, kernels and
 # io, then base.
 ATTENTION = ["attention", "attention/ring", "attention/tokens"]
+OPS = ["ops/common", "ops/attention_jobs", "ops/jobs"]
 MODULES = {
     "base": [],
     "comm": ["base", "comm/p2p", "comm/tcp"],
@@ -29,9 +30,13 @@ MODULES = {
     "attention/tokens": ["base", "comm", "kernels"],
     "attention/ring": ["base", "comm", "kernels", "io", "attention/tokens"],
     "attention": ["base", "comm", "kernels", "io", *ATTENTION],  # the ring runtime that the ops share
-    "ops": ["base", "comm", "kernels", "io", *ATTENTION],  # a directory for each op
-    "c": ["base", "comm", "comm/tcp", "kernels", "io", "ops", *ATTENTION],  # the ops for C and its callers
-    "launch": ["base", "comm", "kernels", "io", "ops", *ATTENTION],
+    # ops/<op>: an op, its plan, its job and its row of the table. What ops share is in three layers.
+    "ops": ["base", "comm", "kernels", "io", *ATTENTION, *OPS],
+    "ops/common": ["base", "comm", "kernels", "io", *ATTENTION],  # knows no op
+    "ops/attention_jobs": ["base", "comm", "kernels", "io", *ATTENTION, "ops", "ops/common"],
+    "ops/jobs": ["base", "comm", "kernels", "io", *ATTENTION, "ops", "ops/common", "ops/attention_jobs"],
+    "c": ["base", "comm", "comm/tcp", "kernels", "io", "ops", "ops/common", *ATTENTION],  # no jobs from files
+    "launch": ["base", "comm", "kernels", "io", "ops", "ops/common", "ops/jobs", *ATTENTION],
 }
 
 # The tables that name every implementation, and so include them all.
@@ -48,7 +53,7 @@ VENDORS = {
     r"nccl\.h": r"src/comm/nccl[^/]*",
     r"cuda.*": r"src/kernels/.*|src/comm/(nccl[^/]*|p2p/.*)|src/base/.*|tests/support/far_pages[^/]*",
     r"hwy/.*": r"src/kernels/[a-z_]+/cpu/.*|src/kernels/quant/(quant|row_codec)_ops\.cpp|tests/kernels/.*",
-    r"omp\.h": r"src/kernels/[a-z_]+/cpu/.*|src/kernels/common/synthetic.*|src/ops/common/accuracy.*",
+    r"omp\.h": r"src/kernels/[a-z_]+/cpu/.*|src/kernels/common/synthetic.*|src/ops/attention_jobs/accuracy.*",
     r"nlohmann/.*": r"src/io/.*|launch/.*|tests/.*",
     r"toml\+\+/.*": r"src/io/flat_toml[^/]*",
     r"CLI/.*": r"launch/.*",
@@ -147,7 +152,7 @@ def ops_by_name(name, text, ops):
     named = re.compile(rf'[!=]= "({literal})"|"({literal})" [!=]=|\b(find_op|op_entry)\("|\bOp::k[A-Z]|\bop_name\(')
     for number, line in enumerate(text.splitlines(), 1):
         include = re.match(r'\s*#\s*include\s*"ops/([a-z0-9_]+)/', line)
-        if include and include.group(1) != "common":
+        if include and include.group(1) not in ("common", "jobs"):
             yield number, f"only ops/ knows the headers of {include.group(1)}: iterate op_table()"
         if found := named.search(line):
             yield number, f"only ops/ knows an op by its name, as in {found[0]}: iterate op_table()"

@@ -27,7 +27,7 @@ class Ops(unittest.TestCase):
                      "if (input.op() == Op::kMla) return;", "op_name(op)", '#include "ops/mla/mla.hpp"'):
             self.assertEqual(len(self.rules("launch/run.cpp", line)), 1, line)
             self.assertEqual(self.rules("src/ops/mla/mla.cpp", line), [], line)
-        for line in ('#include "ops/common/op_job.hpp"', '#include "ops/op_table.hpp"', "op_entry(job.op())",
+        for line in ('#include "ops/jobs/op_job.hpp"', '#include "ops/op_table.hpp"', "op_entry(job.op())",
                      'text = "mla";', 'if (op == "other") return;'):
             self.assertEqual(self.rules("launch/run.cpp", line), [], line)
 
@@ -41,6 +41,19 @@ class Rooms(unittest.TestCase):
                 header = f"{target.removeprefix('src/')}/x.hpp"
                 allowed = upper <= lower
                 self.assertEqual(include(f"{folder}/y.cpp", header) == [], allowed, f"{folder} includes {header}")
+
+    def test_what_ops_share_is_in_layers(self):
+        for header in ("mla/mla.hpp", "op_table.hpp"):
+            self.assertEqual(include("src/ops/common/x.cpp", f"ops/{header}"), ["ops/common does not include ops"])
+        layers = ["common", "attention_jobs", "jobs"]
+        for upper, folder in enumerate(layers):
+            self.assertEqual(include("src/ops/mla/x.cpp", f"ops/{folder}/x.hpp"), [])
+            for lower, target in enumerate(layers):
+                said = [] if upper >= lower else [f"ops/{folder} does not include ops/{target}"]
+                self.assertEqual(include(f"src/ops/{folder}/x.cpp", f"ops/{target}/x.hpp"), said)
+        self.assertEqual(include("src/c/x.cpp", "ops/jobs/op_job.hpp"), ["c does not include ops/jobs"])
+        self.assertEqual(include("launch/x.cpp", "ops/attention_jobs/job_input.hpp"),
+                         ["launch does not include ops/attention_jobs"])
 
     def test_comm_and_kernels_do_not_know_each_other(self):
         self.assertEqual(include("src/comm/x.cpp", "kernels/attention/attention.hpp"), ["comm does not include kernels"])

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "tests/support/cache_files.hpp"
 
 namespace ringattn::testing {

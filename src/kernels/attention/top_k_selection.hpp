@@ -2,7 +2,7 @@
 // Data-dependent block masks for prefill: each query block attends to the key blocks with the highest scores, the dot
 // product of its mean query and the block's mean key. Sums have a fixed order, and ties go to the lower index, so every
 // process with the same rows computes the same block mask on any backend (attention/block_mask_choice.hpp). Nothing is
-// learned. ops/common/kept_mass.hpp measures how much softmax mass the mask keeps.
+// learned. ops/attention_jobs/kept_mass.hpp measures how much softmax mass the mask keeps.
 #pragma once
 
 #include <cstdint>

@@ -23,8 +23,8 @@
 #include "ops/attention/compressed_ring_step.hpp"
 #include "ops/attention/lengths.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row of attention in the table of ops.
-#include "ops/common/attention_entry.hpp"
-
+#include "ops/attention/shared_entry.hpp"
 #include "ops/attention_backward/backward_input.hpp"
-#include "ops/common/compressed_tensors.hpp"
+#include "ops/attention_jobs/compressed_tensors.hpp"
 #include "ops/decode/cache_tensors.hpp"
 #include "ops/gated_delta/gated_delta_input.hpp"
 #include "ops/mla/mla_tensors.hpp"

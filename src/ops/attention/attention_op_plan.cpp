@@ -7,11 +7,11 @@
 #include <utility>
 
 #include "base/json_writer.hpp"
+#include "ops/attention/attention_op_job.hpp"
 #include "ops/attention/ring_plan.hpp"
 #include "ops/attention/world_plan_summary.hpp"
-#include "ops/common/attention_op_job.hpp"
-#include "ops/common/planned_job.hpp"
-#include "ops/common/ring_report.hpp"
+#include "ops/attention_jobs/planned_job.hpp"
+#include "ops/jobs/ring_report.hpp"
 
 namespace ringattn {
 

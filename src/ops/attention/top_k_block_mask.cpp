@@ -18,8 +18,8 @@
 #include "comm/exchange.hpp"
 #include "kernels/attention/top_k_selection.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

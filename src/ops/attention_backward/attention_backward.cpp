@@ -22,8 +22,8 @@
 #include "ops/attention_backward/backward_work.hpp"
 #include "ops/attention_backward/sink_gradient.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

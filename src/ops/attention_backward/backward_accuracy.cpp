@@ -12,7 +12,7 @@
 #include "base/memory.hpp"
 #include "base/rank_liveness.hpp"
 #include "ops/attention_backward/same_precision_gradients.hpp"
-#include "ops/common/oracle_rows.hpp"
+#include "ops/attention_jobs/oracle_rows.hpp"
 
 namespace ringattn {
 

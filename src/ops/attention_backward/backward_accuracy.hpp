@@ -10,7 +10,7 @@
 #include "comm/collective.hpp"
 #include "ops/attention_backward/backward_input.hpp"
 #include "ops/attention_backward/loaded_backward.hpp"
-#include "ops/common/accuracy.hpp"
+#include "ops/attention_jobs/accuracy.hpp"
 
 namespace ringattn {
 

@@ -3,9 +3,9 @@
 #include <memory>
 #include <string_view>
 
+#include "ops/attention/shared_entry.hpp"
 #include "ops/attention_backward/backward_op_job.hpp"
-#include "ops/common/attention_entry.hpp"
-#include "ops/common/gradients_setting.hpp"
+#include "ops/jobs/gradients_setting.hpp"
 
 namespace ringattn {
 

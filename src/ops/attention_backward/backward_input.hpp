@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "ops/attention_backward/attention_backward.hpp"
-#include "ops/common/job_input.hpp"
-#include "ops/common/op_entry.hpp"
+#include "ops/attention_jobs/job_input.hpp"
+#include "ops/jobs/op_entry.hpp"
 
 namespace ringattn {
 

@@ -10,10 +10,10 @@
 #include "base/failpoint.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
+#include "ops/attention_jobs/output.hpp"
 #include "ops/common/digest.hpp"
-#include "ops/common/model_comparison.hpp"
-#include "ops/common/output.hpp"
-#include "ops/common/ring_report.hpp"
+#include "ops/jobs/model_comparison.hpp"
+#include "ops/jobs/ring_report.hpp"
 
 namespace ringattn {
 

@@ -11,8 +11,8 @@
 #include "ops/attention_backward/backward_input.hpp"
 #include "ops/attention_backward/backward_output_file.hpp"
 #include "ops/attention_backward/loaded_backward.hpp"
-#include "ops/common/gradient_op_job.hpp"
-#include "ops/common/shapes.hpp"
+#include "ops/attention_jobs/shapes.hpp"
+#include "ops/jobs/gradient_op_job.hpp"
 
 namespace ringattn {
 

@@ -12,7 +12,7 @@
 #include "ops/attention/attention.hpp"
 #include "ops/attention_backward/attention_backward.hpp"
 #include "ops/attention_backward/backward_input.hpp"
-#include "ops/common/loaded_job.hpp"
+#include "ops/attention_jobs/loaded_job.hpp"
 #include "ops/common/non_finite.hpp"
 
 namespace ringattn {

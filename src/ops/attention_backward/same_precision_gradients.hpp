@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/attention_backward/backward_oracle.hpp"
-#include "ops/common/same_precision_row.hpp"
+#include "ops/attention_jobs/same_precision_row.hpp"
 
 namespace ringattn {
 

@@ -8,9 +8,9 @@
 
 #include "base/error.hpp"
 #include "ops/batched_gemm/batched_gemm.hpp"
-#include "ops/common/row_op.hpp"
 #include "ops/common/staging.hpp"
 #include "ops/common/values.hpp"
+#include "ops/jobs/row_op.hpp"
 
 namespace ringattn {
 

@@ -15,10 +15,6 @@ KernelRequest compatible_request(const KernelRequest& request, const Transport& 
   return fitting;
 }
 
-TopKDevice top_k_device(const KernelRequest& request, const Transport& transport) {
-  return {compatible_request(request, transport), transport.device()};
-}
-
 void check_compatible(const KernelEntry& kernel, const Backend& backend, const Transport& transport) {
   if (transport.size() == 1 || backend.memory() == transport.memory()) return;
   fail(ErrorCode::kUnsupported, fmt::format("kernel {} and transport {} don't fit", kernel.name, transport.name()),

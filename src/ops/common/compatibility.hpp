@@ -5,16 +5,12 @@
 #include "comm/transport.hpp"
 #include "kernels/common/backend.hpp"
 #include "kernels/common/registry.hpp"
-#include "ops/common/top_k_blocks.hpp"
 
 namespace ringattn {
 
 // Returns the kernel request for a job over `transport`. With several ranks, a request of neither a backend nor a
 // kernel becomes a request of the backend whose memory the transport moves.
 KernelRequest compatible_request(const KernelRequest& request, const Transport& transport);
-
-// Where the job's top-k block masks are computed: on the rank's own device if a device kernel runs the job.
-TopKDevice top_k_device(const KernelRequest& request, const Transport& transport);
 
 // Throws kUnsupported if there are several ranks and the transport can't move the backend's memory.
 void check_compatible(const KernelEntry& kernel, const Backend& backend, const Transport& transport);

@@ -151,8 +151,4 @@ void agree_on_files(const Collective& collective, const std::function<std::vecto
   if (!one) agree_on_data(collective, own, files);
 }
 
-void agree_on_input(const Collective& collective, const JobInput& input) {
-  agree_on_files(collective, [&] { return input.fingerprints(); });
-}
-
 }  // namespace ringattn

@@ -7,7 +7,6 @@
 
 #include "comm/collective.hpp"
 #include "io/fingerprint.hpp"
-#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 
@@ -16,8 +15,5 @@ namespace ringattn {
 // opened one file (is_one_file()) more of the data is compared, all of it up to 64 MB a file. Copies of a file are the
 // same file.
 void agree_on_files(const Collective& collective, const std::function<std::vector<FileFingerprint>()>& fingerprints);
-
-// The same for the files of a job's input.
-void agree_on_input(const Collective& collective, const JobInput& input);
 
 }  // namespace ringattn

@@ -8,9 +8,9 @@
 
 #include "base/rank_liveness.hpp"
 #include "kernels/quant/compressed_rows.hpp"
-#include "ops/common/finite_tensor.hpp"
 #include "ops/common/non_finite.hpp"
 #include "ops/compression/cache_rows.hpp"
+#include "ops/compression/finite_tensor.hpp"
 #include "ops/compression/pool_slots.hpp"
 
 namespace ringattn {

@@ -11,9 +11,9 @@
 
 #include "base/error.hpp"
 #include "io/tensor_checks.hpp"
-#include "ops/common/compressed_tensors.hpp"
-#include "ops/common/finite_tensor.hpp"
-#include "ops/common/position_tensors.hpp"
+#include "ops/attention_jobs/compressed_tensors.hpp"
+#include "ops/attention_jobs/position_tensors.hpp"
+#include "ops/compression/finite_tensor.hpp"
 
 namespace ringattn {
 

@@ -17,8 +17,8 @@
 #include "io/safetensors_writer.hpp"
 #include "kernels/quant/compressed_rows.hpp"
 #include "kernels/quant/row_format.hpp"
-#include "ops/common/finite_tensor.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
+#include "ops/compression/finite_tensor.hpp"
 
 namespace ringattn {
 

@@ -12,7 +12,7 @@
 #include "base/host.hpp"
 #include "base/rank_liveness.hpp"
 #include "kernels/common/registry.hpp"
-#include "ops/common/finite_tensor.hpp"
+#include "ops/compression/finite_tensor.hpp"
 
 namespace ringattn {
 

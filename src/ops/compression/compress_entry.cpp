@@ -12,9 +12,9 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "kernels/quant/compression_methods.hpp"
-#include "ops/common/file_op.hpp"
-#include "ops/common/output_change.hpp"
+#include "ops/attention_jobs/output_change.hpp"
 #include "ops/compression/compress_job.hpp"
+#include "ops/jobs/file_op.hpp"
 
 namespace ringattn {
 

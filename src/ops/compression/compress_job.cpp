@@ -13,7 +13,7 @@
 #include "io/safetensors_writer.hpp"
 #include "kernels/quant/compression_methods.hpp"
 #include "kernels/quant/eviction.hpp"
-#include "ops/common/compressed_tensors.hpp"
+#include "ops/attention_jobs/compressed_tensors.hpp"
 #include "ops/compression/cache_rows.hpp"
 #include "ops/compression/compress_common.hpp"
 #include "ops/compression/evict_cache.hpp"

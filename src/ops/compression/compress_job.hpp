@@ -11,7 +11,7 @@
 
 #include "kernels/quant/compression_methods.hpp"
 #include "kernels/quant/tensor_compression.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 
 namespace ringattn {
 

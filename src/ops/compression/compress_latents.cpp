@@ -9,11 +9,11 @@
 #include "base/rank_liveness.hpp"
 #include "io/tensor_checks.hpp"
 #include "kernels/quant/latent_rows.hpp"
-#include "ops/common/compressed_tensors.hpp"
-#include "ops/common/finite_tensor.hpp"
+#include "ops/attention_jobs/compressed_tensors.hpp"
 #include "ops/common/non_finite.hpp"
 #include "ops/compression/cache_rows.hpp"
 #include "ops/compression/compress_common.hpp"
+#include "ops/compression/finite_tensor.hpp"
 #include "ops/compression/pool_slots.hpp"
 #include "ops/mla/mla_tensors.hpp"
 

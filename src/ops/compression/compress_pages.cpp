@@ -6,7 +6,7 @@
 
 #include "base/error.hpp"
 #include "io/safetensors_writer.hpp"
-#include "ops/common/position_tensors.hpp"
+#include "ops/attention_jobs/position_tensors.hpp"
 #include "ops/compression/cache_pool.hpp"
 #include "ops/compression/cache_rows.hpp"
 #include "ops/compression/compress_common.hpp"

@@ -12,7 +12,7 @@
 #include "base/error.hpp"
 #include "base/rank_liveness.hpp"
 #include "kernels/quant/compressed_rows.hpp"
-#include "ops/common/finite_tensor.hpp"
+#include "ops/compression/finite_tensor.hpp"
 
 namespace ringattn {
 

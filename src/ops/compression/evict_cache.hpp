@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/quant/eviction.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "ops/compression/cache_rows.hpp"
 
 namespace ringattn {
@@ -20,7 +20,7 @@ double eviction_bytes(const Eviction& eviction, double ratio, const CacheRows& c
 inline constexpr double kDefaultEviction = 0.5;
 
 // Leaves kept_tokens() of each sequence's tokens, those that the eviction chooses, and adds k_positions and k_lengths
-// to the tensors beside them (ops/common/position_tensors.hpp). Other lists of lengths, and the grid, are the
+// to the tensors beside them (ops/attention_jobs/position_tensors.hpp). Other lists of lengths, and the grid, are the
 // caller's. The cache's rows are read, and finite. A method that looks at queries reads them from
 // `input`, whose cache it is, and `numerics` say its mask, scale and soft-cap. Throws kUsage for a ratio that is none
 // and a method without the queries it needs, kFile for queries that are not finite (tensor and place).

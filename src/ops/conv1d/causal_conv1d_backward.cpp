@@ -15,8 +15,8 @@
 #include "kernels/common/token_units.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/common/owned_states.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "ops/common/op_entry.hpp"
 #include "ops/conv1d/causal_conv1d_backward.hpp"
+#include "ops/jobs/op_entry.hpp"
 #include "ops/ssm/ssm_input.hpp"
 
 namespace ringattn {

@@ -11,7 +11,7 @@
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "comm/collective.hpp"
-#include "ops/common/loaded_job.hpp"
+#include "ops/attention_jobs/loaded_job.hpp"
 #include "ops/conv1d_backward/conv1d_backward_input.hpp"
 #include "ops/ssm/ssm_timeline.hpp"
 

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "ops/common/compressed_tensors.hpp"
+#include "ops/attention_jobs/compressed_tensors.hpp"
 #include "ops/common/input_tensors.hpp"
 
 namespace ringattn {

@@ -18,10 +18,10 @@
 #include "kernels/decode/cache_update.hpp"
 #include "ops/attention/invalid_element_cells.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/decode/decode_inputs.hpp"
 #include "ops/decode/head_results.hpp"
 #include "ops/decode/partial_exchange.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row of decode in the table of ops.
-#include "ops/common/attention_entry.hpp"
+#include "ops/attention/shared_entry.hpp"
 
 namespace ringattn {
 

@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "base/json_writer.hpp"
-#include "ops/common/attention_op_job.hpp"
-#include "ops/common/input_cost.hpp"
+#include "ops/attention/attention_op_job.hpp"
+#include "ops/attention_jobs/input_cost.hpp"
 #include "ops/decode/decode_plan_summary.hpp"
 
 namespace ringattn {

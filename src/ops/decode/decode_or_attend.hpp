@@ -7,7 +7,7 @@
 
 #include "comm/collective.hpp"
 #include "kernels/common/registry.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 
 namespace ringattn {
 

@@ -8,7 +8,7 @@
 
 #include "attention/tokens/decode_deal.hpp"
 #include "kernels/decode/decode.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "ops/decode/decode_memory.hpp"
 #include "ops/mla/mla_gemms.hpp"
 

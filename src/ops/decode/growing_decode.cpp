@@ -7,11 +7,11 @@
 #include "attention/ring/handshake.hpp"
 #include "attention/tokens/cost.hpp"
 #include "kernels/decode/decode_block_mask.hpp"
+#include "ops/attention_jobs/file_job.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/file_job.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/common/staging.hpp"
 #include "ops/decode/decode_inputs.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

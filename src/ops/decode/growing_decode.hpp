@@ -11,7 +11,7 @@
 #include "attention/options.hpp"
 #include "comm/collective.hpp"
 #include "comm/transport.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "ops/decode/decode.hpp"
 #include "ops/decode/loaded_cache.hpp"
 #include "ops/mla/mla_decode.hpp"

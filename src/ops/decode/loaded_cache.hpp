@@ -12,8 +12,8 @@
 #include "base/memory.hpp"
 #include "comm/collective.hpp"
 #include "kernels/quant/compressed_rows.hpp"
-#include "ops/common/job_input.hpp"
-#include "ops/common/loaded_job.hpp"
+#include "ops/attention_jobs/job_input.hpp"
+#include "ops/attention_jobs/loaded_job.hpp"
 #include "ops/decode/decode.hpp"
 #include "ops/decode/rank_cache.hpp"
 

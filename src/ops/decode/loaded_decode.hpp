@@ -10,8 +10,8 @@
 
 #include "base/memory.hpp"
 #include "comm/collective.hpp"
-#include "ops/common/job_input.hpp"
-#include "ops/common/loaded_job.hpp"
+#include "ops/attention_jobs/job_input.hpp"
+#include "ops/attention_jobs/loaded_job.hpp"
 #include "ops/decode/decode.hpp"
 #include "ops/decode/loaded_cache.hpp"
 #include "ops/mla/mla_decode.hpp"

@@ -9,7 +9,7 @@
 #include "attention/tokens/page_table.hpp"
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/decode.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "ops/decode/decode_memory.hpp"
 
 namespace ringattn {

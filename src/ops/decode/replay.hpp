@@ -12,9 +12,9 @@
 #include "kernels/common/registry.hpp"
 #include "kernels/decode/decode.hpp"
 #include "ops/attention/attention.hpp"
+#include "ops/attention_jobs/file_job.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "ops/common/difference.hpp"
-#include "ops/common/file_job.hpp"
-#include "ops/common/job_input.hpp"
 
 namespace ringattn {
 

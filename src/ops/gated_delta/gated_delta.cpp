@@ -16,8 +16,8 @@
 #include "comm/collective.hpp"
 #include "ops/common/compatibility.hpp"
 #include "ops/common/owned_states.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
+#include "ops/rank_config.hpp"
 #include "ops/ssm/state_exchange.hpp"
 #include "ops/ssm/state_relay.hpp"
 

@@ -25,8 +25,8 @@
 #include "base/memory.hpp"
 #include "io/fingerprint.hpp"
 #include "kernels/common/synthetic.hpp"
-#include "ops/common/op_entry.hpp"
 #include "ops/common/tensor_file.hpp"
+#include "ops/jobs/op_entry.hpp"
 
 namespace ringattn {
 

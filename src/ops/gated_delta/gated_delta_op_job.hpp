@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "ops/common/op_job.hpp"
 #include "ops/gated_delta/gated_delta.hpp"
 #include "ops/gated_delta/gated_delta_input.hpp"
 #include "ops/gated_delta/loaded_gated_delta.hpp"
+#include "ops/jobs/op_job.hpp"
 
 namespace ringattn {
 

@@ -8,7 +8,7 @@
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "comm/collective.hpp"
-#include "ops/common/loaded_job.hpp"
+#include "ops/attention_jobs/loaded_job.hpp"
 #include "ops/gated_delta/gated_delta.hpp"
 #include "ops/gated_delta/gated_delta_input.hpp"
 

@@ -18,7 +18,7 @@
 #include "comm/collective.hpp"
 #include "comm/exchange.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/rank_config.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

@@ -17,10 +17,10 @@
 #include "comm/collective.hpp"
 #include "comm/exchange.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
 #include "ops/linear/token_blocks.hpp"
 #include "ops/linear/weight_source.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

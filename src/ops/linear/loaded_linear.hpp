@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "comm/timeouts.hpp"
-#include "ops/common/row_op.hpp"
+#include "ops/jobs/row_op.hpp"
 #include "ops/linear/linear.hpp"
 #include "ops/linear/linear_input.hpp"
 

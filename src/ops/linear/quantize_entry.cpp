@@ -9,7 +9,7 @@
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
-#include "ops/common/file_op.hpp"
+#include "ops/jobs/file_op.hpp"
 #include "ops/linear/quantize_model.hpp"
 
 namespace ringattn {

@@ -7,7 +7,7 @@
 
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 
 namespace ringattn {
 

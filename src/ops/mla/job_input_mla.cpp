@@ -6,8 +6,8 @@
 #include "base/error.hpp"
 #include "io/tensor_checks.hpp"
 #include "kernels/quant/latent_rows.hpp"
-#include "ops/common/job_input.hpp"
-#include "ops/common/synthetic_storage.hpp"
+#include "ops/attention_jobs/job_input.hpp"
+#include "ops/attention_jobs/synthetic_storage.hpp"
 
 namespace ringattn {
 

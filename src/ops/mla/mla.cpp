@@ -22,12 +22,12 @@
 #include "kernels/quant/tensor_compression.hpp"
 #include "ops/attention/attention_ring_step.hpp"
 #include "ops/common/compatibility.hpp"
-#include "ops/common/rank_config.hpp"
 #include "ops/common/shard_checks.hpp"
 #include "ops/mla/gathered_blocks.hpp"
 #include "ops/mla/mla_checks.hpp"
 #include "ops/mla/mla_ring_steps.hpp"
 #include "ops/mla/mla_work.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

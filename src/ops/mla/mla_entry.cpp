@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The row of MLA in the table of ops.
-#include "ops/common/attention_entry.hpp"
+#include "ops/attention/shared_entry.hpp"
 #include "ops/mla/mla_tensors.hpp"
 
 namespace ringattn {

@@ -11,7 +11,7 @@
 #include "base/dtype.hpp"
 #include "base/memory.hpp"
 #include "kernels/mla/mla.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 
 namespace ringattn {
 

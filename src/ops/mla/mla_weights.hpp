@@ -6,7 +6,7 @@
 
 #include "base/memory.hpp"
 #include "comm/collective.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "ops/decode/decode.hpp"
 #include "ops/mla/mla_decode.hpp"
 

@@ -20,7 +20,7 @@
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
 #include "comm/collective.hpp"
-#include "ops/common/rank_config.hpp"
+#include "ops/rank_config.hpp"
 
 namespace ringattn {
 

@@ -7,8 +7,8 @@
 #include <chrono>
 #include <memory>
 
-#include "ops/common/row_op.hpp"
 #include "ops/common/staging.hpp"
+#include "ops/jobs/row_op.hpp"
 #include "ops/reshard/reshard.hpp"
 
 namespace ringattn {

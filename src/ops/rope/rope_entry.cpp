@@ -13,10 +13,10 @@
 
 #include "base/error.hpp"
 #include "kernels/rope/rope_oracle.hpp"
-#include "ops/common/model_comparison.hpp"
-#include "ops/common/row_op.hpp"
 #include "ops/common/staging.hpp"
 #include "ops/common/values.hpp"
+#include "ops/jobs/model_comparison.hpp"
+#include "ops/jobs/row_op.hpp"
 #include "ops/rope/rope.hpp"
 #include "ops/rope/rope_settings.hpp"
 

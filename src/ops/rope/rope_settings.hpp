@@ -7,8 +7,8 @@
 
 #include "io/model_rope.hpp"
 #include "kernels/rope/rope.hpp"
-#include "ops/common/op_entry.hpp"
-#include "ops/common/settings.hpp"
+#include "ops/jobs/op_entry.hpp"
+#include "ops/jobs/settings.hpp"
 
 namespace ringattn {
 

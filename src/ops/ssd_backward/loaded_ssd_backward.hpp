@@ -11,7 +11,7 @@
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "comm/collective.hpp"
-#include "ops/common/loaded_job.hpp"
+#include "ops/attention_jobs/loaded_job.hpp"
 #include "ops/ssd_backward/ssd_backward.hpp"
 #include "ops/ssd_backward/ssd_backward_input.hpp"
 

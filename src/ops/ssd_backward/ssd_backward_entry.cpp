@@ -3,7 +3,7 @@
 #include <memory>
 #include <string_view>
 
-#include "ops/common/gradients_setting.hpp"
+#include "ops/jobs/gradients_setting.hpp"
 #include "ops/ssd_backward/ssd_backward_op_job.hpp"
 
 namespace ringattn {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/common/op_entry.hpp"
+#include "ops/jobs/op_entry.hpp"
 #include "ops/ssd_backward/ssd_backward.hpp"
 #include "ops/ssm/ssm_input.hpp"
 

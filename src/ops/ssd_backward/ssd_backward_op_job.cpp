@@ -9,8 +9,8 @@
 #include "base/failpoint.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
+#include "ops/attention_jobs/output.hpp"
 #include "ops/common/digest.hpp"
-#include "ops/common/output.hpp"
 #include "ops/ssm/ssm_op_job.hpp"
 
 namespace ringattn {

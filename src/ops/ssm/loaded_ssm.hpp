@@ -11,7 +11,7 @@
 #include "attention/tokens/packed_run.hpp"
 #include "base/memory.hpp"
 #include "comm/collective.hpp"
-#include "ops/common/loaded_job.hpp"
+#include "ops/attention_jobs/loaded_job.hpp"
 #include "ops/ssm/ssm.hpp"
 #include "ops/ssm/ssm_accuracy.hpp"
 #include "ops/ssm/ssm_input.hpp"

@@ -36,7 +36,7 @@
 #include "attention/tokens/packed_run.hpp"
 #include "base/tensor.hpp"
 #include "comm/collective.hpp"
-#include "ops/common/accuracy.hpp"
+#include "ops/attention_jobs/accuracy.hpp"
 #include "ops/ssm/ssm_input.hpp"
 
 namespace ringattn {

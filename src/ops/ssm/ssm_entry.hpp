@@ -5,8 +5,8 @@
 #include <memory>
 
 #include "ops/common/op.hpp"
-#include "ops/common/op_entry.hpp"
-#include "ops/common/op_job.hpp"
+#include "ops/jobs/op_entry.hpp"
+#include "ops/jobs/op_job.hpp"
 #include "ops/ssm/ssm_input.hpp"
 
 namespace ringattn {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "base/failpoint.hpp"
+#include "ops/attention_jobs/output.hpp"
 #include "ops/common/digest.hpp"
 #include "ops/common/input_agreement.hpp"
-#include "ops/common/output.hpp"
 
 namespace ringattn {
 

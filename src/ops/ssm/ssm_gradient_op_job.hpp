@@ -15,8 +15,8 @@
 #include "base/json_writer.hpp"
 #include "io/safetensors_file.hpp"
 #include "ops/common/difference.hpp"
-#include "ops/common/gradient_op_job.hpp"
 #include "ops/common/output_tensor.hpp"
+#include "ops/jobs/gradient_op_job.hpp"
 #include "ops/ssm/ssm_shapes.hpp"
 
 namespace ringattn {

@@ -16,7 +16,7 @@
 #include "attention/tokens/packed_run.hpp"
 #include "attention/tokens/ssm_job.hpp"
 #include "io/fingerprint.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "ops/common/tensor_file.hpp"
 #include "ops/ssm/ssm_tensors.hpp"
 

@@ -11,7 +11,7 @@
 #include "base/error.hpp"
 #include "base/json_writer.hpp"
 #include "base/size.hpp"
-#include "ops/common/model_comparison.hpp"
+#include "ops/jobs/model_comparison.hpp"
 
 namespace ringattn {
 

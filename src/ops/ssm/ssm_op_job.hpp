@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/common/op_job.hpp"
+#include "ops/jobs/op_job.hpp"
 #include "ops/ssm/ssm_file_job.hpp"
 #include "ops/ssm/ssm_output.hpp"
 #include "ops/ssm/ssm_plan_summary.hpp"

@@ -8,7 +8,7 @@
 #include <functional>
 
 #include "comm/self.hpp"
-#include "ops/common/op_entry.hpp"
+#include "ops/jobs/op_entry.hpp"
 
 namespace ringattn::testing {
 namespace {

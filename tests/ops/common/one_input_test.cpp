@@ -10,7 +10,7 @@
 
 #include "comm/threads.hpp"
 #include "io/safetensors_writer.hpp"
-#include "ops/common/file_job.hpp"
+#include "ops/attention_jobs/file_job.hpp"
 #include "ops/common/input_agreement.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -223,7 +223,7 @@ TEST(OneInput, RefusesAFileThatIsReplacedBetweenTwoOpenings) {
         if (rank == world.rank()) input.emplace(FileInput{path}, Numerics{});
         collective.barrier();
       }
-      agree_on_input(collective, *input);
+      agree_on_files(collective, [&] { return input->fingerprints(); });
     });
   });
   EXPECT_EQ(error.code(), ErrorCode::kFile);

@@ -11,7 +11,7 @@
 
 #include "comm/threads.hpp"
 #include "kernels/quant/low_rank.hpp"
-#include "ops/common/file_job.hpp"
+#include "ops/attention_jobs/file_job.hpp"
 #include "ops/compression/compress_job.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/temporary_folder.hpp"

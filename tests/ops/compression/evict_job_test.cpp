@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "comm/threads.hpp"
-#include "ops/common/file_job.hpp"
+#include "ops/attention_jobs/file_job.hpp"
 #include "ops/compression/compress_job.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/error_of.hpp"

@@ -10,7 +10,7 @@
 #include <functional>
 
 #include "base/error.hpp"
-#include "ops/common/job_input.hpp"
+#include "ops/attention_jobs/job_input.hpp"
 #include "tests/support/cache_files.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/expect_file_error.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/threads.hpp"
-#include "ops/common/file_job.hpp"
+#include "ops/attention_jobs/file_job.hpp"
 
 namespace ringattn {
 namespace {

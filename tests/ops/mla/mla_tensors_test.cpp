@@ -9,7 +9,7 @@
 #include <functional>
 
 #include "base/error.hpp"
-#include "ops/common/input_cost.hpp"
+#include "ops/attention_jobs/input_cost.hpp"
 #include "tests/support/error_of.hpp"
 #include "tests/support/mla_files.hpp"
 #include "tests/support/temporary_folder.hpp"

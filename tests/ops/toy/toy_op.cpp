@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "base/error.hpp"
-#include "ops/common/row_op.hpp"
 #include "ops/common/values.hpp"
+#include "ops/jobs/row_op.hpp"
 
 namespace ringattn::testing {
 

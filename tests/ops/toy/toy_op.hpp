@@ -2,7 +2,7 @@
 // An op that only tests have: out = temperature · left + gate · right.
 #pragma once
 
-#include "ops/common/op_entry.hpp"
+#include "ops/jobs/op_entry.hpp"
 
 namespace ringattn::testing {
 

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention, decode and MLA as an OpJob. They share the input: queries, and keys and values in rows, pages or latents.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ops/attention_jobs/accuracy.hpp"
+#include "ops/attention_jobs/file_job.hpp"
+#include "ops/attention_jobs/output_file.hpp"
+#include "ops/attention_jobs/peer_file.hpp"
+#include "ops/attention_jobs/shapes.hpp"
+#include "ops/decode/decode_memory.hpp"
+#include "ops/jobs/op_job.hpp"
+
+namespace ringattn {
+
+// The plans of AttentionOpJob: attention and MLA around the ring, and decode steps.
+std::unique_ptr<OpPlan> plan_ring(const JobInput& input, const PlanRequest& request);
+std::unique_ptr<OpPlan> plan_decode(const JobInput& input, const PlanRequest& request);
+
+class AttentionOpJob final : public OpJob {
+ public:
+  // How the job came about, where a program's user asked for it.
+  struct Origin {
+    bool from_file = false;
+    bool settles = false;            // agree() decides whether a cache is decoded
+    bool op_given = false;           // the user named the op
+    bool offset_given = false;       // and the position of the first query
+    std::int64_t measured_rows = 0;  // queries of each sequence of a benchmark; 0: all, or no benchmark
+  };
+  // `heads_at_a_time`: MlaOptions'.
+  explicit AttentionOpJob(JobInput input, int heads_at_a_time = 0)
+      : input_(std::move(input)), heads_at_a_time_(heads_at_a_time) {}
+  AttentionOpJob(JobInput input, const Origin& origin) : input_(std::move(input)), origin_(origin) {}
+
+  const JobInput& input() const { return input_; }
+  // After prepare().
+  PreparedFileJob& prepared() { return *prepared_; }
+  // The result of the last run().
+  const RankResult& result() const { return result_->rank; }
+  // For callers that run the prepared job themselves: the figures of its result on this rank.
+  RankFigures figures(const RankResult& result) { return figures_of(*prepared_, rank_, result); }
+
+  std::string_view op() const override { return op_name(input_.op()); }
+  std::string describe() const override;
+  std::string describe_shape() const override;
+  std::string source() const override { return input_.source(); }
+  // Queries stand among evicted tokens, which decides whether the job is a decode step.
+  bool takes(std::string_view setting) const override {
+    return OpJob::takes(setting) || (setting == "query-offset" && input_.has_evicted_tokens());
+  }
+  std::vector<FileFingerprint> fingerprints() const override { return input_.fingerprints(); }
+  void agree(Transport& world, const KernelRequest& kernel, const Collective& collective) override;
+  void check_model(const ModelComparison& compare) const override;
+  std::vector<MessageTemplate> warnings() const override;
+  std::vector<MessageTemplate> notes() const override;
+  UnreadTensors unread() const override { return input_.unread(); }
+  InputShape shape() const override;
+  double flops() const override;
+  std::int64_t result_rows() const override { return input_.job().batch.q_tokens() * input_.job().spec.heads; }
+  void write_job(JsonWriter& json) const override;
+
+  std::unique_ptr<OpPlan> plan_worlds(const PlanRequest& request) const override {
+    return input_.decodes() ? plan_decode(input_, request) : plan_ring(input_, request);
+  }
+  void prepare(Transport& world, const Options& options) override;
+  Backend& backend() override { return prepared_->backend(); }
+  const KernelEntry& kernel() override { return prepared_->kernel(); }
+  const std::string& kernel_reason() override;
+  int threads() override { return prepared_->threads(); }
+  PlanFigures plan(const Collective& collective) override;
+  void write_plan(JsonWriter& json) override;
+  std::vector<std::string> plan_lines(const PlanFigures& plan) override;
+  std::vector<std::string> plan_details() override;
+
+  void release() override {
+    result_.reset();
+    prepared_.reset();
+  }
+
+  RankFigures run(const ProgressCallback& on_progress = {}) override;
+  std::vector<ResultDigest> digests(const Collective& collective) override;
+  void write(const OutputRequest& output) override;
+
+  bool measures_exposed_comm() const override { return !input_.decodes(); }
+  std::vector<Cell> columns(const Totals& totals) const override;
+  std::string non_finite_text(const NonFinite& total) const override;
+  void write_non_finite(JsonWriter& json, const NonFinite& total) const override;
+  Check check_oracle(const Collective& collective, std::int64_t count) override;
+  void open_earlier(const std::string& path) override { earlier_.emplace(path, input_); }
+  std::vector<FileFingerprint> earlier_fingerprints() const override { return earlier_->fingerprints(); }
+  Check check_earlier(const Collective& collective) override;
+  void open_peer(const std::string& path) override { peer_.emplace(path, input_); }
+  std::vector<FileFingerprint> peer_fingerprints() const override { return peer_->fingerprints(); }
+  Check check_peer(const Collective& collective, std::int64_t count) override;
+  Golden golden() override {
+    return golden_of(input_, kernel().name, identity_of(kernel(), backend(), input_.job().spec.dtype));
+  }
+  BenchJob bench_job(std::string source) const override;
+  Measured measure(const MeasureRequest& request, const Collective& collective) override;
+  VariantTable list_variants(const VariantRequest& request, const Options& options) override;
+  void run_variants(Transport& world, const VariantDone& done) override;
+  std::unique_ptr<OpJob> prefill_of_replay() override;
+  VariantTable replay_table() const override;
+  void replay(std::int64_t rows, const Options& options, Transport& world, const ProgressCallback& on_progress,
+              const std::function<void(RankFigures, std::vector<ResultDigest>)>& prefilled,
+              const VariantDone& done) override;
+  std::vector<std::string_view> lanes() const override { return {"compute", "wait", "transfer"}; }
+  std::vector<TraceEvent> timeline() const override;
+
+ private:
+  static RankFigures figures_of(PreparedFileJob& prepared, int rank, const RankResult& result);
+  Accuracy accuracy_of(const Collective& collective, std::int64_t count, const TensorView& out, const RowView& lse,
+                       std::vector<RowError>* each = nullptr);
+  std::vector<std::string> variant_cells(const Shape& shape, const ShapeResult& result) const;
+
+  JobInput input_;
+  Origin origin_;
+  int heads_at_a_time_ = 0;
+  std::optional<PreparedFileJob> prepared_;
+  std::optional<OutputFile> earlier_;
+  std::optional<PeerFile> peer_;
+  std::vector<Shape> shapes_;  // of run_variants()
+  Options shape_options_;
+  std::optional<DecodeSpec> replayed_as_;  // of a prefill: the steps that must have its bits
+  std::optional<FileJobResult> result_;
+  int rank_ = 0;
+  std::int64_t bytes_moved_expanded_ = 0;  // MLA around the ring: if K and V of all heads were sent
+};
+
+// The member "memory" of a report: bytes on a rank.
+void write_memory(JsonWriter& json, const DecodeMemory& memory);
+
+// Lines about a job that `run` and `plan` both print.
+
+// "form: absorbed (1 query a sequence at most: absorbed up to 170)", of MLA.
+std::string form_text(const JobInput& input);
+// Why a cache is read into rows, or latents in rows are not decoded; empty where neither is.
+std::string read_rows_text(const JobInput& input);
+// "dense", "40 pages of 64 tokens, head-major": the cache that a step reads.
+std::string cache_text(const JobInput& input, const DecodeJob& job);
+// "distributed by KV splits of 8192 keys": how the cache is divided among ranks.
+std::string deal_text(const DecodePlanSummary& step);
+// "rank 1 holds 131072 keys of 4 K/V heads, owns 8 rows"
+std::string held_text(const DecodePlanSummary& step, std::size_t rank);
+}  // namespace ringattn

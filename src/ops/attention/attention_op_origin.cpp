@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an AttentionOpJob came about: what the ranks agree on, what its user is told, the model that it belongs to.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/error.hpp"
+#include "kernels/decode/decode.hpp"
+#include "ops/attention/attention_op_job.hpp"
+#include "ops/common/compatibility.hpp"
+#include "ops/common/input_agreement.hpp"
+#include "ops/decode/decode_or_attend.hpp"
+#include "ops/jobs/model_comparison.hpp"
+
+namespace ringattn {
+
+namespace {
+
+std::string_view axes_text(AxisOrder order) {
+  switch (order) {
+    case AxisOrder::kThd:
+      return "[tokens, heads, head_dim]";
+    case AxisOrder::kHtd:
+      return "[heads, tokens, head_dim]";
+    case AxisOrder::kBthd:
+      return "[batch, tokens, heads, head_dim]";
+    case AxisOrder::kBhtd:
+      break;
+  }
+  return "[batch, heads, tokens, head_dim]";
+}
+
+// The order with tokens and heads exchanged.
+AxisOrder exchanged(AxisOrder order) {
+  switch (order) {
+    case AxisOrder::kThd:
+      return AxisOrder::kHtd;
+    case AxisOrder::kHtd:
+      return AxisOrder::kThd;
+    case AxisOrder::kBthd:
+      return AxisOrder::kBhtd;
+    case AxisOrder::kBhtd:
+      break;
+  }
+  return AxisOrder::kBthd;
+}
+
+// Queries before the first key. Those of a sequence whose q_offset was given elsewhere stand where they were meant to.
+std::int64_t queries_without_key(const Job& job) {
+  const std::int64_t right = job.spec.mask.right;
+  if (right < 0) return 0;
+  std::int64_t unseen = 0;
+  for (const Sequence& sequence : job.batch.sequences) {
+    if (sequence.q_offset != sequence.k_len - sequence.q_len) continue;
+    unseen += std::clamp<std::int64_t>(sequence.q_len - sequence.k_len - right, 0, sequence.q_len);
+  }
+  return unseen;
+}
+
+}  // namespace
+
+void AttentionOpJob::agree(Transport& world, const KernelRequest& kernel, const Collective& collective) {
+  agree_on_files(collective, [&] { return input_.fingerprints(); });
+  if (origin_.settles) input_ = decode_or_attend(std::move(input_), compatible_request(kernel, world), collective);
+}
+
+void AttentionOpJob::check_model(const ModelComparison& compare) const {
+  const AttentionSpec& spec = input_.job().spec;
+  if (input_.op() != Op::kMla) return compare.same_attention(spec);
+  const ModelLayer& layer = compare.layer();
+  if (layer.is_ssm()) compare.refuse_kind("attention", "SSM layers only");
+  compare.parts("num_attention_heads", spec.heads, layer.heads);
+  if (layer.kind != LayerKind::kMla) compare.refuse_kind("latents", "keys and values: it has no kv_lora_rank");
+  const MlaSpec& latent = input_.latent().spec;
+  compare.same("kv_lora_rank", latent.latent_dim, layer.latent_dim);
+  compare.same("qk_rope_head_dim", latent.rope_dim, layer.rope_dim);
+  if (const auto nope_dim = input_.nope_dim()) compare.same("qk_nope_head_dim", *nope_dim, layer.head_dim);
+  if (!latent.out_in_latent) compare.same("v_head_dim", latent.head_dim_v, layer.head_dim_v);
+}
+
+std::vector<MessageTemplate> AttentionOpJob::warnings() const {
+  if (!origin_.from_file || origin_.offset_given) return {};
+  const std::int64_t unseen = queries_without_key(input_.job());
+  if (unseen == 0) return {};
+  const AxisOrder order = input_.out_grid().order;  // q's
+  const AxisOrder other = exchanged(order);
+  const bool heads_first = other == AxisOrder::kHtd || other == AxisOrder::kBhtd;
+  return {
+      {fmt::format("{} of {} queries see no key (q is {} by ", unseen, input_.job().batch.q_tokens(), axes_text(order)),
+       setting("order", axis_order_name(order)), "). Say ", setting("order", axis_order_name(other)),
+       fmt::format(" if {} come first; ", heads_first ? "heads" : "tokens"), setting("mask", "full"), " or ",
+       setting("query_offset"), " let queries see other keys."}};
+}
+
+std::vector<MessageTemplate> AttentionOpJob::notes() const {
+  const std::int64_t rows = origin_.measured_rows;
+  if (rows < 1 || rows > kMaxDecodeRows) return {};
+  const MessageTemplate makes_steps{", as ", setting("q_len", rows), " makes "};
+  if (input_.op() == Op::kDecode) {
+    if (origin_.op_given) return {};
+    return {{"op: decode", makes_steps, "steps; ", setting("op", "attention"), " measures them as ring attention"}};
+  }
+  if (input_.makes_cache()) {
+    return {{"op: mla, a decode step", makes_steps, "one; ", setting("layout", "striped"),
+             " measures them as ring attention"}};
+  }
+  if (input_.decodes() || !input_.not_decoded_reason().empty()) return {};
+  const bool latent = input_.op() == Op::kMla;
+  return {{fmt::format("op: {}, ring attention; ", op()),
+           latent ? setting("form", "absorbed") : setting("op", "decode"), " measures decode steps"}};
+}
+
+}  // namespace ringattn

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors of attention, decode and MLA in an open file. The ranks of a process share them: whatever the short lists
+// take, it is there once.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "ops/attention_jobs/compressed_tensors.hpp"
+#include "ops/common/input_tensors.hpp"
+#include "ops/common/tensor_file.hpp"
+#include "ops/mla/mla_tensors.hpp"
+
+namespace ringattn {
+
+struct InputFile {
+  // q, k and v, or q and a paged cache, or q and latents, and what may stand beside them. Throws kFile.
+  explicit InputFile(std::shared_ptr<const TensorFile> opened_file);
+
+  const SafetensorsFile& file() const { return opened->file; }
+  const FileInput& request() const { return opened->request; }
+
+  std::shared_ptr<const TensorFile> opened;
+  std::optional<CompressedTensors> compressed;  // of compressed keys or values
+  std::optional<MlaTensors> latents;            // of latent attention
+  InputTensors tensors;                         // found last
+};
+
+// Found now, or before by a rank with the same share. Throws kFile.
+std::shared_ptr<const InputFile> open_input_file(const FileInput& input, JobShare& share);
+
+}  // namespace ringattn

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Compares a result with the output file of an earlier run of the same job, bit for bit.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/tokens/packed_run.hpp"
+#include "base/tensor.hpp"
+#include "io/fingerprint.hpp"
+#include "io/safetensors_file.hpp"
+#include "io/safetensors_rows.hpp"
+#include "ops/attention_jobs/job_input.hpp"
+#include "ops/common/difference.hpp"
+
+namespace ringattn {
+
+class OutputFile {
+ public:
+  // Throws kFile unless the file holds out and lse of a job of this shape.
+  OutputFile(const std::string& path, const JobInput& input);
+
+  // How the file's job differs from the input's by what the file says of itself, where that makes other bits: "the file
+  // is of the absorbed form, the job of the expanded". Nothing where it says nothing of it.
+  const std::vector<std::string>& other_job() const { return other_job_; }
+  std::vector<FileFingerprint> fingerprints() const { return ringattn::fingerprints(std::array{out_, lse_}); }
+  // The first difference of this rank's rows, those of `runs`, from the file's: out, [rows, heads, head_dim_v], in host
+  // memory, then lse, [rows, heads]. Throws kFile.
+  std::optional<Difference> compare(std::span<const PackedRun> runs, const TensorView& out, const RowView& lse) const;
+
+ private:
+  std::unique_ptr<const SafetensorsFile> file_;
+  TensorSource out_;
+  TensorSource lse_;
+  RowGrid grid_;
+  std::vector<std::string> other_job_;
+};
+
+}  // namespace ringattn

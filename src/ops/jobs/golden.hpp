@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Golden files: the digests of a job together with all that they depend on, so that a later run can tell a changed
+// result from a changed program.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "ops/attention_jobs/job_input.hpp"
+#include "ops/ssm/ssm_input.hpp"
+
+namespace ringattn {
+
+// In place of a digest of LSE, where an op has only out.
+inline constexpr std::string_view kNoDigest = "none";
+
+struct Golden {
+  std::string version;   // of the tool
+  std::string git;       // revision
+  std::string build_id;  // empty: the linker wrote none
+  std::string kernel;
+  std::string target;  // instruction set or device model
+  std::string job;     // what was computed, in one line
+  // Digests of the result's tensors, by their keys (ResultDigest): hex, or kNoDigest.
+  std::map<std::string, std::string, std::less<>> digests = {};
+};
+
+// The golden of this job without digests. `kernel` and `target` compute it.
+Golden golden_of(const JobInput& input, std::string_view kernel, const std::string& target);
+
+// The same for an SSM op.
+Golden golden_of(const SsmInput& input, std::string_view kernel, const std::string& target);
+
+// The same for any other op. `job`: what is computed, in one line.
+Golden golden_of(std::string job, std::string_view kernel, const std::string& target);
+
+std::string golden_text(const Golden& golden);
+
+// Throws kFile for anything that golden_text() wouldn't write.
+Golden parse_golden(std::string_view text, const std::string& path);
+
+// Throws kUnsupported where another kernel, build or target made the recorded digests (they needn't be equal then), and
+// kUsage where they belong to another job.
+void check_comparable(const Golden& recorded, const Golden& now, const std::string& path);
+
+}  // namespace ringattn

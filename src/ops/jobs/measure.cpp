@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "ops/jobs/measure.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <barrier>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/host.hpp"
+#include "base/threads.hpp"
+#include "ops/attention_jobs/loaded_job.hpp"
+
+namespace ringattn {
+
+namespace {
+
+constexpr double kComputeSeconds = 0.25;  // long enough to be measured
+constexpr std::int64_t kFirstTokens = 1024;
+constexpr std::int64_t kMaxTokens = std::int64_t{1} << 20;
+constexpr std::size_t kLinkBytes = std::size_t{8} << 20;
+constexpr int kLinkRounds = 6;
+constexpr int kLatencyRounds = 50;
+
+double slowest(const std::vector<double>& values) { return *std::max_element(values.begin(), values.end()); }
+
+// Seconds for `rounds` exchanges of `bytes` with both neighbours; the best round counts, for others' noise only adds.
+double best_round(Transport& world, Backend& backend, std::size_t bytes, int rounds, const Collective& collective) {
+  const Buffer out = backend.allocate(bytes);
+  const Buffer in = backend.allocate(bytes);
+  const Stream stream = backend.stream();
+  const auto marks = backend.make_events(2, true);
+  const Progress progress = [&world] { world.progress(); };
+  const int next = (world.rank() + 1) % world.size();
+  const int previous = (world.rank() + world.size() - 1) % world.size();
+  double best = INFINITY;
+  for (int round = 0; round < rounds; ++round) {
+    Exchange exchange;
+    exchange.label = "measurement";
+    exchange.sends.push_back({next, 0, {{out.data(), bytes}}});
+    exchange.receives.push_back({previous, 0, {{in.data(), bytes}}});
+    collective.barrier();
+    marks->record(0, stream);
+    world.wait(world.post(std::move(exchange), stream), stream, collective.timeouts().for_peer());
+    marks->record(1, stream);
+    marks->synchronize(1, collective.timeouts().for_peer(), progress);
+    best = std::min(best, marks->elapsed(0, 1));
+  }
+  return best;
+}
+
+// Bytes that are read for the memory rate: more than a processor's share of the last-level cache.
+constexpr std::size_t kReadBytes = std::size_t{512} << 20;
+constexpr int kReadRounds = 4;
+
+std::uint64_t xor_of(const std::byte* data, std::size_t bytes) {
+  constexpr std::size_t kWords = 8;  // a cache line
+  std::uint64_t all[kWords] = {};
+  for (std::size_t at = 0; at + sizeof all <= bytes; at += sizeof all) {
+    std::uint64_t words[kWords];
+    std::memcpy(words, data + at, sizeof words);
+    for (std::size_t i = 0; i < kWords; ++i) all[i] ^= words[i];
+  }
+  return std::accumulate(std::begin(all), std::end(all), std::uint64_t{0}, std::bit_xor<>());
+}
+
+// Bytes a second that the threads of this rank read from memory; the best round counts. Each thread reads what it wrote
+// first, as its NUMA node has it.
+double read_rate(int threads) {
+  const std::size_t share = std::min(kReadBytes, usable_bytes() / 8) / static_cast<std::size_t>(threads) / 64 * 64;
+  const std::size_t bytes = share * static_cast<std::size_t>(threads);
+  const Buffer buffer = allocate_host(bytes);
+  try_thread_pool(threads);
+  std::atomic<std::uint64_t> sink{0};
+  std::barrier<> sync(threads);
+  double best = INFINITY;
+  const auto read = [&](int thread) {
+    std::byte* const own = buffer.data() + share * static_cast<std::size_t>(thread);
+    std::memset(own, thread, share);
+    for (int round = 0; round < kReadRounds; ++round) {
+      sync.arrive_and_wait();
+      const auto begin = std::chrono::steady_clock::now();
+      sink.fetch_xor(xor_of(own, share), std::memory_order_relaxed);
+      sync.arrive_and_wait();
+      const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+      if (thread == 0) best = std::min(best, elapsed.count());
+    }
+  };
+  {
+    std::vector<std::jthread> others;
+    for (int thread = 1; thread < threads; ++thread) others.emplace_back(read, thread);
+    read(0);
+  }
+  return static_cast<double>(bytes) / best;
+}
+
+// A job of measured_spec() with `tokens` a rank.
+std::unique_ptr<Attention> measured_job(const Options& options, Transport& world, Dtype dtype, std::int64_t tokens) {
+  Job job;
+  job.spec = measured_spec(dtype);
+  job.batch = uniform_batch(1, tokens * world.size(), tokens * world.size());
+  return std::make_unique<Attention>(job, world, options);
+}
+
+// Seconds in which this rank's kernels compute in a run.
+double compute_seconds(LoadedJob& loaded) {
+  double seconds = 0.0;
+  for (const BlockTimes& block : loaded.run().blocks) seconds += block.compute_end - block.compute_begin;
+  return seconds;
+}
+
+// FLOPs per second of the slowest rank; 0: no rank has any work. The median of three runs counts, as it does for jobs.
+double slowest_attention_rate(const std::function<std::unique_ptr<Attention>(std::int64_t tokens)>& make,
+                              const Collective& collective, std::unique_ptr<Attention>& last) {
+  for (std::int64_t tokens = kFirstTokens;; tokens *= 2) {
+    last.reset();
+    last = make(tokens);
+    const JobInput input = JobInput::synthetic(last->job(), 1);
+    LoadedJob loaded(input, *last, collective);
+    loaded.run();
+    std::array<double, 3> runs{compute_seconds(loaded)};
+    const double longest = slowest(collective.gather_values(runs[0]));
+    if (longest < kComputeSeconds && tokens < kMaxTokens) continue;
+    for (double& seconds : std::span(runs).subspan(1)) seconds = compute_seconds(loaded);
+    std::ranges::sort(runs);
+    const double flops = last->plan().flops();
+    const double seconds_per_flop = slowest(collective.gather_values(flops > 0.0 ? runs[1] / flops : 0.0));
+    return seconds_per_flop > 0.0 ? 1.0 / seconds_per_flop : 0.0;
+  }
+}
+
+// Whether every rank has a kernel for fp32: the caller's kernel may have none.
+bool measures_fp32(const Options& options, const Collective& collective) {
+  bool mine = true;
+  try {
+    static_cast<void>(choose_kernel(measured_spec(Dtype::kF32), options.kernel));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kUnsupported) throw;
+    mine = false;
+  }
+  const std::vector<char> all = collective.gather_values(static_cast<char>(mine));
+  return std::ranges::all_of(all, [](char one) { return one != 0; });
+}
+
+}  // namespace
+
+MachineModel measure_machine(const Options& options, Transport& world) {
+  const Collective collective(world, Timeouts(options.timeout_seconds));
+  std::unique_ptr<Attention> attention;
+  MachineModel machine;
+  if (measures_fp32(options, collective)) {
+    machine.fp32_flops_per_second = slowest_attention_rate(
+        [&](std::int64_t tokens) { return measured_job(options, world, Dtype::kF32, tokens); }, collective, attention);
+  }
+  const double flops_per_second = slowest_attention_rate(
+      [&](std::int64_t tokens) { return measured_job(options, world, Dtype::kBf16, tokens); }, collective, attention);
+  // For what can't be measured, the kernel's defaults.
+  const MachineModel& assumed = attention->options().machine;
+  machine.flops_per_second = flops_per_second > 0.0 ? flops_per_second : assumed.flops_per_second;
+  machine.link_bytes_per_second = assumed.link_bytes_per_second;
+  machine.latency_seconds = assumed.latency_seconds;
+  machine.kernel = attention->kernel().row->name;
+  const bool on_host = attention->backend().memory() == MemoryKind::kHost;
+  if (on_host) {
+    collective.barrier();  // ranks of one host share its memory
+    double rate = 0.0;
+    collective.run_collectively([&] { rate = read_rate(attention->options().threads); });
+    machine.memory_bytes_per_second = std::ranges::min(collective.gather_values(rate));
+  }
+  machine.name = fmt::format("{}, {} rank{}, {}", on_host ? cpu_model() : attention->backend().identity(), world.size(),
+                             world.size() == 1 ? "" : "s", world.name());
+  if (world.size() == 1) return machine;
+  const auto slowest_round = [&](std::size_t bytes, int rounds) {
+    return slowest(collective.gather_values(best_round(world, attention->backend(), bytes, rounds, collective)));
+  };
+  const double small = slowest_round(8, kLatencyRounds);
+  const double large = slowest_round(kLinkBytes, kLinkRounds);
+  machine.latency_seconds = small;
+  machine.link_bytes_per_second = static_cast<double>(kLinkBytes) / std::max(large - small, large / 2);
+  return machine;
+}
+
+}  // namespace ringattn
