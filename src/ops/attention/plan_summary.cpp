@@ -110,7 +110,7 @@ PlanOptions plan_options(const RingJob& job, const JobLayout& layout, const Opti
   return result;
 }
 
-constexpr std::int64_t kMaxTableEntries = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
+constexpr std::int64_t kMaxPlanEntries = std::int64_t{1} << 20;  // 134 million keys in tiles of 128
 constexpr std::int64_t kMaxOfAllRanks = std::int64_t{1} << 26;
 constexpr std::int64_t kMaxSequencesOfAllRanks = std::int64_t{1} << 24;
 constexpr std::int64_t kFewPageRuns = std::int64_t{1} << 16;  // their tables take a few megabytes
@@ -123,7 +123,7 @@ std::int64_t table_entries(const Batch& batch, std::int64_t shortest) {
   std::int64_t sum = 0;
   for (const Sequence& sequence : batch.sequences) {
     sum += of(sequence);
-    if (sum > kMaxTableEntries) break;
+    if (sum > kMaxPlanEntries) break;
   }
   return sum;
 }
@@ -168,9 +168,9 @@ void check_size(const RingJob& job, const Options& options, int world) {
   const int key_tile = job.kernel.key_tile;
   const bool shorter = options.layout.stripe > 0 && options.layout.stripe < key_tile;
   const std::int64_t count = table_entries(job.work.batch, shorter ? options.layout.stripe : key_tile);
-  if (count > kMaxTableEntries || count > kMaxOfAllRanks / std::max(world, 1)) {
+  if (count > kMaxPlanEntries || count > kMaxOfAllRanks / std::max(world, 1)) {
     fail(ErrorCode::kMemory, fmt::format("the job is too large for {} {}", world, world == 1 ? "rank" : "ranks"),
-         fmt::format("a plan holds at most {} {} of {} keys, and {} in the tables of all its ranks", kMaxTableEntries,
+         fmt::format("a plan holds at most {} {} of {} keys, and {} in the tables of all its ranks", kMaxPlanEntries,
                      shorter ? "stripes" : "tiles", shorter ? options.layout.stripe : key_tile, kMaxOfAllRanks),
          shorter ? "Use longer stripes, fewer tokens or sequences, or fewer ranks."
                  : "Use fewer tokens or sequences, or fewer ranks.");
