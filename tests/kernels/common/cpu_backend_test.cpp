@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "kernels/attention/cpu/attention_state.hpp"
+#include "kernels/attention/cpu/cpu_attention.hpp"
 #include "kernels/attention/cpu/work_tile.hpp"
 #include "kernels/common/platform.hpp"
 #include "tests/support/attention_inputs.hpp"
