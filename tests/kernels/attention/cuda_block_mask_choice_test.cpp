@@ -11,6 +11,7 @@
 
 #include "base/gpu.hpp"
 #include "kernels/common/platform.hpp"
+#include "kernels/common/registry.hpp"
 #include "tests/support/special_values.hpp"
 #include "tests/support/top_k_block_mask.hpp"
 
