@@ -180,7 +180,8 @@ LinearData columns_of(const LinearData& data, std::int64_t begin, std::int64_t e
 }
 
 std::string describe(const LinearArrangement& arrangement) {
-  return fmt::format("{} threads, cut at rows {}, gap {}", arrangement.threads, arrangement.cuts, arrangement.gap);
+  return fmt::format("{} threads, cut at rows {}, gap {} and {} more in y", arrangement.threads, arrangement.cuts,
+                     arrangement.gap, arrangement.y_gap);
 }
 
 std::vector<std::byte> multiplied(const KernelRow<LinearSpec>& row, const LinearData& data,
@@ -195,7 +196,7 @@ std::vector<std::byte> multiplied(const KernelRow<LinearSpec>& row, const Linear
 
   const std::size_t element = size_of(spec.dtype);
   const std::int64_t x_stride = spec.in_features + arrangement.gap;
-  const std::int64_t y_stride = spec.out_features + arrangement.gap;
+  const std::int64_t y_stride = spec.out_features + arrangement.gap + arrangement.y_gap;
   std::vector<std::byte> x(bytes_of(data.rows * x_stride, element), std::byte{0xff});
   for (std::int64_t i = 0; i < data.rows; ++i) {
     std::memcpy(x.data() + bytes_of(i * x_stride, element), data.x.data() + bytes_of(i * spec.in_features, element),

@@ -50,6 +50,7 @@ struct LinearArrangement {
   int threads = 1;
   std::vector<std::int64_t> cuts;  // rows at which tasks begin, ascending
   std::int64_t gap = 0;            // elements between rows of x and of y
+  std::int64_t y_gap = 0;          // more of them between rows of y
 };
 
 std::string describe(const LinearArrangement& arrangement);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // TMA wrappers for boxes of a matrix [rows, columns], with maps from map_matrix() (tensor_maps.hpp). Elements outside
-// the matrix are read as zero and not written. PTX ISA, "cp.async.bulk.tensor".
+// the matrix are read as zero. They are not written, except those that share 16 bytes with a row's last element. PTX
+// ISA, "cp.async.bulk.tensor".
 #pragma once
 
 #include <cuda.h>

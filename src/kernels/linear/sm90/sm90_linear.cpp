@@ -137,7 +137,8 @@ void enqueue_many_rows(const LinearGemm& gemm, const ManyRowsConfig& config, boo
     p.weights[m] = map_matrix(mapped_weights(gemm, m), gemm.dtype, config.sums / 2);
   }
   const MappedTensor y = mapped_matrix(gemm.out, gemm.rows, gemm.columns, gemm.out_stride);
-  p.stores_by_tma = !gemm.writes_sums && can_map(y);
+  // TMA stores units of 16 bytes. Where a row ends within one, it would overwrite what follows the row.
+  p.stores_by_tma = !gemm.writes_sums && gemm.columns * kLinearElementBytes % 16 == 0 && can_map(y);
   if (p.stores_by_tma) p.y = map_matrix(y, gemm.dtype, 64);
   const std::int64_t pairs = std::min<std::int64_t>(tile_pairs(gemm, config, shares_weights), gemm.multiprocessors / 2);
   launcher_of(gemm.dtype).many_rows(p, config, static_cast<int>(2 * pairs), stream);
