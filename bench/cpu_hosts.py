@@ -24,39 +24,39 @@ from typing import Any
 
 WITHIN = 0.15
 
-# Jobs of `estimates`, and the least and the most threads with which they run, so that none takes long.
+# Jobs of `estimates`, and the least threads with which they run, so that none takes long.
 GQA = "--heads 8 --kv-heads 2"
 LINEAR = "--op linear --in-features 4096 --out-features 4096"
 JOBS = [
-    (f"{GQA} --seq 2k", 1, 16),
-    (f"{GQA} --seq 8k", 2, 16),
-    (f"{GQA} --seq 16k", 16, 16),
-    (f"{GQA} --seq 32k", 16, 16),
-    (f"{GQA} --seq 4k --mask full", 1, 16),
-    (f"{GQA} --seq 4k --head-dim 64", 1, 16),
-    (f"{GQA} --seq 4k --head-dim 256", 1, 16),
-    ("--heads 1 --kv-heads 1 --seq 8k", 1, 16),
-    (f"{GQA} --seq 2k --dtype fp32", 1, 16),
-    (f"{GQA} --seq 8k --dtype fp32", 16, 16),
-    (f"{GQA} --seq 2k --dtype fp32 --mask full", 2, 16),
-    ("--op decode --heads 32 --kv-heads 8 --seq 128k", 1, 16),
-    (f"{LINEAR} --seq 64", 1, 16),
-    (f"{LINEAR} --seq 1k", 1, 16),
-    (f"{LINEAR} --seq 1k --dtype fp32", 2, 16),
-    ("--op ssd --heads 8 --seq 8k", 1, 16),
-    ("--op ssd --heads 8 --seq 64k", 16, 16),
-    ("--op ssd --heads 24 --seq 2k", 1, 16),
-    ("--op ssd --heads 24 --seq 8k", 1, 16),
-    ("--op ssd --heads 80 --seq 8k", 16, 16),
-    ("--op ssd --heads 8 --seq 8k --dtype fp32", 1, 16),
-    ("--op ssd --heads 24 --seq 8k --dtype fp32", 2, 16),
-    ("--op ssd --heads 80 --seq 8k --dtype fp32", 16, 16),
-    ("--op selective_scan --heads 512 --seq 2k", 1, 16),
-    ("--op selective_scan --heads 1536 --seq 2k", 1, 16),
-    ("--op selective_scan --heads 5120 --seq 2k", 16, 16),
-    ("--op linear_attention --heads 16 --seq 8k", 1, 16),
-    ("--op linear_attention --heads 16 --seq 2k --decay dim", 1, 16),
-    (f"--op attention_backward {GQA} --seq 2k", 2, 16),
+    (f"{GQA} --seq 2k", 1),
+    (f"{GQA} --seq 8k", 2),
+    (f"{GQA} --seq 16k", 16),
+    (f"{GQA} --seq 32k", 16),
+    (f"{GQA} --seq 4k --mask full", 1),
+    (f"{GQA} --seq 4k --head-dim 64", 1),
+    (f"{GQA} --seq 4k --head-dim 256", 1),
+    ("--heads 1 --kv-heads 1 --seq 8k", 1),
+    (f"{GQA} --seq 2k --dtype fp32", 1),
+    (f"{GQA} --seq 8k --dtype fp32", 16),
+    (f"{GQA} --seq 2k --dtype fp32 --mask full", 2),
+    ("--op decode --heads 32 --kv-heads 8 --seq 128k", 1),
+    (f"{LINEAR} --seq 64", 1),
+    (f"{LINEAR} --seq 1k", 1),
+    (f"{LINEAR} --seq 1k --dtype fp32", 2),
+    ("--op ssd --heads 8 --seq 8k", 1),
+    ("--op ssd --heads 8 --seq 64k", 16),
+    ("--op ssd --heads 24 --seq 2k", 1),
+    ("--op ssd --heads 24 --seq 8k", 1),
+    ("--op ssd --heads 80 --seq 8k", 16),
+    ("--op ssd --heads 8 --seq 8k --dtype fp32", 1),
+    ("--op ssd --heads 24 --seq 8k --dtype fp32", 2),
+    ("--op ssd --heads 80 --seq 8k --dtype fp32", 16),
+    ("--op selective_scan --heads 512 --seq 2k", 1),
+    ("--op selective_scan --heads 1536 --seq 2k", 1),
+    ("--op selective_scan --heads 5120 --seq 2k", 16),
+    ("--op linear_attention --heads 16 --seq 8k", 1),
+    ("--op linear_attention --heads 16 --seq 2k --decay dim", 1),
+    (f"--op attention_backward {GQA} --seq 2k", 2),
 ]
 
 RANK_JOB = "--heads 8 --kv-heads 8 --head-dim 128 --mask causal"
@@ -102,15 +102,17 @@ def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
+def jobs_of(threads: int, only: str) -> list[str]:
+    return [job for job, least in JOBS if threads >= least and only in job]
+
+
 def estimates(program: Program, arguments: argparse.Namespace) -> None:
     ratios = []
     with tempfile.TemporaryDirectory() as folder:
         for threads in arguments.threads:
             machine = Path(folder, f"machine-{threads}.json")
             write({"what": "cpu_machine", "threads": threads, "machine": program.measure(threads, machine)})
-            for job, least, most in JOBS:
-                if not least <= threads <= most or (arguments.only and arguments.only not in job):
-                    continue
+            for job in jobs_of(threads, arguments.only):
                 words = [*job.split(), "--threads", str(threads)]
                 measured = program.bench([*words, "--samples", str(arguments.samples)])
                 estimated = program.estimate(words, machine)
@@ -160,12 +162,16 @@ def main() -> int:
     parser.add_argument("--ringattn", default="build/release/bin/ringattn")
     parser.add_argument("--threads", type=numbers, default=[os.cpu_count() or 1], help="of a job, all ranks together")
     parser.add_argument("--samples", type=int, default=5, help="of each job and round")
-    parser.add_argument("--only", help="estimates: jobs whose flags contain this text")
+    parser.add_argument("--only", default="", help="estimates: jobs whose flags contain this text")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seq", default="32k", help="ranks: tokens")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=["bf16", "fp32"])
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds of one run")
     arguments = parser.parse_args()
+    if arguments.what == "ranks" and any(threads < 2 or threads % 2 for threads in arguments.threads):
+        parser.error("two ranks share the threads: give even numbers")
+    if arguments.what == "estimates" and not any(jobs_of(threads, arguments.only) for threads in arguments.threads):
+        parser.error(f"no job with these threads has \"{arguments.only}\" in its flags")
     program = Program(arguments.ringattn, arguments.timeout)
     try:
         (estimates if arguments.what == "estimates" else ranks)(program, arguments)

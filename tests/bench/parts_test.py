@@ -326,5 +326,16 @@ class Benchmarks(checkout.Checkout):
             self.assertEqual(files[-1], f"2026-11-21-{again}.jsonl")
 
 
+class CpuHosts(unittest.TestCase):
+    def test_words_that_would_measure_nothing(self):
+        for words, message in ((("ranks", "--threads", "4,1"), "give even numbers"),
+                               (("estimates", "--only", "nothing"), 'no job with these threads has "nothing"'),
+                               (("estimates", "--threads", "64", "--ringattn", "/none"), "error: a run failed")):
+            done = run(sys.executable, "-B", str(ROOT / "bench/cpu_hosts.py"), *words)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(message, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -63,6 +63,7 @@ struct CausalConv1d::Impl {
   CausalConv1dOptions options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   CausalConv1dChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<CausalConv1dKernel> kernel;
@@ -189,7 +190,7 @@ CausalConv1d::CausalConv1d(CausalConv1dJob job, Transport& transport, CausalConv
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   if (impl.hops.hops.empty()) return;
   const Exchange exchanges[] = {impl.halos({})};
@@ -208,7 +209,7 @@ const std::vector<std::int32_t>& CausalConv1d::ending() const { return impl_->ow
 
 void CausalConv1d::run(const CausalConv1dInputs& inputs, const CausalConv1dOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job.spec), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs);
   });

@@ -92,6 +92,7 @@ struct Decode::Impl {
   DecodeOptions options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   DecodeDeal deal;
   DecodeJob part;  // the job of this rank's kernel
   DecodeChoice choice;
@@ -411,7 +412,7 @@ Decode::Decode(DecodeJob job, Transport& transport, DecodeOptions options, Kerne
 
 void Decode::prepare() {
   Impl& impl = *impl_;
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   if (impl.several()) impl.connect();
 }
@@ -436,7 +437,7 @@ SequenceRange Decode::owned(std::int64_t sequences) const { return impl_->owned(
 
 void Decode::run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs);
   });

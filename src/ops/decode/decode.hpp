@@ -149,8 +149,9 @@ class Decode {
   SequenceRange owned(std::int64_t sequences) const;
 
   // Collective. Runs one step; returns when the stream has completed it. Throws on all ranks: kUsage if shapes don't
-  // fit the job, or if a length, page or prefix is out of range (the message names the sequence, the page and the
-  // limit); kPeer for a deadline or a dead peer. If tables in host memory are wrong, nothing is changed.
+  // fit the job, ranks run different jobs, or a length, page or prefix is out of range (the message names the sequence,
+  // the page and the limit); kPeer for a deadline or a dead peer. If tables in host memory are wrong, nothing is
+  // changed.
   void run(const DecodeInputs& inputs, const DecodeOutputs& outputs, Stream stream = {});
 
   // Enqueues a step: not collective, no allocation, no wait for the device. Every rank enqueues the same steps in the

@@ -115,6 +115,7 @@ struct GatedDelta::Impl {
   SsmOptions options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   GatedDeltaChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<GatedDeltaKernel> kernel;
@@ -230,7 +231,7 @@ GatedDelta::GatedDelta(GatedDeltaJob job, Transport& transport, SsmOptions optio
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.exchange->connect(impl.collective, *impl.backend);
 }
@@ -253,7 +254,7 @@ const std::vector<std::int32_t>& GatedDelta::ending() const { return impl_->owne
 
 SsmStats GatedDelta::run(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs);
   });

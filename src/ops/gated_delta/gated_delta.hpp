@@ -96,7 +96,7 @@ class GatedDelta {
   std::int64_t bytes_received() const;
 
   // Collective. Runs once; returns when the stream has completed it. Throws on all ranks: kUsage if shapes don't fit
-  // the job, kPeer for a deadline or a dead peer.
+  // the job or ranks run different jobs, kPeer for a deadline or a dead peer.
   SsmStats run(const GatedDeltaInputs& inputs, const GatedDeltaOutputs& outputs, Stream stream = {});
 
   // Enqueues a run, as Ssm::enqueue().

@@ -88,6 +88,7 @@ struct Mla::Impl {
   MlaOptions options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   MlaFormChoice form;
   AttentionChoice choice;
   std::string_view gemms;  // kernel name
@@ -302,7 +303,8 @@ Mla::Mla(MlaJob job, Transport& transport, MlaOptions options)
       common_machine(impl.collective, given,
                      job_machine(given, *impl.choice.row, form_spec(impl.job.spec, impl.form.form, impl.job.spec.heads),
                                  *impl.backend, tokens_of_rank(impl.job.batch, transport.size())));
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, impl.gemms, *impl.backend));
+  impl.config_hash =
+      handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, impl.gemms, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   impl.ring->connect(*impl.runs);
 }
@@ -330,7 +332,7 @@ std::size_t Mla::workspace_bytes(bool dense_rows) const { return impl_->mla_work
 RunStats Mla::run(const MlaInputs& inputs, const MlaOutputs& outputs, std::span<std::byte> workspace, Stream stream,
                   const BlockDone& block_done, RunMode mode) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs, workspace);
   });

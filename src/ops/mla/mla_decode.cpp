@@ -53,6 +53,7 @@ struct MlaDecode::Impl {
   MlaDecodeJob job;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   std::optional<Decode> decode;
   MlaGemms gemms;
   DecodeMemory memory;
@@ -177,7 +178,8 @@ MlaDecode::MlaDecode(MlaDecodeJob job, Transport& transport, DecodeOptions optio
     check_budget(impl.memory, impl.decode->options().memory_budget);
   });
   impl.decode->prepare();
-  handshake(impl.collective, {{"MLA job", describe(impl.job.spec)}, {"GEMM kernel", std::string(impl.gemms.kernel)}});
+  impl.config_hash = handshake(impl.collective,
+                               {{"MLA job", describe(impl.job.spec)}, {"GEMM kernel", std::string(impl.gemms.kernel)}});
   impl.collective.run_collectively([&impl] { impl.allocate(); });
 }
 
@@ -191,7 +193,7 @@ const DecodeMemory& MlaDecode::memory() const { return impl_->memory; }
 
 void MlaDecode::run(const MlaDecodeInputs& inputs, const MlaOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, "decode steps of " + describe(impl.job.spec), [&] {
     check_not_captured(impl.decode->backend(), stream);
     impl.check(inputs, outputs);
   });

@@ -86,6 +86,7 @@ struct Ssm::Impl {
   SsmOptions options;
   Transport& transport;
   Collective collective;
+  std::uint64_t config_hash = 0;  // of handshake()
   SsmJobChoice choice;
   std::unique_ptr<Backend> backend;
   std::unique_ptr<SsmKernel> kernel;  // null for a convolution only
@@ -355,7 +356,7 @@ Ssm::Ssm(SsmJob job, Transport& transport, SsmOptions options)
   Impl& impl = *impl_;
   if (impl.options.threads == 0) impl.options.threads = default_host_threads(impl.collective);
   impl.collective.run_collectively([&impl] { impl.choose(); });
-  handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
+  impl.config_hash = handshake(impl.collective, rank_config(impl.job, impl.options, impl.choice, *impl.backend));
   impl.collective.run_collectively([&impl] { impl.allocate(); });
   if (impl.exchange) impl.exchange->connect(impl.collective, *impl.backend);
   impl.make_convolution();
@@ -384,7 +385,7 @@ const std::vector<std::int32_t>& Ssm::ending() const { return impl_->owned.endin
 
 SsmStats Ssm::run(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream) {
   Impl& impl = *impl_;
-  impl.collective.run_collectively([&] {
+  begin_run(impl.collective, impl.config_hash, describe(impl.job), [&] {
     check_not_captured(*impl.backend, stream);
     impl.check(inputs, outputs);
   });

@@ -137,7 +137,7 @@ class Ssm {
   std::int64_t bytes_received() const;
 
   // Collective. Runs once; returns when the stream has completed it. Throws on all ranks: kUsage if shapes don't fit
-  // the job, kPeer for a deadline or a dead peer.
+  // the job or ranks run different jobs, kPeer for a deadline or a dead peer.
   SsmStats run(const SsmInputs& inputs, const SsmOutputs& outputs, Stream stream = {});
 
   // Enqueues a run: not collective, no allocation, no wait for the device. Every rank enqueues the same runs in the

@@ -238,6 +238,16 @@ TEST(Conv1dRefusals, NameWhatIsWrong) {
     const Error error = error_of([&] { convolution.run({}, {}); });
     EXPECT_EQ(error.code(), ErrorCode::kUsage);
     EXPECT_NE(std::string(error.what()).find("x is fp32 [0, 0, 0]"), std::string::npos) << error.what();
+    // Without tokens, so that any rows fit.
+    const CausalConv1dSpec& spec = given.job.spec;
+    CausalConv1d none({spec, {0}}, world, on_cpu());
+    CausalConv1d two({spec, {0, 0}}, world, on_cpu());
+    const MutableTensorView rows = dense_view(static_cast<void*>(nullptr), spec.dtype, 0, 1, spec.channels);
+    const Error other = error_of([&] {
+      (world.rank() == 0 ? none : two).run({rows, given.weight.data(), given.bias.data(), nullptr}, {rows, nullptr});
+    });
+    EXPECT_NE(std::string(other.what()).find("rank 1 and rank 0 run different jobs"), std::string::npos)
+        << other.what();
     ++both;
   });
   EXPECT_EQ(both, 2);

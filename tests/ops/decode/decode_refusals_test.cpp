@@ -289,6 +289,18 @@ TEST(DecodeRefusals, RanksThatDiffer) {
     expect_message(error_of([&] { Decode(job, world, on_cpu()); }), ErrorCode::kUnsupported,
                    {"rank 2 and rank 0 differ in job"});
   });
+  const Job job = small_job({100, 50}, 1);
+  run_threads_world(2, {}, [&](Transport& world) {
+    const std::int64_t page_size = world.rank() == 0 ? 16 : 32;
+    Decode first(decode_job(job, 1, {.page_size = 16}), world, on_cpu());
+    Decode second(decode_job(job, 1, {.page_size = 32}), world, on_cpu());
+    Decode& mine = world.rank() == 0 ? first : second;
+    DecodeRank rank(mine, job, random_tensors(job, 4), {.page_size = page_size});
+    rank.fill({100, 50});
+    rank.load({100, 50}, 1);
+    expect_message(error_of([&] { mine.run(rank.inputs(false, false), rank.outputs()); }), ErrorCode::kUsage,
+                   {"rank 1 and rank 0 run different jobs", "pages of 16 tokens", "pages of 32 tokens"});
+  });
 }
 
 // What one rank needs, and what five need, by hand.

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "comm/self.hpp"
@@ -123,6 +124,27 @@ TEST(GatedDeltaOp, RefusesRunsThatCutASegment) {
   };
   EXPECT_EQ(error_of([&] { layout(1000); }).code(), ErrorCode::kUsage);
   EXPECT_EQ(layout(2048).tokens(0), 2048);
+}
+
+// States of both jobs have the same size, so that one job would take the other's.
+TEST(GatedDeltaOp, RefusesDifferentJobsOfTheRanks) {
+  const DeltaCase few = make_delta_case(small_delta(false), {2048 + 5}, false, 7);
+  const DeltaCase many = make_delta_case(small_delta(false), {2048 + 70}, false, 8);
+  std::atomic<int> refused = 0;
+  run_threads_world(2, {}, [&](Transport& world) {
+    GatedDelta first(job_of(few), world, delta_options());
+    GatedDelta second(job_of(many), world, delta_options());
+    DeltaRank of_first(first, world.rank(), few);
+    DeltaRank of_second(second, world.rank(), many);
+    const Error error = error_of([&] {
+      world.rank() == 0 ? first.run(of_first.inputs(), of_first.outputs())
+                        : second.run(of_second.inputs(), of_second.outputs());
+    });
+    EXPECT_EQ(error.code(), ErrorCode::kUsage);
+    EXPECT_NE(std::string(error.what()).find("rank 1 and rank 0 run different jobs"), std::string::npos);
+    ++refused;
+  });
+  EXPECT_EQ(refused, 2);
 }
 
 TEST(GatedDeltaOp, PlansWhatIsPassedOn) {

@@ -177,6 +177,19 @@ TEST(MlaRefusals, WrongShapesOnAllRanksTogether) {
   }
 }
 
+TEST(MlaRefusals, RanksThatRunDifferentJobs) {
+  run_threads_world(2, {}, [&](Transport& transport) {
+    MlaJob other = small_job(MlaForm::kExpanded);
+    other.batch = uniform_batch(1, 300, 300);
+    Mla first(small_job(MlaForm::kExpanded), transport, on_the_cpu());
+    Mla second(other, transport, on_the_cpu());
+    Mla& mine = transport.rank() == 0 ? first : second;
+    RankInputs given(mine, mine.job());
+    expect_message(error_of([&] { mine.run(given.inputs, given.outputs, given.workspace); }), ErrorCode::kUsage,
+                   {"rank 1 and rank 0 run different jobs"});
+  });
+}
+
 TEST(MlaRefusals, RanksOfOtherForms) {
   run_threads_world(2, {}, [&](Transport& transport) {
     const MlaJob job = small_job(transport.rank() == 0 ? MlaForm::kExpanded : MlaForm::kAbsorbed);

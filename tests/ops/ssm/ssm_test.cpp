@@ -265,5 +265,27 @@ TEST(SsmRefusals, UnlikeRanks) {
   EXPECT_EQ(refused, 2);
 }
 
+// States of both jobs have the same size, so that one job would take the other's.
+TEST(SsmRefusals, RanksThatRunDifferentJobs) {
+  const SsmCase few = make_ssm_case(small_ssm(2, false), {kSuper + 5}, false, 12);
+  const SsmCase many = make_ssm_case(small_ssm(2, false), {kSuper + 70}, false, 13);
+  std::atomic<int> refused = 0;
+  run_threads_world(2, {}, [&](Transport& world) {
+    Ssm first(job_of(few), world, on_cpu());
+    Ssm second(job_of(many), world, on_cpu());
+    SsmRank of_first(first, world.rank(), few);
+    SsmRank of_second(second, world.rank(), many);
+    expect_message(error_of([&] {
+                     world.rank() == 0 ? first.run(of_first.inputs(), of_first.outputs())
+                                       : second.run(of_second.inputs(), of_second.outputs());
+                   }),
+                   ErrorCode::kUsage, {"rank 1 and rank 0 run different jobs", "65541 tokens", "65606 tokens"});
+    first.run(of_first.inputs(), of_first.outputs());
+    EXPECT_EQ(of_first.differences(), 0);
+    ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
 }  // namespace
 }  // namespace ringattn::testing

@@ -14,7 +14,6 @@
 #endif
 
 #include "base/error.hpp"
-#include "base/threads.hpp"
 #include "kernels/attention/attention_task.hpp"
 #include "kernels/attention/cpu/attention_state.hpp"
 #include "kernels/attention/cpu/work_tile.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many times as fast as one thread several are, for default speed estimates of CPU kernels.
+// The speed of several threads relative to that of one, for default speed estimates of CPU kernels.
 #pragma once
 
 #include <algorithm>
