@@ -3,7 +3,9 @@
 they are by their definitions."""
 
 import functools
+import pathlib
 import re
+import resource
 import unittest
 
 import numpy as np
@@ -124,6 +126,20 @@ class Decoding(unittest.TestCase):
         for shards, expected in zip(zip(first, second), (out, lse)):
             assert_same_bits(np.concatenate(shards)[0], expected)
         self.assertEqual([*of_first, *of_second], [0])
+
+    @unittest.skipUnless(pathlib.Path("/proc/self/statm").exists(), "needs /proc")
+    def test_short_sequences_touch_little_of_a_long_cache_s_scratch(self):
+        sequences, heads, pages = 64, 16, (1 << 20) // 256  # a million keys each: 35 MB of partials
+
+        def resident():
+            return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+        cache = np.ones((1, 256, 1, 64), "float32")
+        table = np.zeros((sequences, pages), "int32")
+        before = resident()
+        ringattn.decode(np.ones((sequences, heads, 64), "float32"), cache, cache, np.full(sequences, 100, "int32"),
+                        block_table=table, threads=1)  # fmt: skip
+        self.assertLess(resident() - before, 16 << 20)
 
     def test_what_is_wrong_is_refused(self):
         k, v, table = self.paged(16)

@@ -265,10 +265,12 @@ class CpuDecode final : public DecodeKernel {
                                     partial_floats()) *
            sizeof(float);
   }
-  // `kv_split` counts from the first KV split that some row of the step processes.
+  // `kv_split` counts from the first KV split that some row of the step processes. Short sequences use the first ones
+  // only, which are adjacent: the rest of the limits' memory is never touched.
   float* own_partial(std::int64_t row, std::int64_t head, std::int64_t kv_split) const {
+    const std::int64_t rows = limits_.sequences * limits_.rows;
     return reinterpret_cast<float*>(partials_.data()) +
-           ((row * spec_.heads + head) * max_splits(limits_) + kv_split) * partial_floats();
+           ((kv_split * rows + row) * spec_.heads + head) * partial_floats();
   }
 
   // The page slot of a token of the step's cache.
@@ -533,7 +535,7 @@ class CpuDecode final : public DecodeKernel {
   bool dequantizes_k_, dequantizes_v_;  // by load_quantized_rows()
   DecodeLimits limits_;
   Buffer scratch_;   // [threads_, thread_bytes]
-  Buffer partials_;  // [rows, heads, kv_splits, partial_floats]
+  Buffer partials_;  // [kv_splits, rows, heads, partial_floats]
 };
 
 }  // namespace
