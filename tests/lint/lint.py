@@ -216,6 +216,15 @@ def own_deadlines(name, text):
             yield number, f"a wait's deadline comes from {' or '.join(TIMEOUTS)}"
 
 
+def dropped_prefetches(name, text):
+    """g++ 12 takes a function that only prefetches for one without effects, and drops its calls."""
+    if not re.match(r"src/kernels/\w+/cpu/", name):
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.search(r"\bvoid prefetch\w*\(", line.partition("//")[0]) and not re.search(r"always_inline|_INLINE\b", line):
+            yield number, "a function that prefetches is always inlined"
+
+
 def stray_test_support(name, text):
     """What tests share is in one namespace. (What GoogleTest prints a type with lies beside the type.)"""
     if not name.startswith("tests/") or not name.endswith(".hpp") or name.startswith("tests/package/consumer/"):
@@ -271,6 +280,7 @@ def breaches_of(name, text, flags, commands, ops, with_retired_words=None):
         yield from spelled_flags(text)
         yield from unknown_settings(text, flags, commands)
         yield from own_deadlines(name, text)
+        yield from dropped_prefetches(name, text)
     if name.endswith((".cpp", ".hpp", ".cu", ".cuh")):
         yield from ops_by_name(name, text, ops)
     yield from stray_test_support(name, text)

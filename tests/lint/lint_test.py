@@ -171,6 +171,13 @@ class Files(unittest.TestCase):
         self.assertIn(rule, [said for _, said in lint.breaches_of("src/comm/x.cpp", text, FLAGS, COMMANDS, OPS)])
         self.assertNotIn(rule, [said for _, said in lint.breaches_of("tests/comm/x.cpp", text, FLAGS, COMMANDS, OPS)])
 
+    def test_prefetches(self):
+        text = "void prefetch_row(int row) {\nHWY_INLINE void prefetch_row(int row) {\n[[gnu::always_inline]] void prefetch() {\n"
+        rule = "a function that prefetches is always inlined"
+        self.assertEqual(list(lint.dropped_prefetches("src/kernels/ssm/cpu/x.cpp", text)), [(1, rule)])
+        self.assertEqual(list(lint.dropped_prefetches("src/kernels/ssm/cuda/x.cpp", text)), [])
+        self.assertIn(rule, [said for _, said in lint.breaches_of("src/kernels/ssm/cpu/x.cpp", text, FLAGS, COMMANDS, OPS)])
+
     def test_one_namespace_for_what_tests_share(self):
         def lines(name, text):
             return [number for number, _ in lint.stray_test_support(name, text)]

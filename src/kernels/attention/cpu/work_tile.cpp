@@ -223,7 +223,8 @@ class WorkTileAttention {
   }
   std::int64_t head(int head_of_tile) const { return std::int64_t{first_head_} + head_of_tile; }
   // Requests the cache lines of a row. Rows lie a page apart, and stores retire in order, so each would wait for them.
-  void prefetch_output(const AttentionOutput& output, std::int64_t row) const {
+  // Always inlined: g++ 12 drops calls of a function that only prefetches.
+  [[gnu::always_inline]] void prefetch_output(const AttentionOutput& output, std::int64_t row) const {
     constexpr std::size_t kLine = 64;
     const std::size_t bytes = static_cast<std::size_t>(spec_.head_dim_v) * size_of(spec_.dtype);
     for (int h = 0; h < ratio_; ++h) {
