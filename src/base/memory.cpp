@@ -30,12 +30,13 @@ bool fit(std::size_t bytes) {
   return true;
 }
 
-// Caches and shards are read in rows that lie apart, so that each few rows need another entry of the TLB. Pages of 2
-// MiB need few, and Linux gives them on request alone on most systems. Without them memory only is slower to read.
+// Rows of a head lie apart in caches and shards, so that with small pages each few rows need another entry of the TLB.
+// Most systems give pages of 2 MiB on request only. Where the system refuses, memory is as before, but slower to read.
 void ask_for_huge_pages([[maybe_unused]] std::byte* data, [[maybe_unused]] std::size_t bytes) {
 #ifdef MADV_HUGEPAGE
   constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  if (bytes >= 2 * kHugePage) madvise(data, bytes, MADV_HUGEPAGE);  // only whole ones become huge
+  // A buffer of twice the size contains a whole huge page, wherever it begins.
+  if (bytes >= 2 * kHugePage) static_cast<void>(madvise(data, bytes, MADV_HUGEPAGE));
 #endif
 }
 

@@ -9,10 +9,6 @@
 #include <string_view>
 #include <vector>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include "base/error.hpp"
 #include "kernels/attention/attention_task.hpp"
 #include "kernels/attention/cpu/attention_state.hpp"
@@ -24,13 +20,6 @@
 namespace ringattn::cpu {
 
 namespace {
-
-// Large arrays that all threads read: fewer page faults and TLB misses. Where the system refuses, pages stay small.
-void advise_huge_pages([[maybe_unused]] const Buffer& buffer) {
-#ifdef __linux__
-  if (buffer.bytes() > 0) static_cast<void>(::madvise(buffer.data(), buffer.bytes(), MADV_HUGEPAGE));
-#endif
-}
 
 constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -55,7 +44,6 @@ class CpuAttention final : public AttentionKernel {
   void reserve(const AttentionLimits& limits) override {
     scratch_ = allocate_host(thread_bytes_ * static_cast<std::size_t>(threads_));
     shared_ = allocate_host(shared_bytes(limits));
-    advise_huge_pages(shared_);
   }
 
   void attend(const AttentionTask& task, Stream, const Progress& progress) override {
