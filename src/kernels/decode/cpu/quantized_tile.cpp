@@ -194,16 +194,23 @@ RINGATTN_INLINE __m512i fp8_to_bf16(__m512i x, __m512i index, const Fp8Table& ta
   return _mm512_add_epi16(elements, upper);
 }
 
-RINGATTN_INLINE void dequantize_fp8(const std::byte* values, float scale, int dim, std::byte* row) {
-  const __m512 elements = fp8_elements(scale);
-  // Two bits of the exponent, three of the mantissa.
+// `low` and `high` are elements of lanes 0 to 15 and 16 to 31. `exponent_bits`: those of an index that belong to the
+// exponent.
+RINGATTN_INLINE Fp8Table fp8_table(__m512 low, __m512 high, std::int16_t exponent_bits) {
   const __m512i iota = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
                                         11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i exponents = _mm512_slli_epi16(_mm512_and_si512(iota, _mm512_set1_epi16(0x18)), 4);
+  const __m512i exponents = _mm512_slli_epi16(_mm512_and_si512(iota, _mm512_set1_epi16(exponent_bits)), 4);
   Fp8Table table;
-  table.subnormal = to_bf16(elements, elements);
+  table.subnormal = to_bf16(low, high);
   table.normal = _mm512_permutexvar_epi16(_mm512_or_si512(iota, _mm512_set1_epi16(8)), table.subnormal);
   table.normal = _mm512_add_epi16(table.normal, _mm512_sub_epi16(exponents, _mm512_set1_epi16(kExponentOne)));
+  return table;
+}
+
+RINGATTN_INLINE void dequantize_fp8(const std::byte* values, float scale, int dim, std::byte* row) {
+  const __m512 elements = fp8_elements(scale);
+  // An index is two bits of the exponent, three of the mantissa.
+  const Fp8Table table = fp8_table(elements, elements, 0x18);
   for (int c = 0; c < dim; c += kRunDims) {
     const __m512i x = _mm512_cvtepi8_epi16(load_32(values + c));
     _mm512_store_si512(row + 2 * c, fp8_to_bf16(x, x, table, 0x8600));
@@ -213,15 +220,9 @@ RINGATTN_INLINE void dequantize_fp8(const std::byte* values, float scale, int di
 RINGATTN_INLINE void dequantize_fp8_pair(const std::byte* const (&values)[2], const float (&scales)[2], int dim,
                                          std::byte* pairs) {
   const BytePairs bytes(values[0], values[1], dim);
-  // The row, one bit of the exponent, three of the mantissa.
+  // An index is the row, one bit of the exponent, three of the mantissa.
   const __m512i odd_row = _mm512_set1_epi32(0x0010'0000);
-  const __m512i iota = _mm512_set_epi16(31, 30, 29, 28, 27, 26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12,
-                                        11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-  const __m512i exponents = _mm512_slli_epi16(_mm512_and_si512(iota, _mm512_set1_epi16(0x08)), 4);
-  Fp8Table table;
-  table.subnormal = to_bf16(fp8_elements(scales[0]), fp8_elements(scales[1]));
-  table.normal = _mm512_permutexvar_epi16(_mm512_or_si512(iota, _mm512_set1_epi16(8)), table.subnormal);
-  table.normal = _mm512_add_epi16(table.normal, _mm512_sub_epi16(exponents, _mm512_set1_epi16(kExponentOne)));
+  const Fp8Table table = fp8_table(fp8_elements(scales[0]), fp8_elements(scales[1]), 0x08);
   for (int block = 0; block < dim / kBlockDims; ++block, pairs += kBlockBytes) {
     const __m256i both =
         _mm256_inserti128_si256(_mm256_castsi128_si256(load_16(bytes.first(block))), load_16(bytes.second(block)), 1);
@@ -491,31 +492,24 @@ RINGATTN_AVX512 bool load_pairs(const QuantizedRows& quantized, int first, int e
   return true;
 }
 
-template <int kDim>
-RowLoad row_load(RowEncoding encoding) {
-  switch (encoding) {
-    case RowEncoding::kInt8:
-      return &load_rows<Int8Rows, kDim>;
-    case RowEncoding::kFp8:
-      return &load_rows<Fp8Rows, kDim>;
-    case RowEncoding::kInt4Token:
-      return &load_rows<Int4TokenRows, kDim>;
-    default:  // kInt4Channel: dequantizes_tiles()
-      return &load_rows<Int4ChannelRows, kDim>;
-  }
+// A format's loops over rows, or over pairs, for a dim.
+template <class Rows, bool kPairs>
+RowLoad load_of_dim(int dim) {
+  if constexpr (kPairs) return dim == kUsualDim ? &load_pairs<Rows, kUsualDim> : &load_pairs<Rows, 0>;
+  return dim == kUsualDim ? &load_rows<Rows, kUsualDim> : &load_rows<Rows, 0>;
 }
 
-template <int kDim>
-RowLoad pair_load(RowEncoding encoding) {
-  switch (encoding) {
+template <bool kPairs>
+RowLoad load_of(const QuantizedRows& quantized) {
+  switch (quantized.format->encoding) {
     case RowEncoding::kInt8:
-      return &load_pairs<Int8Rows, kDim>;
+      return load_of_dim<Int8Rows, kPairs>(quantized.dim);
     case RowEncoding::kFp8:
-      return &load_pairs<Fp8Rows, kDim>;
+      return load_of_dim<Fp8Rows, kPairs>(quantized.dim);
     case RowEncoding::kInt4Token:
-      return &load_pairs<Int4TokenRows, kDim>;
-    default:  // kInt4Channel
-      return &load_pairs<Int4ChannelRows, kDim>;
+      return load_of_dim<Int4TokenRows, kPairs>(quantized.dim);
+    default:  // kInt4Channel: dequantizes_tiles()
+      return load_of_dim<Int4ChannelRows, kPairs>(quantized.dim);
   }
 }
 
@@ -538,16 +532,12 @@ bool dequantizes_tiles(const RowFormat& format, const RowShape& shape) {
 
 bool load_quantized_rows(const void* quantized_rows, int first, int end, std::byte* rows) {
   const auto& quantized = *static_cast<const QuantizedRows*>(quantized_rows);
-  const RowEncoding encoding = quantized.format->encoding;
-  return (quantized.dim == kUsualDim ? row_load<kUsualDim>(encoding) : row_load<0>(encoding))(quantized, first, end,
-                                                                                              rows);
+  return load_of<false>(quantized)(quantized, first, end, rows);
 }
 
 bool load_quantized_pairs(const void* quantized_rows, int first, int end, std::byte* pairs) {
   const auto& quantized = *static_cast<const QuantizedRows*>(quantized_rows);
-  const RowEncoding encoding = quantized.format->encoding;
-  return (quantized.dim == kUsualDim ? pair_load<kUsualDim>(encoding) : pair_load<0>(encoding))(quantized, first, end,
-                                                                                                pairs);
+  return load_of<true>(quantized)(quantized, first, end, pairs);
 }
 
 }  // namespace ringattn::cpu
