@@ -25,7 +25,7 @@ def is_captured(tensor) -> bool:
 
 
 def refuse_in_graph(world, problem: str = "this call is not prepared", why: str = "preparing allocates memory",
-                    suggestion: str = "Make a call of the same shapes and settings before the capture.") -> None:  # fmt: skip
+                    suggestion: str = "Make the call once in this thread before the capture.") -> None:  # fmt: skip
     """Refuses what can't be done while a graph is being captured: by default to prepare a call."""
     kind, index = world.device
     if kind == CUDA and loaded_torch() is not None and is_capturing(index):
