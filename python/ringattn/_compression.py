@@ -137,7 +137,7 @@ class _Coder(Prepared):
         return part.name.decode(), type_name(part.dtype), tuple(part.shape[: part.axes])
 
     def do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:
-        refuse_in_graph(self.world(), "this call waits for its result", "a graph can't hold that", "Make it before the capture.")
+        refuse_in_graph(self.world(), "this call waits for the GPU", "a graph can't hold a wait", "Make it before the capture.")
         self.turn.run(lambda: self._do(function, plain, compressed, name, lengths, *more))
 
     def _do(self, function, plain, compressed: Compressed, name: str, lengths: tuple, *more) -> None:

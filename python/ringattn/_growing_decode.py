@@ -10,6 +10,7 @@ from torch import Tensor
 from . import _abi, _job, _structs
 from ._decode import prepared_decode
 from ._errors import refuse
+from ._streams import is_captured
 from ._tensors import device_of, stream_of
 from .worlds import own_calls
 
@@ -125,7 +126,7 @@ def decode_growing(query: Tensor, key: Tensor, value: Tensor, lengths: int | Ten
     call = own_calls().get(form) if alike else None
     if call is None:
         call = _prepare(form, query, key, value, lengths, mask, softmax_scale, softcap, sinks)
-    if whole and not _is_captured(query):
+    if whole and not is_captured(query):
         address = _own_lengths().address(lengths, batch, query)
     else:
         # A graph keeps what its replays read, and tables come and go.
@@ -138,19 +139,12 @@ def decode_growing(query: Tensor, key: Tensor, value: Tensor, lengths: int | Ten
     return out
 
 
-def _is_captured(query: Tensor) -> bool:
-    return query.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def _prepare(form, query, key, value, lengths, mask, softmax_scale, softcap, sinks) -> _GrowingDecode:
     """Checks a call, and keeps it for those of its form."""
     q, k, v = (rows.transpose(1, 2) for rows in (query, key, value))
     whole = type(lengths) is int
     _job.check_arrays("decode", {"q": q, "k_cache": k, "v_cache": v}, lengths=None if whole else lengths, sinks=sinks)
     _job.check_dtypes(q=q, k_cache=k, v_cache=v)
-    for name, rows in (("k_cache", k), ("v_cache", v)):
-        if rows.device != q.device:
-            refuse(f"{name} lies on {rows.device}", f"q lies on {q.device}", "Move it.")
     capacity = max(_LEAST_KEYS, 1 << (k.shape[1] - 1).bit_length())
     prepared = prepared_decode(_job.world_of(q, None), q, k, v, None, mask, softmax_scale, softcap, sinks, None, capacity, 0,
                                60.0, unchecked=whole)[0]  # fmt: skip

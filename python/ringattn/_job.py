@@ -270,12 +270,12 @@ class Prepared(worlds.Prepared):
             order.last = stream
             work(stream)
 
-    def enqueue(self, tensors, like) -> None:
-        """Enqueues a run on the caller's current stream of like's GPU."""
+    def enqueue(self, tensors, like, run=None) -> None:
+        """Enqueues a run on the caller's current stream of like's GPU. run: called instead of the library's function for this."""
 
         def work(stream):
             tensors.stream = stream
-            self._enqueue(self.handle, tensors)
+            (run or self._enqueue)(self.handle, tensors)
 
         self.on_stream(like, work)
 
@@ -291,11 +291,7 @@ class Prepared(worlds.Prepared):
             show(tensors, self._views, arrays)
             for name, value in members.items():
                 setattr(tensors, name, value)
-            if on_host or synchronous:
-                tensors.stream = stream_of(like)
-                self._run(self.handle, tensors)
-            else:
-                self.enqueue(tensors, like)
+            self.enqueue(tensors, like, self._run if on_host or synchronous else None)
 
         self.turn.run(call)
 

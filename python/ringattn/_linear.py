@@ -18,7 +18,7 @@ from ._abi import lib
 from ._arguments import as_int, check_axes, check_settings, refuse_unknown, seconds_of, shown
 from ._errors import called_by, refuse, unsupported
 from ._loaded_torch import loaded_torch
-from ._streams import refuse_in_graph
+from ._streams import is_captured, refuse_in_graph
 from ._tensors import (
     address_of,
     check_array,
@@ -85,7 +85,7 @@ class Linear(_job.Prepared):
         lib.linear_load(self.handle, read)
         if marks is None:
             return
-        self._packed = marks
+        self._packed = None if is_captured(given[0]) else marks  # in a graph, only replays pack them
         # The library reads biases and scales in later calls, and no other array may get an address of the marks. Arrays in
         # the weight's storage are left out: this object ends with that storage, and would keep it.
         storage = given[0].untyped_storage()
@@ -316,6 +316,8 @@ def _kept_cast(bias, dtype):
         bias.requires_grad and torch.is_grad_enabled()
     ):
         return bias
+    if is_captured(bias):  # replays read the bias, and make the copy
+        return bias.detach().to(dtype)
     if _casts is None:
         _casts = torch.utils.weak.WeakIdKeyDictionary()
     kept = _casts.get(bias)

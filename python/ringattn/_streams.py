@@ -5,8 +5,8 @@ from ._abi import CUDA
 from ._errors import unsupported
 from ._loaded_torch import loaded_torch
 
-# (object, its world) for each prepared object that is part of a CUDA graph. Nothing says when the last graph ends, so they stay
-# until the process does, unless their world is closed.
+# (object, its world) for each prepared object that is part of a CUDA graph. PyTorch does not say when a graph is destroyed, so
+# they are kept until the process ends, unless their world is closed.
 _in_graphs: list = []
 
 
@@ -19,8 +19,13 @@ def is_capturing(index: int) -> bool:
         return cuda.is_current_stream_capturing()
 
 
+def is_captured(tensor) -> bool:
+    """Whether a CUDA graph is being captured on the current stream of the tensor's GPU."""
+    return tensor.is_cuda and is_capturing(tensor.device.index)
+
+
 def refuse_in_graph(world, problem: str = "this call is not prepared", why: str = "preparing allocates memory",
-                    suggestion: str = "Make a call of the same shapes and settings before the capture.") -> None:  # fmt: skip
+                    suggestion: str = "Make the call once in this thread before the capture.") -> None:  # fmt: skip
     """Refuses what can't be done while a graph is being captured: by default to prepare a call."""
     kind, index = world.device
     if kind == CUDA and loaded_torch() is not None and is_capturing(index):
@@ -41,18 +46,23 @@ class StreamOrder:
     def call(self, prepared, device, stream: int, work) -> None:
         """Calls work(stream), which enqueues work of `prepared` on the device's current stream."""
         if is_capturing(device.index):
+            work(stream)  # refuses before it enqueues: an object that no graph holds is not kept
             if not prepared.in_graph:
                 prepared.in_graph = True
                 _in_graphs.append((prepared, prepared.world()))
-            work(stream)
             return
         cuda = loaded_torch().cuda
-        if self.last is not None and stream != self.last:
-            passed = self._passed if self.last else cuda.default_stream(device).record_event()
-            cuda.current_stream(device).wait_event(passed)
-        work(stream)
-        self.last = stream
-        if stream:
-            if self._passed is None:
-                self._passed = cuda.Event()
-            self._passed.record(cuda.current_stream(device))
+        current = cuda.current_stream(device)
+        # The id of a stream that PyTorch did not make is its handle. When it is destroyed, another stream may get the handle, and
+        # that of cudaStreamPerThread is another stream in each thread.
+        external = current.stream_id == stream
+        if self.last is not None and (external or stream != self.last):
+            current.wait_event(self._passed if self.last else cuda.default_stream(device).record_event())
+        if stream and self._passed is None:
+            self._passed = cuda.Event()
+        try:
+            work(stream)
+        finally:  # a call that fails may have enqueued some of its work
+            if stream:
+                self._passed.record(current)
+            self.last = stream

@@ -78,8 +78,7 @@ def _weights(scores: np.ndarray, most: float) -> np.ndarray:
 
 def _row(q, k, v, seen, scale, softcap, sink, dtype):
     """out and lse of one row of one head in fp64, and the maximum error of the same-precision reference over elements
-    that are finite in both; in fp32 at least what scores make that are off by half a unit in the last place of the sum of their
-    terms' magnitudes. If a score is NaN or +∞ the row is NaN, as exp(∞ − ∞). A row whose scores are all −∞ is
+    that are finite in both. If a score is NaN or +∞ the row is NaN, as exp(∞ − ∞). A row whose scores are all −∞ is
     like a row that sees no key, as in `ringattn verify` (src/kernels/attention/oracle.hpp)."""
     scores = (k[seen].astype(np.float64) @ q.astype(np.float64)) * scale
     if softcap:
@@ -100,21 +99,18 @@ def _row(q, k, v, seen, scale, softcap, sink, dtype):
     plain_total = plain_weights.sum() + np.float32(np.exp(sink - most))
     plain = _round(plain_weights @ v[seen].astype(np.float32) / plain_total, dtype)
     errors = np.abs(plain - exact)
-    if dtype == "float32":  # where large scores can be luckier in the reference than in other orders of addition
-        terms = (np.abs(k[seen]).astype(np.float64) @ np.abs(q).astype(np.float64)) * abs(scale)
-        off = weights * (terms + np.abs(scores)) * 2.0**-24 / total
-        errors = np.concatenate([errors, off @ np.abs(values - exact)])
     return exact, highest + np.log(total), errors[np.isfinite(errors)].max(initial=0.0)
 
 
 def _error_of_scores(q, k, v, seen, scale, softcap, lse, exact) -> float:
-    """What it makes of a row if each score is off by half a unit in the last place, in fp32, of the sum of its terms' magnitudes.
-    The reference can be luckier than that with large scores."""
+    """The error of a row whose scores are each off by half a unit in the last place, in fp32, of the sum of their terms'
+    magnitudes. Large scores make an error of this size. The reference adds in another order, and may have a smaller one."""
     keys, values = k[seen].astype(np.float64), v[seen].astype(np.float64)
     scores = (keys @ q.astype(np.float64)) * scale
     terms = (np.abs(keys) @ np.abs(q).astype(np.float64)) * abs(scale)
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
+        terms *= 1.0 - (scores / softcap) ** 2  # the derivative of the cap
     errors = (np.exp(scores - lse) * (terms + np.abs(scores)) * 2.0**-24) @ np.abs(values - exact)
     return errors[np.isfinite(errors)].max(initial=0.0)
 

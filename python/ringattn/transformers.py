@@ -32,6 +32,7 @@ from ._batch_invariant import make_batch_invariant
 from ._decode import decode
 from ._errors import UnsupportedError, refuse, unsupported
 from ._growing_decode import decode_growing
+from ._streams import is_captured
 from ._per_thread import PerThread
 from ._tensors import flat_rows
 from ._transformers_masks import OWN_MASK, Mask, read_mask, refuse_padding, sequences_of
@@ -233,6 +234,8 @@ def _step(query, key, value, lengths, named: dict):
     try:
         return decode_growing(query, key, value, lengths, **named)
     except UnsupportedError:
+        if is_captured(query):  # refused for the graph's sake: there may be a kernel
+            raise
         _not_decoded.add(_kind(query, value))
         return None
 

@@ -226,6 +226,26 @@ class Calls(Refusals):
         del given
         self.assertEqual(len(ringattn._linear._casts), kept - 1)
 
+    def test_what_a_graph_packs_and_casts_is_not_kept(self):
+        """Calls that are captured compute nothing: their packed weight and their copies are of no use outside of the graph."""
+        loads, load, lib = [], ringattn._linear.lib.linear_load, ringattn._linear.lib
+        given, _ = weights_of("int4", 16)
+        x = normal(3, 256)
+
+        def counted(*arguments):
+            loads.append(arguments)
+            return load(*arguments)
+
+        with mock.patch("ringattn._linear.packs", lambda _: True), mock.patch.object(lib, "linear_load", counted):
+            for dtype, calls in (("float32", "e1 c1 c2 c3 e4 e4 c4"), ("bfloat16", "e5 c6 c7 e8 e8")):
+                with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+                    for i, (eager, expected) in enumerate(call for call in calls.split()):
+                        if (dtype, i) == ("float32", 2):
+                            given["weight"].bitwise_xor_(1)
+                        with mock.patch("ringattn._linear.is_captured", lambda _, eager=eager: eager == "c"):
+                            ringattn.linear(x, **given)
+                        self.assertEqual(len(loads), int(expected), (dtype, i))
+
     def test_a_weight_is_packed_once_for_any_number_of_tokens(self):
         given, _ = weights_of("int4", 16)
         x = normal(300, 256)

@@ -3,7 +3,9 @@
 
 import importlib.util
 import sys
+import types
 import unittest
+from unittest import mock
 
 if importlib.util.find_spec("torch") is None:
     print("skipped: needs torch")
@@ -13,6 +15,7 @@ import numpy as np
 import ringattn
 import ringattn.torch_ops  # noqa: F401, registers the operators
 import torch
+from ringattn import _streams
 from ringattn.testing import assert_same_bits, check_attention
 
 
@@ -69,6 +72,79 @@ class Eager(unittest.TestCase):
             with self.assertRaises(ringattn.UsageError) as caught:
                 ringattn.attention(*rows)
             self.assertIn(f"{'qkv'[place]} is of layout torch.sparse_coo", str(caught.exception))
+
+
+class Event:
+    passed = frozenset()
+
+    def record(self, stream):
+        self.passed = frozenset(stream.passed)
+
+
+class Stream:
+    """A stream of a GPU that is not there. passed: the work after which its next work begins."""
+
+    def __init__(self, handle, stream_id=1):
+        self.handle, self.stream_id, self.passed = handle, stream_id, set()
+
+    def record_event(self):
+        event = Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event):
+        self.passed |= event.passed
+
+
+class Streams(unittest.TestCase):
+    def setUp(self):
+        self.default, self.order, self.done, self.graphs = Stream(0, 0), _streams.StreamOrder(), 0, []
+        self.prepared = types.SimpleNamespace(in_graph=False, world=lambda: None)
+        self.cuda = types.SimpleNamespace(
+            Event=Event, current_device=lambda: 0, current_stream=lambda _: self.current, default_stream=lambda _: self.default,
+            is_current_stream_capturing=lambda: self.captured)  # fmt: skip
+        for name, value in (("loaded_torch", lambda: types.SimpleNamespace(cuda=self.cuda)), ("_in_graphs", self.graphs)):
+            patch = mock.patch.object(_streams, name, value)
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def call(self, stream, error=None, captured=False):
+        """A call of work that must begin after all before it."""
+        self.current, self.captured = stream, captured
+
+        def work(handle):
+            self.assertEqual(handle, stream.handle)
+            if not captured:
+                self.assertEqual(stream.passed, set(range(self.done)))
+                stream.passed.add(self.done)
+                self.done += 1
+            if error is not None:
+                raise error
+
+        self.order.call(self.prepared, types.SimpleNamespace(index=0), stream.handle, work)
+
+    def test_calls_on_several_streams_are_ordered(self):
+        streams = self.default, Stream(7), Stream(8)
+        for i in (0, 1, 2, 1, 1, 0, 2, 2, 0, 1):
+            self.call(streams[i])
+
+    def test_work_of_a_call_that_fails_is_waited_for(self):
+        for error in (ringattn.PeerError("a rank is gone"), KeyboardInterrupt()):
+            with self.assertRaises(type(error)):
+                self.call(Stream(7), error)
+            self.call(Stream(8))
+
+    def test_a_handle_may_be_another_stream_s(self):
+        for _ in range(3):  # one after the other, or cudaStreamPerThread of several threads
+            self.call(Stream(0x7F00, 0x7F00))
+
+    def test_graphs_keep_what_they_hold(self):
+        with self.assertRaises(ringattn.UnsupportedError):
+            self.call(Stream(7), ringattn.UnsupportedError("a graph can't hold this run"), captured=True)
+        self.assertEqual((self.prepared.in_graph, self.graphs), (False, []))
+        for _ in range(2):
+            self.call(Stream(7), captured=True)
+        self.assertEqual((self.prepared.in_graph, self.graphs), (True, [(self.prepared, None)]))
 
 
 class Compiled(unittest.TestCase):

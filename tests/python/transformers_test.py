@@ -354,8 +354,15 @@ class Steps(Case):
         step = ringattn.transformers.decode_growing
         named = {"mask": "causal", "softmax_scale": 0.25, "softcap": 0.0, "sinks": None}
         expected = step(q, k, k, 29, **named)
-        with mock.patch.multiple(ringattn._growing_decode, _is_captured=lambda query: True, _own_lengths=None, _prepare=None):
+        with mock.patch.multiple(ringattn._growing_decode, is_captured=lambda query: True, _own_lengths=None, _prepare=None):
             self.assertTrue(torch.equal(step(q, k, k, 29, **named), expected))
+
+    def test_a_capture_does_not_say_that_decode_has_no_kernel(self):
+        refuses = mock.Mock(side_effect=UNSUPPORTED("this call is not prepared", "a graph is being captured", "Call it before."))
+        with mock.patch.multiple(ringattn.transformers, decode_growing=refuses, is_captured=lambda query: True):
+            with self.assertRaises(UNSUPPORTED):
+                ringattn.transformers._step(torch.randn(1, 4, 1, 16), None, torch.randn(1, 2, 30, 16), 30, {})
+        self.assertEqual(ringattn.transformers._not_decoded, set())
 
     def test_tables_of_lengths_are_bounded(self):
         lengths = ringattn._growing_decode._Lengths()

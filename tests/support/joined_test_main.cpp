@@ -33,12 +33,15 @@ int main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     const auto [begin, end] = tests.equal_range(argv[i]);
     if (begin == end) {
-      fmt::print(stderr, "error: no test of {} is here (its path is not as the compiler had it). Build again.\n",
+      fmt::print(stderr, "error: no test of {} is here (the compiler read it by another path). Build again.\n",
                  argv[i]);
       return 1;
     }
     for (auto test = begin; test != end; ++test) names += (names.empty() ? "" : ":") + test->second;
   }
   if (!names.empty()) GTEST_FLAG_SET(filter, names);
-  return RUN_ALL_TESTS();
+  const int status = RUN_ALL_TESTS();
+  if (::testing::UnitTest::GetInstance()->test_to_run_count() > 0) return status;
+  fmt::print(stderr, "error: no test ran (none matches the filter, or all are disabled). Check --gtest_filter.\n");
+  return 1;
 }
