@@ -8,6 +8,7 @@ have the bits of attention over the tensor that decompress() returns.
 
 import ctypes
 import functools
+import math
 
 from . import _abi, _structs
 from ._abi import lib
@@ -283,6 +284,7 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **
     Raises:
         CallError: a keyword is unknown.
         UsageError: scales, quantized values or tables that no compressed tensor can have; the error has their index.
+        UnsupportedError: pages of a format that has a table for each sequence, where a sequence is not one page.
 
     Formula:
         That of the format (docs/compression.md).
@@ -307,8 +309,15 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **
         refuse(f"out is {type(out).__name__} {list(out.shape)}", f"{name} is {type(like).__name__} {list(x.shape)}",
                "Pass one like it, or none.")  # fmt: skip
     rows = flat_view(out) if out.ndim == 4 else out
-    coder = _coder(like, x.dtype, x.format, heads, dim, len(x.lengths), threads=threads)
-    coder.do(lib.compression_decompress, rows, x.flat_rows() if x.ndim == 4 else x, name, x.lengths)
+    lengths, tokens = x.lengths, math.prod(x.shape[:-2])
+    if sum(lengths) != tokens:  # a paged cache, whose pages are of any sequence
+        one, two = (_coder(like, x.dtype, x.format, heads, dim, sequences, threads=threads) for sequences in (1, 2))
+        if one.tables != two.tables:
+            unsupported(f"{name} has {tokens} tokens in pages", f"{x.format} has a table for each sequence, and pages name none",
+                        "Decompress the pages of one sequence with its table.")  # fmt: skip
+        lengths = (tokens,)
+    coder = _coder(like, x.dtype, x.format, heads, dim, len(lengths), threads=threads)
+    coder.do(lib.compression_decompress, rows, x.flat_rows() if x.ndim == 4 else x, name, lengths)
     return out
 
 

@@ -176,6 +176,17 @@ class Refusals(unittest.TestCase):
                 ringattn.decompress(small, name="k")
             self.assertIn(words, str(caught.exception))
 
+    def test_pages_of_any_sequence(self):
+        rows, _ = ringattn.compress(normal(80, KV, DIM), normal(80, KV, DIM), "int8")
+        pages = ringattn.Compressed.cache("int8", (5, 16, KV, DIM), normal(1, KV, DIM), sequences=3)
+        for name, stream in rows.streams.items():
+            pages.streams[name][:] = stream.reshape(pages.streams[name].shape)
+        whole = ringattn.decompress(pages)
+        self.assertEqual(whole.tobytes(), ringattn.decompress(rows).tobytes())
+        of_sequences = ringattn.Compressed.cache("int4_channel group 32", (5, 16, KV, DIM), normal(1, KV, DIM), sequences=3)
+        with self.assertRaisesRegex(ringattn.UnsupportedError, "x has 80 tokens in pages .*a table for each sequence"):
+            ringattn.decompress(of_sequences)
+
     def test_outliers_of_channels_that_there_are_not(self):
         format = "hybrid rank 8 group 32 outliers 4"
         if not can(format):
