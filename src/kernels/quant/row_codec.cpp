@@ -27,12 +27,10 @@ float rounded(float value, Dtype dtype) {
 }
 
 void narrow(const float* wide, Dtype dtype, std::int64_t count, std::byte* row) {
-  auto* const words = reinterpret_cast<std::uint16_t*>(row);
-  if (dtype == Dtype::kBf16 && count % 8 == 0) {
+  if (dtype == Dtype::kBf16) {
     best_row_codec_ops().narrow_to_bf16(wide, count, row);
-  } else if (dtype == Dtype::kBf16) {
-    for (std::int64_t i = 0; i < count; ++i) words[i] = float_to_bf16(wide[i]);
   } else {
+    auto* const words = reinterpret_cast<std::uint16_t*>(row);
     for (std::int64_t i = 0; i < count; ++i) words[i] = float_to_f16(wide[i]);
   }
 }

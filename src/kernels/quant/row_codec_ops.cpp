@@ -17,15 +17,17 @@ namespace ringattn::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Calls each(d, first element) for vectors of a row: whole ones, then of at most 8 lanes.
+// Calls each(d, first element) for vectors of a row: whole ones, then of at most 8 lanes, then of one lane.
 template <class Each>
 HWY_INLINE void for_each_vector(std::int64_t count, const Each& each) {
   const hn::ScalableTag<float> whole;
   const hn::CappedTag<float, 8> part;
   constexpr auto kWhole = static_cast<std::int64_t>(hn::MaxLanes(hn::ScalableTag<float>()));
+  constexpr auto kPart = static_cast<std::int64_t>(hn::MaxLanes(hn::CappedTag<float, 8>()));
   std::int64_t i = 0;
   for (; i + kWhole <= count; i += kWhole) each(whole, i);
-  for (; i < count; i += static_cast<std::int64_t>(hn::Lanes(part))) each(part, i);
+  for (; i + kPart <= count; i += kPart) each(part, i);
+  for (; i < count; ++i) each(hn::CappedTag<float, 1>(), i);
 }
 
 // Bytes from `at` on, one for each lane.

@@ -8,7 +8,7 @@
 
 namespace ringattn {
 
-// `count` is a multiple of 8.
+// `count` is a multiple of 8 for int4, and any number for others.
 struct RowCodecOps {
   // wide[i] = values[i] · scale, of e4m3 and int8.
   void (*dequantize_fp8)(const std::byte* values, float scale, std::int64_t count, float* wide);
