@@ -302,10 +302,16 @@ std::vector<std::byte> decompress_tensor(CompressedTensor& tensor, int threads, 
   const std::vector<CompressedRun> runs = tensor.runs();
   const MutableTensorView view =
       dense_view(static_cast<void*>(plain.data()), shape.dtype, tensor.tokens(), shape.heads, shape.dim);
+  const DecompressTask task{tensor.format, shape, tensor.rows(), runs, view};
   if (backend != nullptr) {
-    decompress_staged(*backend, {tensor.format, shape, tensor.rows(), runs, view});
+    decompress_staged(*backend, task);
+    return plain;
+  }
+  TensorCodec codec(tensor.format, shape, {threads, kNoDevice});
+  if (tensor.format.rank > 0) {  // the GEMM of `codec` may be one by AMX tiles, which has other bits
+    LowRankCodec(tensor.format, shape, codec.backend(), 1).decompress(task, {});
   } else {
-    TensorCodec(tensor.format, shape, {threads, kNoDevice}).decompress(tensor.rows(), runs, view);
+    codec.decompress(task.from, runs, view);
   }
   return plain;
 }
