@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names in committed result lines that have changed since. Result files are never rewritten: every reader passes the
-lines it loads through modern()."""
+"""Old names in committed result lines, and their new names. Result files are never rewritten, so every reader passes the
+lines that it loads through modern()."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ SCHEMAS = {
 
 
 def modern(line: dict[str, Any]) -> dict[str, Any]:
-    """The line with today's names. Lines of other tools keep theirs: none is called like a kernel of this project."""
+    """The line with today's names. Lines of other tools are unchanged, because none of their names equals an old name here."""
     changed = {}
     for key, value in line.items():
         if key in NAMED and isinstance(value, str):

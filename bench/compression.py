@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What compression of keys and values does to O: every method at several ratios, on two kinds of data.
+"""The effect of key/value compression on O: every method at several ratios, on two kinds of data.
 
     bench/compression.py build/bin/ringattn > bench/results/compression.jsonl
     bench/tables.py    # writes its table and its picture
@@ -45,7 +45,7 @@ def outlier_data(seed: int) -> dict[str, numpy.ndarray]:
     for head in range(KV_HEADS):
         channels = numpy.random.default_rng(seed + 1 + head).choice(DIM, 4, replace=False)
         data["k"][:, head, channels] = 12 * data["k"][:, head, channels] + 6
-        # Scores stay about 1: models' queries are small where their keys are large.
+        # Scores stay about 1, because queries of models are small in channels in which keys are large.
         data["q"][:, head * HEADS // KV_HEADS : (head + 1) * HEADS // KV_HEADS, channels] /= 12
     direction = numpy.ones(DIM) / numpy.sqrt(DIM)
     data["q"] += 2 * direction

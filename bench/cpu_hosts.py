@@ -24,7 +24,7 @@ from typing import Any
 
 WITHIN = 0.15
 
-# Jobs of `estimates`, and the least threads with which they run, so that none takes long.
+# Jobs of `estimates`, and the minimum number of threads for each, so that none takes long.
 GQA = "--heads 8 --kv-heads 2"
 LINEAR = "--op linear --in-features 4096 --out-features 4096"
 JOBS = [
@@ -64,7 +64,7 @@ MPIRUN = ["mpirun", "--bind-to", "none", "-np", "2"]
 
 
 class Program:
-    """ringattn, with what all of its runs have in common."""
+    """ringattn, with the flags that all runs have in common."""
 
     def __init__(self, path: str, timeout: float) -> None:
         self.path = path

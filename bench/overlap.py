@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how much of a job its ranks wait for blocks, on a link slowed to the rate of the computation.
+"""Measures for which share of a job ranks wait for blocks, on a link slowed to the rate of the computation.
 
 Runs a full-mask job on two ranks as fast as it goes, then with RINGATTN_PACE such that moving the blocks takes as long
 as folding them, with and without overlap, as threads and under mpirun. The plan knows both rates. Prints a JSON line
@@ -37,7 +37,7 @@ def measure(ringattn, world, pace, flops, overlap):
 
 
 def measure_worlds(ringattn):
-    """Prints the lines; returns the greatest percentage that was exposed with overlap."""
+    """Prints the lines. Returns the greatest percentage of exposed communication with overlap."""
     worst = 0.0
     for world in ["threads"] + (["mpi"] if shutil.which("mpirun") else []):
         fast = measure(ringattn, world, 0, 5e10, "on")

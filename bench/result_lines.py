@@ -74,7 +74,7 @@ def counts(line: Line, *names: str) -> dict[str, int]:
 
 
 def flag_value(line: Line, flag: str) -> str | None:
-    """The value that the command of a line gives a flag; the last one counts."""
+    """The value of a flag in a line's command. If it is given several times, the last one counts."""
     words = [as_text(word) for word in line.get("argv") or []]
     values = [after for word, after in zip(words, words[1:]) if word == flag]
     values += [word.removeprefix(f"{flag}=") for word in words if word.startswith(f"{flag}=")]
@@ -90,7 +90,7 @@ def size(tokens: int) -> str:
 
 
 def dims(job: Any) -> str:
-    """128, or 192/128 where V has other dims."""
+    """128, or 192/128 if V has another head dim."""
     return f"{job.head_dim}" if job.head_dim == job.head_dim_v else f"{job.head_dim}/{job.head_dim_v}"
 
 
@@ -110,7 +110,7 @@ def medians(values: Iterable[tuple[Hashable, float]]) -> dict[Any, float]:
 
 
 def is_missing(line: Line) -> bool:
-    """Whether the line is of a peer that was not installed, so nothing was asked of it."""
+    """Whether the line is from a peer that was not installed, and therefore not measured."""
     return str(line.get("error", "")).startswith("No module named")
 
 
@@ -142,7 +142,7 @@ class Job:
 
     @property
     def flops(self) -> float | None:
-        """As ringattn and the peers count; None for a mask that is neither causal nor full."""
+        """FLOPs as ringattn and the peers count them; None for a mask that is neither causal nor full."""
         pairs = {"causal": self.seq * (self.seq + 1) / 2, "full": float(self.seq) ** 2}.get(self.mask)
         return None if pairs is None else 2.0 * self.batch * pairs * self.heads * (self.head_dim + self.head_dim_v)
 
@@ -182,7 +182,7 @@ class Point:
 
     @property
     def form(self) -> str:
-        """The requested forms that are not the default: ", block 4096, zigzag, no overlap"."""
+        """The settings that differ from the default: ", block 4096, zigzag, no overlap"."""
         text = f", block {self.block}" if self.block else ""
         default = "contiguous" if self.job.mask.startswith("window ") and not self.stripe else "striped"
         if self.layout not in ("", default):
@@ -211,7 +211,7 @@ def job_of(found: Line, tokens: int, batch: int, mask: str, source: str = "") ->
 
 
 def rate_agrees(stated: float, job: Job, ms: float, world: int) -> bool:
-    """Whether the line's rate follows from its job and time, so that the job is the one that was timed."""
+    """Whether the line's rate follows from its job and time, which shows that this job was timed."""
     return job.flops is None or math.isclose(stated, job.flops / ms / world * 1e-9, rel_tol=2e-3)
 
 
@@ -221,7 +221,7 @@ def need_rate(stated: float, job: Job, ms: float, world: int) -> None:
 
 
 def parse_bench(line: Line) -> Point | str:
-    """A line of `ringattn bench` or of a peer, or the reason why it is not a speed of attention."""
+    """A line of `ringattn bench` or of a peer as a point, or the reason why it is not a speed of attention."""
     found = line["job"]
     for member, why in (("state_dim", "of scans, which are not attention"), ("page_size", "of decode steps")):
         if member in found:
@@ -253,7 +253,7 @@ def parse_bench(line: Line) -> Point | str:
     )
     if job.source:  # a file has lengths and offsets of its own
         return point
-    # A line does not hold its --query-offset, but its command and its rate tell.
+    # A line does not have its --query-offset, but the command and the rate show it.
     offset = flag_value(line, "--query-offset") is not None if job.flops is None else (
         point.tflops is not None and point.median_ms and not rate_agrees(point.tflops, job, point.median_ms, point.world))
     return "of jobs that differ from what their line names" if offset else point
@@ -292,7 +292,7 @@ def parse_report(line: Line) -> Point | str:
     job = job_of(found, tokens, batch, as_text(found["mask"]))
     world, transport = as_count(line["world"]["ranks"]), as_text(line["world"]["transport"])
     tflops = as_figure(line["tflops_per_rank"])
-    # The report has the tokens of all sequences together: only the rate tells whether their lengths differ.
+    # The report has only the total number of tokens of all sequences, so only the rate shows whether their lengths differ.
     if job.flops is None and batch > 1:
         return "of runs of sequences whose lengths can't be told under a window"
     if batch > 1 and not rate_agrees(tflops, job, median, world):
@@ -308,7 +308,7 @@ def parse_report(line: Line) -> Point | str:
 
 
 def parse_kept_run(line: Line) -> Point:
-    """A report that was kept without its job: the command names it, beside the program's defaults."""
+    """A report that was kept without its job, which follows from the command and the program's defaults."""
     words = as_text(line["command"]).split()
     named = {**RUN_DEFAULTS, **{flag: value for flag, value in zip(words, words[1:]) if flag in RUN_DEFAULTS}}
     heads, kv_heads, dim = (as_count(int(named[flag])) for flag in ("--heads", "--kv-heads", "--head-dim"))
@@ -325,7 +325,7 @@ FAR_BEYOND_CACHE = 512 << 20  # bytes that are read between two uses of a cache,
 CUDNN, FLASH, FLASH_MLA = "cuDNN", "FlashAttention-2", "FlashMLA"
 STEP_PEERS = {"cudnn": CUDNN, "flash_attention_2": FLASH, "flash_mla": FLASH_MLA, "math": "math"}
 CHOSEN = ("sm90_attention", "sm90_mla")  # the kernels that are chosen by default; any other is a form of its own
-# The share of cuDNN's time that a bf16 step with 32/8 heads of 128 may take, by sequences and keys.
+# The time that a bf16 step with 32/8 heads of 128 may take, relative to cuDNN's time, by sequences and keys.
 GOALS = {
     (1, 1 << 10): 6.5 / 7.8,
     (1, 4 << 10): 9.5 / 11.8,
@@ -429,7 +429,7 @@ def parse_step(line: Line) -> StepTime:
 
 
 def typical(readings: list[StepTime]) -> StepTime:
-    """The median; a failure counts only where all failed."""
+    """The median; failures are ignored unless all failed."""
     timed = [reading for reading in readings if reading.us is not None]
     if not timed:
         return readings[-1]
@@ -450,8 +450,8 @@ def with_peers(times: StepTimes) -> set[Step]:
 
 
 def newer_steps(found: StepTimes, newer: StepTimes) -> StepTimes:
-    """A newer file replaces all forms of a peer's step, and each form of ringattn's, except where only the older file
-    measured ringattn in turn with peers."""
+    """A newer file replaces all variants of a peer's step, and each variant of ringattn's, unless only the older file measured
+    ringattn in turn with peers."""
     stays = with_peers(found) - with_peers(newer)
     again = {(who, step) for who, _, step in newer if who != OURS}
     kept = {key: one for key, one in found.items() if (key[0], key[2]) not in again}
@@ -459,7 +459,7 @@ def newer_steps(found: StepTimes, newer: StepTimes) -> StepTimes:
 
 
 def best_steps(times: StepTimes) -> dict[tuple[str, Step], StepTime]:
-    """By who and step: ringattn in the form that it chose, and the fastest form of each peer."""
+    """By tool and step: the variant that ringattn chose, and the fastest variant of each peer."""
     best: dict[tuple[str, Step], StepTime] = {}
     for (who, form, step), time in times.items():
         if who == OURS:
@@ -473,7 +473,7 @@ def best_steps(times: StepTimes) -> dict[tuple[str, Step], StepTime]:
 
 
 def step_share(ours: StepTime | None, theirs: StepTime | None) -> float | None:
-    """ringattn's share of the peer's time: below 1 it is faster."""
+    """ringattn's time divided by the peer's: below 1 ringattn is faster."""
     return ours.us / theirs.us if ours and theirs and ours.us and theirs.us else None
 
 
@@ -481,7 +481,7 @@ def step_share(ours: StepTime | None, theirs: StepTime | None) -> float | None:
 
 @dataclass
 class File:
-    """What became of a file's lines: points, times of decode steps, or left out."""
+    """How a file's lines were read: as points, as times of decode steps, or left out."""
 
     path: str
     lines: list[Line] = field(default_factory=list)
@@ -505,7 +505,7 @@ class File:
         self.left_out["measured again further down" if newer == self.path else f"measured again in {where}"] += 1
 
     def take(self, line: Line) -> Point | None:
-        """The line's point; None where the line is a decode step, or is left out."""
+        """The line's point; None if the line is a decode step or is left out."""
         self.lines.append(line)
         schema, what = line.get("schema"), line.get("what")
         point: Point | str
@@ -563,8 +563,8 @@ def read_file(path: str) -> File:
 
 
 def read_files(paths: Iterable[str | pathlib.Path]) -> list[File]:
-    """A point stands in the last file that has it. A failure of ringattn names neither kernel nor layout, so any later
-    measurement of its job replaces it."""
+    """The last file that has a point counts. A failure of ringattn has neither kernel nor layout, so any later measurement of
+    its job replaces it."""
     files: list[File] = []
     holders: dict[tuple, File] = {}
     failures: dict[tuple, tuple] = {}  # the key of the point that failed last
@@ -604,14 +604,14 @@ Result = Point | StepTime
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """A result of ringattn, and one of a peer at the same job on as many ranks."""
+    """A result of ringattn, and a peer's result for the same job on the same number of ranks."""
 
     ours: Result
     theirs: Result | None
 
     @property
     def ratio(self) -> float | None:
-        """Above 1 ringattn is faster. A job that only the peer can do is 0, and misses every need."""
+        """Above 1 ringattn is faster. 0 for a job that only the peer can do, which then misses every goal."""
         return (self.ours.speed or 0.0) / self.theirs.speed if self.theirs and self.theirs.speed else None
 
 
@@ -626,8 +626,8 @@ def pair_points(found: list[Point]) -> list[Pair]:
 
 
 def pair_steps(times: StepTimes, forms: bool) -> list[Pair]:
-    """Each form, or ringattn as it chose itself and the fastest form of each peer. A paged cache is compared with the
-    dense one, too."""
+    """Each variant, or only the variant that ringattn chose and the fastest one of each peer. A paged cache is also compared
+    with the dense one."""
     shown = list(times.values() if forms else best_steps(times).values())
     pairs = []
     for mine in (time for time in shown if time.who == OURS):
@@ -650,7 +650,7 @@ def pair(files: list[File], forms: bool = False) -> list[Pair]:
 
 
 def misses(pairs: list[Pair], peer: str, least: float) -> list[str]:
-    """A peer that was not measured is a miss, too."""
+    """A peer that was not measured also counts as a miss."""
     seen = [row for row in pairs if row.theirs and peer in row.theirs.name and row.ratio is not None]
     return [f"{row.ours.job.kind}, {size(row.ours.job.seq)} on {row.ours.world}: {row.ratio:.3f} of {row.theirs.name}, "
             f"at least {least:g} is needed" for row in seen if row.ratio < least] if seen else [
@@ -670,7 +670,7 @@ def missed_goals(times: StepTimes) -> list[str]:
 
 
 def contents(files: list[File]) -> str:
-    """What files hold where nothing is of ringattn."""
+    """Describes files without results of ringattn."""
     kinds = Counter(f"points of {point.tool}" for file in files for point in file.points.values())
     for file in files:
         kinds.update(file.others)
@@ -733,8 +733,8 @@ def timeline_bars(trace: Line) -> tuple[list[str], list[tuple[int, str, float, f
 
 # ---- Groups of figures that the pages show
 
-# For each group of bench/run.sh --readme: the part that it needs, and the parts that belong to it. Where two files
-# measured the same job, the later one counts.
+# For each group of bench/run.sh --readme: the required part, and all parts that belong to it. If two files measured the
+# same job, the later one counts.
 PARTS = {
     "one-gpu": ("one-gpu", ("one-gpu-shapes", "one-gpu")),
     "scaling": ("scaling", ("ring-p2p", "ring-nccl", "ring-peers", "scaling")),
@@ -751,7 +751,7 @@ PARTS = {
     "scan-ranks": ("scan-ranks", ("scan-oracle", "scan-ranks")),
     "decode-ranks": ("decode-ranks", ("decode-ranks",)),
 }
-# Peers that are packages of their own; the other peers are what PyTorch brings.
+# Peers that are separate packages; the other peers are part of PyTorch.
 PACKAGES = {
     "flash_attention_3": "FlashAttention-3",
     "flash_attn": "FlashAttention-2",
@@ -762,7 +762,7 @@ PACKAGES = {
 
 
 def commit_of(line: Line) -> str:
-    """Seven digits, and "-dirty" where the checkout had changes."""
+    """Seven digits of the commit, and "-dirty" if the checkout had changes."""
     tool = line.get("tool") or {}
     full = line.get("git") or line.get("beside") or tool.get("git") or "unknown"
     digits, _, changes = full.partition("-")

@@ -20,13 +20,13 @@ MIN_LOG = 150  # of one token (src/kernels/ssm/ssm.hpp)
 
 
 def half_ulp(y):
-    """Of fp16 at y: 11 bits of significand, and from 2^-14 down a spacing of 2^-24."""
+    """The spacing of fp16 at y: 11 bits of significand, and 2^-24 below 2^-14."""
     exponent = np.floor(np.log2(np.maximum(np.abs(y), 2.0**-14)))
     return 2.0 ** (exponent - 11)
 
 
 def random_job(seed, selective):
-    """Shapes and ranges as a fuzz makes them: each scale is log-uniform."""
+    """Random shapes and ranges; each scale is log-uniform."""
     random = np.random.default_rng([seed, selective])
 
     def scale(least, most):
@@ -77,7 +77,7 @@ def by_definition(job, dtype, absolute=False):
 
 
 def terms_bound(job, selective):
-    """What fp32 may lose, as a part of m: 2^-20 and, of ssd, 2^-25 times the greatest sum of logarithms of a chunk."""
+    """The allowed error of fp32, as a share of m: 2^-20 plus, for ssd, 2^-25 times the greatest sum of logarithms in a chunk."""
     if selective:
         return 2.0**-20
     dt = np.log1p(np.exp(job["dt"].astype("float64") + job["bias"]))
@@ -96,7 +96,7 @@ def by_ringattn(job, selective):
 
 
 class Worst:
-    """The greatest over all jobs of one computation."""
+    """The greatest values of one computation over all jobs."""
 
     def __init__(self):
         self.ulps = self.beyond = self.bound = self.relative = self.rough = 0.0
@@ -113,7 +113,7 @@ class Worst:
         self.relative = max(self.relative, (error / np.abs(exact)).max(initial=0, where=alike))
         self.values += error.size
         self.other += int((y != exact.astype("float16")).sum())
-        # What a bound without the spacing of subnormal numbers would refuse.
+        # Jobs that a bound without the spacing of subnormal numbers would refuse.
         rough = (error / (2.0**-11 * np.abs(exact) + 1e-4 * terms + 1e-30)).max(initial=0)
         self.rough = max(self.rough, rough)
         self.jobs += rough > 1

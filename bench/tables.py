@@ -67,7 +67,7 @@ SSM_SHAPES = {
 # ---- Text of cells
 
 def columns(rows: list[list[str]], left: int = 1) -> str:
-    """A Markdown table that is legible as text; the first columns are aligned to the left."""
+    """A Markdown table that is also readable as text; the first columns are left-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows)]
 
     def line(row: list[str]) -> str:
@@ -169,14 +169,14 @@ def length_rows(found: dict[tuple[str, int, str], Point], kind: str, names: list
 
 
 def speed_main(group: Group) -> str:
-    """The shape that peers are measured at, at every length."""
+    """The shape for which peers were measured, at every length."""
     found, names = on_one_gpu(group), measured_names(group)
     lengths = sorted({length for kind, length, name in found if kind == MAIN and name in names})
     return columns([["TFLOP/s", *map(size, lengths)], *length_rows(found, MAIN, names, lengths)])
 
 
 def speed_shapes(group: Group) -> str:
-    """Every other shape, and ringattn in other forms."""
+    """Every other shape, and other settings of ringattn."""
     found = {key: point for key, point in on_one_gpu(group).items() if key[0] != MAIN or key[2] not in ON_ONE_GPU}
     lengths = sorted({length for _, length, _ in found})
     jobs = {kind: point.job for (kind, _, _), point in found.items()}
@@ -189,7 +189,7 @@ def speed_shapes(group: Group) -> str:
 
 
 def scaling_points(group: Group, longest: Group) -> list[Point]:
-    """Whole jobs of the main shape from 32k tokens on; jobs that ran once only where nothing else was measured."""
+    """Whole jobs of the main shape from 32k tokens on. Jobs that ran once are used only if nothing else was measured."""
     found = [p for one in (longest, group) for p in timed(one) if p.job.kind == MAIN and not p.form]
     found = [p for p in found if p.job.seq >= 32 << 10 and (p.world > 1 or p.tool == OURS)]
     return list({(p.tool, p.kernel, p.world, p.transport, p.job.seq): p for p in found}.values())
@@ -238,7 +238,7 @@ def two_million(group: Group) -> str:
 
 def layers(group: Group) -> str:
     rows = [["32 layers in sequence", "time per layer", "compute only", "overhead", "host time per call"]]
-    # Where two files measured the same job, the later one counts.
+    # If two files measured the same job, the later one counts.
     chosen = {(line["ranks"], line["tokens"], line["transport"] != "p2p"): line for line in group.lines}
     for _, line in sorted(chosen.items()):
         name = f"{gpus(line['ranks'])}, {size(line['tokens'])}" + (f", {line['transport']}" if line["ranks"] > 1 else "")
@@ -330,7 +330,7 @@ def with_ratio(times: dict[str, float], form: str, digits: int) -> str:
 
 
 def compressed(group: Group) -> str:
-    """A table each for decode steps, prefill and compression."""
+    """One table each for decode steps, prefill and compression."""
     forms = ("bf16", "fp8", "int8", "int4")
     steps: dict[Step, dict[str, float]] = defaultdict(dict)
     for (_, form, step), time in group.steps.items():
@@ -439,7 +439,7 @@ def bench_time(line: Line) -> RankTime:
 
 
 def checked(group: Group) -> str:
-    """Sentences about rows that were compared with fp64; empty where none were."""
+    """Sentences about rows that were compared with fp64; empty if there are none."""
     text = ""
     for line in reports(group.lines, "verify"):
         found = line["accuracy"]
@@ -464,7 +464,7 @@ def latent_ring(group: Group) -> str:
 
 
 def latent_prefill(group: Group) -> str:
-    """Where `run` measured a length that `bench` has, too, it adds its digest."""
+    """Adds the digest of `run` to each length that `bench` has measured, too."""
     latents, compute, plain = ({} for _ in range(3))  # RankTime by tokens and ranks
     for line in timed_lines(group.lines):
         kind = compute if line["mode"] == "compute" else latents if line["job"].get("op") == "mla" else plain
@@ -549,7 +549,7 @@ def figure_of(width: float, height: float) -> Any:
 
 
 def as_svg(figure: Any, description: str) -> str:
-    """With a description for readers who see no picture, and inverted brightness on dark pages."""
+    """Adds a description for readers who cannot see the picture, and inverts brightness on dark pages."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     dark = "@media (prefers-color-scheme:dark){#figure_1{filter:invert(.93) hue-rotate(180deg)}}"
@@ -700,7 +700,7 @@ def compare(arguments: argparse.Namespace) -> int:
 # ---- gate
 
 def gate(arguments: argparse.Namespace) -> int:
-    """Each round measures each head_dim with the old build and then with the new one, so both see the card equally warm.
+    """Each round measures each head_dim with the old build and then with the new one, so that the card is equally warm for both.
     The medians over the rounds are compared."""
     rates: dict[tuple, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     kept = []
@@ -777,7 +777,7 @@ PICTURES: dict[str, Place] = {
 
 
 def origin(group: Group) -> str:
-    """The commits, device and files of a table; each line of the files holds its command."""
+    """The commits, device and files of a table. Each line of the files has its own command."""
     files = joined(f"[{name.removesuffix('.jsonl')}](../bench/results/{name})" for name in group.names)
     plural, device = "s" if len(group.commits) > 1 else "", f", {group.device}" if group.device else ""
     peers = f" Compared with: {'; '.join(group.peers)}." if group.peers else ""
@@ -815,7 +815,7 @@ def current(path: str) -> str:
 
 
 def pictures(groups: dict[str, Group], check: bool) -> dict[str, str]:
-    """The pictures by their paths. Other versions of matplotlib draw other bytes, so only this version's are checked."""
+    """The pictures by their paths. Other versions of matplotlib write other bytes, so only this version's are checked."""
     try:
         import matplotlib
     except ImportError as error:

@@ -1,5 +1,5 @@
 # Finds NCCL's header: in the CUDA Toolkit's folders, in NCCL_ROOT, or where CMake looks by itself. Sets NCCL_FOUND,
-# NCCL_VERSION and NCCL_INCLUDE_DIR; and NCCL_LIBRARY where the library is here too, which only running needs.
+# NCCL_VERSION and NCCL_INCLUDE_DIR, and NCCL_LIBRARY if the library exists, which is only needed at run time.
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
 find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
 if(NCCL_INCLUDE_DIR)

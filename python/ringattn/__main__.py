@@ -23,12 +23,12 @@ from ._safetensors import Tensors, quoted
 from ._tensor_names import known_names
 
 _NAMES = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "q_offset", "sinks")
-# Other roles that the program knows: those of caches, latents and SSMs.
+# Roles of tensors in jobs that only the program computes: caches, latents and SSMs.
 _STORED = ("k_pages", "v_pages", "block_table", "lengths_k", "latent", "k_rope", "latent_fp8", "latent_pages", "w_uk",
            "w_uv", "kv_b_proj")
 _SSM = ("x", "dt", "A", "B", "C", "D", "z", "dt_bias", "u", "delta", "delta_bias", "initial_states", "cu_seqlens", "state",
           "conv1d_weight", "conv1d_bias", "conv_state")  # fmt: skip
-# What the keys of a job may be in place of k and v.
+# Tensors that may replace k and v.
 _CACHES = ("k_pages", "latent", "latent_fp8", "latent_pages")
 _AXES = {"thd": (0, 1, 2), "htd": (1, 0, 2), "bthd": (0, 1, 2, 3), "bhtd": (0, 2, 1, 3)}
 _ROWS, _WHOLE, _LSE = ("BF16", "F16", "F32"), ("I32", "I64"), ("F32",)
@@ -52,7 +52,7 @@ def _choice(*names: str) -> Callable[[str], str]:
 
 def _integer(least: int, most: int) -> Callable[[str], int]:
     def convert(text: str) -> int:
-        # Of more digits Python makes no number.
+        # Python refuses to convert longer digit strings.
         if not re.fullmatch(r"-?[0-9]{1,40}", text) or not least <= int(text) <= most:
             raise _BadValue(f"a whole number from {least} to {most}")
         return int(text)
@@ -195,8 +195,8 @@ def _given(words: list[str]) -> dict[str, Any] | None:
 
 
 def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[dict, list[int], list[int]]:
-    """What check_attention() takes of the input: rows packed, as [tokens, heads, dim]. And the shapes that out and lse
-    have in a file."""
+    """The inputs of check_attention(), with packed rows [tokens, heads, dim], and the shapes that out and lse have in a
+    file."""
     path = tensors.path
     _check_kind(tensors, given)
     names = _resolved(tensors, given)
@@ -239,7 +239,7 @@ def _read(tensors: Tensors, given: dict[str, str], order: str | None) -> tuple[d
 
 
 def _check_kind(tensors: Tensors, given: dict[str, str]) -> None:
-    """Refuses a file that holds another job, or nothing says which of two."""
+    """Refuses a file of another op, and one whose op is ambiguous."""
     path, rows = tensors.path, given.keys() & {"q", "k", "v"}
     stored = given.keys() & {*_STORED}
     if stored:
@@ -268,7 +268,7 @@ def _check_kind(tensors: Tensors, given: dict[str, str]) -> None:
 
 
 def _resolved(tensors: Tensors, given: dict[str, str]) -> dict[str, str]:
-    """The names that are given, and aliases of other libraries for roles that are not: the program's resolve_names()."""
+    """The given names, and other libraries' aliases for roles without a given name: the program's resolve_names()."""
     names = dict(given)
     for name, known in known_names("attention").items():
         if name not in tensors or name in given.values():
@@ -336,7 +336,7 @@ def _check_cumulative(path, name: str, array: np.ndarray, tokens: int) -> None:
 
 
 def _read_peer(given: dict[str, Any], dtype, out_shape: list[int], lse_shape: list[int]):
-    """(out, lse) as check_attention() takes them; lse is None where they have none."""
+    """(out, lse) as check_attention() takes them; lse is None if the file has none."""
     peer = Tensors(given["peer"])
     out = peer.read("out", _ROWS)
     lse = peer.read("lse", _LSE) if "lse" in peer else None
@@ -370,7 +370,7 @@ def verify(given: dict[str, Any]) -> bool:
         _say_unread(tensors, given["tensors"])
         print(f"  {error}\nFAIL")
         return False
-    except UsageError as error:  # flags have been read: it is about the file's tensors
+    except UsageError as error:  # the flags have been parsed, so the error is about the file's tensors
         raise FileError(f"{tensors.path}: {error.problem}", error.why, error.suggestion) from error
     _say_unread(tensors, given["tensors"])
     print(f"{seen.rows:,} of {shape[0] * shape[1]:,} rows of {given['peer']} against fp64")
@@ -393,7 +393,7 @@ def _collect_env(words: list[str]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code, which is that of the program."""
+    """Returns the exit code that the program would return."""
     words = sys.argv[1:] if arguments is None else arguments
     try:
         if words[:1] == ["collect-env"] and words[1:] not in (["-h"], ["--help"]):
@@ -427,7 +427,7 @@ def _program() -> int:
         if sys.stderr is not None:
             print(f"error: the result can't be written to stdout ({error.strerror}). "
                   "Redirect stdout to a file that can be written.", file=sys.stderr, flush=True)  # fmt: skip
-        os._exit(FileError.status)  # what is still unwritten would be tried again
+        os._exit(FileError.status)  # otherwise Python would try to write the rest again at exit
 
 
 if __name__ == "__main__":

@@ -151,15 +151,15 @@ class _Library:
         raise _errors.BY_STATUS.get(status, _errors.Error)(*(_errors.in_python(part().decode(), op) for part in parts))
 
 
-# Polls that may be under way at once: a handler that runs during a poll may call the library, which polls again.
+# Polls that may be in progress at once: a handler that runs during a poll may call the library, which polls again.
 _MAX_POLLS = 32
 
 
 class _Interrupts:
-    """Signals of Python, such as Ctrl-C, end a call that is under way: the library polls about every 0.1 seconds, and Python runs
-    the handlers then. What one raises ends the call, and the caller gets it.
+    """Lets Python's signals, such as Ctrl-C, end a call in progress. The library polls about every 0.1 seconds, and Python then
+    runs its signal handlers. An exception of a handler ends the call and is raised to the caller.
 
-    raised: for each call that is under way, by how many others its handlers' calls lie within, what its handlers raised."""
+    raised: what the handlers raised during each call in progress, by nesting depth (handlers may make calls themselves)."""
 
     def __init__(self):
         self.raised: dict[int, list[BaseException]] = {}
@@ -167,7 +167,7 @@ class _Interrupts:
         self._poll = None
 
     def watch(self) -> None:
-        """For calls of the main thread, the only one in which Python runs signal handlers."""
+        """Watches calls of the main thread, the only thread on which Python runs signal handlers."""
         if self._poll is None and threading.current_thread() is threading.main_thread():
             self._idle.extend(self._asked() for _ in range(_MAX_POLLS))
             for asked in self._idle:
@@ -181,8 +181,8 @@ class _Interrupts:
         return _MAX_POLLS - len(self._idle)
 
     def _asked(self):
-        """Python runs handlers when a function begins, before any `try` of it. A generator that goes on is in one already. A
-        generator can't go on twice at once, so each poll takes one that is idle, and everything up to there is C."""
+        """Python runs handlers when a function begins, before the function can enter a `try`. A suspended generator is already in
+        one. A generator can't be resumed twice at once, so each poll takes an idle one, and everything up to there is C."""
         own = yield
         answer, ended = 0, False
         while not ended:
@@ -200,8 +200,8 @@ class _Interrupts:
                     answer = 1
 
     def raise_own(self) -> None:
-        """Raises what handlers raised during the call that has just returned to the main thread, the last of several, whose
-        context are those before."""
+        """Raises what handlers raised during the call that has just returned to the main thread. Of several exceptions it raises
+        the last one, with the earlier ones as its context."""
         if threading.current_thread() is not threading.main_thread():
             return
         errors = self.raised.pop(self._depth(), None)
@@ -231,14 +231,14 @@ def _nccl() -> ctypes.CDLL | None:
 
 
 def _open(path: str) -> ctypes.CDLL:
-    """Loads the library, and PyTorch's NCCL, which it takes when it opens one: a process has one library of that name, and
-    torch can't be imported after an older one than its own."""
+    """Loads the library, and before it PyTorch's NCCL, which the library then uses. A process has only one library of that
+    name, and torch can't be imported after an NCCL that is older than its own."""
     _nccl()
     return ctypes.CDLL(path)
 
 
 def _load() -> _Library:
-    """RINGATTN_LIBRARY where it is set, else the library beside this file, else the system's."""
+    """Loads RINGATTN_LIBRARY if it is set, else the library beside this file, else the system's."""
     suggestion = "Install the package again, or name the library by RINGATTN_LIBRARY."
     named = os.environ.get("RINGATTN_LIBRARY")
     beside = pathlib.Path(__file__).with_name("libringattn_c.so")

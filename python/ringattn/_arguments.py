@@ -12,7 +12,7 @@ from ._loaded_torch import loaded_torch
 from ._tensors import is_torch, type_name
 
 
-# Larger values are no valid numbers of tokens, and ctypes would truncate them.
+# Larger values are not valid numbers of tokens, and ctypes would truncate them.
 _FARTHEST = 2**62
 
 
@@ -43,7 +43,7 @@ _WHOLE = frozenset(("threads", "memory_budget", "max_keys", "q_offset", "in_feat
 
 
 def check_whole(settings: dict) -> None:
-    """Refuses 2.0 for 2 before a known call is looked up: they are equal, so the call of one would be found by the other."""
+    """Refuses 2.0 for 2 before a known call is looked up. They are equal, so a call with 2.0 would find the call with 2."""
     for name in settings.keys() & _WHOLE:
         if settings[name] is not None:
             as_int(settings[name], name)
@@ -66,7 +66,7 @@ _MAX_THREADS = 4096  # kMaxThreads of src/base/threads.hpp
 
 
 def as_threads(value) -> int:
-    """A number of threads that is used by later calls. The library checks those of its own calls."""
+    """Checks a number of threads that later calls use. The library checks the numbers that are passed to it."""
     threads = as_int(value, "threads")
     if not 0 <= threads <= _MAX_THREADS:
         refuse(f"{threads} threads are not possible", f"1 to {_MAX_THREADS} are allowed, and 0 means one per processor",
@@ -161,8 +161,8 @@ def check_dropout(dropout_p) -> None:
 
 
 def scale_members(softmax_scale: float | None) -> dict:
-    """softmax_scale as members of the library's specs. None: the default; 0 is used as given: all keys count
-    equally."""
+    """softmax_scale as members of the library's specs. None is the default. 0 is used as given: all keys get the same
+    weight."""
     if softmax_scale is None:
         return {"softmax_scale": 0.0, "scale_given": 0}
     return {"softmax_scale": as_fp32(softmax_scale, "softmax_scale"), "scale_given": 1}

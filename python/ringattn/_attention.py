@@ -28,7 +28,7 @@ class Attention(_job.Prepared):
         q_rows: tokens of this rank's q, out and lse.
         k_rows: tokens of this rank's k and v.
         workspace_bytes: bytes that a run on a GPU needs besides its arrays.
-        machine: device model and instruction set. Bits are equal where this, the kernel and the library are."""
+        machine: device model and instruction set. Bits are equal if this, the kernel and the library are the same."""
 
     op = "attention"
 
@@ -38,7 +38,6 @@ class Attention(_job.Prepared):
         self.q_rows: int = self.facts.q_rows
         self.k_rows: int = self.facts.k_rows
         self.workspace_bytes: int = self.facts.workspace_bytes
-        # Device model and instruction set. Bits are equal where this, the kernel and the library are.
         self.machine: str = self.facts.machine.decode()
 
     def run(self, q, k, v, out, lse=None, sinks=None) -> None:
@@ -51,7 +50,7 @@ class Attention(_job.Prepared):
 
 def prepared_of(kind, world, q, k, v, q_lengths, k_lengths, q_offsets, positions, mask, softmax_scale, softcap, sinks, layout,
                 key_layout, **members):  # fmt: skip
-    """The kept Attention or AttentionBackward, as `kind` says, of a call."""
+    """The world's prepared object for a call: an Attention or an AttentionBackward, as `kind` says."""
     heads, kv_heads, head_dim, head_dim_v = q.shape[-2], k.shape[-2], q.shape[-1], v.shape[-1]
     formats = _job.format_of(k), _job.format_of(v)
     key = (kind.op, formats, q.dtype, heads, kv_heads, head_dim, head_dim_v, mask, softmax_scale, softcap,
@@ -74,7 +73,7 @@ def _pair(lengths) -> tuple[int, int]:
 
 
 def _tokens(layout, rows: int, world: World) -> int:
-    """Tokens of a sequence over all ranks: those of a Layout, else this rank's times the number of ranks."""
+    """Tokens of a sequence over all ranks: the Layout's length, or without a Layout this rank's tokens times the ranks."""
     if isinstance(layout, Layout) and layout.lengths:
         return layout.lengths[0]
     return rows * world.size
@@ -90,8 +89,8 @@ _order = {"attention": "[(batch,) tokens, heads, head_dim]", "varlen": "[tokens,
 
 
 def _warn_of_unseen(op: str, world: World, mask, offsets, k_positions, q_lengths, k_lengths) -> None:
-    """Warns of queries that see no key, once per world and lengths. They are legal, but usually the tensors have another
-    layout."""
+    """Warns of queries that see no key, once per world and lengths. They are legal, but usually mean that the tensors have
+    another axis order."""
     if mask != "causal" or offsets is not None or k_positions is not None:
         return
     for queries, keys in zip(q_lengths, k_lengths):
@@ -122,8 +121,8 @@ def _run(prepared: Attention, q, k, v, sinks, out):
 
 
 def _recording(wanting: str, job: tuple, limits: dict, out):
-    """The operators that autograd records. Prepares the backward pass first, so that a job that has none is refused before its
-    forward runs. wanting: the name of a tensor that requires a gradient. job: the arguments of prepared_of()."""
+    """Returns the operators that autograd records. Prepares the backward pass first, so that a job without gradients is refused
+    before its forward pass runs. wanting: the name of a tensor that requires a gradient. job: arguments of prepared_of()."""
     from . import torch_ops  # noqa: PLC0415, needs torch
     from ._attention_backward import AttentionBackward, default_scale  # noqa: PLC0415, which needs this
 
@@ -150,17 +149,17 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
     Args:
         q: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim]. head_dim is a multiple of 8.
         k, v: [(batch,) keys, kv_heads, head_dim or head_dim_v]; kv_heads divides heads. Either may be a ringattn.Compressed.
-        mask: "causal", "full" or (left, right): a query at position p sees keys p - left … p + right; -1: no limit.
+        mask: "causal", "full" or (left, right): the query at position p sees keys p - left to p + right; -1 is no limit.
         softmax_scale: factor of the scores. None: 1 / sqrt(head_dim).
         softcap: score = softcap * tanh(score / softcap). 0: off.
         sinks: float32 [heads], logits that are added to the softmax denominator.
         q_offset: query i has key position i + q_offset. None: queries end where keys end.
         layout: with several ranks, a name or a Layout (ringattn.layouts) that says which tokens this rank's rows are.
         key_layout: layout of k and v, if it differs.
-        lengths: (queries, keys) of a sequence over all ranks. None: those of the Layout, or this rank's times the number of
+        lengths: (queries, keys) of a sequence over all ranks. None: the Layout's lengths, or this rank's times the number of
             ranks.
-        k_positions: int32 [(batch,) keys, kv_heads or 1] of all ranks, original positions of keys after ringattn.evict().
-        k_lengths: original sequence lengths, where queries end if q_offset is None.
+        k_positions: int32 [(batch,) keys, kv_heads or 1] over all ranks, original positions of keys after ringattn.evict().
+        k_lengths: original sequence lengths, before eviction. Queries end there if q_offset is None.
         world: the ranks. None: only this rank.
         out: array for the result. None: a new one.
         threads: CPU threads. 0: this rank's share of the processors.
@@ -169,9 +168,9 @@ def attention(q, k, v, *, mask: _job.Mask = "causal", softmax_scale: float | Non
 
     Returns:
         (out, lse). out: [(batch,) tokens, heads, head_dim_v] of q's dtype. lse: float32 [(batch,) tokens, heads], natural
-        logarithm of the softmax denominator, -inf where a query sees no key (flash_attn and files have heads before tokens). Both
-        have gradients of q, k, v and sinks, if these are tensors that require them. That of sinks is already the sum over all
-        ranks.
+        logarithm of the softmax denominator, -inf if a query sees no key (in flash_attn and in files heads come before tokens).
+        PyTorch tensors have gradients of q, k, v and sinks, through both out and lse. The gradient of sinks is already the sum
+        over all ranks.
 
     Raises:
         CallError: a keyword is unknown.
@@ -260,7 +259,7 @@ def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k=None, *, mask: _job.Mask = "causa
             keep them on the host.
         cu_seqlens_k: the same of the keys. None: keys have the lengths of queries.
         q_offsets: [sequences], key position of the first query of each sequence. None: queries end where keys end.
-        k_lengths: [sequences], original lengths, where queries end if q_offsets is None.
+        k_lengths: [sequences], original lengths, before eviction. Queries end there if q_offsets is None.
         mask, softmax_scale, softcap, sinks, layout, key_layout, k_positions, world, out, threads, memory_budget, timeout: as in
             attention(), without the batch axis.
 

@@ -34,7 +34,7 @@ def default_scale(q: Tensor) -> float:
 
 
 def readable(gradient: Tensor) -> Tensor:
-    """A gradient of rows as the library reads it: autograd's may be expanded, or negated views."""
+    """A gradient of rows in a form that the library can read. Autograd may pass expanded or negated views."""
     gradient = gradient.resolve_neg()
     repeated = any(stride == 0 and length > 1 for stride, length in zip(gradient.stride(), gradient.shape))
     return gradient.contiguous() if repeated else contiguous_heads(gradient)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole models of transformers whose results don't depend on the batch: what their layers compute besides attention."""
+"""Batch-invariant models of transformers: replacements for the layers other than attention."""
 
 import torch
 from torch import Tensor, nn
@@ -8,8 +8,8 @@ from ._errors import refuse, unsupported
 from ._transformers_paged import ensure_registered
 from .nn import Linear
 
-# Families whose code in transformers 5.24 has no operation on several tokens but attention, and no sum but those of its linear
-# layers and norms. Their other operations are single IEEE additions, multiplications and conversions, and cos and sin.
+# Families whose code in transformers 5.24 combines tokens only in attention, and has sums only in linear layers and norms. All
+# other operations are elementwise IEEE additions, multiplications and conversions, and cos and sin.
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _ADVICE = f"Use a model of the types {', '.join(FAMILIES)}, without layers of other kinds."
 _KNOWN = (nn.Linear, nn.Embedding, nn.ModuleList, nn.Identity)
@@ -17,14 +17,14 @@ _COMPOSED = ("ForCausalLM", "Model", "DecoderLayer", "Attention")
 _ACTIVATIONS = {"SiLUActivation": "silu", "SiLU": "silu", "GELUActivation": "gelu", "GELUTanh": "gelu_tanh",
                 "PytorchGELUTanh": "gelu_tanh"}  # fmt: skip
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# Types of RoPE whose frequencies don't depend on the longest sequence of a batch.
+# Types of RoPE whose frequencies do not depend on the longest sequence of a batch.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def sum_rows(x: Tensor) -> Tensor:
-    """The sum over the last axis, which stays with length 1, by a fixed tree: elements i and i + n/2 are added while n > 1, for
-    n the next lower power of two; first, those from n on are added to the first ones. Each step is one elementwise addition, so
-    that no kernel chooses the order by the number of rows, as torch.sum does."""
+    """Sums the last axis, which is kept with length 1, by a fixed tree. Let n be the largest power of two that is not above the
+    length. First, the elements from n on are added to the first ones. Then, while n > 1, elements i and i + n/2 are added and n
+    is halved. Each step is one elementwise addition, so the order does not depend on the number of rows, unlike in torch.sum."""
     n = 1 << (x.shape[-1].bit_length() - 1)
     if n < x.shape[-1]:
         rest = x.shape[-1] - n
@@ -45,7 +45,7 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         mean = sum_rows(wide * wide) / x.shape[-1]
-        # sqrt and division are exactly rounded. rsqrt isn't, and rounds otherwise in vectors than after them.
+        # sqrt and division are correctly rounded. rsqrt is not, and differs between vector code and the scalar remainder.
         return self.weight * (wide / torch.sqrt(mean + self.variance_epsilon)).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -53,7 +53,7 @@ class RMSNorm(nn.Module):
 
 
 def _family(module: nn.Module) -> str | None:
-    """The part of a class's name after its family, as "MLP", if it is a class of transformers' code for one of FAMILIES."""
+    """The part of a class name after the family name, such as "MLP", if transformers defines the class for one of FAMILIES."""
     kind = type(module)
     for family in FAMILIES:
         prefix = family.capitalize()
@@ -74,9 +74,9 @@ def _is_known(module: nn.Module) -> bool:
 
 
 def _check(name: str, module: nn.Module) -> None:
-    """Refuses a module of a known kind that computes a token's result otherwise in another batch, or can't be replaced."""
+    """Refuses a module of a known kind whose results depend on the batch, or that can't be replaced."""
     part = _family(module)
-    if name and part and part != "RMSNorm" and "forward" in vars(module):  # norms are tried below
+    if name and part and part != "RMSNorm" and "forward" in vars(module):  # norms are tested below
         _refuse(name, module, "its forward was replaced")
     if type(module) is nn.Linear or part == "RMSNorm":
         if module.weight.is_meta:
@@ -109,16 +109,16 @@ def _check(name: str, module: nn.Module) -> None:
 
 
 def make_batch_invariant(model: nn.Module) -> nn.Module:
-    """Makes a model of transformers compute each sequence with the same bits in every batch: alone, padded, packed and in
-    continuous batching, in prefill and decode. Changes the model in place:
+    """Makes a model of transformers batch-invariant: a sequence has the same bits alone, padded, packed and in continuous
+    batching, in prefill and decode. Changes the model in place:
 
     - attention becomes "ringattn";
     - torch.nn.Linear becomes ringattn.nn.Linear with the same parameters; a gated MLP's activation is computed by its gate
       layer, in fp32 before rounding;
     - RMSNorm sums by a fixed tree;
-    - embeddings, RoPE and residuals stay, because none of their operations adds over an axis.
+    - embeddings, RoPE and residuals are unchanged, because none of their operations sums over an axis.
 
-    Modules that are not known are refused by name, before anything changes. Names of parameters stay the same.
+    Unknown modules are refused by name, before anything changes. Parameters keep their names.
 
     Args:
         model: a model of the llama, mistral, qwen2 or qwen3 families.
@@ -128,7 +128,7 @@ def make_batch_invariant(model: nn.Module) -> nn.Module:
 
     Raises:
         UsageError: not a model of transformers; a weight is on the meta device.
-        UnsupportedError: a module that may depend on the batch, as Conv1D of GPT-2 and experts of MoE layers; RoPE whose
+        UnsupportedError: a module that may depend on the batch, such as GPT-2's Conv1D and experts of MoE layers; RoPE whose
             frequencies depend on the longest sequence; float64 weights; a layer with hooks or a replaced forward; a
             dropout layer in training mode.
 

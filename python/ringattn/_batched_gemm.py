@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batched GEMM around a latent: rows of each head times that head's matrix.
+"""The batched GEMM of MLA's projections: the rows of each head times that head's matrix.
 
     q_latent = ringattn.batched_gemm(q_nope, w_uk.swapaxes(1, 2))     # [tokens, heads, head_dim] to latent_dim
     out = ringattn.batched_gemm(out_latent, w_uv)                     # and back, to head_dim_v"""
@@ -18,14 +18,15 @@ class BatchedGemm(_job.Prepared):
 
 @traced
 def batched_gemm(rows, weights, *, out=None, threads: int = 0, **unknown):
-    """The rows of each head times that head's matrix, as around MLA. Not collective: each rank passes its own rows.
+    """Multiplies the rows of each head by that head's matrix, as MLA's projections do. Not collective: each rank passes its own
+    rows.
 
     Args:
-        rows: [(batch,) tokens, heads, dim_k], or with 1 head or [tokens, dim_k] if all heads share a row; float32, float16 or
-            bfloat16. dim_k is a multiple of 8.
-        weights: [heads, dim_n, dim_k] of the same dtype; one of its last two strides is 1, and dim_n is a multiple of 8. w_uk
-            and w_uv, views of kv_b_proj's weight, expand latents and map outputs out of the latent space; w_uk with its last two
-            axes exchanged maps queries into it.
+        rows: [(batch,) tokens, heads, dim_k], float32, float16 or bfloat16. [(batch,) tokens, 1, dim_k] or [tokens, dim_k] if
+            all heads share a row. dim_k is a multiple of 8.
+        weights: [heads, dim_n, dim_k] of the same dtype. One of the last two strides is 1, and dim_n is a multiple of 8. w_uk
+            and w_uv are views of kv_b_proj's weight. Both expand latents, and w_uv also maps outputs out of the latent space.
+            w_uk with its last two axes swapped maps queries into the latent space.
         out: array for the result. None: a new one.
         threads: CPU threads. 0: all processors.
 
@@ -36,7 +37,7 @@ def batched_gemm(rows, weights, *, out=None, threads: int = 0, **unknown):
     Raises:
         CallError: a keyword is unknown.
         UsageError: shapes or dtypes contradict each other.
-        UnsupportedError: dims are no multiples of 8, or an array requires a gradient.
+        UnsupportedError: a dim is not a multiple of 8, or an array requires a gradient.
 
     Formula:
         Accumulated in float32 and rounded once (docs/mla.md)::

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The build id of the library that this process has loaded: equal for equal binaries, and for no others."""
+"""The build id of the library that this process has loaded. It identifies the binary."""
 
 import ctypes
 import functools
@@ -12,8 +12,8 @@ _NOTES, _BUILD_ID = 4, 3  # of ELF: PT_NOTE and NT_GNU_BUILD_ID
 
 @functools.cache
 def build_id() -> str:
-    """In hex. It is read from memory, where the library lies as its file does: ELF header, segments, notes in some."""
-    info = (ctypes.c_void_p * 4)()  # a Dl_info: the file's name, where it lies, and the function's
+    """The build id in hex. It is read from memory, where the library is mapped like its file: ELF header, segments, notes."""
+    info = (ctypes.c_void_p * 4)()  # a Dl_info: the file's name and base address, and the same of the function
     address = ctypes.cast(lib.version, ctypes.c_void_p)
     if not ctypes.CDLL(None).dladdr(address, info):
         return ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of arguments in other libraries: their names in this package, or the alternative if a function has no such
-argument. This table is consulted before the C library's table of tensor names, whose suggestions are about files."""
+"""Argument names of other libraries: their names in this package, or the alternative if a function has no such argument.
+This table is consulted before the C library's table of tensor names, whose suggestions are about files."""
 
 import numbers
 from typing import NamedTuple
@@ -108,7 +108,7 @@ _OTHERWISE = (
     (("selective_scan", "selective_update"), "dt_limit time_step_limit", "delta is not limited",
      "Pass delta with its bias and softplus applied, and clamped, without delta_bias and delta_softplus."),
 )  # fmt: skip
-# Argument values that have no effect: they are accepted. None always is.
+# Argument values without effect, which are accepted. None is always accepted.
 _NOTHING = {
     "dropout_p": (0,), "dropout": (0,), "score_mod": (), "mask_mod": (), "bias": (), "attn_bias": (), "block_mask": (),
     "kernel_options": (), "sliding_window": (), "window_left": (-1,), "window_right": (-1,), "pos_encoding_mode": ("NONE",),
@@ -118,7 +118,7 @@ _GROUPS = ("group", "process_group", "cp_group")
 
 
 class Advice(NamedTuple):
-    own: str  # the name that is meant; empty: none
+    own: str  # the right name; empty: there is none
     why: str
     suggestion: str
 

@@ -27,10 +27,10 @@ class Compressed:
     makes an empty cache.
 
     Args:
-        format: its name in docs/compression.md.
-        shape: of the decompressed tensor: [tokens, heads, dim], [batch, tokens, heads, dim], or of a cache [pages, page_size,
-            heads, dim].
-        dtype: of the decompressed tensor.
+        format: name of the format, as in docs/compression.md.
+        shape: shape of the decompressed tensor: [tokens, heads, dim], [batch, tokens, heads, dim], or for a cache [pages,
+            page_size, heads, dim].
+        dtype: dtype of the decompressed tensor.
         streams: arrays with data of each token, by name, [..., heads, width].
         tables: arrays for the whole tensor, by name.
         lengths: tokens of each sequence.
@@ -52,12 +52,12 @@ class Compressed:
         """An empty cache.
 
         Args:
-            format: its name in docs/compression.md.
+            format: name of the format, as in docs/compression.md.
             shape: [pages, page_size, heads, dim].
             like: an array whose type, dtype and device the cache has.
             sequences: number of sequences of a step, for the tails of "int4_channel". None: the number of pages, as in a dense
                 cache.
-            tables: those of another Compressed, for formats that quantize with given tables ("fp8 head", "vector")."""
+            tables: tables of another Compressed, for formats that quantize with given tables ("fp8 head", "vector")."""
         if len(shape) != 4:
             refuse(f"a cache of shape {tuple(shape)}", "it is [pages, page_size, heads, dim]", "Name all four.")
         lengths = (shape[1],) * (shape[0] if sequences is None else sequences)
@@ -226,7 +226,7 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
             format, "fp8 head", "int4_channel group 32", …, or a pair (format of k, format of v).
         ratio: for a method, the minimum share of bytes to remove. None: the method's own.
         cu_seqlens: [sequences + 1] cumulative lengths of packed rows.
-        seed: of the codebook search ("vq"); other formats don't use it.
+        seed: seed of the codebook search ("vq"). Other formats do not use it.
         threads: CPU threads. 0: all processors.
 
     Returns:
@@ -234,12 +234,12 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
 
     Raises:
         CallError: a keyword is unknown.
-        UsageError: there is no such method or format, it does not take these dims, or an element is not finite; the error has its
-            index.
+        UsageError: there is no such method or format, it does not support these dims, or an element is not finite (the error has
+            its index).
         UnsupportedError: an array requires a gradient.
 
     Formula:
-        That of the format (docs/compression.md).
+        The format defines it (docs/compression.md).
 
     Example:
         >>> k = np.ones((64, 2, 64), "float16")
@@ -270,24 +270,24 @@ def compress(k, v, method="int4", *, ratio: float | None = None, cu_seqlens=None
 
 @traced
 def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **unknown):
-    """Decompresses x. Of a cache it decompresses all pages, including unused tokens. Synchronous; not collective.
+    """Decompresses x. If x is a cache, all pages are decompressed, including unused tokens. Synchronous; not collective.
 
     Args:
         x: a Compressed.
         out: array for the result. None: a new one.
         threads: CPU threads. 0: all processors.
-        name: of the tensor, for messages.
+        name: name of the tensor in messages.
 
     Returns:
         A tensor of x's shape and dtype.
 
     Raises:
         CallError: a keyword is unknown.
-        UsageError: scales, quantized values or tables that no compressed tensor can have; the error has their index.
-        UnsupportedError: pages of a format that has a table for each sequence, where a sequence is not one page.
+        UsageError: scales, quantized values or tables are invalid (the error has their index).
+        UnsupportedError: x is a cache of a format with a table for each sequence, and a sequence is not one page.
 
     Formula:
-        That of the format (docs/compression.md).
+        The format defines it (docs/compression.md).
 
     Example:
         >>> k = np.ones((64, 2, 64), "float16")
@@ -323,6 +323,6 @@ def decompress(x: Compressed, *, out=None, threads: int = 0, name: str = "x", **
 
 @functools.cache
 def parts_of(format: str, dtype: str, heads: int, dim: int, sequences: int = 1):
-    """(streams, tables) of a format as (name, type, shape), from which fake tensors are made."""
+    """(streams, tables) of a format, each as (name, type, shape), from which fake tensors are made."""
     coder = _Coder(self_world(), format, data_type(dtype), heads, dim, sequences, 0, 0)
     return coder.streams, coder.tables

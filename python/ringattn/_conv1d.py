@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The causal depthwise conv1d before an SSM layer. Results are bitwise identical on any number of ranks, and token by token.
+"""The causal depthwise conv1d before an SSM layer. Results are bitwise identical on any number of ranks, and one token at a
+time.
 
     x = ringattn.causal_conv1d(x, weight, bias, activation="silu")                          # [tokens, channels]
     x, halos = ringattn.causal_conv1d(x, weight, bias, return_final_states=True)
@@ -21,7 +22,7 @@ class CausalConv1d(_job.Prepared):
 
 
 def prepared_of(kind, world, x, channels, width, bias, activation, lengths, layout, flags, members):
-    """The world's prepared job: a CausalConv1d, or the backward pass of one. flags: initial states, final states, update."""
+    """The world's prepared job: a CausalConv1d or its backward pass. flags: initial states, final states, update."""
     if activation not in (None, "silu", "swish"):
         refuse(f"activation is {activation!r}", 'it must be None, "silu", or "swish", which is the same', "Choose one.")
     silu = activation is not None
@@ -67,18 +68,18 @@ def causal_conv1d(x, weight, bias=None, *, activation: str | None = None, initia
         x: [tokens, channels] or [batch, tokens, channels], float32, float16 or bfloat16.
         weight: float32 [channels, width], width 2 to 4.
         bias: float32 [channels]. None: 0.
-        activation: None or "silu", which "swish" means, too.
+        activation: None, or "silu" (also called "swish").
         initial_states: [sequences, width - 1, channels] of x's dtype, the tokens before each sequence, oldest first. None:
             zeros.
-        return_final_states: returns the last tokens of each sequence, too.
+        return_final_states: also returns the last tokens of each sequence.
         cu_seqlens: [sequences + 1] cumulative lengths of packed sequences (the package has seq_idx for this). The final state of
             an empty sequence is its initial state.
         layout, world, out, threads, timeout: as in ssd(), as are the states that a rank passes and gets.
 
     Returns:
         y, of x's shape and dtype. With return_final_states (y, states): the last width - 1 tokens of each sequence, for the next
-        call or for causal_conv1d_update(). Both have gradients of x, weight, bias and initial_states, if these are tensors that
-        require them. Over several ranks those of weight and bias are the sums over all ranks.
+        call or for causal_conv1d_update(). PyTorch tensors have gradients of x, weight, bias and initial_states. With several
+        ranks the gradients of weight and bias are already sums over all ranks.
 
     Raises:
         CallError, UsageError, UnsupportedError, PeerError: as attention().
@@ -139,7 +140,7 @@ def causal_conv1d_update(x, conv_state, weight, bias=None, *, activation: str | 
         y, of x's shape and dtype, bitwise identical to causal_conv1d() for the same token.
 
     Raises:
-        CallError, UsageError, UnsupportedError: as causal_conv1d(), which has gradients where this has none.
+        CallError, UsageError, UnsupportedError: as causal_conv1d(). There are no gradients.
 
     Formula:
         That of causal_conv1d() for one token.

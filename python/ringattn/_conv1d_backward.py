@@ -19,9 +19,9 @@ class CausalConv1dBackward(_job.Prepared):
 
 def causal_conv1d_backward(dy: Tensor, dstates: Tensor | None, x, weight, bias, initial_states, cu_seqlens, *, activation, layout,
                            world, threads, timeout):  # fmt: skip
-    """The gradients of causal_conv1d() with these arguments. dy, dstates: those of its results; dstates may be None. Returns
-    (dx, dweight, dbias, dinitial_states); the last two are empty without bias and initial states. Those of weight and bias
-    are the sums over all ranks."""
+    """The gradients of causal_conv1d() with these arguments. dy, dstates: gradients of its results; dstates may be None. Returns
+    (dx, dweight, dbias, dinitial_states); the last two are empty without bias and initial states. dweight and dbias are sums
+    over all ranks."""
     own = _job.world_of(x, world)
     lengths = lengths_of_runs(x, x.ndim == 3, cu_seqlens, layout, own)
     channels, width = weight.shape

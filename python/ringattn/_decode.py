@@ -107,7 +107,7 @@ def flat(name: str, rows, q, *numbers: int):
 
 
 def limits_of(world: World, sequences: int, rows: int, cache, block_table, max_keys: int | None):
-    """Limits of a kept object: sequences are rounded up to a power of two with one rank; keys are the capacity of the
+    """Limits of a prepared object. With one rank, sequences are rounded up to a power of two. Keys are the capacity of the
     cache."""
     page_size = cache.shape[1]
     reach = page_size if block_table is None else page_size * block_table.shape[1]
@@ -218,11 +218,10 @@ def decode(q, k_cache, v_cache, lengths=None, *, lengths_before=None, update_len
         update_lengths: True adds the number of rows to lengths_before in place. Otherwise both are only read.
         block_table: int32 [sequences, table_pages], page index of tokens [i · page_size, (i + 1) · page_size) of a sequence.
             Without it the cache is dense: page s is sequence s, with any page_size.
-        k_new, v_new: [sequences, (rows,) kv_heads, head_dim or head_dim_v], appended to the cache first. None: the cache has
-            these tokens already.
-        rope: ringattn.RopeSettings(head_dim, theta=…): q and k_new are rotated, each row by its position, with the bits of
-            rope() before decode(). Keys that are in the cache already are rotated ones. On a GPU this is part of the launch that
-            appends.
+        k_new, v_new: [sequences, (rows,) kv_heads, head_dim or head_dim_v], appended to the cache first. None: the cache
+            already has these tokens.
+        rope: ringattn.RopeSettings(head_dim, theta=…) rotates q and k_new, each row by its position, with the same bits as rope()
+            before decode(). Keys that are already in the cache must be rotated. On a GPU the launch that appends also rotates.
         max_keys: maximum keys of a sequence over all ranks. None: the capacity of the cache.
         mask, softmax_scale, softcap, sinks, world, out, threads, timeout: as in attention().
 
@@ -327,7 +326,7 @@ def decode_partition(q, k_cache, v_cache, *, block_table=None, mask: _job.Mask =
 
     Args:
         q, k_cache, v_cache, block_table: as in decode(). Only shapes and types are read, so caches may be filled afterwards.
-        mask, softmax_scale, softcap, sinks, rope, max_keys, world, threads, timeout: those of the steps.
+        mask, softmax_scale, softcap, sinks, rope, max_keys, world, threads, timeout: as in the decode steps.
 
     Returns:
         A DecodePartition.

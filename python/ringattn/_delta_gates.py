@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-decays and betas of gated_delta() from what a layer's projections give, as Qwen3-Next, Kimi Linear and Ling 3 compute
+"""The inputs log_decay and beta of gated_delta() from a layer's projections, as Qwen3-Next, Kimi Linear and Ling 3 compute
 them.
 
     log_decay, beta = ringattn.gated_delta_gates(a, b, A_log, dt_bias)"""
@@ -54,22 +54,22 @@ def _check(a, b, A_log, dt_bias) -> None:
 
 
 def gated_delta_gates(a, b, A_log, dt_bias, *, lower_bound: float | None = None):
-    """Log-decays and betas of gated_delta() from what a layer's projections give.
+    """Computes log_decay and beta of gated_delta() from a layer's projections.
 
     Args:
-        a: [(batch,) tokens, heads] (GDN) or [(batch,) tokens, heads, key_dim] (KDA), float32, float16 or bfloat16, as the
-            others. NumPy arrays or tensors.
+        a: [(batch,) tokens, heads] (GDN) or [(batch,) tokens, heads, key_dim] (KDA). All arguments are NumPy arrays or tensors,
+            float32, float16 or bfloat16.
         b: [(batch,) tokens, heads].
         A_log: one element per head, in any shape.
         dt_bias: one element per head, or per head and key dim, in any shape.
-        lower_bound: of log_decay, below 0: KDA's safe gate, usually -5. None: the first formula.
+        lower_bound: lower bound of log_decay, below 0, usually -5: KDA's safe gate. None: the first formula.
 
     Returns:
-        (log_decay, beta), float32, of the shapes of a and b. Tensors have gradients, and graphs of torch.compile hold the
+        (log_decay, beta), float32, of the shapes of a and b. Tensors have gradients, and torch.compile can trace the
         computation.
 
     Raises:
-        UsageError: shapes or dtypes don't fit.
+        UsageError: shapes or dtypes do not match.
 
     Formula:
         log_decay = -exp(A_log) * softplus(a + dt_bias)

@@ -34,7 +34,7 @@ class Error(Exception):
         return type(self), (self.problem, self.why, self.suggestion, str(self)), self.__dict__
 
     def with_names(self, names: dict[str, str]) -> "Error":
-        """The same error, for a caller whose arguments have other names."""
+        """The same error with other argument names, for a caller that has these names."""
         return type(self)(*(renamed(part, names) for part in (self.problem, self.why, self.suggestion, str(self))))
 
 
@@ -116,7 +116,7 @@ _MEMBERS = {
     "reshard": {"y": "out"},
     "causal_conv1d": {"slots": "conv_state_indices", "initial_halos": "initial_states", "final_halos": "conv_state"},
 }
-# How the library's words for its callers from C and C++ read in Python: struct members, options and doors by their names here.
+# The library's words for C and C++ callers (struct members, options, functions) and the names in Python.
 _WORDS = [
     (re.compile(pattern), words)
     for pattern, words in (
@@ -132,11 +132,11 @@ _WORDS = [
         (r"\b([A-Z]\w*)::(\w+\(\))", r"\1.\2"),
         (r"\b[A-Z]\w*::(\w+)", r"\1"),
         (r"\btimeout_seconds\b", "timeout"),
-        # Decode step: names of the caller's arguments, not of prepared ones.
+        # A decode step: names of the caller's arguments, not of the prepared object's.
         (r"Check the lengths, or prepare for longer sequences\.",
          "Check lengths and max_keys; where the cache has pages, pass its block_table."),
         (r"Each sequence has a page of its own\.", "Without a block_table each sequence has a page of its own."),
-        # A scan's and a convolution's result, which callers name as they do attention's.
+        # The result of a scan and of a convolution, which callers pass as `out`, as in attention.
         (r"\by (?=overlaps |is fp|is bf|has |holds )", "out "),
         (r"\b(of|Give) y (?=has |memory )", r"\1 out "),
     )
@@ -151,13 +151,13 @@ def in_python(text: str, op: str = "") -> str:
     return text
 
 
-# Characters of an error that other ranks are told.
+# Maximum length of the error text that other ranks get.
 _MAX_ERROR_TEXT = 1000
 
 
 def told_to_peers(error: BaseException) -> bytes:
-    """An error's text as the library has it. Other ranks must learn of every failure, so nothing of the text, and no __str__ that
-    raises, keeps it from them."""
+    """An error's text for the library. Other ranks must learn of every failure, so neither odd characters nor a __str__ that
+    raises may prevent it."""
     try:
         text = str(error) or type(error).__name__
     except Exception:  # noqa: BLE001, of the caller's class

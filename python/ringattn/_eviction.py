@@ -148,21 +148,21 @@ def evict(k, v, method: str = "snapkv", *, ratio: float = 0.5, q=None, cu_seqlen
             mask, softmax_scale and softcap. The other methods ignore these four arguments.
         cu_seqlens: [sequences + 1] cumulative lengths of packed rows.
         cu_seqlens_q: the same of q, if its lengths differ.
-        mask, softmax_scale, softcap: of the attention that the scores are of, as in attention().
+        mask, softmax_scale, softcap: settings of the attention whose scores are used, as in attention().
         threads: CPU threads. 0: all processors.
 
     Returns:
-        Kept, to be passed to attention() and varlen() as k, v, k_positions, k_lengths and cu_seqlens_k. decode() takes k and v
-        as a cache of the remaining keys, if the mask has no left limit.
+        Kept. Pass its attributes to attention() and varlen() as k, v, k_positions, k_lengths and cu_seqlens_k. decode() takes k
+        and v as a cache of the remaining keys, if the mask has no left limit.
 
     Raises:
         CallError: a keyword is unknown.
         UsageError: arguments contradict each other, or an element is not finite.
-        UnsupportedError: k or v is compressed already.
+        UnsupportedError: k or v is already compressed.
 
     Formula:
-        That of the method: StreamingLLM (arXiv:2309.17453), the L2 norm strategy (arXiv:2406.11430), SnapKV (arXiv:2404.14469),
-        Expected Attention (arXiv:2510.00636); docs/eviction.md has their settings here.
+        StreamingLLM (arXiv:2309.17453), the L2 norm strategy (arXiv:2406.11430), SnapKV (arXiv:2404.14469), Expected Attention
+        (arXiv:2510.00636). docs/eviction.md has the settings that are used.
 
     Example:
         >>> k, q = np.ones((100, 2, 64), "float32"), np.ones((64, 8, 64), "float32")

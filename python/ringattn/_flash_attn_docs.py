@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Docstrings of the functions of flash_attn and ring_flash_attn, which share their arguments: made of the signatures."""
+"""Makes the docstrings of the functions of flash_attn and ring_flash_attn, which share their arguments, from the signatures."""
 
 import inspect
 import sys
@@ -69,8 +69,8 @@ def _example(name: str, module: str, required: list[str], packed: bool, llama3: 
 
 
 def docstring(function) -> str:
-    """The docstring of a function, whose own text, if it has one, becomes the second paragraph. One that has its own Args is
-    returned as it is."""
+    """The docstring of a function. The function's own text, if there is one, becomes the second paragraph. A text that already
+    has Args is returned as it is."""
     if sys.flags.optimize > 1:  # -OO drops the texts of functions
         return ""
     own = inspect.getdoc(function) or ""

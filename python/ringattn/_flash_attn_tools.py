@@ -12,7 +12,7 @@ from ._spellings import causal_of, mask_of  # noqa: F401, for those who import f
 from ._tensors import is_torch
 
 
-# Arguments of flash_attn 3, vLLM and others: their names here, if the function has them; else (names, why, suggestion).
+# Arguments of flash_attn 3, vLLM and others: their names here if the function has them, otherwise (names, why, suggestion).
 _RENAMED = {
     "page_table": "block_table", "block_tables": "block_table", "seqused_k": "cache_seqlens", "seq_lens": "cache_seqlens",
     "is_causal": "causal", "causal": "is_causal", "scale": "softmax_scale", "sm_scale": "softmax_scale scale",
@@ -47,8 +47,8 @@ def _refuse_foreign(function: str, name: str, value, keywords) -> None:
 
 
 def shim(function):
-    """Decorates a function with another library's signature, whose callers may expect another version of it: arguments
-    that it doesn't have are refused as in ringattn's own functions. Its docstring is completed."""
+    """Decorates a function that has another library's signature. Callers may expect another version of that library, so unknown
+    arguments are refused as in ringattn's own functions. The docstring is completed."""
     keywords = frozenset(inspect.signature(function).parameters)
 
     @functools.wraps(function)

@@ -25,7 +25,7 @@ class GatedDelta(_job.Prepared):
 
 
 def _fp32(array):
-    """The array, or a copy of it in float32, where a 16-bit value is exact."""
+    """The array in float32, which holds 16-bit values exactly; a float32 array is returned as it is."""
     if type_name(array.dtype) == "float32":
         return array
     return array.astype(np.float32) if isinstance(array, np.ndarray) else array.float()
@@ -98,22 +98,22 @@ def _out_of(out, like):
 def gated_delta(q, k, v, log_decay, beta, *, qk_l2norm: bool = False, scale: float | None = None, initial_states=None,
                 return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None, world: World | None = None,
                 out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """The gated delta rule, as fla's chunk_gated_delta_rule and chunk_kda; docs/gated-delta.md lists the differences. Collective
-    with several ranks.
+    """The gated delta rule, like chunk_gated_delta_rule and chunk_kda of flash-linear-attention (docs/gated-delta.md lists the
+    differences). Collective with several ranks.
 
     Args:
         q, k: [(batch,) tokens, key_heads, key_dim] of one dtype, float32, float16 or bfloat16. key_heads divides value_heads.
         v: [(batch,) tokens, value_heads, value_dim] of q's dtype.
-        log_decay: [(batch,) tokens, value_heads] (GDN) or [(batch,) tokens, value_heads, key_dim] (KDA), natural logarithms,
-            fla's g. float32, or float16 or bfloat16, which are converted to float32.
-        beta: [(batch,) tokens, value_heads], of a dtype as log_decay.
+        log_decay: [(batch,) tokens, value_heads] (GDN) or [(batch,) tokens, value_heads, key_dim] (KDA), natural logarithms
+            (flash-linear-attention's g). float32, float16 or bfloat16, converted to float32.
+        beta: [(batch,) tokens, value_heads], float32, float16 or bfloat16, converted to float32.
         qk_l2norm: divides rows of q and k by sqrt(sum of squares + 1e-6).
         scale: factor of out. None: 1 / sqrt(key_dim).
         initial_states: float32 [sequences, value_heads, key_dim, value_dim]. None: zeros.
-        return_final_states: returns the states after each sequence, too.
+        return_final_states: also returns the states after each sequence.
         cu_seqlens: [sequences + 1] cumulative lengths of packed sequences. An empty sequence passes its state through.
         layout: with several ranks, whole segments of 2,048 tokens: ringattn.segments(lengths, ranks), the default, or a Layout.
-            States of a rank are those of ssd().
+            It determines the states that a rank passes and gets, as in ssd().
         world, out, threads, memory_budget, timeout: as in attention(). out has v's shape.
 
     Returns:
@@ -174,7 +174,7 @@ def gated_delta_update(state, q, k, v, log_decay, beta, *, qk_l2norm: bool = Fal
         qk_l2norm, scale, out, threads, timeout: as in gated_delta().
 
     Returns:
-        out, of v's shape and dtype. A row doesn't depend on the other rows. It agrees with gated_delta() within a tolerance.
+        out, of v's shape and dtype. A row does not depend on the other rows. It agrees with gated_delta() within a tolerance.
 
     Raises:
         CallError, UsageError, UnsupportedError: as gated_delta().

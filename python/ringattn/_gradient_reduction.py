@@ -24,7 +24,7 @@ from .worlds import World
 
 
 class GradientReduction(_job.Prepared):
-    """A prepared sum of gradients of some number of elements. Creating one is collective."""
+    """A prepared sum of gradients with a given number of elements. Creating one is collective."""
 
     op = "gradient_reduction"
 
@@ -37,7 +37,8 @@ class GradientReduction(_job.Prepared):
         self.turn.run(lambda: lib.gradient_reduction_reset(self.handle))
 
     def add(self, gradient, like) -> None:
-        """gradient: of the rank's next leaf, fp32 [elements]; None: it has no tokens. like: any array of the device."""
+        """Adds the gradient of the rank's next leaf, fp32 [elements]; None if the leaf has no tokens. like: any array on the
+        device."""
 
         def call():
             if gradient is not None:
@@ -49,11 +50,11 @@ class GradientReduction(_job.Prepared):
 
 
 def gradient_leaves(ranks: int, rank: int) -> range:
-    """The token leaves that a rank has, of the 8 in which a training step's tokens are dealt for reduce_gradients(). With more
-    than 8 ranks, some have none.
+    """The token leaves of a rank. reduce_gradients() divides the tokens of a training step into 8 leaves. With more than 8
+    ranks, some ranks have none.
 
     Args:
-        ranks, rank: of the world.
+        ranks, rank: number of ranks of the world, and the rank.
 
     Returns:
         A range of leaves, 0 to 7.
@@ -62,7 +63,7 @@ def gradient_leaves(ranks: int, rank: int) -> range:
         UsageError: there is no such rank.
 
     Formula:
-        floor(8 * rank / ranks) to floor(8 * (rank + 1) / ranks) (docs/linear.md).
+        range(8 * rank // ranks, 8 * (rank + 1) // ranks) (docs/linear.md).
 
     Example:
         >>> [list(ringattn.gradient_leaves(3, rank)) for rank in range(3)]
@@ -85,7 +86,7 @@ def _listed(values, name: str, suggestion: str):
 
 
 def _flat(leaf: int, gradients, parameters: list):
-    """A leaf's gradients as one fp32 array, in order of the parameters. Those that a leaf doesn't have are zeros."""
+    """A leaf's gradients as one fp32 array, in the order of the parameters. Gradients that the leaf does not have are zeros."""
     gradients = list(_listed(gradients, f"leaf {leaf}", "Give a gradient for each parameter, or None for the whole leaf."))
     if len(gradients) != len(parameters):
         refuse(f"leaf {leaf} has {len(gradients)} gradients", f"there are {len(parameters)} parameters",
@@ -127,23 +128,23 @@ def _zeros(parameter):
 
 def reduce_gradients(parameters: Iterable, gradients: Iterable, *, world: World | None = None, threads: int = 0,
                      timeout: float = 60.0) -> list:  # fmt: skip
-    """Sums of gradients over all tokens of a training step, whose tokens ranks have dealt in 8 contiguous leaves. The sums have
-    the same bits on every rank and for any number of ranks, if each leaf's gradients have. Collective.
+    """Sums gradients over all tokens of a training step, which the ranks have divided into 8 contiguous leaves. The sums have
+    the same bits on every rank and for any number of ranks, if the gradients of each leaf do. Collective.
 
     Args:
-        parameters: give the shapes, dtypes and the device of the results, in an order that all ranks share.
-        gradients: for each of this rank's gradient_leaves(), in their order, the gradients over its tokens, one for each
-            parameter; or None for a leaf without tokens, which is left out. It may be a generator, which is asked for the next
-            leaf when the last one is added. A gradient that is None is zero. float32, float16 or bfloat16.
+        parameters: give the shapes, dtypes and the device of the results, in the same order on all ranks.
+        gradients: an iterable with one item for each of this rank's gradient_leaves(), in order: the leaf's gradients, one for
+            each parameter, or None for a leaf without tokens, which is left out. A generator is asked for a leaf after the leaf
+            before it has been added. A gradient that is None is zero. float32, float16 or bfloat16.
         world: the ranks with different tokens. None: only this one, which has all leaves.
-        threads, timeout: as linear() has them.
+        threads, timeout: as in linear().
 
     Returns:
         A list of the sums, like parameters: of the parameter's shape and dtype, or of its grad_dtype if that is float32.
 
     Raises:
-        UsageError: gradients are not those of this rank's leaves.
-        UnsupportedError: ranks have parameters of other shapes or dtypes, or in another order.
+        UsageError: gradients do not match this rank's leaves or the parameters.
+        UnsupportedError: the parameters of ranks differ in shape, dtype or order.
         PeerError: another rank failed, or sent no heartbeat for `timeout` seconds.
 
     Formula:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls have gradients. Those that have none are refused where a tensor requires one."""
+"""Which calls have gradients. Calls without gradients are refused if a tensor requires one."""
 
 from ._errors import unsupported
 from ._loaded_torch import loaded_torch
@@ -44,8 +44,7 @@ def refuse_double_backward(name: str, op: str) -> None:
 
 
 def refuse_transforms(arrays) -> None:
-    """Refuses tensors inside torch.func's transforms, where results would be of the transform, and those with a tangent, which
-    calls would lose."""
+    """Refuses tensors inside torch.func's transforms, and tensors with a tangent, because the calls would lose either."""
     torch = loaded_torch()
     if torch is None:
         return

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode steps of the layers of a model, over caches that have more keys in each call. A layer waits for the host in each token,
-so a repeated call does nothing on the host that the first one has done: it compares what can differ, and writes addresses."""
+"""Decode steps of the layers of a model, over caches that grow with each call. The host is on the critical path of every layer
+and token, so a repeated call does no host work twice: it only compares what can differ, and writes addresses."""
 
 import threading
 
@@ -20,15 +20,15 @@ _MAX_TABLES = 16
 
 
 class _Lengths:
-    """Lengths of this thread's decode steps in a device's memory, so that no call has to write its own there. A table has the
-    lengths from a multiple of _TABLE_LENGTHS on, each repeated for all sequences: int32 [_TABLE_LENGTHS, sequences]. It is for
-    one stream, which orders its reads after its making, and the reuse of its memory after its reads."""
+    """Tables of lengths in device memory for this thread's decode steps, so that calls need not write lengths there. A table has
+    the lengths from a multiple of _TABLE_LENGTHS on, each repeated for all sequences: int32 [_TABLE_LENGTHS, sequences]. Each
+    table belongs to one stream, which orders its reads after its creation, and the reuse of its memory after its reads."""
 
     def __init__(self):
         self._tables: dict[tuple, tuple[Tensor, int]] = {}  # with addresses
 
     def address(self, length: int, sequences: int, like: Tensor) -> int:
-        """Address of int32 [sequences], all of them `length`, for work on the current stream of like's device."""
+        """Address of int32 [sequences] in which every element is `length`, for work on the current stream of like's device."""
         block, row = divmod(length, _TABLE_LENGTHS)
         key = (block, sequences, like.device, stream_of(like))
         found = self._tables.get(key)
@@ -43,11 +43,11 @@ class _Lengths:
 
 
 class _GrowingDecode(_job.RepeatedCall):
-    """A prepared decode over dense caches, whose number of keys and strides differ from call to call. All else is as in the first
-    call."""
+    """A prepared decode over dense caches whose number of keys and strides may differ from call to call. Everything else is as in
+    the first call."""
 
     def __init__(self, prepared, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None):
-        """query, key, value: of the first call, whose keys and values may be others'."""
+        """query, key, value: tensors of the first call. Later calls may have other keys and values."""
         batch, heads, rows, _ = query.shape
         self.prepared = prepared
         self._shape = (batch, rows, heads, value.shape[3])
@@ -102,11 +102,11 @@ def _own_lengths() -> _Lengths:
 
 def decode_growing(query: Tensor, key: Tensor, value: Tensor, lengths: int | Tensor, *, mask: _job.Mask,
                    softmax_scale: float | None, softcap: float, sinks: Tensor | None) -> Tensor:  # fmt: skip
-    """out [batch, rows, heads, head_dim_v] of decode() for tensors without gradients, over caches that have more keys in each
-    call. It is prepared for the power of two that holds the keys, so that next to no call prepares one.
+    """Returns out [batch, rows, heads, head_dim_v] of decode() for tensors without gradients, over caches that grow with each
+    call. The prepared object holds the next power of two of keys, so few calls need to prepare a new one.
 
     query: [batch, heads, rows, head_dim]; key, value: [batch, kv_heads, keys, head_dim or head_dim_v]. lengths: the number of
-    leading keys that are seen, those of the rows included; where sequences differ int32 [batch], contiguous, on query's
+    leading keys that are seen, including those of the rows; if sequences differ, int32 [batch], contiguous, on query's
     device."""
     q_shape, dtype, device = query.shape, query.dtype, query.device
     batch, kv_heads, keys, head_dim = key.shape
@@ -129,7 +129,7 @@ def decode_growing(query: Tensor, key: Tensor, value: Tensor, lengths: int | Ten
     if whole and not is_captured(query):
         address = _own_lengths().address(lengths, batch, query)
     else:
-        # A graph keeps what its replays read, and tables come and go.
+        # A graph must keep what its replays read, but tables are released.
         read = torch.full((batch,), lengths, dtype=torch.int32, device=device) if whole else lengths
         address = read.data_ptr()
     out = call(query, key, value, keys, k_strides[:3], v_strides[:3], address, sinks)
@@ -140,7 +140,7 @@ def decode_growing(query: Tensor, key: Tensor, value: Tensor, lengths: int | Ten
 
 
 def _prepare(form, query, key, value, lengths, mask, softmax_scale, softcap, sinks) -> _GrowingDecode:
-    """Checks a call, and keeps it for those of its form."""
+    """Checks a call, and keeps it for later calls of the same form."""
     q, k, v = (rows.transpose(1, 2) for rows in (query, key, value))
     whole = type(lengths) is int
     _job.check_arrays("decode", {"q": q, "k_cache": k, "v_cache": v}, lengths=None if whole else lengths, sinks=sinks)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter of ring_flash_attn for Hugging Face's transformers: models compute this rank's contiguous shard of a packed stream,
-whose sequences are said before each batch."""
+"""The adapter of ring_flash_attn for Hugging Face's transformers. Models compute this rank's contiguous shard of a packed
+stream, whose sequence lengths are set before each batch."""
 
 from typing import NamedTuple
 
@@ -26,8 +26,8 @@ _NOTHING = _Stated(object())  # no group, where None is the default one
 
 
 def _dealt():
-    """(layout, world), or None inside ringattn.transformers.batch(), which has them. Refuses if neither was stated,
-    because a rank that took its shard for the whole stream would compute other values."""
+    """(layout, world), or None inside ringattn.transformers.batch(), which has them. Refuses if neither was set, because
+    a rank that took its shard for the whole stream would compute wrong values."""
     from . import transformers  # noqa: PLC0415, needs torch
 
     dealt = (_here.get() or _NOTHING).batch
@@ -51,14 +51,14 @@ def _mask(*arguments, **named):
 
 
 def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
-    """ring_flash_attn's function: models with the implementation "flash_attention_2" use ringattn on this thread, and also
-    "ringattn", because transformers refuses the former without the package flash_attn.
+    """ring_flash_attn's function. On this thread, models with the implementation "flash_attention_2" then use ringattn. So do
+    models with "ringattn", because transformers refuses the former if flash_attn is not installed.
 
     Args:
         process_group: a torch.distributed ProcessGroup, one dimension of a DeviceMesh, or a ringattn.World. None: the default
             group.
-        heads_k_stride: no effect, because keys are exchanged in blocks; as in ring_flash_attn it divides the K/V heads of each
-            layer.
+        heads_k_stride: has no effect, because keys are exchanged in blocks. As in ring_flash_attn it must divide the K/V heads
+            of each layer.
 
     Returns:
         None.
@@ -79,18 +79,18 @@ def substitute_hf_flash_attn(process_group, heads_k_stride: int) -> None:
 
 
 def update_ring_flash_attn_params(cu_seqlens, process_group) -> None:
-    """ring_flash_attn's function: states the sequences of the packed stream, of which this rank has the contiguous shard, for all
-    models that this thread calls until the next update. Collective on the first call for a group.
+    """ring_flash_attn's function. Sets the sequence lengths of the packed stream, of which this rank has a contiguous shard, for
+    all models that this thread calls until the next update. Collective on the first call for a group.
 
     Args:
         cu_seqlens: [sequences + 1] cumulative lengths of the whole stream.
-        process_group: that of substitute_hf_flash_attn(), which is called first, on the same thread.
+        process_group: the same as in substitute_hf_flash_attn(), which must be called first, on the same thread.
 
     Returns:
         None.
 
     Raises:
-        UsageError: process_group is another one, or the tokens don't divide among the ranks.
+        UsageError: process_group is another one, or the number of ranks does not divide the tokens.
 
     Example:
         >>> world = ringattn.self_world()

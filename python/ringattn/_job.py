@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Common arguments of the ops: masks, worlds, layouts, and their structs of the library."""
+"""Arguments that the ops have in common: masks, worlds and layouts, and the library's structs for them."""
 
 import ctypes
 from collections.abc import Sequence
@@ -75,8 +75,8 @@ def world_of(array, world: World | None) -> World:
 
 
 def check_arrays(op: str, needed: dict, written=(), **optional) -> None:
-    """Checks that all arrays of an op are of one library and device, those of the first one. Optional ones may be None.
-    written: names of additional arrays that the call writes."""
+    """Checks that all arrays of an op are from the same library and on the same device as the first one. Optional arrays may be
+    None. written: names of additional arrays that the call writes."""
     first, like = next(iter(needed.items()))
     differentiable = _gradients.INPUTS.get(op, ())
     for name, array in (*needed.items(), *optional.items()):
@@ -179,7 +179,7 @@ def read_positions(k, k_positions, k_lengths, k_rows: int, sequences: int, has_o
 
 
 def c_batch(q_lengths, k_lengths, q_offsets, positions: Positions | None = None) -> _structs.batch:
-    """The batch struct: a number of sequences and arrays of that length. Lists of other lengths are refused here, for
+    """The batch struct: a number of sequences and arrays of that length. Lists of different lengths are refused here, for
     every op."""
     sequences = len(q_lengths)
     if k_lengths is not None and len(k_lengths) != sequences:
@@ -241,7 +241,7 @@ class Prepared(worlds.Prepared):
     """A prepared job of the op `op`."""
 
     op = ""
-    create = "create"  # how the library's function is called, after the op
+    create = "create"  # suffix of the library's function that creates the object
 
     def __init__(self, world: World, *job):
         super().__init__(world, getattr(lib, f"{self.op}_destroy"))
@@ -311,7 +311,7 @@ class RepeatedCall:
     prepared: Prepared
 
     def __call__(self, *arguments):
-        """What _call() returns, or None if the prepared object is closed."""
+        """The result of _call(), or None if the prepared object is closed."""
         prepared = self.prepared
         turn = prepared.turn
         held = turn.take()
@@ -376,8 +376,8 @@ class Call(RepeatedCall):
 
 
 def known_call(world: World | None, settings: tuple, given: dict, out):
-    """(key, results) of an earlier call with these settings and array shapes. given: the op's arrays by name, q first.
-    Without one, results is None and key is for keep_call(), or None."""
+    """Repeats an earlier call with these settings and array shapes, and returns (key, results). given: the op's arrays by name,
+    q first. Without such a call, results is None, and key is for keep_call() or None."""
     arrays = (*given.values(), out)
     forms = forms_of(arrays)
     if forms is None:
@@ -390,7 +390,7 @@ def known_call(world: World | None, settings: tuple, given: dict, out):
         calls = world.calls
     try:
         call = calls.get(key)
-    except TypeError:  # unhashable settings, which are refused when they are read
+    except TypeError:  # unhashable settings, which are refused later
         return None, None
     if call is None:
         return key, None
@@ -409,7 +409,7 @@ def keep_call(world: World | None, key, prepared: Prepared, arrays: dict, given:
 
 
 def keep(world: World | None, key, call) -> None:
-    """Keeps what known_call() calls for this key."""
+    """Keeps the call that known_call() repeats for this key."""
     calls = own_calls() if world is None else world.calls
     if len(calls) >= _MAX_CALLS:
         calls.clear()

@@ -39,7 +39,7 @@ GATED = ("swiglu", "geglu", "geglu_tanh")
 PARALLEL = ("none", "column", "row")
 OUTPUTS = ("shard", "tokens", "replicated")
 FORMATS = ("float", "int8", "int4")
-# Leaves of a layer that ranks share, elements that are never divided between them, and INT4's group.
+# Leaves of a shared layer, number of elements that are never divided between ranks, and INT4's group size.
 LEAVES, UNIT, GROUP = 8, 16, 128
 
 
@@ -55,8 +55,8 @@ class Linear(_job.Prepared):
         self.max_tokens: int = spec.max_tokens
 
     def multiply(self, x, y, weights: dict, given: tuple) -> None:
-        """Computes y: on a GPU enqueued on the caller's current stream, else synchronously. weights: as the library reads them;
-        given: the caller's arrays, of which these may be copies, weight first."""
+        """Computes y: on a GPU enqueued on the caller's current stream, else synchronously. weights: the arrays that the library
+        reads. given: the caller's arrays, weight first; `weights` may be copies of them."""
         on_host = device_of(x)[0] == _abi.CPU
 
         def call():
@@ -74,7 +74,7 @@ class Linear(_job.Prepared):
         self.turn.run(call)
 
     def _load(self, stream: int | None, weights: dict, given: tuple) -> None:
-        """Passes the weights to the library, unless its kernel has packed these."""
+        """Passes the weights to the library, unless its kernel has already packed them."""
         marks = _marks(given) if packs(self) else None
         if marks is not None and self._packed == marks:
             return
@@ -86,8 +86,8 @@ class Linear(_job.Prepared):
         if marks is None:
             return
         self._packed = None if is_captured(given[0]) else marks  # in a graph, only replays pack them
-        # The library reads biases and scales in later calls, and no other array may get an address of the marks. Arrays in
-        # the weight's storage are left out: this object ends with that storage, and would keep it.
+        # Later calls read biases and scales, and the marks contain addresses, so these arrays must stay alive. Arrays in the
+        # weight's own storage are left out: this object lives as long as that storage, and would keep it alive.
         storage = given[0].untyped_storage()
         read_again = (array for name, array in weights.items() if name != "weight")
         self._held = tuple(array for array in (*given[1:], *read_again)
@@ -95,8 +95,8 @@ class Linear(_job.Prepared):
 
 
 def _marks(given: tuple) -> tuple | None:
-    """Equal for arrays in the same memory with, by PyTorch's count of changes, the same contents. None for arrays that don't
-    count their changes: NumPy's, and inference tensors."""
+    """A value that is equal for arrays in the same memory and with the same contents, according to PyTorch's version counter.
+    None for arrays without a version counter: NumPy arrays and inference tensors."""
     if not all(array is None or is_torch(array) and not array.is_inference() for array in given):
         return None
     return tuple(
@@ -105,20 +105,20 @@ def _marks(given: tuple) -> tuple | None:
 
 
 def packs(prepared: Linear) -> bool:
-    """Whether the kernel has its own form of the weights. They are then packed once for a weight, and not for each call. Ranks
-    that share the layer agree, also those without columns or features, whose packed_bytes are 0."""
+    """Whether the kernel has its own layout of the weights, so that they are packed once per weight, not in each call. Ranks
+    that share the layer agree on it, including ranks without columns or features, whose packed_bytes are 0."""
     return prepared.kernel.endswith("_int4")
 
 
-# The objects that have packed a weight, by its storage, with which they end.
+# The objects that have packed a weight, by the weight's storage. They are destroyed with it.
 _packed: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def _prepared(world: World, key: tuple, max_tokens: int, make, weight) -> Linear:
-    """The prepared layer for at least max_tokens tokens: one that all layers of a shape share, or the weight's own if the kernel
-    packs it, which is replaced when a call has more tokens."""
+    """The prepared layer for at least max_tokens tokens. All layers of a shape share one, unless the kernel packs the weight.
+    Then the weight has its own, which is replaced when a call has more tokens."""
     storage = weight.untyped_storage() if is_torch(weight) else None
-    # By the offset, as all empty shards have one address, and ranks must find or make the same objects.
+    # Keyed by offset, because all empty shards have the same address, and ranks must find or make the same objects.
     index = None if storage is None else (world.key, key, weight.storage_offset())
     found = None if storage is None else _packed.get(storage, {}).get(index)
     if found is not None and found._handle is not None:
@@ -136,7 +136,7 @@ def _prepared(world: World, key: tuple, max_tokens: int, make, weight) -> Linear
 
 
 class LayerShape(NamedTuple):
-    """What a call's shapes say of the layer."""
+    """Shape of the whole layer, as a call's arrays determine it."""
 
     format: str
     in_features: int
@@ -159,12 +159,12 @@ def _range(features: int, ranks: int, rank: int, unit: int) -> tuple[int, int]:
 
 
 def linear_columns(out_features: int, ranks: int, rank: int, *, unit: int = UNIT) -> tuple[int, int]:
-    """The rows of a column-parallel layer's weight that a rank has. They are the features that the same rank has of a
-    row-parallel layer which reads this layer's output.
+    """The rows of a column-parallel layer's weight that a rank has. If a row-parallel layer reads this layer's output, they are
+    also the rank's features of that layer.
 
     Args:
-        out_features: of the whole layer; of a gated layer, of each of its two matrices.
-        ranks, rank: of the world.
+        out_features: of the whole layer; for a gated layer, of each of its two matrices.
+        ranks, rank: number of ranks, and the rank.
         unit: columns that are never divided: 128 if an INT4 layer reads the output, or if this layer is INT4.
 
     Returns:
@@ -174,7 +174,7 @@ def linear_columns(out_features: int, ranks: int, rank: int, *, unit: int = UNIT
         UsageError: more than 8 ranks share the layer, or there is no such rank.
 
     Formula:
-        8 leaves of whole units, dealt in order (docs/linear.md).
+        8 leaves of whole units, distributed in order (docs/linear.md).
 
     Example:
         >>> [ringattn.linear_columns(14336, 3, rank) for rank in range(3)]
@@ -188,7 +188,7 @@ def linear_features(in_features: int, ranks: int, rank: int, *, unit: int = UNIT
 
     Args:
         in_features: of the whole layer.
-        ranks, rank: of the world.
+        ranks, rank: number of ranks, and the rank.
         unit: features that are never divided: 128 for INT4 weights.
 
     Returns:
@@ -208,11 +208,11 @@ def linear_features(in_features: int, ranks: int, rank: int, *, unit: int = UNIT
 
 
 def linear_tokens(tokens: int, ranks: int, rank: int) -> tuple[int, int]:
-    """The tokens that a rank gets where the output of a shared layer is divided by tokens.
+    """The tokens that a rank gets if the output of a shared layer is divided by tokens.
 
     Args:
-        tokens: of the whole output.
-        ranks, rank: of the world.
+        tokens: number of tokens of the whole output.
+        ranks, rank: number of ranks, and the rank.
 
     Returns:
         (begin, end): the tokens [begin, end).
@@ -295,7 +295,7 @@ def shape_of(x, weight, scales, zeros, activation: str, parallel: str, in_featur
 
 def output_shape(leading: tuple, tokens, out_features: int, columns: int, parallel: str, output: str, ranks: int,
                  rank: int) -> tuple:  # fmt: skip
-    """The shape of y. leading: x's without its last axis, and tokens their product. Tokens that are divided are one axis."""
+    """The shape of y. leading: x's axes without the last one; tokens: their product. Divided tokens have one axis in y."""
     divided = ranks > 1 and (output == "tokens" and parallel != "none" or output == "shard" and parallel == "row")
     width = columns if parallel == "column" and output == "shard" else out_features
     if not divided:
@@ -304,12 +304,12 @@ def output_shape(leading: tuple, tokens, out_features: int, columns: int, parall
     return (end - begin, width)
 
 
-# Biases of quantized layers in another dtype, by the bias: (its count of changes, the copy).
+# Biases of quantized layers, cast to another dtype, by the bias: (its version counter, the copy).
 _casts = None
 
 
 def _kept_cast(bias, dtype):
-    """bias in another dtype: the same copy until it changes, so that a kernel which packs the weight does it once."""
+    """The bias in another dtype. The copy stays the same until the bias changes, so that a kernel packs the weight only once."""
     global _casts
     torch = loaded_torch()
     if torch.compiler.is_compiling() or bias.dtype == dtype or not bias.is_floating_point() or bias.is_inference() or (
@@ -339,7 +339,7 @@ def autocast(x, weight, bias):
 
 
 def _check(x, weight, bias, scales, zeros, shape: LayerShape, columns: int) -> None:
-    """Checks types and the shapes of what stands beside the weight."""
+    """Checks types, and the shapes of bias, scales and zeros."""
     rows = columns * (2 if shape.gated else 1)
     features = weight.shape[1] * (2 if shape.format == "int4" else 1)
     if type_name(x.dtype) not in ("float32", "float16", "bfloat16"):
@@ -393,7 +393,7 @@ def options_of(threads: int, timeout: float) -> _structs.options:
 
 
 def world_for(x, world: World | None, parallel: str, output: str) -> World:
-    """The ranks that share the layer. A layer that ranks don't share is computed by each alone, as their tokens differ."""
+    """The ranks that share the layer. If ranks do not share it, each computes its own tokens alone."""
     own = called_by({"q": "x"}, _job.world_of, x, world)
     if parallel != "none":
         if own.size > LEAVES:
@@ -408,7 +408,7 @@ def world_for(x, world: World | None, parallel: str, output: str) -> World:
 
 def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_features, out_features, column_unit, world, out,
             threads, timeout, key=None):  # fmt: skip
-    """linear() below autograd. key: known_call()'s, under which the call is kept."""
+    """linear() below autograd. key: the key of known_call(), under which the call is kept."""
     for name, value, known in (("activation", activation, ACTIVATIONS), ("parallel", parallel, PARALLEL),
                                ("output", output, OUTPUTS)):  # fmt: skip
         chosen(name, value, known)
@@ -445,7 +445,7 @@ def compute(x, weight, bias, scales, zeros, *, activation, parallel, output, in_
 
 
 class _LinearCall(_job.RepeatedCall):
-    """A checked and prepared call for arrays of given shapes, as _job.Call: it is repeated for others by changing their
+    """A checked and prepared call for arrays of given shapes, like _job.Call: it is repeated for other arrays by changing their
     addresses."""
 
     def __init__(self, prepared: Linear, x, y, form: tuple, weights: dict):
@@ -486,25 +486,26 @@ def linear(x, weight, bias=None, *, scales=None, zeros=None, activation: str = "
     """activation(x · weightᵀ + bias), as torch.nn.functional.linear() with the activation fused. A row of the result has the same
     bits for any number of rows, and for any number of ranks that share the layer.
 
-    Under torch.autocast, x, bias and floating-point weights are cast to its dtype, as torch.nn.functional.linear() does. The
-    floating form has gradients of x, weight and bias; see docs/linear.md.
+    Under torch.autocast, x, bias and floating-point weights are cast to its dtype, as in torch.nn.functional.linear().
+    Floating-point layers have gradients of x, weight and bias (docs/linear.md).
 
     Args:
         x: float32, float16 or bfloat16. Any strides.
         weight: of x's dtype, as PyTorch stores it; or quantized, as quantize_weight() makes it: int8 (W8A8), or uint8 with two
-            INT4 values in a byte (W4A16), the even one in the low half. Gated layers have the gate's rows first, then the up
-            matrix's.
+            INT4 values per byte (W4A16), the even one in the low half. Gated layers have the rows of the gate first, then those
+            of the up matrix.
         bias: of x's dtype, or None.
-        scales, zeros: of a quantized weight. zeros may be None, which means 8.
+        scales, zeros: scales and zero points of a quantized weight. zeros may be None: all are 8.
         activation: "none", "gelu" (erf), "gelu_tanh", "silu", or gated: "swiglu", "geglu", "geglu_tanh".
-        parallel: "none", "column" or "row": how the model's tensor-parallel plan shares the layer. "row" has other bits than the
-            others, on one rank, too.
-        output: what a rank gets of a shared layer: its "shard" (column: its columns; row: its tokens), its "tokens", or
-            "replicated".
-        in_features, out_features: of the whole layer, where ranks share it: a row-parallel layer needs in_features, and a
+        parallel: "none", "column" or "row": how the model's tensor-parallel plan splits the layer. "row" gives other bits than
+            the others, even on one rank.
+        output: the part of a shared layer's output that a rank gets: its "shard" (column: its columns; row: its tokens), its
+            "tokens", or all of it ("replicated").
+        in_features, out_features: of the whole layer, if ranks share it: a row-parallel layer needs in_features, and a
             column-parallel one out_features.
-        column_unit: of a column-parallel layer whose output an INT4 layer reads: 128.
-        world: the ranks that share the layer. None: only this one. Collective if they do: all pass as many tokens.
+        column_unit: 128 for a column-parallel layer whose output an INT4 layer reads.
+        world: the ranks that share the layer. None: only this one. The call is then collective, and all ranks pass the same
+            number of tokens.
         out: array for the result. None: a new one.
         threads: CPU threads. 0: this rank's share of the processors.
         timeout: seconds to wait for a peer without heartbeats.
@@ -518,7 +519,7 @@ def linear(x, weight, bias=None, *, scales=None, zeros=None, activation: str = "
         zeros: uint8, as scales.
 
     Returns:
-        [..., out_features] of x's dtype. Tokens that are divided between ranks are one axis: [linear_tokens(), out_features].
+        [..., out_features] of x's dtype. If the tokens are divided between ranks: [tokens of linear_tokens(), out_features].
 
     Raises:
         CallError: a keyword is unknown.
@@ -527,7 +528,7 @@ def linear(x, weight, bias=None, *, scales=None, zeros=None, activation: str = "
         PeerError: another rank failed, or sent no heartbeat for `timeout` seconds.
 
     Formula:
-        Sums over K are formed in splits, those of a row-parallel layer in 8 leaves (docs/linear.md). A gated layer
+        Sums over K are computed in splits, and in 8 leaves for a row-parallel layer (docs/linear.md). A gated layer
         (arXiv:2002.05202) is::
 
             activation(x @ gate.T + bias_gate) * (x @ up.T + bias_up)
@@ -578,8 +579,8 @@ class QuantizedWeight(NamedTuple):
 
 
 def quantize_weight(weight, format: str) -> QuantizedWeight:
-    """Quantizes a weight by rounding to the nearest value, symmetrically: "int8" has a scale for each row, "int4" one for each
-    128 elements of a row. The values and scales are those of `ringattn quantize` and of compressed-tensors' min-max observer.
+    """Quantizes a weight symmetrically, rounding to nearest: "int8" has a scale for each row, "int4" one for each 128 elements
+    of a row. Values and scales are the same as in `ringattn quantize` and in compressed-tensors' min-max observer.
 
     Args:
         weight: [out_features, in_features], float32, float16 or bfloat16.
@@ -590,7 +591,7 @@ def quantize_weight(weight, format: str) -> QuantizedWeight:
         [out_features, in_features / 2] and float32 [out_features, in_features / 128]. zeros are None.
 
     Raises:
-        UsageError: weight has a NaN or an infinite element, or in_features is no multiple of 128 for "int4".
+        UsageError: weight has a NaN or an infinite element, or in_features is not a multiple of 128 for "int4".
 
     Formula:
         scale = max |weight| / 127.5 ("int8") or / 7.5 ("int4"), rounded to weight's dtype; value = round(weight / scale)
@@ -639,8 +640,8 @@ def _quantized_tensor(weight, format: str) -> QuantizedWeight:
 
 
 def _scales(absmax, half_range: float, dtype):
-    """absmax / half_range, rounded to the weight's dtype as in files; where that is 0, the smallest number of the dtype, or 1 if
-    all elements are 0."""
+    """absmax / half_range, rounded to the weight's dtype as in files. If that is 0, the smallest number of the dtype, or 1 if all
+    elements are 0."""
     torch = loaded_torch()
     scales = (absmax / half_range).to(dtype).float()
     smallest = {torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133, torch.float32: 2.0**-149}[dtype]
@@ -673,7 +674,7 @@ def _check_quantized(weight, scales, zeros) -> None:
 
 
 def dequantize_weight(weight, scales, zeros=None):
-    """The floating-point weight that a quantized one stands for. PyTorch computes it.
+    """Dequantizes a weight, with PyTorch.
 
     Args:
         weight: int8 [out_features, in_features], or uint8 [out_features, in_features / 2].
@@ -684,7 +685,7 @@ def dequantize_weight(weight, scales, zeros=None):
         float32 [out_features, in_features].
 
     Raises:
-        UsageError: weight is neither int8 nor uint8, or the shapes or dtypes don't fit.
+        UsageError: weight is neither int8 nor uint8, or the shapes or dtypes do not match.
         ImportError: PyTorch is missing.
 
     Formula:

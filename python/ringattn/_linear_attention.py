@@ -27,7 +27,7 @@ class LinearAttention(_job.Prepared):
 
 
 def rope_settings(rope, dim: int) -> tuple | None:
-    """The members of a RoPE spec of rope()'s arguments by name; None: q and k are not rotated."""
+    """The members of a RoPE spec from a dict of rope()'s arguments. None: q and k are not rotated."""
     if rope is None:
         return None
     if not hasattr(rope, "items"):
@@ -40,7 +40,7 @@ def rope_settings(rope, dim: int) -> tuple | None:
 
 
 def decay_kind(q, log_decay) -> int:
-    """Checks log_decay, and says what it belongs to by its axes."""
+    """Checks log_decay, and returns from its axes whether there is a decay per head, token or dim."""
     if type_name(log_decay.dtype) != "float32":
         refuse(f"log_decay is {type_name(log_decay.dtype)}", "it is float32, whatever q is", "Convert it; bfloat16 is exact.")
     rows = tuple(q.shape[:-2])
@@ -163,20 +163,20 @@ def linear_attention(q, k, v, log_decay, *, scale: float | None = None, initial_
         q, k: [(batch,) tokens, heads, dim] of one dtype, float32, float16 or bfloat16.
         v: [(batch,) tokens, heads, dim_v] of q's dtype.
         log_decay: float32 [heads] (lightning attention, RetNet), [(batch,) tokens, heads], or [(batch,) tokens, heads, dim]
-            (GLA). At most 0 in models; -inf clears the state.
+            (GLA). In models it is at most 0; -inf clears the state.
         scale: factor of out. None: 1 / sqrt(dim).
         initial_state: float32 [sequences, heads, dim_v, dim]. None: zeros.
-        return_final_states: returns the states after each sequence, too.
+        return_final_states: also returns the states after each sequence.
         rope: a dict of arguments of ringattn.rope() (theta, rotary_dim, interleaved, rope_parameters, ...), by which q and k are
             rotated first, with one rounding. None: no rotation.
         positions: int32 or int64 [(batch,) tokens], for rope. None: tokens count from 0 in their sequences.
-        cu_seqlens, layout, world, out, threads, memory_budget, timeout: as in ssd(), as are the states of a rank. out has v's
-            shape.
+        cu_seqlens, layout, world, out, threads, memory_budget, timeout: as in ssd(); out has v's shape. A rank also passes and
+            gets states as in ssd().
 
     Returns:
         out, [(batch,) tokens, heads, dim_v] of v's dtype; with return_final_states (out, states float32 [sequences, heads,
-        dim_v, dim]). The same bits on any number of ranks, and where a sequence is cut at a multiple of 65,536 tokens. No
-        gradients.
+        dim_v, dim]). The bits are the same on any number of ranks, also if a sequence is cut at a multiple of 65,536 tokens and
+        continued. There are no gradients.
 
     Raises:
         CallError, UsageError, UnsupportedError, OutOfMemory, PeerError: as attention().
@@ -220,7 +220,7 @@ def linear_attention_update(state, q, k, v, log_decay, *, scale: float | None = 
         scale, rope, out, threads, timeout: as in linear_attention().
 
     Returns:
-        out, of v's shape and dtype. A row doesn't depend on the other rows. It agrees with linear_attention() within a
+        out, of v's shape and dtype. A row does not depend on the other rows. It agrees with linear_attention() within a
         tolerance.
 
     Raises:

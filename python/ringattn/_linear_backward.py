@@ -27,8 +27,8 @@ class LinearBackward(_job.Prepared):
 
 def linear_backward(dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needed: list[bool], *, activation, parallel,
                     output, in_features, out_features, column_unit, world, threads, timeout):  # fmt: skip
-    """The gradients of linear() with these arguments. needed: which of (dx, dweight, dbias); the others are empty. Those of
-    weight and bias are sums over this call's tokens, in fp32."""
+    """The gradients of linear() with these arguments. needed: which of (dx, dweight, dbias) to compute; the others are empty.
+    dweight and dbias are fp32 sums over this call's tokens."""
     own = _linear.world_for(x, world, parallel, output)
     shape = _linear.shape_of(x, weight, None, None, activation, parallel, in_features, out_features, column_unit, own.size,
                              own.rank)  # fmt: skip

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The llama3 functions of ring_flash_attn: contiguous shards of the packed stream. A rank prepares the sequence
-boundaries of its rows and of the keys that they see. ringattn needs the boundaries of the whole stream, which are
-passed along."""
+"""The llama3 functions of ring_flash_attn, for contiguous shards of the packed stream. A rank prepares the sequence
+boundaries of its rows and of the keys that they see. ringattn needs the boundaries of the whole stream, so these are
+attached to the prepared tensors."""
 
 import torch
 from torch import Tensor
@@ -36,15 +36,15 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal: bool, rank: int, wo
 
     Args:
         cu_seqlens: [sequences + 1] cumulative lengths of the whole stream.
-        causal: as the calls that follow have it.
-        rank, world_size: of the group.
+        causal: as in the calls that follow.
+        rank, world_size: rank in the group, and number of its ranks.
 
     Returns:
-        (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice): int32 tensors [sequences of the rank + 1], the
-        longest of them in tokens, and the slice of the stream's keys.
+        (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, local_k_slice): int32 tensors [sequences of the rank + 1], their
+        longest sequences in tokens, and the slice of the stream's keys.
 
     Raises:
-        UsageError: the tokens don't divide among the ranks, or there is no such rank.
+        UsageError: the number of ranks does not divide the tokens, or there is no such rank.
 
     Formula:
         docs/porting.md says what differs from ring_flash_attn.

@@ -12,7 +12,7 @@ from ._arguments import as_threads, shown
 from ._errors import FileError, refuse
 
 _FLOATING = ("F32", "F16", "BF16", "F64")
-# The tensors that only quantized layers have, by the ends of their names.
+# Name suffixes of tensors that only quantized layers have.
 _MARKS = (".weight_packed", ".qweight", ".weight_scale")
 # All that read_layer() reads or checks.
 _PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zero_point", "weight_g_idx", "qweight", "qzeros",
@@ -21,13 +21,13 @@ _PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape", "weight_zer
 
 @dataclass
 class LoadReport:
-    """What load_() has found. str() makes a table of it.
+    """The result of load_(). str() makes a table of it.
 
     Attributes:
         layers: the format of each quantized layer, such as "pack-quantized", "gptq" or "awq", by its name in the model.
         tensors: names of the other parameters and buffers that were read.
-        missing: the model's parameters and buffers that the files lack. Those of a model on the meta device stay there.
-        unexpected: tensors of the files that the model has no place for; they were not read."""
+        missing: the model's parameters and buffers that the files lack. If they are on the meta device, they stay there.
+        unexpected: tensors of the files that the model does not have. They were not read."""
 
     layers: dict[str, str] = field(default_factory=dict)
     tensors: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ def _file_of(path: str) -> str:
 
 
 def _quantized_names(files: _safetensors.Tensors) -> list[str]:
-    """Layers that are quantized in some format, also in those that read_layer() refuses."""
+    """Names of layers that are quantized, in any format, including formats that read_layer() refuses."""
     found = set()
     for name in files.names():
         layer, _, part = name.rpartition(".")
@@ -66,7 +66,7 @@ def _quantized_names(files: _safetensors.Tensors) -> list[str]:
 
 
 def _check_read_formats(files: _safetensors.Tensors, modules: dict, read: dict) -> None:
-    """Refuses files that have a layer of the model in tensors of a format that isn't read, such as HQQ's W_q."""
+    """Refuses files in which a layer of the model is stored in an unsupported format, such as HQQ's W_q."""
     parts: dict = {}
     for tensor in files.names():
         layer, _, part = tensor.rpartition(".")
@@ -80,7 +80,7 @@ def _check_read_formats(files: _safetensors.Tensors, modules: dict, read: dict) 
 
 
 def _check_layer(name: str, module, layer, linear, shared_with: str | None) -> None:
-    """Refuses a layer that can't stand where the model has `module`. shared_with: the other tensor that is its weight."""
+    """Refuses a layer that can't replace the model's `module`. shared_with: the other tensor that shares its weight."""
     if type(module) is not torch.nn.Linear and type(module) is not linear:
         kind = "nothing of that name" if module is None else f"a {type(module).__name__} there"
         refuse(f"{name} is quantized in the files", f"the model has {kind}, and only torch.nn.Linear layers are replaced",
@@ -103,7 +103,7 @@ def _check_layer(name: str, module, layer, linear, shared_with: str | None) -> N
 
 
 def _made(module, layer, linear, device, threads: int):
-    """The layer of a file in the place of `module`."""
+    """Makes the module that replaces `module` from a layer of the files."""
     on_meta = module.weight.is_meta
     place = device if on_meta else module.weight.device
     bias = None if module.bias is None else layer.bias  # AutoGPTQ writes zeros for layers without one
@@ -172,8 +172,8 @@ def _device(device) -> torch.device:
 
 
 def _compute_buffers(model: torch.nn.Module, device) -> list[str]:
-    """Computes buffers on the meta device that no file has, such as the frequencies of RoPE, as a Hugging Face model does.
-    Returns the names of those that it doesn't compute."""
+    """Computes buffers on the meta device that no file has, such as RoPE's frequencies, as a Hugging Face model does. Returns
+    the names of buffers that it does not compute."""
     left: dict = {}
     for name, module, key, tensor, persistent in _slots(model):
         if not persistent and tensor.is_meta:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch where the caller has imported it: this package imports it only where it is needed."""
+"""PyTorch, if the caller has imported it. This package imports PyTorch only where it is needed."""
 
 import sys
 
@@ -8,7 +8,7 @@ def _is_loaded() -> bool:
     return "torch" in sys.modules
 
 
-# What torch.compiler.assume_constant_result() sets. Dynamo would otherwise wrap and guard every entry of sys.modules, which
+# The attribute that torch.compiler.assume_constant_result() sets. Otherwise Dynamo would wrap and guard all of sys.modules, which
 # takes most of the time of tracing a call.
 _is_loaded._dynamo_marked_constant = True
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention (DeepSeek's MLA). A token has one latent and one rotary key for all heads. Ranks exchange
-these, and caches hold them.
+latents and rotary keys, and caches hold them.
 
 FP8 rows have FlashMLA's layout, as uint8: latent_dim E4M3 values, a float32 scale for each 128 of them, and the rotary
-key in bfloat16; 656 bytes for dims 512 and 64. latent_dim is a multiple of 128, the rotary dim a multiple of 4, and
-everything else is bfloat16. Results are bitwise identical to those of the dequantized rows."""
+key in bfloat16: 656 bytes for dims 512 and 64. latent_dim is a multiple of 128, the rotary dim a multiple of 4, and all
+other tensors are bfloat16. Results are bitwise identical to those over the dequantized rows."""
 
 from . import _abi, _gradients, _job, _structs
 from ._arguments import as_fp32, as_int, as_ints, as_text, check_axes, check_settings, is_true, lengths_of
@@ -101,26 +101,26 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         softmax_scale: float | None = None, softcap: float = 0.0, sinks=None, q_offsets=None,
         layout: str | Layout | None = None, key_layout: str | Layout | None = None, world: World | None = None, out=None,
         threads: int = 0, memory_budget: int = 0, timeout: float = 60.0, **unknown):  # fmt: skip
-    """Multi-head latent attention over a packed batch with the sequences of cu_seqlens_q, else of a Layout, else one sequence.
-    Collective with several ranks.
+    """Multi-head latent attention over a packed batch. cu_seqlens_q gives its sequences, or else a Layout; without either there
+    is one sequence. Collective with several ranks.
 
     Args:
-        q: [tokens, heads, head_dim + rope_dim]; absorbed and without w_uk [tokens, heads, latent_dim + rope_dim].
-        latent: [keys, latent_dim]. FP8: uint8 [keys, row_bytes], which have the rotary keys, too.
-        k_rope: [keys, rope_dim], None with FP8 latents. latent and k_rope may be columns of one tensor.
+        q: [tokens, heads, head_dim + rope_dim]; in the absorbed form without w_uk [tokens, heads, latent_dim + rope_dim].
+        latent: [keys, latent_dim]. FP8: uint8 [keys, row_bytes], which also hold the rotary keys.
+        k_rope: [keys, rope_dim]; None with FP8 latents. latent and k_rope may be columns of one tensor.
         w_uk: [heads, head_dim, latent_dim], a view of kv_b_proj's weight.
         w_uv: [heads, head_dim_v, latent_dim], as w_uk.
         form: "expanded" computes K and V of each head; "absorbed" multiplies w_uk into q and w_uv into out. They round
             differently, so their results are not bitwise identical. None: chosen by the longest query length. In the absorbed
             form w_uk may be None if q is already in the latent space, and w_uv if out is to stay in it.
-        head_dim, head_dim_v: dims of matrices that are not given.
+        head_dim, head_dim_v: dims of the matrices, if these are not given.
         cu_seqlens_q, cu_seqlens_k, mask, softmax_scale, softcap, sinks, q_offsets, layout, key_layout, world, out, threads,
             memory_budget, timeout: as in varlen().
 
     Returns:
-        (out, lse): [tokens, heads, head_dim_v or latent_dim] of q's dtype, and float32 [tokens, heads]. In the expanded form,
-        which is chosen for them, both have gradients of q, latent, k_rope, w_uk, w_uv and sinks, if these are tensors that
-        require them. Over several ranks those of w_uk, w_uv and sinks are the sums over all ranks.
+        (out, lse): [tokens, heads, head_dim_v or latent_dim] of q's dtype, and float32 [tokens, heads]. PyTorch tensors have
+        gradients of q, latent, k_rope, w_uk, w_uv and sinks, in the expanded form, which is chosen if one is required. With
+        several ranks the gradients of w_uk, w_uv and sinks are already sums over all ranks.
 
     Raises:
         CallError, UsageError, UnsupportedError, OutOfMemory, PeerError: as attention().
@@ -129,7 +129,7 @@ def mla(q, latent, k_rope=None, w_uk=None, w_uv=None, *, cu_seqlens_q=None, cu_s
         MLA of DeepSeek-V2 (arXiv:2405.04434); docs/mla.md has both forms::
 
             k_h = concat(w_uk[h] @ latent, k_rope)        v_h = w_uv[h] @ latent        for each head h, then as attention()
-            softmax_scale = 1 / sqrt(head_dim + rope_dim) unless it is given
+            softmax_scale = 1 / sqrt(head_dim + rope_dim) by default
 
     Example:
         >>> q, latent, k_rope = (np.ones(shape, "float32") for shape in ((10, 2, 24), (10, 32), (10, 8)))
@@ -218,8 +218,8 @@ def prepared_of(kind, own: World, q, latent, k_rope, w_uk, w_uv, cu, offsets, fo
 
 
 def _recorded(job: tuple, limits: dict, given: dict, cu_seqlens_q, cu_seqlens_k, world: World | None):
-    """mla() by the operator that autograd records. Prepares the backward pass first, so that a job that has none is refused
-    before its forward runs. job: the arguments of prepared_of()."""
+    """mla() by the operator that autograd records. Prepares the backward pass first, so that a job without gradients is refused
+    before its forward pass runs. job: the arguments of prepared_of()."""
     from . import torch_ops  # noqa: PLC0415, needs torch
     from ._mla_backward import MlaBackward, default_scale  # noqa: PLC0415, which needs this
 
@@ -255,13 +255,13 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
                threads: int = 0, timeout: float = 60.0, kernel: str | None = None, **unknown):  # fmt: skip
     """One decode step over a latent cache, in the absorbed form. Collective with several ranks.
 
-    On CPUs and with sm80_attention, rows are bitwise identical to those of mla() in that form over the whole sequence. Hopper's
+    On CPUs and with sm80_attention, rows are bitwise identical to those of absorbed mla() over the whole sequence. Hopper's
     sm90_mla and sm90_mla_split1k round differently from mla() and from each other.
 
     Args:
         q: [sequences, (rows,) heads, head_dim + rope_dim]; without w_uk [..., latent_dim + rope_dim].
-        cache: [pages, page_size, latent_dim + rope_dim], latent then rotary key; or FP8 rows, uint8 [pages, page_size,
-            row_bytes], to which new tokens are quantized.
+        cache: [pages, page_size, latent_dim + rope_dim], the latent, then the rotary key. Or FP8 rows, uint8 [pages, page_size,
+            row_bytes]; new tokens are quantized when they are appended.
         latent, k_rope: [sequences, (rows,) latent_dim or rope_dim], new tokens, appended to the cache first.
         rope_dim: dim of the rotary key. DeepSeek's models have 64.
         kernel: name of the kernel to use; "sm90_mla_split1k" is faster for few sequences (docs/mla.md). None: chosen.
@@ -277,7 +277,7 @@ def mla_decode(q, cache, lengths=None, w_uk=None, w_uv=None, *, lengths_before=N
         CallError, UsageError, UnsupportedError, PeerError: as decode().
 
     Formula:
-        That of mla(), absorbed (arXiv:2405.04434, docs/mla.md).
+        The absorbed form of mla() (arXiv:2405.04434, docs/mla.md).
 
     Example:
         >>> cache, q = np.ones((1, 64, 40), "float32"), np.ones((1, 2, 24), "float32")
@@ -355,8 +355,8 @@ def mla_decode_partition(q, cache, w_uk=None, w_uv=None, *, block_table=None, ro
     Args:
         q, cache, w_uk, w_uv, block_table: as in mla_decode(). Only shapes and types are read, so the cache may be filled
             afterwards.
-        rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks, max_keys, world, threads, timeout, kernel: those of
-            the steps.
+        rope_dim, head_dim, head_dim_v, mask, softmax_scale, softcap, sinks, max_keys, world, threads, timeout, kernel: as in the
+            decode steps.
 
     Returns:
         A DecodePartition.

@@ -29,8 +29,8 @@ def mla_backward(dout, dlse, q, latent, k_rope, w_uk, w_uv, sinks, out, lse, cu_
                  softcap, q_offsets, layout, key_layout, world, threads, memory_budget,
                  timeout):  # fmt: skip
     """The gradients of mla() with these arguments. out, lse: its results. dout, dlse: their gradients; dlse may be None.
-    Returns (dq, dlatent, dk_rope, dw_uk, dw_uv, dsinks); dsinks is empty without sinks. Those of matrices and sinks are
-    the sums over all ranks."""
+    Returns (dq, dlatent, dk_rope, dw_uk, dw_uv, dsinks); dsinks is empty without sinks. dw_uk, dw_uv and dsinks are sums
+    over all ranks."""
     own = _job.world_of(q, world)
     cu = [None if at is None else lengths_of(at, name)
           for at, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k"))]  # fmt: skip

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringattn.nn.parallelize_(): the linear layers of a Hugging Face model, shared by the ranks of a world."""
+"""ringattn.nn.parallelize_(): splits the linear layers of a Hugging Face model over the ranks of a world."""
 
 import fnmatch
 
@@ -9,7 +9,7 @@ from . import _linear
 from ._errors import refuse, unsupported
 from .worlds import World
 
-# Hugging Face's words: parallel, output.
+# Hugging Face's style: (parallel, output) of the layer.
 _STYLES = {"colwise": ("column", "shard"), "rowwise": ("row", "replicated")}
 
 
@@ -25,7 +25,7 @@ def _plan_of(model: torch.nn.Module) -> dict[str, str]:
 
 
 def _check_heads(model: torch.nn.Module, name: str, layer: torch.nn.Linear, world: World) -> None:
-    """Refuses cuts within a head, for layers of a module that has heads."""
+    """Refuses to divide a head between ranks, for layers of a module that has heads."""
     dim = getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)
     for rank in range(world.size) if isinstance(dim, int) else ():
         begin, end = _linear.linear_columns(layer.out_features, world.size, rank)
@@ -38,20 +38,20 @@ def _check_heads(model: torch.nn.Module, name: str, layer: torch.nn.Linear, worl
 def parallelize_(model: torch.nn.Module, world: World, *, threads: int = 0, timeout: float = 60.0) -> dict[str, str]:
     """Replaces the torch.nn.Linear layers that a Hugging Face model's plan names (config.base_model_tp_plan) by column- and
     row-parallel ringattn.nn.Linear ones, in place. Each rank passes the same whole model and keeps its shards; other layers,
-    such as the output head, stay whole. Logits have the bits of the model over a world of one rank, if its attention has the
-    same bits for any number of heads, as attn_implementation="ringattn" has.
+    such as the output head, stay whole. Logits have the same bits as on one rank, if the bits of the attention do not depend on
+    the number of heads, which attn_implementation="ringattn" ensures.
 
     Args:
         model: a Hugging Face model.
         world: the ranks, 1 to 8. Calls of the model are then collective.
-        threads, timeout: of each layer, as ringattn.linear() has them.
+        threads, timeout: as in ringattn.linear(), for each layer.
 
     Returns:
-        "column" or "row" by the name of each layer that was replaced.
+        A dict from the name of each replaced layer to "column" or "row".
 
     Raises:
         UsageError: the model has no plan, or it names no torch.nn.Linear.
-        UnsupportedError: the plan has another style than colwise and rowwise, or ranks would divide a head.
+        UnsupportedError: the plan has a style other than colwise and rowwise, or a head would be divided between ranks.
 
     Example:
         >>> from types import SimpleNamespace

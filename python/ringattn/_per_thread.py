@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that each thread states for itself, and that autograd's threads share with it."""
+"""Values that each thread sets for itself, and that autograd's threads can read."""
 
 import threading
 import weakref
@@ -10,8 +10,8 @@ from ._errors import unsupported
 
 
 class PerThread:
-    """A value of each thread; None where it has stated none. Autograd runs backward passes of GPU tensors on threads of
-    its own, and there computes the layers of checkpoints again. They see the value of the only thread that has one."""
+    """A value for each thread, None if the thread has not set one. Autograd runs backward passes of GPU tensors, and recomputes
+    checkpointed layers, on threads of its own. They see the value of the only thread that has set one."""
 
     def __init__(self, what: str):
         self._what = what  # for messages: "batch()"
@@ -19,7 +19,7 @@ class PerThread:
         self._values = weakref.WeakKeyDictionary()  # of all threads
 
     def set(self, value) -> None:
-        """States this thread's value; None takes it back."""
+        """Sets this thread's value; None removes it."""
         self._own.value = value
         if value is None:
             self._values.pop(threading.current_thread(), None)

@@ -25,7 +25,7 @@ def _version(package: str) -> str:
 
 
 def _torch_build() -> str:
-    """What torch was built with, without importing it: that takes seconds, or fails in the case that is reported."""
+    """What torch was built with. torch is not imported, because that takes seconds, and may fail in the case that is reported."""
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
         return "none (not installed)"
@@ -34,7 +34,7 @@ def _torch_build() -> str:
 
 
 def lines() -> list[str]:
-    """Each has a name and a value. An item that is missing says why."""
+    """The lines, each with a name and a value. The value of a missing item says why it is missing."""
     items = [("Python", _python), ("torch build", _torch_build)]
     items[1:1] = [(package, lambda package=package: _version(package)) for package in _PACKAGES]
     found = []

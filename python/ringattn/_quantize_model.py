@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ringattn.nn.quantize_(): a model's linear layers, in place, and a report of each."""
+"""ringattn.nn.quantize_(): quantizes a model's linear layers in place, and reports on each."""
 
 import difflib
 import re
@@ -19,15 +19,15 @@ _SAMPLE_ROWS = 256
 
 @dataclass(frozen=True)
 class LayerReport:
-    """What quantize_() has done with one torch.nn.Linear.
+    """What quantize_() did with one torch.nn.Linear.
 
     Attributes:
-        name: in model.named_modules().
-        weights: "int8" or "int4"; "kept" if the layer was left as it is.
+        name: name in model.named_modules().
+        weights: "int8" or "int4"; "kept" if the layer was not quantized.
         reason: why it was kept; "" otherwise.
-        bytes_before, bytes_after: of its parameters and buffers.
+        bytes_before, bytes_after: bytes of its parameters and buffers.
         weight_error: |dequantized - weight| / |weight|, Frobenius norms; None if it was kept.
-        output_error: the same of the layer's output for the sample input; None without one."""
+        output_error: the same for the layer's output with the sample input; None without a sample."""
 
     name: str
     weights: str
@@ -40,8 +40,8 @@ class LayerReport:
 
 @dataclass
 class QuantizationReport:
-    """The rows of quantize_()'s report, in order of the model's modules: an iterable of LayerReports, which report[name] finds by
-    name. str() makes a table of them.
+    """The report of quantize_(), an iterable of LayerReports in the order of the model's modules. report[name] finds a layer by
+    name, and str() makes a table.
 
     Attributes:
         rows: a LayerReport for each torch.nn.Linear."""
@@ -91,8 +91,8 @@ def _bytes_of(module: torch.nn.Module) -> int:
 
 
 def _matches(name: str, patterns: Iterable[str]) -> str | None:
-    """The first pattern that names the module: its name, the end of it after a dot, or "re:" and a regular expression that its
-    beginning matches, as compressed-tensors has them."""
+    """The first pattern that matches the module's name: the whole name, its end from a dot on, or "re:" and a regular expression
+    that matches its beginning, as in compressed-tensors."""
     for pattern in patterns:
         if re.match(pattern[3:], name) if pattern.startswith("re:") else name == pattern or name.endswith("." + pattern):
             return pattern
@@ -114,7 +114,7 @@ def _memory(parameter: Tensor):
 
 
 def _why_kept(model, name: str, module, weights: str, filter_fn, ignore, heads: set, holders: dict) -> str:
-    """Why a layer is left as it is; "": it is quantized."""
+    """Why a layer is not quantized; "" if it is."""
     pattern = _matches(name, ignore)
     others = [other or "the model" for other in holders.get(_memory(module.weight), ()) if other != name]
     if pattern is not None:
@@ -152,7 +152,7 @@ def _patterns(ignore) -> tuple[str, ...]:
 
 
 def _check_ignore(patterns: tuple[str, ...], found: dict) -> None:
-    """Refuses a pattern that names no layer, as `ringattn quantize` does: it may be misspelt."""
+    """Refuses a pattern that matches no layer, as `ringattn quantize` does, because it may be misspelt."""
     for pattern in patterns:
         if pattern == "lm_head" or any(_matches(name, (pattern,)) for name in found):  # tied models have no lm_head
             continue
@@ -163,7 +163,7 @@ def _check_ignore(patterns: tuple[str, ...], found: dict) -> None:
 
 
 def _refuse_all(model: torch.nn.Module, reasons: dict[str, str], linear) -> None:
-    """Refuses a model of which no layer is quantized, with the reason that fits it."""
+    """Refuses a model without a layer to quantize, with the reason."""
     problem = "no layer of the model is quantized"
     for name, module in model.named_modules():
         if type(module) is linear and module.weights != "float":
@@ -192,7 +192,7 @@ def _relative(error: Tensor, of: Tensor) -> float:
 
 
 def _inputs(model, layers: dict, sample) -> dict:
-    """Rows of the input of each layer, and of its output, from a run of the model."""
+    """Rows of the input and the output of each layer, from a run of the model."""
     seen: dict = {}
 
     def keep(name):
@@ -234,16 +234,16 @@ def quantize_(model: torch.nn.Module, weights: str, *, filter_fn: Callable[[torc
         threads: of a layer's calls on a CPU. 0: all processors.
 
     Returns:
-        A QuantizationReport with a row for each torch.nn.Linear: its bytes before and after, its errors, or why it was kept. Kept
-        are also layers whose weight another module shares, that are subclasses of torch.nn.Linear or have hooks, and, with
-        "int4", those whose in_features is no multiple of 128.
+        A QuantizationReport with a row for each torch.nn.Linear: its bytes before and after, its errors, or why it was kept.
+        Layers that share their weight with another module, subclasses of torch.nn.Linear and layers with hooks are also kept.
+        So are, with "int4", layers whose in_features is not a multiple of 128.
 
     Raises:
         UsageError: no layer can be quantized, the model itself is a layer, ignore names no layer, or a weight is on the meta
             device or has a NaN or an infinite element.
 
     Formula:
-        That of ringattn.quantize_weight().
+        As in ringattn.quantize_weight().
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(128, 64), torch.nn.Linear(64, 8))
@@ -300,7 +300,7 @@ def quantize_(model: torch.nn.Module, weights: str, *, filter_fn: Callable[[torc
 
 
 def _replace(model: torch.nn.Module, module: torch.nn.Module, made: torch.nn.Module) -> None:
-    """Puts `made` wherever the model has `module`."""
+    """Replaces every occurrence of `module` in the model by `made`."""
     for holder in model.modules():
         for name, child in tuple(holder._modules.items()):
             if child is module:

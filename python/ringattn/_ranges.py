@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of ringattn's calls in torch.profiler, while RINGATTN_RANGES is 1 in the environment. Otherwise functions stay as they
-are, so that calls do nothing for it."""
+"""Names ringattn's calls in torch.profiler if RINGATTN_RANGES is 1 in the environment. Otherwise functions are not wrapped, so
+calls do no extra work."""
 
 import functools
 import os
@@ -12,7 +12,7 @@ _ENABLED = os.environ.get("RINGATTN_RANGES") == "1"
 
 
 def ranged(function: Callable, name: str) -> Callable:
-    """The function, which is in the profiler's range ringattn.<name> while it runs, if ranges are on."""
+    """If ranges are on, wraps the function so that it runs inside the profiler range ringattn.<name>."""
     if not _ENABLED:
         return function
 

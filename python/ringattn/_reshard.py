@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows from one layout to another, between layers that deal tokens differently: attention, and a scan whose ranks have adjacent
-tokens.
+"""Moves rows from one layout to another, between layers that distribute tokens differently, such as attention and a scan.
 
     x = ringattn.reshard(x, "zigzag", ringattn.segments(lengths, world.size), world=world)"""
 
@@ -26,7 +25,7 @@ class Reshard(_job.Prepared):
 
 
 def layouts_of(from_layout, to_layout, ranks: int) -> tuple[Layout, Layout]:
-    """Both as a Layout; one of them may be a name, and has the other's lengths."""
+    """Both layouts as a Layout. One of them may be a name; it then gets the lengths of the other."""
     named = {"from_layout": from_layout, "to_layout": to_layout}
     whole = next((layout for layout in named.values() if isinstance(layout, Layout)), None)
     made = []
@@ -84,8 +83,8 @@ def move(x, before: Layout, after: Layout, world: World, timeout: float, out=Non
 
 @traced
 def reshard(x, from_layout, to_layout, *, world: World | None = None, out=None, timeout: float = 60.0, **unknown):
-    """Moves the rows of all tokens from one layout to another, such as from attention's to that of a scan. Collective with
-    several ranks.
+    """Moves the rows of all tokens from one layout to another, for instance from the layout of attention to that of a scan.
+    Collective with several ranks.
 
     Args:
         x: this rank's rows in from_layout, [tokens, …] of any type, with all sequences packed.
@@ -93,7 +92,7 @@ def reshard(x, from_layout, to_layout, *, world: World | None = None, out=None, 
             "zigzag", "striped", "packed", "segments" or "super_segments".
         world: the ranks. None: only this rank.
         out: contiguous, of the result's shape and dtype. None: a new array.
-        timeout: seconds of a wait for another rank without heartbeats.
+        timeout: seconds to wait for a peer without heartbeats.
 
     Returns:
         This rank's rows in to_layout, [tokens, …], with x's dtype. Rows are copied as bytes, so a stack of layers has the same
@@ -101,8 +100,8 @@ def reshard(x, from_layout, to_layout, *, world: World | None = None, out=None, 
 
     Raises:
         CallError: a keyword is unknown.
-        UsageError: a layout has other ranks or lengths, or x has other rows than this rank has in from_layout.
-        UnsupportedError: ranks have other layouts or rows than each other.
+        UsageError: the layouts differ in ranks or lengths, or x does not have this rank's rows of from_layout.
+        UnsupportedError: the ranks' layouts or rows do not match.
         PeerError: another rank failed.
 
     Example:

@@ -41,7 +41,7 @@ def _text_of(value) -> str:
 
 
 def _positive(value, name: str) -> float:
-    """The number. 0 is refused, because it means the default in the library."""
+    """Checks a positive number. 0 is refused, because it means the default in the library."""
     number = as_number(value, name)
     if not number > 0:
         refuse(f"{name} is {value}", "it is above 0", "Pass such a number, or leave it out.")
@@ -49,14 +49,15 @@ def _positive(value, name: str) -> float:
 
 
 def _rotary_factor(rotary_dim: int, head_dim: int) -> float:
-    """The factor whose product with head_dim the library rounds down to rotary_dim. The quotient's may lie below it."""
+    """A factor that gives rotary_dim when the library multiplies it by head_dim and rounds down. The rounded quotient alone may
+    give one less."""
     factor = rotary_dim / head_dim
     return factor if int(head_dim * factor) == rotary_dim else math.nextafter(factor, math.inf)
 
 
 def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, inv_freq, attention_factor, exact,
                 length) -> tuple:  # fmt: skip
-    """The spec's members that are no tensors: (type, parameters, theta, rotary_factor, interleaved, exact, frequencies,
+    """The spec's members other than tensors: (type, parameters, theta, rotary_factor, interleaved, exact, frequencies,
     attention_factor)."""
     if rope_parameters is not None and not hasattr(rope_parameters, "items"):
         refuse(f"rope_parameters is {type(rope_parameters).__name__}", "it is a dict, as in a model's config",
@@ -94,8 +95,8 @@ def settings_of(rope_parameters, theta, rotary_dim, head_dim: int, interleaved, 
 
 
 class RopeSettings:
-    """How decode() rotates q and k_new: the arguments of rope() that say how. A call of decode() is faster with the same object
-    again. torch.compile can't trace the constructor: make it outside of compiled functions.
+    """How decode() rotates q and k_new, as arguments of rope(). decode() is faster if the same object is passed again.
+    torch.compile can't trace the constructor, so make the object outside of compiled functions.
 
     Args:
         head_dim: of q and k_new.
@@ -125,7 +126,7 @@ class RopeSettings:
 
     @classmethod
     def from_text(cls, text: str) -> "RopeSettings":
-        """The settings whose `text` this is, as graphs of torch.compile hold it."""
+        """The settings with this `text`, which graphs of torch.compile hold."""
         made = cls.__new__(cls)
         made.head_dim, *settings, frequencies, factor = json.loads(text)
         made._set((*settings, None if frequencies is None else tuple(frequencies), factor))
@@ -158,7 +159,7 @@ def _prepared(world: World, like, head_dim: int, settings: tuple, threads: int) 
 
 
 def _like(array, values: np.ndarray):
-    """int64 values, where the array is."""
+    """int64 values on the array's device."""
     if not is_torch(array):
         return values
     return loaded_torch().from_numpy(values).to(array.device)
@@ -243,18 +244,17 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
         q: [(batch,) tokens, heads, head_dim], float32, float16 or bfloat16. head_dim is even, up to 512. Views into a fused
             projection are read in place.
         k: the same tokens with any number of heads, or None.
-        positions: int32 or int64, of the shape of the tokens, for mrope [3, (batch,) tokens]; axes of 1 are expanded, as [1,
-            tokens] for a batch. None: tokens count from `offset` in each sequence: those of a batch, of cu_seqlens, or of
-            `layout`.
+        positions: int32 or int64 [(batch,) tokens], or [3, (batch,) tokens] for mrope. Axes of size 1 are expanded. None: tokens
+            count from `offset` in each sequence of the batch, of cu_seqlens or of `layout`.
         cu_seqlens: [sequences + 1] cumulative lengths of packed sequences.
         offset: position of the first token of each sequence.
-        layout: a Layout, or a name with cu_seqlens, of which this rank of `world` has its part.
+        layout: a Layout, or the name of one together with cu_seqlens. q and k are then this rank's rows.
         rope_parameters: a model's dict with rope_type ("default", "linear", "dynamic", "yarn", "longrope", "llama3",
-            "proportional"), rope_theta, factor and what else the type has; also mrope_section.
-        theta, rotary_dim: without a dict. None: 10,000 and head_dim.
+            "proportional"), rope_theta, factor and the type's other parameters; also mrope_section.
+        theta, rotary_dim: used if there is no rope_parameters. None: 10,000 and head_dim.
         interleaved: pairs are neighbours, as in GPT-J, and not halves of the head.
-        inv_freq, attention_factor: a model's own, such as rotary_emb.inv_freq on the host, in place of rope_parameters.
-            PyTorch's powers differ by up to 1 ulp from the correctly rounded ones, which ringattn computes.
+        inv_freq, attention_factor: a model's own values, such as rotary_emb.inv_freq on the host, instead of rope_parameters.
+            PyTorch's powers differ by up to 1 ulp from the correctly rounded ones that ringattn computes.
         exact: angles in float64, for positions in the millions, where float32 angles are off by up to 0.1.
         length: the longest sequence, tokens, for which the frequencies of "dynamic" and "longrope" are fixed.
         world: the ranks of layout. None: only this rank.
@@ -262,8 +262,8 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
         threads: CPU threads. 0: all processors.
 
     Returns:
-        (q, k), or q alone without k, of their shapes and dtype. A row's bits depend on the row, its position and the settings
-        alone: not on batch, ranks, device or SIMD target. Both have gradients, which are the rotation by the negative angle.
+        (q, k), or only q without k, of the same shapes and dtype. A row's bits depend only on the row, its position and the
+        settings, not on batch, ranks, device or SIMD target. Both have gradients, which are rotated by the negative angle.
 
     Raises:
         CallError: a keyword is unknown.
@@ -274,7 +274,7 @@ def rope(q, k=None, *, positions=None, cu_seqlens=None, offset: int = 0, layout=
         RoFormer (arXiv:2104.09864), with the types of transformers/modeling_rope_utils.py (5.24); docs/rope.md::
 
             y[a] = x[a] * cos - x[b] * sin        (a, b) = (i, i + rotary_dim / 2), or (2i, 2i + 1) if interleaved
-            y[b] = x[b] * cos + x[a] * sin        of the angle position * inv_freq[i]
+            y[b] = x[b] * cos + x[a] * sin        cos and sin of position * inv_freq[i]
             inv_freq[i] = theta ** (-2i / rotary_dim), scaled by the type
 
     Example:

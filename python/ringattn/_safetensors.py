@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of a safetensors file, or of the index of several, as NumPy's arrays over the files: what isn't used is not
-read. A file is taken or refused as the program does it (src/io/safetensors_header.cpp and
+"""Tensors of a safetensors file, or of the index of several files, as NumPy arrays over the mapped files, so that unused
+tensors are not read. Files are accepted and refused by the same rules as in the program (src/io/safetensors_header.cpp and
 safetensors_index.cpp)."""
 
 import json
@@ -83,7 +83,7 @@ def _map(path: str) -> mmap.mmap | bytes:
 
 
 def _scan(text: bytes, depth: int, most: int, refuse: _Refuse) -> None:
-    """Limits, of what is nested and of how much there is, that hold before a parser takes memory for what it reads."""
+    """Checks the limits of nesting and size, before a parser allocates memory for the contents."""
     level = count = 0
     begin = None  # of the string that a token lies in
     for token in _TOKENS.finditer(text):
@@ -253,8 +253,8 @@ def _files_of(path: str) -> dict[str, str]:
 
 
 class Tensors:
-    """Arrays of a file by their names. Raises FileError where the file is broken, whichever tensor is wanted; the files of
-    an index are opened when a tensor of theirs is read, and others may be missing."""
+    """Arrays of a file by name. A malformed file raises FileError, whichever tensor is read. The files of an index are opened
+    when one of their tensors is read; files that are not needed may be missing."""
 
     def __init__(self, path: str):
         self.path = path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.nn.functional.scaled_dot_product_attention, by its arguments and its defaults."""
+"""torch.nn.functional.scaled_dot_product_attention, with its arguments and defaults."""
 
 from . import _attention
 from ._arguments import check_axes, check_dropout, is_true
@@ -14,15 +14,16 @@ _NAMES = {"q": "query", "k": "key", "v": "value", "softmax_scale": "scale"}
 
 @shim
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """torch.nn.functional.scaled_dot_product_attention(), by its arguments and defaults. One rank.
+    """torch.nn.functional.scaled_dot_product_attention(), with its arguments and defaults. One rank.
 
     Args:
         query: [(batch,) heads, tokens, head_dim].
-        key, value: [(batch,) heads, keys, head_dim or head_dim_v]; with enable_gqa fewer heads, which divide those of query.
+        key, value: [(batch,) heads, keys, head_dim or head_dim_v]. With enable_gqa they may have fewer heads, a divisor of
+            query's heads.
         attn_mask: None; masks depend only on positions.
         dropout_p: 0.
-        is_causal: query i sees the keys 0 … i, also where keys are more than queries, as they are when a cache is read: the mask
-            is aligned to the first key, as PyTorch has it. (attention() aligns to the last key.)
+        is_causal: query i sees the keys 0 to i, even if there are more keys than queries: as in PyTorch, the mask is aligned to
+            the first key. (attention() aligns it to the last key.)
         scale: factor of the scores. None: 1 / sqrt(head_dim).
         enable_gqa: allows fewer heads of key and value.
 

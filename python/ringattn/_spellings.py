@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls as users of flash_attn, SDPA, flashinfer, vLLM and mamba_ssm write them: keywords of the same meaning are translated, and
-others are refused by name. docs/porting.md has the table. Calls that need no translation don't come here (_tensors.traced)."""
+"""Calls as users of flash_attn, SDPA, flashinfer, vLLM and mamba_ssm write them. Keywords with the same meaning are translated,
+and others are refused by name (docs/porting.md has the table). Calls that need no translation bypass this (_tensors.traced)."""
 
 import difflib
 import inspect
@@ -20,9 +20,9 @@ _JOBS = {"varlen": "attention", "decode_partition": "decode", "mla_decode_partit
 # Names in other libraries with the meaning of a keyword here.
 _SCALES = ("scale", "sm_scale", "scaling")
 _CAPS = ("logits_soft_cap", "logit_softcapping")
-# Keywords that only SDPA has: the tensors most likely have SDPA's axis order, whose shapes look the same.
+# Keywords that only SDPA has. The tensors then most likely have SDPA's axis order, which shapes do not show.
 _SDPA = ("is_causal", "enable_gqa", "attn_mask")
-# Whose call it is, by names that only functions with a full mask by default have.
+# The library whose call it is, by keywords that only functions with a full mask by default have.
 _FULL_BY_DEFAULT = {
     name: library
     for library, names in (
@@ -35,13 +35,13 @@ _FULL_BY_DEFAULT = {
     )
     for name in names.split()
 }  # fmt: skip
-# Those whose value has to be made another one, and what it would be.
+# Names whose value must be converted, and how.
 _HINTS = {
     "window": "mask=(left, right)", "sliding_window": "mask=(sliding_window - 1, 0)", "left_window": "mask=(left, right)",
     "window_left": "mask=(window_left, 0), without causal (window_left, -1)", "seqlens": "lengths",
 }  # fmt: skip
 _NOT_NEEDED = {"chunk_size": "chunks are 64 tokens, always"}
-# Reasons of the table for tensors that are not tensors here.
+# Table entries about tensors of files that are not tensors in Python.
 _SETTINGS = "settings are not read"
 # The ops of known_names(), read once, where functions are defined: torch.compile can't trace the call.
 _names: dict[str, dict] = {}
@@ -58,8 +58,8 @@ _MASKING = ("score_mod", "mask_mod", "bias", "attn_bias")
 
 
 def refuse_keyword(op: str, name: str, value, keywords) -> NoReturn:
-    """An argument that the function doesn't have. To leave out what changes a result is no advice: what it is called here is
-    said, or that it isn't computed."""
+    """Refuses an argument that the function doesn't have. The message gives its name here, or says that it is not supported,
+    because leaving it out would change the result."""
     advice, known, hint = _call_names.advice_on(op, name), _known(op).get(name), _HINTS.get(name)
     if advice is not None:
         if advice.own:
@@ -117,7 +117,7 @@ class _Call:
         self.op, self.keywords = op, keywords
         self.named = {name: value for name, value in named.items() if name in keywords}
         self.foreign = {name: value for name, value in named.items() if name not in keywords}
-        self.finish: list[Callable] = []  # what becomes of the results, the last first
+        self.finish: list[Callable] = []  # transformations of the results, the last one first
 
     def take(self, name: str):
         return self.foreign.pop(name)
@@ -129,7 +129,7 @@ class _Call:
         self.named[name] = value
 
     def axes(self) -> None:
-        """SDPA's order of axes can't be told from attention()'s, whatever the shapes."""
+        """Refuses SDPA's keywords without order=: shapes do not tell SDPA's axis order from attention()'s."""
         given = [name for name in _SDPA if name in self.foreign]
         if self.op != "attention" or not given or "order" in self.foreign or self.foreign.get("attn_mask") is not None:
             return
@@ -151,7 +151,7 @@ class _Call:
         self.foreign.pop("causal", None)
 
     def default_mask(self, given: list[str]) -> None:
-        """given: the names that the call was made with. One row a sequence stands at the end, where both masks are the same."""
+        """given: the names that the call was made with. With one row per sequence, at the end, both masks are the same."""
         word = next((name for name in given if name in _FULL_BY_DEFAULT), None)
         if word is None or "mask" not in self.keywords or "mask" in self.named:
             return
@@ -186,7 +186,7 @@ class _Call:
         if "deterministic" in self.foreign:
             is_true("deterministic", self.take("deterministic"))  # every call is
         if "num_splits" in self.foreign and "mask" in self.keywords:
-            splits = self.take("num_splits")  # keys are split at fixed places
+            splits = self.take("num_splits")  # KV splits are at fixed positions
             as_int(0 if splits is None else splits, "num_splits")
         if self.op == "varlen":
             self.longest("max_seqlen_q", "cu_seqlens_q"), self.longest("max_seqlen_k", "cu_seqlens_k")
@@ -224,7 +224,7 @@ class _Call:
             self.finish.append(lambda made: made[0])
 
     def lengths(self) -> None:
-        """flash_attn_with_kvcache's: keys before new ones are written, all of them where there are none."""
+        """cache_seqlens of flash_attn_with_kvcache: without the new keys, or all keys if there are no new ones."""
         if "cache_seqlens" in self.foreign and "lengths_before" in self.keywords:
             new = "k_new" if "k_new" in self.keywords else "latent"
             own = "lengths" if self.named.get(new) is None else "lengths_before"
@@ -247,7 +247,7 @@ class _Call:
                 self.put(own, self.take(name), name)
 
     def kv_layout(self) -> None:
-        """flashinfer's, which says where k and v, or pages, have their heads; q has tokens first, always."""
+        """flashinfer's kv_layout: the position of the heads axis in k and v, or in pages. q always has tokens first."""
         if "kv_layout" not in self.foreign or self.op not in ("attention", "varlen", "decode"):
             return
         layout = self.take("kv_layout")
@@ -297,8 +297,8 @@ def _into(out, made):
 
 def call_spelled(call: Callable, op: str, positional: tuple, required: int, keywords: frozenset, arguments: tuple,
                  named: dict):  # fmt: skip
-    """call(*arguments, **named) of the function op, where these are not as the function has them. positional: names of what it
-    takes by place, of which the first `required` are needed."""
+    """call(*arguments, **named) of the function op, with arguments that it does not have in this form. positional: names of its
+    positional arguments, of which the first `required` are required."""
     if len(arguments) > len(positional):
         raise CallError(f"{op} was called with {len(arguments)} arguments by position",
                         f"it takes {', '.join(positional)} by position",

@@ -20,9 +20,9 @@ class SsdBackward(_ssm.Ssm):
 
 def ssd_backward(dy, dstates, x, dt, A, B, C, D, z, dt_bias, initial_states, cu_seqlens, *, dt_softplus, dt_limit, layout, world,
                  threads, memory_budget, timeout) -> tuple[Tensor, ...]:  # fmt: skip
-    """The gradients of ssd() with these arguments: of x, dt, A, B, C, D, z, dt_bias and initial_states, empty for those that are
-    None. dy, dstates: the gradients of its results; dstates may be None. On a GPU this waits, because the gradients of A, D and
-    dt_bias are summed on the host."""
+    """The gradients of ssd() with respect to x, dt, A, B, C, D, z, dt_bias and initial_states; empty for arguments that are None.
+    dy, dstates: the gradients of its results; dstates may be None. On a GPU this waits, because the gradients of A, D and dt_bias
+    are summed on the host."""
     own = _job.world_of(x, world)
     lengths = _ssm.lengths_of_runs(x, x.ndim == 4, cu_seqlens, layout, own)
     heads, head_dim = x.shape[-2:]

@@ -126,8 +126,8 @@ def _ssm(op, x, dt, A, B, C, D, z, dt_bias, dt_softplus, dt_limit, initial_state
 
 
 def _recording(wanting: str, shape: tuple, flags: dict, limits, members: dict, out):
-    """The operators that autograd records. Prepares the backward pass first, so that a job that has none is refused before its
-    forward runs. wanting: the name of a tensor that requires a gradient."""
+    """Returns the operators that autograd records. Prepares the backward pass first, so that a job without gradients is refused
+    before its forward pass runs. wanting: the name of a tensor that requires a gradient."""
     from . import torch_ops  # noqa: PLC0415, needs torch
     from ._ssd_backward import SsdBackward  # noqa: PLC0415, which needs this
 
@@ -222,7 +222,8 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
         initial_states=None, return_final_states: bool = False, cu_seqlens=None, layout: Layout | None = None,
         world: World | None = None, out=None, threads: int = 0, memory_budget: int = 0, timeout: float = 60.0,
         **unknown):  # fmt: skip
-    """Mamba-2's SSD, as mamba_ssm's mamba_chunk_scan_combined; docs/ssm.md lists the differences. Collective with several ranks.
+    """Mamba-2's SSD, like mamba_chunk_scan_combined of mamba_ssm (docs/ssm.md lists the differences). Collective with several
+    ranks.
 
     Args:
         x: [tokens, heads, head_dim] or [batch, tokens, heads, head_dim], float32, float16 or bfloat16.
@@ -238,8 +239,8 @@ def ssd(x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softplus: bool = Fal
         return_final_states: returns the states after each sequence, too.
         cu_seqlens: [sequences + 1] cumulative lengths of packed sequences. An empty sequence passes its state through.
         layout: with several ranks, whole super-segments of 65,536 tokens: ringattn.super_segments(lengths, ranks), the default,
-            or a Layout. A rank passes the initial states of the sequences that begin on it, Layout.begins(rank), and gets the
-            final states of those that end on it, Layout.ends(rank).
+            or a Layout. A rank passes the initial states of the sequences that begin on it (Layout.begins(rank)), and gets the
+            final states of the sequences that end on it (Layout.ends(rank)).
         world, out, threads, memory_budget, timeout: as in attention(). out has x's shape.
 
     Returns:
@@ -293,10 +294,10 @@ def ssd_update(state, x, dt, A, B, C, *, D=None, z=None, dt_bias=None, dt_softpl
         A, D, dt_bias, dt_softplus, dt_limit, out, threads, timeout: as in ssd().
 
     Returns:
-        y, of x's shape and dtype. A row doesn't depend on the other rows. It agrees with ssd() within a tolerance.
+        y, of x's shape and dtype. A row does not depend on the other rows. It agrees with ssd() within a tolerance.
 
     Raises:
-        CallError, UsageError, UnsupportedError: as ssd(), which has gradients where this has none.
+        CallError, UsageError, UnsupportedError: as ssd(). There are no gradients.
 
     Formula:
         That of ssd() for one token.

@@ -5,7 +5,7 @@ from ._abi import CUDA
 from ._errors import unsupported
 from ._loaded_torch import loaded_torch
 
-# (object, its world) for each prepared object that is part of a CUDA graph. PyTorch does not say when a graph is destroyed, so
+# (object, its world) for each prepared object that a CUDA graph uses. PyTorch does not report when a graph is destroyed, so
 # they are kept until the process ends, unless their world is closed.
 _in_graphs: list = []
 
@@ -26,7 +26,7 @@ def is_captured(tensor) -> bool:
 
 def refuse_in_graph(world, problem: str = "this call is not prepared", why: str = "preparing allocates memory",
                     suggestion: str = "Make the call once in this thread before the capture.") -> None:  # fmt: skip
-    """Refuses what can't be done while a graph is being captured: by default to prepare a call."""
+    """Refuses an operation that is impossible while a graph is being captured, by default preparing a call."""
     kind, index = world.device
     if kind == CUDA and loaded_torch() is not None and is_capturing(index):
         unsupported(problem, f"a CUDA graph is being captured, and {why}", suggestion)
@@ -53,8 +53,8 @@ class StreamOrder:
             return
         cuda = loaded_torch().cuda
         current = cuda.current_stream(device)
-        # The id of a stream that PyTorch did not make is its handle. When it is destroyed, another stream may get the handle, and
-        # that of cudaStreamPerThread is another stream in each thread.
+        # The id of a stream that PyTorch did not make is its handle. After it is destroyed, another stream may get the handle,
+        # and the handle cudaStreamPerThread is another stream in each thread.
         external = current.stream_id == stream
         if self.last is not None and (external or stream != self.last):
             current.wait_event(self._passed if self.last else cuda.default_stream(device).record_event())

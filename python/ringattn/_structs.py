@@ -58,7 +58,7 @@ class Sized(Structure):
 
 
 def _sized(name: str, *members: tuple[type, str]) -> type[Sized]:
-    """A struct of groups of members: their type, and their names in one string."""
+    """Makes a struct from groups of members, each a type and the members' names in one string."""
     fields = [("size", c_uint64)] + [(member, kind) for kind, names in members for member in names.split()]
     return type(name, (Sized,), {"_fields_": fields, "__slots__": ()})
 

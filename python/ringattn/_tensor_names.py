@@ -11,10 +11,10 @@ from . import _abi
 
 
 class Meaning(NamedTuple):
-    role: str  # what it is an alias of; empty: it is refused
+    role: str  # the name it is an alias of; empty: it is refused
     refused: str  # why
     suggestion: str
-    unless: str  # a tensor beside which a file may have it; empty: none
+    unless: str  # a tensor together with which a file may have it; empty: none
 
 
 @functools.cache

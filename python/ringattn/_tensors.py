@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of NumPy and of PyTorch as DLPack's tensors. What differs between the two stands here and nowhere else."""
+"""NumPy and PyTorch arrays as DLPack tensors. Code that depends on which of the two an array is belongs here."""
 
 import ctypes
 import functools
@@ -12,7 +12,7 @@ from ._errors import CallError, refuse, unsupported
 from ._loaded_torch import loaded_torch
 from ._ranges import ranged
 
-# DLPack's codes by the names of NumPy's, ml_dtypes' and PyTorch's types.
+# DLPack's type codes by the type names of NumPy, ml_dtypes and PyTorch.
 _INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
 _TYPES = {
     "float32": (_FLOAT, 32), "float16": (_FLOAT, 16), "bfloat16": (_BFLOAT, 16), "float64": (_FLOAT, 64),
@@ -23,7 +23,7 @@ _FLOAT8 = "Convert it, or store keys and values in 8 bits by ringattn.compress(k
 
 
 def _type_of(dtype):
-    """(code, bits) of an array's dtype; asked once for each."""
+    """(code, bits) of an array's dtype, cached by dtype."""
     known = _by_dtype.get(dtype)
     if known is None:
         name = str(dtype).removeprefix("torch.")
@@ -44,8 +44,9 @@ _WRITTEN = ("out", "lse", "state", "conv_state")
 
 
 def check_array(name: str, array, written: bool | None = None, differentiable: bool = False) -> None:
-    """Refuses what is neither NumPy's nor PyTorch's, tensors that require gradients unless the call is `differentiable` in them,
-    and what can't be written to where it is `written`: by default if calls always write an argument of this name."""
+    """Refuses objects that are neither NumPy arrays nor PyTorch tensors, tensors that require gradients unless the call is
+    `differentiable` in them, and, if the array is `written`, arrays that can't be written to. By default, `written` is true for
+    names of arguments that calls always write."""
     if written is None:
         written = name in _WRITTEN
     if isinstance(array, np.ndarray):
@@ -59,7 +60,7 @@ def check_array(name: str, array, written: bool | None = None, differentiable: b
                "Convert it, for instance with numpy.asarray().")  # fmt: skip
     if array.layout is not loaded_torch().strided:
         refuse(f"{name} is of layout {array.layout}", "it is not strided", "Make it dense.")
-    # Dynamo can't trace is_neg(); the operator in the graph looks again.
+    # Dynamo can't trace is_neg(); the operator in the graph checks again.
     if not loaded_torch().compiler.is_compiling() and (array.is_neg() or array.is_conj()):
         kind, resolved = ("negated", "resolve_neg()") if array.is_neg() else ("conjugated", "resolve_conj()")
         refuse(f"{name} is a {kind} view", "its memory has other numbers than it has",
@@ -69,18 +70,18 @@ def check_array(name: str, array, written: bool | None = None, differentiable: b
 
 
 def traced(function):
-    """Under torch.compile the call becomes the operator of the same name, which graphs hold. A call that the function doesn't
-    take as it is goes through _spellings."""
+    """Under torch.compile the call becomes the operator of the same name, which graphs hold. A call with arguments that the
+    function does not have in this form goes through _spellings."""
     return _wrapped(function, None, 0)
 
 
 def traced_step(new_rows: str, place: int):
-    """traced() of a decode step. Where its new rows are passed, lengths say by their name whether they count these rows; `place`:
-    where lengths are among the arguments."""
+    """traced() for a decode step. If new rows are passed, lengths must be passed by name, because the name says whether they
+    count these rows. `place`: index of lengths among the arguments."""
     return lambda function: _wrapped(function, new_rows, place)
 
 
-# Types of which no value equals a whole number that a setting is, but for that number.
+# Types whose values equal a whole number of another type only if they are that number.
 _ANY_SETTING = frozenset((int, str, bool, type(None), np.ndarray))
 
 
@@ -159,7 +160,7 @@ def maker(like, shape, dtype=None):
 
 
 def contiguous_heads(array):
-    """The array, copied only if the elements of a head are not contiguous."""
+    """The array, copied if the elements of a head are not contiguous."""
     if isinstance(array, np.ndarray):
         return array if array.shape[-1] <= 1 or array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
     return array if array.shape[-1] <= 1 or array.stride(-1) == 1 else array.contiguous()
@@ -170,14 +171,14 @@ def is_contiguous(array) -> bool:
 
 
 def flat_rows(array):
-    """[batch, tokens, heads, dim] as [batch · tokens, heads, dim], copied only where that is no view."""
+    """[batch, tokens, heads, dim] as [batch · tokens, heads, dim], copied only if a view is impossible."""
     if hasattr(array, "flat_rows"):
         return array.flat_rows()
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
 def as_rows(array, axes: int = 2):
-    """Merges all axes before the last `axes` ones to one axis; there may be none."""
+    """Merges all axes before the last `axes` ones into one axis. There may be no such axes."""
     return array.reshape(math.prod(array.shape[:-axes]), *array.shape[-axes:])
 
 
@@ -205,8 +206,8 @@ def address_of(array) -> int:
 
 
 def forms_of(arrays) -> tuple | None:
-    """A hashable key that is equal for arrays that differ only in address. None for anything but plain arrays, and
-    tensors and parameters without required gradients."""
+    """A hashable key that is equal for arrays that differ only in address. None for anything but plain arrays, tensors and
+    parameters that require no gradient."""
     torch = loaded_torch()
     kinds = () if torch is None else (torch.Tensor, torch.nn.Parameter)
     _gradients.refuse_transforms(arrays)
@@ -239,7 +240,7 @@ class View:
         self.address: int = ctypes.addressof(self.struct)
 
     def show(self, array) -> None:
-        """From here on, this is a view of the array, which the caller keeps."""
+        """Makes this a view of the array, which the caller keeps alive."""
         if isinstance(array, np.ndarray):
             form = array.shape, array.strides, array.dtype
         else:
@@ -275,7 +276,7 @@ class CompressedView:
         self.address: int = ctypes.addressof(self._struct)
 
     def show(self, compressed) -> None:
-        """From here on, these are the parts of the _compression.Compressed, which the caller keeps."""
+        """Makes these views of the parts of the _compression.Compressed, which the caller keeps alive."""
         parts = compressed.parts
         if len(parts) != len(self._views):
             self._views = [View() for _ in parts]
@@ -292,7 +293,7 @@ def data_type(like) -> _structs.DLDataType:
 
 
 def type_name(dtype) -> str:
-    """NumPy's and PyTorch's name of a type: of one of theirs, or of DLPack's."""
+    """The name of a type in NumPy and PyTorch, from a NumPy, PyTorch or DLPack type."""
     if isinstance(dtype, _structs.DLDataType):
         return next(name for name, known in _TYPES.items() if known == (dtype.code, dtype.bits))
     return str(dtype).removeprefix("torch.")

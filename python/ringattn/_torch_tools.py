@@ -17,9 +17,9 @@ _tensors: dict[str, tuple[tuple[int, str, bool], ...]] = {}
 
 
 def operator(name: str, mutates: tuple[str, ...] = ()):
-    """Registers the function as an operator for CPU and GPUs. Those of _gradients.INPUTS get their formula by gradients_of().
-    Other operators refuse tensors that require gradients where autograd would record them, so a traced graph can't lose them
-    silently. This Python kernel takes a few microseconds per call, and none under torch.inference_mode();
+    """Registers the function as an operator for CPU and GPUs. Operators of _gradients.INPUTS get their gradient formula from
+    gradients_of(). Other operators refuse tensors that require gradients while autograd records, so a traced graph can't lose
+    gradients silently. This Python kernel takes a few microseconds per call, and none under torch.inference_mode();
     library.custom_op() would add more."""
 
     def register(function):
@@ -47,7 +47,7 @@ def operator(name: str, mutates: tuple[str, ...] = ()):
 
 
 def constant_result(function):
-    """torch.compiler.assume_constant_result(), which would import torch._dynamo: seconds that eager mode doesn't need."""
+    """torch.compiler.assume_constant_result() without its import of torch._dynamo, which takes seconds."""
     function._dynamo_marked_constant = True
     return function
 
@@ -58,7 +58,7 @@ def _tensors_of(op: str) -> tuple[tuple[int, str, bool], ...]:
 
 
 def refuse_gradients(op: str, arguments) -> None:
-    """arguments: the operator's, by their places; those at the end may be left out."""
+    """arguments: the operator's positional arguments; the last ones may be missing."""
     if not torch.is_grad_enabled():
         return
     for place, name, differentiable in _tensors_of(op):
@@ -80,8 +80,8 @@ def gradients_of(name: str, setup_context, backward) -> None:
 
 
 def run(op: str, *arguments):
-    """What the operator gives. Gradients are refused before it is reached, too: there torch.compile leaves the call to
-    eager mode and the caller gets ringattn's error, while it wraps what operators raise in one of its own."""
+    """Calls the operator. Required gradients are also refused before the operator: there torch.compile falls back to eager mode
+    and the caller gets ringattn's error, while torch.compile would wrap an operator's error in one of its own."""
     for place, name, _ in _tensors_of(op):
         refuse_compressed(op, name, arguments[place] if place < len(arguments) else None)
     refuse_gradients(op, arguments)
@@ -94,7 +94,7 @@ def fake(name: str):
 
 
 def constant(length: int) -> int:
-    """A length that a graph is made for, even where it serves others, too: heads and dims, of which formats are made."""
+    """A size that is a constant of the graph even with dynamic shapes: heads and dims, from which formats are made."""
     if type(length) is int and not torch.compiler.is_compiling():
         return length
     from torch.fx.experimental import symbolic_shapes  # noqa: PLC0415, imports SymPy
@@ -138,7 +138,7 @@ def new_rows(q: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def given(op: str, out: Tensor | None, made: Tensor) -> Tensor:
-    """What an operator made, in out where the caller gives one. copy_() would round to another type, and repeat rows."""
+    """An operator's result, copied to out if the caller passes one. out must match, because copy_() would round and broadcast."""
     if out is None:
         return made
     check_array("out", out)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers' masks are made of, and where the sequences of a batch begin, read from what its models hand on.
+"""Reads transformers' masks, and where the sequences of a batch begin, from what its models pass to their layers.
 
-A model makes its masks before its layers run, and each layer gets one of them. In place of a tensor it gets a Mask,
-which says what would stand in that tensor, so attention_forward() knows what eager attention would compute."""
+A model makes its masks before its layers run, and passes one of them to each layer. Instead of a tensor a layer gets a Mask,
+which describes the contents of that tensor, so attention_forward() knows what eager attention would compute."""
 
 from typing import NoReturn
 
@@ -23,14 +23,14 @@ class _NoTensor(UnsupportedError, AttributeError):
 
 
 class Mask:
-    """causal, window: what is seen; a window of w is the w last keys of a causal mask, else w keys on both sides.
-    made_for: how many queries and keys.
-    packed: [batch, tokens], the number of a token's sequence in its row, where the model's positions tell sequences
-    apart; while torch.compile traces it is there for each batch without a cache.
+    """causal, window: which keys a query sees. A window of w is the last w keys of a causal mask, otherwise w keys on both sides.
+    made_for: numbers of queries and keys.
+    packed: [batch, tokens], the index of each token's sequence in its row, if the model's positions separate sequences.
+    While torch.compile traces, it is set for each batch without a cache.
     padding: a padding mask whose values are unknown, because torch.compile traces.
     dropped: the tokens that a padding mask drops; None: none.
-    filled: how many of the first keys are there, as in a static cache, an int or a tensor without axes; None: all.
-    step_keys: the number of keys that are there if that is all that the mask says of a decode step; else None."""
+    filled: the number of leading keys that are filled, as in a static cache, an int or a tensor without axes; None: all.
+    step_keys: the number of filled keys if the mask of a decode step says nothing else; otherwise None."""
 
     ndim = 4  # transformers hands a mask of four axes on as it is
 
@@ -42,15 +42,15 @@ class Mask:
         if causal and packed is None and padding is None and dropped is None and not isinstance(filled, Tensor):
             queries, keys = made_for
             self.step_keys = filled if filled is not None or queries == keys else keys
-        self.begins, self.begins_for = None, (None, None)  # what sequences_of() has found, for layer after layer
-        self.lengths = None  # what lengths_for() has made, likewise
+        self.begins, self.begins_for = None, (None, None)  # the result of sequences_of(), for all layers
+        self.lengths = None  # the result of lengths_for(), for all layers
 
     def contiguous(self) -> "Mask":
-        """As generate() of transformers 5.23 and earlier asks for."""
+        """generate() of transformers 5.23 and earlier calls this."""
         return self
 
     def lengths_for(self, q: Tensor) -> Tensor:
-        """int32 [batch], on q's device: how many of the first keys are there."""
+        """int32 [batch] on q's device: the number of leading keys that are filled."""
         if self.lengths is None or self.lengths.device != q.device or self.lengths.shape[0] != q.shape[0]:
             filled = self.made_for[1] if self.filled is None else self.filled
             if isinstance(filled, Tensor):
@@ -77,8 +77,8 @@ class Mask:
 
 
 def _is_made_like(given, pattern) -> bool:
-    """Whether the same function of transformers has returned both: they are of the same code, over the same numbers and
-    functions. None in a pattern stands for anything."""
+    """Whether the same function of transformers returned both: they have the same code, and close over the same numbers and
+    functions. None in a pattern matches anything."""
     if pattern is None:
         return True
     if isinstance(pattern, tuple):
@@ -96,9 +96,9 @@ def _held(function) -> tuple:
 
 
 def read_mask(function, size: int | None, tokens: int):
-    """(causal, window, packed) of a mask function of transformers, as Mask has them. size: of its windows or chunks;
-    tokens: the most that a sequence has, with those that a cache has dropped. Refuses what isn't known to be a mask
-    that ringattn has."""
+    """(causal, window, packed) of a mask function of transformers, as in Mask. size: size of its windows or chunks. tokens:
+    the maximum length of a sequence, including tokens that a cache has dropped. Refuses functions that are not known to be a
+    mask that ringattn supports."""
     from transformers import masking_utils as made  # noqa: PLC0415
 
     known = [(made.causal_mask_function, True, None), (made.bidirectional_mask_function, False, None)]
@@ -126,9 +126,9 @@ def read_mask(function, size: int | None, tokens: int):
 
 
 def _sequence_numbers(function, pattern) -> Tensor | None:
-    """The numbers of the tokens' sequences, [batch, tokens], where `function` is `pattern` within packed sequences: two
-    functions together, which close over the numbers and over the pattern with the tokens' own positions. Versions of
-    transformers have them in either order."""
+    """The sequence index of each token, [batch, tokens], if `function` is `pattern` within packed sequences. transformers then
+    combines two functions, of which one closes over the indices and the other over the pattern with the tokens' own positions.
+    The order depends on the version."""
     from transformers import masking_utils as made  # noqa: PLC0415
 
     same = made.packed_sequence_mask_function(None)
@@ -152,8 +152,8 @@ def check_padding(padding: Tensor | None) -> None:
 
 
 def _begins(dealt, rows, given_q, given_k, packed, padding) -> list[int]:
-    """Where the sequences begin whose queries are there, [sequences + 1]. dealt: as batch() says it; rows: batch and
-    tokens; given_q, given_k: cu_seq_lens_q and cu_seq_lens_k. Where several of them say it they have to agree."""
+    """Where the sequences of these queries begin, [sequences + 1]. dealt: the arguments of batch(). rows: batch and tokens.
+    given_q, given_k: cu_seq_lens_q and cu_seq_lens_k. If several of these give the boundaries, they must agree."""
     check_padding(padding)
     cu_q, cu_k = (None if cu is None else as_ints(cu, "cu_seq_lens") for cu in (given_q, given_k))
     if dealt is not None:
@@ -192,9 +192,9 @@ def _(like, dealt, rows, given_q, given_k, packed, padding):
 
 
 def sequences_of(q: Tensor, mask: Mask | None, given_q: Tensor | None, given_k: Tensor | None, dealt: list[int] | None):
-    """_begins() of a layer's q [batch, tokens, heads, head_dim]; None where each row is a sequence. While torch.compile
-    traces this is an operator, which finds or refuses what depends on numbers when the graph runs; no graph leaves it
-    out, because attention takes what it returns."""
+    """_begins() of a layer's q [batch, tokens, heads, head_dim]; None if each row is a sequence. While torch.compile traces,
+    this is an operator, which finds or refuses what depends on values when the graph runs. No graph can drop it, because
+    attention takes its result."""
     packed, padding = (None, None) if mask is None else (mask.packed, mask.padding)
     if given_q is None and padding is None and (packed is None or dealt is not None):
         return dealt
@@ -209,8 +209,8 @@ def sequences_of(q: Tensor, mask: Mask | None, given_q: Tensor | None, given_k: 
 
 @_torch_tools.operator("unpadded_lengths")
 def unpadded_lengths(lengths: Tensor, padding: Tensor) -> Tensor:
-    """A copy of a decode step's lengths, where `padding`, a mask of a graph, drops nothing. The step takes what it returns, so
-    that no graph leaves the check out."""
+    """Checks that `padding`, a mask in a graph, drops nothing, and returns a copy of a decode step's lengths. The step takes this
+    copy, so that no graph can drop the check."""
     check_padding(padding)
     return lengths.clone()
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padded batches of transformers' models: the tokens that a 2D attention_mask keeps, as packed sequences.
+"""Padded batches of transformers' models, as packed sequences of the tokens that a 2D attention_mask keeps.
 
-Tokens that the mask drops are neither keys nor queries, so a sequence has the bits that it has alone, wherever its padding
-is. Results of dropped queries are zeros."""
+Tokens that the mask drops are neither keys nor queries, so a sequence has the same bits as alone, wherever its padding is.
+Results of dropped queries are zeros."""
 
 import functools
 
@@ -16,17 +16,17 @@ from ._errors import unsupported
 class Padding:
     """A padding mask that drops tokens.
 
-    keys: bool [batch, keys], those that are kept; queries: bool [batch, queries], or None where all are computed, as those
-    of other sequences than the keys (cross-attention) and of layers that aren't causal.
-    whole: no query is dropped; in_front: no kept key is after a dropped one."""
+    keys: bool [batch, keys], the kept keys. queries: bool [batch, queries], or None if all are computed, as in
+    cross-attention and in layers that are not causal.
+    whole: no query is dropped. in_front: no kept key is after a dropped one."""
 
     def __init__(self, keys: Tensor, queries: Tensor | None, whole: bool, in_front: bool):
         self.keys, self.queries, self.whole, self.in_front = keys, queries, whole, in_front
 
     @classmethod
     def of(cls, kept: Tensor, queries: int | None, has_window: bool) -> "Padding | None":
-        """The padding of a mask [batch, keys] whose last `queries` tokens are queries (None: none are); None if it drops
-        nothing. Refuses dropped tokens between kept ones under a window, in which transformers counts them."""
+        """The padding of a mask [batch, keys] whose last `queries` tokens are queries (None: none are); None if the mask drops
+        nothing. Refuses dropped tokens between kept ones if there is a window, because transformers counts them in windows."""
         kept = kept.bool()
         at_queries = kept if queries is None else kept[:, -queries:]
         begins = (kept[:, 1:] > kept[:, :-1]).sum(1)
@@ -41,8 +41,8 @@ class Padding:
 
     @functools.cached_property
     def step(self) -> tuple[Tensor, Tensor | None] | None:
-        """(lengths, order) of queries that are all kept: int32 [batch], and int64 [batch, keys] that brings the kept keys
-        to the front in their order, or None where they are there. None if queries are dropped."""
+        """(lengths, order) if all queries are kept: int32 [batch], and int64 [batch, keys], which moves the kept keys to the
+        front in their order, or None if they are already there. Returns None if queries are dropped."""
         if self.queries is None or not self.whole:
             return None
         lengths = self.keys.sum(1, dtype=torch.int32)
@@ -52,7 +52,7 @@ class Padding:
 
     @functools.cached_property
     def packed(self) -> tuple[Tensor | None, list[int], Tensor, list[int]]:
-        """Indices of the kept rows among [batch * tokens] and cumulative lengths, of queries (None: all) and of keys."""
+        """Indices of the kept rows among [batch * tokens], and cumulative lengths, for queries (None: all) and for keys."""
         keys, cu_k = _packed(self.keys)
         if self.queries is None:
             return None, [], keys, cu_k

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuous batching of transformers (generate_batch): its batches are packed sequences, whose keys it reads from its pages.
+"""Continuous batching of transformers (generate_batch). Its batches are packed sequences, whose keys are read from its pages.
 
 A batch mixes whole prompts, chunks of prompts and decode steps. Each is a sequence of varlen(), with its new tokens as queries
-and all tokens so far as keys, so it has the bits that it has in any other batch, and in generate()."""
+and all tokens so far as keys, so it has the same bits as in any other batch, and as in generate()."""
 
 import contextlib
 import copy
@@ -17,8 +17,8 @@ from ._arguments import as_ints
 from ._errors import refuse, unsupported
 from ._per_thread import PerThread
 
-_ENDING = "_flash"  # transformers takes only implementations with "flash" in their names, which it gives no masks
-# Arguments that transformers passes to the layers besides those of other models.
+_ENDING = "_flash"  # transformers accepts only implementations with "flash" in their names, and passes them no masks
+# Arguments that transformers passes to the layers only in continuous batching.
 PASSED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "max_seqlen_q", "max_seqlen_k", "read_index",
           "write_index", "logits_indices", "logits_processor_args", "is_causal"}  # fmt: skip
 _OF_GRAPHS = "lengths are read on the host, and a graph would keep those of one batch"
@@ -38,7 +38,7 @@ def paged_name(name: str) -> str:
 
 
 def autocast(*rows: Tensor) -> tuple[Tensor, ...]:
-    """Rows in the dtype of torch.autocast, as PyTorch's SDPA casts them: RoPE makes float32 of q and k there, and v stays."""
+    """Rows in the dtype of torch.autocast, as in PyTorch's SDPA: under autocast, RoPE makes q and k float32, but not v."""
     device = rows[0].device.type
     if not torch.is_autocast_enabled(device):
         return rows
@@ -46,7 +46,7 @@ def autocast(*rows: Tensor) -> tuple[Tensor, ...]:
 
 
 def ensure_registered(name: str) -> None:
-    """register() unless the name has an implementation, which may be that of substitute_hf_flash_attn()."""
+    """Calls register() unless the name has an implementation, which may be the one of substitute_hf_flash_attn()."""
     from transformers import AttentionInterface  # noqa: PLC0415, see ringattn.transformers
 
     from . import transformers  # noqa: PLC0415, which imports this
@@ -56,23 +56,23 @@ def ensure_registered(name: str) -> None:
 
 
 def _implementations(config) -> dict:
-    """The names that a config and the configs in it have, in the form in which its setter takes them all."""
+    """The implementation names of a config and of the configs in it, in the form that its setter accepts."""
     inner = {key: getattr(config, key, None) for key in config.sub_configs}
     return {"": config._attn_implementation} | {key: _implementations(one) for key, one in inner.items() if one is not None}
 
 
 @contextlib.contextmanager
 def continuous_batching(model, name: str = "ringattn"):
-    """Has a model compute its attention by ringattn in generate_batch() and the other calls of continuous batching.
+    """Context manager in which a model uses ringattn in generate_batch() and the other calls of continuous batching.
 
-    CUDA graphs are off inside of it, also where transformers would choose them, because lengths are read on the host.
+    CUDA graphs are off inside it, even if transformers would use them, because lengths are read on the host.
 
     Args:
         model: a model of transformers that generates.
-        name: that of register().
+        name: as in register().
 
     Returns:
-        A context manager that gives the model.
+        A context manager that returns the model.
 
     Raises:
         UsageError: the model has no generate_batch().
@@ -101,8 +101,8 @@ def continuous_batching(model, name: str = "ringattn"):
 
 @contextlib.contextmanager
 def _without_graphs(model):
-    """Hides the model's init_continuous_batching(), which all its calls of continuous batching begin with, by one without CUDA
-    graphs; not in versions of transformers in which it has no config."""
+    """Replaces the model's init_continuous_batching(), with which all calls of continuous batching begin, by one without CUDA
+    graphs. Does nothing in versions of transformers in which it has no config."""
     init = getattr(model, "init_continuous_batching", None)
     if init is None or "continuous_batching_config" not in inspect.signature(init).parameters:
         yield
@@ -147,7 +147,7 @@ def _lengths(cu) -> list[int]:
 
 
 def _of_layer(name: str, given, sliding: bool):
-    """An argument that some versions give for each type of layer."""
+    """An argument that some versions pass as a dict by type of layer."""
     return given["sliding_attention" if sliding else "full_attention"] if isinstance(given, dict) else given
 
 
@@ -164,7 +164,7 @@ def paged_attention(module, query, key, value, named: dict, sliding_window: int 
     sliding = bool(sliding_window or getattr(module, "sliding_window", None))
     cu_q, cu_k = _lengths(given["cu_seq_lens_q"]), _lengths(_of_layer("cu_seq_lens_k", given["cu_seq_lens_k"], sliding))
     q, k, v = autocast(query[0].transpose(0, 1), k, v)
-    # Batches are padded to fixed sizes where transformers captures or compiles them.
+    # transformers pads batches that it captures or compiles to fixed sizes.
     rows, keys = cu_q[-1], cu_k[-1]
     out = _attention.varlen(q[:rows], k[:keys], v[:keys], cu_q, cu_k, **named)[0]
     if rows < q.shape[0]:

@@ -15,8 +15,8 @@ class _Token:
 
 
 class Turn:
-    """A call of another thread is refused before it touches anything that the first one uses: ctypes releases the GIL while the
-    library works. So is a call by a signal handler that runs during a call.
+    """Refuses a call of another thread before it touches anything that the running call uses, because ctypes releases the GIL
+    while the library works. A call by a signal handler that runs during a call is refused, too.
 
         held = turn.take()
         try:
@@ -25,12 +25,12 @@ class Turn:
             turn.thread = 0
             turn.release(held.pop())
 
-    An exception of a signal handler, such as Ctrl-C, may be raised after any call of a function, so also where the token has been
-    taken and no `try` has begun. Then nothing refers to the token any more, and the next take() makes another one. A lock would
-    stay locked. held is a list, which is empty afterwards: a frame that a traceback keeps must not refer to the token.
-    release() is list.append: the __exit__ of a class would begin by running handlers.
+    An exception of a signal handler, such as Ctrl-C, may be raised after any function call, also between taking the token and the
+    beginning of the `try`. Then nothing refers to the token any more, and the next take() makes a new one, whereas a lock would
+    stay locked. `held` is a list, which is empty afterwards, because a frame that a traceback keeps must not refer to the token.
+    release() is list.append, because the __exit__ of a class would begin by running handlers.
 
-    thread: identity of the one that has the token, once it knows; else 0."""
+    thread: identity of the thread that has the token, as soon as that thread has set it; otherwise 0."""
 
     __slots__ = ("_free", "_made", "_mending", "release", "thread")
 

@@ -4,8 +4,8 @@
     from ringattn.flash_attn import flash_attn_func, flash_attn_with_kvcache      # instead of: from flash_attn import …
 
 As in flash_attn, causal is False by default, and the functions return only out. With return_attn_probs they return
-(out, lse, None), with return_softmax_lse (out, lse). lse is [batch, heads, tokens], for packed sequences [heads,
-tokens], while ringattn's own functions have tokens first. A row that sees no key has zeros in out and -inf in lse.
+(out, lse, None), and with return_softmax_lse (out, lse). lse is [batch, heads, tokens], or [heads, tokens] for packed
+sequences; in ringattn's own functions tokens come first. A row that sees no key has zeros in out and -inf in lse.
 
 Differences: dropout, ALiBi, cos and sin of rotary embedding, cache_batch_idx and cache_leftpad are refused, and
 flash_attn_with_kvcache refuses tensors that require a gradient. `deterministic` and `num_splits` have no effect: every
@@ -108,8 +108,8 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
         k_cache, v_cache: [batch, keys, kv_heads, head_dim], or [pages, page_size, kv_heads, head_dim] with block_table.
         k, v: [batch, rows, kv_heads, head_dim], the same rows as q: appended to the cache after cache_seqlens, which are not
             changed. None: cache_seqlens include all keys.
-        rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, alibi_slopes: None; others are refused.
-        cache_seqlens: an int, int32 [batch], or None: the whole cache.
+        rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, alibi_slopes: must be None.
+        cache_seqlens: an int or int32 [batch]. None: the whole cache.
         block_table: int32 [batch, table_pages], page indices. None: a dense cache.
         softmax_scale: factor of the scores. None: 1 / sqrt(head_dim).
         causal: a causal mask, aligned to the last key.
@@ -117,18 +117,18 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
         softcap: score = softcap * tanh(score / softcap). 0: off.
         rotary_interleaved: no effect without rotary_cos.
         num_splits: no effect: KV splits are fixed.
-        return_softmax_lse: returns (out, lse) in place of out.
+        return_softmax_lse: returns (out, lse) instead of out.
 
     Returns:
         out, [batch, rows, heads, head_dim] of q's dtype; with return_softmax_lse (out, lse), lse float32 [batch, heads, rows].
 
     Raises:
-        CallError: a keyword is unknown, with its name here if there is one.
+        CallError: a keyword is unknown. The error gives its name in ringattn, if there is one.
         UsageError: shapes, lengths or pages contradict each other.
         UnsupportedError: rotary embedding, ALiBi, cache_batch_idx or cache_leftpad is given, or a tensor requires a gradient.
 
     Formula:
-        That of ringattn.decode().
+        As in ringattn.decode().
 
     Example:
         >>> cache, q = torch.ones(2, 64, 2, 32), torch.ones(2, 1, 4, 32)

@@ -34,17 +34,17 @@ __all__ = ["Goldens", "this_machine"]
 
 @functools.cache
 def this_machine(device: tuple[int, int] = (_abi.CPU, 0)) -> str:
-    """Everything that bits depend on besides the job, as in golden files of `ringattn verify`: version and build, kernel, and
-    instruction set or GPU model and architecture. The kernel is that of bf16 attention.
+    """Describes everything that bits depend on besides the job, as in golden files of `ringattn verify`: version and build,
+    kernel, and instruction set or GPU model and architecture. The kernel is the one for bf16 attention.
 
     Args:
         device: (type, index) as in DLPack: (1, 0) is the host, (2, i) GPU i.
 
     Returns:
-        Text, which names a section of a golden file.
+        The name of a section of a golden file.
 
     Raises:
-        UnsupportedError: the device is not there.
+        UnsupportedError: the device does not exist.
 
     Example:
         >>> ringattn.goldens.this_machine().startswith(f"ringattn {ringattn.__version__}, build ")
@@ -85,13 +85,13 @@ class Goldens:
     makes one for a module of tests (docs/python.md).
 
     Args:
-        path: of the JSON file.
+        path: path of the JSON file.
         record: True writes the checked arrays into this machine's section instead of comparing them.
         device: the device that computed the arrays, e.g. "cuda:0" for host copies of GPU results. None: each array's own.
-        missing: for goldens that are not recorded, "fail", or "record" with a warning.
+        missing: what to do if a golden is not recorded: "fail", or "record" it with a warning.
 
     Raises:
-        UsageError: missing or device is something else.
+        UsageError: missing or device has another value.
 
     Example:
         >>> import os, tempfile
@@ -121,13 +121,13 @@ class Goldens:
         """Compares arrays with those recorded under these names.
 
         Args:
-            name: of the comparison.
+            name: name of the comparison.
             **arrays: NumPy arrays, or PyTorch tensors on any device, by name.
 
         Raises:
-            WrongResult: for the first row that differs, or an array that is not recorded.
-            UnsupportedError: the file has no section of this machine.
-            FileError: it is no file of goldens."""
+            WrongResult: a row differs (the error names the first one), or an array is not recorded.
+            UnsupportedError: the file has no section for this machine.
+            FileError: the file is not a golden file."""
         known = self._read()
         new: dict = {}
         for array_name, array in arrays.items():

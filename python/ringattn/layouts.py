@@ -35,7 +35,7 @@ class Layout:
         runs: runs[rank]: (sequence, begin, end), ascending. Over all ranks the runs cover each token once.
 
     Raises:
-        UsageError: the runs don't ascend, or a token belongs to no rank, or to two.
+        UsageError: the runs do not ascend, or a token belongs to no rank or to several.
 
     Example:
         >>> layout = ringattn.Layout([6], [[(0, 0, 2), (0, 4, 6)], [(0, 2, 4)]])
@@ -93,8 +93,8 @@ class Layout:
 
     def begins(self, rank: int) -> list[int]:
         """The sequences whose first token the rank has. With ssd() the rank passes their initial states. An empty
-        sequence begins and ends on the rank of the token before it on the packed axis, else of the token after it, else
-        on rank 0."""
+        sequence begins and ends on the rank of the token before it on the packed axis. If there is none, it is on the
+        rank of the token after it, or on rank 0."""
         return sorted([s for s, b, _ in self.runs[rank] if b == 0] + self._empty_sequences(rank))
 
     def ends(self, rank: int) -> list[int]:
@@ -243,9 +243,9 @@ def zigzag(lengths: Sequence[int], world: int) -> Layout:
 
 
 def striped(lengths: Sequence[int], world: int, stripe: int = 256) -> Layout:
-    """Stripes of `stripe` tokens, dealt to the ranks in snake order (0 1 … P−1 P−1 … 1 0), continued from sequence to sequence.
-    The fastest layout for causal masks, because all ranks have equal work in every block. Use longer stripes for longer
-    sequences.
+    """Stripes of `stripe` tokens, distributed to the ranks in snake order (0 1 … P−1 P−1 … 1 0), which continues from sequence to
+    sequence. This is the fastest layout for causal masks, because all ranks have equal work in every block. Use longer stripes
+    for longer sequences.
 
     Args:
         lengths: tokens of each sequence over all ranks.
@@ -315,14 +315,14 @@ def packed(lengths: Sequence[int], world: int) -> Layout:
     return Layout(lengths, runs)
 
 
-# Tokens of a super-segment, which an SSM layout must not cut, and of a segment, which that of a gated delta rule must not.
+# Tokens of a super-segment, which layouts of SSM layers must not cut, and of a segment, likewise for gated delta rules.
 SUPER_SEGMENT = 65536
 SEGMENT = 2048
 MAX_UNITS = 1 << 20  # super-segments, or segments, of a job
 
 
 def super_segments(lengths: Sequence[int], world: int) -> Layout:
-    """The default layout of ssd(): adjacent whole super-segments of 65,536 tokens, with balanced tokens. With fewer
+    """The default layout of ssd(): each rank has adjacent whole super-segments of 65,536 tokens, balanced by tokens. With fewer
     super-segments than ranks some ranks have none.
 
     Args:
@@ -343,8 +343,8 @@ def super_segments(lengths: Sequence[int], world: int) -> Layout:
 
 
 def segments(lengths: Sequence[int], world: int) -> Layout:
-    """The default layout of gated_delta(): adjacent whole segments of 2,048 tokens, with balanced tokens. With fewer segments
-    than ranks some ranks have none.
+    """The default layout of gated_delta(): each rank has adjacent whole segments of 2,048 tokens, balanced by tokens. With fewer
+    segments than ranks some ranks have none.
 
     Args:
         lengths: tokens of each sequence over all ranks.
@@ -413,7 +413,7 @@ def make_layout(layout, lengths: Sequence[int], world: int) -> Layout:
 
 
 def positions(layout: Layout, rank: int) -> np.ndarray:
-    """Token index of each row of a rank in its sequence, which is its RoPE position.
+    """The index of each row of a rank in its sequence, which is the row's RoPE position.
 
     Args:
         layout: a Layout.
@@ -423,7 +423,7 @@ def positions(layout: Layout, rank: int) -> np.ndarray:
         int64 [tokens of the rank].
 
     Raises:
-        UsageError: layout is no Layout, or has no such rank.
+        UsageError: layout is not a Layout, or has no such rank.
 
     Example:
         >>> ringattn.positions(ringattn.zigzag([8], 2), 0).tolist()
@@ -462,7 +462,7 @@ def shard(array, layout: Layout, rank: int):
         tokens of each sequence. From a Compressed, the rank's rows of its streams, with all tables.
 
     Raises:
-        UsageError: the array has other tokens than the layout, or layout is no Layout.
+        UsageError: the array does not have the tokens of the layout, or layout is not a Layout.
 
     Example:
         >>> ringattn.shard(np.arange(8), ringattn.zigzag([8], 2), 1).tolist()
@@ -496,18 +496,18 @@ def _equal_counts(layout: Layout, rank: int) -> bool:
 
 
 def unshard(shards: Sequence, layout: Layout):
-    """The whole array of the ranks' rows.
+    """Joins the ranks' rows to the whole array.
 
     Args:
-        shards: shards[r] are the rows of rank r, as shard() returns them.
+        shards: shards[r] has the rows of rank r, as shard() returns them.
         layout: their Layout.
 
     Returns:
         [tokens, …], all sequences packed.
 
     Raises:
-        UsageError: there is not one shard of each rank, or a rank has another number of rows than in the layout, or layout
-            is no Layout.
+        UsageError: there is not one shard for each rank, a shard does not have the rank's number of rows, or layout is not a
+            Layout.
 
     Example:
         >>> layout = ringattn.zigzag([8], 2)

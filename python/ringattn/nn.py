@@ -21,12 +21,12 @@ __all__ = ["LayerReport", "Linear", "QuantizationReport", "parallelize_", "quant
 
 
 def _kind(module) -> str:
-    """The type in messages, where ringattn.nn.Linear is not torch.nn.Linear."""
+    """The type's name in messages, which must distinguish ringattn.nn.Linear from torch.nn.Linear."""
     return "a ringattn.nn.Linear" if isinstance(module, Linear) else type(module).__name__
 
 
 class _Kept:
-    """A world in a module: copies of the module share it."""
+    """Holds a world in a module, so that copies of the module share it."""
 
     def __init__(self, world: World | None):
         self.world = world
@@ -42,9 +42,9 @@ class Linear(torch.nn.Module):
     Args:
         in_features, out_features: of the whole layer. A gated layer's weight has 2 · out_features rows, the gate's first.
         bias: whether there is a bias.
-        activation, parallel, output, column_unit, world, threads, timeout: as ringattn.linear() has them.
+        activation, parallel, output, column_unit, world, threads, timeout: as in ringattn.linear().
         weights: "float", "int8" or "int4". Quantized weights are buffers without gradients.
-        device, dtype: as torch.nn.Linear has them; dtype is that of the bias and of x.
+        device, dtype: as in torch.nn.Linear. With quantized weights, dtype is the dtype of the bias and of x.
 
     Shapes:
         x: [..., in_features], or this rank's ringattn.linear_features() of a row-parallel layer.
@@ -54,14 +54,14 @@ class Linear(torch.nn.Module):
         bias: [rows], or None.
 
     Returns:
-        What ringattn.linear() returns.
+        As ringattn.linear().
 
     Raises:
-        UsageError: a state dict has neither this rank's shard nor the whole layer's tensors; they are cut by the rule of
-            ringattn.linear_columns() and ringattn.linear_features().
+        UsageError: a state dict has neither this rank's shard nor the tensors of the whole layer, which the rank cuts as
+            ringattn.linear_columns() and ringattn.linear_features() say.
 
     Formula:
-        That of ringattn.linear().
+        As in ringattn.linear().
 
     Example:
         >>> up = ringattn.nn.Linear(64, 128, activation="swiglu")
@@ -121,7 +121,7 @@ class Linear(torch.nn.Module):
         return self._world.world
 
     def reset_parameters(self) -> None:
-        """Draws the parameters as torch.nn.Linear does, of this rank's shard."""
+        """Initializes the parameters of this rank's shard randomly, as torch.nn.Linear does."""
         if self.weight.numel() == 0:
             return
         bound = self.in_features**-0.5
@@ -133,20 +133,20 @@ class Linear(torch.nn.Module):
     def from_linear(cls, linear: torch.nn.Linear, *, up: torch.nn.Linear | None = None, activation: str = "none",
                     parallel: str = "none", output: str = "shard", weights: str = "float", column_unit: int = 0,
                     world: World | None = None, threads: int = 0, timeout: float = 60.0) -> "Linear":  # fmt: skip
-        """The same layer as a torch.nn.Linear of the whole layer: its parameters themselves, or this rank's part of them, or
-        quantized.
+        """Makes a Linear from a torch.nn.Linear of the whole layer. It shares the parameters, unless it keeps only this rank's
+        part of them, or quantizes them.
 
         Args:
-            linear: the layer; with a gated activation the gate, or gate and up matrices stacked.
-            up: the up matrix of a gated layer, if it is a layer of its own. Both are then copied.
+            linear: the layer. With a gated activation, the gate, or the gate and up matrices stacked.
+            up: the up matrix of a gated layer, if it is a separate layer. Both are then copied.
             weights: "float", "int8" or "int4" (ringattn.quantize_weight()).
-            activation, parallel, output, column_unit, world, threads, timeout: as Linear has them.
+            activation, parallel, output, column_unit, world, threads, timeout: as in Linear.
 
         Returns:
             A Linear, in training mode if linear is.
 
         Raises:
-            UsageError: a parameter is on the meta device, or what is quantized has a NaN or an infinite element.
+            UsageError: a parameter is on the meta device, or a weight to quantize has a NaN or an infinite element.
 
         Example:
             >>> gate, up = torch.nn.Linear(64, 128), torch.nn.Linear(64, 128)
@@ -211,7 +211,7 @@ class Linear(torch.nn.Module):
         own = dict(state_dict)
         asymmetric = own.get(prefix + "zeros") is not None
         if self.weights == "int4" and self.zeros is None and asymmetric:
-            self.zeros = torch.full_like(self.scales, 8, dtype=torch.uint8)  # 8 is what None means
+            self.zeros = torch.full_like(self.scales, 8, dtype=torch.uint8)  # None means that all zero points are 8
         for name in ("weight", "scales", "zeros", "bias"):
             given, held = own.get(prefix + name), getattr(self, name)
             if given is None or held is None:
@@ -223,7 +223,7 @@ class Linear(torch.nn.Module):
                 return
             if given.shape != held.shape and tuple(given.shape) == self._whole_shape(name):
                 own[prefix + name] = self._cut(name, given)
-        if not asymmetric and prefix + "weight" in own:  # zeros of other weights don't fit those of the state
+        if not asymmetric and prefix + "weight" in own:  # zeros belong to the replaced weight
             self.zeros = None
         super()._load_from_state_dict(own, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers in files: floating-point, or quantized by compressed-tensors (int-quantized, pack-quantized), GPTQ or AWQ,
-in one form for all formats, as torch tensors in host memory.
+"""Reads linear layers from files: floating-point layers, and layers quantized by compressed-tensors (int-quantized,
+pack-quantized), GPTQ or AWQ. All formats are converted to the same layout, as torch tensors in host memory.
 
     layer = ringattn.quantized.read_layer("model-int4", "model.layers.0.mlp.down_proj")
     layer.weight, layer.scales, layer.zeros     # uint8 [N, K / 2], fp32 [N, K / 128], uint8 [N, K / 128] or None
@@ -24,17 +24,17 @@ _WEIGHTS = ("float", "int8", "int4")
 
 
 class Layer(NamedTuple):
-    """A linear layer, or some rows and features of it: N rows of K features, as PyTorch tensors in host memory.
+    """A linear layer, or a part of it, with N rows of K features, as PyTorch tensors in host memory.
 
     Attributes:
-        name: of the layer in the file.
+        name: name of the layer in the file.
         format: "float", "int-quantized", "pack-quantized", "gptq", "gptq_v2" or "awq".
         weights: "float", "int8" or "int4".
         weight: [N, K] of a floating-point dtype or int8; "int4": uint8 [N, K / 2], the even element in the low half.
         scales: float32, "int8" [N], "int4" [N, K / 128]; "float": None.
         zeros: "int4": uint8 [N, K / 128]; None: all are 8.
         bias: [N], or None.
-        dtype: of floating-point weights, or of the scales in the file."""
+        dtype: dtype of a floating-point weight, or of the scales in the file."""
 
     name: str
     format: str  # "float", "int-quantized", "pack-quantized", "gptq", "gptq_v2", "awq"
@@ -61,8 +61,8 @@ class Layer(NamedTuple):
         return sum(part.nbytes for part in (self.weight, self.scales, self.zeros) if part is not None)
 
     def dequantize(self, dtype=None):
-        """The weight [N, K] in floating point: scale · (value − zero), rounded once to dtype. None: the dtype that the file's
-        scales have."""
+        """The weight [N, K] in floating point: scale · (value − zero), rounded once to dtype. None: the dtype of the scales in
+        the file."""
         torch = _torch()
         dtype = self.dtype if dtype is None else dtype
         if self.weights == "float":
@@ -79,8 +79,8 @@ def read_layer(path, name: str = "", *, rows=None, features=None, quantization_c
 
     Args:
         path: a safetensors file, its *.index.json, or a model's folder.
-        name: of the layer, such as "model.layers.0.mlp.down_proj". "": the tensors without a prefix, or the only layer of the
-            file.
+        name: name of the layer, such as "model.layers.0.mlp.down_proj". "": the tensors without a prefix, or the only layer of
+            the file.
         rows, features: pairs (begin, end) of a part. None: all. Features of int4 layers are whole groups of 128.
         quantization_config: a config.json. None: the one beside the file.
 
@@ -88,7 +88,7 @@ def read_layer(path, name: str = "", *, rows=None, features=None, quantization_c
         A Layer.
 
     Raises:
-        FileError: the file can't be read, or has no such layer, or its format is not read.
+        FileError: the file can't be read, has no such layer, or has it in an unsupported format.
         UsageError: the layer does not have these rows or features.
         UnsupportedError: PyTorch is missing.
 
@@ -132,25 +132,25 @@ def read_layer(path, name: str = "", *, rows=None, features=None, quantization_c
 
 
 def load_(model, path, *, quantization_config=None, device=None, threads: int = 0):
-    """Fills a model from the files of a quantized one, in place: those that `ringattn quantize` writes, or others of
-    compressed-tensors, GPTQ or AWQ. Layers that are quantized there become ringattn.nn.Linear ones, and all other parameters and
-    buffers are read too. Everything is checked before the first layer is replaced.
+    """Fills a model in place from the files of a quantized model: files that `ringattn quantize` wrote, or files of
+    compressed-tensors, GPTQ or AWQ. Quantized layers become ringattn.nn.Linear modules, and all other parameters and buffers are
+    loaded too. Everything is checked before the first layer is replaced.
 
     Args:
-        model: a torch.nn.Module with the files' names, such as a Hugging Face model. On the meta device, nothing is allocated
-            twice; parameters get the dtypes that the files have. Elsewhere they keep dtype and device.
+        model: a torch.nn.Module whose names match the files, such as a Hugging Face model. Parameters on the meta device get the
+            dtypes of the files, and nothing is allocated twice. Other parameters keep dtype and device.
         path: the model's folder, its *.index.json, or a safetensors file.
         quantization_config: a config.json. None: the one beside the files.
-        device: of what was on the meta device. None: the CPU.
-        threads: of a quantized layer's calls on a CPU. 0: all processors.
+        device: device for parameters that were on the meta device. None: the CPU.
+        threads: threads for calls of a quantized layer on a CPU. 0: all processors.
 
     Returns:
-        A LoadReport: the quantized layers and their formats, the tensors that were read, what is missing in the files, and what
-        the model has no place for. print() it.
+        A LoadReport: the quantized layers and their formats, the other tensors that were read, tensors that the files lack, and
+        tensors that the model does not have. print() it.
 
     Raises:
-        FileError: a file can't be read, or has a layer of a format that is not read (bitsandbytes, torchao, fp8, act-order).
-        UsageError: a layer or tensor of the files doesn't fit the model; or the model has none of theirs.
+        FileError: a file can't be read, or has a layer in an unsupported format (bitsandbytes, torchao, fp8, act-order).
+        UsageError: a layer or tensor of the files does not fit the model, or none of the files' tensors is in the model.
 
     Formula:
         docs/linear.md has the formats.
@@ -188,7 +188,7 @@ def _path(path, name: str) -> bytes:
 
 
 def _range(pair, whole: int, unit: int, name: str) -> tuple[int, int]:
-    """The beginning and the length of a part, in units of the layer. Checked before memory is allocated for it."""
+    """The begin and the length of a part, in rows or features. They are checked before memory is allocated."""
     if pair is None:
         return 0, whole
     try:

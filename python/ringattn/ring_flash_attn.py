@@ -9,10 +9,10 @@ q, k, v: this rank's rows, [batch, tokens, heads, head_dim], or [tokens, heads, 
 [batch, heads, tokens], or [heads, tokens] for packed sequences.
 
 Differences: results have the same bits on any number of ranks. Windows cross rank boundaries. ringattn's own functions
-also accept sequences that don't divide evenly. Dropout and ALiBi are refused. `deterministic` has no effect, because every
-call and its gradients are deterministic. `max_seqlen` is ignored, because cu_seqlens has the lengths; a value that is too
-small has no effect, while flash_attn would omit rows. `group`: a torch.distributed ProcessGroup, one dimension of a
-DeviceMesh (mesh["cp"]), None for the default group, or a ringattn.World."""
+also accept sequences whose length the number of ranks does not divide. Dropout and ALiBi are refused. `deterministic` has no
+effect, because every call and its gradients are deterministic. `max_seqlen` is ignored, because cu_seqlens has the lengths; a
+value that is too small has no effect, while flash_attn would omit rows. `group` is a torch.distributed ProcessGroup, one
+dimension of a DeviceMesh (mesh["cp"]), None for the default group, or a ringattn.World."""
 
 from . import _attention
 from ._arguments import as_ints, check_axes, lengths_of
@@ -57,7 +57,7 @@ def _batched(layout, q, k, v, dropout_p, softmax_scale, causal, window_size, ali
 def _varlen(
     layout, q, k, v, cu_seqlens, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs, group
 ):
-    """cu_seqlens: of this rank's rows, as in ring_flash_attn: each sequence is split equally."""
+    """cu_seqlens: cumulative lengths of this rank's rows, as in ring_flash_attn, where each sequence is split equally."""
     check(dropout_p, alibi_slopes)
     check_rows(q=q, k=k, v=v)
     world = world_of(group, q)

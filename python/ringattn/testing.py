@@ -70,8 +70,8 @@ def _round(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _weights(scores: np.ndarray, most: float) -> np.ndarray:
-    """Weights of scores. The weight of a finite score is never 0, as in exact arithmetic, so ∞ in v gives ∞, not 0 ·
-    ∞."""
+    """Softmax weights of scores. As in exact arithmetic, the weight of a finite score is never 0, so ∞ in v gives ∞ and not
+    0 · ∞."""
     weights = np.exp(scores - most)
     return np.where(np.isfinite(scores), np.maximum(weights, np.finfo(np.float64).tiny), weights)
 
@@ -103,8 +103,8 @@ def _row(q, k, v, seen, scale, softcap, sink, dtype):
 
 
 def _error_of_scores(q, k, v, seen, scale, softcap, lse, exact) -> float:
-    """The error of a row whose scores are each off by half a unit in the last place, in fp32, of the sum of their terms'
-    magnitudes. Large scores make an error of this size. The reference adds in another order, and may have a smaller one."""
+    """The error of a row if each score is off by half an fp32 unit in the last place of the sum of its terms' magnitudes.
+    Rounding of large scores causes errors of this size. The reference adds in another order, and may happen to err less."""
     keys, values = k[seen].astype(np.float64), v[seen].astype(np.float64)
     scores = (keys @ q.astype(np.float64)) * scale
     terms = (np.abs(keys) @ np.abs(q).astype(np.float64)) * abs(scale)
@@ -130,8 +130,8 @@ class Accuracy:
 
     Attributes:
         rows: number of compared rows.
-        out_error, lse_error: absolute.
-        out_part, lse_part: as shares of the tolerances."""
+        out_error, lse_error: absolute errors.
+        out_part, lse_part: errors as shares of the tolerances."""
 
     rows: int
     out_error: float
@@ -144,9 +144,9 @@ def sample_rows(tokens: int, heads: int, rows: int | None, seed: int = 1) -> lis
     """Distinct (token, head) pairs, ascending, always with the first and, from two on, the last one.
 
     Args:
-        tokens, heads: of the result.
+        tokens, heads: numbers of tokens and heads of the result.
         rows: number of pairs. None: all.
-        seed: of the sample.
+        seed: seed of the sample.
 
     Returns:
         A list of (token, head).
@@ -184,16 +184,16 @@ def check_attention(q, k, v, out, lse=None, *, mask="causal", softmax_scale=None
         lse: [tokens, heads], natural logarithm. None: not checked.
         mask, softmax_scale, softcap, sinks, cu_seqlens_q, cu_seqlens_k, q_offsets: as in varlen(). Without cu_seqlens_q there is
             one sequence.
-        rows: number of sampled rows. None: all. "few": the number that takes about a second, at least 64, so all rows of small
-            jobs.
-        seed: of the sample.
+        rows: number of sampled rows. None: all. "few": as many as take about a second, at least 64; in small jobs these are all
+            rows.
+        seed: seed of the sample.
 
     Returns:
         Accuracy.
 
     Raises:
-        WrongResult: for the first wrong row, with token, sequence, head, actual and expected value.
-        UsageError: arrays and arguments are not those of one job.
+        WrongResult: a row is wrong. The error has token, sequence, head, actual and expected value of the first wrong row.
+        UsageError: arrays and arguments do not match.
 
     Formula:
         A row may differ by twice the error of a reference that rounds scores and weights to the dtype and sums in fp32, plus
@@ -381,7 +381,7 @@ def assert_same_bits(a, b, what: str = "the arrays") -> None:
         None.
 
     Raises:
-        WrongResult: for the first element whose bits differ.
+        WrongResult: bits differ. The error names the first such element.
         UsageError: shape or dtype differ.
 
     Example:
@@ -400,7 +400,7 @@ def check_bits(q, k, v, cu_seqlens=None, *, ranks=(1, 2, 3, 4), layouts=tuple(BY
     bits.
 
     Args:
-        q, k, v: as in varlen(), of all tokens.
+        q, k, v: as in varlen(), with all tokens.
         cu_seqlens: [sequences + 1] cumulative lengths. None: one sequence.
         ranks: numbers of ranks.
         layouts: names of layouts.

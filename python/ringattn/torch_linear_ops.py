@@ -42,7 +42,7 @@ def _linear_backward_op(
     dy: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, needed: list[bool], activation: str, parallel: str, output: str,
     in_features: int | None, out_features: int | None, column_unit: int, threads: int, timeout: float, world: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of x, and in fp32 of weight and bias; those that are not needed are empty."""
+    """Gradients of x, weight and bias, the last two in fp32; gradients that are not needed are empty."""
     return _linear_backward.linear_backward(
         dy, x, weight, bias, needed, activation=activation, parallel=parallel, output=output, in_features=in_features,
         out_features=out_features, column_unit=column_unit, world=world_of(world), threads=threads, timeout=timeout,
@@ -81,7 +81,7 @@ gradients_of("linear", _save_linear, _linear_gradients)
 
 
 def called(x, weight, bias, scales, zeros, settings: dict) -> Tensor:
-    """The operator, with dispatch()'s arguments."""
+    """Calls the operator with the arguments of dispatch()."""
     world = settings["world"]
     return run("linear", x, weight, bias, scales, zeros, settings["activation"], settings["parallel"], settings["output"],
                settings["in_features"], settings["out_features"], settings["column_unit"], settings["threads"],

@@ -61,7 +61,7 @@ from .torch_ssm_ops import (  # noqa: F401, the second half
 )
 
 
-# Properties of a format, constants of a graph.
+# Properties of a format, which are constants of a graph.
 @constant_result
 def _parts_of(*given):
     return _compression.parts_of(*given)
@@ -72,7 +72,7 @@ def _choose_formats(*given):
     return _compression.choose_formats(*given)
 
 
-# The number of tokens after an eviction doesn't depend on the values of tensors either.
+# The number of tokens after an eviction does not depend on the values of tensors either.
 @constant_result
 def _kept_lengths(*given):
     return _eviction.kept_lengths(*given)

@@ -11,7 +11,7 @@ from . import _abi
 from ._errors import Error, PeerError, refuse
 from .worlds import World, callbacks_world, self_world
 
-# By group and device. Groups are referenced, so that no other group gets the same identity.
+# Worlds by group and device. They keep references to the groups, so that no other group gets the same id().
 _worlds: dict[tuple[int, tuple[int, int]], tuple[object, World]] = {}
 
 
@@ -24,7 +24,7 @@ def _close() -> None:
 
 
 def within(seconds: float, work: Callable, what: str):
-    """Returns or raises what work() does, or raises after `seconds`."""
+    """Returns the result of work(), raises its exception, or raises an error after `seconds`."""
     results: queue.SimpleQueue = queue.SimpleQueue()
 
     def do():
@@ -44,7 +44,7 @@ def within(seconds: float, work: Callable, what: str):
 
 
 def _ask(question: Callable, group):
-    """Calls a query of torch.distributed on a group, with ringattn's errors."""
+    """Queries torch.distributed about a group; failures become ringattn's errors."""
     try:
         return question(group)
     except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
@@ -68,8 +68,8 @@ def group_of(group):
 
 
 def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
-    """The world of a ProcessGroup of torch.distributed. The ranks exchange addresses by the group and then connect to each other.
-    Collective on the first call for a group and device; the world is then kept.
+    """The world of a ProcessGroup of torch.distributed. The ranks exchange addresses through the group and then connect to each
+    other. Collective on the first call for a group and device; the world is then kept.
 
     Args:
         group: a ProcessGroup, or a DeviceMesh of one dimension, such as mesh["cp"]. None: the default group.
@@ -111,8 +111,8 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
     rank, ranks = _ask(distributed.get_rank, group), _ask(distributed.get_world_size, group)
 
     def gather(data: bytes, seconds: float) -> list[bytes]:
-        """all_gather_object() has no timeout other than its group's, which may be half an hour. A call that does not
-        return is left on a thread that ends with the group."""
+        """Runs all_gather_object() on a thread, because it has only its group's timeout, which may be half an hour. A call that
+        does not return is left on that thread, which ends with the group."""
         current = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # per thread
 
         def work():
@@ -130,8 +130,8 @@ def torch_world(group=None, device=None, timeout: float = 60.0) -> World:
 
 
 def world_of(group, array) -> World | None:
-    """The world of a group, for arrays like this one. A World is returned as it is. None, the default of attention(),
-    means only this rank, as without torch.distributed. (Under tracing no world can be created.)"""
+    """The world of a group, for arrays like this one. A World is returned as it is. None, the default of attention(), means
+    only this rank. No world can be created while torch.compile traces."""
     if isinstance(group, World):
         return group
     import torch.distributed as distributed

@@ -13,8 +13,8 @@ With several ranks, each rank computes its rows of the packed stream. State the 
         model(input_ids=ringattn.shard(ids, layout, world.rank)[None],
               position_ids=torch.from_numpy(ringattn.positions(layout, world.rank))[None], use_cache=False)
 
-Supported masks are causal, bidirectional and sliding window, with padding masks. Refused are dropout, other masks and additive
-biases. Models train if their dropout is 0.
+Supported masks are causal, bidirectional and sliding-window masks, with padding masks. Dropout, other masks and additive biases
+are refused. Models can be trained if their dropout is 0.
 
     with ringattn.transformers.continuous_batching(model):
         model.generate_batch(prompts)
@@ -59,7 +59,7 @@ def batch(layout: Layout, world: World | None = None):
         A context manager.
 
     Raises:
-        UsageError: a model inside of it has a batch of several rows, or a cache; its call raises it.
+        UsageError: a model that runs inside it has a batch of several rows, or a cache. The call of the model raises it.
 
     Example:
         >>> import ringattn.transformers
@@ -84,7 +84,7 @@ _IGNORED = {
     "max_length_q", "max_length_k", "num_items_in_batch", "output_hidden_states", "return_dict", "labels",
     "logits_to_keep", "output_router_logits", "deterministic",
 }  # fmt: skip
-# Arguments that are refused, by the reason.
+# Arguments that are refused, with the reason.
 _OTHER = "Use another implementation."
 _ADDED = "it is added to the logits, and ringattn adds nothing to them"
 _PAGES = "it is of continuous batching, for which the model has another implementation"
@@ -133,8 +133,8 @@ def _mask_of(module, mask: Mask | None, is_causal, sliding_window, q, k):
 
 def attention_forward(module, query, key, value, attention_mask=None, *, scaling=None, dropout=0.0, sliding_window=None,
                       softcap=None, is_causal=None, s_aux=None, dealt=None, **given):  # fmt: skip
-    """query: [batch, heads, tokens, head_dim]; key, value: [batch, kv_heads, keys, head_dim]. Returns ([batch, tokens,
-    heads, head_dim], None). dealt: the arguments of batch(); None: those of the active batch()."""
+    """Attention for transformers' AttentionInterface. query: [batch, heads, tokens, head_dim]; key, value: [batch, kv_heads,
+    keys, head_dim]. Returns ([batch, tokens, heads, head_dim], None). dealt: the arguments of batch(), or None to read them."""
     if _is_plain_step(query, key, value, s_aux, attention_mask, dropout, sliding_window, dealt, given):
         named = {"mask": attention_mask.kernel_mask(), "softmax_scale": scaling, "softcap": softcap or 0.0,
                  "sinks": None if s_aux is None else s_aux.float()}  # fmt: skip
@@ -187,7 +187,7 @@ _MAX_ROWS = 16  # query tokens of a sequence in a decode step
 
 
 def _is_step(q, k, v, sinks, mask: Mask) -> bool:
-    """Whether decode() computes these rows: few queries at the end of a cache, whose length is another in each call."""
+    """Whether decode() computes these rows: few queries at the end of a cache whose length differs in each call."""
     if not mask.causal or q.shape[1] > _MAX_ROWS or mask.filled is None and k.shape[1] == q.shape[1]:
         return False
     if _records(q, k, v, sinks):
@@ -196,7 +196,7 @@ def _is_step(q, k, v, sinks, mask: Mask) -> bool:
 
 
 def _records(q, k, v, sinks) -> bool:
-    """Whether autograd records a call, for which decode() has no gradients. Sinks may be all that is trained."""
+    """Whether autograd records the call, because decode() has no gradients. Possibly only the sinks are trained."""
     return torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or sinks is not None and sinks.requires_grad
     )
@@ -207,8 +207,8 @@ _OF_STEPS = _IGNORED - {"cu_seq_lens_q", "cu_seq_lens_k"}
 
 
 def _is_plain_step(query, key, value, sinks, mask, dropout, sliding_window, dealt, given) -> bool:
-    """Whether the call is one of generate()'s decode steps without padding. The other checks of attention_forward() find nothing
-    in it, and take as long as the rest of the call."""
+    """Whether the call is a decode step of generate() without padding. The other checks of attention_forward() are not needed for
+    it, and would take as long as the rest of the call."""
     if type(mask) is not Mask or mask.step_keys is None or torch.compiler.is_compiling():
         return False
     rows = query.shape[2]
@@ -225,8 +225,8 @@ _not_decoded: set[tuple] = set()  # (device, dtype, head_dim, head_dim_v) for wh
 
 
 def _step(query, key, value, lengths, named: dict):
-    """out of decode(), or None if it has no kernel for these rows, as for fp32 on a GPU. attention() may have one. Arguments are
-    those of decode_growing()."""
+    """out of decode(), or None if decode() has no kernel for these rows, as for fp32 on a GPU. attention() may have one. The
+    arguments are those of decode_growing()."""
     if torch.compiler.is_compiling():
         return decode(*(rows.transpose(1, 2) for rows in (query, key, value)), lengths=lengths, **named)[0]
     if _not_decoded and _kind(query, value) in _not_decoded:
@@ -234,7 +234,7 @@ def _step(query, key, value, lengths, named: dict):
     try:
         return decode_growing(query, key, value, lengths, **named)
     except UnsupportedError:
-        if is_captured(query):  # refused for the graph's sake: there may be a kernel
+        if is_captured(query):  # refused because of the capture: there may still be a kernel
             raise
         _not_decoded.add(_kind(query, value))
         return None
@@ -245,7 +245,7 @@ def _kind(query, value) -> tuple:
 
 
 def _filled(k, v, mask: Mask | None):
-    """The keys and values that are there."""
+    """The filled keys and values."""
     filled = None if mask is None else mask.filled
     if filled is None:
         return k, v
@@ -268,7 +268,7 @@ def _of_padded(dropped: Padding, q, k, v, mask: Mask, named: dict):
 
 def paged_forward(module, query, key, value, attention_mask=None, *, scaling=None, dropout=0.0, sliding_window=None, softcap=None,
                   s_aux=None, **given):  # fmt: skip
-    """attention_forward() in continuous batching, whose arguments tell where the new tokens are in the cache."""
+    """attention_forward() in continuous batching, where the arguments tell which cache slots the new tokens have."""
     if given.get("write_index") is None:
         named = {"scaling": scaling, "dropout": dropout, "sliding_window": sliding_window, "softcap": softcap, "s_aux": s_aux}
         return attention_forward(module, query, key, value, attention_mask, **named, **given)
@@ -296,7 +296,7 @@ def _of_batch(layout, world, q, k, v, mask, cu_q, cu_k, named):
 def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=0, attention_mask=None, local_size=None,
                    use_vmap=False, dealt=None, **_):  # fmt: skip
     """The mask object that layers get. Refuses unsupported masks. dealt: as in attention_forward()."""
-    if isinstance(attention_mask, Mask):  # generate() had it made before the model runs
+    if isinstance(attention_mask, Mask):  # generate() made it before the model ran
         return attention_mask
     if use_vmap:
         unsupported(OWN_MASK, "a model's function decides what is seen", "Use another implementation.")
@@ -324,11 +324,11 @@ def attention_mask(*, mask_function, q_length, kv_length, q_offset=0, kv_offset=
 
 
 def register(name: str = "ringattn", forward=attention_forward, mask=attention_mask) -> None:
-    """Registers ringattn as an attention implementation with transformers, and its form for continuous_batching().
+    """Registers ringattn as an attention implementation of transformers, also for continuous_batching().
 
     Args:
-        name: of the implementation, for attn_implementation=name.
-        forward, mask: its functions.
+        name: name of the implementation, for attn_implementation=name.
+        forward, mask: the functions to register.
 
     Returns:
         None.

@@ -16,7 +16,7 @@ from ._errors import Error, PeerError, refuse, told_to_peers
 from ._streams import StreamOrder, refuse_in_graph
 from ._turns import Turn
 
-# Number of prepared objects that a world keeps, those that were used last.
+# Number of prepared objects that a world keeps: the most recently used ones.
 _KEPT_OBJECTS = 32
 
 
@@ -64,7 +64,7 @@ class World(Owner):
     def __init__(self, handle, device: tuple[int, int] = (_abi.CPU, 0), keeps=None):
         self._handle = handle
         self.turn = Turn()
-        self._using = threading.RLock()  # held while abort() uses the handle, and while close() takes it
+        self._using = threading.RLock()  # held while abort() uses the handle, and while close() removes it
         _abi.interrupts.watch()
         self.device = device
         self.rank: int = lib.world_rank(handle)
@@ -74,7 +74,7 @@ class World(Owner):
         self.calls: dict = {}  # _job.Call by settings and shapes of arrays
         self.warned: set = set()  # jobs that a call has warned of
         self._uses = 0
-        self.order = StreamOrder()  # with several ranks, of the runs of all objects
+        self.order = StreamOrder()  # with several ranks, the order of the runs of all objects
         self.key = f"{_process}-{next(_numbers)}"
         _by_key[self.key] = self
         self._keeps = keeps  # objects that callbacks of the library use
@@ -87,8 +87,8 @@ class World(Owner):
         return self._handle
 
     def prepared(self, key, make: Callable):
-        """The prepared object of a job. Created once, and kept while it is among those used last. Creation is
-        collective, so the choice of what is kept depends only on the order of uses, which all ranks share."""
+        """The prepared object of a job. It is created once, and kept while it is among the most recently used ones. Creation
+        is collective, so what is kept depends only on the order of uses, which is the same on all ranks."""
         objects = self._objects
         try:
             hash(key)
@@ -121,7 +121,7 @@ class World(Owner):
         return self.turn.run(give)
 
     def use(self, prepared) -> None:
-        """Marks a prepared object as the one that was used last."""
+        """Marks a prepared object as the most recently used one."""
         self._uses = prepared.used = self._uses + 1
 
     def wait(self) -> None:
@@ -164,7 +164,7 @@ class World(Owner):
         self._destroy()
 
     def _destroy(self) -> None:
-        with self._using:  # a signal handler may raise in between: better never destroyed than twice
+        with self._using:  # a signal handler may raise in between; a leak is better than destroying twice
             handle, self._handle = self._handle, None
         lib.world_destroy(handle)
 
@@ -175,7 +175,7 @@ class World(Owner):
         self.close()
 
     def __del__(self):
-        # The world is unreachable, but a call on one of its objects may be running, which outlives it then.
+        # The world is unreachable, but a call on one of its objects may still be running, and then outlives it.
         if self._handle is not None:
             with contextlib.suppress(Error):
                 self.close()
@@ -237,8 +237,8 @@ def self_world(device: tuple[int, int] = (_abi.CPU, 0)) -> World:
         A World, which is kept for later calls.
 
     Raises:
-        UsageError: device is no such pair.
-        UnsupportedError: the device is not there.
+        UsageError: device is not such a pair.
+        UnsupportedError: the device does not exist.
 
     Example:
         >>> ringattn.self_world().size
@@ -258,7 +258,7 @@ def self_world(device: tuple[int, int] = (_abi.CPU, 0)) -> World:
 
 
 def own_calls() -> dict:
-    """Calls of this thread's own worlds, as World.calls."""
+    """The kept calls of this thread's own worlds, like World.calls."""
     calls = getattr(_own, "calls", None)
     if calls is None:
         calls = _own.calls = {}
@@ -275,7 +275,7 @@ def threads_worlds(ranks: int) -> list[World]:
         A list of Worlds, one for each rank.
 
     Raises:
-        UsageError: ranks is below 1, or more than the library has.
+        UsageError: ranks is below 1, or more than the library supports.
 
     Example:
         >>> [world.rank for world in ringattn.threads_worlds(3)]
@@ -299,7 +299,7 @@ def run_ranks(ranks: int, work: Callable[[World], object]) -> list:
 
     Raises:
         Exception: the first failure of work(), after all ranks have ended.
-        UsageError: ranks is below 1, or more than the library has.
+        UsageError: ranks is below 1, or more than the library supports.
 
     Example:
         >>> def work(world):
@@ -348,10 +348,11 @@ def callbacks_world(
     """The world of ranks in several processes that can all-gather bytes. The ranks connect over TCP. Collective.
 
     Args:
-        rank, ranks: of this process, and their number.
+        rank, ranks: this process's rank, and the number of ranks.
         all_gather: all_gather(data, seconds) returns the bytes of every rank, in order of rank. It is only called during this
-            call. An exception that it raises is the cause of the error; KeyboardInterrupt and SystemExit are raised themselves.
-        device: (1, 0) is the host, (2, i) GPU i of this process; GPU data then goes from GPU to GPU.
+            call. An exception that it raises becomes the cause of the error; KeyboardInterrupt and SystemExit are raised as
+            they are.
+        device: (1, 0) is the host, (2, i) GPU i of this process. GPU data is then sent from GPU to GPU.
         timeout: seconds.
 
     Returns:
@@ -384,7 +385,7 @@ def callbacks_world(
         lib.world_callbacks(_options(device), rank, ranks, callbacks, seconds_of(timeout), ctypes.byref(handle))
     except Error as error:
         cause = failures[0] if failures else None
-        if cause is not None and not isinstance(cause, Exception):  # e.g. Ctrl-C: the caller's process shall end
+        if cause is not None and not isinstance(cause, Exception):  # e.g. Ctrl-C: the caller's process is meant to end
             raise cause from error
         raise error from cause
     return World(handle, device)
@@ -400,8 +401,8 @@ def store_world(
     Args:
         address: "host:port". None: it is read from RINGATTN_STORE, and rank and number of ranks from the environment of
             torchrun, Slurm or mpirun; rank, ranks and job must then be None.
-        rank, ranks: of this process, and their number. None: 0 of 1.
-        job: name that distinguishes jobs at one address.
+        rank, ranks: this process's rank, and the number of ranks. None: 0 of 1.
+        job: name that distinguishes jobs at the same address.
         device, timeout: as in callbacks_world().
 
     Returns:
@@ -428,7 +429,7 @@ def store_world(
 
 
 def mpi_world(communicator) -> World:
-    """The world of an mpi4py communicator, which is duplicated. In host memory. Collective.
+    """The world of an mpi4py communicator, which is duplicated. Arrays are in host memory. Collective.
 
     Args:
         communicator: such as mpi4py.MPI.COMM_WORLD.

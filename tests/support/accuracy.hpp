@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The accuracy that is promised, and its check against the fp64 oracle: the greatest error of O is at most twice that
-// of a same-precision computation, which rounds S and P to the input dtype and accumulates in fp32, plus 1e-6.
+// The promised accuracy, and its check against the fp64 oracle: the greatest error of O is at most twice the error of a
+// same-precision reference, which rounds S and P to the input dtype and accumulates in fp32, plus 1e-6.
 #pragma once
 
 #include <cstddef>
@@ -29,22 +29,23 @@ Numbers oracle_numbers(const AttentionInputs& inputs);
 // By the same-precision computation; out is rounded to the dtype at the end.
 Numbers same_precision_reference(const AttentionInputs& inputs);
 
-// Checks a result, out [tokens, heads, head_dim_v] of spec.dtype and lse [tokens, heads]. NaN, ∞ and −∞ must stand
-// exactly where the oracle has them, with one exception: where rows share tiles (those of the kernel, `tiles`), a value
-// that is not finite makes its column not finite in every row that uses its tile. Empty if all is well, else what is
-// wrong first. Counts as a check where there are rows. `slack` is allowed in addition to what is promised.
+// Checks a result, out [tokens, heads, head_dim_v] of spec.dtype and lse [tokens, heads]. NaN, ∞ and −∞ must be exactly
+// where the oracle has them, with one exception: if rows share tiles (the kernel's `tiles`), a non-finite value makes
+// its column non-finite in every row that uses its tile. Returns an empty string, or a description of the first error.
+// Counts as a check if there are rows. `slack` is allowed in addition to the promised error.
 [[nodiscard]] std::string check_accuracy(const AttentionInputs& inputs, const std::vector<std::byte>& out,
                                          const std::vector<float>& lse, const TileSizes& tiles = {},
                                          double slack = 0.0);
 
-// The slack where a few scores tower over all others. Their weights are 1 in the same-precision computation, which
-// makes no error then; a kernel whose softmax_offset is not the maximum rounds them as any other weight. 0 for fp32.
+// The slack for inputs in which a few scores are far above all others. Their weights are 1 in the same-precision
+// reference, which then has no error. A kernel whose softmax_offset is not the maximum rounds them like any other
+// weight. 0 for fp32.
 double slack_of_towering_scores(Dtype dtype);
 
-// Checks a result whose weights are finite by what their rounding can do to it, and not by the same-precision
-// computation, which rounds scores, and so says little where they are large: O within the rounding of weights and of O
-// itself, and `score_error`, what the scores' own size leaves to a weight in fp32; each relative to Σ w |v|. LSE as
-// check_accuracy() has it for 16-bit input.
+// Checks a result with finite weights against a bound on rounding errors instead of the same-precision reference, which
+// rounds scores and so has large errors if they are large. Allowed for O, relative to Σ w |v|, are the rounding of
+// weights and of O itself, and `score_error`, the error of a weight that the size of the scores causes in fp32. LSE is
+// checked as in check_accuracy() for 16-bit input.
 [[nodiscard]] std::string check_weights(const AttentionInputs& inputs, const std::vector<std::byte>& out,
                                         const std::vector<float>& lse, double score_error);
 

@@ -37,11 +37,11 @@ struct AttentionInputs {
   TensorView k_view(std::size_t sequence) const;
   TensorView v_view(std::size_t sequence) const;
 
-  // The sequences as block masks have them.
+  // The sequences in the form that block masks need.
   std::vector<MaskedSequence> masked_sequences() const;
   // Whether the block mask lets the query head at a position see the key; true without one.
   bool mask_has_key(std::size_t sequence, int head, std::int64_t position, std::int64_t key) const;
-  // Where a key of a K/V head stands.
+  // Position of a key of a K/V head.
   std::int64_t key_position(std::size_t sequence, int kv_head, std::int64_t key) const;
 
   // One element; tokens are packed.
@@ -50,10 +50,10 @@ struct AttentionInputs {
   void set_v(std::int64_t token, int head, int dim, float value);
 };
 
-// The same with other values: the first head_dim_v numbers of each key, as where K and V are one latent.
+// The same inputs, but v has the first head_dim_v elements of each key, as if K and V were one latent.
 AttentionInputs with_values_in_keys(AttentionInputs inputs);
 
-// Standard normal values (and sinks, where the spec has them), the same for the same seed.
+// Standard normal values (and sinks, if the spec has them). The same seed gives the same values.
 AttentionInputs random_inputs(const AttentionSpec& spec, std::vector<SequenceShape> sequences, std::uint64_t seed);
 
 }  // namespace ringattn::testing

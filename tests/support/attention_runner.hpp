@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a kernel of the table over AttentionInputs, arranged in any of the ways that must not move a bit: split into
-// tasks, tiles scattered over sources, rows cut into runs and shuffled, strided views, thread counts.
+// Runs a kernel of the table over AttentionInputs in arrangements that must not change a bit: work divided into tasks,
+// tiles scattered over sources, rows divided into runs and shuffled, strided views, thread counts.
 #pragma once
 
 #include <cstddef>
@@ -24,22 +24,21 @@ struct Arrangement {
   bool strided = false;             // tokens and heads of q and out lie apart
   bool separate_finish = false;     // the last task only finishes
   bool export_state = false;        // the last task saves as well, and the result has what it saved
-  // Not 0: each KV split is computed by tasks of its own, in an order of this seed, into a state of its own and
-  // from copies of the keys of its own. Then they are merged, in place with the first split where 3 divides the seed,
-  // and the last KV split is computed in place where 2 does.
+  // Not 0: each KV split is computed by its own tasks, in an order given by this seed, into its own state and from its
+  // own copies of the keys. Then the splits are merged, in place with the first split if 3 divides the seed. The last
+  // KV split is computed in place if 2 divides the seed.
   std::uint64_t apart = 0;
   bool keep_state = false;  // the last task saves as well, and what it saved must give the same rows once more
-  // Where there is a shuffle: the value in memory after a tile's last key, up to the length of a whole tile.
+  // With a shuffle: the value in memory after a tile's last key, up to the length of a whole tile.
   float behind = std::numeric_limits<float>::quiet_NaN();
-  // Rows lie at odd elements, where no vector load can read or write them: of q in the first, third, … task; of every
-  // other source of keys and values; of out.
+  // Rows begin at odd elements, so that vector loads and stores are impossible: rows of q in the first, third, …
+  // task, of every other source of keys and values, and of out.
   bool odd_q = false;
   bool odd_keys = false;
   bool odd_out = false;
-  // The values are read from the first head_dim_v columns of the keys, as those of a latent are: inputs.v must hold
-  // them.
+  // The values are read from the first head_dim_v columns of the keys, as with a latent. inputs.v must equal them.
   bool values_in_keys = false;
-  // With a page size: keys and values lie in a pool of pages. Instead of `sources`, odd_keys and `apart`.
+  // With a page size, keys and values are in a pool of pages. Replaces `sources`, odd_keys and `apart`.
   PageLayout pages{};
 };
 
@@ -48,7 +47,7 @@ struct AttentionResult {
   std::vector<float> lse;      // [q_tokens, heads]
   std::vector<float> state;    // [q_tokens, heads, head_dim_v + 2]: m, l and O, where the state was exported
 
-  // Whether every byte is equal, NaN patterns and signs of zero included. Counts as a check where there are bytes.
+  // Whether every byte is equal, including NaN patterns and signs of zero. Counts as a check if there are bytes.
   [[nodiscard]] bool same_bits(const AttentionResult& other) const;
 };
 
@@ -57,7 +56,7 @@ class AttentionRunner {
  public:
   AttentionRunner(const AttentionRow& row, const AttentionSpec& spec, int threads = 1);
 
-  // Folds everything. State and output are NaN before, and so is every row of a source that no tile maps.
+  // Computes everything. State and output are NaN before, and so is every row of a source that no tile maps.
   AttentionResult run(const AttentionInputs& inputs, const Arrangement& arrangement = {},
                       const Progress& progress = {});
 

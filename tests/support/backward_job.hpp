@@ -31,7 +31,7 @@ struct BackwardResult {
   std::vector<std::vector<float>> dsinks;  // [ranks][heads]
   std::vector<RunStats> stats;             // per rank
 
-  // The name of the first gradient with other bits; empty: all are equal, and dsinks on every rank.
+  // The name of the first gradient whose bits differ. Empty: all are equal, dsinks on every rank.
   std::string difference(const BackwardResult& other) const;
 };
 
@@ -46,7 +46,7 @@ void run_backward_rank(const BackwardJob& job, const Options& options, const Bac
 BackwardResult run_backward(const BackwardJob& job, const Options& options, const BackwardTensors& tensors, int world,
                             const ThreadsDelivery& delivery = {}, bool enqueues = false);
 
-// A world on the GPUs that there are, as run_gpu_world().
+// A world on this host's GPUs, as in run_gpu_world().
 BackwardResult run_gpu_backward(const BackwardJob& job, const Options& options, const BackwardTensors& tensors,
                                 int world, bool enqueues = false);
 

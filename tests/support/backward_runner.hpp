@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a backward kernel of the table over BackwardInputs, arranged in any of the ways that must not change a bit: rows
-// dealt among ranks, tiles cut into tasks and scattered over sources, strided views, thread counts.
+// Runs a backward kernel of the table over BackwardInputs in arrangements that must not change a bit: rows distributed
+// over ranks, tiles divided into tasks and scattered over sources, strided views, thread counts.
 #pragma once
 
 #include <cstddef>
@@ -39,7 +39,7 @@ void compute_forward(BackwardInputs& inputs);
 // Standard normal q, k, v, dO, dLSE and sinks, and the forward's results. The same for the same seed.
 BackwardInputs random_backward_inputs(const AttentionBackwardSpec& spec, std::vector<SequenceShape> sequences,
                                       std::uint64_t seed);
-// The same with a random O and LSE near those of random scores, for sequences that the oracle would take long for.
+// The same with a random O, and an LSE close to that of random scores, for sequences that take the oracle too long.
 BackwardInputs unrelated_backward_inputs(const AttentionBackwardSpec& spec, std::vector<SequenceShape> sequences,
                                          std::uint64_t seed);
 
@@ -69,7 +69,7 @@ struct BackwardResult {
   std::vector<float> sink_terms;  // [q_tokens, heads], or empty
   std::string error;              // a write outside of rows, or a saved state that gives other rows; empty: none
 
-  // Whether every byte is equal, NaN patterns and signs of zero included. Counts as a check where there are bytes.
+  // Whether every byte is equal, including NaN patterns and signs of zero. Counts as a check if there are bytes.
   [[nodiscard]] bool same_bits(const BackwardResult& other) const;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Chooses blocks of keys by a backend, of keys that lie in a cache of any layout; what no sequence owns is NaN.
+// Chooses key blocks by a backend, from keys in a cache of any layout. Entries that no sequence owns are NaN.
 #pragma once
 
 #include <cstdint>
@@ -73,7 +73,7 @@ class BlockChooser {
   }
   void pool() { backend_->pool_keys(choice_, backend_->stream()); }
   void enqueue() { backend_->choose_blocks(choice_, backend_->stream()); }
-  // What choosing leaves; what it doesn't write is as it was.
+  // The chosen masks. Entries that choosing does not write are unchanged.
   Result choose() {
     enqueue();
     return read();

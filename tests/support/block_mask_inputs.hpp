@@ -13,8 +13,8 @@
 
 namespace ringattn::testing {
 
-// About `percent` of the blocks before those that the sequence's queries stand in, other ones for each seed, sequence
-// and head; and all later blocks.
+// About `percent` of the blocks before the blocks of the sequence's queries, different ones for each seed, sequence and
+// head, and all later blocks.
 inline BlockMaskPattern some_blocks(const std::vector<MaskedSequence>& sequences, const BlockMaskShape& shape,
                                     unsigned percent, unsigned seed) {
   return [=](const BlockMaskRow& place, std::vector<std::int32_t>& blocks) {

@@ -19,7 +19,8 @@
 
 namespace ringattn::testing {
 
-// A job whose tokens are all queries, and its tensors; and what steps at its sequences' ends are to give.
+// A job in which all tokens are queries, its tensors, and the expected results of decode steps at the ends of its
+// sequences.
 class BlockMaskSteps {
  public:
   BlockMaskSteps(const AttentionSpec& spec, const std::vector<std::int64_t>& longest, std::uint64_t seed,
@@ -33,7 +34,7 @@ class BlockMaskSteps {
   const Job& job() const { return job_; }
   const JobTensors& tensors() const { return tensors_; }
 
-  // The block mask of the last `rows` rows of sequences of these lengths: what `maker` gives, and the rows' own blocks.
+  // The block mask of the last `rows` rows of sequences of these lengths: `maker`'s mask, and the rows' own blocks.
   std::shared_ptr<const BlockMask> block_mask(const BlockMaskShape& shape, const std::vector<std::int64_t>& lengths,
                                               int rows, const BlockMaskPattern& maker) const {
     const std::vector<MaskedSequence> sequences = masked_sequences(step_job(lengths, rows).batch);
@@ -57,8 +58,8 @@ class BlockMaskSteps {
     return std::make_shared<const BlockMask>(top_k_selection(spec, sequences, count, source, *host, {}));
   }
 
-  // The results of these rows with this mask (none: all keys), where the job of all tokens has them; NaN elsewhere.
-  // `attend`: gives them, where it is not to be a world of one rank.
+  // The results of these rows with this mask (none: all keys), at their places in the job of all tokens; NaN elsewhere.
+  // `attend` computes them if a world of one rank is not wanted.
   using Attend = std::function<JobResult(const Job& job, const JobTensors& tensors)>;
   JobResult attended(std::shared_ptr<const BlockMask> block_mask, const std::vector<std::int64_t>& lengths, int rows,
                      const Attend& attend = nullptr) const {

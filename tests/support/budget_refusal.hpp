@@ -13,7 +13,7 @@
 
 namespace ringattn::testing {
 
-// The bytes that a refusal counts, the setting that it names, and what it says of blocks.
+// The bytes in a refusal, the setting that it names, and what it says about blocks.
 struct Refusal {
   std::size_t counted = 0;
   std::size_t named = 0;

@@ -13,7 +13,7 @@
 
 namespace ringattn::testing {
 
-// Values are those of the seed for the packed tokens of all sequences. Slots of the pool that hold no token are NaN.
+// The seed gives the values for the packed tokens of all sequences. Slots of the pool without a token are NaN.
 struct CacheShape {
   std::vector<std::int64_t> lengths{40, 0, 17, 65};
   std::vector<std::int64_t> q_lens{1, 1, 1, 1};  // written as cu_seqlens_q where they differ
@@ -39,9 +39,9 @@ struct NamedTensor {
 };
 using NamedTensors = std::map<std::string, NamedTensor>;
 
-// q, k_pages, v_pages, block_table, lengths_k and, where they are wanted, cu_seqlens_q and sinks.
+// q, k_pages, v_pages, block_table, lengths_k and, if requested, cu_seqlens_q and sinks.
 NamedTensors cache_tensors(const CacheShape& shape);
-// q, k, v, cu_seqlens_q, cu_seqlens_k and, where they are wanted, sinks.
+// q, k, v, cu_seqlens_q, cu_seqlens_k and, if requested, sinks.
 NamedTensors row_tensors(const CacheShape& shape);
 
 NamedTensor int_list(std::vector<std::int32_t> values, std::vector<std::int64_t> shape = {});

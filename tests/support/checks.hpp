@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts the comparisons that a test makes. GoogleTest doesn't count assertions that hold, so a test whose loop ran
-// over nothing looks like one that passed. What compares results counts itself here, and fixtures ask for the count.
+// Counts the comparisons that a test makes. GoogleTest does not count assertions that hold, so a test whose loop has no
+// iterations looks as if it had passed. Code that compares results counts the comparison here, and fixtures check that
+// there was one.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,7 @@ namespace internal {
 inline std::int64_t checks = 0;
 }
 
-// Call it beside an assertion about a result that was computed.
+// Call this together with an assertion about a computed result.
 inline void count_check() { ++internal::checks; }
 
 // Checks in the whole program so far.

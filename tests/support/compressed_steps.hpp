@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decode steps by the op class over a compressed cache that grows, in the memory of whichever kernel runs, and
-// what each of them has to give.
+// Decode steps by the op class over a growing compressed cache, in the memory of the kernel that runs, and the expected
+// results.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace ringattn::testing {
 
-// Two sequences, in pages. KV splits have 8,192 keys: the steps cross from the first, which is one rank's, into a
-// second rank's.
+// Two sequences, in pages. KV splits have 8,192 keys: the steps cross from the first split, which belongs to one rank,
+// into the second, which belongs to another.
 class CompressedSteps {
  public:
   static constexpr std::int64_t kStart = 8174;  // keys of a sequence before the first step
@@ -28,15 +28,14 @@ class CompressedSteps {
 
   int steps() const { return steps_; }
   Outputs no_outputs() const;
-  // What a step gives by a plain cache of the rows as they come back, on one device.
+  // The result of a step over an unquantized cache of the decompressed rows, on one device.
   std::vector<std::byte> expected(int step, const KernelRequest& kernel) const;
   // A rank's part: its share of the cache, all steps, and its rows of them into `outputs`. Collective.
   void run(Transport& transport, const DecodeOptions& options, Outputs& outputs) const;
 
  private:
   std::size_t step_bytes() const;
-  // The first tokens of each sequence, compressed; a format's tables, where it has some, are those of the first step's
-  // cache.
+  // The first tokens of each sequence, compressed. If the format has tables, they are those of the first step's cache.
   CompressedTensor compressed(const RowFormat& format, const RowShape& shape, const std::vector<std::byte>& rows,
                               std::int64_t length, const CompressedTensor* first) const;
 

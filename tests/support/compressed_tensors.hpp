@@ -15,14 +15,14 @@
 
 namespace ringattn::testing {
 
-// Every encoding, with each of its numbers, that fits a dim which is a multiple of 64; those of a rank last.
+// Every format, with all of its parameters, that fits a dim that is a multiple of 64. Formats with a rank come last.
 std::vector<RowFormat> every_format();
 // Those formats that decode kernels read.
 std::vector<RowFormat> quantized_formats();
 // "int4_channel_group_32": a name for a test.
 std::string test_name(const RowFormat& format);
 
-// Normal values of which some channels are 20 times as large, and the first token of each sequence 3 times.
+// Normal values. Some channels are 20 times as large, and the first token of each sequence is 3 times as large.
 std::vector<std::byte> outlier_rows(const RowShape& shape, std::span<const std::int64_t> lengths, std::uint64_t seed);
 
 inline TensorView view_of(const std::vector<std::byte>& rows, const RowShape& shape, std::int64_t tokens) {

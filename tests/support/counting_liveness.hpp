@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A liveness that counts its heartbeats, for tests that what takes long gives them.
+// A liveness that counts its heartbeats, for tests that long work sends them.
 #pragma once
 
 #include <atomic>

@@ -8,7 +8,7 @@
 
 namespace ringattn::testing {
 
-// A graph of what `enqueue` puts on the stream.
+// A graph of the work that `enqueue` puts on the stream.
 class Graph {
  public:
   Graph(Stream stream, const std::function<void()>& enqueue) : stream_(cuda_stream(stream)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of the best blocks of a job whose tokens are dealt to ranks, and of one that has all of them, for tests that
-// compare the two.
+// Block masks of the best blocks, chosen by ranks that share the tokens of a job and by one rank that has all tokens,
+// for tests that compare the two.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace ringattn::testing {
 
 using Runs = std::vector<std::vector<TokenRun>>;  // [ranks]
 
-// Deals whole blocks at random, counted from `positions` of each sequence's first token.
+// Distributes whole blocks at random. Blocks are counted from `positions`, the position of each sequence's first token.
 inline Layout deal_blocks(const std::vector<std::int64_t>& lengths, const std::vector<std::int64_t>& positions,
                           int block, int world, std::mt19937& random) {
   Runs runs(static_cast<std::size_t>(world));

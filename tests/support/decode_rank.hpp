@@ -22,40 +22,40 @@ JobTensors rotated_tensors(const Job& job, const JobTensors& tensors, const Rope
 
 class DecodeRank {
  public:
-  // `job` has the sequences as they are when they are longest, with the queries that steps will have.
+  // `job` has the sequences at their final lengths, with the queries of all steps.
   DecodeRank(Decode& decode, const Job& job, const JobTensors& tensors, const CacheLayout& layout);
 
   // The cache holds the first lengths[s] keys of each sequence, and the lengths say so.
   void fill(const std::vector<std::int64_t>& lengths);
-  // A step of `rows` rows of each sequence, the last of which stands before position lengths[s]: its queries, and its
+  // A step of `rows` rows of each sequence, of which the last one has position lengths[s] − 1: its queries, and its
   // keys and values as new rows.
   void load(const std::vector<std::int64_t>& lengths, int rows);
 
-  // Rows of later steps are those of `tensors`. The cache keeps its own.
+  // Later steps take their rows from `tensors`. The cache is unchanged.
   void use(const JobTensors& tensors) { tensors_ = tensors; }
 
-  // The step that was loaded. `update`: the lengths are those before the step, which updates them; `append`: new
-  // rows join the cache.
+  // The loaded step. `update`: the lengths are passed without the step's rows, and the step updates them. `append`: new
+  // rows are appended to the cache.
   DecodeInputs inputs(bool update, bool append);
   DecodeOutputs outputs();
   Stream stream() { return decode_.backend().stream(); }
 
-  // Waits. Compares this rank's rows of the step with those of the reference, by memcmp; says which differ,
-  // or nothing. Then the outputs are NaN again.
+  // Waits, and compares this rank's rows of the step with the reference by memcmp. Returns which rows differ, or an
+  // empty string. Then the outputs are NaN again.
   std::string difference(const JobResult& reference);
-  // Whether the step has left O 0 and LSE −∞ for the sequence, which this rank owns. Leaves the outputs.
+  // Whether the step has written O = 0 and LSE = −∞ for the sequence, which this rank owns. Does not reset the outputs.
   bool is_empty(std::int64_t sequence);
   // Whether no output has been written.
   bool untouched();
 
-  // Lengths and block table as they were uploaded last, for tests that spoil them; upload() makes them the rank's own.
+  // Lengths and block table as they were uploaded last, for tests that corrupt them. upload() restores the rank's own.
   std::vector<std::int32_t> lengths;
   std::vector<std::int32_t> table;  // [sequences, table_pages]
   std::int64_t table_pages = 0;
   std::vector<std::int32_t> prefix_of;  // as in CacheLayout
   std::vector<std::int32_t> prefix_keys;
-  // Block masks of the rank's heads, in a job whose steps are given them. set_block_mask() sets those of the last
-  // `rows` queries.
+  // Block masks of the rank's heads, in a job whose steps get them as input. set_block_mask() sets the masks of the
+  // last `rows` queries.
   std::vector<std::int32_t> list_blocks;
   std::vector<std::int32_t> list_counts;
   void set_block_mask(const BlockMask& block_mask, int rows);

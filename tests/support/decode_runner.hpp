@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a decode kernel over AttentionInputs whose queries stand at the end of their sequences' keys, with the keys in a
-// cache of any layout: dense or paged, pages in any order, shared or not. What no sequence owns is NaN.
+// Runs a decode kernel over AttentionInputs whose queries are at the ends of their sequences, with the keys in a cache
+// of any layout: dense or paged, pages in any order, shared or not. Entries that no sequence owns are NaN.
 #pragma once
 
 #include <cstdint>
@@ -24,12 +24,12 @@ struct CacheLayout {
   std::int64_t page_size = 0;  // 0: dense
   bool head_major = false;     // within a page, or a dense sequence
   std::uint64_t shuffle = 1;   // the order of pages
-  // This many tokens of every sequence, a multiple of the page, lie in pages of sequence 0: they are the same tokens.
+  // The first `shared` tokens of every sequence (a multiple of the page size) are the same, in pages of sequence 0.
   std::int64_t shared = 0;
   bool strided = false;     // q and out have padding after each head and row
   int slices = 0;           // DecodeLimits::slices
   KvPartition partition{};  // the KV splits that the cache holds
-  // The values are read from the first head_dim_v columns of the keys: inputs.v must hold them.
+  // The values are read from the first head_dim_v columns of the keys. inputs.v must equal them.
   bool values_in_keys = false;
   // With values_in_keys, instead of inputs.k and inputs.v: FP8 rows of all tokens (kernels/quant/latent_rows.hpp).
   std::vector<std::byte> codes = {};
@@ -42,15 +42,15 @@ struct CacheLayout {
 // Inputs in a backend's memory, and a kernel that decodes them.
 class DecodeRunner {
  public:
-  // The queries of all sequences are as many, and at the end of their keys. The cache holds all keys of `inputs`, or
+  // All sequences have the same number of queries, at the ends of their keys. The cache holds all keys of `inputs`, or
   // those of the layout's partition.
   DecodeRunner(const DecodeRow& row, const AttentionInputs& inputs, const CacheLayout& layout = {}, int threads = 1);
 
-  // Overwrites the block mask on the device: that of `inputs`, of the same shape, for its rows.
+  // Overwrites the block mask on the device by the mask of `inputs`, which has the same shape.
   void set_block_mask(const AttentionInputs& inputs);
   // Overwrites the lengths on the device; none is longer than in the inputs.
   void set_lengths(const std::vector<std::int64_t>& lengths);
-  // From now on steps are enqueued as parts of at most that many sequences; 0: whole.
+  // From now on steps are enqueued in parts of at most that many sequences; 0: whole.
   void set_part_limit(std::int64_t sequences) { part_limit_ = sequences; }
   // Enqueues a step.
   void enqueue(Stream stream);
@@ -61,8 +61,8 @@ class DecodeRunner {
   const float* partials() const { return partials_->floats(); }
   // Enqueues a step that leaves partials, and has no outputs.
   void enqueue_leave(Stream stream);
-  // Enqueues the merges of what partitions of these inputs have left, whose partials have as many KV splits as this
-  // runner's: of the first sequence's rows, and of the others', as owners of a part of the batch do it.
+  // Enqueues merges of the partials that partitions of these inputs have left, which have as many KV splits as this
+  // runner's. The first sequence's rows and the other rows are merged separately, as owners of parts of a batch do.
   void enqueue_merge(const std::vector<const float*>& partitions, Stream stream);
   void wait();
   // Waits, and reads what the last step wrote. Then the outputs are NaN again.
@@ -75,7 +75,7 @@ class DecodeRunner {
   Backend& backend() { return *backend_; }
   const DecodeKernel& kernel() const { return *kernel_; }
 
-  // Where steps find the cache; from now on in these pools, which have the same pages.
+  // The pools of the cache. From now on steps use these pools, which have the same pages.
   const DecodeStep& step() const { return step_; }
   void set_pools(const CacheView& k, const CacheView& v) {
     step_.k = k;
@@ -103,18 +103,19 @@ class DecodeRunner {
 AttentionInputs decode_inputs(const AttentionSpec& spec, int rows, const std::vector<std::int64_t>& lengths,
                               std::uint64_t seed);
 
-// The same with other keys and values: sequences begin with those of the first sequence that has their prefix, as
-// SharedPrefixes says.
+// The same inputs with other keys and values: sequences that share a prefix (SharedPrefixes) begin with the keys and
+// values of the first sequence that has it.
 AttentionInputs with_prefixes(AttentionInputs inputs, const std::vector<std::int32_t>& prefix_of,
                               const std::vector<std::int32_t>& prefix_keys);
 
-// The keys of the partition's KV splits, as a cache of that partition has them. Queries and where they stand are no
-// part of it.
+// The keys of the partition's KV splits, as a cache of that partition has them. Queries and their positions are not
+// meaningful in it.
 AttentionInputs dealt(const AttentionInputs& inputs, const KvPartition& partition, std::int64_t kv_split_keys);
 
 // Sequences [first, first + count) of the inputs, as inputs of their own, without a block mask.
 AttentionInputs sequences_of(const AttentionInputs& inputs, std::size_t first, std::size_t count);
-// The rows of these inputs, whose first sequence is `first` of those of `result`: where all have as many queries.
+// The rows of these inputs, whose first sequence is sequence `first` of `result`. All sequences have the same number of
+// queries.
 AttentionResult rows_of(const AttentionResult& result, const AttentionInputs& inputs, std::size_t first);
 
 // The same with shorter sequences: their first keys, and the same queries at their ends.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes in a backend's kind of memory, written and read by copies that are waited for.
+// Bytes in a backend's memory, written and read by synchronous copies.
 #pragma once
 
 #include <algorithm>

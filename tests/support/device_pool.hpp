@@ -23,7 +23,7 @@ inline const RowFormat kKeys32{RowEncoding::kInt4Channel, ScaleGrain::kTokenHead
 inline const RowFormat kKeys64{RowEncoding::kInt4Channel, ScaleGrain::kTokenHead, 64};
 inline const RowFormat kValues{RowEncoding::kInt4Token, ScaleGrain::kTokenHead, 32};
 
-// The kernels on a GPU that can run here and read such a cache.
+// The GPU kernels that can run here and read such a cache.
 inline std::vector<const DecodeRow*> rows_here(const DecodeSpec& spec) {
   std::vector<const DecodeRow*> rows;
   for (const DecodeRow& row : kernel_table<DecodeSpec>()) {
@@ -39,7 +39,7 @@ std::vector<std::byte> bytes_of(const std::vector<Number>& numbers) {
   return bytes;
 }
 
-// A pool of the host, in a backend's memory.
+// A copy of a host pool in a backend's memory.
 class DevicePool {
  public:
   DevicePool(Backend& backend, const CompressedCache& host, std::int64_t sequences) : view_(host) {

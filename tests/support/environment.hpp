@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the environment says to tests.
+// Settings of tests in the environment.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ inline bool long_tests() {
   return value != nullptr && std::string_view(value) == "1";
 }
 
-// Chooses among the cases of nested loops. Without RINGATTN_TEST_LONG it takes every `every`-th one, beginning with
-// case `first`. `every` must have no common factor with the length of an inner loop, so that each value of each loop is
-// met.
+// Chooses among the cases of nested loops. Without RINGATTN_TEST_LONG it takes every `every`-th case, beginning with
+// case `first`. `every` must have no common factor with the length of an inner loop, so that each value of each loop
+// occurs.
 class CaseChoice {
  public:
   explicit CaseChoice(std::int64_t every, std::int64_t first = 0)

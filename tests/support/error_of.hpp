@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The Error that a call throws, for tests that look at it.
+// The Error that a call throws, for tests that check it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 namespace ringattn::testing {
 
-// `call` must throw one; the test fails where it doesn't.
+// `call` must throw an Error; otherwise the test fails.
 template <typename Call>
 Error error_of(const Call& call) {
   try {

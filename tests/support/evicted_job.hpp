@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs over caches that have lost tokens, with what they must give.
+// Jobs over caches with evicted tokens, and their expected results.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace ringattn::testing {
 
-// A job over whole sequences, and what is left of it. Each head keeps tokens of its own, drawn at random, and the last
+// A job over whole sequences, and the job after an eviction. Each head keeps different random tokens, and the last
 // `recent` ones.
 struct Evicted {
   Job whole;
@@ -31,12 +31,12 @@ struct Evicted {
   std::int64_t job_keys() const;
 };
 
-// By definition: each row and K/V head is a job of its own, over that head's kept tokens in plain rows, of which the
-// row sees the run that the mask lets through. `run` computes such a job.
+// The result by definition: each row and K/V head is a separate job over that head's kept tokens in plain rows, of
+// which the row sees the contiguous run that the mask allows. `run` computes such a job.
 JobResult by_definition(const Evicted& evicted,
                         const std::function<JobResult(const Job& job, const JobTensors& tensors)>& run);
 
-// fp64 of the whole cache, of which a head's row sees the kept tokens that the mask lets through.
+// The result in fp64 over the whole cache, of which a head's row sees the kept tokens that the mask allows.
 void expect_right(const Evicted& evicted, const JobResult& result);
 
 }  // namespace ringattn::testing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages of a pool in a GPU's memory whose distances exceed 32-bit offsets, each at the end of memory of its own: a read
-// beyond a page's end faults, and its kernel fails. For tests that link ringattn_cuda.
+// Pages of a pool in GPU memory whose distances exceed 32-bit offsets. Each page is at the end of its own allocation,
+// so a read beyond a page's end faults and the kernel fails. For tests that link ringattn_cuda.
 #pragma once
 
 #include <cuda.h>
@@ -63,7 +63,7 @@ class FarPages {
  private:
   static constexpr std::int64_t kApart = std::int64_t{1} << 28;  // bytes
 
-  // The driver's, found at run time, as programs start without a driver.
+  // Functions of the driver, looked up at run time, because programs must start without a driver.
   template <class Function>
   static Function* function(const char* name) {
     void* found = nullptr;

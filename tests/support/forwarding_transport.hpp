@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Another transport, but for the calls that a test overrides.
+// Forwards all calls to another transport, except those that a test overrides.
 #pragma once
 
 #include <memory>

@@ -6,8 +6,8 @@
 
 namespace ringattn::testing {
 
-// A free port of the loopback interface. Other programs may still take it; the system gives out each number once in a
-// while.
+// A free port of the loopback interface. Another program may still take it, but the system does not assign the same
+// port again soon.
 inline int free_port() {
   const Opened opened = open_listener(numeric_address("127.0.0.1", 0).at(0));
   return local_address(opened.socket).port();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs of a gated delta rule over several sequences, and what any row of the table makes of them under any
-// arrangement.
+// Inputs of a gated delta rule over several sequences, and the results of any kernel of the table in any arrangement.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +36,7 @@ GatedDeltaData random_gated_delta(const GatedDeltaSpec& spec, const std::vector<
 // The same with normal initial states.
 GatedDeltaData with_initial_states(GatedDeltaData data, std::uint64_t seed);
 
-// What may not move a bit.
+// Arrangements that must not change a bit.
 struct GatedDeltaArrangement {
   int threads = 1;
   bool cut = false;        // a run for each segment
@@ -52,20 +51,20 @@ struct GatedDeltaResult {
   std::vector<float> finals;  // [sequences, value_heads, key_dim, value_dim]
 };
 
-// Says where the bits of a result first differ from those expected, or nothing.
+// Returns where the bits of a result first differ from the expected ones, or an empty string.
 std::string first_difference(const GatedDeltaData& data, const GatedDeltaResult& result,
                              const GatedDeltaResult& expected);
 
 GatedDeltaResult run_gated_delta(const GatedDeltaRow& row, const GatedDeltaData& data,
                                  const GatedDeltaArrangement& arrangement = {});
 
-// The same sequences token by token, all of one length: update() of every token. With `slots`, one a sequence, the
-// finals are those of all slots up to the last one; slots that are not written are NaN.
+// The same sequences token by token, by update() of every token. All have the same length. With `slots`, one per
+// sequence, the final states are those of all slots up to the last one; slots that are not written are NaN.
 GatedDeltaResult update_gated_delta(const GatedDeltaRow& row, const GatedDeltaData& data, int threads = 1,
                                     const std::vector<std::int32_t>& slots = {});
 
-// Compares with the oracle and its bound; says where it is too far off, or nothing. `rounded`: whether the kernel
-// rounds factors.
+// Compares with the oracle and its bound. Returns where the error is too large, or an empty string. `rounded`: whether
+// the kernel rounds factors.
 std::string check_gated_delta_accuracy(const GatedDeltaData& data, const GatedDeltaResult& result, bool rounded);
 
 }  // namespace ringattn::testing

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's side of a GatedDelta: its rows of a job, and what they are compared with.
+// A rank's side of a GatedDelta: its rows of a job, and their expected values.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 
 namespace ringattn::testing {
 
-// Inputs and what the kernel makes of all of them.
+// Inputs, and the kernel's result over all of them.
 struct DeltaCase {
   GatedDeltaData data;
   GatedDeltaResult expected;
@@ -23,7 +23,7 @@ struct DeltaCase {
 inline DeltaCase make_delta_case(const GatedDeltaSpec& spec, const std::vector<std::int64_t>& lengths, bool initial,
                                  std::uint64_t seed, const std::string& backend = "cpu") {
   DeltaCase made{random_gated_delta(spec, lengths, seed), {}};
-  // Decays so slow that states outlive segments, else what is carried would not be seen.
+  // Decays are so slow that states outlive segments; otherwise errors in the carried states would not be seen.
   for (float& log_decay : made.data.log_decay) log_decay *= 0.005F;
   for (float& beta : made.data.beta) beta *= 0.1F;
   if (initial) made.data = with_initial_states(made.data, seed + 1);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a kernel that multiplies heads by their matrices over made-up inputs, arranged in any of the ways that must not
-// move a bit, and checks what comes out.
+// Runs a batched GEMM kernel over random inputs in arrangements that must not change a bit, and checks the result.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -64,7 +63,7 @@ GemmInputs gemm_inputs(const BatchedGemmSpec& spec, std::int64_t rows, std::int6
 GemmInputs normal_gemm_inputs(const BatchedGemmSpec& spec, std::int64_t rows, std::int64_t heads, bool shared,
                               std::uint64_t seed);
 
-// What must not move a bit.
+// Arrangements that must not change a bit.
 struct GemmLayout {
   int threads = 1;
   std::vector<std::int64_t> cuts{};  // rows at which a new task begins, ascending
@@ -77,20 +76,20 @@ struct GemmLayout {
 
 std::string describe(const GemmLayout& layout);
 
-// out, [rows, heads, dim_n] of the dtype, dense. The test fails where something is written beside it.
+// out, [rows, heads, dim_n] of the dtype, dense. The test fails if anything is written outside it.
 std::vector<std::byte> multiplied(const BatchedGemmRow& row, const GemmInputs& inputs, const GemmLayout& layout = {});
 
-// The same by whatever multiplies on the backend's own stream; the layout's threads are its affair.
+// The same by `multiply`, on the backend's own stream. It sets the number of threads itself.
 using Multiply = std::function<void(const BatchedGemmTask& task)>;
 std::vector<std::byte> multiplied_by(const Multiply& multiply, Backend& backend, const GemmInputs& inputs,
                                      const GemmLayout& layout = {});
 
-// The first element of out that differs, and how many do; empty where none does.
+// The first element of out that differs, and the number of such elements; empty if there are none.
 std::string first_difference(const GemmInputs& inputs, const std::vector<std::byte>& out,
                              const std::vector<std::byte>& expected);
 
-// Within one rounding to the dtype and what a sum of that many terms in fp32 can lose. NaN and ∞ stand where they stand
-// in fp64. Counts as a check.
+// The error is at most one rounding to the dtype plus the rounding error of an fp32 sum of that many terms. NaN and ∞
+// are where fp64 has them. Counts as a check.
 void expect_accurate_gemm(const GemmInputs& inputs, const std::vector<std::byte>& out);
 
 }  // namespace ringattn::testing

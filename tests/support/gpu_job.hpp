@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The job of tests of attention on GPUs: causal, bf16, and of a few heads.
+// The job that tests of attention on GPUs use: causal, bf16, a few heads.
 #pragma once
 
 #include <cstdint>

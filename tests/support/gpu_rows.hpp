@@ -20,7 +20,7 @@ namespace ringattn::testing {
 
 class GpuRowTest : public ::testing::TestWithParam<AttentionRow> {
  protected:
-  // What a kernel cuts its work into, for a spec that it can do.
+  // The tiles of a kernel, for a spec that it supports.
   struct Tiles {
     int query = 0;
     int key = 0;

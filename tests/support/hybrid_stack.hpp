@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's part of attention → a layer with states → attention on one set of shards. The middle layer is an SSM, a
-// gated delta rule or linear attention, whose ranks have adjacent whole units of tokens. Either attention's layout is
-// another one, and rows are moved between the layers, or attention has the middle layer's runs.
+// A rank's part of a stack: attention, a layer with states, attention. The middle layer is an SSM, a gated delta rule
+// or linear attention, and each rank has adjacent whole units of its tokens. Either attention has another layout, and
+// rows are moved between the layers, or attention has the middle layer's runs.
 #pragma once
 
 #include <cstddef>
@@ -17,14 +17,14 @@ namespace ringattn::testing {
 
 enum class StateLayer { kSsd, kGatedDelta, kLinearAttention };
 
-// Rows of attention are rows of the middle layer: heads · dim = state_heads · state_head_dim. A window keeps attention
-// short.
+// Rows of attention are rows of the middle layer: heads · dim = state_heads · state_head_dim. A window makes attention
+// cheap.
 struct HybridStack {
   std::string backend = "cpu";
   StateLayer middle = StateLayer::kSsd;
   bool shared_runs = false;                  // attention has the runs of the middle layer, and no row is moved
   LayoutKind layout = LayoutKind::kStriped;  // of attention, without shared_runs
-  // A sequence that an SSM has on several ranks, and others.
+  // One sequence that an SSM distributes over several ranks, and shorter ones.
   std::vector<std::int64_t> lengths{kSuperSegmentTokens + 300, 517, 90};
   int heads = 2;
   int dim = 16;
@@ -40,7 +40,8 @@ struct HybridStack {
 // has packed_bytes(), and returns the bytes that moving rows between the layers sends to this rank. Collective.
 std::int64_t run_hybrid_rank(const HybridStack& stack, Transport& transport, std::vector<std::byte>& packed);
 
-// Says where the packed rows tell nothing: they are finite, and the last two differ.
+// Why a comparison of the packed rows would be meaningless: a row is not finite, or the last two are equal. Empty if it
+// would not.
 std::string what_is_empty(const HybridStack& stack, const std::vector<std::byte>& packed);
 
 }  // namespace ringattn::testing

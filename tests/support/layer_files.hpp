@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small quantized layers in files, packed as the formats' documents say it, value by value.
+// Small quantized layers in files, packed value by value as the documentation of the formats says.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct LayerFile {
     const auto bytes = std::as_bytes(std::span(values));
     tensors[name] = {dtype, std::move(shape), {bytes.begin(), bytes.end()}};
   }
-  // Tensors of zeros, such as those that tell a format.
+  // Tensors of zeros, such as tensors by which a format is recognized.
   void set_zeros(const std::string& name, FileDtype dtype, std::vector<std::int64_t> shape) {
     std::int64_t bits = bits_of(dtype);
     for (const std::int64_t extent : shape) bits *= extent;
@@ -53,7 +53,7 @@ struct Int4Layer {
   static int zero(std::int64_t n, std::int64_t group) { return static_cast<int>((3 * n + 7 * group) % 14 + 1); }
   static float scale(std::int64_t n, std::int64_t group) { return static_cast<float>(1 + n + 32 * group) / 256.0F; }
 
-  // Words of 8 cells each; the n-th four bits of a word, from the low end, are those of cell(word, order[n]).
+  // Words of 8 four-bit values. From the low end, the n-th four bits of a word are cell(word, order[n]).
   template <class At>
   static std::vector<std::int32_t> words(std::int64_t lines, std::int64_t width, const At& at) {
     std::vector<std::int32_t> made;
@@ -86,7 +86,7 @@ struct Int4Layer {
     file.set(prefix + "weight_zero_point", FileDtype::kI32, {rows / 8, groups()},
              words(rows / 8, groups(), [](I word, I group, int i) { return zero(8 * word + i, group); }));
   }
-  // `less`: what is taken from a zero before it is stored.
+  // `less`: subtracted from a zero point before it is stored.
   void gptq(LayerFile& file, const std::string& prefix, int less) const {
     using I = std::int64_t;
     file.set(prefix + "qweight", FileDtype::kI32, {features / 8, rows},

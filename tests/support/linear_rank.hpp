@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's part of a Linear, in the memory of its backend, and what it should leave there.
+// One rank's part of a Linear, in the memory of its backend, and the expected result.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,13 +17,13 @@
 
 namespace ringattn::testing {
 
-// A layer's data and y, [rows, N], of one kernel call.
+// A layer's data, and y [rows, N] of a single kernel call.
 struct LinearCase {
   LinearData data;
   std::vector<std::byte> y;
 };
 
-// `kernel`: of the backend whose bits are expected.
+// `kernel`: the backend's kernel whose bits are expected.
 inline LinearCase make_linear_case(const LinearSpec& spec, std::int64_t rows, std::uint64_t seed,
                                    const KernelRow<LinearSpec>& kernel) {
   LinearCase made;
@@ -59,7 +59,7 @@ class LinearRank {
                       shown_columns().size());
   }
 
-  // Whether y has other bits than expected, or was written elsewhere than in the rows of the first tokens. Clears y.
+  // Whether y has other bits than expected, or was written outside the rows of the first tokens. Clears y.
   bool differs(std::int64_t tokens) {
     const FeatureRange mine = shown_tokens(tokens);
     const FeatureRange columns = shown_columns();
@@ -118,7 +118,7 @@ class LinearRank {
   std::deque<DeviceArray> arrays_;
 };
 
-// Runs a layer in each output, and enqueues it for fewer tokens: adds up results that differ.
+// Runs a layer for each LinearJob::output, and enqueues it for fewer tokens. Returns the number of wrong results.
 inline std::int64_t linear_differences(Transport& world, const LinearCase& given, const LinearOptions& options) {
   std::int64_t differ = 0;
   for (const LinearOutput output : {LinearOutput::kShard, LinearOutput::kTokens, LinearOutput::kReplicated}) {

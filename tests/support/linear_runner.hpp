@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers with made-up weights, and their kernels run whole, in blocks of rows, and in parts of K and N as
-// several devices would.
+// Linear layers with random weights. Their kernels run whole, in blocks of rows, and in parts of K and N as several
+// devices would run them.
 #pragma once
 
 #include <cstddef>
@@ -45,7 +45,7 @@ LinearData columns_of(const LinearData& data, std::int64_t begin, std::int64_t e
 // The leaves' part of a row-parallel layer and of its input.
 LinearData leaves_of(const LinearData& data, LeafRange leaves);
 
-// What may not change bits.
+// Arrangements that must not change a bit.
 struct LinearArrangement {
   int threads = 1;
   std::vector<std::int64_t> cuts;  // rows at which tasks begin, ascending
@@ -59,13 +59,13 @@ std::string describe(const LinearArrangement& arrangement);
 std::vector<std::byte> multiplied(const KernelRow<LinearSpec>& row, const LinearData& data,
                                   const LinearArrangement& arrangement = {});
 
-// The same of a row-parallel layer on `devices`, each of which finishes a part of the rows.
+// The same for a row-parallel layer on `devices` devices, each of which finishes a part of the rows.
 std::vector<std::byte> multiplied_in_parts(const KernelRow<LinearSpec>& row, const LinearData& data, int devices);
 
-// "" or the first element that differs.
+// The first element that differs, or "".
 std::string first_difference(const LinearData& data, const std::vector<std::byte>& y,
                              const std::vector<std::byte>& expected);
-// Each row against the fp64 oracle: "" or the first element that is too far from it.
+// Compares each row with the fp64 oracle. The first element whose error is too large, or "".
 std::string first_inaccuracy(const LinearData& data, const std::vector<std::byte>& y);
 
 }  // namespace ringattn::testing

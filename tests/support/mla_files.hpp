@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of latent attention in every form that latents and matrices have there, all of the same numbers.
+// MLA files with latents and matrices in every supported form, all with the same values.
 #pragma once
 
 #include <cstddef>
@@ -27,7 +27,7 @@ struct MlaFile {
 // q, latent, k_rope, w_uk, w_uv, cu_seqlens_q, cu_seqlens_k.
 NamedTensors mla_tensors(const MlaFile& shape);
 
-// The same job with what stands there in another form. Each takes the tensors of mla_tensors().
+// The same job with some tensors in another form. Each takes the tensors of mla_tensors().
 NamedTensors with_projection(NamedTensors tensors);  // w_uk and w_uv as kv_b_proj
 NamedTensors with_fp8_latent(NamedTensors tensors);  // latent and k_rope as latent_fp8; only bf16
 // Queries multiplied by w_uk by the CPU's kernel, as the absorbed form does it.
@@ -35,9 +35,9 @@ NamedTensors with_queries_in_latent(NamedTensors tensors, const MlaFile& shape);
 // O in the latent, [tokens, heads, latent_dim], multiplied by w_uv by the CPU's kernel: [tokens, heads, head_dim_v].
 std::vector<std::byte> multiplied_by_w_uv(const std::vector<std::byte>& in_latent, const NamedTensor& w_uv,
                                           const MlaFile& shape);
-// What with_fp8_latent() gives, unpacked again: the numbers that it stands for.
+// The result of with_fp8_latent(), dequantized.
 NamedTensors with_fp8_rounded_latent(NamedTensors tensors);
-// Latents and rotary keys, or FP8 rows, in pages that are dealt at random; slots without a token are NaN.
+// Latents and rotary keys, or FP8 rows, in randomly assigned pages. Slots without a token are NaN.
 NamedTensors with_pages(NamedTensors tensors, const MlaFile& shape);
 
 }  // namespace ringattn::testing

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GEMMs around MLA as a caller computes them, by the library's op class for them: queries that are
-// in the latent already, and outputs that come back from it.
+// The GEMMs around MLA as a caller computes them, by the library's op class: mapping queries into the latent space, and
+// outputs back from it.
 #pragma once
 
 #include <cstddef>

@@ -27,11 +27,11 @@ struct MlaTensors {
 // Standard normal values (matrices: divided by √latent_dim), rounded to the job's dtype; the same for the same seed.
 MlaTensors random_mla_tensors(const MlaJob& job, std::uint64_t seed);
 
-// The same with latents packed into FP8 rows, and the numbers that those are unpacked to as latent and k_rope.
+// The same with latents quantized to FP8 rows, and with latent and k_rope dequantized from these rows.
 MlaTensors with_fp8_latents(const MlaSpec& spec, MlaTensors tensors);
 
-// How a rank holds its inputs and wants its outputs. In the latent there is no w_uk or no w_uv: `q` of the tensors is
-// [q_tokens, heads, latent_dim + rope_dim] then, and out [q_tokens, heads, latent_dim].
+// How a rank stores its inputs and wants its outputs. In the latent space there is no w_uk, so the tensors' `q` is
+// [q_tokens, heads, latent_dim + rope_dim], or no w_uv, so out is [q_tokens, heads, latent_dim].
 struct MlaShape {
   bool fused = false;  // latent and k_rope are views of one tensor with a gap after its rows, as FP8 rows have
                        // one, and w_uk and w_uv of one [heads, head_dim + head_dim_v, latent_dim]
@@ -55,8 +55,8 @@ void run_mla_rank(const MlaJob& job, const MlaOptions& options, const MlaTensors
 JobResult run_mla_job(const MlaJob& job, const MlaOptions& options, const MlaTensors& tensors, int world,
                       const MlaShape& shape = {}, const ThreadsDelivery& delivery = {});
 
-// On the GPUs that there are: a single rank for a world of 1, else `world` ranks of this process, which share GPUs
-// where there are too few.
+// On this host's GPUs: a single rank for a world of 1, otherwise `world` ranks of this process, which share GPUs if
+// there are too few.
 JobResult run_gpu_mla_job(const MlaJob& job, const MlaOptions& options, const MlaTensors& tensors, int world,
                           const MlaShape& shape = {});
 

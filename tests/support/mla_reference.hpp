@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What latent attention is held against: fp64 of the whole formula, latents and matrices in, O out, and a
-// same-precision computation in the same form, which rounds what the form rounds (keys and values, or queries and O in
-// the latent, then S, P and O) and sums in fp32.
+// References for MLA: the whole formula in fp64, from latents and matrices to O, and a same-precision reference in the
+// same form, which rounds what the form rounds (keys and values, or queries and O in the latent space, then S, P and O)
+// and sums in fp32.
 #pragma once
 
 #include "tests/support/accuracy.hpp"
@@ -12,9 +12,9 @@ namespace ringattn::testing {
 // Packed O and LSE of a result.
 Numbers numbers_of(const JobResult& result, Dtype dtype);
 
-// Expects of a result of job.form that its greatest error of O is at most twice that of the same-precision
-// computation, plus 1e-6: as for attention (accuracy.hpp). LSE may be off by as much again, for keys or queries have
-// been rounded, plus what attention may be off.
+// Expects that the greatest error of O is at most twice that of the same-precision reference in job.form, plus 1e-6, as
+// for attention (accuracy.hpp). LSE may have this error because keys or queries were rounded, in addition to the error
+// that is allowed for attention.
 void expect_as_right(const MlaJob& job, const MlaTensors& tensors, const JobResult& result);
 
 }  // namespace ringattn::testing

@@ -33,8 +33,8 @@ class MlaSteps {
   MlaOutputs outputs() const;
   Stream stream() const { return backend_.stream(); }
 
-  // These wait. Compares this rank's rows of the step with those of the reference, by memcmp; says which differ, or
-  // nothing.
+  // These wait. Compares this rank's rows of the step with the reference by memcmp. Returns which rows differ, or an
+  // empty string.
   std::string difference(const JobResult& reference, int step) const;
   // Puts this rank's rows of the step into `result`, whose arrays have their full size.
   void take(JobResult& result, int step) const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cache of all sequences of AttentionInputs: where pages lie, and which token of which sequence is where. What no
-// sequence owns is NaN, also after the last tokens of a sequence's last page.
+// A cache of all sequences of AttentionInputs: which page each sequence's tokens are in. Entries that no sequence owns
+// are NaN, including those after the last token in a sequence's last page.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace ringattn::testing {
 
-// No pool has this page: an entry of a table that must not be followed.
+// A page that no pool has, for table entries that must not be read.
 inline constexpr std::int32_t kNoPage = 0x40000000;
 
 struct PageLayout {
@@ -23,8 +23,8 @@ struct PageLayout {
   std::int64_t shared = 0;
   // Elements after each page, which are NaN too: pages don't follow each other as their rows do.
   std::int64_t gap = 0;
-  // As `shared`, of sequences that share prefixes (SharedPrefixes): the whole pages of each are those of the first
-  // sequence that has it.
+  // Like `shared`, for prefixes that sequences share (SharedPrefixes): the whole pages of a prefix are those of the
+  // first sequence that has it.
   std::vector<std::int32_t> prefix_of = {};
   std::vector<std::int64_t> prefix_tokens = {};
 };

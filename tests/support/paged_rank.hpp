@@ -17,7 +17,7 @@ namespace ringattn::testing {
 
 class PagedRank {
  public:
-  // Holds the rank's share of packed tensors, as the job is dealt now. The attention outlives it.
+  // Holds the rank's share of packed tensors, in the attention's current layout. The attention must outlive it.
   PagedRank(Attention& attention, int rank, const JobTensors& tensors, const PageLayout& pages);
 
   Inputs inputs() const;

@@ -3,11 +3,11 @@
 # Long work in named parts that can be resumed; sourced by bench/run.sh and tests/run_gpu.sh. The script says
 #   part NAME MINUTES "what it does"          once for each part, in order
 #   part_NAME() { … }                         with _ for -; returns 0 (done), 77 (can't run here, it says why), or fails
-#   run_part NAME                             where a part takes more than its function
+#   run_part NAME                             optional: runs a part, if that takes more than its function
 #   part_is_done NAME                         whether an earlier call has done it
 #   parts_more_options="…"                    lines of --help for options that it takes itself
-# and calls run_parts "$@". Parts that are done are skipped, a part that would not fit into the time left is put off to
-# the next call.
+# and calls run_parts "$@". Parts that are done are skipped. A part that does not fit into the remaining time is postponed
+# to the next call.
 
 part_names=()
 declare -A part_minutes part_what
@@ -79,7 +79,7 @@ run_parts() {
     fi
     begun=1 started=$SECONDS
     echo "== $name: ${part_what[$name]}"
-    # In a shell of its own: what a part sets, or where it goes, is gone afterwards.
+    # In a subshell, so that a part's variables and directory changes do not persist.
     set +e  # not `|| code=$?`: it would switch off errexit inside, too
     ( set -euo pipefail; run_part "$name" )
     code=$?
@@ -121,7 +121,7 @@ count_gpus() {
 
 gpu_name() { { nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null || true; } | head -n 1; }
 
-# build_preset PRESET [TARGET …]: configures and builds; the whole output only where that fails.
+# build_preset PRESET [TARGET …]: configures and builds. Prints the whole output only if that fails.
 build_preset() {
   local preset=$1
   shift

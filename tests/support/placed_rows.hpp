@@ -29,8 +29,8 @@ inline double output_rounding(Dtype dtype, double value) {
   return std::max(part * std::fabs(value), dtype == Dtype::kF16 ? 0x1p-25 : 0.0);
 }
 
-// What lies between rows is NaN. `strided`: eight elements lie there. `unaligned`: one does, and the first row begins
-// at the second element, so that no row of a 16-bit type but every eighth begins at a multiple of 16 bytes.
+// Elements between rows are NaN. `strided`: there are eight of them. `unaligned`: there is one, and the first row
+// begins at the second element, so that only every eighth row of a 16-bit type begins at a multiple of 16 bytes.
 class PlacedRows {
  public:
   PlacedRows(Backend& backend, Dtype dtype, std::int64_t rows, int heads, int dims, bool strided, bool unaligned)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What tests fill memory with that a call must write, or must not read.
+// Values with which tests fill memory that a call must write, or must not read.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random elements of tensors, made fast: they took half of the time of tests that decode.
+// Fast random elements of tensors. Slower ones took half of the time of decode tests.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ class Normal {
   float step_;  // of the sum, whose deviation is 65536 / sqrt(3)
 };
 
-// Large tensors repeat their first elements. Their number is a prime, so no two rows of a tensor are equal.
+// Large tensors repeat their first elements. The number of these is prime, so no two rows of a tensor are equal.
 inline std::vector<std::byte> random_elements(std::int64_t count, Dtype dtype, std::mt19937_64& random,
                                               const Normal& normal = Normal()) {
   constexpr std::size_t kPeriod = 65521;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Positions of keys as a cache has them that has lost tokens at random.
+// Positions of keys in a cache from which random tokens were evicted.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 
 namespace ringattn::testing {
 
-// That many keys of each sequence, of about twice as many tokens, in each of `heads` heads others.
+// That many keys of each sequence, out of about twice as many tokens, different ones in each of `heads` heads.
 inline std::shared_ptr<const KeyPositions> random_positions(std::span<const std::int64_t> keys, int heads,
                                                             std::uint64_t seed) {
   std::mt19937_64 generator(seed);

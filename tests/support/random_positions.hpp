@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job over a cache that has lost tokens at random.
+// A job over a cache from which random tokens were evicted.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace ringattn::testing {
 
-// The job's keys are those that are left of sequences of about twice as many tokens, in each of `heads` heads others.
-// Some queries must stand between tokens that were taken out, or the job is left without positions.
+// The job's keys are left over from sequences of about twice as many tokens, different ones in each of `heads` heads.
+// Some queries must be between evicted tokens; otherwise the job gets no positions.
 inline Job with_random_positions(Job job, int heads, std::uint64_t seed) {
   std::vector<std::int64_t> keys;
   for (const Sequence& s : job.batch.sequences) keys.push_back(s.k_len);

@@ -11,7 +11,7 @@
 
 namespace ringattn::testing {
 
-// Deals [0, tokens) to `world` ranks in runs of 1 to `longest` tokens, neighbours joined.
+// Distributes [0, tokens) over `world` ranks in runs of 1 to `longest` tokens. Adjacent runs of a rank are joined.
 inline std::vector<std::vector<PackedRun>> deal_randomly(std::int64_t tokens, int world, std::int64_t longest,
                                                          std::mt19937_64& random) {
   std::vector<std::vector<PackedRun>> ranks(static_cast<std::size_t>(world));

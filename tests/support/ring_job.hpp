@@ -43,8 +43,8 @@ void run_rank(const Job& job, const Options& options, const JobTensors& tensors,
 JobResult run_job(const Job& job, const Options& options, const JobTensors& tensors, int world,
                   const ThreadsDelivery& delivery = {});
 
-// Every rank's part of a world on the GPUs that there are: a single rank, or `world` ranks of this process, which share
-// GPUs where there are too few, over a transport of the table. Throws what the world failed with.
+// Every rank's part of a world on this host's GPUs: a single rank, or `world` ranks of this process, which share GPUs
+// if there are too few, over a transport of the table. Throws the error with which the world failed.
 void run_gpu_world(int world, const std::function<void(Transport&)>& rank_main, std::string_view transport = "auto");
 
 // A job in such a world.

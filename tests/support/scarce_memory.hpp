@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread whose memory runs out: one allocation of it fails, for tests of the state after a failure in the middle of a
-// call. Programs that link it replace operator new.
+// Makes one allocation of a thread fail, for tests of the state after a failure in the middle of a call. Programs that
+// link it replace operator new.
 #pragma once
 
 #include <cstdint>

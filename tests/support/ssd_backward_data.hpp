@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs of an SSD backward pass over several sequences, and what any row of the table makes of them under any
-// arrangement.
+// Inputs of an SSD backward pass over several sequences, and the results of any kernel of the table in any arrangement.
 #pragma once
 
 #include <cstddef>
@@ -52,7 +51,7 @@ SsdBackwardResult run_ssd_backward(const SsdBackwardRow& row, const SsdBackwardD
                                    const SsmArrangement& arrangement = {});
 
 // Compares with the oracle: each element (ssd_gradient_term()), and, if the kernel rounds factors to 16 bits, rows of
-// random numbers as a whole (ssd_gradient_rms()). Says where something is too far off, or nothing.
+// random numbers as a whole (ssd_gradient_rms()). Returns where an error is too large, or an empty string.
 std::string check_ssd_gradients(const SsdBackwardData& inputs, const SsdBackwardResult& result, bool rounds_factors);
 
 }  // namespace ringattn::testing

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inputs of an SSM op over several sequences, and what any row of the table makes of them under any arrangement.
+// Inputs of an SSM op over several sequences, and the results of any kernel of the table in any arrangement.
 #pragma once
 
 #include <cstddef>
@@ -42,14 +42,14 @@ struct SsmData {
 // Normal x, B, C and z; decays of a token between about 0.5 and 1.
 SsmData random_ssm(const SsmSpec& spec, const std::vector<std::int64_t>& lengths, std::uint64_t seed);
 
-// The same with decays so near 1 that states outlive super-segments, else what is carried from one to the next would
+// The same with decays so close to 1 that states outlive super-segments; otherwise errors in the carried states would
 // not be seen.
 SsmData with_slow_decays(SsmData inputs);
 
-// The same with b and c that were rotated before.
+// The same with b and c already rotated.
 SsmData rotated(SsmData inputs);
 
-// What may not move a bit.
+// Arrangements that must not change a bit.
 struct SsmArrangement {
   int threads = 1;
   bool cut = false;        // a run for each super-segment
@@ -65,7 +65,7 @@ struct SsmResult {
   bool same_bits(const SsmResult& other) const;
 };
 
-// Says where the bits of a result first differ from those expected, or nothing.
+// Returns where the bits of a result first differ from the expected ones, or an empty string.
 std::string first_difference(const SsmData& inputs, const SsmResult& result, const SsmResult& expected);
 
 SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement& arrangement = {});
@@ -76,16 +76,16 @@ SsmResult run_ssm(const SsmRow& row, const SsmData& inputs, const SsmArrangement
 SsmResult update_with(const SsmRow& row, const SsmData& inputs, int threads = 1,
                       const std::vector<std::int32_t>& slots = {}, bool unaligned = false);
 
-// What a kernel may lose, as parts of the sum of the absolute values of all terms; of rows of y besides their own
-// rounding.
+// The allowed errors of a kernel, as shares of the sum of the absolute values of all terms. For rows of y, their own
+// rounding is allowed in addition.
 struct SsmTolerance {
   double rows;
   double states;  // final ones
 };
-// Compares with the oracle; says where it is too far off, or nothing.
+// Compares with the oracle. Returns where an error is too large, or an empty string.
 std::string check_ssm_accuracy(const SsmData& inputs, const SsmResult& result, const SsmTolerance& tolerance);
 
-// What fp32 costs: sums of logarithms below 512 have steps of 2^−15, and a weight that has not vanished is a difference
+// Errors of fp32: sums of logarithms below 512 have steps of 2^−15, and a weight that has not vanished is a difference
 // of two such sums over a few tens of tokens.
 inline constexpr double kSsmTerm = 1e-4;
 // The same where no factor has 16 bits and a chunk's sum of logarithms stays below 90 (bench/notes/ssm.md has the

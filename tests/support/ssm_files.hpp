@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Files of SSM layers, of both kinds, with the numbers that a synthetic layer of the same shape has.
+// Files of SSM layers of both kinds, with the values of a synthetic layer of the same shape.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small SSM jobs through the library's jobs, on one rank, and what fp64 says of them.
+// Small SSM jobs through the library's jobs, on one rank, and their comparison with fp64.
 #pragma once
 
 #include "comm/threads.hpp"

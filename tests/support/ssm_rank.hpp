@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank's side of an Ssm: its rows of a job, and what they are compared with.
+// A rank's side of an Ssm: its rows of a job, and their expected values.
 #pragma once
 
 #include <algorithm>
@@ -32,7 +32,7 @@ inline SsmSpec small_ssm(int heads, bool selective) {
   return spec;
 }
 
-// Inputs and what the kernel makes of all of them; with RoPE, of rows that were rotated before.
+// Inputs, and the kernel's result over all of them; with RoPE, over rows that were rotated before.
 struct SsmCase {
   SsmData inputs;
   SsmResult expected;
@@ -153,7 +153,7 @@ class SsmRank {
     if (!bytes.empty()) memory.write(bytes);
     return memory;
   }
-  // This rank's rows of those of all tokens; none of an absent array.
+  // This rank's rows of an array of all tokens; empty if the array is absent.
   std::vector<std::byte> shard(const std::vector<std::byte>& packed) const {
     if (packed.empty()) return {};
     const auto bytes = static_cast<std::int64_t>(packed.size()) / given_.inputs.rows();

@@ -34,7 +34,7 @@ def read_arguments(words):
 
 
 def start(words, options):
-    # Nothing of the launcher that may have started this one.
+    # No variables of the launcher that may have started this process.
     strangers = ("OMPI_", "PMI", "SLURM_", "TORCHELASTIC_", "RINGATTN_STORE_SECRET")
     common = {name: value for name, value in os.environ.items() if not name.startswith(strangers)}
     common |= {"RINGATTN_STORE": f"{options.host}:{free_port()}", "WORLD_SIZE": str(options.ranks)}

@@ -12,14 +12,14 @@
 
 namespace ringattn::testing {
 
-// Whether a held stream doesn't block other streams: it holds its hardware queue too, of which a GPU has 8 unless the
-// environment says otherwise, dealt to streams in turn.
+// Whether other streams continue while one is held. A held stream also blocks its hardware queue. A GPU has 8 of these,
+// unless the environment says otherwise, and assigns them to streams cyclically.
 inline bool streams_have_queues() {
   const char* queues = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   return visible_gpus().size() > 1 || queues == nullptr || std::atoi(queues) >= 8;
 }
 
-// Keeps a stream until it is let go, or for 20 s.
+// Holds a stream until it is released, or for 20 s.
 class StreamBrake {
  public:
   void hold(cudaStream_t stream) {

@@ -38,7 +38,7 @@ class TemporaryFolder {
     return file(name);
   }
 
-  // Names of all that lies in the folder.
+  // Names of all entries of the folder.
   std::vector<std::string> entries() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(path_)) names.push_back(entry.path().filename());

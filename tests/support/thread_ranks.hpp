@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A world of threads with nothing but an all-gather, for tests of what ranks do besides transfers.
+// A world of threads that has only an all-gather, for tests of what ranks do besides transfers.
 #pragma once
 
 #include <condition_variable>

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Three hosts on this machine, for tests of what happens between hosts: network namespaces with names, addresses and
-# temporary folders of their own, and a fourth namespace as the switch between them. Nothing of it is seen outside.
+# temporary folders of their own, and a fourth namespace as the switch between them. They are invisible from outside.
 #
 #   three_hosts.sh possible          whether this user and system can make them; says why not
-#   three_hosts.sh up FOLDER         makes them; FOLDER must be there, and gets host1 to host3 with what is theirs
+#   three_hosts.sh up FOLDER         makes them; FOLDER must exist, and gets folders host1 to host3 with their files
 #   three_hosts.sh on FOLDER N COMMAND…   runs a command on host N, with mpirun set up to reach all three (2 slots each)
 #   three_hosts.sh cut FOLDER N      takes host N off the switch; `join` puts it back
 #   three_hosts.sh pids FOLDER N     the processes on host N
-#   three_hosts.sh down FOLDER       kills what runs there, and takes all away
+#   three_hosts.sh down FOLDER       kills their processes, and removes everything
 set -euo pipefail
 export LC_ALL=C
 
@@ -22,7 +22,7 @@ possible() {
     { echo "this system makes no network namespaces"; return 1; }
 }
 
-# Names of namespaces are the machine's: they hold a number of the folder's.
+# Names of namespaces are global on the machine, so they contain a number derived from the folder.
 space() { echo "ringattn-$(stat -c %i "$folder")-$1"; }
 
 up() {
@@ -54,8 +54,8 @@ down() {
   ip netns del "$(space switch)" 2>/dev/null || true
 }
 
-# Host N's own name, temporary folder, and nothing of what lies in those of the others. The agent comes from host 1, where
-# host N's folder is hidden.
+# Gives host N its own name and temporary folder, and hides the folders of the other hosts. The agent comes from host 1,
+# where host N's folder is hidden.
 enter() {
   local n=$1 other script="hostname host$1; "
   shift
@@ -74,8 +74,8 @@ on() {
   enter "$@"
 }
 
-# What ssh is between real hosts: agent [OPTIONS] ADDRESS COMMAND…. The other side has neither the environment nor the
-# session nor the pipes of this one, and outlives it.
+# Replaces ssh between real hosts: agent [OPTIONS] ADDRESS COMMAND…. The command has neither the environment nor the
+# session nor the pipes of the caller, and outlives it.
 agent() {
   while [[ $1 == -* ]]; do shift; done
   local address=$1

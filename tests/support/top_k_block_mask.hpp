@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of the best blocks of inputs, by any backend.
+// Block masks of the best blocks of inputs, chosen by any backend.
 #pragma once
 
 #include <algorithm>
@@ -13,8 +13,8 @@
 
 namespace ringattn::testing {
 
-// Selects the block mask of inputs whose spec has one. Rows lie in the backend's memory, and come in pieces of at most
-// `piece` tokens.
+// Chooses the block mask of inputs whose spec has one. Rows are in the backend's memory, and are passed in pieces of at
+// most `piece` tokens.
 inline BlockMask top_k_block_mask(const AttentionInputs& inputs, int count, Backend& backend,
                                   std::int64_t piece = std::int64_t{1} << 40) {
   const AttentionSpec& spec = inputs.spec;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two ranks of this process on its GPUs, which share one where there is only one.
+// Two ranks of this process on its GPUs. They share a GPU if there is only one.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace ringattn::testing {
 
-// A world of two threads over a transport of device memory; whatever one of them throws fails the test.
+// A world of two threads over a transport of device memory. An exception of either thread fails the test.
 inline void in_two_ranks(const std::string& transport, const std::function<void(Transport&)>& rank_main) {
   WorldRequest request;
   request.transport = transport;
