@@ -28,7 +28,7 @@ const char* backend_of(const Transport& transport) {
 
 namespace {
 
-// Interfaces before it had other names of functions and structs, and were never released.
+// Earlier interfaces had other names of functions and structs, and were never released.
 constexpr std::int64_t kFirstAbi = 6;
 
 // Reads options of any header, with their size in interface 1 as the minimum.
