@@ -101,8 +101,8 @@ double machine_factor(const MachineModel& given, const KernelEntry& kernel, Dtyp
 }
 
 double memory_rate(const MachineModel& given, int threads) {
-  constexpr double kOfThread = 1.5e10;  // read on a Xeon: 14.9 GB/s by one core,
-  constexpr double kOfHost = 1e11;      // 99.4 by 16 threads (bench/notes/decoding.md)
+  constexpr double kOfThread = 1.5e10;  // measured on a Xeon: one core reads 14.9 GB/s,
+  constexpr double kOfHost = 1e11;      // 16 threads read 99.4 GB/s (bench/notes/decoding.md)
   return given.memory_bytes_per_second > 0.0 ? given.memory_bytes_per_second : std::min(threads * kOfThread, kOfHost);
 }
 
