@@ -118,7 +118,7 @@ void TemporaryFolder::publish(bool replace) {
     error = replace_folder(path_, final_path_, old);
   } else if (::renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, final_path_.c_str(), RENAME_NOREPLACE) != 0) {
     error = errno;
-    // A file system without the flag: nothing was there a moment ago.
+    // The file system lacks the flag. Nothing was at the path a moment ago.
     if ((error == EINVAL || error == ENOSYS) && !there) {
       error = ::rename(path_.c_str(), final_path_.c_str()) == 0 ? 0 : errno;
     }
