@@ -87,8 +87,8 @@ Verdict judge(const JobEnd& end) {
   if (end.overdue == Overdue::kUnstarted) {
     return error(6, launcher + " was ended", late, "See whether the hosts answer; --start-limit gives them longer.");
   }
-  // What they all say counts, also if mpirun had to be ended. If something else killed it, ranks that it took along
-  // while they started, or met, blame MPI or a peer (4, 6).
+  // The code that the ranks reported counts, even if mpirun had to be ended. If something else killed mpirun, ranks
+  // that were starting or connecting and went down with it blame MPI or a peer (4, 6).
   const bool blames_others = end.killed && (ranks.worst == 4 || ranks.worst == 6);
   if (ranks.worst > 0 && !blames_others) {
     const bool ended = end.overdue == Overdue::kLate;
@@ -114,9 +114,9 @@ Verdict judge(const JobEnd& end) {
     return error(kSignalBase + SIGTERM, launcher + " was told to stop", "its ranks were ended by signal 15",
                  "Start again.");
   }
-  // Others that mpirun ends because of a silent rank can still say so.
+  // A rank that mpirun ends because of a silent rank can still report that.
   const std::string victim = end.killed ? launcher : ranks.silent == 1 ? name_of(ranks.mute_rank) : name_of(-1);
-  constexpr int kFirstOfJob = 5;  // a program that can't be started ends by a signal up to SIGTRAP, too
+  constexpr int kFirstOfJob = 5;  // a program that can't be started also ends by a signal up to SIGTRAP
   if (signal > kFirstOfJob || (signal > 0 && ranks.started > 0)) {
     return error(6, victim + " was killed",
                  fmt::format("by signal {}; {}'s own message stands above", signal, launcher),
