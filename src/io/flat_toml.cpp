@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The only file that sees toml++.
+// The only file that includes toml++.
 #include <fmt/format.h>
 #include <toml++/toml.h>
 

@@ -11,7 +11,7 @@ namespace ringattn {
 
 namespace {
 
-constexpr std::size_t kLongestNumber = 512;  // of characters; the parser holds a number whole
+constexpr std::size_t kLongestNumber = 512;  // characters; the parser buffers a whole number
 
 }  // namespace
 
@@ -68,7 +68,7 @@ void JsonScan::feed(std::string_view piece) {
 
 namespace {
 
-// nlohmann's event interface, whose functions return whether to go on.
+// nlohmann's event interface. Its functions return false to stop.
 class Bridge {
  public:
   using Json = nlohmann::json;

@@ -66,7 +66,7 @@ constexpr std::string_view kOtherBiasAdvice = "Rename it";
 // The libraries are flash_attn 2 and 3, PyTorch, flashinfer, FlashMLA, Transformer Engine, vLLM, transformers,
 // mamba_ssm and causal_conv1d.
 constexpr KnownName kNames[] = {
-    // Caches, before lengths and tables: those of a file with both are its cache's.
+    // Caches come before lengths and tables, because in a file with a cache those belong to the cache.
     {"key_cache", kAttention, "", kCache, kCacheAdvice},
     {"value_cache", kAttention, "", kCache, kCacheAdvice},
     {"k_cache", kAttention, "", kCache, kCacheAdvice},
@@ -144,7 +144,7 @@ constexpr KnownName kNames[] = {
     {"attention_sinks", kAttention, "sinks"},
     {"learnable_sink", kAttention, "sinks"},
     {"self_attn.sinks", kAttention, "sinks"},
-    // Masks, biases and what else enters scores.
+    // Masks, biases and other inputs of scores.
     {"mask", kAttention, "", kMask, kMaskAdvice},
     {"attention_mask", kAttention, "", kMask, kMaskAdvice},
     {"attn_mask", kAttention, "", kMask, kMaskAdvice},
@@ -229,7 +229,7 @@ constexpr KnownName kNames[] = {
     {"delta", kAlone, "", kConv1dOnlyWhy, kAloneSuggestion},
 };
 
-// Jobs by their functions' names.
+// Jobs by the names of their functions.
 struct JobName {
   JobKind job;
   std::string_view name;

@@ -26,7 +26,7 @@ std::string in_layer(std::string_view layer, std::string_view tensor) {
   return layer.empty() ? std::string(tensor) : fmt::format("{}.{}", layer, tensor);
 }
 
-// A tensor beside a layer's weight that says what isn't read, and why not.
+// A tensor beside a layer's weight that belongs to an unsupported format, and the reason.
 struct RefusedTensor {
   std::string_view name;
   std::string_view why;
@@ -76,7 +76,7 @@ bool is_weight_name(std::string_view tensor) {
   return std::ranges::find(kWeightNames, tensor.substr(tensor.rfind('.') + 1)) != kWeightNames.end();
 }
 
-// qweight's last axis is N in GPTQ, and N in words of several values in AWQ.
+// The last axis of qweight has N elements in GPTQ. In AWQ it has N values, several in each word.
 LayerFormat packed_format(const LayerTensors& layer) {
   const std::vector<std::int64_t>& shape = layer.weight.info->shape;
   const std::vector<std::int64_t>& scales = layer.scales->info->shape;
@@ -133,7 +133,7 @@ bool has_layer(const SafetensorsFile& file, std::string_view name) {
 
 LayerTensors find_layer(const SafetensorsFile& file, std::string_view name) {
   LayerTensors layer;
-  if (file.contains(name) && !is_weight_name(name)) {  // a matrix of any name
+  if (file.contains(name) && !is_weight_name(name)) {  // a matrix with any other name
     layer.weight = file.tensor(name);
     return layer;
   }

@@ -88,7 +88,7 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
     plan.head += static_cast<char>(length[i]);
   }
   plan.head += json;
-  // Checks the header that is written as a reader would.
+  // Checks the written header with the reader's rules.
   try {
     const std::int64_t file_bytes = static_cast<std::int64_t>(plan.head.size()) + offset;
     SafetensorsHeaderReader reader("the output", length, file_bytes);
@@ -169,7 +169,7 @@ std::unique_ptr<SafetensorsWriter> SafetensorsWriter::open_existing(const Safete
 
 void SafetensorsWriter::reserve_space(const std::string& path) {
   const std::string problem = fmt::format("can't reserve {} bytes for {}", plan_.file_bytes(), path);
-  // Beyond this limit the system would answer with a signal.
+  // Beyond this limit the system would send a signal.
   struct rlimit limit;
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
       static_cast<std::uint64_t>(plan_.file_bytes()) > limit.rlim_cur) {
@@ -178,7 +178,7 @@ void SafetensorsWriter::reserve_space(const std::string& path) {
   const int error = await_disk(file(), [bytes = off_t{plan_.file_bytes()}](int fd) {
     if (uninterrupted([&] { return ::fallocate(fd, 0, 0, bytes); }) == 0) return 0;
     if (errno != EOPNOTSUPP && errno != ENOSYS) return errno;
-    // A file system that can't reserve blocks: set only the size.
+    // The file system can't reserve blocks: set only the size.
     return uninterrupted([&] { return ::ftruncate(fd, bytes); }) == 0 ? 0 : errno;
   });
   if (error != 0) fail_file(problem, error, "Free some space, or choose another folder.");
