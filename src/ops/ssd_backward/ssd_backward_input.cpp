@@ -44,7 +44,7 @@ bool holds_ssd_gradient(const TensorFile& file) {
 SsdBackwardInput::SsdBackwardInput(const OpRequest& request) : forward_(make_ssm_input(Op::kSsd, request)) {
   const SsmJob& forward = forward_.job();
   job_.forward = forward;
-  job_.forward.final_states = false;  // only their gradients are of interest
+  job_.forward.final_states = false;  // only their gradients are used
   job_.gradients = request.settings.own.at("gradients") == "fp32" ? Dtype::kF32 : forward.spec.dtype;
   check_ssd_backward_job(job_);
   if (!request.from_file()) return;
