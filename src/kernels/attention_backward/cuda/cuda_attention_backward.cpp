@@ -208,7 +208,7 @@ bool CudaAttentionBackward::can_map_all(const DqTask& dq, const DkvTask& dkv) co
 
 std::int64_t CudaAttentionBackward::partials_of(const BackwardLimits& limits, const BackwardSideShape& side,
                                                 std::int64_t width, int group, std::int64_t tiles_per_split) const {
-  // BackwardTableBuilder::share_splits() leaves tasks with many pairs alone.
+  // BackwardTableBuilder::share_splits() does not split tasks with many pairs.
   const std::int64_t full_tiles = limits.rows / kBackwardTile * group;
   const std::int64_t ctas = std::int64_t{multiprocessors_} * side.ctas;
   if (!shape_.shares_splits || full_tiles * forward().kv_heads >= 2 * ctas * side.head_tiles) return 0;
