@@ -189,11 +189,11 @@ std::vector<BenchPoint> read_points(const std::string& path, std::string_view fl
       points.push_back(read_point(parsed));
     } catch (const Json::exception& error) {
       const std::string_view what = error.what();  // "[json.exception.out_of_range.403] key 'kernel' not found"
-      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path),
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is not a complete point", number, path),
            std::string(what.substr(what.find(' ') + 1)), kAdvice);
     }
     if (const BenchPoint& point = points.back(); point.measured() && !(point.ms.median > 0.0)) {
-      fail(ErrorCode::kFile, fmt::format("line {} of {} is no whole point", number, path),
+      fail(ErrorCode::kFile, fmt::format("line {} of {} is not a complete point", number, path),
            fmt::format("its median is {} ms", point.ms.median), kAdvice);
     }
   }

@@ -66,7 +66,7 @@ std::string suggestion_for(unsigned command, std::string_view other) {
   }
   if (elsewhere != 0) {
     const FlagRow* const same = flag_or_counterpart(command, stem);
-    fail(ErrorCode::kUsage, fmt::format("--{} is no flag of {}", stem, command_name),
+    fail(ErrorCode::kUsage, fmt::format("--{} is not a flag of {}", stem, command_name),
          fmt::format("it belongs to {}", command_names(elsewhere)),
          same != nullptr ? fmt::format("Did you mean --{}?", same->name) : help);
   }

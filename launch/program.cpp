@@ -51,7 +51,7 @@ const CommandRow& find_command(const std::string& name) {
     names.push_back(command.name);
   }
   if (name.starts_with("-")) {
-    fail(ErrorCode::kUsage, fmt::format("{} stands before a subcommand", name),
+    fail(ErrorCode::kUsage, fmt::format("{} comes before a subcommand", name),
          fmt::format("the first argument is a subcommand: {}", command_names(kAllCommands | kLaunch | kCollectEnv)),
          "See `ringattn --help`.");
   }
@@ -265,7 +265,7 @@ class LibraryExitGuard {
   static void at_exit() {
     if (watched_.exchange(0) != ::getpid()) return;  // a process that a library has forked may exit with any code
     const Error error(ErrorCode::kUnsupported, "a library ended the program",
-                      "Open MPI or OpenMP, whose own message stands above",
+                      "Open MPI or OpenMP; its own message is above",
                       "Check that TMPDIR names a folder that can be written to, and the limits on processes and memory "
                       "(ulimit -a).");
     tell_(error);

@@ -43,7 +43,7 @@ void make_secret() {
   } else if (is_given("RINGATTN_STORE") && !is_given(kSecret) && !is_given("RINGATTN_STORE_SECRET_FILE")) {
     unsigned char bytes[32];
     if (::getrandom(bytes, sizeof(bytes), 0) != ssize_t{sizeof(bytes)}) {
-      fail(ErrorCode::kUnsupported, "can't make a secret", "the system gives no 32 random bytes",
+      fail(ErrorCode::kUnsupported, "can't make a secret", "the system did not return 32 random bytes",
            "Set RINGATTN_STORE_SECRET.");
     }
     std::string text;

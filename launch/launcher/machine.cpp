@@ -226,7 +226,7 @@ HostSlots read_hostfile(const std::string& path) {
   const auto text = error || size > kMostFileBytes ? std::nullopt : output_of({"cat", "--", path});
   const Words lines = text ? lines_of(*text) : Words();
   if (!text || lines.size() > kMostLines) {
-    fail(ErrorCode::kFile, fmt::format("{} is no hostfile", path),
+    fail(ErrorCode::kFile, fmt::format("{} is not a hostfile", path),
          "it has more than 999999 bytes or 10000 lines, or can't be read within 10 s", kExample);
   }
   HostSlots found;
