@@ -44,7 +44,7 @@ void try_start() {
   }
   int status = 0;
   if (child > 0 && uninterrupted([&] { return ::waitpid(child, &status, 0); }) == child && status != 0) {
-    fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init failed; its own message stands above",
+    fail(ErrorCode::kUnsupported, "can't start MPI", "MPI_Init failed; its own message is above",
          "Check that TMPDIR names a folder that can be written to, and the limits on files and processes (ulimit -a).");
   }
 }
