@@ -52,9 +52,9 @@ constexpr OtherFormat kOtherFormats[] = {
 
 // Keys of families that are not plain decoders. They are refused in a file without model_type.
 constexpr ChangingKey kOfOtherFamilies[] = {
-    {"type_vocab_size", "encoders have it, whose attention is bidirectional"},
-    {"laurel_rank", "models have it whose scores are not scaled"},
-    {"global_head_dim", "models have it whose scores are not scaled"},
+    {"type_vocab_size", "only encoders have it, and their attention is bidirectional"},
+    {"laurel_rank", "only models whose scores are not scaled have it"},
+    {"global_head_dim", "only models whose scores are not scaled have it"},
 };
 constexpr std::string_view kSsmKeys =
     "mamba_d_state ssm_state_size state_size mamba_n_heads mamba_num_heads mamba_d_ssm";

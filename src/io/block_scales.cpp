@@ -64,9 +64,9 @@ std::optional<BlockScales> find_block_scales(const SafetensorsFile& file, const 
   if (matrix.info->dtype != FileDtype::kF8E4m3) {
     if (!tensor) return std::nullopt;
     require(false, matrix, fmt::format("the file has {}, the scales of an F8_E4M3 matrix", tensor->text()),
-            "Leave them out where they have been applied; else give the F8_E4M3 matrix as the checkpoint has it.");
+            "Leave them out if they have been applied; otherwise give the F8_E4M3 matrix of the checkpoint.");
   }
-  require(matrix.info->shape.size() == 2, matrix, "it must have 2 axes", "Give kv_b_proj as the checkpoint has it.");
+  require(matrix.info->shape.size() == 2, matrix, "it must have 2 axes", "Give kv_b_proj as it is in the checkpoint.");
   const std::vector<std::int64_t> shape{blocks_of(matrix.info->shape[0]), blocks_of(matrix.info->shape[1])};
   const std::string wanted = fmt::format("scales of its blocks of {0} x {0} are {1}", kScaleBlock, shape_text(shape));
   require(tensor.has_value(), matrix, wanted + ", and the file has none",
@@ -74,7 +74,7 @@ std::optional<BlockScales> find_block_scales(const SafetensorsFile& file, const 
   const auto dtype = attention_dtype(tensor->info->dtype);
   require(dtype.has_value(), *tensor, "scales are F32, BF16 or F16", "Convert it to F32.");
   require(tensor->info->shape == shape, *tensor, fmt::format("{}: {}", described(matrix), wanted),
-          "Give the scales that the checkpoint has beside the matrix.");
+          "Give the scales that the checkpoint has for the matrix.");
   BlockScales found{*tensor, shape[1], {}};
   std::vector<std::byte> bytes(static_cast<std::size_t>(tensor->info->bytes()));
   tensor->shard->read(*tensor->info, 0, bytes);

@@ -16,7 +16,7 @@ constexpr std::size_t kLongestNumber = 512;  // characters; the parser buffers a
 }  // namespace
 
 void TextSource::refuse(std::string_view why) const {
-  fail(ErrorCode::kFile, fmt::format("{} is no valid {}", path, kind), why, suggestion);
+  fail(ErrorCode::kFile, fmt::format("{} is not a valid {}", path, kind), why, suggestion);
 }
 
 void JsonScan::feed(std::string_view piece) {

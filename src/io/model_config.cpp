@@ -22,7 +22,7 @@ constexpr JsonLimits kLimits{16, std::size_t{1} << 16, std::size_t{1} << 16};
 constexpr std::int64_t kUnsaidLayers = 128;
 
 TextSource config_source(std::string name) {
-  return {std::move(name), "model config", "Give the config.json that lies beside a model's weights."};
+  return {std::move(name), "model config", "Give the config.json in the folder of the model's weights."};
 }
 
 // Kinds of layers that can't be computed.

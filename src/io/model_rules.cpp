@@ -66,7 +66,7 @@ std::int64_t nas_kv_heads(const ModelKeys& keys, std::int64_t heads, std::int64_
   const double share = group != nullptr && group->is_number() ? group->number : 0.0;
   if (!(share >= 1.0) || std::fmod(static_cast<double>(heads), share) != 0.0) {
     keys.refuse("block_configs",
-                fmt::format("n_heads_in_group of layer {} is no number that divides {} heads", layer, heads));
+                fmt::format("n_heads_in_group of layer {} is not a number that divides {} heads", layer, heads));
   }
   return static_cast<std::int64_t>(static_cast<double>(heads) / share);
 }

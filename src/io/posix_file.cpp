@@ -46,7 +46,7 @@ FileDescriptor open_regular(const std::string& path) {
   if (::fstat(file.get(), &status) != 0) fail_file(fmt::format("can't examine {}", path), errno, kReadAdvice);
   if (!S_ISREG(status.st_mode)) {
     fail(ErrorCode::kFile, fmt::format("can't read {}", path),
-         S_ISDIR(status.st_mode) ? "it is a directory" : "it is no regular file", "Give a safetensors file.");
+         S_ISDIR(status.st_mode) ? "it is a directory" : "it is not a regular file", "Give a safetensors file.");
   }
   return file;
 }

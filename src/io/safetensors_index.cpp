@@ -68,8 +68,8 @@ class IndexEvents final : public JsonEvents {
     check_value("a string", depth_ == 2 && in_map_);
     if (!in_map_ || depth_ != 2) return;
     if (!stays_inside(value)) {
-      source_.refuse(fmt::format("tensor {} lies in {}, which is no file inside the index's folder", in_quotes(tensor_),
-                                 in_quotes(value)));
+      source_.refuse(fmt::format("tensor {} is in {}, which is not a file inside the index's folder",
+                                 in_quotes(tensor_), in_quotes(value)));
     }
     if (files_.insert(value).second && files_.size() > kMaxFiles) {
       source_.refuse(fmt::format("its tensors lie in more than {} files", kMaxFiles));

@@ -104,7 +104,7 @@ SafetensorsPlan plan_safetensors(std::vector<OutputTensor> tensors, const FileMe
 void check_output_path(const std::string& path, bool force) {
   const std::string problem = fmt::format("can't write {}", path.empty() ? "the output" : path);
   if (path.empty() || path.find('\0') != std::string::npos) {
-    fail(ErrorCode::kFile, problem, "it is no path", "Name a file.");
+    fail(ErrorCode::kFile, problem, "it is not a path", "Name a file.");
   }
   const std::string folder = folder_of(path);
   struct stat status;
@@ -114,7 +114,7 @@ void check_output_path(const std::string& path, bool force) {
          "Create the folder first.");
   }
   if (!S_ISDIR(status.st_mode)) {
-    fail(ErrorCode::kFile, problem, fmt::format("{} is no folder", folder), "Choose a folder.");
+    fail(ErrorCode::kFile, problem, fmt::format("{} is not a folder", folder), "Choose a folder.");
   }
   if (::faccessat(AT_FDCWD, folder.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
     fail(ErrorCode::kFile, problem,
@@ -128,7 +128,7 @@ void check_output_path(const std::string& path, bool force) {
   }
   if (S_ISDIR(status.st_mode)) fail(ErrorCode::kFile, problem, "it is a directory", "Name a file in it.");
   if (!S_ISREG(status.st_mode)) {
-    fail(ErrorCode::kFile, problem, S_ISLNK(status.st_mode) ? "it is a link" : "it exists and is no regular file",
+    fail(ErrorCode::kFile, problem, S_ISLNK(status.st_mode) ? "it is a link" : "it exists and is not a regular file",
          "Name the file itself.");
   }
   if (!force) fail_exists(path);

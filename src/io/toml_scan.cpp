@@ -21,7 +21,7 @@ class TomlScan {
 
   // Consumes the text at `at_`: a string, or one byte outside of strings. Returns why it is refused, or an empty text.
   std::string_view step() {
-    if (ends_lines_otherwise()) return "it holds a control character or a line separator that is no newline";
+    if (ends_lines_otherwise()) return "it holds a control character or a line separator that is not a newline";
     const char c = text_[at_];
     if (c == '\n') in_comment_ = false;
     if (in_comment_) {
