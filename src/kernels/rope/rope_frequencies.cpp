@@ -85,7 +85,7 @@ void check_parameters(const RopeParameters& p) {
   const auto need = [&](std::string_view name, bool given) {
     if (given) return;
     refuse_rope(fmt::format("{} is missing", name), fmt::format("RoPE of type {} needs it", type),
-                "Give it, as the model's rope_parameters have it.");
+                "Give the value in the model's rope_parameters.");
   };
   const bool by_length = p.type == RopeType::kDynamic || p.type == RopeType::kLongrope;
   if (by_length && !p.length) {

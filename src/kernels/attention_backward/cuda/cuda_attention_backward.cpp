@@ -268,7 +268,7 @@ void CudaAttentionBackward::enqueue(const BackwardTask& task, const AttentionSpe
                                     const Progress& progress, const Launch& launch) {
   if (reinterpret_cast<std::uintptr_t>(task.state) % kAlignment != 0) {
     fail(ErrorCode::kInternal, "a backward task's state is not aligned",
-         fmt::format("it must lie at a multiple of {} bytes", kAlignment));
+         fmt::format("its address must be a multiple of {} bytes", kAlignment));
   }
   const std::span<std::byte> memory = ring_.next(progress);
   const BackwardTableLayout layout = builder_.build(spec, task, shape, finish, {sources_, stats_, common.bulk}, memory);
