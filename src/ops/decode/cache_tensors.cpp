@@ -230,8 +230,8 @@ void refuse_block_mask(const SafetensorsFile& file, const InputNames& names) {
   for (const auto& [name, role] : {std::pair{&names.cu_seqlens_k, "cu_seqlens_k"}, {&names.q_offset, "q_offset"}}) {
     const auto list = find_optional(file, *name, role);
     if (!list) continue;
-    fail(ErrorCode::kFile, fmt::format("{} stands beside a paged cache", list->text()),
-         "lengths_k says how many keys a sequence has, and its queries stand at their end", "Leave it out.");
+    fail(ErrorCode::kFile, fmt::format("{} is given with a paged cache", list->text()),
+         "lengths_k says how many keys a sequence has, and its queries are the last of them", "Leave it out.");
   }
 }
 
@@ -276,7 +276,7 @@ InputTensors find_pages(const SafetensorsFile& file, const InputNames& given, st
   Pool v(file, "v", names.v_pages.value_or("v_pages"));
   if (!q && !k.format.is_plain()) {
     fail(ErrorCode::kFile, fmt::format("{} holds a compressed cache", file.path()),
-         "without q nothing says of what type its elements are", "Give a file with k_pages and v_pages.");
+         "without q the type of its elements is unknown", "Give a file with k_pages and v_pages.");
   }
   input.dtype = row_dtype(q ? input.q : k.first);
   const AxisOrder pages = page_order ? *page_order : find_page_order(file, k.first, input.q_grid.heads);

@@ -190,7 +190,7 @@ void GatedDelta::Impl::check(const GatedDeltaInputs& inputs, const GatedDeltaOut
   check_given("GatedDelta", "final_states", outputs.final_states, job.final_states && !owned.ending.empty());
   if (inputs.slots == nullptr || (job.update && inputs.initial_states == outputs.final_states)) return;
   fail(ErrorCode::kUsage, "slots are given",
-       job.update ? "initial_states and final_states differ" : "the job is no update",
+       job.update ? "initial_states and final_states differ" : "the job is not an update",
        "Slots are those of an update in place.");
 }
 

@@ -31,7 +31,7 @@ constexpr Member kMembers[] = {{"version", &Golden::version},   {"git", &Golden:
                                {"target", &Golden::target},     {"job", &Golden::job}};
 
 [[noreturn]] void refuse(const std::string& path, std::string_view why) {
-  fail(ErrorCode::kFile, fmt::format("{} is no golden file", path), why, how_to_make_one());
+  fail(ErrorCode::kFile, fmt::format("{} is not a golden file", path), why, how_to_make_one());
 }
 
 bool is_digest(std::string_view text) {

@@ -131,7 +131,7 @@ void LayerWeights::check_groups(std::int64_t groups) const {
   const bool whole = groups > 0 && in_features_ % groups == 0;
   require(false, scales,
           whole ? fmt::format("it has groups of {} of {} features", in_features_ / groups, in_features_)
-                : fmt::format("{} features are no multiple of {}", in_features_, groups),
+                : fmt::format("{} features are not a multiple of {}", in_features_, groups),
           fmt::format("Groups of {} are read; quantize the layer with these.", kInt4Group));
 }
 

@@ -80,7 +80,7 @@ void check_backward_job(const LinearJob& job, int ranks) {
     const FeatureRange columns = linear_columns(job, ranks, rank), summed = linear_features(dx, ranks, rank);
     if (summed == FeatureRange{matrices * columns.begin, matrices * columns.end}) continue;
     refuse_gradient(fmt::format("gradients of {} columns in {} parts", spec.out_features, ranks),
-                    fmt::format("rank {} has columns {} to {}, which are no whole leaves of the {} that dx sums", rank,
+                    fmt::format("rank {} has columns {} to {}, which are not whole leaves of the {} that dx sums", rank,
                                 columns.begin, columns.end, dx.spec.in_features),
                     "Use a number of columns that 128 divides.");
   }

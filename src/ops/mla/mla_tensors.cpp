@@ -269,7 +269,7 @@ void check_fit(const SafetensorsFile& file, const InputNames& names, const Input
     // The dim is that of the latent, which leaves no dims for w_uv after head_dim, so such queries are in the latent
     // space.
     require(rows / heads > nope || nope != latents.latent_dim, latents.w_uk,
-            fmt::format("{} is in the latent, and then nothing says how many of the {} rows of a head are w_uk's",
+            fmt::format("{} is in the latent, so it is unknown how many of the {} rows of a head belong to w_uk",
                         described(input.q), rows / heads),
             "Give w_uk and w_uv instead, or queries that have not been multiplied by w_uk.");
     require(rows / heads > nope, latents.w_uk, queries, kMatrices);

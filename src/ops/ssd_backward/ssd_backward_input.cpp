@@ -24,7 +24,7 @@ TensorSource gradient(const TensorFile& opened, std::string_view name, FileDtype
   const std::string in_file = name_in(opened.request.names, name);
   if (!opened.file.contains(in_file)) {
     fail(ErrorCode::kFile, fmt::format("{} has no tensor {}", opened.request.path, in_file),
-         "gradients of SSD are computed from dy, and from dfinal_states where it is named",
+         "gradients of SSD are computed from dy, and from dfinal_states if it is named",
          "Give dy with the shape of x.");
   }
   TensorSource tensor = opened.file.tensor(in_file);

@@ -231,7 +231,7 @@ void Ssm::Impl::check(const SsmInputs& inputs, const SsmOutputs& outputs) const 
   }
   refuse("slots are given",
          job.update && !job.convolution ? "initial_states and final_states differ"
-                                        : "the job is no update without a convolution",
+                                        : "the job is not an update, or has a convolution",
          "Slots are those of an update in place, without a convolution.");
 }
 

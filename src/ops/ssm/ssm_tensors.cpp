@@ -29,7 +29,7 @@ constexpr std::string_view kRows =
 constexpr std::string_view kChannelRows =
     "u and delta are [tokens, channels], B and C [tokens, state_dim], each after an axis for the batch where u has "
     "one.";
-constexpr std::string_view kConvolvedRows = "x is [tokens, channels], after an axis for the batch where it has one.";
+constexpr std::string_view kConvolvedRows = "x is [tokens, channels], with a batch axis in front if there is one.";
 constexpr std::string_view kLinearRows =
     "q and k are [tokens, heads, dim], v is [tokens, heads, dim_v], log_decay [heads], [tokens, heads] or [tokens, "
     "heads, "
